@@ -1,0 +1,52 @@
+//! What uncontended cycles cause, counted: requests at the server, wake-ups of the renewer.
+
+use std::time::{Duration, Instant};
+
+use super::meter::Switches;
+use super::server::Server;
+
+/// The counts are exact, and so a matter of right or wrong, as times never are.
+pub(crate) struct Counts {
+    cycles: u32,
+    took: Duration,
+    scripts: u64,
+    pings: u64,
+    /// `None` where threads cannot be seen.
+    renewer_switches: Option<u64>,
+}
+
+impl Counts {
+    /// Counts what `cycle`, which locks and unlocks once at `server`, causes in so many `cycles`.
+    pub(crate) fn of(cycles: u32, server: &Server, mut cycle: impl FnMut()) -> Self {
+        cycle(); // Connects, starts the renewer, and may have to send the scripts.
+        let seen = || (server.evals(), server.calls("ping"));
+        let (requests, switches) = (seen(), Switches::of("leasehold-renew"));
+        let started = Instant::now();
+        for _ in 0..cycles {
+            cycle();
+        }
+        let took = started.elapsed();
+        let renewer_switches = Switches::of("leasehold-renew").since(&switches);
+        let (evals, pings) = seen();
+        let (scripts, pings) = (evals - requests.0, pings - requests.1);
+        Self { cycles, took, scripts, pings, renewer_switches }
+    }
+
+    /// Two scripts per cycle, and nothing to see whether the connection still lives.
+    pub(crate) fn are_right(&self) -> bool {
+        self.scripts == 2 * u64::from(self.cycles) && self.pings == 0
+    }
+
+    pub(crate) fn print(&self) {
+        let Self { cycles, took, scripts, pings, renewer_switches } = self;
+        println!("\n{cycles} uncontended cycles in {took:.1?}");
+        println!("{:<32} {scripts:>9}   must be 2 per cycle", "scripts run");
+        println!("{:<32} {pings:>9}   must be 0", "PINGs");
+        if let Some(switches) = renewer_switches {
+            println!("{:<32} {switches:>9}", "context switches of the renewer");
+        }
+        if !self.are_right() {
+            println!("WRONG: the server saw requests that should not be there, or missed some");
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! What a stretch of work took: wall time, CPU time, wake-ups of a thread.
+//!
+//! CPU time is the whole process's, so that work moved to a background thread still counts.
+
+use std::collections::BTreeMap;
+use std::fs::{self, DirEntry};
+use std::io;
+use std::ops::Add;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use rustix::time::{ClockId, clock_gettime};
+
+/// Linux reports times in /proc in hundredths of a second, whatever the kernel's own tick is.
+const PROC_TICK: Duration = Duration::from_millis(10);
+
+/// What some work took.
+#[derive(Clone, Copy)]
+pub(crate) struct Spent {
+    pub(crate) wall: Duration,
+    /// In user code and in the kernel on its behalf. A spinning reader spends most of it in the
+    /// kernel.
+    pub(crate) cpu: Duration,
+    /// The part in user code; zero where there is no /proc. Coarse: add up many.
+    pub(crate) user: Duration,
+}
+
+impl Spent {
+    pub(crate) fn by(work: impl FnOnce()) -> Self {
+        let (user, cpu, wall) = (user_time(), cpu_time(), Instant::now());
+        work();
+        Self {
+            wall: wall.elapsed(),
+            cpu: cpu_time().saturating_sub(cpu),
+            user: user_time().saturating_sub(user),
+        }
+    }
+}
+
+/// How often the threads of one name have given up or lost their core so far, by thread.
+pub(crate) struct Switches(BTreeMap<PathBuf, u64>);
+
+impl Switches {
+    pub(crate) fn of(thread: &str) -> Self {
+        let switches = |task: io::Result<DirEntry>| {
+            let task = task.ok()?.path();
+            let name = fs::read_to_string(task.join("comm")).ok()?;
+            let status = fs::read_to_string(task.join("status")).ok()?;
+            (name.trim_end() == thread).then(|| (task, switches_in(&status)))
+        };
+        let tasks = fs::read_dir("/proc/self/task").into_iter().flatten();
+        Self(tasks.filter_map(switches).collect())
+    }
+
+    /// Adds up over the threads that were there both times; `None` if there were none, or no
+    /// /proc.
+    pub(crate) fn since(&self, before: &Self) -> Option<u64> {
+        let now = self.0.iter();
+        now.filter_map(|(task, now)| Some(now - before.0.get(task)?)).reduce(Add::add)
+    }
+}
+
+fn switches_in(status: &str) -> u64 {
+    let counters = status.lines().filter(|line| line.contains("ctxt_switches:"));
+    counters.filter_map(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok()).sum()
+}
+
+fn cpu_time() -> Duration {
+    let now = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::try_from(now).expect("a CPU clock is not negative")
+}
+
+fn user_time() -> Duration {
+    let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    // The program's name, in parentheses, may hold spaces; what follows begins with field 3.
+    let fields = stat.rsplit(')').next().unwrap_or_default();
+    let ticks = fields.split_whitespace().nth(14 - 3).and_then(|ticks| ticks.parse().ok());
+    PROC_TICK * ticks.unwrap_or(0)
+}

@@ -1,0 +1,59 @@
+//! "Raw": what a good hand-written lock costs. One bare blocking connection, two scripts in
+//! sequence, and nothing around them.
+
+use redis::io::tcp::TcpSettings;
+use redis::{Connection, FromRedisValue, IntoConnectionInfo};
+
+const LOCK: &str = "raw:{lock}";
+const FENCE: &str = "raw:fence:{lock}";
+const OWNER: &str = "0123456789abcdef0123456789abcdef:1";
+const LEASE_MS: u32 = 30_000;
+const FENCE_TTL_MS: u32 = 86_400_000;
+
+/// A connection with both scripts loaded.
+pub(crate) struct Raw {
+    connection: Connection,
+    acquire: String,
+    release: String,
+}
+
+impl Raw {
+    pub(crate) fn connect(url: &str) -> Self {
+        // Nagle's algorithm, which the redis crate leaves on, would slow the rival down.
+        let info = url
+            .into_connection_info()
+            .expect("a valid URL")
+            .set_tcp_settings(TcpSettings::default().set_nodelay(true));
+        let client = redis::Client::open(info).expect("a valid URL");
+        let mut connection = client.get_connection().expect("the server answers");
+        let acquire = load(&mut connection, include_str!("raw_acquire.lua"));
+        let release = load(&mut connection, include_str!("raw_release.lua"));
+        Self { connection, acquire, release }
+    }
+
+    pub(crate) fn lock_and_unlock(&mut self) {
+        let acquire = redis::cmd("EVALSHA")
+            .arg(&self.acquire)
+            .arg(2)
+            .arg(LOCK)
+            .arg(FENCE)
+            .arg(OWNER)
+            .arg(LEASE_MS)
+            .arg(FENCE_TTL_MS)
+            .take();
+        let token: u64 = self.query(&acquire);
+        assert!(token > 0, "nobody else uses the raw lock");
+
+        let release = redis::cmd("EVALSHA").arg(&self.release).arg(1).arg(LOCK).arg(OWNER).take();
+        let freed: bool = self.query(&release);
+        assert!(freed, "the raw lock does not expire in a cycle");
+    }
+
+    fn query<T: FromRedisValue>(&mut self, command: &redis::Cmd) -> T {
+        command.query(&mut self.connection).expect("the server runs the script")
+    }
+}
+
+fn load(connection: &mut Connection, script: &str) -> String {
+    redis::cmd("SCRIPT").arg("LOAD").arg(script).query(connection).expect("the script compiles")
+}

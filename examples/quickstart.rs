@@ -1,0 +1,99 @@
+//! The lock on one page: take it, nest it, see who has it, hand it over.
+//!
+//! `cargo run --example quickstart [URL]` uses the Redis at `URL` or `REDIS_URL`, else a private
+//! one found on PATH, else a lock in memory: it runs on a machine with nothing installed.
+
+use std::env;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use leasehold::{Client, Error};
+
+use self::support::Redis;
+
+mod support;
+
+const NAME: &str = "example:stock:42";
+
+fn main() -> Result<(), Error> {
+    let redis = Redis::find(env::args().nth(1));
+    let client = open(redis.as_ref())?;
+    hold_and_nest(&client)?;
+    hand_over(&client)
+}
+
+fn open(redis: Option<&Redis>) -> Result<Client, Error> {
+    if let Some(redis) = redis {
+        println!("using {redis}");
+        Client::open(&redis.url())
+    } else {
+        println!("no Redis named and none on PATH: using memory, for this process only");
+        Ok(Client::in_memory())
+    }
+}
+
+fn hold_and_nest(client: &Client) -> Result<(), Error> {
+    println!("\n-- one thread holds the lock, and nests it");
+    let outer = client.lock(NAME)?;
+    println!("locked {}: fence {}", outer.name(), outer.fence());
+    println!("the lease has {:.1?} left", outer.remaining());
+
+    let inner = client.lock(NAME)?;
+    println!("locked again: depth {}, fence {}", inner.depth(), inner.fence());
+    show_holder(client)?;
+    try_from_another_thread(client)?;
+
+    drop(inner);
+    println!("inner guard dropped, still held: {}", outer.is_held());
+    outer.unlock()?;
+    println!("outer guard unlocked");
+    show_holder(client)?;
+    try_from_another_thread(client)
+}
+
+fn show_holder(client: &Client) -> Result<(), Error> {
+    match client.mutex(NAME).holder()? {
+        Some(holder) => println!("holder: {} at depth {}", holder.owner, holder.depth),
+        None => println!("holder: nobody"),
+    }
+    Ok(())
+}
+
+/// Another thread, another process or another machine: all see the same.
+fn try_from_another_thread(client: &Client) -> Result<(), Error> {
+    in_another_thread(|| {
+        match client.try_lock(NAME)? {
+            Some(guard) => {
+                println!("another thread's try_lock: Some, with fence {}", guard.fence())
+            }
+            None => println!("another thread's try_lock: None"),
+        }
+        Ok(())
+    })
+}
+
+fn hand_over(client: &Client) -> Result<(), Error> {
+    println!("\n-- a second thread waits until the first lets go");
+    let guard = client.lock(NAME)?;
+    println!("first: locked, fence {}", guard.fence());
+
+    thread::scope(|scope| {
+        let second = scope.spawn(|| wait_for_lock(client));
+        thread::sleep(Duration::from_millis(300));
+        println!("first: unlocks");
+        guard.unlock()?;
+        second.join().expect("the waiting thread does not panic")
+    })
+}
+
+fn wait_for_lock(client: &Client) -> Result<(), Error> {
+    println!("second: waits");
+    let started = Instant::now();
+    let guard = client.lock(NAME)?;
+    println!("second: locked after {:.1?}, fence {}", started.elapsed(), guard.fence());
+    guard.unlock()
+}
+
+fn in_another_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    thread::scope(|scope| scope.spawn(work).join().expect("the thread does not panic"))
+}

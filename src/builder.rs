@@ -1,0 +1,223 @@
+//! Settings of a client, and how it is opened.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use scheduled_thread_pool::ScheduledThreadPool;
+
+use crate::client::Client;
+use crate::config::{Config, Durability};
+use crate::error::{Error, Result};
+use crate::event::{Callback, Event, Events};
+use crate::hold::engine::Engine;
+use crate::hold::patience::{Bound, Patience};
+use crate::store::Store;
+use crate::store::endpoint::Endpoint;
+use crate::store::memory::Memory;
+use crate::store::server::{Server, pool_threads};
+use crate::store::single::Single;
+
+/// Configures a [`Client`]. All settings are optional and are checked when it is opened.
+///
+/// ```
+/// use leasehold::{Client, Event};
+/// use std::time::Duration;
+///
+/// let client = Client::builder()
+///     .lease(Duration::from_secs(10))
+///     .wait(Duration::from_secs(60))
+///     .prefix("shop:")
+///     .on_event(|event| {
+///         if let Event::Lost { name, fence } = event {
+///             eprintln!("lost {name} (fence {fence})");
+///         }
+///     })
+///     .in_memory()?; // or .open("redis://127.0.0.1/")?
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+#[derive(Clone, Debug, Default)]
+#[must_use = "a builder does nothing until it is opened"]
+pub struct Builder {
+    config: Config,
+    on_event: Option<Callback>,
+}
+
+impl Builder {
+    /// Sets the lease: how long a lock lasts after the last renewal. A holder that dies blocks
+    /// others no longer than this; one that cannot reach the server loses the lock after it.
+    ///
+    /// From 10 ms to 365 days. Defaults to 30 s.
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.config.terms.lease = lease;
+        self
+    }
+
+    /// Sets how long [`Client::lock`] waits for a lock that somebody else holds before it returns
+    /// [`Error::Timeout`].
+    ///
+    /// Defaults to no limit.
+    pub fn wait(mut self, time: Duration) -> Self {
+        self.config.terms.wait = Some(time);
+        self
+    }
+
+    /// Sets whether leases are renewed in the background, each when a third of it is over. Without
+    /// renewal a guard is lost when its lease ends.
+    ///
+    /// Defaults to `true`.
+    pub fn renew(mut self, renew: bool) -> Self {
+        self.config.terms.renew = renew;
+        self
+    }
+
+    /// Sets the longest time a lock can be held: renewal stops so that its last lease ends then,
+    /// here and in Redis. A bound on the harm of a thread that hangs.
+    ///
+    /// At least 10 ms. Defaults to no limit.
+    pub fn max_hold(mut self, age: Duration) -> Self {
+        self.config.terms.max_hold = Some(age);
+        self
+    }
+
+    /// Sets how many connections the calls of all threads share. A connection is opened when it is
+    /// first needed, and used only for the time of a request, never while a thread waits for a
+    /// lock. The renewer has one of its own besides.
+    ///
+    /// From 1 to 10 000. Defaults to 8.
+    pub fn pool_size(mut self, connections: u32) -> Self {
+        self.config.pool_size = connections;
+        self
+    }
+
+    /// Sets how long opening a connection may take, from looking up the host's name to the end of
+    /// the login.
+    ///
+    /// Defaults to 1 s.
+    pub fn connect_timeout(mut self, timeout: Duration) -> Self {
+        self.config.connect_timeout = timeout;
+        self
+    }
+
+    /// Sets how long one request may take, from waiting for a connection to the last byte of the
+    /// reply.
+    ///
+    /// At most a third of the lease. Defaults to 1 s, or a third of the lease where that is less.
+    pub fn io_timeout(mut self, timeout: Duration) -> Self {
+        self.config.io_timeout = Some(timeout);
+        self
+    }
+
+    /// Sets for how long calls without a deadline of their own put up with troubles of the server
+    /// that pass by themselves, such as a restart, a failover or a long script.
+    ///
+    /// Defaults to 10 s.
+    pub fn retry_window(mut self, time: Duration) -> Self {
+        self.config.retry_window = time;
+        self
+    }
+
+    /// Sets the shortest and the longest pause between two tries for a lock that is held. Pauses
+    /// grow at random between the two ("decorrelated jitter"), and end with the holder's lease.
+    ///
+    /// Defaults to 5 ms and 500 ms.
+    pub fn backoff(mut self, min: Duration, max: Duration) -> Self {
+        self.config.backoff = (min, max);
+        self
+    }
+
+    /// Sets what is put before every lock's name to make its key. The prefix belongs to the name:
+    /// prefix `a` with name `bc` is the same lock as prefix `ab` with name `c`.
+    ///
+    /// Defaults to nothing.
+    pub fn prefix(mut self, prefix: &str) -> Self {
+        self.config.prefix = prefix.into();
+        self
+    }
+
+    /// Sets what the client's [id](Client::id) begins with, so that people who look into Redis
+    /// see who holds a lock: the host's name, say.
+    ///
+    /// At most 256 bytes. Defaults to nothing.
+    pub fn label(mut self, label: &str) -> Self {
+        self.config.label = label.into();
+        self
+    }
+
+    /// Sets what is called for every [`Event`], in order, on a thread of its own: it may block or
+    /// panic without harm to locks. Up to 4096 events wait for it; more are dropped and logged.
+    ///
+    /// Defaults to nothing, and no such thread. The same events go to the `log` crate.
+    pub fn on_event(mut self, callback: impl Fn(&Event) + Send + Sync + 'static) -> Self {
+        self.on_event = Some(Callback::new(callback));
+        self
+    }
+
+    /// Sets what a lock must have survived before the call that took it returns.
+    ///
+    /// Defaults to [`Durability::Memory`].
+    pub fn durability(mut self, durability: Durability) -> Self {
+        self.config.durability = durability;
+        self
+    }
+
+    /// Sets for how long a thread may keep a core busy while it waits for a reply, before it
+    /// sleeps. Being woken costs more time than a near server needs to answer.
+    ///
+    /// A server that usually takes longer is not waited for in this way, nor do so many threads do
+    /// it at once that no core is left. Zero: never. Defaults to 50 µs.
+    pub fn spin(mut self, time: Duration) -> Self {
+        self.config.spin = time;
+        self
+    }
+
+    /// Opens a client of one Redis server, and makes sure that it answers.
+    ///
+    /// The URL is `redis://[user][:password@]host[:port][/database]` or
+    /// `unix:///path[?db=&user=&pass=]`; either may have `client_name=` in its query, for
+    /// `CLIENT SETNAME`. Redis 6.2 or newer, or Valkey.
+    ///
+    /// # Errors
+    ///
+    /// - [`InvalidInput`](Error::InvalidInput): a setting or the URL makes no sense.
+    /// - [`Unavailable`](Error::Unavailable): no answer in two tries of
+    ///   [`connect_timeout`](Builder::connect_timeout).
+    /// - [`Redis`](Error::Redis): the server refused the login.
+    pub fn open(self, url: &str) -> Result<Client> {
+        self.config.check()?;
+        let endpoint = Endpoint::parse(url)?;
+        let threads = pool_threads();
+        let server = Server::new(endpoint, &self.config, threads.clone())
+            .map_err(|failure| failure.into_error("open", ""))?;
+        let mut patience = Patience::new(Bound::Brief, &self.config, Duration::MAX);
+        while let Err(failure) = server.ping(Instant::now() + self.config.connect_timeout) {
+            let Some(pause) = patience.after(&failure) else {
+                return Err(failure.into_error("open a client", ""));
+            };
+            std::thread::sleep(pause);
+        }
+        let store = Single::new(server, &self.config);
+        self.start(Box::new(store), Some(threads))
+    }
+
+    /// Makes a client whose locks exist in this process only. See [`Client::in_memory`].
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidInput`](Error::InvalidInput): a setting makes no sense.
+    pub fn in_memory(self) -> Result<Client> {
+        self.config.check()?;
+        self.start(Box::new(Memory::default()), None)
+    }
+
+    fn start(
+        self,
+        store: Box<dyn Store>,
+        threads: Option<Arc<ScheduledThreadPool>>,
+    ) -> Result<Client> {
+        let events = match self.on_event {
+            None => Events::none(),
+            Some(callback) => Events::deliver_to(callback).map_err(Error::no_thread)?,
+        };
+        Ok(Client::new(Engine::start(self.config, store, threads, events)?))
+    }
+}

@@ -1,0 +1,202 @@
+//! Settings, and the check that they make sense before anything is sent.
+
+use std::time::Duration;
+
+use crate::error::{Error, Result};
+
+const LEASE_MIN: Duration = Duration::from_millis(10);
+const LEASE_MAX: Duration = Duration::from_secs(24 * 365 * 60 * 60);
+const IO_TIMEOUT_DEFAULT: Duration = Duration::from_secs(1);
+const NAME_MAX: usize = 64 * 1024;
+const LABEL_MAX: usize = 256;
+const POOL_MAX: u32 = 10_000;
+
+/// The start of the keys and channels that leasehold makes for itself.
+pub(crate) const RESERVED: &str = "leasehold:";
+
+/// What a lock must have survived before the call that took it returns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Durability {
+    /// The server has the lock in memory. A restart without persistence or a failover to a replica
+    /// that lags may forget it; fencing tokens keep resources safe even then.
+    #[default]
+    Memory,
+}
+
+/// The settings of a client.
+#[derive(Clone, Debug)]
+pub(crate) struct Config {
+    pub(crate) terms: Terms,
+    pub(crate) pool_size: u32,
+    pub(crate) connect_timeout: Duration,
+    /// `None`: one second, or a third of the lease where that is less.
+    pub(crate) io_timeout: Option<Duration>,
+    pub(crate) retry_window: Duration,
+    pub(crate) backoff: (Duration, Duration),
+    pub(crate) prefix: String,
+    pub(crate) label: String,
+    pub(crate) durability: Durability,
+    pub(crate) spin: Duration,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            terms: Terms::default(),
+            pool_size: 8,
+            connect_timeout: Duration::from_secs(1),
+            io_timeout: None,
+            retry_window: Duration::from_secs(10),
+            backoff: (Duration::from_millis(5), Duration::from_millis(500)),
+            prefix: String::new(),
+            label: String::new(),
+            durability: Durability::Memory,
+            spin: Duration::from_micros(50),
+        }
+    }
+}
+
+impl Config {
+    /// Refuses what no client can work with.
+    pub(crate) fn check(&self) -> Result<()> {
+        self.terms.check(self)?;
+        if !(1..=POOL_MAX).contains(&self.pool_size) {
+            return Err(Error::invalid("pool_size", format_args!("must be 1 to {POOL_MAX}")));
+        }
+        for (argument, value) in [
+            ("connect_timeout", self.connect_timeout),
+            ("retry_window", self.retry_window),
+            ("backoff min", self.backoff.0),
+        ] {
+            if value.is_zero() {
+                return Err(Error::invalid(argument, "must be longer than zero"));
+            }
+        }
+        if self.backoff.0 > self.backoff.1 {
+            return Err(Error::invalid("backoff", "min must not be longer than max"));
+        }
+        if self.prefix.len() > NAME_MAX || self.prefix.starts_with(RESERVED) {
+            return Err(Error::invalid(
+                "prefix",
+                format_args!("must be at most {NAME_MAX} bytes and not begin with {RESERVED:?}"),
+            ));
+        }
+        if self.label.len() > LABEL_MAX {
+            return Err(Error::invalid("label", format_args!("must be at most {LABEL_MAX} bytes")));
+        }
+        Ok(())
+    }
+
+    /// How long one request about a lock with such a lease may take, connecting included.
+    pub(crate) fn io_timeout(&self, lease: Duration) -> Duration {
+        self.io_timeout.unwrap_or(IO_TIMEOUT_DEFAULT).min(lease / 3)
+    }
+
+    /// Refuses a name that cannot be a lock's.
+    ///
+    /// The lock's key and those made from its name must share a hash slot. Redis hashes what is
+    /// between the first `{` and the first `}` after it, or the whole key if that is empty or not
+    /// there; a name of the second kind is put into braces of its own, which works only if it has
+    /// no `}` (see `store::keys`).
+    pub(crate) fn check_name(&self, name: &str) -> Result<()> {
+        if name.is_empty() || name.len() > NAME_MAX {
+            return Err(Error::invalid("name", format_args!("must be 1 to {NAME_MAX} bytes")));
+        }
+        let reserved = if self.prefix.is_empty() {
+            name.starts_with(RESERVED)
+        } else {
+            let start = self.prefix.bytes().chain(name.bytes()).take(RESERVED.len());
+            start.eq(RESERVED.bytes())
+        };
+        if reserved {
+            return Err(Error::invalid(
+                "name",
+                format_args!("must not begin with {RESERVED:?}, prefix included"),
+            ));
+        }
+        let braces = name.contains(['{', '}']) || self.prefix.contains(['{', '}']);
+        if braces && !slot_is_safe(&format!("{}{name}", self.prefix)) {
+            return Err(Error::invalid(
+                "name",
+                "must not contain `}`, prefix included, unless it has a hash tag such as `{tag}`",
+            ));
+        }
+        Ok(())
+    }
+}
+
+fn slot_is_safe(key: &str) -> bool {
+    has_hash_tag(key) || !key.contains('}')
+}
+
+/// Tells whether Redis hashes only a part of the key, in braces, to find its slot.
+pub(crate) fn has_hash_tag(key: &str) -> bool {
+    key.split_once('{').and_then(|(_, rest)| rest.find('}')).is_some_and(|length| length > 0)
+}
+
+/// The conditions of one lock: the client's, or those of one `Mutex`.
+#[derive(Clone, Debug)]
+pub(crate) struct Terms {
+    pub(crate) lease: Duration,
+    /// How long `lock` waits; `None` is without limit.
+    pub(crate) wait: Option<Duration>,
+    pub(crate) renew: bool,
+    /// The longest age of a hold; `None` is without limit.
+    pub(crate) max_hold: Option<Duration>,
+}
+
+impl Default for Terms {
+    fn default() -> Self {
+        Self { lease: Duration::from_secs(30), wait: None, renew: true, max_hold: None }
+    }
+}
+
+impl Terms {
+    pub(crate) fn check(&self, config: &Config) -> Result<()> {
+        if !(LEASE_MIN..=LEASE_MAX).contains(&self.lease) {
+            return Err(Error::invalid("lease", "must be 10 ms to 365 days"));
+        }
+        if self.max_hold.is_some_and(|hold| hold < LEASE_MIN) {
+            return Err(Error::invalid("max_hold", "must be at least 10 ms"));
+        }
+        if config.io_timeout.is_some_and(|io| io.is_zero() || io > self.lease / 3) {
+            return Err(Error::invalid(
+                "io_timeout",
+                "must be longer than zero and at most a third of the lease",
+            ));
+        }
+        Ok(())
+    }
+
+    /// The length of the first lease: a hold that may not last a whole lease gets less.
+    pub(crate) fn span(&self) -> Duration {
+        self.max_hold.map_or(self.lease, |hold| hold.min(self.lease))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_would_break_the_slot_rule_are_refused() {
+        let config = Config::default();
+        for good in ["a", "{a}", "x{a}b}", "a{b", "a{b}{}", "{{a}", " ", "🐉"] {
+            config.check_name(good).unwrap_or_else(|error| panic!("{good:?}: {error}"));
+        }
+        for bad in ["", "a}", "}", "{}", "{}{a}", "}{", "a{}b", "leasehold:x"] {
+            assert!(config.check_name(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_name_is_judged_with_its_prefix() {
+        let with = |prefix: &str| Config { prefix: prefix.into(), ..Config::default() };
+        assert!(with("lease").check_name("hold:x").is_err());
+        assert!(with("leasehold").check_name("x").is_ok());
+        assert!(with("{shop}").check_name("a}").is_ok());
+        assert!(with("}").check_name("a").is_err());
+        assert!(with("p").check_name("leasehold:x").is_ok());
+    }
+}

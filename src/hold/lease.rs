@@ -1,0 +1,238 @@
+//! One hold of one lock: what is known of it without asking anybody.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::thread::ThreadId;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+use parking_lot::Mutex;
+
+use crate::clock::Moment;
+use crate::config::Terms;
+use crate::event::{Event, Events};
+use crate::hold::owner;
+use crate::store::HoldId;
+
+/// Values of `Lease::deadline` that are not moments.
+const LOST: u64 = 0;
+const ENDED: u64 = 1;
+
+/// A hold and how long it may be relied on.
+///
+/// The one mutable fact is the local deadline. It is *the time at which the last confirmed request
+/// was sent, plus the lease, less the drift*, and it is moved, found to be over, or ended by
+/// compare-and-swap: what one thread has seen as lost no other can renew.
+#[derive(Debug)]
+pub(crate) struct Lease {
+    pub(crate) id: HoldId,
+    pub(crate) fence: u64,
+    /// The length of a whole lease.
+    length: Duration,
+    renewed: bool,
+    taken: Moment,
+    /// The age limit.
+    end: Moment,
+    thread: ThreadId,
+    /// Upgradable while the thread lives.
+    presence: Weak<()>,
+    /// A moment, or a mark.
+    deadline: AtomicU64,
+    /// How many guards there are. Only the holding thread changes it.
+    depth: AtomicU32,
+    /// Whether a request that began this hold may yet be executed once more.
+    unsettled: AtomicBool,
+    /// The senders of `Guard::lost`.
+    watchers: Mutex<Vec<Sender<()>>>,
+}
+
+/// What a lease asks its renewer for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Duty {
+    /// Nothing any more.
+    None,
+    /// To be looked at again then.
+    Look(Moment),
+    /// To be renewed.
+    Renew,
+}
+
+impl Lease {
+    /// A hold of the calling thread, got by a request sent at `taken`.
+    pub(crate) fn new(id: HoldId, fence: u64, terms: &Terms, taken: Moment) -> Self {
+        let span = terms.span();
+        Self {
+            id,
+            fence,
+            length: terms.lease,
+            renewed: terms.renew,
+            taken,
+            end: terms.max_hold.map_or(Moment::NEVER, |hold| taken.after(hold)),
+            thread: std::thread::current().id(),
+            presence: owner::presence(),
+            deadline: AtomicU64::new(Self::deadline(taken, span).raw()),
+            depth: AtomicU32::new(1),
+            unsettled: AtomicBool::new(false),
+            watchers: Mutex::new(Vec::new()),
+        }
+    }
+
+    /// Until when a lease may be relied on that a request sent at `sent` has brought.
+    pub(crate) fn deadline(sent: Moment, span: Duration) -> Moment {
+        sent.after(span.saturating_sub(drift(span)))
+    }
+
+    pub(crate) fn name(&self) -> &Arc<str> {
+        &self.id.name
+    }
+
+    pub(crate) fn thread(&self) -> ThreadId {
+        self.thread
+    }
+
+    pub(crate) fn age(&self) -> Duration {
+        Moment::now().since(self.taken)
+    }
+
+    pub(crate) fn depth(&self) -> u32 {
+        self.depth.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_depth(&self, depth: u32) {
+        self.depth.store(depth, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_unsettled(&self) -> bool {
+        self.unsettled.load(Ordering::Relaxed)
+    }
+
+    /// Notes that a request that began this hold may yet be executed once more.
+    pub(crate) fn unsettle(&self) {
+        self.unsettled.store(true, Ordering::Relaxed);
+    }
+
+    /// The time for which the hold may still be relied on; zero if it is lost or ended.
+    pub(crate) fn remaining(&self) -> Duration {
+        Moment::from_raw(self.deadline.load(Ordering::Acquire)).since(Moment::now())
+    }
+
+    /// The length to ask for in a request that is sent now: less than a whole lease where the age
+    /// limit comes first.
+    pub(crate) fn span(&self, now: Moment) -> Duration {
+        self.length.min(self.end.since(now))
+    }
+
+    /// Takes in that a request sent at `sent` has renewed the hold for `span`. Does nothing if the
+    /// hold was lost in the meantime.
+    pub(crate) fn extend(&self, sent: Moment, span: Duration) {
+        let until = Self::deadline(sent, span).raw();
+        let mut seen = self.deadline.load(Ordering::Acquire);
+        while seen > ENDED && seen < until && Moment::now().raw() < seen {
+            let swap = self.deadline.compare_exchange_weak(
+                seen,
+                until,
+                Ordering::AcqRel,
+                Ordering::Acquire,
+            );
+            match swap {
+                Ok(_) => return,
+                Err(now) => seen = now,
+            }
+        }
+    }
+
+    /// Finds out whether the hold is lost by time. `true` the one time it turns out to be.
+    pub(crate) fn expire(&self, events: &Events) -> bool {
+        let mut seen = self.deadline.load(Ordering::Acquire);
+        while seen > ENDED && seen <= Moment::now().raw() {
+            match self.deadline.compare_exchange(seen, LOST, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => {
+                    self.announce(events, "it was not renewed in time");
+                    return true;
+                }
+                Err(now) => seen = now,
+            }
+        }
+        false
+    }
+
+    /// Takes in that the server does not know the hold any more.
+    pub(crate) fn lose(&self, events: &Events) {
+        let lost = self.deadline.fetch_update(Ordering::AcqRel, Ordering::Acquire, |seen| {
+            (seen > ENDED).then_some(LOST)
+        });
+        if lost.is_ok() {
+            self.announce(events, "the server does not know it any more");
+        }
+    }
+
+    /// Ends the hold as its holder wishes. `false` if it was lost before.
+    pub(crate) fn end(&self) -> bool {
+        let ended = self.deadline.fetch_update(Ordering::AcqRel, Ordering::Acquire, |seen| {
+            (seen > ENDED && Moment::now().raw() < seen).then_some(ENDED)
+        });
+        if ended.is_ok() {
+            self.watchers.lock().clear();
+        }
+        ended.is_ok()
+    }
+
+    /// A receiver that gets one message when the hold is lost, and is disconnected without one
+    /// when it ends. Tells also whether it is the first.
+    pub(crate) fn watch(&self) -> (Receiver<()>, bool) {
+        let (sender, receiver) = bounded(1);
+        let mut watchers = self.watchers.lock();
+        let first = watchers.is_empty();
+        match self.deadline.load(Ordering::Acquire) {
+            LOST => sender.send(()).unwrap_or_default(),
+            ENDED => {}
+            _ => watchers.push(sender),
+        }
+        (receiver, first)
+    }
+
+    /// What is to be done for the lease now.
+    pub(crate) fn duty(&self, now: Moment) -> Duty {
+        let deadline = self.deadline.load(Ordering::Acquire);
+        if deadline <= ENDED {
+            return Duty::None;
+        }
+        let deadline = Moment::from_raw(deadline);
+        // The age limit leaves nothing to renew, or the thread that could release is gone.
+        let final_span = deadline.after(drift(self.length)) >= self.end;
+        if !self.renewed || final_span || self.presence.strong_count() == 0 {
+            return Duty::Look(deadline);
+        }
+        // A third of the lease has passed when two thirds and the drift's absence are left.
+        let rest = self.length * 2 / 3;
+        match deadline.since(now).checked_sub(rest) {
+            Some(early) if !early.is_zero() => Duty::Look(now.after(early)),
+            _ => Duty::Renew,
+        }
+    }
+
+    /// The length of a whole lease.
+    pub(crate) fn length(&self) -> Duration {
+        self.length
+    }
+
+    fn announce(&self, events: &Events, why: &str) {
+        for watcher in self.watchers.lock().drain(..) {
+            // Nobody has to listen.
+            watcher.send(()).unwrap_or_default();
+        }
+        self.tell_lost(events, why);
+    }
+
+    pub(crate) fn tell_lost(&self, events: &Events, why: &str) {
+        let (name, fence) = (self.name(), self.fence);
+        events.emit(|| Event::Lost { name: name.to_string(), fence });
+        log::warn!(target: "leasehold", "the lease of lock {name:?} (fence {fence}) is lost: {why}");
+    }
+}
+
+/// What clocks may differ by within a lease: 1 % of it and 2 ms, as in
+/// <https://redis.io/docs/latest/develop/use/patterns/distributed-locks/>.
+fn drift(lease: Duration) -> Duration {
+    lease / 100 + Duration::from_millis(2)
+}

@@ -1,0 +1,148 @@
+//! How long one call keeps trying while servers fail it.
+
+use std::time::{Duration, Instant};
+
+use crate::config::Config;
+use crate::hold::backoff::Backoff;
+use crate::store::{Failure, Trouble};
+
+/// What bounds a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Bound {
+    /// Nothing of its own: what passes by itself is waited for, up to the retry window; a server
+    /// that cannot be reached or stays silent gets a second chance, at once, and no third.
+    Brief,
+    /// The caller's deadline. A request may begin until then and end one `io_timeout` later.
+    Deadline(Instant),
+    /// A moment at which everything must be over.
+    End(Instant),
+    /// Nothing, as long as servers answer; an outage may last for the retry window.
+    Endless,
+}
+
+/// Decides after each failure whether and when to try again.
+#[derive(Debug)]
+pub(crate) struct Patience {
+    bound: Bound,
+    io_timeout: Duration,
+    window: Duration,
+    /// Since when there was no answer that counts.
+    failing_since: Option<Instant>,
+    resets: u32,
+    silences: u32,
+    backoff: Backoff,
+}
+
+impl Patience {
+    /// For a call about a lock with leases of this length.
+    pub(crate) fn new(bound: Bound, config: &Config, lease: Duration) -> Self {
+        Self {
+            bound,
+            io_timeout: config.io_timeout(lease),
+            window: config.retry_window,
+            failing_since: None,
+            resets: 0,
+            silences: 0,
+            backoff: Backoff::new(config.backoff),
+        }
+    }
+
+    /// When a request that begins now must have ended.
+    pub(crate) fn request_end(&self) -> Instant {
+        let end = Instant::now() + self.io_timeout;
+        match self.bound {
+            Bound::Brief | Bound::Endless => end,
+            Bound::Deadline(deadline) => {
+                deadline.checked_add(self.io_timeout).map_or(end, |last| last.min(end))
+            }
+            Bound::End(last) => last.min(end),
+        }
+    }
+
+    /// Takes in that a server answered.
+    pub(crate) fn answered(&mut self) {
+        self.failing_since = None;
+    }
+
+    /// How long to pause before the next try, `None` if there should be none.
+    pub(crate) fn after(&mut self, failure: &Failure) -> Option<Duration> {
+        let now = Instant::now();
+        let since = *self.failing_since.get_or_insert(now);
+        match failure.trouble {
+            Trouble::Refused | Trouble::WrongType => return None,
+            Trouble::Reset => self.resets += 1,
+            Trouble::Silent | Trouble::Unreachable => self.silences += 1,
+            Trouble::Passing => {}
+        }
+        // An idle connection that the server has closed is found out only by using it.
+        let at_once = failure.trouble == Trouble::Reset && self.resets == 1;
+        if at_once && !matches!(self.bound, Bound::End(end) if now >= end) {
+            return Some(Duration::ZERO);
+        }
+        let rest = match self.bound {
+            Bound::Brief if matches!(failure.trouble, Trouble::Silent | Trouble::Unreachable) => {
+                return (self.silences == 1).then_some(Duration::ZERO);
+            }
+            Bound::Brief | Bound::Endless => self.window.saturating_sub(now - since),
+            Bound::Deadline(end) | Bound::End(end) => end.saturating_duration_since(now),
+        };
+        let pause = self.backoff.next().unwrap_or_default();
+        (!rest.is_zero()).then_some(pause.min(rest))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    fn failure(trouble: Trouble) -> Failure {
+        Failure::io(trouble, &Arc::from("here"), std::io::Error::other("test"))
+    }
+
+    fn patience(bound: Bound) -> Patience {
+        Patience::new(bound, &Config::default(), Duration::from_secs(30))
+    }
+
+    #[test]
+    fn a_refusal_is_final() {
+        for bound in [Bound::Brief, Bound::Endless] {
+            assert_eq!(patience(bound).after(&failure(Trouble::Refused)), None);
+            assert_eq!(patience(bound).after(&failure(Trouble::WrongType)), None);
+        }
+    }
+
+    #[test]
+    fn a_brief_call_gives_a_silent_server_one_more_chance() {
+        for trouble in [Trouble::Silent, Trouble::Unreachable] {
+            let mut patience = patience(Bound::Brief);
+            assert_eq!(patience.after(&failure(trouble)), Some(Duration::ZERO));
+            assert_eq!(patience.after(&failure(trouble)), None);
+        }
+    }
+
+    #[test]
+    fn what_passes_by_itself_is_waited_for_within_the_window() {
+        let mut patience = patience(Bound::Brief);
+        for _ in 0..20 {
+            assert!(patience.after(&failure(Trouble::Passing)).is_some());
+        }
+        patience.failing_since = Instant::now().checked_sub(Duration::from_secs(11));
+        assert_eq!(patience.after(&failure(Trouble::Passing)), None);
+    }
+
+    #[test]
+    fn the_first_broken_connection_is_replaced_even_after_the_deadline() {
+        let mut patience = patience(Bound::Deadline(Instant::now()));
+        assert_eq!(patience.after(&failure(Trouble::Reset)), Some(Duration::ZERO));
+        assert_eq!(patience.after(&failure(Trouble::Reset)), None);
+    }
+
+    #[test]
+    fn no_request_outlasts_its_bound_by_more_than_one_io_timeout() {
+        let now = Instant::now();
+        assert!(patience(Bound::End(now)).request_end() <= now);
+        let late = patience(Bound::Deadline(now)).request_end();
+        assert!(late <= now + Duration::from_secs(1));
+    }
+}

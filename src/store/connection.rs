@@ -1,0 +1,255 @@
+//! One connection to one server: opened when it is used, dropped when anything but an error reply
+//! goes wrong with it.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use redis::{RedisError, ServerError, Value};
+use scheduled_thread_pool::ScheduledThreadPool;
+
+use crate::store::endpoint::Endpoint;
+use crate::store::script::{Call, Form};
+use crate::store::socket::Socket;
+use crate::store::spin::Spin;
+use crate::store::{Failure, Trouble};
+
+/// Error replies that pass by themselves.
+const PASSING: [&str; 7] =
+    ["BUSY", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "NOREPLICAS", "READONLY", "TRYAGAIN"];
+
+/// Error replies after which no connection of this server is to be trusted.
+const SPOILING: [&str; 3] = ["LOADING", "MASTERDOWN", "READONLY"];
+
+/// What all connections to one server share.
+pub(crate) struct Dialer {
+    pub(crate) endpoint: Endpoint,
+    pub(crate) connect_timeout: Duration,
+    pub(crate) spin: Spin,
+    pub(crate) threads: Arc<ScheduledThreadPool>,
+    /// Raised to make every open connection stale.
+    pub(crate) generation: AtomicU64,
+}
+
+impl fmt::Debug for Dialer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Dialer").field(&self.endpoint).finish()
+    }
+}
+
+impl Dialer {
+    fn label(&self) -> &Arc<str> {
+        &self.endpoint.label
+    }
+}
+
+/// A place for a connection, empty until it is used.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    dialer: Arc<Dialer>,
+    socket: Option<Socket>,
+    generation: u64,
+    /// Kept for its memory.
+    out: Vec<u8>,
+}
+
+impl Connection {
+    pub(crate) fn new(dialer: Arc<Dialer>) -> Self {
+        Self { dialer, socket: None, generation: 0, out: Vec::new() }
+    }
+
+    /// Runs a script. `read` makes sense of its reply; `None` from it means the reply has none,
+    /// and then neither has the connection.
+    pub(crate) fn ask<T>(
+        &mut self,
+        call: &Call<'_>,
+        until: Instant,
+        read: impl FnOnce(&Value) -> Option<T>,
+    ) -> Result<T, Failure> {
+        let reply = match self.exchange(until, |out| call.pack(Form::Hash, out)) {
+            Err(failure) if failure.code == "NOSCRIPT" => {
+                self.exchange(until, |out| call.pack(Form::Body, out))
+            }
+            other => other,
+        };
+        read(&reply?).ok_or_else(|| self.nonsense())
+    }
+
+    /// Asks for a sign of life.
+    pub(crate) fn ping(&mut self, until: Instant) -> Result<(), Failure> {
+        self.exchange(until, |out| redis::cmd("PING").write_packed_command(out)).map(drop)
+    }
+
+    /// Sends what `pack` writes, connecting first if need be, and does not wait for replies.
+    pub(crate) fn send(
+        &mut self,
+        until: Instant,
+        pack: impl FnOnce(&mut Vec<u8>),
+    ) -> Result<(), Failure> {
+        self.connect(until)?;
+        self.out.clear();
+        pack(&mut self.out);
+        let Some(socket) = &mut self.socket else { return Err(self.nonsense()) };
+        socket.send(&self.out, until).map_err(|error| self.broken(error.into()))
+    }
+
+    /// Reads the next reply to what was sent, spinning if `spin` says so.
+    pub(crate) fn receive(&mut self, spin: bool, until: Instant) -> Result<Value, Failure> {
+        let Some(socket) = &mut self.socket else { return Err(self.nonsense()) };
+        match socket.receive(spin.then_some(&self.dialer.spin), until) {
+            Ok(Value::ServerError(error)) => Err(self.refused(error)),
+            Ok(value) => Ok(value),
+            Err(error) => Err(self.broken(error)),
+        }
+    }
+
+    /// As `receive`, but a reply that is not there until `until` is `None`, and can be read later.
+    pub(crate) fn receive_by(&mut self, until: Instant) -> Option<Result<Value, Failure>> {
+        let Some(socket) = &mut self.socket else { return Some(Err(self.nonsense())) };
+        Some(match socket.receive(None, until) {
+            Ok(Value::ServerError(error)) => Err(self.refused(error)),
+            Ok(value) => Ok(value),
+            Err(error) if error.is_timeout() => return None,
+            Err(error) => Err(self.broken(error)),
+        })
+    }
+
+    /// Gives up the socket, and with it whatever is still on its way.
+    pub(crate) fn poison(&mut self) {
+        self.socket = None;
+    }
+
+    /// Tells whether the next request needs no new socket.
+    pub(crate) fn is_open(&self) -> bool {
+        let generation = self.dialer.generation.load(Ordering::Relaxed);
+        self.socket.is_some() && self.generation == generation
+    }
+
+    /// The failure of what was sent and not answered in time.
+    pub(crate) fn no_reply(&self) -> Failure {
+        let error = std::io::Error::new(std::io::ErrorKind::TimedOut, "no reply in time");
+        Failure::io(Trouble::Silent, self.dialer.label(), error)
+    }
+
+    /// Meets a reply that does not fit the request.
+    pub(crate) fn nonsense(&mut self) -> Failure {
+        let error = std::io::Error::new(std::io::ErrorKind::InvalidData, "not a sensible reply");
+        self.broken(error.into())
+    }
+
+    fn exchange(
+        &mut self,
+        until: Instant,
+        pack: impl FnOnce(&mut Vec<u8>),
+    ) -> Result<Value, Failure> {
+        self.send(until, pack)?;
+        self.receive(true, until)
+    }
+
+    fn connect(&mut self, until: Instant) -> Result<(), Failure> {
+        if self.is_open() {
+            return Ok(());
+        }
+        self.poison();
+        let generation = self.dialer.generation.load(Ordering::Relaxed);
+        let until = until.min(Instant::now() + self.dialer.connect_timeout);
+        let socket = self
+            .dialer
+            .endpoint
+            .connect(&self.dialer.threads, until)
+            .map_err(|error| Failure::io(Trouble::Unreachable, self.dialer.label(), error))?;
+        self.socket = Some(socket);
+        self.generation = generation;
+        self.greet(until).map_err(|mut failure| {
+            self.poison();
+            if failure.is_ambiguous() {
+                // A greeting has no effect, so nothing is unknown.
+                failure.trouble = Trouble::Unreachable;
+            }
+            failure
+        })
+    }
+
+    fn greet(&mut self, until: Instant) -> Result<(), Failure> {
+        self.out.clear();
+        let replies = self.dialer.endpoint.greet(&mut self.out);
+        let Some(socket) = &mut self.socket else { return Err(self.nonsense()) };
+        socket.send(&self.out, until).map_err(|error| self.broken(error.into()))?;
+        for _ in 0..replies {
+            self.receive(false, until)?;
+        }
+        Ok(())
+    }
+
+    /// Meets an error that is not a reply.
+    fn broken(&mut self, error: RedisError) -> Failure {
+        self.poison();
+        let trouble = if error.is_timeout() {
+            Trouble::Silent
+        } else {
+            // Connections that idled through a restart of the server are all dead: with the first
+            // the others are given up too, so that a second try gets a new one.
+            self.dialer.generation.fetch_add(1, Ordering::Relaxed);
+            Trouble::Reset
+        };
+        Failure::io(trouble, self.dialer.label(), error)
+    }
+
+    /// Meets an error reply.
+    fn refused(&mut self, error: ServerError) -> Failure {
+        let code = code(&error).to_owned();
+        if SPOILING.contains(&code.as_str()) {
+            self.dialer.generation.fetch_add(1, Ordering::Relaxed);
+        }
+        let full = error.details().is_some_and(|text| text.starts_with("max number of clients"));
+        let trouble = if full || PASSING.contains(&code.as_str()) {
+            Trouble::Passing
+        } else if code == "WRONGTYPE" {
+            Trouble::WrongType
+        } else {
+            Trouble::Refused
+        };
+        let server = self.dialer.label().clone();
+        Failure { trouble, server, code, source: Arc::new(RedisError::from(error)) }
+    }
+}
+
+/// The code of an error reply. Redis before 7 hides the code of a command that failed inside a
+/// script: `ERR Error running script (call to f_…): @user_script:3: WRONGTYPE Operation against …`.
+fn code(error: &ServerError) -> &str {
+    inner_code(error.details().unwrap_or_default()).unwrap_or_else(|| error.code())
+}
+
+fn inner_code(details: &str) -> Option<&str> {
+    let (_, place) = details.strip_prefix("Error running script")?.split_once("@user_script:")?;
+    let (_, reply) = place.trim_start().split_once(": ")?;
+    let word = reply.trim_start_matches('-').split(' ').next()?;
+    let is_code = word.len() > 1 && word.bytes().all(|byte| byte.is_ascii_uppercase());
+    is_code.then_some(word)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_code_inside_a_script_is_found_in_the_replies_of_redis_6() {
+        let code = |text| inner_code(text);
+        assert_eq!(
+            code(
+                "Error running script (call to f_1a): @user_script:7: WRONGTYPE Operation against"
+            ),
+            Some("WRONGTYPE")
+        );
+        assert_eq!(
+            code("Error running script (call to f_1a): @user_script: 7: -OOM command not allowed"),
+            Some("OOM")
+        );
+        assert_eq!(
+            code("Error running script (call to f_1a): @user_script:7: attempt to call"),
+            None
+        );
+        assert_eq!(code("Error compiling script (new function)"), None);
+    }
+}

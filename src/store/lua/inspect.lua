@@ -1,0 +1,8 @@
+-- Tells who holds a lock.
+-- KEYS  1 lock
+-- RETURNS {ms until the lease ends or -1, owner, depth}, empty if nobody holds it
+local fields = redis.call('hgetall', KEYS[1])
+if #fields == 0 then
+  return {}
+end
+return {redis.call('pttl', KEYS[1]), fields[1], fields[2]}

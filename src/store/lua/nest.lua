@@ -1,0 +1,9 @@
+-- Sets the depth of a hold to an absolute number and renews its lease.
+-- KEYS  1 lock
+-- ARGV  1 owner, 2 depth, 3 lease in ms
+-- RETURNS 1, or 0 if the hold is gone
+if redis.call('hexists', KEYS[1], ARGV[1]) == 0 then
+  return 0
+end
+redis.call('hset', KEYS[1], ARGV[1], ARGV[2])
+return redis.call('pexpire', KEYS[1], ARGV[3])

@@ -1,0 +1,207 @@
+//! What servers are told about locks, and what they answer.
+
+pub(crate) mod connection;
+pub(crate) mod endpoint;
+pub(crate) mod keys;
+pub(crate) mod memory;
+pub(crate) mod pipeline;
+pub(crate) mod script;
+pub(crate) mod server;
+pub(crate) mod single;
+pub(crate) mod socket;
+pub(crate) mod spin;
+
+use std::error::Error as StdError;
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::error::Error;
+
+/// Names one hold of one lock, and no other hold ever: what every request says.
+#[derive(Clone)]
+pub(crate) struct HoldId {
+    pub(crate) name: Arc<str>,
+    pub(crate) client: Arc<str>,
+    /// Unique in the client.
+    pub(crate) nonce: u64,
+}
+
+impl HoldId {
+    /// The owner as it stands in Redis.
+    pub(crate) fn owner(&self) -> String {
+        format!("{}:{:x}", self.client, self.nonce)
+    }
+}
+
+/// Whoever knows the nonce can release the lock, so it is not shown.
+impl fmt::Debug for HoldId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HoldId").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+/// Who holds a lock. See [`Mutex::holder`](crate::Mutex::holder).
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Holder {
+    /// The owner as it stands in Redis: the client's id, a colon, and a part that is different for
+    /// each hold. For a lock taken by Redisson it is what Redisson wrote.
+    pub owner: String,
+    /// How many levels deep the holder has locked.
+    pub depth: u32,
+    /// The time until the lease ends; [`Duration::MAX`] if it never does.
+    pub remaining: Duration,
+}
+
+/// The answer to an attempt to get a lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Bid {
+    /// The lock is held now.
+    Won { fence: u64 },
+    /// Somebody has it, for this long if they do not renew; `None` if it is not known.
+    Busy { remaining: Option<Duration> },
+}
+
+/// The answer to a request for a hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Standing {
+    /// The hold was there, and was dealt with.
+    Ours,
+    /// The hold is not there any more.
+    Gone,
+}
+
+/// Why a request brought no answer that counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Trouble {
+    /// The server will not do this now, and says so: nothing was done.
+    Passing,
+    /// The server will not do this at all: nothing was done.
+    Refused,
+    /// The connection broke after the request was sent: it may have been executed.
+    Reset,
+    /// No reply came in time: the request may have been executed, or may yet be.
+    Silent,
+    /// The request was not sent.
+    Unreachable,
+    /// The key holds something that is not a lock: nothing was done.
+    WrongType,
+}
+
+/// A request that failed, and where.
+#[derive(Clone, Debug)]
+pub(crate) struct Failure {
+    pub(crate) trouble: Trouble,
+    pub(crate) server: Arc<str>,
+    pub(crate) code: String,
+    pub(crate) source: Arc<dyn StdError + Send + Sync>,
+}
+
+impl Failure {
+    /// A failure to do something without an answer from the server.
+    pub(crate) fn io(
+        trouble: Trouble,
+        server: &Arc<str>,
+        source: impl StdError + Send + Sync + 'static,
+    ) -> Self {
+        Self { trouble, server: server.clone(), code: String::new(), source: Arc::new(source) }
+    }
+
+    /// The failure of a request whose time was over before it could be sent.
+    pub(crate) fn too_late(server: &Arc<str>, why: &'static str) -> Self {
+        Self::io(Trouble::Unreachable, server, io::Error::new(io::ErrorKind::TimedOut, why))
+    }
+
+    /// The failure of a request whose good reply came when it was worth nothing any more.
+    pub(crate) fn late() -> Self {
+        let source = io::Error::new(io::ErrorKind::TimedOut, "the reply came after the lease");
+        Self::io(Trouble::Silent, &Arc::from("the server"), source)
+    }
+
+    /// Tells whether the request may have been executed, or may yet be.
+    pub(crate) fn is_ambiguous(&self) -> bool {
+        matches!(self.trouble, Trouble::Reset | Trouble::Silent)
+    }
+
+    /// What the caller of `attempt` is told.
+    pub(crate) fn into_error(self, attempt: &str, name: &str) -> Error {
+        let (server, source) = (self.server.to_string(), self.source);
+        let attempt =
+            if name.is_empty() { attempt.into() } else { format!("{attempt} lock {name:?}") };
+        match self.trouble {
+            Trouble::Refused => Error::Redis { attempt, server, code: self.code, source },
+            Trouble::WrongType => Error::WrongType { name: name.into() },
+            _ => Error::Unavailable { attempt, server, source },
+        }
+    }
+}
+
+/// Where locks live. Requests are idempotent: each may be executed twice, or late, without harm to
+/// anybody else's hold. None takes longer than until the given instant.
+pub(crate) trait Store: fmt::Debug + Send + Sync {
+    /// Takes the lock if nobody has it.
+    fn acquire(&self, hold: &HoldId, lease: Duration, until: Instant) -> Result<Bid, Failure>;
+
+    /// Sets the depth of a hold, and renews it.
+    fn nest(
+        &self,
+        hold: &HoldId,
+        depth: u32,
+        lease: Duration,
+        until: Instant,
+    ) -> Result<Standing, Failure>;
+
+    /// Ends a hold.
+    fn release(&self, hold: &HoldId, until: Instant) -> Result<Standing, Failure>;
+
+    /// Ends one hold and begins another of the same lock, as one step.
+    fn transfer(
+        &self,
+        from: &HoldId,
+        to: &HoldId,
+        lease: Duration,
+        until: Instant,
+    ) -> Result<Bid, Failure>;
+
+    /// Tells who has the lock.
+    fn inspect(&self, name: &str, until: Instant) -> Result<Option<Holder>, Failure>;
+
+    /// Takes the lock away from whoever has it; `false` if nobody has.
+    fn force(&self, name: &str, until: Instant) -> Result<bool, Failure>;
+
+    /// A way to care for many holds at once, for one thread.
+    fn upkeep(&self) -> Box<dyn Upkeep>;
+}
+
+/// What is to be done for a hold in the background.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Care {
+    Release,
+    Renew { lease: Duration },
+}
+
+/// One thing to be done, with a number by which its outcome is reported.
+#[derive(Clone, Debug)]
+pub(crate) struct Task {
+    pub(crate) id: u64,
+    pub(crate) hold: HoldId,
+    pub(crate) care: Care,
+}
+
+/// What came of a task. An ambiguous failure is unknown, not lost.
+pub(crate) type Outcome = Result<Standing, Failure>;
+
+/// Sends tasks in batches and collects their outcomes, without waiting for a reply longer than it
+/// is told to. Each task sent has exactly one outcome.
+pub(crate) trait Upkeep: Send {
+    /// Sends tasks; each is a failure if it has no outcome until `until`.
+    fn send(&mut self, tasks: Vec<Task>, until: Instant, done: &mut dyn FnMut(u64, Outcome));
+
+    /// Waits for outcomes until there is nothing more to wait for or `until`.
+    fn collect(&mut self, until: Instant, done: &mut dyn FnMut(u64, Outcome));
+
+    /// Gives up what has no outcome yet.
+    fn abandon(&mut self, done: &mut dyn FnMut(u64, Outcome));
+}

@@ -1,0 +1,181 @@
+//! Many holds cared for over one connection: requests go out in batches, replies are collected as
+//! they come.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use redis::Value;
+
+use crate::store::connection::Connection;
+use crate::store::keys::Keys;
+use crate::store::script::{Arg, Call, Form, RELEASE, RENEW};
+use crate::store::single::standing;
+use crate::store::{Care, Failure, Outcome, Standing, Task, Trouble, Upkeep};
+
+/// A server that takes nothing more for this long is not waited for: what was not written will be
+/// sent again.
+const WRITE_TIME: Duration = Duration::from_millis(50);
+
+/// The background connection of one thread to one server.
+#[derive(Debug)]
+pub(crate) struct Pipeline {
+    connection: Connection,
+    keys: Keys,
+    /// A connection that is silent for this long is given up.
+    io_timeout: Duration,
+    /// What was sent and not answered, in order.
+    flying: VecDeque<Flying>,
+}
+
+#[derive(Debug)]
+struct Flying {
+    /// `None` once its time is over: a lease that is short must not cost the others the
+    /// connection, so the reply is still awaited, and then ignored.
+    task: Option<Task>,
+    sent: Instant,
+    until: Instant,
+}
+
+/// Tasks to be sent once more, because the server did not know the script.
+struct Again {
+    tasks: Vec<Task>,
+    until: Instant,
+}
+
+impl Pipeline {
+    pub(crate) fn new(connection: Connection, keys: Keys, io_timeout: Duration) -> Self {
+        Self { connection, keys, io_timeout, flying: VecDeque::new() }
+    }
+
+    fn dispatch(
+        &mut self,
+        tasks: Vec<Task>,
+        form: Form,
+        until: Instant,
+        done: &mut dyn FnMut(u64, Outcome),
+    ) {
+        if tasks.is_empty() {
+            return;
+        }
+        let open = self.connection.is_open();
+        if !open {
+            // The replies to what flies would not come on the next socket.
+            self.abandon(done);
+        }
+        let keys = &self.keys;
+        let until_sent = if open { until.min(Instant::now() + WRITE_TIME) } else { until };
+        let sent = self.connection.send(until_sent, |out| pack(keys, &tasks, form, out));
+        let now = Instant::now();
+        self.flying.extend(tasks.into_iter().map(|task| Flying {
+            task: Some(task),
+            sent: now,
+            until,
+        }));
+        if let Err(failure) = sent {
+            self.fail(&failure, done);
+        }
+    }
+
+    /// Ends everything that flies: one broken connection breaks it all.
+    fn fail(&mut self, failure: &Failure, done: &mut dyn FnMut(u64, Outcome)) {
+        self.connection.poison();
+        for task in self.flying.drain(..).filter_map(|flying| flying.task) {
+            done(task.id, Err(failure.clone()));
+        }
+    }
+
+    /// Matches a reply with the task that it answers.
+    fn take_in(
+        &mut self,
+        reply: Result<Value, Failure>,
+        again: &mut Again,
+        done: &mut dyn FnMut(u64, Outcome),
+    ) {
+        let Some(Flying { task, until, .. }) = self.flying.pop_front() else { return };
+        match (task, outcome(reply, &mut self.connection)) {
+            (Some(task), Err(failure)) if failure.code == "NOSCRIPT" => {
+                again.until = until;
+                again.tasks.push(task);
+            }
+            (task, outcome) => {
+                let broken = outcome.as_ref().err().filter(|failure| failure.is_ambiguous());
+                if let Some(failure) = broken.cloned() {
+                    self.fail(&failure, done);
+                }
+                if let Some(task) = task {
+                    done(task.id, outcome);
+                }
+            }
+        }
+    }
+
+    /// Ends what has waited too long, and tells when the next will have.
+    fn time_out(&mut self, done: &mut dyn FnMut(u64, Outcome)) -> Option<Instant> {
+        let now = Instant::now();
+        let give_up = self.flying.front()?.sent + self.io_timeout;
+        if give_up <= now {
+            self.abandon(done);
+            return None;
+        }
+        for flying in self.flying.iter_mut().filter(|flying| flying.until <= now) {
+            if let Some(task) = flying.task.take() {
+                done(task.id, Err(self.connection.no_reply()));
+            }
+        }
+        let pending = self.flying.iter().filter(|flying| flying.task.is_some());
+        Some(pending.map(|flying| flying.until).fold(give_up, Instant::min))
+    }
+}
+
+impl Upkeep for Pipeline {
+    fn send(&mut self, tasks: Vec<Task>, until: Instant, done: &mut dyn FnMut(u64, Outcome)) {
+        self.dispatch(tasks, Form::Hash, until, done);
+    }
+
+    fn collect(&mut self, until: Instant, done: &mut dyn FnMut(u64, Outcome)) {
+        let mut again = Again { tasks: Vec::new(), until };
+        while let Some(patience) = self.time_out(done) {
+            while !self.flying.is_empty()
+                && let Some(reply) = self.connection.receive_by(until.min(patience))
+            {
+                self.take_in(reply, &mut again, done);
+            }
+            if Instant::now() >= until {
+                break;
+            }
+        }
+        self.dispatch(again.tasks, Form::Body, again.until, done);
+    }
+
+    fn abandon(&mut self, done: &mut dyn FnMut(u64, Outcome)) {
+        if !self.flying.is_empty() {
+            let failure = self.connection.no_reply();
+            self.fail(&failure, done);
+        }
+    }
+}
+
+fn pack(keys: &Keys, tasks: &[Task], form: Form, out: &mut Vec<u8>) {
+    for Task { hold, care, .. } in tasks {
+        let (key, owner) = (keys.lock(&hold.name), hold.owner());
+        match care {
+            Care::Release => {
+                let args = &[Arg::Text(&owner)];
+                Call { script: &RELEASE, keys: &[&key], args }.pack(form, out);
+            }
+            Care::Renew { lease } => {
+                let args = &[Arg::Text(&owner), Arg::millis(*lease)];
+                Call { script: &RENEW, keys: &[&key], args }.pack(form, out);
+            }
+        }
+    }
+}
+
+fn outcome(reply: Result<Value, Failure>, connection: &mut Connection) -> Outcome {
+    match reply {
+        Ok(value) => standing(&value).ok_or_else(|| connection.nonsense()),
+        // Somebody has put another thing in the lock's place.
+        Err(failure) if failure.trouble == Trouble::WrongType => Ok(Standing::Gone),
+        Err(failure) => Err(failure),
+    }
+}

@@ -1,0 +1,169 @@
+//! Locks on one Redis server.
+
+use std::time::{Duration, Instant};
+
+use redis::Value;
+
+use crate::config::Config;
+use crate::store::keys::Keys;
+use crate::store::pipeline::Pipeline;
+use crate::store::script::{ACQUIRE, Arg, Call, FORCE, INSPECT, NEST, RELEASE, Script, TRANSFER};
+use crate::store::server::Server;
+use crate::store::{Bid, Failure, HoldId, Holder, Standing, Store, Trouble, Upkeep};
+
+/// A counter of fencing tokens lives at least this long after the last hold of its name, so that
+/// names do not fill the server's memory.
+const FENCE_LIFE_MIN: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// One server.
+#[derive(Debug)]
+pub(crate) struct Single {
+    server: Server,
+    keys: Keys,
+    io_timeout: Duration,
+}
+
+impl Single {
+    pub(crate) fn new(server: Server, config: &Config) -> Self {
+        let io_timeout = config.io_timeout(config.terms.span());
+        Self { server, keys: Keys::new(&config.prefix), io_timeout }
+    }
+
+    /// Makes a request for a hold that says whether it is there.
+    fn stand(
+        &self,
+        script: &'static Script,
+        hold: &HoldId,
+        args: &[Arg<'_>],
+        until: Instant,
+    ) -> Result<Standing, Failure> {
+        let key = self.keys.lock(&hold.name);
+        match self.server.ask(&Call { script, keys: &[&key], args }, until, standing) {
+            // Somebody has put another thing in the lock's place.
+            Err(failure) if failure.trouble == Trouble::WrongType => Ok(Standing::Gone),
+            other => other,
+        }
+    }
+}
+
+impl Store for Single {
+    fn acquire(&self, hold: &HoldId, lease: Duration, until: Instant) -> Result<Bid, Failure> {
+        let (key, fence) = (self.keys.lock(&hold.name), self.keys.fence(&hold.name));
+        let owner = hold.owner();
+        let args = &[Arg::Text(&owner), Arg::millis(lease), fence_life(lease)];
+        self.server.ask(&Call { script: &ACQUIRE, keys: &[&key, &fence], args }, until, bid)
+    }
+
+    fn nest(
+        &self,
+        hold: &HoldId,
+        depth: u32,
+        lease: Duration,
+        until: Instant,
+    ) -> Result<Standing, Failure> {
+        let owner = hold.owner();
+        let args = &[Arg::Text(&owner), Arg::Number(depth.into()), Arg::millis(lease)];
+        self.stand(&NEST, hold, args, until)
+    }
+
+    fn release(&self, hold: &HoldId, until: Instant) -> Result<Standing, Failure> {
+        self.stand(&RELEASE, hold, &[Arg::Text(&hold.owner())], until)
+    }
+
+    fn transfer(
+        &self,
+        from: &HoldId,
+        to: &HoldId,
+        lease: Duration,
+        until: Instant,
+    ) -> Result<Bid, Failure> {
+        let (key, fence) = (self.keys.lock(&to.name), self.keys.fence(&to.name));
+        let (from, to) = (from.owner(), to.owner());
+        let args = &[Arg::Text(&from), Arg::Text(&to), Arg::millis(lease), fence_life(lease)];
+        self.server.ask(&Call { script: &TRANSFER, keys: &[&key, &fence], args }, until, bid)
+    }
+
+    fn inspect(&self, name: &str, until: Instant) -> Result<Option<Holder>, Failure> {
+        let call = Call { script: &INSPECT, keys: &[&self.keys.lock(name)], args: &[] };
+        self.server.ask(&call, until, inspected).map(|Inspected(holder)| holder)
+    }
+
+    fn force(&self, name: &str, until: Instant) -> Result<bool, Failure> {
+        let call = Call { script: &FORCE, keys: &[&self.keys.lock(name)], args: &[] };
+        self.server.ask(&call, until, |reply| Some(standing(reply)? == Standing::Ours))
+    }
+
+    fn upkeep(&self) -> Box<dyn Upkeep> {
+        Box::new(Pipeline::new(self.server.connection(), self.keys.clone(), self.io_timeout))
+    }
+}
+
+struct Inspected(Option<Holder>);
+
+fn fence_life(lease: Duration) -> Arg<'static> {
+    Arg::millis(FENCE_LIFE_MIN.max(lease * 2))
+}
+
+/// Reads a reply of 1 or 0.
+pub(crate) fn standing(reply: &Value) -> Option<Standing> {
+    match reply {
+        Value::Int(1) => Some(Standing::Ours),
+        Value::Int(0) => Some(Standing::Gone),
+        _ => None,
+    }
+}
+
+fn bid(reply: &Value) -> Option<Bid> {
+    let Value::Array(parts) = reply else { return None };
+    match parts[..] {
+        [Value::Int(1), Value::Int(fence)] => Some(Bid::Won { fence: u64::try_from(fence).ok()? }),
+        [Value::Int(0), Value::Int(millis)] => {
+            Some(Bid::Busy { remaining: u64::try_from(millis).ok().map(Duration::from_millis) })
+        }
+        _ => None,
+    }
+}
+
+fn inspected(reply: &Value) -> Option<Inspected> {
+    let Value::Array(parts) = reply else { return None };
+    match &parts[..] {
+        [] => Some(Inspected(None)),
+        [Value::Int(millis), Value::BulkString(owner), Value::BulkString(depth)] => {
+            let remaining = u64::try_from(*millis).map_or(Duration::MAX, Duration::from_millis);
+            let owner = String::from_utf8_lossy(owner).into_owned();
+            // A foreign hash may hold anything.
+            let depth = str::from_utf8(depth).ok().and_then(|depth| depth.parse().ok());
+            Some(Inspected(Some(Holder { owner, depth: depth.unwrap_or(1), remaining })))
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn replies_of_another_shape_are_refused() {
+        let odd = [
+            Value::Nil,
+            Value::Okay,
+            Value::Int(2),
+            Value::Array(vec![Value::Int(1)]),
+            Value::Array(vec![Value::Int(1), Value::Int(-1)]),
+            Value::Array(vec![Value::Int(2), Value::Int(5)]),
+            Value::Array(vec![Value::Int(1), Value::Nil, Value::Nil]),
+        ];
+        for reply in odd {
+            assert_eq!(standing(&reply), None, "{reply:?}");
+            assert_eq!(bid(&reply), None, "{reply:?}");
+            assert!(inspected(&reply).is_none(), "{reply:?}");
+        }
+    }
+
+    #[test]
+    fn a_holder_without_a_lease_is_busy_for_an_unknown_time() {
+        let reply = Value::Array(vec![Value::Int(0), Value::Int(-1)]);
+        assert_eq!(bid(&reply), Some(Bid::Busy { remaining: None }));
+    }
+}

@@ -1,0 +1,214 @@
+//! Bad input is refused by name before anything is sent.
+
+use std::net::TcpListener;
+use std::time::{Duration, Instant};
+
+use leasehold::{Builder, Client, Error, Mutex};
+
+use crate::support::{Server, ms, stores, take};
+
+stores! {
+    every server:
+        bad_names_are_refused_without_a_request,
+        bad_options_of_a_mutex_are_errors_of_its_calls,
+        a_default_io_timeout_adapts_to_a_short_lease,
+        the_longest_waits_are_accepted;
+}
+
+const DAY: Duration = Duration::from_secs(24 * 3600);
+
+#[track_caller]
+fn assert_refused<T: std::fmt::Debug>(result: Result<T, Error>, argument: &str) {
+    match result {
+        Err(Error::InvalidInput(text)) => {
+            assert!(text.contains(argument), "{text:?} does not name {argument}");
+        }
+        other => panic!("{other:?} instead of a refusal of {argument}"),
+    }
+}
+
+fn bad_options() -> Vec<(&'static str, Builder)> {
+    let options = Client::builder;
+    vec![
+        ("lease", options().lease(Duration::ZERO)),
+        ("lease", options().lease(Duration::from_nanos(1))),
+        ("lease", options().lease(Duration::from_micros(9_999))),
+        ("lease", options().lease(365 * DAY + ms(1))),
+        ("lease", options().lease(Duration::MAX)),
+        ("io_timeout", options().lease(ms(3000)).io_timeout(ms(1001))),
+        ("io_timeout", options().io_timeout(Duration::MAX)),
+        ("pool", options().pool_size(0)),
+        ("backoff", options().backoff(ms(101), ms(100))),
+    ]
+}
+
+#[test]
+fn bad_options_are_refused_before_a_connection_is_made() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("redis://{}/", listener.local_addr().unwrap());
+    for (argument, builder) in bad_options() {
+        assert_refused(builder.open(&url), argument);
+    }
+    listener.set_nonblocking(true).unwrap();
+    assert!(listener.accept().is_err(), "nobody has connected");
+}
+
+#[test]
+fn bad_options_are_refused_in_memory_too() {
+    for (argument, builder) in bad_options() {
+        assert_refused(builder.in_memory(), argument);
+    }
+}
+
+#[test]
+fn options_at_their_limits_are_accepted() {
+    let options = Client::builder;
+    let limits = [
+        options().lease(ms(10)),
+        options().lease(365 * DAY),
+        options().lease(ms(3000)).io_timeout(ms(1000)),
+        options().pool_size(1),
+        options().backoff(ms(100), ms(100)),
+        options().spin(Duration::ZERO),
+        options().spin(Duration::MAX),
+        options().wait(Duration::ZERO),
+    ];
+    for builder in limits {
+        let client = builder.in_memory().unwrap();
+        take(&client, "a").unlock().ok();
+    }
+}
+
+#[test]
+fn bad_urls_are_refused() {
+    let urls = [
+        "",
+        "127.0.0.1",
+        "not a url",
+        "http://127.0.0.1/",
+        "redis://",
+        "redis://127.0.0.1:65536/",
+        "redis://127.0.0.1/zero",
+        // Until it can speak TLS.
+        "rediss://127.0.0.1/",
+    ];
+    for url in urls {
+        match Client::open(url) {
+            Err(Error::InvalidInput(text)) => {
+                let text = text.to_lowercase();
+                assert!(text.contains("url") || text.contains("tls"), "{url}: {text}");
+            }
+            other => panic!("{other:?} instead of a refusal of {url:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_refused_url_is_not_repeated_with_its_password() {
+    let urls = [
+        "redis://:sesame@127.0.0.1:notaport/",
+        "rediss://ali:sesame@127.0.0.1/",
+        "redis://ali:sesame@127.0.0.1/zero",
+        "http://ali:sesame@127.0.0.1/",
+        "ali:sesame@127.0.0.1",
+    ];
+    for url in urls {
+        let error = Client::open(url).unwrap_err();
+        let text = format!("{error} {error:?}");
+        assert!(!text.contains("sesame"), "{text}");
+    }
+}
+
+fn bad_names_are_refused_without_a_request(server: &Server) {
+    let long = "x".repeat(64 * 1024 + 1);
+    let with_prefix = |prefix: &str| server.open(Client::builder().prefix(prefix));
+    let plain = with_prefix("");
+    let app = with_prefix("app:");
+    let reserved = with_prefix("leasehold:");
+    let half = with_prefix("lease");
+    let cases: [(&Client, &str); 15] = [
+        (&plain, ""),
+        (&plain, &long),
+        (&plain, "leasehold:"),
+        (&plain, "leasehold:fence:{a}"),
+        (&reserved, "a"),
+        (&half, "hold:a"),
+        (&app, ""),
+        // Their companion keys would be in another slot than they are.
+        (&plain, "}"),
+        (&plain, "a}"),
+        (&plain, "a}b"),
+        (&plain, "{}"),
+        (&plain, "a{}b"),
+        (&plain, "}{"),
+        (&plain, "{}{a}"),
+        (&app, "a}b"),
+    ];
+    let before = server.evals();
+    for (client, name) in cases {
+        assert_refused(client.lock(name), "name");
+        assert_refused(client.try_lock(name), "name");
+        assert_refused(client.try_lock_for(name, ms(100)), "name");
+        assert_refused(client.try_lock_until(name, Instant::now()), "name");
+        assert_refused(client.with_lock(name, |_| ()), "name");
+        let mutex = client.mutex(name);
+        assert_refused(mutex.lock(), "name");
+        assert_refused(mutex.is_locked(), "name");
+        assert_refused(mutex.holder(), "name");
+        assert_refused(mutex.force_unlock(), "name");
+        assert!(!mutex.is_held_by_current_thread());
+    }
+    assert_eq!(server.evals(), before);
+
+    // As near to the limits as it gets.
+    for name in [&long[1..], "leasehold", "{a}", "a{b}c", "{a}{b}", "{a", "a{", "}{a}"] {
+        take(&plain, name).unlock().unwrap();
+    }
+    take(&app, "leasehold:a").unlock().unwrap();
+    take(&with_prefix("p{"), "a}").unlock().unwrap();
+}
+
+fn bad_options_of_a_mutex_are_errors_of_its_calls(server: &Server) {
+    #[track_caller]
+    fn assert_useless(mutex: &Mutex, argument: &str) {
+        assert_refused(mutex.lock(), argument);
+        assert_refused(mutex.try_lock(), argument);
+        assert_refused(mutex.try_lock_for(ms(100)), argument);
+        assert_refused(mutex.try_lock_until(Instant::now()), argument);
+        assert_refused(mutex.with(|_| ()), argument);
+    }
+    let client = server.open(Client::builder());
+    let explicit = server.open(Client::builder().io_timeout(ms(500)));
+    let before = server.evals();
+    for lease in [Duration::ZERO, ms(9), 366 * DAY, Duration::MAX] {
+        assert_useless(&client.mutex("a").lease(lease), "lease");
+    }
+    assert_useless(&explicit.mutex("a").lease(ms(1499)), "io_timeout");
+    assert_eq!(server.evals(), before);
+    explicit.mutex("a").lease(ms(1500)).lock().unwrap().unlock().unwrap();
+}
+
+fn a_default_io_timeout_adapts_to_a_short_lease(server: &Server) {
+    let client = server.open(Client::builder());
+    let guard = client.mutex("a").lease(ms(300)).lock().unwrap();
+    assert!(guard.is_held());
+    server.open(Client::builder().lease(ms(300))).lock("b").unwrap().unlock().unwrap();
+}
+
+fn the_longest_waits_are_accepted(server: &Server) {
+    let client = server.open(
+        Client::builder()
+            .wait(Duration::MAX)
+            .max_hold(Duration::MAX)
+            .retry_window(Duration::MAX)
+            .connect_timeout(Duration::MAX)
+            .backoff(ms(1), Duration::MAX)
+            .spin(Duration::MAX),
+    );
+    let guard = client.lock("a").unwrap();
+    assert!(guard.is_held());
+    guard.verify().unwrap();
+    guard.unlock().unwrap();
+    let mutex = client.mutex("a").wait(Duration::MAX).max_hold(Duration::MAX);
+    mutex.try_lock_for(Duration::MAX).unwrap().unwrap().unlock().unwrap();
+}

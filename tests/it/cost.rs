@@ -1,0 +1,175 @@
+//! How many requests a lock costs, counted by the server.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use leasehold::{Client, Error, Guard};
+
+use crate::support::{SOON, Server, elsewhere, eventually, ms, patient, stores, take, throughout};
+
+stores! {
+    every server:
+        a_cycle_costs_two_scripts_and_nothing_else,
+        a_nested_cycle_costs_two_scripts,
+        a_busy_try_lock_costs_one_script,
+        no_wait_is_one_attempt,
+        a_long_wait_costs_few_scripts,
+        a_renewal_of_many_holds_costs_one_script_each,
+        an_idle_client_asks_nothing,
+        scripts_may_be_flushed_at_any_time,
+        renewal_survives_flushed_scripts;
+}
+
+/// A client on a server that has every script by now.
+fn warm_client(server: &Server) -> Client {
+    let client = server.open(patient());
+    let guard = take(&client, "warm");
+    take(&client, "warm").unlock().unwrap();
+    assert!(elsewhere(|| client.try_lock("warm").unwrap().is_none()));
+    guard.unlock().unwrap();
+    client
+}
+
+/// Counts the scripts that the server runs for `work`.
+fn scripts(server: &Server, work: impl FnOnce()) -> u64 {
+    let before = server.evals();
+    work();
+    server.evals() - before
+}
+
+fn a_cycle_costs_two_scripts_and_nothing_else(server: &Server) {
+    let client = warm_client(server);
+    let connections = || -> u64 {
+        let stats: String = server.ask(&["INFO", "stats"]);
+        let field = "total_connections_received:";
+        let line = stats.lines().find_map(|line| line.strip_prefix(field));
+        line.unwrap().parse().unwrap()
+    };
+    let cycles = || {
+        for _ in 0..10 {
+            client.lock("a").unwrap().unlock().unwrap();
+            drop(client.try_lock("b").unwrap());
+        }
+    };
+    let pings = server.calls("ping");
+    assert_eq!(scripts(server, cycles), 40);
+    assert_eq!(server.calls("ping"), pings);
+
+    let before = connections();
+    cycles();
+    assert_eq!(connections(), before + 1, "only the one that asks is new");
+}
+
+fn a_nested_cycle_costs_two_scripts(server: &Server) {
+    let client = warm_client(server);
+    let outer = take(&client, "a");
+    let nested = scripts(server, || {
+        for _ in 0..5 {
+            client.lock("a").unwrap().unlock().unwrap();
+        }
+    });
+    assert_eq!(nested, 10);
+    outer.unlock().unwrap();
+}
+
+fn a_busy_try_lock_costs_one_script(server: &Server) {
+    let client = warm_client(server);
+    let other = server.open(patient());
+    let _guard = take(&other, "a");
+    let busy = scripts(server, || {
+        for _ in 0..10 {
+            assert!(client.try_lock("a").unwrap().is_none());
+        }
+    });
+    assert_eq!(busy, 10);
+}
+
+fn no_wait_is_one_attempt(server: &Server) {
+    let client = warm_client(server);
+    let other = server.open(patient());
+    let _guard = take(&other, "a");
+    let impatient = client.mutex("a").wait(Duration::ZERO);
+    let attempts = scripts(server, || {
+        assert!(client.try_lock_for("a", Duration::ZERO).unwrap().is_none());
+        assert!(client.try_lock_until("a", Instant::now()).unwrap().is_none());
+        assert!(matches!(impatient.lock(), Err(Error::Timeout { .. })));
+    });
+    assert_eq!(attempts, 3);
+}
+
+fn a_long_wait_costs_few_scripts(server: &Server) {
+    drop(warm_client(server));
+    let client = server.open(Client::builder());
+    let other = server.open(patient());
+    let _guard = take(&other, "a");
+    let attempts = scripts(server, || {
+        assert!(client.try_lock_for("a", ms(3000)).unwrap().is_none());
+    });
+    // The backoff soon reaches its half second; polling every 5 ms would be 600.
+    assert!((2..60).contains(&attempts), "{attempts} attempts");
+}
+
+fn a_renewal_of_many_holds_costs_one_script_each(server: &Server) {
+    let client = server.open(patient().lease(ms(3000)));
+    let _guards: Vec<_> = (0..50).map(|n| take(&client, &format!("lock {n}"))).collect();
+    let renewals = scripts(server, || thread::sleep(ms(3000)));
+    // Every third of the lease; the start and the end of the time may cut one more in.
+    assert!((50..=250).contains(&renewals), "{renewals} renewals");
+}
+
+fn an_idle_client_asks_nothing(server: &Server) {
+    let client = warm_client(server);
+    let pings = server.calls("ping");
+    assert_eq!(scripts(server, || thread::sleep(ms(1500))), 0);
+    assert_eq!(server.calls("ping"), pings);
+    drop(client);
+}
+
+fn scripts_may_be_flushed_at_any_time(server: &Server) {
+    let client = server.open(patient().lease(ms(3000)));
+    let (end, ended) = crossbeam_channel::bounded::<()>(0);
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            let mut connection = server.connect();
+            while ended
+                .recv_timeout(Duration::from_micros(500))
+                .is_err_and(|error| error.is_timeout())
+            {
+                redis::cmd("SCRIPT").arg("FLUSH").exec(&mut connection).unwrap();
+            }
+        });
+        let workers: Vec<_> = (0..4)
+            .map(|worker| {
+                let client = &client;
+                scope.spawn(move || {
+                    for round in 0..50 {
+                        let name = format!("lock {}", (worker + round) % 3);
+                        let outer = client.lock(&name).unwrap();
+                        let inner = client.lock(&name).unwrap();
+                        inner.verify().unwrap();
+                        assert!(client.mutex(&name).is_locked().unwrap());
+                        inner.unlock().unwrap();
+                        outer.unlock().unwrap();
+                    }
+                })
+            })
+            .collect();
+        for worker in workers {
+            worker.join().unwrap();
+        }
+        drop(end);
+    });
+    assert!(server.hashes().is_empty());
+}
+
+fn renewal_survives_flushed_scripts(server: &Server) {
+    let client = server.open(patient().lease(ms(900)));
+    let guards: Vec<_> = (0..100).map(|n| take(&client, &format!("lock {n}"))).collect();
+    throughout(ms(3000), || {
+        server.command(&["SCRIPT", "FLUSH"]);
+        guards.iter().all(Guard::is_held)
+    });
+    assert_eq!(server.hashes().len(), 100);
+    drop(guards);
+    eventually(SOON, || server.hashes().is_empty());
+}

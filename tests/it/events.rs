@@ -1,0 +1,190 @@
+//! What `on_event` is told, and that it cannot do harm.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam_channel::{bounded, unbounded};
+use leasehold::{Client, Event};
+
+use crate::support::recorder::Recorder;
+use crate::support::{
+    SOON, Server, Store, assert_lost, elsewhere, eventually, is_busy, ms, patient, stores, take,
+    throughout, timed, while_held,
+};
+
+stores! {
+    every store:
+        a_hold_is_told_from_acquired_to_released,
+        events_of_many_holds_come_in_order,
+        a_busy_lock_is_told_as_contended,
+        a_renewal_is_told,
+        a_loss_is_told_once,
+        an_event_carries_the_numbers_of_its_hold,
+        a_callback_that_panics_stops_nothing,
+        a_callback_that_blocks_stops_nothing,
+        a_callback_may_use_the_client;
+    every server:
+        a_renewal_that_fails_is_told_before_the_loss;
+}
+
+const LEASE: Duration = ms(900);
+
+fn a_hold_is_told_from_acquired_to_released(store: &Store) {
+    let recorder = Recorder::default();
+    let client = store.open(patient().on_event(recorder.listener()));
+    take(&client, "a").unlock().unwrap();
+    drop(take(&client, "b"));
+    recorder.wait_for("released b");
+    let told = ["acquired a", "released a", "acquired b", "released b"];
+    assert_eq!(recorder.events(), told);
+}
+
+fn events_of_many_holds_come_in_order(store: &Store) {
+    let recorder = Recorder::default();
+    let client = store.open(patient().on_event(recorder.listener()));
+    for _ in 0..50 {
+        take(&client, "a").unlock().unwrap();
+    }
+    eventually(SOON, || recorder.count("released a") == 50);
+    for pair in recorder.events().chunks(2) {
+        assert_eq!(pair, ["acquired a", "released a"]);
+    }
+}
+
+fn a_busy_lock_is_told_as_contended(store: &Store) {
+    let recorder = Recorder::default();
+    let client = store.open(patient().on_event(recorder.listener()));
+    let guard = take(&client, "a");
+    std::thread::scope(|scope| {
+        scope.spawn(|| client.lock("a").unwrap().unlock().unwrap());
+        recorder.wait_for("contended a");
+        guard.unlock().unwrap();
+    });
+    eventually(SOON, || recorder.count("released a") == 2);
+    assert_eq!(recorder.count("acquired a"), 2);
+    let events = recorder.events_of_locks();
+    let contended = events.iter().position(|event| event == "contended a");
+    let acquired = events.iter().rposition(|event| event == "acquired a");
+    assert!(contended < acquired, "{events:?}");
+}
+
+fn a_renewal_is_told(store: &Store) {
+    let recorder = Recorder::default();
+    let client = store.open(patient().lease(LEASE).on_event(recorder.listener()));
+    let _guards = [take(&client, "a"), take(&client, "b")];
+    eventually(SOON, || recorder.count("renewed") >= 3);
+}
+
+fn a_loss_is_told_once(store: &Store) {
+    let recorder = Recorder::default();
+    let client = store.open(patient().on_event(recorder.listener()));
+    let guard = client.mutex("a").lease(ms(300)).renew(false).lock().unwrap();
+    recorder.wait_for("lost a");
+    assert!(!guard.is_held());
+    assert_lost(guard.unlock(), "a");
+    take(&client, "b").unlock().unwrap();
+    recorder.wait_for("released b");
+    assert_eq!(recorder.count("lost a"), 1);
+    assert_eq!(recorder.count("released a"), 0, "it was not");
+}
+
+fn an_event_carries_the_numbers_of_its_hold(store: &Store) {
+    let (sender, events) = unbounded();
+    let client = store.open(patient().on_event(move |event| {
+        let numbers = match event {
+            Event::Acquired { fence, waited, .. } => (*fence, *waited),
+            Event::Lost { fence, .. } => (*fence, Duration::ZERO),
+            Event::Released { held, .. } => (0, *held),
+            _ => return,
+        };
+        // The last events may come after the end of the test.
+        sender.send(numbers).ok();
+    }));
+    let next = || events.recv_timeout(SOON).unwrap();
+
+    let guard = take(&client, "a");
+    let (fence, waited) = next();
+    assert_eq!(fence, guard.fence());
+    assert!(waited < ms(5000));
+    std::thread::sleep(ms(200));
+    guard.unlock().unwrap();
+    let (_, held) = next();
+    assert!(held >= ms(200) && held < ms(5000), "{held:?}");
+
+    let expiring = client.mutex("a").lease(ms(500)).renew(false).lock().unwrap();
+    assert_eq!(next().0, expiring.fence());
+    let second = elsewhere(|| client.lock("a").unwrap().fence());
+    // The loss is told by another thread than the next hold, which begins and ends: any order.
+    let told = [next(), next(), next()];
+    assert!(told.contains(&(expiring.fence(), Duration::ZERO)), "{told:?}");
+    let waiting = told.iter().find(|(fence, _)| *fence == second).unwrap();
+    assert!(waiting.1 >= ms(300) && waiting.1 < SOON, "{waiting:?}");
+}
+
+fn a_callback_that_panics_stops_nothing(store: &Store) {
+    let recorder = Recorder::default();
+    let listener = recorder.listener();
+    let client = store.open(patient().lease(LEASE).on_event(move |event| {
+        listener(event);
+        panic!("as the test wants");
+    }));
+    let guard = take(&client, "a");
+    throughout(3 * LEASE, || guard.is_held());
+    guard.verify().unwrap();
+    guard.unlock().unwrap();
+    // Nor does it end the events.
+    recorder.wait_for("acquired a");
+    recorder.wait_for("released a");
+}
+
+fn a_callback_that_blocks_stops_nothing(store: &Store) {
+    let (end, ended) = bounded::<()>(0);
+    let client = store.open(patient().lease(LEASE).on_event(move |_| {
+        // Until the end of the test; the bound makes a failure out of a deadlock.
+        ended.recv_timeout(2 * SOON).ok();
+    }));
+    let guard = take(&client, "a");
+    throughout(3 * LEASE, || guard.is_held() && is_busy(&client, "a"));
+    guard.verify().unwrap();
+    guard.unlock().unwrap();
+    while_held(&client, "b", |_end| {
+        assert!(client.try_lock_for("b", ms(50)).unwrap().is_none());
+    });
+    let ((), took) = timed(|| drop(client));
+    assert!(took < ms(2000), "the end of the client does not wait for it: {took:?}");
+    drop(end);
+}
+
+fn a_callback_may_use_the_client(store: &Store) {
+    let (locked, results) = unbounded();
+    let slot = Arc::new(parking_lot::Mutex::new(None::<Client>));
+    let shared = Arc::clone(&slot);
+    let client = store.open(patient().on_event(move |event| {
+        let Event::Acquired { name, .. } = event else {
+            return;
+        };
+        let client = shared.lock().clone();
+        if let (true, Some(client)) = (name == "a", client) {
+            locked.send(client.lock("b").is_ok()).ok();
+        }
+    }));
+    *slot.lock() = Some(client.clone());
+    take(&client, "a").unlock().unwrap();
+    assert!(results.recv_timeout(SOON).unwrap());
+    // Breaks the circle through which the client would keep itself alive.
+    *slot.lock() = None;
+}
+
+fn a_renewal_that_fails_is_told_before_the_loss(server: &Server) {
+    let recorder = Recorder::default();
+    let client = server.open(patient().lease(LEASE).on_event(recorder.listener()));
+    let guard = take(&client, "a");
+    server.stop();
+    recorder.wait_for("lost a");
+    server.cont();
+    let events = recorder.events();
+    let failing = events.iter().position(|event| event == "renewal failing a");
+    let lost = events.iter().position(|event| event == "lost a");
+    assert!(failing.is_some() && failing < lost, "{events:?}");
+    assert_lost(guard.unlock(), "a");
+}

@@ -1,0 +1,117 @@
+//! Keys that are not ours are never changed.
+
+use std::time::Duration;
+
+use leasehold::{Client, Error};
+
+use crate::support::{Server, is_busy, ms, patient, stores, take, timed};
+
+stores! {
+    every server:
+        a_value_of_another_type_is_an_error_and_stays,
+        a_foreign_hash_without_a_ttl_is_held_by_somebody,
+        a_lock_of_redisson_is_waited_for,
+        a_spoilt_fence_counter_is_an_error_without_a_hold,
+        a_fence_that_no_longer_fits_is_an_error_without_a_hold;
+}
+
+fn a_value_of_another_type_is_an_error_and_stays(server: &Server) {
+    let client = server.open(patient());
+    server.command(&["SET", "text", "precious"]);
+    server.command(&["RPUSH", "list", "one", "two"]);
+    server.command(&["ZADD", "queue", "1", "one"]);
+    for name in ["text", "list", "queue"] {
+        let before: Vec<u8> = server.ask(&["DUMP", name]);
+        let mutex = client.mutex(name);
+        let (result, took) = timed(|| client.lock(name));
+        assert_wrong_type(result, name);
+        assert!(took < ms(5000), "waiting does not help: {took:?}");
+        assert_wrong_type(client.try_lock(name), name);
+        assert_wrong_type(client.try_lock_for(name, ms(100)), name);
+        // What these say of it is theirs; that they leave it alone is what counts here.
+        mutex.is_locked().ok();
+        mutex.holder().ok();
+        assert!(!matches!(mutex.force_unlock(), Ok(true)), "{name}");
+        let after: Vec<u8> = server.ask(&["DUMP", name]);
+        assert_eq!(after, before, "{name}");
+        assert_eq!(server.raw_pttl(name), -1, "{name}");
+    }
+}
+
+#[track_caller]
+fn assert_wrong_type<T: std::fmt::Debug>(result: Result<T, Error>, name: &str) {
+    match result {
+        Err(Error::WrongType { name: wrong, .. }) => assert_eq!(wrong, name),
+        other => panic!("{other:?} instead of the wrong type of {name}"),
+    }
+}
+
+fn a_foreign_hash_without_a_ttl_is_held_by_somebody(server: &Server) {
+    let client = server.open(patient());
+    server.command(&["HSET", "a", "someone", "1", "another", "x"]);
+    let before = server.hash("a");
+
+    assert!(client.try_lock("a").unwrap().is_none());
+    assert!(client.try_lock_for("a", ms(300)).unwrap().is_none());
+    let limited = client.mutex("a").wait(ms(300));
+    assert!(matches!(limited.lock(), Err(Error::Timeout { .. })));
+    assert!(limited.is_locked().unwrap());
+
+    assert_eq!(server.hash("a"), before);
+    assert_eq!(server.raw_pttl("a"), -1);
+
+    // Without a time to live to sleep on, a waiter still notices that it is gone.
+    std::thread::scope(|scope| {
+        scope.spawn(|| client.lock("a").unwrap().unlock().unwrap());
+        std::thread::sleep(ms(200));
+        server.command(&["DEL", "a"]);
+    });
+}
+
+fn a_lock_of_redisson_is_waited_for(server: &Server) {
+    let client = server.open(patient());
+    server.command(&["HSET", "a", "285475da-9152-4c83-822a-67ee2f116a79:52", "2"]);
+    server.command(&["PEXPIRE", "a", "1500"]);
+    let holder = client.mutex("a").holder().unwrap().unwrap();
+    assert_eq!(holder.owner, "285475da-9152-4c83-822a-67ee2f116a79:52");
+    assert_eq!(holder.depth, 2);
+    assert!(holder.remaining > Duration::ZERO && holder.remaining <= ms(1500));
+
+    assert!(is_busy(&client, "a"));
+    assert!(server.pttl("a") <= ms(1500), "asking does not prolong it");
+    let (guard, took) = timed(|| client.lock("a").unwrap());
+    assert!(took > ms(500) && took < ms(4000), "{took:?}");
+    assert_eq!(server.hold("a").1, "1");
+    guard.unlock().unwrap();
+}
+
+fn a_spoilt_fence_counter_is_an_error_without_a_hold(server: &Server) {
+    let client = server.open(patient());
+    server.command(&["SET", "leasehold:fence:{a}", "abc"]);
+    server.command(&["RPUSH", "leasehold:fence:{b}", "abc"]);
+    server.command(&["SET", "leasehold:fence:{c}", "9223372036854775807"]);
+    for name in ["a", "b", "c"] {
+        let key = format!("leasehold:fence:{{{name}}}");
+        let before: Vec<u8> = server.ask(&["DUMP", &key]);
+        let result = client.try_lock(name);
+        assert!(
+            matches!(result, Err(Error::Redis { .. } | Error::WrongType { .. })),
+            "{name}: {result:?}"
+        );
+        assert!(!server.exists(name), "{name} is not half taken");
+        let after: Vec<u8> = server.ask(&["DUMP", &key]);
+        assert_eq!(after, before, "{name}");
+    }
+}
+
+fn a_fence_that_no_longer_fits_is_an_error_without_a_hold(server: &Server) {
+    let client = server.open(Client::builder());
+    let last_but_one = (1_u64 << 53) - 2;
+    server.command(&["SET", "leasehold:fence:{a}", &last_but_one.to_string()]);
+    let guard = take(&client, "a");
+    assert_eq!(guard.fence(), last_but_one + 1);
+    guard.unlock().unwrap();
+    let result = client.try_lock("a");
+    assert!(matches!(result, Err(Error::Redis { .. })), "{result:?}");
+    assert!(!server.exists("a"));
+}

@@ -1,0 +1,107 @@
+//! The keys in Redis, which other programs may rely on.
+
+use std::time::Duration;
+
+use leasehold::Client;
+
+use crate::support::{Server, is_busy, ms, patient, stores, take, while_held};
+
+stores! {
+    every server:
+        a_lock_is_one_key_named_as_it_is_called,
+        a_prefix_goes_before_the_name,
+        a_name_with_a_hash_tag_keeps_it,
+        prefixes_separate_what_joins_differently_only,
+        an_owner_is_the_client_and_a_nonce_of_the_hold,
+        every_client_has_an_id_of_its_own,
+        the_fence_is_kept_for_a_day,
+        a_waiting_client_leaves_nothing_without_a_ttl;
+}
+
+/// More than any machine takes to get from the lock to the question.
+const MINUTE: Duration = ms(60_000);
+
+fn a_lock_is_one_key_named_as_it_is_called(server: &Server) {
+    let client = server.open(Client::builder());
+    let guard = take(&client, "stock:42");
+    assert_eq!(server.keys(), ["leasehold:fence:{stock:42}", "stock:42"]);
+    let fence: u64 = server.ask(&["GET", "leasehold:fence:{stock:42}"]);
+    assert_eq!(fence, guard.fence());
+    assert!(server.pttl("stock:42") > ms(20_000) && server.pttl("stock:42") <= ms(30_000));
+    guard.unlock().unwrap();
+    assert_eq!(server.keys(), ["leasehold:fence:{stock:42}"]);
+}
+
+fn a_prefix_goes_before_the_name(server: &Server) {
+    let client = server.open(Client::builder().prefix("shop:"));
+    let guard = take(&client, "a");
+    assert_eq!(guard.name(), "a");
+    assert_eq!(client.mutex("a").name(), "a");
+    assert_eq!(server.keys(), ["leasehold:fence:{shop:a}", "shop:a"]);
+    guard.unlock().unwrap();
+    assert!(!server.exists("shop:a"));
+}
+
+fn a_name_with_a_hash_tag_keeps_it(server: &Server) {
+    let client = server.open(Client::builder());
+    let _guards = [take(&client, "{a}b"), take(&client, "c{d}{e}")];
+    let keys = ["c{d}{e}", "leasehold:fence:c{d}{e}", "leasehold:fence:{a}b", "{a}b"];
+    assert_eq!(server.keys(), keys);
+}
+
+fn prefixes_separate_what_joins_differently_only(server: &Server) {
+    let first = server.open(patient().prefix("a:"));
+    let second = server.open(patient().prefix("b:"));
+    let bare = server.open(patient());
+    let _guard = take(&first, "x");
+    assert!(!is_busy(&second, "x"));
+    assert!(!is_busy(&bare, "x"));
+    assert!(is_busy(&bare, "a:x"));
+}
+
+fn an_owner_is_the_client_and_a_nonce_of_the_hold(server: &Server) {
+    let client = server.open(Client::builder().label("till 7"));
+    assert!(client.id().starts_with("till 7"), "{}", client.id());
+    let guard = take(&client, "a");
+    let (first, _) = server.hold("a");
+    let nonce = first.strip_prefix(client.id()).unwrap();
+    assert!(nonce.starts_with(':') && nonce.len() > 1, "{first}");
+    guard.unlock().unwrap();
+    let _again = take(&client, "a");
+    let (second, _) = server.hold("a");
+    assert!(second.starts_with(client.id()));
+    assert_ne!(second, first, "another hold has another nonce");
+}
+
+fn every_client_has_an_id_of_its_own(server: &Server) {
+    let open = || server.open(Client::builder().label("till"));
+    let clients = [open(), open(), open(), Client::in_memory(), Client::in_memory()];
+    let mut ids = clients.each_ref().map(Client::id);
+    ids.sort_unstable();
+    assert!(ids.windows(2).all(|pair| pair[0] != pair[1]), "{ids:?}");
+    // 128 random bits do not fit in less, however they are written.
+    assert!(ids.iter().all(|id| id.len() >= 20), "{ids:?}");
+    assert_eq!(clients[0].clone().id(), clients[0].id());
+}
+
+fn the_fence_is_kept_for_a_day(server: &Server) {
+    let client = server.open(Client::builder());
+    take(&client, "a").unlock().unwrap();
+    let day = ms(24 * 3600 * 1000);
+    assert!(server.pttl("leasehold:fence:{a}") + MINUTE > day);
+
+    let two_days = client.mutex("b").lease(2 * day).lock().unwrap();
+    assert!(server.pttl("leasehold:fence:{b}") + MINUTE > 4 * day);
+    two_days.unlock().unwrap();
+}
+
+fn a_waiting_client_leaves_nothing_without_a_ttl(server: &Server) {
+    let client = server.open(patient());
+    let other = server.open(patient());
+    while_held(&other, "a", |_end| {
+        assert!(client.try_lock_for("a", ms(300)).unwrap().is_none());
+        for key in server.keys() {
+            assert!(server.raw_pttl(&key) > 0, "{key} has no time to live");
+        }
+    });
+}

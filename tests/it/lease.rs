@@ -1,0 +1,211 @@
+//! A hold lasts as long as its lease, which is renewed until it may not be.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{RecvTimeoutError, TryRecvError};
+use leasehold::Client;
+
+use crate::support::{
+    SOON, Server, Store, assert_lost, elsewhere, eventually, is_busy, ms, patient, stores, take,
+    throughout, while_held,
+};
+
+stores! {
+    every store:
+        an_expired_hold_is_taken_over_and_stays_lost,
+        a_new_holder_has_a_greater_fence,
+        a_hold_ends_at_its_local_deadline_by_itself,
+        the_loss_is_told_to_every_receiver,
+        the_normal_end_disconnects_the_receivers,
+        a_lease_is_renewed_for_as_long_as_it_is_held,
+        a_hold_does_not_outlive_max_hold,
+        with_lock_reports_a_lease_lost_meanwhile;
+    every server:
+        an_expired_guard_leaves_the_next_holder_alone,
+        a_lost_hold_is_not_created_again,
+        renewal_keeps_the_time_to_live_high,
+        max_hold_ends_in_redis_too,
+        a_lease_of_a_year_is_kept_as_it_is;
+}
+
+/// Long enough to be renewed in time on a busy machine, and short enough to wait for.
+const LEASE: Duration = ms(900);
+
+fn an_expired_hold_is_taken_over_and_stays_lost(store: &Store) {
+    let client = store.open(patient());
+    let mutex = client.mutex("a").lease(ms(400)).renew(false);
+    let first = mutex.lock().unwrap();
+    while_held(&client, "a", |_end| {
+        assert!(!first.is_held());
+        assert_eq!(first.remaining(), Duration::ZERO);
+        assert_lost(first.verify(), "a");
+        assert_lost(client.try_lock("a"), "a");
+        assert_lost(client.lock("a"), "a");
+        assert_lost(first.unlock(), "a");
+        assert!(is_busy(&client, "a"), "the other thread still has it");
+    });
+    take(&client, "a").unlock().unwrap();
+}
+
+fn a_new_holder_has_a_greater_fence(store: &Store) {
+    let client = store.open(patient());
+    let mutex = client.mutex("a").lease(ms(300)).renew(false);
+    let first = mutex.lock().unwrap();
+    let second = elsewhere(|| client.lock("a").unwrap().fence());
+    assert!(second > first.fence());
+    drop(first);
+    assert!(take(&client, "a").fence() > second);
+}
+
+fn a_hold_ends_at_its_local_deadline_by_itself(store: &Store) {
+    let client = store.open(patient());
+    let mutex = client.mutex("a").lease(ms(1000)).renew(false);
+    let before = Instant::now();
+    let guard = mutex.lock().unwrap();
+    let after = Instant::now();
+    // The lease less the drift of 1 % and 2 ms, counted from when the request was sent.
+    let life = ms(1000 - 12);
+    loop {
+        let (earliest, held) = (after.elapsed(), guard.is_held());
+        let latest = before.elapsed();
+        assert!(!held || earliest < life, "held after {earliest:?}");
+        assert!(held || latest >= life, "not held after {latest:?}");
+        let remaining = guard.remaining();
+        assert!(remaining <= life.saturating_sub(earliest), "{remaining:?}");
+        if !held {
+            return;
+        }
+        thread::sleep(ms(1));
+    }
+}
+
+fn the_loss_is_told_to_every_receiver(store: &Store) {
+    let client = store.open(patient());
+    let guard = client.mutex("a").lease(ms(400)).renew(false).lock().unwrap();
+    let receivers = [guard.lost(), guard.lost()];
+    assert_eq!(receivers[0].try_recv(), Err(TryRecvError::Empty));
+    for receiver in &receivers {
+        assert_eq!(receiver.recv_timeout(SOON), Ok(()));
+    }
+    assert!(!guard.is_held(), "a message means lost");
+    assert_eq!(guard.lost().recv_timeout(SOON), Ok(()), "also when asked late");
+}
+
+fn the_normal_end_disconnects_the_receivers(store: &Store) {
+    let client = store.open(patient());
+    let guard = take(&client, "a");
+    let lost = guard.lost();
+    let inner = take(&client, "a");
+    inner.unlock().unwrap();
+    assert_eq!(lost.try_recv(), Err(TryRecvError::Empty), "the hold goes on");
+    guard.unlock().unwrap();
+    assert_eq!(lost.recv_timeout(SOON), Err(RecvTimeoutError::Disconnected));
+}
+
+fn a_lease_is_renewed_for_as_long_as_it_is_held(store: &Store) {
+    let client = store.open(patient().lease(LEASE));
+    let guard = take(&client, "a");
+    let lost = guard.lost();
+    throughout(4 * LEASE, || guard.is_held() && is_busy(&client, "a"));
+    assert_eq!(lost.try_recv(), Err(TryRecvError::Empty));
+    guard.verify().unwrap();
+    guard.unlock().unwrap();
+    assert!(!is_busy(&client, "a"));
+}
+
+fn a_hold_does_not_outlive_max_hold(store: &Store) {
+    const MAX: Duration = ms(1800);
+    let client = store.open(patient().lease(LEASE));
+    let guard = client.mutex("a").max_hold(MAX).lock().unwrap();
+    let start = Instant::now();
+    throughout(LEASE + ms(200), || guard.is_held());
+    loop {
+        let age = start.elapsed();
+        if !guard.is_held() {
+            break;
+        }
+        assert!(age < MAX, "held after {age:?}");
+        thread::sleep(ms(1));
+    }
+    assert_eq!(guard.lost().recv_timeout(SOON), Ok(()));
+    assert_lost(guard.unlock(), "a");
+    take(&client, "a").unlock().unwrap();
+}
+
+fn with_lock_reports_a_lease_lost_meanwhile(store: &Store) {
+    let client = store.open(patient());
+    let mutex = client.mutex("a").lease(ms(300)).renew(false);
+    let result = mutex.with(|guard| eventually(SOON, || !guard.is_held()));
+    assert_lost(result, "a");
+    take(&client, "a").unlock().unwrap();
+}
+
+fn an_expired_guard_leaves_the_next_holder_alone(server: &Server) {
+    let client = server.open(patient());
+    let other = server.open(patient());
+    let first = client.mutex("a").lease(ms(300)).renew(false).lock().unwrap();
+    let second = other.lock("a").unwrap();
+    let hold = server.hold("a");
+    assert!(hold.0.starts_with(other.id()));
+    assert!(second.fence() > first.fence());
+
+    assert!(!first.is_held());
+    assert_lost(first.verify(), "a");
+    assert_lost(client.try_lock("a"), "a");
+    assert_lost(first.unlock(), "a");
+    assert_eq!(server.hold("a"), hold);
+    assert!(server.pttl("a") > ms(20_000), "nor is its lease cut short");
+    second.verify().unwrap();
+    second.unlock().unwrap();
+}
+
+fn a_lost_hold_is_not_created_again(server: &Server) {
+    let client = server.open(patient());
+    let guard = client.mutex("a").lease(ms(300)).renew(false).lock().unwrap();
+    eventually(SOON, || !server.exists("a"));
+    assert_lost(guard.verify(), "a");
+    assert_lost(client.lock("a"), "a");
+    assert!(!server.exists("a"));
+    drop(guard);
+    assert!(!server.exists("a"));
+}
+
+fn renewal_keeps_the_time_to_live_high(server: &Server) {
+    let client = server.open(patient().lease(LEASE));
+    let other = server.open(patient());
+    let guard = take(&client, "a");
+    // Renewed every third of the lease, it never falls to the last third.
+    throughout(4 * LEASE, || {
+        server.pttl("a") > LEASE / 3 && other.try_lock("a").unwrap().is_none()
+    });
+    guard.unlock().unwrap();
+    throughout(LEASE, || !server.exists("a"));
+}
+
+fn max_hold_ends_in_redis_too(server: &Server) {
+    const MAX: Duration = ms(1500);
+    let client = server.open(patient().lease(LEASE).max_hold(MAX));
+    let _guard = take(&client, "a");
+    let start = Instant::now();
+    loop {
+        let age = start.elapsed();
+        if !server.exists("a") {
+            assert!(start.elapsed() > LEASE, "it was renewed before");
+            return;
+        }
+        assert!(age < MAX + ms(100), "still there after {age:?}");
+        thread::sleep(ms(1));
+    }
+}
+
+fn a_lease_of_a_year_is_kept_as_it_is(server: &Server) {
+    let year = Duration::from_secs(365 * 24 * 3600);
+    let client = server.open(Client::builder().lease(year));
+    let guard = take(&client, "a");
+    assert!(server.pttl("a") + ms(60_000) > year && server.pttl("a") <= year);
+    assert!(guard.remaining() < year);
+    // The counter outlives the hold, or the next fence might be smaller.
+    assert!(server.pttl("leasehold:fence:{a}") >= year);
+    guard.unlock().unwrap();
+}

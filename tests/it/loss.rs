@@ -1,0 +1,130 @@
+//! What happens to holds when Redis forgets them.
+
+use std::time::Duration;
+
+use leasehold::Client;
+
+use crate::support::recorder::Recorder;
+use crate::support::{SOON, Server, assert_lost, is_busy, ms, patient, stores, take, throughout};
+
+stores! {
+    every server:
+        a_restart_without_the_data_ends_the_hold,
+        flushall_ends_the_hold,
+        a_deleted_key_ends_the_hold,
+        a_key_of_somebody_else_ends_the_hold,
+        one_lost_hold_does_not_disturb_the_others,
+        a_restart_with_the_data_keeps_the_hold,
+        fences_grow_over_lost_counters,
+        a_fence_counter_ahead_of_the_clock_is_continued;
+}
+
+const LEASE: Duration = ms(900);
+
+fn a_restart_without_the_data_ends_the_hold(server: &Server) {
+    a_hold_ends_by(server, Server::restart);
+    take(&server.open(patient()), "a").unlock().unwrap();
+}
+
+fn flushall_ends_the_hold(server: &Server) {
+    a_hold_ends_by(server, |server| {
+        server.command(&["FLUSHALL"]);
+    });
+}
+
+fn a_deleted_key_ends_the_hold(server: &Server) {
+    a_hold_ends_by(server, |server| {
+        server.command(&["DEL", "a"]);
+    });
+}
+
+/// A hold that is lost by `fault` says so in every way, is never made again, and a new one works.
+fn a_hold_ends_by(server: &Server, fault: impl FnOnce(&Server)) {
+    let recorder = Recorder::default();
+    let client = server.open(patient().lease(LEASE).on_event(recorder.listener()));
+    let outer = take(&client, "a");
+    let inner = take(&client, "a");
+    let lost = outer.lost();
+
+    fault(server);
+
+    assert_eq!(lost.recv_timeout(SOON), Ok(()));
+    recorder.wait_for("lost a");
+    assert!(!outer.is_held() && !inner.is_held());
+    assert_lost(outer.verify(), "a");
+    assert_lost(client.lock("a"), "a");
+    assert_lost(client.try_lock("a"), "a");
+    let fence = outer.fence();
+    assert_lost(inner.unlock(), "a");
+    assert_lost(client.lock("a"), "a");
+    assert_lost(outer.unlock(), "a");
+    assert!(!server.exists("a"));
+    assert_eq!(recorder.count("lost a"), 1);
+
+    let again = client.lock("a").unwrap();
+    assert_eq!(again.depth(), 1);
+    assert!(again.fence() > fence);
+    throughout(2 * LEASE, || again.is_held() && server.exists("a"));
+    again.unlock().unwrap();
+    assert!(!server.exists("a"));
+}
+
+fn a_key_of_somebody_else_ends_the_hold(server: &Server) {
+    let client = server.open(patient().lease(LEASE));
+    let guard = take(&client, "a");
+    server.command(&["DEL", "a"]);
+    server.command(&["HSET", "a", "somebody else", "1"]);
+    assert_eq!(guard.lost().recv_timeout(SOON), Ok(()));
+    assert_lost(guard.unlock(), "a");
+    assert_eq!(server.hold("a").0, "somebody else");
+    assert_eq!(server.raw_pttl("a"), -1, "nor was it given a lease");
+}
+
+fn one_lost_hold_does_not_disturb_the_others(server: &Server) {
+    let client = server.open(patient().lease(LEASE));
+    let guards = ["a", "b", "c"].map(|name| take(&client, name));
+    server.command(&["DEL", "b"]);
+    assert_eq!(guards[1].lost().recv_timeout(SOON), Ok(()));
+    throughout(2 * LEASE, || {
+        guards[0].is_held() && server.exists("a") && guards[2].is_held() && server.exists("c")
+    });
+}
+
+fn a_restart_with_the_data_keeps_the_hold(server: &Server) {
+    let client = server.open(patient().lease(ms(3000)));
+    let guard = take(&client, "a");
+    server.command(&["SAVE"]);
+    server.restart();
+    throughout(ms(3500), || guard.is_held());
+    guard.verify().unwrap();
+    assert!(is_busy(&client, "a"));
+    guard.unlock().unwrap();
+    assert!(!server.exists("a"));
+}
+
+fn fences_grow_over_lost_counters(server: &Server) {
+    let client = server.open(Client::builder());
+    let mut last = 0;
+    for round in 0..40 {
+        let guard = client.lock("a").unwrap();
+        assert!(guard.fence() > last, "in round {round}");
+        last = guard.fence();
+        guard.unlock().unwrap();
+        match round % 4 {
+            0 => drop(server.command(&["FLUSHALL"])),
+            1 => drop(server.command(&["DEL", "leasehold:fence:{a}"])),
+            _ => {}
+        }
+    }
+    server.restart();
+    assert!(client.lock("a").unwrap().fence() > last);
+}
+
+fn a_fence_counter_ahead_of_the_clock_is_continued(server: &Server) {
+    let client = server.open(Client::builder());
+    let ahead = (1_u64 << 53) - 1000;
+    server.command(&["SET", "leasehold:fence:{a}", &ahead.to_string()]);
+    for step in 1..10 {
+        assert_eq!(take(&client, "a").fence(), ahead + step);
+    }
+}

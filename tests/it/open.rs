@@ -1,0 +1,194 @@
+//! Opening a client: what the URL says, and what happens when nobody answers.
+
+use std::error::Error as _;
+use std::fmt::Write as _;
+use std::io::ErrorKind;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::time::Duration;
+
+use leasehold::{Builder, Client, Error};
+use rustix::net::{AddressFamily, SocketType};
+
+use crate::support::proxy::Proxy;
+use crate::support::{Server, ms, stores, take, timed};
+
+stores! {
+    every server:
+        a_unix_socket_works,
+        a_password_of_the_url_is_used,
+        an_acl_user_of_the_url_is_used,
+        a_wrong_password_is_a_permanent_error,
+        the_database_of_the_url_is_used_after_a_reconnect_too,
+        the_client_name_of_the_url_is_set,
+        a_silent_server_is_unavailable,
+        a_server_behind_a_black_hole_is_unavailable,
+        debug_output_has_no_secrets;
+}
+
+/// Short bounds, so that the tests of their keeping are short.
+fn hasty() -> Builder {
+    Client::builder().connect_timeout(ms(300)).io_timeout(ms(300))
+}
+
+/// Everything an error says about itself and its causes.
+fn everything(error: &Error) -> String {
+    let mut text = format!("{error} {error:?}");
+    let mut source = error.source();
+    while let Some(cause) = source {
+        write!(text, " {cause} {cause:?}").unwrap();
+        source = cause.source();
+    }
+    text
+}
+
+#[track_caller]
+fn assert_unavailable(address: &str) {
+    let url = format!("redis://ali:sesame@{address}/");
+    let (result, took) = timed(|| hasty().open(&url));
+    let error = result.unwrap_err();
+    assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
+    assert!(took < ms(2500), "{took:?}");
+    assert!(error.source().is_some(), "the cause is given: {error:?}");
+    assert!(!everything(&error).contains("sesame"), "{error:?}");
+}
+
+#[test]
+fn a_closed_port_is_unavailable() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    drop(listener);
+    assert_unavailable(&address);
+}
+
+#[test]
+fn a_missing_socket_is_unavailable() {
+    let error = hasty().open("redis+unix:///nonexistent/socket").unwrap_err();
+    assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
+}
+
+#[test]
+fn a_listener_that_never_answers_is_unavailable() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    assert_unavailable(&listener.local_addr().unwrap().to_string());
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_port_where_connecting_hangs_is_unavailable() {
+    // A full backlog of one: the kernel drops what else wants to connect.
+    let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    rustix::net::bind(&socket, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+    rustix::net::listen(&socket, 0).unwrap();
+    let listener = TcpListener::from(socket);
+    let address = listener.local_addr().unwrap();
+    let mut waiting = Vec::new();
+    let full = loop {
+        match TcpStream::connect_timeout(&address, ms(200)) {
+            Ok(stream) => waiting.push(stream),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(full.kind(), ErrorKind::TimedOut);
+    assert_unavailable(&address.to_string());
+}
+
+fn a_silent_server_is_unavailable(server: &Server) {
+    server.stop();
+    assert_unavailable(&format!("127.0.0.1:{}", server.port()));
+    let (result, took) = timed(|| hasty().open(&server.unix_url()));
+    assert!(matches!(result, Err(Error::Unavailable { .. })), "{result:?}");
+    assert!(took < ms(2500), "{took:?}");
+}
+
+fn a_server_behind_a_black_hole_is_unavailable(server: &Server) {
+    let proxy = Proxy::before(server);
+    proxy.blackhole();
+    let (result, took) = timed(|| hasty().open(&proxy.url()));
+    assert!(matches!(result, Err(Error::Unavailable { .. })), "{result:?}");
+    assert!(took < ms(2500), "{took:?}");
+    proxy.heal();
+    take(&hasty().open(&proxy.url()).unwrap(), "a").unlock().unwrap();
+}
+
+fn a_unix_socket_works(server: &Server) {
+    let client = Client::open(&server.unix_url()).unwrap();
+    let guard = take(&client, "a");
+    assert!(server.exists("a"));
+    assert!(server.open(Client::builder()).try_lock("a").unwrap().is_none());
+    guard.unlock().unwrap();
+}
+
+fn a_password_of_the_url_is_used(server: &Server) {
+    server.set_config("requirepass", "p@ss/w:rd%");
+    let port = server.port();
+    let error = Client::open(&server.url()).unwrap_err();
+    assert!(matches!(&error, Error::Redis { code, .. } if code == "NOAUTH"), "{error:?}");
+    let url = format!("redis://:p%40ss%2Fw%3Ard%25@127.0.0.1:{port}/");
+    take(&Client::open(&url).unwrap(), "a").unlock().unwrap();
+}
+
+fn an_acl_user_of_the_url_is_used(server: &Server) {
+    let rule = ["ACL", "SETUSER", "ali", "on", ">sesame", "~shop:*", "~leasehold:*", "&*", "+@all"];
+    server.command(&rule);
+    let url = format!("redis://ali:sesame@127.0.0.1:{}/", server.port());
+    let client = Client::open(&url).unwrap();
+    let guard = take(&client, "shop:a");
+    let clients: String = server.ask(&["CLIENT", "LIST"]);
+    assert!(clients.contains("user=ali"), "{clients}");
+    guard.unlock().unwrap();
+    let error = client.lock("bank:a").unwrap_err();
+    assert!(matches!(error, Error::Redis { .. }), "{error:?}");
+}
+
+fn a_wrong_password_is_a_permanent_error(server: &Server) {
+    server.command(&["ACL", "SETUSER", "ali", "on", ">sesame", "~*", "&*", "+@all"]);
+    let url = format!("redis://ali:mellon@127.0.0.1:{}/", server.port());
+    let (result, took) = timed(|| Client::open(&url));
+    let error = result.unwrap_err();
+    assert!(matches!(&error, Error::Redis { code, .. } if code == "WRONGPASS"), "{error:?}");
+    assert!(!everything(&error).contains("mellon"), "{error:?}");
+    assert!(took < ms(2000), "trying again does not help: {took:?}");
+}
+
+fn the_database_of_the_url_is_used_after_a_reconnect_too(server: &Server) {
+    let in_database_5 = |key: &str| {
+        let mut connection = server.connect();
+        redis::cmd("SELECT").arg(5).exec(&mut connection).unwrap();
+        let found: bool = redis::cmd("EXISTS").arg(key).query(&mut connection).unwrap();
+        found
+    };
+    let client = Client::open(&format!("{}5", server.url())).unwrap();
+    let guard = take(&client, "a");
+    assert!(in_database_5("a") && !server.exists("a"));
+    server.kill_connections();
+    let after = take(&client, "b");
+    assert!(in_database_5("b") && !server.exists("b"));
+    drop((guard, after));
+    assert!(!in_database_5("a") && !in_database_5("b"));
+
+    let by_socket = Client::open(&format!("{}?db=5", server.unix_url())).unwrap();
+    let _guard = take(&by_socket, "c");
+    assert!(in_database_5("c") && !server.exists("c"));
+}
+
+fn the_client_name_of_the_url_is_set(server: &Server) {
+    let client = Client::open(&format!("{}?client_name=till-7", server.url())).unwrap();
+    let _guard = take(&client, "a");
+    let clients: String = server.ask(&["CLIENT", "LIST"]);
+    assert!(clients.contains(" name=till-7 "), "{clients}");
+}
+
+fn debug_output_has_no_secrets(server: &Server) {
+    server.command(&["ACL", "SETUSER", "ali", "on", ">sesame", "~*", "&*", "+@all"]);
+    let url = format!("redis://ali:sesame@127.0.0.1:{}/", server.port());
+    let builder = Client::builder().on_event(|_| ()).lease(Duration::from_secs(20));
+    let mut text = format!("{builder:?}");
+    let client = builder.open(&url).unwrap();
+    let guard = take(&client, "a");
+    let mutex = client.mutex("a");
+    write!(text, "{client:?} {mutex:?} {guard:?}").unwrap();
+    assert!(!text.contains("sesame"), "{text}");
+    // Who knows the owner's field could release the lock.
+    let (owner, _) = server.hold("a");
+    assert!(!text.contains(&owner), "{text}");
+}

@@ -1,0 +1,234 @@
+//! A server that is gone, silent or slow: every call ends in time, and nothing stays behind.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+use leasehold::{Builder, Client, Error};
+
+use crate::support::proxy::Proxy;
+use crate::support::{
+    SOON, Server, assert_lost, eventually, is_busy, ms, patient, stores, take, throughout, timed,
+};
+
+stores! {
+    every server:
+        every_call_to_a_silent_server_ends_in_time,
+        a_wait_for_a_silent_server_is_no_timeout,
+        a_drop_at_a_silent_server_ends_in_time_and_is_made_up_for,
+        a_panic_at_a_silent_server_unwinds,
+        a_late_lock_that_nobody_waits_for_is_removed,
+        a_late_lock_does_not_count_for_the_next,
+        a_reply_in_drops_does_not_stretch_the_call,
+        a_slow_reply_counts_against_the_lease,
+        a_short_silence_does_not_lose_the_hold,
+        a_long_silence_loses_the_hold_before_redis_does,
+        the_calls_of_a_dead_server_fail_until_it_is_back,
+        a_restart_while_idle_is_not_noticed,
+        broken_connections_are_not_noticed,
+        a_client_of_a_silent_server_can_be_dropped;
+}
+
+/// How long one attempt may take here.
+const IO: Duration = ms(300);
+
+/// Much more than an attempt, its repetition and the 100 ms promised beside them, for a busy
+/// machine, and much less than the waits and leases in these tests.
+const BOUND: Duration = ms(2500);
+
+fn hasty() -> Builder {
+    Client::builder().connect_timeout(IO).io_timeout(IO)
+}
+
+#[track_caller]
+fn assert_unavailable<T: std::fmt::Debug>(call: impl FnOnce() -> Result<T, Error>) {
+    let (result, took) = timed(call);
+    assert!(matches!(result, Err(Error::Unavailable { .. })), "{result:?}");
+    assert!(took < BOUND, "{took:?}");
+}
+
+fn every_call_to_a_silent_server_ends_in_time(server: &Server) {
+    let client = server.open(hasty());
+    let mutex = client.mutex("b");
+    let guard = take(&client, "a");
+    let inner = take(&client, "a");
+    server.stop();
+    assert_unavailable(|| client.try_lock("b"));
+    assert_unavailable(|| client.try_lock("a"));
+    assert_unavailable(|| client.try_lock_for("c", ms(100)));
+    assert_unavailable(|| client.try_lock_for("c", Duration::ZERO));
+    assert_unavailable(|| mutex.is_locked());
+    assert_unavailable(|| mutex.holder());
+    assert_unavailable(|| mutex.force_unlock());
+    assert_unavailable(|| guard.verify());
+    assert!(guard.is_held() && inner.is_held(), "nobody has said otherwise");
+    assert_unavailable(|| inner.unlock());
+    assert_unavailable(|| guard.unlock());
+}
+
+fn a_wait_for_a_silent_server_is_no_timeout(server: &Server) {
+    let client = server.open(hasty().wait(ms(1000)));
+    server.stop();
+    assert_unavailable(|| client.lock("a"));
+    assert_unavailable(|| client.mutex("a").wait(ms(500)).lock());
+}
+
+fn a_drop_at_a_silent_server_ends_in_time_and_is_made_up_for(server: &Server) {
+    let client = server.open(hasty());
+    let guard = take(&client, "a");
+    server.stop();
+    let ((), took) = timed(|| drop(guard));
+    assert!(took < BOUND, "{took:?}");
+    server.cont();
+    eventually(SOON, || !server.exists("a"));
+    assert_eq!(take(&client, "a").depth(), 1);
+}
+
+fn a_panic_at_a_silent_server_unwinds(server: &Server) {
+    let client = server.open(hasty());
+    let (panicked, took) = timed(|| {
+        catch_unwind(AssertUnwindSafe(|| {
+            let _guard = take(&client, "a");
+            server.stop();
+            panic!("as the test wants");
+        }))
+    });
+    panicked.unwrap_err();
+    assert!(took < BOUND, "{took:?}");
+    server.cont();
+    eventually(SOON, || !server.exists("a"));
+}
+
+fn a_late_lock_that_nobody_waits_for_is_removed(server: &Server) {
+    let client = server.open(hasty());
+    take(&client, "a").unlock().unwrap();
+    server.stop();
+    assert_unavailable(|| client.try_lock("a"));
+    assert_unavailable(|| client.try_lock_for("a", ms(500)));
+    // Now the server executes what it had not read yet.
+    server.cont();
+    eventually(SOON, || !server.exists("a"));
+    throughout(ms(500), || !server.exists("a"));
+}
+
+fn a_late_lock_does_not_count_for_the_next(server: &Server) {
+    let client = server.open(hasty().wait(SOON));
+    take(&client, "a").unlock().unwrap();
+    server.stop();
+    assert_unavailable(|| client.try_lock("a"));
+    server.cont();
+    // The same thread: it is neither nested in what it never got, nor shut out for a lease by it.
+    let guard = client.lock("a").unwrap();
+    assert_eq!(guard.depth(), 1);
+    assert_eq!(server.hold("a").1, "1");
+    guard.verify().unwrap();
+    // What cleans up after the first attempt leaves the second alone.
+    throughout(ms(1500), || server.exists("a"));
+    guard.unlock().unwrap();
+    assert!(!server.exists("a"));
+}
+
+fn a_reply_in_drops_does_not_stretch_the_call(server: &Server) {
+    let proxy = Proxy::before(server);
+    let client = hasty().open(&proxy.url()).unwrap();
+    take(&client, "a").unlock().unwrap();
+    proxy.drip(ms(200));
+    assert_unavailable(|| client.try_lock("a"));
+    assert_unavailable(|| client.try_lock_for("a", ms(100)));
+    proxy.heal();
+    eventually(SOON, || !server.exists("a"));
+    take(&client, "a").unlock().unwrap();
+}
+
+fn a_slow_reply_counts_against_the_lease(server: &Server) {
+    let proxy = Proxy::before(server);
+    let client = Client::open(&proxy.url()).unwrap();
+    take(&client, "a").unlock().unwrap();
+    proxy.drip(ms(15));
+    let (guard, took) = timed(|| take(&client, "a"));
+    assert!(took > ms(50), "{took:?}");
+    // The lease was counted from when the request was sent, which is the start of the call.
+    let life = ms(30_000 - 302);
+    assert!(guard.remaining() + took < life + ms(20), "{:?} after {took:?}", guard.remaining());
+    proxy.heal();
+    guard.unlock().unwrap();
+}
+
+fn a_short_silence_does_not_lose_the_hold(server: &Server) {
+    let client = server.open(hasty().lease(ms(3000)));
+    let guard = take(&client, "a");
+    for _ in 0..2 {
+        server.stop();
+        throughout(ms(1200), || guard.is_held());
+        server.cont();
+        throughout(ms(1500), || guard.is_held());
+    }
+    guard.verify().unwrap();
+    guard.unlock().unwrap();
+}
+
+fn a_long_silence_loses_the_hold_before_redis_does(server: &Server) {
+    let proxy = Proxy::before(server);
+    let client = hasty().lease(ms(1500)).open(&proxy.url()).unwrap();
+    let guard = take(&client, "a");
+    let lost = guard.lost();
+    proxy.blackhole();
+    assert_eq!(lost.recv_timeout(SOON), Ok(()));
+    assert!(!guard.is_held());
+    // The difference is the drift of 17 ms at least, less what the machine takes to get here.
+    assert!(server.pttl_or_zero("a") < ms(1500) / 3);
+    proxy.heal();
+    eventually(SOON, || !server.exists("a"));
+    throughout(ms(1000), || !server.exists("a"));
+    assert!(!guard.is_held());
+    assert_lost(guard.unlock(), "a");
+}
+
+fn the_calls_of_a_dead_server_fail_until_it_is_back(server: &Server) {
+    let client = server.open(hasty().wait(ms(500)));
+    take(&client, "a").unlock().unwrap();
+    server.kill();
+    assert_unavailable(|| client.try_lock("a"));
+    assert_unavailable(|| client.lock("a"));
+    server.restart();
+    eventually(SOON, || client.try_lock("a").is_ok_and(|guard| guard.is_some()));
+    take(&client, "a").unlock().unwrap();
+}
+
+fn a_restart_while_idle_is_not_noticed(server: &Server) {
+    let client = server.open(patient());
+    take(&client, "a").unlock().unwrap();
+    server.restart();
+    take(&client, "a").unlock().unwrap();
+}
+
+fn broken_connections_are_not_noticed(server: &Server) {
+    let client = server.open(patient().lease(ms(1500)));
+    for _ in 0..5 {
+        let guard = client.lock("a").unwrap();
+        server.kill_connections();
+        guard.verify().unwrap();
+        server.kill_connections();
+        let inner = client.lock("a").unwrap();
+        server.kill_connections();
+        inner.unlock().unwrap();
+        server.kill_connections();
+        guard.unlock().unwrap();
+        assert!(!server.exists("a"));
+        server.kill_connections();
+    }
+    let guard = take(&client, "a");
+    throughout(ms(3000), || {
+        server.kill_connections();
+        guard.is_held() && is_busy(&client, "a")
+    });
+}
+
+fn a_client_of_a_silent_server_can_be_dropped(server: &Server) {
+    let client = server.open(hasty().lease(ms(3000)));
+    let guards = ["a", "b", "c"].map(|name| take(&client, name));
+    server.stop();
+    let ((), took) = timed(|| drop((guards, client)));
+    assert!(took < 2 * BOUND, "{took:?}");
+    server.cont();
+    eventually(SOON, || server.hashes().is_empty());
+}

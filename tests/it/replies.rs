@@ -1,0 +1,180 @@
+//! Requests and replies that get lost one at a time, each of which may or may not have been executed.
+
+use std::thread::{self, ScopedJoinHandle};
+use std::time::Duration;
+
+use leasehold::{Builder, Client};
+
+use crate::support::proxy::Proxy;
+use crate::support::recorder::Recorder;
+use crate::support::{SOON, Server, eventually, ms, patient, stores, take, throughout};
+
+stores! {
+    every server:
+        a_lost_reply_to_a_lock_is_asked_for_again,
+        a_lost_reply_to_try_lock_is_not_taken_for_a_holder,
+        a_lost_request_for_a_lock_is_repeated,
+        a_lost_reply_to_a_release_is_no_error,
+        a_lost_request_for_a_release_is_repeated,
+        a_lost_reply_to_a_drop_leaves_nothing,
+        a_lost_reply_to_a_nested_lock_counts_once,
+        a_lost_reply_to_an_inner_release_counts_once,
+        lost_replies_to_renewals_do_not_end_the_hold,
+        whatever_gets_lost_the_counter_is_right;
+}
+
+/// A client behind a proxy, with the scripts on the server.
+fn behind_proxy(server: &Server, builder: Builder) -> (Proxy, Client) {
+    let proxy = Proxy::before(server);
+    let client = builder.open(&proxy.url()).unwrap();
+    let guard = take(&client, "warm");
+    take(&client, "warm").unlock().unwrap();
+    guard.unlock().unwrap();
+    (proxy, client)
+}
+
+fn a_lost_reply_to_a_lock_is_asked_for_again(server: &Server) {
+    let (proxy, client) = behind_proxy(server, patient());
+    proxy.lose_reply();
+    let guard = client.lock("a").unwrap();
+    assert!(proxy.has_lost());
+    assert_eq!(guard.depth(), 1);
+    assert_eq!(server.hold("a").1, "1");
+    guard.verify().unwrap();
+    guard.unlock().unwrap();
+    assert!(!server.exists("a"), "one release frees what one lock took");
+}
+
+fn a_lost_reply_to_try_lock_is_not_taken_for_a_holder(server: &Server) {
+    let (proxy, client) = behind_proxy(server, patient());
+    for _ in 0..5 {
+        proxy.lose_reply();
+        match client.try_lock("a") {
+            Ok(Some(guard)) => guard.unlock().unwrap(),
+            Ok(None) => panic!("it was refused its own lock"),
+            Err(_) => eventually(SOON, || !server.exists("a")),
+        }
+        assert!(proxy.has_lost());
+        assert!(!server.exists("a"));
+    }
+}
+
+fn a_lost_request_for_a_lock_is_repeated(server: &Server) {
+    let (proxy, client) = behind_proxy(server, patient());
+    proxy.lose_request();
+    let guard = client.lock("a").unwrap();
+    assert!(proxy.has_lost());
+    guard.verify().unwrap();
+    guard.unlock().unwrap();
+    assert!(!server.exists("a"));
+}
+
+fn a_lost_reply_to_a_release_is_no_error(server: &Server) {
+    let (proxy, client) = behind_proxy(server, patient());
+    let guard = take(&client, "a");
+    proxy.lose_reply();
+    guard.unlock().unwrap();
+    assert!(proxy.has_lost());
+    assert!(!server.exists("a"));
+}
+
+fn a_lost_request_for_a_release_is_repeated(server: &Server) {
+    let (proxy, client) = behind_proxy(server, patient());
+    let guard = take(&client, "a");
+    proxy.lose_request();
+    guard.unlock().unwrap();
+    assert!(proxy.has_lost());
+    assert!(!server.exists("a"));
+}
+
+fn a_lost_reply_to_a_drop_leaves_nothing(server: &Server) {
+    let (proxy, client) = behind_proxy(server, patient());
+    for lose in [Proxy::lose_reply, Proxy::lose_request] {
+        let guard = take(&client, "a");
+        lose(&proxy);
+        drop(guard);
+        eventually(SOON, || !server.exists("a"));
+        assert!(proxy.has_lost());
+    }
+}
+
+fn a_lost_reply_to_a_nested_lock_counts_once(server: &Server) {
+    let (proxy, client) = behind_proxy(server, patient());
+    let outer = take(&client, "a");
+    proxy.lose_reply();
+    let inner = client.lock("a").unwrap();
+    assert!(proxy.has_lost());
+    assert_eq!(inner.depth(), 2);
+    assert_eq!(server.hold("a").1, "2");
+    inner.unlock().unwrap();
+    assert_eq!(server.hold("a").1, "1");
+    assert!(outer.is_held());
+    outer.unlock().unwrap();
+    assert!(!server.exists("a"));
+}
+
+fn a_lost_reply_to_an_inner_release_counts_once(server: &Server) {
+    let (proxy, client) = behind_proxy(server, patient());
+    let outer = take(&client, "a");
+    let middle = take(&client, "a");
+    let inner = take(&client, "a");
+    proxy.lose_reply();
+    inner.unlock().unwrap();
+    assert!(proxy.has_lost());
+    assert_eq!(server.hold("a").1, "2");
+    middle.unlock().unwrap();
+    outer.verify().unwrap();
+    outer.unlock().unwrap();
+    assert!(!server.exists("a"));
+}
+
+fn lost_replies_to_renewals_do_not_end_the_hold(server: &Server) {
+    const LEASE: Duration = ms(1500);
+    let recorder = Recorder::default();
+    let builder = patient().lease(LEASE).on_event(recorder.listener());
+    let (proxy, client) = behind_proxy(server, builder);
+    let guard = take(&client, "a");
+    let mut lost = 0;
+    throughout(4 * LEASE, || {
+        if proxy.has_lost() {
+            // Every second one: the first repetition arrives.
+            lost += 1;
+            proxy.lose_reply_after(1);
+        }
+        guard.is_held() && server.exists("a")
+    });
+    assert!(lost >= 3, "only {lost} replies were lost");
+    proxy.heal();
+    assert_eq!(recorder.count("lost a"), 0);
+    guard.unlock().unwrap();
+    assert!(!server.exists("a"));
+}
+
+fn whatever_gets_lost_the_counter_is_right(server: &Server) {
+    let (proxy, client) = behind_proxy(server, patient().wait(3 * SOON));
+    let cell = parking_lot::Mutex::new(0);
+    thread::scope(|scope| {
+        let workers: Vec<_> = (0..4)
+            .map(|_| {
+                scope.spawn(|| {
+                    for _ in 0..25 {
+                        let guard = client.lock("a").unwrap();
+                        let mut held = cell.try_lock().expect("nobody else is in here");
+                        *held += 1;
+                        drop(held);
+                        guard.unlock().unwrap();
+                    }
+                })
+            })
+            .collect();
+        while !workers.iter().all(ScopedJoinHandle::is_finished) {
+            if proxy.has_lost() {
+                proxy.lose_reply_after(5);
+            }
+            thread::sleep(ms(3));
+        }
+    });
+    assert_eq!(*cell.lock(), 100);
+    proxy.heal();
+    eventually(SOON, || server.hashes().is_empty());
+}

