@@ -1,11 +1,12 @@
 //! Settings of a client, and how it is opened.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use scheduled_thread_pool::ScheduledThreadPool;
 
 use crate::client::Client;
+use crate::clock::end_of;
 use crate::config::{Config, Durability};
 use crate::error::{Error, Result};
 use crate::event::{Callback, Event, Events};
@@ -189,7 +190,7 @@ impl Builder {
         let server = Server::new(endpoint, &self.config, threads.clone())
             .map_err(|failure| failure.into_error("open", ""))?;
         let mut patience = Patience::new(Bound::Brief, &self.config, Duration::MAX);
-        while let Err(failure) = server.ping(Instant::now() + self.config.connect_timeout) {
+        while let Err(failure) = server.ping(end_of(self.config.connect_timeout)) {
             let Some(pause) = patience.after(&failure) else {
                 return Err(failure.into_error("open a client", ""));
             };

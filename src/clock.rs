@@ -4,7 +4,15 @@
 //! would outlive the server's (<https://github.com/rust-lang/rust/issues/79462>). Waiting and
 //! I/O deadlines keep to `Instant`: a suspend must not eat a caller's patience.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+/// Later than any wait, and within the range of `Instant` everywhere.
+const AGES: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
+
+/// The end of a wait that begins now; a wait beyond the clock's range ends in ages.
+pub(crate) fn end_of(wait: Duration) -> Instant {
+    Instant::now() + wait.min(AGES)
+}
 
 /// A point in time, as nanoseconds since an arbitrary start that is the same in this process.
 ///

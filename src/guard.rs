@@ -86,7 +86,7 @@ impl Guard {
     /// taken off (1 % of the lease and 2 ms); zero when it is lost. Asks nobody.
     #[must_use]
     pub fn remaining(&self) -> Duration {
-        self.lease.remaining()
+        self.engine.remaining(&self.lease)
     }
 
     /// Returns a receiver, of its own for each call, that gets one message when the lease is lost,

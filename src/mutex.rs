@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::clock::end_of;
 use crate::config::Terms;
 use crate::error::{Error, Result};
 use crate::guard::Guard;
@@ -78,7 +79,7 @@ impl Mutex {
     ///
     /// As [`Client::lock`](crate::Client::lock).
     pub fn lock(&self) -> Result<Guard> {
-        let wait = self.terms.wait.map_or(Wait::Endless, Wait::lasting);
+        let wait = self.terms.wait.map_or(Wait::Endless, |wait| Wait::Until(end_of(wait)));
         self.acquire(wait)?.ok_or_else(|| Error::Timeout { name: self.name.to_string() })
     }
 
@@ -98,7 +99,7 @@ impl Mutex {
     ///
     /// As [`Client::try_lock_for`](crate::Client::try_lock_for).
     pub fn try_lock_for(&self, wait: Duration) -> Result<Option<Guard>> {
-        self.acquire(Wait::lasting(wait))
+        self.acquire(Wait::Until(end_of(wait)))
     }
 
     /// Blocks until the current thread has the lock or `deadline` has come. See

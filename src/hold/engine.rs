@@ -5,10 +5,10 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::Receiver;
+use crossbeam_channel::{Receiver, bounded};
 use scheduled_thread_pool::ScheduledThreadPool;
 
-use crate::clock::Moment;
+use crate::clock::{Moment, end_of};
 use crate::config::{Config, Terms};
 use crate::error::{Error, Result};
 use crate::event::{Event, Events};
@@ -31,11 +31,6 @@ pub(crate) enum Wait {
 }
 
 impl Wait {
-    /// Waits for `time`, without limit if its end is beyond the clock's range.
-    pub(crate) fn lasting(time: Duration) -> Self {
-        Instant::now().checked_add(time).map_or(Self::Endless, Self::Until)
-    }
-
     fn bound(self) -> Bound {
         match self {
             Self::Endless => Bound::Endless,
@@ -221,14 +216,14 @@ impl Engine {
         depth: u32,
         mut patience: Patience,
     ) -> Result<(), Option<Failure>> {
-        while self.is_held(lease) {
+        while self.stands(lease) {
             let sent = Moment::now();
             let span = lease.span(sent);
             match self.store.nest(&lease.id, depth, span, patience.request_end()) {
                 Ok(Standing::Ours) => {
                     lease.extend(sent, span);
                     lease.set_depth(depth);
-                    return if self.is_held(lease) { Ok(()) } else { Err(None) };
+                    return if self.stands(lease) { Ok(()) } else { Err(None) };
                 }
                 Ok(Standing::Gone) => lease.lose(&self.events),
                 Err(failure) => match patience.after(&failure) {
@@ -247,7 +242,7 @@ impl Engine {
 
     /// As `unlock`, within one `io_timeout`.
     pub(crate) fn unlock_soon(&self, lease: &Arc<Lease>) -> Result<()> {
-        let end = Instant::now() + self.config.io_timeout(lease.length());
+        let end = end_of(self.config.io_timeout(lease.length()));
         self.unlock_within(Bound::End(end), lease)
     }
 
@@ -275,8 +270,7 @@ impl Engine {
         self.table.remove(lease);
         // From here on nothing renews it. What was lost is not released: it is not there, or is
         // being cleaned up.
-        self.is_held(lease);
-        if !lease.end() {
+        if !self.stands(lease) || !lease.end() {
             return Err(None);
         }
         let mut unknown = false;
@@ -311,6 +305,15 @@ impl Engine {
 
     /// Tells whether a hold may be relied on, without asking anybody.
     pub(crate) fn is_held(&self, lease: &Lease) -> bool {
+        self.owner.check_process().is_ok() && self.stands(lease)
+    }
+
+    /// The time for which a hold may be relied on.
+    pub(crate) fn remaining(&self, lease: &Lease) -> Duration {
+        if self.is_held(lease) { lease.remaining() } else { Duration::ZERO }
+    }
+
+    fn stands(&self, lease: &Lease) -> bool {
         if lease.expire(&self.events) {
             let until = Moment::now().after(lease.length());
             self.clean(lease.id.clone(), until, lease.length(), true);
@@ -322,13 +325,13 @@ impl Engine {
     pub(crate) fn verify(&self, lease: &Arc<Lease>) -> Result<()> {
         self.owner.check_process()?;
         let name = lease.name();
-        if self.is_held(lease) {
+        if self.stands(lease) {
             let holder = self.inspect(name)?;
             if holder.is_none_or(|holder| holder.owner != lease.id.owner()) {
                 lease.lose(&self.events);
             }
         }
-        if self.is_held(lease) { Ok(()) } else { Err(Error::lost(name)) }
+        if self.stands(lease) { Ok(()) } else { Err(Error::lost(name)) }
     }
 
     /// Tells who has a lock.
@@ -364,13 +367,18 @@ impl Engine {
 
     /// The calling thread's hold of a lock, if it may be relied on.
     pub(crate) fn own_hold(&self, name: &Arc<str>) -> Option<Arc<Lease>> {
+        self.owner.check_process().ok()?;
         let lease = self.table.find(thread::current().id(), name)?;
-        self.is_held(&lease).then_some(lease)
+        self.stands(&lease).then_some(lease)
     }
 
     /// A receiver of the news that a hold is lost. The renewer brings it; should that thread be
     /// kept from running, a timer of the pool's thread does.
     pub(crate) fn watch(&self, lease: &Arc<Lease>) -> Receiver<()> {
+        if self.owner.check_process().is_err() {
+            // The hold is the parent's. Nothing of the client may be touched here.
+            return lease_lost();
+        }
         let threads = self.threads.get_or_init(pool_threads);
         let (receiver, first) = lease.watch();
         if first {
@@ -394,6 +402,12 @@ impl Engine {
 /// than that, for Redis counts whole milliseconds.
 fn until_free(pause: Duration, remaining: Option<Duration>) -> Duration {
     remaining.map_or(pause, |remaining| pause.min(remaining + Duration::from_millis(1)))
+}
+
+fn lease_lost() -> Receiver<()> {
+    let (sender, receiver) = bounded(1);
+    sender.send(()).unwrap_or_default();
+    receiver
 }
 
 /// Looks at a lease when its deadline has come, and again if that was moved.

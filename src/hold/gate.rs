@@ -5,10 +5,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
+use crate::clock::end_of;
 use crate::error::{Error, Result};
-
-/// No sleep is longer, so that its end is within the clock's range. Sleepers look around and go on.
-const LONGEST_SLEEP: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Open until it is closed, for good.
 #[derive(Debug, Default)]
@@ -33,7 +31,7 @@ impl Gate {
 
     /// Sleeps, unless the gate is or gets closed.
     pub(crate) fn sleep(&self, time: Duration) -> Result<()> {
-        let until = Instant::now() + time.min(LONGEST_SLEEP);
+        let until = end_of(time);
         let mut sleepers = self.sleepers.lock();
         loop {
             self.check()?;

@@ -272,7 +272,7 @@ impl Work {
             let Some(Flying { charge, sent, span }) = self.flying.remove(&id) else { continue };
             match charge {
                 Charge::Lease(lease) => {
-                    renewed += usize::from(self.renewal(lease, sent, span, outcome))
+                    renewed += usize::from(self.renewal(lease, sent, span, outcome));
                 }
                 Charge::Orphan(orphan) => self.cleaned(orphan, &outcome),
             }

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use redis::{RedisError, ServerError, Value};
 use scheduled_thread_pool::ScheduledThreadPool;
 
+use crate::clock::end_of;
 use crate::store::endpoint::Endpoint;
 use crate::store::script::{Call, Form};
 use crate::store::socket::Socket;
@@ -153,7 +154,7 @@ impl Connection {
         }
         self.poison();
         let generation = self.dialer.generation.load(Ordering::Relaxed);
-        let until = until.min(Instant::now() + self.dialer.connect_timeout);
+        let until = until.min(end_of(self.dialer.connect_timeout));
         let socket = self
             .dialer
             .endpoint

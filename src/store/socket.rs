@@ -104,12 +104,14 @@ impl Socket {
     /// Reads one whole reply, an error reply included. Spins first if `spin` has a spell for it.
     /// After a timeout, and only after that, reading may go on where it stopped.
     pub(crate) fn receive(&mut self, spin: Option<&Spin>, until: Instant) -> RedisResult<Value> {
-        let spell = spin.and_then(Spin::start);
-        let learns = spell.is_some().then(Instant::now);
+        let Some(spin) = spin else {
+            return self.parser.parse_value(Patient { stream: &self.stream, spell: None, until });
+        };
+        let started = Instant::now();
+        let spell = spin.start();
+        let busy = spell.is_some();
         let reply = self.parser.parse_value(Patient { stream: &self.stream, spell, until });
-        if let (Some(spin), Some(started)) = (spin, learns) {
-            spin.learn(started.elapsed());
-        }
+        spin.learn(busy, started.elapsed());
         reply
     }
 }

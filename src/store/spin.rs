@@ -1,17 +1,19 @@
 //! Whether to be busy while waiting for a reply.
 //!
-//! A thread that sleeps until its reply is there pays for being woken, which on a near server
-//! takes several times as long as the server's work. One that keeps looking for a few microseconds
-//! does not, but burns a core while it looks. So it looks only where that has paid lately, and never
-//! with so many others that the server itself could be kept from a core.
+//! A thread that sleeps until its reply is there pays for being woken, which on a near server can
+//! take several times as long as the server's work. One that keeps looking for a few microseconds
+//! does not, but burns a core while it looks; and where cores are short, it even delays the reply.
+//! So both ways are measured all the time, and the faster one is taken.
 
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// While spinning does not pay, every so many replies it is tried again.
-const PROBE_EVERY: u32 = 16;
+use crate::clock::end_of;
+
+/// Every so many replies the slower way is tried, to learn whether it still is.
+const PROBE_EVERY: u32 = 32;
 
 /// How many threads of this process spin now.
 static SPINNERS: AtomicUsize = AtomicUsize::new(0);
@@ -24,15 +26,17 @@ static SPINNERS_MAX: LazyLock<usize> =
 #[derive(Debug)]
 pub(crate) struct Spin {
     budget: Duration,
-    /// Moving average of the time until a reply, in nanoseconds, over the spells of spinning only:
-    /// a sleeper's time contains its wake-up.
-    usual: AtomicU32,
-    slept: AtomicU32,
+    /// How long replies take for which a thread spins, slept through where the budget was over.
+    busy: Average,
+    /// How long replies take for which a thread sleeps.
+    asleep: Average,
+    replies: AtomicU32,
 }
 
 impl Spin {
     pub(crate) fn new(budget: Duration) -> Self {
-        Self { budget, usual: AtomicU32::new(0), slept: AtomicU32::new(0) }
+        let (busy, asleep) = (Average::default(), Average::default());
+        Self { budget, busy, asleep, replies: AtomicU32::new(0) }
     }
 
     /// Allows a spell of spinning, or advises to sleep.
@@ -40,23 +44,38 @@ impl Spin {
         if self.budget.is_zero() {
             return None;
         }
-        let usual = Duration::from_nanos(self.usual.load(Ordering::Relaxed).into());
-        if usual > self.budget
-            && self.slept.fetch_add(1, Ordering::Relaxed) % PROBE_EVERY != PROBE_EVERY - 1
-        {
-            return None;
-        }
-        Spell::begin(Instant::now() + self.budget)
+        let turn = self.replies.fetch_add(1, Ordering::Relaxed);
+        let probe = turn % PROBE_EVERY == PROBE_EVERY - 1;
+        if self.pays() == probe { None } else { Spell::begin(end_of(self.budget)) }
     }
 
-    /// Takes in how long a reply took for which a spell was allowed.
-    pub(crate) fn learn(&self, took: Duration) {
+    /// Takes in how long a reply took.
+    pub(crate) fn learn(&self, spun: bool, took: Duration) {
+        let average = if spun { &self.busy } else { &self.asleep };
         // A single slow reply must not end spinning, nor many of them forbid it for long.
-        let took = took.min(self.budget * 2);
-        let took = u32::try_from(took.as_nanos()).unwrap_or(u32::MAX);
-        let usual = self.usual.load(Ordering::Relaxed);
-        // Lost updates of an average do not matter.
-        self.usual.store(usual - usual / 8 + took / 8, Ordering::Relaxed);
+        average.add(took.min(self.budget.saturating_mul(2)));
+    }
+
+    fn pays(&self) -> bool {
+        let (busy, asleep) = (self.busy.get(), self.asleep.get());
+        busy <= self.budget && (asleep.is_zero() || busy <= asleep)
+    }
+}
+
+/// A moving average over about eight values. Lost updates do not matter.
+#[derive(Debug, Default)]
+struct Average(AtomicU32);
+
+impl Average {
+    fn get(&self) -> Duration {
+        Duration::from_nanos(self.0.load(Ordering::Relaxed).into())
+    }
+
+    fn add(&self, value: Duration) {
+        let value = u32::try_from(value.as_nanos()).unwrap_or(u32::MAX);
+        let average = self.0.load(Ordering::Relaxed);
+        let moved = if average == 0 { value } else { average - average / 8 + value / 8 };
+        self.0.store(moved, Ordering::Relaxed);
     }
 }
 
@@ -92,41 +111,43 @@ mod tests {
 
     const BUDGET: Duration = Duration::from_micros(50);
 
-    /// How many of the next replies would be waited for with a spell, at the most so many allowed.
-    fn advised(spin: &Spin, replies: u32) -> u32 {
-        let usual = Duration::from_nanos(spin.usual.load(Ordering::Relaxed).into());
-        if usual <= spin.budget { replies } else { replies / PROBE_EVERY }
-    }
-
-    #[test]
-    fn a_slow_server_is_not_spun_for() {
+    fn spin_after(busy: &[u64], asleep: &[u64]) -> Spin {
         let spin = Spin::new(BUDGET);
-        for _ in 0..10 {
-            spin.learn(Duration::from_millis(1));
+        for (spun, times) in [(true, busy), (false, asleep)] {
+            for micros in times {
+                spin.learn(spun, Duration::from_micros(*micros));
+            }
         }
-        assert_eq!(advised(&spin, 160), 10, "only a probe now and then");
+        spin
     }
 
     #[test]
-    fn a_fast_server_is_spun_for_and_forgiven_a_slow_reply() {
-        let spin = Spin::new(BUDGET);
-        for _ in 0..100 {
-            spin.learn(Duration::from_micros(20));
-        }
-        spin.learn(Duration::from_millis(100));
-        assert_eq!(advised(&spin, 160), 160);
+    fn a_near_server_is_spun_for_and_forgiven_a_slow_reply() {
+        assert!(spin_after(&[20; 50], &[60; 50]).pays());
+        assert!(spin_after(&[&[20; 50][..], &[100_000]].concat(), &[60; 50]).pays());
     }
 
     #[test]
-    fn a_server_that_became_fast_is_found_out() {
-        let spin = Spin::new(BUDGET);
-        (0..1000).for_each(|_| spin.learn(Duration::from_millis(1)));
-        (0..10).for_each(|_| spin.learn(Duration::from_micros(10)));
-        assert_eq!(advised(&spin, 160), 160);
+    fn a_far_server_is_not_spun_for() {
+        assert!(!spin_after(&[1_000; 4], &[]).pays());
+        assert!(!spin_after(&[1_000; 4], &[1_000; 4]).pays());
     }
 
     #[test]
-    fn no_budget_means_never() {
+    fn spinning_ends_where_sleeping_is_faster() {
+        assert!(!spin_after(&[25; 20], &[16; 20]).pays());
+    }
+
+    #[test]
+    fn a_server_that_came_near_is_found_out() {
+        assert!(spin_after(&[&[1_000; 50][..], &[10; 10]].concat(), &[60; 50]).pays());
+    }
+
+    #[test]
+    fn the_other_way_is_tried_now_and_then() {
+        let far = spin_after(&[1_000; 9], &[1_000; 9]);
+        let spells = (0..320).filter(|_| far.start().is_some()).count();
+        assert!(spells <= 10, "{spells}");
         assert!(Spin::new(Duration::ZERO).start().is_none());
     }
 }

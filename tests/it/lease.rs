@@ -130,7 +130,7 @@ fn a_hold_does_not_outlive_max_hold(store: &Store) {
     }
     assert_eq!(guard.lost().recv_timeout(SOON), Ok(()));
     assert_lost(guard.unlock(), "a");
-    take(&client, "a").unlock().unwrap();
+    client.lock("a").unwrap().unlock().unwrap();
 }
 
 fn with_lock_reports_a_lease_lost_meanwhile(store: &Store) {
@@ -138,7 +138,7 @@ fn with_lock_reports_a_lease_lost_meanwhile(store: &Store) {
     let mutex = client.mutex("a").lease(ms(300)).renew(false);
     let result = mutex.with(|guard| eventually(SOON, || !guard.is_held()));
     assert_lost(result, "a");
-    take(&client, "a").unlock().unwrap();
+    client.lock("a").unwrap().unlock().unwrap();
 }
 
 fn an_expired_guard_leaves_the_next_holder_alone(server: &Server) {

@@ -20,10 +20,11 @@ if exhausted then
   return exhausted
 end
 
+-- The first write: a server that is out of memory refuses it, and would not refuse later ones.
+redis.call('set', KEYS[2], string.format('%.0f', fence), 'px', ARGV[3])
 -- Has no effect on a key that is not there, but fails where the right to use it is missing: a hash
 -- that could not be given a TTL afterwards would be held for ever.
 redis.call('pexpire', KEYS[1], ARGV[2])
-redis.call('set', KEYS[2], string.format('%.0f', fence), 'px', ARGV[3])
 redis.call('hset', KEYS[1], ARGV[1], 1)
 redis.call('pexpire', KEYS[1], ARGV[2])
 return {1, fence}

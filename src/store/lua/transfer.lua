@@ -22,6 +22,7 @@ if exhausted then
   return exhausted
 end
 
+-- The first write: a server that is out of memory refuses it, and would not refuse later ones.
 redis.call('set', KEYS[2], string.format('%.0f', fence), 'px', ARGV[4])
 redis.call('hset', KEYS[1], ARGV[2], 1)
 redis.call('hdel', KEYS[1], ARGV[1])
