@@ -35,6 +35,11 @@ impl Moment {
         Self(self.0.saturating_add(nanos(span)))
     }
 
+    /// The moment `span` earlier.
+    pub(crate) fn before(self, span: Duration) -> Self {
+        Self(self.0.saturating_sub(nanos(span)).max(Self::FIRST.0))
+    }
+
     /// The time from `earlier` to here, zero if `earlier` is later.
     pub(crate) fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))

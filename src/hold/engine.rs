@@ -1,23 +1,25 @@
 //! How a lock is taken, nested and released: the heart of the library.
 
 use std::fmt;
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, bounded};
+use crossbeam_channel::Receiver;
 use scheduled_thread_pool::ScheduledThreadPool;
 
 use crate::clock::{Moment, end_of};
 use crate::config::{Config, Terms};
 use crate::error::{Error, Result};
 use crate::event::{Event, Events};
+use crate::hold::agenda::Orphan;
+use crate::hold::alarm;
 use crate::hold::backoff::Backoff;
 use crate::hold::gate::Gate;
 use crate::hold::lease::Lease;
 use crate::hold::owner::Owner;
 use crate::hold::patience::{Bound, Patience};
-use crate::hold::renewer::{Orphan, Renewer};
+use crate::hold::renewer::Renewer;
 use crate::hold::table::Table;
 use crate::store::server::pool_threads;
 use crate::store::{Bid, Failure, HoldId, Holder, Standing, Store};
@@ -64,8 +66,8 @@ struct Attempt<'a> {
     id: HoldId,
     terms: &'a Terms,
     started: Instant,
-    /// Until when a request without a reply may stand in Redis as a hold.
-    unsettled: Option<Moment>,
+    /// Whether a request without a reply may stand in Redis as a hold, or may come to.
+    unsettled: bool,
 }
 
 impl fmt::Debug for Engine {
@@ -113,11 +115,11 @@ impl Engine {
             id: self.owner.next_hold(name),
             terms,
             started: Instant::now(),
-            unsettled: None,
+            unsettled: false,
         };
         let outcome = self.compete(&mut attempt, wait);
-        if let (Ok(None) | Err(_), Some(until)) = (&outcome, attempt.unsettled) {
-            self.clean(attempt.id, until, terms.span(), false);
+        if attempt.unsettled && !matches!(outcome, Ok(Some(_))) {
+            self.clean(&attempt.id, terms.span(), false);
         }
         Ok(outcome?.map(|lease| Level { lease, depth: 1 }))
     }
@@ -171,9 +173,7 @@ impl Engine {
             Ok(Bid::Busy { .. }) => false,
             Err(failure) => failure.is_ambiguous(),
         };
-        if unknown {
-            attempt.unsettled = Some(Moment::now().after(span));
-        }
+        attempt.unsettled |= unknown;
         match reply? {
             Bid::Won { .. } if unknown => Err(Failure::late()),
             bid => Ok((bid, sent)),
@@ -182,7 +182,7 @@ impl Engine {
 
     fn won(&self, attempt: &Attempt<'_>, fence: u64, sent: Moment) -> Arc<Lease> {
         let lease = Arc::new(Lease::new(attempt.id.clone(), fence, attempt.terms, sent));
-        if attempt.unsettled.is_some() {
+        if attempt.unsettled {
             lease.unsettle();
         }
         self.table.insert(&lease);
@@ -288,8 +288,7 @@ impl Engine {
             }
         };
         if lease.is_unsettled() || matches!(outcome, Err(Some(_))) {
-            let until = Moment::now().after(lease.length());
-            self.clean(lease.id.clone(), until, lease.length(), !lease.is_unsettled());
+            self.clean(&lease.id, lease.length(), !lease.is_unsettled());
         }
         let (name, held) = (lease.name(), lease.age());
         match outcome {
@@ -315,8 +314,7 @@ impl Engine {
 
     fn stands(&self, lease: &Lease) -> bool {
         if lease.expire(&self.events) {
-            let until = Moment::now().after(lease.length());
-            self.clean(lease.id.clone(), until, lease.length(), true);
+            self.clean(&lease.id, lease.length(), true);
         }
         !lease.remaining().is_zero()
     }
@@ -372,24 +370,23 @@ impl Engine {
         self.stands(&lease).then_some(lease)
     }
 
-    /// A receiver of the news that a hold is lost. The renewer brings it; should that thread be
-    /// kept from running, a timer of the pool's thread does.
+    /// A receiver of the news that a hold is lost.
     pub(crate) fn watch(&self, lease: &Arc<Lease>) -> Receiver<()> {
         if self.owner.check_process().is_err() {
-            // The hold is the parent's. Nothing of the client may be touched here.
-            return lease_lost();
+            // The hold is the parent's. Nothing that is shared may be touched here.
+            return alarm::rung();
         }
-        let threads = self.threads.get_or_init(pool_threads);
         let (receiver, first) = lease.watch();
         if first {
-            alarm(threads, Arc::downgrade(lease), self.events.clone(), lease.remaining());
+            alarm::set(self.threads.get_or_init(pool_threads), lease, self.events.clone());
         }
         receiver
     }
 
-    /// Leaves to the renewer to remove what may stand in Redis, or may come to, until then.
-    fn clean(&self, id: HoldId, until: Moment, lease: Duration, settles: bool) {
-        self.renewer.clean(Orphan::new(id, until, self.config.io_timeout(lease), settles));
+    /// Leaves to the renewer to remove what may stand in Redis, or may come to, for a lease.
+    fn clean(&self, id: &HoldId, lease: Duration, settles: bool) {
+        let io_timeout = self.config.io_timeout(lease);
+        self.renewer.clean(Orphan::new(id.clone(), lease, io_timeout, settles));
     }
 
     fn tell_contended(&self, name: &Arc<str>) {
@@ -402,25 +399,6 @@ impl Engine {
 /// than that, for Redis counts whole milliseconds.
 fn until_free(pause: Duration, remaining: Option<Duration>) -> Duration {
     remaining.map_or(pause, |remaining| pause.min(remaining + Duration::from_millis(1)))
-}
-
-fn lease_lost() -> Receiver<()> {
-    let (sender, receiver) = bounded(1);
-    sender.send(()).unwrap_or_default();
-    receiver
-}
-
-/// Looks at a lease when its deadline has come, and again if that was moved.
-fn alarm(threads: &Arc<ScheduledThreadPool>, lease: Weak<Lease>, events: Events, time: Duration) {
-    let again = Arc::downgrade(threads);
-    threads.execute_after(time, move || {
-        let Some(held) = lease.upgrade() else { return };
-        held.expire(&events);
-        let remaining = held.remaining();
-        if let (false, Some(threads)) = (remaining.is_zero(), again.upgrade()) {
-            alarm(&threads, lease, events, remaining);
-        }
-    });
 }
 
 /// What the caller is told of a request for a hold; without a failure the hold is lost.

@@ -14,6 +14,9 @@ use crate::event::{Event, Events};
 use crate::hold::owner;
 use crate::store::HoldId;
 
+/// A lease that is due within this part of its length is renewed along with others.
+pub(crate) const TOGETHER: u32 = 64;
+
 /// Values of `Lease::deadline` that are not moments.
 const LOST: u64 = 0;
 const ENDED: u64 = 1;
@@ -51,10 +54,10 @@ pub(crate) struct Lease {
 pub(crate) enum Duty {
     /// Nothing any more.
     None,
-    /// To be looked at again then.
-    Look(Moment),
-    /// To be renewed.
-    Renew,
+    /// To be found lost then, if nobody has released it.
+    Expire(Moment),
+    /// To be renewed then: when a third of it has passed, a little less because of the drift.
+    Renew(Moment),
 }
 
 impl Lease {
@@ -191,24 +194,26 @@ impl Lease {
         (receiver, first)
     }
 
-    /// What is to be done for the lease now.
-    pub(crate) fn duty(&self, now: Moment) -> Duty {
+    /// What is to be done for the lease next.
+    pub(crate) fn duty(&self) -> Duty {
         let deadline = self.deadline.load(Ordering::Acquire);
         if deadline <= ENDED {
             return Duty::None;
         }
         let deadline = Moment::from_raw(deadline);
         // The age limit leaves nothing to renew, or the thread that could release is gone.
-        let final_span = deadline.after(drift(self.length)) >= self.end;
-        if !self.renewed || final_span || self.presence.strong_count() == 0 {
-            return Duty::Look(deadline);
+        let last = deadline.after(drift(self.length)) >= self.end;
+        if !self.renewed || last || self.presence.strong_count() == 0 {
+            Duty::Expire(deadline)
+        } else {
+            Duty::Renew(deadline.before(self.length * 2 / 3))
         }
-        // A third of the lease has passed when two thirds and the drift's absence are left.
-        let rest = self.length * 2 / 3;
-        match deadline.since(now).checked_sub(rest) {
-            Some(early) if !early.is_zero() => Duty::Look(now.after(early)),
-            _ => Duty::Renew,
-        }
+    }
+
+    /// Whether the lease should be renewed now, or so soon that others may take it along.
+    pub(crate) fn wants_renewal(&self, now: Moment) -> bool {
+        let soon = now.after(self.length / TOGETHER);
+        matches!(self.duty(), Duty::Renew(due) if due <= soon)
     }
 
     /// The length of a whole lease.

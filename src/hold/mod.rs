@@ -1,5 +1,7 @@
 //! What happens in this process: who holds what, who waits, and what keeps leases alive.
 
+pub(crate) mod agenda;
+pub(crate) mod alarm;
 pub(crate) mod backoff;
 pub(crate) mod engine;
 pub(crate) mod gate;

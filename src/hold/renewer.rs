@@ -4,19 +4,20 @@
 //! Taking a lock does not wake it: the new lease goes into a channel that is emptied when the
 //! thread is awake anyway, and the thread is woken only for a lease that is due before then.
 
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
-use std::{cmp, mem, thread};
+use std::time::Duration;
+use std::{mem, thread};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
 
-use crate::clock::Moment;
+use crate::clock::{Moment, end_of};
 use crate::event::{Event, Events};
+use crate::hold::agenda::{Agenda, Charge, Orphan};
 use crate::hold::lease::{Duty, Lease};
-use crate::store::{Care, Failure, HoldId, Outcome, Standing, Task, Upkeep};
+use crate::store::{Care, Failure, Outcome, Standing, Task, Upkeep};
 
 /// So many leases may wait in the channel before the thread is woken to empty it. Nearly all of
 /// them have ended by then.
@@ -28,42 +29,11 @@ const BATCH: usize = 512;
 /// While replies are awaited the thread looks this often for leases that are due.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// A lease that is due within this part of its length is renewed along with others.
-const TOGETHER: u32 = 64;
-
 /// A renewal that failed is tried again after this part of the lease.
-const RETRY: u32 = 20;
+const RETRIES: u32 = 20;
 
-/// The first pause between two tries to clean up.
-const CLEAN_PAUSE: Duration = Duration::from_millis(10);
-
-/// Something to care for.
-#[derive(Clone, Debug)]
-enum Charge {
-    Lease(Arc<Lease>),
-    Orphan(Box<Orphan>),
-}
-
-/// What a request with an unknown outcome may have left behind, or may yet leave.
-#[derive(Clone, Debug)]
-pub(crate) struct Orphan {
-    pub(crate) hold: HoldId,
-    /// After this it is gone by itself.
-    pub(crate) until: Moment,
-    /// How long one request may take.
-    pub(crate) io_timeout: Duration,
-    /// Whether the first answer settles it: nothing that would create it can come after.
-    pub(crate) settles: bool,
-    pause: Duration,
-    longest_pause: Duration,
-}
-
-impl Orphan {
-    pub(crate) fn new(hold: HoldId, until: Moment, io_timeout: Duration, settles: bool) -> Self {
-        let longest_pause = (until.since(Moment::now()) / RETRY).max(CLEAN_PAUSE);
-        Self { hold, until, io_timeout, settles, pause: CLEAN_PAUSE, longest_pause }
-    }
-}
+/// The pause after a panic: should its cause persist, it must not take a whole core.
+const PANIC_PAUSE: Duration = Duration::from_millis(10);
 
 /// The client's end of the channel. The thread ends when this is dropped.
 #[derive(Debug)]
@@ -76,7 +46,7 @@ pub(crate) struct Renewer {
 }
 
 impl Renewer {
-    /// Starts the thread.
+    /// Starts the thread. One request takes no longer than `io_timeout`.
     pub(crate) fn start(
         upkeep: Box<dyn Upkeep>,
         io_timeout: Duration,
@@ -91,7 +61,7 @@ impl Renewer {
             waiting: waiting.clone(),
             rung,
             wakes: wakes.clone(),
-            agenda: BinaryHeap::new(),
+            agenda: Agenda::default(),
             flying: HashMap::new(),
             tasks: 0,
             upkeep,
@@ -104,12 +74,9 @@ impl Renewer {
 
     /// Hands over a lease that was just taken.
     pub(crate) fn keep(&self, lease: &Arc<Lease>) {
-        let now = Moment::now();
-        let due = match lease.duty(now) {
-            Duty::Look(then) => then,
-            Duty::None | Duty::Renew => now,
-        };
-        self.hand_over(Charge::Lease(lease.clone()), due);
+        if let Duty::Expire(due) | Duty::Renew(due) = lease.duty() {
+            self.hand_over(Charge::Lease(lease.clone()), due);
+        }
     }
 
     /// Hands over what has to be cleaned up.
@@ -134,21 +101,13 @@ struct Work {
     waiting: Arc<AtomicUsize>,
     rung: Receiver<()>,
     wakes: Arc<AtomicU64>,
-    agenda: BinaryHeap<Entry>,
+    agenda: Agenda,
     /// What was sent, by task number.
     flying: HashMap<u64, Flying>,
     tasks: u64,
     upkeep: Box<dyn Upkeep>,
     io_timeout: Duration,
     events: Events,
-}
-
-/// A charge and when to look at it.
-struct Entry {
-    due: Moment,
-    /// How much earlier it may be dealt with if that saves a wake-up.
-    slack: Duration,
-    charge: Charge,
 }
 
 struct Flying {
@@ -177,7 +136,7 @@ impl Work {
         if self.flying.is_empty() {
             return self.sleep();
         }
-        self.collect(Instant::now() + LOOK);
+        self.with_upkeep(|upkeep, done| upkeep.collect(end_of(LOOK), done));
         true
     }
 
@@ -185,82 +144,42 @@ impl Work {
         let mut taken = 0;
         while let Ok(charge) = self.incoming.try_recv() {
             taken += 1;
-            self.schedule(charge);
+            self.agenda.add(charge);
         }
         self.waiting.fetch_sub(taken, Ordering::SeqCst);
     }
 
-    /// Notes a charge for when it is due, unless there is nothing to do for it any more.
-    fn schedule(&mut self, charge: Charge) {
-        let now = Moment::now();
-        let (due, slack) = match &charge {
-            Charge::Orphan(_) => (now, Duration::ZERO),
-            Charge::Lease(lease) => match lease.duty(now) {
-                Duty::None => return,
-                Duty::Look(then) => (then, lease.length() / TOGETHER),
-                Duty::Renew => (now, Duration::ZERO),
-            },
-        };
-        self.agenda.push(Entry { due, slack, charge });
-    }
-
     fn send_due(&mut self) {
         let now = Moment::now();
-        let mut end = Instant::now() + self.io_timeout;
+        let mut end = end_of(self.io_timeout);
         let mut batch = Vec::new();
-        let mut early = Vec::new();
         while batch.len() < BATCH
-            && let Some(entry) = self.agenda.peek()
-            && entry.due <= now.after(entry.slack)
-            && let Some(Entry { due, slack, charge }) = self.agenda.pop()
+            && let Some(charge) = self.agenda.pop(now)
         {
-            let time;
-            let flying = match &charge {
-                Charge::Orphan(orphan) => {
-                    time = orphan.io_timeout;
-                    Flying { charge: charge.clone(), sent: now, span: Duration::ZERO }
-                }
+            let (hold, span, time) = match &charge {
+                Charge::Orphan(orphan) => (&orphan.hold, None, orphan.io_timeout),
                 Charge::Lease(lease) => {
                     if lease.expire(&self.events) {
                         self.clean_up_after(lease);
                     }
-                    match lease.duty(now.after(slack)) {
-                        Duty::None => continue,
-                        Duty::Look(then) => {
-                            early.push(Entry { due: then.max(due), slack: Duration::ZERO, charge });
-                            continue;
-                        }
-                        Duty::Renew => {}
+                    if !lease.wants_renewal(now) {
+                        self.agenda.add(charge);
+                        continue;
                     }
-                    time = (lease.length() / 3).min(lease.remaining());
-                    Flying { charge: charge.clone(), sent: now, span: lease.span(now) }
+                    let time = (lease.length() / 3).min(lease.remaining());
+                    (&lease.id, Some(lease.span(now)), time)
                 }
             };
-            end = end.min(Instant::now() + time);
-            batch.push(self.launch(flying));
+            self.tasks += 1;
+            let care = span.map_or(Care::Release, |lease| Care::Renew { lease });
+            batch.push(Task { id: self.tasks, hold: hold.clone(), care });
+            let span = span.unwrap_or_default();
+            self.flying.insert(self.tasks, Flying { charge, sent: now, span });
+            end = end.min(end_of(time));
         }
-        self.agenda.extend(early);
         if !batch.is_empty() {
             self.with_upkeep(|upkeep, done| upkeep.send(batch, end, done));
         }
-    }
-
-    /// Numbers a task and notes it as sent.
-    fn launch(&mut self, flying: Flying) -> Task {
-        self.tasks += 1;
-        let id = self.tasks;
-        let task = match &flying.charge {
-            Charge::Orphan(orphan) => Task { id, hold: orphan.hold.clone(), care: Care::Release },
-            Charge::Lease(lease) => {
-                Task { id, hold: lease.id.clone(), care: Care::Renew { lease: flying.span } }
-            }
-        };
-        self.flying.insert(id, flying);
-        task
-    }
-
-    fn collect(&mut self, until: Instant) {
-        self.with_upkeep(|upkeep, done| upkeep.collect(until, done));
     }
 
     /// Lets the upkeep work and deals with what it reports.
@@ -269,12 +188,15 @@ impl Work {
         work(self.upkeep.as_mut(), &mut |id, outcome| outcomes.push((id, outcome)));
         let mut renewed = 0;
         for (id, outcome) in outcomes {
-            let Some(Flying { charge, sent, span }) = self.flying.remove(&id) else { continue };
-            match charge {
-                Charge::Lease(lease) => {
-                    renewed += usize::from(self.renewal(lease, sent, span, outcome));
+            match self.flying.remove(&id) {
+                Some(Flying { charge: Charge::Orphan(orphan), .. }) => {
+                    self.cleaned(orphan, outcome.is_ok());
                 }
-                Charge::Orphan(orphan) => self.cleaned(orphan, &outcome),
+                Some(Flying { charge: Charge::Lease(lease), sent, span }) => {
+                    renewed += usize::from(matches!(outcome, Ok(Standing::Ours)));
+                    self.renewed(lease, sent, span, outcome);
+                }
+                None => {}
             }
         }
         if renewed > 0 {
@@ -283,30 +205,19 @@ impl Work {
         }
     }
 
-    /// Deals with the outcome of a renewal. `true` if it was one.
-    fn renewal(
-        &mut self,
-        lease: Arc<Lease>,
-        sent: Moment,
-        span: Duration,
-        outcome: Outcome,
-    ) -> bool {
+    /// Takes in the outcome of a renewal. An unknown one is tried again: it is the local deadline
+    /// that decides, not one reply.
+    fn renewed(&mut self, lease: Arc<Lease>, sent: Moment, span: Duration, outcome: Outcome) {
         match outcome {
             Ok(Standing::Ours) => {
                 lease.extend(sent, span);
-                self.schedule(Charge::Lease(lease));
-                true
+                self.agenda.add(Charge::Lease(lease));
             }
-            Ok(Standing::Gone) => {
-                lease.lose(&self.events);
-                false
-            }
+            Ok(Standing::Gone) => lease.lose(&self.events),
             Err(failure) => {
-                let due = Moment::now().after(lease.length() / RETRY);
-                let charge = Charge::Lease(lease.clone());
-                self.agenda.push(Entry { due, slack: Duration::ZERO, charge });
+                let due = Moment::now().after(lease.length() / RETRIES);
+                self.agenda.add_at(due, Charge::Lease(lease.clone()));
                 self.tell_failing(&lease, &failure);
-                false
             }
         }
     }
@@ -316,7 +227,7 @@ impl Work {
         if remaining.is_zero() {
             return;
         }
-        let (name, source) = (lease.name(), &failure.source);
+        let (name, server, source) = (lease.name(), &failure.server, &failure.source);
         self.events.emit(|| Event::RenewalFailing {
             name: name.to_string(),
             remaining,
@@ -324,87 +235,239 @@ impl Work {
         });
         log::warn!(
             target: "leasehold",
-            "renewing lock {name:?} on {} fails, {remaining:?} left: {source}", failure.server
+            "renewing lock {name:?} on {server} fails, {remaining:?} left: {source}"
         );
     }
 
-    fn cleaned(&mut self, mut orphan: Box<Orphan>, outcome: &Outcome) {
-        let now = Moment::now();
-        let settled = orphan.settles && outcome.is_ok();
-        if !settled && now < orphan.until {
-            let due = now.after(orphan.pause);
-            orphan.pause = (orphan.pause * 2).min(orphan.longest_pause);
-            self.agenda.push(Entry { due, slack: Duration::ZERO, charge: Charge::Orphan(orphan) });
+    fn cleaned(&mut self, mut orphan: Box<Orphan>, answered: bool) {
+        if let Some(due) = orphan.next_try(answered, Moment::now()) {
+            self.agenda.add_at(due, Charge::Orphan(orphan));
         }
     }
 
     /// A lease that ran out unconfirmed may still stand in Redis; nobody needs it there.
     fn clean_up_after(&mut self, lease: &Lease) {
-        let until = Moment::now().after(lease.length());
-        let orphan = Orphan::new(lease.id.clone(), until, self.io_timeout, true);
-        self.schedule(Charge::Orphan(Box::new(orphan)));
+        let orphan = Orphan::new(lease.id.clone(), lease.length(), self.io_timeout, true);
+        self.agenda.add(Charge::Orphan(Box::new(orphan)));
     }
 
     /// Waits until something is due or the bell rings. `false` when the client is gone.
     fn sleep(&mut self) -> bool {
-        let due = self.agenda.peek().map_or(Moment::NEVER, |entry| entry.due);
+        let due = self.agenda.next_due();
         self.wakes.store(due.raw(), Ordering::SeqCst);
-        // A charge handed over before the line above rang no bell.
-        let mut goes_on = true;
-        if self.incoming.is_empty() {
-            let time = due.since(Moment::now()).min(Duration::from_secs(24 * 60 * 60));
-            goes_on = self.rung.recv_timeout(time) != Err(RecvTimeoutError::Disconnected);
-        }
+        // Whoever handed something over before the line above rang no bell; afterwards they do.
+        let goes_on = if self.incoming.is_empty() {
+            let end = end_of(due.since(Moment::now()));
+            self.rung.recv_deadline(end) != Err(RecvTimeoutError::Disconnected)
+        } else {
+            true
+        };
         self.wakes.store(Moment::FIRST.raw(), Ordering::SeqCst);
         goes_on
     }
 
     /// Starts over after a panic, with nothing forgotten.
     fn recover(&mut self) {
-        let told =
-            catch_unwind(|| log::error!(target: "leasehold", "the renewer panicked; going on"));
-        drop(told);
-        self.upkeep.abandon(&mut |_, _| {});
+        let log = || log::error!(target: "leasehold", "the renewer panicked, and goes on");
+        drop(catch_unwind(log));
+        let abandon = AssertUnwindSafe(|| self.upkeep.abandon(&mut |_, _| {}));
+        drop(catch_unwind(abandon));
         for (_, Flying { charge, .. }) in mem::take(&mut self.flying) {
-            self.schedule(charge);
+            self.agenda.add(charge);
         }
-        // Should the cause persist, it must not take a whole core.
-        thread::sleep(CLEAN_PAUSE);
+        thread::sleep(PANIC_PAUSE);
     }
 
     /// The last thing: one more try at what is left to clean up.
     fn finish(&mut self) {
         self.take_in();
-        let end = Instant::now() + self.io_timeout;
-        let entries = mem::take(&mut self.agenda);
-        let orphans = entries.into_iter().filter(|entry| matches!(entry.charge, Charge::Orphan(_)));
-        let tasks: Vec<_> = orphans
-            .map(|Entry { due, charge, .. }| {
-                self.launch(Flying { charge, sent: due, span: Duration::ZERO })
-            })
-            .collect();
-        self.upkeep.send(tasks, end, &mut |_, _| {});
-        self.upkeep.collect(end, &mut |_, _| {});
+        let orphans = self.agenda.drain().filter_map(|charge| match charge {
+            Charge::Orphan(orphan) => Some(orphan.hold),
+            Charge::Lease(_) => None,
+        });
+        let tasks: Vec<_> = orphans.map(|hold| Task { id: 0, hold, care: Care::Release }).collect();
+        if !tasks.is_empty() {
+            let end = end_of(self.io_timeout);
+            self.upkeep.send(tasks, end, &mut |_, _| {});
+            self.upkeep.collect(end, &mut |_, _| {});
+        }
     }
 }
 
-/// The earliest entry is the greatest, as `BinaryHeap` gives out the greatest first.
-impl Ord for Entry {
-    fn cmp(&self, other: &Self) -> cmp::Ordering {
-        other.due.cmp(&self.due)
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Terms;
+    use crate::store::{HoldId, Trouble};
+    use parking_lot::Mutex;
+    use std::time::Instant;
+
+    /// Does to each task what a function of the number of tasks before says.
+    struct Fake {
+        tasks: Arc<Mutex<Vec<(u64, Care, Instant)>>>,
+        fate: Box<dyn FnMut(usize) -> Outcome + Send>,
+    }
+
+    impl Upkeep for Fake {
+        fn send(&mut self, tasks: Vec<Task>, _: Instant, done: &mut dyn FnMut(u64, Outcome)) {
+            for Task { id, hold, care } in tasks {
+                let before = self.tasks.lock().len();
+                self.tasks.lock().push((hold.nonce, care, Instant::now()));
+                done(id, (self.fate)(before));
+            }
+        }
+
+        fn collect(&mut self, _: Instant, _: &mut dyn FnMut(u64, Outcome)) {}
+
+        fn abandon(&mut self, _: &mut dyn FnMut(u64, Outcome)) {}
+    }
+
+    struct Scene {
+        renewer: Renewer,
+        tasks: Arc<Mutex<Vec<(u64, Care, Instant)>>>,
+    }
+
+    impl Scene {
+        fn new(fate: impl FnMut(usize) -> Outcome + Send + 'static) -> Self {
+            let tasks = Arc::new(Mutex::new(Vec::new()));
+            let fake = Fake { tasks: tasks.clone(), fate: Box::new(fate) };
+            let io_timeout = Duration::from_secs(1);
+            let renewer = Renewer::start(Box::new(fake), io_timeout, Events::none());
+            Self { renewer: renewer.expect("a thread"), tasks }
+        }
+
+        fn lease(&self, nonce: u64, length: Duration) -> Arc<Lease> {
+            let terms = Terms { lease: length, ..Terms::default() };
+            let lease = Arc::new(Lease::new(id(nonce), nonce, &terms, Moment::now()));
+            self.renewer.keep(&lease);
+            lease
+        }
+
+        fn renewals(&self) -> usize {
+            self.tasks.lock().iter().filter(|(_, care, _)| *care != Care::Release).count()
+        }
+    }
+
+    const LEASE: Duration = Duration::from_millis(300);
+
+    fn id(nonce: u64) -> HoldId {
+        HoldId { name: Arc::from(format!("lock {nonce}")), client: Arc::from("me"), nonce }
+    }
+
+    fn silence() -> Failure {
+        Failure::io(Trouble::Silent, &Arc::from("here"), std::io::Error::other("test"))
+    }
+
+    fn eventually(within: Duration, mut condition: impl FnMut() -> bool) {
+        let end = end_of(within);
+        while !condition() {
+            assert!(Instant::now() < end, "not within {within:?}");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn a_lease_is_renewed_for_as_long_as_it_is_held() {
+        let scene = Scene::new(|_| Ok(Standing::Ours));
+        let lease = scene.lease(1, LEASE);
+        eventually(LEASE * 10, || scene.renewals() >= 8);
+        assert!(!lease.remaining().is_zero());
+        assert!(lease.end());
+        let renewals = scene.renewals();
+        thread::sleep(LEASE);
+        assert!(scene.renewals() <= renewals + 1, "one may have been on its way");
+    }
+
+    #[test]
+    fn a_hold_that_is_gone_is_lost_at_once() {
+        let scene = Scene::new(|_| Ok(Standing::Gone));
+        let lease = scene.lease(1, LEASE);
+        let (lost, _) = lease.watch();
+        lost.recv_timeout(LEASE * 2 / 3).expect("lost after a third of the lease");
+        assert!(lease.remaining().is_zero());
+        assert_eq!(scene.renewals(), 1);
+    }
+
+    #[test]
+    fn silence_is_not_loss_until_the_deadline() {
+        let scene = Scene::new(|task| if task < 3 { Err(silence()) } else { Ok(Standing::Ours) });
+        let lease = scene.lease(1, LEASE);
+        eventually(LEASE * 4, || scene.renewals() >= 6);
+        assert!(!lease.remaining().is_zero());
+    }
+
+    #[test]
+    fn unbroken_silence_is_loss_at_the_deadline_and_cleaned_up() {
+        let scene = Scene::new(|_| Err(silence()));
+        let begin = Instant::now();
+        let lease = scene.lease(1, LEASE);
+        let (lost, _) = lease.watch();
+        lost.recv_timeout(LEASE * 4).expect("lost");
+        assert!(begin.elapsed() >= LEASE * 9 / 10, "{:?}", begin.elapsed());
+        assert!(scene.renewals() >= 2, "tried more than once");
+        eventually(LEASE, || scene.tasks.lock().iter().any(|task| task.1 == Care::Release));
+    }
+
+    #[test]
+    fn a_panic_is_survived() {
+        let scene = Scene::new(|task| if task == 1 { panic!("a bug") } else { Ok(Standing::Ours) });
+        let leases = [scene.lease(1, LEASE), scene.lease(2, LEASE)];
+        eventually(LEASE * 10, || scene.renewals() >= 10);
+        assert!(leases.iter().all(|lease| !lease.remaining().is_zero()));
+    }
+
+    #[test]
+    fn leases_that_are_due_together_are_renewed_together() {
+        let scene = Scene::new(|_| Ok(Standing::Ours));
+        let leases: Vec<_> = (0..100).map(|nonce| scene.lease(nonce, LEASE)).collect();
+        eventually(LEASE * 10, || scene.renewals() >= 100);
+        let tasks = scene.tasks.lock();
+        assert!(tasks[99].2 - tasks[0].2 < LEASE / 3);
+        drop(leases);
+    }
+
+    #[test]
+    fn a_lease_that_is_due_later_than_others_rings_no_bell() {
+        let scene = Scene::new(|_| Ok(Standing::Ours));
+        let first = scene.lease(1, Duration::from_secs(30));
+        let wakes = || scene.renewer.wakes.load(Ordering::SeqCst);
+        eventually(LEASE, || wakes() != Moment::FIRST.raw() && wakes() != Moment::NEVER.raw());
+        let planned = wakes();
+        for nonce in 2..100 {
+            scene.lease(nonce, Duration::from_secs(30)).end();
+            assert!(scene.renewer.bell.is_empty());
+        }
+        assert_eq!(wakes(), planned);
+        drop(first);
+    }
+
+    #[test]
+    fn leases_of_ended_threads_are_not_renewed() {
+        let scene = Scene::new(|_| Ok(Standing::Ours));
+        let lease =
+            thread::scope(|scope| scope.spawn(|| scene.lease(1, LEASE)).join().expect("no panic"));
+        let (lost, _) = lease.watch();
+        lost.recv_timeout(LEASE * 4).expect("lost");
+        assert_eq!(scene.renewals(), 0);
+    }
+
+    #[test]
+    fn what_is_to_be_cleaned_up_is_tried_until_there_is_an_answer() {
+        let scene = Scene::new(|task| if task < 3 { Err(silence()) } else { Ok(Standing::Gone) });
+        scene.renewer.clean(Orphan::new(id(7), LEASE * 10, LEASE, true));
+        eventually(LEASE * 4, || scene.tasks.lock().len() >= 4);
+        thread::sleep(LEASE);
+        assert_eq!(scene.tasks.lock().len(), 4);
+    }
+
+    #[test]
+    fn the_thread_ends_with_the_client_and_cleans_up_before() {
+        let scene = Scene::new(|_| Err(silence()));
+        scene.renewer.clean(Orphan::new(id(7), Duration::from_secs(60), LEASE, true));
+        eventually(LEASE * 4, || !scene.tasks.lock().is_empty());
+        let Scene { renewer, tasks } = scene;
+        drop(renewer);
+        // The thread has the other reference.
+        eventually(LEASE * 4, || Arc::strong_count(&tasks) == 1);
     }
 }
-
-impl PartialOrd for Entry {
-    fn partial_cmp(&self, other: &Self) -> Option<cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for Entry {
-    fn eq(&self, other: &Self) -> bool {
-        self.due == other.due
-    }
-}
-
-impl Eq for Entry {}

@@ -167,18 +167,17 @@ struct Patient<'a> {
 impl Read for Patient<'_> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         loop {
+            // A reply that was just asked for is not there yet: looking before sleeping is wasted.
+            if self.spell.as_ref().is_none_or(|spell| !spell.goes_on()) {
+                self.spell = None;
+                self.stream.wait(PollFlags::IN, self.until)?;
+            }
             match self.stream.read_now(into) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok(read) => return Ok(read),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => std::hint::spin_loop(),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
-            }
-            if self.spell.as_ref().is_some_and(Spell::goes_on) {
-                std::hint::spin_loop();
-            } else {
-                self.spell = None;
-                self.stream.wait(PollFlags::IN, self.until)?;
             }
         }
     }

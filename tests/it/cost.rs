@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 
 use leasehold::{Client, Error, Guard};
 
-use crate::support::{SOON, Server, elsewhere, eventually, ms, patient, stores, take, throughout};
+use crate::support::{
+    LEASE, SOON, Server, elsewhere, eventually, ms, patient, stores, take, throughout,
+};
 
 stores! {
     every server:
@@ -163,9 +165,9 @@ fn scripts_may_be_flushed_at_any_time(server: &Server) {
 }
 
 fn renewal_survives_flushed_scripts(server: &Server) {
-    let client = server.open(patient().lease(ms(900)));
+    let client = server.open(patient().lease(LEASE));
     let guards: Vec<_> = (0..100).map(|n| take(&client, &format!("lock {n}"))).collect();
-    throughout(ms(3000), || {
+    throughout(3 * LEASE, || {
         server.command(&["SCRIPT", "FLUSH"]);
         guards.iter().all(Guard::is_held)
     });

@@ -9,8 +9,8 @@ use leasehold::{Client, Error, Guard};
 
 use crate::support::child::{self, Child};
 use crate::support::{
-    SOON, Server, Store, elsewhere, eventually, is_busy, ms, patient, stores, take, throughout,
-    timed,
+    LEASE, SOON, Server, Store, elsewhere, eventually, is_busy, ms, patient, stores, take,
+    throughout, timed,
 };
 
 stores! {
@@ -25,8 +25,6 @@ stores! {
         a_process_that_was_stopped_too_long_has_lost_its_hold,
         a_process_that_was_stopped_too_long_creates_nothing_again;
 }
-
-const LEASE: Duration = ms(900);
 
 fn a_guard_is_released_while_a_panic_unwinds(store: &Store) {
     let client = store.open(patient());

@@ -8,8 +8,8 @@ use leasehold::{Client, Event};
 
 use crate::support::recorder::Recorder;
 use crate::support::{
-    SOON, Server, Store, assert_lost, elsewhere, eventually, is_busy, ms, patient, stores, take,
-    throughout, timed, while_held,
+    LEASE, SOON, Server, Store, assert_lost, elsewhere, eventually, is_busy, ms, patient, stores,
+    take, throughout, timed, while_held,
 };
 
 stores! {
@@ -26,8 +26,6 @@ stores! {
     every server:
         a_renewal_that_fails_is_told_before_the_loss;
 }
-
-const LEASE: Duration = ms(900);
 
 fn a_hold_is_told_from_acquired_to_released(store: &Store) {
     let recorder = Recorder::default();

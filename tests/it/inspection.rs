@@ -6,8 +6,8 @@ use leasehold::{Client, Error};
 
 use crate::support::recorder::Recorder;
 use crate::support::{
-    SOON, Server, Store, assert_lost, elsewhere, eventually, is_busy, ms, patient, stores, take,
-    timed, while_held,
+    LEASE, SOON, Server, Store, assert_lost, elsewhere, eventually, is_busy, ms, patient, stores,
+    take, timed, while_held,
 };
 
 stores! {
@@ -102,7 +102,7 @@ fn a_thread_knows_what_it_holds(store: &Store) {
 }
 
 fn force_unlock_frees_the_lock_for_others(store: &Store) {
-    let client = store.open(patient().lease(ms(900)));
+    let client = store.open(patient().lease(LEASE));
     let mutex = client.mutex("a");
     let guard = take(&client, "a");
     let _inner = take(&client, "a");
@@ -133,7 +133,7 @@ fn other_clients_see_the_holder(server: &Server) {
 
 fn a_forced_out_owner_is_told(server: &Server) {
     let recorder = Recorder::default();
-    let client = server.open(patient().lease(ms(900)).on_event(recorder.listener()));
+    let client = server.open(patient().lease(LEASE).on_event(recorder.listener()));
     let other = server.open(patient());
     let guard = take(&client, "a");
     assert!(other.mutex("a").force_unlock().unwrap());

@@ -7,14 +7,15 @@ use crossbeam_channel::{RecvTimeoutError, TryRecvError};
 use leasehold::Client;
 
 use crate::support::{
-    SOON, Server, Store, assert_lost, elsewhere, eventually, is_busy, ms, patient, stores, take,
-    throughout, while_held,
+    LEASE, SOON, Server, Store, assert_lost, elsewhere, eventually, is_busy, ms, patient, stores,
+    take, throughout, while_held,
 };
 
 stores! {
     every store:
         an_expired_hold_is_taken_over_and_stays_lost,
         a_new_holder_has_a_greater_fence,
+        a_waiter_wakes_when_the_lease_of_the_holder_ends,
         a_hold_ends_at_its_local_deadline_by_itself,
         the_loss_is_told_to_every_receiver,
         the_normal_end_disconnects_the_receivers,
@@ -28,9 +29,6 @@ stores! {
         max_hold_ends_in_redis_too,
         a_lease_of_a_year_is_kept_as_it_is;
 }
-
-/// Long enough to be renewed in time on a busy machine, and short enough to wait for.
-const LEASE: Duration = ms(900);
 
 fn an_expired_hold_is_taken_over_and_stays_lost(store: &Store) {
     let client = store.open(patient());
@@ -56,6 +54,13 @@ fn a_new_holder_has_a_greater_fence(store: &Store) {
     assert!(second > first.fence());
     drop(first);
     assert!(take(&client, "a").fence() > second);
+}
+
+fn a_waiter_wakes_when_the_lease_of_the_holder_ends(store: &Store) {
+    // With pauses longer than the test may take.
+    let client = store.open(Client::builder().wait(SOON).backoff(3 * SOON, 3 * SOON));
+    let _first = client.mutex("a").lease(ms(500)).renew(false).lock().unwrap();
+    elsewhere(|| client.lock("a").unwrap().unlock().unwrap());
 }
 
 fn a_hold_ends_at_its_local_deadline_by_itself(store: &Store) {
@@ -115,7 +120,7 @@ fn a_lease_is_renewed_for_as_long_as_it_is_held(store: &Store) {
 }
 
 fn a_hold_does_not_outlive_max_hold(store: &Store) {
-    const MAX: Duration = ms(1800);
+    const MAX: Duration = ms(2500);
     let client = store.open(patient().lease(LEASE));
     let guard = client.mutex("a").max_hold(MAX).lock().unwrap();
     let start = Instant::now();
@@ -184,7 +189,7 @@ fn renewal_keeps_the_time_to_live_high(server: &Server) {
 }
 
 fn max_hold_ends_in_redis_too(server: &Server) {
-    const MAX: Duration = ms(1500);
+    const MAX: Duration = ms(2500);
     let client = server.open(patient().lease(LEASE).max_hold(MAX));
     let _guard = take(&client, "a");
     let start = Instant::now();

@@ -10,8 +10,8 @@ use rustix::process::{Pid, WaitOptions, waitpid};
 
 use crate::support::child::{self, Child};
 use crate::support::{
-    SOON, Server, Store, elsewhere, eventually, is_busy, ms, patient, stores, take, throughout,
-    timed, while_held,
+    LEASE, SOON, Server, Store, elsewhere, eventually, is_busy, ms, patient, stores, take,
+    throughout, timed, while_held,
 };
 
 stores! {
@@ -25,8 +25,6 @@ stores! {
         a_guard_without_a_client_is_renewed,
         a_forked_child_can_do_no_harm;
 }
-
-const LEASE: Duration = ms(900);
 
 fn assert_closed<T: std::fmt::Debug>(result: Result<T, Error>) {
     assert!(matches!(result, Err(Error::Closed)), "{result:?}");

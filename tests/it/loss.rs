@@ -5,7 +5,9 @@ use std::time::Duration;
 use leasehold::Client;
 
 use crate::support::recorder::Recorder;
-use crate::support::{SOON, Server, assert_lost, is_busy, ms, patient, stores, take, throughout};
+use crate::support::{
+    LEASE, SOON, Server, assert_lost, is_busy, ms, patient, stores, take, throughout,
+};
 
 stores! {
     every server:
@@ -18,8 +20,6 @@ stores! {
         fences_grow_over_lost_counters,
         a_fence_counter_ahead_of_the_clock_is_continued;
 }
-
-const LEASE: Duration = ms(900);
 
 fn a_restart_without_the_data_ends_the_hold(server: &Server) {
     a_hold_ends_by(server, Server::restart);

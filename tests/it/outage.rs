@@ -7,7 +7,8 @@ use leasehold::{Builder, Client, Error};
 
 use crate::support::proxy::Proxy;
 use crate::support::{
-    SOON, Server, assert_lost, eventually, is_busy, ms, patient, stores, take, throughout, timed,
+    LEASE, SOON, Server, assert_lost, eventually, is_busy, ms, patient, stores, take, throughout,
+    timed,
 };
 
 stores! {
@@ -168,14 +169,14 @@ fn a_short_silence_does_not_lose_the_hold(server: &Server) {
 
 fn a_long_silence_loses_the_hold_before_redis_does(server: &Server) {
     let proxy = Proxy::before(server);
-    let client = hasty().lease(ms(1500)).open(&proxy.url()).unwrap();
+    let client = hasty().lease(LEASE).open(&proxy.url()).unwrap();
     let guard = take(&client, "a");
     let lost = guard.lost();
     proxy.blackhole();
     assert_eq!(lost.recv_timeout(SOON), Ok(()));
     assert!(!guard.is_held());
     // The difference is the drift of 17 ms at least, less what the machine takes to get here.
-    assert!(server.pttl_or_zero("a") < ms(1500) / 3);
+    assert!(server.pttl_or_zero("a") < LEASE / 3);
     proxy.heal();
     eventually(SOON, || !server.exists("a"));
     throughout(ms(1000), || !server.exists("a"));
@@ -202,7 +203,7 @@ fn a_restart_while_idle_is_not_noticed(server: &Server) {
 }
 
 fn broken_connections_are_not_noticed(server: &Server) {
-    let client = server.open(patient().lease(ms(1500)));
+    let client = server.open(patient().lease(LEASE));
     for _ in 0..5 {
         let guard = client.lock("a").unwrap();
         server.kill_connections();
@@ -217,7 +218,7 @@ fn broken_connections_are_not_noticed(server: &Server) {
         server.kill_connections();
     }
     let guard = take(&client, "a");
-    throughout(ms(3000), || {
+    throughout(3 * LEASE, || {
         server.kill_connections();
         guard.is_held() && is_busy(&client, "a")
     });

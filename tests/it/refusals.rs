@@ -4,7 +4,9 @@ use std::thread;
 
 use leasehold::{Client, Error};
 
-use crate::support::{SOON, Server, eventually, ms, patient, stores, take, throughout, timed};
+use crate::support::{
+    LEASE, SOON, Server, eventually, ms, patient, stores, take, throughout, timed,
+};
 
 stores! {
     every server:
@@ -61,10 +63,10 @@ fn a_full_server_refuses_inner_releases_only(server: &Server) {
 }
 
 fn a_full_server_renews(server: &Server) {
-    let client = server.open(patient().lease(ms(900)));
+    let client = server.open(patient().lease(LEASE));
     let guard = take(&client, "a");
     fill(server);
-    throughout(ms(2700), || guard.is_held() && server.pttl("a") > ms(300));
+    throughout(3 * LEASE, || guard.is_held() && server.pttl("a") > LEASE / 3);
     guard.unlock().unwrap();
     assert!(!server.exists("a"));
 }

@@ -1,13 +1,12 @@
 //! Requests and replies that get lost one at a time, each of which may or may not have been executed.
 
 use std::thread::{self, ScopedJoinHandle};
-use std::time::Duration;
 
 use leasehold::{Builder, Client};
 
 use crate::support::proxy::Proxy;
 use crate::support::recorder::Recorder;
-use crate::support::{SOON, Server, eventually, ms, patient, stores, take, throughout};
+use crate::support::{LEASE, SOON, Server, eventually, ms, patient, stores, take, throughout};
 
 stores! {
     every server:
@@ -129,7 +128,6 @@ fn a_lost_reply_to_an_inner_release_counts_once(server: &Server) {
 }
 
 fn lost_replies_to_renewals_do_not_end_the_hold(server: &Server) {
-    const LEASE: Duration = ms(1500);
     let recorder = Recorder::default();
     let builder = patient().lease(LEASE).on_event(recorder.listener());
     let (proxy, client) = behind_proxy(server, builder);

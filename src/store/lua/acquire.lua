@@ -2,9 +2,10 @@
 -- KEYS  1 lock, 2 fence
 -- ARGV  1 owner, 2 lease in ms, 3 life of the fence in ms
 -- RETURNS {1, fence} if held now, {0, ms until the holder's lease ends or -1} if somebody has it
-local repeated = redis.call('hexists', KEYS[1], ARGV[1]) == 1
-if not repeated and redis.call('exists', KEYS[1]) == 1 then
-  return {0, redis.call('pttl', KEYS[1])}
+local left = redis.call('pttl', KEYS[1]) -- -2 if there is no such key.
+local repeated = left ~= -2 and redis.call('hexists', KEYS[1], ARGV[1]) == 1
+if left ~= -2 and not repeated then
+  return {0, left}
 end
 
 local last, spoilt = last_fence(KEYS[2])

@@ -20,6 +20,10 @@ pub(crate) use self::store::{Store, stores};
 /// A generous bound for what should happen at once, on a busy machine too.
 pub(crate) const SOON: Duration = Duration::from_secs(10);
 
+/// A lease to be renewed while a test watches: short enough to wait for several, and long enough to
+/// be renewed in time when the machine has been away for a second.
+pub(crate) const LEASE: Duration = ms(1500);
+
 /// Milliseconds, because nearly every duration in the tests is some.
 pub(crate) const fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
@@ -53,8 +57,12 @@ pub(crate) fn eventually(within: Duration, mut happened: impl FnMut() -> bool) {
 #[track_caller]
 pub(crate) fn throughout(during: Duration, mut holds: impl FnMut() -> bool) {
     let start = Instant::now();
-    while start.elapsed() < during {
-        assert!(holds(), "no longer so after {:?}", start.elapsed());
+    loop {
+        let elapsed = start.elapsed();
+        assert!(holds(), "no longer so after {elapsed:?}");
+        if elapsed >= during {
+            return;
+        }
         thread::sleep(ms(10));
     }
 }
