@@ -42,6 +42,8 @@ fn companion(kind: &str, lock: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Config;
+    use crate::store::tests::process;
 
     #[test]
     fn a_name_without_a_hash_tag_is_put_into_braces() {
@@ -49,6 +51,53 @@ mod tests {
         assert_eq!(keys.fence("stock"), "leasehold:fence:{stock}");
         assert_eq!(keys.fence("a{b"), "leasehold:fence:{a{b}");
         assert_eq!(keys.fence("{user}:stock"), "leasehold:fence:{user}:stock");
+    }
+
+    /// Asks a real server, because it is its rule that counts.
+    #[test]
+    fn all_keys_of_a_name_are_in_one_slot() {
+        let process = process::Server::start("redis-server", &["--cluster-enabled", "yes"]);
+        let mut connection = process.connect();
+        let mut slots = |keys: Vec<String>| -> Vec<u16> {
+            let mut questions = redis::pipe();
+            for key in keys {
+                questions.cmd("CLUSTER").arg("KEYSLOT").arg(key);
+            }
+            questions.query(&mut connection).expect("slots")
+        };
+        let config = Config::default();
+        let keys = Keys::new("");
+        let mut random = 1_u64;
+        let names: Vec<String> = std::iter::repeat_with(|| random_name(&mut random))
+            .filter(|name| config.check_name(name).is_ok())
+            .take(10_000)
+            .collect();
+        let locks = slots(names.iter().map(|name| keys.lock(name).into_owned()).collect());
+        let fences = slots(names.iter().map(|name| keys.fence(name)).collect());
+        for (name, (lock, fence)) in names.iter().zip(locks.iter().zip(&fences)) {
+            assert_eq!(lock, fence, "{name:?}");
+        }
+    }
+
+    /// A short name, rich in braces.
+    fn random_name(state: &mut u64) -> String {
+        let mut draw = |below: u64| {
+            *state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            (*state >> 33) % below
+        };
+        let length = 1 + draw(12);
+        (0..length)
+            .map(|_| match draw(8) {
+                0 => '{',
+                1 => '}',
+                2 => ':',
+                3 => '\u{1f409}',
+                4 => '\r',
+                letter => char::from(b'a' + u8::try_from(letter).unwrap_or(0)),
+            })
+            .collect()
     }
 
     #[test]

@@ -1,0 +1,224 @@
+//! What every store must do, asked of each without the engine above it.
+
+use std::time::{Duration, Instant};
+
+use super::*;
+use crate::clock::end_of;
+use crate::config::Config;
+use crate::store::endpoint::Endpoint;
+use crate::store::memory::Memory;
+use crate::store::server::pool_threads;
+use crate::store::single::Single;
+
+#[path = "../../tests/it/support/server.rs"]
+pub(crate) mod process;
+
+const LEASE: Duration = Duration::from_secs(30);
+
+fn soon() -> Instant {
+    end_of(Duration::from_secs(5))
+}
+
+fn hold(nonce: u64) -> HoldId {
+    HoldId { name: Arc::from("lock"), client: Arc::from("client"), nonce }
+}
+
+fn single(process: &process::Server) -> Single {
+    let config = Config::default();
+    let endpoint = Endpoint::parse(&process.url()).expect("a good URL");
+    let server = server::Server::new(endpoint, &config, pool_threads()).expect("a pool");
+    Single::new(server, &config)
+}
+
+fn won(store: &dyn Store, hold: &HoldId) -> u64 {
+    match store.acquire(hold, LEASE, soon()).expect("an answer") {
+        Bid::Won { fence } => fence,
+        bid @ Bid::Busy { .. } => panic!("{bid:?}"),
+    }
+}
+
+fn is_busy(bid: &Result<Bid, Failure>) -> bool {
+    matches!(bid, Ok(Bid::Busy { remaining: Some(left) }) if *left <= LEASE)
+}
+
+fn depth(store: &dyn Store) -> Option<u32> {
+    store.inspect("lock", soon()).expect("an answer").map(|holder| holder.depth)
+}
+
+/// Has tasks done and returns the outcomes in the order of the tasks.
+fn care(upkeep: &mut dyn Upkeep, cares: &[(HoldId, Care)]) -> Vec<Outcome> {
+    let numbered = cares.iter().zip(0..);
+    let tasks: Vec<_> =
+        numbered.map(|((hold, care), id)| Task { id, hold: hold.clone(), care: *care }).collect();
+    let mut outcomes = Vec::new();
+    let end = soon();
+    upkeep.send(tasks, end, &mut |id, outcome| outcomes.push((id, outcome)));
+    while outcomes.len() < cares.len() {
+        assert!(Instant::now() < end, "{} outcomes", outcomes.len());
+        upkeep.collect(end, &mut |id, outcome| outcomes.push((id, outcome)));
+    }
+    outcomes.sort_by_key(|(id, _)| *id);
+    outcomes.into_iter().map(|(_, outcome)| outcome).collect()
+}
+
+/// Makes a module of tests per store.
+macro_rules! stores {
+    ($($behaviour:ident),+ $(,)?) => {
+        mod on_memory {
+            $(#[test] fn $behaviour() { super::$behaviour(&super::Memory::default()); })+
+        }
+        mod on_redis {
+            use super::process::Server;
+            $(#[test] fn $behaviour() { super::$behaviour(&super::single(&Server::redis())); })+
+        }
+        mod on_valkey {
+            use super::process::Server;
+            $(#[test] fn $behaviour() { super::$behaviour(&super::single(&Server::valkey())); })+
+        }
+    };
+}
+
+stores!(
+    a_lock_is_taken_once_and_a_repeat_finds_the_hold,
+    fences_grow_with_every_hold,
+    the_depth_is_absolute,
+    a_request_for_a_hold_that_is_gone_changes_nothing,
+    a_transfer_begins_a_new_hold_and_a_repeat_finds_it,
+    late_duplicates_of_the_old_hold_do_not_touch_the_new,
+    only_the_holder_can_transfer,
+    force_takes_a_lock_from_anybody,
+    many_holds_are_cared_for_at_once,
+);
+
+fn a_lock_is_taken_once_and_a_repeat_finds_the_hold(store: &dyn Store) {
+    let fence = won(store, &hold(1));
+    assert!(is_busy(&store.acquire(&hold(2), LEASE, soon())));
+    assert_eq!(won(store, &hold(1)), fence);
+    assert_eq!(depth(store), Some(1));
+}
+
+fn fences_grow_with_every_hold(store: &dyn Store) {
+    let mut last = 0;
+    for nonce in 1..100 {
+        let fence = won(store, &hold(nonce));
+        assert!(fence > last, "{fence} after {last}");
+        last = fence;
+        assert_eq!(store.release(&hold(nonce), soon()).ok(), Some(Standing::Ours));
+    }
+}
+
+fn the_depth_is_absolute(store: &dyn Store) {
+    won(store, &hold(1));
+    for level in [2, 2, 3, 1] {
+        let nested = store.nest(&hold(1), level, LEASE, soon());
+        assert_eq!(nested.ok(), Some(Standing::Ours));
+        assert_eq!(depth(store), Some(level));
+    }
+    store.nest(&hold(1), 5, LEASE, soon()).expect("an answer");
+    won(store, &hold(1));
+    assert_eq!(depth(store), Some(5), "a late duplicate of the first request");
+}
+
+fn a_request_for_a_hold_that_is_gone_changes_nothing(store: &dyn Store) {
+    let mut upkeep = store.upkeep();
+    let mut all_gone = |before: Option<u32>| {
+        let stale = hold(1);
+        let renewed = care(&mut *upkeep, &[(stale.clone(), Care::Renew { lease: LEASE })]);
+        assert!(matches!(renewed[..], [Ok(Standing::Gone)]));
+        assert_eq!(store.nest(&stale, 2, LEASE, soon()).ok(), Some(Standing::Gone));
+        assert_eq!(store.release(&stale, soon()).ok(), Some(Standing::Gone));
+        assert_eq!(depth(store), before);
+    };
+    all_gone(None);
+    won(store, &hold(1));
+    store.release(&hold(1), soon()).expect("an answer");
+    all_gone(None);
+    won(store, &hold(2));
+    all_gone(Some(1));
+}
+
+fn a_transfer_begins_a_new_hold_and_a_repeat_finds_it(store: &dyn Store) {
+    let first = won(store, &hold(1));
+    store.nest(&hold(1), 3, LEASE, soon()).expect("an answer");
+    let second = store.transfer(&hold(1), &hold(2), LEASE, soon()).expect("an answer");
+    assert!(matches!(second, Bid::Won { fence } if fence > first), "{second:?}");
+    assert_eq!(depth(store), Some(1));
+    assert_eq!(store.transfer(&hold(1), &hold(2), LEASE, soon()).ok(), Some(second));
+    let holder = store.inspect("lock", soon()).expect("an answer").expect("a holder");
+    assert_eq!(holder.owner, hold(2).owner());
+    assert!(holder.remaining > LEASE / 2 && holder.remaining <= LEASE);
+}
+
+fn late_duplicates_of_the_old_hold_do_not_touch_the_new(store: &dyn Store) {
+    won(store, &hold(1));
+    store.transfer(&hold(1), &hold(2), LEASE, soon()).expect("an answer");
+    let before = store.inspect("lock", soon()).expect("an answer").map(|holder| holder.owner);
+    assert!(is_busy(&store.acquire(&hold(1), LEASE, soon())));
+    assert_eq!(store.nest(&hold(1), 2, LEASE, soon()).ok(), Some(Standing::Gone));
+    assert_eq!(store.release(&hold(1), soon()).ok(), Some(Standing::Gone));
+    let after = store.inspect("lock", soon()).expect("an answer").map(|holder| holder.owner);
+    assert_eq!(before, after);
+}
+
+fn only_the_holder_can_transfer(store: &dyn Store) {
+    let nobody = store.transfer(&hold(1), &hold(2), LEASE, soon());
+    assert_eq!(nobody.ok(), Some(Bid::Busy { remaining: None }));
+    assert_eq!(depth(store), None);
+    won(store, &hold(3));
+    assert!(is_busy(&store.transfer(&hold(1), &hold(2), LEASE, soon())));
+    assert_eq!(store.release(&hold(3), soon()).ok(), Some(Standing::Ours));
+}
+
+fn force_takes_a_lock_from_anybody(store: &dyn Store) {
+    assert_eq!(store.force("lock", soon()).ok(), Some(false));
+    won(store, &hold(1));
+    assert_eq!(store.force("lock", soon()).ok(), Some(true));
+    assert_eq!(store.release(&hold(1), soon()).ok(), Some(Standing::Gone));
+}
+
+fn many_holds_are_cared_for_at_once(store: &dyn Store) {
+    let holds: Vec<_> =
+        (0..600).map(|nonce| HoldId { name: nonce.to_string().into(), ..hold(nonce) }).collect();
+    for hold in holds.iter().step_by(2) {
+        store.acquire(hold, LEASE, soon()).expect("an answer");
+    }
+    let mut upkeep = store.upkeep();
+    for kind in [Care::Renew { lease: LEASE * 2 }, Care::Release] {
+        let cares: Vec<_> = holds.iter().map(|hold| (hold.clone(), kind)).collect();
+        let outcomes = care(&mut *upkeep, &cares);
+        for (nonce, outcome) in outcomes.into_iter().enumerate() {
+            let wanted = if nonce % 2 == 0 { Standing::Ours } else { Standing::Gone };
+            assert!(matches!(outcome, Ok(standing) if standing == wanted), "{nonce}: {outcome:?}");
+        }
+        let last = store.inspect("598", soon()).expect("an answer");
+        match kind {
+            Care::Renew { .. } => assert!(last.is_some_and(|holder| holder.remaining > LEASE)),
+            Care::Release => assert_eq!(last, None),
+        }
+    }
+}
+
+#[test]
+fn a_full_server_refuses_to_transfer_and_leaves_the_hold() {
+    let process = process::Server::redis();
+    let store = single(&process);
+    won(&store, &hold(1));
+    process.command(&["CONFIG", "SET", "maxmemory", "1"]);
+    let refused = store.transfer(&hold(1), &hold(2), LEASE, soon()).expect_err("no memory");
+    assert_eq!((refused.trouble, refused.code.as_str()), (Trouble::Refused, "OOM"));
+    assert_eq!(store.release(&hold(1), soon()).ok(), Some(Standing::Ours));
+}
+
+#[test]
+fn upkeep_goes_on_when_the_server_forgets_its_scripts() {
+    let process = process::Server::redis();
+    let store = single(&process);
+    won(&store, &hold(1));
+    let mut upkeep = store.upkeep();
+    let renewals = vec![(hold(1), Care::Renew { lease: LEASE }); 100];
+    for _ in 0..3 {
+        process.command(&["SCRIPT", "FLUSH"]);
+        let outcomes = care(&mut *upkeep, &renewals);
+        assert!(outcomes.iter().all(|outcome| matches!(outcome, Ok(Standing::Ours))));
+    }
+}
