@@ -241,3 +241,115 @@ impl Lease {
 fn drift(lease: Duration) -> Duration {
     lease / 100 + Duration::from_millis(2)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::thread::sleep;
+
+    const LEASE: Duration = Duration::from_millis(200);
+
+    fn terms() -> Terms {
+        Terms { lease: LEASE, ..Terms::default() }
+    }
+
+    fn taken(terms: &Terms, sent: Moment) -> Lease {
+        let id = HoldId { name: Arc::from("x"), client: Arc::from("c"), nonce: 1 };
+        Lease::new(id, 7, terms, sent)
+    }
+
+    fn expired() -> Lease {
+        let lease = taken(&terms(), Moment::now());
+        sleep(LEASE);
+        lease
+    }
+
+    #[test]
+    fn the_deadline_counts_from_the_request_and_leaves_room_for_drift() {
+        let sent = Moment::now();
+        sleep(LEASE / 4);
+        let left = taken(&terms(), sent).remaining();
+        let drift = LEASE / 100 + Duration::from_millis(2);
+        assert!(left + drift <= LEASE * 3 / 4, "{left:?}");
+        assert!(left > LEASE / 4, "{left:?}");
+    }
+
+    #[test]
+    fn a_renewal_counts_from_its_request_and_never_shortens() {
+        let sent = Moment::now();
+        let lease = taken(&terms(), sent);
+        sleep(LEASE / 4);
+        let before = lease.remaining();
+        lease.extend(sent, LEASE / 2);
+        assert!(before.abs_diff(lease.remaining()) < LEASE / 10, "not shortened");
+        lease.extend(sent.after(LEASE / 4), LEASE);
+        assert!(lease.remaining() > before + LEASE / 5);
+    }
+
+    #[test]
+    fn a_lost_lease_stays_lost() {
+        let lease = expired();
+        assert!(lease.remaining().is_zero());
+        lease.extend(Moment::now(), LEASE);
+        assert!(lease.remaining().is_zero(), "renewed too late");
+        assert!(lease.expire(&Events::none()), "the first to see it");
+        assert!(!lease.expire(&Events::none()), "and no other");
+        assert!(!lease.end(), "too late to end it");
+        assert_eq!(lease.duty(), Duty::None);
+    }
+
+    #[test]
+    fn an_ended_lease_is_not_lost() {
+        let lease = taken(&terms(), Moment::now());
+        let (lost, _) = lease.watch();
+        assert!(lease.end());
+        lease.lose(&Events::none());
+        assert!(lost.recv().is_err(), "disconnected, without a message");
+        assert!(!lease.end(), "only once");
+    }
+
+    #[test]
+    fn watchers_hear_of_a_loss_before_and_after_it() {
+        let lease = taken(&terms(), Moment::now());
+        let ((early, first), (second, not_first)) = (lease.watch(), lease.watch());
+        assert!(first && !not_first);
+        lease.lose(&Events::none());
+        let (late, _) = lease.watch();
+        for lost in [early, second, late] {
+            assert!(lost.recv().is_ok());
+            assert!(lost.recv().is_err(), "one message only");
+        }
+    }
+
+    #[test]
+    fn a_lease_asks_to_be_renewed_after_a_third() {
+        let sent = Moment::now();
+        let lease = taken(&terms(), sent);
+        let Duty::Renew(due) = lease.duty() else { panic!("{:?}", lease.duty()) };
+        assert!(due.since(sent) <= LEASE / 3 && due.since(sent) > LEASE / 4);
+        assert!(!lease.wants_renewal(sent));
+        assert!(lease.wants_renewal(sent.after(LEASE / 3)));
+    }
+
+    #[test]
+    fn a_lease_that_is_not_to_be_renewed_asks_to_be_ended() {
+        let lease = taken(&Terms { renew: false, ..terms() }, Moment::now());
+        assert!(matches!(lease.duty(), Duty::Expire(_)));
+    }
+
+    #[test]
+    fn the_age_limit_cuts_the_first_lease_and_the_last() {
+        let sent = Moment::now();
+        let short = taken(&Terms { max_hold: Some(LEASE / 2), ..terms() }, sent);
+        assert!(short.remaining() < LEASE / 2);
+        assert!(matches!(short.duty(), Duty::Expire(_)));
+
+        let longer = taken(&Terms { max_hold: Some(LEASE * 5 / 4), ..terms() }, sent);
+        assert!(matches!(longer.duty(), Duty::Renew(_)));
+        let later = sent.after(LEASE / 2);
+        let span = longer.span(later);
+        assert!(span <= LEASE * 3 / 4);
+        longer.extend(later, span);
+        assert!(matches!(longer.duty(), Duty::Expire(then) if then <= sent.after(LEASE * 5 / 4)));
+    }
+}

@@ -15,6 +15,7 @@ stores! {
         flushall_ends_the_hold,
         a_deleted_key_ends_the_hold,
         a_key_of_somebody_else_ends_the_hold,
+        every_call_notices_a_key_of_somebody_else,
         one_lost_hold_does_not_disturb_the_others,
         a_restart_with_the_data_keeps_the_hold,
         fences_grow_over_lost_counters,
@@ -78,6 +79,27 @@ fn a_key_of_somebody_else_ends_the_hold(server: &Server) {
     assert_lost(guard.unlock(), "a");
     assert_eq!(server.hold("a").0, "somebody else");
     assert_eq!(server.raw_pttl("a"), -1, "nor was it given a lease");
+}
+
+fn every_call_notices_a_key_of_somebody_else(server: &Server) {
+    // With the usual lease, so that the renewer does not notice it first.
+    let client = server.open(patient());
+    let [verified, nested, released] = ["a", "b", "c"].map(|name| {
+        let guard = take(&client, name);
+        server.command(&["DEL", name]);
+        server.command(&["HSET", name, "somebody else", "1"]);
+        guard
+    });
+    assert_lost(verified.verify(), "a");
+    assert!(!verified.is_held(), "and it stays lost");
+    assert_lost(client.lock("b"), "b");
+    assert!(!nested.is_held());
+    assert_lost(released.unlock(), "c");
+    drop((verified, nested));
+    for name in ["a", "b", "c"] {
+        assert_eq!(server.hold(name), ("somebody else".to_owned(), "1".to_owned()));
+        assert_eq!(server.raw_pttl(name), -1, "nor was it given a lease");
+    }
 }
 
 fn one_lost_hold_does_not_disturb_the_others(server: &Server) {
