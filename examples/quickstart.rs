@@ -64,7 +64,7 @@ fn try_from_another_thread(client: &Client) -> Result<(), Error> {
     in_another_thread(|| {
         match client.try_lock(NAME)? {
             Some(guard) => {
-                println!("another thread's try_lock: Some, with fence {}", guard.fence())
+                println!("another thread's try_lock: Some, with fence {}", guard.fence());
             }
             None => println!("another thread's try_lock: None"),
         }

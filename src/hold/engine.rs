@@ -339,7 +339,7 @@ impl Engine {
 
     /// Takes a lock away from whoever has it.
     pub(crate) fn force(&self, name: &Arc<str>) -> Result<bool> {
-        self.insist("force", name, |end| self.store.force(name, end))
+        self.insist("force open", name, |end| self.store.force(name, end))
     }
 
     /// Repeats a request that is bounded by nothing else.

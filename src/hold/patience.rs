@@ -36,6 +36,11 @@ pub(crate) struct Patience {
 impl Patience {
     /// For a call about a lock with leases of this length.
     pub(crate) fn new(bound: Bound, config: &Config, lease: Duration) -> Self {
+        let bound = match bound {
+            // Also a deadline long past leaves the time for one try.
+            Bound::Deadline(deadline) => Bound::Deadline(deadline.max(Instant::now())),
+            other => other,
+        };
         Self {
             bound,
             io_timeout: config.io_timeout(lease),
@@ -139,10 +144,18 @@ mod tests {
     }
 
     #[test]
+    fn a_deadline_long_past_leaves_the_time_for_one_try() {
+        let past = Instant::now().checked_sub(Duration::from_secs(60)).expect("a minute of uptime");
+        let end = patience(Bound::Deadline(past)).request_end();
+        assert!(end > Instant::now() + Duration::from_millis(900));
+    }
+
+    #[test]
     fn no_request_outlasts_its_bound_by_more_than_one_io_timeout() {
         let now = Instant::now();
         assert!(patience(Bound::End(now)).request_end() <= now);
-        let late = patience(Bound::Deadline(now)).request_end();
-        assert!(late <= now + Duration::from_secs(1));
+        let mut late = patience(Bound::Deadline(now));
+        late.bound = Bound::Deadline(now);
+        assert!(late.request_end() <= now + Duration::from_secs(1));
     }
 }

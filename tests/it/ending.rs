@@ -3,7 +3,6 @@
 use std::cell::RefCell;
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::time::Duration;
 
 use leasehold::{Client, Error, Guard};
 

@@ -8,7 +8,7 @@ use leasehold::Client;
 
 use crate::support::{
     LEASE, SOON, Server, Store, assert_lost, elsewhere, eventually, is_busy, ms, patient, stores,
-    take, throughout, while_held,
+    take, throughout, timed, while_held,
 };
 
 stores! {
@@ -60,7 +60,8 @@ fn a_waiter_wakes_when_the_lease_of_the_holder_ends(store: &Store) {
     // With pauses longer than the test may take.
     let client = store.open(Client::builder().wait(SOON).backoff(3 * SOON, 3 * SOON));
     let _first = client.mutex("a").lease(ms(500)).renew(false).lock().unwrap();
-    elsewhere(|| client.lock("a").unwrap().unlock().unwrap());
+    let ((), took) = timed(|| elsewhere(|| client.lock("a").unwrap().unlock().unwrap()));
+    assert!(took < SOON / 2, "{took:?}");
 }
 
 fn a_hold_ends_at_its_local_deadline_by_itself(store: &Store) {

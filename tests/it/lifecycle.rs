@@ -2,7 +2,6 @@
 
 use std::process::exit;
 use std::thread;
-use std::time::Duration;
 
 use fork::{Fork, fork};
 use leasehold::{Client, Error, Guard};

@@ -1,7 +1,5 @@
 //! What happens to holds when Redis forgets them.
 
-use std::time::Duration;
-
 use leasehold::Client;
 
 use crate::support::recorder::Recorder;

@@ -117,7 +117,7 @@ impl Handle {
         match self {
             Handle::Local(register) => register.store(number, Ordering::SeqCst),
             Handle::Remote(connection) => {
-                redis::cmd("SET").arg(&["register", &number.to_string()]).exec(connection).unwrap()
+                redis::cmd("SET").arg(&["register", &number.to_string()]).exec(connection).unwrap();
             }
         }
     }
