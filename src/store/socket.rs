@@ -15,7 +15,7 @@ use redis::{Parser, RedisResult, Value};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt;
 
-use super::spin::{Spell, Spin};
+use crate::store::spin::{Manner, Spell, Spin};
 
 /// After this long without traffic the kernel asks whether the peer is still there.
 const KEEPALIVE: Duration = Duration::from_secs(15);
@@ -107,11 +107,16 @@ impl Socket {
         let Some(spin) = spin else {
             return self.parser.parse_value(Patient { stream: &self.stream, spell: None, until });
         };
-        let started = Instant::now();
-        let spell = spin.start();
+        let (started, spell) = (Instant::now(), spin.start());
         let busy = spell.is_some();
-        let reply = self.parser.parse_value(Patient { stream: &self.stream, spell, until });
-        spin.learn(busy, started.elapsed());
+        let mut patient = Patient { stream: &self.stream, spell, until };
+        let reply = self.parser.parse_value(&mut patient);
+        let manner = match (busy, patient.spell.is_some()) {
+            (false, _) => Manner::Asleep,
+            (true, true) => Manner::Busy,
+            (true, false) => Manner::BusyInVain,
+        };
+        spin.learn(manner, started.elapsed());
         reply
     }
 }

@@ -26,17 +26,25 @@ static SPINNERS_MAX: LazyLock<usize> =
 #[derive(Debug)]
 pub(crate) struct Spin {
     budget: Duration,
-    /// How long replies take for which a thread spins, slept through where the budget was over.
+    /// How long replies take, in nanoseconds, for which a thread spins first.
     busy: Average,
-    /// How long replies take for which a thread sleeps.
+    /// How long replies take, in nanoseconds, for which a thread sleeps from the start.
     asleep: Average,
+    /// How many in a thousand spells were too short for their reply.
+    misses: Average,
     replies: AtomicU32,
 }
 
 impl Spin {
     pub(crate) fn new(budget: Duration) -> Self {
-        let (busy, asleep) = (Average::default(), Average::default());
-        Self { budget, busy, asleep, replies: AtomicU32::new(0) }
+        Self {
+            budget,
+            busy: Average::default(),
+            // Believed to be slow until it is known.
+            asleep: Average(AtomicU32::new(1_000_000)),
+            misses: Average::default(),
+            replies: AtomicU32::new(0),
+        }
     }
 
     /// Allows a spell of spinning, or advises to sleep.
@@ -49,17 +57,33 @@ impl Spin {
         if self.pays() == probe { None } else { Spell::begin(end_of(self.budget)) }
     }
 
-    /// Takes in how long a reply took.
-    pub(crate) fn learn(&self, spun: bool, took: Duration) {
-        let average = if spun { &self.busy } else { &self.asleep };
-        // A single slow reply must not end spinning, nor many of them forbid it for long.
-        average.add(took.min(self.budget.saturating_mul(2)));
+    /// Takes in how long a reply took, and how it was waited for.
+    pub(crate) fn learn(&self, manner: Manner, took: Duration) {
+        // A single very slow reply must not decide.
+        let took = took.min(self.budget.saturating_mul(4));
+        let nanos = u32::try_from(took.as_nanos()).unwrap_or(u32::MAX);
+        match manner {
+            Manner::Asleep => return self.asleep.add(nanos),
+            Manner::Busy => self.misses.add(0),
+            Manner::BusyInVain => self.misses.add(1000),
+        }
+        self.busy.add(nanos);
     }
 
+    /// Tells whether most replies come within the budget, and sooner than to a sleeper.
     fn pays(&self) -> bool {
-        let (busy, asleep) = (self.busy.get(), self.asleep.get());
-        busy <= self.budget && (asleep.is_zero() || busy <= asleep)
+        self.misses.get() < 500 && self.busy.get() <= self.asleep.get()
     }
+}
+
+/// How a reply was waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Manner {
+    Asleep,
+    /// With a spell of spinning that the reply ended.
+    Busy,
+    /// With a spell of spinning that was over before the reply came.
+    BusyInVain,
 }
 
 /// A moving average over about eight values. Lost updates do not matter.
@@ -67,15 +91,13 @@ impl Spin {
 struct Average(AtomicU32);
 
 impl Average {
-    fn get(&self) -> Duration {
-        Duration::from_nanos(self.0.load(Ordering::Relaxed).into())
+    fn get(&self) -> u32 {
+        self.0.load(Ordering::Relaxed)
     }
 
-    fn add(&self, value: Duration) {
-        let value = u32::try_from(value.as_nanos()).unwrap_or(u32::MAX);
-        let average = self.0.load(Ordering::Relaxed);
-        let moved = if average == 0 { value } else { average - average / 8 + value / 8 };
-        self.0.store(moved, Ordering::Relaxed);
+    fn add(&self, value: u32) {
+        let average = self.get();
+        self.0.store(average - average / 8 + value / 8, Ordering::Relaxed);
     }
 }
 
@@ -113,10 +135,12 @@ mod tests {
 
     fn spin_after(busy: &[u64], asleep: &[u64]) -> Spin {
         let spin = Spin::new(BUDGET);
-        for (spun, times) in [(true, busy), (false, asleep)] {
-            for micros in times {
-                spin.learn(spun, Duration::from_micros(*micros));
-            }
+        for took in busy.iter().copied().map(Duration::from_micros) {
+            let manner = if took <= BUDGET { Manner::Busy } else { Manner::BusyInVain };
+            spin.learn(manner, took);
+        }
+        for took in asleep.iter().copied().map(Duration::from_micros) {
+            spin.learn(Manner::Asleep, took);
         }
         spin
     }
@@ -129,18 +153,18 @@ mod tests {
 
     #[test]
     fn a_far_server_is_not_spun_for() {
-        assert!(!spin_after(&[1_000; 4], &[]).pays());
-        assert!(!spin_after(&[1_000; 4], &[1_000; 4]).pays());
+        assert!(!spin_after(&[1_000; 8], &[]).pays());
+        assert!(!spin_after(&[1_000; 8], &[1_000; 8]).pays());
     }
 
     #[test]
     fn spinning_ends_where_sleeping_is_faster() {
-        assert!(!spin_after(&[25; 20], &[16; 20]).pays());
+        assert!(!spin_after(&[25; 50], &[16; 50]).pays());
     }
 
     #[test]
     fn a_server_that_came_near_is_found_out() {
-        assert!(spin_after(&[&[1_000; 50][..], &[10; 10]].concat(), &[60; 50]).pays());
+        assert!(spin_after(&[&[1_000; 50][..], &[10; 20]].concat(), &[60; 50]).pays());
     }
 
     #[test]
