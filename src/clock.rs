@@ -6,6 +6,8 @@
 
 use std::time::{Duration, Instant};
 
+use rustix::time::{ClockId, clock_gettime};
+
 /// Later than any wait, and within the range of `Instant` everywhere.
 const AGES: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
 
@@ -58,25 +60,13 @@ fn nanos(span: Duration) -> u64 {
     u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
 }
 
-#[cfg(unix)]
 fn reading() -> u64 {
-    use rustix::time::{ClockId, clock_gettime};
     // Apple's CLOCK_MONOTONIC counts through sleep; so does FreeBSD's, in lack of a better one.
     #[cfg(any(target_os = "linux", target_os = "android"))]
     const CLOCK: ClockId = ClockId::Boottime;
     #[cfg(not(any(target_os = "linux", target_os = "android")))]
     const CLOCK: ClockId = ClockId::Monotonic;
-    let time = clock_gettime(CLOCK);
-    Duration::try_from(time).map_or(0, nanos)
-}
-
-#[cfg(not(unix))]
-fn reading() -> u64 {
-    use std::sync::LazyLock;
-    use std::time::Instant;
-    // Windows' performance counter, which `Instant` reads, counts through sleep.
-    static START: LazyLock<Instant> = LazyLock::new(Instant::now);
-    nanos(START.elapsed()).saturating_add(Moment::FIRST.0)
+    Duration::try_from(clock_gettime(CLOCK)).map_or(0, nanos)
 }
 
 #[cfg(test)]

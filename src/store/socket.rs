@@ -1,29 +1,32 @@
 //! One connection's bytes: opened, written and read by a deadline that covers the whole of each.
 //!
-//! A time limit per read call, which sockets offer, never ends a reply that drips in byte by byte.
-//! So the socket does not block; waiting is done by `poll` with the time that is left, after a
-//! short spin if the caller allows one.
+//! A time limit per read call, which is all that sockets offer, never ends a reply that drips in
+//! byte by byte. So every wait is for the time that is left: after a short spin if the caller allows
+//! one, in `read` itself while much time is left, which saves a system call, and in `poll` at the end.
 
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::net::{SocketAddr, TcpStream};
-#[cfg(unix)]
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use redis::{Parser, RedisResult, Value};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::sockopt;
+use rustix::io::Errno;
+use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketType, sockopt};
 
 use crate::store::spin::{Manner, Spell, Spin};
 
 /// After this long without traffic the kernel asks whether the peer is still there.
 const KEEPALIVE: Duration = Duration::from_secs(15);
 
+/// How long one call of `read` sleeps at the most.
+const NAP: Duration = Duration::from_millis(50);
+
 #[derive(Debug)]
 enum Stream {
     Tcp(TcpStream),
-    #[cfg(unix)]
     Unix(UnixStream),
 }
 
@@ -55,47 +58,41 @@ impl Socket {
 
     fn over_tcp(stream: TcpStream) -> io::Result<Self> {
         stream.set_nodelay(true)?;
-        stream.set_nonblocking(true)?;
+        stream.set_read_timeout(Some(NAP))?;
         sockopt::set_socket_keepalive(&stream, true)?;
         sockopt::set_tcp_keepidle(&stream, KEEPALIVE)?;
         Ok(Self { stream: Stream::Tcp(stream), parser: Parser::new() })
     }
 
-    #[cfg(unix)]
     pub(crate) fn unix(path: &Path, until: Instant) -> io::Result<Self> {
-        use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, connect, socket};
-
         let address = SocketAddrUnix::new(path)?;
         let pause = Duration::from_millis(1);
         loop {
-            let stream = UnixStream::from(socket(AddressFamily::UNIX, SocketType::STREAM, None)?);
+            let stream =
+                UnixStream::from(net::socket(AddressFamily::UNIX, SocketType::STREAM, None)?);
             stream.set_nonblocking(true)?;
-            match connect(&stream, &address) {
-                Ok(()) => return Ok(Self { stream: Stream::Unix(stream), parser: Parser::new() }),
+            match net::connect(&stream, &address) {
+                Ok(()) => {
+                    stream.set_nonblocking(false)?;
+                    stream.set_read_timeout(Some(NAP))?;
+                    return Ok(Self { stream: Stream::Unix(stream), parser: Parser::new() });
+                }
                 // The server's queue of new connections is full, and `poll` does not tell when it
                 // no longer is.
-                Err(rustix::io::Errno::AGAIN) => std::thread::sleep(pause.min(remaining(until)?)),
+                Err(Errno::AGAIN) => std::thread::sleep(pause.min(remaining(until)?)),
                 Err(error) => return Err(error.into()),
             }
         }
     }
 
-    #[cfg(not(unix))]
-    pub(crate) fn unix(_: &Path, _: Instant) -> io::Result<Self> {
-        Err(io::ErrorKind::Unsupported.into())
-    }
-
     /// Writes all of `bytes`. After an error an unknown part of them is written.
     pub(crate) fn send(&mut self, mut bytes: &[u8], until: Instant) -> io::Result<()> {
         while !bytes.is_empty() {
-            match self.stream.write(bytes) {
-                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            match net::send(&self.stream, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
                 Ok(written) => bytes = &bytes[written..],
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    self.stream.wait(PollFlags::OUT, until)?;
-                }
-                Err(error) => return Err(error),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => self.stream.wait(PollFlags::OUT, until)?,
+                Err(error) => return Err(error.into()),
             }
         }
         Ok(())
@@ -121,44 +118,26 @@ impl Socket {
     }
 }
 
+impl AsFd for Stream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Tcp(stream) => stream.as_fd(),
+            Self::Unix(stream) => stream.as_fd(),
+        }
+    }
+}
+
 impl Stream {
     /// Sleeps until the socket is ready.
     fn wait(&self, what: PollFlags, until: Instant) -> io::Result<()> {
         loop {
             let time = Timespec::try_from(remaining(until)?).ok();
-            let mut fd = match self {
-                Self::Tcp(stream) => [PollFd::new(stream, what)],
-                #[cfg(unix)]
-                Self::Unix(stream) => [PollFd::new(stream, what)],
-            };
-            match poll(&mut fd, time.as_ref()) {
-                Ok(0) | Err(rustix::io::Errno::INTR) => {}
+            match poll(&mut [PollFd::new(self, what)], time.as_ref()) {
+                Ok(0) | Err(Errno::INTR) => {}
                 Ok(_) => return Ok(()),
                 Err(error) => return Err(error.into()),
             }
         }
-    }
-
-    fn read_now(&self, into: &mut [u8]) -> io::Result<usize> {
-        match self {
-            Self::Tcp(stream) => (&*stream).read(into),
-            #[cfg(unix)]
-            Self::Unix(stream) => (&*stream).read(into),
-        }
-    }
-}
-
-impl Write for Stream {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        match self {
-            Self::Tcp(stream) => stream.write(bytes),
-            #[cfg(unix)]
-            Self::Unix(stream) => stream.write(bytes),
-        }
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
     }
 }
 
@@ -172,17 +151,24 @@ struct Patient<'a> {
 impl Read for Patient<'_> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         loop {
-            // A reply that was just asked for is not there yet: looking before sleeping is wasted.
-            if self.spell.as_ref().is_none_or(|spell| !spell.goes_on()) {
+            let flags = if self.spell.as_ref().is_some_and(Spell::goes_on) {
+                std::hint::spin_loop();
+                RecvFlags::DONTWAIT
+            } else {
                 self.spell = None;
-                self.stream.wait(PollFlags::IN, self.until)?;
-            }
-            match self.stream.read_now(into) {
-                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(read) => return Ok(read),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => std::hint::spin_loop(),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
+                if remaining(self.until)? >= NAP {
+                    RecvFlags::empty()
+                } else {
+                    self.stream.wait(PollFlags::IN, self.until)?;
+                    RecvFlags::DONTWAIT
+                }
+            };
+            match net::recv(self.stream, &mut *into, flags) {
+                Ok((_, 0)) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok((read, _)) => return Ok(read),
+                // Nothing yet: the spin or the nap goes on while there is time.
+                Err(Errno::AGAIN | Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
             }
         }
     }

@@ -7,8 +7,6 @@ local repeated = left ~= -2 and redis.call('hexists', KEYS[1], ARGV[1]) == 1
 if left ~= -2 and not repeated then
   return {0, left}
 end
-
-local last, spoilt = last_fence(KEYS[2])
 if spoilt then
   return spoilt
 end
@@ -16,16 +14,12 @@ if repeated and last then
   redis.call('pexpire', KEYS[1], ARGV[2])
   return {1, last}
 end
-local fence, exhausted = next_fence(KEYS[2], last)
-if exhausted then
-  return exhausted
-end
 
 -- The first write: a server that is out of memory refuses it, and would not refuse later ones.
-redis.call('set', KEYS[2], string.format('%.0f', fence), 'px', ARGV[3])
+redis.call('set', KEYS[2], string.format('%.0f', next_fence), 'px', ARGV[3])
 -- Has no effect on a key that is not there, but fails where the right to use it is missing: a hash
 -- that could not be given a TTL afterwards would be held for ever.
 redis.call('pexpire', KEYS[1], ARGV[2])
 redis.call('hset', KEYS[1], ARGV[1], 1)
 redis.call('pexpire', KEYS[1], ARGV[2])
-return {1, fence}
+return {1, next_fence}

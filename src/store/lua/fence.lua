@@ -1,31 +1,20 @@
--- Shared by the scripts that begin a hold: the fencing tokens of a name.
-local LARGEST_FENCE = 9007199254740991 -- 2^53 - 1: beyond it Lua's numbers skip integers.
-
--- RETURNS the last token or nil if there is none, and an error reply if the counter is spoilt.
-local function last_fence(key)
-  local last = redis.pcall('get', key)
-  if not last then
-    return nil
+-- Head of the scripts that begin a hold: the last fencing token of the name and the next one.
+-- The next is above the last and not below the server's clock in microseconds, so that a counter
+-- that was lost, expired or left behind by a failover does not repeat tokens. Nothing is written.
+-- (Not a function, because making one costs more than all of this.)
+-- KEYS  2 fence
+-- SETS  `last` to a number or nil, `next_fence`, and `spoilt` to an error reply if there is none
+local stored = redis.pcall('get', KEYS[2])
+local last = stored and tonumber(stored)
+local time = redis.call('time')
+local next_fence = math.max(time[1] * 1000000 + time[2], (last or 0) + 1)
+local spoilt
+if stored and not (last and last >= 0 and last % 1 == 0) then
+  spoilt = redis.error_reply('FENCE ' .. KEYS[2] .. ' does not hold a token')
+  if type(stored) == 'table' and not string.find(stored.err, 'WRONGTYPE', 1, true) then
+    spoilt = stored
   end
-  if type(last) == 'table' then
-    local foreign = string.find(last.err, 'WRONGTYPE', 1, true)
-    return nil, foreign and redis.error_reply('FENCE ' .. key .. ' is not a counter') or last
-  end
-  if #last > 16 or not string.find(last, '^%d+$') then
-    return nil, redis.error_reply('FENCE ' .. key .. ' does not hold a token')
-  end
-  return tonumber(last)
-end
-
--- The token after `last` is not below the server's clock in microseconds either, so that a counter
--- that was lost, expired or left behind by a failover does not repeat tokens.
--- RETURNS the token, or nil and an error reply if there are none left.
-local function next_fence(key, last)
-  local time = redis.call('time')
-  local token = math.max(time[1] * 1000000 + time[2], (last or 0) + 1)
-  if token > LARGEST_FENCE then
-    return nil, redis.error_reply('FENCE ' .. key .. ' has run out of tokens')
-  end
-  return token
+elseif next_fence > 9007199254740991 then -- 2^53 - 1: beyond it Lua's numbers skip integers.
+  spoilt = redis.error_reply('FENCE ' .. KEYS[2] .. ' has run out of tokens')
 end
 

@@ -8,8 +8,6 @@ local repeated = redis.call('hexists', KEYS[1], ARGV[2]) == 1
 if not repeated and redis.call('hexists', KEYS[1], ARGV[1]) == 0 then
   return {0, redis.call('pttl', KEYS[1])}
 end
-
-local last, spoilt = last_fence(KEYS[2])
 if spoilt then
   return spoilt
 end
@@ -17,14 +15,10 @@ if repeated and last then
   redis.call('pexpire', KEYS[1], ARGV[3])
   return {1, last}
 end
-local fence, exhausted = next_fence(KEYS[2], last)
-if exhausted then
-  return exhausted
-end
 
 -- The first write: a server that is out of memory refuses it, and would not refuse later ones.
-redis.call('set', KEYS[2], string.format('%.0f', fence), 'px', ARGV[4])
+redis.call('set', KEYS[2], string.format('%.0f', next_fence), 'px', ARGV[4])
 redis.call('hset', KEYS[1], ARGV[2], 1)
 redis.call('hdel', KEYS[1], ARGV[1])
 redis.call('pexpire', KEYS[1], ARGV[3])
-return {1, fence}
+return {1, next_fence}
