@@ -85,9 +85,10 @@ impl Renewer {
     }
 
     fn hand_over(&self, charge: Charge, due: Moment) {
+        // Counted first: the thread may take it in before the next line.
+        let waiting = self.waiting.fetch_add(1, Ordering::SeqCst) + 1;
         // The thread ends only after `self`.
         drop(self.charges.send(charge));
-        let waiting = self.waiting.fetch_add(1, Ordering::SeqCst) + 1;
         if due.raw() < self.wakes.load(Ordering::SeqCst) || waiting == CHANNEL_FULL {
             // A bell that rings already need not be rung.
             self.bell.try_send(()).unwrap_or_default();
@@ -439,6 +440,23 @@ mod tests {
         }
         assert_eq!(wakes(), planned);
         drop(first);
+    }
+
+    #[test]
+    fn leases_are_counted_right_while_the_thread_takes_them_in() {
+        let scene = Scene::new(|_| Ok(Standing::Ours));
+        thread::scope(|scope| {
+            for nonce in 0..4 {
+                let scene = &scene;
+                scope.spawn(move || {
+                    for _ in 0..5_000 {
+                        // Short, so that each wakes the thread.
+                        scene.lease(nonce, Duration::from_millis(10)).end();
+                    }
+                });
+            }
+        });
+        eventually(LEASE * 10, || scene.renewer.waiting.load(Ordering::SeqCst) == 0);
     }
 
     #[test]
