@@ -117,8 +117,9 @@ impl Builder {
         self
     }
 
-    /// Sets the shortest and the longest pause between two tries for a lock that is held. Pauses
-    /// grow at random between the two ("decorrelated jitter"), and end with the holder's lease.
+    /// Sets the shortest and the longest pause between two tries for a lock that is held, should
+    /// no wake-up end it. Pauses grow at random between the two ("decorrelated jitter"), and end
+    /// with the holder's lease.
     ///
     /// Defaults to 5 ms and 500 ms.
     pub fn backoff(mut self, min: Duration, max: Duration) -> Self {
@@ -171,6 +172,16 @@ impl Builder {
         self
     }
 
+    /// Sets how often in a row threads of this client may hand on a lock to one another while
+    /// another client waits for it; then it is that client's turn, as it is after 100 ms of handing
+    /// on. Zero: never hand on then.
+    ///
+    /// Defaults to 32.
+    pub fn hand_ons(mut self, times: u32) -> Self {
+        self.config.hand_ons = times;
+        self
+    }
+
     /// Opens a client of one Redis server, and makes sure that it answers.
     ///
     /// The URL is `redis://[user][:password@]host[:port][/database]` or
@@ -197,7 +208,7 @@ impl Builder {
             std::thread::sleep(pause);
         }
         let store = Single::new(server, &self.config);
-        self.start(Box::new(store), Some(threads))
+        self.start(Arc::new(store), Some(threads))
     }
 
     /// Makes a client whose locks exist in this process only. See [`Client::in_memory`].
@@ -207,16 +218,16 @@ impl Builder {
     /// [`InvalidInput`](Error::InvalidInput): a setting makes no sense.
     pub fn in_memory(self) -> Result<Client> {
         self.config.check()?;
-        self.start(Box::new(Memory::default()), None)
+        self.start(Arc::new(Memory::default()), None)
     }
 
     fn start(
         self,
-        store: Box<dyn Store>,
+        store: Arc<dyn Store>,
         threads: Option<Arc<ScheduledThreadPool>>,
     ) -> Result<Client> {
         let events = match self.on_event {
-            None => Events::none(),
+            None => Events::default(),
             Some(callback) => Events::deliver_to(callback).map_err(Error::no_thread)?,
         };
         Ok(Client::new(Engine::start(self.config, store, threads, events)?))

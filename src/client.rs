@@ -71,8 +71,9 @@ impl Client {
     /// keeps the fencing token; each level has a guard of its own, and the hold ends with the last
     /// of them, in whatever order they are dropped.
     ///
-    /// While it waits, the call has no connection. It sleeps with growing random pauses between
-    /// tries, never longer than the holder's lease lasts.
+    /// While it waits, the call has no connection. Threads of this client wait in line; the first
+    /// of them is woken when another client releases the lock. Should the message be lost, it tries
+    /// again after growing random pauses, never longer than the holder's lease lasts.
     ///
     /// # Errors
     ///
@@ -157,6 +158,6 @@ impl Client {
     ///
     /// Living guards are not affected: they are renewed, and can be unlocked.
     pub fn close(&self) {
-        self.engine.gate.close();
+        self.engine.close();
     }
 }

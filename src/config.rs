@@ -38,6 +38,8 @@ pub(crate) struct Config {
     pub(crate) label: String,
     pub(crate) durability: Durability,
     pub(crate) spin: Duration,
+    /// How often in a row threads of this client may hand on a lock that another client wants.
+    pub(crate) hand_ons: u32,
 }
 
 impl Default for Config {
@@ -53,6 +55,7 @@ impl Default for Config {
             label: String::new(),
             durability: Durability::Memory,
             spin: Duration::from_micros(50),
+            hand_ons: 32,
         }
     }
 }

@@ -86,16 +86,12 @@ impl fmt::Debug for Callback {
 }
 
 /// Hands events to the callback, in order, without ever blocking or failing its caller.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Events {
     queue: Option<Sender<Event>>,
 }
 
 impl Events {
-    pub(crate) fn none() -> Self {
-        Self { queue: None }
-    }
-
     /// Starts the thread that calls `callback`. It ends when every clone of this is gone and the
     /// events before are delivered.
     pub(crate) fn deliver_to(callback: Callback) -> std::io::Result<Self> {

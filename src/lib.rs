@@ -42,7 +42,9 @@
 //! - A server that forgets, because it was restarted without persistence or failed over to a
 //!   replica that lagged behind, gives the lock to somebody else while the old holder still relies
 //!   on it, until the next renewal at the latest. Again the fence helps.
-//! - There is no order among processes that wait for the same lock.
+//! - Threads of one client are served first come, first served. Among clients there is no promise
+//!   of an order, though they are woken in the order of coming, and none may keep a lock among its
+//!   threads for long while another [waits](Builder::hand_ons).
 //!
 //! # Nesting
 //!
@@ -88,7 +90,8 @@
 //! # What a client consists of
 //!
 //! Up to [`pool_size`](Builder::pool_size) connections, each used only while a request is under
-//! way, and one for renewals. A thread that renews, one that serves the pool, and one that calls
+//! way, one for renewals, and from the first wait for another client on one for wake-ups. A thread
+//! each that renews, serves the pool, and listens for wake-ups, and one that calls
 //! [`on_event`](Builder::on_event) if that is set. All end when the last clone of the client and
 //! the last guard are gone. In a forked child nothing works, and nothing is disturbed.
 //!
@@ -97,7 +100,8 @@
 //! A lock is a hash under its own name, with the owner as its one field and the depth as the value:
 //! the layout of Redisson's `RLock`, so that either side sees the other's locks. (Neither is woken
 //! by the other's release: each looks again when the other's lease would have ended, and leasehold
-//! sooner.) The fence is a counter `leasehold:fence:{name}` that lives for a day after its last use.
+//! sooner.) The fence is a counter `leasehold:fence:{name}` that lives for a day after its last use,
+//! and clients that wait are in the sorted set `leasehold:queue:{name}`.
 
 mod builder;
 mod client;

@@ -133,6 +133,7 @@ impl Eq for Entry {}
 mod tests {
     use super::*;
     use crate::config::Terms;
+    use crate::hold::owner::Thread;
 
     fn id(nonce: u64) -> HoldId {
         HoldId { name: Arc::from("x"), client: Arc::from("c"), nonce }
@@ -140,7 +141,7 @@ mod tests {
 
     fn lease(length: Duration) -> Charge {
         let terms = Terms { lease: length, ..Terms::default() };
-        Charge::Lease(Arc::new(Lease::new(id(1), 1, &terms, Moment::now())))
+        Charge::Lease(Arc::new(Lease::new(id(1), 1, &terms, Moment::now(), Thread::current())))
     }
 
     #[test]

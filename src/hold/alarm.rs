@@ -9,23 +9,23 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, bounded};
 use scheduled_thread_pool::ScheduledThreadPool;
 
-use crate::event::Events;
+use crate::hold::herald::Herald;
 use crate::hold::lease::Lease;
 
 /// Looks at a lease when its deadline has come, and again if that was moved.
-pub(crate) fn set(threads: &Arc<ScheduledThreadPool>, lease: &Arc<Lease>, events: Events) {
-    after(lease.remaining(), threads, Arc::downgrade(lease), events);
+pub(crate) fn set(threads: &Arc<ScheduledThreadPool>, lease: &Arc<Lease>, herald: Herald) {
+    after(lease.remaining(), threads, Arc::downgrade(lease), herald);
 }
 
-fn after(time: Duration, threads: &Arc<ScheduledThreadPool>, lease: Weak<Lease>, events: Events) {
+fn after(time: Duration, threads: &Arc<ScheduledThreadPool>, lease: Weak<Lease>, herald: Herald) {
     // The timer must keep alive neither the lease nor the thread that it runs on.
     let again = Arc::downgrade(threads);
     threads.execute_after(time, move || {
         let (Some(held), Some(threads)) = (lease.upgrade(), again.upgrade()) else { return };
-        held.expire(&events);
+        held.expire(&herald);
         let remaining = held.remaining();
         if !remaining.is_zero() {
-            after(remaining, &threads, lease, events);
+            after(remaining, &threads, lease, herald);
         }
     });
 }
@@ -42,6 +42,7 @@ mod tests {
     use super::*;
     use crate::clock::Moment;
     use crate::config::Terms;
+    use crate::hold::owner::Thread;
     use crate::store::HoldId;
 
     const LEASE: Duration = Duration::from_millis(100);
@@ -49,7 +50,7 @@ mod tests {
     fn lease() -> Arc<Lease> {
         let id = HoldId { name: Arc::from("x"), client: Arc::from("c"), nonce: 1 };
         let terms = Terms { lease: LEASE, ..Terms::default() };
-        Arc::new(Lease::new(id, 1, &terms, Moment::now()))
+        Arc::new(Lease::new(id, 1, &terms, Moment::now(), Thread::current()))
     }
 
     #[test]
@@ -57,7 +58,7 @@ mod tests {
         let threads = Arc::new(ScheduledThreadPool::new(1));
         let lease = lease();
         let (lost, _) = lease.watch();
-        set(&threads, &lease, Events::none());
+        set(&threads, &lease, Herald::default());
         lease.extend(Moment::now().after(LEASE), LEASE);
         assert!(lost.recv_timeout(LEASE * 3 / 2).is_err(), "the deadline was moved");
         lost.recv_timeout(LEASE * 10).expect("lost at the second deadline");
@@ -67,7 +68,7 @@ mod tests {
     fn a_timer_keeps_nothing_alive() {
         let threads = Arc::new(ScheduledThreadPool::new(1));
         let (lease, weak) = (lease(), Arc::downgrade(&threads));
-        set(&threads, &lease, Events::none());
+        set(&threads, &lease, Herald::default());
         assert_eq!(Arc::strong_count(&lease), 1);
         drop(threads);
         assert!(weak.upgrade().is_none());

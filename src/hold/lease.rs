@@ -1,7 +1,7 @@
 //! One hold of one lock: what is known of it without asking anybody.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
 use std::thread::ThreadId;
 use std::time::Duration;
 
@@ -10,8 +10,8 @@ use parking_lot::Mutex;
 
 use crate::clock::Moment;
 use crate::config::Terms;
-use crate::event::{Event, Events};
-use crate::hold::owner;
+use crate::hold::herald::Herald;
+use crate::hold::owner::Thread;
 use crate::store::HoldId;
 
 /// A lease that is due within this part of its length is renewed along with others.
@@ -36,9 +36,7 @@ pub(crate) struct Lease {
     taken: Moment,
     /// The age limit.
     end: Moment,
-    thread: ThreadId,
-    /// Upgradable while the thread lives.
-    presence: Weak<()>,
+    thread: Thread,
     /// A moment, or a mark.
     deadline: AtomicU64,
     /// How many guards there are. Only the holding thread changes it.
@@ -61,8 +59,14 @@ pub(crate) enum Duty {
 }
 
 impl Lease {
-    /// A hold of the calling thread, got by a request sent at `taken`.
-    pub(crate) fn new(id: HoldId, fence: u64, terms: &Terms, taken: Moment) -> Self {
+    /// A hold of `thread`, got by a request sent at `taken`.
+    pub(crate) fn new(
+        id: HoldId,
+        fence: u64,
+        terms: &Terms,
+        taken: Moment,
+        thread: Thread,
+    ) -> Self {
         let span = terms.span();
         Self {
             id,
@@ -71,8 +75,7 @@ impl Lease {
             renewed: terms.renew,
             taken,
             end: terms.max_hold.map_or(Moment::NEVER, |hold| taken.after(hold)),
-            thread: std::thread::current().id(),
-            presence: owner::presence(),
+            thread,
             deadline: AtomicU64::new(Self::deadline(taken, span).raw()),
             depth: AtomicU32::new(1),
             unsettled: AtomicBool::new(false),
@@ -90,7 +93,7 @@ impl Lease {
     }
 
     pub(crate) fn thread(&self) -> ThreadId {
-        self.thread
+        self.thread.id
     }
 
     pub(crate) fn age(&self) -> Duration {
@@ -145,12 +148,12 @@ impl Lease {
     }
 
     /// Finds out whether the hold is lost by time. `true` the one time it turns out to be.
-    pub(crate) fn expire(&self, events: &Events) -> bool {
+    pub(crate) fn expire(&self, herald: &Herald) -> bool {
         let mut seen = self.deadline.load(Ordering::Acquire);
         while seen > ENDED && seen <= Moment::now().raw() {
             match self.deadline.compare_exchange(seen, LOST, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => {
-                    self.announce(events, "it was not renewed in time");
+                    self.announce(herald, "it was not renewed in time");
                     return true;
                 }
                 Err(now) => seen = now,
@@ -160,12 +163,12 @@ impl Lease {
     }
 
     /// Takes in that the server does not know the hold any more.
-    pub(crate) fn lose(&self, events: &Events) {
+    pub(crate) fn lose(&self, herald: &Herald) {
         let lost = self.deadline.fetch_update(Ordering::AcqRel, Ordering::Acquire, |seen| {
             (seen > ENDED).then_some(LOST)
         });
         if lost.is_ok() {
-            self.announce(events, "the server does not know it any more");
+            self.announce(herald, "the server does not know it any more");
         }
     }
 
@@ -203,7 +206,7 @@ impl Lease {
         let deadline = Moment::from_raw(deadline);
         // The age limit leaves nothing to renew, or the thread that could release is gone.
         let last = deadline.after(drift(self.length)) >= self.end;
-        if !self.renewed || last || self.presence.strong_count() == 0 {
+        if !self.renewed || last || !self.thread.is_alive() {
             Duty::Expire(deadline)
         } else {
             Duty::Renew(deadline.before(self.length * 2 / 3))
@@ -221,18 +224,12 @@ impl Lease {
         self.length
     }
 
-    fn announce(&self, events: &Events, why: &str) {
+    fn announce(&self, herald: &Herald, why: &str) {
         for watcher in self.watchers.lock().drain(..) {
             // Nobody has to listen.
             watcher.send(()).unwrap_or_default();
         }
-        self.tell_lost(events, why);
-    }
-
-    pub(crate) fn tell_lost(&self, events: &Events, why: &str) {
-        let (name, fence) = (self.name(), self.fence);
-        events.emit(|| Event::Lost { name: name.to_string(), fence });
-        log::warn!(target: "leasehold", "the lease of lock {name:?} (fence {fence}) is lost: {why}");
+        herald.lost(self, why);
     }
 }
 
@@ -255,7 +252,7 @@ mod tests {
 
     fn taken(terms: &Terms, sent: Moment) -> Lease {
         let id = HoldId { name: Arc::from("x"), client: Arc::from("c"), nonce: 1 };
-        Lease::new(id, 7, terms, sent)
+        Lease::new(id, 7, terms, sent, Thread::current())
     }
 
     fn expired() -> Lease {
@@ -292,8 +289,8 @@ mod tests {
         assert!(lease.remaining().is_zero());
         lease.extend(Moment::now(), LEASE);
         assert!(lease.remaining().is_zero(), "renewed too late");
-        assert!(lease.expire(&Events::none()), "the first to see it");
-        assert!(!lease.expire(&Events::none()), "and no other");
+        assert!(lease.expire(&Herald::default()), "the first to see it");
+        assert!(!lease.expire(&Herald::default()), "and no other");
         assert!(!lease.end(), "too late to end it");
         assert_eq!(lease.duty(), Duty::None);
     }
@@ -303,7 +300,7 @@ mod tests {
         let lease = taken(&terms(), Moment::now());
         let (lost, _) = lease.watch();
         assert!(lease.end());
-        lease.lose(&Events::none());
+        lease.lose(&Herald::default());
         assert!(lost.recv().is_err(), "disconnected, without a message");
         assert!(!lease.end(), "only once");
     }
@@ -313,7 +310,7 @@ mod tests {
         let lease = taken(&terms(), Moment::now());
         let ((early, first), (second, not_first)) = (lease.watch(), lease.watch());
         assert!(first && !not_first);
-        lease.lose(&Events::none());
+        lease.lose(&Herald::default());
         let (late, _) = lease.watch();
         for lost in [early, second, late] {
             assert!(lost.recv().is_ok());

@@ -3,6 +3,7 @@
 use std::process;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
+use std::thread::{self, ThreadId};
 
 use crate::error::{Error, Result};
 use crate::store::HoldId;
@@ -52,12 +53,24 @@ thread_local! {
     static PRESENCE: Arc<()> = Arc::new(());
 }
 
-/// Can be upgraded while the calling thread lives.
-///
-/// In a destructor of a thread-local the thread may count as ended: then a lease taken there is
-/// not renewed.
-pub(crate) fn presence() -> Weak<()> {
-    PRESENCE.try_with(Arc::downgrade).unwrap_or_default()
+/// A thread, and whether it still lives.
+#[derive(Clone, Debug)]
+pub(crate) struct Thread {
+    pub(crate) id: ThreadId,
+    presence: Weak<()>,
+}
+
+impl Thread {
+    /// The calling thread. In a destructor of a thread-local it may count as ended: then a lease
+    /// taken there is not renewed.
+    pub(crate) fn current() -> Self {
+        let presence = PRESENCE.try_with(Arc::downgrade).unwrap_or_default();
+        Self { id: thread::current().id(), presence }
+    }
+
+    pub(crate) fn is_alive(&self) -> bool {
+        self.presence.strong_count() > 0
+    }
 }
 
 #[cfg(test)]
@@ -77,8 +90,8 @@ mod tests {
 
     #[test]
     fn the_presence_of_a_thread_ends_with_it() {
-        let ended = std::thread::spawn(presence).join().expect("no panic");
-        assert!(ended.upgrade().is_none());
-        assert!(presence().upgrade().is_some());
+        let ended = thread::spawn(Thread::current).join().expect("no panic");
+        assert!(!ended.is_alive());
+        assert!(Thread::current().is_alive());
     }
 }

@@ -20,6 +20,11 @@ pub(crate) enum Bound {
     Endless,
 }
 
+/// Tells whether a failure says something about the server rather than about the request.
+pub(crate) fn is_outage(failure: &Failure) -> bool {
+    !matches!(failure.trouble, Trouble::Refused | Trouble::WrongType)
+}
+
 /// Decides after each failure whether and when to try again.
 #[derive(Debug)]
 pub(crate) struct Patience {

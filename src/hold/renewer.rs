@@ -14,8 +14,9 @@ use std::{mem, thread};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
 
 use crate::clock::{Moment, end_of};
-use crate::event::{Event, Events};
+use crate::event::Event;
 use crate::hold::agenda::{Agenda, Charge, Orphan};
+use crate::hold::herald::Herald;
 use crate::hold::lease::{Duty, Lease};
 use crate::store::{Care, Failure, Outcome, Standing, Task, Upkeep};
 
@@ -50,7 +51,7 @@ impl Renewer {
     pub(crate) fn start(
         upkeep: Box<dyn Upkeep>,
         io_timeout: Duration,
-        events: Events,
+        herald: Herald,
     ) -> std::io::Result<Self> {
         let (charges, incoming) = unbounded();
         let (bell, rung) = bounded(1);
@@ -66,7 +67,7 @@ impl Renewer {
             tasks: 0,
             upkeep,
             io_timeout,
-            events,
+            herald,
         };
         thread::Builder::new().name("leasehold-renew".into()).spawn(move || work.run())?;
         Ok(Self { charges, waiting, bell, wakes })
@@ -108,7 +109,7 @@ struct Work {
     tasks: u64,
     upkeep: Box<dyn Upkeep>,
     io_timeout: Duration,
-    events: Events,
+    herald: Herald,
 }
 
 struct Flying {
@@ -160,7 +161,7 @@ impl Work {
             let (hold, span, time) = match &charge {
                 Charge::Orphan(orphan) => (&orphan.hold, None, orphan.io_timeout),
                 Charge::Lease(lease) => {
-                    if lease.expire(&self.events) {
+                    if lease.expire(&self.herald) {
                         self.clean_up_after(lease);
                     }
                     if !lease.wants_renewal(now) {
@@ -201,7 +202,7 @@ impl Work {
             }
         }
         if renewed > 0 {
-            self.events.emit(|| Event::Renewed { count: renewed });
+            self.herald.events.emit(|| Event::Renewed { count: renewed });
             log::trace!(target: "leasehold", "renewed {renewed} leases");
         }
     }
@@ -214,7 +215,7 @@ impl Work {
                 lease.extend(sent, span);
                 self.agenda.add(Charge::Lease(lease));
             }
-            Ok(Standing::Gone) => lease.lose(&self.events),
+            Ok(Standing::Gone) => lease.lose(&self.herald),
             Err(failure) => {
                 let due = Moment::now().after(lease.length() / RETRIES);
                 self.agenda.add_at(due, Charge::Lease(lease.clone()));
@@ -229,7 +230,7 @@ impl Work {
             return;
         }
         let (name, server, source) = (lease.name(), &failure.server, &failure.source);
-        self.events.emit(|| Event::RenewalFailing {
+        self.herald.events.emit(|| Event::RenewalFailing {
             name: name.to_string(),
             remaining,
             reason: source.to_string(),
@@ -299,6 +300,7 @@ impl Work {
 mod tests {
     use super::*;
     use crate::config::Terms;
+    use crate::hold::owner::Thread;
     use crate::store::{HoldId, Trouble};
     use parking_lot::Mutex;
     use std::time::Instant;
@@ -333,13 +335,14 @@ mod tests {
             let tasks = Arc::new(Mutex::new(Vec::new()));
             let fake = Fake { tasks: tasks.clone(), fate: Box::new(fate) };
             let io_timeout = Duration::from_secs(1);
-            let renewer = Renewer::start(Box::new(fake), io_timeout, Events::none());
+            let renewer = Renewer::start(Box::new(fake), io_timeout, Herald::default());
             Self { renewer: renewer.expect("a thread"), tasks }
         }
 
         fn lease(&self, nonce: u64, length: Duration) -> Arc<Lease> {
             let terms = Terms { lease: length, ..Terms::default() };
-            let lease = Arc::new(Lease::new(id(nonce), nonce, &terms, Moment::now()));
+            let lease =
+                Arc::new(Lease::new(id(nonce), nonce, &terms, Moment::now(), Thread::current()));
             self.renewer.keep(&lease);
             lease
         }

@@ -12,7 +12,7 @@ use scheduled_thread_pool::ScheduledThreadPool;
 use crate::clock::end_of;
 use crate::store::endpoint::Endpoint;
 use crate::store::script::{Call, Form};
-use crate::store::socket::Socket;
+use crate::store::socket::{Plug, Socket};
 use crate::store::spin::Spin;
 use crate::store::{Failure, Trouble};
 
@@ -89,6 +89,15 @@ impl Connection {
         pack: impl FnOnce(&mut Vec<u8>),
     ) -> Result<(), Failure> {
         self.connect(until)?;
+        self.write(until, pack)
+    }
+
+    /// As `send`, on the socket that there is.
+    pub(crate) fn write(
+        &mut self,
+        until: Instant,
+        pack: impl FnOnce(&mut Vec<u8>),
+    ) -> Result<(), Failure> {
         self.out.clear();
         pack(&mut self.out);
         let Some(socket) = &mut self.socket else { return Err(self.nonsense()) };
@@ -127,6 +136,17 @@ impl Connection {
         self.socket.is_some() && self.generation == generation
     }
 
+    /// The means to end this connection from another thread, until it is given up.
+    pub(crate) fn plug(&self) -> Plug {
+        self.socket.as_ref().map(Socket::plug).unwrap_or_default()
+    }
+
+    /// The failure of what another thread has put an end to.
+    pub(crate) fn interrupted(&self) -> Failure {
+        let error = std::io::Error::new(std::io::ErrorKind::ConnectionAborted, "interrupted");
+        Failure::io(Trouble::Unreachable, self.dialer.label(), error)
+    }
+
     /// The failure of what was sent and not answered in time.
     pub(crate) fn no_reply(&self) -> Failure {
         let error = std::io::Error::new(std::io::ErrorKind::TimedOut, "no reply in time");
@@ -148,7 +168,8 @@ impl Connection {
         self.receive(true, until)
     }
 
-    fn connect(&mut self, until: Instant) -> Result<(), Failure> {
+    /// Opens the connection unless it is open.
+    pub(crate) fn connect(&mut self, until: Instant) -> Result<(), Failure> {
         if self.is_open() {
             return Ok(());
         }

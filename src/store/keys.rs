@@ -28,6 +28,21 @@ impl Keys {
     pub(crate) fn fence(&self, name: &str) -> String {
         companion("fence", &self.lock(name))
     }
+
+    /// The clients that wait for the lock.
+    pub(crate) fn queue(&self, name: &str) -> String {
+        companion("queue", &self.lock(name))
+    }
+
+    /// The channel of a client. `wake.lua` knows it too.
+    pub(crate) fn channel(client: &str) -> String {
+        format!("{RESERVED}wake:{client}")
+    }
+
+    /// The name of the lock with this key; `None` if it begins with another prefix.
+    pub(crate) fn name<'k>(&self, lock: &'k str) -> Option<&'k str> {
+        lock.strip_prefix(self.prefix.as_str())
+    }
 }
 
 /// A key in the slot of `lock`, which `Config::check_name` has let through.
@@ -74,8 +89,10 @@ mod tests {
             .collect();
         let locks = slots(names.iter().map(|name| keys.lock(name).into_owned()).collect());
         let fences = slots(names.iter().map(|name| keys.fence(name)).collect());
-        for (name, (lock, fence)) in names.iter().zip(locks.iter().zip(&fences)) {
-            assert_eq!(lock, fence, "{name:?}");
+        let queues = slots(names.iter().map(|name| keys.queue(name)).collect());
+        for (number, name) in names.iter().enumerate() {
+            assert_eq!(locks[number], fences[number], "{name:?}");
+            assert_eq!(locks[number], queues[number], "{name:?}");
         }
     }
 
@@ -105,5 +122,8 @@ mod tests {
         let keys = Keys::new("shop:");
         assert_eq!(keys.lock("stock"), "shop:stock");
         assert_eq!(keys.fence("stock"), "leasehold:fence:{shop:stock}");
+        assert_eq!(keys.queue("stock"), "leasehold:queue:{shop:stock}");
+        assert_eq!(keys.name("shop:stock"), Some("stock"));
+        assert_eq!(keys.name("stock"), None);
     }
 }

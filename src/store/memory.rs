@@ -7,7 +7,10 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use parking_lot::Mutex;
 
 use crate::clock::Moment;
-use crate::store::{Bid, Care, Failure, HoldId, Holder, Outcome, Standing, Store, Task, Upkeep};
+use crate::store::{
+    Bid, Care, Failure, Handover, HoldId, Holder, Outcome, Queue, Standing, Store, Task, Upkeep,
+    Wakeups,
+};
 
 /// A world of locks of its own.
 #[derive(Clone, Debug, Default)]
@@ -41,7 +44,7 @@ impl World {
         self.live(&hold.name).filter(|held| held.hold.nonce == hold.nonce)
     }
 
-    fn begin(&mut self, hold: &HoldId, lease: Duration) -> Bid {
+    fn begin(&mut self, hold: &HoldId, lease: Duration) -> u64 {
         let micros =
             SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_micros());
         let fence = u64::try_from(micros).unwrap_or(u64::MAX).max(self.fence + 1);
@@ -53,7 +56,7 @@ impl World {
         }
         let entry = Held { hold: hold.clone(), fence, depth: 1, ends: now.after(lease) };
         self.locks.insert(hold.name.clone(), entry);
-        Bid::Won { fence }
+        fence
     }
 
     /// The answer to somebody who wants a lock that is held, by another hold or already by this.
@@ -86,9 +89,16 @@ impl World {
 }
 
 impl Store for Memory {
-    fn acquire(&self, hold: &HoldId, lease: Duration, _: Instant) -> Result<Bid, Failure> {
+    fn acquire(
+        &self,
+        hold: &HoldId,
+        lease: Duration,
+        _: Queue,
+        _: Instant,
+    ) -> Result<Bid, Failure> {
         let mut world = self.world.lock();
-        Ok(world.taken(hold, lease).unwrap_or_else(|| world.begin(hold, lease)))
+        let taken = world.taken(hold, lease);
+        Ok(taken.unwrap_or_else(|| Bid::Won { fence: world.begin(hold, lease) }))
     }
 
     fn nest(
@@ -110,13 +120,17 @@ impl Store for Memory {
         from: &HoldId,
         to: &HoldId,
         lease: Duration,
+        _: bool,
         _: Instant,
-    ) -> Result<Bid, Failure> {
+    ) -> Result<Handover, Failure> {
         let mut world = self.world.lock();
         if world.ours(from).is_some() {
-            return Ok(world.begin(to, lease));
+            return Ok(Handover::Done { fence: world.begin(to, lease) });
         }
-        Ok(world.taken(to, lease).unwrap_or(Bid::Busy { remaining: None }))
+        Ok(match world.taken(to, lease) {
+            Some(Bid::Won { fence }) => Handover::Done { fence },
+            Some(Bid::Busy { .. }) | None => Handover::Gone,
+        })
     }
 
     fn inspect(&self, name: &str, _: Instant) -> Result<Option<Holder>, Failure> {
@@ -132,6 +146,15 @@ impl Store for Memory {
         let held = world.live(name).is_some();
         world.locks.remove(name);
         Ok(held)
+    }
+
+    /// There is no other client that could be in a queue.
+    fn leave(&self, _: &str, _: &str, _: Instant) -> Result<(), Failure> {
+        Ok(())
+    }
+
+    fn wakeups(&self, _: &str) -> Option<Box<dyn Wakeups>> {
+        None
     }
 
     fn upkeep(&self) -> Box<dyn Upkeep> {

@@ -2,6 +2,7 @@
 
 pub(crate) mod connection;
 pub(crate) mod endpoint;
+pub(crate) mod interrupter;
 pub(crate) mod keys;
 pub(crate) mod memory;
 pub(crate) mod pipeline;
@@ -10,6 +11,7 @@ pub(crate) mod server;
 pub(crate) mod single;
 pub(crate) mod socket;
 pub(crate) mod spin;
+pub(crate) mod subscription;
 
 #[cfg(test)]
 mod tests;
@@ -21,6 +23,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::error::Error;
+use crate::store::interrupter::Interrupter;
 
 /// Names one hold of one lock, and no other hold ever: what every request says.
 #[derive(Clone)]
@@ -65,6 +68,30 @@ pub(crate) enum Bid {
     Won { fence: u64 },
     /// Somebody has it, for this long if they do not renew; `None` if it is not known.
     Busy { remaining: Option<Duration> },
+}
+
+/// How a client figures in the queue of those that wait for a lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Queue {
+    /// It does not wait.
+    Out,
+    /// It joins if the lock is busy.
+    Join,
+    /// It has joined, or may have.
+    Waits,
+    /// As `Waits`, and lets a client that waits longer go first even if the lock is free.
+    Yields,
+}
+
+/// The answer to a request to put one hold in another's place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Handover {
+    /// The new hold stands.
+    Done { fence: u64 },
+    /// The old hold is not there any more.
+    Gone,
+    /// The old hold was ended, and a client that waits was woken.
+    Yielded,
 }
 
 /// The answer to a request for a hold.
@@ -145,7 +172,13 @@ impl Failure {
 /// anybody else's hold. None takes longer than until the given instant.
 pub(crate) trait Store: fmt::Debug + Send + Sync {
     /// Takes the lock if nobody has it.
-    fn acquire(&self, hold: &HoldId, lease: Duration, until: Instant) -> Result<Bid, Failure>;
+    fn acquire(
+        &self,
+        hold: &HoldId,
+        lease: Duration,
+        queue: Queue,
+        until: Instant,
+    ) -> Result<Bid, Failure>;
 
     /// Sets the depth of a hold, and renews it.
     fn nest(
@@ -156,24 +189,31 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
         until: Instant,
     ) -> Result<Standing, Failure>;
 
-    /// Ends a hold.
+    /// Ends a hold, and wakes the client that waits longest.
     fn release(&self, hold: &HoldId, until: Instant) -> Result<Standing, Failure>;
 
-    /// Ends one hold and begins another of the same lock, as one step.
-    #[cfg_attr(not(test), expect(dead_code, reason = "hand-over inside a process comes next"))]
+    /// Ends one hold and begins another of the same lock, as one step. If it `yields` and a client
+    /// waits in the queue, only the first is done, and that client is woken.
     fn transfer(
         &self,
         from: &HoldId,
         to: &HoldId,
         lease: Duration,
+        yields: bool,
         until: Instant,
-    ) -> Result<Bid, Failure>;
+    ) -> Result<Handover, Failure>;
 
     /// Tells who has the lock.
     fn inspect(&self, name: &str, until: Instant) -> Result<Option<Holder>, Failure>;
 
     /// Takes the lock away from whoever has it; `false` if nobody has.
     fn force(&self, name: &str, until: Instant) -> Result<bool, Failure>;
+
+    /// Takes a client out of the queue, and wakes the next one if the lock is free.
+    fn leave(&self, name: &str, client: &str, until: Instant) -> Result<(), Failure>;
+
+    /// The messages to a client; `None` where no other client can exist.
+    fn wakeups(&self, client: &str) -> Option<Box<dyn Wakeups>>;
 
     /// A way to care for many holds at once, for one thread.
     fn upkeep(&self) -> Box<dyn Upkeep>;
@@ -208,4 +248,23 @@ pub(crate) trait Upkeep: Send {
 
     /// Gives up what has no outcome yet.
     fn abandon(&mut self, done: &mut dyn FnMut(u64, Outcome));
+}
+
+/// A message to a client that waits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Wake {
+    /// The lock of this name may be free.
+    Lock(String),
+    /// Messages arrive from now on; any before may have been missed.
+    Ready,
+}
+
+/// The messages to one client, for one thread.
+pub(crate) trait Wakeups: Send {
+    /// Waits for a message until `until`, or longer by the time that a new connection takes.
+    /// After a failure the next call begins anew.
+    fn next(&mut self, until: Instant) -> Option<Result<Wake, Failure>>;
+
+    /// Ends a `next` that another thread is in, and fails every later one.
+    fn interrupter(&self) -> Interrupter;
 }

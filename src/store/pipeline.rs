@@ -160,8 +160,8 @@ fn pack(keys: &Keys, tasks: &[Task], form: Form, out: &mut Vec<u8>) {
         let (key, owner) = (keys.lock(&hold.name), hold.owner());
         match care {
             Care::Release => {
-                let args = &[Arg::Text(&owner)];
-                Call { script: &RELEASE, keys: &[&key], args }.pack(form, out);
+                let (queue, args) = (keys.queue(&hold.name), &[Arg::Text(&owner)]);
+                Call { script: &RELEASE, keys: &[&key, &queue], args }.pack(form, out);
             }
             Care::Renew { lease } => {
                 let args = &[Arg::Text(&owner), Arg::millis(*lease)];

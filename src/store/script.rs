@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use redis::Cmd;
 
-/// Defines a script from its file in `lua/`, with the parts it shares with others before it.
+/// Defines a script from its file in `lua/`, between the parts that it shares with others.
 macro_rules! script {
     ($(#[$doc:meta])* $name:ident, $($file:literal),+) => {
         $(#[$doc])*
@@ -15,12 +15,13 @@ macro_rules! script {
 }
 
 script!(ACQUIRE, "fence.lua", "acquire.lua");
-script!(FORCE, "force.lua");
+script!(FORCE, "force.lua", "wake.lua");
 script!(INSPECT, "inspect.lua");
+script!(LEAVE, "leave.lua", "wake.lua");
 script!(NEST, "nest.lua");
-script!(RELEASE, "release.lua");
+script!(RELEASE, "release.lua", "wake.lua");
 script!(RENEW, "renew.lua");
-script!(TRANSFER, "fence.lua", "transfer.lua");
+script!(TRANSFER, "fence.lua", "transfer.lua", "wake.lua");
 
 /// A script and the hash that the server knows it by.
 #[derive(Debug)]

@@ -7,13 +7,24 @@ use redis::Value;
 use crate::config::Config;
 use crate::store::keys::Keys;
 use crate::store::pipeline::Pipeline;
-use crate::store::script::{ACQUIRE, Arg, Call, FORCE, INSPECT, NEST, RELEASE, Script, TRANSFER};
+use crate::store::script::{
+    ACQUIRE, Arg, Call, FORCE, INSPECT, LEAVE, NEST, RELEASE, Script, TRANSFER,
+};
 use crate::store::server::Server;
-use crate::store::{Bid, Failure, HoldId, Holder, Standing, Store, Trouble, Upkeep};
+use crate::store::subscription::Subscription;
+use crate::store::{
+    Bid, Failure, Handover, HoldId, Holder, Queue, Standing, Store, Trouble, Upkeep, Wakeups,
+};
 
 /// A counter of fencing tokens lives at least this long after the last hold of its name, so that
 /// names do not fill the server's memory.
-const FENCE_LIFE_MIN: Duration = Duration::from_secs(24 * 60 * 60);
+const FENCE_LIFE_MIN: Duration = DAY;
+
+/// A queue that nobody has joined and nobody in it has confirmed for this long is not needed any
+/// more. At least; longer where clients ask less often.
+const QUEUE_LIFE_MIN: Duration = Duration::from_secs(60);
+
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// One server.
 #[derive(Debug)]
@@ -21,24 +32,32 @@ pub(crate) struct Single {
     server: Server,
     keys: Keys,
     io_timeout: Duration,
+    /// The same where no lease is at stake.
+    patience: Duration,
+    queue_life: Duration,
 }
 
 impl Single {
     pub(crate) fn new(server: Server, config: &Config) -> Self {
-        let io_timeout = config.io_timeout(config.terms.span());
-        Self { server, keys: Keys::new(&config.prefix), io_timeout }
+        let (_, longest_pause) = config.backoff;
+        Self {
+            server,
+            keys: Keys::new(&config.prefix),
+            io_timeout: config.io_timeout(config.terms.span()),
+            patience: config.io_timeout(Duration::MAX),
+            queue_life: longest_pause.saturating_mul(2).clamp(QUEUE_LIFE_MIN, DAY),
+        }
     }
 
     /// Makes a request for a hold that says whether it is there.
     fn stand(
         &self,
         script: &'static Script,
-        hold: &HoldId,
+        keys: &[&str],
         args: &[Arg<'_>],
         until: Instant,
     ) -> Result<Standing, Failure> {
-        let key = self.keys.lock(&hold.name);
-        match self.server.ask(&Call { script, keys: &[&key], args }, until, standing) {
+        match self.server.ask(&Call { script, keys, args }, until, standing) {
             // Somebody has put another thing in the lock's place.
             Err(failure) if failure.trouble == Trouble::WrongType => Ok(Standing::Gone),
             other => other,
@@ -47,11 +66,26 @@ impl Single {
 }
 
 impl Store for Single {
-    fn acquire(&self, hold: &HoldId, lease: Duration, until: Instant) -> Result<Bid, Failure> {
-        let (key, fence) = (self.keys.lock(&hold.name), self.keys.fence(&hold.name));
+    fn acquire(
+        &self,
+        hold: &HoldId,
+        lease: Duration,
+        queue: Queue,
+        until: Instant,
+    ) -> Result<Bid, Failure> {
+        let name = &hold.name;
+        let keys: &[&str] =
+            &[&self.keys.lock(name), &self.keys.fence(name), &self.keys.queue(name)];
         let owner = hold.owner();
-        let args = &[Arg::Text(&owner), Arg::millis(lease), fence_life(lease)];
-        self.server.ask(&Call { script: &ACQUIRE, keys: &[&key, &fence], args }, until, bid)
+        let args = &[
+            Arg::Text(&owner),
+            Arg::millis(lease),
+            fence_life(lease),
+            Arg::Text(&hold.client),
+            place(queue),
+            Arg::millis(self.queue_life),
+        ];
+        self.server.ask(&Call { script: &ACQUIRE, keys, args }, until, bid)
     }
 
     fn nest(
@@ -63,11 +97,12 @@ impl Store for Single {
     ) -> Result<Standing, Failure> {
         let owner = hold.owner();
         let args = &[Arg::Text(&owner), Arg::Number(depth.into()), Arg::millis(lease)];
-        self.stand(&NEST, hold, args, until)
+        self.stand(&NEST, &[&self.keys.lock(&hold.name)], args, until)
     }
 
     fn release(&self, hold: &HoldId, until: Instant) -> Result<Standing, Failure> {
-        self.stand(&RELEASE, hold, &[Arg::Text(&hold.owner())], until)
+        let (key, queue) = (self.keys.lock(&hold.name), self.keys.queue(&hold.name));
+        self.stand(&RELEASE, &[&key, &queue], &[Arg::Text(&hold.owner())], until)
     }
 
     fn transfer(
@@ -75,12 +110,21 @@ impl Store for Single {
         from: &HoldId,
         to: &HoldId,
         lease: Duration,
+        yields: bool,
         until: Instant,
-    ) -> Result<Bid, Failure> {
-        let (key, fence) = (self.keys.lock(&to.name), self.keys.fence(&to.name));
+    ) -> Result<Handover, Failure> {
+        let name = &to.name;
+        let keys: &[&str] =
+            &[&self.keys.lock(name), &self.keys.fence(name), &self.keys.queue(name)];
         let (from, to) = (from.owner(), to.owner());
-        let args = &[Arg::Text(&from), Arg::Text(&to), Arg::millis(lease), fence_life(lease)];
-        self.server.ask(&Call { script: &TRANSFER, keys: &[&key, &fence], args }, until, bid)
+        let args = &[
+            Arg::Text(&from),
+            Arg::Text(&to),
+            Arg::millis(lease),
+            fence_life(lease),
+            Arg::Number(yields.into()),
+        ];
+        self.server.ask(&Call { script: &TRANSFER, keys, args }, until, handover)
     }
 
     fn inspect(&self, name: &str, until: Instant) -> Result<Option<Holder>, Failure> {
@@ -89,8 +133,20 @@ impl Store for Single {
     }
 
     fn force(&self, name: &str, until: Instant) -> Result<bool, Failure> {
-        let call = Call { script: &FORCE, keys: &[&self.keys.lock(name)], args: &[] };
+        let (key, queue) = (self.keys.lock(name), self.keys.queue(name));
+        let call = Call { script: &FORCE, keys: &[&key, &queue], args: &[] };
         self.server.ask(&call, until, |reply| Some(standing(reply)? == Standing::Ours))
+    }
+
+    fn leave(&self, name: &str, client: &str, until: Instant) -> Result<(), Failure> {
+        let (key, queue) = (self.keys.lock(name), self.keys.queue(name));
+        let call = Call { script: &LEAVE, keys: &[&key, &queue], args: &[Arg::Text(client)] };
+        self.server.ask(&call, until, standing).map(drop)
+    }
+
+    fn wakeups(&self, client: &str) -> Option<Box<dyn Wakeups>> {
+        let (connection, keys) = (self.server.connection(), self.keys.clone());
+        Some(Box::new(Subscription::new(connection, keys, client, self.patience)))
     }
 
     fn upkeep(&self) -> Box<dyn Upkeep> {
@@ -102,6 +158,15 @@ struct Inspected(Option<Holder>);
 
 fn fence_life(lease: Duration) -> Arg<'static> {
     Arg::millis(FENCE_LIFE_MIN.max(lease * 2))
+}
+
+fn place(queue: Queue) -> Arg<'static> {
+    Arg::Number(match queue {
+        Queue::Out => 0,
+        Queue::Join => 1,
+        Queue::Waits => 2,
+        Queue::Yields => 3,
+    })
 }
 
 /// Reads a reply of 1 or 0.
@@ -120,6 +185,18 @@ fn bid(reply: &Value) -> Option<Bid> {
         [Value::Int(0), Value::Int(millis)] => {
             Some(Bid::Busy { remaining: u64::try_from(millis).ok().map(Duration::from_millis) })
         }
+        _ => None,
+    }
+}
+
+fn handover(reply: &Value) -> Option<Handover> {
+    let Value::Array(parts) = reply else { return None };
+    match parts[..] {
+        [Value::Int(0), Value::Int(_)] => Some(Handover::Gone),
+        [Value::Int(1), Value::Int(fence)] => {
+            Some(Handover::Done { fence: u64::try_from(fence).ok()? })
+        }
+        [Value::Int(2), Value::Int(_)] => Some(Handover::Yielded),
         _ => None,
     }
 }
@@ -151,12 +228,13 @@ mod tests {
             Value::Int(2),
             Value::Array(vec![Value::Int(1)]),
             Value::Array(vec![Value::Int(1), Value::Int(-1)]),
-            Value::Array(vec![Value::Int(2), Value::Int(5)]),
+            Value::Array(vec![Value::Int(3), Value::Int(5)]),
             Value::Array(vec![Value::Int(1), Value::Nil, Value::Nil]),
         ];
         for reply in odd {
             assert_eq!(standing(&reply), None, "{reply:?}");
             assert_eq!(bid(&reply), None, "{reply:?}");
+            assert_eq!(handover(&reply), None, "{reply:?}");
             assert!(inspected(&reply).is_none(), "{reply:?}");
         }
     }

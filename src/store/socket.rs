@@ -3,18 +3,22 @@
 //! A time limit per read call, which is all that sockets offer, never ends a reply that drips in
 //! byte by byte. So every wait is for the time that is left: after a short spin if the caller allows
 //! one, in `read` itself while much time is left, which saves a system call, and in `poll` at the end.
+//! Who may have to wait for long is in `poll` all the time, because `read` wakes now and then.
 
 use std::io::{self, Read};
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use redis::{Parser, RedisResult, Value};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketType, sockopt};
+use rustix::net::{
+    self, AddressFamily, RecvFlags, SendFlags, Shutdown, SocketAddrUnix, SocketType, sockopt,
+};
 
 use crate::store::spin::{Manner, Spell, Spin};
 
@@ -30,9 +34,24 @@ enum Stream {
     Unix(UnixStream),
 }
 
+/// Ends the connection of a socket from another thread.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Plug(Weak<Stream>);
+
+impl Plug {
+    /// Wakes whoever waits at the socket, if there still is one.
+    pub(crate) fn pull(&self) {
+        if let Some(stream) = self.0.upgrade() {
+            // It fails if the connection has ended by itself, which is as good.
+            net::shutdown(&*stream, Shutdown::Both).unwrap_or_default();
+        }
+    }
+}
+
 /// A connected socket and what was read of an unfinished reply.
 pub(crate) struct Socket {
-    stream: Stream,
+    /// Shared with nothing but plugs.
+    stream: Arc<Stream>,
     parser: Parser,
 }
 
@@ -61,7 +80,7 @@ impl Socket {
         stream.set_read_timeout(Some(NAP))?;
         sockopt::set_socket_keepalive(&stream, true)?;
         sockopt::set_tcp_keepidle(&stream, KEEPALIVE)?;
-        Ok(Self { stream: Stream::Tcp(stream), parser: Parser::new() })
+        Ok(Self { stream: Arc::new(Stream::Tcp(stream)), parser: Parser::new() })
     }
 
     pub(crate) fn unix(path: &Path, until: Instant) -> io::Result<Self> {
@@ -75,7 +94,8 @@ impl Socket {
                 Ok(()) => {
                     stream.set_nonblocking(false)?;
                     stream.set_read_timeout(Some(NAP))?;
-                    return Ok(Self { stream: Stream::Unix(stream), parser: Parser::new() });
+                    let stream = Arc::new(Stream::Unix(stream));
+                    return Ok(Self { stream, parser: Parser::new() });
                 }
                 // The server's queue of new connections is full, and `poll` does not tell when it
                 // no longer is.
@@ -85,10 +105,14 @@ impl Socket {
         }
     }
 
+    pub(crate) fn plug(&self) -> Plug {
+        Plug(Arc::downgrade(&self.stream))
+    }
+
     /// Writes all of `bytes`. After an error an unknown part of them is written.
     pub(crate) fn send(&mut self, mut bytes: &[u8], until: Instant) -> io::Result<()> {
         while !bytes.is_empty() {
-            match net::send(&self.stream, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+            match net::send(&*self.stream, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
                 Ok(written) => bytes = &bytes[written..],
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => self.stream.wait(PollFlags::OUT, until)?,
@@ -98,15 +122,17 @@ impl Socket {
         Ok(())
     }
 
-    /// Reads one whole reply, an error reply included. Spins first if `spin` has a spell for it.
+    /// Reads one whole reply, an error reply included. With `spin` it is expected soon, and spun
+    /// for if there is a spell for it; without, it may take long.
     /// After a timeout, and only after that, reading may go on where it stopped.
     pub(crate) fn receive(&mut self, spin: Option<&Spin>, until: Instant) -> RedisResult<Value> {
         let Some(spin) = spin else {
-            return self.parser.parse_value(Patient { stream: &self.stream, spell: None, until });
+            let patient = Patient { stream: &self.stream, spell: None, naps: false, until };
+            return self.parser.parse_value(patient);
         };
         let (started, spell) = (Instant::now(), spin.start());
         let busy = spell.is_some();
-        let mut patient = Patient { stream: &self.stream, spell, until };
+        let mut patient = Patient { stream: &self.stream, spell, naps: true, until };
         let reply = self.parser.parse_value(&mut patient);
         let manner = match (busy, patient.spell.is_some()) {
             (false, _) => Manner::Asleep,
@@ -145,6 +171,8 @@ impl Stream {
 struct Patient<'a> {
     stream: &'a Stream,
     spell: Option<Spell>,
+    /// Whether it may sleep in `read`, from which it wakes after each `NAP`.
+    naps: bool,
     until: Instant,
 }
 
@@ -156,7 +184,7 @@ impl Read for Patient<'_> {
                 RecvFlags::DONTWAIT
             } else {
                 self.spell = None;
-                if remaining(self.until)? >= NAP {
+                if remaining(self.until)? >= NAP && self.naps {
                     RecvFlags::empty()
                 } else {
                     self.stream.wait(PollFlags::IN, self.until)?;

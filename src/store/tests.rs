@@ -13,6 +13,8 @@ use crate::store::single::Single;
 #[path = "../../tests/it/support/server.rs"]
 pub(crate) mod process;
 
+mod waiting;
+
 const LEASE: Duration = Duration::from_secs(30);
 
 fn soon() -> Instant {
@@ -24,14 +26,17 @@ fn hold(nonce: u64) -> HoldId {
 }
 
 fn single(process: &process::Server) -> Single {
-    let config = Config::default();
-    let endpoint = Endpoint::parse(&process.url()).expect("a good URL");
-    let server = server::Server::new(endpoint, &config, pool_threads()).expect("a pool");
-    Single::new(server, &config)
+    single_at(&process.url(), &Config::default())
+}
+
+fn single_at(url: &str, config: &Config) -> Single {
+    let endpoint = Endpoint::parse(url).expect("a good URL");
+    let server = server::Server::new(endpoint, config, pool_threads()).expect("a pool");
+    Single::new(server, config)
 }
 
 fn won(store: &dyn Store, hold: &HoldId) -> u64 {
-    match store.acquire(hold, LEASE, soon()).expect("an answer") {
+    match store.acquire(hold, LEASE, Queue::Out, soon()).expect("an answer") {
         Bid::Won { fence } => fence,
         bid @ Bid::Busy { .. } => panic!("{bid:?}"),
     }
@@ -87,12 +92,14 @@ stores!(
     late_duplicates_of_the_old_hold_do_not_touch_the_new,
     only_the_holder_can_transfer,
     force_takes_a_lock_from_anybody,
+    a_client_in_the_queue_gets_a_free_lock,
+    a_client_may_leave_a_queue_that_it_is_not_in,
     many_holds_are_cared_for_at_once,
 );
 
 fn a_lock_is_taken_once_and_a_repeat_finds_the_hold(store: &dyn Store) {
     let fence = won(store, &hold(1));
-    assert!(is_busy(&store.acquire(&hold(2), LEASE, soon())));
+    assert!(is_busy(&store.acquire(&hold(2), LEASE, Queue::Out, soon())));
     assert_eq!(won(store, &hold(1)), fence);
     assert_eq!(depth(store), Some(1));
 }
@@ -140,10 +147,10 @@ fn a_request_for_a_hold_that_is_gone_changes_nothing(store: &dyn Store) {
 fn a_transfer_begins_a_new_hold_and_a_repeat_finds_it(store: &dyn Store) {
     let first = won(store, &hold(1));
     store.nest(&hold(1), 3, LEASE, soon()).expect("an answer");
-    let second = store.transfer(&hold(1), &hold(2), LEASE, soon()).expect("an answer");
-    assert!(matches!(second, Bid::Won { fence } if fence > first), "{second:?}");
+    let second = store.transfer(&hold(1), &hold(2), LEASE, false, soon()).expect("an answer");
+    assert!(matches!(second, Handover::Done { fence } if fence > first), "{second:?}");
     assert_eq!(depth(store), Some(1));
-    assert_eq!(store.transfer(&hold(1), &hold(2), LEASE, soon()).ok(), Some(second));
+    assert_eq!(store.transfer(&hold(1), &hold(2), LEASE, false, soon()).ok(), Some(second));
     let holder = store.inspect("lock", soon()).expect("an answer").expect("a holder");
     assert_eq!(holder.owner, hold(2).owner());
     assert!(holder.remaining > LEASE / 2 && holder.remaining <= LEASE);
@@ -151,9 +158,9 @@ fn a_transfer_begins_a_new_hold_and_a_repeat_finds_it(store: &dyn Store) {
 
 fn late_duplicates_of_the_old_hold_do_not_touch_the_new(store: &dyn Store) {
     won(store, &hold(1));
-    store.transfer(&hold(1), &hold(2), LEASE, soon()).expect("an answer");
+    store.transfer(&hold(1), &hold(2), LEASE, false, soon()).expect("an answer");
     let before = store.inspect("lock", soon()).expect("an answer").map(|holder| holder.owner);
-    assert!(is_busy(&store.acquire(&hold(1), LEASE, soon())));
+    assert!(is_busy(&store.acquire(&hold(1), LEASE, Queue::Out, soon())));
     assert_eq!(store.nest(&hold(1), 2, LEASE, soon()).ok(), Some(Standing::Gone));
     assert_eq!(store.release(&hold(1), soon()).ok(), Some(Standing::Gone));
     let after = store.inspect("lock", soon()).expect("an answer").map(|holder| holder.owner);
@@ -161,11 +168,12 @@ fn late_duplicates_of_the_old_hold_do_not_touch_the_new(store: &dyn Store) {
 }
 
 fn only_the_holder_can_transfer(store: &dyn Store) {
-    let nobody = store.transfer(&hold(1), &hold(2), LEASE, soon());
-    assert_eq!(nobody.ok(), Some(Bid::Busy { remaining: None }));
+    let nobody = store.transfer(&hold(1), &hold(2), LEASE, false, soon());
+    assert_eq!(nobody.ok(), Some(Handover::Gone));
     assert_eq!(depth(store), None);
     won(store, &hold(3));
-    assert!(is_busy(&store.transfer(&hold(1), &hold(2), LEASE, soon())));
+    let other = store.transfer(&hold(1), &hold(2), LEASE, false, soon());
+    assert_eq!(other.ok(), Some(Handover::Gone));
     assert_eq!(store.release(&hold(3), soon()).ok(), Some(Standing::Ours));
 }
 
@@ -176,11 +184,29 @@ fn force_takes_a_lock_from_anybody(store: &dyn Store) {
     assert_eq!(store.release(&hold(1), soon()).ok(), Some(Standing::Gone));
 }
 
+fn a_client_in_the_queue_gets_a_free_lock(store: &dyn Store) {
+    for queue in [Queue::Join, Queue::Waits, Queue::Yields] {
+        won(store, &hold(1));
+        assert!(is_busy(&store.acquire(&hold(2), LEASE, queue, soon())), "{queue:?}");
+        store.release(&hold(1), soon()).expect("an answer");
+        let bid = store.acquire(&hold(2), LEASE, queue, soon());
+        assert!(matches!(bid, Ok(Bid::Won { .. })), "{queue:?}: {bid:?}");
+        store.release(&hold(2), soon()).expect("an answer");
+    }
+}
+
+fn a_client_may_leave_a_queue_that_it_is_not_in(store: &dyn Store) {
+    store.leave("lock", "client", soon()).expect("an answer");
+    won(store, &hold(1));
+    store.leave("lock", "client", soon()).expect("an answer");
+    assert_eq!(depth(store), Some(1));
+}
+
 fn many_holds_are_cared_for_at_once(store: &dyn Store) {
     let holds: Vec<_> =
         (0..600).map(|nonce| HoldId { name: nonce.to_string().into(), ..hold(nonce) }).collect();
     for hold in holds.iter().step_by(2) {
-        store.acquire(hold, LEASE, soon()).expect("an answer");
+        store.acquire(hold, LEASE, Queue::Out, soon()).expect("an answer");
     }
     let mut upkeep = store.upkeep();
     for kind in [Care::Renew { lease: LEASE * 2 }, Care::Release] {
@@ -204,7 +230,7 @@ fn a_full_server_refuses_to_transfer_and_leaves_the_hold() {
     let store = single(&process);
     won(&store, &hold(1));
     process.command(&["CONFIG", "SET", "maxmemory", "1"]);
-    let refused = store.transfer(&hold(1), &hold(2), LEASE, soon()).expect_err("no memory");
+    let refused = store.transfer(&hold(1), &hold(2), LEASE, false, soon()).expect_err("no memory");
     assert_eq!((refused.trouble, refused.code.as_str()), (Trouble::Refused, "OOM"));
     assert_eq!(store.release(&hold(1), soon()).ok(), Some(Standing::Ours));
 }

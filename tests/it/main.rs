@@ -28,3 +28,4 @@ mod refusals;
 mod replies;
 mod resources;
 mod support;
+mod waiting;

@@ -1,6 +1,11 @@
 -- Ends a hold, whatever its depth. Redis deletes a hash with its last field, and a field that is
 -- not ours stays. HDEL, unlike HINCRBY, works when the server is out of memory.
--- KEYS  1 lock
+-- KEYS  1 lock, 2 queue
 -- ARGV  1 owner
 -- RETURNS 1, or 0 if the hold is gone
-return redis.call('hdel', KEYS[1], ARGV[1])
+local answer, queue = redis.call('hdel', KEYS[1], ARGV[1]), KEYS[2]
+-- Most often nobody waits, and this is the cheapest way to know.
+if answer == 0 or redis.pcall('exists', queue) == 0 then
+  return answer
+end
+

@@ -1,24 +1,30 @@
--- Ends one hold and begins another in its place, with a token of its own and a whole lease.
--- A repeat, whose first reply was lost, finds the new hold.
--- KEYS  1 lock, 2 fence
--- ARGV  1 owner of the old hold, 2 owner of the new one, 3 lease in ms, 4 life of the fence in ms
--- RETURNS {1, fence} if the new hold stands, {0, ms} if the old one is gone: the time until the
---         lease of whoever has the lock now ends, -1 if it never does, -2 if nobody has it
+-- Ends one hold and begins another in its place, with a token of its own and a whole lease; or, if
+-- it yields and a client is in the queue, only ends the one. A repeat, whose first reply was lost,
+-- finds the new hold, or none.
+-- KEYS  1 lock, 2 fence, 3 queue
+-- ARGV  1 owner of the old hold, 2 owner of the new one, 3 lease in ms, 4 life of the fence in ms,
+--       5 whether it yields: 0 or 1
+-- RETURNS {1, fence} if the new hold stands, {2, 0} if the lock was left to a client in the queue,
+--         {0, 0} if the old hold is gone
 local repeated = redis.call('hexists', KEYS[1], ARGV[2]) == 1
 if not repeated and redis.call('hexists', KEYS[1], ARGV[1]) == 0 then
-  return {0, redis.call('pttl', KEYS[1])}
+  return {0, 0}
 end
-if spoilt then
-  return spoilt
-end
-if repeated and last then
+if repeated or ARGV[5] == '0' or not redis.pcall('zrange', KEYS[3], 0, 0)[1] then
+  if spoilt then
+    return spoilt
+  end
+  if repeated and last then
+    redis.call('pexpire', KEYS[1], ARGV[3])
+    return {1, last}
+  end
+  -- The first write: a server that is out of memory refuses it, and would not refuse later ones.
+  redis.call('set', KEYS[2], string.format('%.0f', next_fence), 'px', ARGV[4])
+  redis.call('hset', KEYS[1], ARGV[2], 1)
+  redis.call('hdel', KEYS[1], ARGV[1])
   redis.call('pexpire', KEYS[1], ARGV[3])
-  return {1, last}
+  return {1, next_fence}
 end
-
--- The first write: a server that is out of memory refuses it, and would not refuse later ones.
-redis.call('set', KEYS[2], string.format('%.0f', next_fence), 'px', ARGV[4])
-redis.call('hset', KEYS[1], ARGV[2], 1)
 redis.call('hdel', KEYS[1], ARGV[1])
-redis.call('pexpire', KEYS[1], ARGV[3])
-return {1, next_fence}
+local answer, queue = {2, 0}, KEYS[3]
+

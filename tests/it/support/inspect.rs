@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use leasehold::Client;
+
 use super::Server;
 
 impl Server {
@@ -50,6 +52,22 @@ impl Server {
     pub(crate) fn hashes(&self) -> Vec<String> {
         let of_type = |key: &String| self.ask::<String>(&["TYPE", key]) == "hash";
         self.keys().into_iter().filter(of_type).collect()
+    }
+
+    /// The clients that wait for a lock, first come first.
+    pub(crate) fn queue(&self, name: &str) -> Vec<String> {
+        self.ask(&["ZRANGE", &format!("leasehold:queue:{{{name}}}"), "0", "-1"])
+    }
+
+    /// How many connections hear the wake-ups of a client: one, once it has waited for another.
+    pub(crate) fn listeners(&self, client: &Client) -> u64 {
+        self.subscribers(client.id())
+    }
+
+    pub(crate) fn subscribers(&self, client_id: &str) -> u64 {
+        let channel = format!("leasehold:wake:{client_id}");
+        let (_, subscribers): (String, u64) = self.ask(&["PUBSUB", "NUMSUB", &channel]);
+        subscribers
     }
 
     pub(crate) fn set_config(&self, option: &str, value: &str) {

@@ -1,0 +1,573 @@
+//! The lines of threads of one client that want the same lock: one per name, first come, first
+//! served. Only the thread at the head asks the store; the others sleep. Knows nothing of Redis.
+
+use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::clock::end_of;
+use crate::config::Terms;
+use crate::error::{Error, Result};
+use crate::hold::lease::Lease;
+use crate::hold::owner::Thread;
+use crate::store::Failure;
+
+/// Threads that want different locks should rarely meet here.
+const SHARDS: usize = 16;
+
+/// All lines of a client.
+#[derive(Debug, Default)]
+pub(crate) struct Lines {
+    hasher: RandomState,
+    shards: [Mutex<HashMap<Arc<str>, Line>>; SHARDS],
+    /// Set before the places are told, and looked at under a shard's lock before one is taken.
+    closed: AtomicBool,
+}
+
+/// There is one while a thread competes for the lock or holds it.
+#[derive(Debug)]
+struct Line {
+    head: Head,
+    waiting: VecDeque<Place>,
+    handed: Handed,
+}
+
+/// How often the lock was handed on since it was got from the store, and when that was.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Handed {
+    pub(crate) times: u32,
+    pub(crate) since: Instant,
+}
+
+#[derive(Debug)]
+enum Head {
+    /// Asks the store, and sleeps in between. What went wrong the last time, if it did.
+    Competes(Sender<News>, Option<Failure>),
+    /// Has the lock, or had it when anybody last looked.
+    Holds(Arc<Lease>),
+    /// Is being given to a thread that was promised it.
+    Passes,
+}
+
+/// A thread in a line, as the others see it.
+#[derive(Debug)]
+pub(crate) struct Place {
+    pub(crate) terms: Terms,
+    pub(crate) thread: Thread,
+    endless: bool,
+    news: Sender<News>,
+}
+
+/// What a thread in a line is told.
+#[derive(Debug)]
+enum News {
+    Closed,
+    /// The server cannot be reached.
+    Failed(Failure),
+    /// The lock is held for it.
+    Given(Arc<Lease>),
+    /// It is at the head now; politely, if the lock was released for another client.
+    Head {
+        polite: bool,
+    },
+    /// The lock may be free.
+    Knock,
+}
+
+/// A thread's own end of its place.
+#[derive(Debug)]
+pub(crate) struct Ticket {
+    name: Arc<str>,
+    sender: Sender<News>,
+    news: Receiver<News>,
+}
+
+/// How a wait in line ended.
+#[derive(Debug)]
+pub(crate) enum Turn {
+    /// The thread in front could not reach the server and has given up.
+    Failed(Failure),
+    /// With the lock.
+    Given(Arc<Lease>),
+    /// At the head: now ask the store; politely, if the lock was released for another client.
+    Head { polite: bool },
+    /// Without the lock; the last failure of the thread at the head, if it was one.
+    Late(Option<Failure>),
+}
+
+impl Lines {
+    /// Turns away those who come and those who wait.
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+        for shard in &self.shards {
+            for line in shard.lock().values() {
+                if let Head::Competes(news, _) = &line.head {
+                    tell(news, News::Closed);
+                }
+                line.waiting.iter().for_each(|place| tell(&place.news, News::Closed));
+            }
+        }
+    }
+
+    pub(crate) fn check_open(&self) -> Result<()> {
+        if self.closed.load(Ordering::SeqCst) { Err(Error::Closed) } else { Ok(()) }
+    }
+
+    /// Takes the head of a line that nobody is in.
+    pub(crate) fn enter(&self, name: &Arc<str>) -> Result<Option<Ticket>> {
+        let mut shard = self.shard(name);
+        self.check_open()?;
+        if shard.contains_key(name) {
+            return Ok(None);
+        }
+        let ticket = Ticket::new(name);
+        shard.insert(name.clone(), Line::begin(&ticket));
+        Ok(Some(ticket))
+    }
+
+    /// Takes the last place of a line, and tells whether it is the head.
+    pub(crate) fn join(
+        &self,
+        name: &Arc<str>,
+        terms: &Terms,
+        endless: bool,
+    ) -> Result<(Ticket, bool)> {
+        let mut shard = self.shard(name);
+        self.check_open()?;
+        let ticket = Ticket::new(name);
+        let Some(line) = shard.get_mut(name) else {
+            shard.insert(name.clone(), Line::begin(&ticket));
+            return Ok((ticket, true));
+        };
+        let (terms, thread) = (terms.clone(), Thread::current());
+        line.waiting.push_back(Place { terms, thread, endless, news: ticket.sender.clone() });
+        Ok((ticket, false))
+    }
+
+    /// Sleeps in line until it is this thread's turn or the deadline has come. What was promised
+    /// by then is waited for, so that it is not lost.
+    pub(crate) fn wait(&self, ticket: &Ticket, deadline: Option<Instant>) -> Result<Turn> {
+        loop {
+            let news = match deadline {
+                Some(deadline) => ticket.news.recv_deadline(deadline),
+                None => ticket.news.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            };
+            match news {
+                Ok(News::Given(lease)) => return Ok(Turn::Given(lease)),
+                Ok(News::Head { polite }) => return Ok(Turn::Head { polite }),
+                Ok(News::Failed(failure)) => return Ok(Turn::Failed(failure)),
+                Ok(News::Knock) => {}
+                Ok(News::Closed) => {
+                    if self.withdraw(ticket).is_some() {
+                        return Err(Error::Closed);
+                    }
+                }
+                Err(_) => {
+                    let late = self.withdraw(ticket);
+                    return late.map_or_else(|| self.wait(ticket, None), Ok);
+                }
+            }
+        }
+    }
+
+    /// Leaves the line as one who is late, unless the thread has been promised something.
+    fn withdraw(&self, ticket: &Ticket) -> Option<Turn> {
+        let mut shard = self.shard(&ticket.name);
+        let line = shard.get_mut(&ticket.name)?;
+        let place = line.waiting.iter().position(|place| ticket.is_of(place))?;
+        line.waiting.remove(place);
+        Some(Turn::Late(match &line.head {
+            Head::Competes(_, failure) => failure.clone(),
+            Head::Holds(_) | Head::Passes => None,
+        }))
+    }
+
+    /// The hold of the thread at the head, if it is one.
+    pub(crate) fn holder(&self, name: &Arc<str>) -> Option<Arc<Lease>> {
+        match &self.shard(name).get(name)?.head {
+            Head::Holds(lease) => Some(lease.clone()),
+            Head::Competes(..) | Head::Passes => None,
+        }
+    }
+
+    /// Notes how the last try of the thread at the head ended.
+    pub(crate) fn note(&self, name: &Arc<str>, last: Option<&Failure>) {
+        if let Some(Line { head: Head::Competes(_, failure), .. }) = self.shard(name).get_mut(name)
+        {
+            *failure = last.cloned();
+        }
+    }
+
+    /// Notes that the thread at the head has got the lock.
+    pub(crate) fn hold(&self, lease: &Arc<Lease>) {
+        if let Some(line) = self.shard(lease.name()).get_mut(lease.name()) {
+            line.head = Head::Holds(lease.clone());
+            line.handed = Handed::not_yet();
+        }
+        self.forget_if_lost(lease);
+    }
+
+    /// The thread at the head leaves without the lock. If that is because the server cannot be
+    /// reached, those who would wait without limit need not find out one by one.
+    pub(crate) fn give_up(&self, name: &Arc<str>, outage: Option<&Failure>) {
+        let mut shard = self.shard(name);
+        if let (Some(line), Some(failure)) = (shard.get_mut(name), outage) {
+            line.waiting.retain(|place| {
+                if place.endless {
+                    tell(&place.news, News::Failed(failure.clone()));
+                }
+                !place.endless
+            });
+        }
+        advance(&mut shard, name);
+    }
+
+    /// The thread at the head has released the lock, or lost it.
+    pub(crate) fn done_with(&self, lease: &Lease) {
+        let mut shard = self.shard(lease.name());
+        if shard.get(lease.name()).is_some_and(|line| line.is_held_by(lease)) {
+            advance(&mut shard, lease.name());
+        }
+    }
+
+    /// Promises the lock to the next in line.
+    pub(crate) fn promise(&self, lease: &Lease) -> Option<(Place, Handed)> {
+        let mut shard = self.shard(lease.name());
+        let line = shard.get_mut(lease.name()).filter(|line| line.is_held_by(lease))?;
+        let place = line.waiting.pop_front()?;
+        line.head = Head::Passes;
+        Some((place, line.handed))
+    }
+
+    /// Keeps the promise: the lock is held for the thread.
+    pub(crate) fn give(&self, place: &Place, lease: &Arc<Lease>) {
+        if let Some(line) = self.shard(lease.name()).get_mut(lease.name()) {
+            line.head = Head::Holds(lease.clone());
+            line.handed.times = line.handed.times.saturating_add(1);
+        }
+        tell(&place.news, News::Given(lease.clone()));
+        self.forget_if_lost(lease);
+    }
+
+    /// A hold that was lost before it was at the head has not been missed there.
+    fn forget_if_lost(&self, lease: &Lease) {
+        if lease.remaining().is_zero() {
+            self.done_with(lease);
+        }
+    }
+
+    /// Breaks the promise: the thread is at the head and has to ask for itself.
+    pub(crate) fn call(&self, name: &Arc<str>, place: &Place, polite: bool) {
+        if let Some(line) = self.shard(name).get_mut(name) {
+            line.head = Head::Competes(place.news.clone(), None);
+        }
+        tell(&place.news, News::Head { polite });
+    }
+
+    /// Tells the thread at the head that the lock may be free. `false` if it has it, or there is
+    /// none.
+    pub(crate) fn knock(&self, name: &str) -> bool {
+        match self.shard(name).get(name) {
+            Some(Line { head: Head::Competes(news, _), .. }) => {
+                knock(news);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Tells all threads that compete that their locks may be free.
+    pub(crate) fn knock_all(&self) {
+        for shard in &self.shards {
+            for line in shard.lock().values() {
+                if let Head::Competes(news, _) = &line.head {
+                    knock(news);
+                }
+            }
+        }
+    }
+
+    fn shard(&self, name: &str) -> MutexGuard<'_, HashMap<Arc<str>, Line>> {
+        let hash = self.hasher.hash_one(name);
+        self.shards[usize::try_from(hash % SHARDS as u64).unwrap_or(0)].lock()
+    }
+}
+
+impl Handed {
+    fn not_yet() -> Self {
+        Self { times: 0, since: Instant::now() }
+    }
+}
+
+impl Line {
+    fn begin(ticket: &Ticket) -> Self {
+        let head = Head::Competes(ticket.sender.clone(), None);
+        Self { head, waiting: VecDeque::new(), handed: Handed::not_yet() }
+    }
+
+    fn is_held_by(&self, lease: &Lease) -> bool {
+        matches!(&self.head, Head::Holds(held) if std::ptr::eq(&raw const **held, lease))
+    }
+}
+
+impl Ticket {
+    fn new(name: &Arc<str>) -> Self {
+        let (sender, news) = unbounded();
+        Self { name: name.clone(), sender, news }
+    }
+
+    /// For a thread that competes beside the line.
+    pub(crate) fn beside(name: &Arc<str>) -> Self {
+        Self::new(name)
+    }
+
+    /// Sleeps between two tries, until there is a knock.
+    pub(crate) fn sleep(&self, time: Duration) -> Result<()> {
+        match self.news.recv_deadline(end_of(time)) {
+            Ok(News::Closed) => Err(Error::Closed),
+            _ => Ok(()),
+        }
+    }
+
+    fn is_of(&self, place: &Place) -> bool {
+        self.sender.same_channel(&place.news)
+    }
+}
+
+/// Calls the next in line to the head, or ends the line.
+fn advance(shard: &mut HashMap<Arc<str>, Line>, name: &Arc<str>) {
+    let Some(line) = shard.get_mut(name) else { return };
+    if let Some(next) = line.waiting.pop_front() {
+        line.head = Head::Competes(next.news.clone(), None);
+        tell(&next.news, News::Head { polite: false });
+    } else {
+        shard.remove(name);
+    }
+}
+
+fn tell(news: &Sender<News>, what: News) {
+    // A ticket has both ends of its channel, so somebody always listens while the place exists.
+    drop(news.send(what));
+}
+
+/// One knock is as good as many.
+fn knock(news: &Sender<News>) {
+    if news.is_empty() {
+        tell(news, News::Knock);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::Moment;
+    use crate::hold::herald::Herald;
+    use crate::store::HoldId;
+    use std::thread;
+
+    const SOON: Duration = Duration::from_secs(10);
+
+    fn name() -> Arc<str> {
+        Arc::from("x")
+    }
+
+    fn lease() -> Arc<Lease> {
+        let id = HoldId { name: name(), client: Arc::from("c"), nonce: 1 };
+        let thread = Thread::current();
+        Arc::new(Lease::new(id, 1, &Terms::default(), Moment::now(), thread))
+    }
+
+    fn join(lines: &Lines) -> (Ticket, bool) {
+        lines.join(&name(), &Terms::default(), false).expect("open")
+    }
+
+    /// A line with somebody at the head and two who wait.
+    fn three(lines: &Lines) -> [Ticket; 3] {
+        let (head, first) = join(lines);
+        assert!(first);
+        let [second, third] = [join(lines), join(lines)];
+        assert!(!second.1 && !third.1);
+        [head, second.0, third.0]
+    }
+
+    fn turn(lines: &Lines, ticket: &Ticket) -> Turn {
+        lines.wait(ticket, Some(end_of(SOON))).expect("open")
+    }
+
+    fn is_late(lines: &Lines, ticket: &Ticket) -> bool {
+        matches!(lines.wait(ticket, Some(Instant::now())).expect("open"), Turn::Late(_))
+    }
+
+    fn is_empty(lines: &Lines) -> bool {
+        lines.shards.iter().all(|shard| shard.lock().is_empty())
+    }
+
+    #[test]
+    fn the_head_is_passed_on_in_the_order_of_coming() {
+        let lines = Lines::default();
+        let [_, second, third] = three(&lines);
+        assert!(lines.enter(&name()).expect("open").is_none());
+        lines.give_up(&name(), None);
+        assert!(matches!(turn(&lines, &second), Turn::Head { polite: false }));
+        assert!(third.news.is_empty());
+        lines.give_up(&name(), None);
+        assert!(matches!(turn(&lines, &third), Turn::Head { .. }));
+        lines.give_up(&name(), None);
+        assert!(is_empty(&lines));
+    }
+
+    #[test]
+    fn a_lock_is_given_to_the_next_in_line() {
+        let lines = Lines::default();
+        let [_, second, third] = three(&lines);
+        let (mine, next) = (lease(), lease());
+        lines.hold(&mine);
+        let (place, handed) = lines.promise(&mine).expect("somebody waits");
+        assert_eq!(handed.times, 0);
+        lines.give(&place, &next);
+        assert!(matches!(turn(&lines, &second), Turn::Given(given) if Arc::ptr_eq(&given, &next)));
+        assert!(lines.holder(&name()).is_some_and(|holder| Arc::ptr_eq(&holder, &next)));
+        assert!(lines.promise(&mine).is_none(), "it has nothing to promise any more");
+        let (place, handed) = lines.promise(&next).expect("somebody waits");
+        assert_eq!(handed.times, 1);
+        lines.call(&name(), &place, true);
+        assert!(matches!(turn(&lines, &third), Turn::Head { polite: true }));
+        lines.give_up(&name(), None);
+        assert!(is_empty(&lines));
+    }
+
+    #[test]
+    fn whoever_is_late_leaves_no_place() {
+        let lines = Lines::default();
+        let [_, second, third] = three(&lines);
+        let mine = lease();
+        lines.hold(&mine);
+        assert!(is_late(&lines, &second));
+        let (place, _) = lines.promise(&mine).expect("the third waits");
+        assert!(third.is_of(&place));
+        lines.call(&name(), &place, false);
+        lines.give_up(&name(), None);
+        assert!(is_empty(&lines));
+    }
+
+    #[test]
+    fn what_was_promised_is_waited_for_beyond_the_deadline() {
+        let lines = Lines::default();
+        let [_, second, _] = three(&lines);
+        let mine = lease();
+        lines.hold(&mine);
+        let (place, _) = lines.promise(&mine).expect("somebody waits");
+        thread::scope(|scope| {
+            let waits = scope.spawn(|| lines.wait(&second, Some(Instant::now())).expect("open"));
+            thread::sleep(Duration::from_millis(50));
+            assert!(!waits.is_finished());
+            lines.give(&place, &lease());
+            assert!(matches!(waits.join().expect("no panic"), Turn::Given(_)));
+        });
+    }
+
+    #[test]
+    fn a_lost_hold_lets_the_next_try() {
+        let lines = Arc::new(Lines::default());
+        let [_, second, _] = three(&lines);
+        let mine = lease();
+        lines.hold(&mine);
+        mine.lose(&Herald { lines: lines.clone(), ..Herald::default() });
+        assert!(matches!(turn(&lines, &second), Turn::Head { .. }));
+        lines.done_with(&mine);
+        assert!(lines.holder(&name()).is_none());
+    }
+
+    #[test]
+    fn a_knock_wakes_who_competes_and_nobody_else() {
+        let lines = Lines::default();
+        let [head, second, _] = three(&lines);
+        for _ in 0..100 {
+            assert!(lines.knock("x"));
+        }
+        assert_eq!(head.news.len(), 1, "one knock is as good as many");
+        head.sleep(SOON).expect("open");
+        assert!(second.news.is_empty());
+        assert!(!lines.knock("y"));
+        lines.hold(&lease());
+        assert!(!lines.knock("x"));
+    }
+
+    #[test]
+    fn an_outage_is_told_to_those_who_would_wait_for_ever() {
+        let lines = Lines::default();
+        let (_, first) = join(&lines);
+        assert!(first);
+        let (endless, _) = lines.join(&name(), &Terms::default(), true).expect("open");
+        let (patient, _) = join(&lines);
+        let source = std::io::Error::other("test");
+        let failure = Failure::io(crate::store::Trouble::Silent, &Arc::from("here"), source);
+        lines.note(&name(), Some(&failure));
+        let late = lines.wait(&join(&lines).0, Some(Instant::now())).expect("open");
+        assert!(matches!(late, Turn::Late(Some(_))), "{late:?}");
+        lines.give_up(&name(), Some(&failure));
+        assert!(matches!(turn(&lines, &endless), Turn::Failed(_)));
+        assert!(matches!(turn(&lines, &patient), Turn::Head { .. }));
+    }
+
+    #[test]
+    fn close_ends_every_wait_and_lets_nobody_in() {
+        let lines = Lines::default();
+        let [head, second, third] = three(&lines);
+        lines.close();
+        assert!(matches!(head.sleep(SOON), Err(Error::Closed)));
+        for ticket in [second, third] {
+            assert!(matches!(lines.wait(&ticket, None), Err(Error::Closed)));
+        }
+        assert!(matches!(lines.join(&name(), &Terms::default(), true), Err(Error::Closed)));
+        lines.give_up(&name(), None);
+        assert!(is_empty(&lines));
+    }
+
+    /// The race of the deadline with the hand-over: the lock is never lost and never held twice.
+    #[test]
+    fn short_waits_and_hand_overs_lose_nothing() {
+        let lines = Lines::default();
+        let inside = AtomicBool::new(false);
+        let enter = |lease: &Arc<Lease>| {
+            assert!(!inside.swap(true, Ordering::SeqCst), "two are inside");
+            thread::yield_now();
+            inside.store(false, Ordering::SeqCst);
+            match lines.promise(lease) {
+                Some((place, _)) => lines.give(&place, &self::lease()),
+                None => lines.done_with(lease),
+            }
+        };
+        thread::scope(|scope| {
+            for thread in 0..8 {
+                let (lines, enter) = (&lines, &enter);
+                scope.spawn(move || {
+                    for round in 0..500_u64 {
+                        let (ticket, first) = join(lines);
+                        let wait = Duration::from_micros(round * 7 % 100 + thread);
+                        let turn = if first {
+                            Turn::Head { polite: false }
+                        } else {
+                            lines.wait(&ticket, Some(end_of(wait))).expect("open")
+                        };
+                        match turn {
+                            Turn::Given(lease) => enter(&lease),
+                            Turn::Head { .. } => {
+                                let lease = lease();
+                                lines.hold(&lease);
+                                enter(&lease);
+                            }
+                            Turn::Late(_) | Turn::Failed(_) => {}
+                        }
+                    }
+                });
+            }
+        });
+        assert!(is_empty(&lines));
+    }
+}

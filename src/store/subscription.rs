@@ -1,0 +1,138 @@
+//! The messages to one client, over a connection of their own.
+
+use std::time::{Duration, Instant};
+
+use redis::Value;
+
+use crate::clock::end_of;
+use crate::store::connection::Connection;
+use crate::store::interrupter::Interrupter;
+use crate::store::keys::Keys;
+use crate::store::{Failure, Wake, Wakeups};
+
+/// After this long without a message the server is asked for a sign of life: a connection that was
+/// cut without notice brings no error, only silence.
+const IDLE: Duration = Duration::from_secs(10);
+
+/// What has arrived is read even if the time is over.
+const LOOK: Duration = Duration::from_millis(1);
+
+/// One client's channel.
+#[derive(Debug)]
+pub(crate) struct Subscription {
+    connection: Connection,
+    keys: Keys,
+    channel: String,
+    /// A server that does not answer for this long is given up.
+    patience: Duration,
+    /// When the server must have been heard of.
+    expected: Instant,
+    /// Whether it has something to answer: the subscription or a PING.
+    asked: bool,
+    interrupter: Interrupter,
+}
+
+impl Subscription {
+    pub(crate) fn new(
+        connection: Connection,
+        keys: Keys,
+        client: &str,
+        patience: Duration,
+    ) -> Self {
+        Self {
+            connection,
+            keys,
+            channel: Keys::channel(client),
+            patience,
+            expected: Instant::now(),
+            asked: false,
+            interrupter: Interrupter::new(),
+        }
+    }
+
+    fn wait(&mut self, until: Instant) -> Result<Option<Wake>, Failure> {
+        loop {
+            self.check()?;
+            if !self.connection.is_open() {
+                self.open()?;
+            }
+            let end = until.min(self.expected).max(Instant::now() + LOOK);
+            match self.connection.receive_by(end) {
+                Some(reply) => {
+                    let reply = reply?;
+                    (self.asked, self.expected) = (false, end_of(IDLE));
+                    if let Some(wake) = self.read(&reply) {
+                        return Ok(Some(wake));
+                    }
+                }
+                None if Instant::now() >= self.expected => self.ask()?,
+                None => {}
+            }
+            if Instant::now() >= until {
+                return Ok(None);
+            }
+        }
+    }
+
+    fn check(&self) -> Result<(), Failure> {
+        if self.interrupter.is_interrupted() { Err(self.connection.interrupted()) } else { Ok(()) }
+    }
+
+    fn open(&mut self) -> Result<(), Failure> {
+        self.connection.connect(end_of(self.patience))?;
+        self.interrupter.guard(self.connection.plug());
+        self.check()?;
+        let mut subscribe = redis::cmd("SUBSCRIBE");
+        subscribe.arg(&self.channel);
+        self.send(&subscribe)
+    }
+
+    /// Asks for a sign of life, or has waited for it long enough.
+    fn ask(&mut self) -> Result<(), Failure> {
+        if self.asked {
+            return Err(self.connection.no_reply());
+        }
+        self.send(&redis::cmd("PING"))
+    }
+
+    fn send(&mut self, cmd: &redis::Cmd) -> Result<(), Failure> {
+        (self.asked, self.expected) = (true, end_of(self.patience));
+        self.connection.write(self.expected, |out| cmd.write_packed_command(out))
+    }
+
+    /// Makes sense of what the server has sent; `None` if it means nothing to us.
+    fn read(&self, reply: &Value) -> Option<Wake> {
+        let Value::Array(parts) = reply else { return None };
+        let [kind, channel, content] = &parts[..] else { return None };
+        if text(channel)? != self.channel {
+            return None;
+        }
+        match text(kind)? {
+            "subscribe" => Some(Wake::Ready),
+            "message" => self.keys.name(text(content)?).map(|name| Wake::Lock(name.into())),
+            _ => None,
+        }
+    }
+}
+
+impl Wakeups for Subscription {
+    fn next(&mut self, until: Instant) -> Option<Result<Wake, Failure>> {
+        let outcome = self.wait(until);
+        if outcome.is_err() {
+            // Also where the server has refused to subscribe us and the connection is good.
+            self.connection.poison();
+        }
+        outcome.transpose()
+    }
+
+    fn interrupter(&self) -> Interrupter {
+        self.interrupter.clone()
+    }
+}
+
+fn text(value: &Value) -> Option<&str> {
+    match value {
+        Value::BulkString(bytes) => str::from_utf8(bytes).ok(),
+        _ => None,
+    }
+}
