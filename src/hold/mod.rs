@@ -3,10 +3,12 @@
 pub(crate) mod agenda;
 pub(crate) mod alarm;
 pub(crate) mod backoff;
+pub(crate) mod compete;
 pub(crate) mod engine;
 pub(crate) mod herald;
 pub(crate) mod inspection;
 pub(crate) mod lease;
+pub(crate) mod levels;
 pub(crate) mod line;
 pub(crate) mod listener;
 pub(crate) mod owner;
