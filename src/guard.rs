@@ -89,9 +89,9 @@ impl Guard {
         self.engine.remaining(&self.lease)
     }
 
-    /// Returns a receiver, of its own for each call, that gets one message when the lease is lost,
-    /// at the latest when it ends by this process's clock. It is disconnected without a message
-    /// when the hold ends as it should.
+    /// Returns a receiver that finds one message when the lease is lost, at the latest when it
+    /// ends by this process's clock. It is disconnected without a message when the hold ends as it
+    /// should. Each call, also for nested guards, returns a receiver with a message of its own.
     ///
     /// ```
     /// use crossbeam_channel::select;

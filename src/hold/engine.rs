@@ -12,6 +12,7 @@ use crate::config::{Config, Terms};
 use crate::error::{Error, Result};
 use crate::event::{Event, Events};
 use crate::hold::agenda::Orphan;
+use crate::hold::alarm::Alarm;
 use crate::hold::herald::Herald;
 use crate::hold::lease::Lease;
 use crate::hold::line::{Lines, Ticket, Turn};
@@ -64,7 +65,7 @@ pub(crate) struct Engine {
     pub(super) table: Table,
     pub(super) renewer: Renewer,
     pub(super) herald: Herald,
-    pub(super) threads: OnceLock<Arc<ScheduledThreadPool>>,
+    pub(super) alarm: Alarm,
     /// Started by the first wait for another client.
     listener: OnceLock<Option<Listener>>,
 }
@@ -120,7 +121,7 @@ impl Engine {
         Ok(Self {
             owner: Owner::new(&config.label)?,
             table: Table::default(),
-            threads: threads.map(OnceLock::from).unwrap_or_default(),
+            alarm: Alarm::new(threads),
             listener: OnceLock::new(),
             config,
             store,

@@ -11,7 +11,6 @@ use crate::hold::alarm;
 use crate::hold::engine::Engine;
 use crate::hold::lease::Lease;
 use crate::hold::patience::{Bound, Patience};
-use crate::store::server::pool_threads;
 use crate::store::{Failure, Holder};
 
 impl Engine {
@@ -27,9 +26,17 @@ impl Engine {
 
     pub(super) fn stands(&self, lease: &Lease) -> bool {
         if lease.expire(&self.herald) {
-            self.clean(&lease.id, lease.length(), true);
+            self.clean(&lease.id, lease.length(), !lease.is_unsettled());
         }
         !lease.remaining().is_zero()
+    }
+
+    /// Takes in that the store does not know a hold any more.
+    pub(super) fn lose(&self, lease: &Lease) {
+        lease.lose(&self.herald);
+        if lease.is_unsettled() {
+            self.clean(&lease.id, lease.length(), false);
+        }
     }
 
     /// Asks the server whether a hold stands.
@@ -37,9 +44,13 @@ impl Engine {
         self.owner.check_process()?;
         let name = lease.name();
         if self.stands(lease) {
-            let holder = self.inspect(name)?;
-            if holder.is_none_or(|holder| holder.owner != lease.id.owner()) {
-                lease.lose(&self.herald);
+            let ours = match self.inspect(name) {
+                // Somebody has put another thing in the lock's place.
+                Err(Error::WrongType { .. }) => false,
+                holder => holder?.is_some_and(|holder| holder.owner == lease.id.owner()),
+            };
+            if !ours {
+                self.lose(lease);
             }
         }
         if self.stands(lease) { Ok(()) } else { Err(Error::lost(name)) }
@@ -91,7 +102,7 @@ impl Engine {
         }
         let (receiver, first) = lease.watch();
         if first {
-            alarm::set(self.threads.get_or_init(pool_threads), lease, self.herald.clone());
+            self.alarm.watch(lease);
         }
         receiver
     }

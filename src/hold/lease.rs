@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread::ThreadId;
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, Sender, bounded};
+use crossbeam_channel::{Receiver, Sender, unbounded};
 use parking_lot::Mutex;
 
 use crate::clock::Moment;
@@ -43,8 +43,32 @@ pub(crate) struct Lease {
     depth: AtomicU32,
     /// Whether a request that began this hold may yet be executed once more.
     unsettled: AtomicBool,
-    /// The senders of `Guard::lost`.
-    watchers: Mutex<Vec<Sender<()>>>,
+    /// For the receivers of `Guard::lost`, if there are any.
+    watch: Mutex<Option<Box<Watch>>>,
+}
+
+/// One channel for all receivers of a lease, so that asking for another one costs no memory. When
+/// the time comes there is a message for each of them.
+#[derive(Debug)]
+struct Watch {
+    receivers: usize,
+    sender: Sender<()>,
+    receiver: Receiver<()>,
+}
+
+impl Watch {
+    fn new() -> Self {
+        let (sender, receiver) = unbounded();
+        Self { receivers: 0, sender, receiver }
+    }
+
+    fn tell(self) -> Receiver<()> {
+        for _ in 0..self.receivers {
+            // There is a receiver: our own.
+            self.sender.send(()).unwrap_or_default();
+        }
+        self.receiver
+    }
 }
 
 /// What a lease asks its renewer for.
@@ -79,7 +103,7 @@ impl Lease {
             deadline: AtomicU64::new(Self::deadline(taken, span).raw()),
             depth: AtomicU32::new(1),
             unsettled: AtomicBool::new(false),
-            watchers: Mutex::new(Vec::new()),
+            watch: Mutex::new(None),
         }
     }
 
@@ -172,29 +196,49 @@ impl Lease {
         }
     }
 
-    /// Ends the hold as its holder wishes. `false` if it was lost before.
+    /// Ends the hold as its holder wishes. `false` if it was lost before. Those who watch are told
+    /// when it is known how the release went.
     pub(crate) fn end(&self) -> bool {
         let ended = self.deadline.fetch_update(Ordering::AcqRel, Ordering::Acquire, |seen| {
             (seen > ENDED && Moment::now().raw() < seen).then_some(ENDED)
         });
-        if ended.is_ok() {
-            self.watchers.lock().clear();
-        }
         ended.is_ok()
     }
 
-    /// A receiver that gets one message when the hold is lost, and is disconnected without one
-    /// when it ends. Tells also whether it is the first.
+    /// A receiver that finds one message when the hold is lost, and is disconnected without one
+    /// when it ends. Tells also whether nobody watched before.
     pub(crate) fn watch(&self) -> (Receiver<()>, bool) {
-        let (sender, receiver) = bounded(1);
-        let mut watchers = self.watchers.lock();
-        let first = watchers.is_empty();
-        match self.deadline.load(Ordering::Acquire) {
-            LOST => sender.send(()).unwrap_or_default(),
-            ENDED => {}
-            _ => watchers.push(sender),
+        let mut watch = self.watch.lock();
+        if self.deadline.load(Ordering::Acquire) == LOST {
+            let mut late = Watch::new();
+            late.receivers = 1;
+            return (late.tell(), false);
         }
-        (receiver, first)
+        let first = watch.is_none();
+        let watch = watch.get_or_insert_with(|| Box::new(Watch::new()));
+        watch.receivers += 1;
+        (watch.receiver.clone(), first)
+    }
+
+    /// Tells those who watch that the hold is lost.
+    pub(crate) fn tell_watchers(&self) {
+        if let Some(watch) = self.watch.lock().take() {
+            watch.tell();
+        }
+    }
+
+    /// Tells those who watch that the hold has ended as it should.
+    pub(crate) fn dismiss_watchers(&self) {
+        self.watch.lock().take();
+    }
+
+    /// Tells those who watch if the deadline has passed, and leaves it to others to find the hold
+    /// lost and to do what is to be done then.
+    pub(crate) fn tell_watchers_if_over(&self) {
+        let seen = self.deadline.load(Ordering::Acquire);
+        if seen > ENDED && seen <= Moment::now().raw() {
+            self.tell_watchers();
+        }
     }
 
     /// What is to be done for the lease next.
@@ -225,10 +269,7 @@ impl Lease {
     }
 
     fn announce(&self, herald: &Herald, why: &str) {
-        for watcher in self.watchers.lock().drain(..) {
-            // Nobody has to listen.
-            watcher.send(()).unwrap_or_default();
-        }
+        self.tell_watchers();
         herald.lost(self, why);
     }
 }
@@ -301,6 +342,7 @@ mod tests {
         let (lost, _) = lease.watch();
         assert!(lease.end());
         lease.lose(&Herald::default());
+        lease.dismiss_watchers();
         assert!(lost.recv().is_err(), "disconnected, without a message");
         assert!(!lease.end(), "only once");
     }
@@ -312,10 +354,9 @@ mod tests {
         assert!(first && !not_first);
         lease.lose(&Herald::default());
         let (late, _) = lease.watch();
-        for lost in [early, second, late] {
-            assert!(lost.recv().is_ok());
-            assert!(lost.recv().is_err(), "one message only");
-        }
+        let receivers = [early, second, late];
+        assert!(receivers.iter().all(|lost| lost.recv().is_ok()));
+        assert!(receivers.iter().all(|lost| lost.recv().is_err()), "one message for each");
     }
 
     #[test]

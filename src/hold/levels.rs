@@ -42,7 +42,7 @@ impl Engine {
                     lease.set_depth(depth);
                     return if self.stands(lease) { Ok(()) } else { Err(None) };
                 }
-                Ok(Standing::Gone) => lease.lose(&self.herald),
+                Ok(Standing::Gone) => self.lose(lease),
                 Err(failure) => match patience.after(&failure) {
                     Some(pause) => thread::sleep(pause),
                     None => return Err(Some(failure)),

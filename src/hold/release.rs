@@ -67,6 +67,10 @@ impl Engine {
             self.clean(&lease.id, lease.length(), !lease.is_unsettled());
         }
         let (name, held) = (lease.name(), lease.age());
+        match &outcome {
+            Err(None) => lease.tell_watchers(),
+            Ok(()) | Err(Some(_)) => lease.dismiss_watchers(),
+        }
         match outcome {
             Ok(()) => {
                 self.herald.events.emit(|| Event::Released { name: name.to_string(), held });

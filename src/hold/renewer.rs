@@ -153,7 +153,6 @@ impl Work {
 
     fn send_due(&mut self) {
         let now = Moment::now();
-        let mut end = end_of(self.io_timeout);
         let mut batch = Vec::new();
         while batch.len() < BATCH
             && let Some(charge) = self.agenda.pop(now)
@@ -174,13 +173,13 @@ impl Work {
             };
             self.tasks += 1;
             let care = span.map_or(Care::Release, |lease| Care::Renew { lease });
-            batch.push(Task { id: self.tasks, hold: hold.clone(), care });
+            let until = end_of(time.min(self.io_timeout));
+            batch.push(Task { id: self.tasks, hold: hold.clone(), care, until });
             let span = span.unwrap_or_default();
             self.flying.insert(self.tasks, Flying { charge, sent: now, span });
-            end = end.min(end_of(time));
         }
         if !batch.is_empty() {
-            self.with_upkeep(|upkeep, done| upkeep.send(batch, end, done));
+            self.with_upkeep(|upkeep, done| upkeep.send(batch, done));
         }
     }
 
@@ -215,7 +214,12 @@ impl Work {
                 lease.extend(sent, span);
                 self.agenda.add(Charge::Lease(lease));
             }
-            Ok(Standing::Gone) => lease.lose(&self.herald),
+            Ok(Standing::Gone) => {
+                lease.lose(&self.herald);
+                if lease.is_unsettled() {
+                    self.clean_up_after(&lease);
+                }
+            }
             Err(failure) => {
                 let due = Moment::now().after(lease.length() / RETRIES);
                 self.agenda.add_at(due, Charge::Lease(lease.clone()));
@@ -249,7 +253,8 @@ impl Work {
 
     /// A lease that ran out unconfirmed may still stand in Redis; nobody needs it there.
     fn clean_up_after(&mut self, lease: &Lease) {
-        let orphan = Orphan::new(lease.id.clone(), lease.length(), self.io_timeout, true);
+        let settles = !lease.is_unsettled();
+        let orphan = Orphan::new(lease.id.clone(), lease.length(), self.io_timeout, settles);
         self.agenda.add(Charge::Orphan(Box::new(orphan)));
     }
 
@@ -287,11 +292,12 @@ impl Work {
             Charge::Orphan(orphan) => Some(orphan.hold),
             Charge::Lease(_) => None,
         });
-        let tasks: Vec<_> = orphans.map(|hold| Task { id: 0, hold, care: Care::Release }).collect();
+        let until = end_of(self.io_timeout);
+        let tasks: Vec<_> =
+            orphans.map(|hold| Task { id: 0, hold, care: Care::Release, until }).collect();
         if !tasks.is_empty() {
-            let end = end_of(self.io_timeout);
-            self.upkeep.send(tasks, end, &mut |_, _| {});
-            self.upkeep.collect(end, &mut |_, _| {});
+            self.upkeep.send(tasks, &mut |_, _| {});
+            self.upkeep.collect(until, &mut |_, _| {});
         }
     }
 }
@@ -312,8 +318,8 @@ mod tests {
     }
 
     impl Upkeep for Fake {
-        fn send(&mut self, tasks: Vec<Task>, _: Instant, done: &mut dyn FnMut(u64, Outcome)) {
-            for Task { id, hold, care } in tasks {
+        fn send(&mut self, tasks: Vec<Task>, done: &mut dyn FnMut(u64, Outcome)) {
+            for Task { id, hold, care, .. } in tasks {
                 let before = self.tasks.lock().len();
                 self.tasks.lock().push((hold.nonce, care, Instant::now()));
                 done(id, (self.fate)(before));

@@ -163,8 +163,8 @@ impl Store for Memory {
 }
 
 impl Upkeep for Memory {
-    fn send(&mut self, tasks: Vec<Task>, _: Instant, done: &mut dyn FnMut(u64, Outcome)) {
-        for Task { id, hold, care } in tasks {
+    fn send(&mut self, tasks: Vec<Task>, done: &mut dyn FnMut(u64, Outcome)) {
+        for Task { id, hold, care, .. } in tasks {
             let mut world = self.world.lock();
             let standing = match care {
                 Care::Release => world.release(&hold),

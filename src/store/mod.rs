@@ -232,6 +232,8 @@ pub(crate) struct Task {
     pub(crate) id: u64,
     pub(crate) hold: HoldId,
     pub(crate) care: Care,
+    /// Without an outcome until then it is a failure.
+    pub(crate) until: Instant,
 }
 
 /// What came of a task. An ambiguous failure is unknown, not lost.
@@ -240,8 +242,8 @@ pub(crate) type Outcome = Result<Standing, Failure>;
 /// Sends tasks in batches and collects their outcomes, without waiting for a reply longer than it
 /// is told to. Each task sent has exactly one outcome.
 pub(crate) trait Upkeep: Send {
-    /// Sends tasks; each is a failure if it has no outcome until `until`.
-    fn send(&mut self, tasks: Vec<Task>, until: Instant, done: &mut dyn FnMut(u64, Outcome));
+    /// Sends tasks.
+    fn send(&mut self, tasks: Vec<Task>, done: &mut dyn FnMut(u64, Outcome));
 
     /// Waits for outcomes until there is nothing more to wait for or `until`.
     fn collect(&mut self, until: Instant, done: &mut dyn FnMut(u64, Outcome));

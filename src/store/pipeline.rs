@@ -33,13 +33,6 @@ struct Flying {
     /// connection, so the reply is still awaited, and then ignored.
     task: Option<Task>,
     sent: Instant,
-    until: Instant,
-}
-
-/// Tasks to be sent once more, because the server did not know the script.
-struct Again {
-    tasks: Vec<Task>,
-    until: Instant,
 }
 
 impl Pipeline {
@@ -47,30 +40,23 @@ impl Pipeline {
         Self { connection, keys, io_timeout, flying: VecDeque::new() }
     }
 
-    fn dispatch(
-        &mut self,
-        tasks: Vec<Task>,
-        form: Form,
-        until: Instant,
-        done: &mut dyn FnMut(u64, Outcome),
-    ) {
-        if tasks.is_empty() {
-            return;
-        }
-        let open = self.connection.is_open();
-        if !open {
-            // The replies to what flies would not come on the next socket.
+    fn dispatch(&mut self, tasks: Vec<Task>, form: Form, done: &mut dyn FnMut(u64, Outcome)) {
+        let Some(until) = tasks.iter().map(|task| task.until).max() else { return };
+        if !self.connection.is_open() {
+            // The replies to what flies will not come on the next socket.
             self.abandon(done);
         }
+        // Nothing flies if this opens a socket; and what is written goes to the socket of this
+        // moment, even if it is given up for a new one by others in between.
         let keys = &self.keys;
-        let until_sent = if open { until.min(Instant::now() + WRITE_TIME) } else { until };
-        let sent = self.connection.send(until_sent, |out| pack(keys, &tasks, form, out));
+        let connected =
+            if self.flying.is_empty() { self.connection.connect(until) } else { Ok(()) };
+        let sent = connected.and_then(|()| {
+            let end = until.min(Instant::now() + WRITE_TIME);
+            self.connection.write(end, |out| pack(keys, &tasks, form, out))
+        });
         let now = Instant::now();
-        self.flying.extend(tasks.into_iter().map(|task| Flying {
-            task: Some(task),
-            sent: now,
-            until,
-        }));
+        self.flying.extend(tasks.into_iter().map(|task| Flying { task: Some(task), sent: now }));
         if let Err(failure) = sent {
             self.fail(&failure, done);
         }
@@ -88,14 +74,13 @@ impl Pipeline {
     fn take_in(
         &mut self,
         reply: Result<Value, Failure>,
-        again: &mut Again,
+        again: &mut Vec<Task>,
         done: &mut dyn FnMut(u64, Outcome),
     ) {
-        let Some(Flying { task, until, .. }) = self.flying.pop_front() else { return };
+        let Some(Flying { task, .. }) = self.flying.pop_front() else { return };
         match (task, outcome(reply, &mut self.connection)) {
             (Some(task), Err(failure)) if failure.code == "NOSCRIPT" => {
-                again.until = until;
-                again.tasks.push(task);
+                again.push(task);
             }
             (task, outcome) => {
                 let broken = outcome.as_ref().err().filter(|failure| failure.is_ambiguous());
@@ -117,23 +102,25 @@ impl Pipeline {
             self.abandon(done);
             return None;
         }
-        for flying in self.flying.iter_mut().filter(|flying| flying.until <= now) {
-            if let Some(task) = flying.task.take() {
-                done(task.id, Err(self.connection.no_reply()));
+        let mut next = give_up;
+        for flying in &mut self.flying {
+            match flying.task.take_if(|task| task.until <= now) {
+                Some(task) => done(task.id, Err(self.connection.no_reply())),
+                None => next = flying.task.as_ref().map_or(next, |task| next.min(task.until)),
             }
         }
-        let pending = self.flying.iter().filter(|flying| flying.task.is_some());
-        Some(pending.map(|flying| flying.until).fold(give_up, Instant::min))
+        Some(next)
     }
 }
 
 impl Upkeep for Pipeline {
-    fn send(&mut self, tasks: Vec<Task>, until: Instant, done: &mut dyn FnMut(u64, Outcome)) {
-        self.dispatch(tasks, Form::Hash, until, done);
+    fn send(&mut self, tasks: Vec<Task>, done: &mut dyn FnMut(u64, Outcome)) {
+        self.dispatch(tasks, Form::Hash, done);
     }
 
     fn collect(&mut self, until: Instant, done: &mut dyn FnMut(u64, Outcome)) {
-        let mut again = Again { tasks: Vec::new(), until };
+        // Tasks to be sent once more, because the server did not know the script.
+        let mut again = Vec::new();
         while let Some(patience) = self.time_out(done) {
             while !self.flying.is_empty()
                 && let Some(reply) = self.connection.receive_by(until.min(patience))
@@ -144,7 +131,7 @@ impl Upkeep for Pipeline {
                 break;
             }
         }
-        self.dispatch(again.tasks, Form::Body, again.until, done);
+        self.dispatch(again, Form::Body, done);
     }
 
     fn abandon(&mut self, done: &mut dyn FnMut(u64, Outcome)) {

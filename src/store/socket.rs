@@ -25,6 +25,12 @@ use crate::store::spin::{Manner, Spell, Spin};
 /// After this long without traffic the kernel asks whether the peer is still there.
 const KEEPALIVE: Duration = Duration::from_secs(15);
 
+/// Apple has no such flag; there, as everywhere, Rust programs ignore the signal from the start.
+#[cfg(not(target_vendor = "apple"))]
+const SEND: SendFlags = SendFlags::DONTWAIT.union(SendFlags::NOSIGNAL);
+#[cfg(target_vendor = "apple")]
+const SEND: SendFlags = SendFlags::DONTWAIT;
+
 /// How long one call of `read` sleeps at the most.
 const NAP: Duration = Duration::from_millis(50);
 
@@ -112,7 +118,7 @@ impl Socket {
     /// Writes all of `bytes`. After an error an unknown part of them is written.
     pub(crate) fn send(&mut self, mut bytes: &[u8], until: Instant) -> io::Result<()> {
         while !bytes.is_empty() {
-            match net::send(&*self.stream, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+            match net::send(&*self.stream, bytes, SEND) {
                 Ok(written) => bytes = &bytes[written..],
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => self.stream.wait(PollFlags::OUT, until)?,

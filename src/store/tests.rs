@@ -53,11 +53,13 @@ fn depth(store: &dyn Store) -> Option<u32> {
 /// Has tasks done and returns the outcomes in the order of the tasks.
 fn care(upkeep: &mut dyn Upkeep, cares: &[(HoldId, Care)]) -> Vec<Outcome> {
     let numbered = cares.iter().zip(0..);
-    let tasks: Vec<_> =
-        numbered.map(|((hold, care), id)| Task { id, hold: hold.clone(), care: *care }).collect();
-    let mut outcomes = Vec::new();
     let end = soon();
-    upkeep.send(tasks, end, &mut |id, outcome| outcomes.push((id, outcome)));
+    let task = |((hold, care), id): (&(HoldId, Care), u64)| {
+        let hold = hold.clone();
+        Task { id, hold, care: *care, until: end }
+    };
+    let mut outcomes = Vec::new();
+    upkeep.send(numbered.map(task).collect(), &mut |id, outcome| outcomes.push((id, outcome)));
     while outcomes.len() < cares.len() {
         assert!(Instant::now() < end, "{} outcomes", outcomes.len());
         upkeep.collect(end, &mut |id, outcome| outcomes.push((id, outcome)));
