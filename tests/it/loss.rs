@@ -14,10 +14,31 @@ stores! {
         a_deleted_key_ends_the_hold,
         a_key_of_somebody_else_ends_the_hold,
         every_call_notices_a_key_of_somebody_else,
+        verify_notices_a_key_of_another_type,
+        unlock_and_lost_agree_on_a_loss,
         one_lost_hold_does_not_disturb_the_others,
         a_restart_with_the_data_keeps_the_hold,
         fences_grow_over_lost_counters,
         a_fence_counter_ahead_of_the_clock_is_continued;
+}
+
+fn verify_notices_a_key_of_another_type(server: &Server) {
+    let client = server.open(patient());
+    let guard = take(&client, "a");
+    server.command(&["SET", "a", "something else"]);
+    assert_lost(guard.verify(), "a");
+    assert!(!guard.is_held());
+    assert_lost(guard.unlock(), "a");
+    assert_eq!(server.ask::<String>(&["GET", "a"]), "something else");
+}
+
+fn unlock_and_lost_agree_on_a_loss(server: &Server) {
+    let client = server.open(patient());
+    let guard = take(&client, "a");
+    let (lost, also) = (guard.lost(), guard.lost());
+    server.command(&["DEL", "a"]);
+    assert_lost(guard.unlock(), "a");
+    assert_eq!((lost.recv(), also.recv()), (Ok(()), Ok(())));
 }
 
 fn a_restart_without_the_data_ends_the_hold(server: &Server) {

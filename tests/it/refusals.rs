@@ -14,6 +14,7 @@ stores! {
         a_full_server_refuses_inner_releases_only,
         a_full_server_renews,
         a_user_without_scripts_gets_a_permanent_error,
+        the_rights_in_the_readme_are_enough,
         whichever_right_is_missing_nothing_is_half_done,
         a_server_that_becomes_read_only_is_waited_for,
         a_server_that_stays_read_only_is_unavailable,
@@ -86,10 +87,44 @@ fn a_user_without_scripts_gets_a_permanent_error(server: &Server) {
     assert_refused(client.try_lock("a"), "NOPERM");
 }
 
+/// The rights that README asks for.
+const RIGHTS: &str = "~app:* ~leasehold:* &leasehold:* +eval +evalsha +ping +get +set +time \
+                      +hexists +hset +hdel +hgetall +hlen +del +exists +pttl +pexpire \
+                      +zadd +zrange +zrem +publish +subscribe";
+
+fn the_rights_in_the_readme_are_enough(server: &Server) {
+    assert!(include_str!("../../README.md").contains(RIGHTS), "README tells other rights");
+    let user = ["ACL", "SETUSER", "app", "reset", "on", ">sesame"];
+    let rights: Vec<_> = RIGHTS.split(' ').collect();
+    server.command(&[&user[..], &rights].concat());
+    let url = format!("redis://app:sesame@127.0.0.1:{}/", server.port());
+    let open = || patient().prefix("app:").lease(ms(900)).open(&url).unwrap();
+    let (one, other) = (open(), open());
+    let outer = take(&one, "a");
+    take(&one, "a").unlock().unwrap();
+    throughout(ms(1000), || outer.is_held());
+    outer.verify().unwrap();
+    thread::scope(|scope| {
+        let waits =
+            [scope.spawn(|| other.lock("a").map(drop)), scope.spawn(|| one.lock("a").map(drop))];
+        thread::sleep(ms(100));
+        assert!(other.try_lock_for("a", ms(50)).unwrap().is_none());
+        outer.unlock().unwrap();
+        for wait in waits {
+            wait.join().unwrap().unwrap();
+        }
+    });
+    let forced = take(&one, "a");
+    assert!(one.mutex("a").force_unlock().unwrap());
+    drop(forced);
+    let log: Vec<redis::Value> = server.ask(&["ACL", "LOG"]);
+    assert!(log.is_empty(), "{log:?}");
+}
+
 fn whichever_right_is_missing_nothing_is_half_done(server: &Server) {
-    const COMMANDS: [&str; 14] = [
+    const COMMANDS: [&str; 18] = [
         "del", "exists", "expire", "get", "hexists", "hget", "hset", "incr", "pexpire", "pttl",
-        "set", "time", "type", "zadd",
+        "set", "time", "type", "zadd", "zrange", "zrem", "hdel", "publish",
     ];
     for command in COMMANDS {
         let Ok(client) = open_as(server, &["+@all", &format!("-{command}")]) else {
