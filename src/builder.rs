@@ -43,6 +43,40 @@ pub struct Builder {
     on_event: Option<Callback>,
 }
 
+/// How clients are made.
+impl Client {
+    /// Opens a client of one Redis server with default settings. See [`Builder::open`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Builder::open`].
+    ///
+    /// ```no_run
+    /// let client = leasehold::Client::open("redis://127.0.0.1/")?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn open(url: &str) -> Result<Self> {
+        Self::builder().open(url)
+    }
+
+    /// Makes a client whose locks exist in this process only, for tests and demonstrations. Each
+    /// call makes a world of its own, shared by the clones of the client.
+    ///
+    /// # Panics
+    ///
+    /// If the system has no randomness or cannot start a thread. [`Builder::in_memory`] returns
+    /// an error instead.
+    #[must_use]
+    pub fn in_memory() -> Self {
+        Self::builder().in_memory().expect("the system has randomness and threads")
+    }
+
+    /// Starts to configure a client.
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+}
+
 impl Builder {
     /// Sets the lease: how long a lock lasts after the last renewal. A holder that dies blocks
     /// others no longer than this; one that cannot reach the server loses the lock after it.

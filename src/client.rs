@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::builder::Builder;
 use crate::error::Result;
 use crate::guard::Guard;
 use crate::hold::engine::Engine;
@@ -33,40 +32,9 @@ impl Client {
         Self { engine: Arc::new(engine) }
     }
 
-    /// Opens a client of one Redis server with default settings. See [`Builder::open`].
-    ///
-    /// # Errors
-    ///
-    /// As [`Builder::open`].
-    ///
-    /// ```no_run
-    /// let client = leasehold::Client::open("redis://127.0.0.1/")?;
-    /// # Ok::<(), leasehold::Error>(())
-    /// ```
-    pub fn open(url: &str) -> Result<Self> {
-        Self::builder().open(url)
-    }
-
-    /// Makes a client whose locks exist in this process only, for tests and demonstrations. Each
-    /// call makes a world of its own, shared by the clones of the client.
-    ///
-    /// # Panics
-    ///
-    /// If the system has no randomness or cannot start a thread. [`Builder::in_memory`] returns
-    /// an error instead.
-    #[must_use]
-    pub fn in_memory() -> Self {
-        Self::builder().in_memory().expect("the system has randomness and threads")
-    }
-
-    /// Starts to configure a client.
-    pub fn builder() -> Builder {
-        Builder::default()
-    }
-
     /// Blocks the current thread until it has the lock.
     ///
-    /// Waits without limit for others to release it, or as long as [`Builder::wait`] says. A
+    /// Waits without limit for others to release it, or as long as [`Builder::wait`](crate::Builder::wait) says. A
     /// thread that has the lock already gets a further level of it, which costs one round trip and
     /// keeps the fencing token; each level has a guard of its own, and the hold ends with the last
     /// of them, in whatever order they are dropped.
@@ -80,7 +48,7 @@ impl Client {
     /// - [`Timeout`](crate::Error::Timeout): somebody else had it when the wait was over.
     /// - [`Unavailable`](crate::Error::Unavailable): the server could not be reached or did not
     ///   answer until the wait was over, or without a limit for
-    ///   [`retry_window`](Builder::retry_window).
+    ///   [`retry_window`](crate::Builder::retry_window).
     /// - [`Lost`](crate::Error::Lost): this thread has a guard of this name whose lease is lost.
     /// - [`Redis`](crate::Error::Redis), [`WrongType`](crate::Error::WrongType),
     ///   [`InvalidInput`](crate::Error::InvalidInput), [`Closed`](crate::Error::Closed),
@@ -95,8 +63,8 @@ impl Client {
     /// # Errors
     ///
     /// As [`lock`](Client::lock), but for `Timeout`. A server that cannot be reached or is silent
-    /// is given up after two tries of [`io_timeout`](Builder::io_timeout); one that is restarting,
-    /// failing over or busy after [`retry_window`](Builder::retry_window).
+    /// is given up after two tries of [`io_timeout`](crate::Builder::io_timeout); one that is restarting,
+    /// failing over or busy after [`retry_window`](crate::Builder::retry_window).
     pub fn try_lock(&self, name: &str) -> Result<Option<Guard>> {
         self.mutex(name).try_lock()
     }
@@ -104,7 +72,7 @@ impl Client {
     /// Blocks until the current thread has the lock or `wait` is over, and then returns `None`.
     ///
     /// The time covers everything, tries at a server that does not answer included; the last
-    /// request may end one [`io_timeout`](Builder::io_timeout) later. Zero means one try,
+    /// request may end one [`io_timeout`](crate::Builder::io_timeout) later. Zero means one try,
     /// [`Duration::MAX`] no limit.
     ///
     /// # Errors

@@ -6,6 +6,7 @@ pub(crate) mod interrupter;
 pub(crate) mod keys;
 pub(crate) mod memory;
 pub(crate) mod pipeline;
+pub(crate) mod reply;
 pub(crate) mod script;
 pub(crate) mod server;
 pub(crate) mod single;

@@ -8,8 +8,8 @@ use redis::Value;
 
 use crate::store::connection::Connection;
 use crate::store::keys::Keys;
+use crate::store::reply::standing;
 use crate::store::script::{Arg, Call, Form, RELEASE, RENEW};
-use crate::store::single::standing;
 use crate::store::{Care, Failure, Outcome, Standing, Task, Trouble, Upkeep};
 
 /// A server that takes nothing more for this long is not waited for: what was not written will be

@@ -2,11 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use redis::Value;
-
 use crate::config::Config;
 use crate::store::keys::Keys;
 use crate::store::pipeline::Pipeline;
+use crate::store::reply::{Inspected, bid, handover, inspected, standing};
 use crate::store::script::{
     ACQUIRE, Arg, Call, FORCE, INSPECT, LEAVE, NEST, RELEASE, Script, TRANSFER,
 };
@@ -154,8 +153,6 @@ impl Store for Single {
     }
 }
 
-struct Inspected(Option<Holder>);
-
 fn fence_life(lease: Duration) -> Arg<'static> {
     Arg::millis(FENCE_LIFE_MIN.max(lease * 2))
 }
@@ -167,81 +164,4 @@ fn place(queue: Queue) -> Arg<'static> {
         Queue::Waits => 2,
         Queue::Yields => 3,
     })
-}
-
-/// Reads a reply of 1 or 0.
-pub(crate) fn standing(reply: &Value) -> Option<Standing> {
-    match reply {
-        Value::Int(1) => Some(Standing::Ours),
-        Value::Int(0) => Some(Standing::Gone),
-        _ => None,
-    }
-}
-
-fn bid(reply: &Value) -> Option<Bid> {
-    let Value::Array(parts) = reply else { return None };
-    match parts[..] {
-        [Value::Int(1), Value::Int(fence)] => Some(Bid::Won { fence: u64::try_from(fence).ok()? }),
-        [Value::Int(0), Value::Int(millis)] => {
-            Some(Bid::Busy { remaining: u64::try_from(millis).ok().map(Duration::from_millis) })
-        }
-        _ => None,
-    }
-}
-
-fn handover(reply: &Value) -> Option<Handover> {
-    let Value::Array(parts) = reply else { return None };
-    match parts[..] {
-        [Value::Int(0), Value::Int(_)] => Some(Handover::Gone),
-        [Value::Int(1), Value::Int(fence)] => {
-            Some(Handover::Done { fence: u64::try_from(fence).ok()? })
-        }
-        [Value::Int(2), Value::Int(_)] => Some(Handover::Yielded),
-        _ => None,
-    }
-}
-
-fn inspected(reply: &Value) -> Option<Inspected> {
-    let Value::Array(parts) = reply else { return None };
-    match &parts[..] {
-        [] => Some(Inspected(None)),
-        [Value::Int(millis), Value::BulkString(owner), Value::BulkString(depth)] => {
-            let remaining = u64::try_from(*millis).map_or(Duration::MAX, Duration::from_millis);
-            let owner = String::from_utf8_lossy(owner).into_owned();
-            // A foreign hash may hold anything.
-            let depth = str::from_utf8(depth).ok().and_then(|depth| depth.parse().ok());
-            Some(Inspected(Some(Holder { owner, depth: depth.unwrap_or(1), remaining })))
-        }
-        _ => None,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn replies_of_another_shape_are_refused() {
-        let odd = [
-            Value::Nil,
-            Value::Okay,
-            Value::Int(2),
-            Value::Array(vec![Value::Int(1)]),
-            Value::Array(vec![Value::Int(1), Value::Int(-1)]),
-            Value::Array(vec![Value::Int(3), Value::Int(5)]),
-            Value::Array(vec![Value::Int(1), Value::Nil, Value::Nil]),
-        ];
-        for reply in odd {
-            assert_eq!(standing(&reply), None, "{reply:?}");
-            assert_eq!(bid(&reply), None, "{reply:?}");
-            assert_eq!(handover(&reply), None, "{reply:?}");
-            assert!(inspected(&reply).is_none(), "{reply:?}");
-        }
-    }
-
-    #[test]
-    fn a_holder_without_a_lease_is_busy_for_an_unknown_time() {
-        let reply = Value::Array(vec![Value::Int(0), Value::Int(-1)]);
-        assert_eq!(bid(&reply), Some(Bid::Busy { remaining: None }));
-    }
 }
