@@ -121,7 +121,7 @@ fn a_lease_is_renewed_for_as_long_as_it_is_held(store: &Store) {
 }
 
 fn a_hold_does_not_outlive_max_hold(store: &Store) {
-    const MAX: Duration = ms(2500);
+    const MAX: Duration = ms(4000);
     let client = store.open(patient().lease(LEASE));
     let guard = client.mutex("a").max_hold(MAX).lock().unwrap();
     let start = Instant::now();
@@ -190,7 +190,7 @@ fn renewal_keeps_the_time_to_live_high(server: &Server) {
 }
 
 fn max_hold_ends_in_redis_too(server: &Server) {
-    const MAX: Duration = ms(2500);
+    const MAX: Duration = ms(4000);
     let client = server.open(patient().lease(LEASE).max_hold(MAX));
     let _guard = take(&client, "a");
     let start = Instant::now();

@@ -98,11 +98,11 @@ fn the_rights_in_the_readme_are_enough(server: &Server) {
     let rights: Vec<_> = RIGHTS.split(' ').collect();
     server.command(&[&user[..], &rights].concat());
     let url = format!("redis://app:sesame@127.0.0.1:{}/", server.port());
-    let open = || patient().prefix("app:").lease(ms(900)).open(&url).unwrap();
+    let open = || patient().prefix("app:").lease(LEASE).open(&url).unwrap();
     let (one, other) = (open(), open());
     let outer = take(&one, "a");
     take(&one, "a").unlock().unwrap();
-    throughout(ms(1000), || outer.is_held());
+    throughout(LEASE / 2, || outer.is_held());
     outer.verify().unwrap();
     thread::scope(|scope| {
         let waits =

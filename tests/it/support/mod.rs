@@ -21,8 +21,8 @@ pub(crate) use self::store::{Store, stores};
 pub(crate) const SOON: Duration = Duration::from_secs(10);
 
 /// A lease to be renewed while a test watches: short enough to wait for several, and long enough to
-/// be renewed in time when the machine has been away for a second.
-pub(crate) const LEASE: Duration = ms(1500);
+/// be renewed in time when the machine has been away for two seconds.
+pub(crate) const LEASE: Duration = ms(3000);
 
 /// Milliseconds, because nearly every duration in the tests is some.
 pub(crate) const fn ms(millis: u64) -> Duration {
