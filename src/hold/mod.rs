@@ -16,3 +16,6 @@ pub(crate) mod patience;
 pub(crate) mod release;
 pub(crate) mod renewer;
 pub(crate) mod table;
+
+#[cfg(test)]
+mod tests;

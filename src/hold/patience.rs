@@ -142,6 +142,14 @@ mod tests {
     }
 
     #[test]
+    fn an_answer_begins_the_window_anew() {
+        let mut patience = patience(Bound::Endless);
+        patience.failing_since = Instant::now().checked_sub(Duration::from_secs(11));
+        patience.answered();
+        assert!(patience.after(&failure(Trouble::Passing)).is_some());
+    }
+
+    #[test]
     fn the_first_broken_connection_is_replaced_even_after_the_deadline() {
         let mut patience = patience(Bound::Deadline(Instant::now()));
         assert_eq!(patience.after(&failure(Trouble::Reset)), Some(Duration::ZERO));

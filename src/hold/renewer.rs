@@ -356,6 +356,15 @@ mod tests {
         fn renewals(&self) -> usize {
             self.tasks.lock().iter().filter(|(_, care, _)| *care != Care::Release).count()
         }
+
+        fn releases(&self) -> usize {
+            self.tasks.lock().iter().filter(|(_, care, _)| *care == Care::Release).count()
+        }
+
+        fn wait_until_asleep(&self) {
+            let awake = [Moment::FIRST.raw(), Moment::NEVER.raw()];
+            eventually(LEASE * 10, || !awake.contains(&self.renewer.wakes.load(Ordering::SeqCst)));
+        }
     }
 
     const LEASE: Duration = Duration::from_millis(300);
@@ -389,6 +398,19 @@ mod tests {
     }
 
     #[test]
+    fn a_slow_renewal_counts_from_its_request() {
+        let scene = Scene::new(|task| {
+            thread::sleep(LEASE / 3);
+            if task == 0 { Ok(Standing::Ours) } else { Err(silence()) }
+        });
+        let lease = scene.lease(1, LEASE);
+        eventually(LEASE * 4, || scene.renewals() == 2);
+        let sent = scene.tasks.lock()[0].2.elapsed();
+        let left = lease.remaining();
+        assert!(left + sent <= LEASE, "{left:?} after {sent:?}");
+    }
+
+    #[test]
     fn a_hold_that_is_gone_is_lost_at_once() {
         let scene = Scene::new(|_| Ok(Standing::Gone));
         let lease = scene.lease(1, LEASE);
@@ -419,6 +441,15 @@ mod tests {
     }
 
     #[test]
+    fn what_began_with_an_unknown_outcome_is_cleaned_up_after_its_loss() {
+        let scene = Scene::new(|_| Ok(Standing::Gone));
+        scene.lease(1, LEASE).unsettle();
+        // One answer does not settle it.
+        eventually(LEASE * 4, || scene.releases() >= 2);
+        assert_eq!(scene.renewals(), 1);
+    }
+
+    #[test]
     fn a_panic_is_survived() {
         let scene = Scene::new(|task| if task == 1 { panic!("a bug") } else { Ok(Standing::Ours) });
         let leases = [scene.lease(1, LEASE), scene.lease(2, LEASE)];
@@ -440,8 +471,8 @@ mod tests {
     fn a_lease_that_is_due_later_than_others_rings_no_bell() {
         let scene = Scene::new(|_| Ok(Standing::Ours));
         let first = scene.lease(1, Duration::from_secs(30));
+        scene.wait_until_asleep();
         let wakes = || scene.renewer.wakes.load(Ordering::SeqCst);
-        eventually(LEASE, || wakes() != Moment::FIRST.raw() && wakes() != Moment::NEVER.raw());
         let planned = wakes();
         for nonce in 2..100 {
             scene.lease(nonce, Duration::from_secs(30)).end();
@@ -449,6 +480,19 @@ mod tests {
         }
         assert_eq!(wakes(), planned);
         drop(first);
+    }
+
+    #[test]
+    fn a_full_channel_is_emptied_again_and_again() {
+        let scene = Scene::new(|_| Ok(Standing::Ours));
+        let _first = scene.lease(0, Duration::from_secs(30));
+        for _ in 0..3 {
+            scene.wait_until_asleep();
+            for nonce in 0..1024 {
+                scene.lease(nonce + 1, Duration::from_secs(30)).end();
+            }
+            eventually(LEASE * 10, || scene.renewer.charges.len() < 100);
+        }
     }
 
     #[test]
@@ -491,10 +535,13 @@ mod tests {
     fn the_thread_ends_with_the_client_and_cleans_up_before() {
         let scene = Scene::new(|_| Err(silence()));
         scene.renewer.clean(Orphan::new(id(7), Duration::from_secs(60), LEASE, true));
-        eventually(LEASE * 4, || !scene.tasks.lock().is_empty());
+        // From now on the pauses are long.
+        eventually(LEASE * 4, || scene.releases() >= 5);
         let Scene { renewer, tasks } = scene;
+        let before = tasks.lock().len();
         drop(renewer);
         // The thread has the other reference.
         eventually(LEASE * 4, || Arc::strong_count(&tasks) == 1);
+        assert!(tasks.lock().len() > before);
     }
 }

@@ -179,3 +179,19 @@ impl Upkeep for Memory {
 
     fn abandon(&mut self, _: &mut dyn FnMut(u64, Outcome)) {}
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_whose_lease_is_over_are_cleared_away() {
+        let memory = Memory::default();
+        let mut world = memory.world.lock();
+        for nonce in 0..10_000 {
+            let name = Arc::from(nonce.to_string());
+            world.begin(&HoldId { name, client: Arc::from("c"), nonce }, Duration::ZERO);
+        }
+        assert!(world.locks.len() <= 100, "{}", world.locks.len());
+    }
+}

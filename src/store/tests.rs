@@ -1,5 +1,6 @@
 //! What every store must do, asked of each without the engine above it.
 
+use std::thread;
 use std::time::{Duration, Instant};
 
 use super::*;
@@ -13,6 +14,7 @@ use crate::store::single::Single;
 #[path = "../../tests/it/support/server.rs"]
 pub(crate) mod process;
 
+mod upkeep;
 mod waiting;
 
 const LEASE: Duration = Duration::from_secs(30);
@@ -94,6 +96,7 @@ stores!(
     late_duplicates_of_the_old_hold_do_not_touch_the_new,
     only_the_holder_can_transfer,
     force_takes_a_lock_from_anybody,
+    a_lease_that_is_over_is_nobodys,
     a_client_in_the_queue_gets_a_free_lock,
     a_client_may_leave_a_queue_that_it_is_not_in,
     many_holds_are_cared_for_at_once,
@@ -186,6 +189,25 @@ fn force_takes_a_lock_from_anybody(store: &dyn Store) {
     assert_eq!(store.release(&hold(1), soon()).ok(), Some(Standing::Gone));
 }
 
+fn a_lease_that_is_over_is_nobodys(store: &dyn Store) {
+    let short = Duration::from_millis(50);
+    let begin = |nonce| {
+        let bid = store.acquire(&hold(nonce), short, Queue::Out, soon());
+        assert!(matches!(bid, Ok(Bid::Won { .. })), "{bid:?}");
+        thread::sleep(short + Duration::from_millis(5));
+    };
+    begin(1);
+    assert_eq!(depth(store), None);
+    assert_eq!(store.nest(&hold(1), 2, LEASE, soon()).ok(), Some(Standing::Gone));
+    assert_eq!(store.release(&hold(1), soon()).ok(), Some(Standing::Gone));
+    assert_eq!(store.force("lock", soon()).ok(), Some(false));
+    begin(2);
+    let handed = store.transfer(&hold(2), &hold(3), LEASE, false, soon());
+    assert_eq!(handed.ok(), Some(Handover::Gone));
+    begin(3);
+    won(store, &hold(4));
+}
+
 fn a_client_in_the_queue_gets_a_free_lock(store: &dyn Store) {
     for queue in [Queue::Join, Queue::Waits, Queue::Yields] {
         won(store, &hold(1));
@@ -238,15 +260,31 @@ fn a_full_server_refuses_to_transfer_and_leaves_the_hold() {
 }
 
 #[test]
-fn upkeep_goes_on_when_the_server_forgets_its_scripts() {
+fn every_script_that_begins_a_hold_sets_both_times_to_live() {
     let process = process::Server::redis();
     let store = single(&process);
+    let lives = || {
+        let (lock, fence) = ("lock", "leasehold:fence:{lock}");
+        [lock, fence].map(|key| process.ask::<i64>(&["PTTL", key]))
+    };
+    let spoil = || {
+        process.command(&["PERSIST", "lock"]);
+        process.command(&["PERSIST", "leasehold:fence:{lock}"]);
+        assert!(lives().iter().all(|life| *life < 0));
+    };
+    let lease = i64::try_from(LEASE.as_millis()).expect("a short lease");
+    let whole = |life: i64| life > lease / 2 && life <= lease;
+    let transfer = || store.transfer(&hold(1), &hold(2), LEASE, false, soon()).expect("an answer");
+
     won(&store, &hold(1));
-    let mut upkeep = store.upkeep();
-    let renewals = vec![(hold(1), Care::Renew { lease: LEASE }); 100];
-    for _ in 0..3 {
-        process.command(&["SCRIPT", "FLUSH"]);
-        let outcomes = care(&mut *upkeep, &renewals);
-        assert!(outcomes.iter().all(|outcome| matches!(outcome, Ok(Standing::Ours))));
-    }
+    assert!(whole(lives()[0]) && lives()[1] > lease, "{:?}", lives());
+    spoil();
+    won(&store, &hold(1));
+    assert!(whole(lives()[0]), "a repeat begins the lease anew");
+    spoil();
+    transfer();
+    assert!(whole(lives()[0]) && lives()[1] > lease, "{:?}", lives());
+    spoil();
+    transfer();
+    assert!(whole(lives()[0]), "a repeat begins the lease anew");
 }

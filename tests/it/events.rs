@@ -153,6 +153,25 @@ fn a_callback_that_blocks_stops_nothing(store: &Store) {
     drop(end);
 }
 
+#[test]
+fn a_full_queue_of_events_blocks_nobody() {
+    let (end, ended) = bounded::<()>(0);
+    let (done, is_done) = bounded(1);
+    let client = patient().on_event(move |_| {
+        ended.recv_timeout(2 * SOON).ok();
+    });
+    let client = client.in_memory().unwrap();
+    // Not in a scope: should it block, the test must not.
+    std::thread::spawn(move || {
+        for _ in 0..5_000 {
+            take(&client, "a").unlock().unwrap();
+        }
+        done.send(()).unwrap();
+    });
+    is_done.recv_timeout(SOON).unwrap();
+    drop(end);
+}
+
 fn a_callback_may_use_the_client(store: &Store) {
     let (locked, results) = unbounded();
     let slot = Arc::new(parking_lot::Mutex::new(None::<Client>));

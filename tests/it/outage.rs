@@ -6,6 +6,7 @@ use std::time::Duration;
 use leasehold::{Builder, Client, Error};
 
 use crate::support::proxy::Proxy;
+use crate::support::recorder::Recorder;
 use crate::support::{
     LEASE, SOON, Server, assert_lost, eventually, is_busy, ms, patient, stores, take, throughout,
     timed,
@@ -23,6 +24,7 @@ stores! {
         a_slow_reply_counts_against_the_lease,
         a_short_silence_does_not_lose_the_hold,
         a_long_silence_loses_the_hold_before_redis_does,
+        a_watched_hold_that_is_lost_by_silence_is_removed,
         the_calls_of_a_dead_server_fail_until_it_is_back,
         a_restart_while_idle_is_not_noticed,
         broken_connections_are_not_noticed,
@@ -181,6 +183,23 @@ fn a_long_silence_loses_the_hold_before_redis_does(server: &Server) {
     eventually(SOON, || !server.exists("a"));
     throughout(ms(1000), || !server.exists("a"));
     assert!(!guard.is_held());
+    assert_lost(guard.unlock(), "a");
+}
+
+fn a_watched_hold_that_is_lost_by_silence_is_removed(server: &Server) {
+    let proxy = Proxy::before(server);
+    let recorder = Recorder::default();
+    let builder = hasty().lease(ms(3000)).on_event(recorder.listener());
+    let client = builder.open(&proxy.url()).unwrap();
+    let guard = take(&client, "a");
+    let lost = guard.lost();
+    recorder.wait_for("renewed");
+    // The server hears of every further renewal, and the client of no answer.
+    proxy.drip(ms(200));
+    assert_eq!(lost.recv_timeout(SOON), Ok(()));
+    assert!(server.pttl_or_zero("a") > ms(1500), "renewed shortly before");
+    proxy.heal();
+    eventually(ms(1000), || !server.exists("a"));
     assert_lost(guard.unlock(), "a");
 }
 

@@ -1,7 +1,5 @@
 //! What servers do for clients that wait, and how those hear of it.
 
-use std::thread;
-
 use super::process::Server;
 use super::*;
 

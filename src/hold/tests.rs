@@ -1,0 +1,266 @@
+//! What the engine makes of a store that is slow, or whose replies are lost.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, unbounded};
+use parking_lot::Mutex;
+
+use crate::clock::{Moment, end_of};
+use crate::config::{Config, Terms};
+use crate::event::{Callback, Event, Events};
+use crate::hold::engine::{Engine, Level, Wait};
+use crate::hold::lease::Lease;
+use crate::hold::owner::Thread;
+use crate::store::memory::Memory;
+use crate::store::{
+    Bid, Care, Failure, Handover, HoldId, Holder, Outcome, Queue, Standing, Store, Task, Trouble,
+    Upkeep, Wakeups,
+};
+
+/// Long for what a thread does between two lines of a test.
+const LEASE: Duration = Duration::from_millis(600);
+
+/// What becomes of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    Fine,
+    LostReply,
+    /// Not executed.
+    Passing,
+    Slow(Duration),
+}
+
+/// Locks in memory behind requests whose fates are known beforehand.
+#[derive(Clone, Debug, Default)]
+struct Scripted {
+    inner: Memory,
+    /// Those of the next requests; all others go well.
+    fates: Arc<Mutex<VecDeque<Fate>>>,
+    cares: Arc<Mutex<Vec<Care>>>,
+}
+
+impl Scripted {
+    fn will(&self, fates: &[Fate]) {
+        self.fates.lock().extend(fates);
+    }
+
+    fn meet<T>(&self, request: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
+        let fate = self.fates.lock().pop_front().unwrap_or(Fate::Fine);
+        let fail =
+            |trouble| Failure::io(trouble, &Arc::from("here"), std::io::Error::other("test"));
+        match fate {
+            Fate::Slow(time) => {
+                let reply = request();
+                thread::sleep(time);
+                reply
+            }
+            Fate::LostReply => request().and(Err(fail(Trouble::Silent))),
+            Fate::Passing => Err(fail(Trouble::Passing)),
+            Fate::Fine => request(),
+        }
+    }
+
+    /// How often a release was tried in the background.
+    fn releases(&self) -> usize {
+        self.cares.lock().iter().filter(|care| **care == Care::Release).count()
+    }
+}
+
+impl Store for Scripted {
+    fn acquire(
+        &self,
+        hold: &HoldId,
+        lease: Duration,
+        queue: Queue,
+        until: Instant,
+    ) -> Result<Bid, Failure> {
+        self.meet(|| self.inner.acquire(hold, lease, queue, until))
+    }
+
+    fn nest(
+        &self,
+        hold: &HoldId,
+        depth: u32,
+        lease: Duration,
+        until: Instant,
+    ) -> Result<Standing, Failure> {
+        self.meet(|| self.inner.nest(hold, depth, lease, until))
+    }
+
+    fn release(&self, hold: &HoldId, until: Instant) -> Result<Standing, Failure> {
+        self.meet(|| self.inner.release(hold, until))
+    }
+
+    fn transfer(
+        &self,
+        from: &HoldId,
+        to: &HoldId,
+        lease: Duration,
+        yields: bool,
+        until: Instant,
+    ) -> Result<Handover, Failure> {
+        self.meet(|| self.inner.transfer(from, to, lease, yields, until))
+    }
+
+    fn inspect(&self, name: &str, until: Instant) -> Result<Option<Holder>, Failure> {
+        self.inner.inspect(name, until)
+    }
+
+    fn force(&self, name: &str, until: Instant) -> Result<bool, Failure> {
+        self.inner.force(name, until)
+    }
+
+    fn leave(&self, name: &str, client: &str, until: Instant) -> Result<(), Failure> {
+        self.inner.leave(name, client, until)
+    }
+
+    fn wakeups(&self, _: &str) -> Option<Box<dyn Wakeups>> {
+        None
+    }
+
+    fn upkeep(&self) -> Box<dyn Upkeep> {
+        Box::new(self.clone())
+    }
+}
+
+impl Upkeep for Scripted {
+    fn send(&mut self, tasks: Vec<Task>, done: &mut dyn FnMut(u64, Outcome)) {
+        self.cares.lock().extend(tasks.iter().map(|task| task.care));
+        self.inner.send(tasks, done);
+    }
+
+    fn collect(&mut self, _: Instant, _: &mut dyn FnMut(u64, Outcome)) {}
+
+    fn abandon(&mut self, _: &mut dyn FnMut(u64, Outcome)) {}
+}
+
+struct Scene {
+    store: Scripted,
+    engine: Engine,
+    name: Arc<str>,
+    terms: Terms,
+    events: Receiver<Event>,
+}
+
+impl Scene {
+    /// With a lease that is not renewed.
+    fn new(lease: Duration) -> Self {
+        let terms = Terms { lease, renew: false, ..Terms::default() };
+        let config = Config {
+            terms: terms.clone(),
+            retry_window: Duration::from_millis(200),
+            ..Config::default()
+        };
+        let store = Scripted::default();
+        let (sender, events) = unbounded();
+        // The last ones may come when the test is over.
+        let callback = Callback::new(move |event| sender.send(event.clone()).unwrap_or_default());
+        let told = Events::deliver_to(callback).expect("a thread");
+        let engine = Engine::start(config, Arc::new(store.clone()), None, told);
+        let (engine, name) = (engine.expect("a thread"), Arc::from("lock"));
+        Self { store, engine, name, terms, events }
+    }
+
+    fn lock(&self) -> Level {
+        let won = self.engine.lock(&self.name, &self.terms, Wait::Endless);
+        won.expect("an answer").expect("a lock")
+    }
+
+    /// A hold of nobody's.
+    fn id(&self, nonce: u64) -> HoldId {
+        HoldId { name: self.name.clone(), client: Arc::from("client"), nonce }
+    }
+}
+
+fn eventually(mut condition: impl FnMut() -> bool) {
+    let end = end_of(Duration::from_secs(5));
+    while !condition() {
+        assert!(Instant::now() < end, "not even after 5 s");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn a_nested_lock_counts_from_its_request() {
+    let scene = Scene::new(LEASE);
+    let outer = scene.lock();
+    let slow = LEASE / 3;
+    scene.store.will(&[Fate::Slow(slow)]);
+    let inner = scene.lock();
+    assert_eq!(inner.depth, 2);
+    let left = outer.lease.remaining();
+    assert!(left + slow <= LEASE, "{left:?}");
+}
+
+#[test]
+fn a_reply_after_the_lease_brings_no_hold() {
+    let scene = Scene::new(LEASE);
+    scene.store.will(&[Fate::Slow(LEASE)]);
+    let level = scene.lock();
+    assert!(level.lease.remaining() > LEASE / 2, "the hold of a second request");
+    assert!(level.lease.is_unsettled());
+}
+
+#[test]
+fn an_answer_begins_the_retry_window_anew() {
+    let scene = Scene::new(LEASE);
+    let window = scene.engine.config.retry_window;
+    let other = scene.store.inner.acquire(&scene.id(0), window * 2, Queue::Out, Instant::now());
+    assert!(matches!(other, Ok(Bid::Won { .. })));
+    scene.store.will(&[Fate::Passing, Fate::Slow(window), Fate::Passing]);
+    // More than the window lies between the failures, and an answer.
+    scene.lock();
+    assert!(scene.store.fates.lock().is_empty());
+}
+
+#[test]
+fn what_began_with_an_unknown_outcome_is_cleaned_up_after_its_release() {
+    let scene = Scene::new(LEASE * 10);
+    scene.store.will(&[Fate::LostReply]);
+    let level = scene.lock();
+    scene.engine.unlock(&level.lease).expect("released");
+    // One answer does not settle it.
+    eventually(|| scene.store.releases() >= 2);
+}
+
+#[test]
+fn what_was_handed_on_with_an_unknown_outcome_is_cleaned_up_after_its_release() {
+    let scene = Scene::new(LEASE * 10);
+    let first = scene.lock();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let next = scene.lock();
+            scene.engine.unlock(&next.lease).expect("released");
+        });
+        // Told by that thread when it stands in line.
+        scene.events.iter().find(|event| matches!(event, Event::Contended { .. }));
+        scene.store.will(&[Fate::LostReply]);
+        scene.engine.unlock(&first.lease).expect("handed on");
+    });
+    eventually(|| scene.store.releases() >= 2);
+}
+
+#[test]
+fn what_began_with_an_unknown_outcome_is_cleaned_up_after_its_loss() {
+    let scene = Scene::new(LEASE * 10);
+    scene.store.will(&[Fate::LostReply]);
+    let level = scene.lock();
+    scene.engine.force(&scene.name).expect("an answer");
+    scene.engine.verify(&level.lease).expect_err("lost");
+    eventually(|| scene.store.releases() >= 2);
+}
+
+#[test]
+fn a_hold_that_its_thread_finds_lost_is_cleaned_up() {
+    let scene = Scene::new(LEASE * 10);
+    let (id, sent) = (scene.id(7), Moment::now().before(LEASE * 10));
+    let stands = || scene.store.inspect(&scene.name, Instant::now()).expect("memory").is_some();
+    scene.store.acquire(&id, LEASE * 10, Queue::Out, Instant::now()).expect("memory");
+    // Such as nobody but the holding thread looks after.
+    let lease = Lease::new(id, 1, &scene.terms, sent, Thread::current());
+    assert!(stands() && !scene.engine.is_held(&lease));
+    eventually(|| !stands());
+}
