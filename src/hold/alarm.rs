@@ -107,7 +107,6 @@ pub(crate) fn rung() -> Receiver<()> {
 mod tests {
     use super::*;
     use crate::config::Terms;
-    use crate::hold::herald::Herald;
     use crate::hold::owner::Thread;
     use crate::store::HoldId;
 
@@ -128,7 +127,7 @@ mod tests {
         lease.extend(Moment::now().after(LEASE), LEASE);
         assert!(lost.recv_timeout(LEASE * 3 / 2).is_err(), "the deadline was moved");
         lost.recv_timeout(LEASE * 10).expect("lost at the second deadline");
-        assert!(lease.expire(&Herald::default()), "the rest is left to others");
+        assert!(lease.expire(), "the rest is left to others");
     }
 
     #[test]

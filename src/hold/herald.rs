@@ -14,7 +14,23 @@ pub(crate) struct Herald {
 }
 
 impl Herald {
-    /// Tells that a lease was lost. Called once for each.
+    /// Finds out whether a lease is over, and tells if it is. `true` the one time it turns out.
+    pub(crate) fn expire(&self, lease: &Lease) -> bool {
+        let lost = lease.expire();
+        if lost {
+            self.lost(lease, "it was not renewed in time");
+        }
+        lost
+    }
+
+    /// Takes in that the server does not know a hold any more, and tells if this is news.
+    pub(crate) fn lose(&self, lease: &Lease) {
+        if lease.lose() {
+            self.lost(lease, "the server does not know it any more");
+        }
+    }
+
+    /// Tells that a lease was lost.
     pub(crate) fn lost(&self, lease: &Lease, why: &str) {
         let (name, fence) = (lease.name(), lease.fence);
         self.events.emit(|| Event::Lost { name: name.to_string(), fence });

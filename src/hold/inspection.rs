@@ -25,7 +25,7 @@ impl Engine {
     }
 
     pub(super) fn stands(&self, lease: &Lease) -> bool {
-        if lease.expire(&self.herald) {
+        if self.herald.expire(lease) {
             self.clean(&lease.id, lease.length(), !lease.is_unsettled());
         }
         !lease.remaining().is_zero()
@@ -33,7 +33,7 @@ impl Engine {
 
     /// Takes in that the store does not know a hold any more.
     pub(super) fn lose(&self, lease: &Lease) {
-        lease.lose(&self.herald);
+        self.herald.lose(lease);
         if lease.is_unsettled() {
             self.clean(&lease.id, lease.length(), false);
         }

@@ -10,7 +10,6 @@ use parking_lot::Mutex;
 
 use crate::clock::Moment;
 use crate::config::Terms;
-use crate::hold::herald::Herald;
 use crate::hold::owner::Thread;
 use crate::store::HoldId;
 
@@ -172,12 +171,12 @@ impl Lease {
     }
 
     /// Finds out whether the hold is lost by time. `true` the one time it turns out to be.
-    pub(crate) fn expire(&self, herald: &Herald) -> bool {
+    pub(crate) fn expire(&self) -> bool {
         let mut seen = self.deadline.load(Ordering::Acquire);
         while seen > ENDED && seen <= Moment::now().raw() {
             match self.deadline.compare_exchange(seen, LOST, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => {
-                    self.announce(herald, "it was not renewed in time");
+                    self.tell_watchers();
                     return true;
                 }
                 Err(now) => seen = now,
@@ -186,14 +185,15 @@ impl Lease {
         false
     }
 
-    /// Takes in that the server does not know the hold any more.
-    pub(crate) fn lose(&self, herald: &Herald) {
+    /// Takes in that the server does not know the hold any more. `true` the one time this is news.
+    pub(crate) fn lose(&self) -> bool {
         let lost = self.deadline.fetch_update(Ordering::AcqRel, Ordering::Acquire, |seen| {
             (seen > ENDED).then_some(LOST)
         });
         if lost.is_ok() {
-            self.announce(herald, "the server does not know it any more");
+            self.tell_watchers();
         }
+        lost.is_ok()
     }
 
     /// Ends the hold as its holder wishes. `false` if it was lost before. Those who watch are told
@@ -267,11 +267,6 @@ impl Lease {
     pub(crate) fn length(&self) -> Duration {
         self.length
     }
-
-    fn announce(&self, herald: &Herald, why: &str) {
-        self.tell_watchers();
-        herald.lost(self, why);
-    }
 }
 
 /// What clocks may differ by within a lease: 1 % of it and 2 ms, as in
@@ -330,8 +325,8 @@ mod tests {
         assert!(lease.remaining().is_zero());
         lease.extend(Moment::now(), LEASE);
         assert!(lease.remaining().is_zero(), "renewed too late");
-        assert!(lease.expire(&Herald::default()), "the first to see it");
-        assert!(!lease.expire(&Herald::default()), "and no other");
+        assert!(lease.expire(), "the first to see it");
+        assert!(!lease.expire(), "and no other");
         assert!(!lease.end(), "too late to end it");
         assert_eq!(lease.duty(), Duty::None);
     }
@@ -341,7 +336,7 @@ mod tests {
         let lease = taken(&terms(), Moment::now());
         let (lost, _) = lease.watch();
         assert!(lease.end());
-        lease.lose(&Herald::default());
+        lease.lose();
         lease.dismiss_watchers();
         assert!(lost.recv().is_err(), "disconnected, without a message");
         assert!(!lease.end(), "only once");
@@ -352,7 +347,7 @@ mod tests {
         let lease = taken(&terms(), Moment::now());
         let ((early, first), (second, not_first)) = (lease.watch(), lease.watch());
         assert!(first && !not_first);
-        lease.lose(&Herald::default());
+        lease.lose();
         let (late, _) = lease.watch();
         let receivers = [early, second, late];
         assert!(receivers.iter().all(|lost| lost.recv().is_ok()));

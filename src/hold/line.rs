@@ -477,7 +477,7 @@ mod tests {
         let [_, second, _] = three(&lines);
         let mine = lease();
         lines.hold(&mine);
-        mine.lose(&Herald { lines: lines.clone(), ..Herald::default() });
+        Herald { lines: lines.clone(), ..Herald::default() }.lose(&mine);
         assert!(matches!(turn(&lines, &second), Turn::Head { .. }));
         lines.done_with(&mine);
         assert!(lines.holder(&name()).is_none());

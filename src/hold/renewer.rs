@@ -160,7 +160,7 @@ impl Work {
             let (hold, span, time) = match &charge {
                 Charge::Orphan(orphan) => (&orphan.hold, None, orphan.io_timeout),
                 Charge::Lease(lease) => {
-                    if lease.expire(&self.herald) {
+                    if self.herald.expire(lease) {
                         self.clean_up_after(lease);
                     }
                     if !lease.wants_renewal(now) {
@@ -215,7 +215,7 @@ impl Work {
                 self.agenda.add(Charge::Lease(lease));
             }
             Ok(Standing::Gone) => {
-                lease.lose(&self.herald);
+                self.herald.lose(&lease);
                 if lease.is_unsettled() {
                     self.clean_up_after(&lease);
                 }

@@ -500,5 +500,6 @@ fn a_long_wait_takes_no_time_of_the_processor(process: &Server) {
     let before = switches();
     assert!(ears.next(end_of(Duration::from_secs(1))).is_none());
     let after = switches();
-    assert!(after - before <= 4, "{} naps", after - before);
+    // Naps of 50 ms would be 20.
+    assert!(after - before <= 10, "{} naps", after - before);
 }
