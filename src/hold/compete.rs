@@ -9,9 +9,10 @@ use crate::error::{Error, Result};
 use crate::hold::backoff::Backoff;
 use crate::hold::engine::{Arrival, Engine, Wait};
 use crate::hold::lease::Lease;
-use crate::hold::line::{Lines, Ticket};
+use crate::hold::line::Lines;
 use crate::hold::owner::Thread;
 use crate::hold::patience::{Patience, is_outage};
+use crate::hold::place::Ticket;
 use crate::store::{Bid, Failure, HoldId, Queue};
 
 /// For so long a thread lets another client go first after the lock was released for that one.

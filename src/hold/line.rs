@@ -5,16 +5,16 @@ use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
+use crossbeam_channel::{RecvTimeoutError, Sender};
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::clock::end_of;
 use crate::config::Terms;
 use crate::error::{Error, Result};
 use crate::hold::lease::Lease;
 use crate::hold::owner::Thread;
+use crate::hold::place::{News, Place, Ticket, knock, tell};
 use crate::store::Failure;
 
 /// Threads that want different locks should rarely meet here.
@@ -52,39 +52,6 @@ enum Head {
     Holds(Arc<Lease>),
     /// Is being given to a thread that was promised it.
     Passes,
-}
-
-/// A thread in a line, as the others see it.
-#[derive(Debug)]
-pub(crate) struct Place {
-    pub(crate) terms: Terms,
-    pub(crate) thread: Thread,
-    endless: bool,
-    news: Sender<News>,
-}
-
-/// What a thread in a line is told.
-#[derive(Debug)]
-enum News {
-    Closed,
-    /// The server cannot be reached.
-    Failed(Failure),
-    /// The lock is held for it.
-    Given(Arc<Lease>),
-    /// It is at the head now; politely, if the lock was released for another client.
-    Head {
-        polite: bool,
-    },
-    /// The lock may be free.
-    Knock,
-}
-
-/// A thread's own end of its place.
-#[derive(Debug)]
-pub(crate) struct Ticket {
-    name: Arc<str>,
-    sender: Sender<News>,
-    news: Receiver<News>,
 }
 
 /// How a wait in line ended.
@@ -315,30 +282,6 @@ impl Line {
     }
 }
 
-impl Ticket {
-    fn new(name: &Arc<str>) -> Self {
-        let (sender, news) = unbounded();
-        Self { name: name.clone(), sender, news }
-    }
-
-    /// For a thread that competes beside the line.
-    pub(crate) fn beside(name: &Arc<str>) -> Self {
-        Self::new(name)
-    }
-
-    /// Sleeps between two tries, until there is a knock.
-    pub(crate) fn sleep(&self, time: Duration) -> Result<()> {
-        match self.news.recv_deadline(end_of(time)) {
-            Ok(News::Closed) => Err(Error::Closed),
-            _ => Ok(()),
-        }
-    }
-
-    fn is_of(&self, place: &Place) -> bool {
-        self.sender.same_channel(&place.news)
-    }
-}
-
 /// Calls the next in line to the head, or ends the line.
 fn advance(shard: &mut HashMap<Arc<str>, Line>, name: &Arc<str>) {
     let Some(line) = shard.get_mut(name) else { return };
@@ -350,25 +293,14 @@ fn advance(shard: &mut HashMap<Arc<str>, Line>, name: &Arc<str>) {
     }
 }
 
-fn tell(news: &Sender<News>, what: News) {
-    // A ticket has both ends of its channel, so somebody always listens while the place exists.
-    drop(news.send(what));
-}
-
-/// One knock is as good as many.
-fn knock(news: &Sender<News>) {
-    if news.is_empty() {
-        tell(news, News::Knock);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock::Moment;
+    use crate::clock::{Moment, end_of};
     use crate::hold::herald::Herald;
     use crate::store::HoldId;
     use std::thread;
+    use std::time::Duration;
 
     const SOON: Duration = Duration::from_secs(10);
 

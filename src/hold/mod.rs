@@ -13,6 +13,7 @@ pub(crate) mod line;
 pub(crate) mod listener;
 pub(crate) mod owner;
 pub(crate) mod patience;
+pub(crate) mod place;
 pub(crate) mod release;
 pub(crate) mod renewer;
 pub(crate) mod table;

@@ -9,8 +9,9 @@ use crate::error::Result;
 use crate::event::Event;
 use crate::hold::engine::{Engine, told};
 use crate::hold::lease::Lease;
-use crate::hold::line::{Handed, Place};
+use crate::hold::line::Handed;
 use crate::hold::patience::{Bound, Patience, is_outage};
+use crate::hold::place::Place;
 use crate::store::{Failure, Handover, HoldId, Standing};
 
 /// For so long a lock may be handed on inside this process while another client waits for it.
