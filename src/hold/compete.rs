@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::clock::Moment;
+use crate::clock::{Moment, end_of};
 use crate::config::Terms;
 use crate::error::{Error, Result};
 use crate::hold::backoff::Backoff;
@@ -189,11 +189,15 @@ impl Engine {
         lease
     }
 
-    /// Takes the client out of the queue in Redis. Should that fail, the first wake-up does it.
+    /// Takes the client out of the queue in Redis if there is time. If not, or should it fail, the
+    /// first wake-up does it.
     fn leave_queue(&self, attempt: &Attempt<'_>) {
-        let (bound, span) = (attempt.wait.bound(), attempt.terms.span());
-        let end = Patience::new(bound, &self.config, span).request_end();
-        self.store.leave(&attempt.id.name, self.owner.client(), end).unwrap_or_default();
+        let io_timeout = self.config.io_timeout(attempt.terms.span());
+        let last = attempt.wait.deadline().and_then(|deadline| deadline.checked_add(io_timeout));
+        let end = last.map_or(end_of(io_timeout), |last| last.min(end_of(io_timeout)));
+        if end > Instant::now() {
+            self.store.leave(&attempt.id.name, self.owner.client(), end).unwrap_or_default();
+        }
     }
 }
 

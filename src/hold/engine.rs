@@ -50,7 +50,7 @@ impl Wait {
         }
     }
 
-    fn deadline(self) -> Option<Instant> {
+    pub(super) fn deadline(self) -> Option<Instant> {
         match self {
             Self::Until(deadline) => Some(deadline),
             Self::Endless | Self::No => None,
