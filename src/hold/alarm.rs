@@ -6,7 +6,6 @@
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, bounded};
 use parking_lot::Mutex;
 use scheduled_thread_pool::ScheduledThreadPool;
 
@@ -94,13 +93,6 @@ fn ring(threads: &Arc<ScheduledThreadPool>, shared: &Arc<Mutex<Watched>>) {
     if next < Moment::NEVER {
         schedule(threads, shared, next);
     }
-}
-
-/// A receiver that has its message.
-pub(crate) fn rung() -> Receiver<()> {
-    let (sender, receiver) = bounded(1);
-    sender.send(()).unwrap_or_default();
-    receiver
 }
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! How a lock is taken and nested: the heart of the library.
+//! How a call for a lock finds its place: a level more, in line, or at the head. The heart of the
+//! library.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -171,7 +172,7 @@ impl Engine {
                 self.tell_contended(name);
                 return Ok(None);
             }
-            return Ok(Some(Start::Beside(Ticket::beside(name))));
+            return Ok(Some(Start::Beside(Ticket::new(name))));
         }
         let (ticket, first) = self.lines().join(name, terms, wait == Wait::Endless)?;
         if first {

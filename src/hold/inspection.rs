@@ -7,9 +7,8 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::Receiver;
 
 use crate::error::{Error, Result};
-use crate::hold::alarm;
 use crate::hold::engine::Engine;
-use crate::hold::lease::Lease;
+use crate::hold::lease::{Lease, lost_before};
 use crate::hold::patience::{Bound, Patience};
 use crate::store::{Failure, Holder};
 
@@ -98,7 +97,7 @@ impl Engine {
     pub(crate) fn watch(&self, lease: &Arc<Lease>) -> Receiver<()> {
         if self.owner.check_process().is_err() {
             // The hold is the parent's. Nothing that is shared may be touched here.
-            return alarm::rung();
+            return lost_before();
         }
         let (receiver, first) = lease.watch();
         if first {

@@ -61,13 +61,19 @@ impl Watch {
         Self { receivers: 0, sender, receiver }
     }
 
-    fn tell(self) -> Receiver<()> {
+    fn tell(&self) {
         for _ in 0..self.receivers {
             // There is a receiver: our own.
             self.sender.send(()).unwrap_or_default();
         }
-        self.receiver
     }
+}
+
+/// A receiver for whoever asks when the hold is lost already.
+pub(crate) fn lost_before() -> Receiver<()> {
+    let late = Watch { receivers: 1, ..Watch::new() };
+    late.tell();
+    late.receiver
 }
 
 /// What a lease asks its renewer for.
@@ -210,9 +216,7 @@ impl Lease {
     pub(crate) fn watch(&self) -> (Receiver<()>, bool) {
         let mut watch = self.watch.lock();
         if self.deadline.load(Ordering::Acquire) == LOST {
-            let mut late = Watch::new();
-            late.receivers = 1;
-            return (late.tell(), false);
+            return (lost_before(), false);
         }
         let first = watch.is_none();
         let watch = watch.get_or_insert_with(|| Box::new(Watch::new()));

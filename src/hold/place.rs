@@ -47,14 +47,10 @@ pub(crate) struct Ticket {
 }
 
 impl Ticket {
+    /// A ticket for a line, or for competing beside it.
     pub(super) fn new(name: &Arc<str>) -> Self {
         let (sender, news) = unbounded();
         Self { name: name.clone(), sender, news }
-    }
-
-    /// For a thread that competes beside the line.
-    pub(crate) fn beside(name: &Arc<str>) -> Self {
-        Self::new(name)
     }
 
     /// Sleeps between two tries, until there is a knock.
