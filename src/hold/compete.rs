@@ -56,7 +56,7 @@ impl Engine {
         ticket: &Ticket,
         arrival: Arrival,
     ) -> Result<Option<Arc<Lease>>> {
-        let head = AtHead { lines: self.lines(), name, leaves: true };
+        let head = AtHead::new(self.lines(), name);
         let mut attempt = self.attempt(name, terms, wait, arrival);
         let outcome = self.compete(&mut attempt, ticket);
         head.leave(&outcome, wait);
@@ -202,21 +202,37 @@ impl Engine {
 }
 
 /// The head of a line, which is left even if the thread panics.
-struct AtHead<'a> {
+pub(super) struct AtHead<'a> {
     lines: &'a Lines,
     name: &'a Arc<str>,
     leaves: bool,
 }
 
-impl AtHead<'_> {
-    fn leave(mut self, outcome: &Result<Option<Arc<Lease>>, Setback>, wait: Wait) {
+impl<'a> AtHead<'a> {
+    pub(super) fn new(lines: &'a Lines, name: &'a Arc<str>) -> Self {
+        Self { lines, name, leaves: true }
+    }
+
+    /// Leaves it to others to leave the head.
+    pub(super) fn stay(mut self) {
         self.leaves = false;
+    }
+
+    /// Leaves without the lock, perhaps because of a failure.
+    pub(super) fn give_up(mut self, failure: Option<&Failure>, wait: Wait) {
+        self.leaves = false;
+        let outage = failure.filter(|failure| wait == Wait::Endless && is_outage(failure));
+        self.lines.give_up(self.name, outage);
+    }
+
+    fn leave(self, outcome: &Result<Option<Arc<Lease>>, Setback>, wait: Wait) {
         match outcome {
-            Ok(Some(lease)) => self.lines.hold(lease),
-            Err(Setback::Failed(failure)) if wait == Wait::Endless && is_outage(failure) => {
-                self.lines.give_up(self.name, Some(failure));
+            Ok(Some(lease)) => {
+                self.lines.hold(lease);
+                self.stay();
             }
-            _ => self.lines.give_up(self.name, None),
+            Err(Setback::Failed(failure)) => self.give_up(Some(failure), wait),
+            _ => self.give_up(None, wait),
         }
     }
 }

@@ -19,6 +19,7 @@ use crate::hold::lease::Lease;
 use crate::hold::line::{Lines, Turn};
 use crate::hold::listener::{Heard, Listener};
 use crate::hold::owner::Owner;
+use crate::hold::passage::Passage;
 use crate::hold::patience::Bound;
 use crate::hold::place::Ticket;
 use crate::hold::renewer::Renewer;
@@ -98,6 +99,8 @@ enum Start {
     Beside(Ticket),
     /// With the lock, which another thread has handed on.
     Held(Arc<Lease>),
+    /// With the lock on its way.
+    Coming(Ticket, Passage),
 }
 
 impl fmt::Debug for Engine {
@@ -151,6 +154,9 @@ impl Engine {
         let lease = match self.line_up(name, terms, wait)? {
             None => None,
             Some(Start::Held(lease)) => Some(lease),
+            Some(Start::Coming(ticket, passage)) => {
+                self.take_over(passage, terms, wait, &ticket)?
+            }
             Some(Start::Beside(ticket)) => self.compete_beside(name, terms, wait, &ticket)?,
             Some(Start::AtHead(ticket, arrival)) => {
                 self.compete_at_head(name, terms, wait, &ticket, arrival)?
@@ -181,6 +187,7 @@ impl Engine {
         self.tell_contended(name);
         match self.lines().wait(&ticket, wait.deadline())? {
             Turn::Given(lease) => Ok(Some(Start::Held(lease))),
+            Turn::Coming(passage) => Ok(Some(Start::Coming(ticket, passage))),
             Turn::Head { polite: true } => Ok(Some(Start::AtHead(ticket, Arrival::NextPolitely))),
             Turn::Head { polite: false } => Ok(Some(Start::AtHead(ticket, Arrival::Next))),
             Turn::Late(None) => Ok(None),

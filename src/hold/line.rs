@@ -14,6 +14,7 @@ use crate::config::Terms;
 use crate::error::{Error, Result};
 use crate::hold::lease::Lease;
 use crate::hold::owner::Thread;
+use crate::hold::passage::Passage;
 use crate::hold::place::{News, Place, Ticket, knock, tell};
 use crate::store::Failure;
 
@@ -61,6 +62,8 @@ pub(crate) enum Turn {
     Failed(Failure),
     /// With the lock.
     Given(Arc<Lease>),
+    /// With the lock on its way.
+    Coming(Passage),
     /// At the head: now ask the store; politely, if the lock was released for another client.
     Head { polite: bool },
     /// Without the lock; the last failure of the thread at the head, if it was one.
@@ -126,6 +129,7 @@ impl Lines {
             };
             match news {
                 Ok(News::Given(lease)) => return Ok(Turn::Given(lease)),
+                Ok(News::Coming(passage)) => return Ok(Turn::Coming(*passage)),
                 Ok(News::Head { polite }) => return Ok(Turn::Head { polite }),
                 Ok(News::Failed(failure)) => return Ok(Turn::Failed(failure)),
                 Ok(News::Knock) => {}
@@ -213,12 +217,22 @@ impl Lines {
 
     /// Keeps the promise: the lock is held for the thread.
     pub(crate) fn give(&self, place: &Place, lease: &Arc<Lease>) {
+        self.hold_next(lease);
+        place.tell(News::Given(lease.clone()));
+        self.forget_if_lost(lease);
+    }
+
+    /// Notes that the thread that was promised the lock has got it.
+    pub(crate) fn pass(&self, lease: &Arc<Lease>) {
+        self.hold_next(lease);
+        self.forget_if_lost(lease);
+    }
+
+    fn hold_next(&self, lease: &Arc<Lease>) {
         if let Some(line) = self.shard(lease.name()).get_mut(lease.name()) {
             line.head = Head::Holds(lease.clone());
             line.handed.times = line.handed.times.saturating_add(1);
         }
-        tell(&place.news, News::Given(lease.clone()));
-        self.forget_if_lost(lease);
     }
 
     /// A hold that was lost before it was at the head has not been missed there.
@@ -230,10 +244,19 @@ impl Lines {
 
     /// Breaks the promise: the thread is at the head and has to ask for itself.
     pub(crate) fn call(&self, name: &Arc<str>, place: &Place, polite: bool) {
+        self.compete(name, &place.news);
+        place.tell(News::Head { polite });
+    }
+
+    /// Notes that the thread that was promised the lock has to ask for it.
+    pub(crate) fn lead(&self, ticket: &Ticket) {
+        self.compete(&ticket.name, &ticket.sender);
+    }
+
+    fn compete(&self, name: &Arc<str>, news: &Sender<News>) {
         if let Some(line) = self.shard(name).get_mut(name) {
-            line.head = Head::Competes(place.news.clone(), None);
+            line.head = Head::Competes(news.clone(), None);
         }
-        tell(&place.news, News::Head { polite });
     }
 
     /// Tells the thread at the head that the lock may be free. `false` if it has it, or there is
@@ -494,7 +517,7 @@ mod tests {
                                 lines.hold(&lease);
                                 enter(&lease);
                             }
-                            Turn::Late(_) | Turn::Failed(_) => {}
+                            Turn::Late(_) | Turn::Failed(_) | Turn::Coming(_) => {}
                         }
                     }
                 });

@@ -10,6 +10,7 @@ use crate::config::Terms;
 use crate::error::{Error, Result};
 use crate::hold::lease::Lease;
 use crate::hold::owner::Thread;
+use crate::hold::passage::Passage;
 use crate::store::Failure;
 
 /// A thread in a line, as the others see it.
@@ -22,6 +23,12 @@ pub(crate) struct Place {
     pub(super) news: Sender<News>,
 }
 
+impl Place {
+    pub(super) fn tell(&self, what: News) {
+        tell(&self.news, what);
+    }
+}
+
 /// What a thread in a line is told.
 #[derive(Debug)]
 pub(super) enum News {
@@ -30,6 +37,8 @@ pub(super) enum News {
     Failed(Failure),
     /// The lock is held for it.
     Given(Arc<Lease>),
+    /// The lock is on its way.
+    Coming(Box<Passage>),
     /// It is at the head now; politely, if the lock was released for another client.
     Head {
         polite: bool,

@@ -1,55 +1,53 @@
-//! How a lock is released, or handed on to the next thread in line.
+//! How a lock is released.
 
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
 
-use crate::clock::{Moment, end_of};
+use crate::clock::end_of;
 use crate::error::Result;
 use crate::event::Event;
 use crate::hold::engine::{Engine, told};
 use crate::hold::lease::Lease;
-use crate::hold::line::Handed;
-use crate::hold::patience::{Bound, Patience, is_outage};
-use crate::hold::place::Place;
-use crate::store::{Failure, Handover, HoldId, Standing};
-
-/// For so long a lock may be handed on inside this process while another client waits for it.
-const HAND_ON_TIME: Duration = Duration::from_millis(100);
+use crate::hold::patience::{Bound, Patience};
+use crate::hold::place::News;
+use crate::store::{Failure, Standing};
 
 impl Engine {
     /// Gives a level back; the hold ends with the last.
     pub(crate) fn unlock(&self, lease: &Arc<Lease>) -> Result<()> {
-        self.unlock_within(Bound::Brief, lease)
+        let patience = Patience::new(Bound::Brief, &self.config, lease.length());
+        self.give_level_back(lease, patience, true)
     }
 
-    /// As `unlock`, within one `io_timeout`.
+    /// As `unlock`, within one `io_timeout`. If the next in line gets the lock, it is left to that
+    /// thread to see that it does.
     pub(crate) fn unlock_soon(&self, lease: &Arc<Lease>) -> Result<()> {
         let end = end_of(self.config.io_timeout(lease.length()));
-        self.unlock_within(Bound::End(end), lease)
+        let patience = Patience::new(Bound::End(end), &self.config, lease.length());
+        self.give_level_back(lease, patience, false)
     }
 
-    fn unlock_within(&self, bound: Bound, lease: &Arc<Lease>) -> Result<()> {
+    fn give_level_back(&self, lease: &Arc<Lease>, patience: Patience, waits: bool) -> Result<()> {
         self.owner.check_process()?;
-        let patience = Patience::new(bound, &self.config, lease.length());
         let left = lease.depth().saturating_sub(1);
         lease.set_depth(left);
-        let name = lease.name();
         let outcome = if left > 0 {
-            self.set_depth(lease, left, patience)
+            let outcome = self.set_depth(lease, left, patience);
+            self.tell_if_failed(lease, &outcome);
+            outcome
         } else {
-            self.release(lease, patience)
+            self.release(lease, patience, waits)
         };
-        if let Err(Some(Failure { source, .. })) = &outcome {
-            let (name, reason) = (name.to_string(), source.to_string());
-            log::warn!(target: "leasehold", "releasing lock {name:?} failed: {reason}");
-            self.herald.events.emit(|| Event::ReleaseFailed { name, reason });
-        }
-        outcome.map_err(|failure| told(failure, "release", name))
+        outcome.map_err(|failure| told(failure, "release", lease.name()))
     }
 
     /// Ends a hold. `Err(None)` if it is lost.
-    fn release(&self, lease: &Arc<Lease>, mut patience: Patience) -> Result<(), Option<Failure>> {
+    fn release(
+        &self,
+        lease: &Arc<Lease>,
+        mut patience: Patience,
+        waits: bool,
+    ) -> Result<(), Option<Failure>> {
         self.table.remove(lease);
         // From here on nothing renews it. What was lost is not released: it is not there, or is
         // being cleaned up.
@@ -58,34 +56,56 @@ impl Engine {
             return Err(None);
         }
         let outcome = if let Some((place, handed)) = self.lines().promise(lease) {
-            self.hand_on(lease, &place, handed, &mut patience)
+            let passage = self.send_off(lease, &place, handed, &patience);
+            if !waits {
+                place.tell(News::Coming(Box::new(passage)));
+                return Ok(());
+            }
+            self.hand_on(passage, &place, &mut patience)
         } else {
             let outcome = self.give_back(lease, &mut patience);
             self.lines().done_with(lease);
             outcome
         };
+        self.settle(lease, &outcome);
+        outcome
+    }
+
+    /// Does what is left to do when it is known how a hold has ended.
+    pub(super) fn settle(&self, lease: &Lease, outcome: &Result<(), Option<Failure>>) {
         if lease.is_unsettled() || matches!(outcome, Err(Some(_))) {
             self.clean(&lease.id, lease.length(), !lease.is_unsettled());
         }
-        let (name, held) = (lease.name(), lease.age());
-        match &outcome {
+        match outcome {
             Err(None) => lease.tell_watchers(),
             Ok(()) | Err(Some(_)) => lease.dismiss_watchers(),
         }
+        let (name, held) = (lease.name(), lease.age());
         match outcome {
             Ok(()) => {
                 self.herald.events.emit(|| Event::Released { name: name.to_string(), held });
                 log::debug!(target: "leasehold", "released lock {name:?} after {held:?}");
             }
             Err(None) => self.herald.lost(lease, "the server did not know it any more"),
-            Err(Some(_)) => {}
+            Err(Some(_)) => self.tell_if_failed(lease, outcome),
         }
-        outcome
+    }
+
+    fn tell_if_failed(&self, lease: &Lease, outcome: &Result<(), Option<Failure>>) {
+        if let Err(Some(Failure { source, .. })) = outcome {
+            let (name, reason) = (lease.name().to_string(), source.to_string());
+            log::warn!(target: "leasehold", "releasing lock {name:?} failed: {reason}");
+            self.herald.events.emit(|| Event::ReleaseFailed { name, reason });
+        }
     }
 
     /// Releases a hold in the store. A repeat that finds nothing after a try without a reply has
     /// found what that try did.
-    fn give_back(&self, lease: &Lease, patience: &mut Patience) -> Result<(), Option<Failure>> {
+    pub(super) fn give_back(
+        &self,
+        lease: &Lease,
+        patience: &mut Patience,
+    ) -> Result<(), Option<Failure>> {
         let mut unknown = false;
         loop {
             match self.store.release(&lease.id, patience.request_end()) {
@@ -101,80 +121,4 @@ impl Engine {
             }
         }
     }
-
-    /// Begins a hold for the next in line in the place of one that ends: one request instead of
-    /// two. Whatever happens, that thread is told: it has the lock, or has to ask for itself.
-    fn hand_on(
-        &self,
-        lease: &Lease,
-        place: &Place,
-        handed: Handed,
-        patience: &mut Patience,
-    ) -> Result<(), Option<Failure>> {
-        let to = self.owner.next_hold(lease.name());
-        let often = handed.times >= self.config.hand_ons;
-        let yields = often || handed.since.elapsed() >= HAND_ON_TIME;
-        let (outcome, polite) = match self.transfer(lease, &to, place, yields, patience) {
-            Ok(Transfer { answer: Handover::Done { fence }, sent, unknown }) => {
-                let (terms, thread) = (&place.terms, place.thread.clone());
-                let next = Arc::new(Lease::new(to, fence, terms, sent, thread));
-                if unknown {
-                    next.unsettle();
-                }
-                if self.stands(&next) {
-                    self.table.insert(&next);
-                    self.renewer.keep(&next);
-                    self.lines().give(place, &next);
-                    return Ok(());
-                }
-                (Ok(()), false)
-            }
-            Ok(Transfer { answer: Handover::Gone, unknown, .. }) => {
-                (if unknown { Ok(()) } else { Err(None) }, false)
-            }
-            Ok(Transfer { answer: Handover::Yielded, .. }) => (Ok(()), true),
-            Err(failure) if is_outage(&failure) => (Err(Some(failure)), false),
-            // A server that is out of memory begins no hold, but ends one.
-            Err(_) => (self.give_back(lease, patience), false),
-        };
-        self.lines().call(lease.name(), place, polite);
-        outcome
-    }
-
-    /// Asks the store to replace one hold by another until there is an answer.
-    fn transfer(
-        &self,
-        from: &Lease,
-        to: &HoldId,
-        place: &Place,
-        yields: bool,
-        patience: &mut Patience,
-    ) -> Result<Transfer, Failure> {
-        let span = place.terms.span();
-        let mut unknown = false;
-        loop {
-            let (sent, end) = (Moment::now(), patience.request_end());
-            let failure = match self.store.transfer(&from.id, to, span, yields, end) {
-                Ok(answer) => return Ok(Transfer { answer, sent, unknown }),
-                Err(failure) => failure,
-            };
-            unknown |= failure.is_ambiguous();
-            let Some(pause) = patience.after(&failure) else {
-                if unknown {
-                    self.clean(to, span, false);
-                }
-                return Err(failure);
-            };
-            thread::sleep(pause);
-        }
-    }
-}
-
-/// How a transfer was answered.
-struct Transfer {
-    answer: Handover,
-    /// When the request was sent that got the answer.
-    sent: Moment,
-    /// Whether one was sent before that got none.
-    unknown: bool,
 }

@@ -16,8 +16,8 @@ use crate::hold::lease::Lease;
 use crate::hold::owner::Thread;
 use crate::store::memory::Memory;
 use crate::store::{
-    Bid, Care, Failure, Handover, HoldId, Holder, Outcome, Queue, Standing, Store, Task, Trouble,
-    Upkeep, Wakeups,
+    Answer, Bid, Care, Failure, Handover, HoldId, Holder, Outcome, Queue, Standing, Store, Task,
+    Trouble, Upkeep, Wakeups,
 };
 
 /// Long for what a thread does between two lines of a test.
@@ -101,8 +101,9 @@ impl Store for Scripted {
         lease: Duration,
         yields: bool,
         until: Instant,
-    ) -> Result<Handover, Failure> {
-        self.meet(|| self.inner.transfer(from, to, lease, yields, until))
+    ) -> Answer<Handover> {
+        let answer = self.meet(|| self.inner.transfer(from, to, lease, yields, until)());
+        Box::new(|| answer)
     }
 
     fn inspect(&self, name: &str, until: Instant) -> Result<Option<Holder>, Failure> {

@@ -11,7 +11,6 @@ use scheduled_thread_pool::ScheduledThreadPool;
 
 use crate::clock::end_of;
 use crate::store::endpoint::Endpoint;
-use crate::store::script::{Call, Form};
 use crate::store::socket::{Plug, Socket};
 use crate::store::spin::Spin;
 use crate::store::{Failure, Trouble};
@@ -40,8 +39,22 @@ impl fmt::Debug for Dialer {
 }
 
 impl Dialer {
-    fn label(&self) -> &Arc<str> {
+    pub(crate) fn label(&self) -> &Arc<str> {
         &self.endpoint.label
+    }
+
+    /// The failure of what was sent and not answered in time.
+    pub(crate) fn no_reply(&self) -> Failure {
+        let error = std::io::Error::new(std::io::ErrorKind::TimedOut, "no reply in time");
+        Failure::io(Trouble::Silent, self.label(), error)
+    }
+
+    /// The failure of a request that was answered with something that makes no sense: nothing that
+    /// comes over the open connections is to be trusted.
+    pub(crate) fn nonsense(&self) -> Failure {
+        self.generation.fetch_add(1, Ordering::Relaxed);
+        let error = std::io::Error::new(std::io::ErrorKind::InvalidData, "not a sensible reply");
+        Failure::io(Trouble::Reset, self.label(), error)
     }
 }
 
@@ -60,26 +73,14 @@ impl Connection {
         Self { dialer, socket: None, generation: 0, out: Vec::new() }
     }
 
-    /// Runs a script. `read` makes sense of its reply; `None` from it means the reply has none,
-    /// and then neither has the connection.
-    pub(crate) fn ask<T>(
+    /// Sends what `pack` writes, and reads the one reply.
+    pub(crate) fn exchange(
         &mut self,
-        call: &Call<'_>,
         until: Instant,
-        read: impl FnOnce(&Value) -> Option<T>,
-    ) -> Result<T, Failure> {
-        let reply = match self.exchange(until, |out| call.pack(Form::Hash, out)) {
-            Err(failure) if failure.code == "NOSCRIPT" => {
-                self.exchange(until, |out| call.pack(Form::Body, out))
-            }
-            other => other,
-        };
-        read(&reply?).ok_or_else(|| self.nonsense())
-    }
-
-    /// Asks for a sign of life.
-    pub(crate) fn ping(&mut self, until: Instant) -> Result<(), Failure> {
-        self.exchange(until, |out| redis::cmd("PING").write_packed_command(out)).map(drop)
+        pack: impl FnOnce(&mut Vec<u8>),
+    ) -> Result<Value, Failure> {
+        self.send(until, pack)?;
+        self.receive(true, until).unwrap_or_else(|| Err(self.silence()))
     }
 
     /// Sends what `pack` writes, connecting first if need be, and does not wait for replies.
@@ -104,20 +105,11 @@ impl Connection {
         socket.send(&self.out, until).map_err(|error| self.broken(error.into()))
     }
 
-    /// Reads the next reply to what was sent, spinning if `spin` says so.
-    pub(crate) fn receive(&mut self, spin: bool, until: Instant) -> Result<Value, Failure> {
-        let Some(socket) = &mut self.socket else { return Err(self.nonsense()) };
-        match socket.receive(spin.then_some(&self.dialer.spin), until) {
-            Ok(Value::ServerError(error)) => Err(self.refused(error)),
-            Ok(value) => Ok(value),
-            Err(error) => Err(self.broken(error)),
-        }
-    }
-
-    /// As `receive`, but a reply that is not there until `until` is `None`, and can be read later.
-    pub(crate) fn receive_by(&mut self, until: Instant) -> Option<Result<Value, Failure>> {
+    /// Reads the next reply to what was sent, spinning if `spin` says so. `None` if it is not there
+    /// by then; it can be read later.
+    pub(crate) fn receive(&mut self, spin: bool, until: Instant) -> Option<Result<Value, Failure>> {
         let Some(socket) = &mut self.socket else { return Some(Err(self.nonsense())) };
-        Some(match socket.receive(None, until) {
+        Some(match socket.receive(spin.then_some(&self.dialer.spin), until) {
             Ok(Value::ServerError(error)) => Err(self.refused(error)),
             Ok(value) => Ok(value),
             Err(error) if error.is_timeout() => return None,
@@ -128,6 +120,11 @@ impl Connection {
     /// Gives up the socket, and with it whatever is still on its way.
     pub(crate) fn poison(&mut self) {
         self.socket = None;
+    }
+
+    /// Tells whether replies can still come.
+    pub(crate) fn is_connected(&self) -> bool {
+        self.socket.is_some()
     }
 
     /// Tells whether the next request needs no new socket.
@@ -147,25 +144,21 @@ impl Connection {
         Failure::io(Trouble::Unreachable, self.dialer.label(), error)
     }
 
+    /// Gives up a connection on which no reply has come in time.
+    fn silence(&mut self) -> Failure {
+        self.poison();
+        self.no_reply()
+    }
+
     /// The failure of what was sent and not answered in time.
     pub(crate) fn no_reply(&self) -> Failure {
-        let error = std::io::Error::new(std::io::ErrorKind::TimedOut, "no reply in time");
-        Failure::io(Trouble::Silent, self.dialer.label(), error)
+        self.dialer.no_reply()
     }
 
     /// Meets a reply that does not fit the request.
     pub(crate) fn nonsense(&mut self) -> Failure {
-        let error = std::io::Error::new(std::io::ErrorKind::InvalidData, "not a sensible reply");
-        self.broken(error.into())
-    }
-
-    fn exchange(
-        &mut self,
-        until: Instant,
-        pack: impl FnOnce(&mut Vec<u8>),
-    ) -> Result<Value, Failure> {
-        self.send(until, pack)?;
-        self.receive(true, until)
+        self.poison();
+        self.dialer.nonsense()
     }
 
     /// Opens the connection unless it is open.
@@ -198,10 +191,9 @@ impl Connection {
         let replies = self.dialer.endpoint.greet(&mut self.out);
         let Some(socket) = &mut self.socket else { return Err(self.nonsense()) };
         socket.send(&self.out, until).map_err(|error| self.broken(error.into()))?;
-        for _ in 0..replies {
-            self.receive(false, until)?;
-        }
-        Ok(())
+        (0..replies).try_for_each(|_| {
+            self.receive(false, until).unwrap_or_else(|| Err(self.silence())).map(drop)
+        })
     }
 
     /// Meets an error that is not a reply.

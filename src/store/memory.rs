@@ -8,8 +8,8 @@ use parking_lot::Mutex;
 
 use crate::clock::Moment;
 use crate::store::{
-    Bid, Care, Failure, Handover, HoldId, Holder, Outcome, Queue, Standing, Store, Task, Upkeep,
-    Wakeups,
+    Answer, Bid, Care, Failure, Handover, HoldId, Holder, Outcome, Queue, Standing, Store, Task,
+    Upkeep, Wakeups,
 };
 
 /// A world of locks of its own.
@@ -122,15 +122,17 @@ impl Store for Memory {
         lease: Duration,
         _: bool,
         _: Instant,
-    ) -> Result<Handover, Failure> {
+    ) -> Answer<Handover> {
         let mut world = self.world.lock();
-        if world.ours(from).is_some() {
-            return Ok(Handover::Done { fence: world.begin(to, lease) });
-        }
-        Ok(match world.taken(to, lease) {
-            Some(Bid::Won { fence }) => Handover::Done { fence },
-            Some(Bid::Busy { .. }) | None => Handover::Gone,
-        })
+        let answer = if world.ours(from).is_some() {
+            Handover::Done { fence: world.begin(to, lease) }
+        } else {
+            match world.taken(to, lease) {
+                Some(Bid::Won { fence }) => Handover::Done { fence },
+                Some(Bid::Busy { .. }) | None => Handover::Gone,
+            }
+        };
+        Box::new(move || Ok(answer))
     }
 
     fn inspect(&self, name: &str, _: Instant) -> Result<Option<Holder>, Failure> {

@@ -4,6 +4,7 @@ pub(crate) mod connection;
 pub(crate) mod endpoint;
 pub(crate) mod interrupter;
 pub(crate) mod keys;
+pub(crate) mod lane;
 pub(crate) mod memory;
 pub(crate) mod pipeline;
 pub(crate) mod reply;
@@ -169,6 +170,9 @@ impl Failure {
     }
 }
 
+/// An answer that is perhaps still on its way. Any thread may wait for it.
+pub(crate) type Answer<T> = Box<dyn FnOnce() -> Result<T, Failure> + Send>;
+
 /// Where locks live. Requests are idempotent: each may be executed twice, or late, without harm to
 /// anybody else's hold. None takes longer than until the given instant.
 pub(crate) trait Store: fmt::Debug + Send + Sync {
@@ -194,7 +198,8 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
     fn release(&self, hold: &HoldId, until: Instant) -> Result<Standing, Failure>;
 
     /// Ends one hold and begins another of the same lock, as one step. If it `yields` and a client
-    /// waits in the queue, only the first is done, and that client is woken.
+    /// waits in the queue, only the first is done, and that client is woken. Does not wait for the
+    /// answer.
     fn transfer(
         &self,
         from: &HoldId,
@@ -202,7 +207,7 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
         lease: Duration,
         yields: bool,
         until: Instant,
-    ) -> Result<Handover, Failure>;
+    ) -> Answer<Handover>;
 
     /// Tells who has the lock.
     fn inspect(&self, name: &str, until: Instant) -> Result<Option<Holder>, Failure>;

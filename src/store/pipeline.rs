@@ -123,7 +123,7 @@ impl Upkeep for Pipeline {
         let mut again = Vec::new();
         while let Some(patience) = self.time_out(done) {
             while !self.flying.is_empty()
-                && let Some(reply) = self.connection.receive_by(until.min(patience))
+                && let Some(reply) = self.connection.receive(false, until.min(patience))
             {
                 self.take_in(reply, &mut again, done);
             }

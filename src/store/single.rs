@@ -7,12 +7,13 @@ use crate::store::keys::Keys;
 use crate::store::pipeline::Pipeline;
 use crate::store::reply::{Inspected, bid, handover, inspected, standing};
 use crate::store::script::{
-    ACQUIRE, Arg, Call, FORCE, INSPECT, LEAVE, NEST, RELEASE, Script, TRANSFER,
+    ACQUIRE, Arg, Call, FORCE, Form, INSPECT, LEAVE, NEST, RELEASE, Script, TRANSFER,
 };
 use crate::store::server::Server;
 use crate::store::subscription::Subscription;
 use crate::store::{
-    Bid, Failure, Handover, HoldId, Holder, Queue, Standing, Store, Trouble, Upkeep, Wakeups,
+    Answer, Bid, Failure, Handover, HoldId, Holder, Queue, Standing, Store, Trouble, Upkeep,
+    Wakeups,
 };
 
 /// A counter of fencing tokens lives at least this long after the last hold of its name, so that
@@ -111,19 +112,25 @@ impl Store for Single {
         lease: Duration,
         yields: bool,
         until: Instant,
-    ) -> Result<Handover, Failure> {
-        let name = &to.name;
-        let keys: &[&str] =
-            &[&self.keys.lock(name), &self.keys.fence(name), &self.keys.queue(name)];
-        let (from, to) = (from.owner(), to.owner());
-        let args = &[
-            Arg::Text(&from),
-            Arg::Text(&to),
-            Arg::millis(lease),
-            fence_life(lease),
-            Arg::Number(yields.into()),
-        ];
-        self.server.ask(&Call { script: &TRANSFER, keys, args }, until, handover)
+    ) -> Answer<Handover> {
+        let (keys, from, to) = (self.keys.clone(), from.clone(), to.clone());
+        let pack = move |form, out: &mut Vec<u8>| {
+            let name = &to.name;
+            let keys: &[&str] = &[&keys.lock(name), &keys.fence(name), &keys.queue(name)];
+            let args = &[
+                Arg::Text(&from.owner()),
+                Arg::Text(&to.owner()),
+                Arg::millis(lease),
+                fence_life(lease),
+                Arg::Number(yields.into()),
+            ];
+            Call { script: &TRANSFER, keys, args }.pack(form, out);
+        };
+        let pending = self.server.begin(until, |out| pack(Form::Hash, out));
+        let server = self.server.clone();
+        Box::new(move || {
+            server.finish(pending.wait(), until, |out| pack(Form::Body, out), handover)
+        })
     }
 
     fn inspect(&self, name: &str, until: Instant) -> Result<Option<Holder>, Failure> {

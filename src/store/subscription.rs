@@ -57,7 +57,7 @@ impl Subscription {
                 self.open()?;
             }
             let end = until.min(self.expected).max(Instant::now() + LOOK);
-            match self.connection.receive_by(end) {
+            match self.connection.receive(false, end) {
                 Some(reply) => {
                     let reply = reply?;
                     (self.asked, self.expected) = (false, end_of(IDLE));

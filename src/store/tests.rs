@@ -152,10 +152,10 @@ fn a_request_for_a_hold_that_is_gone_changes_nothing(store: &dyn Store) {
 fn a_transfer_begins_a_new_hold_and_a_repeat_finds_it(store: &dyn Store) {
     let first = won(store, &hold(1));
     store.nest(&hold(1), 3, LEASE, soon()).expect("an answer");
-    let second = store.transfer(&hold(1), &hold(2), LEASE, false, soon()).expect("an answer");
+    let second = store.transfer(&hold(1), &hold(2), LEASE, false, soon())().expect("an answer");
     assert!(matches!(second, Handover::Done { fence } if fence > first), "{second:?}");
     assert_eq!(depth(store), Some(1));
-    assert_eq!(store.transfer(&hold(1), &hold(2), LEASE, false, soon()).ok(), Some(second));
+    assert_eq!(store.transfer(&hold(1), &hold(2), LEASE, false, soon())().ok(), Some(second));
     let holder = store.inspect("lock", soon()).expect("an answer").expect("a holder");
     assert_eq!(holder.owner, hold(2).owner());
     assert!(holder.remaining > LEASE / 2 && holder.remaining <= LEASE);
@@ -163,7 +163,7 @@ fn a_transfer_begins_a_new_hold_and_a_repeat_finds_it(store: &dyn Store) {
 
 fn late_duplicates_of_the_old_hold_do_not_touch_the_new(store: &dyn Store) {
     won(store, &hold(1));
-    store.transfer(&hold(1), &hold(2), LEASE, false, soon()).expect("an answer");
+    store.transfer(&hold(1), &hold(2), LEASE, false, soon())().expect("an answer");
     let before = store.inspect("lock", soon()).expect("an answer").map(|holder| holder.owner);
     assert!(is_busy(&store.acquire(&hold(1), LEASE, Queue::Out, soon())));
     assert_eq!(store.nest(&hold(1), 2, LEASE, soon()).ok(), Some(Standing::Gone));
@@ -173,11 +173,11 @@ fn late_duplicates_of_the_old_hold_do_not_touch_the_new(store: &dyn Store) {
 }
 
 fn only_the_holder_can_transfer(store: &dyn Store) {
-    let nobody = store.transfer(&hold(1), &hold(2), LEASE, false, soon());
+    let nobody = store.transfer(&hold(1), &hold(2), LEASE, false, soon())();
     assert_eq!(nobody.ok(), Some(Handover::Gone));
     assert_eq!(depth(store), None);
     won(store, &hold(3));
-    let other = store.transfer(&hold(1), &hold(2), LEASE, false, soon());
+    let other = store.transfer(&hold(1), &hold(2), LEASE, false, soon())();
     assert_eq!(other.ok(), Some(Handover::Gone));
     assert_eq!(store.release(&hold(3), soon()).ok(), Some(Standing::Ours));
 }
@@ -202,7 +202,7 @@ fn a_lease_that_is_over_is_nobodys(store: &dyn Store) {
     assert_eq!(store.release(&hold(1), soon()).ok(), Some(Standing::Gone));
     assert_eq!(store.force("lock", soon()).ok(), Some(false));
     begin(2);
-    let handed = store.transfer(&hold(2), &hold(3), LEASE, false, soon());
+    let handed = store.transfer(&hold(2), &hold(3), LEASE, false, soon())();
     assert_eq!(handed.ok(), Some(Handover::Gone));
     begin(3);
     won(store, &hold(4));
@@ -254,7 +254,8 @@ fn a_full_server_refuses_to_transfer_and_leaves_the_hold() {
     let store = single(&process);
     won(&store, &hold(1));
     process.command(&["CONFIG", "SET", "maxmemory", "1"]);
-    let refused = store.transfer(&hold(1), &hold(2), LEASE, false, soon()).expect_err("no memory");
+    let refused =
+        store.transfer(&hold(1), &hold(2), LEASE, false, soon())().expect_err("no memory");
     assert_eq!((refused.trouble, refused.code.as_str()), (Trouble::Refused, "OOM"));
     assert_eq!(store.release(&hold(1), soon()).ok(), Some(Standing::Ours));
 }
@@ -274,7 +275,8 @@ fn every_script_that_begins_a_hold_sets_both_times_to_live() {
     };
     let lease = i64::try_from(LEASE.as_millis()).expect("a short lease");
     let whole = |life: i64| life > lease / 2 && life <= lease;
-    let transfer = || store.transfer(&hold(1), &hold(2), LEASE, false, soon()).expect("an answer");
+    let transfer =
+        || store.transfer(&hold(1), &hold(2), LEASE, false, soon())().expect("an answer");
 
     won(&store, &hold(1));
     assert!(whole(lives()[0]) && lives()[1] > lease, "{:?}", lives());

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use leasehold::{Builder, Client, Error};
 
 use crate::support::child::{self, Child};
+use crate::support::recorder::Recorder;
 use crate::support::store::Handle;
 use crate::support::{
     SOON, Server, Store, elsewhere, eventually, is_busy, ms, patient, stores, take, throughout,
@@ -42,13 +43,15 @@ fn sleepy() -> Builder {
     Client::builder().wait(SOON).backoff(ms(30_000), ms(30_000))
 }
 
-/// Waits until so many threads of the calling process wait in `lock`.
-fn settle() {
-    thread::sleep(ms(50));
+/// Waits until so many threads have found the lock "a" taken, and wait for it or are about to.
+#[track_caller]
+fn settle(told: &Recorder, threads: usize) {
+    eventually(SOON, || told.count("contended a") >= threads);
 }
 
 fn threads_are_served_in_the_order_of_coming(store: &Store) {
-    let client = store.open(sleepy());
+    let told = Recorder::default();
+    let client = store.open(sleepy().on_event(told.listener()));
     let guard = take(&client, "a");
     let order = parking_lot::Mutex::new(Vec::new());
     thread::scope(|scope| {
@@ -59,7 +62,7 @@ fn threads_are_served_in_the_order_of_coming(store: &Store) {
                 order.lock().push(number);
                 guard.unlock().unwrap();
             });
-            settle();
+            settle(&told, number + 1);
         }
         guard.unlock().unwrap();
     });
@@ -89,11 +92,12 @@ fn fences_grow_with_every_hand_over(store: &Store) {
 }
 
 fn a_lost_hold_lets_the_next_in_line_go_on(store: &Store) {
-    let client = store.open(sleepy().lease(ms(900)));
+    let told = Recorder::default();
+    let client = store.open(sleepy().lease(ms(900)).on_event(told.listener()));
     let guard = take(&client, "a");
     thread::scope(|scope| {
         let waiter = scope.spawn(|| client.lock("a").map(|guard| guard.fence()));
-        settle();
+        settle(&told, 1);
         assert!(client.mutex("a").force_unlock().unwrap());
         let fence = waiter.join().unwrap().unwrap();
         assert!(fence > guard.fence());
@@ -104,11 +108,12 @@ fn a_lost_hold_lets_the_next_in_line_go_on(store: &Store) {
 }
 
 fn a_waiter_that_gives_up_does_not_hold_up_the_line(store: &Store) {
-    let client = store.open(sleepy());
+    let told = Recorder::default();
+    let client = store.open(sleepy().on_event(told.listener()));
     let guard = take(&client, "a");
     thread::scope(|scope| {
         let hasty = scope.spawn(|| client.try_lock_for("a", ms(200)).map(|guard| guard.is_some()));
-        settle();
+        settle(&told, 1);
         let patient = scope.spawn(|| client.lock("a").map(drop));
         assert!(!hasty.join().unwrap().unwrap());
         assert!(!patient.is_finished());
@@ -121,7 +126,8 @@ fn a_waiter_that_gives_up_does_not_hold_up_the_line(store: &Store) {
 }
 
 fn a_hand_over_follows_the_options_of_the_receiver(store: &Store) {
-    let client = store.open(sleepy());
+    let told = Recorder::default();
+    let client = store.open(sleepy().on_event(told.listener()));
     let guard = take(&client, "a");
     thread::scope(|scope| {
         let short = client.mutex("a").lease(ms(2000)).renew(false);
@@ -129,7 +135,7 @@ fn a_hand_over_follows_the_options_of_the_receiver(store: &Store) {
             let guard = short.lock().unwrap();
             (guard.remaining(), guard.lost().recv_timeout(SOON).is_ok())
         });
-        settle();
+        settle(&told, 1);
         guard.unlock().unwrap();
         let (remaining, lost) = waiter.join().unwrap();
         assert!(remaining < ms(2000), "{remaining:?}");
@@ -171,13 +177,14 @@ fn a_lock_held_by_another_thread_is_refused_without_a_question(server: &Server) 
 }
 
 fn threads_in_line_ask_nothing(server: &Server) {
-    let client = server.open(patient());
+    let told = Recorder::default();
+    let client = server.open(patient().on_event(told.listener()));
     let guard = take(&client, "a");
     thread::scope(|scope| {
         for _ in 0..20 {
             scope.spawn(|| client.lock("a").unwrap().unlock().unwrap());
         }
-        settle();
+        settle(&told, 20);
         let before = server.evals();
         throughout(ms(300), || server.evals() == before);
         guard.unlock().unwrap();
@@ -185,14 +192,15 @@ fn threads_in_line_ask_nothing(server: &Server) {
 }
 
 fn a_hand_over_costs_one_script(server: &Server) {
-    let client = server.open(sleepy().hand_ons(u32::MAX));
+    let told = Recorder::default();
+    let client = server.open(sleepy().hand_ons(u32::MAX).on_event(told.listener()));
     take(&client, "warm").unlock().unwrap();
     let guard = take(&client, "a");
     thread::scope(|scope| {
         for _ in 0..10 {
             scope.spawn(|| client.lock("a").unwrap().unlock().unwrap());
         }
-        settle();
+        settle(&told, 10);
         let before = server.evals();
         guard.unlock().unwrap();
         eventually(SOON, || !server.exists("a"));
@@ -318,12 +326,14 @@ fn two_busy_clients_both_get_on(server: &Server) {
 }
 
 fn a_client_in_line_does_not_starve_the_others(server: &Server) {
-    let (crowd, single) = (server.open(patient()), server.open(patient()));
+    let told = Recorder::default();
+    let (crowd, single) =
+        (server.open(patient().on_event(told.listener())), server.open(patient()));
     thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| work_for(&crowd, ms(2000)));
         }
-        settle();
+        settle(&told, 3);
         let rounds = work_for(&single, ms(1500));
         assert!(rounds >= 5, "{rounds} rounds beside four threads that hand the lock on");
     });
@@ -383,13 +393,15 @@ fn count_in_a_child() {
 }
 
 fn the_queue_does_not_matter_to_a_lock_that_cannot_have_one(server: &Server) {
-    let (holder, waiter) = (server.open(patient()), server.open(patient()));
+    let told = Recorder::default();
+    let holder = server.open(patient());
+    let waiter = server.open(patient().on_event(told.listener()));
     server.command(&["SET", "leasehold:queue:{a}", "not a queue", "EX", "100"]);
     while_held(&holder, "a", |end| {
         assert!(waiter.try_lock_for("a", ms(100)).unwrap().is_none());
         thread::scope(|scope| {
             let waits = scope.spawn(|| waiter.lock("a").map(drop));
-            settle();
+            settle(&told, 2);
             drop(end);
             waits.join().unwrap().unwrap();
         });

@@ -181,7 +181,7 @@ fn every_way_to_free_a_lock_wakes_somebody(process: &Server) {
     assert_eq!(next(&mut *ears), woken());
 
     won(&store, &hold(3));
-    let yielded = store.transfer(&hold(3), &hold(4), LEASE, true, soon());
+    let yielded = store.transfer(&hold(3), &hold(4), LEASE, true, soon())();
     assert_eq!(yielded.ok(), Some(Handover::Yielded));
     assert_eq!(next(&mut *ears), woken());
 }
@@ -192,7 +192,10 @@ fn a_lock_that_stays_taken_wakes_nobody(process: &Server) {
     won(&store, &hold(1));
     join(&store, "a");
     assert_eq!(store.release(&hold(2), soon()).ok(), Some(Standing::Gone));
-    assert_eq!(store.transfer(&hold(2), &hold(3), LEASE, true, soon()).ok(), Some(Handover::Gone));
+    assert_eq!(
+        store.transfer(&hold(2), &hold(3), LEASE, true, soon())().ok(),
+        Some(Handover::Gone)
+    );
     join(&store, "b");
     store.leave("lock", "b", soon()).expect("an answer");
     // Whatever it is, it is not free with another field in it.
@@ -276,7 +279,7 @@ fn a_transfer_yields_only_to_somebody(process: &Server) {
     let mut ears = ears(&store, "a");
     won(&store, &hold(1));
     let transfer = |from, to, yields| {
-        store.transfer(&hold(from), &hold(to), LEASE, yields, soon()).expect("an answer")
+        store.transfer(&hold(from), &hold(to), LEASE, yields, soon())().expect("an answer")
     };
     let done = transfer(1, 2, true);
     assert!(matches!(done, Handover::Done { .. }), "{done:?}");
@@ -315,7 +318,7 @@ fn a_spoilt_queue_does_no_harm(process: &Server) {
         assert!(matches!(bid(&store, &of("a", 1), mode), Bid::Busy { remaining: Some(_) }));
     }
     store.leave("lock", "a", soon()).expect("an answer");
-    let transferred = store.transfer(&hold(1), &hold(2), LEASE, true, soon());
+    let transferred = store.transfer(&hold(1), &hold(2), LEASE, true, soon())();
     assert!(matches!(transferred, Ok(Handover::Done { .. })), "{transferred:?}");
     free(&store, &hold(2));
     for mode in [Queue::Join, Queue::Waits, Queue::Yields] {
@@ -341,7 +344,7 @@ fn a_user_without_rights_to_the_queue_can_lock(process: &Server) {
             assert!(matches!(busy, Bid::Busy { remaining: Some(_) }), "{missing:?}: {busy:?}");
         }
         process.command(&["ZADD", QUEUE, "1", "b", "2", "c"]);
-        let handed = store.transfer(&hold(1), &hold(2), LEASE, true, soon()).expect("an answer");
+        let handed = store.transfer(&hold(1), &hold(2), LEASE, true, soon())().expect("an answer");
         if let Handover::Done { .. } = handed {
             free(&store, &hold(2));
         }

@@ -1,0 +1,173 @@
+//! How a lock is handed on to the next thread in line: by one request, whose answer that thread
+//! waits for itself if the one before it does not want to.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use crate::clock::{Moment, end_of};
+use crate::config::Terms;
+use crate::error::Result;
+use crate::hold::compete::AtHead;
+use crate::hold::engine::{Arrival, Engine, Wait};
+use crate::hold::lease::Lease;
+use crate::hold::line::Handed;
+use crate::hold::owner::Thread;
+use crate::hold::passage::Passage;
+use crate::hold::patience::{Patience, is_outage};
+use crate::hold::place::{Place, Ticket};
+use crate::store::{Failure, Handover};
+
+/// For so long a lock may be handed on inside this process while another client waits for it.
+const HAND_ON_TIME: Duration = Duration::from_millis(100);
+
+/// What has become of a passage for the thread that it leads to.
+enum Landing {
+    Held(Arc<Lease>),
+    /// It has to ask for the lock; politely, if that was released for another client.
+    Asks {
+        polite: bool,
+    },
+}
+
+/// How a transfer was answered.
+struct Transfer {
+    answer: Handover,
+    /// When the request was sent that got the answer.
+    sent: Moment,
+    /// Whether one was sent before that got none.
+    unknown: bool,
+}
+
+impl Engine {
+    /// Asks for a hold for the next in line in the place of one that ends: one request instead of
+    /// two.
+    pub(super) fn send_off(
+        &self,
+        lease: &Arc<Lease>,
+        place: &Place,
+        handed: Handed,
+        patience: &Patience,
+    ) -> Passage {
+        let (from, to) = (lease.clone(), self.owner.next_hold(lease.name()));
+        let often = handed.times >= self.config.hand_ons;
+        let yields = often || handed.since.elapsed() >= HAND_ON_TIME;
+        let span = place.terms.span();
+        let end = patience.request_end().min(end_of(self.config.io_timeout(span)));
+        let sent = Moment::now();
+        let answer = self.store.transfer(&from.id, &to, span, yields, end);
+        Passage { from, to, yields, sent, answer }
+    }
+
+    /// Hands a lock on, and waits until it is known what has become of it. Whatever happens, the
+    /// thread in that place is told: it has the lock, or has to ask for itself.
+    pub(super) fn hand_on(
+        &self,
+        passage: Passage,
+        place: &Place,
+        patience: &mut Patience,
+    ) -> Result<(), Option<Failure>> {
+        let name = passage.to.name.clone();
+        let (landing, outcome) = self.land(passage, &place.terms, &place.thread, patience);
+        match landing {
+            Landing::Held(lease) => self.lines().give(place, &lease),
+            Landing::Asks { polite } => self.lines().call(&name, place, polite),
+        }
+        outcome
+    }
+
+    /// Takes a lock over from the thread in front, which has not waited to see what becomes of it.
+    pub(super) fn take_over(
+        &self,
+        passage: Passage,
+        terms: &Terms,
+        wait: Wait,
+        ticket: &Ticket,
+    ) -> Result<Option<Arc<Lease>>> {
+        let (from, name) = (passage.from.clone(), passage.to.name.clone());
+        let head = AtHead::new(self.lines(), &name);
+        let mut patience = Patience::new(wait.bound(), &self.config, terms.span());
+        let (landing, outcome) = self.land(passage, terms, &Thread::current(), &mut patience);
+        self.settle(&from, &outcome);
+        if let Err(Some(failure)) = outcome
+            && is_outage(&failure)
+        {
+            head.give_up(Some(&failure), wait);
+            return Err(failure.into_error("acquire", &name));
+        }
+        head.stay();
+        match landing {
+            Landing::Held(lease) => {
+                self.lines().pass(&lease);
+                Ok(Some(lease))
+            }
+            Landing::Asks { polite } => {
+                self.lines().lead(ticket);
+                let arrival = if polite { Arrival::NextPolitely } else { Arrival::Next };
+                self.compete_at_head(&name, terms, wait, ticket, arrival)
+            }
+        }
+    }
+
+    /// Waits for the answer to a transfer. Tells also how the hold has ended that it was from.
+    fn land(
+        &self,
+        passage: Passage,
+        terms: &Terms,
+        thread: &Thread,
+        patience: &mut Patience,
+    ) -> (Landing, Result<(), Option<Failure>>) {
+        let (from, to) = (passage.from.clone(), passage.to.clone());
+        let asks = Landing::Asks { polite: false };
+        match self.transfer(passage, terms.span(), patience) {
+            Ok(Transfer { answer: Handover::Done { fence }, sent, unknown }) => {
+                let next = Arc::new(Lease::new(to, fence, terms, sent, thread.clone()));
+                if unknown {
+                    next.unsettle();
+                }
+                if !self.stands(&next) {
+                    return (asks, Ok(()));
+                }
+                self.table.insert(&next);
+                self.renewer.keep(&next);
+                (Landing::Held(next), Ok(()))
+            }
+            Ok(Transfer { answer: Handover::Gone, unknown, .. }) => {
+                (asks, if unknown { Ok(()) } else { Err(None) })
+            }
+            Ok(Transfer { answer: Handover::Yielded, .. }) => {
+                (Landing::Asks { polite: true }, Ok(()))
+            }
+            Err(failure) if is_outage(&failure) => (asks, Err(Some(failure))),
+            // A server that is out of memory begins no hold, but ends one.
+            Err(_) => (asks, self.give_back(&from, patience)),
+        }
+    }
+
+    /// Waits for an answer, and asks again until there is one.
+    fn transfer(
+        &self,
+        passage: Passage,
+        span: Duration,
+        patience: &mut Patience,
+    ) -> Result<Transfer, Failure> {
+        let Passage { from, to, yields, mut sent, mut answer } = passage;
+        let mut unknown = false;
+        loop {
+            let failure = match answer() {
+                Ok(answer) => return Ok(Transfer { answer, sent, unknown }),
+                Err(failure) => failure,
+            };
+            unknown |= failure.is_ambiguous();
+            let Some(pause) = patience.after(&failure) else {
+                if unknown {
+                    self.clean(&to, span, false);
+                }
+                return Err(failure);
+            };
+            thread::sleep(pause);
+            sent = Moment::now();
+            answer = self.store.transfer(&from.id, &to, span, yields, patience.request_end());
+        }
+    }
+}

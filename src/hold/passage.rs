@@ -1,0 +1,27 @@
+//! A lock on its way from one thread to the next.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::clock::Moment;
+use crate::hold::lease::Lease;
+use crate::store::{Answer, Handover, HoldId};
+
+/// A transfer that was asked for. Whoever needs it first waits for the answer.
+pub(crate) struct Passage {
+    /// The hold that ends.
+    pub(super) from: Arc<Lease>,
+    /// The hold that begins.
+    pub(super) to: HoldId,
+    /// Whether another client may get the lock instead.
+    pub(super) yields: bool,
+    /// When it was asked for.
+    pub(super) sent: Moment,
+    pub(super) answer: Answer<Handover>,
+}
+
+impl fmt::Debug for Passage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Passage").field("to", &self.to).finish_non_exhaustive()
+    }
+}
