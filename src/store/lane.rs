@@ -61,7 +61,7 @@ impl Request {
         Arc::new(Self { bytes, until, state, changed })
     }
 
-    /// Waits for the reply, or for the lane to be driven, until the time of the request is over.
+    /// Waits for the reply, or for a lane to drive, until the time of the request is over.
     pub(super) fn wait(&self) -> Step {
         let mut state = self.state.lock();
         while matches!(*state, State::Waits) {
@@ -69,21 +69,22 @@ impl Request {
                 break;
             }
         }
-        Self::step(&mut state)
+        let step = Self::end(&mut state);
+        if matches!(step, Step::Drive(_)) {
+            // Whoever drives waits as well.
+            *state = State::Waits;
+        }
+        step
     }
 
     /// Ends the wait at once.
     pub(super) fn leave(&self) -> Step {
-        Self::step(&mut self.state.lock())
+        Self::end(&mut self.state.lock())
     }
 
-    /// A thread that drives waits as well.
-    fn step(state: &mut State) -> Step {
+    fn end(state: &mut State) -> Step {
         match mem::replace(state, State::Left) {
-            State::Drives(lane) => {
-                *state = State::Waits;
-                Step::Drive(lane)
-            }
+            State::Drives(lane) => Step::Drive(lane),
             State::Answered(reply) => Step::Return(reply),
             State::Waits | State::Left => Step::Leave,
         }

@@ -14,6 +14,7 @@ use crate::store::single::Single;
 #[path = "../../tests/it/support/server.rs"]
 pub(crate) mod process;
 
+mod together;
 mod upkeep;
 mod waiting;
 

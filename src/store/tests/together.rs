@@ -1,0 +1,169 @@
+//! Requests of many threads that have to share one connection.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::process::Server;
+use super::*;
+
+/// So many threads ask at the same time.
+const THREADS: u64 = 16;
+
+/// A store with a pool of one connection, and a lock for each thread.
+struct Scene {
+    process: Server,
+    store: Single,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let process = Server::redis();
+        let store = single_at(&process.url(), &Config { pool_size: 1, ..Config::default() });
+        for thread in 0..THREADS {
+            won(&store, &Self::hold(thread));
+        }
+        Self { process, store }
+    }
+
+    fn hold(thread: u64) -> HoldId {
+        HoldId { name: format!("lock {thread}").into(), client: Arc::from("client"), nonce: thread }
+    }
+
+    /// Asks who has the lock of a thread, and checks that the answer is not another thread's.
+    fn ask(&self, thread: u64, until: Instant) -> Result<(), Failure> {
+        let hold = Self::hold(thread);
+        let holder = self.store.inspect(&hold.name, until)?;
+        assert_eq!(holder.expect("it is held").owner, hold.owner());
+        Ok(())
+    }
+
+    /// Has each thread ask so many times, and checks that each time it gets `answer`.
+    fn all_ask(&self, times: u32, until: impl Fn(u64) -> Instant + Sync, answer: Answers) {
+        thread::scope(|scope| {
+            for thread in 0..THREADS {
+                let until = &until;
+                scope.spawn(move || {
+                    for _ in 0..times {
+                        answer(self.ask(thread, until(thread)));
+                    }
+                });
+            }
+        });
+    }
+
+    fn reads(&self) -> u64 {
+        let stats: String = self.process.ask(&["INFO", "stats"]);
+        let line = stats.lines().find_map(|line| line.strip_prefix("total_reads_processed:"));
+        line.expect("a count").trim().parse().expect("a number")
+    }
+}
+
+type Answers = fn(Result<(), Failure>);
+
+fn must_be_right(answer: Result<(), Failure>) {
+    answer.expect("an answer");
+}
+
+fn may_be_unknown(answer: Result<(), Failure>) {
+    if let Err(failure) = answer {
+        let unknown = matches!(failure.trouble, Trouble::Reset | Trouble::Unreachable);
+        assert!(unknown, "{failure:?}");
+    }
+}
+
+fn must_fail(answer: Result<(), Failure>) {
+    let failure = answer.expect_err("the server is silent");
+    assert!(matches!(failure.trouble, Trouble::Silent | Trouble::Unreachable), "{failure:?}");
+}
+
+#[test]
+fn they_are_sent_together_and_each_gets_its_own_reply() {
+    let scene = Scene::new();
+    let before = scene.reads();
+    scene.all_ask(200, |_| soon(), must_be_right);
+    let (reads, requests) = (scene.reads() - before, THREADS * 200);
+    assert!(reads < requests / 2, "{reads} reads of {requests} requests");
+}
+
+#[test]
+fn a_thread_alone_does_not_wait_for_others() {
+    let scene = Scene::new();
+    scene.all_ask(10, |_| soon(), must_be_right);
+    let [before, between] = [scene.reads(), scene.reads()];
+    for _ in 0..100 {
+        scene.ask(0, soon()).expect("an answer");
+    }
+    let to_count = between - before;
+    assert_eq!(scene.reads() - between, 100 + to_count);
+}
+
+#[test]
+fn a_broken_connection_is_told_to_all_and_replaced() {
+    let scene = Scene::new();
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                scene.process.command(&["CLIENT", "KILL", "TYPE", "normal"]);
+                thread::sleep(Duration::from_millis(5));
+            }
+        });
+        scene.all_ask(200, |_| soon(), may_be_unknown);
+        over.store(true, Ordering::Relaxed);
+    });
+    scene.all_ask(10, |_| soon(), drop);
+    scene.all_ask(10, |_| soon(), must_be_right);
+}
+
+#[test]
+fn each_waits_for_a_silent_server_no_longer_than_its_own_time() {
+    let scene = Scene::new();
+    scene.process.stop();
+    thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let scene = &scene;
+            scope.spawn(move || {
+                let time = Duration::from_millis(20 * thread + 100);
+                let (end, slack) = (end_of(time), Duration::from_secs(5));
+                must_fail(scene.ask(thread, end));
+                assert!(Instant::now() >= end, "it has not waited for {time:?}");
+                assert!(Instant::now() < end + slack, "it has waited for more than {time:?}");
+            });
+        }
+    });
+    scene.process.cont();
+    scene.all_ask(10, |_| soon(), must_be_right);
+}
+
+#[test]
+fn a_reply_that_is_late_for_one_is_not_taken_for_anothers() {
+    let scene = Scene::new();
+    for _ in 0..5 {
+        scene.process.stop();
+        thread::scope(|scope| {
+            for thread in 0..THREADS {
+                let scene = &scene;
+                // Every other has the time that it takes.
+                let time = if thread % 2 == 0 { 5_000 } else { 30 };
+                let end = end_of(Duration::from_millis(time));
+                scope.spawn(move || match scene.ask(thread, end) {
+                    Ok(()) => {}
+                    Err(failure) => assert_eq!(thread % 2, 1, "{failure:?}"),
+                });
+            }
+            thread::sleep(Duration::from_millis(100));
+            scene.process.cont();
+        });
+    }
+    scene.all_ask(10, |_| soon(), must_be_right);
+}
+
+#[test]
+fn an_answer_that_nobody_waits_for_keeps_nobody_from_theirs() {
+    let scene = Scene::new();
+    for round in 0..10 {
+        let (from, to) = (Scene::hold(round), HoldId { nonce: 1000, ..Scene::hold(round) });
+        drop(scene.store.transfer(&from, &to, LEASE, false, soon()));
+        scene.store.transfer(&to, &from, LEASE, false, soon())().expect("an answer");
+        scene.ask(round, soon()).expect("an answer");
+    }
+}
