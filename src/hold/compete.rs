@@ -59,7 +59,13 @@ impl Engine {
         let head = AtHead::new(self.lines(), name);
         let mut attempt = self.attempt(name, terms, wait, arrival);
         let outcome = self.compete(&mut attempt, ticket);
-        head.leave(&outcome, wait);
+        let succeeded = head.leave(&outcome, wait);
+        if !succeeded
+            && attempt.queue == Queue::Waits
+            && matches!(outcome, Ok(None) | Err(Setback::Closed))
+        {
+            self.leave_queue(&attempt);
+        }
         outcome.map_err(|setback| setback.into_error(name))
     }
 
@@ -89,7 +95,12 @@ impl Engine {
             terms,
             wait,
             unsettled: false,
-            queue: if wait.is_over() { Queue::Out } else { Queue::Join },
+            queue: match arrival {
+                Arrival::First if wait.is_over() => Queue::Out,
+                Arrival::First => Queue::Join,
+                // The thread in front may have left the client's place to this one.
+                Arrival::Next | Arrival::NextPolitely => Queue::Waits,
+            },
             contended: arrival != Arrival::First,
             polite_until: Instant::now() + politeness,
         }
@@ -104,9 +115,6 @@ impl Engine {
         let outcome = self.bid_until_settled(attempt, ticket);
         if attempt.unsettled && !matches!(outcome, Ok(Some(_))) {
             self.clean(&attempt.id, attempt.terms.span(), false);
-        }
-        if attempt.queue == Queue::Waits && matches!(outcome, Ok(None) | Err(Setback::Closed)) {
-            self.leave_queue(attempt);
         }
         outcome
     }
@@ -196,7 +204,10 @@ impl Engine {
         let last = attempt.wait.deadline().and_then(|deadline| deadline.checked_add(io_timeout));
         let end = last.map_or(end_of(io_timeout), |last| last.min(end_of(io_timeout)));
         if end > Instant::now() {
-            self.store.leave(&attempt.id.name, self.owner.client(), end).unwrap_or_default();
+            let name = &attempt.id.name;
+            self.store.leave(name, self.owner.client(), end).unwrap_or_default();
+            // Somebody who began to wait in between is not in the queue now.
+            self.lines().knock(name);
         }
     }
 }
@@ -218,18 +229,21 @@ impl<'a> AtHead<'a> {
         self.leaves = false;
     }
 
-    /// Leaves without the lock, perhaps because of a failure.
-    pub(super) fn give_up(mut self, failure: Option<&Failure>, wait: Wait) {
+    /// Leaves without the lock, perhaps because of a failure. Tells whether another thread is at
+    /// the head now.
+    pub(super) fn give_up(mut self, failure: Option<&Failure>, wait: Wait) -> bool {
         self.leaves = false;
         let outage = failure.filter(|failure| wait == Wait::Endless && is_outage(failure));
-        self.lines.give_up(self.name, outage);
+        self.lines.give_up(self.name, outage)
     }
 
-    fn leave(self, outcome: &Result<Option<Arc<Lease>>, Setback>, wait: Wait) {
+    /// Leaves, or stays with the lock. Tells whether another thread is at the head now.
+    fn leave(self, outcome: &Result<Option<Arc<Lease>>, Setback>, wait: Wait) -> bool {
         match outcome {
             Ok(Some(lease)) => {
                 self.lines.hold(lease);
                 self.stay();
+                false
             }
             Err(Setback::Failed(failure)) => self.give_up(Some(failure), wait),
             _ => self.give_up(None, wait),

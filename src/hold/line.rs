@@ -184,8 +184,9 @@ impl Lines {
     }
 
     /// The thread at the head leaves without the lock. If that is because the server cannot be
-    /// reached, those who would wait without limit need not find out one by one.
-    pub(crate) fn give_up(&self, name: &Arc<str>, outage: Option<&Failure>) {
+    /// reached, those who would wait without limit need not find out one by one. Tells whether
+    /// another thread is at the head now.
+    pub(crate) fn give_up(&self, name: &Arc<str>, outage: Option<&Failure>) -> bool {
         let mut shard = self.shard(name);
         if let (Some(line), Some(failure)) = (shard.get_mut(name), outage) {
             line.waiting.retain(|place| {
@@ -195,7 +196,7 @@ impl Lines {
                 !place.endless
             });
         }
-        advance(&mut shard, name);
+        advance(&mut shard, name)
     }
 
     /// The thread at the head has released the lock, or lost it.
@@ -305,15 +306,16 @@ impl Line {
     }
 }
 
-/// Calls the next in line to the head, or ends the line.
-fn advance(shard: &mut HashMap<Arc<str>, Line>, name: &Arc<str>) {
-    let Some(line) = shard.get_mut(name) else { return };
-    if let Some(next) = line.waiting.pop_front() {
-        line.head = Head::Competes(next.news.clone(), None);
-        tell(&next.news, News::Head { polite: false });
-    } else {
+/// Calls the next in line to the head, or ends the line. `false` if nobody was called.
+fn advance(shard: &mut HashMap<Arc<str>, Line>, name: &Arc<str>) -> bool {
+    let Some(line) = shard.get_mut(name) else { return false };
+    let Some(next) = line.waiting.pop_front() else {
         shard.remove(name);
-    }
+        return false;
+    };
+    line.head = Head::Competes(next.news.clone(), None);
+    next.tell(News::Head { polite: false });
+    true
 }
 
 #[cfg(test)]

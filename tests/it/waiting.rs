@@ -34,6 +34,7 @@ stores! {
         two_busy_clients_both_get_on,
         a_client_in_line_does_not_starve_the_others,
         waits_that_end_early_leave_nothing,
+    a_thread_that_gives_up_leaves_its_clients_place_to_the_next,
         processes_with_threads_count_without_losing_an_update,
         the_queue_does_not_matter_to_a_lock_that_cannot_have_one;
 }
@@ -362,6 +363,29 @@ fn waits_that_end_early_leave_nothing(server: &Server) {
     let id = waiter.id().to_owned();
     drop(waiter);
     eventually(SOON, || server.subscribers(&id) == 0);
+}
+
+fn a_thread_that_gives_up_leaves_its_clients_place_to_the_next(server: &Server) {
+    let told = Recorder::default();
+    let [holder, second] = [server.open(patient()), server.open(sleepy())];
+    let first = server.open(sleepy().on_event(told.listener()));
+    while_held(&holder, "a", |end| {
+        thread::scope(|scope| {
+            let hasty = scope.spawn(|| first.try_lock_for("a", ms(1000)).map(drop));
+            eventually(SOON, || server.queue("a") == [first.id()]);
+            let patient = scope.spawn(|| first.lock("a").map(drop));
+            settle(&told, 2);
+            let other = scope.spawn(|| second.lock("a").map(drop));
+            eventually(SOON, || server.queue("a") == [first.id(), second.id()]);
+            hasty.join().unwrap().unwrap();
+            assert_eq!(server.queue("a"), [first.id(), second.id()]);
+            drop(end);
+            for waits in [patient, other] {
+                waits.join().unwrap().unwrap();
+            }
+        });
+    });
+    assert!(server.queue("a").is_empty());
 }
 
 fn processes_with_threads_count_without_losing_an_update(server: &Server) {
