@@ -30,15 +30,24 @@ pub(crate) struct Lines {
     closed: AtomicBool,
 }
 
-/// There is one while a thread competes for the lock or holds it.
+/// There is one while a thread competes for the lock or holds it. It is small, because most locks
+/// are held by somebody whom nobody waits for.
 #[derive(Debug)]
 struct Line {
     head: Head,
-    waiting: VecDeque<Place>,
+    /// Since somebody waits, or has waited.
+    crowd: Option<Box<Crowd>>,
+}
+
+/// Those who wait behind the head.
+#[derive(Debug, Default)]
+struct Crowd {
+    places: VecDeque<Place>,
     handed: Handed,
 }
 
-/// How often the lock was handed on since it was got from the store, and when that was.
+/// How often the lock was handed on since it was got from the store, and since when somebody waits
+/// for that.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Handed {
     pub(crate) times: u32,
@@ -48,7 +57,7 @@ pub(crate) struct Handed {
 #[derive(Debug)]
 enum Head {
     /// Asks the store, and sleeps in between. What went wrong the last time, if it did.
-    Competes(Sender<News>, Option<Failure>),
+    Competes(Sender<News>, Option<Box<Failure>>),
     /// Has the lock, or had it when anybody last looked.
     Holds(Arc<Lease>),
     /// Is being given to a thread that was promised it.
@@ -79,7 +88,7 @@ impl Lines {
                 if let Head::Competes(news, _) = &line.head {
                     tell(news, News::Closed);
                 }
-                line.waiting.iter().for_each(|place| tell(&place.news, News::Closed));
+                line.places().for_each(|place| place.tell(News::Closed));
             }
         }
     }
@@ -115,7 +124,8 @@ impl Lines {
             return Ok((ticket, true));
         };
         let (terms, thread) = (terms.clone(), Thread::current());
-        line.waiting.push_back(Place { terms, thread, endless, news: ticket.sender.clone() });
+        let place = Place { terms, thread, endless, news: ticket.sender.clone() };
+        line.crowd.get_or_insert_default().places.push_back(place);
         Ok((ticket, false))
     }
 
@@ -150,10 +160,11 @@ impl Lines {
     fn withdraw(&self, ticket: &Ticket) -> Option<Turn> {
         let mut shard = self.shard(&ticket.name);
         let line = shard.get_mut(&ticket.name)?;
-        let place = line.waiting.iter().position(|place| ticket.is_of(place))?;
-        line.waiting.remove(place);
+        let places = &mut line.crowd.as_mut()?.places;
+        let place = places.iter().position(|place| ticket.is_of(place))?;
+        places.remove(place);
         Some(Turn::Late(match &line.head {
-            Head::Competes(_, failure) => failure.clone(),
+            Head::Competes(_, failure) => failure.as_deref().cloned(),
             Head::Holds(_) | Head::Passes => None,
         }))
     }
@@ -170,7 +181,7 @@ impl Lines {
     pub(crate) fn note(&self, name: &Arc<str>, last: Option<&Failure>) {
         if let Some(Line { head: Head::Competes(_, failure), .. }) = self.shard(name).get_mut(name)
         {
-            *failure = last.cloned();
+            *failure = last.cloned().map(Box::new);
         }
     }
 
@@ -178,7 +189,9 @@ impl Lines {
     pub(crate) fn hold(&self, lease: &Arc<Lease>) {
         if let Some(line) = self.shard(lease.name()).get_mut(lease.name()) {
             line.head = Head::Holds(lease.clone());
-            line.handed = Handed::not_yet();
+            if let Some(crowd) = &mut line.crowd {
+                crowd.handed = Handed::default();
+            }
         }
         self.forget_if_lost(lease);
     }
@@ -188,10 +201,12 @@ impl Lines {
     /// another thread is at the head now.
     pub(crate) fn give_up(&self, name: &Arc<str>, outage: Option<&Failure>) -> bool {
         let mut shard = self.shard(name);
-        if let (Some(line), Some(failure)) = (shard.get_mut(name), outage) {
-            line.waiting.retain(|place| {
+        if let Some(failure) = outage
+            && let Some(crowd) = shard.get_mut(name).and_then(|line| line.crowd.as_mut())
+        {
+            crowd.places.retain(|place| {
                 if place.endless {
-                    tell(&place.news, News::Failed(failure.clone()));
+                    place.tell(News::Failed(failure.clone()));
                 }
                 !place.endless
             });
@@ -211,9 +226,10 @@ impl Lines {
     pub(crate) fn promise(&self, lease: &Lease) -> Option<(Place, Handed)> {
         let mut shard = self.shard(lease.name());
         let line = shard.get_mut(lease.name()).filter(|line| line.is_held_by(lease))?;
-        let place = line.waiting.pop_front()?;
+        let crowd = line.crowd.as_mut()?;
+        let place = crowd.places.pop_front()?;
         line.head = Head::Passes;
-        Some((place, line.handed))
+        Some((place, crowd.handed))
     }
 
     /// Keeps the promise: the lock is held for the thread.
@@ -232,7 +248,9 @@ impl Lines {
     fn hold_next(&self, lease: &Arc<Lease>) {
         if let Some(line) = self.shard(lease.name()).get_mut(lease.name()) {
             line.head = Head::Holds(lease.clone());
-            line.handed.times = line.handed.times.saturating_add(1);
+            if let Some(crowd) = &mut line.crowd {
+                crowd.handed.times = crowd.handed.times.saturating_add(1);
+            }
         }
     }
 
@@ -289,8 +307,8 @@ impl Lines {
     }
 }
 
-impl Handed {
-    fn not_yet() -> Self {
+impl Default for Handed {
+    fn default() -> Self {
         Self { times: 0, since: Instant::now() }
     }
 }
@@ -298,7 +316,15 @@ impl Handed {
 impl Line {
     fn begin(ticket: &Ticket) -> Self {
         let head = Head::Competes(ticket.sender.clone(), None);
-        Self { head, waiting: VecDeque::new(), handed: Handed::not_yet() }
+        Self { head, crowd: None }
+    }
+
+    fn places(&self) -> impl Iterator<Item = &Place> {
+        self.crowd.iter().flat_map(|crowd| &crowd.places)
+    }
+
+    fn next(&mut self) -> Option<Place> {
+        self.crowd.as_mut()?.places.pop_front()
     }
 
     fn is_held_by(&self, lease: &Lease) -> bool {
@@ -309,7 +335,7 @@ impl Line {
 /// Calls the next in line to the head, or ends the line. `false` if nobody was called.
 fn advance(shard: &mut HashMap<Arc<str>, Line>, name: &Arc<str>) -> bool {
     let Some(line) = shard.get_mut(name) else { return false };
-    let Some(next) = line.waiting.pop_front() else {
+    let Some(next) = line.next() else {
         shard.remove(name);
         return false;
     };
