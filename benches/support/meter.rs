@@ -60,6 +60,28 @@ impl Switches {
     }
 }
 
+/// The CPU time of the threads of one name so far; `None` where there is no /proc.
+#[derive(Clone, Copy)]
+pub(crate) struct CpuTime(Option<Duration>);
+
+impl CpuTime {
+    pub(crate) fn of(thread: &str) -> Self {
+        let ticks = |task: io::Result<DirEntry>| {
+            let task = task.ok()?.path();
+            let name = fs::read_to_string(task.join("comm")).ok()?;
+            let stat = fs::read_to_string(task.join("stat")).ok()?;
+            (name.trim_end() == thread)
+                .then(|| PROC_TICK * (stat_field(&stat, 14) + stat_field(&stat, 15)))
+        };
+        let tasks = fs::read_dir("/proc/self/task").into_iter().flatten();
+        Self(tasks.filter_map(ticks).reduce(Add::add))
+    }
+
+    pub(crate) fn since(self, before: Self) -> Option<Duration> {
+        Some(self.0?.saturating_sub(before.0?))
+    }
+}
+
 fn switches_in(status: &str) -> u64 {
     let counters = status.lines().filter(|line| line.contains("ctxt_switches:"));
     counters.filter_map(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok()).sum()
@@ -71,9 +93,12 @@ fn cpu_time() -> Duration {
 }
 
 fn user_time() -> Duration {
-    let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    PROC_TICK * stat_field(&fs::read_to_string("/proc/self/stat").unwrap_or_default(), 14)
+}
+
+/// A number of /proc's `stat`, by its place there; zero if there is none.
+fn stat_field(stat: &str, field: usize) -> u32 {
     // The program's name, in parentheses, may hold spaces; what follows begins with field 3.
     let fields = stat.rsplit(')').next().unwrap_or_default();
-    let ticks = fields.split_whitespace().nth(14 - 3).and_then(|ticks| ticks.parse().ok());
-    PROC_TICK * ticks.unwrap_or(0)
+    fields.split_whitespace().nth(field - 3).and_then(|ticks| ticks.parse().ok()).unwrap_or(0)
 }

@@ -1,5 +1,7 @@
 //! What the benchmarks share: the raw rival, turns, meters, counts, and a slow way to the server.
 
+#![allow(dead_code, reason = "each benchmark uses a part of this")]
+
 pub(crate) mod counts;
 pub(crate) mod meter;
 pub(crate) mod raw;

@@ -1,0 +1,90 @@
+//! What many held leases cost: memory, and the time of the one thread that renews them.
+//!
+//! `cargo bench --bench leases` holds 100,000 leases of 30 s for more than two of them; `-- --quick`
+//! fewer and shorter ones, renewed as often. If one is lost, the program fails.
+
+use std::env;
+use std::fs;
+use std::process::ExitCode;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use leasehold::{Client, Guard};
+
+use self::support::meter::{CpuTime, Switches};
+use self::support::server::Server;
+
+mod support;
+
+const RENEWER: &str = "leasehold-renew";
+
+/// How many leases are held, how long they are, and how long they are held.
+#[derive(Clone, Copy)]
+struct Scale {
+    leases: usize,
+    lease: Duration,
+    time: Duration,
+}
+
+impl Scale {
+    fn from_args() -> Self {
+        let has = |wanted| env::args().any(|arg| arg == wanted);
+        let (leases, lease, time) = if has("--test") || !has("--bench") {
+            (100, 3, 1)
+        } else if has("--quick") {
+            (20_000, 6, 13)
+        } else {
+            (100_000, 30, 65)
+        };
+        Self { leases, lease: Duration::from_secs(lease), time: Duration::from_secs(time) }
+    }
+}
+
+fn main() -> ExitCode {
+    let scale = Scale::from_args();
+    let server = Server::redis();
+    let client = Client::builder().lease(scale.lease).open(&server.url()).expect("it answers");
+    let names: Vec<_> = (0..scale.leases).map(|number| format!("lock:{number:08}")).collect();
+
+    let (before, started) = (private_bytes(), Instant::now());
+    let guards: Vec<_> = names.iter().map(|name| client.lock(name).expect("it is free")).collect();
+    let took = started.elapsed();
+    println!("{} leases of {:?}, taken one by one in {took:.1?}", scale.leases, scale.lease);
+    if let (Some(before), Some(after)) = (before, private_bytes()) {
+        print_memory(after.saturating_sub(before), &names);
+    }
+    let lost = renew(scale.time, &server, &guards);
+    if lost == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Holds the leases for a while, prints what renewing them took, and counts the lost ones.
+fn renew(time: Duration, server: &Server, guards: &[Guard]) -> usize {
+    let (cpu, switches, calls) = (CpuTime::of(RENEWER), Switches::of(RENEWER), server.evals());
+    thread::sleep(time);
+    let renewals = server.evals() - calls;
+    let lost = guards.iter().filter(|guard| !guard.is_held()).count();
+    println!("{:<32} {renewals:>9}   in {time:?}", "renewals");
+    if let Some(spent) = CpuTime::of(RENEWER).since(cpu) {
+        let share = spent.div_duration_f64(time) * 100.0;
+        println!("{:<32} {share:>8.1}%   goal: at most 25 % of a core", "the renewer");
+    }
+    if let Some(switches) = Switches::of(RENEWER).since(&switches) {
+        println!("{:<32} {switches:>9}", "context switches of the renewer");
+    }
+    println!("{:<32} {lost:>9}   must be 0", "lost");
+    lost
+}
+
+fn print_memory(bytes: u64, names: &[String]) {
+    let own: usize = names.iter().map(String::len).sum();
+    let each = bytes.saturating_sub(own as u64) / names.len() as u64;
+    println!("{:<32} {each:>9}   goal: at most 400", "bytes each beyond the name");
+}
+
+/// The memory that this process shares with nobody; `None` where there is no /proc.
+fn private_bytes() -> Option<u64> {
+    let all = fs::read_to_string("/proc/self/smaps_rollup").ok()?;
+    let line = all.lines().find_map(|line| line.strip_prefix("Private_Dirty:"))?;
+    let kilobytes: u64 = line.split_whitespace().next()?.parse().ok()?;
+    Some(kilobytes * 1024)
+}
