@@ -1,10 +1,14 @@
-//! What the benchmarks share: the raw rival, turns, meters, counts, and a slow way to the server.
+//! What the benchmarks share: the raw rival, turns, meters, counts, the setting, and a slow way to
+//! the server.
 
 #![allow(dead_code, reason = "each benchmark uses a part of this")]
 
 pub(crate) mod counts;
+pub(crate) mod crowd;
 pub(crate) mod meter;
+pub(crate) mod partner;
 pub(crate) mod raw;
+pub(crate) mod setting;
 pub(crate) mod slow_link;
 pub(crate) mod turns;
 

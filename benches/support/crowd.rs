@@ -1,0 +1,77 @@
+//! Many threads that do the same at the same time.
+
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, ScopedJoinHandle};
+use std::time::{Duration, Instant};
+
+/// What a crowd has done.
+pub(crate) struct Work {
+    pub(crate) cycles: u32,
+    pub(crate) took: Duration,
+    /// How long each cycle took, the longest last.
+    pub(crate) waits: Vec<Duration>,
+    /// How many cycles the thread had that had the fewest, and the one that had the most.
+    pub(crate) least: u32,
+    pub(crate) most: u32,
+}
+
+impl Work {
+    /// Has each of so many threads repeat, for some time, the cycle that `prepare` makes for it.
+    pub(crate) fn of<C: FnMut()>(
+        threads: usize,
+        time: Duration,
+        prepare: impl Fn(usize) -> C + Sync,
+    ) -> Self {
+        let (ready, over) = (Barrier::new(threads + 1), AtomicBool::new(false));
+        let work = |thread| {
+            let mut cycle = prepare(thread);
+            let mut waits = Vec::with_capacity(1 << 16);
+            ready.wait();
+            while !over.load(Ordering::Relaxed) {
+                let started = Instant::now();
+                cycle();
+                waits.push(started.elapsed());
+            }
+            waits
+        };
+        thread::scope(|scope| {
+            let start = |thread| {
+                scope.spawn({
+                    let work = &work;
+                    move || work(thread)
+                })
+            };
+            let workers: Vec<_> = (0..threads).map(start).collect();
+            ready.wait();
+            let started = Instant::now();
+            thread::sleep(time);
+            over.store(true, Ordering::Relaxed);
+            let join = |worker: ScopedJoinHandle<'_, _>| worker.join().expect("no panic");
+            Self::from_waits(&workers.into_iter().map(join).collect::<Vec<_>>(), started.elapsed())
+        })
+    }
+
+    fn from_waits(all: &[Vec<Duration>], took: Duration) -> Self {
+        let counts =
+            || all.iter().map(|waits| u32::try_from(waits.len()).expect("a u32 of cycles"));
+        let (least, most) = (counts().min().unwrap_or(0), counts().max().unwrap_or(0));
+        let cycles = counts().sum();
+        let mut waits = all.concat();
+        waits.sort();
+        Self { cycles, took, waits, least, most }
+    }
+
+    pub(crate) fn per_second(&self) -> f64 {
+        f64::from(self.cycles) / self.took.as_secs_f64()
+    }
+
+    pub(crate) fn longest(&self) -> Duration {
+        self.waits.last().copied().unwrap_or_default()
+    }
+
+    /// The wait that one in a hundred exceeds.
+    pub(crate) fn p99(&self) -> Duration {
+        self.waits.get(self.waits.len() * 99 / 100).copied().unwrap_or_default()
+    }
+}

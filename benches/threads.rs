@@ -1,0 +1,113 @@
+//! What threads of one process get that lock at the same time, beside bare connections.
+//!
+//! `cargo bench --bench threads` prints a table; `-- --quick` takes a few seconds. Only the ratios
+//! of one run mean anything.
+
+use std::env;
+use std::time::Duration;
+
+use leasehold::{Client, Mutex};
+
+use self::support::crowd::Work;
+use self::support::raw::Raw;
+use self::support::server::Server;
+use self::support::setting;
+use self::support::turns::{in_turn, quartiles};
+
+mod support;
+
+/// How many rounds there are, and how long each rival works in each.
+#[derive(Clone, Copy)]
+struct Scale {
+    rounds: u32,
+    time: Duration,
+}
+
+impl Scale {
+    fn from_args() -> Self {
+        let has = |wanted| env::args().any(|arg| arg == wanted);
+        let (rounds, millis) = if has("--test") || !has("--bench") {
+            (1, 20)
+        } else if has("--quick") {
+            (3, 200)
+        } else {
+            (15, 500)
+        };
+        Self { rounds, time: Duration::from_millis(millis) }
+    }
+}
+
+/// A name, and what works for one turn.
+type Rival<'a> = (String, Box<dyn Fn() -> Work + 'a>);
+
+fn main() {
+    let scale = Scale::from_args();
+    let server = Server::redis();
+    println!("{}", setting::of(&server));
+    println!("{} rounds of {:?} for each", scale.rounds, scale.time);
+    println!("{:<40} {:>9}   ÷ raw (quartiles)", "cycles per second", "median");
+    many_names(scale, &server);
+    one_name(scale, &server);
+}
+
+/// 32 threads, each with a name of its own, over few connections, beside a connection for each.
+fn many_names(scale: Scale, server: &Server) {
+    const THREADS: usize = 32;
+    let url = server.url();
+    let raw = || {
+        Work::of(THREADS, scale.time, |thread| {
+            let mut raw = Raw::connect(&url, &thread.to_string());
+            move || raw.lock_and_unlock()
+        })
+    };
+    let with_pool = |connections| {
+        let client = Client::builder().pool_size(connections).open(&url).expect("it answers");
+        move || Work::of(THREADS, scale.time, |thread| cycle(client.mutex(&thread.to_string())))
+    };
+    let pools = [1, 2, 4, 8].map(|size| (format!("32 names, pool of {size}"), with_pool(size)));
+    let mut rivals: Vec<Rival<'_>> = vec![("32 names, 32 raw connections".into(), Box::new(raw))];
+    for (name, pool) in pools {
+        rivals.push((name, Box::new(pool)));
+    }
+    compare(scale, &mut rivals, |_| String::new());
+}
+
+/// 8 threads and one name, beside one bare connection: hand-overs.
+fn one_name(scale: Scale, server: &Server) {
+    let url = server.url();
+    let raw = || {
+        Work::of(1, scale.time, |_| {
+            let mut raw = Raw::connect(&url, "one");
+            move || raw.lock_and_unlock()
+        })
+    };
+    let client = Client::open(&url).expect("it answers");
+    let handed = || Work::of(8, scale.time, |_| cycle(client.mutex("one")));
+    let mut rivals: Vec<Rival<'_>> = vec![
+        ("1 name, 1 raw connection".into(), Box::new(raw)),
+        ("1 name, 8 threads that hand on".into(), Box::new(handed)),
+    ];
+    compare(scale, &mut rivals, |works| {
+        let longest = works.iter().map(Work::longest).max().unwrap_or_default();
+        let even = works.iter().map(|work| f64::from(work.least) / f64::from(work.most));
+        let least = even.fold(1.0, f64::min);
+        format!(", longest wait {longest:.1?}, least ÷ most served {least:.2}")
+    });
+}
+
+/// Lets the rivals take turns and prints the cycles of each, and their ratio to the first's.
+fn compare(scale: Scale, rivals: &mut [Rival<'_>], remark: impl Fn(&[Work]) -> String) {
+    let works = in_turn(scale.rounds, rivals, |(_, work)| work());
+    for ((name, _), own) in rivals.iter().zip(&works) {
+        let [_, rate, _] = quartiles(own.iter().map(Work::per_second).collect());
+        let rounds = own.iter().zip(&works[0]);
+        let ratios = rounds.map(|(own, raw)| own.per_second() / raw.per_second()).collect();
+        let [low, median, high] = quartiles(ratios);
+        let remark = remark(own);
+        println!("{name:<40} {rate:>9.0}   {median:.2} ({low:.2} – {high:.2}){remark}");
+    }
+}
+
+fn cycle(mutex: Mutex) -> impl FnMut() {
+    move || drop(mutex.lock().expect("the server answers"))
+}

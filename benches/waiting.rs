@@ -1,0 +1,215 @@
+//! What it costs to wait for a lock that another process holds, and who gets it next.
+//!
+//! `cargo bench --bench waiting` prints the figures; `-- --quick` takes a few seconds. Processes are
+//! this program started again.
+
+use std::env;
+use std::process::ExitCode;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::bounded;
+use leasehold::{Builder, Client, Event};
+
+use self::support::crowd::Work;
+use self::support::meter::Spent;
+use self::support::partner::{self, Partner};
+use self::support::raw::Raw;
+use self::support::server::Server;
+use self::support::setting;
+use self::support::turns::quartiles;
+
+mod support;
+
+const NAME: &str = "the lock";
+
+/// How much is measured.
+#[derive(Clone, Copy)]
+struct Scale {
+    contest: Duration,
+    releases: u32,
+    crowd: u32,
+    patience: Duration,
+}
+
+impl Scale {
+    fn from_args() -> Self {
+        let has = |wanted| env::args().any(|arg| arg == wanted);
+        let [contest, patience] = [Duration::from_millis(500), Duration::from_millis(500)];
+        if has("--test") || !has("--bench") {
+            Self { contest, releases: 5, crowd: 20, patience }
+        } else if has("--quick") {
+            Self { contest, releases: 50, crowd: 200, patience }
+        } else {
+            let seconds = Duration::from_secs;
+            Self { contest: seconds(10), releases: 1000, crowd: 1000, patience: seconds(5) }
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    partner::serve_if_started_for_it(&[("contend", contend), ("follow", follow)]);
+    let scale = Scale::from_args();
+    let server = Server::redis();
+    println!("{}", setting::of(&server));
+    two_processes(scale, &server);
+    release_to_held(scale, &server);
+    let right = crowd(scale, &server);
+    idle_waiters(scale, &server);
+    if right { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Two processes with four threads each that want the same lock all the time.
+fn two_processes(scale: Scale, server: &Server) {
+    let millis = scale.contest.as_millis().to_string();
+    let mut both = [(); 2].map(|()| Partner::start("contend", &[&server.url(), &millis]));
+    for process in &mut both {
+        assert_eq!(process.hear(), "ready");
+    }
+    for process in &mut both {
+        process.tell("go");
+    }
+    let heard = both.map(|mut process| {
+        let words = process.hear();
+        let numbers = words.split(' ').map(|word| word.parse::<u32>().expect("a number"));
+        numbers.collect::<Vec<_>>()
+    });
+    let [fewer, more] = if heard[0][0] < heard[1][0] { [0, 1] } else { [1, 0] };
+    let ratio = f64::from(heard[fewer][0]) / f64::from(heard[more][0]);
+    let micros = |place: usize| {
+        Duration::from_micros(heard.iter().map(|numbers| numbers[place]).max().unwrap_or(0).into())
+    };
+    println!("\n2 processes with 4 threads each, 1 name, {:?}", scale.contest);
+    println!("{:<44} {:>9}", "locks of the one", heard[more][0]);
+    println!("{:<44} {:>9}", "locks of the other", heard[fewer][0]);
+    println!("{:<44} {ratio:>9.2}   goal: at least 0.3", "fewer ÷ more");
+    println!("{:<44} {:>9.1?}", "99 of 100 waits are shorter than", micros(1));
+    println!("{:<44} {:>9.1?}", "the longest wait", micros(2));
+}
+
+/// The part of each of the two processes.
+fn contend(arguments: &[String]) {
+    let client = Client::open(&arguments[0]).expect("it answers");
+    let time = Duration::from_millis(arguments[1].parse().expect("a number"));
+    drop(client.lock("warm"));
+    partner::say("ready");
+    partner::listen();
+    let work = Work::of(4, time, |_| {
+        let mutex = client.mutex(NAME);
+        move || drop(mutex.lock().expect("it answers"))
+    });
+    let [p99, longest] = [work.p99(), work.longest()].map(|wait| wait.as_micros());
+    partner::say(&format!("{} {p99} {longest}", work.cycles));
+}
+
+/// A client that asks again by itself only after half a minute.
+fn sleepy() -> Builder {
+    Client::builder().backoff(Duration::from_secs(30), Duration::from_secs(30))
+}
+
+/// From the release in one process until another holds the lock that it waits for.
+fn release_to_held(scale: Scale, server: &Server) {
+    let client = sleepy().open(&server.url()).expect("it answers");
+    let mut raw = Raw::connect(&server.url(), "beside");
+    let mut other = Partner::start("follow", &[&server.url()]);
+    let (mut waits, mut round_trips) = (Vec::new(), Vec::new());
+    let queue = format!("leasehold:queue:{{{NAME}}}");
+    for _ in 0..scale.releases {
+        let guard = client.lock(NAME).expect("it answers");
+        other.tell("lock");
+        while server.ask::<u64>(&["ZCARD", &queue]) == 0 {
+            thread::sleep(Duration::from_micros(200));
+        }
+        // The other is asleep by then.
+        thread::sleep(Duration::from_millis(2));
+        let released = partner::now();
+        drop(guard);
+        let held: u64 = other.hear().parse().expect("a number");
+        waits.push(Duration::from_nanos(held.saturating_sub(released)).as_secs_f64());
+        thread::sleep(Duration::from_millis(2));
+        let started = Instant::now();
+        raw.lock_and_unlock();
+        round_trips.push(started.elapsed().as_secs_f64() / 2.0);
+    }
+    let [_, wait, _] = quartiles(waits);
+    let [_, round_trip, _] = quartiles(round_trips);
+    let micros = |seconds| Duration::from_secs_f64(seconds);
+    println!("\nreleased in one process, held in another, {} times", scale.releases);
+    println!("{:<44} {:>9.1?}", "median", micros(wait));
+    println!("{:<44} {:>9.1?}", "a raw round trip after a pause", micros(round_trip));
+    println!("{:<44} {:>9.1}   goal: at most 4", "÷ a raw round trip", wait / round_trip);
+}
+
+/// The part of the process that waits.
+fn follow(arguments: &[String]) {
+    let client = sleepy().open(&arguments[0]).expect("it answers");
+    while partner::listen() == "lock" {
+        let guard = client.lock(NAME).expect("it answers");
+        let held = partner::now();
+        drop(guard);
+        partner::say(&held.to_string());
+    }
+}
+
+/// Very many threads that wait for one lock at the same time. `false` if that took more requests
+/// or connections than it should.
+fn crowd(scale: Scale, server: &Server) -> bool {
+    const POOL: u32 = 8;
+    let holder = Client::open(&server.url()).expect("it answers");
+    let held = holder.lock(NAME).expect("it answers");
+    let others = connections(server);
+    let (told, waiting) = bounded(0);
+    let tell = move |event: &Event| {
+        if let Event::Contended { .. } = event {
+            told.send(()).expect("they are counted");
+        }
+    };
+    let client = Client::builder().pool_size(POOL).on_event(tell);
+    let client = client.open(&server.url()).expect("it answers");
+    let before = server.evals();
+    let most = thread::scope(|scope| {
+        for _ in 0..scale.crowd {
+            scope.spawn(|| drop(client.lock(NAME).expect("it answers")));
+        }
+        for _ in 0..scale.crowd {
+            waiting.recv().expect("each finds the lock taken");
+        }
+        drop(held);
+        connections(server)
+    });
+    let most = most.max(connections(server)) - others;
+    let requests = u32::try_from(server.evals() - before).expect("a u32 of requests");
+    let requests = f64::from(requests) / f64::from(scale.crowd);
+    let right = requests <= 3.0 && most <= u64::from(POOL) + 2;
+    println!("\n{} threads that wait for one name, all served", scale.crowd);
+    println!("{:<44} {requests:>9.2}   must be at most 3", "requests for each");
+    println!("{:<44} {most:>9}   must be at most pool + 2 = {}", "connections", POOL + 2);
+    right
+}
+
+fn connections(server: &Server) -> u64 {
+    let info: String = server.ask(&["INFO", "clients"]);
+    let line = info.lines().find_map(|line| line.strip_prefix("connected_clients:"));
+    line.and_then(|number| number.trim().parse().ok()).expect("a number")
+}
+
+/// The CPU time of threads that wait for a name held elsewhere.
+fn idle_waiters(scale: Scale, server: &Server) {
+    let holder = Client::open(&server.url()).expect("it answers");
+    let client = Client::open(&server.url()).expect("it answers");
+    let held = holder.lock(NAME).expect("it answers");
+    let spent = Spent::by(|| {
+        thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    let waited = client.try_lock_for(NAME, scale.patience);
+                    assert!(waited.expect("it answers").is_none(), "it is held elsewhere");
+                });
+            }
+        });
+    });
+    drop(held);
+    let share = spent.cpu.div_duration_f64(spent.wall) * 100.0;
+    println!("\n8 threads that wait {:?} for a name held elsewhere", scale.patience);
+    println!("{:<44} {share:>8.2}%   goal: at most 2 % of a core", "CPU");
+}
