@@ -7,9 +7,7 @@
 //! matter of time: if there are too many, the program fails.
 
 use std::env;
-use std::fs;
 use std::process::ExitCode;
-use std::thread::available_parallelism;
 use std::time::Duration;
 
 use criterion::Criterion;
@@ -18,6 +16,7 @@ use leasehold::Client;
 use self::support::counts::Counts;
 use self::support::raw::Raw;
 use self::support::server::Server;
+use self::support::setting;
 use self::support::slow_link::{self, SlowLink};
 use self::support::turns::{Plan, Rival, Series};
 
@@ -91,7 +90,7 @@ impl Scale {
 
 /// Hands everything that locks and unlocks at `url` to `measure`, the raw one first.
 fn with_rivals(url: &str, measure: impl FnOnce(&mut [Rival<'_>])) {
-    let mut raw = Raw::connect(url);
+    let mut raw = Raw::connect(url, "lock");
     let spinning = Client::open(url).expect("the server answers");
     let sleeping = Client::builder().spin(Duration::ZERO).open(url).expect("the server answers");
     let outer = [(&spinning, "outer"), (&sleeping, "outer, spin(0)")]
@@ -132,7 +131,7 @@ fn run_criterion(rivals: &mut [Rival<'_>]) {
 /// Raw and leasehold, with its default of spinning for replies, over a link of 1 ms.
 fn measure_slow_server(plan: Plan, server: &Server) -> Vec<Series> {
     let link = SlowLink::to(server.port());
-    let mut raw = Raw::connect(&link.url());
+    let mut raw = Raw::connect(&link.url(), "lock");
     let client = Client::open(&link.url()).expect("the server answers");
     plan.run(&mut [
         Rival::new("raw", || raw.lock_and_unlock()),
@@ -147,25 +146,10 @@ fn count(cycles: u32, server: &Server) -> Counts {
 
 fn print_setting(scale: Scale, server: &Server) {
     let Plan { rounds, cycles } = scale.near();
-    let cores = available_parallelism().map_or(0, usize::from);
-    println!("\n{} on loopback, {cores} cores", version(server));
-    // A busy neighbour changes what waking a sleeping reader costs, and so what raw costs.
-    if let Ok(load) = fs::read_to_string("/proc/loadavg") {
-        let averages: Vec<_> = load.split_whitespace().take(3).collect();
-        println!("load averages: {}", averages.join(", "));
-    }
+    println!("\n{}", setting::of(server));
     println!("{rounds} rounds of {cycles} cycles each, in turn; CPU time is the whole process's");
     if scale == Scale::Once {
         println!("a run this short shows that it works: its times mean nothing");
-    }
-}
-
-fn version(server: &Server) -> String {
-    let info: String = server.ask(&["INFO", "server"]);
-    let field = |name| info.lines().find_map(|line| line.strip_prefix(name));
-    match (field("valkey_version:"), field("redis_version:")) {
-        (Some(version), _) => format!("Valkey {version}"),
-        (None, version) => format!("Redis {}", version.unwrap_or("of unknown version")),
     }
 }
 

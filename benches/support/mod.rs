@@ -1,8 +1,10 @@
-//! What the benchmarks share: the raw rival, turns, meters, counts, and a slow way to the server.
+//! What the benchmarks share: the raw rival, turns, meters, counts, the setting, and a slow way to
+//! the server.
 
 pub(crate) mod counts;
 pub(crate) mod meter;
 pub(crate) mod raw;
+pub(crate) mod setting;
 pub(crate) mod slow_link;
 pub(crate) mod turns;
 

@@ -4,21 +4,21 @@
 use redis::io::tcp::TcpSettings;
 use redis::{Connection, FromRedisValue, IntoConnectionInfo};
 
-const LOCK: &str = "raw:{lock}";
-const FENCE: &str = "raw:fence:{lock}";
 const OWNER: &str = "0123456789abcdef0123456789abcdef:1";
 const LEASE_MS: u32 = 30_000;
 const FENCE_TTL_MS: u32 = 86_400_000;
 
-/// A connection with both scripts loaded.
+/// A connection with both scripts loaded, for the lock of one name.
 pub(crate) struct Raw {
     connection: Connection,
+    lock: String,
+    fence: String,
     acquire: String,
     release: String,
 }
 
 impl Raw {
-    pub(crate) fn connect(url: &str) -> Self {
+    pub(crate) fn connect(url: &str, name: &str) -> Self {
         // Nagle's algorithm, which the redis crate leaves on, would slow the rival down.
         let info = url
             .into_connection_info()
@@ -28,15 +28,16 @@ impl Raw {
         let mut connection = client.get_connection().expect("the server answers");
         let acquire = load(&mut connection, include_str!("raw_acquire.lua"));
         let release = load(&mut connection, include_str!("raw_release.lua"));
-        Self { connection, acquire, release }
+        let (lock, fence) = (format!("raw:{{{name}}}"), format!("raw:fence:{{{name}}}"));
+        Self { connection, lock, fence, acquire, release }
     }
 
     pub(crate) fn lock_and_unlock(&mut self) {
         let acquire = redis::cmd("EVALSHA")
             .arg(&self.acquire)
             .arg(2)
-            .arg(LOCK)
-            .arg(FENCE)
+            .arg(&self.lock)
+            .arg(&self.fence)
             .arg(OWNER)
             .arg(LEASE_MS)
             .arg(FENCE_TTL_MS)
@@ -44,7 +45,8 @@ impl Raw {
         let token: u64 = self.query(&acquire);
         assert!(token > 0, "nobody else uses the raw lock");
 
-        let release = redis::cmd("EVALSHA").arg(&self.release).arg(1).arg(LOCK).arg(OWNER).take();
+        let release =
+            redis::cmd("EVALSHA").arg(&self.release).arg(1).arg(&self.lock).arg(OWNER).take();
         let freed: bool = self.query(&release);
         assert!(freed, "the raw lock does not expire in a cycle");
     }

@@ -35,20 +35,35 @@ pub(crate) struct Plan {
 impl Plan {
     /// Lets the rivals take turns; the results are in the rivals' order.
     pub(crate) fn run(self, rivals: &mut [Rival<'_>]) -> Vec<Series> {
-        let series = |rival: &mut Rival<'_>| {
+        for rival in &mut *rivals {
             rival.turn(self.cycles); // Warms up; not counted.
-            Series { name: rival.name, cycles: self.cycles, turns: Vec::new() }
-        };
-        let mut results: Vec<_> = rivals.iter_mut().map(series).collect();
-        for round in 0..self.rounds as usize {
-            for turn in 0..rivals.len() {
-                // Nobody always comes after the same rival, nor always first.
-                let next = (round + turn) % rivals.len();
-                results[next].turns.push(rivals[next].turn(self.cycles));
-            }
         }
-        results
+        let turns = in_turn(self.rounds, rivals, |rival| rival.turn(self.cycles));
+        let series = |(rival, turns): (&Rival<'_>, _)| Series {
+            name: rival.name,
+            cycles: self.cycles,
+            turns,
+        };
+        rivals.iter().zip(turns).map(series).collect()
     }
+}
+
+/// Gives every rival a turn in each round. The outcomes of their turns are in the rivals' order.
+pub(crate) fn in_turn<R, T>(
+    rounds: u32,
+    rivals: &mut [R],
+    mut turn: impl FnMut(&mut R) -> T,
+) -> Vec<Vec<T>> {
+    let mut outcomes: Vec<_> = rivals.iter().map(|_| Vec::new()).collect();
+    for round in 0..rounds as usize {
+        for step in 0..rivals.len() {
+            // Nobody always comes after the same rival, nor always first.
+            let step = if round % 2 == 0 { step } else { rivals.len() - 1 - step };
+            let next = (round + step) % rivals.len();
+            outcomes[next].push(turn(&mut rivals[next]));
+        }
+    }
+    outcomes
 }
 
 /// One rival's turns. All results are for one cycle.
@@ -93,7 +108,8 @@ impl Series {
     }
 }
 
-fn quartiles(mut values: Vec<f64>) -> [f64; 3] {
+/// The lower quartile, the median, the upper quartile.
+pub(crate) fn quartiles(mut values: Vec<f64>) -> [f64; 3] {
     values.sort_by(f64::total_cmp);
     [1, 2, 3].map(|quarter| values[(values.len() * quarter / 4).min(values.len() - 1)])
 }

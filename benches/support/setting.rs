@@ -1,0 +1,29 @@
+//! What a run has to work with: server, cores, and what else the machine does.
+
+use std::fs;
+use std::thread::available_parallelism;
+
+use super::server::Server;
+
+/// Describes it in a line, or in two where the load is known.
+pub(crate) fn of(server: &Server) -> String {
+    let cores = available_parallelism().map_or(0, usize::from);
+    let setting = format!("{} on loopback, {cores} cores", version(server));
+    // A busy neighbour changes what waking a sleeping reader costs, and so what raw costs.
+    match fs::read_to_string("/proc/loadavg") {
+        Err(_) => setting,
+        Ok(load) => {
+            let averages: Vec<_> = load.split_whitespace().take(3).collect();
+            format!("{setting}\nload averages: {}", averages.join(", "))
+        }
+    }
+}
+
+fn version(server: &Server) -> String {
+    let info: String = server.ask(&["INFO", "server"]);
+    let field = |name| info.lines().find_map(|line| line.strip_prefix(name));
+    match (field("valkey_version:"), field("redis_version:")) {
+        (Some(version), _) => format!("Valkey {version}"),
+        (None, version) => format!("Redis {}", version.unwrap_or("of unknown version")),
+    }
+}
