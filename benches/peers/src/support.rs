@@ -1,0 +1,15 @@
+//! What is shared with leasehold's own benchmark.
+#![allow(dead_code, reason = "each of the two uses a part of it")]
+
+#[path = "../../support/meter.rs"]
+pub(crate) mod meter;
+#[path = "../../support/plot.rs"]
+pub(crate) mod plot;
+#[path = "../../support/raw.rs"]
+pub(crate) mod raw;
+#[path = "../../../tests/it/support/server.rs"]
+pub(crate) mod server;
+#[path = "../../support/setting.rs"]
+pub(crate) mod setting;
+#[path = "../../support/turns.rs"]
+pub(crate) mod turns;
