@@ -22,7 +22,6 @@ use std::process::ExitCode;
 
 use self::crew::Crew;
 use self::judge::{Run, judge};
-use self::nemesis::Fault;
 use self::options::{HELP, Options, Role};
 use self::proxy::Proxy;
 use self::register::Register;
@@ -82,8 +81,8 @@ fn torture(options: &Options, dir: &Path) -> Result<()> {
     // Without fsync everything acknowledged survives the server's end, though not the machine's.
     let kept = ["--appendonly", "yes", "--appendfsync", "no"];
     let server = Server::start(&options.server, &kept);
-    let lossy = options.faults.contains(&Fault::DropReplies);
-    let proxy = lossy.then(|| Proxy::before(server.port(), *seed)).transpose()?;
+    let faulty = options.faults.iter().any(|fault| fault.is_of_network());
+    let proxy = faulty.then(|| Proxy::before(server.port(), *lease / 2, *seed)).transpose()?;
     let locks = proxy.as_ref().map_or(server.url(), Proxy::url);
 
     let first = Role { dir: dir.into(), number: 1, locks, register: protected.url() };

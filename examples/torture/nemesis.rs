@@ -12,12 +12,10 @@ use super::proxy::Proxy;
 use super::random::Random;
 use super::server::Server;
 
-/// One reply of so many is lost while replies get lost.
-const LOST: u32 = 4;
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     CloseClients,
+    DelayMessages,
     DropReplies,
     KillWorker,
     PauseServer,
@@ -27,8 +25,9 @@ pub(crate) enum Fault {
 }
 
 impl Fault {
-    pub(crate) const ALL: [Self; 7] = [
+    pub(crate) const ALL: [Self; 8] = [
         Self::CloseClients,
+        Self::DelayMessages,
         Self::DropReplies,
         Self::KillWorker,
         Self::PauseServer,
@@ -49,6 +48,11 @@ impl Fault {
         }
     }
 
+    /// Whether it takes a [`Proxy`].
+    pub(crate) fn is_of_network(self) -> bool {
+        matches!(self, Self::DelayMessages | Self::DropReplies)
+    }
+
     fn meets_workers(self) -> bool {
         matches!(self, Self::KillWorker | Self::PauseWorker)
     }
@@ -58,6 +62,7 @@ impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::CloseClients => "close-clients",
+            Self::DelayMessages => "delay-messages",
             Self::DropReplies => "drop-replies",
             Self::KillWorker => "kill-worker",
             Self::PauseServer => "pause-server",
@@ -148,17 +153,19 @@ fn disturb_server(
     fault: Fault,
     random: &mut Random,
 ) {
+    let while_faulty = |set: fn(&Proxy, bool), random: &mut Random| {
+        let proxy = proxy.expect("there is a proxy where the network is to fail");
+        set(proxy, true);
+        thread::sleep(random.tenths(lease, (3, 20)));
+        set(proxy, false);
+    };
     match fault {
         Fault::CloseClients => {
             server.command(&["CLIENT", "KILL", "TYPE", "normal"]);
             server.command(&["CLIENT", "KILL", "TYPE", "pubsub"]);
         }
-        Fault::DropReplies => {
-            let proxy = proxy.expect("there is a proxy where replies are to get lost");
-            proxy.lose_one_in(LOST);
-            thread::sleep(random.tenths(lease, (3, 20)));
-            proxy.lose_one_in(0);
-        }
+        Fault::DelayMessages => while_faulty(Proxy::delay, random),
+        Fault::DropReplies => while_faulty(Proxy::lose_replies, random),
         Fault::PauseServer => {
             server.stop();
             thread::sleep(random.tenths(lease, (1, 15)));

@@ -22,6 +22,7 @@ usage: torture [options]
                    restart-server  SIGKILL, and started again with its data
                    wipe-server     the same, without its data
                    drop-replies    requests are executed, and some replies never arrive
+                   delay-messages  some requests and replies take up to half a lease
                    close-clients   CLIENT KILL for all connections
   --unfenced       the register takes every write: updates must get lost when workers are paused
   --server FILE    the server to run (redis-server)

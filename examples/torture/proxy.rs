@@ -1,99 +1,131 @@
-//! A network that loses replies: the server has done what it was asked to, and nobody hears of it.
+//! A network that is late, and loses replies: the server has done what it was asked to, and nobody
+//! hears of it.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use super::random::Random;
+
+/// One message of so many is lost, or late, while that is so.
+const FREQUENCY: u32 = 4;
 
 /// Carries what workers and the server say to each other. Its threads end with their connections,
 /// the one that waits for connections with the program.
 pub(crate) struct Proxy {
     port: u16,
-    /// One reply of so many gets lost; none if it is 0.
-    losing: Arc<AtomicU32>,
+    weather: Arc<Weather>,
 }
 
-/// What becomes of a reply.
+/// What may happen now.
+#[derive(Default)]
+struct Weather {
+    loses: AtomicBool,
+    delays: AtomicBool,
+    /// The longest delay.
+    delay: Duration,
+}
+
+/// What becomes of a message.
 enum Fate {
-    Carried,
     /// Lost; the connection breaks.
     Broken,
+    Carried,
+    Late(Duration),
     /// Lost; nothing is carried over this connection any more.
     Silent,
 }
 
 impl Proxy {
-    pub(crate) fn before(server: u16, seed: u64) -> io::Result<Self> {
+    pub(crate) fn before(server: u16, delay: Duration, seed: u64) -> io::Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let port = listener.local_addr()?.port();
-        let losing = Arc::new(AtomicU32::new(0));
-        let loses = losing.clone();
+        let weather = Arc::new(Weather { delay, ..Weather::default() });
+        let proxy = Self { port, weather: weather.clone() };
         thread::spawn(move || {
             for (number, client) in (0..).zip(listener.incoming()) {
-                let (loses, random) = (loses.clone(), Random::new(seed, number));
+                let (weather, random) = (weather.clone(), Random::new(seed, number));
                 // A broken connection is nobody's news: both ends have noticed by themselves.
-                thread::spawn(move || carry(&client?, server, &loses, random));
+                thread::spawn(move || carry(&client?, server, &weather, random));
             }
         });
-        Ok(Self { port, losing })
+        Ok(proxy)
     }
 
     pub(crate) fn url(&self) -> String {
         format!("redis://127.0.0.1:{}/", self.port)
     }
 
-    /// Loses one reply of so many from here on; none if it is 0.
-    pub(crate) fn lose_one_in(&self, replies: u32) {
-        self.losing.store(replies, Ordering::Relaxed);
+    pub(crate) fn lose_replies(&self, loses: bool) {
+        self.weather.loses.store(loses, Ordering::Relaxed);
+    }
+
+    pub(crate) fn delay(&self, delays: bool) {
+        self.weather.delays.store(delays, Ordering::Relaxed);
     }
 }
 
-fn carry(client: &TcpStream, server: u16, losing: &AtomicU32, random: Random) -> io::Result<()> {
+fn carry(
+    client: &TcpStream,
+    server: u16,
+    weather: &Arc<Weather>,
+    mut random: Random,
+) -> io::Result<()> {
     let server = TcpStream::connect(("127.0.0.1", server))?;
     server.set_nodelay(true)?;
     client.set_nodelay(true)?;
-    let (mut requests, mut to) = (client.try_clone()?, server.try_clone()?);
+    let (requests, to, above) = (client.try_clone()?, server.try_clone()?, weather.clone());
+    let mut own = random.clone();
     thread::spawn(move || {
-        io::copy(&mut requests, &mut to).ok();
+        // What is late is carried even if the client has gone in the meantime.
+        pump(&requests, &to, || above.fate_of_request(&mut own)).ok();
         to.shutdown(Shutdown::Both)
     });
-    let carried = carry_replies(&server, client, losing, random);
+    let carried = pump(&server, client, || weather.fate_of_reply(&mut random));
     client.shutdown(Shutdown::Both)?;
     carried
 }
 
-fn carry_replies(
-    mut server: &TcpStream,
-    mut client: &TcpStream,
-    losing: &AtomicU32,
-    mut random: Random,
+fn pump(
+    mut from: &TcpStream,
+    mut to: &TcpStream,
+    mut fate: impl FnMut() -> Fate,
 ) -> io::Result<()> {
     let mut buffer = [0; 16 * 1024];
     loop {
-        let length = server.read(&mut buffer)?;
+        let length = from.read(&mut buffer)?;
         if length == 0 {
             return Ok(());
         }
-        match fate(losing.load(Ordering::Relaxed), &mut random) {
-            Fate::Carried => client.write_all(&buffer[..length])?,
+        match fate() {
             Fate::Broken => return Ok(()),
+            Fate::Carried => {}
+            Fate::Late(delay) => thread::sleep(delay),
             Fate::Silent => {
-                // Until the client has lost its patience.
-                io::copy(&mut server, &mut io::sink())?;
+                // Until the other end has lost its patience.
+                io::copy(&mut from, &mut io::sink())?;
                 return Ok(());
             }
         }
+        to.write_all(&buffer[..length])?;
     }
 }
 
-fn fate(losing: u32, random: &mut Random) -> Fate {
-    match losing {
-        0 => Fate::Carried,
-        _ if !random.one_in(losing) => Fate::Carried,
-        _ if random.one_in(2) => Fate::Broken,
-        _ => Fate::Silent,
+impl Weather {
+    fn fate_of_request(&self, random: &mut Random) -> Fate {
+        if self.delays.load(Ordering::Relaxed) && random.one_in(FREQUENCY) {
+            return Fate::Late(random.tenths(self.delay, (0, 10)));
+        }
+        Fate::Carried
+    }
+
+    fn fate_of_reply(&self, random: &mut Random) -> Fate {
+        if self.loses.load(Ordering::Relaxed) && random.one_in(FREQUENCY) {
+            return if random.one_in(2) { Fate::Broken } else { Fate::Silent };
+        }
+        self.fate_of_request(random)
     }
 }

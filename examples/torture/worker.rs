@@ -133,8 +133,7 @@ impl Worker<'_> {
         let (fence, at) = (guards[0].fence(), (self.number, name));
         let read = || settled(self.register.read(name, fence));
         let read = self.recorder.record(at, Action::Read { fence }, read)?;
-        thread::sleep(self.working_time());
-        self.check(name, guards);
+        self.take_time(name, guards);
         if let Outcome::Value { value } = read {
             let value = value + 1;
             let write = || settled(self.register.write(name, fence, value));
@@ -144,11 +143,17 @@ impl Worker<'_> {
     }
 
     /// Now and then so long that the lease has to be renewed.
-    fn working_time(&mut self) -> Duration {
-        if self.random.one_in(200) {
-            return self.random.tenths(self.options.lease, (5, 20));
+    fn take_time(&mut self, name: u32, guards: &[Guard]) {
+        let long = self.random.one_in(200);
+        let (parts, part) = if long {
+            (5 + self.random.below(15), self.options.lease / 10)
+        } else {
+            (1, self.random.tenths(WORK, (0, 10)))
+        };
+        for _ in 0..parts {
+            thread::sleep(part);
+            self.check(name, guards);
         }
-        self.random.tenths(WORK, (0, 10))
     }
 
     fn check(&self, name: u32, guards: &[Guard]) {

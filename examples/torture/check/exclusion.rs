@@ -49,7 +49,7 @@ impl Exclusion {
                     hold.until = hold.until.max(until);
                 }
             }
-            (_, Outcome::Lost) => self.check_promise(call),
+            (_, Outcome::Lost) => self.lose(call),
             _ => {}
         }
         if call.action == (Action::Unlock { levels: 1 })
@@ -60,11 +60,14 @@ impl Exclusion {
         }
     }
 
-    fn check_promise(&mut self, call: &Call) {
-        let Some(hold) = self.open.get(&call.actor) else { return };
+    /// Takes in that a hold was found lost.
+    fn lose(&mut self, call: &Call) {
+        let Some(hold) = self.open.get_mut(&call.actor) else { return };
         let found = call.span.end;
         let wiped = |wipe: &Span| hold.lock.start <= wipe.end && wipe.start <= found;
-        if found < hold.until && !self.wipes.iter().any(wiped) {
+        if self.wipes.iter().any(wiped) {
+            hold.until = hold.until.min(call.span.start);
+        } else if found < hold.until {
             let early = hold.until - found;
             let what = format!("lost {early} ns before its promise was over");
             self.violations.push(Violation::new(what, &[hold.place, call.place]));
