@@ -37,7 +37,7 @@ pub(crate) fn judge(options: &Options, run: &Run<'_>) -> Result<()> {
     })?;
     tally.print(deeds);
     // For whoever looks for the cause.
-    fs::write(dir.join("nemesis"), format!("{deeds:#?}\n"))?;
+    fs::write(dir.join("nemesis"), deeds.iter().map(Deed::to_string).collect::<String>())?;
     let verdicts = checker.verdicts(finals);
     for verdict in &verdicts {
         show(verdict, dir)?;

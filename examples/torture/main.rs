@@ -6,14 +6,17 @@
 //!
 //! | model | promise | voided by |
 //! |---|---|---|
-//! | exclusion | believed holds of a name never overlap, and last as long as promised | `wipe-server`: holds got before and after it may overlap, for a lease at most |
-//! | nesting | a thread that has the lock gets it again at once, with the same fence | nothing |
+//! | exclusion | believed holds of a name never overlap, and none is lost early | `wipe-server` only |
+//! | nesting | who has a lock gets it again at once, with the same fence; lost is final | nothing |
 //! | fences | a later hold has a greater fence | nothing |
 //! | register | with the fence, no acknowledged write is lost | nothing |
 //!
+//! A server that loses its data excuses two holders of one lock if one got it before and the other
+//! after the loss, for a lease at most. The summary counts these.
+//!
 //! The register is on a second server that nothing disturbs. Workers write to it whether they still
-//! have the lock or not; with `--unfenced` it lets them, and the run fails unless updates get lost:
-//! so one sees that the nemesis bites and the check too.
+//! have the lock or not. With `--unfenced` it lets them, and the run fails unless updates get lost:
+//! that shows that the faults hurt, and that the check sees it.
 
 use std::env;
 use std::fs;

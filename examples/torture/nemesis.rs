@@ -80,6 +80,14 @@ pub(crate) struct Deed {
     pub(crate) span: Span,
 }
 
+/// A line as in a history, with the times of begin and end.
+impl fmt::Display for Deed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Span { start, end } = self.span;
+        writeln!(f, "{start} {end} {}", self.fault)
+    }
+}
+
 /// Disturbs workers and the server for as long as the run takes: one fault after another at the
 /// workers, and at the same time one after another at the server.
 pub(crate) fn disturb(

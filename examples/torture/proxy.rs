@@ -78,7 +78,7 @@ fn carry(
     server.set_nodelay(true)?;
     client.set_nodelay(true)?;
     let (requests, to, above) = (client.try_clone()?, server.try_clone()?, weather.clone());
-    let mut own = random.clone();
+    let mut own = Random::new(random.number(), 0);
     thread::spawn(move || {
         // What is late is carried even if the client has gone in the meantime.
         pump(&requests, &to, || above.fate_of_request(&mut own)).ok();
