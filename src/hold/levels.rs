@@ -39,8 +39,11 @@ impl Engine {
             match self.store.nest(&lease.id, depth, span, patience.request_end()) {
                 Ok(Standing::Ours) => {
                     lease.extend(sent, span);
-                    lease.set_depth(depth);
-                    return if self.stands(lease) { Ok(()) } else { Err(None) };
+                    // A level that the caller does not get must not be waited for by the release.
+                    if self.stands(lease) {
+                        lease.set_depth(depth);
+                        return Ok(());
+                    }
                 }
                 Ok(Standing::Gone) => self.lose(lease),
                 Err(failure) => match patience.after(&failure) {

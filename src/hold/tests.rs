@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 
 use crate::clock::{Moment, end_of};
 use crate::config::{Config, Terms};
+use crate::error::Error;
 use crate::event::{Callback, Event, Events};
 use crate::hold::engine::{Engine, Level, Wait};
 use crate::hold::lease::Lease;
@@ -203,6 +204,18 @@ fn a_reply_after_the_lease_brings_no_hold() {
     let level = scene.lock();
     assert!(level.lease.remaining() > LEASE / 2, "the hold of a second request");
     assert!(level.lease.is_unsettled());
+}
+
+#[test]
+fn a_nested_lock_that_is_answered_after_the_lease_leaves_no_level_behind() {
+    let scene = Scene::new(LEASE);
+    let outer = scene.lock();
+    scene.store.will(&[Fate::Slow(LEASE)]);
+    let nested = scene.engine.lock(&scene.name, &scene.terms, Wait::Endless);
+    assert!(matches!(nested, Err(Error::Lost { .. })), "{nested:?}");
+    scene.engine.unlock(&outer.lease).expect_err("lost");
+    // The thread has no guard any more, so that it gets a new hold.
+    assert_eq!(scene.lock().depth, 1);
 }
 
 #[test]

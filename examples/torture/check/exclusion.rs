@@ -1,0 +1,198 @@
+//! Model 1: one holder at a time.
+//!
+//! A hold is believed from the return of its lock call to the start of the unlock call of its last
+//! guard, or to the last moment for which `is_held` was promised, whichever is earlier. Believed
+//! holds of one name never overlap, and none is found lost before its promise is over.
+//!
+//! Only a server that loses its data voids this: for two holds one of which was got before the loss
+//! and the other after it, no later than a lease. A killed or paused worker, a server that hangs or
+//! is restarted with its data, lost replies and closed connections void nothing.
+
+use std::collections::BTreeMap;
+
+use super::{Verdict, Violation};
+use crate::history::{Action, Actor, Call, Outcome, Place, Span};
+
+pub(super) struct Exclusion {
+    lease: u64,
+    wipes: Vec<Span>,
+    /// Those whose last guard is not gone yet.
+    open: BTreeMap<Actor, Hold>,
+    holds: Vec<Hold>,
+    violations: Vec<Violation>,
+}
+
+#[derive(Clone, Copy)]
+struct Hold {
+    name: u32,
+    /// The call that took it.
+    lock: Span,
+    /// Believed until here.
+    until: u64,
+    place: Place,
+}
+
+impl Exclusion {
+    pub(super) fn new(lease: u64, wipes: Vec<Span>) -> Self {
+        let (open, holds) = (BTreeMap::new(), Vec::new());
+        Self { lease, wipes, open, holds, violations: Vec::new() }
+    }
+
+    pub(super) fn note(&mut self, call: &Call) {
+        match (call.action, call.outcome) {
+            (Action::Lock { level: 1 }, Outcome::Granted { until, .. }) => {
+                let hold = Hold { name: call.name, lock: call.span, until, place: call.place };
+                self.open.insert(call.actor, hold);
+            }
+            (_, Outcome::Granted { until, .. } | Outcome::Held { until }) => {
+                if let Some(hold) = self.open.get_mut(&call.actor) {
+                    hold.until = hold.until.max(until);
+                }
+            }
+            (_, Outcome::Lost) => self.lose(call),
+            _ => {}
+        }
+        if call.action == (Action::Unlock { levels: 1 })
+            && let Some(mut hold) = self.open.remove(&call.actor)
+        {
+            hold.until = hold.until.min(call.span.start);
+            self.holds.push(hold);
+        }
+    }
+
+    /// Takes in that a hold was found lost.
+    fn lose(&mut self, call: &Call) {
+        let Some(hold) = self.open.get_mut(&call.actor) else { return };
+        let found = call.span.end;
+        let wiped = |wipe: &Span| hold.lock.start <= wipe.end && wipe.start <= found;
+        if self.wipes.iter().any(wiped) {
+            hold.until = hold.until.min(call.span.start);
+        } else if found < hold.until {
+            let early = hold.until - found;
+            let what = format!("lost {early} ns before its promise was over");
+            self.violations.push(Violation::new(what, &[hold.place, call.place]));
+        }
+    }
+
+    pub(super) fn verdict(mut self) -> Verdict {
+        self.holds.extend(self.open.values());
+        self.holds.sort_unstable_by_key(|hold| (hold.name, hold.lock.end));
+        let (mut excused, mut believed) = (0, Vec::<Hold>::new());
+        for hold in &self.holds {
+            believed.retain(|other| other.name == hold.name && other.until > hold.lock.end);
+            for other in &believed {
+                if self.is_excused(other, hold) {
+                    excused += 1;
+                    continue;
+                }
+                let both = other.until.min(hold.until).saturating_sub(hold.lock.end);
+                let what = format!("held twice at {}, for {both} ns", hold.lock.end);
+                self.violations.push(Violation::new(what, &[other.place, hold.place]));
+            }
+            believed.push(*hold);
+        }
+        let holds = self.holds.len();
+        let checked = format!("{holds} holds, {excused} overlaps excused by lost data");
+        Verdict { model: "exclusion", checked, violations: self.violations }
+    }
+
+    /// Whether the server lost its data between the two.
+    fn is_excused(&self, first: &Hold, second: &Hold) -> bool {
+        let asked = first.lock.start.min(second.lock.start);
+        let got = second.lock.end;
+        let between = |wipe: &Span| asked <= wipe.end && wipe.start <= got;
+        self.wipes.iter().any(|wipe| between(wipe) && got <= wipe.end + self.lease)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::show;
+    use super::*;
+
+    const LEASE: u64 = 1000;
+
+    fn violations(lines: &str, wipes: &[Span]) -> Vec<String> {
+        let mut model = Exclusion::new(LEASE, wipes.to_vec());
+        show(lines, |call| model.note(call));
+        model.verdict().violations.into_iter().map(|violation| violation.what).collect()
+    }
+
+    /// Thread 2 gets the lock while thread 1 has it.
+    const OVERLAP: &str = "\
+        1000 1 > lock 0 1
+        1010 1 < granted 7 1 1900
+        1020 2 > lock 0 1
+        1500 2 < granted 8 1 2400";
+
+    #[test]
+    fn two_holders_at_once_are_found() {
+        assert_eq!(violations(OVERLAP, &[]), ["held twice at 1500, for 400 ns"]);
+    }
+
+    #[test]
+    fn two_names_are_two_locks() {
+        let two = OVERLAP.replace("2 > lock 0", "2 > lock 1");
+        assert!(violations(&two, &[]).is_empty());
+    }
+
+    #[test]
+    fn a_hold_ends_with_its_promise() {
+        assert!(violations(&OVERLAP.replace("1900", "1500"), &[]).is_empty());
+    }
+
+    #[test]
+    fn a_hold_ends_when_its_last_unlock_begins() {
+        let unlocked = OVERLAP.replace("1020 2", "1015 1 > unlock 0 1\n1019 1 < unknown\n1020 2");
+        assert!(violations(&unlocked, &[]).is_empty());
+        let inner = unlocked.replace("unlock 0 1", "unlock 0 2");
+        assert_eq!(violations(&inner, &[]).len(), 1);
+    }
+
+    #[test]
+    fn a_hold_of_a_killed_process_lasts_as_long_as_promised() {
+        let killed = OVERLAP.replace("1020 2", "1015 1 > lock 0 2\n1020 2");
+        assert_eq!(violations(&killed, &[]).len(), 1);
+    }
+
+    #[test]
+    fn a_check_prolongs_a_hold() {
+        let checked = OVERLAP.replace("1900", "1100");
+        assert!(violations(&checked, &[]).is_empty());
+        let checked = checked + "\n1600 1 > check 0 1\n1601 1 < held 1600";
+        assert_eq!(violations(&checked, &[]).len(), 1);
+    }
+
+    #[test]
+    fn a_long_hold_is_compared_with_all_that_begin_in_it() {
+        let third =
+            OVERLAP.replace("2400", "1510") + "\n1520 3 > lock 0 1\n1600 3 < granted 9 1 1601";
+        assert_eq!(violations(&third, &[]).len(), 2);
+    }
+
+    #[test]
+    fn lost_data_excuses_two_holders() {
+        assert!(violations(OVERLAP, &[Span { start: 1100, end: 1200 }]).is_empty());
+    }
+
+    #[test]
+    fn lost_data_excuses_nothing_else() {
+        let before_both = Span { start: 800, end: 900 };
+        let after_both = Span { start: 1501, end: 1600 };
+        assert_eq!(violations(OVERLAP, &[before_both, after_both]).len(), 1);
+        let long_ago = OVERLAP.replace("1900", "9000").replace("1500", "3000");
+        assert_eq!(violations(&long_ago, &[Span { start: 1100, end: 1200 }]).len(), 1);
+    }
+
+    #[test]
+    fn a_broken_promise_is_found() {
+        let lost = "\
+            1000 1 > lock 0 1
+            1010 1 < granted 7 1 1900
+            1020 1 > unlock 0 1
+            1030 1 < lost";
+        assert_eq!(violations(lost, &[]), ["lost 870 ns before its promise was over"]);
+        assert!(violations(lost, &[Span { start: 1005, end: 1009 }]).is_empty());
+        assert!(violations(&lost.replace("1030", "1900"), &[]).is_empty());
+    }
+}

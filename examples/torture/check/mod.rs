@@ -1,0 +1,142 @@
+//! Whether a history keeps the promises: four models, each in a file of its own.
+
+mod exclusion;
+mod fences;
+mod nesting;
+mod register;
+
+use self::exclusion::Exclusion;
+use self::fences::Fences;
+use self::nesting::Nesting;
+use self::register::Register;
+use super::history::{Call, Place, Span};
+
+/// All models of one history. Every call is shown to them once, those of a thread in order.
+pub(crate) struct Checker {
+    exclusion: Exclusion,
+    nesting: Nesting,
+    fences: Fences,
+    register: Register,
+}
+
+/// What a model says in the end.
+pub(crate) struct Verdict {
+    pub(crate) model: &'static str,
+    /// What it has looked at.
+    pub(crate) checked: String,
+    pub(crate) violations: Vec<Violation>,
+}
+
+impl Verdict {
+    pub(crate) fn is_broken(&self) -> bool {
+        !self.violations.is_empty()
+    }
+}
+
+/// A broken promise, and the lines that show it.
+#[derive(Debug)]
+pub(crate) struct Violation {
+    pub(crate) what: String,
+    pub(crate) places: Vec<Place>,
+}
+
+impl Violation {
+    fn new(what: impl Into<String>, places: &[Place]) -> Self {
+        Self { what: what.into(), places: places.to_vec() }
+    }
+}
+
+impl Checker {
+    /// `wipes` are the times at which the server lost its data.
+    pub(crate) fn new(lease: u64, wipes: Vec<Span>) -> Self {
+        Self {
+            exclusion: Exclusion::new(lease, wipes),
+            nesting: Nesting::default(),
+            fences: Fences::default(),
+            register: Register::default(),
+        }
+    }
+
+    pub(crate) fn note(&mut self, call: &Call) {
+        self.exclusion.note(call);
+        self.nesting.note(call);
+        self.fences.note(call);
+        self.register.note(call);
+    }
+
+    /// `finals` are the registers' last values, and the last verdict is about them.
+    pub(crate) fn verdicts(self, finals: &[u64]) -> [Verdict; 4] {
+        [
+            self.exclusion.verdict(),
+            self.nesting.verdict(),
+            self.fences.verdict(),
+            self.register.verdict(finals),
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::history;
+
+    /// Shows a model the calls of a history written by hand.
+    pub(super) fn show(lines: &str, note: impl FnMut(&Call)) {
+        let text: String = lines.lines().map(|line| line.trim().to_owned() + "\n").collect();
+        history::read(text.trim_start().as_bytes(), 0, note).expect("a history");
+    }
+
+    /// Two threads of two levels, one after the other.
+    const GOOD: &str = "\
+        100 1 > lock 0 1
+        101 2 > lock 0 1
+        110 1 < granted 7 1 900
+        111 1 > lock 0 2
+        120 1 < granted 7 2 950
+        121 1 > read 0 7
+        122 1 < value 0
+        123 1 > check 0 2
+        124 1 < held 960
+        125 1 > write 0 7 1
+        126 1 < done
+        130 1 > unlock 0 2
+        140 1 < done
+        150 1 > unlock 0 1
+        155 2 < granted 8 1 999
+        160 1 < done
+        161 1 > check 0 0
+        162 1 < free
+        170 2 > read 0 8
+        171 2 < value 1
+        172 2 > write 0 8 2
+        173 2 < done
+        180 2 > unlock 0 1
+        190 2 < done";
+
+    #[test]
+    fn a_good_history_keeps_all_models() {
+        let mut checker = Checker::new(1000, Vec::new());
+        show(GOOD, |call| checker.note(call));
+        for verdict in checker.verdicts(&[2]) {
+            assert!(verdict.violations.is_empty(), "{}: {:?}", verdict.model, verdict.violations);
+        }
+    }
+
+    #[test]
+    fn a_line_cut_short_by_a_kill_is_left_out() {
+        let text = "100 1 > lock 0 1\n110 1 < granted 7 1 9";
+        let mut calls = Vec::new();
+        history::read(text.as_bytes(), 3, |call| calls.push(*call)).expect("a history");
+        let [call] = calls.as_slice() else { panic!("{calls:?}") };
+        assert_eq!(call.outcome, history::Outcome::Unknown);
+        assert_eq!(call.place, Place { worker: 3, line: 1 });
+    }
+
+    #[test]
+    fn a_line_that_makes_no_sense_is_an_error() {
+        for text in ["100 1 < done\n", "100 1 > lock x 1\n", "100 1 > read 0 1\n101 1 > read 0 1\n"]
+        {
+            history::read(text.as_bytes(), 0, |_| {}).expect_err(text);
+        }
+    }
+}

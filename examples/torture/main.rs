@@ -1,0 +1,100 @@
+//! A checked history: processes full of threads compete for a few locks while everything around
+//! them fails, write down every call, and what they wrote is compared with what was promised.
+//!
+//! `cargo run --release --example torture -- --seconds 60`; `--help` lists the options. It starts a
+//! `redis-server` of its own, and fails if a promise was broken. Four models are checked:
+//!
+//! | model | promise | voided by |
+//! |---|---|---|
+//! | exclusion | believed holds of a name never overlap, and none is lost early | `wipe-server` only |
+//! | nesting | who has a lock gets it again at once, with the same fence; lost is final | nothing |
+//! | fences | a later hold has a greater fence | nothing |
+//! | register | with the fence, no acknowledged write is lost | nothing |
+//!
+//! A server that loses its data excuses two holders of one lock if one got it before and the other
+//! after the loss, for a lease at most. The summary counts these.
+//!
+//! The register is on a second server that nothing disturbs. Workers write to it whether they still
+//! have the lock or not. With `--unfenced` it lets them, and the run fails unless updates get lost:
+//! that shows that the faults hurt, and that the check sees it.
+
+use std::env;
+use std::fs;
+use std::path::Path;
+use std::process::ExitCode;
+
+use self::crew::Crew;
+use self::judge::{Run, judge};
+use self::options::{HELP, Options, Role};
+use self::proxy::Proxy;
+use self::register::Register;
+use self::server::Server;
+
+mod check;
+mod crew;
+mod history;
+mod judge;
+mod nemesis;
+mod options;
+mod proxy;
+mod random;
+mod register;
+#[path = "../../tests/it/support/server.rs"]
+mod server;
+mod summary;
+mod worker;
+
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
+
+fn main() -> ExitCode {
+    let outcome = Options::parse().and_then(|options| match &options.role {
+        _ if options.help => {
+            print!("{HELP}");
+            Ok(())
+        }
+        Some(role) => worker::run(&options, role),
+        None => run(&options),
+    });
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("torture: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Keeps the histories only if there is something to find in them.
+fn run(options: &Options) -> Result<()> {
+    let dir = env::temp_dir().join(format!("leasehold-torture-{}", std::process::id()));
+    fs::create_dir(&dir)?;
+    let outcome = torture(options, &dir);
+    match &outcome {
+        Ok(()) => fs::remove_dir_all(&dir)?,
+        Err(_) => eprintln!("the histories are in {}", dir.display()),
+    }
+    outcome
+}
+
+fn torture(options: &Options, dir: &Path) -> Result<()> {
+    let Options { processes, threads, names, lease, time, seed, .. } = options;
+    println!("{processes} processes x {threads} threads, {names} names, a lease of {lease:?}");
+    println!("for {time:?}, with seed {seed}");
+    let protected = Server::redis();
+    // Without fsync everything acknowledged survives the server's end, though not the machine's.
+    let kept = ["--appendonly", "yes", "--appendfsync", "no"];
+    let server = Server::start(&options.server, &kept);
+    let faulty = options.faults.iter().any(|fault| fault.is_of_network());
+    let proxy = faulty.then(|| Proxy::before(server.port(), *lease / 2, *seed)).transpose()?;
+    let locks = proxy.as_ref().map_or(server.url(), Proxy::url);
+
+    let first = Role { dir: dir.into(), number: 1, locks, register: protected.url() };
+    let mut crew = Crew::start(*processes, *seed, first)?;
+    let deeds = nemesis::disturb(options, &mut crew, &server, proxy.as_ref())?;
+    crew.finish(*lease * 10)?;
+
+    let mut register = Register::open(&protected.url(), true)?;
+    let finals: std::result::Result<Vec<u64>, _> =
+        (0..*names).map(|name| register.value(name)).collect();
+    judge(options, &Run { dir, workers: crew.started(), deeds, finals: finals? })
+}

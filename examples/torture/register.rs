@@ -1,0 +1,50 @@
+//! The resource that the locks protect: a number for each name, on a server that nothing disturbs.
+
+use redis::{Commands, Connection, RedisResult, Script};
+
+use super::history::Outcome;
+
+pub(crate) struct Register {
+    redis: Connection,
+    script: Script,
+    fenced: bool,
+}
+
+impl Register {
+    pub(crate) fn open(url: &str, fenced: bool) -> RedisResult<Self> {
+        let redis = redis::Client::open(url)?.get_connection()?;
+        Ok(Self { redis, script: Script::new(include_str!("register.lua")), fenced })
+    }
+
+    pub(crate) fn read(&mut self, name: u32, fence: u64) -> RedisResult<Outcome> {
+        let value = self.ask(name, fence, None)?;
+        Ok(value.map_or(Outcome::Stale, |value| Outcome::Value { value }))
+    }
+
+    pub(crate) fn write(&mut self, name: u32, fence: u64, value: u64) -> RedisResult<Outcome> {
+        let value = self.ask(name, fence, Some(value))?;
+        Ok(value.map_or(Outcome::Stale, |_| Outcome::Done))
+    }
+
+    pub(crate) fn value(&mut self, name: u32) -> RedisResult<u64> {
+        let value: Option<u64> = self.redis.hget(key(name), "value")?;
+        Ok(value.unwrap_or_default())
+    }
+
+    /// Without fences a register takes everything.
+    fn ask(&mut self, name: u32, fence: u64, value: Option<u64>) -> RedisResult<Option<u64>> {
+        if self.fenced {
+            let mut call = self.script.key(key(name));
+            let answer: i64 = call.arg(fence).arg(value).invoke(&mut self.redis)?;
+            return Ok(u64::try_from(answer).ok());
+        }
+        if let Some(value) = value {
+            let _: u64 = self.redis.hset(key(name), "value", value)?;
+        }
+        self.value(name).map(Some)
+    }
+}
+
+fn key(name: u32) -> String {
+    format!("register:{name}")
+}

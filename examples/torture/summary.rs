@@ -1,0 +1,65 @@
+//! What happened in a run, in a few lines.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::history::{Action, Call, Kind, Outcome};
+use super::nemesis::Deed;
+
+/// Counts calls.
+#[derive(Default)]
+pub(crate) struct Tally {
+    /// By the action's name: ok, fail, unknown.
+    calls: BTreeMap<&'static str, [u64; 3]>,
+    /// How long calls took that got a lock, in microseconds.
+    waits: Vec<u32>,
+    lost: u64,
+}
+
+impl Tally {
+    pub(crate) fn note(&mut self, call: &Call) {
+        let name = match call.action {
+            Action::Check { .. } => "check",
+            Action::Lock { level: 1 } => "lock",
+            Action::Lock { .. } => "nest",
+            Action::Read { .. } => "read",
+            Action::Unlock { .. } => "unlock",
+            Action::Write { .. } => "write",
+        };
+        let [ok, fail, unknown] = self.calls.entry(name).or_default();
+        *match call.outcome.kind() {
+            Kind::Ok => ok,
+            Kind::Fail => fail,
+            Kind::Unknown => unknown,
+        } += 1;
+        if call.action == (Action::Unlock { levels: 1 }) && call.outcome == Outcome::Lost {
+            self.lost += 1;
+        }
+        if name == "lock" && call.outcome.kind() == Kind::Ok {
+            let wait = (call.span.end - call.span.start) / 1000;
+            self.waits.push(u32::try_from(wait).unwrap_or(u32::MAX));
+        }
+    }
+
+    pub(crate) fn print(mut self, deeds: &[Deed]) {
+        for (name, [ok, fail, unknown]) in &self.calls {
+            println!("{name:<10}{ok} ok, {fail} fail, {unknown} unknown");
+        }
+        self.waits.sort_unstable();
+        let (half, most, all) = (self.wait(50), self.wait(99), self.wait(100));
+        println!("waits     p50 {half:.1?}, p99 {most:.1?}, max {all:.1?}");
+        println!("losses    {} holds were lost before they were unlocked", self.lost);
+        let mut times = BTreeMap::<String, u32>::new();
+        for deed in deeds {
+            *times.entry(deed.fault.to_string()).or_default() += 1;
+        }
+        let times: Vec<_> = times.iter().map(|(fault, times)| format!("{fault} {times}")).collect();
+        println!("nemesis   {}", if times.is_empty() { "none".into() } else { times.join(", ") });
+    }
+
+    /// The time that so many percent of the waits did not exceed; they are sorted.
+    fn wait(&self, percent: usize) -> Duration {
+        let index = (self.waits.len() * percent / 100).min(self.waits.len().saturating_sub(1));
+        Duration::from_micros(self.waits.get(index).copied().unwrap_or_default().into())
+    }
+}

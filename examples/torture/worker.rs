@@ -1,0 +1,212 @@
+//! A worker process: threads that take locks, change what they protect, and write down everything.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use leasehold::{Client, Error, Guard};
+use redis::RedisResult;
+
+use super::Result;
+use super::history::{self, Action, Outcome, Recorder, nanos, now};
+use super::options::{Options, Role};
+use super::random::Random;
+use super::register::Register;
+
+const LEVELS: u32 = 3;
+/// How long most holders work at most: for the greater part of a lock's time, so that whatever
+/// happens to a worker happens to a holder.
+const WORK: Duration = Duration::from_millis(10);
+/// How long a thread rests between two holds at most.
+const REST: Duration = Duration::from_millis(4);
+
+/// Works until the parent closes our input, or is gone.
+pub(crate) fn run(options: &Options, role: &Role) -> Result<()> {
+    let ended = AtomicBool::new(false);
+    let recorder = Recorder::create(&history::path(&role.dir, role.number))?;
+    thread::scope(|scope| {
+        let ended = &ended;
+        scope.spawn(move || {
+            // However the input ends, it has ended.
+            io::copy(&mut io::stdin(), &mut io::sink()).ok();
+            ended.store(true, Ordering::Relaxed);
+        });
+        let Some(client) = open(options, &role.locks, ended)? else { return Ok(()) };
+        let threads: Vec<_> = (0..options.threads)
+            .map(|number| {
+                let worker = Worker {
+                    client: client.clone(),
+                    register: Register::open(&role.register, options.fenced)?,
+                    recorder: &recorder,
+                    random: Random::new(options.seed, role.number * 1000 + u64::from(number)),
+                    options,
+                    number,
+                };
+                Ok(scope.spawn(move || worker.run(ended)))
+            })
+            .collect::<Result<_>>()?;
+        threads.into_iter().try_for_each(|thread| thread.join().expect("a thread does not panic"))
+    })
+}
+
+/// `None` if the run ends before the server can be reached.
+fn open(options: &Options, url: &str, ended: &AtomicBool) -> Result<Option<Client>> {
+    while !ended.load(Ordering::Relaxed) {
+        let builder = Client::builder().lease(options.lease).wait(options.lease * 5);
+        match builder.open(url) {
+            Ok(client) => return Ok(Some(client)),
+            Err(error) if error.is_retryable() => thread::sleep(Duration::from_millis(10)),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(None)
+}
+
+struct Worker<'run> {
+    client: Client,
+    register: Register,
+    recorder: &'run Recorder,
+    random: Random,
+    options: &'run Options,
+    number: u32,
+}
+
+impl Worker<'_> {
+    fn run(mut self, ended: &AtomicBool) -> Result<()> {
+        while !ended.load(Ordering::Relaxed) {
+            let name = self.random.below(self.options.names);
+            self.hold(name)?;
+            thread::sleep(self.random.tenths(REST, (0, 10)));
+        }
+        Ok(())
+    }
+
+    /// Takes a lock, perhaps several times, works under it and gives it back.
+    fn hold(&mut self, name: u32) -> Result<()> {
+        let Some(outer) = self.lock(name, 1)? else { return Ok(()) };
+        let mut guards = vec![outer];
+        while count(&guards) < LEVELS && self.random.one_in(4) {
+            guards.extend(self.lock(name, count(&guards) + 1)?);
+        }
+        self.work(name, &guards)?;
+        while !guards.is_empty() {
+            self.unlock(name, &mut guards)?;
+            if !guards.is_empty() {
+                self.check(name, &guards);
+            }
+        }
+        let held = || self.client.mutex(&lock_name(name)).is_held_by_current_thread();
+        self.record(name, Action::Check { levels: 0 }, || {
+            ((), if held() { Outcome::Held { until: now() } } else { Outcome::Free })
+        });
+        Ok(())
+    }
+
+    /// In one of the three ways that there are.
+    fn lock(&mut self, name: u32, level: u32) -> Result<Option<Guard>> {
+        let (way, wait) = (self.random.below(3), self.random.tenths(self.options.lease, (0, 10)));
+        let key = lock_name(name);
+        self.record(name, Action::Lock { level }, || {
+            let locked = match way {
+                0 => self.client.lock(&key).map(Some),
+                1 => self.client.try_lock(&key),
+                _ => self.client.try_lock_for(&key, wait),
+            };
+            match locked {
+                Ok(Some(guard)) => {
+                    let (fence, depth) = (guard.fence(), guard.depth());
+                    let until = promise(&guard).unwrap_or_default();
+                    (Ok(Some(guard)), Outcome::Granted { fence, depth, until })
+                }
+                Ok(None) => (Ok(None), Outcome::Busy),
+                Err(error) => {
+                    let (result, outcome) = expected(error);
+                    (result.map(|()| None), outcome)
+                }
+            }
+        })
+    }
+
+    /// Reads a number and writes the next one, without asking whether the lock is still held.
+    fn work(&mut self, name: u32, guards: &[Guard]) -> Result<()> {
+        let (fence, at) = (guards[0].fence(), (self.number, name));
+        let read = || settled(self.register.read(name, fence));
+        let read = self.recorder.record(at, Action::Read { fence }, read)?;
+        self.take_time(name, guards);
+        if let Outcome::Value { value } = read {
+            let value = value + 1;
+            let write = || settled(self.register.write(name, fence, value));
+            self.recorder.record(at, Action::Write { fence, value }, write)?;
+        }
+        Ok(())
+    }
+
+    /// Now and then so long that the lease has to be renewed.
+    fn take_time(&mut self, name: u32, guards: &[Guard]) {
+        let long = self.random.one_in(200);
+        let (parts, part) = if long {
+            (5 + self.random.below(15), self.options.lease / 10)
+        } else {
+            (1, self.random.tenths(WORK, (0, 10)))
+        };
+        for _ in 0..parts {
+            thread::sleep(part);
+            self.check(name, guards);
+        }
+    }
+
+    fn check(&self, name: u32, guards: &[Guard]) {
+        let levels = count(guards);
+        self.record(name, Action::Check { levels }, || {
+            ((), promise(&guards[0]).map_or(Outcome::Lost, |until| Outcome::Held { until }))
+        });
+    }
+
+    /// Gives up any of the guards.
+    fn unlock(&mut self, name: u32, guards: &mut Vec<Guard>) -> Result<()> {
+        let levels = count(guards);
+        let guard = guards.swap_remove(self.random.below(levels) as usize);
+        self.record(name, Action::Unlock { levels }, || match guard.unlock() {
+            Ok(()) => (Ok(()), Outcome::Done),
+            Err(error) => expected(error),
+        })
+    }
+
+    fn record<T>(&self, name: u32, action: Action, call: impl FnOnce() -> (T, Outcome)) -> T {
+        self.recorder.record((self.number, name), action, call)
+    }
+}
+
+/// The time until which a guard is sure to be held if nobody renews it. The clock is read first, so
+/// that no pause in between makes it later than it is.
+fn promise(guard: &Guard) -> Option<u64> {
+    let now = now();
+    guard.is_held().then(|| now + nanos(guard.remaining()))
+}
+
+/// What an error of a lock means to the history, unless it should never happen here.
+fn expected(error: Error) -> (Result<()>, Outcome) {
+    match error {
+        Error::Timeout { .. } => (Ok(()), Outcome::Busy),
+        Error::Lost { .. } => (Ok(()), Outcome::Lost),
+        Error::Unavailable { .. } => (Ok(()), Outcome::Unknown),
+        other => (Err(other.into()), Outcome::Unknown),
+    }
+}
+
+/// The same for the register, where nothing should ever fail.
+fn settled(answer: RedisResult<Outcome>) -> (Result<Outcome>, Outcome) {
+    match answer {
+        Ok(outcome) => (Ok(outcome), outcome),
+        Err(error) => (Err(error.into()), Outcome::Unknown),
+    }
+}
+
+fn lock_name(name: u32) -> String {
+    format!("torture:{name}")
+}
+
+fn count(guards: &[Guard]) -> u32 {
+    u32::try_from(guards.len()).expect("few guards")
+}
