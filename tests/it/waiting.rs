@@ -347,7 +347,7 @@ fn waits_that_end_early_leave_nothing(server: &Server) {
         for thread in 0..4 {
             let waiter = &waiter;
             scope.spawn(move || {
-                for round in 0..100 {
+                for round in 0..250 {
                     let wait = Duration::from_micros(round * 37 % 3000 + thread);
                     assert!(waiter.try_lock_for("a", wait).unwrap().is_none());
                 }
