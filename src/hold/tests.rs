@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 
 use crate::clock::{Moment, end_of};
 use crate::config::{Config, Terms};
+use crate::error::Error;
 use crate::event::{Callback, Event, Events};
 use crate::hold::engine::{Engine, Level, Wait};
 use crate::hold::lease::Lease;
@@ -194,6 +195,18 @@ fn a_nested_lock_counts_from_its_request() {
     assert_eq!(inner.depth, 2);
     let left = outer.lease.remaining();
     assert!(left + slow <= LEASE, "{left:?}");
+}
+
+#[test]
+fn a_level_beyond_the_last_is_refused_before_a_request() {
+    let scene = Scene::new(LEASE * 10);
+    let outer = scene.lock();
+    outer.lease.set_depth(u32::MAX);
+    let refused = scene.engine.lock(&scene.name, &scene.terms, Wait::No);
+    assert!(matches!(refused, Err(Error::InvalidInput(_))), "{refused:?}");
+    assert_eq!(outer.lease.depth(), u32::MAX);
+    let holder = scene.store.inspect(&scene.name, Instant::now()).expect("memory");
+    assert_eq!(holder.expect("a holder").depth, 1);
 }
 
 #[test]
