@@ -57,7 +57,7 @@ fn hasty() -> Builder {
 fn order(admin: &mut Connection, words: &str) {
     let mut words = words.split(' ');
     let mut command = redis::cmd(words.next().unwrap());
-    command.arg(&words.collect::<Vec<_>>()).exec(admin).unwrap();
+    command.arg(words.collect::<Vec<_>>()).exec(admin).unwrap();
 }
 
 /// In a process of its own, because there is one logger per process.

@@ -28,7 +28,7 @@ fn has_test(source: &str, name: &str) -> bool {
     let before = lines[..at].iter().rev();
     let attributes: Vec<_> = before.take_while(|line| line.starts_with("#[")).collect();
     let listed = |line: &&str| line.strip_suffix([',', ';']) == Some(name);
-    attributes.contains(&&"#[test]") || lines.iter().any(|line| listed(line))
+    attributes.contains(&&"#[test]") || lines.iter().any(listed)
 }
 
 /// The file with a test of that path, such as `replies::…` or `hold::line::tests::…`.
