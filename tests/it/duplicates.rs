@@ -35,6 +35,7 @@ fn every_request_may_be_executed_twice(server: &Server) {
     let other = server.open(sleepy());
     proxy.duplicate_scripts();
     let outer = take(&client, "a");
+    assert_eq!(server.hold("a").1, "1");
     let inner = take(&client, "a");
     assert_eq!(server.hold("a").1, "2");
     inner.unlock().unwrap();
