@@ -9,6 +9,7 @@ use std::time::Duration;
 use leasehold::{Client, Guard};
 
 use crate::support::proxy::Proxy;
+use crate::support::recorder::Recorder;
 use crate::support::resp::message;
 use crate::support::{
     LEASE, SOON, Server, eventually, ms, patient, sleepy, stores, take, throughout, timed,
@@ -145,7 +146,9 @@ fn a_late_duplicate_of_a_release_changes_no_later_hold(server: &Server) {
 
 fn a_late_duplicate_of_a_hand_over_changes_no_later_hold(server: &Server) {
     let proxy = Proxy::before(server);
-    let client = patient().lease(LONG).open(&proxy.url()).unwrap();
+    let told = Recorder::default();
+    let builder = patient().lease(LONG).on_event(told.listener());
+    let client = builder.open(&proxy.url()).unwrap();
     let guard = take(&client, "a");
     let requests = thread::scope(|scope| {
         let (end, ended) = crossbeam_channel::bounded::<()>(0);
@@ -155,8 +158,7 @@ fn a_late_duplicate_of_a_hand_over_changes_no_later_hold(server: &Server) {
             ended.recv().unwrap_err();
             guard.unlock().unwrap();
         });
-        // Until the other thread waits in line.
-        thread::sleep(ms(100));
+        told.wait_for("contended a");
         let ((), requests) = proxy.record(|| guard.unlock().unwrap());
         drop(end);
         next.join().unwrap();

@@ -1,6 +1,7 @@
 //! Replies that come late, in pieces, broken off, or make no sense.
 
 use std::fmt::Debug;
+use std::thread::{self, ScopedJoinHandle};
 
 use leasehold::{Builder, Client, Error};
 
@@ -12,6 +13,7 @@ stores! {
     every server:
         a_reply_after_the_deadline_is_no_success,
         a_late_reply_is_not_read_by_the_next_call,
+        threads_that_share_a_connection_read_their_own_replies,
         a_far_server_only_shortens_what_is_left,
         a_reply_may_come_in_any_pieces,
         a_reply_cut_anywhere_is_asked_for_again,
@@ -64,6 +66,38 @@ fn a_late_reply_is_not_read_by_the_next_call(server: &Server) {
         assert_eq!(guard.fence(), fence, "the reply is that to its own request");
         assert!(server.hold(&name).0.starts_with(client.id()));
     }
+}
+
+fn threads_that_share_a_connection_read_their_own_replies(server: &Server) {
+    let (proxy, client) = behind_proxy(server, patient().wait(3 * SOON).pool_size(1));
+    let work = |worker: usize| {
+        for round in 0..50 {
+            let name = format!("lock {worker}");
+            let guard = client.lock(&name).unwrap();
+            let fence: u64 = server.ask(&["GET", &format!("leasehold:fence:{{{name}}}")]);
+            assert_eq!(guard.fence(), fence, "of {name} in round {round}");
+            assert!(server.hold(&name).0.starts_with(client.id()));
+            guard.unlock().unwrap();
+            assert!(!server.exists(&name));
+        }
+    };
+    thread::scope(|scope| {
+        let workers: Vec<_> = (0..8).map(|worker| scope.spawn(move || work(worker))).collect();
+        let mut faults = 0;
+        while !workers.iter().all(ScopedJoinHandle::is_finished) {
+            if proxy.has_lost() {
+                faults += 1;
+                match faults % 3 {
+                    0 => proxy.lose_reply_after(3),
+                    1 => proxy.cut_reply(faults % 4),
+                    _ => proxy.answer(b"*1\r\n:1\r\n"),
+                }
+            }
+            thread::sleep(ms(20));
+        }
+        proxy.heal();
+        assert!(faults > 2, "{faults} faults");
+    });
 }
 
 fn a_far_server_only_shortens_what_is_left(server: &Server) {
