@@ -1,7 +1,9 @@
 //! Replies that come late, in pieces, broken off, or make no sense.
 
 use std::fmt::Debug;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::{self, ScopedJoinHandle};
+use std::time::Instant;
 
 use leasehold::{Builder, Client, Error};
 
@@ -14,6 +16,7 @@ stores! {
         a_reply_after_the_deadline_is_no_success,
         a_late_reply_is_not_read_by_the_next_call,
         threads_that_share_a_connection_read_their_own_replies,
+        a_late_reply_is_not_read_by_those_who_share_the_connection,
         a_far_server_only_shortens_what_is_left,
         a_reply_may_come_in_any_pieces,
         a_reply_cut_anywhere_is_asked_for_again,
@@ -98,6 +101,33 @@ fn threads_that_share_a_connection_read_their_own_replies(server: &Server) {
         proxy.heal();
         assert!(faults > 2, "{faults} faults");
     });
+}
+
+fn a_late_reply_is_not_read_by_those_who_share_the_connection(server: &Server) {
+    let (proxy, client) = behind_proxy(server, Client::builder().pool_size(1));
+    proxy.delay_replies(ms(40));
+    let end = Instant::now() + ms(3000);
+    let (client, told) = (&client, AtomicU32::new(0));
+    let work = |worker: u32| {
+        let name = format!("lock {worker}");
+        // Half of them wait for 100 ms only, and are gone when their replies come.
+        let lease = if worker % 2 == 0 { ms(300) } else { ms(30_000) };
+        let mutex = client.mutex(&name).lease(lease);
+        while Instant::now() < end {
+            let Ok(Some(guard)) = mutex.try_lock() else { continue };
+            let fence: u64 = server.ask(&["GET", &format!("leasehold:fence:{{{name}}}")]);
+            if guard.is_held() {
+                assert_eq!(guard.fence(), fence, "the reply is that to its own request");
+                told.fetch_add(1, Ordering::SeqCst);
+            }
+        }
+    };
+    thread::scope(|scope| {
+        for worker in 0..8 {
+            scope.spawn(move || work(worker));
+        }
+    });
+    assert!(told.into_inner() > 0, "nobody got a lock");
 }
 
 fn a_far_server_only_shortens_what_is_left(server: &Server) {
