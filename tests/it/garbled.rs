@@ -111,7 +111,7 @@ fn a_late_reply_is_not_read_by_those_who_share_the_connection(server: &Server) {
     let work = |worker: u32| {
         let name = format!("lock {worker}");
         // Half of them wait for 100 ms only, and are gone when their replies come.
-        let lease = if worker % 2 == 0 { ms(300) } else { ms(30_000) };
+        let lease = if worker.is_multiple_of(2) { ms(300) } else { ms(30_000) };
         let mutex = client.mutex(&name).lease(lease);
         while Instant::now() < end {
             let Ok(Some(guard)) = mutex.try_lock() else { continue };

@@ -24,7 +24,8 @@ stores! {
         a_nested_lock_without_a_reply_leaves_the_outer_one,
         a_call_that_hangs_does_not_hold_up_those_after_it,
         a_call_that_hangs_starves_no_renewal,
-        a_call_that_hangs_starves_no_release;
+        a_call_that_hangs_starves_no_release,
+        a_drop_that_cannot_hand_on_stretches_no_wait;
 }
 
 /// How long one attempt may take here.
@@ -256,7 +257,12 @@ fn a_call_that_hangs_starves_no_release(server: &Server) {
 
 /// How long a thread waits that may wait for 400 ms, if it is promised the lock by one that cannot
 /// hand it on because of `fault`; the best of a few tries.
-fn wait_for_a_broken_promise(server: &Server, fault: &[&str], repair: &[&str]) -> Duration {
+fn wait_for_a_broken_promise(
+    server: &Server,
+    fault: &[&str],
+    repair: &[&str],
+    release: fn(Guard),
+) -> Duration {
     let tries = (0..3).map(|_| {
         let told = Recorder::default();
         let builder = hasty().retry_window(ms(3000)).on_event(told.listener());
@@ -266,8 +272,7 @@ fn wait_for_a_broken_promise(server: &Server, fault: &[&str], repair: &[&str]) -
             let waits = scope.spawn(|| timed(|| client.try_lock_for("a", ms(400)).map(drop)));
             told.wait_for("contended a");
             server.command(fault);
-            // Whatever becomes of it: the other thread is what counts.
-            guard.unlock().ok();
+            release(guard);
             waits.join().unwrap().1
         });
         server.command(repair);
@@ -277,11 +282,27 @@ fn wait_for_a_broken_promise(server: &Server, fault: &[&str], repair: &[&str]) -
     tries.min().expect("there were some")
 }
 
+fn a_drop_that_cannot_hand_on_stretches_no_wait(server: &Server) {
+    let faults: [(&[&str], &[&str]); 2] = [
+        (&["CLIENT", "PAUSE", "1500"], &["PING"]),
+        (&["REPLICAOF", "127.0.0.1", "1"], &["REPLICAOF", "NO", "ONE"]),
+    ];
+    for (fault, repair) in faults {
+        let took = wait_for_a_broken_promise(server, fault, repair, drop);
+        assert!(took <= ms(400) + IO + GRACE, "{took:?} at {fault:?}");
+    }
+}
+
+/// Whatever becomes of it: the other thread is what counts.
+fn unlock(guard: Guard) {
+    guard.unlock().ok();
+}
+
 #[test]
 #[ignore = "who hands on a lock does not yet look at the deadline of who is to get it"]
 fn a_promise_that_a_silent_server_breaks_ends_in_time() {
     let pause = ["CLIENT", "PAUSE", "1500"];
-    let took = wait_for_a_broken_promise(&Server::redis(), &pause, &["PING"]);
+    let took = wait_for_a_broken_promise(&Server::redis(), &pause, &["PING"], unlock);
     assert!(took <= ms(400) + IO + GRACE, "{took:?}");
 }
 
@@ -289,6 +310,7 @@ fn a_promise_that_a_silent_server_breaks_ends_in_time() {
 #[ignore = "who hands on a lock does not yet look at the deadline of who is to get it"]
 fn a_promise_that_a_read_only_server_breaks_ends_in_time() {
     let replica = ["REPLICAOF", "127.0.0.1", "1"];
-    let took = wait_for_a_broken_promise(&Server::redis(), &replica, &["REPLICAOF", "NO", "ONE"]);
+    let master = ["REPLICAOF", "NO", "ONE"];
+    let took = wait_for_a_broken_promise(&Server::redis(), &replica, &master, unlock);
     assert!(took <= ms(400) + IO + GRACE, "{took:?}");
 }
