@@ -198,6 +198,18 @@ fn a_nested_lock_counts_from_its_request() {
 }
 
 #[test]
+fn a_level_beyond_the_last_is_refused_before_a_request() {
+    let scene = Scene::new(LEASE * 10);
+    let outer = scene.lock();
+    outer.lease.set_depth(u32::MAX);
+    let refused = scene.engine.lock(&scene.name, &scene.terms, Wait::No);
+    assert!(matches!(refused, Err(Error::InvalidInput(_))), "{refused:?}");
+    assert_eq!(outer.lease.depth(), u32::MAX);
+    let holder = scene.store.inspect(&scene.name, Instant::now()).expect("memory");
+    assert_eq!(holder.expect("a holder").depth, 1);
+}
+
+#[test]
 fn a_reply_after_the_lease_brings_no_hold() {
     let scene = Scene::new(LEASE);
     scene.store.will(&[Fate::Slow(LEASE)]);

@@ -21,6 +21,8 @@ stores! {
         the_next_thread_is_not_taken_for_one_that_has_ended;
     every server:
         a_waiter_takes_over_when_the_holder_is_killed,
+        a_process_that_aborts_leaves_its_lock_to_its_lease,
+        signals_neither_break_nor_stretch_a_wait,
         a_process_that_was_stopped_too_long_has_lost_its_hold,
         a_process_that_was_stopped_too_long_creates_nothing_again;
 }
@@ -107,6 +109,54 @@ fn a_waiter_takes_over_when_the_holder_is_killed(server: &Server) {
     assert!(took + ms(10) >= left, "{took:?} of {left:?} that were left");
     assert!(took < left + ms(1500), "{took:?} of {left:?} that were left");
     assert!(guard.fence() > fence);
+}
+
+fn a_process_that_aborts_leaves_its_lock_to_its_lease(server: &Server) {
+    let child = Child::start(abort_in_a_child, &server.url());
+    assert_eq!(child.next(), "holds");
+    let (guard, took) = timed(|| server.open(patient()).lock("a").unwrap());
+    assert!(took < LEASE + SOON / 2, "{took:?}");
+    assert_eq!(guard.depth(), 1);
+}
+
+#[test]
+#[ignore = "a child of a_process_that_aborts_leaves_its_lock_to_its_lease"]
+fn abort_in_a_child() {
+    let Some(url) = child::argument() else { return };
+    let client = patient().lease(LEASE).open(&url).unwrap();
+    let _guard = client.lock("a").unwrap();
+    child::report("holds");
+    std::process::abort();
+}
+
+fn signals_neither_break_nor_stretch_a_wait(server: &Server) {
+    let client = server.open(patient());
+    let _guard = take(&client, "a");
+    let mut child = Child::start(wait_in_a_child, &server.url());
+    assert_eq!(child.next(), "ready");
+    child.go_on();
+    // To stop and to go on interrupts system calls, as other signals do.
+    for _ in 0..300 {
+        child.stop();
+        child.cont();
+        std::thread::sleep(ms(5));
+    }
+    assert_eq!(child.next(), "Ok(false)");
+    let took = ms(child.next().parse().unwrap());
+    assert!(took >= ms(1000) && took < SOON / 2, "{took:?}");
+    child.finish();
+}
+
+#[test]
+#[ignore = "a child of signals_neither_break_nor_stretch_a_wait"]
+fn wait_in_a_child() {
+    let Some(url) = child::argument() else { return };
+    let client = Client::builder().backoff(ms(1), ms(20)).open(&url).unwrap();
+    child::report("ready");
+    child::wait_for_parent();
+    let (result, took) = timed(|| client.try_lock_for("a", ms(1000)).map(|held| held.is_some()));
+    child::report(format_args!("{result:?}"));
+    child::report(took.as_millis());
 }
 
 fn a_process_that_was_stopped_too_long_has_lost_its_hold(server: &Server) {

@@ -4,13 +4,14 @@ use std::time::Duration;
 
 use leasehold::{Client, Error};
 
-use crate::support::{Server, is_busy, ms, patient, stores, take, timed};
+use crate::support::{LEASE, SOON, Server, is_busy, ms, patient, stores, take, timed};
 
 stores! {
     every server:
         a_value_of_another_type_is_an_error_and_stays,
         a_foreign_hash_without_a_ttl_is_held_by_somebody,
         a_lock_of_redisson_is_waited_for,
+        nothing_that_we_do_prolongs_or_ends_a_hold_of_others,
         a_spoilt_fence_counter_is_an_error_without_a_hold,
         a_fence_that_no_longer_fits_is_an_error_without_a_hold;
 }
@@ -83,6 +84,30 @@ fn a_lock_of_redisson_is_waited_for(server: &Server) {
     assert!(took > ms(500) && took < ms(4000), "{took:?}");
     assert_eq!(server.hold("a").1, "1");
     guard.unlock().unwrap();
+}
+
+fn nothing_that_we_do_prolongs_or_ends_a_hold_of_others(server: &Server) {
+    let client = server.open(patient().lease(LEASE));
+    // One was ours and is taken from us; the other never was.
+    let ours = take(&client, "ours");
+    for name in ["ours", "theirs"] {
+        server.command(&["DEL", name]);
+        server.command(&["HSET", name, "285475da-9152-4c83-822a-67ee2f116a79:52", "2"]);
+        server.command(&["PEXPIRE", name, "60000"]);
+    }
+    let state = |name: &str| (server.hash(name), server.raw_pttl(name));
+    let before = ["ours", "theirs"].map(state);
+    assert!(client.try_lock_for("theirs", ms(300)).unwrap().is_none());
+    assert!(client.mutex("theirs").is_locked().unwrap());
+    // By the renewer, and by every call.
+    assert_eq!(ours.lost().recv_timeout(SOON), Ok(()));
+    assert!(ours.verify().is_err() && client.try_lock("ours").is_err());
+    drop(ours);
+    for (name, (hash, left)) in ["ours", "theirs"].into_iter().zip(before) {
+        let now = state(name);
+        assert_eq!(now.0, hash, "{name}");
+        assert!(now.1 <= left && now.1 > left - 30_000, "{name}: {} of {left} ms", now.1);
+    }
 }
 
 fn a_spoilt_fence_counter_is_an_error_without_a_hold(server: &Server) {

@@ -1,5 +1,6 @@
 //! The keys in Redis, which other programs may rely on.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use leasehold::Client;
@@ -12,6 +13,7 @@ stores! {
         a_prefix_goes_before_the_name,
         a_name_with_a_hash_tag_keeps_it,
         prefixes_separate_what_joins_differently_only,
+        random_names_are_kept_byte_by_byte,
         an_owner_is_the_client_and_a_nonce_of_the_hold,
         every_client_has_an_id_of_its_own,
         the_fence_is_kept_for_a_day,
@@ -57,6 +59,29 @@ fn prefixes_separate_what_joins_differently_only(server: &Server) {
     assert!(!is_busy(&second, "x"));
     assert!(!is_busy(&bare, "x"));
     assert!(is_busy(&bare, "a:x"));
+}
+
+fn random_names_are_kept_byte_by_byte(server: &Server) {
+    const LETTERS: [char; 16] =
+        ['\0', '\r', '\n', ' ', '"', '\'', '\\', '%', '*', '{', ':', 'a', 'b', 'ß', '汉', '🐉'];
+    let client = server.open(patient());
+    let mut names = BTreeSet::new();
+    let mut seed = 0x9e37_79b9_u64;
+    while names.len() < 300 {
+        let mut name = String::new();
+        for _ in 0..=seed % 5 {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            name.push(LETTERS[(seed >> 60) as usize]);
+        }
+        names.insert(name);
+    }
+    // Different names are different locks, and each is a key of that name.
+    let guards: Vec<_> = names.iter().map(|name| take(&client, name)).collect();
+    assert!(guards.iter().all(|guard| guard.depth() == 1));
+    assert_eq!(BTreeSet::from_iter(server.hashes()), names);
+    assert!(names.iter().all(|name| is_busy(&client, name)));
+    drop(guards);
+    assert!(server.hashes().is_empty());
 }
 
 fn an_owner_is_the_client_and_a_nonce_of_the_hold(server: &Server) {

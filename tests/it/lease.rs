@@ -26,6 +26,7 @@ stores! {
         an_expired_guard_leaves_the_next_holder_alone,
         a_lost_hold_is_not_created_again,
         renewal_keeps_the_time_to_live_high,
+        a_renewal_on_its_way_undoes_no_release,
         max_hold_ends_in_redis_too,
         a_lease_of_a_year_is_kept_as_it_is;
 }
@@ -187,6 +188,27 @@ fn renewal_keeps_the_time_to_live_high(server: &Server) {
     });
     guard.unlock().unwrap();
     throughout(LEASE, || !server.exists("a"));
+}
+
+fn a_renewal_on_its_way_undoes_no_release(server: &Server) {
+    // Renewed every 20 ms, so that a release often meets a renewal.
+    let client = server.open(patient().lease(ms(60)));
+    let other = server.open(patient());
+    for round in 0..200 {
+        let guard = take(&client, "a");
+        thread::sleep(Duration::from_micros(15_000 + round * 50));
+        // Lost, if the machine has paused.
+        if guard.unlock().is_ok() {
+            assert!(!server.exists("a"), "in round {round}");
+            let next = take(&other, "a");
+            thread::sleep(ms(1));
+            next.verify().unwrap();
+            assert!(server.pttl("a") > ms(20_000));
+            next.unlock().unwrap();
+        } else {
+            eventually(SOON, || !server.exists("a"));
+        }
+    }
 }
 
 fn max_hold_ends_in_redis_too(server: &Server) {

@@ -4,13 +4,15 @@ use leasehold::Client;
 
 use crate::support::recorder::Recorder;
 use crate::support::{
-    LEASE, SOON, Server, assert_lost, is_busy, ms, patient, stores, take, throughout,
+    LEASE, SOON, Server, assert_lost, eventually, is_busy, ms, patient, stores, take, throughout,
+    timed,
 };
 
 stores! {
     every server:
         a_restart_without_the_data_ends_the_hold,
         flushall_ends_the_hold,
+        a_waiter_gets_a_lock_that_was_deleted,
         a_deleted_key_ends_the_hold,
         a_key_of_somebody_else_ends_the_hold,
         every_call_notices_a_key_of_somebody_else,
@@ -50,6 +52,21 @@ fn flushall_ends_the_hold(server: &Server) {
     a_hold_ends_by(server, |server| {
         server.command(&["FLUSHALL"]);
     });
+}
+
+fn a_waiter_gets_a_lock_that_was_deleted(server: &Server) {
+    let (client, waiter) = (server.open(patient()), server.open(Client::builder()));
+    let guard = take(&client, "a");
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| waiter.lock("a").map(|guard| guard.fence()));
+        eventually(SOON, || !server.queue("a").is_empty());
+        server.command(&["FLUSHALL"]);
+        // Nobody tells it, and the queue is gone too.
+        let (fence, took) = timed(|| waits.join().unwrap().unwrap());
+        assert!(took < SOON / 2, "{took:?}");
+        assert!(fence > guard.fence());
+    });
+    assert_lost(guard.unlock(), "a");
 }
 
 fn a_deleted_key_ends_the_hold(server: &Server) {

@@ -11,21 +11,28 @@
 )]
 
 mod arguments;
+mod conditions;
 mod cost;
+mod duplicates;
 mod ending;
 mod events;
 mod exclusion;
 mod foreign;
+mod garbled;
+mod hang;
 mod inspection;
 mod layout;
 mod lease;
 mod lifecycle;
 mod loss;
+mod messages;
 mod nesting;
 mod open;
 mod outage;
 mod refusals;
 mod replies;
 mod resources;
+mod secrets;
 mod support;
+mod table;
 mod waiting;

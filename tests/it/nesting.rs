@@ -16,6 +16,7 @@ stores! {
         a_lock_after_the_last_guard_is_a_new_hold;
     every server:
         redis_keeps_one_field_with_the_depth,
+        a_spoilt_depth_in_redis_does_not_count,
         nesting_refreshes_the_lease;
 }
 
@@ -99,6 +100,25 @@ fn redis_keeps_one_field_with_the_depth(server: &Server) {
     assert_eq!(server.hold("a"), (owner, "1".to_owned()));
     outer.unlock().unwrap();
     assert!(!server.exists("a"));
+}
+
+fn a_spoilt_depth_in_redis_does_not_count(server: &Server) {
+    let client = server.open(patient());
+    for spoilt in ["abc", "", "-1", "0", "9223372036854775807"] {
+        let outer = take(&client, "a");
+        let (owner, _) = server.hold("a");
+        server.command(&["HSET", "a", &owner, spoilt]);
+        // What counts is what this process knows.
+        outer.verify().unwrap();
+        let inner = take(&client, "a");
+        assert_eq!((inner.depth(), server.hold("a").1.as_str()), (2, "2"), "{spoilt:?}");
+        server.command(&["HSET", "a", &owner, spoilt]);
+        inner.unlock().unwrap();
+        assert_eq!(server.hold("a").1, "1", "{spoilt:?}");
+        server.command(&["HSET", "a", &owner, spoilt]);
+        outer.unlock().unwrap();
+        assert!(!server.exists("a"), "{spoilt:?}");
+    }
 }
 
 fn nesting_refreshes_the_lease(server: &Server) {

@@ -10,7 +10,7 @@ use leasehold::{Builder, Client, Error};
 use rustix::net::{AddressFamily, SocketType};
 
 use crate::support::proxy::Proxy;
-use crate::support::{Server, ms, stores, take, timed};
+use crate::support::{Server, everything, ms, stores, take, timed};
 
 stores! {
     every server:
@@ -28,17 +28,6 @@ stores! {
 /// Short bounds, so that the tests of their keeping are short.
 fn hasty() -> Builder {
     Client::builder().connect_timeout(ms(300)).io_timeout(ms(300))
-}
-
-/// Everything an error says about itself and its causes.
-fn everything(error: &Error) -> String {
-    let mut text = format!("{error} {error:?}");
-    let mut source = error.source();
-    while let Some(cause) = source {
-        write!(text, " {cause} {cause:?}").unwrap();
-        source = cause.source();
-    }
-    text
 }
 
 #[track_caller]

@@ -2,11 +2,12 @@
 
 use std::thread::{self, ScopedJoinHandle};
 
-use leasehold::{Builder, Client};
-
 use crate::support::proxy::Proxy;
 use crate::support::recorder::Recorder;
-use crate::support::{LEASE, SOON, Server, eventually, ms, patient, stores, take, throughout};
+use crate::support::{
+    LEASE, SOON, Server, behind_proxy, eventually, ms, patient, sleepy, stores, take, throughout,
+    timed,
+};
 
 stores! {
     every server:
@@ -14,22 +15,13 @@ stores! {
         a_lost_reply_to_try_lock_is_not_taken_for_a_holder,
         a_lost_request_for_a_lock_is_repeated,
         a_lost_reply_to_a_release_is_no_error,
+        a_lost_reply_to_a_release_wakes_the_next,
         a_lost_request_for_a_release_is_repeated,
         a_lost_reply_to_a_drop_leaves_nothing,
         a_lost_reply_to_a_nested_lock_counts_once,
         a_lost_reply_to_an_inner_release_counts_once,
         lost_replies_to_renewals_do_not_end_the_hold,
         whatever_gets_lost_the_counter_is_right;
-}
-
-/// A client behind a proxy, with the scripts on the server.
-fn behind_proxy(server: &Server, builder: Builder) -> (Proxy, Client) {
-    let proxy = Proxy::before(server);
-    let client = builder.open(&proxy.url()).unwrap();
-    let guard = take(&client, "warm");
-    take(&client, "warm").unlock().unwrap();
-    guard.unlock().unwrap();
-    (proxy, client)
 }
 
 fn a_lost_reply_to_a_lock_is_asked_for_again(server: &Server) {
@@ -75,6 +67,23 @@ fn a_lost_reply_to_a_release_is_no_error(server: &Server) {
     guard.unlock().unwrap();
     assert!(proxy.has_lost());
     assert!(!server.exists("a"));
+}
+
+fn a_lost_reply_to_a_release_wakes_the_next(server: &Server) {
+    let (proxy, client) = behind_proxy(server, patient());
+    let waiter = server.open(sleepy());
+    let guard = take(&client, "a");
+    thread::scope(|scope| {
+        let waits = scope.spawn(|| waiter.lock("a").map(drop));
+        eventually(SOON, || server.listeners(&waiter) == 1 && server.queue("a").len() == 1);
+        proxy.lose_reply();
+        let ((), took) = timed(|| {
+            guard.unlock().unwrap();
+            waits.join().unwrap().unwrap();
+        });
+        assert!(proxy.has_lost());
+        assert!(took < SOON / 2, "{took:?}");
+    });
 }
 
 fn a_lost_request_for_a_release_is_repeated(server: &Server) {

@@ -4,14 +4,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use leasehold::{Builder, Client, Error};
+use leasehold::{Client, Error};
 
 use crate::support::child::{self, Child};
 use crate::support::recorder::Recorder;
 use crate::support::store::Handle;
 use crate::support::{
-    SOON, Server, Store, elsewhere, eventually, is_busy, ms, patient, stores, take, throughout,
-    timed, while_held,
+    SOON, Server, Store, elsewhere, eventually, is_busy, ms, patient, sleepy, stores, take,
+    throughout, timed, while_held,
 };
 
 stores! {
@@ -37,11 +37,6 @@ stores! {
     a_thread_that_gives_up_leaves_its_clients_place_to_the_next,
         processes_with_threads_count_without_losing_an_update,
         the_queue_does_not_matter_to_a_lock_that_cannot_have_one;
-}
-
-/// Never asks again by itself within a test, so that only a wake-up can end a wait.
-fn sleepy() -> Builder {
-    Client::builder().wait(SOON).backoff(ms(30_000), ms(30_000))
 }
 
 /// Waits until so many threads have found the lock "a" taken, and wait for it or are about to.

@@ -4,16 +4,19 @@ pub(crate) mod child;
 pub(crate) mod inspect;
 pub(crate) mod proxy;
 pub(crate) mod recorder;
+pub(crate) mod resp;
 pub(crate) mod server;
 pub(crate) mod store;
 
-use std::fmt::Debug;
+use std::error::Error as _;
+use std::fmt::{Debug, Write as _};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Sender, bounded};
 use leasehold::{Builder, Client, Error, Guard};
 
+use self::proxy::Proxy;
 pub(crate) use self::server::Server;
 pub(crate) use self::store::{Store, stores};
 
@@ -32,6 +35,33 @@ pub(crate) const fn ms(millis: u64) -> Duration {
 /// A builder whose waits end in an error some day, so that a test fails rather than hangs.
 pub(crate) fn patient() -> Builder {
     Client::builder().wait(SOON).backoff(ms(1), ms(50))
+}
+
+/// As [`patient`], but it never asks again by itself within a test, so that only a wake-up can end
+/// a wait.
+pub(crate) fn sleepy() -> Builder {
+    Client::builder().wait(SOON).backoff(ms(30_000), ms(30_000))
+}
+
+/// A client behind a proxy, with the scripts on the server.
+pub(crate) fn behind_proxy(server: &Server, builder: Builder) -> (Proxy, Client) {
+    let proxy = Proxy::before(server);
+    let client = builder.open(&proxy.url()).unwrap();
+    let guard = take(&client, "warm");
+    take(&client, "warm").unlock().unwrap();
+    guard.unlock().unwrap();
+    (proxy, client)
+}
+
+/// Everything an error says about itself and its causes.
+pub(crate) fn everything(error: &Error) -> String {
+    let mut text = format!("{error} {error:?}");
+    let mut source = error.source();
+    while let Some(cause) = source {
+        write!(text, " {cause} {cause:?}").expect("a string takes everything");
+        source = cause.source();
+    }
+    text
 }
 
 /// Checks that a call failed because the hold of `name` is gone.

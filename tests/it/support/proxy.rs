@@ -1,33 +1,59 @@
-//! A faulty network: a proxy in front of a server that loses, delays or withholds what it carries.
+//! A faulty network: a proxy in front of a server that loses, delays, repeats, garbles or withholds
+//! what it carries.
 //!
 //! It takes one request at a time from each connection, hands it to the server and waits for the
-//! reply, so that it always knows which reply belongs to which request.
+//! reply, so that it always knows which reply belongs to which request. A connection that subscribes
+//! carries whatever comes from then on.
 
-use std::io::{BufRead, BufReader, ErrorKind, Read, Result, Write};
-use std::net::{TcpListener, TcpStream};
+use std::io::{self, BufReader, Result, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use rustix::net::sockopt::set_socket_linger;
 
+use super::resp::{contains, is, message};
 use super::{Server, ms};
 
 /// What happens to the traffic.
-#[derive(Clone, Copy, PartialEq)]
-enum Fault {
-    /// Nothing.
-    None,
+#[derive(Clone, PartialEq)]
+enum Trouble {
+    /// The script is executed, and this arrives in the place of its reply.
+    Answer(Vec<u8>),
     /// Nothing is carried any more, and nothing is closed.
     Blackhole,
+    /// So many bytes of the reply to a script arrive before its connection is reset.
+    CutReply(usize),
+    /// The reply to a script arrives so much later.
+    DelayReply(Duration),
+    /// The server hears of a subscription so much later.
+    DelaySubscription(Duration),
     /// A reply arrives byte by byte, with this pause before each.
     Drip(Duration),
-    /// After so many more scripts, the next one is executed, but its connection breaks instead of
-    /// carrying the reply.
-    LoseReply { after: u32 },
-    /// After so many more scripts, the next one does not arrive, and its connection breaks.
-    LoseRequest { after: u32 },
+    /// A script is executed twice.
+    Duplicate,
+    /// Messages of a subscription do not arrive.
+    LoseMessages,
+    /// A script is executed, but its connection breaks instead of carrying the reply.
+    LoseReply,
+    /// A script does not arrive, and its connection breaks.
+    LoseRequest,
+    /// Connections are closed as soon as they are made or used.
+    Refuse,
+    /// A script is not executed, and answered with this.
+    Reject(Vec<u8>),
+}
+
+/// A trouble, and when it comes.
+struct Fault {
+    trouble: Trouble,
+    /// It comes once, after so many more scripts; `None`: it comes always.
+    after: Option<u32>,
+    /// Only what has this in it is concerned.
+    only: String,
 }
 
 pub(crate) struct Proxy {
@@ -36,7 +62,9 @@ pub(crate) struct Proxy {
 }
 
 struct Shared {
-    fault: Mutex<Fault>,
+    fault: Mutex<Option<Fault>>,
+    /// The scripts that came by, if somebody wants to know.
+    record: Mutex<Option<Vec<Vec<u8>>>>,
     server: u16,
     closed: AtomicBool,
 }
@@ -46,7 +74,8 @@ impl Proxy {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         let shared = Arc::new(Shared {
-            fault: Mutex::new(Fault::None),
+            fault: Mutex::default(),
+            record: Mutex::default(),
             server: server.port(),
             closed: AtomicBool::new(false),
         });
@@ -65,19 +94,69 @@ impl Proxy {
     }
 
     pub(crate) fn url(&self) -> String {
-        format!("redis://127.0.0.1:{}/", self.port)
+        self.url_for("")
+    }
+
+    /// The address with a login such as `ali:sesame@`.
+    pub(crate) fn url_for(&self, login: &str) -> String {
+        format!("redis://{login}127.0.0.1:{}/", self.port)
     }
 
     pub(crate) fn heal(&self) {
-        self.set(Fault::None);
+        *self.shared.fault.lock() = None;
     }
 
     pub(crate) fn blackhole(&self) {
-        self.set(Fault::Blackhole);
+        self.always(Trouble::Blackhole);
+    }
+
+    /// Carries nothing any more on a connection that says `text`.
+    pub(crate) fn blackhole_for(&self, text: &str) {
+        let only = text.to_owned();
+        self.set(Fault { trouble: Trouble::Blackhole, after: None, only });
     }
 
     pub(crate) fn drip(&self, pause: Duration) {
-        self.set(Fault::Drip(pause));
+        self.always(Trouble::Drip(pause));
+    }
+
+    pub(crate) fn delay_replies(&self, time: Duration) {
+        self.always(Trouble::DelayReply(time));
+    }
+
+    pub(crate) fn delay_subscriptions(&self, time: Duration) {
+        self.always(Trouble::DelaySubscription(time));
+    }
+
+    pub(crate) fn duplicate_scripts(&self) {
+        self.always(Trouble::Duplicate);
+    }
+
+    pub(crate) fn lose_messages(&self) {
+        self.always(Trouble::LoseMessages);
+    }
+
+    pub(crate) fn refuse(&self) {
+        self.always(Trouble::Refuse);
+    }
+
+    /// Answers the next script with this instead of its reply.
+    pub(crate) fn answer(&self, reply: &[u8]) {
+        self.once(0, Trouble::Answer(reply.into()));
+    }
+
+    /// Answers every script with an error, and executes none.
+    pub(crate) fn reject_all(&self, error: &str) {
+        self.always(Trouble::Reject(format!("-{error}\r\n").into()));
+    }
+
+    /// Resets the connection of the next script in the middle of its reply.
+    pub(crate) fn cut_reply(&self, bytes: usize) {
+        self.once(0, Trouble::CutReply(bytes));
+    }
+
+    pub(crate) fn lose_replies(&self) {
+        self.always(Trouble::LoseReply);
     }
 
     /// Loses the reply to the next script.
@@ -87,21 +166,36 @@ impl Proxy {
 
     /// Loses the reply to one script after so many others.
     pub(crate) fn lose_reply_after(&self, scripts: u32) {
-        self.set(Fault::LoseReply { after: scripts });
+        self.once(scripts, Trouble::LoseReply);
     }
 
     /// Loses the next script on its way to the server.
     pub(crate) fn lose_request(&self) {
-        self.set(Fault::LoseRequest { after: 0 });
+        self.once(0, Trouble::LoseRequest);
     }
 
     /// Whether a fault that happens once has happened.
     pub(crate) fn has_lost(&self) -> bool {
-        *self.shared.fault.lock() == Fault::None
+        self.shared.fault.lock().is_none()
+    }
+
+    /// Returns the scripts that come by while `work` is done.
+    pub(crate) fn record<T>(&self, work: impl FnOnce() -> T) -> (T, Vec<Vec<u8>>) {
+        *self.shared.record.lock() = Some(Vec::new());
+        let value = work();
+        (value, self.shared.record.lock().take().unwrap_or_default())
+    }
+
+    fn always(&self, trouble: Trouble) {
+        self.set(Fault { trouble, after: None, only: String::new() });
+    }
+
+    fn once(&self, after: u32, trouble: Trouble) {
+        self.set(Fault { trouble, after: Some(after), only: String::new() });
     }
 
     fn set(&self, fault: Fault) {
-        *self.shared.fault.lock() = fault;
+        *self.shared.fault.lock() = Some(fault);
     }
 }
 
@@ -115,6 +209,9 @@ impl Drop for Proxy {
 
 impl Shared {
     fn carry(&self, mut client: TcpStream) -> Result<()> {
+        if self.has(&Trouble::Refuse) {
+            return Ok(());
+        }
         let mut server = TcpStream::connect(("127.0.0.1", self.server))?;
         server.set_nodelay(true)?;
         client.set_nodelay(true)?;
@@ -122,44 +219,103 @@ impl Shared {
         let mut replies = BufReader::new(server.try_clone()?);
         loop {
             let request = message(&mut requests)?;
-            let fault = self.fault_for(&request);
-            match fault {
-                Fault::LoseRequest { .. } => return Ok(()),
-                Fault::Blackhole => self.wait_for_light(),
-                Fault::None | Fault::Drip(_) | Fault::LoseReply { .. } => {}
+            let trouble = self.trouble_for(&request);
+            match &trouble {
+                Some(Trouble::LoseRequest | Trouble::Refuse) => return Ok(()),
+                Some(Trouble::Blackhole) => self.wait_for_light(&request),
+                Some(Trouble::DelaySubscription(time)) => thread::sleep(*time),
+                Some(Trouble::Reject(error)) => {
+                    client.write_all(error)?;
+                    continue;
+                }
+                _ => {}
             }
             server.write_all(&request)?;
+            if is(&request, b"SUBSCRIBE") {
+                return self.carry_messages(&client, requests, &server, replies);
+            }
             let reply = message(&mut replies)?;
-            match fault {
-                Fault::LoseReply { .. } => return Ok(()),
-                Fault::Drip(pause) => drip(&mut client, &reply, pause)?,
-                Fault::None | Fault::Blackhole | Fault::LoseRequest { .. } => {
+            match trouble {
+                Some(Trouble::LoseReply) => return Ok(()),
+                Some(Trouble::Drip(pause)) => drip(&mut client, &reply, pause)?,
+                Some(Trouble::CutReply(bytes)) => return cut(&client, &reply, bytes),
+                Some(Trouble::Answer(answer)) => client.write_all(&answer)?,
+                Some(Trouble::DelayReply(time)) => {
+                    thread::sleep(time);
                     client.write_all(&reply)?;
                 }
+                Some(Trouble::Duplicate) => {
+                    server.write_all(&request)?;
+                    message(&mut replies)?;
+                    client.write_all(&reply)?;
+                }
+                _ => client.write_all(&reply)?,
             }
         }
     }
 
-    /// Decides on one request; a loss that is due happens once.
-    fn fault_for(&self, request: &[u8]) -> Fault {
-        let mut fault = self.fault.lock();
-        let current = *fault;
-        let (Fault::LoseReply { after } | Fault::LoseRequest { after }) = &mut *fault else {
-            return current;
-        };
-        if !is_script(request) {
-            return Fault::None;
+    fn carry_messages(
+        &self,
+        mut client: &TcpStream,
+        mut requests: BufReader<TcpStream>,
+        server: &TcpStream,
+        mut replies: BufReader<TcpStream>,
+    ) -> Result<()> {
+        let mut further = server.try_clone()?;
+        thread::spawn(move || {
+            // Until one of both ends it.
+            io::copy(&mut requests, &mut further).ok();
+            further.shutdown(Shutdown::Both).ok();
+        });
+        while let Ok(reply) = message(&mut replies) {
+            self.wait_for_light(&reply);
+            let lost = is(&reply, b"message") && self.has(&Trouble::LoseMessages);
+            if !lost && client.write_all(&reply).is_err() {
+                break;
+            }
         }
-        if *after > 0 {
-            *after -= 1;
-            return Fault::None;
-        }
-        *fault = Fault::None;
-        current
+        client.shutdown(Shutdown::Both)
     }
 
-    fn wait_for_light(&self) {
-        while *self.fault.lock() == Fault::Blackhole && !self.closed.load(Ordering::SeqCst) {
+    /// Decides on one request; what is to happen once happens once.
+    fn trouble_for(&self, request: &[u8]) -> Option<Trouble> {
+        let script = is(request, b"EVAL");
+        if let (true, Some(record)) = (script, &mut *self.record.lock()) {
+            record.push(request.to_vec());
+        }
+        let mut current = self.fault.lock();
+        let fault = current.as_mut()?;
+        let concerns = match fault.trouble {
+            Trouble::Blackhole | Trouble::Drip(_) | Trouble::Refuse => true,
+            Trouble::DelaySubscription(_) => is(request, b"SUBSCRIBE"),
+            _ => script,
+        };
+        if !concerns || !contains(request, &fault.only) {
+            return None;
+        }
+        match &mut fault.after {
+            None => Some(fault.trouble.clone()),
+            Some(0) => current.take().map(|fault| fault.trouble),
+            Some(more) => {
+                *more -= 1;
+                None
+            }
+        }
+    }
+
+    fn has(&self, trouble: &Trouble) -> bool {
+        self.fault.lock().as_ref().is_some_and(|fault| fault.trouble == *trouble)
+    }
+
+    /// Keeps a message while it is in the dark.
+    fn wait_for_light(&self, message: &[u8]) {
+        let is_dark = || {
+            let fault = self.fault.lock();
+            fault.as_ref().is_some_and(|fault| {
+                fault.trouble == Trouble::Blackhole && contains(message, &fault.only)
+            })
+        };
+        while is_dark() && !self.closed.load(Ordering::SeqCst) {
             thread::sleep(ms(5));
         }
     }
@@ -173,33 +329,8 @@ fn drip(client: &mut TcpStream, reply: &[u8], pause: Duration) -> Result<()> {
     Ok(())
 }
 
-fn is_script(request: &[u8]) -> bool {
-    let text = request.to_ascii_uppercase();
-    text.windows(6).take(20).any(|word| word == b"\r\nEVAL")
-}
-
-/// Reads one whole RESP message, a request or a reply, with everything in it.
-fn message(stream: &mut impl BufRead) -> Result<Vec<u8>> {
-    let mut message = Vec::new();
-    let mut missing = 1;
-    while missing > 0 {
-        missing -= 1;
-        let start = message.len();
-        if stream.read_until(b'\n', &mut message)? == 0 {
-            return Err(ErrorKind::UnexpectedEof.into());
-        }
-        let line = String::from_utf8_lossy(&message[start..]).into_owned();
-        // -1 stands for nothing at all, of which nothing follows.
-        let count = |text: &str| text.trim_end().parse::<u64>().unwrap_or(0);
-        match line.split_at(1) {
-            ("*" | "~" | ">", length) => missing += count(length),
-            ("%", pairs) => missing += 2 * count(pairs),
-            ("$" | "=", length) if !length.starts_with('-') => {
-                let bytes = count(length) + 2;
-                stream.take(bytes).read_to_end(&mut message)?;
-            }
-            _ => {}
-        }
-    }
-    Ok(message)
+/// Ends a connection in the middle of a reply, and not in the polite way.
+fn cut(mut client: &TcpStream, reply: &[u8], bytes: usize) -> Result<()> {
+    client.write_all(reply.get(..bytes).unwrap_or(reply))?;
+    Ok(set_socket_linger(client, Some(Duration::ZERO))?)
 }

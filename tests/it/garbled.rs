@@ -1,0 +1,270 @@
+//! Replies that come late, in pieces, broken off, or make no sense.
+
+use std::fmt::Debug;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread::{self, ScopedJoinHandle};
+use std::time::Instant;
+
+use leasehold::{Builder, Client, Error};
+
+use crate::support::{
+    SOON, Server, behind_proxy, eventually, ms, patient, stores, take, throughout, timed,
+};
+
+stores! {
+    every server:
+        a_reply_after_the_deadline_is_no_success,
+        a_late_reply_is_not_read_by_the_next_call,
+        threads_that_share_a_connection_read_their_own_replies,
+        a_late_reply_is_not_read_by_those_who_share_the_connection,
+        a_far_server_only_shortens_what_is_left,
+        a_reply_may_come_in_any_pieces,
+        a_reply_cut_anywhere_is_asked_for_again,
+        a_reply_that_makes_no_sense_is_asked_for_again,
+        error_replies_that_last_are_told_at_once,
+        error_replies_that_pass_are_waited_for,
+        a_refused_release_is_an_error_and_made_up_for;
+}
+
+fn hasty() -> Builder {
+    Client::builder().io_timeout(ms(300)).retry_window(ms(300))
+}
+
+#[track_caller]
+fn assert_unavailable<T: Debug>(result: Result<T, Error>) {
+    assert!(matches!(result, Err(Error::Unavailable { .. })), "{result:?}");
+}
+
+#[track_caller]
+fn assert_code<T: Debug>(result: Result<T, Error>, wanted: &str) {
+    match result {
+        Err(Error::Redis { code, .. }) => assert_eq!(code, wanted),
+        other => panic!("{other:?} instead of {wanted}"),
+    }
+}
+
+fn a_reply_after_the_deadline_is_no_success(server: &Server) {
+    let (proxy, client) = behind_proxy(server, hasty());
+    proxy.delay_replies(ms(450));
+    assert_unavailable(client.try_lock("a"));
+    assert_unavailable(client.try_lock_for("a", ms(100)));
+    assert!(!client.mutex("a").is_held_by_current_thread());
+    proxy.heal();
+    // It was executed, and nobody was told: it is taken back.
+    eventually(SOON, || !server.exists("a"));
+    throughout(ms(600), || !server.exists("a"));
+    assert_eq!(take(&client, "a").depth(), 1);
+}
+
+fn a_late_reply_is_not_read_by_the_next_call(server: &Server) {
+    let (proxy, client) = behind_proxy(server, hasty().pool_size(1));
+    proxy.delay_replies(ms(450));
+    assert_unavailable(client.try_lock("a"));
+    proxy.heal();
+    // The replies to the first call are still on their way.
+    for n in 0..100 {
+        let name = format!("lock {n}");
+        let guard = take(&client, &name);
+        let fence: u64 = server.ask(&["GET", &format!("leasehold:fence:{{{name}}}")]);
+        assert_eq!(guard.fence(), fence, "the reply is that to its own request");
+        assert!(server.hold(&name).0.starts_with(client.id()));
+    }
+}
+
+fn threads_that_share_a_connection_read_their_own_replies(server: &Server) {
+    let (proxy, client) = behind_proxy(server, patient().wait(3 * SOON).pool_size(1));
+    let work = |worker: usize| {
+        for round in 0..50 {
+            let name = format!("lock {worker}");
+            let guard = client.lock(&name).unwrap();
+            let fence: u64 = server.ask(&["GET", &format!("leasehold:fence:{{{name}}}")]);
+            assert_eq!(guard.fence(), fence, "of {name} in round {round}");
+            assert!(server.hold(&name).0.starts_with(client.id()));
+            guard.unlock().unwrap();
+            assert!(!server.exists(&name));
+        }
+    };
+    thread::scope(|scope| {
+        let workers: Vec<_> = (0..8).map(|worker| scope.spawn(move || work(worker))).collect();
+        let mut faults = 0;
+        while !workers.iter().all(ScopedJoinHandle::is_finished) {
+            if proxy.has_lost() {
+                faults += 1;
+                match faults % 3 {
+                    0 => proxy.lose_reply_after(3),
+                    1 => proxy.cut_reply(faults % 4),
+                    _ => proxy.answer(b"*1\r\n:1\r\n"),
+                }
+            }
+            thread::sleep(ms(20));
+        }
+        proxy.heal();
+        assert!(faults > 2, "{faults} faults");
+    });
+}
+
+fn a_late_reply_is_not_read_by_those_who_share_the_connection(server: &Server) {
+    let (proxy, client) = behind_proxy(server, Client::builder().pool_size(1));
+    proxy.delay_replies(ms(40));
+    let end = Instant::now() + ms(3000);
+    let (client, told) = (&client, AtomicU32::new(0));
+    let work = |worker: u32| {
+        let name = format!("lock {worker}");
+        // Half of them wait for 100 ms only, and are gone when their replies come.
+        let lease = if worker.is_multiple_of(2) { ms(300) } else { ms(30_000) };
+        let mutex = client.mutex(&name).lease(lease);
+        while Instant::now() < end {
+            let Ok(Some(guard)) = mutex.try_lock() else { continue };
+            let fence: u64 = server.ask(&["GET", &format!("leasehold:fence:{{{name}}}")]);
+            if guard.is_held() {
+                assert_eq!(guard.fence(), fence, "the reply is that to its own request");
+                told.fetch_add(1, Ordering::SeqCst);
+            }
+        }
+    };
+    thread::scope(|scope| {
+        for worker in 0..8 {
+            scope.spawn(move || work(worker));
+        }
+    });
+    assert!(told.into_inner() > 0, "nobody got a lock");
+}
+
+fn a_far_server_only_shortens_what_is_left(server: &Server) {
+    let (proxy, client) = behind_proxy(server, patient());
+    proxy.delay_replies(ms(200));
+    let lease = ms(20_000);
+    let (guard, took) = timed(|| client.mutex("a").lease(lease).lock().unwrap());
+    assert!(took >= ms(200), "{took:?}");
+    // Counted from the request, not from the reply, and less the drift of 1 % and 2 ms.
+    let left = guard.remaining();
+    assert!(left + ms(200 + 202) <= lease, "{left:?}");
+    take(&client, "a").unlock().unwrap();
+    guard.verify().unwrap();
+    guard.unlock().unwrap();
+    assert!(!server.exists("a"));
+}
+
+fn a_reply_may_come_in_any_pieces(server: &Server) {
+    let (proxy, client) = behind_proxy(server, patient());
+    proxy.drip(ms(0));
+    for _ in 0..3 {
+        let outer = take(&client, "a");
+        let inner = take(&client, "a");
+        inner.verify().unwrap();
+        assert_eq!(client.mutex("a").holder().unwrap().unwrap().depth, 2);
+        inner.unlock().unwrap();
+        outer.unlock().unwrap();
+        assert!(!server.exists("a"));
+    }
+}
+
+fn a_reply_cut_anywhere_is_asked_for_again(server: &Server) {
+    // The reply is `*2`, `:1` and a token of 16 digits, in lines.
+    const LENGTH: usize = 4 + 4 + 19;
+    let (proxy, client) = behind_proxy(server, patient());
+    for bytes in 0..LENGTH {
+        proxy.cut_reply(bytes);
+        let guard = take(&client, "a");
+        assert!(proxy.has_lost(), "after {bytes} bytes");
+        assert_eq!((guard.depth(), server.hold("a").1.as_str()), (1, "1"), "after {bytes} bytes");
+        guard.verify().unwrap();
+        proxy.cut_reply(bytes % 4);
+        guard.unlock().unwrap();
+        assert!(proxy.has_lost() && !server.exists("a"), "after {bytes} bytes");
+    }
+}
+
+fn a_reply_that_makes_no_sense_is_asked_for_again(server: &Server) {
+    const NONSENSE: [&[u8]; 12] = [
+        b"$5\r\nhello\r\n",
+        b"$-1\r\n",
+        b"*-1\r\n",
+        b"*0\r\n",
+        b"*1\r\n:1\r\n",
+        b"*2\r\n:1\r\n:-1\r\n",
+        b"*2\r\n:7\r\n:7\r\n",
+        b"*2\r\n$1\r\n1\r\n$1\r\n1\r\n",
+        b":999999999999999999999\r\n",
+        b"+OK\r\n",
+        b"_\r\n",
+        b"\0\xffHTTP/1.1 400 Bad Request\r\n\r\n",
+    ];
+    let (proxy, client) = behind_proxy(server, patient());
+    for nonsense in NONSENSE {
+        proxy.answer(nonsense);
+        let guard = take(&client, "a");
+        assert!(proxy.has_lost());
+        assert_eq!(server.hold("a").1, "1");
+        let fence: u64 = server.ask(&["GET", "leasehold:fence:{a}"]);
+        assert_eq!(guard.fence(), fence, "{}", nonsense.escape_ascii());
+        proxy.answer(nonsense);
+        guard.unlock().unwrap();
+        assert!(!server.exists("a"), "{}", nonsense.escape_ascii());
+    }
+}
+
+fn error_replies_that_last_are_told_at_once(server: &Server) {
+    const LASTING: [&str; 12] = [
+        "ASK 7 127.0.0.1:1",
+        "CROSSSLOT Keys in request don't hash to the same slot",
+        "ERR unknown command 'EVALSHA'",
+        "EXECABORT Transaction discarded because of previous errors.",
+        "MISCONF Errors writing to the AOF file: No space left on device",
+        "MOVED 7 127.0.0.1:1",
+        "NOAUTH Authentication required.",
+        "NOPERM this user has no permissions to run the 'evalsha' command",
+        "NOSCRIPT No matching script. Please use EVAL.",
+        "OOM command not allowed when used memory > 'maxmemory'.",
+        "UNBLOCKED force unblock from blocking operation",
+        "WRONGPASS invalid username-password pair or user is disabled.",
+    ];
+    let (proxy, client) = behind_proxy(server, patient());
+    for error in LASTING {
+        let code = error.split(' ').next().unwrap();
+        proxy.reject_all(error);
+        let (result, took) = timed(|| client.lock("a"));
+        assert_code(result, code);
+        assert!(took < SOON / 2, "waiting does not help: {took:?} for {error}");
+        assert_code(client.try_lock("a"), code);
+        assert_code(client.mutex("a").holder(), code);
+    }
+    proxy.reject_all("WRONGTYPE Operation against a key holding the wrong kind of value");
+    assert!(matches!(client.try_lock("a"), Err(Error::WrongType { .. })));
+    proxy.heal();
+    take(&client, "a").unlock().unwrap();
+}
+
+fn error_replies_that_pass_are_waited_for(server: &Server) {
+    const PASSING: [&str; 8] = [
+        "BUSY Redis is busy running a script.",
+        "CLUSTERDOWN The cluster is down",
+        "ERR max number of clients reached",
+        "LOADING Redis is loading the dataset in memory",
+        "MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.",
+        "NOREPLICAS Not enough good replicas to write.",
+        "READONLY You can't write against a read only replica.",
+        "TRYAGAIN Multiple keys request during rehashing of slot",
+    ];
+    let (proxy, client) = behind_proxy(server, hasty());
+    for error in PASSING {
+        proxy.reject_all(error);
+        let (result, took) = timed(|| client.try_lock("a"));
+        assert_unavailable(result);
+        assert!(took >= ms(200), "{took:?} for {error}");
+        assert_unavailable(client.try_lock_for("a", ms(100)));
+        proxy.heal();
+        assert!(!server.exists("a"), "{error}");
+        take(&client, "a").unlock().unwrap();
+    }
+}
+
+fn a_refused_release_is_an_error_and_made_up_for(server: &Server) {
+    let (proxy, client) = behind_proxy(server, patient());
+    let guard = take(&client, "a");
+    proxy.reject_all("MISCONF Errors writing to the AOF file: No space left on device");
+    assert_code(guard.unlock(), "MISCONF");
+    assert!(server.exists("a"));
+    proxy.heal();
+    eventually(SOON, || !server.exists("a"));
+}

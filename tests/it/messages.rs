@@ -1,0 +1,283 @@
+//! Wake-ups that get lost, come late, or are none: a message is only a hint to ask again.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::thread;
+use std::time::Duration;
+
+use leasehold::{Builder, Client};
+
+use crate::support::child::{self, Child};
+use crate::support::proxy::Proxy;
+use crate::support::{
+    SOON, Server, eventually, ms, patient, sleepy, stores, take, timed, while_held,
+};
+
+stores! {
+    every server:
+        a_release_while_the_subscription_is_made_is_not_missed,
+        a_lost_message_costs_a_pause_only,
+        a_waiter_is_woken_after_a_restart,
+        more_messages_than_the_server_keeps_cost_a_connection_only,
+        a_message_of_a_stranger_changes_no_key,
+        a_message_of_a_stranger_costs_one_script_at_most,
+        a_flood_of_messages_takes_no_memory,
+        strangers_in_the_queue_do_not_keep_the_lock,
+        strange_names_and_labels_are_woken_too;
+}
+
+/// Soon tries a broken connection again, but never asks for the lock again by itself.
+fn listening() -> Builder {
+    sleepy().backoff(ms(5), ms(30_000))
+}
+
+/// Runs `body` while a thread of `waiter` waits for what `holder` has; `body` has to see to it that
+/// it gets it, which must not take long from then on.
+fn while_waiting(holder: &Client, waiter: &Client, name: &str, body: impl FnOnce()) {
+    while_held(holder, name, |end| {
+        thread::scope(|scope| {
+            let waits = scope.spawn(|| waiter.lock(name).map(drop));
+            body();
+            drop(end);
+            let ((), took) = timed(|| waits.join().unwrap().unwrap());
+            assert!(took < SOON / 2, "{took:?}");
+        });
+    });
+}
+
+fn waits(server: &Server, waiter: &Client, name: &str) -> bool {
+    server.listeners(waiter) == 1 && server.queue(name) == [waiter.id()]
+}
+
+fn publish(server: &Server, channel: &str, message: &[u8]) {
+    let mut connection = server.connect();
+    redis::cmd("PUBLISH").arg(channel).arg(message).exec(&mut connection).unwrap();
+}
+
+fn channel(client: &Client) -> String {
+    format!("leasehold:wake:{}", client.id())
+}
+
+fn a_release_while_the_subscription_is_made_is_not_missed(server: &Server) {
+    let holder = server.open(patient());
+    for delay in [ms(0), ms(100), ms(300)] {
+        let proxy = Proxy::before(server);
+        let waiter = sleepy().open(&proxy.url()).unwrap();
+        proxy.delay_subscriptions(delay);
+        // Released before the server knows that there is somebody to be told.
+        while_waiting(&holder, &waiter, "a", || {
+            eventually(SOON, || server.queue("a") == [waiter.id()]);
+        });
+    }
+}
+
+fn a_lost_message_costs_a_pause_only(server: &Server) {
+    let proxy = Proxy::before(server);
+    // With the usual pauses, of half a second at the most.
+    let (holder, waiter) = (server.open(patient()), Client::open(&proxy.url()).unwrap());
+    proxy.lose_messages();
+    for _ in 0..3 {
+        while_waiting(&holder, &waiter, "a", || {
+            eventually(SOON, || waits(server, &waiter, "a"));
+        });
+    }
+}
+
+fn a_waiter_is_woken_after_a_restart(server: &Server) {
+    let (holder, waiter) = (server.open(patient()), server.open(listening()));
+    while_waiting(&holder, &waiter, "a", || {
+        eventually(SOON, || waits(server, &waiter, "a"));
+        server.command(&["SAVE"]);
+        server.restart();
+        eventually(SOON, || waits(server, &waiter, "a"));
+    });
+}
+
+/// The numbers of the connections that listen.
+fn subscriptions(server: &Server) -> Vec<String> {
+    let clients: String = server.ask(&["CLIENT", "LIST", "TYPE", "pubsub"]);
+    let id = |line: &str| line.split(' ').next().unwrap_or_default().to_owned();
+    clients.lines().map(id).collect()
+}
+
+fn more_messages_than_the_server_keeps_cost_a_connection_only(server: &Server) {
+    // As one script, so that none is sent before the last is there.
+    const MANY: &str = "for n = 1, 200 do \
+                            redis.call('publish', ARGV[1], n .. string.rep('x', 10000)) \
+                        end";
+    server.set_config("client-output-buffer-limit", "pubsub 65536 65536 1");
+    let (holder, waiter) = (server.open(patient()), server.open(listening()));
+    while_waiting(&holder, &waiter, "a", || {
+        eventually(SOON, || waits(server, &waiter, "a"));
+        let before = subscriptions(server);
+        server.command(&["EVAL", MANY, "0", &channel(&waiter)]);
+        eventually(SOON, || waits(server, &waiter, "a") && subscriptions(server) != before);
+    });
+}
+
+/// Messages that mean nothing, or harm to somebody who believed them.
+const STRANGE: [&[u8]; 16] = [
+    b"",
+    b"\0",
+    b"a",
+    b"free",
+    b"list",
+    b"somebodys",
+    b"leasehold:fence:{somebodys}",
+    b"leasehold:queue:{somebodys}",
+    b"{",
+    b"}{",
+    b"\xff\xfe\xc0\x80",
+    b"'; redis.call('FLUSHALL') --",
+    b"]] redis.call('DEL', KEYS[1]) --",
+    b"\r\n*1\r\n$8\r\nFLUSHALL\r\n",
+    b"%s%n%x",
+    &[b'x'; 100_000],
+];
+
+/// All keys with their values; and their times to live, if they have none.
+fn everything(server: &Server) -> BTreeMap<String, (Vec<u8>, bool)> {
+    let state = |key: &String| (server.ask::<Vec<u8>>(&["DUMP", key]), server.raw_pttl(key) == -1);
+    server.keys().into_iter().map(|key| (key.clone(), state(&key))).collect()
+}
+
+fn a_message_of_a_stranger_changes_no_key(server: &Server) {
+    let (holder, waiter) = (server.open(patient()), server.open(listening()));
+    server.command(&["SET", "text", "precious"]);
+    server.command(&["RPUSH", "list", "one"]);
+    server.command(&["HSET", "somebodys", "somebody", "1"]);
+    server.command(&["SET", "leasehold:fence:{somebodys}", "7"]);
+    server.command(&["ZADD", "leasehold:queue:{somebodys}", "1", "somebody"]);
+    server.command(&["RPUSH", "leasehold:queue:{list}", "one"]);
+    while_waiting(&holder, &waiter, "a", || {
+        eventually(SOON, || waits(server, &waiter, "a"));
+        let (before, left) = (everything(server), server.pttl("a"));
+        for message in STRANGE {
+            publish(server, &channel(&waiter), message);
+        }
+        // This one is heard after the others, and makes the waiter ask again.
+        let asked = server.evals();
+        publish(server, &channel(&waiter), b"a");
+        eventually(SOON, || server.evals() > asked);
+        assert_eq!(everything(server), before);
+        assert!(server.pttl("a") <= left);
+        assert!(waits(server, &waiter, "a"), "it has stood it");
+    });
+}
+
+fn a_message_of_a_stranger_costs_one_script_at_most(server: &Server) {
+    const MESSAGES: u64 = 2_000;
+    let (holder, waiter) = (server.open(patient()), server.open(listening()));
+    while_waiting(&holder, &waiter, "a", || {
+        eventually(SOON, || waits(server, &waiter, "a"));
+        let before = server.evals();
+        let mut connection = server.connect();
+        for n in 0..MESSAGES {
+            let message = if n % 2 == 0 { "a" } else { "another" };
+            redis::cmd("PUBLISH").arg(channel(&waiter)).arg(message).exec(&mut connection).unwrap();
+        }
+        thread::sleep(ms(300));
+        let scripts = server.evals() - before;
+        assert!(scripts <= MESSAGES + MESSAGES / 10, "{scripts} scripts");
+    });
+}
+
+fn a_flood_of_messages_takes_no_memory(server: &Server) {
+    const MESSAGES: usize = 200_000;
+    let (holder, mut child) = (server.open(patient()), None);
+    while_held(&holder, "a", |end| {
+        let child = child.insert(Child::start(wait_in_a_child, &server.url()));
+        let id = child.next();
+        eventually(SOON, || server.subscribers(&id) == 1);
+        child.go_on();
+        let before: usize = child.next().parse().unwrap();
+
+        let flood = vec![b'x'; 1_000];
+        let mut connection = server.connect();
+        let mut pipe = redis::pipe();
+        for _ in 0..1_000 {
+            pipe.cmd("PUBLISH").arg(format!("leasehold:wake:{id}")).arg(&flood).ignore();
+        }
+        for _ in 0..MESSAGES / 1_000 {
+            pipe.exec(&mut connection).unwrap();
+        }
+        drop(end);
+        assert_eq!(child.next(), "has it");
+        let after: usize = child.next().parse().unwrap();
+        assert!(after < before + 32 * 1024, "{before} KiB before and {after} KiB after");
+    });
+    child.expect("it was started").finish();
+}
+
+/// Most of the memory that this process has had, in KiB; 0 where that is not told.
+fn most_memory() -> usize {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    line.map_or(0, |rest| rest.trim().trim_end_matches(" kB").parse().unwrap_or(0))
+}
+
+#[test]
+#[ignore = "a child of a_flood_of_messages_takes_no_memory"]
+fn wait_in_a_child() {
+    let Some(url) = child::argument() else { return };
+    let client = Client::builder().wait(6 * SOON).open(&url).unwrap();
+    thread::scope(|scope| {
+        let waits = scope.spawn(|| client.lock("a").map(drop));
+        child::report(client.id());
+        child::wait_for_parent();
+        child::report(most_memory());
+        waits.join().unwrap().unwrap();
+    });
+    child::report("has it");
+    child::report(most_memory());
+}
+
+fn strangers_in_the_queue_do_not_keep_the_lock(server: &Server) {
+    let (holder, waiter) = (server.open(patient()), server.open(patient()));
+    let mut connection = server.connect();
+    let mut strangers = redis::cmd("ZADD");
+    strangers.arg("leasehold:queue:{a}");
+    for n in 0..5_000 {
+        strangers.arg(-1).arg(format!("stranger {n}"));
+    }
+    strangers.exec(&mut connection).unwrap();
+    while_waiting(&holder, &waiter, "a", || {
+        eventually(SOON, || server.listeners(&waiter) == 1);
+        assert_eq!(server.queue("a").len(), 5_001);
+    });
+    take(&holder, "a").unlock().unwrap();
+    assert!(server.raw_pttl("leasehold:queue:{a}") != -1, "it ends some day");
+}
+
+fn strange_names_and_labels_are_woken_too(server: &Server) {
+    let label = "\r\n\0\"'{x}{}]] redis.call('FLUSHALL') --🐉";
+    let long = "x".repeat(64 * 1024);
+    let names = [
+        " ",
+        "\0",
+        "\0🐉汉字\x08\r\n\\",
+        "a\"b'c`d",
+        "'; redis.call('FLUSHALL') --",
+        "]] return 1 --",
+        "\r\n*1\r\n$8\r\nFLUSHALL\r\n",
+        "*?[a-z]",
+        "{open",
+        "%s%n%.0f",
+        "$(id)",
+        &long,
+    ];
+    let strange = |builder: Builder| builder.label(label).wait(6 * SOON);
+    let (holder, waiter) = (server.open(strange(patient())), server.open(strange(listening())));
+    for name in names {
+        while_waiting(&holder, &waiter, name, || {
+            eventually(SOON, || waits(server, &waiter, name));
+            let (owner, depth) = server.hold(name);
+            assert!(owner.starts_with(holder.id()) && holder.id().starts_with(label));
+            assert_eq!(depth, "1");
+        });
+        assert!(!server.exists(name));
+    }
+    assert!(server.keys().iter().all(|key| key.starts_with("leasehold:fence:{")));
+    let time = Duration::ZERO;
+    assert!(waiter.try_lock_for(names[2], time).unwrap().is_some());
+}

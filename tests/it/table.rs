@@ -1,0 +1,81 @@
+//! The tables of faults name tests that exist.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+const FAULTS: &str = include_str!("../FAULTS.md");
+const README: &str = include_str!("../../README.md");
+
+/// The rows of the tables whose first line begins with `head`, as cells.
+fn rows<'text>(text: &'text str, head: &str) -> Vec<Vec<&'text str>> {
+    let tables = text.split("\n\n").filter(|part| part.starts_with(head));
+    let rows = tables.flat_map(|table| table.lines().skip(2));
+    rows.map(|row| row.trim_matches('|').split('|').map(str::trim).collect()).collect()
+}
+
+/// What is in backticks.
+fn names(cell: &str) -> impl Iterator<Item = &str> {
+    cell.split('`').skip(1).step_by(2)
+}
+
+/// Tells whether `source` has a test of that name: one of its own, or one in a list for all stores.
+fn has_test(source: &str, name: &str) -> bool {
+    let lines: Vec<_> = source.lines().map(str::trim).collect();
+    let Some(at) = lines.iter().position(|line| line.starts_with(&format!("fn {name}("))) else {
+        return false;
+    };
+    let before = lines[..at].iter().rev();
+    let attributes: Vec<_> = before.take_while(|line| line.starts_with("#[")).collect();
+    let listed = |line: &&str| line.strip_suffix([',', ';']) == Some(name);
+    attributes.contains(&&"#[test]") || lines.iter().any(listed)
+}
+
+/// The file with a test of that path, such as `replies::…` or `hold::line::tests::…`.
+fn file_of(path: &[&str]) -> PathBuf {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let file = |dir: &str, modules: &[&str]| root.join(dir).join(modules.join("/") + ".rs");
+    let inline = path.strip_suffix(&["tests"]).unwrap_or(path);
+    let candidates = [file("tests/it", path), file("src", path), file("src", inline)];
+    candidates.into_iter().find(|file| file.is_file()).unwrap_or_default()
+}
+
+#[test]
+fn the_table_of_faults_names_tests_that_exist() {
+    let rows = rows(FAULTS, "| id |");
+    assert!(rows.len() > 100, "{} rows", rows.len());
+    let mut ids = BTreeSet::new();
+    for row in rows {
+        let [id, what, outcome, tests] = row[..] else { panic!("not four cells: {row:?}") };
+        assert!(ids.insert(id), "{id} is there twice");
+        let reasons = ["*comes with*", "*excluded by*", "*not shown*"];
+        let excused = reasons.iter().any(|reason| outcome.contains(reason));
+        assert!(!what.is_empty() && (names(tests).count() > 0 || excused), "{id} is not shown");
+        for test in names(tests) {
+            let path: Vec<_> = test.split("::").collect();
+            let Some((name, modules)) = path.split_last() else { unreachable!("split has one") };
+            let source = fs::read_to_string(file_of(modules)).unwrap_or_default();
+            assert!(has_test(&source, name), "{id}: there is no test {test}");
+        }
+    }
+}
+
+#[test]
+fn the_table_in_the_readme_names_tests_that_exist() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it");
+    let files = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    let sources: Vec<_> = files
+        .filter(|file| file.extension().is_some_and(|extension| extension == "rs"))
+        .map(|file| fs::read_to_string(file).unwrap())
+        .collect();
+    let rows = rows(README, "| fault |");
+    assert!(rows.len() >= 10, "{} rows", rows.len());
+    for row in rows {
+        let tests = row.last().expect("a row has cells");
+        assert!(names(tests).count() > 0, "{} is not shown", row[0]);
+        for test in names(tests) {
+            let found = sources.iter().any(|source| has_test(source, test));
+            assert!(found, "{}: there is no test {test}", row[0]);
+        }
+    }
+}
