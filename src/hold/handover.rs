@@ -15,7 +15,7 @@ use crate::hold::line::Handed;
 use crate::hold::owner::Thread;
 use crate::hold::passage::Passage;
 use crate::hold::patience::{Patience, is_outage};
-use crate::hold::place::{Place, Ticket};
+use crate::hold::place::{News, Place, Ticket};
 use crate::store::{Failure, Handover};
 
 /// For so long a lock may be handed on inside this process while another client waits for it.
@@ -56,17 +56,31 @@ impl Engine {
         let end = patience.request_end().min(end_of(self.config.io_timeout(span)));
         let sent = Moment::now();
         let answer = self.store.transfer(&from.id, &to, span, yields, end);
-        Passage { from, to, yields, sent, answer }
+        Passage { from, to, yields, sent, answer, settles: true }
     }
 
     /// Hands a lock on, and waits until it is known what has become of it. Whatever happens, the
-    /// thread in that place is told: it has the lock, or has to ask for itself.
+    /// thread in that place is told: it has the lock, or has to ask for itself. Without an answer
+    /// each of both goes on by its own deadline: that thread may have less time than this one.
     pub(super) fn hand_on(
         &self,
-        passage: Passage,
+        mut passage: Passage,
         place: &Place,
         patience: &mut Patience,
     ) -> Result<(), Option<Failure>> {
+        match (passage.answer)() {
+            Err(failure) if is_outage(&failure) => {
+                let (from, again) = (passage.from.clone(), failure.clone());
+                passage.answer = Box::new(move || Err(again));
+                passage.settles = false;
+                place.tell(News::Coming(Box::new(passage)));
+                let Some(pause) = patience.after(&failure) else { return Err(Some(failure)) };
+                thread::sleep(pause);
+                // That thread may end the hold first.
+                return self.give_back(&from, patience, true);
+            }
+            answer => passage.answer = Box::new(move || answer),
+        }
         let name = passage.to.name.clone();
         let (landing, outcome) = self.land(passage, &place.terms, &place.thread, patience);
         match landing {
@@ -85,10 +99,13 @@ impl Engine {
         ticket: &Ticket,
     ) -> Result<Option<Arc<Lease>>> {
         let (from, name) = (passage.from.clone(), passage.to.name.clone());
+        let settles = passage.settles;
         let head = AtHead::new(self.lines(), &name);
         let mut patience = Patience::new(wait.bound(), &self.config, terms.span());
         let (landing, outcome) = self.land(passage, terms, &Thread::current(), &mut patience);
-        self.settle(&from, &outcome);
+        if settles {
+            self.settle(&from, &outcome);
+        }
         if let Err(Some(failure)) = outcome
             && is_outage(&failure)
         {
@@ -140,7 +157,7 @@ impl Engine {
             }
             Err(failure) if is_outage(&failure) => (asks, Err(Some(failure))),
             // A server that is out of memory begins no hold, but ends one.
-            Err(_) => (asks, self.give_back(&from, patience)),
+            Err(_) => (asks, self.give_back(&from, patience, false)),
         }
     }
 
@@ -151,7 +168,7 @@ impl Engine {
         span: Duration,
         patience: &mut Patience,
     ) -> Result<Transfer, Failure> {
-        let Passage { from, to, yields, mut sent, mut answer } = passage;
+        let Passage { from, to, yields, mut sent, mut answer, .. } = passage;
         let mut unknown = false;
         loop {
             let failure = match answer() {

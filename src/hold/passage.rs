@@ -18,6 +18,8 @@ pub(crate) struct Passage {
     /// When it was asked for.
     pub(super) sent: Moment,
     pub(super) answer: Answer<Handover>,
+    /// Whether the thread that takes it over settles the hold that ends.
+    pub(super) settles: bool,
 }
 
 impl fmt::Debug for Passage {

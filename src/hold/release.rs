@@ -63,7 +63,7 @@ impl Engine {
             }
             self.hand_on(passage, &place, &mut patience)
         } else {
-            let outcome = self.give_back(lease, &mut patience);
+            let outcome = self.give_back(lease, &mut patience, false);
             self.lines().done_with(lease);
             outcome
         };
@@ -105,8 +105,8 @@ impl Engine {
         &self,
         lease: &Lease,
         patience: &mut Patience,
+        mut unknown: bool,
     ) -> Result<(), Option<Failure>> {
-        let mut unknown = false;
         loop {
             match self.store.release(&lease.id, patience.request_end()) {
                 Ok(Standing::Gone) if !unknown => return Err(None),

@@ -25,7 +25,9 @@ stores! {
         a_call_that_hangs_does_not_hold_up_those_after_it,
         a_call_that_hangs_starves_no_renewal,
         a_call_that_hangs_starves_no_release,
-        a_drop_that_cannot_hand_on_stretches_no_wait;
+        a_drop_that_cannot_hand_on_stretches_no_wait,
+        a_promise_that_a_silent_server_breaks_ends_in_time,
+        a_promise_that_a_read_only_server_breaks_ends_in_time;
 }
 
 /// How long one attempt may take here.
@@ -298,19 +300,15 @@ fn unlock(guard: Guard) {
     guard.unlock().ok();
 }
 
-#[test]
-#[ignore = "who hands on a lock does not yet look at the deadline of who is to get it"]
-fn a_promise_that_a_silent_server_breaks_ends_in_time() {
+fn a_promise_that_a_silent_server_breaks_ends_in_time(server: &Server) {
     let pause = ["CLIENT", "PAUSE", "1500"];
-    let took = wait_for_a_broken_promise(&Server::redis(), &pause, &["PING"], unlock);
+    let took = wait_for_a_broken_promise(server, &pause, &["PING"], unlock);
     assert!(took <= ms(400) + IO + GRACE, "{took:?}");
 }
 
-#[test]
-#[ignore = "who hands on a lock does not yet look at the deadline of who is to get it"]
-fn a_promise_that_a_read_only_server_breaks_ends_in_time() {
+fn a_promise_that_a_read_only_server_breaks_ends_in_time(server: &Server) {
     let replica = ["REPLICAOF", "127.0.0.1", "1"];
     let master = ["REPLICAOF", "NO", "ONE"];
-    let took = wait_for_a_broken_promise(&Server::redis(), &replica, &master, unlock);
+    let took = wait_for_a_broken_promise(server, &replica, &master, unlock);
     assert!(took <= ms(400) + IO + GRACE, "{took:?}");
 }
