@@ -113,6 +113,7 @@ mod guard;
 mod hold;
 mod mutex;
 mod store;
+mod sync;
 
 pub use builder::Builder;
 pub use client::Client;

@@ -4,11 +4,8 @@
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Instant;
-
-use crossbeam_channel::{RecvTimeoutError, Sender};
-use parking_lot::{Mutex, MutexGuard};
 
 use crate::config::Terms;
 use crate::error::{Error, Result};
@@ -17,6 +14,7 @@ use crate::hold::owner::Thread;
 use crate::hold::passage::Passage;
 use crate::hold::place::{News, Place, Ticket, knock, tell};
 use crate::store::Failure;
+use crate::sync::{AtomicBool, Mutex, MutexGuard, RecvTimeoutError, Sender};
 
 /// Threads that want different locks should rarely meet here.
 const SHARDS: usize = 16;

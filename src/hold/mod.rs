@@ -20,5 +20,7 @@ pub(crate) mod release;
 pub(crate) mod renewer;
 pub(crate) mod table;
 
+#[cfg(all(test, leasehold_shuttle))]
+mod schedules;
 #[cfg(test)]
 mod tests;

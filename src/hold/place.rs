@@ -3,8 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, Sender, unbounded};
-
 use crate::clock::end_of;
 use crate::config::Terms;
 use crate::error::{Error, Result};
@@ -12,6 +10,7 @@ use crate::hold::lease::Lease;
 use crate::hold::owner::Thread;
 use crate::hold::passage::Passage;
 use crate::store::Failure;
+use crate::sync::{Receiver, Sender, unbounded};
 
 /// A thread in a line, as the others see it.
 #[derive(Debug)]

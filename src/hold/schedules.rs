@@ -1,0 +1,181 @@
+//! A line of threads under thousands of schedules that shuttle makes up: the lock is never lost
+//! and never held twice, nobody waits for ever (which shuttle finds out), and no place is left.
+//!
+//! `RUSTFLAGS="--cfg leasehold_shuttle" cargo test --lib schedules`
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use shuttle::rand::{Rng, thread_rng};
+use shuttle::{check_pct, check_random, thread};
+
+use crate::clock::Moment;
+use crate::config::Terms;
+use crate::error::{Error, Result};
+use crate::hold::herald::Herald;
+use crate::hold::lease::Lease;
+use crate::hold::line::Turn;
+use crate::hold::owner::Thread;
+use crate::hold::place::Ticket;
+use crate::store::HoldId;
+
+/// How many schedules of each kind are tried.
+const SCHEDULES: usize = 1_000;
+
+/// So many times the scheduler that looks for rare orders interrupts a thread.
+const INTERRUPTIONS: usize = 3;
+
+/// How a thread waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wait {
+    Endless,
+    No,
+    /// Until a deadline, which comes at any time.
+    Until,
+}
+
+/// A line, and what it is there for.
+#[derive(Default)]
+struct Scene {
+    herald: Herald,
+    name: Arc<str>,
+    /// Whether every hold is lost sooner or later.
+    loses: bool,
+    /// Who got the lock last. Not one of `crate::sync`: no thread is interrupted here.
+    last: parking_lot::Mutex<Option<Arc<Lease>>>,
+}
+
+impl Scene {
+    fn lease(&self) -> Arc<Lease> {
+        let id = HoldId { name: self.name.clone(), client: Arc::from("c"), nonce: 1 };
+        let lease = Lease::new(id, 1, &Terms::default(), Moment::now(), Thread::current());
+        let lease = Arc::new(lease);
+        if self.loses {
+            let (herald, lease) = (self.herald.clone(), lease.clone());
+            thread::spawn(move || herald.lose(&lease));
+        }
+        lease
+    }
+
+    /// Locks, is inside for a while, and leaves. `false` if the wait ended without the lock.
+    fn visit(&self, wait: Wait) -> Result<bool> {
+        let lease = match self.line_up(wait)? {
+            None | Some(Turn::Late(_) | Turn::Failed(_)) => return Ok(false),
+            Some(Turn::Given(lease)) => lease,
+            Some(Turn::Head { .. }) => {
+                let lease = self.lease();
+                self.herald.lines.hold(&lease);
+                lease
+            }
+        };
+        if stands(&lease) {
+            let last = self.last.lock().replace(lease.clone());
+            assert!(last.is_none_or(|last| !stands(&last)), "two have the lock");
+        }
+        thread::yield_now();
+        // Whoever has lost the lock may stay where it is, and holds nobody up.
+        if !self.loses || thread_rng().r#gen() {
+            self.leave(&lease);
+        }
+        Ok(true)
+    }
+
+    fn line_up(&self, wait: Wait) -> Result<Option<Turn>> {
+        let (lines, terms) = (&self.herald.lines, Terms::default());
+        if wait == Wait::No {
+            let ticket = lines.enter(&self.name)?;
+            return ticket.map(|ticket| self.compete(&ticket)).transpose();
+        }
+        let (ticket, first) = lines.join(&self.name, &terms, wait == Wait::Endless)?;
+        let deadline = (wait == Wait::Until).then(Instant::now);
+        let turn =
+            if first { Turn::Head { polite: false } } else { lines.wait(&ticket, deadline)? };
+        if let Turn::Head { .. } = turn {
+            return self.compete(&ticket).map(Some);
+        }
+        Ok(Some(turn))
+    }
+
+    /// Asks a store that is sometimes busy, and sleeps in between until somebody knocks.
+    fn compete(&self, ticket: &Ticket) -> Result<Turn> {
+        while thread_rng().r#gen() {
+            if let Err(error) = ticket.sleep(Duration::ZERO) {
+                self.herald.lines.give_up(&self.name, None);
+                return Err(error);
+            }
+        }
+        Ok(Turn::Head { polite: false })
+    }
+
+    /// Releases the lock or hands it on; the transfer may fail.
+    fn leave(&self, lease: &Arc<Lease>) {
+        let lines = &self.herald.lines;
+        match lease.end().then(|| lines.promise(lease)).flatten() {
+            None => lines.done_with(lease),
+            Some((place, _)) if thread_rng().r#gen() => lines.give(&place, &self.lease()),
+            Some((place, _)) => lines.call(&self.name, &place, false),
+        }
+    }
+
+    /// Whether nobody is in the line.
+    fn is_empty(&self) -> bool {
+        let ticket = self.herald.lines.enter(&self.name);
+        matches!(ticket, Ok(Some(_)) | Err(Error::Closed))
+    }
+}
+
+fn stands(lease: &Lease) -> bool {
+    !lease.remaining().is_zero()
+}
+
+/// Runs a scene under both schedulers.
+fn under_many_schedules(scene: fn()) {
+    check_random(scene, SCHEDULES);
+    check_pct(scene, SCHEDULES, INTERRUPTIONS);
+}
+
+/// Lets threads that wait in different ways visit a scene at the same time.
+fn visits<const N: usize>(scene: &Arc<Scene>, waits: [Wait; N]) -> [Result<bool>; N] {
+    let threads = waits.map(|wait| {
+        let scene = scene.clone();
+        thread::spawn(move || scene.visit(wait))
+    });
+    threads.map(|thread| thread.join().expect("no panic"))
+}
+
+#[test]
+fn threads_that_come_and_go_lose_nothing() {
+    under_many_schedules(|| {
+        let scene = Arc::new(Scene::default());
+        let waits = [Wait::Endless, Wait::Endless, Wait::Until, Wait::Until, Wait::No];
+        let [first, second, ..] = visits(&scene, waits).map(|visit| visit.expect("open"));
+        assert!(first && second, "served");
+        assert!(scene.is_empty(), "a place is left");
+    });
+}
+
+#[test]
+fn close_ends_every_wait_whenever_it_comes() {
+    under_many_schedules(|| {
+        let scene = Arc::new(Scene::default());
+        let lines = &scene.herald.lines;
+        let lease = scene.lease();
+        lines.join(&scene.name, &Terms::default(), false).expect("open");
+        lines.hold(&lease);
+        let closer = scene.clone();
+        thread::spawn(move || closer.herald.lines.close());
+        let [endless, patient] = visits(&scene, [Wait::Endless, Wait::Until]);
+        assert!(matches!(endless, Err(Error::Closed)));
+        assert!(matches!(patient, Ok(false) | Err(Error::Closed)));
+        assert!(lines.promise(&lease).is_none(), "a place is left");
+    });
+}
+
+#[test]
+fn a_hold_that_is_lost_at_any_time_holds_nobody_up() {
+    under_many_schedules(|| {
+        let scene = Arc::new(Scene { loses: true, ..Scene::default() });
+        let visits = visits(&scene, [Wait::Endless; 3]).map(|visit| visit.expect("open"));
+        assert_eq!(visits, [true; 3], "served");
+    });
+}
