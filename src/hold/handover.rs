@@ -16,7 +16,7 @@ use crate::hold::owner::Thread;
 use crate::hold::passage::Passage;
 use crate::hold::patience::{Patience, is_outage};
 use crate::hold::place::{News, Place, Ticket};
-use crate::store::{Failure, Handover};
+use crate::store::{Failure, Handover, HoldId};
 
 /// For so long a lock may be handed on inside this process while another client waits for it.
 const HAND_ON_TIME: Duration = Duration::from_millis(100);
@@ -136,7 +136,7 @@ impl Engine {
     ) -> (Landing, Result<(), Option<Failure>>) {
         let (from, to) = (passage.from.clone(), passage.to.clone());
         let asks = Landing::Asks { polite: false };
-        match self.transfer(passage, terms.span(), patience) {
+        match self.transfer(passage, terms, patience) {
             Ok(Transfer { answer: Handover::Done { fence }, sent, unknown }) => {
                 let next = Arc::new(Lease::new(to, fence, terms, sent, thread.clone()));
                 if unknown {
@@ -150,9 +150,11 @@ impl Engine {
                 (Landing::Held(next), Ok(()))
             }
             Ok(Transfer { answer: Handover::Gone, unknown, .. }) => {
+                self.clean_if(unknown, &to, terms);
                 (asks, if unknown { Ok(()) } else { Err(None) })
             }
-            Ok(Transfer { answer: Handover::Yielded, .. }) => {
+            Ok(Transfer { answer: Handover::Yielded, unknown, .. }) => {
+                self.clean_if(unknown, &to, terms);
                 (Landing::Asks { polite: true }, Ok(()))
             }
             Err(failure) if is_outage(&failure) => (asks, Err(Some(failure))),
@@ -161,11 +163,18 @@ impl Engine {
         }
     }
 
+    /// Has a hold removed that does not stand, if a request that began it may yet be executed.
+    fn clean_if(&self, unknown: bool, hold: &HoldId, terms: &Terms) {
+        if unknown {
+            self.clean(hold, terms.span(), false);
+        }
+    }
+
     /// Waits for an answer, and asks again until there is one.
     fn transfer(
         &self,
         passage: Passage,
-        span: Duration,
+        terms: &Terms,
         patience: &mut Patience,
     ) -> Result<Transfer, Failure> {
         let Passage { from, to, yields, mut sent, mut answer, .. } = passage;
@@ -177,14 +186,13 @@ impl Engine {
             };
             unknown |= failure.is_ambiguous();
             let Some(pause) = patience.after(&failure) else {
-                if unknown {
-                    self.clean(&to, span, false);
-                }
+                self.clean_if(unknown, &to, terms);
                 return Err(failure);
             };
             thread::sleep(pause);
             sent = Moment::now();
-            answer = self.store.transfer(&from.id, &to, span, yields, patience.request_end());
+            let end = patience.request_end();
+            answer = self.store.transfer(&from.id, &to, terms.span(), yields, end);
         }
     }
 }

@@ -16,8 +16,9 @@ use crate::hold::herald::Herald;
 use crate::hold::lease::Lease;
 use crate::hold::line::Turn;
 use crate::hold::owner::Thread;
-use crate::hold::place::Ticket;
-use crate::store::HoldId;
+use crate::hold::passage::Passage;
+use crate::hold::place::{News, Ticket};
+use crate::store::{Handover, HoldId};
 
 /// How many schedules of each kind are tried.
 const SCHEDULES: usize = 1_000;
@@ -62,7 +63,7 @@ impl Scene {
         let lease = match self.line_up(wait)? {
             None | Some(Turn::Late(_) | Turn::Failed(_)) => return Ok(false),
             Some(Turn::Given(lease)) => lease,
-            Some(Turn::Head { .. }) => {
+            Some(Turn::Head { .. } | Turn::Coming(_)) => {
                 let lease = self.lease();
                 self.herald.lines.hold(&lease);
                 lease
@@ -90,10 +91,22 @@ impl Scene {
         let deadline = (wait == Wait::Until).then(Instant::now);
         let turn =
             if first { Turn::Head { polite: false } } else { lines.wait(&ticket, deadline)? };
-        if let Turn::Head { .. } = turn {
-            return self.compete(&ticket).map(Some);
+        match turn {
+            Turn::Head { .. } => self.compete(&ticket).map(Some),
+            Turn::Coming(passage) => self.take_over(passage, &ticket).map(Some),
+            other => Ok(Some(other)),
         }
-        Ok(Some(turn))
+    }
+
+    /// Waits for the answer to a transfer.
+    fn take_over(&self, passage: Passage, ticket: &Ticket) -> Result<Turn> {
+        if let Ok(Handover::Done { .. }) = (passage.answer)() {
+            let lease = self.lease();
+            self.herald.lines.pass(&lease);
+            return Ok(Turn::Given(lease));
+        }
+        self.herald.lines.lead(ticket);
+        self.compete(ticket)
     }
 
     /// Asks a store that is sometimes busy, and sleeps in between until somebody knocks.
@@ -107,13 +120,19 @@ impl Scene {
         Ok(Turn::Head { polite: false })
     }
 
-    /// Releases the lock or hands it on; the transfer may fail.
+    /// Releases the lock or hands it on; the transfer may fail, and may be waited for by either.
     fn leave(&self, lease: &Arc<Lease>) {
         let lines = &self.herald.lines;
-        match lease.end().then(|| lines.promise(lease)).flatten() {
-            None => lines.done_with(lease),
-            Some((place, _)) if thread_rng().r#gen() => lines.give(&place, &self.lease()),
-            Some((place, _)) => lines.call(&self.name, &place, false),
+        let Some((place, _)) = lease.end().then(|| lines.promise(lease)).flatten() else {
+            return lines.done_with(lease);
+        };
+        let (waits, done): (bool, bool) = thread_rng().r#gen();
+        if !waits {
+            place.tell(News::Coming(Box::new(passage(lease, done))));
+        } else if done {
+            lines.give(&place, &self.lease());
+        } else {
+            lines.call(&self.name, &place, false);
         }
     }
 
@@ -121,6 +140,19 @@ impl Scene {
     fn is_empty(&self) -> bool {
         let ticket = self.herald.lines.enter(&self.name);
         matches!(ticket, Ok(Some(_)) | Err(Error::Closed))
+    }
+}
+
+/// A transfer whose answer is known.
+fn passage(from: &Arc<Lease>, done: bool) -> Passage {
+    let answer = if done { Handover::Done { fence: 1 } } else { Handover::Gone };
+    Passage {
+        from: from.clone(),
+        to: from.id.clone(),
+        yields: false,
+        sent: Moment::now(),
+        answer: Box::new(move || Ok(answer)),
+        settles: true,
     }
 }
 

@@ -30,6 +30,8 @@ enum Fate {
     Fine,
     LostReply,
     /// Not executed.
+    LostRequest,
+    /// Not executed.
     Passing,
     Slow(Duration),
 }
@@ -59,6 +61,7 @@ impl Scripted {
                 reply
             }
             Fate::LostReply => request().and(Err(fail(Trouble::Silent))),
+            Fate::LostRequest => Err(fail(Trouble::Silent)),
             Fate::Passing => Err(fail(Trouble::Passing)),
             Fate::Fine => request(),
         }
@@ -265,6 +268,24 @@ fn what_was_handed_on_with_an_unknown_outcome_is_cleaned_up_after_its_release() 
         scene.events.iter().find(|event| matches!(event, Event::Contended { .. }));
         scene.store.will(&[Fate::LostReply]);
         scene.engine.unlock(&first.lease).expect("handed on");
+    });
+    eventually(|| scene.store.releases() >= 2);
+}
+
+/// The first request to hand on may yet be executed, after one that brings the old hold back.
+#[test]
+fn what_was_handed_on_too_late_with_an_unknown_outcome_is_cleaned_up() {
+    let scene = Scene::new(LEASE * 10);
+    let first = scene.lock();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let next = scene.lock();
+            scene.engine.unlock(&next.lease).expect("released");
+        });
+        scene.events.iter().find(|event| matches!(event, Event::Contended { .. }));
+        scene.store.will(&[Fate::LostRequest]);
+        scene.engine.unlock_soon(&first.lease).expect("on its way");
+        scene.store.inner.force(&scene.name, Instant::now()).expect("memory");
     });
     eventually(|| scene.store.releases() >= 2);
 }
