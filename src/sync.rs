@@ -1,16 +1,18 @@
-//! What threads wait with in a line: in a test that is built with `--cfg leasehold_shuttle`, what
+//! What threads wait with in a line, and for shared connections: in a test that is built with `--cfg leasehold_shuttle`, what
 //! behaves alike but lets the test decide which thread runs next.
 
 #[cfg(not(all(test, leasehold_shuttle)))]
 pub(crate) use {
     crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded},
-    parking_lot::{Mutex, MutexGuard},
-    std::sync::atomic::AtomicBool,
+    parking_lot::{Condvar, Mutex, MutexGuard},
+    std::sync::atomic::{AtomicBool, AtomicUsize, Ordering},
+    std::thread::yield_now,
 };
 
 #[cfg(all(test, leasehold_shuttle))]
 pub(crate) use self::scheduled::{
-    AtomicBool, Mutex, MutexGuard, Receiver, RecvTimeoutError, Sender, unbounded,
+    AtomicBool, AtomicUsize, Condvar, Mutex, MutexGuard, Ordering, Receiver, RecvTimeoutError,
+    Sender, unbounded, yield_now,
 };
 
 #[cfg(all(test, leasehold_shuttle))]

@@ -73,27 +73,7 @@ impl Connection {
         Self { dialer, socket: None, generation: 0, out: Vec::new() }
     }
 
-    /// Sends what `pack` writes, and reads the one reply.
-    pub(crate) fn exchange(
-        &mut self,
-        until: Instant,
-        pack: impl FnOnce(&mut Vec<u8>),
-    ) -> Result<Value, Failure> {
-        self.send(until, pack)?;
-        self.receive(true, until).unwrap_or_else(|| Err(self.silence()))
-    }
-
-    /// Sends what `pack` writes, connecting first if need be, and does not wait for replies.
-    pub(crate) fn send(
-        &mut self,
-        until: Instant,
-        pack: impl FnOnce(&mut Vec<u8>),
-    ) -> Result<(), Failure> {
-        self.connect(until)?;
-        self.write(until, pack)
-    }
-
-    /// As `send`, on the socket that there is.
+    /// Sends what `pack` writes over the open socket, and does not wait for replies.
     pub(crate) fn write(
         &mut self,
         until: Instant,

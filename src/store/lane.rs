@@ -9,51 +9,69 @@ use std::mem;
 use std::sync::Arc;
 use std::time::Instant;
 
-use parking_lot::{Condvar, Mutex};
-use r2d2::PooledConnection;
 use redis::Value;
 
 use crate::store::Failure;
-use crate::store::server::Places;
+use crate::sync::{Condvar, Mutex};
 
 /// What a thread gets for its request.
-pub(super) type Reply = Result<Value, Failure>;
+pub(crate) type Reply = Result<Value, Failure>;
+
+/// A connection, as far as a lane needs one.
+pub(crate) trait Wire {
+    /// Tells whether requests can be sent without connecting first.
+    fn is_open(&self) -> bool;
+
+    /// Tells whether replies can still come.
+    fn is_connected(&self) -> bool;
+
+    fn connect(&mut self, until: Instant) -> Result<(), Failure>;
+
+    /// Sends what `pack` writes.
+    fn write(&mut self, until: Instant, pack: impl FnOnce(&mut Vec<u8>)) -> Result<(), Failure>;
+
+    /// Reads the next reply; `None` if it is not there by then.
+    fn receive(&mut self, spin: bool, until: Instant) -> Option<Reply>;
+
+    /// Gives up what is still on its way.
+    fn poison(&mut self);
+}
 
 /// A request for which a thread waits.
 #[derive(Debug)]
-pub(super) struct Request {
+pub(super) struct Request<W> {
     pub(super) bytes: Vec<u8>,
     pub(super) until: Instant,
-    state: Mutex<State>,
+    state: Mutex<State<W>>,
     changed: Condvar,
 }
 
 #[derive(Debug)]
-enum State {
+enum State<W> {
     /// For a reply, or to drive.
     Waits,
     /// The thread is to drive this lane.
-    Drives(Lane),
+    Drives(Lane<W>),
     Answered(Reply),
     /// Nobody waits any more.
     Left,
 }
 
 /// What a thread has to do about its request next.
-pub(super) enum Step {
-    Drive(Lane),
+pub(super) enum Step<W> {
+    Drive(Lane<W>),
     Return(Reply),
     /// Its time is over, and nobody will answer or make it drive any more.
     Leave,
 }
 
-impl Step {
+impl<W> Step<W> {
     pub(super) fn into_reply(self) -> Option<Reply> {
         if let Self::Return(reply) = self { Some(reply) } else { None }
     }
 }
 
-impl Request {
+impl<W> Request<W> {
     pub(super) fn new(until: Instant, pack: impl FnOnce(&mut Vec<u8>)) -> Arc<Self> {
         let mut bytes = Vec::with_capacity(512);
         pack(&mut bytes);
@@ -62,7 +80,7 @@ impl Request {
     }
 
     /// Waits for the reply, or for a lane to drive, until the time of the request is over.
-    pub(super) fn wait(&self) -> Step {
+    pub(super) fn wait(&self) -> Step<W> {
         let mut state = self.state.lock();
         while matches!(*state, State::Waits) {
             if self.changed.wait_until(&mut state, self.until).timed_out() {
@@ -78,11 +96,11 @@ impl Request {
     }
 
     /// Ends the wait at once.
-    pub(super) fn leave(&self) -> Step {
+    pub(super) fn leave(&self) -> Step<W> {
         Self::end(&mut self.state.lock())
     }
 
-    fn end(state: &mut State) -> Step {
+    fn end(state: &mut State<W>) -> Step<W> {
         match mem::replace(state, State::Left) {
             State::Drives(lane) => Step::Drive(lane),
             State::Answered(reply) => Step::Return(reply),
@@ -99,7 +117,7 @@ impl Request {
     }
 
     /// Makes the thread that waits drive the lane. Gives it back if nobody waits.
-    pub(super) fn offer(&self, lane: Lane) -> Option<Lane> {
+    pub(super) fn offer(&self, lane: Lane<W>) -> Option<Lane<W>> {
         let mut state = self.state.lock();
         if !matches!(*state, State::Waits) {
             return Some(lane);
@@ -112,19 +130,19 @@ impl Request {
 
 /// A pooled connection, and the requests whose replies are still to come, in order.
 #[derive(Debug)]
-pub(super) struct Lane {
-    pub(super) connection: PooledConnection<Places>,
-    flying: VecDeque<Arc<Request>>,
+pub(super) struct Lane<W> {
+    pub(super) wire: W,
+    flying: VecDeque<Arc<Request<W>>>,
 }
 
-impl Lane {
-    pub(super) fn new(connection: PooledConnection<Places>) -> Self {
-        Self { connection, flying: VecDeque::new() }
+impl<W: Wire> Lane<W> {
+    pub(super) fn new(wire: W) -> Self {
+        Self { wire, flying: VecDeque::new() }
     }
 
     /// Sends requests over the open connection in one write. If that fails, all of them have
     /// failed, and are told so.
-    pub(super) fn send(&mut self, batch: impl IntoIterator<Item = Arc<Request>>) {
+    pub(super) fn send(&mut self, batch: impl IntoIterator<Item = Arc<Request<W>>>) {
         self.flying.extend(batch);
         let Some(until) = self.flying.iter().map(|request| request.until).min() else { return };
         let flying = &self.flying;
@@ -133,20 +151,20 @@ impl Lane {
                 out.extend_from_slice(&request.bytes);
             }
         };
-        if let Err(failure) = self.connection.write(until, pack) {
+        if let Err(failure) = self.wire.write(until, pack) {
             self.fail(&failure);
         }
     }
 
     /// Tells whether a reply to the request is still to come.
-    pub(super) fn carries(&self, request: &Arc<Request>) -> bool {
+    pub(super) fn carries(&self, request: &Arc<Request<W>>) -> bool {
         self.flying.iter().any(|flying| Arc::ptr_eq(flying, request))
     }
 
     /// Reads replies until there is one to `own`; `None` if its time is over before.
-    pub(super) fn read(&mut self, own: &Arc<Request>) -> Option<Reply> {
+    pub(super) fn read(&mut self, own: &Arc<Request<W>>) -> Option<Reply> {
         while let Some(next) = self.flying.front().cloned() {
-            let reply = self.connection.receive(true, own.until)?;
+            let reply = self.wire.receive(true, own.until)?;
             self.take(&reply);
             if Arc::ptr_eq(&next, own) {
                 return Some(reply);
@@ -157,10 +175,10 @@ impl Lane {
     }
 
     /// Collects the replies that have come already, with the requests that they answer.
-    pub(super) fn gather(&mut self) -> Vec<(Arc<Request>, Reply)> {
+    pub(super) fn gather(&mut self) -> Vec<(Arc<Request<W>>, Reply)> {
         let mut gathered = Vec::new();
         while let Some(next) = self.flying.front().cloned()
-            && let Some(reply) = self.connection.receive(false, Instant::now())
+            && let Some(reply) = self.wire.receive(false, Instant::now())
         {
             self.take(&reply);
             gathered.push((next, reply));
@@ -178,7 +196,7 @@ impl Lane {
         }
         if next > 0 {
             self.flying.clear();
-            self.connection.poison();
+            self.wire.poison();
         }
         Some(self)
     }
@@ -187,7 +205,7 @@ impl Lane {
     fn take(&mut self, reply: &Reply) {
         self.flying.pop_front();
         if let Err(failure) = reply
-            && !self.connection.is_connected()
+            && !self.wire.is_connected()
         {
             self.fail(failure);
         }

@@ -10,11 +10,14 @@ pub(crate) mod pipeline;
 pub(crate) mod reply;
 pub(crate) mod script;
 pub(crate) mod server;
+pub(crate) mod sharing;
 pub(crate) mod single;
 pub(crate) mod socket;
 pub(crate) mod spin;
 pub(crate) mod subscription;
 
+#[cfg(all(test, leasehold_shuttle))]
+mod schedules;
 #[cfg(test)]
 mod tests;
 

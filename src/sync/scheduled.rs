@@ -1,33 +1,102 @@
 //! Stand-ins, made of shuttle's parts, for those of `parking_lot` and `crossbeam-channel` that the
-//! line uses. Time does not exist: a deadline comes when shuttle's dice say so.
+//! library uses. Time does not exist: a deadline comes when shuttle's dice say so.
 
 use std::collections::VecDeque;
+use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 pub(crate) use crossbeam_channel::{RecvError, RecvTimeoutError, SendError};
 use shuttle::rand::{Rng, thread_rng};
-use shuttle::sync::Condvar;
-pub(crate) use shuttle::sync::MutexGuard;
-pub(crate) use shuttle::sync::atomic::AtomicBool;
+pub(crate) use shuttle::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use shuttle::thread;
+pub(crate) use shuttle::thread::yield_now;
+
+/// A deadline beyond this never comes.
+const NEVER: Duration = Duration::from_secs(60 * 60);
 
 /// Like `parking_lot::Mutex`.
 #[derive(Debug, Default)]
 pub(crate) struct Mutex<T>(shuttle::sync::Mutex<T>);
 
 impl<T> Mutex<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self(shuttle::sync::Mutex::new(value))
+    }
+
     pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        MutexGuard { mutex: &self.0, inner: Some(locked(&self.0)) }
+    }
+}
+
+/// Like `parking_lot::MutexGuard`. Empty only while a condition is waited for.
+#[derive(Debug)]
+pub(crate) struct MutexGuard<'a, T> {
+    mutex: &'a shuttle::sync::Mutex<T>,
+    inner: Option<shuttle::sync::MutexGuard<'a, T>>,
+}
+
+fn locked<T>(mutex: &shuttle::sync::Mutex<T>) -> shuttle::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<T> Deref for MutexGuard<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        self.inner.as_ref().expect("not waiting")
+    }
+}
+
+impl<T> DerefMut for MutexGuard<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        self.inner.as_mut().expect("not waiting")
+    }
+}
+
+/// Like `parking_lot::Condvar`.
+#[derive(Debug)]
+pub(crate) struct Condvar(shuttle::sync::Condvar);
+
+impl Condvar {
+    pub(crate) fn new() -> Self {
+        Self(shuttle::sync::Condvar::new())
+    }
+
+    pub(crate) fn notify_one(&self) {
+        self.0.notify_one();
+    }
+
+    pub(crate) fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
+        let inner = guard.inner.take().expect("not waiting");
+        guard.inner = Some(self.0.wait(inner).unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Until the deadline, if it ever comes, the condition may be looked at too often.
+    pub(crate) fn wait_until<T>(&self, guard: &mut MutexGuard<'_, T>, until: Instant) -> TimedOut {
+        if until > Instant::now() + NEVER {
+            self.wait(guard);
+            return TimedOut(false);
+        }
+        guard.inner = None;
+        thread::yield_now();
+        guard.inner = Some(locked(guard.mutex));
+        TimedOut(thread_rng().r#gen())
+    }
+}
+
+/// Like `parking_lot::WaitTimeoutResult`.
+pub(crate) struct TimedOut(bool);
+
+impl TimedOut {
+    pub(crate) fn timed_out(&self) -> bool {
+        self.0
     }
 }
 
 /// Like `crossbeam_channel::unbounded`, but never disconnected: each ticket has both ends.
 pub(crate) fn unbounded<T>() -> (Sender<T>, Receiver<T>) {
-    let channel = Arc::new(Channel {
-        messages: Mutex(shuttle::sync::Mutex::default()),
-        sent: Condvar::new(),
-    });
+    let channel = Arc::new(Channel { messages: Mutex::default(), sent: Condvar::new() });
     (Sender(channel.clone()), Receiver(channel))
 }
 
@@ -75,7 +144,7 @@ impl<T> Receiver<T> {
             if let Some(message) = messages.pop_front() {
                 return Ok(message);
             }
-            messages = self.0.sent.wait(messages).unwrap_or_else(PoisonError::into_inner);
+            self.0.sent.wait(&mut messages);
         }
     }
 

@@ -1,0 +1,202 @@
+//! Shared connections under thousands of schedules that shuttle makes up: every thread gets the
+//! reply to its own request or a failure, nobody waits for ever (which shuttle finds out), and
+//! every connection goes back to the pool.
+//!
+//! `RUSTFLAGS="--cfg leasehold_shuttle" cargo test --lib schedules`
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use redis::Value;
+use shuttle::rand::{Rng, thread_rng};
+use shuttle::{check_pct, check_random, thread};
+
+use crate::store::lane::{Reply, Wire};
+use crate::store::sharing::{Sharing, Supply};
+use crate::store::{Failure, Trouble};
+use crate::sync::{Mutex, yield_now};
+
+/// How many schedules of each kind are tried.
+const SCHEDULES: usize = 1_000;
+
+/// So many times the scheduler that looks for rare orders interrupts a thread.
+const INTERRUPTIONS: usize = 3;
+
+const THREADS: u64 = 4;
+
+/// What may go wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Weather {
+    Fine,
+    /// Deadlines come at any time.
+    Late,
+    /// Connections break at any time.
+    Broken,
+}
+
+/// A server that answers each request with the number that it is, and a pool of connections to it.
+struct Pool {
+    weather: Weather,
+    free: Arc<Mutex<Vec<Line>>>,
+}
+
+/// A connection, and the requests that it has not answered.
+#[derive(Debug, Default)]
+struct Line {
+    open: bool,
+    requests: VecDeque<u64>,
+}
+
+#[derive(Debug)]
+struct Pooled {
+    weather: Weather,
+    line: Line,
+    home: Arc<Mutex<Vec<Line>>>,
+}
+
+impl Supply for Pool {
+    type Wire = Pooled;
+
+    fn try_get(&self) -> Option<Pooled> {
+        let line = self.free.lock().pop()?;
+        Some(Pooled { weather: self.weather, line, home: self.free.clone() })
+    }
+
+    fn all_in_use(&self) -> Failure {
+        failure(Trouble::Unreachable)
+    }
+
+    fn no_reply(&self) -> Failure {
+        failure(Trouble::Silent)
+    }
+}
+
+impl Drop for Pooled {
+    fn drop(&mut self) {
+        assert!(!self.line.open || self.line.requests.is_empty(), "a reply is still to come");
+        self.home.lock().push(std::mem::take(&mut self.line));
+    }
+}
+
+impl Pooled {
+    /// A moment in which others act, and perhaps the connection breaks.
+    fn pass(&mut self, trouble: Trouble) -> Result<(), Failure> {
+        yield_now();
+        if self.weather == Weather::Broken && thread_rng().gen_range(0..4) == 0 {
+            self.poison();
+            return Err(failure(trouble));
+        }
+        Ok(())
+    }
+}
+
+impl Wire for Pooled {
+    fn is_open(&self) -> bool {
+        self.line.open
+    }
+
+    fn is_connected(&self) -> bool {
+        self.line.open
+    }
+
+    fn connect(&mut self, _: Instant) -> Result<(), Failure> {
+        if !self.line.open {
+            self.pass(Trouble::Unreachable)?;
+            self.line.open = true;
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, _: Instant, pack: impl FnOnce(&mut Vec<u8>)) -> Result<(), Failure> {
+        assert!(self.line.requests.is_empty(), "sent before the last replies were read");
+        let mut bytes = Vec::new();
+        pack(&mut bytes);
+        self.pass(Trouble::Reset)?;
+        let numbers = bytes.chunks(8).map(|chunk| chunk.try_into().map(u64::from_le_bytes));
+        self.line.requests = numbers.collect::<Result<_, _>>().expect("whole numbers");
+        Ok(())
+    }
+
+    fn receive(&mut self, _: bool, until: Instant) -> Option<Reply> {
+        let last = until <= Instant::now();
+        if let Err(failure) = self.pass(Trouble::Reset) {
+            return Some(Err(failure));
+        }
+        if (last || self.weather == Weather::Late) && thread_rng().r#gen() {
+            return None;
+        }
+        let number = self.line.requests.pop_front().expect("a reply is still to come");
+        Some(Ok(Value::Int(number.try_into().expect("a small number"))))
+    }
+
+    fn poison(&mut self) {
+        self.line = Line::default();
+    }
+}
+
+fn failure(trouble: Trouble) -> Failure {
+    Failure::io(trouble, &Arc::from("here"), std::io::Error::other("test"))
+}
+
+/// A deadline that never comes, or one that comes at any time.
+fn until(weather: Weather) -> Instant {
+    let time = if weather == Weather::Late { 1 } else { 24 * 60 * 60 };
+    Instant::now() + Duration::from_secs(time)
+}
+
+/// Asks, alone or with others as it comes, and checks the answer.
+fn ask(sharing: &Arc<Sharing<Pool>>, number: u64, until: Instant) -> Result<(), Failure> {
+    let reply = sharing.exchange(until, |out| out.extend(number.to_le_bytes()))?;
+    assert_eq!(reply, Value::Int(number.try_into().expect("a small number")));
+    Ok(())
+}
+
+/// Lets threads ask twice each at the same time, and looks whether all is in order afterwards.
+fn scene(weather: Weather, connections: usize) {
+    let free: Arc<Mutex<Vec<Line>>> = Arc::default();
+    free.lock().resize_with(connections, Line::default);
+    let sharing = Arc::new(Sharing::new(Pool { weather, free: free.clone() }));
+    let threads = (0..THREADS).map(|thread| {
+        let sharing = sharing.clone();
+        thread::spawn(move || {
+            for number in [thread, 100 + thread] {
+                let answer = ask(&sharing, number, until(weather));
+                assert!(answer.is_ok() || weather != Weather::Fine, "{answer:?}");
+            }
+            // One that is asked and not waited for.
+            drop(sharing.begin(until(weather), |out| out.extend(thread.to_le_bytes())));
+        })
+    });
+    for thread in threads.collect::<Vec<_>>() {
+        thread.join().expect("no panic");
+    }
+    assert!(sharing.is_idle(), "a request is left");
+    assert_eq!(free.lock().len(), connections, "a connection is missing");
+}
+
+/// Runs a scene under both schedulers.
+fn under_many_schedules(scene: fn()) {
+    check_random(scene, SCHEDULES);
+    check_pct(scene, SCHEDULES, INTERRUPTIONS);
+}
+
+#[test]
+fn one_connection_serves_many_threads() {
+    under_many_schedules(|| scene(Weather::Fine, 1));
+}
+
+#[test]
+fn two_connections_serve_many_threads() {
+    under_many_schedules(|| scene(Weather::Fine, 2));
+}
+
+#[test]
+fn deadlines_at_any_time_leave_nothing_behind() {
+    under_many_schedules(|| scene(Weather::Late, 1));
+}
+
+#[test]
+fn connections_that_break_at_any_time_leave_nobody_waiting() {
+    under_many_schedules(|| scene(Weather::Broken, 2));
+}
