@@ -161,7 +161,8 @@ impl<W: Wire> Lane<W> {
         self.flying.iter().any(|flying| Arc::ptr_eq(flying, request))
     }
 
-    /// Reads replies until there is one to `own`; `None` if its time is over before.
+    /// Reads replies until there is one to `own`; `None` if its time is over before. For those in
+    /// front of it nobody waits any more.
     pub(super) fn read(&mut self, own: &Arc<Request<W>>) -> Option<Reply> {
         while let Some(next) = self.flying.front().cloned() {
             let reply = self.wire.receive(true, own.until)?;
@@ -169,7 +170,6 @@ impl<W: Wire> Lane<W> {
             if Arc::ptr_eq(&next, own) {
                 return Some(reply);
             }
-            next.answer(reply);
         }
         None
     }
