@@ -12,7 +12,12 @@ pub(crate) mod server;
 pub(crate) mod single;
 pub(crate) mod socket;
 pub(crate) mod spin;
+pub(crate) mod stream;
 pub(crate) mod subscription;
+#[cfg(feature = "tls")]
+pub(crate) mod tls;
+#[cfg(feature = "tls")]
+pub(crate) mod trust;
 
 #[cfg(test)]
 mod tests;

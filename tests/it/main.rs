@@ -28,4 +28,6 @@ mod refusals;
 mod replies;
 mod resources;
 mod support;
+#[cfg(feature = "tls")]
+mod tls;
 mod waiting;

@@ -1,11 +1,15 @@
 //! What the tests share: stores to run on, other threads and processes, a way to wait.
 
+#[cfg(feature = "tls")]
+pub(crate) mod authority;
 pub(crate) mod child;
 pub(crate) mod inspect;
 pub(crate) mod proxy;
 pub(crate) mod recorder;
 pub(crate) mod server;
 pub(crate) mod store;
+#[cfg(feature = "tls")]
+pub(crate) mod wire;
 
 use std::fmt::Debug;
 use std::thread;
