@@ -17,6 +17,8 @@ use crate::store::endpoint::Endpoint;
 use crate::store::memory::Memory;
 use crate::store::server::{Server, pool_threads};
 use crate::store::single::Single;
+#[cfg(feature = "tls")]
+use crate::tls::Tls;
 
 /// Configures a [`Client`]. All settings are optional and are checked when it is opened.
 ///
@@ -216,11 +218,26 @@ impl Builder {
         self
     }
 
+    /// Sets whom the client trusts at a `rediss://` URL, and how it proves who it is itself. With
+    /// the feature `tls`.
+    ///
+    /// Defaults to the system's certificate authorities, and no certificate of its own.
+    #[cfg(feature = "tls")]
+    pub fn tls(mut self, tls: Tls) -> Self {
+        self.config.tls = Some(tls);
+        self
+    }
+
     /// Opens a client of one Redis server, and makes sure that it answers.
     ///
     /// The URL is `redis://[user][:password@]host[:port][/database]` or
     /// `unix:///path[?db=&user=&pass=]`; either may have `client_name=` in its query, for
     /// `CLIENT SETNAME`. Redis 6.2 or newer, or Valkey.
+    ///
+    /// `rediss://` in place of `redis://` means TLS and needs the feature `tls`. The server must
+    /// have a certificate for the host of the URL. With the feature `tls-insecure` as well, a URL
+    /// that ends with `#insecure` does without that: it keeps off those who only listen, and
+    /// nobody else.
     ///
     /// # Errors
     ///
@@ -230,7 +247,7 @@ impl Builder {
     /// - [`Redis`](Error::Redis): the server refused the login.
     pub fn open(self, url: &str) -> Result<Client> {
         self.config.check()?;
-        let endpoint = Endpoint::parse(url)?;
+        let endpoint = Endpoint::parse(url, &self.config)?;
         let threads = pool_threads();
         let server = Server::new(endpoint, &self.config, threads.clone())
             .map_err(|failure| failure.into_error("open", ""))?;

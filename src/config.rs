@@ -3,6 +3,8 @@
 use std::time::Duration;
 
 use crate::error::{Error, Result};
+#[cfg(feature = "tls")]
+use crate::tls::Tls;
 
 const LEASE_MIN: Duration = Duration::from_millis(10);
 const LEASE_MAX: Duration = Duration::from_secs(24 * 365 * 60 * 60);
@@ -40,6 +42,8 @@ pub(crate) struct Config {
     pub(crate) spin: Duration,
     /// How often in a row threads of this client may hand on a lock that another client wants.
     pub(crate) hand_ons: u32,
+    #[cfg(feature = "tls")]
+    pub(crate) tls: Option<Tls>,
 }
 
 impl Default for Config {
@@ -56,6 +60,8 @@ impl Default for Config {
             durability: Durability::Memory,
             spin: Duration::from_micros(50),
             hand_ons: 32,
+            #[cfg(feature = "tls")]
+            tls: None,
         }
     }
 }

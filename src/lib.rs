@@ -95,6 +95,11 @@
 //! [`on_event`](Builder::on_event) if that is set. All end when the last clone of the client and
 //! the last guard are gone. In a forked child nothing works, and nothing is disturbed.
 //!
+//! # Features
+//!
+//! - `tls`: `rediss://` URLs, by `rustls`; [`Builder::open`] says what they mean.
+//! - `tls-insecure`: such URLs may end with `#insecure`, for servers that cannot be verified.
+//!
 //! # In Redis
 //!
 //! A lock is a hash under its own name, with the owner as its one field and the depth as the value:
@@ -114,6 +119,8 @@ mod hold;
 mod mutex;
 mod store;
 mod sync;
+#[cfg(feature = "tls")]
+mod tls;
 
 pub use builder::Builder;
 pub use client::Client;
@@ -123,3 +130,5 @@ pub use event::Event;
 pub use guard::Guard;
 pub use mutex::Mutex;
 pub use store::Holder;
+#[cfg(feature = "tls")]
+pub use tls::Tls;

@@ -11,8 +11,9 @@ use scheduled_thread_pool::ScheduledThreadPool;
 
 use crate::clock::end_of;
 use crate::store::endpoint::Endpoint;
-use crate::store::socket::{Plug, Socket};
+use crate::store::socket::Socket;
 use crate::store::spin::Spin;
+use crate::store::stream::Plug;
 use crate::store::{Failure, Trouble};
 
 /// Error replies that pass by themselves.

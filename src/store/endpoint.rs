@@ -10,8 +10,13 @@ use crossbeam_channel::{RecvTimeoutError, bounded};
 use redis::{ConnectionAddr, IntoConnectionInfo, RedisConnectionInfo};
 use scheduled_thread_pool::ScheduledThreadPool;
 
+use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::store::socket::Socket;
+#[cfg(feature = "tls")]
+use crate::store::tls::Connector;
+#[cfg(feature = "tls")]
+use crate::store::trust::Trust;
 
 /// One server's address and the login there.
 pub(crate) struct Endpoint {
@@ -20,6 +25,8 @@ pub(crate) struct Endpoint {
     pub(crate) label: Arc<str>,
     login: RedisConnectionInfo,
     client_name: Option<String>,
+    #[cfg(feature = "tls")]
+    tls: Option<Connector>,
 }
 
 /// Shows no user and no password.
@@ -30,30 +37,42 @@ impl fmt::Debug for Endpoint {
 }
 
 impl Endpoint {
-    /// Understands `redis://[user][:password@]host[:port][/db]` and
+    /// Understands `redis[s]://[user][:password@]host[:port][/db]` and
     /// `unix:///path[?db=&user=&pass=]`, each with an optional `client_name` in the query.
-    pub(crate) fn parse(url: &str) -> Result<Self> {
+    #[cfg_attr(not(feature = "tls"), expect(unused_variables, reason = "all about TLS"))]
+    pub(crate) fn parse(url: &str, config: &Config) -> Result<Self> {
         let refuse = |why: &str| Err(Error::invalid("url", why));
-        let Some(parsed) = redis::parse_redis_url(url) else {
-            return refuse("must be redis://host[:port][/db] or unix:///path");
+        let Some(mut parsed) = redis::parse_redis_url(url) else {
+            return refuse("must be redis[s]://host[:port][/db] or unix:///path");
         };
-        if matches!(parsed.scheme(), "rediss" | "valkeys") {
-            return refuse("must not ask for TLS, which this version cannot do");
+        let encrypted = matches!(parsed.scheme(), "rediss" | "valkeys");
+        if encrypted && cfg!(not(feature = "tls")) {
+            return refuse("must not ask for TLS unless leasehold's feature `tls` is enabled");
+        }
+        // TLS is our own affair: to the parser this is an address and a login like any other.
+        if encrypted && parsed.set_scheme("redis").is_err() {
+            return refuse("must be redis[s]://host[:port][/db] or unix:///path");
         }
         let client_name = parsed
             .query_pairs()
             .find(|(key, _)| key == "client_name")
             .map(|(_, name)| name.into_owned());
         // The parser's own messages can quote the URL, so they are not passed on.
-        let Ok(info) = parsed.into_connection_info() else {
+        let Ok(info) = parsed.clone().into_connection_info() else {
             return refuse("must have a host or a path, a database number if any, and valid UTF-8");
         };
-        let login = info.redis_settings().clone();
+        let (address, login) = (info.addr().clone(), info.redis_settings().clone());
         if login.db() < 0 {
             return refuse("must not have a negative database number");
         }
-        let address = info.addr().clone();
-        Ok(Self { label: address.to_string().into(), address, login, client_name })
+        Ok(Self {
+            label: address.to_string().into(),
+            #[cfg(feature = "tls")]
+            tls: connector(encrypted, &address, parsed.fragment(), config)?,
+            address,
+            login,
+            client_name,
+        })
     }
 
     /// Opens a socket. Names are looked up on one of `threads`, because looking up cannot be cut
@@ -69,6 +88,10 @@ impl Endpoint {
                     Ok(address) => vec![SocketAddr::new(address, *port)],
                     Err(_) => look_up(host, *port, threads, until)?,
                 };
+                #[cfg(feature = "tls")]
+                if let Some(connector) = &self.tls {
+                    return Socket::tls(&addresses, connector, until);
+                }
                 Socket::tcp(&addresses, until)
             }
             ConnectionAddr::Unix(path) => Socket::unix(path, until),
@@ -90,10 +113,36 @@ impl Endpoint {
         if let Some(name) = &self.client_name {
             requests.push(redis::cmd("CLIENT").arg("SETNAME").arg(name).take());
         }
+        // With TLS 1.3 only the first reply tells that the server has accepted our certificate.
+        #[cfg(feature = "tls")]
+        if self.tls.is_some() && requests.is_empty() {
+            requests.push(redis::cmd("PING"));
+        }
         for request in &requests {
             request.write_packed_command(out);
         }
         requests.len()
+    }
+}
+
+/// What URL and settings ask for in the way of TLS.
+#[cfg(feature = "tls")]
+fn connector(
+    encrypted: bool,
+    address: &ConnectionAddr,
+    fragment: Option<&str>,
+    config: &Config,
+) -> Result<Option<Connector>> {
+    match address {
+        ConnectionAddr::Tcp(host, _) if encrypted => {
+            let settings = config.tls.clone().unwrap_or_default();
+            Connector::new(host, Trust::from_fragment(fragment)?, &settings).map(Some)
+        }
+        // Who has set it up relies on it.
+        _ if config.tls.is_some() => {
+            Err(Error::invalid("url", "must begin with rediss:// if `tls` is set"))
+        }
+        _ => Ok(None),
     }
 }
 
@@ -126,7 +175,7 @@ mod tests {
 
     fn greeting(url: &str) -> String {
         let mut out = Vec::new();
-        Endpoint::parse(url).expect("a good URL").greet(&mut out);
+        Endpoint::parse(url, &Config::default()).expect("a good URL").greet(&mut out);
         String::from_utf8(out).expect("text")
     }
 
@@ -152,11 +201,13 @@ mod tests {
             "redis://",
             "redis://:secret@host/x",
             "redis://:secret@host/-1",
+            "rediss://:secret@host/#nonsense",
+            #[cfg(not(feature = "tls"))]
             "rediss://:secret@host",
             "redis://:secret@0.0.0.0",
         ];
         for url in bad {
-            let error = Endpoint::parse(url).expect_err(url);
+            let error = Endpoint::parse(url, &Config::default()).expect_err(url);
             assert!(matches!(error, Error::InvalidInput(_)), "{error:?}");
             assert!(!format!("{error} {error:?}").contains("secret"), "{error:?}");
         }
@@ -164,7 +215,8 @@ mod tests {
 
     #[test]
     fn debug_shows_the_address_only() {
-        let endpoint = Endpoint::parse("redis://me:secret@host:7/1").expect("a good URL");
+        let endpoint =
+            Endpoint::parse("redis://me:secret@host:7/1", &Config::default()).expect("a good URL");
         assert_eq!(format!("{endpoint:?}"), "Endpoint(\"host:7\")");
     }
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
-use crate::store::socket::Plug;
+use crate::store::stream::Plug;
 
 /// Interrupts once, for good. Clones interrupt the same.
 #[derive(Clone, Debug)]

@@ -14,7 +14,12 @@ pub(crate) mod sharing;
 pub(crate) mod single;
 pub(crate) mod socket;
 pub(crate) mod spin;
+pub(crate) mod stream;
 pub(crate) mod subscription;
+#[cfg(feature = "tls")]
+pub(crate) mod tls;
+#[cfg(feature = "tls")]
+pub(crate) mod trust;
 
 #[cfg(all(test, leasehold_shuttle))]
 mod schedules;

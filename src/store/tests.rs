@@ -14,6 +14,8 @@ use crate::store::single::Single;
 #[path = "../../tests/it/support/server.rs"]
 pub(crate) mod process;
 
+#[cfg(feature = "tls")]
+mod tls;
 mod together;
 mod upkeep;
 mod waiting;
@@ -33,7 +35,7 @@ fn single(process: &process::Server) -> Single {
 }
 
 fn single_at(url: &str, config: &Config) -> Single {
-    let endpoint = Endpoint::parse(url).expect("a good URL");
+    let endpoint = Endpoint::parse(url, config).expect("a good URL");
     let server = server::Server::new(endpoint, config, pool_threads()).expect("a pool");
     Single::new(server, config)
 }

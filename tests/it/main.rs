@@ -35,4 +35,6 @@ mod resources;
 mod secrets;
 mod support;
 mod table;
+#[cfg(feature = "tls")]
+mod tls;
 mod waiting;

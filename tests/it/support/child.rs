@@ -5,6 +5,7 @@
 
 use std::any::type_name;
 use std::env;
+use std::ffi::OsString;
 use std::fmt::Display;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{ChildStdin, Command, Stdio};
@@ -31,11 +32,21 @@ pub(crate) struct Child {
 
 impl Child {
     /// Starts `test`, an ignored test function, in a process of its own with one argument.
-    pub(crate) fn start<F: Fn()>(_test: F, argument: &str) -> Child {
+    pub(crate) fn start<F: Fn()>(test: F, argument: &str) -> Child {
+        Child::start_with(test, argument, &[])
+    }
+
+    /// As `start`, with further variables in its environment.
+    pub(crate) fn start_with<F: Fn()>(
+        _test: F,
+        argument: &str,
+        variables: &[(&str, OsString)],
+    ) -> Child {
         let (_crate, test) = type_name::<F>().split_once("::").expect("a path");
         let mut command = Command::new(env::current_exe().expect("a test is a file"));
         command.args([test, "--exact", "--ignored", "--nocapture"]);
         command.args(["--test-threads", "1"]).env(ARGUMENT, argument);
+        command.envs(variables.iter().map(|(name, value)| (name, value)));
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut process = command.stderr(Stdio::piped()).spawn().unwrap();
 

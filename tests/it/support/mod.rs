@@ -1,5 +1,7 @@
 //! What the tests share: stores to run on, other threads and processes, a way to wait.
 
+#[cfg(feature = "tls")]
+pub(crate) mod authority;
 pub(crate) mod child;
 pub(crate) mod inspect;
 pub(crate) mod proxy;
@@ -7,6 +9,8 @@ pub(crate) mod recorder;
 pub(crate) mod resp;
 pub(crate) mod server;
 pub(crate) mod store;
+#[cfg(feature = "tls")]
+pub(crate) mod wire;
 
 use std::error::Error as _;
 use std::fmt::{Debug, Write as _};

@@ -63,9 +63,14 @@ struct Keeper {
 impl Server {
     /// Starts the `redis-server` on the path.
     pub(crate) fn redis() -> Server {
+        Server::redis_with(&[])
+    }
+
+    /// As `redis`, with further arguments.
+    pub(crate) fn redis_with(extra_args: &[&str]) -> Server {
         let binary = on_path("redis-server")
             .expect("no redis-server on the path: ./tests/run installs it and runs the tests");
-        Server::start(binary, &[])
+        Server::start(binary, extra_args)
     }
 
     /// Starts the `valkey-server` that `tests/run` has put under `target/`.
@@ -94,6 +99,11 @@ impl Server {
 
     pub(crate) fn url(&self) -> String {
         format!("redis://127.0.0.1:{}/", self.port)
+    }
+
+    /// The address of a server that was given a certificate.
+    pub(crate) fn tls_url(&self) -> String {
+        format!("rediss://localhost:{}/", self.port)
     }
 
     pub(crate) fn unix_url(&self) -> String {
@@ -166,7 +176,10 @@ impl Server {
         let dir = private_dir();
         let mut shell = Command::new("sh");
         shell.args(["-c", KEEPER, "keeper"]).arg(&dir).arg(binary);
-        shell.args(["--port", &port.to_string(), "--bind", "127.0.0.1"]);
+        // With a certificate it speaks nothing but TLS there; the last of two settings counts.
+        let tls = extra_args.contains(&"--tls-cert-file");
+        let option = if tls { "--tls-port" } else { "--port" };
+        shell.args(["--port", "0", option, &port.to_string(), "--bind", "127.0.0.1"]);
         shell.arg("--dir").arg(&dir);
         shell.arg("--unixsocket").arg(dir.join("socket"));
         shell.args(["--save", "", "--appendonly", "no"]);

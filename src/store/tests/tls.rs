@@ -1,0 +1,246 @@
+//! What a peer may do in TLS that no server does on demand.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::thread;
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+use rcgen::{CertifiedKey, generate_simple_self_signed};
+use redis::Value;
+use rustls::crypto::ring::default_provider;
+use rustls::pki_types::PrivateKeyDer;
+use rustls::{ServerConfig, ServerConnection, StreamOwned};
+
+use super::*;
+use crate::store::socket::Socket;
+use crate::store::spin::Spin;
+use crate::store::tls::Connector;
+use crate::store::trust::Trust;
+use crate::tls::Tls;
+
+/// A time in which nothing is expected to come.
+const BRIEF: Duration = Duration::from_millis(100);
+
+type Peer = StreamOwned<ServerConnection, TcpStream>;
+
+/// What a peer needs, and the certificate by which it is known, in PEM.
+fn credentials() -> (Arc<ServerConfig>, String) {
+    let CertifiedKey { cert, signing_key } =
+        generate_simple_self_signed(["localhost".into()]).expect("a certificate");
+    let key = PrivateKeyDer::try_from(signing_key.serialize_der()).expect("a key");
+    let config = ServerConfig::builder_with_provider(Arc::new(default_provider()))
+        .with_safe_default_protocol_versions()
+        .expect("versions")
+        .with_no_client_auth()
+        .with_single_cert(vec![cert.der().clone()], key)
+        .expect("a good certificate");
+    (Arc::new(config), cert.pem())
+}
+
+fn connector(pem: String) -> Connector {
+    let tls = Tls::new().ca_pem(pem);
+    Connector::new("localhost", Trust::Certified, &tls).expect("a good certificate")
+}
+
+fn listen() -> (TcpListener, SocketAddr) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("an address");
+    (listener, address)
+}
+
+fn accept(listener: &TcpListener, config: Arc<ServerConfig>) -> io::Result<Peer> {
+    let (stream, _) = listener.accept()?;
+    stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+    let connection = ServerConnection::new(config).expect("a connection");
+    let mut peer = StreamOwned::new(connection, stream);
+    while peer.conn.is_handshaking() {
+        peer.conn.complete_io(&mut peer.sock)?;
+    }
+    Ok(peer)
+}
+
+/// Runs `client` with a socket to a `server` on another thread.
+fn converse(server: impl FnOnce(Peer) + Send, client: impl FnOnce(Socket)) {
+    let (config, pem) = credentials();
+    let (listener, address) = listen();
+    thread::scope(|scope| {
+        scope.spawn(move || server(accept(&listener, config).expect("a handshake")));
+        client(Socket::tls(&[address], &connector(pem), soon()).expect("a handshake"));
+    });
+}
+
+fn request(peer: &mut Peer) {
+    let mut request = [0; 1];
+    peer.read_exact(&mut request).expect("a request");
+}
+
+fn reply(peer: &mut Peer) {
+    peer.write_all(b"+OK\r\n").expect("a reply");
+    peer.flush().expect("a reply");
+}
+
+fn assert_ok(socket: &mut Socket) {
+    assert_eq!(socket.receive(None, soon()).expect("a reply"), Value::Okay);
+}
+
+#[test]
+fn new_keys_are_taken_over() {
+    let server = |mut peer: Peer| {
+        for _ in 0..3 {
+            request(&mut peer);
+            peer.conn.refresh_traffic_keys().expect("new keys");
+            reply(&mut peer);
+        }
+    };
+    converse(server, move |mut socket| {
+        for _ in 0..3 {
+            socket.send(b"1", soon()).expect("to be sent");
+            assert_ok(&mut socket);
+        }
+    });
+}
+
+#[test]
+fn a_reply_may_stop_in_the_middle_and_be_read_on() {
+    let (half, rest): (Sender<()>, Receiver<()>) = bounded(0);
+    let server = move |mut peer: Peer| {
+        request(&mut peer);
+        let mut record = Vec::new();
+        peer.conn.writer().write_all(b"+OK\r\n").expect("room");
+        while peer.conn.wants_write() {
+            peer.conn.write_tls(&mut record).expect("room");
+        }
+        let (start, end) = record.split_at(record.len() / 2);
+        peer.sock.write_all(start).expect("to be sent");
+        rest.recv().expect("the client has waited");
+        peer.sock.write_all(end).expect("to be sent");
+        request(&mut peer);
+    };
+    converse(server, move |mut socket| {
+        socket.send(b"1", soon()).expect("to be sent");
+        for spin in [None, Some(&Spin::new(BRIEF))] {
+            let error = socket.receive(spin, end_of(BRIEF)).expect_err("half a reply");
+            assert!(error.is_timeout(), "{error}");
+        }
+        half.send(()).expect("the server waits");
+        assert_ok(&mut socket);
+        socket.send(b"2", soon()).expect("to be sent");
+    });
+}
+
+#[test]
+fn two_replies_in_one_record_are_two() {
+    // Together more than the parser reads at once, so that a part stays with `rustls`.
+    let long = "x".repeat(7000);
+    let answer = format!("$7000\r\n{long}\r\n").repeat(2);
+    let server = move |mut peer: Peer| {
+        peer.write_all(answer.as_bytes()).expect("replies");
+        peer.flush().expect("replies");
+        request(&mut peer);
+    };
+    converse(server, move |mut socket| {
+        for _ in 0..2 {
+            let reply = socket.receive(None, soon()).expect("a reply");
+            assert_eq!(reply, Value::BulkString(long.clone().into_bytes()));
+        }
+        socket.send(b"1", soon()).expect("to be sent");
+    });
+}
+
+#[test]
+fn a_peer_that_takes_nothing_ends_a_write_in_time() {
+    let (done, over): (Sender<()>, Receiver<()>) = bounded(0);
+    let server = move |_peer: Peer| over.recv().expect("the client has given up");
+    converse(server, move |mut socket| {
+        let start = Instant::now();
+        let error = socket.send(&vec![0; 32 << 20], end_of(BRIEF)).expect_err("too much");
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut, "{error}");
+        assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+        done.send(()).expect("the server waits");
+    });
+}
+
+#[test]
+fn a_peer_that_takes_its_time_gets_everything() {
+    let sent: Vec<u8> = (0..=250).cycle().take(16 << 20).collect();
+    let expected = sent.clone();
+    let server = move |mut peer: Peer| {
+        thread::sleep(BRIEF);
+        let mut received = vec![0; expected.len()];
+        peer.read_exact(&mut received).expect("everything");
+        assert!(received == expected, "something else has arrived");
+        reply(&mut peer);
+        request(&mut peer);
+    };
+    converse(server, move |mut socket| {
+        socket.send(&sent, end_of(10 * LEASE)).expect("to be sent");
+        assert_eq!(socket.receive(None, end_of(10 * LEASE)).expect("a reply"), Value::Okay);
+        socket.send(b"1", soon()).expect("to be sent");
+    });
+}
+
+#[test]
+fn a_farewell_ends_a_connection() {
+    let (done, over): (Sender<()>, Receiver<()>) = bounded(0);
+    let server = move |mut peer: Peer| {
+        peer.conn.send_close_notify();
+        peer.conn.complete_io(&mut peer.sock).expect("a farewell");
+        over.recv().expect("the client has understood");
+    };
+    converse(server, move |mut socket| {
+        let error = socket.receive(None, soon()).expect_err("no reply");
+        assert!(error.is_connection_dropped() && !error.is_timeout(), "{error}");
+        done.send(()).expect("the server waits");
+    });
+}
+
+#[test]
+fn a_farewell_that_nobody_has_read_ends_a_write() {
+    // What is there to be read when the write fails is not always the same.
+    for _ in 0..10 {
+        let server = |mut peer: Peer| {
+            peer.conn.send_close_notify();
+            peer.conn.complete_io(&mut peer.sock).expect("a farewell");
+        };
+        converse(server, |mut socket| {
+            let end = soon();
+            let error = loop {
+                match socket.send(b"1", end) {
+                    Ok(()) => assert!(Instant::now() < end, "nobody listens any more"),
+                    Err(error) => break error,
+                }
+            };
+            assert_ne!(error.kind(), io::ErrorKind::TimedOut, "{error}");
+        });
+    }
+}
+
+#[test]
+fn a_peer_that_is_not_trusted_is_told_so() {
+    let ((config, _), (_, other)) = (credentials(), credentials());
+    let (listener, address) = listen();
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            let error = accept(&listener, config).expect_err("no handshake");
+            assert!(error.to_string().contains("received fatal alert"), "{error}");
+        });
+        Socket::tls(&[address], &connector(other), soon()).expect_err("no handshake");
+    });
+}
+
+#[test]
+fn what_is_not_tls_is_told() {
+    let (listener, address) = listen();
+    let (_, pem) = credentials();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let (mut stream, _) = listener.accept().expect("a client");
+            stream.write_all(b"-ERR unknown command\r\n").expect("to be sent");
+            // Until the client has gone, in whatever way.
+            stream.read_to_end(&mut Vec::new()).ok();
+        });
+        let error = Socket::tls(&[address], &connector(pem), soon()).expect_err("no handshake");
+        assert!(error.to_string().contains("does not answer in TLS"), "{error}");
+    });
+}

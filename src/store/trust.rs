@@ -1,0 +1,151 @@
+//! Whom TLS connections trust, and whom they say they are.
+
+use std::sync::Arc;
+
+use rustls::crypto::ring::default_provider;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::{ClientConfig, RootCertStore};
+
+use crate::error::{Error, Result};
+use crate::tls::Tls;
+
+/// What a server has to show.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Trust {
+    /// Nothing: it may be anybody.
+    #[cfg(feature = "tls-insecure")]
+    Blind,
+    /// A certificate for its name by an authority that is trusted.
+    Certified,
+}
+
+impl Trust {
+    /// Understands what is behind the `#` of a URL.
+    pub(crate) fn from_fragment(fragment: Option<&str>) -> Result<Self> {
+        match fragment {
+            None => Ok(Self::Certified),
+            #[cfg(feature = "tls-insecure")]
+            Some("insecure") => Ok(Self::Blind),
+            #[cfg(not(feature = "tls-insecure"))]
+            Some("insecure") => Err(Error::invalid(
+                "url",
+                "must not end with #insecure unless leasehold's feature `tls-insecure` is enabled",
+            )),
+            Some(_) => Err(Error::invalid("url", "must have nothing behind a # but `insecure`")),
+        }
+    }
+}
+
+/// Makes what all connections to a server have in common.
+pub(crate) fn client_config(trust: Trust, tls: &Tls) -> Result<ClientConfig> {
+    let builder = ClientConfig::builder_with_provider(Arc::new(default_provider()))
+        .with_safe_default_protocol_versions()
+        .map_err(|error| Error::invalid("tls", error))?;
+    let builder = match trust {
+        #[cfg(feature = "tls-insecure")]
+        Trust::Blind => builder.dangerous().with_custom_certificate_verifier(blind::verifier()),
+        Trust::Certified => builder.with_root_certificates(roots(tls)?),
+    };
+    match &tls.client {
+        None => Ok(builder.with_no_client_auth()),
+        Some((certificates, key)) => builder
+            .with_client_auth_cert(chain("client_cert_pem", certificates)?, private_key(key)?)
+            .map_err(|error| Error::invalid("client_cert_pem", error)),
+    }
+}
+
+fn roots(tls: &Tls) -> Result<RootCertStore> {
+    let Some(pem) = &tls.ca else { return roots_of_the_system() };
+    let mut roots = RootCertStore::empty();
+    for certificate in chain("ca_pem", pem)? {
+        roots.add(certificate).map_err(|error| Error::invalid("ca_pem", error))?;
+    }
+    Ok(roots)
+}
+
+fn roots_of_the_system() -> Result<RootCertStore> {
+    let found = rustls_native_certs::load_native_certs();
+    for error in &found.errors {
+        log::warn!(target: "leasehold", "while reading the system's certificates: {error}");
+    }
+    let mut roots = RootCertStore::empty();
+    roots.add_parsable_certificates(found.certs);
+    if roots.is_empty() {
+        let why = "must be set with a `ca_pem`, because the system trusts no authority";
+        return Err(Error::invalid("tls", why));
+    }
+    Ok(roots)
+}
+
+/// The parser's own messages can quote the text, which may be a key, so they are not passed on.
+fn chain(argument: &str, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>> {
+    let parsed: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+    let chain = parsed.unwrap_or_default();
+    if chain.is_empty() {
+        return Err(Error::invalid(argument, "must be a certificate in PEM, or several"));
+    }
+    Ok(chain)
+}
+
+fn private_key(pem: &[u8]) -> Result<PrivateKeyDer<'static>> {
+    PrivateKeyDer::from_pem_slice(pem)
+        .map_err(|_| Error::invalid("client_cert_pem", "must come with one private key in PEM"))
+}
+
+/// Trust in whoever answers.
+#[cfg(feature = "tls-insecure")]
+mod blind {
+    use std::sync::Arc;
+
+    use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+    use rustls::crypto::ring::default_provider;
+    use rustls::crypto::{
+        WebPkiSupportedAlgorithms, verify_tls12_signature, verify_tls13_signature,
+    };
+    use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+    use rustls::{DigitallySignedStruct, Error, SignatureScheme};
+
+    /// The handshake must still be sound; only the certificate is not looked at.
+    #[derive(Debug)]
+    struct Blind(WebPkiSupportedAlgorithms);
+
+    pub(super) fn verifier() -> Arc<dyn ServerCertVerifier> {
+        Arc::new(Blind(default_provider().signature_verification_algorithms))
+    }
+
+    impl ServerCertVerifier for Blind {
+        fn verify_server_cert(
+            &self,
+            _: &CertificateDer<'_>,
+            _: &[CertificateDer<'_>],
+            _: &ServerName<'_>,
+            _: &[u8],
+            _: UnixTime,
+        ) -> Result<ServerCertVerified, Error> {
+            Ok(ServerCertVerified::assertion())
+        }
+
+        fn verify_tls12_signature(
+            &self,
+            message: &[u8],
+            certificate: &CertificateDer<'_>,
+            signed: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, Error> {
+            verify_tls12_signature(message, certificate, signed, &self.0)
+        }
+
+        fn verify_tls13_signature(
+            &self,
+            message: &[u8],
+            certificate: &CertificateDer<'_>,
+            signed: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, Error> {
+            verify_tls13_signature(message, certificate, signed, &self.0)
+        }
+
+        fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+            self.0.supported_schemes()
+        }
+    }
+}

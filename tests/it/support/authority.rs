@@ -1,0 +1,115 @@
+//! A certificate authority for tests, and what it certifies.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use leasehold::Tls;
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, date_time_ymd,
+};
+
+use super::Server;
+
+/// Somebody who signs certificates, and is trusted by those who know it.
+pub(crate) struct Authority {
+    issuer: CertifiedIssuer<'static, KeyPair>,
+    /// For servers, which want everything in files; it goes when this is dropped.
+    dir: PathBuf,
+}
+
+/// A certificate and its private key, in PEM and in files.
+pub(crate) struct Credentials {
+    pub(crate) certificate: String,
+    pub(crate) key: String,
+    certificate_file: String,
+    key_file: String,
+}
+
+impl Authority {
+    pub(crate) fn new(name: &str) -> Authority {
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+        let dir = format!("authority-{}-{}", std::process::id(), next_number());
+        let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(dir);
+        fs::create_dir_all(&dir).unwrap();
+        fs::write(dir.join("ca.pem"), issuer.pem()).unwrap();
+        Authority { issuer, dir }
+    }
+
+    pub(crate) fn pem(&self) -> String {
+        self.issuer.pem()
+    }
+
+    pub(crate) fn file(&self) -> PathBuf {
+        self.dir.join("ca.pem")
+    }
+
+    /// The settings of a client that trusts this authority.
+    pub(crate) fn trusted(&self) -> Tls {
+        Tls::new().ca_pem(self.pem())
+    }
+
+    /// Certifies whoever can be reached under a name.
+    pub(crate) fn certify(&self, name: &str) -> Credentials {
+        self.sign(CertificateParams::new([name.to_owned()]).unwrap())
+    }
+
+    /// As `certify`, for a time that is over.
+    pub(crate) fn certify_for_the_past(&self, name: &str) -> Credentials {
+        let mut params = CertificateParams::new([name.to_owned()]).unwrap();
+        params.not_before = date_time_ymd(2001, 1, 1);
+        params.not_after = date_time_ymd(2002, 1, 1);
+        self.sign(params)
+    }
+
+    /// Starts a server with such credentials, which trusts the clients that this authority has
+    /// certified, and no others unless `args` say so.
+    pub(crate) fn start(&self, credentials: &Credentials, args: &[&str]) -> Server {
+        let ca = self.file();
+        let mut all = vec!["--tls-ca-cert-file", ca.to_str().expect("a path in UTF-8")];
+        all.extend(["--tls-cert-file", &credentials.certificate_file]);
+        all.extend(["--tls-key-file", &credentials.key_file]);
+        all.extend(args);
+        Server::redis_with(&all)
+    }
+
+    fn sign(&self, mut params: CertificateParams) -> Credentials {
+        params.distinguished_name.push(DnType::CommonName, "certified");
+        let key = KeyPair::generate().unwrap();
+        let certificate = params.signed_by(&key, &self.issuer).unwrap().pem();
+        let key = key.serialize_pem();
+        let certificate_file = self.write(&certificate);
+        let key_file = self.write(&key);
+        Credentials { certificate, key, certificate_file, key_file }
+    }
+
+    fn write(&self, pem: &str) -> String {
+        let file = self.dir.join(format!("{}.pem", next_number()));
+        fs::write(&file, pem).unwrap();
+        file.to_str().expect("a path in UTF-8").to_owned()
+    }
+}
+
+impl Drop for Authority {
+    fn drop(&mut self) {
+        // It is in the build's directory, which is not clean anyway.
+        fs::remove_dir_all(&self.dir).ok();
+    }
+}
+
+impl Server {
+    /// Shows other credentials to clients that connect from now on.
+    pub(crate) fn change_credentials(&self, credentials: &Credentials) {
+        let Credentials { certificate_file, key_file, .. } = credentials;
+        let change = ["tls-cert-file", certificate_file, "tls-key-file", key_file];
+        self.command(&[&["CONFIG", "SET"], &change[..]].concat());
+    }
+}
+
+fn next_number() -> u32 {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}

@@ -1,0 +1,407 @@
+//! `rediss://`: who is trusted, what is refused and why, and that time limits hold as without.
+
+use std::error::Error as _;
+use std::ffi::OsString;
+use std::net::TcpListener;
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+use leasehold::{Builder, Client, Error, Tls};
+
+use crate::support::authority::{Authority, Credentials};
+use crate::support::child::{self, Child};
+use crate::support::wire::Wire;
+use crate::support::{
+    LEASE, SOON, Server, assert_lost, elsewhere, eventually, is_busy, ms, patient, take,
+    throughout, timed,
+};
+
+/// Both versions of the protocol: the end of the handshake and tickets differ.
+const VERSIONS: [&str; 2] = ["TLSv1.2", "TLSv1.3"];
+
+/// Much more than two attempts of `hasty`, for a busy machine.
+const BOUND: Duration = ms(2500);
+
+/// Short bounds, so that the tests of their keeping are short.
+fn hasty() -> Builder {
+    Client::builder().connect_timeout(ms(300)).io_timeout(ms(300))
+}
+
+/// For a server that asks nobody for a certificate.
+const OPEN: [&str; 2] = ["--tls-auth-clients", "no"];
+
+/// A server that is what it should be, and who says so.
+fn good_server() -> (Server, Authority) {
+    let authority = Authority::new("good");
+    (authority.start(&authority.certify("localhost"), &OPEN), authority)
+}
+
+/// Checks that a call failed for a reason, in time.
+#[track_caller]
+fn assert_unavailable<T: std::fmt::Debug>(call: impl FnOnce() -> Result<T, Error>, reason: &str) {
+    let (result, took) = timed(call);
+    let error = result.unwrap_err();
+    assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
+    let source = error.source().expect("the cause is given").to_string();
+    assert!(source.contains(reason), "{source:?} instead of {reason:?}");
+    assert!(took < BOUND, "{took:?}");
+}
+
+/// Checks that a builder is refused for a reason before it connects.
+#[track_caller]
+fn assert_refused(builder: Builder, scheme: &str, fragment: &str, reason: &str) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let error = builder.open(&format!("{scheme}://{address}/{fragment}")).unwrap_err();
+    assert!(matches!(&error, Error::InvalidInput(text) if text.contains(reason)), "{error:?}");
+    listener.set_nonblocking(true).unwrap();
+    assert!(listener.accept().is_err(), "nobody has connected");
+    format!("{error:?} {error}")
+}
+
+#[test]
+fn a_lock_is_taken_waited_for_and_handed_on() {
+    for version in VERSIONS {
+        let authority = Authority::new("good");
+        let credentials = authority.certify("localhost");
+        let server = authority.start(&credentials, &[OPEN, ["--tls-protocols", version]].concat());
+        for spin in [ms(0), ms(1)] {
+            // Never asks again by itself within the test: only a wake-up can end a wait.
+            let sleepy = || {
+                let builder = patient().backoff(ms(30_000), ms(30_000)).spin(spin);
+                builder.tls(authority.trusted()).open(&server.tls_url()).unwrap()
+            };
+            let (holder, waiter) = (sleepy(), sleepy());
+            let guard = take(&holder, "a");
+            let inner = take(&holder, "a");
+            assert_eq!(inner.depth(), 2);
+            inner.unlock().unwrap();
+            thread::scope(|scope| {
+                let waits = scope.spawn(|| waiter.lock("a").unwrap().fence());
+                eventually(SOON, || server.listeners(&waiter) == 1);
+                eventually(SOON, || server.queue("a") == [waiter.id()]);
+                let fence = guard.fence();
+                guard.unlock().unwrap();
+                assert!(waits.join().unwrap() > fence);
+            });
+            eventually(SOON, || !server.exists("a"));
+        }
+    }
+}
+
+#[test]
+fn a_lease_is_renewed() {
+    let (server, authority) = good_server();
+    let builder = patient().lease(LEASE).tls(authority.trusted());
+    let client = builder.open(&server.tls_url()).unwrap();
+    let guard = take(&client, "a");
+    throughout(LEASE + LEASE / 3, || guard.is_held() && server.exists("a"));
+    guard.unlock().unwrap();
+}
+
+#[test]
+fn a_request_of_many_records_arrives() {
+    let (server, authority) = good_server();
+    let client = patient().tls(authority.trusted()).open(&server.tls_url()).unwrap();
+    let name = "x".repeat(64 * 1024);
+    let guard = take(&client, &name);
+    assert!(server.exists(&name));
+    guard.unlock().unwrap();
+    assert!(!server.exists(&name));
+}
+
+#[test]
+fn many_threads_share_a_pool() {
+    let (server, authority) = good_server();
+    let builder = patient().pool_size(2).tls(authority.trusted());
+    let client = builder.open(&server.tls_url()).unwrap();
+    thread::scope(|scope| {
+        for thread in 0..8 {
+            let client = &client;
+            scope.spawn(move || {
+                for round in 0..20 {
+                    let name = format!("lock {}", (thread + round) % 4);
+                    client.lock(&name).unwrap().unlock().unwrap();
+                }
+            });
+        }
+    });
+    eventually(SOON, || server.hashes().is_empty());
+}
+
+#[test]
+fn a_broken_connection_is_replaced() {
+    let (server, authority) = good_server();
+    let client = patient().tls(authority.trusted()).open(&server.tls_url()).unwrap();
+    take(&client, "a").unlock().unwrap();
+    server.kill_connections();
+    take(&client, "a").unlock().unwrap();
+    let guard = take(&client, "b");
+    // The tickets of earlier sessions are worth nothing any more.
+    server.restart();
+    take(&client, "a").unlock().unwrap();
+    assert_lost(guard.verify(), "b");
+}
+
+#[test]
+fn the_wait_for_wake_ups_ends_with_the_client() {
+    let (server, authority) = good_server();
+    let open = || patient().tls(authority.trusted()).open(&server.tls_url()).unwrap();
+    let (holder, waiter) = (open(), open());
+    let guard = take(&holder, "a");
+    assert!(waiter.try_lock_for("a", ms(100)).unwrap().is_none());
+    eventually(SOON, || server.listeners(&waiter) == 1);
+    let id = waiter.id().to_owned();
+    let ((), took) = timed(|| {
+        drop(waiter);
+        eventually(SOON, || server.subscribers(&id) == 0);
+    });
+    assert!(took < ms(5000), "the next sign of life is 10 s away: {took:?}");
+    guard.unlock().unwrap();
+}
+
+#[test]
+fn a_login_works_and_is_not_shown() {
+    let (server, authority) = good_server();
+    server.command(&["ACL", "SETUSER", "ali", "on", ">sesame", "~*", "&*", "+@all"]);
+    let url = format!("rediss://ali:sesame@localhost:{}/3?client_name=till", server.port());
+    let client = patient().tls(authority.trusted()).open(&url).unwrap();
+    let guard = take(&client, "a");
+    let clients: String = server.ask(&["CLIENT", "LIST"]);
+    assert!(clients.contains("user=ali") && clients.contains(" name=till "), "{clients}");
+    let error = hasty().tls(Authority::new("bad").trusted()).open(&url).unwrap_err();
+    let text = format!("{client:?} {guard:?} {error} {error:?}");
+    assert!(!text.contains("sesame"), "{text}");
+}
+
+#[test]
+fn a_server_is_refused_for_a_reason() {
+    let (good, bad) = (Authority::new("good"), Authority::new("bad"));
+    let cases = [
+        (bad.certify("localhost"), "UnknownIssuer"),
+        (good.certify_for_the_past("localhost"), "expired"),
+        (good.certify("elsewhere"), "not valid for name"),
+        // An address is another name than that of the host.
+        (good.certify("127.0.0.1"), "not valid for name"),
+    ];
+    for (credentials, reason) in cases {
+        let server = good.start(&credentials, &OPEN);
+        let wire = Wire::before(&server);
+        let open = || hasty().tls(good.trusted()).open(&wire.tls_url());
+        assert_unavailable(open, reason);
+        assert_eq!(wire.connections(), 2, "a second try, and no third");
+    }
+}
+
+#[test]
+fn an_address_can_be_certified() {
+    let authority = Authority::new("good");
+    let server = authority.start(&authority.certify("127.0.0.1"), &OPEN);
+    let url = format!("rediss://127.0.0.1:{}/", server.port());
+    take(&hasty().tls(authority.trusted()).open(&url).unwrap(), "a").unlock().unwrap();
+}
+
+#[test]
+fn a_server_that_may_know_its_clients_knows_them_by_their_certificate() {
+    for version in VERSIONS {
+        let (authority, stranger) = (Authority::new("good"), Authority::new("bad"));
+        let credentials = authority.certify("localhost");
+        let server = authority.start(&credentials, &["--tls-protocols", version]);
+        let with = |client: &Credentials| {
+            let tls = authority.trusted();
+            tls.client_cert_pem(client.certificate.as_str(), client.key.as_str())
+        };
+        let builder = hasty().tls(with(&authority.certify("client")));
+        take(&builder.open(&server.tls_url()).unwrap(), "a").unlock().unwrap();
+
+        let unknown = if version == "TLSv1.3" { "CertificateRequired" } else { "HandshakeFailure" };
+        assert_unavailable(|| hasty().tls(authority.trusted()).open(&server.tls_url()), unknown);
+        let builder = hasty().tls(with(&stranger.certify("client")));
+        assert_unavailable(|| builder.open(&server.tls_url()), "UnknownCA");
+        let builder = hasty().tls(with(&authority.certify_for_the_past("client")));
+        assert_unavailable(|| builder.open(&server.tls_url()), "CertificateExpired");
+    }
+}
+
+#[test]
+fn a_server_that_becomes_untrusted_is_not_stormed() {
+    let (server, authority) = good_server();
+    let wire = Wire::before(&server);
+    let client = Client::builder().wait(ms(1500)).tls(authority.trusted());
+    let client = client.open(&wire.tls_url()).unwrap();
+    server.change_credentials(&Authority::new("bad").certify("localhost"));
+    server.kill_connections();
+    let before = wire.connections();
+    assert_unavailable(|| client.try_lock("a"), "UnknownIssuer");
+    assert_eq!(wire.connections() - before, 2);
+    let result = client.lock("a");
+    assert!(matches!(result, Err(Error::Unavailable { .. })), "{result:?}");
+    let tries = wire.connections() - before;
+    assert!(tries < 100, "{tries} connections within 1.5 s");
+    server.change_credentials(&authority.certify("localhost"));
+    take(&client, "a").unlock().unwrap();
+}
+
+#[test]
+fn a_plain_server_is_unavailable() {
+    let plain = Server::redis();
+    let tls = Authority::new("good").trusted();
+    assert_unavailable(|| hasty().tls(tls).open(&plain.tls_url()), "in the TLS handshake");
+}
+
+#[test]
+fn a_plain_client_gets_nothing_from_a_server_with_tls() {
+    let (server, _authority) = good_server();
+    assert_unavailable(|| hasty().retry_window(ms(500)).open(&server.url()), "");
+}
+
+#[test]
+fn a_listener_that_never_shakes_hands_is_unavailable() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("rediss://localhost:{}/", listener.local_addr().unwrap().port());
+    let tls = Authority::new("good").trusted();
+    assert_unavailable(|| hasty().tls(tls).open(&url), "in the TLS handshake");
+}
+
+#[test]
+fn a_silent_server_is_unavailable() {
+    let (server, authority) = good_server();
+    let client = hasty().tls(authority.trusted()).open(&server.tls_url()).unwrap();
+    let guard = take(&client, "a");
+    server.stop();
+    assert_unavailable(|| client.try_lock("b"), "");
+    assert_unavailable(|| guard.unlock(), "");
+    server.cont();
+    eventually(SOON, || server.hashes().is_empty());
+}
+
+#[test]
+fn a_handshake_in_drops_does_not_stretch_the_call() {
+    let (server, authority) = good_server();
+    let wire = Wire::before(&server);
+    wire.drip(ms(20));
+    let open = || hasty().tls(authority.trusted()).open(&wire.tls_url());
+    assert_unavailable(open, "in the TLS handshake");
+}
+
+#[test]
+fn a_reply_in_drops_does_not_stretch_the_call() {
+    let (server, authority) = good_server();
+    let wire = Wire::before(&server);
+    let client = hasty().tls(authority.trusted()).open(&wire.tls_url()).unwrap();
+    wire.drip(ms(50));
+    assert_unavailable(|| client.try_lock("a"), "");
+    wire.drip(ms(0));
+    eventually(SOON, || !server.exists("a"));
+    take(&client, "a").unlock().unwrap();
+}
+
+#[test]
+fn a_slow_line_takes_time_and_nothing_else() {
+    let (server, authority) = good_server();
+    let wire = Wire::before(&server);
+    wire.drip(Duration::from_micros(200));
+    let builder = patient().connect_timeout(SOON).io_timeout(ms(5000)).tls(authority.trusted());
+    let client = builder.open(&wire.tls_url()).unwrap();
+    let guard = take(&client, "a");
+    assert!(is_busy(&client, "a"));
+    let other = elsewhere(|| take(&client, "b").fence());
+    assert!(other > 0 && guard.is_held());
+    guard.unlock().unwrap();
+}
+
+#[test]
+fn bad_pem_is_refused_before_a_connection_is_made() {
+    let authority = Authority::new("good");
+    let (one, two) = (authority.certify("one"), authority.certify("two"));
+    let with = |certificate: &str, key: &str| Tls::new().client_cert_pem(certificate, key);
+    let broken = authority.pem().replace("MII", "???");
+    let cases = [
+        ("ca_pem", Tls::new().ca_pem("")),
+        ("ca_pem", Tls::new().ca_pem("nonsense")),
+        ("ca_pem", Tls::new().ca_pem(broken)),
+        ("ca_pem", Tls::new().ca_pem(one.key.as_str())),
+        (
+            "ca_pem",
+            Tls::new().ca_pem(b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"),
+        ),
+        ("client_cert_pem", with("", &one.key).ca_pem(authority.pem())),
+        ("client_cert_pem", with(&one.certificate, "").ca_pem(authority.pem())),
+        ("client_cert_pem", with(&one.key, &one.certificate).ca_pem(authority.pem())),
+        ("client_cert_pem", with(&one.certificate, &two.key).ca_pem(authority.pem())),
+    ];
+    for (argument, tls) in cases {
+        assert_refused(hasty().tls(tls), "rediss", "", argument);
+    }
+}
+
+#[test]
+fn a_private_key_is_not_shown() {
+    let authority = Authority::new("good");
+    let Credentials { certificate, key, .. } = authority.certify("client");
+    // As it comes out of an environment variable that has lost its line ends: the parser quotes it.
+    let flat = key.replace('\n', "");
+    let secret = key.lines().nth(1).expect("the key itself");
+    let tls = authority.trusted().client_cert_pem(certificate, flat);
+    let mut text = format!("{tls:?} {:?}", hasty().tls(tls.clone()));
+    text += &assert_refused(hasty().tls(tls), "rediss", "", "client_cert_pem");
+    assert!(!text.contains(secret), "{text}");
+    let bytes = format!("{:?}", secret.as_bytes());
+    assert!(!text.contains(bytes.trim_matches(['[', ']'])), "{text}");
+}
+
+#[test]
+fn settings_for_tls_are_not_ignored() {
+    let tls = Authority::new("good").trusted();
+    assert_refused(hasty().tls(tls), "redis", "", "rediss://");
+}
+
+#[test]
+#[cfg(not(feature = "tls-insecure"))]
+fn an_insecure_connection_needs_a_feature() {
+    let tls = Authority::new("good").trusted();
+    assert_refused(hasty().tls(tls), "rediss", "#insecure", "tls-insecure");
+}
+
+#[test]
+#[cfg(feature = "tls-insecure")]
+fn an_insecure_connection_does_not_look_at_the_certificate() {
+    for version in VERSIONS {
+        let authority = Authority::new("bad");
+        let credentials = authority.certify_for_the_past("elsewhere");
+        let server = authority.start(&credentials, &[OPEN, ["--tls-protocols", version]].concat());
+        let client = hasty().open(&format!("{}#insecure", server.tls_url())).unwrap();
+        take(&client, "a").unlock().unwrap();
+        let tls = Authority::new("good").trusted();
+        assert_unavailable(|| hasty().tls(tls).open(&server.tls_url()), "expired");
+    }
+}
+
+#[test]
+fn the_system_says_whom_to_trust() {
+    let (server, authority) = good_server();
+    let trusting = |file: &Path| {
+        [("SSL_CERT_FILE", file.as_os_str().to_owned()), ("SSL_CERT_DIR", OsString::new())]
+    };
+    let url = server.tls_url();
+    let variables = trusting(&authority.file());
+    Child::start_with(trust_the_system_in_a_child, &url, &variables).finish();
+    let variables = trusting(Path::new("/dev/null"));
+    Child::start_with(trust_nobody_in_a_child, &url, &variables).finish();
+}
+
+#[test]
+#[ignore = "a child of the_system_says_whom_to_trust"]
+fn trust_the_system_in_a_child() {
+    let Some(url) = child::argument() else { return };
+    take(&Client::open(&url).unwrap(), "a").unlock().unwrap();
+}
+
+#[test]
+#[ignore = "a child of the_system_says_whom_to_trust"]
+fn trust_nobody_in_a_child() {
+    if child::argument().is_some() {
+        assert_refused(hasty(), "rediss", "", "ca_pem");
+    }
+}
