@@ -3,7 +3,6 @@
 
 #[cfg(not(all(test, leasehold_shuttle)))]
 pub(crate) use {
-    crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded},
     parking_lot::{Condvar, Mutex, MutexGuard},
     std::sync::atomic::{AtomicBool, AtomicUsize, Ordering},
     std::thread::yield_now,
@@ -11,8 +10,7 @@ pub(crate) use {
 
 #[cfg(all(test, leasehold_shuttle))]
 pub(crate) use self::scheduled::{
-    AtomicBool, AtomicUsize, Condvar, Mutex, MutexGuard, Ordering, Receiver, RecvTimeoutError,
-    Sender, unbounded, yield_now,
+    AtomicBool, AtomicUsize, Condvar, Mutex, MutexGuard, Ordering, yield_now,
 };
 
 #[cfg(all(test, leasehold_shuttle))]

@@ -12,9 +12,9 @@ use crate::error::{Error, Result};
 use crate::hold::lease::Lease;
 use crate::hold::owner::Thread;
 use crate::hold::passage::Passage;
-use crate::hold::place::{News, Place, Ticket, knock, tell};
+use crate::hold::place::{Mailbox, News, Place, Ticket};
 use crate::store::Failure;
-use crate::sync::{AtomicBool, Mutex, MutexGuard, RecvTimeoutError, Sender};
+use crate::sync::{AtomicBool, Mutex, MutexGuard};
 
 /// Threads that want different locks should rarely meet here.
 const SHARDS: usize = 16;
@@ -55,7 +55,7 @@ pub(crate) struct Handed {
 #[derive(Debug)]
 enum Head {
     /// Asks the store, and sleeps in between. What went wrong the last time, if it did.
-    Competes(Sender<News>, Option<Box<Failure>>),
+    Competes(Arc<Mailbox>, Option<Box<Failure>>),
     /// Has the lock, or had it when anybody last looked.
     Holds(Arc<Lease>),
     /// Is being given to a thread that was promised it.
@@ -83,8 +83,8 @@ impl Lines {
         self.closed.store(true, Ordering::SeqCst);
         for shard in &self.shards {
             for line in shard.lock().values() {
-                if let Head::Competes(news, _) = &line.head {
-                    tell(news, News::Closed);
+                if let Head::Competes(mailbox, _) = &line.head {
+                    mailbox.put(News::Closed);
                 }
                 line.places().for_each(|place| place.tell(News::Closed));
             }
@@ -122,7 +122,7 @@ impl Lines {
             return Ok((ticket, true));
         };
         let (terms, thread) = (terms.clone(), Thread::current());
-        let place = Place { terms, thread, endless, news: ticket.sender.clone() };
+        let place = Place { terms, thread, endless, mailbox: ticket.mailbox.clone() };
         line.crowd.get_or_insert_default().places.push_back(place);
         Ok((ticket, false))
     }
@@ -131,22 +131,18 @@ impl Lines {
     /// by then is waited for, so that it is not lost.
     pub(crate) fn wait(&self, ticket: &Ticket, deadline: Option<Instant>) -> Result<Turn> {
         loop {
-            let news = match deadline {
-                Some(deadline) => ticket.news.recv_deadline(deadline),
-                None => ticket.news.recv().map_err(|_| RecvTimeoutError::Disconnected),
-            };
-            match news {
-                Ok(News::Given(lease)) => return Ok(Turn::Given(lease)),
-                Ok(News::Coming(passage)) => return Ok(Turn::Coming(*passage)),
-                Ok(News::Head { polite }) => return Ok(Turn::Head { polite }),
-                Ok(News::Failed(failure)) => return Ok(Turn::Failed(failure)),
-                Ok(News::Knock) => {}
-                Ok(News::Closed) => {
+            match ticket.mailbox.take(deadline) {
+                Some(News::Given(lease)) => return Ok(Turn::Given(lease)),
+                Some(News::Coming(passage)) => return Ok(Turn::Coming(*passage)),
+                Some(News::Head { polite }) => return Ok(Turn::Head { polite }),
+                Some(News::Failed(failure)) => return Ok(Turn::Failed(failure)),
+                Some(News::Knock) => {}
+                Some(News::Closed) => {
                     if self.withdraw(ticket).is_some() {
                         return Err(Error::Closed);
                     }
                 }
-                Err(_) => {
+                None => {
                     let late = self.withdraw(ticket);
                     return late.map_or_else(|| self.wait(ticket, None), Ok);
                 }
@@ -261,18 +257,18 @@ impl Lines {
 
     /// Breaks the promise: the thread is at the head and has to ask for itself.
     pub(crate) fn call(&self, name: &Arc<str>, place: &Place, polite: bool) {
-        self.compete(name, &place.news);
+        self.compete(name, &place.mailbox);
         place.tell(News::Head { polite });
     }
 
     /// Notes that the thread that was promised the lock has to ask for it.
     pub(crate) fn lead(&self, ticket: &Ticket) {
-        self.compete(&ticket.name, &ticket.sender);
+        self.compete(&ticket.name, &ticket.mailbox);
     }
 
-    fn compete(&self, name: &Arc<str>, news: &Sender<News>) {
+    fn compete(&self, name: &Arc<str>, mailbox: &Arc<Mailbox>) {
         if let Some(line) = self.shard(name).get_mut(name) {
-            line.head = Head::Competes(news.clone(), None);
+            line.head = Head::Competes(mailbox.clone(), None);
         }
     }
 
@@ -280,8 +276,8 @@ impl Lines {
     /// none.
     pub(crate) fn knock(&self, name: &str) -> bool {
         match self.shard(name).get(name) {
-            Some(Line { head: Head::Competes(news, _), .. }) => {
-                knock(news);
+            Some(Line { head: Head::Competes(mailbox, _), .. }) => {
+                mailbox.knock();
                 true
             }
             _ => false,
@@ -292,8 +288,8 @@ impl Lines {
     pub(crate) fn knock_all(&self) {
         for shard in &self.shards {
             for line in shard.lock().values() {
-                if let Head::Competes(news, _) = &line.head {
-                    knock(news);
+                if let Head::Competes(mailbox, _) = &line.head {
+                    mailbox.knock();
                 }
             }
         }
@@ -313,7 +309,7 @@ impl Default for Handed {
 
 impl Line {
     fn begin(ticket: &Ticket) -> Self {
-        let head = Head::Competes(ticket.sender.clone(), None);
+        let head = Head::Competes(ticket.mailbox.clone(), None);
         Self { head, crowd: None }
     }
 
@@ -337,7 +333,7 @@ fn advance(shard: &mut HashMap<Arc<str>, Line>, name: &Arc<str>) -> bool {
         shard.remove(name);
         return false;
     };
-    line.head = Head::Competes(next.news.clone(), None);
+    line.head = Head::Competes(next.mailbox.clone(), None);
     next.tell(News::Head { polite: false });
     true
 }
@@ -395,7 +391,7 @@ mod tests {
         assert!(lines.enter(&name()).expect("open").is_none());
         lines.give_up(&name(), None);
         assert!(matches!(turn(&lines, &second), Turn::Head { polite: false }));
-        assert!(third.news.is_empty());
+        assert!(third.mailbox.is_empty());
         lines.give_up(&name(), None);
         assert!(matches!(turn(&lines, &third), Turn::Head { .. }));
         lines.give_up(&name(), None);
@@ -471,9 +467,9 @@ mod tests {
         for _ in 0..100 {
             assert!(lines.knock("x"));
         }
-        assert_eq!(head.news.len(), 1, "one knock is as good as many");
         head.sleep(SOON).expect("open");
-        assert!(second.news.is_empty());
+        assert!(head.mailbox.is_empty(), "one knock is as good as many");
+        assert!(second.mailbox.is_empty());
         assert!(!lines.knock("y"));
         lines.hold(&lease());
         assert!(!lines.knock("x"));

@@ -1,7 +1,8 @@
 //! A thread's place in a line: what the others tell it, and how it sleeps there.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::clock::end_of;
 use crate::config::Terms;
@@ -10,7 +11,7 @@ use crate::hold::lease::Lease;
 use crate::hold::owner::Thread;
 use crate::hold::passage::Passage;
 use crate::store::Failure;
-use crate::sync::{Receiver, Sender, unbounded};
+use crate::sync::{Condvar, Mutex};
 
 /// A thread in a line, as the others see it.
 #[derive(Debug)]
@@ -19,12 +20,12 @@ pub(crate) struct Place {
     pub(crate) thread: Thread,
     /// Whether it waits without limit.
     pub(super) endless: bool,
-    pub(super) news: Sender<News>,
+    pub(super) mailbox: Arc<Mailbox>,
 }
 
 impl Place {
     pub(super) fn tell(&self, what: News) {
-        tell(&self.news, what);
+        self.mailbox.put(what);
     }
 }
 
@@ -46,43 +47,77 @@ pub(super) enum News {
     Knock,
 }
 
+/// Where a thread finds its news. A channel could do the same, and is larger than all else that a
+/// lock takes.
+#[derive(Debug)]
+pub(super) struct Mailbox {
+    news: Mutex<VecDeque<News>>,
+    filled: Condvar,
+}
+
+impl Mailbox {
+    fn new() -> Self {
+        Self { news: Mutex::default(), filled: Condvar::new() }
+    }
+
+    pub(super) fn put(&self, what: News) {
+        self.news.lock().push_back(what);
+        self.filled.notify_one();
+    }
+
+    /// Says that the lock may be free. Once is as good as many times.
+    pub(super) fn knock(&self) {
+        let mut news = self.news.lock();
+        if news.is_empty() {
+            news.push_back(News::Knock);
+            self.filled.notify_one();
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
+        self.news.lock().is_empty()
+    }
+
+    /// Waits for news; `None` if there is none by then.
+    pub(super) fn take(&self, deadline: Option<Instant>) -> Option<News> {
+        let mut news = self.news.lock();
+        while news.is_empty() {
+            match deadline {
+                None => self.filled.wait(&mut news),
+                Some(deadline) => {
+                    if self.filled.wait_until(&mut news, deadline).timed_out() {
+                        break;
+                    }
+                }
+            }
+        }
+        news.pop_front()
+    }
+}
+
 /// A thread's own end of its place.
 #[derive(Debug)]
 pub(crate) struct Ticket {
     pub(super) name: Arc<str>,
-    pub(super) sender: Sender<News>,
-    pub(super) news: Receiver<News>,
+    pub(super) mailbox: Arc<Mailbox>,
 }
 
 impl Ticket {
     /// A ticket for a line, or for competing beside it.
     pub(super) fn new(name: &Arc<str>) -> Self {
-        let (sender, news) = unbounded();
-        Self { name: name.clone(), sender, news }
+        Self { name: name.clone(), mailbox: Arc::new(Mailbox::new()) }
     }
 
     /// Sleeps between two tries, until there is a knock.
     pub(crate) fn sleep(&self, time: Duration) -> Result<()> {
-        match self.news.recv_deadline(end_of(time)) {
-            Ok(News::Closed) => Err(Error::Closed),
+        match self.mailbox.take(Some(end_of(time))) {
+            Some(News::Closed) => Err(Error::Closed),
             _ => Ok(()),
         }
     }
 
     pub(super) fn is_of(&self, place: &Place) -> bool {
-        self.sender.same_channel(&place.news)
-    }
-}
-
-/// Tells a thread something.
-pub(super) fn tell(news: &Sender<News>, what: News) {
-    // A ticket has both ends of its channel, so somebody always listens while the place exists.
-    drop(news.send(what));
-}
-
-/// One knock is as good as many.
-pub(super) fn knock(news: &Sender<News>) {
-    if news.is_empty() {
-        tell(news, News::Knock);
+        Arc::ptr_eq(&self.mailbox, &place.mailbox)
     }
 }
