@@ -10,7 +10,7 @@ pub(crate) use {
 
 #[cfg(all(test, leasehold_shuttle))]
 pub(crate) use self::scheduled::{
-    AtomicBool, AtomicUsize, Condvar, Mutex, MutexGuard, Ordering, yield_now,
+    AtomicBool, AtomicUsize, Condvar, Mutex, MutexGuard, Ordering, under_many_schedules, yield_now,
 };
 
 #[cfg(all(test, leasehold_shuttle))]

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use shuttle::rand::{Rng, thread_rng};
-use shuttle::{check_pct, check_random, thread};
+use shuttle::thread;
 
 use crate::clock::Moment;
 use crate::config::Terms;
@@ -19,12 +19,7 @@ use crate::hold::owner::Thread;
 use crate::hold::passage::Passage;
 use crate::hold::place::{News, Ticket};
 use crate::store::{Handover, HoldId};
-
-/// How many schedules of each kind are tried.
-const SCHEDULES: usize = 1_000;
-
-/// So many times the scheduler that looks for rare orders interrupts a thread.
-const INTERRUPTIONS: usize = 3;
+use crate::sync::under_many_schedules;
 
 /// How a thread waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -158,12 +153,6 @@ fn passage(from: &Arc<Lease>, done: bool) -> Passage {
 
 fn stands(lease: &Lease) -> bool {
     !lease.remaining().is_zero()
-}
-
-/// Runs a scene under both schedulers.
-fn under_many_schedules(scene: fn()) {
-    check_random(scene, SCHEDULES);
-    check_pct(scene, SCHEDULES, INTERRUPTIONS);
 }
 
 /// Lets threads that wait in different ways visit a scene at the same time.

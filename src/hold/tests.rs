@@ -255,9 +255,8 @@ fn what_began_with_an_unknown_outcome_is_cleaned_up_after_its_release() {
     eventually(|| scene.store.releases() >= 2);
 }
 
-#[test]
-fn what_was_handed_on_with_an_unknown_outcome_is_cleaned_up_after_its_release() {
-    let scene = Scene::new(LEASE * 10);
+/// Has a hold handed on to a thread that waits in line.
+fn hand_on(scene: &Scene, hand_on: impl FnOnce(&Arc<Lease>)) {
     let first = scene.lock();
     thread::scope(|scope| {
         scope.spawn(|| {
@@ -266,8 +265,16 @@ fn what_was_handed_on_with_an_unknown_outcome_is_cleaned_up_after_its_release() 
         });
         // Told by that thread when it stands in line.
         scene.events.iter().find(|event| matches!(event, Event::Contended { .. }));
+        hand_on(&first.lease);
+    });
+}
+
+#[test]
+fn what_was_handed_on_with_an_unknown_outcome_is_cleaned_up_after_its_release() {
+    let scene = Scene::new(LEASE * 10);
+    hand_on(&scene, |lease| {
         scene.store.will(&[Fate::LostReply]);
-        scene.engine.unlock(&first.lease).expect("handed on");
+        scene.engine.unlock(lease).expect("handed on");
     });
     eventually(|| scene.store.releases() >= 2);
 }
@@ -276,15 +283,9 @@ fn what_was_handed_on_with_an_unknown_outcome_is_cleaned_up_after_its_release() 
 #[test]
 fn what_was_handed_on_too_late_with_an_unknown_outcome_is_cleaned_up() {
     let scene = Scene::new(LEASE * 10);
-    let first = scene.lock();
-    thread::scope(|scope| {
-        scope.spawn(|| {
-            let next = scene.lock();
-            scene.engine.unlock(&next.lease).expect("released");
-        });
-        scene.events.iter().find(|event| matches!(event, Event::Contended { .. }));
+    hand_on(&scene, |lease| {
         scene.store.will(&[Fate::LostRequest]);
-        scene.engine.unlock_soon(&first.lease).expect("on its way");
+        scene.engine.unlock_soon(lease).expect("on its way");
         scene.store.inner.force(&scene.name, Instant::now()).expect("memory");
     });
     eventually(|| scene.store.releases() >= 2);

@@ -10,18 +10,12 @@ use std::time::{Duration, Instant};
 
 use redis::Value;
 use shuttle::rand::{Rng, thread_rng};
-use shuttle::{check_pct, check_random, thread};
+use shuttle::thread;
 
 use crate::store::lane::{Reply, Wire};
 use crate::store::sharing::{Sharing, Supply};
 use crate::store::{Failure, Trouble};
-use crate::sync::{Mutex, yield_now};
-
-/// How many schedules of each kind are tried.
-const SCHEDULES: usize = 1_000;
-
-/// So many times the scheduler that looks for rare orders interrupts a thread.
-const INTERRUPTIONS: usize = 3;
+use crate::sync::{Mutex, under_many_schedules, yield_now};
 
 const THREADS: u64 = 4;
 
@@ -173,12 +167,6 @@ fn scene(weather: Weather, connections: usize) {
     }
     assert!(sharing.is_idle(), "a request is left");
     assert_eq!(free.lock().len(), connections, "a connection is missing");
-}
-
-/// Runs a scene under both schedulers.
-fn under_many_schedules(scene: fn()) {
-    check_random(scene, SCHEDULES);
-    check_pct(scene, SCHEDULES, INTERRUPTIONS);
 }
 
 #[test]

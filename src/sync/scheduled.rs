@@ -7,8 +7,14 @@ use std::time::{Duration, Instant};
 
 use shuttle::rand::{Rng, thread_rng};
 pub(crate) use shuttle::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use shuttle::thread;
 pub(crate) use shuttle::thread::yield_now;
+use shuttle::{check_pct, check_random, thread};
+
+/// How many schedules of each kind are tried.
+const SCHEDULES: usize = 1_000;
+
+/// So many times the scheduler that looks for rare orders interrupts a thread.
+const INTERRUPTIONS: usize = 3;
 
 /// A deadline beyond this never comes.
 const NEVER: Duration = Duration::from_secs(60 * 60);
@@ -90,4 +96,10 @@ impl TimedOut {
     pub(crate) fn timed_out(&self) -> bool {
         self.0
     }
+}
+
+/// Runs a scene under both of shuttle's schedulers.
+pub(crate) fn under_many_schedules(scene: fn()) {
+    check_random(scene, SCHEDULES);
+    check_pct(scene, SCHEDULES, INTERRUPTIONS);
 }

@@ -10,7 +10,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use self::scenario::{Measure, Plan, Scenario};
+use self::results::Measure;
+use self::scenario::{Plan, Scenario};
 use self::support::plot;
 use self::support::server::Server;
 use self::support::setting;

@@ -1,7 +1,8 @@
 //! How results are shown: Markdown tables, and the bars of a plot.
 
+use crate::results::Measure;
 use crate::results::Series;
-use crate::scenario::{Measure, Scenario};
+use crate::scenario::Scenario;
 use crate::support::plot::Bar;
 
 impl Scenario {

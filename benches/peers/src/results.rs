@@ -2,10 +2,18 @@
 
 use std::time::Duration;
 
-use crate::scenario::Measure;
 use crate::support::meter::Spent;
 use crate::support::turns::quartiles;
 use crate::worker::Worker;
+
+/// What the peers are compared by.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Measure {
+    /// The median time of a cycle.
+    Time,
+    /// Cycles per second of all workers together.
+    Rate,
+}
 
 /// One turn of one peer.
 pub(crate) struct Turn {

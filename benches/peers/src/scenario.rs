@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::peer::{Leasehold, Peer, RawConnections, Redlock, Rslock, RslockWorkers};
-use crate::results::{Series, Turn};
+use crate::results::{Measure, Series, Turn};
 use crate::support::meter::Spent;
 use crate::support::turns::in_turn;
 use crate::worker::Worker;
@@ -19,15 +19,6 @@ pub(crate) struct Scenario {
     pub(crate) names: usize,
     /// What leasehold's ratio to raw should be, at most for a time, at least for a rate.
     pub(crate) goal: f64,
-}
-
-/// What the peers are compared by.
-#[derive(Clone, Copy, PartialEq)]
-pub(crate) enum Measure {
-    /// The median time of a cycle.
-    Time,
-    /// Cycles per second of all workers together.
-    Rate,
 }
 
 /// How many turns each peer has, and how long a turn is.
