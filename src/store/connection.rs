@@ -2,6 +2,7 @@
 //! goes wrong with it.
 
 use std::fmt;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -83,6 +84,24 @@ impl Connection {
         self.receive(true, until).unwrap_or_else(|| Err(self.silence()))
     }
 
+    /// As `exchange`, with ASKING before it in the same write. Only the second reply counts: without
+    /// the first command's effect it is a redirection.
+    pub(crate) fn exchange_asking(
+        &mut self,
+        until: Instant,
+        pack: impl FnOnce(&mut Vec<u8>),
+    ) -> Result<Value, Failure> {
+        self.send(until, |out| {
+            pack_asking(out);
+            pack(out);
+        })?;
+        let first = self.receive(true, until).unwrap_or_else(|| Err(self.silence()));
+        if !self.is_connected() {
+            return first;
+        }
+        self.receive(true, until).unwrap_or_else(|| Err(self.silence()))
+    }
+
     /// Sends what `pack` writes, connecting first if need be, and does not wait for replies.
     pub(crate) fn send(
         &mut self,
@@ -131,6 +150,11 @@ impl Connection {
     pub(crate) fn is_open(&self) -> bool {
         let generation = self.dialer.generation.load(Ordering::Relaxed);
         self.socket.is_some() && self.generation == generation
+    }
+
+    /// What to wait at for something to read.
+    pub(crate) fn as_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.socket.as_ref().map(AsFd::as_fd)
     }
 
     /// The means to end this connection from another thread, until it is given up.
@@ -227,6 +251,11 @@ impl Connection {
         let server = self.dialer.label().clone();
         Failure { trouble, server, code, source: Arc::new(RedisError::from(error)) }
     }
+}
+
+/// Appends the request to serve the next one even for a slot that the node is only about to get.
+pub(crate) fn pack_asking(out: &mut Vec<u8>) {
+    redis::cmd("ASKING").write_packed_command(out);
 }
 
 /// The code of an error reply. Redis before 7 hides the code of a command that failed inside a

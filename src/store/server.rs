@@ -40,6 +40,8 @@ pub(crate) struct Server {
     pool: Pool<Places>,
     dialer: Arc<Dialer>,
     queue: Arc<Queue>,
+    /// Whether requests are preceded by ASKING.
+    asking: bool,
 }
 
 /// The requests that wait for a connection.
@@ -75,7 +77,16 @@ impl Server {
             .thread_pool(threads)
             .build(Places(dialer.clone()))
             .map_err(|error| Failure::io(Trouble::Unreachable, &server, error))?;
-        Ok(Self { pool, dialer, queue: Arc::default() })
+        Ok(Self { pool, dialer, queue: Arc::default(), asking: false })
+    }
+
+    /// The same server and the same connections, with every request preceded by ASKING.
+    pub(crate) fn asking(&self) -> Self {
+        Self { asking: true, ..self.clone() }
+    }
+
+    pub(crate) fn endpoint(&self) -> &Endpoint {
+        &self.dialer.endpoint
     }
 
     /// Runs a script. `read` makes sense of its reply; `None` from it means the reply has none.
@@ -118,8 +129,8 @@ impl Server {
     /// Sends a request and waits for its reply: alone if no others have any at the moment and a
     /// connection is free, else together with theirs.
     pub(crate) fn exchange(&self, until: Instant, pack: impl FnOnce(&mut Vec<u8>)) -> Reply {
-        let free = if self.queue.is_crowded() { None } else { self.pool.try_get() };
-        let Some(mut connection) = free else {
+        let alone = !self.asking && !self.queue.is_crowded();
+        let Some(mut connection) = alone.then(|| self.pool.try_get()).flatten() else {
             return self.begin(until, pack).wait();
         };
         let reply = connection.exchange(until, pack);
@@ -131,6 +142,10 @@ impl Server {
     /// reply.
     pub(crate) fn begin(&self, until: Instant, pack: impl FnOnce(&mut Vec<u8>)) -> Pending {
         let request = Request::new(until, pack);
+        if self.asking {
+            request.answer(self.ask_first(&request));
+            return Pending { server: self.clone(), request, waited: false };
+        }
         // Whoever is not the first is sent along with the first.
         if self.queue.add(request.clone()) {
             if self.queue.is_crowded() {
@@ -143,6 +158,18 @@ impl Server {
             }
         }
         Pending { server: self.clone(), request, waited: false }
+    }
+
+    /// Exchanges a request that has two replies, over a free connection or one of its own. That
+    /// happens only while a slot moves.
+    fn ask_first(&self, request: &Request) -> Reply {
+        let pack = |out: &mut Vec<u8>| out.extend_from_slice(&request.bytes);
+        let Some(mut connection) = self.pool.try_get() else {
+            return self.connection().exchange_asking(request.until, pack);
+        };
+        let reply = connection.exchange_asking(request.until, pack);
+        self.start_over(Lane::new(connection));
+        reply
     }
 
     /// Drives a lane until the reply to `own` is there; `None` if its time is over before.

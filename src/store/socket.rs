@@ -67,6 +67,12 @@ impl std::fmt::Debug for Socket {
     }
 }
 
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
+
 impl Socket {
     /// Connects to the first of `addresses` that answers, giving each its share of the time.
     pub(crate) fn tcp(addresses: &[SocketAddr], until: Instant) -> io::Result<Self> {

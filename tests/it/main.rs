@@ -11,6 +11,7 @@
 )]
 
 mod arguments;
+mod cluster;
 mod cost;
 mod ending;
 mod events;

@@ -1,6 +1,7 @@
 //! What the tests share: stores to run on, other threads and processes, a way to wait.
 
 pub(crate) mod child;
+pub(crate) mod cluster;
 pub(crate) mod inspect;
 pub(crate) mod proxy;
 pub(crate) mod recorder;
@@ -14,6 +15,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Sender, bounded};
 use leasehold::{Builder, Client, Error, Guard};
 
+pub(crate) use self::cluster::Cluster;
 pub(crate) use self::server::Server;
 pub(crate) use self::store::{Store, stores};
 

@@ -1,0 +1,308 @@
+//! Which node serves which slot: learnt from any node, and again whenever that seems to have
+//! changed.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex, RwLock};
+use scheduled_thread_pool::ScheduledThreadPool;
+
+use crate::clock::end_of;
+use crate::config::Config;
+use crate::store::cluster::map::{Share, covered, shares};
+use crate::store::cluster::node::{Node, Redirect, Target, is_doubtful};
+use crate::store::cluster::slot::SLOTS;
+use crate::store::endpoint::Endpoint;
+use crate::store::{Failure, Trouble};
+
+/// What was learnt is not asked for again for so long: a failover takes longer.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// What is known of a cluster.
+pub(super) struct Topology {
+    config: Config,
+    threads: Arc<ScheduledThreadPool>,
+    /// The nodes that the user has named.
+    seeds: Vec<Arc<Node>>,
+    map: RwLock<Map>,
+    progress: Mutex<Progress>,
+    ended: Condvar,
+}
+
+#[derive(Debug)]
+struct Map {
+    /// By slot.
+    owners: Vec<Option<Arc<Node>>>,
+    /// By address.
+    masters: HashMap<Arc<str>, Arc<Node>>,
+    /// Counts the changes of `masters`.
+    version: u64,
+}
+
+/// How far learning is.
+#[derive(Debug, Default)]
+struct Progress {
+    running: bool,
+    last_end: Option<Instant>,
+    /// Whether no node at all has answered the last time.
+    dead: bool,
+}
+
+impl fmt::Debug for Topology {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Topology").field("seeds", &self.seeds).finish_non_exhaustive()
+    }
+}
+
+impl Topology {
+    /// Knows the seeds only, and sends nothing yet.
+    pub(super) fn new(
+        seeds: Vec<Endpoint>,
+        config: &Config,
+        threads: &Arc<ScheduledThreadPool>,
+    ) -> Result<Self, Failure> {
+        let seeds = seeds.into_iter().map(|seed| Node::new(seed, config, threads).map(Arc::new));
+        Ok(Self {
+            config: config.clone(),
+            threads: threads.clone(),
+            seeds: seeds.collect::<Result<_, _>>()?,
+            map: RwLock::new(Map {
+                owners: vec![None; SLOTS],
+                masters: HashMap::new(),
+                version: 0,
+            }),
+            progress: Mutex::default(),
+            ended: Condvar::new(),
+        })
+    }
+
+    /// The node that serves a slot, as far as is known.
+    pub(super) fn owner(&self, slot: usize) -> Option<Arc<Node>> {
+        self.map.read().owners[slot].clone()
+    }
+
+    /// All masters, and a number that changes with them.
+    pub(super) fn masters(&self) -> (Vec<Arc<Node>>, u64) {
+        let map = self.map.read();
+        (map.masters.values().cloned().collect(), map.version)
+    }
+
+    pub(super) fn version(&self) -> u64 {
+        self.map.read().version
+    }
+
+    /// Whom to ask about a slot. If there are doubts, what can be learnt in half of the time is
+    /// learnt first.
+    pub(super) fn target(self: &Arc<Self>, slot: usize, until: Instant) -> Result<Target, Failure> {
+        let owner = self.owner(slot).filter(|owner| !owner.is_doubted());
+        let owner = owner.or_else(|| {
+            self.learn_until(half_way_to(until));
+            self.owner(slot)
+        });
+        owner.map(Target::of).ok_or_else(uncovered)
+    }
+
+    /// Where to send a request again that a node has not served, if that can be known at once.
+    pub(super) fn redirected(
+        self: &Arc<Self>,
+        failure: &Failure,
+        slot: usize,
+        from: &Node,
+    ) -> Option<Target> {
+        let Redirect { asking, host, port } = Redirect::of(failure)?;
+        let node = self.node_at(host.or(from.endpoint().host())?, port).ok()?;
+        if !asking {
+            self.map.write().set(slot, &node);
+            // More than one slot may have moved, but who was redirected need not wait for that.
+            self.learn();
+        }
+        Some(Target { node, asking })
+    }
+
+    /// What to do after a failure: where to send the request again now, or what the caller is told.
+    pub(super) fn after(
+        self: &Arc<Self>,
+        mut failure: Failure,
+        slot: usize,
+        from: &Target,
+        until: Instant,
+    ) -> Result<Target, Failure> {
+        if let Some(target) = self.redirected(&failure, slot, &from.node) {
+            return Ok(target);
+        }
+        self.take_in(&failure, &from.node);
+        if failure.trouble != Trouble::Unreachable {
+            return Err(failure);
+        }
+        // Perhaps a replica has taken over already. If not, one may do so soon.
+        let target = self.target(slot, until)?;
+        if !Arc::ptr_eq(&target.node, &from.node) {
+            return Ok(target);
+        }
+        if !self.progress.lock().dead {
+            failure.trouble = Trouble::Passing;
+        }
+        Err(failure)
+    }
+
+    /// Takes in how a node has failed, without waiting for what is learnt then.
+    pub(super) fn take_in(self: &Arc<Self>, failure: &Failure, from: &Node) {
+        if is_doubtful(failure) {
+            from.doubt();
+            self.learn();
+        }
+    }
+
+    /// Learns anew, on a thread of its own, unless that is under way or was done just now.
+    pub(super) fn learn(self: &Arc<Self>) {
+        let mut progress = self.progress.lock();
+        if progress.running || progress.last_end.is_some_and(|end| end.elapsed() < PAUSE) {
+            return;
+        }
+        let topology = self.clone();
+        let learn = move || {
+            let end = End(&topology);
+            if let Err(failure) = topology.ask_around() {
+                let Failure { server, source, .. } = failure;
+                log::warn!(target: "leasehold", "the cluster's slots are not known: {server}: {source}");
+            }
+            drop(end);
+        };
+        progress.running =
+            thread::Builder::new().name("leasehold-slots".into()).spawn(learn).is_ok();
+    }
+
+    /// Learns anew, or waits until somebody else has.
+    fn learn_until(self: &Arc<Self>, until: Instant) {
+        self.learn();
+        let mut progress = self.progress.lock();
+        while progress.running && !self.ended.wait_until(&mut progress, until).timed_out() {}
+    }
+
+    /// Asks one node after the other, until one knows who serves every slot.
+    pub(super) fn ask_around(&self) -> Result<(), Failure> {
+        let (mut best, mut failure) = (Vec::new(), None);
+        for node in self.informants() {
+            match self.ask(&node) {
+                Ok(shares) if covered(&shares) == SLOTS => return self.apply(&shares, false),
+                Ok(shares) => best = if covered(&shares) > covered(&best) { shares } else { best },
+                Err(error) => failure = Some(error),
+            }
+        }
+        let dead = best.is_empty() && failure.is_some();
+        self.apply(&best, dead)?;
+        Err(if dead { failure } else { None }.unwrap_or_else(uncovered))
+    }
+
+    /// Whom to ask, the most promising first.
+    fn informants(&self) -> Vec<Arc<Node>> {
+        let (mut nodes, _) = self.masters();
+        for seed in &self.seeds {
+            if nodes.iter().all(|node| !Arc::ptr_eq(node, seed)) {
+                nodes.push(seed.clone());
+            }
+        }
+        nodes.sort_by_key(|node| node.is_doubted());
+        nodes
+    }
+
+    /// Asks one node, and fills in its host where it does not know that itself.
+    fn ask(&self, node: &Node) -> Result<Vec<Share>, Failure> {
+        let reply = node.slots(end_of(self.config.connect_timeout)).inspect_err(|failure| {
+            if is_doubtful(failure) {
+                node.doubt();
+            }
+        })?;
+        let mut shares = shares(&reply).ok_or_else(|| nonsense(node))?;
+        for share in &mut shares {
+            share.host = share.host.take().or_else(|| node.endpoint().host().map(Into::into));
+        }
+        Ok(shares)
+    }
+
+    /// Makes what was learnt known to everybody.
+    fn apply(&self, shares: &[Share], dead: bool) -> Result<(), Failure> {
+        self.progress.lock().dead = dead;
+        if shares.is_empty() {
+            return Ok(());
+        }
+        let mut owners = vec![None; SLOTS];
+        let mut nodes = HashMap::new();
+        for Share { slots, host, port } in shares {
+            let node = match nodes.entry((host, port)) {
+                Entry::Occupied(known) => known.into_mut(),
+                Entry::Vacant(new) => {
+                    new.insert(self.node_at(host.as_deref().unwrap_or_default(), *port)?)
+                }
+            };
+            owners[slots.clone()].fill(Some(node.clone()));
+        }
+        self.map.write().replace(owners);
+        Ok(())
+    }
+
+    /// The node at an address; a new one has the login of the seed there or else of the first.
+    fn node_at(&self, host: &str, port: u16) -> Result<Arc<Node>, Failure> {
+        let endpoint = self.seeds[0].endpoint().at(host, port);
+        let known = self.map.read().masters.get(&endpoint.label).cloned();
+        let seed = || self.seeds.iter().find(|seed| *seed.label() == endpoint.label).cloned();
+        if let Some(node) = known.or_else(seed) {
+            return Ok(node);
+        }
+        Node::new(endpoint, &self.config, &self.threads).map(Arc::new)
+    }
+}
+
+impl Map {
+    /// Takes in that one slot has moved.
+    fn set(&mut self, slot: usize, node: &Arc<Node>) {
+        self.owners[slot] = Some(node.clone());
+        if self.masters.insert(node.label().clone(), node.clone()).is_none() {
+            self.version += 1;
+        }
+    }
+
+    fn replace(&mut self, owners: Vec<Option<Arc<Node>>>) {
+        let masters: HashMap<_, _> =
+            owners.iter().flatten().map(|node| (node.label().clone(), node.clone())).collect();
+        let same = masters.len() == self.masters.len()
+            && masters.keys().all(|label| self.masters.contains_key(label));
+        if !same {
+            self.version += 1;
+        }
+        (self.owners, self.masters) = (owners, masters);
+    }
+}
+
+/// Tells everybody that learning has ended, even by a panic.
+struct End<'a>(&'a Topology);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        let mut progress = self.0.progress.lock();
+        (progress.running, progress.last_end) = (false, Some(Instant::now()));
+        self.0.ended.notify_all();
+    }
+}
+
+fn half_way_to(until: Instant) -> Instant {
+    let now = Instant::now();
+    now + until.saturating_duration_since(now) / 2
+}
+
+/// The failure of what no node is known to serve.
+pub(super) fn uncovered() -> Failure {
+    let error = io::Error::new(io::ErrorKind::NotFound, "no node serves the hash slot");
+    let failure = Failure::io(Trouble::Passing, &Arc::from("the cluster"), error);
+    Failure { code: "CLUSTERDOWN".into(), ..failure }
+}
+
+fn nonsense(node: &Node) -> Failure {
+    let error = io::Error::new(io::ErrorKind::InvalidData, "not a sensible reply");
+    Failure::io(Trouble::Unreachable, node.label(), error)
+}
