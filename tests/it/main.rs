@@ -12,6 +12,8 @@
 
 mod arguments;
 mod cluster;
+mod cluster_faults;
+mod cluster_moves;
 mod cost;
 mod ending;
 mod events;

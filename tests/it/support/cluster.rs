@@ -9,8 +9,6 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use redis::{FromRedisValue, RedisResult};
-
 use super::server::Server;
 
 const SLOTS: u16 = 16_384;
@@ -31,7 +29,11 @@ pub(crate) struct Cluster {
 impl Cluster {
     /// Starts three masters.
     pub(crate) fn of_three() -> Cluster {
-        Cluster::start(3, false)
+        Cluster::of(3)
+    }
+
+    pub(crate) fn of(masters: usize) -> Cluster {
+        Cluster::start(masters, false)
     }
 
     /// Starts three masters, and a replica of the first.
@@ -60,14 +62,15 @@ impl Cluster {
     }
 
     fn join(&self) {
-        let share = SLOTS.div_ceil(u16::try_from(self.masters).expect("a few"));
         for (number, node) in (0..).zip(&self.nodes) {
             node.command(&["CLUSTER", "SET-CONFIG-EPOCH", &(number + 1).to_string()]);
             if usize::from(number) < self.masters {
-                let (first, last) = (number * share, ((number + 1) * share).min(SLOTS) - 1);
-                let (first, last) = (first.to_string(), last.to_string());
+                let first = (number * self.share()).to_string();
+                let last = (((number + 1) * self.share()).min(SLOTS) - 1).to_string();
                 node.command(&["CLUSTER", "ADDSLOTSRANGE", &first, &last]);
             }
+        }
+        for node in &self.nodes {
             for other in &self.nodes {
                 node.command(&["CLUSTER", "MEET", "127.0.0.1", &other.port().to_string()]);
             }
@@ -116,16 +119,19 @@ impl Cluster {
         self.nodes[1].ask(&["CLUSTER", "KEYSLOT", key])
     }
 
-    /// The master that had the slot of a key at first.
-    pub(crate) fn home(&self, key: &str) -> &Server {
-        let share = SLOTS.div_ceil(u16::try_from(self.masters).expect("a few"));
-        &self.nodes[usize::from(self.slot(key) / share)]
+    /// How many slots a master has at first.
+    fn share(&self) -> u16 {
+        SLOTS.div_ceil(u16::try_from(self.masters).expect("a few"))
     }
 
-    /// The master after the one that had the slot of a key at first.
-    pub(crate) fn next_to_home(&self, key: &str) -> &Server {
-        let share = SLOTS.div_ceil(u16::try_from(self.masters).expect("a few"));
-        &self.nodes[(usize::from(self.slot(key) / share) + 1) % self.masters]
+    /// The master that had the slot of a key at first.
+    pub(crate) fn home(&self, key: &str) -> &Server {
+        &self.nodes[usize::from(self.slot(key) / self.share())]
+    }
+
+    /// Another master.
+    pub(crate) fn away(&self, key: &str) -> &Server {
+        &self.nodes[(usize::from(self.slot(key) / self.share()) + 1) % self.masters]
     }
 
     /// A name whose slot is at that node from the start.
@@ -135,53 +141,61 @@ impl Cluster {
         fitting.next().expect("names are many")
     }
 
-    /// Begins to move a slot: from now on the target serves what the source does not have.
-    pub(crate) fn begin_move(&self, slot: u16, from: &Server, to: &Server) {
-        let slot = slot.to_string();
-        to.command(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &id(from)]);
-        from.command(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &id(to)]);
+    /// Prepares to move the slot of a key away from home.
+    pub(crate) fn move_away(&self, key: &str) -> Move<'_> {
+        let masters = &self.nodes[..self.masters];
+        Move { masters, slot: self.slot(key).to_string(), from: self.home(key), to: self.away(key) }
+    }
+}
+
+/// The move of a slot from one master to another, step by step.
+pub(crate) struct Move<'cluster> {
+    masters: &'cluster [Server],
+    slot: String,
+    pub(crate) from: &'cluster Server,
+    pub(crate) to: &'cluster Server,
+}
+
+impl Move<'_> {
+    /// Begins: from now on the target serves what the source does not have.
+    pub(crate) fn begin(&self) {
+        self.to.command(&["CLUSTER", "SETSLOT", &self.slot, "IMPORTING", &id(self.from)]);
+        self.from.command(&["CLUSTER", "SETSLOT", &self.slot, "MIGRATING", &id(self.to)]);
     }
 
-    /// Moves the keys of a slot that is moving.
-    pub(crate) fn move_keys(&self, slot: u16, from: &Server, to: &Server) {
-        let (slot, port) = (slot.to_string(), to.port().to_string());
+    /// Moves the keys.
+    pub(crate) fn keys(&self) {
+        let port = self.to.port().to_string();
         loop {
-            let keys: Vec<String> = from.ask(&["CLUSTER", "GETKEYSINSLOT", &slot, "100"]);
+            let get = ["CLUSTER", "GETKEYSINSLOT", &self.slot, "100"];
+            let keys: Vec<String> = self.from.ask(&get);
             if keys.is_empty() {
                 return;
             }
             let mut migrate = vec!["MIGRATE", "127.0.0.1", &port, "", "0", "5000", "KEYS"];
             migrate.extend(keys.iter().map(String::as_str));
-            from.command(&migrate);
+            self.from.command(&migrate);
         }
     }
 
-    /// Gives the slot to the target for good, as far as the two know.
-    pub(crate) fn end_move(&self, slot: u16, from: &Server, to: &Server) {
-        let slot = slot.to_string();
-        for node in [to, from] {
-            node.command(&["CLUSTER", "SETSLOT", &slot, "NODE", &id(to)]);
+    /// Gives the slot to the target for good, and tells everybody, the target first.
+    pub(crate) fn end(&self) {
+        let others = self.masters.iter().filter(|node| node.port() != self.to.port());
+        for node in std::iter::once(self.to).chain(others) {
+            node.command(&["CLUSTER", "SETSLOT", &self.slot, "NODE", &id(self.to)]);
         }
     }
 
-    /// Moves a slot with all its keys.
-    pub(crate) fn move_slot(&self, slot: u16, from: &Server, to: &Server) {
-        self.begin_move(slot, from, to);
-        self.move_keys(slot, from, to);
-        self.end_move(slot, from, to);
+    /// Does all of it.
+    pub(crate) fn complete(&self) {
+        self.begin();
+        self.keys();
+        self.end();
     }
 
-    /// Asks one node after the other until one serves the key.
-    pub(crate) fn ask<T: FromRedisValue>(&self, words: &[&str]) -> T {
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            let answers = self.nodes.iter().map(|node| node.try_ask(words));
-            if let Some(answer) = answers.filter_map(RedisResult::ok).next() {
-                return answer;
-            }
-            assert!(Instant::now() < deadline, "no node serves {words:?}");
-            thread::sleep(Duration::from_millis(20));
-        }
+    /// The move that takes the slot back.
+    pub(crate) fn back(&self) -> Self {
+        Self { masters: self.masters, slot: self.slot.clone(), from: self.to, to: self.from }
     }
 }
 
