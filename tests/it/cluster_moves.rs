@@ -170,7 +170,7 @@ fn one_holder_at_a_time_while_slots_move() {
 fn renewals_follow_many_locks_that_move() {
     let cluster = Cluster::of_three();
     let client = cluster.open(patient().lease(LEASE));
-    let names: Vec<_> = (0..30).map(|number| format!("lock {number}")).collect();
+    let names: Vec<_> = cluster.names_at(0).take(30).collect();
     let guards: Vec<_> = names.iter().map(|name| take(&client, name)).collect();
     for name in &names {
         cluster.move_away(name).complete();

@@ -141,27 +141,18 @@ mod tests {
         Failure { code, ..Failure::io(Trouble::Refused, &Arc::from("here"), error) }
     }
 
-    fn redirect(asking: bool, host: Option<&str>, port: u16) -> Option<Redirect<'_>> {
-        Some(Redirect { asking, host, port })
-    }
-
     #[test]
     fn redirections_are_understood() {
-        let read = |reply| failure(reply);
-        assert_eq!(
-            Redirect::of(&read("MOVED 3999 10.0.0.1:6381")),
-            redirect(false, Some("10.0.0.1"), 6381)
-        );
-        assert_eq!(
-            Redirect::of(&read("ASK 3999 node-2.example:7")),
-            redirect(true, Some("node-2.example"), 7)
-        );
-        assert_eq!(
-            Redirect::of(&read("MOVED 1 fe80::1:7000")),
-            redirect(false, Some("fe80::1"), 7000)
-        );
-        assert_eq!(Redirect::of(&read("MOVED 1 :7000")), redirect(false, None, 7000));
-        assert_eq!(Redirect::of(&read("MOVED 1 ?:7000")), redirect(false, None, 7000));
+        for (reply, asking, host, port) in [
+            ("MOVED 3999 10.0.0.1:6381", false, Some("10.0.0.1"), 6381),
+            ("ASK 3999 node-2.example:7", true, Some("node-2.example"), 7),
+            ("MOVED 1 fe80::1:7000", false, Some("fe80::1"), 7000),
+            ("MOVED 1 :7000", false, None, 7000),
+            ("MOVED 1 ?:7000", false, None, 7000),
+        ] {
+            let failure = failure(reply);
+            assert_eq!(Redirect::of(&failure), Some(Redirect { asking, host, port }), "{reply}");
+        }
     }
 
     #[test]

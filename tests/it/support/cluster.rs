@@ -134,11 +134,15 @@ impl Cluster {
         &self.nodes[(usize::from(self.slot(key) / self.share()) + 1) % self.masters]
     }
 
-    /// A name whose slot is at that node from the start.
-    pub(crate) fn name_at(&self, node: usize) -> String {
+    /// Names whose slots are at that node from the start.
+    pub(crate) fn names_at(&self, node: usize) -> impl Iterator<Item = String> {
         let names = (0..).map(|number| format!("name {number}"));
-        let mut fitting = names.filter(|name| self.home(name).port() == self.nodes[node].port());
-        fitting.next().expect("names are many")
+        names.filter(move |name| self.home(name).port() == self.nodes[node].port())
+    }
+
+    /// The first of them.
+    pub(crate) fn name_at(&self, node: usize) -> String {
+        self.names_at(node).next().expect("names are many")
     }
 
     /// Prepares to move the slot of a key away from home.
@@ -178,11 +182,17 @@ impl Move<'_> {
         }
     }
 
-    /// Gives the slot to the target for good, and tells everybody, the target first.
+    /// Gives the slot to the target for good, and tells everybody, the target first. Returns when
+    /// all know that its claim is the newest: the next move could undo it otherwise.
     pub(crate) fn end(&self) {
         let others = self.masters.iter().filter(|node| node.port() != self.to.port());
         for node in std::iter::once(self.to).chain(others) {
             node.command(&["CLUSTER", "SETSLOT", &self.slot, "NODE", &id(self.to)]);
+        }
+        let deadline = Instant::now() + PATIENCE;
+        while self.masters.iter().any(|node| epochs(node) != epochs(self.to)) {
+            assert!(Instant::now() < deadline, "the masters do not agree");
+            thread::sleep(Duration::from_millis(5));
         }
     }
 
@@ -201,6 +211,18 @@ impl Move<'_> {
 
 fn id(node: &Server) -> String {
     node.ask(&["CLUSTER", "MYID"])
+}
+
+/// The configuration epochs of all nodes, as one of them sees them, in the order of the nodes' ids.
+fn epochs(node: &Server) -> Vec<(String, String)> {
+    let nodes: String = node.ask(&["CLUSTER", "NODES"]);
+    let epoch = |line: &str| {
+        let mut fields = line.split(' ');
+        Some((fields.next()?.to_owned(), fields.nth(5)?.to_owned()))
+    };
+    let mut epochs: Vec<_> = nodes.lines().filter_map(epoch).collect();
+    epochs.sort();
+    epochs
 }
 
 /// A prefix that nobody else in this process uses.
