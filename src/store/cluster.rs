@@ -9,6 +9,7 @@ mod link;
 mod map;
 mod node;
 mod opening;
+mod shares;
 mod slot;
 mod subscriptions;
 mod topology;
@@ -30,8 +31,7 @@ use crate::store::endpoint::Endpoint;
 use crate::store::keys::Keys;
 use crate::store::single::Single;
 use crate::store::{
-    Answer, Bid, Failure, Handover, HoldId, Holder, Queue, Standing, Store, Trouble, Upkeep,
-    Wakeups,
+    Answer, Bid, Failure, Handover, HoldId, Holder, Queue, Standing, Store, Upkeep, Wakeups,
 };
 
 /// A request that was sent elsewhere more often than this has met nodes that disagree for now.
@@ -105,8 +105,7 @@ impl Cluster {
         until: Instant,
         mut ask: impl FnMut(&Single) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
-        let mut hops = 0;
-        loop {
+        for _ in 0..HOPS {
             let failure = match ask(target.store()) {
                 Ok(answer) => {
                     target.node.trust();
@@ -114,12 +113,12 @@ impl Cluster {
                 }
                 Err(failure) => failure,
             };
-            if hops == HOPS {
-                return Err(Failure { trouble: Trouble::Passing, ..failure });
+            match self.topology.after(&failure, slot, &target, until) {
+                Some(next) => target = next,
+                None => return Err(self.topology.verdict(failure)),
             }
-            hops += 1;
-            target = self.topology.after(failure, slot, &target, until)?;
         }
+        ask(target.store()).map_err(|failure| self.topology.verdict(failure))
     }
 
     fn slot(&self, name: &str) -> usize {

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::fmt;
 use std::io;
+use std::mem;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -14,8 +15,9 @@ use scheduled_thread_pool::ScheduledThreadPool;
 
 use crate::clock::end_of;
 use crate::config::Config;
-use crate::store::cluster::map::{Share, covered, shares};
+use crate::store::cluster::map::Map;
 use crate::store::cluster::node::{Node, Redirect, Target, is_doubtful};
+use crate::store::cluster::shares::{Share, covered, shares};
 use crate::store::cluster::slot::SLOTS;
 use crate::store::endpoint::Endpoint;
 use crate::store::{Failure, Trouble};
@@ -34,23 +36,13 @@ pub(super) struct Topology {
     ended: Condvar,
 }
 
-#[derive(Debug)]
-struct Map {
-    /// By slot.
-    owners: Vec<Option<Arc<Node>>>,
-    /// By address.
-    masters: HashMap<Arc<str>, Arc<Node>>,
-    /// Counts the changes of `masters`.
-    version: u64,
-}
-
 /// How far learning is.
 #[derive(Debug, Default)]
 struct Progress {
     running: bool,
     last_end: Option<Instant>,
-    /// Whether no node at all has answered the last time.
-    dead: bool,
+    /// Why not everything is known, if so.
+    failure: Option<Failure>,
 }
 
 impl fmt::Debug for Topology {
@@ -71,11 +63,7 @@ impl Topology {
             config: config.clone(),
             threads: threads.clone(),
             seeds: seeds.collect::<Result<_, _>>()?,
-            map: RwLock::new(Map {
-                owners: vec![None; SLOTS],
-                masters: HashMap::new(),
-                version: 0,
-            }),
+            map: RwLock::default(),
             progress: Mutex::default(),
             ended: Condvar::new(),
         })
@@ -83,17 +71,17 @@ impl Topology {
 
     /// The node that serves a slot, as far as is known.
     pub(super) fn owner(&self, slot: usize) -> Option<Arc<Node>> {
-        self.map.read().owners[slot].clone()
+        self.map.read().owner(slot).cloned()
     }
 
     /// All masters, and a number that changes with them.
     pub(super) fn masters(&self) -> (Vec<Arc<Node>>, u64) {
         let map = self.map.read();
-        (map.masters.values().cloned().collect(), map.version)
+        (map.masters().cloned().collect(), map.version())
     }
 
     pub(super) fn version(&self) -> u64 {
-        self.map.read().version
+        self.map.read().version()
     }
 
     /// Whom to ask about a slot. If there are doubts, what can be learnt in half of the time is
@@ -107,7 +95,7 @@ impl Topology {
         owner.map(Target::of).ok_or_else(uncovered)
     }
 
-    /// Where to send a request again that a node has not served, if that can be known at once.
+    /// Where to send a request again that a node has sent elsewhere, if that can be known at once.
     pub(super) fn redirected(
         self: &Arc<Self>,
         failure: &Failure,
@@ -124,30 +112,39 @@ impl Topology {
         Some(Target { node, asking })
     }
 
-    /// What to do after a failure: where to send the request again now, or what the caller is told.
+    /// Where to send a request again that was not served.
     pub(super) fn after(
         self: &Arc<Self>,
-        mut failure: Failure,
+        failure: &Failure,
         slot: usize,
         from: &Target,
         until: Instant,
-    ) -> Result<Target, Failure> {
-        if let Some(target) = self.redirected(&failure, slot, &from.node) {
-            return Ok(target);
+    ) -> Option<Target> {
+        self.take_in(failure, &from.node);
+        if failure.trouble == Trouble::Unreachable {
+            // Perhaps a replica has taken over already.
+            let target = self.target(slot, until).ok()?;
+            return (target != *from).then_some(target);
         }
-        self.take_in(&failure, &from.node);
-        if failure.trouble != Trouble::Unreachable {
-            return Err(failure);
-        }
-        // Perhaps a replica has taken over already. If not, one may do so soon.
-        let target = self.target(slot, until)?;
-        if !Arc::ptr_eq(&target.node, &from.node) {
-            return Ok(target);
-        }
-        if !self.progress.lock().dead {
-            failure.trouble = Trouble::Passing;
-        }
-        Err(failure)
+        self.redirected(failure, slot, &from.node)
+    }
+
+    /// What the caller is told who gives up.
+    pub(super) fn verdict(&self, failure: Failure) -> Failure {
+        let passes = match failure.trouble {
+            // Nodes disagree for now.
+            Trouble::Refused => matches!(failure.code.as_str(), "ASK" | "MOVED"),
+            // A replica may take over soon, unless it is not this node alone.
+            Trouble::Unreachable => !self.is_dead(),
+            _ => false,
+        };
+        if passes { Failure { trouble: Trouble::Passing, ..failure } } else { failure }
+    }
+
+    /// Tells whether no node at all has answered the last time.
+    fn is_dead(&self) -> bool {
+        let progress = self.progress.lock();
+        progress.failure.as_ref().is_some_and(|failure| failure.trouble != Trouble::Passing)
     }
 
     /// Takes in how a node has failed, without waiting for what is learnt then.
@@ -167,14 +164,12 @@ impl Topology {
         let topology = self.clone();
         let learn = move || {
             let end = End(&topology);
-            if let Err(failure) = topology.ask_around() {
-                let Failure { server, source, .. } = failure;
-                log::warn!(target: "leasehold", "the cluster's slots are not known: {server}: {source}");
-            }
+            // What went wrong was kept for those whom it concerns.
+            topology.ask_around().unwrap_or_default();
             drop(end);
         };
-        progress.running =
-            thread::Builder::new().name("leasehold-slots".into()).spawn(learn).is_ok();
+        let thread = thread::Builder::new().name("leasehold-slots".into());
+        progress.running = thread.spawn(learn).is_ok();
     }
 
     /// Learns anew, or waits until somebody else has.
@@ -186,17 +181,30 @@ impl Topology {
 
     /// Asks one node after the other, until one knows who serves every slot.
     pub(super) fn ask_around(&self) -> Result<(), Failure> {
-        let (mut best, mut failure) = (Vec::new(), None);
+        let outcome = self.ask_all().and_then(|shares| {
+            self.apply(&shares)?;
+            if covered(&shares) == SLOTS { Ok(()) } else { Err(uncovered()) }
+        });
+        let before = mem::replace(&mut self.progress.lock().failure, outcome.clone().err());
+        if let (Err(Failure { server, source, .. }), None) = (&outcome, before) {
+            log::warn!(target: "leasehold", "the cluster's slots are not known: {server}: {source}");
+        }
+        outcome
+    }
+
+    /// What the first node says that knows it all, or else the one that knows most.
+    fn ask_all(&self) -> Result<Vec<Share>, Failure> {
+        let mut best: Result<Vec<Share>, Failure> = Err(uncovered());
         for node in self.informants() {
-            match self.ask(&node) {
-                Ok(shares) if covered(&shares) == SLOTS => return self.apply(&shares, false),
-                Ok(shares) => best = if covered(&shares) > covered(&best) { shares } else { best },
-                Err(error) => failure = Some(error),
+            match (self.ask(&node), &best) {
+                (Ok(shares), _) if covered(&shares) == SLOTS => return Ok(shares),
+                (Ok(shares), Ok(other)) if covered(&shares) <= covered(other) => {}
+                (Err(_), Ok(_)) => {}
+                (Err(_), Err(refusal)) if refusal.trouble == Trouble::Refused => {}
+                (answer, _) => best = answer,
             }
         }
-        let dead = best.is_empty() && failure.is_some();
-        self.apply(&best, dead)?;
-        Err(if dead { failure } else { None }.unwrap_or_else(uncovered))
+        best
     }
 
     /// Whom to ask, the most promising first.
@@ -207,7 +215,8 @@ impl Topology {
                 nodes.push(seed.clone());
             }
         }
-        nodes.sort_by_key(|node| node.is_doubted());
+        // Cached, because doubts come and go while this sorts.
+        nodes.sort_by_cached_key(|node| node.is_doubted());
         nodes
     }
 
@@ -226,8 +235,7 @@ impl Topology {
     }
 
     /// Makes what was learnt known to everybody.
-    fn apply(&self, shares: &[Share], dead: bool) -> Result<(), Failure> {
-        self.progress.lock().dead = dead;
+    fn apply(&self, shares: &[Share]) -> Result<(), Failure> {
         if shares.is_empty() {
             return Ok(());
         }
@@ -242,40 +250,21 @@ impl Topology {
             };
             owners[slots.clone()].fill(Some(node.clone()));
         }
-        self.map.write().replace(owners);
+        let before = self.map.write().replace(owners);
+        // Perhaps the last of a node: its connections are closed without a lock held.
+        drop(before);
         Ok(())
     }
 
     /// The node at an address; a new one has the login of the seed there or else of the first.
     fn node_at(&self, host: &str, port: u16) -> Result<Arc<Node>, Failure> {
         let endpoint = self.seeds[0].endpoint().at(host, port);
-        let known = self.map.read().masters.get(&endpoint.label).cloned();
+        let known = self.map.read().master(&endpoint.label).cloned();
         let seed = || self.seeds.iter().find(|seed| *seed.label() == endpoint.label).cloned();
         if let Some(node) = known.or_else(seed) {
             return Ok(node);
         }
         Node::new(endpoint, &self.config, &self.threads).map(Arc::new)
-    }
-}
-
-impl Map {
-    /// Takes in that one slot has moved.
-    fn set(&mut self, slot: usize, node: &Arc<Node>) {
-        self.owners[slot] = Some(node.clone());
-        if self.masters.insert(node.label().clone(), node.clone()).is_none() {
-            self.version += 1;
-        }
-    }
-
-    fn replace(&mut self, owners: Vec<Option<Arc<Node>>>) {
-        let masters: HashMap<_, _> =
-            owners.iter().flatten().map(|node| (node.label().clone(), node.clone())).collect();
-        let same = masters.len() == self.masters.len()
-            && masters.keys().all(|label| self.masters.contains_key(label));
-        if !same {
-            self.version += 1;
-        }
-        (self.owners, self.masters) = (owners, masters);
     }
 }
 
