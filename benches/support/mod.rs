@@ -6,5 +6,8 @@ pub(crate) mod raw;
 pub(crate) mod slow_link;
 pub(crate) mod turns;
 
+#[path = "../../tests/it/support/cluster.rs"]
+pub(crate) mod cluster;
+
 #[path = "../../tests/it/support/server.rs"]
 pub(crate) mod server;

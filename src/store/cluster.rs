@@ -95,17 +95,18 @@ impl Cluster {
     ) -> Result<T, Failure> {
         let slot = self.slot(name);
         let target = self.topology.target(slot, until)?;
-        self.route_from(target, slot, until, ask)
+        self.route_from(target, slot, ask)
     }
 
+    /// As `route`, beginning at one node.
     fn route_from<T>(
         &self,
         mut target: Target,
         slot: usize,
-        until: Instant,
         mut ask: impl FnMut(&Single) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
-        for _ in 0..HOPS {
+        let mut hop = 0;
+        loop {
             let failure = match ask(target.store()) {
                 Ok(answer) => {
                     target.node.trust();
@@ -113,12 +114,15 @@ impl Cluster {
                 }
                 Err(failure) => failure,
             };
-            match self.topology.after(&failure, slot, &target, until) {
-                Some(next) => target = next,
-                None => return Err(self.topology.verdict(failure)),
+            match self.topology.redirected(&failure, slot, &target.node) {
+                Some(next) if hop < HOPS => target = next,
+                _ => {
+                    self.topology.take_in(&failure, &target.node);
+                    return Err(self.topology.verdict(failure));
+                }
             }
+            hop += 1;
         }
-        ask(target.store()).map_err(|failure| self.topology.verdict(failure))
     }
 
     fn slot(&self, name: &str) -> usize {
@@ -165,13 +169,13 @@ impl Store for Cluster {
         let Some(owner) = self.topology.owner(slot) else {
             return Box::new(move || {
                 let target = cluster.topology.target(slot, until)?;
-                cluster.route_from(target, slot, until, |node| transfer(node)())
+                cluster.route_from(target, slot, |node| transfer(node)())
             });
         };
         let target = Target::of(owner);
         let mut first = Some(transfer(target.store()));
         Box::new(move || {
-            cluster.route_from(target, slot, until, |node| match first.take() {
+            cluster.route_from(target, slot, |node| match first.take() {
                 Some(answer) => answer(),
                 None => transfer(node)(),
             })

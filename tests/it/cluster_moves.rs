@@ -5,7 +5,17 @@ use std::thread::{self, ScopedJoinHandle};
 
 use leasehold::{Client, Error, Guard};
 
-use crate::support::{Cluster, LEASE, SOON, eventually, is_busy, ms, patient, take, throughout};
+use crate::support::{
+    Cluster, LEASE, SOON, Server, eventually, is_busy, ms, patient, take, throughout,
+};
+
+/// How often a node has answered with this error so far.
+fn errors(node: &Server, code: &str) -> u64 {
+    let stats: String = node.ask(&["INFO", "errorstats"]);
+    let start = format!("errorstat_{code}:count=");
+    let count = stats.lines().find_map(|line| line.strip_prefix(&start));
+    count.map_or(0, |count| count.trim().parse().unwrap())
+}
 
 /// Does things to a lock that has moved while it was held, and that must be the same lock still.
 #[track_caller]
@@ -103,17 +113,27 @@ fn a_slot_that_has_moved_is_asked_for_at_its_new_node() {
     take(&client, "a").unlock().unwrap();
     away.complete();
     take(&client, "a").unlock().unwrap();
-    let redirections = || -> u64 {
-        let stats: String = away.from.ask(&["INFO", "errorstats"]);
-        let line = stats.lines().find_map(|line| line.strip_prefix("errorstat_MOVED:count="));
-        line.map_or(0, |count| count.trim().parse().unwrap())
-    };
-    let before = redirections();
-    assert_eq!(before, 1);
+    assert_eq!(errors(away.from, "MOVED"), 1);
     for _ in 0..10 {
         take(&client, "a").unlock().unwrap();
     }
-    assert_eq!(redirections(), before);
+    assert_eq!(errors(away.from, "MOVED"), 1);
+}
+
+/// To be sent elsewhere for one request says nothing about the next.
+#[test]
+fn a_slot_that_is_moving_is_still_asked_for_where_it_is() {
+    let cluster = Cluster::of_three();
+    let client = cluster.open(patient());
+    let away = cluster.move_away("{tag}");
+    let held = take(&client, "{tag}here");
+    away.begin();
+    for _ in 0..10 {
+        assert!(!client.mutex("{tag}gone").is_locked().unwrap());
+        held.verify().unwrap();
+    }
+    assert_eq!(errors(away.from, "ASK"), 10);
+    assert_eq!(errors(away.to, "MOVED"), 0);
 }
 
 /// Threads of two clients want a few locks of one slot, which moves to and fro all the time.

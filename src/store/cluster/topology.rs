@@ -95,7 +95,7 @@ impl Topology {
         owner.map(Target::of).ok_or_else(uncovered)
     }
 
-    /// Where to send a request again that a node has sent elsewhere, if that can be known at once.
+    /// Where to send a request again that a node has sent elsewhere. Does not wait.
     pub(super) fn redirected(
         self: &Arc<Self>,
         failure: &Failure,
@@ -112,23 +112,6 @@ impl Topology {
         Some(Target { node, asking })
     }
 
-    /// Where to send a request again that was not served.
-    pub(super) fn after(
-        self: &Arc<Self>,
-        failure: &Failure,
-        slot: usize,
-        from: &Target,
-        until: Instant,
-    ) -> Option<Target> {
-        self.take_in(failure, &from.node);
-        if failure.trouble == Trouble::Unreachable {
-            // Perhaps a replica has taken over already.
-            let target = self.target(slot, until).ok()?;
-            return (target != *from).then_some(target);
-        }
-        self.redirected(failure, slot, &from.node)
-    }
-
     /// What the caller is told who gives up.
     pub(super) fn verdict(&self, failure: Failure) -> Failure {
         let passes = match failure.trouble {
@@ -139,6 +122,11 @@ impl Topology {
             _ => false,
         };
         if passes { Failure { trouble: Trouble::Passing, ..failure } } else { failure }
+    }
+
+    #[cfg(test)]
+    pub(super) fn place(&self, slot: usize, seed: usize) {
+        self.map.write().set(slot, &self.seeds[seed]);
     }
 
     /// Tells whether no node at all has answered the last time.

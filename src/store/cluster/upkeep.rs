@@ -150,3 +150,55 @@ impl Upkeep for ClusterUpkeep {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+
+    use crate::clock::end_of;
+    use crate::config::Config;
+    use crate::store::endpoint::Endpoint;
+    use crate::store::server::pool_threads;
+    use crate::store::tests::process::Server;
+    use crate::store::{Care, HoldId, Standing};
+
+    const AGES: Duration = Duration::from_secs(60);
+    const SOON: Duration = Duration::from_secs(5);
+
+    fn task(id: u64, name: &str, time: Duration) -> Task {
+        let hold = HoldId { name: Arc::from(name), client: Arc::from("me"), nonce: id };
+        Task { id, hold, care: Care::Release, until: end_of(time) }
+    }
+
+    /// Two nodes, of which the second accepts connections and says nothing.
+    #[test]
+    fn a_node_that_lets_nobody_in_holds_up_nobody_else() {
+        let server = Server::redis();
+        let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = silent.local_addr().expect("an address").port();
+        // With a login, to connect is to wait for a reply.
+        let urls = [server.url(), format!("redis://:sesame@127.0.0.1:{port}/")];
+        let seeds = urls.iter().map(|url| Endpoint::parse(url).expect("a good URL")).collect();
+        let config = Config { connect_timeout: AGES, ..Config::default() };
+        let topology = Topology::new(seeds, &config, &pool_threads()).expect("pools");
+        topology.place(slot_of("good"), 0);
+        topology.place(slot_of("silent"), 1);
+
+        let mut upkeep = ClusterUpkeep::new(Arc::new(topology), Keys::new(""), AGES);
+        let mut outcomes = Vec::new();
+        let tasks = vec![task(1, "silent", AGES), task(2, "good", AGES), task(3, "silent", SOON)];
+        let start = Instant::now();
+        upkeep.send(tasks, &mut |id, outcome| outcomes.push((id, outcome)));
+        while outcomes.is_empty() {
+            upkeep.collect(end_of(SOON / 5), &mut |id, outcome| outcomes.push((id, outcome)));
+            assert!(start.elapsed() < SOON, "no outcome of the good node's task");
+        }
+        assert!(matches!(outcomes[..], [(2, Ok(Standing::Gone))]), "{outcomes:?}");
+
+        upkeep.collect(start + SOON * 3 / 2, &mut |id, outcome| outcomes.push((id, outcome)));
+        assert!(matches!(outcomes[1..], [(3, Err(_))]), "it has a time of its own: {outcomes:?}");
+        upkeep.abandon(&mut |id, outcome| outcomes.push((id, outcome)));
+        assert!(matches!(outcomes[2..], [(1, Err(_))]), "each task has an outcome: {outcomes:?}");
+    }
+}
