@@ -32,9 +32,8 @@ enum State {
 
 impl Link {
     pub(super) fn new(target: Target, connect_timeout: Duration) -> Self {
-        let pipeline = target.store().pipeline();
-        let pipeline = if target.asking { pipeline.asking() } else { pipeline };
-        Self { target, connect_timeout, state: State::Open(pipeline), flying: 0 }
+        let state = State::Open(pipeline(&target));
+        Self { target, connect_timeout, state, flying: 0 }
     }
 
     pub(super) fn is_busy(&self) -> bool {
@@ -98,10 +97,14 @@ impl Link {
     }
 }
 
+fn pipeline(target: &Target) -> Pipeline {
+    let pipeline = target.store().pipeline();
+    if target.asking { pipeline.asking() } else { pipeline }
+}
+
 /// Begins to connect for these tasks.
 fn open(target: &Target, connect_timeout: Duration, tasks: Vec<Task>) -> State {
-    let pipeline = target.store().pipeline();
-    let mut pipeline = if target.asking { pipeline.asking() } else { pipeline };
+    let mut pipeline = pipeline(target);
     let opening = Opening::begin(target.node.label(), move || {
         pipeline.connect(end_of(connect_timeout)).map(|()| pipeline)
     });
