@@ -13,6 +13,7 @@ use crate::event::{Callback, Event, Events};
 use crate::hold::engine::Engine;
 use crate::hold::patience::{Bound, Patience};
 use crate::store::Store;
+use crate::store::cluster::{Cluster, parse_seeds};
 use crate::store::endpoint::Endpoint;
 use crate::store::memory::Memory;
 use crate::store::server::{Server, pool_threads};
@@ -260,6 +261,36 @@ impl Builder {
         }
         let store = Single::new(server, &self.config);
         self.start(Arc::new(store), Some(threads))
+    }
+
+    /// Opens a client of a Redis Cluster, and makes sure that all of its hash slots are served.
+    ///
+    /// Each seed is the URL of a node, as in [`open`](Builder::open), over TCP and without a
+    /// database number. One that answers is enough: it names the others, which are used with the
+    /// login of the seed at the same address, or else of the first. [`pool_size`](Builder::pool_size)
+    /// is for each master.
+    ///
+    /// # Errors
+    ///
+    /// - [`InvalidInput`](Error::InvalidInput): a setting or a URL makes no sense, or there is no
+    ///   seed or one twice.
+    /// - [`Unavailable`](Error::Unavailable): no seed answered in two tries of
+    ///   [`connect_timeout`](Builder::connect_timeout) each, or some hash slots are not served.
+    /// - [`Redis`](Error::Redis): the nodes refused the login, or are no cluster.
+    pub fn open_cluster(self, seeds: &[&str]) -> Result<Client> {
+        self.config.check()?;
+        let seeds = parse_seeds(seeds, &self.config)?;
+        let threads = pool_threads();
+        let cluster = Cluster::new(seeds, &self.config, &threads)
+            .map_err(|failure| failure.into_error("open", ""))?;
+        let mut patience = Patience::new(Bound::Brief, &self.config, Duration::MAX);
+        while let Err(failure) = cluster.explore() {
+            let Some(pause) = patience.after(&failure) else {
+                return Err(failure.into_error("open a client", ""));
+            };
+            std::thread::sleep(pause);
+        }
+        self.start(Arc::new(cluster), Some(threads))
     }
 
     /// Makes a client whose locks exist in this process only. See [`Client::in_memory`].

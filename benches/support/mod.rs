@@ -12,5 +12,8 @@ pub(crate) mod setting;
 pub(crate) mod slow_link;
 pub(crate) mod turns;
 
+#[path = "../../tests/it/support/cluster.rs"]
+pub(crate) mod cluster;
+
 #[path = "../../tests/it/support/server.rs"]
 pub(crate) mod server;

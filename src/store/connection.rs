@@ -2,6 +2,7 @@
 //! goes wrong with it.
 
 use std::fmt;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -74,6 +75,25 @@ impl Connection {
         Self { dialer, socket: None, generation: 0, out: Vec::new() }
     }
 
+    /// Sends ASKING and what `pack` writes in one write, and reads the replies. Only the second reply counts: without
+    /// the first command's effect it is a redirection.
+    pub(crate) fn exchange_asking(
+        &mut self,
+        until: Instant,
+        pack: impl FnOnce(&mut Vec<u8>),
+    ) -> Result<Value, Failure> {
+        self.connect(until)?;
+        self.write(until, |out| {
+            pack_asking(out);
+            pack(out);
+        })?;
+        let first = self.receive(true, until).unwrap_or_else(|| Err(self.silence()));
+        if !self.is_connected() {
+            return first;
+        }
+        self.receive(true, until).unwrap_or_else(|| Err(self.silence()))
+    }
+
     /// Sends what `pack` writes over the open socket, and does not wait for replies.
     pub(crate) fn write(
         &mut self,
@@ -112,6 +132,11 @@ impl Connection {
     pub(crate) fn is_open(&self) -> bool {
         let generation = self.dialer.generation.load(Ordering::Relaxed);
         self.socket.is_some() && self.generation == generation
+    }
+
+    /// What to wait at for something to read.
+    pub(crate) fn as_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.socket.as_ref().map(AsFd::as_fd)
     }
 
     /// The means to end this connection from another thread, until it is given up.
@@ -208,6 +233,11 @@ impl Connection {
         let server = self.dialer.label().clone();
         Failure { trouble, server, code, source: Arc::new(RedisError::from(error)) }
     }
+}
+
+/// Appends the request to serve the next one even for a slot that the node is only about to get.
+pub(crate) fn pack_asking(out: &mut Vec<u8>) {
+    redis::cmd("ASKING").write_packed_command(out);
 }
 
 /// The code of an error reply. Redis before 7 hides the code of a command that failed inside a

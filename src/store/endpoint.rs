@@ -75,6 +75,31 @@ impl Endpoint {
         })
     }
 
+    /// Another server with the same login, over TCP, and over TLS if this is.
+    pub(crate) fn at(&self, host: &str, port: u16) -> Self {
+        let address = ConnectionAddr::Tcp(host.into(), port);
+        Self {
+            label: address.to_string().into(),
+            address,
+            login: self.login.clone(),
+            client_name: self.client_name.clone(),
+            #[cfg(feature = "tls")]
+            tls: self.tls.as_ref().map(|connector| connector.to(host)),
+        }
+    }
+
+    /// The host, where there is one: not with a Unix socket.
+    pub(crate) fn host(&self) -> Option<&str> {
+        match &self.address {
+            ConnectionAddr::Tcp(host, _) => Some(host),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn database(&self) -> i64 {
+        self.login.db()
+    }
+
     /// Opens a socket. Names are looked up on one of `threads`, because looking up cannot be cut
     /// short.
     pub(crate) fn connect(

@@ -1,5 +1,6 @@
 //! What servers are told about locks, and what they answer.
 
+pub(crate) mod cluster;
 pub(crate) mod connection;
 pub(crate) mod endpoint;
 pub(crate) mod interrupter;

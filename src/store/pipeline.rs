@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use redis::Value;
 
-use crate::store::connection::Connection;
+use crate::store::connection::{Connection, pack_asking};
 use crate::store::keys::Keys;
 use crate::store::reply::standing;
 use crate::store::script::{Arg, Call, Form, RELEASE, RENEW};
@@ -23,21 +23,37 @@ pub(crate) struct Pipeline {
     keys: Keys,
     /// A connection that is silent for this long is given up.
     io_timeout: Duration,
+    /// Whether each request is preceded by ASKING.
+    asking: bool,
     /// What was sent and not answered, in order.
     flying: VecDeque<Flying>,
 }
 
 #[derive(Debug)]
 struct Flying {
-    /// `None` once its time is over: a lease that is short must not cost the others the
-    /// connection, so the reply is still awaited, and then ignored.
+    /// `None` for ASKING, and for a task whose time is over: a lease that is short must not cost
+    /// the others the connection, so the reply is still awaited, and then ignored.
     task: Option<Task>,
     sent: Instant,
 }
 
 impl Pipeline {
     pub(crate) fn new(connection: Connection, keys: Keys, io_timeout: Duration) -> Self {
-        Self { connection, keys, io_timeout, flying: VecDeque::new() }
+        Self { connection, keys, io_timeout, asking: false, flying: VecDeque::new() }
+    }
+
+    /// The same for a node that is about to get the slot of the tasks.
+    pub(crate) fn asking(self) -> Self {
+        Self { asking: true, ..self }
+    }
+
+    /// Opens the connection, which `send` would do otherwise.
+    pub(crate) fn connect(&mut self, until: Instant) -> Result<(), Failure> {
+        self.connection.connect(until)
+    }
+
+    pub(crate) fn is_open(&self) -> bool {
+        self.connection.is_open()
     }
 
     fn dispatch(&mut self, tasks: Vec<Task>, form: Form, done: &mut dyn FnMut(u64, Outcome)) {
@@ -48,15 +64,20 @@ impl Pipeline {
         }
         // Nothing flies if this opens a socket; and what is written goes to the socket of this
         // moment, even if it is given up for a new one by others in between.
-        let keys = &self.keys;
+        let (keys, asking) = (&self.keys, self.asking);
         let connected =
             if self.flying.is_empty() { self.connection.connect(until) } else { Ok(()) };
         let sent = connected.and_then(|()| {
             let end = until.min(Instant::now() + WRITE_TIME);
-            self.connection.write(end, |out| pack(keys, &tasks, form, out))
+            self.connection.write(end, |out| pack(keys, &tasks, asking, form, out))
         });
         let now = Instant::now();
-        self.flying.extend(tasks.into_iter().map(|task| Flying { task: Some(task), sent: now }));
+        for task in tasks {
+            if asking {
+                self.flying.push_back(Flying { task: None, sent: now });
+            }
+            self.flying.push_back(Flying { task: Some(task), sent: now });
+        }
         if let Err(failure) = sent {
             self.fail(&failure, done);
         }
@@ -78,7 +99,11 @@ impl Pipeline {
         done: &mut dyn FnMut(u64, Outcome),
     ) {
         let Some(Flying { task, .. }) = self.flying.pop_front() else { return };
-        match (task, outcome(reply, &mut self.connection)) {
+        let outcome = match task {
+            Some(_) => outcome(reply, &mut self.connection),
+            None => reply.map(|_| Standing::Gone),
+        };
+        match (task, outcome) {
             (Some(task), Err(failure)) if failure.code == "NOSCRIPT" => {
                 again.push(task);
             }
@@ -142,8 +167,11 @@ impl Upkeep for Pipeline {
     }
 }
 
-fn pack(keys: &Keys, tasks: &[Task], form: Form, out: &mut Vec<u8>) {
+fn pack(keys: &Keys, tasks: &[Task], asking: bool, form: Form, out: &mut Vec<u8>) {
     for Task { hold, care, .. } in tasks {
+        if asking {
+            pack_asking(out);
+        }
         let (key, owner) = (keys.lock(&hold.name), hold.owner());
         match care {
             Care::Release => {

@@ -57,6 +57,10 @@ impl Supply for Pool {
         Some(Pooled { weather: self.weather, line, home: self.free.clone() })
     }
 
+    fn get(&self, _: Instant) -> Option<Pooled> {
+        self.try_get()
+    }
+
     fn all_in_use(&self) -> Failure {
         failure(Trouble::Unreachable)
     }

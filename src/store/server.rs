@@ -33,6 +33,8 @@ pub(crate) fn pool_threads() -> Arc<ScheduledThreadPool> {
 pub(crate) struct Server {
     sharing: Arc<Sharing<Pooled>>,
     dialer: Arc<Dialer>,
+    /// Whether requests are preceded by ASKING.
+    asking: bool,
 }
 
 impl Server {
@@ -61,7 +63,16 @@ impl Server {
             .build(Places(dialer.clone()))
             .map_err(|error| Failure::io(Trouble::Unreachable, &server, error))?;
         let sharing = Arc::new(Sharing::new(Pooled { pool, dialer: dialer.clone() }));
-        Ok(Self { sharing, dialer })
+        Ok(Self { sharing, dialer, asking: false })
+    }
+
+    /// The same server and the same connections, with every request preceded by ASKING.
+    pub(crate) fn asking(&self) -> Self {
+        Self { asking: true, ..self.clone() }
+    }
+
+    pub(crate) fn endpoint(&self) -> &Endpoint {
+        &self.dialer.endpoint
     }
 
     /// Runs a script. `read` makes sense of its reply; `None` from it means the reply has none.
@@ -103,13 +114,21 @@ impl Server {
 
     /// Sends a request and waits for its reply.
     pub(crate) fn exchange(&self, until: Instant, pack: impl FnOnce(&mut Vec<u8>)) -> Reply {
-        self.sharing.exchange(until, pack)
+        if self.asking { self.ask_first(until, pack) } else { self.sharing.exchange(until, pack) }
     }
 
     /// Sends a request, or has it sent as soon as a connection is free. Any thread may wait for the
     /// reply.
     pub(crate) fn begin(&self, until: Instant, pack: impl FnOnce(&mut Vec<u8>)) -> Pending {
+        if self.asking {
+            return self.sharing.answered(self.ask_first(until, pack));
+        }
         self.sharing.begin(until, pack)
+    }
+
+    /// Exchanges a request that has two replies. That happens only while a slot moves.
+    fn ask_first(&self, until: Instant, pack: impl FnOnce(&mut Vec<u8>)) -> Reply {
+        self.sharing.alone(until, |connection| connection.exchange_asking(until, pack))
     }
 }
 
@@ -128,6 +147,10 @@ impl Supply for Pooled {
 
     fn try_get(&self) -> Option<Self::Wire> {
         self.pool.try_get()
+    }
+
+    fn get(&self, until: Instant) -> Option<Self::Wire> {
+        self.pool.get_timeout(until.saturating_duration_since(Instant::now())).ok()
     }
 
     fn all_in_use(&self) -> Failure {

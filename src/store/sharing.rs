@@ -22,6 +22,9 @@ pub(crate) trait Supply {
 
     fn try_get(&self) -> Option<Self::Wire>;
 
+    /// Waits for one; `None` if none has become free by then.
+    fn get(&self, until: Instant) -> Option<Self::Wire>;
+
     /// The failure of a request for which none has become free in time.
     fn all_in_use(&self) -> Failure;
 
@@ -92,6 +95,25 @@ impl<S: Supply> Sharing<S> {
             }
         }
         Pending { sharing: self.clone(), request, waited: false }
+    }
+
+    /// A request that needs no connection any more.
+    pub(super) fn answered(self: &Arc<Self>, reply: Reply) -> Pending<S> {
+        let request = Request::new(Instant::now(), |_| {});
+        request.answer(reply);
+        Pending { sharing: self.clone(), request, waited: false }
+    }
+
+    /// Lets `work` have a connection to itself.
+    pub(super) fn alone<T>(
+        &self,
+        until: Instant,
+        work: impl FnOnce(&mut S::Wire) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        let mut wire = self.supply.get(until).ok_or_else(|| self.supply.all_in_use())?;
+        let outcome = work(&mut wire);
+        self.start_over(Lane::new(wire));
+        outcome
     }
 
     fn exchange_over(

@@ -27,7 +27,7 @@ const QUEUE_LIFE_MIN: Duration = Duration::from_secs(60);
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// One server.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Single {
     server: Server,
     keys: Keys,
@@ -47,6 +47,27 @@ impl Single {
             patience: config.io_timeout(Duration::MAX),
             queue_life: longest_pause.saturating_mul(2).clamp(QUEUE_LIFE_MIN, DAY),
         }
+    }
+
+    /// The same locks on a node that is about to get their slot: it serves only what is preceded by
+    /// ASKING.
+    pub(crate) fn asking(&self) -> Self {
+        Self { server: self.server.asking(), ..self.clone() }
+    }
+
+    pub(crate) fn server(&self) -> &Server {
+        &self.server
+    }
+
+    /// A way to care for many holds at once.
+    pub(crate) fn pipeline(&self) -> Pipeline {
+        Pipeline::new(self.server.connection(), self.keys.clone(), self.io_timeout)
+    }
+
+    /// The messages to a client that come over this server.
+    pub(crate) fn subscription(&self, client: &str) -> Subscription {
+        let (connection, keys) = (self.server.connection(), self.keys.clone());
+        Subscription::new(connection, keys, client, self.patience)
     }
 
     /// Makes a request for a hold that says whether it is there.
@@ -151,12 +172,11 @@ impl Store for Single {
     }
 
     fn wakeups(&self, client: &str) -> Option<Box<dyn Wakeups>> {
-        let (connection, keys) = (self.server.connection(), self.keys.clone());
-        Some(Box::new(Subscription::new(connection, keys, client, self.patience)))
+        Some(Box::new(self.subscription(client)))
     }
 
     fn upkeep(&self) -> Box<dyn Upkeep> {
-        Box::new(Pipeline::new(self.server.connection(), self.keys.clone(), self.io_timeout))
+        Box::new(self.pipeline())
     }
 }
 

@@ -57,16 +57,8 @@ impl Subscription {
                 self.open()?;
             }
             let end = until.min(self.expected).max(Instant::now() + LOOK);
-            match self.connection.receive(false, end) {
-                Some(reply) => {
-                    let reply = reply?;
-                    (self.asked, self.expected) = (false, end_of(IDLE));
-                    if let Some(wake) = self.read(&reply) {
-                        return Ok(Some(wake));
-                    }
-                }
-                None if Instant::now() >= self.expected => self.ask()?,
-                None => {}
+            if let Some(wake) = self.step(end)? {
+                return Ok(Some(wake));
             }
             if Instant::now() >= until {
                 return Ok(None);
@@ -74,11 +66,37 @@ impl Subscription {
         }
     }
 
+    /// Waits for one message until `end`, and then asks for a sign of life if it is time for that.
+    pub(crate) fn step(&mut self, end: Instant) -> Result<Option<Wake>, Failure> {
+        while let Some(reply) = self.connection.receive(false, end) {
+            let reply = reply?;
+            (self.asked, self.expected) = (false, end_of(IDLE));
+            if let Some(wake) = self.read(&reply) {
+                return Ok(Some(wake));
+            }
+        }
+        if Instant::now() >= self.expected {
+            self.ask()?;
+        }
+        Ok(None)
+    }
+
+    /// The open connection.
+    pub(crate) fn connection(&self) -> &Connection {
+        &self.connection
+    }
+
+    /// When `step` must be called even if nothing has come.
+    pub(crate) fn expected(&self) -> Instant {
+        self.expected
+    }
+
     fn check(&self) -> Result<(), Failure> {
         if self.interrupter.is_interrupted() { Err(self.connection.interrupted()) } else { Ok(()) }
     }
 
-    fn open(&mut self) -> Result<(), Failure> {
+    /// Connects and asks for the messages.
+    pub(crate) fn open(&mut self) -> Result<(), Failure> {
         self.connection.connect(end_of(self.patience))?;
         self.interrupter.guard(self.connection.plug());
         self.check()?;

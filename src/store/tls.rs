@@ -33,6 +33,12 @@ impl Connector {
         Ok(Self { config: Arc::new(client_config(trust, settings)?), server })
     }
 
+    /// The same for another server. One that no certificate can name must be this one.
+    pub(crate) fn to(&self, host: &str) -> Self {
+        let server = ServerName::try_from(host.to_owned()).unwrap_or_else(|_| self.server.clone());
+        Self { config: self.config.clone(), server }
+    }
+
     /// Agrees with the server on keys, and makes sure of who it is.
     pub(crate) fn connect(&self, stream: &Stream, until: Instant) -> io::Result<Session> {
         let begun = ClientConnection::new(self.config.clone(), self.server.clone());

@@ -11,6 +11,9 @@
 )]
 
 mod arguments;
+mod cluster;
+mod cluster_faults;
+mod cluster_moves;
 mod conditions;
 mod cost;
 mod duplicates;

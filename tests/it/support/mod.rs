@@ -3,6 +3,7 @@
 #[cfg(feature = "tls")]
 pub(crate) mod authority;
 pub(crate) mod child;
+pub(crate) mod cluster;
 pub(crate) mod inspect;
 pub(crate) mod proxy;
 pub(crate) mod recorder;
@@ -20,6 +21,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Sender, bounded};
 use leasehold::{Builder, Client, Error, Guard};
 
+pub(crate) use self::cluster::Cluster;
 use self::proxy::Proxy;
 pub(crate) use self::server::Server;
 pub(crate) use self::store::{Store, stores};

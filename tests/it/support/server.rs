@@ -216,7 +216,8 @@ impl Server {
         true
     }
 
-    fn try_ask<T: FromRedisValue>(&self, words: &[&str]) -> RedisResult<T> {
+    /// Like [`Server::ask`], with what went wrong, if anything.
+    pub(crate) fn try_ask<T: FromRedisValue>(&self, words: &[&str]) -> RedisResult<T> {
         let (name, args) = words.split_first().expect("a command has a name");
         let mut connection = connect(&self.unix_url())?;
         redis::cmd(name).arg(args).query(&mut connection)

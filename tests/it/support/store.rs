@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use leasehold::{Builder, Client};
 use redis::Connection;
 
-use super::Server;
+use super::cluster::unique_prefix;
+use super::{Cluster, Server};
 
 /// Makes a test of every listed behaviour for every store it applies to: `every store` for what
 /// needs no more than one client, `every server` for what looks into Redis or needs a second client.
@@ -21,6 +22,12 @@ macro_rules! stores {
             $(#[test]
             fn $common() {
                 super::$common(&$crate::support::Store::Memory);
+            })+
+        }
+        mod on_cluster {
+            $(#[test]
+            fn $common() {
+                super::$common(&$crate::support::Store::cluster());
             })+
         })?
         $crate::support::stores! { @server on_redis, redis, [$($($common),+)?] [$($($special),+)?] }
@@ -44,25 +51,41 @@ pub(crate) use stores;
 
 /// Where the locks of a behaviour live.
 pub(crate) enum Store {
+    /// A cluster that others use too, each with a prefix.
+    Cluster(&'static Cluster, String),
     Memory,
     Server(Server),
 }
 
 impl Store {
+    pub(crate) fn cluster() -> Store {
+        Store::Cluster(Cluster::shared(), unique_prefix())
+    }
+
     /// Opens the client of the behaviour. Only once: two in-memory clients share nothing.
     pub(crate) fn open(&self, builder: Builder) -> Client {
         match self {
+            Store::Cluster(cluster, prefix) => cluster.open(builder.prefix(prefix)),
             Store::Memory => builder.in_memory().expect("the options are good"),
             Store::Server(server) => server.open(builder),
         }
     }
 
-    /// A shared number that is kept where the locks are.
+    /// A shared number, kept where the locks are if that is one server.
     pub(crate) fn register(&self) -> Register<'_> {
         match self {
-            Store::Memory => Register::Local(Arc::default()),
+            Store::Cluster(..) | Store::Memory => Register::Local(Arc::default()),
             Store::Server(server) => Register::Remote(server),
         }
+    }
+}
+
+impl Cluster {
+    /// Opens a client of this cluster.
+    pub(crate) fn open(&self, builder: Builder) -> Client {
+        let urls = self.urls();
+        let seeds: Vec<_> = urls.iter().map(String::as_str).collect();
+        builder.open_cluster(&seeds).expect("the cluster is up")
     }
 }
 

@@ -1,0 +1,63 @@
+//! Which node serves which slot, as far as is known.
+
+use std::collections::HashMap;
+use std::mem;
+use std::sync::Arc;
+
+use crate::store::cluster::node::Node;
+use crate::store::cluster::slot::SLOTS;
+
+/// The nodes by slot.
+#[derive(Debug)]
+pub(super) struct Map {
+    owners: Vec<Option<Arc<Node>>>,
+    /// By address.
+    masters: HashMap<Arc<str>, Arc<Node>>,
+    version: u64,
+}
+
+impl Default for Map {
+    fn default() -> Self {
+        Self { owners: vec![None; SLOTS], masters: HashMap::new(), version: 0 }
+    }
+}
+
+impl Map {
+    pub(super) fn owner(&self, slot: usize) -> Option<&Arc<Node>> {
+        self.owners[slot].as_ref()
+    }
+
+    pub(super) fn master(&self, address: &str) -> Option<&Arc<Node>> {
+        self.masters.get(address)
+    }
+
+    pub(super) fn masters(&self) -> impl Iterator<Item = &Arc<Node>> {
+        self.masters.values()
+    }
+
+    /// Counts the changes of `masters`.
+    pub(super) fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// Takes in that one slot has moved.
+    pub(super) fn set(&mut self, slot: usize, node: &Arc<Node>) {
+        self.owners[slot] = Some(node.clone());
+        let before = self.masters.insert(node.label().clone(), node.clone());
+        if before.is_none_or(|before| !Arc::ptr_eq(&before, node)) {
+            self.version += 1;
+        }
+    }
+
+    /// Takes in everything at once, and gives back what was known before.
+    pub(super) fn replace(&mut self, owners: Vec<Option<Arc<Node>>>) -> Self {
+        let masters: HashMap<_, _> =
+            owners.iter().flatten().map(|node| (node.label().clone(), node.clone())).collect();
+        let known = |(label, node): (&Arc<str>, &Arc<Node>)| {
+            self.masters.get(label).is_some_and(|before| Arc::ptr_eq(before, node))
+        };
+        let same = masters.len() == self.masters.len() && masters.iter().all(known);
+        let version = if same { self.version } else { self.version + 1 };
+        mem::replace(self, Self { owners, masters, version })
+    }
+}

@@ -1,0 +1,165 @@
+//! One server of a cluster, and where a request goes.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use redis::{RedisError, Value};
+use scheduled_thread_pool::ScheduledThreadPool;
+
+use crate::config::Config;
+use crate::store::endpoint::Endpoint;
+use crate::store::server::Server;
+use crate::store::single::Single;
+use crate::store::{Failure, Trouble};
+
+/// One server of a cluster.
+#[derive(Debug)]
+pub(super) struct Node {
+    store: Single,
+    asking: Single,
+    /// Whether the last request failed in a way that may mean that another node serves its slots.
+    doubted: AtomicBool,
+}
+
+impl Node {
+    /// Makes the pool; nothing is sent yet.
+    pub(super) fn new(
+        endpoint: Endpoint,
+        config: &Config,
+        threads: &Arc<ScheduledThreadPool>,
+    ) -> Result<Self, Failure> {
+        let store = Single::new(Server::new(endpoint, config, threads.clone())?, config);
+        let asking = store.asking();
+        Ok(Self { store, asking, doubted: AtomicBool::new(false) })
+    }
+
+    pub(super) fn endpoint(&self) -> &Endpoint {
+        self.store.server().endpoint()
+    }
+
+    /// The address, as users are shown it.
+    pub(super) fn label(&self) -> &Arc<str> {
+        &self.endpoint().label
+    }
+
+    pub(super) fn store(&self) -> &Single {
+        &self.store
+    }
+
+    /// Asks which node serves which slots.
+    pub(super) fn slots(&self, until: Instant) -> Result<Value, Failure> {
+        let question = redis::cmd("CLUSTER").arg("SLOTS").take();
+        self.store.server().exchange(until, |out| question.write_packed_command(out))
+    }
+
+    pub(super) fn is_doubted(&self) -> bool {
+        self.doubted.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn doubt(&self) {
+        self.doubted.store(true, Ordering::Relaxed);
+    }
+
+    /// Takes in that the node has answered.
+    pub(super) fn trust(&self) {
+        // Writing would take the cache line from others each time.
+        if self.is_doubted() {
+            self.doubted.store(false, Ordering::Relaxed);
+        }
+    }
+}
+
+/// A node and how it is to be asked.
+#[derive(Clone, Debug)]
+pub(super) struct Target {
+    pub(super) node: Arc<Node>,
+    /// Whether the node is only about to get the slot, and must be told that this is known.
+    pub(super) asking: bool,
+}
+
+impl Target {
+    pub(super) fn of(node: Arc<Node>) -> Self {
+        Self { node, asking: false }
+    }
+
+    /// The locks there.
+    pub(super) fn store(&self) -> &Single {
+        if self.asking { &self.node.asking } else { &self.node.store }
+    }
+}
+
+impl PartialEq for Target {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.node, &other.node) && self.asking == other.asking
+    }
+}
+
+/// Where a node sends us instead of doing what was asked.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Redirect<'a> {
+    /// Only this request, because the slot is moving; else the node there has the slot for good.
+    pub(super) asking: bool,
+    /// `None`: the host that has sent us.
+    pub(super) host: Option<&'a str>,
+    pub(super) port: u16,
+}
+
+impl<'a> Redirect<'a> {
+    /// Reads `MOVED 3999 127.0.0.1:6381` or ASK; `None` for every other failure.
+    pub(super) fn of(failure: &'a Failure) -> Option<Self> {
+        let error = failure.source.downcast_ref::<RedisError>()?;
+        let (address, _slot) = error.redirect_node()?;
+        // An IPv6 address has no brackets here.
+        let (host, port) = address.rsplit_once(':')?;
+        Some(Self {
+            asking: failure.code == "ASK",
+            host: Some(host).filter(|host| is_known(host)),
+            port: port.parse().ok()?,
+        })
+    }
+}
+
+/// Tells whether a node knows its host: `?` and nothing at all mean that it does not.
+pub(super) fn is_known(host: &str) -> bool {
+    !matches!(host, "" | "?")
+}
+
+/// Tells whether a failure may mean that another node serves the slot by now.
+pub(super) fn is_doubtful(failure: &Failure) -> bool {
+    !matches!(failure.trouble, Trouble::Refused | Trouble::WrongType)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failure(reply: &str) -> Failure {
+        let reply = redis::parse_redis_value(format!("-{reply}\r\n").as_bytes()).expect("a reply");
+        let error = reply.extract_error().expect_err("an error reply");
+        let code = error.code().unwrap_or_default().to_owned();
+        Failure { code, ..Failure::io(Trouble::Refused, &Arc::from("here"), error) }
+    }
+
+    #[test]
+    fn redirections_are_understood() {
+        for (reply, asking, host, port) in [
+            ("MOVED 3999 10.0.0.1:6381", false, Some("10.0.0.1"), 6381),
+            ("ASK 3999 node-2.example:7", true, Some("node-2.example"), 7),
+            ("MOVED 1 fe80::1:7000", false, Some("fe80::1"), 7000),
+            ("MOVED 1 :7000", false, None, 7000),
+            ("MOVED 1 ?:7000", false, None, 7000),
+        ] {
+            let failure = failure(reply);
+            assert_eq!(Redirect::of(&failure), Some(Redirect { asking, host, port }), "{reply}");
+        }
+    }
+
+    #[test]
+    fn other_replies_are_no_redirections() {
+        for reply in ["MOVED", "MOVED 1", "MOVED 1 host", "MOVED 1 host:x", "ERR 1 host:7"] {
+            let failure = failure(reply);
+            assert_eq!(Redirect::of(&failure), None, "{reply}");
+        }
+    }
+}

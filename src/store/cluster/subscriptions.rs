@@ -1,0 +1,238 @@
+//! The messages to one client, from every master.
+//!
+//! A message reaches every node of a cluster, but `wake.lua` takes a client for dead that nobody
+//! listens for at the node where it runs. So a client listens at all of them.
+
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::store::cluster::node::Node;
+use crate::store::cluster::opening::Opening;
+use crate::store::cluster::slot::slot_of;
+use crate::store::cluster::topology::Topology;
+use crate::store::interrupter::Interrupter;
+use crate::store::keys::Keys;
+use crate::store::subscription::Subscription;
+use crate::store::{Failure, Trouble, Wake, Wakeups};
+
+/// A node that could not be listened at is tried again after so long.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// How often it is looked whether there are other masters.
+const MASTERS_LOOK: Duration = Duration::from_secs(1);
+
+/// How often it is looked whether a connection was opened.
+const OPENING_LOOK: Duration = Duration::from_millis(5);
+
+/// What has arrived is read even if it is not complete yet.
+const LOOK: Duration = Duration::from_millis(1);
+
+/// One client's channel at all masters.
+#[derive(Debug)]
+pub(super) struct Subscriptions {
+    topology: Arc<Topology>,
+    keys: Keys,
+    client: String,
+    /// Of the topology that `members` are from; `None` before the first.
+    version: Option<u64>,
+    members: Vec<Member>,
+    interrupter: Interrupter,
+}
+
+#[derive(Debug)]
+struct Member {
+    node: Arc<Node>,
+    state: State,
+}
+
+#[derive(Debug)]
+enum State {
+    Failed {
+        again: Instant,
+    },
+    Open {
+        subscription: Subscription,
+        /// How long to look for a message; `None` if there is none.
+        look: Option<Duration>,
+    },
+    Opening(Opening<Subscription>),
+}
+
+impl Subscriptions {
+    pub(super) fn new(topology: Arc<Topology>, keys: Keys, client: &str) -> Self {
+        Self {
+            topology,
+            keys,
+            client: client.into(),
+            version: None,
+            members: Vec::new(),
+            interrupter: Interrupter::new(),
+        }
+    }
+
+    fn wait(&mut self, until: Instant) -> Result<Option<Wake>, Failure> {
+        loop {
+            self.check()?;
+            self.follow_masters();
+            self.follow_openings()?;
+            if let Some(wake) = self.read() {
+                return Ok(Some(wake));
+            }
+            if Instant::now() >= until {
+                return Ok(None);
+            }
+            self.sleep(until)?;
+        }
+    }
+
+    fn check(&self) -> Result<(), Failure> {
+        if self.interrupter.is_interrupted() { Err(failure("interrupted")) } else { Ok(()) }
+    }
+
+    /// Listens at every master, and nowhere else.
+    fn follow_masters(&mut self) {
+        if self.version == Some(self.topology.version()) {
+            return;
+        }
+        let (masters, version) = self.topology.masters();
+        self.version = Some(version);
+        self.members.retain(|member| masters.iter().any(|node| Arc::ptr_eq(node, &member.node)));
+        for node in masters {
+            if !self.members.iter().any(|member| Arc::ptr_eq(&node, &member.node)) {
+                let state = open(&node, &self.client);
+                self.members.push(Member { node, state });
+            }
+        }
+    }
+
+    /// Takes in which connections were opened, and opens those that have to be. A failure if there
+    /// is none.
+    fn follow_openings(&mut self) -> Result<(), Failure> {
+        let now = Instant::now();
+        let mut last = None;
+        for Member { node, state } in &mut self.members {
+            let stale = match state {
+                State::Failed { again } => *again <= now,
+                State::Open { subscription, .. } => !subscription.connection().is_open(),
+                State::Opening(_) => false,
+            };
+            if stale {
+                *state = open(node, &self.client);
+            }
+            if let State::Opening(opening) = state
+                && let Some(outcome) = opening.wait(now)
+            {
+                *state = match outcome {
+                    Ok(subscription) => State::Open { subscription, look: None },
+                    Err(failure) => {
+                        self.topology.take_in(&failure, node);
+                        last = Some(failure);
+                        State::Failed { again: now + RETRY }
+                    }
+                };
+            }
+        }
+        if self.members.iter().all(|member| matches!(member.state, State::Failed { .. })) {
+            return Err(last.unwrap_or_else(|| failure("no master can be listened at")));
+        }
+        Ok(())
+    }
+
+    /// Reads the next message that has come.
+    fn read(&mut self) -> Option<Wake> {
+        for Member { node, state } in &mut self.members {
+            while let State::Open { subscription, look } = state {
+                let now = Instant::now();
+                if look.is_none() && subscription.expected() > now {
+                    break;
+                }
+                match subscription.step(now + look.unwrap_or_default()) {
+                    Ok(Some(wake)) => {
+                        // More of them may have come with it.
+                        *look = Some(Duration::ZERO);
+                        if is_from(node, &wake, &self.keys, &self.topology) {
+                            return Some(wake);
+                        }
+                    }
+                    Ok(None) => *look = None,
+                    Err(failure) => {
+                        log::debug!(target: "leasehold", "no wake-ups from {}: {}", failure.server, failure.source);
+                        self.topology.take_in(&failure, node);
+                        *state = State::Failed { again: now + RETRY };
+                    }
+                }
+            }
+        }
+        None
+    }
+
+    /// Sleeps until a message comes, another thread interrupts, or there is something to look after.
+    fn sleep(&mut self, until: Instant) -> Result<(), Failure> {
+        let now = Instant::now();
+        let mut end = until.min(now + MASTERS_LOOK);
+        let mut fds = Vec::new();
+        for member in &self.members {
+            end = end.min(match &member.state {
+                State::Failed { again } => *again,
+                State::Open { subscription, .. } => subscription.expected(),
+                State::Opening(_) => now + OPENING_LOOK,
+            });
+            if let State::Open { subscription, .. } = &member.state
+                && let Some(fd) = subscription.connection().as_fd()
+            {
+                // One is enough: it is to end the wait at all of them.
+                self.interrupter.guard(subscription.connection().plug());
+                fds.push(PollFd::from_borrowed_fd(fd, PollFlags::IN));
+            }
+        }
+        self.check()?;
+        let time = Timespec::try_from(end.saturating_duration_since(now)).ok();
+        // A signal may end it early, which does no harm.
+        poll(&mut fds, time.as_ref()).unwrap_or_default();
+        let ready: Vec<_> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+        let mut ready = ready.into_iter();
+        for member in &mut self.members {
+            if let State::Open { look, .. } = &mut member.state
+                && ready.next().unwrap_or_default()
+            {
+                *look = Some(LOOK);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Wakeups for Subscriptions {
+    fn next(&mut self, until: Instant) -> Option<Result<Wake, Failure>> {
+        let outcome = self.wait(until);
+        if outcome.is_err() {
+            self.members.clear();
+            self.version = None;
+        }
+        outcome.transpose()
+    }
+
+    fn interrupter(&self) -> Interrupter {
+        self.interrupter.clone()
+    }
+}
+
+fn open(node: &Arc<Node>, client: &str) -> State {
+    let mut subscription = node.store().subscription(client);
+    State::Opening(Opening::begin(node.label(), move || subscription.open().map(|()| subscription)))
+}
+
+/// Tells whether a message is the node's own: each comes by way of every other node too.
+fn is_from(node: &Arc<Node>, wake: &Wake, keys: &Keys, topology: &Topology) -> bool {
+    let Wake::Lock(name) = wake else { return true };
+    let owner = topology.owner(slot_of(&keys.lock(name)));
+    owner.is_none_or(|owner| Arc::ptr_eq(&owner, node))
+}
+
+fn failure(why: &'static str) -> Failure {
+    let error = io::Error::new(io::ErrorKind::ConnectionAborted, why);
+    Failure::io(Trouble::Unreachable, &Arc::from("the cluster"), error)
+}

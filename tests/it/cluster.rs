@@ -1,0 +1,234 @@
+//! Locks on a Redis Cluster: opened by any node, each on the node of its slot, and heard of from
+//! every node.
+
+use std::thread;
+
+use leasehold::{Builder, Client, Error, Guard};
+
+use crate::support::child::{self, Child};
+use crate::support::{
+    Cluster, LEASE, SOON, Server, eventually, is_busy, ms, patient, take, throughout, timed,
+};
+
+/// Never asks again by itself within a test, so that only a wake-up can end a wait.
+fn sleepy() -> Builder {
+    Client::builder().wait(SOON).backoff(ms(30_000), ms(30_000))
+}
+
+fn names() -> Vec<String> {
+    (0..60).map(|number| format!("lock {number}")).collect()
+}
+
+#[test]
+fn seeds_that_make_no_sense_are_refused_before_anything_is_sent() {
+    // Nobody listens at port 1.
+    let bad: [&[&str]; 7] = [
+        &[],
+        &["redis://127.0.0.1:1/", "nonsense"],
+        &["redis://127.0.0.1:1/", "redis://127.0.0.1:1"],
+        &["redis://127.0.0.1/", "redis://127.0.0.1:6379"],
+        &["redis://127.0.0.1:1/1"],
+        &["redis+unix:///nonexistent/socket"],
+        &["redis://127.0.0.1:1/", "redis://:secret@127.0.0.1:2/1"],
+    ];
+    for seeds in bad {
+        let error = Client::builder().open_cluster(seeds).unwrap_err();
+        assert!(matches!(error, Error::InvalidInput(_)), "{seeds:?}: {error:?}");
+        assert!(!error.to_string().contains("secret"), "{error}");
+    }
+}
+
+#[test]
+fn one_seed_that_answers_is_enough() {
+    let cluster = Cluster::shared();
+    let silent = Server::redis();
+    silent.stop();
+    let seeds = ["redis://127.0.0.1:1/", &silent.url(), &cluster.nodes()[1].url()];
+    let client = Client::builder().prefix("by one seed: ").open_cluster(&seeds).unwrap();
+    for name in names() {
+        take(&client, &name).unlock().unwrap();
+    }
+}
+
+#[test]
+fn without_an_answer_the_cluster_is_unavailable() {
+    let seeds = ["redis://127.0.0.1:1/", "redis://127.0.0.1:2/"];
+    let (result, took) = timed(|| Client::builder().open_cluster(&seeds));
+    assert!(matches!(result, Err(Error::Unavailable { .. })), "{result:?}");
+    assert!(took < ms(5000), "{took:?}");
+}
+
+#[test]
+fn a_cluster_that_does_not_serve_every_slot_is_unavailable() {
+    let node = Server::start("redis-server", &["--cluster-enabled", "yes"]);
+    node.command(&["CLUSTER", "ADDSLOTSRANGE", "0", "16382"]);
+    let open = || Client::builder().retry_window(ms(300)).open_cluster(&[&node.url()]);
+    let (result, took) = timed(open);
+    assert!(matches!(result, Err(Error::Unavailable { .. })), "{result:?}");
+    assert!(took < ms(3000), "{took:?}");
+    node.command(&["CLUSTER", "ADDSLOTS", "16383"]);
+    eventually(SOON, || open().is_ok());
+}
+
+#[test]
+fn a_server_that_is_no_cluster_is_a_permanent_error() {
+    let server = Server::redis();
+    match Client::builder().open_cluster(&[&server.url()]) {
+        Err(Error::Redis { code, .. }) => assert_eq!(code, "ERR"),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn the_login_of_the_seeds_is_used_at_every_node() {
+    let cluster = Cluster::of_three();
+    for node in cluster.nodes() {
+        node.command(&["ACL", "SETUSER", "ali", "on", ">sesame", "~*", "&*", "+@all"]);
+        node.command(&["ACL", "SETUSER", "default", "off"]);
+    }
+    let seed = format!("redis://ali:sesame@127.0.0.1:{}/", cluster.nodes()[2].port());
+    let client = Client::builder().open_cluster(&[&seed]).unwrap();
+    for name in names() {
+        take(&client, &name).unlock().unwrap();
+    }
+    let wrong = seed.replace("sesame", "simsim");
+    match Client::builder().open_cluster(&[&wrong]) {
+        Err(Error::Redis { code, .. }) => assert_eq!(code, "WRONGPASS"),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn locks_are_where_their_slots_are() {
+    let cluster = Cluster::of_three();
+    let (client, other) = (cluster.open(patient()), cluster.open(patient()));
+    let guards: Vec<_> = names().iter().map(|name| take(&client, name)).collect();
+    for name in names() {
+        assert!(cluster.home(&name).exists(&name), "{name}");
+        assert!(is_busy(&other, &name), "{name}");
+    }
+    assert!(cluster.nodes().iter().all(|node| node.hashes().len() >= 10));
+    drop(guards);
+    assert!(cluster.nodes().iter().all(|node| node.hashes().is_empty()));
+}
+
+#[test]
+fn many_leases_on_three_nodes_are_renewed_by_one_script_each() {
+    let cluster = Cluster::of_three();
+    let client = cluster.open(patient().lease(LEASE));
+    let guards: Vec<_> = (0..300).map(|n| take(&client, &format!("lock {n}"))).collect();
+    let scripts = || cluster.nodes().iter().map(Server::evals).sum::<u64>();
+    let before = scripts();
+    throughout(2 * LEASE, || guards.iter().all(Guard::is_held));
+    // Every third of the lease, six times; the start and the end of the time cut more in.
+    let renewals = scripts() - before;
+    assert!((300 * 4..=300 * 9).contains(&renewals), "{renewals} renewals");
+}
+
+#[test]
+fn clients_that_came_by_different_nodes_wake_each_other() {
+    let cluster = Cluster::of_three();
+    let by = |node: usize| sleepy().open_cluster(&[&cluster.nodes()[node].url()]).unwrap();
+    let (one, other) = (by(0), by(1));
+    for node in 0..3 {
+        let name = cluster.name_at(node);
+        for (holder, waiter) in [(&one, &other), (&other, &one)] {
+            let guard = take(holder, &name);
+            thread::scope(|scope| {
+                let waits = scope.spawn(|| waiter.lock(&name).map(drop));
+                wait_until_queued(cluster.home(&name), &name, 1);
+                wait_until_heard(&cluster, waiter);
+                let ((), took) = timed(|| {
+                    guard.unlock().unwrap();
+                    waits.join().unwrap().unwrap();
+                });
+                assert!(took < ms(3000), "{took:?}");
+            });
+        }
+    }
+}
+
+/// Each message arrives from every node, and only one of them counts: the others would each be
+/// followed by a request to leave the queue.
+#[test]
+fn a_wake_up_costs_no_request_of_its_own() {
+    let cluster = Cluster::of_three();
+    let (holder, waiter) = (cluster.open(sleepy()), cluster.open(sleepy()));
+    let home = cluster.home("a");
+    let round = || {
+        let guard = take(&holder, "a");
+        thread::scope(|scope| {
+            let waits = scope.spawn(|| waiter.lock("a").map(drop));
+            wait_until_queued(home, "a", 1);
+            wait_until_heard(&cluster, &waiter);
+            guard.unlock().unwrap();
+            waits.join().unwrap().unwrap();
+        });
+    };
+    round();
+    let before = home.evals();
+    (0..5).for_each(|_| round());
+    // What is not meant to happen would happen at once, but on another thread.
+    throughout(ms(300), || home.evals() == before + 5 * 5);
+}
+
+#[test]
+fn a_waiter_that_was_killed_is_skipped() {
+    let cluster = Cluster::of_three();
+    let (holder, waiter) = (cluster.open(sleepy()), cluster.open(sleepy()));
+    let home = cluster.home("a");
+    let guard = take(&holder, "a");
+    let mut child = Child::start(wait_in_a_child, &cluster.urls()[0]);
+    assert_eq!(child.next(), "waits");
+    wait_until_queued(home, "a", 1);
+    thread::scope(|scope| {
+        let waits = scope.spawn(|| waiter.lock("a").map(drop));
+        wait_until_queued(home, "a", 2);
+        wait_until_heard(&cluster, &waiter);
+        child.kill();
+        let ((), took) = timed(|| {
+            guard.unlock().unwrap();
+            waits.join().unwrap().unwrap();
+        });
+        assert!(took < ms(3000), "{took:?}");
+    });
+    assert!(home.queue("a").is_empty());
+}
+
+#[test]
+#[ignore = "a child of a_waiter_that_was_killed_is_skipped"]
+fn wait_in_a_child() {
+    let Some(url) = child::argument() else { return };
+    let client = sleepy().open_cluster(&[&url]).unwrap();
+    child::report("waits");
+    drop(client.lock("a"));
+}
+
+/// Waits until so many clients are in the queue of a lock.
+#[track_caller]
+fn wait_until_queued(home: &Server, name: &str, clients: usize) {
+    eventually(SOON, || home.queue(name).len() == clients);
+}
+
+/// Waits until a client listens at all nodes.
+#[track_caller]
+fn wait_until_heard(cluster: &Cluster, client: &Client) {
+    eventually(SOON, || cluster.nodes().iter().all(|node| node.listeners(client) == 1));
+}
+
+#[test]
+fn the_threads_and_connections_of_a_client_end_with_it() {
+    let cluster = Cluster::of_three();
+    let (holder, waiter) = (cluster.open(patient()), cluster.open(patient()));
+    let guard = take(&holder, "a");
+    assert!(waiter.try_lock_for("a", ms(100)).unwrap().is_none());
+    wait_until_heard(&cluster, &waiter);
+    drop((guard, holder, waiter));
+    let connections = |node: &Server| {
+        let clients: String = node.ask(&["CLIENT", "LIST", "TYPE", "normal"]);
+        let listeners: String = node.ask(&["CLIENT", "LIST", "TYPE", "pubsub"]);
+        clients.lines().count() + listeners.lines().count()
+    };
+    // Only the one that asks is left.
+    eventually(SOON, || cluster.nodes().iter().all(|node| connections(node) == 1));
+}

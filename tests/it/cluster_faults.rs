@@ -1,0 +1,168 @@
+//! Locks on a Redis Cluster of which a node hangs or dies.
+
+use std::thread;
+use std::time::Duration;
+
+use leasehold::{Builder, Client, Error};
+
+use crate::support::recorder::Recorder;
+use crate::support::{
+    Cluster, LEASE, SOON, Server, assert_lost, eventually, is_busy, ms, patient, take, throughout,
+    timed,
+};
+
+/// Much more than one attempt and its repetition, and much less than the waits here.
+const BOUND: Duration = ms(5000);
+
+fn hasty() -> Builder {
+    Client::builder().connect_timeout(ms(300)).io_timeout(ms(300))
+}
+
+/// A cluster that does without the nodes that fail.
+fn tolerant_cluster() -> Cluster {
+    let cluster = Cluster::of_three();
+    for node in cluster.nodes() {
+        node.set_config("cluster-require-full-coverage", "no");
+    }
+    cluster
+}
+
+#[test]
+fn a_hung_node_delays_only_its_own_names() {
+    let cluster = tolerant_cluster();
+    let client = cluster.open(patient().lease(LEASE));
+    let names = [0, 1, 2].map(|node| cluster.name_at(node));
+    let [theirs, ours, also_ours] = names.each_ref().map(|name| take(&client, name));
+    cluster.nodes()[0].stop();
+    let lost = theirs.lost();
+    throughout(2 * LEASE, || ours.is_held() && also_ours.is_held());
+    lost.try_recv().expect("its lease has run out");
+    let (result, took) = timed(|| client.try_lock(&cluster.name_at(0)));
+    assert!(result.is_err(), "{result:?}");
+    assert!(took < BOUND, "{took:?}");
+    for guard in [&ours, &also_ours] {
+        let (result, took) = timed(|| guard.verify());
+        result.unwrap();
+        assert!(took < ms(1000), "{took:?}");
+    }
+    cluster.nodes()[0].cont();
+    assert_lost(theirs.unlock(), &names[0]);
+    eventually(SOON, || client.try_lock(&names[0]).is_ok_and(|guard| guard.is_some()));
+}
+
+/// Four nodes that each hold up who connects for a third of the lease, or more.
+#[test]
+fn leases_are_renewed_while_connecting_to_others_hangs() {
+    let cluster = Cluster::of(5);
+    let names = [0, 1, 2, 3, 4].map(|node| cluster.name_at(node));
+    for node in cluster.nodes() {
+        // Nobody is to count as failed: this is about what the client does by itself.
+        node.set_config("cluster-node-timeout", "60000");
+        // With a login, connecting waits for a reply.
+        node.set_config("requirepass", "sesame");
+    }
+    let seed = format!("redis://:sesame@127.0.0.1:{}/", cluster.nodes()[4].port());
+    let client = patient().lease(LEASE).open_cluster(&[&seed]).unwrap();
+    let [theirs @ .., ours] = names.each_ref().map(|name| take(&client, name));
+    let (hung, _) = cluster.nodes().split_at(4);
+    hung.iter().for_each(Server::stop);
+    throughout(4 * LEASE, || ours.is_held());
+    assert!(theirs.iter().all(|guard| !guard.is_held()));
+    hung.iter().for_each(Server::cont);
+}
+
+#[test]
+fn the_calls_of_a_dead_node_fail_and_those_of_others_do_not() {
+    let cluster = tolerant_cluster();
+    let client = cluster.open(hasty().retry_window(ms(500)));
+    let [dead, alive] = [0, 1].map(|node| cluster.name_at(node));
+    take(&client, &dead).unlock().unwrap();
+    cluster.nodes()[0].kill();
+    let (result, took) = timed(|| client.try_lock(&dead));
+    assert!(matches!(result, Err(Error::Unavailable { .. })), "{result:?}");
+    assert!(took < BOUND, "{took:?}");
+    let ((), took) = timed(|| take(&client, &alive).unlock().unwrap());
+    assert!(took < ms(1000), "{took:?}");
+    let (result, took) = timed(|| client.try_lock_for(&dead, ms(500)));
+    assert!(matches!(result, Err(Error::Unavailable { .. })), "{result:?}");
+    assert!(took < BOUND, "{took:?}");
+}
+
+#[test]
+fn a_dead_cluster_is_given_up_soon() {
+    let cluster = Cluster::of_three();
+    let client = cluster.open(hasty());
+    cluster.nodes().iter().for_each(Server::kill);
+    thread::sleep(ms(200));
+    let (result, took) = timed(|| client.try_lock("a"));
+    assert!(matches!(result, Err(Error::Unavailable { .. })), "{result:?}");
+    assert!(took < BOUND, "{took:?}");
+}
+
+#[test]
+fn a_replica_takes_over_what_it_has() {
+    let cluster = Cluster::with_replica();
+    let told = Recorder::default();
+    let client = cluster.open(patient().lease(2 * SOON).wait(3 * SOON).on_event(told.listener()));
+    let other = cluster.open(patient().wait(3 * SOON));
+    let name = cluster.name_at(0);
+    let kept = take(&client, &name);
+    eventually(SOON, || replica_has(&cluster, &name));
+    cluster.nodes()[0].kill();
+    // Even what does not wait for locks waits for the new master.
+    let inner = take(&client, &name);
+    assert_eq!(inner.depth(), 2);
+    assert_eq!(inner.fence(), kept.fence());
+    inner.unlock().unwrap();
+    assert!(is_busy(&other, &name));
+    kept.verify().unwrap();
+    let before = kept.fence();
+    kept.unlock().unwrap();
+    assert!(take(&other, &name).fence() > before);
+    assert_eq!(told.count(&format!("lost {name}")), 0);
+}
+
+/// Tells whether the replica has a lock, which only its own keyspace shows.
+fn replica_has(cluster: &Cluster, name: &str) -> bool {
+    cluster.nodes()[3].keys().iter().any(|key| key == name)
+}
+
+#[test]
+fn a_lock_that_the_replica_does_not_know_is_lost_at_the_next_renewal() {
+    let cluster = Cluster::with_replica();
+    let client = cluster.open(patient().lease(4 * SOON).wait(3 * SOON));
+    let (master, replica) = (&cluster.nodes()[0], &cluster.nodes()[3]);
+    let name = cluster.name_at(0);
+    replica.stop();
+    // Or it would find the lock in what it has yet to read.
+    master.command(&["CLIENT", "KILL", "TYPE", "replica"]);
+    let guard = take(&client, &name);
+    master.kill();
+    replica.cont();
+    let lost = guard.lost();
+    lost.recv_timeout(3 * SOON).expect("the renewal finds out, long before the lease ends");
+    assert!(!guard.is_held());
+    assert_lost(guard.unlock(), &name);
+    take(&client, &name).unlock().unwrap();
+}
+
+/// A wait that began at one master is ended by a release at its successor.
+#[test]
+fn waits_go_on_at_the_new_master() {
+    let cluster = Cluster::with_replica();
+    let open = || cluster.open(Client::builder().lease(2 * SOON).wait(3 * SOON));
+    let (holder, waiter) = (open(), open());
+    let name = cluster.name_at(0);
+    let guard = take(&holder, &name);
+    thread::scope(|scope| {
+        let waits = scope.spawn(|| waiter.lock(&name).map(|guard| guard.fence()));
+        eventually(SOON, || {
+            replica_has(&cluster, &name) && cluster.nodes()[0].queue(&name).len() == 1
+        });
+        cluster.nodes()[0].kill();
+        let fence = guard.fence();
+        eventually(3 * SOON, || cluster.nodes()[3].listeners(&waiter) == 1);
+        guard.unlock().unwrap();
+        assert!(waits.join().unwrap().unwrap() > fence);
+    });
+}

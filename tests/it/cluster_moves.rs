@@ -1,0 +1,202 @@
+//! Locks on a Redis Cluster whose slots move while the locks are taken, held and released.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::thread::{self, ScopedJoinHandle};
+
+use leasehold::{Client, Error, Guard};
+
+use crate::support::{
+    Cluster, LEASE, SOON, Server, eventually, is_busy, ms, patient, take, throughout,
+};
+
+/// How often a node has answered with this error so far.
+fn errors(node: &Server, code: &str) -> u64 {
+    let stats: String = node.ask(&["INFO", "errorstats"]);
+    let start = format!("errorstat_{code}:count=");
+    let count = stats.lines().find_map(|line| line.strip_prefix(&start));
+    count.map_or(0, |count| count.trim().parse().unwrap())
+}
+
+/// Does things to a lock that has moved while it was held, and that must be the same lock still.
+#[track_caller]
+fn assert_held(client: &Client, other: &Client, name: &str) {
+    let guard = client.lock(name).unwrap();
+    assert_eq!(guard.depth(), 2, "the lock is held already");
+    guard.verify().unwrap();
+    guard.unlock().unwrap();
+    assert_eq!(client.mutex(name).holder().unwrap().unwrap().depth, 1);
+    assert!(other.mutex(name).is_locked().unwrap());
+}
+
+#[test]
+fn a_lock_is_held_through_every_step_of_a_move() {
+    let cluster = Cluster::of_three();
+    let (client, other) = (cluster.open(patient().lease(LEASE)), cluster.open(patient()));
+    let away = cluster.move_away("a");
+    let guard = take(&client, "a");
+    away.begin();
+    assert_held(&client, &other, "a");
+    away.keys();
+    assert!(away.from.hashes().is_empty());
+    assert_held(&client, &other, "a");
+    throughout(LEASE * 3 / 2, || guard.is_held());
+    away.end();
+    assert_held(&client, &other, "a");
+    throughout(LEASE * 3 / 2, || guard.is_held());
+    assert!(is_busy(&other, "a"));
+    assert_eq!(away.to.hashes(), ["a"]);
+    guard.unlock().unwrap();
+    assert!(away.to.hashes().is_empty());
+    take(&other, "a").unlock().unwrap();
+}
+
+#[test]
+fn the_first_lock_of_a_name_goes_where_its_slot_is_going() {
+    let cluster = Cluster::of_three();
+    let client = cluster.open(patient());
+    let away = cluster.move_away("a");
+    away.begin();
+    // A move may take its time, but this one goes on only after the lock has been asked for.
+    thread::scope(|scope| {
+        let locks = scope.spawn(|| client.lock("a").map(Guard::unlock));
+        thread::sleep(ms(300));
+        away.end();
+        locks.join().unwrap().unwrap().unwrap();
+    });
+    assert!(away.to.keys().iter().any(|key| key.ends_with("{a}")), "{:?}", away.to.keys());
+}
+
+/// A server that has only some of the keys of a request says TRYAGAIN, until all have moved.
+#[test]
+fn a_lock_of_which_half_has_moved_is_waited_for() {
+    let cluster = Cluster::of_three();
+    let client = cluster.open(patient());
+    let away = cluster.move_away("a");
+    // Leaves its fence behind.
+    take(&client, "a").unlock().unwrap();
+    away.begin();
+    let impatient = cluster.open(patient().retry_window(ms(200)));
+    let refused = impatient.try_lock("a");
+    assert!(matches!(refused, Err(Error::Unavailable { .. })), "{refused:?}");
+    thread::scope(|scope| {
+        let locks =
+            scope.spawn(|| client.try_lock("a").map(|guard| guard.map(|guard| guard.fence())));
+        thread::sleep(ms(300));
+        assert!(!locks.is_finished());
+        away.keys();
+        away.end();
+        assert!(locks.join().unwrap().unwrap().is_some());
+    });
+}
+
+#[test]
+fn a_slot_that_nobody_serves_for_a_while_is_waited_for() {
+    let cluster = Cluster::of_three();
+    let client = cluster.open(patient());
+    let (slot, home) = (cluster.slot("a").to_string(), cluster.home("a"));
+    home.command(&["CLUSTER", "DELSLOTS", &slot]);
+    thread::scope(|scope| {
+        let locks = scope.spawn(|| client.try_lock("a").map(|guard| guard.is_some()));
+        thread::sleep(ms(300));
+        assert!(!locks.is_finished());
+        home.command(&["CLUSTER", "ADDSLOTS", &slot]);
+        assert!(locks.join().unwrap().unwrap());
+    });
+}
+
+/// What a client has learnt by being sent elsewhere it does not have to be told again.
+#[test]
+fn a_slot_that_has_moved_is_asked_for_at_its_new_node() {
+    let cluster = Cluster::of_three();
+    let client = cluster.open(patient());
+    let away = cluster.move_away("a");
+    take(&client, "a").unlock().unwrap();
+    away.complete();
+    take(&client, "a").unlock().unwrap();
+    assert_eq!(errors(away.from, "MOVED"), 1);
+    for _ in 0..10 {
+        take(&client, "a").unlock().unwrap();
+    }
+    assert_eq!(errors(away.from, "MOVED"), 1);
+}
+
+/// To be sent elsewhere for one request says nothing about the next.
+#[test]
+fn a_slot_that_is_moving_is_still_asked_for_where_it_is() {
+    let cluster = Cluster::of_three();
+    let client = cluster.open(patient());
+    let away = cluster.move_away("{tag}");
+    let held = take(&client, "{tag}here");
+    away.begin();
+    for _ in 0..10 {
+        assert!(!client.mutex("{tag}gone").is_locked().unwrap());
+        held.verify().unwrap();
+    }
+    assert_eq!(errors(away.from, "ASK"), 10);
+    assert_eq!(errors(away.to, "MOVED"), 0);
+}
+
+/// Threads of two clients want a few locks of one slot, which moves to and fro all the time.
+#[test]
+fn one_holder_at_a_time_while_slots_move() {
+    const NAMES: [&str; 3] = ["{tag}a", "{tag}b", "{tag}c"];
+    let cluster = Cluster::of_three();
+    let clients = [(); 2].map(|()| cluster.open(patient().lease(LEASE).wait(3 * SOON)));
+    let away = cluster.move_away("{tag}");
+    let inside = NAMES.map(|_| AtomicU32::new(0));
+    let (rounds, over) = (AtomicU32::new(0), AtomicBool::new(false));
+    thread::scope(|scope| {
+        let mut threads = Vec::new();
+        for worker in 0..8 {
+            let (client, inside, rounds, over) = (&clients[worker % 2], &inside, &rounds, &over);
+            threads.push(scope.spawn(move || {
+                for round in worker.. {
+                    if over.load(Ordering::SeqCst) {
+                        break;
+                    }
+                    let lock = round % NAMES.len();
+                    let guard = client.lock(NAMES[lock]).unwrap();
+                    assert_eq!(inside[lock].fetch_add(1, Ordering::SeqCst), 0, "two holders");
+                    thread::sleep(ms(1));
+                    assert_eq!(inside[lock].fetch_sub(1, Ordering::SeqCst), 1, "two holders");
+                    assert!(guard.is_held());
+                    guard.unlock().unwrap();
+                    rounds.fetch_add(1, Ordering::SeqCst);
+                }
+            }));
+        }
+        let goes_on = |rounds_before: u32| {
+            rounds.load(Ordering::SeqCst) > rounds_before + 20
+                || threads.iter().any(ScopedJoinHandle::is_finished)
+        };
+        for _ in 0..10 {
+            for step in [&away, &away.back()] {
+                step.begin();
+                thread::sleep(ms(20));
+                step.keys();
+                step.end();
+                let before = rounds.load(Ordering::SeqCst);
+                eventually(SOON, || goes_on(before));
+            }
+        }
+        over.store(true, Ordering::SeqCst);
+        for thread in threads {
+            thread.join().unwrap();
+        }
+    });
+}
+
+#[test]
+fn renewals_follow_many_locks_that_move() {
+    let cluster = Cluster::of_three();
+    let client = cluster.open(patient().lease(LEASE));
+    let names: Vec<_> = cluster.names_at(0).take(30).collect();
+    let guards: Vec<_> = names.iter().map(|name| take(&client, name)).collect();
+    for name in &names {
+        cluster.move_away(name).complete();
+    }
+    throughout(2 * LEASE, || guards.iter().all(Guard::is_held));
+    for guard in guards {
+        guard.unlock().unwrap();
+    }
+}

@@ -1,0 +1,232 @@
+//! A private Redis Cluster: several servers that share the hash slots.
+#![allow(
+    dead_code,
+    reason = "every test, example and bench that includes this file uses a part of it"
+)]
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::server::Server;
+
+const SLOTS: u16 = 16_384;
+
+/// How long it may take until all nodes agree.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// After this long a node that does not answer counts as failed.
+const NODE_TIMEOUT: &str = "1500";
+
+/// Masters that share the slots evenly, and perhaps a replica of the first.
+#[derive(Debug)]
+pub(crate) struct Cluster {
+    nodes: Vec<Server>,
+    masters: usize,
+}
+
+impl Cluster {
+    /// Starts three masters.
+    pub(crate) fn of_three() -> Cluster {
+        Cluster::of(3)
+    }
+
+    pub(crate) fn of(masters: usize) -> Cluster {
+        Cluster::start(masters, false)
+    }
+
+    /// Starts three masters, and a replica of the first.
+    pub(crate) fn with_replica() -> Cluster {
+        Cluster::start(3, true)
+    }
+
+    /// The cluster of all those that leave it as it is, and use prefixes of their own.
+    pub(crate) fn shared() -> &'static Cluster {
+        // Never dropped: its servers end with this process.
+        static SHARED: OnceLock<Cluster> = OnceLock::new();
+        SHARED.get_or_init(Cluster::of_three)
+    }
+
+    fn start(masters: usize, replica: bool) -> Cluster {
+        let count = masters + usize::from(replica);
+        // The bus listens 10,000 above; where that port is taken, the server gets another one.
+        let args = ["--cluster-enabled", "yes", "--cluster-node-timeout", NODE_TIMEOUT];
+        let node = |_| Server::start("redis-server", &args);
+        let cluster = Cluster { nodes: (0..count).map(node).collect(), masters };
+        cluster.join();
+        if replica {
+            cluster.replicate();
+        }
+        cluster
+    }
+
+    fn join(&self) {
+        for (number, node) in (0..).zip(&self.nodes) {
+            node.command(&["CLUSTER", "SET-CONFIG-EPOCH", &(number + 1).to_string()]);
+            if usize::from(number) < self.masters {
+                let first = (number * self.share()).to_string();
+                let last = (((number + 1) * self.share()).min(SLOTS) - 1).to_string();
+                node.command(&["CLUSTER", "ADDSLOTSRANGE", &first, &last]);
+            }
+        }
+        for node in &self.nodes {
+            for other in &self.nodes {
+                node.command(&["CLUSTER", "MEET", "127.0.0.1", &other.port().to_string()]);
+            }
+        }
+        let known = format!("cluster_known_nodes:{}\r", self.nodes.len());
+        self.wait_until("all nodes know one another", |node| {
+            let info: String = node.ask(&["CLUSTER", "INFO"]);
+            info.contains("cluster_state:ok") && info.contains(&known)
+        });
+    }
+
+    fn replicate(&self) {
+        let replica = &self.nodes[self.masters];
+        let id: String = self.nodes[0].ask(&["CLUSTER", "MYID"]);
+        replica.command(&["CLUSTER", "REPLICATE", &id]);
+        let linked = |_: &Server| {
+            let info: String = replica.ask(&["INFO", "replication"]);
+            info.contains("master_link_status:up")
+        };
+        self.wait_until("the replica has the data", linked);
+        // Otherwise nobody would vote for it.
+        self.wait_until("all nodes know the replica", |node| {
+            let nodes: String = node.ask(&["CLUSTER", "NODES"]);
+            nodes.lines().any(|line| line.contains("slave") && line.contains(&id))
+        });
+    }
+
+    fn wait_until(&self, what: &str, holds: impl Fn(&Server) -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        while !self.nodes.iter().all(&holds) {
+            assert!(Instant::now() < deadline, "not until now: {what}");
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    pub(crate) fn nodes(&self) -> &[Server] {
+        &self.nodes
+    }
+
+    /// The URLs of all nodes.
+    pub(crate) fn urls(&self) -> Vec<String> {
+        self.nodes.iter().map(Server::url).collect()
+    }
+
+    pub(crate) fn slot(&self, key: &str) -> u16 {
+        self.nodes[1].ask(&["CLUSTER", "KEYSLOT", key])
+    }
+
+    /// How many slots a master has at first.
+    fn share(&self) -> u16 {
+        SLOTS.div_ceil(u16::try_from(self.masters).expect("a few"))
+    }
+
+    /// The master that had the slot of a key at first.
+    pub(crate) fn home(&self, key: &str) -> &Server {
+        &self.nodes[usize::from(self.slot(key) / self.share())]
+    }
+
+    /// Another master.
+    pub(crate) fn away(&self, key: &str) -> &Server {
+        &self.nodes[(usize::from(self.slot(key) / self.share()) + 1) % self.masters]
+    }
+
+    /// Names whose slots are at that node from the start.
+    pub(crate) fn names_at(&self, node: usize) -> impl Iterator<Item = String> {
+        let names = (0..).map(|number| format!("name {number}"));
+        names.filter(move |name| self.home(name).port() == self.nodes[node].port())
+    }
+
+    /// The first of them.
+    pub(crate) fn name_at(&self, node: usize) -> String {
+        self.names_at(node).next().expect("names are many")
+    }
+
+    /// Prepares to move the slot of a key away from home.
+    pub(crate) fn move_away(&self, key: &str) -> Move<'_> {
+        let masters = &self.nodes[..self.masters];
+        Move { masters, slot: self.slot(key).to_string(), from: self.home(key), to: self.away(key) }
+    }
+}
+
+/// The move of a slot from one master to another, step by step.
+pub(crate) struct Move<'cluster> {
+    masters: &'cluster [Server],
+    slot: String,
+    pub(crate) from: &'cluster Server,
+    pub(crate) to: &'cluster Server,
+}
+
+impl Move<'_> {
+    /// Begins: from now on the target serves what the source does not have.
+    pub(crate) fn begin(&self) {
+        self.to.command(&["CLUSTER", "SETSLOT", &self.slot, "IMPORTING", &id(self.from)]);
+        self.from.command(&["CLUSTER", "SETSLOT", &self.slot, "MIGRATING", &id(self.to)]);
+    }
+
+    /// Moves the keys.
+    pub(crate) fn keys(&self) {
+        let port = self.to.port().to_string();
+        loop {
+            let get = ["CLUSTER", "GETKEYSINSLOT", &self.slot, "100"];
+            let keys: Vec<String> = self.from.ask(&get);
+            if keys.is_empty() {
+                return;
+            }
+            let mut migrate = vec!["MIGRATE", "127.0.0.1", &port, "", "0", "5000", "KEYS"];
+            migrate.extend(keys.iter().map(String::as_str));
+            self.from.command(&migrate);
+        }
+    }
+
+    /// Gives the slot to the target for good, and tells everybody, the target first. Returns when
+    /// all know that its claim is the newest: the next move could undo it otherwise.
+    pub(crate) fn end(&self) {
+        let others = self.masters.iter().filter(|node| node.port() != self.to.port());
+        for node in std::iter::once(self.to).chain(others) {
+            node.command(&["CLUSTER", "SETSLOT", &self.slot, "NODE", &id(self.to)]);
+        }
+        let deadline = Instant::now() + PATIENCE;
+        while self.masters.iter().any(|node| epochs(node) != epochs(self.to)) {
+            assert!(Instant::now() < deadline, "the masters do not agree");
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Does all of it.
+    pub(crate) fn complete(&self) {
+        self.begin();
+        self.keys();
+        self.end();
+    }
+
+    /// The move that takes the slot back.
+    pub(crate) fn back(&self) -> Self {
+        Self { masters: self.masters, slot: self.slot.clone(), from: self.to, to: self.from }
+    }
+}
+
+fn id(node: &Server) -> String {
+    node.ask(&["CLUSTER", "MYID"])
+}
+
+/// The configuration epochs of all nodes, as one of them sees them, in the order of the nodes' ids.
+fn epochs(node: &Server) -> Vec<(String, String)> {
+    let nodes: String = node.ask(&["CLUSTER", "NODES"]);
+    let epoch = |line: &str| {
+        let mut fields = line.split(' ');
+        Some((fields.next()?.to_owned(), fields.nth(5)?.to_owned()))
+    };
+    let mut epochs: Vec<_> = nodes.lines().filter_map(epoch).collect();
+    epochs.sort();
+    epochs
+}
+
+/// A prefix that nobody else in this process uses.
+pub(crate) fn unique_prefix() -> String {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    format!("test {}: ", NEXT.fetch_add(1, Ordering::Relaxed))
+}
