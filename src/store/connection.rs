@@ -10,7 +10,9 @@ use redis::{RedisError, ServerError, Value};
 use scheduled_thread_pool::ScheduledThreadPool;
 
 use crate::clock::end_of;
+use crate::config::Config;
 use crate::store::endpoint::Endpoint;
+use crate::store::route::{Address, Route};
 use crate::store::socket::{Plug, Socket};
 use crate::store::spin::Spin;
 use crate::store::{Failure, Trouble};
@@ -25,6 +27,8 @@ const SPOILING: [&str; 3] = ["LOADING", "MASTERDOWN", "READONLY"];
 /// What all connections to one server share.
 pub(crate) struct Dialer {
     pub(crate) endpoint: Endpoint,
+    /// The way to the address, if that is not the endpoint's own.
+    pub(crate) route: Option<Box<dyn Route>>,
     pub(crate) connect_timeout: Duration,
     pub(crate) spin: Spin,
     pub(crate) threads: Arc<ScheduledThreadPool>,
@@ -39,23 +43,109 @@ impl fmt::Debug for Dialer {
 }
 
 impl Dialer {
-    pub(crate) fn label(&self) -> &Arc<str> {
-        &self.endpoint.label
+    pub(crate) fn new(
+        endpoint: Endpoint,
+        config: &Config,
+        threads: Arc<ScheduledThreadPool>,
+    ) -> Self {
+        Self {
+            endpoint,
+            route: None,
+            connect_timeout: config.connect_timeout,
+            spin: Spin::new(config.spin),
+            threads,
+            generation: AtomicU64::new(0),
+        }
+    }
+
+    pub(crate) fn label(&self) -> Arc<str> {
+        self.route.as_ref().map_or_else(|| self.endpoint.label.clone(), |route| route.label())
     }
 
     /// The failure of what was sent and not answered in time.
     pub(crate) fn no_reply(&self) -> Failure {
+        self.doubt();
         let error = std::io::Error::new(std::io::ErrorKind::TimedOut, "no reply in time");
-        Failure::io(Trouble::Silent, self.label(), error)
+        Failure::io(Trouble::Silent, &self.label(), error)
     }
 
     /// The failure of a request that was answered with something that makes no sense: nothing that
     /// comes over the open connections is to be trusted.
     pub(crate) fn nonsense(&self) -> Failure {
-        self.generation.fetch_add(1, Ordering::Relaxed);
+        self.spoil();
         let error = std::io::Error::new(std::io::ErrorKind::InvalidData, "not a sensible reply");
-        Failure::io(Trouble::Reset, self.label(), error)
+        Failure::io(Trouble::Reset, &self.label(), error)
     }
+
+    /// Finds out whether the server has moved, unless that is known. Half of the time at the most,
+    /// so that the other is left for what it is asked for.
+    fn confirm(&self, until: Instant) {
+        if let Some(route) = self.route.as_ref().filter(|route| !route.is_confirmed()) {
+            let now = Instant::now();
+            let until = until.min(now + self.connect_timeout);
+            route.confirm(now + until.saturating_duration_since(now) / 2);
+        }
+    }
+
+    fn is_confirmed(&self) -> bool {
+        self.route.as_ref().is_none_or(|route| route.is_confirmed())
+    }
+
+    /// Grows when the open connections have become worthless.
+    fn generation(&self) -> u64 {
+        let moves = self.route.as_ref().map_or(0, |route| route.moves());
+        self.generation.load(Ordering::Relaxed) + moves
+    }
+
+    /// Gives up all open connections.
+    fn spoil(&self) {
+        self.generation.fetch_add(1, Ordering::Relaxed);
+        self.doubt();
+    }
+
+    fn doubt(&self) {
+        if let Some(route) = &self.route {
+            route.doubt();
+        }
+    }
+
+    fn open(&self, until: Instant) -> Result<Socket, Failure> {
+        let opened = match &self.route {
+            None => self.endpoint.connect(&self.threads, until),
+            Some(route) => {
+                let Address { host, port } = route.address()?;
+                self.endpoint.at(&host, port).connect(&self.threads, until)
+            }
+        };
+        opened.map_err(|error| {
+            self.doubt();
+            Failure::io(Trouble::Unreachable, &self.label(), error)
+        })
+    }
+
+    /// Appends the requests that a new connection begins with, and tells how many there are.
+    fn greet(&self, out: &mut Vec<u8>) -> usize {
+        let greetings = self.endpoint.greet(out);
+        if self.route.is_none() {
+            return greetings;
+        }
+        redis::cmd("ROLE").write_packed_command(out);
+        greetings + 1
+    }
+
+    /// Meets the last reply to a greeting.
+    fn welcome(&self, reply: &Value) -> Result<(), Failure> {
+        let Some(route) = self.route.as_ref().filter(|_| !is_master(reply)) else { return Ok(()) };
+        route.disprove();
+        let error = std::io::Error::other("the server is not a master, or not yet");
+        Err(Failure::io(Trouble::Passing, &self.label(), error))
+    }
+}
+
+/// Reads the reply to ROLE.
+fn is_master(reply: &Value) -> bool {
+    let Value::Array(parts) = reply else { return false };
+    matches!(parts.first(), Some(Value::BulkString(role)) if role == b"master")
 }
 
 /// A place for a connection, empty until it is used.
@@ -129,8 +219,18 @@ impl Connection {
 
     /// Tells whether the next request needs no new socket.
     pub(crate) fn is_open(&self) -> bool {
-        let generation = self.dialer.generation.load(Ordering::Relaxed);
-        self.socket.is_some() && self.generation == generation
+        self.socket.is_some() && self.generation == self.dialer.generation()
+    }
+
+    /// Tells whether `connect` has nothing to do.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.is_open() && self.dialer.is_confirmed()
+    }
+
+    /// Finds out whether the server has moved, unless that is known: then this is not open any
+    /// more.
+    pub(crate) fn confirm(&self, until: Instant) {
+        self.dialer.confirm(until);
     }
 
     /// The means to end this connection from another thread, until it is given up.
@@ -141,7 +241,7 @@ impl Connection {
     /// The failure of what another thread has put an end to.
     pub(crate) fn interrupted(&self) -> Failure {
         let error = std::io::Error::new(std::io::ErrorKind::ConnectionAborted, "interrupted");
-        Failure::io(Trouble::Unreachable, self.dialer.label(), error)
+        Failure::io(Trouble::Unreachable, &self.dialer.label(), error)
     }
 
     /// Gives up a connection on which no reply has come in time.
@@ -163,18 +263,14 @@ impl Connection {
 
     /// Opens the connection unless it is open.
     pub(crate) fn connect(&mut self, until: Instant) -> Result<(), Failure> {
+        self.confirm(until);
         if self.is_open() {
             return Ok(());
         }
         self.poison();
-        let generation = self.dialer.generation.load(Ordering::Relaxed);
+        let generation = self.dialer.generation();
         let until = until.min(end_of(self.dialer.connect_timeout));
-        let socket = self
-            .dialer
-            .endpoint
-            .connect(&self.dialer.threads, until)
-            .map_err(|error| Failure::io(Trouble::Unreachable, self.dialer.label(), error))?;
-        self.socket = Some(socket);
+        self.socket = Some(self.dialer.open(until)?);
         self.generation = generation;
         self.greet(until).map_err(|mut failure| {
             self.poison();
@@ -188,12 +284,14 @@ impl Connection {
 
     fn greet(&mut self, until: Instant) -> Result<(), Failure> {
         self.out.clear();
-        let replies = self.dialer.endpoint.greet(&mut self.out);
+        let replies = self.dialer.greet(&mut self.out);
         let Some(socket) = &mut self.socket else { return Err(self.nonsense()) };
         socket.send(&self.out, until).map_err(|error| self.broken(error.into()))?;
-        (0..replies).try_for_each(|_| {
-            self.receive(false, until).unwrap_or_else(|| Err(self.silence())).map(drop)
-        })
+        let mut last = Value::Nil;
+        for _ in 0..replies {
+            last = self.receive(false, until).unwrap_or_else(|| Err(self.silence()))?;
+        }
+        self.dialer.welcome(&last)
     }
 
     /// Meets an error that is not a reply.
@@ -204,17 +302,18 @@ impl Connection {
         } else {
             // Connections that idled through a restart of the server are all dead: with the first
             // the others are given up too, so that a second try gets a new one.
-            self.dialer.generation.fetch_add(1, Ordering::Relaxed);
+            self.dialer.spoil();
             Trouble::Reset
         };
-        Failure::io(trouble, self.dialer.label(), error)
+        self.dialer.doubt();
+        Failure::io(trouble, &self.dialer.label(), error)
     }
 
     /// Meets an error reply.
     fn refused(&mut self, error: ServerError) -> Failure {
         let code = code(&error).to_owned();
         if SPOILING.contains(&code.as_str()) {
-            self.dialer.generation.fetch_add(1, Ordering::Relaxed);
+            self.dialer.spoil();
         }
         let full = error.details().is_some_and(|text| text.starts_with("max number of clients"));
         let trouble = if full || PASSING.contains(&code.as_str()) {
@@ -224,7 +323,7 @@ impl Connection {
         } else {
             Trouble::Refused
         };
-        let server = self.dialer.label().clone();
+        let server = self.dialer.label();
         Failure { trouble, server, code, source: Arc::new(RedisError::from(error)) }
     }
 }

@@ -14,6 +14,7 @@ use crate::error::{Error, Result};
 use crate::store::socket::Socket;
 
 /// One server's address and the login there.
+#[derive(Clone)]
 pub(crate) struct Endpoint {
     address: ConnectionAddr,
     /// The address as users are shown it, without user and password.
@@ -54,6 +55,46 @@ impl Endpoint {
         }
         let address = info.addr().clone();
         Ok(Self { label: address.to_string().into(), address, login, client_name })
+    }
+
+    /// Another server with the same login, over TCP.
+    pub(crate) fn at(&self, host: &str, port: u16) -> Self {
+        let address = ConnectionAddr::Tcp(host.into(), port);
+        Self {
+            label: address.to_string().into(),
+            address,
+            login: self.login.clone(),
+            client_name: self.client_name.clone(),
+        }
+    }
+
+    /// The same server without a database and a name of the client, which sentinels do not have.
+    pub(crate) fn without_database(&self) -> Self {
+        let Self { address, label, login, .. } = self;
+        let login = login.clone().set_db(0);
+        Self { address: address.clone(), label: label.clone(), login, client_name: None }
+    }
+
+    /// The same server with another user and password.
+    pub(crate) fn with_login(mut self, user: &str, password: &str) -> Self {
+        let login = RedisConnectionInfo::default().set_db(self.login.db()).set_password(password);
+        self.login = if user.is_empty() { login } else { login.set_username(user) };
+        self
+    }
+
+    /// Tells whether two servers are logged in to alike.
+    pub(crate) fn is_alike(&self, other: &Self) -> bool {
+        let key = |one: &Self| {
+            let login = &one.login;
+            let (user, password) = (login.username(), login.password());
+            (
+                user.map(str::to_owned),
+                password.map(str::to_owned),
+                login.db(),
+                one.client_name.clone(),
+            )
+        };
+        key(self) == key(other)
     }
 
     /// Opens a socket. Names are looked up on one of `threads`, because looking up cannot be cut

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::iter;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Instant;
 
@@ -17,8 +17,8 @@ use crate::config::Config;
 use crate::store::connection::{Connection, Dialer};
 use crate::store::endpoint::Endpoint;
 use crate::store::lane::{Lane, Reply, Request, Step};
+use crate::store::route::Route;
 use crate::store::script::{Call, Form};
-use crate::store::spin::Spin;
 use crate::store::{Failure, Trouble};
 
 /// Starts the thread that serves the pools of one client.
@@ -57,24 +57,32 @@ impl Server {
         config: &Config,
         threads: Arc<ScheduledThreadPool>,
     ) -> Result<Self, Failure> {
-        let server = endpoint.label.clone();
-        let dialer = Arc::new(Dialer {
-            endpoint,
-            connect_timeout: config.connect_timeout,
-            spin: Spin::new(config.spin),
-            threads: threads.clone(),
-            generation: AtomicU64::new(0),
-        });
+        Self::over(Dialer::new(endpoint, config, threads), config.pool_size)
+    }
+
+    /// As `new`, for a server to which a route leads: of the endpoint only the login counts.
+    pub(crate) fn along(
+        route: Box<dyn Route>,
+        endpoint: Endpoint,
+        config: &Config,
+        threads: Arc<ScheduledThreadPool>,
+    ) -> Result<Self, Failure> {
+        let dialer = Dialer::new(endpoint, config, threads);
+        Self::over(Dialer { route: Some(route), ..dialer }, config.pool_size)
+    }
+
+    fn over(dialer: Dialer, size: u32) -> Result<Self, Failure> {
+        let dialer = Arc::new(dialer);
         let pool = Pool::builder()
-            .max_size(config.pool_size)
+            .max_size(size)
             .test_on_check_out(false)
             // Both would keep a timer, and with it the thread, alive.
             .max_lifetime(None)
             .idle_timeout(None)
             .error_handler(Box::new(NopErrorHandler))
-            .thread_pool(threads)
+            .thread_pool(dialer.threads.clone())
             .build(Places(dialer.clone()))
-            .map_err(|error| Failure::io(Trouble::Unreachable, &server, error))?;
+            .map_err(|error| Failure::io(Trouble::Unreachable, &dialer.label(), error))?;
         Ok(Self { pool, dialer, queue: Arc::default() })
     }
 
@@ -175,7 +183,7 @@ impl Server {
                 drop(lane);
                 // Who queued up just before that has not found the connection free.
                 if self.queue.is_empty() { None } else { self.pool.try_get().map(Lane::new) }
-            } else if lane.connection.is_open() {
+            } else if lane.connection.is_ready() {
                 lane.send(self.queue.take(BATCH));
                 lane.pass_on()
             } else {
@@ -237,7 +245,7 @@ impl Pending {
             Step::Drive(lane) => server.drive(lane, request),
             Step::Return(reply) => Some(reply),
             Step::Leave if server.queue.withdraw(request) => Some(Err(Failure::too_late(
-                server.dialer.label(),
+                &server.dialer.label(),
                 "all pooled connections were in use until the time was over",
             ))),
             Step::Leave => None,

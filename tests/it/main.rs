@@ -27,5 +27,6 @@ mod outage;
 mod refusals;
 mod replies;
 mod resources;
+mod sentinel;
 mod support;
 mod waiting;
