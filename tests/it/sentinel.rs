@@ -1,5 +1,6 @@
 //! Locks on the master that sentinels name, before, during and after a failover.
 
+use std::error::Error as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -9,7 +10,8 @@ use leasehold::{Builder, Client, Error};
 use crate::support::sentinel::MASTER;
 use crate::support::server::{redis_binary, valkey_binary};
 use crate::support::{
-    SOON, Server, Watched, assert_lost, eventually, is_busy, ms, patient, take, throughout, timed,
+    LEASE, SOON, Server, Watched, assert_lost, eventually, is_busy, ms, patient, take, throughout,
+    timed,
 };
 
 /// Longer than a machine pauses: here nobody dies unless the test says so.
@@ -46,6 +48,7 @@ watched! {
         clients_exclude_each_other_across_a_failover,
         a_hung_and_a_dead_sentinel_are_skipped,
         without_sentinels_the_open_connections_go_on,
+        a_sentinel_that_names_a_replica_is_not_believed,
         an_unknown_master_is_a_permanent_error,
         sentinels_and_master_may_have_different_logins;
     NERVOUS:
@@ -89,7 +92,9 @@ fn a_call_after_a_failover_goes_to_the_new_master(watched: &Watched) {
 }
 
 fn threads_at_work_move_to_the_new_master(watched: &Watched) {
-    let clients = [open(watched, patient().wait(CALM)), open(watched, patient().wait(CALM))];
+    // A lock whose release went to the old master is held on the new one until its lease ends.
+    let builder = || patient().lease(LEASE).wait(CALM);
+    let clients = [open(watched, builder()), open(watched, builder())];
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
         let workers: Vec<_> = (0..8)
@@ -192,6 +197,20 @@ fn without_sentinels_the_open_connections_go_on(watched: &Watched) {
     guard.unlock().unwrap();
 }
 
+fn a_sentinel_that_names_a_replica_is_not_believed(watched: &Watched) {
+    let liar = Server::sentinel(watched.binary(), &[]);
+    let replica = watched.servers[1].port().to_string();
+    liar.command(&["SENTINEL", "MONITOR", MASTER, "127.0.0.1", &replica, "1"]);
+    let mut urls = watched.urls();
+    urls.insert(0, liar.url());
+    let client = try_open(&urls, Client::builder()).unwrap();
+    take(&client, "a").unlock().unwrap();
+
+    let error = try_open(&urls[..1], Client::builder().retry_window(ms(300))).unwrap_err();
+    let source = error.source().expect("the cause is given").to_string();
+    assert!(matches!(error, Error::Unavailable { .. }) && source.contains("not a master"));
+}
+
 fn an_unknown_master_is_a_permanent_error(watched: &Watched) {
     let urls = watched.urls();
     let urls: Vec<&str> = urls.iter().map(String::as_str).collect();
@@ -274,11 +293,11 @@ fn a_waiter_survives_the_death_of_the_master(watched: &Watched) {
 
 #[test]
 fn lists_that_make_no_sense_are_refused() {
-    let refused = |sentinels: &[&str], master: &str, builder: Builder, about: &str| {
-        match builder.open_sentinel(sentinels, master) {
-            Err(Error::InvalidInput(text)) => assert!(text.contains(about), "{text}"),
-            other => panic!("{other:?}"),
-        }
+    let refused = |sentinels: &[&str], master: &str, builder: Builder, about: &str| match builder
+        .open_sentinel(sentinels, master)
+    {
+        Err(Error::InvalidInput(text)) => assert!(text.contains(about), "{text}"),
+        other => panic!("{other:?}"),
     };
     let builder = Client::builder;
     refused(&[], "m", builder(), "sentinels");

@@ -1,7 +1,7 @@
 //! A master and its replicas, watched over by sentinels, for a test or an example.
 #![allow(dead_code, reason = "every test and example that includes this file uses a part of it")]
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -37,6 +37,7 @@ pub(crate) struct Watched {
     /// The first is the master at the start.
     pub(crate) servers: Vec<Server>,
     pub(crate) sentinels: Vec<Server>,
+    binary: PathBuf,
 }
 
 impl Watched {
@@ -57,6 +58,7 @@ impl Watched {
         let watched = Watched {
             servers: (0..3).map(|_| Server::start(binary, &args)).collect(),
             sentinels: (0..3).map(|_| Server::sentinel(binary, &[])).collect(),
+            binary: binary.into(),
         };
         let port = watched.servers[0].port().to_string();
         for replica in &watched.servers[1..] {
@@ -68,6 +70,10 @@ impl Watched {
         }
         watched.wait_until_watched();
         watched
+    }
+
+    pub(crate) fn binary(&self) -> &Path {
+        &self.binary
     }
 
     pub(crate) fn urls(&self) -> Vec<String> {

@@ -1,22 +1,33 @@
 //! One suite of behaviours, run on every store.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
 
 use leasehold::{Builder, Client};
 use redis::Connection;
 
-use super::Server;
+use super::sentinel::MASTER;
+use super::server::redis_binary;
+use super::{Server, Watched};
 
 /// Makes a test of every listed behaviour for every store it applies to: `every store` for what
 /// needs no more than one client, `every server` for what looks into Redis or needs a second client.
+/// What is listed under `sentinel` as well is also run on a master that sentinels name.
 ///
 /// A behaviour that is not listed is dead code, and that is a warning.
 macro_rules! stores {
     (
         $(every store: $($common:ident),+ $(,)?;)?
         $(every server: $($special:ident),+ $(,)?;)?
+        $(sentinel: $($watched:ident),+ $(,)?;)?
     ) => {
+        $(mod on_sentinel {
+            $(#[test]
+            fn $watched() {
+                super::$watched(&$crate::support::Store::watched());
+            })+
+        })?
         $(mod on_memory {
             $(#[test]
             fn $common() {
@@ -46,22 +57,44 @@ pub(crate) use stores;
 pub(crate) enum Store {
     Memory,
     Server(Server),
+    Watched { database: u32 },
 }
 
+/// Shared, because they take seconds to find each other. They end with this process.
+static WATCHED: LazyLock<Watched> = LazyLock::new(|| {
+    let databases = ["--databases", "256"];
+    Watched::start_with(redis_binary(), Duration::from_secs(30), &databases)
+});
+
 impl Store {
+    /// A database of its own on a master that sentinels name.
+    pub(crate) fn watched() -> Store {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        Store::Watched { database: NEXT.fetch_add(1, Ordering::Relaxed) }
+    }
+
     /// Opens the client of the behaviour. Only once: two in-memory clients share nothing.
     pub(crate) fn open(&self, builder: Builder) -> Client {
         match self {
             Store::Memory => builder.in_memory().expect("the options are good"),
             Store::Server(server) => server.open(builder),
+            Store::Watched { database } => {
+                let urls: Vec<_> =
+                    WATCHED.urls().iter().map(|url| format!("{url}{database}")).collect();
+                let urls: Vec<_> = urls.iter().map(String::as_str).collect();
+                builder.open_sentinel(&urls, MASTER).expect("there is a master")
+            }
         }
     }
 
     /// A shared number that is kept where the locks are.
-    pub(crate) fn register(&self) -> Register<'_> {
+    pub(crate) fn register(&self) -> Register {
         match self {
             Store::Memory => Register::Local(Arc::default()),
-            Store::Server(server) => Register::Remote(server),
+            Store::Server(server) => Register::Remote(server.url()),
+            Store::Watched { database } => {
+                Register::Remote(format!("{}{database}", WATCHED.master().url()))
+            }
         }
     }
 }
@@ -75,17 +108,17 @@ impl Server {
 
 /// A number that anybody may read and write, but not change in one step: it needs a lock.
 #[derive(Clone)]
-pub(crate) enum Register<'store> {
+pub(crate) enum Register {
     Local(Arc<AtomicU64>),
-    Remote(&'store Server),
+    Remote(String),
 }
 
-impl Register<'_> {
+impl Register {
     /// A way to the number for one thread.
     pub(crate) fn handle(&self) -> Handle {
         match self {
             Register::Local(number) => Handle::Local(Arc::clone(number)),
-            Register::Remote(server) => Handle::connect(&server.url()),
+            Register::Remote(url) => Handle::connect(url),
         }
     }
 }
