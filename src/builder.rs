@@ -13,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::event::{Callback, Event, Events};
 use crate::hold::engine::Engine;
 use crate::hold::patience::{Bound, Patience};
+use crate::store::durable::Demand;
 use crate::store::endpoint::Endpoint;
 use crate::store::memory::Memory;
 use crate::store::sentinel::{self, Sentinels};
@@ -150,7 +151,8 @@ impl Builder {
     /// Sets how long one request may take, from waiting for a connection to the last byte of the
     /// reply.
     ///
-    /// At most a third of the lease. Defaults to 1 s, or a third of the lease where that is less.
+    /// At most a third of the lease. Defaults to 1 s, and as much more as
+    /// [`durability`](Builder::durability) may take, or a third of the lease where that is less.
     pub fn io_timeout(mut self, timeout: Duration) -> Self {
         self.config.io_timeout = Some(timeout);
         self
@@ -202,7 +204,8 @@ impl Builder {
         self
     }
 
-    /// Sets what a lock must have survived before the call that took it returns.
+    /// Sets what a lock must have survived before the call that took it returns. While too few
+    /// replicas are there to say so, no lock can be had.
     ///
     /// Defaults to [`Durability::Memory`].
     pub fn durability(mut self, durability: Durability) -> Self {
@@ -339,6 +342,11 @@ impl Builder {
             };
             std::thread::sleep(pause);
         }
+        if let Some(demand) = Demand::new(self.config.durability) {
+            server
+                .probe(&demand, end_of(self.config.connect_timeout))
+                .map_err(|failure| failure.into_error("open a client", ""))?;
+        }
         let store = Single::new(server, &self.config);
         self.start(Arc::new(store), Some(threads))
     }
@@ -347,9 +355,13 @@ impl Builder {
     ///
     /// # Errors
     ///
-    /// [`InvalidInput`](Error::InvalidInput): a setting makes no sense.
+    /// [`InvalidInput`](Error::InvalidInput): a setting makes no sense, such as a
+    /// [`Durability`] that memory does not have.
     pub fn in_memory(self) -> Result<Client> {
         self.config.check()?;
+        if self.config.durability != Durability::Memory {
+            return Err(Error::invalid("durability", "must be `Memory` in memory"));
+        }
         self.start(Arc::new(Memory::default()), None)
     }
 

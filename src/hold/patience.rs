@@ -30,6 +30,8 @@ pub(crate) fn is_outage(failure: &Failure) -> bool {
 pub(crate) struct Patience {
     bound: Bound,
     io_timeout: Duration,
+    /// How much later than the caller's deadline a request may end.
+    grace: Duration,
     window: Duration,
     /// Since when there was no answer that counts.
     failing_since: Option<Instant>,
@@ -49,6 +51,7 @@ impl Patience {
         Self {
             bound,
             io_timeout: config.io_timeout(lease),
+            grace: config.grace(lease),
             window: config.retry_window,
             failing_since: None,
             resets: 0,
@@ -63,7 +66,7 @@ impl Patience {
         match self.bound {
             Bound::Brief | Bound::Endless => end,
             Bound::Deadline(deadline) => {
-                deadline.checked_add(self.io_timeout).map_or(end, |last| last.min(end))
+                deadline.checked_add(self.grace).map_or(end, |last| last.min(end))
             }
             Bound::End(last) => last.min(end),
         }
@@ -79,7 +82,7 @@ impl Patience {
         let now = Instant::now();
         let since = *self.failing_since.get_or_insert(now);
         match failure.trouble {
-            Trouble::Refused | Trouble::WrongType => return None,
+            Trouble::NotReplicated { .. } | Trouble::Refused | Trouble::WrongType => return None,
             Trouble::Reset => self.resets += 1,
             Trouble::Silent | Trouble::Unreachable => self.silences += 1,
             Trouble::Passing => {}

@@ -22,7 +22,8 @@ const PASSING: [&str; 7] =
     ["BUSY", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "NOREPLICAS", "READONLY", "TRYAGAIN"];
 
 /// Error replies after which no connection of this server is to be trusted.
-const SPOILING: [&str; 3] = ["LOADING", "MASTERDOWN", "READONLY"];
+/// UNBLOCKED is what a master says to those who wait when it becomes a replica.
+const SPOILING: [&str; 4] = ["LOADING", "MASTERDOWN", "READONLY", "UNBLOCKED"];
 
 /// What all connections to one server share.
 pub(crate) struct Dialer {
@@ -205,6 +206,13 @@ impl Connection {
             Err(error) if error.is_timeout() => return None,
             Err(error) => Err(self.broken(error)),
         })
+    }
+
+    /// Reads a reply that nobody wants, or gives up the connection if it is not there by then.
+    pub(crate) fn skip(&mut self, until: Instant) {
+        if self.receive(false, until).is_none() {
+            self.poison();
+        }
     }
 
     /// Gives up the socket, and with it whatever is still on its way.

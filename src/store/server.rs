@@ -37,8 +37,8 @@ const BATCH: usize = 64;
 /// A pool of connections to one server.
 #[derive(Clone, Debug)]
 pub(crate) struct Server {
-    pool: Pool<Places>,
-    dialer: Arc<Dialer>,
+    pub(super) pool: Pool<Places>,
+    pub(super) dialer: Arc<Dialer>,
     queue: Arc<Queue>,
 }
 
@@ -153,6 +153,11 @@ impl Server {
         Pending { server: self.clone(), request, waited: false }
     }
 
+    pub(super) fn too_late(&self) -> Failure {
+        let why = "all pooled connections were in use until the time was over";
+        Failure::too_late(&self.dialer.label(), why)
+    }
+
     /// Drives a lane until the reply to `own` is there; `None` if its time is over before.
     fn drive(&self, mut lane: Lane, own: &Arc<Request>) -> Option<Reply> {
         if !lane.carries(own) {
@@ -176,7 +181,7 @@ impl Server {
     }
 
     /// Sends what has queued up over a lane without requests, or gives its connection back.
-    fn start_over(&self, lane: Lane) {
+    pub(super) fn start_over(&self, lane: Lane) {
         let mut free = Some(lane);
         while let Some(mut lane) = free {
             free = if self.queue.is_empty() {
@@ -244,10 +249,7 @@ impl Pending {
         let reply = match request.wait() {
             Step::Drive(lane) => server.drive(lane, request),
             Step::Return(reply) => Some(reply),
-            Step::Leave if server.queue.withdraw(request) => Some(Err(Failure::too_late(
-                &server.dialer.label(),
-                "all pooled connections were in use until the time was over",
-            ))),
+            Step::Leave if server.queue.withdraw(request) => Some(Err(server.too_late())),
             Step::Leave => None,
         };
         reply.unwrap_or_else(|| Err(server.dialer.no_reply()))

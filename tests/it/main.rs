@@ -12,6 +12,7 @@
 
 mod arguments;
 mod cost;
+mod durability;
 mod ending;
 mod events;
 mod exclusion;

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use leasehold::{Builder, Client, Error};
+use leasehold::{Builder, Client, Durability, Error};
 
 use crate::support::sentinel::MASTER;
 use crate::support::server::{redis_binary, valkey_binary};
@@ -53,7 +53,9 @@ watched! {
         sentinels_and_master_may_have_different_logins;
     NERVOUS:
         a_stopped_master_is_left_and_not_returned_to,
-        a_waiter_survives_the_death_of_the_master;
+        a_waiter_survives_the_death_of_the_master,
+        a_lock_that_no_replica_has_can_be_taken_twice,
+        a_lock_that_replicas_must_have_is_not_taken_twice;
 }
 
 fn open(watched: &Watched, builder: Builder) -> Client {
@@ -176,11 +178,13 @@ fn a_hung_and_a_dead_sentinel_are_skipped(watched: &Watched) {
 }
 
 fn without_sentinels_the_open_connections_go_on(watched: &Watched) {
-    let client = open(watched, patient());
+    let client = open(watched, patient().lease(LEASE));
     let guard = take(&client, "a");
     watched.sentinels[0].stop();
     watched.sentinels[1].kill();
     watched.sentinels[2].stop();
+    // Renewal needs a connection of its own, which is opened only now.
+    throughout(LEASE, || guard.is_held());
     for _ in 0..4 {
         thread::sleep(ms(500));
         guard.verify().unwrap();
@@ -289,6 +293,38 @@ fn a_waiter_survives_the_death_of_the_master(watched: &Watched) {
         guard.unlock().unwrap();
         assert!(waiter.join().unwrap().unwrap() > fence);
     });
+}
+
+/// Kills the master after `call`, of which the replicas hear nothing, and waits for the next one.
+fn fail_over_without<T>(watched: &Watched, call: impl FnOnce() -> T) -> T {
+    let (old, replicas) = (&watched.servers[0], &watched.servers[1..]);
+    replicas.iter().for_each(Server::stop);
+    old.command(&["CLIENT", "KILL", "TYPE", "replica"]);
+    let result = call();
+    old.kill();
+    replicas.iter().for_each(Server::cont);
+    watched.wait_for_another(old.port());
+    result
+}
+
+fn a_lock_that_no_replica_has_can_be_taken_twice(watched: &Watched) {
+    let (one, other) = (open(watched, patient()), open(watched, patient()));
+    let guard = fail_over_without(watched, || take(&one, "a"));
+    let second = other.lock("a").unwrap();
+    assert!(guard.is_held() && second.is_held(), "until the next renewal");
+    assert!(second.fence() > guard.fence(), "which is why there are fences");
+    assert_lost(guard.verify(), "a");
+}
+
+fn a_lock_that_replicas_must_have_is_not_taken_twice(watched: &Watched) {
+    let durability = Durability::Replicas { acks: 1, timeout: ms(300) };
+    let client = open(watched, patient().durability(durability));
+    take(&client, "a").unlock().unwrap();
+    match fail_over_without(watched, || client.try_lock("a").map(drop)) {
+        Err(Error::NotReplicated { acked: 0, required: 1 }) => {}
+        other => panic!("{other:?}"),
+    }
+    open(watched, patient()).lock("a").unwrap().unlock().unwrap();
 }
 
 #[test]

@@ -53,18 +53,12 @@ impl Watched {
         extra_args: &[&str],
     ) -> Watched {
         let binary = binary.as_ref();
-        let quick = ["--repl-diskless-sync-delay", "0", "--repl-timeout", "60"];
-        let args = [&quick, extra_args].concat();
         let watched = Watched {
-            servers: (0..3).map(|_| Server::start(binary, &args)).collect(),
+            servers: replicated(binary, extra_args),
             sentinels: (0..3).map(|_| Server::sentinel(binary, &[])).collect(),
             binary: binary.into(),
         };
         let port = watched.servers[0].port().to_string();
-        for replica in &watched.servers[1..] {
-            replica.command(&["REPLICAOF", "127.0.0.1", &port]);
-        }
-        watched.wait_until_replicated();
         for sentinel in &watched.sentinels {
             watch(sentinel, &port, down_after);
         }
@@ -106,11 +100,6 @@ impl Watched {
         self.master()
     }
 
-    /// Waits until both replicas have what the master has, and follow it.
-    pub(crate) fn wait_until_replicated(&self) {
-        wait(|| self.servers.iter().filter(|server| is_in_step(server)).count() == 2);
-    }
-
     fn wait_until_watched(&self) {
         wait(|| {
             self.sentinels.iter().all(|sentinel| {
@@ -119,6 +108,19 @@ impl Watched {
             })
         });
     }
+}
+
+/// Starts a master, which comes first, and two replicas that are in step with it.
+pub(crate) fn replicated(binary: impl AsRef<Path>, extra_args: &[&str]) -> Vec<Server> {
+    let quick = ["--repl-diskless-sync-delay", "0", "--repl-timeout", "60"];
+    let args = [&quick, extra_args].concat();
+    let servers: Vec<_> = (0..3).map(|_| Server::start(binary.as_ref(), &args)).collect();
+    let port = servers[0].port().to_string();
+    for replica in &servers[1..] {
+        replica.command(&["REPLICAOF", "127.0.0.1", &port]);
+        wait(|| is_in_step(replica));
+    }
+    servers
 }
 
 fn watch(sentinel: &Server, port: &str, down_after: Duration) {
@@ -130,10 +132,10 @@ fn watch(sentinel: &Server, port: &str, down_after: Duration) {
     sentinel.command(&["SENTINEL", "SET", MASTER, "failover-timeout", "10000"]);
 }
 
-/// Whether a server is a replica that has caught up with its master.
+/// Whether a replica has caught up with its master.
 fn is_in_step(server: &Server) -> bool {
     let info: String = server.ask(&["INFO", "replication"]);
-    info.contains("role:slave") && info.contains("master_link_status:up")
+    info.contains("master_link_status:up")
 }
 
 fn wait(mut happened: impl FnMut() -> bool) {
