@@ -1,6 +1,5 @@
 //! Settings of a client, and how it is opened.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,7 +15,6 @@ use crate::hold::patience::{Bound, Patience};
 use crate::store::durable::Demand;
 use crate::store::endpoint::Endpoint;
 use crate::store::memory::Memory;
-use crate::store::sentinel::{self, Sentinels};
 use crate::store::server::{Server, pool_threads};
 use crate::store::single::Single;
 use crate::store::{Failure, Store};
@@ -42,20 +40,8 @@ use crate::store::{Failure, Store};
 #[derive(Clone, Debug, Default)]
 #[must_use = "a builder does nothing until it is opened"]
 pub struct Builder {
-    config: Config,
+    pub(crate) config: Config,
     on_event: Option<Callback>,
-    master_login: Option<Login>,
-}
-
-/// A user, empty for the default one, and a password.
-#[derive(Clone)]
-struct Login(String, String);
-
-/// Shows no user and no password.
-impl fmt::Debug for Login {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Login")
-    }
 }
 
 /// How clients are made.
@@ -233,16 +219,6 @@ impl Builder {
         self
     }
 
-    /// Sets the user, empty for the default one, and the password at the masters that sentinels
-    /// name; those in the URLs are then only for the sentinels. See
-    /// [`open_sentinel`](Builder::open_sentinel), which alone uses it.
-    ///
-    /// Defaults to those in the URLs.
-    pub fn master_login(mut self, user: &str, password: &str) -> Self {
-        self.master_login = Some(Login(user.into(), password.into()));
-        self
-    }
-
     /// Opens a client of one Redis server, and makes sure that it answers.
     ///
     /// The URL is `redis://[user][:password@]host[:port][/database]` or
@@ -263,73 +239,7 @@ impl Builder {
         self.start_on(server, threads)
     }
 
-    /// Opens a client of the Redis server that is the `master` of this name at the moment, as
-    /// sentinels say, and makes sure that it answers.
-    ///
-    /// The URLs are those of [`open`](Builder::open), with port 26379 if they name none. Their user
-    /// and password are for the sentinels and the master alike, unless
-    /// [`master_login`](Builder::master_login) gives others for the master; database and client
-    /// name are for the master. What is for the master must be the same in all URLs.
-    ///
-    /// The sentinels are asked, the one that answered last first, before a connection is opened,
-    /// after every failure, and before a request if the last answer is half a second old. A server
-    /// that a sentinel names must also say itself that it is a master. So after a failover the next
-    /// call goes to the new master. A lock that the new master has never heard of, because
-    /// replication is asynchronous, is reported as lost when it is to be renewed; see
-    /// [`durability`](Builder::durability) for how to make that rarer, and
-    /// [`Guard::fence`](crate::Guard::fence) for what helps when it happens.
-    ///
-    /// While no sentinel answers, connections to the master go on being used until one fails.
-    ///
-    /// # Errors
-    ///
-    /// - [`InvalidInput`](Error::InvalidInput): a setting or a URL makes no sense, two URLs are the
-    ///   same, or there is none.
-    /// - [`Unavailable`](Error::Unavailable): no answer from a sentinel or from the master in two
-    ///   tries of [`connect_timeout`](Builder::connect_timeout), or no master for
-    ///   [`retry_window`](Builder::retry_window).
-    /// - [`Redis`](Error::Redis): a server refused the login, or the sentinels that answered do not
-    ///   know a master of this name (code `NOMASTER`).
-    ///
-    /// ```no_run
-    /// let sentinels = ["redis://10.0.0.1", "redis://10.0.0.2", "redis://10.0.0.3"];
-    /// let client = leasehold::Client::builder()
-    ///     .master_login("", "sesame")
-    ///     .open_sentinel(&sentinels, "shop")?;
-    /// # Ok::<(), leasehold::Error>(())
-    /// ```
-    pub fn open_sentinel(self, sentinels: &[&str], master: &str) -> Result<Client> {
-        self.config.check()?;
-        if master.is_empty() {
-            return Err(Error::invalid("master", "must not be empty"));
-        }
-        let sentinels = sentinel::parse(sentinels)?;
-        let endpoint = self.at_master(&sentinels)?;
-        let threads = pool_threads();
-        let route = Box::new(Sentinels::new(&sentinels, master, &self.config, &threads));
-        let server = Server::along(route, endpoint, &self.config, threads.clone());
-        self.start_on(server, threads)
-    }
-
-    /// What the URLs of the sentinels say about the login at the master.
-    fn at_master(&self, sentinels: &[Endpoint]) -> Result<Endpoint> {
-        let mut endpoints = sentinels.iter().cloned().map(|endpoint| match &self.master_login {
-            None => endpoint,
-            Some(Login(user, password)) => endpoint.with_login(user, password),
-        });
-        let first = endpoints
-            .next()
-            .ok_or_else(|| Error::invalid("sentinels", "must name at least one"))?;
-        if !endpoints.all(|other| first.is_alike(&other)) {
-            return Err(Error::invalid(
-                "sentinels",
-                "must agree on what is for the master: database, client name, user and password",
-            ));
-        }
-        Ok(first)
-    }
-
-    fn start_on(
+    pub(crate) fn start_on(
         self,
         server: Result<Server, Failure>,
         threads: Arc<ScheduledThreadPool>,

@@ -1,5 +1,6 @@
 //! Settings, and the check that they make sense before anything is sent.
 
+use std::fmt;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
@@ -72,6 +73,20 @@ impl Durability {
     }
 }
 
+/// A user, empty for the default one, and a password.
+#[derive(Clone)]
+pub(crate) struct Login {
+    pub(crate) user: String,
+    pub(crate) password: String,
+}
+
+/// Shows no user and no password.
+impl fmt::Debug for Login {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Login")
+    }
+}
+
 /// The settings of a client.
 #[derive(Clone, Debug)]
 pub(crate) struct Config {
@@ -85,6 +100,8 @@ pub(crate) struct Config {
     pub(crate) prefix: String,
     pub(crate) label: String,
     pub(crate) durability: Durability,
+    /// At the masters that sentinels name, if it is not in the sentinels' URLs.
+    pub(crate) master_login: Option<Login>,
     pub(crate) spin: Duration,
     /// How often in a row threads of this client may hand on a lock that another client wants.
     pub(crate) hand_ons: u32,
@@ -102,6 +119,7 @@ impl Default for Config {
             prefix: String::new(),
             label: String::new(),
             durability: Durability::Memory,
+            master_login: None,
             spin: Duration::from_micros(50),
             hand_ons: 32,
         }

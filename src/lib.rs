@@ -112,6 +112,7 @@ mod event;
 mod guard;
 mod hold;
 mod mutex;
+mod sentinel;
 mod store;
 
 pub use builder::Builder;

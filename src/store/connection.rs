@@ -1,153 +1,22 @@
 //! One connection to one server: opened when it is used, dropped when anything but an error reply
 //! goes wrong with it.
 
-use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use redis::{RedisError, ServerError, Value};
-use scheduled_thread_pool::ScheduledThreadPool;
 
 use crate::clock::end_of;
-use crate::config::Config;
-use crate::store::endpoint::Endpoint;
-use crate::store::route::{Address, Route};
+use crate::store::dialer::Dialer;
 use crate::store::socket::{Plug, Socket};
-use crate::store::spin::Spin;
 use crate::store::{Failure, Trouble};
 
 /// Error replies that pass by themselves.
 const PASSING: [&str; 7] =
     ["BUSY", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "NOREPLICAS", "READONLY", "TRYAGAIN"];
 
-/// Error replies after which no connection of this server is to be trusted.
-/// UNBLOCKED is what a master says to those who wait when it becomes a replica.
+/// Error replies after which no connection of this server is to be trusted. UNBLOCKED is what a master says to those who wait when it becomes a replica.
 const SPOILING: [&str; 4] = ["LOADING", "MASTERDOWN", "READONLY", "UNBLOCKED"];
-
-/// What all connections to one server share.
-pub(crate) struct Dialer {
-    pub(crate) endpoint: Endpoint,
-    /// The way to the address, if that is not the endpoint's own.
-    pub(crate) route: Option<Box<dyn Route>>,
-    pub(crate) connect_timeout: Duration,
-    pub(crate) spin: Spin,
-    pub(crate) threads: Arc<ScheduledThreadPool>,
-    /// Raised to make every open connection stale.
-    pub(crate) generation: AtomicU64,
-}
-
-impl fmt::Debug for Dialer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Dialer").field(&self.endpoint).finish()
-    }
-}
-
-impl Dialer {
-    pub(crate) fn new(
-        endpoint: Endpoint,
-        config: &Config,
-        threads: Arc<ScheduledThreadPool>,
-    ) -> Self {
-        Self {
-            endpoint,
-            route: None,
-            connect_timeout: config.connect_timeout,
-            spin: Spin::new(config.spin),
-            threads,
-            generation: AtomicU64::new(0),
-        }
-    }
-
-    pub(crate) fn label(&self) -> Arc<str> {
-        self.route.as_ref().map_or_else(|| self.endpoint.label.clone(), |route| route.label())
-    }
-
-    /// The failure of what was sent and not answered in time.
-    pub(crate) fn no_reply(&self) -> Failure {
-        self.doubt();
-        let error = std::io::Error::new(std::io::ErrorKind::TimedOut, "no reply in time");
-        Failure::io(Trouble::Silent, &self.label(), error)
-    }
-
-    /// The failure of a request that was answered with something that makes no sense: nothing that
-    /// comes over the open connections is to be trusted.
-    pub(crate) fn nonsense(&self) -> Failure {
-        self.spoil();
-        let error = std::io::Error::new(std::io::ErrorKind::InvalidData, "not a sensible reply");
-        Failure::io(Trouble::Reset, &self.label(), error)
-    }
-
-    /// Finds out whether the server has moved, unless that is known. Half of the time at the most,
-    /// so that the other is left for what it is asked for.
-    fn confirm(&self, until: Instant) {
-        if let Some(route) = self.route.as_ref().filter(|route| !route.is_confirmed()) {
-            let now = Instant::now();
-            let until = until.min(now + self.connect_timeout);
-            route.confirm(now + until.saturating_duration_since(now) / 2);
-        }
-    }
-
-    fn is_confirmed(&self) -> bool {
-        self.route.as_ref().is_none_or(|route| route.is_confirmed())
-    }
-
-    /// Grows when the open connections have become worthless.
-    fn generation(&self) -> u64 {
-        let moves = self.route.as_ref().map_or(0, |route| route.moves());
-        self.generation.load(Ordering::Relaxed) + moves
-    }
-
-    /// Gives up all open connections.
-    fn spoil(&self) {
-        self.generation.fetch_add(1, Ordering::Relaxed);
-        self.doubt();
-    }
-
-    fn doubt(&self) {
-        if let Some(route) = &self.route {
-            route.doubt();
-        }
-    }
-
-    fn open(&self, until: Instant) -> Result<Socket, Failure> {
-        let opened = match &self.route {
-            None => self.endpoint.connect(&self.threads, until),
-            Some(route) => {
-                let Address { host, port } = route.address()?;
-                self.endpoint.at(&host, port).connect(&self.threads, until)
-            }
-        };
-        opened.map_err(|error| {
-            self.doubt();
-            Failure::io(Trouble::Unreachable, &self.label(), error)
-        })
-    }
-
-    /// Appends the requests that a new connection begins with, and tells how many there are.
-    fn greet(&self, out: &mut Vec<u8>) -> usize {
-        let greetings = self.endpoint.greet(out);
-        if self.route.is_none() {
-            return greetings;
-        }
-        redis::cmd("ROLE").write_packed_command(out);
-        greetings + 1
-    }
-
-    /// Meets the last reply to a greeting.
-    fn welcome(&self, reply: &Value) -> Result<(), Failure> {
-        let Some(route) = self.route.as_ref().filter(|_| !is_master(reply)) else { return Ok(()) };
-        route.disprove();
-        let error = std::io::Error::other("the server is not a master, or not yet");
-        Err(Failure::io(Trouble::Passing, &self.label(), error))
-    }
-}
-
-/// Reads the reply to ROLE.
-fn is_master(reply: &Value) -> bool {
-    let Value::Array(parts) = reply else { return false };
-    matches!(parts.first(), Some(Value::BulkString(role)) if role == b"master")
-}
 
 /// A place for a connection, empty until it is used.
 #[derive(Debug)]

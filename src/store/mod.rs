@@ -1,6 +1,7 @@
 //! What servers are told about locks, and what they answer.
 
 pub(crate) mod connection;
+pub(crate) mod dialer;
 pub(crate) mod durable;
 pub(crate) mod endpoint;
 pub(crate) mod interrupter;

@@ -2,10 +2,8 @@
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
-use std::iter;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
 use std::time::Instant;
 
 use parking_lot::Mutex;
@@ -14,7 +12,8 @@ use redis::Value;
 use scheduled_thread_pool::{OnPoolDropBehavior, ScheduledThreadPool};
 
 use crate::config::Config;
-use crate::store::connection::{Connection, Dialer};
+use crate::store::connection::Connection;
+use crate::store::dialer::Dialer;
 use crate::store::endpoint::Endpoint;
 use crate::store::lane::{Lane, Reply, Request, Step};
 use crate::store::route::Route;
@@ -67,8 +66,9 @@ impl Server {
         config: &Config,
         threads: Arc<ScheduledThreadPool>,
     ) -> Result<Self, Failure> {
-        let dialer = Dialer::new(endpoint, config, threads);
-        Self::over(Dialer { route: Some(route), ..dialer }, config.pool_size)
+        let mut dialer = Dialer::new(endpoint, config, threads);
+        dialer.route = Some(route);
+        Self::over(dialer, config.pool_size)
     }
 
     fn over(dialer: Dialer, size: u32) -> Result<Self, Failure> {
@@ -144,7 +144,7 @@ impl Server {
             if self.queue.is_crowded() {
                 // Threads that were woken together have their next requests at nearly the same
                 // time: a moment for those that are awake saves a write for each.
-                thread::yield_now();
+                std::thread::yield_now();
             }
             if let Some(connection) = self.pool.try_get() {
                 self.start_over(Lane::new(connection));
@@ -166,7 +166,7 @@ impl Server {
                 return Some(Err(failure));
             }
             let others = self.queue.take(BATCH - 1);
-            lane.send(iter::once(own.clone()).chain(others));
+            lane.send(std::iter::once(own.clone()).chain(others));
         }
         let reply = lane.read(own).or_else(|| own.leave().into_reply());
         let gathered = lane.gather();

@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use leasehold::{Builder, Client, Durability, Error};
 
+use crate::refusals::RIGHTS;
+use crate::support::child::{self, Child};
 use crate::support::sentinel::MASTER;
 use crate::support::server::{redis_binary, valkey_binary};
 use crate::support::{
@@ -50,6 +52,7 @@ watched! {
         without_sentinels_the_open_connections_go_on,
         a_sentinel_that_names_a_replica_is_not_believed,
         an_unknown_master_is_a_permanent_error,
+        no_further_thread_is_needed,
         sentinels_and_master_may_have_different_logins;
     NERVOUS:
         a_stopped_master_is_left_and_not_returned_to,
@@ -230,18 +233,47 @@ fn an_unknown_master_is_a_permanent_error(watched: &Watched) {
     assert!(took < ms(3000), "{took:?}");
 }
 
-fn sentinels_and_master_may_have_different_logins(watched: &Watched) {
-    for sentinel in &watched.sentinels {
-        sentinel.command(&["ACL", "SETUSER", "asker", "on", ">first", "~*", "&*", "+@all"]);
+fn no_further_thread_is_needed(watched: &Watched) {
+    if cfg!(target_os = "linux") {
+        Child::start(count_threads_in_a_child, &watched.urls().join(" ")).finish();
     }
+}
+
+/// In a process of its own, where no other test starts threads.
+#[test]
+#[ignore = "a child of no_further_thread_is_needed"]
+fn count_threads_in_a_child() {
+    let Some(urls) = child::argument() else { return };
+    let threads = || std::fs::read_dir("/proc/self/task").unwrap().count();
+    let before = threads();
+    let urls: Vec<_> = urls.split(' ').map(str::to_owned).collect();
+    let client = try_open(&urls, patient().lease(LEASE)).unwrap();
+    let guard = take(&client, "a");
+    // The renewer and the pool's thread.
+    throughout(LEASE, || guard.is_held() && threads() - before == 2);
+    guard.unlock().unwrap();
+    drop(client);
+    eventually(SOON, || threads() == before);
+}
+
+fn sentinels_and_master_may_have_different_logins(watched: &Watched) {
+    let rights = ["+sentinel|get-master-addr-by-name"];
+    for sentinel in &watched.sentinels {
+        sentinel.command(&[&["ACL", "SETUSER", "asker", "on", ">first"], &rights[..]].concat());
+    }
+    let rights: Vec<_> = RIGHTS.split(' ').chain(["+role", "+select", "+wait"]).collect();
     for server in &watched.servers {
-        server.command(&["ACL", "SETUSER", "locker", "on", ">second", "~*", "&*", "+@all"]);
+        server.command(&[&["ACL", "SETUSER", "locker", "on", ">second"], &rights[..]].concat());
     }
     let at = |login: &str| -> Vec<String> {
         let with_login = |url: &String| format!("{}5", url.replace("//", &format!("//{login}@")));
         watched.urls().iter().map(with_login).collect()
     };
-    let builder = || Client::builder().master_login("locker", "second");
+    let builder = || {
+        let durability = Durability::Replicas { acks: 2, timeout: SOON / 2 };
+        let builder = Client::builder().prefix("app:").durability(durability);
+        builder.lease(CALM).master_login("locker", "second")
+    };
     let client = try_open(&at("asker:first"), builder()).unwrap();
     let guard = take(&client, "a");
     let clients: String = watched.master().ask(&["CLIENT", "LIST"]);
@@ -250,7 +282,7 @@ fn sentinels_and_master_may_have_different_logins(watched: &Watched) {
     guard.unlock().unwrap();
     for (urls, builder) in [
         (at("asker:first"), Client::builder()),
-        (at("asker:first"), Client::builder().master_login("locker", "third")),
+        (at("asker:first"), builder().master_login("locker", "third")),
         (at("asker:third"), builder()),
     ] {
         match try_open(&urls, builder) {
@@ -317,7 +349,7 @@ fn a_lock_that_no_replica_has_can_be_taken_twice(watched: &Watched) {
 }
 
 fn a_lock_that_replicas_must_have_is_not_taken_twice(watched: &Watched) {
-    let durability = Durability::Replicas { acks: 1, timeout: ms(300) };
+    let durability = Durability::Replicas { acks: 1, timeout: ms(3000) };
     let client = open(watched, patient().durability(durability));
     take(&client, "a").unlock().unwrap();
     match fail_over_without(watched, || client.try_lock("a").map(drop)) {
