@@ -121,6 +121,8 @@ mod tests {
     fn a_refusal_is_final() {
         for bound in [Bound::Brief, Bound::Endless] {
             assert_eq!(patience(bound).after(&failure(Trouble::Refused)), None);
+            let shortfall = Trouble::NotReplicated { acked: 0, required: 1 };
+            assert_eq!(patience(bound).after(&failure(shortfall)), None);
             assert_eq!(patience(bound).after(&failure(Trouble::WrongType)), None);
         }
     }

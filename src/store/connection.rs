@@ -104,12 +104,6 @@ impl Connection {
         self.is_open() && self.dialer.is_confirmed()
     }
 
-    /// Finds out whether the server has moved, unless that is known: then this is not open any
-    /// more.
-    pub(crate) fn confirm(&self, until: Instant) {
-        self.dialer.confirm(until);
-    }
-
     /// The means to end this connection from another thread, until it is given up.
     pub(crate) fn plug(&self) -> Plug {
         self.socket.as_ref().map(Socket::plug).unwrap_or_default()
@@ -140,7 +134,8 @@ impl Connection {
 
     /// Opens the connection unless it is open.
     pub(crate) fn connect(&mut self, until: Instant) -> Result<(), Failure> {
-        self.confirm(until);
+        // If the server has moved, this is not open any more.
+        self.dialer.confirm(until);
         if self.is_open() {
             return Ok(());
         }

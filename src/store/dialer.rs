@@ -69,13 +69,15 @@ impl Dialer {
         Failure::io(Trouble::Reset, &self.label(), error)
     }
 
-    /// Finds out whether the server has moved, unless that is known. Half of the time at the most,
-    /// so that the other is left for what it is asked for.
+    /// Finds out whether the server has moved, unless that is known. It takes half of the time at
+    /// most, so that the other half is left for the request.
     pub(super) fn confirm(&self, until: Instant) {
         if let Some(route) = self.route.as_ref().filter(|route| !route.is_confirmed()) {
             let now = Instant::now();
-            let until = until.min(now + self.connect_timeout);
-            route.confirm(now + until.saturating_duration_since(now) / 2);
+            let left = until.saturating_duration_since(now).min(self.connect_timeout);
+            if !left.is_zero() {
+                route.confirm(now + left / 2);
+            }
         }
     }
 

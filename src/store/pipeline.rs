@@ -42,7 +42,6 @@ impl Pipeline {
 
     fn dispatch(&mut self, tasks: Vec<Task>, form: Form, done: &mut dyn FnMut(u64, Outcome)) {
         let Some(until) = tasks.iter().map(|task| task.until).max() else { return };
-        self.connection.confirm(until);
         if !self.connection.is_open() {
             // The replies to what flies will not come on the next socket.
             self.abandon(done);

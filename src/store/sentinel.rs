@@ -66,6 +66,13 @@ struct Found {
     label: Arc<str>,
 }
 
+/// What people should know of an answer.
+enum News {
+    Moved(Address),
+    None,
+    Silence(Failure),
+}
+
 impl fmt::Debug for Sentinels {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Sentinels").field(&self.master).finish()
@@ -173,30 +180,39 @@ impl Sentinels {
         format!("the sentinels of {:?}", self.master).into()
     }
 
-    /// Takes in an answer, and tells for how long nobody else need ask.
-    fn take_in(&self, answer: Result<Address, Failure>, doubted: bool) -> Duration {
+    /// Takes in an answer. Tells for how long nobody else need ask, and what is new.
+    fn take_in(&self, answer: Result<Address, Failure>, doubted: bool) -> (Duration, News) {
         let mut found = self.found.lock();
         match answer {
             Ok(address) => {
                 found.failure = None;
-                if found.address.as_ref() != Some(&address) {
-                    let Address { host, port } = &address;
-                    let label = format!("{host}:{port} (master {:?})", self.master);
-                    log::info!(target: "leasehold", "the master {:?} is at {host}:{port}", self.master);
-                    found.label = label.into();
-                    found.address = Some(address);
-                    self.moves.fetch_add(1, Ordering::SeqCst);
+                if found.address.as_ref() == Some(&address) {
+                    return (PERIOD, News::None);
                 }
-                PERIOD
+                let Address { host, port } = &address;
+                found.label = format!("{host}:{port} (master {:?})", self.master).into();
+                found.address = Some(address.clone());
+                self.moves.fetch_add(1, Ordering::SeqCst);
+                (PERIOD, News::Moved(address))
             }
             Err(failure) if doubted || found.address.is_none() || found.failure.is_some() => {
                 found.failure = Some(failure);
-                RETRY_PERIOD
+                (RETRY_PERIOD, News::None)
             }
-            Err(Failure { source, .. }) => {
-                let master = &self.master;
+            Err(failure) => (OUTAGE_PERIOD, News::Silence(failure)),
+        }
+    }
+
+    /// Tells the log, which may take its time: so without any lock.
+    fn tell(&self, news: News) {
+        let master = &self.master;
+        match news {
+            News::Moved(Address { host, port }) => {
+                log::info!(target: "leasehold", "the master {master:?} is at {host}:{port}");
+            }
+            News::None => {}
+            News::Silence(Failure { source, .. }) => {
                 log::warn!(target: "leasehold", "no sentinel tells where {master:?} is: {source}");
-                OUTAGE_PERIOD
             }
         }
     }
@@ -237,11 +253,14 @@ impl Route for Sentinels {
         }
         let asked = Moment::now();
         let answer = self.ask(&mut circle, until);
-        let valid = asked.after(self.take_in(answer, doubted)).raw();
+        let (period, news) = self.take_in(answer, doubted);
+        let valid = asked.after(period).raw();
         // Unless a doubt has come up in between, to which the answer may be no answer.
         let exchanged =
             self.valid.compare_exchange(ASKED, valid, Ordering::SeqCst, Ordering::SeqCst);
         exchanged.unwrap_or_default();
+        drop(circle);
+        self.tell(news);
     }
 
     fn doubt(&self) {
