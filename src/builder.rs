@@ -12,12 +12,13 @@ use crate::error::{Error, Result};
 use crate::event::{Callback, Event, Events};
 use crate::hold::engine::Engine;
 use crate::hold::patience::{Bound, Patience};
-use crate::store::Store;
 use crate::store::cluster::{Cluster, parse_seeds};
+use crate::store::durable::Demand;
 use crate::store::endpoint::Endpoint;
 use crate::store::memory::Memory;
 use crate::store::server::{Server, pool_threads};
 use crate::store::single::Single;
+use crate::store::{Failure, Store};
 #[cfg(feature = "tls")]
 use crate::tls::Tls;
 
@@ -42,7 +43,7 @@ use crate::tls::Tls;
 #[derive(Clone, Debug, Default)]
 #[must_use = "a builder does nothing until it is opened"]
 pub struct Builder {
-    config: Config,
+    pub(crate) config: Config,
     on_event: Option<Callback>,
 }
 
@@ -139,7 +140,8 @@ impl Builder {
     /// Sets how long one request may take, from waiting for a connection to the last byte of the
     /// reply.
     ///
-    /// At most a third of the lease. Defaults to 1 s, or a third of the lease where that is less.
+    /// At most a third of the lease. Defaults to 1 s, and as much more as
+    /// [`durability`](Builder::durability) may take, or a third of the lease where that is less.
     pub fn io_timeout(mut self, timeout: Duration) -> Self {
         self.config.io_timeout = Some(timeout);
         self
@@ -191,7 +193,8 @@ impl Builder {
         self
     }
 
-    /// Sets what a lock must have survived before the call that took it returns.
+    /// Sets what a lock must have survived before the call that took it returns. While too few
+    /// replicas are there to say so, no lock can be had.
     ///
     /// Defaults to [`Durability::Memory`].
     pub fn durability(mut self, durability: Durability) -> Self {
@@ -250,14 +253,27 @@ impl Builder {
         self.config.check()?;
         let endpoint = Endpoint::parse(url, &self.config)?;
         let threads = pool_threads();
-        let server = Server::new(endpoint, &self.config, threads.clone())
-            .map_err(|failure| failure.into_error("open", ""))?;
+        let server = Server::new(endpoint, &self.config, threads.clone());
+        self.start_on(server, threads)
+    }
+
+    pub(crate) fn start_on(
+        self,
+        server: Result<Server, Failure>,
+        threads: Arc<ScheduledThreadPool>,
+    ) -> Result<Client> {
+        let server = server.map_err(|failure| failure.into_error("open", ""))?;
         let mut patience = Patience::new(Bound::Brief, &self.config, Duration::MAX);
         while let Err(failure) = server.ping(end_of(self.config.connect_timeout)) {
             let Some(pause) = patience.after(&failure) else {
                 return Err(failure.into_error("open a client", ""));
             };
             std::thread::sleep(pause);
+        }
+        if let Some(demand) = Demand::new(self.config.durability) {
+            server
+                .probe(&demand, end_of(self.config.connect_timeout))
+                .map_err(|failure| failure.into_error("open a client", ""))?;
         }
         let store = Single::new(server, &self.config);
         self.start(Arc::new(store), Some(threads))
@@ -297,9 +313,13 @@ impl Builder {
     ///
     /// # Errors
     ///
-    /// [`InvalidInput`](Error::InvalidInput): a setting makes no sense.
+    /// [`InvalidInput`](Error::InvalidInput): a setting makes no sense, such as a
+    /// [`Durability`] that memory does not have.
     pub fn in_memory(self) -> Result<Client> {
         self.config.check()?;
+        if self.config.durability != Durability::Memory {
+            return Err(Error::invalid("durability", "must be `Memory` in memory"));
+        }
         self.start(Arc::new(Memory::default()), None)
     }
 

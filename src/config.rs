@@ -1,5 +1,6 @@
 //! Settings, and the check that they make sense before anything is sent.
 
+use std::fmt;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
@@ -17,13 +18,75 @@ const POOL_MAX: u32 = 10_000;
 pub(crate) const RESERVED: &str = "leasehold:";
 
 /// What a lock must have survived before the call that took it returns.
+///
+/// The server is asked to wait along with each request that takes a lock, nests one or hands one
+/// on; releases and renewals do not wait. If too few have acknowledged a lock when the `timeout` is
+/// over, it is released again, and the call fails with
+/// [`NotReplicated`](Error::NotReplicated) at once. The timeout must be shorter than
+/// [`io_timeout`](crate::Builder::io_timeout), which by default is longer by as much, and is cut so
+/// that a call with a deadline ends in time.
+///
+/// A failover can still lose a lock: a replica without it may be elected, unless all have
+/// acknowledged it. Fencing tokens keep resources safe even then.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Durability {
-    /// The server has the lock in memory. A restart without persistence or a failover to a replica
-    /// that lags may forget it; fencing tokens keep resources safe even then.
+    /// It is on disk (`WAITAOF`). Needs Redis 7.2 or newer, or Valkey, with `appendonly yes` on each
+    /// server that is counted, and `appendfsync` not `no`.
+    Fsync {
+        /// Whether the server itself must have it on disk.
+        local: bool,
+        /// How many replicas must. May be 0 if `local` is `true`.
+        replicas: u32,
+        /// The longest time to wait for that.
+        timeout: Duration,
+    },
+    /// The server has it in memory. A restart without persistence or a failover to a replica that
+    /// lags may forget it.
     #[default]
     Memory,
+    /// Replicas have it in memory as well (`WAIT`).
+    Replicas {
+        /// How many. At least 1.
+        acks: u32,
+        /// The longest time to wait for that.
+        timeout: Duration,
+    },
+}
+
+impl Durability {
+    fn timeout(self) -> Duration {
+        match self {
+            Self::Fsync { timeout, .. } | Self::Replicas { timeout, .. } => timeout,
+            Self::Memory => Duration::ZERO,
+        }
+    }
+
+    fn check(self) -> Result<()> {
+        let demands = match self {
+            Self::Fsync { local, replicas, .. } => local || replicas > 0,
+            Self::Memory => return Ok(()),
+            Self::Replicas { acks, .. } => acks > 0,
+        };
+        if !demands || self.timeout().is_zero() {
+            return Err(Error::invalid("durability", "must ask for something, and wait for it"));
+        }
+        Ok(())
+    }
+}
+
+/// A user, empty for the default one, and a password.
+#[derive(Clone)]
+pub(crate) struct Login {
+    pub(crate) user: String,
+    pub(crate) password: String,
+}
+
+/// Shows no user and no password.
+impl fmt::Debug for Login {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Login")
+    }
 }
 
 /// The settings of a client.
@@ -39,6 +102,8 @@ pub(crate) struct Config {
     pub(crate) prefix: String,
     pub(crate) label: String,
     pub(crate) durability: Durability,
+    /// At the masters that sentinels name, if it is not in the sentinels' URLs.
+    pub(crate) master_login: Option<Login>,
     pub(crate) spin: Duration,
     /// How often in a row threads of this client may hand on a lock that another client wants.
     pub(crate) hand_ons: u32,
@@ -58,6 +123,7 @@ impl Default for Config {
             prefix: String::new(),
             label: String::new(),
             durability: Durability::Memory,
+            master_login: None,
             spin: Duration::from_micros(50),
             hand_ons: 32,
             #[cfg(feature = "tls")]
@@ -69,6 +135,7 @@ impl Default for Config {
 impl Config {
     /// Refuses what no client can work with.
     pub(crate) fn check(&self) -> Result<()> {
+        self.durability.check()?;
         self.terms.check(self)?;
         if !(1..=POOL_MAX).contains(&self.pool_size) {
             return Err(Error::invalid("pool_size", format_args!("must be 1 to {POOL_MAX}")));
@@ -99,7 +166,14 @@ impl Config {
 
     /// How long one request about a lock with such a lease may take, connecting included.
     pub(crate) fn io_timeout(&self, lease: Duration) -> Duration {
-        self.io_timeout.unwrap_or(IO_TIMEOUT_DEFAULT).min(lease / 3)
+        let default = IO_TIMEOUT_DEFAULT.saturating_add(self.durability.timeout());
+        self.io_timeout.unwrap_or(default).min(lease / 3)
+    }
+
+    /// The same without the time that replicas and disks are given: so much later than a caller's
+    /// deadline a request may end.
+    pub(crate) fn grace(&self, lease: Duration) -> Duration {
+        self.io_timeout(lease).saturating_sub(self.durability.timeout())
     }
 
     /// Refuses a name that cannot be a lock's.
@@ -173,6 +247,13 @@ impl Terms {
             return Err(Error::invalid(
                 "io_timeout",
                 "must be longer than zero and at most a third of the lease",
+            ));
+        }
+        let durability = config.durability.timeout();
+        if !durability.is_zero() && durability >= config.io_timeout(self.span()) {
+            return Err(Error::invalid(
+                "durability",
+                "must have a timeout shorter than the io_timeout and a third of the lease",
             ));
         }
         Ok(())

@@ -34,9 +34,10 @@ pub enum Error {
         /// How many had to.
         required: u32,
     },
-    /// Too few replicas acknowledged the lock, which was released again.
+    /// Too few replicas, or disks, acknowledged the lock, which was released again; a further
+    /// level of a lock was taken back. See [`Durability`](crate::Durability).
     NotReplicated {
-        /// How many acknowledged it.
+        /// How many acknowledged it; the server itself counts as one if its disk was to.
         acked: u32,
         /// How many had to.
         required: u32,
@@ -116,7 +117,7 @@ impl fmt::Display for Error {
                 write!(f, "no quorum: {ok} servers agreed, {required} required")
             }
             Self::NotReplicated { acked, required } => {
-                write!(f, "not replicated: {acked} replicas acknowledged, {required} required")
+                write!(f, "not replicated: {acked} acknowledged the lock, {required} required")
             }
             Self::Redis { attempt, server, code, .. } => {
                 write!(f, "{server} refused to {attempt}: {code}")

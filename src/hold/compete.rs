@@ -154,6 +154,9 @@ impl Engine {
                 }
                 Err(failure) => {
                     self.lines().note(&attempt.id.name, Some(&failure));
+                    if failure.is_shortfall() {
+                        self.take_back(&attempt.id, span, patience.request_end());
+                    }
                     patience.after(&failure).ok_or(Setback::Failed(failure))?
                 }
             };

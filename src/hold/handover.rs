@@ -157,6 +157,11 @@ impl Engine {
                 self.clean_if(unknown, &to, terms);
                 (Landing::Asks { polite: true }, Ok(()))
             }
+            // The old hold has ended, and the new one is the affair of whoever was to have it.
+            Err(failure) if failure.is_shortfall() => {
+                self.take_back(&to, terms.span(), patience.request_end());
+                (asks, Ok(()))
+            }
             Err(failure) if is_outage(&failure) => (asks, Err(Some(failure))),
             // A server that is out of memory begins no hold, but ends one.
             Err(_) => (asks, self.give_back(&from, patience, false)),

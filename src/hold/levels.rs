@@ -35,8 +35,13 @@ impl Engine {
     ) -> Result<(), Option<Failure>> {
         while self.stands(lease) {
             let sent = Moment::now();
-            let span = lease.span(sent);
-            match self.store.nest(&lease.id, depth, span, patience.request_end()) {
+            let (id, span, end) = (&lease.id, lease.span(sent), patience.request_end());
+            let reply = if depth > lease.depth() {
+                self.store.deepen(id, depth, span, end)
+            } else {
+                self.store.nest(id, depth, span, end)
+            };
+            match reply {
                 Ok(Standing::Ours) => {
                     lease.extend(sent, span);
                     // A level that the caller does not get must not be waited for by the release.
@@ -46,6 +51,12 @@ impl Engine {
                     }
                 }
                 Ok(Standing::Gone) => self.lose(lease),
+                Err(failure) if failure.is_shortfall() => {
+                    // Only for those who look into Redis: the next request sets the depth anyway.
+                    let end = patience.request_end();
+                    drop(self.store.nest(id, lease.depth(), lease.span(Moment::now()), end));
+                    return Err(Some(failure));
+                }
                 Err(failure) => match patience.after(&failure) {
                     Some(pause) => thread::sleep(pause),
                     None => return Err(Some(failure)),

@@ -22,7 +22,11 @@ pub(crate) enum Bound {
 
 /// Tells whether a failure says something about the server rather than about the request.
 pub(crate) fn is_outage(failure: &Failure) -> bool {
-    !matches!(failure.trouble, Trouble::Refused | Trouble::WrongType)
+    let about_the_request = matches!(
+        failure.trouble,
+        Trouble::Refused | Trouble::WrongType | Trouble::NotReplicated { .. }
+    );
+    !about_the_request
 }
 
 /// Decides after each failure whether and when to try again.
@@ -30,6 +34,8 @@ pub(crate) fn is_outage(failure: &Failure) -> bool {
 pub(crate) struct Patience {
     bound: Bound,
     io_timeout: Duration,
+    /// How much later than the caller's deadline a request may end.
+    grace: Duration,
     window: Duration,
     /// Since when there was no answer that counts.
     failing_since: Option<Instant>,
@@ -49,6 +55,7 @@ impl Patience {
         Self {
             bound,
             io_timeout: config.io_timeout(lease),
+            grace: config.grace(lease),
             window: config.retry_window,
             failing_since: None,
             resets: 0,
@@ -63,7 +70,7 @@ impl Patience {
         match self.bound {
             Bound::Brief | Bound::Endless => end,
             Bound::Deadline(deadline) => {
-                deadline.checked_add(self.io_timeout).map_or(end, |last| last.min(end))
+                deadline.checked_add(self.grace).map_or(end, |last| last.min(end))
             }
             Bound::End(last) => last.min(end),
         }
@@ -79,7 +86,7 @@ impl Patience {
         let now = Instant::now();
         let since = *self.failing_since.get_or_insert(now);
         match failure.trouble {
-            Trouble::Refused | Trouble::WrongType => return None,
+            Trouble::NotReplicated { .. } | Trouble::Refused | Trouble::WrongType => return None,
             Trouble::Reset => self.resets += 1,
             Trouble::Silent | Trouble::Unreachable => self.silences += 1,
             Trouble::Passing => {}
@@ -118,6 +125,8 @@ mod tests {
     fn a_refusal_is_final() {
         for bound in [Bound::Brief, Bound::Endless] {
             assert_eq!(patience(bound).after(&failure(Trouble::Refused)), None);
+            let shortfall = Trouble::NotReplicated { acked: 0, required: 1 };
+            assert_eq!(patience(bound).after(&failure(shortfall)), None);
             assert_eq!(patience(bound).after(&failure(Trouble::WrongType)), None);
         }
     }

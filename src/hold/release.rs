@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::thread;
+use std::time::{Duration, Instant};
 
 use crate::clock::end_of;
 use crate::error::Result;
@@ -10,7 +11,7 @@ use crate::hold::engine::{Engine, told};
 use crate::hold::lease::Lease;
 use crate::hold::patience::{Bound, Patience};
 use crate::hold::place::News;
-use crate::store::{Failure, Standing};
+use crate::store::{Failure, HoldId, Standing};
 
 impl Engine {
     /// Gives a level back; the hold ends with the last.
@@ -96,6 +97,13 @@ impl Engine {
             let (name, reason) = (lease.name().to_string(), source.to_string());
             log::warn!(target: "leasehold", "releasing lock {name:?} failed: {reason}");
             self.herald.events.emit(|| Event::ReleaseFailed { name, reason });
+        }
+    }
+
+    /// Ends a hold that stands but does not count, in the background if need be.
+    pub(super) fn take_back(&self, id: &HoldId, lease: Duration, end: Instant) {
+        if self.store.release(id, end).is_err() {
+            self.clean(id, lease, true);
         }
     }
 

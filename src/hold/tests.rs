@@ -94,6 +94,16 @@ impl Store for Scripted {
         self.meet(|| self.inner.nest(hold, depth, lease, until))
     }
 
+    fn deepen(
+        &self,
+        hold: &HoldId,
+        depth: u32,
+        lease: Duration,
+        until: Instant,
+    ) -> Result<Standing, Failure> {
+        self.meet(|| self.inner.deepen(hold, depth, lease, until))
+    }
+
     fn release(&self, hold: &HoldId, until: Instant) -> Result<Standing, Failure> {
         self.meet(|| self.inner.release(hold, until))
     }

@@ -151,6 +151,16 @@ impl Store for Cluster {
         self.route(&hold.name, until, |node| node.nest(hold, depth, lease, until))
     }
 
+    fn deepen(
+        &self,
+        hold: &HoldId,
+        depth: u32,
+        lease: Duration,
+        until: Instant,
+    ) -> Result<Standing, Failure> {
+        self.route(&hold.name, until, |node| node.deepen(hold, depth, lease, until))
+    }
+
     fn release(&self, hold: &HoldId, until: Instant) -> Result<Standing, Failure> {
         self.route(&hold.name, until, |node| node.release(hold, until))
     }

@@ -1,19 +1,15 @@
 //! One connection to one server: opened when it is used, dropped when anything but an error reply
 //! goes wrong with it.
 
-use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use redis::{RedisError, ServerError, Value};
-use scheduled_thread_pool::ScheduledThreadPool;
 
 use crate::clock::end_of;
-use crate::store::endpoint::Endpoint;
+use crate::store::dialer::Dialer;
 use crate::store::socket::Socket;
-use crate::store::spin::Spin;
 use crate::store::stream::Plug;
 use crate::store::{Failure, Trouble};
 
@@ -21,44 +17,8 @@ use crate::store::{Failure, Trouble};
 const PASSING: [&str; 7] =
     ["BUSY", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "NOREPLICAS", "READONLY", "TRYAGAIN"];
 
-/// Error replies after which no connection of this server is to be trusted.
-const SPOILING: [&str; 3] = ["LOADING", "MASTERDOWN", "READONLY"];
-
-/// What all connections to one server share.
-pub(crate) struct Dialer {
-    pub(crate) endpoint: Endpoint,
-    pub(crate) connect_timeout: Duration,
-    pub(crate) spin: Spin,
-    pub(crate) threads: Arc<ScheduledThreadPool>,
-    /// Raised to make every open connection stale.
-    pub(crate) generation: AtomicU64,
-}
-
-impl fmt::Debug for Dialer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Dialer").field(&self.endpoint).finish()
-    }
-}
-
-impl Dialer {
-    pub(crate) fn label(&self) -> &Arc<str> {
-        &self.endpoint.label
-    }
-
-    /// The failure of what was sent and not answered in time.
-    pub(crate) fn no_reply(&self) -> Failure {
-        let error = std::io::Error::new(std::io::ErrorKind::TimedOut, "no reply in time");
-        Failure::io(Trouble::Silent, self.label(), error)
-    }
-
-    /// The failure of a request that was answered with something that makes no sense: nothing that
-    /// comes over the open connections is to be trusted.
-    pub(crate) fn nonsense(&self) -> Failure {
-        self.generation.fetch_add(1, Ordering::Relaxed);
-        let error = std::io::Error::new(std::io::ErrorKind::InvalidData, "not a sensible reply");
-        Failure::io(Trouble::Reset, self.label(), error)
-    }
-}
+/// Error replies after which no connection of this server is to be trusted. UNBLOCKED is what a master says to those who wait when it becomes a replica.
+const SPOILING: [&str; 4] = ["LOADING", "MASTERDOWN", "READONLY", "UNBLOCKED"];
 
 /// A place for a connection, empty until it is used.
 #[derive(Debug)]
@@ -75,6 +35,17 @@ impl Connection {
         Self { dialer, socket: None, generation: 0, out: Vec::new() }
     }
 
+    /// Sends what `pack` writes, and reads the first reply.
+    pub(crate) fn exchange(
+        &mut self,
+        until: Instant,
+        pack: impl FnOnce(&mut Vec<u8>),
+    ) -> Result<Value, Failure> {
+        self.connect(until)?;
+        self.write(until, pack)?;
+        self.receive(true, until).unwrap_or_else(|| Err(self.silence()))
+    }
+
     /// Sends ASKING and what `pack` writes in one write, and reads the replies. Only the second reply counts: without
     /// the first command's effect it is a redirection.
     pub(crate) fn exchange_asking(
@@ -82,12 +53,10 @@ impl Connection {
         until: Instant,
         pack: impl FnOnce(&mut Vec<u8>),
     ) -> Result<Value, Failure> {
-        self.connect(until)?;
-        self.write(until, |out| {
+        let first = self.exchange(until, |out| {
             pack_asking(out);
             pack(out);
-        })?;
-        let first = self.receive(true, until).unwrap_or_else(|| Err(self.silence()));
+        });
         if !self.is_connected() {
             return first;
         }
@@ -118,6 +87,13 @@ impl Connection {
         })
     }
 
+    /// Reads a reply that nobody wants, or gives up the connection if it is not there by then.
+    pub(crate) fn skip(&mut self, until: Instant) {
+        if self.receive(false, until).is_none() {
+            self.poison();
+        }
+    }
+
     /// Gives up the socket, and with it whatever is still on its way.
     pub(crate) fn poison(&mut self) {
         self.socket = None;
@@ -130,8 +106,12 @@ impl Connection {
 
     /// Tells whether the next request needs no new socket.
     pub(crate) fn is_open(&self) -> bool {
-        let generation = self.dialer.generation.load(Ordering::Relaxed);
-        self.socket.is_some() && self.generation == generation
+        self.socket.is_some() && self.generation == self.dialer.generation()
+    }
+
+    /// Tells whether `connect` has nothing to do.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.is_open() && self.dialer.is_confirmed()
     }
 
     /// What to wait at for something to read.
@@ -147,7 +127,7 @@ impl Connection {
     /// The failure of what another thread has put an end to.
     pub(crate) fn interrupted(&self) -> Failure {
         let error = std::io::Error::new(std::io::ErrorKind::ConnectionAborted, "interrupted");
-        Failure::io(Trouble::Unreachable, self.dialer.label(), error)
+        Failure::io(Trouble::Unreachable, &self.dialer.label(), error)
     }
 
     /// Gives up a connection on which no reply has come in time.
@@ -169,18 +149,15 @@ impl Connection {
 
     /// Opens the connection unless it is open.
     pub(crate) fn connect(&mut self, until: Instant) -> Result<(), Failure> {
+        // If the server has moved, this is not open any more.
+        self.dialer.confirm(until);
         if self.is_open() {
             return Ok(());
         }
         self.poison();
-        let generation = self.dialer.generation.load(Ordering::Relaxed);
+        let generation = self.dialer.generation();
         let until = until.min(end_of(self.dialer.connect_timeout));
-        let socket = self
-            .dialer
-            .endpoint
-            .connect(&self.dialer.threads, until)
-            .map_err(|error| Failure::io(Trouble::Unreachable, self.dialer.label(), error))?;
-        self.socket = Some(socket);
+        self.socket = Some(self.dialer.open(until)?);
         self.generation = generation;
         self.greet(until).map_err(|mut failure| {
             self.poison();
@@ -194,12 +171,14 @@ impl Connection {
 
     fn greet(&mut self, until: Instant) -> Result<(), Failure> {
         self.out.clear();
-        let replies = self.dialer.endpoint.greet(&mut self.out);
+        let replies = self.dialer.greet(&mut self.out);
         let Some(socket) = &mut self.socket else { return Err(self.nonsense()) };
         socket.send(&self.out, until).map_err(|error| self.broken(error.into()))?;
-        (0..replies).try_for_each(|_| {
-            self.receive(false, until).unwrap_or_else(|| Err(self.silence())).map(drop)
-        })
+        let mut last = Value::Nil;
+        for _ in 0..replies {
+            last = self.receive(false, until).unwrap_or_else(|| Err(self.silence()))?;
+        }
+        self.dialer.welcome(&last)
     }
 
     /// Meets an error that is not a reply.
@@ -210,17 +189,18 @@ impl Connection {
         } else {
             // Connections that idled through a restart of the server are all dead: with the first
             // the others are given up too, so that a second try gets a new one.
-            self.dialer.generation.fetch_add(1, Ordering::Relaxed);
+            self.dialer.spoil();
             Trouble::Reset
         };
-        Failure::io(trouble, self.dialer.label(), error)
+        self.dialer.doubt();
+        Failure::io(trouble, &self.dialer.label(), error)
     }
 
     /// Meets an error reply.
     fn refused(&mut self, error: ServerError) -> Failure {
         let code = code(&error).to_owned();
         if SPOILING.contains(&code.as_str()) {
-            self.dialer.generation.fetch_add(1, Ordering::Relaxed);
+            self.dialer.spoil();
         }
         let full = error.details().is_some_and(|text| text.starts_with("max number of clients"));
         let trouble = if full || PASSING.contains(&code.as_str()) {
@@ -230,7 +210,7 @@ impl Connection {
         } else {
             Trouble::Refused
         };
-        let server = self.dialer.label().clone();
+        let server = self.dialer.label();
         Failure { trouble, server, code, source: Arc::new(RedisError::from(error)) }
     }
 }

@@ -19,6 +19,7 @@ use crate::store::tls::Connector;
 use crate::store::trust::Trust;
 
 /// One server's address and the login there.
+#[derive(Clone)]
 pub(crate) struct Endpoint {
     address: ConnectionAddr,
     /// The address as users are shown it, without user and password.
@@ -98,6 +99,34 @@ impl Endpoint {
 
     pub(crate) fn database(&self) -> i64 {
         self.login.db()
+    }
+
+    /// The same server without a database and a name of the client, which sentinels do not have.
+    pub(crate) fn without_database(&self) -> Self {
+        let login = self.login.clone().set_db(0);
+        Self { login, client_name: None, ..self.clone() }
+    }
+
+    /// The same server with another user and password.
+    pub(crate) fn with_login(mut self, user: &str, password: &str) -> Self {
+        let login = RedisConnectionInfo::default().set_db(self.login.db()).set_password(password);
+        self.login = if user.is_empty() { login } else { login.set_username(user) };
+        self
+    }
+
+    /// Tells whether two servers are logged in to alike.
+    pub(crate) fn is_alike(&self, other: &Self) -> bool {
+        let key = |one: &Self| {
+            let login = &one.login;
+            let (user, password) = (login.username(), login.password());
+            (
+                user.map(str::to_owned),
+                password.map(str::to_owned),
+                login.db(),
+                one.client_name.clone(),
+            )
+        };
+        key(self) == key(other)
     }
 
     /// Opens a socket. Names are looked up on one of `threads`, because looking up cannot be cut

@@ -20,7 +20,7 @@ pub(crate) type Reply = Result<Value, Failure>;
 /// A connection, as far as a lane needs one.
 pub(crate) trait Wire {
     /// Tells whether requests can be sent without connecting first.
-    fn is_open(&self) -> bool;
+    fn is_ready(&self) -> bool;
 
     /// Tells whether replies can still come.
     fn is_connected(&self) -> bool;

@@ -2,6 +2,8 @@
 
 pub(crate) mod cluster;
 pub(crate) mod connection;
+pub(crate) mod dialer;
+pub(crate) mod durable;
 pub(crate) mod endpoint;
 pub(crate) mod interrupter;
 pub(crate) mod keys;
@@ -9,7 +11,9 @@ pub(crate) mod lane;
 pub(crate) mod memory;
 pub(crate) mod pipeline;
 pub(crate) mod reply;
+pub(crate) mod route;
 pub(crate) mod script;
+pub(crate) mod sentinel;
 pub(crate) mod server;
 pub(crate) mod sharing;
 pub(crate) mod single;
@@ -117,6 +121,8 @@ pub(crate) enum Standing {
 /// Why a request brought no answer that counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Trouble {
+    /// It was done, but too few acknowledged it: what it began must be taken back.
+    NotReplicated { acked: u32, required: u32 },
     /// The server will not do this now, and says so: nothing was done.
     Passing,
     /// The server will not do this at all: nothing was done.
@@ -166,12 +172,18 @@ impl Failure {
         matches!(self.trouble, Trouble::Reset | Trouble::Silent)
     }
 
+    /// Tells whether the request was executed, and must be undone.
+    pub(crate) fn is_shortfall(&self) -> bool {
+        matches!(self.trouble, Trouble::NotReplicated { .. })
+    }
+
     /// What the caller of `attempt` is told.
     pub(crate) fn into_error(self, attempt: &str, name: &str) -> Error {
         let (server, source) = (self.server.to_string(), self.source);
         let attempt =
             if name.is_empty() { attempt.into() } else { format!("{attempt} lock {name:?}") };
         match self.trouble {
+            Trouble::NotReplicated { acked, required } => Error::NotReplicated { acked, required },
             Trouble::Refused => Error::Redis { attempt, server, code: self.code, source },
             Trouble::WrongType => Error::WrongType { name: name.into() },
             _ => Error::Unavailable { attempt, server, source },
@@ -196,6 +208,15 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
 
     /// Sets the depth of a hold, and renews it.
     fn nest(
+        &self,
+        hold: &HoldId,
+        depth: u32,
+        lease: Duration,
+        until: Instant,
+    ) -> Result<Standing, Failure>;
+
+    /// As `nest`, for a level more: it must become as durable as a new hold.
+    fn deepen(
         &self,
         hold: &HoldId,
         depth: u32,

@@ -90,7 +90,7 @@ impl Pooled {
 }
 
 impl Wire for Pooled {
-    fn is_open(&self) -> bool {
+    fn is_ready(&self) -> bool {
         self.line.open
     }
 

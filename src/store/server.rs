@@ -2,7 +2,6 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::Instant;
 
 use r2d2::{ManageConnection, NopErrorHandler, Pool, PooledConnection};
@@ -10,12 +9,13 @@ use redis::Value;
 use scheduled_thread_pool::{OnPoolDropBehavior, ScheduledThreadPool};
 
 use crate::config::Config;
-use crate::store::connection::{Connection, Dialer};
+use crate::store::connection::Connection;
+use crate::store::dialer::Dialer;
 use crate::store::endpoint::Endpoint;
 use crate::store::lane::{Reply, Wire};
+use crate::store::route::Route;
 use crate::store::script::{Call, Form};
 use crate::store::sharing::{self, Sharing, Supply};
-use crate::store::spin::Spin;
 use crate::store::{Failure, Trouble};
 
 /// Starts the thread that serves the pools of one client.
@@ -32,7 +32,7 @@ pub(crate) fn pool_threads() -> Arc<ScheduledThreadPool> {
 #[derive(Clone, Debug)]
 pub(crate) struct Server {
     sharing: Arc<Sharing<Pooled>>,
-    dialer: Arc<Dialer>,
+    pub(super) dialer: Arc<Dialer>,
     /// Whether requests are preceded by ASKING.
     asking: bool,
 }
@@ -44,24 +44,33 @@ impl Server {
         config: &Config,
         threads: Arc<ScheduledThreadPool>,
     ) -> Result<Self, Failure> {
-        let server = endpoint.label.clone();
-        let dialer = Arc::new(Dialer {
-            endpoint,
-            connect_timeout: config.connect_timeout,
-            spin: Spin::new(config.spin),
-            threads: threads.clone(),
-            generation: AtomicU64::new(0),
-        });
+        Self::over(Dialer::new(endpoint, config, threads), config.pool_size)
+    }
+
+    /// As `new`, for a server to which a route leads: of the endpoint only the login counts.
+    pub(crate) fn along(
+        route: Box<dyn Route>,
+        endpoint: Endpoint,
+        config: &Config,
+        threads: Arc<ScheduledThreadPool>,
+    ) -> Result<Self, Failure> {
+        let mut dialer = Dialer::new(endpoint, config, threads);
+        dialer.route = Some(route);
+        Self::over(dialer, config.pool_size)
+    }
+
+    fn over(dialer: Dialer, size: u32) -> Result<Self, Failure> {
+        let dialer = Arc::new(dialer);
         let pool = Pool::builder()
-            .max_size(config.pool_size)
+            .max_size(size)
             .test_on_check_out(false)
             // Both would keep a timer, and with it the thread, alive.
             .max_lifetime(None)
             .idle_timeout(None)
             .error_handler(Box::new(NopErrorHandler))
-            .thread_pool(threads)
+            .thread_pool(dialer.threads.clone())
             .build(Places(dialer.clone()))
-            .map_err(|error| Failure::io(Trouble::Unreachable, &server, error))?;
+            .map_err(|error| Failure::io(Trouble::Unreachable, &dialer.label(), error))?;
         let sharing = Arc::new(Sharing::new(Pooled { pool, dialer: dialer.clone() }));
         Ok(Self { sharing, dialer, asking: false })
     }
@@ -126,9 +135,31 @@ impl Server {
         self.sharing.begin(until, pack)
     }
 
-    /// Exchanges a request that has two replies. That happens only while a slot moves.
+    /// Exchanges a request that is preceded by another. That happens only while a slot moves.
     fn ask_first(&self, until: Instant, pack: impl FnOnce(&mut Vec<u8>)) -> Reply {
-        self.sharing.alone(until, |connection| connection.exchange_asking(until, pack))
+        self.alone(until, |connection| self.exchange_over(connection, until, pack))
+    }
+
+    pub(super) fn exchange_over(
+        &self,
+        connection: &mut Connection,
+        until: Instant,
+        pack: impl FnOnce(&mut Vec<u8>),
+    ) -> Reply {
+        if self.asking {
+            connection.exchange_asking(until, pack)
+        } else {
+            connection.exchange(until, pack)
+        }
+    }
+
+    /// Lets `work` have a connection to itself.
+    pub(super) fn alone<T>(
+        &self,
+        until: Instant,
+        work: impl FnOnce(&mut Connection) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        self.sharing.alone(until, |connection| work(connection))
     }
 }
 
@@ -155,7 +186,7 @@ impl Supply for Pooled {
 
     fn all_in_use(&self) -> Failure {
         let why = "all pooled connections were in use until the time was over";
-        Failure::too_late(self.dialer.label(), why)
+        Failure::too_late(&self.dialer.label(), why)
     }
 
     fn no_reply(&self) -> Failure {
@@ -164,8 +195,8 @@ impl Supply for Pooled {
 }
 
 impl Wire for PooledConnection<Places> {
-    fn is_open(&self) -> bool {
-        (**self).is_open()
+    fn is_ready(&self) -> bool {
+        (**self).is_ready()
     }
 
     fn is_connected(&self) -> bool {

@@ -160,7 +160,7 @@ impl<S: Supply> Sharing<S> {
                 drop(lane);
                 // Who queued up just before that has not found the connection free.
                 if self.queue.is_empty() { None } else { self.supply.try_get().map(Lane::new) }
-            } else if lane.wire.is_open() {
+            } else if lane.wire.is_ready() {
                 lane.send(self.queue.take(BATCH));
                 lane.pass_on()
             } else {

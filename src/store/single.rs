@@ -2,12 +2,15 @@
 
 use std::time::{Duration, Instant};
 
+use redis::Value;
+
 use crate::config::Config;
+use crate::store::durable::Demand;
 use crate::store::keys::Keys;
 use crate::store::pipeline::Pipeline;
 use crate::store::reply::{Inspected, bid, handover, inspected, standing};
 use crate::store::script::{
-    ACQUIRE, Arg, Call, FORCE, Form, INSPECT, LEAVE, NEST, RELEASE, Script, TRANSFER,
+    ACQUIRE, Arg, Call, FORCE, Form, INSPECT, LEAVE, NEST, RELEASE, TRANSFER,
 };
 use crate::store::server::Server;
 use crate::store::subscription::Subscription;
@@ -30,6 +33,8 @@ const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 #[derive(Clone, Debug)]
 pub(crate) struct Single {
     server: Server,
+    /// What new holds and levels must meet besides.
+    demand: Option<Demand>,
     keys: Keys,
     io_timeout: Duration,
     /// The same where no lease is at stake.
@@ -42,6 +47,7 @@ impl Single {
         let (_, longest_pause) = config.backoff;
         Self {
             server,
+            demand: Demand::new(config.durability),
             keys: Keys::new(&config.prefix),
             io_timeout: config.io_timeout(config.terms.span()),
             patience: config.io_timeout(Duration::MAX),
@@ -70,19 +76,32 @@ impl Single {
         Subscription::new(connection, keys, client, self.patience)
     }
 
-    /// Makes a request for a hold that says whether it is there.
-    fn stand(
+    /// Runs a script whose answer counts, if it `begins` something, only once that is as durable as
+    /// demanded.
+    fn ask_durably<T>(
         &self,
-        script: &'static Script,
-        keys: &[&str],
-        args: &[Arg<'_>],
+        pack: impl Fn(Form, &mut Vec<u8>),
         until: Instant,
-    ) -> Result<Standing, Failure> {
-        match self.server.ask(&Call { script, keys, args }, until, standing) {
-            // Somebody has put another thing in the lock's place.
-            Err(failure) if failure.trouble == Trouble::WrongType => Ok(Standing::Gone),
-            other => other,
+        read: impl Fn(&Value) -> Option<T>,
+        begins: impl Fn(&T) -> bool,
+    ) -> Result<T, Failure> {
+        if let Some(demand) = &self.demand {
+            return self.server.ask_durably(demand, pack, until, read, begins);
         }
+        let first = self.server.exchange(until, |out| pack(Form::Hash, out));
+        self.server.finish(first, until, |out| pack(Form::Body, out), read)
+    }
+
+    fn set_depth(
+        &self,
+        hold: &HoldId,
+        depth: u32,
+        lease: Duration,
+        send: impl FnOnce(&Call<'_>) -> Result<Standing, Failure>,
+    ) -> Result<Standing, Failure> {
+        let (key, owner) = (self.keys.lock(&hold.name), hold.owner());
+        let args = &[Arg::Text(&owner), Arg::Number(depth.into()), Arg::millis(lease)];
+        or_gone(send(&Call { script: &NEST, keys: &[&key], args }))
     }
 }
 
@@ -106,7 +125,9 @@ impl Store for Single {
             place(queue),
             Arg::millis(self.queue_life),
         ];
-        self.server.ask(&Call { script: &ACQUIRE, keys, args }, until, bid)
+        let call = Call { script: &ACQUIRE, keys, args };
+        let pack = |form, out: &mut Vec<u8>| call.pack(form, out);
+        self.ask_durably(pack, until, bid, |bid| matches!(bid, Bid::Won { .. }))
     }
 
     fn nest(
@@ -116,14 +137,26 @@ impl Store for Single {
         lease: Duration,
         until: Instant,
     ) -> Result<Standing, Failure> {
-        let owner = hold.owner();
-        let args = &[Arg::Text(&owner), Arg::Number(depth.into()), Arg::millis(lease)];
-        self.stand(&NEST, &[&self.keys.lock(&hold.name)], args, until)
+        self.set_depth(hold, depth, lease, |call| self.server.ask(call, until, standing))
+    }
+
+    fn deepen(
+        &self,
+        hold: &HoldId,
+        depth: u32,
+        lease: Duration,
+        until: Instant,
+    ) -> Result<Standing, Failure> {
+        self.set_depth(hold, depth, lease, |call| {
+            let pack = |form, out: &mut Vec<u8>| call.pack(form, out);
+            self.ask_durably(pack, until, standing, |standing| *standing == Standing::Ours)
+        })
     }
 
     fn release(&self, hold: &HoldId, until: Instant) -> Result<Standing, Failure> {
         let (key, queue) = (self.keys.lock(&hold.name), self.keys.queue(&hold.name));
-        self.stand(&RELEASE, &[&key, &queue], &[Arg::Text(&hold.owner())], until)
+        let (keys, args) = (&[&*key, &*queue], &[Arg::Text(&hold.owner())]);
+        or_gone(self.server.ask(&Call { script: &RELEASE, keys, args }, until, standing))
     }
 
     fn transfer(
@@ -147,6 +180,13 @@ impl Store for Single {
             ];
             Call { script: &TRANSFER, keys, args }.pack(form, out);
         };
+        if self.demand.is_some() {
+            // Not left to whoever wants the answer: until it is sent, the lock is held.
+            let answer = self.ask_durably(pack, until, handover, |answer| {
+                matches!(answer, Handover::Done { .. })
+            });
+            return Box::new(|| answer);
+        }
         let pending = self.server.begin(until, |out| pack(Form::Hash, out));
         let server = self.server.clone();
         Box::new(move || {
@@ -177,6 +217,14 @@ impl Store for Single {
 
     fn upkeep(&self) -> Box<dyn Upkeep> {
         Box::new(self.pipeline())
+    }
+}
+
+/// Takes a hold for gone if somebody has put another thing in the lock's place.
+fn or_gone(reply: Result<Standing, Failure>) -> Result<Standing, Failure> {
+    match reply {
+        Err(failure) if failure.trouble == Trouble::WrongType => Ok(Standing::Gone),
+        other => other,
     }
 }
 

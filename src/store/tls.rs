@@ -20,6 +20,7 @@ use crate::tls::Tls;
 const RECORD: usize = 16 * 1024;
 
 /// What it takes to make sure of one server.
+#[derive(Clone)]
 pub(crate) struct Connector {
     config: Arc<ClientConfig>,
     server: ServerName<'static>,

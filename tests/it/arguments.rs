@@ -3,7 +3,7 @@
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
-use leasehold::{Builder, Client, Error, Mutex};
+use leasehold::{Builder, Client, Durability, Error, Mutex};
 
 use crate::support::{Server, ms, stores, take};
 
@@ -27,6 +27,14 @@ fn assert_refused<T: std::fmt::Debug>(result: Result<T, Error>, argument: &str) 
     }
 }
 
+fn replicas(acks: u32, timeout: Duration) -> Durability {
+    Durability::Replicas { acks, timeout }
+}
+
+fn fsync(local: bool, replicas: u32, timeout: Duration) -> Durability {
+    Durability::Fsync { local, replicas, timeout }
+}
+
 fn bad_options() -> Vec<(&'static str, Builder)> {
     let options = Client::builder;
     let long = "x".repeat(64 * 1024 + 1);
@@ -44,6 +52,13 @@ fn bad_options() -> Vec<(&'static str, Builder)> {
         ("io_timeout", options().io_timeout(Duration::ZERO)),
         ("io_timeout", options().lease(ms(3000)).io_timeout(ms(1001))),
         ("io_timeout", options().io_timeout(Duration::MAX)),
+        ("durability", options().durability(replicas(0, ms(100)))),
+        ("durability", options().durability(replicas(1, Duration::ZERO))),
+        ("durability", options().durability(replicas(1, Duration::MAX))),
+        ("durability", options().durability(fsync(false, 0, ms(100)))),
+        ("durability", options().durability(fsync(true, 0, Duration::ZERO))),
+        ("durability", options().io_timeout(ms(500)).durability(replicas(1, ms(500)))),
+        ("durability", options().lease(ms(3000)).durability(fsync(true, 0, ms(1000)))),
         ("pool", options().pool_size(0)),
         ("pool", options().pool_size(10_001)),
         ("connect_timeout", options().connect_timeout(Duration::ZERO)),

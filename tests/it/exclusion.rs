@@ -29,6 +29,13 @@ stores! {
     every server:
         processes_count_without_losing_an_update,
         clients_of_one_process_exclude_each_other;
+    sentinel:
+        threads_count_without_losing_an_update,
+        try_lock_refuses_what_another_thread_holds,
+        a_timed_lock_gives_up_when_its_time_is_over,
+        the_wait_of_the_builder_ends_lock_with_a_timeout,
+        a_waiter_gets_the_lock_once_it_is_released,
+        with_lock_releases_after_a_panic;
 }
 
 /// Adds one in a way that loses updates unless nobody else does it meanwhile.

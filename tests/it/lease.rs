@@ -29,6 +29,10 @@ stores! {
         a_renewal_on_its_way_undoes_no_release,
         max_hold_ends_in_redis_too,
         a_lease_of_a_year_is_kept_as_it_is;
+    sentinel:
+        an_expired_hold_is_taken_over_and_stays_lost,
+        a_lease_is_renewed_for_as_long_as_it_is_held,
+        a_hold_does_not_outlive_max_hold;
 }
 
 fn an_expired_hold_is_taken_over_and_stays_lost(store: &Store) {

@@ -23,6 +23,10 @@ stores! {
         close_leaves_other_clients_alone,
         a_guard_without_a_client_is_renewed,
         a_forked_child_can_do_no_harm;
+    sentinel:
+        close_ends_the_waits_of_every_thread,
+        guards_outlive_close,
+        a_guard_outlives_its_client;
 }
 
 fn assert_closed<T: std::fmt::Debug>(result: Result<T, Error>) {

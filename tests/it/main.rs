@@ -17,6 +17,7 @@ mod cluster_moves;
 mod conditions;
 mod cost;
 mod duplicates;
+mod durability;
 mod ending;
 mod events;
 mod exclusion;
@@ -36,6 +37,7 @@ mod refusals;
 mod replies;
 mod resources;
 mod secrets;
+mod sentinel;
 mod support;
 mod table;
 #[cfg(feature = "tls")]

@@ -37,6 +37,11 @@ stores! {
     a_thread_that_gives_up_leaves_its_clients_place_to_the_next,
         processes_with_threads_count_without_losing_an_update,
         the_queue_does_not_matter_to_a_lock_that_cannot_have_one;
+    sentinel:
+        threads_are_served_in_the_order_of_coming,
+        fences_grow_with_every_hand_over,
+        a_lost_hold_lets_the_next_in_line_go_on,
+        a_panic_of_the_holder_hands_the_lock_on;
 }
 
 /// Waits until so many threads have found the lock "a" taken, and wait for it or are about to.

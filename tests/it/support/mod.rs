@@ -8,6 +8,7 @@ pub(crate) mod inspect;
 pub(crate) mod proxy;
 pub(crate) mod recorder;
 pub(crate) mod resp;
+pub(crate) mod sentinel;
 pub(crate) mod server;
 pub(crate) mod store;
 #[cfg(feature = "tls")]
@@ -23,6 +24,7 @@ use leasehold::{Builder, Client, Error, Guard};
 
 pub(crate) use self::cluster::Cluster;
 use self::proxy::Proxy;
+pub(crate) use self::sentinel::Watched;
 pub(crate) use self::server::Server;
 pub(crate) use self::store::{Store, stores};
 

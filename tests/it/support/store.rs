@@ -1,23 +1,34 @@
 //! One suite of behaviours, run on every store.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
 
 use leasehold::{Builder, Client};
 use redis::Connection;
 
 use super::cluster::unique_prefix;
-use super::{Cluster, Server};
+use super::sentinel::MASTER;
+use super::server::redis_binary;
+use super::{Cluster, Server, Watched};
 
 /// Makes a test of every listed behaviour for every store it applies to: `every store` for what
 /// needs no more than one client, `every server` for what looks into Redis or needs a second client.
+/// What is listed under `sentinel` as well is also run on a master that sentinels name.
 ///
 /// A behaviour that is not listed is dead code, and that is a warning.
 macro_rules! stores {
     (
         $(every store: $($common:ident),+ $(,)?;)?
         $(every server: $($special:ident),+ $(,)?;)?
+        $(sentinel: $($watched:ident),+ $(,)?;)?
     ) => {
+        $(mod on_sentinel {
+            $(#[test]
+            fn $watched() {
+                super::$watched(&$crate::support::Store::watched());
+            })+
+        })?
         $(mod on_memory {
             $(#[test]
             fn $common() {
@@ -55,11 +66,26 @@ pub(crate) enum Store {
     Cluster(&'static Cluster, String),
     Memory,
     Server(Server),
+    Watched {
+        database: u32,
+    },
 }
+
+/// Shared, because they take seconds to find each other. They end with this process.
+static WATCHED: LazyLock<Watched> = LazyLock::new(|| {
+    let databases = ["--databases", "256"];
+    Watched::start_with(redis_binary(), Duration::from_secs(30), &databases)
+});
 
 impl Store {
     pub(crate) fn cluster() -> Store {
         Store::Cluster(Cluster::shared(), unique_prefix())
+    }
+
+    /// A database of its own on a master that sentinels name.
+    pub(crate) fn watched() -> Store {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        Store::Watched { database: NEXT.fetch_add(1, Ordering::Relaxed) }
     }
 
     /// Opens the client of the behaviour. Only once: two in-memory clients share nothing.
@@ -68,14 +94,23 @@ impl Store {
             Store::Cluster(cluster, prefix) => cluster.open(builder.prefix(prefix)),
             Store::Memory => builder.in_memory().expect("the options are good"),
             Store::Server(server) => server.open(builder),
+            Store::Watched { database } => {
+                let urls: Vec<_> =
+                    WATCHED.urls().iter().map(|url| format!("{url}{database}")).collect();
+                let urls: Vec<_> = urls.iter().map(String::as_str).collect();
+                builder.open_sentinel(&urls, MASTER).expect("there is a master")
+            }
         }
     }
 
     /// A shared number, kept where the locks are if that is one server.
-    pub(crate) fn register(&self) -> Register<'_> {
+    pub(crate) fn register(&self) -> Register {
         match self {
             Store::Cluster(..) | Store::Memory => Register::Local(Arc::default()),
-            Store::Server(server) => Register::Remote(server),
+            Store::Server(server) => Register::Remote(server.url()),
+            Store::Watched { database } => {
+                Register::Remote(format!("{}{database}", WATCHED.master().url()))
+            }
         }
     }
 }
@@ -98,17 +133,17 @@ impl Server {
 
 /// A number that anybody may read and write, but not change in one step: it needs a lock.
 #[derive(Clone)]
-pub(crate) enum Register<'store> {
+pub(crate) enum Register {
     Local(Arc<AtomicU64>),
-    Remote(&'store Server),
+    Remote(String),
 }
 
-impl Register<'_> {
+impl Register {
     /// A way to the number for one thread.
     pub(crate) fn handle(&self) -> Handle {
         match self {
             Register::Local(number) => Handle::Local(Arc::clone(number)),
-            Register::Remote(server) => Handle::connect(&server.url()),
+            Register::Remote(url) => Handle::connect(url),
         }
     }
 }

@@ -1,0 +1,258 @@
+//! Locks that replicas or disks must have before they count.
+
+use std::thread;
+use std::time::Duration;
+
+use leasehold::{Builder, Client, Durability, Error, Guard};
+
+use crate::support::sentinel::replicated;
+use crate::support::server::{redis_binary, valkey_binary};
+use crate::support::{SOON, Server, eventually, is_busy, ms, patient, take, timed};
+
+/// Short, for a test that waits for a replica that is not there.
+const TIMEOUT: Duration = ms(500);
+
+/// Long, for replicas that are there, also while the machine is away.
+const AMPLE: Duration = ms(8000);
+
+/// Makes a test of every behaviour on a master with two replicas, which come after it.
+macro_rules! replicated {
+    ($($behaviour:ident),+ $(,)?) => {
+        mod on_redis {
+            $(#[test] fn $behaviour() {
+                super::$behaviour(&super::replicated(super::redis_binary(), &[]));
+            })+
+        }
+        mod on_valkey {
+            $(#[test] fn $behaviour() {
+                super::$behaviour(&super::replicated(super::valkey_binary(), &[]));
+            })+
+        }
+    };
+}
+
+replicated!(
+    a_lock_waits_for_its_replicas,
+    releases_do_not_wait,
+    a_shortfall_is_told_and_undone,
+    a_shortfall_does_not_outlast_the_call,
+    a_shortfall_of_a_further_level_takes_it_back,
+    a_shortfall_of_a_hand_over_is_the_receivers,
+    hand_overs_wait_too,
+    a_master_that_is_demoted_while_it_waits_has_not_replicated,
+    a_busy_lock_is_no_shortfall,
+    a_server_that_syncs_no_file_is_refused,
+);
+
+fn replicas(acks: u32, timeout: Duration) -> Builder {
+    patient().durability(Durability::Replicas { acks, timeout })
+}
+
+/// Takes a lock once the replicas are all there.
+#[track_caller]
+fn take_in_time(client: &Client) -> Guard {
+    let mut guard = None;
+    eventually(SOON, || {
+        guard = client.try_lock("a").unwrap_or_default();
+        guard.is_some()
+    });
+    guard.expect("there is one now")
+}
+
+#[track_caller]
+fn assert_shortfall<T>(result: Result<T, Error>, numbers: (u32, u32)) {
+    match result.map(drop) {
+        // A replica may be late on a busy machine.
+        Err(Error::NotReplicated { acked, required }) => {
+            assert!(acked <= numbers.0 && required == numbers.1, "{acked} of {required}");
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+fn a_lock_waits_for_its_replicas(servers: &[Server]) {
+    let master = &servers[0];
+    let client = master.open(replicas(2, AMPLE));
+    for round in 1..=10 {
+        let waits = master.calls("wait");
+        let guard = take(&client, "a");
+        assert!(servers[1..].iter().all(|replica| replica.exists("a")), "round {round}");
+        let inner = take(&client, "a");
+        let depths = servers[1..].iter().map(|replica| replica.hold("a").1);
+        assert!(depths.into_iter().all(|depth| depth == "2"), "round {round}");
+        // The first time the server does not know the scripts.
+        assert!((2..=4).contains(&(master.calls("wait") - waits)));
+        inner.unlock().unwrap();
+        guard.unlock().unwrap();
+    }
+}
+
+fn releases_do_not_wait(servers: &[Server]) {
+    let client = servers[0].open(replicas(2, AMPLE));
+    let (guard, inner) = (take(&client, "a"), take(&client, "a"));
+    let waits = servers[0].calls("wait");
+    servers[1].stop();
+    inner.unlock().unwrap();
+    guard.verify().unwrap();
+    guard.unlock().unwrap();
+    assert_eq!(servers[0].calls("wait"), waits);
+    assert!(!servers[0].exists("a"));
+}
+
+fn a_shortfall_is_told_and_undone(servers: &[Server]) {
+    let client = servers[0].open(replicas(2, TIMEOUT));
+    take_in_time(&client).unlock().unwrap();
+    servers[1].stop();
+    eventually(SOON, || {
+        let outcome = client.try_lock("a").map(drop);
+        assert_shortfall(outcome.clone(), (1, 2));
+        assert!(!servers[0].exists("a"));
+        matches!(outcome, Err(Error::NotReplicated { acked: 1, .. }))
+    });
+    assert_shortfall(client.lock("a"), (1, 2));
+    assert_shortfall(client.try_lock_for("a", SOON), (1, 2));
+    assert_shortfall(client.with_lock("a", |_| panic!("not without the lock")), (1, 2));
+    assert!(!servers[0].exists("a"));
+    // One is enough for who asks for one.
+    take(&servers[0].open(replicas(1, AMPLE)), "a").unlock().unwrap();
+    servers[1].cont();
+    take_in_time(&client).unlock().unwrap();
+}
+
+fn a_shortfall_does_not_outlast_the_call(servers: &[Server]) {
+    let durability = Durability::Replicas { acks: 2, timeout: ms(9000) };
+    let client = servers[0].open(Client::builder().durability(durability));
+    servers[1].stop();
+    let (result, took) = timed(|| client.try_lock_for("a", ms(100)));
+    assert_shortfall(result, (1, 2));
+    assert!(took < ms(6000), "{took:?}");
+}
+
+fn a_shortfall_of_a_further_level_takes_it_back(servers: &[Server]) {
+    let client = servers[0].open(replicas(2, TIMEOUT));
+    let guard = take_in_time(&client);
+    servers[1].stop();
+    assert_shortfall(client.lock("a"), (1, 2));
+    assert_eq!(servers[0].hold("a").1, "1");
+    guard.verify().unwrap();
+    servers[1].cont();
+    assert_eq!(take_in_time(&client).depth(), 2);
+    guard.unlock().unwrap();
+    assert!(!servers[0].exists("a"));
+}
+
+fn a_shortfall_of_a_hand_over_is_the_receivers(servers: &[Server]) {
+    let client = servers[0].open(replicas(2, TIMEOUT));
+    for dropped in [false, true] {
+        let guard = take_in_time(&client);
+        thread::scope(|scope| {
+            let waiter = scope.spawn(|| client.lock("a").map(drop));
+            thread::sleep(ms(200));
+            servers[1].stop();
+            if dropped {
+                drop(guard);
+            } else {
+                guard.unlock().unwrap();
+            }
+            assert_shortfall(waiter.join().unwrap(), (1, 2));
+        });
+        assert!(!servers[0].exists("a"));
+        servers[1].cont();
+    }
+}
+
+fn hand_overs_wait_too(servers: &[Server]) {
+    let client = servers[0].open(replicas(2, AMPLE).wait(SOON * 3));
+    let waits = servers[0].calls("wait");
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..25 {
+                    let guard = client.lock("a").unwrap();
+                    let holds = servers[1..].iter().map(|replica| replica.hold("a").0);
+                    let owner = servers[0].hold("a").0;
+                    assert!(holds.into_iter().all(|hold| hold == owner));
+                    drop(guard);
+                }
+            });
+        }
+    });
+    assert!(servers[0].calls("wait") - waits >= 100);
+    assert!(!servers[0].exists("a"));
+}
+
+fn a_master_that_is_demoted_while_it_waits_has_not_replicated(servers: &[Server]) {
+    let client = servers[0].open(replicas(3, AMPLE));
+    thread::scope(|scope| {
+        let caller = scope.spawn(|| timed(|| client.try_lock("a").map(drop)));
+        eventually(SOON, || servers[0].exists("a"));
+        servers[0].command(&["REPLICAOF", "127.0.0.1", &servers[1].port().to_string()]);
+        let (result, took) = caller.join().unwrap();
+        assert_shortfall(result, (0, 3));
+        assert!(took < ms(7000), "{took:?}");
+    });
+}
+
+fn a_busy_lock_is_no_shortfall(servers: &[Server]) {
+    let (one, other) = (servers[0].open(patient()), servers[0].open(replicas(2, AMPLE)));
+    let _guard = take(&one, "a");
+    servers[1].stop();
+    // Nor does it take the time to wait for what was not begun.
+    let (tries, took) =
+        timed(|| [other.try_lock("a").map(drop), other.try_lock_for("a", ms(300)).map(drop)]);
+    assert!(tries.iter().all(Result::is_ok), "{tries:?}");
+    assert!(took < ms(6000), "{took:?}");
+}
+
+fn a_server_that_syncs_no_file_is_refused(servers: &[Server]) {
+    for local in [true, false] {
+        let durability = Durability::Fsync { local, replicas: 1, timeout: TIMEOUT };
+        match patient().durability(durability).open(&servers[0].url()) {
+            Err(Error::Redis { code, .. }) => assert_eq!(code, "ERR"),
+            // Whether replicas have a file is known only when they are asked.
+            Ok(client) if !local => assert_shortfall(client.try_lock("a"), (0, 1)),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_lock_waits_for_disks() {
+    let servers = replicated(valkey_binary(), &["--appendonly", "yes"]);
+    let master = &servers[0];
+    let open = |local, replicas| {
+        let durability = Durability::Fsync { local, replicas, timeout: ms(4000) };
+        master.open(patient().durability(durability))
+    };
+    let waits = master.calls("waitaof");
+    let client = open(true, 2);
+    let guard = take(&client, "a");
+    assert!(is_busy(&client, "a"));
+    take(&client, "a").unlock().unwrap();
+    guard.unlock().unwrap();
+    assert!(master.calls("waitaof") > waits + 3);
+
+    servers[2].stop();
+    assert_shortfall(client.try_lock("a"), (2, 3));
+    assert!(!master.exists("a"));
+    take(&open(false, 1), "a").unlock().unwrap();
+    take(&open(true, 0), "a").unlock().unwrap();
+}
+
+#[test]
+fn a_lock_on_disk_survives_a_crash() {
+    let server = Server::start(valkey_binary(), &["--appendonly", "yes"]);
+    let durability = Durability::Fsync { local: true, replicas: 0, timeout: ms(3000) };
+    let client = server.open(patient().durability(durability));
+    let guard = take(&client, "a");
+    server.restart();
+    eventually(SOON, || guard.verify().is_ok());
+    guard.unlock().unwrap();
+}
+
+#[test]
+fn memory_has_no_replicas() {
+    let durability = Durability::Replicas { acks: 1, timeout: TIMEOUT };
+    let result = Client::builder().durability(durability).in_memory();
+    assert!(matches!(result, Err(Error::InvalidInput(_))), "{result:?}");
+}

@@ -1,0 +1,147 @@
+//! A master and its replicas, watched over by sentinels, for a test or an example.
+#![allow(dead_code, reason = "every test and example that includes this file uses a part of it")]
+
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::server::Server;
+
+/// How long an election or a resynchronization may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What the sentinels call the master.
+pub(crate) const MASTER: &str = "shop";
+
+/// A sentinel looks, tells and asks so often that a failover takes a second rather than ten, and it
+/// does not take a pause of the machine for a broken clock, upon which it would do nothing for
+/// a while. Since version 7; older sentinels are slow.
+const HASTE: [&str; 12] = [
+    "info-period",
+    "200",
+    "publish-period",
+    "200",
+    "ask-period",
+    "100",
+    "tilt-trigger",
+    "60000",
+    "tilt-period",
+    "1000",
+    "slave-reconf-timeout",
+    "2000",
+];
+
+/// One master, two replicas and three sentinels.
+#[derive(Debug)]
+pub(crate) struct Watched {
+    /// The first is the master at the start.
+    pub(crate) servers: Vec<Server>,
+    pub(crate) sentinels: Vec<Server>,
+    binary: PathBuf,
+}
+
+impl Watched {
+    /// Starts them all. The sentinels take a master for dead that is silent for `down_after`.
+    pub(crate) fn start(binary: impl AsRef<Path>, down_after: Duration) -> Watched {
+        Watched::start_with(binary, down_after, &[])
+    }
+
+    /// As `start`, with further arguments for the servers.
+    pub(crate) fn start_with(
+        binary: impl AsRef<Path>,
+        down_after: Duration,
+        extra_args: &[&str],
+    ) -> Watched {
+        let binary = binary.as_ref();
+        let watched = Watched {
+            servers: replicated(binary, extra_args),
+            sentinels: (0..3).map(|_| Server::sentinel(binary, &[])).collect(),
+            binary: binary.into(),
+        };
+        let port = watched.servers[0].port().to_string();
+        for sentinel in &watched.sentinels {
+            watch(sentinel, &port, down_after);
+        }
+        watched.wait_until_watched();
+        watched
+    }
+
+    pub(crate) fn binary(&self) -> &Path {
+        &self.binary
+    }
+
+    pub(crate) fn urls(&self) -> Vec<String> {
+        self.sentinels.iter().map(Server::url).collect()
+    }
+
+    /// The master in the eyes of a sentinel.
+    pub(crate) fn master_of(&self, sentinel: &Server) -> &Server {
+        let (_, port): (String, u16) =
+            sentinel.ask(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", MASTER]);
+        let known = self.servers.iter().find(|server| server.port() == port);
+        known.expect("a master is one of the servers")
+    }
+
+    /// The master in the eyes of the first sentinel.
+    pub(crate) fn master(&self) -> &Server {
+        self.master_of(&self.sentinels[0])
+    }
+
+    /// Orders a failover, and returns the new master when all sentinels know it.
+    pub(crate) fn fail_over(&self) -> &Server {
+        let old = self.master().port();
+        wait(|| self.sentinels[0].try_command(&["SENTINEL", "FAILOVER", MASTER]));
+        self.wait_for_another(old)
+    }
+
+    /// Waits until all sentinels have another master than the one at that port.
+    pub(crate) fn wait_for_another(&self, old: u16) -> &Server {
+        wait(|| self.sentinels.iter().all(|one| self.master_of(one).port() != old));
+        self.master()
+    }
+
+    fn wait_until_watched(&self) {
+        wait(|| {
+            self.sentinels.iter().all(|sentinel| {
+                let info: String = sentinel.ask(&["INFO", "sentinel"]);
+                info.contains("status=ok") && info.contains("slaves=2,sentinels=3")
+            })
+        });
+    }
+}
+
+/// Starts a master, which comes first, and two replicas that are in step with it.
+pub(crate) fn replicated(binary: impl AsRef<Path>, extra_args: &[&str]) -> Vec<Server> {
+    let quick = ["--repl-diskless-sync-delay", "0", "--repl-timeout", "60"];
+    let args = [&quick, extra_args].concat();
+    let servers: Vec<_> = (0..3).map(|_| Server::start(binary.as_ref(), &args)).collect();
+    let port = servers[0].port().to_string();
+    for replica in &servers[1..] {
+        replica.command(&["REPLICAOF", "127.0.0.1", &port]);
+        wait(|| is_in_step(replica));
+    }
+    servers
+}
+
+fn watch(sentinel: &Server, port: &str, down_after: Duration) {
+    // Refused before version 7.
+    sentinel.try_command(&[&["SENTINEL", "DEBUG"], &HASTE[..]].concat());
+    sentinel.command(&["SENTINEL", "MONITOR", MASTER, "127.0.0.1", port, "2"]);
+    let down_after = down_after.as_millis().to_string();
+    sentinel.command(&["SENTINEL", "SET", MASTER, "down-after-milliseconds", &down_after]);
+    sentinel.command(&["SENTINEL", "SET", MASTER, "failover-timeout", "10000"]);
+}
+
+/// Whether a replica has caught up with its master.
+fn is_in_step(server: &Server) -> bool {
+    let info: String = server.ask(&["INFO", "replication"]);
+    info.contains("master_link_status:up")
+}
+
+fn wait(mut happened: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !happened() {
+        assert!(Instant::now() < deadline, "not even after {PATIENCE:?}");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
