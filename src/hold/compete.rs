@@ -124,7 +124,7 @@ impl Engine {
                 Ok((Bid::Won { fence }, sent)) => {
                     return Ok(Some(self.won(attempt, fence, sent)));
                 }
-                Ok((Bid::Busy { remaining }, _)) => {
+                Ok((Bid::Busy { remaining } | Bid::Unclear { remaining }, _)) => {
                     patience.answered();
                     self.lines().note(&attempt.id.name, None);
                     if !attempt.contended {
@@ -165,9 +165,9 @@ impl Engine {
         }
         let unknown = match &reply {
             Ok(Bid::Won { .. }) => Moment::now() >= Lease::deadline(sent, span),
-            Ok(Bid::Busy { .. }) => {
+            Ok(bid @ (Bid::Busy { .. } | Bid::Unclear { .. })) => {
                 self.listen(queue);
-                false
+                matches!(bid, Bid::Unclear { .. })
             }
             Err(failure) => failure.is_ambiguous(),
         };

@@ -2,14 +2,16 @@
 //! goes wrong with it.
 
 use std::fmt;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use redis::{RedisError, ServerError, Value};
+use redis::{RedisError, RedisResult, ServerError, Value};
 use scheduled_thread_pool::ScheduledThreadPool;
 
 use crate::clock::end_of;
+use crate::config::Config;
 use crate::store::endpoint::Endpoint;
 use crate::store::socket::{Plug, Socket};
 use crate::store::spin::Spin;
@@ -39,6 +41,20 @@ impl fmt::Debug for Dialer {
 }
 
 impl Dialer {
+    pub(crate) fn new(
+        endpoint: Endpoint,
+        config: &Config,
+        threads: Arc<ScheduledThreadPool>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            endpoint,
+            connect_timeout: config.connect_timeout,
+            spin: Spin::new(config.spin),
+            threads,
+            generation: AtomicU64::new(0),
+        })
+    }
+
     pub(crate) fn label(&self) -> &Arc<str> {
         &self.endpoint.label
     }
@@ -49,10 +65,15 @@ impl Dialer {
         Failure::io(Trouble::Silent, self.label(), error)
     }
 
+    /// Makes every open connection stale.
+    pub(crate) fn distrust(&self) {
+        self.generation.fetch_add(1, Ordering::Relaxed);
+    }
+
     /// The failure of a request that was answered with something that makes no sense: nothing that
     /// comes over the open connections is to be trusted.
     pub(crate) fn nonsense(&self) -> Failure {
-        self.generation.fetch_add(1, Ordering::Relaxed);
+        self.distrust();
         let error = std::io::Error::new(std::io::ErrorKind::InvalidData, "not a sensible reply");
         Failure::io(Trouble::Reset, self.label(), error)
     }
@@ -109,7 +130,19 @@ impl Connection {
     /// by then; it can be read later.
     pub(crate) fn receive(&mut self, spin: bool, until: Instant) -> Option<Result<Value, Failure>> {
         let Some(socket) = &mut self.socket else { return Some(Err(self.nonsense())) };
-        Some(match socket.receive(spin.then_some(&self.dialer.spin), until) {
+        let reply = socket.receive(spin.then_some(&self.dialer.spin), until);
+        self.understand(reply)
+    }
+
+    /// As `receive`, without waiting for anything.
+    pub(crate) fn receive_now(&mut self) -> Option<Result<Value, Failure>> {
+        let Some(socket) = &mut self.socket else { return Some(Err(self.nonsense())) };
+        let reply = socket.receive_now();
+        self.understand(reply)
+    }
+
+    fn understand(&mut self, reply: RedisResult<Value>) -> Option<Result<Value, Failure>> {
+        Some(match reply {
             Ok(Value::ServerError(error)) => Err(self.refused(error)),
             Ok(value) => Ok(value),
             Err(error) if error.is_timeout() => return None,
@@ -136,6 +169,11 @@ impl Connection {
     /// The means to end this connection from another thread, until it is given up.
     pub(crate) fn plug(&self) -> Plug {
         self.socket.as_ref().map(Socket::plug).unwrap_or_default()
+    }
+
+    /// For waiting at several connections at once.
+    pub(crate) fn socket(&self) -> Option<BorrowedFd<'_>> {
+        self.socket.as_ref().map(AsFd::as_fd)
     }
 
     /// The failure of what another thread has put an end to.
@@ -204,7 +242,7 @@ impl Connection {
         } else {
             // Connections that idled through a restart of the server are all dead: with the first
             // the others are given up too, so that a second try gets a new one.
-            self.dialer.generation.fetch_add(1, Ordering::Relaxed);
+            self.dialer.distrust();
             Trouble::Reset
         };
         Failure::io(trouble, self.dialer.label(), error)
@@ -214,7 +252,7 @@ impl Connection {
     fn refused(&mut self, error: ServerError) -> Failure {
         let code = code(&error).to_owned();
         if SPOILING.contains(&code.as_str()) {
-            self.dialer.generation.fetch_add(1, Ordering::Relaxed);
+            self.dialer.distrust();
         }
         let full = error.details().is_some_and(|text| text.starts_with("max number of clients"));
         let trouble = if full || PASSING.contains(&code.as_str()) {

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::iter;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Instant;
 
@@ -18,7 +18,6 @@ use crate::store::connection::{Connection, Dialer};
 use crate::store::endpoint::Endpoint;
 use crate::store::lane::{Lane, Reply, Request, Step};
 use crate::store::script::{Call, Form};
-use crate::store::spin::Spin;
 use crate::store::{Failure, Trouble};
 
 /// Starts the thread that serves the pools of one client.
@@ -58,13 +57,7 @@ impl Server {
         threads: Arc<ScheduledThreadPool>,
     ) -> Result<Self, Failure> {
         let server = endpoint.label.clone();
-        let dialer = Arc::new(Dialer {
-            endpoint,
-            connect_timeout: config.connect_timeout,
-            spin: Spin::new(config.spin),
-            threads: threads.clone(),
-            generation: AtomicU64::new(0),
-        });
+        let dialer = Dialer::new(endpoint, config, threads.clone());
         let pool = Pool::builder()
             .max_size(config.pool_size)
             .test_on_check_out(false)

@@ -128,6 +128,11 @@ impl Socket {
         Ok(())
     }
 
+    /// Reads a reply that has come already. If not all of it has, that is a timeout.
+    pub(crate) fn receive_now(&mut self) -> RedisResult<Value> {
+        self.parser.parse_value(Ready(&self.stream))
+    }
+
     /// Reads one whole reply, an error reply included. With `spin` it is expected soon, and spun
     /// for if there is a spell for it; without, it may take long.
     /// After a timeout, and only after that, reading may go on where it stopped.
@@ -147,6 +152,13 @@ impl Socket {
         };
         spin.learn(manner, started.elapsed());
         reply
+    }
+}
+
+/// For waiting at several sockets at once.
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
     }
 }
 
@@ -202,6 +214,23 @@ impl Read for Patient<'_> {
                 Ok((read, _)) => return Ok(read),
                 // Nothing yet: the spin or the nap goes on while there is time.
                 Err(Errno::AGAIN | Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}
+
+/// Reads what has come.
+struct Ready<'a>(&'a Stream);
+
+impl Read for Ready<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        loop {
+            match net::recv(self.0, &mut *into, RecvFlags::DONTWAIT) {
+                Ok((_, 0)) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok((read, _)) => return Ok(read),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return Err(io::ErrorKind::TimedOut.into()),
                 Err(error) => return Err(error.into()),
             }
         }

@@ -1,5 +1,6 @@
 //! The messages to one client, over a connection of their own.
 
+use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use redis::Value;
@@ -8,6 +9,7 @@ use crate::clock::end_of;
 use crate::store::connection::Connection;
 use crate::store::interrupter::Interrupter;
 use crate::store::keys::Keys;
+use crate::store::socket::Plug;
 use crate::store::{Failure, Wake, Wakeups};
 
 /// After this long without a message the server is asked for a sign of life: a connection that was
@@ -74,6 +76,38 @@ impl Subscription {
         }
     }
 
+    /// Reads what has come already, over a connection that somebody else has opened.
+    pub(crate) fn look(&mut self) -> Result<Option<Wake>, Failure> {
+        if !self.connection.is_open() {
+            return Err(self.connection.no_reply());
+        }
+        while let Some(reply) = self.connection.receive_now() {
+            let reply = reply?;
+            (self.asked, self.expected) = (false, end_of(IDLE));
+            if let Some(wake) = self.read(&reply) {
+                return Ok(Some(wake));
+            }
+        }
+        if Instant::now() >= self.expected {
+            self.ask()?;
+        }
+        Ok(None)
+    }
+
+    /// When to look again even if nothing comes.
+    pub(crate) fn expected(&self) -> Instant {
+        self.expected
+    }
+
+    /// Where messages come from.
+    pub(crate) fn socket(&self) -> Option<BorrowedFd<'_>> {
+        self.connection.socket()
+    }
+
+    pub(crate) fn plug(&self) -> Plug {
+        self.connection.plug()
+    }
+
     fn check(&self) -> Result<(), Failure> {
         if self.interrupter.is_interrupted() { Err(self.connection.interrupted()) } else { Ok(()) }
     }
@@ -82,6 +116,11 @@ impl Subscription {
         self.connection.connect(end_of(self.patience))?;
         self.interrupter.guard(self.connection.plug());
         self.check()?;
+        self.subscribe()
+    }
+
+    /// Asks for messages over the open connection.
+    pub(crate) fn subscribe(&mut self) -> Result<(), Failure> {
         let mut subscribe = redis::cmd("SUBSCRIBE");
         subscribe.arg(&self.channel);
         self.send(&subscribe)

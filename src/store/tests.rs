@@ -8,12 +8,14 @@ use crate::clock::end_of;
 use crate::config::Config;
 use crate::store::endpoint::Endpoint;
 use crate::store::memory::Memory;
+use crate::store::quorum::Quorum;
 use crate::store::server::pool_threads;
 use crate::store::single::Single;
 
 #[path = "../../tests/it/support/server.rs"]
 pub(crate) mod process;
 
+mod quorum;
 mod together;
 mod upkeep;
 mod waiting;
@@ -38,10 +40,32 @@ fn single_at(url: &str, config: &Config) -> Single {
     Single::new(server, config)
 }
 
+/// A quorum of which some servers are dead.
+struct Majority {
+    servers: Vec<process::Server>,
+    store: Quorum,
+}
+
+impl Majority {
+    fn of(servers: usize, dead: usize) -> Self {
+        let servers: Vec<_> = (0..servers).map(|_| process::Server::redis()).collect();
+        servers[..dead].iter().for_each(process::Server::kill);
+        let store = quorum(&servers, &Config::default());
+        Self { servers, store }
+    }
+}
+
+fn quorum(servers: &[process::Server], config: &Config) -> Quorum {
+    let urls: Vec<_> = servers.iter().map(process::Server::url).collect();
+    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
+    let endpoints = Endpoint::parse_all(&urls).expect("good URLs");
+    Quorum::new(endpoints, config, &pool_threads()).expect("pools")
+}
+
 fn won(store: &dyn Store, hold: &HoldId) -> u64 {
     match store.acquire(hold, LEASE, Queue::Out, soon()).expect("an answer") {
         Bid::Won { fence } => fence,
-        bid @ Bid::Busy { .. } => panic!("{bid:?}"),
+        bid => panic!("{bid:?}"),
     }
 }
 
@@ -84,6 +108,12 @@ macro_rules! stores {
         mod on_valkey {
             use super::process::Server;
             $(#[test] fn $behaviour() { super::$behaviour(&super::single(&Server::valkey())); })+
+        }
+        mod on_quorum_of_three {
+            $(#[test] fn $behaviour() { super::$behaviour(&super::Majority::of(3, 0).store); })+
+        }
+        mod on_three_of_five {
+            $(#[test] fn $behaviour() { super::$behaviour(&super::Majority::of(5, 2).store); })+
         }
     };
 }

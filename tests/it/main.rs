@@ -24,6 +24,7 @@ mod loss;
 mod nesting;
 mod open;
 mod outage;
+mod quorum;
 mod refusals;
 mod replies;
 mod resources;

@@ -3,6 +3,7 @@
 pub(crate) mod child;
 pub(crate) mod inspect;
 pub(crate) mod proxy;
+pub(crate) mod quorum;
 pub(crate) mod recorder;
 pub(crate) mod server;
 pub(crate) mod store;
@@ -14,6 +15,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Sender, bounded};
 use leasehold::{Builder, Client, Error, Guard};
 
+pub(crate) use self::quorum::Quorum;
 pub(crate) use self::server::Server;
 pub(crate) use self::store::{Store, stores};
 

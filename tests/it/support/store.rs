@@ -6,10 +6,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use leasehold::{Builder, Client};
 use redis::Connection;
 
-use super::Server;
+use super::{Quorum, Server};
 
 /// Makes a test of every listed behaviour for every store it applies to: `every store` for what
 /// needs no more than one client, `every server` for what looks into Redis or needs a second client.
+/// What is true of every store is asked of a quorum of three servers too, and of one of five that
+/// has lost two.
 ///
 /// A behaviour that is not listed is dead code, and that is a warning.
 macro_rules! stores {
@@ -21,6 +23,20 @@ macro_rules! stores {
             $(#[test]
             fn $common() {
                 super::$common(&$crate::support::Store::Memory);
+            })+
+        })?
+        $(mod on_a_quorum {
+            $(#[test]
+            fn $common() {
+                super::$common(&$crate::support::Store::Quorum($crate::support::Quorum::of(3)));
+            })+
+        }
+        mod on_the_rest_of_a_quorum {
+            $(#[test]
+            fn $common() {
+                let quorum = $crate::support::Quorum::of(5);
+                quorum.servers[..2].iter().for_each($crate::support::Server::kill);
+                super::$common(&$crate::support::Store::Quorum(quorum));
             })+
         })?
         $crate::support::stores! { @server on_redis, redis, [$($($common),+)?] [$($($special),+)?] }
@@ -45,6 +61,7 @@ pub(crate) use stores;
 /// Where the locks of a behaviour live.
 pub(crate) enum Store {
     Memory,
+    Quorum(Quorum),
     Server(Server),
 }
 
@@ -53,6 +70,7 @@ impl Store {
     pub(crate) fn open(&self, builder: Builder) -> Client {
         match self {
             Store::Memory => builder.in_memory().expect("the options are good"),
+            Store::Quorum(quorum) => quorum.open(builder),
             Store::Server(server) => server.open(builder),
         }
     }
@@ -61,6 +79,7 @@ impl Store {
     pub(crate) fn register(&self) -> Register<'_> {
         match self {
             Store::Memory => Register::Local(Arc::default()),
+            Store::Quorum(quorum) => Register::Remote(quorum.last()),
             Store::Server(server) => Register::Remote(server),
         }
     }

@@ -1,0 +1,1 @@
+//! What only a quorum must do.

@@ -1,0 +1,1 @@
+//! Locks on several independent servers.
