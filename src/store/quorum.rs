@@ -35,6 +35,7 @@ mod links;
 mod node;
 mod ready;
 mod round;
+mod shelf;
 mod strays;
 mod upkeep;
 mod votes;

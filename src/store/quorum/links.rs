@@ -30,8 +30,8 @@ const OWED_MAX: usize = 256;
 /// A server that takes nothing more for this long is given up.
 const WRITE_TIME: Duration = Duration::from_millis(50);
 
-/// How much longer than a majority the others may take to connect before they are left behind.
-const LATECOMERS: Duration = Duration::from_millis(5);
+/// For so long a connection is waited for that is not needed for a majority.
+const LATECOMERS: Duration = Duration::from_millis(10);
 
 /// What all links of a client share.
 #[derive(Debug)]
@@ -85,19 +85,54 @@ impl Links {
         Self { parts, links, opened, answer }
     }
 
-    /// Makes ready to send. Connections that are missing are opened in the background; they are
-    /// waited for only if without them there is no majority.
+    /// Makes ready to send. Connections that are missing are opened in the background. They are
+    /// waited for if there is no majority without them, and for a moment if nothing is known against
+    /// the server.
     pub(super) fn prepare(&mut self, until: Instant) {
         while let Ok(opened) = self.opened.try_recv() {
             self.take_in(opened);
         }
+        (0..self.links.len()).for_each(|number| self.check(number));
+        let urgent = self.connected() < self.majority();
+        (0..self.links.len()).for_each(|number| self.open(number, urgent));
+        self.wait_for_connections(until);
+    }
+
+    fn wait_for_connections(&mut self, until: Instant) {
+        let started = Instant::now();
+        while let Some(end) = self.patience_for_connections(started, until)
+            && let Ok(opened) = self.opened.recv_deadline(end)
+        {
+            self.take_in(opened);
+        }
+    }
+
+    /// Until when to wait for connections, if at all.
+    fn patience_for_connections(&self, started: Instant, until: Instant) -> Option<Instant> {
+        let mut opening = self.links.iter().zip(&self.parts.nodes).filter(|(link, _)| link.opening);
+        if self.connected() < self.majority() {
+            return opening.next().map(|_| until);
+        }
+        opening.any(|(_, node)| node.is_trusted()).then(|| until.min(started + LATECOMERS))
+    }
+
+    /// Tells whether some reply is still to come.
+    pub(super) fn owed(&self) -> bool {
+        self.links.iter().any(|link| !link.flying.is_empty())
+    }
+
+    /// Reads what has come, and gives up what does not come. Tells whether some reply is still to
+    /// come.
+    pub(super) fn sweep(&mut self) -> bool {
         for number in 0..self.links.len() {
+            self.read(number);
             self.check(number);
-            self.open(number, false);
         }
-        if self.connected() < majority(self.links.len()) {
-            self.wait_for_majority(until);
-        }
+        self.owed()
+    }
+
+    fn majority(&self) -> usize {
+        majority(self.links.len())
     }
 
     /// How many servers can be asked.
@@ -216,22 +251,6 @@ impl Links {
             if self.links[number].is_overdue(self.parts.patience) {
                 let failure = self.parts.nodes[number].hangs();
                 self.give_up(number, &failure);
-            }
-        }
-    }
-
-    fn wait_for_majority(&mut self, until: Instant) {
-        let started = Instant::now();
-        for number in 0..self.links.len() {
-            self.open(number, true);
-        }
-        let mut until = until;
-        while self.links.iter().any(|link| link.opening)
-            && let Ok(opened) = self.opened.recv_deadline(until)
-        {
-            self.take_in(opened);
-            if self.connected() == majority(self.links.len()) {
-                until = until.min(Instant::now() + started.elapsed() + LATECOMERS);
             }
         }
     }

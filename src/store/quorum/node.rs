@@ -102,6 +102,11 @@ impl Node {
         failure
     }
 
+    /// Tells whether nothing is known against the server.
+    pub(super) fn is_trusted(&self) -> bool {
+        self.health.lock().failures == 0
+    }
+
     /// When the server may be tried again.
     pub(super) fn next_try(&self) -> Instant {
         self.health.lock().next_try

@@ -1,30 +1,25 @@
 //! One request to all servers, from the connections to the decision.
 
-use std::convert::Infallible;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::Instant;
 
-use r2d2::{ManageConnection, NopErrorHandler, Pool, PooledConnection};
 use redis::Value;
 use scheduled_thread_pool::ScheduledThreadPool;
 
 use crate::store::lane::Reply;
 use crate::store::quorum::flight::{Flight, Request};
 use crate::store::quorum::links::{Links, Parts};
+use crate::store::quorum::shelf::{Shelf, Taken};
 use crate::store::quorum::votes::Votes;
 use crate::store::{Failure, Standing, Trouble};
-
-/// Links that are given back when this is dropped.
-pub(super) type Taken = PooledConnection<Sets>;
 
 /// The links of a client.
 #[derive(Debug)]
 pub(super) struct Rounds {
     pub(super) parts: Arc<Parts>,
-    /// Each with one place, so that a name always has the same: its requests do not overtake one
-    /// another.
-    pools: Vec<Pool<Sets>>,
+    /// A name always has the same, so that its requests do not overtake one another.
+    shelves: Vec<Arc<Shelf>>,
 }
 
 impl Rounds {
@@ -33,34 +28,18 @@ impl Rounds {
         sets: u32,
         threads: &Arc<ScheduledThreadPool>,
     ) -> Result<Self, Failure> {
-        let pool = |_| {
-            Pool::builder()
-                .max_size(1)
-                .test_on_check_out(false)
-                // Both would keep a timer, and with it the thread, alive.
-                .max_lifetime(None)
-                .idle_timeout(None)
-                .error_handler(Box::new(NopErrorHandler))
-                .thread_pool(threads.clone())
-                .build(Sets(parts.clone()))
-        };
-        let pools: Result<_, _> = (0..sets).map(pool).collect();
-        let server = Arc::from("the pool");
-        let pools = pools.map_err(|error| Failure::io(Trouble::Unreachable, &server, error))?;
-        Ok(Self { parts, pools })
+        let shelf = |_| Shelf::new(&parts, threads);
+        let shelves = (0..sets).map(shelf).collect::<Result<_, _>>()?;
+        Ok(Self { parts, shelves })
     }
 
     /// Takes the links for requests about this name.
     pub(super) fn take(&self, name: &str, until: Instant) -> Result<Taken, Failure> {
         let mut hasher = DefaultHasher::new();
         name.hash(&mut hasher);
-        let sets = u64::try_from(self.pools.len()).unwrap_or(1);
-        let pool = &self.pools[usize::try_from(hasher.finish() % sets).unwrap_or(0)];
-        let left = || until.saturating_duration_since(Instant::now());
-        pool.try_get().or_else(|| pool.get_timeout(left()).ok()).ok_or_else(|| {
-            let why = "the connections for this name were in use until the time was over";
-            Failure::too_late(&Arc::from("the servers"), why)
-        })
+        let shelves = u64::try_from(self.shelves.len()).unwrap_or(1);
+        let shelf = &self.shelves[usize::try_from(hasher.finish() % shelves).unwrap_or(0)];
+        Shelf::take(shelf, until)
     }
 
     /// As `take`, with a majority connected.
@@ -137,27 +116,5 @@ pub(super) fn about_hold(
     move |reply| match reply {
         Err(failure) if failure.trouble == Trouble::WrongType => Some(Ok(Standing::Gone)),
         other => read(other),
-    }
-}
-
-/// Makes links that are opened when they are used.
-#[derive(Debug)]
-pub(super) struct Sets(Arc<Parts>);
-
-impl ManageConnection for Sets {
-    type Connection = Links;
-    type Error = Infallible;
-
-    fn connect(&self) -> Result<Links, Infallible> {
-        Ok(Links::new(self.0.clone()))
-    }
-
-    fn is_valid(&self, _: &mut Links) -> Result<(), Infallible> {
-        Ok(())
-    }
-
-    /// Links replace what is broken themselves.
-    fn has_broken(&self, _: &mut Links) -> bool {
-        false
     }
 }
