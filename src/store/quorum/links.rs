@@ -59,6 +59,8 @@ struct Link {
     connection: Connection,
     /// Whether one is being opened in the background.
     opening: bool,
+    /// Whether that is likely to succeed soon.
+    trusted: bool,
     /// The scripts that were sent in full over this connection, so that the server knows them.
     known: Vec<&'static Script>,
     /// What was sent and not answered, in order.
@@ -78,6 +80,7 @@ impl Links {
         let link = |node: &Arc<Node>| Link {
             connection: node.connection(),
             opening: false,
+            trusted: false,
             known: Vec::new(),
             flying: VecDeque::new(),
         };
@@ -105,15 +108,17 @@ impl Links {
         {
             self.take_in(opened);
         }
+        // Once is enough: a server that hangs is found out only later.
+        self.links.iter_mut().for_each(|link| link.trusted = false);
     }
 
     /// Until when to wait for connections, if at all.
     fn patience_for_connections(&self, started: Instant, until: Instant) -> Option<Instant> {
-        let mut opening = self.links.iter().zip(&self.parts.nodes).filter(|(link, _)| link.opening);
+        let mut opening = self.links.iter().filter(|link| link.opening);
         if self.connected() < self.majority() {
             return opening.next().map(|_| until);
         }
-        opening.any(|(_, node)| node.is_trusted()).then(|| until.min(started + LATECOMERS))
+        opening.any(|link| link.trusted).then(|| until.min(started + LATECOMERS))
     }
 
     /// Tells whether some reply is still to come.
@@ -229,9 +234,10 @@ impl Links {
     }
 
     fn open(&mut self, number: usize, urgent: bool) {
-        let link = &mut self.links[number];
+        let (link, node) = (&mut self.links[number], &self.parts.nodes[number]);
         if !link.connection.is_connected() && !link.opening {
-            link.opening = self.parts.nodes[number].open(urgent, &self.answer);
+            link.trusted = node.is_trusted();
+            link.opening = node.open(urgent, &self.answer);
         }
     }
 

@@ -270,3 +270,6 @@ fn remaining_of_bid(bid: &Bid) -> Option<Duration> {
 fn fence_of_handover(handover: &Handover) -> Option<u64> {
     if let Handover::Done { fence } = handover { Some(*fence) } else { None }
 }
+
+#[cfg(test)]
+mod tests;
