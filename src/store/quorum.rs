@@ -31,9 +31,11 @@
 //! after the longest lease; and let the resource check the token.
 
 mod flight;
+mod link;
 mod links;
 mod node;
 mod ready;
+mod requests;
 mod round;
 mod shelf;
 mod strays;
@@ -42,7 +44,7 @@ mod votes;
 mod wakeups;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use scheduled_thread_pool::ScheduledThreadPool;
 
@@ -50,20 +52,17 @@ use crate::config::Config;
 use crate::store::connection::Dialer;
 use crate::store::endpoint::Endpoint;
 use crate::store::keys::Keys;
-use crate::store::quorum::flight::{Effect, Flight, Request};
+use crate::store::quorum::flight::{Flight, Request};
 use crate::store::quorum::links::{Links, Parts};
 use crate::store::quorum::node::Node;
+use crate::store::quorum::requests::Requests;
 use crate::store::quorum::round::{Rounds, about_hold, plain};
 use crate::store::quorum::strays::Strays;
 use crate::store::quorum::upkeep::Caretakers;
 use crate::store::quorum::votes::{Race, Votes};
 use crate::store::quorum::wakeups::Subscriptions;
 use crate::store::reply::{Inspected, bid, handover, inspected, standing};
-use crate::store::script::{
-    ACQUIRE_PROPOSED, Arg, FORCE, INSPECT, LEAVE, NEST, RAISE, RELEASE, Script, TRANSFER_PROPOSED,
-    WITHDRAW,
-};
-use crate::store::single::{fence_life, place, queue_life};
+use crate::store::single::queue_life;
 use crate::store::spin::Spin;
 use crate::store::{
     Answer, Bid, Failure, Handover, HoldId, Holder, Queue, Standing, Store, Stray, Trouble, Upkeep,
@@ -77,14 +76,13 @@ pub(crate) struct Quorum {
     io_timeout: Duration,
     /// The same where no lease is at stake.
     patience: Duration,
-    queue_life: Duration,
 }
 
 /// What an answer that is still on its way needs.
 #[derive(Debug)]
 struct Shared {
     rounds: Rounds,
-    keys: Keys,
+    requests: Requests,
 }
 
 impl Quorum {
@@ -99,17 +97,14 @@ impl Quorum {
         let io_timeout = config.io_timeout(config.terms.span());
         let parts = Arc::new(Parts {
             nodes: nodes.collect(),
-            strays: Strays::default(),
+            strays: Arc::default(),
             spin: Spin::new(config.spin),
             patience: io_timeout,
         });
         let rounds = Rounds::new(parts, config.pool_size, threads)?;
-        Ok(Self {
-            shared: Arc::new(Shared { rounds, keys: Keys::new(&config.prefix) }),
-            io_timeout,
-            patience: config.io_timeout(Duration::MAX),
-            queue_life: queue_life(config),
-        })
+        let requests = Requests { keys: Keys::new(&config.prefix), queue_life: queue_life(config) };
+        let shared = Arc::new(Shared { rounds, requests });
+        Ok(Self { shared, io_timeout, patience: config.io_timeout(Duration::MAX) })
     }
 
     /// Makes sure that a majority answers.
@@ -117,18 +112,19 @@ impl Quorum {
         self.shared.rounds.connect("", until).map(drop)
     }
 
-    /// Asks whether a hold is there, and deals with it.
-    fn stand(&self, name: &str, request: Request, until: Instant) -> Result<Standing, Failure> {
-        let rounds = &self.shared.rounds;
-        let mut links = rounds.connect(name, until)?;
-        rounds.ask(&mut links, request, until, about_hold(standing), Votes::standing).0
-    }
-
     /// Makes a request that a majority has to answer, one way or the other.
     fn tell(&self, name: &str, request: Request, until: Instant) -> Result<Standing, Failure> {
         let rounds = &self.shared.rounds;
         let mut links = rounds.connect(name, until)?;
         rounds.ask(&mut links, request, until, plain(standing), Votes::any).0
+    }
+
+    fn nodes(&self) -> Vec<Arc<Node>> {
+        self.shared.rounds.parts.nodes.clone()
+    }
+
+    fn strays(&self) -> &Strays {
+        &self.shared.rounds.parts.strays
     }
 }
 
@@ -145,11 +141,7 @@ impl Shared {
         if agreed {
             return Ok(fence);
         }
-        let keys = [self.keys.lock(&hold.name).into_owned(), self.keys.fence(&hold.name)];
-        let owner = hold.owner();
-        let args = [Arg::Text(&owner), Arg::Number(fence), fence_life(lease)];
-        let raise = request(&RAISE, keys, args, Effect::Nothing);
-        let read = about_hold(standing);
+        let (raise, read) = (self.requests.raise(hold, fence, lease), about_hold(standing));
         match self.rounds.ask(links, raise, until, read, Votes::standing).0 {
             Ok(Standing::Ours) => Ok(fence),
             Ok(Standing::Gone) => Err(Failure::late()),
@@ -160,11 +152,7 @@ impl Shared {
 
     /// Takes back a hold that has not come about, where it may stand. Waits for nothing.
     fn withdraw(&self, links: &mut Links, hold: &HoldId, may_stand: impl Fn(usize) -> bool) {
-        let keys = [self.keys.lock(&hold.name).into_owned()];
-        // Where this does not arrive the hold may stand, as after a request that begins it.
-        let effect = Effect::Begins(hold.clone());
-        let request = request(&WITHDRAW, keys, [Arg::Text(&hold.owner())], effect);
-        links.send(&Flight::new(request, self.rounds.parts.nodes.len()), may_stand);
+        links.send(&self.flight(self.requests.withdraw(hold)), may_stand);
     }
 
     /// Waits for the answers to a transfer.
@@ -190,6 +178,10 @@ impl Shared {
         self.withdraw(&mut links, to, |number| votes.may_be(number, done));
         Ok(outcome)
     }
+
+    fn flight(&self, request: Request) -> Arc<Flight> {
+        Flight::new(request, self.rounds.parts.nodes.len())
+    }
 }
 
 impl Store for Quorum {
@@ -200,21 +192,10 @@ impl Store for Quorum {
         queue: Queue,
         until: Instant,
     ) -> Result<Bid, Failure> {
-        let Shared { rounds, keys } = &*self.shared;
-        rounds.parts.strays.note_lease(lease);
+        let Shared { rounds, requests } = &*self.shared;
+        self.strays().note_lease(lease);
         let mut links = rounds.connect(&hold.name, until)?;
-        let owner = hold.owner();
-        let args = [
-            Arg::Text(&owner),
-            Arg::millis(lease),
-            fence_life(lease),
-            Arg::Text(&hold.client),
-            place(queue),
-            Arg::millis(self.queue_life),
-            proposal(),
-        ];
-        let effect = Effect::Begins(hold.clone());
-        let acquire = request(&ACQUIRE_PROPOSED, hold_keys(keys, &hold.name), args, effect);
+        let acquire = requests.acquire(hold, lease, queue);
         let (race, votes) = rounds.ask(&mut links, acquire, until, plain(bid), Votes::race);
         let outcome = match race {
             Race::Won { fence, agreed } => self
@@ -237,20 +218,18 @@ impl Store for Quorum {
         lease: Duration,
         until: Instant,
     ) -> Result<Standing, Failure> {
-        let owner = hold.owner();
-        let args = [Arg::Text(&owner), Arg::Number(depth.into()), Arg::millis(lease)];
-        let keys = [self.shared.keys.lock(&hold.name).into_owned()];
-        self.stand(&hold.name, request(&NEST, keys, args, Effect::Nothing), until)
+        let Shared { rounds, requests } = &*self.shared;
+        let mut links = rounds.connect(&hold.name, until)?;
+        let nest = requests.nest(hold, depth, lease);
+        rounds.ask(&mut links, nest, until, about_hold(standing), Votes::standing).0
     }
 
     fn release(&self, hold: &HoldId, until: Instant) -> Result<Standing, Failure> {
-        let Shared { rounds, keys } = &*self.shared;
-        let keys = [keys.lock(&hold.name).into_owned(), keys.queue(&hold.name)];
-        let effect = Effect::Ends(hold.clone());
-        let release = request(&RELEASE, keys, [Arg::Text(&hold.owner())], effect);
+        let Shared { rounds, requests } = &*self.shared;
         let mut links = rounds.take(&hold.name, until)?;
         // Also without a majority it is to be released where it can be.
         links.prepare(until);
+        let release = requests.release(hold);
         rounds.ask(&mut links, release, until, about_hold(standing), Votes::standing).0
     }
 
@@ -262,82 +241,45 @@ impl Store for Quorum {
         yields: bool,
         until: Instant,
     ) -> Answer<Handover> {
-        let Shared { rounds, keys } = &*self.shared;
-        rounds.parts.strays.note_lease(lease);
-        let mut links = match rounds.connect(&to.name, until) {
+        self.strays().note_lease(lease);
+        let mut links = match self.shared.rounds.connect(&to.name, until) {
             Ok(links) => links,
             Err(failure) => return Box::new(move || Err(failure)),
         };
-        let (old, new) = (from.owner(), to.owner());
-        let args = [
-            Arg::Text(&old),
-            Arg::Text(&new),
-            Arg::millis(lease),
-            fence_life(lease),
-            Arg::Number(yields.into()),
-            proposal(),
-        ];
-        let effect = Effect::Replaces { from: from.clone(), to: to.clone() };
-        let transfer = request(&TRANSFER_PROPOSED, hold_keys(keys, &to.name), args, effect);
-        let flight = Flight::new(transfer, rounds.parts.nodes.len());
+        let flight = self.shared.flight(self.shared.requests.transfer(from, to, lease, yields));
         links.send(&flight, |_| true);
         let (shared, to) = (self.shared.clone(), to.clone());
         Box::new(move || shared.land(&flight, &to, lease, until))
     }
 
     fn inspect(&self, name: &str, until: Instant) -> Result<Option<Holder>, Failure> {
-        let Shared { rounds, keys } = &*self.shared;
+        let Shared { rounds, requests } = &*self.shared;
         let mut links = rounds.connect(name, until)?;
-        let inspect = request(&INSPECT, [keys.lock(name).into_owned()], [], Effect::Nothing);
-        let read = plain(inspected);
-        let (seen, _) = rounds.ask(&mut links, inspect, until, read, Votes::holder);
+        let inspect = requests.inspect(name);
+        let (seen, _) = rounds.ask(&mut links, inspect, until, plain(inspected), Votes::holder);
         seen.map(|Inspected(holder)| holder)
     }
 
     fn force(&self, name: &str, until: Instant) -> Result<bool, Failure> {
-        let keys = [self.shared.keys.lock(name).into_owned(), self.shared.keys.queue(name)];
-        let force = request(&FORCE, keys, [], Effect::Nothing);
+        let force = self.shared.requests.force(name);
         self.tell(name, force, until).map(|standing| standing == Standing::Ours)
     }
 
     fn leave(&self, name: &str, client: &str, until: Instant) -> Result<(), Failure> {
-        let keys = [self.shared.keys.lock(name).into_owned(), self.shared.keys.queue(name)];
-        let leave = request(&LEAVE, keys, [Arg::Text(client)], Effect::Nothing);
-        self.tell(name, leave, until).map(drop)
+        self.tell(name, self.shared.requests.leave(name, client), until).map(drop)
     }
 
     fn wakeups(&self, client: &str) -> Option<Box<dyn Wakeups>> {
-        let (nodes, keys) = (&self.shared.rounds.parts.nodes, self.shared.keys.clone());
-        Some(Box::new(Subscriptions::new(nodes.clone(), keys, client, self.patience)))
+        let keys = self.shared.requests.keys.clone();
+        Some(Box::new(Subscriptions::new(self.nodes(), keys, client, self.patience)))
     }
 
     fn upkeep(&self) -> Box<dyn Upkeep> {
-        let (nodes, keys) = (&self.shared.rounds.parts.nodes, &self.shared.keys);
-        Box::new(Caretakers::new(nodes.clone(), keys, self.io_timeout))
+        let keys = &self.shared.requests.keys;
+        Box::new(Caretakers::new(self.nodes(), keys, self.io_timeout))
     }
 
     fn on_stray(&self, tell: Box<dyn Fn(Stray) + Send + Sync>) {
-        self.shared.rounds.parts.strays.on_stray(tell);
+        self.strays().on_stray(tell);
     }
-}
-
-fn request<const K: usize, const A: usize>(
-    script: &'static Script,
-    keys: [String; K],
-    args: [Arg<'_>; A],
-    effect: Effect,
-) -> Request {
-    let args = args.into_iter().map(Into::into).collect();
-    Request { script, keys: keys.into(), args, effect }
-}
-
-/// The keys of a request that begins a hold.
-fn hold_keys(keys: &Keys, name: &str) -> [String; 3] {
-    [keys.lock(name).into_owned(), keys.fence(name), keys.queue(name)]
-}
-
-/// The token that all servers are to give: this system's clock in microseconds.
-fn proposal() -> Arg<'static> {
-    let micros = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_micros());
-    Arg::Number(u64::try_from(micros).unwrap_or(u64::MAX))
 }

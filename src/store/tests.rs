@@ -15,7 +15,6 @@ use crate::store::single::Single;
 #[path = "../../tests/it/support/server.rs"]
 pub(crate) mod process;
 
-mod quorum;
 mod together;
 mod upkeep;
 mod waiting;
@@ -42,7 +41,8 @@ fn single_at(url: &str, config: &Config) -> Single {
 
 /// A quorum of which some servers are dead.
 struct Majority {
-    servers: Vec<process::Server>,
+    /// Kept for as long as the store.
+    _servers: Vec<process::Server>,
     store: Quorum,
 }
 
@@ -51,7 +51,7 @@ impl Majority {
         let servers: Vec<_> = (0..servers).map(|_| process::Server::redis()).collect();
         servers[..dead].iter().for_each(process::Server::kill);
         let store = quorum(&servers, &Config::default());
-        Self { servers, store }
+        Self { _servers: servers, store }
     }
 }
 

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use crate::store::HoldId;
 use crate::store::lane::Reply;
 use crate::store::script::{Arg, Call, Form, Script};
-use crate::store::{Failure, HoldId};
 
 /// A script with its keys and arguments, the same for each server.
 #[derive(Debug)]
@@ -106,10 +106,6 @@ impl Flight {
     /// Puts in the reply of a server.
     pub(super) fn answer(&self, server: usize, reply: Reply) {
         self.fates.lock()[server] = Fate::Replied(reply);
-    }
-
-    pub(super) fn fail(&self, server: usize, failure: &Failure) {
-        self.answer(server, Err(failure.clone()));
     }
 
     pub(super) fn awaits(&self, server: usize) -> bool {

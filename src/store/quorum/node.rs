@@ -26,7 +26,8 @@ pub(super) type Opened = (usize, Result<Connection, Failure>);
 /// One server.
 #[derive(Debug)]
 pub(super) struct Node {
-    number: usize,
+    /// Its place among the others.
+    pub(super) number: usize,
     dialer: Arc<Dialer>,
     health: Mutex<Health>,
     /// The newest hold that the server was asked to begin; zero before the first. Holds are

@@ -74,7 +74,7 @@ impl Rounds {
         self.count(links, &flight, until, read, decide)
     }
 
-    /// As `ask`, for a request that was sent.
+    /// As `ask`, for a request that has been sent.
     pub(super) fn count<T, V>(
         &self,
         links: &mut Links,

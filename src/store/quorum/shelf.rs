@@ -99,7 +99,7 @@ impl DerefMut for Taken {
 
 impl Drop for Taken {
     fn drop(&mut self) {
-        if self.links.owed() {
+        if self.links.owe() {
             self.shelf.sweep_later();
         }
     }

@@ -120,7 +120,9 @@ impl Caretakers {
         if member.opening {
             member.waiting.extend(tasks);
         } else {
-            tasks.iter().for_each(|task| done(task.id, member.unsent(task)));
+            for task in &tasks {
+                done(task.id, member.unsent(task));
+            }
         }
     }
 
@@ -137,7 +139,9 @@ impl Caretakers {
                 look_at(now + LOOK);
             }
             let late: Vec<_> = member.waiting.extract_if(.., |task| task.until <= now).collect();
-            late.iter().for_each(|task| done(task.id, member.unsent(task)));
+            for task in &late {
+                done(task.id, member.unsent(task));
+            }
         }
         next
     }
@@ -195,7 +199,9 @@ impl Upkeep for Caretakers {
             let mut report = |id, outcome| self.reports.push((number, id, outcome));
             member.pipeline.abandon(&mut report);
             let waiting = mem::take(&mut member.waiting);
-            waiting.iter().for_each(|task| report(task.id, member.unsent(task)));
+            for task in &waiting {
+                report(task.id, member.unsent(task));
+            }
         }
         self.decide(done);
     }

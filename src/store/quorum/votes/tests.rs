@@ -6,16 +6,16 @@ use super::*;
 
 const LEASE: Duration = Duration::from_secs(30);
 
-fn failed<T>(trouble: Trouble) -> Option<Result<T, Failure>> {
-    Some(Err(Failure::io(trouble, &Arc::from("there"), io::Error::other("test"))))
+fn failed<T>(trouble: Trouble) -> Result<T, Failure> {
+    Err(Failure::io(trouble, &Arc::from("there"), io::Error::other("test")))
 }
 
 /// Every combination of so many votes out of these.
-fn all_of<T>(servers: usize, votes: &[fn() -> Option<Result<T, Failure>>]) -> Vec<Votes<T>> {
+fn all_of<T: Clone>(servers: usize, votes: &[Option<Result<T, Failure>>]) -> Vec<Votes<T>> {
     let combinations = votes.len().pow(u32::try_from(servers).expect("a few"));
     let combination = |mut number: usize| {
         let vote = |_| {
-            let vote = votes[number % votes.len()]();
+            let vote = votes[number % votes.len()].clone();
             number /= votes.len();
             vote
         };
@@ -24,19 +24,21 @@ fn all_of<T>(servers: usize, votes: &[fn() -> Option<Result<T, Failure>>]) -> Ve
     (0..combinations).map(combination).collect()
 }
 
-const BIDS: [fn() -> Option<Result<Bid, Failure>>; 6] = [
-    || None,
-    || Some(Ok(Bid::Won { fence: 7 })),
-    || Some(Ok(Bid::Busy { remaining: Some(LEASE) })),
-    || failed(Trouble::Silent),
-    || failed(Trouble::Unreachable),
-    || failed(Trouble::WrongType),
-];
+fn bids() -> [Option<Result<Bid, Failure>>; 6] {
+    [
+        None,
+        Some(Ok(Bid::Won { fence: 7 })),
+        Some(Ok(Bid::Busy { remaining: Some(LEASE) })),
+        Some(failed(Trouble::Silent)),
+        Some(failed(Trouble::Unreachable)),
+        Some(failed(Trouble::WrongType)),
+    ]
+}
 
 #[test]
 fn a_lock_is_won_by_a_majority_and_by_nothing_else() {
     for servers in 1..=5 {
-        for votes in all_of(servers, &BIDS) {
+        for votes in all_of(servers, &bids()) {
             let won = votes.count(|bid| matches!(bid, Bid::Won { .. }));
             let busy = votes.count(|bid| matches!(bid, Bid::Busy { .. }));
             let wrong = votes.count_failures(Trouble::WrongType);
@@ -68,7 +70,7 @@ fn a_lock_is_won_by_a_majority_and_by_nothing_else() {
 
 #[test]
 fn contention_is_unclear_only_where_a_request_may_have_arrived() {
-    for votes in all_of(5, &BIDS) {
+    for votes in all_of(5, &bids()) {
         let silent = votes.count_failures(Trouble::Silent) > 0;
         match votes.race() {
             Some(Race::Lost(Ok(Bid::Unclear { .. }))) => assert!(silent, "{votes:?}"),
@@ -80,12 +82,8 @@ fn contention_is_unclear_only_where_a_request_may_have_arrived() {
 
 #[test]
 fn a_hold_stands_with_a_majority_and_is_gone_when_none_is_left() {
-    let standings: [fn() -> _; 4] = [
-        || None,
-        || Some(Ok(Standing::Ours)),
-        || Some(Ok(Standing::Gone)),
-        || failed(Trouble::Silent),
-    ];
+    let standings =
+        [None, Some(Ok(Standing::Ours)), Some(Ok(Standing::Gone)), Some(failed(Trouble::Silent))];
     for servers in 1..=5 {
         for votes in all_of(servers, &standings) {
             let ours = votes.count(|standing| *standing == Standing::Ours);
@@ -117,13 +115,13 @@ fn a_hold_stands_with_a_majority_and_is_gone_when_none_is_left() {
 
 #[test]
 fn a_transfer_is_done_by_a_majority_and_by_nothing_else() {
-    let handovers: [fn() -> _; 6] = [
-        || None,
-        || Some(Ok(Handover::Done { fence: 7 })),
-        || Some(Ok(Handover::Gone)),
-        || Some(Ok(Handover::Yielded)),
-        || failed(Trouble::Unreachable),
-        || failed(Trouble::Reset),
+    let handovers = [
+        None,
+        Some(Ok(Handover::Done { fence: 7 })),
+        Some(Ok(Handover::Gone)),
+        Some(Ok(Handover::Yielded)),
+        Some(failed(Trouble::Unreachable)),
+        Some(failed(Trouble::Reset)),
     ];
     for votes in all_of(5, &handovers) {
         let done = votes.count(|answer| matches!(answer, Handover::Done { .. }));
@@ -177,7 +175,7 @@ fn the_holder_is_whom_a_majority_names() {
     let free = || Some(Ok(Inspected(None)));
     let holder = |votes: Vec<_>| match Votes(votes).holder() {
         Some(Ok(Inspected(holder))) => holder.map(|holder| (holder.owner, holder.depth)),
-        other => panic!("{:?}", other.map(|other| other.err())),
+        other => panic!("{:?}", other.map(Result::err)),
     };
     let mine = Some(("me".to_owned(), 2));
     assert_eq!(holder(vec![seen("me", 2, 5), seen("me", 2, 9), None]), mine);
@@ -188,8 +186,8 @@ fn the_holder_is_whom_a_majority_names() {
     assert_eq!(holder(vec![seen("me", 2, 5), seen("you", 1, 9), free()]), None);
     assert_eq!(holder(vec![free(), free(), None]), None);
     assert!(Votes(vec![seen("me", 1, 1), free(), None]).holder().is_none());
-    assert!(matches!(Votes(vec![free(), failed(Trouble::Silent), None]).holder(), None));
-    let unreachable = || failed::<Inspected>(Trouble::Unreachable);
+    assert!(Votes(vec![free(), Some(failed(Trouble::Silent)), None]).holder().is_none());
+    let unreachable = || Some(failed(Trouble::Unreachable));
     assert!(matches!(Votes(vec![unreachable(), unreachable(), None]).holder(), Some(Err(_))));
     // The majority of a holder on three of five servers ends with the first of the three leases.
     let Some(Ok(Inspected(Some(held)))) =

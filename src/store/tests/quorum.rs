@@ -1,1 +1,0 @@
-//! What only a quorum must do.

@@ -1,0 +1,89 @@
+//! Requests and replies that are lost or late on the way to some of the servers.
+
+use leasehold::{Builder, Client};
+
+use super::{hasty, no_quorum};
+use crate::support::proxy::Proxy;
+use crate::support::quorum::open_redlock;
+use crate::support::{Quorum, SOON, eventually, ms, take, throughout};
+
+/// Clients that see the servers through proxies.
+struct Behind {
+    quorum: Quorum,
+    proxies: Vec<Proxy>,
+}
+
+impl Behind {
+    fn of(servers: usize) -> Behind {
+        let quorum = Quorum::of(servers);
+        let proxies = quorum.servers.iter().map(Proxy::before).collect();
+        Behind { quorum, proxies }
+    }
+
+    fn open(&self, builder: Builder) -> Client {
+        let urls: Vec<_> = self.proxies.iter().map(Proxy::url).collect();
+        open_redlock(builder, &urls).unwrap()
+    }
+}
+
+#[test]
+fn a_hold_whose_grant_was_lost_on_the_way_is_released_too() {
+    let Behind { quorum, proxies } = &Behind::of(3);
+    let urls: Vec<_> = proxies.iter().map(Proxy::url).collect();
+    let client = open_redlock(hasty(), &urls).unwrap();
+    take(&client, "a").unlock().unwrap();
+    for proxy in proxies {
+        proxy.lose_reply();
+        let guard = take(&client, "a");
+        eventually(SOON, || quorum.count("a") == 3);
+        guard.unlock().unwrap();
+        eventually(SOON, || quorum.count("a") == 0);
+        throughout(ms(300), || quorum.count("a") == 0);
+        proxy.heal();
+    }
+}
+
+#[test]
+fn a_release_that_was_lost_on_the_way_is_made_up_for() {
+    let behind = Behind::of(3);
+    let client = behind.open(hasty());
+    take(&client, "a").unlock().unwrap();
+    for proxy in &behind.proxies {
+        let guard = take(&client, "a");
+        eventually(SOON, || behind.quorum.count("a") == 3);
+        proxy.lose_request();
+        guard.unlock().unwrap();
+        eventually(SOON, || behind.quorum.count("a") == 0);
+        proxy.heal();
+    }
+}
+
+#[test]
+fn lost_replies_of_a_majority_leave_nothing() {
+    let behind = Behind::of(3);
+    let client = behind.open(hasty());
+    take(&client, "a").unlock().unwrap();
+    behind.proxies[0].blackhole();
+    behind.proxies[1].blackhole();
+    no_quorum(client.try_lock("a").map(drop));
+    behind.proxies.iter().for_each(Proxy::heal);
+    eventually(SOON, || behind.quorum.count("a") == 0);
+    throughout(ms(300), || behind.quorum.count("a") == 0);
+    take(&client, "a").unlock().unwrap();
+}
+
+#[test]
+fn a_grant_that_comes_too_slowly_is_refused() {
+    let behind = Behind::of(5);
+    let client = behind.open(Client::builder().lease(ms(600)).renew(false));
+    let mutex = client.mutex("a").lease(ms(60));
+    behind.proxies[..4].iter().for_each(|proxy| proxy.drip(ms(20)));
+    // Nobody is given a hold of which nothing is left.
+    for _ in 0..5 {
+        if let Ok(Some(guard)) = mutex.try_lock() {
+            assert!(guard.remaining() < ms(60));
+        }
+    }
+    behind.proxies.iter().for_each(Proxy::heal);
+    eventually(SOON, || behind.quorum.count("a") == 0);
+}
