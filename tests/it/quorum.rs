@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use leasehold::{Builder, Client, Error};
 
-use crate::support::{SOON, Server, ms};
+use crate::support::{Quorum, SOON, Server, eventually, ms};
 
 /// How long one attempt may take here.
 const IO: Duration = ms(300);
@@ -22,6 +22,18 @@ const BOUND: Duration = ms(2500);
 
 fn hasty() -> Builder {
     Client::builder().connect_timeout(IO).io_timeout(IO).wait(SOON).backoff(ms(1), ms(50))
+}
+
+/// Waits until the lock "a", which is free, is granted by all servers: until then a connection may
+/// be missing.
+fn settle(quorum: &Quorum, client: &Client) {
+    eventually(SOON, || {
+        let guard = client.lock("a").unwrap();
+        let everywhere = quorum.count("a") == quorum.servers.len();
+        guard.unlock().unwrap();
+        everywhere
+    });
+    eventually(SOON, || quorum.count("a") == 0);
 }
 
 fn no_quorum<T: std::fmt::Debug>(result: Result<T, Error>) -> (u32, u32, BTreeSet<String>) {

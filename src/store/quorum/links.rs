@@ -23,7 +23,7 @@ use crate::store::script::Form;
 use crate::store::spin::{Manner, Spell, Spin};
 
 /// For so long a connection is waited for that is not needed for a majority.
-const LATECOMERS: Duration = Duration::from_millis(10);
+const LATECOMERS: Duration = Duration::from_millis(50);
 
 /// What all links of a client share.
 #[derive(Debug)]

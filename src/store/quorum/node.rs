@@ -30,8 +30,8 @@ pub(super) struct Node {
     pub(super) number: usize,
     dialer: Arc<Dialer>,
     health: Mutex<Health>,
-    /// The newest hold that the server was asked to begin; zero before the first. Holds are
-    /// numbered in the order in which they are first asked for, so that a newer one cannot be there.
+    /// One more than the number of the newest hold that the server was asked to begin. A hold with a
+    /// greater number cannot be there.
     reached: AtomicU64,
 }
 
@@ -135,12 +135,12 @@ impl Node {
 
     /// Notes that the server is asked to begin a hold.
     pub(super) fn reach(&self, hold: &HoldId) {
-        self.reached.fetch_max(hold.nonce, Ordering::Relaxed);
+        self.reached.fetch_max(hold.nonce.saturating_add(1), Ordering::Relaxed);
     }
 
     /// Tells whether the hold may be there.
     pub(super) fn may_have(&self, hold: &HoldId) -> bool {
-        hold.nonce <= self.reached.load(Ordering::Relaxed)
+        hold.nonce < self.reached.load(Ordering::Relaxed)
     }
 
     fn claim_try(&self, urgent: bool) -> bool {

@@ -22,8 +22,9 @@ fn fences_grow_whichever_majority_grants() {
         last = guard.fence();
         let confirmed =
             quorum.servers.iter().enumerate().filter(|(number, _)| !out.contains(number));
-        let confirmed = confirmed
-            .filter(|(_, server)| server.ask::<u64>(&["GET", "leasehold:fence:{a}"]) >= last);
+        let confirmed = confirmed.filter(|(_, server)| {
+            server.ask::<Option<u64>>(&["GET", "leasehold:fence:{a}"]) >= Some(last)
+        });
         assert!(confirmed.count() >= 3, "round {round}");
         guard.unlock().unwrap();
         for number in &out {

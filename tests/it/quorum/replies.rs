@@ -2,7 +2,7 @@
 
 use leasehold::{Builder, Client};
 
-use super::{hasty, no_quorum};
+use super::{hasty, no_quorum, settle};
 use crate::support::proxy::Proxy;
 use crate::support::quorum::open_redlock;
 use crate::support::{Quorum, SOON, eventually, ms, take, throughout};
@@ -28,11 +28,10 @@ impl Behind {
 
 #[test]
 fn a_hold_whose_grant_was_lost_on_the_way_is_released_too() {
-    let Behind { quorum, proxies } = &Behind::of(3);
-    let urls: Vec<_> = proxies.iter().map(Proxy::url).collect();
-    let client = open_redlock(hasty(), &urls).unwrap();
-    take(&client, "a").unlock().unwrap();
-    for proxy in proxies {
+    let behind = Behind::of(3);
+    let (quorum, client) = (&behind.quorum, behind.open(hasty()));
+    for proxy in &behind.proxies {
+        settle(quorum, &client);
         proxy.lose_reply();
         let guard = take(&client, "a");
         eventually(SOON, || quorum.count("a") == 3);
@@ -47,8 +46,8 @@ fn a_hold_whose_grant_was_lost_on_the_way_is_released_too() {
 fn a_release_that_was_lost_on_the_way_is_made_up_for() {
     let behind = Behind::of(3);
     let client = behind.open(hasty());
-    take(&client, "a").unlock().unwrap();
     for proxy in &behind.proxies {
+        settle(&behind.quorum, &client);
         let guard = take(&client, "a");
         eventually(SOON, || behind.quorum.count("a") == 3);
         proxy.lose_request();
