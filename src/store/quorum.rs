@@ -146,7 +146,7 @@ impl Shared {
             Ok(Standing::Ours) => Ok(fence),
             Ok(Standing::Gone) => Err(Failure::late()),
             // The hold stands in some servers.
-            Err(failure) => Err(Failure { trouble: Trouble::Silent, ..failure }),
+            Err(failure) => Err(unsettled(failure)),
         }
     }
 
@@ -163,8 +163,7 @@ impl Shared {
         lease: Duration,
         until: Instant,
     ) -> Result<Handover, Failure> {
-        let unknown = |failure| Failure { trouble: Trouble::Silent, ..failure };
-        let mut links = self.rounds.take(&to.name, until).map_err(unknown)?;
+        let mut links = self.rounds.take(&to.name, until).map_err(unsettled)?;
         let read = plain(handover);
         let (race, votes) = self.rounds.count(&mut links, flight, until, read, Votes::passage);
         let outcome = match race {
@@ -172,7 +171,7 @@ impl Shared {
                 let fence = self.confirm(&mut links, to, (fence, agreed), lease, until)?;
                 return Ok(Handover::Done { fence });
             }
-            Race::Lost(outcome) => outcome?,
+            Race::Lost(outcome) => outcome.map_err(unsettled)?,
         };
         let done = |answer: &Handover| matches!(answer, Handover::Done { .. });
         self.withdraw(&mut links, to, |number| votes.may_be(number, done));
@@ -230,7 +229,9 @@ impl Store for Quorum {
         // Also without a majority it is to be released where it can be.
         links.prepare(until);
         let release = requests.release(hold);
-        rounds.ask(&mut links, release, until, about_hold(standing), Votes::standing).0
+        let (outcome, _) =
+            rounds.ask(&mut links, release, until, about_hold(standing), Votes::standing);
+        outcome.map_err(unsettled)
     }
 
     fn transfer(
@@ -282,4 +283,15 @@ impl Store for Quorum {
     fn on_stray(&self, tell: Box<dyn Fn(Stray) + Send + Sync>) {
         self.strays().on_stray(tell);
     }
+}
+
+/// The failure of a request that some servers have executed, or that is made up for in the
+/// background where they have not. A repeat may find it done.
+fn unsettled(failure: Failure) -> Failure {
+    let trouble = match failure.trouble {
+        Trouble::Unreachable => Trouble::Silent,
+        Trouble::Passing => Trouble::Reset,
+        other => other,
+    };
+    Failure { trouble, ..failure }
 }

@@ -173,12 +173,7 @@ impl Votes<Handover> {
         if done + yielded >= self.required() {
             return Some(Race::Lost(Ok(Handover::Yielded)));
         }
-        let mut failure = self.unanswered(done)?;
-        if done > 0 {
-            // It was executed, though not by enough.
-            failure.trouble = Trouble::Silent;
-        }
-        Some(Race::Lost(Err(failure)))
+        self.unanswered(done).map(|failure| Race::Lost(Err(failure)))
     }
 }
 

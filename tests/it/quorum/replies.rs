@@ -1,5 +1,7 @@
 //! Requests and replies that are lost or late on the way to some of the servers.
 
+use std::thread;
+
 use leasehold::{Builder, Client};
 
 use super::{hasty, no_quorum, settle};
@@ -85,4 +87,24 @@ fn a_grant_that_comes_too_slowly_is_refused() {
     }
     behind.proxies.iter().for_each(Proxy::heal);
     eventually(SOON, || behind.quorum.count("a") == 0);
+}
+
+#[test]
+fn a_grant_that_comes_after_the_release_is_removed() {
+    let behind = Behind::of(3);
+    let client = behind.open(hasty().pool_size(1));
+    let late = &behind.quorum.servers[0];
+    for round in 0..5 {
+        settle(&behind.quorum, &client);
+        let name = format!("lock {round}");
+        behind.proxies[0].blackhole();
+        let guard = take(&client, &name);
+        // Until it has been given up what was sent to that server.
+        thread::sleep(ms(700));
+        guard.unlock().unwrap();
+        behind.proxies[0].heal();
+        eventually(SOON, || late.exists(&format!("leasehold:fence:{{{name}}}")));
+        eventually(SOON, || behind.quorum.count(&name) == 0);
+        throughout(ms(300), || behind.quorum.count(&name) == 0);
+    }
 }
