@@ -171,7 +171,14 @@ impl Engine {
             }
             Err(failure) => failure.is_ambiguous(),
         };
-        attempt.unsettled |= unknown;
+        if self.store.takes_back() && (unknown || !matches!(reply, Ok(Bid::Won { .. }))) {
+            if unknown {
+                self.clean(&attempt.id, span, false);
+            }
+            attempt.id = self.owner.next_hold(&attempt.id.name);
+        } else {
+            attempt.unsettled |= unknown;
+        }
         match reply? {
             Bid::Won { .. } if unknown => Err(Failure::late()),
             bid => Ok((bid, sent)),

@@ -232,6 +232,12 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
     /// A way to care for many holds at once, for one thread.
     fn upkeep(&self) -> Box<dyn Upkeep>;
 
+    /// Tells whether a hold that was not granted is taken back at once. Then it must not be asked
+    /// for again: the request that takes it back may come late.
+    fn takes_back(&self) -> bool {
+        false
+    }
+
     /// Takes in whom to tell of holds that are left over. A store calls nobody of whose requests
     /// each is answered, or given up, before the call that made it returns.
     fn on_stray(&self, _tell: Box<dyn Fn(Stray) + Send + Sync>) {}

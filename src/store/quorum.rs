@@ -280,6 +280,10 @@ impl Store for Quorum {
         Box::new(Caretakers::new(self.nodes(), keys, self.io_timeout))
     }
 
+    fn takes_back(&self) -> bool {
+        true
+    }
+
     fn on_stray(&self, tell: Box<dyn Fn(Stray) + Send + Sync>) {
         self.strays().on_stray(tell);
     }

@@ -44,8 +44,7 @@ impl Requests {
 
     /// Takes back a hold that has not come about.
     pub(super) fn withdraw(&self, hold: &HoldId) -> Request {
-        // Where this does not arrive the hold may stand, as after a request that begins it.
-        let effect = Effect::Begins(hold.clone());
+        let effect = Effect::Ends(hold.clone());
         request(&WITHDRAW, [self.lock(&hold.name)], [Arg::Text(&hold.owner())], effect)
     }
 

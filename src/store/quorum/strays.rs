@@ -73,7 +73,8 @@ impl Strays {
 
     /// Has a hold that has ended removed from where it may stand still.
     pub(super) fn may_stay(&self, hold: &HoldId) {
-        self.clean(hold, true);
+        let ghost = self.ghosts.lock().remove(&hold.nonce).is_some();
+        self.clean(hold, !ghost);
     }
 
     fn clean(&self, hold: &HoldId, settles: bool) {

@@ -108,3 +108,22 @@ fn a_grant_that_comes_after_the_release_is_removed() {
         throughout(ms(300), || behind.quorum.count(&name) == 0);
     }
 }
+
+#[test]
+fn what_is_taken_back_late_is_not_the_hold_that_came_after() {
+    let behind = Behind::of(3);
+    let client = behind.open(hasty());
+    for _ in 0..3 {
+        settle(&behind.quorum, &client);
+        behind.proxies[..2].iter().for_each(Proxy::blackhole);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let guard = client.try_lock_for("a", SOON).unwrap().unwrap();
+                throughout(ms(500), || guard.verify().is_ok());
+                guard.unlock().unwrap();
+            });
+            thread::sleep(ms(700));
+            behind.proxies.iter().for_each(Proxy::heal);
+        });
+    }
+}
