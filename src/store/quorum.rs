@@ -119,10 +119,6 @@ impl Quorum {
         rounds.ask(&mut links, request, until, plain(standing), Votes::any).0
     }
 
-    fn nodes(&self) -> Vec<Arc<Node>> {
-        self.shared.rounds.parts.nodes.clone()
-    }
-
     fn strays(&self) -> &Strays {
         &self.shared.rounds.parts.strays
     }
@@ -272,12 +268,17 @@ impl Store for Quorum {
 
     fn wakeups(&self, client: &str) -> Option<Box<dyn Wakeups>> {
         let keys = self.shared.requests.keys.clone();
-        Some(Box::new(Subscriptions::new(self.nodes(), keys, client, self.patience)))
+        Some(Box::new(Subscriptions::new(
+            self.shared.rounds.parts.nodes.clone(),
+            keys,
+            client,
+            self.patience,
+        )))
     }
 
     fn upkeep(&self) -> Box<dyn Upkeep> {
         let keys = &self.shared.requests.keys;
-        Box::new(Caretakers::new(self.nodes(), keys, self.io_timeout))
+        Box::new(Caretakers::new(self.shared.rounds.parts.nodes.clone(), keys, self.io_timeout))
     }
 
     fn takes_back(&self) -> bool {
