@@ -16,6 +16,7 @@ use crate::store::cluster::{Cluster, parse_seeds};
 use crate::store::durable::Demand;
 use crate::store::endpoint::Endpoint;
 use crate::store::memory::Memory;
+use crate::store::quorum::Quorum;
 use crate::store::server::{Server, pool_threads};
 use crate::store::single::Single;
 use crate::store::{Failure, Store};
@@ -307,6 +308,42 @@ impl Builder {
             std::thread::sleep(pause);
         }
         self.start(Arc::new(cluster), Some(threads))
+    }
+
+    /// Opens a client of several independent servers, and makes sure that more than half of them
+    /// answer: the algorithm known as Redlock. A lock is held when more than half of them have
+    /// granted it, so that it outlives the others.
+    ///
+    /// No server may be a replica of another. Each is given as for [`open`](Builder::open); an odd
+    /// number of them is best, for four survive no more failures than three. A server that does not
+    /// answer costs calls no time, and is used again when it does. One that has lost its data must
+    /// not come back before the longest lease is over, or it helps somebody to a lock that is held.
+    /// [`pool_size`](Builder::pool_size) is the number of connections to each.
+    ///
+    /// # Errors
+    ///
+    /// - [`InvalidInput`](Error::InvalidInput): a setting or a URL makes no sense, there is no URL,
+    ///   or two name the same address.
+    /// - [`NoQuorum`](Error::NoQuorum): too few answer in two tries of
+    ///   [`connect_timeout`](Builder::connect_timeout).
+    /// - [`Redis`](Error::Redis): too many have refused the login.
+    pub fn open_redlock(self, urls: &[&str]) -> Result<Client> {
+        self.config.check()?;
+        if self.config.durability != Durability::Memory {
+            return Err(Error::invalid("durability", "must be `Memory` on independent servers"));
+        }
+        let endpoints = Endpoint::parse_all(urls, &self.config)?;
+        let threads = pool_threads();
+        let store = Quorum::new(endpoints, &self.config, &threads)
+            .map_err(|failure| failure.into_error("open", ""))?;
+        let mut patience = Patience::new(Bound::Brief, &self.config, Duration::MAX);
+        while let Err(failure) = store.ping(end_of(self.config.connect_timeout)) {
+            let Some(pause) = patience.after(&failure) else {
+                return Err(failure.into_error("open a client", ""));
+            };
+            std::thread::sleep(pause);
+        }
+        self.start(Arc::new(store), Some(threads))
     }
 
     /// Makes a client whose locks exist in this process only. See [`Client::in_memory`].

@@ -26,13 +26,19 @@ pub enum Error {
         /// The lock's name.
         name: String,
     },
-    /// Too few of several independent servers agreed.
+    /// Too few of several independent servers agreed, because others could not be reached or did
+    /// not answer. If a request may have reached those, its effect is being undone in the
+    /// background; the lock is not held.
     #[non_exhaustive]
     NoQuorum {
+        /// What was attempted, such as `acquire lock "stock:42"`.
+        attempt: String,
         /// How many servers agreed.
         ok: u32,
         /// How many had to.
         required: u32,
+        /// The servers that gave no usable answer, in the order of their URLs.
+        failures: Vec<ServerFailure>,
     },
     /// Too few replicas, or disks, acknowledged the lock, which was released again; a further
     /// level of a lock was taken back. See [`Durability`](crate::Durability).
@@ -77,6 +83,47 @@ pub enum Error {
     },
 }
 
+/// What one of several servers did not do. See [`Error::NoQuorum`].
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct ServerFailure {
+    /// The server's address.
+    pub server: String,
+    /// What happened to the request.
+    pub source: Arc<dyn StdError + Send + Sync>,
+}
+
+impl fmt::Display for ServerFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "no usable answer from {}", self.server)
+    }
+}
+
+impl StdError for ServerFailure {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        Some(self.source.as_ref())
+    }
+}
+
+/// Why a quorum did not come about: what is known before it is known what was attempted.
+#[derive(Clone, Debug)]
+pub(crate) struct Shortfall {
+    pub(crate) ok: u32,
+    pub(crate) required: u32,
+    pub(crate) failures: Vec<ServerFailure>,
+}
+
+impl fmt::Display for Shortfall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} servers agreed, {} required", self.ok, self.required)?;
+        self.failures
+            .iter()
+            .try_for_each(|ServerFailure { server, source }| write!(f, "; {server}: {source}"))
+    }
+}
+
+impl StdError for Shortfall {}
+
 impl Error {
     /// Tells whether the same call may well succeed later without a change to the program or to
     /// the server's settings.
@@ -113,8 +160,8 @@ impl fmt::Display for Error {
             Self::Forked => f.write_str("the client belongs to the parent of this forked process"),
             Self::InvalidInput(what) => write!(f, "invalid input: {what}"),
             Self::Lost { name } => write!(f, "the lease of lock {name:?} was lost"),
-            Self::NoQuorum { ok, required } => {
-                write!(f, "no quorum: {ok} servers agreed, {required} required")
+            Self::NoQuorum { attempt, ok, required, .. } => {
+                write!(f, "no quorum to {attempt}: {ok} servers agreed, {required} required")
             }
             Self::NotReplicated { acked, required } => {
                 write!(f, "not replicated: {acked} acknowledged the lock, {required} required")
@@ -139,6 +186,7 @@ impl StdError for Error {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         match self {
             Self::Redis { source, .. } | Self::Unavailable { source, .. } => Some(source.as_ref()),
+            Self::NoQuorum { failures, .. } => failures.first().map(|first| first as _),
             _ => None,
         }
     }

@@ -126,7 +126,7 @@ mod tls;
 pub use builder::Builder;
 pub use client::Client;
 pub use config::Durability;
-pub use error::{Error, Result};
+pub use error::{Error, Result, ServerFailure};
 pub use event::Event;
 pub use guard::Guard;
 pub use mutex::Mutex;

@@ -132,7 +132,7 @@ impl Engine {
                 Ok((Bid::Won { fence }, sent)) => {
                     return Ok(Some(self.won(attempt, fence, sent)));
                 }
-                Ok((Bid::Busy { remaining }, _)) => {
+                Ok((Bid::Busy { remaining } | Bid::Unclear { remaining }, _)) => {
                     patience.answered();
                     self.lines().note(&attempt.id.name, None);
                     if !attempt.contended {
@@ -176,13 +176,20 @@ impl Engine {
         }
         let unknown = match &reply {
             Ok(Bid::Won { .. }) => Moment::now() >= Lease::deadline(sent, span),
-            Ok(Bid::Busy { .. }) => {
+            Ok(bid @ (Bid::Busy { .. } | Bid::Unclear { .. })) => {
                 self.listen(queue);
-                false
+                matches!(bid, Bid::Unclear { .. })
             }
             Err(failure) => failure.is_ambiguous(),
         };
-        attempt.unsettled |= unknown;
+        if self.store.takes_back() && (unknown || !matches!(reply, Ok(Bid::Won { .. }))) {
+            if unknown {
+                self.clean(&attempt.id, span, false);
+            }
+            attempt.id = self.owner.next_hold(&attempt.id.name);
+        } else {
+            attempt.unsettled |= unknown;
+        }
         match reply? {
             Bid::Won { .. } if unknown => Err(Failure::late()),
             bid => Ok((bid, sent)),

@@ -24,7 +24,7 @@ use crate::hold::patience::Bound;
 use crate::hold::place::Ticket;
 use crate::hold::renewer::Renewer;
 use crate::hold::table::Table;
-use crate::store::{Failure, HoldId, Queue, Store};
+use crate::store::{Failure, HoldId, Queue, Store, Stray};
 
 /// How long a call waits for whoever holds the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,6 +123,10 @@ impl Engine {
         let herald = Herald { events, lines: Arc::default() };
         let renewer =
             Renewer::start(store.upkeep(), io_timeout, herald.clone()).map_err(Error::no_thread)?;
+        let cleaner = renewer.clone();
+        store.on_stray(Box::new(move |Stray { hold, lease, settles }| {
+            cleaner.clean(Orphan::new(hold, lease, io_timeout, settles));
+        }));
         Ok(Self {
             owner: Owner::new(&config.label)?,
             table: Table::default(),

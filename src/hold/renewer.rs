@@ -36,8 +36,8 @@ const RETRIES: u32 = 20;
 /// The pause after a panic: should its cause persist, it must not take a whole core.
 const PANIC_PAUSE: Duration = Duration::from_millis(10);
 
-/// The client's end of the channel. The thread ends when this is dropped.
-#[derive(Debug)]
+/// The client's end of the channel. The thread ends when the last of these is dropped.
+#[derive(Clone, Debug)]
 pub(crate) struct Renewer {
     charges: Sender<Charge>,
     waiting: Arc<AtomicUsize>,

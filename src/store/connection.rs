@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
-use redis::{RedisError, ServerError, Value};
+use redis::{RedisError, RedisResult, ServerError, Value};
 
 use crate::clock::end_of;
 use crate::store::dialer::Dialer;
@@ -17,7 +17,8 @@ use crate::store::{Failure, Trouble};
 const PASSING: [&str; 7] =
     ["BUSY", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "NOREPLICAS", "READONLY", "TRYAGAIN"];
 
-/// Error replies after which no connection of this server is to be trusted. UNBLOCKED is what a master says to those who wait when it becomes a replica.
+/// Error replies after which no connection of this server is to be trusted. UNBLOCKED is what a
+/// master says to those who wait when it becomes a replica.
 const SPOILING: [&str; 4] = ["LOADING", "MASTERDOWN", "READONLY", "UNBLOCKED"];
 
 /// A place for a connection, empty until it is used.
@@ -79,7 +80,19 @@ impl Connection {
     /// by then; it can be read later.
     pub(crate) fn receive(&mut self, spin: bool, until: Instant) -> Option<Result<Value, Failure>> {
         let Some(socket) = &mut self.socket else { return Some(Err(self.nonsense())) };
-        Some(match socket.receive(spin.then_some(&self.dialer.spin), until) {
+        let reply = socket.receive(spin.then_some(&self.dialer.spin), until);
+        self.understand(reply)
+    }
+
+    /// As `receive`, without waiting for anything.
+    pub(crate) fn receive_now(&mut self) -> Option<Result<Value, Failure>> {
+        let Some(socket) = &mut self.socket else { return Some(Err(self.nonsense())) };
+        let reply = socket.receive_now();
+        self.understand(reply)
+    }
+
+    fn understand(&mut self, reply: RedisResult<Value>) -> Option<Result<Value, Failure>> {
+        Some(match reply {
             Ok(Value::ServerError(error)) => Err(self.refused(error)),
             Ok(value) => Ok(value),
             Err(error) if error.is_timeout() => return None,

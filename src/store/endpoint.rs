@@ -129,6 +129,22 @@ impl Endpoint {
         key(self) == key(other)
     }
 
+    /// Understands the URLs of several servers, all different.
+    pub(crate) fn parse_all(urls: &[&str], config: &Config) -> Result<Vec<Self>> {
+        if urls.is_empty() {
+            return Err(Error::invalid("urls", "must not be empty"));
+        }
+        let endpoints =
+            urls.iter().map(|url| Self::parse(url, config)).collect::<Result<Vec<_>>>()?;
+        for (number, endpoint) in endpoints.iter().enumerate() {
+            if endpoints[..number].iter().any(|other| other.label == endpoint.label) {
+                let twice = format_args!("must not name {} twice", endpoint.label);
+                return Err(Error::invalid("urls", twice));
+            }
+        }
+        Ok(endpoints)
+    }
+
     /// Opens a socket. Names are looked up on one of `threads`, because looking up cannot be cut
     /// short.
     pub(crate) fn connect(

@@ -139,7 +139,7 @@ impl Store for Memory {
         } else {
             match world.taken(to, lease) {
                 Some(Bid::Won { fence }) => Handover::Done { fence },
-                Some(Bid::Busy { .. }) | None => Handover::Gone,
+                Some(Bid::Busy { .. } | Bid::Unclear { .. }) | None => Handover::Gone,
             }
         };
         Box::new(move || Ok(answer))

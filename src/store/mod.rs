@@ -10,6 +10,7 @@ pub(crate) mod keys;
 pub(crate) mod lane;
 pub(crate) mod memory;
 pub(crate) mod pipeline;
+pub(crate) mod quorum;
 pub(crate) mod reply;
 pub(crate) mod route;
 pub(crate) mod script;
@@ -37,7 +38,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::error::Error;
+use crate::error::{Error, Shortfall};
 use crate::store::interrupter::Interrupter;
 
 /// Names one hold of one lock, and no other hold ever: what every request says.
@@ -83,6 +84,9 @@ pub(crate) enum Bid {
     Won { fence: u64 },
     /// Somebody has it, for this long if they do not renew; `None` if it is not known.
     Busy { remaining: Option<Duration> },
+    /// As `Busy`; but some server of several has not answered, so that the request may stand there
+    /// as a hold, or may come to.
+    Unclear { remaining: Option<Duration> },
 }
 
 /// How a client figures in the queue of those that wait for a lock.
@@ -182,6 +186,10 @@ impl Failure {
         let (server, source) = (self.server.to_string(), self.source);
         let attempt =
             if name.is_empty() { attempt.into() } else { format!("{attempt} lock {name:?}") };
+        if let Some(Shortfall { ok, required, failures }) = source.downcast_ref::<Shortfall>() {
+            let (ok, required, failures) = (*ok, *required, failures.clone());
+            return Error::NoQuorum { attempt, ok, required, failures };
+        }
         match self.trouble {
             Trouble::NotReplicated { acked, required } => Error::NotReplicated { acked, required },
             Trouble::Refused => Error::Redis { attempt, server, code: self.code, source },
@@ -253,6 +261,26 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
 
     /// A way to care for many holds at once, for one thread.
     fn upkeep(&self) -> Box<dyn Upkeep>;
+
+    /// Tells whether a hold that was not granted is taken back at once. Then it must not be asked
+    /// for again: the request that takes it back may come late.
+    fn takes_back(&self) -> bool {
+        false
+    }
+
+    /// Takes in whom to tell of holds that are left over. A store calls nobody of whose requests
+    /// each is answered, or given up, before the call that made it returns.
+    fn on_stray(&self, _tell: Box<dyn Fn(Stray) + Send + Sync>) {}
+}
+
+/// A hold that nobody wants any more, and that may stand in some server nevertheless.
+#[derive(Debug)]
+pub(crate) struct Stray {
+    pub(crate) hold: HoldId,
+    /// After this it is gone by itself.
+    pub(crate) lease: Duration,
+    /// Whether the first answer settles it: nothing that would create it can come after.
+    pub(crate) settles: bool,
 }
 
 /// What is to be done for a hold in the background.

@@ -2,6 +2,7 @@
 //! they come.
 
 use std::collections::VecDeque;
+use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use redis::Value;
@@ -52,8 +53,33 @@ impl Pipeline {
         self.connection.connect(until)
     }
 
+    /// Tells whether tasks can be sent without connecting first.
     pub(crate) fn is_open(&self) -> bool {
         self.connection.is_open()
+    }
+
+    /// Goes on over another connection.
+    pub(crate) fn resume(&mut self, connection: Connection, done: &mut dyn FnMut(u64, Outcome)) {
+        self.abandon(done);
+        self.connection = connection;
+    }
+
+    /// Where outcomes come from; `None` if there are none to come.
+    pub(crate) fn socket(&self) -> Option<BorrowedFd<'_>> {
+        if self.flying.is_empty() { None } else { self.connection.as_fd() }
+    }
+
+    /// Collects the outcomes that have come already, and tells when some will have waited too long.
+    pub(crate) fn collect_now(&mut self, done: &mut dyn FnMut(u64, Outcome)) -> Option<Instant> {
+        let mut again = Vec::new();
+        while !self.flying.is_empty()
+            && let Some(reply) = self.connection.receive_now()
+        {
+            self.take_in(reply, &mut again, done);
+        }
+        let next = self.time_out(done);
+        self.dispatch(again, Form::Body, done);
+        next
     }
 
     fn dispatch(&mut self, tasks: Vec<Task>, form: Form, done: &mut dyn FnMut(u64, Outcome)) {

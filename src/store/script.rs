@@ -14,14 +14,31 @@ macro_rules! script {
     };
 }
 
-script!(ACQUIRE, "fence.lua", "acquire.lua");
+script!(ACQUIRE, "clock.lua", "fence.lua", "acquire.lua");
+script!(
+    /// For a quorum, whose servers are to agree on a token: the client proposes it.
+    ACQUIRE_PROPOSED,
+    "proposal.lua",
+    "fence.lua",
+    "acquire.lua"
+);
 script!(FORCE, "force.lua", "wake.lua");
 script!(INSPECT, "inspect.lua");
 script!(LEAVE, "leave.lua", "wake.lua");
 script!(NEST, "nest.lua");
+script!(RAISE, "raise.lua");
 script!(RELEASE, "release.lua", "wake.lua");
 script!(RENEW, "renew.lua");
-script!(TRANSFER, "fence.lua", "transfer.lua", "wake.lua");
+script!(TRANSFER, "clock.lua", "fence.lua", "transfer.lua", "wake.lua");
+script!(
+    /// For a quorum, as `ACQUIRE_PROPOSED`.
+    TRANSFER_PROPOSED,
+    "proposal.lua",
+    "fence.lua",
+    "transfer.lua",
+    "wake.lua"
+);
+script!(WITHDRAW, "withdraw.lua");
 
 /// A script and the hash that the server knows it by.
 #[derive(Debug)]

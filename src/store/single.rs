@@ -44,14 +44,13 @@ pub(crate) struct Single {
 
 impl Single {
     pub(crate) fn new(server: Server, config: &Config) -> Self {
-        let (_, longest_pause) = config.backoff;
         Self {
             server,
             demand: Demand::new(config.durability),
             keys: Keys::new(&config.prefix),
             io_timeout: config.io_timeout(config.terms.span()),
             patience: config.io_timeout(Duration::MAX),
-            queue_life: longest_pause.saturating_mul(2).clamp(QUEUE_LIFE_MIN, DAY),
+            queue_life: queue_life(config),
         }
     }
 
@@ -228,11 +227,17 @@ fn or_gone(reply: Result<Standing, Failure>) -> Result<Standing, Failure> {
     }
 }
 
-fn fence_life(lease: Duration) -> Arg<'static> {
+/// How long a queue lasts that nobody joins any more.
+pub(super) fn queue_life(config: &Config) -> Duration {
+    let (_, longest_pause) = config.backoff;
+    longest_pause.saturating_mul(2).clamp(QUEUE_LIFE_MIN, DAY)
+}
+
+pub(super) fn fence_life(lease: Duration) -> Arg<'static> {
     Arg::millis(FENCE_LIFE_MIN.max(lease * 2))
 }
 
-fn place(queue: Queue) -> Arg<'static> {
+pub(super) fn place(queue: Queue) -> Arg<'static> {
     Arg::Number(match queue {
         Queue::Out => 0,
         Queue::Join => 1,

@@ -10,7 +10,7 @@ use std::time::Instant;
 use redis::{Parser, RedisResult, Value};
 
 use crate::store::spin::{Manner, Spin};
-use crate::store::stream::{Patient, Plug, Stream};
+use crate::store::stream::{Patient, Plug, Sleep, Stream};
 #[cfg(feature = "tls")]
 use crate::store::tls::{Connector, Session};
 
@@ -80,17 +80,25 @@ impl Socket {
         }
     }
 
+    /// Reads a reply that has come already. If not all of it has, that is a timeout.
+    pub(crate) fn receive_now(&mut self) -> RedisResult<Value> {
+        let Self { stream, layer, parser } = self;
+        let until = Instant::now();
+        layer.parse(parser, &mut Patient { stream, spell: None, sleep: Sleep::Never, until })
+    }
+
     /// Reads one whole reply, an error reply included. With `spin` it is expected soon, and spun
     /// for if there is a spell for it; without, it may take long.
     /// After a timeout, and only after that, reading may go on where it stopped.
     pub(crate) fn receive(&mut self, spin: Option<&Spin>, until: Instant) -> RedisResult<Value> {
         let Self { stream, layer, parser } = self;
         let Some(spin) = spin else {
-            return layer.parse(parser, &mut Patient { stream, spell: None, naps: false, until });
+            let mut patient = Patient { stream, spell: None, sleep: Sleep::Polls, until };
+            return layer.parse(parser, &mut patient);
         };
         let (started, spell) = (Instant::now(), spin.start());
         let busy = spell.is_some();
-        let mut patient = Patient { stream, spell, naps: true, until };
+        let mut patient = Patient { stream, spell, sleep: Sleep::Naps, until };
         let reply = layer.parse(parser, &mut patient);
         let manner = match (busy, patient.spell.is_some()) {
             (false, _) => Manner::Asleep,

@@ -143,9 +143,19 @@ impl Plug {
 pub(crate) struct Patient<'a> {
     pub(crate) stream: &'a Stream,
     pub(crate) spell: Option<Spell>,
-    /// Whether it may sleep in `read`, from which it wakes after each `NAP`.
-    pub(crate) naps: bool,
+    pub(crate) sleep: Sleep,
     pub(crate) until: Instant,
+}
+
+/// How to sleep until there is something to read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sleep {
+    /// In `read`, from which it wakes after each `NAP`.
+    Naps,
+    /// In `poll`.
+    Polls,
+    /// Not at all: only what has come already is read.
+    Never,
 }
 
 impl Read for Patient<'_> {
@@ -156,16 +166,21 @@ impl Read for Patient<'_> {
                 RecvFlags::DONTWAIT
             } else {
                 self.spell = None;
-                if remaining(self.until)? >= NAP && self.naps {
-                    RecvFlags::empty()
-                } else {
-                    self.stream.wait(PollFlags::IN, self.until)?;
-                    RecvFlags::DONTWAIT
+                match self.sleep {
+                    Sleep::Never => RecvFlags::DONTWAIT,
+                    Sleep::Naps if remaining(self.until)? >= NAP => RecvFlags::empty(),
+                    Sleep::Naps | Sleep::Polls => {
+                        self.stream.wait(PollFlags::IN, self.until)?;
+                        RecvFlags::DONTWAIT
+                    }
                 }
             };
             match net::recv(self.stream, &mut *into, flags) {
                 Ok((_, 0)) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok((read, _)) => return Ok(read),
+                Err(Errno::AGAIN) if self.sleep == Sleep::Never => {
+                    return Err(io::ErrorKind::TimedOut.into());
+                }
                 // Nothing yet: the spin or the nap goes on while there is time.
                 Err(Errno::AGAIN | Errno::INTR) => {}
                 Err(error) => return Err(error.into()),

@@ -8,6 +8,7 @@ use crate::clock::end_of;
 use crate::store::connection::Connection;
 use crate::store::interrupter::Interrupter;
 use crate::store::keys::Keys;
+use crate::store::lane::Reply;
 use crate::store::{Failure, Wake, Wakeups};
 
 /// After this long without a message the server is asked for a sign of life: a connection that was
@@ -68,7 +69,22 @@ impl Subscription {
 
     /// Waits for one message until `end`, and then asks for a sign of life if it is time for that.
     pub(crate) fn step(&mut self, end: Instant) -> Result<Option<Wake>, Failure> {
-        while let Some(reply) = self.connection.receive(false, end) {
+        self.take_in(|connection| connection.receive(false, end))
+    }
+
+    /// As `step`, for what has come already, over a connection that somebody else has opened.
+    pub(crate) fn look(&mut self) -> Result<Option<Wake>, Failure> {
+        if !self.connection.is_open() {
+            return Err(self.connection.no_reply());
+        }
+        self.take_in(Connection::receive_now)
+    }
+
+    fn take_in(
+        &mut self,
+        mut next: impl FnMut(&mut Connection) -> Option<Reply>,
+    ) -> Result<Option<Wake>, Failure> {
+        while let Some(reply) = next(&mut self.connection) {
             let reply = reply?;
             (self.asked, self.expected) = (false, end_of(IDLE));
             if let Some(wake) = self.read(&reply) {
@@ -86,7 +102,7 @@ impl Subscription {
         &self.connection
     }
 
-    /// When `step` must be called even if nothing has come.
+    /// When to look again even if nothing comes.
     pub(crate) fn expected(&self) -> Instant {
         self.expected
     }
@@ -100,6 +116,11 @@ impl Subscription {
         self.connection.connect(end_of(self.patience))?;
         self.interrupter.guard(self.connection.plug());
         self.check()?;
+        self.subscribe()
+    }
+
+    /// Asks for messages over the open connection.
+    pub(crate) fn subscribe(&mut self) -> Result<(), Failure> {
         let mut subscribe = redis::cmd("SUBSCRIBE");
         subscribe.arg(&self.channel);
         self.send(&subscribe)

@@ -12,7 +12,7 @@ use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection};
 
 use crate::error::{Error, Result};
-use crate::store::stream::{Patient, Stream};
+use crate::store::stream::{Patient, Sleep, Stream};
 use crate::store::trust::{Trust, client_config};
 use crate::tls::Tls;
 
@@ -70,7 +70,7 @@ impl Session {
     }
 
     fn handshake(&mut self, stream: &Stream, until: Instant) -> io::Result<()> {
-        let mut patient = Patient { stream, spell: None, naps: true, until };
+        let mut patient = Patient { stream, spell: None, sleep: Sleep::Naps, until };
         self.flush(stream, until)?;
         while self.protocol.is_handshaking() {
             self.fill(&mut patient)?;
@@ -107,7 +107,7 @@ impl Session {
 
     /// Why the server listens no more, if it has said so before it hung up.
     fn last_words(&mut self, stream: &Stream, until: Instant) -> Option<io::Error> {
-        let mut patient = Patient { stream, spell: None, naps: false, until };
+        let mut patient = Patient { stream, spell: None, sleep: Sleep::Polls, until };
         loop {
             if let Err(error) = self.take_in(&mut patient) {
                 return cause(&error).is_some().then_some(error);

@@ -1,13 +1,12 @@
--- Head of the scripts that begin a hold: the last fencing token of the name and the next one.
--- The next is above the last and not below the server's clock in microseconds, so that a counter
--- that was lost, expired or left behind by a failover does not repeat tokens. Nothing is written.
+-- Head of the scripts that begin a hold: the last fencing token of the name and the next one, which
+-- is above the last and not below `least`. Nothing is written.
 -- (Not a function, because making one costs more than all of this.)
 -- KEYS  2 fence
+-- USES  `least`, a number
 -- SETS  `last` to a number or nil, `next_fence`, and `spoilt` to an error reply if there is none
 local stored = redis.pcall('get', KEYS[2])
 local last = stored and tonumber(stored)
-local time = redis.call('time')
-local next_fence = math.max(time[1] * 1000000 + time[2], (last or 0) + 1)
+local next_fence = math.max(least, (last or 0) + 1)
 local spoilt
 if stored and not (last and last >= 0 and last % 1 == 0) then
   spoilt = redis.error_reply('FENCE ' .. KEYS[2] .. ' does not hold a token')

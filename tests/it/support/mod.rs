@@ -6,6 +6,7 @@ pub(crate) mod child;
 pub(crate) mod cluster;
 pub(crate) mod inspect;
 pub(crate) mod proxy;
+pub(crate) mod quorum;
 pub(crate) mod recorder;
 pub(crate) mod resp;
 pub(crate) mod sentinel;
@@ -24,6 +25,7 @@ use leasehold::{Builder, Client, Error, Guard};
 
 pub(crate) use self::cluster::Cluster;
 use self::proxy::Proxy;
+pub(crate) use self::quorum::Quorum;
 pub(crate) use self::sentinel::Watched;
 pub(crate) use self::server::Server;
 pub(crate) use self::store::{Store, stores};

@@ -10,11 +10,13 @@ use redis::Connection;
 use super::cluster::unique_prefix;
 use super::sentinel::MASTER;
 use super::server::redis_binary;
-use super::{Cluster, Server, Watched};
+use super::{Cluster, Quorum, Server, Watched};
 
 /// Makes a test of every listed behaviour for every store it applies to: `every store` for what
 /// needs no more than one client, `every server` for what looks into Redis or needs a second client.
-/// What is listed under `sentinel` as well is also run on a master that sentinels name.
+/// What is true of every store is asked of a cluster too, of a quorum of three servers, and of one
+/// of five that has lost two. What is listed under `sentinel` as well is also run on a master that
+/// sentinels name.
 ///
 /// A behaviour that is not listed is dead code, and that is a warning.
 macro_rules! stores {
@@ -41,6 +43,20 @@ macro_rules! stores {
                 super::$common(&$crate::support::Store::cluster());
             })+
         })?
+        $(mod on_a_quorum {
+            $(#[test]
+            fn $common() {
+                super::$common(&$crate::support::Store::Quorum($crate::support::Quorum::of(3)));
+            })+
+        }
+        mod on_the_rest_of_a_quorum {
+            $(#[test]
+            fn $common() {
+                let quorum = $crate::support::Quorum::of(5);
+                quorum.servers[..2].iter().for_each($crate::support::Server::kill);
+                super::$common(&$crate::support::Store::Quorum(quorum));
+            })+
+        })?
         $crate::support::stores! { @server on_redis, redis, [$($($common),+)?] [$($($special),+)?] }
         $crate::support::stores! { @server on_valkey, valkey, [$($($common),+)?] [$($($special),+)?] }
     };
@@ -65,6 +81,7 @@ pub(crate) enum Store {
     /// A cluster that others use too, each with a prefix.
     Cluster(&'static Cluster, String),
     Memory,
+    Quorum(Quorum),
     Server(Server),
     Watched {
         database: u32,
@@ -93,6 +110,7 @@ impl Store {
         match self {
             Store::Cluster(cluster, prefix) => cluster.open(builder.prefix(prefix)),
             Store::Memory => builder.in_memory().expect("the options are good"),
+            Store::Quorum(quorum) => quorum.open(builder),
             Store::Server(server) => server.open(builder),
             Store::Watched { database } => {
                 let urls: Vec<_> =
@@ -107,6 +125,7 @@ impl Store {
     pub(crate) fn register(&self) -> Register {
         match self {
             Store::Cluster(..) | Store::Memory => Register::Local(Arc::default()),
+            Store::Quorum(quorum) => Register::Remote(quorum.last().url()),
             Store::Server(server) => Register::Remote(server.url()),
             Store::Watched { database } => {
                 Register::Remote(format!("{}{database}", WATCHED.master().url()))

@@ -1,0 +1,195 @@
+//! One connection to each server of a quorum, for one thread at a time.
+//!
+//! A request is written to all of them before the first reply is read, and nobody waits for a reply
+//! that decides nothing: it is read before the next one over the same connection, by whoever reads
+//! that. So requests that go over the same links are executed in their order by every server, and a
+//! release cannot be overtaken by the request that began the hold.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender, unbounded};
+
+use crate::store::Failure;
+use crate::store::lane::Reply;
+use crate::store::quorum::flight::Flight;
+use crate::store::quorum::link::Link;
+use crate::store::quorum::node::{Node, Opened};
+use crate::store::quorum::ready::wait_ready;
+use crate::store::quorum::strays::Strays;
+use crate::store::quorum::votes::majority;
+use crate::store::script::Form;
+use crate::store::spin::{Manner, Spell, Spin};
+
+/// For so long a connection is waited for that is not needed for a majority.
+const LATECOMERS: Duration = Duration::from_millis(50);
+
+/// What all links of a client share.
+#[derive(Debug)]
+pub(super) struct Parts {
+    pub(super) nodes: Vec<Arc<Node>>,
+    pub(super) strays: Arc<Strays>,
+    pub(super) spin: Spin,
+    /// A server that is silent for this long is given up.
+    pub(super) patience: Duration,
+}
+
+/// The connections, in the order of the servers.
+#[derive(Debug)]
+pub(super) struct Links {
+    parts: Arc<Parts>,
+    each: Vec<Link>,
+    opened: Receiver<Opened>,
+    /// For whoever opens a connection.
+    answer: Sender<Opened>,
+}
+
+impl Links {
+    /// Links that are opened when they are first used.
+    pub(super) fn new(parts: Arc<Parts>) -> Self {
+        let (answer, opened) = unbounded();
+        let each = parts.nodes.iter().map(|node| Link::new(node, &parts.strays)).collect();
+        Self { parts, each, opened, answer }
+    }
+
+    /// Makes ready to send. Connections that are missing are opened in the background. They are
+    /// waited for if there is no majority without them, and for a moment if nothing is known against
+    /// the server.
+    pub(super) fn prepare(&mut self, until: Instant) {
+        while let Ok((number, opened)) = self.opened.try_recv() {
+            self.each[number].take_in(opened);
+        }
+        for link in &mut self.each {
+            link.check(self.parts.patience);
+        }
+        let urgent = !self.are_enough();
+        for link in &mut self.each {
+            link.open(urgent, &self.answer);
+        }
+        self.wait_for_connections(until);
+    }
+
+    /// The failures of the servers that cannot be asked.
+    pub(super) fn missing(&self) -> impl Iterator<Item = (usize, Failure)> {
+        let missing = self.each.iter().enumerate().filter(|(_, link)| !link.is_connected());
+        missing.map(|(number, link)| (number, link.down()))
+    }
+
+    /// Writes a request to those `wanted` of the servers that are connected, and takes it as failed
+    /// by the others.
+    pub(super) fn send(&mut self, flight: &Arc<Flight>, wanted: impl Fn(usize) -> bool) {
+        let (mut hash, mut body) = (None::<Vec<u8>>, None::<Vec<u8>>);
+        let mut arrives = true;
+        let wanted = self.each.iter_mut().enumerate().filter(|(number, _)| wanted(*number));
+        for (_, link) in wanted {
+            arrives &= link.send(flight, |form| {
+                let packed = if form == Form::Hash { &mut hash } else { &mut body };
+                packed.get_or_insert_with(|| flight.request.pack(form)).clone()
+            });
+        }
+        if let Some(hold) = flight.request.effect.ended() {
+            self.parts.strays.lay(hold);
+            if !arrives {
+                self.parts.strays.may_stay(hold);
+            }
+        }
+    }
+
+    /// Reads until `decide` has a decision about the replies to a request so far; `None` if the time
+    /// is over before.
+    pub(super) fn wait<T>(
+        &mut self,
+        flight: &Arc<Flight>,
+        until: Instant,
+        mut decide: impl FnMut(usize, Reply) -> Option<T>,
+    ) -> Option<T> {
+        let (parts, started) = (self.parts.clone(), Instant::now());
+        let mut spell = parts.spin.start();
+        let busy = spell.is_some();
+        let mut decision = None;
+        loop {
+            flight.take(|number, reply| {
+                if decision.is_none() {
+                    decision = decide(number, reply);
+                }
+            });
+            if decision.is_some() || !self.read_ready(flight, &mut spell, until) {
+                break;
+            }
+        }
+        let manner = match (busy, spell.is_some()) {
+            (false, _) => Manner::Asleep,
+            (true, true) => Manner::Busy,
+            (true, false) => Manner::BusyInVain,
+        };
+        parts.spin.learn(manner, started.elapsed());
+        decision
+    }
+
+    /// Tells whether some reply is still to come.
+    pub(super) fn owe(&self) -> bool {
+        self.each.iter().any(Link::owes)
+    }
+
+    /// Reads what has come, and gives up what does not come. Tells whether some reply is still to
+    /// come.
+    pub(super) fn sweep(&mut self) -> bool {
+        for link in &mut self.each {
+            link.read();
+            link.check(self.parts.patience);
+        }
+        self.owe()
+    }
+
+    /// Tells whether a majority can be asked.
+    fn are_enough(&self) -> bool {
+        let connected = self.each.iter().filter(|link| link.is_connected()).count();
+        connected >= majority(self.each.len())
+    }
+
+    fn wait_for_connections(&mut self, until: Instant) {
+        let moment = Instant::now() + LATECOMERS;
+        while let Some(end) = self.end_of_wait_for_connections(until, moment)
+            && let Ok((number, opened)) = self.opened.recv_deadline(end)
+        {
+            self.each[number].take_in(opened);
+        }
+        // Once is enough: a server that hangs is found out only later.
+        self.each.iter_mut().for_each(Link::expect_nothing);
+    }
+
+    fn end_of_wait_for_connections(&self, until: Instant, moment: Instant) -> Option<Instant> {
+        if !self.are_enough() {
+            return self.each.iter().any(Link::is_opening).then_some(until);
+        }
+        self.each.iter().any(Link::is_expected).then_some(until.min(moment))
+    }
+
+    /// Waits for replies to a request, and reads all that have come; `false` if there is none in
+    /// time.
+    fn read_ready(&mut self, flight: &Flight, spell: &mut Option<Spell>, until: Instant) -> bool {
+        let links = self.each.iter().enumerate();
+        let awaited = links.filter(|(number, _)| flight.awaits(*number));
+        let (numbers, sockets): (Vec<usize>, Vec<BorrowedFd<'_>>) =
+            awaited.filter_map(|(number, link)| Some((number, link.socket()?))).unzip();
+        if numbers.is_empty() {
+            return false;
+        }
+        let ready = loop {
+            let spins = spell.as_ref().is_some_and(Spell::goes_on);
+            let ready = wait_ready(&sockets, if spins { None } else { Some(until) });
+            if !ready.is_empty() || !spins {
+                break ready;
+            }
+            std::hint::spin_loop();
+        };
+        if spell.as_ref().is_some_and(|spell| !spell.goes_on()) {
+            *spell = None;
+        }
+        for place in &ready {
+            self.each[numbers[*place]].read();
+        }
+        !ready.is_empty()
+    }
+}

@@ -1,0 +1,182 @@
+//! One server of a quorum, and whether it is worth asking.
+//!
+//! Calls use open connections only. A connection is opened on a thread of its own, and is not handed
+//! out before the server has answered over it: so neither a server that is gone nor one that hangs
+//! costs a call the time to find out. One that has failed is tried again after a pause that grows.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::Sender;
+use parking_lot::Mutex;
+
+use crate::clock::end_of;
+use crate::store::connection::Connection;
+use crate::store::dialer::Dialer;
+use crate::store::{Failure, HoldId, Trouble};
+
+/// The first pause after a failure, and the longest one.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(4));
+
+/// A connection that was to be opened to the server of this number.
+pub(super) type Opened = (usize, Result<Connection, Failure>);
+
+/// One server.
+#[derive(Debug)]
+pub(super) struct Node {
+    /// Its place among the others.
+    pub(super) number: usize,
+    dialer: Arc<Dialer>,
+    health: Mutex<Health>,
+    /// One more than the number of the newest hold that the server was asked to begin. A hold with a
+    /// greater number cannot be there.
+    reached: AtomicU64,
+}
+
+struct Health {
+    /// How often in a row it has failed.
+    failures: u32,
+    /// Not before then is it tried again.
+    next_try: Instant,
+    last: Option<Failure>,
+}
+
+impl fmt::Debug for Health {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Health").field("failures", &self.failures).finish_non_exhaustive()
+    }
+}
+
+impl Node {
+    pub(super) fn new(number: usize, dialer: Arc<Dialer>) -> Self {
+        let health = Health { failures: 0, next_try: Instant::now(), last: None };
+        Self { number, dialer, health: Mutex::new(health), reached: AtomicU64::new(0) }
+    }
+
+    /// A place for a connection.
+    pub(super) fn connection(&self) -> Connection {
+        Connection::new(self.dialer.clone())
+    }
+
+    /// Has a connection opened in the background, if it is time to try. `urgent` is what cannot do
+    /// without this server. Tells whether there will be an answer.
+    pub(super) fn open(self: &Arc<Self>, urgent: bool, answer: &Sender<Opened>) -> bool {
+        if !self.claim_try(urgent) {
+            return false;
+        }
+        let (node, answer) = (self.clone(), answer.clone());
+        let open = move || {
+            let opened = node.connect();
+            match &opened {
+                Ok(_) => *node.health.lock() = Health { failures: 0, ..Health::fresh() },
+                Err(failure) => node.fail(failure),
+            }
+            // Whoever has asked may be gone.
+            drop(answer.send((node.number, opened)));
+        };
+        match thread::Builder::new().name("leasehold-connect".into()).spawn(open) {
+            Ok(_) => true,
+            Err(error) => {
+                self.fail(&Failure::io(Trouble::Unreachable, &self.dialer.label(), error));
+                false
+            }
+        }
+    }
+
+    /// Takes in that the server has failed to answer.
+    pub(super) fn fail(&self, failure: &Failure) {
+        let mut health = self.health.lock();
+        let (shortest, longest) = PAUSES;
+        let pause = shortest.saturating_mul(1 << health.failures.min(16)).min(longest);
+        health.failures += 1;
+        health.next_try = end_of(pause);
+        health.last = Some(failure.clone());
+    }
+
+    /// Takes in that the server does not answer: no connection to it is to be used any more.
+    pub(super) fn hangs(&self) -> Failure {
+        let failure = self.dialer.no_reply();
+        self.dialer.spoil();
+        self.fail(&failure);
+        failure
+    }
+
+    /// Tells whether nothing is known against the server.
+    pub(super) fn is_trusted(&self) -> bool {
+        self.health.lock().failures == 0
+    }
+
+    /// When the server may be tried again.
+    pub(super) fn next_try(&self) -> Instant {
+        self.health.lock().next_try
+    }
+
+    /// The failure of a request that was not sent because the server is not connected.
+    pub(super) fn down(&self) -> Failure {
+        let last = self.health.lock().last.clone();
+        let failure = last.unwrap_or_else(|| self.too_late());
+        // This request was not sent.
+        if failure.is_ambiguous() {
+            Failure { trouble: Trouble::Unreachable, ..failure }
+        } else {
+            failure
+        }
+    }
+
+    pub(super) fn no_reply(&self) -> Failure {
+        self.dialer.no_reply()
+    }
+
+    pub(super) fn nonsense(&self) -> Failure {
+        self.dialer.nonsense()
+    }
+
+    /// Notes that the server is asked to begin a hold.
+    pub(super) fn reach(&self, hold: &HoldId) {
+        self.reached.fetch_max(hold.nonce.saturating_add(1), Ordering::Relaxed);
+    }
+
+    /// Tells whether the hold may be there.
+    pub(super) fn may_have(&self, hold: &HoldId) -> bool {
+        hold.nonce < self.reached.load(Ordering::Relaxed)
+    }
+
+    fn claim_try(&self, urgent: bool) -> bool {
+        let mut health = self.health.lock();
+        let now = Instant::now();
+        if !urgent && now < health.next_try {
+            return false;
+        }
+        if health.failures > 0 {
+            // Until it is known how this try went, others need not try.
+            health.next_try = now + self.dialer.connect_timeout;
+        }
+        true
+    }
+
+    /// Connects, and waits for a sign of life.
+    fn connect(&self) -> Result<Connection, Failure> {
+        let (mut connection, until) = (self.connection(), end_of(self.dialer.connect_timeout));
+        match connection.exchange(until, |out| redis::cmd("PING").write_packed_command(out)) {
+            Ok(_) => Ok(connection),
+            // Nothing was asked for that could have an effect.
+            Err(failure) if failure.is_ambiguous() => {
+                Err(Failure { trouble: Trouble::Unreachable, ..failure })
+            }
+            Err(failure) => Err(failure),
+        }
+    }
+
+    fn too_late(&self) -> Failure {
+        Failure::too_late(&self.dialer.label(), "no connection was open in time")
+    }
+}
+
+impl Health {
+    fn fresh() -> Self {
+        Self { failures: 0, next_try: Instant::now(), last: None }
+    }
+}

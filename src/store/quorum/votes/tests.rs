@@ -1,0 +1,199 @@
+//! All that up to five servers can answer, and what it amounts to.
+
+use std::io;
+
+use super::*;
+
+const LEASE: Duration = Duration::from_secs(30);
+
+fn failed<T>(trouble: Trouble) -> Result<T, Failure> {
+    Err(Failure::io(trouble, &Arc::from("there"), io::Error::other("test")))
+}
+
+/// Every combination of so many votes out of these.
+fn all_of<T: Clone>(servers: usize, votes: &[Option<Result<T, Failure>>]) -> Vec<Votes<T>> {
+    let combinations = votes.len().pow(u32::try_from(servers).expect("a few"));
+    let combination = |mut number: usize| {
+        let vote = |_| {
+            let vote = votes[number % votes.len()].clone();
+            number /= votes.len();
+            vote
+        };
+        Votes((0..servers).map(vote).collect())
+    };
+    (0..combinations).map(combination).collect()
+}
+
+fn bids() -> [Option<Result<Bid, Failure>>; 6] {
+    [
+        None,
+        Some(Ok(Bid::Won { fence: 7 })),
+        Some(Ok(Bid::Busy { remaining: Some(LEASE) })),
+        Some(failed(Trouble::Silent)),
+        Some(failed(Trouble::Unreachable)),
+        Some(failed(Trouble::WrongType)),
+    ]
+}
+
+#[test]
+fn a_lock_is_won_by_a_majority_and_by_nothing_else() {
+    for servers in 1..=5 {
+        for votes in all_of(servers, &bids()) {
+            let won = votes.count(|bid| matches!(bid, Bid::Won { .. }));
+            let busy = votes.count(|bid| matches!(bid, Bid::Busy { .. }));
+            let wrong = votes.count_failures(Trouble::WrongType);
+            let may_win = won + votes.pending() >= votes.required();
+            match votes.race() {
+                Some(Race::Won { fence, agreed }) => {
+                    assert!(won >= votes.required(), "{votes:?}");
+                    assert!(fence == 7 && agreed);
+                }
+                None => assert!(votes.pending() > 0 && won < votes.required(), "{votes:?}"),
+                Some(Race::Lost(outcome)) => {
+                    assert!(!may_win, "{votes:?}");
+                    match outcome {
+                        Ok(_) => assert!(won + busy + wrong >= votes.required(), "{votes:?}"),
+                        Err(failure) if failure.trouble == Trouble::WrongType => {
+                            assert!(votes.outvoted_by(wrong), "{votes:?}");
+                        }
+                        Err(failure) => {
+                            assert!(won + busy + wrong < votes.required(), "{votes:?}");
+                            let silent = votes.count_failures(Trouble::Silent) > 0;
+                            assert_eq!(failure.is_ambiguous(), silent, "{votes:?}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn contention_is_unclear_only_where_a_request_may_have_arrived() {
+    for votes in all_of(5, &bids()) {
+        let silent = votes.count_failures(Trouble::Silent) > 0;
+        match votes.race() {
+            Some(Race::Lost(Ok(Bid::Unclear { .. }))) => assert!(silent, "{votes:?}"),
+            Some(Race::Lost(Ok(_))) => assert!(!silent, "{votes:?}"),
+            _ => {}
+        }
+    }
+}
+
+#[test]
+fn a_hold_stands_with_a_majority_and_is_gone_when_none_is_left() {
+    let standings =
+        [None, Some(Ok(Standing::Ours)), Some(Ok(Standing::Gone)), Some(failed(Trouble::Silent))];
+    for servers in 1..=5 {
+        for votes in all_of(servers, &standings) {
+            let ours = votes.count(|standing| *standing == Standing::Ours);
+            let gone = votes.count(|standing| *standing == Standing::Gone);
+            let (required, pending) = (votes.required(), votes.pending());
+            match votes.standing() {
+                Some(Ok(Standing::Ours)) => assert!(ours >= required),
+                Some(Ok(Standing::Gone)) => assert!(servers - gone < required),
+                Some(Err(failure)) => {
+                    assert!(ours < required && servers - gone >= required);
+                    assert!(ours + pending < required, "{votes:?}");
+                    assert!(pending == 0 || servers - gone - pending >= required, "{votes:?}");
+                    assert!(failure.is_ambiguous());
+                }
+                None => assert!(pending > 0 && ours < required && servers - gone >= required),
+            }
+            match votes.all() {
+                None => assert!(pending > 0),
+                Some(outcome) => assert_eq!(outcome.is_ok(), ours + gone == servers),
+            }
+            match votes.any() {
+                None => assert!(pending > 0 && ours + gone < required),
+                Some(Err(_)) => assert!(ours + gone + pending < required),
+                Some(Ok(standing)) => assert_eq!(standing == Standing::Ours, ours > 0),
+            }
+        }
+    }
+}
+
+#[test]
+fn a_transfer_is_done_by_a_majority_and_by_nothing_else() {
+    let handovers = [
+        None,
+        Some(Ok(Handover::Done { fence: 7 })),
+        Some(Ok(Handover::Gone)),
+        Some(Ok(Handover::Yielded)),
+        Some(failed(Trouble::Unreachable)),
+        Some(failed(Trouble::Reset)),
+    ];
+    for votes in all_of(5, &handovers) {
+        let done = votes.count(|answer| matches!(answer, Handover::Done { .. }));
+        match votes.passage() {
+            Some(Race::Won { .. }) => assert!(done >= 3),
+            None => assert!(votes.pending() > 0 && done < 3),
+            Some(Race::Lost(outcome)) => {
+                assert!(done + votes.pending() < 3);
+                let reset = votes.count_failures(Trouble::Reset) > 0;
+                if let Err(failure) = outcome {
+                    assert_eq!(failure.is_ambiguous(), reset, "{votes:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_token_is_the_greatest_and_agreed_if_a_majority_gave_it() {
+    let race =
+        |fences: [u64; 3]| Votes(fences.map(|fence| Some(Ok(Bid::Won { fence }))).into()).race();
+    assert!(matches!(race([5, 5, 5]), Some(Race::Won { fence: 5, agreed: true })));
+    assert!(matches!(race([5, 9, 9]), Some(Race::Won { fence: 9, agreed: true })));
+    assert!(matches!(race([5, 5, 9]), Some(Race::Won { fence: 9, agreed: false })));
+}
+
+#[test]
+fn a_lock_may_be_free_when_a_majority_of_leases_is_over() {
+    let busy = |seconds| {
+        let remaining = Some(Duration::from_secs(seconds));
+        Some(Ok(Bid::Busy { remaining }))
+    };
+    let remaining = |votes: Vec<_>| match Votes(votes).race() {
+        Some(Race::Lost(Ok(Bid::Busy { remaining }))) => remaining.map(|left| left.as_secs()),
+        other => panic!("{other:?}"),
+    };
+    let won = || Some(Ok(Bid::Won { fence: 1 }));
+    let forever = || Some(Ok(Bid::Busy { remaining: None }));
+    assert_eq!(remaining(vec![busy(9), busy(3), busy(6)]), Some(6));
+    assert_eq!(remaining(vec![won(), won(), busy(9), busy(3), busy(6)]), Some(3));
+    assert_eq!(remaining(vec![forever(), busy(3), busy(6)]), Some(6));
+    assert_eq!(remaining(vec![forever(), forever(), busy(6)]), None);
+}
+
+#[test]
+fn the_holder_is_whom_a_majority_names() {
+    let seen = |owner: &str, depth, seconds| {
+        let remaining = Duration::from_secs(seconds);
+        Some(Ok(Inspected(Some(Holder { owner: owner.into(), depth, remaining }))))
+    };
+    let free = || Some(Ok(Inspected(None)));
+    let holder = |votes: Vec<_>| match Votes(votes).holder() {
+        Some(Ok(Inspected(holder))) => holder.map(|holder| (holder.owner, holder.depth)),
+        other => panic!("{:?}", other.map(Result::err)),
+    };
+    let mine = Some(("me".to_owned(), 2));
+    assert_eq!(holder(vec![seen("me", 2, 5), seen("me", 2, 9), None]), mine);
+    assert_eq!(
+        holder(vec![seen("me", 2, 5), seen("me", 1, 9), seen("me", 2, 9), None, None]),
+        mine
+    );
+    assert_eq!(holder(vec![seen("me", 2, 5), seen("you", 1, 9), free()]), None);
+    assert_eq!(holder(vec![free(), free(), None]), None);
+    assert!(Votes(vec![seen("me", 1, 1), free(), None]).holder().is_none());
+    assert!(Votes(vec![free(), Some(failed(Trouble::Silent)), None]).holder().is_none());
+    let unreachable = || Some(failed(Trouble::Unreachable));
+    assert!(matches!(Votes(vec![unreachable(), unreachable(), None]).holder(), Some(Err(_))));
+    // The majority of a holder on three of five servers ends with the first of the three leases.
+    let Some(Ok(Inspected(Some(held)))) =
+        Votes(vec![seen("me", 1, 9), seen("me", 1, 5), seen("me", 1, 7), free(), free()]).holder()
+    else {
+        panic!("three of five are a majority");
+    };
+    assert_eq!(held.remaining.as_secs(), 5);
+}

@@ -1,0 +1,117 @@
+//! Several clients that want one lock of a quorum.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+
+use leasehold::Client;
+
+use crate::support::child::{self, Child};
+use crate::support::quorum::open_redlock;
+use crate::support::recorder::Recorder;
+use crate::support::store::Handle;
+use crate::support::{Quorum, SOON, eventually, ms, patient, take};
+
+#[test]
+fn contenders_that_split_the_votes_get_on() {
+    const CLIENTS: usize = 4;
+    const ROUNDS: usize = 50;
+    let quorum = Quorum::of(5);
+    let mut urls = quorum.urls();
+    // Each asks the servers in another order, so that each gets some of them.
+    let clients: Vec<_> = (0..CLIENTS)
+        .map(|_| {
+            urls.rotate_left(1);
+            open_redlock(patient().wait(SOON * 6), &urls).unwrap()
+        })
+        .collect();
+    let (holding, last) = (AtomicU64::new(0), AtomicU64::new(0));
+    thread::scope(|scope| {
+        for client in &clients {
+            scope.spawn(|| {
+                for _ in 0..ROUNDS {
+                    let guard = client.lock("a").unwrap();
+                    assert_eq!(holding.fetch_add(1, Ordering::SeqCst), 0);
+                    assert!(last.swap(guard.fence(), Ordering::SeqCst) < guard.fence());
+                    holding.fetch_sub(1, Ordering::SeqCst);
+                    guard.unlock().unwrap();
+                }
+            });
+        }
+    });
+    drop(clients);
+    eventually(SOON, || quorum.count("a") == 0);
+}
+
+#[test]
+fn processes_count_without_losing_an_update() {
+    let quorum = Quorum::of(3);
+    let argument = quorum.urls().join(" ");
+    let mut children: Vec<_> = (0..3).map(|_| Child::start(count_in_a_child, &argument)).collect();
+    for child in &children {
+        assert_eq!(child.next(), "ready");
+    }
+    children.iter_mut().for_each(Child::go_on);
+    // One server after the other forgets its connections while they count.
+    for server in &quorum.servers[..2] {
+        thread::sleep(ms(100));
+        server.kill_connections();
+    }
+    children.into_iter().for_each(Child::finish);
+    assert_eq!(Handle::connect(&quorum.last().url()).read(), 75);
+}
+
+#[test]
+#[ignore = "a child of processes_count_without_losing_an_update"]
+fn count_in_a_child() {
+    let Some(urls) = child::argument() else { return };
+    let urls: Vec<_> = urls.split(' ').map(str::to_owned).collect();
+    let client = open_redlock(Client::builder().backoff(ms(1), ms(20)), &urls).unwrap();
+    let mut number = Handle::connect(urls.last().unwrap());
+    child::report("ready");
+    child::wait_for_parent();
+    for _ in 0..25 {
+        let guard = client.lock("counter").unwrap();
+        let read = number.read();
+        thread::sleep(ms(1));
+        number.write(read + 1);
+        guard.unlock().unwrap();
+    }
+}
+
+#[test]
+fn a_release_wakes_a_waiting_client() {
+    let quorum = Quorum::of(3);
+    // Never asks again by itself within the test, so that only a wake-up can end a wait.
+    let sleepy = || Client::builder().wait(SOON).backoff(ms(30_000), ms(30_000));
+    let told = Recorder::default();
+    let (first, second) = (quorum.open(patient()), quorum.open(sleepy().on_event(told.listener())));
+    for round in 0..20 {
+        let guard = take(&first, "a");
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                second.lock("a").unwrap().unlock().unwrap();
+            });
+            eventually(SOON, || told.count("contended a") > round);
+            eventually(SOON, || quorum.servers.iter().all(|server| server.listeners(&second) == 1));
+            thread::sleep(ms(20));
+            guard.unlock().unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_release_wakes_although_a_server_is_down() {
+    let quorum = Quorum::of(3);
+    let sleepy = Client::builder().wait(SOON).backoff(ms(30_000), ms(30_000));
+    let (first, second) = (quorum.open(patient()), quorum.open(sleepy));
+    quorum.servers[0].kill();
+    let guard = take(&first, "a");
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| second.lock("a").map(drop));
+        let up = &quorum.servers[1..];
+        eventually(SOON, || up.iter().all(|server| server.listeners(&second) == 1));
+        thread::sleep(ms(100));
+        guard.unlock().unwrap();
+        waiter.join().unwrap().unwrap();
+    });
+}

@@ -1,0 +1,46 @@
+//! Which servers a client can be opened with.
+
+use leasehold::{Client, Error};
+
+use super::{BOUND, addresses, hasty, no_quorum};
+use crate::support::quorum::open_redlock;
+use crate::support::{Quorum, Server, timed};
+
+#[test]
+fn node_lists_without_sense_are_refused_before_anything_is_sent() {
+    let refused = |urls: &[&str]| match Client::builder().open_redlock(urls) {
+        Err(Error::InvalidInput(what)) => assert!(!what.contains("secret"), "{what}"),
+        other => panic!("{other:?} instead of invalid input"),
+    };
+    // Nobody listens there: it would be an error of another kind.
+    refused(&[]);
+    refused(&["redis://127.0.0.1:1/", "redis://127.0.0.1:2/", "redis://127.0.0.1:1/"]);
+    refused(&["redis://127.0.0.1:1/1", "redis://:secret@127.0.0.1:1/2"]);
+    refused(&["redis://127.0.0.1:1/", "nonsense"]);
+}
+
+#[test]
+fn a_client_opens_if_a_majority_answers_and_only_then() {
+    let quorum = Quorum::of(4);
+    quorum.servers[0].stop();
+    assert!(open_redlock(hasty(), &quorum.urls()).is_ok());
+    quorum.servers[1].kill();
+    let (result, took) = timed(|| open_redlock(hasty(), &quorum.urls()));
+    let (ok, required, failed) = no_quorum(result);
+    assert_eq!((ok, required), (2, 3));
+    assert_eq!(failed, addresses(&quorum.servers[..2]));
+    assert!(took < BOUND, "{took:?}");
+}
+
+#[test]
+fn a_wrong_password_at_a_majority_is_a_permanent_error() {
+    let quorum = Quorum::of(3);
+    let refused = |urls: &[String]| open_redlock(hasty(), urls).unwrap_err();
+    let with_password = |server: &Server| format!("redis://:wrong@127.0.0.1:{}/", server.port());
+    let mut urls = quorum.urls();
+    urls[0] = with_password(&quorum.servers[0]);
+    assert!(open_redlock(hasty(), &urls).is_ok());
+    urls[1] = with_password(&quorum.servers[1]);
+    assert!(matches!(refused(&urls), Error::Redis { .. }), "{:?}", refused(&urls));
+    assert!(!format!("{:?}", refused(&urls)).contains("wrong@"));
+}
