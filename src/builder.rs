@@ -1,25 +1,11 @@
-//! Settings of a client, and how it is opened.
+//! Settings of a client.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use scheduled_thread_pool::ScheduledThreadPool;
-
 use crate::client::Client;
-use crate::clock::end_of;
-use crate::config::{Config, Durability};
-use crate::error::{Error, Result};
-use crate::event::{Callback, Event, Events};
-use crate::hold::engine::Engine;
-use crate::hold::patience::{Bound, Patience};
-use crate::store::cluster::{Cluster, parse_seeds};
-use crate::store::durable::Demand;
-use crate::store::endpoint::Endpoint;
-use crate::store::memory::Memory;
-use crate::store::quorum::Quorum;
-use crate::store::server::{Server, pool_threads};
-use crate::store::single::Single;
-use crate::store::{Failure, Store};
+use crate::config::{Config, Durability, Login};
+use crate::error::Result;
+use crate::event::{Callback, Event};
 #[cfg(feature = "tls")]
 use crate::tls::Tls;
 
@@ -45,7 +31,7 @@ use crate::tls::Tls;
 #[must_use = "a builder does nothing until it is opened"]
 pub struct Builder {
     pub(crate) config: Config,
-    on_event: Option<Callback>,
+    pub(crate) on_event: Option<Callback>,
 }
 
 /// How clients are made.
@@ -233,142 +219,13 @@ impl Builder {
         self
     }
 
-    /// Opens a client of one Redis server, and makes sure that it answers.
+    /// Sets the user, empty for the default one, and the password at the masters that sentinels
+    /// name; those in the URLs are then only for the sentinels. See
+    /// [`open_sentinel`](Builder::open_sentinel), which alone uses it.
     ///
-    /// The URL is `redis://[user][:password@]host[:port][/database]` or
-    /// `unix:///path[?db=&user=&pass=]`; either may have `client_name=` in its query, for
-    /// `CLIENT SETNAME`. Redis 6.2 or newer, or Valkey.
-    ///
-    /// `rediss://` in place of `redis://` means TLS and needs the feature `tls`. The server must
-    /// have a certificate for the host of the URL. With the feature `tls-insecure` as well, a URL
-    /// that ends with `#insecure` does without that: it keeps off those who only listen, and
-    /// nobody else.
-    ///
-    /// # Errors
-    ///
-    /// - [`InvalidInput`](Error::InvalidInput): a setting or the URL makes no sense.
-    /// - [`Unavailable`](Error::Unavailable): no answer in two tries of
-    ///   [`connect_timeout`](Builder::connect_timeout).
-    /// - [`Redis`](Error::Redis): the server refused the login.
-    pub fn open(self, url: &str) -> Result<Client> {
-        self.config.check()?;
-        let endpoint = Endpoint::parse(url, &self.config)?;
-        let threads = pool_threads();
-        let server = Server::new(endpoint, &self.config, threads.clone());
-        self.start_on(server, threads)
-    }
-
-    pub(crate) fn start_on(
-        self,
-        server: Result<Server, Failure>,
-        threads: Arc<ScheduledThreadPool>,
-    ) -> Result<Client> {
-        let server = server.map_err(|failure| failure.into_error("open", ""))?;
-        let mut patience = Patience::new(Bound::Brief, &self.config, Duration::MAX);
-        while let Err(failure) = server.ping(end_of(self.config.connect_timeout)) {
-            let Some(pause) = patience.after(&failure) else {
-                return Err(failure.into_error("open a client", ""));
-            };
-            std::thread::sleep(pause);
-        }
-        if let Some(demand) = Demand::new(self.config.durability) {
-            server
-                .probe(&demand, end_of(self.config.connect_timeout))
-                .map_err(|failure| failure.into_error("open a client", ""))?;
-        }
-        let store = Single::new(server, &self.config);
-        self.start(Arc::new(store), Some(threads))
-    }
-
-    /// Opens a client of a Redis Cluster, and makes sure that all of its hash slots are served.
-    ///
-    /// Each seed is the URL of a node, as in [`open`](Builder::open), over TCP and without a
-    /// database number. One that answers is enough: it names the others, which are used with the
-    /// login of the seed at the same address, or else of the first. [`pool_size`](Builder::pool_size)
-    /// is for each master.
-    ///
-    /// # Errors
-    ///
-    /// - [`InvalidInput`](Error::InvalidInput): a setting or a URL makes no sense, or there is no
-    ///   seed or one twice.
-    /// - [`Unavailable`](Error::Unavailable): no seed answered in two tries of
-    ///   [`connect_timeout`](Builder::connect_timeout) each, or some hash slots are not served.
-    /// - [`Redis`](Error::Redis): the nodes refused the login, or are no cluster.
-    pub fn open_cluster(self, seeds: &[&str]) -> Result<Client> {
-        self.config.check()?;
-        let seeds = parse_seeds(seeds, &self.config)?;
-        let threads = pool_threads();
-        let cluster = Cluster::new(seeds, &self.config, &threads)
-            .map_err(|failure| failure.into_error("open", ""))?;
-        let mut patience = Patience::new(Bound::Brief, &self.config, Duration::MAX);
-        while let Err(failure) = cluster.explore() {
-            let Some(pause) = patience.after(&failure) else {
-                return Err(failure.into_error("open a client", ""));
-            };
-            std::thread::sleep(pause);
-        }
-        self.start(Arc::new(cluster), Some(threads))
-    }
-
-    /// Opens a client of several independent servers, and makes sure that more than half of them
-    /// answer: the algorithm known as Redlock. A lock is held when more than half of them have
-    /// granted it, so that it outlives the others.
-    ///
-    /// No server may be a replica of another. Each is given as for [`open`](Builder::open); an odd
-    /// number of them is best, for four survive no more failures than three. A server that does not
-    /// answer costs calls no time, and is used again when it does. One that has lost its data must
-    /// not come back before the longest lease is over, or it helps somebody to a lock that is held.
-    /// [`pool_size`](Builder::pool_size) is the number of connections to each.
-    ///
-    /// # Errors
-    ///
-    /// - [`InvalidInput`](Error::InvalidInput): a setting or a URL makes no sense, there is no URL,
-    ///   or two name the same address.
-    /// - [`NoQuorum`](Error::NoQuorum): too few answer in two tries of
-    ///   [`connect_timeout`](Builder::connect_timeout).
-    /// - [`Redis`](Error::Redis): too many have refused the login.
-    pub fn open_redlock(self, urls: &[&str]) -> Result<Client> {
-        self.config.check()?;
-        if self.config.durability != Durability::Memory {
-            return Err(Error::invalid("durability", "must be `Memory` on independent servers"));
-        }
-        let endpoints = Endpoint::parse_all(urls, &self.config)?;
-        let threads = pool_threads();
-        let store = Quorum::new(endpoints, &self.config, &threads)
-            .map_err(|failure| failure.into_error("open", ""))?;
-        let mut patience = Patience::new(Bound::Brief, &self.config, Duration::MAX);
-        while let Err(failure) = store.ping(end_of(self.config.connect_timeout)) {
-            let Some(pause) = patience.after(&failure) else {
-                return Err(failure.into_error("open a client", ""));
-            };
-            std::thread::sleep(pause);
-        }
-        self.start(Arc::new(store), Some(threads))
-    }
-
-    /// Makes a client whose locks exist in this process only. See [`Client::in_memory`].
-    ///
-    /// # Errors
-    ///
-    /// [`InvalidInput`](Error::InvalidInput): a setting makes no sense, such as a
-    /// [`Durability`] that memory does not have.
-    pub fn in_memory(self) -> Result<Client> {
-        self.config.check()?;
-        if self.config.durability != Durability::Memory {
-            return Err(Error::invalid("durability", "must be `Memory` in memory"));
-        }
-        self.start(Arc::new(Memory::default()), None)
-    }
-
-    fn start(
-        self,
-        store: Arc<dyn Store>,
-        threads: Option<Arc<ScheduledThreadPool>>,
-    ) -> Result<Client> {
-        let events = match self.on_event {
-            None => Events::default(),
-            Some(callback) => Events::deliver_to(callback).map_err(Error::no_thread)?,
-        };
-        Ok(Client::new(Engine::start(self.config, store, threads, events)?))
+    /// Defaults to those in the URLs.
+    pub fn master_login(mut self, user: &str, password: &str) -> Self {
+        self.config.master_login = Some(Login { user: user.into(), password: password.into() });
+        self
     }
 }

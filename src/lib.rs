@@ -117,7 +117,7 @@ mod event;
 mod guard;
 mod hold;
 mod mutex;
-mod sentinel;
+mod opening;
 mod store;
 mod sync;
 #[cfg(feature = "tls")]

@@ -13,7 +13,8 @@ use crate::hold::line::Lines;
 use crate::hold::owner::Thread;
 use crate::hold::patience::{Patience, is_outage};
 use crate::hold::place::Ticket;
-use crate::store::{Bid, Failure, HoldId, Queue};
+use crate::store::failure::Failure;
+use crate::store::{Bid, HoldId, Queue};
 
 /// For so long a thread lets another client go first after the lock was released for that one.
 const YIELD_TIME: Duration = Duration::from_millis(20);

@@ -24,7 +24,8 @@ use crate::hold::patience::Bound;
 use crate::hold::place::Ticket;
 use crate::hold::renewer::Renewer;
 use crate::hold::table::Table;
-use crate::store::{Failure, HoldId, Queue, Store, Stray};
+use crate::store::failure::Failure;
+use crate::store::{HoldId, Queue, Store, Stray};
 
 /// How long a call waits for whoever holds the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

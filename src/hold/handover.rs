@@ -16,7 +16,8 @@ use crate::hold::owner::Thread;
 use crate::hold::passage::Passage;
 use crate::hold::patience::{Patience, is_outage};
 use crate::hold::place::{News, Place, Ticket};
-use crate::store::{Failure, Handover, HoldId};
+use crate::store::failure::Failure;
+use crate::store::{Handover, HoldId};
 
 /// For so long a lock may be handed on inside this process while another client waits for it.
 const HAND_ON_TIME: Duration = Duration::from_millis(100);

@@ -10,7 +10,8 @@ use crate::error::{Error, Result};
 use crate::hold::engine::Engine;
 use crate::hold::lease::{Lease, lost_before};
 use crate::hold::patience::{Bound, Patience};
-use crate::store::{Failure, Holder};
+use crate::store::Holder;
+use crate::store::failure::Failure;
 
 impl Engine {
     /// Tells whether a hold may be relied on, without asking anybody.

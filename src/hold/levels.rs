@@ -8,7 +8,8 @@ use crate::error::{Error, Result};
 use crate::hold::engine::{Engine, Level, Wait, told};
 use crate::hold::lease::Lease;
 use crate::hold::patience::{Bound, Patience};
-use crate::store::{Failure, Standing};
+use crate::store::Standing;
+use crate::store::failure::Failure;
 
 impl Engine {
     /// Goes one level deeper, which also finds out whether the hold still stands.

@@ -13,7 +13,7 @@ use crate::hold::lease::Lease;
 use crate::hold::owner::Thread;
 use crate::hold::passage::Passage;
 use crate::hold::place::{Mailbox, News, Place, Ticket};
-use crate::store::Failure;
+use crate::store::failure::Failure;
 use crate::sync::{AtomicBool, Mutex, MutexGuard};
 
 /// Threads that want different locks should rarely meet here.
@@ -483,7 +483,8 @@ mod tests {
         let (endless, _) = lines.join(&name(), &Terms::default(), true).expect("open");
         let (patient, _) = join(&lines);
         let source = std::io::Error::other("test");
-        let failure = Failure::io(crate::store::Trouble::Silent, &Arc::from("here"), source);
+        let failure =
+            Failure::io(crate::store::failure::Trouble::Silent, &Arc::from("here"), source);
         lines.note(&name(), Some(&failure));
         let late = lines.wait(&join(&lines).0, Some(Instant::now())).expect("open");
         assert!(matches!(late, Turn::Late(Some(_))), "{late:?}");

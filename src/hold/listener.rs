@@ -8,8 +8,9 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounde
 
 use crate::clock::end_of;
 use crate::hold::backoff::Backoff;
+use crate::store::failure::{Failure, Trouble};
 use crate::store::interrupter::Interrupter;
-use crate::store::{Failure, Trouble, Wake, Wakeups};
+use crate::store::{Wake, Wakeups};
 
 /// The thread looks up this often even if it hears nothing.
 const TURN: Duration = Duration::from_secs(60);

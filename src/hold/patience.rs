@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::config::Config;
 use crate::hold::backoff::Backoff;
-use crate::store::{Failure, Trouble};
+use crate::store::failure::{Failure, Trouble};
 
 /// What bounds a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

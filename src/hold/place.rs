@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::hold::lease::Lease;
 use crate::hold::owner::Thread;
 use crate::hold::passage::Passage;
-use crate::store::Failure;
+use crate::store::failure::Failure;
 use crate::sync::{Condvar, Mutex};
 
 /// A thread in a line, as the others see it.

@@ -11,7 +11,8 @@ use crate::hold::engine::{Engine, told};
 use crate::hold::lease::Lease;
 use crate::hold::patience::{Bound, Patience};
 use crate::hold::place::News;
-use crate::store::{Failure, HoldId, Standing};
+use crate::store::failure::Failure;
+use crate::store::{HoldId, Standing};
 
 impl Engine {
     /// Gives a level back; the hold ends with the last.

@@ -18,7 +18,8 @@ use crate::event::Event;
 use crate::hold::agenda::{Agenda, Charge, Orphan};
 use crate::hold::herald::Herald;
 use crate::hold::lease::{Duty, Lease};
-use crate::store::{Care, Failure, Outcome, Standing, Task, Upkeep};
+use crate::store::failure::Failure;
+use crate::store::{Care, Outcome, Standing, Task, Upkeep};
 
 /// So many leases may wait in the channel before the thread is woken to empty it. Nearly all of
 /// them have ended by then.
@@ -307,7 +308,8 @@ mod tests {
     use super::*;
     use crate::config::Terms;
     use crate::hold::owner::Thread;
-    use crate::store::{HoldId, Trouble};
+    use crate::store::HoldId;
+    use crate::store::failure::Trouble;
     use parking_lot::Mutex;
     use std::time::Instant;
 

@@ -15,10 +15,11 @@ use crate::event::{Callback, Event, Events};
 use crate::hold::engine::{Engine, Level, Wait};
 use crate::hold::lease::Lease;
 use crate::hold::owner::Thread;
+use crate::store::failure::{Failure, Trouble};
 use crate::store::memory::Memory;
 use crate::store::{
-    Answer, Bid, Care, Failure, Handover, HoldId, Holder, Outcome, Queue, Standing, Store, Task,
-    Trouble, Upkeep, Wakeups,
+    Answer, Bid, Care, Handover, HoldId, Holder, Outcome, Queue, Standing, Store, Task, Upkeep,
+    Wakeups,
 };
 
 /// Long for what a thread does between two lines of a test.

@@ -28,10 +28,11 @@ use crate::store::cluster::subscriptions::Subscriptions;
 use crate::store::cluster::topology::Topology;
 use crate::store::cluster::upkeep::ClusterUpkeep;
 use crate::store::endpoint::Endpoint;
+use crate::store::failure::Failure;
 use crate::store::keys::Keys;
 use crate::store::single::Single;
 use crate::store::{
-    Answer, Bid, Failure, Handover, HoldId, Holder, Queue, Standing, Store, Upkeep, Wakeups,
+    Answer, Bid, Handover, HoldId, Holder, Queue, Standing, Store, Upkeep, Wakeups,
 };
 
 /// A request that was sent elsewhere more often than this has met nodes that disagree for now.

@@ -9,9 +9,9 @@ use redis::{RedisError, RedisResult, ServerError, Value};
 
 use crate::clock::end_of;
 use crate::store::dialer::Dialer;
+use crate::store::failure::{Failure, Trouble};
 use crate::store::socket::Socket;
 use crate::store::stream::Plug;
-use crate::store::{Failure, Trouble};
 
 /// Error replies that pass by themselves.
 const PASSING: [&str; 7] =

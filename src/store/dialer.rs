@@ -11,10 +11,10 @@ use scheduled_thread_pool::ScheduledThreadPool;
 
 use crate::config::Config;
 use crate::store::endpoint::Endpoint;
+use crate::store::failure::{Failure, Trouble};
 use crate::store::route::{Address, Route};
 use crate::store::socket::Socket;
 use crate::store::spin::Spin;
-use crate::store::{Failure, Trouble};
 
 /// What all connections to one server share.
 pub(crate) struct Dialer {

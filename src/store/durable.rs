@@ -12,9 +12,9 @@ use redis::Value;
 use crate::clock::end_of;
 use crate::config::Durability;
 use crate::store::connection::Connection;
+use crate::store::failure::{Failure, Trouble};
 use crate::store::script::Form;
 use crate::store::server::Server;
-use crate::store::{Failure, Trouble};
 
 /// Whoever has begun nothing waits for no longer than this: a new connection costs less.
 const SKIP: Duration = Duration::from_millis(10);

@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use redis::Value;
 
-use crate::store::Failure;
+use crate::store::failure::Failure;
 use crate::sync::{Condvar, Mutex};
 
 /// What a thread gets for its request.

@@ -7,9 +7,10 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use parking_lot::Mutex;
 
 use crate::clock::Moment;
+use crate::store::failure::Failure;
 use crate::store::{
-    Answer, Bid, Care, Failure, Handover, HoldId, Holder, Outcome, Queue, Standing, Store, Task,
-    Upkeep, Wakeups,
+    Answer, Bid, Care, Handover, HoldId, Holder, Outcome, Queue, Standing, Store, Task, Upkeep,
+    Wakeups,
 };
 
 /// A world of locks of its own.

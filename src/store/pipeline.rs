@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 use redis::Value;
 
 use crate::store::connection::{Connection, pack_asking};
+use crate::store::failure::{Failure, Trouble};
 use crate::store::keys::Keys;
 use crate::store::reply::standing;
 use crate::store::script::{Arg, Call, Form, RELEASE, RENEW};
-use crate::store::{Care, Failure, Outcome, Standing, Task, Trouble, Upkeep};
+use crate::store::{Care, Outcome, Standing, Task, Upkeep};
 
 /// A server that takes nothing more for this long is not waited for: what was not written will be
 /// sent again.

@@ -51,6 +51,7 @@ use scheduled_thread_pool::ScheduledThreadPool;
 use crate::config::Config;
 use crate::store::dialer::Dialer;
 use crate::store::endpoint::Endpoint;
+use crate::store::failure::{Failure, Trouble};
 use crate::store::keys::Keys;
 use crate::store::quorum::flight::{Flight, Request};
 use crate::store::quorum::links::{Links, Parts};
@@ -65,8 +66,7 @@ use crate::store::reply::{Inspected, bid, handover, inspected, standing};
 use crate::store::single::queue_life;
 use crate::store::spin::Spin;
 use crate::store::{
-    Answer, Bid, Failure, Handover, HoldId, Holder, Queue, Standing, Store, Stray, Trouble, Upkeep,
-    Wakeups,
+    Answer, Bid, Handover, HoldId, Holder, Queue, Standing, Store, Stray, Upkeep, Wakeups,
 };
 
 /// N independent servers.

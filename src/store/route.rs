@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::store::Failure;
+use crate::store::failure::Failure;
 
 /// Where a server is.
 #[derive(Clone, Debug, PartialEq, Eq)]

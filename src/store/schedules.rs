@@ -12,9 +12,9 @@ use redis::Value;
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::thread;
 
+use crate::store::failure::{Failure, Trouble};
 use crate::store::lane::{Reply, Wire};
 use crate::store::sharing::{Sharing, Supply};
-use crate::store::{Failure, Trouble};
 use crate::sync::{Mutex, under_many_schedules, yield_now};
 
 const THREADS: u64 = 4;

@@ -22,9 +22,9 @@ use crate::error::{Error, Result};
 use crate::store::connection::Connection;
 use crate::store::dialer::Dialer;
 use crate::store::endpoint::Endpoint;
+use crate::store::failure::{Failure, Trouble};
 use crate::store::route::{Address, Route};
 use crate::store::spin::Spin;
-use crate::store::{Failure, Trouble};
 
 /// For so long an answer counts.
 const PERIOD: Duration = Duration::from_millis(500);

@@ -12,11 +12,11 @@ use crate::config::Config;
 use crate::store::connection::Connection;
 use crate::store::dialer::Dialer;
 use crate::store::endpoint::Endpoint;
+use crate::store::failure::{Failure, Trouble};
 use crate::store::lane::{Reply, Wire};
 use crate::store::route::Route;
 use crate::store::script::{Call, Form};
 use crate::store::sharing::{self, Sharing, Supply};
-use crate::store::{Failure, Trouble};
 
 /// Starts the thread that serves the pools of one client.
 pub(crate) fn pool_threads() -> Arc<ScheduledThreadPool> {

@@ -9,7 +9,7 @@ use std::iter;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::store::Failure;
+use crate::store::failure::Failure;
 use crate::store::lane::{Lane, Reply, Request, Step, Wire};
 use crate::sync::{AtomicUsize, Mutex, Ordering, yield_now};
 

@@ -6,6 +6,7 @@ use redis::Value;
 
 use crate::config::Config;
 use crate::store::durable::Demand;
+use crate::store::failure::{Failure, Trouble};
 use crate::store::keys::Keys;
 use crate::store::pipeline::Pipeline;
 use crate::store::reply::{Inspected, bid, handover, inspected, standing};
@@ -15,8 +16,7 @@ use crate::store::script::{
 use crate::store::server::Server;
 use crate::store::subscription::Subscription;
 use crate::store::{
-    Answer, Bid, Failure, Handover, HoldId, Holder, Queue, Standing, Store, Trouble, Upkeep,
-    Wakeups,
+    Answer, Bid, Handover, HoldId, Holder, Queue, Standing, Store, Upkeep, Wakeups,
 };
 
 /// A counter of fencing tokens lives at least this long after the last hold of its name, so that

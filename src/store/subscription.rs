@@ -6,10 +6,11 @@ use redis::Value;
 
 use crate::clock::end_of;
 use crate::store::connection::Connection;
+use crate::store::failure::Failure;
 use crate::store::interrupter::Interrupter;
 use crate::store::keys::Keys;
 use crate::store::lane::Reply;
-use crate::store::{Failure, Wake, Wakeups};
+use crate::store::{Wake, Wakeups};
 
 /// After this long without a message the server is asked for a sign of life: a connection that was
 /// cut without notice brings no error, only silence.

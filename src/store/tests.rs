@@ -7,6 +7,7 @@ use super::*;
 use crate::clock::end_of;
 use crate::config::Config;
 use crate::store::endpoint::Endpoint;
+use crate::store::failure::Trouble;
 use crate::store::memory::Memory;
 use crate::store::quorum::Quorum;
 use crate::store::server::pool_threads;

@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 use crate::clock::end_of;
 use crate::store::cluster::node::Target;
 use crate::store::cluster::opening::Opening;
+use crate::store::failure::Failure;
 use crate::store::pipeline::Pipeline;
-use crate::store::{Failure, Outcome, Task, Upkeep};
+use crate::store::{Outcome, Task, Upkeep};
 
 /// A node that could not be reached is not tried again for so long.
 const PAUSE: Duration = Duration::from_millis(20);

@@ -9,9 +9,9 @@ use scheduled_thread_pool::ScheduledThreadPool;
 
 use crate::config::Config;
 use crate::store::endpoint::Endpoint;
+use crate::store::failure::{Failure, Trouble};
 use crate::store::server::Server;
 use crate::store::single::Single;
-use crate::store::{Failure, Trouble};
 
 /// One server of a cluster.
 #[derive(Debug)]

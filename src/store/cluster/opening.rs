@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
 
-use crate::store::{Failure, Trouble};
+use crate::store::failure::{Failure, Trouble};
 
 /// Something that is being opened. The thread ends with that, whether anybody waits or not.
 #[derive(Debug)]

@@ -13,10 +13,11 @@ use crate::store::cluster::node::Node;
 use crate::store::cluster::opening::Opening;
 use crate::store::cluster::slot::slot_of;
 use crate::store::cluster::topology::Topology;
+use crate::store::failure::{Failure, Trouble};
 use crate::store::interrupter::Interrupter;
 use crate::store::keys::Keys;
 use crate::store::subscription::Subscription;
-use crate::store::{Failure, Trouble, Wake, Wakeups};
+use crate::store::{Wake, Wakeups};
 
 /// A node that could not be listened at is tried again after so long.
 const RETRY: Duration = Duration::from_secs(1);

@@ -20,7 +20,7 @@ use crate::store::cluster::node::{Node, Redirect, Target, is_doubtful};
 use crate::store::cluster::shares::{Share, covered, shares};
 use crate::store::cluster::slot::SLOTS;
 use crate::store::endpoint::Endpoint;
-use crate::store::{Failure, Trouble};
+use crate::store::failure::{Failure, Trouble};
 
 /// What was learnt is not asked for again for so long: a failover takes longer.
 const PAUSE: Duration = Duration::from_millis(50);

@@ -9,12 +9,12 @@ use std::{mem, ptr};
 use crossbeam_channel::Sender;
 
 use crate::store::connection::Connection;
+use crate::store::failure::{Failure, Trouble};
 use crate::store::lane::Reply;
 use crate::store::quorum::flight::Flight;
 use crate::store::quorum::node::{Node, Opened};
 use crate::store::quorum::strays::Strays;
 use crate::store::script::{Form, Script};
-use crate::store::{Failure, Trouble};
 
 /// A server that owes so many replies is not only slow.
 const OWED_MAX: usize = 256;

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
-use crate::store::Failure;
+use crate::store::failure::Failure;
 use crate::store::lane::Reply;
 use crate::store::quorum::flight::Flight;
 use crate::store::quorum::link::Link;

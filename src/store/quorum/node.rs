@@ -14,9 +14,10 @@ use crossbeam_channel::Sender;
 use parking_lot::Mutex;
 
 use crate::clock::end_of;
+use crate::store::HoldId;
 use crate::store::connection::Connection;
 use crate::store::dialer::Dialer;
-use crate::store::{Failure, HoldId, Trouble};
+use crate::store::failure::{Failure, Trouble};
 
 /// The first pause after a failure, and the longest one.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(4));

@@ -7,12 +7,13 @@ use std::time::Instant;
 use redis::Value;
 use scheduled_thread_pool::ScheduledThreadPool;
 
+use crate::store::Standing;
+use crate::store::failure::{Failure, Trouble};
 use crate::store::lane::Reply;
 use crate::store::quorum::flight::{Flight, Request};
 use crate::store::quorum::links::{Links, Parts};
 use crate::store::quorum::shelf::{Shelf, Taken};
 use crate::store::quorum::votes::Votes;
-use crate::store::{Failure, Standing, Trouble};
 
 /// The links of a client.
 #[derive(Debug)]

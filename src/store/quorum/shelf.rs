@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use r2d2::{ManageConnection, NopErrorHandler, Pool, PooledConnection};
 use scheduled_thread_pool::ScheduledThreadPool;
 
+use crate::store::failure::{Failure, Trouble};
 use crate::store::quorum::links::{Links, Parts};
-use crate::store::{Failure, Trouble};
 
 /// So much later somebody looks for the replies that a call has not waited for. They may tell that
 /// a hold was left over.

@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::{ServerFailure, Shortfall};
+use crate::store::failure::{Failure, Trouble};
 use crate::store::reply::Inspected;
-use crate::store::{Bid, Failure, Handover, Holder, Standing, Trouble};
+use crate::store::{Bid, Handover, Holder, Standing};
 
 /// How many of so many servers are a majority.
 pub(super) fn majority(servers: usize) -> usize {

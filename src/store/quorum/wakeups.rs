@@ -13,13 +13,14 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
 use crate::clock::end_of;
+use crate::store::failure::{Failure, Trouble};
 use crate::store::interrupter::Interrupter;
 use crate::store::keys::Keys;
 use crate::store::quorum::node::{Node, Opened};
 use crate::store::quorum::ready::wait_ready;
 use crate::store::quorum::votes::majority;
 use crate::store::subscription::Subscription;
-use crate::store::{Failure, Trouble, Wake, Wakeups};
+use crate::store::{Wake, Wakeups};
 
 /// For so long messages of a majority are waited for.
 const GATHER: Duration = Duration::from_millis(5);

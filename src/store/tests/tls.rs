@@ -1,6 +1,6 @@
 //! What a peer may do in TLS that no server does on demand.
 
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::thread;

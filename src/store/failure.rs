@@ -1,0 +1,84 @@
+//! Why a request has failed, and what its caller is told.
+
+use std::error::Error as StdError;
+use std::io;
+use std::sync::Arc;
+
+use crate::error::{Error, Shortfall};
+
+/// Why a request brought no answer that counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Trouble {
+    /// It was done, but too few acknowledged it: what it began must be taken back.
+    NotReplicated { acked: u32, required: u32 },
+    /// The server will not do this now, and says so: nothing was done.
+    Passing,
+    /// The server will not do this at all: nothing was done.
+    Refused,
+    /// The connection broke after the request was sent: it may have been executed.
+    Reset,
+    /// No reply came in time: the request may have been executed, or may yet be.
+    Silent,
+    /// The request was not sent.
+    Unreachable,
+    /// The key holds something that is not a lock: nothing was done.
+    WrongType,
+}
+
+/// A request that failed, and where.
+#[derive(Clone, Debug)]
+pub(crate) struct Failure {
+    pub(crate) trouble: Trouble,
+    pub(crate) server: Arc<str>,
+    pub(crate) code: String,
+    pub(crate) source: Arc<dyn StdError + Send + Sync>,
+}
+
+impl Failure {
+    /// A failure to do something without an answer from the server.
+    pub(crate) fn io(
+        trouble: Trouble,
+        server: &Arc<str>,
+        source: impl StdError + Send + Sync + 'static,
+    ) -> Self {
+        Self { trouble, server: server.clone(), code: String::new(), source: Arc::new(source) }
+    }
+
+    /// The failure of a request whose time was over before it could be sent.
+    pub(crate) fn too_late(server: &Arc<str>, why: &'static str) -> Self {
+        Self::io(Trouble::Unreachable, server, io::Error::new(io::ErrorKind::TimedOut, why))
+    }
+
+    /// The failure of a request whose good reply came when it was worth nothing any more.
+    pub(crate) fn late() -> Self {
+        let source = io::Error::new(io::ErrorKind::TimedOut, "the reply came after the lease");
+        Self::io(Trouble::Silent, &Arc::from("the server"), source)
+    }
+
+    /// Tells whether the request may have been executed, or may yet be.
+    pub(crate) fn is_ambiguous(&self) -> bool {
+        matches!(self.trouble, Trouble::Reset | Trouble::Silent)
+    }
+
+    /// Tells whether the request was executed, and must be undone.
+    pub(crate) fn is_shortfall(&self) -> bool {
+        matches!(self.trouble, Trouble::NotReplicated { .. })
+    }
+
+    /// What the caller of `attempt` is told.
+    pub(crate) fn into_error(self, attempt: &str, name: &str) -> Error {
+        let (server, source) = (self.server.to_string(), self.source);
+        let attempt =
+            if name.is_empty() { attempt.into() } else { format!("{attempt} lock {name:?}") };
+        if let Some(Shortfall { ok, required, failures }) = source.downcast_ref::<Shortfall>() {
+            let (ok, required, failures) = (*ok, *required, failures.clone());
+            return Error::NoQuorum { attempt, ok, required, failures };
+        }
+        match self.trouble {
+            Trouble::NotReplicated { acked, required } => Error::NotReplicated { acked, required },
+            Trouble::Refused => Error::Redis { attempt, server, code: self.code, source },
+            Trouble::WrongType => Error::WrongType { name: name.into() },
+            _ => Error::Unavailable { attempt, server, source },
+        }
+    }
+}
