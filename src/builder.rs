@@ -79,7 +79,7 @@ impl Builder {
     }
 
     /// Sets how long [`Client::lock`] waits for a lock that somebody else holds before it returns
-    /// [`Error::Timeout`].
+    /// [`Error::Timeout`](crate::Error::Timeout).
     ///
     /// Defaults to no limit.
     pub fn wait(mut self, time: Duration) -> Self {
