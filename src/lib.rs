@@ -90,10 +90,10 @@
 //! # What a client consists of
 //!
 //! Up to [`pool_size`](Builder::pool_size) connections, each used only while a request is under
-//! way, one for renewals, and from the first wait for another client on one for wake-ups. A thread
-//! each that renews, serves the pool, and listens for wake-ups, and one that calls
-//! [`on_event`](Builder::on_event) if that is set. All end when the last clone of the client and
-//! the last guard are gone. In a forked child nothing works, and nothing is disturbed.
+//! way, one for renewals, and from the first wait for another client on one for wake-ups; of several
+//! servers, to each. A thread each that renews, serves the pool, and listens for wake-ups, and one
+//! that calls [`on_event`](Builder::on_event) if that is set. All end when the last clone of the
+//! client and the last guard are gone. In a forked child nothing works, and nothing is disturbed.
 //!
 //! # Features
 //!
