@@ -5,6 +5,7 @@ use std::thread::{self, ScopedJoinHandle};
 
 use leasehold::{Client, Error, Guard};
 
+use crate::refusals::RIGHTS;
 use crate::support::{
     Cluster, LEASE, SOON, Server, eventually, is_busy, ms, patient, take, throughout,
 };
@@ -48,6 +49,38 @@ fn a_lock_is_held_through_every_step_of_a_move() {
     guard.unlock().unwrap();
     assert!(away.to.hashes().is_empty());
     take(&other, "a").unlock().unwrap();
+}
+
+/// What README says of rights, and of a cluster besides.
+#[test]
+fn the_rights_in_the_readme_are_enough_in_a_cluster() {
+    let cluster = Cluster::of_three();
+    let rights: Vec<_> = RIGHTS.split(' ').chain(["+cluster|slots", "+asking"]).collect();
+    for node in cluster.nodes() {
+        let user = ["ACL", "SETUSER", "app", "reset", "on", ">sesame"];
+        node.command(&[&user[..], &rights].concat());
+    }
+    let urls = cluster.urls().into_iter().map(|url| url.replace("//", "//app:sesame@"));
+    let urls: Vec<_> = urls.collect();
+    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
+    let open = || patient().prefix("app:").lease(LEASE).open_cluster(&urls).unwrap();
+    let (one, other) = (open(), open());
+    let away = cluster.move_away("app:a");
+    let guard = take(&one, "a");
+    away.begin();
+    away.keys();
+    guard.verify().unwrap();
+    thread::scope(|scope| {
+        let waits = scope.spawn(|| other.lock("a").map(drop));
+        thread::sleep(ms(100));
+        away.end();
+        guard.unlock().unwrap();
+        waits.join().unwrap().unwrap();
+    });
+    for node in cluster.nodes() {
+        let log: Vec<redis::Value> = node.ask(&["ACL", "LOG"]);
+        assert!(log.is_empty(), "{log:?}");
+    }
 }
 
 #[test]
