@@ -146,7 +146,7 @@ impl Builder {
         if self.config.durability != Durability::Memory {
             return Err(Error::invalid("durability", "must be `Memory` on independent servers"));
         }
-        let endpoints = Endpoint::parse_all(urls, &self.config)?;
+        let endpoints = Endpoint::parse_all("urls", urls, &self.config)?;
         let threads = pool_threads();
         let store = Quorum::new(endpoints, &self.config, &threads)
             .map_err(|failure| failure.into_error("open", ""))?;

@@ -48,22 +48,14 @@ pub(crate) struct Cluster {
 
 /// Understands the URLs of nodes to begin with.
 pub(crate) fn parse_seeds(urls: &[&str], config: &Config) -> ApiResult<Vec<Endpoint>> {
-    let mut seeds: Vec<Endpoint> = Vec::with_capacity(urls.len());
-    for url in urls {
-        let seed = Endpoint::parse(url, config)?;
+    let seeds = Endpoint::parse_all("seeds", urls, config)?;
+    for seed in &seeds {
         if seed.host().is_none() {
             return Err(Error::invalid("seeds", "must be reached over TCP"));
         }
         if seed.database() != 0 {
             return Err(Error::invalid("seeds", "must not have a database number other than 0"));
         }
-        if seeds.iter().any(|other| other.label == seed.label) {
-            return Err(Error::invalid("seeds", "must not be the same server twice"));
-        }
-        seeds.push(seed);
-    }
-    if seeds.is_empty() {
-        return Err(Error::invalid("seeds", "must be one URL at least"));
     }
     Ok(seeds)
 }

@@ -129,18 +129,19 @@ impl Endpoint {
         key(self) == key(other)
     }
 
-    /// Understands the URLs of several servers, all different.
-    pub(crate) fn parse_all(urls: &[&str], config: &Config) -> Result<Vec<Self>> {
+    /// Understands the URLs of several servers, all different. `what` is what users call them.
+    pub(crate) fn parse_all(what: &str, urls: &[&str], config: &Config) -> Result<Vec<Self>> {
         if urls.is_empty() {
-            return Err(Error::invalid("urls", "must not be empty"));
+            return Err(Error::invalid(what, "must not be empty"));
         }
-        let endpoints =
-            urls.iter().map(|url| Self::parse(url, config)).collect::<Result<Vec<_>>>()?;
-        for (number, endpoint) in endpoints.iter().enumerate() {
-            if endpoints[..number].iter().any(|other| other.label == endpoint.label) {
+        let mut endpoints: Vec<Self> = Vec::with_capacity(urls.len());
+        for url in urls {
+            let endpoint = Self::parse(url, config)?;
+            if endpoints.iter().any(|other| other.label == endpoint.label) {
                 let twice = format_args!("must not name {} twice", endpoint.label);
-                return Err(Error::invalid("urls", twice));
+                return Err(Error::invalid(what, twice));
             }
+            endpoints.push(endpoint);
         }
         Ok(endpoints)
     }

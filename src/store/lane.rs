@@ -27,6 +27,10 @@ pub(crate) trait Wire {
 
     fn connect(&mut self, until: Instant) -> Result<(), Failure>;
 
+    /// Sends what `pack` writes, connecting first if need be, and reads the reply. Without one in
+    /// time the connection is given up.
+    fn exchange(&mut self, until: Instant, pack: impl FnOnce(&mut Vec<u8>)) -> Reply;
+
     /// Sends what `pack` writes.
     fn write(&mut self, until: Instant, pack: impl FnOnce(&mut Vec<u8>)) -> Result<(), Failure>;
 

@@ -112,16 +112,6 @@ impl Store for Memory {
         Ok(self.world.lock().nest(hold, Some(depth), lease))
     }
 
-    fn deepen(
-        &self,
-        hold: &HoldId,
-        depth: u32,
-        lease: Duration,
-        until: Instant,
-    ) -> Result<Standing, Failure> {
-        self.nest(hold, depth, lease, until)
-    }
-
     fn release(&self, hold: &HoldId, _: Instant) -> Result<Standing, Failure> {
         Ok(self.world.lock().release(hold))
     }

@@ -12,6 +12,7 @@ pub(crate) mod lane;
 pub(crate) mod memory;
 pub(crate) mod pipeline;
 pub(crate) mod quorum;
+pub(crate) mod ready;
 pub(crate) mod reply;
 pub(crate) mod route;
 pub(crate) mod script;
@@ -145,14 +146,17 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
         until: Instant,
     ) -> Result<Standing, Failure>;
 
-    /// As `nest`, for a level more: it must become as durable as a new hold.
+    /// As `nest`, for a level more: it must become as durable as a new hold, where that is more
+    /// than being there.
     fn deepen(
         &self,
         hold: &HoldId,
         depth: u32,
         lease: Duration,
         until: Instant,
-    ) -> Result<Standing, Failure>;
+    ) -> Result<Standing, Failure> {
+        self.nest(hold, depth, lease, until)
+    }
 
     /// Ends a hold, and wakes the client that waits longest.
     fn release(&self, hold: &HoldId, until: Instant) -> Result<Standing, Failure>;

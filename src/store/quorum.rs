@@ -34,7 +34,6 @@ mod flight;
 mod link;
 mod links;
 mod node;
-mod ready;
 mod requests;
 mod round;
 mod shelf;
@@ -218,16 +217,6 @@ impl Store for Quorum {
         let mut links = rounds.connect(&hold.name, until)?;
         let nest = requests.nest(hold, depth, lease);
         rounds.ask(&mut links, nest, until, about_hold(standing), Votes::standing).0
-    }
-
-    fn deepen(
-        &self,
-        hold: &HoldId,
-        depth: u32,
-        lease: Duration,
-        until: Instant,
-    ) -> Result<Standing, Failure> {
-        self.nest(hold, depth, lease, until)
     }
 
     fn release(&self, hold: &HoldId, until: Instant) -> Result<Standing, Failure> {

@@ -106,6 +106,15 @@ impl Wire for Pooled {
         Ok(())
     }
 
+    fn exchange(&mut self, until: Instant, pack: impl FnOnce(&mut Vec<u8>)) -> Reply {
+        self.connect(until)?;
+        self.write(until, pack)?;
+        self.receive(true, until).unwrap_or_else(|| {
+            self.poison();
+            Err(failure(Trouble::Silent))
+        })
+    }
+
     fn write(&mut self, _: Instant, pack: impl FnOnce(&mut Vec<u8>)) -> Result<(), Failure> {
         assert!(self.line.requests.is_empty(), "sent before the last replies were read");
         let mut bytes = Vec::new();

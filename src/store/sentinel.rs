@@ -18,7 +18,7 @@ use scheduled_thread_pool::ScheduledThreadPool;
 
 use crate::clock::Moment;
 use crate::config::Config;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::store::connection::Connection;
 use crate::store::dialer::Dialer;
 use crate::store::endpoint::Endpoint;
@@ -81,18 +81,9 @@ impl fmt::Debug for Sentinels {
 
 /// Reads the URLs of sentinels, of which no two may be the same.
 pub(crate) fn parse(urls: &[&str], config: &Config) -> Result<Vec<Endpoint>> {
-    let mut endpoints: Vec<Endpoint> = Vec::new();
-    for url in urls {
-        let endpoint = Endpoint::parse(&with_port(url), config)?;
-        if endpoints.iter().any(|other| other.label == endpoint.label) {
-            return Err(Error::invalid(
-                "sentinels",
-                format_args!("must not name {} twice", endpoint.label),
-            ));
-        }
-        endpoints.push(endpoint);
-    }
-    Ok(endpoints)
+    let urls: Vec<_> = urls.iter().map(|url| with_port(url)).collect();
+    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
+    Endpoint::parse_all("sentinels", &urls, config)
 }
 
 fn with_port(url: &str) -> String {

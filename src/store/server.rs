@@ -207,6 +207,10 @@ impl Wire for PooledConnection<Places> {
         (**self).connect(until)
     }
 
+    fn exchange(&mut self, until: Instant, pack: impl FnOnce(&mut Vec<u8>)) -> Reply {
+        (**self).exchange(until, pack)
+    }
+
     fn write(&mut self, until: Instant, pack: impl FnOnce(&mut Vec<u8>)) -> Result<(), Failure> {
         (**self).write(until, pack)
     }

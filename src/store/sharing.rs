@@ -70,7 +70,7 @@ impl<S: Supply> Sharing<S> {
         let Some(mut wire) = free else {
             return self.begin(until, pack).wait();
         };
-        let reply = self.exchange_over(&mut wire, until, pack);
+        let reply = wire.exchange(until, pack);
         self.start_over(Lane::new(wire));
         reply
     }
@@ -114,20 +114,6 @@ impl<S: Supply> Sharing<S> {
         let outcome = work(&mut wire);
         self.start_over(Lane::new(wire));
         outcome
-    }
-
-    fn exchange_over(
-        &self,
-        wire: &mut S::Wire,
-        until: Instant,
-        pack: impl FnOnce(&mut Vec<u8>),
-    ) -> Reply {
-        wire.connect(until)?;
-        wire.write(until, pack)?;
-        wire.receive(true, until).unwrap_or_else(|| {
-            wire.poison();
-            Err(self.supply.no_reply())
-        })
     }
 
     /// Drives a lane until the reply to `own` is there; `None` if its time is over before.

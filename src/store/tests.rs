@@ -61,7 +61,7 @@ impl Majority {
 fn quorum(servers: &[process::Server], config: &Config) -> Quorum {
     let urls: Vec<_> = servers.iter().map(process::Server::url).collect();
     let urls: Vec<_> = urls.iter().map(String::as_str).collect();
-    let endpoints = Endpoint::parse_all(&urls, &Config::default()).expect("good URLs");
+    let endpoints = Endpoint::parse_all("urls", &urls, &Config::default()).expect("good URLs");
     Quorum::new(endpoints, config, &pool_threads()).expect("pools")
 }
 

@@ -7,8 +7,6 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-
 use crate::store::cluster::node::Node;
 use crate::store::cluster::opening::Opening;
 use crate::store::cluster::slot::slot_of;
@@ -16,6 +14,7 @@ use crate::store::cluster::topology::Topology;
 use crate::store::failure::{Failure, Trouble};
 use crate::store::interrupter::Interrupter;
 use crate::store::keys::Keys;
+use crate::store::ready::wait_ready;
 use crate::store::subscription::Subscription;
 use crate::store::{Wake, Wakeups};
 
@@ -174,8 +173,8 @@ impl Subscriptions {
     fn sleep(&mut self, until: Instant) -> Result<(), Failure> {
         let now = Instant::now();
         let mut end = until.min(now + MASTERS_LOOK);
-        let mut fds = Vec::new();
-        for member in &self.members {
+        let (mut sockets, mut places) = (Vec::new(), Vec::new());
+        for (place, member) in self.members.iter().enumerate() {
             end = end.min(match &member.state {
                 State::Failed { again } => *again,
                 State::Open { subscription, .. } => subscription.expected(),
@@ -186,19 +185,13 @@ impl Subscriptions {
             {
                 // One is enough: it is to end the wait at all of them.
                 self.interrupter.guard(subscription.connection().plug());
-                fds.push(PollFd::from_borrowed_fd(fd, PollFlags::IN));
+                sockets.push(fd);
+                places.push(place);
             }
         }
         self.check()?;
-        let time = Timespec::try_from(end.saturating_duration_since(now)).ok();
-        // A signal may end it early, which does no harm.
-        poll(&mut fds, time.as_ref()).unwrap_or_default();
-        let ready: Vec<_> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
-        let mut ready = ready.into_iter();
-        for member in &mut self.members {
-            if let State::Open { look, .. } = &mut member.state
-                && ready.next().unwrap_or_default()
-            {
+        for ready in wait_ready(&sockets, Some(end)) {
+            if let State::Open { look, .. } = &mut self.members[places[ready]].state {
                 *look = Some(LOOK);
             }
         }

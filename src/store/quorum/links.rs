@@ -16,9 +16,9 @@ use crate::store::lane::Reply;
 use crate::store::quorum::flight::Flight;
 use crate::store::quorum::link::Link;
 use crate::store::quorum::node::{Node, Opened};
-use crate::store::quorum::ready::wait_ready;
 use crate::store::quorum::strays::Strays;
 use crate::store::quorum::votes::majority;
+use crate::store::ready::wait_ready;
 use crate::store::script::Form;
 use crate::store::spin::{Manner, Spell, Spin};
 

@@ -11,8 +11,8 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 use crate::store::keys::Keys;
 use crate::store::pipeline::Pipeline;
 use crate::store::quorum::node::{Node, Opened};
-use crate::store::quorum::ready::wait_ready;
 use crate::store::quorum::votes::{Votes, majority};
+use crate::store::ready::wait_ready;
 use crate::store::{Care, Outcome, Standing, Task, Upkeep};
 
 /// While a connection is being opened, it is looked for this often.

@@ -17,8 +17,8 @@ use crate::store::failure::{Failure, Trouble};
 use crate::store::interrupter::Interrupter;
 use crate::store::keys::Keys;
 use crate::store::quorum::node::{Node, Opened};
-use crate::store::quorum::ready::wait_ready;
 use crate::store::quorum::votes::majority;
+use crate::store::ready::wait_ready;
 use crate::store::subscription::Subscription;
 use crate::store::{Wake, Wakeups};
 

@@ -8,7 +8,7 @@ use rustix::io::Errno;
 
 /// Sleeps until there is something to read, and tells at which of the sockets; at none if the time
 /// is over. Without a time it only looks.
-pub(super) fn wait_ready(sockets: &[BorrowedFd<'_>], until: Option<Instant>) -> Vec<usize> {
+pub(crate) fn wait_ready(sockets: &[BorrowedFd<'_>], until: Option<Instant>) -> Vec<usize> {
     let mut fds: Vec<_> = sockets.iter().map(|socket| PollFd::new(socket, PollFlags::IN)).collect();
     loop {
         let left = until.map(|until| until.saturating_duration_since(Instant::now()));
