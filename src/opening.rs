@@ -143,9 +143,6 @@ impl Builder {
     /// - [`Redis`](Error::Redis): too many have refused the login.
     pub fn open_redlock(self, urls: &[&str]) -> Result<Client> {
         self.config.check()?;
-        if self.config.durability != Durability::Memory {
-            return Err(Error::invalid("durability", "must be `Memory` on independent servers"));
-        }
         let endpoints = Endpoint::parse_all("urls", urls, &self.config)?;
         let threads = pool_threads();
         let store = Quorum::new(endpoints, &self.config, &threads)
@@ -186,15 +183,12 @@ impl Builder {
 
     /// What the URLs of the sentinels say about the login at the master.
     fn at_master(&self, sentinels: &[Endpoint]) -> Result<Endpoint> {
-        let mut endpoints =
-            sentinels.iter().cloned().map(|endpoint| match &self.config.master_login {
-                None => endpoint,
-                Some(Login { user, password }) => endpoint.with_login(user, password),
-            });
-        let first = endpoints
-            .next()
-            .ok_or_else(|| Error::invalid("sentinels", "must name at least one"))?;
-        if !endpoints.all(|other| first.is_alike(&other)) {
+        let at_master = |sentinel: &Endpoint| match &self.config.master_login {
+            None => sentinel.clone(),
+            Some(Login { user, password }) => sentinel.clone().with_login(user, password),
+        };
+        let first = at_master(&sentinels[0]);
+        if !sentinels.iter().all(|other| first.is_alike(&at_master(other))) {
             return Err(Error::invalid(
                 "sentinels",
                 "must agree on what is for the master: database, client name, user and password",
