@@ -134,13 +134,22 @@ impl Builder {
     /// not come back before the longest lease is over, or it helps somebody to a lock that is held.
     /// [`pool_size`](Builder::pool_size) is the number of connections to each.
     ///
+    /// With [`Durability::Fsync`] a lock is on the disks of a majority before it is held, so that
+    /// servers that keep their files may be restarted at any time, and all at once. Renewals do not
+    /// wait: unless `appendfsync` is `always` a crash may take back the last one, and with it a third
+    /// of the lease. [`Durability::Replicas`] does the same for failovers, as far as replicas are
+    /// elected that have acknowledged the lock. A call keeps its connections for that long, so that
+    /// calls about other names may have to wait for them. A server that cannot do what is demanded
+    /// is left out.
+    ///
     /// # Errors
     ///
     /// - [`InvalidInput`](Error::InvalidInput): a setting or a URL makes no sense, there is no URL,
     ///   or two name the same address.
     /// - [`NoQuorum`](Error::NoQuorum): too few answer in two tries of
     ///   [`connect_timeout`](Builder::connect_timeout).
-    /// - [`Redis`](Error::Redis): too many have refused the login.
+    /// - [`Redis`](Error::Redis): too many have refused the login, or cannot wait for what
+    ///   [`durability`](Builder::durability) demands.
     pub fn open_redlock(self, urls: &[&str]) -> Result<Client> {
         self.config.check()?;
         let endpoints = Endpoint::parse_all("urls", urls, &self.config)?;

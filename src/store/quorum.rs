@@ -28,8 +28,10 @@
 //! What is demanded besides, of replicas or disks, each server has to meet itself: its vote counts
 //! once it has said so, over the connection of the request and in the same write. That goes for
 //! tokens as well, so that the majorities M and C keep hold and counter. A server whose replicas or
-//! disk are awaited answers nothing else over that connection, so only few such requests stand in
-//! line there ([`link`]); others do without its vote.
+//! disk are awaited answers nothing else over that connection, so only few requests stand in line
+//! there ([`link`]), and others do without its vote. Nor do renewals and releases wait: a renewal
+//! that a crash takes back is made up for by the next, with two thirds of the lease left, and a
+//! release that it takes back costs the others a lease, not the holder.
 //!
 //! # What servers forget
 //!

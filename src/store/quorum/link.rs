@@ -163,13 +163,14 @@ impl Link {
         pack: impl FnOnce(Form) -> Vec<u8>,
     ) -> bool {
         let effect = &flight.request.effect;
+        let lags = self.lags();
         let stays = effect.ended().is_some_and(|hold| self.node.may_have(hold));
         if !self.is_connected() {
             flight.answer(self.node.number, Err(self.down()));
             return !stays;
         }
         let ends = matches!(effect, Effect::Ends(_));
-        if !(ends && stays) && self.lags() {
+        if lags && !(ends && stays) {
             // What has never come to stand there is gone.
             let reply = if ends { Ok(Value::Int(0)) } else { Err(self.node.lags()) };
             flight.answer(self.node.number, reply);

@@ -5,22 +5,24 @@ use std::time::Duration;
 
 use leasehold::{Builder, Client, Durability, Error};
 
-use super::{BOUND, no_quorum};
+use super::no_quorum;
 use crate::durability::{assert_shortfall, replicas, take_in_time};
 use crate::support::quorum::open_redlock;
 use crate::support::sentinel::replicated;
 use crate::support::server::{redis_binary, valkey_binary};
-use crate::support::{Quorum, SOON, Server, eventually, is_busy, ms, patient, take, timed};
+use crate::support::{
+    Quorum, SOON, Server, eventually, is_busy, ms, patient, take, throughout, timed,
+};
 
 /// Short, for a test that waits for replicas that are not there.
 const TIMEOUT: Duration = ms(500);
 
-/// Long, for replicas that are there, also while the machine is away; and much longer than a test
-/// may take that must not wait for those that are not.
-const AMPLE: Duration = ms(8000);
+/// Long, for replicas that are there, also while the machine is away; and longer than calls may
+/// take that must not wait for those that are not.
+const AMPLE: Duration = ms(30_000);
 
-/// How long many calls may take that do not wait.
-const SWIFT: Duration = ms(6000);
+/// How long many such calls may take on a busy machine.
+const SWIFT: Duration = ms(20_000);
 
 const FENCE: &str = "leasehold:fence:{a}";
 
@@ -49,6 +51,10 @@ impl Backed {
     }
 }
 
+fn ample() -> Builder {
+    replicas(1, AMPLE).lease(AMPLE * 4)
+}
+
 /// Waits until the lock "a", which is free, is granted by all servers: until then a connection may
 /// be missing, or a replica be late.
 fn settle(quorum: &Quorum, client: &Client) {
@@ -64,7 +70,7 @@ fn settle(quorum: &Quorum, client: &Client) {
 #[test]
 fn a_lock_waits_for_the_replicas_of_a_majority() {
     let backed = Backed::new();
-    let client = backed.quorum.open(replicas(1, AMPLE));
+    let client = backed.quorum.open(ample());
     settle(&backed.quorum, &client);
     for round in 1..=10 {
         let waits = backed.waits();
@@ -74,7 +80,7 @@ fn a_lock_waits_for_the_replicas_of_a_majority() {
         assert!(backed.depths(&[0, 1, 2], "2") >= 2, "round {round}");
         inner.unlock().unwrap();
         guard.unlock().unwrap();
-        eventually(SOON, || backed.waits().iter().zip(&waits).all(|(now, then)| *now == then + 2));
+        eventually(SOON, || backed.waits().iter().zip(&waits).all(|(now, then)| *now >= then + 2));
     }
 }
 
@@ -82,18 +88,20 @@ fn a_lock_waits_for_the_replicas_of_a_majority() {
 fn a_minority_without_its_replicas_is_not_missed() {
     let backed = Backed::new();
     let (quorum, lonely) = (&backed.quorum, &backed.quorum.servers[2]);
-    let client = quorum.open(replicas(1, AMPLE));
+    let client = quorum.open(ample());
     settle(quorum, &client);
     backed.replicas[2].stop();
     let connections = lonely.connections();
     let ((), took) = timed(|| {
-        for round in 0..200 {
+        for round in 0..50 {
             let guard = take(&client, "a");
             let inner = take(&client, "a");
             assert_eq!(backed.depths(&[0, 1], "2"), 2, "round {round}");
             inner.unlock().unwrap();
             guard.unlock().unwrap();
         }
+        // More than a server may owe replies.
+        (0..400).for_each(|_| take(&client, "a").unlock().unwrap());
     });
     // A single wait for that replica would take longer.
     assert!(took < SWIFT, "{took:?}");
@@ -102,6 +110,38 @@ fn a_minority_without_its_replicas_is_not_missed() {
     backed.replicas[2].cont();
     eventually(SOON, || quorum.count("a") == 0);
     settle(quorum, &client);
+}
+
+#[test]
+fn a_server_that_forgets_its_scripts_grants_all_the_same() {
+    let backed = Backed::new();
+    let client = backed.quorum.open(ample());
+    settle(&backed.quorum, &client);
+    for _ in 0..5 {
+        backed.quorum.last().command(&["SCRIPT", "FLUSH"]);
+        let guard = take(&client, "a");
+        eventually(SOON, || backed.quorum.count("a") == 3);
+        guard.unlock().unwrap();
+        eventually(SOON, || backed.quorum.count("a") == 0);
+    }
+}
+
+#[test]
+fn a_server_whose_replica_is_awaited_is_not_taken_for_hung() {
+    let backed = Backed::new();
+    let (quorum, lonely) = (&backed.quorum, &backed.quorum.servers[2]);
+    // Two that wait in line take longer than one request may.
+    let client = quorum.open(replicas(1, ms(1500)).io_timeout(ms(1800)));
+    settle(quorum, &client);
+    backed.replicas[2].stop();
+    let connections = lonely.connections();
+    // A replica of the others may be late on a busy machine.
+    throughout(ms(5000), || {
+        drop(client.try_lock("a"));
+        true
+    });
+    assert_eq!(lonely.connections(), connections + 1);
+    eventually(SOON, || quorum.count("a") == 0);
 }
 
 #[test]
@@ -133,7 +173,7 @@ fn a_shortfall_of_a_further_level_takes_it_back() {
     let quorum = &backed.quorum;
     let client = quorum.open(replicas(1, TIMEOUT));
     settle(quorum, &client);
-    let guard = take(&client, "a");
+    let guard = take_in_time(&client);
     eventually(SOON, || quorum.count("a") == 3);
     backed.replicas[0].stop();
     backed.replicas[1].stop();
@@ -175,10 +215,10 @@ fn a_shortfall_of_a_hand_over_is_the_receivers() {
 #[test]
 fn hand_overs_wait_for_the_replicas_of_a_majority() {
     let backed = Backed::new();
-    let client = backed.quorum.open(replicas(1, AMPLE).wait(SOON * 3));
+    let client = backed.quorum.open(ample().wait(SOON * 3));
     settle(&backed.quorum, &client);
     backed.replicas[1].stop();
-    let (_, took) = timed(|| {
+    let ((), took) = timed(|| {
         thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
@@ -202,7 +242,7 @@ fn hand_overs_wait_for_the_replicas_of_a_majority() {
 fn a_token_that_is_raised_waits_for_replicas_too() {
     let backed = Backed::new();
     let quorum = &backed.quorum;
-    let client = quorum.open(replicas(1, AMPLE));
+    let client = quorum.open(ample());
     settle(quorum, &client);
     for round in 1..=10 {
         let ahead = 4_000_000_000_000_000_u64 + round * 1000;
@@ -224,7 +264,7 @@ fn a_token_that_is_raised_waits_for_replicas_too() {
 fn releases_wait_for_nobody() {
     let backed = Backed::new();
     let quorum = &backed.quorum;
-    let client = quorum.open(replicas(1, AMPLE));
+    let client = quorum.open(ample());
     settle(quorum, &client);
     let (guard, inner) = (take(&client, "a"), take(&client, "a"));
     eventually(SOON, || backed.depths(&[0, 1, 2], "2") == 3);
@@ -252,7 +292,7 @@ fn a_busy_lock_is_no_shortfall() {
     for wait in [Duration::ZERO, ms(300), Duration::ZERO] {
         let (result, took) = timed(|| other.try_lock_for("a", wait));
         assert!(result.unwrap().is_none());
-        assert!(took < BOUND, "{took:?}");
+        assert!(took < SWIFT, "{took:?}");
     }
     guard.unlock().unwrap();
     assert_shortfall(other.try_lock("a"), (0, 1));
@@ -265,8 +305,8 @@ fn servers_that_are_gone_are_told_from_replicas_that_are() {
     let quorum = &backed.quorum;
     let client = quorum.open(replicas(1, TIMEOUT));
     settle(quorum, &client);
-    backed.quorum.servers[0].kill();
-    take(&client, "a").unlock().unwrap();
+    quorum.servers[0].kill();
+    take_in_time(&client).unlock().unwrap();
     // The two others have granted it, so it is for want of a replica.
     backed.replicas[1].stop();
     assert_shortfall(client.try_lock("a"), (0, 1));

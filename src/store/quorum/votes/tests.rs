@@ -10,8 +10,8 @@ fn failed<T>(trouble: Trouble) -> Result<T, Failure> {
     Err(Failure::io(trouble, &Arc::from("there"), io::Error::other("test")))
 }
 
-fn short<T>(acked: u32) -> Option<Result<T, Failure>> {
-    Some(failed(Trouble::NotReplicated { acked, required: 3 }))
+fn falls_short<T>(acked: u32) -> Result<T, Failure> {
+    failed(Trouble::NotReplicated { acked, required: 3 })
 }
 
 /// Every combination of so many votes out of these.
@@ -36,7 +36,7 @@ fn bids() -> [Option<Result<Bid, Failure>>; 7] {
         Some(failed(Trouble::Silent)),
         Some(failed(Trouble::Unreachable)),
         Some(failed(Trouble::WrongType)),
-        short(1),
+        Some(falls_short(1)),
     ]
 }
 
@@ -98,7 +98,7 @@ fn a_hold_stands_with_a_majority_and_is_gone_when_none_is_left() {
         Some(Ok(Standing::Ours)),
         Some(Ok(Standing::Gone)),
         Some(failed(Trouble::Silent)),
-        short(1),
+        Some(falls_short(1)),
     ];
     for servers in 1..=5 {
         for votes in all_of(servers, &standings) {
@@ -140,7 +140,7 @@ fn a_transfer_is_done_by_a_majority_and_by_nothing_else() {
         Some(Ok(Handover::Yielded)),
         Some(failed(Trouble::Unreachable)),
         Some(failed(Trouble::Reset)),
-        short(1),
+        Some(falls_short(1)),
     ];
     for votes in all_of(5, &handovers) {
         let done = votes.count(|answer| matches!(answer, Handover::Done { .. }));
@@ -182,6 +182,8 @@ fn a_shortfall_tells_what_the_best_majority_has_acknowledged() {
         other => panic!("{other:?}"),
     };
     let won = || Some(Ok(Bid::Won { fence: 1 }));
+    let short = |acked| Some(falls_short(acked));
+    assert!(Votes(vec![short(1)]).may_be(0, |_: &Bid| false), "it is done there");
     assert_eq!(acked(vec![short(1)]), 1);
     assert_eq!(acked(vec![short(0), short(2), won()]), 2);
     assert_eq!(acked(vec![short(2), short(0), short(1)]), 1);
@@ -196,10 +198,11 @@ fn a_server_that_will_answer_soon_may_make_up_for_a_shortfall() {
         Some(Race::Lost(Err(failure))) => failure.trouble,
         other => panic!("{other:?}"),
     };
-    let (won, passing) = (|| Some(Ok(Bid::Won { fence: 1 })), || Some(failed(Trouble::Passing)));
-    assert_eq!(race(vec![won(), short(1), passing()]), Trouble::Passing);
-    assert_eq!(race(vec![short(1), passing(), passing()]), Trouble::Passing);
-    assert!(matches!(race(vec![short(1), short(1), passing()]), Trouble::NotReplicated { .. }));
+    let (won, short) = (|| Some(Ok(Bid::Won { fence: 1 })), || Some(falls_short(1)));
+    let passing = || Some(failed(Trouble::Passing));
+    assert_eq!(race(vec![won(), short(), passing()]), Trouble::Passing);
+    assert_eq!(race(vec![short(), passing(), passing()]), Trouble::Passing);
+    assert!(matches!(race(vec![short(), short(), passing()]), Trouble::NotReplicated { .. }));
 }
 
 #[test]
