@@ -54,7 +54,7 @@ impl Watched {
     ) -> Watched {
         let binary = binary.as_ref();
         let watched = Watched {
-            servers: replicated(binary, extra_args),
+            servers: replicated(2, binary, extra_args),
             sentinels: (0..3).map(|_| Server::sentinel(binary, &[])).collect(),
             binary: binary.into(),
         };
@@ -110,11 +110,16 @@ impl Watched {
     }
 }
 
-/// Starts a master, which comes first, and two replicas that are in step with it.
-pub(crate) fn replicated(binary: impl AsRef<Path>, extra_args: &[&str]) -> Vec<Server> {
+/// Starts a master, which comes first, and so many replicas that are in step with it.
+pub(crate) fn replicated(
+    replicas: usize,
+    binary: impl AsRef<Path>,
+    extra_args: &[&str],
+) -> Vec<Server> {
     let quick = ["--repl-diskless-sync-delay", "0", "--repl-timeout", "60"];
     let args = [&quick, extra_args].concat();
-    let servers: Vec<_> = (0..3).map(|_| Server::start(binary.as_ref(), &args)).collect();
+    let start = |_| Server::start(binary.as_ref(), &args);
+    let servers: Vec<_> = (0..=replicas).map(start).collect();
     let port = servers[0].port().to_string();
     for replica in &servers[1..] {
         replica.command(&["REPLICAOF", "127.0.0.1", &port]);
