@@ -122,7 +122,7 @@ impl Model for Scope {
             Action::Outlive(id) => world.clients[id].over = true,
             Action::Raised(id) => {
                 let Phase::Raising { fence, .. } = world.clients[id].phase else { return None };
-                hold(&mut world, id, fence);
+                world.grant(id, fence);
             }
             Action::Renewed(id) => world.clients[id].renewed(),
             Action::Win { client, victory } => self.win(&mut world, client, victory),
@@ -142,12 +142,6 @@ impl Model for Scope {
     fn properties(&self) -> Vec<Property<Self>> {
         promises::all()
     }
-}
-
-/// Makes a guard.
-fn hold(world: &mut World, id: usize, fence: u8) {
-    world.clients[id].phase = Phase::Holding { renews: false };
-    world.grant(world.clients[id].hold(), fence);
 }
 
 impl Scope {
@@ -294,7 +288,7 @@ impl Scope {
             _ => false,
         };
         if agreed || content {
-            hold(world, id, fence);
+            world.grant(id, fence);
         } else {
             let raise = world.clients[id].raise(from, fence);
             world.send(raise);

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use crate::hold::HoldId;
-use crate::quorum::client::Client;
+use crate::quorum::client::{Client, Phase};
 use crate::quorum::flaw::Flaw;
 use crate::quorum::server::{Answer, Entry, Request, Server};
 use crate::quorum::votes::majority;
@@ -74,8 +74,10 @@ impl World {
         self.forgotten = true;
     }
 
-    /// Hands out a guard.
-    pub(crate) fn grant(&mut self, hold: HoldId, fence: u8) {
+    /// Hands out a guard to a client.
+    pub(crate) fn grant(&mut self, id: usize, fence: u8) {
+        self.clients[id].phase = Phase::Holding { renews: false };
+        let hold = self.clients[id].hold();
         let standing = self.servers.iter().filter(|server| server.is_held_by(hold)).count();
         // One may have forgotten what it granted.
         let supported = standing + usize::from(self.forgotten);
