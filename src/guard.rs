@@ -63,8 +63,9 @@ impl Guard {
     /// noticing can do no harm
     /// (<https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html>).
     ///
-    /// Tokens grow even when the server has lost their counter, provided its clock is not behind
-    /// the last token, which is a time in microseconds or a later number.
+    /// Tokens grow even when the server has lost their counter, provided its clock (over independent
+    /// servers: that of this system) is not behind the last token, which is a time in microseconds or
+    /// a later number.
     #[must_use]
     pub fn fence(&self) -> u64 {
         self.lease.fence

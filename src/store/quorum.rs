@@ -17,11 +17,15 @@
 //! given the proposal, and nothing is to be raised.
 //!
 //! Why tokens grow: let a hold with token F be followed by another. The later hold's M and the
-//! earlier one's C are majorities, so they have a server in common. It let the later hold in when the
-//! earlier one was not there any more, so after it had counted up to F there; and a counter only
-//! grows. So it gave more than F, and the later token is not below what it gave. This takes that of
-//! any two majorities some common server has kept its counter. If none has, the proposal still is
-//! greater if the client's clock is not behind.
+//! earlier one's C are majorities, so they have a server in common. The later hold still stood there
+//! when it was granted, for a majority counts only while its leases last; so that server let it in
+//! when the earlier one was gone, and had counted up to F before. A counter only grows. So it gave
+//! more than F, and the later token is not below what it gave. `tests/protocol/quorum` checks this
+//! on a model, in all states within bounds.
+//!
+//! This takes that of any two majorities some common server has kept its counter: of an even number
+//! of servers one may have lost it, of an odd number none. Else the proposal still is greater if the
+//! client's clock is not behind.
 //!
 //! # Durability
 //!

@@ -1,131 +1,37 @@
-//! The protocol between clients and Redis as a model, of which every state within a scope is
-//! looked at: requests and replies may be late, lost, repeated or overtaken by others, and the
-//! clock may tick between any two of them, for ever.
-//!
-//! The model is written after `src/store/lua` and `src/hold`; it does not run them. It shows that
-//! the rules keep the promises, and that the promises need the rules.
+//! The protocol between clients and Redis as models, of which every state within a scope is looked
+//! at. They are written after `src/store/lua`, `src/store/quorum` and `src/hold`, and do not run
+//! them. They show that the rules keep the promises, and that the promises need the rules.
 
-mod client;
-mod flaw;
-mod promises;
-mod store;
-mod world;
+mod hold;
+mod quorum;
+mod single;
 
-use stateright::{Checker, HasDiscoveries, Model};
+use std::fmt::Debug;
+use std::hash::Hash;
 
-use crate::flaw::Flaw;
-use crate::promises::{
-    DEPTH_IS_SET, EXCLUSION_BY_FENCE, EXCLUSION_BY_LEASE, LOST_IS_FINAL, OTHERS_ARE_LEFT_ALONE,
-    REMAINS_ARE_CLEANED_UP,
-};
-use crate::world::{Besides, Scope};
+use stateright::{Checker, HasDiscoveries, Model, Path};
 
-/// The length of a lease, in ticks.
-const LEASE: u8 = 3;
-
-/// What a guard leaves of that for clocks that drift apart.
-const DRIFT: u8 = 1;
-
-/// Two clients that take the lock once, at a server whose clock is fast.
-fn two_clients() -> Scope {
-    Scope { holds: vec![1, 1], besides: vec![Besides::Drift], ..one_client() }
-}
-
-/// A client that takes the lock twice.
-fn one_client() -> Scope {
-    Scope { holds: vec![2], besides: vec![], messages: 2, flaw: None }
-}
-
-/// Looks at all states.
-fn keeps_its_promises(scope: Scope) {
+/// Looks at all states within a scope.
+fn keeps_its_promises<M>(scope: M)
+where
+    M: Model + Send + Sync + 'static,
+    M::State: Clone + Debug + Hash + PartialEq + Send + Sync + 'static,
+    M::Action: Clone + Debug + PartialEq,
+{
     let checker = scope.checker().spawn_bfs().join();
     println!("{} states", checker.unique_state_count());
     checker.assert_properties();
 }
 
-/// Looks for a state in which a promise is broken.
-fn breaks(promise: &'static str, flaw: Flaw, scope: Scope) {
+/// Looks for a state in which a promise is broken, and tells how it comes about.
+fn breaks<M>(promise: &'static str, fault: impl Debug, scope: M) -> Path<M::State, M::Action>
+where
+    M: Model + Send + Sync + 'static,
+    M::State: Clone + Debug + Hash + PartialEq + Send + Sync + 'static,
+    M::Action: Clone + Debug + PartialEq,
+{
     let found = HasDiscoveries::AnyOf([promise].into());
-    let flawed = Scope { flaw: Some(flaw), ..scope };
-    let checker = flawed.checker().finish_when(found).spawn_bfs().join();
-    println!("{flaw:?}: found among {} states", checker.unique_state_count());
-    checker.assert_any_discovery(promise);
-}
-
-#[test]
-fn clients_that_compete_can_rely_on_what_is_promised() {
-    keeps_its_promises(two_clients());
-}
-
-#[test]
-fn holds_that_follow_each_other_can() {
-    keeps_its_promises(Scope { messages: 3, ..one_client() });
-}
-
-#[test]
-fn threads_that_hand_the_lock_on_can() {
-    let besides = vec![Besides::HandOn, Besides::ForgottenFence];
-    keeps_its_promises(Scope { besides, ..one_client() });
-    keeps_its_promises(Scope { besides: vec![Besides::HandOn], messages: 3, ..one_client() });
-}
-
-#[test]
-fn threads_that_nest_can() {
-    keeps_its_promises(Scope { besides: vec![Besides::Nesting], ..one_client() });
-}
-
-#[test]
-fn an_owner_needs_a_number_for_each_hold() {
-    breaks(OTHERS_ARE_LEFT_ALONE, Flaw::OwnerIsTheClient, one_client());
-    let two_clients = Scope { holds: vec![2, 1], ..one_client() };
-    breaks(EXCLUSION_BY_LEASE, Flaw::OwnerIsTheClient, two_clients);
-}
-
-#[test]
-fn a_depth_has_to_be_set() {
-    let scope = Scope { besides: vec![Besides::Nesting], ..one_client() };
-    breaks(DEPTH_IS_SET, Flaw::DepthIsCounted, scope);
-}
-
-#[test]
-fn a_deadline_has_to_count_from_the_request() {
-    breaks(EXCLUSION_BY_LEASE, Flaw::DeadlineFromReply, two_clients());
-}
-
-#[test]
-fn a_deadline_has_to_leave_room_for_drift() {
-    breaks(EXCLUSION_BY_LEASE, Flaw::DeadlineWithoutDrift, two_clients());
-}
-
-#[test]
-fn a_renewal_must_not_come_too_late() {
-    breaks(LOST_IS_FINAL, Flaw::LostIsRenewed, one_client());
-}
-
-#[test]
-fn a_renewal_must_not_bring_a_hold_back() {
-    breaks(REMAINS_ARE_CLEANED_UP, Flaw::RenewalCreates, one_client());
-}
-
-#[test]
-fn a_clean_up_has_to_go_on_after_an_answer() {
-    breaks(REMAINS_ARE_CLEANED_UP, Flaw::CleanUpStopsEarly, one_client());
-}
-
-#[test]
-fn a_transfer_has_to_be_cleaned_up_after() {
-    let scope = Scope { besides: vec![Besides::HandOn], messages: 3, ..one_client() };
-    breaks(REMAINS_ARE_CLEANED_UP, Flaw::TransferIsForgotten, scope);
-}
-
-#[test]
-fn a_transfer_needs_a_fence_of_its_own() {
-    let scope = Scope { besides: vec![Besides::HandOn], ..one_client() };
-    breaks(EXCLUSION_BY_FENCE, Flaw::TransferKeepsFence, scope);
-}
-
-#[test]
-fn a_fence_needs_the_clock_where_the_counter_may_be_lost() {
-    let scope = Scope { besides: vec![Besides::ForgottenFence], ..one_client() };
-    breaks(EXCLUSION_BY_FENCE, Flaw::FenceIsCounted, scope);
+    let checker = scope.checker().finish_when(found).spawn_bfs().join();
+    println!("{fault:?}: found among {} states", checker.unique_state_count());
+    checker.assert_any_discovery(promise)
 }

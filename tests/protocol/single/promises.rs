@@ -2,8 +2,8 @@
 
 use stateright::Property;
 
-use crate::store::Request;
-use crate::world::{Besides, Message, Scope, World};
+use crate::single::store::Request;
+use crate::single::world::{Besides, Message, Scope, World};
 
 /// At most one live guard.
 pub(crate) const EXCLUSION_BY_LEASE: &str = "exclusion by lease";

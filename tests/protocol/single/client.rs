@@ -3,9 +3,10 @@
 
 use std::collections::BTreeSet;
 
-use crate::flaw::Flaw;
-use crate::store::{Answer, Command, HoldId, Request};
-use crate::{DRIFT, LEASE};
+use crate::hold::HoldId;
+use crate::single::flaw::Flaw;
+use crate::single::store::{Answer, Command, Request};
+use crate::single::{DRIFT, LEASE};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Client {

@@ -5,11 +5,12 @@ use std::mem;
 
 use stateright::{Model, Property};
 
-use crate::client::{Client, Phase};
-use crate::flaw::Flaw;
-use crate::promises;
-use crate::store::{Answer, Command, Entry, HoldId, Request, Store};
-use crate::{DRIFT, LEASE};
+use crate::hold::HoldId;
+use crate::single::client::{Client, Phase};
+use crate::single::flaw::Flaw;
+use crate::single::promises;
+use crate::single::store::{Answer, Command, Entry, Request, Store};
+use crate::single::{DRIFT, LEASE};
 
 /// How much of the world is looked at.
 #[derive(Clone, Debug)]

@@ -1,15 +1,9 @@
 //! The store, for one name: what the scripts in `src/store/lua` do to the lock and its fence.
 //! Wake-ups and the queue are left out, for nothing relies on them.
 
-use crate::flaw::Flaw;
-use crate::{DRIFT, LEASE};
-
-/// A hold: whose it is, and which of its client's holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct HoldId {
-    pub(crate) client: usize,
-    pub(crate) nonce: u8,
-}
+use crate::hold::HoldId;
+use crate::single::flaw::Flaw;
+use crate::single::{DRIFT, LEASE};
 
 /// What a client asks of the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -1,0 +1,297 @@
+//! How much of the world is looked at, and everything that can happen next in it.
+
+use stateright::{Model, Property};
+
+use crate::quorum::client::{Client, Phase};
+use crate::quorum::flaw::Flaw;
+use crate::quorum::promises;
+use crate::quorum::server::{Request, Server};
+use crate::quorum::votes::{Victory, majority, victories};
+use crate::quorum::world::World;
+
+#[derive(Clone, Debug)]
+pub(crate) struct Scope {
+    /// The counters of the servers, as earlier holds have left them.
+    pub(crate) counters: Vec<u8>,
+    /// How many holds each client may begin, or try to.
+    pub(crate) holds: Vec<u8>,
+    pub(crate) clocks: Clocks,
+    /// What may happen besides the usual.
+    pub(crate) besides: Vec<Besides>,
+    pub(crate) flaw: Option<Flaw>,
+}
+
+/// What the clients' clocks may show when a token is proposed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Clocks {
+    /// Any of these, in any order.
+    Any(Vec<u8>),
+    /// More than all tokens so far.
+    Right,
+}
+
+/// What is left out where it is not what a test is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Besides {
+    /// One request is executed twice.
+    Duplicate,
+    /// One server loses its data, and comes back when all leases of that time are over.
+    Forgetting,
+    /// Threads hand the lock on.
+    HandOn,
+    /// Each hold may be renewed once.
+    Renewal,
+    /// Each transfer may be repeated once.
+    Repeat,
+}
+
+/// What can happen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Action {
+    Ask {
+        client: usize,
+        proposal: u8,
+    },
+    End(usize),
+    /// A server executes a request, after what stood there has ended if it is `freed`. The request
+    /// may come `again`.
+    Execute {
+        server: usize,
+        request: Request,
+        freed: bool,
+        again: bool,
+    },
+    Forget {
+        server: usize,
+    },
+    HandOn {
+        client: usize,
+        proposal: u8,
+    },
+    /// The lease of a hold is over, and its client goes on nevertheless.
+    Outlive(usize),
+    /// Enough servers have counted up to the token.
+    Raised(usize),
+    Renew(usize),
+    Renewed(usize),
+    Repeat {
+        client: usize,
+        proposal: u8,
+    },
+    /// Enough servers have begun the hold.
+    Win {
+        client: usize,
+        victory: Victory,
+    },
+}
+
+impl Model for Scope {
+    type State = World;
+    type Action = Action;
+
+    fn init_states(&self) -> Vec<World> {
+        let mut world = World::new(&self.counters, self.holds.len());
+        self.look_at_the_clock(&mut world);
+        vec![world]
+    }
+
+    fn actions(&self, world: &World, actions: &mut Vec<Action>) {
+        if !self.may_grant(world) {
+            return;
+        }
+        for (number, server) in world.servers.iter().enumerate() {
+            // What can happen at one of two that are alike need not happen at the other.
+            if number == 0 || world.servers[number - 1] != *server {
+                self.events(world, number, actions);
+            }
+        }
+        for (id, client) in world.clients.iter().enumerate() {
+            self.moves(world, id, client, actions);
+        }
+    }
+
+    fn next_state(&self, last: &World, action: Action) -> Option<World> {
+        let mut world = last.clone();
+        match action {
+            Action::End(id) => world.clients[id].end(),
+            Action::Execute { server, request, freed, again } => {
+                self.execute(&mut world.servers[server], request, freed, again);
+                world.duplicated |= again;
+            }
+            Action::Forget { server } => world.forget(server, self.flaw),
+            Action::Outlive(id) => world.clients[id].over = true,
+            Action::Raised(id) => {
+                let Phase::Raising { fence, .. } = world.clients[id].phase else { return None };
+                world.grant(id, fence);
+            }
+            Action::Renewed(id) => world.clients[id].renewed(),
+            Action::Win { client, victory } => self.win(&mut world, client, victory),
+            _ => {
+                let request = self.ask(&mut world, action)?;
+                world.send(request);
+            }
+        }
+        self.look_at_the_clock(&mut world);
+        if self.flaw != Some(Flaw::RaiseIsUnchecked) {
+            world.drop_futile_requests();
+        }
+        world.simplify();
+        (world != *last).then_some(world)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        promises::all()
+    }
+}
+
+impl Scope {
+    fn has(&self, what: Besides) -> bool {
+        self.besides.contains(&what)
+    }
+
+    /// How many servers have to grant a hold.
+    fn required(&self) -> usize {
+        let servers = self.counters.len();
+        if self.flaw == Some(Flaw::HalfIsEnough) { servers / 2 } else { majority(servers) }
+    }
+
+    /// As `required`, unless the flaw is to be content with one.
+    fn required_unless(&self, flaw: Flaw) -> usize {
+        if self.flaw == Some(flaw) { 1 } else { self.required() }
+    }
+
+    /// What a client may propose as a token.
+    fn proposals(&self, world: &World) -> Vec<u8> {
+        match &self.clocks {
+            Clocks::Any(times) => times.clone(),
+            Clocks::Right => vec![world.witness.clock + 1],
+        }
+    }
+
+    fn look_at_the_clock(&self, world: &mut World) {
+        if self.clocks == Clocks::Right {
+            world.wind_clock();
+        }
+    }
+
+    /// Whether anybody may yet get a guard. If not, no promise can be broken any more.
+    fn may_grant(&self, world: &World) -> bool {
+        world.clients.iter().zip(&self.holds).any(|(client, holds)| {
+            let wants = matches!(client.phase, Phase::Asking { .. } | Phase::Raising { .. });
+            wants || client.nonce < *holds
+        })
+    }
+
+    /// What may happen at a server.
+    fn events(&self, world: &World, number: usize, actions: &mut Vec<Action>) {
+        let server = &world.servers[number];
+        if self.has(Besides::Forgetting) && !world.forgotten {
+            actions.push(Action::Forget { server: number });
+        }
+        if !server.awaited.is_empty() {
+            return;
+        }
+        let twice = self.has(Besides::Duplicate) && !world.duplicated;
+        let may_be_free = server.lock.is_some_and(|entry| world.may_be_over(entry));
+        for request in server.requests.iter().copied() {
+            let stands = Server::grants(server.lock, &request, self.flaw);
+            let freed = may_be_free && Server::grants(None, &request, self.flaw);
+            for (freed, can) in [(false, stands), (true, freed)] {
+                let execute = |again| Action::Execute { server: number, request, freed, again };
+                actions.extend(can.then(|| execute(false)));
+                actions.extend((can && twice).then(|| execute(true)));
+            }
+        }
+    }
+
+    /// What a client may do.
+    fn moves(&self, world: &World, id: usize, client: &Client, actions: &mut Vec<Action>) {
+        let (more, once) = (client.nonce < self.holds[id], client.round == 0);
+        let proposals = || self.proposals(world).into_iter();
+        if client.transferred().is_some() && once && self.has(Besides::Repeat) {
+            let repeat = |proposal| Action::Repeat { client: id, proposal };
+            actions.extend(proposals().map(repeat));
+        }
+        let confirmed = |unless| world.confirmations(id) >= self.required_unless(unless);
+        match client.phase {
+            Phase::Idle if more => {
+                actions.extend(proposals().map(|proposal| Action::Ask { client: id, proposal }));
+            }
+            Phase::Idle => {}
+            Phase::Asking { .. } => self.outcomes(world, id, actions),
+            Phase::Raising { .. } => {
+                let raised = confirmed(Flaw::RaiseOfAMinority);
+                actions.extend(raised.then_some(Action::Raised(id)));
+            }
+            Phase::Holding { renews } => {
+                if more && self.has(Besides::HandOn) {
+                    let hand_on = |proposal| Action::HandOn { client: id, proposal };
+                    actions.extend(proposals().map(hand_on));
+                }
+                let begins = once && !renews && self.has(Besides::Renewal);
+                actions.extend(begins.then_some(Action::Renew(id)));
+                let renewed = renews && confirmed(Flaw::RenewalOfAMinority);
+                actions.extend(renewed.then_some(Action::Renewed(id)));
+            }
+        }
+        actions.extend((client.phase != Phase::Idle).then_some(Action::End(id)));
+    }
+
+    /// What may come of a request for a hold.
+    fn outcomes(&self, world: &World, id: usize, actions: &mut Vec<Action>) {
+        if self.flaw == Some(Flaw::AnswersCountLate) {
+            actions.push(Action::Outlive(id));
+        }
+        let victories = victories(&world.tokens(id), self.required(), self.flaw);
+        actions.extend(victories.into_iter().map(|victory| Action::Win { client: id, victory }));
+    }
+
+    /// Lets a client ask for something.
+    fn ask(&self, world: &mut World, action: Action) -> Option<Request> {
+        Some(match action {
+            Action::Ask { client: id, proposal } => {
+                let client = &mut world.clients[id];
+                let reused = self.flaw == Some(Flaw::NumberIsReused) && client.round == 0;
+                if reused && client.nonce > 0 {
+                    client.repeat(None, proposal)
+                } else {
+                    client.ask(proposal)
+                }
+            }
+            Action::HandOn { client, proposal } => world.clients[client].hand_on(proposal),
+            Action::Renew(id) => world.clients[id].renew(),
+            Action::Repeat { client: id, proposal } => {
+                let client = &mut world.clients[id];
+                client.repeat(client.transferred(), proposal)
+            }
+            _ => return None,
+        })
+    }
+
+    fn execute(&self, server: &mut Server, request: Request, freed: bool, again: bool) {
+        if freed {
+            server.free(self.flaw);
+        }
+        let answer = server.execute(&request, self.flaw);
+        // A second answer is for nobody.
+        server.answers.entry(request).or_insert(answer);
+        if !again {
+            server.requests.remove(&request);
+        }
+    }
+
+    fn win(&self, world: &mut World, id: usize, Victory { fence, agreed }: Victory) {
+        let from = world.clients[id].transferred();
+        let content = match self.flaw {
+            Some(Flaw::RaiseIsLeftOut) => true,
+            Some(Flaw::TransferIsNotRaised) => from.is_some(),
+            _ => false,
+        };
+        if agreed || content {
+            world.grant(id, fence);
+        } else {
+            let raise = world.clients[id].raise(from, fence);
+            world.send(raise);
+        }
+    }
+}

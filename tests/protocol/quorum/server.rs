@@ -1,0 +1,167 @@
+//! One of the servers, for one name: what the scripts in `src/store/lua` do there to the lock and
+//! its counter of fencing tokens, and what is on its way to it and from it.
+//!
+//! Only requests that are granted are executed. One that would be refused may as well be late, or
+//! lost: its client can always give up.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::hold::HoldId;
+use crate::quorum::flaw::Flaw;
+
+/// What a client asks of a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Request {
+    pub(crate) hold: HoldId,
+    /// Which of the requests that set the lease of this hold it is, or comes after.
+    pub(crate) round: u8,
+    pub(crate) command: Command,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Command {
+    /// Begins the hold where the lock is free.
+    Acquire {
+        proposal: u8,
+    },
+    /// Counts up to the token of the hold.
+    Raise {
+        fence: u8,
+    },
+    Renew,
+    /// Begins the hold in the place of another.
+    Transfer {
+        from: HoldId,
+        proposal: u8,
+    },
+}
+
+/// What a server answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Answer {
+    Ours,
+    Won { token: u8 },
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Server {
+    pub(crate) lock: Option<Entry>,
+    /// The last token.
+    pub(crate) counter: u8,
+    /// What may arrive, in any order, or never.
+    pub(crate) requests: BTreeSet<Request>,
+    /// What somebody waits for, and may hear of in any order, or never.
+    pub(crate) answers: BTreeMap<Request, Answer>,
+    /// The holds whose end it waits for before it comes back without its data.
+    pub(crate) awaited: BTreeSet<HoldId>,
+}
+
+/// The hash of a lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Entry {
+    pub(crate) hold: HoldId,
+    /// Which request has set its lease.
+    pub(crate) round: u8,
+}
+
+impl Command {
+    pub(crate) fn begins(self) -> bool {
+        matches!(self, Self::Acquire { .. } | Self::Transfer { .. })
+    }
+
+    /// The token that it is about.
+    pub(crate) fn token(self) -> u8 {
+        match self {
+            Self::Acquire { proposal: token }
+            | Self::Raise { fence: token }
+            | Self::Transfer { proposal: token, .. } => token,
+            Self::Renew => 0,
+        }
+    }
+}
+
+impl Server {
+    pub(crate) fn is_held_by(&self, hold: HoldId) -> bool {
+        is_of(self.lock, hold)
+    }
+
+    /// Whether the script of a request does what it asks for, with this in the place of the lock.
+    pub(crate) fn grants(lock: Option<Entry>, request: &Request, flaw: Option<Flaw>) -> bool {
+        let ours = is_of(lock, request.hold);
+        match request.command {
+            Command::Acquire { .. } => ours || lock.is_none(),
+            Command::Raise { .. } => ours || flaw == Some(Flaw::RaiseIsUnchecked),
+            Command::Renew => ours,
+            Command::Transfer { from, .. } => ours || is_of(lock, from),
+        }
+    }
+
+    /// Runs the script of a request that is granted.
+    pub(crate) fn execute(&mut self, request: &Request, flaw: Option<Flaw>) -> Answer {
+        match request.command {
+            Command::Acquire { proposal } | Command::Transfer { proposal, .. } => {
+                if !self.is_held_by(request.hold) {
+                    self.counter = self.next_token(request.command, proposal, flaw);
+                    self.lock = Some(Entry { hold: request.hold, round: request.round });
+                } else if flaw != Some(Flaw::RepeatDoesNotRenew) {
+                    self.renew(request.round);
+                }
+                return Answer::Won { token: self.counter };
+            }
+            Command::Raise { fence } if flaw == Some(Flaw::RaiseLowers) => self.counter = fence,
+            Command::Raise { fence } => self.counter = self.counter.max(fence),
+            Command::Renew => self.renew(request.round),
+        }
+        Answer::Ours
+    }
+
+    fn next_token(&self, command: Command, proposal: u8, flaw: Option<Flaw>) -> u8 {
+        let transfers = matches!(command, Command::Transfer { .. });
+        match flaw {
+            Some(Flaw::CounterIsGivenAgain) => self.counter.max(proposal),
+            Some(Flaw::ProposalIsGiven) => proposal,
+            Some(Flaw::TransferKeepsToken) if transfers => self.counter,
+            _ => proposal.max(self.counter + 1),
+        }
+    }
+
+    /// Sets the lease. A request that is late makes it no shorter.
+    fn renew(&mut self, round: u8) {
+        self.lock = self.lock.map(|entry| Entry { round: entry.round.max(round), ..entry });
+    }
+
+    /// Ends the hold that stands here.
+    pub(crate) fn free(&mut self, flaw: Option<Flaw>) {
+        self.lock = None;
+        if flaw == Some(Flaw::CounterEndsWithHold) {
+            self.counter = 0;
+        }
+    }
+
+    /// Loses all data, and stays away for as long as these holds live.
+    pub(crate) fn forget(&mut self, living: BTreeSet<HoldId>) {
+        (self.lock, self.counter, self.awaited) = (None, 0, living);
+    }
+
+    /// Whether a request can be granted neither now nor later.
+    pub(crate) fn is_futile(&self, request: &Request) -> bool {
+        match request.command {
+            Command::Acquire { .. } => false,
+            Command::Raise { .. } | Command::Renew => !self.may_have(request.hold),
+            Command::Transfer { from, .. } => {
+                !self.may_have(from) && !self.is_held_by(request.hold)
+            }
+        }
+    }
+
+    /// Whether the hold stands here or may come to.
+    fn may_have(&self, hold: HoldId) -> bool {
+        let mut requests = self.requests.iter();
+        self.is_held_by(hold)
+            || requests.any(|request| request.hold == hold && request.command.begins())
+    }
+}
+
+fn is_of(lock: Option<Entry>, hold: HoldId) -> bool {
+    lock.is_some_and(|entry| entry.hold == hold)
+}
