@@ -16,7 +16,7 @@ use crate::support::{
 };
 
 stores! {
-    every server:
+    one server:
         every_request_may_be_executed_twice,
         a_late_duplicate_of_a_lock_changes_no_later_hold,
         a_late_duplicate_of_a_nested_lock_changes_no_later_hold,

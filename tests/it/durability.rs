@@ -6,8 +6,8 @@ use std::time::Duration;
 use leasehold::{Builder, Client, Durability, Error, Guard};
 
 use crate::support::sentinel::replicated;
-use crate::support::server::{redis_binary, valkey_binary};
-use crate::support::{SOON, Server, eventually, is_busy, ms, patient, take, timed};
+use crate::support::server::{Server, redis_binary, valkey_binary};
+use crate::support::{SOON, eventually, is_busy, ms, patient, take, timed};
 
 /// Short, for a test that waits for a replica that is not there.
 const TIMEOUT: Duration = ms(500);
@@ -20,12 +20,12 @@ macro_rules! replicated {
     ($($behaviour:ident),+ $(,)?) => {
         mod on_redis {
             $(#[test] fn $behaviour() {
-                super::$behaviour(&super::replicated(super::redis_binary(), &[]));
+                super::$behaviour(&super::replicated(super::redis_binary(), 2, &[]));
             })+
         }
         mod on_valkey {
             $(#[test] fn $behaviour() {
-                super::$behaviour(&super::replicated(super::valkey_binary(), &[]));
+                super::$behaviour(&super::replicated(super::valkey_binary(), 2, &[]));
             })+
         }
     };
@@ -218,7 +218,7 @@ fn a_server_that_syncs_no_file_is_refused(servers: &[Server]) {
 
 #[test]
 fn a_lock_waits_for_disks() {
-    let servers = replicated(valkey_binary(), &["--appendonly", "yes"]);
+    let servers = replicated(valkey_binary(), 2, &["--appendonly", "yes"]);
     let master = &servers[0];
     let open = |local, replicas| {
         let durability = Durability::Fsync { local, replicas, timeout: ms(4000) };

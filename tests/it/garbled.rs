@@ -12,7 +12,7 @@ use crate::support::{
 };
 
 stores! {
-    every server:
+    one server:
         a_reply_after_the_deadline_is_no_success,
         a_late_reply_is_not_read_by_the_next_call,
         threads_that_share_a_connection_read_their_own_replies,

@@ -1,5 +1,6 @@
 //! What the tests share: stores to run on, other threads and processes, a way to wait.
 
+pub(crate) mod address;
 #[cfg(feature = "tls")]
 pub(crate) mod authority;
 pub(crate) mod child;
@@ -27,8 +28,7 @@ pub(crate) use self::cluster::Cluster;
 use self::proxy::Proxy;
 pub(crate) use self::quorum::Quorum;
 pub(crate) use self::sentinel::Watched;
-pub(crate) use self::server::Server;
-pub(crate) use self::store::{Store, stores};
+pub(crate) use self::store::{Server, Store, stores};
 
 /// A generous bound for what should happen at once, on a busy machine too.
 pub(crate) const SOON: Duration = Duration::from_secs(10);
@@ -54,7 +54,7 @@ pub(crate) fn sleepy() -> Builder {
 }
 
 /// A client behind a proxy, with the scripts on the server.
-pub(crate) fn behind_proxy(server: &Server, builder: Builder) -> (Proxy, Client) {
+pub(crate) fn behind_proxy(server: &server::Server, builder: Builder) -> (Proxy, Client) {
     let proxy = Proxy::before(server);
     let client = builder.open(&proxy.url()).unwrap();
     let guard = take(&client, "warm");

@@ -1,5 +1,8 @@
 //! A master and its replicas, watched over by sentinels, for a test or an example.
-#![allow(dead_code, reason = "every test and example that includes this file uses a part of it")]
+#![allow(
+    dead_code,
+    reason = "every test, example and bench that includes this file uses a part of it"
+)]
 
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -43,18 +46,17 @@ pub(crate) struct Watched {
 impl Watched {
     /// Starts them all. The sentinels take a master for dead that is silent for `down_after`.
     pub(crate) fn start(binary: impl AsRef<Path>, down_after: Duration) -> Watched {
-        Watched::start_with(binary, down_after, &[])
+        let watched = Watched::launch(binary, down_after);
+        watched.wait_until_watched();
+        watched
     }
 
-    /// As `start`, with further arguments for the servers.
-    pub(crate) fn start_with(
-        binary: impl AsRef<Path>,
-        down_after: Duration,
-        extra_args: &[&str],
-    ) -> Watched {
+    /// As `start`, but without waiting until the sentinels know one another and could agree on
+    /// a failover.
+    pub(crate) fn launch(binary: impl AsRef<Path>, down_after: Duration) -> Watched {
         let binary = binary.as_ref();
         let watched = Watched {
-            servers: replicated(binary, extra_args),
+            servers: replicated(binary, 2, &[]),
             sentinels: (0..3).map(|_| Server::sentinel(binary, &[])).collect(),
             binary: binary.into(),
         };
@@ -62,7 +64,6 @@ impl Watched {
         for sentinel in &watched.sentinels {
             watch(sentinel, &port, down_after);
         }
-        watched.wait_until_watched();
         watched
     }
 
@@ -110,16 +111,21 @@ impl Watched {
     }
 }
 
-/// Starts a master, which comes first, and two replicas that are in step with it.
-pub(crate) fn replicated(binary: impl AsRef<Path>, extra_args: &[&str]) -> Vec<Server> {
-    let quick = ["--repl-diskless-sync-delay", "0", "--repl-timeout", "60"];
+/// Starts a master, which comes first, and its replicas, and waits until they are in step with it.
+pub(crate) fn replicated(
+    binary: impl AsRef<Path>,
+    replicas: usize,
+    extra_args: &[&str],
+) -> Vec<Server> {
+    // From a file a replica is in step at once, without one only when it has said so, once a second.
+    let quick = ["--repl-diskless-sync", "no", "--repl-timeout", "60", "--hz", "100"];
     let args = [&quick, extra_args].concat();
-    let servers: Vec<_> = (0..3).map(|_| Server::start(binary.as_ref(), &args)).collect();
+    let servers: Vec<_> = (0..=replicas).map(|_| Server::start(binary.as_ref(), &args)).collect();
     let port = servers[0].port().to_string();
     for replica in &servers[1..] {
         replica.command(&["REPLICAOF", "127.0.0.1", &port]);
-        wait(|| is_in_step(replica));
     }
+    wait(|| in_step(&servers[0]) == replicas);
     servers
 }
 
@@ -132,10 +138,10 @@ fn watch(sentinel: &Server, port: &str, down_after: Duration) {
     sentinel.command(&["SENTINEL", "SET", MASTER, "failover-timeout", "10000"]);
 }
 
-/// Whether a replica has caught up with its master.
-fn is_in_step(server: &Server) -> bool {
-    let info: String = server.ask(&["INFO", "replication"]);
-    info.contains("master_link_status:up")
+/// How many replicas have caught up with their master.
+pub(crate) fn in_step(master: &Server) -> usize {
+    let info: String = master.ask(&["INFO", "replication"]);
+    info.matches("state=online").count()
 }
 
 fn wait(mut happened: impl FnMut() -> bool) {
