@@ -125,7 +125,7 @@ pub(crate) fn replicated(
     for replica in &servers[1..] {
         replica.command(&["REPLICAOF", "127.0.0.1", &port]);
     }
-    wait(|| in_step(&servers[0]) == replicas);
+    wait(|| in_step(&servers[0], &servers[1..]));
     servers
 }
 
@@ -138,10 +138,11 @@ fn watch(sentinel: &Server, port: &str, down_after: Duration) {
     sentinel.command(&["SENTINEL", "SET", MASTER, "failover-timeout", "10000"]);
 }
 
-/// How many replicas have caught up with their master.
-pub(crate) fn in_step(master: &Server) -> usize {
-    let info: String = master.ask(&["INFO", "replication"]);
-    info.matches("state=online").count()
+/// Whether a master and its replicas agree that these have caught up with it.
+pub(crate) fn in_step(master: &Server, replicas: &[Server]) -> bool {
+    let info = |server: &Server| server.ask::<String>(&["INFO", "replication"]);
+    info(master).matches("state=online").count() == replicas.len()
+        && replicas.iter().all(|replica| info(replica).contains("master_link_status:up"))
 }
 
 fn wait(mut happened: impl FnMut() -> bool) {

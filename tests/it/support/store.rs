@@ -190,7 +190,7 @@ impl Server {
     /// As [`server::Server::restart`]; also waits for the replicas.
     pub(crate) fn restart(&self) {
         self.master.restart();
-        eventually(SOON, || in_step(&self.master) == self.replicas.len());
+        eventually(SOON, || in_step(&self.master, &self.replicas));
     }
 
     /// For a child process.
