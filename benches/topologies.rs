@@ -8,9 +8,9 @@ use std::time::Duration;
 use leasehold::Client;
 
 use self::support::cluster::Cluster;
-use self::support::sentinel::{MASTER, Watched, replicated};
+use self::support::sentinel::{MASTER, Watched};
 use self::support::server::{Server, redis_binary};
-use self::support::turns::{Plan, Rival};
+use self::support::turns::{Plan, Rival, Series};
 
 mod support;
 
@@ -19,28 +19,34 @@ fn main() {
     let plan =
         if quick { Plan { rounds: 1, cycles: 10 } } else { Plan { rounds: 40, cycles: 200 } };
     let (server, cluster) = (Server::redis(), Cluster::of(3));
-    // What a master spends on its replicas, it spends without sentinels too.
-    let servers = replicated(redis_binary(), 2, &[]);
     let watched = Watched::start(redis_binary(), Duration::from_secs(30));
-    let one = Client::open(&server.url()).expect("the server answers");
-    let with_replicas = Client::open(&servers[0].url()).expect("the master answers");
-    let behind_sentinels = Client::builder().open_sentinel(&strs(&watched.urls()), MASTER);
-    let behind_sentinels = behind_sentinels.expect("there is a master");
+    let open = |url: &str| Client::open(url).expect("the server answers");
+    let (one, master) = (open(&server.url()), open(&watched.master().url()));
     let three = Client::builder().open_cluster(&strs(&cluster.urls()));
     let three = three.expect("the cluster is up");
+    let behind = Client::builder().open_sentinel(&strs(&watched.urls()), MASTER);
+    let behind = behind.expect("there is a master");
     let results = plan.run(&mut [
         Rival::new("one server", || lock_and_unlock(&one)),
-        Rival::new("with two replicas", || lock_and_unlock(&with_replicas)),
-        Rival::new("behind sentinels", || lock_and_unlock(&behind_sentinels)),
         Rival::new("cluster of three", || lock_and_unlock(&three)),
+        // What a master spends on its replicas, it spends with sentinels and without.
+        Rival::new("master of two replicas", || lock_and_unlock(&master)),
+        Rival::new("the same by sentinels", || lock_and_unlock(&behind)),
     ]);
-    println!("\n{:<22} {:>9} {:>9} {:>13}", "a cycle", "wall", "÷ one", "(quartiles)");
-    for series in &results {
-        let [low, ratio, high] = series.ratios_to(&results[0]);
-        let quartiles = format!("({low:.2} - {high:.2})");
-        println!("{:<22} {:>9.1?} {ratio:>9.2} {quartiles:>13}", series.name, series.wall());
-    }
-    println!("goal: at most 1.10");
+    println!("\n{:<22} {:>9} {:>6} {:>15}", "a cycle", "wall", "ratio", "(quartiles)");
+    let [one, three, master, behind] = &results[..] else { unreachable!("there are four rivals") };
+    report(one, one);
+    report(three, one);
+    report(master, one);
+    report(behind, master);
+    println!("goal for a cluster, of one server, and for sentinels, of the master: at most 1.10");
+}
+
+fn report(series: &Series, base: &Series) {
+    let [low, ratio, high] = series.ratios_to(base);
+    let (name, wall) = (series.name, series.wall());
+    let quartiles = format!("({low:.2} - {high:.2})");
+    println!("{name:<22} {wall:>9.1?} {ratio:>6.2} {quartiles:>15} of {}", base.name);
 }
 
 fn strs(urls: &[String]) -> Vec<&str> {
