@@ -54,9 +54,9 @@ pub(crate) fn sleepy() -> Builder {
 }
 
 /// A client behind a proxy, with the scripts on the server.
-pub(crate) fn behind_proxy(server: &server::Server, builder: Builder) -> (Proxy, Client) {
+pub(crate) fn behind_proxy(server: &Server, builder: Builder) -> (Proxy, Client) {
     let proxy = Proxy::before(server);
-    let client = builder.open(&proxy.url()).unwrap();
+    let client = server.through(&proxy).open(builder);
     let guard = take(&client, "warm");
     take(&client, "warm").unlock().unwrap();
     guard.unlock().unwrap();

@@ -10,6 +10,7 @@ use redis::Connection;
 
 use super::address::{Address, Way};
 use super::cluster::unique_prefix;
+use super::proxy::Proxy;
 use super::sentinel::{in_step, replicated};
 use super::server::{self, redis_binary, valkey_binary};
 use super::{Cluster, Quorum, SOON, Watched, eventually};
@@ -20,16 +21,19 @@ use super::{Cluster, Quorum, SOON, Watched, eventually};
 ///   memory, on a cluster of Redis and one of Valkey, with locks that must be on disk, on a quorum of
 ///   three servers, on one of five that has lost two, and on all that follow.
 /// - `every server`: what looks into the server that has the locks, or needs a second client. Runs
-///   behind sentinels, with locks that a replica must have, and on all that follow.
-/// - `one server`: what looks at single requests on their way, or counts all that reaches the server,
-///   or is about a URL or a user. Elsewhere it would be the same, or count what others do. Runs on
-///   Redis and on Valkey.
+///   behind sentinels, and on all that follow.
+/// - `every direct server`: what loses, repeats or garbles single requests and replies, by a proxy,
+///   which no sentinel names. Runs with locks that a replica must have, and on all that follow.
+/// - `one server`: what is about a URL, a user, connections that threads share, or a way that carries
+///   nothing, or counts all that reaches the server. Elsewhere it would be the same, or count what
+///   others do. Runs on Redis and on Valkey.
 ///
 /// A behaviour that is not listed is dead code, and that is a warning.
 macro_rules! stores {
     (
         $(every store: $($common:ident),+ $(,)?;)?
         $(every server: $($special:ident),+ $(,)?;)?
+        $(every direct server: $($direct:ident),+ $(,)?;)?
         $(one server: $($single:ident),+ $(,)?;)?
     ) => {
         $(
@@ -41,16 +45,19 @@ macro_rules! stores {
             $crate::support::stores! { @store on_the_rest_of_a_quorum, rest, $($common)+ }
         )?
         $crate::support::stores! {
-            @server on_redis, redis, [$($($common)+)?] [$($($special)+)? $($($single)+)?]
+            @server on_redis, redis,
+            [$($($common)+)?] [$($($special)+)? $($($direct)+)? $($($single)+)?]
         }
         $crate::support::stores! {
-            @server on_valkey, valkey, [$($($common)+)?] [$($($special)+)? $($($single)+)?]
+            @server on_valkey, valkey,
+            [$($($common)+)?] [$($($special)+)? $($($direct)+)? $($($single)+)?]
         }
         $crate::support::stores! {
             @server behind_sentinels, watched, [$($($common)+)?] [$($($special)+)?]
         }
         $crate::support::stores! {
-            @server with_a_replica, replicated, [$($($common)+)?] [$($($special)+)?]
+            @server with_a_replica, replicated,
+            [$($($common)+)?] [$($($special)+)? $($($direct)+)?]
         }
     };
     (@store $module:ident, $store:ident, $($behaviour:ident)+) => {
@@ -191,6 +198,12 @@ impl Server {
     pub(crate) fn restart(&self) {
         self.master.restart();
         eventually(SOON, || in_step(&self.master, &self.replicas));
+    }
+
+    /// The way to the server through a proxy.
+    pub(crate) fn through(&self, proxy: &Proxy) -> Address {
+        assert!(!matches!(self.address.way, Way::Sentinels(_)), "they name no proxy");
+        Address { url: proxy.url(), way: self.address.way.clone() }
     }
 
     /// For a child process.
