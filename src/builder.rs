@@ -181,7 +181,8 @@ impl Builder {
     }
 
     /// Sets what a lock must have survived before the call that took it returns. While too few
-    /// replicas are there to say so, no lock can be had.
+    /// replicas are there to say so, no lock can be had. Of several independent servers, each has
+    /// replicas and a disk of its own, and a majority is enough.
     ///
     /// Defaults to [`Durability::Memory`].
     pub fn durability(mut self, durability: Durability) -> Self {

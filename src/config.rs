@@ -26,6 +26,9 @@ pub(crate) const RESERVED: &str = "leasehold:";
 /// [`io_timeout`](crate::Builder::io_timeout), which by default is longer by as much, and is cut so
 /// that a call with a deadline ends in time.
 ///
+/// Of several independent servers a majority must see to it, each for itself: with its own disk,
+/// with so many replicas of its own. What a minority is short of costs no time.
+///
 /// A failover can still lose a lock: a replica without it may be elected, unless all have
 /// acknowledged it. Fencing tokens keep resources safe even then.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -42,6 +42,10 @@ pub enum Error {
     },
     /// Too few replicas, or disks, acknowledged the lock, which was released again; a further
     /// level of a lock was taken back. See [`Durability`](crate::Durability).
+    ///
+    /// Of several independent servers a majority granted the lock, but too few of them had it
+    /// acknowledged. The numbers are then those for one server: what all servers of the best
+    /// majority have at least, and what each of them needs.
     NotReplicated {
         /// How many acknowledged it; the server itself counts as one if its disk was to.
         acked: u32,

@@ -134,18 +134,24 @@ impl Builder {
     /// not come back before the longest lease is over, or it helps somebody to a lock that is held.
     /// [`pool_size`](Builder::pool_size) is the number of connections to each.
     ///
+    /// With [`Durability::Fsync`] a lock is on the disks of a majority before it is held, so that
+    /// servers that keep their files may be restarted at any time, and all at once. Renewals do not
+    /// wait: unless `appendfsync` is `always` a crash may take back the last one, and with it a third
+    /// of the lease. [`Durability::Replicas`] does the same for failovers, as far as replicas are
+    /// elected that have acknowledged the lock. A call keeps its connections for that long, so that
+    /// calls about other names may have to wait for them. A server that cannot do what is demanded
+    /// is left out.
+    ///
     /// # Errors
     ///
     /// - [`InvalidInput`](Error::InvalidInput): a setting or a URL makes no sense, there is no URL,
     ///   or two name the same address.
     /// - [`NoQuorum`](Error::NoQuorum): too few answer in two tries of
     ///   [`connect_timeout`](Builder::connect_timeout).
-    /// - [`Redis`](Error::Redis): too many have refused the login.
+    /// - [`Redis`](Error::Redis): too many have refused the login, or cannot wait for what
+    ///   [`durability`](Builder::durability) demands.
     pub fn open_redlock(self, urls: &[&str]) -> Result<Client> {
         self.config.check()?;
-        if self.config.durability != Durability::Memory {
-            return Err(Error::invalid("durability", "must be `Memory` on independent servers"));
-        }
         let endpoints = Endpoint::parse_all("urls", urls, &self.config)?;
         let threads = pool_threads();
         let store = Quorum::new(endpoints, &self.config, &threads)
@@ -186,15 +192,12 @@ impl Builder {
 
     /// What the URLs of the sentinels say about the login at the master.
     fn at_master(&self, sentinels: &[Endpoint]) -> Result<Endpoint> {
-        let mut endpoints =
-            sentinels.iter().cloned().map(|endpoint| match &self.config.master_login {
-                None => endpoint,
-                Some(Login { user, password }) => endpoint.with_login(user, password),
-            });
-        let first = endpoints
-            .next()
-            .ok_or_else(|| Error::invalid("sentinels", "must name at least one"))?;
-        if !endpoints.all(|other| first.is_alike(&other)) {
+        let at_master = |sentinel: &Endpoint| match &self.config.master_login {
+            None => sentinel.clone(),
+            Some(Login { user, password }) => sentinel.clone().with_login(user, password),
+        };
+        let first = at_master(&sentinels[0]);
+        if !sentinels.iter().all(|other| first.is_alike(&at_master(other))) {
             return Err(Error::invalid(
                 "sentinels",
                 "must agree on what is for the master: database, client name, user and password",

@@ -183,7 +183,11 @@ impl Engine {
             }
             Err(failure) => failure.is_ambiguous(),
         };
-        if self.store.takes_back() && (unknown || !matches!(reply, Ok(Bid::Won { .. }))) {
+        let stands = match &reply {
+            Ok(bid) => matches!(bid, Bid::Won { .. }) && !unknown,
+            Err(failure) => failure.is_shortfall(),
+        };
+        if self.store.takes_back() && !stands {
             if unknown {
                 self.clean(&attempt.id, span, false);
             }

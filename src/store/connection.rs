@@ -234,13 +234,14 @@ pub(crate) fn pack_asking(out: &mut Vec<u8>) {
 }
 
 /// The code of an error reply. Redis before 7 hides the code of a command that failed inside a
-/// script: `ERR Error running script (call to f_…): @user_script:3: WRONGTYPE Operation against …`.
+/// script: `ERR Error running script (call to f_…): @user_script:3: WRONGTYPE Operation against …`,
+/// or twice so with the place.
 fn code(error: &ServerError) -> &str {
     inner_code(error.details().unwrap_or_default()).unwrap_or_else(|| error.code())
 }
 
 fn inner_code(details: &str) -> Option<&str> {
-    let (_, place) = details.strip_prefix("Error running script")?.split_once("@user_script:")?;
+    let (_, place) = details.strip_prefix("Error running script")?.rsplit_once("@user_script:")?;
     let (_, reply) = place.trim_start().split_once(": ")?;
     let word = reply.trim_start_matches('-').split(' ').next()?;
     let is_code = word.len() > 1 && word.bytes().all(|byte| byte.is_ascii_uppercase());
@@ -263,6 +264,13 @@ mod tests {
         assert_eq!(
             code("Error running script (call to f_1a): @user_script: 7: -OOM command not allowed"),
             Some("OOM")
+        );
+        assert_eq!(
+            code(
+                "Error running script (call to f_1a): @user_script:62: @user_script: 62: \
+                 -READONLY You can't write"
+            ),
+            Some("READONLY")
         );
         assert_eq!(
             code("Error running script (call to f_1a): @user_script:7: attempt to call"),

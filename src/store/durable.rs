@@ -1,10 +1,12 @@
 //! Waiting until what was written has reached replicas or disks: WAIT and WAITAOF.
 //!
 //! Both are about what the same connection has written before, so they go out together with the
-//! script, in one write and over a connection that nobody else has requests on: whatever came
-//! behind would have to wait as well.
+//! script, in one write. Whatever comes behind over the same connection has to wait as well: one
+//! server is given a connection that nobody else has requests on; of several, none is waited for
+//! that others can do without.
 
 use std::io;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use redis::Value;
@@ -13,6 +15,8 @@ use crate::clock::end_of;
 use crate::config::Durability;
 use crate::store::connection::Connection;
 use crate::store::failure::{Failure, Trouble};
+use crate::store::lane::Reply;
+use crate::store::reply::is_done;
 use crate::store::script::Form;
 use crate::store::server::Server;
 
@@ -60,6 +64,23 @@ impl Demand {
         Self { replicas: 0, ..*self }.pack(Instant::now(), out);
     }
 
+    /// What `server`'s reply to that request says about what was written. `None` if it makes no
+    /// sense.
+    pub(crate) fn weigh(&self, reply: Reply, server: &Arc<str>) -> Option<Result<(), Failure>> {
+        Some(match reply {
+            Ok(reply) => match self.acked(&reply)? {
+                acked if acked == self.required() => Ok(()),
+                acked => {
+                    let error = io::Error::other("too few acknowledged the write in time");
+                    Err(Failure::io(self.shortfall(acked), server, error))
+                }
+            },
+            Err(failure) if failure.is_ambiguous() => Err(failure),
+            // It was probed when the client was opened, so this is a server that has changed.
+            Err(failure) => Err(Failure { trouble: self.shortfall(0), ..failure }),
+        })
+    }
+
     /// How many of those that are required have acknowledged the write. `None` if the reply makes
     /// no sense.
     fn acked(&self, reply: &Value) -> Option<u32> {
@@ -86,24 +107,24 @@ impl Demand {
 }
 
 impl Server {
-    /// Runs a script whose answer counts, if it `begins` something, only when the demand is met.
+    /// Runs a script whose answer counts, if it has done something, only when the demand is met.
     pub(crate) fn ask_durably<T>(
         &self,
         demand: &Demand,
         pack: impl Fn(Form, &mut Vec<u8>),
         until: Instant,
         read: impl Fn(&Value) -> Option<T>,
-        begins: impl Fn(&T) -> bool,
     ) -> Result<T, Failure> {
         let ask = |form| {
             self.alone(until, |connection| {
-                let answer = self.exchange_over(connection, until, |out| {
+                let reply = self.exchange_over(connection, until, |out| {
                     pack(form, out);
                     demand.pack(until, out);
                 });
+                let done = reply.as_ref().is_ok_and(is_done);
                 let answer =
-                    answer.and_then(|reply| read(&reply).ok_or_else(|| connection.nonsense()));
-                if answer.as_ref().is_ok_and(&begins) {
+                    reply.and_then(|reply| read(&reply).ok_or_else(|| connection.nonsense()));
+                if done && answer.is_ok() {
                     self.weigh(demand, connection, until)?;
                 } else if connection.is_connected() {
                     connection.skip(until.min(end_of(SKIP)));
@@ -135,17 +156,9 @@ impl Server {
                 connection.poison();
                 Err(connection.no_reply())
             }
-            Some(Ok(reply)) => match demand.acked(&reply) {
-                None => Err(connection.nonsense()),
-                Some(acked) if acked == demand.required() => Ok(()),
-                Some(acked) => {
-                    let error = io::Error::other("too few acknowledged the write in time");
-                    Err(Failure::io(demand.shortfall(acked), &self.dialer.label(), error))
-                }
-            },
-            Some(Err(failure)) if failure.is_ambiguous() => Err(failure),
-            // It was probed when the client was opened, so this is a server that has changed.
-            Some(Err(failure)) => Err(Failure { trouble: demand.shortfall(0), ..failure }),
+            Some(reply) => demand
+                .weigh(reply, &self.dialer.label())
+                .unwrap_or_else(|| Err(connection.nonsense())),
         }
     }
 }

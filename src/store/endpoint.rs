@@ -138,8 +138,8 @@ impl Endpoint {
         for url in urls {
             let endpoint = Self::parse(url, config)?;
             if endpoints.iter().any(|other| other.label == endpoint.label) {
-                let twice = format_args!("must not name {} twice", endpoint.label);
-                return Err(Error::invalid(what, twice));
+                let label = endpoint.label;
+                return Err(Error::invalid(what, format_args!("must not name {label} twice")));
             }
             endpoints.push(endpoint);
         }

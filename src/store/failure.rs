@@ -65,6 +65,11 @@ impl Failure {
         matches!(self.trouble, Trouble::NotReplicated { .. })
     }
 
+    /// How many have acknowledged what was executed, if that was too few.
+    pub(crate) fn acked(&self) -> Option<u32> {
+        if let Trouble::NotReplicated { acked, .. } = self.trouble { Some(acked) } else { None }
+    }
+
     /// What the caller of `attempt` is told.
     pub(crate) fn into_error(self, attempt: &str, name: &str) -> Error {
         let (server, source) = (self.server.to_string(), self.source);

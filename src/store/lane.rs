@@ -116,6 +116,8 @@ impl<W> Request<W> {
         let mut state = self.state.lock();
         if matches!(*state, State::Waits) {
             *state = State::Answered(reply);
+            // Not under the lock, which the thread that wakes takes first.
+            drop(state);
             self.changed.notify_one();
         }
     }
@@ -127,6 +129,7 @@ impl<W> Request<W> {
             return Some(lane);
         }
         *state = State::Drives(lane);
+        drop(state);
         self.changed.notify_one();
         None
     }

@@ -189,7 +189,8 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
     fn upkeep(&self) -> Box<dyn Upkeep>;
 
     /// Tells whether a hold that was not granted is taken back at once. Then it must not be asked
-    /// for again: the request that takes it back may come late.
+    /// for again: the request that takes it back may come late. One that fell short of its
+    /// durability is granted, and for the caller to release.
     fn takes_back(&self) -> bool {
         false
     }

@@ -23,14 +23,26 @@
 //! any two majorities some common server has kept its counter. If none has, the proposal still is
 //! greater if the client's clock is not behind.
 //!
+//! # Durability
+//!
+//! What is demanded besides, of replicas or disks, each server has to meet itself: its vote counts
+//! once it has said so, over the connection of the request and in the same write. That goes for
+//! tokens as well, so that the majorities M and C keep hold and counter. A server whose replicas or
+//! disk are awaited answers nothing else over that connection, so only few requests stand in line
+//! there ([`link`]), and others do without its vote. Nor do renewals and releases wait: a renewal
+//! that a crash takes back is made up for by the next, with two thirds of the lease left, and a
+//! release that it takes back costs the others a lease, not the holder.
+//!
 //! # What servers forget
 //!
 //! A server that is restarted without its data gives away what was held there. A hold stands on all
 //! servers that were up when it began, and is lost when too few are left; but two servers of three
-//! that forget between two renewals let somebody else in. Keep the data, or restart a server only
-//! after the longest lease; and let the resource check the token.
+//! that forget between two renewals let somebody else in. Keep the data, as `Durability`
+//! can see to, or restart a server only after the longest lease; and let the resource check the
+//! token.
 
 mod flight;
+mod grant;
 mod link;
 mod links;
 mod node;
@@ -49,19 +61,20 @@ use scheduled_thread_pool::ScheduledThreadPool;
 
 use crate::config::Config;
 use crate::store::dialer::Dialer;
+use crate::store::durable::Demand;
 use crate::store::endpoint::Endpoint;
-use crate::store::failure::{Failure, Trouble};
+use crate::store::failure::Failure;
 use crate::store::keys::Keys;
-use crate::store::quorum::flight::{Flight, Request};
-use crate::store::quorum::links::{Links, Parts};
+use crate::store::quorum::flight::Request;
+use crate::store::quorum::grant::{Grants, unsettled};
+use crate::store::quorum::links::Parts;
 use crate::store::quorum::node::Node;
 use crate::store::quorum::requests::Requests;
 use crate::store::quorum::round::{Rounds, about_hold, plain};
-use crate::store::quorum::strays::Strays;
 use crate::store::quorum::upkeep::Caretakers;
-use crate::store::quorum::votes::{Race, Votes};
+use crate::store::quorum::votes::Votes;
 use crate::store::quorum::wakeups::Subscriptions;
-use crate::store::reply::{Inspected, bid, handover, inspected, standing};
+use crate::store::reply::{Inspected, inspected, standing};
 use crate::store::single::queue_life;
 use crate::store::spin::Spin;
 use crate::store::{
@@ -71,17 +84,10 @@ use crate::store::{
 /// N independent servers.
 #[derive(Debug)]
 pub(crate) struct Quorum {
-    shared: Arc<Shared>,
+    grants: Arc<Grants>,
     io_timeout: Duration,
     /// The same where no lease is at stake.
     patience: Duration,
-}
-
-/// What an answer that is still on its way needs.
-#[derive(Debug)]
-struct Shared {
-    rounds: Rounds,
-    requests: Requests,
 }
 
 impl Quorum {
@@ -93,7 +99,9 @@ impl Quorum {
     ) -> Result<Self, Failure> {
         let dialers =
             endpoints.into_iter().map(|at| Arc::new(Dialer::new(at, config, threads.clone())));
-        let nodes = dialers.enumerate().map(|(number, dialer)| Arc::new(Node::new(number, dialer)));
+        let demand = Demand::new(config.durability);
+        let node = |(number, dialer)| Arc::new(Node::new(number, dialer, demand));
+        let nodes = dialers.enumerate().map(node);
         let io_timeout = config.io_timeout(config.terms.span());
         let parts = Arc::new(Parts {
             nodes: nodes.collect(),
@@ -102,80 +110,33 @@ impl Quorum {
             patience: io_timeout,
         });
         let rounds = Rounds::new(parts, config.pool_size, threads)?;
-        let requests = Requests { keys: Keys::new(&config.prefix), queue_life: queue_life(config) };
-        let shared = Arc::new(Shared { rounds, requests });
-        Ok(Self { shared, io_timeout, patience: config.io_timeout(Duration::MAX) })
+        let (keys, queue_life) = (Keys::new(&config.prefix), queue_life(config));
+        let requests = Requests { keys, queue_life, demand };
+        let grants = Arc::new(Grants { rounds, requests });
+        Ok(Self { grants, io_timeout, patience: config.io_timeout(Duration::MAX) })
     }
 
     /// Makes sure that a majority answers.
     pub(crate) fn ping(&self, until: Instant) -> Result<(), Failure> {
-        self.shared.rounds.connect("", until).map(drop)
+        self.grants.rounds.connect("", until).map(drop)
     }
 
     /// Makes a request that a majority has to answer, one way or the other.
     fn tell(&self, name: &str, request: Request, until: Instant) -> Result<Standing, Failure> {
-        let rounds = &self.shared.rounds;
+        let rounds = &self.grants.rounds;
         let mut links = rounds.connect(name, until)?;
         rounds.ask(&mut links, request, until, plain(standing), Votes::any).0
     }
 
-    fn strays(&self) -> &Strays {
-        &self.shared.rounds.parts.strays
-    }
-}
-
-impl Shared {
-    /// Makes sure that a majority has counted up to the token of a hold that a majority has begun.
-    fn confirm(
+    fn set_depth(
         &self,
-        links: &mut Links,
         hold: &HoldId,
-        (fence, agreed): (u64, bool),
-        lease: Duration,
+        request: Request,
         until: Instant,
-    ) -> Result<u64, Failure> {
-        if agreed {
-            return Ok(fence);
-        }
-        let (raise, read) = (self.requests.raise(hold, fence, lease), about_hold(standing));
-        match self.rounds.ask(links, raise, until, read, Votes::standing).0 {
-            Ok(Standing::Ours) => Ok(fence),
-            Ok(Standing::Gone) => Err(Failure::late()),
-            // The hold stands in some servers.
-            Err(failure) => Err(unsettled(failure)),
-        }
-    }
-
-    /// Takes back a hold that has not come about, where it may stand. Waits for nothing.
-    fn withdraw(&self, links: &mut Links, hold: &HoldId, may_stand: impl Fn(usize) -> bool) {
-        links.send(&self.flight(self.requests.withdraw(hold)), may_stand);
-    }
-
-    /// Waits for the answers to a transfer.
-    fn land(
-        &self,
-        flight: &Arc<Flight>,
-        to: &HoldId,
-        lease: Duration,
-        until: Instant,
-    ) -> Result<Handover, Failure> {
-        let mut links = self.rounds.take(&to.name, until).map_err(unsettled)?;
-        let read = plain(handover);
-        let (race, votes) = self.rounds.count(&mut links, flight, until, read, Votes::passage);
-        let outcome = match race {
-            Race::Won { fence, agreed } => {
-                let fence = self.confirm(&mut links, to, (fence, agreed), lease, until)?;
-                return Ok(Handover::Done { fence });
-            }
-            Race::Lost(outcome) => outcome.map_err(unsettled)?,
-        };
-        let done = |answer: &Handover| matches!(answer, Handover::Done { .. });
-        self.withdraw(&mut links, to, |number| votes.may_be(number, done));
-        Ok(outcome)
-    }
-
-    fn flight(&self, request: Request) -> Arc<Flight> {
-        Flight::new(request, self.rounds.parts.nodes.len())
+    ) -> Result<Standing, Failure> {
+        let Grants { rounds, .. } = &*self.grants;
+        let mut links = rounds.connect(&hold.name, until)?;
+        rounds.ask(&mut links, request, until, about_hold(standing), Votes::standing).0
     }
 }
 
@@ -187,23 +148,7 @@ impl Store for Quorum {
         queue: Queue,
         until: Instant,
     ) -> Result<Bid, Failure> {
-        let Shared { rounds, requests } = &*self.shared;
-        self.strays().note_lease(lease);
-        let mut links = rounds.connect(&hold.name, until)?;
-        let acquire = requests.acquire(hold, lease, queue);
-        let (race, votes) = rounds.ask(&mut links, acquire, until, plain(bid), Votes::race);
-        let outcome = match race {
-            Race::Won { fence, agreed } => self
-                .shared
-                .confirm(&mut links, hold, (fence, agreed), lease, until)
-                .map(|fence| Bid::Won { fence }),
-            Race::Lost(outcome) => outcome,
-        };
-        if !matches!(outcome, Ok(Bid::Won { .. })) {
-            let won = |bid: &Bid| matches!(bid, Bid::Won { .. });
-            self.shared.withdraw(&mut links, hold, |number| votes.may_be(number, won));
-        }
-        outcome
+        self.grants.acquire(hold, lease, queue, until)
     }
 
     fn nest(
@@ -213,14 +158,22 @@ impl Store for Quorum {
         lease: Duration,
         until: Instant,
     ) -> Result<Standing, Failure> {
-        let Shared { rounds, requests } = &*self.shared;
-        let mut links = rounds.connect(&hold.name, until)?;
-        let nest = requests.nest(hold, depth, lease);
-        rounds.ask(&mut links, nest, until, about_hold(standing), Votes::standing).0
+        self.set_depth(hold, self.grants.requests.nest(hold, depth, lease), until)
+    }
+
+    fn deepen(
+        &self,
+        hold: &HoldId,
+        depth: u32,
+        lease: Duration,
+        until: Instant,
+    ) -> Result<Standing, Failure> {
+        let Grants { requests, .. } = &*self.grants;
+        self.set_depth(hold, requests.durable(requests.nest(hold, depth, lease), until), until)
     }
 
     fn release(&self, hold: &HoldId, until: Instant) -> Result<Standing, Failure> {
-        let Shared { rounds, requests } = &*self.shared;
+        let Grants { rounds, requests } = &*self.grants;
         let mut links = rounds.take(&hold.name, until)?;
         // Also without a majority it is to be released where it can be.
         links.prepare(until);
@@ -238,19 +191,17 @@ impl Store for Quorum {
         yields: bool,
         until: Instant,
     ) -> Answer<Handover> {
-        self.strays().note_lease(lease);
-        let mut links = match self.shared.rounds.connect(&to.name, until) {
-            Ok(links) => links,
-            Err(failure) => return Box::new(move || Err(failure)),
-        };
-        let flight = self.shared.flight(self.shared.requests.transfer(from, to, lease, yields));
-        links.send(&flight, |_| true);
-        let (shared, to) = (self.shared.clone(), to.clone());
-        Box::new(move || shared.land(&flight, &to, lease, until))
+        match self.grants.send_transfer(from, to, lease, yields, until) {
+            Ok(flight) => {
+                let (grants, to) = (self.grants.clone(), to.clone());
+                Box::new(move || grants.land(&flight, &to, lease, until))
+            }
+            Err(failure) => Box::new(move || Err(failure)),
+        }
     }
 
     fn inspect(&self, name: &str, until: Instant) -> Result<Option<Holder>, Failure> {
-        let Shared { rounds, requests } = &*self.shared;
+        let Grants { rounds, requests } = &*self.grants;
         let mut links = rounds.connect(name, until)?;
         let inspect = requests.inspect(name);
         let (seen, _) = rounds.ask(&mut links, inspect, until, plain(inspected), Votes::holder);
@@ -258,18 +209,18 @@ impl Store for Quorum {
     }
 
     fn force(&self, name: &str, until: Instant) -> Result<bool, Failure> {
-        let force = self.shared.requests.force(name);
+        let force = self.grants.requests.force(name);
         self.tell(name, force, until).map(|standing| standing == Standing::Ours)
     }
 
     fn leave(&self, name: &str, client: &str, until: Instant) -> Result<(), Failure> {
-        self.tell(name, self.shared.requests.leave(name, client), until).map(drop)
+        self.tell(name, self.grants.requests.leave(name, client), until).map(drop)
     }
 
     fn wakeups(&self, client: &str) -> Option<Box<dyn Wakeups>> {
-        let keys = self.shared.requests.keys.clone();
+        let keys = self.grants.requests.keys.clone();
         Some(Box::new(Subscriptions::new(
-            self.shared.rounds.parts.nodes.clone(),
+            self.grants.rounds.parts.nodes.clone(),
             keys,
             client,
             self.patience,
@@ -277,8 +228,8 @@ impl Store for Quorum {
     }
 
     fn upkeep(&self) -> Box<dyn Upkeep> {
-        let keys = &self.shared.requests.keys;
-        Box::new(Caretakers::new(self.shared.rounds.parts.nodes.clone(), keys, self.io_timeout))
+        let keys = &self.grants.requests.keys;
+        Box::new(Caretakers::new(self.grants.rounds.parts.nodes.clone(), keys, self.io_timeout))
     }
 
     fn takes_back(&self) -> bool {
@@ -286,17 +237,6 @@ impl Store for Quorum {
     }
 
     fn on_stray(&self, tell: Box<dyn Fn(Stray) + Send + Sync>) {
-        self.strays().on_stray(tell);
+        self.grants.strays().on_stray(tell);
     }
-}
-
-/// The failure of a request that some servers have executed, or that is made up for in the
-/// background where they have not. A repeat may find it done.
-fn unsettled(failure: Failure) -> Failure {
-    let trouble = match failure.trouble {
-        Trouble::Unreachable => Trouble::Silent,
-        Trouble::Passing => Trouble::Reset,
-        other => other,
-    };
-    Failure { trouble, ..failure }
 }

@@ -9,6 +9,14 @@ use crate::store::{Bid, Handover, Holder, Standing};
 /// Who has a lock, if anybody.
 pub(crate) struct Inspected(pub(crate) Option<Holder>);
 
+/// Tells whether a script has begun a hold or changed one: all that do say so with a 1 in front.
+pub(crate) fn is_done(reply: &Value) -> bool {
+    match reply {
+        Value::Array(parts) => matches!(parts.first(), Some(Value::Int(1))),
+        reply => *reply == Value::Int(1),
+    }
+}
+
 /// Reads a reply of 1 or 0.
 pub(crate) fn standing(reply: &Value) -> Option<Standing> {
     match reply {

@@ -75,17 +75,16 @@ impl Single {
         Subscription::new(connection, keys, client, self.patience)
     }
 
-    /// Runs a script whose answer counts, if it `begins` something, only once that is as durable as
+    /// Runs a script whose answer counts, if it has done something, only once that is as durable as
     /// demanded.
     fn ask_durably<T>(
         &self,
         pack: impl Fn(Form, &mut Vec<u8>),
         until: Instant,
         read: impl Fn(&Value) -> Option<T>,
-        begins: impl Fn(&T) -> bool,
     ) -> Result<T, Failure> {
         if let Some(demand) = &self.demand {
-            return self.server.ask_durably(demand, pack, until, read, begins);
+            return self.server.ask_durably(demand, pack, until, read);
         }
         let first = self.server.exchange(until, |out| pack(Form::Hash, out));
         self.server.finish(first, until, |out| pack(Form::Body, out), read)
@@ -116,17 +115,9 @@ impl Store for Single {
         let keys: &[&str] =
             &[&self.keys.lock(name), &self.keys.fence(name), &self.keys.queue(name)];
         let owner = hold.owner();
-        let args = &[
-            Arg::Text(&owner),
-            Arg::millis(lease),
-            fence_life(lease),
-            Arg::Text(&hold.client),
-            place(queue),
-            Arg::millis(self.queue_life),
-        ];
+        let args = &acquire_args(&owner, &hold.client, lease, queue, self.queue_life);
         let call = Call { script: &ACQUIRE, keys, args };
-        let pack = |form, out: &mut Vec<u8>| call.pack(form, out);
-        self.ask_durably(pack, until, bid, |bid| matches!(bid, Bid::Won { .. }))
+        self.ask_durably(|form, out| call.pack(form, out), until, bid)
     }
 
     fn nest(
@@ -147,15 +138,15 @@ impl Store for Single {
         until: Instant,
     ) -> Result<Standing, Failure> {
         self.set_depth(hold, depth, lease, |call| {
-            let pack = |form, out: &mut Vec<u8>| call.pack(form, out);
-            self.ask_durably(pack, until, standing, |standing| *standing == Standing::Ours)
+            self.ask_durably(|form, out| call.pack(form, out), until, standing)
         })
     }
 
     fn release(&self, hold: &HoldId, until: Instant) -> Result<Standing, Failure> {
         let (key, queue) = (self.keys.lock(&hold.name), self.keys.queue(&hold.name));
-        let (keys, args) = (&[&*key, &*queue], &[Arg::Text(&hold.owner())]);
-        or_gone(self.server.ask(&Call { script: &RELEASE, keys, args }, until, standing))
+        let owner = hold.owner();
+        let call = Call { script: &RELEASE, keys: &[&key, &queue], args: &[Arg::Text(&owner)] };
+        or_gone(self.server.ask(&call, until, standing))
     }
 
     fn transfer(
@@ -166,24 +157,15 @@ impl Store for Single {
         yields: bool,
         until: Instant,
     ) -> Answer<Handover> {
-        let (keys, from, to) = (self.keys.clone(), from.clone(), to.clone());
+        let (keys, name, from, to) = (self.keys.clone(), to.name.clone(), from.owner(), to.owner());
         let pack = move |form, out: &mut Vec<u8>| {
-            let name = &to.name;
-            let keys: &[&str] = &[&keys.lock(name), &keys.fence(name), &keys.queue(name)];
-            let args = &[
-                Arg::Text(&from.owner()),
-                Arg::Text(&to.owner()),
-                Arg::millis(lease),
-                fence_life(lease),
-                Arg::Number(yields.into()),
-            ];
+            let keys: &[&str] = &[&keys.lock(&name), &keys.fence(&name), &keys.queue(&name)];
+            let args = &transfer_args(&from, &to, lease, yields);
             Call { script: &TRANSFER, keys, args }.pack(form, out);
         };
         if self.demand.is_some() {
             // Not left to whoever wants the answer: until it is sent, the lock is held.
-            let answer = self.ask_durably(pack, until, handover, |answer| {
-                matches!(answer, Handover::Done { .. })
-            });
+            let answer = self.ask_durably(pack, until, handover);
             return Box::new(|| answer);
         }
         let pending = self.server.begin(until, |out| pack(Form::Hash, out));
@@ -237,7 +219,36 @@ pub(super) fn fence_life(lease: Duration) -> Arg<'static> {
     Arg::millis(FENCE_LIFE_MIN.max(lease * 2))
 }
 
-pub(super) fn place(queue: Queue) -> Arg<'static> {
+/// The arguments of `acquire.lua`.
+pub(super) fn acquire_args<'a>(
+    owner: &'a str,
+    client: &'a str,
+    lease: Duration,
+    queue: Queue,
+    queue_life: Duration,
+) -> [Arg<'a>; 6] {
+    [
+        Arg::Text(owner),
+        Arg::millis(lease),
+        fence_life(lease),
+        Arg::Text(client),
+        place(queue),
+        Arg::millis(queue_life),
+    ]
+}
+
+/// The arguments of `transfer.lua`.
+pub(super) fn transfer_args<'a>(
+    from: &'a str,
+    to: &'a str,
+    lease: Duration,
+    yields: bool,
+) -> [Arg<'a>; 5] {
+    let yields = Arg::Number(yields.into());
+    [Arg::Text(from), Arg::Text(to), Arg::millis(lease), fence_life(lease), yields]
+}
+
+fn place(queue: Queue) -> Arg<'static> {
     Arg::Number(match queue {
         Queue::Out => 0,
         Queue::Join => 1,

@@ -6,6 +6,7 @@ use std::thread;
 use leasehold::{Builder, Client, Error, Guard};
 
 use crate::support::child::{self, Child};
+use crate::support::cluster::add_slots;
 use crate::support::server::Server;
 use crate::support::{
     Cluster, LEASE, SOON, eventually, is_busy, ms, patient, take, throughout, timed,
@@ -62,7 +63,7 @@ fn without_an_answer_the_cluster_is_unavailable() {
 #[test]
 fn a_cluster_that_does_not_serve_every_slot_is_unavailable() {
     let node = Server::start("redis-server", &["--cluster-enabled", "yes"]);
-    node.command(&["CLUSTER", "ADDSLOTSRANGE", "0", "16382"]);
+    add_slots(&node, 0..16383);
     let open = || Client::builder().retry_window(ms(300)).open_cluster(&[&node.url()]);
     let (result, took) = timed(open);
     assert!(matches!(result, Err(Error::Unavailable { .. })), "{result:?}");

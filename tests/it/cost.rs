@@ -42,12 +42,6 @@ fn scripts(server: &Server, work: impl FnOnce()) -> u64 {
 
 fn a_cycle_costs_two_scripts_and_nothing_else(server: &Server) {
     let client = warm_client(server);
-    let connections = || -> u64 {
-        let stats: String = server.ask(&["INFO", "stats"]);
-        let field = "total_connections_received:";
-        let line = stats.lines().find_map(|line| line.strip_prefix(field));
-        line.unwrap().parse().unwrap()
-    };
     let cycles = || {
         for _ in 0..10 {
             client.lock("a").unwrap().unlock().unwrap();
@@ -58,9 +52,9 @@ fn a_cycle_costs_two_scripts_and_nothing_else(server: &Server) {
     assert_eq!(scripts(server, cycles), 40);
     assert_eq!(server.calls("ping"), pings);
 
-    let before = connections();
+    let before = server.connections();
     cycles();
-    assert_eq!(connections(), before + 1, "only the one that asks is new");
+    assert_eq!(server.connections(), before + 1, "only the one that asks is new");
 }
 
 fn a_nested_cycle_costs_two_scripts(server: &Server) {

@@ -20,12 +20,12 @@ macro_rules! replicated {
     ($($behaviour:ident),+ $(,)?) => {
         mod on_redis {
             $(#[test] fn $behaviour() {
-                super::$behaviour(&super::replicated(super::redis_binary(), 2, &[]));
+                super::$behaviour(&super::replicated(2, super::redis_binary(), &[]));
             })+
         }
         mod on_valkey {
             $(#[test] fn $behaviour() {
-                super::$behaviour(&super::replicated(super::valkey_binary(), 2, &[]));
+                super::$behaviour(&super::replicated(2, super::valkey_binary(), &[]));
             })+
         }
     };
@@ -44,13 +44,13 @@ replicated!(
     a_server_that_syncs_no_file_is_refused,
 );
 
-fn replicas(acks: u32, timeout: Duration) -> Builder {
+pub(crate) fn replicas(acks: u32, timeout: Duration) -> Builder {
     patient().durability(Durability::Replicas { acks, timeout })
 }
 
 /// Takes a lock once the replicas are all there.
 #[track_caller]
-fn take_in_time(client: &Client) -> Guard {
+pub(crate) fn take_in_time(client: &Client) -> Guard {
     let mut guard = None;
     eventually(SOON, || {
         guard = client.try_lock("a").unwrap_or_default();
@@ -59,8 +59,9 @@ fn take_in_time(client: &Client) -> Guard {
     guard.expect("there is one now")
 }
 
+/// Checks that so many have acknowledged a lock, of so many, or fewer.
 #[track_caller]
-fn assert_shortfall<T>(result: Result<T, Error>, numbers: (u32, u32)) {
+pub(crate) fn assert_shortfall<T>(result: Result<T, Error>, numbers: (u32, u32)) {
     match result.map(drop) {
         // A replica may be late on a busy machine.
         Err(Error::NotReplicated { acked, required }) => {
@@ -218,7 +219,7 @@ fn a_server_that_syncs_no_file_is_refused(servers: &[Server]) {
 
 #[test]
 fn a_lock_waits_for_disks() {
-    let servers = replicated(valkey_binary(), 2, &["--appendonly", "yes"]);
+    let servers = replicated(2, valkey_binary(), &["--appendonly", "yes"]);
     let master = &servers[0];
     let open = |local, replicas| {
         let durability = Durability::Fsync { local, replicas, timeout: ms(4000) };

@@ -6,8 +6,8 @@ use leasehold::{Client, Error};
 
 use crate::support::recorder::Recorder;
 use crate::support::{
-    LEASE, SOON, Server, Store, assert_lost, elsewhere, eventually, is_busy, ms, patient, stores,
-    take, timed, while_held,
+    LEASE, SHORT, SOON, Server, Store, assert_lost, elsewhere, eventually, is_busy, ms, patient,
+    stores, take, timed, while_held,
 };
 
 stores! {
@@ -86,8 +86,8 @@ fn the_holder_of_a_lock_can_be_seen(store: &Store) {
 }
 
 fn a_thread_knows_what_it_holds(store: &Store) {
-    let client = store.open_for(ms(500), patient());
-    let mutex = client.mutex("a").lease(ms(500)).renew(false);
+    let client = store.open_for(SHORT, patient());
+    let mutex = client.mutex("a").lease(SHORT).renew(false);
     assert!(!mutex.is_held_by_current_thread());
     let guard = mutex.lock().unwrap();
     assert!(mutex.is_held_by_current_thread());

@@ -1,6 +1,7 @@
 //! Locks on several independent servers: what a majority grants is held, whatever the others do.
 
 mod contention;
+mod durability;
 mod fences;
 mod grants;
 mod opening;

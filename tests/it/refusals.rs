@@ -89,7 +89,7 @@ fn a_user_without_scripts_gets_a_permanent_error(server: &Server) {
 }
 
 /// The rights that README asks for.
-pub(crate) const RIGHTS: &str = "~app:* ~leasehold:* &leasehold:* +eval +evalsha +ping +get +set +time \
+pub(crate) const RIGHTS: &str = "~app:* ~leasehold:* resetchannels &leasehold:* +eval +evalsha +ping +get +set +time \
                       +hexists +hset +hdel +hgetall +hlen +del +exists +pttl +pexpire \
                       +zadd +zrange +zrem +publish +subscribe";
 

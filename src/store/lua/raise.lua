@@ -8,5 +8,8 @@ end
 local last = tonumber(redis.call('get', KEYS[2]) or 0)
 if not last or last < tonumber(ARGV[2]) then
   redis.call('set', KEYS[2], ARGV[2], 'px', ARGV[3])
+else
+  -- What is waited for next over this connection is its last write, and so the counter.
+  redis.call('pexpire', KEYS[2], ARGV[3])
 end
 return 1

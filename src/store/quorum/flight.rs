@@ -1,11 +1,17 @@
 //! A request to all servers of a quorum, and the replies to it.
 
+use std::mem;
 use std::sync::Arc;
+use std::time::Instant;
 
 use parking_lot::Mutex;
+use redis::Value;
 
 use crate::store::HoldId;
+use crate::store::durable::Demand;
+use crate::store::failure::Failure;
 use crate::store::lane::Reply;
+use crate::store::reply::is_done;
 use crate::store::script::{Arg, Call, Form, Script};
 
 /// A script with its keys and arguments, the same for each server.
@@ -15,6 +21,8 @@ pub(super) struct Request {
     pub(super) keys: Vec<String>,
     pub(super) args: Vec<Word>,
     pub(super) effect: Effect,
+    /// What must be met by a server that does it, and when there must be an answer.
+    pub(super) demand: Option<(Demand, Instant)>,
 }
 
 /// As [`Arg`], for a request that outlives the call which makes it.
@@ -61,6 +69,9 @@ impl Request {
         let args: Vec<Arg<'_>> = self.args.iter().map(Word::as_arg).collect();
         let mut out = Vec::with_capacity(512);
         Call { script: self.script, keys: &keys, args: &args }.pack(form, &mut out);
+        if let Some((demand, until)) = &self.demand {
+            demand.pack(*until, &mut out);
+        }
         out
     }
 }
@@ -93,6 +104,8 @@ pub(super) struct Flight {
 #[derive(Debug)]
 enum Fate {
     Awaited,
+    /// The server has done it, and is still to say whether that is as durable as demanded.
+    Done(Value),
     Replied(Reply),
     Taken,
 }
@@ -105,18 +118,29 @@ impl Flight {
 
     /// Puts in the reply of a server.
     pub(super) fn answer(&self, server: usize, reply: Reply) {
-        self.fates.lock()[server] = Fate::Replied(reply);
+        self.fates.lock()[server] = match reply {
+            Ok(reply) if self.request.demand.is_some() && is_done(&reply) => Fate::Done(reply),
+            reply => Fate::Replied(reply),
+        };
+    }
+
+    /// Puts in whether what a server has done, if anything, is as durable as demanded.
+    pub(super) fn confirm(&self, server: usize, durable: Result<(), Failure>) {
+        let fate = &mut self.fates.lock()[server];
+        if let Fate::Done(reply) = fate {
+            *fate = Fate::Replied(durable.map(|()| mem::replace(reply, Value::Nil)));
+        }
     }
 
     pub(super) fn awaits(&self, server: usize) -> bool {
-        matches!(self.fates.lock()[server], Fate::Awaited)
+        matches!(self.fates.lock()[server], Fate::Awaited | Fate::Done(_))
     }
 
     /// Hands out the replies that nobody has taken yet.
     pub(super) fn take(&self, mut each: impl FnMut(usize, Reply)) {
         for (server, fate) in self.fates.lock().iter_mut().enumerate() {
             if matches!(fate, Fate::Replied(_))
-                && let Fate::Replied(reply) = std::mem::replace(fate, Fate::Taken)
+                && let Fate::Replied(reply) = mem::replace(fate, Fate::Taken)
             {
                 each(server, reply);
             }

@@ -7,17 +7,22 @@ use std::time::{Duration, Instant};
 use std::{mem, ptr};
 
 use crossbeam_channel::Sender;
+use redis::Value;
 
 use crate::store::connection::Connection;
 use crate::store::failure::{Failure, Trouble};
 use crate::store::lane::Reply;
-use crate::store::quorum::flight::Flight;
+use crate::store::quorum::flight::{Effect, Flight};
 use crate::store::quorum::node::{Node, Opened};
 use crate::store::quorum::strays::Strays;
 use crate::store::script::{Form, Script};
 
 /// A server that owes so many replies is not only slow.
 const OWED_MAX: usize = 256;
+
+/// Requests stand in line behind one that waits for replicas or a disk. A server that owes so many
+/// replies then is asked nothing more, but to end what may stand there.
+const LINE_MAX: usize = 4;
 
 /// A server that takes nothing more for this long is given up.
 const WRITE_TIME: Duration = Duration::from_millis(50);
@@ -34,14 +39,26 @@ pub(super) struct Link {
     trusted: bool,
     /// The scripts that were sent in full over this connection, so that the server knows them.
     known: Vec<&'static Script>,
-    /// What was sent and not answered, in order.
+    /// The replies that are to come, in order.
     flying: VecDeque<Flying>,
+    /// When the last reply came.
+    heard: Instant,
 }
 
+/// A reply that is to come.
 #[derive(Debug)]
 struct Flying {
     flight: Arc<Flight>,
+    part: Part,
     sent: Instant,
+}
+
+/// What a reply is to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    Script,
+    /// The request to wait until what the script has done is as durable as demanded.
+    Wait,
 }
 
 impl Link {
@@ -54,6 +71,7 @@ impl Link {
             trusted: false,
             known: Vec::new(),
             flying: VecDeque::new(),
+            heard: Instant::now(),
         }
     }
 
@@ -125,17 +143,38 @@ impl Link {
         }
     }
 
+    /// Tells whether too much is in line behind a request that waits.
+    pub(super) fn lags(&mut self) -> bool {
+        let lags = |flying: &VecDeque<Flying>| {
+            flying.len() >= LINE_MAX && flying.iter().any(|flying| flying.part == Part::Wait)
+        };
+        lags(&self.flying) && {
+            self.read();
+            lags(&self.flying)
+        }
+    }
+
     /// Sends a request, whose packed forms are given. If there is no connection it has failed, and
-    /// if so a hold that it was to end may stay where it is: then this is `false`.
+    /// if so a hold that it was to end may stay where it is: then this is `false`. It has failed as
+    /// well if the server lags, unless it is only to end a hold.
     pub(super) fn send(
         &mut self,
         flight: &Arc<Flight>,
         pack: impl FnOnce(Form) -> Vec<u8>,
     ) -> bool {
         let effect = &flight.request.effect;
+        let lags = self.lags();
+        let stays = effect.ended().is_some_and(|hold| self.node.may_have(hold));
         if !self.is_connected() {
             flight.answer(self.node.number, Err(self.down()));
-            return !effect.ended().is_some_and(|hold| self.node.may_have(hold));
+            return !stays;
+        }
+        let ends = matches!(effect, Effect::Ends(_));
+        if lags && !(ends && stays) {
+            // What has never come to stand there is gone.
+            let reply = if ends { Ok(Value::Int(0)) } else { Err(self.node.lags()) };
+            flight.answer(self.node.number, reply);
+            return true;
         }
         if let Some(hold) = effect.begun() {
             self.node.reach(hold);
@@ -150,22 +189,33 @@ impl Link {
         while !self.flying.is_empty()
             && let Some(reply) = self.connection.receive_now()
         {
-            let Some(Flying { flight, .. }) = self.flying.pop_front() else { return };
+            let Some(Flying { flight, part, .. }) = self.flying.pop_front() else { return };
+            self.heard = Instant::now();
             let broken = if self.is_connected() { None } else { reply.clone().err() };
-            self.settle(&flight, reply);
+            self.settle(&flight, part, reply);
             if let Some(failure) = broken {
                 self.give_up(&failure);
             }
         }
     }
 
+    /// Takes in a reply.
+    fn settle(&mut self, flight: &Arc<Flight>, part: Part, reply: Reply) {
+        match (part, &flight.request.demand) {
+            (Part::Wait, Some((demand, _))) => {
+                flight.confirm(self.node.number, self.node.weigh(demand, reply));
+            }
+            _ => self.answer(flight, reply),
+        }
+    }
+
     /// Takes a request as answered.
-    fn settle(&mut self, flight: &Arc<Flight>, mut reply: Reply) {
+    fn answer(&mut self, flight: &Arc<Flight>, mut reply: Reply) {
         if let Err(failure) = &mut reply
             && failure.code == "NOSCRIPT"
         {
             // What was sent after it must not be overtaken.
-            if self.flying.is_empty() {
+            if self.flying.iter().all(|flying| Arc::ptr_eq(&flying.flight, flight)) {
                 return self.write(flight, &flight.request.pack(Form::Body));
             }
             self.known.retain(|script| !ptr::eq(*script, flight.request.script));
@@ -185,7 +235,9 @@ impl Link {
 
     fn write(&mut self, flight: &Arc<Flight>, bytes: &[u8]) {
         let now = Instant::now();
-        self.flying.push_back(Flying { flight: flight.clone(), sent: now });
+        let flying = |part| Flying { flight: flight.clone(), part, sent: now };
+        self.flying.push_back(flying(Part::Script));
+        self.flying.extend(flight.request.demand.map(|_| flying(Part::Wait)));
         let sent = self.connection.write(now + WRITE_TIME, |out| out.extend_from_slice(bytes));
         if let Err(failure) = sent {
             self.give_up(&failure);
@@ -196,8 +248,8 @@ impl Link {
     fn give_up(&mut self, failure: &Failure) {
         self.connection.poison();
         self.known.clear();
-        for Flying { flight, .. } in mem::take(&mut self.flying) {
-            self.settle(&flight, Err(failure.clone()));
+        for Flying { flight, part, .. } in mem::take(&mut self.flying) {
+            self.settle(&flight, part, Err(failure.clone()));
         }
     }
 
@@ -212,9 +264,9 @@ impl Link {
 
     /// Tells whether the server owes a reply for too long, or too many.
     fn is_overdue(&self, patience: Duration) -> bool {
-        let oldest = self.flying.front();
-        self.flying.len() >= OWED_MAX
-            || oldest.is_some_and(|flying| flying.sent.elapsed() >= patience)
+        // What stands in line behind others has no turn before they are answered.
+        let turn = self.flying.front().map(|flying| flying.sent.max(self.heard));
+        self.flying.len() >= OWED_MAX || turn.is_some_and(|turn| turn.elapsed() >= patience)
     }
 }
 

@@ -76,6 +76,11 @@ impl Links {
         missing.map(|(number, link)| (number, link.down()))
     }
 
+    /// Tells of each server whether it lags: it would be asked nothing now but to end a hold.
+    pub(super) fn lagging(&mut self) -> Vec<bool> {
+        self.each.iter_mut().map(Link::lags).collect()
+    }
+
     /// Writes a request to those `wanted` of the servers that are connected, and takes it as failed
     /// by the others.
     pub(super) fn send(&mut self, flight: &Arc<Flight>, wanted: impl Fn(usize) -> bool) {
@@ -105,7 +110,9 @@ impl Links {
         mut decide: impl FnMut(usize, Reply) -> Option<T>,
     ) -> Option<T> {
         let (parts, started) = (self.parts.clone(), Instant::now());
-        let mut spell = parts.spin.start();
+        // Replicas and disks answer not soon, and that says nothing about the servers.
+        let soon = flight.request.demand.is_none();
+        let mut spell = if soon { parts.spin.start() } else { None };
         let busy = spell.is_some();
         let mut decision = None;
         loop {
@@ -123,7 +130,9 @@ impl Links {
             (true, true) => Manner::Busy,
             (true, false) => Manner::BusyInVain,
         };
-        parts.spin.learn(manner, started.elapsed());
+        if soon {
+            parts.spin.learn(manner, started.elapsed());
+        }
         decision
     }
 

@@ -5,6 +5,7 @@
 //! costs a call the time to find out. One that has failed is tried again after a pause that grows.
 
 use std::fmt;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
@@ -17,7 +18,9 @@ use crate::clock::end_of;
 use crate::store::HoldId;
 use crate::store::connection::Connection;
 use crate::store::dialer::Dialer;
+use crate::store::durable::Demand;
 use crate::store::failure::{Failure, Trouble};
+use crate::store::lane::Reply;
 
 /// The first pause after a failure, and the longest one.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(4));
@@ -31,6 +34,8 @@ pub(super) struct Node {
     /// Its place among the others.
     pub(super) number: usize,
     dialer: Arc<Dialer>,
+    /// What the server must be able to wait for.
+    demand: Option<Demand>,
     health: Mutex<Health>,
     /// One more than the number of the newest hold that the server was asked to begin. A hold with a
     /// greater number cannot be there.
@@ -52,9 +57,9 @@ impl fmt::Debug for Health {
 }
 
 impl Node {
-    pub(super) fn new(number: usize, dialer: Arc<Dialer>) -> Self {
-        let health = Health { failures: 0, next_try: Instant::now(), last: None };
-        Self { number, dialer, health: Mutex::new(health), reached: AtomicU64::new(0) }
+    pub(super) fn new(number: usize, dialer: Arc<Dialer>, demand: Option<Demand>) -> Self {
+        let (health, reached) = (Mutex::new(Health::fresh()), AtomicU64::new(0));
+        Self { number, dialer, demand, health, reached }
     }
 
     /// A place for a connection.
@@ -72,7 +77,7 @@ impl Node {
         let open = move || {
             let opened = node.connect();
             match &opened {
-                Ok(_) => *node.health.lock() = Health { failures: 0, ..Health::fresh() },
+                Ok(_) => *node.health.lock() = Health::fresh(),
                 Err(failure) => node.fail(failure),
             }
             // Whoever has asked may be gone.
@@ -135,6 +140,17 @@ impl Node {
         self.dialer.nonsense()
     }
 
+    /// The failure of a request that was not sent because it would have to stand in line.
+    pub(super) fn lags(&self) -> Failure {
+        let error = io::Error::other("earlier locks still wait for the server's replicas or disk");
+        Failure::io(Trouble::Passing, &self.dialer.label(), error)
+    }
+
+    /// Makes sense of a reply to the request to wait for what is demanded.
+    pub(super) fn weigh(&self, demand: &Demand, reply: Reply) -> Result<(), Failure> {
+        demand.weigh(reply, &self.dialer.label()).unwrap_or_else(|| Err(self.nonsense()))
+    }
+
     /// Notes that the server is asked to begin a hold.
     pub(super) fn reach(&self, hold: &HoldId) {
         self.reached.fetch_max(hold.nonce.saturating_add(1), Ordering::Relaxed);
@@ -158,10 +174,15 @@ impl Node {
         true
     }
 
-    /// Connects, and waits for a sign of life.
+    /// Connects, and waits for a sign of life: of a server that could never do what is demanded no
+    /// use is made.
     fn connect(&self) -> Result<Connection, Failure> {
         let (mut connection, until) = (self.connection(), end_of(self.dialer.connect_timeout));
-        match connection.exchange(until, |out| redis::cmd("PING").write_packed_command(out)) {
+        let pack = |out: &mut Vec<u8>| match &self.demand {
+            None => redis::cmd("PING").write_packed_command(out),
+            Some(demand) => demand.pack_probe(out),
+        };
+        match connection.exchange(until, pack) {
             Ok(_) => Ok(connection),
             // Nothing was asked for that could have an effect.
             Err(failure) if failure.is_ambiguous() => {

@@ -1,14 +1,15 @@
 //! The requests that a quorum is asked: as for a single server, except that tokens are proposed.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use crate::store::durable::Demand;
 use crate::store::keys::Keys;
 use crate::store::quorum::flight::{Effect, Request};
 use crate::store::script::{
     ACQUIRE_PROPOSED, Arg, FORCE, INSPECT, LEAVE, NEST, RAISE, RELEASE, Script, TRANSFER_PROPOSED,
     WITHDRAW,
 };
-use crate::store::single::{fence_life, place};
+use crate::store::single::{acquire_args, fence_life, transfer_args};
 use crate::store::{HoldId, Queue};
 
 /// Makes requests.
@@ -16,22 +17,21 @@ use crate::store::{HoldId, Queue};
 pub(super) struct Requests {
     pub(super) keys: Keys,
     pub(super) queue_life: Duration,
+    /// What each server must meet for a new hold or level, besides.
+    pub(super) demand: Option<Demand>,
 }
 
 impl Requests {
+    /// A request that a server counts as having done only once that is as durable as demanded.
+    pub(super) fn durable(&self, request: Request, until: Instant) -> Request {
+        Request { demand: self.demand.map(|demand| (demand, until)), ..request }
+    }
+
     pub(super) fn acquire(&self, hold: &HoldId, lease: Duration, queue: Queue) -> Request {
         let owner = hold.owner();
-        let args = [
-            Arg::Text(&owner),
-            Arg::millis(lease),
-            fence_life(lease),
-            Arg::Text(&hold.client),
-            place(queue),
-            Arg::millis(self.queue_life),
-            proposal(),
-        ];
-        let effect = Effect::Begins(hold.clone());
-        request(&ACQUIRE_PROPOSED, self.all_keys(&hold.name), args, effect)
+        let args = acquire_args(&owner, &hold.client, lease, queue, self.queue_life);
+        let (keys, effect) = (self.all_keys(&hold.name), Effect::Begins(hold.clone()));
+        request(&ACQUIRE_PROPOSED, keys, args.into_iter().chain([proposal()]), effect)
     }
 
     /// Counts up to the token of a hold.
@@ -67,14 +67,7 @@ impl Requests {
         yields: bool,
     ) -> Request {
         let (old, new) = (from.owner(), to.owner());
-        let args = [
-            Arg::Text(&old),
-            Arg::Text(&new),
-            Arg::millis(lease),
-            fence_life(lease),
-            Arg::Number(yields.into()),
-            proposal(),
-        ];
+        let args = transfer_args(&old, &new, lease, yields).into_iter().chain([proposal()]);
         let effect = Effect::Replaces { from: from.clone(), to: to.clone() };
         request(&TRANSFER_PROPOSED, self.all_keys(&to.name), args, effect)
     }
@@ -104,14 +97,14 @@ impl Requests {
     }
 }
 
-fn request<const K: usize, const A: usize>(
+fn request<'a, const K: usize>(
     script: &'static Script,
     keys: [String; K],
-    args: [Arg<'_>; A],
+    args: impl IntoIterator<Item = Arg<'a>>,
     effect: Effect,
 ) -> Request {
     let args = args.into_iter().map(Into::into).collect();
-    Request { script, keys: keys.into(), args, effect }
+    Request { script, keys: keys.into(), args, effect, demand: None }
 }
 
 /// The token that all servers are to give: this system's clock in microseconds.

@@ -1,5 +1,6 @@
 //! What the answers of N servers amount to, as soon as they amount to anything.
 
+use std::cmp::Reverse;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -52,7 +53,7 @@ impl<T> Votes<T> {
         match &self.0[server] {
             None => true,
             Some(Ok(answer)) => is(answer),
-            Some(Err(failure)) => failure.is_ambiguous(),
+            Some(Err(failure)) => failure.is_ambiguous() || failure.is_shortfall(),
         }
     }
 
@@ -72,13 +73,34 @@ impl<T> Votes<T> {
         self.failures().filter(|failure| failure.trouble == trouble).count()
     }
 
+    /// How many have done what they were asked, but not as durably as demanded.
+    fn count_short(&self) -> usize {
+        self.failures().filter(|failure| failure.is_shortfall()).count()
+    }
+
     /// Tells whether so many that are against leave no majority of others.
     fn outvoted_by(&self, against: usize) -> bool {
         self.0.len() - against < self.required()
     }
 
+    /// The failure of what a majority has done, but only `ok` as durably as demanded: that of the
+    /// server which is next to it. `None` as well if it may be done that durably at the next try.
+    fn not_replicated(&self, ok: usize) -> Option<Failure> {
+        if ok + self.count_failures(Trouble::Passing) >= self.required() {
+            return None;
+        }
+        let mut short: Vec<_> =
+            self.failures().filter_map(|failure| Some((failure.acked()?, failure))).collect();
+        short.sort_by_key(|(acked, _)| Reverse(*acked));
+        let (_, next) = short.get(self.required() - ok - 1)?;
+        Some((*next).clone())
+    }
+
     /// The failure of a request to which `ok` servers have agreed and no majority can.
     fn shortfall(&self, ok: usize) -> Failure {
+        if let Some(failure) = self.not_replicated(ok) {
+            return failure;
+        }
         for trouble in [Trouble::Refused, Trouble::WrongType] {
             let mut like = self.failures().filter(|failure| failure.trouble == trouble);
             if self.outvoted_by(self.count_failures(trouble))
@@ -107,7 +129,8 @@ impl<T> Votes<T> {
 
     /// The failure, once no answer that is still to come can bring `enough` answers of any kind.
     fn unanswered(&self, ok: usize) -> Option<Failure> {
-        let answers = self.answers().count() + self.count_failures(Trouble::WrongType);
+        let wrong = self.count_failures(Trouble::WrongType);
+        let answers = self.answers().count() + self.count_short() + wrong;
         let refused = self.outvoted_by(self.count_failures(Trouble::Refused));
         let hopeless = answers + self.pending() < self.required();
         (refused || hopeless || self.pending() == 0).then(|| self.shortfall(ok))
@@ -125,12 +148,13 @@ impl Votes<Bid> {
         if won + self.pending() >= self.required() {
             return None;
         }
-        let wrong = self.count_failures(Trouble::WrongType);
-        if self.outvoted_by(wrong) || self.outvoted_by(self.count_failures(Trouble::Refused)) {
+        let (short, wrong) = (self.count_short(), self.count_failures(Trouble::WrongType));
+        let refused = self.count_failures(Trouble::Refused);
+        if self.outvoted_by(wrong) || self.outvoted_by(refused) || won + short >= self.required() {
             return Some(Race::Lost(Err(self.shortfall(won))));
         }
-        if self.answers().count() + wrong >= self.required() {
-            let remaining = self.until_majority_is_free(won);
+        if self.answers().count() + short + wrong >= self.required() {
+            let remaining = self.until_majority_is_free(won + short);
             let unclear = self.failures().any(Failure::is_ambiguous);
             let bid = if unclear { Bid::Unclear { remaining } } else { Bid::Busy { remaining } };
             return Some(Race::Lost(Ok(bid)));
@@ -171,7 +195,11 @@ impl Votes<Handover> {
         if self.outvoted_by(gone) {
             return Some(Race::Lost(Ok(Handover::Gone)));
         }
-        if done + yielded >= self.required() {
+        let done_anyhow = done + self.count_short();
+        if done_anyhow >= self.required() {
+            return Some(Race::Lost(Err(self.shortfall(done))));
+        }
+        if done_anyhow + yielded >= self.required() {
             return Some(Race::Lost(Ok(Handover::Yielded)));
         }
         self.unanswered(done).map(|failure| Race::Lost(Err(failure)))

@@ -73,7 +73,7 @@ impl Address {
         builder: Builder,
         durability: impl Fn(Duration) -> Durability,
     ) -> Result<Client, Error> {
-        let timeouts = [8000, 900, 250, 90, 15].map(ms).into_iter();
+        let timeouts = [8000, 900, 280, 90].map(ms).into_iter();
         let mut tries = timeouts
             .filter(|timeout| *timeout < lease / 3)
             .map(|timeout| builder.clone().durability(durability(timeout)).open(&self.url));

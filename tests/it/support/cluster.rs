@@ -4,6 +4,7 @@
     reason = "every test, example and bench that includes this file uses a part of it"
 )]
 
+use std::ops::Range;
 use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -72,9 +73,8 @@ impl Cluster {
         for (number, node) in (0..).zip(&self.nodes) {
             node.command(&["CLUSTER", "SET-CONFIG-EPOCH", &(number + 1).to_string()]);
             if usize::from(number) < self.masters {
-                let first = (number * self.share()).to_string();
-                let last = (((number + 1) * self.share()).min(SLOTS) - 1).to_string();
-                node.command(&["CLUSTER", "ADDSLOTSRANGE", &first, &last]);
+                let first = number * self.share();
+                add_slots(node, first..(first + self.share()).min(SLOTS));
             }
         }
         for node in &self.nodes {
@@ -214,6 +214,13 @@ impl Move<'_> {
     pub(crate) fn back(&self) -> Self {
         Self { masters: self.masters, slot: self.slot.clone(), from: self.to, to: self.from }
     }
+}
+
+/// Gives slots to a node, as Redis 6 knows it too.
+pub(crate) fn add_slots(node: &Server, slots: Range<u16>) {
+    let slots: Vec<_> = slots.map(|slot| slot.to_string()).collect();
+    let slots = slots.iter().map(String::as_str);
+    node.command(&["CLUSTER", "ADDSLOTS"].into_iter().chain(slots).collect::<Vec<_>>());
 }
 
 fn id(node: &Server) -> String {

@@ -70,6 +70,14 @@ impl Server {
         subscribers
     }
 
+    /// How many connections there have been, with the one that asks.
+    pub(crate) fn connections(&self) -> u64 {
+        let stats: String = self.ask(&["INFO", "stats"]);
+        let field = "total_connections_received:";
+        let line = stats.lines().find_map(|line| line.strip_prefix(field));
+        line.expect("there is such a number").parse().expect("it is a number")
+    }
+
     pub(crate) fn set_config(&self, option: &str, value: &str) {
         self.command(&["CONFIG", "SET", option, value]);
     }

@@ -56,7 +56,7 @@ impl Watched {
     pub(crate) fn launch(binary: impl AsRef<Path>, down_after: Duration) -> Watched {
         let binary = binary.as_ref();
         let watched = Watched {
-            servers: replicated(binary, 2, &[]),
+            servers: replicated(2, binary, &[]),
             sentinels: (0..3).map(|_| Server::sentinel(binary, &[])).collect(),
             binary: binary.into(),
         };
@@ -111,16 +111,17 @@ impl Watched {
     }
 }
 
-/// Starts a master, which comes first, and its replicas, and waits until they are in step with it.
+/// Starts a master, which comes first, and so many replicas, and waits until they are in step with it.
 pub(crate) fn replicated(
-    binary: impl AsRef<Path>,
     replicas: usize,
+    binary: impl AsRef<Path>,
     extra_args: &[&str],
 ) -> Vec<Server> {
     // From a file a replica is in step at once, without one only when it has said so, once a second.
     let quick = ["--repl-diskless-sync", "no", "--repl-timeout", "60", "--hz", "100"];
     let args = [&quick, extra_args].concat();
-    let servers: Vec<_> = (0..=replicas).map(|_| Server::start(binary.as_ref(), &args)).collect();
+    let start = |_| Server::start(binary.as_ref(), &args);
+    let servers: Vec<_> = (0..=replicas).map(start).collect();
     let port = servers[0].port().to_string();
     for replica in &servers[1..] {
         replica.command(&["REPLICAOF", "127.0.0.1", &port]);

@@ -165,7 +165,7 @@ impl Server {
     }
 
     pub(crate) fn replicated() -> Server {
-        Server::with_replicas(Way::Replica, replicated(redis_binary(), 1, &[]), vec![])
+        Server::with_replicas(Way::Replica, replicated(1, redis_binary(), &[]), vec![])
     }
 
     pub(crate) fn synced() -> Server {

@@ -10,6 +10,10 @@ fn failed<T>(trouble: Trouble) -> Result<T, Failure> {
     Err(Failure::io(trouble, &Arc::from("there"), io::Error::other("test")))
 }
 
+fn falls_short<T>(acked: u32) -> Result<T, Failure> {
+    failed(Trouble::NotReplicated { acked, required: 3 })
+}
+
 /// Every combination of so many votes out of these.
 fn all_of<T: Clone>(servers: usize, votes: &[Option<Result<T, Failure>>]) -> Vec<Votes<T>> {
     let combinations = votes.len().pow(u32::try_from(servers).expect("a few"));
@@ -24,7 +28,7 @@ fn all_of<T: Clone>(servers: usize, votes: &[Option<Result<T, Failure>>]) -> Vec
     (0..combinations).map(combination).collect()
 }
 
-fn bids() -> [Option<Result<Bid, Failure>>; 6] {
+fn bids() -> [Option<Result<Bid, Failure>>; 7] {
     [
         None,
         Some(Ok(Bid::Won { fence: 7 })),
@@ -32,6 +36,7 @@ fn bids() -> [Option<Result<Bid, Failure>>; 6] {
         Some(failed(Trouble::Silent)),
         Some(failed(Trouble::Unreachable)),
         Some(failed(Trouble::WrongType)),
+        Some(falls_short(1)),
     ]
 }
 
@@ -41,7 +46,7 @@ fn a_lock_is_won_by_a_majority_and_by_nothing_else() {
         for votes in all_of(servers, &bids()) {
             let won = votes.count(|bid| matches!(bid, Bid::Won { .. }));
             let busy = votes.count(|bid| matches!(bid, Bid::Busy { .. }));
-            let wrong = votes.count_failures(Trouble::WrongType);
+            let (short, wrong) = (votes.count_short(), votes.count_failures(Trouble::WrongType));
             let may_win = won + votes.pending() >= votes.required();
             match votes.race() {
                 Some(Race::Won { fence, agreed }) => {
@@ -52,12 +57,18 @@ fn a_lock_is_won_by_a_majority_and_by_nothing_else() {
                 Some(Race::Lost(outcome)) => {
                     assert!(!may_win, "{votes:?}");
                     match outcome {
-                        Ok(_) => assert!(won + busy + wrong >= votes.required(), "{votes:?}"),
+                        Ok(_) => {
+                            assert!(won + short < votes.required(), "{votes:?}");
+                            assert!(won + short + busy + wrong >= votes.required(), "{votes:?}");
+                        }
+                        Err(failure) if failure.is_shortfall() => {
+                            assert!(won + short >= votes.required(), "{votes:?}");
+                        }
                         Err(failure) if failure.trouble == Trouble::WrongType => {
                             assert!(votes.outvoted_by(wrong), "{votes:?}");
                         }
                         Err(failure) => {
-                            assert!(won + busy + wrong < votes.required(), "{votes:?}");
+                            assert!(won + short + busy + wrong < votes.required(), "{votes:?}");
                             let silent = votes.count_failures(Trouble::Silent) > 0;
                             assert_eq!(failure.is_ambiguous(), silent, "{votes:?}");
                         }
@@ -82,8 +93,13 @@ fn contention_is_unclear_only_where_a_request_may_have_arrived() {
 
 #[test]
 fn a_hold_stands_with_a_majority_and_is_gone_when_none_is_left() {
-    let standings =
-        [None, Some(Ok(Standing::Ours)), Some(Ok(Standing::Gone)), Some(failed(Trouble::Silent))];
+    let standings = [
+        None,
+        Some(Ok(Standing::Ours)),
+        Some(Ok(Standing::Gone)),
+        Some(failed(Trouble::Silent)),
+        Some(falls_short(1)),
+    ];
     for servers in 1..=5 {
         for votes in all_of(servers, &standings) {
             let ours = votes.count(|standing| *standing == Standing::Ours);
@@ -96,7 +112,9 @@ fn a_hold_stands_with_a_majority_and_is_gone_when_none_is_left() {
                     assert!(ours < required && servers - gone >= required);
                     assert!(ours + pending < required, "{votes:?}");
                     assert!(pending == 0 || servers - gone - pending >= required, "{votes:?}");
-                    assert!(failure.is_ambiguous());
+                    let done = ours + votes.count_short();
+                    assert_eq!(failure.is_shortfall(), done >= required, "{votes:?}");
+                    assert!(failure.is_shortfall() || failure.is_ambiguous());
                 }
                 None => assert!(pending > 0 && ours < required && servers - gone >= required),
             }
@@ -122,17 +140,23 @@ fn a_transfer_is_done_by_a_majority_and_by_nothing_else() {
         Some(Ok(Handover::Yielded)),
         Some(failed(Trouble::Unreachable)),
         Some(failed(Trouble::Reset)),
+        Some(falls_short(1)),
     ];
     for votes in all_of(5, &handovers) {
         let done = votes.count(|answer| matches!(answer, Handover::Done { .. }));
+        let gone = votes.count(|answer| *answer == Handover::Gone);
+        let done_anyhow = done + votes.count_short();
         match votes.passage() {
             Some(Race::Won { .. }) => assert!(done >= 3),
             None => assert!(votes.pending() > 0 && done < 3),
             Some(Race::Lost(outcome)) => {
                 assert!(done + votes.pending() < 3);
+                let short = matches!(&outcome, Err(failure) if failure.is_shortfall());
+                assert_eq!(short, done_anyhow >= 3, "{votes:?}");
+                assert_eq!(matches!(outcome, Ok(Handover::Gone)), gone >= 3, "{votes:?}");
                 let reset = votes.count_failures(Trouble::Reset) > 0;
                 if let Err(failure) = outcome {
-                    assert_eq!(failure.is_ambiguous(), reset, "{votes:?}");
+                    assert_eq!(failure.is_ambiguous(), reset && !short, "{votes:?}");
                 }
             }
         }
@@ -146,6 +170,39 @@ fn the_token_is_the_greatest_and_agreed_if_a_majority_gave_it() {
     assert!(matches!(race([5, 5, 5]), Some(Race::Won { fence: 5, agreed: true })));
     assert!(matches!(race([5, 9, 9]), Some(Race::Won { fence: 9, agreed: true })));
     assert!(matches!(race([5, 5, 9]), Some(Race::Won { fence: 9, agreed: false })));
+}
+
+#[test]
+fn a_shortfall_tells_what_the_best_majority_has_acknowledged() {
+    let acked = |votes: Vec<_>| match Votes(votes).race() {
+        Some(Race::Lost(Err(Failure { trouble, .. }))) => match trouble {
+            Trouble::NotReplicated { acked, required: 3 } => acked,
+            trouble => panic!("{trouble:?}"),
+        },
+        other => panic!("{other:?}"),
+    };
+    let won = || Some(Ok(Bid::Won { fence: 1 }));
+    let short = |acked| Some(falls_short(acked));
+    assert!(Votes(vec![short(1)]).may_be(0, |_: &Bid| false), "it is done there");
+    assert_eq!(acked(vec![short(1)]), 1);
+    assert_eq!(acked(vec![short(0), short(2), won()]), 2);
+    assert_eq!(acked(vec![short(2), short(0), short(1)]), 1);
+    assert_eq!(acked(vec![short(2), short(1), None]), 1);
+    assert_eq!(acked(vec![won(), short(0), short(1), short(2), None]), 1);
+    assert_eq!(acked(vec![won(), short(2), Some(failed(Trouble::Unreachable))]), 2);
+}
+
+#[test]
+fn a_server_that_will_answer_soon_may_make_up_for_a_shortfall() {
+    let race = |votes: Vec<_>| match Votes(votes).race() {
+        Some(Race::Lost(Err(failure))) => failure.trouble,
+        other => panic!("{other:?}"),
+    };
+    let (won, short) = (|| Some(Ok(Bid::Won { fence: 1 })), || Some(falls_short(1)));
+    let passing = || Some(failed(Trouble::Passing));
+    assert_eq!(race(vec![won(), short(), passing()]), Trouble::Passing);
+    assert_eq!(race(vec![short(), passing(), passing()]), Trouble::Passing);
+    assert!(matches!(race(vec![short(), short(), passing()]), Trouble::NotReplicated { .. }));
 }
 
 #[test]
