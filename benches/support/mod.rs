@@ -15,5 +15,8 @@ pub(crate) mod turns;
 #[path = "../../tests/it/support/cluster.rs"]
 pub(crate) mod cluster;
 
+#[path = "../../tests/it/support/sentinel.rs"]
+pub(crate) mod sentinel;
+
 #[path = "../../tests/it/support/server.rs"]
 pub(crate) mod server;

@@ -217,7 +217,7 @@ fn bad_options_of_a_mutex_are_errors_of_its_calls(server: &Server) {
 }
 
 fn a_default_io_timeout_adapts_to_a_short_lease(server: &Server) {
-    let client = server.open(Client::builder());
+    let client = server.open_for(ms(300), Client::builder());
     let guard = client.mutex("a").lease(ms(300)).lock().unwrap();
     assert!(guard.is_held());
     server.open(Client::builder().lease(ms(300))).lock("b").unwrap().unlock().unwrap();

@@ -7,8 +7,9 @@ use leasehold::{Builder, Client, Error, Guard};
 
 use crate::support::child::{self, Child};
 use crate::support::cluster::add_slots;
+use crate::support::server::Server;
 use crate::support::{
-    Cluster, LEASE, SOON, Server, eventually, is_busy, ms, patient, take, throughout, timed,
+    Cluster, LEASE, SOON, eventually, is_busy, ms, patient, take, throughout, timed,
 };
 
 /// Never asks again by itself within a test, so that only a wake-up can end a wait.

@@ -6,9 +6,9 @@ use std::time::Duration;
 use leasehold::{Builder, Client, Error};
 
 use crate::support::recorder::Recorder;
+use crate::support::server::Server;
 use crate::support::{
-    Cluster, LEASE, SOON, Server, assert_lost, eventually, is_busy, ms, patient, take, throughout,
-    timed,
+    Cluster, LEASE, SOON, assert_lost, eventually, is_busy, ms, patient, take, throughout, timed,
 };
 
 /// Much more than one attempt and its repetition, and much less than the waits here.

@@ -6,9 +6,8 @@ use std::thread::{self, ScopedJoinHandle};
 use leasehold::{Client, Error, Guard};
 
 use crate::refusals::RIGHTS;
-use crate::support::{
-    Cluster, LEASE, SOON, Server, eventually, is_busy, ms, patient, take, throughout,
-};
+use crate::support::server::Server;
+use crate::support::{Cluster, LEASE, SOON, eventually, is_busy, ms, patient, take, throughout};
 
 /// How often a node has answered with this error so far.
 fn errors(node: &Server, code: &str) -> u64 {

@@ -16,7 +16,7 @@ use crate::support::{
 };
 
 stores! {
-    every server:
+    every direct server:
         every_request_may_be_executed_twice,
         a_late_duplicate_of_a_lock_changes_no_later_hold,
         a_late_duplicate_of_a_nested_lock_changes_no_later_hold,
@@ -32,7 +32,7 @@ const LONG: Duration = ms(300_000);
 
 fn every_request_may_be_executed_twice(server: &Server) {
     let proxy = Proxy::before(server);
-    let client = sleepy().lease(LEASE).open(&proxy.url()).unwrap();
+    let client = server.through(&proxy).open(sleepy().lease(LEASE));
     let other = server.open(sleepy());
     proxy.duplicate_scripts();
     let outer = take(&client, "a");
@@ -109,7 +109,7 @@ fn assert_nothing_comes_of(server: &Server, requests: &[Vec<u8>]) {
 
 fn a_late_duplicate_of_a_lock_changes_no_later_hold(server: &Server) {
     let proxy = Proxy::before(server);
-    let client = patient().lease(LONG).open(&proxy.url()).unwrap();
+    let client = server.through(&proxy).open(patient().lease(LONG));
     let (guard, requests) = proxy.record(|| take(&client, "a"));
     guard.unlock().unwrap();
     assert_harmless(server, &client, &requests);
@@ -117,7 +117,7 @@ fn a_late_duplicate_of_a_lock_changes_no_later_hold(server: &Server) {
 
 fn a_late_duplicate_of_a_nested_lock_changes_no_later_hold(server: &Server) {
     let proxy = Proxy::before(server);
-    let client = patient().lease(LONG).open(&proxy.url()).unwrap();
+    let client = server.through(&proxy).open(patient().lease(LONG));
     let outer = take(&client, "a");
     let ((), requests) = proxy.record(|| take(&client, "a").unlock().unwrap());
     outer.unlock().unwrap();
@@ -127,7 +127,7 @@ fn a_late_duplicate_of_a_nested_lock_changes_no_later_hold(server: &Server) {
 
 fn a_late_duplicate_of_a_renewal_changes_no_later_hold(server: &Server) {
     let proxy = Proxy::before(server);
-    let client = patient().lease(LEASE).open(&proxy.url()).unwrap();
+    let client = server.through(&proxy).open(patient().lease(LEASE));
     let guard = take(&client, "a");
     let ((), requests) = proxy.record(|| throughout(LEASE / 2, || guard.is_held()));
     guard.unlock().unwrap();
@@ -137,7 +137,7 @@ fn a_late_duplicate_of_a_renewal_changes_no_later_hold(server: &Server) {
 
 fn a_late_duplicate_of_a_release_changes_no_later_hold(server: &Server) {
     let proxy = Proxy::before(server);
-    let client = patient().lease(LONG).open(&proxy.url()).unwrap();
+    let client = server.through(&proxy).open(patient().lease(LONG));
     let guard = take(&client, "a");
     let ((), requests) = proxy.record(|| guard.unlock().unwrap());
     assert_nothing_comes_of(server, &requests);
@@ -148,7 +148,7 @@ fn a_late_duplicate_of_a_hand_over_changes_no_later_hold(server: &Server) {
     let proxy = Proxy::before(server);
     let told = Recorder::default();
     let builder = patient().lease(LONG).on_event(told.listener());
-    let client = builder.open(&proxy.url()).unwrap();
+    let client = server.through(&proxy).open(builder);
     let guard = take(&client, "a");
     let requests = thread::scope(|scope| {
         let (end, ended) = crossbeam_channel::bounded::<()>(0);
@@ -171,7 +171,7 @@ fn a_late_duplicate_of_a_hand_over_changes_no_later_hold(server: &Server) {
 fn a_late_duplicate_of_a_lock_blocks_no_longer_than_its_lease(server: &Server) {
     let lease = ms(1500);
     let proxy = Proxy::before(server);
-    let client = patient().open(&proxy.url()).unwrap();
+    let client = server.through(&proxy).open_for(lease, patient());
     let short = client.mutex("a").lease(lease);
     let (guard, requests) = proxy.record(|| short.lock().unwrap());
     let fence = guard.fence();
@@ -188,7 +188,7 @@ fn a_late_duplicate_of_a_lock_blocks_no_longer_than_its_lease(server: &Server) {
 
 fn a_late_duplicate_of_a_release_wakes_nobody_in_vain(server: &Server) {
     let proxy = Proxy::before(server);
-    let client = patient().open(&proxy.url()).unwrap();
+    let client = server.through(&proxy).open(patient());
     let waiter = server.open(sleepy());
     let guard = take(&client, "a");
     let ((), requests) = proxy.record(|| guard.unlock().unwrap());

@@ -6,8 +6,8 @@ use std::time::Duration;
 use leasehold::{Builder, Client, Durability, Error, Guard};
 
 use crate::support::sentinel::replicated;
-use crate::support::server::{redis_binary, valkey_binary};
-use crate::support::{SOON, Server, eventually, is_busy, ms, patient, take, timed};
+use crate::support::server::{Server, redis_binary, valkey_binary};
+use crate::support::{SOON, eventually, is_busy, ms, patient, take, timed};
 
 /// Short, for a test that waits for a replica that is not there.
 const TIMEOUT: Duration = ms(500);

@@ -8,8 +8,8 @@ use leasehold::{Client, Event};
 
 use crate::support::recorder::Recorder;
 use crate::support::{
-    LEASE, SOON, Server, Store, assert_lost, elsewhere, eventually, is_busy, ms, patient, stores,
-    take, throughout, timed, while_held,
+    LEASE, SHORT, SOON, Server, Store, assert_lost, elsewhere, eventually, is_busy, ms, patient,
+    stores, take, throughout, timed, while_held,
 };
 
 stores! {
@@ -75,8 +75,8 @@ fn a_renewal_is_told(store: &Store) {
 
 fn a_loss_is_told_once(store: &Store) {
     let recorder = Recorder::default();
-    let client = store.open(patient().on_event(recorder.listener()));
-    let guard = client.mutex("a").lease(ms(300)).renew(false).lock().unwrap();
+    let client = store.open_for(SHORT, patient().on_event(recorder.listener()));
+    let guard = client.mutex("a").lease(SHORT).renew(false).lock().unwrap();
     recorder.wait_for("lost a");
     assert!(!guard.is_held());
     assert_lost(guard.unlock(), "a");
@@ -88,16 +88,19 @@ fn a_loss_is_told_once(store: &Store) {
 
 fn an_event_carries_the_numbers_of_its_hold(store: &Store) {
     let (sender, events) = unbounded();
-    let client = store.open(patient().on_event(move |event| {
-        let numbers = match event {
-            Event::Acquired { fence, waited, .. } => (*fence, *waited),
-            Event::Lost { fence, .. } => (*fence, Duration::ZERO),
-            Event::Released { held, .. } => (0, *held),
-            _ => return,
-        };
-        // The last events may come after the end of the test.
-        sender.send(numbers).ok();
-    }));
+    let client = store.open_for(
+        SHORT,
+        patient().on_event(move |event| {
+            let numbers = match event {
+                Event::Acquired { fence, waited, .. } => (*fence, *waited),
+                Event::Lost { fence, .. } => (*fence, Duration::ZERO),
+                Event::Released { held, .. } => (0, *held),
+                _ => return,
+            };
+            // The last events may come after the end of the test.
+            sender.send(numbers).ok();
+        }),
+    );
     let next = || events.recv_timeout(SOON).unwrap();
 
     let guard = take(&client, "a");
@@ -109,7 +112,7 @@ fn an_event_carries_the_numbers_of_its_hold(store: &Store) {
     let (_, held) = next();
     assert!(held >= ms(200) && held < ms(5000), "{held:?}");
 
-    let expiring = client.mutex("a").lease(ms(500)).renew(false).lock().unwrap();
+    let expiring = client.mutex("a").lease(SHORT).renew(false).lock().unwrap();
     assert_eq!(next().0, expiring.fence());
     let second = elsewhere(|| client.lock("a").unwrap().fence());
     // The loss is told by another thread than the next hold, which begins and ends: any order.
@@ -127,7 +130,7 @@ fn a_callback_that_panics_stops_nothing(store: &Store) {
         panic!("as the test wants");
     }));
     let guard = take(&client, "a");
-    throughout(3 * LEASE, || guard.is_held());
+    throughout(3 * LEASE / 2, || guard.is_held());
     guard.verify().unwrap();
     guard.unlock().unwrap();
     // Nor does it end the events.
@@ -142,7 +145,7 @@ fn a_callback_that_blocks_stops_nothing(store: &Store) {
         ended.recv_timeout(2 * SOON).ok();
     }));
     let guard = take(&client, "a");
-    throughout(3 * LEASE, || guard.is_held() && is_busy(&client, "a"));
+    throughout(3 * LEASE / 2, || guard.is_held() && is_busy(&client, "a"));
     guard.verify().unwrap();
     guard.unlock().unwrap();
     while_held(&client, "b", |_end| {

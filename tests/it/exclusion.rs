@@ -29,13 +29,6 @@ stores! {
     every server:
         processes_count_without_losing_an_update,
         clients_of_one_process_exclude_each_other;
-    sentinel:
-        threads_count_without_losing_an_update,
-        try_lock_refuses_what_another_thread_holds,
-        a_timed_lock_gives_up_when_its_time_is_over,
-        the_wait_of_the_builder_ends_lock_with_a_timeout,
-        a_waiter_gets_the_lock_once_it_is_released,
-        with_lock_releases_after_a_panic;
 }
 
 /// Adds one in a way that loses updates unless nobody else does it meanwhile.
@@ -78,7 +71,7 @@ fn without_the_lock_updates_are_lost(store: &Store) {
 }
 
 fn processes_count_without_losing_an_update(server: &Server) {
-    let start = || Child::start(count_in_a_child, &server.url());
+    let start = || Child::start(count_in_a_child, &server.address());
     let mut children = [start(), start(), start(), start()];
     for child in &children {
         assert_eq!(child.next(), "ready");
@@ -93,9 +86,9 @@ fn processes_count_without_losing_an_update(server: &Server) {
 #[test]
 #[ignore = "a child of processes_count_without_losing_an_update"]
 fn count_in_a_child() {
-    let Some(url) = child::argument() else { return };
-    let client = Client::builder().backoff(ms(1), ms(20)).open(&url).unwrap();
-    let mut number = Handle::connect(&url);
+    let Some(address) = child::address() else { return };
+    let client = address.open(Client::builder().backoff(ms(1), ms(20)));
+    let mut number = Handle::connect(&address.url);
     child::report("ready");
     child::wait_for_parent();
     for _ in 0..25 {

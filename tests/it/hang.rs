@@ -18,16 +18,17 @@ stores! {
         a_silent_server_costs_a_call_what_is_promised,
         a_silent_server_costs_a_drop_one_io_timeout,
         a_silent_server_costs_close_nothing,
+        a_drop_that_cannot_hand_on_stretches_no_wait,
+        a_promise_that_a_silent_server_breaks_ends_in_time,
+        a_promise_that_a_read_only_server_breaks_ends_in_time;
+    one server:
         a_login_that_hangs_ends_in_time,
         a_release_that_never_arrives_is_not_renewed,
         a_lock_that_nobody_can_clean_up_ends_with_its_lease,
         a_nested_lock_without_a_reply_leaves_the_outer_one,
         a_call_that_hangs_does_not_hold_up_those_after_it,
         a_call_that_hangs_starves_no_renewal,
-        a_call_that_hangs_starves_no_release,
-        a_drop_that_cannot_hand_on_stretches_no_wait,
-        a_promise_that_a_silent_server_breaks_ends_in_time,
-        a_promise_that_a_read_only_server_breaks_ends_in_time;
+        a_call_that_hangs_starves_no_release;
 }
 
 /// How long one attempt may take here.

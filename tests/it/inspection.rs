@@ -6,8 +6,8 @@ use leasehold::{Client, Error};
 
 use crate::support::recorder::Recorder;
 use crate::support::{
-    LEASE, SOON, Server, Store, assert_lost, elsewhere, eventually, is_busy, ms, patient, stores,
-    take, timed, while_held,
+    LEASE, SHORT, SOON, Server, Store, assert_lost, elsewhere, eventually, is_busy, ms, patient,
+    stores, take, timed, while_held,
 };
 
 stores! {
@@ -42,7 +42,7 @@ fn a_mutex_is_the_same_lock(store: &Store) {
 }
 
 fn a_mutex_has_its_own_lease(store: &Store) {
-    let client = store.open(patient());
+    let client = store.open_for(ms(5000), patient());
     let guard = client.mutex("a").lease(ms(5000)).lock().unwrap();
     assert!(guard.remaining() > ms(3000) && guard.remaining() < ms(5000));
     let usual = take(&client, "b");
@@ -70,7 +70,7 @@ fn a_free_lock_has_no_holder(store: &Store) {
 }
 
 fn the_holder_of_a_lock_can_be_seen(store: &Store) {
-    let client = store.open(patient());
+    let client = store.open_for(ms(20_000), patient());
     let mutex = client.mutex("a").lease(ms(20_000));
     let _outer = mutex.lock().unwrap();
     let first = mutex.holder().unwrap().unwrap();
@@ -86,8 +86,8 @@ fn the_holder_of_a_lock_can_be_seen(store: &Store) {
 }
 
 fn a_thread_knows_what_it_holds(store: &Store) {
-    let client = store.open(patient());
-    let mutex = client.mutex("a").lease(ms(500)).renew(false);
+    let client = store.open_for(SHORT, patient());
+    let mutex = client.mutex("a").lease(SHORT).renew(false);
     assert!(!mutex.is_held_by_current_thread());
     let guard = mutex.lock().unwrap();
     assert!(mutex.is_held_by_current_thread());

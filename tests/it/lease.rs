@@ -7,8 +7,8 @@ use crossbeam_channel::{RecvTimeoutError, TryRecvError};
 use leasehold::Client;
 
 use crate::support::{
-    LEASE, SOON, Server, Store, assert_lost, elsewhere, eventually, is_busy, ms, patient, stores,
-    take, throughout, timed, while_held,
+    LEASE, SHORT, SOON, Server, Store, assert_lost, elsewhere, eventually, is_busy, ms, patient,
+    stores, take, throughout, timed, while_held,
 };
 
 stores! {
@@ -26,18 +26,15 @@ stores! {
         an_expired_guard_leaves_the_next_holder_alone,
         a_lost_hold_is_not_created_again,
         renewal_keeps_the_time_to_live_high,
-        a_renewal_on_its_way_undoes_no_release,
         max_hold_ends_in_redis_too,
         a_lease_of_a_year_is_kept_as_it_is;
-    sentinel:
-        an_expired_hold_is_taken_over_and_stays_lost,
-        a_lease_is_renewed_for_as_long_as_it_is_held,
-        a_hold_does_not_outlive_max_hold;
+    one server:
+        a_renewal_on_its_way_undoes_no_release;
 }
 
 fn an_expired_hold_is_taken_over_and_stays_lost(store: &Store) {
-    let client = store.open(patient());
-    let mutex = client.mutex("a").lease(ms(400)).renew(false);
+    let client = store.open_for(SHORT, patient());
+    let mutex = client.mutex("a").lease(SHORT).renew(false);
     let first = mutex.lock().unwrap();
     while_held(&client, "a", |_end| {
         assert!(!first.is_held());
@@ -52,8 +49,8 @@ fn an_expired_hold_is_taken_over_and_stays_lost(store: &Store) {
 }
 
 fn a_new_holder_has_a_greater_fence(store: &Store) {
-    let client = store.open(patient());
-    let mutex = client.mutex("a").lease(ms(300)).renew(false);
+    let client = store.open_for(SHORT, patient());
+    let mutex = client.mutex("a").lease(SHORT).renew(false);
     let first = mutex.lock().unwrap();
     let second = elsewhere(|| client.lock("a").unwrap().fence());
     assert!(second > first.fence());
@@ -63,14 +60,14 @@ fn a_new_holder_has_a_greater_fence(store: &Store) {
 
 fn a_waiter_wakes_when_the_lease_of_the_holder_ends(store: &Store) {
     // With pauses longer than the test may take.
-    let client = store.open(Client::builder().wait(SOON).backoff(3 * SOON, 3 * SOON));
-    let _first = client.mutex("a").lease(ms(500)).renew(false).lock().unwrap();
+    let client = store.open_for(SHORT, Client::builder().wait(SOON).backoff(3 * SOON, 3 * SOON));
+    let _first = client.mutex("a").lease(SHORT).renew(false).lock().unwrap();
     let ((), took) = timed(|| elsewhere(|| client.lock("a").unwrap().unlock().unwrap()));
     assert!(took < SOON / 2, "{took:?}");
 }
 
 fn a_hold_ends_at_its_local_deadline_by_itself(store: &Store) {
-    let client = store.open(patient());
+    let client = store.open_for(ms(1000), patient());
     let mutex = client.mutex("a").lease(ms(1000)).renew(false);
     let before = Instant::now();
     let guard = mutex.lock().unwrap();
@@ -92,8 +89,8 @@ fn a_hold_ends_at_its_local_deadline_by_itself(store: &Store) {
 }
 
 fn the_loss_is_told_to_every_receiver(store: &Store) {
-    let client = store.open(patient());
-    let guard = client.mutex("a").lease(ms(400)).renew(false).lock().unwrap();
+    let client = store.open_for(SHORT, patient());
+    let guard = client.mutex("a").lease(SHORT).renew(false).lock().unwrap();
     let receivers = [guard.lost(), guard.lost()];
     assert_eq!(receivers[0].try_recv(), Err(TryRecvError::Empty));
     for receiver in &receivers {
@@ -118,7 +115,7 @@ fn a_lease_is_renewed_for_as_long_as_it_is_held(store: &Store) {
     let client = store.open(patient().lease(LEASE));
     let guard = take(&client, "a");
     let lost = guard.lost();
-    throughout(4 * LEASE, || guard.is_held() && is_busy(&client, "a"));
+    throughout(2 * LEASE, || guard.is_held() && is_busy(&client, "a"));
     assert_eq!(lost.try_recv(), Err(TryRecvError::Empty));
     guard.verify().unwrap();
     guard.unlock().unwrap();
@@ -145,17 +142,17 @@ fn a_hold_does_not_outlive_max_hold(store: &Store) {
 }
 
 fn with_lock_reports_a_lease_lost_meanwhile(store: &Store) {
-    let client = store.open(patient());
-    let mutex = client.mutex("a").lease(ms(300)).renew(false);
+    let client = store.open_for(SHORT, patient());
+    let mutex = client.mutex("a").lease(SHORT).renew(false);
     let result = mutex.with(|guard| eventually(SOON, || !guard.is_held()));
     assert_lost(result, "a");
     client.lock("a").unwrap().unlock().unwrap();
 }
 
 fn an_expired_guard_leaves_the_next_holder_alone(server: &Server) {
-    let client = server.open(patient());
+    let client = server.open_for(SHORT, patient());
     let other = server.open(patient());
-    let first = client.mutex("a").lease(ms(300)).renew(false).lock().unwrap();
+    let first = client.mutex("a").lease(SHORT).renew(false).lock().unwrap();
     let second = other.lock("a").unwrap();
     let hold = server.hold("a");
     assert!(hold.0.starts_with(other.id()));
@@ -172,8 +169,8 @@ fn an_expired_guard_leaves_the_next_holder_alone(server: &Server) {
 }
 
 fn a_lost_hold_is_not_created_again(server: &Server) {
-    let client = server.open(patient());
-    let guard = client.mutex("a").lease(ms(300)).renew(false).lock().unwrap();
+    let client = server.open_for(SHORT, patient());
+    let guard = client.mutex("a").lease(SHORT).renew(false).lock().unwrap();
     eventually(SOON, || !server.exists("a"));
     assert_lost(guard.verify(), "a");
     assert_lost(client.lock("a"), "a");
@@ -187,7 +184,7 @@ fn renewal_keeps_the_time_to_live_high(server: &Server) {
     let other = server.open(patient());
     let guard = take(&client, "a");
     // Renewed every third of the lease, it never falls to the last third.
-    throughout(4 * LEASE, || {
+    throughout(2 * LEASE, || {
         server.pttl("a") > LEASE / 3 && other.try_lock("a").unwrap().is_none()
     });
     guard.unlock().unwrap();

@@ -15,8 +15,6 @@ use crate::support::{
 
 stores! {
     every server:
-        a_release_while_the_subscription_is_made_is_not_missed,
-        a_lost_message_costs_a_pause_only,
         a_waiter_is_woken_after_a_restart,
         more_messages_than_the_server_keeps_cost_a_connection_only,
         a_message_of_a_stranger_changes_no_key,
@@ -24,6 +22,9 @@ stores! {
         a_flood_of_messages_takes_no_memory,
         strangers_in_the_queue_do_not_keep_the_lock,
         strange_names_and_labels_are_woken_too;
+    one server:
+        a_release_while_the_subscription_is_made_is_not_missed,
+        a_lost_message_costs_a_pause_only;
 }
 
 /// Soon tries a broken connection again, but never asks for the lock again by itself.
@@ -186,7 +187,7 @@ fn a_flood_of_messages_takes_no_memory(server: &Server) {
     const MESSAGES: usize = 200_000;
     let (holder, mut child) = (server.open(patient()), None);
     while_held(&holder, "a", |end| {
-        let child = child.insert(Child::start(wait_in_a_child, &server.url()));
+        let child = child.insert(Child::start(wait_in_a_child, &server.address()));
         let id = child.next();
         eventually(SOON, || server.subscribers(&id) == 1);
         child.go_on();
@@ -219,8 +220,8 @@ fn most_memory() -> usize {
 #[test]
 #[ignore = "a child of a_flood_of_messages_takes_no_memory"]
 fn wait_in_a_child() {
-    let Some(url) = child::argument() else { return };
-    let client = Client::builder().wait(6 * SOON).open(&url).unwrap();
+    let Some(address) = child::address() else { return };
+    let client = address.open(Client::builder().wait(6 * SOON));
     thread::scope(|scope| {
         let waits = scope.spawn(|| client.lock("a").map(drop));
         child::report(client.id());

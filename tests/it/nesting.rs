@@ -18,11 +18,6 @@ stores! {
         redis_keeps_one_field_with_the_depth,
         a_spoilt_depth_in_redis_does_not_count,
         nesting_refreshes_the_lease;
-    sentinel:
-        a_nested_lock_raises_the_depth_and_keeps_the_fence,
-        every_way_of_locking_nests,
-        the_hold_ends_with_its_last_guard_in_any_order,
-        a_lock_after_the_last_guard_is_a_new_hold;
 }
 
 fn a_nested_lock_raises_the_depth_and_keeps_the_fence(store: &Store) {

@@ -13,7 +13,7 @@ use crate::support::proxy::Proxy;
 use crate::support::{Server, everything, ms, stores, take, timed};
 
 stores! {
-    every server:
+    one server:
         a_unix_socket_works,
         a_password_of_the_url_is_used,
         an_acl_user_of_the_url_is_used,

@@ -13,7 +13,8 @@ use std::time::Duration;
 
 use leasehold::{Builder, Client, Error};
 
-use crate::support::{Quorum, SOON, Server, eventually, ms};
+use crate::support::server::Server;
+use crate::support::{Quorum, SOON, eventually, ms};
 
 /// How long one attempt may take here.
 const IO: Duration = ms(300);

@@ -10,7 +10,7 @@ use crate::support::{
 };
 
 stores! {
-    every server:
+    every direct server:
         a_lost_reply_to_a_lock_is_asked_for_again,
         a_lost_reply_to_try_lock_is_not_taken_for_a_holder,
         a_lost_request_for_a_lock_is_repeated,

@@ -16,11 +16,12 @@ use crate::support::{
 stores! {
     every server:
         no_key_is_ever_without_a_ttl,
-        a_pool_of_one_serves_fifty_waiters,
+        a_pool_of_one_serves_fifty_waiters;
+    one server:
         a_pool_bounds_the_connections,
-        thousands_of_leases_are_renewed_in_time,
         connections_are_closed_with_the_client,
-        threads_are_exactly_as_promised;
+        threads_are_exactly_as_promised,
+        thousands_of_leases_are_renewed_in_time;
 }
 
 /// A pseudo-random workload in one thread: every way to take, nest, lose and leave locks.

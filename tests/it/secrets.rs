@@ -12,7 +12,7 @@ use crate::support::child::{self, Child};
 use crate::support::{SOON, Server, eventually, everything, ms, stores, take};
 
 stores! {
-    every server:
+    one server:
         no_log_event_or_error_has_a_secret;
 }
 

@@ -1,19 +1,18 @@
 //! Locks on the master that sentinels name, before, during and after a failover.
 
 use std::error::Error as _;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use crossbeam_channel::bounded;
 use leasehold::{Builder, Client, Durability, Error};
 
 use crate::refusals::RIGHTS;
 use crate::support::child::{self, Child};
 use crate::support::sentinel::MASTER;
-use crate::support::server::{redis_binary, valkey_binary};
+use crate::support::server::{Server, redis_binary, valkey_binary};
 use crate::support::{
-    LEASE, SOON, Server, Watched, assert_lost, eventually, is_busy, ms, patient, take, throughout,
-    timed,
+    LEASE, SOON, Watched, assert_lost, eventually, is_busy, ms, patient, take, throughout, timed,
 };
 
 /// Longer than a machine pauses: here nobody dies unless the test says so.
@@ -101,14 +100,15 @@ fn threads_at_work_move_to_the_new_master(watched: &Watched) {
     // A lock whose release went to the old master is held on the new one until its lease ends.
     let builder = || patient().lease(LEASE).wait(CALM);
     let clients = [open(watched, builder()), open(watched, builder())];
-    let over = AtomicBool::new(false);
     thread::scope(|scope| {
+        // Disconnected when a check fails, too.
+        let (end, ended) = bounded::<()>(0);
         let workers: Vec<_> = (0..8)
             .map(|worker| {
-                let (client, over) = (&clients[worker % 2], &over);
+                let (client, ended) = (&clients[worker % 2], ended.clone());
                 scope.spawn(move || {
                     let mut last = 0;
-                    while !over.load(Ordering::SeqCst) {
+                    while ended.try_recv().is_err_and(|error| error.is_empty()) {
                         let guard = client.lock(&format!("lock {}", worker / 4)).unwrap();
                         assert!(guard.fence() > last, "fences grow over a failover");
                         last = guard.fence();
@@ -120,7 +120,7 @@ fn threads_at_work_move_to_the_new_master(watched: &Watched) {
         let new = watched.fail_over();
         let scripts = new.evals();
         eventually(SOON, || new.evals() > scripts + 100);
-        over.store(true, Ordering::SeqCst);
+        drop(end);
         for worker in workers {
             worker.join().unwrap();
         }
@@ -134,12 +134,13 @@ fn a_crowd_leaves_a_master_that_knows_of_nothing(watched: &Watched) {
     }
     let old = &watched.servers[0];
     let client = open(watched, patient().lease(LEASE).wait(CALM).pool_size(1));
-    let over = AtomicBool::new(false);
     thread::scope(|scope| {
+        // Disconnected when a check fails, too.
+        let (end, ended) = bounded::<()>(0);
         for worker in 0..8 {
-            let (client, over) = (&client, &over);
+            let (client, ended) = (&client, ended.clone());
             scope.spawn(move || {
-                while !over.load(Ordering::SeqCst) {
+                while ended.try_recv().is_err_and(|error| error.is_empty()) {
                     // What was taken last on the old master is lost on the new one.
                     drop(client.lock(&format!("lock {worker}")).unwrap());
                 }
@@ -150,7 +151,7 @@ fn a_crowd_leaves_a_master_that_knows_of_nothing(watched: &Watched) {
         eventually(SOON, || new.evals() > scripts + 100);
         let scripts = old.evals();
         throughout(ms(1000), || old.evals() == scripts);
-        over.store(true, Ordering::SeqCst);
+        drop(end);
     });
 }
 

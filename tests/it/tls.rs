@@ -11,10 +11,10 @@ use leasehold::{Builder, Client, Error, Tls};
 
 use crate::support::authority::{Authority, Credentials};
 use crate::support::child::{self, Child};
+use crate::support::server::Server;
 use crate::support::wire::Wire;
 use crate::support::{
-    LEASE, SOON, Server, assert_lost, elsewhere, eventually, is_busy, ms, patient, take,
-    throughout, timed,
+    LEASE, SOON, assert_lost, elsewhere, eventually, is_busy, ms, patient, take, throughout, timed,
 };
 
 /// Both versions of the protocol: the end of the handshake and tickets differ.

@@ -34,14 +34,9 @@ stores! {
         two_busy_clients_both_get_on,
         a_client_in_line_does_not_starve_the_others,
         waits_that_end_early_leave_nothing,
-    a_thread_that_gives_up_leaves_its_clients_place_to_the_next,
+        a_thread_that_gives_up_leaves_its_clients_place_to_the_next,
         processes_with_threads_count_without_losing_an_update,
         the_queue_does_not_matter_to_a_lock_that_cannot_have_one;
-    sentinel:
-        threads_are_served_in_the_order_of_coming,
-        fences_grow_with_every_hand_over,
-        a_lost_hold_lets_the_next_in_line_go_on,
-        a_panic_of_the_holder_hands_the_lock_on;
 }
 
 /// Waits until so many threads have found the lock "a" taken, and wait for it or are about to.
@@ -128,7 +123,7 @@ fn a_waiter_that_gives_up_does_not_hold_up_the_line(store: &Store) {
 
 fn a_hand_over_follows_the_options_of_the_receiver(store: &Store) {
     let told = Recorder::default();
-    let client = store.open(sleepy().on_event(told.listener()));
+    let client = store.open_for(ms(2000), sleepy().on_event(told.listener()));
     let guard = take(&client, "a");
     thread::scope(|scope| {
         let short = client.mutex("a").lease(ms(2000)).renew(false);
@@ -281,7 +276,7 @@ fn a_lost_wake_up_connection_is_made_again(server: &Server) {
 fn a_waiter_that_was_killed_is_skipped(server: &Server) {
     let (holder, waiter) = (server.open(sleepy()), server.open(sleepy()));
     let guard = take(&holder, "a");
-    let mut child = Child::start(wait_in_a_child, &server.url());
+    let mut child = Child::start(wait_in_a_child, &server.address());
     assert_eq!(child.next(), "waits");
     eventually(SOON, || server.queue("a").len() == 1);
     thread::scope(|scope| {
@@ -300,8 +295,8 @@ fn a_waiter_that_was_killed_is_skipped(server: &Server) {
 #[test]
 #[ignore = "a child of a_waiter_that_was_killed_is_skipped"]
 fn wait_in_a_child() {
-    let Some(url) = child::argument() else { return };
-    let client = sleepy().open(&url).unwrap();
+    let Some(address) = child::address() else { return };
+    let client = address.open(sleepy());
     child::report("waits");
     drop(client.lock("a"));
 }
@@ -389,7 +384,7 @@ fn a_thread_that_gives_up_leaves_its_clients_place_to_the_next(server: &Server) 
 }
 
 fn processes_with_threads_count_without_losing_an_update(server: &Server) {
-    let start = || Child::start(count_in_a_child, &server.url());
+    let start = || Child::start(count_in_a_child, &server.address());
     let children = [start(), start(), start(), start()];
     children.into_iter().for_each(Child::finish);
     assert_eq!(Handle::connect(&server.url()).read(), 4 * 8 * 10);
@@ -398,12 +393,12 @@ fn processes_with_threads_count_without_losing_an_update(server: &Server) {
 #[test]
 #[ignore = "a child of processes_with_threads_count_without_losing_an_update"]
 fn count_in_a_child() {
-    let Some(url) = child::argument() else { return };
-    let client = Client::builder().wait(6 * SOON).open(&url).unwrap();
+    let Some(address) = child::address() else { return };
+    let client = address.open(Client::builder().wait(6 * SOON));
     thread::scope(|scope| {
         for _ in 0..8 {
             scope.spawn(|| {
-                let mut number = Handle::connect(&url);
+                let mut number = Handle::connect(&address.url);
                 for _ in 0..10 {
                     let guard = client.lock("counter").unwrap();
                     let read = number.read();

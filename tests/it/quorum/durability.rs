@@ -9,10 +9,8 @@ use super::no_quorum;
 use crate::durability::{assert_shortfall, replicas, take_in_time};
 use crate::support::quorum::open_redlock;
 use crate::support::sentinel::replicated;
-use crate::support::server::{redis_binary, valkey_binary};
-use crate::support::{
-    Quorum, SOON, Server, eventually, is_busy, ms, patient, take, throughout, timed,
-};
+use crate::support::server::{Server, redis_binary, valkey_binary};
+use crate::support::{Quorum, SOON, eventually, is_busy, ms, patient, take, throughout, timed};
 
 /// Short, for a test that waits for replicas that are not there.
 const TIMEOUT: Duration = ms(500);

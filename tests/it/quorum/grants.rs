@@ -5,8 +5,9 @@ use std::time::Instant;
 use leasehold::Error;
 
 use super::{hasty, settle};
+use crate::support::server::Server;
 use crate::support::{
-    LEASE, Quorum, SOON, Server, assert_lost, elsewhere, eventually, is_busy, patient, take,
+    LEASE, Quorum, SOON, assert_lost, elsewhere, eventually, is_busy, patient, take,
 };
 
 #[test]

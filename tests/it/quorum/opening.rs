@@ -4,7 +4,8 @@ use leasehold::{Client, Error};
 
 use super::{BOUND, addresses, hasty, no_quorum};
 use crate::support::quorum::open_redlock;
-use crate::support::{Quorum, Server, timed};
+use crate::support::server::Server;
+use crate::support::{Quorum, timed};
 
 #[test]
 fn node_lists_without_sense_are_refused_before_anything_is_sent() {

@@ -9,7 +9,7 @@ use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, date_time_ymd,
 };
 
-use super::Server;
+use super::server::Server;
 
 /// Somebody who signs certificates, and is trusted by those who know it.
 pub(crate) struct Authority {

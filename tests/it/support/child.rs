@@ -17,6 +17,7 @@ use parking_lot::Mutex;
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::SOON;
+use super::address::Address;
 
 const ARGUMENT: &str = "LEASEHOLD_TEST_CHILD";
 /// Marks a report in the output, between the lines of the test harness.
@@ -126,6 +127,11 @@ impl Drop for Child {
 /// What the parent has passed to this process, if it is a child at all.
 pub(crate) fn argument() -> Option<String> {
     env::var(ARGUMENT).ok()
+}
+
+/// The server of the parent's behaviour, if this process is a child at all.
+pub(crate) fn address() -> Option<Address> {
+    argument().map(|text| Address::parse(&text))
 }
 
 /// Tells the parent something in one line.

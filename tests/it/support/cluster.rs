@@ -5,12 +5,13 @@
 )]
 
 use std::ops::Range;
+use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::server::Server;
+use super::server::{Server, redis_binary, valkey_binary};
 
 const SLOTS: u16 = 16_384;
 
@@ -34,12 +35,12 @@ impl Cluster {
     }
 
     pub(crate) fn of(masters: usize) -> Cluster {
-        Cluster::start(masters, false)
+        Cluster::start(&redis_binary(), masters, false)
     }
 
     /// Starts three masters, and a replica of the first.
     pub(crate) fn with_replica() -> Cluster {
-        Cluster::start(3, true)
+        Cluster::start(&redis_binary(), 3, true)
     }
 
     /// The cluster of all those that leave it as it is, and use prefixes of their own.
@@ -49,11 +50,17 @@ impl Cluster {
         SHARED.get_or_init(Cluster::of_three)
     }
 
-    fn start(masters: usize, replica: bool) -> Cluster {
+    /// As `shared`, of Valkey.
+    pub(crate) fn shared_valkey() -> &'static Cluster {
+        static SHARED: OnceLock<Cluster> = OnceLock::new();
+        SHARED.get_or_init(|| Cluster::start(valkey_binary(), 3, false))
+    }
+
+    fn start(binary: &Path, masters: usize, replica: bool) -> Cluster {
         let count = masters + usize::from(replica);
         // The bus listens 10,000 above; where that port is taken, the server gets another one.
         let args = ["--cluster-enabled", "yes", "--cluster-node-timeout", NODE_TIMEOUT];
-        let node = |_| Server::start("redis-server", &args);
+        let node = |_| Server::start(binary, &args);
         let cluster = Cluster { nodes: (0..count).map(node).collect(), masters };
         cluster.join();
         if replica {

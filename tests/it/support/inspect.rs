@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use leasehold::Client;
 
-use super::Server;
+use super::server::Server;
 
 impl Server {
     pub(crate) fn exists(&self, key: &str) -> bool {

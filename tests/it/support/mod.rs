@@ -1,5 +1,6 @@
 //! What the tests share: stores to run on, other threads and processes, a way to wait.
 
+pub(crate) mod address;
 #[cfg(feature = "tls")]
 pub(crate) mod authority;
 pub(crate) mod child;
@@ -27,8 +28,7 @@ pub(crate) use self::cluster::Cluster;
 use self::proxy::Proxy;
 pub(crate) use self::quorum::Quorum;
 pub(crate) use self::sentinel::Watched;
-pub(crate) use self::server::Server;
-pub(crate) use self::store::{Store, stores};
+pub(crate) use self::store::{Server, Store, stores};
 
 /// A generous bound for what should happen at once, on a busy machine too.
 pub(crate) const SOON: Duration = Duration::from_secs(10);
@@ -36,6 +36,10 @@ pub(crate) const SOON: Duration = Duration::from_secs(10);
 /// A lease to be renewed while a test watches: short enough to wait for several, and long enough to
 /// be renewed in time when the machine has been away for two seconds.
 pub(crate) const LEASE: Duration = ms(3000);
+
+/// A lease to be outlived by a test: short enough to wait for its end, and long enough for a replica to
+/// be late within it.
+pub(crate) const SHORT: Duration = ms(1000);
 
 /// Milliseconds, because nearly every duration in the tests is some.
 pub(crate) const fn ms(millis: u64) -> Duration {
@@ -56,7 +60,7 @@ pub(crate) fn sleepy() -> Builder {
 /// A client behind a proxy, with the scripts on the server.
 pub(crate) fn behind_proxy(server: &Server, builder: Builder) -> (Proxy, Client) {
     let proxy = Proxy::before(server);
-    let client = builder.open(&proxy.url()).unwrap();
+    let client = server.through(&proxy).open(builder);
     let guard = take(&client, "warm");
     take(&client, "warm").unlock().unwrap();
     guard.unlock().unwrap();

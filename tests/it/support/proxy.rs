@@ -15,8 +15,9 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use rustix::net::sockopt::set_socket_linger;
 
+use super::ms;
 use super::resp::{contains, is, message};
-use super::{Server, ms};
+use super::server::Server;
 
 /// What happens to the traffic.
 #[derive(Clone, PartialEq)]

@@ -2,7 +2,7 @@
 
 use leasehold::{Builder, Client, Error};
 
-use super::Server;
+use super::server::Server;
 
 pub(crate) struct Quorum {
     pub(crate) servers: Vec<Server>,

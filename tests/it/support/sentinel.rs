@@ -1,5 +1,8 @@
 //! A master and its replicas, watched over by sentinels, for a test or an example.
-#![allow(dead_code, reason = "every test and example that includes this file uses a part of it")]
+#![allow(
+    dead_code,
+    reason = "every test, example and bench that includes this file uses a part of it"
+)]
 
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -43,18 +46,17 @@ pub(crate) struct Watched {
 impl Watched {
     /// Starts them all. The sentinels take a master for dead that is silent for `down_after`.
     pub(crate) fn start(binary: impl AsRef<Path>, down_after: Duration) -> Watched {
-        Watched::start_with(binary, down_after, &[])
+        let watched = Watched::launch(binary, down_after);
+        watched.wait_until_watched();
+        watched
     }
 
-    /// As `start`, with further arguments for the servers.
-    pub(crate) fn start_with(
-        binary: impl AsRef<Path>,
-        down_after: Duration,
-        extra_args: &[&str],
-    ) -> Watched {
+    /// As `start`, but without waiting until the sentinels know one another and could agree on
+    /// a failover.
+    pub(crate) fn launch(binary: impl AsRef<Path>, down_after: Duration) -> Watched {
         let binary = binary.as_ref();
         let watched = Watched {
-            servers: replicated(2, binary, extra_args),
+            servers: replicated(2, binary, &[]),
             sentinels: (0..3).map(|_| Server::sentinel(binary, &[])).collect(),
             binary: binary.into(),
         };
@@ -62,7 +64,6 @@ impl Watched {
         for sentinel in &watched.sentinels {
             watch(sentinel, &port, down_after);
         }
-        watched.wait_until_watched();
         watched
     }
 
@@ -110,21 +111,22 @@ impl Watched {
     }
 }
 
-/// Starts a master, which comes first, and so many replicas that are in step with it.
+/// Starts a master, which comes first, and so many replicas, and waits until they are in step with it.
 pub(crate) fn replicated(
     replicas: usize,
     binary: impl AsRef<Path>,
     extra_args: &[&str],
 ) -> Vec<Server> {
-    let quick = ["--repl-diskless-sync-delay", "0", "--repl-timeout", "60"];
+    // From a file a replica is in step at once, without one only when it has said so, once a second.
+    let quick = ["--repl-diskless-sync", "no", "--repl-timeout", "60", "--hz", "100"];
     let args = [&quick, extra_args].concat();
     let start = |_| Server::start(binary.as_ref(), &args);
     let servers: Vec<_> = (0..=replicas).map(start).collect();
     let port = servers[0].port().to_string();
     for replica in &servers[1..] {
         replica.command(&["REPLICAOF", "127.0.0.1", &port]);
-        wait(|| is_in_step(replica));
     }
+    wait(|| in_step(&servers[0], &servers[1..]));
     servers
 }
 
@@ -137,10 +139,11 @@ fn watch(sentinel: &Server, port: &str, down_after: Duration) {
     sentinel.command(&["SENTINEL", "SET", MASTER, "failover-timeout", "10000"]);
 }
 
-/// Whether a replica has caught up with its master.
-fn is_in_step(server: &Server) -> bool {
-    let info: String = server.ask(&["INFO", "replication"]);
-    info.contains("master_link_status:up")
+/// Whether a master and its replicas agree that these have caught up with it.
+pub(crate) fn in_step(master: &Server, replicas: &[Server]) -> bool {
+    let info = |server: &Server| server.ask::<String>(&["INFO", "replication"]);
+    info(master).matches("state=online").count() == replicas.len()
+        && replicas.iter().all(|replica| info(replica).contains("master_link_status:up"))
 }
 
 fn wait(mut happened: impl FnMut() -> bool) {

@@ -1,66 +1,74 @@
 //! One suite of behaviours, run on every store.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock};
+use std::ops::Deref;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use leasehold::{Builder, Client};
 use redis::Connection;
 
+use super::address::{Address, Way};
 use super::cluster::unique_prefix;
-use super::sentinel::MASTER;
-use super::server::redis_binary;
-use super::{Cluster, Quorum, Server, Watched};
+use super::proxy::Proxy;
+use super::sentinel::{in_step, replicated};
+use super::server::{self, redis_binary, valkey_binary};
+use super::{Cluster, Quorum, SOON, Watched, eventually};
 
-/// Makes a test of every listed behaviour for every store it applies to: `every store` for what
-/// needs no more than one client, `every server` for what looks into Redis or needs a second client.
-/// What is true of every store is asked of a cluster too, of a quorum of three servers, and of one
-/// of five that has lost two. What is listed under `sentinel` as well is also run on a master that
-/// sentinels name.
+/// Makes a test of every listed behaviour for every store it applies to.
+///
+/// - `every store`: what is true wherever the locks are, and needs no more than one client. Runs in
+///   memory, on a cluster of Redis and one of Valkey, with locks that must be on disk, on a quorum of
+///   three servers, on one of five that has lost two, and on all that follow.
+/// - `every server`: what looks into the server that has the locks, or needs a second client. Runs
+///   behind sentinels, and on all that follow.
+/// - `every direct server`: what loses, repeats or garbles single requests and replies, by a proxy,
+///   which no sentinel names. Runs with locks that a replica must have, and on all that follow.
+/// - `one server`: what is about a URL, a user, connections that threads share, or a way that carries
+///   nothing, or counts all that reaches the server. Elsewhere it would be the same, or count what
+///   others do. Runs on Redis and on Valkey.
 ///
 /// A behaviour that is not listed is dead code, and that is a warning.
 macro_rules! stores {
     (
         $(every store: $($common:ident),+ $(,)?;)?
         $(every server: $($special:ident),+ $(,)?;)?
-        $(sentinel: $($watched:ident),+ $(,)?;)?
+        $(every direct server: $($direct:ident),+ $(,)?;)?
+        $(one server: $($single:ident),+ $(,)?;)?
     ) => {
-        $(mod on_sentinel {
-            $(#[test]
-            fn $watched() {
-                super::$watched(&$crate::support::Store::watched());
-            })+
-        })?
-        $(mod on_memory {
-            $(#[test]
-            fn $common() {
-                super::$common(&$crate::support::Store::Memory);
-            })+
+        $(
+            $crate::support::stores! { @store on_memory, memory, $($common)+ }
+            $crate::support::stores! { @store on_a_cluster, cluster, $($common)+ }
+            $crate::support::stores! { @store on_a_valkey_cluster, valkey_cluster, $($common)+ }
+            $crate::support::stores! { @store on_disk, on_disk, $($common)+ }
+            $crate::support::stores! { @store on_a_quorum, quorum, $($common)+ }
+            $crate::support::stores! { @store on_the_rest_of_a_quorum, rest, $($common)+ }
+        )?
+        $crate::support::stores! {
+            @server on_redis, redis,
+            [$($($common)+)?] [$($($special)+)? $($($direct)+)? $($($single)+)?]
         }
-        mod on_cluster {
-            $(#[test]
-            fn $common() {
-                super::$common(&$crate::support::Store::cluster());
-            })+
-        })?
-        $(mod on_a_quorum {
-            $(#[test]
-            fn $common() {
-                super::$common(&$crate::support::Store::Quorum($crate::support::Quorum::of(3)));
-            })+
+        $crate::support::stores! {
+            @server on_valkey, valkey,
+            [$($($common)+)?] [$($($special)+)? $($($direct)+)? $($($single)+)?]
         }
-        mod on_the_rest_of_a_quorum {
-            $(#[test]
-            fn $common() {
-                let quorum = $crate::support::Quorum::of(5);
-                quorum.servers[..2].iter().for_each($crate::support::Server::kill);
-                super::$common(&$crate::support::Store::Quorum(quorum));
-            })+
-        })?
-        $crate::support::stores! { @server on_redis, redis, [$($($common),+)?] [$($($special),+)?] }
-        $crate::support::stores! { @server on_valkey, valkey, [$($($common),+)?] [$($($special),+)?] }
+        $crate::support::stores! {
+            @server behind_sentinels, watched, [$($($common)+)?] [$($($special)+)?]
+        }
+        $crate::support::stores! {
+            @server with_a_replica, replicated,
+            [$($($common)+)?] [$($($special)+)? $($($direct)+)?]
+        }
     };
-    (@server $module:ident, $server:ident, [$($common:ident),*] [$($special:ident),*]) => {
+    (@store $module:ident, $store:ident, $($behaviour:ident)+) => {
+        mod $module {
+            $(#[test]
+            fn $behaviour() {
+                super::$behaviour(&$crate::support::Store::$store());
+            })+
+        }
+    };
+    (@server $module:ident, $server:ident, [$($common:ident)*] [$($special:ident)*]) => {
         mod $module {
             $(#[test]
             fn $common() {
@@ -83,41 +91,48 @@ pub(crate) enum Store {
     Memory,
     Quorum(Quorum),
     Server(Server),
-    Watched {
-        database: u32,
-    },
 }
-
-/// Shared, because they take seconds to find each other. They end with this process.
-static WATCHED: LazyLock<Watched> = LazyLock::new(|| {
-    let databases = ["--databases", "256"];
-    Watched::start_with(redis_binary(), Duration::from_secs(30), &databases)
-});
 
 impl Store {
     pub(crate) fn cluster() -> Store {
         Store::Cluster(Cluster::shared(), unique_prefix())
     }
 
-    /// A database of its own on a master that sentinels name.
-    pub(crate) fn watched() -> Store {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        Store::Watched { database: NEXT.fetch_add(1, Ordering::Relaxed) }
+    pub(crate) fn valkey_cluster() -> Store {
+        Store::Cluster(Cluster::shared_valkey(), unique_prefix())
+    }
+
+    pub(crate) fn memory() -> Store {
+        Store::Memory
+    }
+
+    pub(crate) fn on_disk() -> Store {
+        Store::Server(Server::synced())
+    }
+
+    pub(crate) fn quorum() -> Store {
+        Store::Quorum(Quorum::of(3))
+    }
+
+    /// Five servers, of which two are gone.
+    pub(crate) fn rest() -> Store {
+        let quorum = Quorum::of(5);
+        quorum.servers[..2].iter().for_each(server::Server::kill);
+        Store::Quorum(quorum)
     }
 
     /// Opens the client of the behaviour. Only once: two in-memory clients share nothing.
     pub(crate) fn open(&self, builder: Builder) -> Client {
+        self.open_for(Duration::MAX, builder)
+    }
+
+    /// As `open`, for a behaviour with a lock whose lease is as short as that, and not the builder's.
+    pub(crate) fn open_for(&self, lease: Duration, builder: Builder) -> Client {
         match self {
             Store::Cluster(cluster, prefix) => cluster.open(builder.prefix(prefix)),
             Store::Memory => builder.in_memory().expect("the options are good"),
             Store::Quorum(quorum) => quorum.open(builder),
-            Store::Server(server) => server.open(builder),
-            Store::Watched { database } => {
-                let urls: Vec<_> =
-                    WATCHED.urls().iter().map(|url| format!("{url}{database}")).collect();
-                let urls: Vec<_> = urls.iter().map(String::as_str).collect();
-                builder.open_sentinel(&urls, MASTER).expect("there is a master")
-            }
+            Store::Server(server) => server.open_for(lease, builder),
         }
     }
 
@@ -127,10 +142,91 @@ impl Store {
             Store::Cluster(..) | Store::Memory => Register::Local(Arc::default()),
             Store::Quorum(quorum) => Register::Remote(quorum.last().url()),
             Store::Server(server) => Register::Remote(server.url()),
-            Store::Watched { database } => {
-                Register::Remote(format!("{}{database}", WATCHED.master().url()))
-            }
         }
+    }
+}
+
+/// The server that has the locks of a behaviour, and the way on which its clients reach it.
+pub(crate) struct Server {
+    address: Address,
+    master: server::Server,
+    replicas: Vec<server::Server>,
+    /// They end with this.
+    _sentinels: Vec<server::Server>,
+}
+
+impl Server {
+    pub(crate) fn redis() -> Server {
+        Server::alone(Way::Direct, server::Server::redis())
+    }
+
+    pub(crate) fn valkey() -> Server {
+        Server::alone(Way::Direct, server::Server::valkey())
+    }
+
+    pub(crate) fn replicated() -> Server {
+        Server::with_replicas(Way::Replica, replicated(1, redis_binary(), &[]), vec![])
+    }
+
+    pub(crate) fn synced() -> Server {
+        let at_once = ["--appendonly", "yes", "--appendfsync", "always"];
+        Server::alone(Way::Fsync, server::Server::start(valkey_binary(), &at_once))
+    }
+
+    pub(crate) fn watched() -> Server {
+        let watched = Watched::launch(redis_binary(), Duration::from_secs(30));
+        let way = Way::Sentinels(watched.urls());
+        Server::with_replicas(way, watched.servers, watched.sentinels)
+    }
+
+    fn alone(way: Way, server: server::Server) -> Server {
+        Server::with_replicas(way, vec![server], vec![])
+    }
+
+    /// The master comes first.
+    fn with_replicas(
+        way: Way,
+        mut servers: Vec<server::Server>,
+        sentinels: Vec<server::Server>,
+    ) -> Server {
+        let master = servers.remove(0);
+        let address = Address { url: master.url(), way };
+        Server { address, master, replicas: servers, _sentinels: sentinels }
+    }
+
+    /// As [`server::Server::restart`]; also waits for the replicas.
+    pub(crate) fn restart(&self) {
+        self.master.restart();
+        eventually(SOON, || in_step(&self.master, &self.replicas));
+    }
+
+    /// The way to the server through a proxy.
+    pub(crate) fn through(&self, proxy: &Proxy) -> Address {
+        assert!(!matches!(self.address.way, Way::Sentinels(_)), "they name no proxy");
+        Address { url: proxy.url(), way: self.address.way.clone() }
+    }
+
+    /// For a child process.
+    pub(crate) fn address(&self) -> String {
+        self.address.to_string()
+    }
+
+    /// Opens a client of the behaviour.
+    pub(crate) fn open(&self, builder: Builder) -> Client {
+        self.address.open(builder)
+    }
+
+    /// As `open`, for a behaviour with a lock whose lease is as short as that, and not the builder's.
+    pub(crate) fn open_for(&self, lease: Duration, builder: Builder) -> Client {
+        self.address.open_for(lease, builder)
+    }
+}
+
+impl Deref for Server {
+    type Target = server::Server;
+
+    fn deref(&self) -> &server::Server {
+        &self.master
     }
 }
 
@@ -143,7 +239,7 @@ impl Cluster {
     }
 }
 
-impl Server {
+impl server::Server {
     /// Opens a client of this server.
     pub(crate) fn open(&self, builder: Builder) -> Client {
         builder.open(&self.url()).expect("the server is up")

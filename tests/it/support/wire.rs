@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use super::Server;
+use super::server::Server;
 
 pub(crate) struct Wire {
     shared: Arc<Shared>,

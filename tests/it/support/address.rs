@@ -1,0 +1,95 @@
+//! The way to the server that has the locks of a behaviour, also for its child processes.
+
+use std::fmt;
+use std::time::Duration;
+
+use leasehold::{Builder, Client, Durability, Error};
+
+use super::ms;
+use super::sentinel::MASTER;
+
+/// Where the server is, and how clients of it are opened.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Address {
+    pub(crate) url: String,
+    pub(crate) way: Way,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Way {
+    /// At its URL.
+    Direct,
+    /// At its URL; a lock counts when it is on disk.
+    Fsync,
+    /// At its URL; a lock counts when a replica has it, too.
+    Replica,
+    /// By sentinels, whose URLs these are.
+    Sentinels(Vec<String>),
+}
+
+impl Address {
+    /// Reads what `to_string` has written.
+    pub(crate) fn parse(text: &str) -> Address {
+        let mut words = text.split(' ').map(str::to_owned);
+        let (url, way) = (words.next().expect("a URL"), words.next().expect("a way"));
+        let way = match &*way {
+            "direct" => Way::Direct,
+            "fsync" => Way::Fsync,
+            "replica" => Way::Replica,
+            "sentinels" => Way::Sentinels(words.collect()),
+            _ => panic!("no way: {way}"),
+        };
+        Address { url, way }
+    }
+
+    pub(crate) fn open(&self, builder: Builder) -> Client {
+        self.open_for(Duration::MAX, builder)
+    }
+
+    /// Opens a client that may be asked for locks whose lease is as short as that.
+    pub(crate) fn open_for(&self, lease: Duration, builder: Builder) -> Client {
+        let client = match &self.way {
+            Way::Direct => builder.open(&self.url),
+            Way::Fsync => self.open_durably(lease, builder, |timeout| Durability::Fsync {
+                local: true,
+                replicas: 0,
+                timeout,
+            }),
+            Way::Replica => self
+                .open_durably(lease, builder, |timeout| Durability::Replicas { acks: 1, timeout }),
+            Way::Sentinels(urls) => {
+                let urls: Vec<_> = urls.iter().map(String::as_str).collect();
+                builder.open_sentinel(&urls, MASTER)
+            }
+        };
+        client.expect("the server is up")
+    }
+
+    /// Waits for replicas and disks for as long as the leases and the options leave time for it:
+    /// the longer, the rarer a pause of the machine is taken for a replica that lags.
+    fn open_durably(
+        &self,
+        lease: Duration,
+        builder: Builder,
+        durability: impl Fn(Duration) -> Durability,
+    ) -> Result<Client, Error> {
+        let timeouts = [8000, 900, 280, 90].map(ms).into_iter();
+        let mut tries = timeouts
+            .filter(|timeout| *timeout < lease / 3)
+            .map(|timeout| builder.clone().durability(durability(timeout)).open(&self.url));
+        let opened = tries.find(|client| !matches!(client, Err(Error::InvalidInput(_))));
+        opened.expect("one of them is short enough")
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let way = match &self.way {
+            Way::Direct => "direct",
+            Way::Fsync => "fsync",
+            Way::Replica => "replica",
+            Way::Sentinels(urls) => &format!("sentinels {}", urls.join(" ")),
+        };
+        write!(f, "{} {way}", self.url)
+    }
+}
