@@ -10,6 +10,7 @@ use redis::RedisResult;
 
 use super::Result;
 use super::history::{self, Action, Outcome, Recorder, nanos, now};
+use super::locks;
 use super::options::{Options, Role};
 use super::random::Random;
 use super::register::Register;
@@ -32,7 +33,7 @@ pub(crate) fn run(options: &Options, role: &Role) -> Result<()> {
             io::copy(&mut io::stdin(), &mut io::sink()).ok();
             ended.store(true, Ordering::Relaxed);
         });
-        let Some(client) = open(options, &role.locks, ended)? else { return Ok(()) };
+        let Some(client) = open(options, role, ended)? else { return Ok(()) };
         let threads: Vec<_> = (0..options.threads)
             .map(|number| {
                 let worker = Worker {
@@ -51,10 +52,9 @@ pub(crate) fn run(options: &Options, role: &Role) -> Result<()> {
 }
 
 /// `None` if the run ends before the server can be reached.
-fn open(options: &Options, url: &str, ended: &AtomicBool) -> Result<Option<Client>> {
+fn open(options: &Options, role: &Role, ended: &AtomicBool) -> Result<Option<Client>> {
     while !ended.load(Ordering::Relaxed) {
-        let builder = Client::builder().lease(options.lease).wait(options.lease * 5);
-        match builder.open(url) {
+        match locks::open(options, role) {
             Ok(client) => return Ok(Some(client)),
             Err(error) if error.is_retryable() => thread::sleep(Duration::from_millis(10)),
             Err(error) => return Err(error.into()),
@@ -190,7 +190,8 @@ fn expected(error: Error) -> (Result<()>, Outcome) {
     match error {
         Error::Timeout { .. } => (Ok(()), Outcome::Busy),
         Error::Lost { .. } => (Ok(()), Outcome::Lost),
-        Error::Unavailable { .. } => (Ok(()), Outcome::Unknown),
+        // Too few replicas is no, but the servers may hear of that later.
+        Error::NotReplicated { .. } | Error::Unavailable { .. } => (Ok(()), Outcome::Unknown),
         other => (Err(other.into()), Outcome::Unknown),
     }
 }

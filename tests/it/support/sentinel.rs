@@ -66,6 +66,9 @@ impl Watched {
         watched
     }
 
+    /// Longer than a machine pauses: nobody is taken for dead who is not.
+    pub(crate) const CALM: Duration = Duration::from_secs(60);
+
     pub(crate) fn binary(&self) -> &Path {
         &self.binary
     }
@@ -100,6 +103,51 @@ impl Watched {
         self.master()
     }
 
+    /// The servers that are not the master.
+    pub(crate) fn replicas(&self) -> impl Iterator<Item = &Server> {
+        let master = self.master().port();
+        self.servers.iter().filter(move |server| server.port() != master)
+    }
+
+    /// From now on the sentinels take a master for dead that is silent for `down_after`.
+    pub(crate) fn set_down_after(&self, down_after: Duration) {
+        for sentinel in &self.sentinels {
+            set_down_after(sentinel, down_after);
+        }
+    }
+
+    /// Whether the sentinels tell an old master that it is one no longer. Before version 7 they do
+    /// anyway, after some seconds.
+    pub(crate) fn tell_servers(&self, tell: bool) {
+        let period = if tell { "200" } else { "60000" };
+        for sentinel in &self.sentinels {
+            sentinel.try_command(&["SENTINEL", "DEBUG", "publish-period", period]);
+        }
+    }
+
+    /// Waits until both replicas have what the master has acknowledged before.
+    pub(crate) fn wait_until_replicated(&self) {
+        let mut connection = self.master().connect();
+        wait(|| {
+            let mut write = redis::pipe();
+            write.cmd("PUBLISH").arg("replicated").arg("").ignore();
+            write.cmd("WAIT").arg(2).arg(100);
+            let (replicas,): (u32,) = write.query(&mut connection).expect("the master answers");
+            replicas == 2
+        });
+    }
+
+    /// Waits until there is one master, the others are in step with it, and all sentinels know.
+    pub(crate) fn wait_until_settled(&self) {
+        wait(|| {
+            let master = self.master();
+            self.sentinels.iter().all(|one| self.master_of(one).port() == master.port())
+                && master.ask::<String>(&["INFO", "replication"]).contains("role:master")
+                && self.replicas().all(|replica| follows(replica, master))
+        });
+        self.wait_until_watched();
+    }
+
     fn wait_until_watched(&self) {
         wait(|| {
             self.sentinels.iter().all(|sentinel| {
@@ -127,15 +175,26 @@ fn watch(sentinel: &Server, port: &str, down_after: Duration) {
     // Refused before version 7.
     sentinel.try_command(&[&["SENTINEL", "DEBUG"], &HASTE[..]].concat());
     sentinel.command(&["SENTINEL", "MONITOR", MASTER, "127.0.0.1", port, "2"]);
+    set_down_after(sentinel, down_after);
+    sentinel.command(&["SENTINEL", "SET", MASTER, "failover-timeout", "10000"]);
+}
+
+fn set_down_after(sentinel: &Server, down_after: Duration) {
     let down_after = down_after.as_millis().to_string();
     sentinel.command(&["SENTINEL", "SET", MASTER, "down-after-milliseconds", &down_after]);
-    sentinel.command(&["SENTINEL", "SET", MASTER, "failover-timeout", "10000"]);
 }
 
 /// Whether a replica has caught up with its master.
 fn is_in_step(server: &Server) -> bool {
     let info: String = server.ask(&["INFO", "replication"]);
     info.contains("master_link_status:up")
+}
+
+/// The same for a certain master.
+fn follows(replica: &Server, master: &Server) -> bool {
+    let info: String = replica.ask(&["INFO", "replication"]);
+    let port = format!("master_port:{}\r\n", master.port());
+    info.contains(&port) && info.contains("master_link_status:up")
 }
 
 fn wait(mut happened: impl FnMut() -> bool) {
