@@ -144,9 +144,9 @@ impl Worker<'_> {
 
     /// Now and then so long that the lease has to be renewed.
     fn take_time(&mut self, name: u32, guards: &[Guard]) {
-        let long = self.random.one_in(200);
+        let long = self.random.one_in(400);
         let (parts, part) = if long {
-            (5 + self.random.below(15), self.options.lease / 10)
+            (5 + self.random.below(40), self.options.lease / 10)
         } else {
             (1, self.random.tenths(WORK, (0, 10)))
         };

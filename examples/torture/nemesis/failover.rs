@@ -30,24 +30,26 @@ pub(super) fn disturb(
     // What is under way may take a third of a lease.
     let left = LINGER + lease / 3;
     let end = now() + nanos(left);
+    if fault == Fault::TwoMasters {
+        // Two holders are excused for a lease more, and from then on there must be only one.
+        thread::sleep(left + lease + random.tenths(lease, (10, 30)));
+        watched.tell_servers(true);
+    } else {
+        bring_back(lease, old, fault, random);
+    }
+    watched.wait_until_settled();
+    // By now the old master refuses everything.
+    Loss { span: Span { start, end: end.min(now()) }, everything: false }
+}
+
+/// Lets a server go on that takes itself for the master until it is told otherwise.
+fn bring_back(lease: Duration, old: &Server, fault: Fault, random: &mut Random) {
+    thread::sleep(random.tenths(lease, (0, 10)));
     match fault {
-        Fault::CutReplicas | Fault::KillMaster => {
-            thread::sleep(random.tenths(lease, (0, 10)));
-            old.restart();
-        }
-        Fault::StopMaster => {
-            thread::sleep(random.tenths(lease, (0, 10)));
-            // It takes itself for the master until it is told otherwise.
-            old.cont();
-        }
-        Fault::TwoMasters => {
-            // Two holders are excused for a lease more, and from then on there must be only one.
-            thread::sleep(left + lease + random.tenths(lease, (10, 30)));
-            watched.tell_servers(true);
-        }
+        Fault::CutReplicas | Fault::KillMaster => old.restart(),
+        Fault::StopMaster => old.cont(),
         _ => {}
     }
-    Loss { span: Span { start, end }, everything: false }
 }
 
 /// Returns when all sentinels have another master.
