@@ -19,7 +19,8 @@ usage: torture [options]
   --lease MS       the lease in milliseconds, at least 200 (1000)
   --locks WHERE    server: one server, behind a network that may fail (server)
                    sentinel: a master, two replicas, and three sentinels who watch them
-  --durability D   memory, or replicas: one must have a lock, only with sentinels (memory)
+  --durability D   memory; with sentinels also one-replica or all-replicas that must have a lock
+                   before it counts (memory)
   --nemesis LIST   all, none, or some of, with commas between them (all):
                    pause-worker    SIGSTOP to some for longer than a lease, then SIGCONT
                    kill-worker     SIGKILL, and a new process in its place
@@ -36,8 +37,9 @@ usage: torture [options]
                    stop-master     SIGSTOP; SIGCONT when another is elected
                    cut-replicas    the replicas hear nothing more for a while, then kill-master
                    two-masters     a failover of which the old master hears only leases later
-  --unfenced       the register takes every write: updates must get lost when workers are paused
-                   or masters die; with replicas they need not
+  --unfenced       the register takes every write: updates must get lost
+  --careful        workers look whether they still have the lock before they write: what is lost
+                   now without fences has been promised to two
   --server FILE    the server to run (redis-server)
   --seed N         repeats the random choices of a run, as far as timing allows
   --help           this text
@@ -62,6 +64,7 @@ pub(crate) struct Options {
     pub(crate) durability: Durability,
     pub(crate) faults: Vec<Fault>,
     pub(crate) fenced: bool,
+    pub(crate) careful: bool,
     pub(crate) server: String,
     pub(crate) seed: u64,
     pub(crate) help: bool,
@@ -100,6 +103,7 @@ impl Options {
                 "--locks" => options.topology = topology(&value()?)?,
                 "--durability" => durability = value()?,
                 "--nemesis" => nemesis = value()?,
+                "--careful" => options.careful = true,
                 "--unfenced" => options.fenced = false,
                 "--server" => options.server = value()?,
                 "--seed" => options.seed = value()?.parse().map_err(|_| "--seed takes a number")?,
@@ -121,18 +125,17 @@ impl Options {
     }
 
     fn parse_durability(&self, word: &str) -> Result<Durability> {
-        match (word, self.topology) {
-            ("memory", _) => Ok(Durability::Memory),
-            // Less than a request may take, which is a third of the lease.
-            ("replicas", Topology::Sentinel) => {
-                Ok(Durability::Replicas { acks: 1, timeout: self.lease / 4 })
-            }
-            ("replicas", Topology::Server) => {
-                Err("--durability replicas takes --locks sentinel: one server has no replicas"
-                    .into())
-            }
-            _ => Err(format!("--durability is memory or replicas, not {word:?}").into()),
+        let acks = match word {
+            "memory" => return Ok(Durability::Memory),
+            "one-replica" => 1,
+            "all-replicas" => 2,
+            _ => return Err(format!("no such durability: {word:?}").into()),
+        };
+        if self.topology == Topology::Server {
+            return Err(format!("{word} takes --locks sentinel: one server has none").into());
         }
+        // Less than a request may take, which is a third of the lease.
+        Ok(Durability::Replicas { acks, timeout: self.lease / 4 })
     }
 }
 
@@ -156,6 +159,7 @@ impl Default for Options {
             durability: Durability::Memory,
             faults: Vec::new(),
             fenced: true,
+            careful: false,
             server: "redis-server".into(),
             seed: u64::from(std::process::id()),
             help: false,
@@ -201,14 +205,14 @@ mod tests {
             "--locks sentinel --nemesis drop-replies",
             "drop-replies takes --locks server",
         );
-        assert_refused("--durability replicas", "--durability replicas takes --locks sentinel");
-        parse("--durability replicas --locks sentinel").expect("these fit");
+        assert_refused("--durability one-replica", "one-replica takes --locks sentinel");
+        parse("--durability all-replicas --locks sentinel").expect("these fit");
     }
 
     #[test]
     fn what_nobody_knows_is_refused() {
         assert_refused("--locks cluster", "--locks is server or sentinel");
-        assert_refused("--durability disk", "--durability is memory or replicas");
+        assert_refused("--durability disk", "no such durability");
         assert_refused("--nemesis none,fire", "no such nemesis");
         assert_refused("--seconds", "--seconds needs a value");
     }

@@ -128,13 +128,16 @@ impl Worker<'_> {
         })
     }
 
-    /// Reads a number and writes the next one, without asking whether the lock is still held.
+    /// Reads a number and writes the next one; only the careful ask whether the lock is still held.
     fn work(&mut self, name: u32, guards: &[Guard]) -> Result<()> {
         let (fence, at) = (guards[0].fence(), (self.number, name));
         let read = || settled(self.register.read(name, fence));
         let read = self.recorder.record(at, Action::Read { fence }, read)?;
         self.take_time(name, guards);
-        if let Outcome::Value { value } = read {
+        let stops = self.options.careful && !guards[0].is_held();
+        if let Outcome::Value { value } = read
+            && !stops
+        {
             let value = value + 1;
             let write = || settled(self.register.write(name, fence, value));
             self.recorder.record(at, Action::Write { fence, value }, write)?;

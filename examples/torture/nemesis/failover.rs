@@ -26,6 +26,8 @@ pub(super) fn disturb(
 ) -> Loss {
     let (old, start) = (watched.master(), now());
     watched.wait_until_replicated();
+    // A sentinel that does not know of a new master yet would tell it that it is none.
+    watched.tell_servers(false);
     take_away(lease, watched, fault, random);
     // What is under way may take a third of a lease.
     let left = LINGER + lease / 3;
@@ -33,10 +35,10 @@ pub(super) fn disturb(
     if fault == Fault::TwoMasters {
         // Two holders are excused for a lease more, and from then on there must be only one.
         thread::sleep(left + lease + random.tenths(lease, (10, 30)));
-        watched.tell_servers(true);
     } else {
         bring_back(lease, old, fault, random);
     }
+    watched.tell_servers(true);
     watched.wait_until_settled();
     // By now the old master refuses everything.
     Loss { span: Span { start, end: end.min(now()) }, everything: false }
@@ -65,7 +67,7 @@ fn take_away(lease: Duration, watched: &Watched, fault: Fault, random: &mut Rand
             watched.replicas().for_each(Server::cont);
             elect_another(watched, old);
         }
-        Fault::FailOver => {
+        Fault::FailOver | Fault::TwoMasters => {
             watched.fail_over();
         }
         Fault::KillMaster => {
@@ -75,10 +77,6 @@ fn take_away(lease: Duration, watched: &Watched, fault: Fault, random: &mut Rand
         Fault::StopMaster => {
             old.stop();
             elect_another(watched, old);
-        }
-        Fault::TwoMasters => {
-            watched.tell_servers(false);
-            watched.fail_over();
         }
         _ => unreachable!("{fault} is no failover"),
     }

@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use redis::RedisResult;
+
 use super::server::Server;
 
 /// How long an election or a resynchronization may take.
@@ -79,10 +81,14 @@ impl Watched {
 
     /// The master in the eyes of a sentinel.
     pub(crate) fn master_of(&self, sentinel: &Server) -> &Server {
-        let (_, port): (String, u16) =
-            sentinel.ask(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", MASTER]);
+        self.try_master_of(sentinel).expect("the sentinel answers")
+    }
+
+    fn try_master_of(&self, sentinel: &Server) -> RedisResult<&Server> {
+        let question = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", MASTER];
+        let (_, port): (String, u16) = sentinel.try_ask(&question)?;
         let known = self.servers.iter().find(|server| server.port() == port);
-        known.expect("a master is one of the servers")
+        Ok(known.expect("a master is one of the servers"))
     }
 
     /// The master in the eyes of the first sentinel.
@@ -99,7 +105,8 @@ impl Watched {
 
     /// Waits until all sentinels have another master than the one at that port.
     pub(crate) fn wait_for_another(&self, old: u16) -> &Server {
-        wait(|| self.sentinels.iter().all(|one| self.master_of(one).port() != old));
+        let is_another = |one: &Server| one.port() != old;
+        wait(|| self.sentinels.iter().all(|one| self.try_master_of(one).is_ok_and(is_another)));
         self.master()
     }
 
@@ -116,8 +123,9 @@ impl Watched {
         }
     }
 
-    /// Whether the sentinels tell an old master that it is one no longer. Before version 7 they do
-    /// anyway, after some seconds.
+    /// Whether the sentinels tell servers at once which of them is the master. One that has not heard
+    /// of a failover yet may tell the new master that it is none. Before version 7 they always take
+    /// some seconds.
     pub(crate) fn tell_servers(&self, tell: bool) {
         let period = if tell { "200" } else { "60000" };
         for sentinel in &self.sentinels {
@@ -132,26 +140,43 @@ impl Watched {
             let mut write = redis::pipe();
             write.cmd("PUBLISH").arg("replicated").arg("").ignore();
             write.cmd("WAIT").arg(2).arg(100);
-            let (replicas,): (u32,) = write.query(&mut connection).expect("the master answers");
-            replicas == 2
+            write.query(&mut connection).is_ok_and(|(replicas,): (u32,)| replicas == 2)
         });
     }
 
     /// Waits until there is one master, the others are in step with it, and all sentinels know.
     pub(crate) fn wait_until_settled(&self) {
-        wait(|| {
-            let master = self.master();
-            self.sentinels.iter().all(|one| self.master_of(one).port() == master.port())
-                && master.ask::<String>(&["INFO", "replication"]).contains("role:master")
-                && self.replicas().all(|replica| follows(replica, master))
-        });
+        wait(|| self.is_settled().unwrap_or(false));
         self.wait_until_watched();
+    }
+
+    /// An error as long as a server closes the connections of its clients, because its role changes.
+    fn is_settled(&self) -> RedisResult<bool> {
+        let master = self.try_master_of(&self.sentinels[0])?;
+        for sentinel in &self.sentinels {
+            if self.try_master_of(sentinel)?.port() != master.port() {
+                return Ok(false);
+            }
+        }
+        let follows = format!("master_port:{}\r\n", master.port());
+        for server in &self.servers {
+            let info: String = server.try_ask(&["INFO", "replication"])?;
+            let is_right = if server.port() == master.port() {
+                info.contains("role:master")
+            } else {
+                info.contains(&follows) && info.contains("master_link_status:up")
+            };
+            if !is_right {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     fn wait_until_watched(&self) {
         wait(|| {
             self.sentinels.iter().all(|sentinel| {
-                let info: String = sentinel.ask(&["INFO", "sentinel"]);
+                let info = sentinel.try_ask::<String>(&["INFO", "sentinel"]).unwrap_or_default();
                 info.contains("status=ok") && info.contains("slaves=2,sentinels=3")
             })
         });
@@ -190,13 +215,7 @@ fn is_in_step(server: &Server) -> bool {
     info.contains("master_link_status:up")
 }
 
-/// The same for a certain master.
-fn follows(replica: &Server, master: &Server) -> bool {
-    let info: String = replica.ask(&["INFO", "replication"]);
-    let port = format!("master_port:{}\r\n", master.port());
-    info.contains(&port) && info.contains("master_link_status:up")
-}
-
+#[track_caller]
 fn wait(mut happened: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !happened() {
