@@ -2,7 +2,8 @@
 //! them fails, write down every call, and what they wrote is compared with what was promised.
 //!
 //! `cargo run --release --example torture -- --seconds 60`; `--help` lists the options. It starts a
-//! `redis-server` of its own, and fails if a promise was broken. Four models are checked:
+//! `redis-server` of its own, and fails if a promise was broken, or if a lock is not used any more when
+//! the faults are over. Four models are checked:
 //!
 //! | model | promise | voided by |
 //! |---|---|---|
@@ -13,8 +14,8 @@
 //!
 //! A server that loses its data excuses two holders of one lock if one got it before and the other
 //! after the loss, for a lease at most. The summary counts these. With `--locks sentinel` the locks
-//! are on a master with replicas, and every failover is such a loss, from its start until everybody
-//! has left the old master. It voids nothing else: fences grow on the new master too.
+//! are on a master with replicas, and a failover is such a loss of what was promised between its
+//! start and the time when nobody uses the old master any more.
 //!
 //! The register is on another server that nothing disturbs. Workers write to it whether they still
 //! have the lock or not. With `--unfenced` it lets them, and the run fails unless updates get lost:

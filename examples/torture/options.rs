@@ -18,7 +18,7 @@ usage: torture [options]
   --names N        locks they compete for (3)
   --lease MS       the lease in milliseconds, at least 200 (1000)
   --locks WHERE    server: one server, behind a network that may fail (server)
-                   sentinel: a master, two replicas, and three sentinels who watch them
+                   sentinel: a master with two replicas, watched by three sentinels
   --durability D   memory; with sentinels also one-replica or all-replicas that must have a lock
                    before it counts (memory)
   --nemesis LIST   all, none, or some of, with commas between them (all):
@@ -28,18 +28,18 @@ usage: torture [options]
                    restart-server  SIGKILL, and started again with its data
                    wipe-server     the same, without its data
                    close-clients   CLIENT KILL for all connections
-  --locks server   besides, which take a network of ours:
+                   and with --locks server, by a network before it,
                    drop-replies    requests are executed, and some replies never arrive
                    delay-messages  some requests and replies take up to half a lease
-  --locks sentinel besides (and not those two: clients are told the master's own address):
+                   or with --locks sentinel, where clients go to the master's own address,
                    fail-over       a sentinel is ordered to
                    kill-master     SIGKILL; started again with its data when another is elected
                    stop-master     SIGSTOP; SIGCONT when another is elected
                    cut-replicas    the replicas hear nothing more for a while, then kill-master
                    two-masters     a failover of which the old master hears only leases later
   --unfenced       the register takes every write: updates must get lost
-  --careful        workers look whether they still have the lock before they write: what is lost
-                   now without fences has been promised to two
+  --careful        workers look whether they still have the lock before they write, so that what
+                   is lost without fences was promised to two at once
   --server FILE    the server to run (redis-server)
   --seed N         repeats the random choices of a run, as far as timing allows
   --help           this text

@@ -99,15 +99,28 @@ impl Watched {
     /// Orders a failover, and returns the new master when all sentinels know it.
     pub(crate) fn fail_over(&self) -> &Server {
         let old = self.master().port();
-        wait(|| self.sentinels[0].try_command(&["SENTINEL", "FAILOVER", MASTER]));
+        let first = &self.sentinels[..1];
+        wait(|| {
+            let is_done = self.have_another(first, old);
+            if !is_done {
+                // Refused while it is at it. Without fresh news of replicas it gives up silently.
+                first[0].try_command(&["SENTINEL", "FAILOVER", MASTER]);
+            }
+            is_done
+        });
         self.wait_for_another(old)
     }
 
     /// Waits until all sentinels have another master than the one at that port.
     pub(crate) fn wait_for_another(&self, old: u16) -> &Server {
-        let is_another = |one: &Server| one.port() != old;
-        wait(|| self.sentinels.iter().all(|one| self.try_master_of(one).is_ok_and(is_another)));
+        wait(|| self.have_another(&self.sentinels, old));
         self.master()
+    }
+
+    /// Whether these sentinels have another master than the one at that port.
+    fn have_another(&self, sentinels: &[Server], old: u16) -> bool {
+        let is_another = |one: &Server| one.port() != old;
+        sentinels.iter().all(|one| self.try_master_of(one).is_ok_and(is_another))
     }
 
     /// The servers that are not the master.
