@@ -99,28 +99,23 @@ impl Watched {
     /// Orders a failover, and returns the new master when all sentinels know it.
     pub(crate) fn fail_over(&self) -> &Server {
         let old = self.master().port();
-        let first = &self.sentinels[..1];
-        wait(|| {
-            let is_done = self.have_another(first, old);
-            if !is_done {
+        let first = &self.sentinels[0];
+        wait(|| match self.try_master_of(first) {
+            Ok(one) if one.port() == old => {
                 // Refused while it is at it. Without fresh news of replicas it gives up silently.
-                first[0].try_command(&["SENTINEL", "FAILOVER", MASTER]);
+                first.try_command(&["SENTINEL", "FAILOVER", MASTER]);
+                false
             }
-            is_done
+            answer => answer.is_ok(),
         });
         self.wait_for_another(old)
     }
 
     /// Waits until all sentinels have another master than the one at that port.
     pub(crate) fn wait_for_another(&self, old: u16) -> &Server {
-        wait(|| self.have_another(&self.sentinels, old));
-        self.master()
-    }
-
-    /// Whether these sentinels have another master than the one at that port.
-    fn have_another(&self, sentinels: &[Server], old: u16) -> bool {
         let is_another = |one: &Server| one.port() != old;
-        sentinels.iter().all(|one| self.try_master_of(one).is_ok_and(is_another))
+        wait(|| self.sentinels.iter().all(|one| self.try_master_of(one).is_ok_and(is_another)));
+        self.master()
     }
 
     /// The servers that are not the master.
