@@ -26,6 +26,7 @@ pub(super) struct Exclusion {
 
 struct Hold {
     name: u32,
+    fence: u64,
     /// The call that took it.
     lock: Span,
     /// Believed until here.
@@ -62,10 +63,10 @@ impl Exclusion {
 
     pub(super) fn note(&mut self, call: &Call) {
         match (call.action, call.outcome) {
-            (Action::Lock { level: 1 }, Outcome::Granted { until, .. }) => {
+            (Action::Lock { level: 1 }, Outcome::Granted { fence, until, .. }) => {
                 let promises = vec![Promise { made: call.span.end, until }];
                 let (name, lock, place) = (call.name, call.span, call.place);
-                self.open.insert(call.actor, Hold { name, lock, until, promises, place });
+                self.open.insert(call.actor, Hold { name, fence, lock, until, promises, place });
             }
             (_, Outcome::Granted { until, .. } | Outcome::Held { until }) => {
                 if let Some(hold) = self.open.get_mut(&call.actor) {
@@ -125,12 +126,15 @@ impl Exclusion {
         Verdict { model: "exclusion", checked, violations }
     }
 
-    /// Whether data was lost between the two, and not both are believed when that is long known.
+    /// Whether data was lost between the two, and one is given up when that must be known.
     fn is_excused(&self, first: &Hold, second: &Hold) -> bool {
         let asked = first.lock.start.min(second.lock.start);
-        let (got, over) = (second.lock.end, first.until.min(second.until));
+        let got = second.lock.end;
+        let older = if first.fence < second.fence { first } else { second };
         self.losses.iter().any(|loss| {
             let Span { start, end } = loss.span;
+            // Where two masters give locks, nobody can tell whose hold was lost.
+            let over = if loss.everything { older.until } else { first.until.min(second.until) };
             asked <= end && start <= got && over <= end + self.lease && first.outlasts(loss) <= got
         })
     }
@@ -225,6 +229,10 @@ mod tests {
         let before_both = wipe(800, 900);
         let after_both = wipe(1501, 1600);
         assert_eq!(violations(OVERLAP, &[before_both, after_both]).len(), 1);
+        // The first is not given up, although the second was not long.
+        let kept = OVERLAP.replace("1900", "2201").replace("2400", "1600");
+        assert_eq!(violations(&kept, &[wipe(1100, 1200)]).len(), 1);
+        assert!(violations(&kept, &[failover(1005, 1200)]).is_empty());
         let long = OVERLAP.replace("1900", "2201");
         assert_eq!(violations(&long, &[wipe(1100, 1200)]).len(), 1);
         assert!(violations(&long, &[wipe(1100, 1201)]).is_empty());
