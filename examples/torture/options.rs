@@ -4,6 +4,8 @@ use std::env;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use leasehold::Durability;
+
 use super::Result;
 use super::nemesis::Fault;
 
@@ -15,20 +17,40 @@ usage: torture [options]
   --threads N      threads in each of them (4)
   --names N        locks they compete for (3)
   --lease MS       the lease in milliseconds, at least 200 (1000)
+  --locks WHERE    server: one server, behind a network that may fail (server)
+                   sentinel: a master with two replicas, watched by three sentinels
+  --durability D   memory; with sentinels also one-replica or all-replicas that must have a lock
+                   before it counts (memory)
   --nemesis LIST   all, none, or some of, with commas between them (all):
                    pause-worker    SIGSTOP to some for longer than a lease, then SIGCONT
                    kill-worker     SIGKILL, and a new process in its place
                    pause-server    SIGSTOP for up to a lease and a half, then SIGCONT
                    restart-server  SIGKILL, and started again with its data
                    wipe-server     the same, without its data
+                   close-clients   CLIENT KILL for all connections
+                   and with --locks server, by a network before it,
                    drop-replies    requests are executed, and some replies never arrive
                    delay-messages  some requests and replies take up to half a lease
-                   close-clients   CLIENT KILL for all connections
-  --unfenced       the register takes every write: updates must get lost when workers are paused
+                   or with --locks sentinel, where clients go to the master's own address,
+                   fail-over       a sentinel is ordered to
+                   kill-master     SIGKILL; started again with its data when another is elected
+                   stop-master     SIGSTOP; SIGCONT when another is elected
+                   cut-replicas    the replicas hear nothing more for a while, then kill-master
+                   two-masters     a failover of which the old master hears only leases later
+  --unfenced       the register takes every write: updates must get lost
+  --careful        workers look whether they still have the lock before they write, so that what
+                   is lost without fences was promised to two at once
   --server FILE    the server to run (redis-server)
   --seed N         repeats the random choices of a run, as far as timing allows
   --help           this text
 ";
+
+/// What the locks are on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Topology {
+    Sentinel,
+    Server,
+}
 
 /// What a run is asked to do.
 #[derive(Clone, Debug)]
@@ -38,8 +60,11 @@ pub(crate) struct Options {
     pub(crate) threads: u32,
     pub(crate) names: u32,
     pub(crate) lease: Duration,
+    pub(crate) topology: Topology,
+    pub(crate) durability: Durability,
     pub(crate) faults: Vec<Fault>,
     pub(crate) fenced: bool,
+    pub(crate) careful: bool,
     pub(crate) server: String,
     pub(crate) seed: u64,
     pub(crate) help: bool,
@@ -54,23 +79,31 @@ pub(crate) struct Role {
     pub(crate) dir: PathBuf,
     /// Its own, which no process had before.
     pub(crate) number: u64,
+    /// The URLs of the locks' server or sentinels, with commas between them.
     pub(crate) locks: String,
     pub(crate) register: String,
 }
 
 impl Options {
     pub(crate) fn parse() -> Result<Self> {
+        Self::parse_words(env::args().skip(1))
+    }
+
+    fn parse_words(mut words: impl Iterator<Item = String>) -> Result<Self> {
         let mut options = Self::default();
-        let mut args = env::args().skip(1);
-        while let Some(arg) = args.next() {
-            let mut value = || args.next().ok_or_else(|| format!("{arg} needs a value"));
-            match arg.as_str() {
+        let (mut nemesis, mut durability) = (String::from("all"), String::from("memory"));
+        while let Some(option) = words.next() {
+            let mut value = || words.next().ok_or_else(|| format!("{option} needs a value"));
+            match option.as_str() {
                 "--seconds" => options.time = Duration::from_secs(number(&value()?)?.into()),
                 "--processes" => options.processes = number(&value()?)?,
                 "--threads" => options.threads = number(&value()?)?,
                 "--names" => options.names = number(&value()?)?,
                 "--lease" => options.lease = Duration::from_millis(number(&value()?)?.into()),
-                "--nemesis" => options.faults = Fault::parse_list(&value()?)?,
+                "--locks" => options.topology = topology(&value()?)?,
+                "--durability" => durability = value()?,
+                "--nemesis" => nemesis = value()?,
+                "--careful" => options.careful = true,
                 "--unfenced" => options.fenced = false,
                 "--server" => options.server = value()?,
                 "--seed" => options.seed = value()?.parse().map_err(|_| "--seed takes a number")?,
@@ -80,13 +113,37 @@ impl Options {
                     let (locks, register) = (value()?, value()?);
                     options.role = Some(Role { dir, number, locks, register });
                 }
-                _ => return Err(format!("unknown option {arg}: see --help").into()),
+                _ => return Err(format!("unknown option {option}: see --help").into()),
             }
         }
         if options.lease < Duration::from_millis(200) {
             return Err("--lease must be at least 200".into());
         }
+        options.faults = Fault::parse_list(&nemesis, options.topology)?;
+        options.durability = options.parse_durability(&durability)?;
         Ok(options)
+    }
+
+    fn parse_durability(&self, word: &str) -> Result<Durability> {
+        let acks = match word {
+            "memory" => return Ok(Durability::Memory),
+            "one-replica" => 1,
+            "all-replicas" => 2,
+            _ => return Err(format!("no such durability: {word:?}").into()),
+        };
+        if self.topology == Topology::Server {
+            return Err(format!("{word} takes --locks sentinel: one server has none").into());
+        }
+        // Less than a request may take, which is a third of the lease.
+        Ok(Durability::Replicas { acks, timeout: self.lease / 4 })
+    }
+}
+
+fn topology(word: &str) -> Result<Topology> {
+    match word {
+        "sentinel" => Ok(Topology::Sentinel),
+        "server" => Ok(Topology::Server),
+        _ => Err(format!("--locks is server or sentinel, not {word:?}").into()),
     }
 }
 
@@ -98,8 +155,11 @@ impl Default for Options {
             threads: 4,
             names: 3,
             lease: Duration::from_secs(1),
-            faults: Fault::ALL.to_vec(),
+            topology: Topology::Server,
+            durability: Durability::Memory,
+            faults: Vec::new(),
             fenced: true,
+            careful: false,
             server: "redis-server".into(),
             seed: u64::from(std::process::id()),
             help: false,
@@ -112,5 +172,48 @@ fn number(text: &str) -> Result<u32> {
     match text.parse() {
         Ok(number) if number > 0 => Ok(number),
         _ => Err(format!("{text:?} is not a number from 1").into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(line: &str) -> Result<Options> {
+        Options::parse_words(line.split_whitespace().map(str::to_owned))
+    }
+
+    #[track_caller]
+    fn assert_refused(line: &str, what: &str) {
+        let error = parse(line).expect_err(line).to_string();
+        assert!(error.contains(what), "{error}");
+    }
+
+    #[test]
+    fn all_faults_are_those_that_fit_the_topology() {
+        let alone = parse("").expect("nothing is required").faults;
+        assert!(alone.contains(&Fault::DropReplies) && !alone.contains(&Fault::KillMaster));
+        // Whatever the order of the options.
+        let watched = parse("--nemesis all --locks sentinel").expect("both are known").faults;
+        assert!(!watched.contains(&Fault::DropReplies) && watched.contains(&Fault::KillMaster));
+    }
+
+    #[test]
+    fn what_does_not_fit_the_topology_is_refused() {
+        assert_refused("--nemesis fail-over", "fail-over takes --locks sentinel");
+        assert_refused(
+            "--locks sentinel --nemesis drop-replies",
+            "drop-replies takes --locks server",
+        );
+        assert_refused("--durability one-replica", "one-replica takes --locks sentinel");
+        parse("--durability all-replicas --locks sentinel").expect("these fit");
+    }
+
+    #[test]
+    fn what_nobody_knows_is_refused() {
+        assert_refused("--locks cluster", "--locks is server or sentinel");
+        assert_refused("--durability disk", "no such durability");
+        assert_refused("--nemesis none,fire", "no such nemesis");
+        assert_refused("--seconds", "--seconds needs a value");
     }
 }

@@ -35,8 +35,9 @@ impl Random {
         whole * (from * 100 + self.below((to - from) * 100)) / 1000
     }
 
-    pub(crate) fn pick<'all, T>(&mut self, all: &'all [T]) -> &'all T {
-        let count = u32::try_from(all.len()).expect("a short list");
-        &all[self.below(count) as usize]
+    pub(crate) fn shuffled<T: Copy>(&mut self, all: &[T]) -> Vec<T> {
+        let mut order: Vec<(u64, T)> = all.iter().map(|one| (self.number(), *one)).collect();
+        order.sort_unstable_by_key(|(place, _)| *place);
+        order.into_iter().map(|(_, one)| one).collect()
     }
 }

@@ -1,8 +1,15 @@
 //! The resource that the locks protect: a number for each name, on a server that nothing disturbs.
 
+use std::thread;
+use std::time::{Duration, Instant};
+
 use redis::{Commands, Connection, RedisResult, Script};
 
+use super::Result;
 use super::history::Outcome;
+
+/// However busy the machine is, a lock is used again within this time after the last fault.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 pub(crate) struct Register {
     redis: Connection,
@@ -29,6 +36,22 @@ impl Register {
     pub(crate) fn value(&mut self, name: u32) -> RedisResult<u64> {
         let value: Option<u64> = self.redis.hget(key(name), "value")?;
         Ok(value.unwrap_or_default())
+    }
+
+    /// Waits until somebody has written who did not have the lock before: whoever had it writes once.
+    pub(crate) fn wait_for_use(&mut self, name: u32) -> Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        let (mut last, mut writes) = (self.value(name)?, 0);
+        while writes < 2 {
+            if Instant::now() > deadline {
+                return Err(format!("lock {name} is not used any more").into());
+            }
+            thread::sleep(Duration::from_millis(5));
+            let value = self.value(name)?;
+            writes += u32::from(value != last);
+            last = value;
+        }
+        Ok(())
     }
 
     /// Without fences a register takes everything.

@@ -10,6 +10,7 @@ use redis::RedisResult;
 
 use super::Result;
 use super::history::{self, Action, Outcome, Recorder, nanos, now};
+use super::locks;
 use super::options::{Options, Role};
 use super::random::Random;
 use super::register::Register;
@@ -32,7 +33,7 @@ pub(crate) fn run(options: &Options, role: &Role) -> Result<()> {
             io::copy(&mut io::stdin(), &mut io::sink()).ok();
             ended.store(true, Ordering::Relaxed);
         });
-        let Some(client) = open(options, &role.locks, ended)? else { return Ok(()) };
+        let Some(client) = open(options, role, ended)? else { return Ok(()) };
         let threads: Vec<_> = (0..options.threads)
             .map(|number| {
                 let worker = Worker {
@@ -51,10 +52,9 @@ pub(crate) fn run(options: &Options, role: &Role) -> Result<()> {
 }
 
 /// `None` if the run ends before the server can be reached.
-fn open(options: &Options, url: &str, ended: &AtomicBool) -> Result<Option<Client>> {
+fn open(options: &Options, role: &Role, ended: &AtomicBool) -> Result<Option<Client>> {
     while !ended.load(Ordering::Relaxed) {
-        let builder = Client::builder().lease(options.lease).wait(options.lease * 5);
-        match builder.open(url) {
+        match locks::open(options, role) {
             Ok(client) => return Ok(Some(client)),
             Err(error) if error.is_retryable() => thread::sleep(Duration::from_millis(10)),
             Err(error) => return Err(error.into()),
@@ -128,13 +128,16 @@ impl Worker<'_> {
         })
     }
 
-    /// Reads a number and writes the next one, without asking whether the lock is still held.
+    /// Reads a number and writes the next one; only the careful ask whether the lock is still held.
     fn work(&mut self, name: u32, guards: &[Guard]) -> Result<()> {
         let (fence, at) = (guards[0].fence(), (self.number, name));
         let read = || settled(self.register.read(name, fence));
         let read = self.recorder.record(at, Action::Read { fence }, read)?;
         self.take_time(name, guards);
-        if let Outcome::Value { value } = read {
+        let stops = self.options.careful && !guards[0].is_held();
+        if let Outcome::Value { value } = read
+            && !stops
+        {
             let value = value + 1;
             let write = || settled(self.register.write(name, fence, value));
             self.recorder.record(at, Action::Write { fence, value }, write)?;
@@ -144,9 +147,9 @@ impl Worker<'_> {
 
     /// Now and then so long that the lease has to be renewed.
     fn take_time(&mut self, name: u32, guards: &[Guard]) {
-        let long = self.random.one_in(200);
+        let long = self.random.one_in(400);
         let (parts, part) = if long {
-            (5 + self.random.below(15), self.options.lease / 10)
+            (5 + self.random.below(40), self.options.lease / 10)
         } else {
             (1, self.random.tenths(WORK, (0, 10)))
         };
@@ -190,7 +193,8 @@ fn expected(error: Error) -> (Result<()>, Outcome) {
     match error {
         Error::Timeout { .. } => (Ok(()), Outcome::Busy),
         Error::Lost { .. } => (Ok(()), Outcome::Lost),
-        Error::Unavailable { .. } => (Ok(()), Outcome::Unknown),
+        // Too few replicas is no, but the servers may hear of that later.
+        Error::NotReplicated { .. } | Error::Unavailable { .. } => (Ok(()), Outcome::Unknown),
         other => (Err(other.into()), Outcome::Unknown),
     }
 }

@@ -4,49 +4,73 @@
 //! guard, or to the last moment for which `is_held` was promised, whichever is earlier. Believed
 //! holds of one name never overlap, and none is found lost before its promise is over.
 //!
-//! Only a server that loses its data voids this: for two holds one of which was got before the loss
-//! and the other after it, no later than a lease. A killed or paused worker, a server that hangs or
-//! is restarted with its data, lost replies and closed connections void nothing.
+//! Only servers that lose data void this: for two holds one of which was got before the end of the
+//! loss and the other after its start, until a lease after its end. By then one of them was renewed
+//! in vain. And a failover loses only what was acknowledged after its start: a promise made before
+//! still counts. A killed or paused worker, a server that hangs or is restarted with its data, lost
+//! replies and closed connections void nothing.
 
 use std::collections::BTreeMap;
 
-use super::{Verdict, Violation};
+use super::{Loss, Verdict, Violation};
 use crate::history::{Action, Actor, Call, Outcome, Place, Span};
 
 pub(super) struct Exclusion {
     lease: u64,
-    wipes: Vec<Span>,
+    losses: Vec<Loss>,
     /// Those whose last guard is not gone yet.
     open: BTreeMap<Actor, Hold>,
     holds: Vec<Hold>,
     violations: Vec<Violation>,
 }
 
-#[derive(Clone, Copy)]
 struct Hold {
     name: u32,
+    fence: u64,
     /// The call that took it.
     lock: Span,
     /// Believed until here.
     until: u64,
+    promises: Vec<Promise>,
     place: Place,
 }
 
+/// To be held until then.
+struct Promise {
+    made: u64,
+    until: u64,
+}
+
+impl Hold {
+    fn promise(&mut self, made: u64, until: u64) {
+        self.until = self.until.max(until);
+        self.promises.push(Promise { made, until });
+    }
+
+    /// Until when it is held in spite of the loss.
+    fn outlasts(&self, loss: &Loss) -> u64 {
+        let before = self.promises.iter().filter(|one| one.made < loss.span.start);
+        let until = before.map(|one| one.until).max();
+        until.filter(|_| !loss.everything).unwrap_or_default()
+    }
+}
+
 impl Exclusion {
-    pub(super) fn new(lease: u64, wipes: Vec<Span>) -> Self {
+    pub(super) fn new(lease: u64, losses: Vec<Loss>) -> Self {
         let (open, holds) = (BTreeMap::new(), Vec::new());
-        Self { lease, wipes, open, holds, violations: Vec::new() }
+        Self { lease, losses, open, holds, violations: Vec::new() }
     }
 
     pub(super) fn note(&mut self, call: &Call) {
         match (call.action, call.outcome) {
-            (Action::Lock { level: 1 }, Outcome::Granted { until, .. }) => {
-                let hold = Hold { name: call.name, lock: call.span, until, place: call.place };
-                self.open.insert(call.actor, hold);
+            (Action::Lock { level: 1 }, Outcome::Granted { fence, until, .. }) => {
+                let promises = vec![Promise { made: call.span.end, until }];
+                let (name, lock, place) = (call.name, call.span, call.place);
+                self.open.insert(call.actor, Hold { name, fence, lock, until, promises, place });
             }
             (_, Outcome::Granted { until, .. } | Outcome::Held { until }) => {
                 if let Some(hold) = self.open.get_mut(&call.actor) {
-                    hold.until = hold.until.max(until);
+                    hold.promise(call.span.end, until);
                 }
             }
             (_, Outcome::Lost) => self.lose(call),
@@ -64,8 +88,11 @@ impl Exclusion {
     fn lose(&mut self, call: &Call) {
         let Some(hold) = self.open.get_mut(&call.actor) else { return };
         let found = call.span.end;
-        let wiped = |wipe: &Span| hold.lock.start <= wipe.end && wipe.start <= found;
-        if self.wipes.iter().any(wiped) {
+        let was_lost = |loss: &Loss| {
+            let Span { start, end } = loss.span;
+            hold.lock.start <= end && start <= found && hold.outlasts(loss) <= found
+        };
+        if self.losses.iter().any(was_lost) {
             hold.until = hold.until.min(call.span.start);
         } else if found < hold.until {
             let early = hold.until - found;
@@ -75,11 +102,12 @@ impl Exclusion {
     }
 
     pub(super) fn verdict(mut self) -> Verdict {
-        self.holds.extend(self.open.values());
+        self.holds.extend(std::mem::take(&mut self.open).into_values());
         // A worker that was paused in its lock call may find the hold over when it returns.
         self.holds.retain(|hold| hold.lock.end < hold.until);
         self.holds.sort_unstable_by_key(|hold| (hold.name, hold.lock.end));
-        let (mut excused, mut believed) = (0, Vec::<Hold>::new());
+        let mut violations = std::mem::take(&mut self.violations);
+        let (mut excused, mut believed) = (0, Vec::<&Hold>::new());
         for hold in &self.holds {
             believed.retain(|other| other.name == hold.name && other.until > hold.lock.end);
             for other in &believed {
@@ -89,21 +117,26 @@ impl Exclusion {
                 }
                 let both = other.until.min(hold.until).saturating_sub(hold.lock.end);
                 let what = format!("held twice at {}, for {both} ns", hold.lock.end);
-                self.violations.push(Violation::new(what, &[other.place, hold.place]));
+                violations.push(Violation::new(what, &[other.place, hold.place]));
             }
-            believed.push(*hold);
+            believed.push(hold);
         }
         let holds = self.holds.len();
         let checked = format!("{holds} holds, {excused} overlaps excused by lost data");
-        Verdict { model: "exclusion", checked, violations: self.violations }
+        Verdict { model: "exclusion", checked, violations }
     }
 
-    /// Whether the server lost its data between the two.
+    /// Whether data was lost between the two, and one is given up when that must be known.
     fn is_excused(&self, first: &Hold, second: &Hold) -> bool {
         let asked = first.lock.start.min(second.lock.start);
         let got = second.lock.end;
-        let between = |wipe: &Span| asked <= wipe.end && wipe.start <= got;
-        self.wipes.iter().any(|wipe| between(wipe) && got <= wipe.end + self.lease)
+        let older = if first.fence < second.fence { first } else { second };
+        self.losses.iter().any(|loss| {
+            let Span { start, end } = loss.span;
+            // Where two masters give locks, nobody can tell whose hold was lost.
+            let over = if loss.everything { older.until } else { first.until.min(second.until) };
+            asked <= end && start <= got && over <= end + self.lease && first.outlasts(loss) <= got
+        })
     }
 }
 
@@ -114,10 +147,18 @@ mod tests {
 
     const LEASE: u64 = 1000;
 
-    fn violations(lines: &str, wipes: &[Span]) -> Vec<String> {
-        let mut model = Exclusion::new(LEASE, wipes.to_vec());
+    fn violations(lines: &str, losses: &[Loss]) -> Vec<String> {
+        let mut model = Exclusion::new(LEASE, losses.to_vec());
         show(lines, |call| model.note(call));
         model.verdict().violations.into_iter().map(|violation| violation.what).collect()
+    }
+
+    fn wipe(start: u64, end: u64) -> Loss {
+        Loss { span: Span { start, end }, everything: true }
+    }
+
+    fn failover(start: u64, end: u64) -> Loss {
+        Loss { everything: false, ..wipe(start, end) }
     }
 
     /// Thread 2 gets the lock while thread 1 has it.
@@ -180,17 +221,48 @@ mod tests {
 
     #[test]
     fn lost_data_excuses_two_holders() {
-        assert!(violations(OVERLAP, &[Span { start: 1100, end: 1200 }]).is_empty());
+        assert!(violations(OVERLAP, &[wipe(1100, 1200)]).is_empty());
     }
 
     #[test]
     fn lost_data_excuses_nothing_else() {
-        let before_both = Span { start: 800, end: 900 };
-        let after_both = Span { start: 1501, end: 1600 };
+        let before_both = wipe(800, 900);
+        let after_both = wipe(1501, 1600);
         assert_eq!(violations(OVERLAP, &[before_both, after_both]).len(), 1);
-        let long_ago = OVERLAP.replace("1900", "9000").replace("1500", "3000");
-        let long_ago = long_ago.replace("2400", "4000");
-        assert_eq!(violations(&long_ago, &[Span { start: 1100, end: 1200 }]).len(), 1);
+        // The first is not given up, although the second was not long.
+        let kept = OVERLAP.replace("1900", "2201").replace("2400", "1600");
+        assert_eq!(violations(&kept, &[wipe(1100, 1200)]).len(), 1);
+        assert!(violations(&kept, &[failover(1005, 1200)]).is_empty());
+        let long = OVERLAP.replace("1900", "2201");
+        assert_eq!(violations(&long, &[wipe(1100, 1200)]).len(), 1);
+        assert!(violations(&long, &[wipe(1100, 1201)]).is_empty());
+    }
+
+    #[test]
+    fn a_failover_excuses_two_holders_if_the_first_came_after_its_start() {
+        assert!(violations(OVERLAP, &[failover(1005, 1600)]).is_empty());
+        assert!(violations(OVERLAP, &[failover(1010, 1020)]).is_empty());
+        assert_eq!(violations(OVERLAP, &[failover(1011, 1600)]).len(), 1);
+    }
+
+    #[test]
+    fn a_failover_voids_promises_made_after_its_start() {
+        let renewed = OVERLAP.replace("1900", "1400");
+        let renewed = renewed + "\n1300 1 > check 0 1\n1301 1 < held 1900";
+        assert!(violations(&renewed, &[failover(1200, 1600)]).is_empty());
+        assert_eq!(violations(&renewed, &[failover(1302, 1600)]).len(), 1);
+    }
+
+    #[test]
+    fn a_hold_from_before_a_failover_is_not_lost_early() {
+        let lost = "\
+            1000 1 > lock 0 1
+            1010 1 < granted 7 1 1900
+            1020 1 > check 0 1
+            1300 1 < lost";
+        assert_eq!(violations(lost, &[failover(1011, 1200)]).len(), 1);
+        assert!(violations(lost, &[failover(1005, 1200)]).is_empty());
+        assert!(violations(&lost.replace("1300", "1900"), &[failover(1011, 1200)]).is_empty());
     }
 
     #[test]
@@ -201,7 +273,7 @@ mod tests {
             1020 1 > unlock 0 1
             1030 1 < lost";
         assert_eq!(violations(lost, &[]), ["lost 870 ns before its promise was over"]);
-        assert!(violations(lost, &[Span { start: 1005, end: 1009 }]).is_empty());
+        assert!(violations(lost, &[wipe(1005, 1009)]).is_empty());
         assert!(violations(&lost.replace("1030", "1900"), &[]).is_empty());
     }
 }

@@ -19,6 +19,15 @@ pub(crate) struct Checker {
     register: Register,
 }
 
+/// What servers may have forgotten.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Loss {
+    /// All that was acknowledged in this time.
+    pub(crate) span: Span,
+    /// And all from before.
+    pub(crate) everything: bool,
+}
+
 /// What a model says in the end.
 pub(crate) struct Verdict {
     pub(crate) model: &'static str,
@@ -47,10 +56,9 @@ impl Violation {
 }
 
 impl Checker {
-    /// `wipes` are the times at which the server lost its data.
-    pub(crate) fn new(lease: u64, wipes: Vec<Span>) -> Self {
+    pub(crate) fn new(lease: u64, losses: Vec<Loss>) -> Self {
         Self {
-            exclusion: Exclusion::new(lease, wipes),
+            exclusion: Exclusion::new(lease, losses),
             nesting: Nesting::default(),
             fences: Fences::default(),
             register: Register::default(),

@@ -49,19 +49,30 @@ impl Register {
             violations.extend(self.check_final(name, *value));
         }
         let unknown: u64 = self.unknown.values().sum();
+        let lost: u64 = (0..).zip(finals).map(|(name, value)| self.lost(name, *value)).sum();
         let checked = format!(
-            "{} writes acknowledged, {unknown} unknown, {} stale requests refused, final {}",
+            "{} writes acknowledged, {lost} lost, {unknown} unknown, {} stale requests refused",
             self.writes.len(),
             self.stale,
-            finals.iter().sum::<u64>()
         );
         Verdict { model: "register", checked, violations }
     }
 
+    fn of(&self, name: u32) -> impl DoubleEndedIterator<Item = &Write> {
+        self.writes.iter().filter(move |write| write.name == name)
+    }
+
+    fn count(&self, name: u32) -> u64 {
+        u64::try_from(self.of(name).count()).expect("a count")
+    }
+
+    /// How many acknowledged writes do not count in the end, if no unknown one does.
+    fn lost(&self, name: u32, last: u64) -> u64 {
+        self.count(name).saturating_sub(last)
+    }
+
     fn check_final(&self, name: u32, last: u64) -> Option<Violation> {
-        let writes = self.writes.iter().filter(|write| write.name == name);
-        let greatest = writes.clone().next_back();
-        let least = u64::try_from(writes.count()).expect("a count");
+        let (greatest, least) = (self.of(name).next_back(), self.count(name));
         let most = least + self.unknown.get(&name).copied().unwrap_or_default();
         let too_great = greatest.filter(|write| write.value > last);
         if too_great.is_none() && (least..=most).contains(&last) {

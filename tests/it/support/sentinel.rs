@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use redis::RedisResult;
+
 use super::server::Server;
 
 /// How long an election or a resynchronization may take.
@@ -46,17 +48,30 @@ pub(crate) struct Watched {
 impl Watched {
     /// Starts them all. The sentinels take a master for dead that is silent for `down_after`.
     pub(crate) fn start(binary: impl AsRef<Path>, down_after: Duration) -> Watched {
-        let watched = Watched::launch(binary, down_after);
+        Watched::start_with(binary, down_after, &[])
+    }
+
+    /// As `start`, with further arguments for the servers.
+    pub(crate) fn start_with(
+        binary: impl AsRef<Path>,
+        down_after: Duration,
+        extra_args: &[&str],
+    ) -> Watched {
+        let watched = Watched::launch(binary, down_after, extra_args);
         watched.wait_until_watched();
         watched
     }
 
-    /// As `start`, but without waiting until the sentinels know one another and could agree on
+    /// As `start_with`, but without waiting until the sentinels know one another and could agree on
     /// a failover.
-    pub(crate) fn launch(binary: impl AsRef<Path>, down_after: Duration) -> Watched {
+    pub(crate) fn launch(
+        binary: impl AsRef<Path>,
+        down_after: Duration,
+        extra_args: &[&str],
+    ) -> Watched {
         let binary = binary.as_ref();
         let watched = Watched {
-            servers: replicated(2, binary, &[]),
+            servers: replicated(2, binary, extra_args),
             sentinels: (0..3).map(|_| Server::sentinel(binary, &[])).collect(),
             binary: binary.into(),
         };
@@ -66,6 +81,9 @@ impl Watched {
         }
         watched
     }
+
+    /// Longer than a machine pauses: nobody is taken for dead who is not.
+    pub(crate) const CALM: Duration = Duration::from_secs(60);
 
     pub(crate) fn binary(&self) -> &Path {
         &self.binary
@@ -77,10 +95,14 @@ impl Watched {
 
     /// The master in the eyes of a sentinel.
     pub(crate) fn master_of(&self, sentinel: &Server) -> &Server {
-        let (_, port): (String, u16) =
-            sentinel.ask(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", MASTER]);
+        self.try_master_of(sentinel).expect("the sentinel answers")
+    }
+
+    fn try_master_of(&self, sentinel: &Server) -> RedisResult<&Server> {
+        let question = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", MASTER];
+        let (_, port): (String, u16) = sentinel.try_ask(&question)?;
         let known = self.servers.iter().find(|server| server.port() == port);
-        known.expect("a master is one of the servers")
+        Ok(known.expect("a master is one of the servers"))
     }
 
     /// The master in the eyes of the first sentinel.
@@ -91,20 +113,92 @@ impl Watched {
     /// Orders a failover, and returns the new master when all sentinels know it.
     pub(crate) fn fail_over(&self) -> &Server {
         let old = self.master().port();
-        wait(|| self.sentinels[0].try_command(&["SENTINEL", "FAILOVER", MASTER]));
+        let first = &self.sentinels[0];
+        wait(|| match self.try_master_of(first) {
+            Ok(one) if one.port() == old => {
+                // Refused while it is at it. Without fresh news of replicas it gives up silently.
+                first.try_command(&["SENTINEL", "FAILOVER", MASTER]);
+                false
+            }
+            answer => answer.is_ok(),
+        });
         self.wait_for_another(old)
     }
 
     /// Waits until all sentinels have another master than the one at that port.
     pub(crate) fn wait_for_another(&self, old: u16) -> &Server {
-        wait(|| self.sentinels.iter().all(|one| self.master_of(one).port() != old));
+        let is_another = |one: &Server| one.port() != old;
+        wait(|| self.sentinels.iter().all(|one| self.try_master_of(one).is_ok_and(is_another)));
         self.master()
+    }
+
+    /// The servers that are not the master.
+    pub(crate) fn replicas(&self) -> impl Iterator<Item = &Server> {
+        let master = self.master().port();
+        self.servers.iter().filter(move |server| server.port() != master)
+    }
+
+    /// From now on the sentinels take a master for dead that is silent for `down_after`.
+    pub(crate) fn set_down_after(&self, down_after: Duration) {
+        for sentinel in &self.sentinels {
+            set_down_after(sentinel, down_after);
+        }
+    }
+
+    /// Whether the sentinels tell servers at once which of them is the master. One that has not heard
+    /// of a failover yet may tell the new master that it is none. Before version 7 they always take
+    /// some seconds.
+    pub(crate) fn tell_servers(&self, tell: bool) {
+        let period = if tell { "200" } else { "60000" };
+        for sentinel in &self.sentinels {
+            sentinel.try_command(&["SENTINEL", "DEBUG", "publish-period", period]);
+        }
+    }
+
+    /// Waits until both replicas have what the master has acknowledged before.
+    pub(crate) fn wait_until_replicated(&self) {
+        let mut connection = self.master().connect();
+        wait(|| {
+            let mut write = redis::pipe();
+            write.cmd("PUBLISH").arg("replicated").arg("").ignore();
+            write.cmd("WAIT").arg(2).arg(100);
+            write.query(&mut connection).is_ok_and(|(replicas,): (u32,)| replicas == 2)
+        });
+    }
+
+    /// Waits until there is one master, the others are in step with it, and all sentinels know.
+    pub(crate) fn wait_until_settled(&self) {
+        wait(|| self.is_settled().unwrap_or(false));
+        self.wait_until_watched();
+    }
+
+    /// An error as long as a server closes the connections of its clients, because its role changes.
+    fn is_settled(&self) -> RedisResult<bool> {
+        let master = self.try_master_of(&self.sentinels[0])?;
+        for sentinel in &self.sentinels {
+            if self.try_master_of(sentinel)?.port() != master.port() {
+                return Ok(false);
+            }
+        }
+        let follows = format!("master_port:{}\r\n", master.port());
+        for server in &self.servers {
+            let info: String = server.try_ask(&["INFO", "replication"])?;
+            let is_right = if server.port() == master.port() {
+                info.contains("role:master")
+            } else {
+                info.contains(&follows) && info.contains("master_link_status:up")
+            };
+            if !is_right {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     fn wait_until_watched(&self) {
         wait(|| {
             self.sentinels.iter().all(|sentinel| {
-                let info: String = sentinel.ask(&["INFO", "sentinel"]);
+                let info = sentinel.try_ask::<String>(&["INFO", "sentinel"]).unwrap_or_default();
                 info.contains("status=ok") && info.contains("slaves=2,sentinels=3")
             })
         });
@@ -134,9 +228,13 @@ fn watch(sentinel: &Server, port: &str, down_after: Duration) {
     // Refused before version 7.
     sentinel.try_command(&[&["SENTINEL", "DEBUG"], &HASTE[..]].concat());
     sentinel.command(&["SENTINEL", "MONITOR", MASTER, "127.0.0.1", port, "2"]);
+    set_down_after(sentinel, down_after);
+    sentinel.command(&["SENTINEL", "SET", MASTER, "failover-timeout", "10000"]);
+}
+
+fn set_down_after(sentinel: &Server, down_after: Duration) {
     let down_after = down_after.as_millis().to_string();
     sentinel.command(&["SENTINEL", "SET", MASTER, "down-after-milliseconds", &down_after]);
-    sentinel.command(&["SENTINEL", "SET", MASTER, "failover-timeout", "10000"]);
 }
 
 /// Whether a master and its replicas agree that these have caught up with it.
@@ -146,6 +244,7 @@ pub(crate) fn in_step(master: &Server, replicas: &[Server]) -> bool {
         && replicas.iter().all(|replica| info(replica).contains("master_link_status:up"))
 }
 
+#[track_caller]
 fn wait(mut happened: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !happened() {

@@ -174,7 +174,7 @@ impl Server {
     }
 
     pub(crate) fn watched() -> Server {
-        let watched = Watched::launch(redis_binary(), Duration::from_secs(30));
+        let watched = Watched::launch(redis_binary(), Duration::from_secs(30), &[]);
         let way = Way::Sentinels(watched.urls());
         Server::with_replicas(way, watched.servers, watched.sentinels)
     }

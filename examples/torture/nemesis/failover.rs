@@ -1,0 +1,90 @@
+//! Faults after which another server is the master.
+
+use std::thread;
+use std::time::Duration;
+
+use super::Fault;
+use crate::check::Loss;
+use crate::history::{Span, nanos, now};
+use crate::random::Random;
+use crate::sentinel::Watched;
+use crate::server::Server;
+
+/// A master that is to be replaced is taken for dead after so much silence.
+const NERVOUS: Duration = Duration::from_millis(500);
+
+/// How long a client may begin requests at an old master when all sentinels know the new one: what
+/// a sentinel has said counts for half a second, and for two more while none answers.
+const LINGER: Duration = Duration::from_millis(2500);
+
+/// Tells what may have been lost: nothing from before, for both replicas had that.
+pub(super) fn disturb(
+    lease: Duration,
+    watched: &Watched,
+    fault: Fault,
+    random: &mut Random,
+) -> Loss {
+    let (old, start) = (watched.master(), now());
+    watched.wait_until_replicated();
+    // A sentinel that does not know of a new master yet would tell it that it is none.
+    watched.tell_servers(false);
+    take_away(lease, watched, fault, random);
+    // What is under way may take a third of a lease.
+    let left = LINGER + lease / 3;
+    let end = now() + nanos(left);
+    if fault == Fault::TwoMasters {
+        // Two holders are excused for a lease more, and from then on there must be only one.
+        thread::sleep(left + lease + random.tenths(lease, (10, 30)));
+    } else {
+        bring_back(lease, old, fault, random);
+    }
+    watched.tell_servers(true);
+    watched.wait_until_settled();
+    // By now the old master refuses everything.
+    Loss { span: Span { start, end: end.min(now()) }, everything: false }
+}
+
+/// Lets a server go on that takes itself for the master until it is told otherwise.
+fn bring_back(lease: Duration, old: &Server, fault: Fault, random: &mut Random) {
+    thread::sleep(random.tenths(lease, (0, 10)));
+    match fault {
+        Fault::CutReplicas | Fault::KillMaster => old.restart(),
+        Fault::StopMaster => old.cont(),
+        _ => {}
+    }
+}
+
+/// Returns when all sentinels have another master.
+fn take_away(lease: Duration, watched: &Watched, fault: Fault, random: &mut Random) {
+    let old = watched.master();
+    match fault {
+        Fault::CutReplicas => {
+            watched.replicas().for_each(Server::stop);
+            // Without a connection there is nothing that they could read when they go on.
+            old.command(&["CLIENT", "KILL", "TYPE", "replica"]);
+            thread::sleep(random.tenths(lease, (1, 10)));
+            old.kill();
+            watched.replicas().for_each(Server::cont);
+            elect_another(watched, old);
+        }
+        Fault::FailOver | Fault::TwoMasters => {
+            watched.fail_over();
+        }
+        Fault::KillMaster => {
+            old.kill();
+            elect_another(watched, old);
+        }
+        Fault::StopMaster => {
+            old.stop();
+            elect_another(watched, old);
+        }
+        _ => unreachable!("{fault} is no failover"),
+    }
+}
+
+/// Has the sentinels replace a master that is gone.
+fn elect_another(watched: &Watched, old: &Server) {
+    watched.set_down_after(NERVOUS);
+    watched.wait_for_another(old.port());
+    watched.set_down_after(Watched::CALM);
+}

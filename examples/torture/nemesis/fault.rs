@@ -1,0 +1,110 @@
+//! The faults there are, and where each can happen.
+
+use std::fmt;
+
+use crate::Result;
+use crate::options::Topology;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    CloseClients,
+    CutReplicas,
+    DelayMessages,
+    DropReplies,
+    FailOver,
+    KillMaster,
+    KillWorker,
+    PauseServer,
+    PauseWorker,
+    RestartServer,
+    StopMaster,
+    TwoMasters,
+    WipeServer,
+}
+
+impl Fault {
+    const ALL: [Self; 13] = [
+        Self::CloseClients,
+        Self::CutReplicas,
+        Self::DelayMessages,
+        Self::DropReplies,
+        Self::FailOver,
+        Self::KillMaster,
+        Self::KillWorker,
+        Self::PauseServer,
+        Self::PauseWorker,
+        Self::RestartServer,
+        Self::StopMaster,
+        Self::TwoMasters,
+        Self::WipeServer,
+    ];
+
+    /// Reads names with commas between them, or `all` that fit the topology, or `none`.
+    pub(crate) fn parse_list(list: &str, topology: Topology) -> Result<Vec<Self>> {
+        match list {
+            "all" => Ok(Self::ALL.into_iter().filter(|fault| fault.fits(topology)).collect()),
+            "none" => Ok(Vec::new()),
+            some => some.split(',').map(|name| Self::parse(name, topology)).collect(),
+        }
+    }
+
+    fn parse(name: &str, topology: Topology) -> Result<Self> {
+        match Self::ALL.into_iter().find(|fault| fault.to_string() == name) {
+            None => Err(format!("no such nemesis: {name:?}").into()),
+            Some(fault) if fault.fits(topology) => Ok(fault),
+            Some(fault) if fault.is_of_network() => {
+                Err(format!("{fault} takes --locks server: sentinels lead around our network")
+                    .into())
+            }
+            Some(fault) => Err(format!("{fault} takes --locks sentinel").into()),
+        }
+    }
+
+    fn fits(self, topology: Topology) -> bool {
+        match topology {
+            Topology::Sentinel => !self.is_of_network(),
+            Topology::Server => !self.is_failover(),
+        }
+    }
+
+    /// Whether it takes a [`Proxy`](crate::proxy::Proxy).
+    pub(crate) fn is_of_network(self) -> bool {
+        matches!(self, Self::DelayMessages | Self::DropReplies)
+    }
+
+    /// Whether another server is the master afterwards.
+    pub(super) fn is_failover(self) -> bool {
+        matches!(
+            self,
+            Self::CutReplicas
+                | Self::FailOver
+                | Self::KillMaster
+                | Self::StopMaster
+                | Self::TwoMasters
+        )
+    }
+
+    pub(super) fn meets_workers(self) -> bool {
+        matches!(self, Self::KillWorker | Self::PauseWorker)
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::CloseClients => "close-clients",
+            Self::CutReplicas => "cut-replicas",
+            Self::DelayMessages => "delay-messages",
+            Self::DropReplies => "drop-replies",
+            Self::FailOver => "fail-over",
+            Self::KillMaster => "kill-master",
+            Self::KillWorker => "kill-worker",
+            Self::PauseServer => "pause-server",
+            Self::PauseWorker => "pause-worker",
+            Self::RestartServer => "restart-server",
+            Self::StopMaster => "stop-master",
+            Self::TwoMasters => "two-masters",
+            Self::WipeServer => "wipe-server",
+        })
+    }
+}

@@ -1,0 +1,63 @@
+//! Faults of the server that has the locks, of those that watch it, and of the network before it.
+
+use std::thread;
+use std::time::Duration;
+
+use super::{Fault, failover};
+use crate::check::Loss;
+use crate::history::{Span, now};
+use crate::locks::Locks;
+use crate::proxy::Proxy;
+use crate::random::Random;
+
+/// Tells what may have been lost.
+pub(super) fn disturb(
+    lease: Duration,
+    locks: &Locks,
+    fault: Fault,
+    random: &mut Random,
+) -> Option<Loss> {
+    match (fault, locks) {
+        (Fault::DelayMessages | Fault::DropReplies, Locks::Server { proxy: Some(proxy), .. }) => {
+            worsen(lease, proxy, fault, random);
+            None
+        }
+        (_, Locks::Sentinel(watched)) if fault.is_failover() => {
+            Some(failover::disturb(lease, watched, fault, random))
+        }
+        _ => disturb_one(lease, locks, fault, random),
+    }
+}
+
+fn worsen(lease: Duration, proxy: &Proxy, fault: Fault, random: &mut Random) {
+    let set = if fault == Fault::DelayMessages { Proxy::delay } else { Proxy::lose_replies };
+    set(proxy, true);
+    thread::sleep(random.tenths(lease, (3, 20)));
+    set(proxy, false);
+}
+
+/// Faults of the one server, or of the master, which it stays: the sentinels are more patient than
+/// that.
+fn disturb_one(lease: Duration, locks: &Locks, fault: Fault, random: &mut Random) -> Option<Loss> {
+    let (server, start) = (locks.server(), now());
+    match fault {
+        Fault::CloseClients => {
+            server.command(&["CLIENT", "KILL", "TYPE", "normal"]);
+            server.command(&["CLIENT", "KILL", "TYPE", "pubsub"]);
+        }
+        Fault::PauseServer => {
+            server.stop();
+            thread::sleep(random.tenths(lease, (1, 15)));
+            server.cont();
+        }
+        Fault::RestartServer => server.restart(),
+        Fault::WipeServer => {
+            // What is acknowledged from here on is kept again, and so is that everything was lost.
+            server.command(&["FLUSHALL"]);
+            server.restart();
+            return Some(Loss { span: Span { start, end: now() }, everything: true });
+        }
+        _ => unreachable!("{fault} does not happen here: the options are checked"),
+    }
+    None
+}
