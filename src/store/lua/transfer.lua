@@ -6,8 +6,9 @@
 --       5 whether it yields: 0 or 1
 -- RETURNS {1, fence} if the new hold stands, {2, 0} if the lock was left to a client in the queue,
 --         {0, 0} if the old hold is gone
-local repeated = redis.call('hexists', KEYS[1], ARGV[2]) == 1
-if not repeated and redis.call('hexists', KEYS[1], ARGV[1]) == 0 then
+local stands = redis.call('hexists', KEYS[1], ARGV[1]) == 1
+local repeated = not stands and redis.call('hexists', KEYS[1], ARGV[2]) == 1
+if not stands and not repeated then
   return {0, 0}
 end
 if repeated or ARGV[5] == '0' or not redis.pcall('zrange', KEYS[3], 0, 0)[1] then
