@@ -14,7 +14,7 @@ use crate::hold::owner::Thread;
 use crate::hold::patience::{Patience, is_outage};
 use crate::hold::place::Ticket;
 use crate::store::failure::Failure;
-use crate::store::{Bid, HoldId, Queue};
+use crate::store::{Bid, HoldId, Queue, is_granted};
 
 /// For so long a thread lets another client go first after the lock was released for that one.
 const YIELD_TIME: Duration = Duration::from_millis(20);
@@ -183,11 +183,7 @@ impl Engine {
             }
             Err(failure) => failure.is_ambiguous(),
         };
-        let stands = match &reply {
-            Ok(bid) => matches!(bid, Bid::Won { .. }) && !unknown,
-            Err(failure) => failure.is_shortfall(),
-        };
-        if self.store.takes_back() && !stands {
+        if self.store.takes_back() && (unknown || !is_granted(&reply)) {
             if unknown {
                 self.clean(&attempt.id, span, false);
             }

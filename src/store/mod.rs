@@ -89,6 +89,15 @@ pub(crate) enum Bid {
     Unclear { remaining: Option<Duration> },
 }
 
+/// Tells whether the hold that was asked for stands now. One that fell short of its durability does,
+/// until it is released.
+pub(crate) fn is_granted(outcome: &Result<Bid, Failure>) -> bool {
+    match outcome {
+        Ok(bid) => matches!(bid, Bid::Won { .. }),
+        Err(failure) => failure.is_shortfall(),
+    }
+}
+
 /// How a client figures in the queue of those that wait for a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Queue {

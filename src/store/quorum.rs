@@ -69,6 +69,7 @@ use crate::store::durable::Demand;
 use crate::store::endpoint::Endpoint;
 use crate::store::failure::Failure;
 use crate::store::keys::Keys;
+use crate::store::lane::Reply;
 use crate::store::quorum::flight::Request;
 use crate::store::quorum::grant::{Grants, unsettled};
 use crate::store::quorum::links::Parts;
@@ -127,9 +128,7 @@ impl Quorum {
 
     /// Makes a request that a majority has to answer, one way or the other.
     fn tell(&self, name: &str, request: Request, until: Instant) -> Result<Standing, Failure> {
-        let rounds = &self.grants.rounds;
-        let mut links = rounds.connect(name, until)?;
-        rounds.ask(&mut links, request, until, plain(standing), Votes::any).0
+        self.ask(name, request, until, plain(standing), Votes::any)
     }
 
     fn set_depth(
@@ -138,9 +137,21 @@ impl Quorum {
         request: Request,
         until: Instant,
     ) -> Result<Standing, Failure> {
-        let Grants { rounds, .. } = &*self.grants;
-        let mut links = rounds.connect(&hold.name, until)?;
-        rounds.ask(&mut links, request, until, about_hold(standing), Votes::standing).0
+        self.ask(&hold.name, request, until, about_hold(standing), Votes::standing)
+    }
+
+    /// Makes a request about a name if a majority is connected.
+    fn ask<T, A>(
+        &self,
+        name: &str,
+        request: Request,
+        until: Instant,
+        read: impl Fn(Reply) -> Option<Result<T, Failure>>,
+        decide: impl Fn(&Votes<T>) -> Option<Result<A, Failure>>,
+    ) -> Result<A, Failure> {
+        let rounds = &self.grants.rounds;
+        let mut links = rounds.connect(name, until)?;
+        rounds.ask(&mut links, request, until, read, decide).0
     }
 }
 
@@ -205,10 +216,8 @@ impl Store for Quorum {
     }
 
     fn inspect(&self, name: &str, until: Instant) -> Result<Option<Holder>, Failure> {
-        let Grants { rounds, requests } = &*self.grants;
-        let mut links = rounds.connect(name, until)?;
-        let inspect = requests.inspect(name);
-        let (seen, _) = rounds.ask(&mut links, inspect, until, plain(inspected), Votes::holder);
+        let inspect = self.grants.requests.inspect(name);
+        let seen = self.ask(name, inspect, until, plain(inspected), Votes::holder);
         seen.map(|Inspected(holder)| holder)
     }
 

@@ -11,7 +11,7 @@ use crate::store::quorum::round::{Rounds, about_hold, plain};
 use crate::store::quorum::strays::Strays;
 use crate::store::quorum::votes::{Race, Votes};
 use crate::store::reply::{bid, handover, standing};
-use crate::store::{Bid, Handover, HoldId, Queue, Standing};
+use crate::store::{Bid, Handover, HoldId, Queue, Standing, is_granted};
 
 /// What it takes to get holds; also what an answer that is still on its way needs.
 #[derive(Debug)]
@@ -41,11 +41,7 @@ impl Grants {
                 .map(|fence| Bid::Won { fence }),
             Race::Lost(outcome) => outcome,
         };
-        let stands = match &outcome {
-            Ok(bid) => matches!(bid, Bid::Won { .. }),
-            Err(failure) => failure.is_shortfall(),
-        };
-        if !stands {
+        if !is_granted(&outcome) {
             let won = |bid: &Bid| matches!(bid, Bid::Won { .. });
             self.withdraw(&mut links, hold, |number| votes.may_be(number, won));
         }
