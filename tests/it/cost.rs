@@ -162,7 +162,7 @@ fn scripts_may_be_flushed_at_any_time(server: &Server) {
 fn renewal_survives_flushed_scripts(server: &Server) {
     let client = server.open(patient().lease(LEASE));
     let guards: Vec<_> = (0..100).map(|n| take(&client, &format!("lock {n}"))).collect();
-    throughout(3 * LEASE / 2, || {
+    throughout(3 * LEASE, || {
         server.command(&["SCRIPT", "FLUSH"]);
         guards.iter().all(Guard::is_held)
     });

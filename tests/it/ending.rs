@@ -53,7 +53,7 @@ fn a_guard_in_a_thread_local_is_released_with_its_thread(store: &Store) {
 fn a_leaked_guard_is_renewed_while_its_thread_lives(store: &Store) {
     let client = store.open(patient().lease(LEASE));
     mem::forget(take(&client, "a"));
-    throughout(3 * LEASE / 2, || is_busy(&client, "a"));
+    throughout(2 * LEASE, || is_busy(&client, "a"));
     assert_eq!(take(&client, "a").depth(), 2, "and it still counts");
 }
 
@@ -102,7 +102,7 @@ fn start_holder(server: &Server) -> (Child, u64) {
 fn a_waiter_takes_over_when_the_holder_is_killed(server: &Server) {
     let client = server.open(patient());
     let (mut child, fence) = start_holder(server);
-    throughout(3 * LEASE / 2, || client.try_lock("a").unwrap().is_none());
+    throughout(2 * LEASE, || client.try_lock("a").unwrap().is_none());
     child.kill();
     let left = server.pttl("a");
     let (guard, took) = timed(|| client.lock("a").unwrap());

@@ -130,7 +130,7 @@ fn a_callback_that_panics_stops_nothing(store: &Store) {
         panic!("as the test wants");
     }));
     let guard = take(&client, "a");
-    throughout(3 * LEASE / 2, || guard.is_held());
+    throughout(3 * LEASE, || guard.is_held());
     guard.verify().unwrap();
     guard.unlock().unwrap();
     // Nor does it end the events.
@@ -145,7 +145,7 @@ fn a_callback_that_blocks_stops_nothing(store: &Store) {
         ended.recv_timeout(2 * SOON).ok();
     }));
     let guard = take(&client, "a");
-    throughout(3 * LEASE / 2, || guard.is_held() && is_busy(&client, "a"));
+    throughout(3 * LEASE, || guard.is_held() && is_busy(&client, "a"));
     guard.verify().unwrap();
     guard.unlock().unwrap();
     while_held(&client, "b", |_end| {

@@ -115,7 +115,7 @@ fn a_lease_is_renewed_for_as_long_as_it_is_held(store: &Store) {
     let client = store.open(patient().lease(LEASE));
     let guard = take(&client, "a");
     let lost = guard.lost();
-    throughout(2 * LEASE, || guard.is_held() && is_busy(&client, "a"));
+    throughout(4 * LEASE, || guard.is_held() && is_busy(&client, "a"));
     assert_eq!(lost.try_recv(), Err(TryRecvError::Empty));
     guard.verify().unwrap();
     guard.unlock().unwrap();
@@ -184,7 +184,7 @@ fn renewal_keeps_the_time_to_live_high(server: &Server) {
     let other = server.open(patient());
     let guard = take(&client, "a");
     // Renewed every third of the lease, it never falls to the last third.
-    throughout(2 * LEASE, || {
+    throughout(4 * LEASE, || {
         server.pttl("a") > LEASE / 3 && other.try_lock("a").unwrap().is_none()
     });
     guard.unlock().unwrap();

@@ -63,7 +63,7 @@ fn guards_outlive_close(store: &Store) {
     let guard = take(&client, "a");
     let lost = guard.lost();
     client.close();
-    throughout(3 * LEASE / 2, || guard.is_held());
+    throughout(3 * LEASE, || guard.is_held());
     guard.verify().unwrap();
     assert!(lost.try_recv().is_err_and(|error| error.is_empty()));
     guard.unlock().unwrap();
@@ -73,7 +73,7 @@ fn a_guard_outlives_its_client(store: &Store) {
     let client = store.open(patient().lease(LEASE));
     let guard = take(&client, "a");
     drop(client);
-    throughout(3 * LEASE / 2, || guard.is_held());
+    throughout(2 * LEASE, || guard.is_held());
     guard.verify().unwrap();
     guard.unlock().unwrap();
 }
@@ -97,7 +97,7 @@ fn a_guard_without_a_client_is_renewed(server: &Server) {
     let client = server.open(patient().lease(LEASE));
     let guard = take(&client, "a");
     drop(client);
-    throughout(3 * LEASE / 2, || server.exists("a"));
+    throughout(3 * LEASE, || server.exists("a"));
     guard.unlock().unwrap();
     assert!(!server.exists("a"));
 }
@@ -133,7 +133,7 @@ fn fork_in_a_child() {
         let guard = take(&client, &format!("lock {n}"));
         assert!(is_busy(&client, guard.name()));
     }
-    throughout(3 * LEASE / 2, || guard.is_held() && other.try_lock("a").unwrap().is_none());
+    throughout(3 * LEASE, || guard.is_held() && other.try_lock("a").unwrap().is_none());
     inner.unlock().unwrap();
     guard.verify().unwrap();
     guard.unlock().unwrap();

@@ -101,7 +101,7 @@ fn a_hold_ends_by(server: &Server, fault: impl FnOnce(&Server)) {
     let again = client.lock("a").unwrap();
     assert_eq!(again.depth(), 1);
     assert!(again.fence() > fence);
-    throughout(3 * LEASE / 2, || again.is_held() && server.exists("a"));
+    throughout(2 * LEASE, || again.is_held() && server.exists("a"));
     again.unlock().unwrap();
     assert!(!server.exists("a"));
 }
@@ -143,7 +143,7 @@ fn one_lost_hold_does_not_disturb_the_others(server: &Server) {
     let guards = ["a", "b", "c"].map(|name| take(&client, name));
     server.command(&["DEL", "b"]);
     assert_eq!(guards[1].lost().recv_timeout(SOON), Ok(()));
-    throughout(3 * LEASE / 2, || {
+    throughout(2 * LEASE, || {
         guards[0].is_held() && server.exists("a") && guards[2].is_held() && server.exists("c")
     });
 }

@@ -239,7 +239,7 @@ fn broken_connections_are_not_noticed(server: &Server) {
     }
     let guard = take(&client, "a");
     let mut killed = Instant::now();
-    throughout(2 * LEASE, || {
+    throughout(3 * LEASE, || {
         // A renewal that fails is tried again after a twentieth of the lease: more than once in
         // between.
         if killed.elapsed() > LEASE / 6 {

@@ -68,7 +68,7 @@ fn a_full_server_renews(server: &Server) {
     let client = server.open(patient().lease(LEASE));
     let guard = take(&client, "a");
     fill(server);
-    throughout(3 * LEASE / 2, || guard.is_held() && server.pttl("a") > LEASE / 3);
+    throughout(3 * LEASE, || guard.is_held() && server.pttl("a") > LEASE / 3);
     guard.unlock().unwrap();
     assert!(!server.exists("a"));
 }
