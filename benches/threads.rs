@@ -6,7 +6,7 @@
 use std::env;
 use std::time::Duration;
 
-use leasehold::{Client, Mutex};
+use leasehold::{Builder, Client, Mutex};
 
 use self::support::crowd::Work;
 use self::support::raw::Raw;
@@ -45,14 +45,15 @@ fn main() {
     let server = Server::redis();
     println!("{}", setting::of(&server));
     println!("{} rounds of {:?} for each", scale.rounds, scale.time);
-    println!("{:<40} {:>9}   ÷ raw (quartiles)", "cycles per second", "median");
+    println!("{:<44} {:>9}   ÷ raw (quartiles)", "cycles per second", "median");
     many_names(scale, &server);
     one_name(scale, &server);
 }
 
-/// 32 threads, each with a name of its own, over few connections, beside a connection for each.
+/// 32 threads, each with names of its own, over few connections, beside a connection for each.
 fn many_names(scale: Scale, server: &Server) {
     const THREADS: usize = 32;
+    const IN_TURN: usize = 4;
     let url = server.url();
     let raw = || {
         Work::of(THREADS, scale.time, |thread| {
@@ -60,15 +61,23 @@ fn many_names(scale: Scale, server: &Server) {
             move || raw.lock_and_unlock()
         })
     };
-    let with_pool = |connections| {
-        let client = Client::builder().pool_size(connections).open(&url).expect("it answers");
-        move || Work::of(THREADS, scale.time, |thread| cycle(client.mutex(&thread.to_string())))
+    let with = |builder: Builder, names: usize| {
+        let client = builder.open(&url).expect("it answers");
+        let mutexes = move |thread| {
+            let name = move |number| format!("{thread} {number}");
+            (0..names).map(name).map(|name| client.mutex(&name)).collect::<Vec<_>>()
+        };
+        Box::new(move || Work::of(THREADS, scale.time, |thread| in_cycles(mutexes(thread))))
     };
-    let pools = [1, 2, 4, 8].map(|size| (format!("32 names, pool of {size}"), with_pool(size)));
+    let pool = |size| Client::builder().pool_size(size);
+    let pipelined = || pool(4).pipelined_release(true);
     let mut rivals: Vec<Rival<'_>> = vec![("32 names, 32 raw connections".into(), Box::new(raw))];
-    for (name, pool) in pools {
-        rivals.push((name, Box::new(pool)));
+    for size in [1, 2, 4, 8] {
+        rivals.push((format!("32 names, pool of {size}"), with(pool(size), 1)));
     }
+    rivals.push(("32 names, pool of 4, pipelined releases".into(), with(pipelined(), 1)));
+    rivals.push(("32 × 4 names, pool of 4".into(), with(pool(4), IN_TURN)));
+    rivals.push(("32 × 4 names, pool of 4, pipelined releases".into(), with(pipelined(), IN_TURN)));
     compare(scale, &mut rivals, |_| String::new());
 }
 
@@ -82,7 +91,7 @@ fn one_name(scale: Scale, server: &Server) {
         })
     };
     let client = Client::open(&url).expect("it answers");
-    let handed = || Work::of(8, scale.time, |_| cycle(client.mutex("one")));
+    let handed = || Work::of(8, scale.time, |_| in_cycles(vec![client.mutex("one")]));
     let mut rivals: Vec<Rival<'_>> = vec![
         ("1 name, 1 raw connection".into(), Box::new(raw)),
         ("1 name, 8 threads that hand on".into(), Box::new(handed)),
@@ -104,10 +113,15 @@ fn compare(scale: Scale, rivals: &mut [Rival<'_>], remark: impl Fn(&[Work]) -> S
         let ratios = rounds.map(|(own, raw)| own.per_second() / raw.per_second()).collect();
         let [low, median, high] = quartiles(ratios);
         let remark = remark(own);
-        println!("{name:<40} {rate:>9.0}   {median:.2} ({low:.2} – {high:.2}){remark}");
+        println!("{name:<44} {rate:>9.0}   {median:.2} ({low:.2} – {high:.2}){remark}");
     }
 }
 
-fn cycle(mutex: Mutex) -> impl FnMut() {
-    move || drop(mutex.lock().expect("the server answers"))
+/// Locks one after the other, and again.
+fn in_cycles(mutexes: Vec<Mutex>) -> impl FnMut() {
+    let mut turns = (0..mutexes.len()).cycle();
+    move || {
+        let turn = turns.next().expect("there is one at least");
+        drop(mutexes[turn].lock().expect("the server answers"));
+    }
 }

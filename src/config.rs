@@ -110,6 +110,8 @@ pub(crate) struct Config {
     pub(crate) spin: Duration,
     /// How often in a row threads of this client may hand on a lock that another client wants.
     pub(crate) hand_ons: u32,
+    /// Whether a guard may be dropped before its release is answered.
+    pub(crate) pipelined_release: bool,
     #[cfg(feature = "tls")]
     pub(crate) tls: Option<Tls>,
 }
@@ -129,6 +131,7 @@ impl Default for Config {
             master_login: None,
             spin: Duration::from_micros(50),
             hand_ons: 32,
+            pipelined_release: false,
             #[cfg(feature = "tls")]
             tls: None,
         }

@@ -19,7 +19,8 @@ use crate::hold::lease::Lease;
 /// a resource against a holder that was paused and does not know yet.
 ///
 /// Dropping never panics and takes no longer than `io_timeout`; what it could not tell the server
-/// is repeated in the background. [`unlock`](Guard::unlock) reports errors.
+/// is repeated in the background. [`unlock`](Guard::unlock) reports errors. With
+/// [`pipelined_release`](crate::Builder::pipelined_release) a drop may not wait at all.
 ///
 /// A guard stays on its thread:
 ///

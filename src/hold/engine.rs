@@ -16,12 +16,12 @@ use crate::hold::agenda::Orphan;
 use crate::hold::alarm::Alarm;
 use crate::hold::herald::Herald;
 use crate::hold::lease::Lease;
-use crate::hold::line::{Lines, Turn};
+use crate::hold::line::Lines;
 use crate::hold::listener::{Heard, Listener};
 use crate::hold::owner::Owner;
 use crate::hold::passage::Passage;
-use crate::hold::patience::Bound;
-use crate::hold::place::Ticket;
+use crate::hold::patience::{Bound, Patience};
+use crate::hold::place::{Entry, Ticket, Turn};
 use crate::hold::renewer::Renewer;
 use crate::hold::table::Table;
 use crate::store::failure::Failure;
@@ -175,22 +175,31 @@ impl Engine {
 
     /// Waits until no thread of this client is in front. `None` if the wait is over before.
     fn line_up(&self, name: &Arc<str>, terms: &Terms, wait: Wait) -> Result<Option<Start>> {
-        if wait == Wait::No {
-            if let Some(ticket) = self.lines().enter(name)? {
-                return Ok(Some(Start::AtHead(ticket, Arrival::First)));
-            }
-            if self.lines().holder(name).is_some_and(|lease| self.stands(&lease)) {
-                self.tell_contended(name);
-                return Ok(None);
-            }
+        let (ticket, entry) = if wait != Wait::No {
+            self.lines().join(name, terms, wait == Wait::Endless)?
+        } else if let Some(first) = self.lines().enter(name, terms)? {
+            first
+        } else if self.lines().holder(name).is_some_and(|lease| self.stands(&lease)) {
+            self.tell_contended(name);
+            return Ok(None);
+        } else {
             return Ok(Some(Start::Beside(Ticket::new(name))));
+        };
+        match entry {
+            Entry::Head => return Ok(Some(Start::AtHead(ticket, Arrival::First))),
+            Entry::After(lease) => {
+                let patience = Patience::new(wait.bound(), &self.config, terms.span());
+                let passage = self.send_off(&lease, terms, true, &patience);
+                return Ok(Some(Start::Coming(ticket, passage)));
+            }
+            Entry::Behind if wait == Wait::No => {}
+            Entry::Behind => self.tell_contended(name),
         }
-        let (ticket, first) = self.lines().join(name, terms, wait == Wait::Endless)?;
-        if first {
-            return Ok(Some(Start::AtHead(ticket, Arrival::First)));
-        }
-        self.tell_contended(name);
-        match self.lines().wait(&ticket, wait.deadline())? {
+        // Whoever does not want to wait is behind a hold that has ended, but for its answer.
+        let deadline = wait
+            .deadline()
+            .or((wait == Wait::No).then(|| end_of(self.config.io_timeout(terms.span()))));
+        match self.lines().wait(&ticket, deadline)? {
             Turn::Given(lease) => Ok(Some(Start::Held(lease))),
             Turn::Coming(passage) => Ok(Some(Start::Coming(ticket, passage))),
             Turn::Head { polite: true } => Ok(Some(Start::AtHead(ticket, Arrival::NextPolitely))),

@@ -41,19 +41,22 @@ struct Transfer {
 }
 
 impl Engine {
+    /// Tells whether another client that waits is to get a lock that was handed on so.
+    pub(super) fn yields(&self, handed: Handed) -> bool {
+        handed.times >= self.config.hand_ons || handed.since.elapsed() >= HAND_ON_TIME
+    }
+
     /// Asks for a hold for the next in line in the place of one that ends: one request instead of
     /// two.
     pub(super) fn send_off(
         &self,
         lease: &Arc<Lease>,
-        place: &Place,
-        handed: Handed,
+        terms: &Terms,
+        yields: bool,
         patience: &Patience,
     ) -> Passage {
         let (from, to) = (lease.clone(), self.owner.next_hold(lease.name()));
-        let often = handed.times >= self.config.hand_ons;
-        let yields = often || handed.since.elapsed() >= HAND_ON_TIME;
-        let span = place.terms.span();
+        let span = terms.span();
         let end = patience.request_end().min(end_of(self.config.io_timeout(span)));
         let sent = Moment::now();
         let answer = self.store.transfer(&from.id, &to, span, yields, end);

@@ -2,6 +2,7 @@
 //! served. Only the thread at the head asks the store; the others sleep. Knows nothing of Redis.
 
 use std::collections::{HashMap, VecDeque};
+use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -11,8 +12,8 @@ use crate::config::Terms;
 use crate::error::{Error, Result};
 use crate::hold::lease::Lease;
 use crate::hold::owner::Thread;
-use crate::hold::passage::Passage;
-use crate::hold::place::{Mailbox, News, Place, Ticket};
+use crate::hold::place::{Entry, Mailbox, News, Place, Ticket, Turn};
+use crate::store::Recall;
 use crate::store::failure::Failure;
 use crate::sync::{AtomicBool, Mutex, MutexGuard};
 
@@ -52,29 +53,22 @@ pub(crate) struct Handed {
     pub(crate) since: Instant,
 }
 
-#[derive(Debug)]
 enum Head {
     /// Asks the store, and sleeps in between. What went wrong the last time, if it did.
     Competes(Arc<Mailbox>, Option<Box<Failure>>),
     /// Has the lock, or had it when anybody last looked.
     Holds(Arc<Lease>),
+    /// Has gone, and left its release to another thread.
+    Leaves(Box<Leaving>),
     /// Is being given to a thread that was promised it.
     Passes,
 }
 
-/// How a wait in line ended.
-#[derive(Debug)]
-pub(crate) enum Turn {
-    /// The thread in front could not reach the server and has given up.
-    Failed(Failure),
-    /// With the lock.
-    Given(Arc<Lease>),
-    /// With the lock on its way.
-    Coming(Passage),
-    /// At the head: now ask the store; politely, if the lock was released for another client.
-    Head { polite: bool },
-    /// Without the lock; the last failure of the thread at the head, if it was one.
-    Late(Option<Failure>),
+/// A hold whose release was left to another thread.
+struct Leaving {
+    lease: Arc<Lease>,
+    /// Until somebody has tried.
+    recall: Option<Recall>,
 }
 
 impl Lines {
@@ -95,36 +89,26 @@ impl Lines {
         if self.closed.load(Ordering::SeqCst) { Err(Error::Closed) } else { Ok(()) }
     }
 
-    /// Takes the head of a line that nobody is in.
-    pub(crate) fn enter(&self, name: &Arc<str>) -> Result<Option<Ticket>> {
+    /// Takes the first place of a line that nobody is in, or will be in a moment.
+    pub(crate) fn enter(&self, name: &Arc<str>, terms: &Terms) -> Result<Option<(Ticket, Entry)>> {
         let mut shard = self.shard(name);
         self.check_open()?;
-        if shard.contains_key(name) {
+        if shard.get(name).is_some_and(|line| !line.is_about_to_end()) {
             return Ok(None);
         }
-        let ticket = Ticket::new(name);
-        shard.insert(name.clone(), Line::begin(&ticket));
-        Ok(Some(ticket))
+        Ok(Some(take_place(&mut shard, name, terms, false)))
     }
 
-    /// Takes the last place of a line, and tells whether it is the head.
+    /// Takes the last place of a line.
     pub(crate) fn join(
         &self,
         name: &Arc<str>,
         terms: &Terms,
         endless: bool,
-    ) -> Result<(Ticket, bool)> {
+    ) -> Result<(Ticket, Entry)> {
         let mut shard = self.shard(name);
         self.check_open()?;
-        let ticket = Ticket::new(name);
-        let Some(line) = shard.get_mut(name) else {
-            shard.insert(name.clone(), Line::begin(&ticket));
-            return Ok((ticket, true));
-        };
-        let (terms, thread) = (terms.clone(), Thread::current());
-        let place = Place { terms, thread, endless, mailbox: ticket.mailbox.clone() };
-        line.crowd.get_or_insert_default().places.push_back(place);
-        Ok((ticket, false))
+        Ok(take_place(&mut shard, name, terms, endless))
     }
 
     /// Sleeps in line until it is this thread's turn or the deadline has come. What was promised
@@ -159,7 +143,7 @@ impl Lines {
         places.remove(place);
         Some(Turn::Late(match &line.head {
             Head::Competes(_, failure) => failure.as_deref().cloned(),
-            Head::Holds(_) | Head::Passes => None,
+            Head::Holds(_) | Head::Leaves(_) | Head::Passes => None,
         }))
     }
 
@@ -167,7 +151,7 @@ impl Lines {
     pub(crate) fn holder(&self, name: &Arc<str>) -> Option<Arc<Lease>> {
         match &self.shard(name).get(name)?.head {
             Head::Holds(lease) => Some(lease.clone()),
-            Head::Competes(..) | Head::Passes => None,
+            Head::Competes(..) | Head::Leaves(_) | Head::Passes => None,
         }
     }
 
@@ -206,6 +190,16 @@ impl Lines {
             });
         }
         advance(&mut shard, name)
+    }
+
+    /// The thread at the head has left it to another to send its release.
+    pub(crate) fn leave(&self, lease: &Arc<Lease>, recall: Recall) {
+        let mut shard = self.shard(lease.name());
+        // Else the answer is there already.
+        if let Some(line) = shard.get_mut(lease.name()).filter(|line| line.is_held_by(lease)) {
+            let leaving = Leaving { lease: lease.clone(), recall: Some(recall) };
+            line.head = Head::Leaves(Box::new(leaving));
+        }
     }
 
     /// The thread at the head has released the lock, or lost it.
@@ -322,8 +316,59 @@ impl Line {
     }
 
     fn is_held_by(&self, lease: &Lease) -> bool {
-        matches!(&self.head, Head::Holds(held) if std::ptr::eq(&raw const **held, lease))
+        let held = match &self.head {
+            Head::Holds(held) => held,
+            Head::Leaves(leaving) => &leaving.lease,
+            Head::Competes(..) | Head::Passes => return false,
+        };
+        std::ptr::eq(&raw const **held, lease)
     }
+
+    /// Tells whether the release is under way and nobody waits for it.
+    fn is_about_to_end(&self) -> bool {
+        matches!(self.head, Head::Leaves(_)) && self.places().next().is_none()
+    }
+
+    /// Takes back the release of the hold at the head, if it has not been sent.
+    fn recall(&mut self) -> Option<Arc<Lease>> {
+        let Head::Leaves(leaving) = &mut self.head else { return None };
+        let recall = leaving.recall.take()?;
+        let lease = recall().then(|| leaving.lease.clone())?;
+        self.head = Head::Passes;
+        Some(lease)
+    }
+}
+
+impl fmt::Debug for Head {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Competes(..) => "Competes",
+            Self::Holds(_) => "Holds",
+            Self::Leaves(_) => "Leaves",
+            Self::Passes => "Passes",
+        })
+    }
+}
+
+/// Takes the last place of a line, or the head of a new one.
+fn take_place(
+    shard: &mut HashMap<Arc<str>, Line>,
+    name: &Arc<str>,
+    terms: &Terms,
+    endless: bool,
+) -> (Ticket, Entry) {
+    let ticket = Ticket::new(name);
+    let Some(line) = shard.get_mut(name) else {
+        shard.insert(name.clone(), Line::begin(&ticket));
+        return (ticket, Entry::Head);
+    };
+    if let Some(lease) = line.recall() {
+        return (ticket, Entry::After(lease));
+    }
+    let (terms, thread) = (terms.clone(), Thread::current());
+    let place = Place { terms, thread, endless, mailbox: ticket.mailbox.clone() };
+    line.crowd.get_or_insert_default().places.push_back(place);
+    (ticket, Entry::Behind)
 }
 
 /// Calls the next in line to the head, or ends the line. `false` if nobody was called.
@@ -359,8 +404,10 @@ mod tests {
         Arc::new(Lease::new(id, 1, &Terms::default(), Moment::now(), thread))
     }
 
+    /// Takes a place, and tells whether it is the head.
     fn join(lines: &Lines) -> (Ticket, bool) {
-        lines.join(&name(), &Terms::default(), false).expect("open")
+        let (ticket, entry) = lines.join(&name(), &Terms::default(), false).expect("open");
+        (ticket, matches!(entry, Entry::Head))
     }
 
     /// A line with somebody at the head and two who wait.
@@ -388,7 +435,7 @@ mod tests {
     fn the_head_is_passed_on_in_the_order_of_coming() {
         let lines = Lines::default();
         let [_, second, third] = three(&lines);
-        assert!(lines.enter(&name()).expect("open").is_none());
+        assert!(lines.enter(&name(), &Terms::default()).expect("open").is_none());
         lines.give_up(&name(), None);
         assert!(matches!(turn(&lines, &second), Turn::Head { polite: false }));
         assert!(third.mailbox.is_empty());

@@ -29,6 +29,32 @@ impl Place {
     }
 }
 
+/// How a thread came into a line.
+#[derive(Debug)]
+pub(crate) enum Entry {
+    /// At the head.
+    Head,
+    /// Behind another.
+    Behind,
+    /// Right after a hold whose release was taken back.
+    After(Arc<Lease>),
+}
+
+/// How a wait in line ended.
+#[derive(Debug)]
+pub(crate) enum Turn {
+    /// The thread in front could not reach the server and has given up.
+    Failed(Failure),
+    /// With the lock.
+    Given(Arc<Lease>),
+    /// With the lock on its way.
+    Coming(Passage),
+    /// At the head: now ask the store; politely, if the lock was released for another client.
+    Head { polite: bool },
+    /// Without the lock; the last failure of the thread at the head, if it was one.
+    Late(Option<Failure>),
+}
+
 /// What a thread in a line is told.
 #[derive(Debug)]
 pub(super) enum News {

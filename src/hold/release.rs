@@ -16,20 +16,25 @@ use crate::store::{HoldId, Standing};
 
 impl Engine {
     /// Gives a level back; the hold ends with the last.
-    pub(crate) fn unlock(&self, lease: &Arc<Lease>) -> Result<()> {
+    pub(crate) fn unlock(self: &Arc<Self>, lease: &Arc<Lease>) -> Result<()> {
         let patience = Patience::new(Bound::Brief, &self.config, lease.length());
         self.give_level_back(lease, patience, true)
     }
 
     /// As `unlock`, within one `io_timeout`. If the next in line gets the lock, it is left to that
     /// thread to see that it does.
-    pub(crate) fn unlock_soon(&self, lease: &Arc<Lease>) -> Result<()> {
+    pub(crate) fn unlock_soon(self: &Arc<Self>, lease: &Arc<Lease>) -> Result<()> {
         let end = end_of(self.config.io_timeout(lease.length()));
         let patience = Patience::new(Bound::End(end), &self.config, lease.length());
         self.give_level_back(lease, patience, false)
     }
 
-    fn give_level_back(&self, lease: &Arc<Lease>, patience: Patience, waits: bool) -> Result<()> {
+    fn give_level_back(
+        self: &Arc<Self>,
+        lease: &Arc<Lease>,
+        patience: Patience,
+        waits: bool,
+    ) -> Result<()> {
         self.owner.check_process()?;
         let left = lease.depth().saturating_sub(1);
         lease.set_depth(left);
@@ -45,7 +50,7 @@ impl Engine {
 
     /// Ends a hold. `Err(None)` if it is lost.
     fn release(
-        &self,
+        self: &Arc<Self>,
         lease: &Arc<Lease>,
         mut patience: Patience,
         waits: bool,
@@ -58,12 +63,15 @@ impl Engine {
             return Err(None);
         }
         let outcome = if let Some((place, handed)) = self.lines().promise(lease) {
-            let passage = self.send_off(lease, &place, handed, &patience);
+            let yields = self.yields(handed);
+            let passage = self.send_off(lease, &place.terms, yields, &patience);
             if !waits {
                 place.tell(News::Coming(Box::new(passage)));
                 return Ok(());
             }
             self.hand_on(passage, &place, &mut patience)
+        } else if !waits && self.config.pipelined_release && self.leave(lease, &patience) {
+            return Ok(());
         } else {
             let outcome = self.give_back(lease, &mut patience, false);
             self.lines().done_with(lease);
@@ -71,6 +79,24 @@ impl Engine {
         };
         self.settle(lease, &outcome);
         outcome
+    }
+
+    /// Leaves it to another thread to release a hold, if one is about to send requests anyway.
+    fn leave(self: &Arc<Self>, lease: &Arc<Lease>, patience: &Patience) -> bool {
+        let (engine, left) = (self.clone(), lease.clone());
+        let then = Box::new(move |answer| {
+            engine.lines().done_with(&left);
+            engine.settle(
+                &left,
+                &match answer {
+                    Ok(Standing::Ours) => Ok(()),
+                    Ok(Standing::Gone) => Err(None),
+                    Err(failure) => Err(Some(failure)),
+                },
+            );
+        });
+        let recall = self.store.post_release(&lease.id, patience.request_end(), then);
+        recall.map(|recall| self.lines().leave(lease, recall)).is_some()
     }
 
     /// Does what is left to do when it is known how a hold has ended.

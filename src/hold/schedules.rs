@@ -3,23 +3,23 @@
 //!
 //! `RUSTFLAGS="--cfg leasehold_shuttle" cargo test --lib schedules`
 
+use std::mem;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use shuttle::rand::{Rng, thread_rng};
-use shuttle::thread;
+use shuttle::thread::{self, JoinHandle};
 
 use crate::clock::Moment;
 use crate::config::Terms;
 use crate::error::{Error, Result};
 use crate::hold::herald::Herald;
 use crate::hold::lease::Lease;
-use crate::hold::line::Turn;
 use crate::hold::owner::Thread;
 use crate::hold::passage::Passage;
-use crate::hold::place::{News, Ticket};
+use crate::hold::place::{Entry, News, Ticket, Turn};
 use crate::store::{Handover, HoldId};
-use crate::sync::under_many_schedules;
+use crate::sync::{AtomicBool, Ordering, under_many_schedules};
 
 /// How a thread waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +39,8 @@ struct Scene {
     loses: bool,
     /// Who got the lock last. Not one of `crate::sync`: no thread is interrupted here.
     last: parking_lot::Mutex<Option<Arc<Lease>>>,
+    /// The threads to which releases were left.
+    senders: parking_lot::Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl Scene {
@@ -78,14 +80,19 @@ impl Scene {
 
     fn line_up(&self, wait: Wait) -> Result<Option<Turn>> {
         let (lines, terms) = (&self.herald.lines, Terms::default());
-        if wait == Wait::No {
-            let ticket = lines.enter(&self.name)?;
-            return ticket.map(|ticket| self.compete(&ticket)).transpose();
-        }
-        let (ticket, first) = lines.join(&self.name, &terms, wait == Wait::Endless)?;
-        let deadline = (wait == Wait::Until).then(Instant::now);
-        let turn =
-            if first { Turn::Head { polite: false } } else { lines.wait(&ticket, deadline)? };
+        let (ticket, entry) = if wait != Wait::No {
+            lines.join(&self.name, &terms, wait == Wait::Endless)?
+        } else if let Some(first) = lines.enter(&self.name, &terms)? {
+            first
+        } else {
+            return Ok(None);
+        };
+        let deadline = (wait != Wait::Endless).then(Instant::now);
+        let turn = match entry {
+            Entry::Head => Turn::Head { polite: false },
+            Entry::After(lease) => Turn::Coming(passage(&lease, thread_rng().r#gen())),
+            Entry::Behind => lines.wait(&ticket, deadline)?,
+        };
         match turn {
             Turn::Head { .. } => self.compete(&ticket).map(Some),
             Turn::Coming(passage) => self.take_over(passage, &ticket).map(Some),
@@ -118,7 +125,11 @@ impl Scene {
     /// Releases the lock or hands it on; the transfer may fail, and may be waited for by either.
     fn leave(&self, lease: &Arc<Lease>) {
         let lines = &self.herald.lines;
-        let Some((place, _)) = lease.end().then(|| lines.promise(lease)).flatten() else {
+        let ended = lease.end();
+        let Some((place, _)) = ended.then(|| lines.promise(lease)).flatten() else {
+            if ended && thread_rng().r#gen() {
+                return self.post(lease);
+            }
             return lines.done_with(lease);
         };
         let (waits, done): (bool, bool) = thread_rng().r#gen();
@@ -131,10 +142,25 @@ impl Scene {
         }
     }
 
-    /// Whether nobody is in the line.
+    /// Leaves it to another thread to send the release, if nobody takes it back before.
+    fn post(&self, lease: &Arc<Lease>) {
+        let taken = Arc::new(AtomicBool::new(false));
+        let (lines, left, sent) = (self.herald.lines.clone(), lease.clone(), taken.clone());
+        self.senders.lock().push(thread::spawn(move || {
+            if !sent.swap(true, Ordering::SeqCst) {
+                lines.done_with(&left);
+            }
+        }));
+        let recall = move || !taken.swap(true, Ordering::SeqCst);
+        self.herald.lines.leave(lease, Box::new(recall));
+    }
+
+    /// Whether nobody is in the line, when all releases are sent.
     fn is_empty(&self) -> bool {
-        let ticket = self.herald.lines.enter(&self.name);
-        matches!(ticket, Ok(Some(_)) | Err(Error::Closed))
+        let senders = mem::take(&mut *self.senders.lock());
+        senders.into_iter().for_each(|sender| sender.join().expect("no panic"));
+        let entry = self.herald.lines.enter(&self.name, &Terms::default());
+        matches!(entry, Ok(Some((_, Entry::Head))) | Err(Error::Closed))
     }
 }
 

@@ -1,6 +1,7 @@
 //! What the engine makes of a store that is slow, or whose replies are lost.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -18,8 +19,8 @@ use crate::hold::owner::Thread;
 use crate::store::failure::{Failure, Trouble};
 use crate::store::memory::Memory;
 use crate::store::{
-    Answer, Bid, Care, Handover, HoldId, Holder, Outcome, Queue, Standing, Store, Task, Upkeep,
-    Wakeups,
+    Answer, Bid, Care, Handover, HoldId, Holder, Outcome, Queue, Recall, Standing, Store, Task,
+    Then, Upkeep, Wakeups,
 };
 
 /// Long for what a thread does between two lines of a test.
@@ -38,13 +39,18 @@ enum Fate {
 }
 
 /// Locks in memory behind requests whose fates are known beforehand.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 struct Scripted {
     inner: Memory,
     /// Those of the next requests; all others go well.
     fates: Arc<Mutex<VecDeque<Fate>>>,
     cares: Arc<Mutex<Vec<Care>>>,
+    /// Releases that were left to others, while they are.
+    left: Option<Arc<Mutex<Vec<Left>>>>,
 }
+
+/// A release, and who wants its answer.
+type Left = (HoldId, Then<Standing>);
 
 impl Scripted {
     fn will(&self, fates: &[Fate]) {
@@ -68,9 +74,22 @@ impl Scripted {
         }
     }
 
+    /// Sends a release that was left to others.
+    fn send_left(&self) {
+        let left = self.left.as_ref().and_then(|left| left.lock().pop());
+        let (hold, then) = left.expect("a release");
+        then(self.release(&hold, Instant::now()));
+    }
+
     /// How often a release was tried in the background.
     fn releases(&self) -> usize {
         self.cares.lock().iter().filter(|care| **care == Care::Release).count()
+    }
+}
+
+impl fmt::Debug for Scripted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Scripted")
     }
 }
 
@@ -107,6 +126,12 @@ impl Store for Scripted {
 
     fn release(&self, hold: &HoldId, until: Instant) -> Result<Standing, Failure> {
         self.meet(|| self.inner.release(hold, until))
+    }
+
+    fn post_release(&self, hold: &HoldId, _: Instant, then: Then<Standing>) -> Option<Recall> {
+        let left = self.left.clone()?;
+        left.lock().push((hold.clone(), then));
+        Some(Box::new(move || left.lock().pop().is_some()))
     }
 
     fn transfer(
@@ -155,7 +180,7 @@ impl Upkeep for Scripted {
 
 struct Scene {
     store: Scripted,
-    engine: Engine,
+    engine: Arc<Engine>,
     name: Arc<str>,
     terms: Terms,
     events: Receiver<Event>,
@@ -164,25 +189,58 @@ struct Scene {
 impl Scene {
     /// With a lease that is not renewed.
     fn new(lease: Duration) -> Self {
+        Self::with(Scripted::default(), lease)
+    }
+
+    /// As before, with others to whom releases can be left.
+    fn pipelined() -> Self {
+        Self::with(Scripted { left: Some(Arc::default()), ..Scripted::default() }, LEASE * 10)
+    }
+
+    fn with(store: Scripted, lease: Duration) -> Self {
         let terms = Terms { lease, renew: false, ..Terms::default() };
         let config = Config {
             terms: terms.clone(),
             retry_window: Duration::from_millis(200),
+            pipelined_release: true,
             ..Config::default()
         };
-        let store = Scripted::default();
         let (sender, events) = unbounded();
         // The last ones may come when the test is over.
         let callback = Callback::new(move |event| sender.send(event.clone()).unwrap_or_default());
         let told = Events::deliver_to(callback).expect("a thread");
         let engine = Engine::start(config, Arc::new(store.clone()), None, told);
-        let (engine, name) = (engine.expect("a thread"), Arc::from("lock"));
+        let (engine, name) = (Arc::new(engine.expect("a thread")), Arc::from("lock"));
         Self { store, engine, name, terms, events }
     }
 
     fn lock(&self) -> Level {
         let won = self.engine.lock(&self.name, &self.terms, Wait::Endless);
         won.expect("an answer").expect("a lock")
+    }
+
+    /// Locks and drops, and leaves the release to others.
+    fn lock_and_leave(&self) {
+        let level = self.lock();
+        self.engine.unlock_soon(&level.lease).expect("left to others");
+        assert!(self.is_held(), "not yet released");
+    }
+
+    fn is_held(&self) -> bool {
+        self.store.inspect(&self.name, Instant::now()).expect("memory").is_some()
+    }
+
+    /// The next events, as words.
+    #[track_caller]
+    fn must_tell<const N: usize>(&self, words: [&str; N]) {
+        let told = self.events.iter().take(N).map(|event| match event {
+            Event::Acquired { .. } => "acquired",
+            Event::Released { .. } => "released",
+            Event::ReleaseFailed { .. } => "release failed",
+            Event::Lost { .. } => "lost",
+            _ => "something else",
+        });
+        assert_eq!(told.collect::<Vec<_>>(), words);
     }
 
     /// A hold of nobody's.
@@ -322,4 +380,55 @@ fn a_hold_that_its_thread_finds_lost_is_cleaned_up() {
     let lease = Lease::new(id, 1, &scene.terms, sent, Thread::current());
     assert!(stands() && !scene.engine.is_held(&lease));
     eventually(|| !stands());
+}
+
+#[test]
+fn a_release_that_was_not_sent_becomes_a_hand_over() {
+    for wait in [Wait::Endless, Wait::No] {
+        let scene = Scene::pipelined();
+        scene.lock_and_leave();
+        scene.store.will(&[Fate::Fine; 2]);
+        let next = scene.engine.lock(&scene.name, &scene.terms, wait).expect("an answer");
+        assert_eq!(scene.store.fates.lock().len(), 1, "one request");
+        scene.must_tell(["acquired", "released", "acquired"]);
+        scene.engine.unlock(&next.expect("a lock").lease).expect("released");
+        assert!(!scene.is_held());
+    }
+}
+
+#[test]
+fn a_release_that_was_sent_is_waited_for() {
+    for wait in [Wait::Endless, Wait::No] {
+        let scene = Scene::pipelined();
+        scene.lock_and_leave();
+        let left = scene.store.left.as_ref().and_then(|left| left.lock().pop());
+        let (hold, then) = left.expect("a release");
+        thread::scope(|scope| {
+            let next = scope.spawn(|| {
+                let next = scene.engine.lock(&scene.name, &scene.terms, wait);
+                next.expect("an answer").expect("a lock").lease.fence
+            });
+            thread::sleep(LEASE / 10);
+            assert!(!next.is_finished(), "the lock is still in the store");
+            then(scene.store.release(&hold, Instant::now()));
+            assert!(next.join().expect("no panic") > 1);
+        });
+    }
+}
+
+#[test]
+fn what_comes_of_a_release_that_was_left_to_others_is_told() {
+    let scene = Scene::pipelined();
+    scene.lock_and_leave();
+    scene.store.send_left();
+    scene.must_tell(["acquired", "released"]);
+    scene.lock_and_leave();
+    scene.store.will(&[Fate::LostRequest]);
+    scene.store.send_left();
+    scene.must_tell(["acquired", "release failed"]);
+    eventually(|| !scene.is_held());
+    scene.lock_and_leave();
+    scene.store.inner.force(&scene.name, Instant::now()).expect("memory");
+    scene.store.send_left();
+    scene.must_tell(["acquired", "lost"]);
 }

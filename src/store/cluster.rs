@@ -32,7 +32,7 @@ use crate::store::failure::Failure;
 use crate::store::keys::Keys;
 use crate::store::single::Single;
 use crate::store::{
-    Answer, Bid, Handover, HoldId, Holder, Queue, Standing, Store, Upkeep, Wakeups,
+    Answer, Bid, Handover, HoldId, Holder, Queue, Recall, Standing, Store, Then, Upkeep, Wakeups,
 };
 
 /// A request that was sent elsewhere more often than this has met nodes that disagree for now.
@@ -156,6 +156,18 @@ impl Store for Cluster {
 
     fn release(&self, hold: &HoldId, until: Instant) -> Result<Standing, Failure> {
         self.route(&hold.name, until, |node| node.release(hold, until))
+    }
+
+    fn post_release(&self, hold: &HoldId, until: Instant, then: Then<Standing>) -> Option<Recall> {
+        let target = Target::of(self.topology.owner(self.slot(&hold.name))?);
+        let (topology, node) = (self.topology.clone(), target.node.clone());
+        let read = Box::new(move |answer: Result<Standing, Failure>| {
+            then(answer.map_err(|failure| {
+                topology.take_in(&failure, &node);
+                topology.verdict(failure)
+            }));
+        });
+        target.store().post_release(hold, until, read)
     }
 
     fn transfer(

@@ -144,7 +144,7 @@ impl Connection {
     }
 
     /// Gives up a connection on which no reply has come in time.
-    fn silence(&mut self) -> Failure {
+    pub(crate) fn silence(&mut self) -> Failure {
         self.poison();
         self.no_reply()
     }

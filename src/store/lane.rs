@@ -5,9 +5,9 @@
 //! nobody waits for somebody else's reply, and no thread is needed that only reads.
 
 use std::collections::VecDeque;
-use std::mem;
 use std::sync::Arc;
 use std::time::Instant;
+use std::{fmt, mem};
 
 use redis::Value;
 
@@ -16,6 +16,9 @@ use crate::sync::{Condvar, Mutex};
 
 /// What a thread gets for its request.
 pub(crate) type Reply = Result<Value, Failure>;
+
+/// What becomes of a reply for which no thread waits. Must not take long.
+pub(crate) type Then<T> = Box<dyn FnOnce(T) + Send>;
 
 /// A connection, as far as a lane needs one.
 pub(crate) trait Wire {
@@ -37,23 +40,26 @@ pub(crate) trait Wire {
     /// Reads the next reply; `None` if it is not there by then.
     fn receive(&mut self, spin: bool, until: Instant) -> Option<Reply>;
 
-    /// Gives up what is still on its way.
-    fn poison(&mut self);
+    /// Gives up what is still on its way, because it has not come in time.
+    fn silence(&mut self) -> Failure;
 }
 
-/// A request for which a thread waits.
-#[derive(Debug)]
+/// A request for which a thread waits, or one that was posted: whoever reads its reply does with it
+/// what is to be done.
 pub(super) struct Request<W> {
     pub(super) bytes: Vec<u8>,
     pub(super) until: Instant,
+    /// No thread waits for the reply, nor ever has.
+    pub(super) posted: bool,
     state: Mutex<State<W>>,
     changed: Condvar,
 }
 
-#[derive(Debug)]
 enum State<W> {
     /// For a reply, or to drive.
     Waits,
+    /// Nobody waits, but the reply is wanted.
+    Posted(Then<Reply>),
     /// The thread is to drive this lane.
     Drives(Lane<W>),
     Answered(Reply),
@@ -75,12 +81,34 @@ impl<W> Step<W> {
     }
 }
 
+impl<W> fmt::Debug for Request<W> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Request").field("until", &self.until).finish_non_exhaustive()
+    }
+}
+
 impl<W> Request<W> {
     pub(super) fn new(until: Instant, pack: impl FnOnce(&mut Vec<u8>)) -> Arc<Self> {
+        Self::begin(until, pack, State::Waits, false)
+    }
+
+    pub(super) fn posted(
+        until: Instant,
+        pack: impl FnOnce(&mut Vec<u8>),
+        then: Then<Reply>,
+    ) -> Arc<Self> {
+        Self::begin(until, pack, State::Posted(then), true)
+    }
+
+    fn begin(
+        until: Instant,
+        pack: impl FnOnce(&mut Vec<u8>),
+        state: State<W>,
+        posted: bool,
+    ) -> Arc<Self> {
         let mut bytes = Vec::with_capacity(512);
         pack(&mut bytes);
-        let (state, changed) = (Mutex::new(State::Waits), Condvar::new());
-        Arc::new(Self { bytes, until, state, changed })
+        Arc::new(Self { bytes, until, posted, state: Mutex::new(state), changed: Condvar::new() })
     }
 
     /// Waits for the reply, or for a lane to drive, until the time of the request is over.
@@ -108,17 +136,24 @@ impl<W> Request<W> {
         match mem::replace(state, State::Left) {
             State::Drives(lane) => Step::Drive(lane),
             State::Answered(reply) => Step::Return(reply),
-            State::Waits | State::Left => Step::Leave,
+            State::Waits | State::Posted(_) | State::Left => Step::Leave,
         }
     }
 
     pub(super) fn answer(&self, reply: Reply) {
         let mut state = self.state.lock();
-        if matches!(*state, State::Waits) {
-            *state = State::Answered(reply);
-            // Not under the lock, which the thread that wakes takes first.
-            drop(state);
-            self.changed.notify_one();
+        match mem::replace(&mut *state, State::Left) {
+            State::Waits => {
+                *state = State::Answered(reply);
+                // Not under the lock, which the thread that wakes takes first.
+                drop(state);
+                self.changed.notify_one();
+            }
+            State::Posted(then) => {
+                drop(state);
+                then(reply);
+            }
+            other => *state = other,
         }
     }
 
@@ -140,11 +175,13 @@ impl<W> Request<W> {
 pub(super) struct Lane<W> {
     pub(super) wire: W,
     flying: VecDeque<Arc<Request<W>>>,
+    /// Whether it is counted among those on which somebody waits.
+    pub(super) watched: bool,
 }
 
 impl<W: Wire> Lane<W> {
     pub(super) fn new(wire: W) -> Self {
-        Self { wire, flying: VecDeque::new() }
+        Self { wire, flying: VecDeque::new(), watched: false }
     }
 
     /// Sends requests over the open connection in one write. If that fails, all of them have
@@ -169,7 +206,7 @@ impl<W: Wire> Lane<W> {
     }
 
     /// Reads replies until there is one to `own`; `None` if its time is over before. For those in
-    /// front of it nobody waits any more.
+    /// front of it nobody waits any more, or ever has.
     pub(super) fn read(&mut self, own: &Arc<Request<W>>) -> Option<Reply> {
         while let Some(next) = self.flying.front().cloned() {
             let reply = self.wire.receive(true, own.until)?;
@@ -177,6 +214,7 @@ impl<W: Wire> Lane<W> {
             if Arc::ptr_eq(&next, own) {
                 return Some(reply);
             }
+            next.answer(reply);
         }
         None
     }
@@ -193,19 +231,30 @@ impl<W: Wire> Lane<W> {
         gathered
     }
 
-    /// Makes the first of those that wait for a reply drive. Without any the connection is given
-    /// up, and the lane is given back.
-    pub(super) fn pass_on(mut self) -> Option<Self> {
+    /// Makes the first of those that wait for a reply drive. Gives the lane back if nobody waits.
+    pub(super) fn offer(mut self) -> Option<Self> {
         let mut next = 0;
         while let Some(request) = self.flying.get(next).cloned() {
             self = request.offer(self)?;
             next += 1;
         }
-        if next > 0 {
-            self.flying.clear();
-            self.wire.poison();
-        }
         Some(self)
+    }
+
+    /// Reads the replies for which nobody waits, but which are wanted. If there are others, or the
+    /// time is over before, the connection is given up.
+    pub(super) fn finish(&mut self, until: Instant) {
+        while self.flying.iter().any(|request| request.posted)
+            && let Some(next) = self.flying.front().cloned()
+            && let Some(reply) = self.wire.receive(true, until.min(next.until))
+        {
+            self.take(&reply);
+            next.answer(reply);
+        }
+        if !self.flying.is_empty() {
+            let failure = self.wire.silence();
+            self.fail(&failure);
+        }
     }
 
     /// Takes the first request as answered; with a broken connection all are.

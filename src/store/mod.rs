@@ -1,5 +1,6 @@
 //! What servers are told about locks, and what they answer.
 
+pub(crate) mod backlog;
 pub(crate) mod cluster;
 pub(crate) mod connection;
 pub(crate) mod dialer;
@@ -134,6 +135,12 @@ pub(crate) enum Standing {
 /// An answer that is perhaps still on its way. Any thread may wait for it.
 pub(crate) type Answer<T> = Box<dyn FnOnce() -> Result<T, Failure> + Send>;
 
+/// What is done with an answer for which no thread waits, by whichever thread reads it.
+pub(crate) type Then<T> = lane::Then<Result<T, Failure>>;
+
+/// Takes back a request that was left to another thread. `false` if it may have been sent.
+pub(crate) type Recall = Box<dyn FnOnce() -> bool + Send>;
+
 /// Where locks live. Requests are idempotent: each may be executed twice, or late, without harm to
 /// anybody else's hold. None takes longer than until the given instant.
 pub(crate) trait Store: fmt::Debug + Send + Sync {
@@ -169,6 +176,17 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
 
     /// Ends a hold, and wakes the client that waits longest.
     fn release(&self, hold: &HoldId, until: Instant) -> Result<Standing, Failure>;
+
+    /// Leaves it to another thread to send a release along with its own next request, and to call
+    /// `then` with the answer. `None`, and nothing is done, if there is no such thread.
+    fn post_release(
+        &self,
+        _hold: &HoldId,
+        _until: Instant,
+        _then: Then<Standing>,
+    ) -> Option<Recall> {
+        None
+    }
 
     /// Ends one hold and begins another of the same lock, as one step. If it `yields` and a client
     /// waits in the queue, only the first is done, and that client is woken. Does not wait for the

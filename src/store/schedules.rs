@@ -78,6 +78,10 @@ impl Drop for Pooled {
 }
 
 impl Pooled {
+    fn poison(&mut self) {
+        self.line = Line::default();
+    }
+
     /// A moment in which others act, and perhaps the connection breaks.
     fn pass(&mut self, trouble: Trouble) -> Result<(), Failure> {
         yield_now();
@@ -137,8 +141,9 @@ impl Wire for Pooled {
         Some(Ok(Value::Int(number.try_into().expect("a small number"))))
     }
 
-    fn poison(&mut self) {
-        self.line = Line::default();
+    fn silence(&mut self) -> Failure {
+        self.poison();
+        failure(Trouble::Silent)
     }
 }
 
@@ -159,25 +164,48 @@ fn ask(sharing: &Arc<Sharing<Pool>>, number: u64, until: Instant) -> Result<(), 
     Ok(())
 }
 
+/// Leaves a request to another thread if there is one, and perhaps takes it back. Tells whether a
+/// reply is to come, which is counted.
+fn post(sharing: &Arc<Sharing<Pool>>, number: u64, weather: Weather, replies: &Replies) -> bool {
+    let replies = replies.clone();
+    let then = move |reply: Reply| {
+        match reply {
+            Ok(reply) => assert_eq!(reply, Value::Int(number.try_into().expect("a small number"))),
+            Err(failure) => assert!(weather != Weather::Fine, "{failure:?}"),
+        }
+        *replies.lock() += 1;
+    };
+    let pack = |out: &mut Vec<u8>| out.extend(number.to_le_bytes());
+    let posted = sharing.post(until(weather), pack, Box::new(then));
+    posted.is_some_and(|posted| !thread_rng().r#gen::<bool>() || !posted.recall())
+}
+
+/// How many replies have come for which nobody waits.
+type Replies = Arc<Mutex<usize>>;
+
 /// Lets threads ask twice each at the same time, and looks whether all is in order afterwards.
 fn scene(weather: Weather, connections: usize) {
     let free: Arc<Mutex<Vec<Line>>> = Arc::default();
     free.lock().resize_with(connections, Line::default);
     let sharing = Arc::new(Sharing::new(Pool { weather, free: free.clone() }));
+    let replies = Replies::default();
     let threads = (0..THREADS).map(|thread| {
-        let sharing = sharing.clone();
+        let (sharing, replies) = (sharing.clone(), replies.clone());
         thread::spawn(move || {
+            // One that is asked and not waited for.
+            drop(sharing.begin(until(weather), |out| out.extend(thread.to_le_bytes())));
+            let mut posted = 0;
             for number in [thread, 100 + thread] {
                 let answer = ask(&sharing, number, until(weather));
                 assert!(answer.is_ok() || weather != Weather::Fine, "{answer:?}");
+                posted += usize::from(post(&sharing, 200 + number, weather, &replies));
             }
-            // One that is asked and not waited for.
-            drop(sharing.begin(until(weather), |out| out.extend(thread.to_le_bytes())));
+            posted
         })
     });
-    for thread in threads.collect::<Vec<_>>() {
-        thread.join().expect("no panic");
-    }
+    let threads: Vec<_> = threads.collect();
+    let posted: usize = threads.into_iter().map(|thread| thread.join().expect("no panic")).sum();
+    assert_eq!(*replies.lock(), posted, "a reply that was wanted is missing");
     assert!(sharing.is_idle(), "a request is left");
     assert_eq!(free.lock().len(), connections, "a connection is missing");
 }

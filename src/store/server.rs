@@ -13,7 +13,7 @@ use crate::store::connection::Connection;
 use crate::store::dialer::Dialer;
 use crate::store::endpoint::Endpoint;
 use crate::store::failure::{Failure, Trouble};
-use crate::store::lane::{Reply, Wire};
+use crate::store::lane::{Reply, Then, Wire};
 use crate::store::route::Route;
 use crate::store::script::{Call, Form};
 use crate::store::sharing::{self, Sharing, Supply};
@@ -108,7 +108,15 @@ impl Server {
             Err(failure) if failure.code == "NOSCRIPT" => self.exchange(until, pack_body),
             first => first,
         };
-        read(&reply?).ok_or_else(|| self.dialer.nonsense())
+        self.understand(&reply?, read)
+    }
+
+    pub(crate) fn understand<T>(
+        &self,
+        reply: &Value,
+        read: impl FnOnce(&Value) -> Option<T>,
+    ) -> Result<T, Failure> {
+        read(reply).ok_or_else(|| self.dialer.nonsense())
     }
 
     /// Asks for a sign of life.
@@ -133,6 +141,16 @@ impl Server {
             return self.sharing.answered(self.ask_first(until, pack));
         }
         self.sharing.begin(until, pack)
+    }
+
+    /// Leaves a request to a thread that reads now, if threads share connections at the moment.
+    pub(crate) fn post(
+        &self,
+        until: Instant,
+        pack: impl FnOnce(&mut Vec<u8>),
+        then: Then<Reply>,
+    ) -> Option<Posted> {
+        if self.asking { None } else { self.sharing.post(until, pack, then) }
     }
 
     /// Exchanges a request that is preceded by another. That happens only while a slot moves.
@@ -165,6 +183,9 @@ impl Server {
 
 /// A request that was sent, or will be.
 pub(crate) type Pending = sharing::Pending<Pooled>;
+
+/// A request that was left to another thread.
+pub(crate) type Posted = sharing::Posted<Pooled>;
 
 /// The pool, as the threads share it.
 #[derive(Debug)]
@@ -219,8 +240,8 @@ impl Wire for PooledConnection<Places> {
         (**self).receive(spin, until)
     }
 
-    fn poison(&mut self) {
-        (**self).poison();
+    fn silence(&mut self) -> Failure {
+        (**self).silence()
     }
 }
 

@@ -4,17 +4,14 @@
 //! whoever gets a connection next sends all of them in one write. The idea is that of flat
 //! combining (Hendler, Incze, Shavit and Tzafrir, 2010), with a connection for the lock.
 
-use std::collections::VecDeque;
-use std::iter;
 use std::sync::Arc;
 use std::time::Instant;
+use std::{iter, mem};
 
+use crate::store::backlog::Backlog;
 use crate::store::failure::Failure;
-use crate::store::lane::{Lane, Reply, Request, Step, Wire};
-use crate::sync::{AtomicUsize, Mutex, Ordering, yield_now};
-
-/// At most so many requests are sent in one write.
-const BATCH: usize = 64;
+use crate::store::lane::{Lane, Reply, Request, Step, Then, Wire};
+use crate::sync::yield_now;
 
 /// Where free connections come from, and go back to when they are dropped.
 pub(crate) trait Supply {
@@ -36,27 +33,18 @@ pub(crate) trait Supply {
 #[derive(Debug)]
 pub(crate) struct Sharing<S: Supply> {
     supply: S,
-    queue: Queue<S::Wire>,
-}
-
-/// The requests that wait for a connection.
-#[derive(Debug)]
-struct Queue<W> {
-    requests: Mutex<VecDeque<Arc<Request<W>>>>,
-    /// How many were sent together the last time.
-    crowd: AtomicUsize,
+    backlog: Backlog<S::Wire>,
 }
 
 impl<S: Supply> Sharing<S> {
     pub(super) fn new(supply: S) -> Self {
-        let (requests, crowd) = (Mutex::default(), AtomicUsize::new(0));
-        Self { supply, queue: Queue { requests, crowd } }
+        Self { supply, backlog: Backlog::default() }
     }
 
     /// Tells whether no request waits for a connection.
     #[cfg(all(test, leasehold_shuttle))]
     pub(super) fn is_idle(&self) -> bool {
-        self.queue.is_empty()
+        self.backlog.is_empty()
     }
 
     /// Sends a request and waits for its reply: alone if no others have any at the moment and a
@@ -66,12 +54,12 @@ impl<S: Supply> Sharing<S> {
         until: Instant,
         pack: impl FnOnce(&mut Vec<u8>),
     ) -> Reply {
-        let free = if self.queue.is_crowded() { None } else { self.supply.try_get() };
+        let free = if self.backlog.is_crowded() { None } else { self.supply.try_get() };
         let Some(mut wire) = free else {
             return self.begin(until, pack).wait();
         };
         let reply = wire.exchange(until, pack);
-        self.start_over(Lane::new(wire));
+        self.start_over(Lane::new(wire), until);
         reply
     }
 
@@ -84,17 +72,34 @@ impl<S: Supply> Sharing<S> {
     ) -> Pending<S> {
         let request = Request::new(until, pack);
         // Whoever is not the first is sent along with the first.
-        if self.queue.add(request.clone()) {
-            if self.queue.is_crowded() {
+        if self.backlog.add(request.clone()) {
+            if self.backlog.is_crowded() {
                 // Threads that were woken together have their next requests at nearly the same
                 // time: a moment for those that are awake saves a write for each.
                 yield_now();
             }
             if let Some(wire) = self.supply.try_get() {
-                self.start_over(Lane::new(wire));
+                self.start_over(Lane::new(wire), until);
             }
         }
         Pending { sharing: self.clone(), request, waited: false }
+    }
+
+    /// Leaves a request to a thread that reads now: it is sent as soon as that thread is done, and
+    /// `then` called with the reply. `None`, and nothing is done, while threads need not share
+    /// connections.
+    pub(super) fn post(
+        self: &Arc<Self>,
+        until: Instant,
+        pack: impl FnOnce(&mut Vec<u8>),
+        then: Then<Reply>,
+    ) -> Option<Posted<S>> {
+        if !self.backlog.is_watched() {
+            return None;
+        }
+        let request = Request::posted(until, pack, then);
+        let posted = self.backlog.leave(request.clone());
+        posted.then(|| Posted { sharing: self.clone(), request })
     }
 
     /// A request that needs no connection any more.
@@ -112,7 +117,7 @@ impl<S: Supply> Sharing<S> {
     ) -> Result<T, Failure> {
         let mut wire = self.supply.get(until).ok_or_else(|| self.supply.all_in_use())?;
         let outcome = work(&mut wire);
-        self.start_over(Lane::new(wire));
+        self.start_over(Lane::new(wire), until);
         outcome
     }
 
@@ -120,16 +125,16 @@ impl<S: Supply> Sharing<S> {
     fn drive(&self, mut lane: Lane<S::Wire>, own: &Arc<Request<S::Wire>>) -> Option<Reply> {
         if !lane.carries(own) {
             if let Err(failure) = lane.wire.connect(own.until) {
-                self.start_over(lane);
+                self.start_over(lane, own.until);
                 return Some(Err(failure));
             }
-            let others = self.queue.take(BATCH - 1);
+            let others = self.backlog.take(1);
             lane.send(iter::once(own.clone()).chain(others));
         }
         let reply = lane.read(own).or_else(|| own.leave().into_reply());
         let gathered = lane.gather();
-        if let Some(lane) = lane.pass_on() {
-            self.start_over(lane);
+        if let Some(lane) = self.pass_on(lane, own.until) {
+            self.start_over(lane, own.until);
         }
         // Only now: to wake many threads takes longer than to give the server more to do.
         for (request, reply) in gathered {
@@ -138,57 +143,43 @@ impl<S: Supply> Sharing<S> {
         reply
     }
 
-    /// Sends what has queued up over a lane without requests, or gives its connection back.
-    fn start_over(&self, lane: Lane<S::Wire>) {
+    /// Makes the first of those that wait for a reply drive. Without any the lane is given back,
+    /// after the replies that are wanted have been read: for those there is time until `until`.
+    fn pass_on(&self, mut lane: Lane<S::Wire>, until: Instant) -> Option<Lane<S::Wire>> {
+        if !mem::replace(&mut lane.watched, true) {
+            self.backlog.watch();
+        }
+        let mut lane = lane.offer()?;
+        self.backlog.unwatch();
+        lane.watched = false;
+        lane.finish(until);
+        Some(lane)
+    }
+
+    /// Sends what has queued up over a lane without requests, or gives its connection back. If
+    /// nobody waits for what is sent, there is time until `until` to do so here.
+    fn start_over(&self, lane: Lane<S::Wire>, until: Instant) {
         let mut free = Some(lane);
         while let Some(mut lane) = free {
-            free = if self.queue.is_empty() {
+            free = if self.backlog.is_empty() {
                 drop(lane);
                 // Who queued up just before that has not found the connection free.
-                if self.queue.is_empty() { None } else { self.supply.try_get().map(Lane::new) }
+                if self.backlog.is_empty() { None } else { self.supply.try_get().map(Lane::new) }
             } else if lane.wire.is_ready() {
-                lane.send(self.queue.take(BATCH));
-                lane.pass_on()
+                lane.send(self.backlog.take(0));
+                self.pass_on(lane, until)
+            } else if let Some(next) = self.backlog.take_first_to_wait() {
+                // To connect takes time, which a thread that waits for it has.
+                next.offer(lane)
             } else {
-                // To connect takes time, which only a thread that waits for it has.
-                match self.queue.take(1).pop() {
-                    Some(next) => next.offer(lane),
-                    None => Some(lane),
+                if let Err(failure) = lane.wire.connect(until) {
+                    for next in self.backlog.take(0) {
+                        next.answer(Err(failure.clone()));
+                    }
                 }
+                Some(lane)
             };
         }
-    }
-}
-
-impl<W> Queue<W> {
-    /// Adds a request, and tells whether it is the only one.
-    fn add(&self, request: Arc<Request<W>>) -> bool {
-        let mut requests = self.requests.lock();
-        requests.push_back(request);
-        requests.len() == 1
-    }
-
-    /// Takes what is to be sent together.
-    fn take(&self, most: usize) -> Vec<Arc<Request<W>>> {
-        let mut requests = self.requests.lock();
-        let size = most.min(requests.len());
-        self.crowd.store(size, Ordering::Relaxed);
-        requests.drain(..size).collect()
-    }
-
-    /// Takes a request back that was not sent. `false` if it may have been.
-    fn withdraw(&self, request: &Arc<Request<W>>) -> bool {
-        let mut requests = self.requests.lock();
-        let place = requests.iter().position(|queued| Arc::ptr_eq(queued, request));
-        place.is_some_and(|place| requests.remove(place).is_some())
-    }
-
-    fn is_empty(&self) -> bool {
-        self.requests.lock().is_empty()
-    }
-
-    fn is_crowded(&self) -> bool {
-        self.crowd.load(Ordering::Relaxed) > 1
     }
 }
 
@@ -207,7 +198,7 @@ impl<S: Supply> Pending<S> {
         let reply = match request.wait() {
             Step::Drive(lane) => sharing.drive(lane, request),
             Step::Return(reply) => Some(reply),
-            Step::Leave if sharing.queue.withdraw(request) => {
+            Step::Leave if sharing.backlog.withdraw(request) => {
                 Some(Err(sharing.supply.all_in_use()))
             }
             Step::Leave => None,
@@ -224,13 +215,28 @@ impl<S: Supply> Drop for Pending<S> {
         }
         match self.request.leave() {
             Step::Drive(lane) => {
-                if let Some(lane) = lane.pass_on() {
-                    self.sharing.start_over(lane);
+                let until = self.request.until;
+                if let Some(lane) = self.sharing.pass_on(lane, until) {
+                    self.sharing.start_over(lane, until);
                 }
             }
             Step::Return(_) | Step::Leave => {
-                self.sharing.queue.withdraw(&self.request);
+                self.sharing.backlog.withdraw(&self.request);
             }
         }
+    }
+}
+
+/// A request that was left to another thread.
+#[derive(Debug)]
+pub(crate) struct Posted<S: Supply> {
+    sharing: Arc<Sharing<S>>,
+    request: Arc<Request<S::Wire>>,
+}
+
+impl<S: Supply> Posted<S> {
+    /// Takes it back. `false` if it may have been sent.
+    pub(crate) fn recall(self) -> bool {
+        self.sharing.backlog.withdraw(&self.request)
     }
 }

@@ -1,5 +1,7 @@
 //! Locks on one Redis server.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use redis::Value;
@@ -8,6 +10,7 @@ use crate::config::Config;
 use crate::store::durable::Demand;
 use crate::store::failure::{Failure, Trouble};
 use crate::store::keys::Keys;
+use crate::store::lane::Reply;
 use crate::store::pipeline::Pipeline;
 use crate::store::reply::{Inspected, bid, handover, inspected, standing};
 use crate::store::script::{
@@ -16,7 +19,7 @@ use crate::store::script::{
 use crate::store::server::Server;
 use crate::store::subscription::Subscription;
 use crate::store::{
-    Answer, Bid, Handover, HoldId, Holder, Queue, Standing, Store, Upkeep, Wakeups,
+    Answer, Bid, Handover, HoldId, Holder, Queue, Recall, Standing, Store, Then, Upkeep, Wakeups,
 };
 
 /// A counter of fencing tokens lives at least this long after the last hold of its name, so that
@@ -36,6 +39,8 @@ pub(crate) struct Single {
     /// What new holds and levels must meet besides.
     demand: Option<Demand>,
     keys: Keys,
+    /// Whether the server knows the script that releases, as far as we know.
+    releases: Arc<AtomicBool>,
     io_timeout: Duration,
     /// The same where no lease is at stake.
     patience: Duration,
@@ -48,6 +53,7 @@ impl Single {
             server,
             demand: Demand::new(config.durability),
             keys: Keys::new(&config.prefix),
+            releases: Arc::default(),
             io_timeout: config.io_timeout(config.terms.span()),
             patience: config.io_timeout(Duration::MAX),
             queue_life: queue_life(config),
@@ -88,6 +94,12 @@ impl Single {
         }
         let first = self.server.exchange(until, |out| pack(Form::Hash, out));
         self.server.finish(first, until, |out| pack(Form::Body, out), read)
+    }
+
+    fn with_release<T>(&self, hold: &HoldId, send: impl FnOnce(&Call<'_>) -> T) -> T {
+        let (key, queue) = (self.keys.lock(&hold.name), self.keys.queue(&hold.name));
+        let owner = hold.owner();
+        send(&Call { script: &RELEASE, keys: &[&key, &queue], args: &[Arg::Text(&owner)] })
     }
 
     fn set_depth(
@@ -143,10 +155,30 @@ impl Store for Single {
     }
 
     fn release(&self, hold: &HoldId, until: Instant) -> Result<Standing, Failure> {
-        let (key, queue) = (self.keys.lock(&hold.name), self.keys.queue(&hold.name));
-        let owner = hold.owner();
-        let call = Call { script: &RELEASE, keys: &[&key, &queue], args: &[Arg::Text(&owner)] };
-        or_gone(self.server.ask(&call, until, standing))
+        let answer =
+            self.with_release(hold, |call| or_gone(self.server.ask(call, until, standing)));
+        if answer.is_ok() && !self.releases.load(Ordering::Relaxed) {
+            self.releases.store(true, Ordering::Relaxed);
+        }
+        answer
+    }
+
+    fn post_release(&self, hold: &HoldId, until: Instant, then: Then<Standing>) -> Option<Recall> {
+        // There is nobody to send the whole script if it is not known.
+        if !self.releases.load(Ordering::Relaxed) {
+            return None;
+        }
+        let single = self.clone();
+        let read = Box::new(move |reply: Reply| {
+            if matches!(&reply, Err(failure) if failure.code == "NOSCRIPT") {
+                single.releases.store(false, Ordering::Relaxed);
+            }
+            then(or_gone(reply.and_then(|reply| single.server.understand(&reply, standing))));
+        });
+        let posted = self.with_release(hold, |call| {
+            self.server.post(until, |out| call.pack(Form::Hash, out), read)
+        })?;
+        Some(Box::new(|| posted.recall()))
     }
 
     fn transfer(

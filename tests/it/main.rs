@@ -33,6 +33,7 @@ mod messages;
 mod nesting;
 mod open;
 mod outage;
+mod pipelining;
 mod quorum;
 mod refusals;
 mod replies;

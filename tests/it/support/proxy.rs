@@ -175,6 +175,16 @@ impl Proxy {
         self.once(0, Trouble::LoseRequest);
     }
 
+    /// Loses the reply to the next script that says `text`.
+    pub(crate) fn lose_reply_to(&self, text: &str) {
+        self.set(Fault { trouble: Trouble::LoseReply, after: Some(0), only: text.to_owned() });
+    }
+
+    /// Loses the next script that says `text` on its way to the server.
+    pub(crate) fn lose_request_for(&self, text: &str) {
+        self.set(Fault { trouble: Trouble::LoseRequest, after: Some(0), only: text.to_owned() });
+    }
+
     /// Whether a fault that happens once has happened.
     pub(crate) fn has_lost(&self) -> bool {
         self.shared.fault.lock().is_none()
