@@ -9,10 +9,11 @@ use crate::error::{Error, Result};
 use crate::hold::backoff::Backoff;
 use crate::hold::engine::{Arrival, Engine, Wait};
 use crate::hold::lease::Lease;
-use crate::hold::line::Lines;
+use crate::hold::lines::Lines;
 use crate::hold::owner::Thread;
 use crate::hold::patience::{Patience, is_outage};
 use crate::hold::place::Ticket;
+use crate::hold::request::{Request, Sent};
 use crate::store::failure::Failure;
 use crate::store::{Bid, HoldId, Queue, is_granted};
 
@@ -21,15 +22,21 @@ const YIELD_TIME: Duration = Duration::from_millis(20);
 
 /// One call's attempt to get a lock: a hold in the making.
 struct Attempt<'a> {
-    id: HoldId,
+    /// The next one.
+    request: Request,
     terms: &'a Terms,
     wait: Wait,
+    patience: Patience,
     /// Whether a request without a reply may stand in Redis as a hold, or may come to.
     unsettled: bool,
-    queue: Queue,
     /// Whether anybody was told that the lock is held by somebody else.
     contended: bool,
-    polite_until: Instant,
+}
+
+impl Attempt<'_> {
+    fn id(&self) -> &HoldId {
+        &self.request.hold
+    }
 }
 
 /// Why a thread stops to compete.
@@ -62,7 +69,7 @@ impl Engine {
         let outcome = self.compete(&mut attempt, ticket);
         let succeeded = head.leave(&outcome, wait);
         if !succeeded
-            && attempt.queue == Queue::Waits
+            && attempt.request.queue == Queue::Waits
             && matches!(outcome, Ok(None) | Err(Setback::Closed))
         {
             self.leave_queue(&attempt);
@@ -91,20 +98,21 @@ impl Engine {
     ) -> Attempt<'a> {
         let polite = arrival == Arrival::NextPolitely;
         let politeness = if polite { YIELD_TIME } else { Duration::ZERO };
-        Attempt {
-            id: self.owner.next_hold(name),
-            terms,
-            wait,
-            unsettled: false,
+        let patience = Patience::new(wait.bound(), &self.config, terms.span());
+        let request = Request {
+            hold: self.owner.next_hold(name),
+            lease: terms.span(),
             queue: match arrival {
                 Arrival::First if wait.is_over() => Queue::Out,
                 Arrival::First => Queue::Join,
                 // The thread in front may have left the client's place to this one.
                 Arrival::Next | Arrival::NextPolitely => Queue::Waits,
             },
-            contended: arrival != Arrival::First,
             polite_until: Instant::now() + politeness,
-        }
+            bounds: patience.bounds(),
+        };
+        let contended = arrival != Arrival::First;
+        Attempt { request, terms, wait, patience, unsettled: false, contended }
     }
 
     /// Tries until the lock is ours, the wait is over, or the server is given up.
@@ -115,7 +123,7 @@ impl Engine {
     ) -> Result<Option<Arc<Lease>>, Setback> {
         let outcome = self.bid_until_settled(attempt, ticket);
         if attempt.unsettled && !matches!(outcome, Ok(Some(_))) {
-            self.clean(&attempt.id, attempt.terms.span(), false);
+            self.clean(attempt.id(), attempt.terms.span(), false);
         }
         outcome
     }
@@ -125,58 +133,58 @@ impl Engine {
         attempt: &mut Attempt<'_>,
         ticket: &Ticket,
     ) -> Result<Option<Arc<Lease>>, Setback> {
-        let (wait, span) = (attempt.wait, attempt.terms.span());
-        let mut patience = Patience::new(wait.bound(), &self.config, span);
         let mut backoff = Backoff::new(self.config.backoff);
+        let mut asked: Option<Sent<_>> = None;
         loop {
-            let pause = match self.bid(attempt, patience.request_end()) {
-                Ok((Bid::Won { fence }, sent)) => {
-                    return Ok(Some(self.won(attempt, fence, sent)));
-                }
-                Ok((Bid::Busy { remaining } | Bid::Unclear { remaining }, _)) => {
-                    patience.answered();
-                    self.lines().note(&attempt.id.name, None);
-                    if !attempt.contended {
-                        attempt.contended = true;
-                        self.tell_contended(&attempt.id.name);
-                    }
+            let sent = asked.map_or_else(|| attempt.request.ask(&*self.store), Sent::wait);
+            let at = sent.at;
+            let pause = match self.take_in(attempt, sent) {
+                Ok(Bid::Won { fence }) => return Ok(Some(self.won(attempt, fence, at))),
+                Ok(Bid::Busy { remaining } | Bid::Unclear { remaining }) => {
+                    self.take_in_busy(attempt);
                     let pause = until_free(backoff.next().unwrap_or_default(), remaining);
-                    match wait {
-                        Wait::No => return Ok(None),
-                        Wait::Endless => pause,
-                        Wait::Until(deadline) => {
-                            let left = deadline.saturating_duration_since(Instant::now());
-                            if left.is_zero() {
-                                return Ok(None);
-                            }
-                            pause.min(left)
-                        }
-                    }
+                    let Some(pause) = within(attempt.wait, pause) else { return Ok(None) };
+                    pause
                 }
                 Err(failure) => {
-                    self.lines().note(&attempt.id.name, Some(&failure));
+                    self.lines().note(&attempt.id().name, Some(&failure));
                     if failure.is_shortfall() {
-                        self.take_back(&attempt.id, span, patience.request_end());
+                        let end = attempt.patience.request_end();
+                        self.take_back(attempt.id(), attempt.terms.span(), end);
                     }
-                    patience.after(&failure).ok_or(Setback::Failed(failure))?
+                    attempt.patience.after(&failure).ok_or(Setback::Failed(failure))?
                 }
             };
-            ticket.sleep(pause).map_err(|_| Setback::Closed)?;
+            // Nobody tells those who come to the head when `close` has told everybody.
+            let slept =
+                self.lines().check_open().and_then(|()| ticket.sleep(pause, &attempt.request));
+            asked = slept.map_err(|_| Setback::Closed)?;
         }
     }
 
-    /// Asks for the lock once. A reply that comes when the lease it brings is already over counts
-    /// as none: a pause of this process must not bring forth a guard of nothing.
-    fn bid(&self, attempt: &mut Attempt<'_>, end: Instant) -> Result<(Bid, Moment), Failure> {
-        let (sent, span) = (Moment::now(), attempt.terms.span());
-        let polite = Instant::now() < attempt.polite_until;
-        let queue = if polite { Queue::Yields } else { attempt.queue };
-        let reply = self.store.acquire(&attempt.id, span, queue, end);
+    /// Takes in that somebody else has the lock.
+    fn take_in_busy(&self, attempt: &mut Attempt<'_>) {
+        attempt.patience.answered();
+        self.lines().note(&attempt.id().name, None);
+        if !attempt.contended {
+            attempt.contended = true;
+            self.tell_contended(&attempt.id().name);
+        }
+    }
+
+    /// Takes in the reply to a request. One that comes when the lease it brings is already over
+    /// counts as none: a pause of this process must not bring forth a guard of nothing.
+    fn take_in(
+        &self,
+        attempt: &mut Attempt<'_>,
+        Sent { at, queue, reply }: Sent<Result<Bid, Failure>>,
+    ) -> Result<Bid, Failure> {
+        let span = attempt.terms.span();
         if queue != Queue::Out {
-            attempt.queue = Queue::Waits;
+            attempt.request.queue = Queue::Waits;
         }
         let unknown = match &reply {
-            Ok(Bid::Won { .. }) => Moment::now() >= Lease::deadline(sent, span),
+            Ok(Bid::Won { .. }) => Moment::now() >= Lease::deadline(at, span),
             Ok(bid @ (Bid::Busy { .. } | Bid::Unclear { .. })) => {
                 self.listen(queue);
                 matches!(bid, Bid::Unclear { .. })
@@ -185,20 +193,20 @@ impl Engine {
         };
         if self.store.takes_back() && (unknown || !is_granted(&reply)) {
             if unknown {
-                self.clean(&attempt.id, span, false);
+                self.clean(attempt.id(), span, false);
             }
-            attempt.id = self.owner.next_hold(&attempt.id.name);
+            attempt.request.hold = self.owner.next_hold(&attempt.id().name);
         } else {
             attempt.unsettled |= unknown;
         }
         match reply? {
             Bid::Won { .. } if unknown => Err(Failure::late()),
-            bid => Ok((bid, sent)),
+            bid => Ok(bid),
         }
     }
 
     fn won(&self, attempt: &Attempt<'_>, fence: u64, sent: Moment) -> Arc<Lease> {
-        let (id, thread) = (attempt.id.clone(), Thread::current());
+        let (id, thread) = (attempt.id().clone(), Thread::current());
         let lease = Arc::new(Lease::new(id, fence, attempt.terms, sent, thread));
         if attempt.unsettled {
             lease.unsettle();
@@ -215,10 +223,10 @@ impl Engine {
         let last = attempt.wait.deadline().and_then(|deadline| deadline.checked_add(io_timeout));
         let end = last.map_or(end_of(io_timeout), |last| last.min(end_of(io_timeout)));
         if end > Instant::now() {
-            let name = &attempt.id.name;
+            let name = &attempt.id().name;
             self.store.leave(name, self.owner.client(), end).unwrap_or_default();
             // Somebody who began to wait in between is not in the queue now.
-            self.lines().knock(name);
+            self.lines().knock(name, &*self.store);
         }
     }
 }
@@ -266,6 +274,18 @@ impl Drop for AtHead<'_> {
     fn drop(&mut self) {
         if self.leaves {
             self.lines.give_up(self.name, None);
+        }
+    }
+}
+
+/// As much of a pause as the wait has time for; `None` if it is over.
+fn within(wait: Wait, pause: Duration) -> Option<Duration> {
+    match wait {
+        Wait::No => None,
+        Wait::Endless => Some(pause),
+        Wait::Until(deadline) => {
+            let left = deadline.saturating_duration_since(Instant::now());
+            (!left.is_zero()).then(|| pause.min(left))
         }
     }
 }

@@ -16,7 +16,7 @@ use crate::hold::agenda::Orphan;
 use crate::hold::alarm::Alarm;
 use crate::hold::herald::Herald;
 use crate::hold::lease::Lease;
-use crate::hold::line::Lines;
+use crate::hold::lines::Lines;
 use crate::hold::listener::{Heard, Listener};
 use crate::hold::owner::Owner;
 use crate::hold::passage::Passage;
@@ -222,12 +222,12 @@ impl Engine {
             let client = Arc::<str>::from(self.owner.client());
             let io_timeout = self.config.io_timeout(self.config.terms.span());
             let hear = move |heard: Heard<'_>| match heard {
-                Heard::All => lines.knock_all(),
-                Heard::Lock(name) if !lines.knock(name) => {
+                Heard::All => lines.knock_all(&*store),
+                Heard::Lock(name) if !lines.knock(name, &*store) => {
                     // Nobody waits for it any more: the next client should know.
                     store.leave(name, &client, end_of(io_timeout)).unwrap_or_default();
                     // Somebody who began to wait in between is not in the queue now.
-                    lines.knock(name);
+                    lines.knock(name, &*store);
                 }
                 Heard::Lock(_) => {}
             };

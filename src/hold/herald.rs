@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::event::{Event, Events};
 use crate::hold::lease::Lease;
-use crate::hold::line::Lines;
+use crate::hold::lines::Lines;
 
 /// Tells the user of events, and those who wait in line that a hold is over.
 #[derive(Clone, Debug, Default)]

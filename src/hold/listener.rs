@@ -145,7 +145,7 @@ impl<F: Fn(Heard<'_>)> Work<F> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use std::io;
     use std::sync::Arc;
@@ -156,7 +156,8 @@ mod tests {
     const SOON: Duration = Duration::from_secs(5);
 
     /// Says what it is told to say.
-    struct Fake {
+    #[derive(Debug)]
+    pub(in crate::hold) struct Fake {
         news: Receiver<Result<Wake, Failure>>,
         interrupter: Interrupter,
         /// Disconnected when the thread that owns this has ended.
@@ -213,12 +214,16 @@ mod tests {
         }
     }
 
-    fn scene() -> Scene {
+    /// With a way to have it say something, and one to find out whether its owner lives.
+    pub(in crate::hold) fn fake() -> (Fake, Sender<Result<Wake, Failure>>, Receiver<()>) {
         let (news, incoming) = unbounded();
-        let (hear, heard) = unbounded();
         let (alive, living) = bounded(0);
-        let interrupter = Interrupter::new();
-        let fake = Fake { news: incoming, interrupter, _alive: alive };
+        (Fake { news: incoming, interrupter: Interrupter::new(), _alive: alive }, news, living)
+    }
+
+    fn scene() -> Scene {
+        let (fake, news, living) = fake();
+        let (hear, heard) = unbounded();
         let tell = move |what: Heard<'_>| {
             assert_ne!(what, Heard::Lock("bad"), "a panic that the test wants");
             let what = match what {

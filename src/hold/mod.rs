@@ -11,6 +11,7 @@ pub(crate) mod inspection;
 pub(crate) mod lease;
 pub(crate) mod levels;
 pub(crate) mod line;
+pub(crate) mod lines;
 pub(crate) mod listener;
 pub(crate) mod owner;
 pub(crate) mod passage;
@@ -18,7 +19,9 @@ pub(crate) mod patience;
 pub(crate) mod place;
 pub(crate) mod release;
 pub(crate) mod renewer;
+pub(crate) mod request;
 pub(crate) mod table;
+pub(crate) mod wake;
 
 #[cfg(all(test, leasehold_shuttle))]
 mod schedules;

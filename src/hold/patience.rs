@@ -29,19 +29,39 @@ pub(crate) fn is_outage(failure: &Failure) -> bool {
     !about_the_request
 }
 
-/// Decides after each failure whether and when to try again.
-#[derive(Debug)]
-pub(crate) struct Patience {
+/// When the requests of a call must have ended.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bounds {
     bound: Bound,
     io_timeout: Duration,
     /// How much later than the caller's deadline a request may end.
     grace: Duration,
+}
+
+/// Decides after each failure whether and when to try again.
+#[derive(Debug)]
+pub(crate) struct Patience {
+    bounds: Bounds,
     window: Duration,
     /// Since when there was no answer that counts.
     failing_since: Option<Instant>,
     resets: u32,
     silences: u32,
     backoff: Backoff,
+}
+
+impl Bounds {
+    /// When a request that begins now must have ended.
+    pub(super) fn request_end(&self) -> Instant {
+        let end = Instant::now() + self.io_timeout;
+        match self.bound {
+            Bound::Brief | Bound::Endless => end,
+            Bound::Deadline(deadline) => {
+                deadline.checked_add(self.grace).map_or(end, |last| last.min(end))
+            }
+            Bound::End(last) => last.min(end),
+        }
+    }
 }
 
 impl Patience {
@@ -53,9 +73,11 @@ impl Patience {
             other => other,
         };
         Self {
-            bound,
-            io_timeout: config.io_timeout(lease),
-            grace: config.grace(lease),
+            bounds: Bounds {
+                bound,
+                io_timeout: config.io_timeout(lease),
+                grace: config.grace(lease),
+            },
             window: config.retry_window,
             failing_since: None,
             resets: 0,
@@ -64,16 +86,13 @@ impl Patience {
         }
     }
 
+    pub(super) fn bounds(&self) -> Bounds {
+        self.bounds
+    }
+
     /// When a request that begins now must have ended.
     pub(crate) fn request_end(&self) -> Instant {
-        let end = Instant::now() + self.io_timeout;
-        match self.bound {
-            Bound::Brief | Bound::Endless => end,
-            Bound::Deadline(deadline) => {
-                deadline.checked_add(self.grace).map_or(end, |last| last.min(end))
-            }
-            Bound::End(last) => last.min(end),
-        }
+        self.bounds.request_end()
     }
 
     /// Takes in that a server answered.
@@ -93,10 +112,10 @@ impl Patience {
         }
         // An idle connection that the server has closed is found out only by using it.
         let at_once = failure.trouble == Trouble::Reset && self.resets == 1;
-        if at_once && !matches!(self.bound, Bound::End(end) if now >= end) {
+        if at_once && !matches!(self.bounds.bound, Bound::End(end) if now >= end) {
             return Some(Duration::ZERO);
         }
-        let rest = match self.bound {
+        let rest = match self.bounds.bound {
             Bound::Brief if matches!(failure.trouble, Trouble::Silent | Trouble::Unreachable) => {
                 return (self.silences == 1).then_some(Duration::ZERO);
             }
@@ -177,7 +196,7 @@ mod tests {
         let now = Instant::now();
         assert!(patience(Bound::End(now)).request_end() <= now);
         let mut late = patience(Bound::Deadline(now));
-        late.bound = Bound::Deadline(now);
+        late.bounds.bound = Bound::Deadline(now);
         assert!(late.request_end() <= now + Duration::from_secs(1));
     }
 }

@@ -10,7 +10,9 @@ use crate::error::{Error, Result};
 use crate::hold::lease::Lease;
 use crate::hold::owner::Thread;
 use crate::hold::passage::Passage;
+use crate::hold::request::{Request, Sent};
 use crate::store::failure::Failure;
+use crate::store::{Answer, Bid};
 use crate::sync::{Condvar, Mutex};
 
 /// A thread in a line, as the others see it.
@@ -58,6 +60,8 @@ pub(crate) enum Turn {
 /// What a thread in a line is told.
 #[derive(Debug)]
 pub(super) enum News {
+    /// Its next request was sent, and the answer is on its way.
+    Asked(Box<Sent<Answer<Bid>>>),
     Closed,
     /// The server cannot be reached.
     Failed(Failure),
@@ -77,48 +81,73 @@ pub(super) enum News {
 /// lock takes.
 #[derive(Debug)]
 pub(super) struct Mailbox {
-    news: Mutex<VecDeque<News>>,
+    inbox: Mutex<Inbox>,
     filled: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Inbox {
+    news: VecDeque<News>,
+    /// While the thread sleeps at the head: what it would send if it were awake.
+    next: Option<Box<Request>>,
 }
 
 impl Mailbox {
     fn new() -> Self {
-        Self { news: Mutex::default(), filled: Condvar::new() }
+        Self { inbox: Mutex::default(), filled: Condvar::new() }
     }
 
     pub(super) fn put(&self, what: News) {
-        self.news.lock().push_back(what);
+        self.inbox.lock().news.push_back(what);
         self.filled.notify_one();
     }
 
-    /// Says that the lock may be free. Once is as good as many times.
-    pub(super) fn knock(&self) {
-        let mut news = self.news.lock();
-        if news.is_empty() {
-            news.push_back(News::Knock);
-            self.filled.notify_one();
-        }
+    /// Says that the lock may be free. If the thread sleeps at the head, `begin` may send its next
+    /// request, and it wakes to wait for the answer.
+    ///
+    /// Locked meanwhile: a thread whose pause is over finds its request either unsent or sent.
+    pub(super) fn knock(&self, begin: impl FnOnce(&Request) -> Option<Sent<Answer<Bid>>>) {
+        let mut inbox = self.inbox.lock();
+        let what = match inbox.news.back() {
+            None => {
+                let sent = inbox.next.as_deref().and_then(begin);
+                sent.map_or(News::Knock, |sent| News::Asked(Box::new(sent)))
+            }
+            // The request may have been executed before the lock became free.
+            Some(News::Asked(_)) => News::Knock,
+            // Once is as good as many times.
+            Some(_) => return,
+        };
+        inbox.news.push_back(what);
+        self.filled.notify_one();
     }
 
     #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
-        self.news.lock().is_empty()
+        self.inbox.lock().news.is_empty()
     }
 
     /// Waits for news; `None` if there is none by then.
     pub(super) fn take(&self, deadline: Option<Instant>) -> Option<News> {
-        let mut news = self.news.lock();
-        while news.is_empty() {
+        self.take_or_ask(deadline, None)
+    }
+
+    /// As `take`, and has `next` sent if there is a knock meanwhile.
+    fn take_or_ask(&self, deadline: Option<Instant>, next: Option<Box<Request>>) -> Option<News> {
+        let mut inbox = self.inbox.lock();
+        inbox.next = next;
+        while inbox.news.is_empty() {
             match deadline {
-                None => self.filled.wait(&mut news),
+                None => self.filled.wait(&mut inbox),
                 Some(deadline) => {
-                    if self.filled.wait_until(&mut news, deadline).timed_out() {
+                    if self.filled.wait_until(&mut inbox, deadline).timed_out() {
                         break;
                     }
                 }
             }
         }
-        news.pop_front()
+        inbox.next = None;
+        inbox.news.pop_front()
     }
 }
 
@@ -135,15 +164,95 @@ impl Ticket {
         Self { name: name.clone(), mailbox: Arc::new(Mailbox::new()) }
     }
 
-    /// Sleeps between two tries, until there is a knock.
-    pub(crate) fn sleep(&self, time: Duration) -> Result<()> {
-        match self.mailbox.take(Some(end_of(time))) {
+    /// Sleeps between two tries, until there is a knock. Whoever knocks may send the next request,
+    /// whose answer is to be waited for then.
+    pub(crate) fn sleep(
+        &self,
+        time: Duration,
+        next: &Request,
+    ) -> Result<Option<Sent<Answer<Bid>>>> {
+        let next = Box::new(next.clone());
+        match self.mailbox.take_or_ask(Some(end_of(time)), Some(next)) {
+            Some(News::Asked(sent)) => Ok(Some(*sent)),
             Some(News::Closed) => Err(Error::Closed),
-            _ => Ok(()),
+            _ => Ok(None),
         }
     }
 
     pub(super) fn is_of(&self, place: &Place) -> bool {
         Arc::ptr_eq(&self.mailbox, &place.mailbox)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hold::request::tests::{request, sent};
+
+    const SOON: Duration = Duration::from_secs(10);
+
+    /// The ticket of a thread that has fallen asleep at the head.
+    fn asleep() -> Ticket {
+        let ticket = Ticket::new(&Arc::from("x"));
+        ticket.mailbox.inbox.lock().next = Some(Box::new(request()));
+        ticket
+    }
+
+    fn knock(ticket: &Ticket) {
+        ticket.mailbox.knock(|_| Some(sent()));
+    }
+
+    fn knock_in_vain(ticket: &Ticket) {
+        ticket.mailbox.knock(|_| panic!("nobody sleeps"));
+    }
+
+    #[test]
+    fn a_knock_sends_the_request_of_a_thread_that_sleeps() {
+        let ticket = asleep();
+        knock(&ticket);
+        assert!(ticket.sleep(SOON, &request()).expect("open").is_some());
+    }
+
+    #[test]
+    fn a_thread_that_is_awake_sends_its_request_itself() {
+        let ticket = asleep();
+        assert!(ticket.sleep(Duration::ZERO, &request()).expect("open").is_none());
+        knock_in_vain(&ticket);
+        knock_in_vain(&ticket);
+        assert!(ticket.sleep(SOON, &request()).expect("open").is_none());
+        assert!(ticket.mailbox.is_empty(), "one knock is as good as many");
+    }
+
+    #[test]
+    fn without_an_answer_to_wait_for_a_knock_only_wakes() {
+        let ticket = asleep();
+        ticket.mailbox.knock(|_| None);
+        assert!(ticket.sleep(SOON, &request()).expect("open").is_none());
+    }
+
+    /// The request may have been refused before the lock became free.
+    #[test]
+    fn a_knock_that_comes_while_an_answer_is_awaited_is_kept() {
+        let ticket = asleep();
+        knock(&ticket);
+        knock_in_vain(&ticket);
+        knock_in_vain(&ticket);
+        assert!(ticket.sleep(SOON, &request()).expect("open").is_some());
+        assert!(!ticket.mailbox.is_empty());
+        assert!(ticket.sleep(SOON, &request()).expect("open").is_none());
+        assert!(ticket.mailbox.is_empty());
+    }
+
+    #[test]
+    fn close_lets_no_request_be_sent_and_no_answer_be_left() {
+        let ticket = asleep();
+        ticket.mailbox.put(News::Closed);
+        knock_in_vain(&ticket);
+        assert!(matches!(ticket.sleep(SOON, &request()), Err(Error::Closed)));
+        let ticket = asleep();
+        knock(&ticket);
+        ticket.mailbox.put(News::Closed);
+        assert!(ticket.sleep(SOON, &request()).expect("an answer").is_some());
+        assert!(matches!(ticket.sleep(SOON, &request()), Err(Error::Closed)));
     }
 }

@@ -18,8 +18,9 @@ use crate::hold::lease::Lease;
 use crate::hold::owner::Thread;
 use crate::hold::passage::Passage;
 use crate::hold::place::{Entry, News, Ticket, Turn};
+use crate::hold::request::tests::{request, sent};
 use crate::store::{Handover, HoldId};
-use crate::sync::{AtomicBool, Ordering, under_many_schedules};
+use crate::sync::{AtomicBool, AtomicUsize, Ordering, under_many_schedules};
 
 /// How a thread waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,7 +115,7 @@ impl Scene {
     /// Asks a store that is sometimes busy, and sleeps in between until somebody knocks.
     fn compete(&self, ticket: &Ticket) -> Result<Turn> {
         while thread_rng().r#gen() {
-            if let Err(error) = ticket.sleep(Duration::ZERO) {
+            if let Err(error) = ticket.sleep(Duration::ZERO, &request()) {
                 self.herald.lines.give_up(&self.name, None);
                 return Err(error);
             }
@@ -224,5 +225,37 @@ fn a_hold_that_is_lost_at_any_time_holds_nobody_up() {
         let scene = Arc::new(Scene { loses: true, ..Scene::default() });
         let visits = visits(&scene, [Wait::Endless; 3]).map(|visit| visit.expect("open"));
         assert_eq!(visits, [true; 3], "served");
+    });
+}
+
+/// Whoever knocks may send a request for a thread whose pause is over, or that is turned away.
+#[test]
+fn every_request_that_is_sent_for_a_thread_is_waited_for() {
+    under_many_schedules(|| {
+        let ticket = Arc::new(Ticket::new(&Arc::from("")));
+        let begun = Arc::new(AtomicUsize::new(0));
+        let knockers = [(); 2].map(|()| {
+            let (ticket, begun) = (ticket.clone(), begun.clone());
+            thread::spawn(move || {
+                ticket.mailbox.knock(|_| {
+                    thread::yield_now();
+                    begun.fetch_add(1, Ordering::SeqCst);
+                    Some(sent())
+                });
+            })
+        });
+        let mailbox = ticket.mailbox.clone();
+        let closer = thread::spawn(move || mailbox.put(News::Closed));
+        let mut waited_for = 0;
+        loop {
+            let pause =
+                if thread_rng().r#gen() { Duration::ZERO } else { Duration::from_secs(86_400) };
+            match ticket.sleep(pause, &request()) {
+                Ok(sent) => waited_for += usize::from(sent.is_some()),
+                Err(_) => break,
+            }
+        }
+        knockers.into_iter().chain([closer]).for_each(|thread| thread.join().expect("no panic"));
+        assert_eq!(waited_for, begun.load(Ordering::SeqCst));
     });
 }

@@ -1,8 +1,11 @@
 //! What the engine makes of a store that is slow, or whose replies are lost.
 
+mod woken;
+
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -15,6 +18,7 @@ use crate::error::Error;
 use crate::event::{Callback, Event, Events};
 use crate::hold::engine::{Engine, Level, Wait};
 use crate::hold::lease::Lease;
+use crate::hold::listener::tests::Fake;
 use crate::hold::owner::Thread;
 use crate::store::failure::{Failure, Trouble};
 use crate::store::memory::Memory;
@@ -47,6 +51,10 @@ struct Scripted {
     cares: Arc<Mutex<Vec<Care>>>,
     /// Releases that were left to others, while they are.
     left: Option<Arc<Mutex<Vec<Left>>>>,
+    /// How many requests for a hold were sent by threads that did not wait for the answer.
+    begun: Arc<AtomicUsize>,
+    /// What the listener is to hear, if there is to be one.
+    wakeups: Arc<Mutex<Option<Fake>>>,
 }
 
 /// A release, and who wants its answer.
@@ -104,6 +112,18 @@ impl Store for Scripted {
         self.meet(|| self.inner.acquire(hold, lease, queue, until))
     }
 
+    fn begin_acquire(
+        &self,
+        hold: &HoldId,
+        lease: Duration,
+        queue: Queue,
+        until: Instant,
+    ) -> Option<Answer<Bid>> {
+        self.begun.fetch_add(1, Ordering::SeqCst);
+        let answer = self.acquire(hold, lease, queue, until);
+        Some(Box::new(|| answer))
+    }
+
     fn nest(
         &self,
         hold: &HoldId,
@@ -159,7 +179,7 @@ impl Store for Scripted {
     }
 
     fn wakeups(&self, _: &str) -> Option<Box<dyn Wakeups>> {
-        None
+        Some(Box::new(self.wakeups.lock().take()?))
     }
 
     fn upkeep(&self) -> Box<dyn Upkeep> {
@@ -198,10 +218,15 @@ impl Scene {
     }
 
     fn with(store: Scripted, lease: Duration) -> Self {
+        Self::with_backoff(store, lease, Config::default().backoff)
+    }
+
+    fn with_backoff(store: Scripted, lease: Duration, backoff: (Duration, Duration)) -> Self {
         let terms = Terms { lease, renew: false, ..Terms::default() };
         let config = Config {
             terms: terms.clone(),
             retry_window: Duration::from_millis(200),
+            backoff,
             pipelined_release: true,
             ..Config::default()
         };

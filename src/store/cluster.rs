@@ -118,6 +118,24 @@ impl Cluster {
         }
     }
 
+    /// As `route_from`, for a request that the first node has got, and whose answer another thread
+    /// may wait for.
+    fn answer_from<T: 'static>(
+        &self,
+        target: Target,
+        slot: usize,
+        first: Answer<T>,
+        ask: impl Fn(&Single) -> Result<T, Failure> + Send + 'static,
+    ) -> Answer<T> {
+        let (cluster, mut first) = (self.clone(), Some(first));
+        Box::new(move || {
+            cluster.route_from(target, slot, |node| match first.take() {
+                Some(answer) => answer(),
+                None => ask(node),
+            })
+        })
+    }
+
     fn slot(&self, name: &str) -> usize {
         slot_of(&self.keys.lock(name))
     }
@@ -132,6 +150,22 @@ impl Store for Cluster {
         until: Instant,
     ) -> Result<Bid, Failure> {
         self.route(&hold.name, until, |node| node.acquire(hold, lease, queue, until))
+    }
+
+    /// A node that is not known has to be looked for, which takes time.
+    fn begin_acquire(
+        &self,
+        hold: &HoldId,
+        lease: Duration,
+        queue: Queue,
+        until: Instant,
+    ) -> Option<Answer<Bid>> {
+        let slot = self.slot(&hold.name);
+        let target = Target::of(self.topology.owner(slot)?);
+        let first = target.store().begin_acquire(hold, lease, queue, until)?;
+        let hold = hold.clone();
+        let again = move |node: &Single| node.acquire(&hold, lease, queue, until);
+        Some(self.answer_from(target, slot, first, again))
     }
 
     fn nest(
@@ -188,13 +222,8 @@ impl Store for Cluster {
             });
         };
         let target = Target::of(owner);
-        let mut first = Some(transfer(target.store()));
-        Box::new(move || {
-            cluster.route_from(target, slot, |node| match first.take() {
-                Some(answer) => answer(),
-                None => transfer(node)(),
-            })
-        })
+        let first = transfer(target.store());
+        self.answer_from(target, slot, first, move |node| transfer(node)())
     }
 
     fn inspect(&self, name: &str, until: Instant) -> Result<Option<Holder>, Failure> {

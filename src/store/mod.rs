@@ -1,5 +1,6 @@
 //! What servers are told about locks, and what they answer.
 
+pub(crate) mod arguments;
 pub(crate) mod backlog;
 pub(crate) mod cluster;
 pub(crate) mod connection;
@@ -153,6 +154,17 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
         until: Instant,
     ) -> Result<Bid, Failure>;
 
+    /// As `acquire`, without waiting for the answer; `None` if that cannot be.
+    fn begin_acquire(
+        &self,
+        _hold: &HoldId,
+        _lease: Duration,
+        _queue: Queue,
+        _until: Instant,
+    ) -> Option<Answer<Bid>> {
+        None
+    }
+
     /// Sets the depth of a hold, and renews it.
     fn nest(
         &self,
@@ -162,8 +174,7 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
         until: Instant,
     ) -> Result<Standing, Failure>;
 
-    /// As `nest`, for a level more: it must become as durable as a new hold, where that is more
-    /// than being there.
+    /// As `nest`, for a level more, which must become as durable as a new hold.
     fn deepen(
         &self,
         hold: &HoldId,
@@ -188,9 +199,8 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
         None
     }
 
-    /// Ends one hold and begins another of the same lock, as one step. If it `yields` and a client
-    /// waits in the queue, only the first is done, and that client is woken. Does not wait for the
-    /// answer.
+    /// Ends one hold and begins another of the same lock, without waiting for the answer. If it
+    /// `yields` and a client waits in the queue, only the first is done, and that client is woken.
     fn transfer(
         &self,
         from: &HoldId,

@@ -64,6 +64,7 @@ use std::time::{Duration, Instant};
 use scheduled_thread_pool::ScheduledThreadPool;
 
 use crate::config::Config;
+use crate::store::arguments::queue_life;
 use crate::store::dialer::Dialer;
 use crate::store::durable::Demand;
 use crate::store::endpoint::Endpoint;
@@ -80,7 +81,6 @@ use crate::store::quorum::upkeep::Caretakers;
 use crate::store::quorum::votes::Votes;
 use crate::store::quorum::wakeups::Subscriptions;
 use crate::store::reply::{Inspected, inspected, standing};
-use crate::store::single::queue_life;
 use crate::store::spin::Spin;
 use crate::store::{
     Answer, Bid, Handover, HoldId, Holder, Queue, Standing, Store, Stray, Upkeep, Wakeups,

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use redis::Value;
 
 use crate::config::Config;
+use crate::store::arguments::{acquire_args, queue_life, transfer_args};
 use crate::store::durable::Demand;
 use crate::store::failure::{Failure, Trouble};
 use crate::store::keys::Keys;
@@ -21,16 +22,6 @@ use crate::store::subscription::Subscription;
 use crate::store::{
     Answer, Bid, Handover, HoldId, Holder, Queue, Recall, Standing, Store, Then, Upkeep, Wakeups,
 };
-
-/// A counter of fencing tokens lives at least this long after the last hold of its name, so that
-/// names do not fill the server's memory.
-const FENCE_LIFE_MIN: Duration = DAY;
-
-/// A queue that nobody has joined and nobody in it has confirmed for this long is not needed any
-/// more. At least; longer where clients ask less often.
-const QUEUE_LIFE_MIN: Duration = Duration::from_secs(60);
-
-const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// One server.
 #[derive(Clone, Debug)]
@@ -102,6 +93,35 @@ impl Single {
         send(&Call { script: &RELEASE, keys: &[&key, &queue], args: &[Arg::Text(&owner)] })
     }
 
+    /// Runs a script whose answer another thread may wait for.
+    fn begin<T>(
+        &self,
+        pack: impl Fn(Form, &mut Vec<u8>) + Send + 'static,
+        until: Instant,
+        read: impl Fn(&Value) -> Option<T> + Send + 'static,
+    ) -> Answer<T> {
+        let pending = self.server.begin(until, |out| pack(Form::Hash, out));
+        let server = self.server.clone();
+        Box::new(move || server.finish(pending.wait(), until, |out| pack(Form::Body, out), read))
+    }
+
+    /// Writes the request for a hold.
+    fn pack_acquire(
+        &self,
+        hold: &HoldId,
+        lease: Duration,
+        queue: Queue,
+        form: Form,
+        out: &mut Vec<u8>,
+    ) {
+        let name = &hold.name;
+        let keys: &[&str] =
+            &[&self.keys.lock(name), &self.keys.fence(name), &self.keys.queue(name)];
+        let owner = hold.owner();
+        let args = &acquire_args(&owner, &hold.client, lease, queue, self.queue_life);
+        Call { script: &ACQUIRE, keys, args }.pack(form, out);
+    }
+
     fn set_depth(
         &self,
         hold: &HoldId,
@@ -123,13 +143,25 @@ impl Store for Single {
         queue: Queue,
         until: Instant,
     ) -> Result<Bid, Failure> {
-        let name = &hold.name;
-        let keys: &[&str] =
-            &[&self.keys.lock(name), &self.keys.fence(name), &self.keys.queue(name)];
-        let owner = hold.owner();
-        let args = &acquire_args(&owner, &hold.client, lease, queue, self.queue_life);
-        let call = Call { script: &ACQUIRE, keys, args };
-        self.ask_durably(|form, out| call.pack(form, out), until, bid)
+        let pack = |form, out: &mut Vec<u8>| self.pack_acquire(hold, lease, queue, form, out);
+        self.ask_durably(pack, until, bid)
+    }
+
+    fn begin_acquire(
+        &self,
+        hold: &HoldId,
+        lease: Duration,
+        queue: Queue,
+        until: Instant,
+    ) -> Option<Answer<Bid>> {
+        if self.demand.is_some() {
+            return None;
+        }
+        let (single, hold) = (self.clone(), hold.clone());
+        let pack = move |form, out: &mut Vec<u8>| {
+            single.pack_acquire(&hold, lease, queue, form, out);
+        };
+        Some(self.begin(pack, until, bid))
     }
 
     fn nest(
@@ -200,11 +232,7 @@ impl Store for Single {
             let answer = self.ask_durably(pack, until, handover);
             return Box::new(|| answer);
         }
-        let pending = self.server.begin(until, |out| pack(Form::Hash, out));
-        let server = self.server.clone();
-        Box::new(move || {
-            server.finish(pending.wait(), until, |out| pack(Form::Body, out), handover)
-        })
+        self.begin(pack, until, handover)
     }
 
     fn inspect(&self, name: &str, until: Instant) -> Result<Option<Holder>, Failure> {
@@ -239,52 +267,4 @@ fn or_gone(reply: Result<Standing, Failure>) -> Result<Standing, Failure> {
         Err(failure) if failure.trouble == Trouble::WrongType => Ok(Standing::Gone),
         other => other,
     }
-}
-
-/// How long a queue lasts that nobody joins any more.
-pub(super) fn queue_life(config: &Config) -> Duration {
-    let (_, longest_pause) = config.backoff;
-    longest_pause.saturating_mul(2).clamp(QUEUE_LIFE_MIN, DAY)
-}
-
-pub(super) fn fence_life(lease: Duration) -> Arg<'static> {
-    Arg::millis(FENCE_LIFE_MIN.max(lease * 2))
-}
-
-/// The arguments of `acquire.lua`.
-pub(super) fn acquire_args<'a>(
-    owner: &'a str,
-    client: &'a str,
-    lease: Duration,
-    queue: Queue,
-    queue_life: Duration,
-) -> [Arg<'a>; 6] {
-    [
-        Arg::Text(owner),
-        Arg::millis(lease),
-        fence_life(lease),
-        Arg::Text(client),
-        place(queue),
-        Arg::millis(queue_life),
-    ]
-}
-
-/// The arguments of `transfer.lua`.
-pub(super) fn transfer_args<'a>(
-    from: &'a str,
-    to: &'a str,
-    lease: Duration,
-    yields: bool,
-) -> [Arg<'a>; 5] {
-    let yields = Arg::Number(yields.into());
-    [Arg::Text(from), Arg::Text(to), Arg::millis(lease), fence_life(lease), yields]
-}
-
-fn place(queue: Queue) -> Arg<'static> {
-    Arg::Number(match queue {
-        Queue::Out => 0,
-        Queue::Join => 1,
-        Queue::Waits => 2,
-        Queue::Yields => 3,
-    })
 }

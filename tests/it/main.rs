@@ -45,3 +45,4 @@ mod table;
 #[cfg(feature = "tls")]
 mod tls;
 mod waiting;
+mod woken;

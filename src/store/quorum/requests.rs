@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use crate::store::arguments::{acquire_args, fence_life, transfer_args};
 use crate::store::durable::Demand;
 use crate::store::keys::Keys;
 use crate::store::quorum::flight::{Effect, Request};
@@ -9,7 +10,6 @@ use crate::store::script::{
     ACQUIRE_PROPOSED, Arg, FORCE, INSPECT, LEAVE, NEST, RAISE, RELEASE, Script, TRANSFER_PROPOSED,
     WITHDRAW,
 };
-use crate::store::single::{acquire_args, fence_life, transfer_args};
 use crate::store::{HoldId, Queue};
 
 /// Makes requests.

@@ -167,3 +167,29 @@ fn an_answer_that_nobody_waits_for_keeps_nobody_from_theirs() {
         scene.ask(round, soon()).expect("an answer");
     }
 }
+
+#[test]
+fn a_lock_that_was_asked_for_is_taken_before_anybody_waits_for_the_answer() {
+    let scene = Scene::new();
+    let hold = hold(1000);
+    let begin = || scene.store.begin_acquire(&hold, LEASE, Queue::Out, soon()).expect("no demand");
+    let answer = begin();
+    eventually(|| scene.process.ask::<u64>(&["EXISTS", &hold.name]) == 1);
+    let won = answer().expect("an answer");
+    drop(begin());
+    scene.ask(0, soon()).expect("an answer");
+    assert_eq!(begin()().expect("an answer"), won, "a repeat finds the hold");
+}
+
+#[test]
+fn a_silent_server_holds_nobody_up_who_does_not_wait_for_the_answer() {
+    let scene = Scene::new();
+    scene.process.stop();
+    let until = end_of(Duration::from_secs(20));
+    let begin = |nonce| scene.store.begin_acquire(&hold(nonce), LEASE, Queue::Out, until);
+    let answers = [1000, 1001].map(|nonce| begin(nonce).expect("no demand"));
+    assert!(Instant::now() < until, "it was waited for");
+    scene.process.cont();
+    let [first, second] = answers.map(|answer| answer());
+    assert!(matches!(first, Ok(Bid::Won { .. })) && is_busy(&second), "{first:?} {second:?}");
+}
