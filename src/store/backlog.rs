@@ -84,8 +84,16 @@ impl<W> Backlog<W> {
         place.is_some_and(|place| requests.remove(place).is_some())
     }
 
+    #[cfg(all(test, leasehold_shuttle))]
     pub(super) fn is_empty(&self) -> bool {
         self.requests.lock().is_empty()
+    }
+
+    /// Tells whether nothing in here need be sent now: there is nothing, or only what was left for
+    /// the last one who waits on a lane.
+    pub(super) fn can_wait(&self) -> bool {
+        let requests = self.requests.lock();
+        requests.is_empty() || self.is_watched() && requests.iter().all(|request| request.posted)
     }
 
     pub(super) fn is_crowded(&self) -> bool {

@@ -161,10 +161,10 @@ impl<S: Supply> Sharing<S> {
     fn start_over(&self, lane: Lane<S::Wire>, until: Instant) {
         let mut free = Some(lane);
         while let Some(mut lane) = free {
-            free = if self.backlog.is_empty() {
+            free = if self.backlog.can_wait() {
                 drop(lane);
                 // Who queued up just before that has not found the connection free.
-                if self.backlog.is_empty() { None } else { self.supply.try_get().map(Lane::new) }
+                if self.backlog.can_wait() { None } else { self.supply.try_get().map(Lane::new) }
             } else if lane.wire.is_ready() {
                 lane.send(self.backlog.take(0));
                 self.pass_on(lane, until)

@@ -57,27 +57,40 @@ impl Peer for RawConnections {
     }
 }
 
-/// One client for all threads, with default settings.
-pub(crate) struct Leasehold(Client);
+/// One client for all threads, with default settings but for one.
+pub(crate) struct Leasehold {
+    client: Client,
+    releases: Releases,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Releases {
+    Waited,
+    Pipelined,
+}
 
 impl Leasehold {
-    pub(crate) fn open(url: &str) -> Self {
-        Self(Client::open(url).expect("the server answers"))
+    pub(crate) fn open(url: &str, releases: Releases) -> Self {
+        let builder = Client::builder().pipelined_release(releases == Releases::Pipelined);
+        Self { client: builder.open(url).expect("the server answers"), releases }
     }
 }
 
 impl Peer for Leasehold {
     fn name(&self) -> &'static str {
-        "leasehold"
+        match self.releases {
+            Releases::Waited => "leasehold",
+            Releases::Pipelined => "leasehold, pipelined",
+        }
     }
 
     fn employ(&mut self, workers: Vec<Worker>) -> Vec<Worker> {
-        let client = &self.0;
+        let client = &self.client;
         in_threads(workers, |mut worker| {
             while worker.begins() {
                 let guard = client.lock(worker.name()).expect("the server answers");
                 worker.holds();
-                guard.unlock().expect("the lease has not ended");
+                drop(guard);
                 worker.is_through();
             }
             worker

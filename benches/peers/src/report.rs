@@ -73,7 +73,7 @@ impl Scenario {
     }
 
     fn goal_of(&self, series: &Series) -> Option<f64> {
-        (series.name == "leasehold").then_some(self.goal)
+        series.name.starts_with("leasehold").then_some(self.goal)
     }
 }
 
