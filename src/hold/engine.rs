@@ -195,15 +195,17 @@ impl Engine {
             Entry::Behind if wait == Wait::No => {}
             Entry::Behind => self.tell_contended(name),
         }
-        // Whoever does not want to wait is behind a hold that has ended, but for its answer.
-        let deadline = wait
-            .deadline()
-            .or((wait == Wait::No).then(|| end_of(self.config.io_timeout(terms.span()))));
+        let deadline = match wait {
+            // It is behind a release that is answered by then, or will not be.
+            Wait::No => Some(end_of(self.config.io_timeout(terms.span()))),
+            Wait::Endless | Wait::Until(_) => wait.deadline(),
+        };
         match self.lines().wait(&ticket, deadline)? {
             Turn::Given(lease) => Ok(Some(Start::Held(lease))),
             Turn::Coming(passage) => Ok(Some(Start::Coming(ticket, passage))),
             Turn::Head { polite: true } => Ok(Some(Start::AtHead(ticket, Arrival::NextPolitely))),
             Turn::Head { polite: false } => Ok(Some(Start::AtHead(ticket, Arrival::Next))),
+            Turn::Unanswered => Ok(Some(Start::Beside(ticket))),
             Turn::Late(None) => Ok(None),
             Turn::Late(Some(failure)) | Turn::Failed(failure) => {
                 Err(failure.into_error("acquire", name))

@@ -117,9 +117,14 @@ impl Line {
         std::ptr::eq(&raw const **held, lease)
     }
 
-    /// Tells whether a release is under way for whose end nobody waits.
+    /// Tells whether the release of the hold at the head is under way.
+    pub(super) fn is_leaving(&self) -> bool {
+        matches!(self.head, Head::Leaves(_))
+    }
+
+    /// Tells whether it is, and nobody waits for its end.
     pub(super) fn is_about_to_end(&self) -> bool {
-        matches!(self.head, Head::Leaves(_)) && self.places().next().is_none()
+        self.is_leaving() && self.places().next().is_none()
     }
 
     /// Notes how the last try of the thread at the head ended.
@@ -162,8 +167,12 @@ impl Line {
         self.head = Head::Leaves(Box::new(Leaving { lease: lease.clone(), recall: Some(recall) }));
     }
 
-    /// Takes that release back if it has not been sent. The next hold may begin in its place.
+    /// Takes that release back if it has not been sent, for the first who comes. The next hold may
+    /// begin in its place.
     pub(super) fn recall(&mut self) -> Option<Arc<Lease>> {
+        if !self.is_about_to_end() {
+            return None;
+        }
         let Head::Leaves(leaving) = &mut self.head else { return None };
         let recall = leaving.recall.take()?;
         let lease = recall().then(|| leaving.lease.clone())?;

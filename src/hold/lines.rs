@@ -85,7 +85,8 @@ impl Lines {
         let mut shard = self.shard(&ticket.name);
         let line = shard.get_mut(&ticket.name)?;
         line.withdraw(ticket)?;
-        Some(Turn::Late(line.failure().cloned()))
+        let unanswered = line.is_leaving();
+        Some(if unanswered { Turn::Unanswered } else { Turn::Late(line.failure().cloned()) })
     }
 
     /// The hold of the thread at the head, if it is one.
@@ -340,6 +341,24 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn a_release_is_taken_back_only_for_the_first_who_comes() {
+        let lines = Lines::default();
+        let [_, second, third] = three(&lines);
+        let mine = lease();
+        lines.hold(&mine);
+        lines.leave(&mine, Box::new(|| panic!("two wait already")));
+        assert!(lines.enter(&name(), &Terms::default()).expect("open").is_none());
+        let (fourth, first) = join(&lines);
+        assert!(!first);
+        lines.done_with(&mine);
+        for ticket in [second, third, fourth] {
+            assert!(matches!(turn(&lines, &ticket), Turn::Head { polite: false }));
+            lines.give_up(&name(), None);
+        }
+        assert!(is_empty(&lines));
+    }
+
+    #[test]
     fn a_lost_hold_lets_the_next_try() {
         let lines = Arc::new(Lines::default());
         let [_, second, _] = three(&lines);
@@ -402,7 +421,10 @@ pub(super) mod tests {
                                 lines.hold(&lease);
                                 enter(&lease);
                             }
-                            Turn::Late(_) | Turn::Failed(_) | Turn::Coming(_) => {}
+                            Turn::Late(_)
+                            | Turn::Failed(_)
+                            | Turn::Coming(_)
+                            | Turn::Unanswered => {}
                         }
                     }
                 });

@@ -53,6 +53,8 @@ pub(crate) enum Turn {
     Coming(Passage),
     /// At the head: now ask the store; politely, if the lock was released for another client.
     Head { polite: bool },
+    /// Without the lock, which was released if all is well: the server has not said so.
+    Unanswered,
     /// Without the lock; the last failure of the thread at the head, if it was one.
     Late(Option<Failure>),
 }

@@ -85,15 +85,13 @@ impl Engine {
     fn leave(self: &Arc<Self>, lease: &Arc<Lease>, patience: &Patience) -> bool {
         let (engine, left) = (self.clone(), lease.clone());
         let then = Box::new(move |answer| {
+            let outcome = match answer {
+                Ok(Standing::Ours) => Ok(()),
+                Ok(Standing::Gone) => Err(None),
+                Err(failure) => Err(Some(failure)),
+            };
             engine.lines().done_with(&left);
-            engine.settle(
-                &left,
-                &match answer {
-                    Ok(Standing::Ours) => Ok(()),
-                    Ok(Standing::Gone) => Err(None),
-                    Err(failure) => Err(Some(failure)),
-                },
-            );
+            engine.settle(&left, &outcome);
         });
         let recall = self.store.post_release(&lease.id, patience.request_end(), then);
         recall.map(|recall| self.lines().leave(lease, recall)).is_some()

@@ -59,7 +59,7 @@ impl Scene {
     /// Locks, is inside for a while, and leaves. `false` if the wait ended without the lock.
     fn visit(&self, wait: Wait) -> Result<bool> {
         let lease = match self.line_up(wait)? {
-            None | Some(Turn::Late(_) | Turn::Failed(_)) => return Ok(false),
+            None | Some(Turn::Late(_) | Turn::Failed(_) | Turn::Unanswered) => return Ok(false),
             Some(Turn::Given(lease)) => lease,
             Some(Turn::Head { .. } | Turn::Coming(_)) => {
                 let lease = self.lease();

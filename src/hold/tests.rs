@@ -442,6 +442,18 @@ fn a_release_that_was_sent_is_waited_for() {
 }
 
 #[test]
+fn a_server_that_does_not_answer_a_release_is_no_other_holder() {
+    let scene = Scene::pipelined();
+    scene.lock_and_leave();
+    let left = scene.store.left.as_ref().and_then(|left| left.lock().pop());
+    scene.store.will(&[Fate::LostRequest; 9]);
+    let wait = Wait::Until(end_of(LEASE / 10));
+    let refused = scene.engine.lock(&scene.name, &scene.terms, wait);
+    assert!(matches!(refused, Err(Error::Unavailable { .. })), "{refused:?}");
+    drop(left);
+}
+
+#[test]
 fn what_comes_of_a_release_that_was_left_to_others_is_told() {
     let scene = Scene::pipelined();
     scene.lock_and_leave();
