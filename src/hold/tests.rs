@@ -82,10 +82,15 @@ impl Scripted {
         }
     }
 
+    /// Takes a release that was left to others, as if it were sent.
+    fn take_left(&self) -> Left {
+        let left = self.left.as_ref().and_then(|left| left.lock().pop());
+        left.expect("a release")
+    }
+
     /// Sends a release that was left to others.
     fn send_left(&self) {
-        let left = self.left.as_ref().and_then(|left| left.lock().pop());
-        let (hold, then) = left.expect("a release");
+        let (hold, then) = self.take_left();
         then(self.release(&hold, Instant::now()));
     }
 
@@ -426,8 +431,7 @@ fn a_release_that_was_sent_is_waited_for() {
     for wait in [Wait::Endless, Wait::No] {
         let scene = Scene::pipelined();
         scene.lock_and_leave();
-        let left = scene.store.left.as_ref().and_then(|left| left.lock().pop());
-        let (hold, then) = left.expect("a release");
+        let (hold, then) = scene.store.take_left();
         thread::scope(|scope| {
             let next = scope.spawn(|| {
                 let next = scene.engine.lock(&scene.name, &scene.terms, wait);
@@ -445,7 +449,7 @@ fn a_release_that_was_sent_is_waited_for() {
 fn a_server_that_does_not_answer_a_release_is_no_other_holder() {
     let scene = Scene::pipelined();
     scene.lock_and_leave();
-    let left = scene.store.left.as_ref().and_then(|left| left.lock().pop());
+    let left = scene.store.take_left();
     scene.store.will(&[Fate::LostRequest; 9]);
     let wait = Wait::Until(end_of(LEASE / 10));
     let refused = scene.engine.lock(&scene.name, &scene.terms, wait);
