@@ -74,7 +74,7 @@ impl Builder {
     ///
     /// From 10 ms to 365 days. Defaults to 30 s.
     pub fn lease(mut self, lease: Duration) -> Self {
-        self.config.terms.lease = lease;
+        self.config.options.lease = lease;
         self
     }
 
@@ -83,7 +83,7 @@ impl Builder {
     ///
     /// Defaults to no limit.
     pub fn wait(mut self, time: Duration) -> Self {
-        self.config.terms.wait = Some(time);
+        self.config.options.wait = Some(time);
         self
     }
 
@@ -92,7 +92,7 @@ impl Builder {
     ///
     /// Defaults to `true`.
     pub fn renew(mut self, renew: bool) -> Self {
-        self.config.terms.renew = renew;
+        self.config.options.renew = renew;
         self
     }
 
@@ -101,7 +101,7 @@ impl Builder {
     ///
     /// At least 10 ms. Defaults to no limit.
     pub fn max_hold(mut self, age: Duration) -> Self {
-        self.config.terms.max_hold = Some(age);
+        self.config.options.max_hold = Some(age);
         self
     }
 
@@ -134,7 +134,7 @@ impl Builder {
         self
     }
 
-    /// Sets for how long calls without a deadline of their own put up with troubles of the server
+    /// Sets for how long calls without a deadline of their own put up with kinds of the server
     /// that pass by themselves, such as a restart, a failover or a long script.
     ///
     /// Defaults to 10 s.
@@ -205,8 +205,8 @@ impl Builder {
     /// on. Zero: never hand on then.
     ///
     /// Defaults to 32.
-    pub fn hand_ons(mut self, times: u32) -> Self {
-        self.config.hand_ons = times;
+    pub fn max_handoffs(mut self, times: u32) -> Self {
+        self.config.max_handoffs = times;
         self
     }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::Result;
 use crate::guard::Guard;
-use crate::hold::engine::Engine;
+use crate::local::shared::Shared;
 use crate::mutex::Mutex;
 
 /// A source of distributed locks. Clones are cheap and share everything.
@@ -24,11 +24,11 @@ use crate::mutex::Mutex;
 /// ```
 #[derive(Clone, Debug)]
 pub struct Client {
-    engine: Arc<Engine>,
+    engine: Arc<Shared>,
 }
 
 impl Client {
-    pub(crate) fn new(engine: Engine) -> Self {
+    pub(crate) fn new(engine: Shared) -> Self {
         Self { engine: Arc::new(engine) }
     }
 

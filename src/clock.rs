@@ -2,7 +2,7 @@
 //!
 //! `std::time::Instant` stands still during suspend on Linux and macOS, so a lease measured by it
 //! would outlive the server's (<https://github.com/rust-lang/rust/issues/79462>). Waiting and
-//! I/O deadlines keep to `Instant`: a suspend must not eat a caller's patience.
+//! I/O deadlines keep to `Instant`: a suspend must not eat a caller's retry.
 
 use std::time::{Duration, Instant};
 

@@ -95,7 +95,7 @@ impl fmt::Debug for Login {
 /// The settings of a client.
 #[derive(Clone, Debug)]
 pub(crate) struct Config {
-    pub(crate) terms: Terms,
+    pub(crate) options: LockOptions,
     pub(crate) pool_size: u32,
     pub(crate) connect_timeout: Duration,
     /// `None`: one second, or a third of the lease where that is less.
@@ -109,7 +109,7 @@ pub(crate) struct Config {
     pub(crate) master_login: Option<Login>,
     pub(crate) spin: Duration,
     /// How often in a row threads of this client may hand on a lock that another client wants.
-    pub(crate) hand_ons: u32,
+    pub(crate) max_handoffs: u32,
     /// Whether a guard may be dropped before its release is answered.
     pub(crate) pipelined_release: bool,
     #[cfg(feature = "tls")]
@@ -119,7 +119,7 @@ pub(crate) struct Config {
 impl Default for Config {
     fn default() -> Self {
         Self {
-            terms: Terms::default(),
+            options: LockOptions::default(),
             pool_size: 8,
             connect_timeout: Duration::from_secs(1),
             io_timeout: None,
@@ -130,7 +130,7 @@ impl Default for Config {
             durability: Durability::Memory,
             master_login: None,
             spin: Duration::from_micros(50),
-            hand_ons: 32,
+            max_handoffs: 32,
             pipelined_release: false,
             #[cfg(feature = "tls")]
             tls: None,
@@ -142,7 +142,7 @@ impl Config {
     /// Refuses what no client can work with.
     pub(crate) fn check(&self) -> Result<()> {
         self.durability.check()?;
-        self.terms.check(self)?;
+        self.options.check(self)?;
         if !(1..=POOL_MAX).contains(&self.pool_size) {
             return Err(Error::invalid("pool_size", format_args!("must be 1 to {POOL_MAX}")));
         }
@@ -226,7 +226,7 @@ pub(crate) fn has_hash_tag(key: &str) -> bool {
 
 /// The conditions of one lock: the client's, or those of one `Mutex`.
 #[derive(Clone, Debug)]
-pub(crate) struct Terms {
+pub(crate) struct LockOptions {
     pub(crate) lease: Duration,
     /// How long `lock` waits; `None` is without limit.
     pub(crate) wait: Option<Duration>,
@@ -235,13 +235,13 @@ pub(crate) struct Terms {
     pub(crate) max_hold: Option<Duration>,
 }
 
-impl Default for Terms {
+impl Default for LockOptions {
     fn default() -> Self {
         Self { lease: Duration::from_secs(30), wait: None, renew: true, max_hold: None }
     }
 }
 
-impl Terms {
+impl LockOptions {
     pub(crate) fn check(&self, config: &Config) -> Result<()> {
         if !(LEASE_MIN..=LEASE_MAX).contains(&self.lease) {
             return Err(Error::invalid("lease", "must be 10 ms to 365 days"));

@@ -8,8 +8,8 @@ use std::time::Duration;
 use crossbeam_channel::Receiver;
 
 use crate::error::Result;
-use crate::hold::engine::{Engine, Level};
-use crate::hold::lease::Lease;
+use crate::local::lease::Lease;
+use crate::local::shared::{Level, Shared};
 
 /// A lock held by the current thread, or one more level of it. It is released when this is dropped.
 ///
@@ -38,7 +38,7 @@ use crate::hold::lease::Lease;
 /// ```
 #[must_use = "if unused the lock is released immediately"]
 pub struct Guard {
-    engine: Arc<Engine>,
+    engine: Arc<Shared>,
     lease: Arc<Lease>,
     depth: u32,
     unlocked: bool,
@@ -46,7 +46,7 @@ pub struct Guard {
 }
 
 impl Guard {
-    pub(crate) fn new(engine: Arc<Engine>, Level { lease, depth }: Level) -> Self {
+    pub(crate) fn new(engine: Arc<Shared>, Level { lease, depth }: Level) -> Self {
         Self { engine, lease, depth, unlocked: false, not_send: PhantomData }
     }
 

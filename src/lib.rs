@@ -44,7 +44,7 @@
 //!   on it, until the next renewal at the latest. Again the fence helps.
 //! - Threads of one client are served first come, first served. Among clients there is no promise
 //!   of an order, though they are woken in the order of coming, and none may keep a lock among its
-//!   threads for long while another [waits](Builder::hand_ons).
+//!   threads for long while another [waits](Builder::max_handoffs).
 //!
 //! # Nesting
 //!
@@ -114,10 +114,12 @@ mod clock;
 mod config;
 mod error;
 mod event;
+mod failure;
 mod guard;
-mod hold;
+mod local;
 mod mutex;
-mod opening;
+mod net;
+mod open;
 mod store;
 mod sync;
 #[cfg(feature = "tls")]
@@ -130,6 +132,6 @@ pub use error::{Error, Result, ServerFailure};
 pub use event::Event;
 pub use guard::Guard;
 pub use mutex::Mutex;
-pub use store::Holder;
+pub use store::hold::Holder;
 #[cfg(feature = "tls")]
 pub use tls::Tls;

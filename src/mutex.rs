@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::clock::end_of;
-use crate::config::Terms;
+use crate::config::LockOptions;
 use crate::error::{Error, Result};
 use crate::guard::Guard;
-use crate::hold::engine::{Engine, Wait};
-use crate::store::Holder;
+use crate::local::shared::{Shared, Wait};
+use crate::store::hold::Holder;
 
 /// One lock of a client, with options that may differ from the client's. Made by
 /// [`Client::mutex`](crate::Client::mutex).
@@ -29,41 +29,41 @@ use crate::store::Holder;
 /// ```
 #[derive(Clone, Debug)]
 pub struct Mutex {
-    engine: Arc<Engine>,
+    engine: Arc<Shared>,
     name: Arc<str>,
-    terms: Terms,
+    options: LockOptions,
 }
 
 impl Mutex {
-    pub(crate) fn new(engine: &Arc<Engine>, name: &str) -> Self {
-        Self { engine: engine.clone(), name: name.into(), terms: engine.config.terms.clone() }
+    pub(crate) fn new(engine: &Arc<Shared>, name: &str) -> Self {
+        Self { engine: engine.clone(), name: name.into(), options: engine.config.options.clone() }
     }
 
     /// Sets the lease, as [`Builder::lease`](crate::Builder::lease) does for the client.
     #[must_use]
     pub fn lease(mut self, lease: Duration) -> Self {
-        self.terms.lease = lease;
+        self.options.lease = lease;
         self
     }
 
     /// Sets whether the lease is renewed, as [`Builder::renew`](crate::Builder::renew) does.
     #[must_use]
     pub fn renew(mut self, renew: bool) -> Self {
-        self.terms.renew = renew;
+        self.options.renew = renew;
         self
     }
 
     /// Sets the longest age of a hold, as [`Builder::max_hold`](crate::Builder::max_hold) does.
     #[must_use]
     pub fn max_hold(mut self, age: Duration) -> Self {
-        self.terms.max_hold = Some(age);
+        self.options.max_hold = Some(age);
         self
     }
 
     /// Sets how long [`lock`](Mutex::lock) waits, as [`Builder::wait`](crate::Builder::wait) does.
     #[must_use]
     pub fn wait(mut self, time: Duration) -> Self {
-        self.terms.wait = Some(time);
+        self.options.wait = Some(time);
         self
     }
 
@@ -79,7 +79,7 @@ impl Mutex {
     ///
     /// As [`Client::lock`](crate::Client::lock).
     pub fn lock(&self) -> Result<Guard> {
-        let wait = self.terms.wait.map_or(Wait::Endless, |wait| Wait::Until(end_of(wait)));
+        let wait = self.options.wait.map_or(Wait::Endless, |wait| Wait::Until(end_of(wait)));
         self.acquire(wait)?.ok_or_else(|| Error::Timeout { name: self.name.to_string() })
     }
 
@@ -164,7 +164,7 @@ impl Mutex {
     }
 
     fn acquire(&self, wait: Wait) -> Result<Option<Guard>> {
-        let level = self.engine.lock(&self.name, &self.terms, wait)?;
+        let level = self.engine.lock(&self.name, &self.options, wait)?;
         Ok(level.map(|level| Guard::new(self.engine.clone(), level)))
     }
 }

@@ -1,19 +1,19 @@
 //! Locks on a Redis Cluster: each on the node that serves the hash slot of its name.
 //!
-//! All keys of a name are in one slot, so every request is one node's, and a [`Single`] per node
+//! All keys of a name are in one slot, so every request is one node's, and a [`Standalone`] per node
 //! does what it does for a server that stands alone. Here is decided which, and where to go when
 //! the node sends us elsewhere. The `redis` crate's own cluster client is not used, because it sends
 //! requests again by itself, sleeps beyond any deadline, and has no pub/sub.
 
+mod jobs;
 mod link;
 mod map;
 mod node;
 mod opening;
 mod shares;
 mod slot;
-mod subscriptions;
 mod topology;
-mod upkeep;
+mod wakeups;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,18 +22,23 @@ use scheduled_thread_pool::ScheduledThreadPool;
 
 use crate::config::Config;
 use crate::error::{Error, Result as ApiResult};
+use crate::failure::Failure;
+use crate::net::endpoint::Endpoint;
+use crate::store::Store;
+use crate::store::cluster::jobs::ClusterJobs;
 use crate::store::cluster::node::Target;
 use crate::store::cluster::slot::slot_of;
-use crate::store::cluster::subscriptions::Subscriptions;
 use crate::store::cluster::topology::Topology;
-use crate::store::cluster::upkeep::ClusterUpkeep;
-use crate::store::endpoint::Endpoint;
-use crate::store::failure::Failure;
+use crate::store::cluster::wakeups::ClusterWakeups;
+use crate::store::hold::{HoldId, Holder};
+use crate::store::job::JobRunner;
 use crate::store::keys::Keys;
-use crate::store::single::Single;
-use crate::store::{
-    Answer, Bid, Handover, HoldId, Holder, Queue, Recall, Standing, Store, Then, Upkeep, Wakeups,
+use crate::store::request::{
+    Acquire, AcquireReply, HoldReply, PendingReply, PostedRelease, Recall, SetDepth, Transfer,
+    TransferReply,
 };
+use crate::store::standalone::Standalone;
+use crate::store::wake::Wakeups;
 
 /// A request that was sent elsewhere more often than this has met nodes that disagree for now.
 const HOPS: u32 = 5;
@@ -83,11 +88,11 @@ impl Cluster {
     fn route<T>(
         &self,
         name: &str,
-        until: Instant,
-        ask: impl FnMut(&Single) -> Result<T, Failure>,
+        deadline: Instant,
+        ask: impl FnMut(&Standalone) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
         let slot = self.slot(name);
-        let target = self.topology.target(slot, until)?;
+        let target = self.topology.target(slot, deadline)?;
         self.route_from(target, slot, ask)
     }
 
@@ -96,7 +101,7 @@ impl Cluster {
         &self,
         mut target: Target,
         slot: usize,
-        mut ask: impl FnMut(&Single) -> Result<T, Failure>,
+        mut ask: impl FnMut(&Standalone) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
         let mut hop = 0;
         loop {
@@ -120,17 +125,17 @@ impl Cluster {
 
     /// As `route_from`, for a request that the first node has got, and whose answer another thread
     /// may wait for.
-    fn answer_from<T: 'static>(
+    fn finish_elsewhere<T: Send + 'static>(
         &self,
         target: Target,
         slot: usize,
-        first: Answer<T>,
-        ask: impl Fn(&Single) -> Result<T, Failure> + Send + 'static,
-    ) -> Answer<T> {
+        first: PendingReply<T>,
+        ask: impl Fn(&Standalone) -> Result<T, Failure> + Send + 'static,
+    ) -> PendingReply<T> {
         let (cluster, mut first) = (self.clone(), Some(first));
-        Box::new(move || {
+        PendingReply::new(move || {
             cluster.route_from(target, slot, |node| match first.take() {
-                Some(answer) => answer(),
+                Some(reply) => reply.wait(),
                 None => ask(node),
             })
         })
@@ -142,108 +147,80 @@ impl Cluster {
 }
 
 impl Store for Cluster {
-    fn acquire(
-        &self,
-        hold: &HoldId,
-        lease: Duration,
-        queue: Queue,
-        until: Instant,
-    ) -> Result<Bid, Failure> {
-        self.route(&hold.name, until, |node| node.acquire(hold, lease, queue, until))
+    fn acquire(&self, request: Acquire<'_>) -> Result<AcquireReply, Failure> {
+        self.route(&request.hold.name, request.deadline, |node| node.acquire(request))
     }
 
     /// A node that is not known has to be looked for, which takes time.
-    fn begin_acquire(
-        &self,
-        hold: &HoldId,
-        lease: Duration,
-        queue: Queue,
-        until: Instant,
-    ) -> Option<Answer<Bid>> {
-        let slot = self.slot(&hold.name);
+    fn start_acquire(&self, request: Acquire<'_>) -> Option<PendingReply<AcquireReply>> {
+        let slot = self.slot(&request.hold.name);
         let target = Target::of(self.topology.owner(slot)?);
-        let first = target.store().begin_acquire(hold, lease, queue, until)?;
-        let hold = hold.clone();
-        let again = move |node: &Single| node.acquire(&hold, lease, queue, until);
-        Some(self.answer_from(target, slot, first, again))
+        let first = target.store().start_acquire(request)?;
+        let hold = request.hold.clone();
+        let Acquire { lease, registration, deadline, .. } = request;
+        let again = move |node: &Standalone| {
+            node.acquire(Acquire { hold: &hold, lease, registration, deadline })
+        };
+        Some(self.finish_elsewhere(target, slot, first, again))
     }
 
-    fn nest(
-        &self,
-        hold: &HoldId,
-        depth: u32,
-        lease: Duration,
-        until: Instant,
-    ) -> Result<Standing, Failure> {
-        self.route(&hold.name, until, |node| node.nest(hold, depth, lease, until))
+    fn set_depth(&self, request: SetDepth<'_>) -> Result<HoldReply, Failure> {
+        self.route(&request.hold.name, request.deadline, |node| node.set_depth(request))
     }
 
-    fn deepen(
-        &self,
-        hold: &HoldId,
-        depth: u32,
-        lease: Duration,
-        until: Instant,
-    ) -> Result<Standing, Failure> {
-        self.route(&hold.name, until, |node| node.deepen(hold, depth, lease, until))
+    fn release(&self, hold: &HoldId, deadline: Instant) -> Result<HoldReply, Failure> {
+        self.route(&hold.name, deadline, |node| node.release(hold, deadline))
     }
 
-    fn release(&self, hold: &HoldId, until: Instant) -> Result<Standing, Failure> {
-        self.route(&hold.name, until, |node| node.release(hold, until))
-    }
-
-    fn post_release(&self, hold: &HoldId, until: Instant, then: Then<Standing>) -> Option<Recall> {
+    fn post_release(&self, release: PostedRelease<'_>) -> Option<Recall> {
+        let PostedRelease { hold, deadline, on_reply } = release;
         let target = Target::of(self.topology.owner(self.slot(&hold.name))?);
         let (topology, node) = (self.topology.clone(), target.node.clone());
-        let read = Box::new(move |answer: Result<Standing, Failure>| {
-            then(answer.map_err(|failure| {
+        let on_reply = Box::new(move |reply: Result<HoldReply, Failure>| {
+            on_reply(reply.map_err(|failure| {
                 topology.take_in(&failure, &node);
                 topology.verdict(failure)
             }));
         });
-        target.store().post_release(hold, until, read)
+        target.store().post_release(PostedRelease { hold, deadline, on_reply })
     }
 
-    fn transfer(
-        &self,
-        from: &HoldId,
-        to: &HoldId,
-        lease: Duration,
-        yields: bool,
-        until: Instant,
-    ) -> Answer<Handover> {
-        let (cluster, from, to) = (self.clone(), from.clone(), to.clone());
-        let slot = self.slot(&to.name);
-        let transfer = move |node: &Single| node.transfer(&from, &to, lease, yields, until);
+    fn transfer(&self, request: Transfer<'_>) -> PendingReply<TransferReply> {
+        let slot = self.slot(&request.to.name);
+        let (cluster, from, to) = (self.clone(), request.from.clone(), request.to.clone());
+        let Transfer { lease, yields, deadline, .. } = request;
+        let transfer = move |node: &Standalone| {
+            node.transfer(Transfer { from: &from, to: &to, lease, yields, deadline })
+        };
         let Some(owner) = self.topology.owner(slot) else {
-            return Box::new(move || {
-                let target = cluster.topology.target(slot, until)?;
-                cluster.route_from(target, slot, |node| transfer(node)())
+            return PendingReply::new(move || {
+                let target = cluster.topology.target(slot, deadline)?;
+                cluster.route_from(target, slot, |node| transfer(node).wait())
             });
         };
         let target = Target::of(owner);
         let first = transfer(target.store());
-        self.answer_from(target, slot, first, move |node| transfer(node)())
+        self.finish_elsewhere(target, slot, first, move |node| transfer(node).wait())
     }
 
-    fn inspect(&self, name: &str, until: Instant) -> Result<Option<Holder>, Failure> {
-        self.route(name, until, |node| node.inspect(name, until))
+    fn inspect(&self, name: &str, deadline: Instant) -> Result<Option<Holder>, Failure> {
+        self.route(name, deadline, |node| node.inspect(name, deadline))
     }
 
-    fn force(&self, name: &str, until: Instant) -> Result<bool, Failure> {
-        self.route(name, until, |node| node.force(name, until))
+    fn force_release(&self, name: &str, deadline: Instant) -> Result<bool, Failure> {
+        self.route(name, deadline, |node| node.force_release(name, deadline))
     }
 
-    fn leave(&self, name: &str, client: &str, until: Instant) -> Result<(), Failure> {
-        self.route(name, until, |node| node.leave(name, client, until))
+    fn unregister(&self, name: &str, client: &str, deadline: Instant) -> Result<(), Failure> {
+        self.route(name, deadline, |node| node.unregister(name, client, deadline))
     }
 
     fn wakeups(&self, client: &str) -> Option<Box<dyn Wakeups>> {
-        Some(Box::new(Subscriptions::new(self.topology.clone(), self.keys.clone(), client)))
+        Some(Box::new(ClusterWakeups::new(self.topology.clone(), self.keys.clone(), client)))
     }
 
-    fn upkeep(&self) -> Box<dyn Upkeep> {
+    fn jobs(&self) -> Box<dyn JobRunner> {
         let (topology, keys) = (self.topology.clone(), self.keys.clone());
-        Box::new(ClusterUpkeep::new(topology, keys, self.connect_timeout))
+        Box::new(ClusterJobs::new(topology, keys, self.connect_timeout))
     }
 }

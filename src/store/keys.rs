@@ -30,7 +30,7 @@ impl Keys {
     }
 
     /// The clients that wait for the lock.
-    pub(crate) fn queue(&self, name: &str) -> String {
+    pub(crate) fn waiting(&self, name: &str) -> String {
         companion("queue", &self.lock(name))
     }
 
@@ -87,7 +87,7 @@ mod tests {
             .collect();
         let locks = slots(names.iter().map(|name| keys.lock(name).into_owned()).collect());
         let fences = slots(names.iter().map(|name| keys.fence(name)).collect());
-        let queues = slots(names.iter().map(|name| keys.queue(name)).collect());
+        let queues = slots(names.iter().map(|name| keys.waiting(name)).collect());
         for (number, name) in names.iter().enumerate() {
             assert_eq!(locks[number], fences[number], "{name:?}");
             assert_eq!(locks[number], queues[number], "{name:?}");
@@ -120,7 +120,7 @@ mod tests {
         let keys = Keys::new("shop:");
         assert_eq!(keys.lock("stock"), "shop:stock");
         assert_eq!(keys.fence("stock"), "leasehold:fence:{shop:stock}");
-        assert_eq!(keys.queue("stock"), "leasehold:queue:{shop:stock}");
+        assert_eq!(keys.waiting("stock"), "leasehold:queue:{shop:stock}");
         assert_eq!(keys.name("shop:stock"), Some("stock"));
         assert_eq!(keys.name("stock"), None);
     }

@@ -7,11 +7,14 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use parking_lot::Mutex;
 
 use crate::clock::Moment;
-use crate::store::failure::Failure;
-use crate::store::{
-    Answer, Bid, Care, Handover, HoldId, Holder, Outcome, Queue, Standing, Store, Task, Upkeep,
-    Wakeups,
+use crate::failure::Failure;
+use crate::store::Store;
+use crate::store::hold::{HoldId, Holder};
+use crate::store::job::{Action, Job, JobOutcome, JobRunner};
+use crate::store::request::{
+    Acquire, AcquireReply, HoldReply, PendingReply, SetDepth, Transfer, TransferReply,
 };
+use crate::store::wake::Wakeups;
 
 /// A world of locks of its own.
 #[derive(Clone, Debug, Default)]
@@ -61,79 +64,65 @@ impl World {
     }
 
     /// The answer to somebody who wants a lock that is held, by another hold or already by this.
-    fn taken(&mut self, hold: &HoldId, lease: Duration) -> Option<Bid> {
+    fn taken(&mut self, hold: &HoldId, lease: Duration) -> Option<AcquireReply> {
         let entry = self.live(&hold.name)?;
         let now = Moment::now();
         Some(if entry.hold.nonce == hold.nonce {
             entry.ends = now.after(lease);
-            Bid::Won { fence: entry.fence }
+            AcquireReply::Acquired { fence: entry.fence }
         } else {
-            Bid::Busy { remaining: Some(entry.ends.since(now)) }
+            AcquireReply::Held { remaining: Some(entry.ends.since(now)) }
         })
     }
 
-    fn nest(&mut self, hold: &HoldId, depth: Option<u32>, lease: Duration) -> Standing {
-        self.ours(hold).map_or(Standing::Gone, |entry| {
+    fn renew(&mut self, hold: &HoldId, depth: Option<u32>, lease: Duration) -> HoldReply {
+        self.ours(hold).map_or(HoldReply::Gone, |entry| {
             entry.depth = depth.unwrap_or(entry.depth);
             entry.ends = Moment::now().after(lease);
-            Standing::Ours
+            HoldReply::Held
         })
     }
 
-    fn release(&mut self, hold: &HoldId) -> Standing {
+    fn release(&mut self, hold: &HoldId) -> HoldReply {
         if self.ours(hold).is_none() {
-            return Standing::Gone;
+            return HoldReply::Gone;
         }
         self.locks.remove(&hold.name);
-        Standing::Ours
+        HoldReply::Held
     }
 }
 
 impl Store for Memory {
-    fn acquire(
-        &self,
-        hold: &HoldId,
-        lease: Duration,
-        _: Queue,
-        _: Instant,
-    ) -> Result<Bid, Failure> {
+    fn acquire(&self, request: Acquire<'_>) -> Result<AcquireReply, Failure> {
+        let Acquire { hold, lease, .. } = request;
         let mut world = self.world.lock();
         let taken = world.taken(hold, lease);
-        Ok(taken.unwrap_or_else(|| Bid::Won { fence: world.begin(hold, lease) }))
+        Ok(taken.unwrap_or_else(|| AcquireReply::Acquired { fence: world.begin(hold, lease) }))
     }
 
-    fn nest(
-        &self,
-        hold: &HoldId,
-        depth: u32,
-        lease: Duration,
-        _: Instant,
-    ) -> Result<Standing, Failure> {
-        Ok(self.world.lock().nest(hold, Some(depth), lease))
+    fn set_depth(&self, request: SetDepth<'_>) -> Result<HoldReply, Failure> {
+        let SetDepth { hold, depth, lease, .. } = request;
+        Ok(self.world.lock().renew(hold, Some(depth), lease))
     }
 
-    fn release(&self, hold: &HoldId, _: Instant) -> Result<Standing, Failure> {
+    fn release(&self, hold: &HoldId, _: Instant) -> Result<HoldReply, Failure> {
         Ok(self.world.lock().release(hold))
     }
 
-    fn transfer(
-        &self,
-        from: &HoldId,
-        to: &HoldId,
-        lease: Duration,
-        _: bool,
-        _: Instant,
-    ) -> Answer<Handover> {
+    fn transfer(&self, request: Transfer<'_>) -> PendingReply<TransferReply> {
+        let Transfer { from, to, lease, .. } = request;
         let mut world = self.world.lock();
-        let answer = if world.ours(from).is_some() {
-            Handover::Done { fence: world.begin(to, lease) }
+        let reply = if world.ours(from).is_some() {
+            TransferReply::Transferred { fence: world.begin(to, lease) }
         } else {
             match world.taken(to, lease) {
-                Some(Bid::Won { fence }) => Handover::Done { fence },
-                Some(Bid::Busy { .. } | Bid::Unclear { .. }) | None => Handover::Gone,
+                Some(AcquireReply::Acquired { fence }) => TransferReply::Transferred { fence },
+                Some(AcquireReply::Held { .. } | AcquireReply::Unknown { .. }) | None => {
+                    TransferReply::Gone
+                }
             }
         };
-        Box::new(move || Ok(answer))
+        PendingReply::new(move || Ok(reply))
     }
 
     fn inspect(&self, name: &str, _: Instant) -> Result<Option<Holder>, Failure> {
@@ -144,15 +133,15 @@ impl Store for Memory {
         }))
     }
 
-    fn force(&self, name: &str, _: Instant) -> Result<bool, Failure> {
+    fn force_release(&self, name: &str, _: Instant) -> Result<bool, Failure> {
         let mut world = self.world.lock();
         let held = world.live(name).is_some();
         world.locks.remove(name);
         Ok(held)
     }
 
-    /// There is no other client that could be in a queue.
-    fn leave(&self, _: &str, _: &str, _: Instant) -> Result<(), Failure> {
+    /// No other client can be waiting.
+    fn unregister(&self, _: &str, _: &str, _: Instant) -> Result<(), Failure> {
         Ok(())
     }
 
@@ -160,27 +149,27 @@ impl Store for Memory {
         None
     }
 
-    fn upkeep(&self) -> Box<dyn Upkeep> {
+    fn jobs(&self) -> Box<dyn JobRunner> {
         Box::new(self.clone())
     }
 }
 
-impl Upkeep for Memory {
-    fn send(&mut self, tasks: Vec<Task>, done: &mut dyn FnMut(u64, Outcome)) {
-        for Task { id, hold, care, .. } in tasks {
+impl JobRunner for Memory {
+    fn send(&mut self, jobs: Vec<Job>, done: &mut dyn FnMut(u64, JobOutcome)) {
+        for Job { id, hold, action, .. } in jobs {
             let mut world = self.world.lock();
-            let standing = match care {
-                Care::Release => world.release(&hold),
-                Care::Renew { lease } => world.nest(&hold, None, lease),
+            let standing = match action {
+                Action::Release => world.release(&hold),
+                Action::Renew { lease } => world.renew(&hold, None, lease),
             };
             drop(world);
             done(id, Ok(standing));
         }
     }
 
-    fn collect(&mut self, _: Instant, _: &mut dyn FnMut(u64, Outcome)) {}
+    fn collect(&mut self, _: Instant, _: &mut dyn FnMut(u64, JobOutcome)) {}
 
-    fn abandon(&mut self, _: &mut dyn FnMut(u64, Outcome)) {}
+    fn abandon(&mut self, _: &mut dyn FnMut(u64, JobOutcome)) {}
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 //! This is the algorithm known as Redlock (<https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/>).
 //! Each server keeps the same data as a single one would. A request is written to all of them at
 //! once ([`links`]); its outcome is decided as soon as answers can decide it ([`votes`]); what
-//! requests without an answer may have left behind is removed in the background ([`strays`]).
+//! requests without an answer may have left behind is removed in the background ([`in_doubt`]).
 //! Servers that fail are left out of calls until they answer again ([`node`]).
 //!
 //! # Fencing tokens
@@ -47,14 +47,14 @@
 
 mod flight;
 mod grant;
+mod in_doubt;
+mod jobs;
 mod link;
+mod link_pool;
 mod links;
 mod node;
 mod requests;
 mod round;
-mod shelf;
-mod strays;
-mod upkeep;
 mod votes;
 mod wakeups;
 
@@ -64,27 +64,27 @@ use std::time::{Duration, Instant};
 use scheduled_thread_pool::ScheduledThreadPool;
 
 use crate::config::Config;
-use crate::store::arguments::queue_life;
-use crate::store::dialer::Dialer;
-use crate::store::durable::Demand;
-use crate::store::endpoint::Endpoint;
-use crate::store::failure::Failure;
-use crate::store::keys::Keys;
-use crate::store::lane::Reply;
-use crate::store::quorum::flight::Request;
+use crate::failure::Failure;
+use crate::net::endpoint::Endpoint;
+use crate::net::factory::ConnectionFactory;
+use crate::net::spin::Spin;
+use crate::store::Store;
+use crate::store::commands::Commands;
+use crate::store::durability::Demand;
+use crate::store::hold::{HoldId, Holder};
+use crate::store::job::{InDoubtHold, JobRunner};
 use crate::store::quorum::grant::{Grants, unsettled};
-use crate::store::quorum::links::Parts;
-use crate::store::quorum::node::Node;
-use crate::store::quorum::requests::Requests;
-use crate::store::quorum::round::{Rounds, about_hold, plain};
-use crate::store::quorum::upkeep::Caretakers;
+use crate::store::quorum::jobs::QuorumJobs;
+use crate::store::quorum::links::QuorumParts;
+use crate::store::quorum::node::QuorumServer;
+use crate::store::quorum::requests::{Effect, QuorumCommand, Requests};
+use crate::store::quorum::round::Rounds;
 use crate::store::quorum::votes::Votes;
-use crate::store::quorum::wakeups::Subscriptions;
-use crate::store::reply::{Inspected, inspected, standing};
-use crate::store::spin::Spin;
-use crate::store::{
-    Answer, Bid, Handover, HoldId, Holder, Queue, Standing, Store, Stray, Upkeep, Wakeups,
+use crate::store::quorum::wakeups::QuorumWakeups;
+use crate::store::request::{
+    Acquire, AcquireReply, HoldReply, PendingReply, SetDepth, Transfer, TransferReply,
 };
+use crate::store::wake::Wakeups;
 
 /// N independent servers.
 #[derive(Debug)]
@@ -92,7 +92,7 @@ pub(crate) struct Quorum {
     grants: Arc<Grants>,
     io_timeout: Duration,
     /// The same where no lease is at stake.
-    patience: Duration,
+    retry: Duration,
 }
 
 impl Quorum {
@@ -102,154 +102,104 @@ impl Quorum {
         config: &Config,
         threads: &Arc<ScheduledThreadPool>,
     ) -> Result<Self, Failure> {
-        let dialers =
-            endpoints.into_iter().map(|at| Arc::new(Dialer::new(at, config, threads.clone())));
+        let dialers = endpoints
+            .into_iter()
+            .map(|at| Arc::new(ConnectionFactory::new(at, config, threads.clone())));
         let demand = Demand::new(config.durability);
-        let node = |(number, dialer)| Arc::new(Node::new(number, dialer, demand));
+        let node = |(number, factory)| Arc::new(QuorumServer::new(number, factory, demand));
         let nodes = dialers.enumerate().map(node);
-        let io_timeout = config.io_timeout(config.terms.span());
-        let parts = Arc::new(Parts {
+        let io_timeout = config.io_timeout(config.options.span());
+        let parts = Arc::new(QuorumParts {
             nodes: nodes.collect(),
-            strays: Arc::default(),
+            in_doubt: Arc::default(),
             spin: Spin::new(config.spin),
-            patience: io_timeout,
+            retry: io_timeout,
         });
         let rounds = Rounds::new(parts, config.pool_size, threads)?;
-        let (keys, queue_life) = (Keys::new(&config.prefix), queue_life(config));
-        let requests = Requests { keys, queue_life, demand };
+        let requests = Requests { commands: Commands::proposing(config), demand };
         let grants = Arc::new(Grants { rounds, requests });
-        Ok(Self { grants, io_timeout, patience: config.io_timeout(Duration::MAX) })
+        Ok(Self { grants, io_timeout, retry: config.io_timeout(Duration::MAX) })
     }
 
     /// Makes sure that a majority answers.
-    pub(crate) fn ping(&self, until: Instant) -> Result<(), Failure> {
-        self.grants.rounds.connect("", until).map(drop)
+    pub(crate) fn ping(&self, deadline: Instant) -> Result<(), Failure> {
+        self.grants.rounds.connect("", deadline).map(drop)
     }
 
-    /// Makes a request that a majority has to answer, one way or the other.
-    fn tell(&self, name: &str, request: Request, until: Instant) -> Result<Standing, Failure> {
-        self.ask(name, request, until, plain(standing), Votes::any)
-    }
-
-    fn set_depth(
-        &self,
-        hold: &HoldId,
-        request: Request,
-        until: Instant,
-    ) -> Result<Standing, Failure> {
-        self.ask(&hold.name, request, until, about_hold(standing), Votes::standing)
-    }
-
-    /// Makes a request about a name if a majority is connected.
-    fn ask<T, A>(
+    /// Asks every server if a majority is connected.
+    fn ask<T: Clone, A>(
         &self,
         name: &str,
-        request: Request,
-        until: Instant,
-        read: impl Fn(Reply) -> Option<Result<T, Failure>>,
+        command: QuorumCommand<T>,
+        deadline: Instant,
         decide: impl Fn(&Votes<T>) -> Option<Result<A, Failure>>,
     ) -> Result<A, Failure> {
         let rounds = &self.grants.rounds;
-        let mut links = rounds.connect(name, until)?;
-        rounds.ask(&mut links, request, until, read, decide).0
+        let mut links = rounds.connect(name, deadline)?;
+        rounds.ask(&mut links, command, deadline, decide).0
+    }
+
+    fn commands(&self) -> &Commands {
+        &self.grants.requests.commands
+    }
+
+    /// Sets where to report holds that may be left over.
+    pub(crate) fn report_in_doubt_to(&self, report: impl Fn(InDoubtHold) + Send + Sync + 'static) {
+        self.grants.in_doubt().on_in_doubt(Box::new(report));
     }
 }
 
 impl Store for Quorum {
-    fn acquire(
-        &self,
-        hold: &HoldId,
-        lease: Duration,
-        queue: Queue,
-        until: Instant,
-    ) -> Result<Bid, Failure> {
-        self.grants.acquire(hold, lease, queue, until)
+    fn acquire(&self, request: Acquire<'_>) -> Result<AcquireReply, Failure> {
+        self.grants.acquire(request)
     }
 
-    fn nest(
-        &self,
-        hold: &HoldId,
-        depth: u32,
-        lease: Duration,
-        until: Instant,
-    ) -> Result<Standing, Failure> {
-        self.set_depth(hold, self.grants.requests.nest(hold, depth, lease), until)
+    fn set_depth(&self, request: SetDepth<'_>) -> Result<HoldReply, Failure> {
+        let command = self.grants.requests.set_depth(request);
+        self.ask(&request.hold.name, command, request.deadline, Votes::standing)
     }
 
-    fn deepen(
-        &self,
-        hold: &HoldId,
-        depth: u32,
-        lease: Duration,
-        until: Instant,
-    ) -> Result<Standing, Failure> {
-        let Grants { requests, .. } = &*self.grants;
-        self.set_depth(hold, requests.durable(requests.nest(hold, depth, lease), until), until)
-    }
-
-    fn release(&self, hold: &HoldId, until: Instant) -> Result<Standing, Failure> {
+    fn release(&self, hold: &HoldId, deadline: Instant) -> Result<HoldReply, Failure> {
         let Grants { rounds, requests } = &*self.grants;
-        let mut links = rounds.take(&hold.name, until)?;
-        // Also without a majority it is to be released where it can be.
-        links.prepare(until);
+        let mut links = rounds.take(&hold.name, deadline)?;
+        // Also without a majority it is released where it can be.
+        links.prepare(deadline);
         let release = requests.release(hold);
-        let (outcome, _) =
-            rounds.ask(&mut links, release, until, about_hold(standing), Votes::standing);
+        let (outcome, _) = rounds.ask(&mut links, release, deadline, Votes::standing);
         outcome.map_err(unsettled)
     }
 
-    fn transfer(
-        &self,
-        from: &HoldId,
-        to: &HoldId,
-        lease: Duration,
-        yields: bool,
-        until: Instant,
-    ) -> Answer<Handover> {
-        match self.grants.send_transfer(from, to, lease, yields, until) {
-            Ok(flight) => {
-                let (grants, to) = (self.grants.clone(), to.clone());
-                Box::new(move || grants.land(&flight, &to, lease, until))
-            }
-            Err(failure) => Box::new(move || Err(failure)),
+    fn transfer(&self, request: Transfer<'_>) -> PendingReply<TransferReply> {
+        let grants = self.grants.clone();
+        match self.grants.send_transfer(request) {
+            Ok(sent) => PendingReply::new(move || grants.finish_transfer(&sent)),
+            Err(failure) => PendingReply::new(move || Err(failure)),
         }
     }
 
-    fn inspect(&self, name: &str, until: Instant) -> Result<Option<Holder>, Failure> {
-        let inspect = self.grants.requests.inspect(name);
-        let seen = self.ask(name, inspect, until, plain(inspected), Votes::holder);
-        seen.map(|Inspected(holder)| holder)
+    fn inspect(&self, name: &str, deadline: Instant) -> Result<Option<Holder>, Failure> {
+        let inspect = QuorumCommand::new(self.commands().inspect(name), Effect::Nothing);
+        self.ask(name, inspect, deadline, Votes::holder)
     }
 
-    fn force(&self, name: &str, until: Instant) -> Result<bool, Failure> {
-        let force = self.grants.requests.force(name);
-        self.tell(name, force, until).map(|standing| standing == Standing::Ours)
+    fn force_release(&self, name: &str, deadline: Instant) -> Result<bool, Failure> {
+        let force = QuorumCommand::new(self.commands().force_release(name), Effect::Nothing);
+        Ok(self.ask(name, force, deadline, Votes::any)? == HoldReply::Held)
     }
 
-    fn leave(&self, name: &str, client: &str, until: Instant) -> Result<(), Failure> {
-        self.tell(name, self.grants.requests.leave(name, client), until).map(drop)
+    fn unregister(&self, name: &str, client: &str, deadline: Instant) -> Result<(), Failure> {
+        let command = self.commands().unregister(name, client);
+        let command = QuorumCommand::new(command, Effect::Nothing);
+        self.ask(name, command, deadline, Votes::any).map(drop)
     }
 
     fn wakeups(&self, client: &str) -> Option<Box<dyn Wakeups>> {
-        let keys = self.grants.requests.keys.clone();
-        Some(Box::new(Subscriptions::new(
-            self.grants.rounds.parts.nodes.clone(),
-            keys,
-            client,
-            self.patience,
-        )))
+        let (nodes, keys) = (self.grants.rounds.parts.nodes.clone(), self.commands().keys.clone());
+        Some(Box::new(QuorumWakeups::new(nodes, keys, client, self.retry)))
     }
 
-    fn upkeep(&self) -> Box<dyn Upkeep> {
-        let keys = &self.grants.requests.keys;
-        Box::new(Caretakers::new(self.grants.rounds.parts.nodes.clone(), keys, self.io_timeout))
-    }
-
-    fn takes_back(&self) -> bool {
-        true
-    }
-
-    fn on_stray(&self, tell: Box<dyn Fn(Stray) + Send + Sync>) {
-        self.grants.strays().on_stray(tell);
+    fn jobs(&self) -> Box<dyn JobRunner> {
+        let nodes = self.grants.rounds.parts.nodes.clone();
+        Box::new(QuorumJobs::new(nodes, self.commands(), self.io_timeout))
     }
 }

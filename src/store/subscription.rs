@@ -5,12 +5,13 @@ use std::time::{Duration, Instant};
 use redis::Value;
 
 use crate::clock::end_of;
-use crate::store::connection::Connection;
-use crate::store::failure::Failure;
-use crate::store::interrupter::Interrupter;
+use crate::failure::Failure;
+use crate::net::connection::Connection;
+use crate::net::interrupter::Interrupter;
+use crate::net::pipeline::WaitFor;
+use crate::net::request::Reply;
 use crate::store::keys::Keys;
-use crate::store::lane::Reply;
-use crate::store::{Wake, Wakeups};
+use crate::store::wake::{Wake, Wakeups};
 
 /// After this long without a message the server is asked for a sign of life: a connection that was
 /// cut without notice brings no error, only silence.
@@ -26,7 +27,7 @@ pub(crate) struct Subscription {
     keys: Keys,
     channel: String,
     /// A server that does not answer for this long is given up.
-    patience: Duration,
+    retry: Duration,
     /// When the server must have been heard of.
     expected: Instant,
     /// Whether it has something to answer: the subscription or a PING.
@@ -35,34 +36,29 @@ pub(crate) struct Subscription {
 }
 
 impl Subscription {
-    pub(crate) fn new(
-        connection: Connection,
-        keys: Keys,
-        client: &str,
-        patience: Duration,
-    ) -> Self {
+    pub(crate) fn new(connection: Connection, keys: Keys, client: &str, retry: Duration) -> Self {
         Self {
             connection,
             keys,
             channel: Keys::channel(client),
-            patience,
+            retry,
             expected: Instant::now(),
             asked: false,
             interrupter: Interrupter::new(),
         }
     }
 
-    fn wait(&mut self, until: Instant) -> Result<Option<Wake>, Failure> {
+    fn wait(&mut self, deadline: Instant) -> Result<Option<Wake>, Failure> {
         loop {
             self.check()?;
             if !self.connection.is_open() {
                 self.open()?;
             }
-            let end = until.min(self.expected).max(Instant::now() + LOOK);
+            let end = deadline.min(self.expected).max(Instant::now() + LOOK);
             if let Some(wake) = self.step(end)? {
                 return Ok(Some(wake));
             }
-            if Instant::now() >= until {
+            if Instant::now() >= deadline {
                 return Ok(None);
             }
         }
@@ -70,7 +66,7 @@ impl Subscription {
 
     /// Waits for one message until `end`, and then asks for a sign of life if it is time for that.
     pub(crate) fn step(&mut self, end: Instant) -> Result<Option<Wake>, Failure> {
-        self.take_in(|connection| connection.receive(false, end))
+        self.take_in(|connection| connection.receive(WaitFor::Reply { deadline: end }))
     }
 
     /// As `step`, for what has come already, over a connection that somebody else has opened.
@@ -78,7 +74,7 @@ impl Subscription {
         if !self.connection.is_open() {
             return Err(self.connection.no_reply());
         }
-        self.take_in(Connection::receive_now)
+        self.take_in(|connection| connection.receive(WaitFor::Nothing))
     }
 
     fn take_in(
@@ -114,7 +110,7 @@ impl Subscription {
 
     /// Connects and asks for the messages.
     pub(crate) fn open(&mut self) -> Result<(), Failure> {
-        self.connection.connect(end_of(self.patience))?;
+        self.connection.connect(end_of(self.retry))?;
         self.interrupter.guard(self.connection.plug());
         self.check()?;
         self.subscribe()
@@ -136,7 +132,7 @@ impl Subscription {
     }
 
     fn send(&mut self, cmd: &redis::Cmd) -> Result<(), Failure> {
-        (self.asked, self.expected) = (true, end_of(self.patience));
+        (self.asked, self.expected) = (true, end_of(self.retry));
         self.connection.write(self.expected, |out| cmd.write_packed_command(out))
     }
 
@@ -156,8 +152,8 @@ impl Subscription {
 }
 
 impl Wakeups for Subscription {
-    fn next(&mut self, until: Instant) -> Option<Result<Wake, Failure>> {
-        let outcome = self.wait(until);
+    fn next(&mut self, deadline: Instant) -> Option<Result<Wake, Failure>> {
+        let outcome = self.wait(deadline);
         if outcome.is_err() {
             // Also where the server has refused to subscribe us and the connection is good.
             self.connection.poison();

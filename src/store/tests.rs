@@ -1,25 +1,29 @@
 //! What every store must do, asked of each without the engine above it.
 
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use super::*;
 use crate::clock::end_of;
 use crate::config::Config;
-use crate::store::endpoint::Endpoint;
-use crate::store::failure::Trouble;
+use crate::failure::FailureKind;
+use crate::net::endpoint::Endpoint;
+use crate::net::server::pool_threads;
+use crate::store::job::{Action, Job, JobOutcome};
 use crate::store::memory::Memory;
 use crate::store::quorum::Quorum;
-use crate::store::server::pool_threads;
-use crate::store::single::Single;
+use crate::store::request::Registration;
+use crate::store::standalone::Standalone;
+use crate::store::wake::Wake;
 
 #[path = "../../tests/it/support/server.rs"]
 pub(crate) mod process;
 
+mod jobs;
 #[cfg(feature = "tls")]
 mod tls;
 mod together;
-mod upkeep;
 mod waiting;
 
 const LEASE: Duration = Duration::from_secs(30);
@@ -32,14 +36,14 @@ fn hold(nonce: u64) -> HoldId {
     HoldId { name: Arc::from("lock"), client: Arc::from("client"), nonce }
 }
 
-fn single(process: &process::Server) -> Single {
+fn single(process: &process::Server) -> Standalone {
     single_at(&process.url(), &Config::default())
 }
 
-fn single_at(url: &str, config: &Config) -> Single {
+fn single_at(url: &str, config: &Config) -> Standalone {
     let endpoint = Endpoint::parse(url, config).expect("a good URL");
-    let server = server::Server::new(endpoint, config, pool_threads()).expect("a pool");
-    Single::new(server, config)
+    let server = crate::net::server::Server::new(endpoint, config, pool_threads()).expect("a pool");
+    Standalone::new(server, config)
 }
 
 /// A quorum of which some servers are dead.
@@ -66,8 +70,11 @@ fn quorum(servers: &[process::Server], config: &Config) -> Quorum {
 }
 
 fn won(store: &dyn Store, hold: &HoldId) -> u64 {
-    match store.acquire(hold, LEASE, Queue::Out, soon()).expect("an answer") {
-        Bid::Won { fence } => fence,
+    match store
+        .acquire(Acquire { hold, lease: LEASE, registration: Registration::None, deadline: soon() })
+        .expect("an answer")
+    {
+        AcquireReply::Acquired { fence } => fence,
         bid => panic!("{bid:?}"),
     }
 }
@@ -80,8 +87,8 @@ fn eventually(mut happened: impl FnMut() -> bool) {
     }
 }
 
-fn is_busy(bid: &Result<Bid, Failure>) -> bool {
-    matches!(bid, Ok(Bid::Busy { remaining: Some(left) }) if *left <= LEASE)
+fn is_busy(bid: &Result<AcquireReply, Failure>) -> bool {
+    matches!(bid, Ok(AcquireReply::Held { remaining: Some(left) }) if *left <= LEASE)
 }
 
 fn depth(store: &dyn Store) -> Option<u32> {
@@ -89,18 +96,18 @@ fn depth(store: &dyn Store) -> Option<u32> {
 }
 
 /// Has tasks done and returns the outcomes in the order of the tasks.
-fn care(upkeep: &mut dyn Upkeep, cares: &[(HoldId, Care)]) -> Vec<Outcome> {
+fn care(jobs: &mut dyn JobRunner, cares: &[(HoldId, Action)]) -> Vec<JobOutcome> {
     let numbered = cares.iter().zip(0..);
     let end = soon();
-    let task = |((hold, care), id): (&(HoldId, Care), u64)| {
+    let task = |((hold, care), id): (&(HoldId, Action), u64)| {
         let hold = hold.clone();
-        Task { id, hold, care: *care, until: end }
+        Job { id, hold, action: *care, deadline: end }
     };
     let mut outcomes = Vec::new();
-    upkeep.send(numbered.map(task).collect(), &mut |id, outcome| outcomes.push((id, outcome)));
+    jobs.send(numbered.map(task).collect(), &mut |id, outcome| outcomes.push((id, outcome)));
     while outcomes.len() < cares.len() {
         assert!(Instant::now() < end, "{} outcomes", outcomes.len());
-        upkeep.collect(end, &mut |id, outcome| outcomes.push((id, outcome)));
+        jobs.collect(end, &mut |id, outcome| outcomes.push((id, outcome)));
     }
     outcomes.sort_by_key(|(id, _)| *id);
     outcomes.into_iter().map(|(_, outcome)| outcome).collect()
@@ -146,7 +153,12 @@ stores!(
 
 fn a_lock_is_taken_once_and_a_repeat_finds_the_hold(store: &dyn Store) {
     let fence = won(store, &hold(1));
-    assert!(is_busy(&store.acquire(&hold(2), LEASE, Queue::Out, soon())));
+    assert!(is_busy(&store.acquire(Acquire {
+        hold: &hold(2),
+        lease: LEASE,
+        registration: Registration::None,
+        deadline: soon()
+    })));
     assert_eq!(won(store, &hold(1)), fence);
     assert_eq!(depth(store), Some(1));
 }
@@ -157,30 +169,55 @@ fn fences_grow_with_every_hold(store: &dyn Store) {
         let fence = won(store, &hold(nonce));
         assert!(fence > last, "{fence} after {last}");
         last = fence;
-        assert_eq!(store.release(&hold(nonce), soon()).ok(), Some(Standing::Ours));
+        assert_eq!(store.release(&hold(nonce), soon()).ok(), Some(HoldReply::Held));
     }
 }
 
 fn the_depth_is_absolute(store: &dyn Store) {
     won(store, &hold(1));
     for level in [2, 2, 3, 1] {
-        let nested = store.nest(&hold(1), level, LEASE, soon());
-        assert_eq!(nested.ok(), Some(Standing::Ours));
+        let nested = store.set_depth(SetDepth {
+            hold: &hold(1),
+            depth: level,
+            lease: LEASE,
+            durable: false,
+            deadline: soon(),
+        });
+        assert_eq!(nested.ok(), Some(HoldReply::Held));
         assert_eq!(depth(store), Some(level));
     }
-    store.nest(&hold(1), 5, LEASE, soon()).expect("an answer");
+    store
+        .set_depth(SetDepth {
+            hold: &hold(1),
+            depth: 5,
+            lease: LEASE,
+            durable: false,
+            deadline: soon(),
+        })
+        .expect("an answer");
     won(store, &hold(1));
     assert_eq!(depth(store), Some(5), "a late duplicate of the first request");
 }
 
 fn a_request_for_a_hold_that_is_gone_changes_nothing(store: &dyn Store) {
-    let mut upkeep = store.upkeep();
+    let mut jobs = store.jobs();
     let mut all_gone = |before: Option<u32>| {
         let stale = hold(1);
-        let renewed = care(&mut *upkeep, &[(stale.clone(), Care::Renew { lease: LEASE })]);
-        assert!(matches!(renewed[..], [Ok(Standing::Gone)]));
-        assert_eq!(store.nest(&stale, 2, LEASE, soon()).ok(), Some(Standing::Gone));
-        assert_eq!(store.release(&stale, soon()).ok(), Some(Standing::Gone));
+        let renewed = care(&mut *jobs, &[(stale.clone(), Action::Renew { lease: LEASE })]);
+        assert!(matches!(renewed[..], [Ok(HoldReply::Gone)]));
+        assert_eq!(
+            store
+                .set_depth(SetDepth {
+                    hold: &stale,
+                    depth: 2,
+                    lease: LEASE,
+                    durable: false,
+                    deadline: soon()
+                })
+                .ok(),
+            Some(HoldReply::Gone)
+        );
+        assert_eq!(store.release(&stale, soon()).ok(), Some(HoldReply::Gone));
         assert_eq!(depth(store), before);
     };
     all_gone(None);
@@ -193,11 +230,40 @@ fn a_request_for_a_hold_that_is_gone_changes_nothing(store: &dyn Store) {
 
 fn a_transfer_begins_a_new_hold_and_a_repeat_finds_it(store: &dyn Store) {
     let first = won(store, &hold(1));
-    store.nest(&hold(1), 3, LEASE, soon()).expect("an answer");
-    let second = store.transfer(&hold(1), &hold(2), LEASE, false, soon())().expect("an answer");
-    assert!(matches!(second, Handover::Done { fence } if fence > first), "{second:?}");
+    store
+        .set_depth(SetDepth {
+            hold: &hold(1),
+            depth: 3,
+            lease: LEASE,
+            durable: false,
+            deadline: soon(),
+        })
+        .expect("an answer");
+    let second = store
+        .transfer(Transfer {
+            from: &hold(1),
+            to: &hold(2),
+            lease: LEASE,
+            yields: false,
+            deadline: soon(),
+        })
+        .wait()
+        .expect("an answer");
+    assert!(matches!(second, TransferReply::Transferred { fence } if fence > first), "{second:?}");
     assert_eq!(depth(store), Some(1));
-    assert_eq!(store.transfer(&hold(1), &hold(2), LEASE, false, soon())().ok(), Some(second));
+    assert_eq!(
+        store
+            .transfer(Transfer {
+                from: &hold(1),
+                to: &hold(2),
+                lease: LEASE,
+                yields: false,
+                deadline: soon()
+            })
+            .wait()
+            .ok(),
+        Some(second)
+    );
     let holder = store.inspect("lock", soon()).expect("an answer").expect("a holder");
     assert_eq!(holder.owner, hold(2).owner());
     assert!(holder.remaining > LEASE / 2 && holder.remaining <= LEASE);
@@ -205,66 +271,144 @@ fn a_transfer_begins_a_new_hold_and_a_repeat_finds_it(store: &dyn Store) {
 
 fn late_duplicates_of_the_old_hold_do_not_touch_the_new(store: &dyn Store) {
     won(store, &hold(1));
-    store.transfer(&hold(1), &hold(2), LEASE, false, soon())().expect("an answer");
+    store
+        .transfer(Transfer {
+            from: &hold(1),
+            to: &hold(2),
+            lease: LEASE,
+            yields: false,
+            deadline: soon(),
+        })
+        .wait()
+        .expect("an answer");
     let before = store.inspect("lock", soon()).expect("an answer").map(|holder| holder.owner);
-    assert!(is_busy(&store.acquire(&hold(1), LEASE, Queue::Out, soon())));
-    assert_eq!(store.nest(&hold(1), 2, LEASE, soon()).ok(), Some(Standing::Gone));
-    assert_eq!(store.release(&hold(1), soon()).ok(), Some(Standing::Gone));
+    assert!(is_busy(&store.acquire(Acquire {
+        hold: &hold(1),
+        lease: LEASE,
+        registration: Registration::None,
+        deadline: soon()
+    })));
+    assert_eq!(
+        store
+            .set_depth(SetDepth {
+                hold: &hold(1),
+                depth: 2,
+                lease: LEASE,
+                durable: false,
+                deadline: soon()
+            })
+            .ok(),
+        Some(HoldReply::Gone)
+    );
+    assert_eq!(store.release(&hold(1), soon()).ok(), Some(HoldReply::Gone));
     let after = store.inspect("lock", soon()).expect("an answer").map(|holder| holder.owner);
     assert_eq!(before, after);
 }
 
 fn only_the_holder_can_transfer(store: &dyn Store) {
-    let nobody = store.transfer(&hold(1), &hold(2), LEASE, false, soon())();
-    assert_eq!(nobody.ok(), Some(Handover::Gone));
+    let nobody = store
+        .transfer(Transfer {
+            from: &hold(1),
+            to: &hold(2),
+            lease: LEASE,
+            yields: false,
+            deadline: soon(),
+        })
+        .wait();
+    assert_eq!(nobody.ok(), Some(TransferReply::Gone));
     assert_eq!(depth(store), None);
     won(store, &hold(3));
-    let other = store.transfer(&hold(1), &hold(2), LEASE, false, soon())();
-    assert_eq!(other.ok(), Some(Handover::Gone));
-    assert_eq!(store.release(&hold(3), soon()).ok(), Some(Standing::Ours));
+    let other = store
+        .transfer(Transfer {
+            from: &hold(1),
+            to: &hold(2),
+            lease: LEASE,
+            yields: false,
+            deadline: soon(),
+        })
+        .wait();
+    assert_eq!(other.ok(), Some(TransferReply::Gone));
+    assert_eq!(store.release(&hold(3), soon()).ok(), Some(HoldReply::Held));
 }
 
 fn force_takes_a_lock_from_anybody(store: &dyn Store) {
-    assert_eq!(store.force("lock", soon()).ok(), Some(false));
+    assert_eq!(store.force_release("lock", soon()).ok(), Some(false));
     won(store, &hold(1));
-    assert_eq!(store.force("lock", soon()).ok(), Some(true));
-    assert_eq!(store.release(&hold(1), soon()).ok(), Some(Standing::Gone));
+    assert_eq!(store.force_release("lock", soon()).ok(), Some(true));
+    assert_eq!(store.release(&hold(1), soon()).ok(), Some(HoldReply::Gone));
 }
 
 fn a_lease_that_is_over_is_nobodys(store: &dyn Store) {
     let short = Duration::from_millis(50);
     let begin = |nonce| {
-        let bid = store.acquire(&hold(nonce), short, Queue::Out, soon());
-        assert!(matches!(bid, Ok(Bid::Won { .. })), "{bid:?}");
+        let bid = store.acquire(Acquire {
+            hold: &hold(nonce),
+            lease: short,
+            registration: Registration::None,
+            deadline: soon(),
+        });
+        assert!(matches!(bid, Ok(AcquireReply::Acquired { .. })), "{bid:?}");
         thread::sleep(short + Duration::from_millis(5));
     };
     begin(1);
     assert_eq!(depth(store), None);
-    assert_eq!(store.nest(&hold(1), 2, LEASE, soon()).ok(), Some(Standing::Gone));
-    assert_eq!(store.release(&hold(1), soon()).ok(), Some(Standing::Gone));
-    assert_eq!(store.force("lock", soon()).ok(), Some(false));
+    assert_eq!(
+        store
+            .set_depth(SetDepth {
+                hold: &hold(1),
+                depth: 2,
+                lease: LEASE,
+                durable: false,
+                deadline: soon()
+            })
+            .ok(),
+        Some(HoldReply::Gone)
+    );
+    assert_eq!(store.release(&hold(1), soon()).ok(), Some(HoldReply::Gone));
+    assert_eq!(store.force_release("lock", soon()).ok(), Some(false));
     begin(2);
-    let handed = store.transfer(&hold(2), &hold(3), LEASE, false, soon())();
-    assert_eq!(handed.ok(), Some(Handover::Gone));
+    let handed = store
+        .transfer(Transfer {
+            from: &hold(2),
+            to: &hold(3),
+            lease: LEASE,
+            yields: false,
+            deadline: soon(),
+        })
+        .wait();
+    assert_eq!(handed.ok(), Some(TransferReply::Gone));
     begin(3);
     won(store, &hold(4));
 }
 
 fn a_client_in_the_queue_gets_a_free_lock(store: &dyn Store) {
-    for queue in [Queue::Join, Queue::Waits, Queue::Yields] {
+    for queue in [Registration::IfHeld, Registration::Registered, Registration::Yielding] {
         won(store, &hold(1));
-        assert!(is_busy(&store.acquire(&hold(2), LEASE, queue, soon())), "{queue:?}");
+        assert!(
+            is_busy(&store.acquire(Acquire {
+                hold: &hold(2),
+                lease: LEASE,
+                registration: queue,
+                deadline: soon()
+            })),
+            "{queue:?}"
+        );
         store.release(&hold(1), soon()).expect("an answer");
-        let bid = store.acquire(&hold(2), LEASE, queue, soon());
-        assert!(matches!(bid, Ok(Bid::Won { .. })), "{queue:?}: {bid:?}");
+        let bid = store.acquire(Acquire {
+            hold: &hold(2),
+            lease: LEASE,
+            registration: queue,
+            deadline: soon(),
+        });
+        assert!(matches!(bid, Ok(AcquireReply::Acquired { .. })), "{queue:?}: {bid:?}");
         store.release(&hold(2), soon()).expect("an answer");
     }
 }
 
 fn a_client_may_leave_a_queue_that_it_is_not_in(store: &dyn Store) {
-    store.leave("lock", "client", soon()).expect("an answer");
+    store.unregister("lock", "client", soon()).expect("an answer");
     won(store, &hold(1));
-    store.leave("lock", "client", soon()).expect("an answer");
+    store.unregister("lock", "client", soon()).expect("an answer");
     assert_eq!(depth(store), Some(1));
 }
 
@@ -272,23 +416,30 @@ fn many_holds_are_cared_for_at_once(store: &dyn Store) {
     let holds: Vec<_> =
         (0..600).map(|nonce| HoldId { name: nonce.to_string().into(), ..hold(nonce) }).collect();
     for hold in holds.iter().step_by(2) {
-        store.acquire(hold, LEASE, Queue::Out, soon()).expect("an answer");
+        store
+            .acquire(Acquire {
+                hold,
+                lease: LEASE,
+                registration: Registration::None,
+                deadline: soon(),
+            })
+            .expect("an answer");
     }
-    let mut upkeep = store.upkeep();
-    for kind in [Care::Renew { lease: LEASE * 2 }, Care::Release] {
+    let mut jobs = store.jobs();
+    for kind in [Action::Renew { lease: LEASE * 2 }, Action::Release] {
         let cares: Vec<_> = holds.iter().map(|hold| (hold.clone(), kind)).collect();
-        let outcomes = care(&mut *upkeep, &cares);
+        let outcomes = care(&mut *jobs, &cares);
         for (nonce, outcome) in outcomes.into_iter().enumerate() {
-            let wanted = if nonce % 2 == 0 { Standing::Ours } else { Standing::Gone };
+            let wanted = if nonce % 2 == 0 { HoldReply::Held } else { HoldReply::Gone };
             assert!(matches!(outcome, Ok(standing) if standing == wanted), "{nonce}: {outcome:?}");
         }
         let last = || store.inspect("598", soon()).expect("an answer");
         match kind {
             // A quorum answers before the last of its servers has done it.
-            Care::Renew { .. } => {
+            Action::Renew { .. } => {
                 eventually(|| last().is_some_and(|holder| holder.remaining > LEASE));
             }
-            Care::Release => assert_eq!(last(), None),
+            Action::Release => assert_eq!(last(), None),
         }
     }
 }
@@ -299,10 +450,18 @@ fn a_full_server_refuses_to_transfer_and_leaves_the_hold() {
     let store = single(&process);
     won(&store, &hold(1));
     process.command(&["CONFIG", "SET", "maxmemory", "1"]);
-    let refused =
-        store.transfer(&hold(1), &hold(2), LEASE, false, soon())().expect_err("no memory");
-    assert_eq!((refused.trouble, refused.code.as_str()), (Trouble::Refused, "OOM"));
-    assert_eq!(store.release(&hold(1), soon()).ok(), Some(Standing::Ours));
+    let refused = store
+        .transfer(Transfer {
+            from: &hold(1),
+            to: &hold(2),
+            lease: LEASE,
+            yields: false,
+            deadline: soon(),
+        })
+        .wait()
+        .expect_err("no memory");
+    assert_eq!((refused.kind, refused.code.as_str()), (FailureKind::Rejected, "OOM"));
+    assert_eq!(store.release(&hold(1), soon()).ok(), Some(HoldReply::Held));
 }
 
 #[test]
@@ -320,8 +479,18 @@ fn every_script_that_begins_a_hold_sets_both_times_to_live() {
     };
     let lease = i64::try_from(LEASE.as_millis()).expect("a short lease");
     let whole = |life: i64| life > lease / 2 && life <= lease;
-    let transfer =
-        || store.transfer(&hold(1), &hold(2), LEASE, false, soon())().expect("an answer");
+    let transfer = || {
+        store
+            .transfer(Transfer {
+                from: &hold(1),
+                to: &hold(2),
+                lease: LEASE,
+                yields: false,
+                deadline: soon(),
+            })
+            .wait()
+            .expect("an answer")
+    };
 
     won(&store, &hold(1));
     assert!(whole(lives()[0]) && lives()[1] > lease, "{:?}", lives());

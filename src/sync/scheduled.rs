@@ -77,8 +77,12 @@ impl Condvar {
     }
 
     /// Until the deadline, if it ever comes, the condition may be looked at too often.
-    pub(crate) fn wait_until<T>(&self, guard: &mut MutexGuard<'_, T>, until: Instant) -> TimedOut {
-        if until > Instant::now() + NEVER {
+    pub(crate) fn wait_until<T>(
+        &self,
+        guard: &mut MutexGuard<'_, T>,
+        deadline: Instant,
+    ) -> TimedOut {
+        if deadline > Instant::now() + NEVER {
             self.wait(guard);
             return TimedOut(false);
         }

@@ -189,7 +189,7 @@ fn threads_in_line_ask_nothing(server: &Server) {
 
 fn a_hand_over_costs_one_script(server: &Server) {
     let told = Recorder::default();
-    let client = server.open(sleepy().hand_ons(u32::MAX).on_event(told.listener()));
+    let client = server.open(sleepy().max_handoffs(u32::MAX).on_event(told.listener()));
     take(&client, "warm").unlock().unwrap();
     let guard = take(&client, "a");
     thread::scope(|scope| {

@@ -4,15 +4,15 @@ use std::collections::HashMap;
 use std::mem;
 use std::sync::Arc;
 
-use crate::store::cluster::node::Node;
+use crate::store::cluster::node::ClusterNode;
 use crate::store::cluster::slot::SLOTS;
 
 /// The nodes by slot.
 #[derive(Debug)]
 pub(super) struct Map {
-    owners: Vec<Option<Arc<Node>>>,
+    owners: Vec<Option<Arc<ClusterNode>>>,
     /// By address.
-    masters: HashMap<Arc<str>, Arc<Node>>,
+    masters: HashMap<Arc<str>, Arc<ClusterNode>>,
     version: u64,
 }
 
@@ -23,15 +23,15 @@ impl Default for Map {
 }
 
 impl Map {
-    pub(super) fn owner(&self, slot: usize) -> Option<&Arc<Node>> {
+    pub(super) fn owner(&self, slot: usize) -> Option<&Arc<ClusterNode>> {
         self.owners[slot].as_ref()
     }
 
-    pub(super) fn master(&self, address: &str) -> Option<&Arc<Node>> {
+    pub(super) fn master(&self, address: &str) -> Option<&Arc<ClusterNode>> {
         self.masters.get(address)
     }
 
-    pub(super) fn masters(&self) -> impl Iterator<Item = &Arc<Node>> {
+    pub(super) fn masters(&self) -> impl Iterator<Item = &Arc<ClusterNode>> {
         self.masters.values()
     }
 
@@ -41,7 +41,7 @@ impl Map {
     }
 
     /// Takes in that one slot has moved.
-    pub(super) fn set(&mut self, slot: usize, node: &Arc<Node>) {
+    pub(super) fn set(&mut self, slot: usize, node: &Arc<ClusterNode>) {
         self.owners[slot] = Some(node.clone());
         let before = self.masters.insert(node.label().clone(), node.clone());
         if before.is_none_or(|before| !Arc::ptr_eq(&before, node)) {
@@ -50,10 +50,10 @@ impl Map {
     }
 
     /// Takes in everything at once, and gives back what was known before.
-    pub(super) fn replace(&mut self, owners: Vec<Option<Arc<Node>>>) -> Self {
+    pub(super) fn replace(&mut self, owners: Vec<Option<Arc<ClusterNode>>>) -> Self {
         let masters: HashMap<_, _> =
             owners.iter().flatten().map(|node| (node.label().clone(), node.clone())).collect();
-        let known = |(label, node): (&Arc<str>, &Arc<Node>)| {
+        let known = |(label, node): (&Arc<str>, &Arc<ClusterNode>)| {
             self.masters.get(label).is_some_and(|before| Arc::ptr_eq(before, node))
         };
         let same = masters.len() == self.masters.len() && masters.iter().all(known);

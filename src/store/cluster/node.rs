@@ -8,28 +8,29 @@ use redis::{RedisError, Value};
 use scheduled_thread_pool::ScheduledThreadPool;
 
 use crate::config::Config;
-use crate::store::endpoint::Endpoint;
-use crate::store::failure::{Failure, Trouble};
-use crate::store::server::Server;
-use crate::store::single::Single;
+use crate::failure::{Failure, FailureKind};
+use crate::net::endpoint::Endpoint;
+use crate::net::request::Request;
+use crate::net::server::Server;
+use crate::store::standalone::Standalone;
 
 /// One server of a cluster.
 #[derive(Debug)]
-pub(super) struct Node {
-    store: Single,
-    asking: Single,
+pub(super) struct ClusterNode {
+    store: Standalone,
+    asking: Standalone,
     /// Whether the last request failed in a way that may mean that another node serves its slots.
     doubted: AtomicBool,
 }
 
-impl Node {
+impl ClusterNode {
     /// Makes the pool; nothing is sent yet.
     pub(super) fn new(
         endpoint: Endpoint,
         config: &Config,
         threads: &Arc<ScheduledThreadPool>,
     ) -> Result<Self, Failure> {
-        let store = Single::new(Server::new(endpoint, config, threads.clone())?, config);
+        let store = Standalone::new(Server::new(endpoint, config, threads.clone())?, config);
         let asking = store.asking();
         Ok(Self { store, asking, doubted: AtomicBool::new(false) })
     }
@@ -43,14 +44,14 @@ impl Node {
         &self.endpoint().label
     }
 
-    pub(super) fn store(&self) -> &Single {
+    pub(super) fn store(&self) -> &Standalone {
         &self.store
     }
 
     /// Asks which node serves which slots.
-    pub(super) fn slots(&self, until: Instant) -> Result<Value, Failure> {
+    pub(super) fn slots(&self, deadline: Instant) -> Result<Value, Failure> {
         let question = redis::cmd("CLUSTER").arg("SLOTS").take();
-        self.store.server().exchange(until, |out| question.write_packed_command(out))
+        self.store.server().exchange(Request::command(&question), deadline)
     }
 
     pub(super) fn is_doubted(&self) -> bool {
@@ -73,18 +74,18 @@ impl Node {
 /// A node and how it is to be asked.
 #[derive(Clone, Debug)]
 pub(super) struct Target {
-    pub(super) node: Arc<Node>,
+    pub(super) node: Arc<ClusterNode>,
     /// Whether the node is only about to get the slot, and must be told that this is known.
     pub(super) asking: bool,
 }
 
 impl Target {
-    pub(super) fn of(node: Arc<Node>) -> Self {
+    pub(super) fn of(node: Arc<ClusterNode>) -> Self {
         Self { node, asking: false }
     }
 
     /// The locks there.
-    pub(super) fn store(&self) -> &Single {
+    pub(super) fn store(&self) -> &Standalone {
         if self.asking { &self.node.asking } else { &self.node.store }
     }
 }
@@ -127,7 +128,7 @@ pub(super) fn is_known(host: &str) -> bool {
 
 /// Tells whether a failure may mean that another node serves the slot by now.
 pub(super) fn is_doubtful(failure: &Failure) -> bool {
-    !matches!(failure.trouble, Trouble::Refused | Trouble::WrongType)
+    !matches!(failure.kind, FailureKind::Rejected | FailureKind::WrongType)
 }
 
 #[cfg(test)]
@@ -138,7 +139,7 @@ mod tests {
         let reply = redis::parse_redis_value(format!("-{reply}\r\n").as_bytes()).expect("a reply");
         let error = reply.extract_error().expect_err("an error reply");
         let code = error.code().unwrap_or_default().to_owned();
-        Failure { code, ..Failure::io(Trouble::Refused, &Arc::from("here"), error) }
+        Failure { code, ..Failure::io(FailureKind::Rejected, &Arc::from("here"), error) }
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
 
-use crate::store::failure::{Failure, Trouble};
+use crate::failure::{Failure, FailureKind};
 
 /// Something that is being opened. The thread ends with that, whether anybody waits or not.
 #[derive(Debug)]
@@ -33,13 +33,13 @@ impl<T: Send + 'static> Opening<T> {
     }
 
     /// Waits for the outcome until `until`.
-    pub(super) fn wait(&self, until: Instant) -> Option<Result<T, Failure>> {
-        match self.outcome.recv_deadline(until) {
+    pub(super) fn wait(&self, deadline: Instant) -> Option<Result<T, Failure>> {
+        match self.outcome.recv_deadline(deadline) {
             Ok(outcome) => Some(outcome),
             Err(RecvTimeoutError::Timeout) => None,
             Err(RecvTimeoutError::Disconnected) => {
                 let error = io::Error::other("no thread could connect");
-                Some(Err(Failure::io(Trouble::Unreachable, &self.server, error)))
+                Some(Err(Failure::io(FailureKind::Unreachable, &self.server, error)))
             }
         }
     }

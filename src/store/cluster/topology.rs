@@ -15,12 +15,12 @@ use scheduled_thread_pool::ScheduledThreadPool;
 
 use crate::clock::end_of;
 use crate::config::Config;
+use crate::failure::{Failure, FailureKind};
+use crate::net::endpoint::Endpoint;
 use crate::store::cluster::map::Map;
-use crate::store::cluster::node::{Node, Redirect, Target, is_doubtful};
+use crate::store::cluster::node::{ClusterNode, Redirect, Target, is_doubtful};
 use crate::store::cluster::shares::{Share, covered, shares};
 use crate::store::cluster::slot::SLOTS;
-use crate::store::endpoint::Endpoint;
-use crate::store::failure::{Failure, Trouble};
 
 /// What was learnt is not asked for again for so long: a failover takes longer.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -30,7 +30,7 @@ pub(super) struct Topology {
     config: Config,
     threads: Arc<ScheduledThreadPool>,
     /// The nodes that the user has named.
-    seeds: Vec<Arc<Node>>,
+    seeds: Vec<Arc<ClusterNode>>,
     map: RwLock<Map>,
     progress: Mutex<Progress>,
     ended: Condvar,
@@ -58,7 +58,8 @@ impl Topology {
         config: &Config,
         threads: &Arc<ScheduledThreadPool>,
     ) -> Result<Self, Failure> {
-        let seeds = seeds.into_iter().map(|seed| Node::new(seed, config, threads).map(Arc::new));
+        let seeds =
+            seeds.into_iter().map(|seed| ClusterNode::new(seed, config, threads).map(Arc::new));
         Ok(Self {
             config: config.clone(),
             threads: threads.clone(),
@@ -70,12 +71,12 @@ impl Topology {
     }
 
     /// The node that serves a slot, as far as is known.
-    pub(super) fn owner(&self, slot: usize) -> Option<Arc<Node>> {
+    pub(super) fn owner(&self, slot: usize) -> Option<Arc<ClusterNode>> {
         self.map.read().owner(slot).cloned()
     }
 
     /// All masters, and a number that changes with them.
-    pub(super) fn masters(&self) -> (Vec<Arc<Node>>, u64) {
+    pub(super) fn masters(&self) -> (Vec<Arc<ClusterNode>>, u64) {
         let map = self.map.read();
         (map.masters().cloned().collect(), map.version())
     }
@@ -86,10 +87,14 @@ impl Topology {
 
     /// Whom to ask about a slot. If there are doubts, what can be learnt in half of the time is
     /// learnt first.
-    pub(super) fn target(self: &Arc<Self>, slot: usize, until: Instant) -> Result<Target, Failure> {
+    pub(super) fn target(
+        self: &Arc<Self>,
+        slot: usize,
+        deadline: Instant,
+    ) -> Result<Target, Failure> {
         let owner = self.owner(slot).filter(|owner| !owner.is_doubted());
         let owner = owner.or_else(|| {
-            self.learn_until(half_way_to(until));
+            self.learn_until(half_way_to(deadline));
             self.owner(slot)
         });
         owner.map(Target::of).ok_or_else(uncovered)
@@ -100,7 +105,7 @@ impl Topology {
         self: &Arc<Self>,
         failure: &Failure,
         slot: usize,
-        from: &Node,
+        from: &ClusterNode,
     ) -> Option<Target> {
         let Redirect { asking, host, port } = Redirect::of(failure)?;
         let node = self.node_at(host.or(from.endpoint().host())?, port).ok()?;
@@ -114,14 +119,14 @@ impl Topology {
 
     /// What the caller is told who gives up.
     pub(super) fn verdict(&self, failure: Failure) -> Failure {
-        let passes = match failure.trouble {
+        let passes = match failure.kind {
             // Nodes disagree for now.
-            Trouble::Refused => matches!(failure.code.as_str(), "ASK" | "MOVED"),
+            FailureKind::Rejected => matches!(failure.code.as_str(), "ASK" | "MOVED"),
             // A replica may take over soon, unless it is not this node alone.
-            Trouble::Unreachable => !self.is_dead(),
+            FailureKind::Unreachable => !self.is_dead(),
             _ => false,
         };
-        if passes { Failure { trouble: Trouble::Passing, ..failure } } else { failure }
+        if passes { Failure { kind: FailureKind::Transient, ..failure } } else { failure }
     }
 
     #[cfg(test)]
@@ -132,11 +137,11 @@ impl Topology {
     /// Tells whether no node at all has answered the last time.
     fn is_dead(&self) -> bool {
         let progress = self.progress.lock();
-        progress.failure.as_ref().is_some_and(|failure| failure.trouble != Trouble::Passing)
+        progress.failure.as_ref().is_some_and(|failure| failure.kind != FailureKind::Transient)
     }
 
     /// Takes in how a node has failed, without waiting for what is learnt then.
-    pub(super) fn take_in(self: &Arc<Self>, failure: &Failure, from: &Node) {
+    pub(super) fn take_in(self: &Arc<Self>, failure: &Failure, from: &ClusterNode) {
         if is_doubtful(failure) {
             from.doubt();
             self.learn();
@@ -161,10 +166,10 @@ impl Topology {
     }
 
     /// Learns anew, or waits until somebody else has.
-    fn learn_until(self: &Arc<Self>, until: Instant) {
+    fn learn_until(self: &Arc<Self>, deadline: Instant) {
         self.learn();
         let mut progress = self.progress.lock();
-        while progress.running && !self.ended.wait_until(&mut progress, until).timed_out() {}
+        while progress.running && !self.ended.wait_until(&mut progress, deadline).timed_out() {}
     }
 
     /// Asks one node after the other, until one knows who serves every slot.
@@ -188,7 +193,7 @@ impl Topology {
                 (Ok(shares), _) if covered(&shares) == SLOTS => return Ok(shares),
                 (Ok(shares), Ok(other)) if covered(&shares) <= covered(other) => {}
                 (Err(_), Ok(_)) => {}
-                (Err(_), Err(refusal)) if refusal.trouble == Trouble::Refused => {}
+                (Err(_), Err(refusal)) if refusal.kind == FailureKind::Rejected => {}
                 (answer, _) => best = answer,
             }
         }
@@ -196,7 +201,7 @@ impl Topology {
     }
 
     /// Whom to ask, the most promising first.
-    fn informants(&self) -> Vec<Arc<Node>> {
+    fn informants(&self) -> Vec<Arc<ClusterNode>> {
         let (mut nodes, _) = self.masters();
         for seed in &self.seeds {
             if nodes.iter().all(|node| !Arc::ptr_eq(node, seed)) {
@@ -209,7 +214,7 @@ impl Topology {
     }
 
     /// Asks one node, and fills in its host where it does not know that itself.
-    fn ask(&self, node: &Node) -> Result<Vec<Share>, Failure> {
+    fn ask(&self, node: &ClusterNode) -> Result<Vec<Share>, Failure> {
         let reply = node.slots(end_of(self.config.connect_timeout)).inspect_err(|failure| {
             if is_doubtful(failure) {
                 node.doubt();
@@ -245,14 +250,14 @@ impl Topology {
     }
 
     /// The node at an address; a new one has the login of the seed there or else of the first.
-    fn node_at(&self, host: &str, port: u16) -> Result<Arc<Node>, Failure> {
+    fn node_at(&self, host: &str, port: u16) -> Result<Arc<ClusterNode>, Failure> {
         let endpoint = self.seeds[0].endpoint().at(host, port);
         let known = self.map.read().master(&endpoint.label).cloned();
         let seed = || self.seeds.iter().find(|seed| *seed.label() == endpoint.label).cloned();
         if let Some(node) = known.or_else(seed) {
             return Ok(node);
         }
-        Node::new(endpoint, &self.config, &self.threads).map(Arc::new)
+        ClusterNode::new(endpoint, &self.config, &self.threads).map(Arc::new)
     }
 }
 
@@ -267,19 +272,19 @@ impl Drop for End<'_> {
     }
 }
 
-fn half_way_to(until: Instant) -> Instant {
+fn half_way_to(deadline: Instant) -> Instant {
     let now = Instant::now();
-    now + until.saturating_duration_since(now) / 2
+    now + deadline.saturating_duration_since(now) / 2
 }
 
 /// The failure of what no node is known to serve.
 pub(super) fn uncovered() -> Failure {
     let error = io::Error::new(io::ErrorKind::NotFound, "no node serves the hash slot");
-    let failure = Failure::io(Trouble::Passing, &Arc::from("the cluster"), error);
+    let failure = Failure::io(FailureKind::Transient, &Arc::from("the cluster"), error);
     Failure { code: "CLUSTERDOWN".into(), ..failure }
 }
 
-fn nonsense(node: &Node) -> Failure {
+fn nonsense(node: &ClusterNode) -> Failure {
     let error = io::Error::new(io::ErrorKind::InvalidData, "not a sensible reply");
-    Failure::io(Trouble::Unreachable, node.label(), error)
+    Failure::io(FailureKind::Unreachable, node.label(), error)
 }

@@ -1,21 +1,20 @@
 //! The connection to one server of a quorum, and what it owes replies to.
 
-use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use std::{mem, ptr};
 
 use crossbeam_channel::Sender;
 use redis::Value;
 
-use crate::store::connection::Connection;
-use crate::store::failure::{Failure, Trouble};
-use crate::store::lane::Reply;
-use crate::store::quorum::flight::{Effect, Flight};
-use crate::store::quorum::node::{Node, Opened};
-use crate::store::quorum::strays::Strays;
-use crate::store::script::{Form, Script};
+use crate::failure::{Failure, FailureKind};
+use crate::net::connection::Connection;
+use crate::net::pipeline::{Pipeline, UnknownScript, WRITE_TIME, WaitFor};
+use crate::net::request::{Reply, Request, Script};
+use crate::store::quorum::flight::Broadcast;
+use crate::store::quorum::in_doubt::InDoubtHolds;
+use crate::store::quorum::node::{Opened, QuorumServer};
+use crate::store::quorum::requests::Effect;
 
 /// A server that owes so many replies is not only slow.
 const OWED_MAX: usize = 256;
@@ -24,33 +23,25 @@ const OWED_MAX: usize = 256;
 /// replies then is asked nothing more, but to end what may stand there.
 const LINE_MAX: usize = 4;
 
-/// A server that takes nothing more for this long is given up.
-const WRITE_TIME: Duration = Duration::from_millis(50);
-
 /// The connection to one server, open or not.
 #[derive(Debug)]
-pub(super) struct Link {
-    node: Arc<Node>,
-    strays: Arc<Strays>,
-    connection: Connection,
+pub(super) struct QuorumLink {
+    node: Arc<QuorumServer>,
+    in_doubt: Arc<InDoubtHolds>,
+    pipeline: Pipeline<Owed, Connection>,
     /// Whether one is being opened in the background.
     opening: bool,
     /// Whether that is likely to succeed soon.
     trusted: bool,
     /// The scripts that were sent in full over this connection, so that the server knows them.
     known: Vec<&'static Script>,
-    /// The replies that are to come, in order.
-    flying: VecDeque<Flying>,
-    /// When the last reply came.
-    heard: Instant,
 }
 
-/// A reply that is to come.
+/// What a reply that is to come belongs to.
 #[derive(Debug)]
-struct Flying {
-    flight: Arc<Flight>,
+struct Owed {
+    broadcast: Arc<Broadcast>,
     part: Part,
-    sent: Instant,
 }
 
 /// What a reply is to.
@@ -61,22 +52,20 @@ enum Part {
     Wait,
 }
 
-impl Link {
-    pub(super) fn new(node: &Arc<Node>, strays: &Arc<Strays>) -> Self {
+impl QuorumLink {
+    pub(super) fn new(node: &Arc<QuorumServer>, in_doubt: &Arc<InDoubtHolds>) -> Self {
         Self {
             node: node.clone(),
-            strays: strays.clone(),
-            connection: node.connection(),
+            in_doubt: in_doubt.clone(),
+            pipeline: Pipeline::new(node.connection(), UnknownScript::Fail),
             opening: false,
             trusted: false,
             known: Vec::new(),
-            flying: VecDeque::new(),
-            heard: Instant::now(),
         }
     }
 
     pub(super) fn is_connected(&self) -> bool {
-        self.connection.is_connected()
+        self.pipeline.connection.is_connected()
     }
 
     pub(super) fn is_opening(&self) -> bool {
@@ -95,11 +84,11 @@ impl Link {
 
     /// Tells whether some reply is still to come.
     pub(super) fn owes(&self) -> bool {
-        !self.flying.is_empty()
+        !self.pipeline.is_empty()
     }
 
     pub(super) fn socket(&self) -> Option<BorrowedFd<'_>> {
-        self.connection.as_fd()
+        self.pipeline.connection.as_fd()
     }
 
     /// The failure of a request that is not sent for want of a connection.
@@ -120,159 +109,136 @@ impl Link {
     pub(super) fn take_in(&mut self, opened: Result<Connection, Failure>) {
         self.opening = false;
         if let Ok(connection) = opened {
-            self.connection = connection;
+            self.pipeline.connection = connection;
         }
     }
 
     /// Gives up a connection over which nothing has come for so long though something should have,
     /// or that is stale.
-    pub(super) fn check(&mut self, patience: Duration) {
+    pub(super) fn check(&mut self, retry: Duration) {
         if !self.is_connected() {
             return;
         }
-        if !self.connection.is_open() {
-            let failure = Failure { trouble: Trouble::Reset, ..self.node.no_reply() };
-            return self.give_up(&failure);
+        if !self.pipeline.connection.is_open() {
+            let failure = Failure { kind: FailureKind::Disconnected, ..self.node.no_reply() };
+            return self.give_up(failure);
         }
-        if self.is_overdue(patience) {
+        if self.is_overdue(retry) {
             self.read();
-            if self.is_overdue(patience) {
+            if self.is_overdue(retry) {
                 let failure = self.node.hangs();
-                self.give_up(&failure);
+                self.give_up(failure);
             }
         }
     }
 
-    /// Tells whether too much is in line behind a request that waits.
+    /// Returns `true` if too much is in line behind a request that waits.
     pub(super) fn lags(&mut self) -> bool {
-        let lags = |flying: &VecDeque<Flying>| {
-            flying.len() >= LINE_MAX && flying.iter().any(|flying| flying.part == Part::Wait)
+        let lags = |pipeline: &Pipeline<Owed, Connection>| {
+            pipeline.len() >= LINE_MAX && pipeline.tags().any(|owed| owed.part == Part::Wait)
         };
-        lags(&self.flying) && {
+        lags(&self.pipeline) && {
             self.read();
-            lags(&self.flying)
+            lags(&self.pipeline)
         }
     }
 
-    /// Sends a request, whose packed forms are given. If there is no connection it has failed, and
-    /// if so a hold that it was to end may stay where it is: then this is `false`. It has failed as
-    /// well if the server lags, unless it is only to end a hold.
-    pub(super) fn send(
-        &mut self,
-        flight: &Arc<Flight>,
-        pack: impl FnOnce(Form) -> Vec<u8>,
-    ) -> bool {
-        let effect = &flight.request.effect;
+    /// Sends a request. If there is no connection it has failed, and if so a hold that it was to end
+    /// may stay where it is: then this is `false`. It has failed as well if the server lags, unless
+    /// it is only to end a hold.
+    pub(super) fn send(&mut self, broadcast: &Arc<Broadcast>) -> bool {
+        let effect = &broadcast.effect;
         let lags = self.lags();
         let stays = effect.ended().is_some_and(|hold| self.node.may_have(hold));
         if !self.is_connected() {
-            flight.answer(self.node.number, Err(self.down()));
+            broadcast.answer(self.node.number, Err(self.down()));
             return !stays;
         }
         let ends = matches!(effect, Effect::Ends(_));
         if lags && !(ends && stays) {
-            // What has never come to stand there is gone.
+            // What has never come to exist there is gone.
             let reply = if ends { Ok(Value::Int(0)) } else { Err(self.node.lags()) };
-            flight.answer(self.node.number, reply);
+            broadcast.answer(self.node.number, reply);
             return true;
         }
         if let Some(hold) = effect.begun() {
             self.node.reach(hold);
         }
-        let form = if self.knows(flight.request.script) { Form::Hash } else { Form::Body };
-        self.write(flight, &pack(form));
+        let request = &broadcast.request;
+        // What is sent after it must not overtake it, so the script is sent unless it is known.
+        let request = if self.knows(request) { request.clone() } else { request.in_full() };
+        self.write(broadcast, request);
         true
+    }
+
+    fn write(&mut self, broadcast: &Arc<Broadcast>, request: Request) {
+        let owed = |part| Owed { broadcast: broadcast.clone(), part };
+        let wait = broadcast.demand.as_ref().map(|(demand, deadline)| demand.request(*deadline));
+        let batch = [(owed(Part::Script), request)];
+        let batch = batch.into_iter().chain(wait.map(|wait| (owed(Part::Wait), wait)));
+        self.pipeline.send(batch, Instant::now() + WRITE_TIME);
     }
 
     /// Reads the replies that have come.
     pub(super) fn read(&mut self) {
-        while !self.flying.is_empty()
-            && let Some(reply) = self.connection.receive_now()
-        {
-            let Some(Flying { flight, part, .. }) = self.flying.pop_front() else { return };
-            self.heard = Instant::now();
-            let broken = if self.is_connected() { None } else { reply.clone().err() };
-            self.settle(&flight, part, reply);
-            if let Some(failure) = broken {
-                self.give_up(&failure);
+        while let Some((owed, reply)) = self.pipeline.receive(WaitFor::Nothing) {
+            if !self.is_connected() {
+                self.known.clear();
             }
+            self.settle(&owed, reply);
         }
     }
 
-    /// Takes in a reply.
-    fn settle(&mut self, flight: &Arc<Flight>, part: Part, reply: Reply) {
-        match (part, &flight.request.demand) {
-            (Part::Wait, Some((demand, _))) => {
-                flight.confirm(self.node.number, self.node.weigh(demand, reply));
-            }
-            _ => self.answer(flight, reply),
-        }
-    }
-
-    /// Takes a request as answered.
-    fn answer(&mut self, flight: &Arc<Flight>, mut reply: Reply) {
-        if let Err(failure) = &mut reply
-            && failure.code == "NOSCRIPT"
-        {
-            // What was sent after it must not be overtaken.
-            if self.flying.iter().all(|flying| Arc::ptr_eq(&flying.flight, flight)) {
-                return self.write(flight, &flight.request.pack(Form::Body));
-            }
-            self.known.retain(|script| !ptr::eq(*script, flight.request.script));
-            failure.trouble = Trouble::Passing;
+    /// Passes a reply on to the request that it answers.
+    fn settle(&mut self, Owed { broadcast, part }: &Owed, reply: Reply) {
+        if let (Part::Wait, Some((demand, _))) = (part, &broadcast.demand) {
+            return broadcast.confirm(self.node.number, self.node.weigh(demand, reply));
         }
         if let Err(failure) = &reply {
-            let effect = &flight.request.effect;
-            if let Some(hold) = effect.begun().filter(|_| failure.is_ambiguous()) {
-                self.strays.may_come(hold);
+            if let Some(again) = broadcast.request.again_after(&reply) {
+                // What was sent after it must not be overtaken.
+                if self.pipeline.tags().all(|owed| Arc::ptr_eq(&owed.broadcast, broadcast)) {
+                    return self.write(broadcast, again);
+                }
+                self.known.retain(|known| !broadcast.request.calls(known));
             }
-            if let Some(hold) = effect.ended().filter(|_| failure.trouble != Trouble::WrongType) {
-                self.strays.may_stay(hold);
+            if let Some(hold) = broadcast.effect.begun().filter(|_| failure.is_ambiguous()) {
+                self.in_doubt.may_come(hold);
+            }
+            let gone = failure.kind == FailureKind::WrongType;
+            if let Some(hold) = broadcast.effect.ended().filter(|_| !gone) {
+                self.in_doubt.may_stay(hold);
             }
         }
-        flight.answer(self.node.number, reply);
-    }
-
-    fn write(&mut self, flight: &Arc<Flight>, bytes: &[u8]) {
-        let now = Instant::now();
-        let flying = |part| Flying { flight: flight.clone(), part, sent: now };
-        self.flying.push_back(flying(Part::Script));
-        self.flying.extend(flight.request.demand.map(|_| flying(Part::Wait)));
-        let sent = self.connection.write(now + WRITE_TIME, |out| out.extend_from_slice(bytes));
-        if let Err(failure) = sent {
-            self.give_up(&failure);
-        }
+        broadcast.answer(self.node.number, reply);
     }
 
     /// Gives up the connection, and with it all requests that were not answered over it.
-    fn give_up(&mut self, failure: &Failure) {
-        self.connection.poison();
+    fn give_up(&mut self, failure: Failure) {
         self.known.clear();
-        for Flying { flight, part, .. } in mem::take(&mut self.flying) {
-            self.settle(&flight, part, Err(failure.clone()));
-        }
+        self.pipeline.give_up(failure);
+        self.read();
     }
 
-    /// Tells whether the server knows the script; it does after this request.
-    fn knows(&mut self, script: &'static Script) -> bool {
-        let knows = self.known.iter().any(|known| ptr::eq(*known, script));
+    /// Returns `true` if the server knows the script of the request; it does after this request.
+    fn knows(&mut self, request: &Request) -> bool {
+        let knows = self.known.iter().any(|known| request.calls(known));
         if !knows {
-            self.known.push(script);
+            self.known.extend(request.script());
         }
         knows
     }
 
-    /// Tells whether the server owes a reply for too long, or too many.
-    fn is_overdue(&self, patience: Duration) -> bool {
-        // What stands in line behind others has no turn before they are answered.
-        let turn = self.flying.front().map(|flying| flying.sent.max(self.heard));
-        self.flying.len() >= OWED_MAX || turn.is_some_and(|turn| turn.elapsed() >= patience)
+    /// Returns `true` if the server owes a reply for too long, or too many.
+    fn is_overdue(&self, limit: Duration) -> bool {
+        let waited = self.pipeline.expected_since().map(|since| since.elapsed());
+        self.pipeline.len() >= OWED_MAX || waited.is_some_and(|waited| waited >= limit)
     }
 }
 
 /// Replies that were not read would make the system reset the connection, and that might keep the
 /// server from the last requests.
-impl Drop for Link {
+impl Drop for QuorumLink {
     fn drop(&mut self) {
         self.read();
     }

@@ -11,63 +11,62 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
-use crate::store::failure::Failure;
-use crate::store::lane::Reply;
-use crate::store::quorum::flight::Flight;
-use crate::store::quorum::link::Link;
-use crate::store::quorum::node::{Node, Opened};
-use crate::store::quorum::strays::Strays;
+use crate::failure::Failure;
+use crate::net::poll::poll_readable;
+use crate::net::request::Reply;
+use crate::net::spin::{Manner, Spin, SpinTurn};
+use crate::store::quorum::flight::Broadcast;
+use crate::store::quorum::in_doubt::InDoubtHolds;
+use crate::store::quorum::link::QuorumLink;
+use crate::store::quorum::node::{Opened, QuorumServer};
 use crate::store::quorum::votes::majority;
-use crate::store::ready::wait_ready;
-use crate::store::script::Form;
-use crate::store::spin::{Manner, Spell, Spin};
 
 /// For so long a connection is waited for that is not needed for a majority.
 const LATECOMERS: Duration = Duration::from_millis(50);
 
 /// What all links of a client share.
 #[derive(Debug)]
-pub(super) struct Parts {
-    pub(super) nodes: Vec<Arc<Node>>,
-    pub(super) strays: Arc<Strays>,
+pub(super) struct QuorumParts {
+    pub(super) nodes: Vec<Arc<QuorumServer>>,
+    pub(super) in_doubt: Arc<InDoubtHolds>,
     pub(super) spin: Spin,
     /// A server that is silent for this long is given up.
-    pub(super) patience: Duration,
+    pub(super) retry: Duration,
 }
 
 /// The connections, in the order of the servers.
 #[derive(Debug)]
-pub(super) struct Links {
-    parts: Arc<Parts>,
-    each: Vec<Link>,
+pub(super) struct QuorumLinks {
+    parts: Arc<QuorumParts>,
+    each: Vec<QuorumLink>,
     opened: Receiver<Opened>,
     /// For whoever opens a connection.
     answer: Sender<Opened>,
 }
 
-impl Links {
-    /// Links that are opened when they are first used.
-    pub(super) fn new(parts: Arc<Parts>) -> Self {
+impl QuorumLinks {
+    /// QuorumLinks that are opened when they are first used.
+    pub(super) fn new(parts: Arc<QuorumParts>) -> Self {
         let (answer, opened) = unbounded();
-        let each = parts.nodes.iter().map(|node| Link::new(node, &parts.strays)).collect();
+        let each = parts.nodes.iter().map(|node| QuorumLink::new(node, &parts.in_doubt)).collect();
         Self { parts, each, opened, answer }
     }
 
     /// Makes ready to send. Connections that are missing are opened in the background. They are
     /// waited for if there is no majority without them, and for a moment if nothing is known against
     /// the server.
-    pub(super) fn prepare(&mut self, until: Instant) {
+    pub(super) fn prepare(&mut self, deadline: Instant) {
         while let Ok((number, opened)) = self.opened.try_recv() {
             self.each[number].take_in(opened);
         }
         for link in &mut self.each {
-            link.check(self.parts.patience);
+            link.check(self.parts.retry);
         }
         let urgent = !self.are_enough();
         for link in &mut self.each {
             link.open(urgent, &self.answer);
         }
-        self.wait_for_connections(until);
+        self.wait_for_connections(deadline);
     }
 
     /// The failures of the servers that cannot be asked.
@@ -78,25 +77,21 @@ impl Links {
 
     /// Tells of each server whether it lags: it would be asked nothing now but to end a hold.
     pub(super) fn lagging(&mut self) -> Vec<bool> {
-        self.each.iter_mut().map(Link::lags).collect()
+        self.each.iter_mut().map(QuorumLink::lags).collect()
     }
 
     /// Writes a request to those `wanted` of the servers that are connected, and takes it as failed
     /// by the others.
-    pub(super) fn send(&mut self, flight: &Arc<Flight>, wanted: impl Fn(usize) -> bool) {
-        let (mut hash, mut body) = (None::<Vec<u8>>, None::<Vec<u8>>);
+    pub(super) fn send(&mut self, flight: &Arc<Broadcast>, wanted: impl Fn(usize) -> bool) {
         let mut arrives = true;
         let wanted = self.each.iter_mut().enumerate().filter(|(number, _)| wanted(*number));
         for (_, link) in wanted {
-            arrives &= link.send(flight, |form| {
-                let packed = if form == Form::Hash { &mut hash } else { &mut body };
-                packed.get_or_insert_with(|| flight.request.pack(form)).clone()
-            });
+            arrives &= link.send(flight);
         }
-        if let Some(hold) = flight.request.effect.ended() {
-            self.parts.strays.lay(hold);
+        if let Some(hold) = flight.effect.ended() {
+            self.parts.in_doubt.lay(hold);
             if !arrives {
-                self.parts.strays.may_stay(hold);
+                self.parts.in_doubt.may_stay(hold);
             }
         }
     }
@@ -105,13 +100,13 @@ impl Links {
     /// is over before.
     pub(super) fn wait<T>(
         &mut self,
-        flight: &Arc<Flight>,
-        until: Instant,
+        flight: &Arc<Broadcast>,
+        deadline: Instant,
         mut decide: impl FnMut(usize, Reply) -> Option<T>,
     ) -> Option<T> {
         let (parts, started) = (self.parts.clone(), Instant::now());
         // Replicas and disks answer not soon, and that says nothing about the servers.
-        let soon = flight.request.demand.is_none();
+        let soon = flight.demand.is_none();
         let mut spell = if soon { parts.spin.start() } else { None };
         let busy = spell.is_some();
         let mut decision = None;
@@ -121,7 +116,7 @@ impl Links {
                     decision = decide(number, reply);
                 }
             });
-            if decision.is_some() || !self.read_ready(flight, &mut spell, until) {
+            if decision.is_some() || !self.read_ready(flight, &mut spell, deadline) {
                 break;
             }
         }
@@ -138,7 +133,7 @@ impl Links {
 
     /// Tells whether some reply is still to come.
     pub(super) fn owe(&self) -> bool {
-        self.each.iter().any(Link::owes)
+        self.each.iter().any(QuorumLink::owes)
     }
 
     /// Reads what has come, and gives up what does not come. Tells whether some reply is still to
@@ -146,7 +141,7 @@ impl Links {
     pub(super) fn sweep(&mut self) -> bool {
         for link in &mut self.each {
             link.read();
-            link.check(self.parts.patience);
+            link.check(self.parts.retry);
         }
         self.owe()
     }
@@ -157,27 +152,32 @@ impl Links {
         connected >= majority(self.each.len())
     }
 
-    fn wait_for_connections(&mut self, until: Instant) {
+    fn wait_for_connections(&mut self, deadline: Instant) {
         let moment = Instant::now() + LATECOMERS;
-        while let Some(end) = self.end_of_wait_for_connections(until, moment)
+        while let Some(end) = self.end_of_wait_for_connections(deadline, moment)
             && let Ok((number, opened)) = self.opened.recv_deadline(end)
         {
             self.each[number].take_in(opened);
         }
         // Once is enough: a server that hangs is found out only later.
-        self.each.iter_mut().for_each(Link::expect_nothing);
+        self.each.iter_mut().for_each(QuorumLink::expect_nothing);
     }
 
-    fn end_of_wait_for_connections(&self, until: Instant, moment: Instant) -> Option<Instant> {
+    fn end_of_wait_for_connections(&self, deadline: Instant, moment: Instant) -> Option<Instant> {
         if !self.are_enough() {
-            return self.each.iter().any(Link::is_opening).then_some(until);
+            return self.each.iter().any(QuorumLink::is_opening).then_some(deadline);
         }
-        self.each.iter().any(Link::is_expected).then_some(until.min(moment))
+        self.each.iter().any(QuorumLink::is_expected).then_some(deadline.min(moment))
     }
 
     /// Waits for replies to a request, and reads all that have come; `false` if there is none in
     /// time.
-    fn read_ready(&mut self, flight: &Flight, spell: &mut Option<Spell>, until: Instant) -> bool {
+    fn read_ready(
+        &mut self,
+        flight: &Broadcast,
+        spell: &mut Option<SpinTurn>,
+        deadline: Instant,
+    ) -> bool {
         let links = self.each.iter().enumerate();
         let awaited = links.filter(|(number, _)| flight.awaits(*number));
         let (numbers, sockets): (Vec<usize>, Vec<BorrowedFd<'_>>) =
@@ -186,8 +186,8 @@ impl Links {
             return false;
         }
         let ready = loop {
-            let spins = spell.as_ref().is_some_and(Spell::goes_on);
-            let ready = wait_ready(&sockets, if spins { None } else { Some(until) });
+            let spins = spell.as_ref().is_some_and(SpinTurn::goes_on);
+            let ready = poll_readable(&sockets, if spins { None } else { Some(deadline) });
             if !ready.is_empty() || !spins {
                 break ready;
             }

@@ -15,12 +15,12 @@ use crossbeam_channel::Sender;
 use parking_lot::Mutex;
 
 use crate::clock::end_of;
-use crate::store::HoldId;
-use crate::store::connection::Connection;
-use crate::store::dialer::Dialer;
-use crate::store::durable::Demand;
-use crate::store::failure::{Failure, Trouble};
-use crate::store::lane::Reply;
+use crate::failure::{Failure, FailureKind};
+use crate::net::connection::Connection;
+use crate::net::factory::ConnectionFactory;
+use crate::net::request::{Reply, Request};
+use crate::store::durability::Demand;
+use crate::store::hold::HoldId;
 
 /// The first pause after a failure, and the longest one.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(4));
@@ -30,10 +30,10 @@ pub(super) type Opened = (usize, Result<Connection, Failure>);
 
 /// One server.
 #[derive(Debug)]
-pub(super) struct Node {
+pub(super) struct QuorumServer {
     /// Its place among the others.
     pub(super) number: usize,
-    dialer: Arc<Dialer>,
+    factory: Arc<ConnectionFactory>,
     /// What the server must be able to wait for.
     demand: Option<Demand>,
     health: Mutex<Health>,
@@ -56,15 +56,19 @@ impl fmt::Debug for Health {
     }
 }
 
-impl Node {
-    pub(super) fn new(number: usize, dialer: Arc<Dialer>, demand: Option<Demand>) -> Self {
+impl QuorumServer {
+    pub(super) fn new(
+        number: usize,
+        factory: Arc<ConnectionFactory>,
+        demand: Option<Demand>,
+    ) -> Self {
         let (health, reached) = (Mutex::new(Health::fresh()), AtomicU64::new(0));
-        Self { number, dialer, demand, health, reached }
+        Self { number, factory, demand, health, reached }
     }
 
     /// A place for a connection.
     pub(super) fn connection(&self) -> Connection {
-        Connection::new(self.dialer.clone())
+        Connection::new(self.factory.clone())
     }
 
     /// Has a connection opened in the background, if it is time to try. `urgent` is what cannot do
@@ -86,7 +90,7 @@ impl Node {
         match thread::Builder::new().name("leasehold-connect".into()).spawn(open) {
             Ok(_) => true,
             Err(error) => {
-                self.fail(&Failure::io(Trouble::Unreachable, &self.dialer.label(), error));
+                self.fail(&Failure::io(FailureKind::Unreachable, &self.factory.label(), error));
                 false
             }
         }
@@ -104,8 +108,8 @@ impl Node {
 
     /// Takes in that the server does not answer: no connection to it is to be used any more.
     pub(super) fn hangs(&self) -> Failure {
-        let failure = self.dialer.no_reply();
-        self.dialer.spoil();
+        let failure = self.factory.no_reply();
+        self.factory.spoil();
         self.fail(&failure);
         failure
     }
@@ -126,29 +130,29 @@ impl Node {
         let failure = last.unwrap_or_else(|| self.too_late());
         // This request was not sent.
         if failure.is_ambiguous() {
-            Failure { trouble: Trouble::Unreachable, ..failure }
+            Failure { kind: FailureKind::Unreachable, ..failure }
         } else {
             failure
         }
     }
 
     pub(super) fn no_reply(&self) -> Failure {
-        self.dialer.no_reply()
+        self.factory.no_reply()
     }
 
     pub(super) fn nonsense(&self) -> Failure {
-        self.dialer.nonsense()
+        self.factory.nonsense()
     }
 
     /// The failure of a request that was not sent because it would have to stand in line.
     pub(super) fn lags(&self) -> Failure {
         let error = io::Error::other("earlier locks still wait for the server's replicas or disk");
-        Failure::io(Trouble::Passing, &self.dialer.label(), error)
+        Failure::io(FailureKind::Transient, &self.factory.label(), error)
     }
 
     /// Makes sense of a reply to the request to wait for what is demanded.
     pub(super) fn weigh(&self, demand: &Demand, reply: Reply) -> Result<(), Failure> {
-        demand.weigh(reply, &self.dialer.label()).unwrap_or_else(|| Err(self.nonsense()))
+        demand.weigh(reply, &self.factory.label()).unwrap_or_else(|| Err(self.nonsense()))
     }
 
     /// Notes that the server is asked to begin a hold.
@@ -169,7 +173,7 @@ impl Node {
         }
         if health.failures > 0 {
             // Until it is known how this try went, others need not try.
-            health.next_try = now + self.dialer.connect_timeout;
+            health.next_try = now + self.factory.connect_timeout;
         }
         true
     }
@@ -177,23 +181,23 @@ impl Node {
     /// Connects, and waits for a sign of life: of a server that could never do what is demanded no
     /// use is made.
     fn connect(&self) -> Result<Connection, Failure> {
-        let (mut connection, until) = (self.connection(), end_of(self.dialer.connect_timeout));
-        let pack = |out: &mut Vec<u8>| match &self.demand {
-            None => redis::cmd("PING").write_packed_command(out),
-            Some(demand) => demand.pack_probe(out),
+        let (mut connection, deadline) = (self.connection(), end_of(self.factory.connect_timeout));
+        let probe = match &self.demand {
+            None => Request::command(&redis::cmd("PING")),
+            Some(demand) => demand.probe(),
         };
-        match connection.exchange(until, pack) {
+        match connection.exchange(&probe, deadline) {
             Ok(_) => Ok(connection),
             // Nothing was asked for that could have an effect.
             Err(failure) if failure.is_ambiguous() => {
-                Err(Failure { trouble: Trouble::Unreachable, ..failure })
+                Err(Failure { kind: FailureKind::Unreachable, ..failure })
             }
             Err(failure) => Err(failure),
         }
     }
 
     fn too_late(&self) -> Failure {
-        Failure::too_late(&self.dialer.label(), "no connection was open in time")
+        Failure::too_late(&self.factory.label(), "no connection was open in time")
     }
 }
 

@@ -1,114 +1,100 @@
-//! The requests that a quorum is asked: as for a single server, except that tokens are proposed.
+//! The commands that a quorum is asked, and what is left over where one fails.
 
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::Instant;
 
-use crate::store::arguments::{acquire_args, fence_life, transfer_args};
-use crate::store::durable::Demand;
-use crate::store::keys::Keys;
-use crate::store::quorum::flight::{Effect, Request};
-use crate::store::script::{
-    ACQUIRE_PROPOSED, Arg, FORCE, INSPECT, LEAVE, NEST, RAISE, RELEASE, Script, TRANSFER_PROPOSED,
-    WITHDRAW,
-};
-use crate::store::{HoldId, Queue};
+use crate::store::commands::{Command, Commands};
+use crate::store::durability::Demand;
+use crate::store::hold::HoldId;
+use crate::store::request::{Acquire, AcquireReply, HoldReply, SetDepth, Transfer, TransferReply};
 
-/// Makes requests.
+/// A command for every server.
+#[derive(Debug)]
+pub(super) struct QuorumCommand<T> {
+    pub(super) command: Command<T>,
+    pub(super) effect: Effect,
+    /// What a server must meet for its reply to count, and when there must be one.
+    pub(super) demand: Option<(Demand, Instant)>,
+}
+
+/// What is left over where a command fails.
+#[derive(Debug)]
+pub(super) enum Effect {
+    Nothing,
+    /// The hold may come to exist there.
+    Begins(HoldId),
+    /// The hold may still exist there.
+    Ends(HoldId),
+    /// Both.
+    Replaces {
+        from: HoldId,
+        to: HoldId,
+    },
+}
+
+impl Effect {
+    pub(super) fn begun(&self) -> Option<&HoldId> {
+        match self {
+            Self::Begins(hold) | Self::Replaces { to: hold, .. } => Some(hold),
+            Self::Nothing | Self::Ends(_) => None,
+        }
+    }
+
+    pub(super) fn ended(&self) -> Option<&HoldId> {
+        match self {
+            Self::Ends(hold) | Self::Replaces { from: hold, .. } => Some(hold),
+            Self::Nothing | Self::Begins(_) => None,
+        }
+    }
+}
+
+impl<T> QuorumCommand<T> {
+    pub(super) fn new(command: Command<T>, effect: Effect) -> Self {
+        Self { command, effect, demand: None }
+    }
+}
+
+/// Makes commands.
 #[derive(Debug)]
 pub(super) struct Requests {
-    pub(super) keys: Keys,
-    pub(super) queue_life: Duration,
+    pub(super) commands: Commands,
     /// What each server must meet for a new hold or level, besides.
     pub(super) demand: Option<Demand>,
 }
 
 impl Requests {
-    /// A request that a server counts as having done only once that is as durable as demanded.
-    pub(super) fn durable(&self, request: Request, until: Instant) -> Request {
-        Request { demand: self.demand.map(|demand| (demand, until)), ..request }
+    /// A command that a server counts as having done only once that is as durable as demanded.
+    pub(super) fn durable<T>(
+        &self,
+        command: QuorumCommand<T>,
+        deadline: Instant,
+    ) -> QuorumCommand<T> {
+        QuorumCommand { demand: self.demand.map(|demand| (demand, deadline)), ..command }
     }
 
-    pub(super) fn acquire(&self, hold: &HoldId, lease: Duration, queue: Queue) -> Request {
-        let owner = hold.owner();
-        let args = acquire_args(&owner, &hold.client, lease, queue, self.queue_life);
-        let (keys, effect) = (self.all_keys(&hold.name), Effect::Begins(hold.clone()));
-        request(&ACQUIRE_PROPOSED, keys, args.into_iter().chain([proposal()]), effect)
+    pub(super) fn acquire(&self, request: Acquire<'_>) -> QuorumCommand<AcquireReply> {
+        let effect = Effect::Begins(request.hold.clone());
+        let command = QuorumCommand::new(self.commands.acquire(request), effect);
+        self.durable(command, request.deadline)
     }
 
-    /// Counts up to the token of a hold.
-    pub(super) fn raise(&self, hold: &HoldId, fence: u64, lease: Duration) -> Request {
-        let keys = [self.lock(&hold.name), self.keys.fence(&hold.name)];
-        let owner = hold.owner();
-        let args = [Arg::Text(&owner), Arg::Number(fence), fence_life(lease)];
-        request(&RAISE, keys, args, Effect::Nothing)
+    pub(super) fn transfer(&self, request: Transfer<'_>) -> QuorumCommand<TransferReply> {
+        let (from, to) = (request.from.clone(), request.to.clone());
+        let command = self.commands.transfer(request);
+        let command = QuorumCommand::new(command, Effect::Replaces { from, to });
+        self.durable(command, request.deadline)
+    }
+
+    pub(super) fn set_depth(&self, request: SetDepth<'_>) -> QuorumCommand<HoldReply> {
+        let command = QuorumCommand::new(self.commands.set_depth(request), Effect::Nothing);
+        if request.durable { self.durable(command, request.deadline) } else { command }
+    }
+
+    pub(super) fn release(&self, hold: &HoldId) -> QuorumCommand<HoldReply> {
+        QuorumCommand::new(self.commands.release(hold), Effect::Ends(hold.clone()))
     }
 
     /// Takes back a hold that has not come about.
-    pub(super) fn withdraw(&self, hold: &HoldId) -> Request {
-        let effect = Effect::Ends(hold.clone());
-        request(&WITHDRAW, [self.lock(&hold.name)], [Arg::Text(&hold.owner())], effect)
+    pub(super) fn withdraw(&self, hold: &HoldId) -> QuorumCommand<HoldReply> {
+        QuorumCommand::new(self.commands.withdraw(hold), Effect::Ends(hold.clone()))
     }
-
-    pub(super) fn nest(&self, hold: &HoldId, depth: u32, lease: Duration) -> Request {
-        let owner = hold.owner();
-        let args = [Arg::Text(&owner), Arg::Number(depth.into()), Arg::millis(lease)];
-        request(&NEST, [self.lock(&hold.name)], args, Effect::Nothing)
-    }
-
-    pub(super) fn release(&self, hold: &HoldId) -> Request {
-        let keys = self.lock_and_queue(&hold.name);
-        request(&RELEASE, keys, [Arg::Text(&hold.owner())], Effect::Ends(hold.clone()))
-    }
-
-    pub(super) fn transfer(
-        &self,
-        from: &HoldId,
-        to: &HoldId,
-        lease: Duration,
-        yields: bool,
-    ) -> Request {
-        let (old, new) = (from.owner(), to.owner());
-        let args = transfer_args(&old, &new, lease, yields).into_iter().chain([proposal()]);
-        let effect = Effect::Replaces { from: from.clone(), to: to.clone() };
-        request(&TRANSFER_PROPOSED, self.all_keys(&to.name), args, effect)
-    }
-
-    pub(super) fn inspect(&self, name: &str) -> Request {
-        request(&INSPECT, [self.lock(name)], [], Effect::Nothing)
-    }
-
-    pub(super) fn force(&self, name: &str) -> Request {
-        request(&FORCE, self.lock_and_queue(name), [], Effect::Nothing)
-    }
-
-    pub(super) fn leave(&self, name: &str, client: &str) -> Request {
-        request(&LEAVE, self.lock_and_queue(name), [Arg::Text(client)], Effect::Nothing)
-    }
-
-    fn lock(&self, name: &str) -> String {
-        self.keys.lock(name).into_owned()
-    }
-
-    fn lock_and_queue(&self, name: &str) -> [String; 2] {
-        [self.lock(name), self.keys.queue(name)]
-    }
-
-    fn all_keys(&self, name: &str) -> [String; 3] {
-        [self.lock(name), self.keys.fence(name), self.keys.queue(name)]
-    }
-}
-
-fn request<'a, const K: usize>(
-    script: &'static Script,
-    keys: [String; K],
-    args: impl IntoIterator<Item = Arg<'a>>,
-    effect: Effect,
-) -> Request {
-    let args = args.into_iter().map(Into::into).collect();
-    Request { script, keys: keys.into(), args, effect, demand: None }
-}
-
-/// The token that all servers are to give: this system's clock in microseconds.
-fn proposal() -> Arg<'static> {
-    let micros = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_micros());
-    Arg::Number(u64::try_from(micros).unwrap_or(u64::MAX))
 }

@@ -4,49 +4,49 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::Instant;
 
-use redis::Value;
 use scheduled_thread_pool::ScheduledThreadPool;
 
-use crate::store::Standing;
-use crate::store::failure::{Failure, Trouble};
-use crate::store::lane::Reply;
-use crate::store::quorum::flight::{Flight, Request};
-use crate::store::quorum::links::{Links, Parts};
-use crate::store::quorum::shelf::{Shelf, Taken};
+use crate::failure::Failure;
+use crate::store::commands::Decoder;
+use crate::store::quorum::flight::Broadcast;
+use crate::store::quorum::link_pool::{LinkPool, Taken};
+use crate::store::quorum::links::{QuorumLinks, QuorumParts};
+use crate::store::quorum::requests::QuorumCommand;
 use crate::store::quorum::votes::Votes;
+use crate::store::request::HoldReply;
 
 /// The links of a client.
 #[derive(Debug)]
 pub(super) struct Rounds {
-    pub(super) parts: Arc<Parts>,
+    pub(super) parts: Arc<QuorumParts>,
     /// A name always has the same, so that its requests do not overtake one another.
-    shelves: Vec<Arc<Shelf>>,
+    shelves: Vec<Arc<LinkPool>>,
 }
 
 impl Rounds {
     pub(super) fn new(
-        parts: Arc<Parts>,
+        parts: Arc<QuorumParts>,
         sets: u32,
         threads: &Arc<ScheduledThreadPool>,
     ) -> Result<Self, Failure> {
-        let shelf = |_| Shelf::new(&parts, threads);
+        let shelf = |_| LinkPool::new(&parts, threads);
         let shelves = (0..sets).map(shelf).collect::<Result<_, _>>()?;
         Ok(Self { parts, shelves })
     }
 
     /// Takes the links for requests about this name.
-    pub(super) fn take(&self, name: &str, until: Instant) -> Result<Taken, Failure> {
+    pub(super) fn take(&self, name: &str, deadline: Instant) -> Result<Taken, Failure> {
         let mut hasher = DefaultHasher::new();
         name.hash(&mut hasher);
         let shelves = u64::try_from(self.shelves.len()).unwrap_or(1);
         let shelf = &self.shelves[usize::try_from(hasher.finish() % shelves).unwrap_or(0)];
-        Shelf::take(shelf, until)
+        LinkPool::take(shelf, deadline)
     }
 
     /// As `take`, with a majority connected.
-    pub(super) fn connect(&self, name: &str, until: Instant) -> Result<Taken, Failure> {
-        let mut links = self.take(name, until)?;
-        links.prepare(until);
+    pub(super) fn connect(&self, name: &str, deadline: Instant) -> Result<Taken, Failure> {
+        let mut links = self.take(name, deadline)?;
+        links.prepare(deadline);
         let mut votes = Votes::new(self.parts.nodes.len());
         for (number, failure) in links.missing() {
             votes.0[number] = Some(Err(failure));
@@ -55,39 +55,39 @@ impl Rounds {
             return Ok(links);
         }
         for vote in &mut votes.0 {
-            vote.get_or_insert(Ok(Standing::Ours));
+            vote.get_or_insert(Ok(HoldReply::Held));
         }
-        votes.standing().unwrap_or(Ok(Standing::Ours)).map(|_| links)
+        votes.standing().unwrap_or(Ok(HoldReply::Held)).map(|_| links)
     }
 
     /// Makes a request, and returns what `decide` makes of the answers as soon as it can, together
     /// with those.
-    pub(super) fn ask<T, V>(
+    pub(super) fn ask<T: Clone, V>(
         &self,
-        links: &mut Links,
-        request: Request,
-        until: Instant,
-        read: impl Fn(Reply) -> Option<Result<T, Failure>>,
+        links: &mut QuorumLinks,
+        command: QuorumCommand<T>,
+        deadline: Instant,
         decide: impl Fn(&Votes<T>) -> Option<V>,
     ) -> (V, Votes<T>) {
-        let flight = Flight::new(request, self.parts.nodes.len());
+        let decoder = command.command.decoder.clone();
+        let flight = Broadcast::new(command, self.parts.nodes.len());
         links.send(&flight, |_| true);
-        self.count(links, &flight, until, read, decide)
+        self.count(links, &flight, deadline, &decoder, decide)
     }
 
     /// As `ask`, for a request that has been sent.
-    pub(super) fn count<T, V>(
+    pub(super) fn count<T: Clone, V>(
         &self,
-        links: &mut Links,
-        flight: &Arc<Flight>,
-        until: Instant,
-        read: impl Fn(Reply) -> Option<Result<T, Failure>>,
+        links: &mut QuorumLinks,
+        flight: &Arc<Broadcast>,
+        deadline: Instant,
+        decoder: &Decoder<T>,
         decide: impl Fn(&Votes<T>) -> Option<V>,
     ) -> (V, Votes<T>) {
         let nodes = &self.parts.nodes;
         let mut votes = Votes::new(nodes.len());
-        let decision = links.wait(flight, until, |number, reply| {
-            let vote = read(reply).unwrap_or_else(|| Err(nodes[number].nonsense()));
+        let decision = links.wait(flight, deadline, |number, reply| {
+            let vote = decoder.decode(reply).unwrap_or_else(|| Err(nodes[number].nonsense()));
             votes.0[number] = Some(vote);
             decide(&votes)
         });
@@ -96,26 +96,5 @@ impl Rounds {
             decide(&votes)
         });
         (decision.expect("there is a decision when all votes are in"), votes)
-    }
-}
-
-/// Makes sense of good replies.
-pub(super) fn plain<T>(
-    read: impl Fn(&Value) -> Option<T>,
-) -> impl Fn(Reply) -> Option<Result<T, Failure>> {
-    move |reply| match reply {
-        Ok(value) => read(&value).map(Ok),
-        Err(failure) => Some(Err(failure)),
-    }
-}
-
-/// Makes sense of replies about a hold. Where something else is in the lock's place, it is gone.
-pub(super) fn about_hold(
-    read: impl Fn(&Value) -> Option<Standing>,
-) -> impl Fn(Reply) -> Option<Result<Standing, Failure>> {
-    let read = plain(read);
-    move |reply| match reply {
-        Err(failure) if failure.trouble == Trouble::WrongType => Some(Ok(Standing::Gone)),
-        other => read(other),
     }
 }

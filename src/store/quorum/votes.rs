@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::{ServerFailure, Shortfall};
-use crate::store::failure::{Failure, Trouble};
-use crate::store::reply::Inspected;
-use crate::store::{Bid, Handover, Holder, Standing};
+use crate::failure::{Failure, FailureKind};
+use crate::store::hold::Holder;
+use crate::store::request::{AcquireReply, HoldReply, TransferReply};
 
 /// How many of so many servers are a majority.
 pub(super) fn majority(servers: usize) -> usize {
@@ -20,7 +20,7 @@ pub(super) struct Votes<T>(pub(super) Vec<Option<Result<T, Failure>>>);
 
 /// How an attempt to begin a hold went.
 #[derive(Debug)]
-pub(super) enum Race<T> {
+pub(super) enum HoldVote<T> {
     /// A majority has begun it. The greatest of the tokens is the hold's, and `agreed` if a
     /// majority has given just that.
     Won { fence: u64, agreed: bool },
@@ -69,8 +69,8 @@ impl<T> Votes<T> {
         self.answers().filter(|answer| is(answer)).count()
     }
 
-    fn count_failures(&self, trouble: Trouble) -> usize {
-        self.failures().filter(|failure| failure.trouble == trouble).count()
+    fn count_failures(&self, kind: FailureKind) -> usize {
+        self.failures().filter(|failure| failure.kind == kind).count()
     }
 
     /// How many have done what they were asked, but not as durably as demanded.
@@ -86,7 +86,7 @@ impl<T> Votes<T> {
     /// The failure of what a majority has done, but only `ok` as durably as demanded: that of the
     /// server which is next to it. `None` as well if it may be done that durably at the next try.
     fn not_replicated(&self, ok: usize) -> Option<Failure> {
-        if ok + self.count_failures(Trouble::Passing) >= self.required() {
+        if ok + self.count_failures(FailureKind::Transient) >= self.required() {
             return None;
         }
         let mut short: Vec<_> =
@@ -101,9 +101,9 @@ impl<T> Votes<T> {
         if let Some(failure) = self.not_replicated(ok) {
             return failure;
         }
-        for trouble in [Trouble::Refused, Trouble::WrongType] {
-            let mut like = self.failures().filter(|failure| failure.trouble == trouble);
-            if self.outvoted_by(self.count_failures(trouble))
+        for kind in [FailureKind::Rejected, FailureKind::WrongType] {
+            let mut like = self.failures().filter(|failure| failure.kind == kind);
+            if self.outvoted_by(self.count_failures(kind))
                 && let Some(failure) = like.next()
             {
                 return failure.clone();
@@ -111,8 +111,8 @@ impl<T> Votes<T> {
         }
         // That a request may have been executed somewhere counts most, and least what passes
         // without waiting.
-        let troubles = [Trouble::Silent, Trouble::Reset, Trouble::Passing];
-        let worst = troubles.into_iter().find(|trouble| self.count_failures(*trouble) > 0);
+        let kinds = [FailureKind::Timeout, FailureKind::Disconnected, FailureKind::Transient];
+        let worst = kinds.into_iter().find(|kind| self.count_failures(*kind) > 0);
         let failures = self.failures().map(|failure| ServerFailure {
             server: failure.server.to_string(),
             source: failure.source.clone(),
@@ -124,22 +124,22 @@ impl<T> Votes<T> {
             failures: failures.collect(),
         };
         let server = Arc::from("a majority of the servers");
-        Failure::io(worst.unwrap_or(Trouble::Unreachable), &server, shortfall)
+        Failure::io(worst.unwrap_or(FailureKind::Unreachable), &server, shortfall)
     }
 
     /// The failure, once no answer that is still to come can bring `enough` answers of any kind.
     fn unanswered(&self, ok: usize) -> Option<Failure> {
-        let wrong = self.count_failures(Trouble::WrongType);
+        let wrong = self.count_failures(FailureKind::WrongType);
         let answers = self.answers().count() + self.count_short() + wrong;
-        let refused = self.outvoted_by(self.count_failures(Trouble::Refused));
+        let refused = self.outvoted_by(self.count_failures(FailureKind::Rejected));
         let hopeless = answers + self.pending() < self.required();
         (refused || hopeless || self.pending() == 0).then(|| self.shortfall(ok))
     }
 }
 
-impl Votes<Bid> {
+impl Votes<AcquireReply> {
     /// The outcome of a race for a lock.
-    pub(super) fn race(&self) -> Option<Race<Bid>> {
+    pub(super) fn race(&self) -> Option<HoldVote<AcquireReply>> {
         let fences: Vec<u64> = self.answers().filter_map(fence_of_bid).collect();
         let won = fences.len();
         if won >= self.required() {
@@ -148,18 +148,22 @@ impl Votes<Bid> {
         if won + self.pending() >= self.required() {
             return None;
         }
-        let (short, wrong) = (self.count_short(), self.count_failures(Trouble::WrongType));
-        let refused = self.count_failures(Trouble::Refused);
+        let (short, wrong) = (self.count_short(), self.count_failures(FailureKind::WrongType));
+        let refused = self.count_failures(FailureKind::Rejected);
         if self.outvoted_by(wrong) || self.outvoted_by(refused) || won + short >= self.required() {
-            return Some(Race::Lost(Err(self.shortfall(won))));
+            return Some(HoldVote::Lost(Err(self.shortfall(won))));
         }
         if self.answers().count() + short + wrong >= self.required() {
             let remaining = self.until_majority_is_free(won + short);
             let unclear = self.failures().any(Failure::is_ambiguous);
-            let bid = if unclear { Bid::Unclear { remaining } } else { Bid::Busy { remaining } };
-            return Some(Race::Lost(Ok(bid)));
+            let bid = if unclear {
+                AcquireReply::Unknown { remaining }
+            } else {
+                AcquireReply::Held { remaining }
+            };
+            return Some(HoldVote::Lost(Ok(bid)));
         }
-        self.unanswered(won).map(|failure| Race::Lost(Err(failure)))
+        self.unanswered(won).map(|failure| HoldVote::Lost(Err(failure)))
     }
 
     /// When so many of the others' leases are over that, with those that were won and are given
@@ -172,16 +176,16 @@ impl Votes<Bid> {
 }
 
 impl<T> Votes<T> {
-    fn won(&self, fences: &[u64]) -> Race<T> {
+    fn won(&self, fences: &[u64]) -> HoldVote<T> {
         let fence = fences.iter().copied().max().unwrap_or_default();
         let same = fences.iter().filter(|token| **token == fence).count();
-        Race::Won { fence, agreed: same >= self.required() }
+        HoldVote::Won { fence, agreed: same >= self.required() }
     }
 }
 
-impl Votes<Handover> {
+impl Votes<TransferReply> {
     /// The outcome of a transfer.
-    pub(super) fn passage(&self) -> Option<Race<Handover>> {
+    pub(super) fn passage(&self) -> Option<HoldVote<TransferReply>> {
         let fences: Vec<u64> = self.answers().filter_map(fence_of_handover).collect();
         let done = fences.len();
         if done >= self.required() {
@@ -190,32 +194,32 @@ impl Votes<Handover> {
         if done + self.pending() >= self.required() {
             return None;
         }
-        let gone = self.count(|answer| *answer == Handover::Gone);
-        let yielded = self.count(|answer| *answer == Handover::Yielded);
+        let gone = self.count(|answer| *answer == TransferReply::Gone);
+        let yielded = self.count(|answer| *answer == TransferReply::Yielded);
         if self.outvoted_by(gone) {
-            return Some(Race::Lost(Ok(Handover::Gone)));
+            return Some(HoldVote::Lost(Ok(TransferReply::Gone)));
         }
         let done_anyhow = done + self.count_short();
         if done_anyhow >= self.required() {
-            return Some(Race::Lost(Err(self.shortfall(done))));
+            return Some(HoldVote::Lost(Err(self.shortfall(done))));
         }
         if done_anyhow + yielded >= self.required() {
-            return Some(Race::Lost(Ok(Handover::Yielded)));
+            return Some(HoldVote::Lost(Ok(TransferReply::Yielded)));
         }
-        self.unanswered(done).map(|failure| Race::Lost(Err(failure)))
+        self.unanswered(done).map(|failure| HoldVote::Lost(Err(failure)))
     }
 }
 
-impl Votes<Standing> {
+impl Votes<HoldReply> {
     /// Whether a majority has confirmed a hold, or no majority can have it any more.
-    pub(super) fn standing(&self) -> Option<Result<Standing, Failure>> {
-        let ours = self.count(|standing| *standing == Standing::Ours);
-        let gone = self.count(|standing| *standing == Standing::Gone);
+    pub(super) fn standing(&self) -> Option<Result<HoldReply, Failure>> {
+        let ours = self.count(|standing| *standing == HoldReply::Held);
+        let gone = self.count(|standing| *standing == HoldReply::Gone);
         if ours >= self.required() {
-            return Some(Ok(Standing::Ours));
+            return Some(Ok(HoldReply::Held));
         }
         if self.outvoted_by(gone) {
-            return Some(Ok(Standing::Gone));
+            return Some(Ok(HoldReply::Gone));
         }
         let undecided =
             ours + self.pending() >= self.required() || self.outvoted_by(gone + self.pending());
@@ -223,47 +227,47 @@ impl Votes<Standing> {
     }
 
     /// Whether any server of an answering majority knew what it was asked about.
-    pub(super) fn any(&self) -> Option<Result<Standing, Failure>> {
-        let ours = self.count(|standing| *standing == Standing::Ours);
+    pub(super) fn any(&self) -> Option<Result<HoldReply, Failure>> {
+        let ours = self.count(|standing| *standing == HoldReply::Held);
         let answers = self.answers().count();
         if answers >= self.required() {
-            return Some(Ok(if ours > 0 { Standing::Ours } else { Standing::Gone }));
+            return Some(Ok(if ours > 0 { HoldReply::Held } else { HoldReply::Gone }));
         }
         self.unanswered(answers).filter(|_| answers + self.pending() < self.required()).map(Err)
     }
 
     /// Whether all servers have answered, once that is known of each.
-    pub(super) fn all(&self) -> Option<Result<Standing, Failure>> {
+    pub(super) fn all(&self) -> Option<Result<HoldReply, Failure>> {
         if self.pending() > 0 {
             return None;
         }
-        let ours = self.count(|standing| *standing == Standing::Ours);
+        let ours = self.count(|standing| *standing == HoldReply::Held);
         Some(match self.failures().next() {
             Some(failure) => Err(failure.clone()),
-            None if ours > 0 => Ok(Standing::Ours),
-            None => Ok(Standing::Gone),
+            None if ours > 0 => Ok(HoldReply::Held),
+            None => Ok(HoldReply::Gone),
         })
     }
 }
 
-impl Votes<Inspected> {
+impl Votes<Option<Holder>> {
     /// Who has a majority, if anybody can.
-    pub(super) fn holder(&self) -> Option<Result<Inspected, Failure>> {
-        let holders: Vec<&Holder> = self.answers().filter_map(|seen| seen.0.as_ref()).collect();
+    pub(super) fn holder(&self) -> Option<Result<Option<Holder>, Failure>> {
+        let holders: Vec<&Holder> = self.answers().filter_map(|seen| seen.as_ref()).collect();
         let votes = |owner: &str| holders.iter().filter(|other| other.owner == owner).count();
         let best = holders.iter().max_by_key(|holder| votes(&holder.owner));
         let most = best.map_or(0, |holder| votes(&holder.owner));
         if let Some(best) = best.filter(|_| most >= self.required()) {
             let same: Vec<_> =
                 holders.iter().filter(|other| other.owner == best.owner).copied().collect();
-            return Some(Ok(Inspected(Some(self.summary(&same)))));
+            return Some(Ok(Some(self.summary(&same))));
         }
         if most + self.pending() >= self.required() {
             return None;
         }
-        let wrong = self.count_failures(Trouble::WrongType);
+        let wrong = self.count_failures(FailureKind::WrongType);
         if !self.outvoted_by(wrong) && self.answers().count() + wrong >= self.required() {
-            return Some(Ok(Inspected(None)));
+            return Some(Ok(None));
         }
         self.unanswered(most).map(Err)
     }
@@ -283,16 +287,16 @@ impl Votes<Inspected> {
     }
 }
 
-fn fence_of_bid(bid: &Bid) -> Option<u64> {
-    if let Bid::Won { fence } = bid { Some(*fence) } else { None }
+fn fence_of_bid(bid: &AcquireReply) -> Option<u64> {
+    if let AcquireReply::Acquired { fence } = bid { Some(*fence) } else { None }
 }
 
-fn remaining_of_bid(bid: &Bid) -> Option<Duration> {
-    if let Bid::Busy { remaining } = bid { *remaining } else { None }
+fn remaining_of_bid(bid: &AcquireReply) -> Option<Duration> {
+    if let AcquireReply::Held { remaining } = bid { *remaining } else { None }
 }
 
-fn fence_of_handover(handover: &Handover) -> Option<u64> {
-    if let Handover::Done { fence } = handover { Some(*fence) } else { None }
+fn fence_of_handover(handover: &TransferReply) -> Option<u64> {
+    if let TransferReply::Transferred { fence } = handover { Some(*fence) } else { None }
 }
 
 #[cfg(test)]

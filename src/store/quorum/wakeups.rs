@@ -13,14 +13,14 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
 use crate::clock::end_of;
-use crate::store::failure::{Failure, Trouble};
-use crate::store::interrupter::Interrupter;
+use crate::failure::{Failure, FailureKind};
+use crate::net::interrupter::Interrupter;
+use crate::net::poll::poll_readable;
 use crate::store::keys::Keys;
-use crate::store::quorum::node::{Node, Opened};
+use crate::store::quorum::node::{Opened, QuorumServer};
 use crate::store::quorum::votes::majority;
-use crate::store::ready::wait_ready;
 use crate::store::subscription::Subscription;
-use crate::store::{Wake, Wakeups};
+use crate::store::wake::{Wake, Wakeups};
 
 /// For so long messages of a majority are waited for.
 const GATHER: Duration = Duration::from_millis(5);
@@ -39,20 +39,20 @@ const LOOK: Duration = Duration::from_millis(20);
 
 /// One client's channels.
 #[derive(Debug)]
-pub(super) struct Subscriptions {
-    members: Vec<Member>,
+pub(super) struct QuorumWakeups {
+    members: Vec<ServerSubscription>,
     keys: Keys,
     client: String,
-    patience: Duration,
-    rumours: HashMap<String, Rumour>,
+    retry: Duration,
+    rumours: HashMap<String, Wakeup>,
     interrupter: Interrupter,
     opened: Receiver<Opened>,
     answer: Sender<Opened>,
 }
 
 #[derive(Debug)]
-struct Member {
-    node: Arc<Node>,
+struct ServerSubscription {
+    node: Arc<QuorumServer>,
     subscription: Option<Subscription>,
     /// Whether messages arrive.
     ready: bool,
@@ -63,16 +63,21 @@ struct Member {
 
 /// What was heard about one lock.
 #[derive(Debug)]
-struct Rumour {
+struct Wakeup {
     from: Vec<bool>,
     first: Instant,
     told: bool,
 }
 
-impl Subscriptions {
-    pub(super) fn new(nodes: Vec<Arc<Node>>, keys: Keys, client: &str, patience: Duration) -> Self {
+impl QuorumWakeups {
+    pub(super) fn new(
+        nodes: Vec<Arc<QuorumServer>>,
+        keys: Keys,
+        client: &str,
+        retry: Duration,
+    ) -> Self {
         let (answer, opened) = unbounded();
-        let member = |node| Member {
+        let member = |node| ServerSubscription {
             node,
             subscription: None,
             ready: false,
@@ -84,7 +89,7 @@ impl Subscriptions {
             members: nodes.into_iter().map(member).collect(),
             keys,
             client: client.into(),
-            patience,
+            retry,
             rumours: HashMap::new(),
             interrupter: Interrupter::new(),
             opened,
@@ -92,7 +97,7 @@ impl Subscriptions {
         }
     }
 
-    fn wait(&mut self, until: Instant) -> Result<Option<Wake>, Failure> {
+    fn wait(&mut self, deadline: Instant) -> Result<Option<Wake>, Failure> {
         loop {
             self.check()?;
             self.connect();
@@ -103,10 +108,10 @@ impl Subscriptions {
                 return Ok(Some(Wake::Lock(name)));
             }
             self.check_hearing()?;
-            if Instant::now() >= until {
+            if Instant::now() >= deadline {
                 return Ok(None);
             }
-            self.sleep(until)?;
+            self.sleep(deadline)?;
         }
     }
 
@@ -123,8 +128,8 @@ impl Subscriptions {
             let member = &mut self.members[number];
             member.opening = false;
             let subscribed = opened.and_then(|connection| {
-                let (keys, patience) = (self.keys.clone(), self.patience);
-                let mut subscription = Subscription::new(connection, keys, &self.client, patience);
+                let (keys, retry) = (self.keys.clone(), self.retry);
+                let mut subscription = Subscription::new(connection, keys, &self.client, retry);
                 subscription.subscribe().map(|()| subscription)
             });
             match subscribed {
@@ -143,7 +148,8 @@ impl Subscriptions {
     /// Takes in what all servers have sent. `true` if messages of a majority arrive from now on.
     fn hear(&mut self) -> bool {
         let required = majority(self.members.len());
-        let ready = |members: &[Member]| members.iter().filter(|member| member.ready).count();
+        let ready =
+            |members: &[ServerSubscription]| members.iter().filter(|member| member.ready).count();
         let (servers, before) = (self.members.len(), ready(&self.members));
         for (number, member) in self.members.iter_mut().enumerate() {
             while let Some(subscription) = &mut member.subscription {
@@ -151,7 +157,7 @@ impl Subscriptions {
                     Ok(None) => break,
                     Ok(Some(Wake::Ready)) => member.ready = true,
                     Ok(Some(Wake::Lock(name))) => {
-                        Rumour::spread(&mut self.rumours, name, number, servers);
+                        Wakeup::spread(&mut self.rumours, name, number, servers);
                     }
                     Err(failure) => member.lose(failure),
                 }
@@ -164,7 +170,7 @@ impl Subscriptions {
     fn due(&mut self) -> Option<String> {
         let (required, now) = (majority(self.members.len()), Instant::now());
         self.rumours.retain(|_, rumour| !rumour.told || now < rumour.first + MEMORY);
-        let due = |rumour: &Rumour| !rumour.told && rumour.due(required) <= now;
+        let due = |rumour: &Wakeup| !rumour.told && rumour.due(required) <= now;
         let (name, rumour) = self.rumours.iter_mut().find(|(_, rumour)| due(rumour))?;
         rumour.told = true;
         Some(name.clone())
@@ -172,7 +178,7 @@ impl Subscriptions {
 
     /// Fails if there is nothing to be heard from anywhere.
     fn check_hearing(&self) -> Result<(), Failure> {
-        let hears = |member: &Member| member.subscription.is_some() || member.opening;
+        let hears = |member: &ServerSubscription| member.subscription.is_some() || member.opening;
         if self.members.iter().any(hears) {
             return Ok(());
         }
@@ -181,7 +187,7 @@ impl Subscriptions {
     }
 
     /// Sleeps until there may be something to do.
-    fn sleep(&self, until: Instant) -> Result<(), Failure> {
+    fn sleep(&self, deadline: Instant) -> Result<(), Failure> {
         let open = || self.members.iter().filter_map(|member| member.subscription.as_ref());
         let sockets: Vec<BorrowedFd<'_>> =
             open().filter_map(|open| open.connection().as_fd()).collect();
@@ -189,12 +195,12 @@ impl Subscriptions {
         let pending = self.rumours.values().filter(|rumour| !rumour.told);
         let times = pending.map(|rumour| rumour.due(required));
         let times = times.chain(open().map(Subscription::expected));
-        let times = times.chain(self.members.iter().filter_map(Member::next_look));
-        let end = times.fold(until, Instant::min);
+        let times = times.chain(self.members.iter().filter_map(ServerSubscription::next_look));
+        let end = times.fold(deadline, Instant::min);
         if let Some(any) = open().next() {
             self.interrupter.guard(any.connection().plug());
             self.check()?;
-            wait_ready(&sockets, Some(end));
+            poll_readable(&sockets, Some(end));
         } else {
             let left = end.saturating_duration_since(Instant::now());
             thread::sleep(left.min(LOOK));
@@ -203,9 +209,9 @@ impl Subscriptions {
     }
 }
 
-impl Wakeups for Subscriptions {
-    fn next(&mut self, until: Instant) -> Option<Result<Wake, Failure>> {
-        self.wait(until).transpose()
+impl Wakeups for QuorumWakeups {
+    fn next(&mut self, deadline: Instant) -> Option<Result<Wake, Failure>> {
+        self.wait(deadline).transpose()
     }
 
     fn interrupter(&self) -> Interrupter {
@@ -213,11 +219,11 @@ impl Wakeups for Subscriptions {
     }
 }
 
-impl Member {
+impl ServerSubscription {
     fn lose(&mut self, failure: Failure) {
         self.subscription = None;
         self.ready = false;
-        let refused = failure.trouble == Trouble::Refused;
+        let refused = failure.kind == FailureKind::Rejected;
         self.retry_at = end_of(if refused { REFUSED_PAUSE } else { PAUSE });
         self.last = Some(failure);
     }
@@ -234,7 +240,7 @@ impl Member {
     }
 }
 
-impl Rumour {
+impl Wakeup {
     /// Takes in that a server has sent a message about a name.
     fn spread(rumours: &mut HashMap<String, Self>, name: String, from: usize, servers: usize) {
         let fresh = || Self { from: vec![false; servers], first: Instant::now(), told: false };

@@ -13,10 +13,10 @@ use rustls::pki_types::PrivateKeyDer;
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
 
 use super::*;
-use crate::store::socket::Socket;
-use crate::store::spin::Spin;
-use crate::store::tls::Connector;
-use crate::store::trust::Trust;
+use crate::net::resp::RespStream;
+use crate::net::spin::Spin;
+use crate::net::tls::Connector;
+use crate::net::trust::Trust;
 use crate::tls::Tls;
 
 /// A time in which nothing is expected to come.
@@ -61,12 +61,12 @@ fn accept(listener: &TcpListener, config: Arc<ServerConfig>) -> io::Result<Peer>
 }
 
 /// Runs `client` with a socket to a `server` on another thread.
-fn converse(server: impl FnOnce(Peer) + Send, client: impl FnOnce(Socket)) {
+fn converse(server: impl FnOnce(Peer) + Send, client: impl FnOnce(RespStream)) {
     let (config, pem) = credentials();
     let (listener, address) = listen();
     thread::scope(|scope| {
         scope.spawn(move || server(accept(&listener, config).expect("a handshake")));
-        client(Socket::tls(&[address], &connector(pem), soon()).expect("a handshake"));
+        client(RespStream::tls(&[address], &connector(pem), soon()).expect("a handshake"));
     });
 }
 
@@ -80,7 +80,7 @@ fn reply(peer: &mut Peer) {
     peer.flush().expect("a reply");
 }
 
-fn assert_ok(socket: &mut Socket) {
+fn assert_ok(socket: &mut RespStream) {
     assert_eq!(socket.receive(None, soon()).expect("a reply"), Value::Okay);
 }
 
@@ -225,7 +225,7 @@ fn a_peer_that_is_not_trusted_is_told_so() {
             let error = accept(&listener, config).expect_err("no handshake");
             assert!(error.to_string().contains("received fatal alert"), "{error}");
         });
-        Socket::tls(&[address], &connector(other), soon()).expect_err("no handshake");
+        RespStream::tls(&[address], &connector(other), soon()).expect_err("no handshake");
     });
 }
 
@@ -240,7 +240,7 @@ fn what_is_not_tls_is_told() {
             // Until the client has gone, in whatever way.
             stream.read_to_end(&mut Vec::new()).ok();
         });
-        let error = Socket::tls(&[address], &connector(pem), soon()).expect_err("no handshake");
+        let error = RespStream::tls(&[address], &connector(pem), soon()).expect_err("no handshake");
         assert!(error.to_string().contains("does not answer in TLS"), "{error}");
     });
 }

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::process::Server;
 use super::*;
+use crate::store::request::PendingReply;
 
 /// So many threads ask at the same time.
 const THREADS: u64 = 16;
@@ -11,7 +12,7 @@ const THREADS: u64 = 16;
 /// A store with a pool of one connection, and a lock for each thread.
 struct Scene {
     process: Server,
-    store: Single,
+    store: Standalone,
 }
 
 impl Scene {
@@ -29,21 +30,21 @@ impl Scene {
     }
 
     /// Asks who has the lock of a thread, and checks that the answer is not another thread's.
-    fn ask(&self, thread: u64, until: Instant) -> Result<(), Failure> {
+    fn ask(&self, thread: u64, deadline: Instant) -> Result<(), Failure> {
         let hold = Self::hold(thread);
-        let holder = self.store.inspect(&hold.name, until)?;
+        let holder = self.store.inspect(&hold.name, deadline)?;
         assert_eq!(holder.expect("it is held").owner, hold.owner());
         Ok(())
     }
 
     /// Has each thread ask so many times, and checks that each time it gets `answer`.
-    fn all_ask(&self, times: u32, until: impl Fn(u64) -> Instant + Sync, answer: Answers) {
+    fn all_ask(&self, times: u32, deadline: impl Fn(u64) -> Instant + Sync, answer: Answers) {
         thread::scope(|scope| {
             for thread in 0..THREADS {
-                let until = &until;
+                let deadline = &deadline;
                 scope.spawn(move || {
                     for _ in 0..times {
-                        answer(self.ask(thread, until(thread)));
+                        answer(self.ask(thread, deadline(thread)));
                     }
                 });
             }
@@ -65,14 +66,14 @@ fn must_be_right(answer: Result<(), Failure>) {
 
 fn may_be_unknown(answer: Result<(), Failure>) {
     if let Err(failure) = answer {
-        let unknown = matches!(failure.trouble, Trouble::Reset | Trouble::Unreachable);
+        let unknown = matches!(failure.kind, FailureKind::Disconnected | FailureKind::Unreachable);
         assert!(unknown, "{failure:?}");
     }
 }
 
 fn must_fail(answer: Result<(), Failure>) {
     let failure = answer.expect_err("the server is silent");
-    assert!(matches!(failure.trouble, Trouble::Silent | Trouble::Unreachable), "{failure:?}");
+    assert!(matches!(failure.kind, FailureKind::Timeout | FailureKind::Unreachable), "{failure:?}");
 }
 
 #[test]
@@ -162,8 +163,24 @@ fn an_answer_that_nobody_waits_for_keeps_nobody_from_theirs() {
     let scene = Scene::new();
     for round in 0..10 {
         let (from, to) = (Scene::hold(round), HoldId { nonce: 1000, ..Scene::hold(round) });
-        drop(scene.store.transfer(&from, &to, LEASE, false, soon()));
-        scene.store.transfer(&to, &from, LEASE, false, soon())().expect("an answer");
+        drop(scene.store.transfer(Transfer {
+            from: &from,
+            to: &to,
+            lease: LEASE,
+            yields: false,
+            deadline: soon(),
+        }));
+        scene
+            .store
+            .transfer(Transfer {
+                from: &to,
+                to: &from,
+                lease: LEASE,
+                yields: false,
+                deadline: soon(),
+            })
+            .wait()
+            .expect("an answer");
         scene.ask(round, soon()).expect("an answer");
     }
 }
@@ -172,24 +189,44 @@ fn an_answer_that_nobody_waits_for_keeps_nobody_from_theirs() {
 fn a_lock_that_was_asked_for_is_taken_before_anybody_waits_for_the_answer() {
     let scene = Scene::new();
     let hold = hold(1000);
-    let begin = || scene.store.begin_acquire(&hold, LEASE, Queue::Out, soon()).expect("no demand");
+    let begin = || {
+        scene
+            .store
+            .start_acquire(Acquire {
+                hold: &hold,
+                lease: LEASE,
+                registration: Registration::None,
+                deadline: soon(),
+            })
+            .expect("no demand")
+    };
     let answer = begin();
     eventually(|| scene.process.ask::<u64>(&["EXISTS", &hold.name]) == 1);
-    let won = answer().expect("an answer");
+    let won = answer.wait().expect("an answer");
     drop(begin());
     scene.ask(0, soon()).expect("an answer");
-    assert_eq!(begin()().expect("an answer"), won, "a repeat finds the hold");
+    assert_eq!(begin().wait().expect("an answer"), won, "a repeat finds the hold");
 }
 
 #[test]
 fn a_silent_server_holds_nobody_up_who_does_not_wait_for_the_answer() {
     let scene = Scene::new();
     scene.process.stop();
-    let until = end_of(Duration::from_secs(20));
-    let begin = |nonce| scene.store.begin_acquire(&hold(nonce), LEASE, Queue::Out, until);
+    let deadline = end_of(Duration::from_secs(20));
+    let begin = |nonce| {
+        scene.store.start_acquire(Acquire {
+            hold: &hold(nonce),
+            lease: LEASE,
+            registration: Registration::None,
+            deadline,
+        })
+    };
     let answers = [1000, 1001].map(|nonce| begin(nonce).expect("no demand"));
-    assert!(Instant::now() < until, "it was waited for");
+    assert!(Instant::now() < deadline, "it was waited for");
     scene.process.cont();
-    let [first, second] = answers.map(|answer| answer());
-    assert!(matches!(first, Ok(Bid::Won { .. })) && is_busy(&second), "{first:?} {second:?}");
+    let [first, second] = answers.map(PendingReply::wait);
+    assert!(
+        matches!(first, Ok(AcquireReply::Acquired { .. })) && is_busy(&second),
+        "{first:?} {second:?}"
+    );
 }

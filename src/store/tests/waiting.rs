@@ -48,17 +48,19 @@ fn of(client: &str, nonce: u64) -> HoldId {
     HoldId { client: Arc::from(client), ..hold(nonce) }
 }
 
-fn bid(store: &dyn Store, hold: &HoldId, queue: Queue) -> Bid {
-    store.acquire(hold, LEASE, queue, soon()).expect("an answer")
+fn bid(store: &dyn Store, hold: &HoldId, queue: Registration) -> AcquireReply {
+    store
+        .acquire(Acquire { hold, lease: LEASE, registration: queue, deadline: soon() })
+        .expect("an answer")
 }
 
 fn join(store: &dyn Store, client: &str) {
-    let bid = bid(store, &of(client, 1), Queue::Join);
-    assert!(matches!(bid, Bid::Busy { remaining: Some(_) }), "{bid:?}");
+    let bid = bid(store, &of(client, 1), Registration::IfHeld);
+    assert!(matches!(bid, AcquireReply::Held { remaining: Some(_) }), "{bid:?}");
 }
 
 fn free(store: &dyn Store, hold: &HoldId) {
-    assert_eq!(store.release(hold, soon()).ok(), Some(Standing::Ours));
+    assert_eq!(store.release(hold, soon()).ok(), Some(HoldReply::Held));
 }
 
 fn queue(process: &Server) -> Vec<String> {
@@ -87,30 +89,30 @@ fn woken() -> Wake {
 fn only_who_waits_is_in_the_queue(process: &Server) {
     let store = single(process);
     won(&store, &hold(1));
-    bid(&store, &of("a", 1), Queue::Out);
+    bid(&store, &of("a", 1), Registration::None);
     assert_eq!(queue(process), [""; 0]);
-    for mode in [Queue::Join, Queue::Waits, Queue::Yields] {
+    for mode in [Registration::IfHeld, Registration::Registered, Registration::Yielding] {
         let client = format!("{mode:?}");
         bid(&store, &of(&client, 1), mode);
         assert_eq!(queue(process), [client.as_str()]);
-        store.leave("lock", &client, soon()).expect("an answer");
+        store.unregister("lock", &client, soon()).expect("an answer");
     }
 }
 
 fn who_has_the_lock_or_leaves_is_not_in_the_queue(process: &Server) {
     let store = single(process);
-    for mode in [Queue::Waits, Queue::Yields] {
+    for mode in [Registration::Registered, Registration::Yielding] {
         won(&store, &hold(1));
         join(&store, "a");
         free(&store, &hold(1));
         let won = bid(&store, &of("a", 1), mode);
-        assert!(matches!(won, Bid::Won { .. }), "{won:?}");
+        assert!(matches!(won, AcquireReply::Acquired { .. }), "{won:?}");
         assert_eq!(queue(process), [""; 0]);
         // A repeat of the first request, executed late.
         join(&store, "b");
         assert_eq!(bid(&store, &of("a", 1), mode), won);
         assert_eq!(queue(process), ["b"]);
-        store.leave("lock", "b", soon()).expect("an answer");
+        store.unregister("lock", "b", soon()).expect("an answer");
         assert_eq!(queue(process), [""; 0]);
         free(&store, &of("a", 1));
     }
@@ -123,7 +125,7 @@ fn a_queue_is_in_the_order_of_arrival(process: &Server) {
         join(&store, client);
         thread::sleep(Duration::from_millis(2));
     }
-    bid(&store, &of("c", 1), Queue::Waits);
+    bid(&store, &of("c", 1), Registration::Registered);
     assert_eq!(queue(process), ["c", "a", "b"]);
     let score: f64 = process.ask(&["ZSCORE", QUEUE, "c"]);
     let [seconds, _]: [f64; 2] = process.ask(&["TIME"]);
@@ -141,7 +143,7 @@ fn a_queue_never_lasts_for_ever(process: &Server) {
     join(&store, "a");
     assert!((50_000..=60_000).contains(&life(process)), "{}", life(process));
     process.command(&["PEXPIRE", QUEUE, "10000"]);
-    bid(&store, &of("a", 1), Queue::Waits);
+    bid(&store, &of("a", 1), Registration::Registered);
     assert!(life(process) > 50_000, "each try confirms it: {}", life(process));
     join(&patient(100), "b");
     assert!((190_000..=200_000).contains(&life(process)), "{}", life(process));
@@ -161,7 +163,7 @@ fn a_release_wakes_the_client_that_waits_longest(process: &Server) {
     assert!(hears_nothing(&mut *second));
     assert_eq!(queue(process), ["first", "second"], "until it has the lock");
 
-    bid(&store, &of("first", 1), Queue::Waits);
+    bid(&store, &of("first", 1), Registration::Registered);
     free(&store, &of("first", 1));
     assert_eq!(next(&mut *second), woken());
     assert!(hears_nothing(&mut *first));
@@ -172,17 +174,25 @@ fn every_way_to_free_a_lock_wakes_somebody(process: &Server) {
     let mut ears = ears(&store, "a");
     won(&store, &hold(1));
     join(&store, "a");
-    assert_eq!(store.force("lock", soon()).ok(), Some(true));
+    assert_eq!(store.force_release("lock", soon()).ok(), Some(true));
     assert_eq!(next(&mut *ears), woken());
 
     won(&store, &hold(2));
-    let released = care(&mut *store.upkeep(), &[(hold(2), Care::Release)]);
-    assert!(matches!(released[..], [Ok(Standing::Ours)]));
+    let released = care(&mut *store.jobs(), &[(hold(2), Action::Release)]);
+    assert!(matches!(released[..], [Ok(HoldReply::Held)]));
     assert_eq!(next(&mut *ears), woken());
 
     won(&store, &hold(3));
-    let yielded = store.transfer(&hold(3), &hold(4), LEASE, true, soon())();
-    assert_eq!(yielded.ok(), Some(Handover::Yielded));
+    let yielded = store
+        .transfer(Transfer {
+            from: &hold(3),
+            to: &hold(4),
+            lease: LEASE,
+            yields: true,
+            deadline: soon(),
+        })
+        .wait();
+    assert_eq!(yielded.ok(), Some(TransferReply::Yielded));
     assert_eq!(next(&mut *ears), woken());
 }
 
@@ -191,20 +201,29 @@ fn a_lock_that_stays_taken_wakes_nobody(process: &Server) {
     let mut ears = ears(&store, "a");
     won(&store, &hold(1));
     join(&store, "a");
-    assert_eq!(store.release(&hold(2), soon()).ok(), Some(Standing::Gone));
+    assert_eq!(store.release(&hold(2), soon()).ok(), Some(HoldReply::Gone));
     assert_eq!(
-        store.transfer(&hold(2), &hold(3), LEASE, true, soon())().ok(),
-        Some(Handover::Gone)
+        store
+            .transfer(Transfer {
+                from: &hold(2),
+                to: &hold(3),
+                lease: LEASE,
+                yields: true,
+                deadline: soon()
+            })
+            .wait()
+            .ok(),
+        Some(TransferReply::Gone)
     );
     join(&store, "b");
-    store.leave("lock", "b", soon()).expect("an answer");
+    store.unregister("lock", "b", soon()).expect("an answer");
     // Whatever it is, it is not free with another field in it.
     process.command(&["HSET", "lock", "stranger", "1"]);
     free(&store, &hold(1));
     assert!(hears_nothing(&mut *ears));
-    assert_eq!(store.force("lock", soon()).ok(), Some(true));
+    assert_eq!(store.force_release("lock", soon()).ok(), Some(true));
     assert_eq!(next(&mut *ears), woken());
-    assert_eq!(store.force("lock", soon()).ok(), Some(false));
+    assert_eq!(store.force_release("lock", soon()).ok(), Some(false));
     assert!(hears_nothing(&mut *ears));
 }
 
@@ -220,7 +239,7 @@ fn clients_that_are_gone_are_skipped(process: &Server) {
     free(&store, &hold(1));
     assert_eq!(next(&mut *ears), woken());
     assert_eq!(queue(process), ["alive"]);
-    store.leave("lock", "alive", soon()).expect("an answer");
+    store.unregister("lock", "alive", soon()).expect("an answer");
 
     won(&store, &hold(2));
     for number in 0..250 {
@@ -240,16 +259,16 @@ fn who_leaves_passes_the_wake_up_on(process: &Server) {
     join(&store, "a");
     thread::sleep(Duration::from_millis(2));
     join(&store, "b");
-    store.leave("lock", "a", soon()).expect("an answer");
+    store.unregister("lock", "a", soon()).expect("an answer");
     assert!(hears_nothing(&mut *ears), "the lock is not free");
     free(&store, &hold(1));
     assert_eq!(next(&mut *ears), woken());
 
     // Somebody in front of it is woken, does not want the lock any more, and leaves.
     process.command(&["ZADD", QUEUE, "1", "a"]);
-    store.leave("lock", "a", soon()).expect("an answer");
+    store.unregister("lock", "a", soon()).expect("an answer");
     assert_eq!(next(&mut *ears), woken());
-    store.leave("lock", "a", soon()).expect("an answer");
+    store.unregister("lock", "a", soon()).expect("an answer");
     assert!(hears_nothing(&mut *ears), "it had left already");
 }
 
@@ -263,14 +282,20 @@ fn who_yields_lets_another_client_go_first(process: &Server) {
     process.command(&["ZADD", QUEUE, "1", "a"]);
 
     let late = of("late", 1);
-    assert_eq!(bid(&store, &late, Queue::Yields), Bid::Busy { remaining: None });
+    assert_eq!(bid(&store, &late, Registration::Yielding), AcquireReply::Held { remaining: None });
     assert_eq!(queue(process), ["a", "late"]);
     assert_eq!(depth(&store), None);
-    assert!(matches!(bid(&store, &of("a", 1), Queue::Yields), Bid::Won { .. }));
-    assert!(matches!(bid(&store, &late, Queue::Yields), Bid::Busy { remaining: Some(_) }));
+    assert!(matches!(
+        bid(&store, &of("a", 1), Registration::Yielding),
+        AcquireReply::Acquired { .. }
+    ));
+    assert!(matches!(
+        bid(&store, &late, Registration::Yielding),
+        AcquireReply::Held { remaining: Some(_) }
+    ));
     free(&store, &of("a", 1));
     process.command(&["ZADD", QUEUE, "1", "late", "2", "b"]);
-    assert!(matches!(bid(&store, &late, Queue::Yields), Bid::Won { .. }));
+    assert!(matches!(bid(&store, &late, Registration::Yielding), AcquireReply::Acquired { .. }));
     assert_eq!(queue(process), ["b"]);
 }
 
@@ -279,18 +304,27 @@ fn a_transfer_yields_only_to_somebody(process: &Server) {
     let mut ears = ears(&store, "a");
     won(&store, &hold(1));
     let transfer = |from, to, yields| {
-        store.transfer(&hold(from), &hold(to), LEASE, yields, soon())().expect("an answer")
+        store
+            .transfer(Transfer {
+                from: &hold(from),
+                to: &hold(to),
+                lease: LEASE,
+                yields,
+                deadline: soon(),
+            })
+            .wait()
+            .expect("an answer")
     };
     let done = transfer(1, 2, true);
-    assert!(matches!(done, Handover::Done { .. }), "{done:?}");
+    assert!(matches!(done, TransferReply::Transferred { .. }), "{done:?}");
     join(&store, "a");
     assert_eq!(transfer(1, 2, true), done, "a repeat finds the new hold");
-    assert!(matches!(transfer(2, 3, false), Handover::Done { .. }));
+    assert!(matches!(transfer(2, 3, false), TransferReply::Transferred { .. }));
     assert!(hears_nothing(&mut *ears));
-    assert_eq!(transfer(3, 4, true), Handover::Yielded);
+    assert_eq!(transfer(3, 4, true), TransferReply::Yielded);
     assert_eq!(next(&mut *ears), woken());
     assert_eq!(depth(&store), None);
-    assert_eq!(transfer(3, 4, true), Handover::Gone, "a repeat finds nothing");
+    assert_eq!(transfer(3, 4, true), TransferReply::Gone, "a repeat finds nothing");
     assert!(hears_nothing(&mut *ears));
 }
 
@@ -300,13 +334,20 @@ fn a_full_server_wakes_and_queues_nobody_new(process: &Server) {
     won(&store, &hold(1));
     join(&store, "a");
     process.command(&["CONFIG", "SET", "maxmemory", "1"]);
-    bid(&store, &of("b", 1), Queue::Join);
+    bid(&store, &of("b", 1), Registration::IfHeld);
     free(&store, &hold(1));
     assert_eq!(next(&mut *ears), woken());
-    let failure = store.acquire(&of("a", 1), LEASE, Queue::Waits, soon()).expect_err("no memory");
+    let failure = store
+        .acquire(Acquire {
+            hold: &of("a", 1),
+            lease: LEASE,
+            registration: Registration::Registered,
+            deadline: soon(),
+        })
+        .expect_err("no memory");
     assert_eq!(failure.code, "OOM");
     assert_eq!(queue(process), ["a"], "it still waits");
-    store.leave("lock", "a", soon()).expect("an answer");
+    store.unregister("lock", "a", soon()).expect("an answer");
     assert_eq!(queue(process), [""; 0]);
 }
 
@@ -314,16 +355,27 @@ fn a_spoilt_queue_does_no_harm(process: &Server) {
     let store = single(process);
     process.command(&["SET", QUEUE, "mine"]);
     won(&store, &hold(1));
-    for mode in [Queue::Join, Queue::Waits, Queue::Yields] {
-        assert!(matches!(bid(&store, &of("a", 1), mode), Bid::Busy { remaining: Some(_) }));
+    for mode in [Registration::IfHeld, Registration::Registered, Registration::Yielding] {
+        assert!(matches!(
+            bid(&store, &of("a", 1), mode),
+            AcquireReply::Held { remaining: Some(_) }
+        ));
     }
-    store.leave("lock", "a", soon()).expect("an answer");
-    let transferred = store.transfer(&hold(1), &hold(2), LEASE, true, soon())();
-    assert!(matches!(transferred, Ok(Handover::Done { .. })), "{transferred:?}");
+    store.unregister("lock", "a", soon()).expect("an answer");
+    let transferred = store
+        .transfer(Transfer {
+            from: &hold(1),
+            to: &hold(2),
+            lease: LEASE,
+            yields: true,
+            deadline: soon(),
+        })
+        .wait();
+    assert!(matches!(transferred, Ok(TransferReply::Transferred { .. })), "{transferred:?}");
     free(&store, &hold(2));
-    for mode in [Queue::Join, Queue::Waits, Queue::Yields] {
-        assert!(matches!(bid(&store, &of("a", 1), mode), Bid::Won { .. }));
-        assert_eq!(store.force("lock", soon()).ok(), Some(true));
+    for mode in [Registration::IfHeld, Registration::Registered, Registration::Yielding] {
+        assert!(matches!(bid(&store, &of("a", 1), mode), AcquireReply::Acquired { .. }));
+        assert_eq!(store.force_release("lock", soon()).ok(), Some(true));
     }
     assert_eq!(process.ask::<String>(&["GET", QUEUE]), "mine");
 }
@@ -339,25 +391,37 @@ fn a_user_without_rights_to_the_queue_can_lock(process: &Server) {
         process.command(&rule);
         let store = single_at(&url, &Config::default());
         won(&store, &hold(1));
-        for mode in [Queue::Join, Queue::Waits, Queue::Yields] {
+        for mode in [Registration::IfHeld, Registration::Registered, Registration::Yielding] {
             let busy = bid(&store, &of("a", 1), mode);
-            assert!(matches!(busy, Bid::Busy { remaining: Some(_) }), "{missing:?}: {busy:?}");
+            assert!(
+                matches!(busy, AcquireReply::Held { remaining: Some(_) }),
+                "{missing:?}: {busy:?}"
+            );
         }
         process.command(&["ZADD", QUEUE, "1", "b", "2", "c"]);
-        let handed = store.transfer(&hold(1), &hold(2), LEASE, true, soon())().expect("an answer");
-        if let Handover::Done { .. } = handed {
+        let handed = store
+            .transfer(Transfer {
+                from: &hold(1),
+                to: &hold(2),
+                lease: LEASE,
+                yields: true,
+                deadline: soon(),
+            })
+            .wait()
+            .expect("an answer");
+        if let TransferReply::Transferred { .. } = handed {
             free(&store, &hold(2));
         }
-        store.leave("lock", "c", soon()).expect("an answer");
-        let won = bid(&store, &of("c", 1), Queue::Waits);
-        assert!(matches!(won, Bid::Won { .. }), "{missing:?}: {won:?}");
-        assert_eq!(store.force("lock", soon()).ok(), Some(true), "{missing:?}");
+        store.unregister("lock", "c", soon()).expect("an answer");
+        let won = bid(&store, &of("c", 1), Registration::Registered);
+        assert!(matches!(won, AcquireReply::Acquired { .. }), "{missing:?}: {won:?}");
+        assert_eq!(store.force_release("lock", soon()).ok(), Some(true), "{missing:?}");
     }
     let rule = ["ACL", "SETUSER", "ali", "reset", "on", ">sesame", "~*", "+@all", "-pexpire"];
     process.command(&["DEL", QUEUE]);
     process.command(&rule);
     won(&single(process), &hold(3));
-    bid(&single_at(&url, &Config::default()), &of("a", 1), Queue::Join);
+    bid(&single_at(&url, &Config::default()), &of("a", 1), Registration::IfHeld);
     assert_eq!(queue(process), [""; 0], "no key without a TTL");
 }
 
@@ -371,7 +435,7 @@ fn the_message_names_the_lock_without_the_prefix(process: &Server) {
     won(&store, &named("lock", hold(1)));
     // The same key, as another client cuts it.
     let same = named("p:lock", of("a", 1));
-    assert!(matches!(bid(&short, &same, Queue::Join), Bid::Busy { .. }));
+    assert!(matches!(bid(&short, &same, Registration::IfHeld), AcquireReply::Held { .. }));
     free(&store, &named("lock", hold(1)));
     assert_eq!(next(&mut *ears), woken());
     process.command(&["PUBLISH", "leasehold:wake:a", "stop:lock"]);
@@ -384,7 +448,7 @@ fn a_lost_subscription_is_made_again(process: &Server) {
     for _ in 0..3 {
         process.command(&["CLIENT", "KILL", "TYPE", "pubsub"]);
         let failure = ears.next(soon()).expect("in time").expect_err("a broken connection");
-        assert_eq!(failure.trouble, Trouble::Reset);
+        assert_eq!(failure.kind, FailureKind::Disconnected);
         assert_eq!(next(&mut *ears), Wake::Ready);
     }
     process.restart();
@@ -401,7 +465,7 @@ fn a_silent_server_is_given_up(process: &Server) {
     let started = Instant::now();
     let mut ears = store.wakeups("a").expect("others can exist");
     let failure = ears.next(soon()).expect("in time").expect_err("silence");
-    assert_eq!(failure.trouble, Trouble::Silent);
+    assert_eq!(failure.kind, FailureKind::Timeout);
     assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
     process.cont();
     assert_eq!(next(&mut *ears), Wake::Ready);
@@ -415,7 +479,7 @@ fn who_may_not_subscribe_is_told(process: &Server) {
     let mut ears = store.wakeups("a").expect("others can exist");
     for _ in 0..2 {
         let failure = ears.next(soon()).expect("in time").expect_err("no rights");
-        assert_eq!((failure.trouble, failure.code.as_str()), (Trouble::Refused, "NOPERM"));
+        assert_eq!((failure.kind, failure.code.as_str()), (FailureKind::Rejected, "NOPERM"));
     }
     process.command(&["ACL", "SETUSER", "ali", "&leasehold:wake:*"]);
     assert_eq!(next(&mut *ears), Wake::Ready);

@@ -6,12 +6,12 @@ use super::*;
 
 const LEASE: Duration = Duration::from_secs(30);
 
-fn failed<T>(trouble: Trouble) -> Result<T, Failure> {
-    Err(Failure::io(trouble, &Arc::from("there"), io::Error::other("test")))
+fn failed<T>(kind: FailureKind) -> Result<T, Failure> {
+    Err(Failure::io(kind, &Arc::from("there"), io::Error::other("test")))
 }
 
 fn falls_short<T>(acked: u32) -> Result<T, Failure> {
-    failed(Trouble::NotReplicated { acked, required: 3 })
+    failed(FailureKind::NotReplicated { acked, required: 3 })
 }
 
 /// Every combination of so many votes out of these.
@@ -28,14 +28,14 @@ fn all_of<T: Clone>(servers: usize, votes: &[Option<Result<T, Failure>>]) -> Vec
     (0..combinations).map(combination).collect()
 }
 
-fn bids() -> [Option<Result<Bid, Failure>>; 7] {
+fn bids() -> [Option<Result<AcquireReply, Failure>>; 7] {
     [
         None,
-        Some(Ok(Bid::Won { fence: 7 })),
-        Some(Ok(Bid::Busy { remaining: Some(LEASE) })),
-        Some(failed(Trouble::Silent)),
-        Some(failed(Trouble::Unreachable)),
-        Some(failed(Trouble::WrongType)),
+        Some(Ok(AcquireReply::Acquired { fence: 7 })),
+        Some(Ok(AcquireReply::Held { remaining: Some(LEASE) })),
+        Some(failed(FailureKind::Timeout)),
+        Some(failed(FailureKind::Unreachable)),
+        Some(failed(FailureKind::WrongType)),
         Some(falls_short(1)),
     ]
 }
@@ -44,17 +44,18 @@ fn bids() -> [Option<Result<Bid, Failure>>; 7] {
 fn a_lock_is_won_by_a_majority_and_by_nothing_else() {
     for servers in 1..=5 {
         for votes in all_of(servers, &bids()) {
-            let won = votes.count(|bid| matches!(bid, Bid::Won { .. }));
-            let busy = votes.count(|bid| matches!(bid, Bid::Busy { .. }));
-            let (short, wrong) = (votes.count_short(), votes.count_failures(Trouble::WrongType));
+            let won = votes.count(|bid| matches!(bid, AcquireReply::Acquired { .. }));
+            let busy = votes.count(|bid| matches!(bid, AcquireReply::Held { .. }));
+            let (short, wrong) =
+                (votes.count_short(), votes.count_failures(FailureKind::WrongType));
             let may_win = won + votes.pending() >= votes.required();
             match votes.race() {
-                Some(Race::Won { fence, agreed }) => {
+                Some(HoldVote::Won { fence, agreed }) => {
                     assert!(won >= votes.required(), "{votes:?}");
                     assert!(fence == 7 && agreed);
                 }
                 None => assert!(votes.pending() > 0 && won < votes.required(), "{votes:?}"),
-                Some(Race::Lost(outcome)) => {
+                Some(HoldVote::Lost(outcome)) => {
                     assert!(!may_win, "{votes:?}");
                     match outcome {
                         Ok(_) => {
@@ -64,12 +65,12 @@ fn a_lock_is_won_by_a_majority_and_by_nothing_else() {
                         Err(failure) if failure.is_shortfall() => {
                             assert!(won + short >= votes.required(), "{votes:?}");
                         }
-                        Err(failure) if failure.trouble == Trouble::WrongType => {
+                        Err(failure) if failure.kind == FailureKind::WrongType => {
                             assert!(votes.outvoted_by(wrong), "{votes:?}");
                         }
                         Err(failure) => {
                             assert!(won + short + busy + wrong < votes.required(), "{votes:?}");
-                            let silent = votes.count_failures(Trouble::Silent) > 0;
+                            let silent = votes.count_failures(FailureKind::Timeout) > 0;
                             assert_eq!(failure.is_ambiguous(), silent, "{votes:?}");
                         }
                     }
@@ -82,10 +83,10 @@ fn a_lock_is_won_by_a_majority_and_by_nothing_else() {
 #[test]
 fn contention_is_unclear_only_where_a_request_may_have_arrived() {
     for votes in all_of(5, &bids()) {
-        let silent = votes.count_failures(Trouble::Silent) > 0;
+        let silent = votes.count_failures(FailureKind::Timeout) > 0;
         match votes.race() {
-            Some(Race::Lost(Ok(Bid::Unclear { .. }))) => assert!(silent, "{votes:?}"),
-            Some(Race::Lost(Ok(_))) => assert!(!silent, "{votes:?}"),
+            Some(HoldVote::Lost(Ok(AcquireReply::Unknown { .. }))) => assert!(silent, "{votes:?}"),
+            Some(HoldVote::Lost(Ok(_))) => assert!(!silent, "{votes:?}"),
             _ => {}
         }
     }
@@ -95,19 +96,19 @@ fn contention_is_unclear_only_where_a_request_may_have_arrived() {
 fn a_hold_stands_with_a_majority_and_is_gone_when_none_is_left() {
     let standings = [
         None,
-        Some(Ok(Standing::Ours)),
-        Some(Ok(Standing::Gone)),
-        Some(failed(Trouble::Silent)),
+        Some(Ok(HoldReply::Held)),
+        Some(Ok(HoldReply::Gone)),
+        Some(failed(FailureKind::Timeout)),
         Some(falls_short(1)),
     ];
     for servers in 1..=5 {
         for votes in all_of(servers, &standings) {
-            let ours = votes.count(|standing| *standing == Standing::Ours);
-            let gone = votes.count(|standing| *standing == Standing::Gone);
+            let ours = votes.count(|standing| *standing == HoldReply::Held);
+            let gone = votes.count(|standing| *standing == HoldReply::Gone);
             let (required, pending) = (votes.required(), votes.pending());
             match votes.standing() {
-                Some(Ok(Standing::Ours)) => assert!(ours >= required),
-                Some(Ok(Standing::Gone)) => assert!(servers - gone < required),
+                Some(Ok(HoldReply::Held)) => assert!(ours >= required),
+                Some(Ok(HoldReply::Gone)) => assert!(servers - gone < required),
                 Some(Err(failure)) => {
                     assert!(ours < required && servers - gone >= required);
                     assert!(ours + pending < required, "{votes:?}");
@@ -125,7 +126,7 @@ fn a_hold_stands_with_a_majority_and_is_gone_when_none_is_left() {
             match votes.any() {
                 None => assert!(pending > 0 && ours + gone < required),
                 Some(Err(_)) => assert!(ours + gone + pending < required),
-                Some(Ok(standing)) => assert_eq!(standing == Standing::Ours, ours > 0),
+                Some(Ok(standing)) => assert_eq!(standing == HoldReply::Held, ours > 0),
             }
         }
     }
@@ -135,26 +136,26 @@ fn a_hold_stands_with_a_majority_and_is_gone_when_none_is_left() {
 fn a_transfer_is_done_by_a_majority_and_by_nothing_else() {
     let handovers = [
         None,
-        Some(Ok(Handover::Done { fence: 7 })),
-        Some(Ok(Handover::Gone)),
-        Some(Ok(Handover::Yielded)),
-        Some(failed(Trouble::Unreachable)),
-        Some(failed(Trouble::Reset)),
+        Some(Ok(TransferReply::Transferred { fence: 7 })),
+        Some(Ok(TransferReply::Gone)),
+        Some(Ok(TransferReply::Yielded)),
+        Some(failed(FailureKind::Unreachable)),
+        Some(failed(FailureKind::Disconnected)),
         Some(falls_short(1)),
     ];
     for votes in all_of(5, &handovers) {
-        let done = votes.count(|answer| matches!(answer, Handover::Done { .. }));
-        let gone = votes.count(|answer| *answer == Handover::Gone);
+        let done = votes.count(|answer| matches!(answer, TransferReply::Transferred { .. }));
+        let gone = votes.count(|answer| *answer == TransferReply::Gone);
         let done_anyhow = done + votes.count_short();
         match votes.passage() {
-            Some(Race::Won { .. }) => assert!(done >= 3),
+            Some(HoldVote::Won { .. }) => assert!(done >= 3),
             None => assert!(votes.pending() > 0 && done < 3),
-            Some(Race::Lost(outcome)) => {
+            Some(HoldVote::Lost(outcome)) => {
                 assert!(done + votes.pending() < 3);
                 let short = matches!(&outcome, Err(failure) if failure.is_shortfall());
                 assert_eq!(short, done_anyhow >= 3, "{votes:?}");
-                assert_eq!(matches!(outcome, Ok(Handover::Gone)), gone >= 3, "{votes:?}");
-                let reset = votes.count_failures(Trouble::Reset) > 0;
+                assert_eq!(matches!(outcome, Ok(TransferReply::Gone)), gone >= 3, "{votes:?}");
+                let reset = votes.count_failures(FailureKind::Disconnected) > 0;
                 if let Err(failure) = outcome {
                     assert_eq!(failure.is_ambiguous(), reset && !short, "{votes:?}");
                 }
@@ -165,58 +166,61 @@ fn a_transfer_is_done_by_a_majority_and_by_nothing_else() {
 
 #[test]
 fn the_token_is_the_greatest_and_agreed_if_a_majority_gave_it() {
-    let race =
-        |fences: [u64; 3]| Votes(fences.map(|fence| Some(Ok(Bid::Won { fence }))).into()).race();
-    assert!(matches!(race([5, 5, 5]), Some(Race::Won { fence: 5, agreed: true })));
-    assert!(matches!(race([5, 9, 9]), Some(Race::Won { fence: 9, agreed: true })));
-    assert!(matches!(race([5, 5, 9]), Some(Race::Won { fence: 9, agreed: false })));
+    let race = |fences: [u64; 3]| {
+        Votes(fences.map(|fence| Some(Ok(AcquireReply::Acquired { fence }))).into()).race()
+    };
+    assert!(matches!(race([5, 5, 5]), Some(HoldVote::Won { fence: 5, agreed: true })));
+    assert!(matches!(race([5, 9, 9]), Some(HoldVote::Won { fence: 9, agreed: true })));
+    assert!(matches!(race([5, 5, 9]), Some(HoldVote::Won { fence: 9, agreed: false })));
 }
 
 #[test]
 fn a_shortfall_tells_what_the_best_majority_has_acknowledged() {
     let acked = |votes: Vec<_>| match Votes(votes).race() {
-        Some(Race::Lost(Err(Failure { trouble, .. }))) => match trouble {
-            Trouble::NotReplicated { acked, required: 3 } => acked,
-            trouble => panic!("{trouble:?}"),
+        Some(HoldVote::Lost(Err(Failure { kind, .. }))) => match kind {
+            FailureKind::NotReplicated { acked, required: 3 } => acked,
+            kind => panic!("{kind:?}"),
         },
         other => panic!("{other:?}"),
     };
-    let won = || Some(Ok(Bid::Won { fence: 1 }));
+    let won = || Some(Ok(AcquireReply::Acquired { fence: 1 }));
     let short = |acked| Some(falls_short(acked));
-    assert!(Votes(vec![short(1)]).may_be(0, |_: &Bid| false), "it is done there");
+    assert!(Votes(vec![short(1)]).may_be(0, |_: &AcquireReply| false), "it is done there");
     assert_eq!(acked(vec![short(1)]), 1);
     assert_eq!(acked(vec![short(0), short(2), won()]), 2);
     assert_eq!(acked(vec![short(2), short(0), short(1)]), 1);
     assert_eq!(acked(vec![short(2), short(1), None]), 1);
     assert_eq!(acked(vec![won(), short(0), short(1), short(2), None]), 1);
-    assert_eq!(acked(vec![won(), short(2), Some(failed(Trouble::Unreachable))]), 2);
+    assert_eq!(acked(vec![won(), short(2), Some(failed(FailureKind::Unreachable))]), 2);
 }
 
 #[test]
 fn a_server_that_will_answer_soon_may_make_up_for_a_shortfall() {
     let race = |votes: Vec<_>| match Votes(votes).race() {
-        Some(Race::Lost(Err(failure))) => failure.trouble,
+        Some(HoldVote::Lost(Err(failure))) => failure.kind,
         other => panic!("{other:?}"),
     };
-    let (won, short) = (|| Some(Ok(Bid::Won { fence: 1 })), || Some(falls_short(1)));
-    let passing = || Some(failed(Trouble::Passing));
-    assert_eq!(race(vec![won(), short(), passing()]), Trouble::Passing);
-    assert_eq!(race(vec![short(), passing(), passing()]), Trouble::Passing);
-    assert!(matches!(race(vec![short(), short(), passing()]), Trouble::NotReplicated { .. }));
+    let (won, short) = (|| Some(Ok(AcquireReply::Acquired { fence: 1 })), || Some(falls_short(1)));
+    let passing = || Some(failed(FailureKind::Transient));
+    assert_eq!(race(vec![won(), short(), passing()]), FailureKind::Transient);
+    assert_eq!(race(vec![short(), passing(), passing()]), FailureKind::Transient);
+    assert!(matches!(race(vec![short(), short(), passing()]), FailureKind::NotReplicated { .. }));
 }
 
 #[test]
 fn a_lock_may_be_free_when_a_majority_of_leases_is_over() {
     let busy = |seconds| {
         let remaining = Some(Duration::from_secs(seconds));
-        Some(Ok(Bid::Busy { remaining }))
+        Some(Ok(AcquireReply::Held { remaining }))
     };
     let remaining = |votes: Vec<_>| match Votes(votes).race() {
-        Some(Race::Lost(Ok(Bid::Busy { remaining }))) => remaining.map(|left| left.as_secs()),
+        Some(HoldVote::Lost(Ok(AcquireReply::Held { remaining }))) => {
+            remaining.map(|left| left.as_secs())
+        }
         other => panic!("{other:?}"),
     };
-    let won = || Some(Ok(Bid::Won { fence: 1 }));
-    let forever = || Some(Ok(Bid::Busy { remaining: None }));
+    let won = || Some(Ok(AcquireReply::Acquired { fence: 1 }));
+    let forever = || Some(Ok(AcquireReply::Held { remaining: None }));
     assert_eq!(remaining(vec![busy(9), busy(3), busy(6)]), Some(6));
     assert_eq!(remaining(vec![won(), won(), busy(9), busy(3), busy(6)]), Some(3));
     assert_eq!(remaining(vec![forever(), busy(3), busy(6)]), Some(6));
@@ -227,11 +231,11 @@ fn a_lock_may_be_free_when_a_majority_of_leases_is_over() {
 fn the_holder_is_whom_a_majority_names() {
     let seen = |owner: &str, depth, seconds| {
         let remaining = Duration::from_secs(seconds);
-        Some(Ok(Inspected(Some(Holder { owner: owner.into(), depth, remaining }))))
+        Some(Ok(Some(Holder { owner: owner.into(), depth, remaining })))
     };
-    let free = || Some(Ok(Inspected(None)));
+    let free = || Some(Ok(None));
     let holder = |votes: Vec<_>| match Votes(votes).holder() {
-        Some(Ok(Inspected(holder))) => holder.map(|holder| (holder.owner, holder.depth)),
+        Some(Ok(holder)) => holder.map(|holder| (holder.owner, holder.depth)),
         other => panic!("{:?}", other.map(Result::err)),
     };
     let mine = Some(("me".to_owned(), 2));
@@ -243,11 +247,11 @@ fn the_holder_is_whom_a_majority_names() {
     assert_eq!(holder(vec![seen("me", 2, 5), seen("you", 1, 9), free()]), None);
     assert_eq!(holder(vec![free(), free(), None]), None);
     assert!(Votes(vec![seen("me", 1, 1), free(), None]).holder().is_none());
-    assert!(Votes(vec![free(), Some(failed(Trouble::Silent)), None]).holder().is_none());
-    let unreachable = || Some(failed(Trouble::Unreachable));
+    assert!(Votes(vec![free(), Some(failed(FailureKind::Timeout)), None]).holder().is_none());
+    let unreachable = || Some(failed(FailureKind::Unreachable));
     assert!(matches!(Votes(vec![unreachable(), unreachable(), None]).holder(), Some(Err(_))));
     // The majority of a holder on three of five servers ends with the first of the three leases.
-    let Some(Ok(Inspected(Some(held)))) =
+    let Some(Ok(Some(held))) =
         Votes(vec![seen("me", 1, 9), seen("me", 1, 5), seen("me", 1, 7), free(), free()]).holder()
     else {
         panic!("three of five are a majority");

@@ -1,0 +1,43 @@
+//! Which thread of this client holds what.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::thread::ThreadId;
+
+use parking_lot::Mutex;
+
+use crate::local::lease::Lease;
+
+/// Threads that take and release different locks at the same time should rarely meet here.
+const SHARDS: usize = 16;
+
+type Key = (ThreadId, Arc<str>);
+
+/// The living holds by thread and name, lost ones included until their last guard is gone.
+#[derive(Debug, Default)]
+pub(crate) struct HeldLocks {
+    hasher: RandomState,
+    shards: [Mutex<HashMap<Key, Arc<Lease>>>; SHARDS],
+}
+
+impl HeldLocks {
+    pub(crate) fn find(&self, thread: ThreadId, name: &Arc<str>) -> Option<Arc<Lease>> {
+        self.shard(thread).lock().get(&(thread, name.clone())).cloned()
+    }
+
+    pub(crate) fn insert(&self, lease: &Arc<Lease>) {
+        let key = (lease.thread(), lease.name().clone());
+        self.shard(lease.thread()).lock().insert(key, lease.clone());
+    }
+
+    pub(crate) fn remove(&self, lease: &Lease) {
+        let key = (lease.thread(), lease.name().clone());
+        self.shard(lease.thread()).lock().remove(&key);
+    }
+
+    fn shard(&self, thread: ThreadId) -> &Mutex<HashMap<Key, Arc<Lease>>> {
+        let hash = self.hasher.hash_one(thread);
+        &self.shards[usize::try_from(hash % SHARDS as u64).unwrap_or(0)]
+    }
+}

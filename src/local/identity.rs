@@ -1,0 +1,97 @@
+//! Identities: of the client, of its holds, of threads and of the process.
+
+use std::process;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::thread::{self, ThreadId};
+
+use crate::error::{Error, Result};
+use crate::store::hold::HoldId;
+
+/// Who a client is.
+#[derive(Debug)]
+pub(crate) struct Identity {
+    client: Arc<str>,
+    nonces: AtomicU64,
+    process: u32,
+}
+
+impl Identity {
+    /// Makes up an identity: the label, if any, and 128 random bits.
+    pub(crate) fn new(label: &str) -> Result<Self> {
+        let mut random = [0; 16];
+        getrandom::fill(&mut random).map_err(|error| {
+            Error::invalid("the system", format_args!("has no randomness: {error}"))
+        })?;
+        let id = u128::from_ne_bytes(random);
+        let client =
+            if label.is_empty() { format!("{id:032x}") } else { format!("{label}:{id:032x}") };
+        Ok(Self { client: client.into(), nonces: AtomicU64::new(1), process: process::id() })
+    }
+
+    pub(crate) fn client(&self) -> &str {
+        &self.client
+    }
+
+    /// Names a new hold.
+    pub(crate) fn next_hold(&self, name: &Arc<str>) -> HoldId {
+        HoldId {
+            name: name.clone(),
+            client: self.client.clone(),
+            nonce: self.nonces.fetch_add(1, Ordering::Relaxed),
+        }
+    }
+
+    /// Refuses to work in a forked child, which shares the parent's sockets and identity but none
+    /// of its threads.
+    pub(crate) fn check_process(&self) -> Result<()> {
+        if process::id() == self.process { Ok(()) } else { Err(Error::Forked) }
+    }
+}
+
+thread_local! {
+    static PRESENCE: Arc<()> = Arc::new(());
+}
+
+/// A thread, and whether it still lives.
+#[derive(Clone, Debug)]
+pub(crate) struct Thread {
+    pub(crate) id: ThreadId,
+    presence: Weak<()>,
+}
+
+impl Thread {
+    /// The calling thread. In a destructor of a thread-local it may count as ended: then a lease
+    /// taken there is not renewed.
+    pub(crate) fn current() -> Self {
+        let presence = PRESENCE.try_with(Arc::downgrade).unwrap_or_default();
+        Self { id: thread::current().id(), presence }
+    }
+
+    pub(crate) fn is_alive(&self) -> bool {
+        self.presence.strong_count() > 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn owners_of_clients_and_holds_are_all_different() {
+        let (a, b) = (Identity::new("").expect("random"), Identity::new("web").expect("random"));
+        let name = Arc::from("x");
+        assert_ne!(a.client(), b.client());
+        assert_ne!(a.next_hold(&name).owner(), a.next_hold(&name).owner());
+        assert!(b.client().starts_with("web:"));
+        assert!(b.next_hold(&name).owner().starts_with(b.client()));
+        assert_eq!(a.client().len(), 32);
+    }
+
+    #[test]
+    fn the_presence_of_a_thread_ends_with_it() {
+        let ended = thread::spawn(Thread::current).join().expect("no panic");
+        assert!(!ended.is_alive());
+        assert!(Thread::current().is_alive());
+    }
+}

@@ -1,0 +1,293 @@
+//! Where a server is and how to log in there, from a URL.
+
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::sync::Arc;
+use std::time::Instant;
+
+use crossbeam_channel::{RecvTimeoutError, bounded};
+use redis::{ConnectionAddr, IntoConnectionInfo, RedisConnectionInfo};
+use scheduled_thread_pool::ScheduledThreadPool;
+
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::net::resp::RespStream;
+#[cfg(feature = "tls")]
+use crate::net::tls::Connector;
+#[cfg(feature = "tls")]
+use crate::net::trust::Trust;
+
+/// One server's address and the login there.
+#[derive(Clone)]
+pub(crate) struct Endpoint {
+    address: ConnectionAddr,
+    /// The address as users are shown it, without user and password.
+    pub(crate) label: Arc<str>,
+    login: RedisConnectionInfo,
+    client_name: Option<String>,
+    #[cfg(feature = "tls")]
+    tls: Option<Connector>,
+}
+
+/// Shows no user and no password.
+impl fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Endpoint").field(&self.label).finish()
+    }
+}
+
+impl Endpoint {
+    /// Understands `redis[s]://[user][:password@]host[:port][/db]` and
+    /// `unix:///path[?db=&user=&pass=]`, each with an optional `client_name` in the query.
+    #[cfg_attr(not(feature = "tls"), expect(unused_variables, reason = "all about TLS"))]
+    pub(crate) fn parse(url: &str, config: &Config) -> Result<Self> {
+        let refuse = |why: &str| Err(Error::invalid("url", why));
+        let Some(mut parsed) = redis::parse_redis_url(url) else {
+            return refuse("must be redis[s]://host[:port][/db] or unix:///path");
+        };
+        let encrypted = matches!(parsed.scheme(), "rediss" | "valkeys");
+        if encrypted && cfg!(not(feature = "tls")) {
+            return refuse("must not ask for TLS unless leasehold's feature `tls` is enabled");
+        }
+        // TLS is our own affair: to the parser this is an address and a login like any other.
+        if encrypted && parsed.set_scheme("redis").is_err() {
+            return refuse("must be redis[s]://host[:port][/db] or unix:///path");
+        }
+        let client_name = parsed
+            .query_pairs()
+            .find(|(key, _)| key == "client_name")
+            .map(|(_, name)| name.into_owned());
+        // The parser's own messages can quote the URL, so they are not passed on.
+        let Ok(info) = parsed.clone().into_connection_info() else {
+            return refuse("must have a host or a path, a database number if any, and valid UTF-8");
+        };
+        let (address, login) = (info.addr().clone(), info.redis_settings().clone());
+        if login.db() < 0 {
+            return refuse("must not have a negative database number");
+        }
+        Ok(Self {
+            label: address.to_string().into(),
+            #[cfg(feature = "tls")]
+            tls: connector(encrypted, &address, parsed.fragment(), config)?,
+            address,
+            login,
+            client_name,
+        })
+    }
+
+    /// Another server with the same login, over TCP, and over TLS if this is.
+    pub(crate) fn at(&self, host: &str, port: u16) -> Self {
+        let address = ConnectionAddr::Tcp(host.into(), port);
+        Self {
+            label: address.to_string().into(),
+            address,
+            login: self.login.clone(),
+            client_name: self.client_name.clone(),
+            #[cfg(feature = "tls")]
+            tls: self.tls.as_ref().map(|connector| connector.to(host)),
+        }
+    }
+
+    /// The host, where there is one: not with a Unix socket.
+    pub(crate) fn host(&self) -> Option<&str> {
+        match &self.address {
+            ConnectionAddr::Tcp(host, _) => Some(host),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn database(&self) -> i64 {
+        self.login.db()
+    }
+
+    /// The same server without a database and a name of the client, which sentinels do not have.
+    pub(crate) fn without_database(&self) -> Self {
+        let login = self.login.clone().set_db(0);
+        Self { login, client_name: None, ..self.clone() }
+    }
+
+    /// The same server with another user and password.
+    pub(crate) fn with_login(mut self, user: &str, password: &str) -> Self {
+        let login = RedisConnectionInfo::default().set_db(self.login.db()).set_password(password);
+        self.login = if user.is_empty() { login } else { login.set_username(user) };
+        self
+    }
+
+    /// Tells whether two servers are logged in to alike.
+    pub(crate) fn is_alike(&self, other: &Self) -> bool {
+        let key = |one: &Self| {
+            let login = &one.login;
+            let (user, password) = (login.username(), login.password());
+            (
+                user.map(str::to_owned),
+                password.map(str::to_owned),
+                login.db(),
+                one.client_name.clone(),
+            )
+        };
+        key(self) == key(other)
+    }
+
+    /// Understands the URLs of several servers, all different. `what` is what users call them.
+    pub(crate) fn parse_all(what: &str, urls: &[&str], config: &Config) -> Result<Vec<Self>> {
+        if urls.is_empty() {
+            return Err(Error::invalid(what, "must not be empty"));
+        }
+        let mut endpoints: Vec<Self> = Vec::with_capacity(urls.len());
+        for url in urls {
+            let endpoint = Self::parse(url, config)?;
+            if endpoints.iter().any(|other| other.label == endpoint.label) {
+                let label = endpoint.label;
+                return Err(Error::invalid(what, format_args!("must not name {label} twice")));
+            }
+            endpoints.push(endpoint);
+        }
+        Ok(endpoints)
+    }
+
+    /// Opens a socket. Names are looked up on one of `threads`, because looking up cannot be cut
+    /// short.
+    pub(crate) fn connect(
+        &self,
+        threads: &ScheduledThreadPool,
+        deadline: Instant,
+    ) -> io::Result<RespStream> {
+        match &self.address {
+            ConnectionAddr::Tcp(host, port) => {
+                let addresses = match host.parse::<IpAddr>() {
+                    Ok(address) => vec![SocketAddr::new(address, *port)],
+                    Err(_) => look_up(host, *port, threads, deadline)?,
+                };
+                #[cfg(feature = "tls")]
+                if let Some(connector) = &self.tls {
+                    return RespStream::tls(&addresses, connector, deadline);
+                }
+                RespStream::tcp(&addresses, deadline)
+            }
+            ConnectionAddr::Unix(path) => RespStream::unix(path, deadline),
+            _ => Err(io::ErrorKind::Unsupported.into()),
+        }
+    }
+
+    /// Appends the requests that a new connection begins with, and tells how many there are.
+    pub(crate) fn greet(&self, out: &mut Vec<u8>) -> usize {
+        let mut requests = Vec::new();
+        if let Some(password) = self.login.password() {
+            let mut auth = redis::cmd("AUTH");
+            auth.arg(self.login.username()).arg(password);
+            requests.push(auth);
+        }
+        if self.login.db() != 0 {
+            requests.push(redis::cmd("SELECT").arg(self.login.db()).take());
+        }
+        if let Some(name) = &self.client_name {
+            requests.push(redis::cmd("CLIENT").arg("SETNAME").arg(name).take());
+        }
+        // With TLS 1.3 only the first reply tells that the server has accepted our certificate.
+        #[cfg(feature = "tls")]
+        if self.tls.is_some() && requests.is_empty() {
+            requests.push(redis::cmd("PING"));
+        }
+        for request in &requests {
+            request.write_packed_command(out);
+        }
+        requests.len()
+    }
+}
+
+/// What URL and settings ask for in the way of TLS.
+#[cfg(feature = "tls")]
+fn connector(
+    encrypted: bool,
+    address: &ConnectionAddr,
+    fragment: Option<&str>,
+    config: &Config,
+) -> Result<Option<Connector>> {
+    match address {
+        ConnectionAddr::Tcp(host, _) if encrypted => {
+            let settings = config.tls.clone().unwrap_or_default();
+            Connector::new(host, Trust::from_fragment(fragment)?, &settings).map(Some)
+        }
+        // Who has set it up relies on it.
+        _ if config.tls.is_some() => {
+            Err(Error::invalid("url", "must begin with rediss:// if `tls` is set"))
+        }
+        _ => Ok(None),
+    }
+}
+
+fn look_up(
+    host: &str,
+    port: u16,
+    threads: &ScheduledThreadPool,
+    deadline: Instant,
+) -> io::Result<Vec<SocketAddr>> {
+    let (answer, answers) = bounded(1);
+    let host = host.to_owned();
+    threads.execute(move || {
+        let found = (host.as_str(), port).to_socket_addrs().map(Iterator::collect);
+        // Nobody waits any more if the time was over; then the answer is not wanted.
+        drop(answer.send(found));
+    });
+    answers.recv_deadline(deadline).unwrap_or_else(|error| {
+        Err(match error {
+            RecvTimeoutError::Timeout => {
+                io::Error::new(io::ErrorKind::TimedOut, "looking up the host took too long")
+            }
+            RecvTimeoutError::Disconnected => io::Error::other("looking up the host failed"),
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn greeting(url: &str) -> String {
+        let mut out = Vec::new();
+        Endpoint::parse(url, &Config::default()).expect("a good URL").greet(&mut out);
+        String::from_utf8(out).expect("text")
+    }
+
+    #[test]
+    fn the_url_tells_user_password_database_and_client_name() {
+        assert_eq!(greeting("redis://localhost"), "");
+        assert_eq!(
+            greeting("redis://u:p%40ss@localhost:1/3?client_name=app"),
+            "*3\r\n$4\r\nAUTH\r\n$1\r\nu\r\n$4\r\np@ss\r\n\
+             *2\r\n$6\r\nSELECT\r\n$1\r\n3\r\n\
+             *3\r\n$6\r\nCLIENT\r\n$7\r\nSETNAME\r\n$3\r\napp\r\n"
+        );
+        assert_eq!(greeting("redis://:p@localhost"), "*2\r\n$4\r\nAUTH\r\n$1\r\np\r\n");
+        assert_eq!(greeting("unix:///tmp/x?pass=p"), "*2\r\n$4\r\nAUTH\r\n$1\r\np\r\n");
+    }
+
+    #[test]
+    fn a_bad_url_is_refused_without_being_repeated() {
+        let bad = [
+            "",
+            "nonsense",
+            "http://host",
+            "redis://",
+            "redis://:secret@host/x",
+            "redis://:secret@host/-1",
+            "rediss://:secret@host/#nonsense",
+            #[cfg(not(feature = "tls"))]
+            "rediss://:secret@host",
+            "redis://:secret@0.0.0.0",
+        ];
+        for url in bad {
+            let error = Endpoint::parse(url, &Config::default()).expect_err(url);
+            assert!(matches!(error, Error::InvalidInput(_)), "{error:?}");
+            assert!(!format!("{error} {error:?}").contains("secret"), "{error:?}");
+        }
+    }
+
+    #[test]
+    fn debug_shows_the_address_only() {
+        let endpoint =
+            Endpoint::parse("redis://me:secret@host:7/1", &Config::default()).expect("a good URL");
+        assert_eq!(format!("{endpoint:?}"), "Endpoint(\"host:7\")");
+    }
+}

@@ -1,0 +1,25 @@
+//! How bytes travel: connections, the threads that share them, and where servers are.
+
+pub(crate) mod connection;
+pub(crate) mod endpoint;
+pub(crate) mod factory;
+pub(crate) mod interrupter;
+pub(crate) mod lane;
+pub(crate) mod multiplexer;
+pub(crate) mod pipeline;
+pub(crate) mod poll;
+pub(crate) mod request;
+pub(crate) mod resp;
+pub(crate) mod route;
+pub(crate) mod send_queue;
+pub(crate) mod sentinel;
+pub(crate) mod server;
+pub(crate) mod spin;
+pub(crate) mod stream;
+#[cfg(feature = "tls")]
+pub(crate) mod tls;
+#[cfg(feature = "tls")]
+pub(crate) mod trust;
+
+#[cfg(all(test, leasehold_shuttle))]
+mod schedules;

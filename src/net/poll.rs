@@ -1,0 +1,25 @@
+//! Waiting at several sockets at once.
+
+use std::os::fd::BorrowedFd;
+use std::time::Instant;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+
+/// Sleeps until there is something to read, and tells at which of the sockets; at none if the time
+/// is over. Without a time it only looks.
+pub(crate) fn poll_readable(sockets: &[BorrowedFd<'_>], deadline: Option<Instant>) -> Vec<usize> {
+    let mut fds: Vec<_> = sockets.iter().map(|socket| PollFd::new(socket, PollFlags::IN)).collect();
+    loop {
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let time = Timespec::try_from(left.unwrap_or_default()).ok();
+        match poll(&mut fds, time.as_ref()) {
+            Ok(0) if left.is_some_and(|left| !left.is_zero()) => {}
+            Err(Errno::INTR) => {}
+            // Whatever is wrong with a socket, reading from it tells.
+            _ => break,
+        }
+    }
+    let ready = fds.iter().enumerate().filter(|(_, fd)| !fd.revents().is_empty());
+    ready.map(|(place, _)| place).collect()
+}

@@ -1,0 +1,199 @@
+//! One connection's bytes: opened, written and read by a deadline that covers the whole of each.
+//!
+//! A time limit per read call, which is all that sockets offer, never ends a reply that drips in
+//! byte by byte. So every wait is for the time that is left: after a short spin if the caller allows
+//! one, in `read` itself while much time is left, which saves a system call, and in `poll` at the end.
+//! Who may have to wait for long is in `poll` all the time, because `read` wakes now and then.
+
+use std::io::{self, Read};
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Weak;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{
+    self, AddressFamily, RecvFlags, SendFlags, Shutdown, SocketAddrUnix, SocketType, sockopt,
+};
+
+use crate::net::spin::SpinTurn;
+
+/// After this long without traffic the kernel asks whether the peer is still there.
+const KEEPALIVE: Duration = Duration::from_secs(15);
+
+/// Apple has no such flag; there, as everywhere, Rust programs ignore the signal from the start.
+#[cfg(not(target_vendor = "apple"))]
+const SEND: SendFlags = SendFlags::DONTWAIT.union(SendFlags::NOSIGNAL);
+#[cfg(target_vendor = "apple")]
+const SEND: SendFlags = SendFlags::DONTWAIT;
+
+/// How long one call of `read` sleeps at the most.
+const NAP: Duration = Duration::from_millis(50);
+
+/// What the kernel connects.
+#[derive(Debug)]
+pub(crate) enum Stream {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+impl Stream {
+    /// Connects to the first of `addresses` that answers, giving each its share of the time.
+    pub(crate) fn tcp(addresses: &[SocketAddr], deadline: Instant) -> io::Result<Self> {
+        let mut failure = io::Error::new(io::ErrorKind::NotFound, "the host has no address");
+        for (tried, address) in addresses.iter().enumerate() {
+            let left = u32::try_from(addresses.len() - tried).unwrap_or(u32::MAX);
+            match TcpStream::connect_timeout(address, remaining(deadline)? / left) {
+                Ok(stream) => return Self::over_tcp(stream),
+                Err(error) => failure = error,
+            }
+        }
+        Err(failure)
+    }
+
+    fn over_tcp(stream: TcpStream) -> io::Result<Self> {
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(NAP))?;
+        sockopt::set_socket_keepalive(&stream, true)?;
+        sockopt::set_tcp_keepidle(&stream, KEEPALIVE)?;
+        Ok(Self::Tcp(stream))
+    }
+
+    pub(crate) fn unix(path: &Path, deadline: Instant) -> io::Result<Self> {
+        let address = SocketAddrUnix::new(path)?;
+        let pause = Duration::from_millis(1);
+        loop {
+            let stream =
+                UnixStream::from(net::socket(AddressFamily::UNIX, SocketType::STREAM, None)?);
+            stream.set_nonblocking(true)?;
+            match net::connect(&stream, &address) {
+                Ok(()) => {
+                    stream.set_nonblocking(false)?;
+                    stream.set_read_timeout(Some(NAP))?;
+                    return Ok(Self::Unix(stream));
+                }
+                // The server's queue of new connections is full, and `poll` does not tell when it
+                // no longer is.
+                Err(Errno::AGAIN) => std::thread::sleep(pause.min(remaining(deadline)?)),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Writes all of `bytes`. After an error an unknown part of them is written.
+    pub(crate) fn send_all(&self, mut bytes: &[u8], deadline: Instant) -> io::Result<()> {
+        while !bytes.is_empty() {
+            bytes = &bytes[self.send(bytes, deadline)?..];
+        }
+        Ok(())
+    }
+
+    /// Writes as many of `bytes` as there is room for, at least one. After an error none is written.
+    pub(crate) fn send(&self, bytes: &[u8], deadline: Instant) -> io::Result<usize> {
+        loop {
+            match net::send(self, bytes, SEND) {
+                Ok(written) => return Ok(written),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => self.wait(PollFlags::OUT, deadline)?,
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Sleeps until the socket is ready.
+    fn wait(&self, what: PollFlags, deadline: Instant) -> io::Result<()> {
+        loop {
+            let time = Timespec::try_from(remaining(deadline)?).ok();
+            match poll(&mut [PollFd::new(self, what)], time.as_ref()) {
+                Ok(0) | Err(Errno::INTR) => {}
+                Ok(_) => return Ok(()),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}
+
+impl AsFd for Stream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Tcp(stream) => stream.as_fd(),
+            Self::Unix(stream) => stream.as_fd(),
+        }
+    }
+}
+
+/// Ends the connection of a stream from another thread.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct SocketCloser(pub(super) Weak<Stream>);
+
+impl SocketCloser {
+    /// Wakes whoever waits at the stream, if there still is one.
+    pub(crate) fn pull(&self) {
+        if let Some(stream) = self.0.upgrade() {
+            // It fails if the connection has ended by itself, which is as good.
+            net::shutdown(&*stream, Shutdown::Both).unwrap_or_default();
+        }
+    }
+}
+
+/// Reads what comes by a deadline.
+pub(crate) struct DeadlineReader<'a> {
+    pub(crate) stream: &'a Stream,
+    pub(crate) spell: Option<SpinTurn>,
+    pub(crate) sleep: Sleep,
+    pub(crate) deadline: Instant,
+}
+
+/// How to sleep until there is something to read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sleep {
+    /// In `read`, from which it wakes after each `NAP`.
+    Naps,
+    /// In `poll`.
+    Polls,
+    /// Not at all: only what has come already is read.
+    Never,
+}
+
+impl Read for DeadlineReader<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        loop {
+            let flags = if self.spell.as_ref().is_some_and(SpinTurn::goes_on) {
+                std::hint::spin_loop();
+                RecvFlags::DONTWAIT
+            } else {
+                self.spell = None;
+                match self.sleep {
+                    Sleep::Never => RecvFlags::DONTWAIT,
+                    Sleep::Naps if remaining(self.deadline)? >= NAP => RecvFlags::empty(),
+                    Sleep::Naps | Sleep::Polls => {
+                        self.stream.wait(PollFlags::IN, self.deadline)?;
+                        RecvFlags::DONTWAIT
+                    }
+                }
+            };
+            match net::recv(self.stream, &mut *into, flags) {
+                Ok((_, 0)) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok((read, _)) => return Ok(read),
+                Err(Errno::AGAIN) if self.sleep == Sleep::Never => {
+                    return Err(io::ErrorKind::TimedOut.into());
+                }
+                // Nothing yet: the spin or the nap goes on while there is time.
+                Err(Errno::AGAIN | Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}
+
+/// The time left until `until`, or a timeout if there is none.
+fn remaining(deadline: Instant) -> io::Result<Duration> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    if left.is_zero() {
+        return Err(io::Error::new(io::ErrorKind::TimedOut, "the time for the request is over"));
+    }
+    Ok(left)
+}

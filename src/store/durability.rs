@@ -1,0 +1,224 @@
+//! Waiting until what was written has reached replicas or disks: WAIT and WAITAOF.
+//!
+//! Both are about what the same connection has written before, so they go out together with the
+//! script, in one write. Whatever comes behind over the same connection has to wait as well: one
+//! server is given a connection that nobody else has requests on; of several, none is waited for
+//! that others can do without.
+
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use redis::Value;
+
+use crate::clock::end_of;
+use crate::config::Durability;
+use crate::failure::{Failure, FailureKind};
+use crate::net::connection::Connection;
+use crate::net::pipeline::WaitFor;
+use crate::net::request::{Reply, Request};
+use crate::net::server::Server;
+use crate::store::commands::{Command, is_done};
+
+/// Whoever has begun nothing waits for no longer than this: a new connection costs less.
+const SKIP: Duration = Duration::from_millis(10);
+
+/// What a write must have reached to count.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Demand {
+    /// The master's disk, 0 or 1; `None` if no disk is to be waited for at all.
+    local: Option<u32>,
+    replicas: u32,
+    timeout: Duration,
+}
+
+impl Demand {
+    /// `None` if it is enough that the server has it in memory.
+    pub(crate) fn new(durability: Durability) -> Option<Self> {
+        match durability {
+            Durability::Fsync { local, replicas, timeout } => {
+                Some(Self { local: Some(local.into()), replicas, timeout })
+            }
+            Durability::Memory => None,
+            Durability::Replicas { acks, timeout } => {
+                Some(Self { local: None, replicas: acks, timeout })
+            }
+        }
+    }
+
+    /// The request to wait, but for no longer than leaves the time to answer by `deadline`.
+    pub(crate) fn request(&self, deadline: Instant) -> Request {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let time = self.timeout.min(left / 8 * 7);
+        // Zero would be without limit.
+        let millis = u64::try_from(time.as_millis()).unwrap_or(u64::MAX).max(1);
+        let mut request = match self.local {
+            None => redis::cmd("WAIT"),
+            Some(local) => redis::cmd("WAITAOF").arg(local).take(),
+        };
+        Request::command(request.arg(self.replicas).arg(millis))
+    }
+
+    /// A request that is answered at once, and rejected if the other would be.
+    pub(crate) fn probe(&self) -> Request {
+        Self { replicas: 0, ..*self }.request(Instant::now())
+    }
+
+    /// What `server`'s reply to that request says about what was written. `None` if it makes no
+    /// sense.
+    pub(crate) fn weigh(&self, reply: Reply, server: &Arc<str>) -> Option<Result<(), Failure>> {
+        Some(match reply {
+            Ok(reply) => match self.acked(&reply)? {
+                acked if acked == self.required() => Ok(()),
+                acked => {
+                    let error = io::Error::other("too few acknowledged the write in time");
+                    Err(Failure::io(self.shortfall(acked), server, error))
+                }
+            },
+            Err(failure) if failure.is_ambiguous() => Err(failure),
+            // It was probed when the client was opened, so this is a server that has changed.
+            Err(failure) => Err(Failure { kind: self.shortfall(0), ..failure }),
+        })
+    }
+
+    /// How many of those that are required have acknowledged the write. `None` if the reply makes
+    /// no sense.
+    fn acked(&self, reply: &Value) -> Option<u32> {
+        match (reply, self.local) {
+            (Value::Int(replicas), None) => count(*replicas, self.replicas),
+            (Value::Array(parts), Some(local)) => match parts[..] {
+                [Value::Int(disk), Value::Int(replicas)] => {
+                    Some(count(disk, local)? + count(replicas, self.replicas)?)
+                }
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// So many have acknowledged the write, and that is too few.
+    fn shortfall(&self, acked: u32) -> FailureKind {
+        FailureKind::NotReplicated { acked, required: self.required() }
+    }
+
+    fn required(&self) -> u32 {
+        self.local.unwrap_or(0).saturating_add(self.replicas)
+    }
+}
+
+/// Runs a command whose reply counts, if it has done something, only once the demand is met.
+pub(crate) fn ask_durably<T: Clone>(
+    server: &Server,
+    demand: &Demand,
+    command: Command<T>,
+    deadline: Instant,
+) -> Result<T, Failure> {
+    let ask = |request: &Request| {
+        server.alone(deadline, |connection| {
+            connection.connect(deadline)?;
+            connection.write(deadline, |out| {
+                out.extend_from_slice(request.bytes());
+                out.extend_from_slice(demand.request(deadline).bytes());
+            })?;
+            let reply = connection.receive_reply_to(request, deadline);
+            let done = reply.as_ref().is_ok_and(is_done);
+            if done {
+                weigh(server, demand, connection, deadline)?;
+            } else if connection.is_connected() {
+                connection.skip(deadline.min(end_of(SKIP)));
+            }
+            Ok(reply)
+        })?
+    };
+    let request = server.addressed(command.request.clone());
+    let first = ask(&request);
+    let reply = match request.again_after(&first) {
+        Some(again) => ask(&again),
+        None => first,
+    };
+    command.decoder.decode(reply).unwrap_or_else(|| Err(server.nonsense()))
+}
+
+/// Finds out whether the server understands what it will be asked to wait for.
+pub(crate) fn probe(server: &Server, demand: &Demand, deadline: Instant) -> Result<(), Failure> {
+    server.exchange(demand.probe(), deadline).map(drop)
+}
+
+/// Reads how many have acknowledged a write. An error if that is too few, or not known.
+fn weigh(
+    server: &Server,
+    demand: &Demand,
+    connection: &mut Connection,
+    deadline: Instant,
+) -> Result<(), Failure> {
+    // It comes when others have answered: not soon.
+    match connection.receive(WaitFor::Reply { deadline }) {
+        None => {
+            connection.poison();
+            Err(connection.no_reply())
+        }
+        Some(reply) => demand
+            .weigh(reply, &server.factory.label())
+            .unwrap_or_else(|| Err(connection.nonsense())),
+    }
+}
+
+/// Acknowledgements beyond those that are required make up for nobody else's.
+fn count(acked: i64, required: u32) -> Option<u32> {
+    Some(u32::try_from(acked.max(0)).unwrap_or(u32::MAX).min(required)).filter(|_| acked >= 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TIME: Duration = Duration::from_secs(1);
+
+    fn replicas(acks: u32) -> Demand {
+        Demand::new(Durability::Replicas { acks, timeout: TIME }).expect("a demand")
+    }
+
+    fn fsync(local: bool, replicas: u32) -> Demand {
+        Demand::new(Durability::Fsync { local, replicas, timeout: TIME }).expect("a demand")
+    }
+
+    fn packed(demand: Demand, left: Duration) -> String {
+        let request = demand.request(Instant::now() + left);
+        String::from_utf8(request.bytes().to_vec()).expect("text").replace("\r\n", " ")
+    }
+
+    #[test]
+    fn a_demand_is_put_in_the_words_of_its_command() {
+        assert!(Demand::new(Durability::Memory).is_none());
+        assert_eq!(packed(replicas(2), TIME * 9), "*3 $4 WAIT $1 2 $4 1000 ");
+        assert_eq!(packed(fsync(true, 0), TIME * 9), "*4 $7 WAITAOF $1 1 $1 0 $4 1000 ");
+    }
+
+    #[test]
+    fn a_wait_is_cut_to_the_time_that_is_left_and_never_without_end() {
+        let short = packed(replicas(2), Duration::from_millis(800));
+        let millis: u64 = short.trim_end().rsplit(' ').next().expect("").parse().expect("a number");
+        assert!((500..=700).contains(&millis), "{short}");
+        assert!(packed(replicas(2), Duration::ZERO).ends_with("$1 1 "));
+    }
+
+    #[test]
+    fn only_what_was_demanded_counts() {
+        assert_eq!(replicas(2).acked(&Value::Int(1)), Some(1));
+        assert_eq!(replicas(2).acked(&Value::Int(3)), Some(2));
+        assert_eq!(replicas(2).required(), 2);
+        let pair = |disk, replicas| Value::Array(vec![Value::Int(disk), Value::Int(replicas)]);
+        assert_eq!(fsync(true, 1).acked(&pair(1, 1)), Some(2));
+        assert_eq!(fsync(true, 1).acked(&pair(0, 5)), Some(1));
+        assert_eq!(fsync(false, 2).acked(&pair(1, 1)), Some(1));
+        assert_eq!((fsync(true, 1).required(), fsync(false, 2).required()), (2, 2));
+    }
+
+    #[test]
+    fn replies_of_another_shape_are_refused() {
+        for reply in [Value::Nil, Value::Okay, Value::Int(-1), Value::Array(Vec::new())] {
+            assert_eq!(replicas(1).acked(&reply), None, "{reply:?}");
+            assert_eq!(fsync(true, 1).acked(&reply), None, "{reply:?}");
+        }
+    }
+}

@@ -1,0 +1,41 @@
+//! Which hold a request is about, and what can be seen of one in the store.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Names one hold of one lock. No other hold ever has the same id.
+#[derive(Clone)]
+pub(crate) struct HoldId {
+    pub(crate) name: Arc<str>,
+    pub(crate) client: Arc<str>,
+    /// Unique in the client.
+    pub(crate) nonce: u64,
+}
+
+impl HoldId {
+    /// The owner as it is written to Redis.
+    pub(crate) fn owner(&self) -> String {
+        format!("{}:{:x}", self.client, self.nonce)
+    }
+}
+
+/// Leaves out the nonce: it is all that is needed to release the lock.
+impl fmt::Debug for HoldId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HoldId").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+/// The holder of a lock. Returned by [`Mutex::holder`](crate::Mutex::holder).
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Holder {
+    /// The owner as it is written in Redis: the client's id, a colon, and a number that is
+    /// different for each hold. For a lock taken by Redisson it is what Redisson wrote.
+    pub owner: String,
+    /// How many levels deep the holder has locked.
+    pub depth: u32,
+    /// The time until the lease ends; [`Duration::MAX`] if it never does.
+    pub remaining: Duration,
+}

@@ -1,0 +1,139 @@
+//! What a store is asked about one lock, and what it replies.
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use crate::failure::Failure;
+use crate::store::hold::HoldId;
+
+/// A request for a hold.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Acquire<'a> {
+    pub(crate) hold: &'a HoldId,
+    pub(crate) lease: Duration,
+    pub(crate) registration: Registration,
+    pub(crate) deadline: Instant,
+}
+
+/// How the client appears among the waiting clients of a lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Registration {
+    /// It does not wait.
+    None,
+    /// It is registered if the lock is held.
+    IfHeld,
+    /// It is registered, or may be.
+    Registered,
+    /// As `Registered`, and a client that has waited longer goes first even if the lock is free.
+    Yielding,
+}
+
+/// The reply to a request for a hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AcquireReply {
+    /// The hold exists now.
+    Acquired { fence: u64 },
+    /// Another owner holds the lock, for this long unless it renews; `None` if that is not known.
+    Held { remaining: Option<Duration> },
+    /// As `Held`, but one of several servers has not replied: the hold may exist there, or come to.
+    Unknown { remaining: Option<Duration> },
+}
+
+/// Returns `true` if the requested hold exists now. One that fell short of its durability does,
+/// until it is released.
+pub(crate) fn is_granted(reply: &Result<AcquireReply, Failure>) -> bool {
+    match reply {
+        Ok(reply) => matches!(reply, AcquireReply::Acquired { .. }),
+        Err(failure) => failure.is_shortfall(),
+    }
+}
+
+/// A request to set the depth of a hold, which renews it too.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SetDepth<'a> {
+    pub(crate) hold: &'a HoldId,
+    pub(crate) depth: u32,
+    pub(crate) lease: Duration,
+    /// Whether it must become as durable as a new hold.
+    pub(crate) durable: bool,
+    pub(crate) deadline: Instant,
+}
+
+/// The reply to a request about a hold that exists already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HoldReply {
+    /// The hold existed, and the request was executed.
+    Held,
+    /// The hold no longer exists.
+    Gone,
+}
+
+/// A request to end one hold and to begin another of the same lock in its place.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Transfer<'a> {
+    pub(crate) from: &'a HoldId,
+    pub(crate) to: &'a HoldId,
+    pub(crate) lease: Duration,
+    /// Whether the lock is released instead if another client waits for it.
+    pub(crate) yields: bool,
+    pub(crate) deadline: Instant,
+}
+
+/// The reply to a transfer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TransferReply {
+    /// The old hold no longer exists, nor does the new one.
+    Gone,
+    /// The new hold exists.
+    Transferred { fence: u64 },
+    /// The old hold was ended, and a waiting client was woken.
+    Yielded,
+}
+
+/// A release that no thread waits for: another thread sends it along with its own next request.
+pub(crate) struct PostedRelease<'a> {
+    pub(crate) hold: &'a HoldId,
+    pub(crate) deadline: Instant,
+    /// Called with the reply by the thread that reads it, so it must not take long.
+    pub(crate) on_reply: Box<dyn FnOnce(Result<HoldReply, Failure>) + Send>,
+}
+
+/// The means to take a posted request back before it is sent.
+pub(crate) struct Recall(Box<dyn FnOnce() -> bool + Send>);
+
+impl Recall {
+    pub(crate) fn new(recall: impl FnOnce() -> bool + Send + 'static) -> Self {
+        Self(Box::new(recall))
+    }
+
+    /// Takes the request back. `false` if it may have been sent.
+    pub(crate) fn recall(self) -> bool {
+        (self.0)()
+    }
+}
+
+impl fmt::Debug for Recall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Recall").finish_non_exhaustive()
+    }
+}
+
+/// A reply that may still be on its way. Any thread can wait for it.
+pub(crate) struct PendingReply<T>(Box<dyn FnOnce() -> Result<T, Failure> + Send>);
+
+impl<T> PendingReply<T> {
+    pub(crate) fn new(wait: impl FnOnce() -> Result<T, Failure> + Send + 'static) -> Self {
+        Self(Box::new(wait))
+    }
+
+    /// Blocks until the reply has come or the deadline of the request is over.
+    pub(crate) fn wait(self) -> Result<T, Failure> {
+        (self.0)()
+    }
+}
+
+impl<T> fmt::Debug for PendingReply<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PendingReply").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,175 @@
+//! Locks on one server.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::config::Config;
+use crate::failure::Failure;
+use crate::net::request::Reply;
+use crate::net::server::Server;
+use crate::store::Store;
+use crate::store::commands::{Command, Commands, Decoder};
+use crate::store::durability::{Demand, ask_durably};
+use crate::store::hold::{HoldId, Holder};
+use crate::store::job::JobRunner;
+use crate::store::job_pipeline::JobPipeline;
+use crate::store::request::{
+    Acquire, AcquireReply, HoldReply, PendingReply, PostedRelease, Recall, SetDepth, Transfer,
+    TransferReply,
+};
+use crate::store::subscription::Subscription;
+use crate::store::wake::Wakeups;
+
+/// One server.
+#[derive(Clone, Debug)]
+pub(crate) struct Standalone {
+    server: Server,
+    commands: Commands,
+    /// What new holds and levels must meet besides.
+    demand: Option<Demand>,
+    /// Whether the server is known to know the script that releases.
+    knows_release: Arc<AtomicBool>,
+    io_timeout: Duration,
+    /// The same where no lease is at stake.
+    idle_timeout: Duration,
+}
+
+impl Standalone {
+    pub(crate) fn new(server: Server, config: &Config) -> Self {
+        Self {
+            server,
+            commands: Commands::new(config),
+            demand: Demand::new(config.durability),
+            knows_release: Arc::default(),
+            io_timeout: config.io_timeout(config.options.span()),
+            idle_timeout: config.io_timeout(Duration::MAX),
+        }
+    }
+
+    /// The same locks on a node that is about to get their slot: it serves only requests that are
+    /// preceded by ASKING.
+    pub(crate) fn asking(&self) -> Self {
+        Self { server: self.server.asking(), ..self.clone() }
+    }
+
+    pub(crate) fn server(&self) -> &Server {
+        &self.server
+    }
+
+    pub(crate) fn job_pipeline(&self) -> JobPipeline {
+        JobPipeline::new(self.server.connection(), self.commands.clone(), self.io_timeout)
+    }
+
+    /// The wake-ups of a client that come over this server.
+    pub(crate) fn subscription(&self, client: &str) -> Subscription {
+        let (connection, keys) = (self.server.connection(), self.commands.keys.clone());
+        Subscription::new(connection, keys, client, self.idle_timeout)
+    }
+
+    fn ask<T: Clone>(&self, command: Command<T>, deadline: Instant) -> Result<T, Failure> {
+        let Command { request, decoder } = command;
+        self.decode(&decoder, self.server.exchange(request, deadline))
+    }
+
+    /// As `ask`. If the script has done something, the reply counts only once that is as durable as
+    /// demanded.
+    fn ask_durably<T: Clone>(&self, command: Command<T>, deadline: Instant) -> Result<T, Failure> {
+        match &self.demand {
+            None => self.ask(command, deadline),
+            Some(demand) => ask_durably(&self.server, demand, command, deadline),
+        }
+    }
+
+    /// As `ask`, without waiting for the reply.
+    fn start<T: Clone + Send + 'static>(
+        &self,
+        command: Command<T>,
+        deadline: Instant,
+    ) -> PendingReply<T> {
+        let Command { request, decoder } = command;
+        let (server, pending) = (self.clone(), self.server.begin(request, deadline));
+        PendingReply::new(move || server.decode(&decoder, pending.wait()))
+    }
+
+    fn decode<T: Clone>(&self, decoder: &Decoder<T>, reply: Reply) -> Result<T, Failure> {
+        decoder.decode(reply).unwrap_or_else(|| Err(self.server.nonsense()))
+    }
+}
+
+impl Store for Standalone {
+    fn acquire(&self, request: Acquire<'_>) -> Result<AcquireReply, Failure> {
+        self.ask_durably(self.commands.acquire(request), request.deadline)
+    }
+
+    fn start_acquire(&self, request: Acquire<'_>) -> Option<PendingReply<AcquireReply>> {
+        let left_to_others = self.demand.is_none();
+        left_to_others.then(|| self.start(self.commands.acquire(request), request.deadline))
+    }
+
+    fn set_depth(&self, request: SetDepth<'_>) -> Result<HoldReply, Failure> {
+        let command = self.commands.set_depth(request);
+        if request.durable {
+            self.ask_durably(command, request.deadline)
+        } else {
+            self.ask(command, request.deadline)
+        }
+    }
+
+    fn release(&self, hold: &HoldId, deadline: Instant) -> Result<HoldReply, Failure> {
+        let reply = self.ask(self.commands.release(hold), deadline);
+        if reply.is_ok() && !self.knows_release.load(Ordering::Relaxed) {
+            self.knows_release.store(true, Ordering::Relaxed);
+        }
+        reply
+    }
+
+    fn post_release(&self, release: PostedRelease<'_>) -> Option<Recall> {
+        // No thread would send the whole script if it is not known.
+        if !self.knows_release.load(Ordering::Relaxed) {
+            return None;
+        }
+        let PostedRelease { hold, deadline, on_reply } = release;
+        let Command { request, decoder } = self.commands.release(hold);
+        let (server, again) = (self.clone(), request.clone());
+        let read = Box::new(move |reply: Reply| {
+            if again.again_after(&reply).is_some() {
+                server.knows_release.store(false, Ordering::Relaxed);
+            }
+            on_reply(server.decode(&decoder, reply));
+        });
+        let posted = self.server.post(request, deadline, read)?;
+        Some(Recall::new(|| posted.recall()))
+    }
+
+    fn transfer(&self, request: Transfer<'_>) -> PendingReply<TransferReply> {
+        let command = self.commands.transfer(request);
+        if self.demand.is_some() {
+            // Sent at once: until then the lock is held.
+            let reply = self.ask_durably(command, request.deadline);
+            return PendingReply::new(|| reply);
+        }
+        self.start(command, request.deadline)
+    }
+
+    fn inspect(&self, name: &str, deadline: Instant) -> Result<Option<Holder>, Failure> {
+        self.ask(self.commands.inspect(name), deadline)
+    }
+
+    fn force_release(&self, name: &str, deadline: Instant) -> Result<bool, Failure> {
+        let reply = self.ask(self.commands.force_release(name), deadline)?;
+        Ok(reply == HoldReply::Held)
+    }
+
+    fn unregister(&self, name: &str, client: &str, deadline: Instant) -> Result<(), Failure> {
+        self.ask(self.commands.unregister(name, client), deadline).map(drop)
+    }
+
+    fn wakeups(&self, client: &str) -> Option<Box<dyn Wakeups>> {
+        Some(Box::new(self.subscription(client)))
+    }
+
+    fn jobs(&self) -> Box<dyn JobRunner> {
+        Box::new(self.job_pipeline())
+    }
+}

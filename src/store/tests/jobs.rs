@@ -1,0 +1,103 @@
+//! Holds cared for in the background while connections and servers fail.
+
+use super::process::Server;
+use super::*;
+
+/// Less than it takes to notice that a connection is silent, and enough for replies to arrive.
+const WHILE: Duration = Duration::from_millis(500);
+
+/// One hold that stands and one that does not, and a background connection that is open.
+struct Scene {
+    process: Server,
+    store: Standalone,
+    jobs: Box<dyn JobRunner>,
+    held: HoldId,
+    gone: HoldId,
+    outcomes: Vec<(u64, JobOutcome)>,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let process = Server::redis();
+        let store = single(&process);
+        let (held, gone) = (hold(1), HoldId { name: Arc::from("other"), ..hold(2) });
+        won(&store, &held);
+        let mut jobs = store.jobs();
+        let renewed = care(&mut *jobs, &[(held.clone(), Action::Renew { lease: LEASE })]);
+        assert!(matches!(renewed[..], [Ok(HoldReply::Held)]));
+        Self { process, store, jobs, held, gone, outcomes: Vec::new() }
+    }
+
+    fn renew(&mut self, id: u64, hold: HoldId, deadline: Instant) {
+        let task = Job { id, hold, action: Action::Renew { lease: LEASE }, deadline };
+        self.jobs.send(vec![task], &mut |id, outcome| self.outcomes.push((id, outcome)));
+    }
+
+    fn collect(&mut self, time: Duration) {
+        self.jobs.collect(end_of(time), &mut |id, outcome| self.outcomes.push((id, outcome)));
+    }
+
+    fn abandon(&mut self) {
+        self.jobs.abandon(&mut |id, outcome| self.outcomes.push((id, outcome)));
+    }
+}
+
+#[test]
+fn upkeep_goes_on_when_the_server_forgets_its_scripts() {
+    let mut scene = Scene::new();
+    let renewals = vec![(scene.held.clone(), Action::Renew { lease: LEASE }); 100];
+    for _ in 0..3 {
+        scene.process.command(&["SCRIPT", "FLUSH"]);
+        let outcomes = care(&mut *scene.jobs, &renewals);
+        assert!(outcomes.iter().all(|outcome| matches!(outcome, Ok(HoldReply::Held))));
+    }
+}
+
+#[test]
+fn a_reply_of_an_old_connection_is_for_nobody_on_the_new_one() {
+    let mut scene = Scene::new();
+    scene.renew(1, scene.gone.clone(), soon());
+    // Another connection learns that none is to be trusted any more.
+    scene.process.command(&["REPLICAOF", "127.0.0.1", "1"]);
+    let refused = scene.store.acquire(Acquire {
+        hold: &scene.gone,
+        lease: LEASE,
+        registration: Registration::None,
+        deadline: soon(),
+    });
+    assert_eq!(refused.expect_err("read-only").code, "READONLY");
+    scene.process.command(&["REPLICAOF", "NO", "ONE"]);
+    scene.renew(2, scene.held.clone(), soon());
+    scene.collect(WHILE);
+    let outcomes = &scene.outcomes[..];
+    assert!(matches!(outcomes, [(1, Err(_)), (2, Ok(HoldReply::Held))]), "{outcomes:?}");
+}
+
+#[test]
+fn a_late_reply_to_what_was_given_up_is_for_nobody() {
+    let mut scene = Scene::new();
+    scene.process.stop();
+    scene.renew(1, scene.gone.clone(), soon());
+    scene.abandon();
+    scene.renew(2, scene.held.clone(), soon());
+    scene.process.cont();
+    scene.collect(WHILE);
+    let outcomes = &scene.outcomes[..];
+    assert!(matches!(outcomes, [(1, Err(_)), (2, Ok(HoldReply::Held))]), "{outcomes:?}");
+}
+
+#[test]
+fn a_task_is_given_up_at_its_own_time() {
+    let mut scene = Scene::new();
+    scene.process.stop();
+    scene.renew(1, scene.gone.clone(), end_of(WHILE / 5));
+    scene.renew(2, scene.held.clone(), soon());
+    scene.collect(WHILE);
+    let outcomes = &scene.outcomes[..];
+    assert!(matches!(outcomes, [(1, Err(_))]), "{outcomes:?}");
+    // The connection is still good for the other, and for nobody the late reply.
+    scene.process.cont();
+    scene.collect(WHILE);
+    let outcomes = &scene.outcomes[..];
+    assert!(matches!(outcomes, [(1, Err(_)), (2, Ok(HoldReply::Held))]), "{outcomes:?}");
+}
