@@ -1,5 +1,7 @@
-//! What threads wait with in a line, and for shared connections: in a test that is built with `--cfg leasehold_shuttle`, what
-//! behaves alike but lets the test decide which thread runs next.
+//! The primitives that threads wait with. In a test built with `--cfg leasehold_shuttle` they are
+//! shuttle's, which behave alike but let the test decide which thread runs next.
+
+use std::time::Instant;
 
 #[cfg(not(all(test, leasehold_shuttle)))]
 pub(crate) use {
@@ -15,3 +17,23 @@ pub(crate) use self::scheduled::{
 
 #[cfg(all(test, leasehold_shuttle))]
 mod scheduled;
+
+/// Blocks until `condition` is false or the deadline has come; without one, for as long as it takes.
+/// A condition that has become false beats the deadline.
+pub(crate) fn wait_while<T>(
+    changed: &Condvar,
+    guard: &mut MutexGuard<'_, T>,
+    deadline: Option<Instant>,
+    condition: impl Fn(&T) -> bool,
+) {
+    while condition(guard) {
+        match deadline {
+            None => changed.wait(guard),
+            Some(deadline) => {
+                if changed.wait_until(guard, deadline).timed_out() {
+                    return;
+                }
+            }
+        }
+    }
+}

@@ -13,7 +13,7 @@ use crate::local::identity::Thread;
 use crate::local::lease::Lease;
 use crate::local::pending_handoff::PendingHandoff;
 use crate::store::request::{AcquireReply, PendingReply};
-use crate::sync::{Condvar, Mutex};
+use crate::sync::{Condvar, Mutex, wait_while};
 
 /// A thread in a line, as the others see it.
 #[derive(Debug)]
@@ -145,16 +145,7 @@ impl Signals {
     ) -> Option<Signal> {
         let mut inbox = self.inbox.lock();
         inbox.next = next;
-        while inbox.news.is_empty() {
-            match deadline {
-                None => self.filled.wait(&mut inbox),
-                Some(deadline) => {
-                    if self.filled.wait_until(&mut inbox, deadline).timed_out() {
-                        break;
-                    }
-                }
-            }
-        }
+        wait_while(&self.filled, &mut inbox, deadline, |inbox| inbox.news.is_empty());
         inbox.next = None;
         inbox.news.pop_front()
     }

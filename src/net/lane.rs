@@ -12,7 +12,7 @@ use std::{fmt, mem};
 use crate::failure::Failure;
 use crate::net::pipeline::{Transport, WaitFor};
 use crate::net::request::{Reply, Request};
-use crate::sync::{Condvar, Mutex};
+use crate::sync::{Condvar, Mutex, wait_while};
 
 /// What becomes of a reply for which no thread waits. Must not take long.
 pub(crate) type Then<T> = Box<dyn FnOnce(T) + Send>;
@@ -87,11 +87,8 @@ impl<W> QueuedRequest<W> {
     /// Waits for the reply, or for a lane to drive, until the time of the request is over.
     pub(super) fn wait(&self) -> Step<W> {
         let mut state = self.state.lock();
-        while matches!(*state, RequestState::Waits) {
-            if self.changed.wait_until(&mut state, self.deadline).timed_out() {
-                break;
-            }
-        }
+        let waits = |state: &RequestState<W>| matches!(state, RequestState::Waits);
+        wait_while(&self.changed, &mut state, Some(self.deadline), waits);
         let step = Self::end(&mut state);
         if matches!(step, Step::Drive(_)) {
             // Whoever drives waits as well.
