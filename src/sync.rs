@@ -11,12 +11,13 @@ pub(crate) use {
 };
 
 #[cfg(all(test, leasehold_shuttle))]
-pub(crate) use self::scheduled::{
+pub(crate) use self::stand_ins::{
     AtomicBool, AtomicUsize, Condvar, Mutex, MutexGuard, Ordering, under_many_schedules, yield_now,
 };
 
 #[cfg(all(test, leasehold_shuttle))]
-mod scheduled;
+#[path = "../tests/schedules/shuttle.rs"]
+mod stand_ins;
 
 /// Blocks until `condition` is false or the deadline has come; without one, for as long as it takes.
 /// A condition that has become false beats the deadline.

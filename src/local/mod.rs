@@ -24,6 +24,7 @@ pub(crate) mod wake;
 pub(crate) mod watchdog;
 
 #[cfg(all(test, leasehold_shuttle))]
+#[path = "../../tests/schedules/local.rs"]
 mod schedules;
 #[cfg(test)]
 mod tests;

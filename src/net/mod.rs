@@ -22,4 +22,5 @@ pub(crate) mod tls;
 pub(crate) mod trust;
 
 #[cfg(all(test, leasehold_shuttle))]
+#[path = "../../tests/schedules/net.rs"]
 mod schedules;

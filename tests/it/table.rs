@@ -36,7 +36,13 @@ fn file_of(path: &[&str]) -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let file = |dir: &str, modules: &[&str]| root.join(dir).join(modules.join("/") + ".rs");
     let inline = path.strip_suffix(&["tests"]).unwrap_or(path);
-    let candidates = [file("tests/it", path), file("src", path), file("src", inline)];
+    let schedules = path.strip_suffix(&["schedules"]).unwrap_or(path);
+    let candidates = [
+        file("tests/it", path),
+        file("src", path),
+        file("src", inline),
+        file("tests/schedules", schedules),
+    ];
     candidates.into_iter().find(|file| file.is_file()).unwrap_or_default()
 }
 

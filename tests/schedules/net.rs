@@ -2,7 +2,8 @@
 //! reply to its own request or a failure, nobody waits for ever (which shuttle finds out), and
 //! every connection goes back to the pool.
 //!
-//! `RUSTFLAGS="--cfg leasehold_shuttle" cargo test --lib schedules`
+//! A unit test of `src/net`, run by
+//! `RUSTFLAGS="--cfg leasehold_shuttle" cargo test --lib --target-dir target/shuttle schedules`
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -1,7 +1,8 @@
 //! A line of threads under thousands of schedules that shuttle makes up: the lock is never lost
 //! and never held twice, nobody waits for ever (which shuttle finds out), and no place is left.
 //!
-//! `RUSTFLAGS="--cfg leasehold_shuttle" cargo test --lib schedules`
+//! A unit test of `src/local`, run by
+//! `RUSTFLAGS="--cfg leasehold_shuttle" cargo test --lib --target-dir target/shuttle schedules`
 
 use std::mem;
 use std::sync::Arc;
