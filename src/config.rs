@@ -170,15 +170,15 @@ impl Config {
         Ok(())
     }
 
-    /// How long one request about a lock with such a lease may take, connecting included.
+    /// Returns how long one request about a lock with this lease may take, connecting included.
     pub(crate) fn io_timeout(&self, lease: Duration) -> Duration {
         let default = IO_TIMEOUT_DEFAULT.saturating_add(self.durability.timeout());
         self.io_timeout.unwrap_or(default).min(lease / 3)
     }
 
-    /// The same without the time that replicas and disks are given: so much later than a caller's
-    /// deadline a request may end.
-    pub(crate) fn grace(&self, lease: Duration) -> Duration {
+    /// Returns how much later than a caller's deadline a request may end: the `io_timeout` without
+    /// the time that replicas and disks are given.
+    pub(crate) fn slack(&self, lease: Duration) -> Duration {
         self.io_timeout(lease).saturating_sub(self.durability.timeout())
     }
 
@@ -256,7 +256,7 @@ impl LockOptions {
             ));
         }
         let durability = config.durability.timeout();
-        if !durability.is_zero() && durability >= config.io_timeout(self.span()) {
+        if !durability.is_zero() && durability >= config.io_timeout(self.first_lease()) {
             return Err(Error::invalid(
                 "durability",
                 "must have a timeout shorter than the io_timeout and a third of the lease",
@@ -265,8 +265,8 @@ impl LockOptions {
         Ok(())
     }
 
-    /// The length of the first lease: a hold that may not last a whole lease gets less.
-    pub(crate) fn span(&self) -> Duration {
+    /// Returns the duration of a hold's first lease, which `max_hold` limits too.
+    pub(crate) fn first_lease(&self) -> Duration {
         self.max_hold.map_or(self.lease, |hold| hold.min(self.lease))
     }
 }

@@ -99,10 +99,10 @@ impl Shared {
     ) -> Attempt<'a> {
         let polite = arrival == HeadStart::NextPolitely;
         let politeness = if polite { YIELD_TIME } else { Duration::ZERO };
-        let retry = RetryPolicy::new(wait.bound(), &self.config, options.span());
+        let retry = RetryPolicy::new(wait.bound(), &self.config, options.first_lease());
         let request = AcquireRequest {
             hold: self.owner.next_hold(name),
-            lease: options.span(),
+            lease: options.first_lease(),
             queue: match arrival {
                 HeadStart::First if wait.is_over() => Registration::None,
                 HeadStart::First => Registration::IfHeld,
@@ -124,7 +124,7 @@ impl Shared {
     ) -> Result<Option<Arc<Lease>>, Failed> {
         let outcome = self.bid_until_settled(attempt, ticket);
         if attempt.unsettled && !matches!(outcome, Ok(Some(_))) {
-            self.clean(attempt.id(), attempt.options.span(), false);
+            self.clean(attempt.id(), attempt.options.first_lease(), false);
         }
         outcome
     }
@@ -153,7 +153,7 @@ impl Shared {
                     self.lines().note(&attempt.id().name, Some(&failure));
                     if failure.is_shortfall() {
                         let end = attempt.retry.request_end();
-                        self.take_back(attempt.id(), attempt.options.span(), end);
+                        self.take_back(attempt.id(), attempt.options.first_lease(), end);
                     }
                     attempt.retry.after(&failure).ok_or(Failed::Failed(failure))?
                 }
@@ -182,7 +182,7 @@ impl Shared {
         attempt: &mut Attempt<'_>,
         SentAcquire { at, queue, reply }: SentAcquire<Result<AcquireReply, Failure>>,
     ) -> Result<AcquireReply, Failure> {
-        let span = attempt.options.span();
+        let span = attempt.options.first_lease();
         if queue != Registration::None {
             attempt.request.queue = Registration::Registered;
         }
@@ -222,7 +222,7 @@ impl Shared {
     /// Takes the client out of the queue in Redis if there is time. If not, or should it fail, the
     /// first wake-up does it.
     fn leave_queue(&self, attempt: &Attempt<'_>) {
-        let io_timeout = self.config.io_timeout(attempt.options.span());
+        let io_timeout = self.config.io_timeout(attempt.options.first_lease());
         let last = attempt.wait.deadline().and_then(|deadline| deadline.checked_add(io_timeout));
         let end = last.map_or(end_of(io_timeout), |last| last.min(end_of(io_timeout)));
         if end > Instant::now() {

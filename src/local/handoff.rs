@@ -57,7 +57,7 @@ impl Shared {
         retry: &RetryPolicy,
     ) -> PendingHandoff {
         let (from, to) = (lease.clone(), self.owner.next_hold(lease.name()));
-        let span = options.span();
+        let span = options.first_lease();
         let end = retry.request_end().min(end_of(self.config.io_timeout(span)));
         let sent = Moment::now();
         let answer = self.store.transfer(Transfer {
@@ -112,7 +112,7 @@ impl Shared {
         let (from, name) = (passage.from.clone(), passage.to.name.clone());
         let settles = passage.settles;
         let head = AtHead::new(self.lines(), &name);
-        let mut retry = RetryPolicy::new(wait.bound(), &self.config, options.span());
+        let mut retry = RetryPolicy::new(wait.bound(), &self.config, options.first_lease());
         let (landing, outcome) = self.land(passage, options, &Thread::current(), &mut retry);
         if settles {
             self.settle(&from, &outcome);
@@ -174,7 +174,7 @@ impl Shared {
             }
             // The old hold has ended, and the new one is the affair of whoever was to have it.
             Err(failure) if failure.is_shortfall() => {
-                self.take_back(&to, options.span(), retry.request_end());
+                self.take_back(&to, options.first_lease(), retry.request_end());
                 (asks, Ok(()))
             }
             Err(failure) if is_outage(&failure) => (asks, Err(Some(failure))),
@@ -186,7 +186,7 @@ impl Shared {
     /// Has a hold removed that does not stand, if a request that began it may yet be executed.
     fn clean_if(&self, unknown: bool, hold: &HoldId, options: &LockOptions) {
         if unknown {
-            self.clean(hold, options.span(), false);
+            self.clean(hold, options.first_lease(), false);
         }
     }
 
@@ -215,7 +215,7 @@ impl Shared {
             answer = self.store.transfer(Transfer {
                 from: &from.id,
                 to: &to,
-                lease: options.span(),
+                lease: options.first_lease(),
                 yields,
                 deadline: end,
             });

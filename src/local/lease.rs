@@ -96,7 +96,7 @@ impl Lease {
         taken: Moment,
         thread: Thread,
     ) -> Self {
-        let span = options.span();
+        let span = options.first_lease();
         Self {
             id,
             fence,

@@ -76,7 +76,7 @@ impl RetryPolicy {
             bounds: RequestLimits {
                 bound,
                 io_timeout: config.io_timeout(lease),
-                grace: config.grace(lease),
+                grace: config.slack(lease),
             },
             window: config.retry_window,
             failing_since: None,

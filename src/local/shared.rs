@@ -127,7 +127,7 @@ impl Shared {
         threads: Option<Arc<ScheduledThreadPool>>,
         events: Events,
     ) -> Result<Self> {
-        let io_timeout = config.io_timeout(config.options.span());
+        let io_timeout = config.io_timeout(config.options.first_lease());
         let losses = LossNotifier { events, lines: Arc::default() };
         let renewer =
             Renewer::start(store.jobs(), io_timeout, losses.clone()).map_err(Error::no_thread)?;
@@ -197,7 +197,7 @@ impl Shared {
         match entry {
             Position::Head => return Ok(Some(Start::AtHead(ticket, HeadStart::First))),
             Position::After(lease) => {
-                let retry = RetryPolicy::new(wait.bound(), &self.config, options.span());
+                let retry = RetryPolicy::new(wait.bound(), &self.config, options.first_lease());
                 let passage = self.send_off(&lease, options, true, &retry);
                 return Ok(Some(Start::Coming(ticket, passage)));
             }
@@ -206,7 +206,7 @@ impl Shared {
         }
         let deadline = match wait {
             // It is behind a release that is answered by then, or will not be.
-            Wait::No => Some(end_of(self.config.io_timeout(options.span()))),
+            Wait::No => Some(end_of(self.config.io_timeout(options.first_lease()))),
             Wait::Endless | Wait::Until(_) => wait.deadline(),
         };
         match self.lines().wait(&ticket, deadline)? {
@@ -231,7 +231,7 @@ impl Shared {
             let wakeups = self.store.wakeups(self.owner.client())?;
             let (lines, store) = (self.losses.lines.clone(), self.store.clone());
             let client = Arc::<str>::from(self.owner.client());
-            let io_timeout = self.config.io_timeout(self.config.options.span());
+            let io_timeout = self.config.io_timeout(self.config.options.first_lease());
             let hear = move |heard: Heard<'_>| match heard {
                 Heard::All => lines.knock_all(&*store),
                 Heard::Lock(name) if !lines.knock(name, &*store) => {
@@ -249,7 +249,7 @@ impl Shared {
 
     /// Where a store reports holds that are left over.
     pub(crate) fn in_doubt_reports(&self) -> impl Fn(InDoubtHold) + Send + Sync + 'static {
-        let io_timeout = self.config.io_timeout(self.config.options.span());
+        let io_timeout = self.config.io_timeout(self.config.options.first_lease());
         let renewer = self.renewer.clone();
         move |InDoubtHold { hold, lease, settled_by_release }| {
             renewer.clean(CleanUp::new(hold, lease, io_timeout, settled_by_release));

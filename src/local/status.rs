@@ -76,7 +76,7 @@ impl Shared {
         self.owner.check_process()?;
         self.config.check_name(name)?;
         let mut retry =
-            RetryPolicy::new(RetryLimit::Brief, &self.config, self.config.options.span());
+            RetryPolicy::new(RetryLimit::Brief, &self.config, self.config.options.first_lease());
         loop {
             match request(retry.request_end()) {
                 Ok(answer) => return Ok(answer),

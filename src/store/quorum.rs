@@ -108,7 +108,7 @@ impl Quorum {
         let demand = Demand::new(config.durability);
         let node = |(number, factory)| Arc::new(QuorumServer::new(number, factory, demand));
         let nodes = dialers.enumerate().map(node);
-        let io_timeout = config.io_timeout(config.options.span());
+        let io_timeout = config.io_timeout(config.options.first_lease());
         let parts = Arc::new(QuorumParts {
             nodes: nodes.collect(),
             in_doubt: Arc::default(),

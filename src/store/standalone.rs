@@ -42,7 +42,7 @@ impl Standalone {
             commands: Commands::new(config),
             demand: Demand::new(config.durability),
             knows_release: Arc::default(),
-            io_timeout: config.io_timeout(config.options.span()),
+            io_timeout: config.io_timeout(config.options.first_lease()),
             idle_timeout: config.io_timeout(Duration::MAX),
         }
     }
