@@ -1,72 +1,14 @@
-//! Settings of a client.
+//! Settings of a client, and the ways to open one.
 
 use std::time::Duration;
 
-use crate::client::Client;
-use crate::config::{Config, Durability, Login};
+use crate::client::{Builder, Client};
+use crate::config::{Durability, Login};
 use crate::error::Result;
 use crate::event::{Callback, Event};
+use crate::open;
 #[cfg(feature = "tls")]
 use crate::tls::Tls;
-
-/// Configures a [`Client`]. All settings are optional and are checked when it is opened.
-///
-/// ```
-/// use leasehold::{Client, Event};
-/// use std::time::Duration;
-///
-/// let client = Client::builder()
-///     .lease(Duration::from_secs(10))
-///     .wait(Duration::from_secs(60))
-///     .prefix("shop:")
-///     .on_event(|event| {
-///         if let Event::Lost { name, fence } = event {
-///             eprintln!("lost {name} (fence {fence})");
-///         }
-///     })
-///     .in_memory()?; // or .open("redis://127.0.0.1/")?
-/// # Ok::<(), leasehold::Error>(())
-/// ```
-#[derive(Clone, Debug, Default)]
-#[must_use = "a builder does nothing until it is opened"]
-pub struct Builder {
-    pub(crate) config: Config,
-    pub(crate) on_event: Option<Callback>,
-}
-
-/// How clients are made.
-impl Client {
-    /// Opens a client of one Redis server with default settings. See [`Builder::open`].
-    ///
-    /// # Errors
-    ///
-    /// As [`Builder::open`].
-    ///
-    /// ```no_run
-    /// let client = leasehold::Client::open("redis://127.0.0.1/")?;
-    /// # Ok::<(), leasehold::Error>(())
-    /// ```
-    pub fn open(url: &str) -> Result<Self> {
-        Self::builder().open(url)
-    }
-
-    /// Makes a client whose locks exist in this process only, for tests and demonstrations. Each
-    /// call makes a world of its own, shared by the clones of the client.
-    ///
-    /// # Panics
-    ///
-    /// If the system has no randomness or cannot start a thread. [`Builder::in_memory`] returns
-    /// an error instead.
-    #[must_use]
-    pub fn in_memory() -> Self {
-        Self::builder().in_memory().expect("the system has randomness and threads")
-    }
-
-    /// Starts to configure a client.
-    pub fn builder() -> Builder {
-        Builder::default()
-    }
-}
 
 impl Builder {
     /// Sets the lease: how long a lock lasts after the last renewal. A holder that dies blocks
@@ -176,7 +118,7 @@ impl Builder {
     ///
     /// Defaults to nothing, and no such thread. The same events go to the `log` crate.
     pub fn on_event(mut self, callback: impl Fn(&Event) + Send + Sync + 'static) -> Self {
-        self.on_event = Some(Callback::new(callback));
+        self.config.on_event = Some(Callback::new(callback));
         self
     }
 
@@ -247,5 +189,127 @@ impl Builder {
     pub fn master_login(mut self, user: &str, password: &str) -> Self {
         self.config.master_login = Some(Login { user: user.into(), password: password.into() });
         self
+    }
+
+    /// Opens a client of one Redis server, and makes sure that it answers.
+    ///
+    /// The URL is `redis://[user][:password@]host[:port][/database]` or
+    /// `unix:///path[?db=&user=&pass=]`; either may have `client_name=` in its query, for
+    /// `CLIENT SETNAME`. Redis 6.2 or newer, or Valkey.
+    ///
+    /// `rediss://` in place of `redis://` means TLS and needs the feature `tls`. The server must
+    /// have a certificate for the host of the URL. With the feature `tls-insecure` as well, a URL
+    /// that ends with `#insecure` does without that: it keeps off those who only listen, and
+    /// nobody else.
+    ///
+    /// # Errors
+    ///
+    /// - [`InvalidInput`](crate::Error::InvalidInput): a setting or the URL makes no sense.
+    /// - [`Unavailable`](crate::Error::Unavailable): no answer in two tries of
+    ///   [`connect_timeout`](Builder::connect_timeout).
+    /// - [`Redis`](crate::Error::Redis): the server refused the login.
+    pub fn open(self, url: &str) -> Result<Client> {
+        open::standalone(self.config, url).map(Client::new)
+    }
+
+    /// Opens a client of the Redis server that is the `master` of this name at the moment, as
+    /// sentinels say, and makes sure that it answers.
+    ///
+    /// The URLs are those of [`open`](Builder::open), with port 26379 if they name none. Their user
+    /// and password are for the sentinels and the master alike, unless
+    /// [`master_login`](Builder::master_login) gives others for the master; database and client
+    /// name are for the master. What is for the master must be the same in all URLs.
+    ///
+    /// The sentinels are asked, the one that answered last first, before a connection is opened,
+    /// after every failure, and before a request if the last answer is half a second old. A server
+    /// that a sentinel names must also say itself that it is a master. So after a failover the next
+    /// call goes to the new master. A lock that the new master has never heard of, because
+    /// replication is asynchronous, is reported as lost when it is to be renewed; see
+    /// [`durability`](Builder::durability) for how to make that rarer, and
+    /// [`Guard::fence`](crate::Guard::fence) for what helps when it happens.
+    ///
+    /// While no sentinel answers, connections to the master go on being used until one fails.
+    ///
+    /// # Errors
+    ///
+    /// - [`InvalidInput`](crate::Error::InvalidInput): a setting or a URL makes no sense, two URLs are the
+    ///   same, or there is none.
+    /// - [`Unavailable`](crate::Error::Unavailable): no answer from a sentinel or from the master in two
+    ///   tries of [`connect_timeout`](Builder::connect_timeout), or no master for
+    ///   [`retry_window`](Builder::retry_window).
+    /// - [`Redis`](crate::Error::Redis): a server refused the login, or the sentinels that answered do not
+    ///   know a master of this name (code `NOMASTER`).
+    ///
+    /// ```no_run
+    /// let sentinels = ["redis://10.0.0.1", "redis://10.0.0.2", "redis://10.0.0.3"];
+    /// let client = leasehold::Client::builder()
+    ///     .master_login("", "sesame")
+    ///     .open_sentinel(&sentinels, "shop")?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn open_sentinel(
+        self,
+        sentinels: impl IntoIterator<Item: AsRef<str>>,
+        master: &str,
+    ) -> Result<Client> {
+        open::sentinel(self.config, sentinels, master).map(Client::new)
+    }
+
+    /// Opens a client of a Redis Cluster, and makes sure that all of its hash slots are served.
+    ///
+    /// Each seed is the URL of a node, as in [`open`](Builder::open), over TCP and without a
+    /// database number. One that answers is enough: it names the others, which are used with the
+    /// login of the seed at the same address, or else of the first. [`pool_size`](Builder::pool_size)
+    /// is for each master.
+    ///
+    /// # Errors
+    ///
+    /// - [`InvalidInput`](crate::Error::InvalidInput): a setting or a URL makes no sense, or there is no
+    ///   seed or one twice.
+    /// - [`Unavailable`](crate::Error::Unavailable): no seed answered in two tries of
+    ///   [`connect_timeout`](Builder::connect_timeout) each, or some hash slots are not served.
+    /// - [`Redis`](crate::Error::Redis): the nodes refused the login, or are no cluster.
+    pub fn open_cluster(self, seeds: impl IntoIterator<Item: AsRef<str>>) -> Result<Client> {
+        open::cluster(self.config, seeds).map(Client::new)
+    }
+
+    /// Opens a client of several independent servers, and makes sure that more than half of them
+    /// answer: the algorithm known as Redlock. A lock is held when more than half of them have
+    /// granted it, so that it outlives the others.
+    ///
+    /// No server may be a replica of another. Each is given as for [`open`](Builder::open); an odd
+    /// number of them is best, for four survive no more failures than three. A server that does not
+    /// answer costs calls no time, and is used again when it does. One that has lost its data must
+    /// not come back before the longest lease is over, or it helps somebody to a lock that is held.
+    /// [`pool_size`](Builder::pool_size) is the number of connections to each.
+    ///
+    /// With [`Durability::Fsync`] a lock is on the disks of a majority before it is held, so that
+    /// servers that keep their files may be restarted at any time, and all at once. Renewals do not
+    /// wait: unless `appendfsync` is `always` a crash may take back the last one, and with it a third
+    /// of the lease. [`Durability::Replicas`] does the same for failovers, as far as replicas are
+    /// elected that have acknowledged the lock. A call keeps its connections for that long, so that
+    /// calls about other names may have to wait for them. A server that cannot do what is demanded
+    /// is left out.
+    ///
+    /// # Errors
+    ///
+    /// - [`InvalidInput`](crate::Error::InvalidInput): a setting or a URL makes no sense, there is no URL,
+    ///   or two name the same address.
+    /// - [`NoQuorum`](crate::Error::NoQuorum): too few answer in two tries of
+    ///   [`connect_timeout`](Builder::connect_timeout).
+    /// - [`Redis`](crate::Error::Redis): too many have refused the login, or cannot wait for what
+    ///   [`durability`](Builder::durability) demands.
+    pub fn open_redlock(self, urls: impl IntoIterator<Item: AsRef<str>>) -> Result<Client> {
+        open::redlock(self.config, urls).map(Client::new)
+    }
+
+    /// Makes a client whose locks exist in this process only. See [`Client::in_memory`].
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidInput`](crate::Error::InvalidInput): a setting makes no sense, such as a
+    /// [`Durability`] that memory does not have.
+    pub fn in_memory(self) -> Result<Client> {
+        open::in_memory(self.config).map(Client::new)
     }
 }

@@ -3,10 +3,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::config::Config;
 use crate::error::Result;
 use crate::guard::Guard;
 use crate::local::shared::Shared;
 use crate::mutex::Mutex;
+use crate::open;
 
 /// A source of distributed locks. Clones are cheap and share everything.
 ///
@@ -27,14 +29,72 @@ pub struct Client {
     engine: Arc<Shared>,
 }
 
+/// Configures a [`Client`]. All settings are optional and are checked when it is opened.
+///
+/// ```
+/// use leasehold::{Client, Event};
+/// use std::time::Duration;
+///
+/// let client = Client::builder()
+///     .lease(Duration::from_secs(10))
+///     .wait(Duration::from_secs(60))
+///     .prefix("shop:")
+///     .on_event(|event| {
+///         if let Event::Lost { name, fence } = event {
+///             eprintln!("lost {name} (fence {fence})");
+///         }
+///     })
+///     .in_memory()?; // or .open("redis://127.0.0.1/")?
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+#[derive(Clone, Debug, Default)]
+#[must_use = "a builder does nothing until it is opened"]
+// A client makes a builder and a builder makes a client: the file that both types are defined in
+// ends that circle. The builder's methods are in `builder.rs`.
+pub struct Builder {
+    pub(crate) config: Config,
+}
+
 impl Client {
     pub(crate) fn new(engine: Shared) -> Self {
         Self { engine: Arc::new(engine) }
     }
 
+    /// Opens a client of one Redis server with default settings. See [`Builder::open`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Builder::open`].
+    ///
+    /// ```no_run
+    /// let client = leasehold::Client::open("redis://127.0.0.1/")?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn open(url: &str) -> Result<Self> {
+        open::standalone(Config::default(), url).map(Self::new)
+    }
+
+    /// Makes a client whose locks exist in this process only, for tests and demonstrations. Each
+    /// call makes a world of its own, shared by the clones of the client.
+    ///
+    /// # Panics
+    ///
+    /// If the system has no randomness or cannot start a thread. [`Builder::in_memory`] returns
+    /// an error instead.
+    #[must_use]
+    pub fn in_memory() -> Self {
+        let shared = open::in_memory(Config::default());
+        Self::new(shared.expect("the system has randomness and threads"))
+    }
+
+    /// Starts to configure a client.
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+
     /// Blocks the current thread until it has the lock.
     ///
-    /// Waits without limit for others to release it, or as long as [`Builder::wait`](crate::Builder::wait) says. A
+    /// Waits without limit for others to release it, or as long as [`Builder::wait`](Builder::wait) says. A
     /// thread that has the lock already gets a further level of it, which costs one round trip and
     /// keeps the fencing token; each level has a guard of its own, and the hold ends with the last
     /// of them, in whatever order they are dropped.
@@ -48,7 +108,7 @@ impl Client {
     /// - [`Timeout`](crate::Error::Timeout): somebody else had it when the wait was over.
     /// - [`Unavailable`](crate::Error::Unavailable): the server could not be reached or did not
     ///   answer until the wait was over, or without a limit for
-    ///   [`retry_window`](crate::Builder::retry_window).
+    ///   [`retry_window`](Builder::retry_window).
     /// - [`Lost`](crate::Error::Lost): this thread has a guard of this name whose lease is lost.
     /// - [`Redis`](crate::Error::Redis), [`WrongType`](crate::Error::WrongType),
     ///   [`InvalidInput`](crate::Error::InvalidInput), [`Closed`](crate::Error::Closed),
@@ -63,8 +123,8 @@ impl Client {
     /// # Errors
     ///
     /// As [`lock`](Client::lock), but for `Timeout`. A server that cannot be reached or is silent
-    /// is given up after two tries of [`io_timeout`](crate::Builder::io_timeout); one that is restarting,
-    /// failing over or busy after [`retry_window`](crate::Builder::retry_window).
+    /// is given up after two tries of [`io_timeout`](Builder::io_timeout); one that is restarting,
+    /// failing over or busy after [`retry_window`](Builder::retry_window).
     pub fn try_lock(&self, name: &str) -> Result<Option<Guard>> {
         self.mutex(name).try_lock()
     }
@@ -72,7 +132,7 @@ impl Client {
     /// Blocks until the current thread has the lock or `wait` is over, and then returns `None`.
     ///
     /// The time covers everything, tries at a server that does not answer included; the last
-    /// request may end one [`io_timeout`](crate::Builder::io_timeout) later. Zero means one try,
+    /// request may end one [`io_timeout`](Builder::io_timeout) later. Zero means one try,
     /// [`Duration::MAX`] no limit.
     ///
     /// # Errors

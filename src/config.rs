@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
+use crate::event::Callback;
 #[cfg(feature = "tls")]
 use crate::tls::Tls;
 
@@ -105,6 +106,7 @@ pub(crate) struct Config {
     pub(crate) prefix: String,
     pub(crate) label: String,
     pub(crate) durability: Durability,
+    pub(crate) on_event: Option<Callback>,
     /// At the masters that sentinels name, if it is not in the sentinels' URLs.
     pub(crate) master_login: Option<Login>,
     pub(crate) spin: Duration,
@@ -128,6 +130,7 @@ impl Default for Config {
             prefix: String::new(),
             label: String::new(),
             durability: Durability::Memory,
+            on_event: None,
             master_login: None,
             spin: Duration::from_micros(50),
             max_handoffs: 32,

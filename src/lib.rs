@@ -125,8 +125,7 @@ mod sync;
 #[cfg(feature = "tls")]
 mod tls;
 
-pub use builder::Builder;
-pub use client::Client;
+pub use client::{Builder, Client};
 pub use config::Durability;
 pub use error::{Error, Result, ServerFailure};
 pub use event::Event;

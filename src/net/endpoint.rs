@@ -129,19 +129,23 @@ impl Endpoint {
         key(self) == key(other)
     }
 
-    /// Understands the URLs of several servers, all different. `what` is what users call them.
-    pub(crate) fn parse_all(what: &str, urls: &[&str], config: &Config) -> Result<Vec<Self>> {
-        if urls.is_empty() {
-            return Err(Error::invalid(what, "must not be empty"));
-        }
-        let mut endpoints: Vec<Self> = Vec::with_capacity(urls.len());
+    /// Parses the URLs of several servers, all different. `what` is what users call them.
+    pub(crate) fn parse_all(
+        what: &str,
+        urls: impl IntoIterator<Item: AsRef<str>>,
+        config: &Config,
+    ) -> Result<Vec<Self>> {
+        let mut endpoints: Vec<Self> = Vec::new();
         for url in urls {
-            let endpoint = Self::parse(url, config)?;
+            let endpoint = Self::parse(url.as_ref(), config)?;
             if endpoints.iter().any(|other| other.label == endpoint.label) {
                 let label = endpoint.label;
                 return Err(Error::invalid(what, format_args!("must not name {label} twice")));
             }
             endpoints.push(endpoint);
+        }
+        if endpoints.is_empty() {
+            return Err(Error::invalid(what, "must not be empty"));
         }
         Ok(endpoints)
     }

@@ -81,10 +81,12 @@ impl fmt::Debug for Sentinels {
 }
 
 /// Reads the URLs of sentinels, of which no two may be the same.
-pub(crate) fn parse(urls: &[&str], config: &Config) -> Result<Vec<Endpoint>> {
-    let urls: Vec<_> = urls.iter().map(|url| with_port(url)).collect();
-    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
-    Endpoint::parse_all("sentinels", &urls, config)
+pub(crate) fn parse(
+    urls: impl IntoIterator<Item: AsRef<str>>,
+    config: &Config,
+) -> Result<Vec<Endpoint>> {
+    let urls = urls.into_iter().map(|url| with_port(url.as_ref()));
+    Endpoint::parse_all("sentinels", urls, config)
 }
 
 fn with_port(url: &str) -> String {

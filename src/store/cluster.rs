@@ -51,8 +51,11 @@ pub(crate) struct Cluster {
     connect_timeout: Duration,
 }
 
-/// Understands the URLs of nodes to begin with.
-pub(crate) fn parse_seeds(urls: &[&str], config: &Config) -> ApiResult<Vec<Endpoint>> {
+/// Parses the URLs of the nodes to begin with.
+pub(crate) fn parse_seeds(
+    urls: impl IntoIterator<Item: AsRef<str>>,
+    config: &Config,
+) -> ApiResult<Vec<Endpoint>> {
     let seeds = Endpoint::parse_all("seeds", urls, config)?;
     for seed in &seeds {
         if seed.host().is_none() {
