@@ -1,4 +1,4 @@
-//! What is promised, and what must be possible for the promises to mean anything.
+//! The promises, and what must be possible for the promises to mean anything.
 
 use stateright::Property;
 
@@ -12,8 +12,8 @@ pub(crate) const EXCLUSION_BY_LEASE: &str = "exclusion by lease";
 /// The fence of each guard is above those of all guards before it.
 pub(crate) const EXCLUSION_BY_FENCE: &str = "exclusion by fence";
 
-/// When a guard is handed out, its hold stands in a majority of the servers; but one that forgets may
-/// have granted it before.
+/// When a client gets a guard, a majority of the servers has its hold, or had it before one of them
+/// lost its data.
 pub(crate) const A_MAJORITY_HAS_IT: &str = "a majority has it";
 
 pub(crate) fn all() -> Vec<Property<Scope>> {
@@ -27,15 +27,15 @@ pub(crate) fn all() -> Vec<Property<Scope>> {
         Property::sometimes("counters are raised", |_, world: &World| {
             world.clients.iter().any(|client| matches!(client.phase, Phase::Raising { .. }))
         }),
-        Property::sometimes("a hold is taken back", |_, world: &World| {
-            world.witness.guards == 0 && holds_that_stand(world).any(|(_, lives)| !lives)
+        Property::sometimes("a hold is undone", |_, world: &World| {
+            world.witness.guards == 0 && holds_at_servers(world).any(|(_, live)| !live)
         }),
         Property::sometimes("remains of a hold do not stop the next", |_, world: &World| {
-            let anybody = world.clients.iter().any(Client::is_holding);
-            anybody && holds_that_stand(world).any(|(_, lives)| !lives)
+            let held = world.clients.iter().any(Client::is_holding);
+            held && holds_at_servers(world).any(|(_, live)| !live)
         }),
         Property::sometimes("contenders split the servers", |_, world: &World| {
-            let contenders = holds_that_stand(world).filter(|(_, lives)| *lives);
+            let contenders = holds_at_servers(world).filter(|(_, live)| *live);
             let mut clients: Vec<usize> = contenders.map(|(client, _)| client).collect();
             clients.dedup();
             clients.len() > 1
@@ -43,8 +43,8 @@ pub(crate) fn all() -> Vec<Property<Scope>> {
     ]
 }
 
-/// Whose holds stand anywhere, and whether they live.
-fn holds_that_stand(world: &World) -> impl Iterator<Item = (usize, bool)> {
+/// The clients of the holds that any server has, and whether those holds are live.
+fn holds_at_servers(world: &World) -> impl Iterator<Item = (usize, bool)> {
     let entries = world.servers.iter().filter_map(|server| server.lock);
-    entries.map(|entry| (entry.hold.client, world.lives(entry.hold)))
+    entries.map(|entry| (entry.hold.client, world.is_live(entry.hold)))
 }

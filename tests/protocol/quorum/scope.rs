@@ -1,4 +1,4 @@
-//! How much of the world is looked at, and everything that can happen next in it.
+//! How much of the world the model visits, and everything that can happen next in it.
 
 use stateright::{Model, Property};
 
@@ -6,18 +6,18 @@ use crate::quorum::client::{Client, Phase};
 use crate::quorum::flaw::Flaw;
 use crate::quorum::promises;
 use crate::quorum::server::{Request, Server};
-use crate::quorum::votes::{Victory, majority, victories};
+use crate::quorum::votes::{Grant, grants, majority};
 use crate::quorum::world::World;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Scope {
     /// The counters of the servers, as earlier holds have left them.
     pub(crate) counters: Vec<u8>,
-    /// How many holds each client may begin, or try to.
+    /// How many holds each client may begin or try to begin.
     pub(crate) holds: Vec<u8>,
     pub(crate) clocks: Clocks,
-    /// What may happen besides the usual.
-    pub(crate) besides: Vec<Besides>,
+    /// What may happen in addition.
+    pub(crate) extras: Vec<Extra>,
     pub(crate) flaw: Option<Flaw>,
 }
 
@@ -30,15 +30,15 @@ pub(crate) enum Clocks {
     Right,
 }
 
-/// What is left out where it is not what a test is about.
+/// Events that happen only in the scopes that name them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Besides {
+pub(crate) enum Extra {
     /// One request is executed twice.
     Duplicate,
-    /// One server loses its data, and comes back when all leases of that time are over.
+    /// One server loses its data and comes back when all leases of that time are over.
     Forgetting,
-    /// Threads hand the lock on.
-    HandOn,
+    /// Threads hand the lock off.
+    Handoff,
     /// Each hold may be renewed once.
     Renewal,
     /// Each transfer may be repeated once.
@@ -48,13 +48,13 @@ pub(crate) enum Besides {
 /// What can happen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
-    Ask {
+    Acquire {
         client: usize,
         proposal: u8,
     },
     End(usize),
-    /// A server executes a request, after what stood there has ended if it is `freed`. The request
-    /// may come `again`.
+    /// A server executes a request; the hold that it had ends before if the lock is `freed`. The
+    /// request may arrive `again`.
     Execute {
         server: usize,
         request: Request,
@@ -64,13 +64,13 @@ pub(crate) enum Action {
     Forget {
         server: usize,
     },
-    HandOn {
+    HandOff {
         client: usize,
         proposal: u8,
     },
-    /// The lease of a hold is over, and its client goes on nevertheless.
+    /// The lease of a hold is over, and its client continues nevertheless.
     Outlive(usize),
-    /// Enough servers have counted up to the token.
+    /// Enough servers have raised their counters to the token.
     Raised(usize),
     Renew(usize),
     Renewed(usize),
@@ -79,9 +79,9 @@ pub(crate) enum Action {
         proposal: u8,
     },
     /// Enough servers have begun the hold.
-    Win {
+    Granted {
         client: usize,
-        victory: Victory,
+        grant: Grant,
     },
 }
 
@@ -91,7 +91,7 @@ impl Model for Scope {
 
     fn init_states(&self) -> Vec<World> {
         let mut world = World::new(&self.counters, self.holds.len());
-        self.look_at_the_clock(&mut world);
+        self.read_the_clock(&mut world);
         vec![world]
     }
 
@@ -100,7 +100,7 @@ impl Model for Scope {
             return;
         }
         for (number, server) in world.servers.iter().enumerate() {
-            // What can happen at one of two that are alike need not happen at the other.
+            // Of two servers in the same state, one is enough.
             if number == 0 || world.servers[number - 1] != *server {
                 self.events(world, number, actions);
             }
@@ -125,13 +125,13 @@ impl Model for Scope {
                 world.grant(id, fence);
             }
             Action::Renewed(id) => world.clients[id].renewed(),
-            Action::Win { client, victory } => self.win(&mut world, client, victory),
+            Action::Granted { client, grant } => self.granted(&mut world, client, grant),
             _ => {
-                let request = self.ask(&mut world, action)?;
+                let request = self.request(&mut world, action)?;
                 world.send(request);
             }
         }
-        self.look_at_the_clock(&mut world);
+        self.read_the_clock(&mut world);
         if self.flaw != Some(Flaw::RaiseIsUnchecked) {
             world.drop_futile_requests();
         }
@@ -145,22 +145,22 @@ impl Model for Scope {
 }
 
 impl Scope {
-    fn has(&self, what: Besides) -> bool {
-        self.besides.contains(&what)
+    fn has(&self, what: Extra) -> bool {
+        self.extras.contains(&what)
     }
 
-    /// How many servers have to grant a hold.
+    /// The number of servers that have to grant a hold.
     fn required(&self) -> usize {
         let servers = self.counters.len();
         if self.flaw == Some(Flaw::HalfIsEnough) { servers / 2 } else { majority(servers) }
     }
 
-    /// As `required`, unless the flaw is to be content with one.
+    /// As `required`, or one if that is the flaw.
     fn required_unless(&self, flaw: Flaw) -> usize {
         if self.flaw == Some(flaw) { 1 } else { self.required() }
     }
 
-    /// What a client may propose as a token.
+    /// The tokens that a client may propose.
     fn proposals(&self, world: &World) -> Vec<u8> {
         match &self.clocks {
             Clocks::Any(times) => times.clone(),
@@ -168,16 +168,16 @@ impl Scope {
         }
     }
 
-    fn look_at_the_clock(&self, world: &mut World) {
+    fn read_the_clock(&self, world: &mut World) {
         if self.clocks == Clocks::Right {
             world.wind_clock();
         }
     }
 
-    /// Whether anybody may yet get a guard. If not, no promise can be broken any more.
+    /// Returns `true` if a client may still get a guard. Otherwise no promise can be broken any more.
     fn may_grant(&self, world: &World) -> bool {
         world.clients.iter().zip(&self.holds).any(|(client, holds)| {
-            let wants = matches!(client.phase, Phase::Asking { .. } | Phase::Raising { .. });
+            let wants = matches!(client.phase, Phase::Acquiring { .. } | Phase::Raising { .. });
             wants || client.nonce < *holds
         })
     }
@@ -185,18 +185,18 @@ impl Scope {
     /// What may happen at a server.
     fn events(&self, world: &World, number: usize, actions: &mut Vec<Action>) {
         let server = &world.servers[number];
-        if self.has(Besides::Forgetting) && !world.forgotten {
+        if self.has(Extra::Forgetting) && !world.forgotten {
             actions.push(Action::Forget { server: number });
         }
         if !server.awaited.is_empty() {
             return;
         }
-        let twice = self.has(Besides::Duplicate) && !world.duplicated;
-        let may_be_free = server.lock.is_some_and(|entry| world.may_be_over(entry));
+        let twice = self.has(Extra::Duplicate) && !world.duplicated;
+        let may_be_free = server.lock.is_some_and(|entry| world.may_have_ended(entry));
         for request in server.requests.iter().copied() {
-            let stands = Server::grants(server.lock, &request, self.flaw);
+            let granted = Server::grants(server.lock, &request, self.flaw);
             let freed = may_be_free && Server::grants(None, &request, self.flaw);
-            for (freed, can) in [(false, stands), (true, freed)] {
+            for (freed, can) in [(false, granted), (true, freed)] {
                 let execute = |again| Action::Execute { server: number, request, freed, again };
                 actions.extend(can.then(|| execute(false)));
                 actions.extend((can && twice).then(|| execute(true)));
@@ -208,27 +208,28 @@ impl Scope {
     fn moves(&self, world: &World, id: usize, client: &Client, actions: &mut Vec<Action>) {
         let (more, once) = (client.nonce < self.holds[id], client.round == 0);
         let proposals = || self.proposals(world).into_iter();
-        if client.transferred().is_some() && once && self.has(Besides::Repeat) {
+        if client.transferred().is_some() && once && self.has(Extra::Repeat) {
             let repeat = |proposal| Action::Repeat { client: id, proposal };
             actions.extend(proposals().map(repeat));
         }
         let confirmed = |unless| world.confirmations(id) >= self.required_unless(unless);
         match client.phase {
             Phase::Idle if more => {
-                actions.extend(proposals().map(|proposal| Action::Ask { client: id, proposal }));
+                actions
+                    .extend(proposals().map(|proposal| Action::Acquire { client: id, proposal }));
             }
             Phase::Idle => {}
-            Phase::Asking { .. } => self.outcomes(world, id, actions),
+            Phase::Acquiring { .. } => self.outcomes(world, id, actions),
             Phase::Raising { .. } => {
                 let raised = confirmed(Flaw::RaiseOfAMinority);
                 actions.extend(raised.then_some(Action::Raised(id)));
             }
             Phase::Holding { renews } => {
-                if more && self.has(Besides::HandOn) {
-                    let hand_on = |proposal| Action::HandOn { client: id, proposal };
-                    actions.extend(proposals().map(hand_on));
+                if more && self.has(Extra::Handoff) {
+                    let hand_off = |proposal| Action::HandOff { client: id, proposal };
+                    actions.extend(proposals().map(hand_off));
                 }
-                let begins = once && !renews && self.has(Besides::Renewal);
+                let begins = once && !renews && self.has(Extra::Renewal);
                 actions.extend(begins.then_some(Action::Renew(id)));
                 let renewed = renews && confirmed(Flaw::RenewalOfAMinority);
                 actions.extend(renewed.then_some(Action::Renewed(id)));
@@ -237,28 +238,28 @@ impl Scope {
         actions.extend((client.phase != Phase::Idle).then_some(Action::End(id)));
     }
 
-    /// What may come of a request for a hold.
+    /// What may become of a request for a hold.
     fn outcomes(&self, world: &World, id: usize, actions: &mut Vec<Action>) {
-        if self.flaw == Some(Flaw::AnswersCountLate) {
+        if self.flaw == Some(Flaw::LateRepliesCount) {
             actions.push(Action::Outlive(id));
         }
-        let victories = victories(&world.tokens(id), self.required(), self.flaw);
-        actions.extend(victories.into_iter().map(|victory| Action::Win { client: id, victory }));
+        let grants = grants(&world.tokens(id), self.required(), self.flaw);
+        actions.extend(grants.into_iter().map(|grant| Action::Granted { client: id, grant }));
     }
 
-    /// Lets a client ask for something.
-    fn ask(&self, world: &mut World, action: Action) -> Option<Request> {
+    /// Has a client send a request.
+    fn request(&self, world: &mut World, action: Action) -> Option<Request> {
         Some(match action {
-            Action::Ask { client: id, proposal } => {
+            Action::Acquire { client: id, proposal } => {
                 let client = &mut world.clients[id];
                 let reused = self.flaw == Some(Flaw::NumberIsReused) && client.round == 0;
                 if reused && client.nonce > 0 {
                     client.repeat(None, proposal)
                 } else {
-                    client.ask(proposal)
+                    client.acquire(proposal)
                 }
             }
-            Action::HandOn { client, proposal } => world.clients[client].hand_on(proposal),
+            Action::HandOff { client, proposal } => world.clients[client].hand_off(proposal),
             Action::Renew(id) => world.clients[id].renew(),
             Action::Repeat { client: id, proposal } => {
                 let client = &mut world.clients[id];
@@ -272,22 +273,22 @@ impl Scope {
         if freed {
             server.free(self.flaw);
         }
-        let answer = server.execute(&request, self.flaw);
-        // A second answer is for nobody.
-        server.answers.entry(request).or_insert(answer);
+        let reply = server.execute(&request, self.flaw);
+        // No client waits for a second reply.
+        server.replies.entry(request).or_insert(reply);
         if !again {
             server.requests.remove(&request);
         }
     }
 
-    fn win(&self, world: &mut World, id: usize, Victory { fence, agreed }: Victory) {
+    fn granted(&self, world: &mut World, id: usize, Grant { fence, agreed }: Grant) {
         let from = world.clients[id].transferred();
-        let content = match self.flaw {
+        let satisfied = match self.flaw {
             Some(Flaw::RaiseIsLeftOut) => true,
             Some(Flaw::TransferIsNotRaised) => from.is_some(),
             _ => false,
         };
-        if agreed || content {
+        if agreed || satisfied {
             world.grant(id, fence);
         } else {
             let raise = world.clients[id].raise(from, fence);

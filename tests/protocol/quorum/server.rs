@@ -1,30 +1,30 @@
-//! One of the servers, for one name: what the scripts in `src/store/lua` do there to the lock and
-//! its counter of fencing tokens, and what is on its way to it and from it.
+//! One of the servers, for one name: what the scripts in `src/store/lua` do to the lock and to its
+//! counter of fencing tokens, and the messages on their way to and from the server.
 //!
-//! Only requests that are granted are executed. One that would be refused may as well be late, or
-//! lost: its client can always give up.
+//! The model executes only requests that are granted. One that would not be granted may as well be
+//! late or lost: its client can always give up.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::hold::HoldId;
 use crate::quorum::flaw::Flaw;
+use crate::quorum::hold::HoldId;
 
-/// What a client asks of a server.
+/// What a client sends to a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Request {
     pub(crate) hold: HoldId,
-    /// Which of the requests that set the lease of this hold it is, or comes after.
+    /// Its number among the requests that set the lease of this hold, or that of the last of them.
     pub(crate) round: u8,
     pub(crate) command: Command,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Command {
-    /// Begins the hold where the lock is free.
+    /// Begins the hold if the lock is free.
     Acquire {
         proposal: u8,
     },
-    /// Counts up to the token of the hold.
+    /// Raises the counter to the token of the hold.
     Raise {
         fence: u8,
     },
@@ -38,9 +38,9 @@ pub(crate) enum Command {
 
 /// What a server answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) enum Answer {
+pub(crate) enum Reply {
     Ours,
-    Won { token: u8 },
+    Granted { token: u8 },
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -48,11 +48,11 @@ pub(crate) struct Server {
     pub(crate) lock: Option<Entry>,
     /// The last token.
     pub(crate) counter: u8,
-    /// What may arrive, in any order, or never.
+    /// Requests that may arrive, in any order, or never.
     pub(crate) requests: BTreeSet<Request>,
-    /// What somebody waits for, and may hear of in any order, or never.
-    pub(crate) answers: BTreeMap<Request, Answer>,
-    /// The holds whose end it waits for before it comes back without its data.
+    /// Replies for which a client waits, and which may arrive in any order, or never.
+    pub(crate) replies: BTreeMap<Request, Reply>,
+    /// The holds that must end before the server comes back without its data.
     pub(crate) awaited: BTreeSet<HoldId>,
 }
 
@@ -60,7 +60,7 @@ pub(crate) struct Server {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Entry {
     pub(crate) hold: HoldId,
-    /// Which request has set its lease.
+    /// The request that has set its lease.
     pub(crate) round: u8,
 }
 
@@ -69,7 +69,7 @@ impl Command {
         matches!(self, Self::Acquire { .. } | Self::Transfer { .. })
     }
 
-    /// The token that it is about.
+    /// The token that the command names.
     pub(crate) fn token(self) -> u8 {
         match self {
             Self::Acquire { proposal: token }
@@ -85,7 +85,7 @@ impl Server {
         is_of(self.lock, hold)
     }
 
-    /// Whether the script of a request does what it asks for, with this in the place of the lock.
+    /// Returns `true` if the script of a request grants it when `lock` is the state of the lock.
     pub(crate) fn grants(lock: Option<Entry>, request: &Request, flaw: Option<Flaw>) -> bool {
         let ours = is_of(lock, request.hold);
         match request.command {
@@ -97,7 +97,7 @@ impl Server {
     }
 
     /// Runs the script of a request that is granted.
-    pub(crate) fn execute(&mut self, request: &Request, flaw: Option<Flaw>) -> Answer {
+    pub(crate) fn execute(&mut self, request: &Request, flaw: Option<Flaw>) -> Reply {
         match request.command {
             Command::Acquire { proposal } | Command::Transfer { proposal, .. } => {
                 if !self.is_held_by(request.hold) {
@@ -106,13 +106,13 @@ impl Server {
                 } else if flaw != Some(Flaw::RepeatDoesNotRenew) {
                     self.renew(request.round);
                 }
-                return Answer::Won { token: self.counter };
+                return Reply::Granted { token: self.counter };
             }
             Command::Raise { fence } if flaw == Some(Flaw::RaiseLowers) => self.counter = fence,
             Command::Raise { fence } => self.counter = self.counter.max(fence),
             Command::Renew => self.renew(request.round),
         }
-        Answer::Ours
+        Reply::Ours
     }
 
     fn next_token(&self, command: Command, proposal: u8, flaw: Option<Flaw>) -> u8 {
@@ -125,12 +125,12 @@ impl Server {
         }
     }
 
-    /// Sets the lease. A request that is late makes it no shorter.
+    /// Sets the lease. A late request does not shorten it.
     fn renew(&mut self, round: u8) {
         self.lock = self.lock.map(|entry| Entry { round: entry.round.max(round), ..entry });
     }
 
-    /// Ends the hold that stands here.
+    /// Ends the hold that this server has.
     pub(crate) fn free(&mut self, flaw: Option<Flaw>) {
         self.lock = None;
         if flaw == Some(Flaw::CounterEndsWithHold) {
@@ -138,12 +138,12 @@ impl Server {
         }
     }
 
-    /// Loses all data, and stays away for as long as these holds live.
-    pub(crate) fn forget(&mut self, living: BTreeSet<HoldId>) {
-        (self.lock, self.counter, self.awaited) = (None, 0, living);
+    /// Loses all data, and stays away for as long as these holds are live.
+    pub(crate) fn forget(&mut self, live: BTreeSet<HoldId>) {
+        (self.lock, self.counter, self.awaited) = (None, 0, live);
     }
 
-    /// Whether a request can be granted neither now nor later.
+    /// Returns `true` if a request can be granted neither now nor later.
     pub(crate) fn is_futile(&self, request: &Request) -> bool {
         match request.command {
             Command::Acquire { .. } => false,
@@ -154,7 +154,7 @@ impl Server {
         }
     }
 
-    /// Whether the hold stands here or may come to.
+    /// Returns `true` if this server has the hold or may come to have it.
     fn may_have(&self, hold: HoldId) -> bool {
         let mut requests = self.requests.iter();
         self.is_held_by(hold)

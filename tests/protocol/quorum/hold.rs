@@ -1,6 +1,6 @@
-//! What both models call a hold.
+//! The identity of a hold.
 
-/// A hold: whose it is, and which of its client's holds.
+/// A hold: its client, and its number among the holds of that client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct HoldId {
     pub(crate) client: usize,
