@@ -4,8 +4,6 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use scheduled_thread_pool::ScheduledThreadPool;
-
 use crate::clock::end_of;
 use crate::config::{Config, Durability, Login};
 use crate::error::{Error, Result};
@@ -14,8 +12,9 @@ use crate::failure::Failure;
 use crate::local::retry::{RetryLimit, RetryPolicy};
 use crate::local::shared::Shared;
 use crate::net::endpoint::Endpoint;
+use crate::net::pool::PoolThread;
 use crate::net::sentinel::{self, Sentinels};
-use crate::net::server::{Server, pool_threads};
+use crate::net::server::{Server, ServerFactory};
 use crate::store::Store;
 use crate::store::cluster::{Cluster, parse_seeds};
 use crate::store::durability::{Demand, probe};
@@ -30,9 +29,9 @@ const ATTEMPT: &str = "open a client";
 pub(crate) fn standalone(config: Config, url: &str) -> Result<Shared> {
     config.check()?;
     let endpoint = Endpoint::parse(url, &config)?;
-    let threads = pool_threads();
-    let server = Server::new(endpoint, &config, threads.clone());
-    start_on(config, server, threads)
+    let servers = ServerFactory::new(&config);
+    let server = servers.server(endpoint);
+    start_on(config, server, &servers)
 }
 
 /// Locks on the master that sentinels name.
@@ -47,10 +46,10 @@ pub(crate) fn sentinel(
     }
     let sentinels = sentinel::parse(urls, &config)?;
     let endpoint = master_endpoint(&sentinels, &config)?;
-    let threads = pool_threads();
-    let route = Box::new(Sentinels::new(&sentinels, master, &config, &threads));
-    let server = Server::along(route, endpoint, &config, threads.clone());
-    start_on(config, server, threads)
+    let servers = ServerFactory::new(&config);
+    let route = Box::new(Sentinels::new(&sentinels, master, &servers));
+    let server = servers.server_along(route, endpoint);
+    start_on(config, server, &servers)
 }
 
 /// Locks on the nodes of a cluster.
@@ -60,23 +59,21 @@ pub(crate) fn cluster(
 ) -> Result<Shared> {
     config.check()?;
     let seeds = parse_seeds(seeds, &config)?;
-    let threads = pool_threads();
-    let cluster = Cluster::new(seeds, &config, &threads)
-        .map_err(|failure| failure.into_error(ATTEMPT, ""))?;
+    let servers = ServerFactory::new(&config);
+    let cluster = Cluster::new(seeds, &config, &servers);
     insist(&config, || cluster.explore())?;
-    start(config, Arc::new(cluster), false, Some(threads))
+    start(config, Arc::new(cluster), false, Some(servers.pool_thread()))
 }
 
 /// Locks on a majority of independent servers.
 pub(crate) fn redlock(config: Config, urls: impl IntoIterator<Item: AsRef<str>>) -> Result<Shared> {
     config.check()?;
     let endpoints = Endpoint::parse_all("urls", urls, &config)?;
-    let threads = pool_threads();
-    let store = Quorum::new(endpoints, &config, &threads)
-        .map_err(|failure| failure.into_error(ATTEMPT, ""))?;
+    let servers = ServerFactory::new(&config);
+    let store = Quorum::new(endpoints, &config, &servers);
     insist(&config, || store.ping(end_of(config.connect_timeout)))?;
     let store = Arc::new(store);
-    let shared = start(config, store.clone(), true, Some(threads))?;
+    let shared = start(config, store.clone(), true, Some(servers.pool_thread()))?;
     store.report_in_doubt_to(shared.in_doubt_reports());
     Ok(shared)
 }
@@ -90,19 +87,14 @@ pub(crate) fn in_memory(config: Config) -> Result<Shared> {
     start(config, Arc::new(Memory::default()), false, None)
 }
 
-fn start_on(
-    config: Config,
-    server: Result<Server, Failure>,
-    threads: Arc<ScheduledThreadPool>,
-) -> Result<Shared> {
-    let server = server.map_err(|failure| failure.into_error(ATTEMPT, ""))?;
+fn start_on(config: Config, server: Server, servers: &ServerFactory) -> Result<Shared> {
     insist(&config, || server.ping(end_of(config.connect_timeout)))?;
     if let Some(demand) = Demand::new(config.durability) {
         probe(&server, &demand, end_of(config.connect_timeout))
             .map_err(|failure| failure.into_error(ATTEMPT, ""))?;
     }
     let store = Standalone::new(server, &config);
-    start(config, Arc::new(store), false, Some(threads))
+    start(config, Arc::new(store), false, Some(servers.pool_thread()))
 }
 
 /// The address and login that the URLs of the sentinels give for the master.
@@ -137,12 +129,12 @@ fn start(
     mut config: Config,
     store: Arc<dyn Store>,
     withdraws: bool,
-    threads: Option<Arc<ScheduledThreadPool>>,
+    pool_thread: Option<&PoolThread>,
 ) -> Result<Shared> {
     // Only the thread that calls it keeps the callback.
     let events = match config.on_event.take() {
         None => Events::default(),
         Some(callback) => Events::deliver_to(callback).map_err(Error::no_thread)?,
     };
-    Shared::start(config, store, withdraws, threads, events)
+    Shared::start(config, store, withdraws, pool_thread.cloned(), events)
 }

@@ -6,8 +6,6 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use scheduled_thread_pool::ScheduledThreadPool;
-
 use crate::clock::end_of;
 use crate::config::{Config, LockOptions};
 use crate::error::{Error, Result};
@@ -25,6 +23,7 @@ use crate::local::timers::CleanUp;
 use crate::local::wait_queues::WaitQueues;
 use crate::local::waiter::{Position, Turn, Waiter};
 use crate::local::watchdog::Watchdog;
+use crate::net::pool::PoolThread;
 use crate::store::Store;
 use crate::store::hold::HoldId;
 use crate::store::job::InDoubtHold;
@@ -124,7 +123,7 @@ impl Shared {
         config: Config,
         store: Arc<dyn Store>,
         withdraws: bool,
-        threads: Option<Arc<ScheduledThreadPool>>,
+        pool_thread: Option<PoolThread>,
         events: Events,
     ) -> Result<Self> {
         let io_timeout = config.io_timeout(config.options.first_lease());
@@ -134,7 +133,7 @@ impl Shared {
         Ok(Self {
             owner: Identity::new(&config.label)?,
             table: HeldLocks::default(),
-            alarm: Watchdog::new(threads),
+            alarm: Watchdog::new(pool_thread),
             listener: OnceLock::new(),
             config,
             withdraws,

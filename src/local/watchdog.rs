@@ -7,11 +7,10 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use scheduled_thread_pool::ScheduledThreadPool;
 
 use crate::clock::Moment;
 use crate::local::lease::Lease;
-use crate::net::server::pool_threads;
+use crate::net::pool::PoolThread;
 
 /// A timer may run ahead of the clock by as much.
 const EARLY: Duration = Duration::from_millis(1);
@@ -21,7 +20,7 @@ const FEW: usize = 64;
 
 /// The watched leases of a client, and one timer for all of them.
 pub(crate) struct Watchdog {
-    threads: OnceLock<Arc<ScheduledThreadPool>>,
+    threads: OnceLock<PoolThread>,
     watched: Arc<Mutex<Watched>>,
 }
 
@@ -35,7 +34,7 @@ struct Watched {
 
 impl Watchdog {
     /// Runs on one of `threads`, or on a thread of its own once that is needed.
-    pub(crate) fn new(threads: Option<Arc<ScheduledThreadPool>>) -> Self {
+    pub(crate) fn new(threads: Option<PoolThread>) -> Self {
         let threads = threads.map(OnceLock::from).unwrap_or_default();
         let watched = Watched { leases: Vec::new(), crowded: FEW, next: Moment::NEVER };
         Self { threads, watched: Arc::new(Mutex::new(watched)) }
@@ -52,7 +51,7 @@ impl Watchdog {
         watched.leases.push(Arc::downgrade(lease));
         if due < watched.next {
             watched.next = due;
-            schedule(self.threads.get_or_init(pool_threads), &self.watched, due);
+            schedule(self.threads.get_or_init(PoolThread::start), &self.watched, due);
         }
     }
 }
@@ -61,18 +60,18 @@ fn is_live(lease: &Weak<Lease>) -> bool {
     lease.upgrade().is_some_and(|lease| !lease.remaining().is_zero())
 }
 
-fn schedule(threads: &Arc<ScheduledThreadPool>, watched: &Arc<Mutex<Watched>>, due: Moment) {
-    // The timer must keep alive neither the client nor the thread that it runs on.
-    let (again, watched) = (Arc::downgrade(threads), Arc::downgrade(watched));
-    threads.execute_after(due.since(Moment::now()), move || {
-        if let (Some(threads), Some(watched)) = (again.upgrade(), watched.upgrade()) {
-            ring(&threads, &watched);
+fn schedule(threads: &PoolThread, watched: &Arc<Mutex<Watched>>, due: Moment) {
+    // The timer must not keep the client alive.
+    let watched = Arc::downgrade(watched);
+    threads.after(due.since(Moment::now()), move |threads| {
+        if let Some(watched) = watched.upgrade() {
+            ring(threads, &watched);
         }
     });
 }
 
 /// Tells the watchers of leases that are over, and sets the timer for the others.
-fn ring(threads: &Arc<ScheduledThreadPool>, shared: &Arc<Mutex<Watched>>) {
+fn ring(threads: &PoolThread, shared: &Arc<Mutex<Watched>>) {
     let mut watched = shared.lock();
     let now = Moment::now();
     if watched.next.since(now) > EARLY {
@@ -146,13 +145,13 @@ mod tests {
 
     #[test]
     fn a_timer_keeps_nothing_alive() {
-        let threads = pool_threads();
-        let weak = Arc::downgrade(&threads);
+        let threads = PoolThread::start();
+        let is_alive = threads.observe();
         let alarm = Watchdog::new(Some(threads));
         let lease = lease(LEASE);
         alarm.watch(&lease);
         assert_eq!(Arc::strong_count(&lease), 1);
         drop(alarm);
-        assert!(weak.upgrade().is_none());
+        assert!(!is_alive());
     }
 }

@@ -4,14 +4,14 @@ use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{RecvTimeoutError, bounded};
 use redis::{ConnectionAddr, IntoConnectionInfo, RedisConnectionInfo};
-use scheduled_thread_pool::ScheduledThreadPool;
 
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::net::pool::PoolThread;
 use crate::net::resp::RespStream;
 #[cfg(feature = "tls")]
 use crate::net::tls::Connector;
@@ -154,7 +154,7 @@ impl Endpoint {
     /// short.
     pub(crate) fn connect(
         &self,
-        threads: &ScheduledThreadPool,
+        threads: &PoolThread,
         deadline: Instant,
     ) -> io::Result<RespStream> {
         match &self.address {
@@ -224,12 +224,12 @@ fn connector(
 fn look_up(
     host: &str,
     port: u16,
-    threads: &ScheduledThreadPool,
+    threads: &PoolThread,
     deadline: Instant,
 ) -> io::Result<Vec<SocketAddr>> {
     let (answer, answers) = bounded(1);
     let host = host.to_owned();
-    threads.execute(move || {
+    threads.after(Duration::ZERO, move |_| {
         let found = (host.as_str(), port).to_socket_addrs().map(Iterator::collect);
         // Nobody waits any more if the time was over; then the answer is not wanted.
         drop(answer.send(found));

@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use redis::Value;
-use scheduled_thread_pool::ScheduledThreadPool;
 
 use crate::config::Config;
 use crate::failure::{Failure, FailureKind};
 use crate::net::endpoint::Endpoint;
+use crate::net::pool::PoolThread;
 use crate::net::resp::RespStream;
 use crate::net::route::{Address, Route};
 use crate::net::spin::Spin;
@@ -23,7 +23,7 @@ pub(crate) struct ConnectionFactory {
     pub(crate) route: Option<Box<dyn Route>>,
     pub(crate) connect_timeout: Duration,
     pub(crate) spin: Spin,
-    pub(crate) threads: Arc<ScheduledThreadPool>,
+    threads: PoolThread,
     /// Raised to make every open connection stale.
     generation: AtomicU64,
 }
@@ -35,11 +35,7 @@ impl fmt::Debug for ConnectionFactory {
 }
 
 impl ConnectionFactory {
-    pub(crate) fn new(
-        endpoint: Endpoint,
-        config: &Config,
-        threads: Arc<ScheduledThreadPool>,
-    ) -> Self {
+    pub(crate) fn new(endpoint: Endpoint, config: &Config, threads: PoolThread) -> Self {
         Self {
             endpoint,
             route: None,

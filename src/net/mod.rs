@@ -8,6 +8,7 @@ pub(crate) mod lane;
 pub(crate) mod multiplexer;
 pub(crate) mod pipeline;
 pub(crate) mod poll;
+pub(crate) mod pool;
 pub(crate) mod request;
 pub(crate) mod resp;
 pub(crate) mod route;

@@ -19,7 +19,8 @@ use crate::sync::yield_now;
 pub(crate) trait ConnectionSource {
     type Transport: Transport;
 
-    fn try_get(&self) -> Option<Self::Transport>;
+    /// One that is free, or that may be made by then.
+    fn try_get(&self, deadline: Instant) -> Option<Self::Transport>;
 
     /// Waits for one; `None` if none has become free by then.
     fn get(&self, deadline: Instant) -> Option<Self::Transport>;
@@ -52,7 +53,7 @@ impl<S: ConnectionSource> Multiplexer<S> {
     /// Sends a request and waits for its reply: alone if no others have any at the moment and a
     /// connection is free, else together with theirs.
     pub(super) fn exchange(self: &Arc<Self>, request: Request, deadline: Instant) -> Reply {
-        let free = if self.backlog.is_crowded() { None } else { self.supply.try_get() };
+        let free = if self.backlog.is_crowded() { None } else { self.supply.try_get(deadline) };
         let Some(mut wire) = free else {
             return self.begin(request, deadline).wait();
         };
@@ -72,7 +73,7 @@ impl<S: ConnectionSource> Multiplexer<S> {
                 // time: a moment for those that are awake saves a write for each.
                 yield_now();
             }
-            if let Some(wire) = self.supply.try_get() {
+            if let Some(wire) = self.supply.try_get(deadline) {
                 self.start_over(Lane::new(wire), deadline);
             }
         }
@@ -159,7 +160,11 @@ impl<S: ConnectionSource> Multiplexer<S> {
             free = if self.backlog.can_wait() {
                 drop(lane);
                 // Who queued up just before that has not found the connection free.
-                if self.backlog.can_wait() { None } else { self.supply.try_get().map(Lane::new) }
+                if self.backlog.can_wait() {
+                    None
+                } else {
+                    self.supply.try_get(deadline).map(Lane::new)
+                }
             } else if lane.wire.is_ready() {
                 lane.send(self.backlog.take(0));
                 self.pass_on(lane, deadline)

@@ -10,6 +10,7 @@
 //! background jobs, and the links of a quorum.
 
 use std::collections::VecDeque;
+use std::ops::DerefMut;
 use std::time::{Duration, Instant};
 
 use crate::clock::end_of;
@@ -44,6 +45,44 @@ pub(crate) trait Transport {
 
     /// Gives up a connection over which no reply has come in time.
     fn time_out(&mut self) -> Failure;
+}
+
+/// What lends a connection is one.
+impl<P> Transport for P
+where
+    P: DerefMut<Target: Transport>,
+{
+    fn is_ready(&self) -> bool {
+        (**self).is_ready()
+    }
+
+    fn is_connected(&self) -> bool {
+        (**self).is_connected()
+    }
+
+    fn connect(&mut self, deadline: Instant) -> Result<(), Failure> {
+        (**self).connect(deadline)
+    }
+
+    fn exchange(&mut self, request: &Request, deadline: Instant) -> Reply {
+        (**self).exchange(request, deadline)
+    }
+
+    fn write(&mut self, deadline: Instant, pack: impl FnOnce(&mut Vec<u8>)) -> Result<(), Failure> {
+        (**self).write(deadline, pack)
+    }
+
+    fn receive(&mut self, wait: WaitFor) -> Option<Reply> {
+        (**self).receive(wait)
+    }
+
+    fn poison(&mut self) {
+        (**self).poison();
+    }
+
+    fn time_out(&mut self) -> Failure {
+        (**self).time_out()
+    }
 }
 
 /// How to wait for a reply.

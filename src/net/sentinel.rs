@@ -14,7 +14,6 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use redis::Value;
-use scheduled_thread_pool::ScheduledThreadPool;
 
 use crate::clock::Moment;
 use crate::config::Config;
@@ -22,9 +21,9 @@ use crate::error::Result;
 use crate::failure::{Failure, FailureKind};
 use crate::net::connection::Connection;
 use crate::net::endpoint::Endpoint;
-use crate::net::factory::ConnectionFactory;
 use crate::net::request::Request;
 use crate::net::route::{Address, Route};
+use crate::net::server::ServerFactory;
 use crate::net::spin::Spin;
 
 /// For so long an answer counts.
@@ -101,15 +100,9 @@ fn with_port(url: &str) -> String {
 }
 
 impl Sentinels {
-    pub(crate) fn new(
-        sentinels: &[Endpoint],
-        master: &str,
-        config: &Config,
-        threads: &Arc<ScheduledThreadPool>,
-    ) -> Self {
+    pub(crate) fn new(sentinels: &[Endpoint], master: &str, servers: &ServerFactory) -> Self {
         let connection = |endpoint: &Endpoint| {
-            let mut factory =
-                ConnectionFactory::new(endpoint.without_database(), config, threads.clone());
+            let mut factory = servers.connections(endpoint.without_database());
             // Asked now and then only: not worth a core's time.
             factory.spin = Spin::new(Duration::ZERO);
             Connection::new(Arc::new(factory))

@@ -18,12 +18,11 @@ mod wakeups;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use scheduled_thread_pool::ScheduledThreadPool;
-
 use crate::config::Config;
 use crate::error::{Error, Result as ApiResult};
 use crate::failure::Failure;
 use crate::net::endpoint::Endpoint;
+use crate::net::server::ServerFactory;
 use crate::store::Store;
 use crate::store::cluster::jobs::ClusterJobs;
 use crate::store::cluster::node::Target;
@@ -70,16 +69,12 @@ pub(crate) fn parse_seeds(
 
 impl Cluster {
     /// Sends nothing yet.
-    pub(crate) fn new(
-        seeds: Vec<Endpoint>,
-        config: &Config,
-        threads: &Arc<ScheduledThreadPool>,
-    ) -> Result<Self, Failure> {
-        Ok(Self {
-            topology: Arc::new(Topology::new(seeds, config, threads)?),
+    pub(crate) fn new(seeds: Vec<Endpoint>, config: &Config, servers: &ServerFactory) -> Self {
+        Self {
+            topology: Arc::new(Topology::new(seeds, config, servers)),
             keys: Keys::new(&config.prefix),
             connect_timeout: config.connect_timeout,
-        })
+        }
     }
 
     /// Learns who serves which slots, which every slot must be.

@@ -61,12 +61,10 @@ mod wakeups;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use scheduled_thread_pool::ScheduledThreadPool;
-
 use crate::config::Config;
 use crate::failure::Failure;
 use crate::net::endpoint::Endpoint;
-use crate::net::factory::ConnectionFactory;
+use crate::net::server::ServerFactory;
 use crate::net::spin::Spin;
 use crate::store::Store;
 use crate::store::commands::Commands;
@@ -97,14 +95,8 @@ pub(crate) struct Quorum {
 
 impl Quorum {
     /// Makes ready; connections are opened when they are first used.
-    pub(crate) fn new(
-        endpoints: Vec<Endpoint>,
-        config: &Config,
-        threads: &Arc<ScheduledThreadPool>,
-    ) -> Result<Self, Failure> {
-        let dialers = endpoints
-            .into_iter()
-            .map(|at| Arc::new(ConnectionFactory::new(at, config, threads.clone())));
+    pub(crate) fn new(endpoints: Vec<Endpoint>, config: &Config, servers: &ServerFactory) -> Self {
+        let dialers = endpoints.into_iter().map(|at| Arc::new(servers.connections(at)));
         let demand = Demand::new(config.durability);
         let node = |(number, factory)| Arc::new(QuorumServer::new(number, factory, demand));
         let nodes = dialers.enumerate().map(node);
@@ -115,10 +107,10 @@ impl Quorum {
             spin: Spin::new(config.spin),
             retry: io_timeout,
         });
-        let rounds = Rounds::new(parts, config.pool_size, threads)?;
+        let rounds = Rounds::new(parts, config.pool_size, servers.pool_thread());
         let requests = Requests { commands: Commands::proposing(config), demand };
         let grants = Arc::new(Grants { rounds, requests });
-        Ok(Self { grants, io_timeout, retry: config.io_timeout(Duration::MAX) })
+        Self { grants, io_timeout, retry: config.io_timeout(Duration::MAX) }
     }
 
     /// Makes sure that a majority answers.

@@ -9,7 +9,7 @@ use crate::clock::end_of;
 use crate::config::Config;
 use crate::failure::FailureKind;
 use crate::net::endpoint::Endpoint;
-use crate::net::server::pool_threads;
+use crate::net::server::ServerFactory;
 use crate::store::job::{Action, Job, JobOutcome};
 use crate::store::memory::Memory;
 use crate::store::quorum::Quorum;
@@ -42,8 +42,7 @@ fn single(process: &process::Server) -> Standalone {
 
 fn single_at(url: &str, config: &Config) -> Standalone {
     let endpoint = Endpoint::parse(url, config).expect("a good URL");
-    let server = crate::net::server::Server::new(endpoint, config, pool_threads()).expect("a pool");
-    Standalone::new(server, config)
+    Standalone::new(ServerFactory::new(config).server(endpoint), config)
 }
 
 /// A quorum of which some servers are dead.
@@ -66,7 +65,7 @@ fn quorum(servers: &[process::Server], config: &Config) -> Quorum {
     let urls: Vec<_> = servers.iter().map(process::Server::url).collect();
     let urls: Vec<_> = urls.iter().map(String::as_str).collect();
     let endpoints = Endpoint::parse_all("urls", &urls, &Config::default()).expect("good URLs");
-    Quorum::new(endpoints, config, &pool_threads()).expect("pools")
+    Quorum::new(endpoints, config, &ServerFactory::new(config))
 }
 
 fn won(store: &dyn Store, hold: &HoldId) -> u64 {

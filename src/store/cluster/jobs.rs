@@ -159,7 +159,7 @@ mod tests {
     use crate::clock::end_of;
     use crate::config::Config;
     use crate::net::endpoint::Endpoint;
-    use crate::net::server::pool_threads;
+    use crate::net::server::ServerFactory;
     use crate::store::hold::HoldId;
     use crate::store::job::Action;
     use crate::store::request::HoldReply;
@@ -184,7 +184,7 @@ mod tests {
         let config = Config { connect_timeout: AGES, ..Config::default() };
         let seed = |url: &String| Endpoint::parse(url, &config).expect("a good URL");
         let seeds = urls.iter().map(seed).collect();
-        let topology = Topology::new(seeds, &config, &pool_threads()).expect("pools");
+        let topology = Topology::new(seeds, &config, &ServerFactory::new(&config));
         topology.place(slot_of("good"), 0);
         topology.place(slot_of("silent"), 1);
 

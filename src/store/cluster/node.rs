@@ -5,13 +5,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use redis::{RedisError, Value};
-use scheduled_thread_pool::ScheduledThreadPool;
 
 use crate::config::Config;
 use crate::failure::{Failure, FailureKind};
 use crate::net::endpoint::Endpoint;
 use crate::net::request::Request;
-use crate::net::server::Server;
+use crate::net::server::ServerFactory;
 use crate::store::standalone::Standalone;
 
 /// One server of a cluster.
@@ -25,14 +24,10 @@ pub(super) struct ClusterNode {
 
 impl ClusterNode {
     /// Makes the pool; nothing is sent yet.
-    pub(super) fn new(
-        endpoint: Endpoint,
-        config: &Config,
-        threads: &Arc<ScheduledThreadPool>,
-    ) -> Result<Self, Failure> {
-        let store = Standalone::new(Server::new(endpoint, config, threads.clone())?, config);
+    pub(super) fn new(endpoint: Endpoint, config: &Config, servers: &ServerFactory) -> Self {
+        let store = Standalone::new(servers.server(endpoint), config);
         let asking = store.asking();
-        Ok(Self { store, asking, doubted: AtomicBool::new(false) })
+        Self { store, asking, doubted: AtomicBool::new(false) }
     }
 
     pub(super) fn endpoint(&self) -> &Endpoint {

@@ -11,12 +11,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, RwLock};
-use scheduled_thread_pool::ScheduledThreadPool;
 
 use crate::clock::end_of;
 use crate::config::Config;
 use crate::failure::{Failure, FailureKind};
 use crate::net::endpoint::Endpoint;
+use crate::net::server::ServerFactory;
 use crate::store::cluster::map::Map;
 use crate::store::cluster::node::{ClusterNode, Redirect, Target, is_doubtful};
 use crate::store::cluster::shares::{Share, covered, shares};
@@ -28,7 +28,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// What is known of a cluster.
 pub(super) struct Topology {
     config: Config,
-    threads: Arc<ScheduledThreadPool>,
+    servers: ServerFactory,
     /// The nodes that the user has named.
     seeds: Vec<Arc<ClusterNode>>,
     map: RwLock<Map>,
@@ -53,21 +53,16 @@ impl fmt::Debug for Topology {
 
 impl Topology {
     /// Knows the seeds only, and sends nothing yet.
-    pub(super) fn new(
-        seeds: Vec<Endpoint>,
-        config: &Config,
-        threads: &Arc<ScheduledThreadPool>,
-    ) -> Result<Self, Failure> {
-        let seeds =
-            seeds.into_iter().map(|seed| ClusterNode::new(seed, config, threads).map(Arc::new));
-        Ok(Self {
+    pub(super) fn new(seeds: Vec<Endpoint>, config: &Config, servers: &ServerFactory) -> Self {
+        let node = |seed| Arc::new(ClusterNode::new(seed, config, servers));
+        Self {
             config: config.clone(),
-            threads: threads.clone(),
-            seeds: seeds.collect::<Result<_, _>>()?,
+            servers: servers.clone(),
+            seeds: seeds.into_iter().map(node).collect(),
             map: RwLock::default(),
             progress: Mutex::default(),
             ended: Condvar::new(),
-        })
+        }
     }
 
     /// The node that serves a slot, as far as is known.
@@ -108,7 +103,7 @@ impl Topology {
         from: &ClusterNode,
     ) -> Option<Target> {
         let Redirect { asking, host, port } = Redirect::of(failure)?;
-        let node = self.node_at(host.or(from.endpoint().host())?, port).ok()?;
+        let node = self.node_at(host.or(from.endpoint().host())?, port);
         if !asking {
             self.map.write().set(slot, &node);
             // More than one slot may have moved, but who was redirected need not wait for that.
@@ -175,7 +170,7 @@ impl Topology {
     /// Asks one node after the other, until one knows who serves every slot.
     pub(super) fn ask_around(&self) -> Result<(), Failure> {
         let outcome = self.ask_all().and_then(|shares| {
-            self.apply(&shares)?;
+            self.apply(&shares);
             if covered(&shares) == SLOTS { Ok(()) } else { Err(uncovered()) }
         });
         let before = mem::replace(&mut self.progress.lock().failure, outcome.clone().err());
@@ -228,9 +223,9 @@ impl Topology {
     }
 
     /// Makes what was learnt known to everybody.
-    fn apply(&self, shares: &[Share]) -> Result<(), Failure> {
+    fn apply(&self, shares: &[Share]) {
         if shares.is_empty() {
-            return Ok(());
+            return;
         }
         let mut owners = vec![None; SLOTS];
         let mut nodes = HashMap::new();
@@ -238,7 +233,7 @@ impl Topology {
             let node = match nodes.entry((host, port)) {
                 Entry::Occupied(known) => known.into_mut(),
                 Entry::Vacant(new) => {
-                    new.insert(self.node_at(host.as_deref().unwrap_or_default(), *port)?)
+                    new.insert(self.node_at(host.as_deref().unwrap_or_default(), *port))
                 }
             };
             owners[slots.clone()].fill(Some(node.clone()));
@@ -246,18 +241,17 @@ impl Topology {
         let before = self.map.write().replace(owners);
         // Perhaps the last of a node: its connections are closed without a lock held.
         drop(before);
-        Ok(())
     }
 
     /// The node at an address; a new one has the login of the seed there or else of the first.
-    fn node_at(&self, host: &str, port: u16) -> Result<Arc<ClusterNode>, Failure> {
+    fn node_at(&self, host: &str, port: u16) -> Arc<ClusterNode> {
         let endpoint = self.seeds[0].endpoint().at(host, port);
         let known = self.map.read().master(&endpoint.label).cloned();
         let seed = || self.seeds.iter().find(|seed| *seed.label() == endpoint.label).cloned();
         if let Some(node) = known.or_else(seed) {
-            return Ok(node);
+            return node;
         }
-        ClusterNode::new(endpoint, &self.config, &self.threads).map(Arc::new)
+        Arc::new(ClusterNode::new(endpoint, &self.config, &self.servers))
     }
 }
 

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use r2d2::{ManageConnection, NopErrorHandler, Pool, PooledConnection};
-use scheduled_thread_pool::ScheduledThreadPool;
+use r2d2::{ManageConnection, Pool, PooledConnection};
 
-use crate::failure::{Failure, FailureKind};
+use crate::failure::Failure;
+use crate::net::pool::PoolThread;
 use crate::store::quorum::links::{QuorumLinks, QuorumParts};
 
 /// So much later somebody looks for the replies that a call has not waited for. They may tell that
@@ -20,7 +20,7 @@ const SWEEP: Duration = Duration::from_millis(50);
 /// The place of some links.
 pub(super) struct LinkPool {
     pool: Pool<Sets>,
-    threads: Arc<ScheduledThreadPool>,
+    pool_thread: PoolThread,
     /// Whether it is going to be swept.
     sweeps: AtomicBool,
 }
@@ -32,23 +32,9 @@ impl fmt::Debug for LinkPool {
 }
 
 impl LinkPool {
-    pub(super) fn new(
-        parts: &Arc<QuorumParts>,
-        threads: &Arc<ScheduledThreadPool>,
-    ) -> Result<Arc<Self>, Failure> {
-        let pool = Pool::builder()
-            .max_size(1)
-            .test_on_check_out(false)
-            // Both would keep a timer, and with it the thread, alive.
-            .max_lifetime(None)
-            .idle_timeout(None)
-            .error_handler(Box::new(NopErrorHandler))
-            .thread_pool(threads.clone())
-            .build(Sets(parts.clone()))
-            .map_err(|error| {
-                Failure::io(FailureKind::Unreachable, &Arc::from("the pool"), error)
-            })?;
-        Ok(Arc::new(Self { pool, threads: threads.clone(), sweeps: AtomicBool::new(false) }))
+    pub(super) fn new(parts: &Arc<QuorumParts>, pool_thread: &PoolThread) -> Arc<Self> {
+        let pool = pool_thread.pool(1, Sets(parts.clone()));
+        Arc::new(Self { pool, pool_thread: pool_thread.clone(), sweeps: AtomicBool::new(false) })
     }
 
     /// Takes the links, as soon as nobody else has them.
@@ -68,7 +54,7 @@ impl LinkPool {
             return;
         }
         let shelf = Arc::downgrade(self);
-        self.threads.execute_after(SWEEP, move || {
+        self.pool_thread.after(SWEEP, move |_| {
             let Some(shelf) = shelf.upgrade() else { return };
             shelf.sweeps.store(false, Ordering::SeqCst);
             if shelf.pool.try_get().is_none_or(|mut links| links.sweep()) {

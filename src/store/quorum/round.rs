@@ -4,9 +4,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::Instant;
 
-use scheduled_thread_pool::ScheduledThreadPool;
-
 use crate::failure::Failure;
+use crate::net::pool::PoolThread;
 use crate::store::commands::Decoder;
 use crate::store::quorum::flight::Broadcast;
 use crate::store::quorum::link_pool::{LinkPool, Taken};
@@ -24,14 +23,9 @@ pub(super) struct Rounds {
 }
 
 impl Rounds {
-    pub(super) fn new(
-        parts: Arc<QuorumParts>,
-        sets: u32,
-        threads: &Arc<ScheduledThreadPool>,
-    ) -> Result<Self, Failure> {
-        let shelf = |_| LinkPool::new(&parts, threads);
-        let shelves = (0..sets).map(shelf).collect::<Result<_, _>>()?;
-        Ok(Self { parts, shelves })
+    pub(super) fn new(parts: Arc<QuorumParts>, sets: u32, pool_thread: &PoolThread) -> Self {
+        let shelf = |_| LinkPool::new(&parts, pool_thread);
+        Self { shelves: (0..sets).map(shelf).collect(), parts }
     }
 
     /// Takes the links for requests about this name.
