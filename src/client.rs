@@ -1,4 +1,4 @@
-//! The handle that locks are taken through.
+//! The handle through which locks are acquired, and the type that configures it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,11 +10,11 @@ use crate::local::shared::Shared;
 use crate::mutex::Mutex;
 use crate::open;
 
-/// A source of distributed locks. Clones are cheap and share everything.
+/// A handle for acquiring distributed locks. Clones are cheap and share everything.
 ///
-/// A client has a pool of connections and a background thread that renews its leases. Both end
-/// when the last clone and the last guard are gone. Two clients are two different owners, even in
-/// one thread.
+/// A client has a pool of connections and a background thread that renews its leases. Both are
+/// shut down when the last clone and the last guard are gone. Two clients are two different owners,
+/// even in one thread.
 ///
 /// ```
 /// let client = leasehold::Client::in_memory(); // or Client::open("redis://127.0.0.1/")?
@@ -29,7 +29,8 @@ pub struct Client {
     engine: Arc<Shared>,
 }
 
-/// Configures a [`Client`]. All settings are optional and are checked when it is opened.
+/// A configuration for a [`Client`]. All settings are optional; they are checked when the client is
+/// opened.
 ///
 /// ```
 /// use leasehold::{Client, Event};
@@ -60,11 +61,11 @@ impl Client {
         Self { engine: Arc::new(engine) }
     }
 
-    /// Opens a client of one Redis server with default settings. See [`Builder::open`].
+    /// Opens a client for one Redis server with default settings. See [`Builder::open`].
     ///
     /// # Errors
     ///
-    /// As [`Builder::open`].
+    /// The same as [`Builder::open`].
     ///
     /// ```no_run
     /// let client = leasehold::Client::open("redis://127.0.0.1/")?;
@@ -74,90 +75,102 @@ impl Client {
         open::standalone(Config::default(), url).map(Self::new)
     }
 
-    /// Makes a client whose locks exist in this process only, for tests and demonstrations. Each
-    /// call makes a world of its own, shared by the clones of the client.
+    /// Creates a client whose locks exist only in this process, for tests and demonstrations.
+    ///
+    /// Clones of the client share its locks; clients created by separate calls do not.
     ///
     /// # Panics
     ///
-    /// If the system has no randomness or cannot start a thread. [`Builder::in_memory`] returns
-    /// an error instead.
+    /// Panics if the system has no randomness or cannot start a thread. [`Builder::in_memory`]
+    /// returns an error instead.
     #[must_use]
     pub fn in_memory() -> Self {
         let shared = open::in_memory(Config::default());
         Self::new(shared.expect("the system has randomness and threads"))
     }
 
-    /// Starts to configure a client.
+    /// Creates a [`Builder`] with default settings.
     pub fn builder() -> Builder {
         Builder::default()
     }
 
-    /// Blocks the current thread until it has the lock.
+    /// Acquires the lock, blocking the current thread until it is able to do so.
     ///
-    /// Waits without limit for others to release it, or as long as [`Builder::wait`](Builder::wait) says. A
-    /// thread that has the lock already gets a further level of it, which costs one round trip and
-    /// keeps the fencing token; each level has a guard of its own, and the hold ends with the last
-    /// of them, in whatever order they are dropped.
+    /// Waits for other holders without limit, or for as long as [`Builder::wait`] allows. A thread
+    /// that already holds the lock gets another level of it, which takes one round trip and keeps
+    /// the fencing token. Each level has a guard of its own, and the hold ends when the last of
+    /// them is dropped, in whatever order that happens.
     ///
-    /// While it waits, the call has no connection. Threads of this client wait in line; the first
-    /// of them is woken when another client releases the lock. Should the message be lost, it tries
-    /// again after growing random pauses, never longer than the holder's lease lasts.
+    /// The call uses no connection while it waits. Waiting threads of this client form a queue, and
+    /// the first of them is woken when another client releases the lock. In case that message is
+    /// lost, it also retries after growing random pauses, and no later than the holder's lease
+    /// ends.
     ///
     /// # Errors
     ///
-    /// - [`Timeout`](crate::Error::Timeout): somebody else had it when the wait was over.
-    /// - [`Unavailable`](crate::Error::Unavailable): the server could not be reached or did not
-    ///   answer until the wait was over, or without a limit for
-    ///   [`retry_window`](Builder::retry_window).
-    /// - [`Lost`](crate::Error::Lost): this thread has a guard of this name whose lease is lost.
-    /// - [`Redis`](crate::Error::Redis), [`WrongType`](crate::Error::WrongType),
-    ///   [`InvalidInput`](crate::Error::InvalidInput), [`Closed`](crate::Error::Closed),
-    ///   [`Forked`](crate::Error::Forked).
+    /// - [`Timeout`](crate::Error::Timeout): another owner held the lock until the wait was over.
+    /// - [`Unavailable`](crate::Error::Unavailable), or [`NoQuorum`](crate::Error::NoQuorum) from
+    ///   independent servers: no usable answer came before the wait was over or, without a limit,
+    ///   for [`retry_window`](Builder::retry_window).
+    /// - [`NotReplicated`](crate::Error::NotReplicated): too few replicas or disks acknowledged the
+    ///   lock in time; see [`Builder::durability`].
+    /// - [`Lost`](crate::Error::Lost): this thread has a guard of this name whose lease was lost.
+    /// - [`Redis`](crate::Error::Redis): the server refused the request.
+    /// - [`WrongType`](crate::Error::WrongType): the key holds something that is not a lock.
+    /// - [`InvalidInput`](crate::Error::InvalidInput): the name cannot be that of a lock.
+    /// - [`Closed`](crate::Error::Closed): the client is closed.
+    /// - [`Forked`](crate::Error::Forked): this process is a forked child.
     pub fn lock(&self, name: &str) -> Result<Guard> {
         self.mutex(name).lock()
     }
 
-    /// Takes the lock if nobody else has it, and returns `None` otherwise. Blocks for one round
-    /// trip.
+    /// Attempts to acquire the lock without waiting for another holder, and returns `None` if there
+    /// is one.
+    ///
+    /// Blocks for one round trip. A server that cannot be reached or does not answer is given up on
+    /// after two attempts of [`io_timeout`](Builder::io_timeout) each; a server that is restarting,
+    /// failing over or busy, after [`retry_window`](Builder::retry_window).
     ///
     /// # Errors
     ///
-    /// As [`lock`](Client::lock), but for `Timeout`. A server that cannot be reached or is silent
-    /// is given up after two tries of [`io_timeout`](Builder::io_timeout); one that is restarting,
-    /// failing over or busy after [`retry_window`](Builder::retry_window).
+    /// The same as [`lock`](Client::lock), except for `Timeout`.
     pub fn try_lock(&self, name: &str) -> Result<Option<Guard>> {
         self.mutex(name).try_lock()
     }
 
-    /// Blocks until the current thread has the lock or `wait` is over, and then returns `None`.
+    /// Acquires the lock, blocking the current thread until it is able to do so or `wait` has
+    /// passed. Returns `None` in the latter case.
     ///
-    /// The time covers everything, tries at a server that does not answer included; the last
-    /// request may end one [`io_timeout`](Builder::io_timeout) later. Zero means one try,
-    /// [`Duration::MAX`] no limit.
+    /// The time covers the whole call, including attempts at a server that does not answer; the
+    /// last request may take up to one [`io_timeout`](Builder::io_timeout) longer. Zero means a
+    /// single attempt, and [`Duration::MAX`] means no limit. [`lock`](Client::lock) describes how
+    /// threads wait.
     ///
     /// # Errors
     ///
-    /// As [`lock`](Client::lock), but for `Timeout`.
+    /// The same as [`lock`](Client::lock), except for `Timeout`.
     pub fn try_lock_for(&self, name: &str, wait: Duration) -> Result<Option<Guard>> {
         self.mutex(name).try_lock_for(wait)
     }
 
-    /// Blocks until the current thread has the lock or `deadline` has come, and then returns
-    /// `None`. See [`try_lock_for`](Client::try_lock_for).
+    /// Acquires the lock, blocking the current thread until it is able to do so or `deadline` is
+    /// reached. Returns `None` in the latter case. See [`try_lock_for`](Client::try_lock_for).
     ///
     /// # Errors
     ///
-    /// As [`lock`](Client::lock), but for `Timeout`.
+    /// The same as [`lock`](Client::lock), except for `Timeout`.
     pub fn try_lock_until(&self, name: &str, deadline: Instant) -> Result<Option<Guard>> {
         self.mutex(name).try_lock_until(deadline)
     }
 
-    /// Runs `work` while holding the lock, and returns what it returns.
+    /// Acquires the lock as [`lock`](Client::lock) does, runs `work`, releases the lock, and
+    /// returns the value of `work`.
     ///
     /// # Errors
     ///
-    /// As [`lock`](Client::lock) before the work. After it [`Lost`](crate::Error::Lost) if the
-    /// lease was lost meanwhile; a release that got no answer is left to the background.
+    /// Before `work` runs, the same as [`lock`](Client::lock). Afterwards only
+    /// [`Lost`](crate::Error::Lost), if the lease was lost in the meantime; a release that fails is
+    /// retried in the background.
     ///
     /// ```
     /// let client = leasehold::Client::in_memory();
@@ -169,22 +182,24 @@ impl Client {
         self.mutex(name).with(work)
     }
 
-    /// Names a lock, to give it options of its own or to ask about it. Sends nothing.
+    /// Returns a handle to one lock, for setting options of its own or querying its state. Sends
+    /// nothing.
     #[must_use]
     pub fn mutex(&self, name: &str) -> Mutex {
         Mutex::new(&self.engine, name)
     }
 
-    /// The public part of this client's owners in Redis: the label, if any, and 128 random bits.
+    /// Returns the part of this client's owners in Redis that is the same for all its holds: the
+    /// label, if any, and 128 random bits.
     #[must_use]
     pub fn id(&self) -> &str {
         self.engine.owner.client()
     }
 
-    /// Turns away new calls for locks, and those that wait, in all clones of this client: they
-    /// return [`Error::Closed`](crate::Error::Closed).
+    /// Closes all clones of this client to new locks: calls that wait for a lock, and those that
+    /// begin later, return [`Error::Closed`](crate::Error::Closed).
     ///
-    /// Living guards are not affected: they are renewed, and can be unlocked.
+    /// Live guards are not affected: their leases are still renewed, and they can be unlocked.
     pub fn close(&self) {
         self.engine.close();
     }

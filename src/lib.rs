@@ -2,75 +2,84 @@
 //!
 //! ```
 //! # fn main() -> leasehold::Result<()> {
-//! let client = leasehold::Client::in_memory(); // leasehold::Client::open("redis://127.0.0.1/")?
+//! let client = leasehold::Client::in_memory(); // or Client::open("redis://127.0.0.1/")?
 //!
-//! let guard = client.lock("stock:42")?; // blocks until this thread has it
-//! // ... sell one piece; the lease is renewed in the background ...
-//! drop(guard); // released, and so it is when a panic unwinds
+//! let guard = client.lock("stock:42")?; // blocks until this thread holds the lock
+//! // ... sell one item; the lease is renewed in the background ...
+//! drop(guard); // releases the lock, as unwinding from a panic would
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! A [`Client`] is cheap to clone and shared by all threads. [`lock`](Client::lock) waits,
-//! [`try_lock`](Client::try_lock) does not, [`try_lock_for`](Client::try_lock_for) does for a
-//! while; [`with_lock`](Client::with_lock) runs a closure; [`mutex`](Client::mutex) gives one lock
-//! options of its own and answers questions about it. No async runtime is involved, ever.
+//! A [`Client`] is cheap to clone and can be shared by all threads of a program.
+//! [`lock`](Client::lock) waits for the lock, [`try_lock`](Client::try_lock) does not, and
+//! [`try_lock_for`](Client::try_lock_for) waits for a limited time;
+//! [`with_lock`](Client::with_lock) runs a closure under the lock. [`mutex`](Client::mutex) gives
+//! a single lock options of its own and can query its state. No async runtime is involved, ever.
 //!
-//! # What is guaranteed
+//! # Guarantees
 //!
-//! - **Exclusion by lease.** At most one live guard per name, as long as clocks run at nearly the
-//!   same rate and Redis keeps what it has acknowledged. A guard relies on its lease only until
-//!   *the last confirmed request was sent, plus the lease, less 1 % and 2 ms*; from then on
-//!   [`is_held`](Guard::is_held) is `false`, whether or not the background thread runs.
-//! - **Exclusion by fence.** [`fence`](Guard::fence) is a number that grows with every hold of a
-//!   name. A resource that refuses numbers smaller than it has seen is safe whatever pauses,
-//!   restarts or fails over.
-//! - **No deadlock.** A holder that dies blocks others no longer than its lease.
-//! - **Lost is final.** A lost guard stays lost, nested ones too; nothing is taken again behind
-//!   your back.
-//! - **Requests may be lost, repeated or late.** Each hold has a number of its own, which every
-//!   request names. Without a reply a lock is never reported as held, and what such a request may
-//!   have left behind is removed in the background.
-//! - **Calls end.** Every call returns within its deadline, one
-//!   [`io_timeout`](Builder::io_timeout) and 100 ms, also if the server accepts and never answers.
+//! - **Exclusion by lease.** There is at most one live guard per name, as long as clocks run at
+//!   nearly the same rate and Redis keeps what it has acknowledged. A guard trusts its lease only
+//!   until *the time the last confirmed request was sent, plus the lease, minus 1 % of the lease
+//!   and 2 ms*. From then on [`is_held`](Guard::is_held) returns `false`, whether or not the
+//!   background thread is running.
+//! - **Exclusion by fence.** [`fence`](Guard::fence) returns a number that grows with every hold of
+//!   a name. A resource that rejects numbers smaller than the largest it has seen is safe no matter
+//!   what pauses, restarts or fails over.
+//! - **No deadlock.** A holder that dies blocks others for no longer than its lease.
+//! - **Lost is final.** A lost guard stays lost, and so do the guards nested in it. No lock is
+//!   silently acquired again.
+//! - **Requests may be lost, repeated or late.** Each hold has an id of its own, which every
+//!   request names. A lock is never reported as held without a reply, and whatever a request
+//!   without a reply may have left in Redis is removed in the background.
+//! - **Calls end.** Every call returns within its deadline plus one
+//!   [`io_timeout`](Builder::io_timeout) and 100 ms, even if the server accepts connections and
+//!   never answers.
 //!
-//! # What is not
+//! # What is not guaranteed
 //!
-//! - A lease cannot stop a thread. One that is paused for longer than its lease, by the scheduler,
-//!   a debugger or a virtual machine, may go on to write while somebody else has the lock. Only
-//!   the fence helps, and only if the resource checks it.
-//! - A server that forgets, because it was restarted without persistence or failed over to a
-//!   replica that lagged behind, gives the lock to somebody else while the old holder still relies
-//!   on it, until the next renewal at the latest. Again the fence helps.
-//! - Threads of one client are served first come, first served. Among clients there is no promise
-//!   of an order, though they are woken in the order of coming, and none may keep a lock among its
-//!   threads for long while another [waits](Builder::max_handoffs).
+//! - A lease cannot stop a thread. A thread that is paused for longer than its lease, by the
+//!   scheduler, a debugger or a virtual machine, may go on writing while another client holds the
+//!   lock. Only the fence helps here, and only if the resource checks it.
+//! - A server that loses data, because it restarts without persistence or fails over to a replica
+//!   that lags behind, may grant the lock again while the old holder still relies on it, until that
+//!   holder's next renewal at the latest. Again, the fence helps.
+//! - Threads of one client are served in the order in which they ask. No order is promised between
+//!   clients, although waiting clients are woken first come, first served, and a client cannot keep
+//!   a lock among its own threads for long while another client
+//!   [waits](Builder::max_handoffs).
 //!
-//! # Nesting
+//! # Nested locks
 //!
-//! A thread that locks a name again gets a further level of the same hold, with the same fence, for
-//! one round trip, which also finds out whether the hold still stands. The hold ends with its last
-//! guard. Guards cannot leave their thread.
+//! A thread that locks a name it already holds gets another level of the same hold, with the same
+//! fence. This takes one round trip, which also checks that Redis still has the hold. The hold ends
+//! with its last guard. Guards cannot be sent to other threads.
 //!
-//! # Leases and renewal
+//! # Timeouts, leases and renewal
 //!
-//! A lease ([30 s](Builder::lease) by default) is renewed when a third of it has passed, together
-//! with others that are due about then, until the guard is gone, its thread has ended or
-//! [`max_hold`](Builder::max_hold) is reached. A renewal without a reply is repeated until the
-//! lease ends; only then, or if the server says so, the lock is lost. [`lost`](Guard::lost) tells
-//! those who wait, [`on_event`](Builder::on_event) and the `log` crate tell everybody else.
+//! How long a call waits for a lock that is held is up to the caller: see [`Builder::wait`] and
+//! [`Client::try_lock_for`]. [`Builder::io_timeout`] limits a single request, and
+//! [`Builder::retry_window`] limits retries by calls that have no deadline of their own.
+//!
+//! A lease ([30 s](Builder::lease) by default) is renewed when a third of it has passed, in one
+//! batch with other leases that are due at about the same time. Renewal continues until the guard
+//! is dropped, its thread has ended or [`max_hold`](Builder::max_hold) is reached. A renewal that
+//! gets no reply is retried until the lease ends; the lock is lost only then, or when the server
+//! says that the hold is gone. The holder learns of a loss from [`lost`](Guard::lost), the rest of
+//! the program from [`on_event`](Builder::on_event) and the `log` crate.
 //!
 //! # Fencing
 //!
 //! ```
 //! # use std::sync::atomic::{AtomicU64, Ordering};
-//! /// Something that is written to by whoever has the lock.
+//! /// A resource that only the holder of the lock may write to.
 //! struct Ledger {
 //!     newest: AtomicU64,
 //! }
 //!
 //! impl Ledger {
-//!     /// Refuses a writer that somebody else has replaced as the holder.
+//!     /// Rejects a writer that has been replaced by a later holder.
 //!     fn write(&self, fence: u64) -> bool {
 //!         self.newest.fetch_max(fence, Ordering::SeqCst) <= fence
 //!     }
@@ -87,26 +96,54 @@
 //! # }
 //! ```
 //!
-//! # What a client consists of
+//! # One server or several
 //!
-//! Up to [`pool_size`](Builder::pool_size) connections, each used only while a request is under
-//! way, one for renewals, and from the first wait for another client on one for wake-ups; of several
-//! servers, to each. A thread each that renews, serves the pool, and listens for wake-ups, and one
-//! that calls [`on_event`](Builder::on_event) if that is set. All end when the last clone of the
-//! client and the last guard are gone. In a forked child nothing works, and nothing is disturbed.
+//! All of these give the same locks, guards and fences:
+//!
+//! - [`Builder::open`]: one server. One round trip per lock and one per unlock. A held lock is lost
+//!   if the server loses its data.
+//! - [`Builder::open_sentinel`] and [`Builder::open_cluster`]: survive the loss of a master. A held
+//!   lock is lost if the new master had not yet received it, which
+//!   [`Durability::Replicas`] makes less likely.
+//! - [`Builder::open_redlock`]: a majority of independent servers. Survives the loss of fewer than
+//!   half of them.
+//!
+//! With [`Durability::Fsync`] a lock also survives crashes of the servers that hold it.
+//! [`Client::in_memory`] needs no server and is meant for tests.
+//!
+//! # Threads and connections
+//!
+//! A client opens up to [`pool_size`](Builder::pool_size) connections, each in use only while a
+//! request is in flight; one connection for renewals; and, from the first time that it waits for
+//! another client, one for wake-ups. With several servers, it opens these to each server.
+//!
+//! A client has one thread that renews leases and one that serves the pool. From its first wait for
+//! another client it has a thread that listens for wake-ups, and if
+//! [`on_event`](Builder::on_event) is set, a thread that calls the callback. On clusters and
+//! quorums, short-lived threads open connections and look up hash slots. All threads end when the
+//! last clone of the client and the last guard are gone.
+//!
+//! # What drop does
+//!
+//! Dropping a [`Guard`] releases its level of the lock and waits for the reply, for at most one
+//! `io_timeout`; what could not be sent is retried in the background. With
+//! [`pipelined_release`](Builder::pipelined_release) a drop does not always wait. Dropping a
+//! client does not end the holds of its guards.
+//!
+//! In a forked child, calls return [`Error::Forked`], and the locks of the parent are not affected.
 //!
 //! # Features
 //!
-//! - `tls`: `rediss://` URLs, by `rustls`; [`Builder::open`] says what they mean.
-//! - `tls-insecure`: such URLs may end with `#insecure`, for servers that cannot be verified.
+//! - `tls`: `rediss://` URLs, using `rustls`. See [`Builder::open`].
+//! - `tls-insecure`: allows such URLs to end with `#insecure`, for servers that cannot be verified.
 //!
-//! # In Redis
+//! # Data in Redis
 //!
-//! A lock is a hash under its own name, with the owner as its one field and the depth as the value:
-//! the layout of Redisson's `RLock`, so that either side sees the other's locks. (Neither is woken
-//! by the other's release: each looks again when the other's lease would have ended, and leasehold
-//! sooner.) The fence is a counter `leasehold:fence:{name}` that lives for a day after its last use,
-//! and clients that wait are in the sorted set `leasehold:queue:{name}`.
+//! A lock is a hash under its own name whose only field is the owner and whose value is the depth.
+//! This is the layout of Redisson's `RLock`, so each library sees the other's locks. (Neither is
+//! woken by the other's release: each tries again when the other's lease would have ended, and
+//! leasehold sooner.) The fence is a counter, `leasehold:fence:{name}`, which lives for a day after
+//! its last use. Waiting clients are in the sorted set `leasehold:queue:{name}`.
 
 mod builder;
 mod client;
