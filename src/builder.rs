@@ -1,4 +1,4 @@
-//! Settings of a client, and the ways to open one.
+//! The settings of a client, and the ways to open one.
 
 use std::time::Duration;
 
@@ -11,8 +11,9 @@ use crate::open;
 use crate::tls::Tls;
 
 impl Builder {
-    /// Sets the lease: how long a lock lasts after the last renewal. A holder that dies blocks
-    /// others no longer than this; one that cannot reach the server loses the lock after it.
+    /// Sets the lease: how long a lock lasts after its last renewal. A holder that dies blocks
+    /// others for no longer than this, and a holder that cannot reach the server loses the lock
+    /// after it.
     ///
     /// From 10 ms to 365 days. Defaults to 30 s.
     pub fn lease(mut self, lease: Duration) -> Self {
@@ -20,7 +21,7 @@ impl Builder {
         self
     }
 
-    /// Sets how long [`Client::lock`] waits for a lock that somebody else holds before it returns
+    /// Sets how long [`Client::lock`] waits for a lock that is held before it returns
     /// [`Error::Timeout`](crate::Error::Timeout).
     ///
     /// Defaults to no limit.
@@ -29,8 +30,8 @@ impl Builder {
         self
     }
 
-    /// Sets whether leases are renewed in the background, each when a third of it is over. Without
-    /// renewal a guard is lost when its lease ends.
+    /// Sets whether leases are renewed in the background, each when a third of it has passed.
+    /// Without renewal, a guard is lost when its lease ends.
     ///
     /// Defaults to `true`.
     pub fn renew(mut self, renew: bool) -> Self {
@@ -38,8 +39,8 @@ impl Builder {
         self
     }
 
-    /// Sets the longest time a lock can be held: renewal stops so that its last lease ends then,
-    /// here and in Redis. A bound on the harm of a thread that hangs.
+    /// Sets the longest time for which a lock can be held, which limits the harm that a hung thread
+    /// can do. Renewal stops in time for the last lease to end then, both here and in Redis.
     ///
     /// At least 10 ms. Defaults to no limit.
     pub fn max_hold(mut self, age: Duration) -> Self {
@@ -48,8 +49,8 @@ impl Builder {
     }
 
     /// Sets how many connections the calls of all threads share. A connection is opened when it is
-    /// first needed, and used only for the time of a request, never while a thread waits for a
-    /// lock. The renewer has one of its own besides.
+    /// first needed and is in use only while a request is in flight, never while a thread waits for
+    /// a lock. The renewer's connection is not counted.
     ///
     /// From 1 to 10 000. Defaults to 8.
     pub fn pool_size(mut self, connections: u32) -> Self {
@@ -57,8 +58,8 @@ impl Builder {
         self
     }
 
-    /// Sets how long opening a connection may take, from looking up the host's name to the end of
-    /// the login.
+    /// Sets how long opening a connection may take, from looking up the host name to the end of the
+    /// login.
     ///
     /// Defaults to 1 s.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
@@ -69,15 +70,15 @@ impl Builder {
     /// Sets how long one request may take, from waiting for a connection to the last byte of the
     /// reply.
     ///
-    /// At most a third of the lease. Defaults to 1 s, and as much more as
-    /// [`durability`](Builder::durability) may take, or a third of the lease where that is less.
+    /// At most a third of the lease. Defaults to 1 s plus the timeout of the
+    /// [`durability`](Builder::durability), or to a third of the lease if that is less.
     pub fn io_timeout(mut self, timeout: Duration) -> Self {
         self.config.io_timeout = Some(timeout);
         self
     }
 
-    /// Sets for how long calls without a deadline of their own put up with kinds of the server
-    /// that pass by themselves, such as a restart, a failover or a long script.
+    /// Sets how long calls without a deadline of their own keep retrying when a server reports a
+    /// condition that passes by itself, such as a restart, a failover or a long-running script.
     ///
     /// Defaults to 10 s.
     pub fn retry_window(mut self, time: Duration) -> Self {
@@ -85,9 +86,10 @@ impl Builder {
         self
     }
 
-    /// Sets the shortest and the longest pause between two tries for a lock that is held, should
-    /// no wake-up end it. Pauses grow at random between the two ("decorrelated jitter"), and end
-    /// with the holder's lease.
+    /// Sets the shortest and the longest pause between two attempts at a lock that is held, in case
+    /// no wake-up ends the pause. Pauses grow at random between the two ([decorrelated
+    /// jitter](https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/)) and end
+    /// no later than the holder's lease.
     ///
     /// Defaults to 5 ms and 500 ms.
     pub fn backoff(mut self, min: Duration, max: Duration) -> Self {
@@ -95,36 +97,37 @@ impl Builder {
         self
     }
 
-    /// Sets what is put before every lock's name to make its key. The prefix belongs to the name:
+    /// Sets a prefix that makes the key of a lock from its name. The prefix is part of the name:
     /// prefix `a` with name `bc` is the same lock as prefix `ab` with name `c`.
     ///
-    /// Defaults to nothing.
+    /// Defaults to no prefix.
     pub fn prefix(mut self, prefix: &str) -> Self {
         self.config.prefix = prefix.into();
         self
     }
 
-    /// Sets what the client's [id](Client::id) begins with, so that people who look into Redis
-    /// see who holds a lock: the host's name, say.
+    /// Sets what the client's [id](Client::id) begins with, such as a host name, so that an
+    /// operator who looks into Redis can see which program holds a lock.
     ///
-    /// At most 256 bytes. Defaults to nothing.
+    /// At most 256 bytes. Defaults to no label.
     pub fn label(mut self, label: &str) -> Self {
         self.config.label = label.into();
         self
     }
 
-    /// Sets what is called for every [`Event`], in order, on a thread of its own: it may block or
-    /// panic without harm to locks. Up to 4096 events wait for it; more are dropped and logged.
+    /// Sets a callback for every [`Event`]. Events are delivered in order on a thread of their own,
+    /// so a callback that blocks or panics does no harm to locks. Up to 4096 events are queued for
+    /// it; further ones are dropped and logged.
     ///
-    /// Defaults to nothing, and no such thread. The same events go to the `log` crate.
+    /// Defaults to no callback and no such thread. The same events go to the `log` crate.
     pub fn on_event(mut self, callback: impl Fn(&Event) + Send + Sync + 'static) -> Self {
         self.config.on_event = Some(Callback::new(callback));
         self
     }
 
-    /// Sets what a lock must have survived before the call that took it returns. While too few
-    /// replicas are there to say so, no lock can be had. Of several independent servers, each has
-    /// replicas and a disk of its own, and a majority is enough.
+    /// Sets what a lock must have survived before the call that acquires it returns. While too few
+    /// replicas are there to acknowledge it, no lock can be acquired. With several independent
+    /// servers, each has replicas and a disk of its own, and a majority of servers is enough.
     ///
     /// Defaults to [`Durability::Memory`].
     pub fn durability(mut self, durability: Durability) -> Self {
@@ -132,19 +135,19 @@ impl Builder {
         self
     }
 
-    /// Sets for how long a thread may keep a core busy while it waits for a reply, before it
-    /// sleeps. Being woken costs more time than a near server needs to answer.
+    /// Sets how long a thread may keep a core busy while it waits for a reply, before it goes to
+    /// sleep. Waking a thread takes longer than a nearby server takes to answer.
     ///
-    /// A server that usually takes longer is not waited for in this way, nor do so many threads do
-    /// it at once that no core is left. Zero: never. Defaults to 50 µs.
+    /// Threads do not spin for a server that usually takes longer than this, and never so many at
+    /// once that no core is left. Zero disables spinning. Defaults to 50 µs.
     pub fn spin(mut self, time: Duration) -> Self {
         self.config.spin = time;
         self
     }
 
-    /// Sets how often in a row threads of this client may hand on a lock to one another while
-    /// another client waits for it; then it is that client's turn, as it is after 100 ms of handing
-    /// on. Zero: never hand on then.
+    /// Sets how many times in a row threads of this client may hand a lock off to one another while
+    /// another client waits for it. After that, or after 100 ms of handing off, the other client
+    /// gets its turn. Zero disables handing off while another client waits.
     ///
     /// Defaults to 32.
     pub fn max_handoffs(mut self, times: u32) -> Self {
@@ -152,99 +155,104 @@ impl Builder {
         self
     }
 
-    /// Sets whether dropping a guard may leave its release to another thread of this client, and
-    /// return at once. That thread must be waiting for a reply at the moment over a connection that
-    /// several share: it sends the release as soon as it has the reply, along with what others want
-    /// by then. Without such a thread a drop waits as ever, and so does
-    /// [`unlock`](crate::Guard::unlock).
+    /// Sets whether dropping a guard may leave the release to another thread of this client and
+    /// return at once. That thread must be waiting for a reply on a connection that several threads
+    /// share; when it has the reply, it sends the release along with the requests that have queued
+    /// up by then. If there is no such thread, a drop waits as usual.
+    /// [`unlock`](crate::Guard::unlock) always waits.
     ///
-    /// Many threads that lock and drop all the time get half as much done again, because each has to
-    /// be woken once for a lock instead of twice. But when the drop returns, the lock may still be
-    /// held in Redis, usually for a fraction of a millisecond, and for up to `io_timeout` if the
-    /// server has stopped to answer. Threads of this client need not care: whoever wants the lock
-    /// next gets it behind the release, or instead of it. Others may find it held. If the release
-    /// fails it is repeated in the background, and told as [`Event::ReleaseFailed`].
+    /// Many threads that lock and drop continuously get half as much work done again, because each
+    /// is woken once per lock instead of twice. In exchange, when the drop returns, the lock may
+    /// still be held in Redis: usually for a fraction of a millisecond, and for up to `io_timeout`
+    /// if the server has stopped answering. Threads of this client are not affected, since the next
+    /// one that wants the lock gets it after the release or in place of it, but other clients may
+    /// find it held. A release that fails is retried in the background and reported as
+    /// [`Event::ReleaseFailed`].
     ///
-    /// One server, sentinels and clusters only; elsewhere it has no effect. Defaults to `false`.
+    /// Applies to one server, sentinels and clusters, and has no effect elsewhere. Defaults to
+    /// `false`.
     pub fn pipelined_release(mut self, pipelined: bool) -> Self {
         self.config.pipelined_release = pipelined;
         self
     }
 
-    /// Sets whom the client trusts at a `rediss://` URL, and how it proves who it is itself. With
-    /// the feature `tls`.
+    /// Sets which servers the client trusts at a `rediss://` URL, and the certificate it presents.
+    /// Requires the feature `tls`.
     ///
-    /// Defaults to the system's certificate authorities, and no certificate of its own.
+    /// Defaults to the system's certificate authorities and no client certificate.
     #[cfg(feature = "tls")]
     pub fn tls(mut self, tls: Tls) -> Self {
         self.config.tls = Some(tls);
         self
     }
 
-    /// Sets the user, empty for the default one, and the password at the masters that sentinels
-    /// name; those in the URLs are then only for the sentinels. See
-    /// [`open_sentinel`](Builder::open_sentinel), which alone uses it.
+    /// Sets the user, empty for the default one, and the password for the masters that sentinels
+    /// name. Those in the URLs are then used only for the sentinels. Applies only to
+    /// [`open_sentinel`](Builder::open_sentinel).
     ///
-    /// Defaults to those in the URLs.
+    /// Defaults to the login in the URLs.
     pub fn master_login(mut self, user: &str, password: &str) -> Self {
         self.config.master_login = Some(Login { user: user.into(), password: password.into() });
         self
     }
 
-    /// Opens a client of one Redis server, and makes sure that it answers.
+    /// Opens a client for one Redis server, and checks that the server answers.
     ///
     /// The URL is `redis://[user][:password@]host[:port][/database]` or
-    /// `unix:///path[?db=&user=&pass=]`; either may have `client_name=` in its query, for
-    /// `CLIENT SETNAME`. Redis 6.2 or newer, or Valkey.
+    /// `unix:///path[?db=&user=&pass=]`. Either may have `client_name=` in its query, for
+    /// `CLIENT SETNAME`. The server must be Redis 6.2 or newer, or Valkey.
     ///
-    /// `rediss://` in place of `redis://` means TLS and needs the feature `tls`. The server must
-    /// have a certificate for the host of the URL. With the feature `tls-insecure` as well, a URL
-    /// that ends with `#insecure` does without that: it keeps off those who only listen, and
-    /// nobody else.
+    /// `rediss://` in place of `redis://` means TLS and requires the feature `tls`. The server must
+    /// have a certificate for the host in the URL. With the feature `tls-insecure`, a URL may end
+    /// with `#insecure` to skip that check, which leaves protection against eavesdroppers only.
     ///
     /// # Errors
     ///
-    /// - [`InvalidInput`](crate::Error::InvalidInput): a setting or the URL makes no sense.
-    /// - [`Unavailable`](crate::Error::Unavailable): no answer in two tries of
-    ///   [`connect_timeout`](Builder::connect_timeout).
-    /// - [`Redis`](crate::Error::Redis): the server refused the login.
+    /// - [`InvalidInput`](crate::Error::InvalidInput): a setting or the URL is invalid.
+    /// - [`Unavailable`](crate::Error::Unavailable): the server did not answer in two attempts of
+    ///   [`connect_timeout`](Builder::connect_timeout) each, or not normally within
+    ///   [`retry_window`](Builder::retry_window), or a thread could not be started.
+    /// - [`Redis`](crate::Error::Redis): the server refused the login, or cannot provide the
+    ///   [`durability`](Builder::durability).
     pub fn open(self, url: &str) -> Result<Client> {
         open::standalone(self.config, url).map(Client::new)
     }
 
-    /// Opens a client of the Redis server that is the `master` of this name at the moment, as
-    /// sentinels say, and makes sure that it answers.
+    /// Opens a client for the Redis server that sentinels name as the current `master`, and checks
+    /// that the server answers.
     ///
-    /// The URLs are those of [`open`](Builder::open), with port 26379 if they name none. Their user
-    /// and password are for the sentinels and the master alike, unless
-    /// [`master_login`](Builder::master_login) gives others for the master; database and client
-    /// name are for the master. What is for the master must be the same in all URLs.
+    /// The URLs are those of [`open`](Builder::open), with port 26379 by default. Their user and
+    /// password are for the sentinels and the master alike, unless
+    /// [`master_login`](Builder::master_login) sets others for the master; database and client name
+    /// are for the master. Everything meant for the master must be the same in all URLs.
     ///
-    /// The sentinels are asked, the one that answered last first, before a connection is opened,
-    /// after every failure, and before a request if the last answer is half a second old. A server
-    /// that a sentinel names must also say itself that it is a master. So after a failover the next
-    /// call goes to the new master. A lock that the new master has never heard of, because
-    /// replication is asynchronous, is reported as lost when it is to be renewed; see
-    /// [`durability`](Builder::durability) for how to make that rarer, and
-    /// [`Guard::fence`](crate::Guard::fence) for what helps when it happens.
+    /// The client asks the sentinels, starting with the one that answered last, before it opens a
+    /// connection, after every failure, and before a request if the last answer is half a second
+    /// old. A server named by a sentinel must also report itself as a master. So after a failover
+    /// the next call goes to the new master. A lock that the new master does not have, because
+    /// replication is asynchronous, is reported as lost at its next renewal;
+    /// [`durability`](Builder::durability) makes that less likely, and
+    /// [`Guard::fence`](crate::Guard::fence) makes it harmless.
     ///
-    /// While no sentinel answers, connections to the master go on being used until one fails.
+    /// While no sentinel answers, the client keeps using its connections to the master until one
+    /// fails.
     ///
     /// # Errors
     ///
-    /// - [`InvalidInput`](crate::Error::InvalidInput): a setting or a URL makes no sense, two URLs are the
-    ///   same, or there is none.
-    /// - [`Unavailable`](crate::Error::Unavailable): no answer from a sentinel or from the master in two
-    ///   tries of [`connect_timeout`](Builder::connect_timeout), or no master for
-    ///   [`retry_window`](Builder::retry_window).
-    /// - [`Redis`](crate::Error::Redis): a server refused the login, or the sentinels that answered do not
-    ///   know a master of this name (code `NOMASTER`).
+    /// - [`InvalidInput`](crate::Error::InvalidInput): a setting or a URL is invalid, two URLs are
+    ///   the same, or the list is empty.
+    /// - [`Unavailable`](crate::Error::Unavailable): no sentinel or no master answered in two
+    ///   attempts of [`connect_timeout`](Builder::connect_timeout) each, there was no master for
+    ///   [`retry_window`](Builder::retry_window), or a thread could not be started.
+    /// - [`Redis`](crate::Error::Redis): a server refused the login or cannot provide the
+    ///   durability, or the sentinels that answered do not know a master of this name (code
+    ///   `NOMASTER`).
     ///
     /// ```no_run
     /// let sentinels = ["redis://10.0.0.1", "redis://10.0.0.2", "redis://10.0.0.3"];
     /// let client = leasehold::Client::builder()
     ///     .master_login("", "sesame")
-    ///     .open_sentinel(&sentinels, "shop")?;
+    ///     .open_sentinel(sentinels, "shop")?;
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn open_sentinel(
@@ -255,60 +263,78 @@ impl Builder {
         open::sentinel(self.config, sentinels, master).map(Client::new)
     }
 
-    /// Opens a client of a Redis Cluster, and makes sure that all of its hash slots are served.
+    /// Opens a client for a Redis Cluster, and checks that all of its hash slots are served.
     ///
-    /// Each seed is the URL of a node, as in [`open`](Builder::open), over TCP and without a
-    /// database number. One that answers is enough: it names the others, which are used with the
-    /// login of the seed at the same address, or else of the first. [`pool_size`](Builder::pool_size)
-    /// is for each master.
+    /// Each seed is the URL of a node, as for [`open`](Builder::open), over TCP and without a
+    /// database number. One seed that answers is enough: it names the other nodes, each of which is
+    /// used with the login of the seed at the same address, or else of the first seed.
+    /// [`pool_size`](Builder::pool_size) applies to each master.
     ///
     /// # Errors
     ///
-    /// - [`InvalidInput`](crate::Error::InvalidInput): a setting or a URL makes no sense, or there is no
-    ///   seed or one twice.
-    /// - [`Unavailable`](crate::Error::Unavailable): no seed answered in two tries of
-    ///   [`connect_timeout`](Builder::connect_timeout) each, or some hash slots are not served.
-    /// - [`Redis`](crate::Error::Redis): the nodes refused the login, or are no cluster.
+    /// - [`InvalidInput`](crate::Error::InvalidInput): a setting or a URL is invalid, two seeds are
+    ///   the same, or the list is empty.
+    /// - [`Unavailable`](crate::Error::Unavailable): no seed answered in two attempts of
+    ///   [`connect_timeout`](Builder::connect_timeout) each, some hash slots are not served, or a
+    ///   thread could not be started.
+    /// - [`Redis`](crate::Error::Redis): the nodes refused the login, or are not a cluster.
     pub fn open_cluster(self, seeds: impl IntoIterator<Item: AsRef<str>>) -> Result<Client> {
         open::cluster(self.config, seeds).map(Client::new)
     }
 
-    /// Opens a client of several independent servers, and makes sure that more than half of them
-    /// answer: the algorithm known as Redlock. A lock is held when more than half of them have
-    /// granted it, so that it outlives the others.
+    /// Opens a client for several independent servers, and checks that more than half of them
+    /// answer. This is the algorithm known as
+    /// [Redlock](https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/): a lock
+    /// is held when more than half of the servers have granted it, so it survives the loss of the
+    /// others.
     ///
-    /// No server may be a replica of another. Each is given as for [`open`](Builder::open); an odd
-    /// number of them is best, for four survive no more failures than three. A server that does not
-    /// answer costs calls no time, and is used again when it does. One that has lost its data must
-    /// not come back before the longest lease is over, or it helps somebody to a lock that is held.
-    /// [`pool_size`](Builder::pool_size) is the number of connections to each.
+    /// No server may be a replica of another. The URLs are those of [`open`](Builder::open). An odd
+    /// number of servers is best, because four survive no more failures than three. A server that
+    /// does not answer costs calls no time, and is used again once it does. A server that has lost
+    /// its data must stay away until the longest lease has ended; otherwise it may help another
+    /// client to acquire a lock that is held. [`pool_size`](Builder::pool_size) applies to each
+    /// server.
     ///
-    /// With [`Durability::Fsync`] a lock is on the disks of a majority before it is held, so that
-    /// servers that keep their files may be restarted at any time, and all at once. Renewals do not
-    /// wait: unless `appendfsync` is `always` a crash may take back the last one, and with it a third
-    /// of the lease. [`Durability::Replicas`] does the same for failovers, as far as replicas are
-    /// elected that have acknowledged the lock. A call keeps its connections for that long, so that
-    /// calls about other names may have to wait for them. A server that cannot do what is demanded
-    /// is left out.
+    /// With [`Durability::Fsync`] a lock is on the disks of a majority before it is held, so
+    /// servers that keep their files may restart at any time, even all at once. Renewals do not
+    /// wait for disks: unless `appendfsync` is `always`, a crash may undo the last one, and with it
+    /// a third of the lease. [`Durability::Replicas`] does the same for failovers, provided that
+    /// the elected replicas have acknowledged the lock. A call keeps its connections while it
+    /// waits, so calls for other names may have to wait for them. A server that cannot provide the
+    /// durability is left out.
     ///
     /// # Errors
     ///
-    /// - [`InvalidInput`](crate::Error::InvalidInput): a setting or a URL makes no sense, there is no URL,
-    ///   or two name the same address.
-    /// - [`NoQuorum`](crate::Error::NoQuorum): too few answer in two tries of
-    ///   [`connect_timeout`](Builder::connect_timeout).
-    /// - [`Redis`](crate::Error::Redis): too many have refused the login, or cannot wait for what
-    ///   [`durability`](Builder::durability) demands.
+    /// - [`InvalidInput`](crate::Error::InvalidInput): a setting or a URL is invalid, two URLs have
+    ///   the same address, or the list is empty.
+    /// - [`NoQuorum`](crate::Error::NoQuorum): too few servers answered in two attempts of
+    ///   [`connect_timeout`](Builder::connect_timeout) each.
+    /// - [`Redis`](crate::Error::Redis): too many servers refused the login or cannot provide the
+    ///   [`durability`](Builder::durability).
+    /// - [`Unavailable`](crate::Error::Unavailable): a thread could not be started.
+    ///
+    /// URLs can be given as anything that iterates over strings:
+    ///
+    /// ```no_run
+    /// use leasehold::Client;
+    ///
+    /// let client = Client::builder().open_redlock(["redis://a", "redis://b", "redis://c"])?;
+    ///
+    /// let urls: Vec<String> = std::env::args().skip(1).collect();
+    /// let client = Client::builder().open_redlock(&urls)?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn open_redlock(self, urls: impl IntoIterator<Item: AsRef<str>>) -> Result<Client> {
         open::redlock(self.config, urls).map(Client::new)
     }
 
-    /// Makes a client whose locks exist in this process only. See [`Client::in_memory`].
+    /// Creates a client whose locks exist only in this process. See [`Client::in_memory`].
     ///
     /// # Errors
     ///
-    /// [`InvalidInput`](crate::Error::InvalidInput): a setting makes no sense, such as a
-    /// [`Durability`] that memory does not have.
+    /// - [`InvalidInput`](crate::Error::InvalidInput): a setting is invalid, or the
+    ///   [`durability`](Builder::durability) is not [`Durability::Memory`].
+    /// - [`Unavailable`](crate::Error::Unavailable): a thread could not be started.
     pub fn in_memory(self) -> Result<Client> {
         open::in_memory(self.config).map(Client::new)
     }

@@ -1,48 +1,49 @@
-//! The clock that leases are measured by: monotonic, and counting while the system is suspended.
+//! The clock for leases, which is monotonic and keeps running while the system is suspended.
 //!
 //! `std::time::Instant` stands still during suspend on Linux and macOS, so a lease measured by it
-//! would outlive the server's (<https://github.com/rust-lang/rust/issues/79462>). Waiting and
-//! I/O deadlines keep to `Instant`: a suspend must not eat a caller's retry.
+//! would outlive the server's (<https://github.com/rust-lang/rust/issues/79462>). Deadlines for
+//! waiting and I/O use `Instant`, because a suspend must not use up a caller's retries.
 
 use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// Later than any wait, and within the range of `Instant` everywhere.
-const AGES: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
+/// Longer than any wait, and within the range of `Instant` on every platform.
+const LONGEST_WAIT: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
 
-/// The end of a wait that begins now; a wait beyond the clock's range ends in ages.
+/// Returns the end of a wait that begins now. A wait beyond the clock's range is cut to 30 years.
 pub(crate) fn end_of(wait: Duration) -> Instant {
-    Instant::now() + wait.min(AGES)
+    Instant::now() + wait.min(LONGEST_WAIT)
 }
 
-/// A point in time, as nanoseconds since an arbitrary start that is the same in this process.
+/// A point in time, in nanoseconds since an arbitrary start that is the same throughout this
+/// process.
 ///
-/// Values below [`Moment::FIRST`] never occur, so that an atomic can use them as marks.
+/// Values below [`Moment::FIRST`] never occur, so an atomic can use them as markers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Moment(u64);
 
 impl Moment {
-    /// Earlier than every reading of the clock.
+    /// No reading of the clock is earlier.
     pub(crate) const FIRST: Self = Self(16);
-    /// Later than every reading of the clock.
+    /// Every reading of the clock is earlier.
     pub(crate) const NEVER: Self = Self(u64::MAX);
 
     pub(crate) fn now() -> Self {
         Self(reading().max(Self::FIRST.0))
     }
 
-    /// The moment `span` later; [`Moment::NEVER`] if that is beyond the clock's range.
+    /// Returns the moment `span` later, or [`Moment::NEVER`] if that is beyond the clock's range.
     pub(crate) fn after(self, span: Duration) -> Self {
         Self(self.0.saturating_add(nanos(span)))
     }
 
-    /// The moment `span` earlier.
+    /// Returns the moment `span` earlier.
     pub(crate) fn before(self, span: Duration) -> Self {
         Self(self.0.saturating_sub(nanos(span)).max(Self::FIRST.0))
     }
 
-    /// The time from `earlier` to here, zero if `earlier` is later.
+    /// Returns the time that has passed since `earlier`, or zero if `earlier` is later.
     pub(crate) fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
@@ -61,7 +62,7 @@ fn nanos(span: Duration) -> u64 {
 }
 
 fn reading() -> u64 {
-    // Apple's CLOCK_MONOTONIC counts through sleep; so does FreeBSD's, in lack of a better one.
+    // Apple's CLOCK_MONOTONIC runs during sleep, and so does FreeBSD's; there is no better one.
     #[cfg(any(target_os = "linux", target_os = "android"))]
     const CLOCK: ClockId = ClockId::Boottime;
     #[cfg(not(any(target_os = "linux", target_os = "android")))]

@@ -1,4 +1,4 @@
-//! Settings, and the check that they make sense before anything is sent.
+//! The settings of clients and locks, and the checks that they are valid before anything is sent.
 
 use std::fmt;
 use std::time::Duration;
@@ -15,43 +15,43 @@ const NAME_MAX: usize = 64 * 1024;
 const LABEL_MAX: usize = 256;
 const POOL_MAX: u32 = 10_000;
 
-/// The start of the keys and channels that leasehold makes for itself.
+/// The prefix of the keys and channels that leasehold creates for its own use.
 pub(crate) const RESERVED: &str = "leasehold:";
 
-/// What a lock must have survived before the call that took it returns.
+/// What a lock must have survived before the call that acquires it returns.
 ///
-/// The server is asked to wait along with each request that takes a lock, nests one or hands one
-/// on; releases and renewals do not wait. If too few have acknowledged a lock when the `timeout` is
-/// over, it is released again, and the call fails with
-/// [`NotReplicated`](Error::NotReplicated) at once. The timeout must be shorter than
-/// [`io_timeout`](crate::Builder::io_timeout), which by default is longer by as much, and is cut so
-/// that a call with a deadline ends in time.
+/// With each request that acquires, nests or hands off a lock, the server is also asked to wait;
+/// releases and renewals do not wait. If too few replicas or disks have acknowledged a lock when
+/// the `timeout` is over, it is released again, and the call fails at once with
+/// [`NotReplicated`](Error::NotReplicated). The timeout must be shorter than
+/// [`io_timeout`](crate::Builder::io_timeout), which is longer by that much by default, and it is
+/// cut short so that a call with a deadline ends in time.
 ///
-/// Of several independent servers a majority must see to it, each for itself: with its own disk,
-/// with so many replicas of its own. What a minority is short of costs no time.
+/// With several independent servers, a majority must meet the demand, each by itself: with its own
+/// disk, or with that many replicas of its own. The others cost no time.
 ///
-/// A failover can still lose a lock: a replica without it may be elected, unless all have
-/// acknowledged it. Fencing tokens keep resources safe even then.
+/// A failover can still lose a lock, because a replica that does not have it may be elected unless
+/// all replicas have acknowledged it. Fencing tokens keep resources safe even then.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Durability {
-    /// It is on disk (`WAITAOF`). Needs Redis 7.2 or newer, or Valkey, with `appendonly yes` on each
-    /// server that is counted, and `appendfsync` not `no`.
+    /// The lock is on disk (`WAITAOF`). Requires Redis 7.2 or newer, or Valkey, with `appendonly
+    /// yes` on each server that counts, and `appendfsync` other than `no`.
     Fsync {
         /// Whether the server itself must have it on disk.
         local: bool,
-        /// How many replicas must. May be 0 if `local` is `true`.
+        /// How many replicas must have it on disk. May be 0 if `local` is `true`.
         replicas: u32,
         /// The longest time to wait for that.
         timeout: Duration,
     },
-    /// The server has it in memory. A restart without persistence or a failover to a replica that
-    /// lags may forget it.
+    /// The server has the lock in memory. It may be forgotten in a restart without persistence or
+    /// in a failover to a replica that lags behind.
     #[default]
     Memory,
-    /// Replicas have it in memory as well (`WAIT`).
+    /// Replicas have the lock in memory as well (`WAIT`).
     Replicas {
-        /// How many. At least 1.
+        /// How many replicas must have it. At least 1.
         acks: u32,
         /// The longest time to wait for that.
         timeout: Duration,
@@ -86,7 +86,7 @@ pub(crate) struct Login {
     pub(crate) password: String,
 }
 
-/// Shows no user and no password.
+/// Shows neither the user nor the password.
 impl fmt::Debug for Login {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Login")
@@ -99,7 +99,8 @@ pub(crate) struct Config {
     pub(crate) options: LockOptions,
     pub(crate) pool_size: u32,
     pub(crate) connect_timeout: Duration,
-    /// `None`: one second, or a third of the lease where that is less.
+    /// `None`: one second plus the timeout of the durability, or a third of the lease if that is
+    /// less.
     pub(crate) io_timeout: Option<Duration>,
     pub(crate) retry_window: Duration,
     pub(crate) backoff: (Duration, Duration),
@@ -107,12 +108,13 @@ pub(crate) struct Config {
     pub(crate) label: String,
     pub(crate) durability: Durability,
     pub(crate) on_event: Option<Callback>,
-    /// At the masters that sentinels name, if it is not in the sentinels' URLs.
+    /// For the masters that sentinels name, if it differs from the login in the sentinels' URLs.
     pub(crate) master_login: Option<Login>,
     pub(crate) spin: Duration,
-    /// How often in a row threads of this client may hand on a lock that another client wants.
+    /// How many times in a row threads of this client may hand off a lock that another client waits
+    /// for.
     pub(crate) max_handoffs: u32,
-    /// Whether a guard may be dropped before its release is answered.
+    /// Whether dropping a guard may return before its release is answered.
     pub(crate) pipelined_release: bool,
     #[cfg(feature = "tls")]
     pub(crate) tls: Option<Tls>,
@@ -142,7 +144,7 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Refuses what no client can work with.
+    /// Returns an error if no client can work with these settings.
     pub(crate) fn check(&self) -> Result<()> {
         self.durability.check()?;
         self.options.check(self)?;
@@ -173,7 +175,7 @@ impl Config {
         Ok(())
     }
 
-    /// Returns how long one request about a lock with this lease may take, connecting included.
+    /// How long one request for a lock with this lease may take, connecting included.
     pub(crate) fn io_timeout(&self, lease: Duration) -> Duration {
         let default = IO_TIMEOUT_DEFAULT.saturating_add(self.durability.timeout());
         self.io_timeout.unwrap_or(default).min(lease / 3)
@@ -185,12 +187,12 @@ impl Config {
         self.io_timeout(lease).saturating_sub(self.durability.timeout())
     }
 
-    /// Refuses a name that cannot be a lock's.
+    /// Returns an error if no lock can have this name.
     ///
-    /// The lock's key and those made from its name must share a hash slot. Redis hashes what is
-    /// between the first `{` and the first `}` after it, or the whole key if that is empty or not
-    /// there; a name of the second kind is put into braces of its own, which works only if it has
-    /// no `}` (see `store::keys`).
+    /// The keys of a lock and of its companions must share a hash slot. Redis hashes the part
+    /// between the first `{` and the first `}` after it, or the whole key if that part is empty or
+    /// missing. A name of the second kind is put into braces of its own, which works only if it
+    /// contains no `}` (see `store::keys`).
     pub(crate) fn check_name(&self, name: &str) -> Result<()> {
         if name.is_empty() || name.len() > NAME_MAX {
             return Err(Error::invalid("name", format_args!("must be 1 to {NAME_MAX} bytes")));
@@ -222,19 +224,19 @@ fn slot_is_safe(key: &str) -> bool {
     has_hash_tag(key) || !key.contains('}')
 }
 
-/// Tells whether Redis hashes only a part of the key, in braces, to find its slot.
+/// Returns `true` if Redis hashes only the part of this key that is in braces.
 pub(crate) fn has_hash_tag(key: &str) -> bool {
     key.split_once('{').and_then(|(_, rest)| rest.find('}')).is_some_and(|length| length > 0)
 }
 
-/// The conditions of one lock: the client's, or those of one `Mutex`.
+/// The options of a lock: the client's, or those of one `Mutex`.
 #[derive(Clone, Debug)]
 pub(crate) struct LockOptions {
     pub(crate) lease: Duration,
-    /// How long `lock` waits; `None` is without limit.
+    /// How long `lock` waits; `None` means without limit.
     pub(crate) wait: Option<Duration>,
     pub(crate) renew: bool,
-    /// The longest age of a hold; `None` is without limit.
+    /// The longest age of a hold; `None` means without limit.
     pub(crate) max_hold: Option<Duration>,
 }
 

@@ -1,58 +1,59 @@
-//! What can go wrong, told apart by what the caller can do about it.
+//! The errors of the public API, distinguished by what a caller can do about them.
 
 use std::error::Error as StdError;
 use std::fmt;
 use std::sync::Arc;
 
-/// The result of a leasehold call.
+/// The result of a call to leasehold.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why a lock call failed.
+/// The reason why a call failed.
 ///
-/// Contention is not among these unless a wait was limited: see [`Error::Timeout`]. An outage is
-/// never reported as contention. No text of an error contains a password or the secret part of an
-/// owner.
+/// Contention is an error only when a wait is limited: see [`Error::Timeout`]. An outage is never
+/// reported as contention. No error message contains a password or the secret part of an owner.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Error {
     /// The client was closed by [`Client::close`](crate::Client::close).
     Closed,
-    /// The process is a forked child of the one that made the client. Make a new client there.
+    /// This process is a forked child of the one that created the client. Create a new client in
+    /// it.
     Forked,
-    /// An argument is out of range. Nothing was sent to a server.
+    /// An argument or a setting is invalid. Nothing was sent to a server.
     InvalidInput(String),
-    /// The lease ended before the guard did: somebody else may hold the lock now.
+    /// The lease ended before the guard did, so another client may hold the lock now.
     Lost {
-        /// The lock's name.
+        /// The name of the lock.
         name: String,
     },
     /// Too few of several independent servers agreed, because others could not be reached or did
-    /// not answer. If a request may have reached those, its effect is being undone in the
-    /// background; the lock is not held.
+    /// not answer. The lock is not held; if those servers may have received the request, its effect
+    /// is being undone in the background.
     #[non_exhaustive]
     NoQuorum {
         /// What was attempted, such as `acquire lock "stock:42"`.
         attempt: String,
         /// How many servers agreed.
         ok: u32,
-        /// How many had to.
+        /// How many were required.
         required: u32,
         /// The servers that gave no usable answer, in the order of their URLs.
         failures: Vec<ServerFailure>,
     },
-    /// Too few replicas, or disks, acknowledged the lock, which was released again; a further
-    /// level of a lock was taken back. See [`Durability`](crate::Durability).
+    /// Too few replicas or disks acknowledged the lock. It was released again or, if it was another
+    /// level of a held lock, that level was undone. See [`Durability`](crate::Durability).
     ///
-    /// Of several independent servers a majority granted the lock, but too few of them had it
-    /// acknowledged. The numbers are then those for one server: what all servers of the best
-    /// majority have at least, and what each of them needs.
+    /// With several independent servers, a majority granted the lock, but too few of them had it
+    /// acknowledged. The numbers are then those of a single server: the least that any server of
+    /// the best majority has, and what each of them needs.
     NotReplicated {
-        /// How many acknowledged it; the server itself counts as one if its disk was to.
+        /// How many acknowledged it. The server itself counts as one if its disk was required.
         acked: u32,
-        /// How many had to.
+        /// How many were required.
         required: u32,
     },
-    /// The server refused, and would refuse again: a missing right, a wrong password, no memory.
+    /// The server refused the request and would refuse it again: a permission is missing, the
+    /// password is wrong, or it is out of memory.
     #[non_exhaustive]
     Redis {
         /// What was attempted, such as `acquire lock "stock:42"`.
@@ -64,36 +65,36 @@ pub enum Error {
         /// The server's whole reply.
         source: Arc<dyn StdError + Send + Sync>,
     },
-    /// Somebody else held the lock until the time to wait was over.
+    /// Another owner held the lock until the wait was over.
     Timeout {
-        /// The lock's name.
+        /// The name of the lock.
         name: String,
     },
-    /// No usable answer came in time. If the request may have reached the server, its effect is
-    /// being undone in the background; the lock is not held.
+    /// No usable answer came in time. The lock is not held; if the server may have received the
+    /// request, its effect is being undone in the background.
     #[non_exhaustive]
     Unavailable {
         /// What was attempted, such as `acquire lock "stock:42"`.
         attempt: String,
         /// The server's address.
         server: String,
-        /// What happened to the last try.
+        /// The failure of the last attempt.
         source: Arc<dyn StdError + Send + Sync>,
     },
-    /// The key of this name holds something that is not a lock. It was left alone.
+    /// The key of this name holds something that is not a lock. It was left unchanged.
     WrongType {
-        /// The lock's name.
+        /// The name of the lock.
         name: String,
     },
 }
 
-/// What one of several servers did not do. See [`Error::NoQuorum`].
+/// The failure of one of several servers. See [`Error::NoQuorum`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ServerFailure {
     /// The server's address.
     pub server: String,
-    /// What happened to the request.
+    /// Why its request failed.
     pub source: Arc<dyn StdError + Send + Sync>,
 }
 
@@ -109,7 +110,7 @@ impl StdError for ServerFailure {
     }
 }
 
-/// Why a quorum did not come about: what is known before it is known what was attempted.
+/// Why there was no quorum, without what was attempted, which only the caller knows.
 #[derive(Clone, Debug)]
 pub(crate) struct Shortfall {
     pub(crate) ok: u32,
@@ -119,7 +120,7 @@ pub(crate) struct Shortfall {
 
 impl fmt::Display for Shortfall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} servers agreed, {} required", self.ok, self.required)?;
+        write!(f, "{} of {} required servers agreed", self.ok, self.required)?;
         self.failures
             .iter()
             .try_for_each(|ServerFailure { server, source }| write!(f, "; {server}: {source}"))
@@ -129,8 +130,8 @@ impl fmt::Display for Shortfall {
 impl StdError for Shortfall {}
 
 impl Error {
-    /// Tells whether the same call may well succeed later without a change to the program or to
-    /// the server's settings.
+    /// Returns `true` if the same call may well succeed later without a change to the program or to
+    /// the server's configuration.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         matches!(
@@ -142,7 +143,7 @@ impl Error {
         )
     }
 
-    /// An argument error that names the argument and the values it may have.
+    /// An error that names an argument and the values that it may have.
     pub(crate) fn invalid(argument: &str, allowed: impl fmt::Display) -> Self {
         Self::InvalidInput(format!("{argument}: {allowed}"))
     }
@@ -165,16 +166,16 @@ impl fmt::Display for Error {
             Self::InvalidInput(what) => write!(f, "invalid input: {what}"),
             Self::Lost { name } => write!(f, "the lease of lock {name:?} was lost"),
             Self::NoQuorum { attempt, ok, required, .. } => {
-                write!(f, "no quorum to {attempt}: {ok} servers agreed, {required} required")
+                write!(f, "could not {attempt}: {ok} of {required} required servers agreed")
             }
             Self::NotReplicated { acked, required } => {
-                write!(f, "not replicated: {acked} acknowledged the lock, {required} required")
+                write!(f, "too few replicas or disks acknowledged the lock: {acked} of {required}")
             }
             Self::Redis { attempt, server, code, .. } => {
                 write!(f, "{server} refused to {attempt}: {code}")
             }
             Self::Timeout { name } => {
-                write!(f, "lock {name:?} was held by somebody else until the wait was over")
+                write!(f, "another owner held lock {name:?} until the wait was over")
             }
             Self::Unavailable { attempt, server, .. } => {
                 write!(f, "could not {attempt}: no usable answer from {server}")

@@ -1,4 +1,4 @@
-//! What happens to locks, told to the user's callback on a thread of its own.
+//! Events in the life of a lock, delivered to the user's callback on a thread of its own.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -8,68 +8,69 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
 
-/// How many events may wait for a slow callback before further ones are dropped.
+/// How many events are queued for a slow callback before further ones are dropped.
 const BACKLOG: usize = 4096;
 
-/// Something that happened to a lock of this client. See
+/// An event in the life of a lock of this client. See
 /// [`Builder::on_event`](crate::Builder::on_event).
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Event {
-    /// A thread got a lock. Nested locks are not reported.
+    /// A thread acquired a lock. Nested locks are not reported.
     Acquired {
-        /// The lock's name.
+        /// The name of the lock.
         name: String,
         /// The fencing token of the new hold.
         fence: u64,
-        /// How long the call took, waiting included.
+        /// How long the call took, including the wait.
         waited: Duration,
     },
-    /// A thread found a lock held by somebody else. Reported once per call.
+    /// A thread found a lock held by another owner. Reported once per call.
     Contended {
-        /// The lock's name.
+        /// The name of the lock.
         name: String,
     },
     /// A lease ended before its guard did.
     Lost {
-        /// The lock's name.
+        /// The name of the lock.
         name: String,
         /// The fencing token of the hold.
         fence: u64,
     },
-    /// A lock could not be released; its lease will end it, or a later try in the background.
+    /// A lock could not be released. It ends with its lease, or earlier by a retry in the
+    /// background.
     #[non_exhaustive]
     ReleaseFailed {
-        /// The lock's name.
+        /// The name of the lock.
         name: String,
-        /// What went wrong.
+        /// The cause of the failure.
         reason: String,
     },
     /// A lock was released.
     Released {
-        /// The lock's name.
+        /// The name of the lock.
         name: String,
         /// How long it was held.
         held: Duration,
     },
-    /// A renewal brought no confirmation. Tries go on until the lease ends.
+    /// A renewal was not confirmed. It is retried until the lease ends.
     #[non_exhaustive]
     RenewalFailing {
-        /// The lock's name.
+        /// The name of the lock.
         name: String,
-        /// How long the lease still lasts.
+        /// How much of the lease is left.
         remaining: Duration,
-        /// What went wrong.
+        /// The cause of the failure.
         reason: String,
     },
-    /// Leases were renewed together.
+    /// A batch of leases was renewed.
     Renewed {
-        /// How many.
+        /// The number of leases.
         count: usize,
     },
 }
 
-/// What the user wants called.
+/// The user's callback.
 #[derive(Clone)]
 pub(crate) struct Callback(Arc<dyn Fn(&Event) + Send + Sync>);
 
@@ -85,15 +86,16 @@ impl fmt::Debug for Callback {
     }
 }
 
-/// Hands events to the callback, in order, without ever blocking or failing its caller.
+/// Passes events to the callback, in order, without ever blocking or failing the thread that emits
+/// them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Events {
     queue: Option<Sender<Event>>,
 }
 
 impl Events {
-    /// Starts the thread that calls `callback`. It ends when every clone of this is gone and the
-    /// events before are delivered.
+    /// Starts the thread that calls `callback`. It ends when every clone of this value is gone and
+    /// the earlier events have been delivered.
     pub(crate) fn deliver_to(callback: Callback) -> std::io::Result<Self> {
         let (queue, events) = bounded(BACKLOG);
         thread::Builder::new()
@@ -102,7 +104,7 @@ impl Events {
         Ok(Self { queue: Some(queue) })
     }
 
-    /// Reports an event, which is made only if somebody listens.
+    /// Emits an event, which is built only if there is a callback.
     pub(crate) fn emit(&self, event: impl FnOnce() -> Event) {
         if let Some(queue) = &self.queue
             && let Err(TrySendError::Full(event)) = queue.try_send(event())

@@ -11,16 +11,17 @@ use crate::error::Result;
 use crate::local::lease::Lease;
 use crate::local::shared::{Level, Shared};
 
-/// A lock held by the current thread, or one more level of it. It is released when this is dropped.
+/// A lock, or one level of it, held by the current thread. Dropping the guard releases it.
 ///
-/// In the background the lease is renewed until then. Should that fail for so long that somebody
-/// else may have got the lock, [`is_held`](Guard::is_held) turns `false` and
-/// [`lost`](Guard::lost) delivers a message. Nothing but the [fencing token](Guard::fence) protects
-/// a resource against a holder that was paused and does not know yet.
+/// Until then the lease is renewed in the background. If renewal fails for so long that another
+/// client may have acquired the lock, [`is_held`](Guard::is_held) starts to return `false` and
+/// [`lost`](Guard::lost) delivers a message. Only the [fencing token](Guard::fence) protects a
+/// resource from a holder that was paused and has not noticed yet.
 ///
-/// Dropping never panics and takes no longer than `io_timeout`; what it could not tell the server
-/// is repeated in the background. [`unlock`](Guard::unlock) reports errors. With
-/// [`pipelined_release`](crate::Builder::pipelined_release) a drop may not wait at all.
+/// Dropping a guard waits for the server's reply, but never panics and takes no longer than
+/// `io_timeout`; whatever could not be sent to the server by then is retried in the background.
+/// With [`pipelined_release`](crate::Builder::pipelined_release) a drop does not always wait.
+/// [`unlock`](Guard::unlock) reports errors.
 ///
 /// A guard stays on its thread:
 ///
@@ -50,50 +51,52 @@ impl Guard {
         Self { engine, lease, depth, unlocked: false, not_send: PhantomData }
     }
 
-    /// The lock's name.
+    /// Returns the name of the lock.
     #[must_use]
     pub fn name(&self) -> &str {
         self.lease.name()
     }
 
-    /// The fencing token of this hold: greater than those of all holds of this name before, and
-    /// the same for nested guards.
+    /// Returns the fencing token of this hold, which is greater than that of every earlier hold of
+    /// this name, and the same for nested guards.
     ///
-    /// Send it along with every write to the protected resource, and let the resource refuse
-    /// tokens smaller than the greatest it has seen. Then a holder that lost the lock without
-    /// noticing can do no harm
+    /// Send it along with every write to the protected resource, and let the resource reject tokens
+    /// smaller than the greatest it has seen. Then a holder that has lost the lock without noticing
+    /// can do no harm
     /// (<https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html>).
     ///
-    /// Tokens grow even when the server has lost their counter, provided its clock (over independent
-    /// servers: that of this system) is not behind the last token, which is a time in microseconds or
-    /// a later number.
+    /// Tokens grow even if the server has lost their counter, provided that its clock is not behind
+    /// the last token, which is either a time in microseconds or a later number. With independent
+    /// servers, the clock is that of this system.
     #[must_use]
     pub fn fence(&self) -> u64 {
         self.lease.fence
     }
 
-    /// The level of this guard: 1, or more for a nested one.
+    /// Returns the level of this guard: 1, or more if it is nested.
     #[must_use]
     pub fn depth(&self) -> u32 {
         self.depth
     }
 
-    /// Tells whether the lease still lasts by this process's clock. Asks nobody.
+    /// Returns `true` if the lease has not ended by this process's clock. Does not ask the server.
     #[must_use]
     pub fn is_held(&self) -> bool {
         self.engine.is_held(&self.lease)
     }
 
-    /// The time for which the lease lasts even if it is not renewed, a margin for clock drift
-    /// taken off (1 % of the lease and 2 ms); zero when it is lost. Asks nobody.
+    /// Returns how long the lease lasts if it is not renewed again, less a margin for clock drift
+    /// of 1 % of the lease and 2 ms; zero if the lock is lost. Does not ask the server.
     #[must_use]
     pub fn remaining(&self) -> Duration {
         self.engine.remaining(&self.lease)
     }
 
-    /// Returns a receiver that finds one message when the lease is lost, at the latest when it
-    /// ends by this process's clock. It is disconnected without a message when the hold ends as it
-    /// should. Each call, also for nested guards, returns a receiver with a message of its own.
+    /// Returns a receiver that gets one message when the lease is lost, no later than when it ends
+    /// by this process's clock. The receiver is disconnected without a message if the hold ends
+    /// normally.
+    ///
+    /// Each call, on nested guards too, returns a new receiver that gets a message of its own.
     ///
     /// ```
     /// use crossbeam_channel::select;
@@ -105,7 +108,7 @@ impl Guard {
     /// for part in 0..3 {
     ///     // ... work on the part ...
     ///     select! {
-    ///         recv(lost) -> _ => panic!("somebody else may have the lock: stop before part {part}"),
+    ///         recv(lost) -> _ => panic!("lost the lock: another client may hold it, stop at {part}"),
     ///         default(Duration::from_millis(1)) => {}
     ///     }
     /// }
@@ -116,26 +119,34 @@ impl Guard {
         self.engine.watch(&self.lease)
     }
 
-    /// Asks the server whether it still has this hold. Blocks for its reply.
+    /// Asks the server whether this hold still exists. Blocks for the server's reply.
     ///
     /// # Errors
     ///
-    /// [`Lost`](crate::Error::Lost) if it has not, [`Unavailable`](crate::Error::Unavailable) or
-    /// [`Redis`](crate::Error::Redis) if it cannot be asked, [`Forked`](crate::Error::Forked).
+    /// - [`Lost`](crate::Error::Lost): it does not exist any more.
+    /// - [`Unavailable`](crate::Error::Unavailable) or [`NoQuorum`](crate::Error::NoQuorum): no
+    ///   usable answer came; see [`Client::try_lock`](crate::Client::try_lock) for how long the
+    ///   call retries.
+    /// - [`Redis`](crate::Error::Redis): the server refused the request.
+    /// - [`Forked`](crate::Error::Forked): this process is a forked child.
     pub fn verify(&self) -> Result<()> {
         self.engine.verify(&self.lease)
     }
 
-    /// Releases this level, as dropping the guard does, and reports what went wrong. Blocks for
-    /// the server's reply.
+    /// Releases this level, as dropping the guard does, and reports errors. Blocks for the server's
+    /// reply.
     ///
     /// # Errors
     ///
-    /// [`Lost`](crate::Error::Lost) if the lease was lost before: the work may have overlapped
-    /// with somebody else's. [`Unavailable`](crate::Error::Unavailable) if no reply came: the
-    /// release is repeated in the background, and the lease is not renewed any more.
-    /// [`Redis`](crate::Error::Redis) if the server refused; after an inner level the outer guard
-    /// stays good. [`Forked`](crate::Error::Forked) in a forked child, where nothing happens.
+    /// - [`Lost`](crate::Error::Lost): the lease was lost before, so the work may have overlapped
+    ///   with that of another holder.
+    /// - [`Unavailable`](crate::Error::Unavailable) or [`NoQuorum`](crate::Error::NoQuorum): no
+    ///   usable answer came. The release is retried in the background, and the lease is no longer
+    ///   renewed.
+    /// - [`Redis`](crate::Error::Redis): the server refused the request. If this was an inner
+    ///   level, the outer guard remains valid.
+    /// - [`Forked`](crate::Error::Forked): this process is a forked child, in which a guard does
+    ///   nothing.
     pub fn unlock(mut self) -> Result<()> {
         self.unlocked = true;
         self.engine.unlock(&self.lease)
@@ -145,13 +156,13 @@ impl Guard {
 impl Drop for Guard {
     fn drop(&mut self) {
         if !self.unlocked {
-            // Whatever goes wrong is logged there.
+            // Errors are logged where they occur.
             drop(self.engine.unlock_soon(&self.lease));
         }
     }
 }
 
-/// Shows nothing that would allow somebody else to release the lock.
+/// Shows nothing that would allow another client to release the lock.
 impl fmt::Debug for Guard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Guard")

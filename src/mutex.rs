@@ -10,18 +10,19 @@ use crate::guard::Guard;
 use crate::local::shared::{Shared, Wait};
 use crate::store::hold::Holder;
 
-/// One lock of a client, with options that may differ from the client's. Made by
+/// A handle to one lock of a client, with options that may differ from the client's. Created by
 /// [`Client::mutex`](crate::Client::mutex).
 ///
-/// Options that make no sense are the error of the locking call:
+/// Invalid options are reported by the locking call:
 ///
 /// ```
 /// use leasehold::{Client, Error};
 /// use std::time::Duration;
 ///
 /// let client = Client::in_memory();
-/// let report = client.mutex("report").lease(Duration::from_secs(5)).max_hold(Duration::from_secs(60));
-/// report.with(|guard| assert!(guard.remaining() < Duration::from_secs(5)))?;
+/// let (lease, age) = (Duration::from_secs(5), Duration::from_secs(60));
+/// let report = client.mutex("report").lease(lease).max_hold(age);
+/// report.with(|guard| assert!(guard.remaining() < lease))?;
 ///
 /// let hasty = client.mutex("report").lease(Duration::ZERO);
 /// assert!(matches!(hasty.lock(), Err(Error::InvalidInput(_))));
@@ -46,119 +47,135 @@ impl Mutex {
         self
     }
 
-    /// Sets whether the lease is renewed, as [`Builder::renew`](crate::Builder::renew) does.
+    /// Sets whether the lease is renewed, as [`Builder::renew`](crate::Builder::renew) does for the
+    /// client.
     #[must_use]
     pub fn renew(mut self, renew: bool) -> Self {
         self.options.renew = renew;
         self
     }
 
-    /// Sets the longest age of a hold, as [`Builder::max_hold`](crate::Builder::max_hold) does.
+    /// Sets the longest age of a hold, as [`Builder::max_hold`](crate::Builder::max_hold) does for
+    /// the client.
     #[must_use]
     pub fn max_hold(mut self, age: Duration) -> Self {
         self.options.max_hold = Some(age);
         self
     }
 
-    /// Sets how long [`lock`](Mutex::lock) waits, as [`Builder::wait`](crate::Builder::wait) does.
+    /// Sets how long [`lock`](Mutex::lock) waits, as [`Builder::wait`](crate::Builder::wait) does
+    /// for the client.
     #[must_use]
     pub fn wait(mut self, time: Duration) -> Self {
         self.options.wait = Some(time);
         self
     }
 
-    /// The lock's name.
+    /// Returns the name of the lock.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Blocks the current thread until it has the lock. See [`Client::lock`](crate::Client::lock).
+    /// Acquires the lock, blocking the current thread until it is able to do so. See
+    /// [`Client::lock`](crate::Client::lock).
     ///
     /// # Errors
     ///
-    /// As [`Client::lock`](crate::Client::lock).
+    /// The same as [`Client::lock`](crate::Client::lock), and
+    /// [`InvalidInput`](Error::InvalidInput) if an option is invalid.
     pub fn lock(&self) -> Result<Guard> {
         let wait = self.options.wait.map_or(Wait::Endless, |wait| Wait::Until(end_of(wait)));
         self.acquire(wait)?.ok_or_else(|| Error::Timeout { name: self.name.to_string() })
     }
 
-    /// Takes the lock if nobody has it. See [`Client::try_lock`](crate::Client::try_lock).
+    /// Attempts to acquire the lock without waiting for another holder, and returns `None` if there
+    /// is one. See [`Client::try_lock`](crate::Client::try_lock).
     ///
     /// # Errors
     ///
-    /// As [`Client::try_lock`](crate::Client::try_lock).
+    /// The same as [`lock`](Mutex::lock), except for `Timeout`.
     pub fn try_lock(&self) -> Result<Option<Guard>> {
         self.acquire(Wait::No)
     }
 
-    /// Blocks until the current thread has the lock or `wait` is over. See
+    /// Acquires the lock, blocking the current thread until it is able to do so or `wait` has
+    /// passed. Returns `None` in the latter case. See
     /// [`Client::try_lock_for`](crate::Client::try_lock_for).
     ///
     /// # Errors
     ///
-    /// As [`Client::try_lock_for`](crate::Client::try_lock_for).
+    /// The same as [`lock`](Mutex::lock), except for `Timeout`.
     pub fn try_lock_for(&self, wait: Duration) -> Result<Option<Guard>> {
         self.acquire(Wait::Until(end_of(wait)))
     }
 
-    /// Blocks until the current thread has the lock or `deadline` has come. See
+    /// Acquires the lock, blocking the current thread until it is able to do so or `deadline` is
+    /// reached. Returns `None` in the latter case. See
     /// [`Client::try_lock_until`](crate::Client::try_lock_until).
     ///
     /// # Errors
     ///
-    /// As [`Client::try_lock_until`](crate::Client::try_lock_until).
+    /// The same as [`lock`](Mutex::lock), except for `Timeout`.
     pub fn try_lock_until(&self, deadline: Instant) -> Result<Option<Guard>> {
         self.acquire(Wait::Until(deadline))
     }
 
-    /// Runs `work` while holding the lock. See [`Client::with_lock`](crate::Client::with_lock).
+    /// Acquires the lock, runs `work`, releases the lock, and returns the value of `work`. See
+    /// [`Client::with_lock`](crate::Client::with_lock).
     ///
     /// # Errors
     ///
-    /// As [`Client::with_lock`](crate::Client::with_lock).
+    /// The same as [`Client::with_lock`](crate::Client::with_lock).
     pub fn with<T>(&self, work: impl FnOnce(&Guard) -> T) -> Result<T> {
         let guard = self.lock()?;
         let value = work(&guard);
         match guard.unlock() {
             Err(error @ Error::Lost { .. }) => Err(error),
-            // What the release did not reach is cleaned up in the background; the work is done.
+            // The work is done, and a release that failed is retried in the background.
             _ => Ok(value),
         }
     }
 
-    /// Asks the server whether anybody holds the lock.
+    /// Returns `true` if the lock is held by any client. Blocks for the server's reply.
     ///
     /// # Errors
     ///
-    /// [`WrongType`](Error::WrongType) if the key is something else,
-    /// [`InvalidInput`](Error::InvalidInput), [`Forked`](Error::Forked),
-    /// [`Unavailable`](Error::Unavailable), [`Redis`](Error::Redis).
+    /// - [`WrongType`](Error::WrongType): the key holds something that is not a lock.
+    /// - [`Unavailable`](Error::Unavailable) or [`NoQuorum`](Error::NoQuorum): no usable answer
+    ///   came; see [`Client::try_lock`](crate::Client::try_lock) for how long the call retries.
+    /// - [`Redis`](Error::Redis): the server refused the request.
+    /// - [`InvalidInput`](Error::InvalidInput): the name cannot be that of a lock.
+    /// - [`Forked`](Error::Forked): this process is a forked child.
     pub fn is_locked(&self) -> Result<bool> {
         Ok(self.holder()?.is_some())
     }
 
-    /// Tells whether the current thread holds the lock through this client. Asks nobody.
+    /// Returns `true` if the current thread holds the lock through this client. Does not ask the
+    /// server.
     #[must_use]
     pub fn is_held_by_current_thread(&self) -> bool {
         self.engine.own_hold(&self.name).is_some()
     }
 
-    /// Asks the server who holds the lock.
+    /// Returns the holder of the lock, or `None` if the lock is free. Blocks for the server's
+    /// reply.
     ///
     /// # Errors
     ///
-    /// As [`is_locked`](Mutex::is_locked).
+    /// The same as [`is_locked`](Mutex::is_locked).
     pub fn holder(&self) -> Result<Option<Holder>> {
         self.engine.inspect(&self.name)
     }
 
-    /// Takes the lock away from whoever holds it, a Redisson client included. Its guard finds the
-    /// lease lost at its next renewal. Returns `false` if nobody held it.
+    /// Ends the hold of the lock, even if another client or a Redisson client has it. Returns
+    /// `false` if the lock was free. Blocks for the server's reply.
+    ///
+    /// The guard of that hold finds its lease lost at the next renewal.
     ///
     /// # Errors
     ///
-    /// As [`is_locked`](Mutex::is_locked); keys that are not locks are not touched.
+    /// The same as [`is_locked`](Mutex::is_locked). A key that is not a lock is left unchanged.
     pub fn force_unlock(&self) -> Result<bool> {
         self.engine.force(&self.name)
     }

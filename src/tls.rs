@@ -1,9 +1,9 @@
-//! Settings of connections over TLS.
+//! Settings for connections over TLS.
 
 use std::fmt;
 
-/// Whom a client trusts to be its server, and how it proves who it is itself, over `rediss://`. Set
-/// by [`Builder::tls`](crate::Builder::tls), and only there with the feature `tls`.
+/// The certificate authorities that a client trusts, and the certificate it presents, over
+/// `rediss://`. Passed to [`Builder::tls`](crate::Builder::tls). Requires the feature `tls`.
 ///
 /// ```no_run
 /// use leasehold::{Client, Tls};
@@ -24,23 +24,23 @@ pub struct Tls {
 }
 
 impl Tls {
-    /// Makes settings in which the system's certificate authorities are trusted, and the client
-    /// has no certificate.
+    /// Creates settings that trust the system's certificate authorities and have no client
+    /// certificate.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Sets the certificate authorities that are trusted, and no others, from one or more
-    /// certificates in PEM.
+    /// Sets the certificate authorities to trust, instead of those of the system, from one or more
+    /// certificates in PEM format.
     ///
-    /// Defaults to those of the system.
+    /// Defaults to the system's authorities.
     pub fn ca_pem(mut self, certificates: impl Into<Vec<u8>>) -> Self {
         self.ca = Some(certificates.into());
         self
     }
 
-    /// Sets the certificate that the client shows to a server that asks for one, with those
-    /// between it and the authority behind it if there are any, and its private key, both in PEM.
+    /// Sets the certificate that the client presents to a server that asks for one, followed by any
+    /// intermediate certificates, and its private key, both in PEM format.
     ///
     /// Defaults to none.
     pub fn client_cert_pem(
@@ -53,7 +53,7 @@ impl Tls {
     }
 }
 
-/// Shows what is set, and no key.
+/// Shows which settings are present, but no key.
 impl fmt::Debug for Tls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Tls")
