@@ -2,16 +2,14 @@
 
 use std::fmt;
 use std::io;
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use crossbeam_channel::{RecvTimeoutError, bounded};
 use redis::{ConnectionAddr, IntoConnectionInfo, RedisConnectionInfo};
 
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::net::pool::PoolThread;
+use crate::net::resolver::Resolver;
 use crate::net::resp::RespStream;
 #[cfg(feature = "tls")]
 use crate::net::tls::Connector;
@@ -150,19 +148,11 @@ impl Endpoint {
         Ok(endpoints)
     }
 
-    /// Opens a socket. Names are looked up on one of `threads`, because looking up cannot be cut
-    /// short.
-    pub(crate) fn connect(
-        &self,
-        threads: &PoolThread,
-        deadline: Instant,
-    ) -> io::Result<RespStream> {
+    /// Opens a socket.
+    pub(crate) fn connect(&self, resolver: &Resolver, deadline: Instant) -> io::Result<RespStream> {
         match &self.address {
             ConnectionAddr::Tcp(host, port) => {
-                let addresses = match host.parse::<IpAddr>() {
-                    Ok(address) => vec![SocketAddr::new(address, *port)],
-                    Err(_) => look_up(host, *port, threads, deadline)?,
-                };
+                let addresses = resolver.resolve(host, *port, deadline)?;
                 #[cfg(feature = "tls")]
                 if let Some(connector) = &self.tls {
                     return RespStream::tls(&addresses, connector, deadline);
@@ -219,29 +209,6 @@ fn connector(
         }
         _ => Ok(None),
     }
-}
-
-fn look_up(
-    host: &str,
-    port: u16,
-    threads: &PoolThread,
-    deadline: Instant,
-) -> io::Result<Vec<SocketAddr>> {
-    let (answer, answers) = bounded(1);
-    let host = host.to_owned();
-    threads.after(Duration::ZERO, move |_| {
-        let found = (host.as_str(), port).to_socket_addrs().map(Iterator::collect);
-        // Nobody waits any more if the time was over; then the answer is not wanted.
-        drop(answer.send(found));
-    });
-    answers.recv_deadline(deadline).unwrap_or_else(|error| {
-        Err(match error {
-            RecvTimeoutError::Timeout => {
-                io::Error::new(io::ErrorKind::TimedOut, "looking up the host took too long")
-            }
-            RecvTimeoutError::Disconnected => io::Error::other("looking up the host failed"),
-        })
-    })
 }
 
 #[cfg(test)]

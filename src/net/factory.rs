@@ -11,7 +11,7 @@ use redis::Value;
 use crate::config::Config;
 use crate::failure::{Failure, FailureKind};
 use crate::net::endpoint::Endpoint;
-use crate::net::pool::PoolThread;
+use crate::net::resolver::Resolver;
 use crate::net::resp::RespStream;
 use crate::net::route::{Address, Route};
 use crate::net::spin::Spin;
@@ -23,7 +23,7 @@ pub(crate) struct ConnectionFactory {
     pub(crate) route: Option<Box<dyn Route>>,
     pub(crate) connect_timeout: Duration,
     pub(crate) spin: Spin,
-    threads: PoolThread,
+    resolver: Resolver,
     /// Raised to make every open connection stale.
     generation: AtomicU64,
 }
@@ -35,13 +35,13 @@ impl fmt::Debug for ConnectionFactory {
 }
 
 impl ConnectionFactory {
-    pub(crate) fn new(endpoint: Endpoint, config: &Config, threads: PoolThread) -> Self {
+    pub(crate) fn new(endpoint: Endpoint, config: &Config, resolver: Resolver) -> Self {
         Self {
             endpoint,
             route: None,
             connect_timeout: config.connect_timeout,
             spin: Spin::new(config.spin),
-            threads,
+            resolver,
             generation: AtomicU64::new(0),
         }
     }
@@ -101,10 +101,10 @@ impl ConnectionFactory {
 
     pub(crate) fn open(&self, deadline: Instant) -> Result<RespStream, Failure> {
         let opened = match &self.route {
-            None => self.endpoint.connect(&self.threads, deadline),
+            None => self.endpoint.connect(&self.resolver, deadline),
             Some(route) => {
                 let Address { host, port } = route.address()?;
-                self.endpoint.at(&host, port).connect(&self.threads, deadline)
+                self.endpoint.at(&host, port).connect(&self.resolver, deadline)
             }
         };
         opened.map_err(|error| {

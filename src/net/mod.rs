@@ -10,6 +10,7 @@ pub(crate) mod pipeline;
 pub(crate) mod poll;
 pub(crate) mod pool;
 pub(crate) mod request;
+pub(crate) mod resolver;
 pub(crate) mod resp;
 pub(crate) mod route;
 pub(crate) mod send_queue;

@@ -12,18 +12,22 @@ use crate::net::lane::Then;
 use crate::net::multiplexer::{self, Multiplexer};
 use crate::net::pool::{ConnectionPool, PoolThread};
 use crate::net::request::{Reply, Request};
+use crate::net::resolver::Resolver;
 use crate::net::route::Route;
 
-/// What is needed to make the servers of one client: the settings, and the thread of its pools.
+/// What is needed to make the servers of one client: the settings, the thread of its pools and its
+/// look-ups.
 #[derive(Clone, Debug)]
 pub(crate) struct ServerFactory {
     config: Config,
     thread: PoolThread,
+    resolver: Resolver,
 }
 
 impl ServerFactory {
     pub(crate) fn new(config: &Config) -> Self {
-        Self { config: config.clone(), thread: PoolThread::start() }
+        let (thread, resolver) = (PoolThread::start(), Resolver::default());
+        Self { config: config.clone(), thread, resolver }
     }
 
     pub(crate) fn pool_thread(&self) -> &PoolThread {
@@ -44,7 +48,7 @@ impl ServerFactory {
 
     /// What makes connections that are in no pool.
     pub(crate) fn connections(&self, endpoint: Endpoint) -> ConnectionFactory {
-        ConnectionFactory::new(endpoint, &self.config, self.thread.clone())
+        ConnectionFactory::new(endpoint, &self.config, self.resolver.clone())
     }
 
     fn pooled(&self, connections: ConnectionFactory) -> Server {
