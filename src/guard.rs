@@ -108,7 +108,7 @@ impl Guard {
     /// for part in 0..3 {
     ///     // ... work on the part ...
     ///     select! {
-    ///         recv(lost) -> _ => panic!("lost the lock: another client may hold it, stop at {part}"),
+    ///         recv(lost) -> _ => panic!("lost the lock: stop before part {part}"),
     ///         default(Duration::from_millis(1)) => {}
     ///     }
     /// }
