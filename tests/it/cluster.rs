@@ -167,8 +167,8 @@ fn a_wake_up_costs_no_request_of_its_own() {
             waits.join().unwrap().unwrap();
         });
     };
-    // The subscriptions may wake the first, and its message come when it has the lock; the second is
-    // woken by whoever has dealt with that.
+    // The subscriptions may wake the first, and its message come when it has the lock; the second
+    // is woken by whoever has dealt with that.
     (0..2).for_each(|_| round());
     let before = home.evals();
     (0..5).for_each(|_| round());

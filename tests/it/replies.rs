@@ -1,4 +1,5 @@
-//! Requests and replies that get lost one at a time, each of which may or may not have been executed.
+//! Requests and replies that get lost one at a time, each of which may or may not have been
+//! executed.
 
 use std::thread::{self, ScopedJoinHandle};
 

@@ -1,5 +1,5 @@
-//! A wake-up asks for the lock at once, on behalf of the thread that sleeps: whatever becomes of that
-//! request or of the thread, it is the thread's.
+//! A wake-up asks for the lock at once, on behalf of the thread that sleeps: whatever becomes of
+//! that request or of the thread, it is the thread's.
 
 use std::thread;
 use std::time::Duration;
@@ -28,8 +28,8 @@ fn asleep(server: &Server, waiter: &Client) {
     eventually(SOON, || server.listeners(waiter) == 1 && server.queue("a") == [waiter.id()]);
 }
 
-/// Holds the lock, and releases it once a thread of `waiter` is in `wait` for it and `meanwhile` has
-/// happened. Returns what the thread does.
+/// Holds the lock, and releases it once a thread of `waiter` is in `wait` for it and `meanwhile`
+/// has happened. Returns what the thread does.
 fn released_for<T: Send>(
     server: &Server,
     waiter: &Client,

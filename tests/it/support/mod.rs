@@ -37,8 +37,8 @@ pub(crate) const SOON: Duration = Duration::from_secs(10);
 /// be renewed in time when the machine has been away for two seconds.
 pub(crate) const LEASE: Duration = ms(3000);
 
-/// A lease to be outlived by a test: short enough to wait for its end, and long enough for a replica to
-/// be late within it.
+/// A lease to be outlived by a test: short enough to wait for its end, and long enough for a
+/// replica to be late within it.
 pub(crate) const SHORT: Duration = ms(1000);
 
 /// Milliseconds, because nearly every duration in the tests is some.

@@ -2,8 +2,8 @@
 //! what it carries.
 //!
 //! It takes one request at a time from each connection, hands it to the server and waits for the
-//! reply, so that it always knows which reply belongs to which request. A connection that subscribes
-//! carries whatever comes from then on.
+//! reply, so that it always knows which reply belongs to which request. A connection that
+//! subscribes carries whatever comes from then on.
 
 use std::io::{self, BufReader, Result, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};

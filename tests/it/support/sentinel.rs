@@ -145,9 +145,9 @@ impl Watched {
         }
     }
 
-    /// Whether the sentinels tell servers at once which of them is the master. One that has not heard
-    /// of a failover yet may tell the new master that it is none. Before version 7 they always take
-    /// some seconds.
+    /// Whether the sentinels tell servers at once which of them is the master. One that has not
+    /// heard of a failover yet may tell the new master that it is none. Before version 7 they
+    /// always take some seconds.
     pub(crate) fn tell_servers(&self, tell: bool) {
         let period = if tell { "200" } else { "60000" };
         for sentinel in &self.sentinels {
@@ -172,7 +172,8 @@ impl Watched {
         self.wait_until_watched();
     }
 
-    /// An error as long as a server closes the connections of its clients, because its role changes.
+    /// An error as long as a server closes the connections of its clients, because its role
+    /// changes.
     fn is_settled(&self) -> RedisResult<bool> {
         let master = self.try_master_of(&self.sentinels[0])?;
         for sentinel in &self.sentinels {
@@ -205,13 +206,15 @@ impl Watched {
     }
 }
 
-/// Starts a master, which comes first, and so many replicas, and waits until they are in step with it.
+/// Starts a master, which comes first, and so many replicas, and waits until they are in step with
+/// it.
 pub(crate) fn replicated(
     replicas: usize,
     binary: impl AsRef<Path>,
     extra_args: &[&str],
 ) -> Vec<Server> {
-    // From a file a replica is in step at once, without one only when it has said so, once a second.
+    // From a file a replica is in step at once, without one only when it has said so, once a
+    // second.
     let quick = ["--repl-diskless-sync", "no", "--repl-timeout", "60", "--hz", "100"];
     let args = [&quick, extra_args].concat();
     let start = |_| Server::start(binary.as_ref(), &args);

@@ -87,7 +87,8 @@ impl Server {
         Some(Server::start(installed_binary()?, &[]))
     }
 
-    /// Starts `binary` with further arguments, such as `["--maxclients", "20"]`, and waits until it answers.
+    /// Starts `binary` with further arguments, such as `["--maxclients", "20"]`, and waits until it
+    /// answers.
     pub(crate) fn start(binary: impl AsRef<Path>, extra_args: &[&str]) -> Server {
         Server::start_as(Mode::Server, binary.as_ref(), extra_args)
     }
@@ -170,7 +171,8 @@ impl Server {
         self.try_ask(words).unwrap_or_else(|error| panic!("{words:?} failed: {error}"))
     }
 
-    /// The number of scripts that were run so far, by EVAL or EVALSHA; one that was not known counts too.
+    /// The number of scripts that were run so far, by EVAL or EVALSHA; one that was not known
+    /// counts too.
     pub(crate) fn evals(&self) -> u64 {
         self.calls("eval") + self.calls("evalsha")
     }

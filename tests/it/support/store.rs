@@ -18,15 +18,15 @@ use super::{Cluster, Quorum, SOON, Watched, eventually};
 /// Makes a test of every listed behaviour for every store it applies to.
 ///
 /// - `every store`: what is true wherever the locks are, and needs no more than one client. Runs in
-///   memory, on a cluster of Redis and one of Valkey, with locks that must be on disk, on a quorum of
-///   three servers, on one of five that has lost two, and on all that follow.
+///   memory, on a cluster of Redis and one of Valkey, with locks that must be on disk, on a quorum
+///   of three servers, on one of five that has lost two, and on all that follow.
 /// - `every server`: what looks into the server that has the locks, or needs a second client. Runs
 ///   behind sentinels, and on all that follow.
 /// - `every direct server`: what loses, repeats or garbles single requests and replies, by a proxy,
 ///   which no sentinel names. Runs with locks that a replica must have, and on all that follow.
-/// - `one server`: what is about a URL, a user, connections that threads share, or a way that carries
-///   nothing, or counts all that reaches the server. Elsewhere it would be the same, or count what
-///   others do. Runs on Redis and on Valkey.
+/// - `one server`: what is about a URL, a user, connections that threads share, or a way that
+///   carries nothing, or counts all that reaches the server. Elsewhere it would be the same, or
+///   count what others do. Runs on Redis and on Valkey.
 ///
 /// A behaviour that is not listed is dead code, and that is a warning.
 macro_rules! stores {
@@ -126,7 +126,8 @@ impl Store {
         self.open_for(Duration::MAX, builder)
     }
 
-    /// As `open`, for a behaviour with a lock whose lease is as short as that, and not the builder's.
+    /// As `open`, for a behaviour with a lock whose lease is as short as that, and not the
+    /// builder's.
     pub(crate) fn open_for(&self, lease: Duration, builder: Builder) -> Client {
         match self {
             Store::Cluster(cluster, prefix) => cluster.open(builder.prefix(prefix)),
@@ -216,7 +217,8 @@ impl Server {
         self.address.open(builder)
     }
 
-    /// As `open`, for a behaviour with a lock whose lease is as short as that, and not the builder's.
+    /// As `open`, for a behaviour with a lock whose lease is as short as that, and not the
+    /// builder's.
     pub(crate) fn open_for(&self, lease: Duration, builder: Builder) -> Client {
         self.address.open_for(lease, builder)
     }

@@ -1,5 +1,5 @@
-//! A client: what `src/local` and `src/store/quorum` do with one name. Its threads wait in one queue,
-//! so that at most one of them acquires the lock or has it.
+//! A client: what `src/local` and `src/store/quorum` do with one name. Its threads wait in one
+//! queue, so that at most one of them acquires the lock or has it.
 
 use crate::quorum::hold::HoldId;
 use crate::quorum::server::{Command, Request};
@@ -62,7 +62,8 @@ impl Client {
         self.begin(None, proposal)
     }
 
-    /// Begins to replace the client's hold, on which it no longer relies, by one of the next thread.
+    /// Begins to replace the client's hold, on which it no longer relies, by one of the next
+    /// thread.
     pub(crate) fn hand_off(&mut self, proposal: u8) -> Request {
         self.begin(Some(self.hold()), proposal)
     }
@@ -102,8 +103,8 @@ impl Client {
         self.round += 1;
     }
 
-    /// Ends the hold: it was given up, undone, released or lost, and is removed everywhere sooner or
-    /// later.
+    /// Ends the hold: it was given up, undone, released or lost, and is removed everywhere sooner
+    /// or later.
     pub(crate) fn end(&mut self) {
         (self.phase, self.over) = (Phase::Idle, true);
     }

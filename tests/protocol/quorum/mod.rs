@@ -2,8 +2,8 @@
 //! tokens, which must grow whatever the clients' clocks show.
 //!
 //! Requests arrive at each server late, in any order, or never, and so do replies: a server that is
-//! down for a while and comes back with its data is no more than that. Leases have no length. When a
-//! hold was released, undone or given up, or its lease is over for its client, what remains of it
+//! down for a while and comes back with its data is no more than that. Leases have no length. When
+//! a hold was released, undone or given up, or its lease is over for its client, what remains of it
 //! ends at each server at any time; the requests that remove it are not messages here.
 //!
 //! The scope is bounded: two or three attempts to get the lock, by two or three clients, at three

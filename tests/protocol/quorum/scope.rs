@@ -174,7 +174,8 @@ impl Scope {
         }
     }
 
-    /// Returns `true` if a client may still get a guard. Otherwise no promise can be broken any more.
+    /// Returns `true` if a client may still get a guard. Otherwise no promise can be broken any
+    /// more.
     fn may_grant(&self, world: &World) -> bool {
         world.clients.iter().zip(&self.holds).any(|(client, holds)| {
             let wants = matches!(client.phase, Phase::Acquiring { .. } | Phase::Raising { .. });

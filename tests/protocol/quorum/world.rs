@@ -36,7 +36,8 @@ pub(crate) struct Witness {
 }
 
 impl World {
-    /// A world in which the lock is free. A majority of the servers has counted up to the last token.
+    /// A world in which the lock is free. A majority of the servers has counted up to the last
+    /// token.
     pub(crate) fn new(counters: &[u8], clients: usize) -> Self {
         let server = |counter: &u8| Server { counter: *counter, ..Server::default() };
         let mut servers: Vec<Server> = counters.iter().map(server).collect();

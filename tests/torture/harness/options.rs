@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use leasehold::Durability;
 
-use super::Result;
-use super::nemesis::Fault;
+use crate::harness::Result;
+use crate::harness::nemesis::Fault;
 
 pub(crate) const HELP: &str = "\
 usage: torture [options]
@@ -15,7 +15,7 @@ usage: torture [options]
   --seconds N      how long to run (60)
   --processes N    worker processes (4)
   --threads N      threads in each of them (4)
-  --names N        locks they compete for (3)
+  --names N        locks for which they contend (3)
   --lease MS       the lease in milliseconds, at least 200 (1000)
   --locks WHERE    server: one server, behind a network that may fail (server)
                    sentinel: a master with two replicas, watched by three sentinels
@@ -35,17 +35,17 @@ usage: torture [options]
                    fail-over       a sentinel is ordered to
                    kill-master     SIGKILL; started again with its data when another is elected
                    stop-master     SIGSTOP; SIGCONT when another is elected
-                   cut-replicas    the replicas hear nothing more for a while, then kill-master
-                   two-masters     a failover of which the old master hears only leases later
-  --unfenced       the register takes every write: updates must get lost
-  --careful        workers look whether they still have the lock before they write, so that what
-                   is lost without fences was promised to two at once
+                   cut-replicas    the replicas receive nothing for a while, then kill-master
+                   two-masters     a failover of which the old master learns only leases later
+  --unfenced       the register accepts every write: updates must be lost
+  --careful        workers check that they still have the lock before they write, so that an
+                   update lost without fences was promised to two workers at once
   --server FILE    the server to run (redis-server)
   --seed N         repeats the random choices of a run, as far as timing allows
   --help           this text
 ";
 
-/// What the locks are on.
+/// Where the locks are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Topology {
     Sentinel,
@@ -68,16 +68,16 @@ pub(crate) struct Options {
     pub(crate) server: String,
     pub(crate) seed: u64,
     pub(crate) help: bool,
-    /// Only for the processes that this program starts.
+    /// Only for the worker processes.
     pub(crate) role: Option<Role>,
 }
 
-/// What a worker is told besides.
+/// What a worker has to know beside the options.
 #[derive(Clone, Debug)]
 pub(crate) struct Role {
     /// Where it writes its history.
     pub(crate) dir: PathBuf,
-    /// Its own, which no process had before.
+    /// Its own number, which no process had before.
     pub(crate) number: u64,
     /// The URLs of the locks' server or sentinels, with commas between them.
     pub(crate) locks: String,
@@ -89,7 +89,7 @@ impl Options {
         Self::parse_words(env::args().skip(1))
     }
 
-    fn parse_words(mut words: impl Iterator<Item = String>) -> Result<Self> {
+    pub(crate) fn parse_words(mut words: impl Iterator<Item = String>) -> Result<Self> {
         let mut options = Self::default();
         let (mut nemesis, mut durability) = (String::from("all"), String::from("memory"));
         while let Some(option) = words.next() {
@@ -134,7 +134,7 @@ impl Options {
         if self.topology == Topology::Server {
             return Err(format!("{word} takes --locks sentinel: one server has none").into());
         }
-        // Less than a request may take, which is a third of the lease.
+        // A request may take a third of the lease, and this has to be less.
         Ok(Durability::Replicas { acks, timeout: self.lease / 4 })
     }
 }
@@ -172,48 +172,5 @@ fn number(text: &str) -> Result<u32> {
     match text.parse() {
         Ok(number) if number > 0 => Ok(number),
         _ => Err(format!("{text:?} is not a number from 1").into()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn parse(line: &str) -> Result<Options> {
-        Options::parse_words(line.split_whitespace().map(str::to_owned))
-    }
-
-    #[track_caller]
-    fn assert_refused(line: &str, what: &str) {
-        let error = parse(line).expect_err(line).to_string();
-        assert!(error.contains(what), "{error}");
-    }
-
-    #[test]
-    fn all_faults_are_those_that_fit_the_topology() {
-        let alone = parse("").expect("nothing is required").faults;
-        assert!(alone.contains(&Fault::DropReplies) && !alone.contains(&Fault::KillMaster));
-        // Whatever the order of the options.
-        let watched = parse("--nemesis all --locks sentinel").expect("both are known").faults;
-        assert!(!watched.contains(&Fault::DropReplies) && watched.contains(&Fault::KillMaster));
-    }
-
-    #[test]
-    fn what_does_not_fit_the_topology_is_refused() {
-        assert_refused("--nemesis fail-over", "fail-over takes --locks sentinel");
-        assert_refused(
-            "--locks sentinel --nemesis drop-replies",
-            "drop-replies takes --locks server",
-        );
-        assert_refused("--durability one-replica", "one-replica takes --locks sentinel");
-        parse("--durability all-replicas --locks sentinel").expect("these fit");
-    }
-
-    #[test]
-    fn what_nobody_knows_is_refused() {
-        assert_refused("--locks cluster", "--locks is server or sentinel");
-        assert_refused("--durability disk", "no such durability");
-        assert_refused("--nemesis none,fire", "no such nemesis");
-        assert_refused("--seconds", "--seconds needs a value");
     }
 }

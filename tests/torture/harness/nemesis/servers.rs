@@ -1,16 +1,16 @@
-//! Faults of the server that has the locks, of those that watch it, and of the network before it.
+//! Faults of the server that has the locks, of the sentinels, and of the network.
 
 use std::thread;
 use std::time::Duration;
 
 use super::{Fault, failover};
-use crate::check::Loss;
-use crate::history::{Span, now};
-use crate::locks::Locks;
-use crate::proxy::Proxy;
-use crate::random::Random;
+use crate::harness::check::Loss;
+use crate::harness::history::{Span, now};
+use crate::harness::locks::Locks;
+use crate::harness::proxy::Proxy;
+use crate::harness::random::Random;
 
-/// Tells what may have been lost.
+/// Lets a fault happen and returns what may have been lost.
 pub(super) fn disturb(
     lease: Duration,
     locks: &Locks,
@@ -36,8 +36,7 @@ fn worsen(lease: Duration, proxy: &Proxy, fault: Fault, random: &mut Random) {
     set(proxy, false);
 }
 
-/// Faults of the one server, or of the master, which it stays: the sentinels are more patient than
-/// that.
+/// Faults of the one server, or of the master, which remains the master: sentinels wait for longer.
 fn disturb_one(lease: Duration, locks: &Locks, fault: Fault, random: &mut Random) -> Option<Loss> {
     let (server, start) = (locks.server(), now());
     match fault {
@@ -52,7 +51,7 @@ fn disturb_one(lease: Duration, locks: &Locks, fault: Fault, random: &mut Random
         }
         Fault::RestartServer => server.restart(),
         Fault::WipeServer => {
-            // What is acknowledged from here on is kept again, and so is that everything was lost.
+            // What is acknowledged from here on is kept again, and so is the loss of everything.
             server.command(&["FLUSHALL"]);
             server.restart();
             return Some(Loss { span: Span { start, end: now() }, everything: true });

@@ -1,17 +1,17 @@
-//! What happened in a run, in a few lines.
+//! A run in a few lines.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::history::{Action, Call, Kind, Outcome};
-use super::nemesis::Deed;
+use crate::harness::history::{Action, Call, Kind, Outcome};
+use crate::harness::nemesis::Incident;
 
 /// Counts calls.
 #[derive(Default)]
 pub(crate) struct Tally {
-    /// By the action's name: ok, fail, unknown.
+    /// The counts of ok, fail and unknown, by the action's name.
     calls: BTreeMap<&'static str, [u64; 3]>,
-    /// How long calls took that got a lock, in microseconds.
+    /// How long the calls took that got a lock, in microseconds.
     waits: Vec<u32>,
     lost: u64,
 }
@@ -41,7 +41,7 @@ impl Tally {
         }
     }
 
-    pub(crate) fn print(mut self, deeds: &[Deed]) {
+    pub(crate) fn print(mut self, incidents: &[Incident]) {
         for (name, [ok, fail, unknown]) in &self.calls {
             println!("{name:<10}{ok} ok, {fail} fail, {unknown} unknown");
         }
@@ -50,14 +50,14 @@ impl Tally {
         println!("waits     p50 {half:.1?}, p99 {most:.1?}, max {all:.1?}");
         println!("losses    {} holds were lost before they were unlocked", self.lost);
         let mut times = BTreeMap::<String, u32>::new();
-        for deed in deeds {
-            *times.entry(deed.fault.to_string()).or_default() += 1;
+        for incident in incidents {
+            *times.entry(incident.fault.to_string()).or_default() += 1;
         }
         let times: Vec<_> = times.iter().map(|(fault, times)| format!("{fault} {times}")).collect();
         println!("nemesis   {}", if times.is_empty() { "none".into() } else { times.join(", ") });
     }
 
-    /// The time that so many percent of the waits did not exceed; they are sorted.
+    /// The time that so many percent of the waits did not exceed. The waits are sorted.
     fn wait(&self, percent: usize) -> Duration {
         let index = (self.waits.len() * percent / 100).min(self.waits.len().saturating_sub(1));
         Duration::from_micros(self.waits.get(index).copied().unwrap_or_default().into())

@@ -4,20 +4,20 @@ use std::thread;
 use std::time::Duration;
 
 use super::Fault;
-use crate::check::Loss;
-use crate::history::{Span, nanos, now};
-use crate::random::Random;
-use crate::sentinel::Watched;
-use crate::server::Server;
+use crate::harness::check::Loss;
+use crate::harness::history::{Span, nanos, now};
+use crate::harness::random::Random;
+use crate::harness::sentinel::Watched;
+use crate::harness::server::Server;
 
-/// A master that is to be replaced is taken for dead after so much silence.
+/// The silence after which sentinels replace a master that is to be replaced.
 const NERVOUS: Duration = Duration::from_millis(500);
 
-/// How long a client may begin requests at an old master when all sentinels know the new one: what
-/// a sentinel has said counts for half a second, and for two more while none answers.
+/// How long a client may begin requests at an old master when all sentinels know the new one: the
+/// answer of a sentinel counts for half a second, and for two more while no sentinel answers.
 const LINGER: Duration = Duration::from_millis(2500);
 
-/// Tells what may have been lost: nothing from before, for both replicas had that.
+/// Returns what may have been lost. Nothing from before is, because both replicas had it.
 pub(super) fn disturb(
     lease: Duration,
     watched: &Watched,
@@ -26,14 +26,14 @@ pub(super) fn disturb(
 ) -> Loss {
     let (old, start) = (watched.master(), now());
     watched.wait_until_replicated();
-    // A sentinel that does not know of a new master yet would tell it that it is none.
+    // A sentinel that does not know of the new master yet would turn it into a replica.
     watched.tell_servers(false);
     take_away(lease, watched, fault, random);
-    // What is under way may take a third of a lease.
+    // A request in flight may take a third of a lease.
     let left = LINGER + lease / 3;
     let end = now() + nanos(left);
     if fault == Fault::TwoMasters {
-        // Two holders are excused for a lease more, and from then on there must be only one.
+        // Two holders are excused for one more lease; from then on there must be only one.
         thread::sleep(left + lease + random.tenths(lease, (10, 30)));
     } else {
         bring_back(lease, old, fault, random);
@@ -44,7 +44,8 @@ pub(super) fn disturb(
     Loss { span: Span { start, end: end.min(now()) }, everything: false }
 }
 
-/// Lets a server go on that takes itself for the master until it is told otherwise.
+/// Lets the old master continue, which takes itself for the master until a sentinel tells it
+/// otherwise.
 fn bring_back(lease: Duration, old: &Server, fault: Fault, random: &mut Random) {
     thread::sleep(random.tenths(lease, (0, 10)));
     match fault {
@@ -60,7 +61,7 @@ fn take_away(lease: Duration, watched: &Watched, fault: Fault, random: &mut Rand
     match fault {
         Fault::CutReplicas => {
             watched.replicas().for_each(Server::stop);
-            // Without a connection there is nothing that they could read when they go on.
+            // Without a connection there is nothing that they could read when they continue.
             old.command(&["CLIENT", "KILL", "TYPE", "replica"]);
             thread::sleep(random.tenths(lease, (1, 10)));
             old.kill();

@@ -1,4 +1,4 @@
-//! Model 2: a thread that has the lock gets it again, at once.
+//! Model 2: a thread that has the lock gets it again at once.
 //!
 //! A nested lock never finds the lock busy, has the fence of its hold, and one level more than
 //! before. The hold ends with its last guard, neither earlier nor later, and once lost it stays
@@ -7,10 +7,10 @@
 use std::collections::BTreeMap;
 
 use super::{Verdict, Violation};
-use crate::history::{Action, Actor, Call, Outcome, Place};
+use crate::harness::history::{Action, Actor, Call, Outcome, Place};
 
 #[derive(Default)]
-pub(super) struct Nesting {
+pub(crate) struct Nesting {
     open: BTreeMap<Actor, Hold>,
     nested: usize,
     violations: Vec<Violation>,
@@ -18,14 +18,14 @@ pub(super) struct Nesting {
 
 struct Hold {
     fence: u64,
-    /// How many guards there are.
+    /// The number of guards.
     levels: u32,
     lost: bool,
     place: Place,
 }
 
 impl Nesting {
-    pub(super) fn note(&mut self, call: &Call) {
+    pub(crate) fn note(&mut self, call: &Call) {
         let problem = match call.action {
             Action::Lock { level: 1 } => self.begin(call),
             Action::Lock { level } => self.nest(call, level),
@@ -107,87 +107,8 @@ impl Nesting {
         }
     }
 
-    pub(super) fn verdict(self) -> Verdict {
+    pub(crate) fn verdict(self) -> Verdict {
         let checked = format!("{} nested locks", self.nested);
         Verdict { model: "nesting", checked, violations: self.violations }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::tests::show;
-    use super::*;
-
-    fn violations(lines: &str) -> Vec<String> {
-        let mut model = Nesting::default();
-        show(lines, |call| model.note(call));
-        model.verdict().violations.into_iter().map(|violation| violation.what).collect()
-    }
-
-    const NESTED: &str = "\
-        10 1 > lock 0 1
-        11 1 < granted 7 1 99
-        12 1 > lock 0 2
-        13 1 < granted 7 2 99
-        14 1 > unlock 0 2
-        15 1 < done
-        16 1 > check 0 1
-        17 1 < held 99
-        18 1 > unlock 0 1
-        19 1 < done
-        20 1 > check 0 0
-        21 1 < free";
-
-    #[track_caller]
-    fn assert_found(old: &str, new: &str, what: &str) {
-        let history = NESTED.replace(old, new);
-        assert_ne!(history, NESTED);
-        assert_eq!(violations(&history), [what]);
-    }
-
-    #[test]
-    fn a_good_history_has_no_violations() {
-        assert!(violations(NESTED).is_empty());
-        assert!(violations(&NESTED.replace("19 1 < done", "19 1 < unknown")).is_empty());
-        let lost = NESTED.replace("< held 99", "< lost").replace("19 1 < done", "19 1 < lost");
-        assert!(violations(&lost).is_empty());
-    }
-
-    #[test]
-    fn a_nested_lock_that_waits_is_found() {
-        let waits = "13 1 < busy\n13 1 > lock 0 2\n13 1 < granted";
-        assert_found("13 1 < granted", waits, "a nested lock waited for its own thread");
-    }
-
-    #[test]
-    fn another_fence_is_found() {
-        assert_found("granted 7 2", "granted 8 2", "a nested lock has another fence");
-    }
-
-    #[test]
-    fn a_wrong_depth_is_found() {
-        assert_found("granted 7 2", "granted 7 3", "the depth is wrong");
-        assert_found("granted 7 1", "granted 7 2", "a new hold does not begin at depth 1");
-    }
-
-    #[test]
-    fn a_hold_that_does_not_end_is_found() {
-        assert_found("< free", "< held 99", "still held after its last guard");
-    }
-
-    #[test]
-    fn a_hold_that_comes_back_is_found() {
-        let lost = "16 1 > check 0 1\n16 1 < lost\n16 1 > check 0 1";
-        let history =
-            NESTED.replace("16 1 > check 0 1", lost).replace("19 1 < done", "19 1 < lost");
-        assert_eq!(violations(&history), ["held again after it was lost"]);
-        assert_found("< held 99", "< lost", "unlocked, although it was lost before");
-    }
-
-    #[test]
-    fn an_inner_unlock_that_finds_the_loss_is_remembered() {
-        let history =
-            NESTED.replace("15 1 < done", "15 1 < lost").replace("19 1 < done", "19 1 < lost");
-        assert_eq!(violations(&history), ["held again after it was lost"]);
     }
 }

@@ -4,22 +4,22 @@ use std::thread;
 use std::time::Duration;
 
 use super::Fault;
-use crate::Result;
-use crate::crew::Crew;
-use crate::random::Random;
+use crate::harness::Result;
+use crate::harness::random::Random;
+use crate::harness::workers::Workers;
 
 pub(super) fn disturb(
     lease: Duration,
-    crew: &mut Crew,
+    workers: &mut Workers,
     fault: Fault,
     random: &mut Random,
 ) -> Result<()> {
-    let (size, first) = (crew.size(), random.below(crew.size()));
+    let (size, first) = (workers.size(), random.below(workers.size()));
     if fault == Fault::KillWorker {
-        return crew.replace(first);
+        return workers.replace(first);
     }
     let paused = || (first..=first + size / 3).map(|worker| worker % size);
-    paused().try_for_each(|worker| crew.stop(worker))?;
+    paused().try_for_each(|worker| workers.stop(worker))?;
     thread::sleep(random.tenths(lease, (11, 25)));
-    paused().try_for_each(|worker| crew.cont(worker))
+    paused().try_for_each(|worker| workers.cont(worker))
 }

@@ -1,15 +1,15 @@
-//! The resource that the locks protect: a number for each name, on a server that nothing disturbs.
+//! The resource that the locks protect: a number for each name, on a server without faults.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
 use redis::{Commands, Connection, RedisResult, Script};
 
-use super::Result;
-use super::history::Outcome;
+use crate::harness::Result;
+use crate::harness::history::Outcome;
 
-/// However busy the machine is, a lock is used again within this time after the last fault.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// After the last fault a lock is used again within this time, however busy the machine is.
+const REUSE_TIMEOUT: Duration = Duration::from_secs(30);
 
 pub(crate) struct Register {
     redis: Connection,
@@ -24,12 +24,12 @@ impl Register {
     }
 
     pub(crate) fn read(&mut self, name: u32, fence: u64) -> RedisResult<Outcome> {
-        let value = self.ask(name, fence, None)?;
+        let value = self.request(name, fence, None)?;
         Ok(value.map_or(Outcome::Stale, |value| Outcome::Value { value }))
     }
 
     pub(crate) fn write(&mut self, name: u32, fence: u64, value: u64) -> RedisResult<Outcome> {
-        let value = self.ask(name, fence, Some(value))?;
+        let value = self.request(name, fence, Some(value))?;
         Ok(value.map_or(Outcome::Stale, |_| Outcome::Done))
     }
 
@@ -38,9 +38,10 @@ impl Register {
         Ok(value.unwrap_or_default())
     }
 
-    /// Waits until somebody has written who did not have the lock before: whoever had it writes once.
+    /// Waits until a thread has written that did not have the lock before. Two writes show that: a
+    /// thread that had the lock already writes once.
     pub(crate) fn wait_for_use(&mut self, name: u32) -> Result<()> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + REUSE_TIMEOUT;
         let (mut last, mut writes) = (self.value(name)?, 0);
         while writes < 2 {
             if Instant::now() > deadline {
@@ -54,8 +55,8 @@ impl Register {
         Ok(())
     }
 
-    /// Without fences a register takes everything.
-    fn ask(&mut self, name: u32, fence: u64, value: Option<u64>) -> RedisResult<Option<u64>> {
+    /// Reads, or writes a value. Without fences the register accepts everything.
+    fn request(&mut self, name: u32, fence: u64, value: Option<u64>) -> RedisResult<Option<u64>> {
         if self.fenced {
             let mut call = self.script.key(key(name));
             let answer: i64 = call.arg(fence).arg(value).invoke(&mut self.redis)?;

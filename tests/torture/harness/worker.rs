@@ -1,4 +1,5 @@
-//! A worker process: threads that take locks, change what they protect, and write down everything.
+//! A worker process: threads that take locks, change what the locks protect, and write down every
+//! call.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,28 +9,28 @@ use std::time::Duration;
 use leasehold::{Client, Error, Guard};
 use redis::RedisResult;
 
-use super::Result;
-use super::history::{self, Action, Outcome, Recorder, nanos, now};
-use super::locks;
-use super::options::{Options, Role};
-use super::random::Random;
-use super::register::Register;
+use crate::harness::Result;
+use crate::harness::history::{self, Action, Outcome, Recorder, nanos, now};
+use crate::harness::locks;
+use crate::harness::options::{Options, Role};
+use crate::harness::random::Random;
+use crate::harness::register::Register;
 
 const LEVELS: u32 = 3;
-/// How long most holders work at most: for the greater part of a lock's time, so that whatever
-/// happens to a worker happens to a holder.
+/// The longest time for which most holders work. It is the greater part of a lock's time, so that a
+/// fault of a worker is mostly one of a holder.
 const WORK: Duration = Duration::from_millis(10);
-/// How long a thread rests between two holds at most.
+/// The longest pause of a thread between two holds.
 const REST: Duration = Duration::from_millis(4);
 
-/// Works until the parent closes our input, or is gone.
+/// Works until the parent process closes this one's input, or ends.
 pub(crate) fn run(options: &Options, role: &Role) -> Result<()> {
     let ended = AtomicBool::new(false);
     let recorder = Recorder::create(&history::path(&role.dir, role.number))?;
     thread::scope(|scope| {
         let ended = &ended;
         scope.spawn(move || {
-            // However the input ends, it has ended.
+            // An error ends the input too.
             io::copy(&mut io::stdin(), &mut io::sink()).ok();
             ended.store(true, Ordering::Relaxed);
         });
@@ -51,7 +52,7 @@ pub(crate) fn run(options: &Options, role: &Role) -> Result<()> {
     })
 }
 
-/// `None` if the run ends before the server can be reached.
+/// Opens the client; `None` if the run ends before the server can be reached.
 fn open(options: &Options, role: &Role, ended: &AtomicBool) -> Result<Option<Client>> {
     while !ended.load(Ordering::Relaxed) {
         match locks::open(options, role) {
@@ -82,7 +83,7 @@ impl Worker<'_> {
         Ok(())
     }
 
-    /// Takes a lock, perhaps several times, works under it and gives it back.
+    /// Takes a lock, sometimes nested, works under it and releases it.
     fn hold(&mut self, name: u32) -> Result<()> {
         let Some(outer) = self.lock(name, 1)? else { return Ok(()) };
         let mut guards = vec![outer];
@@ -103,7 +104,7 @@ impl Worker<'_> {
         Ok(())
     }
 
-    /// In one of the three ways that there are.
+    /// Locks in one of the three ways that there are.
     fn lock(&mut self, name: u32, level: u32) -> Result<Option<Guard>> {
         let (way, wait) = (self.random.below(3), self.random.tenths(self.options.lease, (0, 10)));
         let key = lock_name(name);
@@ -128,7 +129,8 @@ impl Worker<'_> {
         })
     }
 
-    /// Reads a number and writes the next one; only the careful ask whether the lock is still held.
+    /// Reads a number and writes the next one. Only careful workers check before that the lock is
+    /// still held.
     fn work(&mut self, name: u32, guards: &[Guard]) -> Result<()> {
         let (fence, at) = (guards[0].fence(), (self.number, name));
         let read = || settled(self.register.read(name, fence));
@@ -145,7 +147,7 @@ impl Worker<'_> {
         Ok(())
     }
 
-    /// Now and then so long that the lease has to be renewed.
+    /// Takes some time, now and then so long that the lease has to be renewed.
     fn take_time(&mut self, name: u32, guards: &[Guard]) {
         let long = self.random.one_in(400);
         let (parts, part) = if long {
@@ -166,7 +168,7 @@ impl Worker<'_> {
         });
     }
 
-    /// Gives up any of the guards.
+    /// Unlocks any of the guards.
     fn unlock(&mut self, name: u32, guards: &mut Vec<Guard>) -> Result<()> {
         let levels = count(guards);
         let guard = guards.swap_remove(self.random.below(levels) as usize);
@@ -181,25 +183,25 @@ impl Worker<'_> {
     }
 }
 
-/// The time until which a guard is sure to be held if nobody renews it. The clock is read first, so
-/// that no pause in between makes it later than it is.
+/// The time until which a guard is sure to be held without a renewal. The clock is read first, so
+/// that a pause of the thread cannot make this time too late.
 fn promise(guard: &Guard) -> Option<u64> {
     let now = now();
     guard.is_held().then(|| now + nanos(guard.remaining()))
 }
 
-/// What an error of a lock means to the history, unless it should never happen here.
+/// The outcome of an error of a lock, or the error itself if it must not happen here.
 fn expected(error: Error) -> (Result<()>, Outcome) {
     match error {
         Error::Timeout { .. } => (Ok(()), Outcome::Busy),
         Error::Lost { .. } => (Ok(()), Outcome::Lost),
-        // Too few replicas is no, but the servers may hear of that later.
+        // Too few replicas is a refusal, but the servers may learn of it later.
         Error::NotReplicated { .. } | Error::Unavailable { .. } => (Ok(()), Outcome::Unknown),
         other => (Err(other.into()), Outcome::Unknown),
     }
 }
 
-/// The same for the register, where nothing should ever fail.
+/// The same for the register, where no call may fail.
 fn settled(answer: RedisResult<Outcome>) -> (Result<Outcome>, Outcome) {
     match answer {
         Ok(outcome) => (Ok(outcome), outcome),

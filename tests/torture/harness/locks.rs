@@ -2,14 +2,15 @@
 
 use leasehold::{Client, Error};
 
-use super::Result;
-use super::nemesis::Fault;
-use super::options::{Options, Role, Topology};
-use super::proxy::Proxy;
-use super::sentinel::{MASTER, Watched};
-use super::server::Server;
+use crate::harness::Result;
+use crate::harness::nemesis::Fault;
+use crate::harness::options::{Options, Role, Topology};
+use crate::harness::proxy::Proxy;
+use crate::harness::sentinel::{MASTER, Watched};
+use crate::harness::server::Server;
 
-/// Without fsync everything acknowledged survives the server's end, though not the machine's.
+/// Without fsync everything acknowledged survives the end of the server, though not that of the
+/// machine.
 const KEPT: [&str; 4] = ["--appendonly", "yes", "--appendfsync", "no"];
 
 pub(crate) enum Locks {
@@ -25,7 +26,7 @@ impl Locks {
     pub(crate) fn start(options: &Options) -> Result<Self> {
         let Options { server, lease, seed, .. } = options;
         if options.topology == Topology::Sentinel {
-            // However long the machine pauses, no master is given up unless that is the fault.
+            // However long the machine pauses, no master is replaced unless that is the fault.
             return Ok(Self::Sentinel(Watched::start_with(server, Watched::CALM, &KEPT)));
         }
         let server = Server::start(server, &KEPT);
@@ -34,7 +35,7 @@ impl Locks {
         Ok(Self::Server { server, proxy })
     }
 
-    /// What workers are told, see [`open`].
+    /// The URLs for the workers, see [`open`].
     pub(crate) fn urls(&self) -> String {
         match self {
             Self::Sentinel(watched) => watched.urls().join(","),
@@ -42,7 +43,7 @@ impl Locks {
         }
     }
 
-    /// The one that has the locks now.
+    /// The server that has the locks now.
     pub(crate) fn server(&self) -> &Server {
         match self {
             Self::Sentinel(watched) => watched.master(),
@@ -50,7 +51,7 @@ impl Locks {
         }
     }
 
-    /// Waits until replicas have caught up with the master, and sentinels know of both.
+    /// Waits until the replicas have caught up with the master and the sentinels know all of them.
     pub(crate) fn settle(&self) {
         if let Self::Sentinel(watched) = self {
             watched.wait_until_settled();
@@ -65,7 +66,8 @@ pub(crate) fn open(options: &Options, role: &Role) -> std::result::Result<Client
     match options.topology {
         Topology::Sentinel => {
             let mut urls: Vec<&str> = role.locks.split(',').collect();
-            // They learn of a failover one after the other, and so do those who ask them.
+            // Sentinels learn of a failover one after the other, and so do clients that ask
+            // different ones first.
             let first = usize::try_from(role.number).expect("few workers") % urls.len();
             urls.rotate_left(first);
             builder.open_sentinel(&urls, MASTER)

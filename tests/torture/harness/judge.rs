@@ -1,4 +1,4 @@
-//! Reads what has happened, and tells whether it was allowed to.
+//! Reads the histories and decides whether they keep the promises.
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, ErrorKind};
@@ -6,40 +6,40 @@ use std::path::Path;
 
 use leasehold::Durability;
 
-use super::Result;
-use super::check::{Checker, Verdict};
-use super::history::{self, Call, Place, nanos};
-use super::nemesis::Deed;
-use super::options::Options;
-use super::summary::Tally;
+use crate::harness::Result;
+use crate::harness::check::{Checker, Verdict};
+use crate::harness::history::{self, Call, Place, nanos};
+use crate::harness::nemesis::Incident;
+use crate::harness::options::Options;
+use crate::harness::summary::Tally;
 
-/// How many violations of a model are shown.
+/// The number of violations that are shown of each model.
 const SHOWN: usize = 5;
 
 /// What is left of a run.
 pub(crate) struct Run<'run> {
     /// Where the histories are.
     pub(crate) dir: &'run Path,
-    /// How many workers there were.
+    /// The number of workers in the run.
     pub(crate) workers: u64,
-    pub(crate) deeds: Vec<Deed>,
+    pub(crate) incidents: Vec<Incident>,
     /// The last values of the registers.
     pub(crate) finals: Vec<u64>,
 }
 
-/// Checks all models, prints what came out, and fails if a promise was broken.
+/// Checks all models, prints the verdicts, and fails if a promise was broken.
 pub(crate) fn judge(options: &Options, run: &Run<'_>) -> Result<()> {
-    let Run { dir, deeds, finals, .. } = run;
-    let losses = deeds.iter().filter_map(|deed| deed.loss);
+    let Run { dir, incidents, finals, .. } = run;
+    let losses = incidents.iter().filter_map(|incident| incident.loss);
     let mut checker = Checker::new(nanos(options.lease), losses.collect());
     let mut tally = Tally::default();
     read(run, |call| {
         checker.note(call);
         tally.note(call);
     })?;
-    tally.print(deeds);
-    // For whoever looks for the cause.
-    fs::write(dir.join("nemesis"), deeds.iter().map(Deed::to_string).collect::<String>())?;
+    tally.print(incidents);
+    // Helps to find the cause of a violation.
+    fs::write(dir.join("nemesis"), incidents.iter().map(Incident::to_string).collect::<String>())?;
     let verdicts = checker.verdicts(finals);
     for verdict in &verdicts {
         show(verdict, dir)?;
@@ -54,7 +54,7 @@ pub(crate) fn judge(options: &Options, run: &Run<'_>) -> Result<()> {
             println!("updates were lost, as they must be without fences");
             Ok(())
         }
-        // Those who look, or wait for replicas, may be lucky.
+        // Workers that check first, or wait for replicas, may lose none.
         (false, false) if !options.careful && options.durability == Durability::Memory => {
             Err("no update was lost, although nothing checked the fences".into())
         }
@@ -66,7 +66,7 @@ fn read(run: &Run<'_>, mut note: impl FnMut(&Call)) -> io::Result<()> {
     for worker in 1..=run.workers {
         match File::open(history::path(run.dir, worker)) {
             Ok(file) => history::read(BufReader::new(file), worker, &mut note)?,
-            // It was killed before it could begin.
+            // The worker was killed before it could begin.
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }

@@ -1,5 +1,5 @@
 //! What the workers did: a file for each process, with a line when a call begins and one when it
-//! has returned, so that a call that a process was killed in is known too.
+//! has returned. So a call during which the process was killed is known too.
 //!
 //! ```text
 //! 8123456789 3 > lock 0 1             time in ns, thread, name, level
@@ -47,7 +47,7 @@ pub(crate) struct Actor {
     pub(crate) thread: u32,
 }
 
-/// The line that a call ends with, or begins with if it has no end.
+/// The line with which a call ends, or begins if it has no end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Place {
     pub(crate) worker: u64,
@@ -55,27 +55,27 @@ pub(crate) struct Place {
     pub(crate) line: usize,
 }
 
-/// One call and what came of it.
+/// One call and its outcome.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Call {
     pub(crate) actor: Actor,
     pub(crate) name: u32,
     pub(crate) action: Action,
     pub(crate) outcome: Outcome,
-    /// Ends [`NEVER`] if the process was killed in it.
+    /// Ends [`NEVER`] if the process was killed during the call.
     pub(crate) span: Span,
     pub(crate) place: Place,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
-    /// Looks, without asking anybody, whether the lock is held by so many guards of this thread.
+    /// Checks, without a request, whether this thread holds the lock with so many guards.
     Check { levels: u32 },
     /// Takes the lock; above level 1 it is nested.
     Lock { level: u32 },
     /// Reads the register.
     Read { fence: u64 },
-    /// Gives up one of so many levels.
+    /// Releases one of so many levels.
     Unlock { levels: u32 },
     /// Writes to the register.
     Write { fence: u64, value: u64 },
@@ -83,11 +83,11 @@ pub(crate) enum Action {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// Somebody else has the lock.
+    /// Another thread or process has the lock.
     Busy,
     /// Unlocked, or written.
     Done,
-    /// Not held, nor said to be lost.
+    /// Neither held nor reported as lost.
     Free,
     /// Locked. `until` is the time until which the guard has promised to be held.
     Granted {
@@ -101,7 +101,7 @@ pub(crate) enum Outcome {
     Lost,
     /// The register has seen a greater fence.
     Stale,
-    /// No answer.
+    /// No reply.
     Unknown,
     /// Read.
     Value {
@@ -163,7 +163,7 @@ impl fmt::Display for Outcome {
 }
 
 impl Action {
-    /// Takes apart what an action is written as, and its lock's name.
+    /// Parses an action and the number of its lock.
     fn parse(words: &[&str]) -> Option<(Self, u32)> {
         let (action, name) = match *words {
             ["check", name, levels] => (Self::Check { levels: levels.parse().ok()? }, name),
@@ -189,14 +189,14 @@ impl Action {
     }
 }
 
-/// The file of a worker, which are numbered from 1.
+/// The file of a worker; workers are numbered from 1.
 pub(crate) fn path(dir: &Path, worker: u64) -> PathBuf {
     dir.join(format!("worker-{worker}"))
 }
 
 /// Writes the history of one process.
 pub(crate) struct Recorder {
-    /// Written without a buffer: what is written survives SIGKILL.
+    /// Written without a buffer, so that every line survives SIGKILL.
     file: Mutex<File>,
 }
 
@@ -224,7 +224,7 @@ impl Recorder {
     }
 }
 
-/// Reads the history of one process, and tells the calls of each thread in order.
+/// Reads the history of one process and passes the calls of each thread on in order.
 pub(crate) fn read(
     mut lines: impl BufRead,
     worker: u64,
@@ -239,7 +239,7 @@ pub(crate) fn read(
         // The last line of a process that was killed may be a part of one.
         let Some(line) = text.strip_suffix('\n') else { break };
         place.line += 1;
-        take(&mut open, line, place, &mut note).ok_or_else(|| {
+        read_line(&mut open, line, place, &mut note).ok_or_else(|| {
             io::Error::new(ErrorKind::InvalidData, format!("{place:?} makes no sense: {line}"))
         })?;
     }
@@ -247,8 +247,8 @@ pub(crate) fn read(
     Ok(())
 }
 
-/// Takes in one line, and tells the call that it ends. `None` if the line makes no sense.
-fn take(
+/// Reads one line and passes on the call that it ends. Returns `None` if the line makes no sense.
+fn read_line(
     open: &mut BTreeMap<Actor, Call>,
     line: &str,
     place: Place,

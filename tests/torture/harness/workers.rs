@@ -8,35 +8,36 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::Result;
-use super::options::Role;
+use crate::harness::Result;
+use crate::harness::options::Role;
 
 /// How long workers may take to end, beyond the longest wait for a lock.
-const PATIENCE: Duration = Duration::from_secs(30);
+const END_TIMEOUT: Duration = Duration::from_secs(30);
 
-pub(crate) struct Crew {
-    workers: Vec<Child>,
+/// All worker processes of a run.
+pub(crate) struct Workers {
+    processes: Vec<Child>,
     seed: u64,
-    /// What the next worker is told; its number is the count of those before it.
+    /// The role of the next worker; its number counts the workers before it.
     next: Role,
 }
 
-impl Crew {
-    /// `first` is the role of the first worker.
+impl Workers {
+    /// Starts the processes; `first` is the role of the first one.
     pub(crate) fn start(processes: u32, seed: u64, first: Role) -> Result<Self> {
-        let mut crew = Self { workers: Vec::new(), seed, next: first };
+        let mut workers = Self { processes: Vec::new(), seed, next: first };
         for _ in 0..processes {
-            let worker = crew.launch()?;
-            crew.workers.push(worker);
+            let worker = workers.launch()?;
+            workers.processes.push(worker);
         }
-        Ok(crew)
+        Ok(workers)
     }
 
     pub(crate) fn size(&self) -> u32 {
-        u32::try_from(self.workers.len()).expect("few workers")
+        u32::try_from(self.processes.len()).expect("few workers")
     }
 
-    /// How many workers there were so far; their numbers begin with 1.
+    /// The number of workers so far; they are numbered from 1.
     pub(crate) fn started(&self) -> u64 {
         self.next.number - 1
     }
@@ -51,22 +52,22 @@ impl Crew {
         self.signal(worker, Signal::CONT)
     }
 
-    /// SIGKILL, and a new process.
+    /// SIGKILL, and a new process in its place.
     pub(crate) fn replace(&mut self, worker: u32) -> Result<()> {
         let old = self.living(worker)?;
         old.kill()?;
         old.wait()?;
-        self.workers[worker as usize] = self.launch()?;
+        self.processes[worker as usize] = self.launch()?;
         Ok(())
     }
 
     /// Tells all workers to end, and waits for them.
     pub(crate) fn finish(&mut self, wait: Duration) -> Result<()> {
-        for worker in &mut self.workers {
+        for worker in &mut self.processes {
             worker.stdin = None;
         }
-        let deadline = Instant::now() + wait + PATIENCE;
-        for worker in &mut self.workers {
+        let deadline = Instant::now() + wait + END_TIMEOUT;
+        for worker in &mut self.processes {
             let status = loop {
                 if let Some(status) = worker.try_wait()? {
                     break status;
@@ -88,7 +89,7 @@ impl Crew {
         let mut command = Command::new(env::current_exe()?);
         command.args(env::args_os().skip(1)).args(["--seed", &self.seed.to_string()]);
         command.arg("--worker").arg(dir).arg(number.to_string()).args([locks, register]);
-        // Alone in its group, a stopped worker is hung up by the kernel when this process is gone.
+        // The kernel hangs up a stopped worker that is alone in its group when this process ends.
         command.stdin(Stdio::piped()).process_group(0);
         self.next.number += 1;
         Ok(command.spawn()?)
@@ -100,7 +101,7 @@ impl Crew {
 
     /// A worker that has not ended by itself.
     fn living(&mut self, worker: u32) -> Result<&mut Child> {
-        let worker = &mut self.workers[worker as usize];
+        let worker = &mut self.processes[worker as usize];
         match worker.try_wait()? {
             None => Ok(worker),
             Some(status) => Err(format!("worker {} ended: {status}", worker.id()).into()),
@@ -108,10 +109,9 @@ impl Crew {
     }
 }
 
-impl Drop for Crew {
+impl Drop for Workers {
     fn drop(&mut self) {
-        for worker in &mut self.workers {
-            // Both fail if it is gone already, which is what is wanted.
+        for worker in &mut self.processes {
             worker.kill().ok();
             worker.wait().ok();
         }

@@ -1,9 +1,9 @@
-//! The faults there are, and where each can happen.
+//! The faults, and where each of them can happen.
 
 use std::fmt;
 
-use crate::Result;
-use crate::options::Topology;
+use crate::harness::Result;
+use crate::harness::options::Topology;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
@@ -39,7 +39,7 @@ impl Fault {
         Self::WipeServer,
     ];
 
-    /// Reads names with commas between them, or `all` that fit the topology, or `none`.
+    /// Parses names with commas between them, or `all` that fit the topology, or `none`.
     pub(crate) fn parse_list(list: &str, topology: Topology) -> Result<Vec<Self>> {
         match list {
             "all" => Ok(Self::ALL.into_iter().filter(|fault| fault.fits(topology)).collect()),
@@ -53,7 +53,7 @@ impl Fault {
             None => Err(format!("no such nemesis: {name:?}").into()),
             Some(fault) if fault.fits(topology) => Ok(fault),
             Some(fault) if fault.is_of_network() => {
-                Err(format!("{fault} takes --locks server: sentinels lead around our network")
+                Err(format!("{fault} takes --locks server: sentinels name the servers behind it")
                     .into())
             }
             Some(fault) => Err(format!("{fault} takes --locks sentinel").into()),
@@ -67,12 +67,12 @@ impl Fault {
         }
     }
 
-    /// Whether it takes a [`Proxy`](crate::proxy::Proxy).
+    /// Returns `true` if the fault needs a [`Proxy`](crate::harness::proxy::Proxy).
     pub(crate) fn is_of_network(self) -> bool {
         matches!(self, Self::DelayMessages | Self::DropReplies)
     }
 
-    /// Whether another server is the master afterwards.
+    /// Returns `true` if another server is the master afterwards.
     pub(super) fn is_failover(self) -> bool {
         matches!(
             self,
@@ -84,7 +84,7 @@ impl Fault {
         )
     }
 
-    pub(super) fn meets_workers(self) -> bool {
+    pub(super) fn hits_workers(self) -> bool {
         matches!(self, Self::KillWorker | Self::PauseWorker)
     }
 }

@@ -1,4 +1,4 @@
-//! What happens to workers and servers while they work.
+//! The faults that happen to workers and servers while they work.
 
 mod failover;
 mod fault;
@@ -10,24 +10,24 @@ use std::thread;
 use std::time::Instant;
 
 pub(crate) use self::fault::Fault;
-use super::Result;
-use super::check::Loss;
-use super::crew::Crew;
-use super::history::{Span, now};
-use super::locks::Locks;
-use super::options::Options;
-use super::random::Random;
+use crate::harness::Result;
+use crate::harness::check::Loss;
+use crate::harness::history::{Span, now};
+use crate::harness::locks::Locks;
+use crate::harness::options::Options;
+use crate::harness::random::Random;
+use crate::harness::workers::Workers;
 
 /// A fault that has happened.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Deed {
+pub(crate) struct Incident {
     pub(crate) fault: Fault,
     span: Span,
     pub(crate) loss: Option<Loss>,
 }
 
-/// A line as in a history, with the times of begin and end.
-impl fmt::Display for Deed {
+/// A line as in a history, with the times of its start and end.
+impl fmt::Display for Incident {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Span { start, end } = self.span;
         write!(f, "{start} {end} {}", self.fault)?;
@@ -41,10 +41,14 @@ impl fmt::Display for Deed {
 
 /// Disturbs workers and servers for as long as the run takes: one fault after another at the
 /// workers, and at the same time one after another at the servers.
-pub(crate) fn disturb(options: &Options, crew: &mut Crew, locks: &Locks) -> Result<Vec<Deed>> {
+pub(crate) fn disturb(
+    options: &Options,
+    workers: &mut Workers,
+    locks: &Locks,
+) -> Result<Vec<Incident>> {
     let end = Instant::now() + options.time;
     let (at_workers, at_servers): (Vec<_>, Vec<_>) =
-        options.faults.iter().partition(|fault| fault.meets_workers());
+        options.faults.iter().partition(|fault| fault.hits_workers());
     thread::scope(|scope| {
         let other = scope.spawn(|| {
             repeat(options, 1, &at_servers, end, |fault, random| {
@@ -53,31 +57,31 @@ pub(crate) fn disturb(options: &Options, crew: &mut Crew, locks: &Locks) -> Resu
                 Ok(loss)
             })
         });
-        let mut deeds = repeat(options, 2, &at_workers, end, |fault, random| {
-            workers::disturb(options.lease, crew, fault, random).map(|()| None)
+        let mut incidents = repeat(options, 2, &at_workers, end, |fault, random| {
+            workers::disturb(options.lease, workers, fault, random).map(|()| None)
         })?;
-        deeds.extend(other.join().expect("the servers can be disturbed")?);
-        Ok(deeds)
+        incidents.extend(other.join().expect("the servers can be disturbed")?);
+        Ok(incidents)
     })
 }
 
-/// Lets one fault happen after another, in random order, but all before any comes again. `act`
-/// tells what may have been lost.
+/// Lets one fault happen after another, in random order, but all of them before one is repeated.
+/// `act` returns what may have been lost.
 fn repeat(
     options: &Options,
     stream: u64,
     faults: &[Fault],
     end: Instant,
     mut act: impl FnMut(Fault, &mut Random) -> Result<Option<Loss>>,
-) -> Result<Vec<Deed>> {
+) -> Result<Vec<Incident>> {
     let mut random = Random::new(options.seed, stream);
-    let (mut left, mut deeds) = (Vec::new(), Vec::new());
+    let (mut left, mut incidents) = (Vec::new(), Vec::new());
     loop {
         let time = end.saturating_duration_since(Instant::now());
         let quiet = random.tenths(options.lease, (1, 10));
         thread::sleep(quiet.min(time));
         if quiet >= time {
-            return Ok(deeds);
+            return Ok(incidents);
         }
         if left.is_empty() {
             left = random.shuffled(faults);
@@ -85,7 +89,7 @@ fn repeat(
         if let Some(fault) = left.pop() {
             let start = now();
             let loss = act(fault, &mut random)?;
-            deeds.push(Deed { fault, span: Span { start, end: now() }, loss });
+            incidents.push(Incident { fault, span: Span { start, end: now() }, loss });
         }
     }
 }

@@ -1,0 +1,13 @@
+//! Unit tests of the torture harness: its models find broken promises, and nothing else.
+//!
+//! A target of their own, because the harness is a main program and no `#[test]` runs there.
+#![allow(dead_code, reason = "what the tests do not need is used by the main program")]
+
+mod exclusion;
+mod fences;
+#[path = "../harness/mod.rs"]
+mod harness;
+mod history;
+mod nesting;
+mod options;
+mod register;

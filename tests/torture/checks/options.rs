@@ -1,0 +1,40 @@
+//! The command line.
+
+use crate::harness::Result;
+use crate::harness::nemesis::Fault;
+use crate::harness::options::Options;
+
+fn parse(line: &str) -> Result<Options> {
+    Options::parse_words(line.split_whitespace().map(str::to_owned))
+}
+
+#[track_caller]
+fn assert_refused(line: &str, what: &str) {
+    let error = parse(line).expect_err(line).to_string();
+    assert!(error.contains(what), "{error}");
+}
+
+#[test]
+fn all_faults_are_those_that_fit_the_topology() {
+    let alone = parse("").expect("nothing is required").faults;
+    assert!(alone.contains(&Fault::DropReplies) && !alone.contains(&Fault::KillMaster));
+    // Whatever the order of the options.
+    let watched = parse("--nemesis all --locks sentinel").expect("both are known").faults;
+    assert!(!watched.contains(&Fault::DropReplies) && watched.contains(&Fault::KillMaster));
+}
+
+#[test]
+fn what_does_not_fit_the_topology_is_refused() {
+    assert_refused("--nemesis fail-over", "fail-over takes --locks sentinel");
+    assert_refused("--locks sentinel --nemesis drop-replies", "drop-replies takes --locks server");
+    assert_refused("--durability one-replica", "one-replica takes --locks sentinel");
+    parse("--durability all-replicas --locks sentinel").expect("these fit");
+}
+
+#[test]
+fn unknown_words_are_refused() {
+    assert_refused("--locks cluster", "--locks is server or sentinel");
+    assert_refused("--durability disk", "no such durability");
+    assert_refused("--nemesis none,fire", "no such nemesis");
+    assert_refused("--seconds", "--seconds needs a value");
+}

@@ -1,0 +1,145 @@
+//! Model 1: one holder at a time.
+//!
+//! A hold is believed from the return of its lock call to the start of the unlock call of its last
+//! guard, or to the last moment for which `is_held` was promised, whichever is earlier. Believed
+//! holds of one name never overlap, and none is found lost before its promise is over.
+//!
+//! Only servers that lose data void this, and only for two holds of which one was acquired before
+//! the end of the loss and the other after its start. They do so until a lease after the end of the
+//! loss: by then the renewal of one of them has failed. A failover loses only what was acknowledged
+//! after its start: a promise made before still counts. A killed or paused worker, a server that
+//! hangs or is restarted with its data, lost replies and closed connections void nothing.
+
+use std::collections::BTreeMap;
+
+use super::{Loss, Verdict, Violation};
+use crate::harness::history::{Action, Actor, Call, Outcome, Place, Span};
+
+pub(crate) struct Exclusion {
+    lease: u64,
+    losses: Vec<Loss>,
+    /// The holds that still have a guard.
+    open: BTreeMap<Actor, Hold>,
+    holds: Vec<Hold>,
+    violations: Vec<Violation>,
+}
+
+struct Hold {
+    name: u32,
+    fence: u64,
+    /// The call that acquired it.
+    lock: Span,
+    /// The end of the time for which it is believed.
+    until: u64,
+    promises: Vec<Promise>,
+    place: Place,
+}
+
+/// A promise that the lock is held until then.
+struct Promise {
+    made: u64,
+    until: u64,
+}
+
+impl Hold {
+    fn promise(&mut self, made: u64, until: u64) {
+        self.until = self.until.max(until);
+        self.promises.push(Promise { made, until });
+    }
+
+    /// The time until which it is held in spite of the loss.
+    fn outlasts(&self, loss: &Loss) -> u64 {
+        let before = self.promises.iter().filter(|one| one.made < loss.span.start);
+        let until = before.map(|one| one.until).max();
+        until.filter(|_| !loss.everything).unwrap_or_default()
+    }
+}
+
+impl Exclusion {
+    pub(crate) fn new(lease: u64, losses: Vec<Loss>) -> Self {
+        let (open, holds) = (BTreeMap::new(), Vec::new());
+        Self { lease, losses, open, holds, violations: Vec::new() }
+    }
+
+    pub(crate) fn note(&mut self, call: &Call) {
+        match (call.action, call.outcome) {
+            (Action::Lock { level: 1 }, Outcome::Granted { fence, until, .. }) => {
+                let promises = vec![Promise { made: call.span.end, until }];
+                let (name, lock, place) = (call.name, call.span, call.place);
+                self.open.insert(call.actor, Hold { name, fence, lock, until, promises, place });
+            }
+            (_, Outcome::Granted { until, .. } | Outcome::Held { until }) => {
+                if let Some(hold) = self.open.get_mut(&call.actor) {
+                    hold.promise(call.span.end, until);
+                }
+            }
+            (_, Outcome::Lost) => self.lose(call),
+            _ => {}
+        }
+        if call.action == (Action::Unlock { levels: 1 })
+            && let Some(mut hold) = self.open.remove(&call.actor)
+        {
+            hold.until = hold.until.min(call.span.start);
+            self.holds.push(hold);
+        }
+    }
+
+    /// Notes that a hold was found lost.
+    fn lose(&mut self, call: &Call) {
+        let Some(hold) = self.open.get_mut(&call.actor) else { return };
+        let found = call.span.end;
+        let was_lost = |loss: &Loss| {
+            let Span { start, end } = loss.span;
+            hold.lock.start <= end && start <= found && hold.outlasts(loss) <= found
+        };
+        if self.losses.iter().any(was_lost) {
+            hold.until = hold.until.min(call.span.start);
+        } else if found < hold.until {
+            let early = hold.until - found;
+            let what = format!("lost {early} ns before its promise was over");
+            self.violations.push(Violation::new(what, &[hold.place, call.place]));
+        }
+    }
+
+    pub(crate) fn verdict(mut self) -> Verdict {
+        self.holds.extend(std::mem::take(&mut self.open).into_values());
+        // When a worker was paused in its lock call, the hold may be over when the call returns.
+        self.holds.retain(|hold| hold.lock.end < hold.until);
+        self.holds.sort_unstable_by_key(|hold| (hold.name, hold.lock.end));
+        let mut violations = std::mem::take(&mut self.violations);
+        let (mut excused, mut believed) = (0, Vec::<&Hold>::new());
+        for hold in &self.holds {
+            believed.retain(|other| other.name == hold.name && other.until > hold.lock.end);
+            for other in &believed {
+                if self.is_excused(other, hold) {
+                    excused += 1;
+                    continue;
+                }
+                let both = other.until.min(hold.until).saturating_sub(hold.lock.end);
+                let what = format!("held twice at {}, for {both} ns", hold.lock.end);
+                violations.push(Violation::new(what, &[other.place, hold.place]));
+            }
+            believed.push(hold);
+        }
+        let holds = self.holds.len();
+        let checked = format!("{holds} holds, {excused} overlaps excused by lost data");
+        Verdict { model: "exclusion", checked, violations }
+    }
+
+    /// Returns `true` if data was lost between the two holds, and one of them ends when its worker
+    /// must know of the loss.
+    fn is_excused(&self, first: &Hold, second: &Hold) -> bool {
+        let requested = first.lock.start.min(second.lock.start);
+        let acquired = second.lock.end;
+        let older = if first.fence < second.fence { first } else { second };
+        self.losses.iter().any(|loss| {
+            let Span { start, end } = loss.span;
+            // Where two masters grant locks, nothing tells which of the holds was lost.
+            let over = if loss.everything { older.until } else { first.until.min(second.until) };
+            requested <= end
+                && start <= acquired
+                && over <= end + self.lease
+                && first.outlasts(loss) <= acquired
+        })
+    }
+}

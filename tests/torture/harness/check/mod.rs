@@ -1,0 +1,85 @@
+//! The four models that decide whether a history keeps the promises, each in a file of its own.
+
+pub(crate) mod exclusion;
+pub(crate) mod fences;
+pub(crate) mod nesting;
+pub(crate) mod register;
+
+use self::exclusion::Exclusion;
+use self::fences::Fences;
+use self::nesting::Nesting;
+use self::register::Register;
+use crate::harness::history::{Call, Place, Span};
+
+/// All models of one history. They see every call once, and the calls of one thread in order.
+pub(crate) struct Checker {
+    exclusion: Exclusion,
+    nesting: Nesting,
+    fences: Fences,
+    register: Register,
+}
+
+/// What servers may have forgotten.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Loss {
+    /// Everything that was acknowledged in this time may be forgotten.
+    pub(crate) span: Span,
+    /// True if everything from before may be forgotten too.
+    pub(crate) everything: bool,
+}
+
+/// The verdict of one model.
+pub(crate) struct Verdict {
+    pub(crate) model: &'static str,
+    /// What it has checked.
+    pub(crate) checked: String,
+    pub(crate) violations: Vec<Violation>,
+}
+
+impl Verdict {
+    pub(crate) fn is_broken(&self) -> bool {
+        !self.violations.is_empty()
+    }
+}
+
+/// A broken promise, and the lines that show it.
+#[derive(Debug)]
+pub(crate) struct Violation {
+    pub(crate) what: String,
+    pub(crate) places: Vec<Place>,
+}
+
+impl Violation {
+    fn new(what: impl Into<String>, places: &[Place]) -> Self {
+        Self { what: what.into(), places: places.to_vec() }
+    }
+}
+
+impl Checker {
+    pub(crate) fn new(lease: u64, losses: Vec<Loss>) -> Self {
+        Self {
+            exclusion: Exclusion::new(lease, losses),
+            nesting: Nesting::default(),
+            fences: Fences::default(),
+            register: Register::default(),
+        }
+    }
+
+    pub(crate) fn note(&mut self, call: &Call) {
+        self.exclusion.note(call);
+        self.nesting.note(call);
+        self.fences.note(call);
+        self.register.note(call);
+    }
+
+    /// Ends the check. `finals` are the last values of the registers, which the last verdict is
+    /// about.
+    pub(crate) fn verdicts(self, finals: &[u64]) -> [Verdict; 4] {
+        [
+            self.exclusion.verdict(),
+            self.nesting.verdict(),
+            self.fences.verdict(),
+            self.register.verdict(finals),
+        ]
+    }
+}

@@ -1,0 +1,83 @@
+//! The harness: it starts servers and workers, disturbs them, and judges what they wrote down.
+
+use std::env;
+use std::fs;
+use std::path::Path;
+use std::process::ExitCode;
+
+use self::judge::{Run, judge};
+use self::locks::Locks;
+use self::options::{HELP, Options, Role};
+use self::register::Register;
+use self::server::Server;
+use self::workers::Workers;
+
+pub(crate) mod check;
+pub(crate) mod history;
+mod judge;
+mod locks;
+pub(crate) mod nemesis;
+pub(crate) mod options;
+mod proxy;
+mod random;
+mod register;
+#[path = "../../it/support/sentinel.rs"]
+mod sentinel;
+#[path = "../../it/support/server.rs"]
+mod server;
+mod summary;
+mod worker;
+mod workers;
+
+pub(crate) type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
+
+/// Runs what the command line says.
+pub(crate) fn main() -> ExitCode {
+    let outcome = Options::parse().and_then(|options| match &options.role {
+        _ if options.help => {
+            print!("{HELP}");
+            Ok(())
+        }
+        Some(role) => worker::run(&options, role),
+        None => run(&options),
+    });
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("torture: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Keeps the histories only if there is something to find in them.
+fn run(options: &Options) -> Result<()> {
+    let dir = env::temp_dir().join(format!("leasehold-torture-{}", std::process::id()));
+    fs::create_dir(&dir)?;
+    let outcome = torture(options, &dir);
+    match &outcome {
+        Ok(()) => fs::remove_dir_all(&dir)?,
+        Err(_) => eprintln!("the histories are in {}", dir.display()),
+    }
+    outcome
+}
+
+fn torture(options: &Options, dir: &Path) -> Result<()> {
+    let Options { processes, threads, names, lease, time, seed, server, .. } = options;
+    println!("{processes} processes x {threads} threads, {names} names, a lease of {lease:?}");
+    println!("for {time:?}, with seed {seed}");
+    let protected = Server::start(server, &[]);
+    let locks = Locks::start(options)?;
+
+    let urls = (locks.urls(), protected.url());
+    let first = Role { dir: dir.into(), number: 1, locks: urls.0, register: urls.1 };
+    let mut workers = Workers::start(*processes, *seed, first)?;
+    let incidents = nemesis::disturb(options, &mut workers, &locks)?;
+    let mut register = Register::open(&protected.url(), true)?;
+    (0..*names).try_for_each(|name| register.wait_for_use(name))?;
+    workers.finish(*lease * 10)?;
+
+    let finals: std::result::Result<Vec<u64>, _> =
+        (0..*names).map(|name| register.value(name)).collect();
+    judge(options, &Run { dir, workers: workers.started(), incidents, finals: finals? })
+}

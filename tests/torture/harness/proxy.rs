@@ -1,0 +1,131 @@
+//! A network that delays messages and loses replies: the server has executed a request, and the
+//! client does not learn of it.
+
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use crate::harness::random::Random;
+
+/// While a fault lasts, one message of so many is lost or late.
+const FREQUENCY: u32 = 4;
+
+/// Carries the messages between workers and the server. Its threads end with their connections; the
+/// one that accepts connections ends with the program.
+pub(crate) struct Proxy {
+    port: u16,
+    conditions: Arc<Conditions>,
+}
+
+/// The faults that may happen now.
+#[derive(Default)]
+struct Conditions {
+    loses: AtomicBool,
+    delays: AtomicBool,
+    /// The longest delay.
+    delay: Duration,
+}
+
+/// What the network does with a message.
+enum Treatment {
+    /// The message is lost, and the connection breaks.
+    Broken,
+    Carried,
+    Late(Duration),
+    /// The message is lost, and so are all that follow on this connection.
+    Silent,
+}
+
+impl Proxy {
+    pub(crate) fn before(server: u16, delay: Duration, seed: u64) -> io::Result<Self> {
+        let listener = TcpListener::bind("127.0.0.1:0")?;
+        let port = listener.local_addr()?.port();
+        let conditions = Arc::new(Conditions { delay, ..Conditions::default() });
+        let proxy = Self { port, conditions: conditions.clone() };
+        thread::spawn(move || {
+            for (number, client) in (0..).zip(listener.incoming()) {
+                let (conditions, random) = (conditions.clone(), Random::new(seed, number));
+                // A broken connection is not reported: both ends have noticed it.
+                thread::spawn(move || carry(&client?, server, &conditions, random));
+            }
+        });
+        Ok(proxy)
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}/", self.port)
+    }
+
+    pub(crate) fn lose_replies(&self, loses: bool) {
+        self.conditions.loses.store(loses, Ordering::Relaxed);
+    }
+
+    pub(crate) fn delay(&self, delays: bool) {
+        self.conditions.delays.store(delays, Ordering::Relaxed);
+    }
+}
+
+fn carry(
+    client: &TcpStream,
+    server: u16,
+    conditions: &Arc<Conditions>,
+    mut random: Random,
+) -> io::Result<()> {
+    let server = TcpStream::connect(("127.0.0.1", server))?;
+    server.set_nodelay(true)?;
+    client.set_nodelay(true)?;
+    let (requests, to, above) = (client.try_clone()?, server.try_clone()?, conditions.clone());
+    let mut own = Random::new(random.number(), 0);
+    thread::spawn(move || {
+        // A late message is carried even if the client has gone in the meantime.
+        pump(&requests, &to, || above.treat_request(&mut own)).ok();
+        to.shutdown(Shutdown::Both)
+    });
+    let carried = pump(&server, client, || conditions.treat_reply(&mut random));
+    client.shutdown(Shutdown::Both)?;
+    carried
+}
+
+fn pump(
+    mut from: &TcpStream,
+    mut to: &TcpStream,
+    mut treat: impl FnMut() -> Treatment,
+) -> io::Result<()> {
+    let mut buffer = [0; 16 * 1024];
+    loop {
+        let length = from.read(&mut buffer)?;
+        if length == 0 {
+            return Ok(());
+        }
+        match treat() {
+            Treatment::Broken => return Ok(()),
+            Treatment::Carried => {}
+            Treatment::Late(delay) => thread::sleep(delay),
+            Treatment::Silent => {
+                // Until the other end closes the connection.
+                io::copy(&mut from, &mut io::sink())?;
+                return Ok(());
+            }
+        }
+        to.write_all(&buffer[..length])?;
+    }
+}
+
+impl Conditions {
+    fn treat_request(&self, random: &mut Random) -> Treatment {
+        if self.delays.load(Ordering::Relaxed) && random.one_in(FREQUENCY) {
+            return Treatment::Late(random.tenths(self.delay, (0, 10)));
+        }
+        Treatment::Carried
+    }
+
+    fn treat_reply(&self, random: &mut Random) -> Treatment {
+        if self.loses.load(Ordering::Relaxed) && random.one_in(FREQUENCY) {
+            return if random.one_in(2) { Treatment::Broken } else { Treatment::Silent };
+        }
+        self.treat_request(random)
+    }
+}

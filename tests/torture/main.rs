@@ -1,0 +1,33 @@
+//! Torture: processes full of threads contend for a few locks while everything around them fails.
+//! They write down every call, and the harness compares the history with the promises.
+//!
+//! `cargo test --release --test torture -- --seconds 60`; `--help` lists the options. The harness
+//! starts a `redis-server` of its own. It fails if a promise was broken, or if a lock is no longer
+//! used when the faults are over. It checks four models:
+//!
+//! | model | promise | voided by |
+//! |---|---|---|
+//! | exclusion | believed holds of a name never overlap, and none is lost early | lost data only |
+//! | nesting | the holder gets its lock again at once, with its fence; lost is final | nothing |
+//! | fences | a later hold has a greater fence | nothing |
+//! | register | with the fence, no acknowledged write is lost | nothing |
+//!
+//! A server that loses its data excuses two holders of one lock if one got it before the loss and
+//! the other after it, for a lease at most. The summary counts these cases. With `--locks sentinel`
+//! the locks are on a master with replicas, and a failover is such a loss of what was promised
+//! between its start and the time when no client uses the old master any more.
+//!
+//! The register is on another server, which nothing disturbs. Workers write to it whether they
+//! still have the lock or not. With `--unfenced` it accepts every write, and the run fails unless
+//! updates are lost: that shows that the faults hurt, and that the check sees it.
+//!
+//! The binary is its own main program: it starts itself again as worker processes, and so has no
+//! unit tests. Those of the models and of the command line are in `checks/`.
+
+use std::process::ExitCode;
+
+mod harness;
+
+fn main() -> ExitCode {
+    harness::main()
+}
