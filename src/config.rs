@@ -98,9 +98,12 @@ impl fmt::Debug for Login {
 pub(crate) struct Config {
     pub(crate) options: LockOptions,
     pub(crate) pool_size: u32,
+    /// When a pooled connection is closed that no call has used; `None` means never.
+    pub(crate) idle_timeout: Option<Duration>,
+    /// The age at which a pooled connection is closed once it is idle; `None` means none.
+    pub(crate) max_lifetime: Option<Duration>,
     pub(crate) connect_timeout: Duration,
-    /// `None`: one second plus the timeout of the durability, or a third of the lease if that is
-    /// less.
+    /// As the user has set it; see the method of this name for the default.
     pub(crate) io_timeout: Option<Duration>,
     pub(crate) retry_window: Duration,
     pub(crate) backoff: (Duration, Duration),
@@ -125,6 +128,8 @@ impl Default for Config {
         Self {
             options: LockOptions::default(),
             pool_size: 8,
+            idle_timeout: Some(Duration::from_secs(10 * 60)),
+            max_lifetime: Some(Duration::from_secs(30 * 60)),
             connect_timeout: Duration::from_secs(1),
             io_timeout: None,
             retry_window: Duration::from_secs(10),
@@ -155,6 +160,8 @@ impl Config {
             ("connect_timeout", self.connect_timeout),
             ("retry_window", self.retry_window),
             ("backoff min", self.backoff.0),
+            ("idle_timeout", self.idle_timeout.unwrap_or(Duration::MAX)),
+            ("max_lifetime", self.max_lifetime.unwrap_or(Duration::MAX)),
         ] {
             if value.is_zero() {
                 return Err(Error::invalid(argument, "must be longer than zero"));
@@ -175,7 +182,10 @@ impl Config {
         Ok(())
     }
 
-    /// How long one request for a lock with this lease may take, connecting included.
+    /// Returns how long one request for a lock with this lease may take, connecting included. By
+    /// default that is one second and the timeout of the durability. It is never more than a third
+    /// of the lease: an explicit value has been checked against the client's lease, but not against
+    /// one that `max_hold` cuts short.
     pub(crate) fn io_timeout(&self, lease: Duration) -> Duration {
         let default = IO_TIMEOUT_DEFAULT.saturating_add(self.durability.timeout());
         self.io_timeout.unwrap_or(default).min(lease / 3)

@@ -50,14 +50,17 @@ impl PoolThread {
         });
     }
 
-    /// Makes an empty pool, without waiting.
-    pub(crate) fn pool<M: ManageConnection>(&self, size: u32, manager: M) -> Pool<M> {
+    /// Makes an empty pool, without waiting and without I/O.
+    ///
+    /// If `limits` has times, r2d2 looks on this thread every 30 s for idle connections that have
+    /// reached them. It closes these, which does not block, and opens no others.
+    pub(crate) fn pool<M: ManageConnection>(&self, limits: PoolLimits, manager: M) -> Pool<M> {
         Pool::builder()
-            .max_size(size)
+            .max_size(limits.size)
             .min_idle(Some(0))
             .test_on_check_out(false)
-            .max_lifetime(None)
-            .idle_timeout(None)
+            .max_lifetime(limits.max_lifetime)
+            .idle_timeout(limits.idle_timeout)
             .error_handler(Box::new(NopErrorHandler))
             .thread_pool(self.0.clone())
             .build_unchecked(manager)
@@ -71,6 +74,16 @@ impl PoolThread {
     }
 }
 
+/// How many connections a pool may have, and when it closes idle ones.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PoolLimits {
+    pub(crate) size: u32,
+    /// How long a connection may be idle.
+    pub(crate) idle_timeout: Option<Duration>,
+    /// How old an idle connection may be.
+    pub(crate) max_lifetime: Option<Duration>,
+}
+
 /// The pool of connections to one server.
 #[derive(Debug)]
 pub(crate) struct ConnectionPool {
@@ -82,8 +95,12 @@ pub(crate) struct ConnectionPool {
 }
 
 impl ConnectionPool {
-    pub(crate) fn new(factory: Arc<ConnectionFactory>, size: u32, thread: &PoolThread) -> Self {
-        let pool = thread.pool(size, ConnectionSlots(factory.clone()));
+    pub(crate) fn new(
+        factory: Arc<ConnectionFactory>,
+        limits: PoolLimits,
+        thread: &PoolThread,
+    ) -> Self {
+        let pool = thread.pool(limits, ConnectionSlots(factory.clone()));
         Self { pool, factory, users: Arc::default() }
     }
 

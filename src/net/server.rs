@@ -10,7 +10,7 @@ use crate::net::endpoint::Endpoint;
 use crate::net::factory::ConnectionFactory;
 use crate::net::lane::Then;
 use crate::net::multiplexer::{self, Multiplexer};
-use crate::net::pool::{ConnectionPool, PoolThread};
+use crate::net::pool::{ConnectionPool, PoolLimits, PoolThread};
 use crate::net::request::{Reply, Request};
 use crate::net::resolver::Resolver;
 use crate::net::route::Route;
@@ -52,8 +52,10 @@ impl ServerFactory {
     }
 
     fn pooled(&self, connections: ConnectionFactory) -> Server {
+        let Config { pool_size: size, idle_timeout, max_lifetime, .. } = self.config;
+        let limits = PoolLimits { size, idle_timeout, max_lifetime };
         let factory = Arc::new(connections);
-        let pool = ConnectionPool::new(factory.clone(), self.config.pool_size, &self.thread);
+        let pool = ConnectionPool::new(factory.clone(), limits, &self.thread);
         Server { multiplexer: Arc::new(Multiplexer::new(pool)), factory, asking: false }
     }
 }

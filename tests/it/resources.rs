@@ -20,6 +20,8 @@ stores! {
     one server:
         a_pool_bounds_the_connections,
         connections_are_closed_with_the_client,
+        an_idle_connection_is_closed,
+        an_old_connection_is_replaced,
         threads_are_exactly_as_promised,
         thousands_of_leases_are_renewed_in_time;
 }
@@ -100,9 +102,14 @@ fn a_pool_of_one_serves_fifty_waiters(server: &Server) {
 
 /// The connections over TCP that the server sees; the one that asks comes through the socket.
 fn connections(server: &Server) -> usize {
+    over_tcp(server).len()
+}
+
+/// The numbers of those connections.
+fn over_tcp(server: &Server) -> Vec<String> {
     let clients: String = server.ask(&["CLIENT", "LIST"]);
-    let over_tcp = |line: &&str| line.contains(" addr=127.0.0.1:");
-    clients.lines().filter(over_tcp).count()
+    let id = |line: &str| line.split_once(" addr=127.0.0.1:").map(|(id, _)| id.to_owned());
+    clients.lines().filter_map(id).collect()
 }
 
 fn a_pool_bounds_the_connections(server: &Server) {
@@ -143,6 +150,31 @@ fn connections_are_closed_with_the_client(server: &Server) {
     drop((client, clone));
     guard.unlock().unwrap();
     eventually(SOON, || connections(server) == 0);
+}
+
+/// Idle connections are looked at so often.
+const SWEEP: Duration = Duration::from_secs(30);
+
+fn an_idle_connection_is_closed(server: &Server) {
+    let client = server.open(patient().idle_timeout(Some(ms(10))).max_lifetime(None));
+    assert!(client.mutex("a").holder().unwrap().is_none());
+    assert!(connections(server) > 0);
+    eventually(SWEEP + SOON, || connections(server) == 0);
+    assert!(client.mutex("a").holder().unwrap().is_none());
+}
+
+fn an_old_connection_is_replaced(server: &Server) {
+    let client = server.open(patient().idle_timeout(None).max_lifetime(Some(ms(10))));
+    assert!(client.mutex("a").holder().unwrap().is_none());
+    let first = over_tcp(server);
+    assert_eq!(first.len(), 1);
+    eventually(SWEEP + SOON, || {
+        assert!(client.mutex("a").holder().unwrap().is_none());
+        thread::sleep(ms(20));
+        let now = over_tcp(server);
+        // In place of the other.
+        now.len() == 1 && now != first
+    });
 }
 
 fn threads_are_exactly_as_promised(server: &Server) {

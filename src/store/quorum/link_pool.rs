@@ -10,12 +10,15 @@ use std::time::{Duration, Instant};
 use r2d2::{ManageConnection, Pool, PooledConnection};
 
 use crate::failure::Failure;
-use crate::net::pool::PoolThread;
+use crate::net::pool::{PoolLimits, PoolThread};
 use crate::store::quorum::links::{QuorumLinks, QuorumParts};
 
 /// So much later somebody looks for the replies that a call has not waited for. They may tell that
 /// a hold was left over.
 const SWEEP: Duration = Duration::from_millis(50);
+
+/// Links are kept: they replace what is broken themselves.
+const ONE: PoolLimits = PoolLimits { size: 1, idle_timeout: None, max_lifetime: None };
 
 /// The place of some links.
 pub(super) struct LinkPool {
@@ -33,7 +36,7 @@ impl fmt::Debug for LinkPool {
 
 impl LinkPool {
     pub(super) fn new(parts: &Arc<QuorumParts>, pool_thread: &PoolThread) -> Arc<Self> {
-        let pool = pool_thread.pool(1, Sets(parts.clone()));
+        let pool = pool_thread.pool(ONE, Sets(parts.clone()));
         Arc::new(Self { pool, pool_thread: pool_thread.clone(), sweeps: AtomicBool::new(false) })
     }
 
