@@ -1,7 +1,8 @@
-//! What many held leases cost: memory, and the time of the one thread that renews them.
+//! The cost of many held leases: memory, and the CPU time of the thread that renews them.
 //!
-//! `cargo bench --bench leases` holds 100,000 leases of 30 s for more than two of them; `-- --quick`
-//! fewer and shorter ones, renewed as often. If one is lost, the program fails.
+//! `cargo bench --bench leases` holds 100,000 leases of 30 s for more than twice that time; `--
+//! --quick` holds fewer and shorter leases that are renewed as many times. The program fails if a
+//! lease is lost.
 
 use std::env;
 use std::fs;
@@ -18,7 +19,7 @@ mod support;
 
 const RENEWER: &str = "leasehold-renew";
 
-/// How many leases are held, how long they are, and how long they are held.
+/// How many leases are held, their length, and how long they are held.
 #[derive(Clone, Copy)]
 struct Scale {
     leases: usize,
@@ -49,7 +50,7 @@ fn main() -> ExitCode {
     let (before, started) = (private_bytes(), Instant::now());
     let guards: Vec<_> = names.iter().map(|name| client.lock(name).expect("it is free")).collect();
     let took = started.elapsed();
-    println!("{} leases of {:?}, taken one by one in {took:.1?}", scale.leases, scale.lease);
+    println!("{} leases of {:?}, acquired one by one in {took:.1?}", scale.leases, scale.lease);
     if let (Some(before), Some(after)) = (before, private_bytes()) {
         print_memory(after.saturating_sub(before), &names);
     }
@@ -57,7 +58,7 @@ fn main() -> ExitCode {
     if lost == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Holds the leases for a while, prints what renewing them took, and counts the lost ones.
+/// Holds the leases for a while, prints the cost of renewing them, and counts the lost ones.
 fn renew(time: Duration, server: &Server, guards: &[Guard]) -> usize {
     let (cpu, switches, calls) = (CpuTime::of(RENEWER), Switches::of(RENEWER), server.evals());
     thread::sleep(time);
@@ -81,7 +82,7 @@ fn print_memory(bytes: u64, names: &[String]) {
     println!("{:<32} {each:>9}   goal: at most 400", "bytes each beyond the name");
 }
 
-/// The memory that this process shares with nobody; `None` where there is no /proc.
+/// Returns the private memory of this process; `None` where there is no /proc.
 fn private_bytes() -> Option<u64> {
     let all = fs::read_to_string("/proc/self/smaps_rollup").ok()?;
     let line = all.lines().find_map(|line| line.strip_prefix("Private_Dirty:"))?;

@@ -1,10 +1,10 @@
-//! What a lock costs when nobody else wants it, beside a good hand-written one.
+//! The cost of an uncontended lock, compared with a good hand-written one.
 //!
 //! `cargo bench --bench lock` runs criterion, then measures everything again in turns of one run
 //! and prints a table; `-- --quick` keeps both under a minute. Compare times within one run only,
-//! whatever criterion says about the run before: what waking a sleeping reader costs, and with it
-//! raw, changes severalfold with what else the machine does. Requests are counted, which is no
-//! matter of time: if there are too many, the program fails.
+//! whatever criterion reports about the previous run: the cost of waking a sleeping reader, and so
+//! of raw, changes severalfold with other load on the machine. Requests are counted, independently
+//! of time, and the program fails if there are too many.
 
 use std::env;
 use std::process::ExitCode;
@@ -46,14 +46,14 @@ fn main() -> ExitCode {
 enum Scale {
     /// `cargo bench`
     Full,
-    /// `cargo test --benches`: does it run at all?
+    /// `cargo test --benches`, which only checks that it runs.
     Once,
     /// `cargo bench -- --quick`
     Quick,
 }
 
 impl Scale {
-    /// Criterion goes by the same arguments.
+    /// Criterion is controlled by the same arguments.
     fn from_args() -> Self {
         let has = |wanted| env::args().any(|arg| arg == wanted);
         if has("--test") || !has("--bench") {
@@ -88,7 +88,7 @@ impl Scale {
     }
 }
 
-/// Hands everything that locks and unlocks at `url` to `measure`, the raw one first.
+/// Passes the rivals that lock and unlock at `url` to `measure`, raw first.
 fn with_rivals(url: &str, measure: impl FnOnce(&mut [Rival<'_>])) {
     let mut raw = Raw::connect(url, "lock");
     let spinning = Client::open(url).expect("the server answers");
@@ -110,7 +110,7 @@ fn with_rivals(url: &str, measure: impl FnOnce(&mut [Rival<'_>])) {
 }
 
 fn lock_and_unlock(client: &Client, name: &str) {
-    let guard = client.lock(name).expect("nobody else holds it");
+    let guard = client.lock(name).expect("it is free");
     guard.unlock().expect("it is still held");
 }
 
@@ -128,7 +128,7 @@ fn run_criterion(rivals: &mut [Rival<'_>]) {
     criterion.final_summary();
 }
 
-/// Raw and leasehold, with its default of spinning for replies, over a link of 1 ms.
+/// Measures raw and leasehold, which spins for replies by default, over a link of 1 ms.
 fn measure_slow_server(plan: Plan, server: &Server) -> Vec<Series> {
     let link = SlowLink::to(server.port());
     let mut raw = Raw::connect(&link.url(), "lock");
@@ -149,7 +149,7 @@ fn print_setting(scale: Scale, server: &Server) {
     println!("\n{}", setting::of(server));
     println!("{rounds} rounds of {cycles} cycles each, in turn; CPU time is the whole process's");
     if scale == Scale::Once {
-        println!("a run this short shows that it works: its times mean nothing");
+        println!("a run this short only shows that it works; its times are meaningless");
     }
 }
 

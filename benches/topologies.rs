@@ -1,6 +1,6 @@
-//! What a lock costs behind sentinels and on a Redis Cluster, beside one server.
+//! The cost of a lock behind sentinels and on a Redis Cluster, compared with one server.
 //!
-//! `cargo bench --bench topologies` starts all of them, and measures them in turns of one run.
+//! `cargo bench --bench topologies` starts all of them and measures them in turns of one run.
 
 use std::env;
 use std::time::Duration;
@@ -29,7 +29,7 @@ fn main() {
     let results = plan.run(&mut [
         Rival::new("one server", || lock_and_unlock(&one)),
         Rival::new("cluster of three", || lock_and_unlock(&three)),
-        // What a master spends on its replicas, it spends with sentinels and without.
+        // A master spends the same on its replicas with and without sentinels.
         Rival::new("master of two replicas", || lock_and_unlock(&master)),
         Rival::new("the same by sentinels", || lock_and_unlock(&behind)),
     ]);
@@ -54,6 +54,6 @@ fn strs(urls: &[String]) -> Vec<&str> {
 }
 
 fn lock_and_unlock(client: &Client) {
-    let guard = client.lock("alone").expect("nobody else holds it");
+    let guard = client.lock("alone").expect("it is free");
     guard.unlock().expect("it is still held");
 }

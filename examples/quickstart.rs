@@ -1,7 +1,8 @@
-//! The lock on one page: take it, nest it, see who has it, hand it over.
+//! The lock on one page: acquire it, nest it, inspect its holder, and hand it off to a waiter.
 //!
-//! `cargo run --example quickstart [URL]` uses the Redis at `URL` or `REDIS_URL`, else a private
-//! one found on PATH, else a lock in memory: it runs on a machine with nothing installed.
+//! `cargo run --example quickstart [URL]` uses the Redis at `URL` or `REDIS_URL`. Without either it
+//! starts a private server found on PATH, or uses a lock in memory, so it runs on a machine with
+//! nothing installed.
 
 use std::env;
 use std::thread;
@@ -19,7 +20,7 @@ fn main() -> Result<(), Error> {
     let redis = Redis::find(env::args().nth(1));
     let client = open(redis.as_ref())?;
     hold_and_nest(&client)?;
-    hand_over(&client)
+    hand_off(&client)
 }
 
 fn open(redis: Option<&Redis>) -> Result<Client, Error> {
@@ -27,13 +28,13 @@ fn open(redis: Option<&Redis>) -> Result<Client, Error> {
         println!("using {redis}");
         Client::open(&redis.url())
     } else {
-        println!("no Redis named and none on PATH: using memory, for this process only");
+        println!("no Redis given and none on PATH: using memory, for this process only");
         Ok(Client::in_memory())
     }
 }
 
 fn hold_and_nest(client: &Client) -> Result<(), Error> {
-    println!("\n-- one thread holds the lock, and nests it");
+    println!("\n-- one thread holds the lock and nests it");
     let outer = client.lock(NAME)?;
     println!("locked {}: fence {}", outer.name(), outer.fence());
     println!("the lease has {:.1?} left", outer.remaining());
@@ -54,12 +55,12 @@ fn hold_and_nest(client: &Client) -> Result<(), Error> {
 fn show_holder(client: &Client) -> Result<(), Error> {
     match client.mutex(NAME).holder()? {
         Some(holder) => println!("holder: {} at depth {}", holder.owner, holder.depth),
-        None => println!("holder: nobody"),
+        None => println!("holder: none"),
     }
     Ok(())
 }
 
-/// Another thread, another process or another machine: all see the same.
+/// Another thread sees the same as another process or another machine.
 fn try_from_another_thread(client: &Client) -> Result<(), Error> {
     in_another_thread(|| {
         match client.try_lock(NAME)? {
@@ -72,8 +73,8 @@ fn try_from_another_thread(client: &Client) -> Result<(), Error> {
     })
 }
 
-fn hand_over(client: &Client) -> Result<(), Error> {
-    println!("\n-- a second thread waits until the first lets go");
+fn hand_off(client: &Client) -> Result<(), Error> {
+    println!("\n-- a second thread waits until the first unlocks");
     let guard = client.lock(NAME)?;
     println!("first: locked, fence {}", guard.fence());
 

@@ -1,8 +1,8 @@
-//! A lock on five independent servers that outlives two of them.
+//! A lock on five independent servers that survives the loss of two of them.
 //!
-//! `cargo run --example redlock` starts its own five; it needs a redis-server or valkey-server on
-//! PATH. Workers count up a number that needs a lock, while two servers are killed under them, and
-//! then a third: with that the majority is gone, until one comes back.
+//! `cargo run --example redlock` starts five servers of its own; it needs a redis-server or
+//! valkey-server on PATH. Workers increment a number under a lock while one server is killed, a
+//! second one hangs and a third is killed. That leaves no majority, until one comes back.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
@@ -18,12 +18,12 @@ mod server;
 const NAME: &str = "example:counter";
 const STAGE: Duration = Duration::from_millis(700);
 
-/// Adding to it takes a read and a write, between which somebody else could write.
+/// Incrementing it takes a read and a write, between which another worker could write.
 static COUNTER: AtomicU64 = AtomicU64::new(0);
 
 fn main() -> Result<(), Error> {
     let Some(servers) = (0..5).map(|_| Server::on_path()).collect::<Option<Vec<_>>>() else {
-        println!("no redis-server or valkey-server on PATH: nothing to show");
+        println!("no redis-server or valkey-server on PATH: nothing to demonstrate");
         return Ok(());
     };
     let urls: Vec<_> = servers.iter().map(Server::url).collect();
@@ -33,19 +33,19 @@ fn main() -> Result<(), Error> {
     let guard = client.lock("example:long job")?;
     stage("five of five servers are up", &client)?;
     servers[0].kill();
-    stage("four of five", &client)?;
+    stage("four of five servers are up", &client)?;
     servers[3].stop();
-    stage("three of five, and one of the two others hangs", &client)?;
+    stage("three of five servers are up, and one of the others hangs", &client)?;
     servers[4].kill();
     show_no_quorum(&client);
     servers[3].cont();
-    stage("three of five again", &client)?;
+    stage("three of five servers are up again", &client)?;
     guard.verify()?;
-    println!("\na lock taken at the start is still held, fence {}", guard.fence());
+    println!("\na lock acquired at the start is still held, fence {}", guard.fence());
     guard.unlock()
 }
 
-/// Lets three workers count for a while, and tells how they get on.
+/// Lets three workers count for a while, and prints how far they got.
 fn stage(what: &str, client: &Client) -> Result<(), Error> {
     println!("\n-- {what}");
     let before = COUNTER.load(Ordering::SeqCst);
@@ -57,7 +57,7 @@ fn stage(what: &str, client: &Client) -> Result<(), Error> {
         workers.into_iter().map(join).sum::<Result<u64, Error>>()
     })?;
     let number = COUNTER.load(Ordering::SeqCst);
-    println!("three workers have counted {counted} times, from {before} to {number}");
+    println!("three workers counted {counted} times, from {before} to {number}");
     assert_eq!(before + counted, number, "the lock excludes");
     Ok(())
 }
@@ -76,9 +76,9 @@ fn count_until(end: Instant, client: &Client) -> Result<u64, Error> {
 }
 
 fn show_no_quorum(client: &Client) {
-    println!("\n-- two of five");
+    println!("\n-- two of five servers are up");
     match client.try_lock(NAME) {
-        Ok(_) => println!("two of five are no majority, but granted the lock"),
+        Ok(_) => println!("two of five servers are not a majority, but granted the lock"),
         Err(error) => {
             println!("{error}");
             if let Error::NoQuorum { failures, .. } = error {

@@ -1,8 +1,8 @@
-//! A failover as users of a lock see it: the master is killed while a worker has one.
+//! A failover as the users of a lock see it: the master is killed while locks are held.
 //!
-//! `cargo run --example sentinel_failover` starts its own servers, a master with two replicas and
-//! three sentinels, from the `redis-server` or `valkey-server` on PATH. A worker takes a lock for
-//! every step it does; another holds a lock all the time. Then the master dies.
+//! `cargo run --example sentinel_failover` starts servers of its own, a master with two replicas
+//! and three sentinels, from the `redis-server` or `valkey-server` on PATH. A worker acquires a
+//! lock for each of its steps; a long job holds a lock throughout. Then the master is killed.
 
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,9 +19,9 @@ mod sentinel;
 mod server;
 
 const LEASE: Duration = Duration::from_secs(15);
-const PATIENCE: Duration = Duration::from_secs(60);
+const WAIT: Duration = Duration::from_secs(60);
 const STEP: Duration = Duration::from_millis(300);
-/// A wait of more than this needs an explanation.
+/// The output explains waits that are longer than this.
 const LONG: Duration = Duration::from_secs(1);
 
 static START: LazyLock<Instant> = LazyLock::new(Instant::now);
@@ -37,7 +37,7 @@ fn main() -> Result<(), Error> {
     say(format_args!("the master is on port {}", watched.master().port()));
 
     let long_job = client.lock("example:long job")?;
-    say(format_args!("the long job has its lock: fence {}", long_job.fence()));
+    say(format_args!("the long job holds its lock: fence {}", long_job.fence()));
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
         let worker = scope.spawn(|| work(&client, &over));
@@ -48,8 +48,10 @@ fn main() -> Result<(), Error> {
         worker.join().expect("the worker does not panic")
     })?;
     match long_job.verify() {
-        Ok(()) => say(format_args!("the long job still has it: fence {}", long_job.fence())),
-        Err(Error::Lost { .. }) => say("the long job has lost it: the new master never knew"),
+        Ok(()) => say(format_args!("the long job still holds it: fence {}", long_job.fence())),
+        Err(Error::Lost { .. }) => {
+            say("the long job has lost it: the new master never received it")
+        }
         Err(error) => return Err(error),
     }
     Ok(())
@@ -58,11 +60,11 @@ fn main() -> Result<(), Error> {
 fn open(watched: &Watched) -> Result<Client, Error> {
     let urls = watched.urls();
     let urls: Vec<&str> = urls.iter().map(String::as_str).collect();
-    let builder = Client::builder().lease(LEASE).wait(PATIENCE).retry_window(PATIENCE);
+    let builder = Client::builder().lease(LEASE).wait(WAIT).retry_window(WAIT);
     builder.on_event(narrate).open_sentinel(&urls, MASTER)
 }
 
-/// Takes a lock for every step.
+/// Acquires a lock for every step.
 fn work(client: &Client, over: &AtomicBool) -> Result<(), Error> {
     for step in 1.. {
         let started = Instant::now();
@@ -89,7 +91,7 @@ fn fail_over(watched: &Watched) {
 fn narrate(event: &Event) {
     match event {
         Event::RenewalFailing { name, remaining, .. } => {
-            say(format_args!("renewing {name} fails, {remaining:.1?} left"));
+            say(format_args!("renewing {name} is failing, {remaining:.1?} left"));
         }
         Event::Lost { name, .. } => say(format_args!("lost {name}")),
         _ => {}

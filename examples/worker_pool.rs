@@ -1,9 +1,9 @@
-//! Long jobs from a queue, each under a lock of its account: renewed while it runs, and stopped
-//! at once if its lease is lost.
+//! Long jobs from a queue, each under the lock of its account, which is renewed while the job runs.
+//! A job stops at once if its lease is lost.
 //!
-//! `cargo run --example worker_pool [URL]`. A job takes longer than a lease, so that every job
-//! depends on renewal. Halfway through the first job an "operator" frees its lock by force: the
-//! worker hears of it while it works, stops, and starts the job over under a new fence.
+//! `cargo run --example worker_pool [URL]`. A job takes longer than a lease, so every job depends
+//! on renewal. Halfway through the first job, an "operator" releases its lock by force. The worker
+//! is notified while it works, stops, and starts the job over under a new fence.
 
 use std::env;
 use std::fmt::Display;
@@ -41,7 +41,7 @@ fn main() -> Result<(), Error> {
     for (id, account) in JOBS {
         queue.send(Job { id, account }).expect("the receiver is alive");
     }
-    drop(queue); // The workers stop when it has run dry.
+    drop(queue); // The workers stop when it is empty.
 
     let done = run(&client, &jobs)?;
     assert_eq!(done, JOBS.len(), "every job is done once");
@@ -55,17 +55,19 @@ fn open(redis: Option<&Redis>) -> Result<Client, Error> {
         say(format_args!("using {redis}"));
         builder.open(&redis.url())
     } else {
-        say("no Redis named and none on PATH: using memory");
+        say("no Redis given and none on PATH: using memory");
         builder.in_memory()
     }
 }
 
-/// Runs on the client's own threads, so it only reports.
+/// Prints events. It runs on a thread of the client.
 fn narrate(event: &Event) {
     match event {
-        Event::Contended { name, .. } => say(format_args!("  [event] {name} is taken, waiting")),
+        Event::Contended { name, .. } => say(format_args!("  [event] {name} is held, waiting")),
         Event::Renewed { count, .. } => say(format_args!("  [event] renewed {count}")),
-        Event::RenewalFailing { name, .. } => say(format_args!("  [event] {name}: cannot renew")),
+        Event::RenewalFailing { name, .. } => {
+            say(format_args!("  [event] renewing {name} is failing"))
+        }
         Event::Lost { name, fence, .. } => {
             say(format_args!("  [event] lost {name}, fence {fence}"));
         }
@@ -82,11 +84,11 @@ fn run(client: &Client, jobs: &Receiver<Job>) -> Result<usize, Error> {
     })
 }
 
-/// Takes the first job's lock away from its worker.
+/// Releases the lock of the first job by force.
 fn meddle(client: &Client) -> Result<(), Error> {
     let (_, account) = JOBS[0];
     thread::sleep(STEP * 7);
-    say(format_args!("operator: frees {account} by force"));
+    say(format_args!("operator: releases {account} by force"));
     client.mutex(account).force_unlock()?;
     Ok(())
 }
@@ -96,7 +98,7 @@ struct Job {
     account: &'static str,
 }
 
-/// Works through the queue and returns the number of jobs done.
+/// Processes jobs until the queue is empty, and returns how many it has done.
 fn work(worker: usize, client: &Client, jobs: &Receiver<Job>) -> Result<usize, Error> {
     let mut done = 0;
     for job in jobs {
@@ -124,7 +126,8 @@ fn attempt(worker: usize, client: &Client, job: &Job) -> Result<Outcome, Error> 
     for _ in 0..STEPS_PER_JOB {
         select! {
             recv(lost) -> _ => return Ok(Outcome::Lost),
-            recv(steps) -> _ => {} // A step of the real work goes here, with the fence in each write.
+            // A step of the real work goes here, with the fence in every write.
+            recv(steps) -> _ => {}
         }
     }
     match guard.unlock() {

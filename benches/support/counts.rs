@@ -1,24 +1,24 @@
-//! What uncontended cycles cause, counted: requests at the server, wake-ups of the renewer.
+//! Counts what uncontended cycles cause: requests to the server and wake-ups of the renewer.
 
 use std::time::{Duration, Instant};
 
 use super::meter::Switches;
 use super::server::Server;
 
-/// The counts are exact, and so a matter of right or wrong, as times never are.
+/// The counts. Unlike times, they are exact, and so either right or wrong.
 pub(crate) struct Counts {
     cycles: u32,
     took: Duration,
     scripts: u64,
     pings: u64,
-    /// `None` where threads cannot be seen.
+    /// `None` where the threads of a process are not visible.
     renewer_switches: Option<u64>,
 }
 
 impl Counts {
-    /// Counts what `cycle`, which locks and unlocks once at `server`, causes in so many `cycles`.
+    /// Counts what the given number of `cycles` causes. Each locks and unlocks once at `server`.
     pub(crate) fn of(cycles: u32, server: &Server, mut cycle: impl FnMut()) -> Self {
-        cycle(); // Connects, starts the renewer, and may have to send the scripts.
+        cycle(); // Connects, starts the renewer and may send the scripts.
         let seen = || (server.evals(), server.calls("ping"));
         let (requests, switches) = (seen(), Switches::of("leasehold-renew"));
         let started = Instant::now();
@@ -32,7 +32,7 @@ impl Counts {
         Self { cycles, took, scripts, pings, renewer_switches }
     }
 
-    /// Two scripts per cycle, and nothing to see whether the connection still lives.
+    /// Returns `true` if there were two scripts per cycle and no check of the connection.
     pub(crate) fn are_right(&self) -> bool {
         self.scripts == 2 * u64::from(self.cycles) && self.pings == 0
     }

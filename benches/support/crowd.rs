@@ -1,23 +1,24 @@
-//! Many threads that do the same at the same time.
+//! Many threads that run the same operation at the same time.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
-/// What a crowd has done.
+/// The work of a crowd.
 pub(crate) struct Work {
     pub(crate) cycles: u32,
     pub(crate) took: Duration,
-    /// How long each cycle took, the longest last.
+    /// How long each cycle took, in ascending order.
     pub(crate) waits: Vec<Duration>,
-    /// How many cycles the thread had that had the fewest, and the one that had the most.
+    /// The cycles of the thread that had the fewest, and of the thread that had the most.
     pub(crate) least: u32,
     pub(crate) most: u32,
 }
 
 impl Work {
-    /// Has each of so many threads repeat, for some time, the cycle that `prepare` makes for it.
+    /// Runs the given number of threads, each of which repeats the cycle that `prepare` returns for
+    /// it until the time is over.
     pub(crate) fn of<C: FnMut()>(
         threads: usize,
         time: Duration,
@@ -70,7 +71,7 @@ impl Work {
         self.waits.last().copied().unwrap_or_default()
     }
 
-    /// The wait that one in a hundred exceeds.
+    /// Returns the wait that one in a hundred exceeds.
     pub(crate) fn p99(&self) -> Duration {
         self.waits.get(self.waits.len() * 99 / 100).copied().unwrap_or_default()
     }

@@ -1,6 +1,6 @@
-//! What a stretch of work took: wall time, CPU time, wake-ups of a thread.
+//! Measures what some work took: wall time, CPU time, wake-ups of a thread.
 //!
-//! CPU time is the whole process's, so that work moved to a background thread still counts.
+//! CPU time is that of the whole process, so that work on background threads is counted.
 
 use std::collections::BTreeMap;
 use std::fs::{self, DirEntry};
@@ -11,17 +11,16 @@ use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// Linux reports times in /proc in hundredths of a second, whatever the kernel's own tick is.
+/// Linux reports times in /proc in hundredths of a second, regardless of the kernel's tick.
 const PROC_TICK: Duration = Duration::from_millis(10);
 
 /// What some work took.
 #[derive(Clone, Copy)]
 pub(crate) struct Spent {
     pub(crate) wall: Duration,
-    /// In user code and in the kernel on its behalf. A spinning reader spends most of it in the
-    /// kernel.
+    /// In user code, and in the kernel on its behalf, where a spinning reader spends most of it.
     pub(crate) cpu: Duration,
-    /// The part in user code; zero where there is no /proc. Coarse: add up many.
+    /// The part in user code; zero where there is no /proc. Coarse, so add up many.
     pub(crate) user: Duration,
 }
 
@@ -37,7 +36,7 @@ impl Spent {
     }
 }
 
-/// How often the threads of one name have given up or lost their core so far, by thread.
+/// The context switches so far of each thread that has a given name.
 pub(crate) struct Switches(BTreeMap<PathBuf, u64>);
 
 impl Switches {
@@ -52,15 +51,15 @@ impl Switches {
         Self(tasks.filter_map(switches).collect())
     }
 
-    /// Adds up over the threads that were there both times; `None` if there were none, or no
-    /// /proc.
+    /// Returns the sum over the threads that existed both times; `None` if there were none, or if
+    /// there is no /proc.
     pub(crate) fn since(&self, before: &Self) -> Option<u64> {
         let now = self.0.iter();
         now.filter_map(|(task, now)| Some(now - before.0.get(task)?)).reduce(Add::add)
     }
 }
 
-/// The CPU time of the threads of one name so far; `None` where there is no /proc.
+/// Returns the CPU time so far of all threads with this name; `None` where there is no /proc.
 #[derive(Clone, Copy)]
 pub(crate) struct CpuTime(Option<Duration>);
 
@@ -96,9 +95,9 @@ fn user_time() -> Duration {
     PROC_TICK * stat_field(&fs::read_to_string("/proc/self/stat").unwrap_or_default(), 14)
 }
 
-/// A number of /proc's `stat`, by its place there; zero if there is none.
+/// Returns the number at an index of a `stat` file in /proc, or zero if there is none.
 fn stat_field(stat: &str, field: usize) -> u32 {
-    // The program's name, in parentheses, may hold spaces; what follows begins with field 3.
+    // The program's name, in parentheses, may contain spaces. Field 3 follows it.
     let fields = stat.rsplit(')').next().unwrap_or_default();
     fields.split_whitespace().nth(field - 3).and_then(|ticks| ticks.parse().ok()).unwrap_or(0)
 }

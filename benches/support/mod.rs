@@ -1,5 +1,5 @@
-//! What the benchmarks share: the raw rival, turns, meters, counts, the setting, and a slow way to
-//! the server.
+//! Code that the benchmarks share: the baseline, turns, meters, counts, the setting, and a slow
+//! link to the server.
 
 #![allow(dead_code, reason = "each benchmark uses a part of this")]
 

@@ -1,4 +1,5 @@
-//! Another process that takes part: this program, started again, which talks over pipes.
+//! A second process that takes part in a benchmark: this program, started again. The two
+//! communicate over pipes.
 
 use std::env;
 use std::io::{self, BufRead, BufReader, Write};
@@ -7,13 +8,13 @@ use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// What another process does with its arguments.
+/// What the other process runs, given its arguments.
 pub(crate) type Part = fn(&[String]);
 
-/// Set in the other process: its part, and the arguments, a line each.
+/// Set in the other process to the name of its part and the arguments, one per line.
 const TOLD: &str = "LEASEHOLD_BENCH_PART";
 
-/// The other process; it ends with this value.
+/// The other process, which is ended when this value is dropped.
 pub(crate) struct Partner {
     process: Child,
     words: BufReader<ChildStdout>,
@@ -50,7 +51,7 @@ impl Drop for Partner {
     }
 }
 
-/// Plays the part that this process was started for, if it was, and does not return then.
+/// Runs the part that this process was started for, if any, and does not return in that case.
 pub(crate) fn serve_if_started_for_it(parts: &[(&str, Part)]) {
     let Ok(told) = env::var(TOLD) else { return };
     let mut words = told.lines().map(str::to_owned);
@@ -61,19 +62,19 @@ pub(crate) fn serve_if_started_for_it(parts: &[(&str, Part)]) {
     process::exit(0);
 }
 
-/// Tells the process that has started this one.
+/// Sends a line to the process that started this one.
 pub(crate) fn say(line: &str) {
     println!("{line}");
 }
 
-/// Hears what the process says that has started this one; nothing when that has ended.
+/// Receives a line from the process that started this one; empty once that process has ended.
 pub(crate) fn listen() -> String {
     let mut line = String::new();
     io::stdin().lock().read_line(&mut line).expect("a pipe can be read");
     line.trim().to_owned()
 }
 
-/// Nanoseconds on a clock that all processes share.
+/// Returns the nanoseconds on a clock that all processes share.
 pub(crate) fn now() -> u64 {
     let now = Duration::try_from(clock_gettime(ClockId::Monotonic)).expect("not negative");
     u64::try_from(now.as_nanos()).expect("not in the far future")

@@ -3,26 +3,27 @@
 use std::path::Path;
 use std::{fs, io};
 
-/// Bars of one group stand together in the order given, and bars of one label have one colour.
+/// One bar. Bars of a group stand together in the given order; bars with the same label have the
+/// same colour.
 pub(crate) struct Bar {
     pub(crate) group: String,
     pub(crate) label: String,
     pub(crate) value: f64,
-    /// Where a line across the bar shows what the value should be.
+    /// The value that it should have, drawn as a line across the bar.
     pub(crate) goal: Option<f64>,
 }
 
 const WIDTH: f64 = 760.0;
 const MARGIN: f64 = 16.0;
-/// Where bars begin: right of labels of some twenty letters.
+/// Where bars begin, to the right of labels of about twenty letters.
 const LEFT: f64 = MARGIN + 152.0;
 const HEAD: f64 = 30.0;
 const ROW: f64 = 26.0;
 const THICKNESS: f64 = 18.0;
-/// Right of the longest bar, for its value and its goal.
+/// The space to the right of the longest bar, for its value and its goal.
 const TEXT_RIGHT: f64 = 130.0;
 const VALUE_WIDTH: f64 = 36.0;
-/// Told apart by the colour-blind too (Okabe and Ito).
+/// A palette that colour-blind readers can distinguish (Okabe and Ito).
 const COLOURS: [&str; 6] = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00"];
 const STYLE: &str = "text { font: 13px sans-serif; fill: #1a1a1a; } \
     .head { font-weight: bold; } .label { text-anchor: end; } .tick { text-anchor: middle; } \
@@ -31,7 +32,8 @@ const STYLE: &str = "text { font: 13px sans-serif; fill: #1a1a1a; } \
     .under { stroke: #ffffff; stroke-width: 4; } \
     .value { paint-order: stroke; stroke: #ffffff; stroke-width: 4; }";
 
-/// Draws the bars, which must not be none, and the line that raw reaches, into `file`.
+/// Draws the bars, of which there must be at least one, and a line at the value of raw, into
+/// `file`.
 pub(crate) fn write(file: &Path, bars: &[Bar]) -> io::Result<()> {
     let mut plot = Plot::for_bars(bars);
     for group in bars.chunk_by(|bar, next| bar.group == next.group) {
@@ -40,14 +42,14 @@ pub(crate) fn write(file: &Path, bars: &[Bar]) -> io::Result<()> {
     fs::write(file, plot.finish())
 }
 
-/// Grows downwards.
+/// The drawing, which grows downwards.
 struct Plot<'a> {
     shapes: Vec<String>,
-    /// Drawn last, so that no line runs through them.
+    /// Drawn last, so that no line crosses them.
     texts: Vec<String>,
     bottom: f64,
     ticks: Vec<f64>,
-    /// In the order of their colours.
+    /// The labels, in the order of their colours.
     labels: Vec<&'a str>,
 }
 
@@ -137,7 +139,7 @@ impl<'a> Plot<'a> {
     }
 }
 
-/// From 0 to `highest` or a little more, in at most eight round steps.
+/// Returns the marks of an axis from 0 to `highest` or a little more, in at most eight round steps.
 fn ticks(highest: f64) -> Vec<f64> {
     let steps = [0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0];
     let step = steps.into_iter().find(|step| highest / step <= 8.0).unwrap_or(100.0);

@@ -1,5 +1,5 @@
-//! "Raw": what a good hand-written lock costs. One bare blocking connection, two scripts in
-//! sequence, and nothing around them.
+//! "Raw", the baseline: a good hand-written lock. One bare blocking connection, two scripts in
+//! sequence, and nothing else.
 
 use redis::io::tcp::TcpSettings;
 use redis::{Connection, FromRedisValue, IntoConnectionInfo};
@@ -19,7 +19,7 @@ pub(crate) struct Raw {
 
 impl Raw {
     pub(crate) fn connect(url: &str, name: &str) -> Self {
-        // Nagle's algorithm, which the redis crate leaves on, would slow the rival down.
+        // Nagle's algorithm, which the redis crate leaves on, would slow the baseline down.
         let info = url
             .into_connection_info()
             .expect("a valid URL")

@@ -1,6 +1,6 @@
--- Takes a lock as a good hand-written one would: a lease, an owner, a fencing token.
+-- Acquires a lock as a good hand-written script would: a lease, an owner, a fencing token.
 -- KEYS: 1 lock, 2 fence. ARGV: 1 owner, 2 lease in ms, 3 life of the fence in ms.
--- RETURNS: the token, or 0 if somebody holds the lock.
+-- RETURNS: the token, or 0 if the lock is held.
 if redis.call('EXISTS', KEYS[1]) == 1 then
   return 0
 end

@@ -1,15 +1,15 @@
-//! What a run has to work with: server, cores, and what else the machine does.
+//! The conditions of a run: the server, the cores, and other load on the machine.
 
 use std::fs;
 use std::thread::available_parallelism;
 
 use super::server::Server;
 
-/// Describes it in a line, or in two where the load is known.
+/// Describes them in one line, or in two where the load is known.
 pub(crate) fn of(server: &Server) -> String {
     let cores = available_parallelism().map_or(0, usize::from);
     let setting = format!("{} on loopback, {cores} cores", version(server));
-    // A busy neighbour changes what waking a sleeping reader costs, and so what raw costs.
+    // Other load changes the cost of waking a sleeping reader, and so the cost of raw.
     match fs::read_to_string("/proc/loadavg") {
         Err(_) => setting,
         Ok(load) => {

@@ -1,7 +1,7 @@
 //! A TCP forwarder that makes a server seem far away.
 //!
-//! It runs in a process of its own, this program started again, so that its work is not counted
-//! as the lock's.
+//! It runs in a process of its own, started from this program, so that its work is not counted as
+//! the lock's.
 
 use std::env;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -10,13 +10,13 @@ use std::process::{self, Child, Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-/// Set in the forwarder's process: the port of the server.
+/// Set in the forwarder's process to the port of the server.
 const TARGET: &str = "LEASEHOLD_BENCH_SLOW_LINK_TO";
-/// How long a request or a reply is on its way. Callers wait for each reply before they send the
-/// next request, so that it is enough to hold up one message at a time.
+/// How long a request or a reply travels. Callers wait for each reply before they send the next
+/// request, so delaying one message at a time is enough.
 const ONE_WAY: Duration = Duration::from_micros(500);
 
-/// A forwarder; it ends with this value.
+/// A forwarder, which is stopped when this value is dropped.
 pub(crate) struct SlowLink {
     process: Child,
     port: u16,
@@ -49,7 +49,7 @@ impl Drop for SlowLink {
     }
 }
 
-/// Forwards for ever if this process was started to do that; else returns at once.
+/// Forwards for ever if this process was started as a forwarder, and returns at once otherwise.
 pub(crate) fn serve_if_started_for_it() {
     if let Ok(server) = env::var(TARGET) {
         let server = server.parse().expect("a port");
@@ -72,7 +72,8 @@ fn serve(server: u16) -> io::Result<()> {
     }
 }
 
-/// The parent never writes: its end of the pipe closes when it ends, however it ends.
+/// Blocks until the parent has ended. The parent never writes to the pipe, but its end of the pipe
+/// is closed when it ends, however that happens.
 fn end_with_parent() {
     let ended = io::stdin().read(&mut [0]);
     process::exit(i32::from(ended.is_err()));

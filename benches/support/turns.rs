@@ -1,11 +1,11 @@
-//! Rivals measured in turn, in short rounds of one run, so that whatever else the machine does
-//! meets all of them alike.
+//! Measures rivals in turn, in short rounds of one run, so that other load on the machine affects
+//! all of them equally.
 
 use std::time::Duration;
 
 use super::meter::Spent;
 
-/// Something that is done over and over.
+/// An operation to measure, which is repeated.
 pub(crate) struct Rival<'a> {
     pub(crate) name: &'static str,
     pub(crate) cycle: Box<dyn FnMut() + 'a>,
@@ -25,7 +25,7 @@ impl<'a> Rival<'a> {
     }
 }
 
-/// How many turns each rival has, and how many cycles a turn.
+/// How many turns each rival gets, and how many cycles a turn has.
 #[derive(Clone, Copy)]
 pub(crate) struct Plan {
     pub(crate) rounds: u32,
@@ -33,7 +33,7 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// Lets the rivals take turns; the results are in the rivals' order.
+    /// Measures the rivals in turn. The results are in the order of the rivals.
     pub(crate) fn run(self, rivals: &mut [Rival<'_>]) -> Vec<Series> {
         for rival in &mut *rivals {
             rival.turn(self.cycles); // Warms up; not counted.
@@ -48,7 +48,7 @@ impl Plan {
     }
 }
 
-/// Gives every rival a turn in each round. The outcomes of their turns are in the rivals' order.
+/// Gives every rival a turn in each round. The outcomes are in the order of the rivals.
 pub(crate) fn in_turn<R, T>(
     rounds: u32,
     rivals: &mut [R],
@@ -57,7 +57,7 @@ pub(crate) fn in_turn<R, T>(
     let mut outcomes: Vec<_> = rivals.iter().map(|_| Vec::new()).collect();
     for round in 0..rounds as usize {
         for step in 0..rivals.len() {
-            // Nobody always comes after the same rival, nor always first.
+            // The order varies, so that no rival always runs first or after the same other one.
             let step = if round % 2 == 0 { step } else { rivals.len() - 1 - step };
             let next = (round + step) % rivals.len();
             outcomes[next].push(turn(&mut rivals[next]));
@@ -66,7 +66,7 @@ pub(crate) fn in_turn<R, T>(
     outcomes
 }
 
-/// One rival's turns. All results are for one cycle.
+/// The turns of one rival. All results are for one cycle.
 pub(crate) struct Series {
     pub(crate) name: &'static str,
     cycles: u32,
@@ -74,30 +74,30 @@ pub(crate) struct Series {
 }
 
 impl Series {
-    /// The wall time: median over the turns.
+    /// Returns the wall time: the median of the turns.
     pub(crate) fn wall(&self) -> Duration {
         let turns = self.turns.iter().map(|turn| turn.wall.as_secs_f64());
         let [_, median, _] = quartiles(turns.collect());
         Duration::from_secs_f64(median) / self.cycles
     }
 
-    /// How much longer this takes than `base`: quartiles over the rounds, each compared in itself.
+    /// Returns the ratio of this to `base`: the quartiles of the ratios in each round.
     pub(crate) fn ratios_to(&self, base: &Series) -> [f64; 3] {
         let rounds = self.turns.iter().zip(&base.turns);
         quartiles(rounds.map(|(own, base)| own.wall.div_duration_f64(base.wall)).collect())
     }
 
-    /// The CPU time: mean over the turns.
+    /// Returns the CPU time: the mean of the turns.
     pub(crate) fn cpu(&self) -> Duration {
         self.mean(|turn| turn.cpu)
     }
 
-    /// The CPU time in user code: mean over the turns.
+    /// Returns the CPU time in user code: the mean of the turns.
     pub(crate) fn user(&self) -> Duration {
         self.mean(|turn| turn.user)
     }
 
-    /// The share of the wall time that was spent on a CPU.
+    /// Returns the share of the wall time that was spent on a CPU.
     pub(crate) fn busy(&self) -> f64 {
         self.cpu().div_duration_f64(self.mean(|turn| turn.wall))
     }
@@ -108,7 +108,7 @@ impl Series {
     }
 }
 
-/// The lower quartile, the median, the upper quartile.
+/// Returns the lower quartile, the median and the upper quartile.
 pub(crate) fn quartiles(mut values: Vec<f64>) -> [f64; 3] {
     values.sort_by(f64::total_cmp);
     [1, 2, 3].map(|quarter| values[(values.len() * quarter / 4).min(values.len() - 1)])

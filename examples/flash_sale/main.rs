@@ -1,8 +1,8 @@
-//! A limited stock, sold by several processes at once, and not one piece too many.
+//! A limited stock that several processes sell at the same time without overselling it.
 //!
 //! `cargo run --example flash_sale [URL] [--unlocked] [--stock N]`. The stock is a plain key that
-//! each sale reads, thinks about and writes back: safe only under the lock. The example checks
-//! its own books and fails on an oversell; with `--unlocked` you can watch one.
+//! each sale reads and writes back after a delay, which is safe only under the lock. The example
+//! checks its books and fails if it has oversold; `--unlocked` shows that happen.
 
 use std::env;
 use std::process::{Child, Command, ExitCode};
@@ -24,7 +24,7 @@ const THREADS: usize = 4;
 const STOCK: usize = 300;
 /// How long a sale takes between reading the stock and writing it back.
 const PAYMENT: Duration = Duration::from_millis(2);
-/// How long a seller looks for the next buyer.
+/// How long a seller pauses before the next sale.
 const PAUSE: Duration = Duration::from_millis(5);
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
@@ -46,13 +46,13 @@ fn main() -> ExitCode {
 /// Sells the stock from several processes, then checks the books.
 fn run_sale(options: &Options) -> Result<()> {
     let redis = Redis::find(options.url.clone()).ok_or(
-        "processes share a lock only through a server: \
-         name one (argument or REDIS_URL) or put redis-server on PATH",
+        "processes can share a lock only through a server: \
+         give its URL as an argument or in REDIS_URL, or put redis-server on PATH",
     )?;
     println!("using {redis}");
     let how = if options.locked { "under" } else { "WITHOUT" };
     let stock = options.stock;
-    println!("{stock} pieces, {PROCESSES} processes x {THREADS} threads, {how} the lock");
+    println!("{stock} items, {PROCESSES} processes x {THREADS} threads, {how} the lock");
 
     let sale = format!("flash_sale:{}", UNIX_EPOCH.elapsed()?.as_micros());
     let mut shop = Shop::open(&redis.url(), &sale)?;
@@ -67,11 +67,11 @@ fn run_sale(options: &Options) -> Result<()> {
     books?.check()
 }
 
-/// Runs this program again as the sellers.
+/// Starts this program again, once for each seller.
 fn start_sellers(options: &Options, url: &str, sale: &str) -> Result<Vec<Child>> {
     let start = |seller: usize| {
         let mut command = Command::new(env::current_exe()?);
-        // The URL may carry a password, and everybody can read a command line.
+        // The URL may contain a password, and command lines are visible to all users.
         command.env("REDIS_URL", url);
         command.args(["--seller", &seller.to_string(), sale]);
         command.args((!options.locked).then_some("--unlocked"));
@@ -80,7 +80,7 @@ fn start_sellers(options: &Options, url: &str, sale: &str) -> Result<Vec<Child>>
     (1..=PROCESSES).map(start).collect()
 }
 
-/// Shows progress until all processes have ended, and counts those that failed.
+/// Prints the progress until all processes have ended, and returns how many failed.
 fn watch(sellers: &mut [Child], shop: &mut Shop) -> Result<usize> {
     let started = Instant::now();
     let mut ended = Vec::new();
@@ -96,7 +96,7 @@ fn watch(sellers: &mut [Child], shop: &mut Shop) -> Result<usize> {
     Ok(ended.iter().filter(|status| !status.success()).count())
 }
 
-/// One process of the sale: threads that share a client.
+/// Runs one process of the sale: threads that share a client.
 fn sell_in_threads(options: &Options, seller: &Seller) -> Result<()> {
     let url = env::var("REDIS_URL")?;
     let client = Client::builder().wait(Duration::from_secs(30)).open(&url)?;
@@ -115,7 +115,7 @@ fn sell_out(client: Option<&Client>, shop: &mut Shop, seller: &str) -> Result<()
     Ok(())
 }
 
-/// Between reading the stock and writing it back, nothing but the lock keeps others out.
+/// Sells one item. Only the lock keeps other sellers from writing between the read and the write.
 fn sell_one(client: Option<&Client>, shop: &mut Shop, seller: &str) -> Result<bool> {
     let _guard = client.map(|client| client.lock(shop.sale())).transpose()?;
     let left = shop.stock()?;
@@ -127,12 +127,12 @@ fn sell_one(client: Option<&Client>, shop: &mut Shop, seller: &str) -> Result<bo
     Ok(true)
 }
 
-/// What a process is told on its command line.
+/// The options on the command line of a process.
 struct Options {
     url: Option<String>,
     locked: bool,
     stock: usize,
-    /// Only for the processes that this program starts.
+    /// Given only to the processes that this program starts.
     seller: Option<Seller>,
 }
 

@@ -1,4 +1,4 @@
-//! The shop's own data in Redis: plain keys that protect nothing, and the books kept from them.
+//! The shop's data in Redis, in plain keys that no lock protects, and the books kept from them.
 
 use std::collections::BTreeMap;
 
@@ -6,10 +6,10 @@ use redis::{Commands, Connection, RedisResult};
 
 use super::Result;
 
-/// The shop's keys go away even if the example is killed.
+/// Removes the shop's keys even if the example is killed.
 const TTL_SECONDS: u64 = 600;
 
-/// The stock, and a list with one entry for each sale.
+/// The stock, and a list with one entry per sale.
 pub(crate) struct Shop {
     redis: Connection,
     sale: String,
@@ -29,11 +29,11 @@ impl Shop {
         self.redis.get(self.key("stock"))
     }
 
-    pub(crate) fn restock(&mut self, pieces: usize) -> RedisResult<()> {
-        self.redis.set_ex(self.key("stock"), pieces, TTL_SECONDS)
+    pub(crate) fn restock(&mut self, items: usize) -> RedisResult<()> {
+        self.redis.set_ex(self.key("stock"), items, TTL_SECONDS)
     }
 
-    /// Sells the topmost of `left` pieces. Whoever has counted the same `left` sells it too.
+    /// Sells the last of `left` items. Another seller that has read the same `left` sells it, too.
     pub(crate) fn sell(&mut self, left: usize, seller: &str) -> RedisResult<()> {
         self.restock(left - 1)?;
         let sold = self.key("sold");
@@ -58,7 +58,7 @@ impl Shop {
     }
 }
 
-/// What was sold, and by whom.
+/// How many items each process sold, and how often each item was sold.
 pub(crate) struct Books {
     stock: usize,
     left: usize,
@@ -75,14 +75,14 @@ impl Books {
             sold_by: BTreeMap::new(),
         };
         for sale in shop.sales()? {
-            let (piece, seller) = sale.split_once(' ').ok_or("a sale without a seller")?;
-            *books.times_sold.entry(piece.parse()?).or_default() += 1;
+            let (item, seller) = sale.split_once(' ').ok_or("a sale without a seller")?;
+            *books.times_sold.entry(item.parse()?).or_default() += 1;
             *books.sold_by.entry(seller.to_owned()).or_default() += 1;
         }
         Ok(books)
     }
 
-    /// Every piece of the stock must have been sold, and sold once.
+    /// Checks that every item of the stock was sold exactly once.
     pub(crate) fn check(&self) -> Result<()> {
         for (seller, sold) in &self.sold_by {
             println!("process {seller} sold {sold}");
@@ -90,16 +90,16 @@ impl Books {
         let Self { stock, left, times_sold, .. } = self;
         let sold: usize = times_sold.values().sum();
         let twice = times_sold.values().filter(|times| **times > 1).count();
-        let never = (1..=*stock).filter(|piece| !times_sold.contains_key(piece)).count();
+        let never = (1..=*stock).filter(|item| !times_sold.contains_key(item)).count();
         println!("sold {sold} of {stock}: {left} left, {twice} sold more than once, {never} never");
 
         if sold > *stock || twice > 0 {
-            return Err(format!("OVERSOLD: {sold} sales of {stock} pieces").into());
+            return Err(format!("OVERSOLD: {sold} sales of {stock} items").into());
         }
         if *left > 0 || never > 0 {
             return Err("sales were lost".into());
         }
-        println!("the books are right: nothing oversold, nothing lost");
+        println!("the books are correct: nothing oversold, nothing lost");
         Ok(())
     }
 }

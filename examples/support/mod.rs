@@ -1,4 +1,4 @@
-//! Where the examples find a Redis.
+//! Finds a Redis server for the examples.
 
 use std::env;
 use std::fmt;
@@ -8,18 +8,18 @@ use self::server::Server;
 #[path = "../../tests/it/support/server.rs"]
 mod server;
 
-/// A Redis to run against.
+/// A Redis server to use.
 pub(crate) enum Redis {
-    /// The one that the user named.
+    /// The server that the user named.
     Named(String),
-    /// One of our own, which ends with this value.
+    /// A server of our own, which is stopped when this value is dropped.
     Private(Server),
 }
 
 impl Redis {
-    /// Finds the Redis at `url`, else at `REDIS_URL`, else starts a private one from PATH.
+    /// Uses the server at `url`, or else at `REDIS_URL`, or else starts a private one from PATH.
     ///
-    /// `None` on a machine that has no server installed.
+    /// Returns `None` on a machine that has no server installed.
     pub(crate) fn find(url: Option<String>) -> Option<Self> {
         url.or_else(|| env::var("REDIS_URL").ok())
             .filter(|url| !url.is_empty())
@@ -35,7 +35,7 @@ impl Redis {
     }
 }
 
-/// Without the URL, which may carry a password.
+/// Leaves out the URL, which may contain a password.
 impl fmt::Display for Redis {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

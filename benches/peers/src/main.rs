@@ -1,9 +1,9 @@
-//! leasehold beside other Redis locks for Rust, and beside "raw", a good hand-written one.
+//! Compares leasehold with other Redis locks for Rust, and with "raw", a good hand-written one.
 //!
-//! `cargo run --release --manifest-path benches/peers/Cargo.toml` takes about three minutes, with
-//! `-- --quick` a quarter of one; `--plot FILE` draws the ratios as an SVG. Everybody works at the
-//! same server, started for this run, in short turns of one run, so that whatever else the machine
-//! does meets all alike. Ratios last, absolute figures do not.
+//! `cargo run --release --manifest-path benches/peers/Cargo.toml` takes about three minutes, and
+//! with `-- --quick` a quarter of a minute; `--plot FILE` draws the ratios as an SVG. All peers use
+//! the same server, started for this run, and take short turns, so that other load on the machine
+//! affects all of them equally. Ratios are comparable between runs, absolute figures are not.
 
 use std::env;
 use std::path::PathBuf;
@@ -69,7 +69,7 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// What the caller asks for.
+/// The options on the command line.
 #[derive(Default)]
 struct Wishes {
     quick: bool,
@@ -77,7 +77,7 @@ struct Wishes {
 }
 
 impl Wishes {
-    /// Returns `None` if `args` make no sense.
+    /// Returns `None` if `args` are invalid.
     fn from_args(mut args: impl Iterator<Item = String>) -> Option<Self> {
         let mut wishes = Self::default();
         while let Some(arg) = args.next() {
@@ -90,8 +90,8 @@ impl Wishes {
         Some(wishes)
     }
 
-    /// For each of the scenarios: where many wait for one lock, turns have to be long, to see how
-    /// long they wait.
+    /// The turns for each of the scenarios. Where many wait for one lock, turns must be long enough
+    /// to show how long they wait.
     fn plans(&self) -> [Plan; 3] {
         let plans = if self.quick {
             [(10, 40), (5, 120), (3, 400)]

@@ -1,5 +1,5 @@
-//! The locks that are compared, each used as its documentation recommends, with settings that
-//! favour it.
+//! The locks being compared, each used as its documentation recommends, with settings that favour
+//! it.
 
 use std::thread;
 use std::time::Duration;
@@ -14,24 +14,24 @@ use tokio::runtime::{Builder, Runtime};
 use crate::support::raw::Raw;
 use crate::worker::Worker;
 
-/// As long as raw's, and far longer than any cycle.
+/// The same as raw's, and far longer than any cycle.
 const LEASE: Duration = Duration::from_secs(30);
-/// rslock and redlock ask again after a random time below this. The longer, the less they ask in
-/// vain, the more hand-overs there are, and the less fair they are. Of 1 to 20 ms this is where
-/// hand-overs hardly become more.
+/// rslock and redlock retry after a random time below this. The longer it is, the fewer attempts
+/// are in vain, the more handoffs there are, and the less fair they are. Between 1 and 20 ms, this
+/// is where the number of handoffs stops growing.
 const RETRY_DELAY_MS: u16 = 10;
-/// The default of both. When these are used up they begin again.
+/// The default of both. When the retries are used up, they start over.
 const TRIES: u32 = 3;
 
-/// A lock, and a way to have many work with it.
+/// A lock, and a way for many workers to use it.
 pub(crate) trait Peer {
     fn name(&self) -> &'static str;
 
-    /// Lets all of `workers` lock and unlock at the same time, until the time of each is over.
+    /// Runs all `workers` at the same time, each of which locks and unlocks until its time is over.
     fn employ(&mut self, workers: Vec<Worker>) -> Vec<Worker>;
 }
 
-/// A connection for every name; each is for one thread.
+/// One connection for each name, used by one thread.
 pub(crate) struct RawConnections(Vec<Raw>);
 
 impl RawConnections {
@@ -57,7 +57,7 @@ impl Peer for RawConnections {
     }
 }
 
-/// One client for all threads, with default settings but for one.
+/// One client for all threads, with default settings except for one.
 pub(crate) struct Leasehold {
     client: Client,
     releases: Releases,
@@ -98,11 +98,12 @@ impl Peer for Leasehold {
     }
 }
 
-/// One manager for all, and so one connection that all share.
+/// One manager, and so one connection, shared by all.
 ///
 /// It is asynchronous. A threaded program has to block on its futures, on one runtime for all
-/// threads; one that is asynchronous itself, and so no rival, has tasks. A runtime has a thread per
-/// core, but where there is only one worker it runs in that one's thread, which suits it best.
+/// threads; an asynchronous program, which leasehold is not made for, uses tasks. The runtime has
+/// one thread per core, but runs in the worker's thread if there is only one worker, which suits it
+/// best.
 pub(crate) struct Rslock {
     manager: LockManager,
     runtime: Runtime,
@@ -178,9 +179,9 @@ async fn be_task(manager: LockManager, mut worker: Worker) -> Worker {
     worker
 }
 
-/// One manager for all threads. It opens a connection for every request, on which Nagle's
-/// algorithm has nothing to hold up. Where the system is slow to reuse the ports of closed
-/// connections, they run out, and the program ends.
+/// One manager for all threads. It opens a connection for every request, which Nagle's algorithm
+/// does not delay. If the system is slow to reuse the ports of closed connections, it runs out of
+/// them and the program ends.
 pub(crate) struct Redlock(RedLock);
 
 impl Redlock {
@@ -211,7 +212,7 @@ impl Peer for Redlock {
     }
 }
 
-/// Runs `work` for each of `jobs` in a thread of its own, all at once.
+/// Runs `work` for each of `jobs`, in a thread of its own, all at the same time.
 fn in_threads<J: Send>(
     jobs: impl IntoIterator<Item = J>,
     work: impl Fn(J) -> Worker + Sync,

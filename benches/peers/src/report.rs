@@ -1,4 +1,4 @@
-//! How results are shown: Markdown tables, and the bars of a plot.
+//! Presents results as Markdown tables and as the bars of a plot.
 
 use crate::results::Measure;
 use crate::results::Series;
@@ -8,7 +8,7 @@ use crate::support::plot::Bar;
 impl Scenario {
     pub(crate) fn print(&self, results: &[Series]) {
         let figure = match self.measure {
-            Measure::Rate if self.is_contended() => "hand-overs/s",
+            Measure::Rate if self.is_contended() => "handoffs/s",
             Measure::Rate => "cycles/s",
             Measure::Time => "p50 of a cycle",
         };
@@ -46,7 +46,7 @@ impl Scenario {
         row
     }
 
-    /// The bars of this scenario: everybody's ratio to raw, raw itself left out.
+    /// Returns the bars of this scenario: the ratio of each peer, other than raw, to raw.
     pub(crate) fn bars<'a>(&'a self, results: &'a [Series]) -> impl Iterator<Item = Bar> + 'a {
         let (raw, others) = results.split_first().expect("raw comes first");
         others.iter().map(|series| {

@@ -1,4 +1,4 @@
-//! What the peers' turns have shown.
+//! The results of the peers' turns.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use crate::support::meter::Spent;
 use crate::support::turns::quartiles;
 use crate::worker::Worker;
 
-/// What the peers are compared by.
+/// The figure by which peers are compared.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Measure {
     /// The median time of a cycle.
@@ -20,10 +20,10 @@ pub(crate) struct Turn {
     median_cycle: Duration,
     /// Of all workers together.
     cycles_per_second: f64,
-    /// The whole process's, and so background threads' too.
+    /// Of the whole process, including background threads.
     cpu_per_cycle: Duration,
     longest_wait: Duration,
-    /// The cycles of the worker that had the fewest by those of the one that had the most.
+    /// The fewest cycles of any worker, divided by the most.
     least_to_most: f64,
 }
 
@@ -66,7 +66,7 @@ impl Series {
         self.median(|turn| turn.by(measure))
     }
 
-    /// How this compares with `base`: quartiles over the rounds, each compared in itself.
+    /// Returns the ratio of this to `base`: the quartiles of the ratios in each round.
     pub(crate) fn ratios_to(&self, base: &Series, measure: Measure) -> [f64; 3] {
         let rounds = self.turns.iter().zip(&base.turns);
         quartiles(rounds.map(|(own, base)| own.by(measure) / base.by(measure)).collect())
@@ -80,7 +80,7 @@ impl Series {
         self.median(|turn| turn.least_to_most)
     }
 
-    /// The longest of all turns. None can be longer than a turn, as the others leave then.
+    /// Returns the longest wait in any turn. None can exceed a turn, because workers stop then.
     pub(crate) fn longest_wait(&self) -> Duration {
         self.turns.iter().map(|turn| turn.longest_wait).max().unwrap_or_default()
     }

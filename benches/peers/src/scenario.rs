@@ -1,4 +1,4 @@
-//! What the peers are put through, and what comes of it.
+//! The scenarios in which peers are measured.
 
 use std::time::{Duration, Instant};
 
@@ -8,20 +8,20 @@ use crate::support::meter::Spent;
 use crate::support::turns::in_turn;
 use crate::worker::Worker;
 
-/// How long everybody works before the first turn, to open connections and to load scripts.
+/// How long each peer runs before its first turn, to open connections and load scripts.
 const WARM_UP: Duration = Duration::from_millis(100);
 
-/// So many workers on so many names. Raw, which is a lock for one thread, has a worker per name.
+/// A number of workers on a number of names. Raw, a lock for one thread, has one worker per name.
 pub(crate) struct Scenario {
     pub(crate) title: &'static str,
     pub(crate) measure: Measure,
     pub(crate) workers: usize,
     pub(crate) names: usize,
-    /// What leasehold's ratio to raw should be, at most for a time, at least for a rate.
+    /// The goal for leasehold's ratio to raw: a maximum for a time, a minimum for a rate.
     pub(crate) goal: f64,
 }
 
-/// How many turns each peer has, and how long a turn is.
+/// How many turns each peer gets, and how long a turn is.
 #[derive(Clone, Copy)]
 pub(crate) struct Plan {
     pub(crate) rounds: u32,
@@ -34,7 +34,7 @@ struct Rival {
 }
 
 impl Scenario {
-    /// Lets the peers take turns at the server at `url`. Raw's results come first.
+    /// Measures the peers in turn at the server at `url`. Raw's results come first.
     pub(crate) fn run(&self, plan: Plan, url: &str) -> Vec<Series> {
         let mut rivals = self.rivals(url);
         for rival in &mut rivals {

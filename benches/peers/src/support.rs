@@ -1,4 +1,4 @@
-//! What is shared with leasehold's own benchmark.
+//! Code shared with leasehold's own benchmarks.
 #![allow(dead_code, reason = "each of the two uses a part of it")]
 
 #[path = "../../support/meter.rs"]

@@ -1,8 +1,8 @@
-//! One of those who lock and unlock over and over: a thread, or a task. It keeps its own books.
+//! A worker, in a thread or a task, which locks and unlocks repeatedly and records its own times.
 
 use std::time::{Duration, Instant};
 
-/// Asks for one lock until its time is over.
+/// Acquires one lock repeatedly until its time is over.
 pub(crate) struct Worker {
     name: String,
     until: Instant,
@@ -17,29 +17,29 @@ impl Worker {
         Self { name, until, asked: until, cycles, longest_wait: Duration::ZERO }
     }
 
-    /// The lock that it asks for.
+    /// The lock that it acquires.
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
-    /// Begins a cycle, or says that there is no time for another. A first one there is, however
-    /// long the machine has paused.
+    /// Begins a cycle, and returns `false` if there is no time for another. The first one always
+    /// begins, however long the machine has paused.
     pub(crate) fn begins(&mut self) -> bool {
         self.asked = Instant::now();
         self.asked < self.until || self.cycles.is_empty()
     }
 
-    /// Notes that it has the lock now.
+    /// Records that the lock was acquired.
     pub(crate) fn holds(&mut self) {
         self.longest_wait = self.longest_wait.max(self.asked.elapsed());
     }
 
-    /// Notes that the lock is released.
+    /// Records that the lock was released.
     pub(crate) fn is_through(&mut self) {
         self.cycles.push(self.asked.elapsed());
     }
 
-    /// How long each cycle took, from the call that locks to the end of the one that unlocks.
+    /// How long each cycle took, from the start of the lock call to the end of the unlock call.
     pub(crate) fn cycles(&self) -> &[Duration] {
         &self.cycles
     }
