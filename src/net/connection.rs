@@ -139,12 +139,6 @@ impl Connection {
         self.socket.as_ref().map(RespStream::plug).unwrap_or_default()
     }
 
-    /// The failure of what another thread has put an end to.
-    pub(crate) fn interrupted(&self) -> Failure {
-        let error = std::io::Error::new(std::io::ErrorKind::ConnectionAborted, "interrupted");
-        Failure::io(FailureKind::Unreachable, &self.factory.label(), error)
-    }
-
     /// Gives up a connection on which no reply has come in time.
     pub(crate) fn time_out(&mut self) -> Failure {
         self.poison();

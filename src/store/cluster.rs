@@ -6,10 +6,8 @@
 //! requests again by itself, sleeps beyond any deadline, and has no pub/sub.
 
 mod jobs;
-mod link;
 mod map;
 mod node;
-mod opening;
 mod shares;
 mod slot;
 mod topology;
@@ -24,14 +22,16 @@ use crate::failure::Failure;
 use crate::net::endpoint::Endpoint;
 use crate::net::server::ServerFactory;
 use crate::store::Store;
-use crate::store::cluster::jobs::ClusterJobs;
+use crate::store::background::jobs::BackgroundJobs;
+use crate::store::background::wakeups::BackgroundWakeups;
+use crate::store::cluster::jobs::JobsBySlot;
 use crate::store::cluster::node::Target;
 use crate::store::cluster::slot::slot_of;
-use crate::store::cluster::topology::Topology;
-use crate::store::cluster::wakeups::ClusterWakeups;
+use crate::store::cluster::topology::{REDIRECTIONS_MAX, Topology};
+use crate::store::cluster::wakeups::WakeupsOfMasters;
+use crate::store::commands::Commands;
 use crate::store::hold::{HoldId, Holder};
 use crate::store::job::JobRunner;
-use crate::store::keys::Keys;
 use crate::store::request::{
     Acquire, AcquireReply, HoldReply, PendingReply, PostedRelease, Recall, SetDepth, Transfer,
     TransferReply,
@@ -39,15 +39,14 @@ use crate::store::request::{
 use crate::store::standalone::Standalone;
 use crate::store::wake::Wakeups;
 
-/// A request that was sent elsewhere more often than this has met nodes that disagree for now.
-const HOPS: u32 = 5;
-
 /// A cluster.
 #[derive(Clone, Debug)]
 pub(crate) struct Cluster {
     topology: Arc<Topology>,
-    keys: Keys,
-    connect_timeout: Duration,
+    commands: Commands,
+    io_timeout: Duration,
+    /// The same where no lease is at stake.
+    idle_timeout: Duration,
 }
 
 /// Parses the URLs of the nodes to begin with.
@@ -72,8 +71,9 @@ impl Cluster {
     pub(crate) fn new(seeds: Vec<Endpoint>, config: &Config, servers: &ServerFactory) -> Self {
         Self {
             topology: Arc::new(Topology::new(seeds, config, servers)),
-            keys: Keys::new(&config.prefix),
-            connect_timeout: config.connect_timeout,
+            commands: Commands::new(config),
+            io_timeout: config.io_timeout(config.options.first_lease()),
+            idle_timeout: config.io_timeout(Duration::MAX),
         }
     }
 
@@ -111,7 +111,7 @@ impl Cluster {
                 Err(failure) => failure,
             };
             match self.topology.redirected(&failure, slot, &target.node) {
-                Some(next) if hop < HOPS => target = next,
+                Some(next) if hop < REDIRECTIONS_MAX => target = next,
                 _ => {
                     self.topology.take_in(&failure, &target.node);
                     return Err(self.topology.verdict(failure));
@@ -140,7 +140,7 @@ impl Cluster {
     }
 
     fn slot(&self, name: &str) -> usize {
-        slot_of(&self.keys.lock(name))
+        slot_of(&self.commands.keys.lock(name))
     }
 }
 
@@ -214,11 +214,13 @@ impl Store for Cluster {
     }
 
     fn wakeups(&self, client: &str) -> Option<Box<dyn Wakeups>> {
-        Some(Box::new(ClusterWakeups::new(self.topology.clone(), self.keys.clone(), client)))
+        let keys = self.commands.keys.clone();
+        let policy = WakeupsOfMasters::new(self.topology.clone(), keys.clone());
+        Some(Box::new(BackgroundWakeups::new(policy, keys, client, self.idle_timeout)))
     }
 
     fn jobs(&self) -> Box<dyn JobRunner> {
-        let (topology, keys) = (self.topology.clone(), self.keys.clone());
-        Box::new(ClusterJobs::new(topology, keys, self.connect_timeout))
+        let policy = JobsBySlot::new(self.topology.clone(), self.commands.keys.clone());
+        Box::new(BackgroundJobs::new(policy, self.commands.clone(), self.io_timeout))
     }
 }

@@ -1,17 +1,16 @@
 //! What servers are asked about locks, and what they reply: one file or folder per topology.
 
+pub(crate) mod background;
 pub(crate) mod cluster;
 pub(crate) mod commands;
 pub(crate) mod durability;
 pub(crate) mod hold;
 pub(crate) mod job;
-pub(crate) mod job_pipeline;
 pub(crate) mod keys;
 pub(crate) mod memory;
 pub(crate) mod quorum;
 pub(crate) mod request;
 pub(crate) mod standalone;
-pub(crate) mod subscription;
 pub(crate) mod wake;
 
 #[cfg(test)]

@@ -67,18 +67,20 @@ use crate::net::endpoint::Endpoint;
 use crate::net::server::ServerFactory;
 use crate::net::spin::Spin;
 use crate::store::Store;
+use crate::store::background::jobs::BackgroundJobs;
+use crate::store::background::wakeups::BackgroundWakeups;
 use crate::store::commands::Commands;
 use crate::store::durability::Demand;
 use crate::store::hold::{HoldId, Holder};
 use crate::store::job::{InDoubtHold, JobRunner};
 use crate::store::quorum::grant::{Grants, unsettled};
-use crate::store::quorum::jobs::QuorumJobs;
+use crate::store::quorum::jobs::JobsByVote;
 use crate::store::quorum::links::QuorumParts;
 use crate::store::quorum::node::QuorumServer;
 use crate::store::quorum::requests::{Effect, QuorumCommand, Requests};
 use crate::store::quorum::round::Rounds;
 use crate::store::quorum::votes::Votes;
-use crate::store::quorum::wakeups::QuorumWakeups;
+use crate::store::quorum::wakeups::WakeupsOfMajorities;
 use crate::store::request::{
     Acquire, AcquireReply, HoldReply, PendingReply, SetDepth, Transfer, TransferReply,
 };
@@ -187,11 +189,13 @@ impl Store for Quorum {
 
     fn wakeups(&self, client: &str) -> Option<Box<dyn Wakeups>> {
         let (nodes, keys) = (self.grants.rounds.parts.nodes.clone(), self.commands().keys.clone());
-        Some(Box::new(QuorumWakeups::new(nodes, keys, client, self.retry)))
+        let policy = WakeupsOfMajorities::new(nodes);
+        Some(Box::new(BackgroundWakeups::new(policy, keys, client, self.retry)))
     }
 
     fn jobs(&self) -> Box<dyn JobRunner> {
         let nodes = self.grants.rounds.parts.nodes.clone();
-        Box::new(QuorumJobs::new(nodes, self.commands(), self.io_timeout))
+        let commands = self.commands().clone();
+        Box::new(BackgroundJobs::new(JobsByVote(nodes), commands, self.io_timeout))
     }
 }

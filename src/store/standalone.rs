@@ -9,16 +9,17 @@ use crate::failure::Failure;
 use crate::net::request::Reply;
 use crate::net::server::Server;
 use crate::store::Store;
+use crate::store::background::jobs::BackgroundJobs;
+use crate::store::background::one_server::{JobsOfOneServer, WakeupsOfOneServer};
+use crate::store::background::wakeups::BackgroundWakeups;
 use crate::store::commands::{Command, Commands, Decoder};
 use crate::store::durability::{Demand, ask_durably};
 use crate::store::hold::{HoldId, Holder};
 use crate::store::job::JobRunner;
-use crate::store::job_pipeline::JobPipeline;
 use crate::store::request::{
     Acquire, AcquireReply, HoldReply, PendingReply, PostedRelease, Recall, SetDepth, Transfer,
     TransferReply,
 };
-use crate::store::subscription::Subscription;
 use crate::store::wake::Wakeups;
 
 /// One server.
@@ -55,16 +56,6 @@ impl Standalone {
 
     pub(crate) fn server(&self) -> &Server {
         &self.server
-    }
-
-    pub(crate) fn job_pipeline(&self) -> JobPipeline {
-        JobPipeline::new(self.server.connection(), self.commands.clone(), self.io_timeout)
-    }
-
-    /// The wake-ups of a client that come over this server.
-    pub(crate) fn subscription(&self, client: &str) -> Subscription {
-        let (connection, keys) = (self.server.connection(), self.commands.keys.clone());
-        Subscription::new(connection, keys, client, self.idle_timeout)
     }
 
     fn ask<T: Clone>(&self, command: Command<T>, deadline: Instant) -> Result<T, Failure> {
@@ -166,10 +157,13 @@ impl Store for Standalone {
     }
 
     fn wakeups(&self, client: &str) -> Option<Box<dyn Wakeups>> {
-        Some(Box::new(self.subscription(client)))
+        let policy = WakeupsOfOneServer::new(self.server.clone());
+        let keys = self.commands.keys.clone();
+        Some(Box::new(BackgroundWakeups::new(policy, keys, client, self.idle_timeout)))
     }
 
     fn jobs(&self) -> Box<dyn JobRunner> {
-        Box::new(self.job_pipeline())
+        let policy = JobsOfOneServer(self.server.clone());
+        Box::new(BackgroundJobs::new(policy, self.commands.clone(), self.io_timeout))
     }
 }

@@ -1,153 +1,95 @@
-//! Holds on many nodes cared for by one thread: each node's over a connection of its own, so that
-//! none waits for another.
+//! Background jobs in a cluster: each is sent to the node that serves the slot of its lock, and
+//! follows redirections.
 
-use std::collections::HashMap;
-use std::mem;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
-use crate::store::cluster::HOPS;
-use crate::store::cluster::link::NodeLink;
+use crate::failure::Failure;
+use crate::net::connection::Connection;
+use crate::net::request::Request;
+use crate::store::background::connection::{Attempt, Node};
+use crate::store::background::jobs::{Decision, JobPolicy};
+use crate::store::background::opening::Opening;
 use crate::store::cluster::node::Target;
 use crate::store::cluster::slot::slot_of;
-use crate::store::cluster::topology::{Topology, uncovered};
-use crate::store::job::{Job, JobOutcome, JobRunner};
+use crate::store::cluster::topology::{REDIRECTIONS_MAX, Topology, uncovered};
+use crate::store::job::{Job, JobOutcome};
 use crate::store::keys::Keys;
 
-/// So long one node's replies are waited for before another's are looked at.
-const SLICE: Duration = Duration::from_millis(1);
+impl Node for Target {
+    fn label(&self) -> Arc<str> {
+        self.node.label().clone()
+    }
 
-/// The background connections of one thread to the nodes of a cluster.
+    fn is(&self, other: &Self) -> bool {
+        self == other
+    }
+
+    fn open(&self, previous: Option<Connection>, attempt: Attempt) -> Result<Opening, Failure> {
+        self.store().server().open(previous, attempt)
+    }
+
+    fn addressed(&self, request: Request) -> Request {
+        self.store().server().addressed(request)
+    }
+}
+
+/// Each job to the node that serves its slot.
 #[derive(Debug)]
-pub(super) struct ClusterJobs {
+pub(super) struct JobsBySlot {
     topology: Arc<Topology>,
     keys: Keys,
-    connect_timeout: Duration,
-    links: Vec<NodeLink>,
-    /// What was sent, by a number of our own: the caller's need not be unique.
-    in_flight: HashMap<u64, RoutedJob>,
-    sent: u64,
 }
 
-/// A task and where it is.
+/// A job on its way to the right node.
 #[derive(Debug)]
-struct RoutedJob {
-    task: Job,
+pub(super) struct RoutedJob {
     slot: usize,
-    target: Target,
-    hops: u32,
+    redirections: u32,
 }
 
-impl ClusterJobs {
-    pub(super) fn new(topology: Arc<Topology>, keys: Keys, connect_timeout: Duration) -> Self {
-        let (links, in_flight) = (Vec::new(), HashMap::new());
-        Self { topology, keys, connect_timeout, links, in_flight, sent: 0 }
+impl JobsBySlot {
+    pub(super) fn new(topology: Arc<Topology>, keys: Keys) -> Self {
+        Self { topology, keys }
+    }
+}
+
+impl JobPolicy for JobsBySlot {
+    type Node = Target;
+    type Progress = RoutedJob;
+
+    fn route(&mut self, job: &Job) -> Result<(Vec<Target>, RoutedJob), Failure> {
+        let slot = slot_of(&self.keys.lock(&job.hold.name));
+        let Some(owner) = self.topology.owner(slot) else {
+            self.topology.learn();
+            return Err(uncovered());
+        };
+        Ok((vec![Target::of(owner)], RoutedJob { slot, redirections: 0 }))
     }
 
-    /// Sends tasks to where they belong, and deals with what comes of it at once.
-    fn dispatch(&mut self, mut errands: Vec<RoutedJob>, done: &mut dyn FnMut(u64, JobOutcome)) {
-        while !errands.is_empty() {
-            let mut outcomes = Vec::new();
-            for (target, tasks) in self.sort(errands) {
-                self.link(&target).send(tasks, &mut |id, outcome| outcomes.push((id, outcome)));
-            }
-            errands = self.settle(outcomes, done);
-        }
-    }
-
-    /// Gives errands their numbers, and puts together those with the same target.
-    fn sort(&mut self, errands: Vec<RoutedJob>) -> Vec<(Target, Vec<Job>)> {
-        let mut batches: Vec<(Target, Vec<Job>)> = Vec::new();
-        for errand in errands {
-            self.sent += 1;
-            let task = Job { id: self.sent, ..errand.task.clone() };
-            let batch = batches.iter_mut().find(|(target, _)| *target == errand.target);
-            match batch {
-                Some((_, tasks)) => tasks.push(task),
-                None => batches.push((errand.target.clone(), vec![task])),
-            }
-            self.in_flight.insert(self.sent, errand);
-        }
-        batches
-    }
-
-    fn link(&mut self, target: &Target) -> &mut NodeLink {
-        let place = self.links.iter().position(|link| link.target == *target);
-        let place = place.unwrap_or_else(|| {
-            // Nodes come and go.
-            self.links.retain(NodeLink::is_busy);
-            self.links.push(NodeLink::new(target.clone(), self.connect_timeout));
-            self.links.len() - 1
-        });
-        &mut self.links[place]
-    }
-
-    /// Reports outcomes, and returns what is to be sent elsewhere.
-    fn settle(
+    fn decide(
         &mut self,
-        outcomes: Vec<(u64, JobOutcome)>,
-        done: &mut dyn FnMut(u64, JobOutcome),
-    ) -> Vec<RoutedJob> {
-        let mut again = Vec::new();
-        for (id, outcome) in outcomes {
-            let Some(mut errand) = self.in_flight.remove(&id) else { continue };
-            let node = &errand.target.node;
-            match &outcome {
-                Ok(_) => node.trust(),
-                Err(failure) => {
-                    let target = self.topology.redirected(failure, errand.slot, node);
-                    if let Some(target) = target.filter(|_| errand.hops < HOPS) {
-                        (errand.target, errand.hops) = (target, errand.hops + 1);
-                        again.push(errand);
-                        continue;
-                    }
-                    self.topology.take_in(failure, node);
+        _: &Job,
+        progress: &mut RoutedJob,
+        from: &Target,
+        reply: JobOutcome,
+    ) -> Decision<Target> {
+        match &reply {
+            Ok(_) => from.node.trust(),
+            Err(failure) => {
+                let target = self.topology.redirected(failure, progress.slot, &from.node);
+                if let Some(target) = target.filter(|_| progress.redirections < REDIRECTIONS_MAX) {
+                    progress.redirections += 1;
+                    return Decision::SendTo(target);
                 }
-            }
-            done(errand.task.id, outcome);
-        }
-        again
-    }
-}
-
-impl JobRunner for ClusterJobs {
-    fn send(&mut self, tasks: Vec<Job>, done: &mut dyn FnMut(u64, JobOutcome)) {
-        let mut errands = Vec::with_capacity(tasks.len());
-        for task in tasks {
-            let slot = slot_of(&self.keys.lock(&task.hold.name));
-            if let Some(target) = self.topology.owner(slot).map(Target::of) {
-                errands.push(RoutedJob { task, slot, target, hops: 0 });
-            } else {
-                self.topology.learn();
-                done(task.id, Err(uncovered()));
+                self.topology.take_in(failure, &from.node);
             }
         }
-        self.dispatch(errands, done);
+        Decision::Done(reply)
     }
 
-    fn collect(&mut self, deadline: Instant, done: &mut dyn FnMut(u64, JobOutcome)) {
-        while self.links.iter().any(NodeLink::is_busy) {
-            let mut outcomes = Vec::new();
-            for link in self.links.iter_mut().filter(|link| link.is_busy()) {
-                let end = deadline.min(Instant::now() + SLICE);
-                link.collect(end, &mut |id, outcome| outcomes.push((id, outcome)));
-            }
-            let again = self.settle(outcomes, done);
-            self.dispatch(again, done);
-            if Instant::now() >= deadline {
-                return;
-            }
-        }
-    }
-
-    fn abandon(&mut self, done: &mut dyn FnMut(u64, JobOutcome)) {
-        for mut link in mem::take(&mut self.links) {
-            link.abandon(&mut |id, outcome| {
-                if let Some(errand) = self.in_flight.remove(&id) {
-                    done(errand.task.id, outcome);
-                }
-            });
-        }
+    /// A node that was asked only because of a redirection is not asked again soon.
+    fn keeps(&self, target: &Target) -> bool {
+        !target.asking && self.topology.is_master(&target.node)
     }
 }
 
@@ -155,27 +97,30 @@ impl JobRunner for ClusterJobs {
 mod tests {
     use super::*;
     use std::net::TcpListener;
+    use std::time::{Duration, Instant};
 
     use crate::clock::end_of;
     use crate::config::Config;
     use crate::net::endpoint::Endpoint;
     use crate::net::server::ServerFactory;
+    use crate::store::background::jobs::BackgroundJobs;
+    use crate::store::commands::Commands;
     use crate::store::hold::HoldId;
-    use crate::store::job::Action;
+    use crate::store::job::{Action, JobRunner};
     use crate::store::request::HoldReply;
     use crate::store::tests::process::Server;
 
     const AGES: Duration = Duration::from_secs(60);
     const SOON: Duration = Duration::from_secs(5);
 
-    fn task(id: u64, name: &str, time: Duration) -> Job {
+    fn job(id: u64, name: &str, time: Duration) -> Job {
         let hold = HoldId { name: Arc::from(name), client: Arc::from("me"), nonce: id };
         Job { id, hold, action: Action::Release, deadline: end_of(time) }
     }
 
     /// Two nodes, of which the second accepts connections and says nothing.
     #[test]
-    fn a_node_that_lets_nobody_in_holds_up_nobody_else() {
+    fn a_node_that_hangs_in_the_login_delays_no_other() {
         let server = Server::redis();
         let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
         let port = silent.local_addr().expect("an address").port();
@@ -188,20 +133,27 @@ mod tests {
         topology.place(slot_of("good"), 0);
         topology.place(slot_of("silent"), 1);
 
-        let mut jobs = ClusterJobs::new(Arc::new(topology), Keys::new(""), AGES);
+        let mut runner = BackgroundJobs::new(
+            JobsBySlot::new(Arc::new(topology), Keys::new("")),
+            Commands::new(&config),
+            AGES,
+        );
         let mut outcomes = Vec::new();
-        let tasks = vec![task(1, "silent", AGES), task(2, "good", AGES), task(3, "silent", SOON)];
+        let jobs = vec![job(1, "silent", AGES), job(2, "good", AGES), job(3, "silent", SOON)];
         let start = Instant::now();
-        jobs.send(tasks, &mut |id, outcome| outcomes.push((id, outcome)));
+        runner.send(jobs, &mut |id, outcome| outcomes.push((id, outcome)));
         while outcomes.is_empty() {
-            jobs.collect(end_of(SOON / 5), &mut |id, outcome| outcomes.push((id, outcome)));
-            assert!(start.elapsed() < SOON, "no outcome of the good node's task");
+            runner.collect(end_of(SOON / 5), &mut |id, outcome| outcomes.push((id, outcome)));
+            assert!(start.elapsed() < SOON, "no outcome of the good node's job");
         }
         assert!(matches!(outcomes[..], [(2, Ok(HoldReply::Gone))]), "{outcomes:?}");
 
-        jobs.collect(start + SOON * 3 / 2, &mut |id, outcome| outcomes.push((id, outcome)));
-        assert!(matches!(outcomes[1..], [(3, Err(_))]), "it has a time of its own: {outcomes:?}");
-        jobs.abandon(&mut |id, outcome| outcomes.push((id, outcome)));
-        assert!(matches!(outcomes[2..], [(1, Err(_))]), "each task has an outcome: {outcomes:?}");
+        runner.collect(start + SOON * 3 / 2, &mut |id, outcome| outcomes.push((id, outcome)));
+        assert!(
+            matches!(outcomes[1..], [(3, Err(_))]),
+            "it has a deadline of its own: {outcomes:?}"
+        );
+        runner.abandon(&mut |id, outcome| outcomes.push((id, outcome)));
+        assert!(matches!(outcomes[2..], [(1, Err(_))]), "each job has an outcome: {outcomes:?}");
     }
 }

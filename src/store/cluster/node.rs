@@ -39,10 +39,6 @@ impl ClusterNode {
         &self.endpoint().label
     }
 
-    pub(super) fn store(&self) -> &Standalone {
-        &self.store
-    }
-
     /// Asks which node serves which slots.
     pub(super) fn slots(&self, deadline: Instant) -> Result<Value, Failure> {
         let question = redis::cmd("CLUSTER").arg("SLOTS").take();

@@ -25,6 +25,9 @@ use crate::store::cluster::slot::SLOTS;
 /// What was learnt is not asked for again for so long: a failover takes longer.
 const PAUSE: Duration = Duration::from_millis(50);
 
+/// A request that was redirected more often than this has met nodes that disagree for now.
+pub(super) const REDIRECTIONS_MAX: u32 = 5;
+
 /// What is known of a cluster.
 pub(super) struct Topology {
     config: Config,
@@ -74,6 +77,11 @@ impl Topology {
     pub(super) fn masters(&self) -> (Vec<Arc<ClusterNode>>, u64) {
         let map = self.map.read();
         (map.masters().cloned().collect(), map.version())
+    }
+
+    /// Returns `true` if the node serves slots, as far as is known.
+    pub(super) fn is_master(&self, node: &Arc<ClusterNode>) -> bool {
+        self.map.read().master(node.label()).is_some_and(|master| Arc::ptr_eq(master, node))
     }
 
     pub(super) fn version(&self) -> u64 {

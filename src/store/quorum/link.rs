@@ -4,16 +4,16 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::Sender;
 use redis::Value;
 
 use crate::failure::{Failure, FailureKind};
 use crate::net::connection::Connection;
 use crate::net::pipeline::{Pipeline, UnknownScript, WRITE_TIME, WaitFor};
 use crate::net::request::{Reply, Request, Script};
+use crate::store::background::opening::Opening;
 use crate::store::quorum::flight::Broadcast;
 use crate::store::quorum::in_doubt::InDoubtHolds;
-use crate::store::quorum::node::{Opened, QuorumServer};
+use crate::store::quorum::node::QuorumServer;
 use crate::store::quorum::requests::Effect;
 
 /// A server that owes so many replies is not only slow.
@@ -29,8 +29,8 @@ pub(super) struct QuorumLink {
     node: Arc<QuorumServer>,
     in_doubt: Arc<InDoubtHolds>,
     pipeline: Pipeline<Owed, Connection>,
-    /// Whether one is being opened in the background.
-    opening: bool,
+    /// The connection that is being opened in the background.
+    opening: Option<Opening>,
     /// Whether that is likely to succeed soon.
     trusted: bool,
     /// The scripts that were sent in full over this connection, so that the server knows them.
@@ -57,8 +57,8 @@ impl QuorumLink {
         Self {
             node: node.clone(),
             in_doubt: in_doubt.clone(),
-            pipeline: Pipeline::new(node.connection(), UnknownScript::Fail),
-            opening: false,
+            pipeline: Pipeline::new(node.closed_connection(), UnknownScript::Fail),
+            opening: None,
             trusted: false,
             known: Vec::new(),
         }
@@ -68,13 +68,14 @@ impl QuorumLink {
         self.pipeline.connection.is_connected()
     }
 
-    pub(super) fn is_opening(&self) -> bool {
-        self.opening
+    /// The connection that is being opened.
+    pub(super) fn opening(&self) -> Option<&Opening> {
+        self.opening.as_ref()
     }
 
     /// Tells whether it is worth a moment to wait for the connection that is being opened.
     pub(super) fn is_expected(&self) -> bool {
-        self.opening && self.trusted
+        self.opening.is_some() && self.trusted
     }
 
     /// Waits no longer for the connection that is being opened.
@@ -96,19 +97,19 @@ impl QuorumLink {
         self.node.down()
     }
 
-    /// Has a connection opened in the background if there is none. `urgent` is what cannot do
-    /// without it.
-    pub(super) fn open(&mut self, urgent: bool, answer: &Sender<Opened>) {
-        if !self.is_connected() && !self.opening {
+    /// Begins to open a connection if there is none. `urgent` is what cannot do without it.
+    pub(super) fn begin_opening(&mut self, urgent: bool) {
+        if !self.is_connected() && self.opening.is_none() {
             self.trusted = self.node.is_trusted();
-            self.opening = self.node.open(urgent, answer);
+            self.opening = self.node.begin_opening(urgent);
         }
     }
 
-    /// Takes in what has become of that.
-    pub(super) fn take_in(&mut self, opened: Result<Connection, Failure>) {
-        self.opening = false;
-        if let Ok(connection) = opened {
+    /// Uses the connection that was being opened, once it is.
+    pub(super) fn finish_opening(&mut self) {
+        let Some(outcome) = self.opening.as_ref().and_then(Opening::take_outcome) else { return };
+        self.opening = None;
+        if let Ok(connection) = outcome {
             self.pipeline.connection = connection;
         }
     }
@@ -177,6 +178,10 @@ impl QuorumLink {
         let batch = [(owed(Part::Script), request)];
         let batch = batch.into_iter().chain(wait.map(|wait| (owed(Part::Wait), wait)));
         self.pipeline.send(batch, Instant::now() + WRITE_TIME);
+        if !self.is_connected() {
+            // All that was in flight has failed, and the next connection must not inherit it.
+            self.read();
+        }
     }
 
     /// Reads the replies that have come.

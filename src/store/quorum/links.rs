@@ -9,16 +9,15 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender, unbounded};
-
 use crate::failure::Failure;
 use crate::net::poll::poll_readable;
 use crate::net::request::Reply;
 use crate::net::spin::{Manner, Spin, SpinTurn};
+use crate::store::background::opening::Opening;
 use crate::store::quorum::flight::Broadcast;
 use crate::store::quorum::in_doubt::InDoubtHolds;
 use crate::store::quorum::link::QuorumLink;
-use crate::store::quorum::node::{Opened, QuorumServer};
+use crate::store::quorum::node::QuorumServer;
 use crate::store::quorum::votes::majority;
 
 /// For so long a connection is waited for that is not needed for a majority.
@@ -39,32 +38,26 @@ pub(super) struct QuorumParts {
 pub(super) struct QuorumLinks {
     parts: Arc<QuorumParts>,
     each: Vec<QuorumLink>,
-    opened: Receiver<Opened>,
-    /// For whoever opens a connection.
-    answer: Sender<Opened>,
 }
 
 impl QuorumLinks {
     /// QuorumLinks that are opened when they are first used.
     pub(super) fn new(parts: Arc<QuorumParts>) -> Self {
-        let (answer, opened) = unbounded();
         let each = parts.nodes.iter().map(|node| QuorumLink::new(node, &parts.in_doubt)).collect();
-        Self { parts, each, opened, answer }
+        Self { parts, each }
     }
 
     /// Makes ready to send. Connections that are missing are opened in the background. They are
     /// waited for if there is no majority without them, and for a moment if nothing is known against
     /// the server.
     pub(super) fn prepare(&mut self, deadline: Instant) {
-        while let Ok((number, opened)) = self.opened.try_recv() {
-            self.each[number].take_in(opened);
-        }
         for link in &mut self.each {
+            link.finish_opening();
             link.check(self.parts.retry);
         }
         let urgent = !self.are_enough();
         for link in &mut self.each {
-            link.open(urgent, &self.answer);
+            link.begin_opening(urgent);
         }
         self.wait_for_connections(deadline);
     }
@@ -155,9 +148,9 @@ impl QuorumLinks {
     fn wait_for_connections(&mut self, deadline: Instant) {
         let moment = Instant::now() + LATECOMERS;
         while let Some(end) = self.end_of_wait_for_connections(deadline, moment)
-            && let Ok((number, opened)) = self.opened.recv_deadline(end)
+            && Opening::wait_for_any(self.each.iter().filter_map(QuorumLink::opening), end)
         {
-            self.each[number].take_in(opened);
+            self.each.iter_mut().for_each(QuorumLink::finish_opening);
         }
         // Once is enough: a server that hangs is found out only later.
         self.each.iter_mut().for_each(QuorumLink::expect_nothing);
@@ -165,7 +158,7 @@ impl QuorumLinks {
 
     fn end_of_wait_for_connections(&self, deadline: Instant, moment: Instant) -> Option<Instant> {
         if !self.are_enough() {
-            return self.each.iter().any(QuorumLink::is_opening).then_some(deadline);
+            return self.each.iter().any(|link| link.opening().is_some()).then_some(deadline);
         }
         self.each.iter().any(QuorumLink::is_expected).then_some(deadline.min(moment))
     }

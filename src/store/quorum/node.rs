@@ -8,10 +8,8 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::Sender;
 use parking_lot::Mutex;
 
 use crate::clock::end_of;
@@ -19,14 +17,13 @@ use crate::failure::{Failure, FailureKind};
 use crate::net::connection::Connection;
 use crate::net::factory::ConnectionFactory;
 use crate::net::request::{Reply, Request};
+use crate::store::background::connection::{Attempt, Node};
+use crate::store::background::opening::Opening;
 use crate::store::durability::Demand;
 use crate::store::hold::HoldId;
 
 /// The first pause after a failure, and the longest one.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(4));
-
-/// A connection that was to be opened to the server of this number.
-pub(super) type Opened = (usize, Result<Connection, Failure>);
 
 /// One server.
 #[derive(Debug)]
@@ -66,34 +63,15 @@ impl QuorumServer {
         Self { number, factory, demand, health, reached }
     }
 
-    /// A place for a connection.
-    pub(super) fn connection(&self) -> Connection {
+    /// A connection that is not open.
+    pub(super) fn closed_connection(&self) -> Connection {
         Connection::new(self.factory.clone())
     }
 
-    /// Has a connection opened in the background, if it is time to try. `urgent` is what cannot do
-    /// without this server. Tells whether there will be an answer.
-    pub(super) fn open(self: &Arc<Self>, urgent: bool, answer: &Sender<Opened>) -> bool {
-        if !self.claim_try(urgent) {
-            return false;
-        }
-        let (node, answer) = (self.clone(), answer.clone());
-        let open = move || {
-            let opened = node.connect();
-            match &opened {
-                Ok(_) => *node.health.lock() = Health::fresh(),
-                Err(failure) => node.fail(failure),
-            }
-            // Whoever has asked may be gone.
-            drop(answer.send((node.number, opened)));
-        };
-        match thread::Builder::new().name("leasehold-connect".into()).spawn(open) {
-            Ok(_) => true,
-            Err(error) => {
-                self.fail(&Failure::io(FailureKind::Unreachable, &self.factory.label(), error));
-                false
-            }
-        }
+    /// Begins to open a connection, if it is time to try that. With `urgent` it always is.
+    pub(super) fn begin_opening(self: &Arc<Self>, urgent: bool) -> Option<Opening> {
+        let node = self.clone();
+        self.claim_try(urgent).then(|| Opening::begin(self.factory.label(), move || node.connect()))
     }
 
     /// Takes in that the server has failed to answer.
@@ -117,11 +95,6 @@ impl QuorumServer {
     /// Tells whether nothing is known against the server.
     pub(super) fn is_trusted(&self) -> bool {
         self.health.lock().failures == 0
-    }
-
-    /// When the server may be tried again.
-    pub(super) fn next_try(&self) -> Instant {
-        self.health.lock().next_try
     }
 
     /// The failure of a request that was not sent because the server is not connected.
@@ -178,15 +151,24 @@ impl QuorumServer {
         true
     }
 
-    /// Connects, and waits for a sign of life: of a server that could never do what is demanded no
-    /// use is made.
+    /// Connects, and takes the outcome into account.
     fn connect(&self) -> Result<Connection, Failure> {
-        let (mut connection, deadline) = (self.connection(), end_of(self.factory.connect_timeout));
+        let connected = self.connect_and_probe();
+        match &connected {
+            Ok(_) => *self.health.lock() = Health::fresh(),
+            Err(failure) => self.fail(failure),
+        }
+        connected
+    }
+
+    /// Connects, and waits for a sign of life. A server that cannot do what is demanded is not used.
+    fn connect_and_probe(&self) -> Result<Connection, Failure> {
+        let mut connection = self.closed_connection();
         let probe = match &self.demand {
             None => Request::command(&redis::cmd("PING")),
             Some(demand) => demand.probe(),
         };
-        match connection.exchange(&probe, deadline) {
+        match connection.exchange(&probe, end_of(self.factory.connect_timeout)) {
             Ok(_) => Ok(connection),
             // Nothing was asked for that could have an effect.
             Err(failure) if failure.is_ambiguous() => {
@@ -198,6 +180,24 @@ impl QuorumServer {
 
     fn too_late(&self) -> Failure {
         Failure::too_late(&self.factory.label(), "no connection was open in time")
+    }
+}
+
+impl Node for Arc<QuorumServer> {
+    fn label(&self) -> Arc<str> {
+        self.factory.label()
+    }
+
+    fn is(&self, other: &Self) -> bool {
+        self.number == other.number
+    }
+
+    fn open(&self, _: Option<Connection>, attempt: Attempt) -> Result<Opening, Failure> {
+        self.begin_opening(attempt.urgent).ok_or_else(|| self.down())
+    }
+
+    fn next_try(&self) -> Instant {
+        self.health.lock().next_try
     }
 }
 

@@ -1,5 +1,7 @@
 //! Holds cared for in the background while connections and servers fail.
 
+use std::net::TcpListener;
+
 use super::process::Server;
 use super::*;
 
@@ -100,4 +102,32 @@ fn a_task_is_given_up_at_its_own_time() {
     scene.collect(WHILE);
     let outcomes = &scene.outcomes[..];
     assert!(matches!(outcomes, [(1, Err(_)), (2, Ok(HoldReply::Held))]), "{outcomes:?}");
+}
+
+/// A server that accepts connections and says nothing. With a password in the URL, to connect is
+/// to wait for a reply.
+#[test]
+fn a_server_that_hangs_in_the_login_delays_nothing() {
+    const JOB: Duration = Duration::from_millis(200);
+    const SLACK: Duration = Duration::from_millis(50);
+    let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = silent.local_addr().expect("an address").port();
+    let config = Config { connect_timeout: Duration::from_secs(60), ..Config::default() };
+    let store = single_at(&format!("redis://:sesame@127.0.0.1:{port}/"), &config);
+    let mut jobs = store.jobs();
+    for id in 0..3 {
+        let mut outcomes = Vec::new();
+        let started = Instant::now();
+        let action = Action::Renew { lease: LEASE };
+        let job = Job { id, hold: hold(id), action, deadline: started + JOB };
+        jobs.send(vec![job], &mut |id, outcome| outcomes.push((id, outcome)));
+        assert!(started.elapsed() < SLACK, "to send took {:?}", started.elapsed());
+        jobs.collect(started + JOB / 4, &mut |id, outcome| outcomes.push((id, outcome)));
+        assert!(started.elapsed() < JOB / 4 + SLACK, "to collect took {:?}", started.elapsed());
+        assert!(outcomes.is_empty(), "{outcomes:?}");
+        jobs.collect(soon(), &mut |id, outcome| outcomes.push((id, outcome)));
+        assert!(started.elapsed() < JOB + SLACK, "the job took {:?}", started.elapsed());
+        let [(failed, Err(failure))] = &outcomes[..] else { panic!("{outcomes:?}") };
+        assert_eq!((*failed, failure.kind), (id, FailureKind::Unreachable));
+    }
 }

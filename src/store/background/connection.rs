@@ -1,0 +1,182 @@
+//! One connection that one thread keeps to a node. The states are described in [`super`].
+
+use std::fmt;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::clock::end_of;
+use crate::failure::{Failure, FailureKind};
+use crate::net::connection::Connection;
+use crate::net::poll::poll_readable;
+use crate::net::request::Request;
+use crate::store::background::opening::Opening;
+
+/// While a connection is being opened and others are open, its outcome is looked for this often.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// A server that connections are opened to in the background.
+pub(crate) trait Node: fmt::Debug + Send {
+    /// The address as users are shown it.
+    fn label(&self) -> Arc<str>;
+
+    /// Returns `true` if that is the same node, to be asked in the same way.
+    fn is(&self, other: &Self) -> bool;
+
+    /// Begins to open a connection, or fails if it is not time to try that again. `previous` is the
+    /// connection until now, which may be good still if it is confirmed that the server has not
+    /// moved. That takes until `deadline` at most.
+    fn open(&self, previous: Option<Connection>, attempt: Attempt) -> Result<Opening, Failure>;
+
+    /// When it is time to try to open a connection again.
+    fn next_try(&self) -> Instant {
+        Instant::now()
+    }
+
+    /// The request as the node wants it.
+    fn addressed(&self, request: Request) -> Request {
+        request
+    }
+}
+
+/// How a connection is to be opened.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Attempt {
+    /// When the requests that it is opened for have failed.
+    pub(crate) deadline: Instant,
+    /// Whether too few nodes are connected without this one, so that no pause is kept.
+    pub(crate) urgent: bool,
+}
+
+/// How long a node is left alone.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pauses {
+    /// After a failure that may pass.
+    pub(crate) after_failure: Duration,
+    /// After a server has refused what was asked.
+    pub(crate) after_rejection: Duration,
+}
+
+/// A connection to a node, and what it is used for: a `T` is made of each connection that opens.
+#[derive(Debug)]
+pub(crate) struct BackgroundConnection<N, T> {
+    pub(crate) node: N,
+    pauses: Pauses,
+    state: State<T>,
+}
+
+#[derive(Debug)]
+enum State<T> {
+    Closed,
+    Failed { failure: Failure, retry_at: Instant },
+    Open(T),
+    Opening(Opening),
+}
+
+impl<N: Node, T> BackgroundConnection<N, T> {
+    pub(crate) fn new(node: N, pauses: Pauses) -> Self {
+        Self { node, pauses, state: State::Closed }
+    }
+
+    /// The connection, if it is open.
+    pub(crate) fn as_open(&self) -> Option<&T> {
+        if let State::Open(open) = &self.state { Some(open) } else { None }
+    }
+
+    pub(crate) fn as_open_mut(&mut self) -> Option<&mut T> {
+        if let State::Open(open) = &mut self.state { Some(open) } else { None }
+    }
+
+    pub(crate) fn as_opening(&self) -> Option<&Opening> {
+        if let State::Opening(opening) = &self.state { Some(opening) } else { None }
+    }
+
+    /// Why the connection could not be opened or kept, and when that is tried again.
+    fn as_failed(&self) -> Option<(&Failure, Instant)> {
+        match &self.state {
+            State::Failed { failure, retry_at } => Some((failure, *retry_at)),
+            _ => None,
+        }
+    }
+
+    /// Why the connection could not be opened or kept.
+    pub(crate) fn failure(&self) -> Option<&Failure> {
+        self.as_failed().map(|(failure, _)| failure)
+    }
+
+    /// When it is tried again to open the connection.
+    pub(crate) fn retry_at(&self) -> Option<Instant> {
+        self.as_failed().map(|(_, retry_at)| retry_at)
+    }
+
+    /// Begins to open the connection unless it is open or being opened. Fails during the pause after
+    /// a failure.
+    pub(crate) fn begin_opening(
+        &mut self,
+        previous: Option<Connection>,
+        attempt: Attempt,
+    ) -> Result<(), Failure> {
+        match &self.state {
+            State::Open(_) | State::Opening(_) => return Ok(()),
+            State::Failed { failure, retry_at }
+                if !attempt.urgent && Instant::now() < *retry_at =>
+            {
+                return Err(failure.clone());
+            }
+            State::Closed | State::Failed { .. } => {}
+        }
+        match self.node.open(previous, attempt) {
+            Ok(opening) => self.state = State::Opening(opening),
+            Err(failure) => {
+                self.fail(failure.clone());
+                return Err(failure);
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes use of the connection that was being opened, once it is. Returns `None` if it is not.
+    pub(crate) fn finish_opening(
+        &mut self,
+        make: impl FnOnce(Connection) -> Result<T, Failure>,
+    ) -> Option<Result<&mut T, Failure>> {
+        let outcome = self.as_opening()?.take_outcome()?;
+        match outcome.and_then(make) {
+            Ok(open) => self.state = State::Open(open),
+            Err(failure) => {
+                self.fail(failure.clone());
+                return Some(Err(failure));
+            }
+        }
+        self.as_open_mut().map(Ok)
+    }
+
+    /// Gives up the connection, for a pause.
+    pub(crate) fn fail(&mut self, failure: Failure) {
+        let pause = match failure.kind {
+            FailureKind::Rejected => self.pauses.after_rejection,
+            _ => self.pauses.after_failure,
+        };
+        let retry_at = end_of(pause).max(self.node.next_try());
+        self.state = State::Failed { failure, retry_at };
+    }
+
+    /// Gives up the connection, which can be opened again at once.
+    pub(crate) fn close(&mut self) -> Option<T> {
+        match std::mem::replace(&mut self.state, State::Closed) {
+            State::Open(open) => Some(open),
+            _ => None,
+        }
+    }
+}
+
+/// Sleeps until there is something to read, a connection has been opened, or `deadline`.
+pub(crate) fn sleep(sockets: &[BorrowedFd<'_>], openings: &[&Opening], deadline: Instant) {
+    if openings.is_empty() {
+        poll_readable(sockets, Some(deadline));
+    } else if sockets.is_empty() {
+        Opening::wait_for_any(openings.iter().copied(), deadline);
+    } else {
+        poll_readable(sockets, Some(deadline.min(Instant::now() + LOOK)));
+    }
+}

@@ -1,0 +1,30 @@
+//! The connections that one thread keeps to one or more nodes, for background jobs or for wake-ups.
+//!
+//! The thread never connects itself: a node that does not answer, or that hangs in the login, must
+//! not delay what the thread does at other nodes, or at its own deadlines. So each connection is
+//! opened on a short-lived thread ([`opening`]). A [`BackgroundConnection`] is in one of these
+//! states:
+//!
+//! | state | until | then |
+//! |---|---|---|
+//! | closed | there is a job to send, or a message to wait for | opening |
+//! | opening | the short-lived thread has connected | open |
+//! | opening | it has failed to connect | failed |
+//! | open | an error, or a silence that is too long | failed, or closed if only jobs were waiting |
+//! | open | the server has moved, or its connections are not to be trusted any more | closed |
+//! | failed | a pause is over | closed |
+//!
+//! [`jobs`] and [`wakeups`] use such connections for all stores. What differs from store to store
+//! is a policy: which nodes there are, where a job is sent, and what the replies or messages amount
+//! to. [`one_server`] has the policies for one server; those of clusters and quorums are beside the
+//! stores.
+//!
+//! [`BackgroundConnection`]: connection::BackgroundConnection
+
+pub(crate) mod connection;
+pub(crate) mod jobs;
+mod node_jobs;
+pub(crate) mod one_server;
+pub(crate) mod opening;
+mod subscription;
+pub(crate) mod wakeups;

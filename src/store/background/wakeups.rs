@@ -1,0 +1,196 @@
+//! Wake-ups over connections that one thread keeps.
+
+use std::fmt;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::failure::{Failure, FailureKind};
+use crate::net::interrupter::Interrupter;
+use crate::store::background::connection::{Attempt, BackgroundConnection, Node, Pauses, sleep};
+use crate::store::background::opening::Opening;
+use crate::store::background::subscription::{Channel, Subscription};
+use crate::store::keys::Keys;
+use crate::store::wake::{Wake, Wakeups};
+
+/// Without an open connection an interrupt is looked for this often.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Which nodes are listened at, and what their messages amount to.
+pub(crate) trait WakeupPolicy: fmt::Debug + Send {
+    type Node: Node;
+
+    /// How long a node is left alone after a failure.
+    fn pauses(&self) -> Pauses;
+
+    /// The nodes to listen at; `None` if they are the same as at the last call.
+    fn changed_nodes(&mut self) -> Option<Vec<Self::Node>>;
+
+    /// Receives the message of a node, with the number of nodes whose messages come now. Returns
+    /// what the client is told at once.
+    fn receive(&mut self, from: &Self::Node, wake: Wake, listening: usize) -> Option<Wake>;
+
+    /// Returns what the client is to be told by now, though no further message has come.
+    fn take_due(&mut self) -> Option<Wake> {
+        None
+    }
+
+    /// When to call this policy again even if no message comes.
+    fn next_look(&self) -> Option<Instant> {
+        None
+    }
+
+    /// Learns that messages of a node do not come.
+    fn fail(&mut self, _: &Self::Node, _: &Failure) {}
+}
+
+/// The wake-ups of one client.
+#[derive(Debug)]
+pub(crate) struct BackgroundWakeups<P: WakeupPolicy> {
+    policy: P,
+    nodes: Vec<BackgroundConnection<P::Node, Subscription>>,
+    channel: Channel,
+    interrupter: Interrupter,
+}
+
+impl<P: WakeupPolicy> BackgroundWakeups<P> {
+    /// Sends nothing yet. A server that does not answer for `io_timeout` is given up.
+    pub(crate) fn new(policy: P, keys: Keys, client: &str, io_timeout: Duration) -> Self {
+        let channel = Channel { keys, name: Keys::channel(client), io_timeout };
+        Self { policy, nodes: Vec::new(), channel, interrupter: Interrupter::new() }
+    }
+
+    fn wait(&mut self, deadline: Instant) -> Result<Option<Wake>, Failure> {
+        loop {
+            self.check_interrupt()?;
+            self.follow_nodes();
+            self.begin_openings();
+            self.finish_openings();
+            if let Some(wake) = self.read().or_else(|| self.policy.take_due()) {
+                return Ok(Some(wake));
+            }
+            self.check_nodes()?;
+            if Instant::now() >= deadline {
+                return Ok(None);
+            }
+            self.sleep(deadline)?;
+        }
+    }
+
+    fn check_interrupt(&self) -> Result<(), Failure> {
+        if self.interrupter.is_interrupted() { Err(failure("interrupted")) } else { Ok(()) }
+    }
+
+    /// Listens at the nodes that the policy names, and nowhere else.
+    fn follow_nodes(&mut self) {
+        let Some(nodes) = self.policy.changed_nodes() else { return };
+        self.nodes.retain(|known| nodes.iter().any(|node| known.node.is(node)));
+        for node in nodes {
+            if !self.nodes.iter().any(|known| known.node.is(&node)) {
+                self.nodes.push(BackgroundConnection::new(node, self.policy.pauses()));
+            }
+        }
+    }
+
+    fn begin_openings(&mut self) {
+        for node in &mut self.nodes {
+            if node.as_open().is_some_and(|open| !open.connection.is_open()) {
+                node.close();
+            }
+            let deadline = Instant::now() + self.channel.io_timeout;
+            // A failure is kept in the state of the connection.
+            node.begin_opening(None, Attempt { deadline, urgent: false }).unwrap_or_default();
+        }
+    }
+
+    /// Subscribes over the connections that have been opened.
+    fn finish_openings(&mut self) {
+        for node in &mut self.nodes {
+            let subscribe = |connection| Subscription::begin(connection, &self.channel);
+            if let Some(Err(failure)) = node.finish_opening(subscribe) {
+                self.policy.fail(&node.node, &failure);
+            }
+        }
+    }
+
+    /// Reads what has come, until there is something to tell the client.
+    fn read(&mut self) -> Option<Wake> {
+        let is_ready = |node: &BackgroundConnection<P::Node, Subscription>| {
+            node.as_open().is_some_and(|open| open.is_ready)
+        };
+        for place in 0..self.nodes.len() {
+            while let Some(subscription) = self.nodes[place].as_open_mut() {
+                match subscription.receive(&self.channel) {
+                    Ok(None) => break,
+                    Ok(Some(wake)) => {
+                        let listening = self.nodes.iter().filter(|node| is_ready(node)).count();
+                        let from = &self.nodes[place].node;
+                        let told = self.policy.receive(from, wake, listening);
+                        if told.is_some() {
+                            return told;
+                        }
+                    }
+                    Err(failure) => {
+                        let (server, source) = (&failure.server, &failure.source);
+                        log::debug!(target: "leasehold", "no wake-ups from {server}: {source}");
+                        self.policy.fail(&self.nodes[place].node, &failure);
+                        self.nodes[place].fail(failure);
+                    }
+                }
+            }
+        }
+        None
+    }
+
+    /// Fails if no message can come from anywhere.
+    fn check_nodes(&self) -> Result<(), Failure> {
+        let failures = self.nodes.iter().map(BackgroundConnection::failure);
+        // All of them have failed, or there is none.
+        let all: Option<Vec<&Failure>> = failures.collect();
+        match all {
+            None => Ok(()),
+            Some(failures) => Err(failures.first().map_or_else(
+                || failure("no node to listen at is known"),
+                |first| (*first).clone(),
+            )),
+        }
+    }
+
+    /// Sleeps until a message comes, another thread interrupts, or there is something else to do.
+    fn sleep(&mut self, deadline: Instant) -> Result<(), Failure> {
+        let open = || self.nodes.iter().filter_map(BackgroundConnection::as_open);
+        let expected = open().map(|subscription| subscription.expected_by);
+        let retries = self.nodes.iter().filter_map(BackgroundConnection::retry_at);
+        let times = expected.chain(retries).chain(self.policy.next_look());
+        let end = times.fold(deadline, Instant::min);
+        let openings: Vec<&Opening> =
+            self.nodes.iter().filter_map(BackgroundConnection::as_opening).collect();
+        let Some(any) = open().next() else {
+            sleep(&[], &openings, end.min(Instant::now() + LOOK));
+            return Ok(());
+        };
+        // One is enough: to end the wait at one of them ends it at all.
+        self.interrupter.guard(any.connection.plug());
+        self.check_interrupt()?;
+        let sockets: Vec<BorrowedFd<'_>> =
+            open().filter_map(|subscription| subscription.connection.as_fd()).collect();
+        sleep(&sockets, &openings, end);
+        Ok(())
+    }
+}
+
+impl<P: WakeupPolicy> Wakeups for BackgroundWakeups<P> {
+    fn next(&mut self, deadline: Instant) -> Option<Result<Wake, Failure>> {
+        self.wait(deadline).transpose()
+    }
+
+    fn interrupter(&self) -> Interrupter {
+        self.interrupter.clone()
+    }
+}
+
+fn failure(why: &'static str) -> Failure {
+    let error = io::Error::new(io::ErrorKind::ConnectionAborted, why);
+    Failure::io(FailureKind::Unreachable, &Arc::from("the servers"), error)
+}
