@@ -58,24 +58,23 @@ impl Builder {
         self
     }
 
-    /// Sets when a pooled connection is closed that no request has used for some time, so that a
-    /// client that is busy now and then does not occupy its server in between. `None` keeps
-    /// connections for as long as the client lives.
+    /// Sets how long a pooled connection may be idle before it is closed, so that a client with
+    /// only occasional load does not occupy its server in between. `None` keeps connections open
+    /// for as long as the client lives.
     ///
-    /// It is closed within 30 s of that time. Longer than zero. Defaults to 10 minutes. Without
-    /// effect on clients of [`open_redlock`](Builder::open_redlock), which have no connections to
-    /// spare.
+    /// A connection is closed up to 30 s after that time. Longer than zero. Defaults to 10 minutes.
+    /// Has no effect with [`open_redlock`](Builder::open_redlock), whose clients have no spare
+    /// connections.
     pub fn idle_timeout(mut self, time: Option<Duration>) -> Self {
         self.config.idle_timeout = time;
         self
     }
 
     /// Sets the age at which a pooled connection is closed and replaced, so that connections follow
-    /// when a host name gets another address or a proxy balances its load anew. `None` sets no
-    /// limit.
+    /// a host name to its new address and a proxy can rebalance its load. `None` means no limit.
     ///
-    /// It is closed when no request is in flight, within 30 s of that time if there is such a
-    /// moment. Longer than zero. Defaults to 30 minutes. Without effect on clients of
+    /// A connection is closed only while no request is in flight, up to 30 s after that time.
+    /// Longer than zero. Defaults to 30 minutes. Has no effect with
     /// [`open_redlock`](Builder::open_redlock).
     pub fn max_lifetime(mut self, age: Option<Duration>) -> Self {
         self.config.max_lifetime = age;

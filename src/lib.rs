@@ -119,9 +119,9 @@
 //!
 //! A client has one thread that renews leases and one that serves the pool. From its first wait for
 //! another client it has a thread that listens for wake-ups, and if
-//! [`on_event`](Builder::on_event) is set, a thread that calls the callback. On clusters and
-//! quorums, short-lived threads open connections and look up hash slots. All threads end when the
-//! last clone of the client and the last guard are gone.
+//! [`on_event`](Builder::on_event) is set, a thread that calls the callback. Short-lived threads
+//! look up host names and, with clusters and quorums, open connections and ask for hash slots. All
+//! threads end when the last clone of the client and the last guard are gone.
 //!
 //! # What drop does
 //!
