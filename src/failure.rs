@@ -1,4 +1,4 @@
-//! Why a request has failed, and what its caller is told.
+//! Why a request failed, and which error its caller gets.
 
 use std::error::Error as StdError;
 use std::io;
@@ -6,18 +6,19 @@ use std::sync::Arc;
 
 use crate::error::{Error, Shortfall};
 
-/// Why a request brought no answer that counts.
+/// Why a request brought no usable answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FailureKind {
-    /// It was done, but too few acknowledged it: what it began must be taken back.
+    /// It was executed, but too few replicas or disks acknowledged it, so its effect must be
+    /// undone.
     NotReplicated { acked: u32, required: u32 },
-    /// The server will not do this now, and says so: nothing was done.
+    /// The server cannot execute it now, and says so: nothing was done.
     Transient,
-    /// The server will not do this at all: nothing was done.
+    /// The server will not execute it at all: nothing was done.
     Rejected,
     /// The connection broke after the request was sent: it may have been executed.
     Disconnected,
-    /// No reply came in time: the request may have been executed, or may yet be.
+    /// No reply came in time: the request may have been executed, or may still be.
     Timeout,
     /// The request was not sent.
     Unreachable,
@@ -25,7 +26,7 @@ pub(crate) enum FailureKind {
     WrongType,
 }
 
-/// A request that failed, and where.
+/// A failed request, and the server that it was meant for.
 #[derive(Clone, Debug)]
 pub(crate) struct Failure {
     pub(crate) kind: FailureKind,
@@ -35,7 +36,7 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
-    /// A failure to do something without an answer from the server.
+    /// A failure without an answer from the server.
     pub(crate) fn io(
         kind: FailureKind,
         server: &Arc<str>,
@@ -49,28 +50,28 @@ impl Failure {
         Self::io(FailureKind::Unreachable, server, io::Error::new(io::ErrorKind::TimedOut, why))
     }
 
-    /// The failure of a request whose good reply came when it was worth nothing any more.
+    /// The failure of a request whose positive reply came too late to be of use.
     pub(crate) fn late() -> Self {
         let source = io::Error::new(io::ErrorKind::TimedOut, "the reply came after the lease");
         Self::io(FailureKind::Timeout, &Arc::from("the server"), source)
     }
 
-    /// Tells whether the request may have been executed, or may yet be.
+    /// Returns `true` if the request may have been executed, or may still be.
     pub(crate) fn is_ambiguous(&self) -> bool {
         matches!(self.kind, FailureKind::Disconnected | FailureKind::Timeout)
     }
 
-    /// Tells whether the request was executed, and must be undone.
+    /// Returns `true` if the request was executed and must be undone.
     pub(crate) fn is_shortfall(&self) -> bool {
         matches!(self.kind, FailureKind::NotReplicated { .. })
     }
 
-    /// How many have acknowledged what was executed, if that was too few.
+    /// Returns how many acknowledged the request, if it was executed and they were too few.
     pub(crate) fn acked(&self) -> Option<u32> {
         if let FailureKind::NotReplicated { acked, .. } = self.kind { Some(acked) } else { None }
     }
 
-    /// What the caller of `attempt` is told.
+    /// Returns the error for the caller of `attempt` on the lock `name`, if it is about a lock.
     pub(crate) fn into_error(self, attempt: &str, name: &str) -> Error {
         let (server, source) = (self.server.to_string(), self.source);
         let attempt =

@@ -1,5 +1,6 @@
-//! The primitives that threads wait with. In a test built with `--cfg leasehold_shuttle` they are
-//! shuttle's, which behave alike but let the test decide which thread runs next.
+//! The synchronization primitives of wait queues and shared connections. In a test built with
+//! `--cfg leasehold_shuttle` they are those of shuttle, which behave the same but let the test
+//! decide which thread runs next.
 
 use std::time::Instant;
 
@@ -19,8 +20,8 @@ pub(crate) use self::stand_ins::{
 #[path = "../tests/schedules/shuttle.rs"]
 mod stand_ins;
 
-/// Blocks until `condition` is false or the deadline has come; without one, for as long as it takes.
-/// A condition that has become false beats the deadline.
+/// Blocks until `condition` is false or the deadline has come; without one, for as long as it
+/// takes. A condition that has become false beats the deadline.
 pub(crate) fn wait_while<T>(
     changed: &Condvar,
     guard: &mut MutexGuard<'_, T>,

@@ -1,10 +1,10 @@
-//! Which hold a request is about, and what can be seen of one in the store.
+//! The identity of a hold, and what the store shows of its holder.
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Names one hold of one lock. No other hold ever has the same id.
+/// The identity of one hold of one lock. No other hold ever has the same id.
 #[derive(Clone)]
 pub(crate) struct HoldId {
     pub(crate) name: Arc<str>,
@@ -20,7 +20,7 @@ impl HoldId {
     }
 }
 
-/// Leaves out the nonce: it is all that is needed to release the lock.
+/// Leaves out the nonce, which is all that another client would need to release the lock.
 impl fmt::Debug for HoldId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("HoldId").field("name", &self.name).finish_non_exhaustive()
@@ -32,10 +32,10 @@ impl fmt::Debug for HoldId {
 #[non_exhaustive]
 pub struct Holder {
     /// The owner as it is written in Redis: the client's id, a colon, and a number that is
-    /// different for each hold. For a lock taken by Redisson it is what Redisson wrote.
+    /// different for each hold. For a lock held by Redisson, it is what Redisson wrote.
     pub owner: String,
     /// How many levels deep the holder has locked.
     pub depth: u32,
-    /// The time until the lease ends; [`Duration::MAX`] if it never does.
+    /// The time until the lease ends, or [`Duration::MAX`] if it never does.
     pub remaining: Duration,
 }
