@@ -18,10 +18,10 @@ use crate::local::shared::{Level, Shared};
 /// [`lost`](Guard::lost) delivers a message. Only the [fencing token](Guard::fence) protects a
 /// resource from a holder that was paused and has not noticed yet.
 ///
-/// Dropping a guard waits for the server's reply, but never panics and takes no longer than
-/// `io_timeout`; whatever could not be sent to the server by then is retried in the background.
-/// With [`pipelined_release`](crate::Builder::pipelined_release) a drop does not always wait.
-/// [`unlock`](Guard::unlock) reports errors.
+/// Dropping a guard never panics. It waits for the server's reply, but no longer than `io_timeout`,
+/// and not at all if the lock is handed off to another thread; with
+/// [`pipelined_release`](crate::Builder::pipelined_release) it often does not wait either. A
+/// release that fails is retried in the background. [`unlock`](Guard::unlock) reports errors.
 ///
 /// A guard stays on its thread:
 ///

@@ -120,15 +120,17 @@
 //! A client has one thread that renews leases and one that serves the pool. From its first wait for
 //! another client it has a thread that listens for wake-ups, and if
 //! [`on_event`](Builder::on_event) is set, a thread that calls the callback. Short-lived threads
-//! look up host names and, with clusters and quorums, open connections and ask for hash slots. All
-//! threads end when the last clone of the client and the last guard are gone.
+//! look up host names, open the connections for renewals and wake-ups and those of quorums, and ask
+//! clusters for their hash slots. All threads end when the last clone of the client and the last
+//! guard are gone.
 //!
 //! # What drop does
 //!
-//! Dropping a [`Guard`] releases its level of the lock and waits for the reply, for at most one
-//! `io_timeout`; what could not be sent is retried in the background. With
-//! [`pipelined_release`](Builder::pipelined_release) a drop does not always wait. Dropping a
-//! client does not end the holds of its guards.
+//! Dropping a [`Guard`] releases its level of the lock. It waits for the server's reply, for at
+//! most one `io_timeout`, unless another thread reads the reply: one that the lock is handed off
+//! to, or with [`pipelined_release`](Builder::pipelined_release) any that shares the connection. A
+//! release that fails is retried in the background. Dropping a client does not end the holds of its
+//! guards.
 //!
 //! In a forked child, calls return [`Error::Forked`], and the locks of the parent are not affected.
 //!
@@ -139,11 +141,11 @@
 //!
 //! # Data in Redis
 //!
-//! A lock is a hash under its own name whose only field is the owner and whose value is the depth.
-//! This is the layout of Redisson's `RLock`, so each library sees the other's locks. (Neither is
-//! woken by the other's release: each tries again when the other's lease would have ended, and
-//! leasehold sooner.) The fence is a counter, `leasehold:fence:{name}`, which lives for a day after
-//! its last use. Waiting clients are in the sorted set `leasehold:queue:{name}`.
+//! A lock is a hash under its own name, with the owner as its only field and the depth as the
+//! value. This is the layout of Redisson's `RLock`, so each library sees the other's locks.
+//! (Neither is woken by the other's release: each tries again when the other's lease would have
+//! ended, and leasehold sooner.) The fence is a counter, `leasehold:fence:{name}`, which lives for
+//! a day after its last use. Waiting clients are in the sorted set `leasehold:queue:{name}`.
 
 mod builder;
 mod client;
