@@ -1,6 +1,9 @@
 //! Locks on a Redis Cluster: opened by any node, each on the node of its slot, and heard of from
 //! every node.
 
+mod outages;
+mod slot_moves;
+
 use std::thread;
 
 use leasehold::{Builder, Client, Error, Guard};
@@ -22,7 +25,7 @@ fn names() -> Vec<String> {
 }
 
 #[test]
-fn seeds_that_make_no_sense_are_refused_before_anything_is_sent() {
+fn invalid_seeds_are_refused_before_anything_is_sent() {
     // Nobody listens at port 1.
     let bad: [&[&str]; 7] = [
         &[],
@@ -128,7 +131,7 @@ fn many_leases_on_three_nodes_are_renewed_by_one_script_each() {
 }
 
 #[test]
-fn clients_that_came_by_different_nodes_wake_each_other() {
+fn clients_opened_through_different_nodes_wake_each_other() {
     let cluster = Cluster::of_three();
     let by = |node: usize| sleepy().open_cluster(&[&cluster.nodes()[node].url()]).unwrap();
     let (one, other) = (by(0), by(1));

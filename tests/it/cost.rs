@@ -20,7 +20,7 @@ stores! {
         renewal_survives_flushed_scripts;
     one server:
         a_cycle_costs_two_scripts_and_nothing_else,
-        an_idle_client_asks_nothing;
+        an_idle_client_sends_nothing;
 }
 
 /// A client on a server that has every script by now.
@@ -122,7 +122,7 @@ fn a_renewal_of_many_holds_costs_one_script_each(server: &Server) {
     assert!((50..=250).contains(&renewals), "{renewals} renewals");
 }
 
-fn an_idle_client_asks_nothing(server: &Server) {
+fn an_idle_client_sends_nothing(server: &Server) {
     let client = warm_client(server);
     let pings = server.calls("ping");
     assert_eq!(scripts(server, || thread::sleep(ms(1500))), 0);

@@ -34,14 +34,14 @@ macro_rules! replicated {
 replicated!(
     a_lock_waits_for_its_replicas,
     releases_do_not_wait,
-    a_shortfall_is_told_and_undone,
+    a_shortfall_is_reported_and_undone,
     a_shortfall_does_not_outlast_the_call,
-    a_shortfall_of_a_further_level_takes_it_back,
-    a_shortfall_of_a_hand_over_is_the_receivers,
-    hand_overs_wait_too,
+    a_shortfall_of_a_nested_lock_undoes_only_that_level,
+    a_shortfall_of_a_handoff_is_the_receivers,
+    handoffs_wait_too,
     a_master_that_is_demoted_while_it_waits_has_not_replicated,
     a_busy_lock_is_no_shortfall,
-    a_server_that_syncs_no_file_is_refused,
+    a_server_without_an_append_only_file_is_refused,
 );
 
 pub(crate) fn replicas(acks: u32, timeout: Duration) -> Builder {
@@ -100,7 +100,7 @@ fn releases_do_not_wait(servers: &[Server]) {
     assert!(!servers[0].exists("a"));
 }
 
-fn a_shortfall_is_told_and_undone(servers: &[Server]) {
+fn a_shortfall_is_reported_and_undone(servers: &[Server]) {
     let client = servers[0].open(replicas(2, TIMEOUT));
     take_in_time(&client).unlock().unwrap();
     servers[1].stop();
@@ -129,7 +129,7 @@ fn a_shortfall_does_not_outlast_the_call(servers: &[Server]) {
     assert!(took < ms(6000), "{took:?}");
 }
 
-fn a_shortfall_of_a_further_level_takes_it_back(servers: &[Server]) {
+fn a_shortfall_of_a_nested_lock_undoes_only_that_level(servers: &[Server]) {
     let client = servers[0].open(replicas(2, TIMEOUT));
     let guard = take_in_time(&client);
     servers[1].stop();
@@ -142,7 +142,7 @@ fn a_shortfall_of_a_further_level_takes_it_back(servers: &[Server]) {
     assert!(!servers[0].exists("a"));
 }
 
-fn a_shortfall_of_a_hand_over_is_the_receivers(servers: &[Server]) {
+fn a_shortfall_of_a_handoff_is_the_receivers(servers: &[Server]) {
     let client = servers[0].open(replicas(2, TIMEOUT));
     for dropped in [false, true] {
         let guard = take_in_time(&client);
@@ -162,7 +162,7 @@ fn a_shortfall_of_a_hand_over_is_the_receivers(servers: &[Server]) {
     }
 }
 
-fn hand_overs_wait_too(servers: &[Server]) {
+fn handoffs_wait_too(servers: &[Server]) {
     let client = servers[0].open(replicas(2, AMPLE).wait(SOON * 3));
     let waits = servers[0].calls("wait");
     thread::scope(|scope| {
@@ -205,7 +205,7 @@ fn a_busy_lock_is_no_shortfall(servers: &[Server]) {
     assert!(took < ms(6000), "{took:?}");
 }
 
-fn a_server_that_syncs_no_file_is_refused(servers: &[Server]) {
+fn a_server_without_an_append_only_file_is_refused(servers: &[Server]) {
     for local in [true, false] {
         let durability = Durability::Fsync { local, replicas: 1, timeout: TIMEOUT };
         match patient().durability(durability).open(&servers[0].url()) {

@@ -14,20 +14,20 @@ use crate::support::{
 
 stores! {
     every store:
-        a_hold_is_told_from_acquired_to_released,
+        a_hold_is_reported_from_acquired_to_released,
         events_of_many_holds_come_in_order,
-        a_busy_lock_is_told_as_contended,
-        a_renewal_is_told,
-        a_loss_is_told_once,
+        a_busy_lock_is_reported_as_contended,
+        a_renewal_is_reported,
+        a_loss_is_reported_once,
         an_event_carries_the_numbers_of_its_hold,
         a_callback_that_panics_stops_nothing,
         a_callback_that_blocks_stops_nothing,
         a_callback_may_use_the_client;
     every server:
-        a_renewal_that_fails_is_told_before_the_loss;
+        a_failing_renewal_is_reported_before_the_loss;
 }
 
-fn a_hold_is_told_from_acquired_to_released(store: &Store) {
+fn a_hold_is_reported_from_acquired_to_released(store: &Store) {
     let recorder = Recorder::default();
     let client = store.open(patient().on_event(recorder.listener()));
     take(&client, "a").unlock().unwrap();
@@ -49,7 +49,7 @@ fn events_of_many_holds_come_in_order(store: &Store) {
     }
 }
 
-fn a_busy_lock_is_told_as_contended(store: &Store) {
+fn a_busy_lock_is_reported_as_contended(store: &Store) {
     let recorder = Recorder::default();
     let client = store.open(patient().on_event(recorder.listener()));
     let guard = take(&client, "a");
@@ -66,14 +66,14 @@ fn a_busy_lock_is_told_as_contended(store: &Store) {
     assert!(contended < acquired, "{events:?}");
 }
 
-fn a_renewal_is_told(store: &Store) {
+fn a_renewal_is_reported(store: &Store) {
     let recorder = Recorder::default();
     let client = store.open(patient().lease(LEASE).on_event(recorder.listener()));
     let _guards = [take(&client, "a"), take(&client, "b")];
     eventually(SOON, || recorder.count("renewed") >= 3);
 }
 
-fn a_loss_is_told_once(store: &Store) {
+fn a_loss_is_reported_once(store: &Store) {
     let recorder = Recorder::default();
     let client = store.open_for(SHORT, patient().on_event(recorder.listener()));
     let guard = client.mutex("a").lease(SHORT).renew(false).lock().unwrap();
@@ -157,7 +157,7 @@ fn a_callback_that_blocks_stops_nothing(store: &Store) {
 }
 
 #[test]
-fn a_full_queue_of_events_blocks_nobody() {
+fn a_full_event_queue_blocks_no_call() {
     let (end, ended) = bounded::<()>(0);
     let (done, is_done) = bounded(1);
     let client = patient().on_event(move |_| {
@@ -195,7 +195,7 @@ fn a_callback_may_use_the_client(store: &Store) {
     *slot.lock() = None;
 }
 
-fn a_renewal_that_fails_is_told_before_the_loss(server: &Server) {
+fn a_failing_renewal_is_reported_before_the_loss(server: &Server) {
     let recorder = Recorder::default();
     let client = server.open(patient().lease(LEASE).on_event(recorder.listener()));
     let guard = take(&client, "a");

@@ -22,7 +22,7 @@ stores! {
         force_unlock_of_a_free_lock_is_false;
     every server:
         other_clients_see_the_holder,
-        a_forced_out_owner_is_told,
+        an_owner_that_is_forced_out_is_notified,
         force_unlock_frees_foreign_hashes,
         what_a_thread_holds_is_known_without_redis;
 }
@@ -131,7 +131,7 @@ fn other_clients_see_the_holder(server: &Server) {
     assert!(!other.mutex("a").is_held_by_current_thread());
 }
 
-fn a_forced_out_owner_is_told(server: &Server) {
+fn an_owner_that_is_forced_out_is_notified(server: &Server) {
     let recorder = Recorder::default();
     let client = server.open(patient().lease(LEASE).on_event(recorder.listener()));
     let other = server.open(patient());

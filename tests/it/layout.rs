@@ -1,7 +1,6 @@
 //! The keys in Redis, which other programs may rely on.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use leasehold::Client;
 
@@ -16,12 +15,8 @@ stores! {
         random_names_are_kept_byte_by_byte,
         an_owner_is_the_client_and_a_nonce_of_the_hold,
         every_client_has_an_id_of_its_own,
-        the_fence_is_kept_for_a_day,
         a_waiting_client_leaves_nothing_without_a_ttl;
 }
-
-/// More than any machine takes to get from the lock to the question.
-const MINUTE: Duration = ms(60_000);
 
 fn a_lock_is_one_key_named_as_it_is_called(server: &Server) {
     let client = server.open(Client::builder());
@@ -107,17 +102,6 @@ fn every_client_has_an_id_of_its_own(server: &Server) {
     // 128 random bits do not fit in less, however they are written.
     assert!(ids.iter().all(|id| id.len() >= 20), "{ids:?}");
     assert_eq!(clients[0].clone().id(), clients[0].id());
-}
-
-fn the_fence_is_kept_for_a_day(server: &Server) {
-    let client = server.open(Client::builder());
-    take(&client, "a").unlock().unwrap();
-    let day = ms(24 * 3600 * 1000);
-    assert!(server.pttl("leasehold:fence:{a}") + MINUTE > day);
-
-    let two_days = client.mutex("b").lease(2 * day).lock().unwrap();
-    assert!(server.pttl("leasehold:fence:{b}") + MINUTE > 4 * day);
-    two_days.unlock().unwrap();
 }
 
 fn a_waiting_client_leaves_nothing_without_a_ttl(server: &Server) {

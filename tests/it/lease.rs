@@ -7,29 +7,22 @@ use crossbeam_channel::{RecvTimeoutError, TryRecvError};
 use leasehold::Client;
 
 use crate::support::{
-    LEASE, SHORT, SOON, Server, Store, assert_lost, elsewhere, eventually, is_busy, ms, patient,
-    stores, take, throughout, timed, while_held,
+    SHORT, SOON, Server, Store, assert_lost, elsewhere, eventually, is_busy, ms, patient, stores,
+    take, timed, while_held,
 };
 
 stores! {
     every store:
         an_expired_hold_is_taken_over_and_stays_lost,
-        a_new_holder_has_a_greater_fence,
         a_waiter_wakes_when_the_lease_of_the_holder_ends,
         a_hold_ends_at_its_local_deadline_by_itself,
-        the_loss_is_told_to_every_receiver,
+        the_loss_reaches_every_receiver,
         the_normal_end_disconnects_the_receivers,
-        a_lease_is_renewed_for_as_long_as_it_is_held,
-        a_hold_does_not_outlive_max_hold,
         with_lock_reports_a_lease_lost_meanwhile;
     every server:
         an_expired_guard_leaves_the_next_holder_alone,
         a_lost_hold_is_not_created_again,
-        renewal_keeps_the_time_to_live_high,
-        max_hold_ends_in_redis_too,
         a_lease_of_a_year_is_kept_as_it_is;
-    one server:
-        a_renewal_on_its_way_undoes_no_release;
 }
 
 fn an_expired_hold_is_taken_over_and_stays_lost(store: &Store) {
@@ -46,16 +39,6 @@ fn an_expired_hold_is_taken_over_and_stays_lost(store: &Store) {
         assert!(is_busy(&client, "a"), "the other thread still has it");
     });
     take(&client, "a").unlock().unwrap();
-}
-
-fn a_new_holder_has_a_greater_fence(store: &Store) {
-    let client = store.open_for(SHORT, patient());
-    let mutex = client.mutex("a").lease(SHORT).renew(false);
-    let first = mutex.lock().unwrap();
-    let second = elsewhere(|| client.lock("a").unwrap().fence());
-    assert!(second > first.fence());
-    drop(first);
-    assert!(take(&client, "a").fence() > second);
 }
 
 fn a_waiter_wakes_when_the_lease_of_the_holder_ends(store: &Store) {
@@ -88,7 +71,7 @@ fn a_hold_ends_at_its_local_deadline_by_itself(store: &Store) {
     }
 }
 
-fn the_loss_is_told_to_every_receiver(store: &Store) {
+fn the_loss_reaches_every_receiver(store: &Store) {
     let client = store.open_for(SHORT, patient());
     let guard = client.mutex("a").lease(SHORT).renew(false).lock().unwrap();
     let receivers = [guard.lost(), guard.lost()];
@@ -109,36 +92,6 @@ fn the_normal_end_disconnects_the_receivers(store: &Store) {
     assert_eq!(lost.try_recv(), Err(TryRecvError::Empty), "the hold goes on");
     guard.unlock().unwrap();
     assert_eq!(lost.recv_timeout(SOON), Err(RecvTimeoutError::Disconnected));
-}
-
-fn a_lease_is_renewed_for_as_long_as_it_is_held(store: &Store) {
-    let client = store.open(patient().lease(LEASE));
-    let guard = take(&client, "a");
-    let lost = guard.lost();
-    throughout(4 * LEASE, || guard.is_held() && is_busy(&client, "a"));
-    assert_eq!(lost.try_recv(), Err(TryRecvError::Empty));
-    guard.verify().unwrap();
-    guard.unlock().unwrap();
-    assert!(!is_busy(&client, "a"));
-}
-
-fn a_hold_does_not_outlive_max_hold(store: &Store) {
-    const MAX: Duration = ms(4000);
-    let client = store.open(patient().lease(LEASE));
-    let guard = client.mutex("a").max_hold(MAX).lock().unwrap();
-    let start = Instant::now();
-    throughout(LEASE + ms(200), || guard.is_held());
-    loop {
-        let age = start.elapsed();
-        if !guard.is_held() {
-            break;
-        }
-        assert!(age < MAX, "held after {age:?}");
-        thread::sleep(ms(1));
-    }
-    assert_eq!(guard.lost().recv_timeout(SOON), Ok(()));
-    assert_lost(guard.unlock(), "a");
-    client.lock("a").unwrap().unlock().unwrap();
 }
 
 fn with_lock_reports_a_lease_lost_meanwhile(store: &Store) {
@@ -177,55 +130,6 @@ fn a_lost_hold_is_not_created_again(server: &Server) {
     assert!(!server.exists("a"));
     drop(guard);
     assert!(!server.exists("a"));
-}
-
-fn renewal_keeps_the_time_to_live_high(server: &Server) {
-    let client = server.open(patient().lease(LEASE));
-    let other = server.open(patient());
-    let guard = take(&client, "a");
-    // Renewed every third of the lease, it never falls to the last third.
-    throughout(4 * LEASE, || {
-        server.pttl("a") > LEASE / 3 && other.try_lock("a").unwrap().is_none()
-    });
-    guard.unlock().unwrap();
-    throughout(LEASE, || !server.exists("a"));
-}
-
-fn a_renewal_on_its_way_undoes_no_release(server: &Server) {
-    // Renewed every 20 ms, so that a release often meets a renewal.
-    let client = server.open(patient().lease(ms(60)));
-    let other = server.open(patient());
-    for round in 0..200 {
-        let guard = take(&client, "a");
-        thread::sleep(Duration::from_micros(15_000 + round * 50));
-        // Lost, if the machine has paused.
-        if guard.unlock().is_ok() {
-            assert!(!server.exists("a"), "in round {round}");
-            let next = take(&other, "a");
-            thread::sleep(ms(1));
-            next.verify().unwrap();
-            assert!(server.pttl("a") > ms(20_000));
-            next.unlock().unwrap();
-        } else {
-            eventually(SOON, || !server.exists("a"));
-        }
-    }
-}
-
-fn max_hold_ends_in_redis_too(server: &Server) {
-    const MAX: Duration = ms(4000);
-    let client = server.open(patient().lease(LEASE).max_hold(MAX));
-    let _guard = take(&client, "a");
-    let start = Instant::now();
-    loop {
-        let age = start.elapsed();
-        if !server.exists("a") {
-            assert!(start.elapsed() > LEASE, "it was renewed before");
-            return;
-        }
-        assert!(age < MAX + ms(100), "still there after {age:?}");
-        thread::sleep(ms(1));
-    }
 }
 
 fn a_lease_of_a_year_is_kept_as_it_is(server: &Server) {

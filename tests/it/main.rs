@@ -1,6 +1,14 @@
-//! The behaviour of leasehold against real servers, one file per group of behaviours.
+//! The behaviour of leasehold against real servers, one file per component. `./tests/run` gets the
+//! servers and runs everything; arguments filter, as in `./tests/run --test it renewal`.
 //!
-//! `./tests/run` gets the servers and runs everything; a test's name is what it shows.
+//! `tests/FAULTS.md` is the index: it lists what can go wrong and names the tests that show what comes
+//! of it. `table.rs` checks that these tests exist.
+//!
+//! A new test goes into the file of the component that it is about. Its name is a sentence that says
+//! what it shows. A test that applies to several stores is a function of a `&Store` or a `&Server`,
+//! listed in the `stores!` block at the top of its file. The macro, in `support/store.rs`, makes a test
+//! of it for every store: `renewal::on_redis::…`, `renewal::on_a_cluster::…` and so on. What needs
+//! servers of its own is a plain `#[test]`. A test that belongs to a row of the index is added there.
 #![allow(
     clippy::unwrap_used,
     reason = "in a test, a panic at the line that went wrong is the wanted report"
@@ -10,39 +18,42 @@
     reason = "what checks a result uses it up, so that a guard in it goes at once"
 )]
 
+mod acl;
+mod acquire;
 mod arguments;
 mod cluster;
-mod cluster_faults;
-mod cluster_moves;
-mod conditions;
 mod cost;
-mod duplicates;
+mod duplicate_requests;
 mod durability;
-mod ending;
+mod early_requests;
+mod errors;
 mod events;
-mod exclusion;
-mod foreign;
-mod garbled;
-mod hang;
+mod fences;
+mod foreign_keys;
+mod garbled_replies;
 mod inspection;
 mod layout;
 mod lease;
 mod lifecycle;
 mod loss;
-mod messages;
-mod nesting;
+mod lost_replies;
+mod notifications;
 mod open;
-mod outage;
-mod pipelining;
+mod outages;
+mod processes;
 mod quorum;
-mod refusals;
-mod replies;
+mod reentrancy;
+mod release;
+mod renewal;
 mod resources;
+mod restarts;
 mod secrets;
 mod sentinel;
 mod support;
 mod table;
+mod threads;
+mod timeouts;
 #[cfg(feature = "tls")]
 mod tls;
-mod waiting;
-mod woken;
+mod wait_queue;
+mod waiting_clients;

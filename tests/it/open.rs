@@ -6,28 +6,21 @@ use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
-use leasehold::{Builder, Client, Error};
+use leasehold::{Client, Error};
 use rustix::net::{AddressFamily, SocketType};
 
 use crate::support::proxy::Proxy;
-use crate::support::{Server, everything, ms, stores, take, timed};
+use crate::support::{SOON, Server, everything, hasty, ms, stores, take, throughout, timed};
 
 stores! {
     one server:
         a_unix_socket_works,
-        a_password_of_the_url_is_used,
-        an_acl_user_of_the_url_is_used,
-        a_wrong_password_is_a_permanent_error,
         the_database_of_the_url_is_used_after_a_reconnect_too,
         the_client_name_of_the_url_is_set,
         a_silent_server_is_unavailable,
         a_server_behind_a_black_hole_is_unavailable,
-        debug_output_has_no_secrets;
-}
-
-/// Short bounds, so that the tests of their keeping are short.
-fn hasty() -> Builder {
-    Client::builder().connect_timeout(ms(300)).io_timeout(ms(300))
+        debug_output_has_no_secrets,
+        a_host_with_several_addresses_is_tried_at_each;
 }
 
 #[track_caller]
@@ -107,38 +100,6 @@ fn a_unix_socket_works(server: &Server) {
     guard.unlock().unwrap();
 }
 
-fn a_password_of_the_url_is_used(server: &Server) {
-    server.set_config("requirepass", "p@ss/w:rd%");
-    let port = server.port();
-    let error = Client::open(&server.url()).unwrap_err();
-    assert!(matches!(&error, Error::Redis { code, .. } if code == "NOAUTH"), "{error:?}");
-    let url = format!("redis://:p%40ss%2Fw%3Ard%25@127.0.0.1:{port}/");
-    take(&Client::open(&url).unwrap(), "a").unlock().unwrap();
-}
-
-fn an_acl_user_of_the_url_is_used(server: &Server) {
-    let rule = ["ACL", "SETUSER", "ali", "on", ">sesame", "~shop:*", "~leasehold:*", "&*", "+@all"];
-    server.command(&rule);
-    let url = format!("redis://ali:sesame@127.0.0.1:{}/", server.port());
-    let client = Client::open(&url).unwrap();
-    let guard = take(&client, "shop:a");
-    let clients: String = server.ask(&["CLIENT", "LIST"]);
-    assert!(clients.contains("user=ali"), "{clients}");
-    guard.unlock().unwrap();
-    let error = client.lock("bank:a").unwrap_err();
-    assert!(matches!(error, Error::Redis { .. }), "{error:?}");
-}
-
-fn a_wrong_password_is_a_permanent_error(server: &Server) {
-    server.command(&["ACL", "SETUSER", "ali", "on", ">sesame", "~*", "&*", "+@all"]);
-    let url = format!("redis://ali:mellon@127.0.0.1:{}/", server.port());
-    let (result, took) = timed(|| Client::open(&url));
-    let error = result.unwrap_err();
-    assert!(matches!(&error, Error::Redis { code, .. } if code == "WRONGPASS"), "{error:?}");
-    assert!(!everything(&error).contains("mellon"), "{error:?}");
-    assert!(took < ms(2000), "trying again does not help: {took:?}");
-}
-
 fn the_database_of_the_url_is_used_after_a_reconnect_too(server: &Server) {
     let in_database_5 = |key: &str| {
         let mut connection = server.connect();
@@ -180,4 +141,20 @@ fn debug_output_has_no_secrets(server: &Server) {
     // Who knows the owner's field could release the lock.
     let (owner, _) = server.hold("a");
     assert!(!text.contains(&owner), "{text}");
+}
+
+fn a_host_with_several_addresses_is_tried_at_each(server: &Server) {
+    // By most systems also the address ::1, where this server does not listen.
+    let client = Client::open(&format!("redis://localhost:{}/", server.port())).unwrap();
+    let guard = take(&client, "a");
+    throughout(ms(100), || server.exists("a"));
+    guard.unlock().unwrap();
+}
+
+#[test]
+fn a_host_without_an_address_is_unavailable() {
+    let builder = Client::builder().connect_timeout(ms(500));
+    let (result, took) = timed(|| builder.open("redis://nonexistent.invalid/"));
+    assert!(matches!(result, Err(Error::Unavailable { .. })), "{result:?}");
+    assert!(took < SOON, "{took:?}");
 }

@@ -4,9 +4,9 @@ mod contention;
 mod durability;
 mod fences;
 mod grants;
-mod opening;
+mod lost_replies;
+mod open;
 mod outages;
-mod replies;
 
 use std::collections::BTreeSet;
 use std::time::Duration;

@@ -9,8 +9,7 @@ use leasehold::{Builder, Client, Guard};
 
 use crate::support::child::{self, Child};
 use crate::support::{
-    LEASE, SOON, Server, elsewhere, eventually, is_busy, ms, patient, stores, take, throughout,
-    while_held,
+    SOON, Server, elsewhere, eventually, is_busy, ms, patient, stores, take, while_held,
 };
 
 stores! {
@@ -22,8 +21,7 @@ stores! {
         connections_are_closed_with_the_client,
         an_idle_connection_is_closed,
         an_old_connection_is_replaced,
-        threads_are_exactly_as_promised,
-        thousands_of_leases_are_renewed_in_time;
+        threads_are_exactly_as_promised;
 }
 
 /// A pseudo-random workload in one thread: every way to take, nest, lose and leave locks.
@@ -127,18 +125,6 @@ fn a_pool_bounds_the_connections(server: &Server) {
     // Three of the pool, and one each for renewal and for wake-ups.
     let opened = connections(server);
     assert!((1..=5).contains(&opened), "{opened} connections");
-}
-
-fn thousands_of_leases_are_renewed_in_time(server: &Server) {
-    const LEASES: usize = 3_000;
-    let client = server.open(patient().lease(2 * LEASE));
-    let guards: Vec<_> = (0..LEASES).map(|n| take(&client, &format!("lock {n}"))).collect();
-    throughout(4 * LEASE, || guards.iter().all(Guard::is_held));
-    assert_eq!(server.ask::<usize>(&["DBSIZE"]), 2 * LEASES, "a lock and a fence each");
-    let last = guards.last().unwrap();
-    assert!(server.pttl(last.name()) > LEASE);
-    drop(guards);
-    assert_eq!(server.ask::<usize>(&["DBSIZE"]), LEASES);
 }
 
 fn connections_are_closed_with_the_client(server: &Server) {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crossbeam_channel::bounded;
 use leasehold::{Builder, Client, Durability, Error};
 
-use crate::refusals::RIGHTS;
+use crate::acl::RIGHTS;
 use crate::support::child::{self, Child};
 use crate::support::sentinel::MASTER;
 use crate::support::server::{Server, redis_binary, valkey_binary};
@@ -44,7 +44,7 @@ watched! {
         a_lock_lives_on_the_master_and_its_replicas,
         a_call_after_a_failover_goes_to_the_new_master,
         threads_at_work_move_to_the_new_master,
-        a_crowd_leaves_a_master_that_knows_of_nothing,
+        busy_threads_leave_a_master_that_does_not_know_of_its_demotion,
         a_replicated_hold_goes_on_after_a_failover,
         a_hold_that_the_new_master_does_not_know_is_lost,
         clients_exclude_each_other_across_a_failover,
@@ -52,7 +52,7 @@ watched! {
         without_sentinels_the_open_connections_go_on,
         a_sentinel_that_names_a_replica_is_not_believed,
         an_unknown_master_is_a_permanent_error,
-        no_further_thread_is_needed,
+        no_extra_thread_is_needed,
         sentinels_and_master_may_have_different_logins;
     NERVOUS:
         a_stopped_master_is_left_and_not_returned_to,
@@ -127,7 +127,7 @@ fn threads_at_work_move_to_the_new_master(watched: &Watched) {
     });
 }
 
-fn a_crowd_leaves_a_master_that_knows_of_nothing(watched: &Watched) {
+fn busy_threads_leave_a_master_that_does_not_know_of_its_demotion(watched: &Watched) {
     for sentinel in &watched.sentinels {
         // Nobody tells the old master for the time of the test. Before version 7 it is told.
         sentinel.try_command(&["SENTINEL", "DEBUG", "publish-period", "60000"]);
@@ -277,7 +277,7 @@ fn an_unknown_master_is_a_permanent_error(watched: &Watched) {
     assert!(took < ms(3000), "{took:?}");
 }
 
-fn no_further_thread_is_needed(watched: &Watched) {
+fn no_extra_thread_is_needed(watched: &Watched) {
     if cfg!(target_os = "linux") {
         Child::start(count_threads_in_a_child, &watched.urls().join(" ")).finish();
     }
@@ -285,7 +285,7 @@ fn no_further_thread_is_needed(watched: &Watched) {
 
 /// In a process of its own, where no other test starts threads.
 #[test]
-#[ignore = "a child of no_further_thread_is_needed"]
+#[ignore = "a child of no_extra_thread_is_needed"]
 fn count_threads_in_a_child() {
     let Some(urls) = child::argument() else { return };
     let threads = || std::fs::read_dir("/proc/self/task").unwrap().count();
@@ -404,7 +404,7 @@ fn a_lock_that_replicas_must_have_is_not_taken_twice(watched: &Watched) {
 }
 
 #[test]
-fn lists_that_make_no_sense_are_refused() {
+fn invalid_sentinel_lists_are_refused() {
     let refused = |sentinels: &[&str], master: &str, builder: Builder, about: &str| match builder
         .open_sentinel(sentinels, master)
     {

@@ -14,7 +14,8 @@ use crate::support::child::{self, Child};
 use crate::support::server::Server;
 use crate::support::wire::Wire;
 use crate::support::{
-    LEASE, SOON, assert_lost, elsewhere, eventually, is_busy, ms, patient, take, throughout, timed,
+    LEASE, SOON, assert_lost, elsewhere, eventually, hasty, is_busy, ms, patient, take, throughout,
+    timed,
 };
 
 /// Both versions of the protocol: the end of the handshake and tickets differ.
@@ -22,11 +23,6 @@ const VERSIONS: [&str; 2] = ["TLSv1.2", "TLSv1.3"];
 
 /// Much more than two attempts of `hasty`, for a busy machine.
 const BOUND: Duration = ms(2500);
-
-/// Short bounds, so that the tests of their keeping are short.
-fn hasty() -> Builder {
-    Client::builder().connect_timeout(ms(300)).io_timeout(ms(300))
-}
 
 /// For a server that asks nobody for a certificate.
 const OPEN: [&str; 2] = ["--tls-auth-clients", "no"];
@@ -61,7 +57,7 @@ fn assert_refused(builder: Builder, scheme: &str, fragment: &str, reason: &str) 
 }
 
 #[test]
-fn a_lock_is_taken_waited_for_and_handed_on() {
+fn a_lock_passes_from_one_client_to_another() {
     for version in VERSIONS {
         let authority = Authority::new("good");
         let credentials = authority.certify("localhost");
@@ -203,7 +199,7 @@ fn an_address_can_be_certified() {
 }
 
 #[test]
-fn a_server_that_may_know_its_clients_knows_them_by_their_certificate() {
+fn a_server_may_demand_certificates_of_its_clients() {
     for version in VERSIONS {
         let (authority, stranger) = (Authority::new("good"), Authority::new("bad"));
         let credentials = authority.certify("localhost");
@@ -277,7 +273,7 @@ fn a_silent_server_is_unavailable() {
 }
 
 #[test]
-fn a_handshake_in_drops_does_not_stretch_the_call() {
+fn a_handshake_that_drips_in_does_not_stretch_the_call() {
     let (server, authority) = good_server();
     let wire = Wire::before(&server);
     wire.drip(ms(20));
@@ -286,7 +282,7 @@ fn a_handshake_in_drops_does_not_stretch_the_call() {
 }
 
 #[test]
-fn a_reply_in_drops_does_not_stretch_the_call() {
+fn a_reply_that_drips_in_does_not_stretch_the_call() {
     let (server, authority) = good_server();
     let wire = Wire::before(&server);
     let client = hasty().tls(authority.trusted()).open(&wire.tls_url()).unwrap();
@@ -298,7 +294,7 @@ fn a_reply_in_drops_does_not_stretch_the_call() {
 }
 
 #[test]
-fn a_slow_line_takes_time_and_nothing_else() {
+fn a_slow_connection_costs_only_time() {
     let (server, authority) = good_server();
     let wire = Wire::before(&server);
     wire.drip(Duration::from_micros(200));
@@ -379,7 +375,7 @@ fn an_insecure_connection_does_not_look_at_the_certificate() {
 }
 
 #[test]
-fn the_system_says_whom_to_trust() {
+fn the_system_decides_which_issuers_to_trust() {
     let (server, authority) = good_server();
     let trusting = |file: &Path| {
         [("SSL_CERT_FILE", file.as_os_str().to_owned()), ("SSL_CERT_DIR", OsString::new())]
@@ -388,19 +384,19 @@ fn the_system_says_whom_to_trust() {
     let variables = trusting(&authority.file());
     Child::start_with(trust_the_system_in_a_child, &url, &variables).finish();
     let variables = trusting(Path::new("/dev/null"));
-    Child::start_with(trust_nobody_in_a_child, &url, &variables).finish();
+    Child::start_with(distrust_the_system_in_a_child, &url, &variables).finish();
 }
 
 #[test]
-#[ignore = "a child of the_system_says_whom_to_trust"]
+#[ignore = "a child of the_system_decides_which_issuers_to_trust"]
 fn trust_the_system_in_a_child() {
     let Some(url) = child::argument() else { return };
     take(&Client::open(&url).unwrap(), "a").unlock().unwrap();
 }
 
 #[test]
-#[ignore = "a child of the_system_says_whom_to_trust"]
-fn trust_nobody_in_a_child() {
+#[ignore = "a child of the_system_decides_which_issuers_to_trust"]
+fn distrust_the_system_in_a_child() {
     if child::argument().is_some() {
         assert_refused(hasty(), "rediss", "", "ca_pem");
     }

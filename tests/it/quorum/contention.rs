@@ -12,7 +12,7 @@ use crate::support::store::Handle;
 use crate::support::{Quorum, SOON, eventually, ms, patient, take};
 
 #[test]
-fn contenders_that_split_the_votes_get_on() {
+fn contenders_that_split_the_votes_make_progress() {
     const CLIENTS: usize = 4;
     const ROUNDS: usize = 50;
     let quorum = Quorum::of(5);

@@ -83,7 +83,7 @@ fn a_lock_waits_for_the_replicas_of_a_majority() {
 }
 
 #[test]
-fn a_minority_without_its_replicas_is_not_missed() {
+fn a_minority_without_its_replicas_costs_nothing() {
     let backed = Backed::new();
     let (quorum, lonely) = (&backed.quorum, &backed.quorum.servers[2]);
     let client = quorum.open(ample());
@@ -143,7 +143,7 @@ fn a_server_whose_replica_is_awaited_is_not_taken_for_hung() {
 }
 
 #[test]
-fn a_shortfall_of_a_majority_is_told_and_undone() {
+fn a_shortfall_of_a_majority_is_reported_and_undone() {
     let backed = Backed::new();
     let quorum = &backed.quorum;
     let client = quorum.open(replicas(1, TIMEOUT));
@@ -166,7 +166,7 @@ fn a_shortfall_of_a_majority_is_told_and_undone() {
 }
 
 #[test]
-fn a_shortfall_of_a_further_level_takes_it_back() {
+fn a_shortfall_of_a_nested_lock_undoes_only_that_level() {
     let backed = Backed::new();
     let quorum = &backed.quorum;
     let client = quorum.open(replicas(1, TIMEOUT));
@@ -185,7 +185,7 @@ fn a_shortfall_of_a_further_level_takes_it_back() {
 }
 
 #[test]
-fn a_shortfall_of_a_hand_over_is_the_receivers() {
+fn a_shortfall_of_a_handoff_is_the_receivers() {
     let backed = Backed::new();
     let quorum = &backed.quorum;
     let client = quorum.open(replicas(1, TIMEOUT));
@@ -211,7 +211,7 @@ fn a_shortfall_of_a_hand_over_is_the_receivers() {
 }
 
 #[test]
-fn hand_overs_wait_for_the_replicas_of_a_majority() {
+fn handoffs_wait_for_the_replicas_of_a_majority() {
     let backed = Backed::new();
     let client = backed.quorum.open(ample().wait(SOON * 3));
     settle(&backed.quorum, &client);
@@ -259,7 +259,7 @@ fn a_token_that_is_raised_waits_for_replicas_too() {
 }
 
 #[test]
-fn releases_wait_for_nobody() {
+fn releases_do_not_wait() {
     let backed = Backed::new();
     let quorum = &backed.quorum;
     let client = quorum.open(ample());
@@ -298,7 +298,7 @@ fn a_busy_lock_is_no_shortfall() {
 }
 
 #[test]
-fn servers_that_are_gone_are_told_from_replicas_that_are() {
+fn missing_servers_are_distinguished_from_missing_replicas() {
     let backed = Backed::new();
     let quorum = &backed.quorum;
     let client = quorum.open(replicas(1, TIMEOUT));
@@ -339,7 +339,7 @@ fn a_lock_on_the_disks_of_a_majority_survives_a_crash_of_all() {
 }
 
 #[test]
-fn servers_that_sync_no_file_are_left_out() {
+fn servers_without_an_append_only_file_are_left_out() {
     let start = |file| Server::start(valkey_binary(), &["--appendonly", file]);
     let quorum = Quorum { servers: ["yes", "yes", "no"].map(start).into() };
     let client = quorum.open(on_disk());

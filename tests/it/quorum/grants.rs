@@ -11,7 +11,7 @@ use crate::support::{
 };
 
 #[test]
-fn a_lock_stands_on_every_server_and_leaves_them_all() {
+fn a_lock_is_set_on_every_server_and_removed_from_all() {
     let quorum = Quorum::of(5);
     let client = quorum.open(patient());
     settle(&quorum, &client);
@@ -119,7 +119,7 @@ fn a_lease_of_which_a_majority_is_gone_is_not_renewed() {
 }
 
 #[test]
-fn servers_restarted_empty_one_at_a_time_let_nobody_in() {
+fn servers_restarted_empty_one_at_a_time_admit_no_second_holder() {
     let quorum = Quorum::of(5);
     let (first, second) = (quorum.open(patient()), quorum.open(patient()));
     let mut last = 0;
@@ -180,7 +180,7 @@ fn an_uncontended_cycle_costs_each_server_two_scripts() {
 }
 
 #[test]
-fn scripts_may_be_forgotten_at_any_time() {
+fn scripts_may_be_flushed_at_any_time() {
     let quorum = Quorum::of(3);
     let client = quorum.open(patient());
     for _ in 0..20 {
@@ -211,7 +211,7 @@ fn threads_end_with_the_client() {
 }
 
 #[test]
-fn what_too_few_free_servers_grant_is_contention_as_long_as_a_majority_answers() {
+fn too_few_free_servers_are_contention_as_long_as_a_majority_answers() {
     let quorum = Quorum::of(5);
     let client = quorum.open(patient());
     for server in &quorum.servers[..2] {

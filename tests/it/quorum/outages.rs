@@ -79,7 +79,7 @@ fn a_lost_majority_is_no_quorum_with_the_details() {
 }
 
 #[test]
-fn calls_go_on_when_a_majority_is_back() {
+fn calls_succeed_again_when_a_majority_is_back() {
     let quorum = Quorum::of(3);
     let client = quorum.open(hasty());
     take(&client, "a").unlock().unwrap();

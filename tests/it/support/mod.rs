@@ -51,6 +51,14 @@ pub(crate) fn patient() -> Builder {
     Client::builder().wait(SOON).backoff(ms(1), ms(50))
 }
 
+/// How long one attempt of a [`hasty`] client may take.
+pub(crate) const IO: Duration = ms(300);
+
+/// A builder with short time limits, so that the tests that wait for them are short.
+pub(crate) fn hasty() -> Builder {
+    Client::builder().connect_timeout(IO).io_timeout(IO)
+}
+
 /// As [`patient`], but it never asks again by itself within a test, so that only a wake-up can end
 /// a wait.
 pub(crate) fn sleepy() -> Builder {

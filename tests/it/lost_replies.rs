@@ -12,20 +12,20 @@ use crate::support::{
 
 stores! {
     every direct server:
-        a_lost_reply_to_a_lock_is_asked_for_again,
-        a_lost_reply_to_try_lock_is_not_taken_for_a_holder,
-        a_lost_request_for_a_lock_is_repeated,
+        a_lost_reply_to_a_lock_is_retried,
+        a_lost_reply_to_try_lock_is_not_taken_for_contention,
+        a_lost_request_for_a_lock_is_retried,
         a_lost_reply_to_a_release_is_no_error,
         a_lost_reply_to_a_release_wakes_the_next,
-        a_lost_request_for_a_release_is_repeated,
+        a_lost_request_for_a_release_is_retried,
         a_lost_reply_to_a_drop_leaves_nothing,
         a_lost_reply_to_a_nested_lock_counts_once,
         a_lost_reply_to_an_inner_release_counts_once,
         lost_replies_to_renewals_do_not_end_the_hold,
-        whatever_gets_lost_the_counter_is_right;
+        no_update_is_lost_whatever_message_is;
 }
 
-fn a_lost_reply_to_a_lock_is_asked_for_again(server: &Server) {
+fn a_lost_reply_to_a_lock_is_retried(server: &Server) {
     let (proxy, client) = behind_proxy(server, patient());
     proxy.lose_reply();
     let guard = client.lock("a").unwrap();
@@ -37,7 +37,7 @@ fn a_lost_reply_to_a_lock_is_asked_for_again(server: &Server) {
     assert!(!server.exists("a"), "one release frees what one lock took");
 }
 
-fn a_lost_reply_to_try_lock_is_not_taken_for_a_holder(server: &Server) {
+fn a_lost_reply_to_try_lock_is_not_taken_for_contention(server: &Server) {
     let (proxy, client) = behind_proxy(server, patient());
     for _ in 0..5 {
         proxy.lose_reply();
@@ -51,7 +51,7 @@ fn a_lost_reply_to_try_lock_is_not_taken_for_a_holder(server: &Server) {
     }
 }
 
-fn a_lost_request_for_a_lock_is_repeated(server: &Server) {
+fn a_lost_request_for_a_lock_is_retried(server: &Server) {
     let (proxy, client) = behind_proxy(server, patient());
     proxy.lose_request();
     let guard = client.lock("a").unwrap();
@@ -87,7 +87,7 @@ fn a_lost_reply_to_a_release_wakes_the_next(server: &Server) {
     });
 }
 
-fn a_lost_request_for_a_release_is_repeated(server: &Server) {
+fn a_lost_request_for_a_release_is_retried(server: &Server) {
     let (proxy, client) = behind_proxy(server, patient());
     let guard = take(&client, "a");
     proxy.lose_request();
@@ -158,7 +158,7 @@ fn lost_replies_to_renewals_do_not_end_the_hold(server: &Server) {
     assert!(!server.exists("a"));
 }
 
-fn whatever_gets_lost_the_counter_is_right(server: &Server) {
+fn no_update_is_lost_whatever_message_is(server: &Server) {
     let (proxy, client) = behind_proxy(server, patient().wait(3 * SOON));
     let cell = parking_lot::Mutex::new(0);
     thread::scope(|scope| {

@@ -2,18 +2,16 @@
 
 use std::time::Duration;
 
-use leasehold::{Client, Error};
+use leasehold::Error;
 
 use crate::support::{LEASE, SOON, Server, is_busy, ms, patient, stores, take, timed};
 
 stores! {
     every server:
         a_value_of_another_type_is_an_error_and_stays,
-        a_foreign_hash_without_a_ttl_is_held_by_somebody,
+        a_foreign_hash_without_a_ttl_counts_as_held,
         a_lock_of_redisson_is_waited_for,
-        nothing_that_we_do_prolongs_or_ends_a_hold_of_others,
-        a_spoilt_fence_counter_is_an_error_without_a_hold,
-        a_fence_that_no_longer_fits_is_an_error_without_a_hold;
+        no_call_prolongs_or_ends_a_foreign_hold;
 }
 
 fn a_value_of_another_type_is_an_error_and_stays(server: &Server) {
@@ -47,7 +45,7 @@ fn assert_wrong_type<T: std::fmt::Debug>(result: Result<T, Error>, name: &str) {
     }
 }
 
-fn a_foreign_hash_without_a_ttl_is_held_by_somebody(server: &Server) {
+fn a_foreign_hash_without_a_ttl_counts_as_held(server: &Server) {
     let client = server.open(patient());
     server.command(&["HSET", "a", "someone", "1", "another", "x"]);
     let before = server.hash("a");
@@ -86,7 +84,7 @@ fn a_lock_of_redisson_is_waited_for(server: &Server) {
     guard.unlock().unwrap();
 }
 
-fn nothing_that_we_do_prolongs_or_ends_a_hold_of_others(server: &Server) {
+fn no_call_prolongs_or_ends_a_foreign_hold(server: &Server) {
     let client = server.open(patient().lease(LEASE));
     // One was ours and is taken from us; the other never was.
     let ours = take(&client, "ours");
@@ -108,35 +106,4 @@ fn nothing_that_we_do_prolongs_or_ends_a_hold_of_others(server: &Server) {
         assert_eq!(now.0, hash, "{name}");
         assert!(now.1 <= left && now.1 > left - 30_000, "{name}: {} of {left} ms", now.1);
     }
-}
-
-fn a_spoilt_fence_counter_is_an_error_without_a_hold(server: &Server) {
-    let client = server.open(patient());
-    server.command(&["SET", "leasehold:fence:{a}", "abc"]);
-    server.command(&["RPUSH", "leasehold:fence:{b}", "abc"]);
-    server.command(&["SET", "leasehold:fence:{c}", "9223372036854775807"]);
-    for name in ["a", "b", "c"] {
-        let key = format!("leasehold:fence:{{{name}}}");
-        let before: Vec<u8> = server.ask(&["DUMP", &key]);
-        let result = client.try_lock(name);
-        assert!(
-            matches!(result, Err(Error::Redis { .. } | Error::WrongType { .. })),
-            "{name}: {result:?}"
-        );
-        assert!(!server.exists(name), "{name} is not half taken");
-        let after: Vec<u8> = server.ask(&["DUMP", &key]);
-        assert_eq!(after, before, "{name}");
-    }
-}
-
-fn a_fence_that_no_longer_fits_is_an_error_without_a_hold(server: &Server) {
-    let client = server.open(Client::builder());
-    let last_but_one = (1_u64 << 53) - 2;
-    server.command(&["SET", "leasehold:fence:{a}", &last_but_one.to_string()]);
-    let guard = take(&client, "a");
-    assert_eq!(guard.fence(), last_but_one + 1);
-    guard.unlock().unwrap();
-    let result = client.try_lock("a");
-    assert!(matches!(result, Err(Error::Redis { .. })), "{result:?}");
-    assert!(!server.exists("a"));
 }

@@ -29,7 +29,7 @@ impl Behind {
 }
 
 #[test]
-fn a_hold_whose_grant_was_lost_on_the_way_is_released_too() {
+fn a_hold_whose_grant_was_lost_is_released_too() {
     let behind = Behind::of(3);
     let (quorum, client) = (&behind.quorum, behind.open(hasty()));
     for proxy in &behind.proxies {
@@ -45,7 +45,7 @@ fn a_hold_whose_grant_was_lost_on_the_way_is_released_too() {
 }
 
 #[test]
-fn a_release_that_was_lost_on_the_way_is_made_up_for() {
+fn a_lost_release_is_repeated() {
     let behind = Behind::of(3);
     let client = behind.open(hasty());
     for proxy in &behind.proxies {
@@ -114,7 +114,7 @@ fn a_grant_that_comes_after_the_release_is_removed() {
 }
 
 #[test]
-fn what_is_taken_back_late_is_not_the_hold_that_came_after() {
+fn a_late_undo_does_not_remove_the_next_hold() {
     let behind = Behind::of(3);
     let client = behind.open(hasty());
     for _ in 0..3 {

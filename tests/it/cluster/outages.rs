@@ -3,20 +3,17 @@
 use std::thread;
 use std::time::Duration;
 
-use leasehold::{Builder, Client, Error};
+use leasehold::{Client, Error};
 
 use crate::support::recorder::Recorder;
 use crate::support::server::Server;
 use crate::support::{
-    Cluster, LEASE, SOON, assert_lost, eventually, is_busy, ms, patient, take, throughout, timed,
+    Cluster, LEASE, SOON, assert_lost, eventually, hasty, is_busy, ms, patient, take, throughout,
+    timed,
 };
 
 /// Much more than one attempt and its repetition, and much less than the waits here.
 const BOUND: Duration = ms(5000);
-
-fn hasty() -> Builder {
-    Client::builder().connect_timeout(ms(300)).io_timeout(ms(300))
-}
 
 /// A cluster that does without the nodes that fail.
 fn tolerant_cluster() -> Cluster {
@@ -148,7 +145,7 @@ fn a_lock_that_the_replica_does_not_know_is_lost_at_the_next_renewal() {
 
 /// A wait that began at one master is ended by a release at its successor.
 #[test]
-fn waits_go_on_at_the_new_master() {
+fn waits_continue_at_the_new_master() {
     let cluster = Cluster::with_replica();
     let open = || cluster.open(Client::builder().lease(2 * SOON).wait(3 * SOON));
     let (holder, waiter) = (open(), open());

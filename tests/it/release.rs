@@ -15,13 +15,13 @@ stores! {
     every store:
         busy_threads_lose_no_lock;
     every server:
-        busy_clients_get_on_beside_each_other;
+        busy_clients_make_progress_side_by_side;
     one server:
         a_drop_does_not_wait_while_others_do,
-        a_drop_waits_if_nobody_else_does,
-        unlock_waits_all_the_same,
+        a_drop_waits_if_no_other_thread_does,
+        unlock_always_waits,
         a_lock_that_was_dropped_is_free_for_this_client,
-        a_release_that_gets_no_answer_is_made_up_for;
+        a_release_without_a_reply_is_repeated_in_the_background;
 }
 
 const THREADS: usize = 8;
@@ -70,7 +70,7 @@ fn busy_threads_lose_no_lock(store: &Store) {
     assert_eq!(count("release failed") + count("lost"), 0);
 }
 
-fn busy_clients_get_on_beside_each_other(server: &Server) {
+fn busy_clients_make_progress_side_by_side(server: &Server) {
     let clients = [server.open(pipelined()), server.open(pipelined().pool_size(2))];
     let inside = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -134,7 +134,7 @@ fn a_drop_does_not_wait_while_others_do(server: &Server) {
     assert!(!server.exists("quick"));
 }
 
-fn a_drop_waits_if_nobody_else_does(server: &Server) {
+fn a_drop_waits_if_no_other_thread_does(server: &Server) {
     let scene = Scene::new(server);
     for _ in 0..100 {
         drop(take(&scene.client, "quick"));
@@ -142,7 +142,7 @@ fn a_drop_waits_if_nobody_else_does(server: &Server) {
     }
 }
 
-fn unlock_waits_all_the_same(server: &Server) {
+fn unlock_always_waits(server: &Server) {
     let scene = Scene::new(server);
     let (hold, holds) = bounded(0);
     thread::scope(|scope| {
@@ -189,7 +189,7 @@ fn a_lock_that_was_dropped_is_free_for_this_client(server: &Server) {
     }
 }
 
-fn a_release_that_gets_no_answer_is_made_up_for(server: &Server) {
+fn a_release_without_a_reply_is_repeated_in_the_background(server: &Server) {
     for executed in [true, false] {
         let scene = Scene::new(server);
         let guard = take(&scene.client, "quick");

@@ -22,9 +22,9 @@ stores! {
         a_late_duplicate_of_a_nested_lock_changes_no_later_hold,
         a_late_duplicate_of_a_renewal_changes_no_later_hold,
         a_late_duplicate_of_a_release_changes_no_later_hold,
-        a_late_duplicate_of_a_hand_over_changes_no_later_hold,
+        a_late_duplicate_of_a_handoff_changes_no_later_hold,
         a_late_duplicate_of_a_lock_blocks_no_longer_than_its_lease,
-        a_late_duplicate_of_a_release_wakes_nobody_in_vain;
+        a_late_duplicate_of_a_release_wakes_no_client;
 }
 
 /// Much more than any other lease here: whatever a duplicate prolongs, it shows.
@@ -144,7 +144,7 @@ fn a_late_duplicate_of_a_release_changes_no_later_hold(server: &Server) {
     assert_harmless(server, &client, &requests);
 }
 
-fn a_late_duplicate_of_a_hand_over_changes_no_later_hold(server: &Server) {
+fn a_late_duplicate_of_a_handoff_changes_no_later_hold(server: &Server) {
     let proxy = Proxy::before(server);
     let told = Recorder::default();
     let builder = patient().lease(LONG).on_event(told.listener());
@@ -186,7 +186,7 @@ fn a_late_duplicate_of_a_lock_blocks_no_longer_than_its_lease(server: &Server) {
     assert_eq!(server.hold("a").1, "1");
 }
 
-fn a_late_duplicate_of_a_release_wakes_nobody_in_vain(server: &Server) {
+fn a_late_duplicate_of_a_release_wakes_no_client(server: &Server) {
     let proxy = Proxy::before(server);
     let client = server.through(&proxy).open(patient());
     let waiter = server.open(sleepy());

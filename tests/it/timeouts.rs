@@ -4,42 +4,36 @@ use std::cell::RefCell;
 use std::thread;
 use std::time::Duration;
 
-use leasehold::{Builder, Client, Error, Guard};
+use leasehold::{Client, Error, Guard};
 
 use crate::support::recorder::Recorder;
 use crate::support::{
-    LEASE, SOON, Server, Store, behind_proxy, eventually, ms, stores, take, throughout, timed,
+    IO, LEASE, SOON, Server, Store, behind_proxy, eventually, hasty, ms, stores, take, throughout,
+    timed,
 };
 
 stores! {
     every store:
         close_and_the_end_of_a_client_cost_nothing;
     every server:
-        a_silent_server_costs_a_call_what_is_promised,
+        a_silent_server_costs_a_call_no_more_than_promised,
         a_silent_server_costs_a_drop_one_io_timeout,
         a_silent_server_costs_close_nothing,
-        a_drop_that_cannot_hand_on_stretches_no_wait,
-        a_promise_that_a_silent_server_breaks_ends_in_time,
-        a_promise_that_a_read_only_server_breaks_ends_in_time;
+        a_drop_that_cannot_hand_off_stretches_no_wait,
+        a_handoff_that_a_silent_server_prevents_ends_in_time,
+        a_handoff_that_a_read_only_server_prevents_ends_in_time;
     one server:
         a_login_that_hangs_ends_in_time,
         a_release_that_never_arrives_is_not_renewed,
-        a_lock_that_nobody_can_clean_up_ends_with_its_lease,
+        a_lock_that_cannot_be_cleaned_up_ends_with_its_lease,
         a_nested_lock_without_a_reply_leaves_the_outer_one,
-        a_call_that_hangs_does_not_hold_up_those_after_it,
+        a_call_that_hangs_does_not_delay_later_calls,
         a_call_that_hangs_starves_no_renewal,
         a_call_that_hangs_starves_no_release;
 }
 
-/// How long one attempt may take here.
-const IO: Duration = ms(300);
-
 /// What is promised beside the deadline and the attempts.
 const GRACE: Duration = ms(100);
-
-fn hasty() -> Builder {
-    Client::builder().connect_timeout(IO).io_timeout(IO)
-}
 
 /// Checks that `call` takes no longer than `bound` in the best of a few tries: the machine may
 /// pause in one of them, but a call that waits too long does so each time.
@@ -64,7 +58,7 @@ fn assert_unavailable<T>(result: Result<T, Error>) {
     }
 }
 
-fn a_silent_server_costs_a_call_what_is_promised(server: &Server) {
+fn a_silent_server_costs_a_call_no_more_than_promised(server: &Server) {
     let client = server.open(hasty());
     let mutex = client.mutex("b");
     let guard = take(&client, "a");
@@ -168,7 +162,7 @@ fn a_release_that_never_arrives_is_not_renewed(server: &Server) {
     });
 }
 
-fn a_lock_that_nobody_can_clean_up_ends_with_its_lease(server: &Server) {
+fn a_lock_that_cannot_be_cleaned_up_ends_with_its_lease(server: &Server) {
     let (proxy, client) = behind_proxy(server, hasty().lease(LEASE));
     proxy.delay_replies(SOON);
     thread::scope(|scope| {
@@ -226,7 +220,7 @@ fn take_in_between(client: &Client) -> Guard {
     guard.expect("just taken")
 }
 
-fn a_call_that_hangs_does_not_hold_up_those_after_it(server: &Server) {
+fn a_call_that_hangs_does_not_delay_later_calls(server: &Server) {
     while_the_pool_hangs(server, |client| {
         for n in 0..5 {
             // With the lock if there was a moment between two calls of the other thread.
@@ -285,7 +279,7 @@ fn wait_for_a_broken_promise(
     tries.min().expect("there were some")
 }
 
-fn a_drop_that_cannot_hand_on_stretches_no_wait(server: &Server) {
+fn a_drop_that_cannot_hand_off_stretches_no_wait(server: &Server) {
     let faults: [(&[&str], &[&str]); 2] = [
         (&["CLIENT", "PAUSE", "1500"], &["PING"]),
         (&["REPLICAOF", "127.0.0.1", "1"], &["REPLICAOF", "NO", "ONE"]),
@@ -301,13 +295,13 @@ fn unlock(guard: Guard) {
     guard.unlock().ok();
 }
 
-fn a_promise_that_a_silent_server_breaks_ends_in_time(server: &Server) {
+fn a_handoff_that_a_silent_server_prevents_ends_in_time(server: &Server) {
     let pause = ["CLIENT", "PAUSE", "1500"];
     let took = wait_for_a_broken_promise(server, &pause, &["PING"], unlock);
     assert!(took <= ms(400) + IO + GRACE, "{took:?}");
 }
 
-fn a_promise_that_a_read_only_server_breaks_ends_in_time(server: &Server) {
+fn a_handoff_that_a_read_only_server_prevents_ends_in_time(server: &Server) {
     let replica = ["REPLICAOF", "127.0.0.1", "1"];
     let master = ["REPLICAOF", "NO", "ONE"];
     let took = wait_for_a_broken_promise(server, &replica, &master, unlock);

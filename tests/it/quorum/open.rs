@@ -8,7 +8,7 @@ use crate::support::server::Server;
 use crate::support::{Quorum, timed};
 
 #[test]
-fn node_lists_without_sense_are_refused_before_anything_is_sent() {
+fn invalid_node_lists_are_refused_before_anything_is_sent() {
     let refused = |urls: &[&str]| match Client::builder().open_redlock(urls) {
         Err(Error::InvalidInput(what)) => assert!(!what.contains("secret"), "{what}"),
         other => panic!("{other:?} instead of invalid input"),

@@ -17,9 +17,9 @@ stores! {
         a_deadline_at_the_moment_of_the_wake_up_leaves_nothing,
         close_at_the_moment_of_the_wake_up_leaves_nothing;
     every direct server:
-        a_lost_reply_after_a_wake_up_is_asked_for_again,
-        a_lost_request_after_a_wake_up_is_repeated,
-        what_a_wake_up_asked_for_in_vain_is_removed;
+        a_lost_reply_after_a_wake_up_is_retried,
+        a_lost_request_after_a_wake_up_is_retried,
+        an_unanswered_request_after_a_wake_up_leaves_nothing;
 }
 
 /// Waits until a wake-up is all that a thread of `waiter` waits for.
@@ -119,15 +119,15 @@ fn lose(server: &Server, lose: fn(&Proxy)) {
     nothing_is_left(server);
 }
 
-fn a_lost_reply_after_a_wake_up_is_asked_for_again(server: &Server) {
+fn a_lost_reply_after_a_wake_up_is_retried(server: &Server) {
     lose(server, Proxy::lose_reply);
 }
 
-fn a_lost_request_after_a_wake_up_is_repeated(server: &Server) {
+fn a_lost_request_after_a_wake_up_is_retried(server: &Server) {
     lose(server, Proxy::lose_request);
 }
 
-fn what_a_wake_up_asked_for_in_vain_is_removed(server: &Server) {
+fn an_unanswered_request_after_a_wake_up_leaves_nothing(server: &Server) {
     let (proxy, waiter) = behind_proxy(server, sleepy());
     let lock = || waiter.try_lock_for("a", ms(3000)).map(drop);
     let outcome = released_for(server, &waiter, lock, || proxy.lose_replies());

@@ -1,78 +1,25 @@
-//! How holds end that nobody ends: with panics, threads and processes.
+//! Holders, waiters and clients whose process is killed, aborts, is stopped, interrupted or forked.
 
-use std::cell::RefCell;
-use std::mem;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::exit;
 
+use fork::{Fork, fork};
 use leasehold::{Client, Error, Guard};
+use rustix::process::{Pid, WaitOptions, waitpid};
 
 use crate::support::child::{self, Child};
 use crate::support::{
-    LEASE, SOON, Server, Store, elsewhere, eventually, is_busy, ms, patient, stores, take,
-    throughout, timed,
+    LEASE, SOON, Server, elsewhere, eventually, is_busy, ms, patient, stores, take, throughout,
+    timed,
 };
 
 stores! {
-    every store:
-        a_guard_is_released_while_a_panic_unwinds,
-        a_guard_in_a_thread_local_is_released_with_its_thread,
-        a_leaked_guard_is_renewed_while_its_thread_lives,
-        a_leaked_guard_is_not_renewed_after_its_thread,
-        the_next_thread_is_not_taken_for_one_that_has_ended;
     every server:
         a_waiter_takes_over_when_the_holder_is_killed,
         a_process_that_aborts_leaves_its_lock_to_its_lease,
         signals_neither_break_nor_stretch_a_wait,
         a_process_that_was_stopped_too_long_has_lost_its_hold,
-        a_process_that_was_stopped_too_long_creates_nothing_again;
-}
-
-fn a_guard_is_released_while_a_panic_unwinds(store: &Store) {
-    let client = store.open(patient());
-    let panicked = catch_unwind(AssertUnwindSafe(|| {
-        let _outer = take(&client, "a");
-        let _inner = take(&client, "a");
-        panic!("as the test wants");
-    }));
-    panicked.unwrap_err();
-    assert!(!is_busy(&client, "a"));
-}
-
-fn a_guard_in_a_thread_local_is_released_with_its_thread(store: &Store) {
-    thread_local! {
-        static KEPT: RefCell<Option<Guard>> = const { RefCell::new(None) };
-    }
-    let client = store.open(patient());
-    elsewhere(|| {
-        KEPT.set(Some(take(&client, "a")));
-        assert!(is_busy(&client, "a"));
-    });
-    eventually(SOON, || !is_busy(&client, "a"));
-}
-
-fn a_leaked_guard_is_renewed_while_its_thread_lives(store: &Store) {
-    let client = store.open(patient().lease(LEASE));
-    mem::forget(take(&client, "a"));
-    throughout(2 * LEASE, || is_busy(&client, "a"));
-    assert_eq!(take(&client, "a").depth(), 2, "and it still counts");
-}
-
-fn a_leaked_guard_is_not_renewed_after_its_thread(store: &Store) {
-    let client = store.open(patient().lease(LEASE));
-    elsewhere(|| mem::forget(take(&client, "a")));
-    assert!(is_busy(&client, "a"));
-    let (guard, took) = timed(|| client.lock("a").unwrap());
-    assert!(took < 2 * LEASE + ms(1000), "{took:?}");
-    assert_eq!(guard.depth(), 1);
-}
-
-fn the_next_thread_is_not_taken_for_one_that_has_ended(store: &Store) {
-    let client = store.open(patient());
-    elsewhere(|| mem::forget(take(&client, "a")));
-    // Operating systems give the number of an ended thread to a new one before long.
-    for _ in 0..200 {
-        assert!(is_busy(&client, "a"));
-    }
+        a_process_that_was_stopped_too_long_recreates_nothing,
+        a_forked_child_can_do_no_harm;
 }
 
 /// The child's side of the tests below: it holds `a`, stands still on demand and tells how it went.
@@ -177,7 +124,7 @@ fn a_process_that_was_stopped_too_long_has_lost_its_hold(server: &Server) {
     guard.unlock().unwrap();
 }
 
-fn a_process_that_was_stopped_too_long_creates_nothing_again(server: &Server) {
+fn a_process_that_was_stopped_too_long_recreates_nothing(server: &Server) {
     let (mut child, _fence) = start_holder(server);
     child.stop();
     eventually(SOON, || !server.exists("a"));
@@ -190,4 +137,69 @@ fn a_process_that_was_stopped_too_long_creates_nothing_again(server: &Server) {
     assert!(!server.exists("a"));
     child.finish();
     take(&server.open(Client::builder()), "a").unlock().unwrap();
+}
+
+fn a_forked_child_can_do_no_harm(server: &Server) {
+    Child::start(fork_in_a_child, &server.address()).finish();
+    assert!(server.hashes().is_empty());
+}
+
+/// In a process of its own, because a fork copies whatever the other tests are doing.
+#[test]
+#[ignore = "a child of a_forked_child_can_do_no_harm"]
+fn fork_in_a_child() {
+    let Some(address) = child::address() else { return };
+    let client = address.open(patient().lease(LEASE));
+    let other = address.open(patient());
+    let guard = take(&client, "a");
+    let inner = take(&client, "a");
+    let forked = match fork().unwrap() {
+        Fork::Child => exit(harm_in_the_fork(client, guard, inner)),
+        Fork::Parent(pid) => Pid::from_raw(pid).unwrap(),
+    };
+    let mut status = None;
+    eventually(SOON, || {
+        assert!(other.try_lock("a").unwrap().is_none(), "the parent holds it");
+        status = waitpid(Some(forked), WaitOptions::NOHANG).unwrap();
+        status.is_some()
+    });
+    assert_eq!(status.unwrap().1.exit_status(), Some(0), "see harm_in_the_fork");
+
+    // The connections that both have had still give each answer to its question.
+    for n in 0..100 {
+        let guard = take(&client, &format!("lock {n}"));
+        assert!(is_busy(&client, guard.name()));
+    }
+    throughout(3 * LEASE, || guard.is_held() && other.try_lock("a").unwrap().is_none());
+    inner.unlock().unwrap();
+    guard.verify().unwrap();
+    guard.unlock().unwrap();
+    assert!(elsewhere(|| other.try_lock("a").unwrap().is_some()));
+}
+
+/// Tries everything that a fork must not do; the exit code tells what it could, and 0 is nothing.
+fn harm_in_the_fork(client: Client, guard: Guard, inner: Guard) -> i32 {
+    fn is_forked<T>(result: Result<T, Error>) -> bool {
+        matches!(result, Err(Error::Forked))
+    }
+    let mutex = client.mutex("a");
+    let refused = [
+        !guard.is_held(),
+        is_forked(guard.verify()),
+        is_forked(client.lock("a")),
+        is_forked(client.try_lock("b")),
+        is_forked(client.try_lock_for("b", ms(100))),
+        is_forked(mutex.force_unlock()),
+        !mutex.is_held_by_current_thread(),
+    ];
+    // One way to end a guard each.
+    let unlocked = inner.unlock().is_ok();
+    drop(guard);
+    drop(client);
+    let first_failure = refused.iter().position(|refused| !refused);
+    match first_failure {
+        Some(index) => 1 + i32::try_from(index).unwrap_or(100),
+        None if unlocked => 50,
+        None => 0,
+    }
 }

@@ -16,15 +16,15 @@ use crate::support::{
 stores! {
     every server:
         a_waiter_is_woken_after_a_restart,
-        more_messages_than_the_server_keeps_cost_a_connection_only,
-        a_message_of_a_stranger_changes_no_key,
-        a_message_of_a_stranger_costs_one_script_at_most,
+        more_messages_than_the_server_buffers_cost_only_a_connection,
+        a_foreign_message_changes_no_key,
+        a_foreign_message_costs_one_script_at_most,
         a_flood_of_messages_takes_no_memory,
-        strangers_in_the_queue_do_not_keep_the_lock,
+        foreign_queue_entries_do_not_block_the_lock,
         strange_names_and_labels_are_woken_too;
     one server:
-        a_release_while_the_subscription_is_made_is_not_missed,
-        a_lost_message_costs_a_pause_only;
+        a_release_during_the_subscription_is_not_missed,
+        a_lost_message_costs_only_a_pause;
 }
 
 /// Soon tries a broken connection again, but never asks for the lock again by itself.
@@ -59,7 +59,7 @@ fn channel(client: &Client) -> String {
     format!("leasehold:wake:{}", client.id())
 }
 
-fn a_release_while_the_subscription_is_made_is_not_missed(server: &Server) {
+fn a_release_during_the_subscription_is_not_missed(server: &Server) {
     let holder = server.open(patient());
     for delay in [ms(0), ms(100), ms(300)] {
         let proxy = Proxy::before(server);
@@ -72,7 +72,7 @@ fn a_release_while_the_subscription_is_made_is_not_missed(server: &Server) {
     }
 }
 
-fn a_lost_message_costs_a_pause_only(server: &Server) {
+fn a_lost_message_costs_only_a_pause(server: &Server) {
     let proxy = Proxy::before(server);
     // With the usual pauses, of half a second at the most.
     let (holder, waiter) = (server.open(patient()), Client::open(&proxy.url()).unwrap());
@@ -101,7 +101,7 @@ fn subscriptions(server: &Server) -> Vec<String> {
     clients.lines().map(id).collect()
 }
 
-fn more_messages_than_the_server_keeps_cost_a_connection_only(server: &Server) {
+fn more_messages_than_the_server_buffers_cost_only_a_connection(server: &Server) {
     // As one script, so that none is sent before the last is there.
     const MANY: &str = "for n = 1, 200 do \
                             redis.call('publish', ARGV[1], n .. string.rep('x', 10000)) \
@@ -142,7 +142,7 @@ fn everything(server: &Server) -> BTreeMap<String, (Vec<u8>, bool)> {
     server.keys().into_iter().map(|key| (key.clone(), state(&key))).collect()
 }
 
-fn a_message_of_a_stranger_changes_no_key(server: &Server) {
+fn a_foreign_message_changes_no_key(server: &Server) {
     let (holder, waiter) = (server.open(patient()), server.open(listening()));
     server.command(&["SET", "text", "precious"]);
     server.command(&["RPUSH", "list", "one"]);
@@ -166,7 +166,7 @@ fn a_message_of_a_stranger_changes_no_key(server: &Server) {
     });
 }
 
-fn a_message_of_a_stranger_costs_one_script_at_most(server: &Server) {
+fn a_foreign_message_costs_one_script_at_most(server: &Server) {
     const MESSAGES: u64 = 2_000;
     let (holder, waiter) = (server.open(patient()), server.open(listening()));
     while_waiting(&holder, &waiter, "a", || {
@@ -233,7 +233,7 @@ fn wait_in_a_child() {
     child::report(most_memory());
 }
 
-fn strangers_in_the_queue_do_not_keep_the_lock(server: &Server) {
+fn foreign_queue_entries_do_not_block_the_lock(server: &Server) {
     let (holder, waiter) = (server.open(patient()), server.open(patient()));
     let mut connection = server.connect();
     let mut strangers = redis::cmd("ZADD");

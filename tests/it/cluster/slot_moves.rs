@@ -5,7 +5,7 @@ use std::thread::{self, ScopedJoinHandle};
 
 use leasehold::{Client, Error, Guard};
 
-use crate::refusals::RIGHTS;
+use crate::acl::RIGHTS;
 use crate::support::server::Server;
 use crate::support::{Cluster, LEASE, SOON, eventually, is_busy, ms, patient, take, throughout};
 
@@ -100,7 +100,7 @@ fn the_first_lock_of_a_name_goes_where_its_slot_is_going() {
 
 /// A server that has only some of the keys of a request says TRYAGAIN, until all have moved.
 #[test]
-fn a_lock_of_which_half_has_moved_is_waited_for() {
+fn a_lock_with_half_of_its_keys_moved_is_waited_for() {
     let cluster = Cluster::of_three();
     let client = cluster.open(patient());
     let away = cluster.move_away("a");
@@ -122,7 +122,7 @@ fn a_lock_of_which_half_has_moved_is_waited_for() {
 }
 
 #[test]
-fn a_slot_that_nobody_serves_for_a_while_is_waited_for() {
+fn a_slot_without_a_node_is_waited_for() {
     let cluster = Cluster::of_three();
     let client = cluster.open(patient());
     let (slot, home) = (cluster.slot("a").to_string(), cluster.home("a"));
@@ -138,7 +138,7 @@ fn a_slot_that_nobody_serves_for_a_while_is_waited_for() {
 
 /// What a client has learnt by being sent elsewhere it does not have to be told again.
 #[test]
-fn a_slot_that_has_moved_is_asked_for_at_its_new_node() {
+fn a_slot_that_has_moved_is_requested_at_its_new_node() {
     let cluster = Cluster::of_three();
     let client = cluster.open(patient());
     let away = cluster.move_away("a");
@@ -154,7 +154,7 @@ fn a_slot_that_has_moved_is_asked_for_at_its_new_node() {
 
 /// To be sent elsewhere for one request says nothing about the next.
 #[test]
-fn a_slot_that_is_moving_is_still_asked_for_where_it_is() {
+fn a_slot_that_is_moving_is_still_requested_at_its_old_node() {
     let cluster = Cluster::of_three();
     let client = cluster.open(patient());
     let away = cluster.move_away("{tag}");

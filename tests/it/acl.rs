@@ -1,0 +1,152 @@
+//! Passwords, users and their rights.
+
+use std::thread;
+
+use leasehold::{Client, Error};
+
+use crate::errors::assert_rejected;
+use crate::support::{
+    LEASE, SOON, Server, assert_lost, everything, ms, patient, stores, take, throughout, timed,
+};
+
+stores! {
+    one server:
+        a_password_of_the_url_is_used,
+        an_acl_user_of_the_url_is_used,
+        a_wrong_password_is_a_permanent_error,
+        a_changed_password_is_reported_at_once,
+        a_user_without_scripts_gets_a_permanent_error,
+        the_rights_in_the_readme_are_enough,
+        a_missing_right_leaves_nothing_half_done;
+}
+
+fn a_password_of_the_url_is_used(server: &Server) {
+    server.set_config("requirepass", "p@ss/w:rd%");
+    let port = server.port();
+    let error = Client::open(&server.url()).unwrap_err();
+    assert!(matches!(&error, Error::Redis { code, .. } if code == "NOAUTH"), "{error:?}");
+    let url = format!("redis://:p%40ss%2Fw%3Ard%25@127.0.0.1:{port}/");
+    take(&Client::open(&url).unwrap(), "a").unlock().unwrap();
+}
+
+fn an_acl_user_of_the_url_is_used(server: &Server) {
+    let rule = ["ACL", "SETUSER", "ali", "on", ">sesame", "~shop:*", "~leasehold:*", "&*", "+@all"];
+    server.command(&rule);
+    let url = format!("redis://ali:sesame@127.0.0.1:{}/", server.port());
+    let client = Client::open(&url).unwrap();
+    let guard = take(&client, "shop:a");
+    let clients: String = server.ask(&["CLIENT", "LIST"]);
+    assert!(clients.contains("user=ali"), "{clients}");
+    guard.unlock().unwrap();
+    let error = client.lock("bank:a").unwrap_err();
+    assert!(matches!(error, Error::Redis { .. }), "{error:?}");
+}
+
+fn a_wrong_password_is_a_permanent_error(server: &Server) {
+    server.command(&["ACL", "SETUSER", "ali", "on", ">sesame", "~*", "&*", "+@all"]);
+    let url = format!("redis://ali:mellon@127.0.0.1:{}/", server.port());
+    let (result, took) = timed(|| Client::open(&url));
+    let error = result.unwrap_err();
+    assert!(matches!(&error, Error::Redis { code, .. } if code == "WRONGPASS"), "{error:?}");
+    assert!(!everything(&error).contains("mellon"), "{error:?}");
+    assert!(took < ms(2000), "trying again does not help: {took:?}");
+}
+
+fn a_changed_password_is_reported_at_once(server: &Server) {
+    let set = |password: &str| {
+        let rule = ["ACL", "SETUSER", "ali", "reset", "on", password, "~*", "&*", "+@all"];
+        server.command(&rule);
+    };
+    set(">sesame");
+    let client = patient().lease(LEASE).pool_size(1);
+    let url = format!("redis://ali:sesame@127.0.0.1:{}/", server.port());
+    let client = client.open(&url).unwrap();
+    let guard = take(&client, "a");
+    set(">mellon");
+    server.kill_connections();
+    let (result, took) = timed(|| client.lock("b"));
+    let text = everything(result.as_ref().unwrap_err());
+    assert!(!text.contains("sesame") && !text.contains("mellon"), "{text}");
+    assert_rejected(result, "WRONGPASS");
+    assert!(took < SOON / 2, "trying again does not help: {took:?}");
+    // Until its lease ends, a hold is good; then it is lost, and nothing is made of it again.
+    assert_eq!(guard.lost().recv_timeout(SOON), Ok(()));
+    assert_lost(guard.unlock(), "a");
+    set(">sesame");
+    take(&client, "b").unlock().unwrap();
+}
+
+/// Opens a client of a user whose rights are `rights`.
+fn open_as(server: &Server, rights: &[&str]) -> Result<Client, Error> {
+    let user = ["ACL", "SETUSER", "ali", "reset", "on", ">sesame", "~*", "&*"];
+    server.command(&[&user, rights].concat());
+    patient().open(&format!("redis://ali:sesame@127.0.0.1:{}/", server.port()))
+}
+
+fn a_user_without_scripts_gets_a_permanent_error(server: &Server) {
+    let client = open_as(server, &["+@all", "-eval", "-evalsha"]).unwrap();
+    let (result, took) = timed(|| client.lock("a"));
+    assert_rejected(result, "NOPERM");
+    assert!(took < ms(5000), "waiting does not help: {took:?}");
+    assert_rejected(client.try_lock("a"), "NOPERM");
+}
+
+/// The rights that README asks for.
+pub(crate) const RIGHTS: &str = "~app:* ~leasehold:* resetchannels &leasehold:* +eval +evalsha \
+                      +ping +get +set +time +hexists +hset +hdel +hgetall +hlen +del +exists +pttl +pexpire \
+                      +zadd +zrange +zrem +publish +subscribe";
+
+fn the_rights_in_the_readme_are_enough(server: &Server) {
+    assert!(include_str!("../../README.md").contains(RIGHTS), "README tells other rights");
+    let user = ["ACL", "SETUSER", "app", "reset", "on", ">sesame"];
+    let rights: Vec<_> = RIGHTS.split(' ').collect();
+    server.command(&[&user[..], &rights].concat());
+    let url = format!("redis://app:sesame@127.0.0.1:{}/", server.port());
+    let open = || patient().prefix("app:").lease(LEASE).open(&url).unwrap();
+    let (one, other) = (open(), open());
+    let outer = take(&one, "a");
+    take(&one, "a").unlock().unwrap();
+    throughout(LEASE / 2, || outer.is_held());
+    outer.verify().unwrap();
+    thread::scope(|scope| {
+        let waits =
+            [scope.spawn(|| other.lock("a").map(drop)), scope.spawn(|| one.lock("a").map(drop))];
+        thread::sleep(ms(100));
+        assert!(other.try_lock_for("a", ms(50)).unwrap().is_none());
+        outer.unlock().unwrap();
+        for wait in waits {
+            wait.join().unwrap().unwrap();
+        }
+    });
+    let forced = take(&one, "a");
+    assert!(one.mutex("a").force_unlock().unwrap());
+    drop(forced);
+    let log: Vec<redis::Value> = server.ask(&["ACL", "LOG"]);
+    assert!(log.is_empty(), "{log:?}");
+}
+
+fn a_missing_right_leaves_nothing_half_done(server: &Server) {
+    const COMMANDS: [&str; 18] = [
+        "del", "exists", "expire", "get", "hexists", "hget", "hset", "incr", "pexpire", "pttl",
+        "set", "time", "type", "zadd", "zrange", "zrem", "hdel", "publish",
+    ];
+    for command in COMMANDS {
+        let Ok(client) = open_as(server, &["+@all", &format!("-{command}")]) else {
+            continue;
+        };
+        let result = client.try_lock("a");
+        assert!(
+            matches!(result, Ok(Some(_)) | Err(Error::Redis { .. })),
+            "without {command}: {result:?}"
+        );
+        // A right that only the release needs may leave the hold to its lease.
+        drop(result);
+        for key in server.keys() {
+            assert!(server.raw_pttl(&key) > 0, "without {command}, {key} has no time to live");
+        }
+        if client.try_lock("a").is_err() {
+            assert!(!server.exists("a"), "without {command}, it is half taken");
+        }
+        server.command(&["FLUSHALL"]);
+    }
+}

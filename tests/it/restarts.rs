@@ -1,0 +1,51 @@
+//! Servers that restart, with their data or without it.
+
+use crate::loss::a_hold_ends_by;
+use crate::support::{
+    LEASE, SOON, Server, assert_lost, is_busy, ms, patient, stores, take, throughout,
+};
+
+stores! {
+    every server:
+        a_restart_with_the_data_keeps_the_hold,
+        a_restart_without_the_data_ends_the_hold,
+        a_restart_with_older_data_ends_the_hold_and_repeats_no_fence,
+        a_restart_while_idle_is_not_noticed;
+}
+
+fn a_restart_with_the_data_keeps_the_hold(server: &Server) {
+    let client = server.open(patient().lease(ms(3000)));
+    let guard = take(&client, "a");
+    server.command(&["SAVE"]);
+    server.restart();
+    throughout(ms(3500), || guard.is_held());
+    guard.verify().unwrap();
+    assert!(is_busy(&client, "a"));
+    guard.unlock().unwrap();
+    assert!(!server.exists("a"));
+}
+
+fn a_restart_without_the_data_ends_the_hold(server: &Server) {
+    a_hold_ends_by(server, Server::restart);
+    take(&server.open(patient()), "a").unlock().unwrap();
+}
+
+fn a_restart_with_older_data_ends_the_hold_and_repeats_no_fence(server: &Server) {
+    let client = server.open(patient().lease(LEASE));
+    take(&client, "a").unlock().unwrap();
+    // What was written after this is lost, the counter's last step among it.
+    server.command(&["SAVE"]);
+    let guard = take(&client, "a");
+    server.restart();
+    assert_eq!(guard.lost().recv_timeout(SOON), Ok(()));
+    let fence = guard.fence();
+    assert_lost(guard.unlock(), "a");
+    assert!(take(&client, "a").fence() > fence);
+}
+
+fn a_restart_while_idle_is_not_noticed(server: &Server) {
+    let client = server.open(patient());
+    take(&client, "a").unlock().unwrap();
+    server.restart();
+    take(&client, "a").unlock().unwrap();
+}
