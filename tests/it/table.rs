@@ -1,4 +1,4 @@
-//! The tables of faults name tests that exist.
+//! The tests that `tests/FAULTS.md` and the table in README name exist.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -14,12 +14,12 @@ fn rows<'text>(text: &'text str, head: &str) -> Vec<Vec<&'text str>> {
     rows.map(|row| row.trim_matches('|').split('|').map(str::trim).collect()).collect()
 }
 
-/// What is in backticks.
+/// The names in backticks.
 fn names(cell: &str) -> impl Iterator<Item = &str> {
     cell.split('`').skip(1).step_by(2)
 }
 
-/// Tells whether `source` has a test of that name: one of its own, or one in a list for all stores.
+/// Returns `true` if `source` has a test of that name: a `#[test]`, or one that a `stores!` list names.
 fn has_test(source: &str, name: &str) -> bool {
     let lines: Vec<_> = source.lines().map(str::trim).collect();
     let Some(at) = lines.iter().position(|line| line.starts_with(&format!("fn {name}("))) else {
@@ -31,18 +31,18 @@ fn has_test(source: &str, name: &str) -> bool {
     attributes.contains(&&"#[test]") || lines.iter().any(listed)
 }
 
-/// The file with a test of that path, such as `replies::…` or `hold::line::tests::…`.
-fn file_of(path: &[&str]) -> PathBuf {
+/// The file with a test in that module: `renewal`, `quorum::fences`, `local::lease::tests`,
+/// `net::schedules` or `protocol::quorum`.
+fn file_of(modules: &[&str]) -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let file = |dir: &str, modules: &[&str]| root.join(dir).join(modules.join("/") + ".rs");
-    let inline = path.strip_suffix(&["tests"]).unwrap_or(path);
-    let schedules = path.strip_suffix(&["schedules"]).unwrap_or(path);
-    let candidates = [
-        file("tests/it", path),
-        file("src", path),
-        file("src", inline),
-        file("tests/schedules", schedules),
+    let mut candidates = vec![
+        file("tests/it", modules),
+        file("src", modules),
+        file("tests", &[modules, &["mod"]].concat()),
     ];
+    candidates.extend(modules.strip_suffix(&["tests"]).map(|inline| file("src", inline)));
+    candidates.extend(modules.strip_suffix(&["schedules"]).map(|of| file("tests/schedules", of)));
     candidates.into_iter().find(|file| file.is_file()).unwrap_or_default()
 }
 
@@ -69,7 +69,8 @@ fn the_table_of_faults_names_tests_that_exist() {
 #[test]
 fn the_table_in_the_readme_names_tests_that_exist() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let dirs = ["tests/it", "tests/it/quorum"].map(|dir| fs::read_dir(root.join(dir)).unwrap());
+    let dirs = ["tests/it", "tests/it/cluster", "tests/it/quorum"]
+        .map(|dir| fs::read_dir(root.join(dir)).unwrap());
     let files = dirs.into_iter().flatten().map(|entry| entry.unwrap().path());
     let sources: Vec<_> = files
         .filter(|file| file.extension().is_some_and(|extension| extension == "rs"))
