@@ -86,6 +86,7 @@ impl Connection {
     pub(crate) fn receive(&mut self, wait: WaitFor) -> Option<Reply> {
         let Some(socket) = &mut self.socket else { return Some(Err(self.nonsense())) };
         let reply = match wait {
+            WaitFor::Buffered => socket.receive_buffered(),
             WaitFor::Nothing => socket.receive_now(),
             WaitFor::Reply { deadline } => socket.receive(None, deadline),
             WaitFor::SoonReply { deadline } => socket.receive(Some(&self.factory.spin), deadline),

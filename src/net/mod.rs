@@ -4,7 +4,6 @@ pub(crate) mod connection;
 pub(crate) mod endpoint;
 pub(crate) mod factory;
 pub(crate) mod interrupter;
-pub(crate) mod lane;
 pub(crate) mod multiplexer;
 pub(crate) mod pipeline;
 pub(crate) mod poll;
@@ -16,6 +15,7 @@ pub(crate) mod route;
 pub(crate) mod send_queue;
 pub(crate) mod sentinel;
 pub(crate) mod server;
+pub(crate) mod shared_connection;
 pub(crate) mod spin;
 pub(crate) mod stream;
 #[cfg(feature = "tls")]

@@ -88,6 +88,8 @@ where
 /// How to wait for a reply.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum WaitFor {
+    /// Not at all, and without a system call: only what was read along with earlier replies counts.
+    Buffered,
     /// Not at all: only what has come already is read.
     Nothing,
     /// Asleep, because it may take long.
@@ -96,11 +98,13 @@ pub(crate) enum WaitFor {
     SoonReply { deadline: Instant },
 }
 
-/// What becomes of a request whose script the server does not know.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum UnknownScript {
+/// What becomes of a request with this tag if the server does not know its script.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum UnknownScript<T> {
     /// It is sent again in full, behind the requests that were sent after it.
     SendAgain,
+    /// As `SendAgain` if this returns `true`, else as `Fail`.
+    SendAgainIf(fn(&T) -> bool),
     /// It fails as transient: the sender knows whether those that were sent after it may overtake
     /// it.
     Fail,
@@ -114,7 +118,7 @@ pub(crate) struct Pipeline<T, C> {
     in_flight: VecDeque<InFlight<T>>,
     /// Why the connection was given up, until all that was in flight then has failed.
     broken: Option<Failure>,
-    unknown_script: UnknownScript,
+    unknown_script: UnknownScript<T>,
     /// When the last reply came.
     heard: Instant,
 }
@@ -130,7 +134,7 @@ struct InFlight<T> {
 }
 
 impl<T, C: Transport> Pipeline<T, C> {
-    pub(crate) fn new(connection: C, unknown_script: UnknownScript) -> Self {
+    pub(crate) fn new(connection: C, unknown_script: UnknownScript<T>) -> Self {
         let (in_flight, heard) = (VecDeque::new(), Instant::now());
         Self { connection, in_flight, broken: None, unknown_script, heard }
     }
@@ -233,8 +237,13 @@ impl<T, C: Transport> Pipeline<T, C> {
 
     /// The whole script, if the server does not know it and it may be sent again.
     fn sent_again_after(&self, reply: &Reply) -> Option<Request> {
-        let request = self.in_flight.front()?.request.as_ref()?;
-        let again = request.again_after(reply)?;
-        (self.unknown_script == UnknownScript::SendAgain).then_some(again)
+        let InFlight { tag, request, .. } = self.in_flight.front()?;
+        let again = request.as_ref()?.again_after(reply)?;
+        let wanted = match self.unknown_script {
+            UnknownScript::Fail => false,
+            UnknownScript::SendAgain => true,
+            UnknownScript::SendAgainIf(wanted) => wanted(tag),
+        };
+        wanted.then_some(again)
     }
 }

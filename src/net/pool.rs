@@ -113,7 +113,7 @@ impl ConnectionPool {
 }
 
 impl ConnectionSource for ConnectionPool {
-    type Transport = Lent;
+    type Connection = Lent;
 
     fn try_get(&self, deadline: Instant) -> Option<Lent> {
         let free = |users| (users < self.pool.max_size()).then_some(users + 1);

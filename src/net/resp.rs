@@ -80,6 +80,13 @@ impl RespStream {
         }
     }
 
+    /// Returns a reply that was read whole along with an earlier one. If there is none, that is a
+    /// timeout.
+    pub(crate) fn receive_buffered(&mut self) -> RedisResult<Value> {
+        // The time is over before anything is read.
+        self.receive(None, Instant::now())
+    }
+
     /// Reads a reply that has come already. If not all of it has, that is a timeout.
     pub(crate) fn receive_now(&mut self) -> RedisResult<Value> {
         let Self { stream, layer, parser } = self;

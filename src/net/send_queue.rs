@@ -3,85 +3,85 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use crate::net::lane::QueuedRequest;
+use crate::net::shared_connection::{QueuedRequest, ReplySlot};
 use crate::sync::{AtomicUsize, Mutex, Ordering};
 
 /// At most so many requests are sent in one write.
-const BATCH: usize = 64;
+const BATCH_MAX: usize = 64;
 
 /// The requests that wait for a connection.
 #[derive(Debug)]
-pub(super) struct SendQueue<W> {
-    requests: Mutex<VecDeque<Arc<QueuedRequest<W>>>>,
-    /// How many were sent together the last time.
-    crowd: AtomicUsize,
-    /// On how many lanes somebody waits for a reply: whoever is the last to do so looks here
-    /// afterwards. Changed under the lock of the requests.
-    watched: AtomicUsize,
+pub(super) struct SendQueue<C> {
+    requests: Mutex<VecDeque<QueuedRequest<C>>>,
+    /// How many requests from here were in the last batch.
+    last_batch: AtomicUsize,
+    /// How many connections have a reader. The last reader to finish sends what is queued here, so
+    /// that posted requests can wait for it. Changed under the lock of `requests`.
+    readers: AtomicUsize,
 }
 
-impl<W> Default for SendQueue<W> {
+impl<C> Default for SendQueue<C> {
     fn default() -> Self {
-        let [crowd, watched] = [0, 0].map(AtomicUsize::new);
-        Self { requests: Mutex::default(), crowd, watched }
+        let [last_batch, readers] = [0, 0].map(AtomicUsize::new);
+        Self { requests: Mutex::default(), last_batch, readers }
     }
 }
 
-impl<W> SendQueue<W> {
-    /// Adds a request, and tells whether it is the only one for which a thread waits.
-    pub(super) fn add(&self, request: Arc<QueuedRequest<W>>) -> bool {
+impl<C> SendQueue<C> {
+    /// Adds a request that a thread waits for. Returns `true` if it is the only such request.
+    pub(super) fn push(&self, queued: QueuedRequest<C>) -> bool {
         let mut requests = self.requests.lock();
-        let first = requests.iter().all(|request| request.posted);
-        requests.push_back(request);
+        let first = requests.iter().all(|queued| queued.slot.posted);
+        requests.push_back(queued);
         first
     }
 
-    /// Adds a request if somebody will find it soon.
-    pub(super) fn leave(&self, request: Arc<QueuedRequest<W>>) -> bool {
+    /// Adds a posted request if a reader will send it soon; returns `false` if there is none.
+    pub(super) fn push_posted(&self, queued: QueuedRequest<C>) -> bool {
         let mut requests = self.requests.lock();
-        let found = self.is_watched();
-        if found {
-            requests.push_back(request);
+        let has_readers = self.has_readers();
+        if has_readers {
+            requests.push_back(queued);
         }
-        found
+        has_readers
     }
 
-    pub(super) fn is_watched(&self) -> bool {
-        self.watched.load(Ordering::Relaxed) > 0
+    pub(super) fn has_readers(&self) -> bool {
+        self.readers.load(Ordering::Relaxed) > 0
     }
 
-    /// Notes that somebody waits on one more lane, and that one of them will look here.
-    pub(super) fn watch(&self) {
+    /// Counts one more connection with a reader, which looks into the queue when it has finished.
+    pub(super) fn add_reader(&self) {
         let _requests = self.requests.lock();
-        self.watched.fetch_add(1, Ordering::Relaxed);
+        self.readers.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Notes that the one who will look here is about to.
-    pub(super) fn unwatch(&self) {
+    /// Counts one fewer: its last reader is about to look into the queue.
+    pub(super) fn remove_reader(&self) {
         let _requests = self.requests.lock();
-        self.watched.fetch_sub(1, Ordering::Relaxed);
+        self.readers.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Takes the first request for which a thread waits.
-    pub(super) fn take_first_to_wait(&self) -> Option<Arc<QueuedRequest<W>>> {
+    /// Takes the first request that a thread waits for.
+    pub(super) fn pop_first_waiting(&self) -> Option<QueuedRequest<C>> {
         let mut requests = self.requests.lock();
-        let place = requests.iter().position(|request| !request.posted)?;
-        requests.remove(place)
+        let position = requests.iter().position(|queued| !queued.slot.posted)?;
+        requests.remove(position)
     }
 
-    /// Takes what is to be sent together, and with so many that are not in here.
-    pub(super) fn take(&self, others: usize) -> Vec<Arc<QueuedRequest<W>>> {
+    /// Takes the requests of the next batch, to which `others` come that are not in the queue.
+    pub(super) fn pop_batch(&self, others: usize) -> Vec<QueuedRequest<C>> {
         let mut requests = self.requests.lock();
-        let size = (BATCH - others).min(requests.len());
-        self.crowd.store(size, Ordering::Relaxed);
+        let size = (BATCH_MAX - others).min(requests.len());
+        self.last_batch.store(size, Ordering::Relaxed);
         requests.drain(..size).collect()
     }
 
-    /// Takes a request back that was not sent. `false` if it may have been.
-    pub(super) fn withdraw(&self, request: &Arc<QueuedRequest<W>>) -> bool {
+    /// Takes back a request that was not sent. Returns `false` if it may have been sent.
+    pub(super) fn withdraw(&self, slot: &Arc<ReplySlot<C>>) -> bool {
         let mut requests = self.requests.lock();
-        let place = requests.iter().position(|queued| Arc::ptr_eq(queued, request));
-        place.is_some_and(|place| requests.remove(place).is_some())
+        let position = requests.iter().position(|queued| Arc::ptr_eq(&queued.slot, slot));
+        position.is_some_and(|position| requests.remove(position).is_some())
     }
 
     #[cfg(all(test, leasehold_shuttle))]
@@ -89,14 +89,17 @@ impl<W> SendQueue<W> {
         self.requests.lock().is_empty()
     }
 
-    /// Tells whether nothing in here need be sent now: there is nothing, or only what was left for
-    /// the last one who waits on a lane.
+    /// Returns `true` if nothing is to be sent now: the queue is empty, or has only posted requests
+    /// and a reader that will send them.
     pub(super) fn can_wait(&self) -> bool {
         let requests = self.requests.lock();
-        requests.is_empty() || self.is_watched() && requests.iter().all(|request| request.posted)
+        requests.is_empty()
+            || self.has_readers() && requests.iter().all(|queued| queued.slot.posted)
     }
 
-    pub(super) fn is_crowded(&self) -> bool {
-        self.crowd.load(Ordering::Relaxed) > 1
+    /// Returns `true` if several threads had their requests sent in the last batch, and so may have
+    /// further requests soon.
+    pub(super) fn is_batching(&self) -> bool {
+        self.last_batch.load(Ordering::Relaxed) > 1
     }
 }

@@ -8,12 +8,12 @@ use crate::failure::Failure;
 use crate::net::connection::Connection;
 use crate::net::endpoint::Endpoint;
 use crate::net::factory::ConnectionFactory;
-use crate::net::lane::Then;
 use crate::net::multiplexer::{self, Multiplexer};
 use crate::net::pool::{ConnectionPool, PoolLimits, PoolThread};
 use crate::net::request::{Reply, Request};
 use crate::net::resolver::Resolver;
 use crate::net::route::Route;
+use crate::net::shared_connection::OnReply;
 
 /// What is needed to make the servers of one client: the settings, the thread of its pools and its
 /// look-ups.
@@ -110,9 +110,9 @@ impl Server {
         &self,
         request: Request,
         deadline: Instant,
-        then: Then<Reply>,
+        on_reply: OnReply,
     ) -> Option<Posted> {
-        self.multiplexer.post(self.addressed(request), deadline, then)
+        self.multiplexer.post(self.addressed(request), deadline, on_reply)
     }
 
     /// The request as this server wants it.

@@ -1,7 +1,5 @@
 //! Locks on one server.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::config::Config;
@@ -29,8 +27,6 @@ pub(crate) struct Standalone {
     commands: Commands,
     /// What new holds and levels must meet besides.
     demand: Option<Demand>,
-    /// Whether the server is known to know the script that releases.
-    knows_release: Arc<AtomicBool>,
     io_timeout: Duration,
     /// The same where no lease is at stake.
     idle_timeout: Duration,
@@ -42,7 +38,6 @@ impl Standalone {
             server,
             commands: Commands::new(config),
             demand: Demand::new(config.durability),
-            knows_release: Arc::default(),
             io_timeout: config.io_timeout(config.options.first_lease()),
             idle_timeout: config.io_timeout(Duration::MAX),
         }
@@ -108,27 +103,14 @@ impl Store for Standalone {
     }
 
     fn release(&self, hold: &HoldId, deadline: Instant) -> Result<HoldReply, Failure> {
-        let reply = self.ask(self.commands.release(hold), deadline);
-        if reply.is_ok() && !self.knows_release.load(Ordering::Relaxed) {
-            self.knows_release.store(true, Ordering::Relaxed);
-        }
-        reply
+        self.ask(self.commands.release(hold), deadline)
     }
 
     fn post_release(&self, release: PostedRelease<'_>) -> Option<Recall> {
-        // No thread would send the whole script if it is not known.
-        if !self.knows_release.load(Ordering::Relaxed) {
-            return None;
-        }
         let PostedRelease { hold, deadline, on_reply } = release;
         let Command { request, decoder } = self.commands.release(hold);
-        let (server, again) = (self.clone(), request.clone());
-        let read = Box::new(move |reply: Reply| {
-            if again.again_after(&reply).is_some() {
-                server.knows_release.store(false, Ordering::Relaxed);
-            }
-            on_reply(server.decode(&decoder, reply));
-        });
+        let store = self.clone();
+        let read = Box::new(move |reply: Reply| on_reply(store.decode(&decoder, reply)));
         let posted = self.server.post(request, deadline, read)?;
         Some(Recall::new(|| posted.recall()))
     }

@@ -21,7 +21,7 @@ use crate::local::loss::LossNotifier;
 use crate::local::pending_handoff::PendingHandoff;
 use crate::local::waiter::{Position, Signal, Turn, Waiter};
 use crate::store::hold::HoldId;
-use crate::store::request::TransferReply;
+use crate::store::request::{PendingReply, Recall, TransferReply};
 use crate::sync::{AtomicBool, AtomicUsize, Ordering, under_many_schedules};
 
 /// How a thread waits.
@@ -105,7 +105,7 @@ impl Scene {
 
     /// Waits for the answer to a transfer.
     fn take_over(&self, passage: PendingHandoff, ticket: &Waiter) -> Result<Turn> {
-        if let Ok(TransferReply::Transferred { .. }) = (passage.answer)() {
+        if let Ok(TransferReply::Transferred { .. }) = passage.answer.wait() {
             let lease = self.lease();
             self.losses.lines.pass(&lease);
             return Ok(Turn::Given(lease));
@@ -155,7 +155,7 @@ impl Scene {
             }
         }));
         let recall = move || !taken.swap(true, Ordering::SeqCst);
-        self.losses.lines.leave(lease, Box::new(recall));
+        self.losses.lines.leave(lease, Recall::new(recall));
     }
 
     /// Whether nobody is in the line, when all releases are sent.
@@ -175,7 +175,7 @@ fn passage(from: &Arc<Lease>, done: bool) -> PendingHandoff {
         to: from.id.clone(),
         yields: false,
         sent: Moment::now(),
-        answer: Box::new(move || Ok(answer)),
+        answer: PendingReply::new(move || Ok(answer)),
         settles: true,
     }
 }

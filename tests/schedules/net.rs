@@ -1,12 +1,12 @@
 //! Shared connections under thousands of schedules that shuttle makes up: every thread gets the
-//! reply to its own request or a failure, nobody waits for ever (which shuttle finds out), and
+//! reply to its own request or a failure, no thread waits for ever (which shuttle finds out), and
 //! every connection goes back to the pool.
 //!
 //! A unit test of `src/net`, run by
 //! `RUSTFLAGS="--cfg leasehold_shuttle" cargo test --lib --target-dir target/shuttle schedules`
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use redis::Value;
@@ -14,52 +14,64 @@ use shuttle::rand::{Rng, thread_rng};
 use shuttle::thread;
 
 use crate::failure::{Failure, FailureKind};
-use crate::net::lane::{Reply, Transport};
 use crate::net::multiplexer::{ConnectionSource, Multiplexer};
+use crate::net::pipeline::{Transport, WaitFor};
+use crate::net::request::{Arg, Reply, Request, Script};
 use crate::sync::{Mutex, under_many_schedules, yield_now};
 
 const THREADS: u64 = 4;
 
+static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new("return ARGV[1]"));
+
 /// What may go wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Weather {
-    Fine,
-    /// Deadlines come at any time.
-    Late,
     /// Connections break at any time.
     Broken,
+    Fine,
+    /// The server forgets its scripts at any time.
+    Forgetful,
+    /// Deadlines come at any time.
+    Late,
 }
 
-/// A server that answers each request with the number that it is, and a pool of connections to it.
+/// A server that answers each request with its number, and a pool of connections to it.
 struct Pool {
     weather: Weather,
-    free: Arc<Mutex<Vec<Line>>>,
+    free: Arc<Mutex<Vec<Link>>>,
 }
 
-/// A connection, and the requests that it has not answered.
+/// The server's end of a connection, and the requests that it has not answered.
 #[derive(Debug, Default)]
-struct Line {
+struct Link {
     open: bool,
-    requests: VecDeque<u64>,
+    requests: VecDeque<Received>,
 }
 
 #[derive(Debug)]
+struct Received {
+    number: u64,
+    in_full: bool,
+}
+
+/// A connection that goes back to the pool when this is dropped.
+#[derive(Debug)]
 struct Pooled {
     weather: Weather,
-    line: Line,
-    home: Arc<Mutex<Vec<Line>>>,
+    link: Link,
+    home: Arc<Mutex<Vec<Link>>>,
 }
 
 impl ConnectionSource for Pool {
-    type Transport = Pooled;
+    type Connection = Pooled;
 
-    fn try_get(&self) -> Option<Pooled> {
-        let line = self.free.lock().pop()?;
-        Some(Pooled { weather: self.weather, line, home: self.free.clone() })
+    fn try_get(&self, _: Instant) -> Option<Pooled> {
+        let link = self.free.lock().pop()?;
+        Some(Pooled { weather: self.weather, link, home: self.free.clone() })
     }
 
-    fn get(&self, _: Instant) -> Option<Pooled> {
-        self.try_get()
+    fn get(&self, deadline: Instant) -> Option<Pooled> {
+        self.try_get(deadline)
     }
 
     fn all_in_use(&self) -> Failure {
@@ -73,16 +85,12 @@ impl ConnectionSource for Pool {
 
 impl Drop for Pooled {
     fn drop(&mut self) {
-        assert!(!self.line.open || self.line.requests.is_empty(), "a reply is still to come");
-        self.home.lock().push(std::mem::take(&mut self.line));
+        assert!(!self.link.open || self.link.requests.is_empty(), "a reply is still to come");
+        self.home.lock().push(std::mem::take(&mut self.link));
     }
 }
 
 impl Pooled {
-    fn poison(&mut self) {
-        self.line = Line::default();
-    }
-
     /// A moment in which others act, and perhaps the connection breaks.
     fn pass(&mut self, kind: FailureKind) -> Result<(), Failure> {
         yield_now();
@@ -96,41 +104,45 @@ impl Pooled {
 
 impl Transport for Pooled {
     fn is_ready(&self) -> bool {
-        self.line.open
+        self.link.open
     }
 
     fn is_connected(&self) -> bool {
-        self.line.open
+        self.link.open
     }
 
     fn connect(&mut self, _: Instant) -> Result<(), Failure> {
-        if !self.line.open {
+        if !self.link.open {
             self.pass(FailureKind::Unreachable)?;
-            self.line.open = true;
+            self.link.open = true;
         }
         Ok(())
     }
 
-    fn exchange(&mut self, deadline: Instant, pack: impl FnOnce(&mut Vec<u8>)) -> Reply {
+    fn exchange(&mut self, request: &Request, deadline: Instant) -> Reply {
         self.connect(deadline)?;
-        self.write(deadline, pack)?;
-        self.receive(true, deadline).unwrap_or_else(|| {
-            self.poison();
-            Err(failure(FailureKind::Timeout))
-        })
+        self.write(deadline, |out| out.extend_from_slice(request.bytes()))?;
+        let reply = self.receive(WaitFor::SoonReply { deadline });
+        let reply = reply.unwrap_or_else(|| Err(self.time_out()));
+        request.again_after(&reply).map_or(reply, |again| self.exchange(&again, deadline))
     }
 
     fn write(&mut self, _: Instant, pack: impl FnOnce(&mut Vec<u8>)) -> Result<(), Failure> {
-        assert!(self.line.requests.is_empty(), "sent before the last replies were read");
+        // What the server does not know is sent again while others are in flight.
+        let idle = self.link.requests.is_empty() || self.weather == Weather::Forgetful;
+        assert!(idle, "sent before the last replies were read");
         let mut bytes = Vec::new();
         pack(&mut bytes);
         self.pass(FailureKind::Disconnected)?;
-        let numbers = bytes.chunks(8).map(|chunk| chunk.try_into().map(u64::from_le_bytes));
-        self.line.requests = numbers.collect::<Result<_, _>>().expect("whole numbers");
+        self.link.requests.extend(received(&bytes));
         Ok(())
     }
 
-    fn receive(&mut self, _: bool, deadline: Instant) -> Option<Reply> {
+    fn receive(&mut self, wait: WaitFor) -> Option<Reply> {
+        let (WaitFor::Reply { deadline } | WaitFor::SoonReply { deadline }) = wait else {
+            // Without a system call a broken connection is not found out.
+            return if thread_rng().r#gen() { self.answer() } else { None };
+        };
         let last = deadline <= Instant::now();
         if let Err(failure) = self.pass(FailureKind::Disconnected) {
             return Some(Err(failure));
@@ -138,18 +150,60 @@ impl Transport for Pooled {
         if (last || self.weather == Weather::Late) && thread_rng().r#gen() {
             return None;
         }
-        let number = self.line.requests.pop_front().expect("a reply is still to come");
-        Some(Ok(Value::Int(number.try_into().expect("a small number"))))
+        self.answer()
     }
 
-    fn silence(&mut self) -> Failure {
+    fn poison(&mut self) {
+        self.link = Link::default();
+    }
+
+    fn time_out(&mut self) -> Failure {
         self.poison();
         failure(FailureKind::Timeout)
     }
 }
 
+impl Pooled {
+    fn answer(&mut self) -> Option<Reply> {
+        let Received { number, in_full } =
+            self.link.requests.pop_front().expect("a reply is still to come");
+        if !in_full && self.weather == Weather::Forgetful && thread_rng().r#gen() {
+            let rejected = failure(FailureKind::Rejected);
+            return Some(Err(Failure { code: "NOSCRIPT".into(), ..rejected }));
+        }
+        Some(Ok(value(number)))
+    }
+}
+
+/// Reads what was written: calls of the script, whose last argument is their number.
+fn received(mut bytes: &[u8]) -> Vec<Received> {
+    let mut requests = Vec::new();
+    while !bytes.is_empty() {
+        // `*<number of arguments>`, then a line with a length in front of each.
+        let mut lines = bytes.split(|byte| *byte == b'\n');
+        let line = |line: &[u8]| String::from_utf8(line.to_vec()).expect("text");
+        let count = line(lines.next().expect("a line"));
+        let count: usize = count.trim_start_matches('*').trim().parse().expect("a count");
+        let lines: Vec<_> = lines.take(2 * count).map(line).collect();
+        let number = lines[2 * count - 1].trim().parse().expect("a number");
+        requests.push(Received { number, in_full: lines[1].trim() == "EVAL" });
+        let ends = bytes.iter().enumerate().filter(|(_, byte)| **byte == b'\n');
+        let end = ends.map(|(end, _)| end).nth(2 * count).expect("a whole request");
+        bytes = &bytes[end + 1..];
+    }
+    requests
+}
+
 fn failure(kind: FailureKind) -> Failure {
     Failure::io(kind, &Arc::from("here"), std::io::Error::other("test"))
+}
+
+fn value(number: u64) -> Value {
+    Value::Int(number.try_into().expect("a small number"))
+}
+
+fn request(number: u64) -> Request {
+    Request::call(&SCRIPT, &[], &[Arg::Number(number)])
 }
 
 /// A deadline that never comes, or one that comes at any time.
@@ -158,53 +212,60 @@ fn deadline(weather: Weather) -> Instant {
     Instant::now() + Duration::from_secs(time)
 }
 
-/// Asks, alone or with others as it comes, and checks the answer.
-fn ask(sharing: &Arc<Multiplexer<Pool>>, number: u64, deadline: Instant) -> Result<(), Failure> {
-    let reply = sharing.exchange(deadline, |out| out.extend(number.to_le_bytes()))?;
-    assert_eq!(reply, Value::Int(number.try_into().expect("a small number")));
+/// Sends a request, alone or with others as it comes, and checks the reply.
+fn ask(
+    multiplexer: &Arc<Multiplexer<Pool>>,
+    number: u64,
+    deadline: Instant,
+) -> Result<(), Failure> {
+    assert_eq!(multiplexer.exchange(request(number), deadline)?, value(number));
     Ok(())
 }
 
-/// Leaves a request to another thread if there is one, and perhaps takes it back. Tells whether a
-/// reply is to come, which is counted.
+/// Leaves a request to another thread if there is one, and perhaps takes it back. Returns `true` if
+/// a reply is to come, which is counted.
 fn post(
-    sharing: &Arc<Multiplexer<Pool>>,
+    multiplexer: &Arc<Multiplexer<Pool>>,
     number: u64,
     weather: Weather,
     replies: &Replies,
 ) -> bool {
     let replies = replies.clone();
-    let then = move |reply: Reply| {
+    let on_reply = move |reply: Reply| {
         match reply {
-            Ok(reply) => assert_eq!(reply, Value::Int(number.try_into().expect("a small number"))),
-            Err(failure) => assert!(weather != Weather::Fine, "{failure:?}"),
+            Ok(reply) => assert_eq!(reply, value(number)),
+            Err(failure) => assert!(may_fail(weather), "{failure:?}"),
         }
         *replies.lock() += 1;
     };
-    let pack = |out: &mut Vec<u8>| out.extend(number.to_le_bytes());
-    let posted = sharing.post(deadline(weather), pack, Box::new(then));
+    let posted = multiplexer.post(request(number), deadline(weather), Box::new(on_reply));
     posted.is_some_and(|posted| !thread_rng().r#gen::<bool>() || !posted.recall())
 }
 
-/// How many replies have come for which nobody waits.
+fn may_fail(weather: Weather) -> bool {
+    matches!(weather, Weather::Broken | Weather::Late)
+}
+
+/// How many replies have come to posted requests.
 type Replies = Arc<Mutex<usize>>;
 
-/// Lets threads ask twice each at the same time, and looks whether all is in order afterwards.
+/// Lets threads send two requests each at the same time, and checks afterwards that nothing is
+/// left.
 fn scene(weather: Weather, connections: usize) {
-    let free: Arc<Mutex<Vec<Line>>> = Arc::default();
-    free.lock().resize_with(connections, Line::default);
-    let sharing = Arc::new(Multiplexer::new(Pool { weather, free: free.clone() }));
+    let free: Arc<Mutex<Vec<Link>>> = Arc::default();
+    free.lock().resize_with(connections, Link::default);
+    let multiplexer = Arc::new(Multiplexer::new(Pool { weather, free: free.clone() }));
     let replies = Replies::default();
     let threads = (0..THREADS).map(|thread| {
-        let (sharing, replies) = (sharing.clone(), replies.clone());
+        let (multiplexer, replies) = (multiplexer.clone(), replies.clone());
         thread::spawn(move || {
-            // One that is asked and not waited for.
-            drop(sharing.begin(deadline(weather), |out| out.extend(thread.to_le_bytes())));
+            // One that no thread waits for.
+            drop(multiplexer.begin(request(thread), deadline(weather)));
             let mut posted = 0;
             for number in [thread, 100 + thread] {
-                let answer = ask(&sharing, number, deadline(weather));
-                assert!(answer.is_ok() || weather != Weather::Fine, "{answer:?}");
-                posted += usize::from(post(&sharing, 200 + number, weather, &replies));
+                let answer = ask(&multiplexer, number, deadline(weather));
+                assert!(answer.is_ok() || may_fail(weather), "{answer:?}");
+                posted += usize::from(post(&multiplexer, 200 + number, weather, &replies));
             }
             posted
         })
@@ -212,7 +273,7 @@ fn scene(weather: Weather, connections: usize) {
     let threads: Vec<_> = threads.collect();
     let posted: usize = threads.into_iter().map(|thread| thread.join().expect("no panic")).sum();
     assert_eq!(*replies.lock(), posted, "a reply that was wanted is missing");
-    assert!(sharing.is_idle(), "a request is left");
+    assert!(multiplexer.is_idle(), "a request is left");
     assert_eq!(free.lock().len(), connections, "a connection is missing");
 }
 
@@ -232,6 +293,11 @@ fn deadlines_at_any_time_leave_nothing_behind() {
 }
 
 #[test]
-fn connections_that_break_at_any_time_leave_nobody_waiting() {
+fn connections_that_break_at_any_time_leave_no_thread_waiting() {
     under_many_schedules(|| scene(Weather::Broken, 2));
+}
+
+#[test]
+fn scripts_that_are_forgotten_at_any_time_are_sent_in_full() {
+    under_many_schedules(|| scene(Weather::Forgetful, 1));
 }

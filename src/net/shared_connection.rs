@@ -1,0 +1,243 @@
+//! A pooled connection over which several threads have sent requests in one write, and where the
+//! replies go.
+//!
+//! Replies come in the order of the requests. The thread whose reply comes next is the *reader* of
+//! the connection. When it has its own reply it collects what was read along with that, and the
+//! next thread that waits becomes the reader. So no thread waits for the reply to another, and no
+//! thread is needed that only reads.
+//!
+//! | the connection | who has it | what ends that |
+//! |---|---|---|
+//! | idle | the pool, or the thread that has just taken it | requests are queued: they are sent |
+//! | without a reader, requests in flight | the thread that has sent or read last | the first thread that waits becomes the reader; if none does, posted requests are read to the end, and with others in flight the connection is given up |
+//! | with a reader | the reader | its own reply has come, or its deadline |
+//! | given up | the thread that has found it broken | every request in flight has failed |
+
+use std::sync::Arc;
+use std::time::Instant;
+use std::{fmt, mem};
+
+use crate::failure::Failure;
+use crate::net::pipeline::{Pipeline, Transport, UnknownScript, WaitFor};
+use crate::net::request::{Reply, Request};
+use crate::sync::{Condvar, Mutex, wait_while};
+
+/// Called with the reply to a posted request by the thread that reads it. Must not take long.
+pub(crate) type OnReply = Box<dyn FnOnce(Reply) + Send>;
+
+/// A request that was not sent yet, and where its reply goes.
+#[derive(Debug)]
+pub(super) struct QueuedRequest<C> {
+    pub(super) request: Request,
+    pub(super) slot: Arc<ReplySlot<C>>,
+}
+
+/// Where the reply to one request goes: to the thread that waits for it, or to a callback.
+pub(super) struct ReplySlot<C> {
+    pub(super) deadline: Instant,
+    /// Whether the reply goes to a callback: no thread waits for it, nor ever has.
+    pub(super) posted: bool,
+    state: Mutex<SlotState<C>>,
+    changed: Condvar,
+}
+
+enum SlotState<C> {
+    /// No thread waits any more, or the callback has been called.
+    Abandoned,
+    Answered(Reply),
+    Posted(OnReply),
+    /// The thread that waits is to read from the connection, after sending its request over it if
+    /// that is still here.
+    Reading(SharedConnection<C>, Option<Request>),
+    /// The thread waits: for the reply, or to become the reader.
+    Waiting,
+}
+
+/// What a thread has to do about its request next.
+pub(super) enum Step<C> {
+    /// Its time is over, and it will be neither answered nor made the reader any more.
+    Leave,
+    Read(SharedConnection<C>, Option<Request>),
+    Return(Reply),
+}
+
+impl<C> fmt::Debug for ReplySlot<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReplySlot").field("deadline", &self.deadline).finish_non_exhaustive()
+    }
+}
+
+impl<C> ReplySlot<C> {
+    /// For a request whose reply a thread waits for.
+    pub(super) fn waiting(deadline: Instant) -> Arc<Self> {
+        Self::new(deadline, SlotState::Waiting)
+    }
+
+    /// For a request that another thread sends and whose reply it reads.
+    pub(super) fn posted(deadline: Instant, on_reply: OnReply) -> Arc<Self> {
+        Self::new(deadline, SlotState::Posted(on_reply))
+    }
+
+    fn new(deadline: Instant, state: SlotState<C>) -> Arc<Self> {
+        let posted = matches!(state, SlotState::Posted(_));
+        Arc::new(Self { deadline, posted, state: Mutex::new(state), changed: Condvar::new() })
+    }
+
+    /// Blocks until the reply has come, the thread has become a reader, or the deadline is over.
+    pub(super) fn wait(&self) -> Step<C> {
+        let mut state = self.state.lock();
+        let waits = |state: &SlotState<C>| matches!(state, SlotState::Waiting);
+        wait_while(&self.changed, &mut state, Some(self.deadline), waits);
+        let step = Self::end(&mut state);
+        if matches!(step, Step::Read(..)) {
+            // The reader waits for its reply as well.
+            *state = SlotState::Waiting;
+        }
+        step
+    }
+
+    /// Stops waiting at once.
+    pub(super) fn abandon(&self) -> Step<C> {
+        Self::end(&mut self.state.lock())
+    }
+
+    fn end(state: &mut SlotState<C>) -> Step<C> {
+        match mem::replace(state, SlotState::Abandoned) {
+            SlotState::Reading(connection, request) => Step::Read(connection, request),
+            SlotState::Answered(reply) => Step::Return(reply),
+            SlotState::Waiting | SlotState::Posted(_) | SlotState::Abandoned => Step::Leave,
+        }
+    }
+
+    pub(super) fn answer(&self, reply: Reply) {
+        let mut state = self.state.lock();
+        match mem::replace(&mut *state, SlotState::Abandoned) {
+            SlotState::Waiting => {
+                *state = SlotState::Answered(reply);
+                // Not under the lock, which the thread that wakes takes first.
+                drop(state);
+                self.changed.notify_one();
+            }
+            SlotState::Posted(on_reply) => {
+                drop(state);
+                on_reply(reply);
+            }
+            other => *state = other,
+        }
+    }
+
+    /// Makes the thread that waits the reader of the connection, with a request to send first if
+    /// there is one. Returns the connection if no thread waits.
+    pub(super) fn assign(
+        &self,
+        connection: SharedConnection<C>,
+        request: Option<Request>,
+    ) -> Option<SharedConnection<C>> {
+        let mut state = self.state.lock();
+        if !matches!(*state, SlotState::Waiting) {
+            return Some(connection);
+        }
+        *state = SlotState::Reading(connection, request);
+        drop(state);
+        self.changed.notify_one();
+        None
+    }
+
+    fn is_abandoned(&self) -> bool {
+        matches!(*self.state.lock(), SlotState::Abandoned)
+    }
+}
+
+/// A pooled connection with requests in flight.
+#[derive(Debug)]
+pub(super) struct SharedConnection<C> {
+    pipeline: Pipeline<Arc<ReplySlot<C>>, C>,
+    /// Whether the send queue counts this among the connections with a reader.
+    pub(super) counted: bool,
+}
+
+impl<C: Transport> SharedConnection<C> {
+    pub(super) fn new(connection: C) -> Self {
+        // The effect of a request that its sender has given up is being undone already.
+        let again = UnknownScript::SendAgainIf(|slot: &Arc<ReplySlot<C>>| !slot.is_abandoned());
+        Self { pipeline: Pipeline::new(connection, again), counted: false }
+    }
+
+    /// Opens the connection unless it is open.
+    pub(super) fn connect(&mut self, deadline: Instant) -> Result<(), Failure> {
+        self.pipeline.connection.connect(deadline)
+    }
+
+    /// Ends the sharing of a connection that has no requests in flight.
+    pub(super) fn into_idle(self) -> C {
+        self.pipeline.connection
+    }
+
+    /// Sends requests over the open connection in one write. If that fails, all of them have
+    /// failed and are answered so.
+    pub(super) fn send(&mut self, own: Option<QueuedRequest<C>>, others: Vec<QueuedRequest<C>>) {
+        let all = || own.iter().chain(&others);
+        let Some(deadline) = all().map(|queued| queued.slot.deadline).min() else { return };
+        let batch = own.into_iter().chain(others);
+        self.pipeline.send(batch.map(|queued| (queued.slot, queued.request)), deadline);
+        self.answer_if_given_up();
+    }
+
+    /// Reads replies until the one to `own`; `None` if its time is over before.
+    pub(super) fn receive(&mut self, own: &Arc<ReplySlot<C>>) -> Option<Reply> {
+        let wait = WaitFor::SoonReply { deadline: own.deadline };
+        while let Some((slot, reply)) = self.pipeline.receive(wait) {
+            if Arc::ptr_eq(&slot, own) {
+                return Some(reply);
+            }
+            slot.answer(reply);
+        }
+        None
+    }
+
+    /// Collects the replies that were read along with earlier ones.
+    pub(super) fn receive_buffered(&mut self) -> Vec<(Arc<ReplySlot<C>>, Reply)> {
+        std::iter::from_fn(|| self.pipeline.receive(WaitFor::Buffered)).collect()
+    }
+
+    /// Makes the first thread that waits for a reply the reader. Returns the connection if none
+    /// waits.
+    pub(super) fn assign_reader(mut self) -> Option<Self> {
+        let mut next = 0;
+        while let Some(slot) = self.slot(next) {
+            self = slot.assign(self, None)?;
+            next += 1;
+        }
+        Some(self)
+    }
+
+    /// Reads the replies to posted requests. If other requests are in flight then, or the time is
+    /// over before, the connection is given up.
+    pub(super) fn receive_posted(&mut self, deadline: Instant) {
+        while self.pipeline.tags().any(|slot| slot.posted)
+            && let Some(deadline) = self.slot(0).map(|next| next.deadline.min(deadline))
+            && let Some((slot, reply)) = self.pipeline.receive(WaitFor::SoonReply { deadline })
+        {
+            slot.answer(reply);
+        }
+        if !self.pipeline.is_empty() && self.pipeline.connection.is_connected() {
+            let failure = self.pipeline.connection.time_out();
+            self.pipeline.give_up(failure);
+        }
+        self.answer_if_given_up();
+    }
+
+    /// Where the reply goes that comes after so many others.
+    fn slot(&self, position: usize) -> Option<Arc<ReplySlot<C>>> {
+        self.pipeline.tags().nth(position).cloned()
+    }
+
+    /// Answers every request in flight with its failure if the connection was given up.
+    fn answer_if_given_up(&mut self) {
+        while !self.pipeline.connection.is_connected()
+            && let Some((slot, reply)) = self.pipeline.receive(WaitFor::Buffered)
+        {
+            slot.answer(reply);
+        }
+    }
+}
