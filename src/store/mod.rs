@@ -61,7 +61,8 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
     /// Ends the hold of a lock, whoever its owner is. `false` if there is none.
     fn force_release(&self, name: &str, deadline: Instant) -> Result<bool, Failure>;
 
-    /// Takes a client off the waiting clients of a lock, and wakes the next one if the lock is free.
+    /// Takes a client off the waiting clients of a lock, and wakes the next one if the lock is
+    /// free.
     fn unregister(&self, name: &str, client: &str, deadline: Instant) -> Result<(), Failure>;
 
     /// The wake-ups of a client; `None` where no other client can exist.

@@ -28,8 +28,8 @@ pub(crate) struct Standalone {
     /// What new holds and levels must meet besides.
     demand: Option<Demand>,
     io_timeout: Duration,
-    /// The same where no lease is at stake.
-    idle_timeout: Duration,
+    /// The same for wake-ups, where no lease is at stake.
+    wakeups_io_timeout: Duration,
 }
 
 impl Standalone {
@@ -39,7 +39,7 @@ impl Standalone {
             commands: Commands::new(config),
             demand: Demand::new(config.durability),
             io_timeout: config.io_timeout(config.options.first_lease()),
-            idle_timeout: config.io_timeout(Duration::MAX),
+            wakeups_io_timeout: config.io_timeout(Duration::MAX),
         }
     }
 
@@ -141,7 +141,7 @@ impl Store for Standalone {
     fn wakeups(&self, client: &str) -> Option<Box<dyn Wakeups>> {
         let policy = WakeupsOfOneServer::new(self.server.clone());
         let keys = self.commands.keys.clone();
-        Some(Box::new(BackgroundWakeups::new(policy, keys, client, self.idle_timeout)))
+        Some(Box::new(BackgroundWakeups::new(policy, keys, client, self.wakeups_io_timeout)))
     }
 
     fn jobs(&self) -> Box<dyn JobRunner> {

@@ -26,7 +26,11 @@ pub(crate) trait Node: fmt::Debug + Send {
     /// Begins to open a connection, or fails if it is not time to try that again. `previous` is the
     /// connection until now, which may be good still if it is confirmed that the server has not
     /// moved. That takes until `deadline` at most.
-    fn open(&self, previous: Option<Connection>, attempt: Attempt) -> Result<Opening, Failure>;
+    fn open(
+        &self,
+        previous: Option<Connection>,
+        attempt: ConnectAttempt,
+    ) -> Result<Opening, Failure>;
 
     /// When it is time to try to open a connection again.
     fn next_try(&self) -> Instant {
@@ -41,7 +45,7 @@ pub(crate) trait Node: fmt::Debug + Send {
 
 /// How a connection is to be opened.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Attempt {
+pub(crate) struct ConnectAttempt {
     /// When the requests that it is opened for have failed.
     pub(crate) deadline: Instant,
     /// Whether too few nodes are connected without this one, so that no pause is kept.
@@ -62,11 +66,11 @@ pub(crate) struct Pauses {
 pub(crate) struct BackgroundConnection<N, T> {
     pub(crate) node: N,
     pauses: Pauses,
-    state: State<T>,
+    state: ConnectionState<T>,
 }
 
 #[derive(Debug)]
-enum State<T> {
+enum ConnectionState<T> {
     Closed,
     Failed { failure: Failure, retry_at: Instant },
     Open(T),
@@ -75,26 +79,26 @@ enum State<T> {
 
 impl<N: Node, T> BackgroundConnection<N, T> {
     pub(crate) fn new(node: N, pauses: Pauses) -> Self {
-        Self { node, pauses, state: State::Closed }
+        Self { node, pauses, state: ConnectionState::Closed }
     }
 
     /// The connection, if it is open.
     pub(crate) fn as_open(&self) -> Option<&T> {
-        if let State::Open(open) = &self.state { Some(open) } else { None }
+        if let ConnectionState::Open(open) = &self.state { Some(open) } else { None }
     }
 
     pub(crate) fn as_open_mut(&mut self) -> Option<&mut T> {
-        if let State::Open(open) = &mut self.state { Some(open) } else { None }
+        if let ConnectionState::Open(open) = &mut self.state { Some(open) } else { None }
     }
 
     pub(crate) fn as_opening(&self) -> Option<&Opening> {
-        if let State::Opening(opening) = &self.state { Some(opening) } else { None }
+        if let ConnectionState::Opening(opening) = &self.state { Some(opening) } else { None }
     }
 
     /// Why the connection could not be opened or kept, and when that is tried again.
     fn as_failed(&self) -> Option<(&Failure, Instant)> {
         match &self.state {
-            State::Failed { failure, retry_at } => Some((failure, *retry_at)),
+            ConnectionState::Failed { failure, retry_at } => Some((failure, *retry_at)),
             _ => None,
         }
     }
@@ -109,24 +113,24 @@ impl<N: Node, T> BackgroundConnection<N, T> {
         self.as_failed().map(|(_, retry_at)| retry_at)
     }
 
-    /// Begins to open the connection unless it is open or being opened. Fails during the pause after
-    /// a failure.
+    /// Begins to open the connection unless it is open or being opened. Fails during the pause
+    /// after a failure.
     pub(crate) fn begin_opening(
         &mut self,
         previous: Option<Connection>,
-        attempt: Attempt,
+        attempt: ConnectAttempt,
     ) -> Result<(), Failure> {
         match &self.state {
-            State::Open(_) | State::Opening(_) => return Ok(()),
-            State::Failed { failure, retry_at }
+            ConnectionState::Open(_) | ConnectionState::Opening(_) => return Ok(()),
+            ConnectionState::Failed { failure, retry_at }
                 if !attempt.urgent && Instant::now() < *retry_at =>
             {
                 return Err(failure.clone());
             }
-            State::Closed | State::Failed { .. } => {}
+            ConnectionState::Closed | ConnectionState::Failed { .. } => {}
         }
         match self.node.open(previous, attempt) {
-            Ok(opening) => self.state = State::Opening(opening),
+            Ok(opening) => self.state = ConnectionState::Opening(opening),
             Err(failure) => {
                 self.fail(failure.clone());
                 return Err(failure);
@@ -142,7 +146,7 @@ impl<N: Node, T> BackgroundConnection<N, T> {
     ) -> Option<Result<&mut T, Failure>> {
         let outcome = self.as_opening()?.take_outcome()?;
         match outcome.and_then(make) {
-            Ok(open) => self.state = State::Open(open),
+            Ok(open) => self.state = ConnectionState::Open(open),
             Err(failure) => {
                 self.fail(failure.clone());
                 return Some(Err(failure));
@@ -158,13 +162,13 @@ impl<N: Node, T> BackgroundConnection<N, T> {
             _ => self.pauses.after_failure,
         };
         let retry_at = end_of(pause).max(self.node.next_try());
-        self.state = State::Failed { failure, retry_at };
+        self.state = ConnectionState::Failed { failure, retry_at };
     }
 
     /// Gives up the connection, which can be opened again at once.
     pub(crate) fn close(&mut self) -> Option<T> {
-        match std::mem::replace(&mut self.state, State::Closed) {
-            State::Open(open) => Some(open),
+        match std::mem::replace(&mut self.state, ConnectionState::Closed) {
+            ConnectionState::Open(open) => Some(open),
             _ => None,
         }
     }

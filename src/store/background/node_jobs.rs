@@ -9,7 +9,7 @@ use crate::clock::end_of;
 use crate::failure::Failure;
 use crate::net::connection::Connection;
 use crate::net::pipeline::{Pipeline, UnknownScript, WRITE_TIME, WaitFor};
-use crate::store::background::connection::{Attempt, BackgroundConnection, Node, Pauses};
+use crate::store::background::connection::{BackgroundConnection, ConnectAttempt, Node, Pauses};
 use crate::store::background::opening::Opening;
 use crate::store::commands::{Command, Commands, Decoder};
 use crate::store::job::{Job, JobOutcome};
@@ -20,7 +20,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 
 const PAUSES: Pauses = Pauses { after_failure: PAUSE, after_rejection: PAUSE };
 
-type JobConnection = Pipeline<SentJob, Connection>;
+type JobConnection = Pipeline<JobInFlight, Connection>;
 
 /// Called with each outcome.
 type Done<'a> = &'a mut dyn FnMut(u64, JobOutcome);
@@ -42,7 +42,7 @@ pub(super) struct NodeJobs<N> {
 }
 
 #[derive(Debug)]
-struct SentJob {
+struct JobInFlight {
     /// `None` once its time is over. A short lease must not cost the others the connection, so the
     /// reply is still awaited, and then ignored.
     job: Option<(u64, Instant)>,
@@ -89,7 +89,7 @@ impl<N: Node> NodeJobs<N> {
     ) {
         let Some(deadline) = jobs.iter().map(|job| job.deadline).max() else { return };
         let previous = self.close_unless_ready(done);
-        let attempt = Attempt { deadline, urgent };
+        let attempt = ConnectAttempt { deadline, urgent };
         match self.connection.begin_opening(previous, attempt) {
             Ok(()) if self.connection.as_opening().is_some() => self.waiting.extend(jobs),
             Ok(()) => self.write(jobs, settings),
@@ -123,7 +123,7 @@ impl<N: Node> NodeJobs<N> {
             .into_iter()
             .map(|Job { id, hold, action, deadline }| {
                 let Command { request, decoder } = settings.commands.job(&hold, action);
-                let sent = SentJob { job: Some((id, deadline)), decoder };
+                let sent = JobInFlight { job: Some((id, deadline)), decoder };
                 (sent, node.addressed(request))
             })
             .collect();

@@ -8,7 +8,7 @@ use crate::failure::Failure;
 use crate::net::connection::Connection;
 use crate::net::request::Request;
 use crate::net::server::Server;
-use crate::store::background::connection::{Attempt, Node, Pauses};
+use crate::store::background::connection::{ConnectAttempt, Node, Pauses};
 use crate::store::background::jobs::{Decision, JobPolicy};
 use crate::store::background::opening::Opening;
 use crate::store::background::wakeups::WakeupPolicy;
@@ -24,7 +24,11 @@ impl Node for Server {
         Arc::ptr_eq(&self.factory, &other.factory)
     }
 
-    fn open(&self, previous: Option<Connection>, attempt: Attempt) -> Result<Opening, Failure> {
+    fn open(
+        &self,
+        previous: Option<Connection>,
+        attempt: ConnectAttempt,
+    ) -> Result<Opening, Failure> {
         let mut connection = previous.unwrap_or_else(|| self.connection());
         let factory = self.factory.clone();
         Ok(Opening::begin(factory.label(), move || {

@@ -46,7 +46,8 @@ impl Subscription {
         Ok(subscription)
     }
 
-    /// Returns the next message that has come, if any. Asks for a sign of life after a long silence.
+    /// Returns the next message that has come, if any. Asks for a sign of life after a long
+    /// silence.
     pub(super) fn receive(&mut self, channel: &Channel) -> Result<Option<Wake>, Failure> {
         while let Some(reply) = self.connection.receive(WaitFor::Nothing) {
             let reply = reply?;

@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 
 use crate::failure::{Failure, FailureKind};
 use crate::net::interrupter::Interrupter;
-use crate::store::background::connection::{Attempt, BackgroundConnection, Node, Pauses, sleep};
+use crate::store::background::connection::{
+    BackgroundConnection, ConnectAttempt, Node, Pauses, sleep,
+};
 use crate::store::background::opening::Opening;
 use crate::store::background::subscription::{Channel, Subscription};
 use crate::store::keys::Keys;
@@ -100,7 +102,8 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
             }
             let deadline = Instant::now() + self.channel.io_timeout;
             // A failure is kept in the state of the connection.
-            node.begin_opening(None, Attempt { deadline, urgent: false }).unwrap_or_default();
+            node.begin_opening(None, ConnectAttempt { deadline, urgent: false })
+                .unwrap_or_default();
         }
     }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::failure::Failure;
 use crate::net::connection::Connection;
 use crate::net::request::Request;
-use crate::store::background::connection::{Attempt, Node};
+use crate::store::background::connection::{ConnectAttempt, Node};
 use crate::store::background::jobs::{Decision, JobPolicy};
 use crate::store::background::opening::Opening;
 use crate::store::cluster::node::Target;
@@ -24,7 +24,11 @@ impl Node for Target {
         self == other
     }
 
-    fn open(&self, previous: Option<Connection>, attempt: Attempt) -> Result<Opening, Failure> {
+    fn open(
+        &self,
+        previous: Option<Connection>,
+        attempt: ConnectAttempt,
+    ) -> Result<Opening, Failure> {
         self.store().server().open(previous, attempt)
     }
 

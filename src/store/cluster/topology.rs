@@ -183,7 +183,10 @@ impl Topology {
         });
         let before = mem::replace(&mut self.progress.lock().failure, outcome.clone().err());
         if let (Err(Failure { server, source, .. }), None) = (&outcome, before) {
-            log::warn!(target: "leasehold", "the cluster's slots are not known: {server}: {source}");
+            log::warn!(
+                target: "leasehold",
+                "the cluster's slots are not known: {server}: {source}"
+            );
         }
         outcome
     }

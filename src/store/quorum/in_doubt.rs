@@ -1,4 +1,4 @@
-//! Holds that may stand where nobody wants them: what becomes of requests that nobody waits for.
+//! Holds in doubt: what requests without a reply may leave on some servers.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -12,17 +12,18 @@ use crate::clock::Moment;
 use crate::store::hold::HoldId;
 use crate::store::job::InDoubtHold;
 
-/// With this many ghosts, those whose time is over are cleared away.
-const CROWD: usize = 64;
+/// With this many holds that may begin late, those that no longer can are removed.
+const LATE_MAX: usize = 64;
 
-/// What is known of them, and whom to tell.
+/// The holds in doubt of a client, and where they are reported.
 #[derive(Default)]
 pub(super) struct InDoubtHolds {
-    tell: OnceLock<Box<dyn Fn(InDoubtHold) + Send + Sync>>,
-    /// Holds, by number, that some server may yet be asked to begin by a request that was given up,
-    /// and until when they can matter. To release them once does not settle it.
-    ghosts: Mutex<HashMap<u64, Moment>>,
-    haunted: AtomicBool,
+    report: OnceLock<Box<dyn Fn(InDoubtHold) + Send + Sync>>,
+    /// The holds, by nonce, that a request which was given up may yet begin somewhere, and until
+    /// when that matters. One release does not end the doubt about them.
+    late: Mutex<HashMap<u64, Moment>>,
+    /// Whether `late` has any, so that most calls need no lock.
+    any_late: AtomicBool,
     /// The longest lease of all requests, in nanoseconds.
     lease: AtomicU64,
 }
@@ -30,18 +31,18 @@ pub(super) struct InDoubtHolds {
 impl fmt::Debug for InDoubtHolds {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("InDoubtHolds")
-            .field("ghosts", &self.ghosts.lock().len())
+            .field("late", &self.late.lock().len())
             .finish_non_exhaustive()
     }
 }
 
 impl InDoubtHolds {
-    /// Takes in whom to tell; the first counts.
-    pub(super) fn on_in_doubt(&self, tell: Box<dyn Fn(InDoubtHold) + Send + Sync>) {
-        drop(self.tell.set(tell));
+    /// Sets where holds are reported; only the first call has an effect.
+    pub(super) fn report_to(&self, report: Box<dyn Fn(InDoubtHold) + Send + Sync>) {
+        drop(self.report.set(report));
     }
 
-    /// Takes in that leases of this length exist.
+    /// Notes that leases of this length exist.
     pub(super) fn note_lease(&self, lease: Duration) {
         let nanos = u64::try_from(lease.as_nanos()).unwrap_or(u64::MAX);
         if nanos > self.lease.load(Ordering::Relaxed) {
@@ -49,44 +50,41 @@ impl InDoubtHolds {
         }
     }
 
-    /// Notes that the hold may come to stand somewhere, late, though it may live or be taken back.
-    pub(super) fn may_come(&self, hold: &HoldId) {
-        let (mut ghosts, now) = (self.ghosts.lock(), Moment::now());
-        if ghosts.len() >= CROWD {
-            ghosts.retain(|_, deadline| *deadline > now);
+    /// Notes that a server may begin the hold late. The client may have it nevertheless, or have
+    /// taken it back by then.
+    pub(super) fn may_begin_late(&self, hold: &HoldId) {
+        let (mut late, now) = (self.late.lock(), Moment::now());
+        if late.len() >= LATE_MAX {
+            late.retain(|_, until| *until > now);
         }
         // Until the hold is released, and then for as long as a lease.
-        ghosts.insert(hold.nonce, now.after(self.lease().saturating_mul(2)));
-        self.haunted.store(true, Ordering::Release);
+        late.insert(hold.nonce, now.after(self.lease().saturating_mul(2)));
+        self.any_late.store(true, Ordering::Release);
     }
 
-    /// Has a hold that has ended removed, if a request that was given up may yet begin it.
-    pub(super) fn lay(&self, hold: &HoldId) {
-        if !self.haunted.load(Ordering::Acquire) {
+    /// Reports a hold that has ended, if a server may yet begin it.
+    pub(super) fn end(&self, hold: &HoldId) {
+        if !self.any_late.load(Ordering::Acquire) {
             return;
         }
-        let mut ghosts = self.ghosts.lock();
-        let ghost = ghosts.remove(&hold.nonce).is_some();
-        self.haunted.store(!ghosts.is_empty(), Ordering::Release);
-        drop(ghosts);
-        if ghost {
-            self.clean(hold, false);
+        let mut late = self.late.lock();
+        let may_begin = late.remove(&hold.nonce).is_some();
+        self.any_late.store(!late.is_empty(), Ordering::Release);
+        drop(late);
+        if may_begin {
+            self.report(hold, false);
         }
     }
 
-    /// Has a hold that has ended removed from where it may stand still.
-    pub(super) fn may_stay(&self, hold: &HoldId) {
-        let ghost = self.ghosts.lock().remove(&hold.nonce).is_some();
-        self.clean(hold, !ghost);
+    /// Reports a hold that has ended and may still exist on some server.
+    pub(super) fn may_remain(&self, hold: &HoldId) {
+        let may_begin = self.late.lock().remove(&hold.nonce).is_some();
+        self.report(hold, !may_begin);
     }
 
-    fn clean(&self, hold: &HoldId, settles: bool) {
-        if let Some(tell) = self.tell.get() {
-            tell(InDoubtHold {
-                hold: hold.clone(),
-                lease: self.lease(),
-                settled_by_release: settles,
-            });
+    fn report(&self, hold: &HoldId, settled_by_release: bool) {
+        if let Some(report) = self.report.get() {
+            report(InDoubtHold { hold: hold.clone(), lease: self.lease(), settled_by_release });
         }
     }
 

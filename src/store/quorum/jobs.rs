@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::failure::Failure;
 use crate::store::background::jobs::{Decision, JobPolicy};
 use crate::store::job::{Action, Job, JobOutcome};
-use crate::store::quorum::node::QuorumServer;
+use crate::store::quorum::server::QuorumServer;
 use crate::store::quorum::votes::{Votes, majority};
 use crate::store::request::HoldReply;
 
@@ -33,8 +33,8 @@ impl JobPolicy for JobsByVote {
         let vote = if never_began { Ok(HoldReply::Gone) } else { reply };
         votes.0[from.number] = Some(vote);
         let outcome = match job.action {
-            Action::Renew { .. } => votes.standing(),
-            Action::Release => votes.all(),
+            Action::Renew { .. } => votes.decide_hold(),
+            Action::Release => votes.decide_all(),
         };
         outcome.map_or(Decision::Undecided, Decision::Done)
     }

@@ -1,50 +1,60 @@
-//! The connection to one server of a quorum, and what it owes replies to.
+//! The connection to one server of a quorum, and the requests in flight on it.
+//!
+//! | state | what becomes of a request | then |
+//! |---|---|---|
+//! | closed | it fails: not sent | opening, when a call finds the server worth trying |
+//! | opening | as when closed, but a call may wait first | open, or closed again |
+//! | open | it is written | lagging, if it is behind a wait for replicas or a disk |
+//! | open | | closed, after an error or a silence, or when stale |
+//! | lagging | it fails as transient, unless it only ends a hold | open, as replies come |
+//!
+//! When the connection is closed, everything in flight has failed. What it may have begun or ended
+//! is reported as in doubt.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use redis::Value;
 
+use crate::clock::end_of;
 use crate::failure::{Failure, FailureKind};
 use crate::net::connection::Connection;
 use crate::net::pipeline::{Pipeline, UnknownScript, WRITE_TIME, WaitFor};
 use crate::net::request::{Reply, Request, Script};
 use crate::store::background::opening::Opening;
-use crate::store::quorum::flight::Broadcast;
+use crate::store::quorum::broadcast::Broadcast;
+use crate::store::quorum::commands::Effect;
 use crate::store::quorum::in_doubt::InDoubtHolds;
-use crate::store::quorum::node::QuorumServer;
-use crate::store::quorum::requests::Effect;
+use crate::store::quorum::server::QuorumServer;
 
-/// A server that owes so many replies is not only slow.
-const OWED_MAX: usize = 256;
+/// With so many requests in flight a server is not only slow.
+const IN_FLIGHT_MAX: usize = 256;
 
-/// Requests stand in line behind one that waits for replicas or a disk. A server that owes so many
-/// replies then is asked nothing more, but to end what may stand there.
-const LINE_MAX: usize = 4;
+/// With so many requests in flight, one of which waits for replicas or a disk, a server lags.
+const LAGGING: usize = 4;
 
 /// The connection to one server, open or not.
 #[derive(Debug)]
 pub(super) struct QuorumLink {
-    node: Arc<QuorumServer>,
+    server: Arc<QuorumServer>,
     in_doubt: Arc<InDoubtHolds>,
-    pipeline: Pipeline<Owed, Connection>,
+    pipeline: Pipeline<PendingPart, Connection>,
     /// The connection that is being opened in the background.
     opening: Option<Opening>,
     /// Whether that is likely to succeed soon.
-    trusted: bool,
+    opens_soon: bool,
     /// The scripts that were sent in full over this connection, so that the server knows them.
     known: Vec<&'static Script>,
 }
 
 /// What a reply that is to come belongs to.
 #[derive(Debug)]
-struct Owed {
+struct PendingPart {
     broadcast: Arc<Broadcast>,
     part: Part,
 }
 
-/// What a reply is to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
     Script,
@@ -53,13 +63,13 @@ enum Part {
 }
 
 impl QuorumLink {
-    pub(super) fn new(node: &Arc<QuorumServer>, in_doubt: &Arc<InDoubtHolds>) -> Self {
+    pub(super) fn new(server: &Arc<QuorumServer>, in_doubt: &Arc<InDoubtHolds>) -> Self {
         Self {
-            node: node.clone(),
+            server: server.clone(),
             in_doubt: in_doubt.clone(),
-            pipeline: Pipeline::new(node.closed_connection(), UnknownScript::Fail),
+            pipeline: Pipeline::new(server.closed_connection(), UnknownScript::Fail),
             opening: None,
-            trusted: false,
+            opens_soon: false,
             known: Vec::new(),
         }
     }
@@ -73,18 +83,18 @@ impl QuorumLink {
         self.opening.as_ref()
     }
 
-    /// Tells whether it is worth a moment to wait for the connection that is being opened.
-    pub(super) fn is_expected(&self) -> bool {
-        self.opening.is_some() && self.trusted
+    /// Returns `true` if it is worth a moment to wait for the connection that is being opened.
+    pub(super) fn opens_soon(&self) -> bool {
+        self.opening.is_some() && self.opens_soon
     }
 
-    /// Waits no longer for the connection that is being opened.
-    pub(super) fn expect_nothing(&mut self) {
-        self.trusted = false;
+    /// Notes that the connection is not open yet after a moment.
+    pub(super) fn opens_late(&mut self) {
+        self.opens_soon = false;
     }
 
-    /// Tells whether some reply is still to come.
-    pub(super) fn owes(&self) -> bool {
+    /// Returns `true` if some reply is still to come.
+    pub(super) fn is_busy(&self) -> bool {
         !self.pipeline.is_empty()
     }
 
@@ -93,15 +103,16 @@ impl QuorumLink {
     }
 
     /// The failure of a request that is not sent for want of a connection.
-    pub(super) fn down(&self) -> Failure {
-        self.node.down()
+    pub(super) fn unreachable(&self) -> Failure {
+        self.server.unreachable()
     }
 
-    /// Begins to open a connection if there is none. `urgent` is what cannot do without it.
+    /// Begins to open a connection if there is none. An `urgent` call cannot do without the server,
+    /// and keeps no pause after a failure.
     pub(super) fn begin_opening(&mut self, urgent: bool) {
         if !self.is_connected() && self.opening.is_none() {
-            self.trusted = self.node.is_trusted();
-            self.opening = self.node.begin_opening(urgent);
+            self.opens_soon = self.server.is_trusted();
+            self.opening = self.server.begin_opening(urgent);
         }
     }
 
@@ -114,115 +125,67 @@ impl QuorumLink {
         }
     }
 
-    /// Gives up a connection over which nothing has come for so long though something should have,
-    /// or that is stale.
-    pub(super) fn check(&mut self, retry: Duration) {
+    /// Closes a stale connection, and one over which nothing has come for `io_timeout` though
+    /// something should have.
+    pub(super) fn close_if_useless(&mut self, io_timeout: Duration) {
         if !self.is_connected() {
             return;
         }
         if !self.pipeline.connection.is_open() {
-            let failure = Failure { kind: FailureKind::Disconnected, ..self.node.no_reply() };
-            return self.give_up(failure);
+            let failure = Failure { kind: FailureKind::Disconnected, ..self.server.no_reply() };
+            return self.close(failure);
         }
-        if self.is_overdue(retry) {
+        if self.is_overdue(io_timeout) {
             self.read();
-            if self.is_overdue(retry) {
-                let failure = self.node.hangs();
-                self.give_up(failure);
+            if self.is_overdue(io_timeout) {
+                let failure = self.server.time_out();
+                self.close(failure);
             }
         }
     }
 
-    /// Returns `true` if too much is in line behind a request that waits.
-    pub(super) fn lags(&mut self) -> bool {
-        let lags = |pipeline: &Pipeline<Owed, Connection>| {
-            pipeline.len() >= LINE_MAX && pipeline.tags().any(|owed| owed.part == Part::Wait)
+    /// Returns `true` if a reply is overdue, or if too many are.
+    fn is_overdue(&self, io_timeout: Duration) -> bool {
+        let waited = self.pipeline.expected_since().map(|since| since.elapsed());
+        self.pipeline.len() >= IN_FLIGHT_MAX || waited.is_some_and(|waited| waited >= io_timeout)
+    }
+
+    /// Returns `true` if too many requests are behind one that waits for replicas or a disk.
+    pub(super) fn is_lagging(&mut self) -> bool {
+        let is_lagging = |pipeline: &Pipeline<PendingPart, Connection>| {
+            pipeline.len() >= LAGGING && pipeline.tags().any(|pending| pending.part == Part::Wait)
         };
-        lags(&self.pipeline) && {
+        is_lagging(&self.pipeline) && {
             self.read();
-            lags(&self.pipeline)
+            is_lagging(&self.pipeline)
         }
     }
 
-    /// Sends a request. If there is no connection it has failed, and if so a hold that it was to end
-    /// may stay where it is: then this is `false`. It has failed as well if the server lags, unless
-    /// it is only to end a hold.
+    /// Sends a request, or stores its failure if the server is not connected or lags. Returns
+    /// `false` if the request was to end a hold and the hold may remain for want of a connection.
     pub(super) fn send(&mut self, broadcast: &Arc<Broadcast>) -> bool {
         let effect = &broadcast.effect;
-        let lags = self.lags();
-        let stays = effect.ended().is_some_and(|hold| self.node.may_have(hold));
+        let is_lagging = self.is_lagging();
+        let may_remain = effect.ended().is_some_and(|hold| self.server.may_have(hold));
         if !self.is_connected() {
-            broadcast.answer(self.node.number, Err(self.down()));
-            return !stays;
+            broadcast.store_reply(self.server.number, Err(self.unreachable()));
+            return !may_remain;
         }
-        let ends = matches!(effect, Effect::Ends(_));
-        if lags && !(ends && stays) {
-            // What has never come to exist there is gone.
-            let reply = if ends { Ok(Value::Int(0)) } else { Err(self.node.lags()) };
-            broadcast.answer(self.node.number, reply);
+        let only_ends = matches!(effect, Effect::Ends(_));
+        if is_lagging && !(only_ends && may_remain) {
+            // A hold that has never begun there is gone.
+            let reply = if only_ends { Ok(Value::Int(0)) } else { Err(self.server.lagging()) };
+            broadcast.store_reply(self.server.number, reply);
             return true;
         }
         if let Some(hold) = effect.begun() {
-            self.node.reach(hold);
+            self.server.note_begun(hold);
         }
         let request = &broadcast.request;
         // What is sent after it must not overtake it, so the script is sent unless it is known.
         let request = if self.knows(request) { request.clone() } else { request.in_full() };
         self.write(broadcast, request);
         true
-    }
-
-    fn write(&mut self, broadcast: &Arc<Broadcast>, request: Request) {
-        let owed = |part| Owed { broadcast: broadcast.clone(), part };
-        let wait = broadcast.demand.as_ref().map(|(demand, deadline)| demand.request(*deadline));
-        let batch = [(owed(Part::Script), request)];
-        let batch = batch.into_iter().chain(wait.map(|wait| (owed(Part::Wait), wait)));
-        self.pipeline.send(batch, Instant::now() + WRITE_TIME);
-        if !self.is_connected() {
-            // All that was in flight has failed, and the next connection must not inherit it.
-            self.read();
-        }
-    }
-
-    /// Reads the replies that have come.
-    pub(super) fn read(&mut self) {
-        while let Some((owed, reply)) = self.pipeline.receive(WaitFor::Nothing) {
-            if !self.is_connected() {
-                self.known.clear();
-            }
-            self.settle(&owed, reply);
-        }
-    }
-
-    /// Passes a reply on to the request that it answers.
-    fn settle(&mut self, Owed { broadcast, part }: &Owed, reply: Reply) {
-        if let (Part::Wait, Some((demand, _))) = (part, &broadcast.demand) {
-            return broadcast.confirm(self.node.number, self.node.weigh(demand, reply));
-        }
-        if let Err(failure) = &reply {
-            if let Some(again) = broadcast.request.again_after(&reply) {
-                // What was sent after it must not be overtaken.
-                if self.pipeline.tags().all(|owed| Arc::ptr_eq(&owed.broadcast, broadcast)) {
-                    return self.write(broadcast, again);
-                }
-                self.known.retain(|known| !broadcast.request.calls(known));
-            }
-            if let Some(hold) = broadcast.effect.begun().filter(|_| failure.is_ambiguous()) {
-                self.in_doubt.may_come(hold);
-            }
-            let gone = failure.kind == FailureKind::WrongType;
-            if let Some(hold) = broadcast.effect.ended().filter(|_| !gone) {
-                self.in_doubt.may_stay(hold);
-            }
-        }
-        broadcast.answer(self.node.number, reply);
-    }
-
-    /// Gives up the connection, and with it all requests that were not answered over it.
-    fn give_up(&mut self, failure: Failure) {
-        self.known.clear();
-        self.pipeline.give_up(failure);
-        self.read();
     }
 
     /// Returns `true` if the server knows the script of the request; it does after this request.
@@ -234,10 +197,59 @@ impl QuorumLink {
         knows
     }
 
-    /// Returns `true` if the server owes a reply for too long, or too many.
-    fn is_overdue(&self, limit: Duration) -> bool {
-        let waited = self.pipeline.expected_since().map(|since| since.elapsed());
-        self.pipeline.len() >= OWED_MAX || waited.is_some_and(|waited| waited >= limit)
+    fn write(&mut self, broadcast: &Arc<Broadcast>, request: Request) {
+        let pending = |part| PendingPart { broadcast: broadcast.clone(), part };
+        let wait = broadcast.demand.as_ref().map(|(demand, deadline)| demand.request(*deadline));
+        let batch = [(pending(Part::Script), request)];
+        let batch = batch.into_iter().chain(wait.map(|wait| (pending(Part::Wait), wait)));
+        self.pipeline.send(batch, end_of(WRITE_TIME));
+        if !self.is_connected() {
+            // All that was in flight has failed. The next connection must not begin with it.
+            self.read();
+        }
+    }
+
+    /// Reads the replies that have come.
+    pub(super) fn read(&mut self) {
+        while let Some((pending, reply)) = self.pipeline.receive(WaitFor::Nothing) {
+            if !self.is_connected() {
+                self.known.clear();
+            }
+            self.receive(&pending, reply);
+        }
+    }
+
+    /// Stores a reply where the request is waited for.
+    fn receive(&mut self, PendingPart { broadcast, part }: &PendingPart, reply: Reply) {
+        if let (Part::Wait, Some((demand, _))) = (part, &broadcast.demand) {
+            let durable = self.server.judge_durability(demand, reply);
+            return broadcast.store_durability(self.server.number, durable);
+        }
+        if let Err(failure) = &reply {
+            if let Some(again) = broadcast.request.again_after(&reply) {
+                // What was sent after it must not be overtaken.
+                let is_last = |pending: &PendingPart| Arc::ptr_eq(&pending.broadcast, broadcast);
+                if self.pipeline.tags().all(is_last) {
+                    return self.write(broadcast, again);
+                }
+                self.known.retain(|known| !broadcast.request.calls(known));
+            }
+            if let Some(hold) = broadcast.effect.begun().filter(|_| failure.is_ambiguous()) {
+                self.in_doubt.may_begin_late(hold);
+            }
+            let is_gone = failure.kind == FailureKind::WrongType;
+            if let Some(hold) = broadcast.effect.ended().filter(|_| !is_gone) {
+                self.in_doubt.may_remain(hold);
+            }
+        }
+        broadcast.store_reply(self.server.number, reply);
+    }
+
+    /// Closes the connection: everything in flight has failed.
+    fn close(&mut self, failure: Failure) {
+        self.known.clear();
+        self.pipeline.give_up(failure);
+        self.read();
     }
 }
 

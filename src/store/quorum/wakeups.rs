@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::store::background::connection::Pauses;
 use crate::store::background::wakeups::WakeupPolicy;
-use crate::store::quorum::node::QuorumServer;
+use crate::store::quorum::server::QuorumServer;
 use crate::store::quorum::votes::majority;
 use crate::store::wake::Wake;
 

@@ -1,8 +1,10 @@
-//! All that up to five servers can answer, and what it amounts to.
+//! All that up to five servers can reply, and what it amounts to.
 
 use std::io;
 
+use super::holder::decide_holder;
 use super::*;
+use crate::store::hold::Holder;
 
 const LEASE: Duration = Duration::from_secs(30);
 
@@ -28,7 +30,7 @@ fn all_of<T: Clone>(servers: usize, votes: &[Option<Result<T, Failure>>]) -> Vec
     (0..combinations).map(combination).collect()
 }
 
-fn bids() -> [Option<Result<AcquireReply, Failure>>; 7] {
+fn acquire_replies() -> [Option<Result<AcquireReply, Failure>>; 7] {
     [
         None,
         Some(Ok(AcquireReply::Acquired { fence: 7 })),
@@ -41,21 +43,21 @@ fn bids() -> [Option<Result<AcquireReply, Failure>>; 7] {
 }
 
 #[test]
-fn a_lock_is_won_by_a_majority_and_by_nothing_else() {
+fn a_hold_is_granted_by_a_majority_and_by_nothing_else() {
     for servers in 1..=5 {
-        for votes in all_of(servers, &bids()) {
-            let won = votes.count(|bid| matches!(bid, AcquireReply::Acquired { .. }));
-            let busy = votes.count(|bid| matches!(bid, AcquireReply::Held { .. }));
+        for votes in all_of(servers, &acquire_replies()) {
+            let won = votes.count(|reply| matches!(reply, AcquireReply::Acquired { .. }));
+            let busy = votes.count(|reply| matches!(reply, AcquireReply::Held { .. }));
             let (short, wrong) =
                 (votes.count_short(), votes.count_failures(FailureKind::WrongType));
             let may_win = won + votes.pending() >= votes.required();
-            match votes.race() {
-                Some(HoldVote::Won { fence, agreed }) => {
+            match votes.decide_acquire() {
+                Some(HoldDecision::Granted { fence, agreed }) => {
                     assert!(won >= votes.required(), "{votes:?}");
                     assert!(fence == 7 && agreed);
                 }
                 None => assert!(votes.pending() > 0 && won < votes.required(), "{votes:?}"),
-                Some(HoldVote::Lost(outcome)) => {
+                Some(HoldDecision::NotGranted(outcome)) => {
                     assert!(!may_win, "{votes:?}");
                     match outcome {
                         Ok(_) => {
@@ -81,20 +83,22 @@ fn a_lock_is_won_by_a_majority_and_by_nothing_else() {
 }
 
 #[test]
-fn contention_is_unclear_only_where_a_request_may_have_arrived() {
-    for votes in all_of(5, &bids()) {
+fn contention_is_in_doubt_only_where_a_request_may_have_arrived() {
+    for votes in all_of(5, &acquire_replies()) {
         let silent = votes.count_failures(FailureKind::Timeout) > 0;
-        match votes.race() {
-            Some(HoldVote::Lost(Ok(AcquireReply::Unknown { .. }))) => assert!(silent, "{votes:?}"),
-            Some(HoldVote::Lost(Ok(_))) => assert!(!silent, "{votes:?}"),
+        match votes.decide_acquire() {
+            Some(HoldDecision::NotGranted(Ok(AcquireReply::Unknown { .. }))) => {
+                assert!(silent, "{votes:?}")
+            }
+            Some(HoldDecision::NotGranted(Ok(_))) => assert!(!silent, "{votes:?}"),
             _ => {}
         }
     }
 }
 
 #[test]
-fn a_hold_stands_with_a_majority_and_is_gone_when_none_is_left() {
-    let standings = [
+fn a_hold_is_held_with_a_majority_and_gone_when_none_is_left() {
+    let replies = [
         None,
         Some(Ok(HoldReply::Held)),
         Some(Ok(HoldReply::Gone)),
@@ -102,11 +106,11 @@ fn a_hold_stands_with_a_majority_and_is_gone_when_none_is_left() {
         Some(falls_short(1)),
     ];
     for servers in 1..=5 {
-        for votes in all_of(servers, &standings) {
-            let ours = votes.count(|standing| *standing == HoldReply::Held);
-            let gone = votes.count(|standing| *standing == HoldReply::Gone);
+        for votes in all_of(servers, &replies) {
+            let ours = votes.count(|reply| *reply == HoldReply::Held);
+            let gone = votes.count(|reply| *reply == HoldReply::Gone);
             let (required, pending) = (votes.required(), votes.pending());
-            match votes.standing() {
+            match votes.decide_hold() {
                 Some(Ok(HoldReply::Held)) => assert!(ours >= required),
                 Some(Ok(HoldReply::Gone)) => assert!(servers - gone < required),
                 Some(Err(failure)) => {
@@ -119,14 +123,14 @@ fn a_hold_stands_with_a_majority_and_is_gone_when_none_is_left() {
                 }
                 None => assert!(pending > 0 && ours < required && servers - gone >= required),
             }
-            match votes.all() {
+            match votes.decide_all() {
                 None => assert!(pending > 0),
                 Some(outcome) => assert_eq!(outcome.is_ok(), ours + gone == servers),
             }
-            match votes.any() {
+            match votes.decide_any() {
                 None => assert!(pending > 0 && ours + gone < required),
                 Some(Err(_)) => assert!(ours + gone + pending < required),
-                Some(Ok(standing)) => assert_eq!(standing == HoldReply::Held, ours > 0),
+                Some(Ok(reply)) => assert_eq!(reply == HoldReply::Held, ours > 0),
             }
         }
     }
@@ -134,7 +138,7 @@ fn a_hold_stands_with_a_majority_and_is_gone_when_none_is_left() {
 
 #[test]
 fn a_transfer_is_done_by_a_majority_and_by_nothing_else() {
-    let handovers = [
+    let replies = [
         None,
         Some(Ok(TransferReply::Transferred { fence: 7 })),
         Some(Ok(TransferReply::Gone)),
@@ -143,14 +147,14 @@ fn a_transfer_is_done_by_a_majority_and_by_nothing_else() {
         Some(failed(FailureKind::Disconnected)),
         Some(falls_short(1)),
     ];
-    for votes in all_of(5, &handovers) {
+    for votes in all_of(5, &replies) {
         let done = votes.count(|answer| matches!(answer, TransferReply::Transferred { .. }));
         let gone = votes.count(|answer| *answer == TransferReply::Gone);
         let done_anyhow = done + votes.count_short();
-        match votes.passage() {
-            Some(HoldVote::Won { .. }) => assert!(done >= 3),
+        match votes.decide_transfer() {
+            Some(HoldDecision::Granted { .. }) => assert!(done >= 3),
             None => assert!(votes.pending() > 0 && done < 3),
-            Some(HoldVote::Lost(outcome)) => {
+            Some(HoldDecision::NotGranted(outcome)) => {
                 assert!(done + votes.pending() < 3);
                 let short = matches!(&outcome, Err(failure) if failure.is_shortfall());
                 assert_eq!(short, done_anyhow >= 3, "{votes:?}");
@@ -167,17 +171,18 @@ fn a_transfer_is_done_by_a_majority_and_by_nothing_else() {
 #[test]
 fn the_token_is_the_greatest_and_agreed_if_a_majority_gave_it() {
     let race = |fences: [u64; 3]| {
-        Votes(fences.map(|fence| Some(Ok(AcquireReply::Acquired { fence }))).into()).race()
+        Votes(fences.map(|fence| Some(Ok(AcquireReply::Acquired { fence }))).into())
+            .decide_acquire()
     };
-    assert!(matches!(race([5, 5, 5]), Some(HoldVote::Won { fence: 5, agreed: true })));
-    assert!(matches!(race([5, 9, 9]), Some(HoldVote::Won { fence: 9, agreed: true })));
-    assert!(matches!(race([5, 5, 9]), Some(HoldVote::Won { fence: 9, agreed: false })));
+    assert!(matches!(race([5, 5, 5]), Some(HoldDecision::Granted { fence: 5, agreed: true })));
+    assert!(matches!(race([5, 9, 9]), Some(HoldDecision::Granted { fence: 9, agreed: true })));
+    assert!(matches!(race([5, 5, 9]), Some(HoldDecision::Granted { fence: 9, agreed: false })));
 }
 
 #[test]
 fn a_shortfall_tells_what_the_best_majority_has_acknowledged() {
-    let acked = |votes: Vec<_>| match Votes(votes).race() {
-        Some(HoldVote::Lost(Err(Failure { kind, .. }))) => match kind {
+    let acked = |votes: Vec<_>| match Votes(votes).decide_acquire() {
+        Some(HoldDecision::NotGranted(Err(Failure { kind, .. }))) => match kind {
             FailureKind::NotReplicated { acked, required: 3 } => acked,
             kind => panic!("{kind:?}"),
         },
@@ -195,9 +200,9 @@ fn a_shortfall_tells_what_the_best_majority_has_acknowledged() {
 }
 
 #[test]
-fn a_server_that_will_answer_soon_may_make_up_for_a_shortfall() {
-    let race = |votes: Vec<_>| match Votes(votes).race() {
-        Some(HoldVote::Lost(Err(failure))) => failure.kind,
+fn a_transient_failure_may_make_up_for_a_shortfall_at_the_next_try() {
+    let race = |votes: Vec<_>| match Votes(votes).decide_acquire() {
+        Some(HoldDecision::NotGranted(Err(failure))) => failure.kind,
         other => panic!("{other:?}"),
     };
     let (won, short) = (|| Some(Ok(AcquireReply::Acquired { fence: 1 })), || Some(falls_short(1)));
@@ -213,8 +218,8 @@ fn a_lock_may_be_free_when_a_majority_of_leases_is_over() {
         let remaining = Some(Duration::from_secs(seconds));
         Some(Ok(AcquireReply::Held { remaining }))
     };
-    let remaining = |votes: Vec<_>| match Votes(votes).race() {
-        Some(HoldVote::Lost(Ok(AcquireReply::Held { remaining }))) => {
+    let remaining = |votes: Vec<_>| match Votes(votes).decide_acquire() {
+        Some(HoldDecision::NotGranted(Ok(AcquireReply::Held { remaining }))) => {
             remaining.map(|left| left.as_secs())
         }
         other => panic!("{other:?}"),
@@ -228,13 +233,13 @@ fn a_lock_may_be_free_when_a_majority_of_leases_is_over() {
 }
 
 #[test]
-fn the_holder_is_whom_a_majority_names() {
+fn the_holder_is_the_one_that_a_majority_names() {
     let seen = |owner: &str, depth, seconds| {
         let remaining = Duration::from_secs(seconds);
         Some(Ok(Some(Holder { owner: owner.into(), depth, remaining })))
     };
     let free = || Some(Ok(None));
-    let holder = |votes: Vec<_>| match Votes(votes).holder() {
+    let holder = |votes: Vec<_>| match decide_holder(&Votes(votes)) {
         Some(Ok(holder)) => holder.map(|holder| (holder.owner, holder.depth)),
         other => panic!("{:?}", other.map(Result::err)),
     };
@@ -246,14 +251,18 @@ fn the_holder_is_whom_a_majority_names() {
     );
     assert_eq!(holder(vec![seen("me", 2, 5), seen("you", 1, 9), free()]), None);
     assert_eq!(holder(vec![free(), free(), None]), None);
-    assert!(Votes(vec![seen("me", 1, 1), free(), None]).holder().is_none());
-    assert!(Votes(vec![free(), Some(failed(FailureKind::Timeout)), None]).holder().is_none());
+    assert!(decide_holder(&Votes(vec![seen("me", 1, 1), free(), None])).is_none());
+    assert!(
+        decide_holder(&Votes(vec![free(), Some(failed(FailureKind::Timeout)), None])).is_none()
+    );
     let unreachable = || Some(failed(FailureKind::Unreachable));
-    assert!(matches!(Votes(vec![unreachable(), unreachable(), None]).holder(), Some(Err(_))));
+    assert!(matches!(
+        decide_holder(&Votes(vec![unreachable(), unreachable(), None])),
+        Some(Err(_))
+    ));
     // The majority of a holder on three of five servers ends with the first of the three leases.
-    let Some(Ok(Some(held))) =
-        Votes(vec![seen("me", 1, 9), seen("me", 1, 5), seen("me", 1, 7), free(), free()]).holder()
-    else {
+    let votes = Votes(vec![seen("me", 1, 9), seen("me", 1, 5), seen("me", 1, 7), free(), free()]);
+    let Some(Ok(Some(held))) = decide_holder(&votes) else {
         panic!("three of five are a majority");
     };
     assert_eq!(held.remaining.as_secs(), 5);

@@ -1,4 +1,4 @@
-//! The commands that a quorum is asked, and what is left over where one fails.
+//! The commands that the servers of a quorum are sent, and what a failure of each leaves in doubt.
 
 use std::time::Instant;
 
@@ -12,37 +12,35 @@ use crate::store::request::{Acquire, AcquireReply, HoldReply, SetDepth, Transfer
 pub(super) struct QuorumCommand<T> {
     pub(super) command: Command<T>,
     pub(super) effect: Effect,
-    /// What a server must meet for its reply to count, and when there must be one.
+    /// What a server must meet for its reply to count, and the deadline for that.
     pub(super) demand: Option<(Demand, Instant)>,
 }
 
-/// What is left over where a command fails.
+/// What a command does at a server, and what is therefore in doubt where it fails.
 #[derive(Debug)]
 pub(super) enum Effect {
-    Nothing,
+    /// It leaves nothing in doubt.
+    None,
     /// The hold may come to exist there.
     Begins(HoldId),
     /// The hold may still exist there.
     Ends(HoldId),
     /// Both.
-    Replaces {
-        from: HoldId,
-        to: HoldId,
-    },
+    Replaces { from: HoldId, to: HoldId },
 }
 
 impl Effect {
     pub(super) fn begun(&self) -> Option<&HoldId> {
         match self {
             Self::Begins(hold) | Self::Replaces { to: hold, .. } => Some(hold),
-            Self::Nothing | Self::Ends(_) => None,
+            Self::None | Self::Ends(_) => None,
         }
     }
 
     pub(super) fn ended(&self) -> Option<&HoldId> {
         match self {
             Self::Ends(hold) | Self::Replaces { from: hold, .. } => Some(hold),
-            Self::Nothing | Self::Begins(_) => None,
+            Self::None | Self::Begins(_) => None,
         }
     }
 }
@@ -55,14 +53,14 @@ impl<T> QuorumCommand<T> {
 
 /// Makes commands.
 #[derive(Debug)]
-pub(super) struct Requests {
+pub(super) struct QuorumCommands {
     pub(super) commands: Commands,
-    /// What each server must meet for a new hold or level, besides.
+    /// What each server must meet for a new hold or level.
     pub(super) demand: Option<Demand>,
 }
 
-impl Requests {
-    /// A command that a server counts as having done only once that is as durable as demanded.
+impl QuorumCommands {
+    /// A command whose effect at a server counts only once it is as durable as demanded.
     pub(super) fn durable<T>(
         &self,
         command: QuorumCommand<T>,
@@ -85,7 +83,7 @@ impl Requests {
     }
 
     pub(super) fn set_depth(&self, request: SetDepth<'_>) -> QuorumCommand<HoldReply> {
-        let command = QuorumCommand::new(self.commands.set_depth(request), Effect::Nothing);
+        let command = QuorumCommand::new(self.commands.set_depth(request), Effect::None);
         if request.durable { self.durable(command, request.deadline) } else { command }
     }
 
@@ -93,7 +91,7 @@ impl Requests {
         QuorumCommand::new(self.commands.release(hold), Effect::Ends(hold.clone()))
     }
 
-    /// Takes back a hold that has not come about.
+    /// Takes back a hold that has begun on too few servers.
     pub(super) fn withdraw(&self, hold: &HoldId) -> QuorumCommand<HoldReply> {
         QuorumCommand::new(self.commands.withdraw(hold), Effect::Ends(hold.clone()))
     }

@@ -1,8 +1,8 @@
-//! One server of a quorum, and whether it is worth asking.
+//! One server of a quorum, and whether it is worth trying.
 //!
-//! Calls use open connections only. A connection is opened on a thread of its own, and is not handed
-//! out before the server has answered over it: so neither a server that is gone nor one that hangs
-//! costs a call the time to find out. One that has failed is tried again after a pause that grows.
+//! Calls use open connections only. A connection is opened on a thread of its own, and is not used
+//! before the server has answered over it. So neither a server that is gone nor one that hangs
+//! costs a call the time to find out. After each failure a server is left alone for a longer pause.
 
 use std::fmt;
 use std::io;
@@ -17,7 +17,7 @@ use crate::failure::{Failure, FailureKind};
 use crate::net::connection::Connection;
 use crate::net::factory::ConnectionFactory;
 use crate::net::request::{Reply, Request};
-use crate::store::background::connection::{Attempt, Node};
+use crate::store::background::connection::{ConnectAttempt, Node};
 use crate::store::background::opening::Opening;
 use crate::store::durability::Demand;
 use crate::store::hold::HoldId;
@@ -31,20 +31,20 @@ pub(super) struct QuorumServer {
     /// Its place among the others.
     pub(super) number: usize,
     factory: Arc<ConnectionFactory>,
-    /// What the server must be able to wait for.
+    /// What the server must be able to meet.
     demand: Option<Demand>,
     health: Mutex<Health>,
-    /// One more than the number of the newest hold that the server was asked to begin. A hold with a
-    /// greater number cannot be there.
-    reached: AtomicU64,
+    /// Greater than the nonces of all holds that the server was asked to begin. Others cannot exist
+    /// there.
+    begun_below: AtomicU64,
 }
 
 struct Health {
-    /// How often in a row it has failed.
+    /// How often in a row the server has failed.
     failures: u32,
-    /// Not before then is it tried again.
+    /// When it is tried again.
     next_try: Instant,
-    last: Option<Failure>,
+    last_failure: Option<Failure>,
 }
 
 impl fmt::Debug for Health {
@@ -59,8 +59,8 @@ impl QuorumServer {
         factory: Arc<ConnectionFactory>,
         demand: Option<Demand>,
     ) -> Self {
-        let (health, reached) = (Mutex::new(Health::fresh()), AtomicU64::new(0));
-        Self { number, factory, demand, health, reached }
+        let (health, begun_below) = (Mutex::new(Health::good()), AtomicU64::new(0));
+        Self { number, factory, demand, health, begun_below }
     }
 
     /// A connection that is not open.
@@ -68,38 +68,39 @@ impl QuorumServer {
         Connection::new(self.factory.clone())
     }
 
-    /// Begins to open a connection, if it is time to try that. With `urgent` it always is.
+    /// Begins to open a connection if it is time to try that, which it always is for an `urgent`
+    /// call.
     pub(super) fn begin_opening(self: &Arc<Self>, urgent: bool) -> Option<Opening> {
         let node = self.clone();
         self.claim_try(urgent).then(|| Opening::begin(self.factory.label(), move || node.connect()))
     }
 
-    /// Takes in that the server has failed to answer.
-    pub(super) fn fail(&self, failure: &Failure) {
+    /// Notes that the server has failed.
+    fn fail(&self, failure: &Failure) {
         let mut health = self.health.lock();
         let (shortest, longest) = PAUSES;
         let pause = shortest.saturating_mul(1 << health.failures.min(16)).min(longest);
         health.failures += 1;
         health.next_try = end_of(pause);
-        health.last = Some(failure.clone());
+        health.last_failure = Some(failure.clone());
     }
 
-    /// Takes in that the server does not answer: no connection to it is to be used any more.
-    pub(super) fn hangs(&self) -> Failure {
+    /// Notes that the server does not answer: none of its connections is to be used any more.
+    pub(super) fn time_out(&self) -> Failure {
         let failure = self.factory.no_reply();
         self.factory.spoil();
         self.fail(&failure);
         failure
     }
 
-    /// Tells whether nothing is known against the server.
+    /// Returns `true` if the server has not failed since it answered last.
     pub(super) fn is_trusted(&self) -> bool {
         self.health.lock().failures == 0
     }
 
     /// The failure of a request that was not sent because the server is not connected.
-    pub(super) fn down(&self) -> Failure {
-        let last = self.health.lock().last.clone();
+    pub(super) fn unreachable(&self) -> Failure {
+        let last = self.health.lock().last_failure.clone();
         let failure = last.unwrap_or_else(|| self.too_late());
         // This request was not sent.
         if failure.is_ambiguous() {
@@ -117,25 +118,25 @@ impl QuorumServer {
         self.factory.nonsense()
     }
 
-    /// The failure of a request that was not sent because it would have to stand in line.
-    pub(super) fn lags(&self) -> Failure {
+    /// The failure of a request that was not sent because it would wait behind too many others.
+    pub(super) fn lagging(&self) -> Failure {
         let error = io::Error::other("earlier locks still wait for the server's replicas or disk");
         Failure::io(FailureKind::Transient, &self.factory.label(), error)
     }
 
-    /// Makes sense of a reply to the request to wait for what is demanded.
-    pub(super) fn weigh(&self, demand: &Demand, reply: Reply) -> Result<(), Failure> {
+    /// Reads a reply to the request to wait for what is demanded.
+    pub(super) fn judge_durability(&self, demand: &Demand, reply: Reply) -> Result<(), Failure> {
         demand.weigh(reply, &self.factory.label()).unwrap_or_else(|| Err(self.nonsense()))
     }
 
     /// Notes that the server is asked to begin a hold.
-    pub(super) fn reach(&self, hold: &HoldId) {
-        self.reached.fetch_max(hold.nonce.saturating_add(1), Ordering::Relaxed);
+    pub(super) fn note_begun(&self, hold: &HoldId) {
+        self.begun_below.fetch_max(hold.nonce.saturating_add(1), Ordering::Relaxed);
     }
 
-    /// Tells whether the hold may be there.
+    /// Returns `true` if the hold may exist there.
     pub(super) fn may_have(&self, hold: &HoldId) -> bool {
-        hold.nonce < self.reached.load(Ordering::Relaxed)
+        hold.nonce < self.begun_below.load(Ordering::Relaxed)
     }
 
     fn claim_try(&self, urgent: bool) -> bool {
@@ -145,7 +146,7 @@ impl QuorumServer {
             return false;
         }
         if health.failures > 0 {
-            // Until it is known how this try went, others need not try.
+            // Until the outcome of this try is known, no other is made.
             health.next_try = now + self.factory.connect_timeout;
         }
         true
@@ -155,13 +156,14 @@ impl QuorumServer {
     fn connect(&self) -> Result<Connection, Failure> {
         let connected = self.connect_and_probe();
         match &connected {
-            Ok(_) => *self.health.lock() = Health::fresh(),
+            Ok(_) => *self.health.lock() = Health::good(),
             Err(failure) => self.fail(failure),
         }
         connected
     }
 
-    /// Connects, and waits for a sign of life. A server that cannot do what is demanded is not used.
+    /// Connects, and waits for a sign of life. A server that cannot do what is demanded is not
+    /// used.
     fn connect_and_probe(&self) -> Result<Connection, Failure> {
         let mut connection = self.closed_connection();
         let probe = match &self.demand {
@@ -192,8 +194,8 @@ impl Node for Arc<QuorumServer> {
         self.number == other.number
     }
 
-    fn open(&self, _: Option<Connection>, attempt: Attempt) -> Result<Opening, Failure> {
-        self.begin_opening(attempt.urgent).ok_or_else(|| self.down())
+    fn open(&self, _: Option<Connection>, attempt: ConnectAttempt) -> Result<Opening, Failure> {
+        self.begin_opening(attempt.urgent).ok_or_else(|| self.unreachable())
     }
 
     fn next_try(&self) -> Instant {
@@ -202,7 +204,7 @@ impl Node for Arc<QuorumServer> {
 }
 
 impl Health {
-    fn fresh() -> Self {
-        Self { failures: 0, next_try: Instant::now(), last: None }
+    fn good() -> Self {
+        Self { failures: 0, next_try: Instant::now(), last_failure: None }
     }
 }

@@ -1,9 +1,9 @@
 //! Locks on a Redis Cluster: each on the node that serves the hash slot of its name.
 //!
-//! All keys of a name are in one slot, so every request is one node's, and a [`Standalone`] per node
-//! does what it does for a server that stands alone. Here is decided which, and where to go when
-//! the node sends us elsewhere. The `redis` crate's own cluster client is not used, because it sends
-//! requests again by itself, sleeps beyond any deadline, and has no pub/sub.
+//! All keys of a name are in one slot, so every request is one node's, and a [`Standalone`] per
+//! node does what it does for a server that stands alone. Here is decided which, and where to go
+//! when the node sends us elsewhere. The `redis` crate's own cluster client is not used, because it
+//! sends requests again by itself, sleeps beyond any deadline, and has no pub/sub.
 
 mod jobs;
 mod map;
@@ -45,8 +45,8 @@ pub(crate) struct Cluster {
     topology: Arc<Topology>,
     commands: Commands,
     io_timeout: Duration,
-    /// The same where no lease is at stake.
-    idle_timeout: Duration,
+    /// The same for wake-ups, where no lease is at stake.
+    wakeups_io_timeout: Duration,
 }
 
 /// Parses the URLs of the nodes to begin with.
@@ -73,7 +73,7 @@ impl Cluster {
             topology: Arc::new(Topology::new(seeds, config, servers)),
             commands: Commands::new(config),
             io_timeout: config.io_timeout(config.options.first_lease()),
-            idle_timeout: config.io_timeout(Duration::MAX),
+            wakeups_io_timeout: config.io_timeout(Duration::MAX),
         }
     }
 
@@ -216,7 +216,7 @@ impl Store for Cluster {
     fn wakeups(&self, client: &str) -> Option<Box<dyn Wakeups>> {
         let keys = self.commands.keys.clone();
         let policy = WakeupsOfMasters::new(self.topology.clone(), keys.clone());
-        Some(Box::new(BackgroundWakeups::new(policy, keys, client, self.idle_timeout)))
+        Some(Box::new(BackgroundWakeups::new(policy, keys, client, self.wakeups_io_timeout)))
     }
 
     fn jobs(&self) -> Box<dyn JobRunner> {

@@ -1,0 +1,75 @@
+//! A request to all servers of a quorum, and the replies to it.
+
+use std::mem;
+use std::sync::Arc;
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use redis::Value;
+
+use crate::failure::Failure;
+use crate::net::request::{Reply, Request};
+use crate::store::commands::is_done;
+use crate::store::durability::Demand;
+use crate::store::quorum::commands::{Effect, QuorumCommand};
+
+/// A request in flight to several servers. The thread that reads a reply to it stores that here,
+/// whether or not a thread still waits for it.
+#[derive(Debug)]
+pub(super) struct Broadcast {
+    pub(super) request: Request,
+    pub(super) effect: Effect,
+    /// What a server must meet for its reply to count, and the deadline for that.
+    pub(super) demand: Option<(Demand, Instant)>,
+    /// By the number of the server.
+    replies: Mutex<Vec<ReplyState>>,
+}
+
+#[derive(Debug)]
+enum ReplyState {
+    Awaited,
+    /// The script has had its effect; whether that is as durable as demanded is not known yet.
+    Unconfirmed(Value),
+    Received(Reply),
+    Taken,
+}
+
+impl Broadcast {
+    pub(super) fn new<T>(command: QuorumCommand<T>, servers: usize) -> Arc<Self> {
+        let QuorumCommand { command, effect, demand } = command;
+        let replies = Mutex::new((0..servers).map(|_| ReplyState::Awaited).collect());
+        Arc::new(Self { request: command.request, effect, demand, replies })
+    }
+
+    /// Stores the reply of a server.
+    pub(super) fn store_reply(&self, server: usize, reply: Reply) {
+        self.replies.lock()[server] = match reply {
+            Ok(reply) if self.demand.is_some() && is_done(&reply) => ReplyState::Unconfirmed(reply),
+            reply => ReplyState::Received(reply),
+        };
+    }
+
+    /// Stores whether the effect at a server, if any, is as durable as demanded.
+    pub(super) fn store_durability(&self, server: usize, durable: Result<(), Failure>) {
+        let state = &mut self.replies.lock()[server];
+        if let ReplyState::Unconfirmed(reply) = state {
+            *state = ReplyState::Received(durable.map(|()| mem::replace(reply, Value::Nil)));
+        }
+    }
+
+    /// Returns `true` if the reply of a server is still to come.
+    pub(super) fn awaits(&self, server: usize) -> bool {
+        matches!(self.replies.lock()[server], ReplyState::Awaited | ReplyState::Unconfirmed(_))
+    }
+
+    /// Calls `each` with the replies that have not been taken yet.
+    pub(super) fn take_replies(&self, mut each: impl FnMut(usize, Reply)) {
+        for (server, state) in self.replies.lock().iter_mut().enumerate() {
+            if matches!(state, ReplyState::Received(_))
+                && let ReplyState::Received(reply) = mem::replace(state, ReplyState::Taken)
+            {
+                each(server, reply);
+            }
+        }
+    }
+}

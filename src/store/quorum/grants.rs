@@ -1,0 +1,144 @@
+//! How a hold begins: a majority grants it, and a majority confirms its token.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::failure::{Failure, FailureKind};
+use crate::store::commands::Decoder;
+use crate::store::hold::HoldId;
+use crate::store::quorum::broadcast::Broadcast;
+use crate::store::quorum::commands::{Effect, QuorumCommand, QuorumCommands};
+use crate::store::quorum::in_doubt::InDoubtHolds;
+use crate::store::quorum::link_set::LinkSet;
+use crate::store::quorum::rounds::Rounds;
+use crate::store::quorum::votes::{HoldDecision, Votes};
+use crate::store::request::{
+    Acquire, AcquireReply, HoldReply, Transfer, TransferReply, is_granted,
+};
+
+/// What is needed to begin holds. A reply that is still to come keeps it too.
+#[derive(Debug)]
+pub(super) struct Grants {
+    pub(super) rounds: Rounds,
+    pub(super) commands: QuorumCommands,
+}
+
+impl Grants {
+    /// Takes the lock if a majority grants it. Otherwise the hold is withdrawn where it has begun,
+    /// unless it only falls short of the durability that is demanded: then it exists until it is
+    /// released.
+    pub(super) fn acquire(&self, request: Acquire<'_>) -> Result<AcquireReply, Failure> {
+        let Self { rounds, commands } = self;
+        let Acquire { hold, lease, deadline, .. } = request;
+        self.in_doubt().note_lease(lease);
+        let mut links = rounds.connect(&hold.name, deadline)?;
+        let command = commands.acquire(request);
+        let (decision, votes) = rounds.ask(&mut links, command, deadline, Votes::decide_acquire);
+        let outcome = match decision {
+            HoldDecision::Granted { fence, agreed } => self
+                .confirm(&mut links, hold, (fence, agreed), lease, deadline)
+                .map(|fence| AcquireReply::Acquired { fence }),
+            HoldDecision::NotGranted(outcome) => outcome,
+        };
+        if !is_granted(&outcome) {
+            let begun = |reply: &AcquireReply| matches!(reply, AcquireReply::Acquired { .. });
+            self.withdraw(&mut links, hold, |number| votes.may_be(number, begun));
+        }
+        outcome
+    }
+
+    /// Sends a request to begin one hold in another's place. Servers that lag are only sent a
+    /// request to end the old one.
+    pub(super) fn send_transfer(&self, request: Transfer<'_>) -> Result<SentTransfer, Failure> {
+        let Self { rounds, commands } = self;
+        let Transfer { from, to, lease, deadline, .. } = request;
+        self.in_doubt().note_lease(lease);
+        let mut links = rounds.connect(&to.name, deadline)?;
+        let transfer = commands.transfer(request);
+        let decoder = transfer.command.decoder.clone();
+        let (broadcast, lagging) = (self.broadcast(transfer), links.lagging());
+        links.send(&broadcast, |_| true);
+        if lagging.contains(&true) {
+            self.withdraw(&mut links, from, |number| lagging[number]);
+        }
+        Ok(SentTransfer { broadcast, decoder, to: to.clone(), lease, deadline })
+    }
+
+    /// Waits for the replies to a transfer.
+    pub(super) fn finish_transfer(&self, sent: &SentTransfer) -> Result<TransferReply, Failure> {
+        let SentTransfer { broadcast, decoder, to, lease, deadline } = sent;
+        let mut links = self.rounds.lock(&to.name, *deadline).map_err(ambiguous)?;
+        let decide = Votes::decide_transfer;
+        let (decision, votes) =
+            self.rounds.count(&mut links, broadcast, *deadline, decoder, decide);
+        let outcome = match decision {
+            HoldDecision::Granted { fence, agreed } => {
+                let fence = self.confirm(&mut links, to, (fence, agreed), *lease, *deadline)?;
+                return Ok(TransferReply::Transferred { fence });
+            }
+            HoldDecision::NotGranted(outcome) => outcome.map_err(ambiguous)?,
+        };
+        let begun = |reply: &TransferReply| matches!(reply, TransferReply::Transferred { .. });
+        self.withdraw(&mut links, to, |number| votes.may_be(number, begun));
+        Ok(outcome)
+    }
+
+    /// Makes sure that the counters of a majority have reached the token of a hold that a majority
+    /// has begun.
+    fn confirm(
+        &self,
+        links: &mut LinkSet,
+        hold: &HoldId,
+        (fence, agreed): (u64, bool),
+        lease: Duration,
+        deadline: Instant,
+    ) -> Result<u64, Failure> {
+        if agreed {
+            return Ok(fence);
+        }
+        let Self { rounds, commands } = self;
+        let raise = commands.commands.raise(hold, fence, lease);
+        let raise = commands.durable(QuorumCommand::new(raise, Effect::None), deadline);
+        match rounds.ask(links, raise, deadline, Votes::decide_hold).0 {
+            Ok(HoldReply::Held) => Ok(fence),
+            Ok(HoldReply::Gone) => Err(Failure::late()),
+            // The hold exists on some servers.
+            Err(failure) => Err(ambiguous(failure)),
+        }
+    }
+
+    /// Ends a hold that was not granted, or not by all, on those servers where it may exist. Does
+    /// not wait for replies.
+    fn withdraw(&self, links: &mut LinkSet, hold: &HoldId, may_exist: impl Fn(usize) -> bool) {
+        links.send(&self.broadcast(self.commands.withdraw(hold)), may_exist);
+    }
+
+    fn broadcast<T>(&self, command: QuorumCommand<T>) -> Arc<Broadcast> {
+        Broadcast::new(command, self.rounds.servers.each.len())
+    }
+
+    pub(super) fn in_doubt(&self) -> &InDoubtHolds {
+        &self.rounds.servers.in_doubt
+    }
+}
+
+/// A transfer whose replies are still to come.
+#[derive(Debug)]
+pub(super) struct SentTransfer {
+    broadcast: Arc<Broadcast>,
+    decoder: Decoder<TransferReply>,
+    to: HoldId,
+    lease: Duration,
+    deadline: Instant,
+}
+
+/// The failure of a request that some servers have executed, or that the background jobs complete
+/// where they have not. A repeat may find it done.
+pub(super) fn ambiguous(failure: Failure) -> Failure {
+    let kind = match failure.kind {
+        FailureKind::Unreachable => FailureKind::Timeout,
+        FailureKind::Transient => FailureKind::Disconnected,
+        other => other,
+    };
+    Failure { kind, ..failure }
+}

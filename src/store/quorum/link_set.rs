@@ -1,0 +1,194 @@
+//! One connection to each server of a quorum, for one thread at a time.
+//!
+//! A request is written to all of them before the first reply is read. No call waits for a reply
+//! that decides nothing: the next thread to read from that connection reads it. So every server
+//! executes the requests that go over the same links in their order, and a release cannot be
+//! overtaken by the request that began the hold.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::failure::Failure;
+use crate::net::poll::poll_readable;
+use crate::net::request::Reply;
+use crate::net::spin::{Manner, Spin, SpinTurn};
+use crate::store::background::opening::Opening;
+use crate::store::quorum::broadcast::Broadcast;
+use crate::store::quorum::in_doubt::InDoubtHolds;
+use crate::store::quorum::link::QuorumLink;
+use crate::store::quorum::server::QuorumServer;
+use crate::store::quorum::votes::majority;
+
+/// A connection that is not needed for a majority is waited for this long.
+const LATECOMERS: Duration = Duration::from_millis(50);
+
+/// What all links of a client share.
+#[derive(Debug)]
+pub(super) struct QuorumServers {
+    pub(super) each: Vec<Arc<QuorumServer>>,
+    pub(super) in_doubt: Arc<InDoubtHolds>,
+    pub(super) spin: Spin,
+    /// A server that is silent for this long is given up.
+    pub(super) io_timeout: Duration,
+}
+
+/// The connections, in the order of the servers.
+#[derive(Debug)]
+pub(super) struct LinkSet {
+    servers: Arc<QuorumServers>,
+    links: Vec<QuorumLink>,
+}
+
+impl LinkSet {
+    /// Opens nothing yet.
+    pub(super) fn new(servers: Arc<QuorumServers>) -> Self {
+        let link = |server| QuorumLink::new(server, &servers.in_doubt);
+        Self { links: servers.each.iter().map(link).collect(), servers }
+    }
+
+    /// Prepares to send. Begins to open the connections that are missing, and waits for them: until
+    /// `deadline` if there is no majority without them, and for a moment if their servers have not
+    /// failed before.
+    pub(super) fn prepare(&mut self, deadline: Instant) {
+        for link in &mut self.links {
+            link.finish_opening();
+            link.close_if_useless(self.servers.io_timeout);
+        }
+        let urgent = !self.has_majority();
+        for link in &mut self.links {
+            link.begin_opening(urgent);
+        }
+        let moment = Instant::now() + LATECOMERS;
+        while let Some(end) = self.end_of_wait_for_openings(deadline, moment)
+            && Opening::wait_for_any(self.links.iter().filter_map(QuorumLink::opening), end)
+        {
+            self.links.iter_mut().for_each(QuorumLink::finish_opening);
+        }
+        // Only the first call waits: whether a server hangs is known only later.
+        self.links.iter_mut().for_each(QuorumLink::opens_late);
+    }
+
+    /// Returns `true` if a majority is connected.
+    fn has_majority(&self) -> bool {
+        let connected = self.links.iter().filter(|link| link.is_connected()).count();
+        connected >= majority(self.links.len())
+    }
+
+    /// Until when to wait for connections; `None` if there is none to wait for.
+    fn end_of_wait_for_openings(&self, deadline: Instant, moment: Instant) -> Option<Instant> {
+        if !self.has_majority() {
+            return self.links.iter().any(|link| link.opening().is_some()).then_some(deadline);
+        }
+        self.links.iter().any(QuorumLink::opens_soon).then_some(deadline.min(moment))
+    }
+
+    /// The failures of the servers that are not connected.
+    pub(super) fn missing(&self) -> impl Iterator<Item = (usize, Failure)> {
+        let missing = self.links.iter().enumerate().filter(|(_, link)| !link.is_connected());
+        missing.map(|(number, link)| (number, link.unreachable()))
+    }
+
+    /// For each server whether it lags.
+    pub(super) fn lagging(&mut self) -> Vec<bool> {
+        self.links.iter_mut().map(QuorumLink::is_lagging).collect()
+    }
+
+    /// Writes a request to those `wanted` of the servers that are connected. For the others it has
+    /// failed.
+    pub(super) fn send(&mut self, broadcast: &Arc<Broadcast>, wanted: impl Fn(usize) -> bool) {
+        let mut ends_everywhere = true;
+        let wanted = self.links.iter_mut().enumerate().filter(|(number, _)| wanted(*number));
+        for (_, link) in wanted {
+            ends_everywhere &= link.send(broadcast);
+        }
+        if let Some(hold) = broadcast.effect.ended() {
+            self.servers.in_doubt.end(hold);
+            if !ends_everywhere {
+                self.servers.in_doubt.may_remain(hold);
+            }
+        }
+    }
+
+    /// Reads until `decide` returns a decision about the replies to a request so far. `None` if
+    /// there is none by `deadline`, or if no further reply can come.
+    pub(super) fn wait<T>(
+        &mut self,
+        broadcast: &Arc<Broadcast>,
+        deadline: Instant,
+        mut decide: impl FnMut(usize, Reply) -> Option<T>,
+    ) -> Option<T> {
+        let (servers, started) = (self.servers.clone(), Instant::now());
+        // Replicas and disks do not answer soon, and that says nothing about the servers.
+        let soon = broadcast.demand.is_none();
+        let mut turn = if soon { servers.spin.start() } else { None };
+        let spins = turn.is_some();
+        let mut decision = None;
+        loop {
+            broadcast.take_replies(|number, reply| {
+                if decision.is_none() {
+                    decision = decide(number, reply);
+                }
+            });
+            if decision.is_some() || !self.read_replies(broadcast, &mut turn, deadline) {
+                break;
+            }
+        }
+        let manner = match (spins, turn.is_some()) {
+            (false, _) => Manner::Asleep,
+            (true, true) => Manner::Busy,
+            (true, false) => Manner::BusyInVain,
+        };
+        if soon {
+            servers.spin.learn(manner, started.elapsed());
+        }
+        decision
+    }
+
+    /// Waits for replies to a request, and reads all that have come. Returns `false` if there is
+    /// none in time.
+    fn read_replies(
+        &mut self,
+        broadcast: &Broadcast,
+        turn: &mut Option<SpinTurn>,
+        deadline: Instant,
+    ) -> bool {
+        let links = self.links.iter().enumerate();
+        let awaited = links.filter(|(number, _)| broadcast.awaits(*number));
+        let (numbers, sockets): (Vec<usize>, Vec<BorrowedFd<'_>>) =
+            awaited.filter_map(|(number, link)| Some((number, link.socket()?))).unzip();
+        if numbers.is_empty() {
+            return false;
+        }
+        let ready = loop {
+            let spins = turn.as_ref().is_some_and(SpinTurn::goes_on);
+            let ready = poll_readable(&sockets, if spins { None } else { Some(deadline) });
+            if !ready.is_empty() || !spins {
+                break ready;
+            }
+            std::hint::spin_loop();
+        };
+        if turn.as_ref().is_some_and(|turn| !turn.goes_on()) {
+            *turn = None;
+        }
+        for place in &ready {
+            self.links[numbers[*place]].read();
+        }
+        !ready.is_empty()
+    }
+
+    /// Returns `true` if some reply is still to come.
+    pub(super) fn is_busy(&self) -> bool {
+        self.links.iter().any(QuorumLink::is_busy)
+    }
+
+    /// Reads what has come, and closes connections over which nothing comes. Never waits. Returns
+    /// `true` if some reply is still to come.
+    pub(super) fn sweep(&mut self) -> bool {
+        for link in &mut self.links {
+            link.read();
+            link.close_if_useless(self.servers.io_timeout);
+        }
+        self.is_busy()
+    }
+}

@@ -1,0 +1,207 @@
+//! Locks on N independent servers: a hold exists while more than half of them have it.
+//!
+//! This is the algorithm known as [Redlock].
+//! Each server keeps the same data as a single server would. A request is written to all of them at
+//! once ([`link_set`]). Its outcome is decided as soon as the replies allow it ([`votes`]). What
+//! requests without a reply may have left is removed in the background ([`in_doubt`]). Servers that
+//! fail are left out of calls until they answer again ([`server`]).
+//!
+//! # Fencing tokens
+//!
+//! A token must be greater than those of all earlier holds of the name, though no single server has
+//! seen all of them. The client proposes one: its clock in microseconds. A server gives that token,
+//! or one more than its counter if the counter has reached the proposal, and sets its counter to
+//! what it gives. The hold's token is the greatest that a majority M has given. Before the caller
+//! gets the guard, a majority C confirms that its counters have reached the token *while the hold
+//! existed there*. A server that gave just that token has confirmed it already; on the others
+//! `raise.lua` raises the counter. Usually all servers have given the proposal, and there is
+//! nothing to raise.
+//!
+//! Why tokens grow: let a hold with token F be followed by another. The later hold's M and the
+//! earlier hold's C are majorities, so they have a server S in common. A majority counts only while
+//! its leases last, so the later hold existed on S when it was granted. S therefore let it begin
+//! after the earlier hold had ended there, and so after the counter of S had reached F. Counters
+//! only grow. So S gave a token greater than F, and the later hold's token is the greatest of those
+//! given. `tests/protocol/quorum` checks this on a model, in all states within bounds.
+//!
+//! The argument needs, for any two majorities, a common server that has kept its counter. Of an
+//! even number of servers one may lose it; of an odd number none may. Otherwise the token is still
+//! greater as long as the client's clock is not behind.
+//!
+//! # Durability
+//!
+//! Each server has to meet the demand for replicas or disks itself. Its vote counts once it has
+//! said so, over the connection of the request and in the same write. That is true of tokens as
+//! well, so that the majorities M and C keep both hold and counter. A server that waits for its
+//! replicas or disk executes nothing else that comes over that connection. So only a few requests
+//! may be behind such a wait ([`link`]), and further calls do without the vote of that server.
+//! Renewals and releases do not wait. A renewal that a crash undoes is made up for by the next one,
+//! with two thirds of the lease left. A release that a crash undoes costs other clients a lease,
+//! and the holder nothing.
+//!
+//! # What servers forget
+//!
+//! A server that is restarted without its data grants again what was held there. A hold exists on
+//! all servers that were up when it began, and is lost when too few are left; but if two servers of
+//! three forget between two renewals, another client gets the lock. Keep the data, as `Durability`
+//! can ensure, or restart a server only after the longest lease has ended; and let the resource
+//! check the token.
+//!
+//! [Redlock]: https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/
+
+mod broadcast;
+mod commands;
+mod grants;
+mod in_doubt;
+mod jobs;
+mod link;
+mod link_set;
+mod rounds;
+mod server;
+mod shared_links;
+mod votes;
+mod wakeups;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::config::Config;
+use crate::failure::Failure;
+use crate::net::endpoint::Endpoint;
+use crate::net::server::ServerFactory;
+use crate::net::spin::Spin;
+use crate::store::Store;
+use crate::store::background::jobs::BackgroundJobs;
+use crate::store::background::wakeups::BackgroundWakeups;
+use crate::store::commands::Commands;
+use crate::store::durability::Demand;
+use crate::store::hold::{HoldId, Holder};
+use crate::store::job::{InDoubtHold, JobRunner};
+use crate::store::quorum::commands::{Effect, QuorumCommand, QuorumCommands};
+use crate::store::quorum::grants::{Grants, ambiguous};
+use crate::store::quorum::jobs::JobsByVote;
+use crate::store::quorum::link_set::QuorumServers;
+use crate::store::quorum::rounds::Rounds;
+use crate::store::quorum::server::QuorumServer;
+use crate::store::quorum::votes::Votes;
+use crate::store::quorum::votes::holder::decide_holder;
+use crate::store::quorum::wakeups::WakeupsOfMajorities;
+use crate::store::request::{
+    Acquire, AcquireReply, HoldReply, PendingReply, SetDepth, Transfer, TransferReply,
+};
+use crate::store::wake::Wakeups;
+
+/// N independent servers.
+#[derive(Debug)]
+pub(crate) struct Quorum {
+    grants: Arc<Grants>,
+    io_timeout: Duration,
+    /// The same for wake-ups, where no lease is at stake.
+    wakeups_io_timeout: Duration,
+}
+
+impl Quorum {
+    /// Sends nothing yet; connections are opened when they are first used.
+    pub(crate) fn new(endpoints: Vec<Endpoint>, config: &Config, servers: &ServerFactory) -> Self {
+        let demand = Demand::new(config.durability);
+        let server = |(number, endpoint)| {
+            let factory = Arc::new(servers.connections(endpoint));
+            Arc::new(QuorumServer::new(number, factory, demand))
+        };
+        let io_timeout = config.io_timeout(config.options.first_lease());
+        let each = endpoints.into_iter().enumerate().map(server).collect();
+        let (in_doubt, spin) = (Arc::default(), Spin::new(config.spin));
+        let quorum_servers = Arc::new(QuorumServers { each, in_doubt, spin, io_timeout });
+        let rounds = Rounds::new(quorum_servers, config.pool_size, servers.pool_thread());
+        let commands = QuorumCommands { commands: Commands::proposing(config), demand };
+        let grants = Arc::new(Grants { rounds, commands });
+        Self { grants, io_timeout, wakeups_io_timeout: config.io_timeout(Duration::MAX) }
+    }
+
+    /// Fails unless a majority answers.
+    pub(crate) fn ping(&self, deadline: Instant) -> Result<(), Failure> {
+        self.grants.rounds.connect("", deadline).map(drop)
+    }
+
+    /// Sends a command to all servers if a majority is connected, and returns the decision.
+    fn ask<T: Clone, D>(
+        &self,
+        name: &str,
+        command: QuorumCommand<T>,
+        deadline: Instant,
+        decide: impl Fn(&Votes<T>) -> Option<Result<D, Failure>>,
+    ) -> Result<D, Failure> {
+        let rounds = &self.grants.rounds;
+        let mut links = rounds.connect(name, deadline)?;
+        rounds.ask(&mut links, command, deadline, decide).0
+    }
+
+    fn servers(&self) -> &[Arc<QuorumServer>] {
+        &self.grants.rounds.servers.each
+    }
+
+    fn commands(&self) -> &Commands {
+        &self.grants.commands.commands
+    }
+
+    /// Sets where holds in doubt are reported.
+    pub(crate) fn report_in_doubt_to(&self, report: impl Fn(InDoubtHold) + Send + Sync + 'static) {
+        self.grants.in_doubt().report_to(Box::new(report));
+    }
+}
+
+impl Store for Quorum {
+    fn acquire(&self, request: Acquire<'_>) -> Result<AcquireReply, Failure> {
+        self.grants.acquire(request)
+    }
+
+    fn set_depth(&self, request: SetDepth<'_>) -> Result<HoldReply, Failure> {
+        let command = self.grants.commands.set_depth(request);
+        self.ask(&request.hold.name, command, request.deadline, Votes::decide_hold)
+    }
+
+    fn release(&self, hold: &HoldId, deadline: Instant) -> Result<HoldReply, Failure> {
+        let Grants { rounds, commands } = &*self.grants;
+        let mut links = rounds.lock(&hold.name, deadline)?;
+        // Without a majority too, the hold is released where it can be.
+        links.prepare(deadline);
+        let release = commands.release(hold);
+        let (outcome, _) = rounds.ask(&mut links, release, deadline, Votes::decide_hold);
+        outcome.map_err(ambiguous)
+    }
+
+    fn transfer(&self, request: Transfer<'_>) -> PendingReply<TransferReply> {
+        let grants = self.grants.clone();
+        match self.grants.send_transfer(request) {
+            Ok(sent) => PendingReply::new(move || grants.finish_transfer(&sent)),
+            Err(failure) => PendingReply::new(move || Err(failure)),
+        }
+    }
+
+    fn inspect(&self, name: &str, deadline: Instant) -> Result<Option<Holder>, Failure> {
+        let inspect = QuorumCommand::new(self.commands().inspect(name), Effect::None);
+        self.ask(name, inspect, deadline, decide_holder)
+    }
+
+    fn force_release(&self, name: &str, deadline: Instant) -> Result<bool, Failure> {
+        let force = QuorumCommand::new(self.commands().force_release(name), Effect::None);
+        Ok(self.ask(name, force, deadline, Votes::decide_any)? == HoldReply::Held)
+    }
+
+    fn unregister(&self, name: &str, client: &str, deadline: Instant) -> Result<(), Failure> {
+        let command = self.commands().unregister(name, client);
+        let command = QuorumCommand::new(command, Effect::None);
+        self.ask(name, command, deadline, Votes::decide_any).map(drop)
+    }
+
+    fn wakeups(&self, client: &str) -> Option<Box<dyn Wakeups>> {
+        let policy = WakeupsOfMajorities::new(self.servers().to_vec());
+        let keys = self.commands().keys.clone();
+        Some(Box::new(BackgroundWakeups::new(policy, keys, client, self.wakeups_io_timeout)))
+    }
+
+    fn jobs(&self) -> Box<dyn JobRunner> {
+        let policy = JobsByVote(self.servers().to_vec());
+        Box::new(BackgroundJobs::new(policy, self.commands().clone(), self.io_timeout))
+    }
+}

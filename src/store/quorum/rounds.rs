@@ -1,0 +1,97 @@
+//! One request to all servers, from the connections to the decision.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::failure::Failure;
+use crate::net::pool::PoolThread;
+use crate::store::commands::Decoder;
+use crate::store::quorum::broadcast::Broadcast;
+use crate::store::quorum::commands::QuorumCommand;
+use crate::store::quorum::link_set::{LinkSet, QuorumServers};
+use crate::store::quorum::shared_links::{LockedLinks, SharedLinks};
+use crate::store::quorum::votes::Votes;
+use crate::store::request::HoldReply;
+
+/// The links of a client.
+#[derive(Debug)]
+pub(super) struct Rounds {
+    pub(super) servers: Arc<QuorumServers>,
+    /// A name always has the same, so that its requests do not overtake one another.
+    links: Vec<Arc<SharedLinks>>,
+}
+
+impl Rounds {
+    pub(super) fn new(servers: Arc<QuorumServers>, sets: u32, pool_thread: &PoolThread) -> Self {
+        let links = |_| SharedLinks::new(LinkSet::new(servers.clone()), pool_thread);
+        Self { links: (0..sets).map(links).collect(), servers }
+    }
+
+    /// Locks the links for requests about this name.
+    pub(super) fn lock(&self, name: &str, deadline: Instant) -> Result<LockedLinks<'_>, Failure> {
+        let mut hasher = DefaultHasher::new();
+        name.hash(&mut hasher);
+        let sets = u64::try_from(self.links.len()).unwrap_or(1);
+        self.links[usize::try_from(hasher.finish() % sets).unwrap_or(0)].lock(deadline)
+    }
+
+    /// As `lock`, with a majority connected.
+    pub(super) fn connect(
+        &self,
+        name: &str,
+        deadline: Instant,
+    ) -> Result<LockedLinks<'_>, Failure> {
+        let mut links = self.lock(name, deadline)?;
+        links.prepare(deadline);
+        let mut votes = Votes::new(self.servers.each.len());
+        for (number, failure) in links.missing() {
+            votes.0[number] = Some(Err(failure));
+        }
+        if votes.pending() >= votes.required() {
+            return Ok(links);
+        }
+        for vote in &mut votes.0 {
+            vote.get_or_insert(Ok(HoldReply::Held));
+        }
+        votes.decide_hold().unwrap_or(Ok(HoldReply::Held)).map(|_| links)
+    }
+
+    /// Sends a command to all servers. Returns what `decide` makes of the replies as soon as it
+    /// can, and these replies.
+    pub(super) fn ask<T: Clone, D>(
+        &self,
+        links: &mut LinkSet,
+        command: QuorumCommand<T>,
+        deadline: Instant,
+        decide: impl Fn(&Votes<T>) -> Option<D>,
+    ) -> (D, Votes<T>) {
+        let decoder = command.command.decoder.clone();
+        let broadcast = Broadcast::new(command, self.servers.each.len());
+        links.send(&broadcast, |_| true);
+        self.count(links, &broadcast, deadline, &decoder, decide)
+    }
+
+    /// As `ask`, for a command that has been sent.
+    pub(super) fn count<T: Clone, D>(
+        &self,
+        links: &mut LinkSet,
+        broadcast: &Arc<Broadcast>,
+        deadline: Instant,
+        decoder: &Decoder<T>,
+        decide: impl Fn(&Votes<T>) -> Option<D>,
+    ) -> (D, Votes<T>) {
+        let servers = &self.servers.each;
+        let mut votes = Votes::new(servers.len());
+        let decision = links.wait(broadcast, deadline, |number, reply| {
+            let vote = decoder.decode(reply).unwrap_or_else(|| Err(servers[number].nonsense()));
+            votes.0[number] = Some(vote);
+            decide(&votes)
+        });
+        let decision = decision.or_else(|| {
+            votes.close(|number| servers[number].no_reply());
+            decide(&votes)
+        });
+        (decision.expect("there is a decision when all votes are in"), votes)
+    }
+}
