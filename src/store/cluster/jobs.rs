@@ -85,7 +85,7 @@ impl JobPolicy for JobsBySlot {
                     progress.redirections += 1;
                     return Decision::SendTo(target);
                 }
-                self.topology.take_in(failure, &from.node);
+                self.topology.note_failure(failure, &from.node);
             }
         }
         Decision::Done(reply)

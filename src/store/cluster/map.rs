@@ -35,12 +35,12 @@ impl Map {
         self.masters.values()
     }
 
-    /// Counts the changes of `masters`.
+    /// Grows with every change of `masters`.
     pub(super) fn version(&self) -> u64 {
         self.version
     }
 
-    /// Takes in that one slot has moved.
+    /// Sets the owner of one slot.
     pub(super) fn set(&mut self, slot: usize, node: &Arc<ClusterNode>) {
         self.owners[slot] = Some(node.clone());
         let before = self.masters.insert(node.label().clone(), node.clone());
@@ -49,7 +49,7 @@ impl Map {
         }
     }
 
-    /// Takes in everything at once, and gives back what was known before.
+    /// Sets the owners of all slots, and returns the map until now.
     pub(super) fn replace(&mut self, owners: Vec<Option<Arc<ClusterNode>>>) -> Self {
         let masters: HashMap<_, _> =
             owners.iter().flatten().map(|node| (node.label().clone(), node.clone())).collect();

@@ -1,9 +1,9 @@
 //! Locks on a Redis Cluster: each on the node that serves the hash slot of its name.
 //!
-//! All keys of a name are in one slot, so every request is one node's, and a [`Standalone`] per
-//! node does what it does for a server that stands alone. Here is decided which, and where to go
-//! when the node sends us elsewhere. The `redis` crate's own cluster client is not used, because it
-//! sends requests again by itself, sleeps beyond any deadline, and has no pub/sub.
+//! All keys of a name are in one slot, so every request goes to one node, and a [`Standalone`] per
+//! node makes it as for a server that stands alone. This module decides which node that is, and
+//! follows redirections. The `redis` crate's own cluster client is not used, because it repeats
+//! requests by itself, sleeps beyond any deadline, and has no pub/sub.
 
 mod jobs;
 mod map;
@@ -77,12 +77,12 @@ impl Cluster {
         }
     }
 
-    /// Learns who serves which slots, which every slot must be.
+    /// Asks which node serves which slot. Fails unless all slots are served.
     pub(crate) fn explore(&self) -> Result<(), Failure> {
-        self.topology.ask_around()
+        self.topology.explore()
     }
 
-    /// Has a request answered by the node that serves the lock, wherever that is.
+    /// Sends a request to the node that serves the lock, and follows redirections.
     fn route<T>(
         &self,
         name: &str,
@@ -94,36 +94,36 @@ impl Cluster {
         self.route_from(target, slot, ask)
     }
 
-    /// As `route`, beginning at one node.
+    /// As `route`, beginning at a known node.
     fn route_from<T>(
         &self,
         mut target: Target,
         slot: usize,
         mut ask: impl FnMut(&Standalone) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
-        let mut hop = 0;
+        let mut redirections = 0;
         loop {
             let failure = match ask(target.store()) {
-                Ok(answer) => {
+                Ok(reply) => {
                     target.node.trust();
-                    return Ok(answer);
+                    return Ok(reply);
                 }
                 Err(failure) => failure,
             };
             match self.topology.redirected(&failure, slot, &target.node) {
-                Some(next) if hop < REDIRECTIONS_MAX => target = next,
+                Some(next) if redirections < REDIRECTIONS_MAX => target = next,
                 _ => {
-                    self.topology.take_in(&failure, &target.node);
-                    return Err(self.topology.verdict(failure));
+                    self.topology.note_failure(&failure, &target.node);
+                    return Err(self.topology.classify(failure));
                 }
             }
-            hop += 1;
+            redirections += 1;
         }
     }
 
-    /// As `route_from`, for a request that the first node has got, and whose answer another thread
-    /// may wait for.
-    fn finish_elsewhere<T: Send + 'static>(
+    /// As `route_from`, for a request that was sent to the first node, and whose reply another
+    /// thread may wait for.
+    fn follow<T: Send + 'static>(
         &self,
         target: Target,
         slot: usize,
@@ -149,7 +149,7 @@ impl Store for Cluster {
         self.route(&request.hold.name, request.deadline, |node| node.acquire(request))
     }
 
-    /// A node that is not known has to be looked for, which takes time.
+    /// Does nothing if the node is not known, because finding it takes time.
     fn start_acquire(&self, request: Acquire<'_>) -> Option<PendingReply<AcquireReply>> {
         let slot = self.slot(&request.hold.name);
         let target = Target::of(self.topology.owner(slot)?);
@@ -159,7 +159,7 @@ impl Store for Cluster {
         let again = move |node: &Standalone| {
             node.acquire(Acquire { hold: &hold, lease, registration, deadline })
         };
-        Some(self.finish_elsewhere(target, slot, first, again))
+        Some(self.follow(target, slot, first, again))
     }
 
     fn set_depth(&self, request: SetDepth<'_>) -> Result<HoldReply, Failure> {
@@ -176,8 +176,8 @@ impl Store for Cluster {
         let (topology, node) = (self.topology.clone(), target.node.clone());
         let on_reply = Box::new(move |reply: Result<HoldReply, Failure>| {
             on_reply(reply.map_err(|failure| {
-                topology.take_in(&failure, &node);
-                topology.verdict(failure)
+                topology.note_failure(&failure, &node);
+                topology.classify(failure)
             }));
         });
         target.store().post_release(PostedRelease { hold, deadline, on_reply })
@@ -198,7 +198,7 @@ impl Store for Cluster {
         };
         let target = Target::of(owner);
         let first = transfer(target.store());
-        self.finish_elsewhere(target, slot, first, move |node| transfer(node).wait())
+        self.follow(target, slot, first, move |node| transfer(node).wait())
     }
 
     fn inspect(&self, name: &str, deadline: Instant) -> Result<Option<Holder>, Failure> {

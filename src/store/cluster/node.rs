@@ -45,6 +45,7 @@ impl ClusterNode {
         self.store.server().exchange(Request::command(&question), deadline)
     }
 
+    /// Returns `true` if another node may serve its slots by now.
     pub(super) fn is_doubted(&self) -> bool {
         self.doubted.load(Ordering::Relaxed)
     }
@@ -53,9 +54,9 @@ impl ClusterNode {
         self.doubted.store(true, Ordering::Relaxed);
     }
 
-    /// Takes in that the node has answered.
+    /// Notes that the node has answered.
     pub(super) fn trust(&self) {
-        // Writing would take the cache line from others each time.
+        // Each write would take the cache line from other threads.
         if self.is_doubted() {
             self.doubted.store(false, Ordering::Relaxed);
         }
@@ -66,7 +67,7 @@ impl ClusterNode {
 #[derive(Clone, Debug)]
 pub(super) struct Target {
     pub(super) node: Arc<ClusterNode>,
-    /// Whether the node is only about to get the slot, and must be told that this is known.
+    /// Whether requests are preceded by ASKING, because the node is only about to get the slot.
     pub(super) asking: bool,
 }
 
@@ -87,12 +88,12 @@ impl PartialEq for Target {
     }
 }
 
-/// Where a node sends us instead of doing what was asked.
+/// Where a node redirects a request that it does not execute.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Redirect<'a> {
     /// Only this request, because the slot is moving; else the node there has the slot for good.
     pub(super) asking: bool,
-    /// `None`: the host that has sent us.
+    /// `None`: the host that has redirected the request.
     pub(super) host: Option<&'a str>,
     pub(super) port: u16,
 }
@@ -112,12 +113,12 @@ impl<'a> Redirect<'a> {
     }
 }
 
-/// Tells whether a node knows its host: `?` and nothing at all mean that it does not.
+/// Returns `true` if a node knows its host: `?` and an empty string mean that it does not.
 pub(super) fn is_known(host: &str) -> bool {
     !matches!(host, "" | "?")
 }
 
-/// Tells whether a failure may mean that another node serves the slot by now.
+/// Returns `true` if a failure may mean that another node serves the slot by now.
 pub(super) fn is_doubtful(failure: &Failure) -> bool {
     !matches!(failure.kind, FailureKind::Rejected | FailureKind::WrongType)
 }
@@ -134,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn redirections_are_understood() {
+    fn redirections_are_read() {
         for (reply, asking, host, port) in [
             ("MOVED 3999 10.0.0.1:6381", false, Some("10.0.0.1"), 6381),
             ("ASK 3999 node-2.example:7", true, Some("node-2.example"), 7),

@@ -1,4 +1,4 @@
-//! What `CLUSTER SLOTS` answers.
+//! The reply to `CLUSTER SLOTS`.
 
 use std::ops::RangeInclusive;
 

@@ -1,5 +1,4 @@
-//! Which node serves which slot: learnt from any node, and again whenever that seems to have
-//! changed.
+//! Which node serves which slot: learnt from any node, and again whenever that may have changed.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -22,10 +21,10 @@ use crate::store::cluster::node::{ClusterNode, Redirect, Target, is_doubtful};
 use crate::store::cluster::shares::{Share, covered, shares};
 use crate::store::cluster::slot::SLOTS;
 
-/// What was learnt is not asked for again for so long: a failover takes longer.
+/// The nodes are not asked again within this time: a failover takes longer.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// A request that was redirected more often than this has met nodes that disagree for now.
+/// If a request is redirected more often than this, nodes disagree for now.
 pub(super) const REDIRECTIONS_MAX: u32 = 5;
 
 /// What is known of a cluster.
@@ -36,6 +35,7 @@ pub(super) struct Topology {
     seeds: Vec<Arc<ClusterNode>>,
     map: RwLock<Map>,
     progress: Mutex<Progress>,
+    /// Notified when `progress.running` has become false.
     ended: Condvar,
 }
 
@@ -44,7 +44,7 @@ pub(super) struct Topology {
 struct Progress {
     running: bool,
     last_end: Option<Instant>,
-    /// Why not everything is known, if so.
+    /// Why the owners of all slots are not known, if they are not.
     failure: Option<Failure>,
 }
 
@@ -84,12 +84,13 @@ impl Topology {
         self.map.read().master(node.label()).is_some_and(|master| Arc::ptr_eq(master, node))
     }
 
+    /// A number that changes with the masters.
     pub(super) fn version(&self) -> u64 {
         self.map.read().version()
     }
 
-    /// Whom to ask about a slot. If there are doubts, what can be learnt in half of the time is
-    /// learnt first.
+    /// Where to send a request about a slot. If the owner is not known or doubted, the nodes are
+    /// asked first, for half of the time at most.
     pub(super) fn target(
         self: &Arc<Self>,
         slot: usize,
@@ -103,7 +104,7 @@ impl Topology {
         owner.map(Target::of).ok_or_else(uncovered)
     }
 
-    /// Where to send a request again that a node has sent elsewhere. Does not wait.
+    /// Where to send a request that a node has redirected; `None` if it has not. Does not wait.
     pub(super) fn redirected(
         self: &Arc<Self>,
         failure: &Failure,
@@ -114,19 +115,19 @@ impl Topology {
         let node = self.node_at(host.or(from.endpoint().host())?, port);
         if !asking {
             self.map.write().set(slot, &node);
-            // More than one slot may have moved, but who was redirected need not wait for that.
+            // Other slots may have moved too. This request does not wait until that is known.
             self.learn();
         }
         Some(Target { node, asking })
     }
 
-    /// What the caller is told who gives up.
-    pub(super) fn verdict(&self, failure: Failure) -> Failure {
+    /// The failure as the caller gets it: transient if the cluster is likely to recover soon.
+    pub(super) fn classify(&self, failure: Failure) -> Failure {
         let passes = match failure.kind {
             // Nodes disagree for now.
             FailureKind::Rejected => matches!(failure.code.as_str(), "ASK" | "MOVED"),
-            // A replica may take over soon, unless it is not this node alone.
-            FailureKind::Unreachable => !self.is_dead(),
+            // A replica may take over soon, unless all nodes are unreachable.
+            FailureKind::Unreachable => !self.is_unreachable(),
             _ => false,
         };
         if passes { Failure { kind: FailureKind::Transient, ..failure } } else { failure }
@@ -137,21 +138,22 @@ impl Topology {
         self.map.write().set(slot, &self.seeds[seed]);
     }
 
-    /// Tells whether no node at all has answered the last time.
-    fn is_dead(&self) -> bool {
+    /// Returns `true` if no node answered when all were asked last.
+    fn is_unreachable(&self) -> bool {
         let progress = self.progress.lock();
         progress.failure.as_ref().is_some_and(|failure| failure.kind != FailureKind::Transient)
     }
 
-    /// Takes in how a node has failed, without waiting for what is learnt then.
-    pub(super) fn take_in(self: &Arc<Self>, failure: &Failure, from: &ClusterNode) {
+    /// Notes that a node has failed. Does not wait until it is known whether another has its slots.
+    pub(super) fn note_failure(self: &Arc<Self>, failure: &Failure, from: &ClusterNode) {
         if is_doubtful(failure) {
             from.doubt();
             self.learn();
         }
     }
 
-    /// Learns anew, on a thread of its own, unless that is under way or was done just now.
+    /// Starts to ask the nodes, on a short-lived thread, unless that is under way or was done just
+    /// now.
     pub(super) fn learn(self: &Arc<Self>) {
         let mut progress = self.progress.lock();
         if progress.running || progress.last_end.is_some_and(|end| end.elapsed() < PAUSE) {
@@ -160,23 +162,23 @@ impl Topology {
         let topology = self.clone();
         let learn = move || {
             let end = End(&topology);
-            // What went wrong was kept for those whom it concerns.
-            topology.ask_around().unwrap_or_default();
+            // A failure is kept in `progress`.
+            topology.explore().unwrap_or_default();
             drop(end);
         };
         let thread = thread::Builder::new().name("leasehold-slots".into());
         progress.running = thread.spawn(learn).is_ok();
     }
 
-    /// Learns anew, or waits until somebody else has.
+    /// As `learn`, and blocks until the nodes were asked or `deadline` has come.
     fn learn_until(self: &Arc<Self>, deadline: Instant) {
         self.learn();
         let mut progress = self.progress.lock();
         while progress.running && !self.ended.wait_until(&mut progress, deadline).timed_out() {}
     }
 
-    /// Asks one node after the other, until one knows who serves every slot.
-    pub(super) fn ask_around(&self) -> Result<(), Failure> {
+    /// Asks one node after another until one knows the owners of all slots.
+    pub(super) fn explore(&self) -> Result<(), Failure> {
         let outcome = self.ask_all().and_then(|shares| {
             self.apply(&shares);
             if covered(&shares) == SLOTS { Ok(()) } else { Err(uncovered()) }
@@ -191,35 +193,35 @@ impl Topology {
         outcome
     }
 
-    /// What the first node says that knows it all, or else the one that knows most.
+    /// The reply of the first node that knows all slots, or else of the one that knows most.
     fn ask_all(&self) -> Result<Vec<Share>, Failure> {
         let mut best: Result<Vec<Share>, Failure> = Err(uncovered());
-        for node in self.informants() {
+        for node in self.nodes_to_ask() {
             match (self.ask(&node), &best) {
                 (Ok(shares), _) if covered(&shares) == SLOTS => return Ok(shares),
                 (Ok(shares), Ok(other)) if covered(&shares) <= covered(other) => {}
                 (Err(_), Ok(_)) => {}
-                (Err(_), Err(refusal)) if refusal.kind == FailureKind::Rejected => {}
-                (answer, _) => best = answer,
+                (Err(_), Err(failure)) if failure.kind == FailureKind::Rejected => {}
+                (reply, _) => best = reply,
             }
         }
         best
     }
 
-    /// Whom to ask, the most promising first.
-    fn informants(&self) -> Vec<Arc<ClusterNode>> {
+    /// The nodes to ask, the doubted ones last.
+    fn nodes_to_ask(&self) -> Vec<Arc<ClusterNode>> {
         let (mut nodes, _) = self.masters();
         for seed in &self.seeds {
             if nodes.iter().all(|node| !Arc::ptr_eq(node, seed)) {
                 nodes.push(seed.clone());
             }
         }
-        // Cached, because doubts come and go while this sorts.
+        // Cached, because other threads change the doubts while this sorts.
         nodes.sort_by_cached_key(|node| node.is_doubted());
         nodes
     }
 
-    /// Asks one node, and fills in its host where it does not know that itself.
+    /// Asks one node, and adds its host where it does not know that itself.
     fn ask(&self, node: &ClusterNode) -> Result<Vec<Share>, Failure> {
         let reply = node.slots(end_of(self.config.connect_timeout)).inspect_err(|failure| {
             if is_doubtful(failure) {
@@ -233,7 +235,7 @@ impl Topology {
         Ok(shares)
     }
 
-    /// Makes what was learnt known to everybody.
+    /// Replaces the map by what a node has replied.
     fn apply(&self, shares: &[Share]) {
         if shares.is_empty() {
             return;
@@ -250,11 +252,12 @@ impl Topology {
             owners[slots.clone()].fill(Some(node.clone()));
         }
         let before = self.map.write().replace(owners);
-        // Perhaps the last of a node: its connections are closed without a lock held.
+        // This may drop a node. Its connections are closed while no lock is held.
         drop(before);
     }
 
-    /// The node at an address; a new one has the login of the seed there or else of the first.
+    /// The node at an address: a known master, a seed, or a new node with the login of the first
+    /// seed.
     fn node_at(&self, host: &str, port: u16) -> Arc<ClusterNode> {
         let endpoint = self.seeds[0].endpoint().at(host, port);
         let known = self.map.read().master(&endpoint.label).cloned();
@@ -266,7 +269,7 @@ impl Topology {
     }
 }
 
-/// Tells everybody that learning has ended, even by a panic.
+/// Ends the waits in `learn_until` when it is dropped, after a panic too.
 struct End<'a>(&'a Topology);
 
 impl Drop for End<'_> {
@@ -282,7 +285,7 @@ fn half_way_to(deadline: Instant) -> Instant {
     now + deadline.saturating_duration_since(now) / 2
 }
 
-/// The failure of what no node is known to serve.
+/// The failure of a request for a slot that no node is known to serve.
 pub(super) fn uncovered() -> Failure {
     let error = io::Error::new(io::ErrorKind::NotFound, "no node serves the hash slot");
     let failure = Failure::io(FailureKind::Transient, &Arc::from("the cluster"), error);

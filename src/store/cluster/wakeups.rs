@@ -64,6 +64,6 @@ impl WakeupPolicy for WakeupsOfMasters {
     }
 
     fn fail(&mut self, node: &Target, failure: &Failure) {
-        self.topology.take_in(failure, &node.node);
+        self.topology.note_failure(failure, &node.node);
     }
 }

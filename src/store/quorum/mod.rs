@@ -20,9 +20,10 @@
 //! Why tokens grow: let a hold with token F be followed by another. The later hold's M and the
 //! earlier hold's C are majorities, so they have a server S in common. A majority counts only while
 //! its leases last, so the later hold existed on S when it was granted. S therefore let it begin
-//! after the earlier hold had ended there, and so after the counter of S had reached F. Counters
-//! only grow. So S gave a token greater than F, and the later hold's token is the greatest of those
-//! given. `tests/protocol/quorum` checks this on a model, in all states within bounds.
+//! after the earlier hold had ended there. S had confirmed F while the earlier hold existed, so its
+//! counter had reached F before, and counters only grow. So S gave a token greater than F, and the
+//! later hold's token is the greatest of those given. `tests/protocol/quorum` checks this on a
+//! model, in all states within bounds.
 //!
 //! The argument needs, for any two majorities, a common server that has kept its counter. Of an
 //! even number of servers one may lose it; of an odd number none may. Otherwise the token is still
