@@ -69,7 +69,7 @@ fn a_changed_password_is_reported_at_once(server: &Server) {
     assert!(!text.contains("sesame") && !text.contains("mellon"), "{text}");
     assert_rejected(result, "WRONGPASS");
     assert!(took < SOON / 2, "trying again does not help: {took:?}");
-    // Until its lease ends, a hold is good; then it is lost, and nothing is made of it again.
+    // A hold is good until its lease ends; then it is lost and not recreated.
     assert_eq!(guard.lost().recv_timeout(SOON), Ok(()));
     assert_lost(guard.unlock(), "a");
     set(">sesame");
@@ -91,13 +91,13 @@ fn a_user_without_scripts_gets_a_permanent_error(server: &Server) {
     assert_rejected(client.try_lock("a"), "NOPERM");
 }
 
-/// The rights that README asks for.
+/// The rights that README demands.
 pub(crate) const RIGHTS: &str = "~app:* ~leasehold:* resetchannels &leasehold:* +eval +evalsha \
-                      +ping +get +set +time +hexists +hset +hdel +hgetall +hlen +del +exists +pttl +pexpire \
-                      +zadd +zrange +zrem +publish +subscribe";
+                      +ping +get +set +time +hexists +hset +hdel +hgetall +hlen +del +exists \
+                      +pttl +pexpire +zadd +zrange +zrem +publish +subscribe";
 
 fn the_rights_in_the_readme_are_enough(server: &Server) {
-    assert!(include_str!("../../README.md").contains(RIGHTS), "README tells other rights");
+    assert!(include_str!("../../README.md").contains(RIGHTS), "README lists other rights");
     let user = ["ACL", "SETUSER", "app", "reset", "on", ">sesame"];
     let rights: Vec<_> = RIGHTS.split(' ').collect();
     server.command(&[&user[..], &rights].concat());

@@ -1,4 +1,4 @@
-//! One holder at a time, in one process and among several.
+//! Acquiring a lock: one holder at a time, in one process and among several.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
@@ -31,7 +31,7 @@ stores! {
         clients_of_one_process_exclude_each_other;
 }
 
-/// Adds one in a way that loses updates unless nobody else does it meanwhile.
+/// Adds one in a way that loses updates if another thread does so at the same time.
 fn add_one(number: &mut Handle) {
     let read = number.read();
     thread::sleep(ms(1));
@@ -102,7 +102,7 @@ fn clients_of_one_process_exclude_each_other(server: &Server) {
     let first = server.open(patient());
     let second = server.open(patient());
     let guard = take(&first, "a");
-    // Also in the same thread: a client is an owner of its own.
+    // Even in the same thread: each client is a separate owner.
     assert!(second.try_lock("a").unwrap().is_none());
     guard.unlock().unwrap();
     take(&second, "a").unlock().unwrap();

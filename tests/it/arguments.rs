@@ -1,4 +1,5 @@
-//! Bad input is refused by name before anything is sent.
+//! Invalid names, options and URLs are refused, with the name of the argument, before a request is
+//! sent.
 
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
@@ -78,7 +79,7 @@ fn bad_options_are_refused_before_a_connection_is_made() {
         assert_refused(builder.open(&url), argument);
     }
     listener.set_nonblocking(true).unwrap();
-    assert!(listener.accept().is_err(), "nobody has connected");
+    assert!(listener.accept().is_err(), "no client has connected");
 }
 
 #[test]
@@ -166,7 +167,7 @@ fn bad_names_are_refused_without_a_request(server: &Server) {
         (&plain, "leasehold:fence:{a}"),
         (&half, "hold:a"),
         (&app, ""),
-        // Their companion keys would be in another slot than they are.
+        // Their companion keys would be in another slot.
         (&plain, "}"),
         (&plain, "a}"),
         (&plain, "a}b"),
@@ -192,7 +193,7 @@ fn bad_names_are_refused_without_a_request(server: &Server) {
     }
     assert_eq!(server.evals(), before);
 
-    // As near to the limits as it gets.
+    // Just within the limits.
     for name in [&long[1..], "leasehold", "{a}", "a{b}c", "{a}{b}", "{a", "a{", "}{a}"] {
         take(&plain, name).unlock().unwrap();
     }

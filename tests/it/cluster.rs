@@ -1,5 +1,5 @@
-//! Locks on a Redis Cluster: opened by any node, each on the node of its slot, and heard of from
-//! every node.
+//! Locks on a Redis Cluster: opened through any node, each lock on the node of its slot, and
+//! wake-ups from every node.
 
 mod outages;
 mod slot_moves;
@@ -15,7 +15,7 @@ use crate::support::{
     Cluster, LEASE, SOON, eventually, is_busy, ms, patient, take, throughout, timed,
 };
 
-/// Never asks again by itself within a test, so that only a wake-up can end a wait.
+/// Makes no attempt by itself within a test, so that only a wake-up can end a wait.
 fn sleepy() -> Builder {
     Client::builder().wait(SOON).backoff(ms(30_000), ms(30_000))
 }
@@ -26,7 +26,7 @@ fn names() -> Vec<String> {
 
 #[test]
 fn invalid_seeds_are_refused_before_anything_is_sent() {
-    // Nobody listens at port 1.
+    // No server listens at port 1.
     let bad: [&[&str]; 7] = [
         &[],
         &["redis://127.0.0.1:1/", "nonsense"],
@@ -125,7 +125,7 @@ fn many_leases_on_three_nodes_are_renewed_by_one_script_each() {
     let scripts = || cluster.nodes().iter().map(Server::evals).sum::<u64>();
     let before = scripts();
     throughout(2 * LEASE, || guards.iter().all(Guard::is_held));
-    // Every third of the lease, six times; the start and the end of the time cut more in.
+    // Six thirds of a lease; more at the start and at the end of the time.
     let renewals = scripts() - before;
     assert!((300 * 4..=300 * 9).contains(&renewals), "{renewals} renewals");
 }
@@ -153,7 +153,7 @@ fn clients_opened_through_different_nodes_wake_each_other() {
     }
 }
 
-/// Each message arrives from every node, and only one of them counts: the others would each be
+/// Each message arrives from every node, and only one of them counts: each of the others would be
 /// followed by a request to leave the queue.
 #[test]
 fn a_wake_up_costs_no_request_of_its_own() {
@@ -170,12 +170,12 @@ fn a_wake_up_costs_no_request_of_its_own() {
             waits.join().unwrap().unwrap();
         });
     };
-    // The subscriptions may wake the first, and its message come when it has the lock; the second
-    // is woken by whoever has dealt with that.
+    // The subscriptions may wake the first waiter, and their message may arrive when it has the
+    // lock. The second one is woken when that message has been handled.
     (0..2).for_each(|_| round());
     let before = home.evals();
     (0..5).for_each(|_| round());
-    // What is not meant to happen would happen at once, but on another thread.
+    // A further request would be sent at once, but on another thread.
     throughout(ms(300), || home.evals() == before + 5 * 5);
 }
 
@@ -211,7 +211,7 @@ fn wait_in_a_child() {
     drop(client.lock("a"));
 }
 
-/// Waits until so many clients are in the queue of a lock.
+/// Waits until so many clients are in the queue of the lock.
 #[track_caller]
 fn wait_until_queued(home: &Server, name: &str, clients: usize) {
     eventually(SOON, || home.queue(name).len() == clients);
@@ -236,6 +236,6 @@ fn the_threads_and_connections_of_a_client_end_with_it() {
         let listeners: String = node.ask(&["CLIENT", "LIST", "TYPE", "pubsub"]);
         clients.lines().count() + listeners.lines().count()
     };
-    // Only the one that asks is left.
+    // Only the one that runs CLIENT LIST is left.
     eventually(SOON, || cluster.nodes().iter().all(|node| connections(node) == 1));
 }

@@ -1,4 +1,4 @@
-//! How many requests a lock costs, counted by the server.
+//! The number of requests that a lock costs, counted by the server.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -23,7 +23,7 @@ stores! {
         an_idle_client_sends_nothing;
 }
 
-/// A client on a server that has every script by now.
+/// A client on a server that knows every script.
 fn warm_client(server: &Server) -> Client {
     let client = server.open(patient());
     let guard = take(&client, "warm");
@@ -54,7 +54,7 @@ fn a_cycle_costs_two_scripts_and_nothing_else(server: &Server) {
 
     let before = server.connections();
     cycles();
-    assert_eq!(server.connections(), before + 1, "only the one that asks is new");
+    assert_eq!(server.connections(), before + 1, "only the connection of this check is new");
 }
 
 fn a_nested_cycle_costs_two_scripts(server: &Server) {
@@ -109,8 +109,8 @@ fn a_long_wait_costs_few_scripts(server: &Server) {
             }
         });
     });
-    // The backoff soon reaches its half second; polling every 5 ms would be 600 for each. Four at a
-    // time, because the pauses of a single wait are short for long once in five hundred times.
+    // The backoff soon reaches its half second; polling every 5 ms would be 600 for each. Four
+    // waits at a time, because in one of five hundred waits the random pauses stay short for long.
     assert!((8..4 * 50).contains(&attempts), "{attempts} attempts");
 }
 
@@ -118,7 +118,7 @@ fn a_renewal_of_many_holds_costs_one_script_each(server: &Server) {
     let client = server.open(patient().lease(ms(3000)));
     let _guards: Vec<_> = (0..50).map(|n| take(&client, &format!("lock {n}"))).collect();
     let renewals = scripts(server, || thread::sleep(ms(3000)));
-    // Every third of the lease; the start and the end of the time may cut one more in.
+    // Every third of the lease, and perhaps once more at the start or the end of the time.
     assert!((50..=250).contains(&renewals), "{renewals} renewals");
 }
 

@@ -1,4 +1,4 @@
-//! Requests that are executed twice, or late.
+//! Requests that are executed twice, or again later.
 
 use std::collections::BTreeMap;
 use std::io::{BufReader, Write};
@@ -27,7 +27,7 @@ stores! {
         a_late_duplicate_of_a_release_wakes_no_client;
 }
 
-/// Much more than any other lease here: whatever a duplicate prolongs, it shows.
+/// Much longer than any other lease here, so that it shows if a duplicate prolongs a hold.
 const LONG: Duration = ms(300_000);
 
 fn every_request_may_be_executed_twice(server: &Server) {
@@ -43,7 +43,7 @@ fn every_request_may_be_executed_twice(server: &Server) {
     assert_eq!(server.hold("a").1, "1");
     throughout(LEASE, || outer.is_held() && server.exists("a"));
 
-    // To another thread, and from there to another client.
+    // The lock passes to another thread, and from there to another client.
     let (first, handed, woken) = thread::scope(|scope| {
         let handed = scope.spawn(|| client.lock("a").map(|guard| guard.fence()));
         let woken = scope.spawn(|| other.lock("a").map(|guard| guard.fence()));
@@ -56,12 +56,12 @@ fn every_request_may_be_executed_twice(server: &Server) {
     assert!(!server.exists("a"));
 }
 
-/// What there is of a lock in Redis.
+/// The state of a lock in Redis.
 fn state(server: &Server) -> (BTreeMap<String, String>, Option<String>) {
     (server.hash("a"), server.ask(&["GET", "leasehold:fence:{a}"]))
 }
 
-/// Sends requests again, from nowhere.
+/// Sends requests again, on a connection of their own.
 fn replay(server: &Server, requests: &[Vec<u8>]) {
     assert!(!requests.is_empty(), "nothing was recorded");
     let mut stream = TcpStream::connect(("127.0.0.1", server.port())).unwrap();
@@ -73,8 +73,8 @@ fn replay(server: &Server, requests: &[Vec<u8>]) {
     }
 }
 
-/// Checks that `requests`, all of ended holds, change nothing of a hold of their own client and
-/// nothing of another's.
+/// Checks that `requests`, all of ended holds, change neither a hold of their own client nor one of
+/// another client.
 fn assert_harmless(server: &Server, client: &Client, requests: &[Vec<u8>]) {
     let other = server.open(patient());
     for holder in [client, &other] {
@@ -99,8 +99,8 @@ fn assert_unchanged(server: &Server, guard: &Guard, depth: &str, requests: &[Vec
     guard.verify().unwrap();
 }
 
-/// Checks that `requests` bring nothing back where nothing is.
-fn assert_nothing_comes_of(server: &Server, requests: &[Vec<u8>]) {
+/// Checks that `requests` recreate nothing.
+fn assert_nothing_is_created(server: &Server, requests: &[Vec<u8>]) {
     let before = state(server);
     replay(server, requests);
     assert!(!server.exists("a"));
@@ -121,7 +121,7 @@ fn a_late_duplicate_of_a_nested_lock_changes_no_later_hold(server: &Server) {
     let outer = take(&client, "a");
     let ((), requests) = proxy.record(|| take(&client, "a").unlock().unwrap());
     outer.unlock().unwrap();
-    assert_nothing_comes_of(server, &requests);
+    assert_nothing_is_created(server, &requests);
     assert_harmless(server, &client, &requests);
 }
 
@@ -131,7 +131,7 @@ fn a_late_duplicate_of_a_renewal_changes_no_later_hold(server: &Server) {
     let guard = take(&client, "a");
     let ((), requests) = proxy.record(|| throughout(LEASE / 2, || guard.is_held()));
     guard.unlock().unwrap();
-    assert_nothing_comes_of(server, &requests);
+    assert_nothing_is_created(server, &requests);
     assert_harmless(server, &client, &requests);
 }
 
@@ -140,7 +140,7 @@ fn a_late_duplicate_of_a_release_changes_no_later_hold(server: &Server) {
     let client = server.through(&proxy).open(patient().lease(LONG));
     let guard = take(&client, "a");
     let ((), requests) = proxy.record(|| guard.unlock().unwrap());
-    assert_nothing_comes_of(server, &requests);
+    assert_nothing_is_created(server, &requests);
     assert_harmless(server, &client, &requests);
 }
 
@@ -164,7 +164,7 @@ fn a_late_duplicate_of_a_handoff_changes_no_later_hold(server: &Server) {
         next.join().unwrap();
         requests
     });
-    assert_nothing_comes_of(server, &requests);
+    assert_nothing_is_created(server, &requests);
     assert_harmless(server, &client, &requests);
 }
 
@@ -178,7 +178,7 @@ fn a_late_duplicate_of_a_lock_blocks_no_longer_than_its_lease(server: &Server) {
     guard.unlock().unwrap();
     replay(server, &requests);
     assert!(server.pttl("a") <= lease);
-    // The same thread: what it released is not its own any more, and nobody renews it.
+    // The same thread: the hold that it released is no longer its own, and is not renewed.
     let (again, took) = timed(|| client.lock("a").unwrap());
     assert!(took < lease + SOON / 2, "{took:?}");
     assert_eq!(again.depth(), 1);

@@ -1,4 +1,4 @@
-//! Locks that replicas or disks must have before they count.
+//! Locks that count only when replicas or disks have them.
 
 use std::thread;
 use std::time::Duration;
@@ -9,10 +9,10 @@ use crate::support::sentinel::replicated;
 use crate::support::server::{Server, redis_binary, valkey_binary};
 use crate::support::{SOON, eventually, is_busy, ms, patient, take, timed};
 
-/// Short, for a test that waits for a replica that is not there.
+/// Short, for tests that wait for a replica that is not there.
 const TIMEOUT: Duration = ms(500);
 
-/// Long, for replicas that are there, also while the machine is away.
+/// Long, for replicas that are there, even if the machine pauses.
 const AMPLE: Duration = ms(8000);
 
 /// Makes a test of every behaviour on a master with two replicas, which come after it.
@@ -59,7 +59,7 @@ pub(crate) fn take_in_time(client: &Client) -> Guard {
     guard.expect("there is one now")
 }
 
-/// Checks that so many have acknowledged a lock, of so many, or fewer.
+/// Checks that so many of so many servers have acknowledged a lock, or fewer.
 #[track_caller]
 pub(crate) fn assert_shortfall<T>(result: Result<T, Error>, numbers: (u32, u32)) {
     match result.map(drop) {
@@ -81,7 +81,7 @@ fn a_lock_waits_for_its_replicas(servers: &[Server]) {
         let inner = take(&client, "a");
         let depths = servers[1..].iter().map(|replica| replica.hold("a").1);
         assert!(depths.into_iter().all(|depth| depth == "2"), "round {round}");
-        // The first time the server does not know the scripts.
+        // In the first round the server does not know the scripts.
         assert!((2..=4).contains(&(master.calls("wait") - waits)));
         inner.unlock().unwrap();
         guard.unlock().unwrap();
@@ -114,7 +114,7 @@ fn a_shortfall_is_reported_and_undone(servers: &[Server]) {
     assert_shortfall(client.try_lock_for("a", SOON), (1, 2));
     assert_shortfall(client.with_lock("a", |_| panic!("not without the lock")), (1, 2));
     assert!(!servers[0].exists("a"));
-    // One is enough for who asks for one.
+    // One replica is enough for a client that demands one.
     take(&servers[0].open(replicas(1, AMPLE)), "a").unlock().unwrap();
     servers[1].cont();
     take_in_time(&client).unlock().unwrap();
@@ -198,7 +198,7 @@ fn a_busy_lock_is_no_shortfall(servers: &[Server]) {
     let (one, other) = (servers[0].open(patient()), servers[0].open(replicas(2, AMPLE)));
     let _guard = take(&one, "a");
     servers[1].stop();
-    // Nor does it take the time to wait for what was not begun.
+    // Nor is there a wait for replicas of a hold that was not created.
     let (tries, took) =
         timed(|| [other.try_lock("a").map(drop), other.try_lock_for("a", ms(300)).map(drop)]);
     assert!(tries.iter().all(Result::is_ok), "{tries:?}");
@@ -210,7 +210,7 @@ fn a_server_without_an_append_only_file_is_refused(servers: &[Server]) {
         let durability = Durability::Fsync { local, replicas: 1, timeout: TIMEOUT };
         match patient().durability(durability).open(&servers[0].url()) {
             Err(Error::Redis { code, .. }) => assert_eq!(code, "ERR"),
-            // Whether replicas have a file is known only when they are asked.
+            // Whether replicas have a file is known only when they answer.
             Ok(client) if !local => assert_shortfall(client.try_lock("a"), (0, 1)),
             other => panic!("{other:?}"),
         }

@@ -1,5 +1,5 @@
-//! A wake-up asks for the lock at once, on behalf of the thread that sleeps: whatever becomes of
-//! that request or of the thread, it is the thread's.
+//! A wake-up sends a request for the lock at once, on behalf of the waiting thread. Whatever
+//! becomes of the request or of the thread, the lock ends up with that thread or free.
 
 use std::thread;
 use std::time::Duration;
@@ -22,14 +22,14 @@ stores! {
         an_unanswered_request_after_a_wake_up_leaves_nothing;
 }
 
-/// Waits until a wake-up is all that a thread of `waiter` waits for.
+/// Waits until a thread of `waiter` needs nothing but a wake-up.
 #[track_caller]
 fn asleep(server: &Server, waiter: &Client) {
     eventually(SOON, || server.listeners(waiter) == 1 && server.queue("a") == [waiter.id()]);
 }
 
-/// Holds the lock, and releases it once a thread of `waiter` is in `wait` for it and `meanwhile`
-/// has happened. Returns what the thread does.
+/// Holds the lock and releases it once a thread of `waiter` is in `wait` for it and `meanwhile` has
+/// happened. Returns what `wait` returns.
 fn released_for<T: Send>(
     server: &Server,
     waiter: &Client,
@@ -48,7 +48,7 @@ fn released_for<T: Send>(
     })
 }
 
-/// Waits until nobody has the lock, or waits for it.
+/// Waits until no client has the lock or waits for it.
 #[track_caller]
 fn nothing_is_left(server: &Server) {
     eventually(SOON, || !server.exists("a") && server.queue("a").is_empty());
@@ -64,8 +64,8 @@ fn a_wake_up_costs_one_request(server: &Server) {
         };
         released_for(server, &waiter, lock, || before = server.evals()) - before
     };
-    // The subscription may wake the first, and its message come when it has the lock; the second is
-    // woken by whoever has dealt with that.
+    // The subscription may wake the first waiter, and its message may arrive when that has the
+    // lock. The second one is woken when that message has been handled.
     for _ in 0..2 {
         round();
     }
@@ -105,7 +105,8 @@ fn close_at_the_moment_of_the_wake_up_leaves_nothing(server: &Server) {
     }
 }
 
-/// Has the network lose what a wake-up sends, and checks that the thread has the lock soon.
+/// Loses the request that a wake-up sends, or its reply, and checks that the thread gets the lock
+/// soon.
 fn lose(server: &Server, lose: fn(&Proxy)) {
     let (proxy, waiter) = behind_proxy(server, sleepy());
     let lock = || {

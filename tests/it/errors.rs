@@ -89,7 +89,7 @@ fn a_full_server_renews(server: &Server) {
     assert!(!server.exists("a"));
 }
 
-/// Makes it the replica of a master that does not exist.
+/// Makes the server the replica of a master that does not exist.
 fn make_read_only(server: &Server) {
     server.command(&["REPLICAOF", "127.0.0.1", "1"]);
 }
@@ -122,7 +122,7 @@ fn a_server_that_stays_read_only_is_unavailable(server: &Server) {
 }
 
 fn a_server_busy_with_a_script_is_waited_for(server: &Server) {
-    // Called like this by every version.
+    // Every version knows this name of the setting.
     server.set_config("lua-time-limit", "50");
     let client = server.open(patient());
     take(&client, "a").unlock().unwrap();
@@ -152,7 +152,7 @@ fn a_server_without_room_for_connections_is_waited_for(server: &Server) {
         redis::cmd(words[0]).arg(&words[1..]).exec(&mut only).unwrap();
     };
     order(&["CONFIG", "SET", "maxclients", "1"]);
-    // All but the one that asks for it.
+    // All but the connection of this command.
     order(&["CLIENT", "KILL", "TYPE", "normal"]);
     thread::scope(|scope| {
         scope.spawn(move || {
@@ -166,8 +166,8 @@ fn a_server_without_room_for_connections_is_waited_for(server: &Server) {
 fn a_server_that_loads_its_data_is_waited_for(server: &Server) {
     let client = server.open(patient());
     let guard = take(&client, "a");
-    // A second of loading, during which it answers often. Redis 6, which cannot be told to, answers
-    // once for each two megabytes.
+    // A second of loading, during which the server answers often. Redis 6 has no such setting and
+    // answers once for each two megabytes.
     server.try_command(&["CONFIG", "SET", "loading-process-events-interval-bytes", "1024"]);
     server.set_config("rdbcompression", "no");
     server.command(&["DEBUG", "POPULATE", "1000", "key", "8192"]);
@@ -219,9 +219,9 @@ fn a_server_that_cannot_save_grants_no_lock_and_says_so(server: &Server) {
     let client = server.open(patient().lease(LEASE));
     let guard = take(&client, "held");
     let [_, dir]: [String; 2] = server.ask(&["CONFIG", "GET", "dir"]);
-    // Something that cannot be overwritten is where the file should be.
+    // A directory takes the place of the file, so that it cannot be written.
     let obstacle = PathBuf::from(dir).join("dump.rdb");
-    // Where there are replicas, there is one from which they have begun.
+    // With replicas there is a file already, from which they have begun.
     fs::remove_file(&obstacle).ok();
     fs::create_dir(&obstacle).unwrap();
     server.set_config("save", "3600 1");
@@ -241,7 +241,7 @@ fn a_server_that_cannot_save_grants_no_lock_and_says_so(server: &Server) {
 }
 
 fn permanent_error_replies_are_reported_at_once(server: &Server) {
-    const LASTING: [&str; 12] = [
+    const PERMANENT: [&str; 12] = [
         "ASK 7 127.0.0.1:1",
         "CROSSSLOT Keys in request don't hash to the same slot",
         "ERR unknown command 'EVALSHA'",
@@ -256,7 +256,7 @@ fn permanent_error_replies_are_reported_at_once(server: &Server) {
         "WRONGPASS invalid username-password pair or user is disabled.",
     ];
     let (proxy, client) = behind_proxy(server, patient());
-    for error in LASTING {
+    for error in PERMANENT {
         let code = error.split(' ').next().unwrap();
         proxy.reject_all(error);
         let (result, took) = timed(|| client.lock("a"));
@@ -272,7 +272,7 @@ fn permanent_error_replies_are_reported_at_once(server: &Server) {
 }
 
 fn transient_error_replies_are_waited_out(server: &Server) {
-    const PASSING: [&str; 8] = [
+    const TRANSIENT: [&str; 8] = [
         "BUSY Redis is busy running a script.",
         "CLUSTERDOWN The cluster is down",
         "ERR max number of clients reached",
@@ -283,7 +283,7 @@ fn transient_error_replies_are_waited_out(server: &Server) {
         "TRYAGAIN Multiple keys request during rehashing of slot",
     ];
     let (proxy, client) = behind_proxy(server, hasty());
-    for error in PASSING {
+    for error in TRANSIENT {
         proxy.reject_all(error);
         let (result, took) = timed(|| client.try_lock("a"));
         assert_unavailable(result);

@@ -1,4 +1,4 @@
-//! What `on_event` is told, and that it cannot do harm.
+//! What `on_event` reports, and that a callback can do no harm.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -97,7 +97,7 @@ fn an_event_carries_the_numbers_of_its_hold(store: &Store) {
                 Event::Released { held, .. } => (0, *held),
                 _ => return,
             };
-            // The last events may come after the end of the test.
+            // The last events may be delivered after the end of the test.
             sender.send(numbers).ok();
         }),
     );
@@ -115,7 +115,8 @@ fn an_event_carries_the_numbers_of_its_hold(store: &Store) {
     let expiring = client.mutex("a").lease(SHORT).renew(false).lock().unwrap();
     assert_eq!(next().0, expiring.fence());
     let second = elsewhere(|| client.lock("a").unwrap().fence());
-    // The loss is told by another thread than the next hold, which begins and ends: any order.
+    // Different threads report the loss and the next hold, which begins and ends: any order is
+    // right.
     let told = [next(), next(), next()];
     assert!(told.contains(&(expiring.fence(), Duration::ZERO)), "{told:?}");
     let waiting = told.iter().find(|(fence, _)| *fence == second).unwrap();
@@ -133,7 +134,7 @@ fn a_callback_that_panics_stops_nothing(store: &Store) {
     throughout(3 * LEASE, || guard.is_held());
     guard.verify().unwrap();
     guard.unlock().unwrap();
-    // Nor does it end the events.
+    // Nor do the events stop.
     recorder.wait_for("acquired a");
     recorder.wait_for("released a");
 }
@@ -141,7 +142,7 @@ fn a_callback_that_panics_stops_nothing(store: &Store) {
 fn a_callback_that_blocks_stops_nothing(store: &Store) {
     let (end, ended) = bounded::<()>(0);
     let client = store.open(patient().lease(LEASE).on_event(move |_| {
-        // Until the end of the test; the bound makes a failure out of a deadlock.
+        // Until the end of the test; the time limit turns a deadlock into a failure.
         ended.recv_timeout(2 * SOON).ok();
     }));
     let guard = take(&client, "a");
@@ -164,7 +165,7 @@ fn a_full_event_queue_blocks_no_call() {
         ended.recv_timeout(2 * SOON).ok();
     });
     let client = client.in_memory().unwrap();
-    // Not in a scope: should it block, the test must not.
+    // Not in a scope: if it blocks, the test must not.
     std::thread::spawn(move || {
         for _ in 0..5_000 {
             take(&client, "a").unlock().unwrap();
@@ -191,7 +192,7 @@ fn a_callback_may_use_the_client(store: &Store) {
     *slot.lock() = Some(client.clone());
     take(&client, "a").unlock().unwrap();
     assert!(results.recv_timeout(SOON).unwrap());
-    // Breaks the circle through which the client would keep itself alive.
+    // Breaks the cycle through which the client would keep itself alive.
     *slot.lock() = None;
 }
 

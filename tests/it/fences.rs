@@ -17,7 +17,7 @@ stores! {
         the_fence_is_kept_for_a_day;
 }
 
-/// More than any machine takes to get from the lock to the question.
+/// Longer than any machine takes between the lock and the check.
 const MINUTE: Duration = ms(60_000);
 
 fn a_new_holder_has_a_greater_fence(store: &Store) {

@@ -1,4 +1,4 @@
-//! Keys that are not ours are never changed.
+//! Keys of other programs are never changed.
 
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ fn a_value_of_another_type_is_an_error_and_stays(server: &Server) {
         assert!(took < ms(5000), "waiting does not help: {took:?}");
         assert_wrong_type(client.try_lock(name), name);
         assert_wrong_type(client.try_lock_for(name, ms(100)), name);
-        // What these say of it is theirs; that they leave it alone is what counts here.
+        // Whatever these return, they must leave the key alone.
         mutex.is_locked().ok();
         mutex.holder().ok();
         assert!(!matches!(mutex.force_unlock(), Ok(true)), "{name}");
@@ -59,7 +59,7 @@ fn a_foreign_hash_without_a_ttl_counts_as_held(server: &Server) {
     assert_eq!(server.hash("a"), before);
     assert_eq!(server.raw_pttl("a"), -1);
 
-    // Without a time to live to sleep on, a waiter still notices that it is gone.
+    // Although there is no time to live to wait for, a waiter notices that the key is gone.
     std::thread::scope(|scope| {
         scope.spawn(|| client.lock("a").unwrap().unlock().unwrap());
         std::thread::sleep(ms(200));
@@ -77,7 +77,7 @@ fn a_lock_of_redisson_is_waited_for(server: &Server) {
     assert!(holder.remaining > Duration::ZERO && holder.remaining <= ms(1500));
 
     assert!(is_busy(&client, "a"));
-    assert!(server.pttl("a") <= ms(1500), "asking does not prolong it");
+    assert!(server.pttl("a") <= ms(1500), "an attempt does not prolong it");
     let (guard, took) = timed(|| client.lock("a").unwrap());
     assert!(took > ms(500) && took < ms(4000), "{took:?}");
     assert_eq!(server.hold("a").1, "1");
@@ -86,7 +86,7 @@ fn a_lock_of_redisson_is_waited_for(server: &Server) {
 
 fn no_call_prolongs_or_ends_a_foreign_hold(server: &Server) {
     let client = server.open(patient().lease(LEASE));
-    // One was ours and is taken from us; the other never was.
+    // One was ours and is overwritten; the other never was.
     let ours = take(&client, "ours");
     for name in ["ours", "theirs"] {
         server.command(&["DEL", name]);
@@ -97,7 +97,7 @@ fn no_call_prolongs_or_ends_a_foreign_hold(server: &Server) {
     let before = ["ours", "theirs"].map(state);
     assert!(client.try_lock_for("theirs", ms(300)).unwrap().is_none());
     assert!(client.mutex("theirs").is_locked().unwrap());
-    // By the renewer, and by every call.
+    // The renewer notices, and so does every call.
     assert_eq!(ours.lost().recv_timeout(SOON), Ok(()));
     assert!(ours.verify().is_err() && client.try_lock("ours").is_err());
     drop(ours);

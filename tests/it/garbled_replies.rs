@@ -1,4 +1,4 @@
-//! Replies that come late, in pieces, broken off, or make no sense.
+//! Replies that arrive late, in pieces, incomplete, or make no sense.
 
 use std::fmt::Debug;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -40,7 +40,7 @@ fn a_reply_after_the_deadline_is_no_success(server: &Server) {
     assert_unavailable(client.try_lock_for("a", ms(100)));
     assert!(!client.mutex("a").is_held_by_current_thread());
     proxy.heal();
-    // It was executed, and nobody was told: it is taken back.
+    // The request was executed, and the caller does not know: the hold is undone.
     eventually(SOON, || !server.exists("a"));
     throughout(ms(600), || !server.exists("a"));
     assert_eq!(take(&client, "a").depth(), 1);
@@ -97,10 +97,10 @@ fn a_late_reply_is_not_read_by_threads_that_share_the_connection(server: &Server
     let (proxy, client) = behind_proxy(server, Client::builder().pool_size(1));
     proxy.delay_replies(ms(40));
     let end = Instant::now() + ms(3000);
-    let (client, told) = (&client, AtomicU32::new(0));
+    let (client, acquired) = (&client, AtomicU32::new(0));
     let work = |worker: u32| {
         let name = format!("lock {worker}");
-        // Half of them wait for 100 ms only, and are gone when their replies come.
+        // Half of the threads wait for 100 ms only, and have given up when their replies arrive.
         let lease = if worker.is_multiple_of(2) { ms(300) } else { ms(30_000) };
         let mutex = client.mutex(&name).lease(lease);
         while Instant::now() < end {
@@ -108,7 +108,7 @@ fn a_late_reply_is_not_read_by_threads_that_share_the_connection(server: &Server
             let fence: u64 = server.ask(&["GET", &format!("leasehold:fence:{{{name}}}")]);
             if guard.is_held() {
                 assert_eq!(guard.fence(), fence, "the reply is that to its own request");
-                told.fetch_add(1, Ordering::SeqCst);
+                acquired.fetch_add(1, Ordering::SeqCst);
             }
         }
     };
@@ -117,7 +117,7 @@ fn a_late_reply_is_not_read_by_threads_that_share_the_connection(server: &Server
             scope.spawn(move || work(worker));
         }
     });
-    assert!(told.into_inner() > 0, "nobody got a lock");
+    assert!(acquired.into_inner() > 0, "no thread got a lock");
 }
 
 fn a_distant_server_only_shortens_the_remaining_lease(server: &Server) {
@@ -126,7 +126,7 @@ fn a_distant_server_only_shortens_the_remaining_lease(server: &Server) {
     let lease = ms(20_000);
     let (guard, took) = timed(|| client.mutex("a").lease(lease).lock().unwrap());
     assert!(took >= ms(200), "{took:?}");
-    // Counted from the request, not from the reply, and less the drift of 1 % and 2 ms.
+    // Counted from the request, not from the reply, and less 1 % and 2 ms for the drift of clocks.
     let left = guard.remaining();
     assert!(left + ms(200 + 202) <= lease, "{left:?}");
     take(&client, "a").unlock().unwrap();

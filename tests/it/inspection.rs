@@ -1,4 +1,4 @@
-//! What can be asked about a lock, the options of its own, and breaking it open.
+//! The state of a lock, the options of a mutex, and `force_unlock`.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! The keys in Redis, which other programs may rely on.
+//! The keys in Redis, on which other programs may rely.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! A hold lasts as long as its lease, which is renewed until it may not be.
+//! A hold lasts as long as its lease, and its holder learns of the end.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -42,7 +42,7 @@ fn an_expired_hold_is_taken_over_and_stays_lost(store: &Store) {
 }
 
 fn a_waiter_wakes_when_the_lease_of_the_holder_ends(store: &Store) {
-    // With pauses longer than the test may take.
+    // With pauses that are longer than the test may take.
     let client = store.open_for(SHORT, Client::builder().wait(SOON).backoff(3 * SOON, 3 * SOON));
     let _first = client.mutex("a").lease(SHORT).renew(false).lock().unwrap();
     let ((), took) = timed(|| elsewhere(|| client.lock("a").unwrap().unlock().unwrap()));
@@ -55,7 +55,7 @@ fn a_hold_ends_at_its_local_deadline_by_itself(store: &Store) {
     let before = Instant::now();
     let guard = mutex.lock().unwrap();
     let after = Instant::now();
-    // The lease less the drift of 1 % and 2 ms, counted from when the request was sent.
+    // The lease less 1 % and 2 ms for the drift of clocks, counted from when the request was sent.
     let life = ms(1000 - 12);
     loop {
         let (earliest, held) = (after.elapsed(), guard.is_held());
@@ -80,7 +80,7 @@ fn the_loss_reaches_every_receiver(store: &Store) {
         assert_eq!(receiver.recv_timeout(SOON), Ok(()));
     }
     assert!(!guard.is_held(), "a message means lost");
-    assert_eq!(guard.lost().recv_timeout(SOON), Ok(()), "also when asked late");
+    assert_eq!(guard.lost().recv_timeout(SOON), Ok(()), "even for a receiver that is made later");
 }
 
 fn the_normal_end_disconnects_the_receivers(store: &Store) {
@@ -138,7 +138,7 @@ fn a_lease_of_a_year_is_kept_as_it_is(server: &Server) {
     let guard = take(&client, "a");
     assert!(server.pttl("a") + ms(60_000) > year && server.pttl("a") <= year);
     assert!(guard.remaining() < year);
-    // The counter outlives the hold, or the next fence might be smaller.
+    // The counter outlives the hold; otherwise the next fence might be smaller.
     assert!(server.pttl("leasehold:fence:{a}") >= year);
     guard.unlock().unwrap();
 }

@@ -1,4 +1,4 @@
-//! The end of a client, and what a fork makes of it.
+//! Closing and dropping a client.
 
 use std::thread;
 
@@ -24,7 +24,7 @@ fn assert_closed<T: std::fmt::Debug>(result: Result<T, Error>) {
 }
 
 fn close_ends_the_waits_of_every_thread(store: &Store) {
-    // Without a wait, and with pauses longer than the test may take.
+    // Without a limit, and with pauses that are longer than the test may take.
     let client = store.open(Client::builder().backoff(3 * SOON, 3 * SOON));
     let guard = take(&client, "a");
     thread::scope(|scope| {

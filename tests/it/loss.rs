@@ -1,4 +1,4 @@
-//! What happens to holds when Redis forgets them.
+//! Holds that Redis forgets: deleted, flushed, evicted, expired early or overwritten.
 
 use leasehold::Client;
 
@@ -53,7 +53,7 @@ fn a_waiter_gets_a_lock_that_was_deleted(server: &Server) {
         let waits = scope.spawn(|| waiter.lock("a").map(|guard| guard.fence()));
         eventually(SOON, || !server.queue("a").is_empty());
         server.command(&["FLUSHALL"]);
-        // Nobody tells it, and the queue is gone too.
+        // No message wakes the waiter, and the queue is gone too.
         let (fence, took) = timed(|| waits.join().unwrap().unwrap());
         assert!(took < SOON / 2, "{took:?}");
         assert!(fence > guard.fence());
@@ -67,7 +67,8 @@ fn a_deleted_key_ends_the_hold(server: &Server) {
     });
 }
 
-/// A hold that is lost by `fault` says so in every way, is never made again, and a new one works.
+/// Checks that a hold that `fault` ends is reported as lost in every way and never recreated, and
+/// that a new one works.
 pub(crate) fn a_hold_ends_by(server: &Server, fault: impl FnOnce(&Server)) {
     let recorder = Recorder::default();
     let client = server.open(patient().lease(LEASE).on_event(recorder.listener()));
@@ -102,10 +103,10 @@ fn a_foreign_key_ends_the_hold(server: &Server) {
     let client = server.open(patient().lease(LEASE));
     let guard = take(&client, "a");
     server.command(&["DEL", "a"]);
-    server.command(&["HSET", "a", "somebody else", "1"]);
+    server.command(&["HSET", "a", "another program", "1"]);
     assert_eq!(guard.lost().recv_timeout(SOON), Ok(()));
     assert_lost(guard.unlock(), "a");
-    assert_eq!(server.hold("a").0, "somebody else");
+    assert_eq!(server.hold("a").0, "another program");
     assert_eq!(server.raw_pttl("a"), -1, "nor was it given a lease");
 }
 
@@ -115,7 +116,7 @@ fn every_call_notices_a_foreign_key(server: &Server) {
     let [verified, nested, released] = ["a", "b", "c"].map(|name| {
         let guard = take(&client, name);
         server.command(&["DEL", name]);
-        server.command(&["HSET", name, "somebody else", "1"]);
+        server.command(&["HSET", name, "another program", "1"]);
         guard
     });
     assert_lost(verified.verify(), "a");
@@ -125,7 +126,7 @@ fn every_call_notices_a_foreign_key(server: &Server) {
     assert_lost(released.unlock(), "c");
     drop((verified, nested));
     for name in ["a", "b", "c"] {
-        assert_eq!(server.hold(name), ("somebody else".to_owned(), "1".to_owned()));
+        assert_eq!(server.hold(name), ("another program".to_owned(), "1".to_owned()));
         assert_eq!(server.raw_pttl(name), -1, "nor was it given a lease");
     }
 }
@@ -156,7 +157,7 @@ fn a_server_that_evicts_a_hold_ends_it(server: &Server) {
 fn a_clock_that_jumps_ahead_ends_the_hold(server: &Server) {
     let (client, other) = (server.open(patient().lease(LEASE)), server.open(patient()));
     let guard = take(&client, "a");
-    // What has expired to the server, to us has not.
+    // The key has expired for the server, but not for the client.
     server.command(&["PEXPIRE", "a", "0"]);
     let next = other.lock("a").unwrap();
     assert!(next.fence() > guard.fence());

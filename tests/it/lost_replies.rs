@@ -1,4 +1,4 @@
-//! Requests and replies that get lost one at a time, each of which may or may not have been
+//! Single requests and replies that are lost, so that the client cannot know whether a request was
 //! executed.
 
 use std::thread::{self, ScopedJoinHandle};
@@ -145,7 +145,7 @@ fn lost_replies_to_renewals_do_not_end_the_hold(server: &Server) {
     let mut lost = 0;
     throughout(4 * LEASE, || {
         if proxy.has_lost() {
-            // Every second one: the first repetition arrives.
+            // Every second reply is lost: the first repetition arrives.
             lost += 1;
             proxy.lose_reply_after(1);
         }
@@ -167,7 +167,7 @@ fn no_update_is_lost_whatever_message_is(server: &Server) {
                 scope.spawn(|| {
                     for _ in 0..25 {
                         let guard = client.lock("a").unwrap();
-                        let mut held = cell.try_lock().expect("nobody else is in here");
+                        let mut held = cell.try_lock().expect("no other thread is in here");
                         *held += 1;
                         drop(held);
                         guard.unlock().unwrap();

@@ -1,21 +1,22 @@
 //! The behaviour of leasehold against real servers, one file per component. `./tests/run` gets the
 //! servers and runs everything; arguments filter, as in `./tests/run --test it renewal`.
 //!
-//! `tests/FAULTS.md` is the index: it lists what can go wrong and names the tests that show what comes
-//! of it. `table.rs` checks that these tests exist.
+//! `tests/FAULTS.md` is the index: it lists what can go wrong and names the tests that show what
+//! comes of it. `table.rs` checks that these tests exist.
 //!
-//! A new test goes into the file of the component that it is about. Its name is a sentence that says
-//! what it shows. A test that applies to several stores is a function of a `&Store` or a `&Server`,
-//! listed in the `stores!` block at the top of its file. The macro, in `support/store.rs`, makes a test
-//! of it for every store: `renewal::on_redis::…`, `renewal::on_a_cluster::…` and so on. What needs
-//! servers of its own is a plain `#[test]`. A test that belongs to a row of the index is added there.
+//! A new test goes into the file of the component that it is about. Its name is a sentence that
+//! says what it shows. A test that applies to several stores is a function of a `&Store` or a
+//! `&Server`, listed in the `stores!` block at the top of its file. The macro, in
+//! `support/store.rs`, makes a test of it for every store: `renewal::on_redis::…`,
+//! `renewal::on_a_cluster::…` and so on. What needs servers of its own is a plain `#[test]`. A test
+//! that belongs to a row of the index is added there.
 #![allow(
     clippy::unwrap_used,
     reason = "in a test, a panic at the line that went wrong is the wanted report"
 )]
 #![allow(
     clippy::needless_pass_by_value,
-    reason = "what checks a result uses it up, so that a guard in it goes at once"
+    reason = "a check takes its result by value, so that a guard in it is dropped at once"
 )]
 
 mod acl;

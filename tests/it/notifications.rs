@@ -1,4 +1,4 @@
-//! Wake-ups that get lost, come late, or are none: a message is only a hint to ask again.
+//! Wake-up messages that are lost, late or foreign: a message is only a hint to make an attempt.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -27,13 +27,13 @@ stores! {
         a_lost_message_costs_only_a_pause;
 }
 
-/// Soon tries a broken connection again, but never asks for the lock again by itself.
+/// Soon reopens a broken connection, but makes no attempt for the lock by itself.
 fn listening() -> Builder {
     sleepy().backoff(ms(5), ms(30_000))
 }
 
-/// Runs `body` while a thread of `waiter` waits for what `holder` has; `body` has to see to it that
-/// it gets it, which must not take long from then on.
+/// Runs `body` while a thread of `waiter` waits for a lock of `holder`, and releases the lock when
+/// `body` returns. The thread must get it soon after that.
 fn while_waiting(holder: &Client, waiter: &Client, name: &str, body: impl FnOnce()) {
     while_held(holder, name, |end| {
         thread::scope(|scope| {
@@ -65,7 +65,7 @@ fn a_release_during_the_subscription_is_not_missed(server: &Server) {
         let proxy = Proxy::before(server);
         let waiter = sleepy().open(&proxy.url()).unwrap();
         proxy.delay_subscriptions(delay);
-        // Released before the server knows that there is somebody to be told.
+        // Released before the server knows of the subscription.
         while_waiting(&holder, &waiter, "a", || {
             eventually(SOON, || server.queue("a") == [waiter.id()]);
         });
@@ -74,7 +74,7 @@ fn a_release_during_the_subscription_is_not_missed(server: &Server) {
 
 fn a_lost_message_costs_only_a_pause(server: &Server) {
     let proxy = Proxy::before(server);
-    // With the usual pauses, of half a second at the most.
+    // With the default pauses, of at most half a second.
     let (holder, waiter) = (server.open(patient()), Client::open(&proxy.url()).unwrap());
     proxy.lose_messages();
     for _ in 0..3 {
@@ -94,7 +94,7 @@ fn a_waiter_is_woken_after_a_restart(server: &Server) {
     });
 }
 
-/// The numbers of the connections that listen.
+/// The ids of the subscribed connections.
 fn subscriptions(server: &Server) -> Vec<String> {
     let clients: String = server.ask(&["CLIENT", "LIST", "TYPE", "pubsub"]);
     let id = |line: &str| line.split(' ').next().unwrap_or_default().to_owned();
@@ -102,7 +102,7 @@ fn subscriptions(server: &Server) -> Vec<String> {
 }
 
 fn more_messages_than_the_server_buffers_cost_only_a_connection(server: &Server) {
-    // As one script, so that none is sent before the last is there.
+    // In one script, so that the server sends none before the last is published.
     const MANY: &str = "for n = 1, 200 do \
                             redis.call('publish', ARGV[1], n .. string.rep('x', 10000)) \
                         end";
@@ -116,16 +116,16 @@ fn more_messages_than_the_server_buffers_cost_only_a_connection(server: &Server)
     });
 }
 
-/// Messages that mean nothing, or harm to somebody who believed them.
+/// Messages without meaning, or that would do harm if they were trusted.
 const STRANGE: [&[u8]; 16] = [
     b"",
     b"\0",
     b"a",
     b"free",
     b"list",
-    b"somebodys",
-    b"leasehold:fence:{somebodys}",
-    b"leasehold:queue:{somebodys}",
+    b"foreign",
+    b"leasehold:fence:{foreign}",
+    b"leasehold:queue:{foreign}",
     b"{",
     b"}{",
     b"\xff\xfe\xc0\x80",
@@ -136,7 +136,7 @@ const STRANGE: [&[u8]; 16] = [
     &[b'x'; 100_000],
 ];
 
-/// All keys with their values; and their times to live, if they have none.
+/// All keys with their values, and whether they have no time to live.
 fn everything(server: &Server) -> BTreeMap<String, (Vec<u8>, bool)> {
     let state = |key: &String| (server.ask::<Vec<u8>>(&["DUMP", key]), server.raw_pttl(key) == -1);
     server.keys().into_iter().map(|key| (key.clone(), state(&key))).collect()
@@ -146,9 +146,9 @@ fn a_foreign_message_changes_no_key(server: &Server) {
     let (holder, waiter) = (server.open(patient()), server.open(listening()));
     server.command(&["SET", "text", "precious"]);
     server.command(&["RPUSH", "list", "one"]);
-    server.command(&["HSET", "somebodys", "somebody", "1"]);
-    server.command(&["SET", "leasehold:fence:{somebodys}", "7"]);
-    server.command(&["ZADD", "leasehold:queue:{somebodys}", "1", "somebody"]);
+    server.command(&["HSET", "foreign", "other", "1"]);
+    server.command(&["SET", "leasehold:fence:{foreign}", "7"]);
+    server.command(&["ZADD", "leasehold:queue:{foreign}", "1", "other"]);
     server.command(&["RPUSH", "leasehold:queue:{list}", "one"]);
     while_waiting(&holder, &waiter, "a", || {
         eventually(SOON, || waits(server, &waiter, "a"));
@@ -156,13 +156,13 @@ fn a_foreign_message_changes_no_key(server: &Server) {
         for message in STRANGE {
             publish(server, &channel(&waiter), message);
         }
-        // This one is heard after the others, and makes the waiter ask again.
+        // This message arrives after the others, and makes the waiter try again.
         let asked = server.evals();
         publish(server, &channel(&waiter), b"a");
         eventually(SOON, || server.evals() > asked);
         assert_eq!(everything(server), before);
         assert!(server.pttl("a") <= left);
-        assert!(waits(server, &waiter, "a"), "it has stood it");
+        assert!(waits(server, &waiter, "a"), "the waiter is unharmed");
     });
 }
 
@@ -210,7 +210,7 @@ fn a_flood_of_messages_takes_no_memory(server: &Server) {
     child.expect("it was started").finish();
 }
 
-/// Most of the memory that this process has had, in KiB; 0 where that is not told.
+/// The peak memory use of this process in KiB; 0 where the system does not report it.
 fn most_memory() -> usize {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
@@ -247,7 +247,7 @@ fn foreign_queue_entries_do_not_block_the_lock(server: &Server) {
         assert_eq!(server.queue("a").len(), 5_001);
     });
     take(&holder, "a").unlock().unwrap();
-    assert!(server.raw_pttl("leasehold:queue:{a}") != -1, "it ends some day");
+    assert!(server.raw_pttl("leasehold:queue:{a}") != -1, "the queue expires");
 }
 
 fn strange_names_and_labels_are_woken_too(server: &Server) {

@@ -1,4 +1,4 @@
-//! Opening a client: what the URL says, and what happens when nobody answers.
+//! Opening a client: what the URL means, and servers that cannot be reached.
 
 use std::error::Error as _;
 use std::fmt::Write as _;
@@ -57,7 +57,7 @@ fn a_listener_that_never_answers_is_unavailable() {
 #[test]
 #[cfg(target_os = "linux")]
 fn a_port_where_connecting_hangs_is_unavailable() {
-    // A full backlog of one: the kernel drops what else wants to connect.
+    // The backlog is full: the kernel drops further connections.
     let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
     rustix::net::bind(&socket, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
     rustix::net::listen(&socket, 0).unwrap();
@@ -138,13 +138,13 @@ fn debug_output_has_no_secrets(server: &Server) {
     let mutex = client.mutex("a");
     write!(text, "{client:?} {mutex:?} {guard:?}").unwrap();
     assert!(!text.contains("sesame"), "{text}");
-    // Who knows the owner's field could release the lock.
+    // The field of the owner would be enough to release the lock.
     let (owner, _) = server.hold("a");
     assert!(!text.contains(&owner), "{text}");
 }
 
 fn a_host_with_several_addresses_is_tried_at_each(server: &Server) {
-    // By most systems also the address ::1, where this server does not listen.
+    // On most systems the host also has the address ::1, where this server does not listen.
     let client = Client::open(&format!("redis://localhost:{}/", server.port())).unwrap();
     let guard = take(&client, "a");
     throughout(ms(100), || server.exists("a"));

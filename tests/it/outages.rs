@@ -1,4 +1,4 @@
-//! A server that is gone, silent or slow: every call ends in time, and nothing stays behind.
+//! A server that is down, silent or slow: every call ends in time, and nothing is left behind.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
@@ -57,7 +57,7 @@ fn every_call_to_a_silent_server_ends_in_time(server: &Server) {
     assert_unavailable(|| mutex.holder());
     assert_unavailable(|| mutex.force_unlock());
     assert_unavailable(|| guard.verify());
-    assert!(guard.is_held() && inner.is_held(), "nobody has said otherwise");
+    assert!(guard.is_held() && inner.is_held(), "no server has said otherwise");
     assert_unavailable(|| inner.unlock());
     assert_unavailable(|| guard.unlock());
 }
@@ -101,7 +101,7 @@ fn a_late_lock_that_no_call_waits_for_is_removed(server: &Server) {
     server.stop();
     assert_unavailable(|| client.try_lock("a"));
     assert_unavailable(|| client.try_lock_for("a", ms(500)));
-    // Now the server executes what it had not read yet.
+    // Now the server executes what it has not read yet.
     server.cont();
     eventually(SOON, || !server.exists("a"));
     throughout(ms(500), || !server.exists("a"));
@@ -113,12 +113,13 @@ fn a_late_lock_does_not_count_for_the_next_call(server: &Server) {
     server.stop();
     assert_unavailable(|| client.try_lock("a"));
     server.cont();
-    // The same thread: it is neither nested in what it never got, nor shut out for a lease by it.
+    // The same thread: it neither nests in a hold that it never got, nor waits for the end of that
+    // lease.
     let guard = client.lock("a").unwrap();
     assert_eq!(guard.depth(), 1);
     assert_eq!(server.hold("a").1, "1");
     guard.verify().unwrap();
-    // What cleans up after the first attempt leaves the second alone.
+    // The clean-up after the first attempt leaves the second alone.
     throughout(ms(1500), || server.exists("a"));
     guard.unlock().unwrap();
     assert!(!server.exists("a"));
@@ -171,7 +172,7 @@ fn a_long_silence_loses_the_hold_before_redis_does(server: &Server) {
     proxy.blackhole();
     assert_eq!(lost.recv_timeout(SOON), Ok(()));
     assert!(!guard.is_held());
-    // The difference is the drift of 17 ms at least, less what the machine takes to get here.
+    // The difference is at least the 17 ms for the drift of clocks, less the time to get here.
     assert!(server.pttl_or_zero("a") < LEASE / 3);
     proxy.heal();
     eventually(SOON, || !server.exists("a"));
@@ -188,7 +189,7 @@ fn a_watched_hold_that_is_lost_by_silence_is_removed(server: &Server) {
     let guard = take(&client, "a");
     let lost = guard.lost();
     recorder.wait_for("renewed");
-    // The server hears of every further renewal, and the client of no answer.
+    // The server receives every further renewal, and the client no reply.
     proxy.drip(ms(200));
     assert_eq!(lost.recv_timeout(SOON), Ok(()));
     assert!(server.pttl_or_zero("a") > ms(1500), "renewed shortly before");
@@ -226,8 +227,8 @@ fn broken_connections_are_not_noticed(server: &Server) {
     let guard = take(&client, "a");
     let mut killed = Instant::now();
     throughout(3 * LEASE, || {
-        // A renewal that fails is tried again after a twentieth of the lease: more than once in
-        // between.
+        // A failed renewal is repeated after a twentieth of the lease: more than once between two
+        // kills.
         if killed.elapsed() > LEASE / 6 {
             server.kill_connections();
             killed = Instant::now();

@@ -1,4 +1,4 @@
-//! Holders, waiters and clients whose process is killed, aborts, is stopped, interrupted or forked.
+//! Processes that are killed, abort, are stopped, interrupted by signals or forked.
 
 use std::process::exit;
 
@@ -22,7 +22,8 @@ stores! {
         a_forked_child_can_do_no_harm;
 }
 
-/// The child's side of the tests below: it holds `a`, stands still on demand and tells how it went.
+/// The child of the tests below: it holds `a`, waits for its parent and reports what became of the
+/// hold.
 #[test]
 #[ignore = "a child of the tests of processes"]
 fn hold_in_a_child() {
@@ -82,7 +83,7 @@ fn signals_neither_break_nor_stretch_a_wait(server: &Server) {
     let mut child = Child::start(wait_in_a_child, &server.address());
     assert_eq!(child.next(), "ready");
     child.go_on();
-    // To stop and to go on interrupts system calls, as other signals do.
+    // Stopping and continuing interrupts system calls, as other signals do.
     for _ in 0..300 {
         child.stop();
         child.cont();
@@ -144,7 +145,7 @@ fn a_forked_child_can_do_no_harm(server: &Server) {
     assert!(server.hashes().is_empty());
 }
 
-/// In a process of its own, because a fork copies whatever the other tests are doing.
+/// In a process of its own, because a fork copies the state of all other tests.
 #[test]
 #[ignore = "a child of a_forked_child_can_do_no_harm"]
 fn fork_in_a_child() {
@@ -165,7 +166,7 @@ fn fork_in_a_child() {
     });
     assert_eq!(status.unwrap().1.exit_status(), Some(0), "see harm_in_the_fork");
 
-    // The connections that both have had still give each answer to its question.
+    // The connections that both processes had still give each reply to its request.
     for n in 0..100 {
         let guard = take(&client, &format!("lock {n}"));
         assert!(is_busy(&client, guard.name()));
@@ -177,7 +178,8 @@ fn fork_in_a_child() {
     assert!(elsewhere(|| other.try_lock("a").unwrap().is_some()));
 }
 
-/// Tries everything that a fork must not do; the exit code tells what it could, and 0 is nothing.
+/// Tries everything that a forked process must not do. The exit code names what succeeded; 0 is
+/// nothing.
 fn harm_in_the_fork(client: Client, guard: Guard, inner: Guard) -> i32 {
     fn is_forked<T>(result: Result<T, Error>) -> bool {
         matches!(result, Err(Error::Forked))
@@ -192,7 +194,7 @@ fn harm_in_the_fork(client: Client, guard: Guard, inner: Guard) -> i32 {
         is_forked(mutex.force_unlock()),
         !mutex.is_held_by_current_thread(),
     ];
-    // One way to end a guard each.
+    // Each guard ends in another way.
     let unlocked = inner.unlock().is_ok();
     drop(guard);
     drop(client);

@@ -1,4 +1,4 @@
-//! Locks on several independent servers: what a majority grants is held, whatever the others do.
+//! Locks on several independent servers: a majority decides, whatever the others do.
 
 mod contention;
 mod durability;

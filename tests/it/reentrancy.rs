@@ -1,4 +1,4 @@
-//! A thread that holds a lock may take it again.
+//! A thread that holds a lock may lock it again.
 
 use std::thread;
 
@@ -108,7 +108,7 @@ fn a_spoilt_depth_in_redis_does_not_count(server: &Server) {
         let outer = take(&client, "a");
         let (owner, _) = server.hold("a");
         server.command(&["HSET", "a", &owner, spoilt]);
-        // What counts is what this process knows.
+        // The depth that this process knows counts.
         outer.verify().unwrap();
         let inner = take(&client, "a");
         assert_eq!((inner.depth(), server.hold("a").1.as_str()), (2, "2"), "{spoilt:?}");
@@ -128,7 +128,7 @@ fn nesting_refreshes_the_lease(server: &Server) {
     assert!(server.pttl("a") <= ms(4000));
     let inner = take(&client, "a");
     assert!(server.pttl("a") > ms(4100));
-    // One hold has one lease: the outer guard is as long good as the inner one.
+    // One hold has one lease: the outer guard lasts as long as the inner one.
     assert!(outer.remaining() > ms(4100), "{:?}", outer.remaining());
     assert!(inner.remaining() > ms(4100), "{:?}", inner.remaining());
 }

@@ -1,5 +1,5 @@
-//! Releases that go along with the requests of other threads, so that dropping a guard need not
-//! wait for them.
+//! Releases that travel with the requests of other threads, so that dropping a guard does not wait
+//! for them.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -27,12 +27,12 @@ stores! {
 const THREADS: usize = 8;
 const ROUNDS: usize = 50;
 
-/// A client that leaves releases to others whenever it can.
+/// A client that leaves releases to other threads whenever it can.
 fn pipelined() -> Builder {
     patient().wait(3 * SOON).pool_size(1).pipelined_release(true)
 }
 
-/// Has every thread lock names that others want as well, one after the other.
+/// Lets every thread lock names that others want too, one after the other.
 fn crowd(client: &Client) {
     let names: Vec<_> = (0..THREADS / 2).map(|name| format!("lock {name}")).collect();
     let taken: Vec<_> = names.iter().map(|_| AtomicBool::new(false)).collect();
@@ -106,8 +106,8 @@ impl Scene {
         Self { recorder, proxy, client }
     }
 
-    /// Calls `act` while another thread waits for the answer to a hand-over, for as long as the
-    /// proxy keeps what is about "slow" back.
+    /// Calls `act` while another thread waits for the reply to a handoff, which the proxy holds
+    /// back with all requests that name "slow".
     fn while_another_waits(&self, act: impl FnOnce()) {
         let guard = take(&self.client, "slow");
         let before = self.recorder.count("contended slow");
@@ -166,7 +166,7 @@ fn a_lock_that_was_dropped_is_free_for_this_client(server: &Server) {
         let guard = take(&scene.client, "quick");
         let fence = guard.fence();
         let again = || {
-            let guard = scene.client.try_lock("quick").unwrap().expect("nobody else wants it");
+            let guard = scene.client.try_lock("quick").unwrap().expect("no other thread wants it");
             assert!(guard.fence() > fence, "a new hold");
             guard.unlock().unwrap();
         };
@@ -174,10 +174,10 @@ fn a_lock_that_was_dropped_is_free_for_this_client(server: &Server) {
             scene.while_another_waits(|| {
                 drop(guard);
                 if round % 2 == 0 {
-                    // The release may have been sent, or not.
+                    // The release may have been sent or not.
                     scope.spawn(again);
                 } else {
-                    // It is sent, and kept back.
+                    // The release is sent, and held back.
                     let before = server.hold("slow");
                     scene.proxy.blackhole_for("quick");
                     eventually(SOON, || server.hold("slow") != before);

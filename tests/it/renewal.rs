@@ -1,4 +1,4 @@
-//! Leases are renewed in the background for as long as their locks are held.
+//! Leases are renewed in the background while their locks are held, up to `max_hold`.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -47,13 +47,13 @@ fn renewal_keeps_the_time_to_live_high(server: &Server) {
 }
 
 fn a_renewal_on_its_way_undoes_no_release(server: &Server) {
-    // Renewed every 20 ms, so that a release often meets a renewal.
+    // Renewed every 20 ms, so that a release often races with a renewal.
     let client = server.open(patient().lease(ms(60)));
     let other = server.open(patient());
     for round in 0..200 {
         let guard = take(&client, "a");
         thread::sleep(Duration::from_micros(15_000 + round * 50));
-        // Lost, if the machine has paused.
+        // The hold is lost if the machine has paused.
         if guard.unlock().is_ok() {
             assert!(!server.exists("a"), "in round {round}");
             let next = take(&other, "a");

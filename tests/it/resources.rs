@@ -1,4 +1,4 @@
-//! What a client uses: keys, connections and threads, and that it gives them back.
+//! The keys, connections and threads that a client uses, and that it frees them.
 
 use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,7 +24,7 @@ stores! {
         threads_are_exactly_as_promised;
 }
 
-/// A pseudo-random workload in one thread: every way to take, nest, lose and leave locks.
+/// A pseudo-random workload of one thread: every way to acquire, nest, lose and release locks.
 fn work(client: &Client, mut seed: u64, end: Instant) {
     let mut kept: Vec<Guard> = Vec::new();
     while Instant::now() < end {
@@ -32,7 +32,7 @@ fn work(client: &Client, mut seed: u64, end: Instant) {
         seed ^= seed >> 7;
         seed ^= seed << 17;
         let name = format!("lock {}", seed % 6);
-        // Losses are wanted here, so errors are too: only what is left in Redis counts.
+        // Losses and errors are wanted here: only what is left in Redis counts.
         match seed / 6 % 8 {
             0 => kept.extend(client.try_lock(&name).ok().flatten()),
             1 => kept.extend(client.try_lock_for(&name, ms(20)).ok().flatten()),
@@ -89,7 +89,7 @@ fn a_pool_of_one_serves_fifty_waiters(server: &Server) {
             (0..50).map(|_| scope.spawn(|| client.lock("a").unwrap().unlock().unwrap())).collect();
         thread::sleep(ms(300));
         assert!(waiters.iter().all(|waiter| !waiter.is_finished()));
-        // The holder, and whoever wants another lock, get at the only connection.
+        // The holder and a thread that wants another lock can use the only connection.
         take(&client, "b").unlock().unwrap();
         let start = Instant::now();
         guard.unlock().unwrap();
@@ -98,7 +98,7 @@ fn a_pool_of_one_serves_fifty_waiters(server: &Server) {
     assert!(!server.exists("a"));
 }
 
-/// The connections over TCP that the server sees; the one that asks comes through the socket.
+/// The TCP connections that the server sees. The one that asks uses the Unix socket.
 fn connections(server: &Server) -> usize {
     over_tcp(server).len()
 }
@@ -122,7 +122,7 @@ fn a_pool_bounds_the_connections(server: &Server) {
             });
         }
     });
-    // Three of the pool, and one each for renewal and for wake-ups.
+    // Three of the pool, and one each for renewals and for wake-ups.
     let opened = connections(server);
     assert!((1..=5).contains(&opened), "{opened} connections");
 }

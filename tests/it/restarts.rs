@@ -33,7 +33,7 @@ fn a_restart_without_the_data_ends_the_hold(server: &Server) {
 fn a_restart_with_older_data_ends_the_hold_and_repeats_no_fence(server: &Server) {
     let client = server.open(patient().lease(LEASE));
     take(&client, "a").unlock().unwrap();
-    // What was written after this is lost, the counter's last step among it.
+    // What is written after this is lost, including the last step of the counter.
     server.command(&["SAVE"]);
     let guard = take(&client, "a");
     server.restart();

@@ -1,4 +1,5 @@
-//! No password, and nothing by which somebody else could release a lock, is told to anybody.
+//! No log, event or error contains a password, or anything with which another program could release
+//! a lock.
 
 use std::fmt::{Debug, Write as _};
 use std::thread;
@@ -22,7 +23,7 @@ fn no_log_event_or_error_has_a_secret(server: &Server) {
     Child::start(talk_in_a_child, &server.url()).finish();
 }
 
-/// Everything that is said while the child runs.
+/// Everything that logs, events and errors say while the child runs.
 static SAID: Mutex<String> = Mutex::new(String::new());
 
 fn say(what: &str) {
@@ -43,7 +44,7 @@ impl Log for Logger {
     fn flush(&self) {}
 }
 
-/// Says what is wrong; something must be.
+/// Records the error of a call, which must fail.
 #[track_caller]
 fn fails<T: Debug>(result: Result<T, Error>) {
     say(&everything(&result.unwrap_err()));
@@ -53,7 +54,7 @@ fn hasty() -> Builder {
     Client::builder().lease(ms(3000)).io_timeout(ms(300)).retry_window(ms(300)).wait(SOON)
 }
 
-/// Gives the right order to whoever administers the server.
+/// Runs a command on the connection of the administrator.
 fn order(admin: &mut Connection, words: &str) {
     let mut words = words.split(' ');
     let mut command = redis::cmd(words.next().unwrap());
@@ -147,7 +148,7 @@ fn outages(client: &Client, admin: &mut Connection) {
     fails(client.try_lock("c"));
     fails(guard.verify());
     drop(dropped);
-    // In the midst of it the password changes.
+    // In the meantime the password changes.
     order(admin, "ACL SETUSER ali resetpass >mellon");
     order(admin, "CLIENT KILL TYPE normal");
     fails(client.try_lock("c"));

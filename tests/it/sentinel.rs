@@ -15,10 +15,10 @@ use crate::support::{
     LEASE, SOON, Watched, assert_lost, eventually, is_busy, ms, patient, take, throughout, timed,
 };
 
-/// Longer than a machine pauses: here nobody dies unless the test says so.
+/// Longer than a machine pauses: no server counts as dead unless the test kills it.
 const CALM: Duration = Duration::from_secs(30);
 
-/// After this much silence a master is taken for dead.
+/// The silence after which a master counts as dead.
 const NERVOUS: Duration = Duration::from_secs(1);
 
 /// Makes a test of every behaviour with Redis and with Valkey.
@@ -89,7 +89,7 @@ fn a_call_after_a_failover_goes_to_the_new_master(watched: &Watched) {
     let client = open(watched, patient());
     take(&client, "a").unlock().unwrap();
     let new = watched.fail_over();
-    // What was known before the failover counts for half a second.
+    // An answer from before the failover counts for half a second.
     thread::sleep(ms(500));
     let guard = client.lock("a").unwrap();
     assert!(new.exists("a"));
@@ -129,7 +129,7 @@ fn threads_at_work_move_to_the_new_master(watched: &Watched) {
 
 fn busy_threads_leave_a_master_that_does_not_know_of_its_demotion(watched: &Watched) {
     for sentinel in &watched.sentinels {
-        // Nobody tells the old master for the time of the test. Before version 7 it is told.
+        // No sentinel tells the old master during the test. Sentinels before version 7 do.
         sentinel.try_command(&["SENTINEL", "DEBUG", "publish-period", "60000"]);
     }
     let old = &watched.servers[0];
@@ -141,7 +141,7 @@ fn busy_threads_leave_a_master_that_does_not_know_of_its_demotion(watched: &Watc
             let (client, ended) = (&client, ended.clone());
             scope.spawn(move || {
                 while ended.try_recv().is_err_and(|error| error.is_empty()) {
-                    // What was taken last on the old master is lost on the new one.
+                    // The last locks on the old master are lost on the new one.
                     drop(client.lock(&format!("lock {worker}")).unwrap());
                 }
             });
@@ -174,7 +174,7 @@ fn a_hold_that_the_new_master_does_not_know_is_lost(watched: &Watched) {
     let guard = take(&client, "a");
     let lost = guard.lost();
     let new = watched.fail_over();
-    // As if it had never got there.
+    // As if the lock had never been replicated.
     new.command(&["DEL", "a"]);
     lost.recv_timeout(SOON).unwrap();
     assert_lost(guard.unlock(), "a");
@@ -195,12 +195,12 @@ fn clients_exclude_each_other_across_a_failover(watched: &Watched) {
     assert_held_by_another(&one);
 }
 
-/// Asks until there is an answer, for the machine may be away for longer than a call is patient.
+/// Tries until there is a reply, because the machine may pause for longer than a call waits.
 #[track_caller]
 fn assert_held_by_another(client: &Client) {
     eventually(SOON, || match client.try_lock_for("a", ms(500)) {
         Ok(guard) => {
-            assert!(guard.is_none(), "it is held by somebody else");
+            assert!(guard.is_none(), "it is held by another client");
             true
         }
         Err(error) => {
@@ -217,7 +217,7 @@ fn a_hung_and_a_dead_sentinel_are_skipped(watched: &Watched) {
     let (client, took) = timed(|| open(watched, Client::builder()));
     assert!(took < ms(3000), "{took:?}");
     take(&client, "a").unlock().unwrap();
-    // Answers are old by now, and the one that gave them is silent.
+    // The cached answers are old by now, and the sentinel that gave them is silent.
     for _ in 0..5 {
         thread::sleep(ms(500));
         take(&before, "b").unlock().unwrap();
@@ -230,7 +230,7 @@ fn without_sentinels_the_open_connections_go_on(watched: &Watched) {
     watched.sentinels[0].stop();
     watched.sentinels[1].kill();
     watched.sentinels[2].stop();
-    // Renewal needs a connection of its own, which is opened only now.
+    // The renewer needs its own connection, which is opened only now.
     throughout(LEASE, || guard.is_held());
     for _ in 0..4 {
         thread::sleep(ms(500));
@@ -239,7 +239,7 @@ fn without_sentinels_the_open_connections_go_on(watched: &Watched) {
     }
     let error = try_open(&watched.urls(), Client::builder()).unwrap_err();
     assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
-    // A broken connection is not made again to nobody knows what.
+    // A broken connection is not reopened as long as no sentinel names the master.
     watched.servers[0].kill_connections();
     let error = client.try_lock("b").unwrap_err();
     assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
@@ -265,11 +265,11 @@ fn a_sentinel_that_names_a_replica_is_not_believed(watched: &Watched) {
 fn an_unknown_master_is_a_permanent_error(watched: &Watched) {
     let urls = watched.urls();
     let urls: Vec<&str> = urls.iter().map(String::as_str).collect();
-    let (result, took) = timed(|| Client::builder().open_sentinel(&urls, "nobody"));
+    let (result, took) = timed(|| Client::builder().open_sentinel(&urls, "unknown"));
     match result {
         Err(Error::Redis { code, server, source, .. }) => {
             assert_eq!(code, "NOMASTER");
-            assert!(server.contains("nobody"), "{server}");
+            assert!(server.contains("unknown"), "{server}");
             assert!(source.to_string().contains("no such master"), "{source}");
         }
         other => panic!("{other:?}"),
@@ -339,14 +339,14 @@ fn sentinels_and_master_may_have_different_logins(watched: &Watched) {
 fn a_stopped_master_is_left_and_not_returned_to(watched: &Watched) {
     let client = open(watched, patient().wait(CALM));
     let old = &watched.servers[0];
-    // Two connections, of which one is idle for the rest of the story.
+    // Two connections, of which one is idle for the rest of the test.
     let guard = take(&client, "a");
     take(&client, "b").unlock().unwrap();
     watched.servers[1..].iter().for_each(|replica| eventually(SOON, || replica.exists("a")));
     old.stop();
     let new = watched.wait_for_another(old.port());
     old.cont();
-    // It takes itself for the master until it is told otherwise.
+    // The old master takes itself for the master until a sentinel tells it otherwise.
     let other = client.lock("c").unwrap();
     assert!(new.exists("c"));
     assert!(!old.exists("c") || old.ask::<String>(&["INFO", "replication"]).contains("role:slave"));
@@ -371,7 +371,8 @@ fn a_waiter_survives_the_death_of_the_master(watched: &Watched) {
     });
 }
 
-/// Kills the master after `call`, of which the replicas hear nothing, and waits for the next one.
+/// Kills the master after `call`, of which the replicas receive nothing, and waits for the next
+/// master.
 fn fail_over_without<T>(watched: &Watched, call: impl FnOnce() -> T) -> T {
     let (old, replicas) = (&watched.servers[0], &watched.servers[1..]);
     replicas.iter().for_each(Server::stop);

@@ -19,7 +19,8 @@ fn names(cell: &str) -> impl Iterator<Item = &str> {
     cell.split('`').skip(1).step_by(2)
 }
 
-/// Returns `true` if `source` has a test of that name: a `#[test]`, or one that a `stores!` list names.
+/// Returns `true` if `source` has a test of that name: a `#[test]`, or one that a `stores!` list
+/// names.
 fn has_test(source: &str, name: &str) -> bool {
     let lines: Vec<_> = source.lines().map(str::trim).collect();
     let Some(at) = lines.iter().position(|line| line.starts_with(&format!("fn {name}("))) else {

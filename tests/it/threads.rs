@@ -1,4 +1,4 @@
-//! How holds end with their threads: by a panic, at the end of the thread, or leaked.
+//! Guards that a panic unwinds past, that the end of their thread drops, or that are leaked.
 
 use std::cell::RefCell;
 use std::mem;

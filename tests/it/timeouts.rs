@@ -1,4 +1,4 @@
-//! What it costs when a server hangs, or a network that carries nothing: nobody more than promised.
+//! The longest time that calls take when a server hangs or the network carries nothing.
 
 use std::cell::RefCell;
 use std::thread;
@@ -32,8 +32,8 @@ stores! {
         a_call_that_hangs_starves_no_release;
 }
 
-/// What is promised beside the deadline and the attempts.
-const GRACE: Duration = ms(100);
+/// The time that is promised in addition to the deadline and the attempts.
+const MARGIN: Duration = ms(100);
 
 /// Checks that `call` takes no longer than `bound` in the best of a few tries: the machine may
 /// pause in one of them, but a call that waits too long does so each time.
@@ -64,25 +64,25 @@ fn a_silent_server_costs_a_call_no_more_than_promised(server: &Server) {
     let guard = take(&client, "a");
     server.stop();
     for wait in [ms(0), ms(200), ms(500)] {
-        assert_within(wait + IO + GRACE, "a timed lock", || {
+        assert_within(wait + IO + MARGIN, "a timed lock", || {
             assert_unavailable(client.try_lock_for("b", wait));
         });
-        assert_within(wait + IO + GRACE, "a lock with a wait", || {
+        assert_within(wait + IO + MARGIN, "a lock with a wait", || {
             assert_unavailable(client.mutex("b").wait(wait).lock());
         });
-        assert_within(wait + IO + GRACE, "a nested lock with a wait", || {
+        assert_within(wait + IO + MARGIN, "a nested lock with a wait", || {
             assert_unavailable(client.try_lock_for("a", wait));
         });
     }
     // Calls without a deadline try once more.
-    let twice = 2 * IO + GRACE;
+    let twice = 2 * IO + MARGIN;
     assert_within(twice, "try_lock", || assert_unavailable(client.try_lock("b")));
     assert_within(twice, "a nested try_lock", || assert_unavailable(client.try_lock("a")));
     assert_within(twice, "verify", || assert_unavailable(guard.verify()));
     assert_within(twice, "is_locked", || assert_unavailable(mutex.is_locked()));
     assert_within(twice, "holder", || assert_unavailable(mutex.holder()));
     assert_within(twice, "force_unlock", || assert_unavailable(mutex.force_unlock()));
-    assert!(guard.is_held(), "nobody has said otherwise");
+    assert!(guard.is_held(), "no server has said otherwise");
 }
 
 fn a_silent_server_costs_a_drop_one_io_timeout(server: &Server) {
@@ -93,9 +93,9 @@ fn a_silent_server_costs_a_drop_one_io_timeout(server: &Server) {
     let alone = RefCell::new(Vec::from(["e", "f", "g", "h"].map(|name| take(&client, name))));
     let unlocked = RefCell::new(Vec::from(["i", "j", "k", "l"].map(|name| take(&client, name))));
     server.stop();
-    assert_within(IO + GRACE, "the drop of an inner guard", || drop(inner.borrow_mut().pop()));
-    assert_within(IO + GRACE, "the drop of a guard", || drop(alone.borrow_mut().pop()));
-    assert_within(2 * IO + GRACE, "unlock", || {
+    assert_within(IO + MARGIN, "the drop of an inner guard", || drop(inner.borrow_mut().pop()));
+    assert_within(IO + MARGIN, "the drop of a guard", || drop(alone.borrow_mut().pop()));
+    assert_within(2 * IO + MARGIN, "unlock", || {
         assert_unavailable(unlocked.borrow_mut().pop().unwrap().unlock());
     });
     server.cont();
@@ -112,12 +112,12 @@ fn a_silent_server_costs_close_nothing(server: &Server) {
         }
         thread::sleep(ms(50));
         server.stop();
-        assert_within(GRACE, "close", || client.close());
+        assert_within(MARGIN, "close", || client.close());
     });
-    assert_within(GRACE, "a call of a closed client", || {
+    assert_within(MARGIN, "a call of a closed client", || {
         assert!(matches!(client.try_lock("b"), Err(Error::Closed)));
     });
-    assert_within(GRACE, "the drop of a clone", || drop(client.clone()));
+    assert_within(MARGIN, "the drop of a clone", || drop(client.clone()));
     server.cont();
     guard.unlock().unwrap();
 }
@@ -125,7 +125,7 @@ fn a_silent_server_costs_close_nothing(server: &Server) {
 fn close_and_the_end_of_a_client_cost_nothing(store: &Store) {
     let client = store.open(Client::builder());
     take(&client, "a").unlock().unwrap();
-    assert_within(GRACE, "close", || client.close());
+    assert_within(MARGIN, "close", || client.close());
     let ((), took) = timed(|| drop(client));
     assert!(took < SOON / 2, "{took:?}");
 }
@@ -138,11 +138,11 @@ fn a_login_that_hangs_ends_in_time(server: &Server) {
     take(&client, "a").unlock().unwrap();
     server.kill_connections();
     proxy.blackhole_for("AUTH");
-    assert_within(2 * IO + GRACE, "try_lock", || assert_unavailable(client.try_lock("a")));
-    assert_within(IO + GRACE, "a timed lock", || {
+    assert_within(2 * IO + MARGIN, "try_lock", || assert_unavailable(client.try_lock("a")));
+    assert_within(IO + MARGIN, "a timed lock", || {
         assert_unavailable(client.try_lock_for("a", ms(0)));
     });
-    assert_within(2 * IO + GRACE, "open", || assert_unavailable(hasty().open(&url)));
+    assert_within(2 * IO + MARGIN, "open", || assert_unavailable(hasty().open(&url)));
     proxy.heal();
     take(&client, "a").unlock().unwrap();
 }
@@ -181,7 +181,7 @@ fn a_nested_lock_without_a_reply_leaves_the_outer_one(server: &Server) {
     proxy.lose_replies();
     assert_unavailable(client.try_lock("a"));
     proxy.heal();
-    // What it has written or not does not matter: it is the guards here that count.
+    // Whatever the server has executed: the guards in this process count.
     assert!(outer.is_held());
     outer.verify().unwrap();
     assert_eq!(take(&client, "a").depth(), 2);
@@ -190,13 +190,13 @@ fn a_nested_lock_without_a_reply_leaves_the_outer_one(server: &Server) {
     assert!(!server.exists("a"));
 }
 
-/// Runs `body` while another thread asks again and again for a lock on the only pooled connection,
-/// and gets no answer.
+/// Runs `body` while another thread requests a lock again and again on the only pooled connection,
+/// and gets no reply.
 fn while_the_pool_hangs(server: &Server, body: impl FnOnce(&Client)) {
     let (proxy, client) = behind_proxy(server, Client::builder().lease(LEASE).pool_size(1));
     thread::scope(|scope| {
         let (end, ended) = crossbeam_channel::bounded::<()>(0);
-        // Only attempts to get it name this key, what cleans up after them does not.
+        // Only attempts to acquire the lock name this key; the clean-up does not.
         proxy.blackhole_for("leasehold:fence:{hanging}");
         let (proxy, hanging) = (&proxy, &client);
         scope.spawn(move || {
@@ -210,7 +210,7 @@ fn while_the_pool_hangs(server: &Server, body: impl FnOnce(&Client)) {
     });
 }
 
-/// Takes a lock as soon as the other thread leaves a moment for it.
+/// Takes a lock as soon as the other thread leaves the connection for a moment.
 fn take_in_between(client: &Client) -> Guard {
     let mut guard = None;
     eventually(3 * SOON, || {
@@ -223,11 +223,11 @@ fn take_in_between(client: &Client) -> Guard {
 fn a_call_that_hangs_does_not_delay_later_calls(server: &Server) {
     while_the_pool_hangs(server, |client| {
         for n in 0..5 {
-            // With the lock if there was a moment between two calls of the other thread.
+            // Successful if the connection was free between two calls of the other thread.
             let (result, took) = timed(|| client.try_lock_for(&format!("lock {n}"), ms(200)));
             assert!(took < SOON / 2, "{took:?}");
             match result {
-                Ok(guard) => assert!(guard.is_some(), "nobody has it"),
+                Ok(guard) => assert!(guard.is_some(), "no other thread has it"),
                 failed => assert_unavailable(failed),
             }
         }
@@ -252,9 +252,9 @@ fn a_call_that_hangs_starves_no_release(server: &Server) {
     });
 }
 
-/// How long a thread waits that may wait for 400 ms, if it is promised the lock by one that cannot
-/// hand it on because of `fault`; the best of a few tries.
-fn wait_for_a_broken_promise(
+/// How long a thread with a deadline of 400 ms waits when the holder means to hand the lock off to
+/// it and cannot because of `fault`; the best of a few tries.
+fn wait_for_a_prevented_handoff(
     server: &Server,
     fault: &[&str],
     repair: &[&str],
@@ -285,25 +285,25 @@ fn a_drop_that_cannot_hand_off_stretches_no_wait(server: &Server) {
         (&["REPLICAOF", "127.0.0.1", "1"], &["REPLICAOF", "NO", "ONE"]),
     ];
     for (fault, repair) in faults {
-        let took = wait_for_a_broken_promise(server, fault, repair, drop);
-        assert!(took <= ms(400) + IO + GRACE, "{took:?} at {fault:?}");
+        let took = wait_for_a_prevented_handoff(server, fault, repair, drop);
+        assert!(took <= ms(400) + IO + MARGIN, "{took:?} at {fault:?}");
     }
 }
 
-/// Whatever becomes of it: the other thread is what counts.
+/// Ignores the outcome: only the other thread matters.
 fn unlock(guard: Guard) {
     guard.unlock().ok();
 }
 
 fn a_handoff_that_a_silent_server_prevents_ends_in_time(server: &Server) {
     let pause = ["CLIENT", "PAUSE", "1500"];
-    let took = wait_for_a_broken_promise(server, &pause, &["PING"], unlock);
-    assert!(took <= ms(400) + IO + GRACE, "{took:?}");
+    let took = wait_for_a_prevented_handoff(server, &pause, &["PING"], unlock);
+    assert!(took <= ms(400) + IO + MARGIN, "{took:?}");
 }
 
 fn a_handoff_that_a_read_only_server_prevents_ends_in_time(server: &Server) {
     let replica = ["REPLICAOF", "127.0.0.1", "1"];
     let master = ["REPLICAOF", "NO", "ONE"];
-    let took = wait_for_a_broken_promise(server, &replica, &master, unlock);
-    assert!(took <= ms(400) + IO + GRACE, "{took:?}");
+    let took = wait_for_a_prevented_handoff(server, &replica, &master, unlock);
+    assert!(took <= ms(400) + IO + MARGIN, "{took:?}");
 }

@@ -1,4 +1,5 @@
-//! `rediss://`: who is trusted, what is refused and why, and that time limits hold as without.
+//! `rediss://`: which servers are trusted, why others are refused, and that time limits hold as
+//! without TLS.
 
 use std::error::Error as _;
 use std::ffi::OsString;
@@ -18,16 +19,16 @@ use crate::support::{
     timed,
 };
 
-/// Both versions of the protocol: the end of the handshake and tickets differ.
+/// Both versions of the protocol: they differ in the end of the handshake and in tickets.
 const VERSIONS: [&str; 2] = ["TLSv1.2", "TLSv1.3"];
 
-/// Much more than two attempts of `hasty`, for a busy machine.
+/// Much more than two attempts of a `hasty` client, for a busy machine.
 const BOUND: Duration = ms(2500);
 
-/// For a server that asks nobody for a certificate.
+/// For a server that demands no certificates.
 const OPEN: [&str; 2] = ["--tls-auth-clients", "no"];
 
-/// A server that is what it should be, and who says so.
+/// A server with a valid certificate, and the authority that issued it.
 fn good_server() -> (Server, Authority) {
     let authority = Authority::new("good");
     (authority.start(&authority.certify("localhost"), &OPEN), authority)
@@ -52,7 +53,7 @@ fn assert_refused(builder: Builder, scheme: &str, fragment: &str, reason: &str) 
     let error = builder.open(&format!("{scheme}://{address}/{fragment}")).unwrap_err();
     assert!(matches!(&error, Error::InvalidInput(text) if text.contains(reason)), "{error:?}");
     listener.set_nonblocking(true).unwrap();
-    assert!(listener.accept().is_err(), "nobody has connected");
+    assert!(listener.accept().is_err(), "no client has connected");
     format!("{error:?} {error}")
 }
 
@@ -63,7 +64,7 @@ fn a_lock_passes_from_one_client_to_another() {
         let credentials = authority.certify("localhost");
         let server = authority.start(&credentials, &[OPEN, ["--tls-protocols", version]].concat());
         for spin in [ms(0), ms(1)] {
-            // Never asks again by itself within the test: only a wake-up can end a wait.
+            // Makes no attempt by itself within the test: only a wake-up can end a wait.
             let sleepy = || {
                 let builder = patient().backoff(ms(30_000), ms(30_000)).spin(spin);
                 builder.tls(authority.trusted()).open(&server.tls_url()).unwrap()
@@ -134,7 +135,7 @@ fn a_broken_connection_is_replaced() {
     server.kill_connections();
     take(&client, "a").unlock().unwrap();
     let guard = take(&client, "b");
-    // The tickets of earlier sessions are worth nothing any more.
+    // The tickets of earlier sessions are no longer valid.
     server.restart();
     take(&client, "a").unlock().unwrap();
     assert_lost(guard.verify(), "b");
@@ -153,7 +154,7 @@ fn the_wait_for_wake_ups_ends_with_the_client() {
         drop(waiter);
         eventually(SOON, || server.subscribers(&id) == 0);
     });
-    assert!(took < ms(5000), "the next sign of life is 10 s away: {took:?}");
+    assert!(took < ms(5000), "the next PING is 10 s away: {took:?}");
     guard.unlock().unwrap();
 }
 
@@ -178,7 +179,7 @@ fn a_server_is_refused_for_a_reason() {
         (bad.certify("localhost"), "UnknownIssuer"),
         (good.certify_for_the_past("localhost"), "expired"),
         (good.certify("elsewhere"), "not valid for name"),
-        // An address is another name than that of the host.
+        // An address is not the name of the host.
         (good.certify("127.0.0.1"), "not valid for name"),
     ];
     for (credentials, reason) in cases {
@@ -336,7 +337,7 @@ fn bad_pem_is_refused_before_a_connection_is_made() {
 fn a_private_key_is_not_shown() {
     let authority = Authority::new("good");
     let Credentials { certificate, key, .. } = authority.certify("client");
-    // As it comes out of an environment variable that has lost its line ends: the parser quotes it.
+    // As from an environment variable that has lost its line ends: the parser's error quotes it.
     let flat = key.replace('\n', "");
     let secret = key.lines().nth(1).expect("the key itself");
     let tls = authority.trusted().client_cert_pem(certificate, flat);

@@ -1,4 +1,5 @@
-//! Waiting in line within a process, and being woken across processes.
+//! Threads of one process that wait for one lock: their order, handoffs, and that they send no
+//! requests.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
@@ -25,7 +26,7 @@ stores! {
         a_handoff_costs_one_script;
 }
 
-/// Waits until so many threads have found the lock "a" taken, and wait for it or are about to.
+/// Waits until so many threads have found the lock "a" held, and wait for it or are about to.
 #[track_caller]
 pub(crate) fn settle(told: &Recorder, threads: usize) {
     eventually(SOON, || told.count("contended a") >= threads);
@@ -152,7 +153,7 @@ fn a_lock_held_by_another_thread_is_refused_without_a_request(server: &Server) {
         assert!(client.try_lock_for("a", ms(50)).unwrap().is_none());
         assert_eq!(server.evals(), before);
     });
-    // A hold that is lost is asked about again.
+    // After the loss of the hold, a request is sent.
     server.command(&["DEL", "a"]);
     guard.verify().unwrap_err();
     assert!(elsewhere(|| client.try_lock("a").unwrap().is_some()));
@@ -186,7 +187,7 @@ fn a_handoff_costs_one_script(server: &Server) {
         let before = server.evals();
         guard.unlock().unwrap();
         eventually(SOON, || !server.exists("a"));
-        // Ten hand-overs, one of them also by EVAL as the first, and a release.
+        // Ten handoffs, the first of them perhaps repeated by EVAL, and a release.
         let scripts = server.evals() - before;
         assert!((11..=12).contains(&scripts), "{scripts}");
     });

@@ -1,4 +1,4 @@
-//! Clients that wait for one another: the queue in Redis, wake-ups and fairness.
+//! Clients that wait for one another: their queue in Redis, wake-ups and fairness.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -41,7 +41,7 @@ fn a_release_wakes_another_client(server: &Server) {
                 guard.unlock().unwrap();
                 waits.join().unwrap().unwrap();
             });
-            assert!(took < ms(2000), "the next try by itself is 30 s away: {took:?}");
+            assert!(took < ms(2000), "the next attempt by itself is 30 s away: {took:?}");
         });
         assert!(server.queue("a").is_empty());
     }
@@ -53,7 +53,7 @@ fn no_wake_up_is_lost_in_many_rounds(server: &Server) {
         for client in &clients {
             scope.spawn(move || {
                 for round in 0..300 {
-                    // After a lost wake-up the last try, at the end of the wait, may succeed.
+                    // After a lost wake-up the last attempt, at the end of the wait, would succeed.
                     let (guard, took) = timed(|| client.lock("a").unwrap());
                     assert!(took < SOON / 2, "{took:?} in round {round}");
                     if round % 3 == 0 {
@@ -171,7 +171,7 @@ fn wait_in_a_child() {
     drop(client.lock("a"));
 }
 
-/// Takes and releases the lock again and again, and returns how often it could.
+/// Takes and releases the lock again and again, and returns the number of rounds.
 fn work_for(client: &Client, time: Duration) -> u32 {
     let end = Instant::now() + time;
     let mut rounds = 0;
@@ -201,7 +201,7 @@ fn a_client_with_many_threads_does_not_starve_the_others(server: &Server) {
         }
         settle(&told, 3);
         let rounds = work_for(&single, ms(1500));
-        assert!(rounds >= 5, "{rounds} rounds beside four threads that hand the lock on");
+        assert!(rounds >= 5, "{rounds} rounds beside four threads that hand the lock off");
     });
 }
 

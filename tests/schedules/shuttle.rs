@@ -1,5 +1,6 @@
-//! Stand-ins, made of shuttle's parts, for those of `parking_lot` that the library uses. Time does
-//! not exist: a deadline comes when shuttle's dice say so.
+//! Stand-ins, made of shuttle's parts, for the parts of `parking_lot` that the library uses.
+//! `src/sync.rs` exports them in tests that are built with `--cfg leasehold_shuttle`. Time does not
+//! exist: a random choice of shuttle decides when a deadline passes.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::PoisonError;
@@ -10,10 +11,10 @@ pub(crate) use shuttle::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 pub(crate) use shuttle::thread::yield_now;
 use shuttle::{check_pct, check_random, thread};
 
-/// How many schedules of each kind are tried.
+/// The number of schedules of each kind.
 const SCHEDULES: usize = 1_000;
 
-/// So many times the scheduler that looks for rare orders interrupts a thread.
+/// The number of interruptions by the scheduler that looks for rare orders.
 const INTERRUPTIONS: usize = 3;
 
 /// A deadline beyond this never comes.
@@ -33,7 +34,7 @@ impl<T> Mutex<T> {
     }
 }
 
-/// Like `parking_lot::MutexGuard`. Empty only while a condition is waited for.
+/// Like `parking_lot::MutexGuard`. Empty only during the wait for a condition.
 #[derive(Debug)]
 pub(crate) struct MutexGuard<'a, T> {
     mutex: &'a shuttle::sync::Mutex<T>,
@@ -76,7 +77,7 @@ impl Condvar {
         guard.inner = Some(self.0.wait(inner).unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Until the deadline, if it ever comes, the condition may be looked at too often.
+    /// Waits for a notification, or returns at any time if the deadline is not beyond [`NEVER`].
     pub(crate) fn wait_until<T>(
         &self,
         guard: &mut MutexGuard<'_, T>,

@@ -15,7 +15,7 @@ use crate::support::{
 /// Much more than one attempt and its repetition, and much less than the waits here.
 const BOUND: Duration = ms(5000);
 
-/// A cluster that does without the nodes that fail.
+/// A cluster that works without the nodes that fail.
 fn tolerant_cluster() -> Cluster {
     let cluster = Cluster::of_three();
     for node in cluster.nodes() {
@@ -47,13 +47,13 @@ fn a_hung_node_delays_only_its_own_names() {
     eventually(SOON, || client.try_lock(&names[0]).is_ok_and(|guard| guard.is_some()));
 }
 
-/// Four nodes that each hold up who connects for a third of the lease, or more.
+/// Connecting to each of four nodes hangs for a third of the lease or longer.
 #[test]
 fn leases_are_renewed_while_connecting_to_others_hangs() {
     let cluster = Cluster::of(5);
     let names = [0, 1, 2, 3, 4].map(|node| cluster.name_at(node));
     for node in cluster.nodes() {
-        // Nobody is to count as failed: this is about what the client does by itself.
+        // No node is to count as failed: this is about what the client does by itself.
         node.set_config("cluster-node-timeout", "60000");
         // With a login, connecting waits for a reply.
         node.set_config("requirepass", "sesame");
@@ -106,7 +106,7 @@ fn a_replica_takes_over_what_it_has() {
     let kept = take(&client, &name);
     eventually(SOON, || replica_has(&cluster, &name));
     cluster.nodes()[0].kill();
-    // Even what does not wait for locks waits for the new master.
+    // Even calls that do not wait for locks wait for the new master.
     let inner = take(&client, &name);
     assert_eq!(inner.depth(), 2);
     assert_eq!(inner.fence(), kept.fence());
@@ -119,7 +119,7 @@ fn a_replica_takes_over_what_it_has() {
     assert_eq!(told.count(&format!("lost {name}")), 0);
 }
 
-/// Tells whether the replica has a lock, which only its own keyspace shows.
+/// Returns `true` if the replica has a lock, which only its own keyspace shows.
 fn replica_has(cluster: &Cluster, name: &str) -> bool {
     cluster.nodes()[3].keys().iter().any(|key| key == name)
 }
@@ -131,7 +131,7 @@ fn a_lock_that_the_replica_does_not_know_is_lost_at_the_next_renewal() {
     let (master, replica) = (&cluster.nodes()[0], &cluster.nodes()[3]);
     let name = cluster.name_at(0);
     replica.stop();
-    // Or it would find the lock in what it has yet to read.
+    // Otherwise it would find the lock in what it has yet to read.
     master.command(&["CLIENT", "KILL", "TYPE", "replica"]);
     let guard = take(&client, &name);
     master.kill();
@@ -143,7 +143,7 @@ fn a_lock_that_the_replica_does_not_know_is_lost_at_the_next_renewal() {
     take(&client, &name).unlock().unwrap();
 }
 
-/// A wait that began at one master is ended by a release at its successor.
+/// A wait that began at one master ends by a release at its successor.
 #[test]
 fn waits_continue_at_the_new_master() {
     let cluster = Cluster::with_replica();

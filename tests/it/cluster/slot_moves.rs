@@ -1,4 +1,4 @@
-//! Locks on a Redis Cluster whose slots move while the locks are taken, held and released.
+//! Locks on a Redis Cluster whose slots move while the locks are acquired, held and released.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::{self, ScopedJoinHandle};
@@ -9,7 +9,7 @@ use crate::acl::RIGHTS;
 use crate::support::server::Server;
 use crate::support::{Cluster, LEASE, SOON, eventually, is_busy, ms, patient, take, throughout};
 
-/// How often a node has answered with this error so far.
+/// The number of times that a node has answered with this error so far.
 fn errors(node: &Server, code: &str) -> u64 {
     let stats: String = node.ask(&["INFO", "errorstats"]);
     let start = format!("errorstat_{code}:count=");
@@ -17,7 +17,7 @@ fn errors(node: &Server, code: &str) -> u64 {
     count.map_or(0, |count| count.trim().parse().unwrap())
 }
 
-/// Does things to a lock that has moved while it was held, and that must be the same lock still.
+/// Checks that a lock that moved while it was held is still the same lock.
 #[track_caller]
 fn assert_held(client: &Client, other: &Client, name: &str) {
     let guard = client.lock(name).unwrap();
@@ -50,7 +50,7 @@ fn a_lock_is_held_through_every_step_of_a_move() {
     take(&other, "a").unlock().unwrap();
 }
 
-/// What README says of rights, and of a cluster besides.
+/// The rights that README demands, with those for a cluster.
 #[test]
 fn the_rights_in_the_readme_are_enough_in_a_cluster() {
     let cluster = Cluster::of_three();
@@ -88,7 +88,7 @@ fn the_first_lock_of_a_name_goes_where_its_slot_is_going() {
     let client = cluster.open(patient());
     let away = cluster.move_away("a");
     away.begin();
-    // A move may take its time, but this one goes on only after the lock has been asked for.
+    // The move continues only after the lock has been requested.
     thread::scope(|scope| {
         let locks = scope.spawn(|| client.lock("a").map(Guard::unlock));
         thread::sleep(ms(300));
@@ -98,7 +98,7 @@ fn the_first_lock_of_a_name_goes_where_its_slot_is_going() {
     assert!(away.to.keys().iter().any(|key| key.ends_with("{a}")), "{:?}", away.to.keys());
 }
 
-/// A server that has only some of the keys of a request says TRYAGAIN, until all have moved.
+/// A server that has only some of the keys of a request answers TRYAGAIN until all have moved.
 #[test]
 fn a_lock_with_half_of_its_keys_moved_is_waited_for() {
     let cluster = Cluster::of_three();
@@ -136,7 +136,7 @@ fn a_slot_without_a_node_is_waited_for() {
     });
 }
 
-/// What a client has learnt by being sent elsewhere it does not have to be told again.
+/// A client follows MOVED once and remembers the new node.
 #[test]
 fn a_slot_that_has_moved_is_requested_at_its_new_node() {
     let cluster = Cluster::of_three();
@@ -152,7 +152,7 @@ fn a_slot_that_has_moved_is_requested_at_its_new_node() {
     assert_eq!(errors(away.from, "MOVED"), 1);
 }
 
-/// To be sent elsewhere for one request says nothing about the next.
+/// ASK is about one request and says nothing about the next.
 #[test]
 fn a_slot_that_is_moving_is_still_requested_at_its_old_node() {
     let cluster = Cluster::of_three();
@@ -168,7 +168,8 @@ fn a_slot_that_is_moving_is_still_requested_at_its_old_node() {
     assert_eq!(errors(away.to, "MOVED"), 0);
 }
 
-/// Threads of two clients want a few locks of one slot, which moves to and fro all the time.
+/// Threads of two clients contend for a few locks of one slot, which moves back and forth all the
+/// time.
 #[test]
 fn one_holder_at_a_time_while_slots_move() {
     const NAMES: [&str; 3] = ["{tag}a", "{tag}b", "{tag}c"];

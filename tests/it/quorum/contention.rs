@@ -1,4 +1,4 @@
-//! Several clients that want one lock of a quorum.
+//! Several clients that contend for one lock of a quorum.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
@@ -17,7 +17,7 @@ fn contenders_that_split_the_votes_make_progress() {
     const ROUNDS: usize = 50;
     let quorum = Quorum::of(5);
     let mut urls = quorum.urls();
-    // Each asks the servers in another order, so that each gets some of them.
+    // Each client names the servers in another order, so that each gets some of them.
     let clients: Vec<_> = (0..CLIENTS)
         .map(|_| {
             urls.rotate_left(1);
@@ -51,7 +51,7 @@ fn processes_count_without_losing_an_update() {
         assert_eq!(child.next(), "ready");
     }
     children.iter_mut().for_each(Child::go_on);
-    // One server after the other forgets its connections while they count.
+    // Meanwhile one server after the other closes its connections.
     for server in &quorum.servers[..2] {
         thread::sleep(ms(100));
         server.kill_connections();
@@ -81,7 +81,7 @@ fn count_in_a_child() {
 #[test]
 fn a_release_wakes_a_waiting_client() {
     let quorum = Quorum::of(3);
-    // Never asks again by itself within the test, so that only a wake-up can end a wait.
+    // Makes no attempt by itself within the test, so that only a wake-up can end a wait.
     let sleepy = || Client::builder().wait(SOON).backoff(ms(30_000), ms(30_000));
     let told = Recorder::default();
     let (first, second) = (quorum.open(patient()), quorum.open(sleepy().on_event(told.listener())));

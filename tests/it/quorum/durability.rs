@@ -1,4 +1,4 @@
-//! Locks that the replicas or the disks of a majority must have before they count.
+//! Locks that count only when the replicas or the disks of a majority have them.
 
 use std::thread;
 use std::time::Duration;
@@ -15,8 +15,8 @@ use crate::support::{Quorum, SOON, eventually, is_busy, ms, patient, take, throu
 /// Short, for a test that waits for replicas that are not there.
 const TIMEOUT: Duration = ms(500);
 
-/// Long, for replicas that are there, also while the machine is away; and longer than calls may
-/// take that must not wait for those that are not.
+/// Long, for replicas that are there, even if the machine pauses; and longer than calls may take
+/// that must not wait for missing ones.
 const AMPLE: Duration = ms(30_000);
 
 /// How long many such calls may take on a busy machine.
@@ -98,12 +98,12 @@ fn a_minority_without_its_replicas_costs_nothing() {
             inner.unlock().unwrap();
             guard.unlock().unwrap();
         }
-        // More than a server may owe replies.
+        // More requests than may be in flight to one server.
         (0..400).for_each(|_| take(&client, "a").unlock().unwrap());
     });
     // A single wait for that replica would take longer.
     assert!(took < SWIFT, "{took:?}");
-    // What asks has a connection of its own, and nobody else a new one: that server does not hang.
+    // The check opens one connection, and the client none: it does not take the server for hung.
     assert_eq!(lonely.connections(), connections + 1);
     backed.replicas[2].cont();
     eventually(SOON, || quorum.count("a") == 0);
@@ -128,7 +128,7 @@ fn a_server_that_forgets_its_scripts_grants_all_the_same() {
 fn a_server_whose_replica_is_awaited_is_not_taken_for_hung() {
     let backed = Backed::new();
     let (quorum, lonely) = (&backed.quorum, &backed.quorum.servers[2]);
-    // Two that wait in line take longer than one request may.
+    // Two requests in flight take longer than one request may.
     let client = quorum.open(replicas(1, ms(1500)).io_timeout(ms(1800)));
     settle(quorum, &client);
     backed.replicas[2].stop();
@@ -158,7 +158,7 @@ fn a_shortfall_of_a_majority_is_reported_and_undone() {
     short(client.lock("a").map(drop));
     short(client.try_lock_for("a", SOON).map(drop));
     short(client.with_lock("a", |_| panic!("not without the lock")));
-    // Who asks for no replicas needs none.
+    // A client that demands no replicas needs none.
     take(&quorum.open(patient()), "a").unlock().unwrap();
     backed.replicas[0].cont();
     take_in_time(&client).unlock().unwrap();
@@ -305,7 +305,7 @@ fn missing_servers_are_distinguished_from_missing_replicas() {
     settle(quorum, &client);
     quorum.servers[0].kill();
     take_in_time(&client).unlock().unwrap();
-    // The two others have granted it, so it is for want of a replica.
+    // The two others have granted it, so only a replica is missing.
     backed.replicas[1].stop();
     assert_shortfall(client.try_lock("a"), (0, 1));
     quorum.servers[2].kill();
@@ -346,7 +346,7 @@ fn servers_without_an_append_only_file_are_left_out() {
     let guard = take(&client, "a");
     assert!(!quorum.last().exists("a"));
     guard.unlock().unwrap();
-    // It is used as soon as it can do it.
+    // The server is used as soon as it can sync.
     quorum.last().command(&["CONFIG", "SET", "appendonly", "yes"]);
     settle(&quorum, &client);
     quorum.servers[0].command(&["CONFIG", "SET", "appendonly", "no"]);

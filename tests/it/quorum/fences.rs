@@ -1,4 +1,4 @@
-//! Tokens that grow whichever servers have granted a lock.
+//! Fencing tokens grow whichever servers have granted a lock.
 
 use super::hasty;
 use crate::support::{Quorum, patient, take};

@@ -1,4 +1,4 @@
-//! What a majority has granted is held, and nothing else.
+//! A lock is held if a majority has granted it, and only then.
 
 use std::time::Instant;
 
@@ -35,7 +35,7 @@ fn one_server_is_a_quorum_of_one() {
     guard.unlock().unwrap();
 }
 
-/// Every set of servers that somebody else has a value on.
+/// Tries every set of servers that have a value of another program.
 fn foreign_values(servers: usize) {
     let quorum = Quorum::of(servers);
     // All names share the connections.
@@ -47,9 +47,10 @@ fn foreign_values(servers: usize) {
         let (taken, free): (Vec<_>, Vec<_>) =
             quorum.servers.iter().enumerate().partition(|(number, _)| mask >> number & 1 == 1);
         for (number, server) in &taken {
-            // Another client's hold, without and with a time to live, or something else altogether.
+            // A hold of another client, without and with a time to live, or a value of another
+            // type.
             match number % 3 {
-                0 => server.command(&["HSET", &name, "somebody", "1"]),
+                0 => server.command(&["HSET", &name, "other", "1"]),
                 1 => server.ask(&["EVAL", HOLD, "1", &name]),
                 _ => server.command(&["SET", &name, "precious"]),
             };
@@ -102,7 +103,7 @@ fn a_hold_without_a_majority_is_lost() {
     assert!(!guard.is_held());
     assert_lost(client.lock("a"), "a");
     assert_lost(guard.unlock(), "a");
-    // What is left of it is nobody's, and goes with its lease or is removed.
+    // The rest of the hold is removed, or ends with its lease.
     assert!(quorum.servers[0].keys().iter().all(|key| key != "a"));
 }
 
@@ -124,7 +125,7 @@ fn servers_restarted_empty_one_at_a_time_admit_no_second_holder() {
     let (first, second) = (quorum.open(patient()), quorum.open(patient()));
     let mut last = 0;
     for number in 0..10 {
-        // The hold is to be on all of them, so that a majority has it that does not forget.
+        // The hold has to be on all servers, so that a majority that keeps its data has it.
         settle(&quorum, &first);
         settle(&quorum, &second);
         let guard = take(&first, "a");
@@ -205,7 +206,7 @@ fn threads_end_with_the_client() {
         let list: String = server.ask(&["CLIENT", "LIST", "TYPE", "normal"]);
         list.lines().count()
     };
-    // The one that asks is there always.
+    // The connection of the check is always there.
     eventually(SOON, || quorum.servers[1..].iter().all(|server| connections(server) == 1));
     assert!(up.elapsed() < SOON);
 }
@@ -220,12 +221,12 @@ fn too_few_free_servers_are_contention_as_long_as_a_majority_answers() {
     assert!(client.try_lock("a").unwrap().is_some());
     quorum.servers[3].kill();
     quorum.servers[4].stop();
-    // Two held by somebody else, one free, two that do not answer.
+    // Two servers are held by another client, one is free, two do not answer.
     for _ in 0..3 {
         assert!(client.try_lock("a").unwrap().is_none());
         eventually(SOON, || !quorum.servers[2].exists("a"));
     }
-    // With the one that is still held a majority would be free.
+    // Together with the one that is still held, a majority would be free.
     quorum.servers[1].command(&["DEL", "a"]);
     assert!(client.try_lock("a").unwrap().is_none());
     quorum.servers[0].command(&["DEL", "a"]);

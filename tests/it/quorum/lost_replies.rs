@@ -9,7 +9,7 @@ use crate::support::proxy::Proxy;
 use crate::support::quorum::open_redlock;
 use crate::support::{Quorum, SOON, eventually, ms, take, throughout};
 
-/// Clients that see the servers through proxies.
+/// Servers behind proxies.
 struct Behind {
     quorum: Quorum,
     proxies: Vec<Proxy>,
@@ -68,7 +68,7 @@ fn lost_replies_of_a_majority_leave_nothing() {
     behind.proxies[1].blackhole();
     no_quorum(client.try_lock("a").map(drop));
     behind.proxies.iter().for_each(Proxy::heal);
-    // What was held back arrives now, and is removed again.
+    // The delayed requests arrive now, and their holds are removed again.
     let is_gone = || {
         thread::sleep(ms(10));
         behind.quorum.count("a") == 0
@@ -83,7 +83,7 @@ fn a_grant_that_comes_too_slowly_is_refused() {
     let client = behind.open(Client::builder().lease(ms(600)).renew(false));
     let mutex = client.mutex("a").lease(ms(60));
     behind.proxies[..4].iter().for_each(|proxy| proxy.drip(ms(20)));
-    // Nobody is given a hold of which nothing is left.
+    // No call returns a hold whose lease is over.
     for _ in 0..5 {
         if let Ok(Some(guard)) = mutex.try_lock() {
             assert!(guard.remaining() < ms(60));
@@ -103,7 +103,7 @@ fn a_grant_that_comes_after_the_release_is_removed() {
         let name = format!("lock {round}");
         behind.proxies[0].blackhole();
         let guard = take(&client, &name);
-        // Until it has been given up what was sent to that server.
+        // Until the client has given up the request to that server.
         thread::sleep(ms(700));
         guard.unlock().unwrap();
         behind.proxies[0].heal();

@@ -1,4 +1,4 @@
-//! Which servers a client can be opened with.
+//! The servers with which a client can be opened.
 
 use leasehold::{Client, Error};
 
@@ -13,7 +13,7 @@ fn invalid_node_lists_are_refused_before_anything_is_sent() {
         Err(Error::InvalidInput(what)) => assert!(!what.contains("secret"), "{what}"),
         other => panic!("{other:?} instead of invalid input"),
     };
-    // Nobody listens there: it would be an error of another kind.
+    // No server listens there: a connection would fail with another error.
     refused(&[]);
     refused(&["redis://127.0.0.1:1/", "redis://127.0.0.1:2/", "redis://127.0.0.1:1/"]);
     refused(&["redis://127.0.0.1:1/1", "redis://:secret@127.0.0.1:1/2"]);

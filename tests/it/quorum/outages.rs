@@ -1,4 +1,4 @@
-//! Servers that are gone or hang: a minority is not noticed, a majority is told of.
+//! Servers that are down or hang: a minority goes unnoticed, a majority is reported.
 
 use std::thread;
 
@@ -71,7 +71,7 @@ fn a_lost_majority_is_no_quorum_with_the_details() {
     bounded(&|| mutex.holder().map(drop));
     bounded(&|| mutex.force_unlock().map(drop));
     bounded(&|| mutex.try_lock_for(ms(100)).map(drop));
-    // What was granted by the others is not kept.
+    // The grants of the others are undone.
     eventually(SOON, || !quorum.servers[0].exists("a") && !quorum.servers[3].exists("a"));
     let ((), took) = timed(|| drop(guard));
     assert!(took < BOUND, "{took:?}");

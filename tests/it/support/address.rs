@@ -1,4 +1,4 @@
-//! The way to the server that has the locks of a behaviour, also for its child processes.
+//! The address of the server that has the locks of a behaviour, for its child processes too.
 
 use std::fmt;
 use std::time::Duration;
@@ -23,12 +23,12 @@ pub(crate) enum Way {
     Fsync,
     /// At its URL; a lock counts when a replica has it, too.
     Replica,
-    /// By sentinels, whose URLs these are.
+    /// Through sentinels with these URLs.
     Sentinels(Vec<String>),
 }
 
 impl Address {
-    /// Reads what `to_string` has written.
+    /// Parses the output of `to_string`.
     pub(crate) fn parse(text: &str) -> Address {
         let mut words = text.split(' ').map(str::to_owned);
         let (url, way) = (words.next().expect("a URL"), words.next().expect("a way"));
@@ -46,7 +46,7 @@ impl Address {
         self.open_for(Duration::MAX, builder)
     }
 
-    /// Opens a client that may be asked for locks whose lease is as short as that.
+    /// Opens a client for locks whose lease may be as short as that.
     pub(crate) fn open_for(&self, lease: Duration, builder: Builder) -> Client {
         let client = match &self.way {
             Way::Direct => builder.open(&self.url),
@@ -65,8 +65,8 @@ impl Address {
         client.expect("the server is up")
     }
 
-    /// Waits for replicas and disks for as long as the leases and the options leave time for it:
-    /// the longer, the rarer a pause of the machine is taken for a replica that lags.
+    /// Waits for replicas and disks for as long as the leases and the options allow: the longer,
+    /// the more rarely a pause of the machine is taken for a replica that lags.
     fn open_durably(
         &self,
         lease: Duration,

@@ -1,4 +1,4 @@
-//! A certificate authority for tests, and what it certifies.
+//! A certificate authority for tests, and its certificates.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,10 +11,10 @@ use rcgen::{
 
 use super::server::Server;
 
-/// Somebody who signs certificates, and is trusted by those who know it.
+/// Signs certificates, and is trusted by clients and servers that have its own one.
 pub(crate) struct Authority {
     issuer: CertifiedIssuer<'static, KeyPair>,
-    /// For servers, which want everything in files; it goes when this is dropped.
+    /// For servers, which need files. Removed when the authority is dropped.
     dir: PathBuf,
 }
 
@@ -52,12 +52,12 @@ impl Authority {
         Tls::new().ca_pem(self.pem())
     }
 
-    /// Certifies whoever can be reached under a name.
+    /// Certifies a host or a client of that name.
     pub(crate) fn certify(&self, name: &str) -> Credentials {
         self.sign(CertificateParams::new([name.to_owned()]).unwrap())
     }
 
-    /// As `certify`, for a time that is over.
+    /// As `certify`, for a time in the past.
     pub(crate) fn certify_for_the_past(&self, name: &str) -> Credentials {
         let mut params = CertificateParams::new([name.to_owned()]).unwrap();
         params.not_before = date_time_ymd(2001, 1, 1);
@@ -65,8 +65,8 @@ impl Authority {
         self.sign(params)
     }
 
-    /// Starts a server with such credentials, which trusts the clients that this authority has
-    /// certified, and no others unless `args` say so.
+    /// Starts a server with these credentials. It trusts only clients that this authority has
+    /// certified, unless `args` say otherwise.
     pub(crate) fn start(&self, credentials: &Credentials, args: &[&str]) -> Server {
         let ca = self.file();
         let mut all = vec!["--tls-ca-cert-file", ca.to_str().expect("a path in UTF-8")];
@@ -95,7 +95,7 @@ impl Authority {
 
 impl Drop for Authority {
     fn drop(&mut self) {
-        // It is in the build's directory, which is not clean anyway.
+        // If that fails, the files stay in the build directory.
         fs::remove_dir_all(&self.dir).ok();
     }
 }

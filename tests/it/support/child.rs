@@ -1,7 +1,8 @@
 //! Other processes: this test binary, run again for one of its own (ignored) tests.
 //!
-//! The child's side is that test: it asks [`argument`] first and returns if it is not somebody's
-//! child, tells its parent things with [`report`] and waits for it with [`wait_for_parent`].
+//! The test is the main function of the child. It calls [`argument`] or [`address`] first and
+//! returns if this process is not a child; it reports to its parent with [`report`] and waits for
+//! it with [`wait_for_parent`].
 
 use std::any::type_name;
 use std::env;
@@ -37,7 +38,7 @@ impl Child {
         Child::start_with(test, argument, &[])
     }
 
-    /// As `start`, with further variables in its environment.
+    /// As `start`, with further environment variables.
     pub(crate) fn start_with<F: Fn()>(
         _test: F,
         argument: &str,
@@ -59,7 +60,7 @@ impl Child {
         thread::spawn(move || {
             for line in stdout.lines().map_while(Result::ok) {
                 if let Some((_, report)) = line.split_once(MARK) {
-                    // Nobody listens any more once the parent's test is over.
+                    // The receiver is gone once the parent's test is over.
                     sender.send(report.to_owned()).ok();
                 }
                 *kept.lock() += &(line + "\n");
@@ -82,7 +83,7 @@ impl Child {
             .unwrap_or_else(|_| panic!("the child says nothing:\n{}", self.output.lock()))
     }
 
-    /// Lets a child that waits for its parent go on.
+    /// Lets a child continue that waits for its parent.
     pub(crate) fn go_on(&mut self) {
         writeln!(self.input.as_ref().expect("still open"), "go on").unwrap();
     }
@@ -118,28 +119,28 @@ impl Child {
 
 impl Drop for Child {
     fn drop(&mut self) {
-        // Both fail if it is gone already, which is what is wanted.
+        // Both fail if the process has ended already.
         self.process.kill().ok();
         self.process.wait().ok();
     }
 }
 
-/// What the parent has passed to this process, if it is a child at all.
+/// The argument from the parent, or `None` if this process is no child.
 pub(crate) fn argument() -> Option<String> {
     env::var(ARGUMENT).ok()
 }
 
-/// The server of the parent's behaviour, if this process is a child at all.
+/// The server of the parent's behaviour, or `None` if this process is no child.
 pub(crate) fn address() -> Option<Address> {
     argument().map(|text| Address::parse(&text))
 }
 
-/// Tells the parent something in one line.
+/// Sends a line to the parent.
 pub(crate) fn report(what: impl Display) {
     println!("{MARK}{what}");
 }
 
-/// Blocks until the parent says go on, or is gone.
+/// Blocks until the parent calls [`Child::go_on`] or ends.
 pub(crate) fn wait_for_parent() {
     std::io::stdin().lines().next();
 }

@@ -16,9 +16,9 @@ use super::server::{Server, redis_binary, valkey_binary};
 const SLOTS: u16 = 16_384;
 
 /// How long it may take until all nodes agree.
-const PATIENCE: Duration = Duration::from_secs(30);
+const AGREEMENT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// After this long a node that does not answer counts as failed.
+/// The silence after which a node counts as failed.
 const NODE_TIMEOUT: &str = "1500";
 
 /// Masters that share the slots evenly, and perhaps a replica of the first.
@@ -43,7 +43,7 @@ impl Cluster {
         Cluster::start(&redis_binary(), 3, true)
     }
 
-    /// The cluster of all those that leave it as it is, and use prefixes of their own.
+    /// The cluster of all tests that do not change it; each uses its own prefix.
     pub(crate) fn shared() -> &'static Cluster {
         // Never dropped: its servers end with this process.
         static SHARED: OnceLock<Cluster> = OnceLock::new();
@@ -58,7 +58,7 @@ impl Cluster {
 
     fn start(binary: &Path, masters: usize, replica: bool) -> Cluster {
         let count = masters + usize::from(replica);
-        // The bus listens 10,000 above; where that port is taken, the server gets another one.
+        // The cluster bus uses the port plus 10,000. If that one is taken, another port is tried.
         let args = ["--cluster-enabled", "yes", "--cluster-node-timeout", NODE_TIMEOUT];
         let node = |_| Server::start(binary, &args);
         let cluster = Cluster { nodes: (0..count).map(node).collect(), masters };
@@ -98,7 +98,7 @@ impl Cluster {
             info.contains("master_link_status:up")
         };
         self.wait_until("the replica has the data", linked);
-        // Otherwise nobody would vote for it.
+        // Otherwise no node would vote for it.
         self.wait_until("all nodes know the replica", |node| {
             let nodes: String = node.ask(&["CLUSTER", "NODES"]);
             nodes.lines().any(|line| line.contains("slave") && line.contains(&id))
@@ -106,9 +106,9 @@ impl Cluster {
     }
 
     fn wait_until(&self, what: &str, holds: impl Fn(&Server) -> bool) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + AGREEMENT_TIMEOUT;
         while !self.nodes.iter().all(&holds) {
-            assert!(Instant::now() < deadline, "not until now: {what}");
+            assert!(Instant::now() < deadline, "not yet: {what}");
             thread::sleep(Duration::from_millis(20));
         }
     }
@@ -136,7 +136,7 @@ impl Cluster {
         &self.nodes[usize::from(self.slot(key) / self.share())]
     }
 
-    /// Another master.
+    /// Another master than `home`.
     pub(crate) fn away(&self, key: &str) -> &Server {
         &self.nodes[(usize::from(self.slot(key) / self.share()) + 1) % self.masters]
     }
@@ -147,7 +147,7 @@ impl Cluster {
         names.filter(move |name| self.home(name).port() == self.nodes[node].port())
     }
 
-    /// The first of them.
+    /// The first of these names.
     pub(crate) fn name_at(&self, node: usize) -> String {
         self.names_at(node).next().expect("names are many")
     }
@@ -168,7 +168,7 @@ pub(crate) struct Move<'cluster> {
 }
 
 impl Move<'_> {
-    /// Begins: from now on the target serves what the source does not have.
+    /// Begins the move: from now on the target serves the keys that the source does not have.
     pub(crate) fn begin(&self) {
         self.to.command(&["CLUSTER", "SETSLOT", &self.slot, "IMPORTING", &id(self.from)]);
         self.from.command(&["CLUSTER", "SETSLOT", &self.slot, "MIGRATING", &id(self.to)]);
@@ -189,21 +189,21 @@ impl Move<'_> {
         }
     }
 
-    /// Gives the slot to the target for good, and tells everybody, the target first. Returns when
-    /// all know that its claim is the newest: the next move could undo it otherwise.
+    /// Assigns the slot to the target and tells all nodes, the target first. Returns when all know
+    /// that this assignment is the newest: otherwise the next move could undo it.
     pub(crate) fn end(&self) {
         let others = self.masters.iter().filter(|node| node.port() != self.to.port());
         for node in std::iter::once(self.to).chain(others) {
             node.command(&["CLUSTER", "SETSLOT", &self.slot, "NODE", &id(self.to)]);
         }
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + AGREEMENT_TIMEOUT;
         while self.masters.iter().any(|node| epochs(node) != epochs(self.to)) {
             assert!(Instant::now() < deadline, "the masters do not agree");
             thread::sleep(Duration::from_millis(5));
         }
     }
 
-    /// Does all of it.
+    /// Makes the whole move.
     pub(crate) fn complete(&self) {
         self.begin();
         self.keys();
@@ -216,7 +216,7 @@ impl Move<'_> {
     }
 }
 
-/// Gives slots to a node, as Redis 6 knows it too.
+/// Assigns slots to a node, with a command that Redis 6 knows too.
 pub(crate) fn add_slots(node: &Server, slots: Range<u16>) {
     let slots: Vec<_> = slots.map(|slot| slot.to_string()).collect();
     let slots = slots.iter().map(String::as_str);
@@ -239,7 +239,7 @@ fn epochs(node: &Server) -> Vec<(String, String)> {
     epochs
 }
 
-/// A prefix that nobody else in this process uses.
+/// A prefix that no other test in this process uses.
 pub(crate) fn unique_prefix() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     format!("test {}: ", NEXT.fetch_add(1, Ordering::Relaxed))

@@ -1,4 +1,4 @@
-//! What the tests look up in a server, and the trouble they make there.
+//! What the tests look up in a server, and the faults that they cause there.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -24,7 +24,7 @@ impl Server {
         hash.into_iter().next().expect("it has one")
     }
 
-    /// Redis' own number: -1 without a time to live, -2 without a key.
+    /// The reply of PTTL: -1 without a time to live, -2 without a key.
     pub(crate) fn raw_pttl(&self, key: &str) -> i64 {
         self.ask(&["PTTL", key])
     }
@@ -48,18 +48,19 @@ impl Server {
         keys
     }
 
-    /// All hashes, which is what locks are; other keys are companions of names.
+    /// The names of all locks, which are hashes; other keys are companions of names.
     pub(crate) fn hashes(&self) -> Vec<String> {
         let of_type = |key: &String| self.ask::<String>(&["TYPE", key]) == "hash";
         self.keys().into_iter().filter(of_type).collect()
     }
 
-    /// The clients that wait for a lock, first come first.
+    /// The clients that wait for a lock, in the order of their arrival.
     pub(crate) fn queue(&self, name: &str) -> Vec<String> {
         self.ask(&["ZRANGE", &format!("leasehold:queue:{{{name}}}"), "0", "-1"])
     }
 
-    /// How many connections hear the wake-ups of a client: one, once it has waited for another.
+    /// The number of connections that receive the wake-ups of a client: one, once it has waited for
+    /// another client.
     pub(crate) fn listeners(&self, client: &Client) -> u64 {
         self.subscribers(client.id())
     }
@@ -70,7 +71,7 @@ impl Server {
         subscribers
     }
 
-    /// How many connections there have been, with the one that asks.
+    /// The number of connections so far, including that of this command.
     pub(crate) fn connections(&self) -> u64 {
         let stats: String = self.ask(&["INFO", "stats"]);
         let field = "total_connections_received:";
@@ -82,7 +83,7 @@ impl Server {
         self.command(&["CONFIG", "SET", option, value]);
     }
 
-    /// Breaks every connection but the one that asks for it.
+    /// Closes every connection but that of this command.
     pub(crate) fn kill_connections(&self) {
         self.command(&["CLIENT", "KILL", "TYPE", "normal"]);
     }

@@ -1,4 +1,4 @@
-//! What the tests share: stores to run on, other threads and processes, a way to wait.
+//! What the tests share: stores to run on, other threads and processes, ways to wait.
 
 pub(crate) mod address;
 #[cfg(feature = "tls")]
@@ -30,23 +30,23 @@ pub(crate) use self::quorum::Quorum;
 pub(crate) use self::sentinel::Watched;
 pub(crate) use self::store::{Server, Store, stores};
 
-/// A generous bound for what should happen at once, on a busy machine too.
+/// A generous limit for what should happen at once, even on a busy machine.
 pub(crate) const SOON: Duration = Duration::from_secs(10);
 
-/// A lease to be renewed while a test watches: short enough to wait for several, and long enough to
-/// be renewed in time when the machine has been away for two seconds.
+/// A lease to be renewed during a test: short enough to wait for several, and long enough to be
+/// renewed in time when the machine has paused for two seconds.
 pub(crate) const LEASE: Duration = ms(3000);
 
-/// A lease to be outlived by a test: short enough to wait for its end, and long enough for a
-/// replica to be late within it.
+/// A lease to end during a test: short enough to wait for its end, and long enough for a replica to
+/// be late within it.
 pub(crate) const SHORT: Duration = ms(1000);
 
-/// Milliseconds, because nearly every duration in the tests is some.
+/// Milliseconds, the unit of nearly every duration in the tests.
 pub(crate) const fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
-/// A builder whose waits end in an error some day, so that a test fails rather than hangs.
+/// A builder whose waits end in an error, so that a test fails rather than hangs.
 pub(crate) fn patient() -> Builder {
     Client::builder().wait(SOON).backoff(ms(1), ms(50))
 }
@@ -59,8 +59,8 @@ pub(crate) fn hasty() -> Builder {
     Client::builder().connect_timeout(IO).io_timeout(IO)
 }
 
-/// As [`patient`], but it never asks again by itself within a test, so that only a wake-up can end
-/// a wait.
+/// As [`patient`], but waiters make no attempt by themselves within a test, so that only a wake-up
+/// can end a wait.
 pub(crate) fn sleepy() -> Builder {
     Client::builder().wait(SOON).backoff(ms(30_000), ms(30_000))
 }
@@ -75,7 +75,7 @@ pub(crate) fn behind_proxy(server: &Server, builder: Builder) -> (Proxy, Client)
     (proxy, client)
 }
 
-/// Everything an error says about itself and its causes.
+/// The texts of an error and of its causes.
 pub(crate) fn everything(error: &Error) -> String {
     let mut text = format!("{error} {error:?}");
     let mut source = error.source();
@@ -95,7 +95,7 @@ pub(crate) fn assert_lost<T: Debug>(result: Result<T, Error>, name: &str) {
     }
 }
 
-/// Waits until `happened` returns true and panics if it has not `within` that time.
+/// Waits until `happened` returns `true`, and panics if it does not `within` that time.
 #[track_caller]
 pub(crate) fn eventually(within: Duration, mut happened: impl FnMut() -> bool) {
     let deadline = Instant::now() + within;
@@ -105,7 +105,7 @@ pub(crate) fn eventually(within: Duration, mut happened: impl FnMut() -> bool) {
     }
 }
 
-/// Checks that `holds` stays true `during` all that time.
+/// Checks that `holds` returns `true` `during` all that time.
 #[track_caller]
 pub(crate) fn throughout(during: Duration, mut holds: impl FnMut() -> bool) {
     let start = Instant::now();
@@ -119,14 +119,14 @@ pub(crate) fn throughout(during: Duration, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Runs `call` and tells how long it took.
+/// Runs `call` and returns how long it took.
 pub(crate) fn timed<T>(call: impl FnOnce() -> T) -> (T, Duration) {
     let start = Instant::now();
     let value = call();
     (value, start.elapsed())
 }
 
-/// Runs `call` on another thread, because a thread is never refused a lock that it holds itself.
+/// Runs `call` on another thread, because a thread is never refused a lock that it holds.
 pub(crate) fn elsewhere<T: Send>(call: impl FnOnce() -> T + Send) -> T {
     thread::scope(|scope| {
         let joined = scope.spawn(call).join();
@@ -134,7 +134,8 @@ pub(crate) fn elsewhere<T: Send>(call: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-/// Tells whether another thread is refused the lock; if it gets it, it releases it at once.
+/// Returns `true` if another thread is refused the lock. If it gets the lock, it releases it at
+/// once.
 #[track_caller]
 pub(crate) fn is_busy(client: &Client, name: &str) -> bool {
     elsewhere(|| client.try_lock(name).map(|guard| guard.is_none())).expect("try_lock answers")
@@ -147,8 +148,8 @@ pub(crate) fn take(client: &Client, name: &str) -> Guard {
     guard.expect("the lock is free")
 }
 
-/// Runs `body` while another thread holds the lock; `body` may end the hold early by dropping what
-/// it is given.
+/// Runs `body` while another thread holds the lock; `body` may end the hold early by dropping its
+/// argument.
 pub(crate) fn while_held<T>(client: &Client, name: &str, body: impl FnOnce(Sender<()>) -> T) -> T {
     thread::scope(|scope| {
         let (held, is_held) = bounded::<()>(1);

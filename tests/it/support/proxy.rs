@@ -19,18 +19,18 @@ use super::ms;
 use super::resp::{contains, is, message};
 use super::server::Server;
 
-/// What happens to the traffic.
+/// What the proxy does to the traffic.
 #[derive(Clone, PartialEq)]
 enum Trouble {
-    /// The script is executed, and this arrives in the place of its reply.
+    /// A script is executed, and this arrives instead of its reply.
     Answer(Vec<u8>),
     /// Nothing is carried any more, and nothing is closed.
     Blackhole,
-    /// So many bytes of the reply to a script arrive before its connection is reset.
+    /// So many bytes of the reply to a script arrive, and then its connection is reset.
     CutReply(usize),
-    /// The reply to a script arrives so much later.
+    /// The reply to a script arrives with this delay.
     DelayReply(Duration),
-    /// The server hears of a subscription so much later.
+    /// A subscription arrives at the server with this delay.
     DelaySubscription(Duration),
     /// A reply arrives byte by byte, with this pause before each.
     Drip(Duration),
@@ -38,22 +38,22 @@ enum Trouble {
     Duplicate,
     /// Messages of a subscription do not arrive.
     LoseMessages,
-    /// A script is executed, but its connection breaks instead of carrying the reply.
+    /// A script is executed, and its connection breaks before the reply.
     LoseReply,
     /// A script does not arrive, and its connection breaks.
     LoseRequest,
-    /// Connections are closed as soon as they are made or used.
+    /// Connections are closed as soon as they are opened or used.
     Refuse,
     /// A script is not executed, and answered with this.
     Reject(Vec<u8>),
 }
 
-/// A trouble, and when it comes.
+/// A trouble, and when it happens.
 struct Fault {
     trouble: Trouble,
-    /// It comes once, after so many more scripts; `None`: it comes always.
+    /// It happens once, after so many more scripts; with `None` it happens always.
     after: Option<u32>,
-    /// Only what has this in it is concerned.
+    /// It concerns only messages that contain this.
     only: String,
 }
 
@@ -64,7 +64,7 @@ pub(crate) struct Proxy {
 
 struct Shared {
     fault: Mutex<Option<Fault>>,
-    /// The scripts that came by, if somebody wants to know.
+    /// The scripts so far, while a test records them.
     record: Mutex<Option<Vec<Vec<u8>>>>,
     server: u16,
     closed: AtomicBool,
@@ -87,7 +87,7 @@ impl Proxy {
                     return;
                 }
                 let carrier = Arc::clone(&carrier);
-                // A broken connection is nobody's news: the client has noticed by itself.
+                // A broken connection is not reported: the client notices it.
                 thread::spawn(move || client.and_then(|client| carrier.carry(client)).ok());
             }
         });
@@ -111,7 +111,7 @@ impl Proxy {
         self.always(Trouble::Blackhole);
     }
 
-    /// Carries nothing any more on a connection that says `text`.
+    /// Carries nothing any more on a connection with a message that contains `text`.
     pub(crate) fn blackhole_for(&self, text: &str) {
         let only = text.to_owned();
         self.set(Fault { trouble: Trouble::Blackhole, after: None, only });
@@ -175,22 +175,22 @@ impl Proxy {
         self.once(0, Trouble::LoseRequest);
     }
 
-    /// Loses the reply to the next script that says `text`.
+    /// Loses the reply to the next script that contains `text`.
     pub(crate) fn lose_reply_to(&self, text: &str) {
         self.set(Fault { trouble: Trouble::LoseReply, after: Some(0), only: text.to_owned() });
     }
 
-    /// Loses the next script that says `text` on its way to the server.
+    /// Loses the next script that contains `text` on its way to the server.
     pub(crate) fn lose_request_for(&self, text: &str) {
         self.set(Fault { trouble: Trouble::LoseRequest, after: Some(0), only: text.to_owned() });
     }
 
-    /// Whether a fault that happens once has happened.
+    /// Returns `true` if a fault that happens once has happened.
     pub(crate) fn has_lost(&self) -> bool {
         self.shared.fault.lock().is_none()
     }
 
-    /// Returns the scripts that come by while `work` is done.
+    /// Runs `work`, and returns the scripts that the proxy has carried in the meantime.
     pub(crate) fn record<T>(&self, work: impl FnOnce() -> T) -> (T, Vec<Vec<u8>>) {
         *self.shared.record.lock() = Some(Vec::new());
         let value = work();
@@ -233,7 +233,7 @@ impl Shared {
             let trouble = self.trouble_for(&request);
             match &trouble {
                 Some(Trouble::LoseRequest | Trouble::Refuse) => return Ok(()),
-                Some(Trouble::Blackhole) => self.wait_for_light(&request),
+                Some(Trouble::Blackhole) => self.wait_for_end_of_blackhole(&request),
                 Some(Trouble::DelaySubscription(time)) => thread::sleep(*time),
                 Some(Trouble::Reject(error)) => {
                     client.write_all(error)?;
@@ -274,12 +274,12 @@ impl Shared {
     ) -> Result<()> {
         let mut further = server.try_clone()?;
         thread::spawn(move || {
-            // Until one of both ends it.
+            // Until one of the two ends closes the connection.
             io::copy(&mut requests, &mut further).ok();
             further.shutdown(Shutdown::Both).ok();
         });
         while let Ok(reply) = message(&mut replies) {
-            self.wait_for_light(&reply);
+            self.wait_for_end_of_blackhole(&reply);
             let lost = is(&reply, b"message") && self.has(&Trouble::LoseMessages);
             if !lost && client.write_all(&reply).is_err() {
                 break;
@@ -288,7 +288,7 @@ impl Shared {
         client.shutdown(Shutdown::Both)
     }
 
-    /// Decides on one request; what is to happen once happens once.
+    /// Returns the trouble for one request. One that happens once is removed.
     fn trouble_for(&self, request: &[u8]) -> Option<Trouble> {
         let script = is(request, b"EVAL");
         if let (true, Some(record)) = (script, &mut *self.record.lock()) {
@@ -318,15 +318,15 @@ impl Shared {
         self.fault.lock().as_ref().is_some_and(|fault| fault.trouble == *trouble)
     }
 
-    /// Keeps a message while it is in the dark.
-    fn wait_for_light(&self, message: &[u8]) {
-        let is_dark = || {
+    /// Holds a message back while a black hole concerns it.
+    fn wait_for_end_of_blackhole(&self, message: &[u8]) {
+        let is_held_back = || {
             let fault = self.fault.lock();
             fault.as_ref().is_some_and(|fault| {
                 fault.trouble == Trouble::Blackhole && contains(message, &fault.only)
             })
         };
-        while is_dark() && !self.closed.load(Ordering::SeqCst) {
+        while is_held_back() && !self.closed.load(Ordering::SeqCst) {
             thread::sleep(ms(5));
         }
     }
@@ -340,7 +340,7 @@ fn drip(client: &mut TcpStream, reply: &[u8], pause: Duration) -> Result<()> {
     Ok(())
 }
 
-/// Ends a connection in the middle of a reply, and not in the polite way.
+/// Resets a connection in the middle of a reply.
 fn cut(mut client: &TcpStream, reply: &[u8], bytes: usize) -> Result<()> {
     client.write_all(reply.get(..bytes).unwrap_or(reply))?;
     Ok(set_socket_linger(client, Some(Duration::ZERO))?)

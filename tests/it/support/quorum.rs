@@ -22,12 +22,12 @@ impl Quorum {
         open_redlock(builder, &self.urls()).expect("a quorum is up")
     }
 
-    /// The server that no test takes down first.
+    /// The last server, which no test takes down first.
     pub(crate) fn last(&self) -> &Server {
         self.servers.last().expect("there are some")
     }
 
-    /// On how many of the servers that answer there is such a key.
+    /// The number of servers, of those that answer, that have the key.
     pub(crate) fn count(&self, key: &str) -> usize {
         self.servers.iter().filter(|server| server.exists(key)).count()
     }

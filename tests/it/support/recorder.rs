@@ -1,4 +1,4 @@
-//! A listener that keeps what it is told.
+//! A callback for events that keeps them.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
-    /// For `Builder::on_event`.
+    /// A callback for `Builder::on_event`.
     pub(crate) fn listener(&self) -> impl Fn(&Event) + Send + Sync + 'static {
         let events = Arc::clone(&self.events);
         move |event| events.lock().push(sentence(event))
@@ -24,7 +24,7 @@ impl Recorder {
         self.events.lock().clone()
     }
 
-    /// The events that are neither renewals nor their failures, which come when they come.
+    /// The events except renewals and their failures, which come at any time.
     pub(crate) fn events_of_locks(&self) -> Vec<String> {
         let mut events = self.events();
         events.retain(|event| !event.starts_with("renew"));
@@ -35,7 +35,7 @@ impl Recorder {
         self.events().iter().filter(|seen| *seen == event).count()
     }
 
-    /// Waits for an event, because events arrive on a thread of their own.
+    /// Waits for an event. Events are delivered on a thread of their own.
     #[track_caller]
     pub(crate) fn wait_for(&self, event: &str) {
         eventually(SOON, || self.count(event) > 0);

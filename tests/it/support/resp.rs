@@ -1,8 +1,8 @@
-//! The messages of Redis' protocol, as far as the fault proxy has to know them.
+//! The messages of the Redis protocol, as far as the proxy has to understand them.
 
 use std::io::{BufRead, ErrorKind, Read, Result};
 
-/// Tells whether the first word of a message is, or begins with, `word`.
+/// Returns `true` if the first word of a message begins with `word`.
 pub(crate) fn is(message: &[u8], word: &[u8]) -> bool {
     let mut lines = message.split(|byte| *byte == b'\n').skip(2);
     lines.next().is_some_and(|line| {
@@ -25,7 +25,7 @@ pub(crate) fn message(stream: &mut impl BufRead) -> Result<Vec<u8>> {
             return Err(ErrorKind::UnexpectedEof.into());
         }
         let line = String::from_utf8_lossy(&message[start..]).into_owned();
-        // -1 stands for nothing at all, of which nothing follows.
+        // -1 stands for a null, which nothing follows.
         let count = |text: &str| text.trim_end().parse::<u64>().unwrap_or(0);
         match line.split_at(1) {
             ("*" | "~" | ">", length) => missing += count(length),

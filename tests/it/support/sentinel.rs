@@ -12,15 +12,15 @@ use redis::RedisResult;
 
 use super::server::Server;
 
-/// How long an election or a resynchronization may take.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// The longest time for an election or a resynchronization.
+const ELECTION_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What the sentinels call the master.
+/// The name of the master at the sentinels.
 pub(crate) const MASTER: &str = "shop";
 
-/// A sentinel looks, tells and asks so often that a failover takes a second rather than ten, and it
-/// does not take a pause of the machine for a broken clock, upon which it would do nothing for
-/// a while. Since version 7; older sentinels are slow.
+/// Sentinels poll and publish so often that a failover takes one second instead of ten, and do not
+/// take a pause of the machine for a broken clock, after which they would do nothing for a while.
+/// Only since version 7; older sentinels are slow.
 const HASTE: [&str; 12] = [
     "info-period",
     "200",
@@ -46,7 +46,7 @@ pub(crate) struct Watched {
 }
 
 impl Watched {
-    /// Starts them all. The sentinels take a master for dead that is silent for `down_after`.
+    /// Starts all of them. A master counts as dead when it is silent for `down_after`.
     pub(crate) fn start(binary: impl AsRef<Path>, down_after: Duration) -> Watched {
         Watched::start_with(binary, down_after, &[])
     }
@@ -82,7 +82,7 @@ impl Watched {
         watched
     }
 
-    /// Longer than a machine pauses: nobody is taken for dead who is not.
+    /// Longer than a machine pauses: no server that is alive counts as dead.
     pub(crate) const CALM: Duration = Duration::from_secs(60);
 
     pub(crate) fn binary(&self) -> &Path {
@@ -93,7 +93,7 @@ impl Watched {
         self.sentinels.iter().map(Server::url).collect()
     }
 
-    /// The master in the eyes of a sentinel.
+    /// The master that a sentinel names.
     pub(crate) fn master_of(&self, sentinel: &Server) -> &Server {
         self.try_master_of(sentinel).expect("the sentinel answers")
     }
@@ -105,7 +105,7 @@ impl Watched {
         Ok(known.expect("a master is one of the servers"))
     }
 
-    /// The master in the eyes of the first sentinel.
+    /// The master that the first sentinel names.
     pub(crate) fn master(&self) -> &Server {
         self.master_of(&self.sentinels[0])
     }
@@ -116,7 +116,8 @@ impl Watched {
         let first = &self.sentinels[0];
         wait(|| match self.try_master_of(first) {
             Ok(one) if one.port() == old => {
-                // Refused while it is at it. Without fresh news of replicas it gives up silently.
+                // Refused during a failover. Without recent information on replicas the sentinel
+                // gives up silently.
                 first.try_command(&["SENTINEL", "FAILOVER", MASTER]);
                 false
             }
@@ -125,7 +126,7 @@ impl Watched {
         self.wait_for_another(old)
     }
 
-    /// Waits until all sentinels have another master than the one at that port.
+    /// Waits until all sentinels name another master than the one at that port.
     pub(crate) fn wait_for_another(&self, old: u16) -> &Server {
         let is_another = |one: &Server| one.port() != old;
         wait(|| self.sentinels.iter().all(|one| self.try_master_of(one).is_ok_and(is_another)));
@@ -138,16 +139,16 @@ impl Watched {
         self.servers.iter().filter(move |server| server.port() != master)
     }
 
-    /// From now on the sentinels take a master for dead that is silent for `down_after`.
+    /// From now on a master counts as dead when it is silent for `down_after`.
     pub(crate) fn set_down_after(&self, down_after: Duration) {
         for sentinel in &self.sentinels {
             set_down_after(sentinel, down_after);
         }
     }
 
-    /// Whether the sentinels tell servers at once which of them is the master. One that has not
-    /// heard of a failover yet may tell the new master that it is none. Before version 7 they
-    /// always take some seconds.
+    /// Sets whether the sentinels tell servers at once which of them is the master. A sentinel that
+    /// does not know of a failover yet may turn the new master into a replica. Before version 7
+    /// they always take some seconds.
     pub(crate) fn tell_servers(&self, tell: bool) {
         let period = if tell { "200" } else { "60000" };
         for sentinel in &self.sentinels {
@@ -155,7 +156,7 @@ impl Watched {
         }
     }
 
-    /// Waits until both replicas have what the master has acknowledged before.
+    /// Waits until both replicas have everything that the master has acknowledged.
     pub(crate) fn wait_until_replicated(&self) {
         let mut connection = self.master().connect();
         wait(|| {
@@ -166,13 +167,14 @@ impl Watched {
         });
     }
 
-    /// Waits until there is one master, the others are in step with it, and all sentinels know.
+    /// Waits until there is one master, the replicas are in step with it, and all sentinels know
+    /// that.
     pub(crate) fn wait_until_settled(&self) {
         wait(|| self.is_settled().unwrap_or(false));
         self.wait_until_watched();
     }
 
-    /// An error as long as a server closes the connections of its clients, because its role
+    /// Returns an error while a server closes the connections of its clients because its role
     /// changes.
     fn is_settled(&self) -> RedisResult<bool> {
         let master = self.try_master_of(&self.sentinels[0])?;
@@ -206,15 +208,14 @@ impl Watched {
     }
 }
 
-/// Starts a master, which comes first, and so many replicas, and waits until they are in step with
-/// it.
+/// Starts a master and so many replicas, and waits until they are in step. The master comes first.
 pub(crate) fn replicated(
     replicas: usize,
     binary: impl AsRef<Path>,
     extra_args: &[&str],
 ) -> Vec<Server> {
-    // From a file a replica is in step at once, without one only when it has said so, once a
-    // second.
+    // From a file a replica is in step at once. Without one it is in step only after its next
+    // report, once a second.
     let quick = ["--repl-diskless-sync", "no", "--repl-timeout", "60", "--hz", "100"];
     let args = [&quick, extra_args].concat();
     let start = |_| Server::start(binary.as_ref(), &args);
@@ -240,7 +241,7 @@ fn set_down_after(sentinel: &Server, down_after: Duration) {
     sentinel.command(&["SENTINEL", "SET", MASTER, "down-after-milliseconds", &down_after]);
 }
 
-/// Whether a master and its replicas agree that these have caught up with it.
+/// Returns `true` if a master and its replicas agree that the replicas have caught up.
 pub(crate) fn in_step(master: &Server, replicas: &[Server]) -> bool {
     let info = |server: &Server| server.ask::<String>(&["INFO", "replication"]);
     info(master).matches("state=online").count() == replicas.len()
@@ -249,9 +250,9 @@ pub(crate) fn in_step(master: &Server, replicas: &[Server]) -> bool {
 
 #[track_caller]
 fn wait(mut happened: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + ELECTION_TIMEOUT;
     while !happened() {
-        assert!(Instant::now() < deadline, "not even after {PATIENCE:?}");
+        assert!(Instant::now() < deadline, "not within {ELECTION_TIMEOUT:?}");
         thread::sleep(Duration::from_millis(20));
     }
 }

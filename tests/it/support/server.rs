@@ -22,12 +22,13 @@ use std::time::{Duration, Instant};
 use redis::io::tcp::TcpSettings;
 use redis::{Connection, FromRedisValue, IntoConnectionInfo, RedisResult, Value};
 
-/// How long a healthy server may take for anything at all.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// The longest time that a healthy server takes for anything.
+const SERVER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The shell that owns the server. As its parent it signals the right process or none; and when we
-/// end, in whatever way, it reads the end of its input, kills the server and removes the directory.
-/// It ignores the hang-up that the kernel sends to a group with a stopped server when we are gone.
+/// The shell that owns the server. As its parent it signals the right process or none. When this
+/// process ends, in whatever way, the shell reads the end of its input, kills the server and
+/// removes the directory. It ignores the hang-up that the kernel then sends to a group with a
+/// stopped server.
 const KEEPER: &str = r#"
 trap '' HUP
 dir=$1; shift; server=
@@ -43,7 +44,7 @@ kill -s KILL "$server"; wait "$server"
 rm -rf "$dir"
 "#;
 
-/// A running server; it ends, and its directory goes, when this is dropped.
+/// A running server. It ends, and its directory is removed, when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Server {
     keeper: Mutex<Keeper>,
@@ -54,7 +55,7 @@ pub(crate) struct Server {
 #[derive(Debug)]
 struct Keeper {
     shell: Child,
-    /// `None` once dropped, which is the order to end.
+    /// `None` once dropped: the end of its input makes the shell end.
     orders: Option<ChildStdin>,
     answers: BufReader<ChildStdout>,
     server: u32,
@@ -82,7 +83,7 @@ impl Server {
         Server::start(valkey_binary(), &[])
     }
 
-    /// Starts whichever server is installed on this machine, if any.
+    /// Starts the server that is installed on this machine, if there is one.
     pub(crate) fn on_path() -> Option<Server> {
         Some(Server::start(installed_binary()?, &[]))
     }
@@ -128,17 +129,17 @@ impl Server {
         self.keeper().server
     }
 
-    /// Freezes the server (SIGSTOP): connects succeed and requests pile up, nothing is answered.
+    /// Stops the server (SIGSTOP): connecting succeeds, requests pile up, and no reply arrives.
     pub(crate) fn stop(&self) {
         self.keeper().order("STOP");
     }
 
-    /// Lets a stopped server run on; what has piled up is executed now.
+    /// Lets a stopped server continue (SIGCONT); it executes the requests that have piled up.
     pub(crate) fn cont(&self) {
         self.keeper().order("CONT");
     }
 
-    /// Ends the server at once (SIGKILL) and returns when it is gone.
+    /// Kills the server (SIGKILL) and returns when it has ended.
     pub(crate) fn kill(&self) {
         self.keeper().order("KILL");
     }
@@ -161,7 +162,7 @@ impl Server {
         self.ask(words)
     }
 
-    /// Runs a command that the server may refuse, and tells whether it did not.
+    /// Runs a command that the server may refuse, and returns `true` if it did not.
     pub(crate) fn try_command(&self, words: &[&str]) -> bool {
         self.try_ask::<Value>(words).is_ok()
     }
@@ -193,12 +194,13 @@ impl Server {
         let mut shell = Command::new("sh");
         shell.args(["-c", KEEPER, "keeper"]).arg(&dir).arg(binary);
         if mode == Mode::Sentinel {
-            // A sentinel keeps what it knows in its configuration, so it wants a file.
+            // A sentinel keeps its state in its configuration file, so it needs one.
             let file = dir.join("sentinel.conf");
             fs::write(&file, "").expect("the directory is ours");
             shell.arg(file).arg("--sentinel");
         }
-        // With a certificate it speaks nothing but TLS there; the last of two settings counts.
+        // With a certificate the server accepts only TLS at its port; the last of two settings
+        // counts.
         let tls = extra_args.contains(&"--tls-cert-file");
         let option = if tls { "--tls-port" } else { "--port" };
         shell.args(["--port", "0", option, &port.to_string(), "--bind", "127.0.0.1"]);
@@ -208,7 +210,7 @@ impl Server {
         if major_version(binary) >= 7 {
             shell.args(["--enable-debug-command", "yes"]);
         }
-        // In a process group of its own it does not get the Ctrl-C that is meant for us.
+        // In a process group of its own the server does not get the Ctrl-C for this process.
         shell.args(extra_args).process_group(0);
         shell.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut shell = shell.stderr(Stdio::null()).spawn().expect("sh starts");
@@ -223,10 +225,10 @@ impl Server {
         Server { keeper, dir, port }
     }
 
-    /// Returns false if another process has taken the port. The Unix socket is asked, because only
-    /// our own server can be behind it, and it is opened after the port.
+    /// Returns `false` if another process has taken the port. Uses the Unix socket, because only
+    /// our own server can be behind it, and the server opens it after the port.
     fn wait_until_ready(&self) -> bool {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + SERVER_TIMEOUT;
         while self.try_ask::<String>(&["PING"]).is_err() {
             let log = fs::read_to_string(self.dir.join("log")).unwrap_or_default();
             if log.contains("Failed listening on port") {
@@ -238,7 +240,7 @@ impl Server {
         true
     }
 
-    /// Like [`Server::ask`], with what went wrong, if anything.
+    /// Like [`Server::ask`], but returns an error instead of panicking.
     pub(crate) fn try_ask<T: FromRedisValue>(&self, words: &[&str]) -> RedisResult<T> {
         let (name, args) = words.split_first().expect("a command has a name");
         let mut connection = connect(&self.unix_url())?;
@@ -264,7 +266,7 @@ impl Keeper {
 impl Drop for Keeper {
     fn drop(&mut self) {
         self.orders = None;
-        // Nothing to do about a shell that cannot be waited for, and a drop must not panic.
+        // An error here cannot be handled, and a drop must not panic.
         self.shell.wait().ok();
     }
 }
@@ -272,9 +274,9 @@ impl Drop for Keeper {
 fn connect(url: &str) -> RedisResult<Connection> {
     let settings = TcpSettings::default().set_nodelay(true);
     let info = url.into_connection_info()?.set_tcp_settings(settings);
-    let connection = redis::Client::open(info)?.get_connection_with_timeout(PATIENCE)?;
-    connection.set_read_timeout(Some(PATIENCE))?;
-    connection.set_write_timeout(Some(PATIENCE))?;
+    let connection = redis::Client::open(info)?.get_connection_with_timeout(SERVER_TIMEOUT)?;
+    connection.set_read_timeout(Some(SERVER_TIMEOUT))?;
+    connection.set_write_timeout(Some(SERVER_TIMEOUT))?;
     Ok(connection)
 }
 
@@ -299,7 +301,7 @@ pub(crate) fn valkey_binary() -> &'static Path {
     binary.as_ref().expect("no valkey-server: ./tests/run fetches it and runs the tests")
 }
 
-/// Whichever server is installed on this machine, if any.
+/// The server that is installed on this machine, if there is one.
 pub(crate) fn installed_binary() -> Option<PathBuf> {
     on_path("redis-server").or_else(|| on_path("valkey-server"))
 }
@@ -337,8 +339,8 @@ fn private_dir() -> PathBuf {
     dir
 }
 
-/// Picks a port below those that the kernel gives to outgoing connections, so that nobody gets it
-/// during a restart.
+/// Picks a port below those that the kernel gives to outgoing connections, so that no connection
+/// gets it during a restart.
 fn free_port() -> u16 {
     loop {
         let port = 10_000 + (std::process::id() * 97 + next_number()) % 20_000;

@@ -1,4 +1,4 @@
-//! One suite of behaviours, run on every store.
+//! The stores on which the behaviours run, and the macro that makes their tests.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -17,18 +17,19 @@ use super::{Cluster, Quorum, SOON, Watched, eventually};
 
 /// Makes a test of every listed behaviour for every store it applies to.
 ///
-/// - `every store`: what is true wherever the locks are, and needs no more than one client. Runs in
-///   memory, on a cluster of Redis and one of Valkey, with locks that must be on disk, on a quorum
-///   of three servers, on one of five that has lost two, and on all that follow.
+/// - `every store`: what holds wherever the locks are, and needs only one client. Runs in memory,
+///   on a cluster of Redis and one of Valkey, with locks that must be on disk, on a quorum of three
+///   servers, on one of five that has lost two, and on all that follow.
 /// - `every server`: what looks into the server that has the locks, or needs a second client. Runs
 ///   behind sentinels, and on all that follow.
-/// - `every direct server`: what loses, repeats or garbles single requests and replies, by a proxy,
-///   which no sentinel names. Runs with locks that a replica must have, and on all that follow.
-/// - `one server`: what is about a URL, a user, connections that threads share, or a way that
-///   carries nothing, or counts all that reaches the server. Elsewhere it would be the same, or
-///   count what others do. Runs on Redis and on Valkey.
+/// - `every direct server`: what loses, repeats or garbles single requests and replies through a
+///   proxy, which no sentinel names. Runs with locks that a replica must have, and on all that
+///   follow.
+/// - `one server`: what is about a URL, a user, connections that threads share or a network that
+///   carries nothing, or what counts everything that reaches the server. On other stores it would
+///   be the same, or count the requests of others. Runs on Redis and on Valkey.
 ///
-/// A behaviour that is not listed is dead code, and that is a warning.
+/// A behaviour that is not listed is dead code, which is a warning.
 macro_rules! stores {
     (
         $(every store: $($common:ident),+ $(,)?;)?
@@ -86,7 +87,7 @@ pub(crate) use stores;
 
 /// Where the locks of a behaviour live.
 pub(crate) enum Store {
-    /// A cluster that others use too, each with a prefix.
+    /// A cluster that several tests share, each with its own prefix.
     Cluster(&'static Cluster, String),
     Memory,
     Quorum(Quorum),
@@ -114,7 +115,7 @@ impl Store {
         Store::Quorum(Quorum::of(3))
     }
 
-    /// Five servers, of which two are gone.
+    /// Five servers, of which two are down.
     pub(crate) fn rest() -> Store {
         let quorum = Quorum::of(5);
         quorum.servers[..2].iter().for_each(server::Server::kill);
@@ -137,7 +138,7 @@ impl Store {
         }
     }
 
-    /// A shared number, kept where the locks are if that is one server.
+    /// A shared number. It is kept at the server of the locks if that is a single one.
     pub(crate) fn register(&self) -> Register {
         match self {
             Store::Cluster(..) | Store::Memory => Register::Local(Arc::default()),
@@ -147,12 +148,12 @@ impl Store {
     }
 }
 
-/// The server that has the locks of a behaviour, and the way on which its clients reach it.
+/// The server that has the locks of a behaviour, and how clients reach it.
 pub(crate) struct Server {
     address: Address,
     master: server::Server,
     replicas: Vec<server::Server>,
-    /// They end with this.
+    /// Kept so that they end with this.
     _sentinels: Vec<server::Server>,
 }
 
@@ -201,9 +202,9 @@ impl Server {
         eventually(SOON, || in_step(&self.master, &self.replicas));
     }
 
-    /// The way to the server through a proxy.
+    /// The address of the server through a proxy.
     pub(crate) fn through(&self, proxy: &Proxy) -> Address {
-        assert!(!matches!(self.address.way, Way::Sentinels(_)), "they name no proxy");
+        assert!(!matches!(self.address.way, Way::Sentinels(_)), "sentinels name no proxy");
         Address { url: proxy.url(), way: self.address.way.clone() }
     }
 
@@ -248,7 +249,7 @@ impl server::Server {
     }
 }
 
-/// A number that anybody may read and write, but not change in one step: it needs a lock.
+/// A number that every thread may read and write, but not change in one step: it needs a lock.
 #[derive(Clone)]
 pub(crate) enum Register {
     Local(Arc<AtomicU64>),
@@ -256,7 +257,7 @@ pub(crate) enum Register {
 }
 
 impl Register {
-    /// A way to the number for one thread.
+    /// Access to the number for one thread.
     pub(crate) fn handle(&self) -> Handle {
         match self {
             Register::Local(number) => Handle::Local(Arc::clone(number)),
@@ -265,14 +266,14 @@ impl Register {
     }
 }
 
-/// One thread's way to a [`Register`].
+/// Access of one thread to a [`Register`].
 pub(crate) enum Handle {
     Local(Arc<AtomicU64>),
     Remote(Box<Connection>),
 }
 
 impl Handle {
-    /// The way of another process to the number in a server.
+    /// Access of another process to the number at a server.
     pub(crate) fn connect(url: &str) -> Handle {
         let client = redis::Client::open(url).unwrap();
         Handle::Remote(Box::new(client.get_connection().unwrap()))

@@ -1,4 +1,4 @@
-//! A slow line: carries bytes to a server and back without knowing what they mean.
+//! A slow connection: carries bytes to a server and back without parsing them.
 
 use std::io::{self, Read, Result, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -39,7 +39,7 @@ impl Wire {
                     return;
                 }
                 carrier.connections.fetch_add(1, Ordering::SeqCst);
-                // A broken connection is nobody's news: the client has noticed by itself.
+                // A broken connection is not reported: the client notices it.
                 client.and_then(|client| carrier.carry(client)).ok();
             }
         });
@@ -50,13 +50,13 @@ impl Wire {
         format!("rediss://localhost:{}/", self.port)
     }
 
-    /// Lets what the server says arrive byte by byte, with this pause before each.
+    /// Delivers the bytes from the server one by one, with this pause before each.
     pub(crate) fn drip(&self, pause: Duration) {
         let micros = u64::try_from(pause.as_micros()).unwrap();
         self.shared.pause.store(micros, Ordering::SeqCst);
     }
 
-    /// How many connections there were so far.
+    /// The number of connections so far.
     pub(crate) fn connections(&self) -> u32 {
         self.shared.connections.load(Ordering::SeqCst)
     }

@@ -1,6 +1,6 @@
 -- A number that the holder of the lock reads and writes. The script rejects fences smaller than the
--- greatest that it has seen, for reads too: otherwise an old holder could still write after a new one
--- has read.
+-- greatest that it has seen, for reads too: otherwise an old holder could still write after a new
+-- one has read.
 -- KEYS  1 register
 -- ARGV  1 fence, 2 new value, only to write
 -- RETURNS the value, or -1 if the fence is too small
