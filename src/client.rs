@@ -26,7 +26,7 @@ use crate::open;
 /// ```
 #[derive(Clone, Debug)]
 pub struct Client {
-    engine: Arc<Shared>,
+    shared: Arc<Shared>,
 }
 
 /// A configuration for a [`Client`]. All settings are optional; they are checked when the client is
@@ -57,8 +57,8 @@ pub struct Builder {
 }
 
 impl Client {
-    pub(crate) fn new(engine: Shared) -> Self {
-        Self { engine: Arc::new(engine) }
+    pub(crate) fn new(shared: Shared) -> Self {
+        Self { shared: Arc::new(shared) }
     }
 
     /// Opens a client for one Redis server with default settings. See [`Builder::open`].
@@ -186,14 +186,14 @@ impl Client {
     /// nothing.
     #[must_use]
     pub fn mutex(&self, name: &str) -> Mutex {
-        Mutex::new(&self.engine, name)
+        Mutex::new(&self.shared, name)
     }
 
     /// Returns the part of this client's owners in Redis that is the same for all its holds: the
     /// label, if any, and 128 random bits.
     #[must_use]
     pub fn id(&self) -> &str {
-        self.engine.owner.client()
+        self.shared.identity.client()
     }
 
     /// Closes all clones of this client to new locks: calls that wait for a lock, and those that
@@ -201,6 +201,6 @@ impl Client {
     ///
     /// Live guards are not affected: their leases are still renewed, and they can be unlocked.
     pub fn close(&self) {
-        self.engine.close();
+        self.shared.close();
     }
 }

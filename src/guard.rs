@@ -9,7 +9,9 @@ use crossbeam_channel::Receiver;
 
 use crate::error::Result;
 use crate::local::lease::Lease;
-use crate::local::shared::{Level, Shared};
+use crate::local::reentrancy::Level;
+use crate::local::shared::Shared;
+use crate::local::{release, status};
 
 /// A lock, or one level of it, held by the current thread. Dropping the guard releases it.
 ///
@@ -39,7 +41,7 @@ use crate::local::shared::{Level, Shared};
 /// ```
 #[must_use = "if unused the lock is released immediately"]
 pub struct Guard {
-    engine: Arc<Shared>,
+    shared: Arc<Shared>,
     lease: Arc<Lease>,
     depth: u32,
     unlocked: bool,
@@ -47,8 +49,8 @@ pub struct Guard {
 }
 
 impl Guard {
-    pub(crate) fn new(engine: Arc<Shared>, Level { lease, depth }: Level) -> Self {
-        Self { engine, lease, depth, unlocked: false, not_send: PhantomData }
+    pub(crate) fn new(shared: Arc<Shared>, Level { lease, depth }: Level) -> Self {
+        Self { shared, lease, depth, unlocked: false, not_send: PhantomData }
     }
 
     /// Returns the name of the lock.
@@ -82,14 +84,14 @@ impl Guard {
     /// Returns `true` if the lease has not ended by this process's clock. Does not ask the server.
     #[must_use]
     pub fn is_held(&self) -> bool {
-        self.engine.is_held(&self.lease)
+        self.shared.is_held(&self.lease)
     }
 
     /// Returns how long the lease lasts if it is not renewed again, less a margin for clock drift
     /// of 1 % of the lease and 2 ms; zero if the lock is lost. Does not ask the server.
     #[must_use]
     pub fn remaining(&self) -> Duration {
-        self.engine.remaining(&self.lease)
+        self.shared.remaining(&self.lease)
     }
 
     /// Returns a receiver that gets one message when the lease is lost, no later than when it ends
@@ -116,7 +118,7 @@ impl Guard {
     /// ```
     #[must_use]
     pub fn lost(&self) -> Receiver<()> {
-        self.engine.watch(&self.lease)
+        status::loss_receiver(&self.shared, &self.lease)
     }
 
     /// Asks the server whether this hold still exists. Blocks for the server's reply.
@@ -130,7 +132,7 @@ impl Guard {
     /// - [`Redis`](crate::Error::Redis): the server refused the request.
     /// - [`Forked`](crate::Error::Forked): this process is a forked child.
     pub fn verify(&self) -> Result<()> {
-        self.engine.verify(&self.lease)
+        status::verify(&self.shared, &self.lease)
     }
 
     /// Releases this level, as dropping the guard does, and reports errors. Blocks for the server's
@@ -149,7 +151,7 @@ impl Guard {
     ///   nothing.
     pub fn unlock(mut self) -> Result<()> {
         self.unlocked = true;
-        self.engine.unlock(&self.lease)
+        release::unlock(&self.shared, &self.lease)
     }
 }
 
@@ -157,7 +159,7 @@ impl Drop for Guard {
     fn drop(&mut self) {
         if !self.unlocked {
             // Errors are logged where they occur.
-            drop(self.engine.unlock_soon(&self.lease));
+            drop(release::unlock_on_drop(&self.shared, &self.lease));
         }
     }
 }

@@ -7,7 +7,9 @@ use crate::clock::end_of;
 use crate::config::LockOptions;
 use crate::error::{Error, Result};
 use crate::guard::Guard;
-use crate::local::shared::{Shared, Wait};
+use crate::local::call::Wait;
+use crate::local::shared::Shared;
+use crate::local::{acquire, status};
 use crate::store::hold::Holder;
 
 /// A handle to one lock of a client, with options that may differ from the client's. Created by
@@ -30,14 +32,14 @@ use crate::store::hold::Holder;
 /// ```
 #[derive(Clone, Debug)]
 pub struct Mutex {
-    engine: Arc<Shared>,
+    shared: Arc<Shared>,
     name: Arc<str>,
     options: LockOptions,
 }
 
 impl Mutex {
-    pub(crate) fn new(engine: &Arc<Shared>, name: &str) -> Self {
-        Self { engine: engine.clone(), name: name.into(), options: engine.config.options.clone() }
+    pub(crate) fn new(shared: &Arc<Shared>, name: &str) -> Self {
+        Self { shared: shared.clone(), name: name.into(), options: shared.config.options.clone() }
     }
 
     /// Sets the lease, as [`Builder::lease`](crate::Builder::lease) does for the client.
@@ -155,7 +157,7 @@ impl Mutex {
     /// server.
     #[must_use]
     pub fn is_held_by_current_thread(&self) -> bool {
-        self.engine.own_hold(&self.name).is_some()
+        status::is_held_by_current_thread(&self.shared, &self.name)
     }
 
     /// Returns the holder of the lock, or `None` if the lock is free. Blocks for the server's
@@ -165,7 +167,7 @@ impl Mutex {
     ///
     /// The same as [`is_locked`](Mutex::is_locked).
     pub fn holder(&self) -> Result<Option<Holder>> {
-        self.engine.inspect(&self.name)
+        status::holder(&self.shared, &self.name)
     }
 
     /// Ends the hold of the lock, even if another client or a Redisson client has it. Returns
@@ -177,11 +179,11 @@ impl Mutex {
     ///
     /// The same as [`is_locked`](Mutex::is_locked). A key that is not a lock is left unchanged.
     pub fn force_unlock(&self) -> Result<bool> {
-        self.engine.force(&self.name)
+        status::force_unlock(&self.shared, &self.name)
     }
 
     fn acquire(&self, wait: Wait) -> Result<Option<Guard>> {
-        let level = self.engine.lock(&self.name, &self.options, wait)?;
-        Ok(level.map(|level| Guard::new(self.engine.clone(), level)))
+        let level = acquire::lock(&self.shared, &self.name, &self.options, wait)?;
+        Ok(level.map(|level| Guard::new(self.shared.clone(), level)))
     }
 }

@@ -9,6 +9,7 @@ use crate::config::{Config, Durability, Login};
 use crate::error::{Error, Result};
 use crate::event::Events;
 use crate::failure::Failure;
+use crate::local::call::CallTimes;
 use crate::local::retry::{RetryLimit, RetryPolicy};
 use crate::local::shared::Shared;
 use crate::net::endpoint::Endpoint;
@@ -115,9 +116,10 @@ fn master_endpoint(sentinels: &[Endpoint], config: &Config) -> Result<Endpoint> 
 
 /// Repeats an attempt to reach the servers for as long as a call without a deadline would.
 fn insist(config: &Config, attempt: impl Fn() -> Result<(), Failure>) -> Result<()> {
-    let mut retry = RetryPolicy::new(RetryLimit::Brief, config, Duration::MAX);
+    let times = CallTimes::new(config, Duration::MAX);
+    let mut retry = RetryPolicy::new(RetryLimit::Brief, config, times);
     while let Err(failure) = attempt() {
-        let Some(pause) = retry.after(&failure) else {
+        let Some(pause) = retry.pause_after(&failure) else {
             return Err(failure.into_error(ATTEMPT, ""));
         };
         thread::sleep(pause);

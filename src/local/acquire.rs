@@ -1,300 +1,285 @@
-//! How the thread at the head of a line competes with other clients for a lock.
+//! Acquiring a lock, from the call to the hold.
+//!
+//! Decides what a call does: it adds a level if its thread holds the lock; else it waits behind the
+//! other threads of this process; and at the head of the queue, or with a single attempt outside it,
+//! it tries, waits and tries again. What a reply, a failure or the end of the wait means for the
+//! waiters behind it is decided here too.
 
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::clock::{Moment, end_of};
+use crate::clock::end_of;
 use crate::config::LockOptions;
 use crate::error::{Error, Result};
+use crate::event::Event;
 use crate::failure::Failure;
-use crate::local::acquire_request::{AcquireRequest, SentAcquire};
-use crate::local::backoff::Backoff;
-use crate::local::identity::Thread;
+use crate::local::attempt::{Arrival, Attempt, report_contended};
+use crate::local::call::{Caller, Wait};
+use crate::local::handoff::{self, Received};
 use crate::local::lease::Lease;
-use crate::local::retry::{RetryPolicy, is_outage};
-use crate::local::shared::{HeadStart, Shared, Wait};
-use crate::local::wait_queues::WaitQueues;
+use crate::local::pending::{PendingHandoff, SentAcquire};
+use crate::local::reentrancy::{self, Level};
+use crate::local::retry::{Backoff, RetryPolicy, is_outage};
+use crate::local::shared::Shared;
+use crate::local::wait_queues::{Position, Turn, WaitQueues};
 use crate::local::waiter::Waiter;
-use crate::store::hold::HoldId;
-use crate::store::request::{AcquireReply, Registration, is_granted};
+use crate::store::request::AcquireReply;
 
-/// For so long a thread lets another client go first after the lock was released for that one.
-const YIELD_TIME: Duration = Duration::from_millis(20);
-
-/// One call's attempt to get a lock: a hold in the making.
-struct Attempt<'a> {
-    /// The next one.
-    request: AcquireRequest,
-    options: &'a LockOptions,
-    wait: Wait,
-    retry: RetryPolicy,
-    /// Whether a request without a reply may stand in Redis as a hold, or may come to.
-    unsettled: bool,
-    /// Whether anybody was told that the lock is held by somebody else.
-    contended: bool,
+/// A call for a lock.
+pub(super) struct LockCall<'a> {
+    pub(super) shared: &'a Shared,
+    pub(super) name: &'a Arc<str>,
+    pub(super) caller: Caller,
+    pub(super) wait: Wait,
 }
 
-impl Attempt<'_> {
-    fn id(&self) -> &HoldId {
-        &self.request.hold
-    }
+/// How a call goes on when it does not wait behind other threads any more.
+enum Start {
+    /// At the head of the queue.
+    AtHead(Arrival),
+    /// With the lock, which was handed off to it.
+    HandedOff(Arc<Lease>),
+    /// At the head of the queue, with the lock unless the transfer fails.
+    HandoffPending(PendingHandoff),
+    /// With one attempt outside the queue.
+    Outside,
 }
 
-/// Why a thread stops to compete.
-enum Failed {
+/// Why a call ends without the lock.
+enum Stopped {
     Closed,
     Failed(Failure),
+    TimedOut,
 }
 
-impl Failed {
-    fn into_error(self, name: &str) -> Error {
+impl Stopped {
+    fn into_result(self, name: &str) -> Result<Option<Arc<Lease>>> {
         match self {
-            Self::Closed => Error::Closed,
-            Self::Failed(failure) => failure.into_error("acquire", name),
+            Self::Closed => Err(Error::Closed),
+            Self::Failed(failure) => Err(failure.into_error("acquire", name)),
+            Self::TimedOut => Ok(None),
         }
     }
 }
 
-impl Shared {
-    /// Competes as the first in line, and leaves the line to the next unless it has got the lock.
-    pub(super) fn compete_at_head(
-        &self,
-        name: &Arc<str>,
-        options: &LockOptions,
-        wait: Wait,
-        ticket: &Waiter,
-        arrival: HeadStart,
-    ) -> Result<Option<Arc<Lease>>> {
-        let head = AtHead::new(self.lines(), name);
-        let mut attempt = self.attempt(name, options, wait, arrival);
-        let outcome = self.compete(&mut attempt, ticket);
-        let succeeded = head.leave(&outcome, wait);
-        if !succeeded
-            && attempt.request.queue == Registration::Registered
-            && matches!(outcome, Ok(None) | Err(Failed::Closed))
-        {
-            self.leave_queue(&attempt);
-        }
-        outcome.map_err(|setback| setback.into_error(name))
+/// Acquires a lock, or one more level of it. `None` if it is still held when the wait is over.
+pub(crate) fn lock(
+    shared: &Shared,
+    name: &Arc<str>,
+    options: &LockOptions,
+    wait: Wait,
+) -> Result<Option<Level>> {
+    shared.identity.check_process()?;
+    shared.config.check_name(name)?;
+    options.check(&shared.config)?;
+    shared.wait_queues.check_open()?;
+    if let Some(lease) = shared.held_locks.find(thread::current().id(), name) {
+        return reentrancy::nest(shared, lease, wait).map(Some);
     }
-
-    /// Competes beside the line.
-    pub(super) fn compete_beside(
-        &self,
-        name: &Arc<str>,
-        options: &LockOptions,
-        wait: Wait,
-        ticket: &Waiter,
-    ) -> Result<Option<Arc<Lease>>> {
-        let mut attempt = self.attempt(name, options, wait, HeadStart::First);
-        self.compete(&mut attempt, ticket).map_err(|setback| setback.into_error(name))
+    let begin = Instant::now();
+    let caller = Caller::current(&shared.config, options);
+    let lease = LockCall { shared, name, caller, wait }.acquire()?;
+    if let Some(lease) = &lease {
+        report_acquired(shared, lease, begin.elapsed());
     }
+    Ok(lease.map(|lease| Level { lease, depth: 1 }))
+}
 
-    fn attempt<'a>(
-        &self,
-        name: &Arc<str>,
-        options: &'a LockOptions,
-        wait: Wait,
-        arrival: HeadStart,
-    ) -> Attempt<'a> {
-        let polite = arrival == HeadStart::NextPolitely;
-        let politeness = if polite { YIELD_TIME } else { Duration::ZERO };
-        let retry = RetryPolicy::new(wait.bound(), &self.config, options.first_lease());
-        let request = AcquireRequest {
-            hold: self.owner.next_hold(name),
-            lease: options.first_lease(),
-            queue: match arrival {
-                HeadStart::First if wait.is_over() => Registration::None,
-                HeadStart::First => Registration::IfHeld,
-                // The thread in front may have left the client's place to this one.
-                HeadStart::Next | HeadStart::NextPolitely => Registration::Registered,
-            },
-            polite_until: Instant::now() + politeness,
-            bounds: retry.bounds(),
-        };
-        let contended = arrival != HeadStart::First;
-        Attempt { request, options, wait, retry, unsettled: false, contended }
-    }
-
-    /// Tries until the lock is ours, the wait is over, or the server is given up.
-    fn compete(
-        &self,
-        attempt: &mut Attempt<'_>,
-        ticket: &Waiter,
-    ) -> Result<Option<Arc<Lease>>, Failed> {
-        let outcome = self.bid_until_settled(attempt, ticket);
-        if attempt.unsettled && !matches!(outcome, Ok(Some(_))) {
-            self.clean(attempt.id(), attempt.options.first_lease(), false);
-        }
-        outcome
-    }
-
-    fn bid_until_settled(
-        &self,
-        attempt: &mut Attempt<'_>,
-        ticket: &Waiter,
-    ) -> Result<Option<Arc<Lease>>, Failed> {
-        let mut backoff = Backoff::new(self.config.backoff);
-        let mut asked: Option<SentAcquire<_>> = None;
-        loop {
-            let sent = asked.map_or_else(|| attempt.request.ask(&*self.store), SentAcquire::wait);
-            let at = sent.at;
-            let pause = match self.take_in(attempt, sent) {
-                Ok(AcquireReply::Acquired { fence }) => {
-                    return Ok(Some(self.won(attempt, fence, at)));
-                }
-                Ok(AcquireReply::Held { remaining } | AcquireReply::Unknown { remaining }) => {
-                    self.take_in_busy(attempt);
-                    let pause = until_free(backoff.next().unwrap_or_default(), remaining);
-                    let Some(pause) = within(attempt.wait, pause) else { return Ok(None) };
-                    pause
-                }
-                Err(failure) => {
-                    self.lines().note(&attempt.id().name, Some(&failure));
-                    if failure.is_shortfall() {
-                        let end = attempt.retry.request_end();
-                        self.take_back(attempt.id(), attempt.options.first_lease(), end);
-                    }
-                    attempt.retry.after(&failure).ok_or(Failed::Failed(failure))?
-                }
-            };
-            // Nobody tells those who come to the head when `close` has told everybody.
-            let slept =
-                self.lines().check_open().and_then(|()| ticket.sleep(pause, &attempt.request));
-            asked = slept.map_err(|_| Failed::Closed)?;
-        }
-    }
-
-    /// Takes in that somebody else has the lock.
-    fn take_in_busy(&self, attempt: &mut Attempt<'_>) {
-        attempt.retry.answered();
-        self.lines().note(&attempt.id().name, None);
-        if !attempt.contended {
-            attempt.contended = true;
-            self.tell_contended(&attempt.id().name);
-        }
-    }
-
-    /// Takes in the reply to a request. One that comes when the lease it brings is already over
-    /// counts as none: a pause of this process must not bring forth a guard of nothing.
-    fn take_in(
-        &self,
-        attempt: &mut Attempt<'_>,
-        SentAcquire { at, queue, reply }: SentAcquire<Result<AcquireReply, Failure>>,
-    ) -> Result<AcquireReply, Failure> {
-        let span = attempt.options.first_lease();
-        if queue != Registration::None {
-            attempt.request.queue = Registration::Registered;
-        }
-        let unknown = match &reply {
-            Ok(AcquireReply::Acquired { .. }) => Moment::now() >= Lease::deadline(at, span),
-            Ok(bid @ (AcquireReply::Held { .. } | AcquireReply::Unknown { .. })) => {
-                self.listen(queue);
-                matches!(bid, AcquireReply::Unknown { .. })
+impl LockCall<'_> {
+    fn acquire(&self) -> Result<Option<Arc<Lease>>> {
+        let Some((waiter, start)) = self.queue()? else { return Ok(None) };
+        match start {
+            Start::AtHead(arrival) => self.acquire_at_head(self.head(), &waiter, arrival),
+            Start::HandedOff(lease) => Ok(Some(lease)),
+            Start::HandoffPending(pending) => self.receive_handoff(pending, &waiter),
+            Start::Outside => {
+                let mut attempt = self.attempt(Arrival::First);
+                try_until_acquired(&mut attempt, &waiter)
+                    .inspect_err(|_| attempt.clean_up())
+                    .map_or_else(|stopped| stopped.into_result(self.name), |lease| Ok(Some(lease)))
             }
-            Err(failure) => failure.is_ambiguous(),
-        };
-        if self.withdraws && (unknown || !is_granted(&reply)) {
-            if unknown {
-                self.clean(attempt.id(), span, false);
-            }
-            attempt.request.hold = self.owner.next_hold(&attempt.id().name);
+        }
+    }
+
+    /// Waits behind the other threads of this client. `None` if the wait is over before.
+    fn queue(&self) -> Result<Option<(Waiter, Start)>> {
+        let Self { shared, name, caller, wait } = self;
+        let queues = &shared.wait_queues;
+        let (waiter, position) = if *wait != Wait::No {
+            queues.join(name, caller, *wait == Wait::Endless)?
+        } else if let Some(joined) = queues.try_join(name, caller)? {
+            joined
+        } else if queues.holder(name).is_some_and(|lease| shared.is_valid(&lease)) {
+            report_contended(shared, name);
+            return Ok(None);
         } else {
-            attempt.unsettled |= unknown;
-        }
-        match reply? {
-            AcquireReply::Acquired { .. } if unknown => Err(Failure::late()),
-            bid => Ok(bid),
-        }
-    }
-
-    fn won(&self, attempt: &Attempt<'_>, fence: u64, sent: Moment) -> Arc<Lease> {
-        let (id, thread) = (attempt.id().clone(), Thread::current());
-        let lease = Arc::new(Lease::new(id, fence, attempt.options, sent, thread));
-        if attempt.unsettled {
-            lease.unsettle();
-        }
-        self.table.insert(&lease);
-        self.renewer.keep(&lease);
-        lease
-    }
-
-    /// Takes the client out of the queue in Redis if there is time. If not, or should it fail, the
-    /// first wake-up does it.
-    fn leave_queue(&self, attempt: &Attempt<'_>) {
-        let io_timeout = self.config.io_timeout(attempt.options.first_lease());
-        let last = attempt.wait.deadline().and_then(|deadline| deadline.checked_add(io_timeout));
-        let end = last.map_or(end_of(io_timeout), |last| last.min(end_of(io_timeout)));
-        if end > Instant::now() {
-            let name = &attempt.id().name;
-            self.store.unregister(name, self.owner.client(), end).unwrap_or_default();
-            // Somebody who began to wait in between is not in the queue now.
-            self.lines().knock(name, &*self.store);
-        }
-    }
-}
-
-/// The head of a line, which is left even if the thread panics.
-pub(super) struct AtHead<'a> {
-    lines: &'a WaitQueues,
-    name: &'a Arc<str>,
-    leaves: bool,
-}
-
-impl<'a> AtHead<'a> {
-    pub(super) fn new(lines: &'a WaitQueues, name: &'a Arc<str>) -> Self {
-        Self { lines, name, leaves: true }
-    }
-
-    /// Leaves it to others to leave the head.
-    pub(super) fn stay(mut self) {
-        self.leaves = false;
-    }
-
-    /// Leaves without the lock, perhaps because of a failure. Tells whether another thread is at
-    /// the head now.
-    pub(super) fn give_up(mut self, failure: Option<&Failure>, wait: Wait) -> bool {
-        self.leaves = false;
-        let outage = failure.filter(|failure| wait == Wait::Endless && is_outage(failure));
-        self.lines.give_up(self.name, outage)
-    }
-
-    /// Leaves, or stays with the lock. Tells whether another thread is at the head now.
-    fn leave(self, outcome: &Result<Option<Arc<Lease>>, Failed>, wait: Wait) -> bool {
-        match outcome {
-            Ok(Some(lease)) => {
-                self.lines.hold(lease);
-                self.stay();
-                false
+            return Ok(Some((Waiter::new(name), Start::Outside)));
+        };
+        let start = match position {
+            Position::Behind => self.wait_for_turn(&waiter)?,
+            Position::Head => Some(Start::AtHead(Arrival::First)),
+            Position::Recalled(lease) => {
+                let retry = RetryPolicy::new(*wait, &shared.config, caller.times);
+                let pending = handoff::start(shared, &lease, caller, true, &retry);
+                Some(Start::HandoffPending(pending))
             }
-            Err(Failed::Failed(failure)) => self.give_up(Some(failure), wait),
-            _ => self.give_up(None, wait),
+        };
+        Ok(start.map(|start| (waiter, start)))
+    }
+
+    fn wait_for_turn(&self, waiter: &Waiter) -> Result<Option<Start>> {
+        let deadline = if self.wait == Wait::No {
+            // It is behind a posted release, which is answered by then or not at all.
+            Some(end_of(self.caller.times.io_timeout))
+        } else {
+            report_contended(self.shared, self.name);
+            self.wait.deadline()
+        };
+        match self.shared.wait_queues.wait(waiter, deadline)? {
+            Turn::Failed(failure) | Turn::TimedOut(Some(failure)) => {
+                Err(failure.into_error("acquire", self.name))
+            }
+            Turn::HandedOff(lease) => Ok(Some(Start::HandedOff(lease))),
+            Turn::HandoffPending(pending) => Ok(Some(Start::HandoffPending(pending))),
+            Turn::Head { yields } => Ok(Some(Start::AtHead(Arrival::next(yields)))),
+            Turn::ReleasePending => Ok(Some(Start::Outside)),
+            Turn::TimedOut(None) => Ok(None),
         }
+    }
+
+    /// Waits for the reply to a transfer, and acquires the lock if that has not brought it.
+    fn receive_handoff(
+        &self,
+        pending: PendingHandoff,
+        waiter: &Waiter,
+    ) -> Result<Option<Arc<Lease>>> {
+        let head = self.head();
+        let mut retry = RetryPolicy::new(self.wait, &self.shared.config, self.caller.times);
+        match handoff::receive(self.shared, pending, &self.caller, &mut retry) {
+            Ok(Received::Held(lease)) => {
+                head.keep();
+                self.shared.wait_queues.set_handed_off(&lease);
+                Ok(Some(lease))
+            }
+            Ok(Received::MustAcquire { yields }) => {
+                self.shared.wait_queues.set_acquiring(waiter);
+                self.acquire_at_head(head, waiter, Arrival::next(yields))
+            }
+            Err(failure) => {
+                let stopped = Stopped::Failed(failure);
+                head.give_up(&stopped);
+                stopped.into_result(self.name)
+            }
+        }
+    }
+
+    /// Acquires the lock at the head of the queue. Without it the next waiter becomes the head.
+    pub(super) fn acquire_at_head(
+        &self,
+        head: QueueHead<'_>,
+        waiter: &Waiter,
+        arrival: Arrival,
+    ) -> Result<Option<Arc<Lease>>> {
+        let mut attempt = self.attempt(arrival);
+        let outcome = try_until_acquired(&mut attempt, waiter);
+        match outcome.inspect_err(|_| attempt.clean_up()) {
+            Ok(lease) => {
+                self.shared.wait_queues.set_acquired(&lease);
+                head.keep();
+                Ok(Some(lease))
+            }
+            Err(stopped) => {
+                let has_next = head.give_up(&stopped);
+                if !has_next && !matches!(stopped, Stopped::Failed(_)) {
+                    attempt.unregister();
+                }
+                stopped.into_result(self.name)
+            }
+        }
+    }
+
+    fn attempt(&self, arrival: Arrival) -> Attempt<'_> {
+        Attempt::new(self.shared, self.name, &self.caller, self.wait, arrival)
+    }
+
+    pub(super) fn head(&self) -> QueueHead<'_> {
+        let endless = self.wait == Wait::Endless;
+        QueueHead { queues: &self.shared.wait_queues, name: self.name, endless, kept: false }
     }
 }
 
-impl Drop for AtHead<'_> {
-    fn drop(&mut self) {
-        if self.leaves {
-            self.lines.give_up(self.name, None);
-        }
+/// Tries, waits and tries again.
+fn try_until_acquired(attempt: &mut Attempt<'_>, waiter: &Waiter) -> Result<Arc<Lease>, Stopped> {
+    let shared = attempt.shared;
+    let mut backoff = Backoff::new(shared.config.backoff);
+    let mut started: Option<SentAcquire<_>> = None;
+    loop {
+        let answered = match started {
+            None => attempt.request.execute(&*shared.store),
+            Some(started) => started.wait(),
+        };
+        let sent = answered.sent;
+        let pause = match attempt.record_reply(answered) {
+            Ok(AcquireReply::Acquired { fence }) => return Ok(attempt.begin_hold(fence, sent)),
+            Ok(AcquireReply::Held { remaining } | AcquireReply::Unknown { remaining }) => {
+                attempt.record_contention();
+                let pause = until_free(backoff.next().unwrap_or_default(), remaining);
+                attempt.wait.cut(pause).ok_or(Stopped::TimedOut)?
+            }
+            Err(failure) => {
+                attempt.record_failure(&failure);
+                attempt.retry.pause_after(&failure).ok_or(Stopped::Failed(failure))?
+            }
+        };
+        // A thread that becomes the head after `close` has sent its signals does not get one.
+        shared.wait_queues.check_open().map_err(|_| Stopped::Closed)?;
+        started = waiter.sleep(pause, &attempt.request).map_err(|_| Stopped::Closed)?;
     }
 }
 
-/// As much of a pause as the wait has time for; `None` if it is over.
-fn within(wait: Wait, pause: Duration) -> Option<Duration> {
-    match wait {
-        Wait::No => None,
-        Wait::Endless => Some(pause),
-        Wait::Until(deadline) => {
-            let left = deadline.saturating_duration_since(Instant::now());
-            (!left.is_zero()).then(|| pause.min(left))
-        }
-    }
-}
-
-/// The pause before asking again: no longer than the holder's lease can last, and a little longer
-/// than that, for Redis counts whole milliseconds.
+/// Returns the pause before the next attempt: no longer than the holder's lease can last, and a
+/// little longer than that, because Redis counts whole milliseconds.
 fn until_free(pause: Duration, remaining: Option<Duration>) -> Duration {
     remaining.map_or(pause, |remaining| pause.min(remaining + Duration::from_millis(1)))
+}
+
+fn report_acquired(shared: &Shared, lease: &Lease, waited: Duration) {
+    let (name, fence) = (lease.name(), lease.fence);
+    shared.events.emit(|| Event::Acquired { name: name.to_string(), fence, waited });
+    log::debug!(target: "leasehold", "acquired lock {name:?} (fence {fence}) after {waited:?}");
+}
+
+/// The head of a wait queue, which is given up even if the thread panics.
+pub(super) struct QueueHead<'a> {
+    queues: &'a WaitQueues,
+    name: &'a Arc<str>,
+    /// Whether the call waits without limit.
+    endless: bool,
+    kept: bool,
+}
+
+impl QueueHead<'_> {
+    /// Stays the head, with the lock.
+    fn keep(mut self) {
+        self.kept = true;
+    }
+
+    /// Returns `true` if another thread is at the head now.
+    fn give_up(mut self, stopped: &Stopped) -> bool {
+        self.kept = true;
+        let outage = match stopped {
+            Stopped::Failed(failure) if self.endless && is_outage(failure) => Some(failure),
+            Stopped::Closed | Stopped::Failed(_) | Stopped::TimedOut => None,
+        };
+        self.queues.give_up_head(self.name, outage)
+    }
+}
+
+impl Drop for QueueHead<'_> {
+    fn drop(&mut self) {
+        if !self.kept {
+            self.queues.give_up_head(self.name, None);
+        }
+    }
 }

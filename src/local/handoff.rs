@@ -1,224 +1,210 @@
-//! How a lock is handed on to the next thread in line: by one request, whose answer that thread
-//! waits for itself if the one before it does not want to.
+//! Handing a lock off to the next waiter of this process: one transfer instead of a release and an
+//! acquire, whose reply the waiter reads itself if the releasing thread does not want to.
+//!
+//! Decides when a lock is handed off no longer because another client waits for it, and what a
+//! transfer has brought. A waiter that has to acquire the lock is told so, here or by the outcome:
+//! nothing here acquires it.
+//!
+//! | reply to the transfer | the old hold | the waiter |
+//! |---|---|---|
+//! | transferred, in time | released | holds the lock |
+//! | transferred, after the lease | released | must acquire; the new hold is cleaned up |
+//! | gone | lost, unless an earlier request has ended it | must acquire |
+//! | yielded | released | must acquire, after the other client |
+//! | too few have acknowledged it | released | must acquire; the new hold is released |
+//! | rejected | released by a request of its own | must acquire |
+//! | none | may exist: the releasing thread releases it | fails, or must acquire |
 
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use crate::clock::{Moment, end_of};
-use crate::config::LockOptions;
-use crate::error::Result;
 use crate::failure::Failure;
-use crate::local::acquire::AtHead;
-use crate::local::identity::Thread;
+use crate::local::call::Caller;
+use crate::local::ending::{self, HoldFailure};
 use crate::local::lease::Lease;
-use crate::local::pending_handoff::PendingHandoff;
+use crate::local::pending::PendingHandoff;
 use crate::local::retry::{RetryPolicy, is_outage};
-use crate::local::shared::{HeadStart, Shared, Wait};
+use crate::local::shared::Shared;
 use crate::local::wait_queue::Handoffs;
-use crate::local::waiter::{QueuedWaiter, Signal, Waiter};
-use crate::store::hold::HoldId;
+use crate::local::waiter::QueuedWaiter;
 use crate::store::request::{PendingReply, Transfer, TransferReply};
 
-/// For so long a lock may be handed on inside this process while another client waits for it.
-const HAND_ON_TIME: Duration = Duration::from_millis(100);
+/// For so long a lock may be handed off inside this process while another client waits for it.
+const HANDOFF_TIME: Duration = Duration::from_millis(100);
 
-/// What has become of a passage for the thread that it leads to.
-enum Landing {
+/// What a handoff has brought the thread that was to get the lock.
+pub(super) enum Received {
     Held(Arc<Lease>),
-    /// It has to ask for the lock; politely, if that was released for another client.
-    Asks {
-        polite: bool,
+    MustAcquire {
+        /// Whether the lock was released for another client, which goes first.
+        yields: bool,
     },
 }
 
-/// How a transfer was answered.
+/// A transfer that was answered.
 struct AnsweredTransfer {
-    answer: TransferReply,
-    /// When the request was sent that got the answer.
+    reply: TransferReply,
+    /// When the request was sent that got the reply.
     sent: Moment,
-    /// Whether one was sent before that got none.
-    unknown: bool,
+    /// Whether an earlier request got none.
+    in_doubt: bool,
 }
 
-impl Shared {
-    /// Tells whether another client that waits is to get a lock that was handed on so.
-    pub(super) fn yields(&self, handed: Handoffs) -> bool {
-        handed.times >= self.config.max_handoffs || handed.since.elapsed() >= HAND_ON_TIME
-    }
+/// Returns `true` if a client that waits gets the lock after so many handoffs.
+pub(super) fn must_yield(shared: &Shared, handoffs: Handoffs) -> bool {
+    handoffs.times >= shared.config.max_handoffs || handoffs.since.elapsed() >= HANDOFF_TIME
+}
 
-    /// Asks for a hold for the next in line in the place of one that ends: one request instead of
-    /// two.
-    pub(super) fn send_off(
-        &self,
-        lease: &Arc<Lease>,
-        options: &LockOptions,
-        yields: bool,
-        retry: &RetryPolicy,
-    ) -> PendingHandoff {
-        let (from, to) = (lease.clone(), self.owner.next_hold(lease.name()));
-        let span = options.first_lease();
-        let end = retry.request_end().min(end_of(self.config.io_timeout(span)));
-        let sent = Moment::now();
-        let answer = self.store.transfer(Transfer {
-            from: &from.id,
-            to: &to,
-            lease: span,
-            yields,
-            deadline: end,
-        });
-        PendingHandoff { from, to, yields, sent, answer, settles: true }
-    }
+/// Sends the transfer of a hold that ends to a new one.
+pub(super) fn start(
+    shared: &Shared,
+    from: &Arc<Lease>,
+    to: &Caller,
+    yields: bool,
+    retry: &RetryPolicy,
+) -> PendingHandoff {
+    let deadline = retry.request_deadline().min(end_of(to.times.io_timeout));
+    let (from, to, lease) = (from.clone(), shared.identity.next_hold(from.name()), to.times.lease);
+    let sent = Moment::now();
+    let transfer = Transfer { from: &from.id, to: &to, lease, yields, deadline };
+    let reply = shared.store.transfer(transfer);
+    PendingHandoff { from, to, yields, sent, reply, reports_end: true }
+}
 
-    /// Hands a lock on, and waits until it is known what has become of it. Whatever happens, the
-    /// thread in that place is told: it has the lock, or has to ask for itself. Without an answer
-    /// each of both goes on by its own deadline: that thread may have less time than this one.
-    pub(super) fn hand_on(
-        &self,
-        mut passage: PendingHandoff,
-        place: &QueuedWaiter,
-        retry: &mut RetryPolicy,
-    ) -> Result<(), Option<Failure>> {
-        match passage.answer.wait() {
-            Err(failure) if is_outage(&failure) => {
-                let (from, again) = (passage.from.clone(), failure.clone());
-                passage.answer = PendingReply::new(move || Err(again));
-                passage.settles = false;
-                place.tell(Signal::Coming(Box::new(passage)));
-                let Some(pause) = retry.after(&failure) else { return Err(Some(failure)) };
-                thread::sleep(pause);
-                // That thread may end the hold first.
-                return self.give_back(&from, retry, true);
-            }
-            answer => passage.answer = PendingReply::new(move || answer),
-        }
-        let name = passage.to.name.clone();
-        let (landing, outcome) = self.land(passage, &place.options, &place.thread, retry);
-        match landing {
-            Landing::Held(lease) => self.lines().give(place, &lease),
-            Landing::Asks { polite } => self.lines().call(&name, place, polite),
-        }
-        outcome
-    }
-
-    /// Takes a lock over from the thread in front, which has not waited to see what becomes of it.
-    pub(super) fn take_over(
-        &self,
-        passage: PendingHandoff,
-        options: &LockOptions,
-        wait: Wait,
-        ticket: &Waiter,
-    ) -> Result<Option<Arc<Lease>>> {
-        let (from, name) = (passage.from.clone(), passage.to.name.clone());
-        let settles = passage.settles;
-        let head = AtHead::new(self.lines(), &name);
-        let mut retry = RetryPolicy::new(wait.bound(), &self.config, options.first_lease());
-        let (landing, outcome) = self.land(passage, options, &Thread::current(), &mut retry);
-        if settles {
-            self.settle(&from, &outcome);
-        }
-        if let Err(Some(failure)) = outcome
-            && is_outage(&failure)
-        {
-            head.give_up(Some(&failure), wait);
-            return Err(failure.into_error("acquire", &name));
-        }
-        head.stay();
-        match landing {
-            Landing::Held(lease) => {
-                self.lines().pass(&lease);
-                Ok(Some(lease))
-            }
-            Landing::Asks { polite } => {
-                self.lines().lead(ticket);
-                let arrival = if polite { HeadStart::NextPolitely } else { HeadStart::Next };
-                self.compete_at_head(&name, options, wait, ticket, arrival)
-            }
-        }
-    }
-
-    /// Waits for the answer to a transfer. Tells also how the hold has ended that it was from.
-    fn land(
-        &self,
-        passage: PendingHandoff,
-        options: &LockOptions,
-        thread: &Thread,
-        retry: &mut RetryPolicy,
-    ) -> (Landing, Result<(), Option<Failure>>) {
-        let (from, to) = (passage.from.clone(), passage.to.clone());
-        let asks = Landing::Asks { polite: false };
-        match self.transfer(passage, options, retry) {
-            Ok(AnsweredTransfer {
-                answer: TransferReply::Transferred { fence },
-                sent,
-                unknown,
-            }) => {
-                let next = Arc::new(Lease::new(to, fence, options, sent, thread.clone()));
-                if unknown {
-                    next.unsettle();
-                }
-                if !self.stands(&next) {
-                    return (asks, Ok(()));
-                }
-                self.table.insert(&next);
-                self.renewer.keep(&next);
-                (Landing::Held(next), Ok(()))
-            }
-            Ok(AnsweredTransfer { answer: TransferReply::Gone, unknown, .. }) => {
-                self.clean_if(unknown, &to, options);
-                (asks, if unknown { Ok(()) } else { Err(None) })
-            }
-            Ok(AnsweredTransfer { answer: TransferReply::Yielded, unknown, .. }) => {
-                self.clean_if(unknown, &to, options);
-                (Landing::Asks { polite: true }, Ok(()))
-            }
-            // The old hold has ended, and the new one is the affair of whoever was to have it.
-            Err(failure) if failure.is_shortfall() => {
-                self.take_back(&to, options.first_lease(), retry.request_end());
-                (asks, Ok(()))
-            }
-            Err(failure) if is_outage(&failure) => (asks, Err(Some(failure))),
-            // A server that is out of memory begins no hold, but ends one.
-            Err(_) => (asks, self.give_back(&from, retry, false)),
-        }
-    }
-
-    /// Has a hold removed that does not stand, if a request that began it may yet be executed.
-    fn clean_if(&self, unknown: bool, hold: &HoldId, options: &LockOptions) {
-        if unknown {
-            self.clean(hold, options.first_lease(), false);
-        }
-    }
-
-    /// Waits for an answer, and asks again until there is one.
-    fn transfer(
-        &self,
-        passage: PendingHandoff,
-        options: &LockOptions,
-        retry: &mut RetryPolicy,
-    ) -> Result<AnsweredTransfer, Failure> {
-        let PendingHandoff { from, to, yields, mut sent, mut answer, .. } = passage;
-        let mut unknown = false;
-        loop {
-            let failure = match answer.wait() {
-                Ok(answer) => return Ok(AnsweredTransfer { answer, sent, unknown }),
-                Err(failure) => failure,
-            };
-            unknown |= failure.is_ambiguous();
-            let Some(pause) = retry.after(&failure) else {
-                self.clean_if(unknown, &to, options);
-                return Err(failure);
+/// Waits, in the releasing thread, until it is known what a handoff has brought. The waiter is
+/// signalled in every case. Without a reply each of the two goes on by its own deadline: the waiter
+/// may have less time than this thread.
+pub(super) fn finish(
+    shared: &Shared,
+    mut pending: PendingHandoff,
+    waiter: &QueuedWaiter,
+    retry: &mut RetryPolicy,
+) -> Result<(), HoldFailure> {
+    match pending.reply.wait() {
+        Err(failure) if is_outage(&failure) => {
+            let (from, again) = (pending.from.clone(), failure.clone());
+            pending.reply = PendingReply::new(move || Err(again));
+            pending.reports_end = false;
+            waiter.forward_handoff(pending);
+            let Some(pause) = retry.pause_after(&failure) else {
+                return Err(HoldFailure::Failed(failure));
             };
             thread::sleep(pause);
-            sent = Moment::now();
-            let end = retry.request_end();
-            answer = self.store.transfer(Transfer {
-                from: &from.id,
-                to: &to,
-                lease: options.first_lease(),
-                yields,
-                deadline: end,
-            });
+            // The waiter may end the hold first.
+            return ending::release_in_store(shared, &from, retry, true);
         }
+        reply => pending.reply = PendingReply::new(move || reply),
+    }
+    let name = pending.to.name.clone();
+    let (received, outcome) = complete(shared, pending, &waiter.caller, retry);
+    match received {
+        Received::Held(lease) => shared.wait_queues.finish_handoff(waiter, &lease),
+        Received::MustAcquire { yields } => {
+            shared.wait_queues.cancel_handoff(&name, waiter, yields);
+        }
+    }
+    outcome
+}
+
+/// Waits, in the thread that is to get the lock, until it is known what a handoff has brought.
+///
+/// # Errors
+///
+/// The failure if the server could not be reached.
+pub(super) fn receive(
+    shared: &Shared,
+    pending: PendingHandoff,
+    caller: &Caller,
+    retry: &mut RetryPolicy,
+) -> Result<Received, Failure> {
+    let (from, reports_end) = (pending.from.clone(), pending.reports_end);
+    let (received, outcome) = complete(shared, pending, caller, retry);
+    if reports_end {
+        ending::report_end(shared, &from, &outcome);
+    }
+    match outcome {
+        Err(HoldFailure::Failed(failure)) if is_outage(&failure) => Err(failure),
+        _ => Ok(received),
+    }
+}
+
+/// Waits for the reply to a transfer. Returns also how the old hold has ended.
+fn complete(
+    shared: &Shared,
+    pending: PendingHandoff,
+    caller: &Caller,
+    retry: &mut RetryPolicy,
+) -> (Received, Result<(), HoldFailure>) {
+    let (from, to) = (pending.from.clone(), pending.to.clone());
+    let must_acquire = Received::MustAcquire { yields: false };
+    let AnsweredTransfer { reply, sent, in_doubt } =
+        match await_transfer(shared, pending, caller, retry) {
+            Ok(answered) => answered,
+            // The old hold has ended, and the new one is this thread's to end.
+            Err(failure) if failure.is_shortfall() => {
+                ending::undo(shared, &to, caller.times.lease, retry.request_deadline());
+                return (must_acquire, Ok(()));
+            }
+            Err(failure) if is_outage(&failure) => {
+                return (must_acquire, Err(HoldFailure::Failed(failure)));
+            }
+            // A server that is out of memory begins no hold, but ends one.
+            Err(_) => {
+                return (must_acquire, ending::release_in_store(shared, &from, retry, false));
+            }
+        };
+    match reply {
+        TransferReply::Transferred { fence } => {
+            let lease = Arc::new(Lease::new(to, fence, caller, sent));
+            if in_doubt {
+                lease.mark_in_doubt();
+            }
+            if !shared.is_valid(&lease) {
+                return (must_acquire, Ok(()));
+            }
+            shared.add_hold(&lease);
+            (Received::Held(lease), Ok(()))
+        }
+        TransferReply::Gone if in_doubt => (must_acquire, Ok(())),
+        TransferReply::Gone => (must_acquire, Err(HoldFailure::Lost)),
+        TransferReply::Yielded => (Received::MustAcquire { yields: true }, Ok(())),
+    }
+}
+
+/// Waits for the reply to a transfer, and sends it again until there is one. If the new hold does
+/// not exist, but an earlier request may still begin it, it is cleaned up.
+fn await_transfer(
+    shared: &Shared,
+    pending: PendingHandoff,
+    caller: &Caller,
+    retry: &mut RetryPolicy,
+) -> Result<AnsweredTransfer, Failure> {
+    let PendingHandoff { from, to, yields, mut sent, mut reply, .. } = pending;
+    let lease = caller.times.lease;
+    let mut in_doubt = false;
+    loop {
+        let failure = match reply.wait() {
+            Ok(reply) => {
+                if in_doubt && !matches!(reply, TransferReply::Transferred { .. }) {
+                    shared.clean_up(&to, lease, false);
+                }
+                return Ok(AnsweredTransfer { reply, sent, in_doubt });
+            }
+            Err(failure) => failure,
+        };
+        in_doubt |= failure.is_ambiguous();
+        let Some(pause) = retry.pause_after(&failure) else {
+            if in_doubt {
+                shared.clean_up(&to, lease, false);
+            }
+            return Err(failure);
+        };
+        thread::sleep(pause);
+        sent = Moment::now();
+        let deadline = retry.request_deadline();
+        let transfer = Transfer { from: &from.id, to: &to, lease, yields, deadline };
+        reply = shared.store.transfer(transfer);
     }
 }

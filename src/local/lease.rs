@@ -1,4 +1,14 @@
-//! One hold of one lock: what is known of it without asking anybody.
+//! One hold of one lock, and the local deadline until which it may be relied on.
+//!
+//! Decides, without any I/O, whether the hold is still valid, when it has to be renewed, and which
+//! of several threads is the one that finds it lost. Knows neither the store nor the wait queues:
+//! [`LossNotifier`](crate::local::loss::LossNotifier) tells others of a loss.
+//!
+//! | state of `deadline` | set by | followed by |
+//! |---|---|---|
+//! | a moment | `new`, `extend` | a later moment, `LOST` or `ENDED` |
+//! | `LOST` | `expire` at that moment, `lose` at any time | nothing |
+//! | `ENDED` | `end` before that moment | nothing |
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -9,11 +19,12 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 use parking_lot::Mutex;
 
 use crate::clock::Moment;
-use crate::config::LockOptions;
+use crate::local::call::Caller;
 use crate::local::identity::Thread;
 use crate::store::hold::HoldId;
+use crate::store::job::InDoubtHold;
 
-/// A lease that is due within this part of its length is renewed along with others.
+/// A lease that is due within this part of its duration is renewed along with others.
 pub(crate) const TOGETHER: u32 = 64;
 
 /// Values of `Lease::deadline` that are not moments.
@@ -22,17 +33,17 @@ const ENDED: u64 = 1;
 
 /// A hold and how long it may be relied on.
 ///
-/// The one mutable fact is the local deadline. It is *the time at which the last confirmed request
-/// was sent, plus the lease, less the drift*, and it is moved, found to be over, or ended by
-/// compare-and-swap: what one thread has seen as lost no other can renew.
+/// The one mutable fact is the local deadline: *the time at which the last confirmed request was
+/// sent, plus the lease, less the drift*. It is moved, found to be over, or ended by
+/// compare-and-swap, so that no thread can renew what another has seen as lost.
 #[derive(Debug)]
 pub(crate) struct Lease {
     pub(crate) id: HoldId,
     pub(crate) fence: u64,
-    /// The length of a whole lease.
-    length: Duration,
+    /// Of a whole lease.
+    duration: Duration,
     renewed: bool,
-    taken: Moment,
+    acquired: Moment,
     /// The age limit.
     end: Moment,
     thread: Thread,
@@ -40,28 +51,28 @@ pub(crate) struct Lease {
     deadline: AtomicU64,
     /// How many guards there are. Only the holding thread changes it.
     depth: AtomicU32,
-    /// Whether a request that began this hold may yet be executed once more.
-    unsettled: AtomicBool,
+    /// Whether a request that began this hold may be executed once more.
+    in_doubt: AtomicBool,
     /// For the receivers of `Guard::lost`, if there are any.
-    watch: Mutex<Option<Box<Watch>>>,
+    loss_channel: Mutex<Option<Box<LossChannel>>>,
 }
 
-/// One channel for all receivers of a lease, so that asking for another one costs no memory. When
-/// the time comes there is a message for each of them.
+/// One channel for all receivers of a lease, so that a further receiver costs no memory. A loss
+/// sends one message for each of them.
 #[derive(Debug)]
-struct Watch {
+struct LossChannel {
     receivers: usize,
     sender: Sender<()>,
     receiver: Receiver<()>,
 }
 
-impl Watch {
+impl LossChannel {
     fn new() -> Self {
         let (sender, receiver) = unbounded();
         Self { receivers: 0, sender, receiver }
     }
 
-    fn tell(&self) {
+    fn send_to_all(&self) {
         for _ in 0..self.receivers {
             // There is a receiver: our own.
             self.sender.send(()).unwrap_or_default();
@@ -69,52 +80,41 @@ impl Watch {
     }
 }
 
-/// A receiver for whoever asks when the hold is lost already.
-pub(crate) fn lost_before() -> Receiver<()> {
-    let late = Watch { receivers: 1, ..Watch::new() };
-    late.tell();
-    late.receiver
+/// Returns a receiver for a hold that was lost before it was asked for.
+pub(crate) fn already_lost() -> Receiver<()> {
+    let channel = LossChannel { receivers: 1, ..LossChannel::new() };
+    channel.send_to_all();
+    channel.receiver
 }
 
-/// What a lease asks its renewer for.
+/// What the renewer has to do for a lease next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NextStep {
     /// Nothing any more.
     None,
-    /// To be found lost then, if nobody has released it.
+    /// To find it lost then, unless it was released before.
     Expire(Moment),
-    /// To be renewed then: when a third of it has passed, a little less because of the drift.
+    /// To renew it then: when a third of it has passed, a little less because of the drift.
     Renew(Moment),
 }
 
 impl Lease {
-    /// A hold of `thread`, got by a request sent at `taken`.
-    pub(crate) fn new(
-        id: HoldId,
-        fence: u64,
-        options: &LockOptions,
-        taken: Moment,
-        thread: Thread,
-    ) -> Self {
-        let span = options.first_lease();
+    /// A hold of the caller, acquired by a request that was sent at `sent`.
+    pub(crate) fn new(id: HoldId, fence: u64, caller: &Caller, sent: Moment) -> Self {
+        let Caller { thread, options, times } = caller;
         Self {
             id,
             fence,
-            length: options.lease,
+            duration: options.lease,
             renewed: options.renew,
-            taken,
-            end: options.max_hold.map_or(Moment::NEVER, |hold| taken.after(hold)),
-            thread,
-            deadline: AtomicU64::new(Self::deadline(taken, span).raw()),
+            acquired: sent,
+            end: options.max_hold.map_or(Moment::NEVER, |age| sent.after(age)),
+            thread: thread.clone(),
+            deadline: AtomicU64::new(local_deadline(sent, times.lease).raw()),
             depth: AtomicU32::new(1),
-            unsettled: AtomicBool::new(false),
-            watch: Mutex::new(None),
+            in_doubt: AtomicBool::new(false),
+            loss_channel: Mutex::new(None),
         }
-    }
-
-    /// Until when a lease may be relied on that a request sent at `sent` has brought.
-    pub(crate) fn deadline(sent: Moment, span: Duration) -> Moment {
-        sent.after(span.saturating_sub(drift(span)))
     }
 
     pub(crate) fn name(&self) -> &Arc<str> {
@@ -126,7 +126,7 @@ impl Lease {
     }
 
     pub(crate) fn age(&self) -> Duration {
-        Moment::now().since(self.taken)
+        Moment::now().since(self.acquired)
     }
 
     pub(crate) fn depth(&self) -> u32 {
@@ -137,30 +137,36 @@ impl Lease {
         self.depth.store(depth, Ordering::Relaxed);
     }
 
-    pub(crate) fn is_unsettled(&self) -> bool {
-        self.unsettled.load(Ordering::Relaxed)
+    /// Returns `true` if a request that began this hold may be executed once more, so that the hold
+    /// can reappear after its release.
+    pub(crate) fn is_in_doubt(&self) -> bool {
+        self.in_doubt.load(Ordering::Relaxed)
     }
 
-    /// Notes that a request that began this hold may yet be executed once more.
-    pub(crate) fn unsettle(&self) {
-        self.unsettled.store(true, Ordering::Relaxed);
+    pub(crate) fn mark_in_doubt(&self) {
+        self.in_doubt.store(true, Ordering::Relaxed);
     }
 
-    /// The time for which the hold may still be relied on; zero if it is lost or ended.
+    /// Returns the time for which the hold may still be relied on; zero if it is lost or ended.
     pub(crate) fn remaining(&self) -> Duration {
         Moment::from_raw(self.deadline.load(Ordering::Acquire)).since(Moment::now())
     }
 
-    /// The length to ask for in a request that is sent now: less than a whole lease where the age
-    /// limit comes first.
-    pub(crate) fn span(&self, now: Moment) -> Duration {
-        self.length.min(self.end.since(now))
+    /// Returns the duration of a whole lease.
+    pub(crate) fn duration(&self) -> Duration {
+        self.duration
     }
 
-    /// Takes in that a request sent at `sent` has renewed the hold for `span`. Does nothing if the
-    /// hold was lost in the meantime.
-    pub(crate) fn extend(&self, sent: Moment, span: Duration) {
-        let deadline = Self::deadline(sent, span).raw();
+    /// Returns the lease to ask for in a request that is sent now: less than a whole one where the
+    /// age limit comes first.
+    pub(crate) fn next_lease(&self, now: Moment) -> Duration {
+        self.duration.min(self.end.since(now))
+    }
+
+    /// Moves the deadline after a request sent at `sent` has renewed the hold for `lease`. Does
+    /// nothing if the hold was lost in the meantime.
+    pub(crate) fn extend(&self, sent: Moment, lease: Duration) {
+        let deadline = local_deadline(sent, lease).raw();
         let mut seen = self.deadline.load(Ordering::Acquire);
         while seen > ENDED && seen < deadline && Moment::now().raw() < seen {
             let swap = self.deadline.compare_exchange_weak(
@@ -176,13 +182,13 @@ impl Lease {
         }
     }
 
-    /// Finds out whether the hold is lost by time. `true` the one time it turns out to be.
+    /// Marks the hold as lost if its deadline has passed. Returns `true` for the one call that does.
     pub(crate) fn expire(&self) -> bool {
         let mut seen = self.deadline.load(Ordering::Acquire);
         while seen > ENDED && seen <= Moment::now().raw() {
             match self.deadline.compare_exchange(seen, LOST, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => {
-                    self.tell_watchers();
+                    self.report_loss();
                     return true;
                 }
                 Err(now) => seen = now,
@@ -191,19 +197,20 @@ impl Lease {
         false
     }
 
-    /// Takes in that the server does not know the hold any more. `true` the one time this is news.
+    /// Marks the hold as lost because the server does not know it any more. Returns `true` for the
+    /// one call that does.
     pub(crate) fn lose(&self) -> bool {
         let lost = self.deadline.fetch_update(Ordering::AcqRel, Ordering::Acquire, |seen| {
             (seen > ENDED).then_some(LOST)
         });
         if lost.is_ok() {
-            self.tell_watchers();
+            self.report_loss();
         }
         lost.is_ok()
     }
 
-    /// Ends the hold as its holder wishes. `false` if it was lost before. Those who watch are told
-    /// when it is known how the release went.
+    /// Ends the hold on behalf of its holder. Returns `false` if it was lost before. The receivers
+    /// of its loss learn more when it is known how the release went.
     pub(crate) fn end(&self) -> bool {
         let ended = self.deadline.fetch_update(Ordering::AcqRel, Ordering::Acquire, |seen| {
             (seen > ENDED && Moment::now().raw() < seen).then_some(ENDED)
@@ -211,66 +218,74 @@ impl Lease {
         ended.is_ok()
     }
 
-    /// A receiver that finds one message when the hold is lost, and is disconnected without one
-    /// when it ends. Tells also whether nobody watched before.
-    pub(crate) fn watch(&self) -> (Receiver<()>, bool) {
-        let mut watch = self.watch.lock();
+    /// Returns a receiver that gets one message when the hold is lost, and is disconnected without
+    /// one when the hold ends. Returns also whether it is the first.
+    pub(crate) fn loss_receiver(&self) -> (Receiver<()>, bool) {
+        let mut channel = self.loss_channel.lock();
         if self.deadline.load(Ordering::Acquire) == LOST {
-            return (lost_before(), false);
+            return (already_lost(), false);
         }
-        let first = watch.is_none();
-        let watch = watch.get_or_insert_with(|| Box::new(Watch::new()));
-        watch.receivers += 1;
-        (watch.receiver.clone(), first)
+        let first = channel.is_none();
+        let channel = channel.get_or_insert_with(|| Box::new(LossChannel::new()));
+        channel.receivers += 1;
+        (channel.receiver.clone(), first)
     }
 
-    /// Tells those who watch that the hold is lost.
-    pub(crate) fn tell_watchers(&self) {
-        if let Some(watch) = self.watch.lock().take() {
-            watch.tell();
+    /// Sends each receiver its message that the hold is lost.
+    pub(crate) fn report_loss(&self) {
+        if let Some(channel) = self.loss_channel.lock().take() {
+            channel.send_to_all();
         }
     }
 
-    /// Tells those who watch that the hold has ended as it should.
-    pub(crate) fn dismiss_watchers(&self) {
-        self.watch.lock().take();
-    }
-
-    /// Tells those who watch if the deadline has passed, and leaves it to others to find the hold
-    /// lost and to do what is to be done then.
-    pub(crate) fn tell_watchers_if_over(&self) {
+    /// Sends the messages of a loss if the deadline has passed, and leaves it to other threads to
+    /// mark the hold as lost.
+    pub(crate) fn report_loss_if_over(&self) {
         let seen = self.deadline.load(Ordering::Acquire);
         if seen > ENDED && seen <= Moment::now().raw() {
-            self.tell_watchers();
+            self.report_loss();
         }
     }
 
-    /// What is to be done for the lease next.
-    pub(crate) fn duty(&self) -> NextStep {
+    /// Disconnects the receivers, because the hold has ended without a loss.
+    pub(crate) fn report_end(&self) {
+        self.loss_channel.lock().take();
+    }
+
+    /// Returns the hold for its removal from the store, where it may still exist after its loss.
+    pub(crate) fn to_clean_up(&self) -> InDoubtHold {
+        let settled_by_release = !self.is_in_doubt();
+        InDoubtHold { hold: self.id.clone(), lease: self.duration, settled_by_release }
+    }
+
+    /// Returns what the renewer has to do for the lease next.
+    pub(crate) fn next_step(&self) -> NextStep {
         let deadline = self.deadline.load(Ordering::Acquire);
         if deadline <= ENDED {
             return NextStep::None;
         }
         let deadline = Moment::from_raw(deadline);
         // The age limit leaves nothing to renew, or the thread that could release is gone.
-        let last = deadline.after(drift(self.length)) >= self.end;
+        let last = deadline.after(drift(self.duration)) >= self.end;
         if !self.renewed || last || !self.thread.is_alive() {
             NextStep::Expire(deadline)
         } else {
-            NextStep::Renew(deadline.before(self.length * 2 / 3))
+            NextStep::Renew(deadline.before(self.duration * 2 / 3))
         }
     }
 
-    /// Whether the lease should be renewed now, or so soon that others may take it along.
-    pub(crate) fn wants_renewal(&self, now: Moment) -> bool {
-        let soon = now.after(self.length / TOGETHER);
-        matches!(self.duty(), NextStep::Renew(due) if due <= soon)
+    /// Returns `true` if the lease should be renewed now, or so soon that it may go along with
+    /// others.
+    pub(crate) fn is_due(&self, now: Moment) -> bool {
+        let soon = now.after(self.duration / TOGETHER);
+        matches!(self.next_step(), NextStep::Renew(due) if due <= soon)
     }
+}
 
-    /// The length of a whole lease.
-    pub(crate) fn length(&self) -> Duration {
-        self.length
-    }
+/// Returns the moment until which a lease may be relied on that a request sent at `sent` has
+/// brought.
+pub(crate) fn local_deadline(sent: Moment, lease: Duration) -> Moment {
+    sent.after(lease.saturating_sub(drift(lease)))
 }
 
 /// What clocks may differ by within a lease: 1 % of it and 2 ms, as in
@@ -282,6 +297,7 @@ fn drift(lease: Duration) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::{Config, LockOptions};
     use std::thread::sleep;
 
     const LEASE: Duration = Duration::from_millis(200);
@@ -290,13 +306,13 @@ mod tests {
         LockOptions { lease: LEASE, ..LockOptions::default() }
     }
 
-    fn taken(options: &LockOptions, sent: Moment) -> Lease {
+    fn acquired(options: &LockOptions, sent: Moment) -> Lease {
         let id = HoldId { name: Arc::from("x"), client: Arc::from("c"), nonce: 1 };
-        Lease::new(id, 7, options, sent, Thread::current())
+        Lease::new(id, 7, &Caller::current(&Config::default(), options), sent)
     }
 
     fn expired() -> Lease {
-        let lease = taken(&options(), Moment::now());
+        let lease = acquired(&options(), Moment::now());
         sleep(LEASE);
         lease
     }
@@ -305,7 +321,7 @@ mod tests {
     fn the_deadline_counts_from_the_request_and_leaves_room_for_drift() {
         let sent = Moment::now();
         sleep(LEASE / 4);
-        let left = taken(&options(), sent).remaining();
+        let left = acquired(&options(), sent).remaining();
         let drift = LEASE / 100 + Duration::from_millis(2);
         assert!(left + drift <= LEASE * 3 / 4, "{left:?}");
         assert!(left > LEASE / 4, "{left:?}");
@@ -314,7 +330,7 @@ mod tests {
     #[test]
     fn a_renewal_counts_from_its_request_and_never_shortens() {
         let sent = Moment::now();
-        let lease = taken(&options(), sent);
+        let lease = acquired(&options(), sent);
         sleep(LEASE / 4);
         let before = lease.remaining();
         lease.extend(sent, LEASE / 2);
@@ -332,63 +348,63 @@ mod tests {
         assert!(lease.expire(), "the first to see it");
         assert!(!lease.expire(), "and no other");
         assert!(!lease.end(), "too late to end it");
-        assert_eq!(lease.duty(), NextStep::None);
+        assert_eq!(lease.next_step(), NextStep::None);
     }
 
     #[test]
     fn an_ended_lease_is_not_lost() {
-        let lease = taken(&options(), Moment::now());
-        let (lost, _) = lease.watch();
+        let lease = acquired(&options(), Moment::now());
+        let (lost, _) = lease.loss_receiver();
         assert!(lease.end());
         lease.lose();
-        lease.dismiss_watchers();
+        lease.report_end();
         assert!(lost.recv().is_err(), "disconnected, without a message");
         assert!(!lease.end(), "only once");
     }
 
     #[test]
-    fn watchers_hear_of_a_loss_before_and_after_it() {
-        let lease = taken(&options(), Moment::now());
-        let ((early, first), (second, not_first)) = (lease.watch(), lease.watch());
+    fn every_receiver_gets_a_message_of_a_loss_before_and_after_it() {
+        let lease = acquired(&options(), Moment::now());
+        let ((early, first), (second, not_first)) = (lease.loss_receiver(), lease.loss_receiver());
         assert!(first && !not_first);
         lease.lose();
-        let (late, _) = lease.watch();
+        let (late, _) = lease.loss_receiver();
         let receivers = [early, second, late];
         assert!(receivers.iter().all(|lost| lost.recv().is_ok()));
         assert!(receivers.iter().all(|lost| lost.recv().is_err()), "one message for each");
     }
 
     #[test]
-    fn a_lease_asks_to_be_renewed_after_a_third() {
+    fn a_lease_is_renewed_after_a_third() {
         let sent = Moment::now();
-        let lease = taken(&options(), sent);
-        let NextStep::Renew(due) = lease.duty() else { panic!("{:?}", lease.duty()) };
+        let lease = acquired(&options(), sent);
+        let NextStep::Renew(due) = lease.next_step() else { panic!("{:?}", lease.next_step()) };
         assert!(due.since(sent) <= LEASE / 3 && due.since(sent) > LEASE / 4);
-        assert!(!lease.wants_renewal(sent));
-        assert!(lease.wants_renewal(sent.after(LEASE / 3)));
+        assert!(!lease.is_due(sent));
+        assert!(lease.is_due(sent.after(LEASE / 3)));
     }
 
     #[test]
-    fn a_lease_that_is_not_to_be_renewed_asks_to_be_ended() {
-        let lease = taken(&LockOptions { renew: false, ..options() }, Moment::now());
-        assert!(matches!(lease.duty(), NextStep::Expire(_)));
+    fn a_lease_that_is_not_renewed_expires() {
+        let lease = acquired(&LockOptions { renew: false, ..options() }, Moment::now());
+        assert!(matches!(lease.next_step(), NextStep::Expire(_)));
     }
 
     #[test]
     fn the_age_limit_cuts_the_first_lease_and_the_last() {
         let sent = Moment::now();
-        let short = taken(&LockOptions { max_hold: Some(LEASE / 2), ..options() }, sent);
+        let short = acquired(&LockOptions { max_hold: Some(LEASE / 2), ..options() }, sent);
         assert!(short.remaining() < LEASE / 2);
-        assert!(matches!(short.duty(), NextStep::Expire(_)));
+        assert!(matches!(short.next_step(), NextStep::Expire(_)));
 
-        let longer = taken(&LockOptions { max_hold: Some(LEASE * 5 / 4), ..options() }, sent);
-        assert!(matches!(longer.duty(), NextStep::Renew(_)));
+        let longer = acquired(&LockOptions { max_hold: Some(LEASE * 5 / 4), ..options() }, sent);
+        assert!(matches!(longer.next_step(), NextStep::Renew(_)));
         let later = sent.after(LEASE / 2);
-        let span = longer.span(later);
-        assert!(span <= LEASE * 3 / 4);
-        longer.extend(later, span);
+        let next = longer.next_lease(later);
+        assert!(next <= LEASE * 3 / 4);
+        longer.extend(later, next);
         assert!(
-            matches!(longer.duty(), NextStep::Expire(then) if then <= sent.after(LEASE * 5 / 4))
+            matches!(longer.next_step(), NextStep::Expire(then) if then <= sent.after(LEASE * 5 / 4))
         );
     }
 }

@@ -1,4 +1,7 @@
-//! The one thread of a client that hears which locks may be free.
+//! The listener: the one thread of a client that receives the wake-ups from other clients.
+//!
+//! Decides how often it tries to receive them again after a failure. What a wake-up does is decided
+//! by the function that it calls.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
@@ -8,52 +11,43 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounde
 
 use crate::clock::end_of;
 use crate::failure::{Failure, FailureKind};
-use crate::local::backoff::Backoff;
+use crate::local::retry::Backoff;
 use crate::net::interrupter::Interrupter;
 use crate::store::wake::{Wake, Wakeups};
 
-/// The thread looks up this often even if it hears nothing.
+/// The longest wait for one message.
 const TURN: Duration = Duration::from_secs(60);
 
-/// A connection that lasted this long is no part of an outage before or after it.
+/// A connection that lasted this long belongs to no outage before or after it.
 const STABLE: Duration = Duration::from_secs(1);
 
-/// A server that refuses to tell us anything is not asked again before this time.
-const REFUSED_PAUSE: Duration = Duration::from_secs(30);
+/// The shortest pause after a server has rejected the subscription.
+const REJECTED_PAUSE: Duration = Duration::from_secs(30);
 
 /// The pause after a panic: should its cause persist, it must not take a whole core.
 const PANIC_PAUSE: Duration = Duration::from_millis(10);
 
-/// What the thread has heard.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Heard<'a> {
-    /// It may have missed something, so any lock may be free.
-    All,
-    /// The lock of this name may be free.
-    Lock(&'a str),
-}
-
-/// The client's hold on the thread, which ends when this is dropped.
+/// The client's handle of the thread, which ends when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Listener {
     interrupter: Interrupter,
-    /// Never sent to: that it goes ends a pause of the thread.
+    /// Never used to send: dropping it ends a pause of the thread.
     _end: Sender<()>,
 }
 
 impl Listener {
-    /// Starts the thread. It tells `hear` what it hears, and after a failure tries again with
-    /// delays of `backoff`.
+    /// Starts the thread. It calls `on_wake` with each wake-up, and after a failure tries again
+    /// with pauses of `backoff`.
     pub(crate) fn start(
         wakeups: Box<dyn Wakeups>,
-        hear: impl Fn(Heard<'_>) + Send + 'static,
+        on_wake: impl Fn(&Wake) + Send + 'static,
         backoff: (Duration, Duration),
     ) -> std::io::Result<Self> {
         let interrupter = wakeups.interrupter();
         let (end, ended) = bounded(0);
-        let mut work = ListenerThread {
+        let mut thread = ListenerThread {
             wakeups,
-            hear,
+            on_wake,
             interrupter: interrupter.clone(),
             ended,
             limits: backoff,
@@ -61,7 +55,7 @@ impl Listener {
             ready: None,
             failing: false,
         };
-        thread::Builder::new().name("leasehold-wake".into()).spawn(move || work.run())?;
+        thread::Builder::new().name("leasehold-wake".into()).spawn(move || thread.run())?;
         Ok(Self { interrupter, _end: end })
     }
 }
@@ -75,7 +69,7 @@ impl Drop for Listener {
 /// The thread's own state.
 struct ListenerThread<F> {
     wakeups: Box<dyn Wakeups>,
-    hear: F,
+    on_wake: F,
     interrupter: Interrupter,
     ended: Receiver<()>,
     limits: (Duration, Duration),
@@ -86,44 +80,37 @@ struct ListenerThread<F> {
     failing: bool,
 }
 
-impl<F: Fn(Heard<'_>)> ListenerThread<F> {
+impl<F: Fn(&Wake)> ListenerThread<F> {
     fn run(&mut self) {
         let mut pause = Duration::ZERO;
-        while self.goes_on_after(pause) {
+        while self.client_lives_after(pause) {
             // A bug here, or a panic of the program's logger, must not end all wake-ups.
             pause = catch_unwind(AssertUnwindSafe(|| self.turn())).unwrap_or(PANIC_PAUSE);
         }
     }
 
-    /// Pauses. `false` when the client is gone.
-    fn goes_on_after(&self, pause: Duration) -> bool {
+    /// Pauses. Returns `false` when the client is gone.
+    fn client_lives_after(&self, pause: Duration) -> bool {
         if pause.is_zero() {
             return self.ended.try_recv() == Err(TryRecvError::Empty);
         }
         self.ended.recv_timeout(pause) == Err(RecvTimeoutError::Timeout)
     }
 
-    /// Hears one message, and returns how long to pause before the next.
+    /// Receives one message, and returns how long to pause before the next.
     fn turn(&mut self) -> Duration {
         match self.wakeups.next(end_of(TURN)) {
             None => Duration::ZERO,
             Some(Ok(wake)) => {
-                self.tell(&wake);
+                if wake == Wake::Ready {
+                    self.ready = Some(Instant::now());
+                }
+                (self.on_wake)(&wake);
                 Duration::ZERO
             }
-            // Not an outage, but the end.
+            // The interruption, not an outage.
             Some(Err(_)) if self.interrupter.is_interrupted() => Duration::ZERO,
             Some(Err(failure)) => self.pause_after(&failure),
-        }
-    }
-
-    fn tell(&mut self, wake: &Wake) {
-        match wake {
-            Wake::Lock(name) => (self.hear)(Heard::Lock(name)),
-            Wake::Ready => {
-                self.ready = Some(Instant::now());
-                (self.hear)(Heard::All);
-            }
         }
     }
 
@@ -140,7 +127,7 @@ impl<F: Fn(Heard<'_>)> ListenerThread<F> {
             );
         }
         let pause = self.backoff.next().unwrap_or_default();
-        if failure.kind == FailureKind::Rejected { pause.max(REFUSED_PAUSE) } else { pause }
+        if failure.kind == FailureKind::Rejected { pause.max(REJECTED_PAUSE) } else { pause }
     }
 }
 
@@ -155,10 +142,10 @@ pub(super) mod tests {
     const BACKOFF: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(2));
     const SOON: Duration = Duration::from_secs(5);
 
-    /// Says what it is told to say.
+    /// Delivers the messages that a test sends.
     #[derive(Debug)]
     pub(in crate::local) struct Fake {
-        news: Receiver<Result<Wake, Failure>>,
+        messages: Receiver<Result<Wake, Failure>>,
         interrupter: Interrupter,
         /// Disconnected when the thread that owns this has ended.
         _alive: Sender<()>,
@@ -170,8 +157,8 @@ pub(super) mod tests {
                 if self.interrupter.is_interrupted() {
                     return Some(Err(failure(FailureKind::Unreachable)));
                 }
-                match self.news.recv_timeout(Duration::from_millis(1)) {
-                    Ok(news) => return Some(news),
+                match self.messages.recv_timeout(Duration::from_millis(1)) {
+                    Ok(message) => return Some(message),
                     Err(_) => thread::yield_now(),
                 }
             }
@@ -193,56 +180,60 @@ pub(super) mod tests {
 
     struct Scene {
         listener: Listener,
-        news: Sender<Result<Wake, Failure>>,
-        heard: Receiver<String>,
+        messages: Sender<Result<Wake, Failure>>,
+        received: Receiver<String>,
         alive: Receiver<()>,
     }
 
     impl Scene {
-        fn heard(&self) -> String {
-            self.heard.recv_timeout(SOON).expect("something is heard")
+        fn received(&self) -> String {
+            self.received.recv_timeout(SOON).expect("a wake-up")
         }
 
-        fn say(&self, news: Result<Wake, Failure>) {
-            self.news.send(news).expect("the thread lives");
+        fn send(&self, message: Result<Wake, Failure>) {
+            self.messages.send(message).expect("the thread lives");
         }
 
-        /// Whether the thread is gone soon after the listener.
+        /// Returns `true` if the thread ends soon after the listener.
         fn ends(self) -> bool {
             drop(self.listener);
             self.alive.recv_timeout(SOON) == Err(RecvTimeoutError::Disconnected)
         }
     }
 
-    /// With a way to have it say something, and one to find out whether its owner lives.
+    /// Returns also the sender of its messages, and a receiver that is disconnected with its owner.
     pub(in crate::local) fn fake() -> (Fake, Sender<Result<Wake, Failure>>, Receiver<()>) {
-        let (news, incoming) = unbounded();
+        let (messages, incoming) = unbounded();
         let (alive, living) = bounded(0);
-        (Fake { news: incoming, interrupter: Interrupter::new(), _alive: alive }, news, living)
+        (
+            Fake { messages: incoming, interrupter: Interrupter::new(), _alive: alive },
+            messages,
+            living,
+        )
     }
 
     fn scene() -> Scene {
-        let (fake, news, living) = fake();
-        let (hear, heard) = unbounded();
-        let tell = move |what: Heard<'_>| {
-            assert_ne!(what, Heard::Lock("bad"), "a panic that the test wants");
-            let what = match what {
-                Heard::All => "*".into(),
-                Heard::Lock(name) => name.to_owned(),
+        let (fake, messages, living) = fake();
+        let (wakes, received) = unbounded();
+        let on_wake = move |wake: &Wake| {
+            assert_ne!(*wake, lock("bad"), "a panic that the test wants");
+            let wake = match wake {
+                Wake::Ready => "*".into(),
+                Wake::Lock(name) => name.clone(),
             };
-            hear.send(what).expect("the test listens");
+            wakes.send(wake).expect("the test receives");
         };
-        let listener = Listener::start(Box::new(fake), tell, BACKOFF).expect("a thread");
-        Scene { listener, news, heard, alive: living }
+        let listener = Listener::start(Box::new(fake), on_wake, BACKOFF).expect("a thread");
+        Scene { listener, messages, received, alive: living }
     }
 
     #[test]
-    fn what_is_heard_is_told_in_order() {
+    fn wake_ups_arrive_in_order() {
         let scene = scene();
-        for news in [Wake::Ready, lock("a"), lock("b"), Wake::Ready] {
-            scene.say(Ok(news));
+        for message in [Wake::Ready, lock("a"), lock("b"), Wake::Ready] {
+            scene.send(Ok(message));
         }
-        assert_eq!([(); 4].map(|()| scene.heard()), ["*", "a", "b", "*"]);
+        assert_eq!([(); 4].map(|()| scene.received()), ["*", "a", "b", "*"]);
         assert!(scene.ends());
     }
 
@@ -250,36 +241,40 @@ pub(super) mod tests {
     fn failures_are_survived() {
         let scene = scene();
         for _ in 0..20 {
-            scene.say(Err(failure(FailureKind::Disconnected)));
-            scene.say(Err(failure(FailureKind::Unreachable)));
+            scene.send(Err(failure(FailureKind::Disconnected)));
+            scene.send(Err(failure(FailureKind::Unreachable)));
         }
-        scene.say(Ok(Wake::Ready));
-        assert_eq!(scene.heard(), "*");
+        scene.send(Ok(Wake::Ready));
+        assert_eq!(scene.received(), "*");
     }
 
     #[test]
-    fn a_panic_of_the_hearer_is_survived() {
+    fn a_panic_of_the_callback_is_survived() {
         let scene = scene();
-        scene.say(Ok(lock("bad")));
-        scene.say(Ok(lock("good")));
-        assert_eq!(scene.heard(), "good");
+        scene.send(Ok(lock("bad")));
+        scene.send(Ok(lock("good")));
+        assert_eq!(scene.received(), "good");
     }
 
     #[test]
     fn the_thread_ends_while_it_waits() {
         let scene = scene();
-        scene.say(Ok(Wake::Ready));
-        assert_eq!(scene.heard(), "*");
+        scene.send(Ok(Wake::Ready));
+        assert_eq!(scene.received(), "*");
         assert!(scene.ends());
     }
 
     #[test]
     fn the_thread_ends_while_it_pauses() {
         let scene = scene();
-        scene.say(Err(failure(FailureKind::Rejected)));
-        scene.say(Ok(Wake::Ready));
-        let paused = scene.heard.recv_timeout(Duration::from_millis(50));
-        assert_eq!(paused, Err(RecvTimeoutError::Timeout), "a refusal is not asked for again");
+        scene.send(Err(failure(FailureKind::Rejected)));
+        scene.send(Ok(Wake::Ready));
+        let paused = scene.received.recv_timeout(Duration::from_millis(50));
+        assert_eq!(
+            paused,
+            Err(RecvTimeoutError::Timeout),
+            "a rejected subscription is not repeated"
+        );
         assert!(scene.ends());
     }
 }

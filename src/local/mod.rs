@@ -1,15 +1,21 @@
-//! What happens in this process: which thread holds what, who waits, and what keeps leases alive.
+//! What happens in this process: which thread holds what, which threads wait, and what keeps leases
+//! alive.
+//!
+//! Calls go one way. `acquire` and `release` are entered from the face. Both use `handoff`,
+//! `reentrancy` and `ending`, all of them borrow `shared`, and that uses the wait queues, the renewer
+//! and the listener.
 
 pub(crate) mod acquire;
-pub(crate) mod acquire_request;
-pub(crate) mod backoff;
+pub(crate) mod attempt;
+pub(crate) mod call;
+pub(crate) mod ending;
 pub(crate) mod handoff;
 pub(crate) mod held_locks;
 pub(crate) mod identity;
 pub(crate) mod lease;
 pub(crate) mod listener;
 pub(crate) mod loss;
-pub(crate) mod pending_handoff;
+pub(crate) mod pending;
 pub(crate) mod reentrancy;
 pub(crate) mod release;
 pub(crate) mod renewer;
@@ -20,7 +26,6 @@ pub(crate) mod timers;
 pub(crate) mod wait_queue;
 pub(crate) mod wait_queues;
 pub(crate) mod waiter;
-pub(crate) mod wake;
 pub(crate) mod watchdog;
 
 #[cfg(all(test, leasehold_shuttle))]

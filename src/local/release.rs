@@ -1,160 +1,105 @@
-//! How a lock is released.
+//! Releasing a lock: one level of it, or with the last level the hold.
+//!
+//! Decides whether the lock is handed off to a waiter, its release is posted, or it is released in
+//! the store. How a hold ends there is decided in `ending.rs`.
 
 use std::sync::Arc;
-use std::thread;
-use std::time::{Duration, Instant};
 
 use crate::clock::end_of;
 use crate::error::Result;
-use crate::event::Event;
-use crate::failure::Failure;
+use crate::local::call::CallTimes;
+use crate::local::ending::{self, HoldFailure};
 use crate::local::lease::Lease;
 use crate::local::retry::{RetryLimit, RetryPolicy};
-use crate::local::shared::{Shared, told};
-use crate::local::waiter::Signal;
-use crate::store::hold::HoldId;
+use crate::local::shared::Shared;
+use crate::local::{handoff, reentrancy};
 use crate::store::request::{HoldReply, PostedRelease};
 
-impl Shared {
-    /// Gives a level back; the hold ends with the last.
-    pub(crate) fn unlock(self: &Arc<Self>, lease: &Arc<Lease>) -> Result<()> {
-        let retry = RetryPolicy::new(RetryLimit::Brief, &self.config, lease.length());
-        self.give_level_back(lease, retry, true)
-    }
+/// Releases a level of a hold, and waits until it is known how that went. The hold ends with the
+/// last level.
+pub(crate) fn unlock(shared: &Arc<Shared>, lease: &Arc<Lease>) -> Result<()> {
+    let times = CallTimes::new(&shared.config, lease.duration());
+    let retry = RetryPolicy::new(RetryLimit::Brief, &shared.config, times);
+    unlock_level(shared, lease, retry, true)
+}
 
-    /// As `unlock`, within one `io_timeout`. If the next in line gets the lock, it is left to that
-    /// thread to see that it does.
-    pub(crate) fn unlock_soon(self: &Arc<Self>, lease: &Arc<Lease>) -> Result<()> {
-        let end = end_of(self.config.io_timeout(lease.length()));
-        let retry = RetryPolicy::new(RetryLimit::End(end), &self.config, lease.length());
-        self.give_level_back(lease, retry, false)
-    }
+/// As `unlock`, within one `io_timeout`. If a waiter gets the lock, or the release can be posted, it
+/// is left to another thread to wait for the reply.
+pub(crate) fn unlock_on_drop(shared: &Arc<Shared>, lease: &Arc<Lease>) -> Result<()> {
+    let times = CallTimes::new(&shared.config, lease.duration());
+    let limit = RetryLimit::End(end_of(times.io_timeout));
+    let retry = RetryPolicy::new(limit, &shared.config, times);
+    unlock_level(shared, lease, retry, false)
+}
 
-    fn give_level_back(
-        self: &Arc<Self>,
-        lease: &Arc<Lease>,
-        retry: RetryPolicy,
-        waits: bool,
-    ) -> Result<()> {
-        self.owner.check_process()?;
-        let left = lease.depth().saturating_sub(1);
-        lease.set_depth(left);
-        let outcome = if left > 0 {
-            let outcome = self.set_depth(lease, left, retry);
-            self.tell_if_failed(lease, &outcome);
-            outcome
-        } else {
-            self.release(lease, retry, waits)
-        };
-        outcome.map_err(|failure| told(failure, "release", lease.name()))
-    }
-
-    /// Ends a hold. `Err(None)` if it is lost.
-    fn release(
-        self: &Arc<Self>,
-        lease: &Arc<Lease>,
-        mut retry: RetryPolicy,
-        waits: bool,
-    ) -> Result<(), Option<Failure>> {
-        self.table.remove(lease);
-        // From here on nothing renews it. What was lost is not released: it is not there, or is
-        // being cleaned up.
-        if !self.stands(lease) || !lease.end() {
-            self.lines().done_with(lease);
-            return Err(None);
+fn unlock_level(
+    shared: &Arc<Shared>,
+    lease: &Arc<Lease>,
+    retry: RetryPolicy,
+    waits: bool,
+) -> Result<()> {
+    shared.identity.check_process()?;
+    let depth = lease.depth().saturating_sub(1);
+    lease.set_depth(depth);
+    let outcome = if depth > 0 {
+        let outcome = reentrancy::set_depth(shared, lease, depth, retry);
+        if let Err(HoldFailure::Failed(failure)) = &outcome {
+            ending::report_failed_release(shared, lease, failure);
         }
-        let outcome = if let Some((place, handed)) = self.lines().promise(lease) {
-            let yields = self.yields(handed);
-            let passage = self.send_off(lease, &place.options, yields, &retry);
-            if !waits {
-                place.tell(Signal::Coming(Box::new(passage)));
-                return Ok(());
-            }
-            self.hand_on(passage, &place, &mut retry)
-        } else if !waits && self.config.pipelined_release && self.leave(lease, &retry) {
-            return Ok(());
-        } else {
-            let outcome = self.give_back(lease, &mut retry, false);
-            self.lines().done_with(lease);
-            outcome
-        };
-        self.settle(lease, &outcome);
         outcome
-    }
+    } else {
+        release(shared, lease, retry, waits)
+    };
+    outcome.map_err(|failure| failure.into_error("release", lease.name()))
+}
 
-    /// Leaves it to another thread to release a hold, if one is about to send requests anyway.
-    fn leave(self: &Arc<Self>, lease: &Arc<Lease>, retry: &RetryPolicy) -> bool {
-        let (engine, left) = (self.clone(), lease.clone());
-        let then = Box::new(move |answer| {
-            let outcome = match answer {
-                Ok(HoldReply::Held) => Ok(()),
-                Ok(HoldReply::Gone) => Err(None),
-                Err(failure) => Err(Some(failure)),
-            };
-            engine.lines().done_with(&left);
-            engine.settle(&left, &outcome);
-        });
-        let deadline = retry.request_end();
-        let release = PostedRelease { hold: &lease.id, deadline, on_reply: then };
-        let recall = self.store.post_release(release);
-        recall.map(|recall| self.lines().leave(lease, recall)).is_some()
+/// Ends a hold.
+fn release(
+    shared: &Arc<Shared>,
+    lease: &Arc<Lease>,
+    mut retry: RetryPolicy,
+    waits: bool,
+) -> Result<(), HoldFailure> {
+    shared.held_locks.remove(lease);
+    // From here on it is not renewed. What was lost is not released: it does not exist any more, or
+    // is being cleaned up.
+    if !shared.is_valid(lease) || !lease.end() {
+        shared.wait_queues.end_hold(lease);
+        return Err(HoldFailure::Lost);
     }
+    let outcome = if let Some((waiter, handoffs)) = shared.wait_queues.start_handoff(lease) {
+        let yields = handoff::must_yield(shared, handoffs);
+        let pending = handoff::start(shared, lease, &waiter.caller, yields, &retry);
+        if !waits {
+            waiter.forward_handoff(pending);
+            return Ok(());
+        }
+        handoff::finish(shared, pending, &waiter, &mut retry)
+    } else if !waits && shared.config.pipelined_release && post(shared, lease, &retry) {
+        return Ok(());
+    } else {
+        let outcome = ending::release_in_store(shared, lease, &mut retry, false);
+        shared.wait_queues.end_hold(lease);
+        outcome
+    };
+    ending::report_end(shared, lease, &outcome);
+    outcome
+}
 
-    /// Does what is left to do when it is known how a hold has ended.
-    pub(super) fn settle(&self, lease: &Lease, outcome: &Result<(), Option<Failure>>) {
-        if lease.is_unsettled() || matches!(outcome, Err(Some(_))) {
-            self.clean(&lease.id, lease.length(), !lease.is_unsettled());
-        }
-        match outcome {
-            Err(None) => lease.tell_watchers(),
-            Ok(()) | Err(Some(_)) => lease.dismiss_watchers(),
-        }
-        let (name, held) = (lease.name(), lease.age());
-        match outcome {
-            Ok(()) => {
-                self.losses.events.emit(|| Event::Released { name: name.to_string(), held });
-                log::debug!(target: "leasehold", "released lock {name:?} after {held:?}");
-            }
-            Err(None) => self.losses.lost(lease, "the server did not know it any more"),
-            Err(Some(_)) => self.tell_if_failed(lease, outcome),
-        }
-    }
-
-    fn tell_if_failed(&self, lease: &Lease, outcome: &Result<(), Option<Failure>>) {
-        if let Err(Some(Failure { source, .. })) = outcome {
-            let (name, reason) = (lease.name().to_string(), source.to_string());
-            log::warn!(target: "leasehold", "releasing lock {name:?} failed: {reason}");
-            self.losses.events.emit(|| Event::ReleaseFailed { name, reason });
-        }
-    }
-
-    /// Ends a hold that stands but does not count, in the background if need be.
-    pub(super) fn take_back(&self, id: &HoldId, lease: Duration, end: Instant) {
-        if self.store.release(id, end).is_err() {
-            self.clean(id, lease, true);
-        }
-    }
-
-    /// Releases a hold in the store. A repeat that finds nothing after a try without a reply has
-    /// found what that try did.
-    pub(super) fn give_back(
-        &self,
-        lease: &Lease,
-        retry: &mut RetryPolicy,
-        mut unknown: bool,
-    ) -> Result<(), Option<Failure>> {
-        loop {
-            match self.store.release(&lease.id, retry.request_end()) {
-                Ok(HoldReply::Gone) if !unknown => return Err(None),
-                Ok(_) => return Ok(()),
-                Err(failure) => {
-                    unknown |= failure.is_ambiguous();
-                    match retry.after(&failure) {
-                        Some(pause) => thread::sleep(pause),
-                        None => return Err(Some(failure)),
-                    }
-                }
-            }
-        }
-    }
+/// Leaves a release to a thread that is about to send other requests. Returns `false` if there is
+/// none.
+fn post(shared: &Arc<Shared>, lease: &Arc<Lease>, retry: &RetryPolicy) -> bool {
+    let (then_shared, then_lease) = (shared.clone(), lease.clone());
+    let on_reply = Box::new(move |reply| {
+        let outcome = match reply {
+            Ok(HoldReply::Held) => Ok(()),
+            Ok(HoldReply::Gone) => Err(HoldFailure::Lost),
+            Err(failure) => Err(HoldFailure::Failed(failure)),
+        };
+        then_shared.wait_queues.end_hold(&then_lease);
+        ending::report_end(&then_shared, &then_lease, &outcome);
+    });
+    let deadline = retry.request_deadline();
+    let recall = shared.store.post_release(PostedRelease { hold: &lease.id, deadline, on_reply });
+    recall.map(|recall| shared.wait_queues.set_releasing(lease, recall)).is_some()
 }

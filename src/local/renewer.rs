@@ -1,8 +1,11 @@
-//! The one thread of a client that keeps its leases alive, and removes what requests with an
-//! unknown outcome may have left behind.
+//! The renewer: the one thread of a client that keeps its leases alive and removes in-doubt holds.
 //!
-//! Taking a lock does not wake it: the new lease goes into a channel that is emptied when the
-//! thread is awake anyway, and the thread is woken only for a lease that is due before then.
+//! Decides when leases are renewed together, what becomes of a lease whose renewal fails, and that
+//! a lease is found lost at its local deadline even while the store does not reply. Knows of the
+//! store only that it runs jobs.
+//!
+//! Acquiring a lock does not wake the thread: the new lease goes into a channel that is emptied when
+//! the thread is awake anyway, and the thread is woken only for a lease that is due before then.
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -14,23 +17,21 @@ use std::{mem, thread};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
 
 use crate::clock::{Moment, end_of};
-use crate::event::Event;
-use crate::failure::Failure;
 use crate::local::lease::{Lease, NextStep};
 use crate::local::loss::LossNotifier;
 use crate::local::timers::{CleanUp, Scheduled, TimerQueue};
-use crate::store::job::{Action, Job, JobOutcome, JobRunner};
+use crate::store::job::{Action, InDoubtHold, Job, JobOutcome, JobRunner};
 use crate::store::request::HoldReply;
 
-/// So many leases may wait in the channel before the thread is woken to empty it. Nearly all of
-/// them have ended by then.
+/// So many leases may be in the channel before the thread is woken to empty it. Nearly all of them
+/// have ended by then.
 const CHANNEL_FULL: usize = 1024;
 
-/// At most so many tasks are sent together.
+/// At most so many jobs are sent together.
 const BATCH: usize = 512;
 
 /// While replies are awaited the thread looks this often for leases that are due.
-const LOOK: Duration = Duration::from_millis(5);
+const COLLECT_TIME: Duration = Duration::from_millis(5);
 
 /// A renewal that failed is tried again after this part of the lease.
 const RETRIES: u32 = 20;
@@ -41,11 +42,11 @@ const PANIC_PAUSE: Duration = Duration::from_millis(10);
 /// The client's end of the channel. The thread ends when the last of these is dropped.
 #[derive(Clone, Debug)]
 pub(crate) struct Renewer {
-    charges: Sender<Scheduled>,
-    waiting: Arc<AtomicUsize>,
-    bell: Sender<()>,
+    queue: Sender<Scheduled>,
+    queued: Arc<AtomicUsize>,
+    wake: Sender<()>,
     /// When the thread will wake by itself; [`Moment::FIRST`] while it is awake.
-    wakes: Arc<AtomicU64>,
+    wakes_at: Arc<AtomicU64>,
 }
 
 impl Renewer {
@@ -55,46 +56,46 @@ impl Renewer {
         io_timeout: Duration,
         losses: LossNotifier,
     ) -> std::io::Result<Self> {
-        let (charges, incoming) = unbounded();
-        let (bell, rung) = bounded(1);
-        let waiting = Arc::new(AtomicUsize::new(0));
-        let wakes = Arc::new(AtomicU64::new(Moment::FIRST.raw()));
-        let mut work = RenewerThread {
+        let (queue, incoming) = unbounded();
+        let (wake, woken) = bounded(1);
+        let queued = Arc::new(AtomicUsize::new(0));
+        let wakes_at = Arc::new(AtomicU64::new(Moment::FIRST.raw()));
+        let mut thread = RenewerThread {
             incoming,
-            waiting: waiting.clone(),
-            rung,
-            wakes: wakes.clone(),
+            queued: queued.clone(),
+            woken,
+            wakes_at: wakes_at.clone(),
             timers: TimerQueue::default(),
             in_flight: HashMap::new(),
-            tasks: 0,
+            last_job: 0,
             jobs,
             io_timeout,
             losses,
         };
-        thread::Builder::new().name("leasehold-renew".into()).spawn(move || work.run())?;
-        Ok(Self { charges, waiting, bell, wakes })
+        thread::Builder::new().name("leasehold-renew".into()).spawn(move || thread.run())?;
+        Ok(Self { queue, queued, wake, wakes_at })
     }
 
-    /// Hands over a lease that was just taken.
-    pub(crate) fn keep(&self, lease: &Arc<Lease>) {
-        if let NextStep::Expire(due) | NextStep::Renew(due) = lease.duty() {
-            self.hand_over(Scheduled::Lease(lease.clone()), due);
+    /// Adds a lease that was just acquired.
+    pub(crate) fn add_lease(&self, lease: &Arc<Lease>) {
+        if let NextStep::Expire(due) | NextStep::Renew(due) = lease.next_step() {
+            self.add(Scheduled::Lease(lease.clone()), due);
         }
     }
 
-    /// Hands over what has to be cleaned up.
-    pub(crate) fn clean(&self, clean_up: CleanUp) {
-        self.hand_over(Scheduled::CleanUp(Box::new(clean_up)), Moment::FIRST);
+    /// Adds a hold to remove.
+    pub(crate) fn add_clean_up(&self, in_doubt: InDoubtHold) {
+        self.add(Scheduled::clean_up(in_doubt), Moment::FIRST);
     }
 
-    fn hand_over(&self, charge: Scheduled, due: Moment) {
-        // Counted first: the thread may take it in before the next line.
-        let waiting = self.waiting.fetch_add(1, Ordering::SeqCst) + 1;
+    fn add(&self, work: Scheduled, due: Moment) {
+        // Counted first: the thread may receive it before the next line.
+        let queued = self.queued.fetch_add(1, Ordering::SeqCst) + 1;
         // The thread ends only after `self`.
-        drop(self.charges.send(charge));
-        if due.raw() < self.wakes.load(Ordering::SeqCst) || waiting == CHANNEL_FULL {
-            // A bell that rings already need not be rung.
-            self.bell.try_send(()).unwrap_or_default();
+        drop(self.queue.send(work));
+        if due.raw() < self.wakes_at.load(Ordering::SeqCst) || queued == CHANNEL_FULL {
+            // A full channel wakes the thread already.
+            self.wake.try_send(()).unwrap_or_default();
         }
     }
 }
@@ -102,22 +103,22 @@ impl Renewer {
 /// The thread's own state.
 struct RenewerThread {
     incoming: Receiver<Scheduled>,
-    waiting: Arc<AtomicUsize>,
-    rung: Receiver<()>,
-    wakes: Arc<AtomicU64>,
+    queued: Arc<AtomicUsize>,
+    woken: Receiver<()>,
+    wakes_at: Arc<AtomicU64>,
     timers: TimerQueue,
-    /// What was sent, by task number.
-    in_flight: HashMap<u64, SentJob>,
-    tasks: u64,
+    /// What was sent, by job number.
+    in_flight: HashMap<u64, SentWork>,
+    last_job: u64,
     jobs: Box<dyn JobRunner>,
     io_timeout: Duration,
     losses: LossNotifier,
 }
 
-struct SentJob {
-    charge: Scheduled,
+struct SentWork {
+    work: Scheduled,
     sent: Moment,
-    span: Duration,
+    lease: Duration,
 }
 
 impl RenewerThread {
@@ -133,149 +134,128 @@ impl RenewerThread {
         self.finish();
     }
 
-    /// Does what is due, then waits. `false` when the client is gone.
+    /// Does what is due, then waits. Returns `false` when the client is gone.
     fn turn(&mut self) -> bool {
-        self.take_in();
+        self.receive_new();
         self.send_due();
         if self.in_flight.is_empty() {
             return self.sleep();
         }
-        self.with_upkeep(|jobs, done| jobs.collect(end_of(LOOK), done));
+        self.run_jobs(|jobs, done| jobs.collect(end_of(COLLECT_TIME), done));
         true
     }
 
-    fn take_in(&mut self) {
-        let mut taken = 0;
-        while let Ok(charge) = self.incoming.try_recv() {
-            taken += 1;
-            self.timers.add(charge);
+    fn receive_new(&mut self) {
+        let mut received = 0;
+        while let Ok(work) = self.incoming.try_recv() {
+            received += 1;
+            self.timers.add(work);
         }
-        self.waiting.fetch_sub(taken, Ordering::SeqCst);
+        self.queued.fetch_sub(received, Ordering::SeqCst);
     }
 
     fn send_due(&mut self) {
         let now = Moment::now();
         let mut batch = Vec::new();
         while batch.len() < BATCH
-            && let Some(charge) = self.timers.pop(now)
+            && let Some(work) = self.timers.pop(now)
         {
-            let (hold, span, time) = match &charge {
-                Scheduled::CleanUp(clean_up) => (&clean_up.hold, None, clean_up.io_timeout),
+            let (hold, action, lease, limit) = match &work {
+                Scheduled::CleanUp(clean_up) => {
+                    (clean_up.hold(), Action::Release, Duration::ZERO, clean_up.lease() / 3)
+                }
                 Scheduled::Lease(lease) => {
                     if self.losses.expire(lease) {
-                        self.clean_up_after(lease);
+                        self.timers.add(Scheduled::clean_up(lease.to_clean_up()));
                     }
-                    if !lease.wants_renewal(now) {
-                        self.timers.add(charge);
+                    if !lease.is_due(now) {
+                        self.timers.add(work);
                         continue;
                     }
-                    let time = (lease.length() / 3).min(lease.remaining());
-                    (&lease.id, Some(lease.span(now)), time)
+                    let next = lease.next_lease(now);
+                    let limit = (lease.duration() / 3).min(lease.remaining());
+                    (&lease.id, Action::Renew { lease: next }, next, limit)
                 }
             };
-            self.tasks += 1;
-            let action = span.map_or(Action::Release, |lease| Action::Renew { lease });
-            let deadline = end_of(time.min(self.io_timeout));
-            batch.push(Job { id: self.tasks, hold: hold.clone(), action, deadline });
-            let span = span.unwrap_or_default();
-            self.in_flight.insert(self.tasks, SentJob { charge, sent: now, span });
+            self.last_job += 1;
+            let deadline = end_of(limit.min(self.io_timeout));
+            batch.push(Job { id: self.last_job, hold: hold.clone(), action, deadline });
+            self.in_flight.insert(self.last_job, SentWork { work, sent: now, lease });
         }
         if !batch.is_empty() {
-            self.with_upkeep(|jobs, done| jobs.send(batch, done));
+            self.run_jobs(|jobs, done| jobs.send(batch, done));
         }
     }
 
-    /// Lets the jobs work and deals with what it reports.
-    fn with_upkeep(
-        &mut self,
-        work: impl FnOnce(&mut dyn JobRunner, &mut dyn FnMut(u64, JobOutcome)),
-    ) {
+    /// Lets the store send or collect jobs, and deals with their outcomes.
+    fn run_jobs(&mut self, run: impl FnOnce(&mut dyn JobRunner, &mut dyn FnMut(u64, JobOutcome))) {
         let mut outcomes = Vec::new();
-        work(self.jobs.as_mut(), &mut |id, outcome| outcomes.push((id, outcome)));
+        run(self.jobs.as_mut(), &mut |id, outcome| outcomes.push((id, outcome)));
         let mut renewed = 0;
         for (id, outcome) in outcomes {
             match self.in_flight.remove(&id) {
-                Some(SentJob { charge: Scheduled::CleanUp(clean_up), .. }) => {
-                    self.cleaned(clean_up, outcome.is_ok());
+                Some(SentWork { work: Scheduled::CleanUp(clean_up), .. }) => {
+                    self.finish_clean_up(clean_up, outcome.is_ok());
                 }
-                Some(SentJob { charge: Scheduled::Lease(lease), sent, span }) => {
+                Some(SentWork { work: Scheduled::Lease(hold), sent, lease }) => {
                     renewed += usize::from(matches!(outcome, Ok(HoldReply::Held)));
-                    self.renewed(lease, sent, span, outcome);
+                    self.finish_renewal(hold, sent, lease, outcome);
                 }
                 None => {}
             }
         }
         if renewed > 0 {
-            self.losses.events.emit(|| Event::Renewed { count: renewed });
-            log::trace!(target: "leasehold", "renewed {renewed} leases");
+            self.losses.report_renewals(renewed);
         }
     }
 
-    /// Takes in the outcome of a renewal. An unknown one is tried again: it is the local deadline
-    /// that decides, not one reply.
-    fn renewed(&mut self, lease: Arc<Lease>, sent: Moment, span: Duration, outcome: JobOutcome) {
+    /// Applies the outcome of a renewal. One without a reply is tried again: the local deadline
+    /// decides whether the hold is lost, not one reply.
+    fn finish_renewal(
+        &mut self,
+        hold: Arc<Lease>,
+        sent: Moment,
+        lease: Duration,
+        outcome: JobOutcome,
+    ) {
         match outcome {
             Ok(HoldReply::Held) => {
-                lease.extend(sent, span);
-                self.timers.add(Scheduled::Lease(lease));
+                hold.extend(sent, lease);
+                self.timers.add(Scheduled::Lease(hold));
             }
             Ok(HoldReply::Gone) => {
-                self.losses.lose(&lease);
-                if lease.is_unsettled() {
-                    self.clean_up_after(&lease);
+                self.losses.lose(&hold);
+                if hold.is_in_doubt() {
+                    self.timers.add(Scheduled::clean_up(hold.to_clean_up()));
                 }
             }
             Err(failure) => {
-                let due = Moment::now().after(lease.length() / RETRIES);
-                self.timers.add_at(due, Scheduled::Lease(lease.clone()));
-                self.tell_failing(&lease, &failure);
+                let pause = hold.duration() / RETRIES;
+                self.losses.report_failing_renewal(&hold, &failure);
+                self.timers.add_at(Moment::now().after(pause), Scheduled::Lease(hold));
             }
         }
     }
 
-    fn tell_failing(&self, lease: &Lease, failure: &Failure) {
-        let remaining = lease.remaining();
-        if remaining.is_zero() {
-            return;
-        }
-        let (name, server, source) = (lease.name(), &failure.server, &failure.source);
-        self.losses.events.emit(|| Event::RenewalFailing {
-            name: name.to_string(),
-            remaining,
-            reason: source.to_string(),
-        });
-        log::warn!(
-            target: "leasehold",
-            "renewing lock {name:?} on {server} fails, {remaining:?} left: {source}"
-        );
-    }
-
-    fn cleaned(&mut self, mut clean_up: Box<CleanUp>, answered: bool) {
+    fn finish_clean_up(&mut self, mut clean_up: Box<CleanUp>, answered: bool) {
         if let Some(due) = clean_up.next_try(answered, Moment::now()) {
             self.timers.add_at(due, Scheduled::CleanUp(clean_up));
         }
     }
 
-    /// A lease that ran out unconfirmed may still stand in Redis; nobody needs it there.
-    fn clean_up_after(&mut self, lease: &Lease) {
-        let settles = !lease.is_unsettled();
-        let clean_up = CleanUp::new(lease.id.clone(), lease.length(), self.io_timeout, settles);
-        self.timers.add(Scheduled::CleanUp(Box::new(clean_up)));
-    }
-
-    /// Waits until something is due or the bell rings. `false` when the client is gone.
+    /// Waits until something is due or the thread is woken. Returns `false` when the client is gone.
     fn sleep(&mut self) -> bool {
         let due = self.timers.next_due();
-        self.wakes.store(due.raw(), Ordering::SeqCst);
-        // Whoever handed something over before the line above rang no bell; afterwards they do.
-        let goes_on = if self.incoming.is_empty() {
+        self.wakes_at.store(due.raw(), Ordering::SeqCst);
+        // What was added before the line above woke no thread; what is added afterwards does.
+        let client_lives = if self.incoming.is_empty() {
             let end = end_of(due.since(Moment::now()));
-            self.rung.recv_deadline(end) != Err(RecvTimeoutError::Disconnected)
+            self.woken.recv_deadline(end) != Err(RecvTimeoutError::Disconnected)
         } else {
             true
         };
-        self.wakes.store(Moment::FIRST.raw(), Ordering::SeqCst);
-        goes_on
+        self.wakes_at.store(Moment::FIRST.raw(), Ordering::SeqCst);
+        client_lives
     }
 
     /// Starts over after a panic, with nothing forgotten.
@@ -284,24 +264,26 @@ impl RenewerThread {
         drop(catch_unwind(log));
         let abandon = AssertUnwindSafe(|| self.jobs.abandon(&mut |_, _| {}));
         drop(catch_unwind(abandon));
-        for (_, SentJob { charge, .. }) in mem::take(&mut self.in_flight) {
-            self.timers.add(charge);
+        for (_, SentWork { work, .. }) in mem::take(&mut self.in_flight) {
+            self.timers.add(work);
         }
         thread::sleep(PANIC_PAUSE);
     }
 
-    /// The last thing: one more try at what is left to clean up.
+    /// Tries once more to remove what is left to clean up.
     fn finish(&mut self) {
-        self.take_in();
-        let orphans = self.timers.drain().filter_map(|charge| match charge {
-            Scheduled::CleanUp(clean_up) => Some(clean_up.hold),
+        self.receive_new();
+        let deadline = end_of(self.io_timeout);
+        let releases = self.timers.drain().filter_map(|work| match work {
+            Scheduled::CleanUp(clean_up) => {
+                let hold = clean_up.hold().clone();
+                Some(Job { id: 0, hold, action: Action::Release, deadline })
+            }
             Scheduled::Lease(_) => None,
         });
-        let deadline = end_of(self.io_timeout);
-        let tasks: Vec<_> =
-            orphans.map(|hold| Job { id: 0, hold, action: Action::Release, deadline }).collect();
-        if !tasks.is_empty() {
-            self.jobs.send(tasks, &mut |_, _| {});
+        let releases: Vec<_> = releases.collect();
+        if !releases.is_empty() {
+            self.jobs.send(releases, &mut |_, _| {});
             self.jobs.collect(deadline, &mut |_, _| {});
         }
     }
@@ -310,25 +292,25 @@ impl RenewerThread {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::LockOptions;
-    use crate::failure::FailureKind;
-    use crate::local::identity::Thread;
+    use crate::config::{Config, LockOptions};
+    use crate::failure::{Failure, FailureKind};
+    use crate::local::call::Caller;
     use crate::store::hold::HoldId;
     use parking_lot::Mutex;
     use std::time::Instant;
 
-    /// Does to each task what a function of the number of tasks before says.
+    /// Gives each job the outcome that a function of the number of jobs before returns.
     struct Fake {
-        tasks: Arc<Mutex<Vec<(u64, Action, Instant)>>>,
-        fate: Box<dyn FnMut(usize) -> JobOutcome + Send>,
+        log: Arc<Mutex<Vec<(u64, Action, Instant)>>>,
+        outcome: Box<dyn FnMut(usize) -> JobOutcome + Send>,
     }
 
     impl JobRunner for Fake {
-        fn send(&mut self, tasks: Vec<Job>, done: &mut dyn FnMut(u64, JobOutcome)) {
-            for Job { id, hold, action, .. } in tasks {
-                let before = self.tasks.lock().len();
-                self.tasks.lock().push((hold.nonce, action, Instant::now()));
-                done(id, (self.fate)(before));
+        fn send(&mut self, jobs: Vec<Job>, done: &mut dyn FnMut(u64, JobOutcome)) {
+            for Job { id, hold, action, .. } in jobs {
+                let before = self.log.lock().len();
+                self.log.lock().push((hold.nonce, action, Instant::now()));
+                done(id, (self.outcome)(before));
             }
         }
 
@@ -339,37 +321,44 @@ mod tests {
 
     struct Scene {
         renewer: Renewer,
-        tasks: Arc<Mutex<Vec<(u64, Action, Instant)>>>,
+        log: Arc<Mutex<Vec<(u64, Action, Instant)>>>,
     }
 
     impl Scene {
-        fn new(fate: impl FnMut(usize) -> JobOutcome + Send + 'static) -> Self {
-            let tasks = Arc::new(Mutex::new(Vec::new()));
-            let fake = Fake { tasks: tasks.clone(), fate: Box::new(fate) };
+        fn new(outcome: impl FnMut(usize) -> JobOutcome + Send + 'static) -> Self {
+            let log = Arc::new(Mutex::new(Vec::new()));
+            let fake = Fake { log: log.clone(), outcome: Box::new(outcome) };
             let io_timeout = Duration::from_secs(1);
             let renewer = Renewer::start(Box::new(fake), io_timeout, LossNotifier::default());
-            Self { renewer: renewer.expect("a thread"), tasks }
+            Self { renewer: renewer.expect("a thread"), log }
         }
 
-        fn lease(&self, nonce: u64, length: Duration) -> Arc<Lease> {
-            let options = LockOptions { lease: length, ..LockOptions::default() };
-            let lease =
-                Arc::new(Lease::new(id(nonce), nonce, &options, Moment::now(), Thread::current()));
-            self.renewer.keep(&lease);
+        fn lease(&self, nonce: u64, duration: Duration) -> Arc<Lease> {
+            let options = LockOptions { lease: duration, ..LockOptions::default() };
+            let caller = Caller::current(&Config::default(), &options);
+            let lease = Arc::new(Lease::new(id(nonce), nonce, &caller, Moment::now()));
+            self.renewer.add_lease(&lease);
             lease
         }
 
+        fn clean_up(&self, nonce: u64, lease: Duration) {
+            let in_doubt = InDoubtHold { hold: id(nonce), lease, settled_by_release: true };
+            self.renewer.add_clean_up(in_doubt);
+        }
+
         fn renewals(&self) -> usize {
-            self.tasks.lock().iter().filter(|(_, action, _)| *action != Action::Release).count()
+            self.log.lock().iter().filter(|(_, action, _)| *action != Action::Release).count()
         }
 
         fn releases(&self) -> usize {
-            self.tasks.lock().iter().filter(|(_, action, _)| *action == Action::Release).count()
+            self.log.lock().iter().filter(|(_, action, _)| *action == Action::Release).count()
         }
 
         fn wait_until_asleep(&self) {
             let awake = [Moment::FIRST.raw(), Moment::NEVER.raw()];
-            eventually(LEASE * 10, || !awake.contains(&self.renewer.wakes.load(Ordering::SeqCst)));
+            eventually(LEASE * 10, || {
+                !awake.contains(&self.renewer.wakes_at.load(Ordering::SeqCst))
+            });
         }
     }
 
@@ -379,7 +368,7 @@ mod tests {
         HoldId { name: Arc::from(format!("lock {nonce}")), client: Arc::from("me"), nonce }
     }
 
-    fn silence() -> Failure {
+    fn no_reply() -> Failure {
         Failure::io(FailureKind::Timeout, &Arc::from("here"), std::io::Error::other("test"))
     }
 
@@ -405,13 +394,13 @@ mod tests {
 
     #[test]
     fn a_slow_renewal_counts_from_its_request() {
-        let scene = Scene::new(|task| {
+        let scene = Scene::new(|job| {
             thread::sleep(LEASE / 3);
-            if task == 0 { Ok(HoldReply::Held) } else { Err(silence()) }
+            if job == 0 { Ok(HoldReply::Held) } else { Err(no_reply()) }
         });
         let lease = scene.lease(1, LEASE);
         eventually(LEASE * 4, || scene.renewals() == 2);
-        let sent = scene.tasks.lock()[0].2.elapsed();
+        let sent = scene.log.lock()[0].2.elapsed();
         let left = lease.remaining();
         assert!(left + sent <= LEASE, "{left:?} after {sent:?}");
     }
@@ -420,45 +409,44 @@ mod tests {
     fn a_hold_that_is_gone_is_lost_at_once() {
         let scene = Scene::new(|_| Ok(HoldReply::Gone));
         let lease = scene.lease(1, LEASE);
-        let (lost, _) = lease.watch();
+        let (lost, _) = lease.loss_receiver();
         lost.recv_timeout(LEASE * 2 / 3).expect("lost after a third of the lease");
         assert!(lease.remaining().is_zero());
         assert_eq!(scene.renewals(), 1);
     }
 
     #[test]
-    fn silence_is_not_loss_until_the_deadline() {
-        let scene = Scene::new(|task| if task < 3 { Err(silence()) } else { Ok(HoldReply::Held) });
+    fn a_lease_without_replies_is_not_lost_before_its_deadline() {
+        let scene = Scene::new(|job| if job < 3 { Err(no_reply()) } else { Ok(HoldReply::Held) });
         let lease = scene.lease(1, LEASE);
         eventually(LEASE * 4, || scene.renewals() >= 6);
         assert!(!lease.remaining().is_zero());
     }
 
     #[test]
-    fn unbroken_silence_is_loss_at_the_deadline_and_cleaned_up() {
-        let scene = Scene::new(|_| Err(silence()));
+    fn a_lease_without_any_reply_is_lost_at_its_deadline_and_cleaned_up() {
+        let scene = Scene::new(|_| Err(no_reply()));
         let begin = Instant::now();
         let lease = scene.lease(1, LEASE);
-        let (lost, _) = lease.watch();
+        let (lost, _) = lease.loss_receiver();
         lost.recv_timeout(LEASE * 4).expect("lost");
         assert!(begin.elapsed() >= LEASE * 9 / 10, "{:?}", begin.elapsed());
         assert!(scene.renewals() >= 2, "tried more than once");
-        eventually(LEASE, || scene.tasks.lock().iter().any(|task| task.1 == Action::Release));
+        eventually(LEASE, || scene.log.lock().iter().any(|job| job.1 == Action::Release));
     }
 
     #[test]
-    fn what_began_with_an_unknown_outcome_is_cleaned_up_after_its_loss() {
+    fn an_in_doubt_hold_is_cleaned_up_after_its_loss() {
         let scene = Scene::new(|_| Ok(HoldReply::Gone));
-        scene.lease(1, LEASE).unsettle();
-        // One answer does not settle it.
+        scene.lease(1, LEASE).mark_in_doubt();
+        // One answer is not enough.
         eventually(LEASE * 4, || scene.releases() >= 2);
         assert_eq!(scene.renewals(), 1);
     }
 
     #[test]
     fn a_panic_is_survived() {
-        let scene =
-            Scene::new(|task| if task == 1 { panic!("a bug") } else { Ok(HoldReply::Held) });
+        let scene = Scene::new(|job| if job == 1 { panic!("a bug") } else { Ok(HoldReply::Held) });
         let leases = [scene.lease(1, LEASE), scene.lease(2, LEASE)];
         eventually(LEASE * 10, || scene.renewals() >= 10);
         assert!(leases.iter().all(|lease| !lease.remaining().is_zero()));
@@ -469,23 +457,23 @@ mod tests {
         let scene = Scene::new(|_| Ok(HoldReply::Held));
         let leases: Vec<_> = (0..100).map(|nonce| scene.lease(nonce, LEASE)).collect();
         eventually(LEASE * 10, || scene.renewals() >= 100);
-        let tasks = scene.tasks.lock();
-        assert!(tasks[99].2 - tasks[0].2 < LEASE / 3);
+        let log = scene.log.lock();
+        assert!(log[99].2 - log[0].2 < LEASE / 3);
         drop(leases);
     }
 
     #[test]
-    fn a_lease_that_is_due_later_than_others_rings_no_bell() {
+    fn a_lease_that_is_due_later_than_others_does_not_wake_the_thread() {
         let scene = Scene::new(|_| Ok(HoldReply::Held));
         let first = scene.lease(1, Duration::from_secs(30));
         scene.wait_until_asleep();
-        let wakes = || scene.renewer.wakes.load(Ordering::SeqCst);
-        let planned = wakes();
+        let wakes_at = || scene.renewer.wakes_at.load(Ordering::SeqCst);
+        let planned = wakes_at();
         for nonce in 2..100 {
             scene.lease(nonce, Duration::from_secs(30)).end();
-            assert!(scene.renewer.bell.is_empty());
+            assert!(scene.renewer.wake.is_empty());
         }
-        assert_eq!(wakes(), planned);
+        assert_eq!(wakes_at(), planned);
         drop(first);
     }
 
@@ -498,12 +486,12 @@ mod tests {
             for nonce in 0..1024 {
                 scene.lease(nonce + 1, Duration::from_secs(30)).end();
             }
-            eventually(LEASE * 10, || scene.renewer.charges.len() < 100);
+            eventually(LEASE * 10, || scene.renewer.queue.len() < 100);
         }
     }
 
     #[test]
-    fn leases_are_counted_right_while_the_thread_takes_them_in() {
+    fn leases_are_counted_right_while_the_thread_receives_them() {
         let scene = Scene::new(|_| Ok(HoldReply::Held));
         thread::scope(|scope| {
             for nonce in 0..4 {
@@ -516,7 +504,7 @@ mod tests {
                 });
             }
         });
-        eventually(LEASE * 10, || scene.renewer.waiting.load(Ordering::SeqCst) == 0);
+        eventually(LEASE * 10, || scene.renewer.queued.load(Ordering::SeqCst) == 0);
     }
 
     #[test]
@@ -524,31 +512,31 @@ mod tests {
         let scene = Scene::new(|_| Ok(HoldReply::Held));
         let lease =
             thread::scope(|scope| scope.spawn(|| scene.lease(1, LEASE)).join().expect("no panic"));
-        let (lost, _) = lease.watch();
+        let (lost, _) = lease.loss_receiver();
         lost.recv_timeout(LEASE * 4).expect("lost");
         assert_eq!(scene.renewals(), 0);
     }
 
     #[test]
-    fn what_is_to_be_cleaned_up_is_tried_until_there_is_an_answer() {
-        let scene = Scene::new(|task| if task < 3 { Err(silence()) } else { Ok(HoldReply::Gone) });
-        scene.renewer.clean(CleanUp::new(id(7), LEASE * 10, LEASE, true));
-        eventually(LEASE * 4, || scene.tasks.lock().len() >= 4);
+    fn a_clean_up_is_tried_until_there_is_an_answer() {
+        let scene = Scene::new(|job| if job < 3 { Err(no_reply()) } else { Ok(HoldReply::Gone) });
+        scene.clean_up(7, LEASE * 10);
+        eventually(LEASE * 4, || scene.log.lock().len() >= 4);
         thread::sleep(LEASE);
-        assert_eq!(scene.tasks.lock().len(), 4);
+        assert_eq!(scene.log.lock().len(), 4);
     }
 
     #[test]
     fn the_thread_ends_with_the_client_and_cleans_up_before() {
-        let scene = Scene::new(|_| Err(silence()));
-        scene.renewer.clean(CleanUp::new(id(7), Duration::from_secs(60), LEASE, true));
+        let scene = Scene::new(|_| Err(no_reply()));
+        scene.clean_up(7, Duration::from_secs(60));
         // From now on the pauses are long.
         eventually(LEASE * 4, || scene.releases() >= 5);
-        let Scene { renewer, tasks } = scene;
-        let before = tasks.lock().len();
+        let Scene { renewer, log } = scene;
+        let before = log.lock().len();
         drop(renewer);
         // The thread has the other reference.
-        eventually(LEASE * 4, || Arc::strong_count(&tasks) == 1);
-        assert!(tasks.lock().len() > before);
+        eventually(LEASE * 4, || Arc::strong_count(&log) == 1);
+        assert!(log.lock().len() > before);
     }
 }

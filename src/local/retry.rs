@@ -1,12 +1,16 @@
-//! How long one call keeps trying while servers fail it.
+//! When a call tries again after a failure, and when it gives up.
+//!
+//! Decides from the kinds of the failures, the limit of the call and the retry window. Knows neither
+//! which request has failed nor what for.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::config::Config;
 use crate::failure::{Failure, FailureKind};
-use crate::local::backoff::Backoff;
+use crate::local::call::{CallTimes, Wait};
 
-/// What bounds a call.
+/// What limits a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RetryLimit {
     /// Nothing of its own: what passes by itself is waited for, up to the retry window; a server
@@ -20,7 +24,17 @@ pub(crate) enum RetryLimit {
     Endless,
 }
 
-/// Tells whether a failure says something about the server rather than about the request.
+impl From<Wait> for RetryLimit {
+    fn from(wait: Wait) -> Self {
+        match wait {
+            Wait::Endless => Self::Endless,
+            Wait::No => Self::Brief,
+            Wait::Until(deadline) => Self::Deadline(deadline),
+        }
+    }
+}
+
+/// Returns `true` if a failure says something about the server rather than about the request.
 pub(crate) fn is_outage(failure: &Failure) -> bool {
     let about_the_request = matches!(
         failure.kind,
@@ -32,92 +46,85 @@ pub(crate) fn is_outage(failure: &Failure) -> bool {
 /// When the requests of a call must have ended.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RequestLimits {
-    bound: RetryLimit,
-    io_timeout: Duration,
-    /// How much later than the caller's deadline a request may end.
-    grace: Duration,
-}
-
-/// Decides after each failure whether and when to try again.
-#[derive(Debug)]
-pub(crate) struct RetryPolicy {
-    bounds: RequestLimits,
-    window: Duration,
-    /// Since when there was no answer that counts.
-    failing_since: Option<Instant>,
-    resets: u32,
-    silences: u32,
-    backoff: Backoff,
+    limit: RetryLimit,
+    times: CallTimes,
 }
 
 impl RequestLimits {
-    /// When a request that begins now must have ended.
-    pub(super) fn request_end(&self) -> Instant {
-        let end = Instant::now() + self.io_timeout;
-        match self.bound {
+    /// Returns when a request that begins now must have ended.
+    pub(super) fn request_deadline(&self) -> Instant {
+        let end = Instant::now() + self.times.io_timeout;
+        match self.limit {
             RetryLimit::Brief | RetryLimit::Endless => end,
             RetryLimit::Deadline(deadline) => {
-                deadline.checked_add(self.grace).map_or(end, |last| last.min(end))
+                deadline.checked_add(self.times.slack).map_or(end, |last| last.min(end))
             }
             RetryLimit::End(last) => last.min(end),
         }
     }
 }
 
+/// Decides after each failure of a call whether and when to try again.
+#[derive(Debug)]
+pub(crate) struct RetryPolicy {
+    limits: RequestLimits,
+    window: Duration,
+    /// Since when there was no answer that counts.
+    failing_since: Option<Instant>,
+    disconnects: u32,
+    silences: u32,
+    backoff: Backoff,
+}
+
 impl RetryPolicy {
-    /// For a call about a lock with leases of this length.
-    pub(crate) fn new(bound: RetryLimit, config: &Config, lease: Duration) -> Self {
-        let bound = match bound {
-            // Also a deadline long past leaves the time for one try.
+    pub(crate) fn new(limit: impl Into<RetryLimit>, config: &Config, times: CallTimes) -> Self {
+        let limit = match limit.into() {
+            // Also a deadline long past leaves the time for one attempt.
             RetryLimit::Deadline(deadline) => RetryLimit::Deadline(deadline.max(Instant::now())),
             other => other,
         };
         Self {
-            bounds: RequestLimits {
-                bound,
-                io_timeout: config.io_timeout(lease),
-                grace: config.slack(lease),
-            },
+            limits: RequestLimits { limit, times },
             window: config.retry_window,
             failing_since: None,
-            resets: 0,
+            disconnects: 0,
             silences: 0,
             backoff: Backoff::new(config.backoff),
         }
     }
 
-    pub(super) fn bounds(&self) -> RequestLimits {
-        self.bounds
+    pub(super) fn limits(&self) -> RequestLimits {
+        self.limits
     }
 
-    /// When a request that begins now must have ended.
-    pub(crate) fn request_end(&self) -> Instant {
-        self.bounds.request_end()
+    /// Returns when a request that begins now must have ended.
+    pub(crate) fn request_deadline(&self) -> Instant {
+        self.limits.request_deadline()
     }
 
-    /// Takes in that a server answered.
-    pub(crate) fn answered(&mut self) {
+    /// Ends an outage: the retry window begins anew with the next failure.
+    pub(crate) fn record_reply(&mut self) {
         self.failing_since = None;
     }
 
-    /// How long to pause before the next try, `None` if there should be none.
-    pub(crate) fn after(&mut self, failure: &Failure) -> Option<Duration> {
+    /// Returns how long to pause before the next attempt; `None` if there should be none.
+    pub(crate) fn pause_after(&mut self, failure: &Failure) -> Option<Duration> {
         let now = Instant::now();
         let since = *self.failing_since.get_or_insert(now);
         match failure.kind {
             FailureKind::NotReplicated { .. } | FailureKind::Rejected | FailureKind::WrongType => {
                 return None;
             }
-            FailureKind::Disconnected => self.resets += 1,
+            FailureKind::Disconnected => self.disconnects += 1,
             FailureKind::Timeout | FailureKind::Unreachable => self.silences += 1,
             FailureKind::Transient => {}
         }
-        // An idle connection that the server has closed is found out only by using it.
-        let at_once = failure.kind == FailureKind::Disconnected && self.resets == 1;
-        if at_once && !matches!(self.bounds.bound, RetryLimit::End(end) if now >= end) {
+        // Only its use shows that the server has closed an idle connection.
+        let at_once = failure.kind == FailureKind::Disconnected && self.disconnects == 1;
+        if at_once && !matches!(self.limits.limit, RetryLimit::End(end) if now >= end) {
             return Some(Duration::ZERO);
         }
-        let rest = match self.bounds.bound {
+        let rest = match self.limits.limit {
             RetryLimit::Brief
                 if matches!(failure.kind, FailureKind::Timeout | FailureKind::Unreachable) =>
             {
@@ -131,35 +138,97 @@ impl RetryPolicy {
     }
 }
 
+/// The pauses between attempts, by decorrelated jitter: each is random between the least and three times the one before, so
+/// that waiters that met once do not meet again, and capped
+/// (<https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/>).
+#[derive(Clone, Debug)]
+pub(crate) struct Backoff {
+    min: Duration,
+    max: Duration,
+    last: Duration,
+    random: Random,
+}
+
+impl Backoff {
+    pub(crate) fn new((min, max): (Duration, Duration)) -> Self {
+        Self { min, max, last: min, random: Random::new() }
+    }
+}
+
+impl Iterator for Backoff {
+    type Item = Duration;
+
+    fn next(&mut self) -> Option<Duration> {
+        let widest = self.last.saturating_mul(3).min(self.max);
+        self.last = self.random.between(self.min, widest);
+        Some(self.last)
+    }
+}
+
+/// `SplitMix64`: enough for jitter, and nothing else is drawn from it.
+#[derive(Clone, Debug)]
+struct Random(u64);
+
+impl Random {
+    /// A generator different from all others of this process and from those of other processes.
+    fn new() -> Self {
+        static SEED: AtomicU64 = AtomicU64::new(0);
+        if SEED.load(Ordering::Relaxed) == 0 {
+            // Without randomness the processes' waiters may meet, which costs attempts, not safety.
+            let seed = getrandom::u64().unwrap_or_else(|_| std::process::id().into()) | 1;
+            SEED.fetch_add(seed, Ordering::Relaxed);
+        }
+        Self(SEED.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed))
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    fn between(&mut self, least: Duration, most: Duration) -> Duration {
+        let width = most.saturating_sub(least).as_nanos();
+        let width = u64::try_from(width).unwrap_or(u64::MAX - 1);
+        least.saturating_add(Duration::from_nanos(self.next() % (width + 1)))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::sync::Arc;
 
+    const MIN: Duration = Duration::from_millis(5);
+    const MAX: Duration = Duration::from_millis(500);
+
     fn failure(kind: FailureKind) -> Failure {
         Failure::io(kind, &Arc::from("here"), std::io::Error::other("test"))
     }
 
-    fn retry(bound: RetryLimit) -> RetryPolicy {
-        RetryPolicy::new(bound, &Config::default(), Duration::from_secs(30))
+    fn retry(limit: RetryLimit) -> RetryPolicy {
+        let config = Config::default();
+        RetryPolicy::new(limit, &config, CallTimes::new(&config, Duration::from_secs(30)))
     }
 
     #[test]
     fn a_refusal_is_final() {
-        for bound in [RetryLimit::Brief, RetryLimit::Endless] {
-            assert_eq!(retry(bound).after(&failure(FailureKind::Rejected)), None);
+        for limit in [RetryLimit::Brief, RetryLimit::Endless] {
+            assert_eq!(retry(limit).pause_after(&failure(FailureKind::Rejected)), None);
             let shortfall = FailureKind::NotReplicated { acked: 0, required: 1 };
-            assert_eq!(retry(bound).after(&failure(shortfall)), None);
-            assert_eq!(retry(bound).after(&failure(FailureKind::WrongType)), None);
+            assert_eq!(retry(limit).pause_after(&failure(shortfall)), None);
+            assert_eq!(retry(limit).pause_after(&failure(FailureKind::WrongType)), None);
         }
     }
 
     #[test]
-    fn a_brief_call_gives_a_silent_server_one_more_chance() {
+    fn a_brief_call_tries_a_silent_server_twice() {
         for kind in [FailureKind::Timeout, FailureKind::Unreachable] {
             let mut retry = retry(RetryLimit::Brief);
-            assert_eq!(retry.after(&failure(kind)), Some(Duration::ZERO));
-            assert_eq!(retry.after(&failure(kind)), None);
+            assert_eq!(retry.pause_after(&failure(kind)), Some(Duration::ZERO));
+            assert_eq!(retry.pause_after(&failure(kind)), None);
         }
     }
 
@@ -167,40 +236,66 @@ mod tests {
     fn what_passes_by_itself_is_waited_for_within_the_window() {
         let mut retry = retry(RetryLimit::Brief);
         for _ in 0..20 {
-            assert!(retry.after(&failure(FailureKind::Transient)).is_some());
+            assert!(retry.pause_after(&failure(FailureKind::Transient)).is_some());
         }
         retry.failing_since = Instant::now().checked_sub(Duration::from_secs(11));
-        assert_eq!(retry.after(&failure(FailureKind::Transient)), None);
+        assert_eq!(retry.pause_after(&failure(FailureKind::Transient)), None);
     }
 
     #[test]
     fn an_answer_begins_the_window_anew() {
         let mut retry = retry(RetryLimit::Endless);
         retry.failing_since = Instant::now().checked_sub(Duration::from_secs(11));
-        retry.answered();
-        assert!(retry.after(&failure(FailureKind::Transient)).is_some());
+        retry.record_reply();
+        assert!(retry.pause_after(&failure(FailureKind::Transient)).is_some());
     }
 
     #[test]
     fn the_first_broken_connection_is_replaced_even_after_the_deadline() {
         let mut retry = retry(RetryLimit::Deadline(Instant::now()));
-        assert_eq!(retry.after(&failure(FailureKind::Disconnected)), Some(Duration::ZERO));
-        assert_eq!(retry.after(&failure(FailureKind::Disconnected)), None);
+        assert_eq!(retry.pause_after(&failure(FailureKind::Disconnected)), Some(Duration::ZERO));
+        assert_eq!(retry.pause_after(&failure(FailureKind::Disconnected)), None);
     }
 
     #[test]
     fn a_deadline_long_past_leaves_the_time_for_one_try() {
         let past = Instant::now().checked_sub(Duration::from_secs(60)).expect("a minute of uptime");
-        let end = retry(RetryLimit::Deadline(past)).request_end();
+        let end = retry(RetryLimit::Deadline(past)).request_deadline();
         assert!(end > Instant::now() + Duration::from_millis(900));
     }
 
     #[test]
-    fn no_request_outlasts_its_bound_by_more_than_one_io_timeout() {
+    fn no_request_outlasts_its_limit_by_more_than_one_io_timeout() {
         let now = Instant::now();
-        assert!(retry(RetryLimit::End(now)).request_end() <= now);
+        assert!(retry(RetryLimit::End(now)).request_deadline() <= now);
         let mut late = retry(RetryLimit::Deadline(now));
-        late.bounds.bound = RetryLimit::Deadline(now);
-        assert!(late.request_end() <= now + Duration::from_secs(1));
+        late.limits.limit = RetryLimit::Deadline(now);
+        assert!(late.request_deadline() <= now + Duration::from_secs(1));
+    }
+
+    #[test]
+    fn pauses_stay_between_the_limits() {
+        for pause in Backoff::new((MIN, MAX)).take(10_000) {
+            assert!((MIN..=MAX).contains(&pause), "{pause:?}");
+        }
+    }
+
+    #[test]
+    fn pauses_grow_to_the_cap_and_spread() {
+        let late: Vec<_> = Backoff::new((MIN, MAX)).skip(20).take(1_000).collect();
+        assert!(late.iter().any(|pause| *pause > MAX * 4 / 5));
+        assert!(late.iter().any(|pause| *pause < MAX / 5));
+    }
+
+    #[test]
+    fn two_waiters_do_not_pause_alike() {
+        let draw = || Backoff::new((MIN, MAX)).take(10).collect::<Vec<_>>();
+        assert_ne!(draw(), draw());
+    }
+
+    #[test]
+    fn one_possible_pause_and_the_longest_possible_are_fine() {
+        assert_eq!(Backoff::new((MIN, MIN)).nth(3), Some(MIN));
+        assert!(Backoff::new((MIN, Duration::MAX)).nth(200).is_some());
     }
 }

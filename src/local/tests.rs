@@ -1,6 +1,6 @@
-//! What the engine makes of a store that is slow, or whose replies are lost.
+//! Calls for locks in a store that is slow, or whose replies are lost.
 
-mod woken;
+mod wakeups;
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -14,13 +14,15 @@ use parking_lot::Mutex;
 
 use crate::clock::{Moment, end_of};
 use crate::config::{Config, LockOptions};
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::event::{Callback, Event, Events};
 use crate::failure::{Failure, FailureKind};
-use crate::local::identity::Thread;
+use crate::local::call::{Caller, Wait};
 use crate::local::lease::Lease;
 use crate::local::listener::tests::Fake;
-use crate::local::shared::{Level, Shared, Wait};
+use crate::local::reentrancy::Level;
+use crate::local::shared::Shared;
+use crate::local::{acquire, release, status};
 use crate::store::Store;
 use crate::store::hold::{HoldId, Holder};
 use crate::store::job::{Action, Job, JobOutcome, JobRunner};
@@ -34,7 +36,7 @@ use crate::store::wake::Wakeups;
 /// Long for what a thread does between two lines of a test.
 const LEASE: Duration = Duration::from_millis(600);
 
-/// What becomes of a request.
+/// What happens to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     Fine,
@@ -42,34 +44,37 @@ enum Fate {
     /// Not executed.
     LostRequest,
     /// Not executed.
-    Passing,
+    Transient,
     Slow(Duration),
 }
 
-/// Locks in memory behind requests whose fates are known beforehand.
+/// Locks in memory, behind requests whose fates the test sets.
 #[derive(Clone, Default)]
 struct Scripted {
     inner: Memory,
-    /// Those of the next requests; all others go well.
+    /// Those of the next requests; all others succeed.
     fates: Arc<Mutex<VecDeque<Fate>>>,
-    cares: Arc<Mutex<Vec<Action>>>,
-    /// Releases that were left to others, while they are.
-    left: Option<Arc<Mutex<Vec<Left>>>>,
-    /// How many requests for a hold were sent by threads that did not wait for the answer.
-    begun: Arc<AtomicUsize>,
-    /// What the listener is to hear, if there is to be one.
+    jobs: Arc<Mutex<Vec<Action>>>,
+    /// Posted releases that are not sent; `None` if none can be posted.
+    posted: Option<Arc<Mutex<Vec<Posted>>>>,
+    /// How many acquires were sent by threads that did not wait for the reply.
+    started: Arc<AtomicUsize>,
+    /// The wake-ups for the listener, if there is one.
     wakeups: Arc<Mutex<Option<Fake>>>,
 }
 
-/// A release, and who wants its answer.
-type Left = (HoldId, Box<dyn FnOnce(Result<HoldReply, Failure>) + Send>);
+/// A posted release, and what its reply goes to.
+struct Posted {
+    hold: HoldId,
+    on_reply: Box<dyn FnOnce(Result<HoldReply, Failure>) + Send>,
+}
 
 impl Scripted {
-    fn will(&self, fates: &[Fate]) {
+    fn set_fates(&self, fates: &[Fate]) {
         self.fates.lock().extend(fates);
     }
 
-    fn meet<T>(&self, request: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
+    fn apply_fate<T>(&self, request: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
         let fate = self.fates.lock().pop_front().unwrap_or(Fate::Fine);
         let fail = |kind| Failure::io(kind, &Arc::from("here"), std::io::Error::other("test"));
         match fate {
@@ -80,26 +85,26 @@ impl Scripted {
             }
             Fate::LostReply => request().and(Err(fail(FailureKind::Timeout))),
             Fate::LostRequest => Err(fail(FailureKind::Timeout)),
-            Fate::Passing => Err(fail(FailureKind::Transient)),
+            Fate::Transient => Err(fail(FailureKind::Transient)),
             Fate::Fine => request(),
         }
     }
 
-    /// Takes a release that was left to others, as if it were sent.
-    fn take_left(&self) -> Left {
-        let left = self.left.as_ref().and_then(|left| left.lock().pop());
-        left.expect("a release")
+    /// Removes and returns a posted release, as if it were sent.
+    fn take_posted(&self) -> Posted {
+        let posted = self.posted.as_ref().and_then(|posted| posted.lock().pop());
+        posted.expect("a release")
     }
 
-    /// Sends a release that was left to others.
-    fn send_left(&self) {
-        let (hold, then) = self.take_left();
-        then(self.release(&hold, Instant::now()));
+    /// Sends a posted release.
+    fn send_posted(&self) {
+        let Posted { hold, on_reply } = self.take_posted();
+        on_reply(self.release(&hold, Instant::now()));
     }
 
-    /// How often a release was tried in the background.
+    /// Returns how often a hold was released in the background.
     fn releases(&self) -> usize {
-        self.cares.lock().iter().filter(|care| **care == Action::Release).count()
+        self.jobs.lock().iter().filter(|job| **job == Action::Release).count()
     }
 }
 
@@ -111,31 +116,32 @@ impl fmt::Debug for Scripted {
 
 impl Store for Scripted {
     fn acquire(&self, request: Acquire<'_>) -> Result<AcquireReply, Failure> {
-        self.meet(|| self.inner.acquire(request))
+        self.apply_fate(|| self.inner.acquire(request))
     }
 
     fn start_acquire(&self, request: Acquire<'_>) -> Option<PendingReply<AcquireReply>> {
-        self.begun.fetch_add(1, Ordering::SeqCst);
+        self.started.fetch_add(1, Ordering::SeqCst);
         let reply = self.acquire(request);
         Some(PendingReply::new(|| reply))
     }
 
     fn set_depth(&self, request: SetDepth<'_>) -> Result<HoldReply, Failure> {
-        self.meet(|| self.inner.set_depth(request))
+        self.apply_fate(|| self.inner.set_depth(request))
     }
 
     fn release(&self, hold: &HoldId, deadline: Instant) -> Result<HoldReply, Failure> {
-        self.meet(|| self.inner.release(hold, deadline))
+        self.apply_fate(|| self.inner.release(hold, deadline))
     }
 
     fn post_release(&self, release: PostedRelease<'_>) -> Option<Recall> {
-        let left = self.left.clone()?;
-        left.lock().push((release.hold.clone(), release.on_reply));
-        Some(Recall::new(move || left.lock().pop().is_some()))
+        let posted = self.posted.clone()?;
+        let PostedRelease { hold, on_reply, .. } = release;
+        posted.lock().push(Posted { hold: hold.clone(), on_reply });
+        Some(Recall::new(move || posted.lock().pop().is_some()))
     }
 
     fn transfer(&self, request: Transfer<'_>) -> PendingReply<TransferReply> {
-        let reply = self.meet(|| self.inner.transfer(request).wait());
+        let reply = self.apply_fate(|| self.inner.transfer(request).wait());
         PendingReply::new(|| reply)
     }
 
@@ -161,9 +167,9 @@ impl Store for Scripted {
 }
 
 impl JobRunner for Scripted {
-    fn send(&mut self, tasks: Vec<Job>, done: &mut dyn FnMut(u64, JobOutcome)) {
-        self.cares.lock().extend(tasks.iter().map(|task| task.action));
-        self.inner.send(tasks, done);
+    fn send(&mut self, jobs: Vec<Job>, done: &mut dyn FnMut(u64, JobOutcome)) {
+        self.jobs.lock().extend(jobs.iter().map(|job| job.action));
+        self.inner.send(jobs, done);
     }
 
     fn collect(&mut self, _: Instant, _: &mut dyn FnMut(u64, JobOutcome)) {}
@@ -173,7 +179,7 @@ impl JobRunner for Scripted {
 
 struct Scene {
     store: Scripted,
-    engine: Arc<Shared>,
+    shared: Arc<Shared>,
     name: Arc<str>,
     options: LockOptions,
     events: Receiver<Event>,
@@ -185,9 +191,9 @@ impl Scene {
         Self::with(Scripted::default(), lease)
     }
 
-    /// As before, with others to whom releases can be left.
+    /// As before, in a store to which releases can be posted.
     fn pipelined() -> Self {
-        Self::with(Scripted { left: Some(Arc::default()), ..Scripted::default() }, LEASE * 10)
+        Self::with(Scripted { posted: Some(Arc::default()), ..Scripted::default() }, LEASE * 10)
     }
 
     fn with(store: Scripted, lease: Duration) -> Self {
@@ -204,23 +210,34 @@ impl Scene {
             ..Config::default()
         };
         let (sender, events) = unbounded();
-        // The last ones may come when the test is over.
+        // The last events may come when the test is over.
         let callback = Callback::new(move |event| sender.send(event.clone()).unwrap_or_default());
-        let told = Events::deliver_to(callback).expect("a thread");
-        let engine = Shared::start(config, Arc::new(store.clone()), false, None, told);
-        let (engine, name) = (Arc::new(engine.expect("a thread")), Arc::from("lock"));
-        Self { store, engine, name, options, events }
+        let sent = Events::deliver_to(callback).expect("a thread");
+        let shared = Shared::start(config, Arc::new(store.clone()), false, None, sent);
+        let (shared, name) = (Arc::new(shared.expect("a thread")), Arc::from("lock"));
+        Self { store, shared, name, options, events }
     }
 
     fn lock(&self) -> Level {
-        let won = self.engine.lock(&self.name, &self.options, Wait::Endless);
-        won.expect("an answer").expect("a lock")
+        self.lock_with(Wait::Endless).expect("a reply").expect("a lock")
     }
 
-    /// Locks and drops, and leaves the release to others.
-    fn lock_and_leave(&self) {
+    fn lock_with(&self, wait: Wait) -> Result<Option<Level>> {
+        acquire::lock(&self.shared, &self.name, &self.options, wait)
+    }
+
+    fn unlock(&self, lease: &Arc<Lease>) -> Result<()> {
+        release::unlock(&self.shared, lease)
+    }
+
+    fn unlock_on_drop(&self, lease: &Arc<Lease>) -> Result<()> {
+        release::unlock_on_drop(&self.shared, lease)
+    }
+
+    /// Acquires the lock, and posts its release.
+    fn lock_and_post_release(&self) {
         let level = self.lock();
-        self.engine.unlock_soon(&level.lease).expect("left to others");
+        self.unlock_on_drop(&level.lease).expect("posted");
         assert!(self.is_held(), "not yet released");
     }
 
@@ -228,20 +245,20 @@ impl Scene {
         self.store.inspect(&self.name, Instant::now()).expect("memory").is_some()
     }
 
-    /// The next events, as words.
+    /// Expects these events next.
     #[track_caller]
-    fn must_tell<const N: usize>(&self, words: [&str; N]) {
-        let told = self.events.iter().take(N).map(|event| match event {
+    fn expect_events<const N: usize>(&self, words: [&str; N]) {
+        let events = self.events.iter().take(N).map(|event| match event {
             Event::Acquired { .. } => "acquired",
             Event::Released { .. } => "released",
             Event::ReleaseFailed { .. } => "release failed",
             Event::Lost { .. } => "lost",
             _ => "something else",
         });
-        assert_eq!(told.collect::<Vec<_>>(), words);
+        assert_eq!(events.collect::<Vec<_>>(), words);
     }
 
-    /// A hold of nobody's.
+    /// The id of a hold of another client.
     fn id(&self, nonce: u64) -> HoldId {
         HoldId { name: self.name.clone(), client: Arc::from("client"), nonce }
     }
@@ -260,7 +277,7 @@ fn a_nested_lock_counts_from_its_request() {
     let scene = Scene::new(LEASE);
     let outer = scene.lock();
     let slow = LEASE / 3;
-    scene.store.will(&[Fate::Slow(slow)]);
+    scene.store.set_fates(&[Fate::Slow(slow)]);
     let inner = scene.lock();
     assert_eq!(inner.depth, 2);
     let left = outer.lease.remaining();
@@ -272,7 +289,7 @@ fn a_level_beyond_the_last_is_refused_before_a_request() {
     let scene = Scene::new(LEASE * 10);
     let outer = scene.lock();
     outer.lease.set_depth(u32::MAX);
-    let refused = scene.engine.lock(&scene.name, &scene.options, Wait::No);
+    let refused = scene.lock_with(Wait::No);
     assert!(matches!(refused, Err(Error::InvalidInput(_))), "{refused:?}");
     assert_eq!(outer.lease.depth(), u32::MAX);
     let holder = scene.store.inspect(&scene.name, Instant::now()).expect("memory");
@@ -282,28 +299,28 @@ fn a_level_beyond_the_last_is_refused_before_a_request() {
 #[test]
 fn a_reply_after_the_lease_brings_no_hold() {
     let scene = Scene::new(LEASE);
-    scene.store.will(&[Fate::Slow(LEASE)]);
+    scene.store.set_fates(&[Fate::Slow(LEASE)]);
     let level = scene.lock();
     assert!(level.lease.remaining() > LEASE / 2, "the hold of a second request");
-    assert!(level.lease.is_unsettled());
+    assert!(level.lease.is_in_doubt());
 }
 
 #[test]
-fn a_nested_lock_that_is_answered_after_the_lease_leaves_no_level_behind() {
+fn a_nested_lock_that_is_answered_after_the_lease_adds_no_level() {
     let scene = Scene::new(LEASE);
     let outer = scene.lock();
-    scene.store.will(&[Fate::Slow(LEASE)]);
-    let nested = scene.engine.lock(&scene.name, &scene.options, Wait::Endless);
+    scene.store.set_fates(&[Fate::Slow(LEASE)]);
+    let nested = scene.lock_with(Wait::Endless);
     assert!(matches!(nested, Err(Error::Lost { .. })), "{nested:?}");
-    scene.engine.unlock(&outer.lease).expect_err("lost");
-    // The thread has no guard any more, so that it gets a new hold.
+    scene.unlock(&outer.lease).expect_err("lost");
+    // The thread has no guard any more, so it gets a new hold.
     assert_eq!(scene.lock().depth, 1);
 }
 
 #[test]
-fn an_answer_begins_the_retry_window_anew() {
+fn a_reply_begins_the_retry_window_anew() {
     let scene = Scene::new(LEASE);
-    let window = scene.engine.config.retry_window;
+    let window = scene.shared.config.retry_window;
     let other = scene.store.inner.acquire(Acquire {
         hold: &scene.id(0),
         lease: window * 2,
@@ -311,65 +328,65 @@ fn an_answer_begins_the_retry_window_anew() {
         deadline: Instant::now(),
     });
     assert!(matches!(other, Ok(AcquireReply::Acquired { .. })));
-    scene.store.will(&[Fate::Passing, Fate::Slow(window), Fate::Passing]);
-    // More than the window lies between the failures, and an answer.
+    scene.store.set_fates(&[Fate::Transient, Fate::Slow(window), Fate::Transient]);
+    // More than the window lies between the failures, and a reply.
     scene.lock();
     assert!(scene.store.fates.lock().is_empty());
 }
 
 #[test]
-fn what_began_with_an_unknown_outcome_is_cleaned_up_after_its_release() {
+fn an_in_doubt_hold_is_cleaned_up_after_its_release() {
     let scene = Scene::new(LEASE * 10);
-    scene.store.will(&[Fate::LostReply]);
+    scene.store.set_fates(&[Fate::LostReply]);
     let level = scene.lock();
-    scene.engine.unlock(&level.lease).expect("released");
-    // One answer does not settle it.
+    scene.unlock(&level.lease).expect("released");
+    // One reply is not enough.
     eventually(|| scene.store.releases() >= 2);
 }
 
-/// Has a hold handed on to a thread that waits in line.
-fn hand_on(scene: &Scene, hand_on: impl FnOnce(&Arc<Lease>)) {
+/// Lets `unlock` hand a lock off to a waiter.
+fn hand_off(scene: &Scene, unlock: impl FnOnce(&Arc<Lease>)) {
     let first = scene.lock();
     thread::scope(|scope| {
         scope.spawn(|| {
             let next = scene.lock();
-            scene.engine.unlock(&next.lease).expect("released");
+            scene.unlock(&next.lease).expect("released");
         });
-        // Told by that thread when it stands in line.
+        // Reported by that thread when it waits in the queue.
         scene.events.iter().find(|event| matches!(event, Event::Contended { .. }));
-        hand_on(&first.lease);
+        unlock(&first.lease);
     });
 }
 
 #[test]
-fn what_was_handed_on_with_an_unknown_outcome_is_cleaned_up_after_its_release() {
+fn an_in_doubt_hold_from_a_handoff_is_cleaned_up_after_its_release() {
     let scene = Scene::new(LEASE * 10);
-    hand_on(&scene, |lease| {
-        scene.store.will(&[Fate::LostReply]);
-        scene.engine.unlock(lease).expect("handed on");
+    hand_off(&scene, |lease| {
+        scene.store.set_fates(&[Fate::LostReply]);
+        scene.unlock(lease).expect("handed off");
     });
     eventually(|| scene.store.releases() >= 2);
 }
 
-/// The first request to hand on may yet be executed, after one that brings the old hold back.
+/// The first transfer may still be executed, after a request that brings the old hold back.
 #[test]
-fn what_was_handed_on_too_late_with_an_unknown_outcome_is_cleaned_up() {
+fn an_in_doubt_handoff_that_comes_too_late_is_cleaned_up() {
     let scene = Scene::new(LEASE * 10);
-    hand_on(&scene, |lease| {
-        scene.store.will(&[Fate::LostRequest]);
-        scene.engine.unlock_soon(lease).expect("on its way");
+    hand_off(&scene, |lease| {
+        scene.store.set_fates(&[Fate::LostRequest]);
+        scene.unlock_on_drop(lease).expect("on its way");
         scene.store.inner.force_release(&scene.name, Instant::now()).expect("memory");
     });
     eventually(|| scene.store.releases() >= 2);
 }
 
 #[test]
-fn what_began_with_an_unknown_outcome_is_cleaned_up_after_its_loss() {
+fn an_in_doubt_hold_is_cleaned_up_after_its_loss() {
     let scene = Scene::new(LEASE * 10);
-    scene.store.will(&[Fate::LostReply]);
+    scene.store.set_fates(&[Fate::LostReply]);
     let level = scene.lock();
-    scene.engine.force(&scene.name).expect("an answer");
-    scene.engine.verify(&level.lease).expect_err("lost");
+    status::force_unlock(&scene.shared, &scene.name).expect("a reply");
+    status::verify(&scene.shared, &level.lease).expect_err("lost");
     eventually(|| scene.store.releases() >= 2);
 }
 
@@ -377,7 +394,7 @@ fn what_began_with_an_unknown_outcome_is_cleaned_up_after_its_loss() {
 fn a_hold_that_its_thread_finds_lost_is_cleaned_up() {
     let scene = Scene::new(LEASE * 10);
     let (id, sent) = (scene.id(7), Moment::now().before(LEASE * 10));
-    let stands = || scene.store.inspect(&scene.name, Instant::now()).expect("memory").is_some();
+    let exists = || scene.store.inspect(&scene.name, Instant::now()).expect("memory").is_some();
     scene
         .store
         .acquire(Acquire {
@@ -387,40 +404,41 @@ fn a_hold_that_its_thread_finds_lost_is_cleaned_up() {
             deadline: Instant::now(),
         })
         .expect("memory");
-    // Such as nobody but the holding thread looks after.
-    let lease = Lease::new(id, 1, &scene.options, sent, Thread::current());
-    assert!(stands() && !scene.engine.is_held(&lease));
-    eventually(|| !stands());
+    // The renewer does not know of it.
+    let caller = Caller::current(&scene.shared.config, &scene.options);
+    let lease = Lease::new(id, 1, &caller, sent);
+    assert!(exists() && !scene.shared.is_held(&lease));
+    eventually(|| !exists());
 }
 
 #[test]
-fn a_release_that_was_not_sent_becomes_a_hand_over() {
+fn a_posted_release_that_was_not_sent_becomes_a_handoff() {
     for wait in [Wait::Endless, Wait::No] {
         let scene = Scene::pipelined();
-        scene.lock_and_leave();
-        scene.store.will(&[Fate::Fine; 2]);
-        let next = scene.engine.lock(&scene.name, &scene.options, wait).expect("an answer");
+        scene.lock_and_post_release();
+        scene.store.set_fates(&[Fate::Fine; 2]);
+        let next = scene.lock_with(wait).expect("a reply");
         assert_eq!(scene.store.fates.lock().len(), 1, "one request");
-        scene.must_tell(["acquired", "released", "acquired"]);
-        scene.engine.unlock(&next.expect("a lock").lease).expect("released");
+        scene.expect_events(["acquired", "released", "acquired"]);
+        scene.unlock(&next.expect("a lock").lease).expect("released");
         assert!(!scene.is_held());
     }
 }
 
 #[test]
-fn a_release_that_was_sent_is_waited_for() {
+fn a_posted_release_that_was_sent_is_waited_for() {
     for wait in [Wait::Endless, Wait::No] {
         let scene = Scene::pipelined();
-        scene.lock_and_leave();
-        let (hold, then) = scene.store.take_left();
+        scene.lock_and_post_release();
+        let Posted { hold, on_reply } = scene.store.take_posted();
         thread::scope(|scope| {
             let next = scope.spawn(|| {
-                let next = scene.engine.lock(&scene.name, &scene.options, wait);
-                next.expect("an answer").expect("a lock").lease.fence
+                let next = scene.lock_with(wait);
+                next.expect("a reply").expect("a lock").lease.fence
             });
             thread::sleep(LEASE / 10);
             assert!(!next.is_finished(), "the lock is still in the store");
-            then(scene.store.release(&hold, Instant::now()));
+            on_reply(scene.store.release(&hold, Instant::now()));
             assert!(next.join().expect("no panic") > 1);
         });
     }
@@ -429,28 +447,28 @@ fn a_release_that_was_sent_is_waited_for() {
 #[test]
 fn a_server_that_does_not_answer_a_release_is_no_other_holder() {
     let scene = Scene::pipelined();
-    scene.lock_and_leave();
-    let left = scene.store.take_left();
-    scene.store.will(&[Fate::LostRequest; 9]);
+    scene.lock_and_post_release();
+    let posted = scene.store.take_posted();
+    scene.store.set_fates(&[Fate::LostRequest; 9]);
     let wait = Wait::Until(end_of(LEASE / 10));
-    let refused = scene.engine.lock(&scene.name, &scene.options, wait);
+    let refused = scene.lock_with(wait);
     assert!(matches!(refused, Err(Error::Unavailable { .. })), "{refused:?}");
-    drop(left);
+    drop(posted);
 }
 
 #[test]
-fn what_comes_of_a_release_that_was_left_to_others_is_told() {
+fn the_outcome_of_a_posted_release_is_reported() {
     let scene = Scene::pipelined();
-    scene.lock_and_leave();
-    scene.store.send_left();
-    scene.must_tell(["acquired", "released"]);
-    scene.lock_and_leave();
-    scene.store.will(&[Fate::LostRequest]);
-    scene.store.send_left();
-    scene.must_tell(["acquired", "release failed"]);
+    scene.lock_and_post_release();
+    scene.store.send_posted();
+    scene.expect_events(["acquired", "released"]);
+    scene.lock_and_post_release();
+    scene.store.set_fates(&[Fate::LostRequest]);
+    scene.store.send_posted();
+    scene.expect_events(["acquired", "release failed"]);
     eventually(|| !scene.is_held());
-    scene.lock_and_leave();
+    scene.lock_and_post_release();
     scene.store.inner.force_release(&scene.name, Instant::now()).expect("memory");
-    scene.store.send_left();
-    scene.must_tell(["acquired", "lost"]);
+    scene.store.send_posted();
+    scene.expect_events(["acquired", "lost"]);
 }

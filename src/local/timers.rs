@@ -1,4 +1,7 @@
-//! What the renewer has to do, and when.
+//! When the renewer has to act: leases to renew or to find lost, and holds in doubt to remove.
+//!
+//! Decides the order, which entries are close enough to be handled together, and the pauses between
+//! the attempts to remove a hold. Knows neither the store nor the renewer's thread.
 
 use std::cmp;
 use std::collections::BinaryHeap;
@@ -8,44 +11,58 @@ use std::time::Duration;
 use crate::clock::Moment;
 use crate::local::lease::{Lease, NextStep, TOGETHER};
 use crate::store::hold::HoldId;
+use crate::store::job::InDoubtHold;
 
-/// The first pause between two tries to clean up.
+/// The first pause between two attempts to clean up.
 const CLEAN_PAUSE: Duration = Duration::from_millis(10);
 
 /// The longest pause, as a part of the time that there is for cleaning up.
 const CLEAN_TRIES: u32 = 20;
 
-/// Something to care for.
-#[derive(Clone, Debug)]
+/// Work of the renewer.
+#[derive(Debug)]
 pub(crate) enum Scheduled {
-    Lease(Arc<Lease>),
     CleanUp(Box<CleanUp>),
+    Lease(Arc<Lease>),
 }
 
-/// What a request with an unknown outcome may have left behind, or may yet leave.
-#[derive(Clone, Debug)]
+impl Scheduled {
+    /// The removal of a hold that may exist in the store, or may come to.
+    pub(crate) fn clean_up(in_doubt: InDoubtHold) -> Self {
+        Self::CleanUp(Box::new(CleanUp::new(in_doubt)))
+    }
+}
+
+/// The removal of an in-doubt hold: one that may exist after a request with an unknown outcome, or
+/// that such a request may still begin.
+#[derive(Debug)]
 pub(crate) struct CleanUp {
-    pub(crate) hold: HoldId,
-    /// How long one request may take.
-    pub(crate) io_timeout: Duration,
-    /// After this it is gone by itself.
+    in_doubt: InDoubtHold,
+    /// After this the hold has ended by itself.
     deadline: Moment,
-    /// Whether the first answer settles it: nothing that would create it can come after.
-    settles: bool,
     pause: Duration,
     longest_pause: Duration,
 }
 
 impl CleanUp {
-    pub(crate) fn new(hold: HoldId, lease: Duration, io_timeout: Duration, settles: bool) -> Self {
-        let deadline = Moment::now().after(lease);
-        let longest_pause = (lease / CLEAN_TRIES).max(CLEAN_PAUSE);
-        Self { hold, io_timeout, deadline, settles, pause: CLEAN_PAUSE, longest_pause }
+    fn new(in_doubt: InDoubtHold) -> Self {
+        let deadline = Moment::now().after(in_doubt.lease);
+        let longest_pause = (in_doubt.lease / CLEAN_TRIES).max(CLEAN_PAUSE);
+        Self { in_doubt, deadline, pause: CLEAN_PAUSE, longest_pause }
     }
 
-    /// When to try again after a try that was `answered` or not; `None` if it is done.
+    pub(crate) fn hold(&self) -> &HoldId {
+        &self.in_doubt.hold
+    }
+
+    pub(crate) fn lease(&self) -> Duration {
+        self.in_doubt.lease
+    }
+
+    /// Returns when to try again after an attempt that was `answered` or not; `None` if the hold is
+    /// gone for certain.
     pub(crate) fn next_try(&mut self, answered: bool, now: Moment) -> Option<Moment> {
-        if now >= self.deadline || (answered && self.settles) {
+        if now >= self.deadline || (answered && self.in_doubt.settled_by_release) {
             return None;
         }
         let due = now.after(self.pause);
@@ -54,61 +71,61 @@ impl CleanUp {
     }
 }
 
-/// Charges in the order in which they are due.
+/// Scheduled work in the order in which it is due.
 #[derive(Debug, Default)]
 pub(crate) struct TimerQueue {
     entries: BinaryHeap<TimerEntry>,
 }
 
 impl TimerQueue {
-    /// Notes a charge for the time at which it asks for care, if it ever does.
-    pub(crate) fn add(&mut self, charge: Scheduled) {
-        match &charge {
-            Scheduled::CleanUp(_) => self.add_at(Moment::FIRST, charge),
-            Scheduled::Lease(lease) => match lease.duty() {
+    /// Adds work for the time at which it is due, if it ever is.
+    pub(crate) fn add(&mut self, work: Scheduled) {
+        match &work {
+            Scheduled::CleanUp(_) => self.add_at(Moment::FIRST, work),
+            Scheduled::Lease(lease) => match lease.next_step() {
                 NextStep::None => {}
-                NextStep::Expire(then) => self.add_at(then, charge),
+                NextStep::Expire(then) => self.add_at(then, work),
                 NextStep::Renew(then) => {
-                    let slack = lease.length() / TOGETHER;
-                    self.entries.push(TimerEntry { due: then, slack, charge });
+                    let slack = lease.duration() / TOGETHER;
+                    self.entries.push(TimerEntry { due: then, slack, work });
                 }
             },
         }
     }
 
-    /// Notes a charge for exactly then.
-    pub(crate) fn add_at(&mut self, due: Moment, charge: Scheduled) {
-        self.entries.push(TimerEntry { due, slack: Duration::ZERO, charge });
+    /// Adds work for exactly this moment.
+    pub(crate) fn add_at(&mut self, due: Moment, work: Scheduled) {
+        self.entries.push(TimerEntry { due, slack: Duration::ZERO, work });
     }
 
     pub(crate) fn next_due(&self) -> Moment {
         self.entries.peek().map_or(Moment::NEVER, |entry| entry.due)
     }
 
-    /// Gives out a charge that is due, or nearly.
+    /// Removes and returns work that is due, or nearly.
     pub(crate) fn pop(&mut self, now: Moment) -> Option<Scheduled> {
         let next = self.entries.peek()?;
         if next.due > now.after(next.slack) {
             return None;
         }
-        self.entries.pop().map(|entry| entry.charge)
+        self.entries.pop().map(|entry| entry.work)
     }
 
-    /// Gives out everything.
+    /// Removes and returns everything.
     pub(crate) fn drain(&mut self) -> impl Iterator<Item = Scheduled> {
-        self.entries.drain().map(|entry| entry.charge)
+        self.entries.drain().map(|entry| entry.work)
     }
 }
 
 #[derive(Debug)]
 struct TimerEntry {
     due: Moment,
-    /// How much earlier it may be given out if that saves a wake-up.
+    /// How much earlier it may be removed if that saves a wake-up of the thread.
     slack: Duration,
-    charge: Scheduled,
+    work: Scheduled,
 }
 
-/// The earliest entry is the greatest, as `BinaryHeap` gives out the greatest first.
+/// The earliest entry is the greatest, because `BinaryHeap` returns the greatest first.
 impl Ord for TimerEntry {
     fn cmp(&self, other: &Self) -> cmp::Ordering {
         other.due.cmp(&self.due)
@@ -132,20 +149,25 @@ impl Eq for TimerEntry {}
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::LockOptions;
-    use crate::local::identity::Thread;
+    use crate::config::{Config, LockOptions};
+    use crate::local::call::Caller;
 
-    fn id(nonce: u64) -> HoldId {
-        HoldId { name: Arc::from("x"), client: Arc::from("c"), nonce }
+    fn id() -> HoldId {
+        HoldId { name: Arc::from("x"), client: Arc::from("c"), nonce: 1 }
     }
 
-    fn lease(length: Duration) -> Scheduled {
-        let options = LockOptions { lease: length, ..LockOptions::default() };
-        Scheduled::Lease(Arc::new(Lease::new(id(1), 1, &options, Moment::now(), Thread::current())))
+    fn clean_up(lease: Duration, settled_by_release: bool) -> CleanUp {
+        CleanUp::new(InDoubtHold { hold: id(), lease, settled_by_release })
+    }
+
+    fn lease(duration: Duration) -> Scheduled {
+        let options = LockOptions { lease: duration, ..LockOptions::default() };
+        let caller = Caller::current(&Config::default(), &options);
+        Scheduled::Lease(Arc::new(Lease::new(id(), 1, &caller, Moment::now())))
     }
 
     #[test]
-    fn charges_come_out_when_they_are_due_and_neighbours_with_them() {
+    fn leases_come_out_when_they_are_due_and_neighbours_with_them() {
         let mut timers = TimerQueue::default();
         timers.add(lease(Duration::from_secs(30)));
         timers.add(lease(Duration::from_secs(3)));
@@ -161,9 +183,9 @@ mod tests {
     }
 
     #[test]
-    fn an_orphan_is_tried_at_growing_intervals_until_its_lease_is_over() {
+    fn an_in_doubt_hold_is_released_at_growing_intervals_until_its_lease_is_over() {
         let lease = Duration::from_secs(30);
-        let mut clean_up = CleanUp::new(id(1), lease, Duration::from_secs(1), false);
+        let mut clean_up = clean_up(lease, false);
         let (begin, mut now) = (Moment::now(), Moment::now());
         let mut pauses = Vec::new();
         while let Some(next) = clean_up.next_try(true, now) {
@@ -175,9 +197,8 @@ mod tests {
     }
 
     #[test]
-    fn an_orphan_that_one_answer_settles_is_done_with_it() {
-        let mut clean_up =
-            CleanUp::new(id(1), Duration::from_secs(30), Duration::from_secs(1), true);
+    fn one_answer_is_enough_for_a_hold_that_a_release_settles() {
+        let mut clean_up = clean_up(Duration::from_secs(30), true);
         assert!(clean_up.next_try(false, Moment::now()).is_some());
         assert!(clean_up.next_try(true, Moment::now()).is_none());
     }

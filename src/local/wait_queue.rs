@@ -1,4 +1,17 @@
-//! The line of threads of one client that want one lock.
+//! The wait queue of one lock: the threads of one client that want it, in the order in which they
+//! came. It exists while a thread of the client acquires or holds the lock.
+//!
+//! Decides what the state of its head allows. Knows neither signals nor the other queues.
+//!
+//! | head | meaning | next |
+//! |---|---|---|
+//! | `Acquiring` | the thread at the head tries to acquire the lock, and sleeps in between | `Held` when it succeeds |
+//! | `Held` | the thread at the head has the lock, or had it when it was last looked at | `HandingOff` if it is released while threads wait, `Releasing` if its release is posted |
+//! | `Releasing` | the release was posted: another thread sends it | `HandingOff` if the next thread to come recalls it |
+//! | `HandingOff` | the first waiter has left the queue and is to get the lock by a transfer | `Held` when it has, `Acquiring` if it has to try for itself |
+//!
+//! From each state, when the head gives up, releases or loses the lock, the first waiter becomes
+//! the head as `Acquiring`; without a waiter the queue is removed.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -10,42 +23,38 @@ use crate::local::lease::Lease;
 use crate::local::waiter::{QueuedWaiter, Signals, Waiter};
 use crate::store::request::Recall;
 
-/// There is one while a thread competes for the lock or holds it. It is small, because most locks
-/// are held by somebody whom nobody waits for.
+/// It is small, because no thread waits for most locks.
 #[derive(Debug)]
 pub(super) struct WaitQueue {
     head: Head,
-    /// Since somebody waits, or has waited.
-    crowd: Option<Box<Waiters>>,
+    /// `None` until a first thread has waited.
+    waiters: Option<Box<Waiters>>,
 }
 
 enum Head {
-    /// Asks the store, and sleeps in between. What went wrong the last time, if it did.
-    Competes(Arc<Signals>, Option<Box<Failure>>),
-    /// Has the lock, or had it when anybody last looked.
-    Holds(Arc<Lease>),
-    /// Has gone, and left its release to another thread.
-    Leaves(Box<Leaving>),
-    /// Is being given to a thread that was promised it.
-    Passes,
+    /// With the failure of its last attempt, if it failed.
+    Acquiring(Arc<Signals>, Option<Box<Failure>>),
+    HandingOff,
+    Held(Arc<Lease>),
+    Releasing(Box<PostedEnd>),
 }
 
-/// A hold whose release was left to another thread.
-struct Leaving {
+/// A hold whose release was posted.
+struct PostedEnd {
     lease: Arc<Lease>,
-    /// Until somebody has tried.
+    /// `None` after the attempt to recall it.
     recall: Option<Recall>,
 }
 
-/// Those who wait behind the head.
+/// The threads behind the head.
 #[derive(Debug, Default)]
 struct Waiters {
-    places: VecDeque<QueuedWaiter>,
-    handed: Handoffs,
+    queue: VecDeque<QueuedWaiter>,
+    handoffs: Handoffs,
 }
 
-/// How often the lock was handed on since it was got from the store, and since when somebody waits
-/// for that.
+/// How often the lock was handed off since it was acquired from the store, and since when threads
+/// have waited for that.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Handoffs {
     pub(crate) times: u32,
@@ -59,124 +68,124 @@ impl Default for Handoffs {
 }
 
 impl WaitQueue {
-    /// With a thread at the head that competes.
-    pub(super) fn new(ticket: &Waiter) -> Self {
-        Self { head: Head::Competes(ticket.mailbox.clone(), None), crowd: None }
+    /// A queue whose head acquires the lock.
+    pub(super) fn new(head: &Waiter) -> Self {
+        Self { head: Head::Acquiring(head.signals.clone(), None), waiters: None }
     }
 
-    /// Adds the last place.
-    pub(super) fn add(&mut self, place: QueuedWaiter) {
-        self.crowd.get_or_insert_default().places.push_back(place);
+    pub(super) fn push(&mut self, waiter: QueuedWaiter) {
+        self.waiters.get_or_insert_default().queue.push_back(waiter);
     }
 
-    pub(super) fn places(&self) -> impl Iterator<Item = &QueuedWaiter> {
-        self.crowd.iter().flat_map(|crowd| &crowd.places)
+    pub(super) fn waiters(&self) -> impl Iterator<Item = &QueuedWaiter> {
+        self.waiters.iter().flat_map(|waiters| &waiters.queue)
     }
 
-    /// Takes the next place.
-    pub(super) fn next(&mut self) -> Option<QueuedWaiter> {
-        self.crowd.as_mut()?.places.pop_front()
+    /// Makes the first waiter the head, and returns it. `None` if there is none.
+    pub(super) fn advance(&mut self) -> Option<QueuedWaiter> {
+        let next = self.waiters.as_mut()?.queue.pop_front()?;
+        self.set_acquiring(&next.signals);
+        Some(next)
     }
 
-    /// Takes the place of a thread, unless it has been promised something.
-    pub(super) fn withdraw(&mut self, ticket: &Waiter) -> Option<QueuedWaiter> {
-        let places = &mut self.crowd.as_mut()?.places;
-        let place = places.iter().position(|place| ticket.is_of(place))?;
-        places.remove(place)
+    /// Removes a waiter, unless it has become the head or the lock is being handed off to it.
+    pub(super) fn remove(&mut self, waiter: &Waiter) -> Option<QueuedWaiter> {
+        let queue = &mut self.waiters.as_mut()?.queue;
+        let position = queue.iter().position(|queued| waiter.is_same(queued))?;
+        queue.remove(position)
     }
 
-    /// Takes the places of those who would wait without limit.
-    pub(super) fn withdraw_endless(&mut self) -> VecDeque<QueuedWaiter> {
-        let Some(crowd) = &mut self.crowd else { return VecDeque::new() };
-        let (endless, others) = crowd.places.drain(..).partition(|place| place.endless);
-        crowd.places = others;
+    /// Removes and returns the waiters that would wait without limit.
+    pub(super) fn remove_endless(&mut self) -> VecDeque<QueuedWaiter> {
+        let Some(waiters) = &mut self.waiters else { return VecDeque::new() };
+        let (endless, others) = waiters.queue.drain(..).partition(|waiter| waiter.endless);
+        waiters.queue = others;
         endless
     }
 
-    /// Where the thread at the head looks for news, if it has not got the lock.
-    pub(super) fn competitor(&self) -> Option<&Arc<Signals>> {
-        if let Head::Competes(mailbox, _) = &self.head { Some(mailbox) } else { None }
+    /// Returns the signals of the head if it acquires the lock.
+    pub(super) fn acquiring(&self) -> Option<&Arc<Signals>> {
+        if let Head::Acquiring(signals, _) = &self.head { Some(signals) } else { None }
     }
 
-    /// What went wrong the last time that the thread at the head has tried, if it did.
+    /// Returns why the last attempt of the head failed, if it did.
     pub(super) fn failure(&self) -> Option<&Failure> {
-        if let Head::Competes(_, failure) = &self.head { failure.as_deref() } else { None }
+        if let Head::Acquiring(_, failure) = &self.head { failure.as_deref() } else { None }
     }
 
-    /// The hold of the thread at the head.
+    /// Returns the hold of the head if it has one.
     pub(super) fn holder(&self) -> Option<&Arc<Lease>> {
-        if let Head::Holds(lease) = &self.head { Some(lease) } else { None }
+        if let Head::Held(lease) = &self.head { Some(lease) } else { None }
     }
 
     pub(super) fn is_held_by(&self, lease: &Lease) -> bool {
         let held = match &self.head {
-            Head::Holds(held) => held,
-            Head::Leaves(leaving) => &leaving.lease,
-            Head::Competes(..) | Head::Passes => return false,
+            Head::Held(held) => held,
+            Head::Releasing(posted) => &posted.lease,
+            Head::Acquiring(..) | Head::HandingOff => return false,
         };
         std::ptr::eq(&raw const **held, lease)
     }
 
-    /// Tells whether the release of the hold at the head is under way.
-    pub(super) fn is_leaving(&self) -> bool {
-        matches!(self.head, Head::Leaves(_))
+    pub(super) fn is_releasing(&self) -> bool {
+        matches!(self.head, Head::Releasing(_))
     }
 
-    /// Tells whether it is, and nobody waits for its end.
+    /// Returns `true` if the queue will be empty when a posted release is answered.
     pub(super) fn is_about_to_end(&self) -> bool {
-        self.is_leaving() && self.places().next().is_none()
+        self.is_releasing() && self.waiters().next().is_none()
     }
 
-    /// Notes how the last try of the thread at the head ended.
-    pub(super) fn note(&mut self, last: Option<&Failure>) {
-        if let Head::Competes(_, failure) = &mut self.head {
+    /// Sets how the last attempt of the head ended.
+    pub(super) fn set_failure(&mut self, last: Option<&Failure>) {
+        if let Head::Acquiring(_, failure) = &mut self.head {
             *failure = last.cloned().map(Box::new);
         }
     }
 
-    pub(super) fn compete(&mut self, mailbox: &Arc<Signals>) {
-        self.head = Head::Competes(mailbox.clone(), None);
+    pub(super) fn set_acquiring(&mut self, signals: &Arc<Signals>) {
+        self.head = Head::Acquiring(signals.clone(), None);
     }
 
-    /// Notes that the thread at the head has got the lock from the store.
-    pub(super) fn hold(&mut self, lease: &Arc<Lease>) {
-        self.head = Head::Holds(lease.clone());
-        if let Some(crowd) = &mut self.crowd {
-            crowd.handed = Handoffs::default();
+    /// Gives the head the hold that it has acquired from the store.
+    pub(super) fn set_acquired(&mut self, lease: &Arc<Lease>) {
+        self.head = Head::Held(lease.clone());
+        if let Some(waiters) = &mut self.waiters {
+            waiters.handoffs = Handoffs::default();
         }
     }
 
-    /// Notes that it has got the lock from the one before.
-    pub(super) fn hold_next(&mut self, lease: &Arc<Lease>) {
-        self.head = Head::Holds(lease.clone());
-        if let Some(crowd) = &mut self.crowd {
-            crowd.handed.times = crowd.handed.times.saturating_add(1);
+    /// Gives the head the hold that was handed off to it.
+    pub(super) fn set_handed_off(&mut self, lease: &Arc<Lease>) {
+        self.head = Head::Held(lease.clone());
+        if let Some(waiters) = &mut self.waiters {
+            waiters.handoffs.times = waiters.handoffs.times.saturating_add(1);
         }
     }
 
-    /// Takes the next place, which is to get the lock.
-    pub(super) fn promise(&mut self) -> Option<(QueuedWaiter, Handoffs)> {
-        let crowd = self.crowd.as_mut()?;
-        let place = crowd.places.pop_front()?;
-        self.head = Head::Passes;
-        Some((place, crowd.handed))
+    /// Removes and returns the first waiter, which is to get the lock.
+    pub(super) fn start_handoff(&mut self) -> Option<(QueuedWaiter, Handoffs)> {
+        let waiters = self.waiters.as_mut()?;
+        let next = waiters.queue.pop_front()?;
+        self.head = Head::HandingOff;
+        Some((next, waiters.handoffs))
     }
 
-    /// Notes that the release of the hold at the head was left to another thread.
-    pub(super) fn leave(&mut self, lease: &Arc<Lease>, recall: Recall) {
-        self.head = Head::Leaves(Box::new(Leaving { lease: lease.clone(), recall: Some(recall) }));
+    pub(super) fn set_releasing(&mut self, lease: &Arc<Lease>, recall: Recall) {
+        let posted = PostedEnd { lease: lease.clone(), recall: Some(recall) };
+        self.head = Head::Releasing(Box::new(posted));
     }
 
-    /// Takes that release back if it has not been sent, for the first who comes. The next hold may
-    /// begin in its place.
-    pub(super) fn recall(&mut self) -> Option<Arc<Lease>> {
+    /// Recalls a posted release that has not been sent, for the first thread that comes: its hold
+    /// can begin by a transfer.
+    pub(super) fn recall_release(&mut self) -> Option<Arc<Lease>> {
         if !self.is_about_to_end() {
             return None;
         }
-        let Head::Leaves(leaving) = &mut self.head else { return None };
-        let recall = leaving.recall.take()?;
-        let lease = recall.recall().then(|| leaving.lease.clone())?;
-        self.head = Head::Passes;
+        let Head::Releasing(posted) = &mut self.head else { return None };
+        let recall = posted.recall.take()?;
+        let lease = recall.recall().then(|| posted.lease.clone())?;
+        self.head = Head::HandingOff;
         Some(lease)
     }
 }
@@ -184,10 +193,10 @@ impl WaitQueue {
 impl fmt::Debug for Head {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Competes(..) => "Competes",
-            Self::Holds(_) => "Holds",
-            Self::Leaves(_) => "Leaves",
-            Self::Passes => "Passes",
+            Self::Acquiring(..) => "Acquiring",
+            Self::HandingOff => "HandingOff",
+            Self::Held(_) => "Held",
+            Self::Releasing(_) => "Releasing",
         })
     }
 }

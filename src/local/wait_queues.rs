@@ -1,5 +1,11 @@
-//! The lines of threads of one client that want the same lock: one per name, first come, first
-//! served. Only the thread at the head asks the store; the others sleep. Knows nothing of Redis.
+//! The wait queues of a client, by the name of the lock: first come, first served. Only the thread
+//! at the head of a queue uses the store; the others sleep.
+//!
+//! Decides which thread is the head, and signals it. Knows nothing of Redis: what the head does, and
+//! whether a handoff has succeeded, is decided in `acquire.rs`, `release.rs` and `handoff.rs`.
+//!
+//! The head is signalled that the lock may be free without the lock of its shard, because its next
+//! request is sent at the same time: threads that want other locks do not wait for that.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -7,26 +13,57 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use crate::config::LockOptions;
 use crate::error::{Error, Result};
 use crate::failure::Failure;
-use crate::local::identity::Thread;
+use crate::local::call::Caller;
 use crate::local::lease::Lease;
+use crate::local::pending::PendingHandoff;
 use crate::local::wait_queue::{Handoffs, WaitQueue};
-use crate::local::waiter::{Position, QueuedWaiter, Signal, Signals, Turn, Waiter};
+use crate::local::waiter::{QueuedWaiter, Signal, Signals, Waiter};
+use crate::store::Store;
 use crate::store::request::Recall;
 use crate::sync::{AtomicBool, Mutex, MutexGuard};
 
 /// Threads that want different locks should rarely meet here.
 const SHARDS: usize = 16;
 
-/// All lines of a client.
 #[derive(Debug, Default)]
 pub(crate) struct WaitQueues {
     hasher: RandomState,
-    pub(super) shards: [Mutex<HashMap<Arc<str>, WaitQueue>>; SHARDS],
-    /// Set before the places are told, and looked at under a shard's lock before one is taken.
-    pub(super) closed: AtomicBool,
+    shards: [Mutex<HashMap<Arc<str>, WaitQueue>>; SHARDS],
+    /// Set before the waiters are signalled, and read under a shard's lock before one is added.
+    closed: AtomicBool,
+}
+
+/// Where a thread is in the queue that it has joined.
+#[derive(Debug)]
+pub(crate) enum Position {
+    /// Behind another thread.
+    Behind,
+    /// At the head, to acquire the lock.
+    Head,
+    /// At the head, with a hold whose release was recalled and that can be transferred.
+    Recalled(Arc<Lease>),
+}
+
+/// How the wait behind other threads has ended.
+#[derive(Debug)]
+pub(crate) enum Turn {
+    /// The head could not reach the server and has given up.
+    Failed(Failure),
+    /// With the lock.
+    HandedOff(Arc<Lease>),
+    /// With the lock unless the transfer fails.
+    HandoffPending(PendingHandoff),
+    /// At the head, to acquire the lock.
+    Head {
+        /// Whether the lock was released for another client, which goes first.
+        yields: bool,
+    },
+    /// The time was over while the release of the head was posted, and no reply had come.
+    ReleasePending,
+    /// The time was over. With the failure of the head's last attempt, if it failed.
+    TimedOut(Option<Failure>),
 }
 
 impl WaitQueues {
@@ -34,405 +71,472 @@ impl WaitQueues {
         if self.closed.load(Ordering::SeqCst) { Err(Error::Closed) } else { Ok(()) }
     }
 
-    /// Takes the first place of a line that nobody is in, or will be in a moment.
-    pub(crate) fn enter(
-        &self,
-        name: &Arc<str>,
-        options: &LockOptions,
-    ) -> Result<Option<(Waiter, Position)>> {
-        let mut shard = self.shard(name);
-        self.check_open()?;
-        if shard.get(name).is_some_and(|line| !line.is_about_to_end()) {
-            return Ok(None);
-        }
-        Ok(Some(take_place(&mut shard, name, options, false)))
-    }
-
-    /// Takes the last place of a line.
-    pub(crate) fn join(
-        &self,
-        name: &Arc<str>,
-        options: &LockOptions,
-        endless: bool,
-    ) -> Result<(Waiter, Position)> {
-        let mut shard = self.shard(name);
-        self.check_open()?;
-        Ok(take_place(&mut shard, name, options, endless))
-    }
-
-    /// Sleeps in line until it is this thread's turn or the deadline has come. What was promised
-    /// by then is waited for, so that it is not lost.
-    pub(crate) fn wait(&self, ticket: &Waiter, deadline: Option<Instant>) -> Result<Turn> {
-        loop {
-            match ticket.mailbox.take(deadline) {
-                Some(Signal::Given(lease)) => return Ok(Turn::Given(lease)),
-                Some(Signal::Coming(passage)) => return Ok(Turn::Coming(*passage)),
-                Some(Signal::Head { polite }) => return Ok(Turn::Head { polite }),
-                Some(Signal::Failed(failure)) => return Ok(Turn::Failed(failure)),
-                // Meant for the head, which this thread is not.
-                Some(Signal::Asked(_) | Signal::Knock) => {}
-                Some(Signal::Closed) => {
-                    if self.withdraw(ticket).is_some() {
-                        return Err(Error::Closed);
-                    }
-                }
-                None => {
-                    let late = self.withdraw(ticket);
-                    return late.map_or_else(|| self.wait(ticket, None), Ok);
-                }
+    /// Turns away the threads that wait and those that come.
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+        for shard in &self.shards {
+            let shard = shard.lock();
+            for waiter in shard.values().flat_map(WaitQueue::waiters) {
+                waiter.signals.send(Signal::Closed);
+            }
+            let heads = acquiring_heads(&shard);
+            drop(shard);
+            for signals in heads {
+                signals.send(Signal::Closed);
             }
         }
     }
 
-    /// Leaves the line as one who is late, unless the thread has been promised something.
-    fn withdraw(&self, ticket: &Waiter) -> Option<Turn> {
-        let mut shard = self.shard(&ticket.name);
-        let line = shard.get_mut(&ticket.name)?;
-        line.withdraw(ticket)?;
-        let unanswered = line.is_leaving();
-        Some(if unanswered { Turn::Unanswered } else { Turn::Late(line.failure().cloned()) })
+    /// Joins a queue whose head this thread becomes, at once or when a posted release is answered.
+    /// `None` if other threads are in front.
+    pub(crate) fn try_join(
+        &self,
+        name: &Arc<str>,
+        caller: &Caller,
+    ) -> Result<Option<(Waiter, Position)>> {
+        let mut shard = self.shard(name);
+        self.check_open()?;
+        if shard.get(name).is_some_and(|queue| !queue.is_about_to_end()) {
+            return Ok(None);
+        }
+        Ok(Some(push(&mut shard, name, caller, false)))
     }
 
-    /// The hold of the thread at the head, if it is one.
+    /// Joins a queue as its last thread.
+    pub(crate) fn join(
+        &self,
+        name: &Arc<str>,
+        caller: &Caller,
+        endless: bool,
+    ) -> Result<(Waiter, Position)> {
+        let mut shard = self.shard(name);
+        self.check_open()?;
+        Ok(push(&mut shard, name, caller, endless))
+    }
+
+    /// Blocks behind other threads until it is this thread's turn, or until the deadline. A handoff
+    /// that has begun by then is waited for, so that the lock is not lost.
+    pub(crate) fn wait(&self, waiter: &Waiter, mut deadline: Option<Instant>) -> Result<Turn> {
+        loop {
+            match waiter.signals.receive(deadline) {
+                Some(Signal::Failed(failure)) => return Ok(Turn::Failed(failure)),
+                Some(Signal::HandedOff(lease)) => return Ok(Turn::HandedOff(lease)),
+                Some(Signal::HandoffPending(pending)) => return Ok(Turn::HandoffPending(*pending)),
+                Some(Signal::Head { yields }) => return Ok(Turn::Head { yields }),
+                // Meant for the head, which this thread is not.
+                Some(Signal::AcquireSent(_) | Signal::MayBeFree) => {}
+                Some(Signal::Closed) => {
+                    if self.time_out(waiter).is_some() {
+                        return Err(Error::Closed);
+                    }
+                }
+                None => match self.time_out(waiter) {
+                    Some(turn) => return Ok(turn),
+                    None => deadline = None,
+                },
+            }
+        }
+    }
+
+    /// Removes a waiter whose time is over. `None` if it has been signalled something else, or will
+    /// be.
+    fn time_out(&self, waiter: &Waiter) -> Option<Turn> {
+        let mut shard = self.shard(&waiter.name);
+        let queue = shard.get_mut(&waiter.name)?;
+        queue.remove(waiter)?;
+        let pending = queue.is_releasing();
+        Some(if pending { Turn::ReleasePending } else { Turn::TimedOut(queue.failure().cloned()) })
+    }
+
+    /// Returns the hold of the head if it has one.
     pub(crate) fn holder(&self, name: &Arc<str>) -> Option<Arc<Lease>> {
         self.shard(name).get(name)?.holder().cloned()
     }
 
-    /// Notes how the last try of the thread at the head ended.
-    pub(crate) fn note(&self, name: &Arc<str>, last: Option<&Failure>) {
-        if let Some(line) = self.shard(name).get_mut(name) {
-            line.note(last);
+    /// Sets how the last attempt of the head ended.
+    pub(crate) fn set_failure(&self, name: &Arc<str>, last: Option<&Failure>) {
+        self.update(name, |queue| queue.set_failure(last));
+    }
+
+    /// Gives the head the hold that it has acquired from the store.
+    pub(crate) fn set_acquired(&self, lease: &Arc<Lease>) {
+        self.update(lease.name(), |queue| queue.set_acquired(lease));
+        self.end_if_lost(lease);
+    }
+
+    /// Gives the head the hold that was handed off to it.
+    pub(crate) fn set_handed_off(&self, lease: &Arc<Lease>) {
+        self.update(lease.name(), |queue| queue.set_handed_off(lease));
+        self.end_if_lost(lease);
+    }
+
+    /// Makes the thread that a handoff has not given the lock the head, which has to acquire it.
+    pub(crate) fn set_acquiring(&self, waiter: &Waiter) {
+        self.update(&waiter.name, |queue| queue.set_acquiring(&waiter.signals));
+    }
+
+    /// Marks the hold of the head as one whose release was posted.
+    pub(crate) fn set_releasing(&self, lease: &Arc<Lease>, recall: Recall) {
+        let mut shard = self.shard(lease.name());
+        // If the head has changed, the reply has come already.
+        if let Some(queue) = shard.get_mut(lease.name()).filter(|queue| queue.is_held_by(lease)) {
+            queue.set_releasing(lease, recall);
         }
     }
 
-    /// Notes that the thread at the head has got the lock.
-    pub(crate) fn hold(&self, lease: &Arc<Lease>) {
-        if let Some(line) = self.shard(lease.name()).get_mut(lease.name()) {
-            line.hold(lease);
-        }
-        self.forget_if_lost(lease);
-    }
-
-    /// The thread at the head leaves without the lock. If that is because the server cannot be
-    /// reached, those who would wait without limit need not find out one by one. Tells whether
-    /// another thread is at the head now.
-    pub(crate) fn give_up(&self, name: &Arc<str>, outage: Option<&Failure>) -> bool {
+    /// Removes the head, which gives up without the lock. If that is because the server cannot be
+    /// reached, the waiters without a limit are told so, instead of finding out one by one. Returns
+    /// `true` if another thread is at the head now.
+    pub(crate) fn give_up_head(&self, name: &Arc<str>, outage: Option<&Failure>) -> bool {
         let mut shard = self.shard(name);
         if let Some(failure) = outage
-            && let Some(line) = shard.get_mut(name)
+            && let Some(queue) = shard.get_mut(name)
         {
-            for place in line.withdraw_endless() {
-                place.tell(Signal::Failed(failure.clone()));
+            for waiter in queue.remove_endless() {
+                waiter.signals.send(Signal::Failed(failure.clone()));
             }
         }
         advance(&mut shard, name)
     }
 
-    /// The thread at the head has left it to another to send its release.
-    pub(crate) fn leave(&self, lease: &Arc<Lease>, recall: Recall) {
+    /// Removes the head if this is its hold, which was released or lost.
+    pub(crate) fn end_hold(&self, lease: &Lease) {
         let mut shard = self.shard(lease.name());
-        // Else the answer is there already.
-        if let Some(line) = shard.get_mut(lease.name()).filter(|line| line.is_held_by(lease)) {
-            line.leave(lease, recall);
-        }
-    }
-
-    /// The thread at the head has released the lock, or lost it.
-    pub(crate) fn done_with(&self, lease: &Lease) {
-        let mut shard = self.shard(lease.name());
-        if shard.get(lease.name()).is_some_and(|line| line.is_held_by(lease)) {
+        if shard.get(lease.name()).is_some_and(|queue| queue.is_held_by(lease)) {
             advance(&mut shard, lease.name());
         }
     }
 
-    /// Promises the lock to the next in line.
-    pub(crate) fn promise(&self, lease: &Lease) -> Option<(QueuedWaiter, Handoffs)> {
-        let mut shard = self.shard(lease.name());
-        shard.get_mut(lease.name()).filter(|line| line.is_held_by(lease))?.promise()
-    }
-
-    /// Keeps the promise: the lock is held for the thread.
-    pub(crate) fn give(&self, place: &QueuedWaiter, lease: &Arc<Lease>) {
-        self.hold_next(lease);
-        place.tell(Signal::Given(lease.clone()));
-        self.forget_if_lost(lease);
-    }
-
-    /// Notes that the thread that was promised the lock has got it.
-    pub(crate) fn pass(&self, lease: &Arc<Lease>) {
-        self.hold_next(lease);
-        self.forget_if_lost(lease);
-    }
-
-    fn hold_next(&self, lease: &Arc<Lease>) {
-        if let Some(line) = self.shard(lease.name()).get_mut(lease.name()) {
-            line.hold_next(lease);
-        }
-    }
-
     /// A hold that was lost before it was at the head has not been missed there.
-    fn forget_if_lost(&self, lease: &Lease) {
+    fn end_if_lost(&self, lease: &Lease) {
         if lease.remaining().is_zero() {
-            self.done_with(lease);
+            self.end_hold(lease);
         }
     }
 
-    /// Breaks the promise: the thread is at the head and has to ask for itself.
-    pub(crate) fn call(&self, name: &Arc<str>, place: &QueuedWaiter, polite: bool) {
-        self.compete(name, &place.mailbox);
-        place.tell(Signal::Head { polite });
+    /// Takes the first waiter out of the queue, to give it the lock. The caller signals the waiter
+    /// what becomes of that.
+    pub(crate) fn start_handoff(&self, lease: &Lease) -> Option<(QueuedWaiter, Handoffs)> {
+        let mut shard = self.shard(lease.name());
+        shard.get_mut(lease.name()).filter(|queue| queue.is_held_by(lease))?.start_handoff()
     }
 
-    /// Notes that the thread that was promised the lock has to ask for it.
-    pub(crate) fn lead(&self, ticket: &Waiter) {
-        self.compete(&ticket.name, &ticket.mailbox);
+    /// Ends a handoff with success.
+    pub(crate) fn finish_handoff(&self, waiter: &QueuedWaiter, lease: &Arc<Lease>) {
+        self.set_handed_off(lease);
+        waiter.signals.send(Signal::HandedOff(lease.clone()));
     }
 
-    fn compete(&self, name: &Arc<str>, mailbox: &Arc<Signals>) {
-        if let Some(line) = self.shard(name).get_mut(name) {
-            line.compete(mailbox);
+    /// Ends a handoff without success: the waiter becomes the head, and has to acquire the lock.
+    pub(crate) fn cancel_handoff(&self, name: &Arc<str>, waiter: &QueuedWaiter, yields: bool) {
+        self.update(name, |queue| queue.set_acquiring(&waiter.signals));
+        waiter.signals.send(Signal::Head { yields });
+    }
+
+    /// Signals the head that the lock may be free, or sends its next request for it. Returns `false`
+    /// if no head acquires this lock.
+    pub(crate) fn wake(&self, name: &str, store: &dyn Store) -> bool {
+        let head = self.shard(name).get(name).and_then(WaitQueue::acquiring).cloned();
+        head.map(|signals| signals.wake(|request| request.start(store))).is_some()
+    }
+
+    /// As `wake`, for every lock.
+    pub(crate) fn wake_all(&self, store: &dyn Store) {
+        for shard in &self.shards {
+            let heads = acquiring_heads(&shard.lock());
+            for signals in heads {
+                signals.wake(|request| request.start(store));
+            }
         }
     }
 
-    pub(super) fn shard(&self, name: &str) -> MutexGuard<'_, HashMap<Arc<str>, WaitQueue>> {
+    fn update(&self, name: &Arc<str>, update: impl FnOnce(&mut WaitQueue)) {
+        if let Some(queue) = self.shard(name).get_mut(name) {
+            update(queue);
+        }
+    }
+
+    fn shard(&self, name: &str) -> MutexGuard<'_, HashMap<Arc<str>, WaitQueue>> {
         let hash = self.hasher.hash_one(name);
         self.shards[usize::try_from(hash % SHARDS as u64).unwrap_or(0)].lock()
     }
 }
 
-/// Takes the last place of a line, or the head of a new one.
-fn take_place(
+/// Adds a thread to a queue, or begins one with it.
+fn push(
     shard: &mut HashMap<Arc<str>, WaitQueue>,
     name: &Arc<str>,
-    options: &LockOptions,
+    caller: &Caller,
     endless: bool,
 ) -> (Waiter, Position) {
-    let ticket = Waiter::new(name);
-    let Some(line) = shard.get_mut(name) else {
-        shard.insert(name.clone(), WaitQueue::new(&ticket));
-        return (ticket, Position::Head);
+    let waiter = Waiter::new(name);
+    let Some(queue) = shard.get_mut(name) else {
+        shard.insert(name.clone(), WaitQueue::new(&waiter));
+        return (waiter, Position::Head);
     };
-    if let Some(lease) = line.recall() {
-        return (ticket, Position::After(lease));
+    if let Some(lease) = queue.recall_release() {
+        return (waiter, Position::Recalled(lease));
     }
-    let (options, thread) = (options.clone(), Thread::current());
-    line.add(QueuedWaiter { options, thread, endless, mailbox: ticket.mailbox.clone() });
-    (ticket, Position::Behind)
+    queue.push(QueuedWaiter { caller: caller.clone(), endless, signals: waiter.signals.clone() });
+    (waiter, Position::Behind)
 }
 
-/// Calls the next in line to the head, or ends the line. `false` if nobody was called.
+/// Makes the first waiter the head, or removes the queue. Returns `false` without a waiter.
 fn advance(shard: &mut HashMap<Arc<str>, WaitQueue>, name: &Arc<str>) -> bool {
-    let Some(line) = shard.get_mut(name) else { return false };
-    let Some(next) = line.next() else {
+    let Some(queue) = shard.get_mut(name) else { return false };
+    let Some(next) = queue.advance() else {
         shard.remove(name);
         return false;
     };
-    line.compete(&next.mailbox);
-    next.tell(Signal::Head { polite: false });
+    next.signals.send(Signal::Head { yields: false });
     true
 }
 
+/// Returns the signals of the heads that acquire their locks.
+fn acquiring_heads(shard: &HashMap<Arc<str>, WaitQueue>) -> Vec<Arc<Signals>> {
+    shard.values().filter_map(WaitQueue::acquiring).cloned().collect()
+}
+
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
     use super::*;
     use crate::clock::{Moment, end_of};
+    use crate::config::{Config, LockOptions};
+    use crate::event::Events;
     use crate::local::loss::LossNotifier;
+    use crate::local::pending::tests::request;
     use crate::store::hold::HoldId;
+    use crate::store::memory::Memory;
     use std::thread;
     use std::time::Duration;
 
     const SOON: Duration = Duration::from_secs(10);
 
-    pub(in crate::local) fn name() -> Arc<str> {
+    fn name() -> Arc<str> {
         Arc::from("x")
     }
 
-    pub(in crate::local) fn lease() -> Arc<Lease> {
+    fn caller() -> Caller {
+        Caller::current(&Config::default(), &LockOptions::default())
+    }
+
+    fn lease() -> Arc<Lease> {
         let id = HoldId { name: name(), client: Arc::from("c"), nonce: 1 };
-        let thread = Thread::current();
-        Arc::new(Lease::new(id, 1, &LockOptions::default(), Moment::now(), thread))
+        Arc::new(Lease::new(id, 1, &caller(), Moment::now()))
     }
 
-    /// Takes a place, and tells whether it is the head.
-    fn join(lines: &WaitQueues) -> (Waiter, bool) {
-        let (ticket, entry) = lines.join(&name(), &LockOptions::default(), false).expect("open");
-        (ticket, matches!(entry, Position::Head))
+    /// Joins the queue. Returns `true` as well at its head.
+    fn join(queues: &WaitQueues) -> (Waiter, bool) {
+        let (waiter, position) = queues.join(&name(), &caller(), false).expect("open");
+        (waiter, matches!(position, Position::Head))
     }
 
-    /// A line with somebody at the head and two who wait.
-    pub(in crate::local) fn three(lines: &WaitQueues) -> [Waiter; 3] {
-        let (head, first) = join(lines);
+    /// A queue with a head and two waiters.
+    fn three(queues: &WaitQueues) -> [Waiter; 3] {
+        let (head, first) = join(queues);
         assert!(first);
-        let [second, third] = [join(lines), join(lines)];
+        let [second, third] = [join(queues), join(queues)];
         assert!(!second.1 && !third.1);
         [head, second.0, third.0]
     }
 
-    fn turn(lines: &WaitQueues, ticket: &Waiter) -> Turn {
-        lines.wait(ticket, Some(end_of(SOON))).expect("open")
+    fn turn(queues: &WaitQueues, waiter: &Waiter) -> Turn {
+        queues.wait(waiter, Some(end_of(SOON))).expect("open")
     }
 
-    fn is_late(lines: &WaitQueues, ticket: &Waiter) -> bool {
-        matches!(lines.wait(ticket, Some(Instant::now())).expect("open"), Turn::Late(_))
+    fn is_timed_out(queues: &WaitQueues, waiter: &Waiter) -> bool {
+        matches!(queues.wait(waiter, Some(Instant::now())).expect("open"), Turn::TimedOut(_))
     }
 
-    pub(in crate::local) fn is_empty(lines: &WaitQueues) -> bool {
-        lines.shards.iter().all(|shard| shard.lock().is_empty())
-    }
-
-    #[test]
-    fn the_head_is_passed_on_in_the_order_of_coming() {
-        let lines = WaitQueues::default();
-        let [_, second, third] = three(&lines);
-        assert!(lines.enter(&name(), &LockOptions::default()).expect("open").is_none());
-        lines.give_up(&name(), None);
-        assert!(matches!(turn(&lines, &second), Turn::Head { polite: false }));
-        assert!(third.mailbox.is_empty());
-        lines.give_up(&name(), None);
-        assert!(matches!(turn(&lines, &third), Turn::Head { .. }));
-        lines.give_up(&name(), None);
-        assert!(is_empty(&lines));
+    fn is_empty(queues: &WaitQueues) -> bool {
+        queues.shards.iter().all(|shard| shard.lock().is_empty())
     }
 
     #[test]
-    fn a_lock_is_given_to_the_next_in_line() {
-        let lines = WaitQueues::default();
-        let [_, second, third] = three(&lines);
+    fn the_waiters_become_the_head_in_the_order_in_which_they_came() {
+        let queues = WaitQueues::default();
+        let [_, second, third] = three(&queues);
+        assert!(queues.try_join(&name(), &caller()).expect("open").is_none());
+        queues.give_up_head(&name(), None);
+        assert!(matches!(turn(&queues, &second), Turn::Head { yields: false }));
+        assert!(third.signals.is_empty());
+        queues.give_up_head(&name(), None);
+        assert!(matches!(turn(&queues, &third), Turn::Head { .. }));
+        queues.give_up_head(&name(), None);
+        assert!(is_empty(&queues));
+    }
+
+    #[test]
+    fn a_lock_is_handed_off_to_the_first_waiter() {
+        let queues = WaitQueues::default();
+        let [_, second, third] = three(&queues);
         let (mine, next) = (lease(), lease());
-        lines.hold(&mine);
-        let (place, handed) = lines.promise(&mine).expect("somebody waits");
-        assert_eq!(handed.times, 0);
-        lines.give(&place, &next);
-        assert!(matches!(turn(&lines, &second), Turn::Given(given) if Arc::ptr_eq(&given, &next)));
-        assert!(lines.holder(&name()).is_some_and(|holder| Arc::ptr_eq(&holder, &next)));
-        assert!(lines.promise(&mine).is_none(), "it has nothing to promise any more");
-        let (place, handed) = lines.promise(&next).expect("somebody waits");
-        assert_eq!(handed.times, 1);
-        lines.call(&name(), &place, true);
-        assert!(matches!(turn(&lines, &third), Turn::Head { polite: true }));
-        lines.give_up(&name(), None);
-        assert!(is_empty(&lines));
+        queues.set_acquired(&mine);
+        let (waiter, handoffs) = queues.start_handoff(&mine).expect("a waiter");
+        assert_eq!(handoffs.times, 0);
+        queues.finish_handoff(&waiter, &next);
+        assert!(
+            matches!(turn(&queues, &second), Turn::HandedOff(lease) if Arc::ptr_eq(&lease, &next))
+        );
+        assert!(queues.holder(&name()).is_some_and(|holder| Arc::ptr_eq(&holder, &next)));
+        assert!(queues.start_handoff(&mine).is_none(), "it is not at the head any more");
+        let (waiter, handoffs) = queues.start_handoff(&next).expect("a waiter");
+        assert_eq!(handoffs.times, 1);
+        queues.cancel_handoff(&name(), &waiter, true);
+        assert!(matches!(turn(&queues, &third), Turn::Head { yields: true }));
+        queues.give_up_head(&name(), None);
+        assert!(is_empty(&queues));
     }
 
     #[test]
-    fn whoever_is_late_leaves_no_place() {
-        let lines = WaitQueues::default();
-        let [_, second, third] = three(&lines);
+    fn whoever_is_timed_out_leaves_no_place() {
+        let queues = WaitQueues::default();
+        let [_, second, third] = three(&queues);
         let mine = lease();
-        lines.hold(&mine);
-        assert!(is_late(&lines, &second));
-        let (place, _) = lines.promise(&mine).expect("the third waits");
-        assert!(third.is_of(&place));
-        lines.call(&name(), &place, false);
-        lines.give_up(&name(), None);
-        assert!(is_empty(&lines));
+        queues.set_acquired(&mine);
+        assert!(is_timed_out(&queues, &second));
+        let (waiter, _) = queues.start_handoff(&mine).expect("the third waiter");
+        assert!(third.is_same(&waiter));
+        queues.cancel_handoff(&name(), &waiter, false);
+        queues.give_up_head(&name(), None);
+        assert!(is_empty(&queues));
     }
 
     #[test]
-    fn what_was_promised_is_waited_for_beyond_the_deadline() {
-        let lines = WaitQueues::default();
-        let [_, second, _] = three(&lines);
+    fn a_handoff_that_has_begun_is_waited_for_beyond_the_deadline() {
+        let queues = WaitQueues::default();
+        let [_, second, _] = three(&queues);
         let mine = lease();
-        lines.hold(&mine);
-        let (place, _) = lines.promise(&mine).expect("somebody waits");
+        queues.set_acquired(&mine);
+        let (waiter, _) = queues.start_handoff(&mine).expect("a waiter");
         thread::scope(|scope| {
-            let waits = scope.spawn(|| lines.wait(&second, Some(Instant::now())).expect("open"));
+            let waits = scope.spawn(|| queues.wait(&second, Some(Instant::now())).expect("open"));
             thread::sleep(Duration::from_millis(50));
             assert!(!waits.is_finished());
-            lines.give(&place, &lease());
-            assert!(matches!(waits.join().expect("no panic"), Turn::Given(_)));
+            queues.finish_handoff(&waiter, &lease());
+            assert!(matches!(waits.join().expect("no panic"), Turn::HandedOff(_)));
         });
     }
 
     #[test]
-    fn a_release_is_taken_back_only_for_the_first_who_comes() {
-        let lines = WaitQueues::default();
-        let [_, second, third] = three(&lines);
+    fn a_release_is_recalled_only_for_the_first_thread_that_comes() {
+        let queues = WaitQueues::default();
+        let [_, second, third] = three(&queues);
         let mine = lease();
-        lines.hold(&mine);
-        lines.leave(&mine, Recall::new(|| panic!("two wait already")));
-        assert!(lines.enter(&name(), &LockOptions::default()).expect("open").is_none());
-        let (fourth, first) = join(&lines);
+        queues.set_acquired(&mine);
+        queues.set_releasing(&mine, Recall::new(|| panic!("two threads wait already")));
+        assert!(queues.try_join(&name(), &caller()).expect("open").is_none());
+        let (fourth, first) = join(&queues);
         assert!(!first);
-        lines.done_with(&mine);
-        for ticket in [second, third, fourth] {
-            assert!(matches!(turn(&lines, &ticket), Turn::Head { polite: false }));
-            lines.give_up(&name(), None);
+        queues.end_hold(&mine);
+        for waiter in [second, third, fourth] {
+            assert!(matches!(turn(&queues, &waiter), Turn::Head { yields: false }));
+            queues.give_up_head(&name(), None);
         }
-        assert!(is_empty(&lines));
+        assert!(is_empty(&queues));
     }
 
     #[test]
-    fn a_lost_hold_lets_the_next_try() {
-        let lines = Arc::new(WaitQueues::default());
-        let [_, second, _] = three(&lines);
+    fn a_lost_hold_makes_the_first_waiter_the_head() {
+        let queues = Arc::new(WaitQueues::default());
+        let [_, second, _] = three(&queues);
         let mine = lease();
-        lines.hold(&mine);
-        LossNotifier { lines: lines.clone(), ..LossNotifier::default() }.lose(&mine);
-        assert!(matches!(turn(&lines, &second), Turn::Head { .. }));
-        lines.done_with(&mine);
-        assert!(lines.holder(&name()).is_none());
+        queues.set_acquired(&mine);
+        LossNotifier::new(Events::default(), queues.clone()).lose(&mine);
+        assert!(matches!(turn(&queues, &second), Turn::Head { .. }));
+        queues.end_hold(&mine);
+        assert!(queues.holder(&name()).is_none());
     }
 
     #[test]
-    fn an_outage_is_told_to_those_who_would_wait_for_ever() {
-        let lines = WaitQueues::default();
-        let (_, first) = join(&lines);
+    fn an_outage_ends_the_waits_without_a_limit() {
+        let queues = WaitQueues::default();
+        let (_, first) = join(&queues);
         assert!(first);
-        let (endless, _) = lines.join(&name(), &LockOptions::default(), true).expect("open");
-        let (patient, _) = join(&lines);
+        let (endless, _) = queues.join(&name(), &caller(), true).expect("open");
+        let (limited, _) = join(&queues);
         let source = std::io::Error::other("test");
         let failure = Failure::io(crate::failure::FailureKind::Timeout, &Arc::from("here"), source);
-        lines.note(&name(), Some(&failure));
-        let late = lines.wait(&join(&lines).0, Some(Instant::now())).expect("open");
-        assert!(matches!(late, Turn::Late(Some(_))), "{late:?}");
-        lines.give_up(&name(), Some(&failure));
-        assert!(matches!(turn(&lines, &endless), Turn::Failed(_)));
-        assert!(matches!(turn(&lines, &patient), Turn::Head { .. }));
+        queues.set_failure(&name(), Some(&failure));
+        let late = queues.wait(&join(&queues).0, Some(Instant::now())).expect("open");
+        assert!(matches!(late, Turn::TimedOut(Some(_))), "{late:?}");
+        queues.give_up_head(&name(), Some(&failure));
+        assert!(matches!(turn(&queues, &endless), Turn::Failed(_)));
+        assert!(matches!(turn(&queues, &limited), Turn::Head { .. }));
     }
 
-    /// The race of the deadline with the hand-over: the lock is never lost and never held twice.
+    /// The race of the deadline with the handoff: the lock is never lost and never held twice.
     #[test]
-    fn short_waits_and_hand_overs_lose_nothing() {
-        let lines = WaitQueues::default();
+    fn short_waits_and_handoffs_lose_nothing() {
+        let queues = WaitQueues::default();
         let inside = AtomicBool::new(false);
         let enter = |lease: &Arc<Lease>| {
             assert!(!inside.swap(true, Ordering::SeqCst), "two are inside");
             thread::yield_now();
             inside.store(false, Ordering::SeqCst);
-            match lines.promise(lease) {
-                Some((place, _)) => lines.give(&place, &self::lease()),
-                None => lines.done_with(lease),
+            match queues.start_handoff(lease) {
+                Some((waiter, _)) => queues.finish_handoff(&waiter, &self::lease()),
+                None => queues.end_hold(lease),
             }
         };
         thread::scope(|scope| {
             for thread in 0..8 {
-                let (lines, enter) = (&lines, &enter);
+                let (queues, enter) = (&queues, &enter);
                 scope.spawn(move || {
                     for round in 0..500_u64 {
-                        let (ticket, first) = join(lines);
+                        let (waiter, first) = join(queues);
                         let wait = Duration::from_micros(round * 7 % 100 + thread);
                         let turn = if first {
-                            Turn::Head { polite: false }
+                            Turn::Head { yields: false }
                         } else {
-                            lines.wait(&ticket, Some(end_of(wait))).expect("open")
+                            queues.wait(&waiter, Some(end_of(wait))).expect("open")
                         };
                         match turn {
-                            Turn::Given(lease) => enter(&lease),
+                            Turn::HandedOff(lease) => enter(&lease),
                             Turn::Head { .. } => {
                                 let lease = lease();
-                                lines.hold(&lease);
+                                queues.set_acquired(&lease);
                                 enter(&lease);
                             }
-                            Turn::Late(_)
+                            Turn::TimedOut(_)
                             | Turn::Failed(_)
-                            | Turn::Coming(_)
-                            | Turn::Unanswered => {}
+                            | Turn::HandoffPending(_)
+                            | Turn::ReleasePending => {}
                         }
                     }
                 });
             }
         });
-        assert!(is_empty(&lines));
+        assert!(is_empty(&queues));
+    }
+
+    #[test]
+    fn a_wake_up_reaches_the_head_that_acquires_and_no_other_thread() {
+        let (queues, store) = (WaitQueues::default(), Memory::default());
+        let [head, second, _] = three(&queues);
+        for _ in 0..100 {
+            assert!(queues.wake("x", &store));
+            queues.wake_all(&store);
+        }
+        head.sleep(SOON, &request()).expect("open");
+        assert!(head.signals.is_empty(), "one signal is as good as many");
+        assert!(second.signals.is_empty());
+        assert!(!queues.wake("y", &store));
+        queues.set_acquired(&lease());
+        assert!(!queues.wake("x", &store));
+    }
+
+    #[test]
+    fn close_ends_every_wait_and_turns_away_those_who_come() {
+        let queues = WaitQueues::default();
+        let [head, second, third] = three(&queues);
+        queues.close();
+        assert!(matches!(head.sleep(SOON, &request()), Err(Error::Closed)));
+        for waiter in [second, third] {
+            assert!(matches!(queues.wait(&waiter, None), Err(Error::Closed)));
+        }
+        assert!(matches!(queues.join(&name(), &caller(), true), Err(Error::Closed)));
+        queues.give_up_head(&name(), None);
+        assert!(is_empty(&queues));
     }
 }

@@ -82,7 +82,7 @@ fn ring(threads: &PoolThread, shared: &Arc<Mutex<Watched>>) {
         let Some(lease) = lease.upgrade() else { return false };
         let left = lease.remaining();
         if left.is_zero() {
-            lease.tell_watchers_if_over();
+            lease.report_loss_if_over();
         } else {
             next = next.min(now.after(left));
         }
@@ -97,8 +97,8 @@ fn ring(threads: &PoolThread, shared: &Arc<Mutex<Watched>>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::LockOptions;
-    use crate::local::identity::Thread;
+    use crate::config::{Config, LockOptions};
+    use crate::local::call::Caller;
     use crate::store::hold::HoldId;
 
     const LEASE: Duration = Duration::from_millis(100);
@@ -106,14 +106,15 @@ mod tests {
     fn lease(length: Duration) -> Arc<Lease> {
         let id = HoldId { name: Arc::from("x"), client: Arc::from("c"), nonce: 1 };
         let options = LockOptions { lease: length, ..LockOptions::default() };
-        Arc::new(Lease::new(id, 1, &options, Moment::now(), Thread::current()))
+        let caller = Caller::current(&Config::default(), &options);
+        Arc::new(Lease::new(id, 1, &caller, Moment::now()))
     }
 
     #[test]
     fn watchers_hear_of_the_deadline_without_a_renewer() {
         let alarm = Watchdog::new(None);
         let lease = lease(LEASE);
-        let (lost, _) = lease.watch();
+        let (lost, _) = lease.loss_receiver();
         alarm.watch(&lease);
         lease.extend(Moment::now().after(LEASE), LEASE);
         assert!(lost.recv_timeout(LEASE * 3 / 2).is_err(), "the deadline was moved");
@@ -127,7 +128,7 @@ mod tests {
         let leases = [LEASE * 100, LEASE, LEASE * 3].map(lease);
         let lost = leases.each_ref().map(|lease| {
             alarm.watch(lease);
-            lease.watch().0
+            lease.loss_receiver().0
         });
         lost[1].recv_timeout(LEASE * 20).expect("lost");
         lost[2].recv_timeout(LEASE * 20).expect("lost");

@@ -1,5 +1,5 @@
-//! A line of threads under thousands of schedules that shuttle makes up: the lock is never lost
-//! and never held twice, nobody waits for ever (which shuttle finds out), and no place is left.
+//! A wait queue under thousands of schedules that shuttle makes up: the lock is never lost and never
+//! held twice, no thread waits for ever (which shuttle finds out), and no waiter is left behind.
 //!
 //! A unit test of `src/local`, run by
 //! `RUSTFLAGS="--cfg leasehold_shuttle" cargo test --lib --target-dir target/shuttle schedules`
@@ -12,14 +12,16 @@ use shuttle::rand::{Rng, thread_rng};
 use shuttle::thread::{self, JoinHandle};
 
 use crate::clock::Moment;
-use crate::config::LockOptions;
+use crate::config::{Config, LockOptions};
 use crate::error::{Error, Result};
-use crate::local::acquire_request::tests::{request, sent};
-use crate::local::identity::Thread;
+use crate::event::Events;
+use crate::local::call::Caller;
 use crate::local::lease::Lease;
 use crate::local::loss::LossNotifier;
-use crate::local::pending_handoff::PendingHandoff;
-use crate::local::waiter::{Position, Signal, Turn, Waiter};
+use crate::local::pending::PendingHandoff;
+use crate::local::pending::tests::{request, sent};
+use crate::local::wait_queues::{Position, Turn, WaitQueues};
+use crate::local::waiter::{Signal, Waiter};
 use crate::store::hold::HoldId;
 use crate::store::request::{PendingReply, Recall, TransferReply};
 use crate::sync::{AtomicBool, AtomicUsize, Ordering, under_many_schedules};
@@ -33,174 +35,183 @@ enum Wait {
     Until,
 }
 
-/// A line, and what it is there for.
+/// A wait queue, and the lock that it is there for.
 #[derive(Default)]
 struct Scene {
-    losses: LossNotifier,
+    queues: Arc<WaitQueues>,
     name: Arc<str>,
     /// Whether every hold is lost sooner or later.
     loses: bool,
-    /// Who got the lock last. Not one of `crate::sync`: no thread is interrupted here.
+    /// The last holder. Not one of `crate::sync`: no thread is interrupted here.
     last: parking_lot::Mutex<Option<Arc<Lease>>>,
-    /// The threads to which releases were left.
+    /// The threads to which releases were posted.
     senders: parking_lot::Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl Scene {
     fn lease(&self) -> Arc<Lease> {
         let id = HoldId { name: self.name.clone(), client: Arc::from("c"), nonce: 1 };
-        let lease = Lease::new(id, 1, &LockOptions::default(), Moment::now(), Thread::current());
-        let lease = Arc::new(lease);
+        let lease = Arc::new(Lease::new(id, 1, &caller(), Moment::now()));
         if self.loses {
-            let (losses, lease) = (self.losses.clone(), lease.clone());
+            let losses = LossNotifier::new(Events::default(), self.queues.clone());
+            let lease = lease.clone();
             thread::spawn(move || losses.lose(&lease));
         }
         lease
     }
 
-    /// Locks, is inside for a while, and leaves. `false` if the wait ended without the lock.
-    fn visit(&self, wait: Wait) -> Result<bool> {
-        let lease = match self.line_up(wait)? {
-            None | Some(Turn::Late(_) | Turn::Failed(_) | Turn::Unanswered) => return Ok(false),
-            Some(Turn::Given(lease)) => lease,
-            Some(Turn::Head { .. } | Turn::Coming(_)) => {
+    /// Acquires the lock, holds it for a while, and releases it. Returns `false` if the wait ended
+    /// without the lock.
+    fn lock_and_unlock(&self, wait: Wait) -> Result<bool> {
+        let lease = match self.acquire(wait)? {
+            None | Some(Turn::TimedOut(_) | Turn::Failed(_) | Turn::ReleasePending) => {
+                return Ok(false);
+            }
+            Some(Turn::HandedOff(lease)) => lease,
+            Some(Turn::Head { .. } | Turn::HandoffPending(_)) => {
                 let lease = self.lease();
-                self.losses.lines.hold(&lease);
+                self.queues.set_acquired(&lease);
                 lease
             }
         };
-        if stands(&lease) {
+        if is_valid(&lease) {
             let last = self.last.lock().replace(lease.clone());
-            assert!(last.is_none_or(|last| !stands(&last)), "two have the lock");
+            assert!(last.is_none_or(|last| !is_valid(&last)), "two threads have the lock");
         }
         thread::yield_now();
-        // Whoever has lost the lock may stay where it is, and holds nobody up.
+        // A thread that has lost the lock may go on with its work, and holds up no other.
         if !self.loses || thread_rng().r#gen() {
-            self.leave(&lease);
+            self.unlock(&lease);
         }
         Ok(true)
     }
 
-    fn line_up(&self, wait: Wait) -> Result<Option<Turn>> {
-        let (lines, options) = (&self.losses.lines, LockOptions::default());
-        let (ticket, entry) = if wait != Wait::No {
-            lines.join(&self.name, &options, wait == Wait::Endless)?
-        } else if let Some(first) = lines.enter(&self.name, &options)? {
+    fn acquire(&self, wait: Wait) -> Result<Option<Turn>> {
+        let (queues, caller) = (&self.queues, caller());
+        let (waiter, position) = if wait != Wait::No {
+            queues.join(&self.name, &caller, wait == Wait::Endless)?
+        } else if let Some(first) = queues.try_join(&self.name, &caller)? {
             first
         } else {
             return Ok(None);
         };
         let deadline = (wait != Wait::Endless).then(Instant::now);
-        let turn = match entry {
-            Position::Head => Turn::Head { polite: false },
-            Position::After(lease) => Turn::Coming(passage(&lease, thread_rng().r#gen())),
-            Position::Behind => lines.wait(&ticket, deadline)?,
+        let turn = match position {
+            Position::Head => Turn::Head { yields: false },
+            Position::Recalled(lease) => {
+                Turn::HandoffPending(pending(&lease, thread_rng().r#gen()))
+            }
+            Position::Behind => queues.wait(&waiter, deadline)?,
         };
         match turn {
-            Turn::Head { .. } => self.compete(&ticket).map(Some),
-            Turn::Coming(passage) => self.take_over(passage, &ticket).map(Some),
+            Turn::Head { .. } => self.acquire_at_head(&waiter).map(Some),
+            Turn::HandoffPending(pending) => self.receive_handoff(pending, &waiter).map(Some),
             other => Ok(Some(other)),
         }
     }
 
-    /// Waits for the answer to a transfer.
-    fn take_over(&self, passage: PendingHandoff, ticket: &Waiter) -> Result<Turn> {
-        if let Ok(TransferReply::Transferred { .. }) = passage.answer.wait() {
+    /// Waits for the reply to a transfer.
+    fn receive_handoff(&self, pending: PendingHandoff, waiter: &Waiter) -> Result<Turn> {
+        if let Ok(TransferReply::Transferred { .. }) = pending.reply.wait() {
             let lease = self.lease();
-            self.losses.lines.pass(&lease);
-            return Ok(Turn::Given(lease));
+            self.queues.set_handed_off(&lease);
+            return Ok(Turn::HandedOff(lease));
         }
-        self.losses.lines.lead(ticket);
-        self.compete(ticket)
+        self.queues.set_acquiring(waiter);
+        self.acquire_at_head(waiter)
     }
 
-    /// Asks a store that is sometimes busy, and sleeps in between until somebody knocks.
-    fn compete(&self, ticket: &Waiter) -> Result<Turn> {
+    /// Tries at a store where the lock is sometimes held, and sleeps in between.
+    fn acquire_at_head(&self, waiter: &Waiter) -> Result<Turn> {
         while thread_rng().r#gen() {
-            if let Err(error) = ticket.sleep(Duration::ZERO, &request()) {
-                self.losses.lines.give_up(&self.name, None);
+            if let Err(error) = waiter.sleep(Duration::ZERO, &request()) {
+                self.queues.give_up_head(&self.name, None);
                 return Err(error);
             }
         }
-        Ok(Turn::Head { polite: false })
+        Ok(Turn::Head { yields: false })
     }
 
-    /// Releases the lock or hands it on; the transfer may fail, and may be waited for by either.
-    fn leave(&self, lease: &Arc<Lease>) {
-        let lines = &self.losses.lines;
+    /// Releases the lock or hands it off. The transfer may fail, and either thread may wait for it.
+    fn unlock(&self, lease: &Arc<Lease>) {
+        let queues = &self.queues;
         let ended = lease.end();
-        let Some((place, _)) = ended.then(|| lines.promise(lease)).flatten() else {
+        let Some((waiter, _)) = ended.then(|| queues.start_handoff(lease)).flatten() else {
             if ended && thread_rng().r#gen() {
                 return self.post(lease);
             }
-            return lines.done_with(lease);
+            return queues.end_hold(lease);
         };
         let (waits, done): (bool, bool) = thread_rng().r#gen();
         if !waits {
-            place.tell(Signal::Coming(Box::new(passage(lease, done))));
+            waiter.forward_handoff(pending(lease, done));
         } else if done {
-            lines.give(&place, &self.lease());
+            queues.finish_handoff(&waiter, &self.lease());
         } else {
-            lines.call(&self.name, &place, false);
+            queues.cancel_handoff(&self.name, &waiter, false);
         }
     }
 
-    /// Leaves it to another thread to send the release, if nobody takes it back before.
+    /// Leaves it to another thread to send the release, unless it is recalled before.
     fn post(&self, lease: &Arc<Lease>) {
-        let taken = Arc::new(AtomicBool::new(false));
-        let (lines, left, sent) = (self.losses.lines.clone(), lease.clone(), taken.clone());
+        let recalled = Arc::new(AtomicBool::new(false));
+        let (queues, posted, sent) = (self.queues.clone(), lease.clone(), recalled.clone());
         self.senders.lock().push(thread::spawn(move || {
             if !sent.swap(true, Ordering::SeqCst) {
-                lines.done_with(&left);
+                queues.end_hold(&posted);
             }
         }));
-        let recall = move || !taken.swap(true, Ordering::SeqCst);
-        self.losses.lines.leave(lease, Recall::new(recall));
+        let recall = Recall::new(move || !recalled.swap(true, Ordering::SeqCst));
+        self.queues.set_releasing(lease, recall);
     }
 
-    /// Whether nobody is in the line, when all releases are sent.
+    /// Returns `true` if no thread is in the queue when all releases are sent.
     fn is_empty(&self) -> bool {
         let senders = mem::take(&mut *self.senders.lock());
         senders.into_iter().for_each(|sender| sender.join().expect("no panic"));
-        let entry = self.losses.lines.enter(&self.name, &LockOptions::default());
-        matches!(entry, Ok(Some((_, Position::Head))) | Err(Error::Closed))
+        let joined = self.queues.try_join(&self.name, &caller());
+        matches!(joined, Ok(Some((_, Position::Head))) | Err(Error::Closed))
     }
 }
 
-/// A transfer whose answer is known.
-fn passage(from: &Arc<Lease>, done: bool) -> PendingHandoff {
-    let answer = if done { TransferReply::Transferred { fence: 1 } } else { TransferReply::Gone };
+/// A transfer whose reply is known.
+fn pending(from: &Arc<Lease>, done: bool) -> PendingHandoff {
+    let reply = if done { TransferReply::Transferred { fence: 1 } } else { TransferReply::Gone };
     PendingHandoff {
         from: from.clone(),
         to: from.id.clone(),
         yields: false,
         sent: Moment::now(),
-        answer: PendingReply::new(move || Ok(answer)),
-        settles: true,
+        reply: PendingReply::new(move || Ok(reply)),
+        reports_end: true,
     }
 }
 
-fn stands(lease: &Lease) -> bool {
+fn is_valid(lease: &Lease) -> bool {
     !lease.remaining().is_zero()
 }
 
-/// Lets threads that wait in different ways visit a scene at the same time.
-fn visits<const N: usize>(scene: &Arc<Scene>, waits: [Wait; N]) -> [Result<bool>; N] {
+fn caller() -> Caller {
+    Caller::current(&Config::default(), &LockOptions::default())
+}
+
+/// Runs threads that wait in different ways at the same time.
+fn run_threads<const N: usize>(scene: &Arc<Scene>, waits: [Wait; N]) -> [Result<bool>; N] {
     let threads = waits.map(|wait| {
         let scene = scene.clone();
-        thread::spawn(move || scene.visit(wait))
+        thread::spawn(move || scene.lock_and_unlock(wait))
     });
     threads.map(|thread| thread.join().expect("no panic"))
 }
 
 #[test]
-fn threads_that_come_and_go_lose_nothing() {
+fn threads_that_come_and_go_do_not_lose_the_lock() {
     under_many_schedules(|| {
         let scene = Arc::new(Scene::default());
         let waits = [Wait::Endless, Wait::Endless, Wait::Until, Wait::Until, Wait::No];
-        let [first, second, ..] = visits(&scene, waits).map(|visit| visit.expect("open"));
+        let [first, second, ..] = run_threads(&scene, waits).map(|locked| locked.expect("open"));
         assert!(first && second, "served");
-        assert!(scene.is_empty(), "a place is left");
+        assert!(scene.is_empty(), "a waiter is left behind");
     });
 }
 
@@ -208,56 +219,56 @@ fn threads_that_come_and_go_lose_nothing() {
 fn close_ends_every_wait_whenever_it_comes() {
     under_many_schedules(|| {
         let scene = Arc::new(Scene::default());
-        let lines = &scene.losses.lines;
+        let queues = &scene.queues;
         let lease = scene.lease();
-        lines.join(&scene.name, &LockOptions::default(), false).expect("open");
-        lines.hold(&lease);
+        queues.join(&scene.name, &caller(), false).expect("open");
+        queues.set_acquired(&lease);
         let closer = scene.clone();
-        thread::spawn(move || closer.losses.lines.close());
-        let [endless, patient] = visits(&scene, [Wait::Endless, Wait::Until]);
+        thread::spawn(move || closer.queues.close());
+        let [endless, limited] = run_threads(&scene, [Wait::Endless, Wait::Until]);
         assert!(matches!(endless, Err(Error::Closed)));
-        assert!(matches!(patient, Ok(false) | Err(Error::Closed)));
-        assert!(lines.promise(&lease).is_none(), "a place is left");
+        assert!(matches!(limited, Ok(false) | Err(Error::Closed)));
+        assert!(queues.start_handoff(&lease).is_none(), "a waiter is left behind");
     });
 }
 
 #[test]
-fn a_hold_that_is_lost_at_any_time_holds_nobody_up() {
+fn a_hold_that_is_lost_at_any_time_holds_up_no_waiter() {
     under_many_schedules(|| {
         let scene = Arc::new(Scene { loses: true, ..Scene::default() });
-        let visits = visits(&scene, [Wait::Endless; 3]).map(|visit| visit.expect("open"));
-        assert_eq!(visits, [true; 3], "served");
+        let locked = run_threads(&scene, [Wait::Endless; 3]).map(|locked| locked.expect("open"));
+        assert_eq!(locked, [true; 3], "served");
     });
 }
 
-/// Whoever knocks may send a request for a thread whose pause is over, or that is turned away.
+/// A wake-up may send a request for a thread whose pause is over, or that is turned away.
 #[test]
 fn every_request_that_is_sent_for_a_thread_is_waited_for() {
     under_many_schedules(|| {
-        let ticket = Arc::new(Waiter::new(&Arc::from("")));
-        let begun = Arc::new(AtomicUsize::new(0));
-        let knockers = [(); 2].map(|()| {
-            let (ticket, begun) = (ticket.clone(), begun.clone());
+        let waiter = Arc::new(Waiter::new(&Arc::from("")));
+        let started = Arc::new(AtomicUsize::new(0));
+        let wakers = [(); 2].map(|()| {
+            let (waiter, started) = (waiter.clone(), started.clone());
             thread::spawn(move || {
-                ticket.mailbox.knock(|_| {
+                waiter.signals.wake(|_| {
                     thread::yield_now();
-                    begun.fetch_add(1, Ordering::SeqCst);
+                    started.fetch_add(1, Ordering::SeqCst);
                     Some(sent())
                 });
             })
         });
-        let mailbox = ticket.mailbox.clone();
-        let closer = thread::spawn(move || mailbox.put(Signal::Closed));
+        let signals = waiter.signals.clone();
+        let closer = thread::spawn(move || signals.send(Signal::Closed));
         let mut waited_for = 0;
         loop {
             let pause =
                 if thread_rng().r#gen() { Duration::ZERO } else { Duration::from_secs(86_400) };
-            match ticket.sleep(pause, &request()) {
+            match waiter.sleep(pause, &request()) {
                 Ok(sent) => waited_for += usize::from(sent.is_some()),
                 Err(_) => break,
             }
         }
-        knockers.into_iter().chain([closer]).for_each(|thread| thread.join().expect("no panic"));
-        assert_eq!(waited_for, begun.load(Ordering::SeqCst));
+        wakers.into_iter().chain([closer]).for_each(|thread| thread.join().expect("no panic"));
+        assert_eq!(waited_for, started.load(Ordering::SeqCst));
     });
 }

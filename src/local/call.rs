@@ -1,0 +1,77 @@
+//! What one call for a lock brings along: how long it waits, the times that bound its requests, and
+//! the thread that gets the lock.
+//!
+//! Everything that follows from the options and the configuration is computed here, once, at the
+//! start of the call.
+
+use std::time::{Duration, Instant};
+
+use crate::config::{Config, LockOptions};
+use crate::local::identity::Thread;
+
+/// How long a call waits for a lock that is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wait {
+    Endless,
+    No,
+    Until(Instant),
+}
+
+impl Wait {
+    /// Returns `true` if there is time for one attempt only.
+    pub(super) fn is_over(self) -> bool {
+        self.cut(Duration::MAX).is_none()
+    }
+
+    pub(super) fn deadline(self) -> Option<Instant> {
+        match self {
+            Self::Until(deadline) => Some(deadline),
+            Self::Endless | Self::No => None,
+        }
+    }
+
+    /// Cuts a pause to the time that is left; `None` if there is none.
+    pub(super) fn cut(self, pause: Duration) -> Option<Duration> {
+        match self {
+            Self::No => None,
+            Self::Endless => Some(pause),
+            Self::Until(deadline) => {
+                let left = deadline.saturating_duration_since(Instant::now());
+                (!left.is_zero()).then(|| pause.min(left))
+            }
+        }
+    }
+}
+
+/// The times that bound the requests of a call.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CallTimes {
+    /// The lease that a new hold gets.
+    pub(crate) lease: Duration,
+    /// How long one request may take, connecting included.
+    pub(crate) io_timeout: Duration,
+    /// How much later than the caller's deadline a request may end.
+    pub(crate) slack: Duration,
+}
+
+impl CallTimes {
+    pub(crate) fn new(config: &Config, lease: Duration) -> Self {
+        Self { lease, io_timeout: config.io_timeout(lease), slack: config.slack(lease) }
+    }
+}
+
+/// A thread that wants a lock, and on which terms it gets it.
+#[derive(Clone, Debug)]
+pub(crate) struct Caller {
+    pub(super) thread: Thread,
+    pub(super) options: LockOptions,
+    pub(super) times: CallTimes,
+}
+
+impl Caller {
+    /// The calling thread.
+    pub(crate) fn current(config: &Config, options: &LockOptions) -> Self {
+        let times = CallTimes::new(config, options.first_lease());
+        Self { thread: Thread::current(), options: options.clone(), times }
+    }
+}

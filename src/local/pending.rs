@@ -1,0 +1,142 @@
+//! Requests that one thread sends and another may wait for: an acquire that is sent for a sleeping
+//! waiter, and a transfer whose reply the receiving thread reads.
+//!
+//! Decides what such a request says whenever it is sent. What its reply means is decided by the
+//! thread that waits for it, in `acquire.rs` and `handoff.rs`.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::clock::Moment;
+use crate::failure::Failure;
+use crate::local::lease::Lease;
+use crate::local::retry::RequestLimits;
+use crate::store::Store;
+use crate::store::hold::HoldId;
+use crate::store::request::{Acquire, AcquireReply, PendingReply, Registration, TransferReply};
+
+/// The next request of the thread at the head of a wait queue. The thread sends it itself, or,
+/// while it sleeps, the thread that hears first that the lock may be free.
+#[derive(Clone, Debug)]
+pub(crate) struct AcquireRequest {
+    pub(super) hold: HoldId,
+    pub(super) lease: Duration,
+    pub(super) registration: Registration,
+    /// Until then it yields to waiting clients.
+    pub(super) yields_until: Instant,
+    pub(super) limits: RequestLimits,
+}
+
+/// A request that was sent, and its reply or what there is of it.
+pub(crate) struct SentAcquire<R> {
+    /// Read before it was sent.
+    pub(super) sent: Moment,
+    pub(super) registration: Registration,
+    pub(super) reply: R,
+}
+
+impl AcquireRequest {
+    /// Sends the request and waits for the reply.
+    pub(super) fn execute(&self, store: &dyn Store) -> SentAcquire<Result<AcquireReply, Failure>> {
+        self.send(|request| store.acquire(request))
+    }
+
+    /// Sends the request without waiting for the reply. `None` if the store cannot.
+    pub(super) fn start(
+        &self,
+        store: &dyn Store,
+    ) -> Option<SentAcquire<PendingReply<AcquireReply>>> {
+        let SentAcquire { sent, registration, reply } =
+            self.send(|request| store.start_acquire(request));
+        reply.map(|reply| SentAcquire { sent, registration, reply })
+    }
+
+    fn send<R>(&self, send: impl FnOnce(Acquire<'_>) -> R) -> SentAcquire<R> {
+        let sent = Moment::now();
+        let yields = Instant::now() < self.yields_until;
+        let registration = if yields { Registration::Yielding } else { self.registration };
+        let Self { hold, lease, .. } = self;
+        let deadline = self.limits.request_deadline();
+        let reply = send(Acquire { hold, lease: *lease, registration, deadline });
+        SentAcquire { sent, registration, reply }
+    }
+}
+
+impl SentAcquire<PendingReply<AcquireReply>> {
+    /// Blocks until the reply has come, or the deadline of the request.
+    pub(super) fn wait(self) -> SentAcquire<Result<AcquireReply, Failure>> {
+        let Self { sent, registration, reply } = self;
+        SentAcquire { sent, registration, reply: reply.wait() }
+    }
+}
+
+impl<R> fmt::Debug for SentAcquire<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SentAcquire")
+            .field("registration", &self.registration)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A handoff on its way: a transfer that was sent. Either thread can wait for the reply.
+pub(crate) struct PendingHandoff {
+    /// The hold that ends.
+    pub(super) from: Arc<Lease>,
+    /// The hold that begins.
+    pub(super) to: HoldId,
+    /// Whether a waiting client gets the lock instead.
+    pub(super) yields: bool,
+    /// When the transfer was sent.
+    pub(super) sent: Moment,
+    pub(super) reply: PendingReply<TransferReply>,
+    /// Whether the receiving thread reports how the hold has ended, because the releasing thread
+    /// does not wait for that.
+    pub(super) reports_end: bool,
+}
+
+impl fmt::Debug for PendingHandoff {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PendingHandoff").field("to", &self.to).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::local::call::CallTimes;
+    use crate::local::retry::{RetryLimit, RetryPolicy};
+
+    const LEASE: Duration = Duration::from_secs(30);
+
+    pub(in crate::local) fn request() -> AcquireRequest {
+        let hold = HoldId { name: Arc::from("x"), client: Arc::from("c"), nonce: 1 };
+        let config = Config::default();
+        let times = CallTimes::new(&config, LEASE);
+        AcquireRequest {
+            hold,
+            lease: LEASE,
+            registration: Registration::IfHeld,
+            yields_until: Instant::now(),
+            limits: RetryPolicy::new(RetryLimit::Endless, &config, times).limits(),
+        }
+    }
+
+    /// A request that finds the lock held.
+    pub(in crate::local) fn sent() -> SentAcquire<PendingReply<AcquireReply>> {
+        let reply: PendingReply<AcquireReply> =
+            PendingReply::new(|| Ok(AcquireReply::Held { remaining: None }));
+        SentAcquire { sent: Moment::now(), registration: Registration::IfHeld, reply }
+    }
+
+    #[test]
+    fn a_request_yields_until_the_time_it_says() {
+        let registration = |yields_until| {
+            let request = AcquireRequest { yields_until, ..request() };
+            request.send(|request| request.registration).reply
+        };
+        assert_eq!(registration(Instant::now() + LEASE), Registration::Yielding);
+        assert_eq!(registration(Instant::now()), Registration::IfHeld);
+    }
+}

@@ -1,0 +1,150 @@
+//! What a wake-up from another client does for a thread that waits.
+
+use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::Sender;
+
+use crate::clock::end_of;
+use crate::error::{Error, Result};
+use crate::event::Event;
+use crate::failure::Failure;
+use crate::local::acquire::LockCall;
+use crate::local::attempt::Arrival;
+use crate::local::call::{Caller, Wait};
+use crate::local::listener::tests::fake;
+use crate::local::reentrancy::Level;
+use crate::local::tests::{Fate, LEASE, Scene, Scripted, eventually};
+use crate::local::wait_queues::Turn;
+use crate::store::Store;
+use crate::store::request::{Acquire, AcquireReply, Registration};
+use crate::store::wake::Wake;
+
+/// Longer than a test.
+const LONG: Duration = Duration::from_secs(60);
+
+/// A lock that another client has, for a thread that waits.
+struct Waiting {
+    scene: Scene,
+    wakes: Sender<Result<Wake, Failure>>,
+}
+
+impl Waiting {
+    fn new() -> Self {
+        let scene = Scene::with_backoff(Scripted::default(), LEASE * 10, (LONG, LONG));
+        let (fake, wakes, _) = fake();
+        *scene.store.wakeups.lock() = Some(fake);
+        let held = scene.store.inner.acquire(Acquire {
+            hold: &scene.id(0),
+            lease: LONG,
+            registration: Registration::None,
+            deadline: Instant::now(),
+        });
+        assert!(matches!(held, Ok(AcquireReply::Acquired { .. })));
+        Self { scene, wakes }
+    }
+
+    fn release(&self) {
+        self.scene.store.inner.release(&self.scene.id(0), Instant::now()).expect("memory");
+    }
+
+    fn wake(&self) {
+        self.wakes.send(Ok(Wake::Lock(self.scene.name.to_string()))).expect("the listener lives");
+    }
+
+    /// Wakes the thread for requests with these fates, and waits until the first is sent.
+    fn wake_with(&self, fates: &[Fate]) {
+        let store = &self.scene.store;
+        store.set_fates(fates);
+        self.wake();
+        eventually(|| store.fates.lock().len() < fates.len());
+    }
+
+    /// Wakes the thread in vain until it sleeps, and a request was sent for it.
+    fn wait_until_asleep(&self) {
+        let started = || self.scene.store.started.load(Ordering::SeqCst);
+        let before = started();
+        eventually(|| {
+            // So that no more than one comes later.
+            if self.wakes.is_empty() {
+                self.wake();
+            }
+            started() > before
+        });
+    }
+
+    /// Waits for the lock, and runs `meanwhile` once the thread sleeps.
+    fn wait(&self, meanwhile: impl FnOnce()) -> Result<Option<Level>> {
+        let scene = &self.scene;
+        thread::scope(|scope| {
+            let waits = scope.spawn(|| scene.lock_with(Wait::Until(end_of(LONG))));
+            scene.events.iter().find(|event| matches!(event, Event::Contended { .. }));
+            self.wait_until_asleep();
+            meanwhile();
+            waits.join().expect("no panic")
+        })
+    }
+
+    fn is_free(&self) -> bool {
+        let Scene { store, name, .. } = &self.scene;
+        store.inspect(name, Instant::now()).expect("memory").is_none()
+    }
+}
+
+#[test]
+fn a_wake_up_sends_the_request_of_the_thread_that_sleeps() {
+    let waiting = Waiting::new();
+    let level = waiting.wait(|| {
+        waiting.release();
+        waiting.wake();
+    });
+    let level = level.expect("a reply").expect("a lock");
+    assert!(!level.lease.is_in_doubt());
+    assert!(waiting.scene.shared.is_held(&level.lease));
+}
+
+#[test]
+fn a_request_that_a_wake_up_sent_is_repeated_after_a_lost_reply() {
+    let waiting = Waiting::new();
+    let level = waiting.wait(|| {
+        waiting.release();
+        waiting.wake_with(&[Fate::LostReply]);
+        waiting.wake();
+    });
+    let level = level.expect("a reply").expect("a lock");
+    assert!(level.lease.is_in_doubt());
+}
+
+#[test]
+fn a_request_that_a_wake_up_sent_is_cleaned_up_when_the_thread_gets_no_reply() {
+    let waiting = Waiting::new();
+    let lost = waiting.wait(|| {
+        waiting.release();
+        // It may be woken once more, and try again.
+        waiting.wake_with(&[Fate::LostReply, Fate::LostRequest, Fate::LostRequest]);
+        assert!(!waiting.is_free());
+        waiting.scene.shared.close();
+    });
+    assert!(matches!(lost, Err(Error::Closed)), "{lost:?}");
+    eventually(|| waiting.is_free());
+}
+
+/// The thread in front may have received the signal of the end, and be gone, before this one wakes.
+#[test]
+fn a_thread_that_becomes_the_head_after_close_does_not_wait_there() {
+    let Waiting { scene, .. } = Waiting::new();
+    let Scene { shared, name, options, .. } = &scene;
+    let queues = &shared.wait_queues;
+    let caller = Caller::current(&shared.config, options);
+    let join = || queues.join(name, &caller, true).expect("open");
+    let [_, (waiter, _)] = [join(), join()];
+    shared.close();
+    queues.give_up_head(name, None);
+    let turn = queues.wait(&waiter, None).expect("made the head");
+    assert!(matches!(turn, Turn::Head { .. }));
+    let wait = Wait::Until(end_of(Duration::from_secs(5)));
+    let call = LockCall { shared, name, caller, wait };
+    let outcome = call.acquire_at_head(call.head(), &waiter, Arrival::Next);
+    assert!(matches!(outcome, Err(Error::Closed)), "{outcome:?}");
+}
