@@ -66,10 +66,10 @@ impl Waiting {
         let started = || self.scene.store.started.load(Ordering::SeqCst);
         let before = started();
         eventually(|| {
-            // So that no more than one comes later.
-            if self.wakes.is_empty() {
-                self.wake();
-            }
+            self.wake();
+            // When the listener has received a second message, it has dealt with the first.
+            self.wakes.send(Ok(Wake::Lock("another".into()))).expect("the listener lives");
+            eventually(|| self.wakes.is_empty());
             started() > before
         });
     }
