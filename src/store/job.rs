@@ -1,4 +1,4 @@
-//! Background jobs: what the renewer asks of a store, many holds at a time.
+//! Background jobs: what the renewer asks of a store, for many holds at a time.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ pub(crate) struct Job {
     pub(crate) id: u64,
     pub(crate) hold: HoldId,
     pub(crate) action: Action,
-    /// Without an outcome by then the job has failed.
+    /// The job has failed if it has no outcome by then.
     pub(crate) deadline: Instant,
 }
 
@@ -23,23 +23,25 @@ pub(crate) enum Action {
     Renew { lease: Duration },
 }
 
-/// What came of a job. After an ambiguous failure the hold is in doubt, not lost.
+/// The outcome of a job. After an ambiguous failure the hold is in doubt, not lost.
 pub(crate) type JobOutcome = Result<HoldReply, Failure>;
 
-/// Sends jobs in batches and collects their outcomes. Neither takes longer than it is told to, and
-/// each job has exactly one outcome.
+/// Sends jobs in batches and collects their outcomes. Each job has exactly one outcome. No method
+/// waits for a connection to be opened.
 pub(crate) trait JobRunner: Send {
-    /// Sends jobs.
+    /// Sends jobs, or has them sent as soon as a connection is open. Blocks only while a server
+    /// does not accept what is written, and no longer than a moment.
     fn send(&mut self, jobs: Vec<Job>, done: &mut dyn FnMut(u64, JobOutcome));
 
-    /// Blocks until every job has an outcome or `deadline` has come.
+    /// Blocks until every job has an outcome or `deadline` has come. Calls `done` with each
+    /// outcome.
     fn collect(&mut self, deadline: Instant, done: &mut dyn FnMut(u64, JobOutcome));
 
-    /// Gives up the jobs that have no outcome yet.
+    /// Gives up the jobs that have no outcome yet: their outcome is a failure.
     fn abandon(&mut self, done: &mut dyn FnMut(u64, JobOutcome));
 }
 
-/// A hold that no guard belongs to, and that may exist on a server nevertheless.
+/// A hold that has no guard, and that may exist on a server nevertheless.
 #[derive(Debug)]
 pub(crate) struct InDoubtHold {
     pub(crate) hold: HoldId,

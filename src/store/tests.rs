@@ -1,4 +1,4 @@
-//! What every store must do, asked of each without the engine above it.
+//! What every store must do.
 
 use std::sync::Arc;
 use std::thread;
@@ -68,14 +68,30 @@ fn quorum(servers: &[process::Server], config: &Config) -> Quorum {
     Quorum::new(endpoints, config, &ServerFactory::new(config))
 }
 
-fn won(store: &dyn Store, hold: &HoldId) -> u64 {
-    match store
-        .acquire(Acquire { hold, lease: LEASE, registration: Registration::None, deadline: soon() })
-        .expect("an answer")
-    {
+fn acquire(
+    store: &dyn Store,
+    hold: &HoldId,
+    registration: Registration,
+) -> Result<AcquireReply, Failure> {
+    store.acquire(Acquire { hold, lease: LEASE, registration, deadline: soon() })
+}
+
+/// Takes the lock, which must be free, and returns the token.
+fn must_acquire(store: &dyn Store, hold: &HoldId) -> u64 {
+    match acquire(store, hold, Registration::None).expect("a reply") {
         AcquireReply::Acquired { fence } => fence,
-        bid => panic!("{bid:?}"),
+        reply => panic!("{reply:?}"),
     }
+}
+
+fn set_depth(store: &dyn Store, hold: &HoldId, depth: u32) -> Result<HoldReply, Failure> {
+    store.set_depth(SetDepth { hold, depth, lease: LEASE, durable: false, deadline: soon() })
+}
+
+/// Transfers the lock from one hold to another, which are given by their nonces.
+fn transfer(store: &dyn Store, from: u64, to: u64, yields: bool) -> Result<TransferReply, Failure> {
+    let (from, to, deadline) = (&hold(from), &hold(to), soon());
+    store.transfer(Transfer { from, to, lease: LEASE, yields, deadline }).wait()
 }
 
 fn eventually(mut happened: impl FnMut() -> bool) {
@@ -86,25 +102,25 @@ fn eventually(mut happened: impl FnMut() -> bool) {
     }
 }
 
-fn is_busy(bid: &Result<AcquireReply, Failure>) -> bool {
-    matches!(bid, Ok(AcquireReply::Held { remaining: Some(left) }) if *left <= LEASE)
+fn is_held(reply: &Result<AcquireReply, Failure>) -> bool {
+    matches!(reply, Ok(AcquireReply::Held { remaining: Some(left) }) if *left <= LEASE)
 }
 
 fn depth(store: &dyn Store) -> Option<u32> {
-    store.inspect("lock", soon()).expect("an answer").map(|holder| holder.depth)
+    store.inspect("lock", soon()).expect("a reply").map(|holder| holder.depth)
 }
 
-/// Has tasks done and returns the outcomes in the order of the tasks.
-fn care(jobs: &mut dyn JobRunner, cares: &[(HoldId, Action)]) -> Vec<JobOutcome> {
-    let numbered = cares.iter().zip(0..);
+/// Runs jobs, and returns their outcomes in the order of the jobs.
+fn run_jobs(jobs: &mut dyn JobRunner, actions: &[(HoldId, Action)]) -> Vec<JobOutcome> {
+    let numbered = actions.iter().zip(0..);
     let end = soon();
-    let task = |((hold, care), id): (&(HoldId, Action), u64)| {
+    let job = |((hold, action), id): (&(HoldId, Action), u64)| {
         let hold = hold.clone();
-        Job { id, hold, action: *care, deadline: end }
+        Job { id, hold, action: *action, deadline: end }
     };
     let mut outcomes = Vec::new();
-    jobs.send(numbered.map(task).collect(), &mut |id, outcome| outcomes.push((id, outcome)));
-    while outcomes.len() < cares.len() {
+    jobs.send(numbered.map(job).collect(), &mut |id, outcome| outcomes.push((id, outcome)));
+    while outcomes.len() < actions.len() {
         assert!(Instant::now() < end, "{} outcomes", outcomes.len());
         jobs.collect(end, &mut |id, outcome| outcomes.push((id, outcome)));
     }
@@ -143,29 +159,24 @@ stores!(
     a_transfer_begins_a_new_hold_and_a_repeat_finds_it,
     late_duplicates_of_the_old_hold_do_not_touch_the_new,
     only_the_holder_can_transfer,
-    force_takes_a_lock_from_anybody,
-    a_lease_that_is_over_is_nobodys,
-    a_client_in_the_queue_gets_a_free_lock,
-    a_client_may_leave_a_queue_that_it_is_not_in,
-    many_holds_are_cared_for_at_once,
+    a_forced_release_ends_any_hold,
+    a_hold_ends_with_its_lease,
+    a_registered_client_gets_a_free_lock,
+    a_client_that_is_not_registered_may_be_unregistered,
+    many_holds_are_renewed_and_released_at_once,
 );
 
 fn a_lock_is_taken_once_and_a_repeat_finds_the_hold(store: &dyn Store) {
-    let fence = won(store, &hold(1));
-    assert!(is_busy(&store.acquire(Acquire {
-        hold: &hold(2),
-        lease: LEASE,
-        registration: Registration::None,
-        deadline: soon()
-    })));
-    assert_eq!(won(store, &hold(1)), fence);
+    let fence = must_acquire(store, &hold(1));
+    assert!(is_held(&acquire(store, &hold(2), Registration::None)));
+    assert_eq!(must_acquire(store, &hold(1)), fence);
     assert_eq!(depth(store), Some(1));
 }
 
 fn fences_grow_with_every_hold(store: &dyn Store) {
     let mut last = 0;
     for nonce in 1..100 {
-        let fence = won(store, &hold(nonce));
+        let fence = must_acquire(store, &hold(nonce));
         assert!(fence > last, "{fence} after {last}");
         last = fence;
         assert_eq!(store.release(&hold(nonce), soon()).ok(), Some(HoldReply::Held));
@@ -173,28 +184,14 @@ fn fences_grow_with_every_hold(store: &dyn Store) {
 }
 
 fn the_depth_is_absolute(store: &dyn Store) {
-    won(store, &hold(1));
+    must_acquire(store, &hold(1));
     for level in [2, 2, 3, 1] {
-        let nested = store.set_depth(SetDepth {
-            hold: &hold(1),
-            depth: level,
-            lease: LEASE,
-            durable: false,
-            deadline: soon(),
-        });
+        let nested = set_depth(store, &hold(1), level);
         assert_eq!(nested.ok(), Some(HoldReply::Held));
         assert_eq!(depth(store), Some(level));
     }
-    store
-        .set_depth(SetDepth {
-            hold: &hold(1),
-            depth: 5,
-            lease: LEASE,
-            durable: false,
-            deadline: soon(),
-        })
-        .expect("an answer");
-    won(store, &hold(1));
+    set_depth(store, &hold(1), 5).expect("a reply");
+    must_acquire(store, &hold(1));
     assert_eq!(depth(store), Some(5), "a late duplicate of the first request");
 }
 
@@ -202,239 +199,119 @@ fn a_request_for_a_hold_that_is_gone_changes_nothing(store: &dyn Store) {
     let mut jobs = store.jobs();
     let mut all_gone = |before: Option<u32>| {
         let stale = hold(1);
-        let renewed = care(&mut *jobs, &[(stale.clone(), Action::Renew { lease: LEASE })]);
+        let renewed = run_jobs(&mut *jobs, &[(stale.clone(), Action::Renew { lease: LEASE })]);
         assert!(matches!(renewed[..], [Ok(HoldReply::Gone)]));
-        assert_eq!(
-            store
-                .set_depth(SetDepth {
-                    hold: &stale,
-                    depth: 2,
-                    lease: LEASE,
-                    durable: false,
-                    deadline: soon()
-                })
-                .ok(),
-            Some(HoldReply::Gone)
-        );
+        assert_eq!(set_depth(store, &stale, 2).ok(), Some(HoldReply::Gone));
         assert_eq!(store.release(&stale, soon()).ok(), Some(HoldReply::Gone));
         assert_eq!(depth(store), before);
     };
     all_gone(None);
-    won(store, &hold(1));
-    store.release(&hold(1), soon()).expect("an answer");
+    must_acquire(store, &hold(1));
+    store.release(&hold(1), soon()).expect("a reply");
     all_gone(None);
-    won(store, &hold(2));
+    must_acquire(store, &hold(2));
     all_gone(Some(1));
 }
 
 fn a_transfer_begins_a_new_hold_and_a_repeat_finds_it(store: &dyn Store) {
-    let first = won(store, &hold(1));
-    store
-        .set_depth(SetDepth {
-            hold: &hold(1),
-            depth: 3,
-            lease: LEASE,
-            durable: false,
-            deadline: soon(),
-        })
-        .expect("an answer");
-    let second = store
-        .transfer(Transfer {
-            from: &hold(1),
-            to: &hold(2),
-            lease: LEASE,
-            yields: false,
-            deadline: soon(),
-        })
-        .wait()
-        .expect("an answer");
+    let first = must_acquire(store, &hold(1));
+    set_depth(store, &hold(1), 3).expect("a reply");
+    let second = transfer(store, 1, 2, false).expect("a reply");
     assert!(matches!(second, TransferReply::Transferred { fence } if fence > first), "{second:?}");
     assert_eq!(depth(store), Some(1));
-    assert_eq!(
-        store
-            .transfer(Transfer {
-                from: &hold(1),
-                to: &hold(2),
-                lease: LEASE,
-                yields: false,
-                deadline: soon()
-            })
-            .wait()
-            .ok(),
-        Some(second)
-    );
-    let holder = store.inspect("lock", soon()).expect("an answer").expect("a holder");
+    assert_eq!(transfer(store, 1, 2, false).ok(), Some(second));
+    let holder = store.inspect("lock", soon()).expect("a reply").expect("a holder");
     assert_eq!(holder.owner, hold(2).owner());
     assert!(holder.remaining > LEASE / 2 && holder.remaining <= LEASE);
 }
 
 fn late_duplicates_of_the_old_hold_do_not_touch_the_new(store: &dyn Store) {
-    won(store, &hold(1));
-    store
-        .transfer(Transfer {
-            from: &hold(1),
-            to: &hold(2),
-            lease: LEASE,
-            yields: false,
-            deadline: soon(),
-        })
-        .wait()
-        .expect("an answer");
-    let before = store.inspect("lock", soon()).expect("an answer").map(|holder| holder.owner);
-    assert!(is_busy(&store.acquire(Acquire {
-        hold: &hold(1),
-        lease: LEASE,
-        registration: Registration::None,
-        deadline: soon()
-    })));
-    assert_eq!(
-        store
-            .set_depth(SetDepth {
-                hold: &hold(1),
-                depth: 2,
-                lease: LEASE,
-                durable: false,
-                deadline: soon()
-            })
-            .ok(),
-        Some(HoldReply::Gone)
-    );
+    must_acquire(store, &hold(1));
+    transfer(store, 1, 2, false).expect("a reply");
+    let before = store.inspect("lock", soon()).expect("a reply").map(|holder| holder.owner);
+    assert!(is_held(&acquire(store, &hold(1), Registration::None)));
+    assert_eq!(set_depth(store, &hold(1), 2).ok(), Some(HoldReply::Gone));
     assert_eq!(store.release(&hold(1), soon()).ok(), Some(HoldReply::Gone));
-    let after = store.inspect("lock", soon()).expect("an answer").map(|holder| holder.owner);
+    let after = store.inspect("lock", soon()).expect("a reply").map(|holder| holder.owner);
     assert_eq!(before, after);
 }
 
 fn only_the_holder_can_transfer(store: &dyn Store) {
-    let nobody = store
-        .transfer(Transfer {
-            from: &hold(1),
-            to: &hold(2),
-            lease: LEASE,
-            yields: false,
-            deadline: soon(),
-        })
-        .wait();
-    assert_eq!(nobody.ok(), Some(TransferReply::Gone));
+    let none = transfer(store, 1, 2, false);
+    assert_eq!(none.ok(), Some(TransferReply::Gone));
     assert_eq!(depth(store), None);
-    won(store, &hold(3));
-    let other = store
-        .transfer(Transfer {
-            from: &hold(1),
-            to: &hold(2),
-            lease: LEASE,
-            yields: false,
-            deadline: soon(),
-        })
-        .wait();
+    must_acquire(store, &hold(3));
+    let other = transfer(store, 1, 2, false);
     assert_eq!(other.ok(), Some(TransferReply::Gone));
     assert_eq!(store.release(&hold(3), soon()).ok(), Some(HoldReply::Held));
 }
 
-fn force_takes_a_lock_from_anybody(store: &dyn Store) {
+fn a_forced_release_ends_any_hold(store: &dyn Store) {
     assert_eq!(store.force_release("lock", soon()).ok(), Some(false));
-    won(store, &hold(1));
+    must_acquire(store, &hold(1));
     assert_eq!(store.force_release("lock", soon()).ok(), Some(true));
     assert_eq!(store.release(&hold(1), soon()).ok(), Some(HoldReply::Gone));
 }
 
-fn a_lease_that_is_over_is_nobodys(store: &dyn Store) {
+fn a_hold_ends_with_its_lease(store: &dyn Store) {
     let short = Duration::from_millis(50);
     let begin = |nonce| {
-        let bid = store.acquire(Acquire {
+        let reply = store.acquire(Acquire {
             hold: &hold(nonce),
             lease: short,
             registration: Registration::None,
             deadline: soon(),
         });
-        assert!(matches!(bid, Ok(AcquireReply::Acquired { .. })), "{bid:?}");
+        assert!(matches!(reply, Ok(AcquireReply::Acquired { .. })), "{reply:?}");
         thread::sleep(short + Duration::from_millis(5));
     };
     begin(1);
     assert_eq!(depth(store), None);
-    assert_eq!(
-        store
-            .set_depth(SetDepth {
-                hold: &hold(1),
-                depth: 2,
-                lease: LEASE,
-                durable: false,
-                deadline: soon()
-            })
-            .ok(),
-        Some(HoldReply::Gone)
-    );
+    assert_eq!(set_depth(store, &hold(1), 2).ok(), Some(HoldReply::Gone));
     assert_eq!(store.release(&hold(1), soon()).ok(), Some(HoldReply::Gone));
     assert_eq!(store.force_release("lock", soon()).ok(), Some(false));
     begin(2);
-    let handed = store
-        .transfer(Transfer {
-            from: &hold(2),
-            to: &hold(3),
-            lease: LEASE,
-            yields: false,
-            deadline: soon(),
-        })
-        .wait();
-    assert_eq!(handed.ok(), Some(TransferReply::Gone));
+    let transferred = transfer(store, 2, 3, false);
+    assert_eq!(transferred.ok(), Some(TransferReply::Gone));
     begin(3);
-    won(store, &hold(4));
+    must_acquire(store, &hold(4));
 }
 
-fn a_client_in_the_queue_gets_a_free_lock(store: &dyn Store) {
-    for queue in [Registration::IfHeld, Registration::Registered, Registration::Yielding] {
-        won(store, &hold(1));
-        assert!(
-            is_busy(&store.acquire(Acquire {
-                hold: &hold(2),
-                lease: LEASE,
-                registration: queue,
-                deadline: soon()
-            })),
-            "{queue:?}"
-        );
-        store.release(&hold(1), soon()).expect("an answer");
-        let bid = store.acquire(Acquire {
-            hold: &hold(2),
-            lease: LEASE,
-            registration: queue,
-            deadline: soon(),
-        });
-        assert!(matches!(bid, Ok(AcquireReply::Acquired { .. })), "{queue:?}: {bid:?}");
-        store.release(&hold(2), soon()).expect("an answer");
+fn a_registered_client_gets_a_free_lock(store: &dyn Store) {
+    for registration in [Registration::IfHeld, Registration::Registered, Registration::Yielding] {
+        must_acquire(store, &hold(1));
+        assert!(is_held(&acquire(store, &hold(2), registration)), "{registration:?}");
+        store.release(&hold(1), soon()).expect("a reply");
+        let reply = acquire(store, &hold(2), registration);
+        assert!(matches!(reply, Ok(AcquireReply::Acquired { .. })), "{registration:?}: {reply:?}");
+        store.release(&hold(2), soon()).expect("a reply");
     }
 }
 
-fn a_client_may_leave_a_queue_that_it_is_not_in(store: &dyn Store) {
-    store.unregister("lock", "client", soon()).expect("an answer");
-    won(store, &hold(1));
-    store.unregister("lock", "client", soon()).expect("an answer");
+fn a_client_that_is_not_registered_may_be_unregistered(store: &dyn Store) {
+    store.unregister("lock", "client", soon()).expect("a reply");
+    must_acquire(store, &hold(1));
+    store.unregister("lock", "client", soon()).expect("a reply");
     assert_eq!(depth(store), Some(1));
 }
 
-fn many_holds_are_cared_for_at_once(store: &dyn Store) {
+fn many_holds_are_renewed_and_released_at_once(store: &dyn Store) {
     let holds: Vec<_> =
         (0..600).map(|nonce| HoldId { name: nonce.to_string().into(), ..hold(nonce) }).collect();
     for hold in holds.iter().step_by(2) {
-        store
-            .acquire(Acquire {
-                hold,
-                lease: LEASE,
-                registration: Registration::None,
-                deadline: soon(),
-            })
-            .expect("an answer");
+        acquire(store, hold, Registration::None).expect("a reply");
     }
     let mut jobs = store.jobs();
-    for kind in [Action::Renew { lease: LEASE * 2 }, Action::Release] {
-        let cares: Vec<_> = holds.iter().map(|hold| (hold.clone(), kind)).collect();
-        let outcomes = care(&mut *jobs, &cares);
+    for action in [Action::Renew { lease: LEASE * 2 }, Action::Release] {
+        let actions: Vec<_> = holds.iter().map(|hold| (hold.clone(), action)).collect();
+        let outcomes = run_jobs(&mut *jobs, &actions);
         for (nonce, outcome) in outcomes.into_iter().enumerate() {
             let wanted = if nonce % 2 == 0 { HoldReply::Held } else { HoldReply::Gone };
-            assert!(matches!(outcome, Ok(standing) if standing == wanted), "{nonce}: {outcome:?}");
+            assert!(matches!(outcome, Ok(reply) if reply == wanted), "{nonce}: {outcome:?}");
         }
-        let last = || store.inspect("598", soon()).expect("an answer");
-        match kind {
-            // A quorum answers before the last of its servers has done it.
+        let last = || store.inspect("598", soon()).expect("a reply");
+        match action {
+            // A quorum replies before the last of its servers has done it.
             Action::Renew { .. } => {
                 eventually(|| last().is_some_and(|holder| holder.remaining > LEASE));
             }
@@ -447,18 +324,9 @@ fn many_holds_are_cared_for_at_once(store: &dyn Store) {
 fn a_full_server_refuses_to_transfer_and_leaves_the_hold() {
     let process = process::Server::redis();
     let store = single(&process);
-    won(&store, &hold(1));
+    must_acquire(&store, &hold(1));
     process.command(&["CONFIG", "SET", "maxmemory", "1"]);
-    let refused = store
-        .transfer(Transfer {
-            from: &hold(1),
-            to: &hold(2),
-            lease: LEASE,
-            yields: false,
-            deadline: soon(),
-        })
-        .wait()
-        .expect_err("no memory");
+    let refused = transfer(&store, 1, 2, false).expect_err("no memory");
     assert_eq!((refused.kind, refused.code.as_str()), (FailureKind::Rejected, "OOM"));
     assert_eq!(store.release(&hold(1), soon()).ok(), Some(HoldReply::Held));
 }
@@ -478,23 +346,12 @@ fn every_script_that_begins_a_hold_sets_both_times_to_live() {
     };
     let lease = i64::try_from(LEASE.as_millis()).expect("a short lease");
     let whole = |life: i64| life > lease / 2 && life <= lease;
-    let transfer = || {
-        store
-            .transfer(Transfer {
-                from: &hold(1),
-                to: &hold(2),
-                lease: LEASE,
-                yields: false,
-                deadline: soon(),
-            })
-            .wait()
-            .expect("an answer")
-    };
+    let transfer = || transfer(&store, 1, 2, false).expect("a reply");
 
-    won(&store, &hold(1));
+    must_acquire(&store, &hold(1));
     assert!(whole(lives()[0]) && lives()[1] > lease, "{:?}", lives());
     spoil();
-    won(&store, &hold(1));
+    must_acquire(&store, &hold(1));
     assert!(whole(lives()[0]), "a repeat begins the lease anew");
     spoil();
     transfer();

@@ -1,4 +1,4 @@
-//! Wake-ups: what a waiting client is told by others.
+//! Wake-ups: the messages that tell a waiting client that a lock may be free.
 
 use std::time::Instant;
 
@@ -16,10 +16,11 @@ pub(crate) enum Wake {
 
 /// The messages to one client, for one thread.
 pub(crate) trait Wakeups: Send {
-    /// Blocks until a message has come or `deadline`, which a new connection may exceed by the time
-    /// it takes. After a failure the next call begins anew.
+    /// Blocks until a message has come or `deadline`. A message that has come already is returned
+    /// even after the deadline. Fails if no message can come at the moment; the next call tries
+    /// again.
     fn next(&mut self, deadline: Instant) -> Option<Result<Wake, Failure>>;
 
-    /// Ends a `next` that another thread is in, and fails every later one.
+    /// Ends a `next` of another thread, and fails every later one.
     fn interrupter(&self) -> Interrupter;
 }

@@ -1,4 +1,4 @@
-//! Holds cared for in the background while connections and servers fail.
+//! Background jobs while connections and servers fail.
 
 use std::net::TcpListener;
 
@@ -8,7 +8,7 @@ use super::*;
 /// Less than it takes to notice that a connection is silent, and enough for replies to arrive.
 const WHILE: Duration = Duration::from_millis(500);
 
-/// One hold that stands and one that does not, and a background connection that is open.
+/// One hold that exists and one that does not, and a background connection that is open.
 struct Scene {
     process: Server,
     store: Standalone,
@@ -23,16 +23,16 @@ impl Scene {
         let process = Server::redis();
         let store = single(&process);
         let (held, gone) = (hold(1), HoldId { name: Arc::from("other"), ..hold(2) });
-        won(&store, &held);
+        must_acquire(&store, &held);
         let mut jobs = store.jobs();
-        let renewed = care(&mut *jobs, &[(held.clone(), Action::Renew { lease: LEASE })]);
+        let renewed = run_jobs(&mut *jobs, &[(held.clone(), Action::Renew { lease: LEASE })]);
         assert!(matches!(renewed[..], [Ok(HoldReply::Held)]));
         Self { process, store, jobs, held, gone, outcomes: Vec::new() }
     }
 
     fn renew(&mut self, id: u64, hold: HoldId, deadline: Instant) {
-        let task = Job { id, hold, action: Action::Renew { lease: LEASE }, deadline };
-        self.jobs.send(vec![task], &mut |id, outcome| self.outcomes.push((id, outcome)));
+        let job = Job { id, hold, action: Action::Renew { lease: LEASE }, deadline };
+        self.jobs.send(vec![job], &mut |id, outcome| self.outcomes.push((id, outcome)));
     }
 
     fn collect(&mut self, time: Duration) {
@@ -45,28 +45,23 @@ impl Scene {
 }
 
 #[test]
-fn upkeep_goes_on_when_the_server_forgets_its_scripts() {
+fn jobs_go_on_when_the_server_forgets_its_scripts() {
     let mut scene = Scene::new();
     let renewals = vec![(scene.held.clone(), Action::Renew { lease: LEASE }); 100];
     for _ in 0..3 {
         scene.process.command(&["SCRIPT", "FLUSH"]);
-        let outcomes = care(&mut *scene.jobs, &renewals);
+        let outcomes = run_jobs(&mut *scene.jobs, &renewals);
         assert!(outcomes.iter().all(|outcome| matches!(outcome, Ok(HoldReply::Held))));
     }
 }
 
 #[test]
-fn a_reply_of_an_old_connection_is_for_nobody_on_the_new_one() {
+fn a_reply_of_an_old_connection_is_not_read_on_the_new_one() {
     let mut scene = Scene::new();
     scene.renew(1, scene.gone.clone(), soon());
     // Another connection learns that none is to be trusted any more.
     scene.process.command(&["REPLICAOF", "127.0.0.1", "1"]);
-    let refused = scene.store.acquire(Acquire {
-        hold: &scene.gone,
-        lease: LEASE,
-        registration: Registration::None,
-        deadline: soon(),
-    });
+    let refused = acquire(&scene.store, &scene.gone, Registration::None);
     assert_eq!(refused.expect_err("read-only").code, "READONLY");
     scene.process.command(&["REPLICAOF", "NO", "ONE"]);
     scene.renew(2, scene.held.clone(), soon());
@@ -76,7 +71,7 @@ fn a_reply_of_an_old_connection_is_for_nobody_on_the_new_one() {
 }
 
 #[test]
-fn a_late_reply_to_what_was_given_up_is_for_nobody() {
+fn a_late_reply_to_an_abandoned_job_is_ignored() {
     let mut scene = Scene::new();
     scene.process.stop();
     scene.renew(1, scene.gone.clone(), soon());
@@ -89,7 +84,7 @@ fn a_late_reply_to_what_was_given_up_is_for_nobody() {
 }
 
 #[test]
-fn a_task_is_given_up_at_its_own_time() {
+fn a_job_fails_at_its_own_deadline() {
     let mut scene = Scene::new();
     scene.process.stop();
     scene.renew(1, scene.gone.clone(), end_of(WHILE / 5));

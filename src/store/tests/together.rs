@@ -24,7 +24,7 @@ impl Scene {
         let process = Server::redis();
         let store = single_at(&process.url(), &Config { pool_size: 1, ..Config::default() });
         for thread in 0..THREADS {
-            won(&store, &Self::hold(thread));
+            must_acquire(&store, &Self::hold(thread));
         }
         let observer = Mutex::new(process.connect());
         Self { process, store, observer }
@@ -232,7 +232,7 @@ fn a_silent_server_holds_nobody_up_who_does_not_wait_for_the_answer() {
     scene.process.cont();
     let [first, second] = answers.map(PendingReply::wait);
     assert!(
-        matches!(first, Ok(AcquireReply::Acquired { .. })) && is_busy(&second),
+        matches!(first, Ok(AcquireReply::Acquired { .. })) && is_held(&second),
         "{first:?} {second:?}"
     );
 }
