@@ -146,8 +146,8 @@ fn a_late_duplicate_of_a_release_changes_no_later_hold(server: &Server) {
 
 fn a_late_duplicate_of_a_handoff_changes_no_later_hold(server: &Server) {
     let proxy = Proxy::before(server);
-    let told = Recorder::default();
-    let builder = patient().lease(LONG).on_event(told.listener());
+    let recorder = Recorder::default();
+    let builder = patient().lease(LONG).on_event(recorder.listener());
     let client = server.through(&proxy).open(builder);
     let guard = take(&client, "a");
     let requests = thread::scope(|scope| {
@@ -158,7 +158,7 @@ fn a_late_duplicate_of_a_handoff_changes_no_later_hold(server: &Server) {
             ended.recv().unwrap_err();
             guard.unlock().unwrap();
         });
-        told.wait_for("contended a");
+        recorder.wait_for("contended a");
         let ((), requests) = proxy.record(|| guard.unlock().unwrap());
         drop(end);
         next.join().unwrap();

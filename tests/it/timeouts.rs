@@ -261,13 +261,13 @@ fn wait_for_a_prevented_handoff(
     release: fn(Guard),
 ) -> Duration {
     let tries = (0..3).map(|_| {
-        let told = Recorder::default();
-        let builder = hasty().retry_window(ms(3000)).on_event(told.listener());
+        let recorder = Recorder::default();
+        let builder = hasty().retry_window(ms(3000)).on_event(recorder.listener());
         let client = server.open(builder);
         let guard = take(&client, "a");
         let took = thread::scope(|scope| {
             let waits = scope.spawn(|| timed(|| client.try_lock_for("a", ms(400)).map(drop)));
-            told.wait_for("contended a");
+            recorder.wait_for("contended a");
             server.command(fault);
             release(guard);
             waits.join().unwrap().1

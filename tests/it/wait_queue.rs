@@ -28,13 +28,13 @@ stores! {
 
 /// Waits until so many threads have found the lock "a" held, and wait for it or are about to.
 #[track_caller]
-pub(crate) fn settle(told: &Recorder, threads: usize) {
-    eventually(SOON, || told.count("contended a") >= threads);
+pub(crate) fn settle(recorder: &Recorder, threads: usize) {
+    eventually(SOON, || recorder.count("contended a") >= threads);
 }
 
 fn threads_are_served_in_the_order_of_arrival(store: &Store) {
-    let told = Recorder::default();
-    let client = store.open(sleepy().on_event(told.listener()));
+    let recorder = Recorder::default();
+    let client = store.open(sleepy().on_event(recorder.listener()));
     let guard = take(&client, "a");
     let order = parking_lot::Mutex::new(Vec::new());
     thread::scope(|scope| {
@@ -45,7 +45,7 @@ fn threads_are_served_in_the_order_of_arrival(store: &Store) {
                 order.lock().push(number);
                 guard.unlock().unwrap();
             });
-            settle(&told, number + 1);
+            settle(&recorder, number + 1);
         }
         guard.unlock().unwrap();
     });
@@ -75,12 +75,12 @@ fn fences_grow_with_every_handoff(store: &Store) {
 }
 
 fn a_lost_hold_lets_the_next_waiter_proceed(store: &Store) {
-    let told = Recorder::default();
-    let client = store.open(sleepy().lease(ms(900)).on_event(told.listener()));
+    let recorder = Recorder::default();
+    let client = store.open(sleepy().lease(ms(900)).on_event(recorder.listener()));
     let guard = take(&client, "a");
     thread::scope(|scope| {
         let waiter = scope.spawn(|| client.lock("a").map(|guard| guard.fence()));
-        settle(&told, 1);
+        settle(&recorder, 1);
         assert!(client.mutex("a").force_unlock().unwrap());
         let fence = waiter.join().unwrap().unwrap();
         assert!(fence > guard.fence());
@@ -91,12 +91,12 @@ fn a_lost_hold_lets_the_next_waiter_proceed(store: &Store) {
 }
 
 fn a_waiter_that_gives_up_does_not_block_the_wait_queue(store: &Store) {
-    let told = Recorder::default();
-    let client = store.open(sleepy().on_event(told.listener()));
+    let recorder = Recorder::default();
+    let client = store.open(sleepy().on_event(recorder.listener()));
     let guard = take(&client, "a");
     thread::scope(|scope| {
         let hasty = scope.spawn(|| client.try_lock_for("a", ms(200)).map(|guard| guard.is_some()));
-        settle(&told, 1);
+        settle(&recorder, 1);
         let patient = scope.spawn(|| client.lock("a").map(drop));
         assert!(!hasty.join().unwrap().unwrap());
         assert!(!patient.is_finished());
@@ -109,8 +109,8 @@ fn a_waiter_that_gives_up_does_not_block_the_wait_queue(store: &Store) {
 }
 
 fn a_handoff_follows_the_options_of_the_receiver(store: &Store) {
-    let told = Recorder::default();
-    let client = store.open_for(ms(2000), sleepy().on_event(told.listener()));
+    let recorder = Recorder::default();
+    let client = store.open_for(ms(2000), sleepy().on_event(recorder.listener()));
     let guard = take(&client, "a");
     thread::scope(|scope| {
         let short = client.mutex("a").lease(ms(2000)).renew(false);
@@ -118,7 +118,7 @@ fn a_handoff_follows_the_options_of_the_receiver(store: &Store) {
             let guard = short.lock().unwrap();
             (guard.remaining(), guard.lost().recv_timeout(SOON).is_ok())
         });
-        settle(&told, 1);
+        settle(&recorder, 1);
         guard.unlock().unwrap();
         let (remaining, lost) = waiter.join().unwrap();
         assert!(remaining < ms(2000), "{remaining:?}");
@@ -160,14 +160,14 @@ fn a_lock_held_by_another_thread_is_refused_without_a_request(server: &Server) {
 }
 
 fn waiting_threads_send_no_requests(server: &Server) {
-    let told = Recorder::default();
-    let client = server.open(patient().on_event(told.listener()));
+    let recorder = Recorder::default();
+    let client = server.open(patient().on_event(recorder.listener()));
     let guard = take(&client, "a");
     thread::scope(|scope| {
         for _ in 0..20 {
             scope.spawn(|| client.lock("a").unwrap().unlock().unwrap());
         }
-        settle(&told, 20);
+        settle(&recorder, 20);
         let before = server.evals();
         throughout(ms(300), || server.evals() == before);
         guard.unlock().unwrap();
@@ -175,15 +175,15 @@ fn waiting_threads_send_no_requests(server: &Server) {
 }
 
 fn a_handoff_costs_one_script(server: &Server) {
-    let told = Recorder::default();
-    let client = server.open(sleepy().max_handoffs(u32::MAX).on_event(told.listener()));
+    let recorder = Recorder::default();
+    let client = server.open(sleepy().max_handoffs(u32::MAX).on_event(recorder.listener()));
     take(&client, "warm").unlock().unwrap();
     let guard = take(&client, "a");
     thread::scope(|scope| {
         for _ in 0..10 {
             scope.spawn(|| client.lock("a").unwrap().unlock().unwrap());
         }
-        settle(&told, 10);
+        settle(&recorder, 10);
         let before = server.evals();
         guard.unlock().unwrap();
         eventually(SOON, || !server.exists("a"));

@@ -80,15 +80,15 @@ fn many_waiting_threads_need_one_queue_entry(server: &Server) {
 }
 
 fn a_waiter_that_gives_up_leaves_the_queue_entry_to_the_next(server: &Server) {
-    let told = Recorder::default();
+    let recorder = Recorder::default();
     let [holder, second] = [server.open(patient()), server.open(sleepy())];
-    let first = server.open(sleepy().on_event(told.listener()));
+    let first = server.open(sleepy().on_event(recorder.listener()));
     while_held(&holder, "a", |end| {
         thread::scope(|scope| {
             let hasty = scope.spawn(|| first.try_lock_for("a", ms(1000)).map(drop));
             eventually(SOON, || server.queue("a") == [first.id()]);
             let patient = scope.spawn(|| first.lock("a").map(drop));
-            settle(&told, 2);
+            settle(&recorder, 2);
             let other = scope.spawn(|| second.lock("a").map(drop));
             eventually(SOON, || server.queue("a") == [first.id(), second.id()]);
             hasty.join().unwrap().unwrap();
@@ -192,14 +192,14 @@ fn two_busy_clients_both_make_progress(server: &Server) {
 }
 
 fn a_client_with_many_threads_does_not_starve_the_others(server: &Server) {
-    let told = Recorder::default();
+    let recorder = Recorder::default();
     let (crowd, single) =
-        (server.open(patient().on_event(told.listener())), server.open(patient()));
+        (server.open(patient().on_event(recorder.listener())), server.open(patient()));
     thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| work_for(&crowd, ms(2000)));
         }
-        settle(&told, 3);
+        settle(&recorder, 3);
         let rounds = work_for(&single, ms(1500));
         assert!(rounds >= 5, "{rounds} rounds beside four threads that hand the lock off");
     });
@@ -234,15 +234,15 @@ fn count_in_a_child() {
 }
 
 fn a_lock_works_although_its_queue_key_has_another_type(server: &Server) {
-    let told = Recorder::default();
+    let recorder = Recorder::default();
     let holder = server.open(patient());
-    let waiter = server.open(patient().on_event(told.listener()));
+    let waiter = server.open(patient().on_event(recorder.listener()));
     server.command(&["SET", "leasehold:queue:{a}", "not a queue", "EX", "100"]);
     while_held(&holder, "a", |end| {
         assert!(waiter.try_lock_for("a", ms(100)).unwrap().is_none());
         thread::scope(|scope| {
             let waits = scope.spawn(|| waiter.lock("a").map(drop));
-            settle(&told, 2);
+            settle(&recorder, 2);
             drop(end);
             waits.join().unwrap().unwrap();
         });

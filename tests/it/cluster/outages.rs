@@ -99,8 +99,9 @@ fn a_dead_cluster_is_given_up_soon() {
 #[test]
 fn a_replica_takes_over_what_it_has() {
     let cluster = Cluster::with_replica();
-    let told = Recorder::default();
-    let client = cluster.open(patient().lease(2 * SOON).wait(3 * SOON).on_event(told.listener()));
+    let recorder = Recorder::default();
+    let client =
+        cluster.open(patient().lease(2 * SOON).wait(3 * SOON).on_event(recorder.listener()));
     let other = cluster.open(patient().wait(3 * SOON));
     let name = cluster.name_at(0);
     let kept = take(&client, &name);
@@ -116,7 +117,7 @@ fn a_replica_takes_over_what_it_has() {
     let before = kept.fence();
     kept.unlock().unwrap();
     assert!(take(&other, &name).fence() > before);
-    assert_eq!(told.count(&format!("lost {name}")), 0);
+    assert_eq!(recorder.count(&format!("lost {name}")), 0);
 }
 
 /// Returns `true` if the replica has a lock, which only its own keyspace shows.

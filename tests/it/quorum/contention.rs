@@ -83,15 +83,16 @@ fn a_release_wakes_a_waiting_client() {
     let quorum = Quorum::of(3);
     // Makes no attempt by itself within the test, so that only a wake-up can end a wait.
     let sleepy = || Client::builder().wait(SOON).backoff(ms(30_000), ms(30_000));
-    let told = Recorder::default();
-    let (first, second) = (quorum.open(patient()), quorum.open(sleepy().on_event(told.listener())));
+    let recorder = Recorder::default();
+    let (first, second) =
+        (quorum.open(patient()), quorum.open(sleepy().on_event(recorder.listener())));
     for round in 0..20 {
         let guard = take(&first, "a");
         thread::scope(|scope| {
             scope.spawn(|| {
                 second.lock("a").unwrap().unlock().unwrap();
             });
-            eventually(SOON, || told.count("contended a") > round);
+            eventually(SOON, || recorder.count("contended a") > round);
             eventually(SOON, || quorum.servers.iter().all(|server| server.listeners(&second) == 1));
             thread::sleep(ms(20));
             guard.unlock().unwrap();
