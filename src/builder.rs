@@ -233,8 +233,9 @@ impl Builder {
     ///
     /// - [`InvalidInput`](crate::Error::InvalidInput): a setting or the URL is invalid.
     /// - [`Unavailable`](crate::Error::Unavailable): the server did not answer in two attempts of
-    ///   [`connect_timeout`](Builder::connect_timeout) each, or not normally within
-    ///   [`retry_window`](Builder::retry_window), or a thread could not be started.
+    ///   [`connect_timeout`](Builder::connect_timeout) each, was not ready within
+    ///   [`retry_window`](Builder::retry_window), or the system could not provide a thread or random
+    ///   bytes.
     /// - [`Redis`](crate::Error::Redis): the server refused the login, or cannot provide the
     ///   [`durability`](Builder::durability).
     pub fn open(self, url: &str) -> Result<Client> {
@@ -266,7 +267,8 @@ impl Builder {
     ///   the same, or the list is empty.
     /// - [`Unavailable`](crate::Error::Unavailable): no sentinel or no master answered in two
     ///   attempts of [`connect_timeout`](Builder::connect_timeout) each, there was no master for
-    ///   [`retry_window`](Builder::retry_window), or a thread could not be started.
+    ///   [`retry_window`](Builder::retry_window), or the system could not provide a thread or random
+    ///   bytes.
     /// - [`Redis`](crate::Error::Redis): a server refused the login or cannot provide the
     ///   durability, or the sentinels that answered do not know a master of this name (code
     ///   `NOMASTER`).
@@ -298,8 +300,8 @@ impl Builder {
     /// - [`InvalidInput`](crate::Error::InvalidInput): a setting or a URL is invalid, two seeds are
     ///   the same, or the list is empty.
     /// - [`Unavailable`](crate::Error::Unavailable): no seed answered in two attempts of
-    ///   [`connect_timeout`](Builder::connect_timeout) each, some hash slots are not served, or a
-    ///   thread could not be started.
+    ///   [`connect_timeout`](Builder::connect_timeout) each, some hash slots are not served, or the
+    ///   system could not provide a thread or random bytes.
     /// - [`Redis`](crate::Error::Redis): the nodes refused the login, or are not a cluster.
     pub fn open_cluster(self, seeds: impl IntoIterator<Item: AsRef<str>>) -> Result<Client> {
         open::cluster(self.config, seeds).map(Client::new)
@@ -334,7 +336,8 @@ impl Builder {
     ///   [`connect_timeout`](Builder::connect_timeout) each.
     /// - [`Redis`](crate::Error::Redis): too many servers refused the login or cannot provide the
     ///   [`durability`](Builder::durability).
-    /// - [`Unavailable`](crate::Error::Unavailable): a thread could not be started.
+    /// - [`Unavailable`](crate::Error::Unavailable): the system could not provide a thread or
+    ///   random bytes.
     ///
     /// URLs can be given as anything that iterates over strings:
     ///
@@ -357,7 +360,8 @@ impl Builder {
     ///
     /// - [`InvalidInput`](crate::Error::InvalidInput): a setting is invalid, or the
     ///   [`durability`](Builder::durability) is not [`Durability::Memory`].
-    /// - [`Unavailable`](crate::Error::Unavailable): a thread could not be started.
+    /// - [`Unavailable`](crate::Error::Unavailable): the system could not provide a thread or
+    ///   random bytes.
     pub fn in_memory(self) -> Result<Client> {
         open::in_memory(self.config).map(Client::new)
     }

@@ -81,12 +81,12 @@ impl Client {
     ///
     /// # Panics
     ///
-    /// Panics if the system has no randomness or cannot start a thread. [`Builder::in_memory`]
+    /// Panics if the system cannot provide random bytes or start a thread. [`Builder::in_memory`]
     /// returns an error instead.
     #[must_use]
     pub fn in_memory() -> Self {
         let shared = open::in_memory(Config::default());
-        Self::new(shared.expect("the system has randomness and threads"))
+        Self::new(shared.expect("the system has random bytes and threads"))
     }
 
     /// Creates a [`Builder`] with default settings.

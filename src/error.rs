@@ -2,6 +2,7 @@
 
 use std::error::Error as StdError;
 use std::fmt;
+use std::io;
 use std::sync::Arc;
 
 /// The result of a call to leasehold.
@@ -148,9 +149,15 @@ impl Error {
         Self::InvalidInput(format!("{argument}: {allowed}"))
     }
 
-    pub(crate) fn no_thread(error: std::io::Error) -> Self {
-        let (attempt, server) = ("start a thread".into(), "the system".into());
-        Self::Unavailable { attempt, server, source: Arc::new(error) }
+    /// The operating system could not start a thread.
+    pub(crate) fn no_thread(source: io::Error) -> Self {
+        Self::system("start a thread", source)
+    }
+
+    /// The operating system could not do what was attempted.
+    pub(crate) fn system(attempt: &str, source: impl StdError + Send + Sync + 'static) -> Self {
+        let (attempt, server) = (attempt.into(), "the operating system".into());
+        Self::Unavailable { attempt, server, source: Arc::new(source) }
     }
 
     pub(crate) fn lost(name: &str) -> Self {

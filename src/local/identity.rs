@@ -20,9 +20,7 @@ impl Identity {
     /// Makes up an identity: the label, if any, and 128 random bits.
     pub(crate) fn new(label: &str) -> Result<Self> {
         let mut random = [0; 16];
-        getrandom::fill(&mut random).map_err(|error| {
-            Error::invalid("the system", format_args!("has no randomness: {error}"))
-        })?;
+        getrandom::fill(&mut random).map_err(|error| Error::system("read random bytes", error))?;
         let id = u128::from_ne_bytes(random);
         let client =
             if label.is_empty() { format!("{id:032x}") } else { format!("{label}:{id:032x}") };
