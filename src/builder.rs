@@ -234,8 +234,8 @@ impl Builder {
     /// - [`InvalidInput`](crate::Error::InvalidInput): a setting or the URL is invalid.
     /// - [`Unavailable`](crate::Error::Unavailable): the server did not answer in two attempts of
     ///   [`connect_timeout`](Builder::connect_timeout) each, was not ready within
-    ///   [`retry_window`](Builder::retry_window), or the system could not provide a thread or random
-    ///   bytes.
+    ///   [`retry_window`](Builder::retry_window), or the system could not provide a thread or
+    ///   random bytes.
     /// - [`Redis`](crate::Error::Redis): the server refused the login, or cannot provide the
     ///   [`durability`](Builder::durability).
     pub fn open(self, url: &str) -> Result<Client> {
@@ -267,8 +267,8 @@ impl Builder {
     ///   the same, or the list is empty.
     /// - [`Unavailable`](crate::Error::Unavailable): no sentinel or no master answered in two
     ///   attempts of [`connect_timeout`](Builder::connect_timeout) each, there was no master for
-    ///   [`retry_window`](Builder::retry_window), or the system could not provide a thread or random
-    ///   bytes.
+    ///   [`retry_window`](Builder::retry_window), or the system could not provide a thread or
+    ///   random bytes.
     /// - [`Redis`](crate::Error::Redis): a server refused the login or cannot provide the
     ///   durability, or the sentinels that answered do not know a master of this name (code
     ///   `NOMASTER`).
