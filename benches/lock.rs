@@ -41,7 +41,7 @@ fn main() -> ExitCode {
     if counts.are_right() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// How much is measured.
+/// How much to measure.
 #[derive(Clone, Copy, PartialEq)]
 enum Scale {
     /// `cargo bench`

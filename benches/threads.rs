@@ -1,7 +1,8 @@
-//! What threads of one process get that lock at the same time, beside bare connections.
+//! The throughput of threads of one process that lock at the same time, compared with bare
+//! connections.
 //!
-//! `cargo bench --bench threads` prints a table; `-- --quick` takes a few seconds. Only the ratios
-//! of one run mean anything.
+//! `cargo bench --bench threads` prints a table; `-- --quick` takes a few seconds. Only ratios
+//! within one run are meaningful.
 
 use std::env;
 use std::time::Duration;
@@ -16,7 +17,7 @@ use self::support::turns::{in_turn, quartiles};
 
 mod support;
 
-/// How many rounds there are, and how long each rival works in each.
+/// How many rounds there are, and how long each rival runs in each of them.
 #[derive(Clone, Copy)]
 struct Scale {
     rounds: u32,
@@ -37,7 +38,7 @@ impl Scale {
     }
 }
 
-/// A name, and what works for one turn.
+/// A label, and a function that runs one turn.
 type Rival<'a> = (String, Box<dyn Fn() -> Work + 'a>);
 
 fn main() {
@@ -50,7 +51,8 @@ fn main() {
     one_name(scale, &server);
 }
 
-/// 32 threads, each with names of its own, over few connections, beside a connection for each.
+/// Measures 32 threads with names of their own over a few connections, and over one connection
+/// each.
 fn many_names(scale: Scale, server: &Server) {
     const THREADS: usize = 32;
     const IN_TURN: usize = 4;
@@ -81,7 +83,7 @@ fn many_names(scale: Scale, server: &Server) {
     compare(scale, &mut rivals, |_| String::new());
 }
 
-/// 8 threads and one name, beside one bare connection: hand-overs.
+/// Measures handoffs: 8 threads on one name, compared with one bare connection.
 fn one_name(scale: Scale, server: &Server) {
     let url = server.url();
     let raw = || {
@@ -104,7 +106,7 @@ fn one_name(scale: Scale, server: &Server) {
     });
 }
 
-/// Lets the rivals take turns and prints the cycles of each, and their ratio to the first's.
+/// Measures the rivals in turn, and prints the cycles of each and their ratio to the first.
 fn compare(scale: Scale, rivals: &mut [Rival<'_>], remark: impl Fn(&[Work]) -> String) {
     let works = in_turn(scale.rounds, rivals, |(_, work)| work());
     for ((name, _), own) in rivals.iter().zip(&works) {
@@ -117,7 +119,7 @@ fn compare(scale: Scale, rivals: &mut [Rival<'_>], remark: impl Fn(&[Work]) -> S
     }
 }
 
-/// Locks one after the other, and again.
+/// Returns a cycle that locks the mutexes in turn.
 fn in_cycles(mutexes: Vec<Mutex>) -> impl FnMut() {
     let mut turns = (0..mutexes.len()).cycle();
     move || {

@@ -1,7 +1,7 @@
-//! What it costs to wait for a lock that another process holds, and who gets it next.
+//! The cost of waiting for a lock that another process holds, and how soon the next waiter gets it.
 //!
-//! `cargo bench --bench waiting` prints the figures; `-- --quick` takes a few seconds. Processes are
-//! this program started again.
+//! `cargo bench --bench waiting` prints the figures; `-- --quick` takes a few seconds. The other
+//! processes are this program, started again.
 
 use std::env;
 use std::process::ExitCode;
@@ -23,7 +23,7 @@ mod support;
 
 const NAME: &str = "the lock";
 
-/// How much is measured.
+/// How much to measure.
 #[derive(Clone, Copy)]
 struct Scale {
     contest: Duration,
@@ -59,7 +59,7 @@ fn main() -> ExitCode {
     if right { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Two processes with four threads each that want the same lock all the time.
+/// Measures two processes with four threads each that contend for one lock all the time.
 fn two_processes(scale: Scale, server: &Server) {
     let millis = scale.contest.as_millis().to_string();
     let mut both = [(); 2].map(|()| Partner::start("contend", &[&server.url(), &millis]));
@@ -83,11 +83,11 @@ fn two_processes(scale: Scale, server: &Server) {
     println!("{:<44} {:>9}", "locks of the one", heard[more][0]);
     println!("{:<44} {:>9}", "locks of the other", heard[fewer][0]);
     println!("{:<44} {ratio:>9.2}   goal: at least 0.3", "fewer ÷ more");
-    println!("{:<44} {:>9.1?}", "99 of 100 waits are shorter than", micros(1));
+    println!("{:<44} {:>9.1?}", "99 % of the waits are shorter than", micros(1));
     println!("{:<44} {:>9.1?}", "the longest wait", micros(2));
 }
 
-/// The part of each of the two processes.
+/// Runs in each of the two processes.
 fn contend(arguments: &[String]) {
     let client = Client::open(&arguments[0]).expect("it answers");
     let time = Duration::from_millis(arguments[1].parse().expect("a number"));
@@ -102,7 +102,7 @@ fn contend(arguments: &[String]) {
     partner::say(&format!("{} {p99} {longest}", work.cycles));
 }
 
-/// A client that asks again by itself only after half a minute.
+/// A client that retries on its own only after half a minute.
 fn sleepy() -> Builder {
     Client::builder().backoff(Duration::from_secs(30), Duration::from_secs(30))
 }
@@ -120,7 +120,7 @@ fn release_to_held(scale: Scale, server: &Server) {
         while server.ask::<u64>(&["ZCARD", &queue]) == 0 {
             thread::sleep(Duration::from_micros(200));
         }
-        // The other is asleep by then.
+        // The other process is asleep by then.
         thread::sleep(Duration::from_millis(2));
         let released = partner::now();
         drop(guard);
@@ -140,7 +140,7 @@ fn release_to_held(scale: Scale, server: &Server) {
     println!("{:<44} {:>9.1}   goal: at most 4", "÷ a raw round trip", wait / round_trip);
 }
 
-/// The part of the process that waits.
+/// Runs in the process that waits.
 fn follow(arguments: &[String]) {
     let client = sleepy().open(&arguments[0]).expect("it answers");
     while partner::listen() == "lock" {
@@ -151,8 +151,8 @@ fn follow(arguments: &[String]) {
     }
 }
 
-/// Very many threads that wait for one lock at the same time. `false` if that took more requests
-/// or connections than it should.
+/// Measures very many threads that wait for one lock at the same time. Returns `false` if that took
+/// more requests or connections than it should.
 fn crowd(scale: Scale, server: &Server) -> bool {
     const POOL: u32 = 8;
     let holder = Client::open(&server.url()).expect("it answers");
@@ -181,8 +181,8 @@ fn crowd(scale: Scale, server: &Server) -> bool {
     let requests = u32::try_from(server.evals() - before).expect("a u32 of requests");
     let requests = f64::from(requests) / f64::from(scale.crowd);
     let right = requests <= 3.0 && most <= u64::from(POOL) + 2;
-    println!("\n{} threads that wait for one name, all served", scale.crowd);
-    println!("{:<44} {requests:>9.2}   must be at most 3", "requests for each");
+    println!("\n{} threads that wait for one name, all of them served", scale.crowd);
+    println!("{:<44} {requests:>9.2}   must be at most 3", "requests per thread");
     println!("{:<44} {most:>9}   must be at most pool + 2 = {}", "connections", POOL + 2);
     right
 }
@@ -193,7 +193,7 @@ fn connections(server: &Server) -> u64 {
     line.and_then(|number| number.trim().parse().ok()).expect("a number")
 }
 
-/// The CPU time of threads that wait for a name held elsewhere.
+/// Measures the CPU time of threads that wait for a name that is held elsewhere.
 fn idle_waiters(scale: Scale, server: &Server) {
     let holder = Client::open(&server.url()).expect("it answers");
     let client = Client::open(&server.url()).expect("it answers");
@@ -210,6 +210,6 @@ fn idle_waiters(scale: Scale, server: &Server) {
     });
     drop(held);
     let share = spent.cpu.div_duration_f64(spent.wall) * 100.0;
-    println!("\n8 threads that wait {:?} for a name held elsewhere", scale.patience);
+    println!("\n8 threads that wait {:?} for a name that is held elsewhere", scale.patience);
     println!("{:<44} {share:>8.2}%   goal: at most 2 % of a core", "CPU");
 }
