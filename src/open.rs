@@ -105,7 +105,7 @@ fn master_endpoint(sentinels: &[Endpoint], config: &Config) -> Result<Endpoint> 
         Some(Login { user, password }) => sentinel.clone().with_login(user, password),
     };
     let first = at_master(&sentinels[0]);
-    if !sentinels.iter().all(|other| first.is_alike(&at_master(other))) {
+    if !sentinels.iter().all(|other| first.has_login_of(&at_master(other))) {
         return Err(Error::invalid(
             "sentinels",
             "must agree on what is for the master: database, client name, user and password",

@@ -1,4 +1,4 @@
-//! One connection to one server: opened when it is used, dropped when anything but an error reply
+//! One connection to one server: opened when it is used, given up when anything but an error reply
 //! goes wrong with it.
 
 use std::os::fd::{AsFd, BorrowedFd};
@@ -10,24 +10,25 @@ use redis::{RedisError, RedisResult, ServerError, Value};
 use crate::clock::end_of;
 use crate::failure::{Failure, FailureKind};
 use crate::net::factory::ConnectionFactory;
-use crate::net::pipeline::{Transport, WaitFor};
 use crate::net::request::{Reply, Request};
 use crate::net::resp::RespStream;
 use crate::net::stream::SocketCloser;
+use crate::net::transport::{Transport, WaitFor};
 
-/// Error replies that pass by themselves.
-const PASSING: [&str; 7] =
+/// The codes of error replies about a condition that passes by itself.
+const TRANSIENT: [&str; 7] =
     ["BUSY", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "NOREPLICAS", "READONLY", "TRYAGAIN"];
 
-/// Error replies after which no connection of this server is to be trusted. UNBLOCKED is what a
-/// master says to those who wait when it becomes a replica.
-const SPOILING: [&str; 4] = ["LOADING", "MASTERDOWN", "READONLY", "UNBLOCKED"];
+/// The codes of error replies after which no connection to this server is to be trusted. UNBLOCKED
+/// is what a master replies to blocked clients when it becomes a replica.
+const INVALIDATING: [&str; 4] = ["LOADING", "MASTERDOWN", "READONLY", "UNBLOCKED"];
 
-/// A place for a connection, empty until it is used.
+/// A connection, without a socket until it is used.
 #[derive(Debug)]
 pub(crate) struct Connection {
     factory: Arc<ConnectionFactory>,
     socket: Option<RespStream>,
+    /// The factory's generation when the socket was opened.
     generation: u64,
     /// Kept for its memory.
     out: Vec<u8>,
@@ -38,184 +39,107 @@ impl Connection {
         Self { factory, socket: None, generation: 0, out: Vec::new() }
     }
 
-    /// Sends a request, in full if need be, and reads its reply.
-    pub(crate) fn exchange(&mut self, request: &Request, deadline: Instant) -> Reply {
-        let reply = self.exchange_once(request, deadline);
-        match request.again_after(&reply) {
-            Some(again) => self.exchange_once(&again, deadline),
-            None => reply,
-        }
-    }
-
     fn exchange_once(&mut self, request: &Request, deadline: Instant) -> Reply {
         self.connect(deadline)?;
         self.write(deadline, |out| out.extend_from_slice(request.bytes()))?;
         self.receive_reply_to(request, deadline)
     }
 
-    /// Reads the reply to a request that was sent. Without one in time the connection is given up.
+    /// Reads the reply to a request that was sent. If none comes in time, the connection is given
+    /// up.
     pub(crate) fn receive_reply_to(&mut self, request: &Request, deadline: Instant) -> Reply {
         for _ in 0..request.preludes() {
-            // A refusal of ASKING shows in the reply that counts.
-            let prelude = self.receive_by(deadline);
+            // A rejected ASKING shows in the reply that counts.
+            let prelude = self.receive_in_time(deadline);
             if !self.is_connected() {
                 return prelude;
             }
         }
-        self.receive_by(deadline)
+        self.receive_in_time(deadline)
     }
 
-    fn receive_by(&mut self, deadline: Instant) -> Reply {
+    fn receive_in_time(&mut self, deadline: Instant) -> Reply {
         self.receive(WaitFor::SoonReply { deadline }).unwrap_or_else(|| Err(self.time_out()))
     }
 
-    /// Sends what `pack` writes over the open socket, and does not wait for replies.
-    pub(crate) fn write(
-        &mut self,
-        deadline: Instant,
-        pack: impl FnOnce(&mut Vec<u8>),
-    ) -> Result<(), Failure> {
-        self.out.clear();
-        pack(&mut self.out);
-        let Some(socket) = &mut self.socket else { return Err(self.nonsense()) };
-        socket.send(&self.out, deadline).map_err(|error| self.broken(error.into()))
+    /// Reads a reply and ignores it, or gives up the connection if it has not come by then.
+    pub(crate) fn discard_reply(&mut self, deadline: Instant) {
+        if self.receive(WaitFor::Reply { deadline }).is_none() {
+            self.poison();
+        }
     }
 
-    /// Reads the next reply to what was sent. `None` if it has not come by then; it can be read
-    /// later.
-    pub(crate) fn receive(&mut self, wait: WaitFor) -> Option<Reply> {
-        let Some(socket) = &mut self.socket else { return Some(Err(self.nonsense())) };
-        let reply = match wait {
-            WaitFor::Buffered => socket.receive_buffered(),
-            WaitFor::Nothing => socket.receive_now(),
-            WaitFor::Reply { deadline } => socket.receive(None, deadline),
-            WaitFor::SoonReply { deadline } => socket.receive(Some(&self.factory.spin), deadline),
-        };
-        self.understand(reply)
+    /// Returns `true` if the next request needs no new socket.
+    pub(crate) fn is_open(&self) -> bool {
+        self.socket.is_some() && self.generation == self.factory.generation()
     }
 
-    fn understand(&mut self, reply: RedisResult<Value>) -> Option<Result<Value, Failure>> {
+    /// The socket, to wait until there is something to read.
+    pub(crate) fn as_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.socket.as_ref().map(AsFd::as_fd)
+    }
+
+    /// Returns what closes the present socket from another thread.
+    pub(crate) fn closer(&self) -> SocketCloser {
+        self.socket.as_ref().map(RespStream::closer).unwrap_or_default()
+    }
+
+    /// The failure of a request that was not answered in time.
+    pub(crate) fn no_reply(&self) -> Failure {
+        self.factory.no_reply()
+    }
+
+    /// Gives up a connection whose reply does not fit the request.
+    pub(crate) fn invalid_reply(&mut self) -> Failure {
+        self.poison();
+        self.factory.invalid_reply()
+    }
+
+    fn log_in(&mut self, deadline: Instant) -> Result<(), Failure> {
+        let factory = self.factory.clone();
+        let mut replies = 0;
+        self.write(deadline, |out| replies = factory.write_login(out))?;
+        let mut last = Value::Nil;
+        for _ in 0..replies {
+            let reply = self.receive(WaitFor::Reply { deadline });
+            last = reply.unwrap_or_else(|| Err(self.time_out()))?;
+        }
+        self.factory.check_role(&last)
+    }
+
+    /// Reads a reply as a value or as a failure; `None` if it has not come.
+    fn interpret(&mut self, reply: RedisResult<Value>) -> Option<Reply> {
         Some(match reply {
-            Ok(Value::ServerError(error)) => Err(self.refused(error)),
+            Ok(Value::ServerError(error)) => Err(self.rejected(error)),
             Ok(value) => Ok(value),
             Err(error) if error.is_timeout() => return None,
             Err(error) => Err(self.broken(error)),
         })
     }
 
-    /// Reads a reply that nobody wants, or gives up the connection if it is not there by then.
-    pub(crate) fn skip(&mut self, deadline: Instant) {
-        if self.receive(WaitFor::Reply { deadline }).is_none() {
-            self.poison();
-        }
-    }
-
-    /// Gives up the socket, and with it whatever is still on its way.
-    pub(crate) fn poison(&mut self) {
-        self.socket = None;
-    }
-
-    /// Tells whether replies can still come.
-    pub(crate) fn is_connected(&self) -> bool {
-        self.socket.is_some()
-    }
-
-    /// Tells whether the next request needs no new socket.
-    pub(crate) fn is_open(&self) -> bool {
-        self.socket.is_some() && self.generation == self.factory.generation()
-    }
-
-    /// Tells whether `connect` has nothing to do.
-    pub(crate) fn is_ready(&self) -> bool {
-        self.is_open() && self.factory.is_confirmed()
-    }
-
-    /// What to wait at for something to read.
-    pub(crate) fn as_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.socket.as_ref().map(AsFd::as_fd)
-    }
-
-    /// The means to end this connection from another thread, until it is given up.
-    pub(crate) fn plug(&self) -> SocketCloser {
-        self.socket.as_ref().map(RespStream::plug).unwrap_or_default()
-    }
-
-    /// Gives up a connection on which no reply has come in time.
-    pub(crate) fn time_out(&mut self) -> Failure {
-        self.poison();
-        self.no_reply()
-    }
-
-    /// The failure of what was sent and not answered in time.
-    pub(crate) fn no_reply(&self) -> Failure {
-        self.factory.no_reply()
-    }
-
-    /// Meets a reply that does not fit the request.
-    pub(crate) fn nonsense(&mut self) -> Failure {
-        self.poison();
-        self.factory.nonsense()
-    }
-
-    /// Opens the connection unless it is open.
-    pub(crate) fn connect(&mut self, deadline: Instant) -> Result<(), Failure> {
-        // If the server has moved, this is not open any more.
-        self.factory.confirm(deadline);
-        if self.is_open() {
-            return Ok(());
-        }
-        self.poison();
-        let generation = self.factory.generation();
-        let deadline = deadline.min(end_of(self.factory.connect_timeout));
-        self.socket = Some(self.factory.open(deadline)?);
-        self.generation = generation;
-        self.greet(deadline).map_err(|mut failure| {
-            self.poison();
-            if failure.is_ambiguous() {
-                // A greeting has no effect, so nothing is unknown.
-                failure.kind = FailureKind::Unreachable;
-            }
-            failure
-        })
-    }
-
-    fn greet(&mut self, deadline: Instant) -> Result<(), Failure> {
-        self.out.clear();
-        let replies = self.factory.greet(&mut self.out);
-        let Some(socket) = &mut self.socket else { return Err(self.nonsense()) };
-        socket.send(&self.out, deadline).map_err(|error| self.broken(error.into()))?;
-        let mut last = Value::Nil;
-        for _ in 0..replies {
-            last = self
-                .receive(WaitFor::Reply { deadline })
-                .unwrap_or_else(|| Err(self.time_out()))?;
-        }
-        self.factory.welcome(&last)
-    }
-
-    /// Meets an error that is not a reply.
+    /// Gives up a connection for an error that is not a reply.
     fn broken(&mut self, error: RedisError) -> Failure {
         self.poison();
         let kind = if error.is_timeout() {
             FailureKind::Timeout
         } else {
-            // Connections that idled through a restart of the server are all dead: with the first
-            // the others are given up too, so that a second try gets a new one.
-            self.factory.spoil();
+            // Connections that were idle while the server restarted are all dead: with the first,
+            // the others are given up too, so that a second attempt gets a new one.
+            self.factory.invalidate_connections();
             FailureKind::Disconnected
         };
-        self.factory.doubt();
+        self.factory.suspect_move();
         Failure::io(kind, &self.factory.label(), error)
     }
 
-    /// Meets an error reply.
-    fn refused(&mut self, error: ServerError) -> Failure {
+    /// The failure that an error reply is.
+    fn rejected(&mut self, error: ServerError) -> Failure {
         let code = code(&error).to_owned();
-        if SPOILING.contains(&code.as_str()) {
-            self.factory.spoil();
+        if INVALIDATING.contains(&code.as_str()) {
+            self.factory.invalidate_connections();
         }
         let full = error.details().is_some_and(|text| text.starts_with("max number of clients"));
-        let kind = if full || PASSING.contains(&code.as_str()) {
+        let kind = if full || TRANSIENT.contains(&code.as_str()) {
             FailureKind::Transient
         } else if code == "WRONGTYPE" {
             FailureKind::WrongType
@@ -229,41 +153,73 @@ impl Connection {
 
 impl Transport for Connection {
     fn is_ready(&self) -> bool {
-        self.is_ready()
+        self.is_open() && self.factory.is_route_current()
     }
 
     fn is_connected(&self) -> bool {
-        self.is_connected()
+        self.socket.is_some()
     }
 
     fn connect(&mut self, deadline: Instant) -> Result<(), Failure> {
-        self.connect(deadline)
+        // If the server has moved, this connection is no longer open.
+        self.factory.refresh_route(deadline);
+        if self.is_open() {
+            return Ok(());
+        }
+        self.poison();
+        let generation = self.factory.generation();
+        let deadline = deadline.min(end_of(self.factory.connect_timeout));
+        self.socket = Some(self.factory.open(deadline)?);
+        self.generation = generation;
+        self.log_in(deadline).map_err(|mut failure| {
+            self.poison();
+            if failure.is_ambiguous() {
+                // A login has no effect, so the outcome is known.
+                failure.kind = FailureKind::Unreachable;
+            }
+            failure
+        })
     }
 
     fn exchange(&mut self, request: &Request, deadline: Instant) -> Reply {
-        self.exchange(request, deadline)
+        let reply = self.exchange_once(request, deadline);
+        match request.again_after(&reply) {
+            Some(again) => self.exchange_once(&again, deadline),
+            None => reply,
+        }
     }
 
     fn write(&mut self, deadline: Instant, pack: impl FnOnce(&mut Vec<u8>)) -> Result<(), Failure> {
-        self.write(deadline, pack)
+        self.out.clear();
+        pack(&mut self.out);
+        let Some(socket) = &mut self.socket else { return Err(self.invalid_reply()) };
+        socket.send(&self.out, deadline).map_err(|error| self.broken(error.into()))
     }
 
     fn receive(&mut self, wait: WaitFor) -> Option<Reply> {
-        self.receive(wait)
+        let Some(socket) = &mut self.socket else { return Some(Err(self.invalid_reply())) };
+        let reply = match wait {
+            WaitFor::Buffered => socket.receive_buffered(),
+            WaitFor::Nothing => socket.receive_now(),
+            WaitFor::Reply { deadline } => socket.receive(None, deadline),
+            WaitFor::SoonReply { deadline } => socket.receive(Some(&self.factory.spin), deadline),
+        };
+        self.interpret(reply)
     }
 
     fn poison(&mut self) {
-        self.poison();
+        self.socket = None;
     }
 
     fn time_out(&mut self) -> Failure {
-        self.time_out()
+        self.poison();
+        self.no_reply()
     }
 }
 
 /// The code of an error reply. Redis before 7 hides the code of a command that failed inside a
 /// script: `ERR Error running script (call to f_…): @user_script:3: WRONGTYPE Operation against …`,
-/// or twice so with the place.
+/// or has the place in it twice.
 fn code(error: &ServerError) -> &str {
     inner_code(error.details().unwrap_or_default()).unwrap_or_else(|| error.code())
 }

@@ -36,7 +36,7 @@ impl fmt::Debug for Endpoint {
 }
 
 impl Endpoint {
-    /// Understands `redis[s]://[user][:password@]host[:port][/db]` and
+    /// Parses `redis[s]://[user][:password@]host[:port][/db]` and
     /// `unix:///path[?db=&user=&pass=]`, each with an optional `client_name` in the query.
     #[cfg_attr(not(feature = "tls"), expect(unused_variables, reason = "all about TLS"))]
     pub(crate) fn parse(url: &str, config: &Config) -> Result<Self> {
@@ -48,7 +48,7 @@ impl Endpoint {
         if encrypted && cfg!(not(feature = "tls")) {
             return refuse("must not ask for TLS unless leasehold's feature `tls` is enabled");
         }
-        // TLS is our own affair: to the parser this is an address and a login like any other.
+        // TLS is not the parser's concern: to it, this is an address and a login like any other.
         if encrypted && parsed.set_scheme("redis").is_err() {
             return refuse("must be redis[s]://host[:port][/db] or unix:///path");
         }
@@ -74,7 +74,7 @@ impl Endpoint {
         })
     }
 
-    /// Another server with the same login, over TCP, and over TLS if this is.
+    /// Another server with the same login, over TCP, and over TLS if this one is.
     pub(crate) fn at(&self, host: &str, port: u16) -> Self {
         let address = ConnectionAddr::Tcp(host.into(), port);
         Self {
@@ -87,7 +87,7 @@ impl Endpoint {
         }
     }
 
-    /// The host, where there is one: not with a Unix socket.
+    /// The host; a Unix socket has none.
     pub(crate) fn host(&self) -> Option<&str> {
         match &self.address {
             ConnectionAddr::Tcp(host, _) => Some(host),
@@ -112,8 +112,8 @@ impl Endpoint {
         self
     }
 
-    /// Tells whether two servers are logged in to alike.
-    pub(crate) fn is_alike(&self, other: &Self) -> bool {
+    /// Returns `true` if clients log in to both servers in the same way.
+    pub(crate) fn has_login_of(&self, other: &Self) -> bool {
         let key = |one: &Self| {
             let login = &one.login;
             let (user, password) = (login.username(), login.password());
@@ -164,8 +164,8 @@ impl Endpoint {
         }
     }
 
-    /// Appends the requests that a new connection begins with, and tells how many there are.
-    pub(crate) fn greet(&self, out: &mut Vec<u8>) -> usize {
+    /// Appends the requests that a new connection begins with, and returns how many there are.
+    pub(crate) fn write_login(&self, out: &mut Vec<u8>) -> usize {
         let mut requests = Vec::new();
         if let Some(password) = self.login.password() {
             let mut auth = redis::cmd("AUTH");
@@ -178,7 +178,7 @@ impl Endpoint {
         if let Some(name) = &self.client_name {
             requests.push(redis::cmd("CLIENT").arg("SETNAME").arg(name).take());
         }
-        // With TLS 1.3 only the first reply tells that the server has accepted our certificate.
+        // With TLS 1.3, only the first reply shows that the server has accepted our certificate.
         #[cfg(feature = "tls")]
         if self.tls.is_some() && requests.is_empty() {
             requests.push(redis::cmd("PING"));
@@ -190,7 +190,7 @@ impl Endpoint {
     }
 }
 
-/// What URL and settings ask for in the way of TLS.
+/// Makes the connector for TLS if the URL asks for it.
 #[cfg(feature = "tls")]
 fn connector(
     encrypted: bool,
@@ -203,7 +203,7 @@ fn connector(
             let settings = config.tls.clone().unwrap_or_default();
             Connector::new(host, Trust::from_fragment(fragment)?, &settings).map(Some)
         }
-        // Who has set it up relies on it.
+        // A user who has set it up relies on it.
         _ if config.tls.is_some() => {
             Err(Error::invalid("url", "must begin with rediss:// if `tls` is set"))
         }
@@ -215,27 +215,27 @@ fn connector(
 mod tests {
     use super::*;
 
-    fn greeting(url: &str) -> String {
+    fn login(url: &str) -> String {
         let mut out = Vec::new();
-        Endpoint::parse(url, &Config::default()).expect("a good URL").greet(&mut out);
+        Endpoint::parse(url, &Config::default()).expect("a good URL").write_login(&mut out);
         String::from_utf8(out).expect("text")
     }
 
     #[test]
-    fn the_url_tells_user_password_database_and_client_name() {
-        assert_eq!(greeting("redis://localhost"), "");
+    fn a_url_has_user_password_database_and_client_name() {
+        assert_eq!(login("redis://localhost"), "");
         assert_eq!(
-            greeting("redis://u:p%40ss@localhost:1/3?client_name=app"),
+            login("redis://u:p%40ss@localhost:1/3?client_name=app"),
             "*3\r\n$4\r\nAUTH\r\n$1\r\nu\r\n$4\r\np@ss\r\n\
              *2\r\n$6\r\nSELECT\r\n$1\r\n3\r\n\
              *3\r\n$6\r\nCLIENT\r\n$7\r\nSETNAME\r\n$3\r\napp\r\n"
         );
-        assert_eq!(greeting("redis://:p@localhost"), "*2\r\n$4\r\nAUTH\r\n$1\r\np\r\n");
-        assert_eq!(greeting("unix:///tmp/x?pass=p"), "*2\r\n$4\r\nAUTH\r\n$1\r\np\r\n");
+        assert_eq!(login("redis://:p@localhost"), "*2\r\n$4\r\nAUTH\r\n$1\r\np\r\n");
+        assert_eq!(login("unix:///tmp/x?pass=p"), "*2\r\n$4\r\nAUTH\r\n$1\r\np\r\n");
     }
 
     #[test]
-    fn a_bad_url_is_refused_without_being_repeated() {
+    fn a_bad_url_is_rejected_without_being_repeated() {
         let bad = [
             "",
             "nonsense",

@@ -1,5 +1,4 @@
-//! What the connections to one server have in common: the way there, and whether they are still
-//! worth anything.
+//! What the connections to one server share: how to get there, and whether they are stale.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,10 +15,10 @@ use crate::net::resp::RespStream;
 use crate::net::route::{Address, Route};
 use crate::net::spin::Spin;
 
-/// What all connections to one server share.
+/// Makes connections to one server, and has what they share.
 pub(crate) struct ConnectionFactory {
     pub(crate) endpoint: Endpoint,
-    /// The way to the address, if that is not the endpoint's own.
+    /// Leads to the server's address if that is not the endpoint's own.
     pub(crate) route: Option<Box<dyn Route>>,
     pub(crate) connect_timeout: Duration,
     pub(crate) spin: Spin,
@@ -46,59 +45,63 @@ impl ConnectionFactory {
         }
     }
 
+    /// The server's address, as users are shown it.
     pub(crate) fn label(&self) -> Arc<str> {
         self.route.as_ref().map_or_else(|| self.endpoint.label.clone(), |route| route.label())
     }
 
-    /// The failure of what was sent and not answered in time.
+    /// The failure of a request that was not answered in time.
     pub(crate) fn no_reply(&self) -> Failure {
-        self.doubt();
+        self.suspect_move();
         let error = std::io::Error::new(std::io::ErrorKind::TimedOut, "no reply in time");
         Failure::io(FailureKind::Timeout, &self.label(), error)
     }
 
-    /// The failure of a request that was answered with something that makes no sense: nothing that
-    /// comes over the open connections is to be trusted.
-    pub(crate) fn nonsense(&self) -> Failure {
-        self.spoil();
+    /// The failure of a request whose reply does not fit it. Nothing that comes over the open
+    /// connections is to be trusted then.
+    pub(crate) fn invalid_reply(&self) -> Failure {
+        self.invalidate_connections();
         let error = std::io::Error::new(std::io::ErrorKind::InvalidData, "not a sensible reply");
         Failure::io(FailureKind::Disconnected, &self.label(), error)
     }
 
-    /// Finds out whether the server has moved, unless that is known. It takes half of the time at
+    /// Finds out whether the server has moved, unless that is known. Takes half of the time at
     /// most, so that the other half is left for the request.
-    pub(crate) fn confirm(&self, deadline: Instant) {
-        if let Some(route) = self.route.as_ref().filter(|route| !route.is_confirmed()) {
+    pub(crate) fn refresh_route(&self, deadline: Instant) {
+        if let Some(route) = self.route.as_ref().filter(|route| !route.is_current()) {
             let now = Instant::now();
             let left = deadline.saturating_duration_since(now).min(self.connect_timeout);
             if !left.is_zero() {
-                route.confirm(now + left / 2);
+                route.refresh(now + left / 2);
             }
         }
     }
 
-    pub(crate) fn is_confirmed(&self) -> bool {
-        self.route.as_ref().is_none_or(|route| route.is_confirmed())
+    pub(crate) fn is_route_current(&self) -> bool {
+        self.route.as_ref().is_none_or(|route| route.is_current())
     }
 
-    /// Grows when the open connections have become worthless.
+    /// Grows when the open connections have become stale.
     pub(crate) fn generation(&self) -> u64 {
         let moves = self.route.as_ref().map_or(0, |route| route.moves());
         self.generation.load(Ordering::Relaxed) + moves
     }
 
-    /// Gives up all open connections.
-    pub(crate) fn spoil(&self) {
+    /// Makes every open connection stale.
+    pub(crate) fn invalidate_connections(&self) {
         self.generation.fetch_add(1, Ordering::Relaxed);
-        self.doubt();
+        self.suspect_move();
     }
 
-    pub(crate) fn doubt(&self) {
+    /// Has the route refreshed before the next request: after a failure, the server may have been
+    /// replaced.
+    pub(crate) fn suspect_move(&self) {
         if let Some(route) = &self.route {
-            route.doubt();
+            route.suspect_move();
         }
     }
 
+    /// Opens a socket.
     pub(crate) fn open(&self, deadline: Instant) -> Result<RespStream, Failure> {
         let opened = match &self.route {
             None => self.endpoint.connect(&self.resolver, deadline),
@@ -108,31 +111,31 @@ impl ConnectionFactory {
             }
         };
         opened.map_err(|error| {
-            self.doubt();
+            self.suspect_move();
             Failure::io(FailureKind::Unreachable, &self.label(), error)
         })
     }
 
-    /// Appends the requests that a new connection begins with, and tells how many there are.
-    pub(crate) fn greet(&self, out: &mut Vec<u8>) -> usize {
-        let greetings = self.endpoint.greet(out);
+    /// Appends the requests that a new connection begins with, and returns how many there are.
+    pub(crate) fn write_login(&self, out: &mut Vec<u8>) -> usize {
+        let requests = self.endpoint.write_login(out);
         if self.route.is_none() {
-            return greetings;
+            return requests;
         }
         redis::cmd("ROLE").write_packed_command(out);
-        greetings + 1
+        requests + 1
     }
 
-    /// Meets the last reply to a greeting.
-    pub(crate) fn welcome(&self, reply: &Value) -> Result<(), Failure> {
+    /// Checks the last reply to these requests: a route must have led to a master.
+    pub(crate) fn check_role(&self, reply: &Value) -> Result<(), Failure> {
         let Some(route) = self.route.as_ref().filter(|_| !is_master(reply)) else { return Ok(()) };
-        route.disprove();
+        route.reject_address();
         let error = std::io::Error::other("the server is not a master, or not yet");
         Err(Failure::io(FailureKind::Transient, &self.label(), error))
     }
 }
 
-/// Reads the reply to ROLE.
+/// Returns `true` if this is how a master replies to ROLE.
 fn is_master(reply: &Value) -> bool {
     let Value::Array(parts) = reply else { return false };
     matches!(parts.first(), Some(Value::BulkString(role)) if role == b"master")

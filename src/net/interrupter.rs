@@ -1,4 +1,4 @@
-//! A way for one thread to end another's wait for messages.
+//! A way for one thread to end another thread's wait for messages.
 
 use std::process;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use crate::net::stream::SocketCloser;
 
-/// Interrupts once, for good. Clones interrupt the same.
+/// Interrupts a thread once, for good. Clones interrupt the same thread.
 #[derive(Clone, Debug)]
 pub(crate) struct Interrupter {
     state: Arc<Interrupt>,
@@ -17,25 +17,25 @@ pub(crate) struct Interrupter {
 #[derive(Debug)]
 struct Interrupt {
     done: AtomicBool,
-    /// The socket at which the other thread waits. Locked while one is put in, and after `done`
-    /// is set, so that none is missed.
-    plug: Mutex<SocketCloser>,
+    /// Closes the socket that the thread waits for. Locked while it is replaced, and after `done`
+    /// is set, so that no socket is missed.
+    closer: Mutex<SocketCloser>,
     process: u32,
 }
 
 impl Interrupter {
     pub(crate) fn new() -> Self {
-        let (done, plug) = (AtomicBool::new(false), Mutex::default());
-        Self { state: Arc::new(Interrupt { done, plug, process: process::id() }) }
+        let (done, closer) = (AtomicBool::new(false), Mutex::default());
+        Self { state: Arc::new(Interrupt { done, closer, process: process::id() }) }
     }
 
     /// Ends the wait, and every later one.
     pub(crate) fn interrupt(&self) {
-        // A forked child has the same sockets, and the lock may be in the hands of a thread that
-        // it does not have.
+        // A forked child has the same sockets, and the lock may be held by a thread that the child
+        // does not have.
         if process::id() == self.state.process {
             self.state.done.store(true, Ordering::SeqCst);
-            self.state.plug.lock().pull();
+            self.state.closer.lock().close();
         }
     }
 
@@ -43,8 +43,9 @@ impl Interrupter {
         self.state.done.load(Ordering::SeqCst)
     }
 
-    /// Says where the thread is going to wait, before it looks for the last time whether it may.
-    pub(crate) fn guard(&self, plug: SocketCloser) {
-        *self.state.plug.lock() = plug;
+    /// Sets the socket that the thread is going to wait for. The thread must then check once more
+    /// that it is not interrupted.
+    pub(crate) fn watch(&self, closer: SocketCloser) {
+        *self.state.closer.lock() = closer;
     }
 }

@@ -20,6 +20,7 @@ pub(crate) mod spin;
 pub(crate) mod stream;
 #[cfg(feature = "tls")]
 pub(crate) mod tls;
+pub(crate) mod transport;
 #[cfg(feature = "tls")]
 pub(crate) mod trust;
 

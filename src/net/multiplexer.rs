@@ -9,10 +9,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::failure::Failure;
-use crate::net::pipeline::Transport;
 use crate::net::request::{Reply, Request};
 use crate::net::send_queue::SendQueue;
 use crate::net::shared_connection::{OnReply, QueuedRequest, ReplySlot, SharedConnection, Step};
+use crate::net::transport::Transport;
 use crate::sync::yield_now;
 
 /// Where free connections come from, and go back to when they are dropped.

@@ -2,141 +2,62 @@
 //!
 //! | the connection | what becomes of a request in flight |
 //! |---|---|
-//! | open | its reply comes after those of the requests before it |
-//! | open, and the reply is NOSCRIPT | it is sent again in full, behind the others, or fails, as the sender wishes |
+//! | open | it is answered after the requests before it |
+//! | open, script unknown | it is sent again in full, behind the others, or fails, see [`UnknownScript`] |
 //! | given up | it fails with the failure for which the connection was given up |
 //!
-//! Everyone who has requests in flight uses this: threads that share a pooled connection, the
-//! background jobs, and the links of a quorum.
+//! All requests in flight are kept here: those of threads that share a pooled connection, those of
+//! background jobs, and those to the servers of a quorum.
 
 use std::collections::VecDeque;
-use std::ops::DerefMut;
 use std::time::{Duration, Instant};
 
 use crate::clock::end_of;
 use crate::failure::{Failure, FailureKind};
 use crate::net::request::{Reply, Request};
+use crate::net::transport::{Transport, WaitFor};
 
-/// A server that accepts nothing more for this long is given up, where nobody waits longer.
+/// How long a server may take to accept a request that no thread waits for, before its connection
+/// is given up.
 pub(crate) const WRITE_TIME: Duration = Duration::from_millis(50);
-
-/// A connection, as far as a pipeline needs one.
-pub(crate) trait Transport {
-    /// Returns `true` if requests can be sent without connecting first.
-    fn is_ready(&self) -> bool;
-
-    /// Returns `true` if replies can still come.
-    fn is_connected(&self) -> bool;
-
-    fn connect(&mut self, deadline: Instant) -> Result<(), Failure>;
-
-    /// Sends one request, connecting first if need be, and reads its reply. Without one in time the
-    /// connection is given up.
-    fn exchange(&mut self, request: &Request, deadline: Instant) -> Reply;
-
-    /// Writes what `pack` appends.
-    fn write(&mut self, deadline: Instant, pack: impl FnOnce(&mut Vec<u8>)) -> Result<(), Failure>;
-
-    /// Reads the next reply; `None` if it has not come by then.
-    fn receive(&mut self, wait: WaitFor) -> Option<Reply>;
-
-    /// Gives up the connection without a reason of its own.
-    fn poison(&mut self);
-
-    /// Gives up a connection over which no reply has come in time.
-    fn time_out(&mut self) -> Failure;
-}
-
-/// What lends a connection is one.
-impl<P> Transport for P
-where
-    P: DerefMut<Target: Transport>,
-{
-    fn is_ready(&self) -> bool {
-        (**self).is_ready()
-    }
-
-    fn is_connected(&self) -> bool {
-        (**self).is_connected()
-    }
-
-    fn connect(&mut self, deadline: Instant) -> Result<(), Failure> {
-        (**self).connect(deadline)
-    }
-
-    fn exchange(&mut self, request: &Request, deadline: Instant) -> Reply {
-        (**self).exchange(request, deadline)
-    }
-
-    fn write(&mut self, deadline: Instant, pack: impl FnOnce(&mut Vec<u8>)) -> Result<(), Failure> {
-        (**self).write(deadline, pack)
-    }
-
-    fn receive(&mut self, wait: WaitFor) -> Option<Reply> {
-        (**self).receive(wait)
-    }
-
-    fn poison(&mut self) {
-        (**self).poison();
-    }
-
-    fn time_out(&mut self) -> Failure {
-        (**self).time_out()
-    }
-}
-
-/// How to wait for a reply.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum WaitFor {
-    /// Not at all, and without a system call: only what was read along with earlier replies counts.
-    Buffered,
-    /// Not at all: only what has come already is read.
-    Nothing,
-    /// Asleep, because it may take long.
-    Reply { deadline: Instant },
-    /// Spinning first, if that pays, because it is expected soon.
-    SoonReply { deadline: Instant },
-}
 
 /// What becomes of a request with this tag if the server does not know its script.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum UnknownScript<T> {
+    /// It fails as transient: the sender decides whether the requests that were sent after it may
+    /// overtake it.
+    Fail,
     /// It is sent again in full, behind the requests that were sent after it.
     SendAgain,
-    /// As `SendAgain` if this returns `true`, else as `Fail`.
+    /// It is sent again if this returns `true`, and fails otherwise.
     SendAgainIf(fn(&T) -> bool),
-    /// It fails as transient: the sender knows whether those that were sent after it may overtake
-    /// it.
-    Fail,
 }
 
-/// A connection, and the requests that it has not answered, each with what its sender wants to know
-/// it by.
+/// A connection and its requests in flight, each with a tag by which its sender knows it.
 #[derive(Debug)]
 pub(crate) struct Pipeline<T, C> {
     pub(crate) connection: C,
     in_flight: VecDeque<InFlight<T>>,
-    /// Why the connection was given up, until all that was in flight then has failed.
+    /// Why the connection was given up, until everything that was in flight then has failed.
     broken: Option<Failure>,
     unknown_script: UnknownScript<T>,
-    /// When the last reply came.
-    heard: Instant,
+    last_reply: Instant,
 }
 
 #[derive(Debug)]
 struct InFlight<T> {
     tag: T,
-    /// To be sent again, should that be necessary.
-    request: Option<Request>,
-    /// How many replies come before the one that counts.
+    /// Kept to be sent again, should that be necessary.
+    request: Request,
+    /// How many replies are still to come before the one that counts.
     preludes: usize,
     sent: Instant,
 }
 
 impl<T, C: Transport> Pipeline<T, C> {
     pub(crate) fn new(connection: C, unknown_script: UnknownScript<T>) -> Self {
-        let (in_flight, heard) = (VecDeque::new(), Instant::now());
-        Self { connection, in_flight, broken: None, unknown_script, heard }
+        let (in_flight, last_reply) = (VecDeque::new(), Instant::now());
+        Self { connection, in_flight, broken: None, unknown_script, last_reply }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -156,14 +77,14 @@ impl<T, C: Transport> Pipeline<T, C> {
         self.in_flight.iter_mut().map(|in_flight| &mut in_flight.tag)
     }
 
-    /// Since when the reply that comes next has been expected; a request behind others has its
-    /// turn only when those are answered.
+    /// Since when the next reply has been expected. A request behind others is not served before
+    /// those are answered.
     pub(crate) fn expected_since(&self) -> Option<Instant> {
-        self.in_flight.front().map(|next| next.sent.max(self.heard))
+        self.in_flight.front().map(|next| next.sent.max(self.last_reply))
     }
 
-    /// Sends requests over the open connection in one write. If that fails they have failed, and
-    /// with them everything in flight: `receive` returns the failures.
+    /// Sends requests over the open connection in one write. If that fails, everything in flight
+    /// has failed, and `receive` returns the failures.
     pub(crate) fn send(
         &mut self,
         batch: impl IntoIterator<Item = (T, Request)>,
@@ -172,20 +93,19 @@ impl<T, C: Transport> Pipeline<T, C> {
         let (sent, before) = (Instant::now(), self.in_flight.len());
         self.in_flight.extend(batch.into_iter().map(|(tag, request)| {
             let preludes = request.preludes();
-            InFlight { tag, request: Some(request), preludes, sent }
+            InFlight { tag, request, preludes, sent }
         }));
         let added = self.in_flight.range(before..);
-        let requests = added.filter_map(|in_flight| in_flight.request.as_ref());
         let written = self.connection.write(deadline, |out| {
-            requests.for_each(|request| out.extend_from_slice(request.bytes()));
+            added.for_each(|in_flight| out.extend_from_slice(in_flight.request.bytes()));
         });
         if let Err(failure) = written {
             self.give_up(failure);
         }
     }
 
-    /// Returns the next reply, and the tag of the request that it answers; `None` if it has not come
-    /// by then, or nothing is in flight.
+    /// Returns the next reply and the tag of its request; `None` if it has not come by then or
+    /// nothing is in flight.
     pub(crate) fn receive(&mut self, wait: WaitFor) -> Option<(T, Reply)> {
         loop {
             self.in_flight.front()?;
@@ -193,7 +113,7 @@ impl<T, C: Transport> Pipeline<T, C> {
                 return self.answer(Err(failure));
             }
             let reply = self.connection.receive(wait)?;
-            self.heard = Instant::now();
+            self.last_reply = Instant::now();
             if !self.connection.is_connected()
                 && let Err(failure) = &reply
             {
@@ -213,7 +133,7 @@ impl<T, C: Transport> Pipeline<T, C> {
         }
     }
 
-    /// Gives up the connection: everything in flight has failed.
+    /// Gives up the connection. Everything in flight has failed, and `receive` returns that.
     pub(crate) fn give_up(&mut self, failure: Failure) {
         self.connection.poison();
         if !self.in_flight.is_empty() {
@@ -221,13 +141,13 @@ impl<T, C: Transport> Pipeline<T, C> {
         }
     }
 
-    /// Takes the first request as answered.
+    /// Ends the first request in flight.
     fn answer(&mut self, reply: Reply) -> Option<(T, Reply)> {
         let InFlight { tag, request, .. } = self.in_flight.pop_front()?;
         if self.in_flight.is_empty() {
             self.broken = None;
         }
-        let unknown = request.is_some_and(|request| request.again_after(&reply).is_some());
+        let unknown = request.again_after(&reply).is_some();
         let reply = reply.map_err(|failure| match unknown {
             true => Failure { kind: FailureKind::Transient, ..failure },
             false => failure,
@@ -235,10 +155,10 @@ impl<T, C: Transport> Pipeline<T, C> {
         Some((tag, reply))
     }
 
-    /// The whole script, if the server does not know it and it may be sent again.
+    /// Returns what is sent in place of the first request, if the server does not know its script.
     fn sent_again_after(&self, reply: &Reply) -> Option<Request> {
         let InFlight { tag, request, .. } = self.in_flight.front()?;
-        let again = request.as_ref()?.again_after(reply)?;
+        let again = request.again_after(reply)?;
         let wanted = match self.unknown_script {
             UnknownScript::Fail => false,
             UnknownScript::SendAgain => true,

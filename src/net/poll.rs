@@ -1,4 +1,4 @@
-//! Waiting at several sockets at once.
+//! Waiting for several sockets at once.
 
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
@@ -6,8 +6,8 @@ use std::time::Instant;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-/// Sleeps until there is something to read, and tells at which of the sockets; at none if the time
-/// is over. Without a time it only looks.
+/// Blocks until some of the sockets have something to read, and returns their positions; none if the
+/// deadline is over. Without a deadline it does not block.
 pub(crate) fn poll_readable(sockets: &[BorrowedFd<'_>], deadline: Option<Instant>) -> Vec<usize> {
     let mut fds: Vec<_> = sockets.iter().map(|socket| PollFd::new(socket, PollFlags::IN)).collect();
     loop {
@@ -16,10 +16,10 @@ pub(crate) fn poll_readable(sockets: &[BorrowedFd<'_>], deadline: Option<Instant
         match poll(&mut fds, time.as_ref()) {
             Ok(0) if left.is_some_and(|left| !left.is_zero()) => {}
             Err(Errno::INTR) => {}
-            // Whatever is wrong with a socket, reading from it tells.
+            // If something is wrong with a socket, reading from it returns the error.
             _ => break,
         }
     }
     let ready = fds.iter().enumerate().filter(|(_, fd)| !fd.revents().is_empty());
-    ready.map(|(place, _)| place).collect()
+    ready.map(|(position, _)| position).collect()
 }

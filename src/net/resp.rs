@@ -1,4 +1,4 @@
-//! One connection as its user sees it: requests out, replies in, over plain bytes or TLS.
+//! A connection as its user sees it: bytes of requests out, replies in, plain or over TLS.
 
 use std::io;
 use std::net::SocketAddr;
@@ -9,20 +9,20 @@ use std::time::Instant;
 
 use redis::{Parser, RedisResult, Value};
 
-use crate::net::spin::{Manner, Spin};
+use crate::net::spin::{Spin, Waited};
 use crate::net::stream::{DeadlineReader, Sleep, SocketCloser, Stream};
 #[cfg(feature = "tls")]
 use crate::net::tls::{Connector, Session};
 
-/// A connected socket and what was read of an unfinished reply.
+/// A connected socket, and what was read of an unfinished reply.
 pub(crate) struct RespStream {
-    /// Shared with nothing but plugs.
+    /// Shared only with [`SocketCloser`]s.
     stream: Arc<Stream>,
     layer: Layer,
     parser: Parser,
 }
 
-/// What is between the bytes on their way and those that are meant.
+/// How bytes are encoded on the way.
 enum Layer {
     Plain,
     #[cfg(feature = "tls")]
@@ -47,7 +47,7 @@ impl RespStream {
         Ok(Self::over(Stream::tcp(addresses, deadline)?, Layer::Plain))
     }
 
-    /// As `tcp`, and makes sure of the server.
+    /// As `tcp`, followed by a TLS handshake.
     #[cfg(feature = "tls")]
     pub(crate) fn tls(
         addresses: &[SocketAddr],
@@ -67,11 +67,11 @@ impl RespStream {
         Self { stream: Arc::new(stream), layer, parser: Parser::new() }
     }
 
-    pub(crate) fn plug(&self) -> SocketCloser {
+    pub(crate) fn closer(&self) -> SocketCloser {
         SocketCloser(Arc::downgrade(&self.stream))
     }
 
-    /// Writes all of `bytes`. After an error an unknown part of them is written.
+    /// Writes all of `bytes`. After an error, an unknown part of them is written.
     pub(crate) fn send(&mut self, bytes: &[u8], deadline: Instant) -> io::Result<()> {
         match &mut self.layer {
             Layer::Plain => self.stream.send_all(bytes, deadline),
@@ -93,29 +93,30 @@ impl RespStream {
         let deadline = Instant::now();
         layer.parse(
             parser,
-            &mut DeadlineReader { stream, spell: None, sleep: Sleep::Never, deadline },
+            &mut DeadlineReader { stream, turn: None, sleep: Sleep::Never, deadline },
         )
     }
 
-    /// Reads one whole reply, an error reply included. With `spin` it is expected soon, and spun
-    /// for if there is a spell for it; without, it may take long.
-    /// After a timeout, and only after that, reading may go on where it stopped.
+    /// Reads one whole reply, which may be an error reply. With `spin` it is expected soon, and the
+    /// thread spins first if that pays; without, it may take long.
+    ///
+    /// After a timeout, and only then, reading can go on where it stopped.
     pub(crate) fn receive(&mut self, spin: Option<&Spin>, deadline: Instant) -> RedisResult<Value> {
         let Self { stream, layer, parser } = self;
         let Some(spin) = spin else {
-            let mut patient = DeadlineReader { stream, spell: None, sleep: Sleep::Polls, deadline };
-            return layer.parse(parser, &mut patient);
+            let mut reader = DeadlineReader { stream, turn: None, sleep: Sleep::Polls, deadline };
+            return layer.parse(parser, &mut reader);
         };
-        let (started, spell) = (Instant::now(), spin.start());
-        let busy = spell.is_some();
-        let mut patient = DeadlineReader { stream, spell, sleep: Sleep::Naps, deadline };
-        let reply = layer.parse(parser, &mut patient);
-        let manner = match (busy, patient.spell.is_some()) {
-            (false, _) => Manner::Asleep,
-            (true, true) => Manner::Busy,
-            (true, false) => Manner::BusyInVain,
+        let (started, turn) = (Instant::now(), spin.begin());
+        let spun = turn.is_some();
+        let mut reader = DeadlineReader { stream, turn, sleep: Sleep::Naps, deadline };
+        let reply = layer.parse(parser, &mut reader);
+        let waited = match (spun, reader.turn.is_some()) {
+            (false, _) => Waited::Asleep,
+            (true, true) => Waited::Spinning,
+            (true, false) => Waited::SpinningInVain,
         };
-        spin.learn(manner, started.elapsed());
+        spin.record(waited, started.elapsed());
         reply
     }
 }
@@ -124,12 +125,12 @@ impl Layer {
     fn parse(
         &mut self,
         parser: &mut Parser,
-        patient: &mut DeadlineReader<'_>,
+        reader: &mut DeadlineReader<'_>,
     ) -> RedisResult<Value> {
         match self {
-            Self::Plain => parser.parse_value(patient),
+            Self::Plain => parser.parse_value(reader),
             #[cfg(feature = "tls")]
-            Self::Tls(session) => parser.parse_value(session.reader(patient)),
+            Self::Tls(session) => parser.parse_value(session.reader(reader)),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The way to a server that may move.
+//! Where a server is that may be replaced by another.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,34 +6,34 @@ use std::time::Instant;
 
 use crate::failure::Failure;
 
-/// Where a server is.
+/// The address of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Address {
     pub(crate) host: String,
     pub(crate) port: u16,
 }
 
-/// Knows where a master is now. Nothing but [`confirm`](Route::confirm) does I/O.
+/// Knows where a master is. Only [`refresh`](Route::refresh) does I/O.
 pub(crate) trait Route: fmt::Debug + Send + Sync {
-    /// What users are shown as the server's address.
+    /// The server's address, as users are shown it.
     fn label(&self) -> Arc<str>;
 
     /// Where the master is, as far as is known.
     fn address(&self) -> Result<Address, Failure>;
 
-    /// How often the master has moved so far: connections from before lead to the wrong server.
+    /// How often the master has moved so far. Connections from before lead to the wrong server.
     fn moves(&self) -> u64;
 
-    /// Tells whether it was found out lately where the master is.
-    fn is_confirmed(&self) -> bool;
+    /// Returns `true` if the address was found out lately.
+    fn is_current(&self) -> bool;
 
-    /// Finds out where the master is, unless that was done lately. What is known stands if it
-    /// cannot be found out.
-    fn confirm(&self, deadline: Instant);
+    /// Finds out where the master is, unless that was done lately. If it cannot be found out, what
+    /// was known stands.
+    fn refresh(&self, deadline: Instant);
 
-    /// Takes in that the server has failed, and has perhaps been replaced.
-    fn doubt(&self);
+    /// Makes the address out of date: the server has failed, and may have been replaced.
+    fn suspect_move(&self);
 
-    /// Takes in that the server at the address is not the master.
-    fn disprove(&self);
+    /// Makes the address out of date: the server there is not the master.
+    fn reject_address(&self);
 }

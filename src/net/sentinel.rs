@@ -1,8 +1,8 @@
-//! Where the master is, as sentinels say.
+//! Where the master is, according to sentinels.
 //!
-//! They are asked by whoever needs a connection: before a new one is opened, after a failure, and
-//! when the last answer is older than [`PERIOD`]. So a request never goes to a server that was
-//! replaced longer ago than that, even if the server itself has not noticed, and it takes neither a
+//! The thread that needs a connection asks them: before a new one is opened, after a failure, and
+//! when the last answer is older than [`VALID_FOR`]. So a request never goes to a server that was
+//! replaced longer ago than that, even if the server itself has not noticed. This needs neither a
 //! thread nor a subscription, whose silence could as well be a broken connection.
 
 use std::collections::VecDeque;
@@ -25,52 +25,53 @@ use crate::net::request::Request;
 use crate::net::route::{Address, Route};
 use crate::net::server::ServerFactory;
 use crate::net::spin::Spin;
+use crate::net::transport::Transport;
 
-/// For so long an answer counts.
-const PERIOD: Duration = Duration::from_millis(500);
+/// How long an answer is valid.
+const VALID_FOR: Duration = Duration::from_millis(500);
 
-/// While no sentinel answers, those who have a connection to the master ask after this time only:
-/// a hung sentinel costs whoever asks it some time.
-const OUTAGE_PERIOD: Duration = Duration::from_secs(2);
+/// The pause after which the sentinels are asked again if none has answered but there is a
+/// connection to the master: asking a hung sentinel takes time.
+const OUTAGE_PAUSE: Duration = Duration::from_secs(2);
 
-/// As before, while there is no master to connect to either.
-const RETRY_PERIOD: Duration = Duration::from_millis(20);
+/// The same pause if there is no master to connect to either.
+const RETRY_PAUSE: Duration = Duration::from_millis(20);
 
-/// The port of a sentinel whose URL names none.
+/// The port of a sentinel whose URL has none.
 const PORT: u16 = 26379;
 
-/// In place of the time until which an answer counts: there is none that counts.
-const DOUBTED: u64 = 0;
+/// In place of the time until which an answer is valid: none is.
+const OUTDATED: u64 = 0;
 
-/// In place of that time: an answer is awaited.
-const ASKED: u64 = 1;
+/// In place of that time: the sentinels are being asked.
+const REFRESHING: u64 = 1;
 
 /// The sentinels that watch over one master.
 pub(crate) struct Sentinels {
     master: Arc<str>,
     /// The one that answered last comes first. Locked while they are asked.
-    circle: Mutex<VecDeque<Connection>>,
-    found: Mutex<Found>,
-    /// The [`Moment`] until which the last answer counts, or `DOUBTED` or `ASKED`.
-    valid: AtomicU64,
-    /// Whether the first sentinel has named a server that is no master.
-    wrong: AtomicBool,
+    sentinels: Mutex<VecDeque<Connection>>,
+    known: Mutex<Known>,
+    /// The [`Moment`] until which the last answer is valid, or `OUTDATED` or `REFRESHING`.
+    valid_until: AtomicU64,
+    /// Whether the first sentinel has named a server that is not a master.
+    first_was_wrong: AtomicBool,
     moves: AtomicU64,
 }
 
-/// What was found out last.
-struct Found {
+/// What the sentinels have answered.
+struct Known {
     address: Option<Address>,
-    /// Why it must not be used any more.
+    /// Why the address must not be used any more.
     failure: Option<Failure>,
     label: Arc<str>,
 }
 
-/// What people should know of an answer.
+/// What is to be logged of an answer.
 enum Change {
     Moved(Address),
     None,
-    Silence(Failure),
+    Unanswered(Failure),
 }
 
 impl fmt::Debug for Sentinels {
@@ -79,7 +80,7 @@ impl fmt::Debug for Sentinels {
     }
 }
 
-/// Reads the URLs of sentinels, of which no two may be the same.
+/// Parses the URLs of sentinels, no two of which may be the same.
 pub(crate) fn parse(
     urls: impl IntoIterator<Item: AsRef<str>>,
     config: &Config,
@@ -91,7 +92,7 @@ pub(crate) fn parse(
 fn with_port(url: &str) -> String {
     match redis::parse_redis_url(url) {
         Some(mut parsed) if parsed.has_host() && parsed.port().is_none() => {
-            // It fails for a URL that cannot have a port, which is refused later.
+            // It fails for a URL that cannot have a port, which is rejected later.
             parsed.set_port(Some(PORT)).unwrap_or_default();
             parsed.into()
         }
@@ -103,36 +104,36 @@ impl Sentinels {
     pub(crate) fn new(sentinels: &[Endpoint], master: &str, servers: &ServerFactory) -> Self {
         let connection = |endpoint: &Endpoint| {
             let mut factory = servers.connections(endpoint.without_database());
-            // Asked now and then only: not worth a core's time.
+            // Sentinels are asked too rarely to spin for.
             factory.spin = Spin::new(Duration::ZERO);
             Connection::new(Arc::new(factory))
         };
         let label = Arc::from(format!("master {master:?}"));
         Self {
             master: master.into(),
-            circle: Mutex::new(sentinels.iter().map(connection).collect()),
-            found: Mutex::new(Found { address: None, failure: None, label }),
-            valid: AtomicU64::new(DOUBTED),
-            wrong: AtomicBool::new(false),
+            sentinels: Mutex::new(sentinels.iter().map(connection).collect()),
+            known: Mutex::new(Known { address: None, failure: None, label }),
+            valid_until: AtomicU64::new(OUTDATED),
+            first_was_wrong: AtomicBool::new(false),
             moves: AtomicU64::new(0),
         }
     }
 
-    /// Asks one after the other until there is an answer, each for its share of the time. Whoever
-    /// has none is asked last from then on.
+    /// Asks one sentinel after the other until there is an answer, each for its share of the time.
+    /// One that has none is asked last from then on.
     fn ask(
         &self,
-        circle: &mut VecDeque<Connection>,
+        sentinels: &mut VecDeque<Connection>,
         deadline: Instant,
     ) -> Result<Address, Failure> {
         let mut failure: Option<Failure> = None;
-        for left in (1..=u32::try_from(circle.len()).unwrap_or(u32::MAX)).rev() {
-            let Some(sentinel) = circle.front_mut() else { break };
+        for left in (1..=u32::try_from(sentinels.len()).unwrap_or(u32::MAX)).rev() {
+            let Some(sentinel) = sentinels.front_mut() else { break };
             let now = Instant::now();
             let share = deadline.saturating_duration_since(now) / left;
             match self.ask_one(sentinel, now + share) {
                 Ok(address) => return Ok(address),
-                // A refusal says more than that another sentinel cannot be reached.
+                // That one has rejected the request says more than that another is unreachable.
                 Err(next)
                     if failure.as_ref().is_none_or(|one| one.kind != FailureKind::Rejected) =>
                 {
@@ -140,7 +141,7 @@ impl Sentinels {
                 }
                 Err(_) => {}
             }
-            circle.rotate_left(1);
+            sentinels.rotate_left(1);
         }
         Err(self.unanswered(failure))
     }
@@ -151,18 +152,18 @@ impl Sentinels {
         let reply = sentinel.exchange(&Request::command(&question), deadline)?;
         if reply == Value::Nil {
             let why = io::Error::new(io::ErrorKind::NotFound, "a sentinel knows no such master");
-            let failure = Failure::io(FailureKind::Rejected, &self.sentinels(), why);
+            let failure = Failure::io(FailureKind::Rejected, &self.sentinels_label(), why);
             return Err(Failure { code: "NOMASTER".into(), ..failure });
         }
-        address(&reply).ok_or_else(|| sentinel.nonsense())
+        address(&reply).ok_or_else(|| sentinel.invalid_reply())
     }
 
-    /// The failure of all sentinels.
+    /// The failure of all sentinels, given that of one.
     fn unanswered(&self, last: Option<Failure>) -> Failure {
-        let server = self.sentinels();
+        let server = self.sentinels_label();
         match last {
             None => Failure::too_late(&server, "there was no time to ask"),
-            // A question has no effect, so nothing is unknown.
+            // A question has no effect, so the outcome is known.
             Some(last) if last.is_ambiguous() => {
                 Failure { kind: FailureKind::Unreachable, server, ..last }
             }
@@ -170,43 +171,43 @@ impl Sentinels {
         }
     }
 
-    fn sentinels(&self) -> Arc<str> {
+    fn sentinels_label(&self) -> Arc<str> {
         format!("the sentinels of {:?}", self.master).into()
     }
 
-    /// Takes in an answer. Tells for how long nobody else need ask, and what is new.
-    fn take_in(&self, answer: Result<Address, Failure>, doubted: bool) -> (Duration, Change) {
-        let mut found = self.found.lock();
+    /// Keeps an answer. Returns how long the sentinels are not to be asked again, and what is new.
+    fn record(&self, answer: Result<Address, Failure>, outdated: bool) -> (Duration, Change) {
+        let mut known = self.known.lock();
         match answer {
             Ok(address) => {
-                found.failure = None;
-                if found.address.as_ref() == Some(&address) {
-                    return (PERIOD, Change::None);
+                known.failure = None;
+                if known.address.as_ref() == Some(&address) {
+                    return (VALID_FOR, Change::None);
                 }
                 let Address { host, port } = &address;
-                found.label = format!("{host}:{port} (master {:?})", self.master).into();
-                found.address = Some(address.clone());
+                known.label = format!("{host}:{port} (master {:?})", self.master).into();
+                known.address = Some(address.clone());
                 self.moves.fetch_add(1, Ordering::SeqCst);
-                (PERIOD, Change::Moved(address))
+                (VALID_FOR, Change::Moved(address))
             }
-            Err(failure) if doubted || found.address.is_none() || found.failure.is_some() => {
-                found.failure = Some(failure);
-                (RETRY_PERIOD, Change::None)
+            Err(failure) if outdated || known.address.is_none() || known.failure.is_some() => {
+                known.failure = Some(failure);
+                (RETRY_PAUSE, Change::None)
             }
-            Err(failure) => (OUTAGE_PERIOD, Change::Silence(failure)),
+            Err(failure) => (OUTAGE_PAUSE, Change::Unanswered(failure)),
         }
     }
 
-    /// Tells the log, which may take its time: so without any lock.
-    fn tell(&self, news: Change) {
+    /// Logs a change. A logger may take its time, so no lock must be held.
+    fn log(&self, change: Change) {
         let master = &self.master;
-        match news {
+        match change {
             Change::Moved(Address { host, port }) => {
                 log::info!(target: "leasehold", "the master {master:?} is at {host}:{port}");
             }
             Change::None => {}
-            Change::Silence(Failure { source, .. }) => {
-                log::warn!(target: "leasehold", "no sentinel tells where {master:?} is: {source}");
+            Change::Unanswered(Failure { source, .. }) => {
+                log::warn!(target: "leasehold", "no sentinel answers where {master:?} is: {source}");
             }
         }
     }
@@ -214,12 +215,12 @@ impl Sentinels {
 
 impl Route for Sentinels {
     fn label(&self) -> Arc<str> {
-        self.found.lock().label.clone()
+        self.known.lock().label.clone()
     }
 
     fn address(&self) -> Result<Address, Failure> {
-        let found = self.found.lock();
-        match (&found.failure, &found.address) {
+        let known = self.known.lock();
+        match (&known.failure, &known.address) {
             (None, Some(address)) => Ok(address.clone()),
             (failure, _) => Err(failure.clone().unwrap_or_else(|| self.unanswered(None))),
         }
@@ -229,41 +230,42 @@ impl Route for Sentinels {
         self.moves.load(Ordering::SeqCst)
     }
 
-    fn is_confirmed(&self) -> bool {
-        Moment::now().raw() < self.valid.load(Ordering::SeqCst)
+    fn is_current(&self) -> bool {
+        Moment::now().raw() < self.valid_until.load(Ordering::SeqCst)
     }
 
-    fn confirm(&self, deadline: Instant) {
-        if self.is_confirmed() {
+    fn refresh(&self, deadline: Instant) {
+        if self.is_current() {
             return;
         }
-        let Some(mut circle) = self.circle.try_lock_until(deadline) else { return };
-        if self.is_confirmed() {
+        let Some(mut sentinels) = self.sentinels.try_lock_until(deadline) else { return };
+        if self.is_current() {
             return;
         }
-        let doubted = self.valid.swap(ASKED, Ordering::SeqCst) == DOUBTED;
-        if self.wrong.swap(false, Ordering::SeqCst) {
-            circle.rotate_left(1);
+        let outdated = self.valid_until.swap(REFRESHING, Ordering::SeqCst) == OUTDATED;
+        if self.first_was_wrong.swap(false, Ordering::SeqCst) {
+            sentinels.rotate_left(1);
         }
         let asked = Moment::now();
-        let answer = self.ask(&mut circle, deadline);
-        let (period, news) = self.take_in(answer, doubted);
-        let valid = asked.after(period).raw();
-        // Unless a doubt has come up in between, to which the answer may be no answer.
+        let answer = self.ask(&mut sentinels, deadline);
+        let (period, change) = self.record(answer, outdated);
+        let valid_until = asked.after(period).raw();
+        // A suspicion that has come up meanwhile stands: the answer may be older.
+        let (success, failure) = (Ordering::SeqCst, Ordering::SeqCst);
         let exchanged =
-            self.valid.compare_exchange(ASKED, valid, Ordering::SeqCst, Ordering::SeqCst);
+            self.valid_until.compare_exchange(REFRESHING, valid_until, success, failure);
         exchanged.unwrap_or_default();
-        drop(circle);
-        self.tell(news);
+        drop(sentinels);
+        self.log(change);
     }
 
-    fn doubt(&self) {
-        self.valid.store(DOUBTED, Ordering::SeqCst);
+    fn suspect_move(&self) {
+        self.valid_until.store(OUTDATED, Ordering::SeqCst);
     }
 
-    fn disprove(&self) {
-        self.wrong.store(true, Ordering::SeqCst);
-        self.doubt();
+    fn reject_address(&self) {
+        self.first_was_wrong.store(true, Ordering::SeqCst);
+        self.suspect_move();
     }
 }
 

@@ -80,8 +80,8 @@ impl Server {
     }
 
     /// The failure of a request that was answered with something that makes no sense.
-    pub(crate) fn nonsense(&self) -> Failure {
-        self.factory.nonsense()
+    pub(crate) fn invalid_reply(&self) -> Failure {
+        self.factory.invalid_reply()
     }
 
     /// Asks for a sign of life.

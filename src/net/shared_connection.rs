@@ -18,8 +18,9 @@ use std::time::Instant;
 use std::{fmt, mem};
 
 use crate::failure::Failure;
-use crate::net::pipeline::{Pipeline, Transport, UnknownScript, WaitFor};
+use crate::net::pipeline::{Pipeline, UnknownScript};
 use crate::net::request::{Reply, Request};
+use crate::net::transport::{Transport, WaitFor};
 use crate::sync::{Condvar, Mutex, wait_while};
 
 /// Called with the reply to a posted request by the thread that reads it. Must not take long.

@@ -1,9 +1,9 @@
-//! Whether to be busy while waiting for a reply.
+//! Whether a thread spins while it waits for a reply.
 //!
-//! A thread that sleeps until its reply is there pays for being woken, which on a near server can
-//! take several times as long as the server's work. One that keeps looking for a few microseconds
-//! does not, but burns a core while it looks; and where cores are short, it even delays the reply.
-//! So both ways are measured all the time, and the faster one is taken.
+//! A thread that sleeps until its reply has come pays for being woken, which with a nearby server
+//! can take several times as long as the server's work. A thread that spins for a few microseconds
+//! does not, but keeps a core busy; where cores are short, this even delays the reply. So both ways
+//! are measured all the time, and the faster one is taken.
 
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -12,25 +12,25 @@ use std::time::{Duration, Instant};
 
 use crate::clock::end_of;
 
-/// Every so many replies the slower way is tried, to learn whether it still is.
+/// Once in so many replies the slower way is tried, in case it has become the faster one.
 const PROBE_EVERY: u32 = 32;
 
-/// How many threads of this process spin now.
+/// How many threads of this process are spinning.
 static SPINNERS: AtomicUsize = AtomicUsize::new(0);
 
-/// How many may: one core is left to the server or to whoever brings its replies.
+/// How many may: one core is left to the server, or to what delivers its replies.
 static SPINNERS_MAX: LazyLock<usize> =
     LazyLock::new(|| thread::available_parallelism().map_or(1, usize::from) - 1);
 
-/// What is known of one server's replies.
+/// How long the replies of one server take.
 #[derive(Debug)]
 pub(crate) struct Spin {
     budget: Duration,
-    /// How long replies take, in nanoseconds, for which a thread spins first.
-    busy: Average,
-    /// How long replies take, in nanoseconds, for which a thread sleeps from the start.
+    /// How many nanoseconds replies take for which a thread spins first.
+    spinning: Average,
+    /// How many nanoseconds replies take for which a thread sleeps from the start.
     asleep: Average,
-    /// How many in a thousand spells were too short for their reply.
+    /// How many in a thousand times a thread spun in vain, because the reply took longer.
     misses: Average,
     replies: AtomicU32,
 }
@@ -39,54 +39,54 @@ impl Spin {
     pub(crate) fn new(budget: Duration) -> Self {
         Self {
             budget,
-            busy: Average::default(),
-            // Believed to be slow until it is known.
+            spinning: Average::default(),
+            // Taken for slow until measured.
             asleep: Average(AtomicU32::new(1_000_000)),
             misses: Average::default(),
             replies: AtomicU32::new(0),
         }
     }
 
-    /// Allows a spell of spinning, or advises to sleep.
-    pub(crate) fn start(&self) -> Option<SpinTurn> {
+    /// Lets the thread spin, or returns `None` if it had better sleep.
+    pub(crate) fn begin(&self) -> Option<SpinTurn> {
         if self.budget.is_zero() {
             return None;
         }
-        let turn = self.replies.fetch_add(1, Ordering::Relaxed);
-        let probe = turn % PROBE_EVERY == PROBE_EVERY - 1;
-        if self.pays() == probe { None } else { SpinTurn::begin(end_of(self.budget)) }
+        let reply = self.replies.fetch_add(1, Ordering::Relaxed);
+        let probe = reply % PROBE_EVERY == PROBE_EVERY - 1;
+        if self.pays() == probe { None } else { SpinTurn::new(end_of(self.budget)) }
     }
 
-    /// Takes in how long a reply took, and how it was waited for.
-    pub(crate) fn learn(&self, manner: Manner, took: Duration) {
-        // A single very slow reply must not decide.
+    /// Records how long a reply took, and how the thread waited for it.
+    pub(crate) fn record(&self, waited: Waited, took: Duration) {
+        // A single very slow reply must not tip the balance.
         let took = took.min(self.budget.saturating_mul(4));
         let nanos = u32::try_from(took.as_nanos()).unwrap_or(u32::MAX);
-        match manner {
-            Manner::Asleep => return self.asleep.add(nanos),
-            Manner::Busy => self.misses.add(0),
-            Manner::BusyInVain => self.misses.add(1000),
+        match waited {
+            Waited::Asleep => return self.asleep.add(nanos),
+            Waited::Spinning => self.misses.add(0),
+            Waited::SpinningInVain => self.misses.add(1000),
         }
-        self.busy.add(nanos);
+        self.spinning.add(nanos);
     }
 
-    /// Tells whether most replies come within the budget, and sooner than to a sleeper.
+    /// Returns `true` if most replies come within the budget, and sooner than to a thread that
+    /// sleeps.
     fn pays(&self) -> bool {
-        self.misses.get() < 500 && self.busy.get() <= self.asleep.get()
+        self.misses.get() < 500 && self.spinning.get() <= self.asleep.get()
     }
 }
 
-/// How a reply was waited for.
+/// How a thread has waited for a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Manner {
+pub(crate) enum Waited {
     Asleep,
-    /// With a spell of spinning that the reply ended.
-    Busy,
-    /// With a spell of spinning that was over before the reply came.
-    BusyInVain,
+    Spinning,
+    /// Spinning for the whole budget, and then asleep.
+    SpinningInVain,
 }
 
-/// A moving average over about eight values. Lost updates do not matter.
+/// A moving average over about eight values. Updates may be lost to races, which does no harm.
 #[derive(Debug, Default)]
 struct Average(AtomicU32);
 
@@ -101,14 +101,14 @@ impl Average {
     }
 }
 
-/// A time in which a thread may be busy. Others may while it does not exist.
+/// A thread's permission to spin for a while. It counts as spinning for as long as this exists.
 #[derive(Debug)]
 pub(crate) struct SpinTurn {
     deadline: Instant,
 }
 
 impl SpinTurn {
-    fn begin(deadline: Instant) -> Option<Self> {
+    fn new(deadline: Instant) -> Option<Self> {
         if SPINNERS.fetch_add(1, Ordering::Relaxed) < *SPINNERS_MAX {
             return Some(Self { deadline });
         }
@@ -116,7 +116,7 @@ impl SpinTurn {
         None
     }
 
-    pub(crate) fn goes_on(&self) -> bool {
+    pub(crate) fn has_time(&self) -> bool {
         Instant::now() < self.deadline
     }
 }
@@ -133,26 +133,26 @@ mod tests {
 
     const BUDGET: Duration = Duration::from_micros(50);
 
-    fn spin_after(busy: &[u64], asleep: &[u64]) -> Spin {
+    fn spin_after(spinning: &[u64], asleep: &[u64]) -> Spin {
         let spin = Spin::new(BUDGET);
-        for took in busy.iter().copied().map(Duration::from_micros) {
-            let manner = if took <= BUDGET { Manner::Busy } else { Manner::BusyInVain };
-            spin.learn(manner, took);
+        for took in spinning.iter().copied().map(Duration::from_micros) {
+            let waited = if took <= BUDGET { Waited::Spinning } else { Waited::SpinningInVain };
+            spin.record(waited, took);
         }
         for took in asleep.iter().copied().map(Duration::from_micros) {
-            spin.learn(Manner::Asleep, took);
+            spin.record(Waited::Asleep, took);
         }
         spin
     }
 
     #[test]
-    fn a_near_server_is_spun_for_and_forgiven_a_slow_reply() {
+    fn threads_spin_for_a_nearby_server_despite_one_slow_reply() {
         assert!(spin_after(&[20; 50], &[60; 50]).pays());
         assert!(spin_after(&[&[20; 50][..], &[100_000]].concat(), &[60; 50]).pays());
     }
 
     #[test]
-    fn a_far_server_is_not_spun_for() {
+    fn threads_do_not_spin_for_a_distant_server() {
         assert!(!spin_after(&[1_000; 8], &[]).pays());
         assert!(!spin_after(&[1_000; 8], &[1_000; 8]).pays());
     }
@@ -163,15 +163,15 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_came_near_is_found_out() {
+    fn a_server_that_has_come_near_is_noticed() {
         assert!(spin_after(&[&[1_000; 50][..], &[10; 20]].concat(), &[60; 50]).pays());
     }
 
     #[test]
-    fn the_other_way_is_tried_now_and_then() {
+    fn the_slower_way_is_tried_now_and_then() {
         let far = spin_after(&[1_000; 9], &[1_000; 9]);
-        let spells = (0..320).filter(|_| far.start().is_some()).count();
-        assert!(spells <= 10, "{spells}");
-        assert!(Spin::new(Duration::ZERO).start().is_none());
+        let spins = (0..320).filter(|_| far.begin().is_some()).count();
+        assert!(spins <= 10, "{spins}");
+        assert!(Spin::new(Duration::ZERO).begin().is_none());
     }
 }

@@ -1,9 +1,10 @@
-//! One connection's bytes: opened, written and read by a deadline that covers the whole of each.
+//! The bytes of one connection: opened, written and read by deadlines that cover the whole of each.
 //!
-//! A time limit per read call, which is all that sockets offer, never ends a reply that drips in
-//! byte by byte. So every wait is for the time that is left: after a short spin if the caller allows
-//! one, in `read` itself while much time is left, which saves a system call, and in `poll` at the end.
-//! Who may have to wait for long is in `poll` all the time, because `read` wakes now and then.
+//! A time limit for each call of `read`, which is all that sockets offer, never ends a reply that
+//! drips in byte by byte. So every wait is for the time that is left: after a short spin if the
+//! caller allows one, in `read` itself while much time is left, which saves a system call, and in
+//! `poll` at the end. A caller that may wait long waits in `poll` all the time, because `read` wakes
+//! up now and then.
 
 use std::io::{self, Read};
 use std::net::{SocketAddr, TcpStream};
@@ -21,19 +22,19 @@ use rustix::net::{
 
 use crate::net::spin::SpinTurn;
 
-/// After this long without traffic the kernel asks whether the peer is still there.
+/// After this time without traffic, the kernel checks whether the peer is still there.
 const KEEPALIVE: Duration = Duration::from_secs(15);
 
-/// Apple has no such flag; there, as everywhere, Rust programs ignore the signal from the start.
+/// Apple's systems have no `NOSIGNAL`. Rust programs ignore that signal from the start anyway.
 #[cfg(not(target_vendor = "apple"))]
 const SEND: SendFlags = SendFlags::DONTWAIT.union(SendFlags::NOSIGNAL);
 #[cfg(target_vendor = "apple")]
 const SEND: SendFlags = SendFlags::DONTWAIT;
 
-/// How long one call of `read` sleeps at the most.
+/// The longest sleep of one call of `read`.
 const NAP: Duration = Duration::from_millis(50);
 
-/// What the kernel connects.
+/// A connected socket.
 #[derive(Debug)]
 pub(crate) enum Stream {
     Tcp(TcpStream),
@@ -75,7 +76,7 @@ impl Stream {
                     stream.set_read_timeout(Some(NAP))?;
                     return Ok(Self::Unix(stream));
                 }
-                // The server's queue of new connections is full, and `poll` does not tell when it
+                // The server's queue of new connections is full, and `poll` does not wait until it
                 // no longer is.
                 Err(Errno::AGAIN) => std::thread::sleep(pause.min(remaining(deadline)?)),
                 Err(error) => return Err(error.into()),
@@ -91,7 +92,8 @@ impl Stream {
         Ok(())
     }
 
-    /// Writes as many of `bytes` as there is room for, at least one. After an error none is written.
+    /// Writes as many of `bytes` as there is room for, at least one. After an error, none is
+    /// written.
     pub(crate) fn send(&self, bytes: &[u8], deadline: Instant) -> io::Result<usize> {
         loop {
             match net::send(self, bytes, SEND) {
@@ -125,13 +127,14 @@ impl AsFd for Stream {
     }
 }
 
-/// Ends the connection of a stream from another thread.
+/// Closes the connection of a stream from another thread.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SocketCloser(pub(super) Weak<Stream>);
 
 impl SocketCloser {
-    /// Wakes whoever waits at the stream, if there still is one.
-    pub(crate) fn pull(&self) {
+    /// Ends the connection, which wakes the thread that waits for the stream; does nothing if the
+    /// stream is gone.
+    pub(crate) fn close(&self) {
         if let Some(stream) = self.0.upgrade() {
             // It fails if the connection has ended by itself, which is as good.
             net::shutdown(&*stream, Shutdown::Both).unwrap_or_default();
@@ -139,33 +142,34 @@ impl SocketCloser {
     }
 }
 
-/// Reads what comes by a deadline.
+/// Reads from a stream until a deadline.
 pub(crate) struct DeadlineReader<'a> {
     pub(crate) stream: &'a Stream,
-    pub(crate) spell: Option<SpinTurn>,
+    /// While this lasts, the thread spins before it sleeps.
+    pub(crate) turn: Option<SpinTurn>,
     pub(crate) sleep: Sleep,
     pub(crate) deadline: Instant,
 }
 
-/// How to sleep until there is something to read.
+/// How to wait until there is something to read, after spinning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sleep {
-    /// In `read`, from which it wakes after each `NAP`.
+    /// In `read`, which wakes up after each `NAP`.
     Naps,
-    /// In `poll`.
-    Polls,
     /// Not at all: only what has come already is read.
     Never,
+    /// In `poll`.
+    Polls,
 }
 
 impl Read for DeadlineReader<'_> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         loop {
-            let flags = if self.spell.as_ref().is_some_and(SpinTurn::goes_on) {
+            let flags = if self.turn.as_ref().is_some_and(SpinTurn::has_time) {
                 std::hint::spin_loop();
                 RecvFlags::DONTWAIT
             } else {
-                self.spell = None;
+                self.turn = None;
                 match self.sleep {
                     Sleep::Never => RecvFlags::DONTWAIT,
                     Sleep::Naps if remaining(self.deadline)? >= NAP => RecvFlags::empty(),
@@ -181,7 +185,7 @@ impl Read for DeadlineReader<'_> {
                 Err(Errno::AGAIN) if self.sleep == Sleep::Never => {
                     return Err(io::ErrorKind::TimedOut.into());
                 }
-                // Nothing yet: the spin or the nap goes on while there is time.
+                // Nothing yet: the thread goes on spinning or sleeping while there is time.
                 Err(Errno::AGAIN | Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -189,7 +193,7 @@ impl Read for DeadlineReader<'_> {
     }
 }
 
-/// The time left until `until`, or a timeout if there is none.
+/// Returns the time until the deadline, or a timeout if there is none.
 fn remaining(deadline: Instant) -> io::Result<Duration> {
     let left = deadline.saturating_duration_since(Instant::now());
     if left.is_zero() {

@@ -1,8 +1,8 @@
-//! TLS over a stream: the handshake, and everything after it, by the caller's deadlines.
+//! TLS over a stream: the handshake and everything after it, by the caller's deadlines.
 //!
-//! `rustls` keeps the protocol and does no I/O of its own. What it has to say beyond our bytes goes
-//! out as soon as it is known; what the server says beyond its replies, such as tickets for later
-//! sessions, is taken in on the way to the next one.
+//! `rustls` implements the protocol and does no I/O of its own. Messages of its own are sent as soon
+//! as it has them; those of the server, such as tickets for later sessions, are processed on the way
+//! to the next reply.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::sync::Arc;
@@ -16,10 +16,10 @@ use crate::net::stream::{DeadlineReader, Sleep, Stream};
 use crate::net::trust::{Trust, client_config};
 use crate::tls::Tls;
 
-/// How many bytes the protocol sends as one, less than `rustls` has room for.
+/// How many bytes are sent as one record, fewer than `rustls` has room for.
 const RECORD: usize = 16 * 1024;
 
-/// What it takes to make sure of one server.
+/// Opens TLS sessions with one server, and verifies it.
 #[derive(Clone)]
 pub(crate) struct Connector {
     config: Arc<ClientConfig>,
@@ -27,35 +27,35 @@ pub(crate) struct Connector {
 }
 
 impl Connector {
-    /// Checks everything that can be checked without the server.
+    /// Returns an error for settings that can be seen to be wrong without the server.
     pub(crate) fn new(host: &str, trust: Trust, settings: &Tls) -> Result<Self> {
         let server = ServerName::try_from(host.to_owned())
             .map_err(|_| Error::invalid("url", "must have a host that a certificate can name"))?;
         Ok(Self { config: Arc::new(client_config(trust, settings)?), server })
     }
 
-    /// The same for another server. One that no certificate can name must be this one.
+    /// The same for another server. A host that no certificate can name must be this server's.
     pub(crate) fn to(&self, host: &str) -> Self {
         let server = ServerName::try_from(host.to_owned()).unwrap_or_else(|_| self.server.clone());
         Self { config: self.config.clone(), server }
     }
 
-    /// Agrees with the server on keys, and makes sure of who it is.
+    /// Does the handshake, which verifies the server.
     pub(crate) fn connect(&self, stream: &Stream, deadline: Instant) -> io::Result<Session> {
         let begun = ClientConnection::new(self.config.clone(), self.server.clone());
-        let mut session = Session { protocol: begun.map_err(violation)? };
+        let mut session = Session { protocol: begun.map_err(protocol_error)? };
         session.handshake(stream, deadline).map_err(in_handshake)?;
         Ok(session)
     }
 }
 
-/// One server and we, after the handshake.
+/// A session with one server, after the handshake.
 pub(crate) struct Session {
     protocol: ClientConnection,
 }
 
 impl Session {
-    /// Writes all of `bytes`. After an error an unknown part of them is written.
+    /// Writes all of `bytes`. After an error, an unknown part of them is written.
     pub(crate) fn send(
         &mut self,
         stream: &Stream,
@@ -69,75 +69,75 @@ impl Session {
         Ok(())
     }
 
-    /// Reads what the server means to say, as `patient` allows.
+    /// Returns a reader of the decrypted bytes of `encrypted`.
     pub(crate) fn reader<'a, 'b>(
         &'a mut self,
-        patient: &'a mut DeadlineReader<'b>,
-    ) -> Reader<'a, 'b> {
-        Reader { session: self, patient }
+        encrypted: &'a mut DeadlineReader<'b>,
+    ) -> SessionReader<'a, 'b> {
+        SessionReader { session: self, encrypted }
     }
 
     fn handshake(&mut self, stream: &Stream, deadline: Instant) -> io::Result<()> {
-        let mut patient = DeadlineReader { stream, spell: None, sleep: Sleep::Naps, deadline };
+        let mut reader = DeadlineReader { stream, turn: None, sleep: Sleep::Naps, deadline };
         self.flush(stream, deadline)?;
         while self.protocol.is_handshaking() {
-            self.fill(&mut patient)?;
+            self.receive(&mut reader)?;
         }
         Ok(())
     }
 
-    /// Takes in what has arrived, waiting for it if need be, and says what is to be said to it.
-    fn fill(&mut self, patient: &mut DeadlineReader<'_>) -> io::Result<()> {
-        if let Err(error) = self.take_in(patient) {
-            // The server is told why, if it still listens.
-            self.flush(patient.stream, Instant::now()).unwrap_or_default();
+    /// Processes what has arrived, waiting for it if need be, and sends what the protocol answers.
+    fn receive(&mut self, reader: &mut DeadlineReader<'_>) -> io::Result<()> {
+        if let Err(error) = self.process(reader) {
+            // An alert that says why, if the server still reads.
+            self.flush(reader.stream, Instant::now()).unwrap_or_default();
             return Err(error);
         }
-        self.flush(patient.stream, patient.deadline)
+        self.flush(reader.stream, reader.deadline)
     }
 
-    fn take_in(&mut self, patient: &mut DeadlineReader<'_>) -> io::Result<()> {
-        // Nothing is read any more once the server has said that it will say no more.
-        if self.protocol.read_tls(patient)? == 0 {
+    fn process(&mut self, reader: &mut DeadlineReader<'_>) -> io::Result<()> {
+        // After the server's `close_notify`, nothing more is read.
+        if self.protocol.read_tls(reader)? == 0 {
             return Err(ErrorKind::UnexpectedEof.into());
         }
-        self.protocol.process_new_packets().map(drop).map_err(violation)
+        self.protocol.process_new_packets().map(drop).map_err(protocol_error)
     }
 
     fn flush(&mut self, stream: &Stream, deadline: Instant) -> io::Result<()> {
         while self.protocol.wants_write() {
-            if let Err(error) = self.protocol.write_tls(&mut Sender { stream, deadline }) {
-                return Err(self.last_words(stream, deadline).unwrap_or(error));
+            if let Err(error) = self.protocol.write_tls(&mut DeadlineWriter { stream, deadline }) {
+                return Err(self.received_alert(stream, deadline).unwrap_or(error));
             }
         }
         Ok(())
     }
 
-    /// Why the server listens no more, if it has said so before it hung up.
-    fn last_words(&mut self, stream: &Stream, deadline: Instant) -> Option<io::Error> {
-        let mut patient = DeadlineReader { stream, spell: None, sleep: Sleep::Polls, deadline };
+    /// Why the server no longer reads, if it has sent an alert before it closed the connection.
+    fn received_alert(&mut self, stream: &Stream, deadline: Instant) -> Option<io::Error> {
+        let mut reader = DeadlineReader { stream, turn: None, sleep: Sleep::Polls, deadline };
         loop {
-            if let Err(error) = self.take_in(&mut patient) {
+            if let Err(error) = self.process(&mut reader) {
                 return cause(&error).is_some().then_some(error);
             }
         }
     }
 }
 
-/// Reads through a session.
-pub(crate) struct Reader<'a, 'b> {
+/// Reads decrypted bytes.
+pub(crate) struct SessionReader<'a, 'b> {
     session: &'a mut Session,
-    patient: &'a mut DeadlineReader<'b>,
+    encrypted: &'a mut DeadlineReader<'b>,
 }
 
-impl Read for Reader<'_, '_> {
+impl Read for SessionReader<'_, '_> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         loop {
             match self.session.protocol.reader().read(into) {
-                // The server has said that it will say no more.
+                // The server has sent `close_notify`.
                 Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    self.session.fill(self.patient)?;
+                    self.session.receive(self.encrypted)?;
                 }
                 other => return other,
             }
@@ -145,13 +145,13 @@ impl Read for Reader<'_, '_> {
     }
 }
 
-/// Writes by a deadline.
-struct Sender<'a> {
+/// Writes until a deadline.
+struct DeadlineWriter<'a> {
     stream: &'a Stream,
     deadline: Instant,
 }
 
-impl Write for Sender<'_> {
+impl Write for DeadlineWriter<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.stream.send(bytes, self.deadline)
     }
@@ -161,16 +161,16 @@ impl Write for Sender<'_> {
     }
 }
 
-fn violation(error: rustls::Error) -> io::Error {
+fn protocol_error(error: rustls::Error) -> io::Error {
     io::Error::new(ErrorKind::InvalidData, error)
 }
 
-/// What is wrong with what the server has said, if that is the error.
+/// Returns what is wrong with the server's messages, if that is the error.
 fn cause(error: &io::Error) -> Option<&rustls::Error> {
     error.get_ref().and_then(|inner| inner.downcast_ref())
 }
 
-/// Says of an error what was going on, where it does not say so itself.
+/// Says in an error that it happened in the handshake, unless it says what went wrong there.
 fn in_handshake(error: io::Error) -> io::Error {
     match cause(&error) {
         Some(rustls::Error::InvalidMessage(_)) => {

@@ -1,4 +1,4 @@
-//! Whom TLS connections trust, and whom they say they are.
+//! Which servers TLS connections trust, and how they authenticate the client.
 
 use std::sync::Arc;
 
@@ -10,18 +10,18 @@ use rustls::{ClientConfig, RootCertStore};
 use crate::error::{Error, Result};
 use crate::tls::Tls;
 
-/// What a server has to show.
+/// What a server must prove.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Trust {
-    /// Nothing: it may be anybody.
+    /// Nothing: it may be any server.
     #[cfg(feature = "tls-insecure")]
     Blind,
-    /// A certificate for its name by an authority that is trusted.
+    /// Its name, by a certificate of a trusted authority.
     Certified,
 }
 
 impl Trust {
-    /// Understands what is behind the `#` of a URL.
+    /// Parses what is behind the `#` of a URL.
     pub(crate) fn from_fragment(fragment: Option<&str>) -> Result<Self> {
         match fragment {
             None => Ok(Self::Certified),
@@ -37,7 +37,7 @@ impl Trust {
     }
 }
 
-/// Makes what all connections to a server have in common.
+/// Makes the TLS configuration that all connections to a server share.
 pub(crate) fn client_config(trust: Trust, tls: &Tls) -> Result<ClientConfig> {
     let builder = ClientConfig::builder_with_provider(Arc::new(default_provider()))
         .with_safe_default_protocol_versions()
@@ -56,7 +56,7 @@ pub(crate) fn client_config(trust: Trust, tls: &Tls) -> Result<ClientConfig> {
 }
 
 fn roots(tls: &Tls) -> Result<RootCertStore> {
-    let Some(pem) = &tls.ca else { return roots_of_the_system() };
+    let Some(pem) = &tls.ca else { return system_roots() };
     let mut roots = RootCertStore::empty();
     for certificate in chain("ca_pem", pem)? {
         roots.add(certificate).map_err(|error| Error::invalid("ca_pem", error))?;
@@ -64,7 +64,7 @@ fn roots(tls: &Tls) -> Result<RootCertStore> {
     Ok(roots)
 }
 
-fn roots_of_the_system() -> Result<RootCertStore> {
+fn system_roots() -> Result<RootCertStore> {
     let found = rustls_native_certs::load_native_certs();
     for error in &found.errors {
         log::warn!(target: "leasehold", "while reading the system's certificates: {error}");
@@ -93,7 +93,7 @@ fn private_key(pem: &[u8]) -> Result<PrivateKeyDer<'static>> {
         .map_err(|_| Error::invalid("client_cert_pem", "must come with one private key in PEM"))
 }
 
-/// Trust in whoever answers.
+/// Trust in any server.
 #[cfg(feature = "tls-insecure")]
 mod blind {
     use std::sync::Arc;
@@ -106,7 +106,7 @@ mod blind {
     use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
     use rustls::{DigitallySignedStruct, Error, SignatureScheme};
 
-    /// The handshake must still be sound; only the certificate is not looked at.
+    /// Skips the certificate only: the handshake must still be sound.
     #[derive(Debug)]
     struct Blind(WebPkiSupportedAlgorithms);
 

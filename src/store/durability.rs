@@ -15,9 +15,9 @@ use crate::clock::end_of;
 use crate::config::Durability;
 use crate::failure::{Failure, FailureKind};
 use crate::net::connection::Connection;
-use crate::net::pipeline::WaitFor;
 use crate::net::request::{Reply, Request};
 use crate::net::server::Server;
+use crate::net::transport::{Transport, WaitFor};
 use crate::store::commands::{Command, is_done};
 
 /// Whoever has begun nothing waits for no longer than this: a new connection costs less.
@@ -125,7 +125,7 @@ pub(crate) fn ask_durably<T: Clone>(
             if done {
                 weigh(server, demand, connection, deadline)?;
             } else if connection.is_connected() {
-                connection.skip(deadline.min(end_of(SKIP)));
+                connection.discard_reply(deadline.min(end_of(SKIP)));
             }
             Ok(reply)
         })?
@@ -136,7 +136,7 @@ pub(crate) fn ask_durably<T: Clone>(
         Some(again) => ask(&again),
         None => first,
     };
-    command.decoder.decode(reply).unwrap_or_else(|| Err(server.nonsense()))
+    command.decoder.decode(reply).unwrap_or_else(|| Err(server.invalid_reply()))
 }
 
 /// Finds out whether the server understands what it will be asked to wait for.
@@ -159,7 +159,7 @@ fn weigh(
         }
         Some(reply) => demand
             .weigh(reply, &server.factory.label())
-            .unwrap_or_else(|| Err(connection.nonsense())),
+            .unwrap_or_else(|| Err(connection.invalid_reply())),
     }
 }
 

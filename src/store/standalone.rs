@@ -79,7 +79,7 @@ impl Standalone {
     }
 
     fn decode<T: Clone>(&self, decoder: &Decoder<T>, reply: Reply) -> Result<T, Failure> {
-        decoder.decode(reply).unwrap_or_else(|| Err(self.server.nonsense()))
+        decoder.decode(reply).unwrap_or_else(|| Err(self.server.invalid_reply()))
     }
 }
 

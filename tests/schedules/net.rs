@@ -15,8 +15,8 @@ use shuttle::thread;
 
 use crate::failure::{Failure, FailureKind};
 use crate::net::multiplexer::{ConnectionSource, Multiplexer};
-use crate::net::pipeline::{Transport, WaitFor};
 use crate::net::request::{Arg, Reply, Request, Script};
+use crate::net::transport::{Transport, WaitFor};
 use crate::sync::{Mutex, under_many_schedules, yield_now};
 
 const THREADS: u64 = 4;

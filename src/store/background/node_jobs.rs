@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use crate::clock::end_of;
 use crate::failure::Failure;
 use crate::net::connection::Connection;
-use crate::net::pipeline::{Pipeline, UnknownScript, WRITE_TIME, WaitFor};
+use crate::net::pipeline::{Pipeline, UnknownScript, WRITE_TIME};
+use crate::net::transport::{Transport, WaitFor};
 use crate::store::background::connection::{BackgroundConnection, ConnectAttempt, Node, Pauses};
 use crate::store::background::opening::Opening;
 use crate::store::commands::{Command, Commands, Decoder};
@@ -155,7 +156,7 @@ impl<N: Node> NodeJobs<N> {
         let Some(pipeline) = self.connection.as_open_mut() else { return };
         while let Some((sent, reply)) = pipeline.receive(WaitFor::Nothing) {
             let outcome = sent.decoder.decode(reply).unwrap_or_else(|| {
-                let failure = pipeline.connection.nonsense();
+                let failure = pipeline.connection.invalid_reply();
                 pipeline.give_up(failure.clone());
                 Err(failure)
             });

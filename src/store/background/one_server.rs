@@ -8,6 +8,7 @@ use crate::failure::Failure;
 use crate::net::connection::Connection;
 use crate::net::request::Request;
 use crate::net::server::Server;
+use crate::net::transport::Transport;
 use crate::store::background::connection::{ConnectAttempt, Node, Pauses};
 use crate::store::background::jobs::{Decision, JobPolicy};
 use crate::store::background::opening::Opening;
@@ -32,7 +33,7 @@ impl Node for Server {
         let mut connection = previous.unwrap_or_else(|| self.connection());
         let factory = self.factory.clone();
         Ok(Opening::begin(factory.label(), move || {
-            factory.confirm(attempt.deadline);
+            factory.refresh_route(attempt.deadline);
             connection.connect(end_of(factory.connect_timeout))?;
             Ok(connection)
         }))

@@ -7,7 +7,7 @@ use redis::Value;
 use crate::clock::end_of;
 use crate::failure::Failure;
 use crate::net::connection::Connection;
-use crate::net::pipeline::WaitFor;
+use crate::net::transport::{Transport, WaitFor};
 use crate::store::keys::Keys;
 use crate::store::wake::Wake;
 

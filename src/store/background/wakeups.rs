@@ -174,7 +174,7 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
             return Ok(());
         };
         // One is enough: to end the wait at one of them ends it at all.
-        self.interrupter.guard(any.connection.plug());
+        self.interrupter.watch(any.connection.closer());
         self.check_interrupt()?;
         let sockets: Vec<BorrowedFd<'_>> =
             open().filter_map(|subscription| subscription.connection.as_fd()).collect();

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use crate::failure::Failure;
 use crate::net::poll::poll_readable;
 use crate::net::request::Reply;
-use crate::net::spin::{Manner, Spin, SpinTurn};
+use crate::net::spin::{Spin, SpinTurn, Waited};
 use crate::store::background::opening::Opening;
 use crate::store::quorum::broadcast::Broadcast;
 use crate::store::quorum::in_doubt::InDoubtHolds;
@@ -121,7 +121,7 @@ impl LinkSet {
         let (servers, started) = (self.servers.clone(), Instant::now());
         // Replicas and disks do not answer soon, and that says nothing about the servers.
         let soon = broadcast.demand.is_none();
-        let mut turn = if soon { servers.spin.start() } else { None };
+        let mut turn = if soon { servers.spin.begin() } else { None };
         let spins = turn.is_some();
         let mut decision = None;
         loop {
@@ -135,12 +135,12 @@ impl LinkSet {
             }
         }
         let manner = match (spins, turn.is_some()) {
-            (false, _) => Manner::Asleep,
-            (true, true) => Manner::Busy,
-            (true, false) => Manner::BusyInVain,
+            (false, _) => Waited::Asleep,
+            (true, true) => Waited::Spinning,
+            (true, false) => Waited::SpinningInVain,
         };
         if soon {
-            servers.spin.learn(manner, started.elapsed());
+            servers.spin.record(manner, started.elapsed());
         }
         decision
     }
@@ -161,14 +161,14 @@ impl LinkSet {
             return false;
         }
         let ready = loop {
-            let spins = turn.as_ref().is_some_and(SpinTurn::goes_on);
+            let spins = turn.as_ref().is_some_and(SpinTurn::has_time);
             let ready = poll_readable(&sockets, if spins { None } else { Some(deadline) });
             if !ready.is_empty() || !spins {
                 break ready;
             }
             std::hint::spin_loop();
         };
-        if turn.as_ref().is_some_and(|turn| !turn.goes_on()) {
+        if turn.as_ref().is_some_and(|turn| !turn.has_time()) {
             *turn = None;
         }
         for place in &ready {

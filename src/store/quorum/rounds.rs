@@ -84,7 +84,8 @@ impl Rounds {
         let servers = &self.servers.each;
         let mut votes = Votes::new(servers.len());
         let decision = links.wait(broadcast, deadline, |number, reply| {
-            let vote = decoder.decode(reply).unwrap_or_else(|| Err(servers[number].nonsense()));
+            let vote =
+                decoder.decode(reply).unwrap_or_else(|| Err(servers[number].invalid_reply()));
             votes.0[number] = Some(vote);
             decide(&votes)
         });

@@ -17,6 +17,7 @@ use crate::failure::{Failure, FailureKind};
 use crate::net::connection::Connection;
 use crate::net::factory::ConnectionFactory;
 use crate::net::request::{Reply, Request};
+use crate::net::transport::Transport;
 use crate::store::background::connection::{ConnectAttempt, Node};
 use crate::store::background::opening::Opening;
 use crate::store::durability::Demand;
@@ -88,7 +89,7 @@ impl QuorumServer {
     /// Notes that the server does not answer: none of its connections is to be used any more.
     pub(super) fn time_out(&self) -> Failure {
         let failure = self.factory.no_reply();
-        self.factory.spoil();
+        self.factory.invalidate_connections();
         self.fail(&failure);
         failure
     }
@@ -114,8 +115,8 @@ impl QuorumServer {
         self.factory.no_reply()
     }
 
-    pub(super) fn nonsense(&self) -> Failure {
-        self.factory.nonsense()
+    pub(super) fn invalid_reply(&self) -> Failure {
+        self.factory.invalid_reply()
     }
 
     /// The failure of a request that was not sent because it would wait behind too many others.
@@ -126,7 +127,7 @@ impl QuorumServer {
 
     /// Reads a reply to the request to wait for what is demanded.
     pub(super) fn judge_durability(&self, demand: &Demand, reply: Reply) -> Result<(), Failure> {
-        demand.weigh(reply, &self.factory.label()).unwrap_or_else(|| Err(self.nonsense()))
+        demand.weigh(reply, &self.factory.label()).unwrap_or_else(|| Err(self.invalid_reply()))
     }
 
     /// Notes that the server is asked to begin a hold.

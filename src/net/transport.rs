@@ -1,0 +1,86 @@
+//! What a pipeline and the threads that share a connection need of it.
+
+use std::ops::DerefMut;
+use std::time::Instant;
+
+use crate::failure::Failure;
+use crate::net::request::{Reply, Request};
+
+/// A connection over which requests are sent, and replies received in the same order.
+pub(crate) trait Transport {
+    /// Returns `true` if [`connect`](Transport::connect) has nothing to do.
+    fn is_ready(&self) -> bool;
+
+    /// Returns `true` if replies can still come.
+    fn is_connected(&self) -> bool;
+
+    /// Opens the connection unless it is open, and makes sure that it leads to the right server.
+    fn connect(&mut self, deadline: Instant) -> Result<(), Failure>;
+
+    /// Sends one request, connecting first if need be and in full if the server does not know its
+    /// script, and reads the reply. If none comes in time, the connection is given up.
+    fn exchange(&mut self, request: &Request, deadline: Instant) -> Reply;
+
+    /// Writes what `pack` appends over the open connection.
+    fn write(&mut self, deadline: Instant, pack: impl FnOnce(&mut Vec<u8>)) -> Result<(), Failure>;
+
+    /// Reads the next reply; `None` if it has not come by then, so that it can be read later.
+    fn receive(&mut self, wait: WaitFor) -> Option<Reply>;
+
+    /// Gives up the connection, and with it whatever is in flight.
+    fn poison(&mut self);
+
+    /// Gives up a connection over which no reply has come in time.
+    fn time_out(&mut self) -> Failure;
+}
+
+/// How to wait for a reply.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum WaitFor {
+    /// Not at all, and without a system call: only what was read along with earlier replies counts.
+    Buffered,
+    /// Not at all: only what has come already is read.
+    Nothing,
+    /// Asleep, because it may take long.
+    Reply { deadline: Instant },
+    /// Spinning first, if that pays, because it is expected soon.
+    SoonReply { deadline: Instant },
+}
+
+/// A connection that goes back to its pool when it is dropped.
+impl<P> Transport for P
+where
+    P: DerefMut<Target: Transport>,
+{
+    fn is_ready(&self) -> bool {
+        (**self).is_ready()
+    }
+
+    fn is_connected(&self) -> bool {
+        (**self).is_connected()
+    }
+
+    fn connect(&mut self, deadline: Instant) -> Result<(), Failure> {
+        (**self).connect(deadline)
+    }
+
+    fn exchange(&mut self, request: &Request, deadline: Instant) -> Reply {
+        (**self).exchange(request, deadline)
+    }
+
+    fn write(&mut self, deadline: Instant, pack: impl FnOnce(&mut Vec<u8>)) -> Result<(), Failure> {
+        (**self).write(deadline, pack)
+    }
+
+    fn receive(&mut self, wait: WaitFor) -> Option<Reply> {
+        (**self).receive(wait)
+    }
+
+    fn poison(&mut self) {
+        (**self).poison();
+    }
+
+    fn time_out(&mut self) -> Failure {
+        (**self).time_out()
+    }
+}
