@@ -13,7 +13,6 @@ use crate::local::call::CallTimes;
 use crate::local::retry::{RetryLimit, RetryPolicy};
 use crate::local::shared::Shared;
 use crate::net::endpoint::Endpoint;
-use crate::net::pool::PoolThread;
 use crate::net::sentinel::{self, Sentinels};
 use crate::net::server::{Server, ServerFactory};
 use crate::store::Store;
@@ -32,7 +31,7 @@ pub(crate) fn standalone(config: Config, url: &str) -> Result<Shared> {
     let endpoint = Endpoint::parse(url, &config)?;
     let servers = ServerFactory::new(&config);
     let server = servers.server(endpoint);
-    start_on(config, server, &servers)
+    start_on(config, server)
 }
 
 /// Locks on the master that sentinels name.
@@ -50,7 +49,7 @@ pub(crate) fn sentinel(
     let servers = ServerFactory::new(&config);
     let route = Box::new(Sentinels::new(&sentinels, master, &servers));
     let server = servers.server_along(route, endpoint);
-    start_on(config, server, &servers)
+    start_on(config, server)
 }
 
 /// Locks on the nodes of a cluster.
@@ -63,7 +62,7 @@ pub(crate) fn cluster(
     let servers = ServerFactory::new(&config);
     let cluster = Cluster::new(seeds, &config, &servers);
     insist(&config, || cluster.explore())?;
-    start(config, Arc::new(cluster), false, Some(servers.pool_thread()))
+    start(config, Arc::new(cluster), false)
 }
 
 /// Locks on a majority of independent servers.
@@ -74,7 +73,7 @@ pub(crate) fn redlock(config: Config, urls: impl IntoIterator<Item: AsRef<str>>)
     let store = Quorum::new(endpoints, &config, &servers);
     insist(&config, || store.ping(end_of(config.connect_timeout)))?;
     let store = Arc::new(store);
-    let shared = start(config, store.clone(), true, Some(servers.pool_thread()))?;
+    let shared = start(config, store.clone(), true)?;
     store.report_in_doubt_to(shared.in_doubt_reports());
     Ok(shared)
 }
@@ -85,17 +84,17 @@ pub(crate) fn in_memory(config: Config) -> Result<Shared> {
     if config.durability != Durability::Memory {
         return Err(Error::invalid("durability", "must be `Memory` in memory"));
     }
-    start(config, Arc::new(Memory::default()), false, None)
+    start(config, Arc::new(Memory::default()), false)
 }
 
-fn start_on(config: Config, server: Server, servers: &ServerFactory) -> Result<Shared> {
+fn start_on(config: Config, server: Server) -> Result<Shared> {
     insist(&config, || server.ping(end_of(config.connect_timeout)))?;
     if let Some(demand) = Demand::new(config.durability) {
         probe(&server, &demand, end_of(config.connect_timeout))
             .map_err(|failure| failure.into_error(ATTEMPT, ""))?;
     }
     let store = Standalone::new(server, &config);
-    start(config, Arc::new(store), false, Some(servers.pool_thread()))
+    start(config, Arc::new(store), false)
 }
 
 /// The address and login that the URLs of the sentinels give for the master.
@@ -127,16 +126,11 @@ fn insist(config: &Config, attempt: impl Fn() -> Result<(), Failure>) -> Result<
     Ok(())
 }
 
-fn start(
-    mut config: Config,
-    store: Arc<dyn Store>,
-    withdraws: bool,
-    pool_thread: Option<&PoolThread>,
-) -> Result<Shared> {
+fn start(mut config: Config, store: Arc<dyn Store>, withdraws: bool) -> Result<Shared> {
     // Only the thread that calls it keeps the callback.
     let events = match config.on_event.take() {
         None => Events::default(),
         Some(callback) => Events::deliver_to(callback).map_err(Error::no_thread)?,
     };
-    Shared::start(config, store, withdraws, pool_thread.cloned(), events)
+    Shared::start(config, store, withdraws, events)
 }

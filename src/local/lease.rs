@@ -219,31 +219,21 @@ impl Lease {
     }
 
     /// Returns a receiver that gets one message when the hold is lost, and is disconnected without
-    /// one when the hold ends. Returns also whether it is the first.
-    pub(crate) fn loss_receiver(&self) -> (Receiver<()>, bool) {
+    /// one when the hold ends.
+    pub(crate) fn loss_receiver(&self) -> Receiver<()> {
         let mut channel = self.loss_channel.lock();
         if self.deadline.load(Ordering::Acquire) == LOST {
-            return (already_lost(), false);
+            return already_lost();
         }
-        let first = channel.is_none();
         let channel = channel.get_or_insert_with(|| Box::new(LossChannel::new()));
         channel.receivers += 1;
-        (channel.receiver.clone(), first)
+        channel.receiver.clone()
     }
 
     /// Sends each receiver its message that the hold is lost.
     pub(crate) fn report_loss(&self) {
         if let Some(channel) = self.loss_channel.lock().take() {
             channel.send_to_all();
-        }
-    }
-
-    /// Sends the messages of a loss if the deadline has passed, and leaves it to other threads to
-    /// mark the hold as lost.
-    pub(crate) fn report_loss_if_over(&self) {
-        let seen = self.deadline.load(Ordering::Acquire);
-        if seen > ENDED && seen <= Moment::now().raw() {
-            self.report_loss();
         }
     }
 
@@ -354,7 +344,7 @@ mod tests {
     #[test]
     fn an_ended_lease_is_not_lost() {
         let lease = acquired(&options(), Moment::now());
-        let (lost, _) = lease.loss_receiver();
+        let lost = lease.loss_receiver();
         assert!(lease.end());
         lease.lose();
         lease.report_end();
@@ -365,10 +355,9 @@ mod tests {
     #[test]
     fn every_receiver_gets_a_message_of_a_loss_before_and_after_it() {
         let lease = acquired(&options(), Moment::now());
-        let ((early, first), (second, not_first)) = (lease.loss_receiver(), lease.loss_receiver());
-        assert!(first && !not_first);
+        let (early, second) = (lease.loss_receiver(), lease.loss_receiver());
         lease.lose();
-        let (late, _) = lease.loss_receiver();
+        let late = lease.loss_receiver();
         let receivers = [early, second, late];
         assert!(receivers.iter().all(|lost| lost.recv().is_ok()));
         assert!(receivers.iter().all(|lost| lost.recv().is_err()), "one message for each");

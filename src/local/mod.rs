@@ -26,7 +26,6 @@ pub(crate) mod timers;
 pub(crate) mod wait_queue;
 pub(crate) mod wait_queues;
 pub(crate) mod waiter;
-pub(crate) mod watchdog;
 
 #[cfg(all(test, leasehold_shuttle))]
 #[path = "../../tests/schedules/local.rs"]

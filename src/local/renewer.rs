@@ -230,7 +230,7 @@ impl RenewerThread {
                 }
             }
             Err(failure) => {
-                let pause = hold.duration() / RETRIES;
+                let pause = (hold.duration() / RETRIES).min(hold.remaining());
                 self.losses.report_failing_renewal(&hold, &failure);
                 self.timers.add_at(Moment::now().after(pause), Scheduled::Lease(hold));
             }
@@ -409,7 +409,7 @@ mod tests {
     fn a_hold_that_is_gone_is_lost_at_once() {
         let scene = Scene::new(|_| Ok(HoldReply::Gone));
         let lease = scene.lease(1, LEASE);
-        let (lost, _) = lease.loss_receiver();
+        let lost = lease.loss_receiver();
         lost.recv_timeout(LEASE * 2 / 3).expect("lost after a third of the lease");
         assert!(lease.remaining().is_zero());
         assert_eq!(scene.renewals(), 1);
@@ -428,11 +428,61 @@ mod tests {
         let scene = Scene::new(|_| Err(no_reply()));
         let begin = Instant::now();
         let lease = scene.lease(1, LEASE);
-        let (lost, _) = lease.loss_receiver();
+        let lost = lease.loss_receiver();
         lost.recv_timeout(LEASE * 4).expect("lost");
         assert!(begin.elapsed() >= LEASE * 9 / 10, "{:?}", begin.elapsed());
         assert!(scene.renewals() >= 2, "tried more than once");
         eventually(LEASE, || scene.log.lock().iter().any(|job| job.1 == Action::Release));
+    }
+
+    /// A renewal that has just failed must not delay the loss until the next one is due.
+    #[test]
+    fn a_lease_without_any_reply_is_lost_no_later_than_its_deadline() {
+        let scene = Scene::new(|_| Err(no_reply()));
+        let lease = scene.lease(1, LEASE * 10);
+        let lost = lease.loss_receiver();
+        let deadline = Instant::now() + lease.remaining();
+        lost.recv_timeout(LEASE * 20).expect("lost");
+        assert!(deadline.elapsed() < LEASE / 6, "{:?}", deadline.elapsed());
+    }
+
+    /// Replies to no job before its deadline.
+    #[derive(Default)]
+    struct Hanging(Vec<Job>);
+
+    impl JobRunner for Hanging {
+        fn send(&mut self, jobs: Vec<Job>, _: &mut dyn FnMut(u64, JobOutcome)) {
+            self.0.extend(jobs);
+        }
+
+        fn collect(&mut self, deadline: Instant, done: &mut dyn FnMut(u64, JobOutcome)) {
+            let next = self.0.iter().map(|job| job.deadline).fold(deadline, Instant::min);
+            thread::sleep(next.saturating_duration_since(Instant::now()));
+            for job in self.0.extract_if(.., |job| job.deadline <= Instant::now()) {
+                done(job.id, Err(no_reply()));
+            }
+        }
+
+        fn abandon(&mut self, _: &mut dyn FnMut(u64, JobOutcome)) {}
+    }
+
+    /// Two of them while their renewals are in flight, and one that is not renewed.
+    #[test]
+    fn leases_are_lost_at_their_deadlines_while_the_store_hangs() {
+        let jobs = Box::new(Hanging::default());
+        let renewer = Renewer::start(jobs, LEASE * 100, LossNotifier::default());
+        let scene = Scene { renewer: renewer.expect("a thread"), log: Arc::default() };
+        let leases = [scene.lease(1, LEASE * 10), scene.lease(2, LEASE * 4), {
+            let options = LockOptions { lease: LEASE * 6, renew: false, ..LockOptions::default() };
+            let caller = Caller::current(&Config::default(), &options);
+            Arc::new(Lease::new(id(3), 3, &caller, Moment::now()))
+        }];
+        scene.renewer.add_lease(&leases[2]);
+        for lease in [&leases[1], &leases[2], &leases[0]] {
+            let deadline = Instant::now() + lease.remaining();
+            lease.loss_receiver().recv_timeout(LEASE * 20).expect("lost");
+            assert!(deadline.elapsed() < LEASE / 6, "{:?}", deadline.elapsed());
+        }
     }
 
     #[test]
@@ -512,7 +562,7 @@ mod tests {
         let scene = Scene::new(|_| Ok(HoldReply::Held));
         let lease =
             thread::scope(|scope| scope.spawn(|| scene.lease(1, LEASE)).join().expect("no panic"));
-        let (lost, _) = lease.loss_receiver();
+        let lost = lease.loss_receiver();
         lost.recv_timeout(LEASE * 4).expect("lost");
         assert_eq!(scene.renewals(), 0);
     }

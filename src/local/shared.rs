@@ -20,8 +20,6 @@ use crate::local::listener::Listener;
 use crate::local::loss::LossNotifier;
 use crate::local::renewer::Renewer;
 use crate::local::wait_queues::WaitQueues;
-use crate::local::watchdog::Watchdog;
-use crate::net::pool::PoolThread;
 use crate::store::Store;
 use crate::store::hold::HoldId;
 use crate::store::job::InDoubtHold;
@@ -39,7 +37,6 @@ pub(crate) struct Shared {
     pub(super) wait_queues: Arc<WaitQueues>,
     pub(super) events: Events,
     pub(super) losses: LossNotifier,
-    pub(super) watchdog: Watchdog,
     /// Whether the store withdraws a hold that it has not granted at once. Such a hold must not be
     /// requested again, because the request that withdraws it may come late.
     pub(super) withdraws: bool,
@@ -62,7 +59,6 @@ impl Shared {
         config: Config,
         store: Arc<dyn Store>,
         withdraws: bool,
-        pool_thread: Option<PoolThread>,
         events: Events,
     ) -> Result<Self> {
         let times = CallTimes::new(&config, config.options.first_lease());
@@ -78,7 +74,6 @@ impl Shared {
             wait_queues,
             events,
             losses,
-            watchdog: Watchdog::new(pool_thread),
             withdraws,
             renewer: renewer.map_err(Error::no_thread)?,
             listener: OnceLock::new(),

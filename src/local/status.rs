@@ -79,14 +79,10 @@ pub(crate) fn is_held_by_current_thread(shared: &Shared, name: &Arc<str>) -> boo
 }
 
 /// Returns a receiver that gets a message when a hold is lost.
-pub(crate) fn loss_receiver(shared: &Shared, lease: &Arc<Lease>) -> Receiver<()> {
+pub(crate) fn loss_receiver(shared: &Shared, lease: &Lease) -> Receiver<()> {
     if shared.identity.check_process().is_err() {
         // The hold is the parent's. Nothing that is shared may be touched here.
         return already_lost();
     }
-    let (receiver, first) = lease.loss_receiver();
-    if first {
-        shared.watchdog.watch(lease);
-    }
-    receiver
+    lease.loss_receiver()
 }

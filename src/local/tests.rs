@@ -213,7 +213,7 @@ impl Scene {
         // The last events may come when the test is over.
         let callback = Callback::new(move |event| sender.send(event.clone()).unwrap_or_default());
         let sent = Events::deliver_to(callback).expect("a thread");
-        let shared = Shared::start(config, Arc::new(store.clone()), false, None, sent);
+        let shared = Shared::start(config, Arc::new(store.clone()), false, sent);
         let (shared, name) = (Arc::new(shared.expect("a thread")), Arc::from("lock"));
         Self { store, shared, name, options, events }
     }

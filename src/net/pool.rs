@@ -65,13 +65,6 @@ impl PoolThread {
             .thread_pool(self.0.clone())
             .build_unchecked(manager)
     }
-
-    /// Returns a function that tells whether the thread has not been told to end.
-    #[cfg(test)]
-    pub(crate) fn observe(&self) -> impl Fn() -> bool + use<> {
-        let thread = Arc::downgrade(&self.0);
-        move || thread.strong_count() > 0
-    }
 }
 
 /// How many connections a pool may have, and when it closes idle ones.
@@ -188,5 +181,19 @@ impl ManageConnection for ConnectionSlots {
     /// A connection in which something went wrong has given up its socket already.
     fn has_broken(&self, _: &mut Connection) -> bool {
         false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_that_is_due_later_does_not_keep_the_thread_alive() {
+        let thread = PoolThread::start();
+        let alive = Arc::downgrade(&thread.0);
+        thread.after(Duration::from_secs(60), |_| {});
+        drop(thread);
+        assert!(alive.upgrade().is_none());
     }
 }

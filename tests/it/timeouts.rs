@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use leasehold::{Client, Error, Guard};
 
@@ -24,6 +24,7 @@ stores! {
         a_handoff_that_a_read_only_server_prevents_ends_in_time;
     one server:
         a_login_that_hangs_ends_in_time,
+        a_loss_is_reported_at_its_deadline_whatever_hangs,
         a_release_that_never_arrives_is_not_renewed,
         a_lock_that_cannot_be_cleaned_up_ends_with_its_lease,
         a_nested_lock_without_a_reply_leaves_the_outer_one,
@@ -145,6 +146,33 @@ fn a_login_that_hangs_ends_in_time(server: &Server) {
     assert_within(2 * IO + MARGIN, "open", || assert_unavailable(hasty().open(&url)));
     proxy.heal();
     take(&client, "a").unlock().unwrap();
+}
+
+fn a_loss_is_reported_at_its_deadline_whatever_hangs(server: &Server) {
+    server.command(&["ACL", "SETUSER", "ali", "on", ">sesame", "~*", "&*", "+@all"]);
+    let (proxy, _client) = behind_proxy(server, hasty());
+    let hang_replies = || proxy.blackhole();
+    let hang_logins = || {
+        proxy.blackhole_for("AUTH");
+        server.kill_connections();
+    };
+    for (what, hang) in [("replies", &hang_replies as &dyn Fn()), ("logins", &hang_logins)] {
+        let mut late = Vec::new();
+        while late.last().is_none_or(|late| *late > MARGIN) {
+            assert!(late.len() < 4, "without {what} a loss was reported late: {late:?}");
+            // Renewed every second, and tried again every 150 ms.
+            let client = hasty().lease(ms(3000)).open(&proxy.url_for("ali:sesame@")).unwrap();
+            let guard = take(&client, "a");
+            let lost = guard.lost();
+            hang();
+            let deadline = Instant::now() + guard.remaining();
+            assert_eq!(lost.recv_timeout(SOON), Ok(()));
+            late.push(deadline.elapsed());
+            assert!(!guard.is_held());
+            proxy.heal();
+            eventually(SOON, || !server.exists("a"));
+        }
+    }
 }
 
 fn a_release_that_never_arrives_is_not_renewed(server: &Server) {
