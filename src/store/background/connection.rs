@@ -32,7 +32,7 @@ pub(crate) trait Node: fmt::Debug + Send {
         attempt: ConnectAttempt,
     ) -> Result<Opening, Failure>;
 
-    /// When it is time to try to open a connection again.
+    /// When `open` does not fail for a pause after a failure.
     fn next_try(&self) -> Instant {
         Instant::now()
     }
@@ -108,9 +108,9 @@ impl<N: Node, T> BackgroundConnection<N, T> {
         self.as_failed().map(|(failure, _)| failure)
     }
 
-    /// When it is tried again to open the connection.
+    /// When to try again to open the connection.
     pub(crate) fn retry_at(&self) -> Option<Instant> {
-        self.as_failed().map(|(_, retry_at)| retry_at)
+        self.as_failed().map(|(_, retry_at)| retry_at.max(self.node.next_try()))
     }
 
     /// Begins to open the connection unless it is open or being opened. Fails during the pause
@@ -132,7 +132,9 @@ impl<N: Node, T> BackgroundConnection<N, T> {
         match self.node.open(previous, attempt) {
             Ok(opening) => self.state = ConnectionState::Opening(opening),
             Err(failure) => {
-                self.fail(failure.clone());
+                // The node keeps a pause of its own, which may end early.
+                let (failed, retry_at) = (failure.clone(), Instant::now());
+                self.state = ConnectionState::Failed { failure: failed, retry_at };
                 return Err(failure);
             }
         }
@@ -161,8 +163,7 @@ impl<N: Node, T> BackgroundConnection<N, T> {
             FailureKind::Rejected => self.pauses.after_rejection,
             _ => self.pauses.after_failure,
         };
-        let retry_at = end_of(pause).max(self.node.next_try());
-        self.state = ConnectionState::Failed { failure, retry_at };
+        self.state = ConnectionState::Failed { failure, retry_at: end_of(pause) };
     }
 
     /// Gives up the connection, which can be opened again at once.

@@ -61,7 +61,7 @@ pub(crate) struct BackgroundJobs<P: JobPolicy> {
     policy: P,
     settings: JobSettings,
     nodes: Vec<NodeJobs<P::Node>>,
-    /// The jobs without an outcome, by a number of our own: the caller's need not be unique.
+    /// The jobs without an outcome, by a number of this type: the caller's ids may repeat.
     undecided: HashMap<u64, Undecided<P::Progress>>,
     last: u64,
 }

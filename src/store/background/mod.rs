@@ -7,12 +7,16 @@
 //!
 //! | state | until | then |
 //! |---|---|---|
-//! | closed | there is a job to send, or a message to wait for | opening |
+//! | closed | a job is to be sent, or a message to be waited for | opening |
+//! | closed | the same, and the node keeps a pause of its own | failed |
 //! | opening | the short-lived thread has connected | open |
 //! | opening | it has failed to connect | failed |
-//! | open | an error, or a silence that is too long | failed, or closed if only jobs were waiting |
-//! | open | the server has moved, or its connections are not to be trusted any more | closed |
-//! | failed | a pause is over | closed |
+//! | open | the server has moved, or its connections are no longer to be trusted | closed |
+//! | open, for jobs | an error or a long silence, and there is another job to send | closed |
+//! | open, for wake-ups | an error or a long silence | failed |
+//! | failed | a pause is over | opening |
+//!
+//! Whatever is in flight on a connection that is closed has failed.
 //!
 //! [`jobs`] and [`wakeups`] use such connections for all stores. What differs from store to store
 //! is a policy: which nodes there are, where a job is sent, and what the replies or messages amount

@@ -89,6 +89,7 @@ impl<N: Node> NodeJobs<N> {
         done: Done<'_>,
     ) {
         let Some(deadline) = jobs.iter().map(|job| job.deadline).max() else { return };
+        self.finish_opening(settings, done);
         let previous = self.close_unless_ready(done);
         let attempt = ConnectAttempt { deadline, urgent };
         match self.connection.begin_opening(previous, attempt) {
@@ -116,6 +117,19 @@ impl<N: Node> NodeJobs<N> {
         self.connection.close().map(|pipeline| pipeline.connection)
     }
 
+    /// Sends the jobs that wait for the connection, if it has been opened.
+    fn finish_opening(&mut self, settings: &JobSettings, done: Done<'_>) {
+        let make = |connection| Ok(Pipeline::new(connection, UnknownScript::SendAgain));
+        match self.connection.finish_opening(make) {
+            None => {}
+            Some(Ok(_)) => {
+                let jobs = mem::take(&mut self.waiting);
+                self.write(jobs, settings);
+            }
+            Some(Err(failure)) => fail(&mem::take(&mut self.waiting), &failure, done),
+        }
+    }
+
     /// Sends jobs over the open connection, in one write.
     fn write(&mut self, jobs: Vec<Job>, settings: &JobSettings) {
         let Some(deadline) = jobs.iter().map(|job| job.deadline).max() else { return };
@@ -137,15 +151,7 @@ impl<N: Node> NodeJobs<N> {
     /// even if no reply comes; `None` if no job is here.
     pub(super) fn collect(&mut self, settings: &JobSettings, done: Done<'_>) -> Option<Instant> {
         self.fail_late_waiting(done);
-        let make = |connection| Ok(Pipeline::new(connection, UnknownScript::SendAgain));
-        match self.connection.finish_opening(make) {
-            None => {}
-            Some(Ok(_)) => {
-                let jobs = mem::take(&mut self.waiting);
-                self.write(jobs, settings);
-            }
-            Some(Err(failure)) => fail(&mem::take(&mut self.waiting), &failure, done),
-        }
+        self.finish_opening(settings, done);
         self.read(done);
         let next = self.fail_late(settings.io_timeout, done);
         self.waiting.iter().map(|job| job.deadline).chain(next).min()
@@ -194,7 +200,9 @@ impl<N: Node> NodeJobs<N> {
                 None => next = sent.job.map_or(next, |(_, deadline)| next.min(deadline)),
             }
         }
-        late.into_iter().for_each(|id| done(id, Err(pipeline.connection.no_reply())));
+        for id in late {
+            done(id, Err(pipeline.connection.no_reply()));
+        }
         Some(next)
     }
 

@@ -72,8 +72,8 @@ impl QuorumServer {
     /// Begins to open a connection if it is time to try that, which it always is for an `urgent`
     /// call.
     pub(super) fn begin_opening(self: &Arc<Self>, urgent: bool) -> Option<Opening> {
-        let node = self.clone();
-        self.claim_try(urgent).then(|| Opening::begin(self.factory.label(), move || node.connect()))
+        let (server, label) = (self.clone(), self.factory.label());
+        self.claim_try(urgent).then(|| Opening::begin(label, move || server.connect()))
     }
 
     /// Notes that the server has failed.

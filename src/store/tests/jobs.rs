@@ -92,7 +92,7 @@ fn a_job_fails_at_its_own_deadline() {
     scene.collect(WHILE);
     let outcomes = &scene.outcomes[..];
     assert!(matches!(outcomes, [(1, Err(_))]), "{outcomes:?}");
-    // The connection is still good for the other, and for nobody the late reply.
+    // The connection is still good for the other job, and the late reply is ignored.
     scene.process.cont();
     scene.collect(WHILE);
     let outcomes = &scene.outcomes[..];

@@ -88,7 +88,7 @@ fn contention_is_in_doubt_only_where_a_request_may_have_arrived() {
         let silent = votes.count_failures(FailureKind::Timeout) > 0;
         match votes.decide_acquire() {
             Some(HoldDecision::NotGranted(Ok(AcquireReply::Unknown { .. }))) => {
-                assert!(silent, "{votes:?}")
+                assert!(silent, "{votes:?}");
             }
             Some(HoldDecision::NotGranted(Ok(_))) => assert!(!silent, "{votes:?}"),
             _ => {}
