@@ -7,7 +7,7 @@ use crate::store::hold::Holder;
 use crate::store::quorum::votes::Votes;
 
 /// Decides which holder has a majority, if any can.
-pub(in crate::store::quorum) fn decide_holder(
+pub(in super::super) fn decide_holder(
     votes: &Votes<Option<Holder>>,
 ) -> Option<Result<Option<Holder>, Failure>> {
     let holders: Vec<&Holder> = votes.answers().filter_map(Option::as_ref).collect();
