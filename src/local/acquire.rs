@@ -1,9 +1,9 @@
 //! Acquiring a lock, from the call to the hold.
 //!
-//! Decides what a call does: it adds a level if its thread holds the lock; else it waits behind the
-//! other threads of this process; and at the head of the queue, or with a single attempt outside it,
-//! it tries, waits and tries again. What a reply, a failure or the end of the wait means for the
-//! waiters behind it is decided here too.
+//! Decides what a call does. If its thread holds the lock, it adds a level. Else it waits behind
+//! the other threads of this client, and then tries, waits and tries again: at the head of the
+//! queue, or outside it with a single attempt. Decides also what the end of a call means for the
+//! waiters.
 
 use std::sync::Arc;
 use std::thread;
@@ -130,7 +130,7 @@ impl LockCall<'_> {
 
     fn wait_for_turn(&self, waiter: &Waiter) -> Result<Option<Start>> {
         let deadline = if self.wait == Wait::No {
-            // It is behind a posted release, which is answered by then or not at all.
+            // It is behind a posted release, whose reply comes by then or not at all.
             Some(end_of(self.caller.times.io_timeout))
         } else {
             report_contended(self.shared, self.name);

@@ -170,5 +170,5 @@ impl<'a> Attempt<'a> {
 /// Reports that a call has found the lock held.
 pub(super) fn report_contended(shared: &Shared, name: &Arc<str>) {
     shared.events.emit(|| Event::Contended { name: name.to_string() });
-    log::debug!(target: "leasehold", "lock {name:?} is held by somebody else");
+    log::debug!(target: "leasehold", "lock {name:?} is held by another owner");
 }

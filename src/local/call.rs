@@ -1,4 +1,4 @@
-//! What one call for a lock brings along: how long it waits, the times that bound its requests, and
+//! What one call for a lock brings along: how long it waits, the times that limit its requests, and
 //! the thread that gets the lock.
 //!
 //! Everything that follows from the options and the configuration is computed here, once, at the
@@ -43,7 +43,7 @@ impl Wait {
     }
 }
 
-/// The times that bound the requests of a call.
+/// The times that limit the requests of a call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CallTimes {
     /// The lease that a new hold gets.
@@ -60,7 +60,7 @@ impl CallTimes {
     }
 }
 
-/// A thread that wants a lock, and on which terms it gets it.
+/// A thread that wants a lock, and the options with which it gets it.
 #[derive(Clone, Debug)]
 pub(crate) struct Caller {
     pub(super) thread: Thread,

@@ -2,8 +2,8 @@
 //! acquire, whose reply the waiter reads itself if the releasing thread does not want to.
 //!
 //! Decides when a lock is handed off no longer because another client waits for it, and what a
-//! transfer has brought. A waiter that has to acquire the lock is told so, here or by the outcome:
-//! nothing here acquires it.
+//! transfer has brought. A waiter that has to acquire the lock learns so, by a signal or from the
+//! outcome: nothing here acquires it.
 //!
 //! | reply to the transfer | the old hold | the waiter |
 //! |---|---|---|
@@ -43,7 +43,7 @@ pub(super) enum Received {
     },
 }
 
-/// A transfer that was answered.
+/// A transfer that got a reply.
 struct AnsweredTransfer {
     reply: TransferReply,
     /// When the request was sent that got the reply.
@@ -151,9 +151,7 @@ fn complete(
                 return (must_acquire, Err(HoldFailure::Failed(failure)));
             }
             // A server that is out of memory begins no hold, but ends one.
-            Err(_) => {
-                return (must_acquire, ending::release_in_store(shared, &from, retry, false));
-            }
+            Err(_) => return (must_acquire, ending::release_in_store(shared, &from, retry, false)),
         };
     match reply {
         TransferReply::Transferred { fence } => {

@@ -1,4 +1,7 @@
-//! Which thread of this client holds what.
+//! The locks that the threads of this client hold.
+//!
+//! Finds the hold of a thread for a name. Knows nothing of leases: a hold that is lost stays until
+//! its last guard is gone.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -14,7 +17,7 @@ const SHARDS: usize = 16;
 
 type Key = (ThreadId, Arc<str>);
 
-/// The living holds by thread and name, lost ones included until their last guard is gone.
+/// The holds that have guards, by thread and name.
 #[derive(Debug, Default)]
 pub(crate) struct HeldLocks {
     hasher: RandomState,

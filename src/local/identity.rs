@@ -1,4 +1,6 @@
-//! Identities: of the client, of its holds, of threads and of the process.
+//! The identities of the client, of its holds, of threads and of the process.
+//!
+//! Decides what makes a hold unique, and whether a thread still exists. Knows nothing of locks.
 
 use std::process;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,7 +10,7 @@ use std::thread::{self, ThreadId};
 use crate::error::{Error, Result};
 use crate::store::hold::HoldId;
 
-/// Who a client is.
+/// The identity of a client.
 #[derive(Debug)]
 pub(crate) struct Identity {
     client: Arc<str>,
@@ -17,7 +19,7 @@ pub(crate) struct Identity {
 }
 
 impl Identity {
-    /// Makes up an identity: the label, if any, and 128 random bits.
+    /// A new identity: the label, if any, and 128 random bits.
     pub(crate) fn new(label: &str) -> Result<Self> {
         let mut random = [0; 16];
         getrandom::fill(&mut random).map_err(|error| Error::system("read random bytes", error))?;
@@ -31,7 +33,7 @@ impl Identity {
         &self.client
     }
 
-    /// Names a new hold.
+    /// Returns the id of a new hold.
     pub(crate) fn next_hold(&self, name: &Arc<str>) -> HoldId {
         HoldId {
             name: name.clone(),
@@ -40,7 +42,7 @@ impl Identity {
         }
     }
 
-    /// Refuses to work in a forked child, which shares the parent's sockets and identity but none
+    /// Fails in a forked child, which shares the parent's sockets and identity but none
     /// of its threads.
     pub(crate) fn check_process(&self) -> Result<()> {
         if process::id() == self.process { Ok(()) } else { Err(Error::Forked) }
@@ -48,26 +50,26 @@ impl Identity {
 }
 
 thread_local! {
-    static PRESENCE: Arc<()> = Arc::new(());
+    static ALIVE: Arc<()> = Arc::new(());
 }
 
-/// A thread, and whether it still lives.
+/// A thread, and whether it still exists.
 #[derive(Clone, Debug)]
 pub(crate) struct Thread {
     pub(crate) id: ThreadId,
-    presence: Weak<()>,
+    alive: Weak<()>,
 }
 
 impl Thread {
     /// The calling thread. In a destructor of a thread-local it may count as ended: then a lease
     /// taken there is not renewed.
     pub(crate) fn current() -> Self {
-        let presence = PRESENCE.try_with(Arc::downgrade).unwrap_or_default();
-        Self { id: thread::current().id(), presence }
+        let alive = ALIVE.try_with(Arc::downgrade).unwrap_or_default();
+        Self { id: thread::current().id(), alive }
     }
 
     pub(crate) fn is_alive(&self) -> bool {
-        self.presence.strong_count() > 0
+        self.alive.strong_count() > 0
     }
 }
 
@@ -87,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn the_presence_of_a_thread_ends_with_it() {
+    fn a_thread_is_alive_until_it_ends() {
         let ended = thread::spawn(Thread::current).join().expect("no panic");
         assert!(!ended.is_alive());
         assert!(Thread::current().is_alive());

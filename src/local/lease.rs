@@ -2,7 +2,7 @@
 //!
 //! Decides, without any I/O, whether the hold is still valid, when it has to be renewed, and which
 //! of several threads is the one that finds it lost. Knows neither the store nor the wait queues:
-//! [`LossNotifier`](crate::local::loss::LossNotifier) tells others of a loss.
+//! [`LossNotifier`](crate::local::loss::LossNotifier) reports a loss to others.
 //!
 //! | state of `deadline` | set by | followed by |
 //! |---|---|---|
@@ -80,7 +80,7 @@ impl LossChannel {
     }
 }
 
-/// Returns a receiver for a hold that was lost before it was asked for.
+/// Returns a receiver for a hold that is lost already.
 pub(crate) fn already_lost() -> Receiver<()> {
     let channel = LossChannel { receivers: 1, ..LossChannel::new() };
     channel.send_to_all();
@@ -182,7 +182,8 @@ impl Lease {
         }
     }
 
-    /// Marks the hold as lost if its deadline has passed. Returns `true` for the one call that does.
+    /// Marks the hold as lost if its deadline has passed. Returns `true` for the one call that
+    /// does.
     pub(crate) fn expire(&self) -> bool {
         let mut seen = self.deadline.load(Ordering::Acquire);
         while seen > ENDED && seen <= Moment::now().raw() {
@@ -392,8 +393,7 @@ mod tests {
         let next = longer.next_lease(later);
         assert!(next <= LEASE * 3 / 4);
         longer.extend(later, next);
-        assert!(
-            matches!(longer.next_step(), NextStep::Expire(then) if then <= sent.after(LEASE * 5 / 4))
-        );
+        let NextStep::Expire(then) = longer.next_step() else { panic!("{:?}", longer.next_step()) };
+        assert!(then <= sent.after(LEASE * 5 / 4));
     }
 }

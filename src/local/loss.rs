@@ -65,7 +65,10 @@ impl LossNotifier {
     pub(crate) fn report(&self, lease: &Lease, why: &str) {
         let (name, fence) = (lease.name(), lease.fence);
         self.events.emit(|| Event::Lost { name: name.to_string(), fence });
-        log::warn!(target: "leasehold", "the lease of lock {name:?} (fence {fence}) is lost: {why}");
+        log::warn!(
+            target: "leasehold",
+            "the lease of lock {name:?} (fence {fence}) is lost: {why}"
+        );
         self.wait_queues.end_hold(lease);
     }
 }

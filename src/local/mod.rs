@@ -2,8 +2,8 @@
 //! alive.
 //!
 //! Calls go one way. `acquire` and `release` are entered from the face. Both use `handoff`,
-//! `reentrancy` and `ending`, all of them borrow `shared`, and that uses the wait queues, the renewer
-//! and the listener.
+//! `reentrancy` and `ending`, all of them borrow `shared`, and that uses the wait queues, the
+//! renewer and the listener.
 
 pub(crate) mod acquire;
 pub(crate) mod attempt;

@@ -23,8 +23,8 @@ pub(crate) fn unlock(shared: &Arc<Shared>, lease: &Arc<Lease>) -> Result<()> {
     unlock_level(shared, lease, retry, true)
 }
 
-/// As `unlock`, within one `io_timeout`. If a waiter gets the lock, or the release can be posted, it
-/// is left to another thread to wait for the reply.
+/// As `unlock`, within one `io_timeout`. If a waiter gets the lock, or the release can be posted,
+/// another thread waits for the reply.
 pub(crate) fn unlock_on_drop(shared: &Arc<Shared>, lease: &Arc<Lease>) -> Result<()> {
     let times = CallTimes::new(&shared.config, lease.duration());
     let limit = RetryLimit::End(end_of(times.io_timeout));

@@ -4,8 +4,9 @@
 //! a lease is found lost at its local deadline even while the store does not reply. Knows of the
 //! store only that it runs jobs.
 //!
-//! Acquiring a lock does not wake the thread: the new lease goes into a channel that is emptied when
-//! the thread is awake anyway, and the thread is woken only for a lease that is due before then.
+//! Acquiring a lock does not wake the thread: the new lease goes into a channel that is emptied
+//! when the thread is awake anyway, and the thread is woken only for a lease that is due before
+//! then.
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -237,13 +238,14 @@ impl RenewerThread {
         }
     }
 
-    fn finish_clean_up(&mut self, mut clean_up: Box<CleanUp>, answered: bool) {
-        if let Some(due) = clean_up.next_try(answered, Moment::now()) {
+    fn finish_clean_up(&mut self, mut clean_up: Box<CleanUp>, replied: bool) {
+        if let Some(due) = clean_up.next_try(replied, Moment::now()) {
             self.timers.add_at(due, Scheduled::CleanUp(clean_up));
         }
     }
 
-    /// Waits until something is due or the thread is woken. Returns `false` when the client is gone.
+    /// Waits until something is due or the thread is woken. Returns `false` when the client is
+    /// gone.
     fn sleep(&mut self) -> bool {
         let due = self.timers.next_due();
         self.wakes_at.store(due.raw(), Ordering::SeqCst);
@@ -489,7 +491,7 @@ mod tests {
     fn an_in_doubt_hold_is_cleaned_up_after_its_loss() {
         let scene = Scene::new(|_| Ok(HoldReply::Gone));
         scene.lease(1, LEASE).mark_in_doubt();
-        // One answer is not enough.
+        // One reply is not enough.
         eventually(LEASE * 4, || scene.releases() >= 2);
         assert_eq!(scene.renewals(), 1);
     }

@@ -1,7 +1,7 @@
 //! When a call tries again after a failure, and when it gives up.
 //!
-//! Decides from the kinds of the failures, the limit of the call and the retry window. Knows neither
-//! which request has failed nor what for.
+//! Decides from the kinds of the failures, the limit of the call and the retry window. Knows
+//! neither which request has failed nor what for.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ pub(crate) enum RetryLimit {
     Deadline(Instant),
     /// A moment at which everything must be over.
     End(Instant),
-    /// Nothing, as long as servers answer; an outage may last for the retry window.
+    /// Nothing, as long as servers reply; an outage may last for the retry window.
     Endless,
 }
 
@@ -69,7 +69,7 @@ impl RequestLimits {
 pub(crate) struct RetryPolicy {
     limits: RequestLimits,
     window: Duration,
-    /// Since when there was no answer that counts.
+    /// Since when there has been no reply that counts.
     failing_since: Option<Instant>,
     disconnects: u32,
     silences: u32,
@@ -138,8 +138,8 @@ impl RetryPolicy {
     }
 }
 
-/// The pauses between attempts, by decorrelated jitter: each is random between the least and three times the one before, so
-/// that waiters that met once do not meet again, and capped
+/// The pauses between attempts, by decorrelated jitter: each is random between the least and three
+/// times the one before, so that waiters that met once do not meet again, and capped
 /// (<https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/>).
 #[derive(Clone, Debug)]
 pub(crate) struct Backoff {

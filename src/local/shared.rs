@@ -1,8 +1,9 @@
 //! What the clones and guards of one client share.
 //!
 //! Decides how the parts of a client are connected, what a wake-up from another client does, and
-//! whether a hold may still be relied on. What calls do with these parts is decided by the functions
-//! that borrow them: `acquire`, `release`, `handoff`, `ending`, `reentrancy` and `status`.
+//! whether a hold may still be relied on. What calls do with these parts is decided by the
+//! functions that borrow them: `acquire`, `release`, `handoff`, `ending`, `reentrancy` and
+//! `status`.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -90,8 +91,8 @@ impl Shared {
         if self.is_held(lease) { lease.remaining() } else { Duration::ZERO }
     }
 
-    /// Returns `true` if the local deadline of a hold has not passed. If this call finds it lost, it
-    /// is cleaned up.
+    /// Returns `true` if the local deadline of a hold has not passed. If this call finds it lost,
+    /// it is cleaned up.
     pub(super) fn is_valid(&self, lease: &Lease) -> bool {
         if self.losses.expire(lease) {
             self.renewer.add_clean_up(lease.to_clean_up());

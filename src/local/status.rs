@@ -27,7 +27,7 @@ pub(crate) fn verify(shared: &Shared, lease: &Lease) -> Result<()> {
     let name = lease.name();
     if shared.is_valid(lease) {
         let exists = match holder(shared, name) {
-            // Another program has written something else in the lock's place.
+            // Another program has replaced the lock by something else.
             Err(Error::WrongType { .. }) => false,
             holder => holder?.is_some_and(|holder| holder.owner == lease.id.owner()),
         };

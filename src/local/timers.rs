@@ -59,10 +59,10 @@ impl CleanUp {
         self.in_doubt.lease
     }
 
-    /// Returns when to try again after an attempt that was `answered` or not; `None` if the hold is
+    /// Returns when to try again after an attempt that got a reply or not; `None` if the hold is
     /// gone for certain.
-    pub(crate) fn next_try(&mut self, answered: bool, now: Moment) -> Option<Moment> {
-        if now >= self.deadline || (answered && self.in_doubt.settled_by_release) {
+    pub(crate) fn next_try(&mut self, replied: bool, now: Moment) -> Option<Moment> {
+        if now >= self.deadline || (replied && self.in_doubt.settled_by_release) {
             return None;
         }
         let due = now.after(self.pause);

@@ -5,10 +5,10 @@
 //!
 //! | head | meaning | next |
 //! |---|---|---|
-//! | `Acquiring` | the thread at the head tries to acquire the lock, and sleeps in between | `Held` when it succeeds |
-//! | `Held` | the thread at the head has the lock, or had it when it was last looked at | `HandingOff` if it is released while threads wait, `Releasing` if its release is posted |
-//! | `Releasing` | the release was posted: another thread sends it | `HandingOff` if the next thread to come recalls it |
-//! | `HandingOff` | the first waiter has left the queue and is to get the lock by a transfer | `Held` when it has, `Acquiring` if it has to try for itself |
+//! | `Acquiring` | it tries to acquire the lock, and sleeps in between | `Held` |
+//! | `Held` | it has the lock, or had it when it last looked | `HandingOff` or `Releasing` |
+//! | `Releasing` | its release was posted: another thread sends it | `HandingOff` if recalled |
+//! | `HandingOff` | the first waiter is to get the lock by a transfer | `Held` or `Acquiring` |
 //!
 //! From each state, when the head gives up, releases or loses the lock, the first waiter becomes
 //! the head as `Acquiring`; without a waiter the queue is removed.
@@ -131,7 +131,7 @@ impl WaitQueue {
         matches!(self.head, Head::Releasing(_))
     }
 
-    /// Returns `true` if the queue will be empty when a posted release is answered.
+    /// Returns `true` if the reply to a posted release will leave the queue empty.
     pub(super) fn is_about_to_end(&self) -> bool {
         self.is_releasing() && self.waiters().next().is_none()
     }

@@ -1,8 +1,8 @@
 //! The wait queues of a client, by the name of the lock: first come, first served. Only the thread
 //! at the head of a queue uses the store; the others sleep.
 //!
-//! Decides which thread is the head, and signals it. Knows nothing of Redis: what the head does, and
-//! whether a handoff has succeeded, is decided in `acquire.rs`, `release.rs` and `handoff.rs`.
+//! Decides which thread is the head, and signals it. Knows nothing of Redis: what the head does,
+//! and whether a handoff has succeeded, is decided in `acquire.rs`, `release.rs` and `handoff.rs`.
 //!
 //! The head is signalled that the lock may be free without the lock of its shard, because its next
 //! request is sent at the same time: threads that want other locks do not wait for that.
@@ -87,7 +87,7 @@ impl WaitQueues {
         }
     }
 
-    /// Joins a queue whose head this thread becomes, at once or when a posted release is answered.
+    /// Joins a queue whose head this thread becomes, at once or with the reply to a posted release.
     /// `None` if other threads are in front.
     pub(crate) fn try_join(
         &self,
@@ -233,8 +233,8 @@ impl WaitQueues {
         waiter.signals.send(Signal::Head { yields });
     }
 
-    /// Signals the head that the lock may be free, or sends its next request for it. Returns `false`
-    /// if no head acquires this lock.
+    /// Signals the head that the lock may be free, or sends its next request for it. Returns
+    /// `false` if no head acquires this lock.
     pub(crate) fn wake(&self, name: &str, store: &dyn Store) -> bool {
         let head = self.shard(name).get(name).and_then(WaitQueue::acquiring).cloned();
         head.map(|signals| signals.wake(|request| request.start(store))).is_some()

@@ -39,7 +39,7 @@ impl QueuedWaiter {
     }
 }
 
-/// What a waiter is told.
+/// What another thread tells a waiter.
 #[derive(Debug)]
 pub(super) enum Signal {
     /// Its next request was sent, and the reply is pending.

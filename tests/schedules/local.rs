@@ -1,5 +1,6 @@
-//! A wait queue under thousands of schedules that shuttle makes up: the lock is never lost and never
-//! held twice, no thread waits for ever (which shuttle finds out), and no waiter is left behind.
+//! A wait queue under thousands of schedules that shuttle makes up: the lock is never lost and
+//! never held twice, no thread waits for ever (which shuttle finds out), and no waiter is left
+//! behind.
 //!
 //! A unit test of `src/local`, run by
 //! `RUSTFLAGS="--cfg leasehold_shuttle" cargo test --lib --target-dir target/shuttle schedules`
