@@ -7,7 +7,7 @@
 use std::env;
 use std::time::Duration;
 
-use leasehold::{Builder, Client, Mutex};
+use leasehold::{Builder, Client, Mechanism, Mutex};
 
 use self::support::crowd::Work;
 use self::support::raw::Raw;
@@ -77,6 +77,10 @@ fn many_names(scale: Scale, server: &Server) {
     for size in [1, 2, 4, 8] {
         rivals.push((format!("32 names, pool of {size}"), with(pool(size), 1)));
     }
+    let unshared = pool(4).without(Mechanism::SharedWrites);
+    rivals.push(("32 names, pool of 4, no shared writes".into(), with(unshared, 1)));
+    let asleep = pool(4).spin(Duration::ZERO);
+    rivals.push(("32 names, pool of 4, no spinning".into(), with(asleep, 1)));
     rivals.push(("32 names, pool of 4, pipelined releases".into(), with(pipelined(), 1)));
     rivals.push(("32 × 4 names, pool of 4".into(), with(pool(4), IN_TURN)));
     rivals.push(("32 × 4 names, pool of 4, pipelined releases".into(), with(pipelined(), IN_TURN)));
@@ -92,11 +96,17 @@ fn one_name(scale: Scale, server: &Server) {
             move || raw.lock_and_unlock()
         })
     };
-    let client = Client::open(&url).expect("it answers");
-    let handed = || Work::of(8, scale.time, |_| in_cycles(vec![client.mutex("one")]));
+    let with = |builder: Builder| {
+        let client = builder.open(&url).expect("it answers");
+        Box::new(move || Work::of(8, scale.time, |_| in_cycles(vec![client.mutex("one")])))
+    };
+    let without = |mechanism| with(Client::builder().without(mechanism));
     let mut rivals: Vec<Rival<'_>> = vec![
         ("1 name, 1 raw connection".into(), Box::new(raw)),
-        ("1 name, 8 threads that hand on".into(), Box::new(handed)),
+        ("1 name, 8 threads with handoffs".into(), with(Client::builder())),
+        ("1 name, 8 threads, no handoffs".into(), without(Mechanism::Handoff)),
+        ("1 name, 8 threads, no shared writes".into(), without(Mechanism::SharedWrites)),
+        ("1 name, 8 threads, no spinning".into(), with(Client::builder().spin(Duration::ZERO))),
     ];
     compare(scale, &mut rivals, |works| {
         let longest = works.iter().map(Work::longest).max().unwrap_or_default();

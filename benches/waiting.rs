@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::bounded;
-use leasehold::{Builder, Client, Event};
+use leasehold::{Builder, Client, Event, Mechanism};
 
 use self::support::crowd::Work;
 use self::support::meter::Spent;
@@ -107,11 +107,28 @@ fn sleepy() -> Builder {
     Client::builder().backoff(Duration::from_secs(30), Duration::from_secs(30))
 }
 
-/// From the release in one process until another holds the lock that it waits for.
+/// From the release in one process until another holds the lock that it waits for: as it is, and
+/// without what makes it faster.
 fn release_to_held(scale: Scale, server: &Server) {
-    let client = sleepy().open(&server.url()).expect("it answers");
+    for without in ["nothing", "the early request", "spinning"] {
+        release_to_held_without(without, scale, server);
+    }
+}
+
+/// A client that asks again by itself only after half a minute, and does without a mechanism.
+fn sleepy_without(mechanism: &str) -> Builder {
+    match mechanism {
+        "nothing" => sleepy(),
+        "spinning" => sleepy().spin(Duration::ZERO),
+        "the early request" => sleepy().without(Mechanism::EarlyRequest),
+        other => panic!("no mechanism {other:?}"),
+    }
+}
+
+fn release_to_held_without(without: &str, scale: Scale, server: &Server) {
+    let client = sleepy_without(without).open(&server.url()).expect("it answers");
     let mut raw = Raw::connect(&server.url(), "beside");
-    let mut other = Partner::start("follow", &[&server.url()]);
+    let mut other = Partner::start("follow", &[&server.url(), without]);
     let (mut waits, mut round_trips) = (Vec::new(), Vec::new());
     let queue = format!("leasehold:queue:{{{NAME}}}");
     for _ in 0..scale.releases {
@@ -134,7 +151,8 @@ fn release_to_held(scale: Scale, server: &Server) {
     let [_, wait, _] = quartiles(waits);
     let [_, round_trip, _] = quartiles(round_trips);
     let micros = |seconds| Duration::from_secs_f64(seconds);
-    println!("\nreleased in one process, held in another, {} times", scale.releases);
+    let times = scale.releases;
+    println!("\nreleased in one process, held in another, {times} times, without {without}");
     println!("{:<44} {:>9.1?}", "median", micros(wait));
     println!("{:<44} {:>9.1?}", "a raw round trip after a pause", micros(round_trip));
     println!("{:<44} {:>9.1}   goal: at most 4", "÷ a raw round trip", wait / round_trip);
@@ -142,7 +160,7 @@ fn release_to_held(scale: Scale, server: &Server) {
 
 /// Runs in the process that waits.
 fn follow(arguments: &[String]) {
-    let client = sleepy().open(&arguments[0]).expect("it answers");
+    let client = sleepy_without(&arguments[1]).open(&arguments[0]).expect("it answers");
     while partner::listen() == "lock" {
         let guard = client.lock(NAME).expect("it answers");
         let held = partner::now();

@@ -79,6 +79,20 @@ impl Durability {
     }
 }
 
+/// A mechanism that makes locks faster, and that a benchmark can do without to show what it earns.
+/// Spinning has a setting of its own, [`Builder::spin`](crate::Builder::spin).
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Mechanism {
+    /// The listener sends the next request of the waiter that a wake-up is for, before it wakes it.
+    EarlyRequest,
+    /// A released lock goes to the next thread of the same client by one request instead of two.
+    Handoff,
+    /// Requests of several threads go over one connection in one write.
+    SharedWrites,
+}
+
 /// A user, empty for the default one, and a password.
 #[derive(Clone)]
 pub(crate) struct Login {
@@ -119,6 +133,8 @@ pub(crate) struct Config {
     pub(crate) max_handoffs: u32,
     /// Whether dropping a guard may return before its release is answered.
     pub(crate) pipelined_release: bool,
+    /// What benchmarks have switched off.
+    pub(crate) without: Vec<Mechanism>,
     #[cfg(feature = "tls")]
     pub(crate) tls: Option<Tls>,
 }
@@ -142,6 +158,7 @@ impl Default for Config {
             spin: Duration::from_micros(50),
             max_handoffs: 32,
             pipelined_release: false,
+            without: Vec::new(),
             #[cfg(feature = "tls")]
             tls: None,
         }
@@ -180,6 +197,11 @@ impl Config {
             return Err(Error::invalid("label", format_args!("must be at most {LABEL_MAX} bytes")));
         }
         Ok(())
+    }
+
+    /// Returns `true` unless a benchmark does without the mechanism.
+    pub(crate) fn uses(&self, mechanism: Mechanism) -> bool {
+        !self.without.contains(&mechanism)
     }
 
     /// Returns how long one request for a lock with this lease may take, connecting included. By

@@ -166,6 +166,8 @@ mod tls;
 
 pub use client::{Builder, Client};
 pub use config::Durability;
+#[doc(hidden)]
+pub use config::Mechanism;
 pub use error::{Error, Result, ServerFailure};
 pub use event::Event;
 pub use guard::Guard;

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::clock::{Moment, end_of};
+use crate::config::Mechanism;
 use crate::event::Event;
 use crate::failure::Failure;
 use crate::local::call::{Caller, Wait};
@@ -73,6 +74,7 @@ impl<'a> Attempt<'a> {
             },
             yields_until: Instant::now() + yield_time,
             limits: retry.limits(),
+            may_be_early: shared.config.uses(Mechanism::EarlyRequest),
         };
         let contended = arrival != Arrival::First;
         Self { shared, caller, wait, request, retry, in_doubt: false, contended }

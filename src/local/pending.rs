@@ -26,6 +26,8 @@ pub(crate) struct AcquireRequest {
     /// Until then it yields to waiting clients.
     pub(super) yields_until: Instant,
     pub(super) limits: RequestLimits,
+    /// Whether another thread may send it.
+    pub(super) may_be_early: bool,
 }
 
 /// A request that was sent, and its reply or what there is of it.
@@ -47,6 +49,9 @@ impl AcquireRequest {
         &self,
         store: &dyn Store,
     ) -> Option<SentAcquire<PendingReply<AcquireReply>>> {
+        if !self.may_be_early {
+            return None;
+        }
         let SentAcquire { sent, registration, reply } =
             self.send(|request| store.start_acquire(request));
         reply.map(|reply| SentAcquire { sent, registration, reply })
@@ -119,6 +124,7 @@ pub(super) mod tests {
             lease: LEASE,
             registration: Registration::IfHeld,
             yields_until: Instant::now(),
+            may_be_early: true,
             limits: RetryPolicy::new(RetryLimit::Endless, &config, times).limits(),
         }
     }

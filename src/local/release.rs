@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use crate::clock::end_of;
+use crate::config::Mechanism;
 use crate::error::Result;
 use crate::local::call::CallTimes;
 use crate::local::ending::{self, HoldFailure};
@@ -67,21 +68,23 @@ fn release(
         shared.wait_queues.end_hold(lease);
         return Err(HoldFailure::Lost);
     }
-    let outcome = if let Some((waiter, handoffs)) = shared.wait_queues.start_handoff(lease) {
-        let yields = handoff::must_yield(shared, handoffs);
-        let pending = handoff::start(shared, lease, &waiter.caller, yields, &retry);
-        if !waits {
-            waiter.forward_handoff(pending);
+    let hands_off = shared.config.uses(Mechanism::Handoff);
+    let outcome =
+        if hands_off && let Some((waiter, handoffs)) = shared.wait_queues.start_handoff(lease) {
+            let yields = handoff::must_yield(shared, handoffs);
+            let pending = handoff::start(shared, lease, &waiter.caller, yields, &retry);
+            if !waits {
+                waiter.forward_handoff(pending);
+                return Ok(());
+            }
+            handoff::finish(shared, pending, &waiter, &mut retry)
+        } else if !waits && shared.config.pipelined_release && post(shared, lease, &retry) {
             return Ok(());
-        }
-        handoff::finish(shared, pending, &waiter, &mut retry)
-    } else if !waits && shared.config.pipelined_release && post(shared, lease, &retry) {
-        return Ok(());
-    } else {
-        let outcome = ending::release_in_store(shared, lease, &mut retry, false);
-        shared.wait_queues.end_hold(lease);
-        outcome
-    };
+        } else {
+            let outcome = ending::release_in_store(shared, lease, &mut retry, false);
+            shared.wait_queues.end_hold(lease);
+            outcome
+        };
     ending::report_end(shared, lease, &outcome);
     outcome
 }

@@ -37,12 +37,14 @@ pub(crate) trait ConnectionSource {
 #[derive(Debug)]
 pub(crate) struct Multiplexer<S: ConnectionSource> {
     source: S,
+    /// Whether requests of several threads may go over one connection.
+    shares: bool,
     queue: SendQueue<S::Connection>,
 }
 
 impl<S: ConnectionSource> Multiplexer<S> {
-    pub(super) fn new(source: S) -> Self {
-        Self { source, queue: SendQueue::default() }
+    pub(super) fn new(source: S, shares: bool) -> Self {
+        Self { source, shares, queue: SendQueue::default() }
     }
 
     /// Returns `true` if no request waits for a connection.
@@ -67,6 +69,10 @@ impl<S: ConnectionSource> Multiplexer<S> {
     /// reply.
     pub(super) fn begin(self: &Arc<Self>, request: Request, deadline: Instant) -> Pending<S> {
         let slot = ReplySlot::waiting(deadline);
+        if !self.shares {
+            slot.answer(self.alone(deadline, |connection| connection.exchange(&request, deadline)));
+            return Pending { multiplexer: self.clone(), slot, waited: false };
+        }
         // Every request but the first is sent along with the first.
         if self.queue.push(QueuedRequest { request, slot: slot.clone() }) {
             if self.queue.is_batching() {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::config::Config;
+use crate::config::{Config, Mechanism};
 use crate::failure::Failure;
 use crate::net::connection::Connection;
 use crate::net::endpoint::Endpoint;
@@ -55,8 +55,9 @@ impl ServerFactory {
         let Config { pool_size: size, idle_timeout, max_lifetime, .. } = self.config;
         let limits = PoolLimits { size, idle_timeout, max_lifetime };
         let factory = Arc::new(connections);
+        let shares = self.config.uses(Mechanism::SharedWrites);
         let pool = ConnectionPool::new(factory.clone(), limits, &self.thread);
-        Server { multiplexer: Arc::new(Multiplexer::new(pool)), factory, asking: false }
+        Server { multiplexer: Arc::new(Multiplexer::new(pool, shares)), factory, asking: false }
     }
 }
 

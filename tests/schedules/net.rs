@@ -254,7 +254,7 @@ type Replies = Arc<Mutex<usize>>;
 fn scene(weather: Weather, connections: usize) {
     let free: Arc<Mutex<Vec<Link>>> = Arc::default();
     free.lock().resize_with(connections, Link::default);
-    let multiplexer = Arc::new(Multiplexer::new(Pool { weather, free: free.clone() }));
+    let multiplexer = Arc::new(Multiplexer::new(Pool { weather, free: free.clone() }, true));
     let replies = Replies::default();
     let threads = (0..THREADS).map(|thread| {
         let (multiplexer, replies) = (multiplexer.clone(), replies.clone());
