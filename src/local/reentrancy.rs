@@ -79,8 +79,8 @@ pub(super) fn set_depth(
     Err(HoldFailure::Lost)
 }
 
-/// Sets the depth in the store to what it is here, only for those who look into Redis: the next
-/// request sets it anyway.
+/// Sets the depth in the store to what it is here. This is only for readers of the key in Redis:
+/// the next request sets the depth anyway.
 fn restore_depth(shared: &Shared, lease: &Lease, retry: &RetryPolicy) {
     drop(shared.store.set_depth(SetDepth {
         hold: &lease.id,

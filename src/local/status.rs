@@ -1,5 +1,4 @@
-//! What can be asked about a lock, of this process and of the store, and what ends another client's
-//! hold.
+//! The state of a lock, in this process and in the store, and the end of another client's hold.
 //!
 //! Decides how long such a request is repeated. Changes nothing in this process but what a reply
 //! proves: a hold that the store does not know is lost.

@@ -38,7 +38,7 @@ const LEASE: Duration = Duration::from_millis(600);
 
 /// What happens to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fate {
+enum Outcome {
     Fine,
     LostReply,
     /// Not executed.
@@ -48,12 +48,12 @@ enum Fate {
     Slow(Duration),
 }
 
-/// Locks in memory, behind requests whose fates the test sets.
+/// Locks in memory, behind requests whose outcomes the test sets.
 #[derive(Clone, Default)]
 struct Scripted {
     inner: Memory,
     /// Those of the next requests; all others succeed.
-    fates: Arc<Mutex<VecDeque<Fate>>>,
+    outcomes: Arc<Mutex<VecDeque<Outcome>>>,
     jobs: Arc<Mutex<Vec<Action>>>,
     /// Posted releases that are not sent; `None` if none can be posted.
     posted: Option<Arc<Mutex<Vec<Posted>>>>,
@@ -70,23 +70,23 @@ struct Posted {
 }
 
 impl Scripted {
-    fn set_fates(&self, fates: &[Fate]) {
-        self.fates.lock().extend(fates);
+    fn set_outcomes(&self, outcomes: &[Outcome]) {
+        self.outcomes.lock().extend(outcomes);
     }
 
-    fn apply_fate<T>(&self, request: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
-        let fate = self.fates.lock().pop_front().unwrap_or(Fate::Fine);
+    fn apply_outcome<T>(&self, request: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
+        let outcome = self.outcomes.lock().pop_front().unwrap_or(Outcome::Fine);
         let fail = |kind| Failure::io(kind, &Arc::from("here"), std::io::Error::other("test"));
-        match fate {
-            Fate::Slow(time) => {
+        match outcome {
+            Outcome::Slow(time) => {
                 let reply = request();
                 thread::sleep(time);
                 reply
             }
-            Fate::LostReply => request().and(Err(fail(FailureKind::Timeout))),
-            Fate::LostRequest => Err(fail(FailureKind::Timeout)),
-            Fate::Transient => Err(fail(FailureKind::Transient)),
-            Fate::Fine => request(),
+            Outcome::LostReply => request().and(Err(fail(FailureKind::Timeout))),
+            Outcome::LostRequest => Err(fail(FailureKind::Timeout)),
+            Outcome::Transient => Err(fail(FailureKind::Transient)),
+            Outcome::Fine => request(),
         }
     }
 
@@ -116,7 +116,7 @@ impl fmt::Debug for Scripted {
 
 impl Store for Scripted {
     fn acquire(&self, request: Acquire<'_>) -> Result<AcquireReply, Failure> {
-        self.apply_fate(|| self.inner.acquire(request))
+        self.apply_outcome(|| self.inner.acquire(request))
     }
 
     fn start_acquire(&self, request: Acquire<'_>) -> Option<PendingReply<AcquireReply>> {
@@ -126,11 +126,11 @@ impl Store for Scripted {
     }
 
     fn set_depth(&self, request: SetDepth<'_>) -> Result<HoldReply, Failure> {
-        self.apply_fate(|| self.inner.set_depth(request))
+        self.apply_outcome(|| self.inner.set_depth(request))
     }
 
     fn release(&self, hold: &HoldId, deadline: Instant) -> Result<HoldReply, Failure> {
-        self.apply_fate(|| self.inner.release(hold, deadline))
+        self.apply_outcome(|| self.inner.release(hold, deadline))
     }
 
     fn post_release(&self, release: PostedRelease<'_>) -> Option<Recall> {
@@ -141,7 +141,7 @@ impl Store for Scripted {
     }
 
     fn transfer(&self, request: Transfer<'_>) -> PendingReply<TransferReply> {
-        let reply = self.apply_fate(|| self.inner.transfer(request).wait());
+        let reply = self.apply_outcome(|| self.inner.transfer(request).wait());
         PendingReply::new(|| reply)
     }
 
@@ -277,7 +277,7 @@ fn a_nested_lock_counts_from_its_request() {
     let scene = Scene::new(LEASE);
     let outer = scene.lock();
     let slow = LEASE / 3;
-    scene.store.set_fates(&[Fate::Slow(slow)]);
+    scene.store.set_outcomes(&[Outcome::Slow(slow)]);
     let inner = scene.lock();
     assert_eq!(inner.depth, 2);
     let left = outer.lease.remaining();
@@ -299,7 +299,7 @@ fn a_level_beyond_the_last_is_refused_before_a_request() {
 #[test]
 fn a_reply_after_the_lease_brings_no_hold() {
     let scene = Scene::new(LEASE);
-    scene.store.set_fates(&[Fate::Slow(LEASE)]);
+    scene.store.set_outcomes(&[Outcome::Slow(LEASE)]);
     let level = scene.lock();
     assert!(level.lease.remaining() > LEASE / 2, "the hold of a second request");
     assert!(level.lease.is_in_doubt());
@@ -309,7 +309,7 @@ fn a_reply_after_the_lease_brings_no_hold() {
 fn a_nested_lock_that_is_answered_after_the_lease_adds_no_level() {
     let scene = Scene::new(LEASE);
     let outer = scene.lock();
-    scene.store.set_fates(&[Fate::Slow(LEASE)]);
+    scene.store.set_outcomes(&[Outcome::Slow(LEASE)]);
     let nested = scene.lock_with(Wait::Endless);
     assert!(matches!(nested, Err(Error::Lost { .. })), "{nested:?}");
     scene.unlock(&outer.lease).expect_err("lost");
@@ -328,16 +328,16 @@ fn a_reply_begins_the_retry_window_anew() {
         deadline: Instant::now(),
     });
     assert!(matches!(other, Ok(AcquireReply::Acquired { .. })));
-    scene.store.set_fates(&[Fate::Transient, Fate::Slow(window), Fate::Transient]);
+    scene.store.set_outcomes(&[Outcome::Transient, Outcome::Slow(window), Outcome::Transient]);
     // More than the window lies between the failures, and a reply.
     scene.lock();
-    assert!(scene.store.fates.lock().is_empty());
+    assert!(scene.store.outcomes.lock().is_empty());
 }
 
 #[test]
 fn an_in_doubt_hold_is_cleaned_up_after_its_release() {
     let scene = Scene::new(LEASE * 10);
-    scene.store.set_fates(&[Fate::LostReply]);
+    scene.store.set_outcomes(&[Outcome::LostReply]);
     let level = scene.lock();
     scene.unlock(&level.lease).expect("released");
     // One reply is not enough.
@@ -362,7 +362,7 @@ fn hand_off(scene: &Scene, unlock: impl FnOnce(&Arc<Lease>)) {
 fn an_in_doubt_hold_from_a_handoff_is_cleaned_up_after_its_release() {
     let scene = Scene::new(LEASE * 10);
     hand_off(&scene, |lease| {
-        scene.store.set_fates(&[Fate::LostReply]);
+        scene.store.set_outcomes(&[Outcome::LostReply]);
         scene.unlock(lease).expect("handed off");
     });
     eventually(|| scene.store.releases() >= 2);
@@ -373,7 +373,7 @@ fn an_in_doubt_hold_from_a_handoff_is_cleaned_up_after_its_release() {
 fn an_in_doubt_handoff_that_comes_too_late_is_cleaned_up() {
     let scene = Scene::new(LEASE * 10);
     hand_off(&scene, |lease| {
-        scene.store.set_fates(&[Fate::LostRequest]);
+        scene.store.set_outcomes(&[Outcome::LostRequest]);
         scene.unlock_on_drop(lease).expect("on its way");
         scene.store.inner.force_release(&scene.name, Instant::now()).expect("memory");
     });
@@ -383,7 +383,7 @@ fn an_in_doubt_handoff_that_comes_too_late_is_cleaned_up() {
 #[test]
 fn an_in_doubt_hold_is_cleaned_up_after_its_loss() {
     let scene = Scene::new(LEASE * 10);
-    scene.store.set_fates(&[Fate::LostReply]);
+    scene.store.set_outcomes(&[Outcome::LostReply]);
     let level = scene.lock();
     status::force_unlock(&scene.shared, &scene.name).expect("a reply");
     status::verify(&scene.shared, &level.lease).expect_err("lost");
@@ -416,9 +416,9 @@ fn a_posted_release_that_was_not_sent_becomes_a_handoff() {
     for wait in [Wait::Endless, Wait::No] {
         let scene = Scene::pipelined();
         scene.lock_and_post_release();
-        scene.store.set_fates(&[Fate::Fine; 2]);
+        scene.store.set_outcomes(&[Outcome::Fine; 2]);
         let next = scene.lock_with(wait).expect("a reply");
-        assert_eq!(scene.store.fates.lock().len(), 1, "one request");
+        assert_eq!(scene.store.outcomes.lock().len(), 1, "one request");
         scene.expect_events(["acquired", "released", "acquired"]);
         scene.unlock(&next.expect("a lock").lease).expect("released");
         assert!(!scene.is_held());
@@ -449,7 +449,7 @@ fn a_server_that_does_not_answer_a_release_is_no_other_holder() {
     let scene = Scene::pipelined();
     scene.lock_and_post_release();
     let posted = scene.store.take_posted();
-    scene.store.set_fates(&[Fate::LostRequest; 9]);
+    scene.store.set_outcomes(&[Outcome::LostRequest; 9]);
     let wait = Wait::Until(end_of(LEASE / 10));
     let refused = scene.lock_with(wait);
     assert!(matches!(refused, Err(Error::Unavailable { .. })), "{refused:?}");
@@ -463,7 +463,7 @@ fn the_outcome_of_a_posted_release_is_reported() {
     scene.store.send_posted();
     scene.expect_events(["acquired", "released"]);
     scene.lock_and_post_release();
-    scene.store.set_fates(&[Fate::LostRequest]);
+    scene.store.set_outcomes(&[Outcome::LostRequest]);
     scene.store.send_posted();
     scene.expect_events(["acquired", "release failed"]);
     eventually(|| !scene.is_held());

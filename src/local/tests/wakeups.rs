@@ -15,7 +15,7 @@ use crate::local::attempt::Arrival;
 use crate::local::call::{Caller, Wait};
 use crate::local::listener::tests::fake;
 use crate::local::reentrancy::Level;
-use crate::local::tests::{Fate, LEASE, Scene, Scripted, eventually};
+use crate::local::tests::{LEASE, Outcome, Scene, Scripted, eventually};
 use crate::local::wait_queues::Turn;
 use crate::store::Store;
 use crate::store::request::{Acquire, AcquireReply, Registration};
@@ -53,12 +53,12 @@ impl Waiting {
         self.wakes.send(Ok(Wake::Lock(self.scene.name.to_string()))).expect("the listener lives");
     }
 
-    /// Wakes the thread for requests with these fates, and waits until the first is sent.
-    fn wake_with(&self, fates: &[Fate]) {
+    /// Wakes the thread for requests with these outcomes, and waits until the first is sent.
+    fn wake_with(&self, outcomes: &[Outcome]) {
         let store = &self.scene.store;
-        store.set_fates(fates);
+        store.set_outcomes(outcomes);
         self.wake();
-        eventually(|| store.fates.lock().len() < fates.len());
+        eventually(|| store.outcomes.lock().len() < outcomes.len());
     }
 
     /// Wakes the thread in vain until it sleeps, and a request was sent for it.
@@ -109,7 +109,7 @@ fn a_request_that_a_wake_up_sent_is_repeated_after_a_lost_reply() {
     let waiting = Waiting::new();
     let level = waiting.wait(|| {
         waiting.release();
-        waiting.wake_with(&[Fate::LostReply]);
+        waiting.wake_with(&[Outcome::LostReply]);
         waiting.wake();
     });
     let level = level.expect("a reply").expect("a lock");
@@ -122,7 +122,7 @@ fn a_request_that_a_wake_up_sent_is_cleaned_up_when_the_thread_gets_no_reply() {
     let lost = waiting.wait(|| {
         waiting.release();
         // It may be woken once more, and try again.
-        waiting.wake_with(&[Fate::LostReply, Fate::LostRequest, Fate::LostRequest]);
+        waiting.wake_with(&[Outcome::LostReply, Outcome::LostRequest, Outcome::LostRequest]);
         assert!(!waiting.is_free());
         waiting.scene.shared.close();
     });
