@@ -87,9 +87,9 @@ impl<S: ConnectionSource> Multiplexer<S> {
         Pending { multiplexer: self.clone(), slot, waited: false }
     }
 
-    /// Leaves a request to a reader thread, which sends it as soon as it has its own reply and calls
-    /// `on_reply` with the reply to this one. Returns `None`, and does nothing, while no thread
-    /// shares a connection.
+    /// Leaves a request to a reader thread, which sends it as soon as it has its own reply and
+    /// calls `on_reply` with the reply to this one. Returns `None`, and does nothing, while no
+    /// thread shares a connection.
     pub(super) fn post(
         self: &Arc<Self>,
         request: Request,

@@ -3,7 +3,7 @@
 //! | the connection | what becomes of a request in flight |
 //! |---|---|
 //! | open | it is answered after the requests before it |
-//! | open, script unknown | it is sent again in full, behind the others, or fails, see [`UnknownScript`] |
+//! | open, script unknown | it is sent again, behind the others, or fails: [`UnknownScript`] |
 //! | given up | it fails with the failure for which the connection was given up |
 //!
 //! All requests in flight are kept here: those of threads that share a pooled connection, those of

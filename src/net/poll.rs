@@ -6,8 +6,8 @@ use std::time::Instant;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-/// Blocks until some of the sockets have something to read, and returns their positions; none if the
-/// deadline is over. Without a deadline it does not block.
+/// Blocks until some of the sockets have something to read, and returns their positions; none if
+/// the deadline is over. Without a deadline it does not block.
 pub(crate) fn poll_readable(sockets: &[BorrowedFd<'_>], deadline: Option<Instant>) -> Vec<usize> {
     let mut fds: Vec<_> = sockets.iter().map(|socket| PollFd::new(socket, PollFlags::IN)).collect();
     loop {

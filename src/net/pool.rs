@@ -1,5 +1,7 @@
-//! The pool of connections to one server, by r2d2, and the thread that serves all pools of a
-//! client.
+//! The pool of connections to one server, and the thread that serves all pools of a client.
+//!
+//! The pool is r2d2's. A pool makes connections closed, so neither making one nor a thread that
+//! waits for one ever depends on the network; the thread that uses a connection opens it.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -8,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use r2d2::{ManageConnection, NopErrorHandler, Pool, PooledConnection};
+use r2d2::{ManageConnection, NopErrorHandler, Pool};
 use scheduled_thread_pool::{OnPoolDropBehavior, ScheduledThreadPool};
 
 use crate::failure::Failure;
@@ -16,10 +18,11 @@ use crate::net::connection::Connection;
 use crate::net::factory::ConnectionFactory;
 use crate::net::multiplexer::ConnectionSource;
 
-/// The thread that serves all pools of a client. It ends with the last pool, or clone of this.
+/// The thread that serves all pools of a client. It ends with the last pool and the last clone of
+/// this.
 ///
-/// Everything that runs on it is brief, and nothing does I/O that could block: requests may wait
-/// for a connection that it makes.
+/// Work on it must be brief and do no I/O that could block: requests may be waiting for a
+/// connection that this thread makes.
 #[derive(Clone)]
 pub(crate) struct PoolThread(Arc<ScheduledThreadPool>);
 
@@ -39,8 +42,8 @@ impl PoolThread {
         Self(Arc::new(thread.build()))
     }
 
-    /// Runs `work` on the thread after a delay, unless the thread ends before: `work` does not
-    /// keep it alive.
+    /// Runs `work` on the thread after a delay. It does not run if the thread has ended by then,
+    /// and does not keep the thread alive.
     pub(crate) fn after(&self, delay: Duration, work: impl FnOnce(&Self) + Send + 'static) {
         let thread = Arc::downgrade(&self.0);
         self.0.execute_after(delay, move || {
@@ -52,8 +55,8 @@ impl PoolThread {
 
     /// Makes an empty pool, without waiting and without I/O.
     ///
-    /// If `limits` has times, r2d2 looks on this thread every 30 s for idle connections that have
-    /// reached them. It closes these, which does not block, and opens no others.
+    /// Every 30 s, r2d2 checks on this thread for idle connections that have reached a time limit.
+    /// It closes these, which does not block, and opens no others.
     pub(crate) fn pool<M: ManageConnection>(&self, limits: PoolLimits, manager: M) -> Pool<M> {
         Pool::builder()
             .max_size(limits.size)
@@ -80,10 +83,10 @@ pub(crate) struct PoolLimits {
 /// The pool of connections to one server.
 #[derive(Debug)]
 pub(crate) struct ConnectionPool {
-    pool: Pool<ConnectionSlots>,
+    pool: Pool<ClosedConnections>,
     factory: Arc<ConnectionFactory>,
-    /// How many have a connection or wait until there is one. While these are fewer than the pool
-    /// may have connections, one more gets one without waiting for another user.
+    /// How many threads have a connection or wait for one. While they are fewer than the pool may
+    /// have connections, another thread gets one without waiting for a user to finish.
     users: Arc<AtomicU32>,
 }
 
@@ -93,30 +96,30 @@ impl ConnectionPool {
         limits: PoolLimits,
         thread: &PoolThread,
     ) -> Self {
-        let pool = thread.pool(limits, ConnectionSlots(factory.clone()));
+        let pool = thread.pool(limits, ClosedConnections(factory.clone()));
         Self { pool, factory, users: Arc::default() }
     }
 
-    fn take(&self, place: Place, deadline: Instant) -> Option<Lent> {
+    fn take(&self, permit: Permit, deadline: Instant) -> Option<PooledConnection> {
         let left = || deadline.saturating_duration_since(Instant::now());
-        // r2d2 makes a new one on the pool's thread, which takes no longer than waking that.
+        // If none is idle, r2d2 makes one on the pool's thread, which takes a few microseconds.
         let taken = self.pool.try_get().or_else(|| self.pool.get_timeout(left()).ok());
-        taken.map(|connection| Lent { connection, _place: place })
+        taken.map(|connection| PooledConnection { connection, _permit: permit })
     }
 }
 
 impl ConnectionSource for ConnectionPool {
-    type Connection = Lent;
+    type Connection = PooledConnection;
 
-    fn try_get(&self, deadline: Instant) -> Option<Lent> {
+    fn try_get(&self, deadline: Instant) -> Option<PooledConnection> {
         let free = |users| (users < self.pool.max_size()).then_some(users + 1);
         self.users.fetch_update(Ordering::SeqCst, Ordering::SeqCst, free).ok()?;
-        self.take(Place(self.users.clone()), deadline)
+        self.take(Permit(self.users.clone()), deadline)
     }
 
-    fn get(&self, deadline: Instant) -> Option<Lent> {
+    fn get(&self, deadline: Instant) -> Option<PooledConnection> {
         self.users.fetch_add(1, Ordering::SeqCst);
-        self.take(Place(self.users.clone()), deadline)
+        self.take(Permit(self.users.clone()), deadline)
     }
 
     fn all_in_use(&self) -> Failure {
@@ -131,23 +134,23 @@ impl ConnectionSource for ConnectionPool {
 
 /// A connection that goes back to the pool when this is dropped.
 #[derive(Debug)]
-pub(crate) struct Lent {
-    // Goes back first: a free place means that there is a connection for it.
-    connection: PooledConnection<ConnectionSlots>,
-    _place: Place,
+pub(crate) struct PooledConnection {
+    // Goes back first: when a permit is free, so is a connection.
+    connection: r2d2::PooledConnection<ClosedConnections>,
+    _permit: Permit,
 }
 
 /// One of the users of a pool.
 #[derive(Debug)]
-struct Place(Arc<AtomicU32>);
+struct Permit(Arc<AtomicU32>);
 
-impl Drop for Place {
+impl Drop for Permit {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
-impl Deref for Lent {
+impl Deref for PooledConnection {
     type Target = Connection;
 
     fn deref(&self) -> &Connection {
@@ -155,18 +158,19 @@ impl Deref for Lent {
     }
 }
 
-impl DerefMut for Lent {
+impl DerefMut for PooledConnection {
     fn deref_mut(&mut self) -> &mut Connection {
         &mut self.connection
     }
 }
 
-/// Makes closed connections: whoever takes one connects, by a deadline of its own and with an
-/// error of its own. Through r2d2 an error would arrive as a text, after the whole time to wait.
+/// Makes connections that are closed. The thread that takes one opens it, by its own deadline and
+/// with an error of its own; through r2d2, an error would arrive as a text, after the whole
+/// timeout.
 #[derive(Debug)]
-struct ConnectionSlots(Arc<ConnectionFactory>);
+struct ClosedConnections(Arc<ConnectionFactory>);
 
-impl ManageConnection for ConnectionSlots {
+impl ManageConnection for ClosedConnections {
     type Connection = Connection;
     type Error = Infallible;
 

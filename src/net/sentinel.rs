@@ -207,7 +207,7 @@ impl Sentinels {
             }
             Change::None => {}
             Change::Unanswered(Failure { source, .. }) => {
-                log::warn!(target: "leasehold", "no sentinel answers where {master:?} is: {source}");
+                log::warn!(target: "leasehold", "no sentinel answers for {master:?}: {source}");
             }
         }
     }

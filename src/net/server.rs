@@ -1,4 +1,4 @@
-//! One server and the connections to it.
+//! One server and its pool of connections.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -8,15 +8,14 @@ use crate::failure::Failure;
 use crate::net::connection::Connection;
 use crate::net::endpoint::Endpoint;
 use crate::net::factory::ConnectionFactory;
-use crate::net::multiplexer::{self, Multiplexer};
+use crate::net::multiplexer::{Multiplexer, Pending, Posted};
 use crate::net::pool::{ConnectionPool, PoolLimits, PoolThread};
 use crate::net::request::{Reply, Request};
 use crate::net::resolver::Resolver;
 use crate::net::route::Route;
 use crate::net::shared_connection::OnReply;
 
-/// What is needed to make the servers of one client: the settings, the thread of its pools and its
-/// look-ups.
+/// Makes the servers of one client, which share the thread of its pools and its look-ups.
 #[derive(Clone, Debug)]
 pub(crate) struct ServerFactory {
     config: Config,
@@ -34,19 +33,19 @@ impl ServerFactory {
         &self.thread
     }
 
-    /// A server and an empty pool; connections are opened when they are first used.
+    /// Makes a server with an empty pool. Connections are opened when they are first used.
     pub(crate) fn server(&self, endpoint: Endpoint) -> Server {
         self.pooled(self.connections(endpoint))
     }
 
-    /// As `server`, for a server to which a route leads: of the endpoint only the login counts.
+    /// As `server`, for a server to which a route leads. Of the endpoint only the login counts.
     pub(crate) fn server_along(&self, route: Box<dyn Route>, endpoint: Endpoint) -> Server {
         let mut connections = self.connections(endpoint);
         connections.route = Some(route);
         self.pooled(connections)
     }
 
-    /// What makes connections that are in no pool.
+    /// Returns what makes connections outside a pool.
     pub(crate) fn connections(&self, endpoint: Endpoint) -> ConnectionFactory {
         ConnectionFactory::new(endpoint, &self.config, self.resolver.clone())
     }
@@ -61,7 +60,7 @@ impl ServerFactory {
     }
 }
 
-/// A pool of connections to one server.
+/// One server. Clones share its connections.
 #[derive(Clone, Debug)]
 pub(crate) struct Server {
     multiplexer: Arc<Multiplexer<ConnectionPool>>,
@@ -80,17 +79,17 @@ impl Server {
         &self.factory.endpoint
     }
 
-    /// The failure of a request that was answered with something that makes no sense.
+    /// The failure of a request whose reply does not fit it.
     pub(crate) fn invalid_reply(&self) -> Failure {
         self.factory.invalid_reply()
     }
 
-    /// Asks for a sign of life.
+    /// Makes sure that the server answers.
     pub(crate) fn ping(&self, deadline: Instant) -> Result<(), Failure> {
         self.exchange(Request::command(&redis::cmd("PING")), deadline).map(drop)
     }
 
-    /// A connection of its own for one thread, outside the pool so that the pool cannot starve it.
+    /// Makes a connection outside the pool, for which a thread never has to wait.
     pub(crate) fn connection(&self) -> Connection {
         Connection::new(self.factory.clone())
     }
@@ -102,21 +101,22 @@ impl Server {
 
     /// Sends a request, or has it sent as soon as a connection is free. Any thread may wait for the
     /// reply.
-    pub(crate) fn begin(&self, request: Request, deadline: Instant) -> Pending {
+    pub(crate) fn begin(&self, request: Request, deadline: Instant) -> Pending<ConnectionPool> {
         self.multiplexer.begin(self.addressed(request), deadline)
     }
 
-    /// Leaves a request to a thread that reads now, if threads share connections at the moment.
+    /// Leaves a request to a thread that reads a reply now, if threads share connections at the
+    /// moment. That thread calls `on_reply`.
     pub(crate) fn post(
         &self,
         request: Request,
         deadline: Instant,
         on_reply: OnReply,
-    ) -> Option<Posted> {
+    ) -> Option<Posted<ConnectionPool>> {
         self.multiplexer.post(self.addressed(request), deadline, on_reply)
     }
 
-    /// The request as this server wants it.
+    /// The request as this server accepts it.
     pub(crate) fn addressed(&self, request: Request) -> Request {
         if self.asking { request.asking() } else { request }
     }
@@ -130,9 +130,3 @@ impl Server {
         self.multiplexer.alone(deadline, |connection| work(connection))
     }
 }
-
-/// A request that was sent, or will be.
-pub(crate) type Pending = multiplexer::Pending<ConnectionPool>;
-
-/// A request that was left to another thread.
-pub(crate) type Posted = multiplexer::Posted<ConnectionPool>;

@@ -6,12 +6,14 @@
 //! next thread that waits becomes the reader. So no thread waits for the reply to another, and no
 //! thread is needed that only reads.
 //!
-//! | the connection | who has it | what ends that |
+//! | connection | requests in flight | what comes next |
 //! |---|---|---|
-//! | idle | the pool, or the thread that has just taken it | requests are queued: they are sent |
-//! | without a reader, requests in flight | the thread that has sent or read last | the first thread that waits becomes the reader; if none does, posted requests are read to the end, and with others in flight the connection is given up |
-//! | with a reader | the reader | its own reply has come, or its deadline |
-//! | given up | the thread that has found it broken | every request in flight has failed |
+//! | idle | none | queued requests are sent, or it goes back to the pool |
+//! | without reader | some that threads wait for | the first of these threads becomes the reader |
+//! | without reader | posted and abandoned ones | posted ones are read to the end; idle |
+//! | without reader | abandoned ones only | given up |
+//! | with reader | some | the reader has its reply, or its deadline is over: without reader |
+//! | given up | all fail | idle: the next user opens it again |
 
 use std::sync::Arc;
 use std::time::Instant;

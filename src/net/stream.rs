@@ -3,8 +3,8 @@
 //! A time limit for each call of `read`, which is all that sockets offer, never ends a reply that
 //! drips in byte by byte. So every wait is for the time that is left: after a short spin if the
 //! caller allows one, in `read` itself while much time is left, which saves a system call, and in
-//! `poll` at the end. A caller that may wait long waits in `poll` all the time, because `read` wakes
-//! up now and then.
+//! `poll` at the end. A caller that may wait long waits in `poll` all the time, because `read`
+//! wakes up now and then.
 
 use std::io::{self, Read};
 use std::net::{SocketAddr, TcpStream};

@@ -1,8 +1,8 @@
 //! TLS over a stream: the handshake and everything after it, by the caller's deadlines.
 //!
-//! `rustls` implements the protocol and does no I/O of its own. Messages of its own are sent as soon
-//! as it has them; those of the server, such as tickets for later sessions, are processed on the way
-//! to the next reply.
+//! `rustls` implements the protocol and does no I/O of its own. Messages of its own are sent as
+//! soon as it has them; those of the server, such as tickets for later sessions, are processed on
+//! the way to the next reply.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::sync::Arc;

@@ -6,6 +6,19 @@ use std::time::Instant;
 use crate::failure::Failure;
 use crate::net::request::{Reply, Request};
 
+/// How to wait for a reply.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum WaitFor {
+    /// Not at all, and without a system call: only what was read along with earlier replies counts.
+    Buffered,
+    /// Not at all: only what has come already is read.
+    Nothing,
+    /// Asleep, because it may take long.
+    Reply { deadline: Instant },
+    /// Spinning first, if that pays, because it is expected soon.
+    SoonReply { deadline: Instant },
+}
+
 /// A connection over which requests are sent, and replies received in the same order.
 pub(crate) trait Transport {
     /// Returns `true` if [`connect`](Transport::connect) has nothing to do.
@@ -32,19 +45,6 @@ pub(crate) trait Transport {
 
     /// Gives up a connection over which no reply has come in time.
     fn time_out(&mut self) -> Failure;
-}
-
-/// How to wait for a reply.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum WaitFor {
-    /// Not at all, and without a system call: only what was read along with earlier replies counts.
-    Buffered,
-    /// Not at all: only what has come already is read.
-    Nothing,
-    /// Asleep, because it may take long.
-    Reply { deadline: Instant },
-    /// Spinning first, if that pays, because it is expected soon.
-    SoonReply { deadline: Instant },
 }
 
 /// A connection that goes back to its pool when it is dropped.

@@ -1,15 +1,11 @@
 //! The calls of the scripts in `lua/`: keys, arguments and reply of each in one place.
-//!
-//! A reply of another shape than the script's is no reply; see [`Decoder::decode`].
 
 use std::sync::LazyLock;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use redis::Value;
-
 use crate::config::Config;
-use crate::failure::{Failure, FailureKind};
-use crate::net::request::{Arg, Reply, Request, Script};
+use crate::net::request::{Arg, Request, Script};
+use crate::store::decoder::{self, Decoder};
 use crate::store::hold::{HoldId, Holder};
 use crate::store::job::Action;
 use crate::store::keys::Keys;
@@ -54,40 +50,19 @@ script!(WITHDRAW, "withdraw.lua");
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// A counter of fencing tokens is kept at least this long after the last hold of its name, and no
-/// longer than it must, so that names do not fill the server's memory.
+/// How long a counter of fencing tokens is kept at least after the last hold of its name. It is not
+/// kept for ever, so that names do not fill the server's memory.
 const FENCE_LIFE_MIN: Duration = DAY;
 
-/// The list of waiting clients is kept at least this long after a client was last registered, and
-/// longer where clients ask less often.
+/// How long the waiting clients of a lock are remembered at least after the last of them was
+/// registered. It is longer where clients try for the lock less often.
 const WAITING_LIFE_MIN: Duration = Duration::from_secs(60);
 
-/// A request, and how its reply is read.
+/// A request and the decoder of its reply.
 #[derive(Clone, Debug)]
 pub(crate) struct Command<T> {
     pub(crate) request: Request,
     pub(crate) decoder: Decoder<T>,
-}
-
-/// Reads the replies to one kind of request.
-#[derive(Clone, Debug)]
-pub(crate) struct Decoder<T> {
-    read: fn(&Value) -> Option<T>,
-    /// What it means that the lock's key holds something else; `None` if that is a failure.
-    on_wrong_type: Option<T>,
-}
-
-impl<T: Clone> Decoder<T> {
-    /// Returns what a reply says, or the failure that it is. `None` if it makes no sense.
-    pub(crate) fn decode(&self, reply: Reply) -> Option<Result<T, Failure>> {
-        match (reply, &self.on_wrong_type) {
-            (Ok(value), _) => (self.read)(&value).map(Ok),
-            (Err(failure), Some(meaning)) if failure.kind == FailureKind::WrongType => {
-                Some(Ok(meaning.clone()))
-            }
-            (Err(failure), _) => Some(Err(failure)),
-        }
-    }
 }
 
 /// Makes commands for the locks of one client.
@@ -100,7 +75,7 @@ pub(crate) struct Commands {
 }
 
 impl Commands {
-    /// For a server that makes fencing tokens by its own clock.
+    /// For a server that makes fencing tokens from its own clock.
     pub(crate) fn new(config: &Config) -> Self {
         let (_, longest_pause) = config.backoff;
         Self {
@@ -133,7 +108,7 @@ impl Commands {
             millis(self.waiting_life),
         ];
         let (own, proposed) = (&ACQUIRE, &ACQUIRE_PROPOSED);
-        self.begin_hold(&hold.name, own, proposed, &args, acquire_reply)
+        self.begin_hold(&hold.name, own, proposed, &args, decoder::ACQUIRE)
     }
 
     pub(crate) fn transfer(&self, request: Transfer<'_>) -> Command<TransferReply> {
@@ -146,7 +121,7 @@ impl Commands {
             fence_life(lease),
             Arg::Number(yields.into()),
         ];
-        self.begin_hold(&to.name, &TRANSFER, &TRANSFER_PROPOSED, &args, transfer_reply)
+        self.begin_hold(&to.name, &TRANSFER, &TRANSFER_PROPOSED, &args, decoder::TRANSFER)
     }
 
     pub(crate) fn set_depth(&self, request: SetDepth<'_>) -> Command<HoldReply> {
@@ -162,10 +137,10 @@ impl Commands {
     pub(crate) fn release(&self, hold: &HoldId) -> Command<HoldReply> {
         let (lock, waiting) = (self.keys.lock(&hold.name), self.keys.waiting(&hold.name));
         let request = Request::call(&RELEASE, &[&lock, &waiting], &[Arg::Text(&hold.owner())]);
-        Command { request, decoder: GONE_ON_WRONG_TYPE }
+        Command { request, decoder: decoder::HOLD_OR_GONE }
     }
 
-    /// Takes back a hold that has come about on too few servers, and wakes no client.
+    /// Ends a hold that too few servers have granted, and wakes no client.
     pub(crate) fn withdraw(&self, hold: &HoldId) -> Command<HoldReply> {
         self.about_hold(&WITHDRAW, hold, &[])
     }
@@ -176,24 +151,24 @@ impl Commands {
         let owner = hold.owner();
         let args = [Arg::Text(&owner), Arg::Number(fence), fence_life(lease)];
         let request = Request::call(&RAISE, &[&lock, &counter], &args);
-        Command { request, decoder: GONE_ON_WRONG_TYPE }
+        Command { request, decoder: decoder::HOLD_OR_GONE }
     }
 
     pub(crate) fn inspect(&self, name: &str) -> Command<Option<Holder>> {
         let request = Request::call(&INSPECT, &[&self.keys.lock(name)], &[]);
-        Command { request, decoder: Decoder { read: holder, on_wrong_type: None } }
+        Command { request, decoder: decoder::HOLDER }
     }
 
     pub(crate) fn force_release(&self, name: &str) -> Command<HoldReply> {
         let (lock, waiting) = (self.keys.lock(name), self.keys.waiting(name));
         let request = Request::call(&FORCE_RELEASE, &[&lock, &waiting], &[]);
-        Command { request, decoder: Decoder { read: hold_reply, on_wrong_type: None } }
+        Command { request, decoder: decoder::HOLD }
     }
 
     pub(crate) fn unregister(&self, name: &str, client: &str) -> Command<HoldReply> {
         let (lock, waiting) = (self.keys.lock(name), self.keys.waiting(name));
         let request = Request::call(&UNREGISTER, &[&lock, &waiting], &[Arg::Text(client)]);
-        Command { request, decoder: Decoder { read: hold_reply, on_wrong_type: None } }
+        Command { request, decoder: decoder::HOLD }
     }
 
     pub(crate) fn job(&self, hold: &HoldId, action: Action) -> Command<HoldReply> {
@@ -203,14 +178,15 @@ impl Commands {
         }
     }
 
-    /// Calls a script that begins a hold, with the token that the client proposes, if it does.
+    /// Calls a script that begins a hold, in the form for a proposed token if the client proposes
+    /// one.
     fn begin_hold<T>(
         &self,
         name: &str,
         own: &'static Script,
         proposed: &'static Script,
         args: &[Arg<'_>],
-        read: fn(&Value) -> Option<T>,
+        decoder: Decoder<T>,
     ) -> Command<T> {
         let keys: &[&str] =
             &[&self.keys.lock(name), &self.keys.fence(name), &self.keys.waiting(name)];
@@ -219,10 +195,10 @@ impl Commands {
         } else {
             Request::call(own, keys, args)
         };
-        Command { request, decoder: Decoder { read, on_wrong_type: None } }
+        Command { request, decoder }
     }
 
-    /// Calls a script whose first argument is the owner and whose only key is the lock.
+    /// Calls a script whose only key is the lock and whose first argument is the owner.
     fn about_hold(
         &self,
         script: &'static Script,
@@ -232,13 +208,9 @@ impl Commands {
         let owner = hold.owner();
         let args = [&[Arg::Text(&owner)], args].concat();
         let request = Request::call(script, &[&self.keys.lock(&hold.name)], &args);
-        Command { request, decoder: GONE_ON_WRONG_TYPE }
+        Command { request, decoder: decoder::HOLD_OR_GONE }
     }
 }
-
-/// A hold is gone if something else has taken the place of its lock.
-const GONE_ON_WRONG_TYPE: Decoder<HoldReply> =
-    Decoder { read: hold_reply, on_wrong_type: Some(HoldReply::Gone) };
 
 /// A time in milliseconds, rounded up: zero would delete the key.
 fn millis(time: Duration) -> Arg<'static> {
@@ -250,66 +222,10 @@ fn fence_life(lease: Duration) -> Arg<'static> {
     millis(FENCE_LIFE_MIN.max(lease * 2))
 }
 
-/// The token that every server should give: this system's clock in microseconds.
+/// The token that every server is to give: this system's clock in microseconds.
 fn proposal() -> Arg<'static> {
     let micros = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_micros());
     Arg::Number(u64::try_from(micros).unwrap_or(u64::MAX))
-}
-
-/// Returns `true` if a script has begun a hold or changed one: each then replies with a 1 in front.
-pub(crate) fn is_done(reply: &Value) -> bool {
-    match reply {
-        Value::Array(parts) => matches!(parts.first(), Some(Value::Int(1))),
-        reply => *reply == Value::Int(1),
-    }
-}
-
-fn hold_reply(reply: &Value) -> Option<HoldReply> {
-    match reply {
-        Value::Int(1) => Some(HoldReply::Held),
-        Value::Int(0) => Some(HoldReply::Gone),
-        _ => None,
-    }
-}
-
-fn acquire_reply(reply: &Value) -> Option<AcquireReply> {
-    let Value::Array(parts) = reply else { return None };
-    match parts[..] {
-        [Value::Int(1), Value::Int(fence)] => {
-            Some(AcquireReply::Acquired { fence: u64::try_from(fence).ok()? })
-        }
-        [Value::Int(0), Value::Int(millis)] => Some(AcquireReply::Held {
-            remaining: u64::try_from(millis).ok().map(Duration::from_millis),
-        }),
-        _ => None,
-    }
-}
-
-fn transfer_reply(reply: &Value) -> Option<TransferReply> {
-    let Value::Array(parts) = reply else { return None };
-    match parts[..] {
-        [Value::Int(0), Value::Int(_)] => Some(TransferReply::Gone),
-        [Value::Int(1), Value::Int(fence)] => {
-            Some(TransferReply::Transferred { fence: u64::try_from(fence).ok()? })
-        }
-        [Value::Int(2), Value::Int(_)] => Some(TransferReply::Yielded),
-        _ => None,
-    }
-}
-
-fn holder(reply: &Value) -> Option<Option<Holder>> {
-    let Value::Array(parts) = reply else { return None };
-    match &parts[..] {
-        [] => Some(None),
-        [Value::Int(millis), Value::BulkString(owner), Value::BulkString(depth)] => {
-            let remaining = u64::try_from(*millis).map_or(Duration::MAX, Duration::from_millis);
-            let owner = String::from_utf8_lossy(owner).into_owned();
-            // A foreign hash can hold anything.
-            let depth = str::from_utf8(depth).ok().and_then(|depth| depth.parse().ok());
-            Some(Some(Holder { owner, depth: depth.unwrap_or(1), remaining }))
-        }
-        _ => None,
-    }
 }
 
 #[cfg(test)]
@@ -326,30 +242,5 @@ mod tests {
         assert_eq!(millis(Duration::from_millis(10)), 10);
         assert_eq!(millis(Duration::from_micros(10_001)), 11);
         assert_eq!(millis(Duration::MAX), u64::MAX);
-    }
-
-    #[test]
-    fn replies_of_another_shape_are_refused() {
-        let odd = [
-            Value::Nil,
-            Value::Okay,
-            Value::Int(2),
-            Value::Array(vec![Value::Int(1)]),
-            Value::Array(vec![Value::Int(1), Value::Int(-1)]),
-            Value::Array(vec![Value::Int(3), Value::Int(5)]),
-            Value::Array(vec![Value::Int(1), Value::Nil, Value::Nil]),
-        ];
-        for reply in odd {
-            assert_eq!(hold_reply(&reply), None, "{reply:?}");
-            assert_eq!(acquire_reply(&reply), None, "{reply:?}");
-            assert_eq!(transfer_reply(&reply), None, "{reply:?}");
-            assert!(holder(&reply).is_none(), "{reply:?}");
-        }
-    }
-
-    #[test]
-    fn a_holder_without_a_lease_holds_for_an_unknown_time() {
-        let reply = Value::Array(vec![Value::Int(0), Value::Int(-1)]);
-        assert_eq!(acquire_reply(&reply), Some(AcquireReply::Held { remaining: None }));
     }
 }

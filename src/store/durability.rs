@@ -1,9 +1,8 @@
-//! Waiting until what was written has reached replicas or disks: WAIT and WAITAOF.
+//! Waiting until a write has reached replicas or disks: WAIT and WAITAOF.
 //!
-//! Both are about what the same connection has written before, so they go out together with the
-//! script, in one write. Whatever comes behind over the same connection has to wait as well: one
-//! server is given a connection that nobody else has requests on; of several, none is waited for
-//! that others can do without.
+//! Both are about what the same connection has written before, so they are sent together with the
+//! script, in one write. Requests behind them on that connection wait as well. So a request to one
+//! server has a connection to itself; a quorum does without the servers that are still waiting.
 
 use std::io;
 use std::sync::Arc;
@@ -18,22 +17,23 @@ use crate::net::connection::Connection;
 use crate::net::request::{Reply, Request};
 use crate::net::server::Server;
 use crate::net::transport::{Transport, WaitFor};
-use crate::store::commands::{Command, is_done};
+use crate::store::commands::Command;
+use crate::store::decoder::is_done;
 
-/// Whoever has begun nothing waits for no longer than this: a new connection costs less.
-const SKIP: Duration = Duration::from_millis(10);
+/// How long the reply to the wait for nothing is read at most: a new connection costs less.
+const DISCARD_TIME: Duration = Duration::from_millis(10);
 
-/// What a write must have reached to count.
+/// What a write must have reached in order to count.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Demand {
-    /// The master's disk, 0 or 1; `None` if no disk is to be waited for at all.
+    /// How many disks of the master, 0 or 1; `None` if no disk counts at all.
     local: Option<u32>,
     replicas: u32,
     timeout: Duration,
 }
 
 impl Demand {
-    /// `None` if it is enough that the server has it in memory.
+    /// Returns `None` if it is enough that the server has the write in memory.
     pub(crate) fn new(durability: Durability) -> Option<Self> {
         match durability {
             Durability::Fsync { local, replicas, timeout } => {
@@ -46,11 +46,11 @@ impl Demand {
         }
     }
 
-    /// The request to wait, but for no longer than leaves the time to answer by `deadline`.
+    /// The request to wait, for a time that leaves the server enough to reply by the deadline.
     pub(crate) fn request(&self, deadline: Instant) -> Request {
         let left = deadline.saturating_duration_since(Instant::now());
         let time = self.timeout.min(left / 8 * 7);
-        // Zero would be without limit.
+        // Zero would mean without limit.
         let millis = u64::try_from(time.as_millis()).unwrap_or(u64::MAX).max(1);
         let mut request = match self.local {
             None => redis::cmd("WAIT"),
@@ -59,14 +59,14 @@ impl Demand {
         Request::command(request.arg(self.replicas).arg(millis))
     }
 
-    /// A request that is answered at once, and rejected if the other would be.
+    /// A request that is answered at once, and is rejected if the other one would be.
     pub(crate) fn probe(&self) -> Request {
         Self { replicas: 0, ..*self }.request(Instant::now())
     }
 
-    /// What `server`'s reply to that request says about what was written. `None` if it makes no
-    /// sense.
-    pub(crate) fn weigh(&self, reply: Reply, server: &Arc<str>) -> Option<Result<(), Failure>> {
+    /// Returns whether the write counts, according to the reply of `server` to the request to wait;
+    /// `None` for a reply of another shape.
+    pub(crate) fn check(&self, reply: Reply, server: &Arc<str>) -> Option<Result<(), Failure>> {
         Some(match reply {
             Ok(reply) => match self.acked(&reply)? {
                 acked if acked == self.required() => Ok(()),
@@ -76,13 +76,14 @@ impl Demand {
                 }
             },
             Err(failure) if failure.is_ambiguous() => Err(failure),
-            // It was probed when the client was opened, so this is a server that has changed.
+            // The server understood the request when the client was opened, so it has changed
+            // since.
             Err(failure) => Err(Failure { kind: self.shortfall(0), ..failure }),
         })
     }
 
-    /// How many of those that are required have acknowledged the write. `None` if the reply makes
-    /// no sense.
+    /// How many of the required disks and replicas have acknowledged the write; `None` for a reply
+    /// of another shape.
     fn acked(&self, reply: &Value) -> Option<u32> {
         match (reply, self.local) {
             (Value::Int(replicas), None) => count(*replicas, self.replicas),
@@ -96,7 +97,7 @@ impl Demand {
         }
     }
 
-    /// So many have acknowledged the write, and that is too few.
+    /// The kind of failure if so many have acknowledged the write, and that is too few.
     fn shortfall(&self, acked: u32) -> FailureKind {
         FailureKind::NotReplicated { acked, required: self.required() }
     }
@@ -106,7 +107,7 @@ impl Demand {
     }
 }
 
-/// Runs a command whose reply counts, if it has done something, only once the demand is met.
+/// Sends a command whose reply, if the script has done something, counts only if the demand is met.
 pub(crate) fn ask_durably<T: Clone>(
     server: &Server,
     demand: &Demand,
@@ -123,9 +124,9 @@ pub(crate) fn ask_durably<T: Clone>(
             let reply = connection.receive_reply_to(request, deadline);
             let done = reply.as_ref().is_ok_and(is_done);
             if done {
-                weigh(server, demand, connection, deadline)?;
+                receive_acknowledgements(server, demand, connection, deadline)?;
             } else if connection.is_connected() {
-                connection.discard_reply(deadline.min(end_of(SKIP)));
+                connection.discard_reply(deadline.min(end_of(DISCARD_TIME)));
             }
             Ok(reply)
         })?
@@ -139,31 +140,33 @@ pub(crate) fn ask_durably<T: Clone>(
     command.decoder.decode(reply).unwrap_or_else(|| Err(server.invalid_reply()))
 }
 
-/// Finds out whether the server understands what it will be asked to wait for.
+/// Makes sure that the server understands the request to wait.
 pub(crate) fn probe(server: &Server, demand: &Demand, deadline: Instant) -> Result<(), Failure> {
     server.exchange(demand.probe(), deadline).map(drop)
 }
 
-/// Reads how many have acknowledged a write. An error if that is too few, or not known.
-fn weigh(
+/// Reads the reply to the request to wait; a failure if too few have acknowledged the write or
+/// their number is unknown.
+fn receive_acknowledgements(
     server: &Server,
     demand: &Demand,
     connection: &mut Connection,
     deadline: Instant,
 ) -> Result<(), Failure> {
-    // It comes when others have answered: not soon.
+    // It comes once replicas or disks have answered, so spinning for it does not pay.
     match connection.receive(WaitFor::Reply { deadline }) {
         None => {
             connection.poison();
             Err(connection.no_reply())
         }
         Some(reply) => demand
-            .weigh(reply, &server.factory.label())
+            .check(reply, &server.factory.label())
             .unwrap_or_else(|| Err(connection.invalid_reply())),
     }
 }
 
-/// Acknowledgements beyond those that are required make up for nobody else's.
+/// Limits a number of acknowledgements to those that are required: surplus ones of replicas do not
+/// replace that of the disk.
 fn count(acked: i64, required: u32) -> Option<u32> {
     Some(u32::try_from(acked.max(0)).unwrap_or(u32::MAX).min(required)).filter(|_| acked >= 0)
 }
@@ -188,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_demand_is_put_in_the_words_of_its_command() {
+    fn a_demand_becomes_wait_or_waitaof() {
         assert!(Demand::new(Durability::Memory).is_none());
         assert_eq!(packed(replicas(2), TIME * 9), "*3 $4 WAIT $1 2 $4 1000 ");
         assert_eq!(packed(fsync(true, 0), TIME * 9), "*4 $7 WAITAOF $1 1 $1 0 $4 1000 ");
@@ -215,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn replies_of_another_shape_are_refused() {
+    fn replies_of_another_shape_are_rejected() {
         for reply in [Value::Nil, Value::Okay, Value::Int(-1), Value::Array(Vec::new())] {
             assert_eq!(replicas(1).acked(&reply), None, "{reply:?}");
             assert_eq!(fsync(true, 1).acked(&reply), None, "{reply:?}");

@@ -29,23 +29,23 @@ impl Keys {
         companion("fence", &self.lock(name))
     }
 
-    /// The clients that wait for the lock.
+    /// The queue of waiting clients.
     pub(crate) fn waiting(&self, name: &str) -> String {
         companion("queue", &self.lock(name))
     }
 
-    /// The channel of a client. `wake.lua` knows it too.
+    /// The channel on which a client is woken. `wake.lua` has its name too.
     pub(crate) fn channel(client: &str) -> String {
         format!("{RESERVED}wake:{client}")
     }
 
-    /// The name of the lock with this key; `None` if it begins with another prefix.
+    /// The name of the lock with this key; `None` if the key has another prefix.
     pub(crate) fn name<'k>(&self, lock: &'k str) -> Option<&'k str> {
         lock.strip_prefix(self.prefix.as_str())
     }
 }
 
-/// A key in the slot of `lock`, which `Config::check_name` has let through.
+/// A key in the slot of `lock`, which `Config::check_name` has accepted.
 fn companion(kind: &str, lock: &str) -> String {
     let (open, close) = if has_hash_tag(lock) { ("", "") } else { ("{", "}") };
     // Unlike `format!`, allocates no more than once.
@@ -66,17 +66,17 @@ mod tests {
         assert_eq!(keys.fence("{user}:stock"), "leasehold:fence:{user}:stock");
     }
 
-    /// Asks a real server, because it is its rule that counts.
+    /// Asks a real server, because the rule is the server's.
     #[test]
     fn all_keys_of_a_name_are_in_one_slot() {
         let process = process::Server::start("redis-server", &["--cluster-enabled", "yes"]);
         let mut connection = process.connect();
         let mut slots = |keys: Vec<String>| -> Vec<u16> {
-            let mut questions = redis::pipe();
+            let mut requests = redis::pipe();
             for key in keys {
-                questions.cmd("CLUSTER").arg("KEYSLOT").arg(key);
+                requests.cmd("CLUSTER").arg("KEYSLOT").arg(key);
             }
-            questions.query(&mut connection).expect("slots")
+            requests.query(&mut connection).expect("slots")
         };
         let config = Config::default();
         let keys = Keys::new("");

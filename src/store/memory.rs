@@ -1,4 +1,4 @@
-//! Locks in this process only, by the rules of the scripts.
+//! Locks that exist in this process only, by the rules of the scripts.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,36 +16,38 @@ use crate::store::request::{
 };
 use crate::store::wake::Wakeups;
 
-/// A world of locks of its own.
+/// A set of locks in memory. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Memory {
-    world: Arc<Mutex<World>>,
+    locks: Arc<Mutex<Locks>>,
 }
 
 #[derive(Debug, Default)]
-struct World {
-    locks: HashMap<Arc<str>, Held>,
-    /// One counter serves all names.
+struct Locks {
+    by_name: HashMap<Arc<str>, HeldLock>,
+    /// The last fencing token. One counter serves all names.
     fence: u64,
-    /// With this many locks, those whose lease is over are cleared away.
-    crowded: usize,
+    /// When there are this many locks, those whose lease is over are removed.
+    purge_at: usize,
 }
 
 #[derive(Debug)]
-struct Held {
+struct HeldLock {
     hold: HoldId,
     fence: u64,
     depth: u32,
     ends: Moment,
 }
 
-impl World {
-    fn live(&mut self, name: &str) -> Option<&mut Held> {
-        self.locks.get_mut(name).filter(|held| held.ends > Moment::now())
+impl Locks {
+    /// The lock of this name, if its lease is not over.
+    fn held(&mut self, name: &str) -> Option<&mut HeldLock> {
+        self.by_name.get_mut(name).filter(|held| held.ends > Moment::now())
     }
 
-    fn ours(&mut self, hold: &HoldId) -> Option<&mut Held> {
-        self.live(&hold.name).filter(|held| held.hold.nonce == hold.nonce)
+    /// The lock of this hold, if the hold still exists.
+    fn held_by(&mut self, hold: &HoldId) -> Option<&mut HeldLock> {
+        self.held(&hold.name).filter(|held| held.hold.nonce == hold.nonce)
     }
 
     fn begin(&mut self, hold: &HoldId, lease: Duration) -> u64 {
@@ -54,18 +56,18 @@ impl World {
         let fence = u64::try_from(micros).unwrap_or(u64::MAX).max(self.fence + 1);
         self.fence = fence;
         let now = Moment::now();
-        if self.locks.len() >= self.crowded {
-            self.locks.retain(|_, held| held.ends > now);
-            self.crowded = self.locks.len().max(32) * 2;
+        if self.by_name.len() >= self.purge_at {
+            self.by_name.retain(|_, held| held.ends > now);
+            self.purge_at = self.by_name.len().max(32) * 2;
         }
-        let entry = Held { hold: hold.clone(), fence, depth: 1, ends: now.after(lease) };
-        self.locks.insert(hold.name.clone(), entry);
+        let entry = HeldLock { hold: hold.clone(), fence, depth: 1, ends: now.after(lease) };
+        self.by_name.insert(hold.name.clone(), entry);
         fence
     }
 
-    /// The answer to somebody who wants a lock that is held, by another hold or already by this.
-    fn taken(&mut self, hold: &HoldId, lease: Duration) -> Option<AcquireReply> {
-        let entry = self.live(&hold.name)?;
+    /// The reply if the lock is held already, by another hold or by this one.
+    fn reply_if_held(&mut self, hold: &HoldId, lease: Duration) -> Option<AcquireReply> {
+        let entry = self.held(&hold.name)?;
         let now = Moment::now();
         Some(if entry.hold.nonce == hold.nonce {
             entry.ends = now.after(lease);
@@ -76,7 +78,7 @@ impl World {
     }
 
     fn renew(&mut self, hold: &HoldId, depth: Option<u32>, lease: Duration) -> HoldReply {
-        self.ours(hold).map_or(HoldReply::Gone, |entry| {
+        self.held_by(hold).map_or(HoldReply::Gone, |entry| {
             entry.depth = depth.unwrap_or(entry.depth);
             entry.ends = Moment::now().after(lease);
             HoldReply::Held
@@ -84,10 +86,10 @@ impl World {
     }
 
     fn release(&mut self, hold: &HoldId) -> HoldReply {
-        if self.ours(hold).is_none() {
+        if self.held_by(hold).is_none() {
             return HoldReply::Gone;
         }
-        self.locks.remove(&hold.name);
+        self.by_name.remove(&hold.name);
         HoldReply::Held
     }
 }
@@ -95,27 +97,27 @@ impl World {
 impl Store for Memory {
     fn acquire(&self, request: Acquire<'_>) -> Result<AcquireReply, Failure> {
         let Acquire { hold, lease, .. } = request;
-        let mut world = self.world.lock();
-        let taken = world.taken(hold, lease);
-        Ok(taken.unwrap_or_else(|| AcquireReply::Acquired { fence: world.begin(hold, lease) }))
+        let mut locks = self.locks.lock();
+        let held = locks.reply_if_held(hold, lease);
+        Ok(held.unwrap_or_else(|| AcquireReply::Acquired { fence: locks.begin(hold, lease) }))
     }
 
     fn set_depth(&self, request: SetDepth<'_>) -> Result<HoldReply, Failure> {
         let SetDepth { hold, depth, lease, .. } = request;
-        Ok(self.world.lock().renew(hold, Some(depth), lease))
+        Ok(self.locks.lock().renew(hold, Some(depth), lease))
     }
 
     fn release(&self, hold: &HoldId, _: Instant) -> Result<HoldReply, Failure> {
-        Ok(self.world.lock().release(hold))
+        Ok(self.locks.lock().release(hold))
     }
 
     fn transfer(&self, request: Transfer<'_>) -> PendingReply<TransferReply> {
         let Transfer { from, to, lease, .. } = request;
-        let mut world = self.world.lock();
-        let reply = if world.ours(from).is_some() {
-            TransferReply::Transferred { fence: world.begin(to, lease) }
+        let mut locks = self.locks.lock();
+        let reply = if locks.held_by(from).is_some() {
+            TransferReply::Transferred { fence: locks.begin(to, lease) }
         } else {
-            match world.taken(to, lease) {
+            match locks.reply_if_held(to, lease) {
                 Some(AcquireReply::Acquired { fence }) => TransferReply::Transferred { fence },
                 Some(AcquireReply::Held { .. } | AcquireReply::Unknown { .. }) | None => {
                     TransferReply::Gone
@@ -126,7 +128,7 @@ impl Store for Memory {
     }
 
     fn inspect(&self, name: &str, _: Instant) -> Result<Option<Holder>, Failure> {
-        Ok(self.world.lock().live(name).map(|held| Holder {
+        Ok(self.locks.lock().held(name).map(|held| Holder {
             owner: held.hold.owner(),
             depth: held.depth,
             remaining: held.ends.since(Moment::now()),
@@ -134,13 +136,13 @@ impl Store for Memory {
     }
 
     fn force_release(&self, name: &str, _: Instant) -> Result<bool, Failure> {
-        let mut world = self.world.lock();
-        let held = world.live(name).is_some();
-        world.locks.remove(name);
+        let mut locks = self.locks.lock();
+        let held = locks.held(name).is_some();
+        locks.by_name.remove(name);
         Ok(held)
     }
 
-    /// No other client can be waiting.
+    /// No other client has access to these locks.
     fn unregister(&self, _: &str, _: &str, _: Instant) -> Result<(), Failure> {
         Ok(())
     }
@@ -157,13 +159,13 @@ impl Store for Memory {
 impl JobRunner for Memory {
     fn send(&mut self, jobs: Vec<Job>, done: &mut dyn FnMut(u64, JobOutcome)) {
         for Job { id, hold, action, .. } in jobs {
-            let mut world = self.world.lock();
-            let standing = match action {
-                Action::Release => world.release(&hold),
-                Action::Renew { lease } => world.renew(&hold, None, lease),
+            let mut locks = self.locks.lock();
+            let reply = match action {
+                Action::Release => locks.release(&hold),
+                Action::Renew { lease } => locks.renew(&hold, None, lease),
             };
-            drop(world);
-            done(id, Ok(standing));
+            drop(locks);
+            done(id, Ok(reply));
         }
     }
 
@@ -177,13 +179,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_whose_lease_is_over_are_cleared_away() {
+    fn names_whose_lease_is_over_are_removed() {
         let memory = Memory::default();
-        let mut world = memory.world.lock();
+        let mut locks = memory.locks.lock();
         for nonce in 0..10_000 {
             let name = Arc::from(nonce.to_string());
-            world.begin(&HoldId { name, client: Arc::from("c"), nonce }, Duration::ZERO);
+            locks.begin(&HoldId { name, client: Arc::from("c"), nonce }, Duration::ZERO);
         }
-        assert!(world.locks.len() <= 100, "{}", world.locks.len());
+        assert!(locks.by_name.len() <= 100, "{}", locks.by_name.len());
     }
 }

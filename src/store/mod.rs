@@ -3,6 +3,7 @@
 pub(crate) mod background;
 pub(crate) mod cluster;
 pub(crate) mod commands;
+pub(crate) mod decoder;
 pub(crate) mod durability;
 pub(crate) mod hold;
 pub(crate) mod job;

@@ -10,7 +10,8 @@ use crate::store::Store;
 use crate::store::background::jobs::BackgroundJobs;
 use crate::store::background::one_server::{JobsOfOneServer, WakeupsOfOneServer};
 use crate::store::background::wakeups::BackgroundWakeups;
-use crate::store::commands::{Command, Commands, Decoder};
+use crate::store::commands::{Command, Commands};
+use crate::store::decoder::Decoder;
 use crate::store::durability::{Demand, ask_durably};
 use crate::store::hold::{HoldId, Holder};
 use crate::store::job::JobRunner;
@@ -20,12 +21,12 @@ use crate::store::request::{
 };
 use crate::store::wake::Wakeups;
 
-/// One server.
+/// Locks on one server. Clones share its connections.
 #[derive(Clone, Debug)]
 pub(crate) struct Standalone {
     server: Server,
     commands: Commands,
-    /// What new holds and levels must meet besides.
+    /// What new holds and levels must meet in addition.
     demand: Option<Demand>,
     io_timeout: Duration,
     /// The same for wake-ups, where no lease is at stake.
@@ -43,7 +44,7 @@ impl Standalone {
         }
     }
 
-    /// The same locks on a node that is about to get their slot: it serves only requests that are
+    /// The same locks on a node that is importing their slot, which serves only requests that are
     /// preceded by ASKING.
     pub(crate) fn asking(&self) -> Self {
         Self { server: self.server.asking(), ..self.clone() }
@@ -53,9 +54,10 @@ impl Standalone {
         &self.server
     }
 
+    /// Sends a command and waits for the reply.
     fn ask<T: Clone>(&self, command: Command<T>, deadline: Instant) -> Result<T, Failure> {
         let Command { request, decoder } = command;
-        self.decode(&decoder, self.server.exchange(request, deadline))
+        decode(&self.server, &decoder, self.server.exchange(request, deadline))
     }
 
     /// As `ask`. If the script has done something, the reply counts only once that is as durable as
@@ -74,13 +76,13 @@ impl Standalone {
         deadline: Instant,
     ) -> PendingReply<T> {
         let Command { request, decoder } = command;
-        let (server, pending) = (self.clone(), self.server.begin(request, deadline));
-        PendingReply::new(move || server.decode(&decoder, pending.wait()))
+        let (server, pending) = (self.server.clone(), self.server.begin(request, deadline));
+        PendingReply::new(move || decode(&server, &decoder, pending.wait()))
     }
+}
 
-    fn decode<T: Clone>(&self, decoder: &Decoder<T>, reply: Reply) -> Result<T, Failure> {
-        decoder.decode(reply).unwrap_or_else(|| Err(self.server.invalid_reply()))
-    }
+fn decode<T: Clone>(server: &Server, decoder: &Decoder<T>, reply: Reply) -> Result<T, Failure> {
+    decoder.decode(reply).unwrap_or_else(|| Err(server.invalid_reply()))
 }
 
 impl Store for Standalone {
@@ -89,8 +91,9 @@ impl Store for Standalone {
     }
 
     fn start_acquire(&self, request: Acquire<'_>) -> Option<PendingReply<AcquireReply>> {
-        let left_to_others = self.demand.is_none();
-        left_to_others.then(|| self.start(self.commands.acquire(request), request.deadline))
+        // A demand needs a connection to itself, over which only the thread that waits can read.
+        let can_start = self.demand.is_none();
+        can_start.then(|| self.start(self.commands.acquire(request), request.deadline))
     }
 
     fn set_depth(&self, request: SetDepth<'_>) -> Result<HoldReply, Failure> {
@@ -109,16 +112,16 @@ impl Store for Standalone {
     fn post_release(&self, release: PostedRelease<'_>) -> Option<Recall> {
         let PostedRelease { hold, deadline, on_reply } = release;
         let Command { request, decoder } = self.commands.release(hold);
-        let store = self.clone();
-        let read = Box::new(move |reply: Reply| on_reply(store.decode(&decoder, reply)));
-        let posted = self.server.post(request, deadline, read)?;
+        let server = self.server.clone();
+        let decode = Box::new(move |reply: Reply| on_reply(decode(&server, &decoder, reply)));
+        let posted = self.server.post(request, deadline, decode)?;
         Some(Recall::new(|| posted.recall()))
     }
 
     fn transfer(&self, request: Transfer<'_>) -> PendingReply<TransferReply> {
         let command = self.commands.transfer(request);
         if self.demand.is_some() {
-            // Sent at once: until then the lock is held.
+            // Sent here, not when the reply is waited for: until then the old hold keeps the lock.
             let reply = self.ask_durably(command, request.deadline);
             return PendingReply::new(|| reply);
         }

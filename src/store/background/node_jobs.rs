@@ -12,7 +12,8 @@ use crate::net::pipeline::{Pipeline, UnknownScript, WRITE_TIME};
 use crate::net::transport::{Transport, WaitFor};
 use crate::store::background::connection::{BackgroundConnection, ConnectAttempt, Node, Pauses};
 use crate::store::background::opening::Opening;
-use crate::store::commands::{Command, Commands, Decoder};
+use crate::store::commands::{Command, Commands};
+use crate::store::decoder::Decoder;
 use crate::store::job::{Job, JobOutcome};
 use crate::store::request::HoldReply;
 

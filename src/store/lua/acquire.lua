@@ -1,12 +1,12 @@
--- Takes a free lock, or queues for one that is not. A repeat by the same owner, whose first reply
--- was lost, finds its hold. What goes wrong with the queue does not matter here: without it the
--- client asks again after a while.
--- KEYS  1 lock, 2 fence, 3 queue
+-- Acquires a free lock, or registers the client as waiting for one that is held. A repeat by the
+-- same owner, whose first reply was lost, finds its hold. Failures of the queue are ignored:
+-- without it, the client tries again after a while.
+-- KEYS  1 lock, 2 fence, 3 queue of waiting clients
 -- ARGV  1 owner, 2 lease in ms, 3 life of the fence in ms, 4 client id, 5 whether the client is in
---       the queue: 0 no, 1 it joins if the lock is busy, 2 it may be, 3 it may be, and a client in
---       front of it goes first, 6 life of the queue in ms
--- RETURNS {1, fence} if held now, {0, ms until the holder's lease ends or -1} if somebody has it,
---         {0, -1} if somebody else is to have it
+--       the queue: 0 no; 1 no, and it joins if the lock is held; 2 it may be; 3 it may be, and a
+--       client in front of it goes first, 6 life of the queue in ms
+-- RETURNS {1, fence} if held now, {0, ms until the holder's lease ends or -1} if held by another
+--         owner, {0, -1} if another client goes first
 local left = redis.call('pttl', KEYS[1]) -- -2 if there is no such key.
 local repeated = left ~= -2 and redis.call('hexists', KEYS[1], ARGV[1]) == 1
 local busy = left ~= -2 and not repeated
@@ -20,7 +20,7 @@ if busy then
   if ARGV[5] ~= '0' then
     local score = time[1] * 1000 + time[2] / 1000
     local joined = redis.pcall('zadd', KEYS[3], 'nx', score, ARGV[4])
-    -- No key is left without a TTL, even by a user who may not set one.
+    -- No key is left without a TTL, even if the user lacks the right to set one.
     if type(joined) == 'number' and redis.pcall('pexpire', KEYS[3], ARGV[6]) ~= 1 then
       redis.pcall('zrem', KEYS[3], ARGV[4])
     end
@@ -35,8 +35,8 @@ if not fence then
   fence = next_fence
   -- The first write: a server that is out of memory refuses it, and would not refuse later ones.
   redis.call('set', KEYS[2], string.format('%.0f', fence), 'px', ARGV[3])
-  -- Has no effect on a key that is not there, but fails where the right to use it is missing: a
-  -- hash that could not be given a TTL afterwards would be held for ever.
+  -- Has no effect on a missing key, but fails if the user lacks the right to set a TTL: a hash that
+  -- could not be given one afterwards would be held for ever.
   redis.call('pexpire', KEYS[1], ARGV[2])
   redis.call('hset', KEYS[1], ARGV[1], 1)
 end

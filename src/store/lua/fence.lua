@@ -1,6 +1,6 @@
--- Head of the scripts that begin a hold: the last fencing token of the name and the next one, which
--- is above the last and not below `least`. Nothing is written.
--- (Not a function, because making one costs more than all of this.)
+-- Head of the scripts that begin a hold: reads the last fencing token of the name and computes the
+-- next one, which is above the last and not below `least`. Nothing is written.
+-- (Not a function, because creating one costs more than all of this.)
 -- KEYS  2 fence
 -- USES  `least`, a number
 -- SETS  `last` to a number or nil, `next_fence`, and `spoilt` to an error reply if there is none

@@ -1,5 +1,5 @@
--- Fencing tokens are not below what the client proposes, the same to all servers of a quorum: by
--- clocks of their own they would never agree.
+-- Fencing tokens are not below the client's proposal, which is the same for all servers of a
+-- quorum: by their own clocks they would never agree on a token.
 -- ARGV  last: the proposed token
 -- SETS  `time`, and `least` to a number
 local time = redis.call('time')

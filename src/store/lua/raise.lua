@@ -1,4 +1,4 @@
--- Raises the counter of fencing tokens to that of a hold, as long as the hold is there.
+-- Raises the counter of fencing tokens to that of a hold, if the hold still exists.
 -- KEYS  1 lock, 2 fence
 -- ARGV  1 owner, 2 token, 3 life of the fence in ms
 -- RETURNS 1, or 0 if the hold is gone
@@ -9,7 +9,7 @@ local last = tonumber(redis.call('get', KEYS[2]) or 0)
 if not last or last < tonumber(ARGV[2]) then
   redis.call('set', KEYS[2], ARGV[2], 'px', ARGV[3])
 else
-  -- What is waited for next over this connection is its last write, and so the counter.
+  -- A write, so that the WAIT that may follow on this connection covers the counter.
   redis.call('pexpire', KEYS[2], ARGV[3])
 end
 return 1

@@ -1,10 +1,10 @@
--- Ends a hold, whatever its depth. Redis deletes a hash with its last field, and a field that is
--- not ours stays. HDEL, unlike HINCRBY, works when the server is out of memory.
--- KEYS  1 lock, 2 queue
+-- Ends a hold of any depth. Redis deletes a hash with its last field, and another owner's field
+-- stays. HDEL, unlike HINCRBY, works when the server is out of memory.
+-- KEYS  1 lock, 2 queue of waiting clients
 -- ARGV  1 owner
 -- RETURNS 1, or 0 if the hold is gone
 local answer, queue = redis.call('hdel', KEYS[1], ARGV[1]), KEYS[2]
--- Most often nobody waits, and this is the cheapest way to know.
+-- Usually no client waits, and this is the cheapest way to find out.
 if answer == 0 or redis.pcall('exists', queue) == 0 then
   return answer
 end

@@ -1,4 +1,4 @@
--- Renews the lease of a hold; never brings one back.
+-- Renews the lease of a hold. Never revives one that is gone.
 -- KEYS  1 lock
 -- ARGV  1 owner, 2 lease in ms
 -- RETURNS 1, or 0 if the hold is gone

@@ -1,10 +1,10 @@
--- Ends one hold and begins another in its place, with a token of its own and a whole lease; or, if
--- it yields and a client is in the queue, only ends the one. A repeat, whose first reply was lost,
--- finds the new hold, or none.
--- KEYS  1 lock, 2 fence, 3 queue
+-- Ends one hold and begins another in its place, with a token of its own and a whole lease. If it
+-- yields and a client is in the queue, it only ends the old hold. A repeat, whose first reply was
+-- lost, finds the new hold or none.
+-- KEYS  1 lock, 2 fence, 3 queue of waiting clients
 -- ARGV  1 owner of the old hold, 2 owner of the new one, 3 lease in ms, 4 life of the fence in ms,
 --       5 whether it yields: 0 or 1
--- RETURNS {1, fence} if the new hold stands, {2, 0} if the lock was left to a client in the queue,
+-- RETURNS {1, fence} if the new hold exists, {2, 0} if the lock was left to a client in the queue,
 --         {0, 0} if the old hold is gone
 local stands = redis.call('hexists', KEYS[1], ARGV[1]) == 1
 local repeated = not stands and redis.call('hexists', KEYS[1], ARGV[2]) == 1

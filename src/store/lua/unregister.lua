@@ -1,6 +1,6 @@
--- Takes a client out of the queue. Perhaps it was woken for a free lock that it does not want any
--- more: then the next client is.
--- KEYS  1 lock, 2 queue
+-- Removes a client from the queue. It may have been woken for a free lock that it no longer wants,
+-- so the next client is woken.
+-- KEYS  1 lock, 2 queue of waiting clients
 -- ARGV  1 client id
 -- RETURNS 1, or 0 if the client was not in the queue
 local answer, queue = redis.pcall('zrem', KEYS[2], ARGV[1]), KEYS[2]

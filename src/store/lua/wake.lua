@@ -1,7 +1,8 @@
--- Tail of the scripts that may free a lock: if it is free, wakes the client that waits longest. It
--- stays in the queue until it has the lock or leaves. Clients that nobody listens for are gone and
--- are taken out. No failure matters here: who is not woken asks again after a while.
--- The channel is that of `Keys::channel`, and the message is the key of the lock.
+-- Tail of the scripts that may free a lock: if it is free, wakes the client that has waited
+-- longest. The client stays in the queue until it has the lock or leaves. Clients whose channel has
+-- no listener are gone and are removed. Failures are ignored: a client that is not woken tries
+-- again after a while. The channel is that of `Keys::channel`, and the message is the key of the
+-- lock.
 -- KEYS  1 lock
 -- USES  `queue`, a key, and `answer`, which is returned
 for _ = 1, 100 do

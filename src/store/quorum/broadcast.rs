@@ -9,7 +9,7 @@ use redis::Value;
 
 use crate::failure::Failure;
 use crate::net::request::{Reply, Request};
-use crate::store::commands::is_done;
+use crate::store::decoder::is_done;
 use crate::store::durability::Demand;
 use crate::store::quorum::commands::{Effect, QuorumCommand};
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::failure::{Failure, FailureKind};
-use crate::store::commands::Decoder;
+use crate::store::decoder::Decoder;
 use crate::store::hold::HoldId;
 use crate::store::quorum::broadcast::Broadcast;
 use crate::store::quorum::commands::{Effect, QuorumCommand, QuorumCommands};

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use crate::failure::Failure;
 use crate::net::pool::PoolThread;
-use crate::store::commands::Decoder;
+use crate::store::decoder::Decoder;
 use crate::store::quorum::broadcast::Broadcast;
 use crate::store::quorum::commands::QuorumCommand;
 use crate::store::quorum::link_set::{LinkSet, QuorumServers};

@@ -127,7 +127,7 @@ impl QuorumServer {
 
     /// Reads a reply to the request to wait for what is demanded.
     pub(super) fn judge_durability(&self, demand: &Demand, reply: Reply) -> Result<(), Failure> {
-        demand.weigh(reply, &self.factory.label()).unwrap_or_else(|| Err(self.invalid_reply()))
+        demand.check(reply, &self.factory.label()).unwrap_or_else(|| Err(self.invalid_reply()))
     }
 
     /// Notes that the server is asked to begin a hold.

@@ -1,4 +1,4 @@
-//! What a peer may do in TLS that no server does on demand.
+//! What a TLS peer may do, but no server does on demand.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -19,12 +19,12 @@ use crate::net::tls::Connector;
 use crate::net::trust::Trust;
 use crate::tls::Tls;
 
-/// A time in which nothing is expected to come.
+/// A time in which nothing is expected to arrive.
 const BRIEF: Duration = Duration::from_millis(100);
 
 type Peer = StreamOwned<ServerConnection, TcpStream>;
 
-/// What a peer needs, and the certificate by which it is known, in PEM.
+/// The configuration of a peer, and its certificate in PEM.
 fn credentials() -> (Arc<ServerConfig>, String) {
     let CertifiedKey { cert, signing_key } =
         generate_simple_self_signed(["localhost".into()]).expect("a certificate");
@@ -60,8 +60,8 @@ fn accept(listener: &TcpListener, config: Arc<ServerConfig>) -> io::Result<Peer>
     Ok(peer)
 }
 
-/// Runs `client` with a socket to a `server` on another thread.
-fn converse(server: impl FnOnce(Peer) + Send, client: impl FnOnce(RespStream)) {
+/// Runs `client` with a connection to `server`, which runs on another thread.
+fn connected(server: impl FnOnce(Peer) + Send, client: impl FnOnce(RespStream)) {
     let (config, pem) = credentials();
     let (listener, address) = listen();
     thread::scope(|scope| {
@@ -85,7 +85,7 @@ fn assert_ok(socket: &mut RespStream) {
 }
 
 #[test]
-fn new_keys_are_taken_over() {
+fn new_keys_are_accepted() {
     let server = |mut peer: Peer| {
         for _ in 0..3 {
             request(&mut peer);
@@ -93,7 +93,7 @@ fn new_keys_are_taken_over() {
             reply(&mut peer);
         }
     };
-    converse(server, move |mut socket| {
+    connected(server, move |mut socket| {
         for _ in 0..3 {
             socket.send(b"1", soon()).expect("to be sent");
             assert_ok(&mut socket);
@@ -102,7 +102,7 @@ fn new_keys_are_taken_over() {
 }
 
 #[test]
-fn a_reply_may_stop_in_the_middle_and_be_read_on() {
+fn reading_goes_on_in_the_middle_of_a_reply() {
     let (half, rest): (Sender<()>, Receiver<()>) = bounded(0);
     let server = move |mut peer: Peer| {
         request(&mut peer);
@@ -117,7 +117,7 @@ fn a_reply_may_stop_in_the_middle_and_be_read_on() {
         peer.sock.write_all(end).expect("to be sent");
         request(&mut peer);
     };
-    converse(server, move |mut socket| {
+    connected(server, move |mut socket| {
         socket.send(b"1", soon()).expect("to be sent");
         for spin in [None, Some(&Spin::new(BRIEF))] {
             let error = socket.receive(spin, end_of(BRIEF)).expect_err("half a reply");
@@ -139,7 +139,7 @@ fn two_replies_in_one_record_are_two() {
         peer.flush().expect("replies");
         request(&mut peer);
     };
-    converse(server, move |mut socket| {
+    connected(server, move |mut socket| {
         for _ in 0..2 {
             let reply = socket.receive(None, soon()).expect("a reply");
             assert_eq!(reply, Value::BulkString(long.clone().into_bytes()));
@@ -149,10 +149,10 @@ fn two_replies_in_one_record_are_two() {
 }
 
 #[test]
-fn a_peer_that_takes_nothing_ends_a_write_in_time() {
+fn a_write_to_a_peer_that_reads_nothing_ends_in_time() {
     let (done, over): (Sender<()>, Receiver<()>) = bounded(0);
     let server = move |_peer: Peer| over.recv().expect("the client has given up");
-    converse(server, move |mut socket| {
+    connected(server, move |mut socket| {
         let start = Instant::now();
         let error = socket.send(&vec![0; 32 << 20], end_of(BRIEF)).expect_err("too much");
         assert_eq!(error.kind(), io::ErrorKind::TimedOut, "{error}");
@@ -162,7 +162,7 @@ fn a_peer_that_takes_nothing_ends_a_write_in_time() {
 }
 
 #[test]
-fn a_peer_that_takes_its_time_gets_everything() {
+fn a_slow_peer_gets_everything() {
     let sent: Vec<u8> = (0..=250).cycle().take(16 << 20).collect();
     let expected = sent.clone();
     let server = move |mut peer: Peer| {
@@ -173,7 +173,7 @@ fn a_peer_that_takes_its_time_gets_everything() {
         reply(&mut peer);
         request(&mut peer);
     };
-    converse(server, move |mut socket| {
+    connected(server, move |mut socket| {
         socket.send(&sent, end_of(10 * LEASE)).expect("to be sent");
         assert_eq!(socket.receive(None, end_of(10 * LEASE)).expect("a reply"), Value::Okay);
         socket.send(b"1", soon()).expect("to be sent");
@@ -181,14 +181,14 @@ fn a_peer_that_takes_its_time_gets_everything() {
 }
 
 #[test]
-fn a_farewell_ends_a_connection() {
+fn a_close_notify_ends_a_connection() {
     let (done, over): (Sender<()>, Receiver<()>) = bounded(0);
     let server = move |mut peer: Peer| {
         peer.conn.send_close_notify();
-        peer.conn.complete_io(&mut peer.sock).expect("a farewell");
+        peer.conn.complete_io(&mut peer.sock).expect("a close_notify");
         over.recv().expect("the client has understood");
     };
-    converse(server, move |mut socket| {
+    connected(server, move |mut socket| {
         let error = socket.receive(None, soon()).expect_err("no reply");
         assert!(error.is_connection_dropped() && !error.is_timeout(), "{error}");
         done.send(()).expect("the server waits");
@@ -196,18 +196,18 @@ fn a_farewell_ends_a_connection() {
 }
 
 #[test]
-fn a_farewell_that_nobody_has_read_ends_a_write() {
+fn an_unread_close_notify_ends_a_write() {
     // What is there to be read when the write fails is not always the same.
     for _ in 0..10 {
         let server = |mut peer: Peer| {
             peer.conn.send_close_notify();
-            peer.conn.complete_io(&mut peer.sock).expect("a farewell");
+            peer.conn.complete_io(&mut peer.sock).expect("a close_notify");
         };
-        converse(server, |mut socket| {
+        connected(server, |mut socket| {
             let end = soon();
             let error = loop {
                 match socket.send(b"1", end) {
-                    Ok(()) => assert!(Instant::now() < end, "nobody listens any more"),
+                    Ok(()) => assert!(Instant::now() < end, "the peer has closed"),
                     Err(error) => break error,
                 }
             };
@@ -217,7 +217,7 @@ fn a_farewell_that_nobody_has_read_ends_a_write() {
 }
 
 #[test]
-fn a_peer_that_is_not_trusted_is_told_so() {
+fn an_untrusted_peer_receives_an_alert() {
     let ((config, _), (_, other)) = (credentials(), credentials());
     let (listener, address) = listen();
     thread::scope(|scope| {
@@ -230,7 +230,7 @@ fn a_peer_that_is_not_trusted_is_told_so() {
 }
 
 #[test]
-fn what_is_not_tls_is_told() {
+fn a_peer_without_tls_is_reported() {
     let (listener, address) = listen();
     let (_, pem) = credentials();
     thread::scope(|scope| {

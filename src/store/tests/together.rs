@@ -1,4 +1,4 @@
-//! Requests of many threads that have to share one connection.
+//! Requests of many threads that share one connection.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -8,7 +8,7 @@ use super::process::Server;
 use super::*;
 use crate::store::request::PendingReply;
 
-/// So many threads ask at the same time.
+/// How many threads send requests at the same time.
 const THREADS: u64 = 16;
 
 /// A store with a pool of one connection, and a lock for each thread.
@@ -34,7 +34,7 @@ impl Scene {
         HoldId { name: format!("lock {thread}").into(), client: Arc::from("client"), nonce: thread }
     }
 
-    /// Asks who has the lock of a thread, and checks that the answer is not another thread's.
+    /// Inspects the lock of a thread, and checks that the reply is not another thread's.
     fn ask(&self, thread: u64, deadline: Instant) -> Result<(), Failure> {
         let hold = Self::hold(thread);
         let holder = self.store.inspect(&hold.name, deadline)?;
@@ -42,14 +42,19 @@ impl Scene {
         Ok(())
     }
 
-    /// Has each thread ask so many times, and checks that each time it gets `answer`.
-    fn all_ask(&self, times: u32, deadline: impl Fn(u64) -> Instant + Sync, answer: Answers) {
+    /// Has each thread ask so many times, and gives each outcome to `check`.
+    fn all_ask(
+        &self,
+        times: u32,
+        deadline: impl Fn(u64) -> Instant + Sync,
+        check: fn(Result<(), Failure>),
+    ) {
         thread::scope(|scope| {
             for thread in 0..THREADS {
                 let deadline = &deadline;
                 scope.spawn(move || {
                     for _ in 0..times {
-                        answer(self.ask(thread, deadline(thread)));
+                        check(self.ask(thread, deadline(thread)));
                     }
                 });
             }
@@ -64,8 +69,6 @@ impl Scene {
         line.expect("a count").trim().parse().expect("a number")
     }
 }
-
-type Answers = fn(Result<(), Failure>);
 
 fn must_be_right(answer: Result<(), Failure>) {
     answer.expect("an answer");
@@ -84,7 +87,7 @@ fn must_fail(answer: Result<(), Failure>) {
 }
 
 #[test]
-fn they_are_sent_together_and_each_gets_its_own_reply() {
+fn requests_are_sent_together_and_each_gets_its_own_reply() {
     let scene = Scene::new();
     let before = scene.reads();
     scene.all_ask(200, |_| soon(), must_be_right);
@@ -93,7 +96,7 @@ fn they_are_sent_together_and_each_gets_its_own_reply() {
 }
 
 #[test]
-fn a_thread_alone_does_not_wait_for_others() {
+fn a_lone_thread_does_not_wait_for_others() {
     let scene = Scene::new();
     scene.all_ask(10, |_| soon(), must_be_right);
     let before = scene.reads();
@@ -104,7 +107,7 @@ fn a_thread_alone_does_not_wait_for_others() {
 }
 
 #[test]
-fn a_broken_connection_is_told_to_all_and_replaced() {
+fn a_broken_connection_fails_all_its_requests_and_is_replaced() {
     let scene = Scene::new();
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -122,7 +125,7 @@ fn a_broken_connection_is_told_to_all_and_replaced() {
 }
 
 #[test]
-fn each_waits_for_a_silent_server_no_longer_than_its_own_time() {
+fn each_thread_waits_for_a_silent_server_until_its_own_deadline() {
     let scene = Scene::new();
     scene.process.stop();
     thread::scope(|scope| {
@@ -142,14 +145,14 @@ fn each_waits_for_a_silent_server_no_longer_than_its_own_time() {
 }
 
 #[test]
-fn a_reply_that_is_late_for_one_is_not_taken_for_anothers() {
+fn a_reply_that_is_late_for_one_thread_is_not_given_to_another() {
     let scene = Scene::new();
     for _ in 0..5 {
         scene.process.stop();
         thread::scope(|scope| {
             for thread in 0..THREADS {
                 let scene = &scene;
-                // Every other has the time that it takes.
+                // Every other thread has enough time.
                 let time = if thread % 2 == 0 { 5_000 } else { 30 };
                 let end = end_of(Duration::from_millis(time));
                 scope.spawn(move || match scene.ask(thread, end) {
@@ -165,7 +168,7 @@ fn a_reply_that_is_late_for_one_is_not_taken_for_anothers() {
 }
 
 #[test]
-fn an_answer_that_nobody_waits_for_keeps_nobody_from_theirs() {
+fn a_reply_that_no_thread_waits_for_delays_no_other_reply() {
     let scene = Scene::new();
     for round in 0..10 {
         let (from, to) = (Scene::hold(round), HoldId { nonce: 1000, ..Scene::hold(round) });
@@ -192,7 +195,7 @@ fn an_answer_that_nobody_waits_for_keeps_nobody_from_theirs() {
 }
 
 #[test]
-fn a_lock_that_was_asked_for_is_taken_before_anybody_waits_for_the_answer() {
+fn a_started_acquire_is_executed_before_a_thread_waits_for_the_reply() {
     let scene = Scene::new();
     let hold = hold(1000);
     let begin = || {
@@ -215,7 +218,7 @@ fn a_lock_that_was_asked_for_is_taken_before_anybody_waits_for_the_answer() {
 }
 
 #[test]
-fn a_silent_server_holds_nobody_up_who_does_not_wait_for_the_answer() {
+fn a_silent_server_does_not_block_a_thread_that_does_not_wait_for_the_reply() {
     let scene = Scene::new();
     scene.process.stop();
     let deadline = end_of(Duration::from_secs(20));
@@ -228,7 +231,7 @@ fn a_silent_server_holds_nobody_up_who_does_not_wait_for_the_answer() {
         })
     };
     let answers = [1000, 1001].map(|nonce| begin(nonce).expect("no demand"));
-    assert!(Instant::now() < deadline, "it was waited for");
+    assert!(Instant::now() < deadline, "the thread has waited");
     scene.process.cont();
     let [first, second] = answers.map(PendingReply::wait);
     assert!(

@@ -1,0 +1,133 @@
+//! What the replies of the scripts mean.
+
+use std::time::Duration;
+
+use redis::Value;
+
+use crate::failure::{Failure, FailureKind};
+use crate::net::request::Reply;
+use crate::store::hold::Holder;
+use crate::store::request::{AcquireReply, HoldReply, TransferReply};
+
+pub(super) const ACQUIRE: Decoder<AcquireReply> = Decoder::new(acquire_reply);
+pub(super) const HOLD: Decoder<HoldReply> = Decoder::new(hold_reply);
+pub(super) const HOLDER: Decoder<Option<Holder>> = Decoder::new(holder_reply);
+pub(super) const TRANSFER: Decoder<TransferReply> = Decoder::new(transfer_reply);
+
+/// A hold is gone if its key now has something else than a lock.
+pub(super) const HOLD_OR_GONE: Decoder<HoldReply> =
+    Decoder { read: hold_reply, on_wrong_type: Some(HoldReply::Gone) };
+
+/// Decodes the replies to one kind of request.
+#[derive(Clone, Debug)]
+pub(crate) struct Decoder<T> {
+    read: fn(&Value) -> Option<T>,
+    /// What it means that the key of the lock has something else; `None` if that is a failure.
+    on_wrong_type: Option<T>,
+}
+
+impl<T> Decoder<T> {
+    const fn new(read: fn(&Value) -> Option<T>) -> Self {
+        Self { read, on_wrong_type: None }
+    }
+}
+
+impl<T: Clone> Decoder<T> {
+    /// Returns the meaning of a reply, or the failure that it is; `None` if it has another shape
+    /// than the replies of the script.
+    pub(crate) fn decode(&self, reply: Reply) -> Option<Result<T, Failure>> {
+        match (reply, &self.on_wrong_type) {
+            (Ok(value), _) => (self.read)(&value).map(Ok),
+            (Err(failure), Some(meaning)) if failure.kind == FailureKind::WrongType => {
+                Some(Ok(meaning.clone()))
+            }
+            (Err(failure), _) => Some(Err(failure)),
+        }
+    }
+}
+
+/// Returns `true` if a script has begun a hold or changed one: each then replies with a 1 in front.
+pub(crate) fn is_done(reply: &Value) -> bool {
+    match reply {
+        Value::Array(parts) => matches!(parts.first(), Some(Value::Int(1))),
+        reply => *reply == Value::Int(1),
+    }
+}
+
+fn hold_reply(reply: &Value) -> Option<HoldReply> {
+    match reply {
+        Value::Int(1) => Some(HoldReply::Held),
+        Value::Int(0) => Some(HoldReply::Gone),
+        _ => None,
+    }
+}
+
+fn acquire_reply(reply: &Value) -> Option<AcquireReply> {
+    let Value::Array(parts) = reply else { return None };
+    match parts[..] {
+        [Value::Int(1), Value::Int(fence)] => {
+            Some(AcquireReply::Acquired { fence: u64::try_from(fence).ok()? })
+        }
+        [Value::Int(0), Value::Int(millis)] => Some(AcquireReply::Held {
+            remaining: u64::try_from(millis).ok().map(Duration::from_millis),
+        }),
+        _ => None,
+    }
+}
+
+fn transfer_reply(reply: &Value) -> Option<TransferReply> {
+    let Value::Array(parts) = reply else { return None };
+    match parts[..] {
+        [Value::Int(0), Value::Int(_)] => Some(TransferReply::Gone),
+        [Value::Int(1), Value::Int(fence)] => {
+            Some(TransferReply::Transferred { fence: u64::try_from(fence).ok()? })
+        }
+        [Value::Int(2), Value::Int(_)] => Some(TransferReply::Yielded),
+        _ => None,
+    }
+}
+
+fn holder_reply(reply: &Value) -> Option<Option<Holder>> {
+    let Value::Array(parts) = reply else { return None };
+    match &parts[..] {
+        [] => Some(None),
+        [Value::Int(millis), Value::BulkString(owner), Value::BulkString(depth)] => {
+            let remaining = u64::try_from(*millis).map_or(Duration::MAX, Duration::from_millis);
+            let owner = String::from_utf8_lossy(owner).into_owned();
+            // A foreign hash can hold anything.
+            let depth = str::from_utf8(depth).ok().and_then(|depth| depth.parse().ok());
+            Some(Some(Holder { owner, depth: depth.unwrap_or(1), remaining }))
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn replies_of_another_shape_are_rejected() {
+        let odd = [
+            Value::Nil,
+            Value::Okay,
+            Value::Int(2),
+            Value::Array(vec![Value::Int(1)]),
+            Value::Array(vec![Value::Int(1), Value::Int(-1)]),
+            Value::Array(vec![Value::Int(3), Value::Int(5)]),
+            Value::Array(vec![Value::Int(1), Value::Nil, Value::Nil]),
+        ];
+        for reply in odd {
+            assert_eq!(hold_reply(&reply), None, "{reply:?}");
+            assert_eq!(acquire_reply(&reply), None, "{reply:?}");
+            assert_eq!(transfer_reply(&reply), None, "{reply:?}");
+            assert!(holder_reply(&reply).is_none(), "{reply:?}");
+        }
+    }
+
+    #[test]
+    fn a_holder_without_a_lease_holds_for_an_unknown_time() {
+        let reply = Value::Array(vec![Value::Int(0), Value::Int(-1)]);
+        assert_eq!(acquire_reply(&reply), Some(AcquireReply::Held { remaining: None }));
+    }
+}
