@@ -42,31 +42,9 @@ impl PoolThread {
         Self(Arc::new(thread.build()))
     }
 
-    /// Runs `work` on the thread after a delay. It does not run if the thread has ended by then,
-    /// and does not keep the thread alive.
-    pub(crate) fn after(&self, delay: Duration, work: impl FnOnce(&Self) + Send + 'static) {
-        let thread = Arc::downgrade(&self.0);
-        self.0.execute_after(delay, move || {
-            if let Some(thread) = thread.upgrade() {
-                work(&Self(thread));
-            }
-        });
-    }
-
-    /// Makes an empty pool, without waiting and without I/O.
-    ///
-    /// Every 30 s, r2d2 checks on this thread for idle connections that have reached a time limit.
-    /// It closes these, which does not block, and opens no others.
-    pub(crate) fn pool<M: ManageConnection>(&self, limits: PoolLimits, manager: M) -> Pool<M> {
-        Pool::builder()
-            .max_size(limits.size)
-            .min_idle(Some(0))
-            .test_on_check_out(false)
-            .max_lifetime(limits.max_lifetime)
-            .idle_timeout(limits.idle_timeout)
-            .error_handler(Box::new(NopErrorHandler))
-            .thread_pool(self.0.clone())
-            .build_unchecked(manager)
+    /// Runs `work` on the thread after a delay, unless the thread has ended by then.
+    pub(crate) fn after(&self, delay: Duration, work: impl FnOnce() + Send + 'static) {
+        self.0.execute_after(delay, work);
     }
 }
 
@@ -91,12 +69,24 @@ pub(crate) struct ConnectionPool {
 }
 
 impl ConnectionPool {
+    /// Makes an empty pool, without waiting and without I/O.
     pub(crate) fn new(
         factory: Arc<ConnectionFactory>,
         limits: PoolLimits,
         thread: &PoolThread,
     ) -> Self {
-        let pool = thread.pool(limits, ClosedConnections(factory.clone()));
+        // No connection is made before it is needed. With a time limit, r2d2 checks on the thread
+        // every 30 s for idle connections that have reached it. It closes these, which does not
+        // block, and makes no others.
+        let pool = Pool::builder()
+            .max_size(limits.size)
+            .min_idle(Some(0))
+            .test_on_check_out(false)
+            .max_lifetime(limits.max_lifetime)
+            .idle_timeout(limits.idle_timeout)
+            .error_handler(Box::new(NopErrorHandler))
+            .thread_pool(thread.0.clone())
+            .build_unchecked(ClosedConnections(factory.clone()));
         Self { pool, factory, users: Arc::default() }
     }
 
@@ -196,7 +186,7 @@ mod tests {
     fn work_that_is_due_later_does_not_keep_the_thread_alive() {
         let thread = PoolThread::start();
         let alive = Arc::downgrade(&thread.0);
-        thread.after(Duration::from_secs(60), |_| {});
+        thread.after(Duration::from_secs(60), || {});
         drop(thread);
         assert!(alive.upgrade().is_none());
     }

@@ -44,7 +44,7 @@ impl SharedLinks {
             return;
         }
         let shared = Arc::downgrade(self);
-        self.pool_thread.after(SWEEP, move |_| {
+        self.pool_thread.after(SWEEP, move || {
             let Some(shared) = shared.upgrade() else { return };
             shared.sweeps.store(false, Ordering::SeqCst);
             // Requests of other names may wait for this thread, so it never waits for the links.
