@@ -1,7 +1,7 @@
 //! How a hold ends: what releases and handoffs have in common.
 //!
 //! Decides how often a release is sent, what is cleaned up afterwards, and what is reported. Knows
-//! nothing of wait queues: which thread gets the lock next is decided in `release.rs` and `handoff.rs`.
+//! nothing of wait queues: `release.rs` and `handoff.rs` decide which thread gets the lock next.
 
 use std::thread;
 use std::time::{Duration, Instant};

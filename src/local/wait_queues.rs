@@ -185,8 +185,8 @@ impl WaitQueues {
     }
 
     /// Removes the head, which gives up without the lock. If that is because the server cannot be
-    /// reached, the waiters without a limit get this failure, instead of finding out one by one. Returns
-    /// `true` if another thread is at the head now.
+    /// reached, the waiters without a limit get this failure, instead of finding out one by one.
+    /// Returns `true` if another thread is at the head now.
     pub(crate) fn give_up_head(&self, name: &Arc<str>, outage: Option<&Failure>) -> bool {
         let mut shard = self.shard(name);
         if let Some(failure) = outage
