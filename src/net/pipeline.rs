@@ -148,9 +148,8 @@ impl<T, C: Transport> Pipeline<T, C> {
             self.broken = None;
         }
         let unknown = request.again_after(&reply).is_some();
-        let reply = reply.map_err(|failure| match unknown {
-            true => Failure { kind: FailureKind::Transient, ..failure },
-            false => failure,
+        let reply = reply.map_err(|failure| {
+            if unknown { Failure { kind: FailureKind::Transient, ..failure } } else { failure }
         });
         Some((tag, reply))
     }

@@ -34,8 +34,13 @@ pub(crate) struct Resolver {
 /// One look-up of a host. It is over when `ended` is disconnected.
 struct LookUp {
     /// Empty, once the look-up is over, if its thread has panicked.
-    answer: OnceLock<(Instant, Result<Vec<SocketAddr>, Arc<io::Error>>)>,
+    outcome: OnceLock<Outcome>,
     ended: Receiver<Infallible>,
+}
+
+struct Outcome {
+    time: Instant,
+    answer: Result<Vec<SocketAddr>, Arc<io::Error>>,
 }
 
 impl fmt::Debug for Resolver {
@@ -66,7 +71,9 @@ impl Resolver {
         let answer = look_up.wait(deadline)?;
         self.forget(host, &look_up);
         let mut addresses = answer?;
-        addresses.iter_mut().for_each(|address| address.set_port(port));
+        for address in &mut addresses {
+            address.set_port(port);
+        }
         Ok(addresses)
     }
 
@@ -84,11 +91,11 @@ impl Resolver {
 
     fn start(&self, host: &str) -> io::Result<Arc<LookUp>> {
         let (end, ended) = bounded(0);
-        let started = Arc::new(LookUp { answer: OnceLock::new(), ended });
+        let started = Arc::new(LookUp { outcome: OnceLock::new(), ended });
         let (this, look_up, host) = (started.clone(), self.look_up.clone(), host.to_owned());
         thread::Builder::new().name("leasehold-lookup".into()).spawn(move || {
             let answer = look_up(&host).map_err(Arc::new);
-            this.answer.get_or_init(|| (Instant::now(), answer));
+            this.outcome.get_or_init(|| Outcome { time: Instant::now(), answer });
             drop(end);
         })?;
         Ok(started)
@@ -108,9 +115,9 @@ impl LookUp {
     fn wait(&self, deadline: Instant) -> io::Result<Answer> {
         // Nothing is ever sent.
         let Err(end) = self.ended.recv_deadline(deadline);
-        match (self.answer.get(), end) {
+        match (self.outcome.get(), end) {
             // Every caller gets an error of its own, whose source is the one that there is.
-            (Some((_, answer)), _) => {
+            (Some(Outcome { answer, .. }), _) => {
                 Ok(answer.clone().map_err(|error| io::Error::new(error.kind(), error)))
             }
             (None, RecvTimeoutError::Disconnected) => {
@@ -124,7 +131,7 @@ impl LookUp {
     }
 
     fn is_outdated(&self) -> bool {
-        self.answer.get().is_some_and(|(time, _)| time.elapsed() > KEPT)
+        self.outcome.get().is_some_and(|outcome| outcome.time.elapsed() > KEPT)
     }
 }
 

@@ -49,8 +49,8 @@ const REFRESHING: u64 = 1;
 /// The sentinels that watch over one master.
 pub(crate) struct Sentinels {
     master: Arc<str>,
-    /// The one that answered last comes first. Locked while they are asked.
-    sentinels: Mutex<VecDeque<Connection>>,
+    /// The sentinel that answered last comes first. Locked while they are asked.
+    connections: Mutex<VecDeque<Connection>>,
     known: Mutex<Known>,
     /// The [`Moment`] until which the last answer is valid, or `OUTDATED` or `REFRESHING`.
     valid_until: AtomicU64,
@@ -111,7 +111,7 @@ impl Sentinels {
         let label = Arc::from(format!("master {master:?}"));
         Self {
             master: master.into(),
-            sentinels: Mutex::new(sentinels.iter().map(connection).collect()),
+            connections: Mutex::new(sentinels.iter().map(connection).collect()),
             known: Mutex::new(Known { address: None, failure: None, label }),
             valid_until: AtomicU64::new(OUTDATED),
             first_was_wrong: AtomicBool::new(false),
@@ -238,7 +238,7 @@ impl Route for Sentinels {
         if self.is_current() {
             return;
         }
-        let Some(mut sentinels) = self.sentinels.try_lock_until(deadline) else { return };
+        let Some(mut sentinels) = self.connections.try_lock_until(deadline) else { return };
         if self.is_current() {
             return;
         }

@@ -87,6 +87,7 @@ fn transfer_reply(reply: &Value) -> Option<TransferReply> {
     }
 }
 
+#[expect(clippy::option_option, reason = "the outer one: the reply has the right shape")]
 fn holder_reply(reply: &Value) -> Option<Option<Holder>> {
     let Value::Array(parts) = reply else { return None };
     match &parts[..] {

@@ -111,7 +111,7 @@ impl Demand {
 pub(crate) fn ask_durably<T: Clone>(
     server: &Server,
     demand: &Demand,
-    command: Command<T>,
+    command: &Command<T>,
     deadline: Instant,
 ) -> Result<T, Failure> {
     let ask = |request: &Request| {

@@ -65,7 +65,7 @@ impl Standalone {
     fn ask_durably<T: Clone>(&self, command: Command<T>, deadline: Instant) -> Result<T, Failure> {
         match &self.demand {
             None => self.ask(command, deadline),
-            Some(demand) => ask_durably(&self.server, demand, command, deadline),
+            Some(demand) => ask_durably(&self.server, demand, &command, deadline),
         }
     }
 
