@@ -50,7 +50,7 @@ fn main() -> Result<(), Error> {
     match long_job.verify() {
         Ok(()) => say(format_args!("the long job still holds it: fence {}", long_job.fence())),
         Err(Error::Lost { .. }) => {
-            say("the long job has lost it: the new master never received it")
+            say("the long job has lost it: the new master never received it");
         }
         Err(error) => return Err(error),
     }

@@ -66,7 +66,7 @@ fn narrate(event: &Event) {
         Event::Contended { name, .. } => say(format_args!("  [event] {name} is held, waiting")),
         Event::Renewed { count, .. } => say(format_args!("  [event] renewed {count}")),
         Event::RenewalFailing { name, .. } => {
-            say(format_args!("  [event] renewing {name} is failing"))
+            say(format_args!("  [event] renewing {name} is failing"));
         }
         Event::Lost { name, fence, .. } => {
             say(format_args!("  [event] lost {name}, fence {fence}"));

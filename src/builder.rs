@@ -199,7 +199,7 @@ impl Builder {
         self
     }
 
-    /// Does without a mechanism that makes locks faster, so that a benchmark can show what it earns.
+    /// Does without a mechanism that makes locks faster. For benchmarks that show what it earns.
     #[doc(hidden)]
     pub fn without(mut self, mechanism: Mechanism) -> Self {
         self.config.without.push(mechanism);

@@ -128,7 +128,8 @@ impl<'a> Plot<'a> {
     fn finish(self) -> String {
         let (height, shapes, texts) = (self.bottom, self.shapes.join("\n"), self.texts.join("\n"));
         format!(
-            r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" role="img">
+            r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}"
+ width="{WIDTH}" height="{height}" role="img">
 <style>{STYLE}</style>
 <rect width="100%" height="100%" fill="#ffffff"/>
 {shapes}
