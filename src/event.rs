@@ -9,7 +9,7 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
 
 /// How many events are queued for a slow callback before further ones are dropped.
-const BACKLOG: usize = 4096;
+const WAITING_MAX: usize = 4096;
 
 /// An event in the life of a lock of this client. See
 /// [`Builder::on_event`](crate::Builder::on_event).
@@ -97,7 +97,7 @@ impl Events {
     /// Starts the thread that calls `callback`. It ends when every clone of this value is gone and
     /// the earlier events have been delivered.
     pub(crate) fn deliver_to(callback: Callback) -> std::io::Result<Self> {
-        let (queue, events) = bounded(BACKLOG);
+        let (queue, events) = bounded(WAITING_MAX);
         thread::Builder::new()
             .name("leasehold-events".into())
             .spawn(move || deliver(&events, &callback))?;

@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_is_timed_out_leaves_no_place() {
+    fn a_waiter_whose_time_is_over_leaves_nothing() {
         let queues = WaitQueues::default();
         let [_, second, third] = three(&queues);
         let mine = lease();
