@@ -70,8 +70,8 @@ impl Request {
         Self { bytes: [ASKING, &self.bytes].concat(), asking: true, ..self }
     }
 
-    /// How many replies come before the one that counts. Those do not: without the effect of
-    /// ASKING the request is redirected.
+    /// How many replies come before the one that counts. They can be ignored: if ASKING had no
+    /// effect, the request is redirected.
     pub(crate) fn preludes(&self) -> usize {
         self.asking.into()
     }
@@ -81,7 +81,7 @@ impl Request {
         self.script
     }
 
-    /// Returns `true` if that is this one.
+    /// Returns `true` if this is a call of the script.
     pub(crate) fn calls(&self, script: &'static Script) -> bool {
         self.script.is_some_and(|called| ptr::eq(called, script))
     }
@@ -103,8 +103,7 @@ impl Request {
         Self { bytes, script: None, ..*self }
     }
 
-    /// What is sent again in place of this request after that reply: the whole script, if the
-    /// server does not know it.
+    /// Returns the request in full, to be sent again, if the server does not know the script.
     pub(crate) fn again_after(&self, reply: &Reply) -> Option<Self> {
         let unknown = matches!(reply, Err(failure) if failure.code == "NOSCRIPT");
         (unknown && self.script.is_some()).then(|| self.in_full())
