@@ -1,5 +1,6 @@
 //! Locks on the master that sentinels name, before, during and after a failover.
 
+use std::collections::BTreeSet;
 use std::error::Error as _;
 use std::thread;
 use std::time::Duration;
@@ -288,24 +289,27 @@ fn no_extra_thread_is_needed(watched: &Watched) {
 #[ignore = "a child of no_extra_thread_is_needed"]
 fn count_threads_in_a_child() {
     let Some(urls) = child::argument() else { return };
-    let before = lasting_threads();
     let urls: Vec<_> = urls.split(' ').map(str::to_owned).collect();
     let client = try_open(&urls, patient().lease(LEASE)).unwrap();
     let guard = take(&client, "a");
-    // The renewer and the pool's thread.
-    throughout(LEASE, || guard.is_held() && lasting_threads() - before == 2);
+    let lasting = ["leasehold-pool", "leasehold-renew"];
+    let only_those = || lasting_threads().iter().eq(&lasting);
+    // A thread takes its name when it first runs.
+    eventually(SOON, only_those);
+    throughout(LEASE, || guard.is_held() && only_those());
     guard.unlock().unwrap();
     drop(client);
-    eventually(SOON, || lasting_threads() == before);
+    eventually(SOON, || lasting_threads().is_empty());
 }
 
-/// How many threads there are, without the one that now and then opens a connection for the renewer
-/// and lives for a moment.
-fn lasting_threads() -> usize {
+/// The names of the library's threads, without that of the one that now and then opens a connection
+/// for the renewer and lives for a moment. Until it has a name of its own it has the renewer's.
+fn lasting_threads() -> BTreeSet<String> {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
     let name = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("comm")).ok();
-    let names = tasks.filter_map(|task| name(task.ok()?));
-    names.filter(|name| name.trim_end() != "leasehold-conne").count()
+    let names = tasks.filter_map(|task| Some(name(task.ok()?)?.trim_end().to_owned()));
+    let ours = names.filter(|name| name.starts_with("leasehold-") && name != "leasehold-conne");
+    ours.collect()
 }
 
 fn sentinels_and_master_may_have_different_logins(watched: &Watched) {
