@@ -8,7 +8,7 @@ use crate::store::decoder::Decoder;
 use crate::store::hold::HoldId;
 use crate::store::quorum::broadcast::Broadcast;
 use crate::store::quorum::commands::{Effect, QuorumCommand, QuorumCommands};
-use crate::store::quorum::in_doubt::InDoubtHolds;
+use crate::store::quorum::in_doubt::{EndedHold, InDoubtHolds};
 use crate::store::quorum::link_set::LinkSet;
 use crate::store::quorum::rounds::Rounds;
 use crate::store::quorum::votes::{HoldDecision, Votes};
@@ -57,16 +57,16 @@ impl Grants {
         let transfer = commands.transfer(request);
         let decoder = transfer.command.decoder.clone();
         let (broadcast, lagging) = (self.broadcast(transfer), links.lagging());
-        links.send(&broadcast, |_| true);
+        let ended = links.send(&broadcast, |_| true);
         if lagging.contains(&true) {
             self.withdraw(&mut links, from, |number| lagging[number]);
         }
-        Ok(SentTransfer { broadcast, decoder, to: to.clone(), lease, deadline })
+        Ok(SentTransfer { broadcast, decoder, to: to.clone(), lease, deadline, _ended: ended })
     }
 
     /// Waits for the replies to a transfer.
     pub(super) fn finish_transfer(&self, sent: &SentTransfer) -> Result<TransferReply, Failure> {
-        let SentTransfer { broadcast, decoder, to, lease, deadline } = sent;
+        let SentTransfer { broadcast, decoder, to, lease, deadline, .. } = sent;
         let mut links = self.rounds.lock(&to.name, *deadline).map_err(ambiguous)?;
         let decide = Votes::decide_transfer;
         let (decision, votes) =
@@ -110,7 +110,7 @@ impl Grants {
     /// Ends a hold that was not granted, or not by all, on those servers where it may exist. Does
     /// not wait for replies.
     fn withdraw(&self, links: &mut LinkSet, hold: &HoldId, may_exist: impl Fn(usize) -> bool) {
-        links.send(&self.broadcast(self.commands.withdraw(hold)), may_exist);
+        drop(links.send(&self.broadcast(self.commands.withdraw(hold)), may_exist));
     }
 
     fn broadcast<T>(&self, command: QuorumCommand<T>) -> Arc<Broadcast> {
@@ -130,6 +130,8 @@ pub(super) struct SentTransfer {
     to: HoldId,
     lease: Duration,
     deadline: Instant,
+    /// Reported when the replies have come, or are not waited for any more.
+    _ended: Option<EndedHold>,
 }
 
 /// The failure of a request that some servers have executed, or that the background jobs complete

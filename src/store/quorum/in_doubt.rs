@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -36,6 +36,31 @@ impl fmt::Debug for InDoubtHolds {
     }
 }
 
+/// A hold that a request on its way ends. It is reported, if need be, when this is dropped: a job
+/// that releases it must not overtake the request, which would find the hold gone.
+#[derive(Debug)]
+pub(super) struct EndedHold {
+    in_doubt: Arc<InDoubtHolds>,
+    hold: HoldId,
+    /// Whether the request has been sent to every server that may have the hold.
+    everywhere: bool,
+}
+
+impl EndedHold {
+    pub(super) fn new(in_doubt: &Arc<InDoubtHolds>, hold: &HoldId, everywhere: bool) -> Self {
+        Self { in_doubt: in_doubt.clone(), hold: hold.clone(), everywhere }
+    }
+}
+
+impl Drop for EndedHold {
+    fn drop(&mut self) {
+        self.in_doubt.end(&self.hold);
+        if !self.everywhere {
+            self.in_doubt.may_remain(&self.hold);
+        }
+    }
+}
+
 impl InDoubtHolds {
     /// Sets where holds are reported; only the first call has an effect.
     pub(super) fn report_to(&self, report: Box<dyn Fn(InDoubtHold) + Send + Sync>) {
@@ -63,7 +88,7 @@ impl InDoubtHolds {
     }
 
     /// Reports a hold that has ended, if a server may yet begin it.
-    pub(super) fn end(&self, hold: &HoldId) {
+    fn end(&self, hold: &HoldId) {
         if !self.any_late.load(Ordering::Acquire) {
             return;
         }

@@ -15,7 +15,7 @@ use crate::net::request::Reply;
 use crate::net::spin::{Spin, SpinTurn, Waited};
 use crate::store::background::opening::Opening;
 use crate::store::quorum::broadcast::Broadcast;
-use crate::store::quorum::in_doubt::InDoubtHolds;
+use crate::store::quorum::in_doubt::{EndedHold, InDoubtHolds};
 use crate::store::quorum::link::QuorumLink;
 use crate::store::quorum::server::QuorumServer;
 use crate::store::quorum::votes::majority;
@@ -95,19 +95,19 @@ impl LinkSet {
     }
 
     /// Writes a request to those `wanted` of the servers that are connected. For the others it has
-    /// failed.
-    pub(super) fn send(&mut self, broadcast: &Arc<Broadcast>, wanted: impl Fn(usize) -> bool) {
+    /// failed. The hold that the request ends is reported when the returned value is dropped.
+    pub(super) fn send(
+        &mut self,
+        broadcast: &Arc<Broadcast>,
+        wanted: impl Fn(usize) -> bool,
+    ) -> Option<EndedHold> {
         let mut ends_everywhere = true;
         let wanted = self.links.iter_mut().enumerate().filter(|(number, _)| wanted(*number));
         for (_, link) in wanted {
             ends_everywhere &= link.send(broadcast);
         }
-        if let Some(hold) = broadcast.effect.ended() {
-            self.servers.in_doubt.end(hold);
-            if !ends_everywhere {
-                self.servers.in_doubt.may_remain(hold);
-            }
-        }
+        let ended = broadcast.effect.ended();
+        ended.map(|hold| EndedHold::new(&self.servers.in_doubt, hold, ends_everywhere))
     }
 
     /// Reads until `decide` returns a decision about the replies to a request so far. `None` if

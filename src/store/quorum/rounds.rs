@@ -68,7 +68,7 @@ impl Rounds {
     ) -> (D, Votes<T>) {
         let decoder = command.command.decoder.clone();
         let broadcast = Broadcast::new(command, self.servers.each.len());
-        links.send(&broadcast, |_| true);
+        let _ended = links.send(&broadcast, |_| true);
         self.count(links, &broadcast, deadline, &decoder, decide)
     }
 
