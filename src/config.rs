@@ -241,15 +241,29 @@ impl Config {
                 format_args!("must not begin with {RESERVED:?}, prefix included"),
             ));
         }
-        let braces = name.contains(['{', '}']) || self.prefix.contains(['{', '}']);
-        if braces && !slot_is_safe(&format!("{}{name}", self.prefix)) {
+        if !name.contains(['{', '}']) && !self.prefix.contains(['{', '}']) {
+            return Ok(());
+        }
+        let key = format!("{}{name}", self.prefix);
+        if !slot_is_safe(&key) {
             return Err(Error::invalid(
                 "name",
                 "must not contain `}`, prefix included, unless it has a hash tag such as `{tag}`",
             ));
         }
+        if is_only_hash_tag(&key) {
+            return Err(Error::invalid(
+                "name",
+                "must not be nothing but a hash tag, prefix included: `{x}` has the keys of `x`",
+            ));
+        }
         Ok(())
     }
+}
+
+/// Returns `true` if the companion keys of the name without its braces would be the same.
+fn is_only_hash_tag(key: &str) -> bool {
+    key.starts_with('{') && key.find('}') == Some(key.len() - 1)
 }
 
 fn slot_is_safe(key: &str) -> bool {
@@ -315,10 +329,10 @@ mod tests {
     #[test]
     fn names_that_would_break_the_slot_rule_are_refused() {
         let config = Config::default();
-        for good in ["a", "{a}", "x{a}b}", "a{b", "a{b}{}", "{{a}", " ", "🐉"] {
+        for good in ["a", "{a}:b", "x{a}b}", "a{b", "a{b}{}", " ", "🐉"] {
             config.check_name(good).unwrap_or_else(|error| panic!("{good:?}: {error}"));
         }
-        for bad in ["", "a}", "}", "{}", "{}{a}", "}{", "a{}b", "leasehold:x"] {
+        for bad in ["", "{a}", "{{a}", "a}", "}", "{}", "{}{a}", "}{", "a{}b", "leasehold:x"] {
             assert!(config.check_name(bad).is_err(), "{bad:?}");
         }
     }

@@ -82,7 +82,8 @@ pub enum Error {
         /// The failure of the last attempt.
         source: Arc<dyn StdError + Send + Sync>,
     },
-    /// The key of this name holds something that is not a lock. It was left unchanged.
+    /// The key of this name holds something that is not a lock: another type, a hash without a TTL
+    /// or without the shape of a lock, or a string without a TTL. It was left unchanged.
     WrongType {
         /// The name of the lock.
         name: String,

@@ -45,10 +45,11 @@
 //! - A server that loses data, because it restarts without persistence or fails over to a replica
 //!   that lags behind, may grant the lock again while the old holder still relies on it, until that
 //!   holder's next renewal at the latest. Again, the fence helps.
-//! - Threads of one client are served in the order in which they ask. No order is promised between
-//!   clients, although waiting clients are woken first come, first served, and a client cannot keep
-//!   a lock among its own threads for long while another client
-//!   [waits](Builder::max_handoffs).
+//! - Threads of one client are served in the order in which they ask. Between clients, a released
+//!   lock is offered to the one that has waited longest before another can take it, and a client
+//!   cannot keep a lock among its own threads for long while another client
+//!   [waits](Builder::max_handoffs). A client that does not take an offer for 200 ms loses it. Over
+//!   several independent servers there are no offers, and no order between clients is promised.
 //!
 //! # Nested locks
 //!
@@ -145,7 +146,12 @@
 //! value. This is the layout of Redisson's `RLock`, so each library sees the other's locks.
 //! (Neither is woken by the other's release: each tries again when the other's lease would have
 //! ended, and leasehold sooner.) The fence is a counter, `leasehold:fence:{name}`, which lives for
-//! a day after its last use. Waiting clients are in the sorted set `leasehold:queue:{name}`.
+//! a day after its last use. Waiting clients are in the sorted set `leasehold:queue:{name}`. A lock
+//! that is offered to one of them has the field `<client id>:0` with depth 0, for 200 ms at most.
+//!
+//! A key is taken for a lock only if it has a TTL and the shape of one. A string with a TTL, as
+//! other libraries set it with `SET NX PX`, counts as held; everything else is
+//! [`WrongType`](Error::WrongType), and is left unchanged.
 
 mod builder;
 mod client;

@@ -170,8 +170,9 @@ impl Mutex {
         status::holder(&self.shared, &self.name)
     }
 
-    /// Ends the hold of the lock, even if another client or a Redisson client has it. Returns
-    /// `false` if the lock was free. Blocks for the server's reply.
+    /// Ends the hold that the lock has at the moment, even if another client, Redisson or another
+    /// library has it, and no later hold, however often the request is repeated. Returns `false` if
+    /// the lock was free. Blocks for the server's replies to two requests.
     ///
     /// The guard of that hold finds its lease lost at the next renewal.
     ///

@@ -3,6 +3,7 @@
 //! Decides how long such a request is repeated. Changes nothing in this process but what a reply
 //! proves: a hold that the store does not know is lost.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
@@ -42,9 +43,18 @@ pub(crate) fn holder(shared: &Shared, name: &Arc<str>) -> Result<Option<Holder>>
     repeat(shared, "inspect", name, |deadline| shared.store.inspect(name, deadline))
 }
 
-/// Ends the hold of a lock, of any owner. Returns `false` if there is none.
+/// Ends the hold that a lock has now, of any owner, and no later one. Returns `false` if there is
+/// none.
 pub(crate) fn force_unlock(shared: &Shared, name: &Arc<str>) -> Result<bool> {
-    repeat(shared, "force open", name, |deadline| shared.store.force_release(name, deadline))
+    let Some(Holder { owner, .. }) = holder(shared, name)? else { return Ok(false) };
+    let in_doubt = Cell::new(false);
+    let ended = repeat(shared, "force-unlock", name, |deadline| {
+        let reply = shared.store.force_release(name, &owner, deadline);
+        in_doubt.set(in_doubt.get() || reply.as_ref().is_err_and(Failure::is_ambiguous));
+        reply
+    })?;
+    // A repeat that finds that owner gone has found what the attempt without a reply did.
+    Ok(ended || in_doubt.get())
 }
 
 /// Repeats a request of a call without a deadline.

@@ -149,8 +149,8 @@ impl Store for Scripted {
         self.inner.inspect(name, deadline)
     }
 
-    fn force_release(&self, name: &str, deadline: Instant) -> Result<bool, Failure> {
-        self.inner.force_release(name, deadline)
+    fn force_release(&self, name: &str, owner: &str, deadline: Instant) -> Result<bool, Failure> {
+        self.inner.force_release(name, owner, deadline)
     }
 
     fn unregister(&self, name: &str, client: &str, deadline: Instant) -> Result<(), Failure> {
@@ -186,6 +186,14 @@ struct Scene {
 }
 
 impl Scene {
+    /// Ends the hold that exists, as another client might.
+    fn end_hold(&self) {
+        let holder = self.store.inner.inspect(&self.name, Instant::now()).expect("memory");
+        let owner = holder.expect("a holder").owner;
+        let ended = self.store.inner.force_release(&self.name, &owner, Instant::now());
+        assert_eq!(ended.ok(), Some(true));
+    }
+
     /// With a lease that is not renewed.
     fn new(lease: Duration) -> Self {
         Self::with(Scripted::default(), lease)
@@ -375,7 +383,7 @@ fn an_in_doubt_handoff_that_comes_too_late_is_cleaned_up() {
     hand_off(&scene, |lease| {
         scene.store.set_outcomes(&[Outcome::LostRequest]);
         scene.unlock_on_drop(lease).expect("on its way");
-        scene.store.inner.force_release(&scene.name, Instant::now()).expect("memory");
+        scene.end_hold();
     });
     eventually(|| scene.store.releases() >= 2);
 }
@@ -468,7 +476,7 @@ fn the_outcome_of_a_posted_release_is_reported() {
     scene.expect_events(["acquired", "release failed"]);
     eventually(|| !scene.is_held());
     scene.lock_and_post_release();
-    scene.store.inner.force_release(&scene.name, Instant::now()).expect("memory");
+    scene.end_hold();
     scene.store.send_posted();
     scene.expect_events(["acquired", "lost"]);
 }

@@ -22,16 +22,17 @@ macro_rules! script {
     };
 }
 
-script!(ACQUIRE, "clock.lua", "fence.lua", "acquire.lua");
+script!(ACQUIRE, "clock.lua", "fence.lua", "holder.lua", "acquire.lua");
 script!(
     /// For a quorum, whose servers must agree on a token: the client proposes it.
     ACQUIRE_PROPOSED,
     "proposal.lua",
     "fence.lua",
+    "holder.lua",
     "acquire.lua"
 );
 script!(FORCE_RELEASE, "force_release.lua", "wake.lua");
-script!(INSPECT, "inspect.lua");
+script!(INSPECT, "holder.lua", "inspect.lua");
 script!(RAISE, "raise.lua");
 script!(RELEASE, "release.lua", "wake.lua");
 script!(RENEW, "renew.lua");
@@ -57,6 +58,10 @@ const FENCE_LIFE_MIN: Duration = DAY;
 /// How long the waiting clients of a lock are remembered at least after the last of them was
 /// registered. It is longer where clients try for the lock less often.
 const WAITING_LIFE_MIN: Duration = Duration::from_secs(60);
+
+/// For so long a released lock is offered to the client that has waited longest. Long enough for a
+/// client that is far away or short of processor time: only one that has stopped loses it.
+const OFFER: Duration = Duration::from_millis(200);
 
 /// A request and the decoder of its reply.
 #[derive(Clone, Debug)]
@@ -120,6 +125,7 @@ impl Commands {
             millis(lease),
             fence_life(lease),
             Arg::Number(yields.into()),
+            self.offer(),
         ];
         self.begin_hold(&to.name, &TRANSFER, &TRANSFER_PROPOSED, &args, decoder::TRANSFER)
     }
@@ -135,9 +141,7 @@ impl Commands {
     }
 
     pub(crate) fn release(&self, hold: &HoldId) -> Command<HoldReply> {
-        let (lock, waiting) = (self.keys.lock(&hold.name), self.keys.waiting(&hold.name));
-        let request = Request::call(&RELEASE, &[&lock, &waiting], &[Arg::Text(&hold.owner())]);
-        Command { request, decoder: decoder::HOLD_OR_GONE }
+        self.may_free(&RELEASE, &hold.name, &hold.owner(), decoder::HOLD_OR_GONE)
     }
 
     /// Ends a hold that too few servers have granted, and wakes no client.
@@ -159,16 +163,12 @@ impl Commands {
         Command { request, decoder: decoder::HOLDER }
     }
 
-    pub(crate) fn force_release(&self, name: &str) -> Command<HoldReply> {
-        let (lock, waiting) = (self.keys.lock(name), self.keys.waiting(name));
-        let request = Request::call(&FORCE_RELEASE, &[&lock, &waiting], &[]);
-        Command { request, decoder: decoder::HOLD }
+    pub(crate) fn force_release(&self, name: &str, owner: &str) -> Command<HoldReply> {
+        self.may_free(&FORCE_RELEASE, name, owner, decoder::HOLD_OR_GONE)
     }
 
     pub(crate) fn unregister(&self, name: &str, client: &str) -> Command<HoldReply> {
-        let (lock, waiting) = (self.keys.lock(name), self.keys.waiting(name));
-        let request = Request::call(&UNREGISTER, &[&lock, &waiting], &[Arg::Text(client)]);
-        Command { request, decoder: decoder::HOLD }
+        self.may_free(&UNREGISTER, name, client, decoder::HOLD)
     }
 
     pub(crate) fn job(&self, hold: &HoldId, action: Action) -> Command<HoldReply> {
@@ -196,6 +196,25 @@ impl Commands {
             Request::call(own, keys, args)
         };
         Command { request, decoder }
+    }
+
+    /// Calls a script that may free the lock, and then offers it to a waiting client.
+    fn may_free(
+        &self,
+        script: &'static Script,
+        name: &str,
+        whose: &str,
+        decoder: Decoder<HoldReply>,
+    ) -> Command<HoldReply> {
+        let (lock, waiting) = (self.keys.lock(name), self.keys.waiting(name));
+        let args = [Arg::Text(whose), self.offer()];
+        Command { request: Request::call(script, &[&lock, &waiting], &args), decoder }
+    }
+
+    /// For how long a free lock is offered to a waiting client. Independent servers offer none:
+    /// they might offer it to different clients.
+    fn offer(&self) -> Arg<'static> {
+        millis(if self.proposes { Duration::ZERO } else { OFFER })
     }
 
     /// Calls a script whose only key is the lock and whose first argument is the owner.

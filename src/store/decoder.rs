@@ -95,9 +95,8 @@ fn holder_reply(reply: &Value) -> Option<Option<Holder>> {
         [Value::Int(millis), Value::BulkString(owner), Value::BulkString(depth)] => {
             let remaining = u64::try_from(*millis).map_or(Duration::MAX, Duration::from_millis);
             let owner = String::from_utf8_lossy(owner).into_owned();
-            // A foreign hash can hold anything.
             let depth = str::from_utf8(depth).ok().and_then(|depth| depth.parse().ok());
-            Some(Some(Holder { owner, depth: depth.unwrap_or(1), remaining }))
+            Some(Some(Holder::new(owner, depth.unwrap_or(1), remaining)))
         }
         _ => None,
     }

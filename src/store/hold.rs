@@ -34,8 +34,37 @@ pub struct Holder {
     /// The owner as it is written in Redis: the client's id, a colon, and a number that is
     /// different for each hold. For a lock held by Redisson, it is what Redisson wrote.
     pub owner: String,
+    /// The [id](crate::Client::id) of the client that holds the lock, its label included: the owner
+    /// without the part that is different for each hold.
+    pub client: String,
+    /// The [label](crate::Builder::label) of that client; empty if it has none.
+    pub label: String,
     /// How many levels deep the holder has locked.
     pub depth: u32,
     /// The time until the lease ends, or [`Duration::MAX`] if it never does.
     pub remaining: Duration,
+}
+
+impl Holder {
+    pub(crate) fn new(owner: String, depth: u32, remaining: Duration) -> Self {
+        let client = owner.rsplit_once(':').map_or(owner.as_str(), |(client, _)| client);
+        let label = client.rsplit_once(':').map_or("", |(label, _)| label);
+        Self { client: client.into(), label: label.into(), owner, depth, remaining }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_holder_names_its_client_and_label() {
+        let holder = |owner: &str| {
+            let holder = Holder::new(owner.into(), 1, Duration::ZERO);
+            (holder.client, holder.label)
+        };
+        assert_eq!(holder("web:1:0a1b:7"), ("web:1:0a1b".into(), "web:1".into()));
+        assert_eq!(holder("0a1b:7"), ("0a1b".into(), String::new()));
+        assert_eq!(holder("a token"), ("a token".into(), String::new()));
+    }
 }

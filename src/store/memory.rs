@@ -128,17 +128,19 @@ impl Store for Memory {
     }
 
     fn inspect(&self, name: &str, _: Instant) -> Result<Option<Holder>, Failure> {
-        Ok(self.locks.lock().held(name).map(|held| Holder {
-            owner: held.hold.owner(),
-            depth: held.depth,
-            remaining: held.ends.since(Moment::now()),
-        }))
+        Ok(self
+            .locks
+            .lock()
+            .held(name)
+            .map(|held| Holder::new(held.hold.owner(), held.depth, held.ends.since(Moment::now()))))
     }
 
-    fn force_release(&self, name: &str, _: Instant) -> Result<bool, Failure> {
+    fn force_release(&self, name: &str, owner: &str, _: Instant) -> Result<bool, Failure> {
         let mut locks = self.locks.lock();
-        let held = locks.held(name).is_some();
-        locks.by_name.remove(name);
+        let held = locks.held(name).is_some_and(|held| held.hold.owner() == owner);
+        if held {
+            locks.by_name.remove(name);
+        }
         Ok(held)
     }
 

@@ -59,8 +59,9 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
     /// Returns the holder of a lock.
     fn inspect(&self, name: &str, deadline: Instant) -> Result<Option<Holder>, Failure>;
 
-    /// Ends the hold of a lock, of any owner. `false` if there is none.
-    fn force_release(&self, name: &str, deadline: Instant) -> Result<bool, Failure>;
+    /// Ends the hold of that owner, whether it is this client's or not. `false` if it does not hold
+    /// the lock.
+    fn force_release(&self, name: &str, owner: &str, deadline: Instant) -> Result<bool, Failure>;
 
     /// Takes a client off the waiting clients of a lock, and wakes the next one if the lock is
     /// free.

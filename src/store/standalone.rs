@@ -132,8 +132,8 @@ impl Store for Standalone {
         self.ask(self.commands.inspect(name), deadline)
     }
 
-    fn force_release(&self, name: &str, deadline: Instant) -> Result<bool, Failure> {
-        let reply = self.ask(self.commands.force_release(name), deadline)?;
+    fn force_release(&self, name: &str, owner: &str, deadline: Instant) -> Result<bool, Failure> {
+        let reply = self.ask(self.commands.force_release(name, owner), deadline)?;
         Ok(reply == HoldReply::Held)
     }
 

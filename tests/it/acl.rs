@@ -93,8 +93,9 @@ fn a_user_without_scripts_gets_a_permanent_error(server: &Server) {
 
 /// The rights that README demands.
 pub(crate) const RIGHTS: &str = "~app:* ~leasehold:* resetchannels &leasehold:* +eval +evalsha \
-                      +ping +get +set +time +hexists +hset +hdel +hgetall +hlen +del +exists \
-                      +pttl +pexpire +zadd +zrange +zrem +publish +subscribe";
+                      +ping +get +set +time +hexists +hset +hdel +hgetall +hlen +type \
+                      +getrange +del +exists +pttl +pexpire +zadd +zrange +zrem +zscore \
+                      +publish +subscribe";
 
 fn the_rights_in_the_readme_are_enough(server: &Server) {
     assert!(include_str!("../../README.md").contains(RIGHTS), "README lists other rights");

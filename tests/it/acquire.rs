@@ -123,7 +123,7 @@ fn names_exclude_each_other_only_if_they_are_equal(store: &Store) {
         "*",
         "a?",
         "[a]",
-        "{a}",
+        "{a}:b",
         "x{a}y",
         "\0🐉汉字\x08\r\n\\",
         "\0🐉汉字\x08\n\\",

@@ -160,7 +160,8 @@ fn bad_names_are_refused_without_a_request(server: &Server) {
     let plain = with_prefix("");
     let app = with_prefix("app:");
     let half = with_prefix("lease");
-    let cases: [(&Client, &str); 14] = [
+    let open_brace = with_prefix("{");
+    let cases: [(&Client, &str); 17] = [
         (&plain, ""),
         (&plain, &long),
         (&plain, "leasehold:"),
@@ -175,6 +176,10 @@ fn bad_names_are_refused_without_a_request(server: &Server) {
         (&plain, "a{}b"),
         (&plain, "}{"),
         (&plain, "{}{a}"),
+        // Their companion keys would be those of another name.
+        (&plain, "{a}"),
+        (&plain, "{{a}"),
+        (&open_brace, "a}"),
         (&app, "a}b"),
     ];
     let before = server.evals();
@@ -194,7 +199,7 @@ fn bad_names_are_refused_without_a_request(server: &Server) {
     assert_eq!(server.evals(), before);
 
     // Just within the limits.
-    for name in [&long[1..], "leasehold", "{a}", "a{b}c", "{a}{b}", "{a", "a{", "}{a}"] {
+    for name in [&long[1..], "leasehold", "{a}:", "a{b}c", "{a}{b}", "{a", "a{", "}{a}"] {
         take(&plain, name).unlock().unwrap();
     }
     take(&app, "leasehold:a").unlock().unwrap();

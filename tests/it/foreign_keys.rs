@@ -8,33 +8,70 @@ use crate::support::{LEASE, SOON, Server, is_busy, ms, patient, stores, take, ti
 
 stores! {
     every server:
-        a_value_of_another_type_is_an_error_and_stays,
-        a_foreign_hash_without_a_ttl_counts_as_held,
+        what_is_no_lock_is_an_error_and_stays,
+        a_large_hash_is_not_read,
+        a_string_with_a_ttl_is_a_lock_of_another_library,
         a_lock_of_redisson_is_waited_for,
         no_call_prolongs_or_ends_a_foreign_hold;
 }
 
-fn a_value_of_another_type_is_an_error_and_stays(server: &Server) {
+fn what_is_no_lock_is_an_error_and_stays(server: &Server) {
     let client = server.open(patient());
     server.command(&["SET", "text", "precious"]);
     server.command(&["RPUSH", "list", "one", "two"]);
-    server.command(&["ZADD", "queue", "1", "one"]);
-    for name in ["text", "list", "queue"] {
+    server.command(&["ZADD", "scores", "1", "one"]);
+    server.command(&["HSET", "hash", "someone", "1"]);
+    server.command(&["HSET", "like a lock", "285475da:52", "1"]);
+    for (name, field, value) in [("session", "user", "7"), ("count", "a:1", "x")] {
+        server.command(&["HSET", name, field, value]);
+        server.command(&["PEXPIRE", name, "60000"]);
+    }
+    for name in ["text", "list", "scores", "hash", "like a lock", "session", "count"] {
         let before: Vec<u8> = server.ask(&["DUMP", name]);
+        let lasts = server.raw_pttl(name);
         let mutex = client.mutex(name);
         let (result, took) = timed(|| client.lock(name));
         assert_wrong_type(result, name);
         assert!(took < ms(5000), "waiting does not help: {took:?}");
         assert_wrong_type(client.try_lock(name), name);
         assert_wrong_type(client.try_lock_for(name, ms(100)), name);
-        // Whatever these return, they must leave the key alone.
-        mutex.is_locked().ok();
-        mutex.holder().ok();
-        assert!(!matches!(mutex.force_unlock(), Ok(true)), "{name}");
+        assert_wrong_type(mutex.is_locked(), name);
+        assert_wrong_type(mutex.holder(), name);
+        assert_wrong_type(mutex.force_unlock(), name);
         let after: Vec<u8> = server.ask(&["DUMP", name]);
         assert_eq!(after, before, "{name}");
-        assert_eq!(server.raw_pttl(name), -1, "{name}");
+        let left = server.raw_pttl(name);
+        assert!(left <= lasts && left > lasts - 30_000, "{name}: {left} of {lasts} ms");
     }
+}
+
+fn a_large_hash_is_not_read(server: &Server) {
+    let client = server.open(patient());
+    let fill = "for i = 1, 300000 do redis.call('hset', KEYS[1], 'field:' .. i, i) end";
+    server.command(&["EVAL", fill, "1", "large"]);
+    server.command(&["PEXPIRE", "large", "60000"]);
+    assert_wrong_type(client.mutex("large").holder(), "large");
+    assert_wrong_type(client.try_lock("large"), "large");
+    let calls: String = server.ask(&["INFO", "commandstats"]);
+    assert!(!calls.contains("cmdstat_hgetall"), "{calls}");
+}
+
+/// `SET NX PX`, as redsync, redis-py, rslock and Redlock do.
+fn a_string_with_a_ttl_is_a_lock_of_another_library(server: &Server) {
+    let client = server.open(patient());
+    server.command(&["SET", "a", "a token", "NX", "PX", "1000"]);
+    let mutex = client.mutex("a");
+    let holder = mutex.holder().unwrap().unwrap();
+    assert_eq!((holder.owner.as_str(), holder.client.as_str()), ("a token", "a token"));
+    assert!(holder.remaining <= ms(1000) && holder.depth == 1);
+    assert!(is_busy(&client, "a") && mutex.is_locked().unwrap());
+    let (guard, took) = timed(|| client.lock("a").unwrap());
+    assert!(took > ms(300) && took < ms(4000), "{took:?}");
+    guard.unlock().unwrap();
+
+    server.command(&["SET", "a", "a token", "NX", "PX", "60000"]);
+    assert!(mutex.force_unlock().unwrap());
+    assert!(!server.exists("a"));
 }
 
 #[track_caller]
@@ -43,28 +80,6 @@ fn assert_wrong_type<T: std::fmt::Debug>(result: Result<T, Error>, name: &str) {
         Err(Error::WrongType { name: wrong, .. }) => assert_eq!(wrong, name),
         other => panic!("{other:?} instead of the wrong type of {name}"),
     }
-}
-
-fn a_foreign_hash_without_a_ttl_counts_as_held(server: &Server) {
-    let client = server.open(patient());
-    server.command(&["HSET", "a", "someone", "1", "another", "x"]);
-    let before = server.hash("a");
-
-    assert!(client.try_lock("a").unwrap().is_none());
-    assert!(client.try_lock_for("a", ms(300)).unwrap().is_none());
-    let limited = client.mutex("a").wait(ms(300));
-    assert!(matches!(limited.lock(), Err(Error::Timeout { .. })));
-    assert!(limited.is_locked().unwrap());
-
-    assert_eq!(server.hash("a"), before);
-    assert_eq!(server.raw_pttl("a"), -1);
-
-    // Although there is no time to live to wait for, a waiter notices that the key is gone.
-    std::thread::scope(|scope| {
-        scope.spawn(|| client.lock("a").unwrap().unlock().unwrap());
-        std::thread::sleep(ms(200));
-        server.command(&["DEL", "a"]);
-    });
 }
 
 fn a_lock_of_redisson_is_waited_for(server: &Server) {

@@ -23,7 +23,7 @@ stores! {
     every server:
         other_clients_see_the_holder,
         an_owner_that_is_forced_out_is_notified,
-        force_unlock_frees_foreign_hashes,
+        force_unlock_ends_a_hold_of_redisson,
         what_a_thread_holds_is_known_without_redis;
 }
 
@@ -126,6 +126,7 @@ fn other_clients_see_the_holder(server: &Server) {
     let _guard = take(&client, "a");
     let holder = other.mutex("a").holder().unwrap().unwrap();
     assert!(holder.owner.starts_with(client.id()));
+    assert_eq!((holder.client.as_str(), holder.label.as_str()), (client.id(), ""));
     assert_eq!(holder.owner, server.hold("a").0);
     assert!(other.mutex("a").is_locked().unwrap());
     assert!(!other.mutex("a").is_held_by_current_thread());
@@ -147,9 +148,10 @@ fn an_owner_that_is_forced_out_is_notified(server: &Server) {
     assert!(next.is_held());
 }
 
-fn force_unlock_frees_foreign_hashes(server: &Server) {
+fn force_unlock_ends_a_hold_of_redisson(server: &Server) {
     let client = server.open(patient());
     server.command(&["HSET", "a", "285475da-9152-4c83-822a-67ee2f116a79:52", "1"]);
+    server.command(&["PEXPIRE", "a", "60000"]);
     assert!(client.mutex("a").force_unlock().unwrap());
     assert!(!server.exists("a"));
 }

@@ -205,8 +205,8 @@ impl Store for Cluster {
         self.route(name, deadline, |node| node.inspect(name, deadline))
     }
 
-    fn force_release(&self, name: &str, deadline: Instant) -> Result<bool, Failure> {
-        self.route(name, deadline, |node| node.force_release(name, deadline))
+    fn force_release(&self, name: &str, owner: &str, deadline: Instant) -> Result<bool, Failure> {
+        self.route(name, deadline, |node| node.force_release(name, owner, deadline))
     }
 
     fn unregister(&self, name: &str, client: &str, deadline: Instant) -> Result<(), Failure> {

@@ -1,8 +1,19 @@
--- Deletes a lock regardless of its holder, even a lock of Redisson. Other types are left alone.
+-- Ends the hold of one owner: of this library, of Redisson, or of another library that sets a
+-- string. A repeat finds that owner gone, and ends no other hold.
 -- KEYS  1 lock, 2 queue of waiting clients
--- RETURNS 1, or 0 if it was not held
-redis.call('hlen', KEYS[1]) -- Fails on another type.
-local answer, queue = redis.call('del', KEYS[1]), KEYS[2]
+-- ARGV  1 owner, 2 for how many ms the lock is offered then
+-- RETURNS 1, or 0 if that owner does not hold it
+local answer, queue, window = 0, KEYS[2], ARGV[2]
+if redis.call('type', KEYS[1]).ok == 'string' then
+  if redis.call('getrange', KEYS[1], 0, 255) == ARGV[1] then
+    answer = redis.call('del', KEYS[1])
+  end
+else
+  answer = redis.call('hdel', KEYS[1], ARGV[1])
+  if answer == 1 and redis.call('hlen', KEYS[1]) == 1 then
+    redis.call('hdel', KEYS[1], 'mode') -- Redisson's, which is no owner.
+  end
+end
 if answer == 0 then
   return answer
 end

@@ -1,8 +1,11 @@
--- Reads the holder of a lock.
+-- Reads the holder of a lock. A lock that is offered to a waiting client is not held.
 -- KEYS  1 lock
--- RETURNS {ms until the lease ends or -1, owner, depth}, empty if it is not held
-local fields = redis.call('hgetall', KEYS[1])
-if #fields == 0 then
+-- USES  `left`, `holder`, `depth` and `foreign`
+-- RETURNS {ms until the lease ends, owner, depth}, empty if it is not held
+if foreign then
+  return foreign
+end
+if not holder or depth == '0' and string.sub(holder, -2) == ':0' then
   return {}
 end
-return {redis.call('pttl', KEYS[1]), fields[1], fields[2]}
+return {left, holder, depth}

@@ -3,7 +3,7 @@
 -- lost, finds the new hold or none.
 -- KEYS  1 lock, 2 fence, 3 queue of waiting clients
 -- ARGV  1 owner of the old hold, 2 owner of the new one, 3 lease in ms, 4 life of the fence in ms,
---       5 whether it yields: 0 or 1
+--       5 whether it yields: 0 or 1, 6 for how many ms the lock is offered then
 -- RETURNS {1, fence} if the new hold exists, {2, 0} if the lock was left to a client in the queue,
 --         {0, 0} if the old hold is gone
 local stands = redis.call('hexists', KEYS[1], ARGV[1]) == 1
@@ -27,5 +27,5 @@ if repeated or ARGV[5] == '0' or not redis.pcall('zrange', KEYS[3], 0, 0)[1] the
   return {1, next_fence}
 end
 redis.call('hdel', KEYS[1], ARGV[1])
-local answer, queue = {2, 0}, KEYS[3]
+local answer, queue, window = {2, 0}, KEYS[3], ARGV[6]
 

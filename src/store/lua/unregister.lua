@@ -1,10 +1,14 @@
--- Removes a client from the queue. It may have been woken for a free lock that it no longer wants,
--- so the next client is woken.
+-- Removes a client from the queue, and takes back an offer to it. It may have been woken for a free
+-- lock that it no longer wants, so the next client is woken.
 -- KEYS  1 lock, 2 queue of waiting clients
--- ARGV  1 client id
+-- ARGV  1 client id, 2 for how many ms the lock is offered then
 -- RETURNS 1, or 0 if the client was not in the queue
-local answer, queue = redis.pcall('zrem', KEYS[2], ARGV[1]), KEYS[2]
-if answer ~= 1 then
-  return 0
+local queue, window = KEYS[2], ARGV[2]
+local answer = redis.pcall('zrem', queue, ARGV[1]) == 1 and 1 or 0
+if redis.pcall('hdel', KEYS[1], ARGV[1] .. ':0') == 1 then
+  answer = 1
+end
+if answer == 0 then
+  return answer
 end
 

@@ -184,8 +184,8 @@ impl Store for Quorum {
         self.ask(name, inspect, deadline, decide_holder)
     }
 
-    fn force_release(&self, name: &str, deadline: Instant) -> Result<bool, Failure> {
-        let force = QuorumCommand::new(self.commands().force_release(name), Effect::None);
+    fn force_release(&self, name: &str, owner: &str, deadline: Instant) -> Result<bool, Failure> {
+        let force = QuorumCommand::new(self.commands().force_release(name, owner), Effect::None);
         Ok(self.ask(name, force, deadline, Votes::decide_any)? == HoldReply::Held)
     }
 

@@ -33,6 +33,9 @@ servers!(
     a_transfer_yields_only_to_a_waiting_client,
     a_full_server_wakes_clients_and_registers_none,
     a_spoilt_list_of_waiting_clients_does_no_harm,
+    a_released_lock_is_offered_to_the_client_that_has_waited_longest,
+    a_client_that_has_stopped_costs_one_offer,
+    an_offer_is_taken_by_any_thread_of_its_client,
     a_user_without_rights_to_the_waiting_clients_can_lock,
     the_message_names_the_lock_without_the_prefix,
     a_lost_subscription_is_made_again,
@@ -61,6 +64,17 @@ fn register(store: &dyn Store, client: &str) {
 
 fn release(store: &dyn Store, hold: &HoldId) {
     assert_eq!(store.release(hold, soon()).ok(), Some(HoldReply::Held));
+}
+
+/// Acquires the lock that a client was offered, and registers the client again.
+fn take_offer(store: &dyn Store, client: &str, nonce: u64) {
+    let reply = ask(store, &of(client, nonce), Registration::Registered);
+    assert!(matches!(reply, AcquireReply::Acquired { .. }), "{reply:?}");
+    register(store, client);
+}
+
+fn holder(store: &dyn Store) -> Option<String> {
+    store.inspect("lock", soon()).expect("a reply").map(|holder| holder.owner)
 }
 
 fn waiting(process: &Server) -> Vec<String> {
@@ -161,9 +175,10 @@ fn a_release_wakes_the_client_that_has_waited_longest(process: &Server) {
     release(&store, &hold(1));
     assert_eq!(next(&mut *first), woken());
     assert!(nothing_comes(&mut *second));
-    assert_eq!(waiting(process), ["first", "second"], "until it has the lock");
+    assert_eq!(waiting(process), ["second", "first"], "until it has the lock");
 
     ask(&store, &of("first", 1), Registration::Registered);
+    assert_eq!(waiting(process), ["second"]);
     release(&store, &of("first", 1));
     assert_eq!(next(&mut *second), woken());
     assert!(nothing_comes(&mut *first));
@@ -174,15 +189,17 @@ fn every_way_to_free_a_lock_wakes_a_client(process: &Server) {
     let mut wakeups = listen(&store, "a");
     must_acquire(&store, &hold(1));
     register(&store, "a");
-    assert_eq!(store.force_release("lock", soon()).ok(), Some(true));
+    assert_eq!(store.force_release("lock", "client:1", soon()).ok(), Some(true));
     assert_eq!(next(&mut *wakeups), woken());
 
-    must_acquire(&store, &hold(2));
-    let released = run_jobs(&mut *store.jobs(), &[(hold(2), Action::Release)]);
+    take_offer(&store, "a", 2);
+    let released = run_jobs(&mut *store.jobs(), &[(of("a", 2), Action::Release)]);
     assert!(matches!(released[..], [Ok(HoldReply::Held)]));
     assert_eq!(next(&mut *wakeups), woken());
 
+    store.unregister("lock", "a", soon()).expect("a reply");
     must_acquire(&store, &hold(3));
+    register(&store, "a");
     let yielded = transfer(&store, 3, 4, true);
     assert_eq!(yielded.ok(), Some(TransferReply::Yielded));
     assert_eq!(next(&mut *wakeups), woken());
@@ -198,12 +215,12 @@ fn a_lock_that_stays_held_wakes_no_client(process: &Server) {
     register(&store, "b");
     store.unregister("lock", "b", soon()).expect("a reply");
     // A hash with another field is not a free lock.
-    process.command(&["HSET", "lock", "stranger", "1"]);
+    process.command(&["HSET", "lock", "stranger:1", "1"]);
     release(&store, &hold(1));
     assert!(nothing_comes(&mut *wakeups));
-    assert_eq!(store.force_release("lock", soon()).ok(), Some(true));
+    assert_eq!(store.force_release("lock", "stranger:1", soon()).ok(), Some(true));
     assert_eq!(next(&mut *wakeups), woken());
-    assert_eq!(store.force_release("lock", soon()).ok(), Some(false));
+    assert_eq!(store.force_release("lock", "stranger:1", soon()).ok(), Some(false));
     assert!(nothing_comes(&mut *wakeups));
 }
 
@@ -244,10 +261,15 @@ fn a_client_that_leaves_wakes_the_next(process: &Server) {
     release(&store, &hold(1));
     assert_eq!(next(&mut *wakeups), woken());
 
-    // A client before it is woken, does not want the lock any more, and leaves.
+    // It is offered the lock, does not want it any more, and leaves.
+    store.unregister("lock", "b", soon()).expect("a reply");
+    assert_eq!(holder(&store), None);
+    must_acquire(&store, &hold(2));
+    register(&store, "b");
     process.command(&["ZADD", WAITING, "1", "a"]);
+    release(&store, &hold(2));
+    assert_eq!(next(&mut *wakeups), woken(), "a does not listen");
     store.unregister("lock", "a", soon()).expect("a reply");
-    assert_eq!(next(&mut *wakeups), woken());
     store.unregister("lock", "a", soon()).expect("a reply");
     assert!(nothing_comes(&mut *wakeups), "it had left already");
 }
@@ -329,9 +351,72 @@ fn a_spoilt_list_of_waiting_clients_does_no_harm(process: &Server) {
     release(&store, &hold(2));
     for mode in [Registration::IfHeld, Registration::Registered, Registration::Yielding] {
         assert!(matches!(ask(&store, &of("a", 1), mode), AcquireReply::Acquired { .. }));
-        assert_eq!(store.force_release("lock", soon()).ok(), Some(true));
+        assert_eq!(store.force_release("lock", "a:1", soon()).ok(), Some(true));
     }
     assert_eq!(process.ask::<String>(&["GET", WAITING]), "mine");
+}
+
+fn a_released_lock_is_offered_to_the_client_that_has_waited_longest(process: &Server) {
+    let store = single(process);
+    let _wakeups = ["a", "b"].map(|client| listen(&store, client));
+    must_acquire(&store, &hold(1));
+    register(&store, "a");
+    thread::sleep(Duration::from_millis(2));
+    register(&store, "b");
+    release(&store, &hold(1));
+    assert_eq!(holder(&store), None, "an offer is no hold");
+    for registration in [Registration::None, Registration::IfHeld, Registration::Registered] {
+        for client in ["client", "b"] {
+            let reply = ask(&store, &of(client, 2), registration);
+            let AcquireReply::Held { remaining: Some(left) } = reply else { panic!("{reply:?}") };
+            assert!(left <= Duration::from_millis(200), "{left:?}");
+        }
+    }
+    let reply = ask(&store, &of("a", 2), Registration::Registered);
+    assert!(matches!(reply, AcquireReply::Acquired { .. }), "{reply:?}");
+    assert_eq!(ask(&store, &of("a", 2), Registration::Registered), reply, "a repeat");
+    assert_eq!(process.ask::<i64>(&["HLEN", "lock"]), 1);
+    assert_eq!(holder(&store).as_deref(), Some("a:2"));
+    release(&store, &of("a", 2));
+    let reply = ask(&store, &of("client", 3), Registration::None);
+    assert!(matches!(reply, AcquireReply::Held { .. }), "it is b's turn: {reply:?}");
+}
+
+fn a_client_that_has_stopped_costs_one_offer(process: &Server) {
+    let store = single(process);
+    let _wakeups = ["stopped", "late", "client"].map(|client| listen(&store, client));
+    must_acquire(&store, &hold(1));
+    for client in ["stopped", "late"] {
+        register(&store, client);
+        thread::sleep(Duration::from_millis(2));
+    }
+    for client in ["stopped", "late"] {
+        release(&store, &hold(1));
+        assert!(waiting(process).ends_with(&[client.to_owned()]), "{client} was offered it");
+        eventually(|| process.ask::<u64>(&["EXISTS", "lock"]) == 0);
+        must_acquire(&store, &hold(1));
+    }
+    // One of them asks, if too late.
+    ask(&store, &of("late", 1), Registration::Registered);
+    release(&store, &hold(1));
+    assert_eq!(waiting(process), ["late"]);
+    let reply = ask(&store, &of("late", 1), Registration::Registered);
+    assert!(matches!(reply, AcquireReply::Acquired { .. }), "{reply:?}");
+}
+
+fn an_offer_is_taken_by_any_thread_of_its_client(process: &Server) {
+    let store = single(process);
+    let mut wakeups = listen(&store, "a");
+    must_acquire(&store, &hold(1));
+    register(&store, "a");
+    for nonce in 2..5 {
+        let freed = if nonce == 2 { hold(1) } else { of("a", nonce - 1) };
+        release(&store, &freed);
+        assert_eq!(next(&mut *wakeups), woken(), "it still waits, and has not stopped");
+        let reply = ask(&store, &of("a", nonce), Registration::None);
+        assert!(matches!(reply, AcquireReply::Acquired { .. }), "{reply:?}");
+        assert_eq!(waiting(process), ["a"]);
+    }
 }
 
 fn a_user_without_rights_to_the_waiting_clients_can_lock(process: &Server) {
@@ -360,7 +445,7 @@ fn a_user_without_rights_to_the_waiting_clients_can_lock(process: &Server) {
         store.unregister("lock", "c", soon()).expect("a reply");
         let reply = ask(&store, &of("c", 1), Registration::Registered);
         assert!(matches!(reply, AcquireReply::Acquired { .. }), "{missing:?}: {reply:?}");
-        assert_eq!(store.force_release("lock", soon()).ok(), Some(true), "{missing:?}");
+        assert_eq!(store.force_release("lock", "c:1", soon()).ok(), Some(true), "{missing:?}");
     }
     let rule = ["ACL", "SETUSER", "ali", "reset", "on", ">sesame", "~*", "+@all", "-pexpire"];
     process.command(&["DEL", WAITING]);

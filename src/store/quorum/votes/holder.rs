@@ -36,9 +36,5 @@ fn summary(same: &[&Holder], required: usize) -> Holder {
     depths.sort_unstable();
     let mut leases: Vec<Duration> = same.iter().map(|holder| holder.remaining).collect();
     leases.sort_unstable_by(|one, other| other.cmp(one));
-    Holder {
-        owner: same[0].owner.clone(),
-        depth: depths[depths.len() / 2],
-        remaining: leases[required - 1],
-    }
+    Holder::new(same[0].owner.clone(), depths[depths.len() / 2], leases[required - 1])
 }
