@@ -22,11 +22,12 @@ if left == -2 and ARGV[5] == '3' then
 end
 if busy then
   if ARGV[5] ~= '0' then
-    local mode, score = 'nx', time[1] * 1000 + math.floor(time[2] / 1000)
+    local mode, score = 'nx', time[1] * 1000 + time[2] / 1000
     local before = redis.pcall('zscore', KEYS[3], ARGV[4])
-    if type(before) == 'string' and string.find(before, '.', 1, true) then
+    before = type(before) == 'string' and tonumber(before)
+    if before and math.abs(before * 1000 % 1 - 0.5) < 0.25 then
       -- The client did not take its offer in time, but it has not stopped: it stays in the queue.
-      mode, score = 'xx', math.floor(tonumber(before))
+      mode, score = 'xx', before - 0.0005
     end
     local joined = redis.pcall('zadd', KEYS[3], mode, score, ARGV[4])
     -- No key is left without a TTL, even if the user lacks the right to set one.
@@ -57,6 +58,6 @@ if ARGV[5] == '2' or ARGV[5] == '3' then
   redis.pcall('zrem', KEYS[3], ARGV[4])
 elseif offered then
   -- A thread of the client still waits, and the client has taken its offer.
-  redis.pcall('zadd', KEYS[3], 'xx', time[1] * 1000 + math.floor(time[2] / 1000), ARGV[4])
+  redis.pcall('zadd', KEYS[3], 'xx', time[1] * 1000 + time[2] / 1000, ARGV[4])
 end
 return {1, fence}

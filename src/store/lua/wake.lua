@@ -1,7 +1,7 @@
 -- Tail of the scripts that may free a lock: if it is free, wakes the client that has waited longest
 -- and offers it the lock, so that no other client can take it for a while, however near to the
 -- server. An offer is a field `<client id>:0` with depth 0. The client moves to the end of the
--- queue with a mark, half a millisecond, and leaves the queue when it takes the lock. If the mark
+-- queue with a mark, half a microsecond, and leaves the queue when it takes the lock. If the mark
 -- is still there at its next turn it has stopped, and is removed, as are clients whose channel has
 -- no listener; a client that was removed registers again when it next tries. So a stopped client
 -- costs one offer. Failures are ignored: a client that is not woken tries again after a while. The
@@ -15,15 +15,15 @@ for _ = 1, 100 do
   if not client or redis.pcall('exists', KEYS[1]) == 1 then
     break
   end
-  local stopped = string.find(score, '.', 1, true)
+  local stopped = math.abs(score * 1000 % 1 - 0.5) < 0.25
   local told = stopped and 0 or redis.pcall('publish', 'leasehold:wake:' .. client, KEYS[1])
   if told ~= 0 then
     local offers = type(told) == 'number' and window ~= '0'
     if offers and redis.pcall('hset', KEYS[1], client .. ':0', 0) == 1 then
       if redis.pcall('pexpire', KEYS[1], window) == 1 then
         local now = redis.call('time')
-        local mark = now[1] * 1000 + math.floor(now[2] / 1000) + 0.5
-        redis.pcall('zadd', queue, 'xx', string.format('%.1f', mark), client)
+        local marked = now[1] * 1000 + now[2] / 1000 + 0.0005
+        redis.pcall('zadd', queue, 'xx', string.format('%.17g', marked), client)
       else
         -- No key is left without a TTL.
         redis.pcall('hdel', KEYS[1], client .. ':0')
