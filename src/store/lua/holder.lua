@@ -11,11 +11,9 @@ local holder, depth, foreign
 if left ~= -2 then
   local kind = redis.call('type', KEYS[1]).ok
   local is_lock = left >= 0
-  if not is_lock then
-    holder = nil
-  elseif kind == 'string' then
+  if is_lock and kind == 'string' then
     holder, depth = redis.call('getrange', KEYS[1], 0, 255), '1'
-  elseif kind == 'hash' and redis.call('hlen', KEYS[1]) <= 16 then
+  elseif is_lock and kind == 'hash' and redis.call('hlen', KEYS[1]) <= 16 then
     local fields = redis.call('hgetall', KEYS[1])
     for i = 1, #fields, 2 do
       local ours = string.find(fields[i], string.rep('%x', 32) .. ':%x+$')
