@@ -125,7 +125,7 @@ fn attempt(worker: usize, client: &Client, job: &Job) -> Result<Outcome, Error> 
     let steps = tick(STEP);
     for _ in 0..STEPS_PER_JOB {
         select! {
-            recv(lost) -> _ => return Ok(Outcome::Lost),
+            recv(lost.receiver()) -> _ => return Ok(Outcome::Lost),
             // A step of the real work goes here, with the fence in every write.
             recv(steps) -> _ => {}
         }

@@ -2,23 +2,22 @@
 
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
-
-use crossbeam_channel::Receiver;
 
 use crate::error::Result;
 use crate::local::lease::Lease;
 use crate::local::reentrancy::Level;
 use crate::local::shared::Shared;
 use crate::local::{release, status};
+use crate::lost::Lost;
 
 /// A lock, or one level of it, held by the current thread. Dropping the guard releases it.
 ///
 /// Until then the lease is renewed in the background. If renewal fails for so long that another
 /// client may have acquired the lock, [`is_held`](Guard::is_held) starts to return `false` and
-/// [`lost`](Guard::lost) delivers a message. Only the [fencing token](Guard::fence) protects a
-/// resource from a holder that was paused and has not noticed yet.
+/// [`lost`](Guard::lost) wakes those that wait for it. Only the [fencing token](Guard::fence)
+/// protects a resource from a holder that was paused and has not noticed yet.
 ///
 /// Dropping a guard never panics. It waits for the server's reply, but no longer than `io_timeout`,
 /// and not at all if the lock is handed off to another thread; with
@@ -39,13 +38,23 @@ use crate::local::{release, status};
 /// let client = leasehold::Client::in_memory();
 /// std::thread::spawn(move || drop(client.lock("stock:42").unwrap())).join().unwrap();
 /// ```
+///
+/// Other threads may look at it while they are lent it:
+///
+/// ```
+/// let client = leasehold::Client::in_memory();
+/// let guard = client.lock("stock:42").unwrap();
+/// std::thread::scope(|scope| {
+///     scope.spawn(|| assert!(guard.is_held()));
+/// });
+/// ```
 #[must_use = "if unused the lock is released immediately"]
 pub struct Guard {
     shared: Arc<Shared>,
     lease: Arc<Lease>,
     depth: u32,
     unlocked: bool,
-    not_send: PhantomData<*const ()>,
+    not_send: PhantomData<MutexGuard<'static, ()>>,
 }
 
 impl Guard {
@@ -94,31 +103,26 @@ impl Guard {
         self.shared.remaining(&self.lease)
     }
 
-    /// Returns a receiver that gets one message when the lease is lost, no later than when it ends
-    /// by this process's clock. The receiver is disconnected without a message if the hold ends
-    /// normally.
-    ///
-    /// Each call, on nested guards too, returns a new receiver that gets a message of its own.
+    /// Returns the watch on this hold, with which any thread can wait for the loss of the lease, or
+    /// look for it.
     ///
     /// ```
-    /// use crossbeam_channel::select;
-    /// use std::time::Duration;
-    ///
     /// let client = leasehold::Client::in_memory();
     /// let guard = client.lock("report")?;
     /// let lost = guard.lost();
     /// for part in 0..3 {
+    ///     assert!(!lost.is_lost(), "lost the lock: stop before part {part}");
     ///     // ... work on the part ...
-    ///     select! {
-    ///         recv(lost) -> _ => panic!("lost the lock: stop before part {part}"),
-    ///         default(Duration::from_millis(1)) => {}
-    ///     }
     /// }
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     #[must_use]
-    pub fn lost(&self) -> Receiver<()> {
-        status::loss_receiver(&self.shared, &self.lease)
+    pub fn lost(&self) -> Lost {
+        if self.shared.identity.check_process().is_ok() {
+            Lost::new(&self.lease)
+        } else {
+            Lost::forked()
+        }
     }
 
     /// Asks the server whether this hold still exists. Blocks for the server's reply.

@@ -162,6 +162,7 @@ mod event;
 mod failure;
 mod guard;
 mod local;
+mod lost;
 mod mutex;
 mod net;
 mod open;
@@ -177,6 +178,7 @@ pub use config::Mechanism;
 pub use error::{Error, Result, ServerFailure};
 pub use event::Event;
 pub use guard::Guard;
+pub use lost::Lost;
 pub use mutex::Mutex;
 pub use store::hold::Holder;
 #[cfg(feature = "tls")]

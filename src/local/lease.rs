@@ -7,15 +7,17 @@
 //! | state of `deadline` | set by | followed by |
 //! |---|---|---|
 //! | a moment | `new`, `extend` | a later moment, `LOST` or `ENDED` |
-//! | `LOST` | `expire` at that moment, `lose` at any time | nothing |
-//! | `ENDED` | `end` before that moment | nothing |
+//! | `ENDED` | `end` before that moment | `LOST` or `RELEASED` |
+//! | `LOST` | `expire` at that moment, `lose` at any time, `report_loss` after the end | nothing |
+//! | `RELEASED` | `report_end` | nothing |
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread::ThreadId;
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, Sender, unbounded};
+use crossbeam_channel::{Receiver, Sender, bounded};
 use parking_lot::Mutex;
 
 use crate::clock::Moment;
@@ -29,7 +31,9 @@ pub(crate) const TOGETHER: u32 = 64;
 
 /// Values of `Lease::deadline` that are not moments.
 const LOST: u64 = 0;
-const ENDED: u64 = 1;
+const RELEASED: u64 = 1;
+/// Its holder has ended it, and it is not known yet how its release has gone.
+const ENDED: u64 = 2;
 
 /// A hold and how long it may be relied on.
 ///
@@ -53,38 +57,22 @@ pub(crate) struct Lease {
     depth: AtomicU32,
     /// Whether a request that began this hold may be executed once more.
     in_doubt: AtomicBool,
-    /// For the receivers of `Guard::lost`, if there are any.
-    loss_channel: Mutex<Option<Box<LossChannel>>>,
+    /// Made when the first thread asks for a receiver. Its sender is dropped when the hold is over.
+    over: Mutex<Option<Box<OverChannel>>>,
 }
 
-/// One channel for all receivers of a lease, so that a further receiver costs no memory. A loss
-/// sends one message for each of them.
+/// The channel whose disconnection says that a hold is over.
 #[derive(Debug)]
-struct LossChannel {
-    receivers: usize,
-    sender: Sender<()>,
-    receiver: Receiver<()>,
+struct OverChannel {
+    _sender: Sender<Infallible>,
+    receiver: Receiver<Infallible>,
 }
 
-impl LossChannel {
+impl OverChannel {
     fn new() -> Self {
-        let (sender, receiver) = unbounded();
-        Self { receivers: 0, sender, receiver }
+        let (sender, receiver) = bounded(0);
+        Self { _sender: sender, receiver }
     }
-
-    fn send_to_all(&self) {
-        for _ in 0..self.receivers {
-            // There is a receiver: our own.
-            self.sender.send(()).unwrap_or_default();
-        }
-    }
-}
-
-/// Returns a receiver for a hold that is lost already.
-pub(crate) fn already_lost() -> Receiver<()> {
-    let channel = LossChannel { receivers: 1, ..LossChannel::new() };
-    channel.send_to_all();
-    channel.receiver
 }
 
 /// What the renewer has to do for a lease next.
@@ -113,7 +101,7 @@ impl Lease {
             deadline: AtomicU64::new(local_deadline(sent, times.lease).raw()),
             depth: AtomicU32::new(1),
             in_doubt: AtomicBool::new(false),
-            loss_channel: Mutex::new(None),
+            over: Mutex::new(None),
         }
     }
 
@@ -210,8 +198,8 @@ impl Lease {
         lost.is_ok()
     }
 
-    /// Ends the hold on behalf of its holder. Returns `false` if it was lost before. The receivers
-    /// of its loss learn more when it is known how the release went.
+    /// Ends the hold on behalf of its holder. Returns `false` if it was lost before. Whether its
+    /// release has found it lost is reported later.
     pub(crate) fn end(&self) -> bool {
         let ended = self.deadline.fetch_update(Ordering::AcqRel, Ordering::Acquire, |seen| {
             (seen > ENDED && Moment::now().raw() < seen).then_some(ENDED)
@@ -219,28 +207,38 @@ impl Lease {
         ended.is_ok()
     }
 
-    /// Returns a receiver that gets one message when the hold is lost, and is disconnected without
-    /// one when the hold ends.
-    pub(crate) fn loss_receiver(&self) -> Receiver<()> {
-        let mut channel = self.loss_channel.lock();
-        if self.deadline.load(Ordering::Acquire) == LOST {
-            return already_lost();
-        }
-        let channel = channel.get_or_insert_with(|| Box::new(LossChannel::new()));
-        channel.receivers += 1;
-        channel.receiver.clone()
+    /// Returns `true` if the hold is lost, also if no call has marked it as lost yet.
+    pub(crate) fn is_lost(&self) -> bool {
+        let deadline = self.deadline.load(Ordering::Acquire);
+        deadline == LOST || (deadline > ENDED && deadline <= Moment::now().raw())
     }
 
-    /// Sends each receiver its message that the hold is lost.
+    /// Returns a receiver that is disconnected when the hold is over, and gets no message.
+    pub(crate) fn over(&self) -> Receiver<Infallible> {
+        let mut over = self.over.lock();
+        // What is marked after this line finds the channel.
+        if matches!(self.deadline.load(Ordering::Acquire), LOST | RELEASED) {
+            return bounded(0).1;
+        }
+        over.get_or_insert_with(|| Box::new(OverChannel::new())).receiver.clone()
+    }
+
+    /// Disconnects the receivers of a hold that is lost, or that was found lost by its release.
     pub(crate) fn report_loss(&self) {
-        if let Some(channel) = self.loss_channel.lock().take() {
-            channel.send_to_all();
-        }
+        self.report(LOST);
     }
 
-    /// Disconnects the receivers, because the hold has ended without a loss.
+    /// Disconnects the receivers of a hold that has ended without a loss.
     pub(crate) fn report_end(&self) {
-        self.loss_channel.lock().take();
+        self.report(RELEASED);
+    }
+
+    fn report(&self, outcome: u64) {
+        // What is lost stays so.
+        self.deadline
+            .compare_exchange(ENDED, outcome, Ordering::AcqRel, Ordering::Acquire)
+            .unwrap_or_default();
+        self.over.lock().take();
     }
 
     /// Returns the hold for its removal from the store, where it may still exist after its loss.
@@ -289,6 +287,7 @@ fn drift(lease: Duration) -> Duration {
 mod tests {
     use super::*;
     use crate::config::{Config, LockOptions};
+    use crossbeam_channel::TryRecvError;
     use std::thread::sleep;
 
     const LEASE: Duration = Duration::from_millis(200);
@@ -345,23 +344,42 @@ mod tests {
     #[test]
     fn an_ended_lease_is_not_lost() {
         let lease = acquired(&options(), Moment::now());
-        let lost = lease.loss_receiver();
+        let over = lease.over();
         assert!(lease.end());
         lease.lose();
+        assert_eq!(over.try_recv(), Err(TryRecvError::Empty), "its release is under way");
         lease.report_end();
-        assert!(lost.recv().is_err(), "disconnected, without a message");
+        assert_eq!(over.try_recv(), Err(TryRecvError::Disconnected));
+        assert!(!lease.is_lost());
         assert!(!lease.end(), "only once");
+        assert_eq!(lease.over().try_recv(), Err(TryRecvError::Disconnected), "made later");
     }
 
     #[test]
-    fn every_receiver_gets_a_message_of_a_loss_before_and_after_it() {
+    fn a_release_that_finds_the_hold_gone_makes_it_lost() {
         let lease = acquired(&options(), Moment::now());
-        let (early, second) = (lease.loss_receiver(), lease.loss_receiver());
+        let over = lease.over();
+        assert!(lease.end() && !lease.is_lost());
+        lease.report_loss();
+        assert_eq!(over.try_recv(), Err(TryRecvError::Disconnected));
+        lease.report_end();
+        assert!(lease.is_lost());
+    }
+
+    #[test]
+    fn every_receiver_learns_of_a_loss_before_and_after_it() {
+        let lease = acquired(&options(), Moment::now());
+        let early = [lease.over(), lease.over()];
         lease.lose();
-        let late = lease.loss_receiver();
-        let receivers = [early, second, late];
-        assert!(receivers.iter().all(|lost| lost.recv().is_ok()));
-        assert!(receivers.iter().all(|lost| lost.recv().is_err()), "one message for each");
+        assert!(lease.is_lost());
+        for over in early.iter().chain([&lease.over()]) {
+            assert_eq!(over.try_recv(), Err(TryRecvError::Disconnected));
+        }
+    }
+
+    #[test]
+    fn a_lease_is_lost_at_its_deadline_by_itself() {
+        assert!(expired().is_lost());
     }
 
     #[test]

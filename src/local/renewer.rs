@@ -299,6 +299,7 @@ mod tests {
     use crate::local::call::Caller;
     use crate::store::hold::HoldId;
     use parking_lot::Mutex;
+    use std::convert::Infallible;
     use std::time::Instant;
 
     /// Gives each job the outcome that a function of the number of jobs before returns.
@@ -382,6 +383,11 @@ mod tests {
         }
     }
 
+    #[track_caller]
+    fn assert_over(over: &Receiver<Infallible>, within: Duration) {
+        assert_eq!(over.recv_timeout(within), Err(RecvTimeoutError::Disconnected));
+    }
+
     #[test]
     fn a_lease_is_renewed_for_as_long_as_it_is_held() {
         let scene = Scene::new(|_| Ok(HoldReply::Held));
@@ -411,8 +417,8 @@ mod tests {
     fn a_hold_that_is_gone_is_lost_at_once() {
         let scene = Scene::new(|_| Ok(HoldReply::Gone));
         let lease = scene.lease(1, LEASE);
-        let lost = lease.loss_receiver();
-        lost.recv_timeout(LEASE * 2 / 3).expect("lost after a third of the lease");
+        let lost = lease.over();
+        assert_over(&lost, LEASE * 2 / 3);
         assert!(lease.remaining().is_zero());
         assert_eq!(scene.renewals(), 1);
     }
@@ -430,8 +436,8 @@ mod tests {
         let scene = Scene::new(|_| Err(no_reply()));
         let begin = Instant::now();
         let lease = scene.lease(1, LEASE);
-        let lost = lease.loss_receiver();
-        lost.recv_timeout(LEASE * 4).expect("lost");
+        let lost = lease.over();
+        assert_over(&lost, LEASE * 4);
         assert!(begin.elapsed() >= LEASE * 9 / 10, "{:?}", begin.elapsed());
         assert!(scene.renewals() >= 2, "tried more than once");
         eventually(LEASE, || scene.log.lock().iter().any(|job| job.1 == Action::Release));
@@ -442,9 +448,9 @@ mod tests {
     fn a_lease_without_any_reply_is_lost_no_later_than_its_deadline() {
         let scene = Scene::new(|_| Err(no_reply()));
         let lease = scene.lease(1, LEASE * 10);
-        let lost = lease.loss_receiver();
+        let lost = lease.over();
         let deadline = Instant::now() + lease.remaining();
-        lost.recv_timeout(LEASE * 20).expect("lost");
+        assert_over(&lost, LEASE * 20);
         assert!(deadline.elapsed() < LEASE / 6, "{:?}", deadline.elapsed());
     }
 
@@ -482,7 +488,7 @@ mod tests {
         scene.renewer.add_lease(&leases[2]);
         for lease in [&leases[1], &leases[2], &leases[0]] {
             let deadline = Instant::now() + lease.remaining();
-            lease.loss_receiver().recv_timeout(LEASE * 20).expect("lost");
+            assert_over(&lease.over(), LEASE * 20);
             assert!(deadline.elapsed() < LEASE / 6, "{:?}", deadline.elapsed());
         }
     }
@@ -564,8 +570,8 @@ mod tests {
         let scene = Scene::new(|_| Ok(HoldReply::Held));
         let lease =
             thread::scope(|scope| scope.spawn(|| scene.lease(1, LEASE)).join().expect("no panic"));
-        let lost = lease.loss_receiver();
-        lost.recv_timeout(LEASE * 4).expect("lost");
+        let lost = lease.over();
+        assert_over(&lost, LEASE * 4);
         assert_eq!(scene.renewals(), 0);
     }
 

@@ -8,11 +8,9 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
 
-use crossbeam_channel::Receiver;
-
 use crate::error::{Error, Result};
 use crate::failure::Failure;
-use crate::local::lease::{Lease, already_lost};
+use crate::local::lease::Lease;
 use crate::local::retry::{RetryLimit, RetryPolicy};
 use crate::local::shared::Shared;
 use crate::store::hold::Holder;
@@ -85,13 +83,4 @@ pub(crate) fn is_held_by_current_thread(shared: &Shared, name: &Arc<str>) -> boo
             .held_locks
             .find(thread::current().id(), name)
             .is_some_and(|lease| shared.is_valid(&lease))
-}
-
-/// Returns a receiver that gets a message when a hold is lost.
-pub(crate) fn loss_receiver(shared: &Shared, lease: &Lease) -> Receiver<()> {
-    if shared.identity.check_process().is_err() {
-        // The hold is the parent's. Nothing that is shared may be touched here.
-        return already_lost();
-    }
-    lease.loss_receiver()
 }

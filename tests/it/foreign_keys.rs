@@ -113,7 +113,7 @@ fn no_call_prolongs_or_ends_a_foreign_hold(server: &Server) {
     assert!(client.try_lock_for("theirs", ms(300)).unwrap().is_none());
     assert!(client.mutex("theirs").is_locked().unwrap());
     // The renewer notices, and so does every call.
-    assert_eq!(ours.lost().recv_timeout(SOON), Ok(()));
+    assert_eq!(ours.lost().wait_timeout(SOON), Some(true));
     assert!(ours.verify().is_err() && client.try_lock("ours").is_err());
     drop(ours);
     for (name, (hash, left)) in ["ours", "theirs"].into_iter().zip(before) {

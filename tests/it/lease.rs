@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{RecvTimeoutError, TryRecvError};
+use crossbeam_channel::TryRecvError;
 use leasehold::Client;
 
 use crate::support::{
@@ -16,8 +16,9 @@ stores! {
         an_expired_hold_is_taken_over_and_stays_lost,
         a_waiter_wakes_when_the_lease_of_the_holder_ends,
         a_hold_ends_at_its_local_deadline_by_itself,
-        the_loss_reaches_every_receiver,
-        the_normal_end_disconnects_the_receivers,
+        the_loss_reaches_every_watcher,
+        the_normal_end_is_no_loss_to_any_watcher,
+        a_guard_may_be_lent_to_other_threads,
         with_lock_reports_a_lease_lost_meanwhile;
     every server:
         an_expired_guard_leaves_the_next_holder_alone,
@@ -71,27 +72,54 @@ fn a_hold_ends_at_its_local_deadline_by_itself(store: &Store) {
     }
 }
 
-fn the_loss_reaches_every_receiver(store: &Store) {
+fn the_loss_reaches_every_watcher(store: &Store) {
     let client = store.open_for(SHORT, patient());
     let guard = client.mutex("a").lease(SHORT).renew(false).lock().unwrap();
-    let receivers = [guard.lost(), guard.lost()];
-    assert_eq!(receivers[0].try_recv(), Err(TryRecvError::Empty));
-    for receiver in &receivers {
-        assert_eq!(receiver.recv_timeout(SOON), Ok(()));
+    let lost = guard.lost();
+    assert_eq!(lost.wait_timeout(Duration::ZERO), None);
+    thread::scope(|scope| {
+        let watchers = [(); 3].map(|()| {
+            let lost = lost.clone();
+            scope.spawn(move || (lost.wait(), lost.is_lost()))
+        });
+        for watcher in watchers {
+            assert_eq!(watcher.join().unwrap(), (true, true));
+        }
+    });
+    assert!(!guard.is_held());
+    for lost in [lost.clone(), lost, guard.lost()] {
+        for _ in 0..100 {
+            assert_eq!(lost.receiver().try_recv(), Err(TryRecvError::Disconnected));
+            assert!(lost.is_lost() && lost.wait());
+            assert_eq!(lost.wait_timeout(Duration::ZERO), Some(true), "however often it looks");
+        }
     }
-    assert!(!guard.is_held(), "a message means lost");
-    assert_eq!(guard.lost().recv_timeout(SOON), Ok(()), "even for a receiver that is made later");
 }
 
-fn the_normal_end_disconnects_the_receivers(store: &Store) {
+fn the_normal_end_is_no_loss_to_any_watcher(store: &Store) {
     let client = store.open(patient());
     let guard = take(&client, "a");
     let lost = guard.lost();
     let inner = take(&client, "a");
     inner.unlock().unwrap();
-    assert_eq!(lost.try_recv(), Err(TryRecvError::Empty), "the hold goes on");
+    assert_eq!(lost.receiver().try_recv(), Err(TryRecvError::Empty), "the hold goes on");
+    assert!(!lost.is_lost());
     guard.unlock().unwrap();
-    assert_eq!(lost.recv_timeout(SOON), Err(RecvTimeoutError::Disconnected));
+    for lost in [lost.clone(), lost.clone(), lost] {
+        assert_eq!(lost.wait_timeout(SOON), Some(false));
+        assert!(!lost.wait() && !lost.is_lost());
+    }
+}
+
+fn a_guard_may_be_lent_to_other_threads(store: &Store) {
+    let client = store.open(patient());
+    let guard = take(&client, "a");
+    elsewhere(|| {
+        assert!(guard.is_held());
+        guard.verify().unwrap();
+        assert_eq!(guard.lost().wait_timeout(Duration::ZERO), None);
+    });
+    guard.unlock().unwrap();
 }
 
 fn with_lock_reports_a_lease_lost_meanwhile(store: &Store) {

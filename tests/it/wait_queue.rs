@@ -116,7 +116,7 @@ fn a_handoff_follows_the_options_of_the_receiver(store: &Store) {
         let short = client.mutex("a").lease(ms(2000)).renew(false);
         let waiter = scope.spawn(move || {
             let guard = short.lock().unwrap();
-            (guard.remaining(), guard.lost().recv_timeout(SOON).is_ok())
+            (guard.remaining(), guard.lost().wait_timeout(SOON) == Some(true))
         });
         settle(&recorder, 1);
         guard.unlock().unwrap();

@@ -1,0 +1,98 @@
+//! The watch on a hold, for a thread that must stop when the lock is lost.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, bounded};
+
+use crate::clock::end_of;
+use crate::local::lease::Lease;
+
+/// Tells any thread whether a hold is lost. Created by [`Guard::lost`](crate::Guard::lost).
+///
+/// All clones, and those of other guards of the same hold, see the same, however often each of them
+/// looks. None of them keeps the lock or the client alive.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// let client = leasehold::Client::in_memory();
+/// let guard = client.lock("report")?;
+/// let lost = guard.lost();
+/// let watcher = std::thread::spawn(move || lost.wait());
+/// assert_eq!(guard.lost().wait_timeout(Duration::from_millis(1)), None);
+/// guard.unlock()?;
+/// assert!(!watcher.join().unwrap(), "it has ended normally");
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Lost {
+    /// `None` in a forked child, where nothing is held.
+    lease: Option<Arc<Lease>>,
+    over: Receiver<Infallible>,
+}
+
+impl Lost {
+    pub(crate) fn new(lease: &Arc<Lease>) -> Self {
+        Self { lease: Some(lease.clone()), over: lease.over() }
+    }
+
+    /// That of a hold that only the parent of this process has. Nothing that is shared with the
+    /// parent's threads may be touched here.
+    pub(crate) fn forked() -> Self {
+        Self { lease: None, over: bounded(0).1 }
+    }
+
+    /// Returns `true` if the lease was lost, no later than when it ends by this process's clock;
+    /// `false` while the lock is held and after it was released. Does not block and does not ask
+    /// the server.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        self.lease.as_ref().is_none_or(|lease| lease.is_lost())
+    }
+
+    /// Blocks the current thread until the hold is over. Returns `true` if it was lost, and `false`
+    /// if it has ended normally.
+    #[must_use]
+    pub fn wait(&self) -> bool {
+        match self.over.recv() {
+            Ok(never) => match never {},
+            Err(_) => self.is_lost(),
+        }
+    }
+
+    /// As [`wait`](Lost::wait), for at most `time`. Returns `None` if the hold is not over by then.
+    #[must_use]
+    pub fn wait_timeout(&self, time: Duration) -> Option<bool> {
+        match self.over.recv_deadline(end_of(time)) {
+            Ok(never) => match never {},
+            Err(error) if error.is_timeout() => self.is_lost().then_some(true),
+            Err(_) => Some(self.is_lost()),
+        }
+    }
+
+    /// Returns a receiver that gets no message and is disconnected when the hold is over, for
+    /// `select!`. After that, [`is_lost`](Lost::is_lost) returns how it has ended.
+    ///
+    /// ```
+    /// use crossbeam_channel::select;
+    /// use std::time::Duration;
+    ///
+    /// let client = leasehold::Client::in_memory();
+    /// let guard = client.lock("report")?;
+    /// let lost = guard.lost();
+    /// for part in 0..3 {
+    ///     // ... work on the part ...
+    ///     select! {
+    ///         recv(lost.receiver()) -> _ => panic!("lost the lock: stop before part {part}"),
+    ///         default(Duration::from_millis(1)) => {}
+    ///     }
+    /// }
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    #[must_use]
+    pub fn receiver(&self) -> &Receiver<Infallible> {
+        &self.over
+    }
+}
