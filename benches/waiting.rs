@@ -130,7 +130,7 @@ fn release_to_held_without(without: &str, scale: Scale, server: &Server) {
     let mut raw = Raw::connect(&server.url(), "beside");
     let mut other = Partner::start("follow", &[&server.url(), without]);
     let (mut waits, mut round_trips) = (Vec::new(), Vec::new());
-    let queue = format!("leasehold:queue:{{{NAME}}}");
+    let queue = format!("leasehold:queue:{{lock:{NAME}}}");
     for _ in 0..scale.releases {
         let guard = client.lock(NAME).expect("it answers");
         other.tell("lock");

@@ -120,10 +120,14 @@ impl Builder {
         self
     }
 
-    /// Sets a prefix that makes the key of a lock from its name. The prefix is part of the name:
-    /// prefix `a` with name `bc` is the same lock as prefix `ab` with name `c`.
+    /// Sets the prefix that makes the key of a lock from its name, so that no lock has the key of
+    /// an application's data. The prefix is part of the name: prefix `a` with name `bc` is the same
+    /// lock as prefix `ab` with name `c`. The keys of fence and queue contain it too.
     ///
-    /// Defaults to no prefix.
+    /// To share locks with programs that use another library, set the prefix that their keys have:
+    /// an empty one for Redisson's `getLock(name)`, whose key is the name.
+    ///
+    /// Defaults to `lock:`.
     pub fn prefix(mut self, prefix: &str) -> Self {
         self.config.prefix = prefix.into();
         self

@@ -150,7 +150,7 @@ impl Default for Config {
             io_timeout: None,
             retry_window: Duration::from_secs(10),
             backoff: (Duration::from_millis(5), Duration::from_millis(500)),
-            prefix: String::new(),
+            prefix: "lock:".into(),
             label: String::new(),
             durability: Durability::Memory,
             on_event: None,
@@ -328,7 +328,7 @@ mod tests {
 
     #[test]
     fn names_that_would_break_the_slot_rule_are_refused() {
-        let config = Config::default();
+        let config = Config { prefix: String::new(), ..Config::default() };
         for good in ["a", "{a}:b", "x{a}b}", "a{b", "a{b}{}", " ", "🐉"] {
             config.check_name(good).unwrap_or_else(|error| panic!("{good:?}: {error}"));
         }
@@ -345,5 +345,12 @@ mod tests {
         assert!(with("{shop}").check_name("a}").is_ok());
         assert!(with("}").check_name("a").is_err());
         assert!(with("p").check_name("leasehold:x").is_ok());
+        let usual = Config::default();
+        for good in ["leasehold:x", "{x}", "{{x}", "a{b}"] {
+            usual.check_name(good).unwrap_or_else(|error| panic!("{good:?}: {error}"));
+        }
+        for bad in ["", "}", "a}", "{}", "{}{a}", "}{"] {
+            assert!(usual.check_name(bad).is_err(), "{bad:?}");
+        }
     }
 }

@@ -78,19 +78,21 @@ mod tests {
             }
             requests.query(&mut connection).expect("slots")
         };
-        let config = Config::default();
-        let keys = Keys::new("");
         let mut random = 1_u64;
-        let names: Vec<String> = std::iter::repeat_with(|| random_name(&mut random))
-            .filter(|name| config.check_name(name).is_ok())
-            .take(10_000)
-            .collect();
-        let locks = slots(names.iter().map(|name| keys.lock(name).into_owned()).collect());
-        let fences = slots(names.iter().map(|name| keys.fence(name)).collect());
-        let queues = slots(names.iter().map(|name| keys.waiting(name)).collect());
-        for (number, name) in names.iter().enumerate() {
-            assert_eq!(locks[number], fences[number], "{name:?}");
-            assert_eq!(locks[number], queues[number], "{name:?}");
+        let usual = Config::default();
+        for config in [Config { prefix: String::new(), ..usual.clone() }, usual] {
+            let keys = Keys::new(&config.prefix);
+            let names: Vec<String> = std::iter::repeat_with(|| random_name(&mut random))
+                .filter(|name| config.check_name(name).is_ok())
+                .take(10_000)
+                .collect();
+            let locks = slots(names.iter().map(|name| keys.lock(name).into_owned()).collect());
+            let fences = slots(names.iter().map(|name| keys.fence(name)).collect());
+            let queues = slots(names.iter().map(|name| keys.waiting(name)).collect());
+            for (number, name) in names.iter().enumerate() {
+                assert_eq!(locks[number], fences[number], "{name:?}");
+                assert_eq!(locks[number], queues[number], "{name:?}");
+            }
         }
     }
 

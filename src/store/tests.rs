@@ -336,13 +336,13 @@ fn every_script_that_begins_a_hold_sets_both_times_to_live() {
     let process = process::Server::redis();
     let store = single(&process);
     let lives = || {
-        let (lock, fence) = ("lock", "leasehold:fence:{lock}");
+        let (lock, fence) = ("lock:lock", "leasehold:fence:{lock:lock}");
         [lock, fence].map(|key| process.ask::<i64>(&["PTTL", key]))
     };
     let spoil = || {
         // Without any it would not be a lock.
-        process.command(&["PEXPIRE", "lock", "1000"]);
-        process.command(&["PERSIST", "leasehold:fence:{lock}"]);
+        process.command(&["PEXPIRE", "lock:lock", "1000"]);
+        process.command(&["PERSIST", "leasehold:fence:{lock:lock}"]);
         assert!(lives()[0] <= 1000 && lives()[1] < 0);
     };
     let lease = i64::try_from(LEASE.as_millis()).expect("a short lease");

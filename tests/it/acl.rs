@@ -30,7 +30,8 @@ fn a_password_of_the_url_is_used(server: &Server) {
 }
 
 fn an_acl_user_of_the_url_is_used(server: &Server) {
-    let rule = ["ACL", "SETUSER", "ali", "on", ">sesame", "~shop:*", "~leasehold:*", "&*", "+@all"];
+    let rule =
+        ["ACL", "SETUSER", "ali", "on", ">sesame", "~lock:shop:*", "~leasehold:*", "&*", "+@all"];
     server.command(&rule);
     let url = format!("redis://ali:sesame@127.0.0.1:{}/", server.port());
     let client = Client::open(&url).unwrap();
@@ -92,7 +93,7 @@ fn a_user_without_scripts_gets_a_permanent_error(server: &Server) {
 }
 
 /// The rights that README demands.
-pub(crate) const RIGHTS: &str = "~app:* ~leasehold:* resetchannels &leasehold:* +eval +evalsha \
+pub(crate) const RIGHTS: &str = "~lock:* ~leasehold:* resetchannels &leasehold:* +eval +evalsha \
                       +ping +get +set +time +hexists +hset +hdel +hgetall +hlen +type \
                       +getrange +del +exists +pttl +pexpire +zadd +zrange +zrem +zscore \
                       +publish +subscribe";
@@ -103,7 +104,7 @@ fn the_rights_in_the_readme_are_enough(server: &Server) {
     let rights: Vec<_> = RIGHTS.split(' ').collect();
     server.command(&[&user[..], &rights].concat());
     let url = format!("redis://app:sesame@127.0.0.1:{}/", server.port());
-    let open = || patient().prefix("app:").lease(LEASE).open(&url).unwrap();
+    let open = || patient().lease(LEASE).open(&url).unwrap();
     let (one, other) = (open(), open());
     let outer = take(&one, "a");
     take(&one, "a").unlock().unwrap();
@@ -143,7 +144,7 @@ fn a_missing_right_leaves_nothing_half_done(server: &Server) {
         // A right that only the release needs may leave the hold to its lease.
         drop(result);
         for key in server.keys() {
-            assert!(server.raw_pttl(&key) > 0, "without {command}, {key} has no time to live");
+            assert!(server.key_pttl(&key) > 0, "without {command}, {key} has no time to live");
         }
         if client.try_lock("a").is_err() {
             assert!(!server.exists("a"), "without {command}, it is half taken");

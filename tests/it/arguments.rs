@@ -158,10 +158,11 @@ fn bad_names_are_refused_without_a_request(server: &Server) {
     let long = "x".repeat(64 * 1024 + 1);
     let with_prefix = |prefix: &str| server.open(Client::builder().prefix(prefix));
     let plain = with_prefix("");
+    let usual = server.open(Client::builder());
     let app = with_prefix("app:");
     let half = with_prefix("lease");
     let open_brace = with_prefix("{");
-    let cases: [(&Client, &str); 17] = [
+    let cases: [(&Client, &str); 20] = [
         (&plain, ""),
         (&plain, &long),
         (&plain, "leasehold:"),
@@ -181,6 +182,9 @@ fn bad_names_are_refused_without_a_request(server: &Server) {
         (&plain, "{{a}"),
         (&open_brace, "a}"),
         (&app, "a}b"),
+        (&usual, "}"),
+        (&usual, "a}b"),
+        (&usual, "a{}b"),
     ];
     let before = server.evals();
     for (client, name) in cases {
@@ -202,8 +206,23 @@ fn bad_names_are_refused_without_a_request(server: &Server) {
     for name in [&long[1..], "leasehold", "{a}:", "a{b}c", "{a}{b}", "{a", "a{", "}{a}"] {
         take(&plain, name).unlock().unwrap();
     }
+    for name in ["leasehold:a", "{a}", "a{b}"] {
+        take(&usual, name).unlock().unwrap();
+    }
     take(&app, "leasehold:a").unlock().unwrap();
     take(&with_prefix("p{"), "a}").unlock().unwrap();
+}
+
+#[test]
+fn names_are_judged_with_the_prefix_in_memory_too() {
+    let (usual, bare) = (Client::in_memory(), Client::builder().prefix("").in_memory().unwrap());
+    for name in ["leasehold:a", "{a}"] {
+        take(&usual, name).unlock().unwrap();
+        assert_refused(bare.try_lock(name), "name");
+    }
+    for client in [&usual, &bare] {
+        assert_refused(client.try_lock("a}"), "name");
+    }
 }
 
 fn bad_options_of_a_mutex_are_errors_of_its_calls(server: &Server) {

@@ -58,7 +58,7 @@ fn every_request_may_be_executed_twice(server: &Server) {
 
 /// The state of a lock in Redis.
 fn state(server: &Server) -> (BTreeMap<String, String>, Option<String>) {
-    (server.hash("a"), server.ask(&["GET", "leasehold:fence:{a}"]))
+    (server.hash("a"), server.ask(&["GET", "leasehold:fence:{lock:a}"]))
 }
 
 /// Sends requests again, on a connection of their own.

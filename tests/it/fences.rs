@@ -40,7 +40,7 @@ fn fences_grow_over_lost_counters(server: &Server) {
         guard.unlock().unwrap();
         match round % 4 {
             0 => drop(server.command(&["FLUSHALL"])),
-            1 => drop(server.command(&["DEL", "leasehold:fence:{a}"])),
+            1 => drop(server.command(&["DEL", "leasehold:fence:{lock:a}"])),
             _ => {}
         }
     }
@@ -51,7 +51,7 @@ fn fences_grow_over_lost_counters(server: &Server) {
 fn a_fence_counter_ahead_of_the_clock_is_continued(server: &Server) {
     let client = server.open(Client::builder());
     let ahead = (1_u64 << 53) - 1000;
-    server.command(&["SET", "leasehold:fence:{a}", &ahead.to_string()]);
+    server.command(&["SET", "leasehold:fence:{lock:a}", &ahead.to_string()]);
     for step in 1..10 {
         assert_eq!(take(&client, "a").fence(), ahead + step);
     }
@@ -59,11 +59,11 @@ fn a_fence_counter_ahead_of_the_clock_is_continued(server: &Server) {
 
 fn a_spoilt_fence_counter_is_an_error_without_a_hold(server: &Server) {
     let client = server.open(patient());
-    server.command(&["SET", "leasehold:fence:{a}", "abc"]);
-    server.command(&["RPUSH", "leasehold:fence:{b}", "abc"]);
-    server.command(&["SET", "leasehold:fence:{c}", "9223372036854775807"]);
+    server.command(&["SET", "leasehold:fence:{lock:a}", "abc"]);
+    server.command(&["RPUSH", "leasehold:fence:{lock:b}", "abc"]);
+    server.command(&["SET", "leasehold:fence:{lock:c}", "9223372036854775807"]);
     for name in ["a", "b", "c"] {
-        let key = format!("leasehold:fence:{{{name}}}");
+        let key = format!("leasehold:fence:{{lock:{name}}}");
         let before: Vec<u8> = server.ask(&["DUMP", &key]);
         let result = client.try_lock(name);
         assert!(
@@ -79,7 +79,7 @@ fn a_spoilt_fence_counter_is_an_error_without_a_hold(server: &Server) {
 fn a_fence_that_no_longer_fits_is_an_error_without_a_hold(server: &Server) {
     let client = server.open(Client::builder());
     let last_but_one = (1_u64 << 53) - 2;
-    server.command(&["SET", "leasehold:fence:{a}", &last_but_one.to_string()]);
+    server.command(&["SET", "leasehold:fence:{lock:a}", &last_but_one.to_string()]);
     let guard = take(&client, "a");
     assert_eq!(guard.fence(), last_but_one + 1);
     guard.unlock().unwrap();
@@ -92,9 +92,9 @@ fn the_fence_is_kept_for_a_day(server: &Server) {
     let client = server.open(Client::builder());
     take(&client, "a").unlock().unwrap();
     let day = ms(24 * 3600 * 1000);
-    assert!(server.pttl("leasehold:fence:{a}") + MINUTE > day);
+    assert!(server.fence_life("a") + MINUTE > day);
 
     let two_days = client.mutex("b").lease(2 * day).lock().unwrap();
-    assert!(server.pttl("leasehold:fence:{b}") + MINUTE > 4 * day);
+    assert!(server.fence_life("b") + MINUTE > 4 * day);
     two_days.unlock().unwrap();
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use leasehold::Error;
 
-use crate::support::{LEASE, SOON, Server, is_busy, ms, patient, stores, take, timed};
+use crate::support::{LEASE, SOON, Server, is_busy, lock_key, ms, patient, stores, take, timed};
 
 stores! {
     every server:
@@ -17,17 +17,17 @@ stores! {
 
 fn what_is_no_lock_is_an_error_and_stays(server: &Server) {
     let client = server.open(patient());
-    server.command(&["SET", "text", "precious"]);
-    server.command(&["RPUSH", "list", "one", "two"]);
-    server.command(&["ZADD", "scores", "1", "one"]);
-    server.command(&["HSET", "hash", "someone", "1"]);
-    server.command(&["HSET", "like a lock", "285475da:52", "1"]);
+    server.command(&["SET", "lock:text", "precious"]);
+    server.command(&["RPUSH", "lock:list", "one", "two"]);
+    server.command(&["ZADD", "lock:scores", "1", "one"]);
+    server.command(&["HSET", "lock:hash", "someone", "1"]);
+    server.command(&["HSET", "lock:like a lock", "285475da:52", "1"]);
     for (name, field, value) in [("session", "user", "7"), ("count", "a:1", "x")] {
-        server.command(&["HSET", name, field, value]);
-        server.command(&["PEXPIRE", name, "60000"]);
+        server.command(&["HSET", &lock_key(name), field, value]);
+        server.command(&["PEXPIRE", &lock_key(name), "60000"]);
     }
     for name in ["text", "list", "scores", "hash", "like a lock", "session", "count"] {
-        let before: Vec<u8> = server.ask(&["DUMP", name]);
+        let before: Vec<u8> = server.ask(&["DUMP", &lock_key(name)]);
         let lasts = server.raw_pttl(name);
         let mutex = client.mutex(name);
         let (result, took) = timed(|| client.lock(name));
@@ -38,7 +38,7 @@ fn what_is_no_lock_is_an_error_and_stays(server: &Server) {
         assert_wrong_type(mutex.is_locked(), name);
         assert_wrong_type(mutex.holder(), name);
         assert_wrong_type(mutex.force_unlock(), name);
-        let after: Vec<u8> = server.ask(&["DUMP", name]);
+        let after: Vec<u8> = server.ask(&["DUMP", &lock_key(name)]);
         assert_eq!(after, before, "{name}");
         let left = server.raw_pttl(name);
         assert!(left <= lasts && left > lasts - 30_000, "{name}: {left} of {lasts} ms");
@@ -48,8 +48,8 @@ fn what_is_no_lock_is_an_error_and_stays(server: &Server) {
 fn a_large_hash_is_not_read(server: &Server) {
     let client = server.open(patient());
     let fill = "for i = 1, 300000 do redis.call('hset', KEYS[1], 'field:' .. i, i) end";
-    server.command(&["EVAL", fill, "1", "large"]);
-    server.command(&["PEXPIRE", "large", "60000"]);
+    server.command(&["EVAL", fill, "1", "lock:large"]);
+    server.command(&["PEXPIRE", "lock:large", "60000"]);
     assert_wrong_type(client.mutex("large").holder(), "large");
     assert_wrong_type(client.try_lock("large"), "large");
     let calls: String = server.ask(&["INFO", "commandstats"]);
@@ -59,7 +59,7 @@ fn a_large_hash_is_not_read(server: &Server) {
 /// `SET NX PX`, as redsync, redis-py, rslock and Redlock do.
 fn a_string_with_a_ttl_is_a_lock_of_another_library(server: &Server) {
     let client = server.open(patient());
-    server.command(&["SET", "a", "a token", "NX", "PX", "1000"]);
+    server.command(&["SET", "lock:a", "a token", "NX", "PX", "1000"]);
     let mutex = client.mutex("a");
     let holder = mutex.holder().unwrap().unwrap();
     assert_eq!((holder.owner.as_str(), holder.client.as_str()), ("a token", "a token"));
@@ -69,7 +69,7 @@ fn a_string_with_a_ttl_is_a_lock_of_another_library(server: &Server) {
     assert!(took > ms(300) && took < ms(4000), "{took:?}");
     guard.unlock().unwrap();
 
-    server.command(&["SET", "a", "a token", "NX", "PX", "60000"]);
+    server.command(&["SET", "lock:a", "a token", "NX", "PX", "60000"]);
     assert!(mutex.force_unlock().unwrap());
     assert!(!server.exists("a"));
 }
@@ -84,8 +84,8 @@ fn assert_wrong_type<T: std::fmt::Debug>(result: Result<T, Error>, name: &str) {
 
 fn a_lock_of_redisson_is_waited_for(server: &Server) {
     let client = server.open(patient());
-    server.command(&["HSET", "a", "285475da-9152-4c83-822a-67ee2f116a79:52", "2"]);
-    server.command(&["PEXPIRE", "a", "1500"]);
+    server.command(&["HSET", "lock:a", "285475da-9152-4c83-822a-67ee2f116a79:52", "2"]);
+    server.command(&["PEXPIRE", "lock:a", "1500"]);
     let holder = client.mutex("a").holder().unwrap().unwrap();
     assert_eq!(holder.owner, "285475da-9152-4c83-822a-67ee2f116a79:52");
     assert_eq!(holder.depth, 2);
@@ -104,9 +104,9 @@ fn no_call_prolongs_or_ends_a_foreign_hold(server: &Server) {
     // One was ours and is overwritten; the other never was.
     let ours = take(&client, "ours");
     for name in ["ours", "theirs"] {
-        server.command(&["DEL", name]);
-        server.command(&["HSET", name, "285475da-9152-4c83-822a-67ee2f116a79:52", "2"]);
-        server.command(&["PEXPIRE", name, "60000"]);
+        server.command(&["DEL", &lock_key(name)]);
+        server.command(&["HSET", &lock_key(name), "285475da-9152-4c83-822a-67ee2f116a79:52", "2"]);
+        server.command(&["PEXPIRE", &lock_key(name), "60000"]);
     }
     let state = |name: &str| (server.hash(name), server.raw_pttl(name));
     let before = ["ours", "theirs"].map(state);

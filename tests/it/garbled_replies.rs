@@ -55,7 +55,7 @@ fn a_late_reply_is_not_read_by_the_next_call(server: &Server) {
     for n in 0..100 {
         let name = format!("lock {n}");
         let guard = take(&client, &name);
-        let fence: u64 = server.ask(&["GET", &format!("leasehold:fence:{{{name}}}")]);
+        let fence: u64 = server.ask(&["GET", &format!("leasehold:fence:{{lock:{name}}}")]);
         assert_eq!(guard.fence(), fence, "the reply is that to its own request");
         assert!(server.hold(&name).0.starts_with(client.id()));
     }
@@ -67,7 +67,7 @@ fn threads_that_share_a_connection_read_their_own_replies(server: &Server) {
         for round in 0..50 {
             let name = format!("lock {worker}");
             let guard = client.lock(&name).unwrap();
-            let fence: u64 = server.ask(&["GET", &format!("leasehold:fence:{{{name}}}")]);
+            let fence: u64 = server.ask(&["GET", &format!("leasehold:fence:{{lock:{name}}}")]);
             assert_eq!(guard.fence(), fence, "of {name} in round {round}");
             assert!(server.hold(&name).0.starts_with(client.id()));
             guard.unlock().unwrap();
@@ -105,7 +105,7 @@ fn a_late_reply_is_not_read_by_threads_that_share_the_connection(server: &Server
         let mutex = client.mutex(&name).lease(lease);
         while Instant::now() < end {
             let Ok(Some(guard)) = mutex.try_lock() else { continue };
-            let fence: u64 = server.ask(&["GET", &format!("leasehold:fence:{{{name}}}")]);
+            let fence: u64 = server.ask(&["GET", &format!("leasehold:fence:{{lock:{name}}}")]);
             if guard.is_held() {
                 assert_eq!(guard.fence(), fence, "the reply is that to its own request");
                 acquired.fetch_add(1, Ordering::SeqCst);
@@ -186,7 +186,7 @@ fn a_reply_that_makes_no_sense_is_retried(server: &Server) {
         let guard = take(&client, "a");
         assert!(proxy.has_lost());
         assert_eq!(server.hold("a").1, "1");
-        let fence: u64 = server.ask(&["GET", "leasehold:fence:{a}"]);
+        let fence: u64 = server.ask(&["GET", "leasehold:fence:{lock:a}"]);
         assert_eq!(guard.fence(), fence, "{}", nonsense.escape_ascii());
         proxy.answer(nonsense);
         guard.unlock().unwrap();

@@ -150,8 +150,8 @@ fn an_owner_that_is_forced_out_is_notified(server: &Server) {
 
 fn force_unlock_ends_a_hold_of_redisson(server: &Server) {
     let client = server.open(patient());
-    server.command(&["HSET", "a", "285475da-9152-4c83-822a-67ee2f116a79:52", "1"]);
-    server.command(&["PEXPIRE", "a", "60000"]);
+    server.command(&["HSET", "lock:a", "285475da-9152-4c83-822a-67ee2f116a79:52", "1"]);
+    server.command(&["PEXPIRE", "lock:a", "60000"]);
     assert!(client.mutex("a").force_unlock().unwrap());
     assert!(!server.exists("a"));
 }

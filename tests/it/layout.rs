@@ -8,8 +8,9 @@ use crate::support::{Server, is_busy, ms, patient, stores, take, while_held};
 
 stores! {
     every server:
-        a_lock_is_one_key_named_as_it_is_called,
+        a_lock_is_one_key_with_the_default_prefix,
         a_prefix_goes_before_the_name,
+        without_a_prefix_the_key_is_the_name,
         a_name_with_a_hash_tag_keeps_it,
         prefixes_separate_what_joins_differently_only,
         random_names_are_kept_byte_by_byte,
@@ -18,15 +19,15 @@ stores! {
         a_waiting_client_leaves_nothing_without_a_ttl;
 }
 
-fn a_lock_is_one_key_named_as_it_is_called(server: &Server) {
+fn a_lock_is_one_key_with_the_default_prefix(server: &Server) {
     let client = server.open(Client::builder());
     let guard = take(&client, "stock:42");
-    assert_eq!(server.keys(), ["leasehold:fence:{stock:42}", "stock:42"]);
-    let fence: u64 = server.ask(&["GET", "leasehold:fence:{stock:42}"]);
+    assert_eq!(server.keys(), ["leasehold:fence:{lock:stock:42}", "lock:stock:42"]);
+    let fence: u64 = server.ask(&["GET", "leasehold:fence:{lock:stock:42}"]);
     assert_eq!(fence, guard.fence());
     assert!(server.pttl("stock:42") > ms(20_000) && server.pttl("stock:42") <= ms(30_000));
     guard.unlock().unwrap();
-    assert_eq!(server.keys(), ["leasehold:fence:{stock:42}"]);
+    assert_eq!(server.keys(), ["leasehold:fence:{lock:stock:42}"]);
 }
 
 fn a_prefix_goes_before_the_name(server: &Server) {
@@ -36,20 +37,32 @@ fn a_prefix_goes_before_the_name(server: &Server) {
     assert_eq!(client.mutex("a").name(), "a");
     assert_eq!(server.keys(), ["leasehold:fence:{shop:a}", "shop:a"]);
     guard.unlock().unwrap();
-    assert!(!server.exists("shop:a"));
+    assert_eq!(server.keys(), ["leasehold:fence:{shop:a}"]);
+}
+
+/// As other libraries name their locks.
+fn without_a_prefix_the_key_is_the_name(server: &Server) {
+    let (bare, usual) = (server.open(patient().prefix("")), server.open(patient()));
+    let guard = take(&bare, "a");
+    assert_eq!(server.keys(), ["a", "leasehold:fence:{a}"]);
+    assert!(!is_busy(&usual, "a"));
+    guard.unlock().unwrap();
+    let _guard = take(&usual, "a");
+    assert!(is_busy(&bare, "lock:a"));
 }
 
 fn a_name_with_a_hash_tag_keeps_it(server: &Server) {
     let client = server.open(Client::builder());
     let _guards = [take(&client, "{a}b"), take(&client, "c{d}{e}")];
-    let keys = ["c{d}{e}", "leasehold:fence:c{d}{e}", "leasehold:fence:{a}b", "{a}b"];
+    let keys =
+        ["leasehold:fence:lock:c{d}{e}", "leasehold:fence:lock:{a}b", "lock:c{d}{e}", "lock:{a}b"];
     assert_eq!(server.keys(), keys);
 }
 
 fn prefixes_separate_what_joins_differently_only(server: &Server) {
     let first = server.open(patient().prefix("a:"));
     let second = server.open(patient().prefix("b:"));
-    let bare = server.open(patient());
+    let bare = server.open(patient().prefix(""));
     let _guard = take(&first, "x");
     assert!(!is_busy(&second, "x"));
     assert!(!is_busy(&bare, "x"));
@@ -110,7 +123,7 @@ fn a_waiting_client_leaves_nothing_without_a_ttl(server: &Server) {
     while_held(&other, "a", |_end| {
         assert!(client.try_lock_for("a", ms(300)).unwrap().is_none());
         for key in server.keys() {
-            assert!(server.raw_pttl(&key) > 0, "{key} has no time to live");
+            assert!(server.key_pttl(&key) > 0, "{key} has no time to live");
         }
     });
 }

@@ -4,7 +4,8 @@ use leasehold::Client;
 
 use crate::support::recorder::Recorder;
 use crate::support::{
-    LEASE, SOON, Server, assert_lost, eventually, is_busy, patient, stores, take, throughout, timed,
+    LEASE, SOON, Server, assert_lost, eventually, is_busy, lock_key, patient, stores, take,
+    throughout, timed,
 };
 
 stores! {
@@ -24,18 +25,18 @@ stores! {
 fn verify_notices_a_key_of_another_type(server: &Server) {
     let client = server.open(patient());
     let guard = take(&client, "a");
-    server.command(&["SET", "a", "something else"]);
+    server.command(&["SET", "lock:a", "something else"]);
     assert_lost(guard.verify(), "a");
     assert!(!guard.is_held());
     assert_lost(guard.unlock(), "a");
-    assert_eq!(server.ask::<String>(&["GET", "a"]), "something else");
+    assert_eq!(server.ask::<String>(&["GET", "lock:a"]), "something else");
 }
 
 fn unlock_and_lost_agree_on_a_loss(server: &Server) {
     let client = server.open(patient());
     let guard = take(&client, "a");
     let (lost, also) = (guard.lost(), guard.lost());
-    server.command(&["DEL", "a"]);
+    server.command(&["DEL", "lock:a"]);
     assert_lost(guard.unlock(), "a");
     assert!(lost.wait() && also.wait());
 }
@@ -63,7 +64,7 @@ fn a_waiter_gets_a_lock_that_was_deleted(server: &Server) {
 
 fn a_deleted_key_ends_the_hold(server: &Server) {
     a_hold_ends_by(server, |server| {
-        server.command(&["DEL", "a"]);
+        server.command(&["DEL", "lock:a"]);
     });
 }
 
@@ -102,8 +103,8 @@ pub(crate) fn a_hold_ends_by(server: &Server, fault: impl FnOnce(&Server)) {
 fn a_foreign_key_ends_the_hold(server: &Server) {
     let client = server.open(patient().lease(LEASE));
     let guard = take(&client, "a");
-    server.command(&["DEL", "a"]);
-    server.command(&["HSET", "a", "another program", "1"]);
+    server.command(&["DEL", "lock:a"]);
+    server.command(&["HSET", "lock:a", "another program", "1"]);
     assert_eq!(guard.lost().wait_timeout(SOON), Some(true));
     assert_lost(guard.unlock(), "a");
     assert_eq!(server.hold("a").0, "another program");
@@ -115,8 +116,8 @@ fn every_call_notices_a_foreign_key(server: &Server) {
     let client = server.open(patient());
     let [verified, nested, released] = ["a", "b", "c"].map(|name| {
         let guard = take(&client, name);
-        server.command(&["DEL", name]);
-        server.command(&["HSET", name, "another program", "1"]);
+        server.command(&["DEL", &lock_key(name)]);
+        server.command(&["HSET", &lock_key(name), "another program", "1"]);
         guard
     });
     assert_lost(verified.verify(), "a");
@@ -134,7 +135,7 @@ fn every_call_notices_a_foreign_key(server: &Server) {
 fn one_lost_hold_does_not_disturb_the_others(server: &Server) {
     let client = server.open(patient().lease(LEASE));
     let guards = ["a", "b", "c"].map(|name| take(&client, name));
-    server.command(&["DEL", "b"]);
+    server.command(&["DEL", "lock:b"]);
     assert_eq!(guards[1].lost().wait_timeout(SOON), Some(true));
     throughout(2 * LEASE, || {
         guards[0].is_held() && server.exists("a") && guards[2].is_held() && server.exists("c")
@@ -158,7 +159,7 @@ fn a_clock_that_jumps_ahead_ends_the_hold(server: &Server) {
     let (client, other) = (server.open(patient().lease(LEASE)), server.open(patient()));
     let guard = take(&client, "a");
     // The key has expired for the server, but not for the client.
-    server.command(&["PEXPIRE", "a", "0"]);
+    server.command(&["PEXPIRE", "lock:a", "0"]);
     let next = other.lock("a").unwrap();
     assert!(next.fence() > guard.fence());
     assert_eq!(guard.lost().wait_timeout(SOON), Some(true));

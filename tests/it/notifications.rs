@@ -121,11 +121,11 @@ const STRANGE: [&[u8]; 16] = [
     b"",
     b"\0",
     b"a",
-    b"free",
-    b"list",
-    b"foreign",
-    b"leasehold:fence:{foreign}",
-    b"leasehold:queue:{foreign}",
+    b"lock:free",
+    b"lock:list",
+    b"lock:foreign",
+    b"leasehold:fence:{lock:foreign}",
+    b"leasehold:queue:{lock:foreign}",
     b"{",
     b"}{",
     b"\xff\xfe\xc0\x80",
@@ -138,18 +138,18 @@ const STRANGE: [&[u8]; 16] = [
 
 /// All keys with their values, and whether they have no time to live.
 fn everything(server: &Server) -> BTreeMap<String, (Vec<u8>, bool)> {
-    let state = |key: &String| (server.ask::<Vec<u8>>(&["DUMP", key]), server.raw_pttl(key) == -1);
+    let state = |key: &String| (server.ask::<Vec<u8>>(&["DUMP", key]), server.key_pttl(key) == -1);
     server.keys().into_iter().map(|key| (key.clone(), state(&key))).collect()
 }
 
 fn a_foreign_message_changes_no_key(server: &Server) {
     let (holder, waiter) = (server.open(patient()), server.open(listening()));
-    server.command(&["SET", "text", "precious"]);
-    server.command(&["RPUSH", "list", "one"]);
-    server.command(&["HSET", "foreign", "other", "1"]);
-    server.command(&["SET", "leasehold:fence:{foreign}", "7"]);
-    server.command(&["ZADD", "leasehold:queue:{foreign}", "1", "other"]);
-    server.command(&["RPUSH", "leasehold:queue:{list}", "one"]);
+    server.command(&["SET", "lock:text", "precious"]);
+    server.command(&["RPUSH", "lock:list", "one"]);
+    server.command(&["HSET", "lock:foreign", "other", "1"]);
+    server.command(&["SET", "leasehold:fence:{lock:foreign}", "7"]);
+    server.command(&["ZADD", "leasehold:queue:{lock:foreign}", "1", "other"]);
+    server.command(&["RPUSH", "leasehold:queue:{lock:list}", "one"]);
     while_waiting(&holder, &waiter, "a", || {
         eventually(SOON, || waits(server, &waiter, "a"));
         let (before, left) = (everything(server), server.pttl("a"));
@@ -158,7 +158,7 @@ fn a_foreign_message_changes_no_key(server: &Server) {
         }
         // This message arrives after the others, and makes the waiter try again.
         let asked = server.evals();
-        publish(server, &channel(&waiter), b"a");
+        publish(server, &channel(&waiter), b"lock:a");
         eventually(SOON, || server.evals() > asked);
         assert_eq!(everything(server), before);
         assert!(server.pttl("a") <= left);
@@ -174,7 +174,7 @@ fn a_foreign_message_costs_one_script_at_most(server: &Server) {
         let before = server.evals();
         let mut connection = server.connect();
         for n in 0..MESSAGES {
-            let message = if n % 2 == 0 { "a" } else { "another" };
+            let message = if n % 2 == 0 { "lock:a" } else { "lock:another" };
             redis::cmd("PUBLISH").arg(channel(&waiter)).arg(message).exec(&mut connection).unwrap();
         }
         thread::sleep(ms(300));
@@ -237,7 +237,7 @@ fn foreign_queue_entries_do_not_block_the_lock(server: &Server) {
     let (holder, waiter) = (server.open(patient()), server.open(patient()));
     let mut connection = server.connect();
     let mut strangers = redis::cmd("ZADD");
-    strangers.arg("leasehold:queue:{a}");
+    strangers.arg("leasehold:queue:{lock:a}");
     for n in 0..5_000 {
         strangers.arg(-1).arg(format!("stranger {n}"));
     }
@@ -247,7 +247,7 @@ fn foreign_queue_entries_do_not_block_the_lock(server: &Server) {
         assert_eq!(server.queue("a").len(), 5_001);
     });
     take(&holder, "a").unlock().unwrap();
-    assert!(server.raw_pttl("leasehold:queue:{a}") != -1, "the queue expires");
+    assert!(server.key_pttl("leasehold:queue:{lock:a}") != -1, "the queue expires");
 }
 
 fn strange_names_and_labels_are_woken_too(server: &Server) {
@@ -278,7 +278,7 @@ fn strange_names_and_labels_are_woken_too(server: &Server) {
         });
         assert!(!server.exists(name));
     }
-    assert!(server.keys().iter().all(|key| key.starts_with("leasehold:fence:{")));
+    assert!(server.keys().iter().all(|key| key.starts_with("leasehold:fence:{lock:")));
     let time = Duration::ZERO;
     assert!(waiter.try_lock_for(names[2], time).unwrap().is_some());
 }

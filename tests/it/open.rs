@@ -10,7 +10,9 @@ use leasehold::{Client, Error};
 use rustix::net::{AddressFamily, SocketType};
 
 use crate::support::proxy::Proxy;
-use crate::support::{SOON, Server, everything, hasty, ms, stores, take, throughout, timed};
+use crate::support::{
+    SOON, Server, everything, hasty, lock_key, ms, stores, take, throughout, timed,
+};
 
 stores! {
     one server:
@@ -101,10 +103,10 @@ fn a_unix_socket_works(server: &Server) {
 }
 
 fn the_database_of_the_url_is_used_after_a_reconnect_too(server: &Server) {
-    let in_database_5 = |key: &str| {
+    let in_database_5 = |name: &str| {
         let mut connection = server.connect();
         redis::cmd("SELECT").arg(5).exec(&mut connection).unwrap();
-        let found: bool = redis::cmd("EXISTS").arg(key).query(&mut connection).unwrap();
+        let found: bool = redis::cmd("EXISTS").arg(lock_key(name)).query(&mut connection).unwrap();
         found
     };
     let client = Client::open(&format!("{}5", server.url())).unwrap();

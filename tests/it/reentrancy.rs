@@ -107,15 +107,15 @@ fn a_spoilt_depth_in_redis_does_not_count(server: &Server) {
     for spoilt in ["abc", "", "-1", "0", "9223372036854775807"] {
         let outer = take(&client, "a");
         let (owner, _) = server.hold("a");
-        server.command(&["HSET", "a", &owner, spoilt]);
+        server.command(&["HSET", "lock:a", &owner, spoilt]);
         // The depth that this process knows counts.
         outer.verify().unwrap();
         let inner = take(&client, "a");
         assert_eq!((inner.depth(), server.hold("a").1.as_str()), (2, "2"), "{spoilt:?}");
-        server.command(&["HSET", "a", &owner, spoilt]);
+        server.command(&["HSET", "lock:a", &owner, spoilt]);
         inner.unlock().unwrap();
         assert_eq!(server.hold("a").1, "1", "{spoilt:?}");
-        server.command(&["HSET", "a", &owner, spoilt]);
+        server.command(&["HSET", "lock:a", &owner, spoilt]);
         outer.unlock().unwrap();
         assert!(!server.exists("a"), "{spoilt:?}");
     }

@@ -76,7 +76,7 @@ fn no_key_is_ever_without_a_ttl(server: &Server) {
     });
     drop(clients);
     eventually(SOON, || server.hashes().is_empty());
-    let of_fences = |key: &String| key.starts_with("leasehold:fence:{lock ");
+    let of_fences = |key: &String| key.starts_with("leasehold:fence:{lock:lock ");
     let fences = server.keys().into_iter().filter(of_fences).count();
     assert_eq!(fences, 6, "every name was used");
 }

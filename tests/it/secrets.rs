@@ -121,7 +121,7 @@ fn losses(client: &Client, admin: &mut Connection) {
     fails(unlocked.unlock());
     assert_eq!(renewed.lost().wait_timeout(SOON), Some(true));
     fails(client.lock("c"));
-    order(admin, "SET d text");
+    order(admin, "SET lock:d text");
     fails(client.lock("d"));
     drop((verified, renewed));
 }

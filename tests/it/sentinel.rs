@@ -176,7 +176,7 @@ fn a_hold_that_the_new_master_does_not_know_is_lost(watched: &Watched) {
     let lost = guard.lost();
     let new = watched.fail_over();
     // As if the lock had never been replicated.
-    new.command(&["DEL", "a"]);
+    new.command(&["DEL", "lock:a"]);
     assert_eq!(lost.wait_timeout(SOON), Some(true));
     assert_lost(guard.unlock(), "a");
     take(&client, "a").unlock().unwrap();
@@ -327,7 +327,7 @@ fn sentinels_and_master_may_have_different_logins(watched: &Watched) {
     };
     let builder = || {
         let durability = Durability::Replicas { acks: 2, timeout: SOON / 2 };
-        let builder = Client::builder().prefix("app:").durability(durability);
+        let builder = Client::builder().durability(durability);
         builder.lease(CALM).master_login("locker", "second")
     };
     let client = try_open(&at("asker:first"), builder()).unwrap();

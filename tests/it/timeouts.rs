@@ -225,7 +225,7 @@ fn while_the_pool_hangs(server: &Server, body: impl FnOnce(&Client)) {
     thread::scope(|scope| {
         let (end, ended) = crossbeam_channel::bounded::<()>(0);
         // Only attempts to acquire the lock name this key; the clean-up does not.
-        proxy.blackhole_for("leasehold:fence:{hanging}");
+        proxy.blackhole_for("leasehold:fence:{lock:hanging}");
         let (proxy, hanging) = (&proxy, &client);
         scope.spawn(move || {
             while ended.try_recv().is_err_and(|error| error.is_empty()) {

@@ -154,7 +154,7 @@ fn a_lock_held_by_another_thread_is_refused_without_a_request(server: &Server) {
         assert_eq!(server.evals(), before);
     });
     // After the loss of the hold, a request is sent.
-    server.command(&["DEL", "a"]);
+    server.command(&["DEL", "lock:a"]);
     guard.verify().unwrap_err();
     assert!(elsewhere(|| client.try_lock("a").unwrap().is_some()));
 }

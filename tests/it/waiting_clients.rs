@@ -124,7 +124,7 @@ fn waits_that_end_early_leave_nothing(server: &Server) {
     guard.unlock().unwrap();
     take(&waiter, "a").unlock().unwrap();
     for key in server.keys() {
-        assert!(server.raw_pttl(&key) > 0, "{key} has no time to live");
+        assert!(server.key_pttl(&key) > 0, "{key} has no time to live");
     }
     let id = waiter.id().to_owned();
     drop(waiter);
@@ -317,7 +317,7 @@ fn a_lock_works_although_its_queue_key_has_another_type(server: &Server) {
     let recorder = Recorder::default();
     let holder = server.open(patient());
     let waiter = server.open(patient().on_event(recorder.listener()));
-    server.command(&["SET", "leasehold:queue:{a}", "not a queue", "EX", "100"]);
+    server.command(&["SET", "leasehold:queue:{lock:a}", "not a queue", "EX", "100"]);
     while_held(&holder, "a", |end| {
         assert!(waiter.try_lock_for("a", ms(100)).unwrap().is_none());
         thread::scope(|scope| {
@@ -327,5 +327,5 @@ fn a_lock_works_although_its_queue_key_has_another_type(server: &Server) {
             waits.join().unwrap().unwrap();
         });
     });
-    assert_eq!(server.ask::<String>(&["GET", "leasehold:queue:{a}"]), "not a queue");
+    assert_eq!(server.ask::<String>(&["GET", "leasehold:queue:{lock:a}"]), "not a queue");
 }

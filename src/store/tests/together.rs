@@ -210,7 +210,7 @@ fn a_started_acquire_is_executed_before_a_thread_waits_for_the_reply() {
             .expect("no demand")
     };
     let answer = begin();
-    eventually(|| scene.process.ask::<u64>(&["EXISTS", &hold.name]) == 1);
+    eventually(|| scene.process.ask::<u64>(&["EXISTS", &format!("lock:{}", hold.name)]) == 1);
     let won = answer.wait().expect("an answer");
     drop(begin());
     scene.ask(0, soon()).expect("an answer");

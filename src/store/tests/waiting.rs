@@ -5,7 +5,7 @@ use std::net::TcpListener;
 use super::process::Server;
 use super::*;
 
-const WAITING: &str = "leasehold:queue:{lock}";
+const WAITING: &str = "leasehold:queue:{lock:lock}";
 
 /// Makes a module of tests per server.
 macro_rules! servers {
@@ -215,7 +215,7 @@ fn a_lock_that_stays_held_wakes_no_client(process: &Server) {
     register(&store, "b");
     store.unregister("lock", "b", soon()).expect("a reply");
     // A hash with another field is not a free lock.
-    process.command(&["HSET", "lock", "stranger:1", "1"]);
+    process.command(&["HSET", "lock:lock", "stranger:1", "1"]);
     release(&store, &hold(1));
     assert!(nothing_comes(&mut *wakeups));
     assert_eq!(store.force_release("lock", "stranger:1", soon()).ok(), Some(true));
@@ -375,7 +375,7 @@ fn a_released_lock_is_offered_to_the_client_that_has_waited_longest(process: &Se
     let reply = ask(&store, &of("a", 2), Registration::Registered);
     assert!(matches!(reply, AcquireReply::Acquired { .. }), "{reply:?}");
     assert_eq!(ask(&store, &of("a", 2), Registration::Registered), reply, "a repeat");
-    assert_eq!(process.ask::<i64>(&["HLEN", "lock"]), 1);
+    assert_eq!(process.ask::<i64>(&["HLEN", "lock:lock"]), 1);
     assert_eq!(holder(&store).as_deref(), Some("a:2"));
     release(&store, &of("a", 2));
     let reply = ask(&store, &of("client", 3), Registration::None);
@@ -393,7 +393,7 @@ fn a_client_that_has_stopped_costs_one_offer(process: &Server) {
     for client in ["stopped", "late"] {
         release(&store, &hold(1));
         assert!(waiting(process).ends_with(&[client.to_owned()]), "{client} was offered it");
-        eventually(|| process.ask::<u64>(&["EXISTS", "lock"]) == 0);
+        eventually(|| process.ask::<u64>(&["EXISTS", "lock:lock"]) == 0);
         must_acquire(&store, &hold(1));
     }
     // One of them asks, if too late.
@@ -484,7 +484,7 @@ fn a_lost_subscription_is_made_again(process: &Server) {
     process.restart();
     assert!(wakeups.next(soon()).expect("in time").is_err());
     assert_eq!(next(&mut *wakeups), Wake::Ready);
-    process.command(&["PUBLISH", "leasehold:wake:a", "lock"]);
+    process.command(&["PUBLISH", "leasehold:wake:a", "lock:lock"]);
     assert_eq!(next(&mut *wakeups), woken());
 }
 
@@ -522,7 +522,7 @@ fn messages_that_make_no_sense_are_ignored(process: &Server) {
     let bytes: &[u8] = &[0xff, 0xfe];
     redis::cmd("PUBLISH").arg("leasehold:wake:a").arg(bytes).exec(&mut connection).expect("sent");
     process.command(&["PUBLISH", "leasehold:wake:b", "other"]);
-    process.command(&["PUBLISH", "leasehold:wake:a", "lock"]);
+    process.command(&["PUBLISH", "leasehold:wake:a", "lock:lock"]);
     assert_eq!(next(&mut *wakeups), woken());
 }
 
@@ -557,7 +557,7 @@ fn no_message_is_missed_once_it_is_ready(process: &Server) {
         let mut wakeups = listen(&store, "a");
         let mut messages = redis::pipe();
         for number in 0..200 {
-            messages.cmd("PUBLISH").arg("leasehold:wake:a").arg(number);
+            messages.cmd("PUBLISH").arg("leasehold:wake:a").arg(format!("lock:{number}"));
         }
         let reached: Vec<u32> = messages.query(&mut process.connect()).expect("sent");
         assert!(reached.iter().all(|reached| *reached == 1), "{reached:?}");
@@ -577,7 +577,7 @@ fn a_message_that_has_come_is_returned_after_the_deadline_too(process: &Server) 
     let store = single(process);
     let mut wakeups = listen(&store, "a");
     for _ in 0..3 {
-        process.command(&["PUBLISH", "leasehold:wake:a", "lock"]);
+        process.command(&["PUBLISH", "leasehold:wake:a", "lock:lock"]);
     }
     thread::sleep(Duration::from_millis(100));
     for _ in 0..3 {

@@ -8,8 +8,8 @@ use leasehold::{Client, Error};
 use crate::support::recorder::Recorder;
 use crate::support::server::Server;
 use crate::support::{
-    Cluster, LEASE, SOON, assert_lost, eventually, hasty, is_busy, ms, patient, take, throughout,
-    timed,
+    Cluster, LEASE, SOON, assert_lost, eventually, hasty, is_busy, lock_key, ms, patient, take,
+    throughout, timed,
 };
 
 /// Much more than one attempt and its repetition, and much less than the waits here.
@@ -122,7 +122,7 @@ fn a_replica_takes_over_what_it_has() {
 
 /// Returns `true` if the replica has a lock, which only its own keyspace shows.
 fn replica_has(cluster: &Cluster, name: &str) -> bool {
-    cluster.nodes()[3].keys().iter().any(|key| key == name)
+    cluster.nodes()[3].keys().iter().any(|key| *key == lock_key(name))
 }
 
 #[test]

@@ -62,9 +62,9 @@ fn the_rights_in_the_readme_are_enough_in_a_cluster() {
     let urls = cluster.urls().into_iter().map(|url| url.replace("//", "//app:sesame@"));
     let urls: Vec<_> = urls.collect();
     let urls: Vec<_> = urls.iter().map(String::as_str).collect();
-    let open = || patient().prefix("app:").lease(LEASE).open_cluster(&urls).unwrap();
+    let open = || patient().lease(LEASE).open_cluster(&urls).unwrap();
     let (one, other) = (open(), open());
-    let away = cluster.move_away("app:a");
+    let away = cluster.move_away("a");
     let guard = take(&one, "a");
     away.begin();
     away.keys();
@@ -95,7 +95,7 @@ fn the_first_lock_of_a_name_goes_where_its_slot_is_going() {
         away.end();
         locks.join().unwrap().unwrap().unwrap();
     });
-    assert!(away.to.keys().iter().any(|key| key.ends_with("{a}")), "{:?}", away.to.keys());
+    assert!(away.to.keys().iter().any(|key| key.ends_with("{lock:a}")), "{:?}", away.to.keys());
 }
 
 /// A server that has only some of the keys of a request answers TRYAGAIN until all have moved.

@@ -22,7 +22,7 @@ const AMPLE: Duration = ms(30_000);
 /// How long many such calls may take on a busy machine.
 const SWIFT: Duration = ms(20_000);
 
-const FENCE: &str = "leasehold:fence:{a}";
+const FENCE: &str = "leasehold:fence:{lock:a}";
 
 /// Independent servers, each of which has a replica.
 struct Backed {
@@ -162,7 +162,7 @@ fn a_shortfall_of_a_majority_is_reported_and_undone() {
     take(&quorum.open(patient()), "a").unlock().unwrap();
     backed.replicas[0].cont();
     take_in_time(&client).unlock().unwrap();
-    assert!(quorum.servers.iter().all(|server| server.raw_pttl(FENCE) > 0));
+    assert!(quorum.servers.iter().all(|server| server.key_pttl(FENCE) > 0));
 }
 
 #[test]

@@ -16,14 +16,14 @@ fn fences_grow_whichever_majority_grants() {
         }
         let ahead = &quorum.servers[(0..5).find(|number| !out.contains(number)).unwrap()];
         let counter = (last + 5_000_000_000).max(3_000_000_000_000_000).to_string();
-        ahead.command(&["SET", "leasehold:fence:{a}", &counter]);
+        ahead.command(&["SET", "leasehold:fence:{lock:a}", &counter]);
         let guard = client.lock("a").unwrap();
         assert!(guard.fence() > last, "{} after {last}", guard.fence());
         last = guard.fence();
         let confirmed =
             quorum.servers.iter().enumerate().filter(|(number, _)| !out.contains(number));
         let confirmed = confirmed.filter(|(_, server)| {
-            server.ask::<Option<u64>>(&["GET", "leasehold:fence:{a}"]) >= Some(last)
+            server.ask::<Option<u64>>(&["GET", "leasehold:fence:{lock:a}"]) >= Some(last)
         });
         assert!(confirmed.count() >= 3, "round {round}");
         guard.unlock().unwrap();
@@ -39,7 +39,7 @@ fn a_clock_that_is_behind_does_not_stop_tokens_from_growing() {
     let client = quorum.open(patient());
     let ahead = 4_000_000_000_000_000_u64;
     for server in &quorum.servers {
-        server.command(&["SET", "leasehold:fence:{a}", &ahead.to_string()]);
+        server.command(&["SET", "leasehold:fence:{lock:a}", &ahead.to_string()]);
     }
     for round in 1..=5 {
         let guard = take(&client, "a");

@@ -7,7 +7,7 @@ use leasehold::Error;
 use super::{hasty, settle};
 use crate::support::server::Server;
 use crate::support::{
-    LEASE, Quorum, SOON, assert_lost, elsewhere, eventually, is_busy, patient, take,
+    LEASE, Quorum, SOON, assert_lost, elsewhere, eventually, is_busy, lock_key, patient, take,
 };
 
 #[test]
@@ -44,15 +44,16 @@ fn foreign_values(servers: usize) {
     let required = servers / 2 + 1;
     for mask in 0..1_usize << servers {
         let name = format!("lock {mask}");
+        let key = lock_key(&name);
         let (taken, free): (Vec<_>, Vec<_>) =
             quorum.servers.iter().enumerate().partition(|(number, _)| mask >> number & 1 == 1);
         for (number, server) in &taken {
             // A hold of another client, without and with a time to live, or a value of another
             // type.
             match number % 3 {
-                0 => server.command(&["HSET", &name, "other", "1"]),
-                1 => server.ask(&["EVAL", HOLD, "1", &name]),
-                _ => server.command(&["SET", &name, "precious"]),
+                0 => server.command(&["HSET", &key, "other", "1"]),
+                1 => server.ask(&["EVAL", HOLD, "1", &key]),
+                _ => server.command(&["SET", &key, "precious"]),
             };
         }
         let guard = match client.try_lock(&name) {
@@ -95,10 +96,10 @@ fn a_hold_without_a_majority_is_lost() {
     settle(&quorum, &client);
     let guard = take(&client, "a");
     eventually(SOON, || quorum.count("a") == 3);
-    quorum.servers[0].command(&["DEL", "a"]);
+    quorum.servers[0].command(&["DEL", "lock:a"]);
     guard.verify().unwrap();
     take(&client, "a").unlock().unwrap();
-    quorum.servers[2].command(&["DEL", "a"]);
+    quorum.servers[2].command(&["DEL", "lock:a"]);
     assert_lost(guard.verify(), "a");
     assert!(!guard.is_held());
     assert_lost(client.lock("a"), "a");
@@ -113,8 +114,8 @@ fn a_lease_of_which_a_majority_is_gone_is_not_renewed() {
     let client = quorum.open(patient().lease(LEASE));
     let guard = take(&client, "a");
     let lost = guard.lost();
-    quorum.servers[1].command(&["DEL", "a"]);
-    quorum.servers[2].command(&["DEL", "a"]);
+    quorum.servers[1].command(&["DEL", "lock:a"]);
+    quorum.servers[2].command(&["DEL", "lock:a"]);
     assert_eq!(lost.wait_timeout(LEASE), Some(true));
     assert!(!guard.is_held());
 }
@@ -153,7 +154,7 @@ fn the_holder_of_a_majority_is_seen_and_can_be_forced_out() {
     let guard = take(&first, "a");
     let inner = take(&first, "a");
     quorum.servers[2].kill();
-    quorum.servers[3].command(&["DEL", "a"]);
+    quorum.servers[3].command(&["DEL", "lock:a"]);
     let holder = second.mutex("a").holder().unwrap().unwrap();
     assert!(holder.owner.starts_with(first.id()));
     assert_eq!(holder.depth, 2);
@@ -216,7 +217,7 @@ fn too_few_free_servers_are_contention_as_long_as_a_majority_answers() {
     let quorum = Quorum::of(5);
     let client = quorum.open(patient());
     for server in &quorum.servers[..2] {
-        server.ask::<u64>(&["EVAL", HOLD, "1", "a"]);
+        server.ask::<u64>(&["EVAL", HOLD, "1", "lock:a"]);
     }
     assert!(client.try_lock("a").unwrap().is_some());
     quorum.servers[3].kill();
@@ -227,8 +228,8 @@ fn too_few_free_servers_are_contention_as_long_as_a_majority_answers() {
         eventually(SOON, || !quorum.servers[2].exists("a"));
     }
     // Together with the one that is still held, a majority would be free.
-    quorum.servers[1].command(&["DEL", "a"]);
+    quorum.servers[1].command(&["DEL", "lock:a"]);
     assert!(client.try_lock("a").unwrap().is_none());
-    quorum.servers[0].command(&["DEL", "a"]);
+    quorum.servers[0].command(&["DEL", "lock:a"]);
     take(&client, "a").unlock().unwrap();
 }

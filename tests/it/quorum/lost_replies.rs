@@ -107,7 +107,7 @@ fn a_grant_that_comes_after_the_release_is_removed() {
         thread::sleep(ms(700));
         guard.unlock().unwrap();
         behind.proxies[0].heal();
-        eventually(SOON, || late.exists(&format!("leasehold:fence:{{{name}}}")));
+        eventually(SOON, || late.key_pttl(&format!("leasehold:fence:{{lock:{name}}}")) > 0);
         eventually(SOON, || behind.quorum.count(&name) == 0);
         throughout(ms(300), || behind.quorum.count(&name) == 0);
     }

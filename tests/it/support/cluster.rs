@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::server::{Server, redis_binary, valkey_binary};
+use super::server::{Server, lock_key, redis_binary, valkey_binary};
 
 const SLOTS: u16 = 16_384;
 
@@ -122,8 +122,9 @@ impl Cluster {
         self.nodes.iter().map(Server::url).collect()
     }
 
-    pub(crate) fn slot(&self, key: &str) -> u16 {
-        self.nodes[1].ask(&["CLUSTER", "KEYSLOT", key])
+    /// The slot of a lock of a client that sets no prefix.
+    pub(crate) fn slot(&self, name: &str) -> u16 {
+        self.nodes[1].ask(&["CLUSTER", "KEYSLOT", &lock_key(name)])
     }
 
     /// How many slots a master has at first.
@@ -131,14 +132,14 @@ impl Cluster {
         SLOTS.div_ceil(u16::try_from(self.masters).expect("a few"))
     }
 
-    /// The master that had the slot of a key at first.
-    pub(crate) fn home(&self, key: &str) -> &Server {
-        &self.nodes[usize::from(self.slot(key) / self.share())]
+    /// The master that had the slot of a lock at first.
+    pub(crate) fn home(&self, name: &str) -> &Server {
+        &self.nodes[usize::from(self.slot(name) / self.share())]
     }
 
     /// Another master than `home`.
-    pub(crate) fn away(&self, key: &str) -> &Server {
-        &self.nodes[(usize::from(self.slot(key) / self.share()) + 1) % self.masters]
+    pub(crate) fn away(&self, name: &str) -> &Server {
+        &self.nodes[(usize::from(self.slot(name) / self.share()) + 1) % self.masters]
     }
 
     /// Names whose slots are at that node from the start.
@@ -152,10 +153,15 @@ impl Cluster {
         self.names_at(node).next().expect("names are many")
     }
 
-    /// Prepares to move the slot of a key away from home.
-    pub(crate) fn move_away(&self, key: &str) -> Move<'_> {
+    /// Prepares to move the slot of a lock away from home.
+    pub(crate) fn move_away(&self, name: &str) -> Move<'_> {
         let masters = &self.nodes[..self.masters];
-        Move { masters, slot: self.slot(key).to_string(), from: self.home(key), to: self.away(key) }
+        Move {
+            masters,
+            slot: self.slot(name).to_string(),
+            from: self.home(name),
+            to: self.away(name),
+        }
     }
 }
 

@@ -5,40 +5,53 @@ use std::time::Duration;
 
 use leasehold::Client;
 
-use super::server::Server;
+use super::server::{Server, lock_key};
 
+/// The locks are those of clients that set no prefix, and are looked up by their names.
 impl Server {
-    pub(crate) fn exists(&self, key: &str) -> bool {
-        self.ask(&["EXISTS", key])
+    pub(crate) fn exists(&self, name: &str) -> bool {
+        self.ask(&["EXISTS", &lock_key(name)])
     }
 
-    pub(crate) fn hash(&self, key: &str) -> BTreeMap<String, String> {
-        self.ask(&["HGETALL", key])
+    pub(crate) fn hash(&self, name: &str) -> BTreeMap<String, String> {
+        self.ask(&["HGETALL", &lock_key(name)])
     }
 
     /// The owner and the depth in a lock's hash, which must have exactly one field.
     #[track_caller]
-    pub(crate) fn hold(&self, key: &str) -> (String, String) {
-        let hash = self.hash(key);
+    pub(crate) fn hold(&self, name: &str) -> (String, String) {
+        let hash = self.hash(name);
         assert_eq!(hash.len(), 1, "one field is one hold: {hash:?}");
         hash.into_iter().next().expect("it has one")
     }
 
-    /// The reply of PTTL: -1 without a time to live, -2 without a key.
-    pub(crate) fn raw_pttl(&self, key: &str) -> i64 {
-        self.ask(&["PTTL", key])
+    /// The reply of PTTL for a lock: -1 without a time to live, -2 without a key.
+    pub(crate) fn raw_pttl(&self, name: &str) -> i64 {
+        self.key_pttl(&lock_key(name))
     }
 
-    /// The time to live of a key that must have one.
+    /// The time to live of a lock that must have one.
     #[track_caller]
-    pub(crate) fn pttl(&self, key: &str) -> Duration {
-        let millis = u64::try_from(self.raw_pttl(key));
+    pub(crate) fn pttl(&self, name: &str) -> Duration {
+        let millis = u64::try_from(self.raw_pttl(name));
         Duration::from_millis(millis.expect("the key has a time to live"))
     }
 
-    /// The time to live of a key that may be gone.
-    pub(crate) fn pttl_or_zero(&self, key: &str) -> Duration {
-        Duration::from_millis(u64::try_from(self.raw_pttl(key)).unwrap_or(0))
+    /// The time to live of a lock that may be gone.
+    pub(crate) fn pttl_or_zero(&self, name: &str) -> Duration {
+        Duration::from_millis(u64::try_from(self.raw_pttl(name)).unwrap_or(0))
+    }
+
+    /// The time to live of the counter of a name, which must have one.
+    #[track_caller]
+    pub(crate) fn fence_life(&self, name: &str) -> Duration {
+        let millis = self.key_pttl(&format!("leasehold:fence:{{{}}}", lock_key(name)));
+        Duration::from_millis(u64::try_from(millis).expect("the counter has a time to live"))
+    }
+
+    /// The reply of PTTL for any key.
+    pub(crate) fn key_pttl(&self, key: &str) -> i64 {
+        self.ask(&["PTTL", key])
     }
 
     /// All keys, in order.
@@ -51,12 +64,13 @@ impl Server {
     /// The names of all locks, which are hashes; other keys are companions of names.
     pub(crate) fn hashes(&self) -> Vec<String> {
         let of_type = |key: &String| self.ask::<String>(&["TYPE", key]) == "hash";
-        self.keys().into_iter().filter(of_type).collect()
+        let name = |key: String| key.strip_prefix("lock:").unwrap_or(&key).to_owned();
+        self.keys().into_iter().filter(of_type).map(name).collect()
     }
 
     /// The clients that wait for a lock, in the order of their arrival.
     pub(crate) fn queue(&self, name: &str) -> Vec<String> {
-        self.ask(&["ZRANGE", &format!("leasehold:queue:{{{name}}}"), "0", "-1"])
+        self.ask(&["ZRANGE", &format!("leasehold:queue:{{{}}}", lock_key(name)), "0", "-1"])
     }
 
     /// The number of connections that receive the wake-ups of a client: one, once it has waited for

@@ -28,6 +28,7 @@ pub(crate) use self::cluster::Cluster;
 use self::proxy::Proxy;
 pub(crate) use self::quorum::Quorum;
 pub(crate) use self::sentinel::Watched;
+pub(crate) use self::server::lock_key;
 pub(crate) use self::store::{Server, Store, stores};
 
 /// A generous limit for what should happen at once, even on a busy machine.

@@ -27,9 +27,9 @@ impl Quorum {
         self.servers.last().expect("there are some")
     }
 
-    /// The number of servers, of those that answer, that have the key.
-    pub(crate) fn count(&self, key: &str) -> usize {
-        self.servers.iter().filter(|server| server.exists(key)).count()
+    /// The number of servers, of those that answer, that have the lock.
+    pub(crate) fn count(&self, name: &str) -> usize {
+        self.servers.iter().filter(|server| server.exists(name)).count()
     }
 }
 

@@ -271,6 +271,11 @@ impl Drop for Keeper {
     }
 }
 
+/// The key of a lock of a client that sets no prefix.
+pub(crate) fn lock_key(name: &str) -> String {
+    format!("lock:{name}")
+}
+
 fn connect(url: &str) -> RedisResult<Connection> {
     let settings = TcpSettings::default().set_nodelay(true);
     let info = url.into_connection_info()?.set_tcp_settings(settings);
