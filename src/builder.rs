@@ -31,7 +31,7 @@ impl Builder {
     }
 
     /// Sets whether leases are renewed in the background, each when a third of it has passed.
-    /// Without renewal, a guard is lost when its lease ends.
+    /// Without renewal, a guard is lost when its lease ends. Nested locks do not prolong it then.
     ///
     /// Defaults to `true`.
     pub fn renew(mut self, renew: bool) -> Self {

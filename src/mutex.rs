@@ -15,6 +15,10 @@ use crate::store::hold::Holder;
 /// A handle to one lock of a client, with options that may differ from the client's. Created by
 /// [`Client::mutex`](crate::Client::mutex).
 ///
+/// A thread that holds the lock already, through whichever handle, gets another level of that hold.
+/// The [`lease`](Mutex::lease), [`renew`](Mutex::renew) and [`max_hold`](Mutex::max_hold) of this
+/// handle are ignored then, and those with which the hold began remain.
+///
 /// Invalid options are reported by the locking call:
 ///
 /// ```

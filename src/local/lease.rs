@@ -145,6 +145,11 @@ impl Lease {
         self.duration
     }
 
+    /// Returns `true` if requests about the hold may renew it.
+    pub(crate) fn is_renewed(&self) -> bool {
+        self.renewed
+    }
+
     /// Returns the lease to ask for in a request that is sent now: less than a whole one where the
     /// age limit comes first.
     pub(crate) fn next_lease(&self, now: Moment) -> Duration {

@@ -48,7 +48,7 @@ pub(super) fn set_depth(
     let durable = depth > lease.depth();
     while shared.is_valid(lease) {
         let sent = Moment::now();
-        let next_lease = lease.next_lease(sent);
+        let next_lease = lease.is_renewed().then(|| lease.next_lease(sent));
         let request = SetDepth {
             hold: &lease.id,
             depth,
@@ -58,7 +58,9 @@ pub(super) fn set_depth(
         };
         match shared.store.set_depth(request) {
             Ok(HoldReply::Held) => {
-                lease.extend(sent, next_lease);
+                if let Some(next_lease) = next_lease {
+                    lease.extend(sent, next_lease);
+                }
                 // A level that the caller does not get must not be waited for by the release.
                 if shared.is_valid(lease) {
                     lease.set_depth(depth);
@@ -85,7 +87,7 @@ fn restore_depth(shared: &Shared, lease: &Lease, retry: &RetryPolicy) {
     drop(shared.store.set_depth(SetDepth {
         hold: &lease.id,
         depth: lease.depth(),
-        lease: lease.next_lease(Moment::now()),
+        lease: None,
         durable: false,
         deadline: retry.request_deadline(),
     }));

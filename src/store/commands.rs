@@ -132,7 +132,7 @@ impl Commands {
 
     pub(crate) fn set_depth(&self, request: SetDepth<'_>) -> Command<HoldReply> {
         let SetDepth { hold, depth, lease, .. } = request;
-        let args = [Arg::Number(depth.into()), millis(lease)];
+        let args = [Arg::Number(depth.into()), lease.map_or(Arg::Number(0), millis)];
         self.about_hold(&SET_DEPTH, hold, &args)
     }
 

@@ -77,10 +77,10 @@ impl Locks {
         })
     }
 
-    fn renew(&mut self, hold: &HoldId, depth: Option<u32>, lease: Duration) -> HoldReply {
+    fn renew(&mut self, hold: &HoldId, depth: Option<u32>, lease: Option<Duration>) -> HoldReply {
         self.held_by(hold).map_or(HoldReply::Gone, |entry| {
             entry.depth = depth.unwrap_or(entry.depth);
-            entry.ends = Moment::now().after(lease);
+            entry.ends = lease.map_or(entry.ends, |lease| Moment::now().after(lease));
             HoldReply::Held
         })
     }
@@ -164,7 +164,7 @@ impl JobRunner for Memory {
             let mut locks = self.locks.lock();
             let reply = match action {
                 Action::Release => locks.release(&hold),
-                Action::Renew { lease } => locks.renew(&hold, None, lease),
+                Action::Renew { lease } => locks.renew(&hold, None, Some(lease)),
             };
             drop(locks);
             done(id, Ok(reply));

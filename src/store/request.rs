@@ -48,12 +48,13 @@ pub(crate) fn is_granted(reply: &Result<AcquireReply, Failure>) -> bool {
     }
 }
 
-/// A request to set the depth of a hold, which renews it too.
+/// A request to set the depth of a hold.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SetDepth<'a> {
     pub(crate) hold: &'a HoldId,
     pub(crate) depth: u32,
-    pub(crate) lease: Duration,
+    /// For how long the hold is renewed as well; `None` leaves its end as it is.
+    pub(crate) lease: Option<Duration>,
     /// Whether it must become as durable as a new hold.
     pub(crate) durable: bool,
     pub(crate) deadline: Instant,

@@ -85,7 +85,7 @@ fn must_acquire(store: &dyn Store, hold: &HoldId) -> u64 {
 }
 
 fn set_depth(store: &dyn Store, hold: &HoldId, depth: u32) -> Result<HoldReply, Failure> {
-    store.set_depth(SetDepth { hold, depth, lease: LEASE, durable: false, deadline: soon() })
+    store.set_depth(SetDepth { hold, depth, lease: Some(LEASE), durable: false, deadline: soon() })
 }
 
 /// Transfers the lock from one hold to another, which are given by their nonces.

@@ -1,10 +1,14 @@
 //! A thread that holds a lock may lock it again.
 
 use std::thread;
+use std::time::Instant;
 
-use leasehold::Client;
+use leasehold::{Client, Guard, Mutex};
 
-use crate::support::{Server, Store, is_busy, ms, patient, stores, take};
+use crate::support::{
+    LEASE, SHORT, SOON, Server, Store, assert_lost, elsewhere, is_busy, ms, patient, stores, take,
+    throughout,
+};
 
 stores! {
     every store:
@@ -13,7 +17,10 @@ stores! {
         a_clone_of_the_client_nests_too,
         another_thread_does_not_nest,
         the_hold_ends_with_its_last_guard_in_any_order,
-        a_lock_after_the_last_guard_is_a_new_hold;
+        a_lock_after_the_last_guard_is_a_new_hold,
+        nesting_does_not_prolong_a_hold_that_is_not_renewed,
+        nesting_does_not_prolong_a_hold_beyond_max_hold,
+        a_nested_lock_keeps_the_options_of_the_hold;
     every server:
         redis_keeps_one_field_with_the_depth,
         a_spoilt_depth_in_redis_does_not_count,
@@ -122,13 +129,61 @@ fn a_spoilt_depth_in_redis_does_not_count(server: &Server) {
 }
 
 fn nesting_refreshes_the_lease(server: &Server) {
-    let client = server.open(Client::builder().lease(ms(5000)).renew(false));
+    let client = server.open(Client::builder().lease(ms(9000)));
     let outer = take(&client, "a");
-    thread::sleep(ms(1000));
-    assert!(server.pttl("a") <= ms(4000));
+    thread::sleep(ms(1500));
+    assert!(server.pttl("a") <= ms(7500));
     let inner = take(&client, "a");
-    assert!(server.pttl("a") > ms(4100));
+    assert!(server.pttl("a") > ms(7600));
     // One hold has one lease: the outer guard lasts as long as the inner one.
-    assert!(outer.remaining() > ms(4100), "{:?}", outer.remaining());
-    assert!(inner.remaining() > ms(4100), "{:?}", inner.remaining());
+    assert!(outer.remaining() > ms(7600), "{:?}", outer.remaining());
+    assert!(inner.remaining() > ms(7600), "{:?}", inner.remaining());
+}
+
+/// Locks and releases a level of a lock that its thread holds and that ends at `end`, and checks
+/// that it does so here and in the store.
+fn nest_until(end: Instant, mutex: &Mutex, outer: &Guard) {
+    for nest in [true, false, true] {
+        let inner = mutex.lock().unwrap();
+        if nest {
+            inner.unlock().unwrap();
+        }
+        let (here, store) = (outer.remaining(), mutex.holder().unwrap().unwrap().remaining);
+        let left = end.saturating_duration_since(Instant::now()) + ms(50);
+        assert!(here <= left && store <= left, "{here:?} and {store:?} instead of {left:?}");
+        thread::sleep(ms(300));
+    }
+}
+
+fn nesting_does_not_prolong_a_hold_that_is_not_renewed(store: &Store) {
+    let client = store.open_for(2 * SHORT, patient());
+    let mutex = client.mutex("a").lease(2 * SHORT).renew(false);
+    let outer = mutex.lock().unwrap();
+    nest_until(Instant::now() + 2 * SHORT, &mutex, &outer);
+    assert_eq!(outer.lost().wait_timeout(SOON), Some(true));
+    assert_lost(client.lock("a"), "a");
+    elsewhere(|| client.lock("a").unwrap().unlock().unwrap());
+}
+
+fn nesting_does_not_prolong_a_hold_beyond_max_hold(store: &Store) {
+    let client = store.open_for(2 * SHORT, patient());
+    let mutex = client.mutex("a").max_hold(2 * SHORT);
+    let outer = mutex.lock().unwrap();
+    nest_until(Instant::now() + 2 * SHORT, &mutex, &outer);
+    assert_eq!(outer.lost().wait_timeout(SOON), Some(true));
+    elsewhere(|| client.lock("a").unwrap().unlock().unwrap());
+}
+
+fn a_nested_lock_keeps_the_options_of_the_hold(store: &Store) {
+    let client = store.open_for(SHORT, patient());
+    let outer = client.mutex("a").lease(2 * SHORT).renew(false).lock().unwrap();
+    let end = Instant::now() + 2 * SHORT;
+    nest_until(end, &client.mutex("a").lease(LEASE * 10).renew(true), &outer);
+    assert_eq!(outer.lost().wait_timeout(SOON), Some(true));
+
+    let other = client.mutex("b");
+    let outer = other.lock().unwrap();
+    let inner = client.mutex("b").lease(SHORT).renew(false).max_hold(SHORT).lock().unwrap();
+    throughout(2 * SHORT, || outer.is_held() && inner.is_held());
+    assert!(other.holder().unwrap().unwrap().remaining > 2 * SHORT);
 }

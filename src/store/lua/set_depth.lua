@@ -1,9 +1,12 @@
--- Sets the depth of a hold to an absolute number and renews its lease.
+-- Sets the depth of a hold to an absolute number and, if it is renewed, renews its lease.
 -- KEYS  1 lock
--- ARGV  1 owner, 2 depth, 3 lease in ms
+-- ARGV  1 owner, 2 depth, 3 lease in ms, 0 to leave the end of the hold as it is
 -- RETURNS 1, or 0 if the hold is gone
 if redis.call('hexists', KEYS[1], ARGV[1]) == 0 then
   return 0
 end
 redis.call('hset', KEYS[1], ARGV[1], ARGV[2])
-return redis.call('pexpire', KEYS[1], ARGV[3])
+if ARGV[3] ~= '0' then
+  redis.call('pexpire', KEYS[1], ARGV[3])
+end
+return 1
