@@ -91,9 +91,8 @@ impl JobPolicy for JobsBySlot {
         Decision::Done(reply)
     }
 
-    /// A node that was asked only because of a redirection is not asked again soon.
     fn keeps(&self, target: &Target) -> bool {
-        !target.asking && self.topology.is_master(&target.node)
+        self.topology.is_in_use(target)
     }
 }
 

@@ -8,6 +8,7 @@
 mod jobs;
 mod map;
 mod node;
+mod nodes;
 mod shares;
 mod slot;
 mod topology;

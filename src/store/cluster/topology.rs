@@ -18,6 +18,7 @@ use crate::net::endpoint::Endpoint;
 use crate::net::server::ServerFactory;
 use crate::store::cluster::map::Map;
 use crate::store::cluster::node::{ClusterNode, Redirect, Target, is_doubtful};
+use crate::store::cluster::nodes::Nodes;
 use crate::store::cluster::shares::{Share, covered, shares};
 use crate::store::cluster::slot::SLOTS;
 
@@ -29,8 +30,8 @@ pub(super) const REDIRECTIONS_MAX: u32 = 5;
 
 /// What is known of a cluster.
 pub(super) struct Topology {
-    config: Config,
-    servers: ServerFactory,
+    connect_timeout: Duration,
+    nodes: Nodes,
     /// The nodes that the user has named.
     seeds: Vec<Arc<ClusterNode>>,
     map: RwLock<Map>,
@@ -57,11 +58,11 @@ impl fmt::Debug for Topology {
 impl Topology {
     /// Knows the seeds only, and sends nothing yet.
     pub(super) fn new(seeds: Vec<Endpoint>, config: &Config, servers: &ServerFactory) -> Self {
-        let node = |seed| Arc::new(ClusterNode::new(seed, config, servers));
+        let nodes = Nodes::new(config, servers);
         Self {
-            config: config.clone(),
-            servers: servers.clone(),
-            seeds: seeds.into_iter().map(node).collect(),
+            connect_timeout: config.connect_timeout,
+            seeds: seeds.into_iter().map(|seed| nodes.at(seed)).collect(),
+            nodes,
             map: RwLock::default(),
             progress: Mutex::default(),
             ended: Condvar::new(),
@@ -79,9 +80,10 @@ impl Topology {
         (map.masters().cloned().collect(), map.version())
     }
 
-    /// Returns `true` if the node serves slots, as far as is known.
-    pub(super) fn is_master(&self, node: &Arc<ClusterNode>) -> bool {
-        self.map.read().master(node.label()).is_some_and(|master| Arc::ptr_eq(master, node))
+    /// Returns `true` if requests are likely to be sent there again.
+    pub(super) fn is_in_use(&self, Target { node, asking }: &Target) -> bool {
+        let is_master = || self.map.read().master(node.label()).is_some();
+        !asking && is_master() || self.nodes.was_named_lately(node)
     }
 
     /// A number that changes with the masters.
@@ -223,7 +225,7 @@ impl Topology {
 
     /// Asks one node, and adds its host where it does not know that itself.
     fn ask(&self, node: &ClusterNode) -> Result<Vec<Share>, Failure> {
-        let reply = node.slots(end_of(self.config.connect_timeout)).inspect_err(|failure| {
+        let reply = node.slots(end_of(self.connect_timeout)).inspect_err(|failure| {
             if is_doubtful(failure) {
                 node.doubt();
             }
@@ -256,16 +258,9 @@ impl Topology {
         drop(before);
     }
 
-    /// The node at an address: a known master, a seed, or a new node with the login of the first
-    /// seed.
+    /// The node at an address, with the login of the first seed unless the user has named it.
     fn node_at(&self, host: &str, port: u16) -> Arc<ClusterNode> {
-        let endpoint = self.seeds[0].endpoint().at(host, port);
-        let known = self.map.read().master(&endpoint.label).cloned();
-        let seed = || self.seeds.iter().find(|seed| *seed.label() == endpoint.label).cloned();
-        if let Some(node) = known.or_else(seed) {
-            return node;
-        }
-        Arc::new(ClusterNode::new(endpoint, &self.config, &self.servers))
+        self.nodes.at(self.seeds[0].endpoint().at(host, port))
     }
 }
 

@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::Duration;
 
-use leasehold::{Client, Error};
+use leasehold::{Client, Error, Guard};
 
 use crate::support::recorder::Recorder;
 use crate::support::server::Server;
@@ -45,6 +45,31 @@ fn a_hung_node_delays_only_its_own_names() {
     cluster.nodes()[0].cont();
     assert_lost(theirs.unlock(), &names[0]);
     eventually(SOON, || client.try_lock(&names[0]).is_ok_and(|guard| guard.is_some()));
+}
+
+/// Each lease is renewed by itself, so that one connection is used while the others are idle.
+#[test]
+fn renewals_reuse_their_connections_while_a_node_is_down() {
+    let cluster = tolerant_cluster();
+    let client = cluster.open(patient().lease(LEASE));
+    let mut guards = Vec::new();
+    for node in [0, 1, 2, 1, 2] {
+        let mut names = cluster.names_at(node);
+        guards.push(take(&client, &names.nth(guards.len()).expect("names are many")));
+        thread::sleep(LEASE / 15);
+    }
+    let theirs = guards.remove(0);
+    throughout(LEASE, || guards.iter().all(Guard::is_held));
+    cluster.nodes()[0].kill();
+    let alive = &cluster.nodes()[1..];
+    let connections = || alive.iter().map(Server::connections).collect::<Vec<_>>();
+    let before = connections();
+    throughout(3 * LEASE, || guards.iter().all(Guard::is_held));
+    assert!(!theirs.is_held());
+    for (after, before) in connections().iter().zip(before) {
+        // That of this question, and two of calls that ask which node has the slots of the dead.
+        assert!(after - before <= 3, "{} connections", after - before);
+    }
 }
 
 /// Connecting to each of four nodes hangs for a third of the lease or longer.

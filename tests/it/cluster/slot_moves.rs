@@ -168,6 +168,27 @@ fn a_slot_that_is_moving_is_still_requested_at_its_old_node() {
     assert_eq!(errors(away.to, "MOVED"), 0);
 }
 
+/// Only a client that has been sent there knows of the node that gets the slot.
+#[test]
+fn a_node_that_no_map_names_is_connected_to_once() {
+    let cluster = Cluster::with_empty_master();
+    let seed = cluster.nodes()[0].url();
+    let client = patient().lease(LEASE).open_cluster(&[&seed]).unwrap();
+    let away = cluster.move_to_last("{tag}");
+    let names: Vec<_> = (0..10).map(|number| format!("{{tag}}{number}")).collect();
+    let guards: Vec<_> = names.iter().map(|name| take(&client, name)).collect();
+    away.begin();
+    away.keys();
+    let before = away.to.connections();
+    for guard in guards.iter().cycle().take(100) {
+        guard.verify().unwrap();
+    }
+    throughout(2 * LEASE, || guards.iter().all(Guard::is_held));
+    // One of the pool, one for renewals, and that of this question.
+    let connections = away.to.connections() - before;
+    assert!(connections <= 3, "{connections} connections");
+}
+
 /// Threads of two clients contend for a few locks of one slot, which moves back and forth all the
 /// time.
 #[test]

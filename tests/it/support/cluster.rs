@@ -21,11 +21,21 @@ const AGREEMENT_TIMEOUT: Duration = Duration::from_secs(30);
 /// The silence after which a node counts as failed.
 const NODE_TIMEOUT: &str = "1500";
 
-/// Masters that share the slots evenly, and perhaps a replica of the first.
+/// Masters that share the slots evenly, and perhaps one more node.
 #[derive(Debug)]
 pub(crate) struct Cluster {
     nodes: Vec<Server>,
+    /// How many nodes have slots.
     masters: usize,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Further {
+    /// A master without slots. No node names it to clients.
+    EmptyMaster,
+    None,
+    /// A replica of the first master.
+    Replica,
 }
 
 impl Cluster {
@@ -35,12 +45,17 @@ impl Cluster {
     }
 
     pub(crate) fn of(masters: usize) -> Cluster {
-        Cluster::start(&redis_binary(), masters, false)
+        Cluster::start(&redis_binary(), masters, Further::None)
     }
 
     /// Starts three masters, and a replica of the first.
     pub(crate) fn with_replica() -> Cluster {
-        Cluster::start(&redis_binary(), 3, true)
+        Cluster::start(&redis_binary(), 3, Further::Replica)
+    }
+
+    /// Starts three masters, and another without slots.
+    pub(crate) fn with_empty_master() -> Cluster {
+        Cluster::start(&redis_binary(), 3, Further::EmptyMaster)
     }
 
     /// The cluster of all tests that do not change it; each uses its own prefix.
@@ -53,17 +68,17 @@ impl Cluster {
     /// As `shared`, of Valkey.
     pub(crate) fn shared_valkey() -> &'static Cluster {
         static SHARED: OnceLock<Cluster> = OnceLock::new();
-        SHARED.get_or_init(|| Cluster::start(valkey_binary(), 3, false))
+        SHARED.get_or_init(|| Cluster::start(valkey_binary(), 3, Further::None))
     }
 
-    fn start(binary: &Path, masters: usize, replica: bool) -> Cluster {
-        let count = masters + usize::from(replica);
+    fn start(binary: &Path, masters: usize, further: Further) -> Cluster {
+        let count = masters + usize::from(further != Further::None);
         // The cluster bus uses the port plus 10,000. If that one is taken, another port is tried.
         let args = ["--cluster-enabled", "yes", "--cluster-node-timeout", NODE_TIMEOUT];
         let node = |_| Server::start(binary, &args);
         let cluster = Cluster { nodes: (0..count).map(node).collect(), masters };
         cluster.join();
-        if replica {
+        if further == Further::Replica {
             cluster.replicate();
         }
         cluster
@@ -162,6 +177,12 @@ impl Cluster {
             from: self.home(name),
             to: self.away(name),
         }
+    }
+
+    /// Prepares to move the slot of a key to the last node, which is a master without slots.
+    pub(crate) fn move_to_last(&self, key: &str) -> Move<'_> {
+        let (masters, to) = (&self.nodes[..], &self.nodes[self.masters]);
+        Move { masters, slot: self.slot(key).to_string(), from: self.home(key), to }
     }
 }
 
