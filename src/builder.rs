@@ -133,6 +133,22 @@ impl Builder {
         self
     }
 
+    /// Sets how long the server keeps the counter of [fencing tokens](crate::Guard::fence) of a
+    /// name that is used no more, counted from when its last hold began. Until then, each name that
+    /// was ever used takes some memory: 120 to 150 bytes if it has a dozen characters. So a shorter
+    /// time is for programs that use many names once.
+    ///
+    /// Once the counter is gone, the fences of the name begin again at the server's clock, or with
+    /// [`open_redlock`](Builder::open_redlock) at the client's. So they still grow, unless that
+    /// clock has been set back by more than this time.
+    ///
+    /// At least two leases: a shorter time, such as zero, means two leases of the lock. Defaults to
+    /// 24 hours. Has no effect in memory.
+    pub fn fence_life(mut self, time: Duration) -> Self {
+        self.config.fence_life = time;
+        self
+    }
+
     /// Sets what the client's [id](Client::id) begins with, such as a host name, so that an
     /// operator who looks into Redis can see which program holds a lock.
     ///

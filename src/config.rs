@@ -124,6 +124,9 @@ pub(crate) struct Config {
     pub(crate) prefix: String,
     pub(crate) label: String,
     pub(crate) durability: Durability,
+    /// How long the counter of fencing tokens outlives the last hold of a name, if that is longer
+    /// than two leases.
+    pub(crate) fence_life: Duration,
     pub(crate) on_event: Option<Callback>,
     /// For the masters that sentinels name, if it differs from the login in the sentinels' URLs.
     pub(crate) master_login: Option<Login>,
@@ -153,6 +156,7 @@ impl Default for Config {
             prefix: "lock:".into(),
             label: String::new(),
             durability: Durability::Memory,
+            fence_life: Duration::from_secs(24 * 60 * 60),
             on_event: None,
             master_login: None,
             spin: Duration::from_micros(50),

@@ -51,9 +51,8 @@ script!(WITHDRAW, "withdraw.lua");
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// How long a counter of fencing tokens is kept at least after the last hold of its name. It is not
-/// kept for ever, so that names do not fill the server's memory.
-const FENCE_LIFE_MIN: Duration = DAY;
+/// Servers count the end of a key's life in milliseconds since 1970.
+const FENCE_LIFE_MAX: Duration = DAY.saturating_mul(100 * 365);
 
 /// How long the waiting clients of a lock are remembered at least after the last of them was
 /// registered. It is longer where clients try for the lock less often.
@@ -74,6 +73,9 @@ pub(crate) struct Command<T> {
 #[derive(Clone, Debug)]
 pub(crate) struct Commands {
     pub(crate) keys: Keys,
+    /// How long a counter of fencing tokens is kept after a hold of its name began. It is not kept
+    /// for ever, so that names do not fill the server's memory.
+    fence_life: Duration,
     waiting_life: Duration,
     /// Whether the client proposes fencing tokens, so that several servers can agree on them.
     proposes: bool,
@@ -85,6 +87,7 @@ impl Commands {
         let (_, longest_pause) = config.backoff;
         Self {
             keys: Keys::new(&config.prefix),
+            fence_life: config.fence_life.min(FENCE_LIFE_MAX),
             waiting_life: longest_pause.saturating_mul(2).clamp(WAITING_LIFE_MIN, DAY),
             proposes: false,
         }
@@ -107,7 +110,7 @@ impl Commands {
         let args = [
             Arg::Text(&owner),
             millis(lease),
-            fence_life(lease),
+            self.fence_life(lease),
             Arg::Text(&hold.client),
             Arg::Number(registration),
             millis(self.waiting_life),
@@ -123,7 +126,7 @@ impl Commands {
             Arg::Text(&old),
             Arg::Text(&new),
             millis(lease),
-            fence_life(lease),
+            self.fence_life(lease),
             Arg::Number(yields.into()),
             self.offer(),
         ];
@@ -153,7 +156,7 @@ impl Commands {
     pub(crate) fn raise(&self, hold: &HoldId, fence: u64, lease: Duration) -> Command<HoldReply> {
         let (lock, counter) = (self.keys.lock(&hold.name), self.keys.fence(&hold.name));
         let owner = hold.owner();
-        let args = [Arg::Text(&owner), Arg::Number(fence), fence_life(lease)];
+        let args = [Arg::Text(&owner), Arg::Number(fence), self.fence_life(lease)];
         let request = Request::call(&RAISE, &[&lock, &counter], &args);
         Command { request, decoder: decoder::HOLD_OR_GONE }
     }
@@ -211,6 +214,10 @@ impl Commands {
         Command { request: Request::call(script, &[&lock, &waiting], &args), decoder }
     }
 
+    fn fence_life(&self, lease: Duration) -> Arg<'static> {
+        millis(self.fence_life.max(lease * 2))
+    }
+
     /// For how long a free lock is offered to a waiting client. Independent servers offer none:
     /// they might offer it to different clients.
     fn offer(&self) -> Arg<'static> {
@@ -235,10 +242,6 @@ impl Commands {
 fn millis(time: Duration) -> Arg<'static> {
     let millis = time.as_nanos().div_ceil(1_000_000);
     Arg::Number(u64::try_from(millis).unwrap_or(u64::MAX))
-}
-
-fn fence_life(lease: Duration) -> Arg<'static> {
-    millis(FENCE_LIFE_MIN.max(lease * 2))
 }
 
 /// The token that every server is to give: this system's clock in microseconds.

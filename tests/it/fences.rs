@@ -4,17 +4,21 @@ use std::time::Duration;
 
 use leasehold::{Client, Error};
 
-use crate::support::{SHORT, Server, Store, elsewhere, ms, patient, stores, take};
+use crate::support::{
+    SHORT, SOON, Server, Store, elsewhere, eventually, ms, patient, stores, take,
+};
 
 stores! {
     every store:
-        a_new_holder_has_a_greater_fence;
+        a_new_holder_has_a_greater_fence,
+        a_counter_lives_as_long_as_it_is_told,
+        fences_grow_after_their_counter_has_expired;
     every server:
         fences_grow_over_lost_counters,
         a_fence_counter_ahead_of_the_clock_is_continued,
         a_spoilt_fence_counter_is_an_error_without_a_hold,
         a_fence_that_no_longer_fits_is_an_error_without_a_hold,
-        the_fence_is_kept_for_a_day;
+        the_fence_is_kept_for_a_day_and_never_for_ever;
 }
 
 /// Longer than any machine takes between the lock and the check.
@@ -88,13 +92,46 @@ fn a_fence_that_no_longer_fits_is_an_error_without_a_hold(server: &Server) {
     assert!(!server.exists("a"));
 }
 
-fn the_fence_is_kept_for_a_day(server: &Server) {
-    let client = server.open(Client::builder());
-    take(&client, "a").unlock().unwrap();
-    let day = ms(24 * 3600 * 1000);
-    assert!(server.fence_life("a") + MINUTE > day);
+fn the_fence_is_kept_for_a_day_and_never_for_ever(server: &Server) {
+    take(&server.open(Client::builder()), "a").unlock().unwrap();
+    assert!(server.fence_life("a") + MINUTE > 24 * HOUR);
+    assert!(server.fence_life("a") <= 24 * HOUR);
 
-    let two_days = client.mutex("b").lease(2 * day).lock().unwrap();
-    assert!(server.fence_life("b") + MINUTE > 4 * day);
-    two_days.unlock().unwrap();
+    take(&server.open(Client::builder().fence_life(Duration::MAX)), "b").unlock().unwrap();
+    assert!(server.fence_life("b") > 24 * 365 * 99 * HOUR);
+}
+
+const HOUR: Duration = ms(3600 * 1000);
+
+fn a_counter_lives_as_long_as_it_is_told(store: &Store) {
+    let client = store.open(patient().fence_life(HOUR));
+    for (name, lease, wanted) in [
+        ("a", ms(30_000), HOUR),
+        ("b", HOUR / 2, HOUR),
+        ("c", HOUR, 2 * HOUR),
+        ("d", 24 * HOUR, 48 * HOUR),
+    ] {
+        client.mutex(name).lease(lease).lock().unwrap().unlock().unwrap();
+        if !matches!(store, Store::Memory) {
+            // A server of a quorum may be late.
+            eventually(SOON, || store.fence_life(name).is_some());
+            let life = store.fence_life(name).unwrap();
+            assert!(life <= wanted && life + MINUTE > wanted, "{life:?} instead of {wanted:?}");
+        }
+    }
+}
+
+fn fences_grow_after_their_counter_has_expired(store: &Store) {
+    // Zero is raised to two leases.
+    let client = store.open_for(SHORT, patient().fence_life(Duration::ZERO));
+    let mutex = client.mutex("a").lease(SHORT);
+    let mut last = 0;
+    for _ in 0..2 {
+        let guard = mutex.lock().unwrap();
+        assert!(guard.fence() > last);
+        last = guard.fence();
+        guard.unlock().unwrap();
+        assert!(store.fence_life("a").is_none_or(|life| life > SHORT / 2 && life <= 2 * SHORT));
+        eventually(SOON, || store.fence_life("a").is_none());
+    }
 }

@@ -1,6 +1,7 @@
 //! The stores on which the behaviours run, and the macro that makes their tests.
 
 use std::ops::Deref;
+use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -136,6 +137,22 @@ impl Store {
             Store::Quorum(quorum) => quorum.open(builder),
             Store::Server(server) => server.open_for(lease, builder),
         }
+    }
+
+    /// The time to live of a name's counter of fences, at a server that has it; `None` if there is
+    /// none, as in memory.
+    pub(crate) fn fence_life(&self, name: &str) -> Option<Duration> {
+        let (servers, prefix): (&[server::Server], _) = match self {
+            Store::Cluster(cluster, prefix) => (cluster.nodes(), prefix.as_str()),
+            Store::Memory => return None,
+            // One that is never down.
+            Store::Quorum(quorum) => (slice::from_ref(quorum.last()), "lock:"),
+            Store::Server(server) => (slice::from_ref(&**server), "lock:"),
+        };
+        let key = format!("leasehold:fence:{{{prefix}{name}}}");
+        // Other nodes of a cluster refuse the question.
+        let lives = servers.iter().filter_map(|server| server.try_ask::<i64>(&["PTTL", &key]).ok());
+        lives.filter_map(|life| u64::try_from(life).ok()).map(Duration::from_millis).next()
     }
 
     /// A shared number. It is kept at the server of the locks if that is a single one.
