@@ -167,12 +167,15 @@ impl Transport for Connection {
             return Ok(());
         }
         self.poison();
-        let generation = self.factory.generation();
+        let (generation, moves) = (self.factory.generation(), self.factory.moves());
         let deadline = deadline.min(end_of(self.factory.connect_timeout));
-        self.socket = Some(self.factory.open(deadline)?);
-        self.generation = generation;
-        self.log_in(deadline).map_err(|mut failure| {
+        let opened = self.factory.open(deadline).and_then(|socket| {
+            (self.socket, self.generation) = (Some(socket), generation);
+            self.log_in(deadline)
+        });
+        opened.map_err(|mut failure| {
             self.poison();
+            self.factory.reject_address(moves);
             if failure.is_ambiguous() {
                 // A login has no effect, so the outcome is known.
                 failure.kind = FailureKind::Unreachable;

@@ -83,8 +83,12 @@ impl ConnectionFactory {
 
     /// Grows when the open connections have become stale.
     pub(crate) fn generation(&self) -> u64 {
-        let moves = self.route.as_ref().map_or(0, |route| route.moves());
-        self.generation.load(Ordering::Relaxed) + moves
+        self.generation.load(Ordering::Relaxed) + self.moves()
+    }
+
+    /// Grows when the route has come to lead elsewhere.
+    pub(crate) fn moves(&self) -> u64 {
+        self.route.as_ref().map_or(0, |route| route.moves())
     }
 
     /// Makes every open connection stale.
@@ -98,6 +102,14 @@ impl ConnectionFactory {
     pub(crate) fn suspect_move(&self) {
         if let Some(route) = &self.route {
             route.suspect_move();
+        }
+    }
+
+    /// Has the route lead elsewhere, if it can: no connection could be opened when it had moved so
+    /// often.
+    pub(crate) fn reject_address(&self, moves: u64) {
+        if let Some(route) = &self.route {
+            route.reject_address(moves);
         }
     }
 
@@ -128,8 +140,9 @@ impl ConnectionFactory {
 
     /// Checks the last reply to these requests: a route must have led to a master.
     pub(crate) fn check_role(&self, reply: &Value) -> Result<(), Failure> {
-        let Some(route) = self.route.as_ref().filter(|_| !is_master(reply)) else { return Ok(()) };
-        route.reject_address();
+        if self.route.is_none() || is_master(reply) {
+            return Ok(());
+        }
         let error = std::io::Error::other("the server is not a master, or not yet");
         Err(Failure::io(FailureKind::Transient, &self.label(), error))
     }

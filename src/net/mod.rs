@@ -5,6 +5,7 @@ pub(crate) mod endpoint;
 pub(crate) mod factory;
 pub(crate) mod interrupter;
 pub(crate) mod multiplexer;
+mod panel;
 pub(crate) mod pipeline;
 pub(crate) mod poll;
 pub(crate) mod pool;

@@ -34,6 +34,7 @@ pub(crate) trait Route: fmt::Debug + Send + Sync {
     /// Makes the address out of date: the server has failed, and may have been replaced.
     fn suspect_move(&self);
 
-    /// Makes the address out of date: the server there is not the master.
-    fn reject_address(&self);
+    /// Makes the address out of date: no connection to a master could be opened there. Has no
+    /// effect if the master is known to have moved since then.
+    fn reject_address(&self, moves: u64);
 }

@@ -4,28 +4,26 @@
 //! when the last answer is older than [`VALID_FOR`]. So a request never goes to a server that was
 //! replaced longer ago than that, even if the server itself has not noticed. This needs neither a
 //! thread nor a subscription, whose silence could as well be a broken connection.
+//!
+//! One sentinel is enough, as long as the server that it names is a master and accepts connections.
+//! One that is cut off from the others may name a dead server for ever. So if no connection could
+//! be opened to the address, all sentinels are asked ([`panel`](crate::net::panel)).
 
-use std::collections::VecDeque;
 use std::fmt;
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use redis::Value;
 
 use crate::clock::Moment;
 use crate::config::Config;
 use crate::error::Result;
-use crate::failure::{Failure, FailureKind};
-use crate::net::connection::Connection;
+use crate::failure::Failure;
 use crate::net::endpoint::Endpoint;
-use crate::net::request::Request;
+use crate::net::panel::{Answer, Panel, unanswered};
 use crate::net::route::{Address, Route};
 use crate::net::server::ServerFactory;
-use crate::net::spin::Spin;
-use crate::net::transport::Transport;
 
 /// How long an answer is valid.
 const VALID_FOR: Duration = Duration::from_millis(500);
@@ -49,13 +47,13 @@ const REFRESHING: u64 = 1;
 /// The sentinels that watch over one master.
 pub(crate) struct Sentinels {
     master: Arc<str>,
-    /// The sentinel that answered last comes first. Locked while they are asked.
-    connections: Mutex<VecDeque<Connection>>,
+    /// Locked while they are asked.
+    panel: Mutex<Panel>,
     known: Mutex<Known>,
     /// The [`Moment`] until which the last answer is valid, or `OUTDATED` or `REFRESHING`.
     valid_until: AtomicU64,
-    /// Whether the first sentinel has named a server that is not a master.
-    first_was_wrong: AtomicBool,
+    /// Whether the known address has led to no master since the sentinels were asked last.
+    rejected: AtomicBool,
     moves: AtomicU64,
 }
 
@@ -102,77 +100,15 @@ fn with_port(url: &str) -> String {
 
 impl Sentinels {
     pub(crate) fn new(sentinels: &[Endpoint], master: &str, servers: &ServerFactory) -> Self {
-        let connection = |endpoint: &Endpoint| {
-            let mut factory = servers.connections(endpoint.without_database());
-            // Sentinels are asked too rarely to spin for.
-            factory.spin = Spin::new(Duration::ZERO);
-            Connection::new(Arc::new(factory))
-        };
         let label = Arc::from(format!("master {master:?}"));
         Self {
             master: master.into(),
-            connections: Mutex::new(sentinels.iter().map(connection).collect()),
+            panel: Mutex::new(Panel::new(sentinels, master, servers)),
             known: Mutex::new(Known { address: None, failure: None, label }),
             valid_until: AtomicU64::new(OUTDATED),
-            first_was_wrong: AtomicBool::new(false),
+            rejected: AtomicBool::new(false),
             moves: AtomicU64::new(0),
         }
-    }
-
-    /// Asks one sentinel after the other until there is an answer, each for its share of the time.
-    /// One that has none is asked last from then on.
-    fn ask(
-        &self,
-        sentinels: &mut VecDeque<Connection>,
-        deadline: Instant,
-    ) -> Result<Address, Failure> {
-        let mut failure: Option<Failure> = None;
-        for left in (1..=u32::try_from(sentinels.len()).unwrap_or(u32::MAX)).rev() {
-            let Some(sentinel) = sentinels.front_mut() else { break };
-            let now = Instant::now();
-            let share = deadline.saturating_duration_since(now) / left;
-            match self.ask_one(sentinel, now + share) {
-                Ok(address) => return Ok(address),
-                // That one has rejected the request says more than that another is unreachable.
-                Err(next)
-                    if failure.as_ref().is_none_or(|one| one.kind != FailureKind::Rejected) =>
-                {
-                    failure = Some(next);
-                }
-                Err(_) => {}
-            }
-            sentinels.rotate_left(1);
-        }
-        Err(self.unanswered(failure))
-    }
-
-    fn ask_one(&self, sentinel: &mut Connection, deadline: Instant) -> Result<Address, Failure> {
-        let mut question = redis::cmd("SENTINEL");
-        question.arg("GET-MASTER-ADDR-BY-NAME").arg(&*self.master);
-        let reply = sentinel.exchange(&Request::command(&question), deadline)?;
-        if reply == Value::Nil {
-            let why = io::Error::new(io::ErrorKind::NotFound, "a sentinel knows no such master");
-            let failure = Failure::io(FailureKind::Rejected, &self.sentinels_label(), why);
-            return Err(Failure { code: "NOMASTER".into(), ..failure });
-        }
-        address(&reply).ok_or_else(|| sentinel.invalid_reply())
-    }
-
-    /// The failure of all sentinels, given that of one.
-    fn unanswered(&self, last: Option<Failure>) -> Failure {
-        let server = self.sentinels_label();
-        match last {
-            None => Failure::too_late(&server, "there was no time to ask"),
-            // A question has no effect, so the outcome is known.
-            Some(last) if last.is_ambiguous() => {
-                Failure { kind: FailureKind::Unreachable, server, ..last }
-            }
-            Some(last) => Failure { server, ..last },
-        }
-    }
-
-    fn sentinels_label(&self) -> Arc<str> {
-        format!("the sentinels of {:?}", self.master).into()
     }
 
     /// Keeps an answer. Returns how long the sentinels are not to be asked again, and what is new.
@@ -222,7 +158,7 @@ impl Route for Sentinels {
         let known = self.known.lock();
         match (&known.failure, &known.address) {
             (None, Some(address)) => Ok(address.clone()),
-            (failure, _) => Err(failure.clone().unwrap_or_else(|| self.unanswered(None))),
+            (failure, _) => Err(failure.clone().unwrap_or_else(|| unanswered(&self.master, None))),
         }
     }
 
@@ -238,24 +174,26 @@ impl Route for Sentinels {
         if self.is_current() {
             return;
         }
-        let Some(mut sentinels) = self.connections.try_lock_until(deadline) else { return };
+        let Some(mut panel) = self.panel.try_lock_until(deadline) else { return };
         if self.is_current() {
             return;
         }
         let outdated = self.valid_until.swap(REFRESHING, Ordering::SeqCst) == OUTDATED;
-        if self.first_was_wrong.swap(false, Ordering::SeqCst) {
-            sentinels.rotate_left(1);
-        }
-        let asked = Moment::now();
-        let answer = self.ask(&mut sentinels, deadline);
+        let known = self.known.lock().address.clone();
+        let rejected = known.filter(|_| self.rejected.swap(false, Ordering::SeqCst));
+        let begun = Moment::now();
+        let (answer, as_of) = match panel.ask(rejected.as_ref(), deadline) {
+            Ok(Answer { address, asked, .. }) => (Ok(address), asked),
+            Err(failure) => (Err(failure), begun),
+        };
         let (period, change) = self.record(answer, outdated);
-        let valid_until = asked.after(period).raw();
+        let valid_until = as_of.after(period).raw();
         // A suspicion that has come up meanwhile stands: the answer may be older.
         let (success, failure) = (Ordering::SeqCst, Ordering::SeqCst);
         let exchanged =
             self.valid_until.compare_exchange(REFRESHING, valid_until, success, failure);
         exchanged.unwrap_or_default();
-        drop(sentinels);
+        drop(panel);
         self.log(change);
     }
 
@@ -263,16 +201,60 @@ impl Route for Sentinels {
         self.valid_until.store(OUTDATED, Ordering::SeqCst);
     }
 
-    fn reject_address(&self) {
-        self.first_was_wrong.store(true, Ordering::SeqCst);
-        self.suspect_move();
+    fn reject_address(&self, moves: u64) {
+        if self.moves() == moves {
+            self.rejected.store(true, Ordering::SeqCst);
+            self.suspect_move();
+        }
     }
 }
 
-/// Reads a host and a port; `None` if the reply is something else.
-fn address(reply: &Value) -> Option<Address> {
-    let Value::Array(parts) = reply else { return None };
-    let [Value::BulkString(host), Value::BulkString(port)] = &parts[..] else { return None };
-    let host = str::from_utf8(host).ok()?.to_owned();
-    Some(Address { host, port: str::from_utf8(port).ok()?.parse().ok()? })
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+    use std::net::TcpListener;
+    use std::thread;
+
+    use crate::clock::end_of;
+
+    /// Starts a sentinel that names a master after a delay, or never. Returns its URL.
+    fn sentinel(delay: Option<Duration>) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = listener.local_addr().expect("an address").port();
+        thread::spawn(move || {
+            let (mut client, _) = listener.accept().expect("a client");
+            while client.read(&mut [0; 1000]).is_ok_and(|bytes| bytes > 0) {
+                let Some(delay) = delay else { continue };
+                thread::sleep(delay);
+                client.write_all(b"*2\r\n$8\r\n10.0.0.1\r\n$4\r\n6379\r\n").unwrap_or_default();
+            }
+        });
+        format!("redis://127.0.0.1:{port}/")
+    }
+
+    fn refreshed(sentinels: &[String], time: Duration) -> Sentinels {
+        let config = Config::default();
+        let sentinels = parse(sentinels, &config).expect("good URLs");
+        let sentinels = Sentinels::new(&sentinels, "shop", &ServerFactory::new(&config));
+        sentinels.refresh(end_of(time));
+        assert_eq!(sentinels.address().expect("an answer").port, 6379);
+        sentinels
+    }
+
+    #[test]
+    fn an_answer_is_as_old_as_its_question() {
+        let slow = sentinel(Some(VALID_FOR));
+        assert!(!refreshed(&[slow], VALID_FOR * 8).is_current());
+    }
+
+    #[test]
+    fn the_wait_for_a_silent_sentinel_makes_no_answer_older() {
+        // The machine may pause.
+        let is_current = || {
+            let sentinels = [sentinel(None), sentinel(Some(Duration::ZERO))];
+            refreshed(&sentinels, VALID_FOR * 3).is_current()
+        };
+        assert!((0..3).any(|_| is_current()));
+    }
 }

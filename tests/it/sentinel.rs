@@ -13,7 +13,8 @@ use crate::support::child::{self, Child};
 use crate::support::sentinel::MASTER;
 use crate::support::server::{Server, redis_binary, valkey_binary};
 use crate::support::{
-    LEASE, SOON, Watched, assert_lost, eventually, is_busy, ms, patient, take, throughout, timed,
+    LEASE, SOON, Watched, assert_lost, eventually, hasty, is_busy, ms, patient, take, throughout,
+    timed,
 };
 
 /// Longer than a machine pauses: no server counts as dead unless the test kills it.
@@ -52,6 +53,7 @@ watched! {
         a_hung_and_a_dead_sentinel_are_skipped,
         without_sentinels_the_open_connections_go_on,
         a_sentinel_that_names_a_replica_is_not_believed,
+        a_sentinel_that_names_a_dead_master_is_not_believed,
         an_unknown_master_is_a_permanent_error,
         no_extra_thread_is_needed,
         sentinels_and_master_may_have_different_logins;
@@ -261,6 +263,23 @@ fn a_sentinel_that_names_a_replica_is_not_believed(watched: &Watched) {
     let error = try_open(&urls[..1], Client::builder().retry_window(ms(300))).unwrap_err();
     let source = error.source().expect("the cause is given").to_string();
     assert!(matches!(error, Error::Unavailable { .. }) && source.contains("not a master"));
+}
+
+fn a_sentinel_that_names_a_dead_master_is_not_believed(watched: &Watched) {
+    let [dead, hung] = [Server::start(watched.binary(), &[]), Server::start(watched.binary(), &[])];
+    dead.kill();
+    hung.stop();
+    let liars = [&dead, &hung].map(|master| {
+        let liar = Server::sentinel(watched.binary(), &[]);
+        let port = master.port().to_string();
+        liar.command(&["SENTINEL", "MONITOR", MASTER, "127.0.0.1", &port, "1"]);
+        liar
+    });
+    let liars = liars.each_ref().map(Server::url);
+    for liars in [&liars[..1], &liars[1..], &liars] {
+        let client = try_open(&[liars, &watched.urls()].concat(), hasty()).unwrap();
+        take(&client, "a").unlock().unwrap();
+    }
 }
 
 fn an_unknown_master_is_a_permanent_error(watched: &Watched) {
