@@ -348,12 +348,11 @@ impl Builder {
     /// server.
     ///
     /// With [`Durability::Fsync`] a lock is on the disks of a majority before it is held, so
-    /// servers that keep their files may restart at any time, even all at once. Renewals do not
-    /// wait for disks: unless `appendfsync` is `always`, a crash may undo the last one, and with it
-    /// a third of the lease. [`Durability::Replicas`] does the same for failovers, provided that
-    /// the elected replicas have acknowledged the lock. A call keeps its connections while it
-    /// waits, so calls for other names may have to wait for them. A server that cannot provide the
-    /// durability is left out.
+    /// servers that keep their files may restart at any time, even all at once.
+    /// [`Durability::Replicas`] does the same for failovers, provided that the elected replicas
+    /// have acknowledged the lock. Renewals count when a majority has confirmed them in the same
+    /// way. A call keeps its connections while it waits, so calls for other names may have to wait
+    /// for them. A server that cannot provide the durability is left out.
     ///
     /// # Errors
     ///

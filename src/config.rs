@@ -20,12 +20,17 @@ pub(crate) const RESERVED: &str = "leasehold:";
 
 /// What a lock must have survived before the call that acquires it returns.
 ///
-/// With each request that acquires, nests or hands off a lock, the server is also asked to wait;
-/// releases and renewals do not wait. If too few replicas or disks have acknowledged a lock when
-/// the `timeout` is over, it is released again, and the call fails at once with
-/// [`NotReplicated`](Error::NotReplicated). The timeout must be shorter than
-/// [`io_timeout`](crate::Builder::io_timeout), which is longer by that much by default, and it is
-/// cut short so that a call with a deadline ends in time.
+/// With each request that acquires, nests or hands off a lock, the server is also asked to wait. If
+/// too few replicas or disks have acknowledged a lock when the `timeout` is over, it is released
+/// again, and the call fails at once with [`NotReplicated`](Error::NotReplicated). The timeout must
+/// be shorter than [`io_timeout`](crate::Builder::io_timeout), which is longer by that much by
+/// default, and it is cut short so that a call with a deadline ends in time.
+///
+/// Renewals wait as well, all that are due together with one request. One that too few acknowledge
+/// does not prolong the hold: it is [retried](crate::Event::RenewalFailing) until the lease ends,
+/// and the lock is lost then. So a hold on a master that is cut off from its replicas ends within a
+/// lease, though that master still answers. The `unlock` of an inner level waits too, and does not
+/// fail if it waits in vain; other releases do not wait.
 ///
 /// With several independent servers, a majority must meet the demand, each by itself: with its own
 /// disk, or with that many replicas of its own. The others cost no time.

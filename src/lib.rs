@@ -66,9 +66,10 @@
 //! A lease ([30 s](Builder::lease) by default) is renewed when a third of it has passed, in one
 //! batch with other leases that are due at about the same time. Renewal continues until the guard
 //! is dropped, its thread has ended or [`max_hold`](Builder::max_hold) is reached. A renewal that
-//! gets no reply is retried until the lease ends; the lock is lost only then, or when the server
-//! says that the hold is gone. The holder learns of a loss from [`lost`](Guard::lost), the rest of
-//! the program from [`on_event`](Builder::on_event) and the `log` crate.
+//! gets no reply, or does not reach the replicas or disks that [`Durability`] demands, is retried
+//! until the lease ends; the lock is lost only then, or when the server says that the hold is gone.
+//! The holder learns of a loss from [`lost`](Guard::lost), the rest of the program from
+//! [`on_event`](Builder::on_event) and the `log` crate.
 //!
 //! # Fencing
 //!
@@ -115,8 +116,9 @@
 //! # Threads and connections
 //!
 //! A client opens up to [`pool_size`](Builder::pool_size) connections, each in use only while a
-//! request is in flight; one connection for renewals; and, from the first time that it waits for
-//! another client, one for wake-ups. With several servers, it opens these to each server.
+//! request is in flight; one connection for renewals, and with a [`Durability`] another for
+//! clean-up; and, from the first time that it waits for another client, one for wake-ups. With
+//! several servers, it opens these to each server.
 //!
 //! A client has one thread that renews leases and one that serves the pool. From its first wait for
 //! another client it has a thread that listens for wake-ups, and if

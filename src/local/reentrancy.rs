@@ -34,21 +34,25 @@ pub(super) fn nest(shared: &Shared, lease: Arc<Lease>, wait: Wait) -> Result<Lev
     };
     let times = CallTimes::new(&shared.config, lease.duration());
     let retry = RetryPolicy::new(limit, &shared.config, times);
-    set_depth(shared, &lease, depth, retry).map_err(|failure| failure.into_error("nest", &name))?;
+    set_depth(shared, &lease, depth, true, retry)
+        .map_err(|failure| failure.into_error("nest", &name))?;
     Ok(Level { lease, depth })
 }
 
-/// Sets the depth of a hold in the store, and then in this process.
+/// Sets the depth of a hold in the store, and then in this process. The hold is renewed too, if
+/// `durable`: only what replicas or disks have, where they must, prolongs it.
 pub(super) fn set_depth(
     shared: &Shared,
     lease: &Arc<Lease>,
     depth: u32,
+    durable: bool,
     mut retry: RetryPolicy,
 ) -> Result<(), HoldFailure> {
-    let durable = depth > lease.depth();
+    let raises = depth > lease.depth();
     while shared.is_valid(lease) {
         let sent = Moment::now();
-        let next_lease = lease.is_renewed().then(|| lease.next_lease(sent));
+        let renews = durable && lease.is_renewed();
+        let next_lease = renews.then(|| lease.next_lease(sent));
         let request = SetDepth {
             hold: &lease.id,
             depth,
@@ -68,6 +72,10 @@ pub(super) fn set_depth(
                 }
             }
             Ok(HoldReply::Gone) => shared.lose(lease),
+            // The level has ended all the same, and the hold is not prolonged by it.
+            Err(failure) if failure.is_shortfall() && !raises => {
+                return if shared.is_valid(lease) { Ok(()) } else { Err(HoldFailure::Lost) };
+            }
             Err(failure) if failure.is_shortfall() => {
                 restore_depth(shared, lease, &retry);
                 return Err(HoldFailure::Failed(failure));

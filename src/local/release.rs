@@ -43,7 +43,7 @@ fn unlock_level(
     let depth = lease.depth().saturating_sub(1);
     lease.set_depth(depth);
     let outcome = if depth > 0 {
-        let outcome = reentrancy::set_depth(shared, lease, depth, retry);
+        let outcome = reentrancy::set_depth(shared, lease, depth, waits, retry);
         if let Err(HoldFailure::Failed(failure)) = &outcome {
             ending::report_failed_release(shared, lease, failure);
         }

@@ -148,7 +148,7 @@ impl Store for Standalone {
     }
 
     fn jobs(&self) -> Box<dyn JobRunner> {
-        let policy = JobsOfOneServer(self.server.clone());
-        Box::new(BackgroundJobs::new(policy, self.commands.clone(), self.io_timeout))
+        let (policy, commands) = (JobsOfOneServer(self.server.clone()), self.commands.clone());
+        Box::new(BackgroundJobs::new(policy, commands, self.demand, self.io_timeout))
     }
 }

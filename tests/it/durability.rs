@@ -10,13 +10,13 @@ use crate::support::server::{Server, redis_binary, valkey_binary};
 use crate::support::{SOON, eventually, is_busy, ms, patient, take, timed};
 
 /// Short, for tests that wait for a replica that is not there.
-const TIMEOUT: Duration = ms(500);
+pub(crate) const TIMEOUT: Duration = ms(500);
 
 /// Long, for replicas that are there, even if the machine pauses.
 const AMPLE: Duration = ms(8000);
 
 /// Makes a test of every behaviour on a master with two replicas, which come after it.
-macro_rules! replicated {
+macro_rules! with_replicas {
     ($($behaviour:ident),+ $(,)?) => {
         mod on_redis {
             $(#[test] fn $behaviour() {
@@ -31,7 +31,9 @@ macro_rules! replicated {
     };
 }
 
-replicated!(
+pub(crate) use with_replicas;
+
+with_replicas!(
     a_lock_waits_for_its_replicas,
     releases_do_not_wait,
     a_shortfall_is_reported_and_undone,
@@ -93,7 +95,7 @@ fn releases_do_not_wait(servers: &[Server]) {
     let (guard, inner) = (take(&client, "a"), take(&client, "a"));
     let waits = servers[0].calls("wait");
     servers[1].stop();
-    inner.unlock().unwrap();
+    drop(inner);
     guard.verify().unwrap();
     guard.unlock().unwrap();
     assert_eq!(servers[0].calls("wait"), waits);

@@ -26,6 +26,7 @@ mod cluster;
 mod cost;
 mod duplicate_requests;
 mod durability;
+mod durable_renewals;
 mod early_requests;
 mod errors;
 mod events;

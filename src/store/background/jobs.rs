@@ -1,4 +1,7 @@
 //! Background jobs over connections that one thread keeps.
+//!
+//! Renewals that must reach replicas or disks have connections of their own, which are blocked
+//! until that is confirmed: no clean-up waits for it.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -11,7 +14,8 @@ use crate::store::background::connection::{Node, sleep};
 use crate::store::background::node_jobs::{JobSettings, NodeJobs};
 use crate::store::background::opening::Opening;
 use crate::store::commands::Commands;
-use crate::store::job::{Job, JobOutcome, JobRunner};
+use crate::store::durability::Demand;
+use crate::store::job::{Action, Job, JobOutcome, JobRunner};
 
 /// Where jobs are sent, and what the replies amount to.
 pub(crate) trait JobPolicy: fmt::Debug + Send {
@@ -60,6 +64,8 @@ pub(crate) enum Decision<N> {
 pub(crate) struct BackgroundJobs<P: JobPolicy> {
     policy: P,
     settings: JobSettings,
+    /// What must be met before a renewal counts.
+    demand: Option<Demand>,
     nodes: Vec<NodeJobs<P::Node>>,
     /// The jobs without an outcome, by a number of this type: the caller's ids may repeat.
     undecided: HashMap<u64, Undecided<P::Progress>>,
@@ -72,24 +78,29 @@ struct Undecided<T> {
     progress: T,
 }
 
-/// Jobs by the node that they are to be sent to.
-type Batches<N> = Vec<(N, Vec<Job>)>;
+/// Jobs by the node that they are to be sent to, and by what must be met before they count.
+type Batches<N> = Vec<(N, Option<Demand>, Vec<Job>)>;
 
 impl<P: JobPolicy> BackgroundJobs<P> {
     /// Sends nothing yet. A connection that is silent for `io_timeout` is given up.
-    pub(crate) fn new(policy: P, commands: Commands, io_timeout: Duration) -> Self {
+    pub(crate) fn new(
+        policy: P,
+        commands: Commands,
+        demand: Option<Demand>,
+        io_timeout: Duration,
+    ) -> Self {
         let settings = JobSettings { commands, io_timeout };
-        Self { policy, settings, nodes: Vec::new(), undecided: HashMap::new(), last: 0 }
+        let (nodes, undecided) = (Vec::new(), HashMap::new());
+        Self { policy, settings, demand, nodes, undecided, last: 0 }
     }
 
     /// Sends jobs, and again those that a node has redirected at once.
     fn dispatch(&mut self, mut batches: Batches<P::Node>, done: &mut dyn FnMut(u64, JobOutcome)) {
-        let open = self.nodes.iter().filter(|node| node.is_open()).count();
-        let urgent = open < self.policy.required();
         while !batches.is_empty() {
             let mut again = Batches::new();
-            for (node, jobs) in batches {
-                let place = self.place_of(node);
+            for (node, demand, jobs) in batches {
+                let urgent = self.is_urgent(demand.as_ref());
+                let place = self.place_of(node, demand);
                 let mut replies = Vec::new();
                 let report = &mut |id, reply| replies.push((id, reply));
                 self.nodes[place].send(jobs, &self.settings, urgent, report);
@@ -99,13 +110,21 @@ impl<P: JobPolicy> BackgroundJobs<P> {
         }
     }
 
-    fn place_of(&mut self, node: P::Node) -> usize {
-        let place = self.nodes.iter().position(|known| known.node().is(&node));
+    /// Returns `true` if too few nodes are connected for jobs that must meet that.
+    fn is_urgent(&self, demand: Option<&Demand>) -> bool {
+        let open = self.nodes.iter().filter(|node| node.is_open() && node.is_for(demand)).count();
+        open < self.policy.required()
+    }
+
+    fn place_of(&mut self, node: P::Node, demand: Option<Demand>) -> usize {
+        let same =
+            |known: &NodeJobs<P::Node>| known.node().is(&node) && known.is_for(demand.as_ref());
+        let place = self.nodes.iter().position(same);
         place.unwrap_or_else(|| {
             // Nodes of a cluster come and go.
             let policy = &self.policy;
             self.nodes.retain(|known| known.is_busy() || policy.keeps(known.node()));
-            self.nodes.push(NodeJobs::new(node));
+            self.nodes.push(NodeJobs::new(node, demand));
             self.nodes.len() - 1
         })
     }
@@ -125,7 +144,9 @@ impl<P: JobPolicy> BackgroundJobs<P> {
             let Undecided { job, progress } = entry.get_mut();
             match self.policy.decide(job, progress, self.nodes[place].node(), reply) {
                 Decision::Done(outcome) => done(entry.remove().job.id, outcome),
-                Decision::SendTo(node) => add(again, node, Job { id: number, ..job.clone() }),
+                Decision::SendTo(node) => {
+                    add(again, node, self.demand, Job { id: number, ..job.clone() });
+                }
                 Decision::Undecided => {}
             }
         }
@@ -164,7 +185,7 @@ impl<P: JobPolicy> JobRunner for BackgroundJobs<P> {
                 Ok((nodes, progress)) => {
                     self.last += 1;
                     for node in nodes {
-                        add(&mut batches, node, Job { id: self.last, ..job.clone() });
+                        add(&mut batches, node, self.demand, Job { id: self.last, ..job.clone() });
                     }
                     self.undecided.insert(self.last, Undecided { job, progress });
                 }
@@ -194,9 +215,14 @@ impl<P: JobPolicy> JobRunner for BackgroundJobs<P> {
     }
 }
 
-fn add<N: Node>(batches: &mut Batches<N>, node: N, job: Job) {
-    match batches.iter_mut().find(|(known, _)| known.is(&node)) {
-        Some((_, jobs)) => jobs.push(job),
-        None => batches.push((node, vec![job])),
+/// Adds a job to the batch that it belongs to. Only renewals have a demand to meet.
+fn add<N: Node>(batches: &mut Batches<N>, node: N, demand: Option<Demand>, job: Job) {
+    let demand = demand.filter(|_| matches!(job.action, Action::Renew { .. }));
+    let same = |(known, other, _): &&mut (N, Option<Demand>, _)| {
+        known.is(&node) && other.is_some() == demand.is_some()
+    };
+    match batches.iter_mut().find(same) {
+        Some((_, _, jobs)) => jobs.push(job),
+        None => batches.push((node, demand, vec![job])),
     }
 }

@@ -1,6 +1,13 @@
 //! One node's part of the background jobs: requests go out in batches, replies are collected as
 //! they come.
+//!
+//! Where renewals must reach replicas or disks, each batch ends with one request to wait for them,
+//! and a renewal that the server has executed counts when that is confirmed. The server executes
+//! nothing else over a connection that waits, so the next batch is collected in the meantime. A
+//! script that the server did not know is sent again behind the request to wait, which is then
+//! repeated behind it.
 
+use std::cmp::min;
 use std::mem;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
@@ -14,15 +21,19 @@ use crate::store::background::connection::{BackgroundConnection, ConnectAttempt,
 use crate::store::background::opening::Opening;
 use crate::store::commands::{Command, Commands};
 use crate::store::decoder::Decoder;
+use crate::store::durability::Demand;
 use crate::store::job::{Job, JobOutcome};
 use crate::store::request::HoldReply;
+
+/// At most so many jobs that had to wait are sent in one write, which the server takes at once.
+const BATCH_MAX: usize = 2048;
 
 /// A node that could not be reached is not tried again for so long.
 const PAUSE: Duration = Duration::from_millis(20);
 
 const PAUSES: Pauses = Pauses { after_failure: PAUSE, after_rejection: PAUSE };
 
-type JobConnection = Pipeline<JobInFlight, Connection>;
+type JobConnection = Pipeline<InFlight, Connection>;
 
 /// Called with each outcome.
 type Done<'a> = &'a mut dyn FnMut(u64, JobOutcome);
@@ -35,25 +46,43 @@ pub(super) struct JobSettings {
     pub(super) io_timeout: Duration,
 }
 
-/// The jobs of one node.
+/// The jobs of one node that go over one connection.
 #[derive(Debug)]
 pub(super) struct NodeJobs<N> {
     connection: BackgroundConnection<N, JobConnection>,
-    /// Sent as soon as the connection is open.
+    /// What must be met before the effects of these jobs count.
+    demand: Option<Demand>,
+    /// Sent as soon as the connection is open and does not wait for replicas or disks.
     waiting: Vec<Job>,
+    /// What the server has executed, and replicas or disks have not confirmed yet.
+    unconfirmed: Vec<SentJob>,
 }
 
 #[derive(Debug)]
-struct JobInFlight {
+enum InFlight {
     /// `None` once its time is over. A short lease must not cost the others the connection, so the
     /// reply is still awaited, and then ignored.
-    job: Option<(u64, Instant)>,
-    decoder: Decoder<HoldReply>,
+    Job(Option<SentJob>, Decoder<HoldReply>),
+    /// The request to wait until what was executed before it is as durable as demanded.
+    Wait(Demand),
+}
+
+/// A job that was sent.
+#[derive(Clone, Copy, Debug)]
+struct SentJob {
+    id: u64,
+    deadline: Instant,
 }
 
 impl<N: Node> NodeJobs<N> {
-    pub(super) fn new(node: N) -> Self {
-        Self { connection: BackgroundConnection::new(node, PAUSES), waiting: Vec::new() }
+    pub(super) fn new(node: N, demand: Option<Demand>) -> Self {
+        let connection = BackgroundConnection::new(node, PAUSES);
+        Self { connection, demand, waiting: Vec::new(), unconfirmed: Vec::new() }
+    }
+
+    /// Returns `true` if jobs with such a demand, or without one, belong here.
+    pub(super) fn is_for(&self, demand: Option<&Demand>) -> bool {
+        self.demand.is_some() == demand.is_some()
     }
 
     pub(super) fn node(&self) -> &N {
@@ -67,8 +96,7 @@ impl<N: Node> NodeJobs<N> {
 
     /// Returns `true` if some job has no outcome yet, or some reply is still to come.
     pub(super) fn is_busy(&self) -> bool {
-        !self.waiting.is_empty()
-            || self.connection.as_open().is_some_and(|pipeline| !pipeline.is_empty())
+        !self.waiting.is_empty() || self.is_sending()
     }
 
     /// Where replies come from; `None` if there are none to come.
@@ -94,10 +122,22 @@ impl<N: Node> NodeJobs<N> {
         let previous = self.close_unless_ready(done);
         let attempt = ConnectAttempt { deadline, urgent };
         match self.connection.begin_opening(previous, attempt) {
-            Ok(()) if self.connection.as_opening().is_some() => self.waiting.extend(jobs),
-            Ok(()) => self.write(jobs, settings),
+            Ok(()) => {
+                self.waiting.extend(jobs);
+                self.write_waiting(settings);
+            }
             Err(failure) => fail(&jobs, &failure, done),
         }
+    }
+
+    /// Returns `true` while replicas or disks are waited for.
+    fn is_confirming(&self) -> bool {
+        self.demand.is_some() && self.is_sending()
+    }
+
+    /// Returns `true` if some reply is still to come.
+    fn is_sending(&self) -> bool {
+        self.connection.as_open().is_some_and(|pipeline| !pipeline.is_empty())
     }
 
     /// Closes a connection that must not be used any more, or only after it is confirmed that the
@@ -123,11 +163,20 @@ impl<N: Node> NodeJobs<N> {
         let make = |connection| Ok(Pipeline::new(connection, UnknownScript::SendAgain));
         match self.connection.finish_opening(make) {
             None => {}
-            Some(Ok(_)) => {
-                let jobs = mem::take(&mut self.waiting);
-                self.write(jobs, settings);
-            }
+            Some(Ok(_)) => self.write_waiting(settings),
             Some(Err(failure)) => fail(&mem::take(&mut self.waiting), &failure, done),
+        }
+    }
+
+    /// Sends the jobs that no longer have to wait.
+    fn write_waiting(&mut self, settings: &JobSettings) {
+        while !self.waiting.is_empty() && self.connection.as_open().is_some() {
+            if self.is_confirming() {
+                return;
+            }
+            let batch = self.waiting.len().min(BATCH_MAX);
+            let jobs = self.waiting.drain(..batch).collect();
+            self.write(jobs, settings);
         }
     }
 
@@ -135,14 +184,15 @@ impl<N: Node> NodeJobs<N> {
     fn write(&mut self, jobs: Vec<Job>, settings: &JobSettings) {
         let Some(deadline) = jobs.iter().map(|job| job.deadline).max() else { return };
         let BackgroundConnection { node, .. } = &self.connection;
-        let batch: Vec<_> = jobs
+        let mut batch: Vec<_> = jobs
             .into_iter()
             .map(|Job { id, hold, action, deadline }| {
                 let Command { request, decoder } = settings.commands.job(&hold, action);
-                let sent = JobInFlight { job: Some((id, deadline)), decoder };
-                (sent, node.addressed(request))
+                let sent = SentJob { id, deadline };
+                (InFlight::Job(Some(sent), decoder), node.addressed(request))
             })
             .collect();
+        batch.extend(self.demand.map(|demand| (InFlight::Wait(demand), demand.request(deadline))));
         if let Some(pipeline) = self.connection.as_open_mut() {
             pipeline.send(batch, deadline.min(end_of(WRITE_TIME)));
         }
@@ -154,32 +204,55 @@ impl<N: Node> NodeJobs<N> {
         self.fail_late_waiting(done);
         self.finish_opening(settings, done);
         self.read(done);
+        if !self.is_sending() && self.connection.as_opening().is_none() {
+            // They had to wait until replicas or disks had answered, or failed to.
+            let jobs = mem::take(&mut self.waiting);
+            self.send(jobs, settings, false, done);
+        }
         let next = self.fail_late(settings.io_timeout, done);
         self.waiting.iter().map(|job| job.deadline).chain(next).min()
     }
 
     /// Reports the outcomes that have come.
     fn read(&mut self, done: Done<'_>) {
-        let Some(pipeline) = self.connection.as_open_mut() else { return };
-        while let Some((sent, reply)) = pipeline.receive(WaitFor::Nothing) {
-            let outcome = sent.decoder.decode(reply).unwrap_or_else(|| {
-                let failure = pipeline.connection.invalid_reply();
-                pipeline.give_up(failure.clone());
-                Err(failure)
-            });
-            if let Some((id, _)) = sent.job {
-                done(id, outcome);
+        let Self { connection, demand, unconfirmed, .. } = self;
+        let label = connection.node.label();
+        let Some(pipeline) = connection.as_open_mut() else { return };
+        while let Some((in_flight, reply)) = pipeline.receive(WaitFor::Nothing) {
+            match in_flight {
+                InFlight::Job(job, decoder) => {
+                    let outcome = decoder.decode(reply).unwrap_or_else(|| Err(garbled(pipeline)));
+                    match (job, outcome) {
+                        (Some(job), Ok(HoldReply::Held)) if demand.is_some() => {
+                            unconfirmed.push(job);
+                        }
+                        (Some(job), outcome) => done(job.id, outcome),
+                        (None, _) => {}
+                    }
+                }
+                InFlight::Wait(demand) => {
+                    let confirmed = demand.check(reply, &label);
+                    let confirmed = confirmed.unwrap_or_else(|| Err(garbled(pipeline)));
+                    for job in unconfirmed.drain(..) {
+                        done(job.id, confirmed.clone().map(|()| HoldReply::Held));
+                    }
+                    wait_again(pipeline, demand);
+                }
             }
         }
     }
 
-    /// Ends the jobs whose deadlines have come before the connection was open.
+    /// Ends the jobs whose deadlines have come before they could be sent.
     fn fail_late_waiting(&mut self, done: Done<'_>) {
         let now = Instant::now();
         let late: Vec<_> = self.waiting.extract_if(.., |job| job.deadline <= now).collect();
         if !late.is_empty() {
-            let label = self.connection.node.label();
-            fail(&late, &Failure::too_late(&label, "no connection was open in time"), done);
+            let why = if self.is_confirming() {
+                "replicas or disks had not confirmed earlier renewals in time"
+            } else {
+                "no connection was open in time"
+            };
+            fail(&late, &Failure::too_late(&self.connection.node.label(), why), done);
         }
     }
 
@@ -193,16 +266,16 @@ impl<N: Node> NodeJobs<N> {
             self.give_up(done);
             return None;
         }
-        let mut next = give_up_at;
-        let mut late = Vec::new();
-        for sent in pipeline.tags_mut() {
-            match sent.job.take_if(|(_, deadline)| *deadline <= now) {
-                Some((id, _)) => late.push(id),
-                None => next = sent.job.map_or(next, |(_, deadline)| next.min(deadline)),
-            }
+        let is_late = |job: &mut SentJob| job.deadline <= now;
+        let mut late: Vec<_> = self.unconfirmed.extract_if(.., is_late).collect();
+        let mut next = self.unconfirmed.iter().map(|job| job.deadline).fold(give_up_at, min);
+        for in_flight in pipeline.tags_mut() {
+            let InFlight::Job(job, _) = in_flight else { continue };
+            late.extend(job.take_if(|job| is_late(job)));
+            next = job.map_or(next, |job| next.min(job.deadline));
         }
-        for id in late {
-            done(id, Err(pipeline.connection.no_reply()));
+        for job in late {
+            done(job.id, Err(pipeline.connection.no_reply()));
         }
         Some(next)
     }
@@ -221,6 +294,24 @@ impl<N: Node> NodeJobs<N> {
         self.give_up(done);
         let failure = Failure::too_late(&self.connection.node.label(), "it was given up");
         fail(&mem::take(&mut self.waiting), &failure, done);
+    }
+}
+
+/// Gives up a connection over which a reply has come that does not fit its request.
+fn garbled(pipeline: &mut JobConnection) -> Failure {
+    let failure = pipeline.connection.invalid_reply();
+    pipeline.give_up(failure.clone());
+    failure
+}
+
+/// Sends the request to wait again, behind the jobs that had to be sent again.
+fn wait_again(pipeline: &mut JobConnection, demand: Demand) {
+    let deadline = |in_flight: &InFlight| match in_flight {
+        InFlight::Job(job, _) => job.map(|job| job.deadline),
+        InFlight::Wait(_) => None,
+    };
+    if let Some(deadline) = pipeline.tags().filter_map(deadline).max() {
+        pipeline.send([(InFlight::Wait(demand), demand.request(deadline))], end_of(WRITE_TIME));
     }
 }
 

@@ -139,6 +139,7 @@ mod tests {
         let mut runner = BackgroundJobs::new(
             JobsBySlot::new(Arc::new(topology), Keys::new("")),
             Commands::new(&config),
+            None,
             AGES,
         );
         let mut outcomes = Vec::new();

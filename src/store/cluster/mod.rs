@@ -31,6 +31,7 @@ use crate::store::cluster::slot::slot_of;
 use crate::store::cluster::topology::{REDIRECTIONS_MAX, Topology};
 use crate::store::cluster::wakeups::WakeupsOfMasters;
 use crate::store::commands::Commands;
+use crate::store::durability::Demand;
 use crate::store::hold::{HoldId, Holder};
 use crate::store::job::JobRunner;
 use crate::store::request::{
@@ -45,6 +46,8 @@ use crate::store::wake::Wakeups;
 pub(crate) struct Cluster {
     topology: Arc<Topology>,
     commands: Commands,
+    /// What must be met before a renewal counts.
+    demand: Option<Demand>,
     io_timeout: Duration,
     /// The same for wake-ups, where no lease is at stake.
     wakeups_io_timeout: Duration,
@@ -73,6 +76,7 @@ impl Cluster {
         Self {
             topology: Arc::new(Topology::new(seeds, config, servers)),
             commands: Commands::new(config),
+            demand: Demand::new(config.durability),
             io_timeout: config.io_timeout(config.options.first_lease()),
             wakeups_io_timeout: config.io_timeout(Duration::MAX),
         }
@@ -222,6 +226,7 @@ impl Store for Cluster {
 
     fn jobs(&self) -> Box<dyn JobRunner> {
         let policy = JobsBySlot::new(self.topology.clone(), self.commands.keys.clone());
-        Box::new(BackgroundJobs::new(policy, self.commands.clone(), self.io_timeout))
+        let commands = self.commands.clone();
+        Box::new(BackgroundJobs::new(policy, commands, self.demand, self.io_timeout))
     }
 }

@@ -36,9 +36,8 @@
 //! well, so that the majorities M and C keep both hold and counter. A server that waits for its
 //! replicas or disk executes nothing else that comes over that connection. So only a few requests
 //! may be behind such a wait ([`link`]), and further calls do without the vote of that server.
-//! Renewals and releases do not wait. A renewal that a crash undoes is made up for by the next one,
-//! with two thirds of the lease left. A release that a crash undoes costs other clients a lease,
-//! and the holder nothing.
+//! Renewals wait over connections of their own, and count on the same terms. Releases do not wait:
+//! one that a crash undoes costs other clients a lease, and the holder nothing.
 //!
 //! # What servers forget
 //!
@@ -202,7 +201,8 @@ impl Store for Quorum {
     }
 
     fn jobs(&self) -> Box<dyn JobRunner> {
-        let policy = JobsByVote(self.servers().to_vec());
-        Box::new(BackgroundJobs::new(policy, self.commands().clone(), self.io_timeout))
+        let (policy, commands) = (JobsByVote(self.servers().to_vec()), self.commands().clone());
+        let demand = self.grants.commands.demand;
+        Box::new(BackgroundJobs::new(policy, commands, demand, self.io_timeout))
     }
 }

@@ -4,6 +4,7 @@ use std::net::TcpListener;
 
 use super::process::Server;
 use super::*;
+use crate::config::Durability;
 
 /// Less than it takes to notice that a connection is silent, and enough for replies to arrive.
 const WHILE: Duration = Duration::from_millis(500);
@@ -97,6 +98,69 @@ fn a_job_fails_at_its_own_deadline() {
     scene.collect(WHILE);
     let outcomes = &scene.outcomes[..];
     assert!(matches!(outcomes, [(1, Err(_)), (2, Ok(HoldReply::Held))]), "{outcomes:?}");
+}
+
+/// A server without the replica that it must wait for.
+fn without_replica() -> Scene {
+    let scene = Scene::new();
+    let durability = Durability::Replicas { acks: 1, timeout: 2 * WHILE };
+    let config = Config { durability, ..Config::default() };
+    let store = single_at(&scene.process.url(), &config);
+    Scene { jobs: store.jobs(), store, ..scene }
+}
+
+#[test]
+fn only_renewals_wait_for_replicas() {
+    let mut scene = without_replica();
+    let start = Instant::now();
+    scene.renew(1, scene.held.clone(), soon());
+    scene.renew(2, scene.gone.clone(), soon());
+    let release =
+        Job { id: 3, hold: scene.gone.clone(), action: Action::Release, deadline: soon() };
+    scene.jobs.send(vec![release], &mut |id, outcome| scene.outcomes.push((id, outcome)));
+    while scene.outcomes.len() < 3 {
+        scene.collect(WHILE);
+        assert!(start.elapsed() < 10 * WHILE, "{:?}", scene.outcomes);
+    }
+    let place = |id| scene.outcomes.iter().position(|(of, _)| *of == id).expect("an outcome");
+    let (renewed, gone, released) = (place(1), place(2), place(3));
+    assert!(released < renewed, "{:?}", scene.outcomes);
+    assert!(matches!(scene.outcomes[gone].1, Ok(HoldReply::Gone)));
+    let failure = scene.outcomes[renewed].1.as_ref().expect_err("no replica has it");
+    assert_eq!(failure.kind, FailureKind::NotReplicated { acked: 0, required: 1 });
+}
+
+#[test]
+fn renewals_that_come_while_replicas_are_waited_for_share_the_next_request() {
+    let mut scene = without_replica();
+    let waits = scene.process.calls("wait");
+    for id in 0..100 {
+        scene.renew(id, scene.held.clone(), end_of(8 * WHILE));
+        scene.collect(WHILE / 500);
+    }
+    scene.collect(10 * WHILE);
+    assert_eq!(scene.outcomes.len(), 100);
+    let short = |outcome: &(u64, JobOutcome)| matches!(&outcome.1, Err(it) if it.is_shortfall());
+    assert!(scene.outcomes.iter().all(short), "{:?}", scene.outcomes);
+    assert_eq!(scene.process.calls("wait") - waits, 2);
+}
+
+#[test]
+fn a_renewal_that_waits_in_vain_fails_at_its_own_deadline() {
+    let mut scene = without_replica();
+    let start = Instant::now();
+    scene.renew(1, scene.held.clone(), soon());
+    scene.renew(2, scene.held.clone(), end_of(WHILE / 2));
+    scene.collect(start + WHILE - Instant::now());
+    assert!(matches!(scene.outcomes[..], [(2, Err(_))]), "{:?}", scene.outcomes);
+    // The server answers the others still.
+    scene.process.command(&["SCRIPT", "FLUSH"]);
+    scene.renew(3, scene.held.clone(), soon());
+    scene.collect(8 * WHILE);
+    let [_, (1, Err(first)), (3, Err(third))] = &scene.outcomes[..] else {
+        panic!("{:?}", scene.outcomes)
+    };
+    assert!(first.is_shortfall() && third.is_shortfall());
 }
 
 /// A server that accepts connections and says nothing. With a password in the URL, to connect is

@@ -1,16 +1,19 @@
 //! Locks that count only when the replicas or the disks of a majority have them.
 
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use leasehold::{Builder, Client, Durability, Error};
 
 use super::no_quorum;
 use crate::durability::{assert_shortfall, replicas, take_in_time};
+use crate::durable_renewals::assert_lost_within;
 use crate::support::quorum::open_redlock;
 use crate::support::sentinel::replicated;
 use crate::support::server::{Server, redis_binary, valkey_binary};
-use crate::support::{Quorum, SOON, eventually, is_busy, ms, patient, take, throughout, timed};
+use crate::support::{
+    LEASE, Quorum, SOON, assert_lost, eventually, is_busy, ms, patient, take, throughout, timed,
+};
 
 /// Short, for a test that waits for replicas that are not there.
 const TIMEOUT: Duration = ms(500);
@@ -269,13 +272,66 @@ fn releases_do_not_wait() {
     let waits = backed.waits();
     backed.replicas.iter().for_each(Server::stop);
     let ((), took) = timed(|| {
-        inner.unlock().unwrap();
+        drop(inner);
         guard.verify().unwrap();
         guard.unlock().unwrap();
     });
     assert!(took < SWIFT, "{took:?}");
     eventually(SOON, || quorum.count("a") == 0);
     assert_eq!(backed.waits(), waits);
+}
+
+/// A client of servers whose replicas are given a part of that lease.
+fn leased(quorum: &Quorum, lease: Duration) -> Client {
+    let client = quorum.open(replicas(1, lease / 6).lease(lease));
+    settle(quorum, &client);
+    client
+}
+
+#[test]
+fn a_hold_is_lost_when_the_replicas_of_a_majority_are_gone() {
+    let backed = Backed::new();
+    let client = leased(&backed.quorum, LEASE);
+    let guard = take_in_time(&client);
+    throughout(LEASE, || guard.is_held());
+    backed.replicas[..2].iter().for_each(Server::stop);
+    assert_lost_within(LEASE, &guard, Instant::now());
+    // The servers answer, and what they have is removed.
+    eventually(SOON, || backed.quorum.count("a") == 0);
+    backed.replicas[0].cont();
+    assert_lost(guard.unlock(), "a");
+    take_in_time(&client).unlock().unwrap();
+}
+
+#[test]
+fn a_hold_goes_on_without_the_replicas_of_a_minority() {
+    let backed = Backed::new();
+    let lonely = backed.quorum.last();
+    let client = leased(&backed.quorum, LEASE);
+    let guard = take_in_time(&client);
+    let connections = lonely.connections();
+    backed.replicas[2].stop();
+    throughout(3 * LEASE, || guard.is_held());
+    // For renewals, and that of the check: the client does not take the server for hung.
+    assert!(lonely.connections() <= connections + 2);
+    guard.unlock().unwrap();
+    eventually(SOON, || backed.quorum.count("a") == 0);
+}
+
+#[test]
+fn an_inner_unlock_waits_for_the_replicas_of_a_majority() {
+    let backed = Backed::new();
+    let client = leased(&backed.quorum, LEASE);
+    let guard = take_in_time(&client);
+    let inner = [take_in_time(&client), take_in_time(&client)];
+    let waits = backed.waits();
+    let [unlocked, last] = inner;
+    unlocked.unlock().unwrap();
+    eventually(SOON, || backed.waits().iter().zip(&waits).all(|(now, then)| now > then));
+    backed.replicas[..2].iter().for_each(Server::stop);
+    let stopped = Instant::now();
+    last.unlock().unwrap();
+    assert_lost_within(LEASE, &guard, stopped);
 }
 
 #[test]
