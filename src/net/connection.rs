@@ -19,8 +19,8 @@ use crate::net::transport::{Transport, WaitFor};
 const TRANSIENT: [&str; 7] =
     ["BUSY", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "NOREPLICAS", "READONLY", "TRYAGAIN"];
 
-/// The codes of error replies after which no connection to this server is to be trusted. UNBLOCKED
-/// is what a master replies to blocked clients when it becomes a replica.
+/// The codes of error replies of a server that does not write, or not yet. UNBLOCKED is what a
+/// master replies to blocked clients when it becomes a replica.
 const INVALIDATING: [&str; 4] = ["LOADING", "MASTERDOWN", "READONLY", "UNBLOCKED"];
 
 /// A connection, without a socket until it is used.
@@ -135,7 +135,7 @@ impl Connection {
     /// The failure that an error reply is.
     fn rejected(&mut self, error: ServerError) -> Failure {
         let code = code(&error).to_owned();
-        if INVALIDATING.contains(&code.as_str()) {
+        if is_invalidating(&code) {
             self.factory.invalidate_connections();
         }
         let full = error.details().is_some_and(|text| text.starts_with("max number of clients"));
@@ -218,6 +218,12 @@ impl Transport for Connection {
         self.poison();
         self.no_reply()
     }
+}
+
+/// Returns `true` if an error reply with this code means that no connection to the server is to be
+/// trusted any more.
+pub(crate) fn is_invalidating(code: &str) -> bool {
+    INVALIDATING.contains(&code)
 }
 
 /// The code of an error reply. Redis before 7 hides the code of a command that failed inside a

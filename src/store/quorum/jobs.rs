@@ -29,6 +29,11 @@ impl JobPolicy for JobsByVote {
         from: &Arc<QuorumServer>,
         reply: JobOutcome,
     ) -> Decision<Arc<QuorumServer>> {
+        match &reply {
+            Ok(HoldReply::Held) => from.note_written(),
+            Ok(HoldReply::Gone) => {}
+            Err(failure) => from.note_failure(failure),
+        }
         let never_began = job.action == Action::Release && !from.may_have(&job.hold);
         let vote = if never_began { Ok(HoldReply::Gone) } else { reply };
         votes.0[from.number] = Some(vote);

@@ -24,6 +24,7 @@ use crate::net::pipeline::{Pipeline, UnknownScript, WRITE_TIME};
 use crate::net::request::{Reply, Request, Script};
 use crate::net::transport::{Transport, WaitFor};
 use crate::store::background::opening::Opening;
+use crate::store::decoder::is_done;
 use crate::store::quorum::broadcast::Broadcast;
 use crate::store::quorum::commands::Effect;
 use crate::store::quorum::in_doubt::InDoubtHolds;
@@ -225,6 +226,11 @@ impl QuorumLink {
         if let (Part::Wait, Some((demand, _))) = (part, &broadcast.demand) {
             let durable = self.server.judge_durability(demand, reply);
             return broadcast.store_durability(self.server.number, durable);
+        }
+        match &reply {
+            Ok(reply) if is_done(reply) => self.server.note_written(),
+            Ok(_) => {}
+            Err(failure) => self.server.note_failure(failure),
         }
         if let Err(failure) = &reply {
             if let Some(again) = broadcast.request.again_after(&reply) {

@@ -3,18 +3,20 @@
 //! Calls use open connections only. A connection is opened on a thread of its own, and is not used
 //! before the server has answered over it. So neither a server that is gone nor one that hangs
 //! costs a call the time to find out. After each failure a server is left alone for a longer pause.
+//! One that answers and refuses to write, such as a replica, has failed too: only a script that has
+//! written something shows that a server is good again.
 
 use std::fmt;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
 use crate::clock::end_of;
 use crate::failure::{Failure, FailureKind};
-use crate::net::connection::Connection;
+use crate::net::connection::{Connection, is_invalidating};
 use crate::net::factory::ConnectionFactory;
 use crate::net::request::{Reply, Request};
 use crate::net::transport::Transport;
@@ -35,6 +37,9 @@ pub(super) struct QuorumServer {
     /// What the server must be able to meet.
     demand: Option<Demand>,
     health: Mutex<Health>,
+    /// Whether it has not failed since it has last written something. Changed while `health` is
+    /// locked.
+    trusted: AtomicBool,
     /// Greater than the nonces of all holds that the server was asked to begin. Others cannot exist
     /// there.
     begun_below: AtomicU64,
@@ -43,8 +48,10 @@ pub(super) struct QuorumServer {
 struct Health {
     /// How often in a row the server has failed.
     failures: u32,
-    /// When it is tried again.
-    next_try: Instant,
+    /// Until when it is left alone after a failure.
+    paused_until: Instant,
+    /// Until when no other connection is opened, because one is being opened.
+    claimed_until: Instant,
     last_failure: Option<Failure>,
 }
 
@@ -60,8 +67,8 @@ impl QuorumServer {
         factory: Arc<ConnectionFactory>,
         demand: Option<Demand>,
     ) -> Self {
-        let (health, begun_below) = (Mutex::new(Health::good()), AtomicU64::new(0));
-        Self { number, factory, demand, health, begun_below }
+        let (health, trusted) = (Mutex::new(Health::good()), AtomicBool::new(true));
+        Self { number, factory, demand, health, trusted, begun_below: AtomicU64::new(0) }
     }
 
     /// A connection that is not open.
@@ -78,12 +85,38 @@ impl QuorumServer {
 
     /// Notes that the server has failed.
     fn fail(&self, failure: &Failure) {
-        let mut health = self.health.lock();
+        self.fail_locked(&mut self.health.lock(), failure);
+    }
+
+    fn fail_locked(&self, health: &mut Health, failure: &Failure) {
         let (shortest, longest) = PAUSES;
         let pause = shortest.saturating_mul(1 << health.failures.min(16)).min(longest);
         health.failures += 1;
-        health.next_try = end_of(pause);
+        (health.paused_until, health.claimed_until) = (end_of(pause), Instant::now());
         health.last_failure = Some(failure.clone());
+        self.trusted.store(false, Ordering::Relaxed);
+    }
+
+    /// Notes that a request has failed. If the server has refused to write, it is left alone like
+    /// one that is gone, because its connections have to be replaced each time.
+    pub(super) fn note_failure(&self, failure: &Failure) {
+        if is_invalidating(&failure.code) {
+            let mut health = self.health.lock();
+            // Several requests may have been refused at once.
+            if health.paused_until <= Instant::now() {
+                self.fail_locked(&mut health, failure);
+            }
+        }
+    }
+
+    /// Notes that a script has written something at the server.
+    pub(super) fn note_written(&self) {
+        // Each write would take the cache line from other threads.
+        if !self.is_trusted() {
+            let mut health = self.health.lock();
+            *health = Health::good();
+            self.trusted.store(true, Ordering::Relaxed);
+        }
     }
 
     /// Notes that the server does not answer: none of its connections is to be used any more.
@@ -94,9 +127,9 @@ impl QuorumServer {
         failure
     }
 
-    /// Returns `true` if the server has not failed since it answered last.
+    /// Returns `true` if the server has not failed since it has last written something.
     pub(super) fn is_trusted(&self) -> bool {
-        self.health.lock().failures == 0
+        self.trusted.load(Ordering::Relaxed)
     }
 
     /// The failure of a request that was not sent because the server is not connected.
@@ -143,12 +176,12 @@ impl QuorumServer {
     fn claim_try(&self, urgent: bool) -> bool {
         let mut health = self.health.lock();
         let now = Instant::now();
-        if !urgent && now < health.next_try {
+        if !urgent && now < health.next_try() {
             return false;
         }
         if health.failures > 0 {
             // Until the outcome of this try is known, no other is made.
-            health.next_try = now + self.factory.connect_timeout;
+            health.claimed_until = now + self.factory.connect_timeout;
         }
         true
     }
@@ -157,7 +190,7 @@ impl QuorumServer {
     fn connect(&self) -> Result<Connection, Failure> {
         let connected = self.connect_and_probe();
         match &connected {
-            Ok(_) => *self.health.lock() = Health::good(),
+            Ok(_) => self.health.lock().claimed_until = Instant::now(),
             Err(failure) => self.fail(failure),
         }
         connected
@@ -200,12 +233,18 @@ impl Node for Arc<QuorumServer> {
     }
 
     fn next_try(&self) -> Instant {
-        self.health.lock().next_try
+        self.health.lock().next_try()
     }
 }
 
 impl Health {
     fn good() -> Self {
-        Self { failures: 0, next_try: Instant::now(), last_failure: None }
+        let now = Instant::now();
+        Self { failures: 0, paused_until: now, claimed_until: now, last_failure: None }
+    }
+
+    /// When the server is tried again.
+    fn next_try(&self) -> Instant {
+        self.paused_until.max(self.claimed_until)
     }
 }

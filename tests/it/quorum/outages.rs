@@ -1,10 +1,12 @@
 //! Servers that are down or hang: a minority goes unnoticed, a majority is reported.
 
 use std::thread;
+use std::time::Instant;
 
 use leasehold::Error;
 
 use super::{BOUND, addresses, hasty, no_quorum, settle};
+use crate::support::server::Server;
 use crate::support::{LEASE, Quorum, SOON, eventually, ms, patient, take, throughout, timed};
 
 #[test]
@@ -29,6 +31,36 @@ fn hung_servers_cost_next_to_nothing() {
         quorum.count("a") == 5
     });
     eventually(SOON, || quorum.count("a") == 0);
+}
+
+/// One that is a replica, and one whose master is gone too.
+#[test]
+fn servers_that_refuse_to_write_are_left_alone() {
+    let quorum = Quorum::of(5);
+    let client = quorum.open(patient().lease(LEASE));
+    settle(&quorum, &client);
+    let replicas = &quorum.servers[..2];
+    replicas[1].set_config("replica-serve-stale-data", "no");
+    for replica in replicas {
+        // No server listens there.
+        replica.command(&["REPLICAOF", "127.0.0.1", "1"]);
+    }
+    let connections = || replicas.iter().map(Server::connections).collect::<Vec<_>>();
+    let before = connections();
+    let held = take(&client, "held");
+    let until = Instant::now() + LEASE;
+    while Instant::now() < until {
+        take(&client, "a").unlock().unwrap();
+    }
+    assert!(held.is_held());
+    for (after, before) in connections().iter().zip(before) {
+        // The pauses between them grow.
+        assert!(after - before <= 30, "{} connections", after - before);
+    }
+    for replica in replicas {
+        replica.command(&["REPLICAOF", "NO", "ONE"]);
+    }
+    settle(&quorum, &client);
 }
 
 #[test]
