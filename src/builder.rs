@@ -160,9 +160,12 @@ impl Builder {
 
     /// Sets a callback for every [`Event`]. Events are delivered in order on a thread of their own,
     /// so a callback that blocks or panics does no harm to locks. Up to 4096 events are queued for
-    /// it; further ones are dropped and logged.
+    /// it; further ones are dropped, and how many is logged.
     ///
-    /// Defaults to no callback and no such thread. The same events go to the `log` crate.
+    /// Defaults to no callback. The logger of the `log` crate, which is told much the same, is
+    /// called on the same thread, for one line at a time. The thread is started with the client if
+    /// there is a callback, and otherwise with the first line that the logger's maximum level lets
+    /// through.
     pub fn on_event(mut self, callback: impl Fn(&Event) + Send + Sync + 'static) -> Self {
         self.config.on_event = Some(Callback::new(callback));
         self

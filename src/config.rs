@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::event::Callback;
+use crate::event::{Callback, Events};
 #[cfg(feature = "tls")]
 use crate::tls::Tls;
 
@@ -132,7 +132,10 @@ pub(crate) struct Config {
     /// How long the counter of fencing tokens outlives the last hold of a name, if that is longer
     /// than two leases.
     pub(crate) fence_life: Duration,
+    /// Taken out when a client is opened.
     pub(crate) on_event: Option<Callback>,
+    /// Set when a client is opened.
+    pub(crate) events: Events,
     /// For the masters that sentinels name, if it differs from the login in the sentinels' URLs.
     pub(crate) master_login: Option<Login>,
     pub(crate) spin: Duration,
@@ -163,6 +166,7 @@ impl Default for Config {
             durability: Durability::Memory,
             fence_life: Duration::from_secs(24 * 60 * 60),
             on_event: None,
+            events: Events::default(),
             master_login: None,
             spin: Duration::from_micros(50),
             max_handoffs: 32,

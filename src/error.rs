@@ -145,6 +145,29 @@ impl Error {
         )
     }
 
+    /// Returns `true` if an outage or a refusal of a server is the cause.
+    pub(crate) fn is_failure(&self) -> bool {
+        matches!(
+            self,
+            Self::NoQuorum { .. }
+                | Self::NotReplicated { .. }
+                | Self::Redis { .. }
+                | Self::Unavailable { .. }
+                | Self::WrongType { .. }
+        )
+    }
+
+    /// Returns the texts of this error and of its causes.
+    pub(crate) fn with_causes(&self) -> String {
+        let mut text = self.to_string();
+        let mut cause = self.source();
+        while let Some(error) = cause {
+            text = format!("{text}: {error}");
+            cause = error.source();
+        }
+        text
+    }
+
     /// An error that names an argument and the values that it may have.
     pub(crate) fn invalid(argument: &str, allowed: impl fmt::Display) -> Self {
         Self::InvalidInput(format!("{argument}: {allowed}"))

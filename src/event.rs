@@ -1,14 +1,17 @@
-//! Events in the life of a lock, delivered to the user's callback on a thread of its own.
+//! Events in the life of a lock, and lines for the log, delivered to the program's callback and
+//! logger on a thread of their own.
 
-use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
-use std::thread;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
+use std::{fmt, io, thread};
 
-use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
+use crossbeam_channel::{Receiver, Sender, bounded};
+use log::Level;
 
-/// How many events are queued for a slow callback before further ones are dropped.
+/// How many events and lines are queued for a slow callback or logger before further ones are
+/// dropped, and counted.
 const WAITING_MAX: usize = 4096;
 
 /// An event in the life of a lock of this client. See
@@ -17,6 +20,7 @@ const WAITING_MAX: usize = 4096;
 #[non_exhaustive]
 pub enum Event {
     /// A thread acquired a lock. Nested locks are not reported.
+    #[non_exhaustive]
     Acquired {
         /// The name of the lock.
         name: String,
@@ -26,11 +30,23 @@ pub enum Event {
         waited: Duration,
     },
     /// A thread found a lock held by another owner. Reported once per call.
+    #[non_exhaustive]
     Contended {
         /// The name of the lock.
         name: String,
     },
+    /// A call for a lock failed because of an outage or a refusal.
+    #[non_exhaustive]
+    Failed {
+        /// The name of the lock.
+        name: String,
+        /// How long the call took.
+        waited: Duration,
+        /// The error of the call, with its causes.
+        reason: String,
+    },
     /// A lease ended before its guard did.
+    #[non_exhaustive]
     Lost {
         /// The name of the lock.
         name: String,
@@ -43,30 +59,47 @@ pub enum Event {
     ReleaseFailed {
         /// The name of the lock.
         name: String,
+        /// The fencing token of the hold.
+        fence: u64,
         /// The cause of the failure.
         reason: String,
     },
     /// A lock was released.
+    #[non_exhaustive]
     Released {
         /// The name of the lock.
         name: String,
+        /// The fencing token of the hold.
+        fence: u64,
         /// How long it was held.
         held: Duration,
     },
-    /// A renewal was not confirmed. It is retried until the lease ends.
+    /// A renewal was not confirmed. It is retried until the lease ends. Reported once until a
+    /// renewal of that lease succeeds again.
     #[non_exhaustive]
     RenewalFailing {
         /// The name of the lock.
         name: String,
+        /// The fencing token of the hold.
+        fence: u64,
         /// How much of the lease is left.
         remaining: Duration,
         /// The cause of the failure.
         reason: String,
     },
     /// A batch of leases was renewed.
+    #[non_exhaustive]
     Renewed {
         /// The number of leases.
         count: usize,
+    },
+    /// A wait for a lock was over before the lock was free.
+    #[non_exhaustive]
+    TimedOut {
+        /// The name of the lock.
+        name: String,
+        /// How long the call took.
+        waited: Duration,
     },
 }
 
@@ -86,38 +119,130 @@ impl fmt::Debug for Callback {
     }
 }
 
-/// Passes events to the callback, in order, without ever blocking or failing the thread that emits
-/// them.
+/// What a client tells the outside: events for the callback, and lines for the logger.
+///
+/// Both are code of the program, which may block or panic. So one thread of the client's own calls
+/// them, in order, and no thread that tells something ever waits for it or fails with it. It starts
+/// with the client if there is a callback, and else with the first line that the logger may want.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Events {
-    queue: Option<Sender<Event>>,
+    queue: Arc<EventQueue>,
+}
+
+#[derive(Debug, Default)]
+struct EventQueue {
+    has_callback: bool,
+    /// The thread ends when this is dropped and what was sent before has been delivered.
+    sender: OnceLock<Sender<Report>>,
+    dropped: Arc<AtomicUsize>,
+}
+
+enum Report {
+    Event(Event),
+    Line(Level, String),
 }
 
 impl Events {
-    /// Starts the thread that calls `callback`. It ends when every clone of this value is gone and
-    /// the earlier events have been delivered.
-    pub(crate) fn deliver_to(callback: Callback) -> std::io::Result<Self> {
-        let (queue, events) = bounded(WAITING_MAX);
-        thread::Builder::new()
-            .name("leasehold-events".into())
-            .spawn(move || deliver(&events, &callback))?;
-        Ok(Self { queue: Some(queue) })
+    /// Starts the thread if there is a callback.
+    pub(crate) fn start(callback: Option<Callback>) -> io::Result<Self> {
+        let queue = EventQueue { has_callback: callback.is_some(), ..EventQueue::default() };
+        if callback.is_some() {
+            queue.start(callback)?;
+        }
+        Ok(Self { queue: Arc::new(queue) })
     }
 
     /// Emits an event, which is built only if there is a callback.
     pub(crate) fn emit(&self, event: impl FnOnce() -> Event) {
-        if let Some(queue) = &self.queue
-            && let Err(TrySendError::Full(event)) = queue.try_send(event())
-        {
-            log::warn!(target: "leasehold", "the event callback is too slow, dropped {event:?}");
+        if self.queue.has_callback {
+            self.queue.send(Report::Event(event()));
+        }
+    }
+
+    pub(crate) fn error(&self, line: impl FnOnce() -> String) {
+        self.log(Level::Error, line);
+    }
+
+    pub(crate) fn warn(&self, line: impl FnOnce() -> String) {
+        self.log(Level::Warn, line);
+    }
+
+    pub(crate) fn info(&self, line: impl FnOnce() -> String) {
+        self.log(Level::Info, line);
+    }
+
+    pub(crate) fn debug(&self, line: impl FnOnce() -> String) {
+        self.log(Level::Debug, line);
+    }
+
+    pub(crate) fn trace(&self, line: impl FnOnce() -> String) {
+        self.log(Level::Trace, line);
+    }
+
+    /// Emits a line for the logger, which is built only if any line of its level is wanted.
+    fn log(&self, level: Level, line: impl FnOnce() -> String) {
+        // The logger itself must not be asked here.
+        if level <= log::max_level() {
+            self.queue.send(Report::Line(level, line()));
         }
     }
 }
 
-fn deliver(events: &Receiver<Event>, Callback(call): &Callback) {
-    for event in events {
-        if catch_unwind(AssertUnwindSafe(|| call(&event))).is_err() {
-            log::error!(target: "leasehold", "the event callback panicked at {event:?}");
+impl EventQueue {
+    fn send(&self, report: Report) {
+        let sent = self.sender().map(|sender| sender.try_send(report));
+        if !matches!(sent, Some(Ok(()))) {
+            self.dropped.fetch_add(1, Ordering::Relaxed);
         }
     }
+
+    fn sender(&self) -> Option<&Sender<Report>> {
+        // If no thread can be started now, the next report tries again.
+        self.sender.get().or_else(|| self.start(None).ok())
+    }
+
+    fn start(&self, callback: Option<Callback>) -> io::Result<&Sender<Report>> {
+        let (sender, reports) = bounded(WAITING_MAX);
+        let thread = EventThread { callback, dropped: self.dropped.clone() };
+        thread::Builder::new()
+            .name("leasehold-events".into())
+            .spawn(move || thread.deliver(&reports))?;
+        // Of two threads that were started at once, one ends without a sender.
+        Ok(self.sender.get_or_init(|| sender))
+    }
+}
+
+/// What the thread has.
+struct EventThread {
+    callback: Option<Callback>,
+    dropped: Arc<AtomicUsize>,
+}
+
+impl EventThread {
+    fn deliver(&self, reports: &Receiver<Report>) {
+        for report in reports {
+            match (report, &self.callback) {
+                (Report::Event(event), Some(Callback(call))) => {
+                    if catch_unwind(AssertUnwindSafe(|| call(&event))).is_err() {
+                        let line = format!("the event callback panicked at {event:?}");
+                        write_line(Level::Error, &line);
+                    }
+                }
+                (Report::Event(_), None) => {}
+                (Report::Line(level, line), _) => write_line(level, &line),
+            }
+            let dropped = self.dropped.swap(0, Ordering::Relaxed);
+            if dropped > 0 {
+                let why = "because the event callback or the logger is slow";
+                write_line(Level::Warn, &format!("dropped {dropped} events and log lines, {why}"));
+            }
+        }
+    }
+}
+
+/// The one place where the library calls the logger.
+#[expect(clippy::disallowed_macros, reason = "this is the thread that may wait for a logger")]
+fn write_line(level: Level, line: &str) {
+    // A logger that panics has no better use for the line.
+    drop(catch_unwind(|| log::log!(target: "leasehold", level, "{line}")));
 }

@@ -15,7 +15,6 @@ use crate::local::shared::Shared;
 use crate::net::endpoint::Endpoint;
 use crate::net::sentinel::{self, Sentinels};
 use crate::net::server::{Server, ServerFactory};
-use crate::store::Store;
 use crate::store::cluster::{Cluster, parse_seeds};
 use crate::store::durability::{Demand, probe};
 use crate::store::memory::Memory;
@@ -27,7 +26,7 @@ const ATTEMPT: &str = "open a client";
 
 /// Locks on one server.
 pub(crate) fn standalone(config: Config, url: &str) -> Result<Shared> {
-    config.check()?;
+    let config = prepare(config)?;
     let endpoint = Endpoint::parse(url, &config)?;
     let servers = ServerFactory::new(&config);
     let server = servers.server(endpoint);
@@ -40,14 +39,14 @@ pub(crate) fn sentinel(
     urls: impl IntoIterator<Item: AsRef<str>>,
     master: &str,
 ) -> Result<Shared> {
-    config.check()?;
+    let config = prepare(config)?;
     if master.is_empty() {
         return Err(Error::invalid("master", "must not be empty"));
     }
     let sentinels = sentinel::parse(urls, &config)?;
     let endpoint = master_endpoint(&sentinels, &config)?;
     let servers = ServerFactory::new(&config);
-    let route = Box::new(Sentinels::new(&sentinels, master, &servers));
+    let route = Box::new(Sentinels::new(&sentinels, master, &servers, &config.events));
     let server = servers.server_along(route, endpoint);
     start_on(config, server)
 }
@@ -57,34 +56,42 @@ pub(crate) fn cluster(
     config: Config,
     seeds: impl IntoIterator<Item: AsRef<str>>,
 ) -> Result<Shared> {
-    config.check()?;
+    let config = prepare(config)?;
     let seeds = parse_seeds(seeds, &config)?;
     let servers = ServerFactory::new(&config);
     let cluster = Cluster::new(seeds, &config, &servers);
     insist(&config, || cluster.explore())?;
-    start(config, Arc::new(cluster), false)
+    Shared::start(config, Arc::new(cluster), false)
 }
 
 /// Locks on a majority of independent servers.
 pub(crate) fn redlock(config: Config, urls: impl IntoIterator<Item: AsRef<str>>) -> Result<Shared> {
-    config.check()?;
+    let config = prepare(config)?;
     let endpoints = Endpoint::parse_all("urls", urls, &config)?;
     let servers = ServerFactory::new(&config);
     let store = Quorum::new(endpoints, &config, &servers);
     insist(&config, || store.ping(end_of(config.connect_timeout)))?;
     let store = Arc::new(store);
-    let shared = start(config, store.clone(), true)?;
+    let shared = Shared::start(config, store.clone(), true)?;
     store.report_in_doubt_to(shared.in_doubt_reports());
     Ok(shared)
 }
 
 /// Locks in this process only.
 pub(crate) fn in_memory(config: Config) -> Result<Shared> {
-    config.check()?;
+    let config = prepare(config)?;
     if config.durability != Durability::Memory {
         return Err(Error::invalid("durability", "must be `Memory` in memory"));
     }
-    start(config, Arc::new(Memory::default()), false)
+    Shared::start(config, Arc::new(Memory::default()), false)
+}
+
+/// Checks the settings, and starts what reports to the program.
+fn prepare(mut config: Config) -> Result<Config> {
+    config.check()?;
+    // Only the thread that calls it keeps the callback.
+    config.events = Events::start(config.on_event.take()).map_err(Error::no_thread)?;
+    Ok(config)
 }
 
 fn start_on(config: Config, server: Server) -> Result<Shared> {
@@ -94,7 +101,7 @@ fn start_on(config: Config, server: Server) -> Result<Shared> {
             .map_err(|failure| failure.into_error(ATTEMPT, ""))?;
     }
     let store = Standalone::new(server, &config);
-    start(config, Arc::new(store), false)
+    Shared::start(config, Arc::new(store), false)
 }
 
 /// The address and login that the URLs of the sentinels give for the master.
@@ -124,13 +131,4 @@ fn insist(config: &Config, attempt: impl Fn() -> Result<(), Failure>) -> Result<
         thread::sleep(pause);
     }
     Ok(())
-}
-
-fn start(mut config: Config, store: Arc<dyn Store>, withdraws: bool) -> Result<Shared> {
-    // Only the thread that calls it keeps the callback.
-    let events = match config.on_event.take() {
-        None => Events::default(),
-        Some(callback) => Events::deliver_to(callback).map_err(Error::no_thread)?,
-    };
-    Shared::start(config, store, withdraws, events)
 }

@@ -5,10 +5,6 @@
 //! queue, or outside it with a single attempt. Decides also what the end of a call means for the
 //! waiters.
 
-use std::sync::Arc;
-use std::thread;
-use std::time::{Duration, Instant};
-
 use crate::clock::end_of;
 use crate::config::LockOptions;
 use crate::error::{Error, Result};
@@ -25,6 +21,9 @@ use crate::local::shared::Shared;
 use crate::local::wait_queues::{Position, Turn, WaitQueues};
 use crate::local::waiter::Waiter;
 use crate::store::request::AcquireReply;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// A call for a lock.
 pub(super) struct LockCall<'a> {
@@ -79,11 +78,9 @@ pub(crate) fn lock(
     }
     let begin = Instant::now();
     let caller = Caller::current(&shared.config, options);
-    let lease = LockCall { shared, name, caller, wait }.acquire()?;
-    if let Some(lease) = &lease {
-        report_acquired(shared, lease, begin.elapsed());
-    }
-    Ok(lease.map(|lease| Level { lease, depth: 1 }))
+    let outcome = LockCall { shared, name, caller, wait }.acquire();
+    report_outcome(shared, name, wait, &outcome, begin.elapsed());
+    Ok(outcome?.map(|lease| Level { lease, depth: 1 }))
 }
 
 impl LockCall<'_> {
@@ -244,10 +241,34 @@ fn until_free(pause: Duration, remaining: Option<Duration>) -> Duration {
     remaining.map_or(pause, |remaining| pause.min(remaining + Duration::from_millis(1)))
 }
 
-fn report_acquired(shared: &Shared, lease: &Lease, waited: Duration) {
-    let (name, fence) = (lease.name(), lease.fence);
-    shared.events.emit(|| Event::Acquired { name: name.to_string(), fence, waited });
-    log::debug!(target: "leasehold", "acquired lock {name:?} (fence {fence}) after {waited:?}");
+/// Reports how a call has ended.
+fn report_outcome(
+    shared: &Shared,
+    name: &Arc<str>,
+    wait: Wait,
+    outcome: &Result<Option<Arc<Lease>>>,
+    waited: Duration,
+) {
+    let events = &shared.events;
+    match outcome {
+        Ok(Some(lease)) => {
+            let fence = lease.fence;
+            events.emit(|| Event::Acquired { name: name.to_string(), fence, waited });
+            events.debug(|| format!("acquired lock {name:?} (fence {fence}) after {waited:?}"));
+        }
+        // That the lock is held was reported when the only attempt found it so.
+        Ok(None) if wait == Wait::No => {}
+        Ok(None) => {
+            events.emit(|| Event::TimedOut { name: name.to_string(), waited });
+            events.debug(|| format!("waited for lock {name:?} in vain, for {waited:?}"));
+        }
+        Err(error) if error.is_failure() => {
+            let reason = || error.with_causes();
+            events.emit(|| Event::Failed { name: name.to_string(), waited, reason: reason() });
+            events.debug(|| format!("lock {name:?} failed after {waited:?}: {}", reason()));
+        }
+        Err(_) => {}
+    }
 }
 
 /// The head of a wait queue, which is given up even if the thread panics.

@@ -4,9 +4,6 @@
 //! the client is registered as waiting, whether a hold may exist without a reply, and whether the
 //! next request is for another hold. When to try again is decided in `acquire.rs`.
 
-use std::sync::Arc;
-use std::time::{Duration, Instant};
-
 use crate::clock::{Moment, end_of};
 use crate::config::Mechanism;
 use crate::event::Event;
@@ -18,6 +15,8 @@ use crate::local::pending::{AcquireRequest, SentAcquire};
 use crate::local::retry::RetryPolicy;
 use crate::local::shared::Shared;
 use crate::store::request::{AcquireReply, Registration, is_granted};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// For so long a thread yields to another client after the lock was released for that one.
 const YIELD_TIME: Duration = Duration::from_millis(20);
@@ -172,5 +171,5 @@ impl<'a> Attempt<'a> {
 /// Reports that a call has found the lock held.
 pub(super) fn report_contended(shared: &Shared, name: &Arc<str>) {
     shared.events.emit(|| Event::Contended { name: name.to_string() });
-    log::debug!(target: "leasehold", "lock {name:?} is held by another owner");
+    shared.events.debug(|| format!("lock {name:?} is held by another owner"));
 }

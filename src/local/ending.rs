@@ -3,9 +3,6 @@
 //! Decides how often a release is sent, what is cleaned up afterwards, and what is reported. Knows
 //! nothing of wait queues: `release.rs` and `handoff.rs` decide which thread gets the lock next.
 
-use std::thread;
-use std::time::{Duration, Instant};
-
 use crate::error::Error;
 use crate::event::Event;
 use crate::failure::Failure;
@@ -14,6 +11,8 @@ use crate::local::retry::RetryPolicy;
 use crate::local::shared::Shared;
 use crate::store::hold::HoldId;
 use crate::store::request::HoldReply;
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// Why a request about an existing hold has not had its effect.
 #[derive(Debug)]
@@ -72,8 +71,9 @@ pub(super) fn report_end(shared: &Shared, lease: &Lease, outcome: &Result<(), Ho
         Ok(()) => {
             lease.report_end();
             let (name, held) = (lease.name(), lease.age());
-            shared.events.emit(|| Event::Released { name: name.to_string(), held });
-            log::debug!(target: "leasehold", "released lock {name:?} after {held:?}");
+            let fence = lease.fence;
+            shared.events.emit(|| Event::Released { name: name.to_string(), fence, held });
+            shared.events.debug(|| format!("released lock {name:?} after {held:?}"));
         }
         Err(HoldFailure::Failed(failure)) => {
             lease.report_end();
@@ -88,7 +88,11 @@ pub(super) fn report_end(shared: &Shared, lease: &Lease, outcome: &Result<(), Ho
 
 /// Reports that a level was not released.
 pub(super) fn report_failed_release(shared: &Shared, lease: &Lease, failure: &Failure) {
-    let (name, reason) = (lease.name().to_string(), failure.source.to_string());
-    log::warn!(target: "leasehold", "releasing lock {name:?} failed: {reason}");
-    shared.events.emit(|| Event::ReleaseFailed { name, reason });
+    let (name, fence, source) = (lease.name(), lease.fence, &failure.source);
+    shared.events.emit(|| Event::ReleaseFailed {
+        name: name.to_string(),
+        fence,
+        reason: source.to_string(),
+    });
+    shared.events.warn(|| format!("releasing lock {name:?} failed: {source}"));
 }

@@ -57,6 +57,8 @@ pub(crate) struct Lease {
     depth: AtomicU32,
     /// Whether a request that began this hold may be executed once more.
     in_doubt: AtomicBool,
+    /// Whether the last renewal has failed. Only the renewer uses it.
+    failing: AtomicBool,
     /// Made when the first thread asks for a receiver. Its sender is dropped when the hold is over.
     over: Mutex<Option<Box<OverChannel>>>,
 }
@@ -101,6 +103,7 @@ impl Lease {
             deadline: AtomicU64::new(local_deadline(sent, times.lease).raw()),
             depth: AtomicU32::new(1),
             in_doubt: AtomicBool::new(false),
+            failing: AtomicBool::new(false),
             over: Mutex::new(None),
         }
     }
@@ -133,6 +136,15 @@ impl Lease {
 
     pub(crate) fn mark_in_doubt(&self) {
         self.in_doubt.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_failing(&self) -> bool {
+        self.failing.load(Ordering::Relaxed)
+    }
+
+    /// Sets whether the last renewal has failed, and returns whether the one before had.
+    pub(crate) fn set_failing(&self, failing: bool) -> bool {
+        self.failing.swap(failing, Ordering::Relaxed)
     }
 
     /// Returns the time for which the hold may still be relied on; zero if it is lost or ended.

@@ -7,13 +7,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 use std::{mem, thread};
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounded};
-
 use crate::clock::end_of;
+use crate::event::Events;
 use crate::failure::{Failure, FailureKind};
 use crate::local::retry::Backoff;
 use crate::net::interrupter::Interrupter;
 use crate::store::wake::{Wake, Wakeups};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounded};
 
 /// The longest wait for one message.
 const TURN: Duration = Duration::from_secs(60);
@@ -42,6 +42,7 @@ impl Listener {
         wakeups: Box<dyn Wakeups>,
         on_wake: impl Fn(&Wake) + Send + 'static,
         backoff: (Duration, Duration),
+        events: Events,
     ) -> std::io::Result<Self> {
         let interrupter = wakeups.interrupter();
         let (end, ended) = bounded(0);
@@ -54,6 +55,7 @@ impl Listener {
             backoff: Backoff::new(backoff),
             ready: None,
             failing: false,
+            events,
         };
         thread::Builder::new().name("leasehold-wake".into()).spawn(move || thread.run())?;
         Ok(Self { interrupter, _end: end })
@@ -78,13 +80,14 @@ struct ListenerThread<F> {
     ready: Option<Instant>,
     /// Whether the outage has been reported.
     failing: bool,
+    events: Events,
 }
 
 impl<F: Fn(&Wake)> ListenerThread<F> {
     fn run(&mut self) {
         let mut pause = Duration::ZERO;
         while self.client_lives_after(pause) {
-            // A bug here, or a panic of the program's logger, must not end all wake-ups.
+            // A bug here must not end all wake-ups.
             pause = catch_unwind(AssertUnwindSafe(|| self.turn())).unwrap_or(PANIC_PAUSE);
         }
     }
@@ -121,10 +124,9 @@ impl<F: Fn(&Wake)> ListenerThread<F> {
         }
         if !mem::replace(&mut self.failing, true) {
             let (server, source) = (&failure.server, &failure.source);
-            log::warn!(
-                target: "leasehold",
-                "no wake-ups from {server}, so that waiting may take longer: {source}"
-            );
+            self.events.warn(|| {
+                format!("no wake-ups from {server}, so that waiting may take longer: {source}")
+            });
         }
         let pause = self.backoff.next().unwrap_or_default();
         if failure.kind == FailureKind::Rejected { pause.max(REJECTED_PAUSE) } else { pause }
@@ -223,7 +225,8 @@ pub(super) mod tests {
             };
             wakes.send(wake).expect("the test receives");
         };
-        let listener = Listener::start(Box::new(fake), on_wake, BACKOFF).expect("a thread");
+        let listener =
+            Listener::start(Box::new(fake), on_wake, BACKOFF, Events::default()).expect("a thread");
         Scene { listener, messages, received, alive: living }
     }
 

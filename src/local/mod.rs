@@ -15,6 +15,7 @@ pub(crate) mod identity;
 pub(crate) mod lease;
 pub(crate) mod listener;
 pub(crate) mod loss;
+pub(crate) mod outage;
 pub(crate) mod pending;
 pub(crate) mod reentrancy;
 pub(crate) mod release;

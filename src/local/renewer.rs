@@ -6,7 +6,8 @@
 //!
 //! Acquiring a lock does not wake the thread: the new lease goes into a channel that is emptied
 //! when the thread is awake anyway, and the thread is woken only for a lease that is due before
-//! then.
+//! then. While it has any leases it wakes at least every second all the same, so that it notices a
+//! resume after the system was suspended, and drops what has ended.
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -15,14 +16,15 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 use std::{mem, thread};
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
-
 use crate::clock::{Moment, end_of};
+use crate::event::Events;
 use crate::local::lease::{Lease, NextStep};
 use crate::local::loss::LossNotifier;
+use crate::local::outage::RenewalReports;
 use crate::local::timers::{CleanUp, Scheduled, TimerQueue};
 use crate::store::job::{Action, InDoubtHold, Job, JobOutcome, JobRunner};
 use crate::store::request::HoldReply;
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
 
 /// So many leases may be in the channel before the thread is woken to empty it. Nearly all of them
 /// have ended by then.
@@ -33,6 +35,10 @@ const BATCH: usize = 512;
 
 /// While replies are awaited the thread looks this often for leases that are due.
 const COLLECT_TIME: Duration = Duration::from_millis(5);
+
+/// The longest sleep while there is a lease. The clock of a sleep stands still while the system is
+/// suspended, and that of the leases does not.
+const NAP: Duration = Duration::from_secs(1);
 
 /// A renewal that failed is tried again after this part of the lease.
 const RETRIES: u32 = 20;
@@ -57,6 +63,7 @@ impl Renewer {
         io_timeout: Duration,
         losses: LossNotifier,
     ) -> std::io::Result<Self> {
+        let events = losses.events.clone();
         let (queue, incoming) = unbounded();
         let (wake, woken) = bounded(1);
         let queued = Arc::new(AtomicUsize::new(0));
@@ -71,7 +78,9 @@ impl Renewer {
             last_job: 0,
             jobs,
             io_timeout,
-            losses,
+            reports: RenewalReports::new(losses),
+            renewed: 0,
+            events,
         };
         thread::Builder::new().name("leasehold-renew".into()).spawn(move || thread.run())?;
         Ok(Self { queue, queued, wake, wakes_at })
@@ -113,7 +122,10 @@ struct RenewerThread {
     last_job: u64,
     jobs: Box<dyn JobRunner>,
     io_timeout: Duration,
-    losses: LossNotifier,
+    reports: RenewalReports,
+    /// How many leases were renewed in this turn.
+    renewed: usize,
+    events: Events,
 }
 
 struct SentWork {
@@ -125,7 +137,7 @@ struct SentWork {
 impl RenewerThread {
     fn run(&mut self) {
         loop {
-            // A bug here, or a panic of the program's logger, must not end all renewal.
+            // A bug here must not end all renewal.
             match catch_unwind(AssertUnwindSafe(|| self.turn())) {
                 Ok(true) => {}
                 Ok(false) => break,
@@ -139,20 +151,27 @@ impl RenewerThread {
     fn turn(&mut self) -> bool {
         self.receive_new();
         self.send_due();
-        if self.in_flight.is_empty() {
-            return self.sleep();
+        if !self.in_flight.is_empty() {
+            self.run_jobs(|jobs, done| jobs.collect(end_of(COLLECT_TIME), done));
         }
-        self.run_jobs(|jobs, done| jobs.collect(end_of(COLLECT_TIME), done));
-        true
+        self.reports.tell(mem::take(&mut self.renewed));
+        !self.in_flight.is_empty() || self.sleep()
     }
 
     fn receive_new(&mut self) {
         let mut received = 0;
         while let Ok(work) = self.incoming.try_recv() {
             received += 1;
-            self.timers.add(work);
+            self.schedule(work);
         }
         self.queued.fetch_sub(received, Ordering::SeqCst);
+        self.timers.compact(Moment::now(), |lease| self.reports.forget(lease));
+    }
+
+    fn schedule(&mut self, work: Scheduled) {
+        if let Some(over) = self.timers.add(work) {
+            self.reports.forget(&over);
+        }
     }
 
     fn send_due(&mut self) {
@@ -166,11 +185,12 @@ impl RenewerThread {
                     (clean_up.hold(), Action::Release, Duration::ZERO, clean_up.lease() / 3)
                 }
                 Scheduled::Lease(lease) => {
-                    if self.losses.expire(lease) {
-                        self.timers.add(Scheduled::clean_up(lease.to_clean_up()));
+                    if self.reports.expire(lease) {
+                        let clean_up = Scheduled::clean_up(lease.to_clean_up());
+                        self.timers.add_at(Moment::FIRST, clean_up);
                     }
                     if !lease.is_due(now) {
-                        self.timers.add(work);
+                        self.schedule(work);
                         continue;
                     }
                     let next = lease.next_lease(now);
@@ -192,21 +212,16 @@ impl RenewerThread {
     fn run_jobs(&mut self, run: impl FnOnce(&mut dyn JobRunner, &mut dyn FnMut(u64, JobOutcome))) {
         let mut outcomes = Vec::new();
         run(self.jobs.as_mut(), &mut |id, outcome| outcomes.push((id, outcome)));
-        let mut renewed = 0;
         for (id, outcome) in outcomes {
             match self.in_flight.remove(&id) {
                 Some(SentWork { work: Scheduled::CleanUp(clean_up), .. }) => {
                     self.finish_clean_up(clean_up, outcome.is_ok());
                 }
                 Some(SentWork { work: Scheduled::Lease(hold), sent, lease }) => {
-                    renewed += usize::from(matches!(outcome, Ok(HoldReply::Held)));
                     self.finish_renewal(hold, sent, lease, outcome);
                 }
                 None => {}
             }
-        }
-        if renewed > 0 {
-            self.losses.report_renewals(renewed);
         }
     }
 
@@ -222,17 +237,21 @@ impl RenewerThread {
         match outcome {
             Ok(HoldReply::Held) => {
                 hold.extend(sent, lease);
-                self.timers.add(Scheduled::Lease(hold));
+                self.renewed += 1;
+                self.reports.record_renewal(&hold);
+                self.schedule(Scheduled::Lease(hold));
             }
             Ok(HoldReply::Gone) => {
-                self.losses.lose(&hold);
+                self.reports.lose(&hold);
+                self.reports.forget(&hold);
                 if hold.is_in_doubt() {
-                    self.timers.add(Scheduled::clean_up(hold.to_clean_up()));
+                    let clean_up = Scheduled::clean_up(hold.to_clean_up());
+                    self.timers.add_at(Moment::FIRST, clean_up);
                 }
             }
             Err(failure) => {
                 let pause = (hold.duration() / RETRIES).min(hold.remaining());
-                self.losses.report_failing_renewal(&hold, &failure);
+                self.reports.record_failure(&hold, &failure);
                 self.timers.add_at(Moment::now().after(pause), Scheduled::Lease(hold));
             }
         }
@@ -248,6 +267,7 @@ impl RenewerThread {
     /// gone.
     fn sleep(&mut self) -> bool {
         let due = self.timers.next_due();
+        let due = if due == Moment::NEVER { due } else { due.min(Moment::now().after(NAP)) };
         self.wakes_at.store(due.raw(), Ordering::SeqCst);
         // What was added before the line above woke no thread; what is added afterwards does.
         let client_lives = if self.incoming.is_empty() {
@@ -262,12 +282,11 @@ impl RenewerThread {
 
     /// Starts over after a panic, with nothing forgotten.
     fn recover(&mut self) {
-        let log = || log::error!(target: "leasehold", "the renewer panicked, and goes on");
-        drop(catch_unwind(log));
+        self.events.error(|| "the renewer panicked, and goes on".into());
         let abandon = AssertUnwindSafe(|| self.jobs.abandon(&mut |_, _| {}));
         drop(catch_unwind(abandon));
         for (_, SentWork { work, .. }) in mem::take(&mut self.in_flight) {
-            self.timers.add(work);
+            self.schedule(work);
         }
         thread::sleep(PANIC_PAUSE);
     }

@@ -56,12 +56,8 @@ impl fmt::Debug for Shared {
 }
 
 impl Shared {
-    pub(crate) fn start(
-        config: Config,
-        store: Arc<dyn Store>,
-        withdraws: bool,
-        events: Events,
-    ) -> Result<Self> {
+    pub(crate) fn start(config: Config, store: Arc<dyn Store>, withdraws: bool) -> Result<Self> {
+        let events = config.events.clone();
         let times = CallTimes::new(&config, config.options.first_lease());
         let wait_queues = Arc::<WaitQueues>::default();
         let losses = LossNotifier::new(events.clone(), wait_queues.clone());
@@ -147,8 +143,10 @@ impl Shared {
                 }
                 Wake::Lock(_) => {}
             };
-            let started = Listener::start(wakeups, on_wake, self.config.backoff);
-            started.map_err(|error| log::warn!(target: "leasehold", "no listener: {error}")).ok()
+            let started =
+                Listener::start(wakeups, on_wake, self.config.backoff, self.events.clone());
+            let log = |error| self.events.warn(|| format!("no listener: {error}"));
+            started.map_err(log).ok()
         });
     }
 

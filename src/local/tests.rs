@@ -220,8 +220,8 @@ impl Scene {
         let (sender, events) = unbounded();
         // The last events may come when the test is over.
         let callback = Callback::new(move |event| sender.send(event.clone()).unwrap_or_default());
-        let sent = Events::deliver_to(callback).expect("a thread");
-        let shared = Shared::start(config, Arc::new(store.clone()), false, sent);
+        let config = Config { events: Events::start(Some(callback)).expect("a thread"), ..config };
+        let shared = Shared::start(config, Arc::new(store.clone()), false);
         let (shared, name) = (Arc::new(shared.expect("a thread")), Arc::from("lock"));
         Self { store, shared, name, options, events }
     }

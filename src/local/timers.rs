@@ -19,6 +19,12 @@ const CLEAN_PAUSE: Duration = Duration::from_millis(10);
 /// The longest pause, as a part of the time that there is for cleaning up.
 const CLEAN_TRIES: u32 = 20;
 
+/// Fewer entries than this are not looked through for those that are over.
+const CROWD: usize = 1024;
+
+/// The longest time for which entries that are over may stay.
+const COMPACTION_PAUSE: Duration = Duration::from_secs(10);
+
 /// Work of the renewer.
 #[derive(Debug)]
 pub(crate) enum Scheduled {
@@ -72,18 +78,33 @@ impl CleanUp {
 }
 
 /// Scheduled work in the order in which it is due.
-#[derive(Debug, Default)]
+///
+/// A lease that ends stays until it is due, which may be hours, or until the next compaction: one
+/// comes when there may be more leases that are over than others, which costs each a constant time,
+/// and after a pause, so that memory also follows when no more leases come.
+#[derive(Debug)]
 pub(crate) struct TimerQueue {
     entries: BinaryHeap<TimerEntry>,
+    /// With so many entries they are looked through.
+    crowd: usize,
+    /// And no later than then.
+    next_compaction: Moment,
+}
+
+impl Default for TimerQueue {
+    fn default() -> Self {
+        Self { entries: BinaryHeap::new(), crowd: CROWD, next_compaction: Moment::FIRST }
+    }
 }
 
 impl TimerQueue {
-    /// Adds work for the time at which it is due, if it ever is.
-    pub(crate) fn add(&mut self, work: Scheduled) {
+    /// Adds work for the time at which it is due. Returns a lease that is over instead.
+    #[must_use]
+    pub(crate) fn add(&mut self, work: Scheduled) -> Option<Arc<Lease>> {
         match &work {
             Scheduled::CleanUp(_) => self.add_at(Moment::FIRST, work),
             Scheduled::Lease(lease) => match lease.next_step() {
-                NextStep::None => {}
+                NextStep::None => return Some(lease.clone()),
                 NextStep::Expire(then) => self.add_at(then, work),
                 NextStep::Renew(then) => {
                     let slack = lease.duration() / TOGETHER;
@@ -91,6 +112,24 @@ impl TimerQueue {
                 }
             },
         }
+        None
+    }
+
+    /// Removes the leases that are over, and calls `removed` with each, if it is time for that.
+    pub(crate) fn compact(&mut self, now: Moment, mut removed: impl FnMut(&Lease)) {
+        if self.entries.len() < self.crowd && now < self.next_compaction {
+            return;
+        }
+        self.entries.retain(|entry| match &entry.work {
+            Scheduled::Lease(lease) if lease.next_step() == NextStep::None => {
+                removed(lease);
+                false
+            }
+            Scheduled::CleanUp(_) | Scheduled::Lease(_) => true,
+        });
+        self.crowd = CROWD.max(self.entries.len() * 2);
+        self.entries.shrink_to(self.crowd);
+        self.next_compaction = now.after(COMPACTION_PAUSE);
     }
 
     /// Adds work for exactly this moment.
@@ -169,9 +208,9 @@ mod tests {
     #[test]
     fn leases_come_out_when_they_are_due_and_neighbours_with_them() {
         let mut timers = TimerQueue::default();
-        timers.add(lease(Duration::from_secs(30)));
-        timers.add(lease(Duration::from_secs(3)));
-        timers.add(lease(Duration::from_secs(30)));
+        for seconds in [30, 3, 30] {
+            assert!(timers.add(lease(Duration::from_secs(seconds))).is_none());
+        }
         let now = Moment::now();
         assert!(timers.pop(now).is_none());
         assert!(timers.pop(now.after(Duration::from_secs(1))).is_some());

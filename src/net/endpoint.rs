@@ -201,7 +201,8 @@ fn connector(
     match address {
         ConnectionAddr::Tcp(host, _) if encrypted => {
             let settings = config.tls.clone().unwrap_or_default();
-            Connector::new(host, Trust::from_fragment(fragment)?, &settings).map(Some)
+            let trust = Trust::from_fragment(fragment)?;
+            Connector::new(host, trust, &settings, &config.events).map(Some)
         }
         // A user who has set it up relies on it.
         _ if config.tls.is_some() => {

@@ -19,6 +19,7 @@ use parking_lot::Mutex;
 use crate::clock::Moment;
 use crate::config::Config;
 use crate::error::Result;
+use crate::event::Events;
 use crate::failure::Failure;
 use crate::net::endpoint::Endpoint;
 use crate::net::panel::{Answer, Panel, unanswered};
@@ -55,6 +56,7 @@ pub(crate) struct Sentinels {
     /// Whether the known address has led to no master since the sentinels were asked last.
     rejected: AtomicBool,
     moves: AtomicU64,
+    events: Events,
 }
 
 /// What the sentinels have answered.
@@ -99,7 +101,12 @@ fn with_port(url: &str) -> String {
 }
 
 impl Sentinels {
-    pub(crate) fn new(sentinels: &[Endpoint], master: &str, servers: &ServerFactory) -> Self {
+    pub(crate) fn new(
+        sentinels: &[Endpoint],
+        master: &str,
+        servers: &ServerFactory,
+        events: &Events,
+    ) -> Self {
         let label = Arc::from(format!("master {master:?}"));
         Self {
             master: master.into(),
@@ -108,6 +115,7 @@ impl Sentinels {
             valid_until: AtomicU64::new(OUTDATED),
             rejected: AtomicBool::new(false),
             moves: AtomicU64::new(0),
+            events: events.clone(),
         }
     }
 
@@ -134,16 +142,17 @@ impl Sentinels {
         }
     }
 
-    /// Logs a change. A logger may take its time, so no lock must be held.
+    /// Logs a change.
     fn log(&self, change: Change) {
         let master = &self.master;
         match change {
             Change::Moved(Address { host, port }) => {
-                log::info!(target: "leasehold", "the master {master:?} is at {host}:{port}");
+                self.events.info(|| format!("the master {master:?} is at {host}:{port}"));
             }
             Change::None => {}
             Change::Unanswered(Failure { source, .. }) => {
-                log::warn!(target: "leasehold", "no sentinel answers for {master:?}: {source}");
+                let line = || format!("no sentinel answers for {master:?}: {source}");
+                self.events.warn(line);
             }
         }
     }
@@ -236,7 +245,8 @@ mod tests {
     fn refreshed(sentinels: &[String], time: Duration) -> Sentinels {
         let config = Config::default();
         let sentinels = parse(sentinels, &config).expect("good URLs");
-        let sentinels = Sentinels::new(&sentinels, "shop", &ServerFactory::new(&config));
+        let sentinels =
+            Sentinels::new(&sentinels, "shop", &ServerFactory::new(&config), &Events::default());
         sentinels.refresh(end_of(time));
         assert_eq!(sentinels.address().expect("an answer").port, 6379);
         sentinels

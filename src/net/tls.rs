@@ -12,6 +12,7 @@ use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection};
 
 use crate::error::{Error, Result};
+use crate::event::Events;
 use crate::net::stream::{DeadlineReader, Sleep, Stream};
 use crate::net::trust::{Trust, client_config};
 use crate::tls::Tls;
@@ -28,10 +29,10 @@ pub(crate) struct Connector {
 
 impl Connector {
     /// Returns an error for settings that can be seen to be wrong without the server.
-    pub(crate) fn new(host: &str, trust: Trust, settings: &Tls) -> Result<Self> {
+    pub(crate) fn new(host: &str, trust: Trust, settings: &Tls, events: &Events) -> Result<Self> {
         let server = ServerName::try_from(host.to_owned())
             .map_err(|_| Error::invalid("url", "must have a host that a certificate can name"))?;
-        Ok(Self { config: Arc::new(client_config(trust, settings)?), server })
+        Ok(Self { config: Arc::new(client_config(trust, settings, events)?), server })
     }
 
     /// The same for another server. A host that no certificate can name must be this server's.

@@ -8,6 +8,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ClientConfig, RootCertStore};
 
 use crate::error::{Error, Result};
+use crate::event::Events;
 use crate::tls::Tls;
 
 /// What a server must prove.
@@ -38,14 +39,14 @@ impl Trust {
 }
 
 /// Makes the TLS configuration that all connections to a server share.
-pub(crate) fn client_config(trust: Trust, tls: &Tls) -> Result<ClientConfig> {
+pub(crate) fn client_config(trust: Trust, tls: &Tls, events: &Events) -> Result<ClientConfig> {
     let builder = ClientConfig::builder_with_provider(Arc::new(default_provider()))
         .with_safe_default_protocol_versions()
         .map_err(|error| Error::invalid("tls", error))?;
     let builder = match trust {
         #[cfg(feature = "tls-insecure")]
         Trust::Blind => builder.dangerous().with_custom_certificate_verifier(blind::verifier()),
-        Trust::Certified => builder.with_root_certificates(roots(tls)?),
+        Trust::Certified => builder.with_root_certificates(roots(tls, events)?),
     };
     match &tls.client {
         None => Ok(builder.with_no_client_auth()),
@@ -55,8 +56,8 @@ pub(crate) fn client_config(trust: Trust, tls: &Tls) -> Result<ClientConfig> {
     }
 }
 
-fn roots(tls: &Tls) -> Result<RootCertStore> {
-    let Some(pem) = &tls.ca else { return system_roots() };
+fn roots(tls: &Tls, events: &Events) -> Result<RootCertStore> {
+    let Some(pem) = &tls.ca else { return system_roots(events) };
     let mut roots = RootCertStore::empty();
     for certificate in chain("ca_pem", pem)? {
         roots.add(certificate).map_err(|error| Error::invalid("ca_pem", error))?;
@@ -64,10 +65,10 @@ fn roots(tls: &Tls) -> Result<RootCertStore> {
     Ok(roots)
 }
 
-fn system_roots() -> Result<RootCertStore> {
+fn system_roots(events: &Events) -> Result<RootCertStore> {
     let found = rustls_native_certs::load_native_certs();
     for error in &found.errors {
-        log::warn!(target: "leasehold", "while reading the system's certificates: {error}");
+        events.warn(|| format!("while reading the system's certificates: {error}"));
     }
     let mut roots = RootCertStore::empty();
     roots.add_parsable_certificates(found.certs);

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::config::Config;
+use crate::event::Events;
 use crate::failure::Failure;
 use crate::net::request::Reply;
 use crate::net::server::Server;
@@ -31,6 +32,7 @@ pub(crate) struct Standalone {
     io_timeout: Duration,
     /// The same for wake-ups, where no lease is at stake.
     wakeups_io_timeout: Duration,
+    events: Events,
 }
 
 impl Standalone {
@@ -41,6 +43,7 @@ impl Standalone {
             demand: Demand::new(config.durability),
             io_timeout: config.io_timeout(config.options.first_lease()),
             wakeups_io_timeout: config.io_timeout(Duration::MAX),
+            events: config.events.clone(),
         }
     }
 
@@ -144,7 +147,13 @@ impl Store for Standalone {
     fn wakeups(&self, client: &str) -> Option<Box<dyn Wakeups>> {
         let policy = WakeupsOfOneServer::new(self.server.clone());
         let keys = self.commands.keys.clone();
-        Some(Box::new(BackgroundWakeups::new(policy, keys, client, self.wakeups_io_timeout)))
+        Some(Box::new(BackgroundWakeups::new(
+            policy,
+            keys,
+            client,
+            self.wakeups_io_timeout,
+            &self.events,
+        )))
     }
 
     fn jobs(&self) -> Box<dyn JobRunner> {

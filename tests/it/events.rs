@@ -8,8 +8,8 @@ use leasehold::{Client, Event};
 
 use crate::support::recorder::Recorder;
 use crate::support::{
-    LEASE, SHORT, SOON, Server, Store, assert_lost, elsewhere, eventually, is_busy, ms, patient,
-    stores, take, throughout, timed, while_held,
+    IO, LEASE, SHORT, SOON, Server, Store, assert_lost, elsewhere, eventually, hasty, is_busy, ms,
+    patient, stores, take, throughout, timed, while_held,
 };
 
 stores! {
@@ -20,11 +20,14 @@ stores! {
         a_renewal_is_reported,
         a_loss_is_reported_once,
         an_event_carries_the_numbers_of_its_hold,
+        a_wait_that_ends_without_the_lock_is_reported,
+        nested_levels_are_not_reported,
         a_callback_that_panics_stops_nothing,
         a_callback_that_blocks_stops_nothing,
         a_callback_may_use_the_client;
     every server:
-        a_failing_renewal_is_reported_before_the_loss;
+        a_failing_renewal_is_reported_before_the_loss,
+        a_failed_call_is_reported;
 }
 
 fn a_hold_is_reported_from_acquired_to_released(store: &Store) {
@@ -94,7 +97,7 @@ fn an_event_carries_the_numbers_of_its_hold(store: &Store) {
             let numbers = match event {
                 Event::Acquired { fence, waited, .. } => (*fence, *waited),
                 Event::Lost { fence, .. } => (*fence, Duration::ZERO),
-                Event::Released { held, .. } => (0, *held),
+                Event::Released { fence, held, .. } => (*fence, *held),
                 _ => return,
             };
             // The last events may be delivered after the end of the test.
@@ -109,7 +112,8 @@ fn an_event_carries_the_numbers_of_its_hold(store: &Store) {
     assert!(waited < ms(5000));
     std::thread::sleep(ms(200));
     guard.unlock().unwrap();
-    let (_, held) = next();
+    let (released, held) = next();
+    assert_eq!(released, fence);
     assert!(held >= ms(200) && held < ms(5000), "{held:?}");
 
     let expiring = client.mutex("a").lease(SHORT).renew(false).lock().unwrap();
@@ -121,6 +125,49 @@ fn an_event_carries_the_numbers_of_its_hold(store: &Store) {
     assert!(told.contains(&(expiring.fence(), Duration::ZERO)), "{told:?}");
     let waiting = told.iter().find(|(fence, _)| *fence == second).unwrap();
     assert!(waiting.1 >= ms(300) && waiting.1 < SOON, "{waiting:?}");
+}
+
+fn a_wait_that_ends_without_the_lock_is_reported(store: &Store) {
+    let recorder = Recorder::default();
+    let client = store.open(patient().on_event(recorder.listener()));
+    while_held(&client, "a", |_end| {
+        assert!(client.try_lock("a").unwrap().is_none());
+        assert!(client.try_lock_for("a", ms(300)).unwrap().is_none());
+        client.mutex("a").wait(ms(100)).lock().unwrap_err();
+        recorder.wait_for("timed out a");
+    });
+    take(&client, "b").unlock().unwrap();
+    recorder.wait_for("released b");
+    let mut events = recorder.events_of_locks();
+    events.retain(|event| event.starts_with("contended") || event.starts_with("timed out"));
+    // `try_lock` does not wait.
+    let told = ["contended a", "contended a", "timed out a", "contended a", "timed out a"];
+    assert_eq!(events, told);
+}
+
+fn nested_levels_are_not_reported(store: &Store) {
+    let recorder = Recorder::default();
+    let client = store.open(patient().on_event(recorder.listener()));
+    let outer = take(&client, "a");
+    client.lock("a").unwrap().unlock().unwrap();
+    drop(client.try_lock_for("a", ms(10)).unwrap());
+    outer.unlock().unwrap();
+    recorder.wait_for("released a");
+    assert_eq!(recorder.events_of_locks(), ["acquired a", "released a"]);
+}
+
+fn a_failed_call_is_reported(server: &Server) {
+    let recorder = Recorder::default();
+    let client = server.open(hasty().on_event(recorder.listener()));
+    server.stop();
+    client.try_lock("a").unwrap_err();
+    client.try_lock_for("b", IO).unwrap_err();
+    server.cont();
+    recorder.wait_for("failed b");
+    server.command(&["SET", "lock:c", "something else"]);
+    client.try_lock("c").unwrap_err();
+    recorder.wait_for("failed c");
+    assert_eq!(recorder.events_of_locks(), ["failed a", "failed b", "failed c"]);
 }
 
 fn a_callback_that_panics_stops_nothing(store: &Store) {

@@ -37,6 +37,7 @@ mod inspection;
 mod layout;
 mod lease;
 mod lifecycle;
+mod logging;
 mod loss;
 mod lost_replies;
 mod notifications;

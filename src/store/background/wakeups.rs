@@ -6,6 +6,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::event::Events;
 use crate::failure::{Failure, FailureKind};
 use crate::net::interrupter::Interrupter;
 use crate::store::background::connection::{
@@ -54,13 +55,26 @@ pub(crate) struct BackgroundWakeups<P: WakeupPolicy> {
     nodes: Vec<BackgroundConnection<P::Node, Subscription>>,
     channel: Channel,
     interrupter: Interrupter,
+    events: Events,
 }
 
 impl<P: WakeupPolicy> BackgroundWakeups<P> {
     /// Sends nothing yet. A server that does not answer for `io_timeout` is given up.
-    pub(crate) fn new(policy: P, keys: Keys, client: &str, io_timeout: Duration) -> Self {
+    pub(crate) fn new(
+        policy: P,
+        keys: Keys,
+        client: &str,
+        io_timeout: Duration,
+        events: &Events,
+    ) -> Self {
         let channel = Channel { keys, name: Keys::channel(client), io_timeout };
-        Self { policy, nodes: Vec::new(), channel, interrupter: Interrupter::new() }
+        Self {
+            policy,
+            nodes: Vec::new(),
+            channel,
+            interrupter: Interrupter::new(),
+            events: events.clone(),
+        }
     }
 
     fn wait(&mut self, deadline: Instant) -> Result<Option<Wake>, Failure> {
@@ -136,7 +150,8 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
                     }
                     Err(failure) => {
                         let (server, source) = (&failure.server, &failure.source);
-                        log::debug!(target: "leasehold", "no wake-ups from {server}: {source}");
+                        let line = || format!("no wake-ups from {server}: {source}");
+                        self.events.debug(line);
                         self.policy.fail(&self.nodes[place].node, &failure);
                         self.nodes[place].fail(failure);
                     }

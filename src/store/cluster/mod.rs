@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use crate::config::Config;
 use crate::error::{Error, Result as ApiResult};
+use crate::event::Events;
 use crate::failure::Failure;
 use crate::net::endpoint::Endpoint;
 use crate::net::server::ServerFactory;
@@ -51,6 +52,7 @@ pub(crate) struct Cluster {
     io_timeout: Duration,
     /// The same for wake-ups, where no lease is at stake.
     wakeups_io_timeout: Duration,
+    events: Events,
 }
 
 /// Parses the URLs of the nodes to begin with.
@@ -79,6 +81,7 @@ impl Cluster {
             demand: Demand::new(config.durability),
             io_timeout: config.io_timeout(config.options.first_lease()),
             wakeups_io_timeout: config.io_timeout(Duration::MAX),
+            events: config.events.clone(),
         }
     }
 
@@ -221,7 +224,13 @@ impl Store for Cluster {
     fn wakeups(&self, client: &str) -> Option<Box<dyn Wakeups>> {
         let keys = self.commands.keys.clone();
         let policy = WakeupsOfMasters::new(self.topology.clone(), keys.clone());
-        Some(Box::new(BackgroundWakeups::new(policy, keys, client, self.wakeups_io_timeout)))
+        Some(Box::new(BackgroundWakeups::new(
+            policy,
+            keys,
+            client,
+            self.wakeups_io_timeout,
+            &self.events,
+        )))
     }
 
     fn jobs(&self) -> Box<dyn JobRunner> {

@@ -13,6 +13,7 @@ use parking_lot::{Condvar, Mutex, RwLock};
 
 use crate::clock::end_of;
 use crate::config::Config;
+use crate::event::Events;
 use crate::failure::{Failure, FailureKind};
 use crate::net::endpoint::Endpoint;
 use crate::net::server::ServerFactory;
@@ -38,6 +39,7 @@ pub(super) struct Topology {
     progress: Mutex<Progress>,
     /// Notified when `progress.running` has become false.
     ended: Condvar,
+    events: Events,
 }
 
 /// How far learning is.
@@ -66,6 +68,7 @@ impl Topology {
             map: RwLock::default(),
             progress: Mutex::default(),
             ended: Condvar::new(),
+            events: config.events.clone(),
         }
     }
 
@@ -187,10 +190,7 @@ impl Topology {
         });
         let before = mem::replace(&mut self.progress.lock().failure, outcome.clone().err());
         if let (Err(Failure { server, source, .. }), None) = (&outcome, before) {
-            log::warn!(
-                target: "leasehold",
-                "the cluster's slots are not known: {server}: {source}"
-            );
+            self.events.warn(|| format!("the cluster's slots are not known: {server}: {source}"));
         }
         outcome
     }

@@ -66,6 +66,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::config::Config;
+use crate::event::Events;
 use crate::failure::Failure;
 use crate::net::endpoint::Endpoint;
 use crate::net::server::ServerFactory;
@@ -98,6 +99,7 @@ pub(crate) struct Quorum {
     io_timeout: Duration,
     /// The same for wake-ups, where no lease is at stake.
     wakeups_io_timeout: Duration,
+    events: Events,
 }
 
 impl Quorum {
@@ -115,7 +117,12 @@ impl Quorum {
         let rounds = Rounds::new(quorum_servers, config.pool_size, servers.pool_thread());
         let commands = QuorumCommands { commands: Commands::proposing(config), demand };
         let grants = Arc::new(Grants { rounds, commands });
-        Self { grants, io_timeout, wakeups_io_timeout: config.io_timeout(Duration::MAX) }
+        Self {
+            grants,
+            io_timeout,
+            wakeups_io_timeout: config.io_timeout(Duration::MAX),
+            events: config.events.clone(),
+        }
     }
 
     /// Fails unless a majority answers.
@@ -197,7 +204,13 @@ impl Store for Quorum {
     fn wakeups(&self, client: &str) -> Option<Box<dyn Wakeups>> {
         let policy = WakeupsOfMajorities::new(self.servers().to_vec());
         let keys = self.commands().keys.clone();
-        Some(Box::new(BackgroundWakeups::new(policy, keys, client, self.wakeups_io_timeout)))
+        Some(Box::new(BackgroundWakeups::new(
+            policy,
+            keys,
+            client,
+            self.wakeups_io_timeout,
+            &self.events,
+        )))
     }
 
     fn jobs(&self) -> Box<dyn JobRunner> {

@@ -13,6 +13,7 @@ use rustls::pki_types::PrivateKeyDer;
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
 
 use super::*;
+use crate::event::Events;
 use crate::net::resp::RespStream;
 use crate::net::spin::Spin;
 use crate::net::tls::Connector;
@@ -40,7 +41,8 @@ fn credentials() -> (Arc<ServerConfig>, String) {
 
 fn connector(pem: String) -> Connector {
     let tls = Tls::new().ca_pem(pem);
-    Connector::new("localhost", Trust::Certified, &tls).expect("a good certificate")
+    Connector::new("localhost", Trust::Certified, &tls, &Events::default())
+        .expect("a good certificate")
 }
 
 fn listen() -> (TcpListener, SocketAddr) {

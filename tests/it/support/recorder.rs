@@ -51,6 +51,8 @@ fn sentence(event: &Event) -> String {
         Event::Lost { name, .. } => format!("lost {name}"),
         Event::Released { name, .. } => format!("released {name}"),
         Event::ReleaseFailed { name, .. } => format!("release failed {name}"),
+        Event::TimedOut { name, .. } => format!("timed out {name}"),
+        Event::Failed { name, .. } => format!("failed {name}"),
         other => format!("{other:?}"),
     }
 }

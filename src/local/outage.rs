@@ -1,0 +1,139 @@
+//! What the renewer reports of the leases in its care: renewals that fail or succeed again, and
+//! leases that are lost.
+//!
+//! Decides what is an event for each lease, and what is one line of the log for all of them. An
+//! outage begins when a renewal fails and ends when no lease is left whose last renewal has failed.
+
+use std::collections::BTreeMap;
+use std::mem;
+
+use crate::clock::Moment;
+use crate::event::Event;
+use crate::failure::Failure;
+use crate::local::lease::Lease;
+use crate::local::loss::{EXPIRED, GONE, LossNotifier};
+
+/// The renewer's reports. They are collected in a turn of the renewer, and told at its end.
+#[derive(Debug)]
+pub(crate) struct RenewalReports {
+    losses: LossNotifier,
+    /// How many leases there are whose last renewal has failed.
+    failing: usize,
+    outage: Option<Outage>,
+    /// How many leases were found lost in this turn, and the first of them, by the reason.
+    lost: BTreeMap<&'static str, (usize, String)>,
+}
+
+#[derive(Debug)]
+struct Outage {
+    begin: Moment,
+    /// The first failure, until it is told.
+    first: Option<String>,
+    renewed: usize,
+    lost: usize,
+}
+
+impl RenewalReports {
+    pub(crate) fn new(losses: LossNotifier) -> Self {
+        Self { losses, failing: 0, outage: None, lost: BTreeMap::new() }
+    }
+
+    /// Marks a lease as lost if its deadline has passed. Returns `true` for the one call that does.
+    pub(crate) fn expire(&mut self, lease: &Lease) -> bool {
+        let lost = lease.expire();
+        if lost {
+            self.record_loss(lease, EXPIRED);
+        }
+        lost
+    }
+
+    /// Marks a lease as lost because the server does not know the hold any more.
+    pub(crate) fn lose(&mut self, lease: &Lease) {
+        if lease.lose() {
+            self.record_loss(lease, GONE);
+        }
+    }
+
+    fn record_loss(&mut self, lease: &Lease, why: &'static str) {
+        let first = || (0, format!("{:?} (fence {})", lease.name(), lease.fence));
+        self.lost.entry(why).or_insert_with(first).0 += 1;
+        if let Some(outage) = self.outage.as_mut().filter(|_| lease.is_failing()) {
+            outage.lost += 1;
+        }
+        self.losses.end(lease);
+    }
+
+    /// Records that a renewal brought no confirmation, while there is time to try again.
+    pub(crate) fn record_failure(&mut self, lease: &Lease, failure: &Failure) {
+        let remaining = lease.remaining();
+        if remaining.is_zero() || lease.set_failing(true) {
+            return;
+        }
+        self.failing += 1;
+        let source = &failure.source;
+        self.outage.get_or_insert_with(|| Outage {
+            begin: Moment::now(),
+            first: Some(format!(
+                "lock {:?} on {}, {remaining:?} left: {source}",
+                lease.name(),
+                failure.server
+            )),
+            renewed: 0,
+            lost: 0,
+        });
+        self.losses.events.emit(|| Event::RenewalFailing {
+            name: lease.name().to_string(),
+            fence: lease.fence,
+            remaining,
+            reason: source.to_string(),
+        });
+    }
+
+    /// Records that a lease was renewed.
+    pub(crate) fn record_renewal(&mut self, lease: &Lease) {
+        if lease.is_failing()
+            && let Some(outage) = &mut self.outage
+        {
+            outage.renewed += 1;
+        }
+        self.forget(lease);
+    }
+
+    /// Forgets a lease whose last renewal has not failed, or that the renewer has no more.
+    pub(crate) fn forget(&mut self, lease: &Lease) {
+        if lease.set_failing(false) {
+            self.failing -= 1;
+        }
+    }
+
+    /// Tells what has happened in a turn, of which `renewed` leases were renewed.
+    pub(crate) fn tell(&mut self, renewed: usize) {
+        let events = &self.losses.events;
+        if renewed > 0 {
+            events.emit(|| Event::Renewed { count: renewed });
+            events.trace(|| format!("renewed {renewed} leases"));
+        }
+        for (why, (count, first)) in mem::take(&mut self.lost) {
+            events.warn(|| match count {
+                1 => format!("the lease of lock {first} is lost: {why}"),
+                _ => format!("the leases of {count} locks are lost, first of {first}: {why}"),
+            });
+        }
+        let Some(outage) = &mut self.outage else { return };
+        if let Some(first) = outage.first.take() {
+            let count = self.failing;
+            events.warn(|| format!("renewing {count} leases fails, first of {first}"));
+        }
+        if self.failing == 0 {
+            let (lasted, Outage { renewed, lost, .. }) =
+                (Moment::now().since(outage.begin), &*outage);
+            events.info(|| {
+                format!(
+                    "no renewal fails any more after {lasted:?}: \
+                     {renewed} leases were renewed, {lost} lost"
+                )
+            });
+            self.outage = None;
+        }
+    }
+}
