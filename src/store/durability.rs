@@ -3,6 +3,9 @@
 //! Both are about what the same connection has written before, so they are sent together with the
 //! script, in one write. Requests behind them on that connection wait as well. So a request to one
 //! server has a connection to itself; a quorum does without the servers that are still waiting.
+//!
+//! A script that does nothing, because the lock is held, has nothing to wait for. Where that was so
+//! the last time, the request to wait is sent only after the reply that there is something.
 
 use std::io;
 use std::sync::Arc;
@@ -107,11 +110,21 @@ impl Demand {
     }
 }
 
+/// When the request to wait is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SendWait {
+    /// In one write with the script, which is likely to do something.
+    Along,
+    /// After the reply to a script that has done something. One that has not blocks nothing.
+    After,
+}
+
 /// Sends a command whose reply, if the script has done something, counts only if the demand is met.
 pub(crate) fn ask_durably<T: Clone>(
     server: &Server,
     demand: &Demand,
     command: &Command<T>,
+    send_wait: SendWait,
     deadline: Instant,
 ) -> Result<T, Failure> {
     let ask = |request: &Request| {
@@ -119,13 +132,19 @@ pub(crate) fn ask_durably<T: Clone>(
             connection.connect(deadline)?;
             connection.write(deadline, |out| {
                 out.extend_from_slice(request.bytes());
-                out.extend_from_slice(demand.request(deadline).bytes());
+                if send_wait == SendWait::Along {
+                    out.extend_from_slice(demand.request(deadline).bytes());
+                }
             })?;
             let reply = connection.receive_reply_to(request, deadline);
             let done = reply.as_ref().is_ok_and(is_done);
             if done {
+                if send_wait == SendWait::After {
+                    let wait = demand.request(deadline);
+                    connection.write(deadline, |out| out.extend_from_slice(wait.bytes()))?;
+                }
                 receive_acknowledgements(server, demand, connection, deadline)?;
-            } else if connection.is_connected() {
+            } else if send_wait == SendWait::Along && connection.is_connected() {
                 connection.discard_reply(deadline.min(end_of(DISCARD_TIME)));
             }
             Ok(reply)

@@ -1,5 +1,7 @@
 //! Locks on one server.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::config::Config;
@@ -13,7 +15,7 @@ use crate::store::background::one_server::{JobsOfOneServer, WakeupsOfOneServer};
 use crate::store::background::wakeups::BackgroundWakeups;
 use crate::store::commands::{Command, Commands};
 use crate::store::decoder::Decoder;
-use crate::store::durability::{Demand, ask_durably};
+use crate::store::durability::{Demand, SendWait, ask_durably};
 use crate::store::hold::{HoldId, Holder};
 use crate::store::job::JobRunner;
 use crate::store::request::{
@@ -29,6 +31,8 @@ pub(crate) struct Standalone {
     commands: Commands,
     /// What new holds and levels must meet in addition.
     demand: Option<Demand>,
+    /// Whether the last lock that was to meet that was held.
+    found_held: Arc<AtomicBool>,
     io_timeout: Duration,
     /// The same for wake-ups, where no lease is at stake.
     wakeups_io_timeout: Duration,
@@ -41,6 +45,7 @@ impl Standalone {
             server,
             commands: Commands::new(config),
             demand: Demand::new(config.durability),
+            found_held: Arc::default(),
             io_timeout: config.io_timeout(config.options.first_lease()),
             wakeups_io_timeout: config.io_timeout(Duration::MAX),
             events: config.events.clone(),
@@ -68,7 +73,7 @@ impl Standalone {
     fn ask_durably<T: Clone>(&self, command: Command<T>, deadline: Instant) -> Result<T, Failure> {
         match &self.demand {
             None => self.ask(command, deadline),
-            Some(demand) => ask_durably(&self.server, demand, &command, deadline),
+            Some(demand) => ask_durably(&self.server, demand, &command, SendWait::Along, deadline),
         }
     }
 
@@ -90,7 +95,14 @@ fn decode<T: Clone>(server: &Server, decoder: &Decoder<T>, reply: Reply) -> Resu
 
 impl Store for Standalone {
     fn acquire(&self, request: Acquire<'_>) -> Result<AcquireReply, Failure> {
-        self.ask_durably(self.commands.acquire(request), request.deadline)
+        let command = self.commands.acquire(request);
+        let Some(demand) = &self.demand else { return self.ask(command, request.deadline) };
+        let is_held = self.found_held.load(Ordering::Relaxed);
+        let send_wait = if is_held { SendWait::After } else { SendWait::Along };
+        let reply = ask_durably(&self.server, demand, &command, send_wait, request.deadline);
+        let is_held = matches!(reply, Ok(AcquireReply::Held { .. }));
+        self.found_held.store(is_held, Ordering::Relaxed);
+        reply
     }
 
     fn start_acquire(&self, request: Acquire<'_>) -> Option<PendingReply<AcquireReply>> {

@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use leasehold::{Builder, Client, Durability, Error, Guard};
 
+use crate::support::lag::Lag;
 use crate::support::sentinel::replicated;
 use crate::support::server::{Server, redis_binary, valkey_binary};
-use crate::support::{SOON, eventually, is_busy, ms, patient, take, timed};
+use crate::support::{SOON, eventually, is_busy, ms, patient, take, throughout, timed};
 
 /// Short, for tests that wait for a replica that is not there.
 pub(crate) const TIMEOUT: Duration = ms(500);
@@ -251,6 +252,41 @@ fn a_lock_on_disk_survives_a_crash() {
     server.restart();
     eventually(SOON, || guard.verify().is_ok());
     guard.unlock().unwrap();
+}
+
+/// More connections than these calls need at a time.
+const FEW: u64 = 12;
+
+/// A master whose replica acknowledges everything later than one call for a lock takes.
+fn lagging() -> (Vec<Server>, Lag) {
+    let servers = replicated(1, redis_binary(), &[]);
+    let lag = Lag::before(&servers[0], ms(50));
+    servers[1].command(&["REPLICAOF", "127.0.0.1", &lag.port().to_string()]);
+    eventually(SOON, || {
+        let info: String = servers[0].ask(&["INFO", "replication"]);
+        info.matches("slave").count() == 2 && info.contains("state=online")
+    });
+    (servers, lag)
+}
+
+#[test]
+fn calls_for_a_busy_lock_keep_their_connections() {
+    let (servers, _lag) = lagging();
+    let (one, other) = (servers[0].open(patient()), servers[0].open(replicas(1, AMPLE)));
+    let guard = take(&one, "a");
+    let connections = servers[0].connections();
+    throughout(ms(1000), || other.try_lock("a").unwrap().is_none());
+    thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| assert!(other.try_lock_for("a", ms(1000)).unwrap().is_none()));
+        }
+    });
+    let opened = servers[0].connections() - connections;
+    assert!(opened <= FEW, "{opened} connections");
+    guard.unlock().unwrap();
+    let (guard, took) = timed(|| take(&other, "a"));
+    assert!(took >= ms(50) && servers[1].exists("a"), "{took:?}");
+    drop(guard);
 }
 
 #[test]

@@ -6,6 +6,7 @@ pub(crate) mod authority;
 pub(crate) mod child;
 pub(crate) mod cluster;
 pub(crate) mod inspect;
+pub(crate) mod lag;
 pub(crate) mod proxy;
 pub(crate) mod quorum;
 pub(crate) mod recorder;
