@@ -4,11 +4,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::config::Config;
+use crate::election::Election;
 use crate::error::Result;
 use crate::guard::Guard;
 use crate::local::shared::Shared;
 use crate::mutex::Mutex;
 use crate::open;
+use crate::owned_guard::OwnedGuard;
+use crate::rw_lock::RwLock;
+use crate::semaphore::Semaphore;
 
 /// A handle for acquiring distributed locks. Clones are cheap and share everything.
 ///
@@ -180,6 +184,54 @@ impl Client {
     /// ```
     pub fn with_lock<T>(&self, name: &str, work: impl FnOnce(&Guard) -> T) -> Result<T> {
         self.mutex(name).with(work)
+    }
+
+    /// Acquires the lock as [`lock`](Client::lock) does, for a guard that belongs to no thread and
+    /// never nests: if this thread holds the lock already, it waits for itself.
+    ///
+    /// # Errors
+    ///
+    /// The same as [`lock`](Client::lock), except for `Lost`.
+    pub fn lock_owned(&self, name: &str) -> Result<OwnedGuard> {
+        self.mutex(name).lock_owned()
+    }
+
+    /// Attempts to acquire the lock as [`try_lock`](Client::try_lock) does, for a guard that
+    /// belongs to no thread.
+    ///
+    /// # Errors
+    ///
+    /// The same as [`lock_owned`](Client::lock_owned), except for `Timeout`.
+    pub fn try_lock_owned(&self, name: &str) -> Result<Option<OwnedGuard>> {
+        self.mutex(name).try_lock_owned()
+    }
+
+    /// Acquires the lock as [`try_lock_for`](Client::try_lock_for) does, for a guard that belongs
+    /// to no thread.
+    ///
+    /// # Errors
+    ///
+    /// The same as [`lock_owned`](Client::lock_owned), except for `Timeout`.
+    pub fn try_lock_owned_for(&self, name: &str, wait: Duration) -> Result<Option<OwnedGuard>> {
+        self.mutex(name).try_lock_owned_for(wait)
+    }
+
+    /// Returns a handle to a read-write lock. Sends nothing.
+    #[must_use]
+    pub fn rw_lock(&self, name: &str) -> RwLock {
+        RwLock::new(&self.shared, name)
+    }
+
+    /// Returns a handle to a semaphore with so many permits. Sends nothing.
+    #[must_use]
+    pub fn semaphore(&self, name: &str, permits: u32) -> Semaphore {
+        Semaphore::new(&self.shared, name, permits)
+    }
+
+    /// Returns a handle to an election. Sends nothing.
+    #[must_use]
+    pub fn election(&self, name: &str) -> Election {
+        Election::new(&self.shared, name)
     }
 
     /// Returns a handle to one lock, for setting options of its own or querying its state. Sends

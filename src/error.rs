@@ -184,6 +184,10 @@ impl Error {
         Self::Unavailable { attempt, server, source: Arc::new(source) }
     }
 
+    pub(crate) fn timed_out(name: &str) -> Self {
+        Self::Timeout { name: name.into() }
+    }
+
     pub(crate) fn lost(name: &str) -> Self {
         Self::Lost { name: name.into() }
     }

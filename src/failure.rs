@@ -56,6 +56,12 @@ impl Failure {
         Self::io(FailureKind::Timeout, &Arc::from("the server"), source)
     }
 
+    /// The failure of a request for a name that has something else.
+    pub(crate) fn wrong_type() -> Self {
+        let source = io::Error::other("the name is used for another kind of lock");
+        Self::io(FailureKind::WrongType, &Arc::from("memory"), source)
+    }
+
     /// Returns `true` if the request may have been executed, or may still be.
     pub(crate) fn is_ambiguous(&self) -> bool {
         matches!(self.kind, FailureKind::Disconnected | FailureKind::Timeout)

@@ -10,7 +10,7 @@ use crate::local::lease::Lease;
 use crate::local::reentrancy::Level;
 use crate::local::shared::Shared;
 use crate::local::{release, status};
-use crate::lost::Lost;
+use crate::lost::{self, Lost};
 
 /// A lock, or one level of it, held by the current thread. Dropping the guard releases it.
 ///
@@ -118,11 +118,7 @@ impl Guard {
     /// ```
     #[must_use]
     pub fn lost(&self) -> Lost {
-        if self.shared.identity.check_process().is_ok() {
-            Lost::new(&self.lease)
-        } else {
-            Lost::forked()
-        }
+        lost::watch(&self.shared, &self.lease)
     }
 
     /// Asks the server whether this hold still exists. Blocks for the server's reply.
@@ -137,6 +133,17 @@ impl Guard {
     /// - [`Forked`](crate::Error::Forked): this process is a forked child.
     pub fn verify(&self) -> Result<()> {
         status::verify(&self.shared, &self.lease)
+    }
+
+    /// Renews the lease now, also if it is not renewed in the background, but not beyond
+    /// [`max_hold`](crate::Builder::max_hold). Blocks for the server's reply.
+    ///
+    /// # Errors
+    ///
+    /// The same as [`verify`](Guard::verify), and [`NotReplicated`](crate::Error::NotReplicated) if
+    /// too few replicas or disks acknowledged it; then the lease is as long as before.
+    pub fn renew(&self) -> Result<()> {
+        status::renew(&self.shared, &self.lease)
     }
 
     /// Releases this level, as dropping the guard does, and reports errors. Blocks for the server's

@@ -17,6 +17,10 @@
 //! [`with_lock`](Client::with_lock) runs a closure under the lock. [`mutex`](Client::mutex) gives
 //! a single lock options of its own and can query its state. No async runtime is involved, ever.
 //!
+//! Besides: [`lock_owned`](Client::lock_owned), for a guard that may move between threads;
+//! [`rw_lock`](Client::rw_lock), [`semaphore`](Client::semaphore) and
+//! [`election`](Client::election).
+//!
 //! # Guarantees
 //!
 //! - **Exclusion by lease.** There is at most one live guard per name, as long as clocks run at
@@ -162,6 +166,7 @@ mod builder;
 mod client;
 mod clock;
 mod config;
+mod election;
 mod error;
 mod event;
 mod failure;
@@ -171,6 +176,10 @@ mod lost;
 mod mutex;
 mod net;
 mod open;
+mod owned_guard;
+mod owned_hold;
+mod rw_lock;
+mod semaphore;
 mod store;
 mod sync;
 #[cfg(feature = "tls")]
@@ -180,11 +189,15 @@ pub use client::{Builder, Client};
 pub use config::Durability;
 #[doc(hidden)]
 pub use config::Mechanism;
+pub use election::{Election, Term};
 pub use error::{Error, Result, ServerFailure};
 pub use event::Event;
 pub use guard::Guard;
 pub use lost::Lost;
 pub use mutex::Mutex;
-pub use store::hold::Holder;
+pub use owned_guard::OwnedGuard;
+pub use rw_lock::{ReadGuard, RwLock, WriteGuard};
+pub use semaphore::{Permit, Semaphore};
+pub use store::hold::{Holder, Leader};
 #[cfg(feature = "tls")]
 pub use tls::Tls;

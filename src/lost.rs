@@ -8,6 +8,7 @@ use crossbeam_channel::{Receiver, bounded};
 
 use crate::clock::end_of;
 use crate::local::lease::Lease;
+use crate::local::shared::Shared;
 
 /// Tells any thread whether a hold is lost. Created by [`Guard::lost`](crate::Guard::lost).
 ///
@@ -33,14 +34,19 @@ pub struct Lost {
     over: Receiver<Infallible>,
 }
 
+/// Returns the watch on a hold.
+pub(crate) fn watch(shared: &Shared, lease: &Arc<Lease>) -> Lost {
+    if shared.identity.check_process().is_ok() { Lost::new(lease) } else { Lost::forked() }
+}
+
 impl Lost {
-    pub(crate) fn new(lease: &Arc<Lease>) -> Self {
+    fn new(lease: &Arc<Lease>) -> Self {
         Self { lease: Some(lease.clone()), over: lease.over() }
     }
 
     /// That of a hold that only the parent of this process has. Nothing that is shared with the
     /// parent's threads may be touched here.
-    pub(crate) fn forked() -> Self {
+    fn forked() -> Self {
         Self { lease: None, over: bounded(0).1 }
     }
 

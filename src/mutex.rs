@@ -10,7 +10,9 @@ use crate::guard::Guard;
 use crate::local::call::Wait;
 use crate::local::shared::Shared;
 use crate::local::{acquire, status};
-use crate::store::hold::Holder;
+use crate::owned_guard::OwnedGuard;
+use crate::owned_hold::OwnedHold;
+use crate::store::hold::{HoldKind, Holder};
 
 /// A handle to one lock of a client, with options that may differ from the client's. Created by
 /// [`Client::mutex`](crate::Client::mutex).
@@ -143,6 +145,39 @@ impl Mutex {
         }
     }
 
+    /// Acquires the lock for a guard that belongs to no thread, blocking the current thread until
+    /// it is able to do so. See [`Client::lock_owned`](crate::Client::lock_owned).
+    ///
+    /// # Errors
+    ///
+    /// The same as [`Client::lock_owned`](crate::Client::lock_owned), and
+    /// [`InvalidInput`](Error::InvalidInput) if an option is invalid.
+    pub fn lock_owned(&self) -> Result<OwnedGuard> {
+        let wait = self.options.wait.map_or(Wait::Endless, |wait| Wait::Until(end_of(wait)));
+        self.acquire_owned(wait)?.ok_or_else(|| Error::timed_out(&self.name))
+    }
+
+    /// Attempts to acquire the lock for a guard that belongs to no thread, without waiting for
+    /// another holder. See [`Client::try_lock_owned`](crate::Client::try_lock_owned).
+    ///
+    /// # Errors
+    ///
+    /// The same as [`lock_owned`](Mutex::lock_owned), except for `Timeout`.
+    pub fn try_lock_owned(&self) -> Result<Option<OwnedGuard>> {
+        self.acquire_owned(Wait::No)
+    }
+
+    /// Acquires the lock for a guard that belongs to no thread, blocking the current thread until
+    /// it is able to do so or `wait` has passed. Returns `None` in the latter case. See
+    /// [`Client::try_lock_owned_for`](crate::Client::try_lock_owned_for).
+    ///
+    /// # Errors
+    ///
+    /// The same as [`lock_owned`](Mutex::lock_owned), except for `Timeout`.
+    pub fn try_lock_owned_for(&self, wait: Duration) -> Result<Option<OwnedGuard>> {
+        self.acquire_owned(Wait::Until(end_of(wait)))
+    }
+
     /// Returns `true` if the lock is held by any client. Blocks for the server's reply.
     ///
     /// # Errors
@@ -190,5 +225,11 @@ impl Mutex {
     fn acquire(&self, wait: Wait) -> Result<Option<Guard>> {
         let level = acquire::lock(&self.shared, &self.name, &self.options, wait)?;
         Ok(level.map(|level| Guard::new(self.shared.clone(), level)))
+    }
+
+    fn acquire_owned(&self, wait: Wait) -> Result<Option<OwnedGuard>> {
+        let kind = HoldKind::Lock;
+        let lease = acquire::owned(&self.shared, kind, &self.name, &self.options, wait)?;
+        Ok(lease.map(|lease| OwnedGuard::new(OwnedHold::new(&self.shared, lease))))
     }
 }

@@ -5,6 +5,10 @@
 //! queue, or outside it with a single attempt. Decides also what the end of a call means for the
 //! waiters.
 
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
 use crate::clock::end_of;
 use crate::config::LockOptions;
 use crate::error::{Error, Result};
@@ -20,10 +24,8 @@ use crate::local::retry::{Backoff, RetryPolicy, is_outage};
 use crate::local::shared::Shared;
 use crate::local::wait_queues::{Position, Turn, WaitQueues};
 use crate::local::waiter::Waiter;
+use crate::store::hold::HoldKind;
 use crate::store::request::AcquireReply;
-use std::sync::Arc;
-use std::thread;
-use std::time::{Duration, Instant};
 
 /// A call for a lock.
 pub(super) struct LockCall<'a> {
@@ -69,21 +71,48 @@ pub(crate) fn lock(
     options: &LockOptions,
     wait: Wait,
 ) -> Result<Option<Level>> {
-    shared.identity.check_process()?;
-    shared.config.check_name(name)?;
-    options.check(&shared.config)?;
-    shared.wait_queues.check_open()?;
+    check(shared, name, options)?;
     if let Some(lease) = shared.held_locks.find(thread::current().id(), name) {
         return reentrancy::nest(shared, lease, wait).map(Some);
     }
-    let begin = Instant::now();
     let caller = Caller::current(&shared.config, options);
-    let outcome = LockCall { shared, name, caller, wait }.acquire();
-    report_outcome(shared, name, wait, &outcome, begin.elapsed());
-    Ok(outcome?.map(|lease| Level { lease, depth: 1 }))
+    let lease = LockCall { shared, name, caller, wait }.run()?;
+    Ok(lease.map(|lease| Level { lease, depth: 1 }))
+}
+
+/// Acquires a hold that belongs to no thread. `None` if it cannot be had when the wait is over.
+pub(crate) fn owned(
+    shared: &Shared,
+    kind: HoldKind,
+    name: &Arc<str>,
+    options: &LockOptions,
+    wait: Wait,
+) -> Result<Option<Arc<Lease>>> {
+    check(shared, name, options)?;
+    if kind != HoldKind::Lock {
+        shared.check_has_members()?;
+    }
+    let caller = Caller::owned(&shared.config, options, kind);
+    LockCall { shared, name, caller, wait }.run()
+}
+
+/// Returns an error if no lock can be acquired so.
+fn check(shared: &Shared, name: &str, options: &LockOptions) -> Result<()> {
+    shared.identity.check_process()?;
+    shared.config.check_name(name)?;
+    options.check(&shared.config)?;
+    shared.wait_queues.check_open()
 }
 
 impl LockCall<'_> {
+    /// Acquires the lock, and reports how that went.
+    fn run(&self) -> Result<Option<Arc<Lease>>> {
+        let begin = Instant::now();
+        let outcome = self.acquire();
+        report_outcome(self.shared, self.name, self.wait, &outcome, begin.elapsed());
+        outcome
+    }
+
     fn acquire(&self) -> Result<Option<Arc<Lease>>> {
         let Some((waiter, start)) = self.queue()? else { return Ok(None) };
         match start {
@@ -102,7 +131,7 @@ impl LockCall<'_> {
     /// Waits behind the other threads of this client. `None` if the wait is over before.
     fn queue(&self) -> Result<Option<(Waiter, Start)>> {
         let Self { shared, name, caller, wait } = self;
-        let queues = &shared.wait_queues;
+        let queues = shared.queues(caller.kind);
         let (waiter, position) = if *wait != Wait::No {
             queues.join(name, caller, *wait == Wait::Endless)?
         } else if let Some(joined) = queues.try_join(name, caller)? {
@@ -133,7 +162,7 @@ impl LockCall<'_> {
             report_contended(self.shared, self.name);
             self.wait.deadline()
         };
-        match self.shared.wait_queues.wait(waiter, deadline)? {
+        match self.queues().wait(waiter, deadline)? {
             Turn::Failed(failure) | Turn::TimedOut(Some(failure)) => {
                 Err(failure.into_error("acquire", self.name))
             }
@@ -182,18 +211,26 @@ impl LockCall<'_> {
         let outcome = try_until_acquired(&mut attempt, waiter);
         match outcome.inspect_err(|_| attempt.clean_up()) {
             Ok(lease) => {
-                self.shared.wait_queues.set_acquired(&lease);
-                head.keep();
+                if self.caller.kind == HoldKind::Lock {
+                    self.queues().set_acquired(&lease);
+                    head.keep();
+                }
                 Ok(Some(lease))
             }
             Err(stopped) => {
                 let has_next = head.give_up(&stopped);
-                if !has_next && !matches!(stopped, Stopped::Failed(_)) {
+                // The next thread may want another kind of hold.
+                let leaves = !has_next || self.caller.kind != HoldKind::Lock;
+                if leaves && !matches!(stopped, Stopped::Failed(_)) {
                     attempt.unregister();
                 }
                 stopped.into_result(self.name)
             }
         }
+    }
+
+    fn queues(&self) -> &WaitQueues {
+        self.shared.queues(self.caller.kind)
     }
 
     fn attempt(&self, arrival: Arrival) -> Attempt<'_> {
@@ -202,7 +239,7 @@ impl LockCall<'_> {
 
     pub(super) fn head(&self) -> QueueHead<'_> {
         let endless = self.wait == Wait::Endless;
-        QueueHead { queues: &self.shared.wait_queues, name: self.name, endless, kept: false }
+        QueueHead { queues: self.queues(), name: self.name, endless, kept: false }
     }
 }
 

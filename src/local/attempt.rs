@@ -4,6 +4,9 @@
 //! the client is registered as waiting, whether a hold may exist without a reply, and whether the
 //! next request is for another hold. When to try again is decided in `acquire.rs`.
 
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
 use crate::clock::{Moment, end_of};
 use crate::config::Mechanism;
 use crate::event::Event;
@@ -14,9 +17,7 @@ use crate::local::lease::{Lease, local_deadline};
 use crate::local::pending::{AcquireRequest, SentAcquire};
 use crate::local::retry::RetryPolicy;
 use crate::local::shared::Shared;
-use crate::store::request::{AcquireReply, Registration, is_granted};
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use crate::store::request::{AcquireReply, Registration, WaitingClient, is_granted};
 
 /// For so long a thread yields to another client after the lock was released for that one.
 const YIELD_TIME: Duration = Duration::from_millis(20);
@@ -63,7 +64,7 @@ impl<'a> Attempt<'a> {
         let yield_time = if arrival == Arrival::NextYielding { YIELD_TIME } else { Duration::ZERO };
         let retry = RetryPolicy::new(wait, &shared.config, caller.times);
         let request = AcquireRequest {
-            hold: shared.identity.next_hold(name),
+            hold: shared.identity.next_hold(caller.kind, name),
             lease: caller.times.lease,
             registration: match arrival {
                 Arrival::First if wait.is_over() => Registration::None,
@@ -102,7 +103,10 @@ impl<'a> Attempt<'a> {
             if in_doubt {
                 self.shared.clean_up(&self.request.hold, lease, false);
             }
-            self.request.hold = self.shared.identity.next_hold(&self.request.hold.name);
+            self.request.hold = {
+                let hold = &self.request.hold;
+                self.shared.identity.next_hold(hold.kind, &hold.name)
+            };
         } else {
             self.in_doubt |= in_doubt;
         }
@@ -116,7 +120,7 @@ impl<'a> Attempt<'a> {
     pub(super) fn record_contention(&mut self) {
         self.retry.record_reply();
         let name = &self.request.hold.name;
-        self.shared.wait_queues.set_failure(name, None);
+        self.shared.queues(self.caller.kind).set_failure(name, None);
         if !self.contended {
             self.contended = true;
             report_contended(self.shared, name);
@@ -126,7 +130,7 @@ impl<'a> Attempt<'a> {
     /// Records that a request has failed. A hold that fell short of its durability is released.
     pub(super) fn record_failure(&self, failure: &Failure) {
         let hold = &self.request.hold;
-        self.shared.wait_queues.set_failure(&hold.name, Some(failure));
+        self.shared.queues(self.caller.kind).set_failure(&hold.name, Some(failure));
         if failure.is_shortfall() {
             ending::undo(self.shared, hold, self.caller.times.lease, self.retry.request_deadline());
         }
@@ -161,9 +165,11 @@ impl<'a> Attempt<'a> {
         let deadline = last.map_or(end, |last| last.min(end));
         if deadline > Instant::now() {
             let (shared, name) = (self.shared, &self.request.hold.name);
-            shared.store.unregister(name, shared.identity.client(), deadline).unwrap_or_default();
+            let (kind, client) = (self.request.hold.kind, shared.identity.client());
+            let waiting = WaitingClient { kind, name, client };
+            shared.store.unregister(waiting, deadline).unwrap_or_default();
             // A thread that began to wait in between is not registered now.
-            shared.wait_queues.wake(name, &*shared.store);
+            shared.queues(kind).wake(name, &*shared.store);
         }
     }
 }

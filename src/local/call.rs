@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::config::{Config, LockOptions};
 use crate::local::identity::Thread;
+use crate::store::hold::HoldKind;
 
 /// How long a call waits for a lock that is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,15 +64,22 @@ impl CallTimes {
 /// A thread that wants a lock, and the options with which it gets it.
 #[derive(Clone, Debug)]
 pub(crate) struct Caller {
-    pub(super) thread: Thread,
+    pub(super) kind: HoldKind,
+    /// The thread to which the hold will belong; `None` if to none.
+    pub(super) thread: Option<Thread>,
     pub(super) options: LockOptions,
     pub(super) times: CallTimes,
 }
 
 impl Caller {
-    /// The calling thread.
+    /// The calling thread, which will own a hold of a lock.
     pub(crate) fn current(config: &Config, options: &LockOptions) -> Self {
+        Self { thread: Some(Thread::current()), ..Self::owned(config, options, HoldKind::Lock) }
+    }
+
+    /// The calling thread, for a hold that will belong to no thread.
+    pub(crate) fn owned(config: &Config, options: &LockOptions, kind: HoldKind) -> Self {
         let times = CallTimes::new(config, options.first_lease());
-        Self { thread: Thread::current(), options: options.clone(), times }
+        Self { kind, thread: None, options: options.clone(), times }
     }
 }

@@ -3,6 +3,9 @@
 //! Decides how often a release is sent, what is cleaned up afterwards, and what is reported. Knows
 //! nothing of wait queues: `release.rs` and `handoff.rs` decide which thread gets the lock next.
 
+use std::thread;
+use std::time::{Duration, Instant};
+
 use crate::error::Error;
 use crate::event::Event;
 use crate::failure::Failure;
@@ -11,8 +14,6 @@ use crate::local::retry::RetryPolicy;
 use crate::local::shared::Shared;
 use crate::store::hold::HoldId;
 use crate::store::request::HoldReply;
-use std::thread;
-use std::time::{Duration, Instant};
 
 /// Why a request about an existing hold has not had its effect.
 #[derive(Debug)]

@@ -66,7 +66,8 @@ pub(super) fn start(
     retry: &RetryPolicy,
 ) -> PendingHandoff {
     let deadline = retry.request_deadline().min(end_of(to.times.io_timeout));
-    let (from, to, lease) = (from.clone(), shared.identity.next_hold(from.name()), to.times.lease);
+    let (from, to, lease) =
+        (from.clone(), shared.identity.next_hold(from.id.kind, from.name()), to.times.lease);
     let sent = Moment::now();
     let transfer = Transfer { from: &from.id, to: &to, lease, yields, deadline };
     let reply = shared.store.transfer(transfer);

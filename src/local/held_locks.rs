@@ -1,7 +1,7 @@
 //! The locks that the threads of this client hold.
 //!
-//! Finds the hold of a thread for a name. Knows nothing of leases: a hold that is lost stays until
-//! its last guard is gone.
+//! Finds the hold of a thread for a name. A hold that belongs to no thread is not among them. Knows
+//! nothing of leases: a hold that is lost stays until its last guard is gone.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -30,13 +30,15 @@ impl HeldLocks {
     }
 
     pub(crate) fn insert(&self, lease: &Arc<Lease>) {
-        let key = (lease.thread(), lease.name().clone());
-        self.shard(lease.thread()).lock().insert(key, lease.clone());
+        if let Some(thread) = lease.thread() {
+            self.shard(thread).lock().insert((thread, lease.name().clone()), lease.clone());
+        }
     }
 
     pub(crate) fn remove(&self, lease: &Lease) {
-        let key = (lease.thread(), lease.name().clone());
-        self.shard(lease.thread()).lock().remove(&key);
+        if let Some(thread) = lease.thread() {
+            self.shard(thread).lock().remove(&(thread, lease.name().clone()));
+        }
     }
 
     fn shard(&self, thread: ThreadId) -> &Mutex<HashMap<Key, Arc<Lease>>> {

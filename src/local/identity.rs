@@ -8,7 +8,7 @@ use std::sync::{Arc, Weak};
 use std::thread::{self, ThreadId};
 
 use crate::error::{Error, Result};
-use crate::store::hold::HoldId;
+use crate::store::hold::{HoldId, HoldKind};
 
 /// The identity of a client.
 #[derive(Debug)]
@@ -34,8 +34,9 @@ impl Identity {
     }
 
     /// Returns the id of a new hold.
-    pub(crate) fn next_hold(&self, name: &Arc<str>) -> HoldId {
+    pub(crate) fn next_hold(&self, kind: HoldKind, name: &Arc<str>) -> HoldId {
         HoldId {
+            kind,
             name: name.clone(),
             client: self.client.clone(),
             nonce: self.nonces.fetch_add(1, Ordering::Relaxed),
@@ -82,9 +83,12 @@ mod tests {
         let (a, b) = (Identity::new("").expect("random"), Identity::new("web").expect("random"));
         let name = Arc::from("x");
         assert_ne!(a.client(), b.client());
-        assert_ne!(a.next_hold(&name).owner(), a.next_hold(&name).owner());
+        assert_ne!(
+            a.next_hold(HoldKind::Lock, &name).owner(),
+            a.next_hold(HoldKind::Lock, &name).owner()
+        );
         assert!(b.client().starts_with("web:"));
-        assert!(b.next_hold(&name).owner().starts_with(b.client()));
+        assert!(b.next_hold(HoldKind::Lock, &name).owner().starts_with(b.client()));
         assert_eq!(a.client().len(), 32);
     }
 

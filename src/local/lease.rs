@@ -50,7 +50,8 @@ pub(crate) struct Lease {
     acquired: Moment,
     /// The age limit.
     end: Moment,
-    thread: Thread,
+    /// `None` for a hold that belongs to no thread.
+    thread: Option<Thread>,
     /// A moment, or a mark.
     deadline: AtomicU64,
     /// How many guards there are. Only the holding thread changes it.
@@ -91,7 +92,7 @@ pub(crate) enum NextStep {
 impl Lease {
     /// A hold of the caller, acquired by a request that was sent at `sent`.
     pub(crate) fn new(id: HoldId, fence: u64, caller: &Caller, sent: Moment) -> Self {
-        let Caller { thread, options, times } = caller;
+        let Caller { thread, options, times, .. } = caller;
         Self {
             id,
             fence,
@@ -112,8 +113,8 @@ impl Lease {
         &self.id.name
     }
 
-    pub(crate) fn thread(&self) -> ThreadId {
-        self.thread.id
+    pub(crate) fn thread(&self) -> Option<ThreadId> {
+        self.thread.as_ref().map(|thread| thread.id)
     }
 
     pub(crate) fn age(&self) -> Duration {
@@ -273,7 +274,7 @@ impl Lease {
         let deadline = Moment::from_raw(deadline);
         // The age limit leaves nothing to renew, or the thread that could release is gone.
         let last = deadline.after(drift(self.duration)) >= self.end;
-        if !self.renewed || last || !self.thread.is_alive() {
+        if !self.renewed || last || !self.thread.as_ref().is_none_or(Thread::is_alive) {
             NextStep::Expire(deadline)
         } else {
             NextStep::Renew(deadline.before(self.duration * 2 / 3))
@@ -304,6 +305,7 @@ fn drift(lease: Duration) -> Duration {
 mod tests {
     use super::*;
     use crate::config::{Config, LockOptions};
+    use crate::store::hold::HoldKind;
     use crossbeam_channel::TryRecvError;
     use std::thread::sleep;
 
@@ -314,7 +316,8 @@ mod tests {
     }
 
     fn acquired(options: &LockOptions, sent: Moment) -> Lease {
-        let id = HoldId { name: Arc::from("x"), client: Arc::from("c"), nonce: 1 };
+        let id =
+            HoldId { kind: HoldKind::Lock, name: Arc::from("x"), client: Arc::from("c"), nonce: 1 };
         Lease::new(id, 7, &Caller::current(&Config::default(), options), sent)
     }
 

@@ -112,11 +112,13 @@ pub(super) mod tests {
     use crate::config::Config;
     use crate::local::call::CallTimes;
     use crate::local::retry::{RetryLimit, RetryPolicy};
+    use crate::store::hold::HoldKind;
 
     const LEASE: Duration = Duration::from_secs(30);
 
     pub(in crate::local) fn request() -> AcquireRequest {
-        let hold = HoldId { name: Arc::from("x"), client: Arc::from("c"), nonce: 1 };
+        let hold =
+            HoldId { kind: HoldKind::Lock, name: Arc::from("x"), client: Arc::from("c"), nonce: 1 };
         let config = Config::default();
         let times = CallTimes::new(&config, LEASE);
         AcquireRequest {

@@ -48,38 +48,66 @@ pub(super) fn set_depth(
     durable: bool,
     mut retry: RetryPolicy,
 ) -> Result<(), HoldFailure> {
-    let raises = depth > lease.depth();
+    let (raises, renews) = (depth > lease.depth(), durable && lease.is_renewed());
+    match request_depth(shared, lease, DepthRequest { depth, durable, renews }, &mut retry) {
+        Ok(()) => lease.set_depth(depth),
+        Err(HoldFailure::Failed(failure)) if failure.is_shortfall() && !raises => {
+            // The level has ended all the same, and the hold is not prolonged by it.
+            if !shared.is_valid(lease) {
+                return Err(HoldFailure::Lost);
+            }
+        }
+        Err(failure) => {
+            if matches!(&failure, HoldFailure::Failed(failure) if failure.is_shortfall()) {
+                restore_depth(shared, lease, &retry);
+            }
+            return Err(failure);
+        }
+    }
+    Ok(())
+}
+
+/// Renews a hold now. Its guard may be lent to other threads, so the depth is only read.
+pub(super) fn renew(
+    shared: &Shared,
+    lease: &Arc<Lease>,
+    mut retry: RetryPolicy,
+) -> Result<(), HoldFailure> {
+    let request = DepthRequest { depth: lease.depth(), durable: true, renews: true };
+    request_depth(shared, lease, request, &mut retry)
+}
+
+/// What a request about the depth of a hold says.
+#[derive(Clone, Copy, Debug)]
+struct DepthRequest {
+    depth: u32,
+    durable: bool,
+    renews: bool,
+}
+
+/// Sets the depth of a hold in the store. Succeeds if the hold is still valid then: a level that
+/// the caller does not get must not be waited for by the release.
+fn request_depth(
+    shared: &Shared,
+    lease: &Arc<Lease>,
+    DepthRequest { depth, durable, renews }: DepthRequest,
+    retry: &mut RetryPolicy,
+) -> Result<(), HoldFailure> {
     while shared.is_valid(lease) {
         let sent = Moment::now();
-        let renews = durable && lease.is_renewed();
         let next_lease = renews.then(|| lease.next_lease(sent));
-        let request = SetDepth {
-            hold: &lease.id,
-            depth,
-            lease: next_lease,
-            durable,
-            deadline: retry.request_deadline(),
-        };
+        let (hold, deadline) = (&lease.id, retry.request_deadline());
+        let request = SetDepth { hold, depth, lease: next_lease, durable, deadline };
         match shared.store.set_depth(request) {
             Ok(HoldReply::Held) => {
                 if let Some(next_lease) = next_lease {
                     lease.extend(sent, next_lease);
                 }
-                // A level that the caller does not get must not be waited for by the release.
                 if shared.is_valid(lease) {
-                    lease.set_depth(depth);
                     return Ok(());
                 }
             }
             Ok(HoldReply::Gone) => shared.lose(lease),
-            // The level has ended all the same, and the hold is not prolonged by it.
-            Err(failure) if failure.is_shortfall() && !raises => {
-                return if shared.is_valid(lease) { Ok(()) } else { Err(HoldFailure::Lost) };
-            }
-            Err(failure) if failure.is_shortfall() => {
-                restore_depth(shared, lease, &retry);
-                return Err(HoldFailure::Failed(failure));
-            }
             Err(failure) => match retry.pause_after(&failure) {
                 Some(pause) => thread::sleep(pause),
                 None => return Err(HoldFailure::Failed(failure)),

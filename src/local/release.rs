@@ -83,6 +83,7 @@ fn release(
         } else {
             let outcome = ending::release_in_store(shared, lease, &mut retry, false);
             shared.wait_queues.end_hold(lease);
+            shared.wake_member(lease);
             outcome
         };
     ending::report_end(shared, lease, &outcome);
@@ -100,6 +101,7 @@ fn post(shared: &Arc<Shared>, lease: &Arc<Lease>, retry: &RetryPolicy) -> bool {
             Err(failure) => Err(HoldFailure::Failed(failure)),
         };
         then_shared.wait_queues.end_hold(&then_lease);
+        then_shared.wake_member(&then_lease);
         ending::report_end(&then_shared, &then_lease, &outcome);
     });
     let deadline = retry.request_deadline();

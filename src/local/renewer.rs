@@ -316,7 +316,7 @@ mod tests {
     use crate::config::{Config, LockOptions};
     use crate::failure::{Failure, FailureKind};
     use crate::local::call::Caller;
-    use crate::store::hold::HoldId;
+    use crate::store::hold::{HoldId, HoldKind};
     use parking_lot::Mutex;
     use std::convert::Infallible;
     use std::time::Instant;
@@ -387,7 +387,12 @@ mod tests {
     const LEASE: Duration = Duration::from_millis(300);
 
     fn id(nonce: u64) -> HoldId {
-        HoldId { name: Arc::from(format!("lock {nonce}")), client: Arc::from("me"), nonce }
+        HoldId {
+            kind: HoldKind::Lock,
+            name: Arc::from(format!("lock {nonce}")),
+            client: Arc::from("me"),
+            nonce,
+        }
     }
 
     fn no_reply() -> Failure {

@@ -22,9 +22,9 @@ use crate::local::loss::LossNotifier;
 use crate::local::renewer::Renewer;
 use crate::local::wait_queues::WaitQueues;
 use crate::store::Store;
-use crate::store::hold::HoldId;
+use crate::store::hold::{HoldId, HoldKind};
 use crate::store::job::InDoubtHold;
-use crate::store::request::Registration;
+use crate::store::request::{Registration, WaitingClient};
 use crate::store::wake::Wake;
 
 /// The state of a client. It lives as long as the last clone or guard.
@@ -36,6 +36,9 @@ pub(crate) struct Shared {
     pub(super) store: Arc<dyn Store>,
     pub(super) held_locks: HeldLocks,
     pub(super) wait_queues: Arc<WaitQueues>,
+    /// For read-write locks and semaphores. A thread leaves the queue once it has acquired: those
+    /// behind it may acquire too.
+    member_queues: Arc<WaitQueues>,
     pub(super) events: Events,
     pub(super) losses: LossNotifier,
     /// Whether the store withdraws a hold that it has not granted at once. Such a hold must not be
@@ -69,12 +72,35 @@ impl Shared {
             store,
             held_locks: HeldLocks::default(),
             wait_queues,
+            member_queues: Arc::default(),
             events,
             losses,
             withdraws,
             renewer: renewer.map_err(Error::no_thread)?,
             listener: OnceLock::new(),
         })
+    }
+
+    /// Returns an error if there can be no read-write locks and semaphores: different majorities
+    /// could each grant the last permit.
+    pub(super) fn check_has_members(&self) -> Result<()> {
+        if self.withdraws {
+            let why = "independent servers can have neither read-write locks nor semaphores";
+            return Err(Error::invalid("name", why));
+        }
+        Ok(())
+    }
+
+    /// The wait queues for holds of a kind.
+    pub(super) fn queues(&self, kind: HoldKind) -> &WaitQueues {
+        if kind == HoldKind::Lock { &self.wait_queues } else { &self.member_queues }
+    }
+
+    /// Lets the first waiter try, after a hold has ended.
+    pub(super) fn wake_member(&self, lease: &Lease) {
+        if lease.id.kind != HoldKind::Lock {
+            self.member_queues.wake(lease.name(), &*self.store);
+        }
     }
 
     /// Returns `true` if a hold may be relied on in this process, without I/O.
@@ -131,13 +157,19 @@ impl Shared {
         self.listener.get_or_init(|| {
             let wakeups = self.store.wakeups(self.identity.client())?;
             let (queues, store) = (self.wait_queues.clone(), self.store.clone());
+            let members = self.member_queues.clone();
             let client = Arc::<str>::from(self.identity.client());
             let io_timeout = self.times.io_timeout;
             let on_wake = move |wake: &Wake| match wake {
-                Wake::Ready => queues.wake_all(&*store),
+                Wake::Ready => {
+                    queues.wake_all(&*store);
+                    members.wake_all(&*store);
+                }
+                Wake::Lock(name) if members.wake(name, &*store) => {}
                 Wake::Lock(name) if !queues.wake(name, &*store) => {
                     // No thread waits for it any more: the next client should know.
-                    store.unregister(name, &client, end_of(io_timeout)).unwrap_or_default();
+                    let waiting = WaitingClient { kind: HoldKind::Lock, name, client: &client };
+                    store.unregister(waiting, end_of(io_timeout)).unwrap_or_default();
                     // A thread that began to wait in between is not registered now.
                     queues.wake(name, &*store);
                 }
@@ -153,5 +185,6 @@ impl Shared {
     /// Turns away the calls that wait and those that come.
     pub(crate) fn close(&self) {
         self.wait_queues.close();
+        self.member_queues.close();
     }
 }

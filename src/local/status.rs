@@ -10,10 +10,12 @@ use std::time::Instant;
 
 use crate::error::{Error, Result};
 use crate::failure::Failure;
+use crate::local::call::CallTimes;
 use crate::local::lease::Lease;
+use crate::local::reentrancy;
 use crate::local::retry::{RetryLimit, RetryPolicy};
 use crate::local::shared::Shared;
-use crate::store::hold::Holder;
+use crate::store::hold::{Holder, Leader};
 
 /// Checks in the store that a hold exists.
 ///
@@ -24,12 +26,10 @@ pub(crate) fn verify(shared: &Shared, lease: &Lease) -> Result<()> {
     shared.identity.check_process()?;
     let name = lease.name();
     if shared.is_valid(lease) {
-        let exists = match holder(shared, name) {
-            // Another program has replaced the lock by something else.
-            Err(Error::WrongType { .. }) => false,
-            holder => holder?.is_some_and(|holder| holder.owner == lease.id.owner()),
-        };
-        if !exists {
+        let exists =
+            repeat(shared, "inspect", name, |deadline| shared.store.exists(&lease.id, deadline));
+        // Another program may have replaced the lock by something else.
+        if matches!(exists, Err(Error::WrongType { .. })) || !exists? {
             shared.lose(lease);
         }
     }
@@ -39,6 +39,31 @@ pub(crate) fn verify(shared: &Shared, lease: &Lease) -> Result<()> {
 /// Returns the holder of a lock.
 pub(crate) fn holder(shared: &Shared, name: &Arc<str>) -> Result<Option<Holder>> {
     repeat(shared, "inspect", name, |deadline| shared.store.inspect(name, deadline))
+}
+
+/// Returns the holder of a lock as a leader.
+pub(crate) fn leader(shared: &Shared, name: &Arc<str>) -> Result<Option<Leader>> {
+    let holder = holder(shared, name)?;
+    Ok(holder.map(|Holder { client, label, fence, .. }| Leader { client, label, fence }))
+}
+
+/// Renews a lease now.
+///
+/// # Errors
+///
+/// `Lost` if the hold does not exist any more.
+pub(crate) fn renew(shared: &Shared, lease: &Arc<Lease>) -> Result<()> {
+    shared.identity.check_process()?;
+    let times = CallTimes::new(&shared.config, lease.duration());
+    let retry = RetryPolicy::new(RetryLimit::Brief, &shared.config, times);
+    reentrancy::renew(shared, lease, retry)
+        .map_err(|failure| failure.into_error("renew", lease.name()))
+}
+
+/// Returns how many permits of a semaphore are held.
+pub(crate) fn count(shared: &Shared, name: &Arc<str>) -> Result<u32> {
+    shared.check_has_members()?;
+    repeat(shared, "inspect", name, |deadline| shared.store.count(name, deadline))
 }
 
 /// Ends the hold that a lock has now, of any owner, and no later one. Returns `false` if there is

@@ -24,12 +24,12 @@ use crate::local::reentrancy::Level;
 use crate::local::shared::Shared;
 use crate::local::{acquire, release, status};
 use crate::store::Store;
-use crate::store::hold::{HoldId, Holder};
+use crate::store::hold::{HoldId, HoldKind, Holder};
 use crate::store::job::{Action, Job, JobOutcome, JobRunner};
 use crate::store::memory::Memory;
 use crate::store::request::{
     Acquire, AcquireReply, HoldReply, PendingReply, PostedRelease, Recall, Registration, SetDepth,
-    Transfer, TransferReply,
+    Transfer, TransferReply, WaitingClient,
 };
 use crate::store::wake::Wakeups;
 
@@ -153,8 +153,8 @@ impl Store for Scripted {
         self.inner.force_release(name, owner, deadline)
     }
 
-    fn unregister(&self, name: &str, client: &str, deadline: Instant) -> Result<(), Failure> {
-        self.inner.unregister(name, client, deadline)
+    fn unregister(&self, waiting: WaitingClient<'_>, deadline: Instant) -> Result<(), Failure> {
+        self.inner.unregister(waiting, deadline)
     }
 
     fn wakeups(&self, _: &str) -> Option<Box<dyn Wakeups>> {
@@ -268,7 +268,7 @@ impl Scene {
 
     /// The id of a hold of another client.
     fn id(&self, nonce: u64) -> HoldId {
-        HoldId { name: self.name.clone(), client: Arc::from("client"), nonce }
+        HoldId { kind: HoldKind::Lock, name: self.name.clone(), client: Arc::from("client"), nonce }
     }
 }
 

@@ -190,9 +190,10 @@ mod tests {
     use super::*;
     use crate::config::{Config, LockOptions};
     use crate::local::call::Caller;
+    use crate::store::hold::HoldKind;
 
     fn id() -> HoldId {
-        HoldId { name: Arc::from("x"), client: Arc::from("c"), nonce: 1 }
+        HoldId { kind: HoldKind::Lock, name: Arc::from("x"), client: Arc::from("c"), nonce: 1 }
     }
 
     fn clean_up(lease: Duration, settled_by_release: bool) -> CleanUp {

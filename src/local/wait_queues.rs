@@ -305,7 +305,7 @@ mod tests {
     use crate::event::Events;
     use crate::local::loss::LossNotifier;
     use crate::local::pending::tests::request;
-    use crate::store::hold::HoldId;
+    use crate::store::hold::{HoldId, HoldKind};
     use crate::store::memory::Memory;
     use std::thread;
     use std::time::Duration;
@@ -321,7 +321,7 @@ mod tests {
     }
 
     fn lease() -> Arc<Lease> {
-        let id = HoldId { name: name(), client: Arc::from("c"), nonce: 1 };
+        let id = HoldId { kind: HoldKind::Lock, name: name(), client: Arc::from("c"), nonce: 1 };
         Arc::new(Lease::new(id, 1, &caller(), Moment::now()))
     }
 

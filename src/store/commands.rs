@@ -6,11 +6,13 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use crate::config::Config;
 use crate::net::request::{Arg, Request, Script};
 use crate::store::decoder::{self, Decoder};
-use crate::store::hold::{HoldId, Holder};
+use crate::store::hold::{HoldId, HoldKind, Holder};
 use crate::store::job::Action;
 use crate::store::keys::Keys;
+use crate::store::member_commands;
 use crate::store::request::{
     Acquire, AcquireReply, HoldReply, Registration, SetDepth, Transfer, TransferReply,
+    WaitingClient,
 };
 
 /// Defines a script from its file in `lua/`, between the parts that it shares with others.
@@ -21,6 +23,7 @@ macro_rules! script {
             LazyLock::new(|| Script::new(concat!($(include_str!(concat!("lua/", $file))),+)));
     };
 }
+pub(super) use script;
 
 script!(ACQUIRE, "clock.lua", "fence.lua", "holder.lua", "acquire.lua");
 script!(
@@ -60,7 +63,7 @@ const WAITING_LIFE_MIN: Duration = Duration::from_secs(60);
 
 /// For so long a released lock is offered to the client that has waited longest. Long enough for a
 /// client that is far away or short of processor time: only one that has stopped loses it.
-const OFFER: Duration = Duration::from_millis(200);
+pub(super) const OFFER: Duration = Duration::from_millis(200);
 
 /// A request and the decoder of its reply.
 #[derive(Clone, Debug)]
@@ -100,6 +103,14 @@ impl Commands {
 
     pub(crate) fn acquire(&self, request: Acquire<'_>) -> Command<AcquireReply> {
         let Acquire { hold, lease, registration, .. } = request;
+        if hold.kind != HoldKind::Lock {
+            return member_commands::acquire(
+                &self.keys,
+                request,
+                self.fence_life(lease),
+                self.waiting_life,
+            );
+        }
         let owner = hold.owner();
         let registration = match registration {
             Registration::None => 0,
@@ -135,15 +146,28 @@ impl Commands {
 
     pub(crate) fn set_depth(&self, request: SetDepth<'_>) -> Command<HoldReply> {
         let SetDepth { hold, depth, lease, .. } = request;
+        if hold.kind != HoldKind::Lock {
+            // It has one level, so that this is a renewal or nothing.
+            return match lease {
+                Some(lease) => member_commands::renew(&self.keys, hold, lease),
+                None => member_commands::check(&self.keys, hold),
+            };
+        }
         let args = [Arg::Number(depth.into()), lease.map_or(Arg::Number(0), millis)];
         self.about_hold(&SET_DEPTH, hold, &args)
     }
 
     pub(crate) fn renew(&self, hold: &HoldId, lease: Duration) -> Command<HoldReply> {
+        if hold.kind != HoldKind::Lock {
+            return member_commands::renew(&self.keys, hold, lease);
+        }
         self.about_hold(&RENEW, hold, &[millis(lease)])
     }
 
     pub(crate) fn release(&self, hold: &HoldId) -> Command<HoldReply> {
+        if hold.kind != HoldKind::Lock {
+            return member_commands::release(&self.keys, hold);
+        }
         self.may_free(&RELEASE, &hold.name, &hold.owner(), decoder::HOLD_OR_GONE)
     }
 
@@ -162,7 +186,8 @@ impl Commands {
     }
 
     pub(crate) fn inspect(&self, name: &str) -> Command<Option<Holder>> {
-        let request = Request::call(&INSPECT, &[&self.keys.lock(name)], &[]);
+        let request =
+            Request::call(&INSPECT, &[&self.keys.lock(name), &self.keys.fence(name)], &[]);
         Command { request, decoder: decoder::HOLDER }
     }
 
@@ -170,8 +195,22 @@ impl Commands {
         self.may_free(&FORCE_RELEASE, name, owner, decoder::HOLD_OR_GONE)
     }
 
-    pub(crate) fn unregister(&self, name: &str, client: &str) -> Command<HoldReply> {
+    pub(crate) fn unregister(&self, waiting: WaitingClient<'_>) -> Command<HoldReply> {
+        let WaitingClient { kind, name, client } = waiting;
+        if kind != HoldKind::Lock {
+            return member_commands::unregister(&self.keys, kind, name, client);
+        }
         self.may_free(&UNREGISTER, name, client, decoder::HOLD)
+    }
+
+    /// Looks for a hold of a read-write lock or a semaphore.
+    pub(crate) fn check(&self, hold: &HoldId) -> Command<HoldReply> {
+        member_commands::check(&self.keys, hold)
+    }
+
+    /// Counts the permits of a semaphore that are held.
+    pub(crate) fn count(&self, name: &str) -> Command<u32> {
+        member_commands::count(&self.keys, name)
     }
 
     pub(crate) fn job(&self, hold: &HoldId, action: Action) -> Command<HoldReply> {
@@ -239,7 +278,7 @@ impl Commands {
 }
 
 /// A time in milliseconds, rounded up: zero would delete the key.
-fn millis(time: Duration) -> Arg<'static> {
+pub(super) fn millis(time: Duration) -> Arg<'static> {
     let millis = time.as_nanos().div_ceil(1_000_000);
     Arg::Number(u64::try_from(millis).unwrap_or(u64::MAX))
 }

@@ -10,6 +10,7 @@ use crate::store::hold::Holder;
 use crate::store::request::{AcquireReply, HoldReply, TransferReply};
 
 pub(super) const ACQUIRE: Decoder<AcquireReply> = Decoder::new(acquire_reply);
+pub(super) const COUNT: Decoder<u32> = Decoder::new(count_reply);
 pub(super) const HOLD: Decoder<HoldReply> = Decoder::new(hold_reply);
 pub(super) const HOLDER: Decoder<Option<Holder>> = Decoder::new(holder_reply);
 pub(super) const TRANSFER: Decoder<TransferReply> = Decoder::new(transfer_reply);
@@ -75,6 +76,11 @@ fn acquire_reply(reply: &Value) -> Option<AcquireReply> {
     }
 }
 
+fn count_reply(reply: &Value) -> Option<u32> {
+    let Value::Int(count) = reply else { return None };
+    u32::try_from(*count).ok()
+}
+
 fn transfer_reply(reply: &Value) -> Option<TransferReply> {
     let Value::Array(parts) = reply else { return None };
     match parts[..] {
@@ -92,11 +98,17 @@ fn holder_reply(reply: &Value) -> Option<Option<Holder>> {
     let Value::Array(parts) = reply else { return None };
     match &parts[..] {
         [] => Some(None),
-        [Value::Int(millis), Value::BulkString(owner), Value::BulkString(depth)] => {
+        [
+            Value::Int(millis),
+            Value::BulkString(owner),
+            Value::BulkString(depth),
+            Value::BulkString(fence),
+        ] => {
             let remaining = u64::try_from(*millis).map_or(Duration::MAX, Duration::from_millis);
             let owner = String::from_utf8_lossy(owner).into_owned();
             let depth = str::from_utf8(depth).ok().and_then(|depth| depth.parse().ok());
-            Some(Some(Holder::new(owner, depth.unwrap_or(1), remaining)))
+            let fence = str::from_utf8(fence).ok().and_then(|fence| fence.parse().ok());
+            Some(Some(Holder::new(owner, depth.unwrap_or(1), remaining, fence.unwrap_or(0))))
         }
         _ => None,
     }

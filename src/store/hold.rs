@@ -4,9 +4,23 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// What a hold is a hold of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HoldKind {
+    /// A lock, which one owner can hold.
+    Lock,
+    /// One of so many permits of a semaphore.
+    Permit { of: u32 },
+    /// A read-write lock, along with other readers.
+    Read,
+    /// A read-write lock, alone.
+    Write,
+}
+
 /// The identity of one hold of one lock. No other hold ever has the same id.
 #[derive(Clone)]
 pub(crate) struct HoldId {
+    pub(crate) kind: HoldKind,
     pub(crate) name: Arc<str>,
     pub(crate) client: Arc<str>,
     /// Unique in the client.
@@ -43,13 +57,28 @@ pub struct Holder {
     pub depth: u32,
     /// The time until the lease ends, or [`Duration::MAX`] if it never does.
     pub remaining: Duration,
+    /// The last fencing token of the name.
+    pub(crate) fence: u64,
+}
+
+/// The leader that an election has now. Returned by
+/// [`Election::leader`](crate::Election::leader).
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Leader {
+    /// The [id](crate::Client::id) of the client that leads, its label included.
+    pub client: String,
+    /// The [label](crate::Builder::label) of that client; empty if it has none.
+    pub label: String,
+    /// The fencing token of its term.
+    pub fence: u64,
 }
 
 impl Holder {
-    pub(crate) fn new(owner: String, depth: u32, remaining: Duration) -> Self {
+    pub(crate) fn new(owner: String, depth: u32, remaining: Duration, fence: u64) -> Self {
         let client = owner.rsplit_once(':').map_or(owner.as_str(), |(client, _)| client);
         let label = client.rsplit_once(':').map_or("", |(label, _)| label);
-        Self { client: client.into(), label: label.into(), owner, depth, remaining }
+        Self { client: client.into(), label: label.into(), owner, depth, remaining, fence }
     }
 }
 
@@ -60,7 +89,7 @@ mod tests {
     #[test]
     fn a_holder_names_its_client_and_label() {
         let holder = |owner: &str| {
-            let holder = Holder::new(owner.into(), 1, Duration::ZERO);
+            let holder = Holder::new(owner.into(), 1, Duration::ZERO, 1);
             (holder.client, holder.label)
         };
         assert_eq!(holder("web:1:0a1b:7"), ("web:1:0a1b".into(), "web:1".into()));

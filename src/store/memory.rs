@@ -1,6 +1,6 @@
 //! Locks that exist in this process only, by the rules of the scripts.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -9,10 +9,11 @@ use parking_lot::Mutex;
 use crate::clock::Moment;
 use crate::failure::Failure;
 use crate::store::Store;
-use crate::store::hold::{HoldId, Holder};
+use crate::store::hold::{HoldId, HoldKind, Holder};
 use crate::store::job::{Action, Job, JobOutcome, JobRunner};
 use crate::store::request::{
-    Acquire, AcquireReply, HoldReply, PendingReply, SetDepth, Transfer, TransferReply,
+    Acquire, AcquireReply, HoldReply, PendingReply, Registration, SetDepth, Transfer,
+    TransferReply, WaitingClient,
 };
 use crate::store::wake::Wakeups;
 
@@ -24,63 +25,113 @@ pub(crate) struct Memory {
 
 #[derive(Debug, Default)]
 struct Locks {
-    by_name: HashMap<Arc<str>, HeldLock>,
+    /// The holds of each name, all of kinds that can exist together.
+    by_name: HashMap<Arc<str>, Vec<LiveHold>>,
     /// The last fencing token. One counter serves all names.
     fence: u64,
-    /// When there are this many locks, those whose lease is over are removed.
+    /// The token of the readers of each name since its last writer.
+    read_fences: HashMap<Arc<str>, u64>,
+    /// The names of read-write locks and semaphores for which a thread waits: newcomers that do not
+    /// wait must not overtake it.
+    waited_for: HashSet<Arc<str>>,
+    /// When there are this many names, those whose leases are over are removed.
     purge_at: usize,
 }
 
 #[derive(Debug)]
-struct HeldLock {
-    hold: HoldId,
+struct LiveHold {
+    id: HoldId,
     fence: u64,
     depth: u32,
     ends: Moment,
 }
 
 impl Locks {
-    /// The lock of this name, if its lease is not over.
-    fn held(&mut self, name: &str) -> Option<&mut HeldLock> {
-        self.by_name.get_mut(name).filter(|held| held.ends > Moment::now())
-    }
-
-    /// The lock of this hold, if the hold still exists.
-    fn held_by(&mut self, hold: &HoldId) -> Option<&mut HeldLock> {
-        self.held(&hold.name).filter(|held| held.hold.nonce == hold.nonce)
-    }
-
-    fn begin(&mut self, hold: &HoldId, lease: Duration) -> u64 {
-        let micros =
-            SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_micros());
-        let fence = u64::try_from(micros).unwrap_or(u64::MAX).max(self.fence + 1);
-        self.fence = fence;
+    /// The holds of this name whose lease is not over.
+    fn held(&mut self, name: &str) -> &mut [LiveHold] {
         let now = Moment::now();
-        if self.by_name.len() >= self.purge_at {
-            self.by_name.retain(|_, held| held.ends > now);
-            self.purge_at = self.by_name.len().max(32) * 2;
-        }
-        let entry = HeldLock { hold: hold.clone(), fence, depth: 1, ends: now.after(lease) };
-        self.by_name.insert(hold.name.clone(), entry);
-        fence
-    }
-
-    /// The reply if the lock is held already, by another hold or by this one.
-    fn reply_if_held(&mut self, hold: &HoldId, lease: Duration) -> Option<AcquireReply> {
-        let entry = self.held(&hold.name)?;
-        let now = Moment::now();
-        Some(if entry.hold.nonce == hold.nonce {
-            entry.ends = now.after(lease);
-            AcquireReply::Acquired { fence: entry.fence }
-        } else {
-            AcquireReply::Held { remaining: Some(entry.ends.since(now)) }
+        self.by_name.get_mut(name).map_or(&mut [], |holds| {
+            holds.retain(|held| held.ends > now);
+            holds
         })
     }
 
+    /// The entry of this hold, if it still exists.
+    fn held_by(&mut self, hold: &HoldId) -> Option<&mut LiveHold> {
+        self.held(&hold.name).iter_mut().find(|held| held.id.nonce == hold.nonce)
+    }
+
+    fn acquire(&mut self, request: Acquire<'_>) -> Result<AcquireReply, Failure> {
+        let Acquire { hold, lease, registration, .. } = request;
+        let now = Moment::now();
+        let waits = registration != Registration::None;
+        let overtakes = !waits && self.waited_for.contains(&hold.name);
+        if let Some(held) = self.held_by(hold) {
+            held.ends = now.after(lease);
+            return Ok(AcquireReply::Acquired { fence: held.fence });
+        }
+        let holds = self.held(&hold.name);
+        if holds.iter().any(|held| !are_of_one_type(held.id.kind, hold.kind)) {
+            return Err(Failure::wrong_type());
+        }
+        let mut ends = holds.iter().map(|held| held.ends);
+        let end = match hold.kind {
+            HoldKind::Lock | HoldKind::Write => ends.max(),
+            HoldKind::Read => {
+                holds.iter().find(|held| held.id.kind == HoldKind::Write).map(|held| held.ends)
+            }
+            HoldKind::Permit { of } if holds.len() < of as usize => None,
+            HoldKind::Permit { .. } => ends.by_ref().min(),
+        };
+        if waits && hold.kind != HoldKind::Lock {
+            match end {
+                Some(_) => self.waited_for.insert(hold.name.clone()),
+                None => self.waited_for.remove(&hold.name),
+            };
+        }
+        Ok(match end {
+            Some(end) => AcquireReply::Held { remaining: Some(end.since(now)) },
+            None if overtakes => AcquireReply::Held { remaining: None },
+            None => AcquireReply::Acquired { fence: self.begin(hold, lease) },
+        })
+    }
+
+    fn begin(&mut self, hold: &HoldId, lease: Duration) -> u64 {
+        let now = Moment::now();
+        if self.by_name.len() >= self.purge_at {
+            self.by_name.retain(|_, holds| holds.iter().any(|held| held.ends > now));
+            let names = &self.by_name;
+            self.read_fences.retain(|name, _| names.contains_key(name));
+            self.purge_at = self.by_name.len().max(32) * 2;
+        }
+        let fence = self.next_fence(hold);
+        let entry = LiveHold { id: hold.clone(), fence, depth: 1, ends: now.after(lease) };
+        self.by_name.entry(hold.name.clone()).or_default().push(entry);
+        fence
+    }
+
+    fn next_fence(&mut self, hold: &HoldId) -> u64 {
+        let shared = match hold.kind {
+            HoldKind::Permit { .. } => return 0,
+            HoldKind::Read => self.read_fences.get(&hold.name).copied(),
+            HoldKind::Lock | HoldKind::Write => None,
+        };
+        let fence = shared.unwrap_or_else(|| {
+            let micros = SystemTime::now().duration_since(UNIX_EPOCH);
+            let micros = micros.map_or(0, |time| u64::try_from(time.as_micros()).unwrap_or(0));
+            micros.max(self.fence + 1)
+        });
+        self.fence = self.fence.max(fence);
+        if matches!(hold.kind, HoldKind::Read | HoldKind::Write) {
+            self.read_fences.insert(hold.name.clone(), fence);
+        }
+        fence
+    }
+
     fn renew(&mut self, hold: &HoldId, depth: Option<u32>, lease: Option<Duration>) -> HoldReply {
-        self.held_by(hold).map_or(HoldReply::Gone, |entry| {
-            entry.depth = depth.unwrap_or(entry.depth);
-            entry.ends = lease.map_or(entry.ends, |lease| Moment::now().after(lease));
+        self.held_by(hold).map_or(HoldReply::Gone, |held| {
+            held.depth = depth.unwrap_or(held.depth);
+            held.ends = lease.map_or(held.ends, |lease| Moment::now().after(lease));
             HoldReply::Held
         })
     }
@@ -89,17 +140,34 @@ impl Locks {
         if self.held_by(hold).is_none() {
             return HoldReply::Gone;
         }
-        self.by_name.remove(&hold.name);
+        self.remove(&hold.name, |held| held.id.nonce == hold.nonce);
         HoldReply::Held
     }
+
+    /// Removes holds, and a name without holds.
+    fn remove(&mut self, name: &str, ends: impl Fn(&LiveHold) -> bool) {
+        if let Some(holds) = self.by_name.get_mut(name) {
+            holds.retain(|held| !ends(held));
+            if holds.is_empty() {
+                self.by_name.remove(name);
+            }
+        }
+    }
+}
+
+/// Returns `true` if a key of Redis could have both.
+fn are_of_one_type(one: HoldKind, other: HoldKind) -> bool {
+    let kind = |kind| match kind {
+        HoldKind::Lock => 0,
+        HoldKind::Permit { .. } => 1,
+        HoldKind::Read | HoldKind::Write => 2,
+    };
+    kind(one) == kind(other)
 }
 
 impl Store for Memory {
     fn acquire(&self, request: Acquire<'_>) -> Result<AcquireReply, Failure> {
-        let Acquire { hold, lease, .. } = request;
-        let mut locks = self.locks.lock();
-        let held = locks.reply_if_held(hold, lease);
-        Ok(held.unwrap_or_else(|| AcquireReply::Acquired { fence: locks.begin(hold, lease) }))
+        self.locks.lock().acquire(request)
     }
 
     fn set_depth(&self, request: SetDepth<'_>) -> Result<HoldReply, Failure> {
@@ -114,38 +182,52 @@ impl Store for Memory {
     fn transfer(&self, request: Transfer<'_>) -> PendingReply<TransferReply> {
         let Transfer { from, to, lease, .. } = request;
         let mut locks = self.locks.lock();
-        let reply = if locks.held_by(from).is_some() {
-            TransferReply::Transferred { fence: locks.begin(to, lease) }
+        let reply = if locks.release(from) == HoldReply::Held {
+            Ok(TransferReply::Transferred { fence: locks.begin(to, lease) })
         } else {
-            match locks.reply_if_held(to, lease) {
-                Some(AcquireReply::Acquired { fence }) => TransferReply::Transferred { fence },
-                Some(AcquireReply::Held { .. } | AcquireReply::Unknown { .. }) | None => {
-                    TransferReply::Gone
-                }
-            }
+            let now = Moment::now();
+            Ok(locks.held_by(to).map_or(TransferReply::Gone, |held| {
+                held.ends = now.after(lease);
+                TransferReply::Transferred { fence: held.fence }
+            }))
         };
-        PendingReply::new(move || Ok(reply))
+        PendingReply::new(move || reply)
     }
 
     fn inspect(&self, name: &str, _: Instant) -> Result<Option<Holder>, Failure> {
-        Ok(self
-            .locks
-            .lock()
-            .held(name)
-            .map(|held| Holder::new(held.hold.owner(), held.depth, held.ends.since(Moment::now()))))
+        match self.locks.lock().held(name) {
+            [held] if held.id.kind == HoldKind::Lock => {
+                let remaining = held.ends.since(Moment::now());
+                Ok(Some(Holder::new(held.id.owner(), held.depth, remaining, held.fence)))
+            }
+            [] => Ok(None),
+            _ => Err(Failure::wrong_type()),
+        }
+    }
+
+    fn exists(&self, hold: &HoldId, _: Instant) -> Result<bool, Failure> {
+        Ok(self.locks.lock().held_by(hold).is_some())
     }
 
     fn force_release(&self, name: &str, owner: &str, _: Instant) -> Result<bool, Failure> {
         let mut locks = self.locks.lock();
-        let held = locks.held(name).is_some_and(|held| held.hold.owner() == owner);
-        if held {
-            locks.by_name.remove(name);
-        }
+        let held = locks.held(name).iter().any(|held| held.id.owner() == owner);
+        locks.remove(name, |held| held.id.owner() == owner);
         Ok(held)
     }
 
-    /// No other client has access to these locks.
-    fn unregister(&self, _: &str, _: &str, _: Instant) -> Result<(), Failure> {
+    fn count(&self, name: &str, _: Instant) -> Result<u32, Failure> {
+        let mut locks = self.locks.lock();
+        let holds = locks.held(name);
+        if holds.iter().all(|held| matches!(held.id.kind, HoldKind::Permit { .. })) {
+            Ok(u32::try_from(holds.len()).unwrap_or(u32::MAX))
+        } else {
+            Err(Failure::wrong_type())
+        }
+    }
+
+    fn unregister(&self, waiting: WaitingClient<'_>, _: Instant) -> Result<(), Failure> {
+        self.locks.lock().waited_for.remove(waiting.name);
         Ok(())
     }
 
@@ -186,7 +268,10 @@ mod tests {
         let mut locks = memory.locks.lock();
         for nonce in 0..10_000 {
             let name = Arc::from(nonce.to_string());
-            locks.begin(&HoldId { name, client: Arc::from("c"), nonce }, Duration::ZERO);
+            locks.begin(
+                &HoldId { kind: HoldKind::Lock, name, client: Arc::from("c"), nonce },
+                Duration::ZERO,
+            );
         }
         assert!(locks.by_name.len() <= 100, "{}", locks.by_name.len());
     }

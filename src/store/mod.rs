@@ -8,6 +8,7 @@ pub(crate) mod durability;
 pub(crate) mod hold;
 pub(crate) mod job;
 pub(crate) mod keys;
+mod member_commands;
 pub(crate) mod memory;
 pub(crate) mod quorum;
 pub(crate) mod request;
@@ -25,7 +26,7 @@ use crate::store::hold::{HoldId, Holder};
 use crate::store::job::JobRunner;
 use crate::store::request::{
     Acquire, AcquireReply, HoldReply, PendingReply, PostedRelease, Recall, SetDepth, Transfer,
-    TransferReply,
+    TransferReply, WaitingClient,
 };
 use crate::store::wake::Wakeups;
 
@@ -59,13 +60,24 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
     /// Returns the holder of a lock.
     fn inspect(&self, name: &str, deadline: Instant) -> Result<Option<Holder>, Failure>;
 
+    /// Returns `true` if a hold exists.
+    fn exists(&self, hold: &HoldId, deadline: Instant) -> Result<bool, Failure> {
+        let holder = self.inspect(&hold.name, deadline)?;
+        Ok(holder.is_some_and(|holder| holder.owner == hold.owner()))
+    }
+
     /// Ends the hold of that owner, whether it is this client's or not. `false` if it does not hold
     /// the lock.
     fn force_release(&self, name: &str, owner: &str, deadline: Instant) -> Result<bool, Failure>;
 
     /// Takes a client off the waiting clients of a lock, and wakes the next one if the lock is
     /// free.
-    fn unregister(&self, name: &str, client: &str, deadline: Instant) -> Result<(), Failure>;
+    fn unregister(&self, waiting: WaitingClient<'_>, deadline: Instant) -> Result<(), Failure>;
+
+    /// Returns how many permits of a semaphore are held: none where there can be no semaphores.
+    fn count(&self, _: &str, _: Instant) -> Result<u32, Failure> {
+        Ok(0)
+    }
 
     /// The wake-ups of a client; `None` where no other client can exist.
     fn wakeups(&self, client: &str) -> Option<Box<dyn Wakeups>>;

@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use crate::failure::Failure;
-use crate::store::hold::HoldId;
+use crate::store::hold::{HoldId, HoldKind};
 
 /// A request for a hold.
 #[derive(Clone, Copy, Debug)]
@@ -26,6 +26,14 @@ pub(crate) enum Registration {
     Registered,
     /// As `Registered`, and a client that has waited longer goes first even if the lock is free.
     Yielding,
+}
+
+/// A client among those that wait for a lock.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WaitingClient<'a> {
+    pub(crate) kind: HoldKind,
+    pub(crate) name: &'a str,
+    pub(crate) client: &'a str,
 }
 
 /// The reply to a request for a hold.

@@ -16,11 +16,11 @@ use crate::store::background::wakeups::BackgroundWakeups;
 use crate::store::commands::{Command, Commands};
 use crate::store::decoder::Decoder;
 use crate::store::durability::{Demand, SendWait, ask_durably};
-use crate::store::hold::{HoldId, Holder};
+use crate::store::hold::{HoldId, HoldKind, Holder};
 use crate::store::job::JobRunner;
 use crate::store::request::{
     Acquire, AcquireReply, HoldReply, PendingReply, PostedRelease, Recall, SetDepth, Transfer,
-    TransferReply,
+    TransferReply, WaitingClient,
 };
 use crate::store::wake::Wakeups;
 
@@ -147,13 +147,25 @@ impl Store for Standalone {
         self.ask(self.commands.inspect(name), deadline)
     }
 
+    fn exists(&self, hold: &HoldId, deadline: Instant) -> Result<bool, Failure> {
+        if hold.kind == HoldKind::Lock {
+            let holder = self.inspect(&hold.name, deadline)?;
+            return Ok(holder.is_some_and(|holder| holder.owner == hold.owner()));
+        }
+        Ok(self.ask(self.commands.check(hold), deadline)? == HoldReply::Held)
+    }
+
     fn force_release(&self, name: &str, owner: &str, deadline: Instant) -> Result<bool, Failure> {
         let reply = self.ask(self.commands.force_release(name, owner), deadline)?;
         Ok(reply == HoldReply::Held)
     }
 
-    fn unregister(&self, name: &str, client: &str, deadline: Instant) -> Result<(), Failure> {
-        self.ask(self.commands.unregister(name, client), deadline).map(drop)
+    fn unregister(&self, waiting: WaitingClient<'_>, deadline: Instant) -> Result<(), Failure> {
+        self.ask(self.commands.unregister(waiting), deadline).map(drop)
+    }
+
+    fn count(&self, name: &str, deadline: Instant) -> Result<u32, Failure> {
+        self.ask(self.commands.count(name), deadline)
     }
 
     fn wakeups(&self, client: &str) -> Option<Box<dyn Wakeups>> {

@@ -10,6 +10,7 @@ use crate::config::Config;
 use crate::failure::FailureKind;
 use crate::net::endpoint::Endpoint;
 use crate::net::server::ServerFactory;
+use crate::store::hold::HoldKind;
 use crate::store::job::{Action, Job, JobOutcome};
 use crate::store::memory::Memory;
 use crate::store::quorum::Quorum;
@@ -21,6 +22,7 @@ use crate::store::wake::Wake;
 pub(crate) mod process;
 
 mod jobs;
+mod members;
 #[cfg(feature = "tls")]
 mod tls;
 mod together;
@@ -33,7 +35,12 @@ fn soon() -> Instant {
 }
 
 fn hold(nonce: u64) -> HoldId {
-    HoldId { name: Arc::from("lock"), client: Arc::from("client"), nonce }
+    HoldId { kind: HoldKind::Lock, name: Arc::from("lock"), client: Arc::from("client"), nonce }
+}
+
+/// A client that waits for the lock.
+fn waiting_client(client: &str) -> WaitingClient<'_> {
+    WaitingClient { kind: HoldKind::Lock, name: "lock", client }
 }
 
 fn single(process: &process::Server) -> Standalone {
@@ -289,9 +296,9 @@ fn a_registered_client_gets_a_free_lock(store: &dyn Store) {
 }
 
 fn a_client_that_is_not_registered_may_be_unregistered(store: &dyn Store) {
-    store.unregister("lock", "client", soon()).expect("a reply");
+    store.unregister(waiting_client("client"), soon()).expect("a reply");
     must_acquire(store, &hold(1));
-    store.unregister("lock", "client", soon()).expect("a reply");
+    store.unregister(waiting_client("client"), soon()).expect("a reply");
     assert_eq!(depth(store), Some(1));
 }
 

@@ -17,6 +17,7 @@ stores! {
         a_changed_password_is_reported_at_once,
         a_user_without_scripts_gets_a_permanent_error,
         the_rights_in_the_readme_are_enough,
+        the_rights_in_the_readme_are_enough_for_read_write_locks_and_semaphores,
         a_missing_right_leaves_nothing_half_done;
 }
 
@@ -123,6 +124,38 @@ fn the_rights_in_the_readme_are_enough(server: &Server) {
     let forced = take(&one, "a");
     assert!(one.mutex("a").force_unlock().unwrap());
     drop(forced);
+    let log: Vec<redis::Value> = server.ask(&["ACL", "LOG"]);
+    assert!(log.is_empty(), "{log:?}");
+}
+
+/// The further rights that README demands for what several owners can hold.
+const RIGHTS_OF_MEMBERS: &str = "+zcount +zremrangebyscore +pexpireat +pubsub|numsub";
+
+fn the_rights_in_the_readme_are_enough_for_read_write_locks_and_semaphores(server: &Server) {
+    let readme = include_str!("../../README.md");
+    assert!(readme.contains(RIGHTS_OF_MEMBERS), "README lists other rights");
+    let user = ["ACL", "SETUSER", "app", "reset", "on", ">sesame"];
+    let rights: Vec<_> = RIGHTS.split(' ').chain(RIGHTS_OF_MEMBERS.split(' ')).collect();
+    server.command(&[&user[..], &rights].concat());
+    let url = format!("redis://app:sesame@127.0.0.1:{}/", server.port());
+    let open = || patient().lease(LEASE).open(&url).unwrap();
+    let (one, other) = (open(), open());
+    let (reader, permit) =
+        (one.rw_lock("a").read().unwrap(), one.semaphore("b", 1).acquire().unwrap());
+    assert_eq!(one.semaphore("b", 1).available().unwrap(), 0);
+    throughout(LEASE / 2, || reader.is_held() && permit.is_held());
+    thread::scope(|scope| {
+        let writer = scope.spawn(|| other.rw_lock("a").write().unwrap());
+        let waiter = scope.spawn(|| other.semaphore("b", 1).acquire().unwrap());
+        thread::sleep(ms(100));
+        assert!(one.rw_lock("a").try_read().unwrap().is_none());
+        assert!(one.semaphore("b", 1).try_acquire().unwrap().is_none());
+        reader.verify().unwrap();
+        reader.unlock().unwrap();
+        permit.release().unwrap();
+        writer.join().unwrap().unlock().unwrap();
+        waiter.join().unwrap().release().unwrap();
+    });
     let log: Vec<redis::Value> = server.ask(&["ACL", "LOG"]);
     assert!(log.is_empty(), "{log:?}");
 }

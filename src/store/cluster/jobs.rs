@@ -108,7 +108,7 @@ mod tests {
     use crate::net::server::ServerFactory;
     use crate::store::background::jobs::BackgroundJobs;
     use crate::store::commands::Commands;
-    use crate::store::hold::HoldId;
+    use crate::store::hold::{HoldId, HoldKind};
     use crate::store::job::{Action, JobRunner};
     use crate::store::request::HoldReply;
     use crate::store::tests::process::Server;
@@ -117,7 +117,12 @@ mod tests {
     const SOON: Duration = Duration::from_secs(5);
 
     fn job(id: u64, name: &str, time: Duration) -> Job {
-        let hold = HoldId { name: Arc::from(name), client: Arc::from("me"), nonce: id };
+        let hold = HoldId {
+            kind: HoldKind::Lock,
+            name: Arc::from(name),
+            client: Arc::from("me"),
+            nonce: id,
+        };
         Job { id, hold, action: Action::Release, deadline: end_of(time) }
     }
 

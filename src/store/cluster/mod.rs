@@ -37,7 +37,7 @@ use crate::store::hold::{HoldId, Holder};
 use crate::store::job::JobRunner;
 use crate::store::request::{
     Acquire, AcquireReply, HoldReply, PendingReply, PostedRelease, Recall, SetDepth, Transfer,
-    TransferReply,
+    TransferReply, WaitingClient,
 };
 use crate::store::standalone::Standalone;
 use crate::store::wake::Wakeups;
@@ -213,12 +213,20 @@ impl Store for Cluster {
         self.route(name, deadline, |node| node.inspect(name, deadline))
     }
 
+    fn exists(&self, hold: &HoldId, deadline: Instant) -> Result<bool, Failure> {
+        self.route(&hold.name, deadline, |node| node.exists(hold, deadline))
+    }
+
     fn force_release(&self, name: &str, owner: &str, deadline: Instant) -> Result<bool, Failure> {
         self.route(name, deadline, |node| node.force_release(name, owner, deadline))
     }
 
-    fn unregister(&self, name: &str, client: &str, deadline: Instant) -> Result<(), Failure> {
-        self.route(name, deadline, |node| node.unregister(name, client, deadline))
+    fn unregister(&self, waiting: WaitingClient<'_>, deadline: Instant) -> Result<(), Failure> {
+        self.route(waiting.name, deadline, |node| node.unregister(waiting, deadline))
+    }
+
+    fn count(&self, name: &str, deadline: Instant) -> Result<u32, Failure> {
+        self.route(name, deadline, |node| node.count(name, deadline))
     }
 
     fn wakeups(&self, client: &str) -> Option<Box<dyn Wakeups>> {

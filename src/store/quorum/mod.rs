@@ -89,6 +89,7 @@ use crate::store::quorum::votes::holder::decide_holder;
 use crate::store::quorum::wakeups::WakeupsOfMajorities;
 use crate::store::request::{
     Acquire, AcquireReply, HoldReply, PendingReply, SetDepth, Transfer, TransferReply,
+    WaitingClient,
 };
 use crate::store::wake::Wakeups;
 
@@ -195,10 +196,10 @@ impl Store for Quorum {
         Ok(self.ask(name, force, deadline, Votes::decide_any)? == HoldReply::Held)
     }
 
-    fn unregister(&self, name: &str, client: &str, deadline: Instant) -> Result<(), Failure> {
-        let command = self.commands().unregister(name, client);
+    fn unregister(&self, waiting: WaitingClient<'_>, deadline: Instant) -> Result<(), Failure> {
+        let command = self.commands().unregister(waiting);
         let command = QuorumCommand::new(command, Effect::None);
-        self.ask(name, command, deadline, Votes::decide_any).map(drop)
+        self.ask(waiting.name, command, deadline, Votes::decide_any).map(drop)
     }
 
     fn wakeups(&self, client: &str) -> Option<Box<dyn Wakeups>> {

@@ -31,7 +31,12 @@ impl Scene {
     }
 
     fn hold(thread: u64) -> HoldId {
-        HoldId { name: format!("lock {thread}").into(), client: Arc::from("client"), nonce: thread }
+        HoldId {
+            kind: HoldKind::Lock,
+            name: format!("lock {thread}").into(),
+            client: Arc::from("client"),
+            nonce: thread,
+        }
     }
 
     /// Inspects the lock of a thread, and checks that the reply is not another thread's.

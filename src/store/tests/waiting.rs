@@ -109,7 +109,7 @@ fn only_a_waiting_client_is_registered(process: &Server) {
         let client = format!("{mode:?}");
         ask(&store, &of(&client, 1), mode);
         assert_eq!(waiting(process), [client.as_str()]);
-        store.unregister("lock", &client, soon()).expect("a reply");
+        store.unregister(waiting_client(&client), soon()).expect("a reply");
     }
 }
 
@@ -126,7 +126,7 @@ fn a_client_that_has_the_lock_or_leaves_is_not_registered(process: &Server) {
         register(&store, "b");
         assert_eq!(ask(&store, &of("a", 1), mode), reply);
         assert_eq!(waiting(process), ["b"]);
-        store.unregister("lock", "b", soon()).expect("a reply");
+        store.unregister(waiting_client("b"), soon()).expect("a reply");
         assert_eq!(waiting(process), [""; 0]);
         release(&store, &of("a", 1));
     }
@@ -197,7 +197,7 @@ fn every_way_to_free_a_lock_wakes_a_client(process: &Server) {
     assert!(matches!(released[..], [Ok(HoldReply::Held)]));
     assert_eq!(next(&mut *wakeups), woken());
 
-    store.unregister("lock", "a", soon()).expect("a reply");
+    store.unregister(waiting_client("a"), soon()).expect("a reply");
     must_acquire(&store, &hold(3));
     register(&store, "a");
     let yielded = transfer(&store, 3, 4, true);
@@ -213,7 +213,7 @@ fn a_lock_that_stays_held_wakes_no_client(process: &Server) {
     assert_eq!(store.release(&hold(2), soon()).ok(), Some(HoldReply::Gone));
     assert_eq!(transfer(&store, 2, 3, true).ok(), Some(TransferReply::Gone));
     register(&store, "b");
-    store.unregister("lock", "b", soon()).expect("a reply");
+    store.unregister(waiting_client("b"), soon()).expect("a reply");
     // A hash with another field is not a free lock.
     process.command(&["HSET", "lock:lock", "stranger:1", "1"]);
     release(&store, &hold(1));
@@ -236,7 +236,7 @@ fn clients_that_are_gone_are_skipped(process: &Server) {
     release(&store, &hold(1));
     assert_eq!(next(&mut *wakeups), woken());
     assert_eq!(waiting(process), ["alive"]);
-    store.unregister("lock", "alive", soon()).expect("a reply");
+    store.unregister(waiting_client("alive"), soon()).expect("a reply");
 
     must_acquire(&store, &hold(2));
     for number in 0..250 {
@@ -256,21 +256,21 @@ fn a_client_that_leaves_wakes_the_next(process: &Server) {
     register(&store, "a");
     thread::sleep(Duration::from_millis(2));
     register(&store, "b");
-    store.unregister("lock", "a", soon()).expect("a reply");
+    store.unregister(waiting_client("a"), soon()).expect("a reply");
     assert!(nothing_comes(&mut *wakeups), "the lock is not free");
     release(&store, &hold(1));
     assert_eq!(next(&mut *wakeups), woken());
 
     // It is offered the lock, does not want it any more, and leaves.
-    store.unregister("lock", "b", soon()).expect("a reply");
+    store.unregister(waiting_client("b"), soon()).expect("a reply");
     assert_eq!(holder(&store), None);
     must_acquire(&store, &hold(2));
     register(&store, "b");
     process.command(&["ZADD", WAITING, "1", "a"]);
     release(&store, &hold(2));
     assert_eq!(next(&mut *wakeups), woken(), "a does not listen");
-    store.unregister("lock", "a", soon()).expect("a reply");
-    store.unregister("lock", "a", soon()).expect("a reply");
+    store.unregister(waiting_client("a"), soon()).expect("a reply");
+    store.unregister(waiting_client("a"), soon()).expect("a reply");
     assert!(nothing_comes(&mut *wakeups), "it had left already");
 }
 
@@ -331,7 +331,7 @@ fn a_full_server_wakes_clients_and_registers_none(process: &Server) {
     let failure = acquire(&store, &of("a", 1), Registration::Registered).expect_err("no memory");
     assert_eq!(failure.code, "OOM");
     assert_eq!(waiting(process), ["a"], "it still waits");
-    store.unregister("lock", "a", soon()).expect("a reply");
+    store.unregister(waiting_client("a"), soon()).expect("a reply");
     assert_eq!(waiting(process), [""; 0]);
 }
 
@@ -345,7 +345,7 @@ fn a_spoilt_list_of_waiting_clients_does_no_harm(process: &Server) {
             AcquireReply::Held { remaining: Some(_) }
         ));
     }
-    store.unregister("lock", "a", soon()).expect("a reply");
+    store.unregister(waiting_client("a"), soon()).expect("a reply");
     let transferred = transfer(&store, 1, 2, true);
     assert!(matches!(transferred, Ok(TransferReply::Transferred { .. })), "{transferred:?}");
     release(&store, &hold(2));
@@ -442,7 +442,7 @@ fn a_user_without_rights_to_the_waiting_clients_can_lock(process: &Server) {
         if let TransferReply::Transferred { .. } = transferred {
             release(&store, &hold(2));
         }
-        store.unregister("lock", "c", soon()).expect("a reply");
+        store.unregister(waiting_client("c"), soon()).expect("a reply");
         let reply = ask(&store, &of("c", 1), Registration::Registered);
         assert!(matches!(reply, AcquireReply::Acquired { .. }), "{missing:?}: {reply:?}");
         assert_eq!(store.force_release("lock", "c:1", soon()).ok(), Some(true), "{missing:?}");

@@ -21,6 +21,9 @@ use super::{Cluster, Quorum, SOON, Watched, eventually};
 /// - `every store`: what holds wherever the locks are, and needs only one client. Runs in memory,
 ///   on a cluster of Redis and one of Valkey, with locks that must be on disk, on a quorum of three
 ///   servers, on one of five that has lost two, and on all that follow.
+/// - `every store but a quorum`: the same for what a quorum does not have. A file has either this
+///   or
+///   `every store`.
 /// - `every server`: what looks into the server that has the locks, or needs a second client. Runs
 ///   behind sentinels, and on all that follow.
 /// - `every direct server`: what loses, repeats or garbles single requests and replies through a
@@ -34,6 +37,7 @@ use super::{Cluster, Quorum, SOON, Watched, eventually};
 macro_rules! stores {
     (
         $(every store: $($common:ident),+ $(,)?;)?
+        $(every store but a quorum: $($alone:ident),+ $(,)?;)?
         $(every server: $($special:ident),+ $(,)?;)?
         $(every direct server: $($direct:ident),+ $(,)?;)?
         $(one server: $($single:ident),+ $(,)?;)?
@@ -46,20 +50,26 @@ macro_rules! stores {
             $crate::support::stores! { @store on_a_quorum, quorum, $($common)+ }
             $crate::support::stores! { @store on_the_rest_of_a_quorum, rest, $($common)+ }
         )?
+        $(
+            $crate::support::stores! { @store on_memory, memory, $($alone)+ }
+            $crate::support::stores! { @store on_a_cluster, cluster, $($alone)+ }
+            $crate::support::stores! { @store on_a_valkey_cluster, valkey_cluster, $($alone)+ }
+            $crate::support::stores! { @store on_disk, on_disk, $($alone)+ }
+        )?
         $crate::support::stores! {
             @server on_redis, redis,
-            [$($($common)+)?] [$($($special)+)? $($($direct)+)? $($($single)+)?]
+            [$($($common)+)? $($($alone)+)?] [$($($special)+)? $($($direct)+)? $($($single)+)?]
         }
         $crate::support::stores! {
             @server on_valkey, valkey,
-            [$($($common)+)?] [$($($special)+)? $($($direct)+)? $($($single)+)?]
+            [$($($common)+)? $($($alone)+)?] [$($($special)+)? $($($direct)+)? $($($single)+)?]
         }
         $crate::support::stores! {
-            @server behind_sentinels, watched, [$($($common)+)?] [$($($special)+)?]
+            @server behind_sentinels, watched, [$($($common)+)? $($($alone)+)?] [$($($special)+)?]
         }
         $crate::support::stores! {
             @server with_a_replica, replicated,
-            [$($($common)+)?] [$($($special)+)? $($($direct)+)?]
+            [$($($common)+)? $($($alone)+)?] [$($($special)+)? $($($direct)+)?]
         }
     };
     (@store $module:ident, $store:ident, $($behaviour:ident)+) => {

@@ -36,5 +36,6 @@ fn summary(same: &[&Holder], required: usize) -> Holder {
     depths.sort_unstable();
     let mut leases: Vec<Duration> = same.iter().map(|holder| holder.remaining).collect();
     leases.sort_unstable_by(|one, other| other.cmp(one));
-    Holder::new(same[0].owner.clone(), depths[depths.len() / 2], leases[required - 1])
+    let fence = same.iter().map(|holder| holder.fence).max().unwrap_or(0);
+    Holder::new(same[0].owner.clone(), depths[depths.len() / 2], leases[required - 1], fence)
 }

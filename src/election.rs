@@ -1,0 +1,121 @@
+//! The election of a leader among clients.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::clock::end_of;
+use crate::config::LockOptions;
+use crate::error::{Error, Result};
+use crate::local::call::Wait;
+use crate::local::shared::Shared;
+use crate::local::{acquire, status};
+use crate::owned_hold::{OwnedHold, lock_options, owned_guard};
+use crate::store::hold::{HoldKind, Leader};
+
+/// An election: one of the clients that campaign is the leader, until it resigns or dies. Created
+/// by [`Client::election`](crate::Client::election).
+///
+/// ```
+/// let client = leasehold::Client::in_memory();
+/// let election = client.election("scheduler");
+/// let term = election.campaign()?; // blocks until this client leads
+/// assert_eq!(election.leader()?.map(|leader| leader.fence), Some(term.fence()));
+/// // ... lead while !term.lost().is_lost(); stop all work before the term ends ...
+/// term.resign()?; // the next candidate leads within a few round trips
+/// assert!(election.leader()?.is_none());
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+///
+/// A leader may assume that no other client has a term that [`is_held`](Term::is_held) at the same
+/// time, as long as clocks run at nearly the same rate and Redis keeps what it acknowledged. It may
+/// not assume that it is still the leader when its writes arrive: a leader that was paused finds
+/// out late. Only a resource that checks the [fence](Term::fence) is safe from that. A term that is
+/// lost stays lost; campaign again for another, after the work of the old one has stopped.
+///
+/// An election and a [`Mutex`](crate::Mutex) of one name are the same lock.
+#[derive(Clone, Debug)]
+pub struct Election {
+    shared: Arc<Shared>,
+    name: Arc<str>,
+    options: LockOptions,
+}
+
+lock_options!(Election);
+
+owned_guard! {
+    /// The time for which a client is the leader. Any thread may drop it, which ends it. Created by
+    /// [`Election::campaign`].
+    #[must_use = "if unused the term ends immediately"]
+    Term
+}
+
+impl Election {
+    pub(crate) fn new(shared: &Arc<Shared>, name: &str) -> Self {
+        Self { shared: shared.clone(), name: name.into(), options: shared.config.options.clone() }
+    }
+
+    /// Blocks the current thread until this client is the leader, or until
+    /// [`wait`](Election::wait) has passed. Candidates lead in the order in which they came.
+    ///
+    /// # Errors
+    ///
+    /// The same as [`Client::lock_owned`](crate::Client::lock_owned).
+    pub fn campaign(&self) -> Result<Term> {
+        let wait = self.options.wait.map_or(Wait::Endless, |wait| Wait::Until(end_of(wait)));
+        self.campaign_within(wait)?.ok_or_else(|| Error::timed_out(&self.name))
+    }
+
+    /// Attempts to become the leader without waiting. Returns `None` if there is one. Blocks for
+    /// one round trip.
+    ///
+    /// # Errors
+    ///
+    /// The same as [`campaign`](Election::campaign), except for `Timeout`.
+    pub fn try_campaign(&self) -> Result<Option<Term>> {
+        self.campaign_within(Wait::No)
+    }
+
+    /// Blocks the current thread until this client is the leader or `wait` has passed. Returns
+    /// `None` in the latter case.
+    ///
+    /// # Errors
+    ///
+    /// The same as [`campaign`](Election::campaign), except for `Timeout`.
+    pub fn campaign_for(&self, wait: Duration) -> Result<Option<Term>> {
+        self.campaign_within(Wait::Until(end_of(wait)))
+    }
+
+    /// Returns the leader, or `None` if there is none. Blocks for the server's reply.
+    ///
+    /// # Errors
+    ///
+    /// The same as [`Mutex::is_locked`](crate::Mutex::is_locked).
+    pub fn leader(&self) -> Result<Option<Leader>> {
+        status::leader(&self.shared, &self.name)
+    }
+
+    fn campaign_within(&self, wait: Wait) -> Result<Option<Term>> {
+        let kind = HoldKind::Lock;
+        let lease = acquire::owned(&self.shared, kind, &self.name, &self.options, wait)?;
+        Ok(lease.map(|lease| Term::new(OwnedHold::new(&self.shared, lease))))
+    }
+}
+
+impl Term {
+    /// Returns the fencing token of this term, which is greater than that of every earlier one. See
+    /// [`Guard::fence`](crate::Guard::fence).
+    #[must_use]
+    pub fn fence(&self) -> u64 {
+        self.0.lease.fence
+    }
+
+    /// Ends the term, as dropping it does, and reports errors. Stop the work of the leader before.
+    /// Blocks for the server's reply.
+    ///
+    /// # Errors
+    ///
+    /// The same as [`Guard::unlock`](crate::Guard::unlock).
+    pub fn resign(self) -> Result<()> {
+        self.0.release()
+    }
+}

@@ -1,0 +1,51 @@
+//! A held lock that belongs to no thread.
+
+use crate::error::Result;
+use crate::owned_hold::owned_guard;
+
+owned_guard! {
+    /// A lock that belongs to no thread: any thread may keep, send or drop it. Dropping it releases
+    /// the lock. Created by [`Client::lock_owned`](crate::Client::lock_owned).
+    ///
+    /// It is a hold of its own. A thread that has one and locks the same name again waits for
+    /// itself, and [`lock_owned`](crate::Client::lock_owned) by a thread that holds the lock
+    /// through a [`Guard`](crate::Guard) waits for that. In all else it is like a `Guard`: it is
+    /// renewed until it is dropped, even if the thread that acquired it has ended.
+    ///
+    /// ```
+    /// let client = leasehold::Client::in_memory();
+    /// let guard = client.lock_owned("stock:42")?;
+    /// std::thread::spawn(move || drop(guard)).join().unwrap();
+    /// assert!(client.try_lock("stock:42")?.is_some());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
+    /// A guard that is leaked, by [`std::mem::forget`] or in a cycle of reference counts, is
+    /// renewed until the process ends or [`max_hold`](crate::Builder::max_hold) is reached.
+    #[must_use = "if unused the lock is released immediately"]
+    OwnedGuard
+}
+
+impl OwnedGuard {
+    /// Returns the fencing token of this hold. See [`Guard::fence`](crate::Guard::fence).
+    #[must_use]
+    pub fn fence(&self) -> u64 {
+        self.0.lease.fence
+    }
+
+    /// Returns 1: owned guards never nest.
+    #[must_use]
+    pub fn depth(&self) -> u32 {
+        self.0.lease.depth()
+    }
+
+    /// Releases the lock, as dropping the guard does, and reports errors. Blocks for the server's
+    /// reply.
+    ///
+    /// # Errors
+    ///
+    /// The same as [`Guard::unlock`](crate::Guard::unlock).
+    pub fn unlock(self) -> Result<()> {
+        self.0.release()
+    }
+}

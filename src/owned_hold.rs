@@ -1,0 +1,159 @@
+//! What all guards that belong to no thread have in common.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::error::Result;
+use crate::local::lease::Lease;
+use crate::local::release;
+use crate::local::shared::Shared;
+
+/// A hold that is released when this is dropped, on whatever thread.
+pub(crate) struct OwnedHold {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) lease: Arc<Lease>,
+    released: bool,
+}
+
+impl OwnedHold {
+    pub(crate) fn new(shared: &Arc<Shared>, lease: Arc<Lease>) -> Self {
+        Self { shared: shared.clone(), lease, released: false }
+    }
+
+    /// Releases the hold, and waits for the reply.
+    pub(crate) fn release(mut self) -> Result<()> {
+        self.released = true;
+        release::unlock(&self.shared, &self.lease)
+    }
+
+    /// Shows nothing that would allow another client to release the hold.
+    pub(crate) fn fmt(&self, guard: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct(guard)
+            .field("name", self.lease.name())
+            .field("fence", &self.lease.fence)
+            .field("remaining", &self.shared.remaining(&self.lease))
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for OwnedHold {
+    fn drop(&mut self) {
+        if !self.released {
+            // Errors are logged where they occur.
+            drop(release::unlock_on_drop(&self.shared, &self.lease));
+        }
+    }
+}
+
+/// Defines a guard around an [`OwnedHold`], with the methods that all such guards have.
+macro_rules! owned_guard {
+    ($(#[$doc:meta])* $guard:ident) => {
+        $(#[$doc])*
+        pub struct $guard($crate::owned_hold::OwnedHold);
+
+        impl $guard {
+            pub(crate) fn new(hold: $crate::owned_hold::OwnedHold) -> Self {
+                Self(hold)
+            }
+
+            /// Returns the name.
+            #[must_use]
+            pub fn name(&self) -> &str {
+                self.0.lease.name()
+            }
+
+            /// Returns `true` if the lease has not ended by this process's clock. Does not ask the
+            /// server.
+            #[must_use]
+            pub fn is_held(&self) -> bool {
+                self.0.shared.is_held(&self.0.lease)
+            }
+
+            /// Returns how long the lease lasts if it is not renewed again, less a margin for clock
+            /// drift of 1 % of the lease and 2 ms; zero if it is lost. Does not ask the server.
+            #[must_use]
+            pub fn remaining(&self) -> std::time::Duration {
+                self.0.shared.remaining(&self.0.lease)
+            }
+
+            /// Returns the watch on this hold. See [`Guard::lost`](crate::Guard::lost).
+            #[must_use]
+            pub fn lost(&self) -> $crate::lost::Lost {
+                $crate::lost::watch(&self.0.shared, &self.0.lease)
+            }
+
+            /// Asks the server whether this hold still exists. Blocks for the server's reply. See
+            /// [`Guard::verify`](crate::Guard::verify).
+            ///
+            /// # Errors
+            ///
+            /// The same as [`Guard::verify`](crate::Guard::verify).
+            pub fn verify(&self) -> $crate::error::Result<()> {
+                $crate::local::status::verify(&self.0.shared, &self.0.lease)
+            }
+
+            /// Renews the lease now. Blocks for the server's reply. See
+            /// [`Guard::renew`](crate::Guard::renew).
+            ///
+            /// # Errors
+            ///
+            /// The same as [`Guard::renew`](crate::Guard::renew).
+            pub fn renew(&self) -> $crate::error::Result<()> {
+                $crate::local::status::renew(&self.0.shared, &self.0.lease)
+            }
+        }
+
+        /// Shows nothing that would allow another client to release the hold.
+        impl std::fmt::Debug for $guard {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                self.0.fmt(stringify!($guard), f)
+            }
+        }
+    };
+}
+pub(crate) use owned_guard;
+
+/// Defines the setters of the options that locks of every kind have.
+macro_rules! lock_options {
+    ($lock:ident) => {
+        impl $lock {
+            /// Sets the lease, as [`Builder::lease`](crate::Builder::lease) does for the client.
+            #[must_use]
+            pub fn lease(mut self, lease: std::time::Duration) -> Self {
+                self.options.lease = lease;
+                self
+            }
+
+            /// Sets whether the lease is renewed, as [`Builder::renew`](crate::Builder::renew) does
+            /// for the client.
+            #[must_use]
+            pub fn renew(mut self, renew: bool) -> Self {
+                self.options.renew = renew;
+                self
+            }
+
+            /// Sets the longest age of a hold, as [`Builder::max_hold`](crate::Builder::max_hold)
+            /// does for the client.
+            #[must_use]
+            pub fn max_hold(mut self, age: std::time::Duration) -> Self {
+                self.options.max_hold = Some(age);
+                self
+            }
+
+            /// Sets how long a call without a deadline of its own waits, as
+            /// [`Builder::wait`](crate::Builder::wait) does for the client.
+            #[must_use]
+            pub fn wait(mut self, time: std::time::Duration) -> Self {
+                self.options.wait = Some(time);
+                self
+            }
+
+            /// Returns the name.
+            #[must_use]
+            pub fn name(&self) -> &str {
+                &self.name
+            }
+        }
+    };
+}
+pub(crate) use lock_options;

@@ -1,0 +1,124 @@
+//! A lock that a limited number can hold at a time.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::clock::end_of;
+use crate::config::LockOptions;
+use crate::error::{Error, Result};
+use crate::local::call::Wait;
+use crate::local::shared::Shared;
+use crate::local::{acquire, status};
+use crate::owned_hold::{OwnedHold, lock_options, owned_guard};
+use crate::store::hold::HoldKind;
+
+/// A semaphore: at most so many permits are held at a time. Created by
+/// [`Client::semaphore`](crate::Client::semaphore).
+///
+/// Every permit has a lease of its own: one whose holder dies is free again when that has ended. No
+/// count is stored that could go wrong: the permits that are held are counted each time.
+///
+/// The number of permits is the caller's. It is stored nowhere, and may differ between callers and
+/// over time: a caller gets a permit while fewer than *its own* number are held. Threads of one
+/// process are served in the order in which they ask, and a client that comes while others wait
+/// gets a permit only if they leave one.
+///
+/// ```
+/// let client = leasehold::Client::in_memory();
+/// let api = client.semaphore("paid-api", 2);
+/// let (one, _other) = (api.acquire()?, api.acquire()?);
+/// assert!(api.try_acquire()?.is_none());
+/// drop(one);
+/// assert_eq!(api.available()?, 1);
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+///
+/// Permits have no fencing token, since several are held at a time. One server, Sentinel and
+/// Cluster have semaphores. Over several [independent servers](crate::Builder::open_redlock) there
+/// can be none: every call returns [`InvalidInput`](Error::InvalidInput).
+#[derive(Clone, Debug)]
+pub struct Semaphore {
+    shared: Arc<Shared>,
+    name: Arc<str>,
+    options: LockOptions,
+    permits: u32,
+}
+
+lock_options!(Semaphore);
+
+owned_guard! {
+    /// A permit of a [`Semaphore`]. Any thread may drop it, which releases it.
+    #[must_use = "if unused the permit is released immediately"]
+    Permit
+}
+
+impl Semaphore {
+    pub(crate) fn new(shared: &Arc<Shared>, name: &str, permits: u32) -> Self {
+        let options = shared.config.options.clone();
+        Self { shared: shared.clone(), name: name.into(), options, permits }
+    }
+
+    /// Acquires a permit, blocking the current thread until it is able to do so or
+    /// [`wait`](Semaphore::wait) has passed.
+    ///
+    /// # Errors
+    ///
+    /// The same as [`Client::lock`](crate::Client::lock), except for `Lost`; and
+    /// [`InvalidInput`](Error::InvalidInput) for 0 permits or another invalid option, or over
+    /// several independent servers.
+    pub fn acquire(&self) -> Result<Permit> {
+        let wait = self.options.wait.map_or(Wait::Endless, |wait| Wait::Until(end_of(wait)));
+        self.acquire_within(wait)?.ok_or_else(|| Error::timed_out(&self.name))
+    }
+
+    /// Attempts to acquire a permit without waiting. Returns `None` if none is free, or if those
+    /// that are free are for clients that wait. Blocks for one round trip.
+    ///
+    /// # Errors
+    ///
+    /// The same as [`acquire`](Semaphore::acquire), except for `Timeout`.
+    pub fn try_acquire(&self) -> Result<Option<Permit>> {
+        self.acquire_within(Wait::No)
+    }
+
+    /// Acquires a permit, blocking the current thread until it is able to do so or `wait` has
+    /// passed. Returns `None` in the latter case.
+    ///
+    /// # Errors
+    ///
+    /// The same as [`acquire`](Semaphore::acquire), except for `Timeout`.
+    pub fn acquire_for(&self, wait: Duration) -> Result<Option<Permit>> {
+        self.acquire_within(Wait::Until(end_of(wait)))
+    }
+
+    /// Returns how many of this caller's permits are free; zero if more are held than it has.
+    /// Blocks for the server's reply.
+    ///
+    /// # Errors
+    ///
+    /// The same as [`Mutex::is_locked`](crate::Mutex::is_locked), and
+    /// [`InvalidInput`](Error::InvalidInput) over several independent servers.
+    pub fn available(&self) -> Result<u32> {
+        status::count(&self.shared, &self.name).map(|held| self.permits.saturating_sub(held))
+    }
+
+    fn acquire_within(&self, wait: Wait) -> Result<Option<Permit>> {
+        if self.permits == 0 {
+            return Err(Error::invalid("permits", "must be at least 1"));
+        }
+        let kind = HoldKind::Permit { of: self.permits };
+        let lease = acquire::owned(&self.shared, kind, &self.name, &self.options, wait)?;
+        Ok(lease.map(|lease| Permit::new(OwnedHold::new(&self.shared, lease))))
+    }
+}
+
+impl Permit {
+    /// Releases the permit, as dropping it does, and reports errors. Blocks for the server's reply.
+    ///
+    /// # Errors
+    ///
+    /// The same as [`Guard::unlock`](crate::Guard::unlock).
+    pub fn release(self) -> Result<()> {
+        self.0.release()
+    }
+}

@@ -1,0 +1,33 @@
+-- Acquires a side of a read-write lock or a permit, or registers the client as waiting for it.
+-- First come, first served: while clients wait, a client gets only what it was offered. A repeat by
+-- the same owner, whose first reply was lost, finds its hold. KEYS  1 lock, 2 fence, 3 queue of
+-- waiting clients ARGV  1 kind and owner, 2 lease in ms, 3 life of the fence in ms, 4 kind and
+-- client id, 5 whether
+--       the client is in the queue: 0 no; 1 no, and it joins if it must wait; 2 it may be, 6 life
+--         of
+--       the queue in ms, 7 for how many ms a place is offered, 8 the permits, 0 for a read-write
+--         lock RETURNS {1, fence} if held now, 0 as the fence of a permit; {0, ms until a hold in
+--         the way ends or
+--         -1} if another owner holds it or waits for it
+if foreign then
+  return foreign
+end
+local kind, me = string.sub(ARGV[1], 1, 2), ARGV[4]
+local queue, window, permits = KEYS[3], tonumber(ARGV[7]), tonumber(ARGV[8])
+local queued = redis.pcall('exists', queue) == 1
+local repeated, offered = false, false
+if left ~= -2 then
+  local ends = redis.call('zscore', KEYS[1], ARGV[1])
+  repeated = ends and tonumber(ends) > now
+  ends = redis.call('zscore', KEYS[1], me .. ':0')
+  -- A client that does not wait leaves the offer to the thread of it that does.
+  offered = ARGV[5] ~= '0' and not repeated and ends and tonumber(ends) > now
+end
+-- A client that has to wait is registered before any other write: a server that is out of memory
+-- refuses the first write of a script only.
+local serves = queued and not repeated and not offered
+local joined = serves and ARGV[5] ~= '0'
+if joined then
+  redis.pcall('zadd', queue, 'nx', time[1] * 1000 + time[2] / 1000, me)
+end
+

@@ -1,0 +1,16 @@
+-- Ends a hold of a read-write lock or a semaphore, and serves the clients that wait.
+-- KEYS  1 lock, 2 queue of waiting clients
+-- ARGV  1 kind and owner, 2 for how many ms a place is offered then, 3 the permits, 0 for a
+--       read-write lock
+-- USES  `time`
+-- RETURNS 1, or 0 if the hold is gone
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local score = redis.call('zscore', KEYS[1], ARGV[1])
+if not score then
+  return 0
+end
+redis.call('zrem', KEYS[1], ARGV[1])
+local answer = tonumber(score) > now and 1 or 0
+local queue, window, permits, me = KEYS[2], tonumber(ARGV[2]), tonumber(ARGV[3]), nil
+local serves = redis.pcall('exists', queue) == 1
+

@@ -1,0 +1,144 @@
+//! The calls of the scripts for what several owners can hold: keys, arguments and reply of each in
+//! one place.
+//!
+//! A read-write lock and a semaphore are the same in Redis: a sorted set of holds. They differ in
+//! which holds can exist together, which `acquire_member.lua` and `serve.lua` decide.
+
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use crate::net::request::{Arg, Request, Script};
+use crate::store::commands::{Command, OFFER, millis, script};
+use crate::store::decoder::{self, Decoder};
+use crate::store::hold::{HoldId, HoldKind};
+use crate::store::keys::Keys;
+use crate::store::request::{Acquire, AcquireReply, HoldReply, Registration};
+
+script!(
+    ACQUIRE_MEMBER,
+    "clock.lua",
+    "fence.lua",
+    "members.lua",
+    "ask_member.lua",
+    "serve.lua",
+    "acquire_member.lua"
+);
+script!(CHECK_MEMBER, "clock.lua", "check_member.lua");
+script!(COUNT_MEMBERS, "clock.lua", "members.lua", "count_members.lua");
+script!(RELEASE_MEMBER, "clock.lua", "release_member.lua", "serve.lua", "answer.lua");
+script!(RENEW_MEMBER, "clock.lua", "renew_member.lua");
+script!(
+    UNREGISTER_MEMBER,
+    "clock.lua",
+    "members.lua",
+    "unregister_member.lua",
+    "serve.lua",
+    "answer.lua"
+);
+
+/// A hold of a read-write lock or a semaphore begins.
+pub(super) fn acquire(
+    keys: &Keys,
+    request: Acquire<'_>,
+    fence_life: Arg<'static>,
+    waiting_life: Duration,
+) -> Command<AcquireReply> {
+    let Acquire { hold, lease, registration, .. } = request;
+    let registration = match registration {
+        Registration::None => 0,
+        Registration::IfHeld => 1,
+        Registration::Registered | Registration::Yielding => 2,
+    };
+    let (member, client) = (member(hold), waiting_client(hold.kind, &hold.client));
+    let args = [
+        Arg::Text(&member),
+        millis(lease),
+        fence_life,
+        Arg::Text(&client),
+        Arg::Number(registration),
+        millis(waiting_life),
+        millis(OFFER),
+        permits(hold.kind),
+    ];
+    let name = &hold.name;
+    let all = [&*keys.lock(name), &keys.fence(name), &keys.waiting(name)];
+    let request = Request::call(&ACQUIRE_MEMBER, &all, &args);
+    Command { request, decoder: decoder::ACQUIRE }
+}
+
+/// Looks for a hold.
+pub(super) fn check(keys: &Keys, hold: &HoldId) -> Command<HoldReply> {
+    let member = member(hold);
+    let args = [Arg::Text(&member)];
+    let request = Request::call(&CHECK_MEMBER, &[&keys.lock(&hold.name)], &args);
+    Command { request, decoder: decoder::HOLD_OR_GONE }
+}
+
+pub(super) fn renew(keys: &Keys, hold: &HoldId, lease: Duration) -> Command<HoldReply> {
+    let member = member(hold);
+    let args = [Arg::Text(&member), millis(lease)];
+    let request = Request::call(&RENEW_MEMBER, &[&keys.lock(&hold.name)], &args);
+    Command { request, decoder: decoder::HOLD_OR_GONE }
+}
+
+pub(super) fn release(keys: &Keys, hold: &HoldId) -> Command<HoldReply> {
+    let member = member(hold);
+    serving(keys, &RELEASE_MEMBER, hold.kind, &hold.name, &member, decoder::HOLD_OR_GONE)
+}
+
+pub(super) fn unregister(
+    keys: &Keys,
+    kind: HoldKind,
+    name: &str,
+    client: &str,
+) -> Command<HoldReply> {
+    let client = waiting_client(kind, client);
+    serving(keys, &UNREGISTER_MEMBER, kind, name, &client, decoder::HOLD)
+}
+
+/// Counts the permits that are held.
+pub(super) fn count(keys: &Keys, name: &str) -> Command<u32> {
+    let request = Request::call(&COUNT_MEMBERS, &[&keys.lock(name)], &[]);
+    Command { request, decoder: decoder::COUNT }
+}
+
+/// Calls a script that may free a place, and then offers it to a waiting client.
+fn serving(
+    keys: &Keys,
+    script: &'static Script,
+    kind: HoldKind,
+    name: &str,
+    whose: &str,
+    decoder: Decoder<HoldReply>,
+) -> Command<HoldReply> {
+    let args = [Arg::Text(whose), millis(OFFER), permits(kind)];
+    let request = Request::call(script, &[&keys.lock(name), &keys.waiting(name)], &args);
+    Command { request, decoder }
+}
+
+/// A hold as it is written to Redis.
+fn member(hold: &HoldId) -> String {
+    format!("{}{}", prefix(hold.kind), hold.owner())
+}
+
+/// A client as it is written among the waiting clients.
+fn waiting_client(kind: HoldKind, client: &str) -> String {
+    format!("{}{client}", prefix(kind))
+}
+
+fn prefix(kind: HoldKind) -> &'static str {
+    match kind {
+        HoldKind::Lock => "",
+        HoldKind::Permit { .. } => "p:",
+        HoldKind::Read => "r:",
+        HoldKind::Write => "w:",
+    }
+}
+
+/// How many may hold at a time; zero for a read-write lock, where the sides decide that.
+fn permits(kind: HoldKind) -> Arg<'static> {
+    Arg::Number(match kind {
+        HoldKind::Permit { of } => of.into(),
+        HoldKind::Lock | HoldKind::Read | HoldKind::Write => 0,
+    })
+}

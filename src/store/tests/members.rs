@@ -1,0 +1,409 @@
+//! What several owners can hold: the sides of a read-write lock and the permits of a semaphore.
+
+use super::process::Server;
+use super::*;
+use crate::store::keys::Keys;
+
+use HoldKind::{Permit, Read, Write};
+
+const SHORT: Duration = Duration::from_millis(50);
+
+/// Makes a module of tests per store: of those that need no second client, and of all.
+macro_rules! stores {
+    ($($alone:ident),+; $($together:ident),+ $(,)?) => {
+        mod in_memory {
+            $(#[test] fn $alone() { super::$alone(&super::Memory::default()); })+
+        }
+        mod on_redis {
+            $(#[test] fn $alone() { super::$alone(&super::single(&super::Server::redis())); })+
+            $(#[test] fn $together() { super::$together(&super::Server::redis()); })+
+        }
+        mod on_valkey {
+            $(#[test] fn $alone() { super::$alone(&super::single(&super::Server::valkey())); })+
+            $(#[test] fn $together() { super::$together(&super::Server::valkey()); })+
+        }
+    };
+}
+
+stores!(
+    readers_are_together_and_a_writer_is_alone,
+    no_more_permits_are_held_than_there_are,
+    each_caller_judges_by_its_own_number_of_permits,
+    a_hold_whose_time_is_over_holds_nothing,
+    a_renewal_never_revives_a_hold,
+    a_repeat_finds_its_hold,
+    a_name_is_of_one_kind_while_it_is_held,
+    readers_have_the_fence_of_the_last_writer;
+    a_newcomer_waits_behind_a_writer,
+    a_writer_that_leaves_lets_readers_in,
+    neighbouring_readers_are_woken_together,
+    a_release_wakes_as_many_clients_as_there_are_permits,
+    a_client_that_is_gone_is_skipped,
+    a_client_that_has_stopped_costs_one_offer,
+    a_full_server_refuses_holds_and_renews_and_releases_them,
+    a_refused_limit_leaves_no_key_without_a_time_to_live,
+    the_data_of_others_stays_as_it_is,
+    no_key_lives_longer_than_its_last_hold,
+    a_server_that_refuses_to_publish_serves_those_who_ask,
+);
+
+fn of(kind: HoldKind, nonce: u64) -> HoldId {
+    HoldId { kind, ..hold(nonce) }
+}
+
+fn by(client: &str, kind: HoldKind, nonce: u64) -> HoldId {
+    HoldId { client: Arc::from(client), ..of(kind, nonce) }
+}
+
+fn ask(store: &dyn Store, hold: &HoldId, registration: Registration) -> AcquireReply {
+    acquire(store, hold, registration).expect("a reply")
+}
+
+fn tries(store: &dyn Store, hold: &HoldId) -> bool {
+    matches!(ask(store, hold, Registration::None), AcquireReply::Acquired { .. })
+}
+
+fn waits(store: &dyn Store, hold: &HoldId) {
+    let reply = ask(store, hold, Registration::IfHeld);
+    assert!(matches!(reply, AcquireReply::Held { .. }), "{reply:?}");
+}
+
+fn takes_its_turn(store: &dyn Store, hold: &HoldId) -> bool {
+    matches!(ask(store, hold, Registration::Registered), AcquireReply::Acquired { .. })
+}
+
+fn release(store: &dyn Store, hold: &HoldId) {
+    assert_eq!(store.release(hold, soon()).ok(), Some(HoldReply::Held));
+}
+
+fn briefly(store: &dyn Store, hold: &HoldId) {
+    let deadline = soon();
+    let request = Acquire { hold, lease: SHORT, registration: Registration::None, deadline };
+    let reply = store.acquire(request).expect("a reply");
+    assert!(matches!(reply, AcquireReply::Acquired { .. }), "{reply:?}");
+}
+
+fn renew(store: &dyn Store, hold: &HoldId, lease: Duration) -> HoldReply {
+    let outcomes = run_jobs(&mut *store.jobs(), &[(hold.clone(), Action::Renew { lease })]);
+    *outcomes[0].as_ref().expect("an outcome")
+}
+
+fn keys() -> [String; 3] {
+    let keys = Keys::new(&Config::default().prefix);
+    [keys.lock("lock").into_owned(), keys.fence("lock"), keys.waiting("lock")]
+}
+
+fn queue(process: &Server) -> Vec<String> {
+    process.ask(&["ZRANGE", &keys()[2], "0", "-1"])
+}
+
+fn listen(store: &dyn Store, client: &str) -> Box<dyn Wakeups> {
+    let mut wakeups = store.wakeups(client).expect("others can exist");
+    assert_eq!(wakeups.next(soon()).expect("in time").expect("a message"), Wake::Ready);
+    wakeups
+}
+
+fn is_woken(wakeups: &mut dyn Wakeups) -> bool {
+    let wake = wakeups.next(soon());
+    wake.is_some_and(|wake| matches!(wake, Ok(Wake::Lock(name)) if name == "lock"))
+}
+
+fn nothing_comes(wakeups: &mut dyn Wakeups) -> bool {
+    wakeups.next(end_of(Duration::from_millis(20))).is_none()
+}
+
+fn readers_are_together_and_a_writer_is_alone(store: &dyn Store) {
+    assert!(tries(store, &of(Read, 1)) && tries(store, &of(Read, 2)));
+    assert!(!tries(store, &of(Write, 3)));
+    release(store, &of(Read, 1));
+    assert!(!tries(store, &of(Write, 3)));
+    release(store, &of(Read, 2));
+    assert!(tries(store, &of(Write, 3)));
+    assert!(!tries(store, &of(Write, 4)) && !tries(store, &of(Read, 5)));
+    release(store, &of(Write, 3));
+    assert!(tries(store, &of(Read, 5)));
+    assert_eq!(store.release(&of(Write, 3), soon()).ok(), Some(HoldReply::Gone));
+}
+
+fn no_more_permits_are_held_than_there_are(store: &dyn Store) {
+    let kind = Permit { of: 3 };
+    assert_eq!(store.count("lock", soon()).ok(), Some(0));
+    assert!((1..=3).all(|nonce| tries(store, &of(kind, nonce))));
+    assert!(!tries(store, &of(kind, 4)));
+    assert_eq!(store.count("lock", soon()).ok(), Some(3));
+    release(store, &of(kind, 2));
+    assert!(tries(store, &of(kind, 4)) && !tries(store, &of(kind, 5)));
+}
+
+fn each_caller_judges_by_its_own_number_of_permits(store: &dyn Store) {
+    assert!((1..=4).all(|nonce| tries(store, &of(Permit { of: 5 }, nonce))));
+    let fewer = Permit { of: 2 };
+    for nonce in 1..=3 {
+        assert!(!tries(store, &of(fewer, 9)));
+        release(store, &of(fewer, nonce));
+    }
+    assert!(tries(store, &of(fewer, 9)));
+    assert!(tries(store, &of(Permit { of: 3 }, 10)));
+}
+
+fn a_hold_whose_time_is_over_holds_nothing(store: &dyn Store) {
+    for (first, then) in [(Write, Read), (Read, Write)] {
+        briefly(store, &of(first, 1));
+        assert!(!tries(store, &of(Write, 2)));
+        eventually(|| tries(store, &of(then, 2)));
+        assert_eq!(store.release(&of(first, 1), soon()).ok(), Some(HoldReply::Gone));
+        release(store, &of(then, 2));
+    }
+    let kind = Permit { of: 1 };
+    briefly(store, &of(kind, 1));
+    eventually(|| tries(store, &of(kind, 2)));
+    assert_eq!(store.count("lock", soon()).ok(), Some(1));
+}
+
+fn a_renewal_never_revives_a_hold(store: &dyn Store) {
+    for kind in [Read, Write, Permit { of: 2 }] {
+        briefly(store, &of(kind, 1));
+        assert_eq!(renew(store, &of(kind, 1), LEASE), HoldReply::Held);
+        thread::sleep(SHORT);
+        assert_eq!(renew(store, &of(kind, 1), SHORT), HoldReply::Held);
+        thread::sleep(SHORT * 2);
+        assert_eq!(renew(store, &of(kind, 1), LEASE), HoldReply::Gone);
+        assert!(tries(store, &of(kind, 2)));
+        release(store, &of(kind, 2));
+        assert_eq!(renew(store, &of(kind, 2), LEASE), HoldReply::Gone);
+    }
+}
+
+fn a_repeat_finds_its_hold(store: &dyn Store) {
+    for kind in [Write, Read, Permit { of: 1 }] {
+        let reply = ask(store, &of(kind, 1), Registration::None);
+        assert!(matches!(reply, AcquireReply::Acquired { .. }));
+        assert_eq!(ask(store, &of(kind, 1), Registration::Registered), reply);
+        release(store, &of(kind, 1));
+    }
+}
+
+fn a_name_is_of_one_kind_while_it_is_held(store: &dyn Store) {
+    let kinds = [HoldKind::Lock, Read, Permit { of: 2 }];
+    for (one, kind) in kinds.into_iter().enumerate() {
+        assert!(tries(store, &of(kind, 1)));
+        for (_, other) in kinds.into_iter().enumerate().filter(|(other, _)| *other != one) {
+            for registration in [Registration::None, Registration::IfHeld] {
+                let reply = acquire(store, &of(other, 2), registration);
+                let failure = reply.expect_err("another kind");
+                assert_eq!(failure.kind, FailureKind::WrongType, "{kind:?}, {other:?}");
+            }
+        }
+        release(store, &of(kind, 1));
+    }
+}
+
+fn readers_have_the_fence_of_the_last_writer(store: &dyn Store) {
+    let fence = |kind, nonce| match ask(store, &of(kind, nonce), Registration::None) {
+        AcquireReply::Acquired { fence } => fence,
+        reply => panic!("{reply:?}"),
+    };
+    let first = fence(Read, 1);
+    assert_eq!(fence(Read, 2), first);
+    release(store, &of(Read, 1));
+    release(store, &of(Read, 2));
+    let written = fence(Write, 3);
+    assert!(written > first);
+    release(store, &of(Write, 3));
+    assert_eq!(fence(Read, 4), written);
+    release(store, &of(Read, 4));
+    assert!(fence(Write, 5) > written);
+}
+
+fn a_newcomer_waits_behind_a_writer(process: &Server) {
+    let store = single(process);
+    let _listeners = ["writer", "c"].map(|client| listen(&store, client));
+    assert!(tries(&store, &by("a", Read, 1)));
+    waits(&store, &by("writer", Write, 1));
+    assert!(!tries(&store, &by("b", Read, 1)), "a writer waits");
+    waits(&store, &by("c", Read, 1));
+    assert_eq!(queue(process), ["w:writer", "r:c"]);
+    release(&store, &by("a", Read, 1));
+    assert!(!tries(&store, &by("b", Read, 1)), "it is offered to the writer");
+    assert!(takes_its_turn(&store, &by("writer", Write, 1)));
+    assert_eq!(queue(process), ["r:c"]);
+}
+
+fn a_writer_that_leaves_lets_readers_in(process: &Server) {
+    let store = single(process);
+    let (_writer, mut reader) = (listen(&store, "writer"), listen(&store, "reader"));
+    assert!(tries(&store, &by("a", Read, 1)));
+    waits(&store, &by("writer", Write, 1));
+    waits(&store, &by("reader", Read, 1));
+    let waiting = WaitingClient { kind: Write, name: "lock", client: "writer" };
+    store.unregister(waiting, soon()).expect("a reply");
+    assert!(is_woken(&mut *reader));
+    assert!(takes_its_turn(&store, &by("reader", Read, 1)));
+    assert!(tries(&store, &by("b", Read, 1)));
+}
+
+fn neighbouring_readers_are_woken_together(process: &Server) {
+    let store = single(process);
+    let [mut a, mut b, mut c, mut d] = ["a", "b", "c", "d"].map(|client| listen(&store, client));
+    assert!(tries(&store, &of(Write, 1)));
+    for (client, kind) in [("a", Read), ("b", Read), ("c", Write), ("d", Read)] {
+        waits(&store, &by(client, kind, 1));
+    }
+    release(&store, &of(Write, 1));
+    assert!(is_woken(&mut *a) && takes_its_turn(&store, &by("a", Read, 1)));
+    assert!(is_woken(&mut *b) && takes_its_turn(&store, &by("b", Read, 1)));
+    assert!(nothing_comes(&mut *c) && nothing_comes(&mut *d));
+    release(&store, &by("a", Read, 1));
+    assert!(nothing_comes(&mut *c), "another reader holds it");
+    release(&store, &by("b", Read, 1));
+    assert!(is_woken(&mut *c) && takes_its_turn(&store, &by("c", Write, 1)));
+    assert!(nothing_comes(&mut *d));
+    release(&store, &by("c", Write, 1));
+    assert!(is_woken(&mut *d) && takes_its_turn(&store, &by("d", Read, 1)));
+    assert!(nothing_comes(&mut *a));
+}
+
+fn a_release_wakes_as_many_clients_as_there_are_permits(process: &Server) {
+    let (store, kind) = (single(process), Permit { of: 2 });
+    let [mut a, mut b, mut c] = ["a", "b", "c"].map(|client| listen(&store, client));
+    assert!(tries(&store, &of(kind, 1)) && tries(&store, &of(kind, 2)));
+    for client in ["a", "b", "c"] {
+        waits(&store, &by(client, kind, 1));
+    }
+    release(&store, &of(kind, 1));
+    assert!(!tries(&store, &of(kind, 3)), "it is offered");
+    assert!(is_woken(&mut *a) && takes_its_turn(&store, &by("a", kind, 1)));
+    assert!(nothing_comes(&mut *b));
+    release(&store, &of(kind, 2));
+    assert!(is_woken(&mut *b) && takes_its_turn(&store, &by("b", kind, 1)));
+    assert!(!takes_its_turn(&store, &by("c", kind, 1)) && nothing_comes(&mut *c));
+}
+
+fn a_client_that_is_gone_is_skipped(process: &Server) {
+    let store = single(process);
+    for (mine, wanted) in [(Write, Read), (Read, Write), (Permit { of: 1 }, Permit { of: 1 })] {
+        let mut alive = listen(&store, "alive");
+        assert!(tries(&store, &of(mine, 1)));
+        waits(&store, &by("dead", if mine == Read { Write } else { wanted }, 1));
+        waits(&store, &by("alive", wanted, 1));
+        release(&store, &of(mine, 1));
+        assert!(is_woken(&mut *alive), "{mine:?}");
+        assert!(takes_its_turn(&store, &by("alive", wanted, 1)));
+        release(&store, &by("alive", wanted, 1));
+        // Without a release in between, a newcomer finds out.
+        assert!(tries(&store, &of(mine, 2)));
+        waits(&store, &by("dead", if mine == Read { Write } else { wanted }, 1));
+        process.command(&["DEL", &keys()[0]]);
+        assert!(tries(&store, &of(wanted, 3)), "{mine:?}");
+        release(&store, &of(wanted, 3));
+    }
+}
+
+fn a_client_that_has_stopped_costs_one_offer(process: &Server) {
+    let store = single(process);
+    let _stopped = listen(&store, "stopped");
+    let mut alive = listen(&store, "alive");
+    assert!(tries(&store, &of(Read, 1)));
+    waits(&store, &by("stopped", Write, 1));
+    waits(&store, &by("alive", Write, 1));
+    release(&store, &of(Read, 1));
+    let mut rounds = 0;
+    eventually(|| {
+        rounds += 1;
+        takes_its_turn(&store, &by("alive", Write, 1))
+    });
+    assert!(rounds > 1, "the first offer is the other's");
+    assert_eq!(queue(process), [""; 0]);
+    release(&store, &by("alive", Write, 1));
+    assert!(nothing_comes(&mut *alive));
+    assert!(takes_its_turn(&store, &by("alive", Write, 2)));
+}
+
+fn a_full_server_refuses_holds_and_renews_and_releases_them(process: &Server) {
+    let store = single(process);
+    for kind in [Read, Write, Permit { of: 9 }] {
+        process.command(&["CONFIG", "SET", "maxmemory", "0"]);
+        assert!(tries(&store, &of(kind, 1)));
+        process.command(&["CONFIG", "SET", "maxmemory", "1"]);
+        if kind != Write {
+            let failure = acquire(&store, &of(kind, 2), Registration::None).expect_err("no memory");
+            assert_eq!(failure.code, "OOM");
+        }
+        assert_eq!(renew(&store, &of(kind, 1), LEASE), HoldReply::Held);
+        release(&store, &of(kind, 1));
+        let failure = acquire(&store, &of(kind, 2), Registration::IfHeld).expect_err("no memory");
+        assert_eq!(failure.code, "OOM");
+        assert_eq!(process.ask::<i64>(&["EXISTS", &keys()[0]]), 0);
+    }
+}
+
+fn a_refused_limit_leaves_no_key_without_a_time_to_live(process: &Server) {
+    let rules = ["on", ">pw", "~*", "&*", "+@all", "-pexpireat"];
+    process.command(&[&["ACL", "SETUSER", "limited"], &rules[..]].concat());
+    let url = process.url().replace("redis://", "redis://limited:pw@");
+    let store = single_at(&url, &Config::default());
+    for kind in [Read, Write, Permit { of: 1 }] {
+        let failure = acquire(&store, &of(kind, 1), Registration::IfHeld).expect_err("no right");
+        assert_eq!(failure.kind, FailureKind::Rejected);
+        assert_eq!(process.ask::<i64>(&["EXISTS", &keys()[0]]), 0);
+    }
+}
+
+fn the_data_of_others_stays_as_it_is(process: &Server) {
+    let store = single(process);
+    let [key, ..] = keys();
+    let others: [&[&str]; 5] = [
+        &["SET", &key, "x"],
+        &["HSET", &key, "client:1", "1"],
+        &["ZADD", &key, "1", "r:client:1"],
+        &["ZADD", &key, "1", "score of a player"],
+        &["SADD", &key, "r:client:1"],
+    ];
+    for (round, command) in others.iter().enumerate() {
+        process.command(command);
+        if round != 2 {
+            process.command(&["PEXPIRE", &key, "60000"]);
+        }
+        let dump: Vec<u8> = process.ask(&["DUMP", &key]);
+        for kind in [Read, Write, Permit { of: 1 }] {
+            let failure = acquire(&store, &of(kind, 1), Registration::IfHeld).expect_err("others'");
+            assert_eq!(failure.kind, FailureKind::WrongType, "{command:?}");
+            let waiting = WaitingClient { kind, name: "lock", client: "client" };
+            store.unregister(waiting, soon()).unwrap_or_default();
+            assert!(matches!(store.release(&of(kind, 7), soon()), Ok(HoldReply::Gone)));
+        }
+        assert!(store.count("lock", soon()).is_err());
+        assert_eq!(process.ask::<Vec<u8>>(&["DUMP", &key]), dump, "{command:?}");
+        process.command(&["DEL", &key]);
+    }
+}
+
+fn no_key_lives_longer_than_its_last_hold(process: &Server) {
+    let store = single(process);
+    let life = || process.ask::<i64>(&["PTTL", &keys()[0]]);
+    let lease = i64::try_from(LEASE.as_millis()).expect("a short lease");
+    for kind in [Read, Permit { of: 2 }] {
+        assert!(tries(&store, &of(kind, 1)));
+        briefly(&store, &of(kind, 2));
+        assert!((lease / 2..=lease).contains(&life()), "{}", life());
+        release(&store, &of(kind, 1));
+        renew(&store, &of(kind, 2), SHORT);
+        assert!(life() > 0);
+        release(&store, &of(kind, 2));
+        assert_eq!(life(), -2);
+    }
+}
+
+fn a_server_that_refuses_to_publish_serves_those_who_ask(process: &Server) {
+    let rules = ["on", ">pw", "~*", "&*", "+@all", "-publish"];
+    process.command(&[&["ACL", "SETUSER", "quiet"], &rules[..]].concat());
+    let url = process.url().replace("redis://", "redis://quiet:pw@");
+    let store = single_at(&url, &Config::default());
+    let _listeners = ["b", "c"].map(|client| listen(&store, client));
+    assert!(tries(&store, &by("a", Write, 1)));
+    waits(&store, &by("b", Write, 1));
+    waits(&store, &by("c", Read, 1));
+    release(&store, &by("a", Write, 1));
+    assert!(!takes_its_turn(&store, &by("c", Read, 1)));
+    assert!(takes_its_turn(&store, &by("b", Write, 1)));
+}

@@ -1,0 +1,350 @@
+//! Read-write locks.
+
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::thread;
+use std::time::Instant;
+
+use leasehold::{Client, Error, ReadGuard, RwLock, WriteGuard};
+
+use crate::support::child::{self, Child};
+use crate::support::{
+    LEASE, Quorum, SHORT, SOON, Server, Store, elsewhere, eventually, ms, patient, sleepy, stores,
+    throughout, timed,
+};
+
+stores! {
+    every store but a quorum:
+        readers_share_and_a_writer_excludes,
+        a_waiting_writer_goes_before_later_readers,
+        readers_that_wait_for_a_writer_come_in_together,
+        many_threads_see_no_writer_beside_another,
+        a_reader_and_a_writer_are_renewed,
+        a_lost_side_is_lost,
+        a_wait_that_is_over_leaves_nothing_behind,
+        the_fence_of_readers_is_between_those_of_writers,
+        a_name_that_is_a_lock_is_no_read_write_lock,
+        closing_ends_the_waits;
+    every server:
+        a_crashed_reader_blocks_for_its_lease_only,
+        a_crashed_writer_blocks_for_its_lease_only,
+        a_crashed_waiter_blocks_no_one_for_long,
+        a_writer_is_not_starved_by_readers_of_two_clients,
+        a_reader_is_not_starved_by_writers_of_two_clients,
+        a_release_wakes_all_readers_of_other_clients;
+}
+
+const fn is_shared_between_threads<T: Send + Sync + 'static>() {}
+const _: () = is_shared_between_threads::<(RwLock, ReadGuard, WriteGuard)>();
+
+fn readers_share_and_a_writer_excludes(store: &Store) {
+    let client = store.open(patient());
+    let lock = client.rw_lock("a");
+    assert_eq!(lock.name(), "a");
+    let (one, other) = (lock.read().unwrap(), elsewhere(|| lock.read().unwrap()));
+    assert!(lock.try_write().unwrap().is_none());
+    one.verify().unwrap();
+    one.unlock().unwrap();
+    assert!(lock.try_write_for(ms(20)).unwrap().is_none());
+    other.unlock().unwrap();
+    let writer = lock.write().unwrap();
+    writer.verify().unwrap();
+    assert!(lock.try_read().unwrap().is_none() && lock.try_write().unwrap().is_none());
+    assert!(lock.try_read_for(ms(20)).unwrap().is_none());
+    let timed_out = lock.clone().wait(ms(20)).read();
+    assert!(matches!(timed_out, Err(Error::Timeout { .. })), "{timed_out:?}");
+    writer.unlock().unwrap();
+    assert!(lock.try_read().unwrap().is_some());
+}
+
+fn a_waiting_writer_goes_before_later_readers(store: &Store) {
+    let client = store.open(patient());
+    let lock = client.rw_lock("a");
+    let reader = lock.read().unwrap();
+    thread::scope(|scope| {
+        let writer = scope.spawn(|| lock.write().unwrap());
+        eventually(SOON, || lock.try_read().unwrap().is_none());
+        let later = scope.spawn(|| lock.read().unwrap());
+        thread::sleep(ms(50));
+        assert!(!writer.is_finished() && !later.is_finished());
+        reader.unlock().unwrap();
+        let written = writer.join().unwrap();
+        assert!(!later.is_finished());
+        written.unlock().unwrap();
+        later.join().unwrap().unlock().unwrap();
+    });
+}
+
+fn readers_that_wait_for_a_writer_come_in_together(store: &Store) {
+    const READERS: i64 = 5;
+    let client = store.open(patient());
+    let lock = client.rw_lock("a");
+    let writer = lock.write().unwrap();
+    let inside = AtomicI64::new(0);
+    thread::scope(|scope| {
+        for _ in 0..READERS {
+            scope.spawn(|| {
+                let guard = lock.read().unwrap();
+                inside.fetch_add(1, Ordering::SeqCst);
+                eventually(SOON, || inside.load(Ordering::SeqCst) == READERS);
+                guard.unlock().unwrap();
+            });
+        }
+        thread::sleep(ms(30));
+        writer.unlock().unwrap();
+    });
+}
+
+fn many_threads_see_no_writer_beside_another(store: &Store) {
+    let client = store.open(patient());
+    let register = store.register();
+    let (readers, writers) = (AtomicI64::new(0), AtomicI64::new(0));
+    thread::scope(|scope| {
+        for worker in 0..8 {
+            let (client, register, readers, writers) = (&client, &register, &readers, &writers);
+            scope.spawn(move || {
+                let (lock, mut number) = (client.rw_lock("a"), register.handle());
+                for _ in 0..8 {
+                    if worker % 3 == 0 {
+                        let _guard = lock.write().unwrap();
+                        assert_eq!(writers.fetch_add(1, Ordering::SeqCst), 0);
+                        let seen = number.read();
+                        thread::sleep(ms(1));
+                        assert_eq!(readers.load(Ordering::SeqCst), 0);
+                        number.write(seen + 1);
+                        writers.fetch_sub(1, Ordering::SeqCst);
+                    } else {
+                        let _guard = lock.read().unwrap();
+                        readers.fetch_add(1, Ordering::SeqCst);
+                        let seen = number.read();
+                        thread::sleep(ms(1));
+                        assert_eq!(writers.load(Ordering::SeqCst), 0);
+                        assert_eq!(number.read(), seen);
+                        readers.fetch_sub(1, Ordering::SeqCst);
+                    }
+                }
+            });
+        }
+    });
+    assert_eq!(register.handle().read(), 3 * 8);
+}
+
+fn a_reader_and_a_writer_are_renewed(store: &Store) {
+    let client = store.open(patient().lease(LEASE));
+    let lock = client.rw_lock("a");
+    let reader = lock.read().unwrap();
+    throughout(LEASE * 2, || reader.is_held() && lock.try_write().unwrap().is_none());
+    reader.unlock().unwrap();
+    let writer = lock.write().unwrap();
+    throughout(LEASE * 2, || writer.is_held() && lock.try_read().unwrap().is_none());
+    writer.unlock().unwrap();
+}
+
+fn a_lost_side_is_lost(store: &Store) {
+    let client = store.open_for(SHORT, patient());
+    let lock = client.rw_lock("a").lease(SHORT).renew(false);
+    let (one, other) = (lock.read().unwrap(), lock.read().unwrap());
+    assert!(one.lost().wait() && other.lost().wait());
+    let writer = lock.write().unwrap();
+    assert!(matches!(one.verify(), Err(Error::Lost { .. })));
+    assert!(matches!(other.unlock(), Err(Error::Lost { .. })));
+    assert!(writer.lost().wait());
+    assert!(matches!(writer.unlock(), Err(Error::Lost { .. })));
+    assert!(lock.read().unwrap().is_held());
+}
+
+fn a_wait_that_is_over_leaves_nothing_behind(store: &Store) {
+    let client = store.open(patient());
+    let lock = client.rw_lock("a");
+    let reader = lock.read().unwrap();
+    assert!(lock.try_write_for(ms(30)).unwrap().is_none());
+    // No writer waits any more.
+    assert!(lock.try_read().unwrap().is_some());
+    reader.unlock().unwrap();
+    let writer = lock.write().unwrap();
+    assert!(lock.try_read_for(ms(30)).unwrap().is_none());
+    writer.unlock().unwrap();
+    assert!(lock.try_write().unwrap().is_some());
+}
+
+fn the_fence_of_readers_is_between_those_of_writers(store: &Store) {
+    let client = store.open(patient());
+    let lock = client.rw_lock("a");
+    let mut last = 0;
+    for _ in 0..3 {
+        let (one, other) = (lock.read().unwrap(), lock.read().unwrap());
+        assert!(one.fence() >= last);
+        assert_eq!(one.fence(), other.fence());
+        last = one.fence();
+        drop((one, other));
+        let writer = lock.write().unwrap();
+        assert!(writer.fence() > last);
+        last = writer.fence();
+    }
+}
+
+fn a_name_that_is_a_lock_is_no_read_write_lock(store: &Store) {
+    let client = store.open(patient());
+    let guard = client.lock("a").unwrap();
+    let lock = client.rw_lock("a");
+    assert!(matches!(elsewhere(|| lock.read()), Err(Error::WrongType { .. })));
+    assert!(matches!(elsewhere(|| lock.try_write()), Err(Error::WrongType { .. })));
+    assert!(matches!(client.semaphore("a", 2).acquire(), Err(Error::WrongType { .. })));
+    guard.unlock().unwrap();
+    let reader = lock.read().unwrap();
+    assert!(matches!(client.lock("a"), Err(Error::WrongType { .. })));
+    assert!(matches!(client.try_lock_owned("a"), Err(Error::WrongType { .. })));
+    assert!(matches!(client.semaphore("a", 2).try_acquire(), Err(Error::WrongType { .. })));
+    reader.unlock().unwrap();
+    eventually(SOON, || client.try_lock("a").is_ok_and(|guard| guard.is_some()));
+}
+
+fn closing_ends_the_waits(store: &Store) {
+    let client = store.open(patient());
+    let lock = client.rw_lock("a");
+    let reader = lock.read().unwrap();
+    thread::scope(|scope| {
+        let writer = scope.spawn(|| lock.write());
+        let later = scope.spawn(|| lock.read());
+        thread::sleep(ms(30));
+        client.close();
+        assert!(matches!(writer.join().unwrap(), Err(Error::Closed)));
+        let later = later.join().unwrap();
+        assert!(matches!(later, Err(Error::Closed) | Ok(_)), "{later:?}");
+    });
+    assert!(matches!(lock.read(), Err(Error::Closed)));
+    reader.unlock().unwrap();
+}
+
+#[test]
+#[ignore = "a child of the tests of read-write locks"]
+fn read_in_a_child() {
+    let Some(address) = child::address() else { return };
+    let _guard = address.open(patient().lease(LEASE)).rw_lock("a").read().unwrap();
+    child::report("holds");
+    child::wait_for_parent();
+}
+
+#[test]
+#[ignore = "a child of the tests of read-write locks"]
+fn write_in_a_child() {
+    let Some(address) = child::address() else { return };
+    let _guard = address.open(patient().lease(LEASE)).rw_lock("a").write().unwrap();
+    child::report("holds");
+    child::wait_for_parent();
+}
+
+fn a_crashed_reader_blocks_for_its_lease_only(server: &Server) {
+    let client = server.open(patient().lease(LEASE));
+    let lock = client.rw_lock("a");
+    let reader = lock.read().unwrap();
+    let mut child = Child::start(read_in_a_child, &server.address());
+    assert_eq!(child.next(), "holds");
+    child.kill();
+    // Another reader that is renewed all the time does not keep the dead one alive.
+    throughout(LEASE * 2, || reader.is_held());
+    reader.unlock().unwrap();
+    assert!(lock.try_write_for(LEASE).unwrap().is_some());
+}
+
+fn a_crashed_writer_blocks_for_its_lease_only(server: &Server) {
+    let client = server.open(patient().lease(LEASE));
+    let lock = client.rw_lock("a");
+    let mut child = Child::start(write_in_a_child, &server.address());
+    assert_eq!(child.next(), "holds");
+    child.kill();
+    let (reader, took) = timed(|| lock.read().unwrap());
+    assert!(took < LEASE + SOON / 2, "{took:?}");
+    reader.unlock().unwrap();
+}
+
+fn a_crashed_waiter_blocks_no_one_for_long(server: &Server) {
+    let client = server.open(patient().lease(LEASE));
+    let lock = client.rw_lock("a");
+    let reader = lock.read().unwrap();
+    let mut child = Child::start(write_in_a_child, &server.address());
+    eventually(SOON, || lock.try_read().unwrap().is_none());
+    child.kill();
+    eventually(SOON, || lock.try_read().unwrap().is_some());
+    reader.unlock().unwrap();
+}
+
+fn a_writer_is_not_starved_by_readers_of_two_clients(server: &Server) {
+    let clients = [server.open(patient()), server.open(patient())];
+    let writers = server.open(patient());
+    let done = AtomicU64::new(0);
+    thread::scope(|scope| {
+        for client in clients.iter().cycle().take(6) {
+            let done = &done;
+            scope.spawn(move || {
+                let lock = client.rw_lock("a");
+                while done.load(Ordering::SeqCst) == 0 {
+                    let _guard = lock.read().unwrap();
+                    thread::sleep(ms(10));
+                }
+            });
+        }
+        let lock = writers.rw_lock("a");
+        let start = Instant::now();
+        for _ in 0..20 {
+            drop(lock.write());
+        }
+        done.store(1, Ordering::SeqCst);
+        assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
+    });
+}
+
+fn a_reader_is_not_starved_by_writers_of_two_clients(server: &Server) {
+    let clients = [server.open(patient()), server.open(patient())];
+    let readers = server.open(patient());
+    let done = AtomicU64::new(0);
+    thread::scope(|scope| {
+        for client in &clients {
+            let done = &done;
+            scope.spawn(move || {
+                let lock = client.rw_lock("a");
+                while done.load(Ordering::SeqCst) == 0 {
+                    let _guard = lock.write().unwrap();
+                    thread::sleep(ms(10));
+                }
+            });
+        }
+        let lock = readers.rw_lock("a");
+        let start = Instant::now();
+        for _ in 0..20 {
+            drop(lock.read());
+        }
+        done.store(1, Ordering::SeqCst);
+        assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
+    });
+}
+
+fn a_release_wakes_all_readers_of_other_clients(server: &Server) {
+    let clients: Vec<Client> = (0..4).map(|_| server.open(sleepy())).collect();
+    let holder = server.open(patient());
+    let writer = holder.rw_lock("a").write().unwrap();
+    let inside = AtomicU64::new(0);
+    thread::scope(|scope| {
+        for client in &clients {
+            let inside = &inside;
+            scope.spawn(move || {
+                let _guard = client.rw_lock("a").read().unwrap();
+                inside.fetch_add(1, Ordering::SeqCst);
+                eventually(SOON, || inside.load(Ordering::SeqCst) == 4);
+            });
+        }
+        eventually(SOON, || {
+            server.queue("a").len() == 4
+                && clients.iter().all(|client| server.listeners(client) > 0)
+        });
+        writer.unlock().unwrap();
+    });
+}
+
+#[test]
+fn a_quorum_has_no_read_write_locks() {
+    let quorum = Quorum::of(3);
+    let client = quorum.open(patient());
+    let lock = client.rw_lock("a");
+    assert!(matches!(lock.read(), Err(Error::InvalidInput(_))));
+    assert!(matches!(lock.try_write(), Err(Error::InvalidInput(_))));
+}

@@ -1,0 +1,229 @@
+//! Semaphores.
+
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::thread;
+
+use leasehold::{Client, Error, Permit, Semaphore};
+
+use crate::support::child::{self, Child};
+use crate::support::{
+    LEASE, Quorum, SHORT, SOON, Server, Store, elsewhere, eventually, ms, patient, sleepy, stores,
+    throughout, timed,
+};
+
+stores! {
+    every store but a quorum:
+        no_more_permits_are_held_than_there_are,
+        threads_get_permits_in_the_order_in_which_they_ask,
+        many_threads_never_exceed_the_permits,
+        the_number_of_permits_may_differ,
+        a_permit_is_renewed,
+        a_lost_permit_is_free_again,
+        a_wait_for_a_permit_ends,
+        a_permit_may_be_released_by_another_thread;
+    every server:
+        a_crashed_holder_frees_its_permit_after_its_lease,
+        clients_never_exceed_the_permits_together,
+        a_release_wakes_as_many_clients_as_permits_are_free,
+        a_newcomer_does_not_overtake_a_waiting_client;
+}
+
+const fn is_shared_between_threads<T: Send + Sync + 'static>() {}
+const _: () = is_shared_between_threads::<(Semaphore, Permit)>();
+
+fn no_more_permits_are_held_than_there_are(store: &Store) {
+    let client = store.open(patient());
+    let semaphore = client.semaphore("a", 2);
+    assert_eq!((semaphore.name(), semaphore.available().unwrap()), ("a", 2));
+    let (one, other) = (semaphore.acquire().unwrap(), semaphore.try_acquire().unwrap().unwrap());
+    assert_eq!(semaphore.available().unwrap(), 0);
+    assert!(semaphore.try_acquire().unwrap().is_none());
+    assert!(semaphore.acquire_for(ms(20)).unwrap().is_none());
+    one.verify().unwrap();
+    one.release().unwrap();
+    assert_eq!(semaphore.available().unwrap(), 1);
+    let third = semaphore.acquire_for(ms(20)).unwrap().unwrap();
+    third.release().unwrap();
+    other.release().unwrap();
+    assert_eq!(semaphore.available().unwrap(), 2);
+    let none = client.semaphore("a", 0);
+    assert!(matches!(none.acquire(), Err(Error::InvalidInput(_))));
+    assert!(matches!(none.try_acquire(), Err(Error::InvalidInput(_))));
+}
+
+fn threads_get_permits_in_the_order_in_which_they_ask(store: &Store) {
+    let client = store.open(patient());
+    let semaphore = client.semaphore("a", 1);
+    let permit = semaphore.acquire().unwrap();
+    let order = parking_lot::Mutex::new(Vec::new());
+    thread::scope(|scope| {
+        for number in 0..5 {
+            let (semaphore, order) = (&semaphore, &order);
+            scope.spawn(move || {
+                let permit = semaphore.acquire().unwrap();
+                order.lock().push(number);
+                permit.release().unwrap();
+            });
+            thread::sleep(ms(30));
+        }
+        permit.release().unwrap();
+    });
+    assert_eq!(*order.lock(), [0, 1, 2, 3, 4]);
+}
+
+fn many_threads_never_exceed_the_permits(store: &Store) {
+    let client = store.open(patient());
+    never_exceed(&[client]);
+}
+
+fn clients_never_exceed_the_permits_together(server: &Server) {
+    never_exceed(&[(); 3].map(|()| server.open(patient())));
+}
+
+/// Twelve threads that use three permits.
+fn never_exceed(clients: &[Client]) {
+    let (inside, most) = (AtomicI64::new(0), AtomicI64::new(0));
+    thread::scope(|scope| {
+        for client in clients.iter().cycle().take(12) {
+            let (inside, most) = (&inside, &most);
+            scope.spawn(move || {
+                let semaphore = client.semaphore("a", 3);
+                for _ in 0..6 {
+                    let _permit = semaphore.acquire().unwrap();
+                    let now = inside.fetch_add(1, Ordering::SeqCst) + 1;
+                    assert!(now <= 3, "{now} are inside");
+                    most.fetch_max(now, Ordering::SeqCst);
+                    thread::sleep(ms(3));
+                    inside.fetch_sub(1, Ordering::SeqCst);
+                }
+            });
+        }
+    });
+    assert_eq!(most.load(Ordering::SeqCst), 3);
+}
+
+fn the_number_of_permits_may_differ(store: &Store) {
+    let client = store.open(patient());
+    let (many, few) = (client.semaphore("a", 5), client.semaphore("a", 2));
+    let permits: Vec<_> = (0..4).map(|_| many.acquire().unwrap()).collect();
+    assert_eq!((many.available().unwrap(), few.available().unwrap()), (1, 0));
+    assert!(few.try_acquire().unwrap().is_none());
+    for (left, permit) in (0..4).rev().zip(permits) {
+        assert_eq!(few.try_acquire().unwrap().is_some(), left + 1 < 2);
+        permit.release().unwrap();
+    }
+    eventually(SOON, || few.available().unwrap() == 2);
+}
+
+fn a_permit_is_renewed(store: &Store) {
+    let client = store.open(patient().lease(LEASE));
+    let semaphore = client.semaphore("a", 1);
+    let permit = semaphore.acquire().unwrap();
+    throughout(LEASE * 2, || permit.is_held() && semaphore.available().unwrap() == 0);
+    permit.release().unwrap();
+}
+
+fn a_lost_permit_is_free_again(store: &Store) {
+    let client = store.open_for(SHORT, patient());
+    let semaphore = client.semaphore("a", 1).lease(SHORT).renew(false);
+    let permit = semaphore.acquire().unwrap();
+    assert!(permit.lost().wait());
+    let next = semaphore.acquire().unwrap();
+    assert!(matches!(permit.release(), Err(Error::Lost { .. })));
+    assert!(next.is_held());
+}
+
+fn a_wait_for_a_permit_ends(store: &Store) {
+    let client = store.open(patient());
+    let semaphore = client.semaphore("a", 1).wait(ms(30));
+    let permit = semaphore.acquire().unwrap();
+    assert!(matches!(semaphore.acquire(), Err(Error::Timeout { .. })));
+    assert!(semaphore.acquire_for(ms(30)).unwrap().is_none());
+    thread::scope(|scope| {
+        let endless = client.semaphore("a", 1);
+        let waiting = scope.spawn(move || endless.acquire());
+        thread::sleep(ms(30));
+        client.close();
+        assert!(matches!(waiting.join().unwrap(), Err(Error::Closed)));
+    });
+    permit.release().unwrap();
+}
+
+fn a_permit_may_be_released_by_another_thread(store: &Store) {
+    let client = store.open(patient());
+    let semaphore = client.semaphore("a", 1);
+    let permit = semaphore.acquire().unwrap();
+    elsewhere(move || permit.release().unwrap());
+    let permit = elsewhere(|| semaphore.acquire().unwrap());
+    thread::spawn(move || drop(permit)).join().unwrap();
+    eventually(SOON, || semaphore.available().unwrap() == 1);
+}
+
+#[test]
+#[ignore = "a child of a_crashed_holder_frees_its_permit_after_its_lease"]
+fn hold_a_permit_in_a_child() {
+    let Some(address) = child::address() else { return };
+    let _permit = address.open(patient().lease(LEASE)).semaphore("a", 2).acquire().unwrap();
+    child::report("holds");
+    child::wait_for_parent();
+}
+
+fn a_crashed_holder_frees_its_permit_after_its_lease(server: &Server) {
+    let client = server.open(patient().lease(LEASE));
+    let semaphore = client.semaphore("a", 2);
+    let mut child = Child::start(hold_a_permit_in_a_child, &server.address());
+    assert_eq!(child.next(), "holds");
+    let permit = semaphore.acquire().unwrap();
+    assert!(semaphore.try_acquire().unwrap().is_none());
+    child.kill();
+    let (_second, took) = timed(|| semaphore.acquire().unwrap());
+    assert!(took < LEASE + SOON / 2, "{took:?}");
+    assert!(permit.is_held());
+}
+
+fn a_release_wakes_as_many_clients_as_permits_are_free(server: &Server) {
+    let clients = [(); 4].map(|()| server.open(sleepy()));
+    let holder = server.open(patient());
+    let held = [(); 2].map(|()| holder.semaphore("a", 2).acquire().unwrap());
+    let served = AtomicU64::new(0);
+    thread::scope(|scope| {
+        for client in &clients {
+            let served = &served;
+            scope.spawn(move || {
+                let permit = client.semaphore("a", 2).acquire().unwrap();
+                served.fetch_add(1, Ordering::SeqCst);
+                permit.release().unwrap();
+            });
+        }
+        eventually(SOON, || {
+            server.queue("a").len() == 4
+                && clients.iter().all(|client| server.listeners(client) > 0)
+        });
+        for permit in held {
+            permit.release().unwrap();
+        }
+    });
+    assert_eq!(served.load(Ordering::SeqCst), 4);
+}
+
+fn a_newcomer_does_not_overtake_a_waiting_client(server: &Server) {
+    let (holder, waiter, newcomer) =
+        (server.open(patient()), server.open(sleepy()), server.open(patient()));
+    let permit = holder.semaphore("a", 1).acquire().unwrap();
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| waiter.semaphore("a", 1).acquire().unwrap());
+        eventually(SOON, || server.queue("a").len() == 1 && server.listeners(&waiter) > 0);
+        permit.release().unwrap();
+        assert!(newcomer.semaphore("a", 1).try_acquire().unwrap().is_none());
+        waiting.join().unwrap().release().unwrap();
+    });
+    eventually(SOON, || newcomer.semaphore("a", 1).try_acquire().unwrap().is_some());
+}
+
+#[test]
+fn a_quorum_has_no_semaphores() {
+    let quorum = Quorum::of(3);
+    let semaphore = quorum.open(patient()).semaphore("a", 1);
+    assert!(matches!(semaphore.acquire(), Err(Error::InvalidInput(_))));
+    assert!(matches!(semaphore.available(), Err(Error::InvalidInput(_))));
+}
