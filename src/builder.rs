@@ -357,10 +357,13 @@ impl Builder {
     /// way. A call keeps its connections while it waits, so calls for other names may have to wait
     /// for them. A server that cannot provide the durability is left out.
     ///
+    /// No server counts twice. If two URLs turn out to lead to one server, which takes the right to
+    /// the command `INFO`, opening fails; a server that did not answer then is left out later.
+    ///
     /// # Errors
     ///
-    /// - [`InvalidInput`](crate::Error::InvalidInput): a setting or a URL is invalid, two URLs have
-    ///   the same address, or the list is empty.
+    /// - [`InvalidInput`](crate::Error::InvalidInput): a setting or a URL is invalid, two URLs lead
+    ///   to the same server, or the list is empty.
     /// - [`NoQuorum`](crate::Error::NoQuorum): too few servers answered in two attempts of
     ///   [`connect_timeout`](Builder::connect_timeout) each.
     /// - [`Redis`](crate::Error::Redis): too many servers refused the login or cannot provide the

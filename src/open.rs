@@ -70,7 +70,8 @@ pub(crate) fn redlock(config: Config, urls: impl IntoIterator<Item: AsRef<str>>)
     let endpoints = Endpoint::parse_all("urls", urls, &config)?;
     let servers = ServerFactory::new(&config);
     let store = Quorum::new(endpoints, &config, &servers);
-    insist(&config, || store.ping(end_of(config.connect_timeout)))?;
+    let reached = insist(&config, || store.ping(end_of(config.connect_timeout)));
+    store.check_distinct().and(reached)?;
     let store = Arc::new(store);
     let shared = Shared::start(config, store.clone(), true)?;
     store.report_in_doubt_to(shared.in_doubt_reports());

@@ -4,7 +4,8 @@
 //! Each server keeps the same data as a single server would. A request is written to all of them at
 //! once ([`link_set`]). Its outcome is decided as soon as the replies allow it ([`votes`]). What
 //! requests without a reply may have left is removed in the background ([`in_doubt`]). Servers that
-//! fail are left out of calls until they answer again ([`server`]).
+//! fail are left out of calls until they answer again ([`server`]), and so is one that has another
+//! address too ([`run_ids`]).
 //!
 //! # Fencing tokens
 //!
@@ -57,6 +58,7 @@ mod jobs;
 mod link;
 mod link_set;
 mod rounds;
+mod run_ids;
 mod server;
 mod shared_links;
 mod votes;
@@ -66,6 +68,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::config::Config;
+use crate::error::{Error, Result as ApiResult};
 use crate::event::Events;
 use crate::failure::Failure;
 use crate::net::endpoint::Endpoint;
@@ -83,6 +86,7 @@ use crate::store::quorum::grants::{Grants, ambiguous};
 use crate::store::quorum::jobs::JobsByVote;
 use crate::store::quorum::link_set::QuorumServers;
 use crate::store::quorum::rounds::Rounds;
+use crate::store::quorum::run_ids::RunIds;
 use crate::store::quorum::server::QuorumServer;
 use crate::store::quorum::votes::Votes;
 use crate::store::quorum::votes::holder::decide_holder;
@@ -97,6 +101,7 @@ use crate::store::wake::Wakeups;
 #[derive(Debug)]
 pub(crate) struct Quorum {
     grants: Arc<Grants>,
+    run_ids: Arc<RunIds>,
     io_timeout: Duration,
     /// The same for wake-ups, where no lease is at stake.
     wakeups_io_timeout: Duration,
@@ -107,9 +112,10 @@ impl Quorum {
     /// Sends nothing yet; connections are opened when they are first used.
     pub(crate) fn new(endpoints: Vec<Endpoint>, config: &Config, servers: &ServerFactory) -> Self {
         let demand = Demand::new(config.durability);
+        let run_ids = Arc::<RunIds>::default();
         let server = |(number, endpoint)| {
             let factory = Arc::new(servers.connections(endpoint));
-            Arc::new(QuorumServer::new(number, factory, demand))
+            Arc::new(QuorumServer::new(number, factory, demand, &run_ids))
         };
         let io_timeout = config.io_timeout(config.options.first_lease());
         let each = endpoints.into_iter().enumerate().map(server).collect();
@@ -118,17 +124,22 @@ impl Quorum {
         let rounds = Rounds::new(quorum_servers, config.pool_size, servers.pool_thread());
         let commands = QuorumCommands { commands: Commands::proposing(config), demand };
         let grants = Arc::new(Grants { rounds, commands });
-        Self {
-            grants,
-            io_timeout,
-            wakeups_io_timeout: config.io_timeout(Duration::MAX),
-            events: config.events.clone(),
-        }
+        let (wakeups_io_timeout, events) =
+            (config.io_timeout(Duration::MAX), config.events.clone());
+        Self { grants, run_ids, io_timeout, wakeups_io_timeout, events }
     }
 
     /// Fails unless a majority answers.
     pub(crate) fn ping(&self, deadline: Instant) -> Result<(), Failure> {
         self.grants.rounds.connect("", deadline).map(drop)
+    }
+
+    /// Fails if two of the servers reached so far are the same.
+    pub(crate) fn check_distinct(&self) -> ApiResult<()> {
+        self.run_ids.repeated().map_or(Ok(()), |(one, other)| {
+            let why = format_args!("must not name one server twice: {one} and {other} are one");
+            Err(Error::invalid("urls", why))
+        })
     }
 
     /// Sends a command to all servers if a majority is connected, and returns the decision.

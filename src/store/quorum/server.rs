@@ -24,6 +24,7 @@ use crate::store::background::connection::{ConnectAttempt, Node};
 use crate::store::background::opening::Opening;
 use crate::store::durability::Demand;
 use crate::store::hold::HoldId;
+use crate::store::quorum::run_ids::RunIds;
 
 /// The first pause after a failure, and the longest one.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(4));
@@ -36,6 +37,8 @@ pub(super) struct QuorumServer {
     factory: Arc<ConnectionFactory>,
     /// What the server must be able to meet.
     demand: Option<Demand>,
+    /// Those of all servers.
+    run_ids: Arc<RunIds>,
     health: Mutex<Health>,
     /// Whether it has not failed since it has last written something. Changed while `health` is
     /// locked.
@@ -66,9 +69,17 @@ impl QuorumServer {
         number: usize,
         factory: Arc<ConnectionFactory>,
         demand: Option<Demand>,
+        run_ids: &Arc<RunIds>,
     ) -> Self {
-        let (health, trusted) = (Mutex::new(Health::good()), AtomicBool::new(true));
-        Self { number, factory, demand, health, trusted, begun_below: AtomicU64::new(0) }
+        Self {
+            number,
+            factory,
+            demand,
+            run_ids: run_ids.clone(),
+            health: Mutex::new(Health::good()),
+            trusted: AtomicBool::new(true),
+            begun_below: AtomicU64::new(0),
+        }
     }
 
     /// A connection that is not open.
@@ -197,21 +208,29 @@ impl QuorumServer {
     }
 
     /// Connects, and waits for a sign of life. A server that cannot do what is demanded is not
-    /// used.
+    /// used, nor is one that is used under another address.
     fn connect_and_probe(&self) -> Result<Connection, Failure> {
         let mut connection = self.closed_connection();
+        let deadline = end_of(self.factory.connect_timeout);
         let probe = match &self.demand {
             None => Request::command(&redis::cmd("PING")),
             Some(demand) => demand.probe(),
         };
-        match connection.exchange(&probe, end_of(self.factory.connect_timeout)) {
-            Ok(_) => Ok(connection),
+        let mut ask = |request| match connection.exchange(&request, deadline) {
             // Nothing was asked for that could have an effect.
             Err(failure) if failure.is_ambiguous() => {
                 Err(Failure { kind: FailureKind::Unreachable, ..failure })
             }
-            Err(failure) => Err(failure),
+            reply => reply,
+        };
+        ask(probe)?;
+        match ask(Request::command(redis::cmd("INFO").arg("server"))) {
+            Ok(info) => self.run_ids.note(self.number, &self.factory.label(), &info)?,
+            // The login may lack the right to ask.
+            Err(failure) if failure.kind == FailureKind::Rejected => {}
+            Err(failure) => return Err(failure),
         }
+        Ok(connection)
     }
 
     fn too_late(&self) -> Failure {

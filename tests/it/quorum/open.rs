@@ -3,9 +3,10 @@
 use leasehold::{Client, Error};
 
 use super::{BOUND, addresses, hasty, no_quorum};
+use crate::support::proxy::Proxy;
 use crate::support::quorum::open_redlock;
 use crate::support::server::Server;
-use crate::support::{Quorum, timed};
+use crate::support::{Quorum, take, timed};
 
 #[test]
 fn invalid_node_lists_are_refused_before_anything_is_sent() {
@@ -18,6 +19,52 @@ fn invalid_node_lists_are_refused_before_anything_is_sent() {
     refused(&["redis://127.0.0.1:1/", "redis://127.0.0.1:2/", "redis://127.0.0.1:1/"]);
     refused(&["redis://127.0.0.1:1/1", "redis://:secret@127.0.0.1:1/2"]);
     refused(&["redis://127.0.0.1:1/", "nonsense"]);
+}
+
+#[test]
+fn two_urls_of_one_server_are_refused() {
+    let quorum = Quorum::of(2);
+    let [twice, other] = &quorum.servers[..] else { panic!("two servers") };
+    let proxy = Proxy::before(twice);
+    let named = format!("redis://localhost:{}/", twice.port());
+    for again in [named, twice.unix_url(), proxy.url()] {
+        let again_in_full = [again.clone(), other.url(), twice.url()];
+        for urls in [&again_in_full[..], &[twice.url(), again.clone()]] {
+            let error = open_redlock(hasty(), urls).unwrap_err();
+            let Error::InvalidInput(what) = &error else { panic!("{error:?}") };
+            let again = again.split_once("://").unwrap().1.trim_end_matches('/');
+            for name in [again, &format!("127.0.0.1:{}", twice.port())] {
+                assert!(what.contains(name), "{what} without {name}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_server_that_was_down_at_first_never_counts_twice() {
+    let quorum = Quorum::of(2);
+    let [twice, other] = &quorum.servers[..] else { panic!("two servers") };
+    let again = Proxy::before(twice);
+    again.refuse();
+    let client = open_redlock(hasty(), &[twice.url(), again.url(), other.url()]).unwrap();
+    again.heal();
+    take(&client, "a").unlock().unwrap();
+    other.kill();
+    for _ in 0..5 {
+        no_quorum(client.try_lock("a").map(drop));
+    }
+    other.restart();
+    take(&client, "a").unlock().unwrap();
+}
+
+#[test]
+fn servers_that_do_not_tell_who_they_are_count_as_different() {
+    let quorum = Quorum::of(2);
+    for server in &quorum.servers {
+        server.command(&["ACL", "SETUSER", "default", "-info"]);
+    }
+    let client = quorum.open(hasty());
+    take(&client, "a").unlock().unwrap();
 }
 
 #[test]
