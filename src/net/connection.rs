@@ -1,6 +1,7 @@
 //! One connection to one server: opened when it is used, given up when anything but an error reply
 //! goes wrong with it.
 
+use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Instant;
@@ -24,7 +25,6 @@ const TRANSIENT: [&str; 7] =
 const INVALIDATING: [&str; 4] = ["LOADING", "MASTERDOWN", "READONLY", "UNBLOCKED"];
 
 /// A connection, without a socket until it is used.
-#[derive(Debug)]
 pub(crate) struct Connection {
     factory: Arc<ConnectionFactory>,
     socket: Option<RespStream>,
@@ -32,6 +32,13 @@ pub(crate) struct Connection {
     generation: u64,
     /// Kept for its memory.
     out: Vec<u8>,
+}
+
+/// Shows nothing that was sent, which may be a password or the owner of a lock.
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Connection").field(&self.factory).finish_non_exhaustive()
+    }
 }
 
 impl Connection {

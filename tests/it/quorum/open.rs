@@ -6,7 +6,7 @@ use super::{BOUND, addresses, hasty, no_quorum};
 use crate::support::proxy::Proxy;
 use crate::support::quorum::open_redlock;
 use crate::support::server::Server;
-use crate::support::{Quorum, take, timed};
+use crate::support::{Quorum, SOON, eventually, take, timed};
 
 #[test]
 fn invalid_node_lists_are_refused_before_anything_is_sent() {
@@ -65,6 +65,28 @@ fn servers_that_do_not_tell_who_they_are_count_as_different() {
     }
     let client = quorum.open(hasty());
     take(&client, "a").unlock().unwrap();
+}
+
+#[test]
+fn debug_output_has_no_secrets() {
+    let quorum = Quorum::of(3);
+    let user = ["ACL", "SETUSER", "ali", "on", ">sesame", "~*", "&*", "+@all"];
+    quorum.servers.iter().for_each(|server| drop(server.command(&user)));
+    let url = |server: &Server| format!("redis://ali:sesame@127.0.0.1:{}/", server.port());
+    let urls: Vec<_> = quorum.servers.iter().map(url).collect();
+    let client = open_redlock(hasty(), &urls).unwrap();
+    let opened = format!("{client:?}");
+    let guard = take(&client, "a");
+    let holding = format!("{client:?} {guard:?}");
+    eventually(SOON, || quorum.count("a") == 3);
+    let (owner, _) = quorum.last().hold("a");
+    for secret in ["sesame", &owner] {
+        let bytes = format!("{:?}", secret.as_bytes());
+        for text in [&opened, &holding] {
+            assert!(!text.contains(secret), "{secret} in {text}");
+            assert!(!text.contains(bytes.trim_matches(['[', ']'])), "{secret} in bytes in {text}");
+        }
+    }
 }
 
 #[test]
