@@ -180,6 +180,7 @@ mod owned_guard;
 mod owned_hold;
 mod rw_lock;
 mod semaphore;
+mod shrink;
 mod store;
 mod sync;
 #[cfg(feature = "tls")]

@@ -28,7 +28,7 @@ const ATTEMPT: &str = "open a client";
 pub(crate) fn standalone(config: Config, url: &str) -> Result<Shared> {
     let config = prepare(config)?;
     let endpoint = Endpoint::parse(url, &config)?;
-    let servers = ServerFactory::new(&config);
+    let servers = ServerFactory::new(&config)?;
     let server = servers.server(endpoint);
     start_on(config, server)
 }
@@ -45,7 +45,7 @@ pub(crate) fn sentinel(
     }
     let sentinels = sentinel::parse(urls, &config)?;
     let endpoint = master_endpoint(&sentinels, &config)?;
-    let servers = ServerFactory::new(&config);
+    let servers = ServerFactory::new(&config)?;
     let route = Box::new(Sentinels::new(&sentinels, master, &servers, &config.events));
     let server = servers.server_along(route, endpoint);
     start_on(config, server)
@@ -58,7 +58,7 @@ pub(crate) fn cluster(
 ) -> Result<Shared> {
     let config = prepare(config)?;
     let seeds = parse_seeds(seeds, &config)?;
-    let servers = ServerFactory::new(&config);
+    let servers = ServerFactory::new(&config)?;
     let cluster = Cluster::new(seeds, &config, &servers);
     insist(&config, || cluster.explore())?;
     Shared::start(config, Arc::new(cluster), false)
@@ -68,7 +68,7 @@ pub(crate) fn cluster(
 pub(crate) fn redlock(config: Config, urls: impl IntoIterator<Item: AsRef<str>>) -> Result<Shared> {
     let config = prepare(config)?;
     let endpoints = Endpoint::parse_all("urls", urls, &config)?;
-    let servers = ServerFactory::new(&config);
+    let servers = ServerFactory::new(&config)?;
     let store = Quorum::new(endpoints, &config, &servers);
     let reached = insist(&config, || store.ping(end_of(config.connect_timeout)));
     store.check_distinct().and(reached)?;

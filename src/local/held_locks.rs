@@ -11,6 +11,7 @@ use std::thread::ThreadId;
 use parking_lot::Mutex;
 
 use crate::local::lease::Lease;
+use crate::shrink::shrink;
 
 /// Threads that take and release different locks at the same time should rarely meet here.
 const SHARDS: usize = 16;
@@ -37,7 +38,9 @@ impl HeldLocks {
 
     pub(crate) fn remove(&self, lease: &Lease) {
         if let Some(thread) = lease.thread() {
-            self.shard(thread).lock().remove(&(thread, lease.name().clone()));
+            let mut shard = self.shard(thread).lock();
+            shard.remove(&(thread, lease.name().clone()));
+            shrink(&mut shard);
         }
     }
 

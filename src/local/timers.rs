@@ -23,7 +23,7 @@ const CLEAN_TRIES: u32 = 20;
 const CROWD: usize = 1024;
 
 /// The longest time for which entries that are over may stay.
-const COMPACTION_PAUSE: Duration = Duration::from_secs(10);
+const COMPACTION_PAUSE: Duration = Duration::from_secs(5);
 
 /// Work of the renewer.
 #[derive(Debug)]

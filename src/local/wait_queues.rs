@@ -20,6 +20,7 @@ use crate::local::lease::Lease;
 use crate::local::pending::PendingHandoff;
 use crate::local::wait_queue::{Handoffs, WaitQueue};
 use crate::local::waiter::{QueuedWaiter, Signal, Signals, Waiter};
+use crate::shrink::shrink;
 use crate::store::Store;
 use crate::store::request::Recall;
 use crate::sync::{AtomicBool, Mutex, MutexGuard};
@@ -286,6 +287,7 @@ fn advance(shard: &mut HashMap<Arc<str>, WaitQueue>, name: &Arc<str>) -> bool {
     let Some(queue) = shard.get_mut(name) else { return false };
     let Some(next) = queue.advance() else {
         shard.remove(name);
+        shrink(shard);
         return false;
     };
     next.signals.send(Signal::Head { yields: false });

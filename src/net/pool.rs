@@ -4,11 +4,12 @@
 //! waits for one ever depends on the network; the thread that uses a connection opens it.
 
 use std::convert::Infallible;
-use std::fmt;
 use std::ops::{Deref, DerefMut};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
+use std::{fmt, io, thread};
 
 use r2d2::{ManageConnection, NopErrorHandler, Pool};
 use scheduled_thread_pool::{OnPoolDropBehavior, ScheduledThreadPool};
@@ -17,6 +18,8 @@ use crate::failure::Failure;
 use crate::net::connection::Connection;
 use crate::net::factory::ConnectionFactory;
 use crate::net::multiplexer::ConnectionSource;
+
+const NAME: &str = "leasehold-pool";
 
 /// The thread that serves all pools of a client. It ends with the last pool and the last clone of
 /// this.
@@ -33,13 +36,18 @@ impl fmt::Debug for PoolThread {
 }
 
 impl PoolThread {
-    pub(crate) fn start() -> Self {
-        let thread = ScheduledThreadPool::builder()
+    pub(crate) fn start() -> io::Result<Self> {
+        // The builder panics if it gets no thread. So another thread is tried first.
+        let first = thread::Builder::new().name(NAME.into()).spawn(|| ())?;
+        first.join().unwrap_or_default();
+        let builder = ScheduledThreadPool::builder()
             .num_threads(1)
-            .thread_name_pattern("leasehold-pool")
+            .thread_name_pattern(NAME)
             // Otherwise the thread would outlive the client until its last timer has run.
             .on_drop_behavior(OnPoolDropBehavior::DiscardPendingScheduled);
-        Self(Arc::new(thread.build()))
+        let pool = catch_unwind(AssertUnwindSafe(|| builder.build()));
+        let pool = pool.map_err(|_| io::Error::from(io::ErrorKind::WouldBlock))?;
+        Ok(Self(Arc::new(pool)))
     }
 
     /// Runs `work` on the thread after a delay, unless the thread has ended by then.
@@ -184,7 +192,7 @@ mod tests {
 
     #[test]
     fn work_that_is_due_later_does_not_keep_the_thread_alive() {
-        let thread = PoolThread::start();
+        let thread = PoolThread::start().expect("a thread");
         let alive = Arc::downgrade(&thread.0);
         thread.after(Duration::from_secs(60), || {});
         drop(thread);

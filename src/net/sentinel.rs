@@ -245,8 +245,12 @@ mod tests {
     fn refreshed(sentinels: &[String], time: Duration) -> Sentinels {
         let config = Config::default();
         let sentinels = parse(sentinels, &config).expect("good URLs");
-        let sentinels =
-            Sentinels::new(&sentinels, "shop", &ServerFactory::new(&config), &Events::default());
+        let sentinels = Sentinels::new(
+            &sentinels,
+            "shop",
+            &ServerFactory::new(&config).expect("a thread"),
+            &Events::default(),
+        );
         sentinels.refresh(end_of(time));
         assert_eq!(sentinels.address().expect("an answer").port, 6379);
         sentinels

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::config::{Config, Mechanism};
+use crate::error::{Error, Result};
 use crate::failure::Failure;
 use crate::net::connection::Connection;
 use crate::net::endpoint::Endpoint;
@@ -24,9 +25,10 @@ pub(crate) struct ServerFactory {
 }
 
 impl ServerFactory {
-    pub(crate) fn new(config: &Config) -> Self {
-        let (thread, resolver) = (PoolThread::start(), Resolver::default());
-        Self { config: config.clone(), thread, resolver }
+    /// Starts the thread of the pools.
+    pub(crate) fn new(config: &Config) -> Result<Self> {
+        let thread = PoolThread::start().map_err(Error::no_thread)?;
+        Ok(Self { config: config.clone(), thread, resolver: Resolver::default() })
     }
 
     pub(crate) fn pool_thread(&self) -> &PoolThread {

@@ -15,9 +15,10 @@ use std::sync::Weak;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
+use rustix::io::{Errno, FdFlags, fcntl_setfd};
 use rustix::net::{
-    self, AddressFamily, RecvFlags, SendFlags, Shutdown, SocketAddrUnix, SocketType, sockopt,
+    self, AddressFamily, RecvFlags, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType,
+    sockopt,
 };
 
 use crate::net::spin::SpinTurn;
@@ -30,6 +31,13 @@ const KEEPALIVE: Duration = Duration::from_secs(15);
 const SEND: SendFlags = SendFlags::DONTWAIT.union(SendFlags::NOSIGNAL);
 #[cfg(target_vendor = "apple")]
 const SEND: SendFlags = SendFlags::DONTWAIT;
+
+/// Programs that this one starts must not inherit the socket. Apple's systems cannot say so when it
+/// is made, only right afterwards.
+#[cfg(not(target_vendor = "apple"))]
+const SOCKET: SocketFlags = SocketFlags::CLOEXEC;
+#[cfg(target_vendor = "apple")]
+const SOCKET: SocketFlags = SocketFlags::empty();
 
 /// The longest sleep of one call of `read`.
 const NAP: Duration = Duration::from_millis(50);
@@ -67,8 +75,9 @@ impl Stream {
         let address = SocketAddrUnix::new(path)?;
         let pause = Duration::from_millis(1);
         loop {
-            let stream =
-                UnixStream::from(net::socket(AddressFamily::UNIX, SocketType::STREAM, None)?);
+            let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SOCKET, None)?;
+            fcntl_setfd(&socket, FdFlags::CLOEXEC)?;
+            let stream = UnixStream::from(socket);
             stream.set_nonblocking(true)?;
             match net::connect(&stream, &address) {
                 Ok(()) => {

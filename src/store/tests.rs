@@ -49,7 +49,7 @@ fn single(process: &process::Server) -> Standalone {
 
 fn single_at(url: &str, config: &Config) -> Standalone {
     let endpoint = Endpoint::parse(url, config).expect("a good URL");
-    Standalone::new(ServerFactory::new(config).server(endpoint), config)
+    Standalone::new(ServerFactory::new(config).expect("a thread").server(endpoint), config)
 }
 
 /// A quorum of which some servers are dead.
@@ -72,7 +72,7 @@ fn quorum(servers: &[process::Server], config: &Config) -> Quorum {
     let urls: Vec<_> = servers.iter().map(process::Server::url).collect();
     let urls: Vec<_> = urls.iter().map(String::as_str).collect();
     let endpoints = Endpoint::parse_all("urls", &urls, &Config::default()).expect("good URLs");
-    Quorum::new(endpoints, config, &ServerFactory::new(config))
+    Quorum::new(endpoints, config, &ServerFactory::new(config).expect("a thread"))
 }
 
 fn acquire(

@@ -4,19 +4,24 @@ use std::error::Error as _;
 use std::fmt::Write as _;
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::Command;
 use std::time::Duration;
 
 use leasehold::{Client, Error};
 use rustix::net::{AddressFamily, SocketType};
 
+use crate::support::child::{self, Child};
 use crate::support::proxy::Proxy;
 use crate::support::{
-    SOON, Server, everything, hasty, lock_key, ms, stores, take, throughout, timed,
+    SOON, Server, everything, hasty, lock_key, ms, patient, stores, take, throughout, timed,
+    while_held,
 };
 
 stores! {
     one server:
         a_unix_socket_works,
+        a_program_that_is_started_inherits_no_socket,
+        without_threads_no_client_is_opened,
         the_database_of_the_url_is_used_after_a_reconnect_too,
         the_client_name_of_the_url_is_set,
         a_silent_server_is_unavailable,
@@ -92,6 +97,68 @@ fn a_server_behind_a_black_hole_is_unavailable(server: &Server) {
     assert!(took < ms(2500), "{took:?}");
     proxy.heal();
     take(&hasty().open(&proxy.url()).unwrap(), "a").unlock().unwrap();
+}
+
+fn a_program_that_is_started_inherits_no_socket(server: &Server) {
+    if cfg!(target_os = "linux") {
+        for url in [server.url(), server.unix_url()] {
+            Child::start(start_a_program_in_a_child, &url).finish();
+        }
+    }
+}
+
+/// In a process of its own, where no other test opens files.
+#[test]
+#[ignore = "a child of a_program_that_is_started_inherits_no_socket"]
+fn start_a_program_in_a_child() {
+    let Some(url) = child::argument() else { return };
+    // This process may have inherited some from other tests.
+    let before = inherited_sockets();
+    let client = patient().open(&url).unwrap();
+    let _guard = take(&client, "a");
+    while_held(&client, "b", |_end| {
+        // Which subscribes.
+        assert!(client.try_lock_for("b", ms(200)).unwrap().is_none());
+        assert_eq!(inherited_sockets(), before);
+    });
+}
+
+/// The sockets of a program that this one starts.
+fn inherited_sockets() -> Vec<String> {
+    let output = Command::new("ls").args(["-l", "/proc/self/fd"]).output().unwrap();
+    let files = String::from_utf8(output.stdout).unwrap();
+    assert!(files.contains("pipe:"), "{files}");
+    files.lines().filter(|file| file.contains("socket:")).map(str::to_owned).collect()
+}
+
+fn without_threads_no_client_is_opened(server: &Server) {
+    if cfg!(target_os = "linux") {
+        // More than there are addresses: the system gives no thread such a stack.
+        let stack = [("RUST_MIN_STACK", "400000000000000".into())];
+        Child::start_with(open_in_a_child_without_threads, &server.url(), &stack).finish();
+    }
+}
+
+#[test]
+#[ignore = "a child of without_threads_no_client_is_opened"]
+fn open_in_a_child_without_threads() {
+    let Some(url) = child::argument() else { return };
+    std::thread::Builder::new().spawn(|| ()).unwrap_err();
+    let urls = [url.as_str()];
+    let refused = [
+        patient().open(&url),
+        patient().on_event(|_| ()).open(&url),
+        patient().open_redlock(urls),
+        patient().open_cluster(urls),
+        patient().open_sentinel(urls, "shop"),
+        patient().in_memory(),
+        patient().on_event(|_| ()).in_memory(),
+    ];
+    for result in refused {
+        let error = result.unwrap_err();
+        assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
+        assert!(everything(&error).contains("start a thread"), "{error:?}");
+    }
 }
 
 fn a_unix_socket_works(server: &Server) {

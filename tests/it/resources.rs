@@ -21,7 +21,8 @@ stores! {
         connections_are_closed_with_the_client,
         an_idle_connection_is_closed,
         an_old_connection_is_replaced,
-        threads_are_exactly_as_promised;
+        threads_are_exactly_as_promised,
+        memory_follows_what_is_held_now;
 }
 
 /// A pseudo-random workload of one thread: every way to acquire, nest, lose and release locks.
@@ -224,4 +225,43 @@ fn assert_threads_end(before: usize) {
 
 fn threads() -> usize {
     fs::read_dir("/proc/self/task").unwrap().count()
+}
+
+fn memory_follows_what_is_held_now(server: &Server) {
+    if cfg!(target_os = "linux") {
+        Child::start(hold_and_release_in_a_child, &server.url()).finish();
+    }
+}
+
+/// In a process of its own, whose memory no other test uses.
+#[test]
+#[ignore = "a child of memory_follows_what_is_held_now"]
+fn hold_and_release_in_a_child() {
+    let Some(url) = child::argument() else { return };
+    let builder = || patient().lease(Duration::from_secs(3600));
+    for (client, rounds) in
+        [(builder().in_memory().unwrap(), 60), (builder().open(&url).unwrap(), 30)]
+    {
+        hold_and_release(&client, 5);
+        let before = memory();
+        hold_and_release(&client, rounds);
+        let grown = memory().saturating_sub(before);
+        assert!(grown < 3_000, "{grown} kB in {rounds} rounds");
+    }
+}
+
+/// Holds a thousand locks for a moment, again and again.
+fn hold_and_release(client: &Client, rounds: usize) {
+    for _ in 0..rounds {
+        let guards: Vec<_> = (0..1_000).map(|n| take(client, &format!("lock {n}"))).collect();
+        thread::sleep(ms(5));
+        drop(guards);
+    }
+}
+
+/// The memory of this process in kB.
+fn memory() -> usize {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse().unwrap()
 }

@@ -137,7 +137,8 @@ mod tests {
         let config = Config { connect_timeout: AGES, ..Config::default() };
         let seed = |url: &String| Endpoint::parse(url, &config).expect("a good URL");
         let seeds = urls.iter().map(seed).collect();
-        let topology = Topology::new(seeds, &config, &ServerFactory::new(&config));
+        let topology =
+            Topology::new(seeds, &config, &ServerFactory::new(&config).expect("a thread"));
         topology.place(slot_of("good"), 0);
         topology.place(slot_of("silent"), 1);
 
