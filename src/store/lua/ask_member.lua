@@ -1,14 +1,13 @@
 -- Acquires a side of a read-write lock or a permit, or registers the client as waiting for it.
 -- First come, first served: while clients wait, a client gets only what it was offered. A repeat by
--- the same owner, whose first reply was lost, finds its hold. KEYS  1 lock, 2 fence, 3 queue of
--- waiting clients ARGV  1 kind and owner, 2 lease in ms, 3 life of the fence in ms, 4 kind and
--- client id, 5 whether
+-- the same owner, whose first reply was lost, finds its hold.
+-- KEYS  1 lock, 2 fence, 3 queue of waiting clients
+-- ARGV  1 kind and owner, 2 lease in ms, 3 life of the fence in ms, 4 kind and client id, 5 whether
 --       the client is in the queue: 0 no; 1 no, and it joins if it must wait; 2 it may be, 6 life
---         of
---       the queue in ms, 7 for how many ms a place is offered, 8 the permits, 0 for a read-write
---         lock RETURNS {1, fence} if held now, 0 as the fence of a permit; {0, ms until a hold in
---         the way ends or
---         -1} if another owner holds it or waits for it
+--       of the queue in ms, 7 for how many ms a place is offered, 8 the permits, 0 for a read-write
+--       lock
+-- RETURNS {1, fence} if held now, 0 as the fence of a permit; {0, ms until a hold in the way ends
+--         or -1} if another owner holds it or waits for it
 if foreign then
   return foreign
 end
