@@ -48,6 +48,28 @@ impl Builder {
         self
     }
 
+    /// Sets whether a thread may lock again a name that it holds: `false` makes that
+    /// [`AlreadyHeld`](crate::Error::AlreadyHeld) instead of another level.
+    ///
+    /// Choose `false` in thread pools that run other tasks while a task waits, such as rayon's:
+    /// there a thread that holds a lock may start a task that locks the same name, and both would
+    /// be in the critical section at once, with the same fence.
+    ///
+    /// Defaults to `true`.
+    pub fn reentrant(mut self, reentrant: bool) -> Self {
+        self.config.options.reentrant = reentrant;
+        self
+    }
+
+    /// Sets whether the client is opened without any I/O: `true` opens it also while the server is
+    /// away, and what is wrong with the server or the login is the error of the first call.
+    ///
+    /// Defaults to `false`.
+    pub fn lazy(mut self, lazy: bool) -> Self {
+        self.config.lazy = lazy;
+        self
+    }
+
     /// Sets how many connections the calls of all threads share. A connection is opened when it is
     /// first needed and is in use only while a request is in flight, never while a thread waits for
     /// a lock. The renewer's connection is not counted.

@@ -8,11 +8,13 @@ use crate::election::Election;
 use crate::error::Result;
 use crate::guard::Guard;
 use crate::local::shared::Shared;
+use crate::local::status;
 use crate::mutex::Mutex;
 use crate::open;
 use crate::owned_guard::OwnedGuard;
 use crate::rw_lock::RwLock;
 use crate::semaphore::Semaphore;
+use crate::stats::Stats;
 
 /// A handle for acquiring distributed locks. Clones are cheap and share everything.
 ///
@@ -105,6 +107,12 @@ impl Client {
     /// the fencing token. Each level has a guard of its own, and the hold ends when the last of
     /// them is dropped, in whatever order that happens.
     ///
+    /// Nesting is per thread. A pool that runs other tasks on a thread while one of them waits, as
+    /// rayon does, may start a task on the thread of the holder that locks the same name, and both
+    /// would be in the critical section at once. There, use
+    /// [`reentrant(false)`](Builder::reentrant) or [`lock_owned`](Client::lock_owned), and do not
+    /// call into the pool while holding the lock.
+    ///
     /// The call uses no connection while it waits. Waiting threads of this client form a queue, and
     /// the first of them is woken when another client releases the lock. In case that message is
     /// lost, it also retries after growing random pauses, and no later than the holder's lease
@@ -186,6 +194,28 @@ impl Client {
         self.mutex(name).with(work)
     }
 
+    /// Attempts to acquire the lock as [`try_lock`](Client::try_lock) does, runs `work`, releases
+    /// the lock, and returns the value of `work`. Returns `None` if another owner holds the lock;
+    /// then `work` has not run.
+    ///
+    /// # Errors
+    ///
+    /// The same as [`with_lock`](Client::with_lock), except for `Timeout`.
+    ///
+    /// ```
+    /// let client = leasehold::Client::in_memory();
+    /// let swept = client.try_with_lock("nightly sweep", |_| "swept")?;
+    /// assert_eq!(swept, Some("swept"));
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn try_with_lock<T>(
+        &self,
+        name: &str,
+        work: impl FnOnce(&Guard) -> T,
+    ) -> Result<Option<T>> {
+        self.mutex(name).try_with(work)
+    }
+
     /// Acquires the lock as [`lock`](Client::lock) does, for a guard that belongs to no thread and
     /// never nests: if this thread holds the lock already, it waits for itself.
     ///
@@ -246,6 +276,26 @@ impl Client {
     #[must_use]
     pub fn id(&self) -> &str {
         self.shared.identity.client()
+    }
+
+    /// Asks the server for a sign of life, and returns how long that took. Blocks for the reply: of
+    /// one server, of a node of a cluster, or of a majority of independent servers.
+    ///
+    /// # Errors
+    ///
+    /// - [`Unavailable`](crate::Error::Unavailable) or [`NoQuorum`](crate::Error::NoQuorum): no
+    ///   usable answer came; see [`try_lock`](Client::try_lock) for how long the call retries.
+    /// - [`Redis`](crate::Error::Redis): the server refused the request.
+    /// - [`Closed`](crate::Error::Closed): the client is closed.
+    /// - [`Forked`](crate::Error::Forked): this process is a forked child.
+    pub fn ping(&self) -> Result<Duration> {
+        status::ping(&self.shared)
+    }
+
+    /// Returns what this client holds and uses at the moment. Does not ask the server.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.shared.stats()
     }
 
     /// Closes all clones of this client to new locks: calls that wait for a lock, and those that

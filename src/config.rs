@@ -139,6 +139,8 @@ pub(crate) struct Config {
     /// For the masters that sentinels name, if it differs from the login in the sentinels' URLs.
     pub(crate) master_login: Option<Login>,
     pub(crate) spin: Duration,
+    /// Whether a client is opened without asking whether the server is there.
+    pub(crate) lazy: bool,
     /// How many times in a row threads of this client may hand off a lock that another client waits
     /// for.
     pub(crate) max_handoffs: u32,
@@ -169,6 +171,7 @@ impl Default for Config {
             events: Events::default(),
             master_login: None,
             spin: Duration::from_micros(50),
+            lazy: false,
             max_handoffs: 32,
             pipelined_release: false,
             without: Vec::new(),
@@ -297,11 +300,14 @@ pub(crate) struct LockOptions {
     pub(crate) renew: bool,
     /// The longest age of a hold; `None` means without limit.
     pub(crate) max_hold: Option<Duration>,
+    /// Whether a thread may lock again what it holds.
+    pub(crate) reentrant: bool,
 }
 
 impl Default for LockOptions {
     fn default() -> Self {
-        Self { lease: Duration::from_secs(30), wait: None, renew: true, max_hold: None }
+        let lease = Duration::from_secs(30);
+        Self { lease, wait: None, renew: true, max_hold: None, reentrant: true }
     }
 }
 

@@ -15,6 +15,13 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Error {
+    /// This thread holds the lock already, and may not lock it again: see
+    /// [`Builder::reentrant`](crate::Builder::reentrant).
+    #[non_exhaustive]
+    AlreadyHeld {
+        /// The name of the lock.
+        name: String,
+    },
     /// The client was closed by [`Client::close`](crate::Client::close).
     Closed,
     /// This process is a forked child of the one that created the client. Create a new client in
@@ -196,6 +203,9 @@ impl Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::AlreadyHeld { name } => {
+                write!(f, "this thread holds lock {name:?} already")
+            }
             Self::Closed => f.write_str("the client is closed"),
             Self::Forked => f.write_str("the client belongs to the parent of this forked process"),
             Self::InvalidInput(what) => write!(f, "invalid input: {what}"),

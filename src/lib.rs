@@ -61,6 +61,21 @@
 //! fence. This takes one round trip, which also checks that Redis still has the hold. The hold ends
 //! with its last guard. Guards cannot be sent to other threads.
 //!
+//! # Traps
+//!
+//! - `if client.try_lock("a")?.is_some() { ... }` releases the lock before the block: the guard is
+//!   a temporary of the condition. Write `if let Some(_guard) = client.try_lock("a")? { ... }`, or
+//!   use [`try_with_lock`](Client::try_with_lock).
+//! - `let _ = client.lock("a")?;` releases the lock at once; `let _guard = ...` keeps it.
+//! - A guard that is leaked, as by `std::mem::forget`, is renewed until its thread ends. One that
+//!   [belongs to no thread](OwnedGuard) is renewed until the process ends. A program that ends by
+//!   `std::process::exit` or by a signal drops nothing: its locks last until their leases end.
+//!   [`max_hold`](Builder::max_hold) limits both.
+//! - In a pool whose threads run other tasks while one of them waits, as rayon's do, nesting lets
+//!   two tasks into one critical section: see [`Builder::reentrant`].
+//! - `with_lock` returns the closure's value, which may itself be a `Result`:
+//!   `client.with_lock("a", |guard| work(guard))??`.
+//!
 //! # Timeouts, leases and renewal
 //!
 //! How long a call waits for a lock that is held is up to the caller: see [`Builder::wait`] and
@@ -181,6 +196,7 @@ mod owned_hold;
 mod rw_lock;
 mod semaphore;
 mod shrink;
+mod stats;
 mod store;
 mod sync;
 #[cfg(feature = "tls")]
@@ -199,6 +215,7 @@ pub use mutex::Mutex;
 pub use owned_guard::OwnedGuard;
 pub use rw_lock::{ReadGuard, RwLock, WriteGuard};
 pub use semaphore::{Permit, Semaphore};
+pub use stats::Stats;
 pub use store::hold::{Holder, Leader};
 #[cfg(feature = "tls")]
 pub use tls::Tls;

@@ -79,6 +79,14 @@ impl Mutex {
         self
     }
 
+    /// Sets whether a thread may lock this again while it holds it, as
+    /// [`Builder::reentrant`](crate::Builder::reentrant) does for the client.
+    #[must_use]
+    pub fn reentrant(mut self, reentrant: bool) -> Self {
+        self.options.reentrant = reentrant;
+        self
+    }
+
     /// Returns the name of the lock.
     #[must_use]
     pub fn name(&self) -> &str {
@@ -136,13 +144,17 @@ impl Mutex {
     ///
     /// The same as [`Client::with_lock`](crate::Client::with_lock).
     pub fn with<T>(&self, work: impl FnOnce(&Guard) -> T) -> Result<T> {
-        let guard = self.lock()?;
-        let value = work(&guard);
-        match guard.unlock() {
-            Err(error @ Error::Lost { .. }) => Err(error),
-            // The work is done, and a release that failed is retried in the background.
-            _ => Ok(value),
-        }
+        run(self.lock()?, work)
+    }
+
+    /// Attempts to acquire the lock, and runs `work` only if it is free. See
+    /// [`Client::try_with_lock`](crate::Client::try_with_lock).
+    ///
+    /// # Errors
+    ///
+    /// The same as [`Client::try_with_lock`](crate::Client::try_with_lock).
+    pub fn try_with<T>(&self, work: impl FnOnce(&Guard) -> T) -> Result<Option<T>> {
+        self.try_lock()?.map(|guard| run(guard, work)).transpose()
     }
 
     /// Acquires the lock for a guard that belongs to no thread, blocking the current thread until
@@ -231,5 +243,15 @@ impl Mutex {
         let kind = HoldKind::Lock;
         let lease = acquire::owned(&self.shared, kind, &self.name, &self.options, wait)?;
         Ok(lease.map(|lease| OwnedGuard::new(OwnedHold::new(&self.shared, lease))))
+    }
+}
+
+/// Runs `work` under a lock, and releases it.
+fn run<T>(guard: Guard, work: impl FnOnce(&Guard) -> T) -> Result<T> {
+    let value = work(&guard);
+    match guard.unlock() {
+        Err(error @ Error::Lost { .. }) => Err(error),
+        // The work is done, and a release that failed is retried in the background.
+        _ => Ok(value),
     }
 }

@@ -14,7 +14,7 @@ use crate::local::retry::{RetryLimit, RetryPolicy};
 use crate::local::shared::Shared;
 use crate::net::endpoint::Endpoint;
 use crate::net::sentinel::{self, Sentinels};
-use crate::net::server::{Server, ServerFactory};
+use crate::net::server::{Pools, Server, ServerFactory};
 use crate::store::cluster::{Cluster, parse_seeds};
 use crate::store::durability::{Demand, probe};
 use crate::store::memory::Memory;
@@ -30,7 +30,7 @@ pub(crate) fn standalone(config: Config, url: &str) -> Result<Shared> {
     let endpoint = Endpoint::parse(url, &config)?;
     let servers = ServerFactory::new(&config)?;
     let server = servers.server(endpoint);
-    start_on(config, server)
+    start_on(config, server, servers.pools())
 }
 
 /// Locks on the master that sentinels name.
@@ -48,7 +48,7 @@ pub(crate) fn sentinel(
     let servers = ServerFactory::new(&config)?;
     let route = Box::new(Sentinels::new(&sentinels, master, &servers, &config.events));
     let server = servers.server_along(route, endpoint);
-    start_on(config, server)
+    start_on(config, server, servers.pools())
 }
 
 /// Locks on the nodes of a cluster.
@@ -61,7 +61,7 @@ pub(crate) fn cluster(
     let servers = ServerFactory::new(&config)?;
     let cluster = Cluster::new(seeds, &config, &servers);
     insist(&config, || cluster.explore())?;
-    Shared::start(config, Arc::new(cluster), false)
+    Shared::start(config, Arc::new(cluster), false, servers.pools())
 }
 
 /// Locks on a majority of independent servers.
@@ -73,7 +73,7 @@ pub(crate) fn redlock(config: Config, urls: impl IntoIterator<Item: AsRef<str>>)
     let reached = insist(&config, || store.ping(end_of(config.connect_timeout)));
     store.check_distinct().and(reached)?;
     let store = Arc::new(store);
-    let shared = Shared::start(config, store.clone(), true)?;
+    let shared = Shared::start(config, store.clone(), true, servers.pools())?;
     store.report_in_doubt_to(shared.in_doubt_reports());
     Ok(shared)
 }
@@ -84,7 +84,7 @@ pub(crate) fn in_memory(config: Config) -> Result<Shared> {
     if config.durability != Durability::Memory {
         return Err(Error::invalid("durability", "must be `Memory` in memory"));
     }
-    Shared::start(config, Arc::new(Memory::default()), false)
+    Shared::start(config, Arc::new(Memory::default()), false, Pools::default())
 }
 
 /// Checks the settings, and starts what reports to the program.
@@ -95,14 +95,14 @@ fn prepare(mut config: Config) -> Result<Config> {
     Ok(config)
 }
 
-fn start_on(config: Config, server: Server) -> Result<Shared> {
+fn start_on(config: Config, server: Server, pools: Pools) -> Result<Shared> {
     insist(&config, || server.ping(end_of(config.connect_timeout)))?;
-    if let Some(demand) = Demand::new(config.durability) {
+    if let Some(demand) = Demand::new(config.durability).filter(|_| !config.lazy) {
         probe(&server, &demand, end_of(config.connect_timeout))
             .map_err(|failure| failure.into_error(ATTEMPT, ""))?;
     }
     let store = Standalone::new(server, &config);
-    Shared::start(config, Arc::new(store), false)
+    Shared::start(config, Arc::new(store), false, pools)
 }
 
 /// The address and login that the URLs of the sentinels give for the master.
@@ -121,8 +121,12 @@ fn master_endpoint(sentinels: &[Endpoint], config: &Config) -> Result<Endpoint> 
     Ok(first)
 }
 
-/// Repeats an attempt to reach the servers for as long as a call without a deadline would.
+/// Repeats an attempt to reach the servers for as long as a call without a deadline would, unless
+/// the client is to be opened without.
 fn insist(config: &Config, attempt: impl Fn() -> Result<(), Failure>) -> Result<()> {
+    if config.lazy {
+        return Ok(());
+    }
     let times = CallTimes::new(config, Duration::MAX);
     let mut retry = RetryPolicy::new(RetryLimit::Brief, config, times);
     while let Err(failure) = attempt() {

@@ -73,6 +73,9 @@ pub(crate) fn lock(
 ) -> Result<Option<Level>> {
     check(shared, name, options)?;
     if let Some(lease) = shared.held_locks.find(thread::current().id(), name) {
+        if !options.reentrant {
+            return Err(Error::AlreadyHeld { name: name.to_string() });
+        }
         return reentrancy::nest(shared, lease, wait).map(Some);
     }
     let caller = Caller::current(&shared.config, options);
@@ -162,7 +165,10 @@ impl LockCall<'_> {
             report_contended(self.shared, self.name);
             self.wait.deadline()
         };
-        match self.queues().wait(waiter, deadline)? {
+        let waiting = self.shared.counters.begin_wait();
+        let turn = self.queues().wait(waiter, deadline)?;
+        drop(waiting);
+        match turn {
             Turn::Failed(failure) | Turn::TimedOut(Some(failure)) => {
                 Err(failure.into_error("acquire", self.name))
             }
@@ -266,6 +272,7 @@ fn try_until_acquired(attempt: &mut Attempt<'_>, waiter: &Waiter) -> Result<Arc<
                 attempt.retry.pause_after(&failure).ok_or(Stopped::Failed(failure))?
             }
         };
+        let _waiting = shared.counters.begin_wait();
         // A thread that becomes the head after `close` has sent its signals does not get one.
         shared.wait_queues.check_open().map_err(|_| Stopped::Closed)?;
         started = waiter.sleep(pause, &attempt.request).map_err(|_| Stopped::Closed)?;

@@ -8,6 +8,7 @@
 pub(crate) mod acquire;
 pub(crate) mod attempt;
 pub(crate) mod call;
+pub(crate) mod counters;
 pub(crate) mod ending;
 pub(crate) mod handoff;
 pub(crate) mod held_locks;

@@ -62,6 +62,7 @@ fn release(
     waits: bool,
 ) -> Result<(), HoldFailure> {
     shared.held_locks.remove(lease);
+    shared.counters.end_hold();
     // From here on it is not renewed. What was lost is not released: it does not exist any more, or
     // is being cleaned up.
     if !shared.is_valid(lease) || !lease.end() {

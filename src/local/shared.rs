@@ -14,6 +14,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::event::Events;
 use crate::local::call::CallTimes;
+use crate::local::counters::Counters;
 use crate::local::held_locks::HeldLocks;
 use crate::local::identity::Identity;
 use crate::local::lease::Lease;
@@ -21,6 +22,8 @@ use crate::local::listener::Listener;
 use crate::local::loss::LossNotifier;
 use crate::local::renewer::Renewer;
 use crate::local::wait_queues::WaitQueues;
+use crate::net::server::Pools;
+use crate::stats::Stats;
 use crate::store::Store;
 use crate::store::hold::{HoldId, HoldKind};
 use crate::store::job::InDoubtHold;
@@ -35,6 +38,8 @@ pub(crate) struct Shared {
     pub(super) times: CallTimes,
     pub(super) store: Arc<dyn Store>,
     pub(super) held_locks: HeldLocks,
+    pub(super) counters: Counters,
+    pools: Pools,
     pub(super) wait_queues: Arc<WaitQueues>,
     /// For read-write locks and semaphores. A thread leaves the queue once it has acquired: those
     /// behind it may acquire too.
@@ -59,7 +64,12 @@ impl fmt::Debug for Shared {
 }
 
 impl Shared {
-    pub(crate) fn start(config: Config, store: Arc<dyn Store>, withdraws: bool) -> Result<Self> {
+    pub(crate) fn start(
+        config: Config,
+        store: Arc<dyn Store>,
+        withdraws: bool,
+        pools: Pools,
+    ) -> Result<Self> {
         let events = config.events.clone();
         let times = CallTimes::new(&config, config.options.first_lease());
         let wait_queues = Arc::<WaitQueues>::default();
@@ -71,6 +81,8 @@ impl Shared {
             times,
             store,
             held_locks: HeldLocks::default(),
+            counters: Counters::default(),
+            pools,
             wait_queues,
             member_queues: Arc::default(),
             events,
@@ -132,6 +144,7 @@ impl Shared {
 
     /// Adds a new hold of a thread of this process, to be found by that thread and to be renewed.
     pub(super) fn add_hold(&self, lease: &Arc<Lease>) {
+        self.counters.begin_hold();
         self.held_locks.insert(lease);
         self.renewer.add_lease(lease);
     }
@@ -180,6 +193,12 @@ impl Shared {
             let log = |error| self.events.warn(|| format!("no listener: {error}"));
             started.map_err(log).ok()
         });
+    }
+
+    pub(crate) fn stats(&self) -> Stats {
+        let (connections, idle_connections) = self.pools.state();
+        let (held, waiting) = (self.counters.held(), self.counters.waiting());
+        Stats { held, waiting, connections, idle_connections }
     }
 
     /// Turns away the calls that wait and those that come.

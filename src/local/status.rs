@@ -6,7 +6,7 @@
 use std::cell::Cell;
 use std::sync::Arc;
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
 use crate::failure::Failure;
@@ -39,6 +39,23 @@ pub(crate) fn verify(shared: &Shared, lease: &Lease) -> Result<()> {
 /// Returns the holder of a lock.
 pub(crate) fn holder(shared: &Shared, name: &Arc<str>) -> Result<Option<Holder>> {
     repeat(shared, "inspect", name, |deadline| shared.store.inspect(name, deadline))
+}
+
+/// Asks for a sign of life, and returns how long the last attempt took.
+pub(crate) fn ping(shared: &Shared) -> Result<Duration> {
+    shared.identity.check_process()?;
+    shared.wait_queues.check_open()?;
+    let mut retry = RetryPolicy::new(RetryLimit::Brief, &shared.config, shared.times);
+    loop {
+        let sent = Instant::now();
+        match shared.store.ping(retry.request_deadline()) {
+            Ok(()) => return Ok(sent.elapsed()),
+            Err(failure) => match retry.pause_after(&failure) {
+                Some(pause) => thread::sleep(pause),
+                None => return Err(failure.into_error("ping", "")),
+            },
+        }
+    }
 }
 
 /// Returns the holder of a lock as a leader.

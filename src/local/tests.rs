@@ -23,6 +23,7 @@ use crate::local::listener::tests::Fake;
 use crate::local::reentrancy::Level;
 use crate::local::shared::Shared;
 use crate::local::{acquire, release, status};
+use crate::net::server::Pools;
 use crate::store::Store;
 use crate::store::hold::{HoldId, HoldKind, Holder};
 use crate::store::job::{Action, Job, JobOutcome, JobRunner};
@@ -153,6 +154,10 @@ impl Store for Scripted {
         self.inner.force_release(name, owner, deadline)
     }
 
+    fn ping(&self, deadline: Instant) -> Result<(), Failure> {
+        self.inner.ping(deadline)
+    }
+
     fn unregister(&self, waiting: WaitingClient<'_>, deadline: Instant) -> Result<(), Failure> {
         self.inner.unregister(waiting, deadline)
     }
@@ -221,7 +226,7 @@ impl Scene {
         // The last events may come when the test is over.
         let callback = Callback::new(move |event| sender.send(event.clone()).unwrap_or_default());
         let config = Config { events: Events::start(Some(callback)).expect("a thread"), ..config };
-        let shared = Shared::start(config, Arc::new(store.clone()), false);
+        let shared = Shared::start(config, Arc::new(store.clone()), false, Pools::default());
         let (shared, name) = (Arc::new(shared.expect("a thread")), Arc::from("lock"));
         Self { store, shared, name, options, events }
     }

@@ -47,6 +47,10 @@ impl<S: ConnectionSource> Multiplexer<S> {
         Self { source, shares, queue: SendQueue::default() }
     }
 
+    pub(super) fn source(&self) -> &S {
+        &self.source
+    }
+
     /// Returns `true` if no request waits for a connection.
     #[cfg(all(test, leasehold_shuttle))]
     pub(super) fn is_idle(&self) -> bool {

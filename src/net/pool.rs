@@ -98,6 +98,10 @@ impl ConnectionPool {
         Self { pool, factory, users: Arc::default() }
     }
 
+    pub(super) fn state(&self) -> r2d2::State {
+        self.pool.state()
+    }
+
     fn take(&self, permit: Permit, deadline: Instant) -> Option<PooledConnection> {
         let left = || deadline.saturating_duration_since(Instant::now());
         // If none is idle, r2d2 makes one on the pool's thread, which takes a few microseconds.

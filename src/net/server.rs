@@ -1,7 +1,9 @@
 //! One server and its pool of connections.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Instant;
+
+use parking_lot::Mutex;
 
 use crate::config::{Config, Mechanism};
 use crate::error::{Error, Result};
@@ -22,13 +24,41 @@ pub(crate) struct ServerFactory {
     config: Config,
     thread: PoolThread,
     resolver: Resolver,
+    pools: Pools,
+}
+
+/// The pools of one client, of servers that it still has.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Pools(Arc<Mutex<Vec<Weak<Multiplexer<ConnectionPool>>>>>);
+
+impl Pools {
+    fn add(&self, pool: &Arc<Multiplexer<ConnectionPool>>) {
+        let mut pools = self.0.lock();
+        pools.retain(|pool| pool.strong_count() > 0);
+        pools.push(Arc::downgrade(pool));
+    }
+
+    /// Returns how many connections there are, and how many of them are idle.
+    pub(crate) fn state(&self) -> (u64, u64) {
+        let pools = self.0.lock();
+        pools.iter().filter_map(Weak::upgrade).fold((0, 0), |(all, idle), pool| {
+            let state = pool.source().state();
+            (all + u64::from(state.connections), idle + u64::from(state.idle_connections))
+        })
+    }
 }
 
 impl ServerFactory {
     /// Starts the thread of the pools.
     pub(crate) fn new(config: &Config) -> Result<Self> {
         let thread = PoolThread::start().map_err(Error::no_thread)?;
-        Ok(Self { config: config.clone(), thread, resolver: Resolver::default() })
+        let (resolver, pools) = (Resolver::default(), Pools::default());
+        Ok(Self { config: config.clone(), thread, resolver, pools })
+    }
+
+    /// The pools of all servers that this makes.
+    pub(crate) fn pools(&self) -> Pools {
+        self.pools.clone()
     }
 
     pub(crate) fn pool_thread(&self) -> &PoolThread {
@@ -58,7 +88,9 @@ impl ServerFactory {
         let factory = Arc::new(connections);
         let shares = self.config.uses(Mechanism::SharedWrites);
         let pool = ConnectionPool::new(factory.clone(), limits, &self.thread);
-        Server { multiplexer: Arc::new(Multiplexer::new(pool, shares)), factory, asking: false }
+        let multiplexer = Arc::new(Multiplexer::new(pool, shares));
+        self.pools.add(&multiplexer);
+        Server { multiplexer, factory, asking: false }
     }
 }
 

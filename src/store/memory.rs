@@ -231,6 +231,10 @@ impl Store for Memory {
         Ok(())
     }
 
+    fn ping(&self, _: Instant) -> Result<(), Failure> {
+        Ok(())
+    }
+
     fn wakeups(&self, _: &str) -> Option<Box<dyn Wakeups>> {
         None
     }

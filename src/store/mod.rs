@@ -79,6 +79,9 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
         Ok(0)
     }
 
+    /// Makes sure that a request would be answered.
+    fn ping(&self, deadline: Instant) -> Result<(), Failure>;
+
     /// The wake-ups of a client; `None` where no other client can exist.
     fn wakeups(&self, client: &str) -> Option<Box<dyn Wakeups>>;
 

@@ -168,6 +168,10 @@ impl Store for Standalone {
         self.ask(self.commands.count(name), deadline)
     }
 
+    fn ping(&self, deadline: Instant) -> Result<(), Failure> {
+        self.server.ping(deadline)
+    }
+
     fn wakeups(&self, client: &str) -> Option<Box<dyn Wakeups>> {
         let policy = WakeupsOfOneServer::new(self.server.clone());
         let keys = self.commands.keys.clone();

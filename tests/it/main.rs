@@ -56,6 +56,7 @@ mod rw_lock;
 mod secrets;
 mod semaphore;
 mod sentinel;
+mod stats;
 mod support;
 mod table;
 mod threads;

@@ -1,9 +1,10 @@
 //! A thread that holds a lock may lock it again.
 
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::Instant;
 
-use leasehold::{Client, Guard, Mutex};
+use leasehold::{Client, Error, Guard, Mutex};
 
 use crate::support::{
     LEASE, SHORT, SOON, Server, Store, assert_lost, elsewhere, is_busy, ms, patient, stores, take,
@@ -14,6 +15,8 @@ stores! {
     every store:
         a_nested_lock_raises_the_depth_and_keeps_the_fence,
         every_way_of_locking_nests,
+        a_lock_that_is_not_reentrant_is_held_already,
+        a_lock_that_is_not_reentrant_excludes_stolen_work,
         a_clone_of_the_client_nests_too,
         another_thread_does_not_nest,
         the_hold_ends_with_its_last_guard_in_any_order,
@@ -49,6 +52,55 @@ fn every_way_of_locking_nests(store: &Store) {
     let fourth = client.mutex("a").lock().unwrap();
     let fifth = client.with_lock("a", leasehold::Guard::depth).unwrap();
     assert_eq!([second.depth(), third.depth(), fourth.depth(), fifth], [2, 3, 4, 5]);
+}
+
+fn a_lock_that_is_not_reentrant_is_held_already(store: &Store) {
+    let client = store.open(patient().reentrant(false));
+    let guard = take(&client, "a");
+    assert_held_already(client.lock("a").map(drop));
+    assert_held_already(client.try_lock("a").map(drop));
+    assert_held_already(client.try_lock_for("a", ms(10)).map(drop));
+    assert_held_already(client.with_lock("a", |_| ()));
+    assert_held_already(client.try_with_lock("a", |_| ()).map(drop));
+    assert_eq!(client.mutex("a").reentrant(true).lock().unwrap().depth(), 2);
+    assert!(is_busy(&client, "a"), "another thread waits as ever");
+    guard.unlock().unwrap();
+    take(&client, "a").unlock().unwrap();
+}
+
+fn assert_held_already(result: Result<(), Error>) {
+    match result {
+        Err(Error::AlreadyHeld { name, .. }) => assert_eq!(name, "a"),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A thread of rayon's that waits for the other half of a `join` runs other tasks meanwhile.
+fn a_lock_that_is_not_reentrant_excludes_stolen_work(store: &Store) {
+    let client = store.open(patient());
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
+    let most_inside = |mutex: &Mutex| {
+        let (inside, most) = (AtomicU32::new(0), AtomicU32::new(0));
+        let refused = AtomicU32::new(0);
+        let task = || match mutex.lock() {
+            Ok(_guard) => {
+                most.fetch_max(inside.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                // The holder waits for work, and the only thread of the pool finds the next task.
+                rayon::yield_now();
+                inside.fetch_sub(1, Ordering::SeqCst);
+            }
+            Err(Error::AlreadyHeld { .. }) => {
+                refused.fetch_add(1, Ordering::SeqCst);
+            }
+            Err(error) => panic!("{error:?}"),
+        };
+        pool.scope(|scope| (0..4).for_each(|_| scope.spawn(|_| task())));
+        (most.into_inner(), refused.into_inner())
+    };
+    let (inside, refused) = most_inside(&client.mutex("a"));
+    assert!(inside > 1 && refused == 0, "{inside} were inside at once");
+    let (inside, refused) = most_inside(&client.mutex("a").reentrant(false));
+    assert!(inside == 1 && refused > 0, "{inside} were inside at once");
 }
 
 fn a_clone_of_the_client_nests_too(store: &Store) {

@@ -229,6 +229,10 @@ impl Store for Cluster {
         self.route(name, deadline, |node| node.count(name, deadline))
     }
 
+    fn ping(&self, deadline: Instant) -> Result<(), Failure> {
+        self.route("", deadline, |node| node.ping(deadline))
+    }
+
     fn wakeups(&self, client: &str) -> Option<Box<dyn Wakeups>> {
         let keys = self.commands.keys.clone();
         let policy = WakeupsOfMasters::new(self.topology.clone(), keys.clone());

@@ -213,6 +213,11 @@ impl Store for Quorum {
         self.ask(waiting.name, command, deadline, Votes::decide_any).map(drop)
     }
 
+    fn ping(&self, deadline: Instant) -> Result<(), Failure> {
+        let inspect = QuorumCommand::new(self.commands().inspect("ping"), Effect::None);
+        self.ask("ping", inspect, deadline, decide_holder).map(drop)
+    }
+
     fn wakeups(&self, client: &str) -> Option<Box<dyn Wakeups>> {
         let policy = WakeupsOfMajorities::new(self.servers().to_vec());
         let keys = self.commands().keys.clone();
