@@ -130,7 +130,7 @@ fn run_criterion(rivals: &mut [Rival<'_>]) {
 
 /// Measures raw and leasehold, which spins for replies by default, over a link of 1 ms.
 fn measure_slow_server(plan: Plan, server: &Server) -> Vec<Series> {
-    let link = SlowLink::to(server.port());
+    let link = SlowLink::to(server.port(), Duration::from_micros(500));
     let mut raw = Raw::connect(&link.url(), "lock");
     let client = Client::open(&link.url()).expect("the server answers");
     plan.run(&mut [

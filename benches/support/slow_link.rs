@@ -10,11 +10,9 @@ use std::process::{self, Child, Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-/// Set in the forwarder's process to the port of the server.
+/// Set in the forwarder's process to the port of the server, and to the microseconds that a message
+/// takes.
 const TARGET: &str = "LEASEHOLD_BENCH_SLOW_LINK_TO";
-/// How long a request or a reply travels. Callers wait for each reply before they send the next
-/// request, so delaying one message at a time is enough.
-const ONE_WAY: Duration = Duration::from_micros(500);
 
 /// A forwarder, which is stopped when this value is dropped.
 pub(crate) struct SlowLink {
@@ -23,9 +21,11 @@ pub(crate) struct SlowLink {
 }
 
 impl SlowLink {
-    pub(crate) fn to(server: u16) -> Self {
+    /// A link on which a request or a reply travels for so long. Callers wait for each reply before
+    /// they send the next request, so delaying one message at a time is enough.
+    pub(crate) fn to(server: u16, one_way: Duration) -> Self {
         let mut process = Command::new(env::current_exe().expect("this program has a path"))
-            .env(TARGET, server.to_string())
+            .env(TARGET, format!("{server} {}", one_way.as_micros()))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -51,13 +51,16 @@ impl Drop for SlowLink {
 
 /// Forwards for ever if this process was started as a forwarder, and returns at once otherwise.
 pub(crate) fn serve_if_started_for_it() {
-    if let Ok(server) = env::var(TARGET) {
-        let server = server.parse().expect("a port");
-        serve(server).expect("the forwarder has a port to listen on");
+    if let Ok(target) = env::var(TARGET) {
+        let (server, micros) = target.split_once(' ').expect("a port and a time");
+        let (server, micros) = (server.parse(), micros.parse());
+        let (server, one_way) = (server.expect("a port"), micros.map(Duration::from_micros));
+        let one_way = one_way.expect("a number");
+        serve(server, one_way).expect("the forwarder has a port to listen on");
     }
 }
 
-fn serve(server: u16) -> io::Result<()> {
+fn serve(server: u16, one_way: Duration) -> io::Result<()> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     println!("{}", listener.local_addr()?.port());
     thread::spawn(end_with_parent);
@@ -67,8 +70,8 @@ fn serve(server: u16) -> io::Result<()> {
         client.set_nodelay(true)?;
         server.set_nodelay(true)?;
         let (requests, replies) = (client.try_clone()?, server.try_clone()?);
-        thread::spawn(move || relay(requests, server));
-        thread::spawn(move || relay(replies, client));
+        thread::spawn(move || relay(requests, server, one_way));
+        thread::spawn(move || relay(replies, client, one_way));
     }
 }
 
@@ -79,14 +82,14 @@ fn end_with_parent() {
     process::exit(i32::from(ended.is_err()));
 }
 
-fn relay(mut from: TcpStream, mut to: TcpStream) -> io::Result<()> {
+fn relay(mut from: TcpStream, mut to: TcpStream, one_way: Duration) -> io::Result<()> {
     let mut buffer = [0; 16 * 1024];
     loop {
         let length = from.read(&mut buffer)?;
         if length == 0 {
             return to.shutdown(Shutdown::Write);
         }
-        thread::sleep(ONE_WAY);
+        thread::sleep(one_way);
         to.write_all(&buffer[..length])?;
     }
 }

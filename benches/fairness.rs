@@ -1,0 +1,297 @@
+//! How evenly clients with one thread each are served that want one lock all the time: each takes
+//! it, holds it for a while, releases it and asks for it again at once.
+//!
+//! `cargo bench --bench fairness` prints the figures; `-- --quick` takes half a minute. The clients
+//! are processes of their own: this program, started again.
+
+use std::env;
+use std::fmt;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use leasehold::{Client, Guard};
+
+use self::support::partner::{self, Partner};
+use self::support::server::Server;
+use self::support::setting;
+use self::support::slow_link::{self, SlowLink};
+
+mod support;
+
+const NAME: &str = "the lock";
+
+/// How much farther away the far client is, there and back.
+const FARTHER: Duration = Duration::from_millis(2);
+
+/// The least served client gets at least this share of what the most served one gets.
+const EVEN: f64 = 0.8;
+
+/// No wait is longer than so many rounds in which each client would have one turn.
+const ROUNDS: f64 = 3.0;
+
+/// What the clients have in common, or what makes one of them different.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Crowd {
+    Alike,
+    /// One has the server behind a slow link.
+    OneFar,
+    /// One asks by `try_lock` only, again and again. It may get nothing, because it never waits.
+    OneTries,
+    /// The locks are on three independent servers.
+    Quorum,
+}
+
+/// How much to measure.
+struct Scale {
+    holds: Vec<Duration>,
+    clients: Vec<usize>,
+    /// How many turns each client gets, at least.
+    turns: u32,
+    at_least: Duration,
+}
+
+impl Scale {
+    fn from_args() -> Self {
+        let has = |wanted| env::args().any(|arg| arg == wanted);
+        let millis = |millis: &[u64]| millis.iter().copied().map(Duration::from_millis).collect();
+        if has("--test") || !has("--bench") {
+            Self { holds: millis(&[1]), clients: vec![2], turns: 5, at_least: Duration::ZERO }
+        } else if has("--quick") {
+            let at_least = Duration::from_secs(1);
+            Self { holds: millis(&[0, 20]), clients: vec![3], turns: 10, at_least }
+        } else {
+            let at_least = Duration::from_secs(3);
+            let holds = millis(&[0, 1, 5, 20, 100]);
+            Self { holds, clients: vec![2, 3, 4], turns: 25, at_least }
+        }
+    }
+
+    fn time(&self, held: Duration, clients: usize) -> Duration {
+        let clients = u32::try_from(clients).expect("a few");
+        (held * clients * self.turns).max(self.at_least)
+    }
+}
+
+fn main() {
+    slow_link::serve_if_started_for_it();
+    partner::serve_if_started_for_it(&[("take turns", take_turns)]);
+    let scale = Scale::from_args();
+    let servers = [(); 3].map(|()| Server::redis());
+    println!("{}", setting::of(&servers[0]));
+    println!(
+        "goals: least ÷ most served at least {EVEN}, the longest wait at most {ROUNDS} rounds"
+    );
+    for crowd in [Crowd::Alike, Crowd::OneFar, Crowd::OneTries, Crowd::Quorum] {
+        println!("\n{crowd}");
+        println!(
+            "{:>7} {:>7} {:>9} {:>12} {:>14} {:>7} {:>9} {:>9} {:>9}",
+            "clients",
+            "hold",
+            "locks/s",
+            "least ÷ most",
+            "longest wait",
+            "rounds",
+            "overtaken",
+            "hand-over",
+            "99 %"
+        );
+        for clients in &scale.clients {
+            for held in &scale.holds {
+                let time = scale.time(*held, *clients);
+                println!("{}", measure(crowd, *clients, *held, time, &servers));
+            }
+        }
+    }
+}
+
+impl fmt::Display for Crowd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Alike => "one server",
+            Self::OneFar => "one server, 2 ms farther away for one client",
+            Self::OneTries => "one server, and one more client that calls `try_lock` all the time",
+            Self::Quorum => "three independent servers",
+        })
+    }
+}
+
+/// One turn of a client, by a clock that all processes share, in nanoseconds.
+#[derive(Clone, Copy)]
+struct Turn {
+    asked: u64,
+    held: u64,
+    released: u64,
+}
+
+/// What a row of the table says.
+struct Row {
+    clients: usize,
+    hold: Duration,
+    per_second: f64,
+    evenness: f64,
+    longest: Duration,
+    rounds: f64,
+    /// How many turns another client had during one wait, at most.
+    overtaken: usize,
+    hand_over: Duration,
+    slow_hand_over: Duration,
+    /// The turns of the client that only tries.
+    by_trying: Option<usize>,
+}
+
+fn measure(
+    crowd: Crowd,
+    clients: usize,
+    hold: Duration,
+    time: Duration,
+    servers: &[Server; 3],
+) -> Row {
+    let link = SlowLink::to(servers[0].port(), FARTHER / 2);
+    let start = |number: usize| {
+        let url = match crowd {
+            Crowd::OneFar if number == 0 => link.url(),
+            Crowd::Alike | Crowd::OneFar | Crowd::OneTries => servers[0].url(),
+            Crowd::Quorum => servers.each_ref().map(Server::url).join(" "),
+        };
+        let how = if number == clients { "try" } else { "wait" };
+        let [hold, time] = [hold, time].map(|time| time.as_micros().to_string());
+        Partner::start("take turns", &[&url, how, &hold, &time])
+    };
+    let all = clients + usize::from(crowd == Crowd::OneTries);
+    let mut partners: Vec<_> = (0..all).map(start).collect();
+    for partner in &mut partners {
+        assert_eq!(partner.hear(), "ready");
+    }
+    let end = partner::now() + u64::try_from(time.as_nanos()).expect("a short time");
+    for partner in &mut partners {
+        partner.tell("go");
+    }
+    let mut turns: Vec<Vec<Turn>> = partners.iter_mut().map(|partner| hear(partner, end)).collect();
+    let tried = turns.split_off(clients);
+    Row::of(&turns, tried.first(), hold, time)
+}
+
+/// The turns of a client that began in time.
+fn hear(partner: &mut Partner, end: u64) -> Vec<Turn> {
+    let words = partner.hear();
+    let numbers: Vec<u64> =
+        words.split_whitespace().map(|word| word.parse().expect("a number")).collect();
+    let turn = |times: &[u64]| Turn { asked: times[0], held: times[1], released: times[2] };
+    numbers.chunks(3).map(turn).filter(|turn| turn.asked < end).collect()
+}
+
+impl Row {
+    fn of(turns: &[Vec<Turn>], tried: Option<&Vec<Turn>>, hold: Duration, time: Duration) -> Self {
+        let counts = || turns.iter().map(Vec::len);
+        let (least, most) = (counts().min().unwrap_or(0), counts().max().unwrap_or(0));
+        let by_trying = tried.map(Vec::len);
+        let waited = |turn: &Turn| turn.held - turn.asked;
+        let longest = turns.iter().flatten().map(waited).max().unwrap_or(0);
+        let mut all: Vec<(usize, Turn)> = (0..)
+            .zip(turns.iter().chain(tried))
+            .flat_map(|(client, turns)| turns.iter().map(move |turn| (client, *turn)))
+            .collect();
+        all.sort_unstable_by_key(|(_, turn)| turn.held);
+        let pairs = || all.windows(2).map(|pair| (pair[0], pair[1]));
+        let changes = pairs().filter(|(one, next)| one.0 != next.0);
+        let hand_overs =
+            sorted(changes.map(|(one, next)| next.1.held.saturating_sub(one.1.released)));
+        let periods = sorted(pairs().map(|(one, next)| next.1.held - one.1.held));
+        let round = of_rank(&periods, 50).as_secs_f64() * as_f64(turns.len());
+        let longest = Duration::from_nanos(longest);
+        Self {
+            clients: turns.len(),
+            hold,
+            per_second: as_f64(all.len()) / time.as_secs_f64(),
+            evenness: as_f64(least) / as_f64(most),
+            longest,
+            rounds: longest.as_secs_f64() / round,
+            overtaken: overtaken(turns),
+            hand_over: of_rank(&hand_overs, 50),
+            slow_hand_over: of_rank(&hand_overs, 99),
+            by_trying,
+        }
+    }
+}
+
+fn overtaken(turns: &[Vec<Turn>]) -> usize {
+    let began_before = |turns: &[Turn], time: u64| turns.partition_point(|turn| turn.held < time);
+    let others = |wait: &Turn| {
+        let during =
+            |other: &Vec<Turn>| began_before(other, wait.held) - began_before(other, wait.asked);
+        turns.iter().map(during).max().unwrap_or(0)
+    };
+    turns.iter().flatten().map(others).max().unwrap_or(0)
+}
+
+fn sorted(times: impl Iterator<Item = u64>) -> Vec<u64> {
+    let mut times: Vec<_> = times.collect();
+    times.sort_unstable();
+    times
+}
+
+/// The time that so many percent are shorter than.
+fn of_rank(sorted: &[u64], percent: usize) -> Duration {
+    Duration::from_nanos(sorted.get(sorted.len() * percent / 100).copied().unwrap_or(0))
+}
+
+fn as_f64(count: usize) -> f64 {
+    f64::from(u32::try_from(count).expect("not that many"))
+}
+
+impl fmt::Display for Row {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { clients, hold, per_second, evenness, longest, rounds, overtaken, .. } = self;
+        write!(
+            f,
+            "{clients:>7} {hold:>7.0?} {per_second:>9.1} {evenness:>12.2} {longest:>14.1?} \
+             {rounds:>7.1} {overtaken:>9} {:>9.1?} {:>9.1?}",
+            self.hand_over, self.slow_hand_over
+        )?;
+        if *evenness < EVEN || *rounds > ROUNDS {
+            f.write_str("   MISSED")?;
+        }
+        self.by_trying.map_or(Ok(()), |times| write!(f, "   got by trying: {times}"))
+    }
+}
+
+/// Runs in the process of a client.
+fn take_turns(arguments: &[String]) {
+    let [urls, how, hold, time] = arguments else { panic!("four arguments") };
+    let urls: Vec<_> = urls.split(' ').collect();
+    let builder = Client::builder();
+    let client = if let [url] = urls[..] { builder.open(url) } else { builder.open_redlock(urls) };
+    let client = client.expect("it answers");
+    drop(client.lock("warm"));
+    let [hold, time] = [hold, time].map(|micros| micros.parse().expect("a number"));
+    let [hold, time] = [hold, time].map(Duration::from_micros);
+    partner::say("ready");
+    partner::listen();
+    let end = Instant::now() + time;
+    let mut turns = Vec::new();
+    while Instant::now() < end {
+        let asked = partner::now();
+        let Some(guard) = take(&client, how, end) else { break };
+        let held = partner::now();
+        if !hold.is_zero() {
+            thread::sleep(hold);
+        }
+        let released = partner::now();
+        drop(guard);
+        turns.push(format!("{asked} {held} {released}"));
+    }
+    partner::say(&turns.join(" "));
+}
+
+fn take(client: &Client, how: &str, end: Instant) -> Option<Guard> {
+    if how == "wait" {
+        return Some(client.lock(NAME).expect("it answers"));
+    }
+    while Instant::now() < end {
+        let guard = client.try_lock(NAME).expect("it answers");
+        if guard.is_some() {
+            return guard;
+        }
+    }
+    None
+}
