@@ -275,7 +275,12 @@ fn try_until_acquired(attempt: &mut Attempt<'_>, waiter: &Waiter) -> Result<Arc<
         let _waiting = shared.counters.begin_wait();
         // A thread that becomes the head after `close` has sent its signals does not get one.
         shared.wait_queues.check_open().map_err(|_| Stopped::Closed)?;
+        let asleep = Instant::now();
         started = waiter.sleep(pause, &attempt.request).map_err(|_| Stopped::Closed)?;
+        if asleep.elapsed() < pause {
+            // The lock was released a moment ago, so that another attempt may soon succeed too.
+            backoff = Backoff::new(shared.config.backoff);
+        }
     }
 }
 

@@ -62,7 +62,10 @@ const FENCE_LIFE_MAX: Duration = DAY.saturating_mul(100 * 365);
 const WAITING_LIFE_MIN: Duration = Duration::from_secs(60);
 
 /// For so long a released lock is offered to the client that has waited longest. Long enough for a
-/// client that is far away or short of processor time: only one that has stopped loses it.
+/// client that is far away or short of processor time: only one that has stopped loses it. The
+/// servers of a quorum may offer it to different clients, if these have come at nearly the same
+/// time. Unless a majority agrees, each of the clients gets too few votes, and they try again after
+/// pauses at random.
 pub(super) const OFFER: Duration = Duration::from_millis(200);
 
 /// A request and the decoder of its reply.
@@ -139,7 +142,7 @@ impl Commands {
             millis(lease),
             self.fence_life(lease),
             Arg::Number(yields.into()),
-            self.offer(),
+            millis(OFFER),
         ];
         self.begin_hold(&to.name, &TRANSFER, &TRANSFER_PROPOSED, &args, decoder::TRANSFER)
     }
@@ -249,18 +252,12 @@ impl Commands {
         decoder: Decoder<HoldReply>,
     ) -> Command<HoldReply> {
         let (lock, waiting) = (self.keys.lock(name), self.keys.waiting(name));
-        let args = [Arg::Text(whose), self.offer()];
+        let args = [Arg::Text(whose), millis(OFFER)];
         Command { request: Request::call(script, &[&lock, &waiting], &args), decoder }
     }
 
     fn fence_life(&self, lease: Duration) -> Arg<'static> {
         millis(self.fence_life.max(lease * 2))
-    }
-
-    /// For how long a free lock is offered to a waiting client. Independent servers offer none:
-    /// they might offer it to different clients.
-    fn offer(&self) -> Arg<'static> {
-        millis(if self.proposes { Duration::ZERO } else { OFFER })
     }
 
     /// Calls a script whose only key is the lock and whose first argument is the owner.

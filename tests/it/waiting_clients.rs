@@ -224,8 +224,13 @@ fn turns_of(client: &Client, held: Duration, time: Duration) -> (u32, Duration) 
 }
 
 fn clients_with_one_thread_take_turns(server: &Server) {
+    assert_turns_are_taken(|| server.open(patient()));
+}
+
+/// Checks that clients with one thread each are served about equally often.
+pub(crate) fn assert_turns_are_taken(open: impl Fn() -> Client) {
     for held in [ms(1), ms(20)] {
-        let clients = [(); 3].map(|()| server.open(patient()));
+        let clients = [(); 3].map(|()| open());
         let turns = thread::scope(|scope| {
             let work = |client| scope.spawn(move || turns_of(client, held, ms(2000)));
             clients.each_ref().map(work).map(|work| work.join().unwrap())

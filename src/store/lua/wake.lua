@@ -7,8 +7,8 @@
 -- costs one offer. Failures are ignored: a client that is not woken tries again after a while. The
 -- channel is that of `Keys::channel`, and the message is the key of the lock.
 -- KEYS  1 lock
--- USES  `queue`, a key; `window`, for how many ms the lock is offered, '0' if the client is only to
---       be woken; and `answer`, which is returned
+-- USES  `queue`, a key; `window`, for how many ms the lock is offered; and `answer`, which is
+--       returned
 for _ = 1, 100 do
   local first = redis.pcall('zrange', queue, 0, 0, 'withscores')
   local client, score = first[1], first[2]
@@ -18,8 +18,7 @@ for _ = 1, 100 do
   local stopped = math.abs(score * 1000 % 1 - 0.5) < 0.25
   local told = stopped and 0 or redis.pcall('publish', 'leasehold:wake:' .. client, KEYS[1])
   if told ~= 0 then
-    local offers = type(told) == 'number' and window ~= '0'
-    if offers and redis.pcall('hset', KEYS[1], client .. ':0', 0) == 1 then
+    if type(told) == 'number' and redis.pcall('hset', KEYS[1], client .. ':0', 0) == 1 then
       if redis.pcall('pexpire', KEYS[1], window) == 1 then
         local now = redis.call('time')
         local marked = now[1] * 1000 + now[2] / 1000 + 0.0005

@@ -30,6 +30,15 @@
 //! even number of servers one may lose it; of an odd number none may. Otherwise the token is still
 //! greater as long as the client's clock is not behind.
 //!
+//! # Which client is next
+//!
+//! Each server offers a released lock to the client that has waited longest there, which is usually
+//! the same one everywhere. If clients have come at nearly the same time, in another order at each
+//! server, and no majority makes its offer to the same one, each of them takes its offers, gets too
+//! few votes and gives them back. Then the lock is offered to no client, and the first to try again
+//! gets it; their pauses are random and, after a wake-up, short. An offer only keeps other clients
+//! from a vote, so it cannot make two of them holders.
+//!
 //! # Durability
 //!
 //! Each server has to meet the demand for replicas or disks itself. Its vote counts once it has

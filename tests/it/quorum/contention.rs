@@ -8,8 +8,10 @@ use leasehold::Client;
 use crate::support::child::{self, Child};
 use crate::support::quorum::open_redlock;
 use crate::support::recorder::Recorder;
+use crate::support::server::Server;
 use crate::support::store::Handle;
 use crate::support::{Quorum, SOON, eventually, ms, patient, take};
+use crate::waiting_clients::assert_turns_are_taken;
 
 #[test]
 fn contenders_that_split_the_votes_make_progress() {
@@ -40,6 +42,20 @@ fn contenders_that_split_the_votes_make_progress() {
     });
     drop(clients);
     eventually(SOON, || quorum.count("a") == 0);
+}
+
+#[test]
+fn clients_with_one_thread_take_turns() {
+    let quorum = Quorum::of(3);
+    assert_turns_are_taken(|| quorum.open(patient()));
+}
+
+/// The servers that are left have to agree on the client that is served next.
+#[test]
+fn clients_with_one_thread_take_turns_on_the_rest_of_a_quorum() {
+    let quorum = Quorum::of(5);
+    quorum.servers[..2].iter().for_each(Server::kill);
+    assert_turns_are_taken(|| quorum.open(patient()));
 }
 
 #[test]
