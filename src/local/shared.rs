@@ -203,7 +203,10 @@ impl Shared {
 
     /// Turns away the calls that wait and those that come.
     pub(crate) fn close(&self) {
-        self.wait_queues.close();
-        self.member_queues.close();
+        // In a forked child no thread waits, but one of the parent's may have locked the queues.
+        if self.identity.check_process().is_ok() {
+            self.wait_queues.close();
+            self.member_queues.close();
+        }
     }
 }

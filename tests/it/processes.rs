@@ -1,10 +1,13 @@
 //! Processes that are killed, abort, are stopped, interrupted by signals or forked.
 
 use std::process::exit;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use fork::{Fork, fork};
 use leasehold::{Client, Error, Guard};
-use rustix::process::{Pid, WaitOptions, waitpid};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
 use crate::support::child::{self, Child};
 use crate::support::{
@@ -20,6 +23,8 @@ stores! {
         a_process_that_was_stopped_too_long_has_lost_its_hold,
         a_process_that_was_stopped_too_long_recreates_nothing,
         a_forked_child_can_do_no_harm;
+    one server:
+        a_fork_of_a_busy_process_can_be_closed;
 }
 
 /// The child of the tests below: it holds `a`, waits for its parent and reports what became of the
@@ -176,6 +181,57 @@ fn fork_in_a_child() {
     guard.verify().unwrap();
     guard.unlock().unwrap();
     assert!(elsewhere(|| other.try_lock("a").unwrap().is_some()));
+}
+
+fn a_fork_of_a_busy_process_can_be_closed(server: &Server) {
+    Child::start(fork_while_busy_in_a_child, &server.address()).finish();
+}
+
+#[test]
+#[ignore = "a child of a_fork_of_a_busy_process_can_be_closed"]
+fn fork_while_busy_in_a_child() {
+    let Some(address) = child::address() else { return };
+    let client = address.open(patient());
+    let ended = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for worker in 0..8 {
+            let (client, ended) = (client.clone(), &ended);
+            scope.spawn(move || {
+                while !ended.load(Ordering::SeqCst) {
+                    drop(client.lock(&format!("lock {}", worker / 2)).unwrap());
+                }
+            });
+        }
+        // The threads that hold locks of the process at the moment are not in the child.
+        for _ in 0..200 {
+            let forked = match fork().unwrap() {
+                Fork::Child => {
+                    client.close();
+                    exit(0);
+                }
+                Fork::Parent(pid) => Pid::from_raw(pid).unwrap(),
+            };
+            let ends = || waitpid(Some(forked), WaitOptions::NOHANG).unwrap().is_some();
+            if !happens(SOON, ends) {
+                kill_process(forked, Signal::KILL).unwrap();
+                ended.store(true, Ordering::SeqCst);
+                panic!("the child hangs");
+            }
+        }
+        ended.store(true, Ordering::SeqCst);
+    });
+}
+
+/// Returns `true` if it happens within that time.
+fn happens(within: Duration, mut happened: impl FnMut() -> bool) -> bool {
+    let deadline = Instant::now() + within;
+    while Instant::now() < deadline {
+        if happened() {
+            return true;
+        }
+        thread::sleep(ms(1));
+    }
+    false
 }
 
 /// Tries everything that a forked process must not do. The exit code names what succeeded; 0 is
