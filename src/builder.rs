@@ -275,7 +275,8 @@ impl Builder {
     ///
     /// The URL is `redis://[user][:password@]host[:port][/database]` or
     /// `unix:///path[?db=&user=&pass=]`. Either may have `client_name=` in its query, for
-    /// `CLIENT SETNAME`. The server must be Redis 6.2 or newer, or Valkey.
+    /// `CLIENT SETNAME`, which the server may refuse. The server must be Redis 6.2 or newer, or
+    /// Valkey.
     ///
     /// `rediss://` in place of `redis://` means TLS and requires the feature `tls`. The server must
     /// have a certificate for the host in the URL. With the feature `tls-insecure`, a URL may end

@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use crate::clock::end_of;
 use crate::config::LockOptions;
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::holder::Leader;
 use crate::local::call::Wait;
 use crate::local::shared::Shared;
 use crate::local::{acquire, status};
 use crate::owned_hold::{OwnedHold, lock_options, owned_guard};
-use crate::store::hold::{HoldKind, Leader};
+use crate::store::hold::HoldKind;
 
 /// An election: one of the clients that campaign is the leader, until it resigns or dies. Created
 /// by [`Client::election`](crate::Client::election).
@@ -62,7 +63,8 @@ impl Election {
     /// The same as [`Client::lock_owned`](crate::Client::lock_owned).
     pub fn campaign(&self) -> Result<Term> {
         let wait = self.options.wait.map_or(Wait::Endless, |wait| Wait::Until(end_of(wait)));
-        self.campaign_within(wait)?.ok_or_else(|| Error::timed_out(&self.name))
+        let term = self.campaign_within(wait)?;
+        term.ok_or_else(|| status::timed_out(&self.shared, &self.name, wait))
     }
 
     /// Attempts to become the leader without waiting. Returns `None` if there is one. Blocks for

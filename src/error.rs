@@ -5,6 +5,8 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 
+use crate::holder::Holder;
+
 /// The result of a call to leasehold.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -30,6 +32,7 @@ pub enum Error {
     /// An argument or a setting is invalid. Nothing was sent to a server.
     InvalidInput(String),
     /// The lease ended before the guard did, so another client may hold the lock now.
+    #[non_exhaustive]
     Lost {
         /// The name of the lock.
         name: String,
@@ -47,14 +50,21 @@ pub enum Error {
         required: u32,
         /// The servers that gave no usable answer, in the order of their URLs.
         failures: Vec<ServerFailure>,
+        /// See [`may_have_executed`](Error::may_have_executed).
+        may_have_executed: bool,
     },
     /// Too few replicas or disks acknowledged the lock. It was released again or, if it was another
     /// level of a held lock, that level was undone. See [`Durability`](crate::Durability).
     ///
     /// With several independent servers, a majority granted the lock, but too few of them had it
-    /// acknowledged. The numbers are then those of a single server: the least that any server of
-    /// the best majority has, and what each of them needs.
+    /// acknowledged. Server and numbers are then those of a single server: the least that any
+    /// server of the best majority has, and what each of them needs.
+    #[non_exhaustive]
     NotReplicated {
+        /// The name of the lock.
+        name: String,
+        /// The server's address.
+        server: String,
         /// How many acknowledged it. The server itself counts as one if its disk was required.
         acked: u32,
         /// How many were required.
@@ -74,9 +84,13 @@ pub enum Error {
         source: Arc<dyn StdError + Send + Sync>,
     },
     /// Another owner held the lock until the wait was over.
+    #[non_exhaustive]
     Timeout {
         /// The name of the lock.
         name: String,
+        /// Who held it when the wait was over. `None` if that is not known, or if the call waited
+        /// for a thread of its own client.
+        holder: Option<Holder>,
     },
     /// No usable answer came in time. The lock is not held; if the server may have received the
     /// request, its effect is being undone in the background.
@@ -86,15 +100,63 @@ pub enum Error {
         attempt: String,
         /// The server's address.
         server: String,
+        /// How far the last attempt had come when it failed or its time was over.
+        phase: Phase,
+        /// See [`may_have_executed`](Error::may_have_executed).
+        may_have_executed: bool,
         /// The failure of the last attempt.
         source: Arc<dyn StdError + Send + Sync>,
     },
     /// The key of this name holds something that is not a lock: another type, a hash without a TTL
     /// or without the shape of a lock, or a string without a TTL. It was left unchanged.
+    #[non_exhaustive]
     WrongType {
         /// The name of the lock.
         name: String,
+        /// The server's address.
+        server: String,
     },
+}
+
+/// How far an attempt to get an answer from a server had come when it failed, in the order of the
+/// phases. See [`Error::Unavailable`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Phase {
+    /// The operating system was asked for what the call needs, such as a thread.
+    System,
+    /// The call waited for a connection while other threads used all that the client may have. The
+    /// server is not to blame: see [`Builder::pool_size`](crate::Builder::pool_size).
+    Pool,
+    /// The server's host name was looked up.
+    LookUp,
+    /// A connection was being opened.
+    Connect,
+    /// The TLS handshake had begun.
+    Tls,
+    /// The first reply was read over a new connection, and it did not come from a Redis server. The
+    /// port is another service's, or it is spoken to with TLS instead of without, or the reverse.
+    Greeting,
+    /// The client logged in.
+    Login,
+    /// The request itself was to be sent, or was answered by an error that may pass or by none.
+    Request,
+}
+
+impl Phase {
+    /// What has failed at `server`.
+    fn describe(self, server: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::System => write!(f, "{server} refused"),
+            Self::Pool => write!(f, "no connection to {server} was free"),
+            Self::LookUp => write!(f, "the look-up of {server} failed"),
+            Self::Connect => write!(f, "no connection to {server}"),
+            Self::Tls => write!(f, "no TLS connection to {server}"),
+            Self::Greeting => write!(f, "{server} does not speak Redis"),
+            Self::Login => write!(f, "the login at {server} failed"),
+            Self::Request => write!(f, "no usable answer from {server}"),
+        }
+    }
 }
 
 /// The failure of one of several servers. See [`Error::NoQuorum`].
@@ -103,13 +165,15 @@ pub enum Error {
 pub struct ServerFailure {
     /// The server's address.
     pub server: String,
+    /// How far its request had come.
+    pub phase: Phase,
     /// Why its request failed.
     pub source: Arc<dyn StdError + Send + Sync>,
 }
 
 impl fmt::Display for ServerFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "no usable answer from {}", self.server)
+        self.phase.describe(&self.server, f)
     }
 }
 
@@ -132,7 +196,7 @@ impl fmt::Display for Shortfall {
         write!(f, "{} of {} required servers agreed", self.ok, self.required)?;
         self.failures
             .iter()
-            .try_for_each(|ServerFailure { server, source }| write!(f, "; {server}: {source}"))
+            .try_for_each(|ServerFailure { server, source, .. }| write!(f, "; {server}: {source}"))
     }
 }
 
@@ -143,13 +207,24 @@ impl Error {
     /// the server's configuration.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
-        matches!(
-            self,
-            Self::NoQuorum { .. }
-                | Self::NotReplicated { .. }
-                | Self::Timeout { .. }
-                | Self::Unavailable { .. }
-        )
+        match self {
+            Self::NoQuorum { .. } | Self::NotReplicated { .. } | Self::Timeout { .. } => true,
+            Self::Unavailable { phase, .. } => *phase != Phase::Greeting,
+            _ => false,
+        }
+    }
+
+    /// Returns `true` if a server may have executed the request, or may still do so: the answer of
+    /// some attempt of the call was lost, did not come in time, or did not say. What the request
+    /// has acquired is then being released in the background.
+    #[must_use]
+    pub fn may_have_executed(&self) -> bool {
+        match self {
+            Self::NotReplicated { .. } => true,
+            Self::NoQuorum { may_have_executed, .. }
+            | Self::Unavailable { may_have_executed, .. } => *may_have_executed,
+            _ => false,
+        }
     }
 
     /// Returns `true` if an outage or a refusal of a server is the cause.
@@ -187,12 +262,18 @@ impl Error {
 
     /// The operating system could not do what was attempted.
     pub(crate) fn system(attempt: &str, source: impl StdError + Send + Sync + 'static) -> Self {
-        let (attempt, server) = (attempt.into(), "the operating system".into());
-        Self::Unavailable { attempt, server, source: Arc::new(source) }
+        Self::Unavailable {
+            attempt: attempt.into(),
+            server: "the operating system".into(),
+            phase: Phase::System,
+            may_have_executed: false,
+            source: Arc::new(source),
+        }
     }
 
+    /// The wait for something that several owners may hold is over.
     pub(crate) fn timed_out(name: &str) -> Self {
-        Self::Timeout { name: name.into() }
+        Self::Timeout { name: name.into(), holder: None }
     }
 
     pub(crate) fn lost(name: &str) -> Self {
@@ -213,20 +294,29 @@ impl fmt::Display for Error {
             Self::NoQuorum { attempt, ok, required, .. } => {
                 write!(f, "could not {attempt}: {ok} of {required} required servers agreed")
             }
-            Self::NotReplicated { acked, required } => {
-                write!(f, "too few replicas or disks acknowledged the lock: {acked} of {required}")
-            }
+            Self::NotReplicated { name, server, acked, required } => write!(
+                f,
+                "too few replicas or disks of {server} acknowledged lock {name:?}: \
+                 {acked} of {required}"
+            ),
             Self::Redis { attempt, server, code, .. } => {
                 write!(f, "{server} refused to {attempt}: {code}")
             }
-            Self::Timeout { name } => {
+            Self::Timeout { name, holder: None } => {
                 write!(f, "another owner held lock {name:?} until the wait was over")
             }
-            Self::Unavailable { attempt, server, .. } => {
-                write!(f, "could not {attempt}: no usable answer from {server}")
+            Self::Timeout { name, holder: Some(holder) } => {
+                let client = &holder.client;
+                write!(f, "client {client:?} held lock {name:?} when the wait was over")
             }
-            Self::WrongType { name } => {
-                write!(f, "the key of lock {name:?} holds something that is not a lock")
+            Self::Unavailable { attempt, server, phase, may_have_executed, .. } => {
+                write!(f, "could not {attempt}: ")?;
+                phase.describe(server, f)?;
+                let doubt = "; the request may have been executed all the same";
+                f.write_str(if *may_have_executed { doubt } else { "" })
+            }
+            Self::WrongType { name, server } => {
+                write!(f, "the key of lock {name:?} at {server} holds something that is not a lock")
             }
         }
     }

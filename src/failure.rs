@@ -4,7 +4,7 @@ use std::error::Error as StdError;
 use std::io;
 use std::sync::Arc;
 
-use crate::error::{Error, Shortfall};
+use crate::error::{Error, Phase, Shortfall};
 
 /// Why a request brought no usable answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,10 +18,18 @@ pub(crate) enum FailureKind {
     Rejected,
     /// The connection broke after the request was sent: it may have been executed.
     Disconnected,
-    /// No reply came in time: the request may have been executed, or may still be.
+    /// An error came in reply that does not say whether the request was executed, such as a proxy
+    /// sends when it has lost the server.
+    Unclear,
+    /// No reply came in time, or none at all over a new connection: the request may have been
+    /// executed, or may still be.
     Timeout,
     /// The request was not sent.
     Unreachable,
+    /// The request was not sent, because other threads of this client used all connections.
+    NoneFree,
+    /// Something else than a Redis server is there, and will not become one.
+    Foreign,
     /// The key holds something that is not a lock: nothing was done.
     WrongType,
 }
@@ -32,6 +40,10 @@ pub(crate) struct Failure {
     pub(crate) kind: FailureKind,
     pub(crate) server: Arc<str>,
     pub(crate) code: String,
+    /// How far the request had come.
+    pub(crate) phase: Phase,
+    /// Whether an earlier attempt of the same call may have been executed.
+    pub(crate) after_doubt: bool,
     pub(crate) source: Arc<dyn StdError + Send + Sync>,
 }
 
@@ -42,12 +54,30 @@ impl Failure {
         server: &Arc<str>,
         source: impl StdError + Send + Sync + 'static,
     ) -> Self {
-        Self { kind, server: server.clone(), code: String::new(), source: Arc::new(source) }
+        Self {
+            kind,
+            server: server.clone(),
+            code: String::new(),
+            phase: Phase::Request,
+            after_doubt: false,
+            source: Arc::new(source),
+        }
+    }
+
+    /// The same failure, in another phase.
+    pub(crate) fn at(self, phase: Phase) -> Self {
+        Self { phase, ..self }
     }
 
     /// The failure of a request whose time was over before it could be sent.
     pub(crate) fn too_late(server: &Arc<str>, why: &'static str) -> Self {
         Self::io(FailureKind::Unreachable, server, io::Error::new(io::ErrorKind::TimedOut, why))
+    }
+
+    /// The failure of a request for which no connection was free in time.
+    pub(crate) fn none_free(server: &Arc<str>, why: impl Into<String>) -> Self {
+        let error = io::Error::new(io::ErrorKind::TimedOut, why.into());
+        Self::io(FailureKind::NoneFree, server, error).at(Phase::Pool)
     }
 
     /// The failure of a request whose positive reply came too late to be of use.
@@ -64,7 +94,25 @@ impl Failure {
 
     /// Returns `true` if the request may have been executed, or may still be.
     pub(crate) fn is_ambiguous(&self) -> bool {
-        matches!(self.kind, FailureKind::Disconnected | FailureKind::Timeout)
+        use FailureKind::{Disconnected, Timeout, Unclear};
+        matches!(self.kind, Disconnected | Timeout | Unclear)
+    }
+
+    /// The same failure, in the login. That of a service which does not know what a login is stays
+    /// what it is.
+    pub(crate) fn in_login(self) -> Self {
+        if self.phase == Phase::Greeting { self } else { self.at(Phase::Login) }
+    }
+
+    /// The failure of a request that can have no effect, so that its outcome is known: an error in
+    /// reply, whatever it says, is a refusal.
+    pub(crate) fn of_question(self) -> Self {
+        let kind = match self.kind {
+            FailureKind::Unclear => FailureKind::Rejected,
+            FailureKind::Disconnected | FailureKind::Timeout => FailureKind::Unreachable,
+            other => other,
+        };
+        Self { kind, ..self }
     }
 
     /// Returns `true` if the request was executed and must be undone.
@@ -79,20 +127,23 @@ impl Failure {
 
     /// Returns the error for the caller of `attempt` on the lock `name`, if it is about a lock.
     pub(crate) fn into_error(self, attempt: &str, name: &str) -> Error {
-        let (server, source) = (self.server.to_string(), self.source);
+        let may_have_executed = self.after_doubt || self.is_ambiguous();
+        let Self { kind, server, code, phase, source, .. } = self;
+        let server = server.to_string();
         let attempt =
             if name.is_empty() { attempt.into() } else { format!("{attempt} lock {name:?}") };
         if let Some(Shortfall { ok, required, failures }) = source.downcast_ref::<Shortfall>() {
             let (ok, required, failures) = (*ok, *required, failures.clone());
-            return Error::NoQuorum { attempt, ok, required, failures };
+            return Error::NoQuorum { attempt, ok, required, failures, may_have_executed };
         }
-        match self.kind {
+        let name = name.to_owned();
+        match kind {
             FailureKind::NotReplicated { acked, required } => {
-                Error::NotReplicated { acked, required }
+                Error::NotReplicated { name, server, acked, required }
             }
-            FailureKind::Rejected => Error::Redis { attempt, server, code: self.code, source },
-            FailureKind::WrongType => Error::WrongType { name: name.into() },
-            _ => Error::Unavailable { attempt, server, source },
+            FailureKind::Rejected => Error::Redis { attempt, server, code, source },
+            FailureKind::WrongType => Error::WrongType { name, server },
+            _ => Error::Unavailable { attempt, server, phase, may_have_executed, source },
         }
     }
 }

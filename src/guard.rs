@@ -123,6 +123,10 @@ impl Guard {
 
     /// Asks the server whether this hold still exists. Blocks for the server's reply.
     ///
+    /// A server that has become a replica since, without sentinels or a cluster to tell, answers
+    /// from what it had as a master until a request of this client shows that it accepts no writes.
+    /// While the lease is renewed that takes a third of the lease at most.
+    ///
     /// # Errors
     ///
     /// - [`Lost`](crate::Error::Lost): it does not exist any more.

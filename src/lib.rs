@@ -188,6 +188,7 @@ mod error;
 mod event;
 mod failure;
 mod guard;
+mod holder;
 mod local;
 mod lost;
 mod mutex;
@@ -209,15 +210,15 @@ pub use config::Durability;
 #[doc(hidden)]
 pub use config::Mechanism;
 pub use election::{Election, Term};
-pub use error::{Error, Result, ServerFailure};
+pub use error::{Error, Phase, Result, ServerFailure};
 pub use event::Event;
 pub use guard::Guard;
+pub use holder::{Holder, Leader};
 pub use lost::Lost;
 pub use mutex::Mutex;
 pub use owned_guard::OwnedGuard;
 pub use rw_lock::{ReadGuard, RwLock, WriteGuard};
 pub use semaphore::{Permit, Semaphore};
 pub use stats::Stats;
-pub use store::hold::{Holder, Leader};
 #[cfg(feature = "tls")]
 pub use tls::Tls;

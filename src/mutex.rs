@@ -7,12 +7,13 @@ use crate::clock::end_of;
 use crate::config::LockOptions;
 use crate::error::{Error, Result};
 use crate::guard::Guard;
+use crate::holder::Holder;
 use crate::local::call::Wait;
 use crate::local::shared::Shared;
 use crate::local::{acquire, status};
 use crate::owned_guard::OwnedGuard;
 use crate::owned_hold::OwnedHold;
-use crate::store::hold::{HoldKind, Holder};
+use crate::store::hold::HoldKind;
 
 /// A handle to one lock of a client, with options that may differ from the client's. Created by
 /// [`Client::mutex`](crate::Client::mutex).
@@ -102,7 +103,8 @@ impl Mutex {
     /// [`InvalidInput`](Error::InvalidInput) if an option is invalid.
     pub fn lock(&self) -> Result<Guard> {
         let wait = self.options.wait.map_or(Wait::Endless, |wait| Wait::Until(end_of(wait)));
-        self.acquire(wait)?.ok_or_else(|| Error::Timeout { name: self.name.to_string() })
+        let guard = self.acquire(wait)?;
+        guard.ok_or_else(|| status::timed_out(&self.shared, &self.name, wait))
     }
 
     /// Attempts to acquire the lock without waiting for another holder, and returns `None` if there
@@ -166,7 +168,8 @@ impl Mutex {
     /// [`InvalidInput`](Error::InvalidInput) if an option is invalid.
     pub fn lock_owned(&self) -> Result<OwnedGuard> {
         let wait = self.options.wait.map_or(Wait::Endless, |wait| Wait::Until(end_of(wait)));
-        self.acquire_owned(wait)?.ok_or_else(|| Error::timed_out(&self.name))
+        let guard = self.acquire_owned(wait)?;
+        guard.ok_or_else(|| status::timed_out(&self.shared, &self.name, wait))
     }
 
     /// Attempts to acquire the lock for a guard that belongs to no thread, without waiting for

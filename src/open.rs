@@ -129,8 +129,8 @@ fn insist(config: &Config, attempt: impl Fn() -> Result<(), Failure>) -> Result<
     }
     let times = CallTimes::new(config, Duration::MAX);
     let mut retry = RetryPolicy::new(RetryLimit::Brief, config, times);
-    while let Err(failure) = attempt() {
-        let Some(pause) = retry.pause_after(&failure) else {
+    while let Err(mut failure) = attempt() {
+        let Some(pause) = retry.pause_after(&mut failure) else {
             return Err(failure.into_error(ATTEMPT, ""));
         };
         thread::sleep(pause);

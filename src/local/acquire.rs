@@ -267,9 +267,9 @@ fn try_until_acquired(attempt: &mut Attempt<'_>, waiter: &Waiter) -> Result<Arc<
                 let pause = until_free(backoff.next().unwrap_or_default(), remaining);
                 attempt.wait.cut(pause).ok_or(Stopped::TimedOut)?
             }
-            Err(failure) => {
+            Err(mut failure) => {
                 attempt.record_failure(&failure);
-                attempt.retry.pause_after(&failure).ok_or(Stopped::Failed(failure))?
+                attempt.retry.pause_after(&mut failure).ok_or(Stopped::Failed(failure))?
             }
         };
         let _waiting = shared.counters.begin_wait();

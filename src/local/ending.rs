@@ -45,9 +45,9 @@ pub(super) fn release_in_store(
         match shared.store.release(&lease.id, retry.request_deadline()) {
             Ok(HoldReply::Gone) if !in_doubt => return Err(HoldFailure::Lost),
             Ok(HoldReply::Gone | HoldReply::Held) => return Ok(()),
-            Err(failure) => {
+            Err(mut failure) => {
                 in_doubt |= failure.is_ambiguous();
-                match retry.pause_after(&failure) {
+                match retry.pause_after(&mut failure) {
                     Some(pause) => thread::sleep(pause),
                     None => return Err(HoldFailure::Failed(failure)),
                 }

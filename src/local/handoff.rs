@@ -84,12 +84,12 @@ pub(super) fn finish(
     retry: &mut RetryPolicy,
 ) -> Result<(), HoldFailure> {
     match pending.reply.wait() {
-        Err(failure) if is_outage(&failure) => {
+        Err(mut failure) if is_outage(&failure) => {
             let (from, again) = (pending.from.clone(), failure.clone());
             pending.reply = PendingReply::new(move || Err(again));
             pending.reports_end = false;
             waiter.forward_handoff(pending);
-            let Some(pause) = retry.pause_after(&failure) else {
+            let Some(pause) = retry.pause_after(&mut failure) else {
                 return Err(HoldFailure::Failed(failure));
             };
             thread::sleep(pause);
@@ -184,7 +184,7 @@ fn await_transfer(
     let lease = caller.times.lease;
     let mut in_doubt = false;
     loop {
-        let failure = match reply.wait() {
+        let mut failure = match reply.wait() {
             Ok(reply) => {
                 if in_doubt && !matches!(reply, TransferReply::Transferred { .. }) {
                     shared.clean_up(&to, lease, false);
@@ -194,7 +194,7 @@ fn await_transfer(
             Err(failure) => failure,
         };
         in_doubt |= failure.is_ambiguous();
-        let Some(pause) = retry.pause_after(&failure) else {
+        let Some(pause) = retry.pause_after(&mut failure) else {
             if in_doubt {
                 shared.clean_up(&to, lease, false);
             }

@@ -108,7 +108,7 @@ fn request_depth(
                 }
             }
             Ok(HoldReply::Gone) => shared.lose(lease),
-            Err(failure) => match retry.pause_after(&failure) {
+            Err(mut failure) => match retry.pause_after(&mut failure) {
                 Some(pause) => thread::sleep(pause),
                 None => return Err(HoldFailure::Failed(failure)),
             },

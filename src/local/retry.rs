@@ -14,7 +14,8 @@ use crate::local::call::{CallTimes, Wait};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RetryLimit {
     /// Nothing of its own: what passes by itself is waited for, up to the retry window; a server
-    /// that cannot be reached or stays silent gets a second chance, at once, and no third.
+    /// that cannot be reached, stays silent or replies nonsense gets a second chance, at once, and
+    /// no third. The same goes for a pool that has no connection free.
     Brief,
     /// The caller's deadline. A request may begin until then and end one `io_timeout` later.
     Deadline(Instant),
@@ -34,11 +35,15 @@ impl From<Wait> for RetryLimit {
     }
 }
 
-/// Returns `true` if a failure says something about the server rather than about the request.
+/// Returns `true` if a failure says something about the server rather than about the request or
+/// this client.
 pub(crate) fn is_outage(failure: &Failure) -> bool {
     let about_the_request = matches!(
         failure.kind,
-        FailureKind::Rejected | FailureKind::WrongType | FailureKind::NotReplicated { .. }
+        FailureKind::NoneFree
+            | FailureKind::NotReplicated { .. }
+            | FailureKind::Rejected
+            | FailureKind::WrongType
     );
     !about_the_request
 }
@@ -73,6 +78,8 @@ pub(crate) struct RetryPolicy {
     failing_since: Option<Instant>,
     disconnects: u32,
     silences: u32,
+    /// Whether an attempt may have been executed though it has failed.
+    in_doubt: bool,
     backoff: Backoff,
 }
 
@@ -89,6 +96,7 @@ impl RetryPolicy {
             failing_since: None,
             disconnects: 0,
             silences: 0,
+            in_doubt: false,
             backoff: Backoff::new(config.backoff),
         }
     }
@@ -107,16 +115,27 @@ impl RetryPolicy {
         self.failing_since = None;
     }
 
-    /// Returns how long to pause before the next attempt; `None` if there should be none.
-    pub(crate) fn pause_after(&mut self, failure: &Failure) -> Option<Duration> {
+    /// Returns how long to pause before the next attempt; `None` if there should be none. Notes in
+    /// the failure what earlier ones have left in doubt.
+    pub(crate) fn pause_after(&mut self, failure: &mut Failure) -> Option<Duration> {
         let now = Instant::now();
         let since = *self.failing_since.get_or_insert(now);
+        failure.after_doubt |= self.in_doubt;
+        self.in_doubt |= failure.is_ambiguous();
+        let mut silent = false;
         match failure.kind {
-            FailureKind::NotReplicated { .. } | FailureKind::Rejected | FailureKind::WrongType => {
-                return None;
-            }
+            FailureKind::Foreign
+            | FailureKind::NotReplicated { .. }
+            | FailureKind::Rejected
+            | FailureKind::WrongType => return None,
             FailureKind::Disconnected => self.disconnects += 1,
-            FailureKind::Timeout | FailureKind::Unreachable => self.silences += 1,
+            FailureKind::NoneFree
+            | FailureKind::Timeout
+            | FailureKind::Unclear
+            | FailureKind::Unreachable => {
+                silent = true;
+                self.silences += 1;
+            }
             FailureKind::Transient => {}
         }
         // Only its use shows that the server has closed an idle connection.
@@ -125,9 +144,7 @@ impl RetryPolicy {
             return Some(Duration::ZERO);
         }
         let rest = match self.limits.limit {
-            RetryLimit::Brief
-                if matches!(failure.kind, FailureKind::Timeout | FailureKind::Unreachable) =>
-            {
+            RetryLimit::Brief if silent => {
                 return (self.silences == 1).then_some(Duration::ZERO);
             }
             RetryLimit::Brief | RetryLimit::Endless => self.window.saturating_sub(now - since),
@@ -216,19 +233,21 @@ mod tests {
     #[test]
     fn a_refusal_is_final() {
         for limit in [RetryLimit::Brief, RetryLimit::Endless] {
-            assert_eq!(retry(limit).pause_after(&failure(FailureKind::Rejected)), None);
+            assert_eq!(retry(limit).pause_after(&mut failure(FailureKind::Rejected)), None);
             let shortfall = FailureKind::NotReplicated { acked: 0, required: 1 };
-            assert_eq!(retry(limit).pause_after(&failure(shortfall)), None);
-            assert_eq!(retry(limit).pause_after(&failure(FailureKind::WrongType)), None);
+            assert_eq!(retry(limit).pause_after(&mut failure(shortfall)), None);
+            assert_eq!(retry(limit).pause_after(&mut failure(FailureKind::WrongType)), None);
+            assert_eq!(retry(limit).pause_after(&mut failure(FailureKind::Foreign)), None);
         }
     }
 
     #[test]
-    fn a_brief_call_tries_a_silent_server_twice() {
-        for kind in [FailureKind::Timeout, FailureKind::Unreachable] {
+    fn a_brief_call_tries_a_silent_server_and_a_busy_pool_twice() {
+        use FailureKind::{NoneFree, Timeout, Unclear, Unreachable};
+        for kind in [NoneFree, Timeout, Unclear, Unreachable] {
             let mut retry = retry(RetryLimit::Brief);
-            assert_eq!(retry.pause_after(&failure(kind)), Some(Duration::ZERO));
-            assert_eq!(retry.pause_after(&failure(kind)), None);
+            assert_eq!(retry.pause_after(&mut failure(kind)), Some(Duration::ZERO));
+            assert_eq!(retry.pause_after(&mut failure(kind)), None);
         }
     }
 
@@ -236,10 +255,23 @@ mod tests {
     fn what_passes_by_itself_is_waited_for_within_the_window() {
         let mut retry = retry(RetryLimit::Brief);
         for _ in 0..20 {
-            assert!(retry.pause_after(&failure(FailureKind::Transient)).is_some());
+            assert!(retry.pause_after(&mut failure(FailureKind::Transient)).is_some());
         }
         retry.failing_since = Instant::now().checked_sub(Duration::from_secs(11));
-        assert_eq!(retry.pause_after(&failure(FailureKind::Transient)), None);
+        assert_eq!(retry.pause_after(&mut failure(FailureKind::Transient)), None);
+    }
+
+    #[test]
+    fn a_failure_says_that_an_earlier_attempt_may_have_been_executed() {
+        let mut retry = retry(RetryLimit::Endless);
+        let mut after = |kind| {
+            let mut failure = failure(kind);
+            retry.pause_after(&mut failure);
+            failure.into_error("acquire", "x").may_have_executed()
+        };
+        assert!(!after(FailureKind::Unreachable));
+        assert!(after(FailureKind::Timeout));
+        assert!(after(FailureKind::Unreachable));
     }
 
     #[test]
@@ -247,14 +279,17 @@ mod tests {
         let mut retry = retry(RetryLimit::Endless);
         retry.failing_since = Instant::now().checked_sub(Duration::from_secs(11));
         retry.record_reply();
-        assert!(retry.pause_after(&failure(FailureKind::Transient)).is_some());
+        assert!(retry.pause_after(&mut failure(FailureKind::Transient)).is_some());
     }
 
     #[test]
     fn the_first_broken_connection_is_replaced_even_after_the_deadline() {
         let mut retry = retry(RetryLimit::Deadline(Instant::now()));
-        assert_eq!(retry.pause_after(&failure(FailureKind::Disconnected)), Some(Duration::ZERO));
-        assert_eq!(retry.pause_after(&failure(FailureKind::Disconnected)), None);
+        assert_eq!(
+            retry.pause_after(&mut failure(FailureKind::Disconnected)),
+            Some(Duration::ZERO)
+        );
+        assert_eq!(retry.pause_after(&mut failure(FailureKind::Disconnected)), None);
     }
 
     #[test]

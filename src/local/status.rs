@@ -8,14 +8,16 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::clock::end_of;
 use crate::error::{Error, Result};
 use crate::failure::Failure;
-use crate::local::call::CallTimes;
+use crate::holder::{Holder, Leader};
+use crate::local::call::{CallTimes, Wait};
 use crate::local::lease::Lease;
 use crate::local::reentrancy;
 use crate::local::retry::{RetryLimit, RetryPolicy};
 use crate::local::shared::Shared;
-use crate::store::hold::{Holder, Leader};
+use crate::store::request::HolderReply;
 
 /// Checks in the store that a hold exists.
 ///
@@ -38,7 +40,7 @@ pub(crate) fn verify(shared: &Shared, lease: &Lease) -> Result<()> {
 
 /// Returns the holder of a lock.
 pub(crate) fn holder(shared: &Shared, name: &Arc<str>) -> Result<Option<Holder>> {
-    repeat(shared, "inspect", name, |deadline| shared.store.inspect(name, deadline))
+    inspect(shared, name).map(|found| found.map(holder_of))
 }
 
 /// Asks for a sign of life, and returns how long the last attempt took.
@@ -50,7 +52,7 @@ pub(crate) fn ping(shared: &Shared) -> Result<Duration> {
         let sent = Instant::now();
         match shared.store.ping(retry.request_deadline()) {
             Ok(()) => return Ok(sent.elapsed()),
-            Err(failure) => match retry.pause_after(&failure) {
+            Err(mut failure) => match retry.pause_after(&mut failure) {
                 Some(pause) => thread::sleep(pause),
                 None => return Err(failure.into_error("ping", "")),
             },
@@ -60,8 +62,16 @@ pub(crate) fn ping(shared: &Shared) -> Result<Duration> {
 
 /// Returns the holder of a lock as a leader.
 pub(crate) fn leader(shared: &Shared, name: &Arc<str>) -> Result<Option<Leader>> {
-    let holder = holder(shared, name)?;
-    Ok(holder.map(|Holder { client, label, fence, .. }| Leader { client, label, fence }))
+    let leader_of = |HolderReply { owner, fence, .. }| Leader::new(&owner, fence);
+    inspect(shared, name).map(|found| found.map(leader_of))
+}
+
+fn inspect(shared: &Shared, name: &Arc<str>) -> Result<Option<HolderReply>> {
+    repeat(shared, "inspect", name, |deadline| shared.store.inspect(name, deadline))
+}
+
+fn holder_of(HolderReply { owner, depth, remaining, .. }: HolderReply) -> Holder {
+    Holder::new(owner, depth, remaining)
 }
 
 /// Renews a lease now.
@@ -83,10 +93,31 @@ pub(crate) fn count(shared: &Shared, name: &Arc<str>) -> Result<u32> {
     repeat(shared, "inspect", name, |deadline| shared.store.count(name, deadline))
 }
 
+/// Returns the error of a call that has waited for a lock in vain.
+pub(crate) fn timed_out(shared: &Shared, name: &Arc<str>, wait: Wait) -> Error {
+    let holder = wait.deadline().and_then(|deadline| other_holder(shared, name, deadline));
+    Error::Timeout { name: name.to_string(), holder }
+}
+
+/// Asks which other client holds a lock, if there is time after a wait that was over at `deadline`.
+fn other_holder(shared: &Shared, name: &Arc<str>, deadline: Instant) -> Option<Holder> {
+    // The call has waited behind threads of this client.
+    if shared.wait_queues.has_queue(name) {
+        return None;
+    }
+    let end = deadline.checked_add(shared.times.slack)?;
+    if Instant::now() >= end {
+        return None;
+    }
+    let found = shared.store.inspect(name, end.min(end_of(shared.times.io_timeout)));
+    let holder = holder_of(found.ok()??);
+    (holder.client != shared.identity.client()).then_some(holder)
+}
+
 /// Ends the hold that a lock has now, of any owner, and no later one. Returns `false` if there is
 /// none.
 pub(crate) fn force_unlock(shared: &Shared, name: &Arc<str>) -> Result<bool> {
-    let Some(Holder { owner, .. }) = holder(shared, name)? else { return Ok(false) };
+    let Some(HolderReply { owner, .. }) = inspect(shared, name)? else { return Ok(false) };
     let in_doubt = Cell::new(false);
     let ended = repeat(shared, "force-unlock", name, |deadline| {
         let reply = shared.store.force_release(name, &owner, deadline);
@@ -110,7 +141,7 @@ fn repeat<T>(
     loop {
         match request(retry.request_deadline()) {
             Ok(reply) => return Ok(reply),
-            Err(failure) => match retry.pause_after(&failure) {
+            Err(mut failure) => match retry.pause_after(&mut failure) {
                 Some(pause) => thread::sleep(pause),
                 None => return Err(failure.into_error(attempt, name)),
             },

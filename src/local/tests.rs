@@ -25,12 +25,12 @@ use crate::local::shared::Shared;
 use crate::local::{acquire, release, status};
 use crate::net::server::Pools;
 use crate::store::Store;
-use crate::store::hold::{HoldId, HoldKind, Holder};
+use crate::store::hold::{HoldId, HoldKind};
 use crate::store::job::{Action, Job, JobOutcome, JobRunner};
 use crate::store::memory::Memory;
 use crate::store::request::{
-    Acquire, AcquireReply, HoldReply, PendingReply, PostedRelease, Recall, Registration, SetDepth,
-    Transfer, TransferReply, WaitingClient,
+    Acquire, AcquireReply, HoldReply, HolderReply, PendingReply, PostedRelease, Recall,
+    Registration, SetDepth, Transfer, TransferReply, WaitingClient,
 };
 use crate::store::wake::Wakeups;
 
@@ -146,7 +146,7 @@ impl Store for Scripted {
         PendingReply::new(|| reply)
     }
 
-    fn inspect(&self, name: &str, deadline: Instant) -> Result<Option<Holder>, Failure> {
+    fn inspect(&self, name: &str, deadline: Instant) -> Result<Option<HolderReply>, Failure> {
         self.inner.inspect(name, deadline)
     }
 

@@ -154,6 +154,11 @@ impl WaitQueues {
         self.shard(name).get(name)?.holder().cloned()
     }
 
+    /// Returns `true` if a thread of this client holds the lock or waits for it.
+    pub(crate) fn has_queue(&self, name: &Arc<str>) -> bool {
+        self.shard(name).contains_key(name)
+    }
+
     /// Sets how the last attempt of the head ended.
     pub(crate) fn set_failure(&self, name: &Arc<str>, last: Option<&Failure>) {
         self.update(name, |queue| queue.set_failure(last));

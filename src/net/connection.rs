@@ -1,28 +1,22 @@
 //! One connection to one server: opened when it is used, given up when anything but an error reply
 //! goes wrong with it.
 
-use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
+use std::{fmt, io};
 
-use redis::{RedisError, RedisResult, ServerError, Value};
+use redis::{ErrorKind, RedisError, RedisResult, ServerError, Value};
 
 use crate::clock::end_of;
 use crate::failure::{Failure, FailureKind};
-use crate::net::factory::ConnectionFactory;
+use crate::net::error_reply;
+use crate::net::factory::{ConnectionFactory, Greeting};
 use crate::net::request::{Reply, Request};
 use crate::net::resp::RespStream;
 use crate::net::stream::SocketCloser;
 use crate::net::transport::{Transport, WaitFor};
-
-/// The codes of error replies about a condition that passes by itself.
-const TRANSIENT: [&str; 7] =
-    ["BUSY", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "NOREPLICAS", "READONLY", "TRYAGAIN"];
-
-/// The codes of error replies of a server that does not write, or not yet. UNBLOCKED is what a
-/// master replies to blocked clients when it becomes a replica.
-const INVALIDATING: [&str; 4] = ["LOADING", "MASTERDOWN", "READONLY", "UNBLOCKED"];
 
 /// A connection, without a socket until it is used.
 pub(crate) struct Connection {
@@ -30,6 +24,10 @@ pub(crate) struct Connection {
     socket: Option<RespStream>,
     /// The factory's generation when the socket was opened.
     generation: u64,
+    /// The factory's suspicions when the socket was last known not to have ended.
+    checked: AtomicU64,
+    /// Whether a reply has come over this socket, so that a Redis server is there.
+    greeted: bool,
     /// Kept for its memory.
     out: Vec<u8>,
 }
@@ -43,7 +41,8 @@ impl fmt::Debug for Connection {
 
 impl Connection {
     pub(crate) fn new(factory: Arc<ConnectionFactory>) -> Self {
-        Self { factory, socket: None, generation: 0, out: Vec::new() }
+        let checked = AtomicU64::new(0);
+        Self { factory, socket: None, generation: 0, checked, greeted: false, out: Vec::new() }
     }
 
     fn exchange_once(&mut self, request: &Request, deadline: Instant) -> Reply {
@@ -55,6 +54,11 @@ impl Connection {
     /// Reads the reply to a request that was sent. If none comes in time, the connection is given
     /// up.
     pub(crate) fn receive_reply_to(&mut self, request: &Request, deadline: Instant) -> Reply {
+        let reply = self.receive_with_preludes(request, deadline);
+        request.judge(reply)
+    }
+
+    fn receive_with_preludes(&mut self, request: &Request, deadline: Instant) -> Reply {
         for _ in 0..request.preludes() {
             // A rejected ASKING shows in the reply that counts.
             let prelude = self.receive_in_time(deadline);
@@ -78,7 +82,21 @@ impl Connection {
 
     /// Returns `true` if the next request needs no new socket.
     pub(crate) fn is_open(&self) -> bool {
-        self.socket.is_some() && self.generation == self.factory.generation()
+        let Some(socket) = &self.socket else { return false };
+        self.generation == self.factory.generation() && self.has_not_ended(socket)
+    }
+
+    /// Looks at the socket if another connection has broken since that was done last.
+    fn has_not_ended(&self, socket: &RespStream) -> bool {
+        let suspicions = self.factory.suspicions();
+        if self.checked.load(Ordering::Relaxed) == suspicions {
+            return true;
+        }
+        let has_ended = socket.has_ended();
+        if !has_ended {
+            self.checked.store(suspicions, Ordering::Relaxed);
+        }
+        !has_ended
     }
 
     /// The socket, to wait until there is something to read.
@@ -102,22 +120,38 @@ impl Connection {
         self.factory.invalid_reply()
     }
 
-    fn log_in(&mut self, deadline: Instant) -> Result<(), Failure> {
+    /// Logs in, and makes sure that the server is the right one.
+    fn greet(&mut self, deadline: Instant) -> Result<(), Failure> {
         let factory = self.factory.clone();
-        let mut replies = 0;
-        self.write(deadline, |out| replies = factory.write_login(out))?;
-        let mut last = Value::Nil;
-        for _ in 0..replies {
-            let reply = self.receive(WaitFor::Reply { deadline });
-            last = reply.unwrap_or_else(|| Err(self.time_out()))?;
+        let mut greeting = Greeting::default();
+        self.write(deadline, |out| greeting = factory.write_greeting(out))?;
+        for _ in 0..greeting.required {
+            self.receive_in_greeting(deadline).map_err(Failure::in_login)?;
         }
-        self.factory.check_role(&last)
+        if greeting.has_name
+            && let Err(failure) = self.receive_in_greeting(deadline)
+            // The name is for people who look at the server. Not every user may set one, and not
+            // every proxy knows the command.
+            && !self.is_connected()
+        {
+            return Err(failure.in_login());
+        }
+        if greeting.asks_role {
+            let reply = self.receive_in_greeting(deadline);
+            factory.check_role(reply)?;
+        }
+        Ok(())
+    }
+
+    fn receive_in_greeting(&mut self, deadline: Instant) -> Reply {
+        self.receive(WaitFor::Reply { deadline }).unwrap_or_else(|| Err(self.time_out()))
     }
 
     /// Reads a reply as a value or as a failure; `None` if it has not come.
     fn interpret(&mut self, reply: RedisResult<Value>) -> Option<Reply> {
+        self.greeted |= reply.is_ok();
         Some(match reply {
-            Ok(Value::ServerError(error)) => Err(self.rejected(error)),
+            Ok(Value::ServerError(error)) => Err(self.refused(error)),
             Ok(value) => Ok(value),
             Err(error) if error.is_timeout() => return None,
             Err(error) => Err(self.broken(error)),
@@ -127,34 +161,35 @@ impl Connection {
     /// Gives up a connection for an error that is not a reply.
     fn broken(&mut self, error: RedisError) -> Failure {
         self.poison();
-        let kind = if error.is_timeout() {
-            FailureKind::Timeout
-        } else {
-            // Connections that were idle while the server restarted are all dead: with the first,
-            // the others are given up too, so that a second attempt gets a new one.
-            self.factory.invalidate_connections();
-            FailureKind::Disconnected
-        };
-        self.factory.suspect_move();
-        Failure::io(kind, &self.factory.label(), error)
+        let (factory, server) = (&self.factory, self.factory.label());
+        if error.is_timeout() {
+            factory.suspect_move();
+            return Failure::io(FailureKind::Timeout, &server, error);
+        }
+        // Connections that were idle while the server restarted have all ended: with the first, the
+        // others are looked at too, so that a second attempt gets a new one.
+        factory.suspect_connections();
+        if self.greeted {
+            return Failure::io(FailureKind::Disconnected, &server, error);
+        }
+        if error.kind() == ErrorKind::Parse {
+            let why = "the first reply over a new connection is not of Redis's protocol";
+            let error = io::Error::new(io::ErrorKind::InvalidData, why);
+            return factory.foreign(error);
+        }
+        // Nothing shows that a server is there which has replied to anything yet.
+        let why = format!("a new connection ended without a reply, as at a port for TLS: {error}");
+        let error = io::Error::new(io::ErrorKind::ConnectionAborted, why);
+        Failure::io(FailureKind::Timeout, &server, error)
     }
 
     /// The failure that an error reply is.
-    fn rejected(&mut self, error: ServerError) -> Failure {
-        let code = code(&error).to_owned();
-        if is_invalidating(&code) {
-            self.factory.invalidate_connections();
+    fn refused(&mut self, error: ServerError) -> Failure {
+        let failure = error_reply::failure(error, &self.factory.label());
+        if error_reply::suggests_demotion(&failure.code) {
+            self.factory.suspect_demotion();
         }
-        let full = error.details().is_some_and(|text| text.starts_with("max number of clients"));
-        let kind = if full || TRANSIENT.contains(&code.as_str()) {
-            FailureKind::Transient
-        } else if code == "WRONGTYPE" {
-            FailureKind::WrongType
-        } else {
-            FailureKind::Rejected
-        };
-        let server = self.factory.label();
-        Failure { kind, server, code, source: Arc::new(RedisError::from(error)) }
+        failure
     }
 }
 
@@ -175,19 +210,18 @@ impl Transport for Connection {
         }
         self.poison();
         let (generation, moves) = (self.factory.generation(), self.factory.moves());
+        *self.checked.get_mut() = self.factory.suspicions();
+        self.greeted = false;
         let deadline = deadline.min(end_of(self.factory.connect_timeout));
         let opened = self.factory.open(deadline).and_then(|socket| {
             (self.socket, self.generation) = (Some(socket), generation);
-            self.log_in(deadline)
+            self.greet(deadline)
         });
-        opened.map_err(|mut failure| {
+        opened.map_err(|failure| {
             self.poison();
             self.factory.reject_address(moves);
-            if failure.is_ambiguous() {
-                // A login has no effect, so the outcome is known.
-                failure.kind = FailureKind::Unreachable;
-            }
-            failure
+            // What a connection begins with has no effect.
+            failure.of_question()
         })
     }
 
@@ -224,58 +258,5 @@ impl Transport for Connection {
     fn time_out(&mut self) -> Failure {
         self.poison();
         self.no_reply()
-    }
-}
-
-/// Returns `true` if an error reply with this code means that no connection to the server is to be
-/// trusted any more.
-pub(crate) fn is_invalidating(code: &str) -> bool {
-    INVALIDATING.contains(&code)
-}
-
-/// The code of an error reply. Redis before 7 hides the code of a command that failed inside a
-/// script: `ERR Error running script (call to f_…): @user_script:3: WRONGTYPE Operation against …`,
-/// or has the place in it twice.
-fn code(error: &ServerError) -> &str {
-    inner_code(error.details().unwrap_or_default()).unwrap_or_else(|| error.code())
-}
-
-fn inner_code(details: &str) -> Option<&str> {
-    let (_, place) = details.strip_prefix("Error running script")?.rsplit_once("@user_script:")?;
-    let (_, reply) = place.trim_start().split_once(": ")?;
-    let word = reply.trim_start_matches('-').split(' ').next()?;
-    let is_code = word.len() > 1 && word.bytes().all(|byte| byte.is_ascii_uppercase());
-    is_code.then_some(word)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_code_inside_a_script_is_found_in_the_replies_of_redis_6() {
-        let code = |text| inner_code(text);
-        assert_eq!(
-            code(
-                "Error running script (call to f_1a): @user_script:7: WRONGTYPE Operation against"
-            ),
-            Some("WRONGTYPE")
-        );
-        assert_eq!(
-            code("Error running script (call to f_1a): @user_script: 7: -OOM command not allowed"),
-            Some("OOM")
-        );
-        assert_eq!(
-            code(
-                "Error running script (call to f_1a): @user_script:62: @user_script: 62: \
-                 -READONLY You can't write"
-            ),
-            Some("READONLY")
-        );
-        assert_eq!(
-            code("Error running script (call to f_1a): @user_script:7: attempt to call"),
-            None
-        );
-        assert_eq!(code("Error compiling script (new function)"), None);
     }
 }

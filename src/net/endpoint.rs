@@ -8,9 +8,10 @@ use std::time::Instant;
 use redis::{ConnectionAddr, IntoConnectionInfo, RedisConnectionInfo};
 
 use crate::config::Config;
-use crate::error::{Error, Result};
+use crate::error::{Error, Phase, Result};
 use crate::net::resolver::Resolver;
 use crate::net::resp::RespStream;
+use crate::net::stream::ConnectError;
 #[cfg(feature = "tls")]
 use crate::net::tls::Connector;
 #[cfg(feature = "tls")]
@@ -149,10 +150,15 @@ impl Endpoint {
     }
 
     /// Opens a socket.
-    pub(crate) fn connect(&self, resolver: &Resolver, deadline: Instant) -> io::Result<RespStream> {
+    pub(crate) fn connect(
+        &self,
+        resolver: &Resolver,
+        deadline: Instant,
+    ) -> Result<RespStream, ConnectError> {
         match &self.address {
             ConnectionAddr::Tcp(host, port) => {
-                let addresses = resolver.resolve(host, *port, deadline)?;
+                let addresses = resolver.resolve(host, *port, deadline);
+                let addresses = addresses.map_err(ConnectError::at(Phase::LookUp))?;
                 #[cfg(feature = "tls")]
                 if let Some(connector) = &self.tls {
                     return RespStream::tls(&addresses, connector, deadline);
@@ -160,11 +166,11 @@ impl Endpoint {
                 RespStream::tcp(&addresses, deadline)
             }
             ConnectionAddr::Unix(path) => RespStream::unix(path, deadline),
-            _ => Err(io::ErrorKind::Unsupported.into()),
+            _ => Err(ConnectError::at(Phase::Connect)(io::ErrorKind::Unsupported.into())),
         }
     }
 
-    /// Appends the requests that a new connection begins with, and returns how many there are.
+    /// Appends the requests that a new connection must begin with, and returns how many there are.
     pub(crate) fn write_login(&self, out: &mut Vec<u8>) -> usize {
         let mut requests = Vec::new();
         if let Some(password) = self.login.password() {
@@ -175,9 +181,6 @@ impl Endpoint {
         if self.login.db() != 0 {
             requests.push(redis::cmd("SELECT").arg(self.login.db()).take());
         }
-        if let Some(name) = &self.client_name {
-            requests.push(redis::cmd("CLIENT").arg("SETNAME").arg(name).take());
-        }
         // With TLS 1.3, only the first reply shows that the server has accepted our certificate.
         #[cfg(feature = "tls")]
         if self.tls.is_some() && requests.is_empty() {
@@ -187,6 +190,15 @@ impl Endpoint {
             request.write_packed_command(out);
         }
         requests.len()
+    }
+
+    /// Appends the request that gives a new connection the client's name. Returns `false` if the
+    /// client has none.
+    pub(crate) fn write_name(&self, out: &mut Vec<u8>) -> bool {
+        if let Some(name) = &self.client_name {
+            redis::cmd("CLIENT").arg("SETNAME").arg(name).write_packed_command(out);
+        }
+        self.client_name.is_some()
     }
 }
 
@@ -218,7 +230,9 @@ mod tests {
 
     fn login(url: &str) -> String {
         let mut out = Vec::new();
-        Endpoint::parse(url, &Config::default()).expect("a good URL").write_login(&mut out);
+        let endpoint = Endpoint::parse(url, &Config::default()).expect("a good URL");
+        endpoint.write_login(&mut out);
+        endpoint.write_name(&mut out);
         String::from_utf8(out).expect("text")
     }
 

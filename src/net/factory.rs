@@ -2,18 +2,21 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use redis::Value;
 
 use crate::config::Config;
+use crate::error::Phase;
 use crate::failure::{Failure, FailureKind};
 use crate::net::endpoint::Endpoint;
+use crate::net::request::Reply;
 use crate::net::resolver::Resolver;
 use crate::net::resp::RespStream;
 use crate::net::route::{Address, Route};
 use crate::net::spin::Spin;
+use crate::net::stream::ConnectError;
 
 /// Makes connections to one server, and has what they share.
 pub(crate) struct ConnectionFactory {
@@ -25,6 +28,24 @@ pub(crate) struct ConnectionFactory {
     resolver: Resolver,
     /// Raised to make every open connection stale.
     generation: AtomicU64,
+    /// Raised when a connection has broken: the others may have ended too, and are looked at before
+    /// their next use.
+    suspicions: AtomicU64,
+    /// Whether the server has replied that it is not the master. New connections then ask for its
+    /// role, until it is a master again: a replica would answer questions about locks, out of what
+    /// it had from its master last.
+    demoted: AtomicBool,
+}
+
+/// What a new connection begins with.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Greeting {
+    /// How many replies come first, none of which may be an error.
+    pub(crate) required: usize,
+    /// Whether the reply to the client's name comes then, which may be an error.
+    pub(crate) has_name: bool,
+    /// Whether the server's role comes last.
+    pub(crate) asks_role: bool,
 }
 
 impl fmt::Debug for ConnectionFactory {
@@ -42,6 +63,8 @@ impl ConnectionFactory {
             spin: Spin::new(config.spin),
             resolver,
             generation: AtomicU64::new(0),
+            suspicions: AtomicU64::new(0),
+            demoted: AtomicBool::new(false),
         }
     }
 
@@ -55,6 +78,14 @@ impl ConnectionFactory {
         self.suspect_move();
         let error = std::io::Error::new(std::io::ErrorKind::TimedOut, "no reply in time");
         Failure::io(FailureKind::Timeout, &self.label(), error)
+    }
+
+    /// The failure of a request to something that is no Redis server. A route may lead elsewhere
+    /// soon.
+    pub(crate) fn foreign(&self, source: std::io::Error) -> Failure {
+        let may_pass = self.route.is_some();
+        let kind = if may_pass { FailureKind::Unreachable } else { FailureKind::Foreign };
+        Failure::io(kind, &self.label(), source).at(Phase::Greeting)
     }
 
     /// The failure of a request whose reply does not fit it. Nothing that comes over the open
@@ -97,6 +128,24 @@ impl ConnectionFactory {
         self.suspect_move();
     }
 
+    /// Grows when a connection has broken.
+    pub(crate) fn suspicions(&self) -> u64 {
+        self.suspicions.load(Ordering::Relaxed)
+    }
+
+    /// Has every open connection looked at before its next use: one has broken, and whatever has
+    /// broken it may have ended the others too.
+    pub(crate) fn suspect_connections(&self) {
+        self.suspicions.fetch_add(1, Ordering::Relaxed);
+        self.suspect_move();
+    }
+
+    /// Makes every open connection stale, and has new ones ask for the server's role.
+    pub(crate) fn suspect_demotion(&self) {
+        self.demoted.store(true, Ordering::Relaxed);
+        self.invalidate_connections();
+    }
+
     /// Has the route refreshed before the next request: after a failure, the server may have been
     /// replaced.
     pub(crate) fn suspect_move(&self) {
@@ -122,25 +171,36 @@ impl ConnectionFactory {
                 self.endpoint.at(&host, port).connect(&self.resolver, deadline)
             }
         };
-        opened.map_err(|error| {
+        opened.map_err(|ConnectError { phase, source }| {
             self.suspect_move();
-            Failure::io(FailureKind::Unreachable, &self.label(), error)
+            match phase {
+                Phase::Greeting => self.foreign(source),
+                _ => Failure::io(FailureKind::Unreachable, &self.label(), source).at(phase),
+            }
         })
     }
 
-    /// Appends the requests that a new connection begins with, and returns how many there are.
-    pub(crate) fn write_login(&self, out: &mut Vec<u8>) -> usize {
-        let requests = self.endpoint.write_login(out);
-        if self.route.is_none() {
-            return requests;
+    /// Appends the requests that a new connection begins with.
+    pub(crate) fn write_greeting(&self, out: &mut Vec<u8>) -> Greeting {
+        let required = self.endpoint.write_login(out);
+        let has_name = self.endpoint.write_name(out);
+        let asks_role = self.route.is_some() || self.demoted.load(Ordering::Relaxed);
+        if asks_role {
+            redis::cmd("ROLE").write_packed_command(out);
         }
-        redis::cmd("ROLE").write_packed_command(out);
-        requests + 1
+        Greeting { required, has_name, asks_role }
     }
 
-    /// Checks the last reply to these requests: a route must have led to a master.
-    pub(crate) fn check_role(&self, reply: &Value) -> Result<(), Failure> {
-        if self.route.is_none() || is_master(reply) {
+    /// Checks the server's role: only a master is asked about locks. Without a route, a server that
+    /// does not tell its role counts as one.
+    pub(crate) fn check_role(&self, reply: Reply) -> Result<(), Failure> {
+        let is_master = match reply {
+            Ok(reply) => is_master(&reply),
+            Err(failure) if self.route.is_some() || failure.is_ambiguous() => return Err(failure),
+            Err(_) => true,
+        };
+        if is_master {
+            self.demoted.store(false, Ordering::Relaxed);
             return Ok(());
         }
         let error = std::io::Error::other("the server is not a master, or not yet");

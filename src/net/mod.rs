@@ -2,6 +2,7 @@
 
 pub(crate) mod connection;
 pub(crate) mod endpoint;
+pub(crate) mod error_reply;
 pub(crate) mod factory;
 pub(crate) mod interrupter;
 pub(crate) mod multiplexer;

@@ -116,11 +116,7 @@ pub(super) fn unanswered(master: &str, last: Option<Failure>) -> Failure {
     let server = sentinels_label(master);
     match last {
         None => Failure::too_late(&server, "there was no time to ask"),
-        // A question has no effect, so the outcome is known.
-        Some(last) if last.is_ambiguous() => {
-            Failure { kind: FailureKind::Unreachable, server, ..last }
-        }
-        Some(last) => Failure { server, ..last },
+        Some(last) => Failure { server, ..last.of_question() },
     }
 }
 

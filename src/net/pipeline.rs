@@ -148,7 +148,7 @@ impl<T, C: Transport> Pipeline<T, C> {
             self.broken = None;
         }
         let unknown = request.again_after(&reply).is_some();
-        let reply = reply.map_err(|failure| {
+        let reply = request.judge(reply).map_err(|failure| {
             if unknown { Failure { kind: FailureKind::Transient, ..failure } } else { failure }
         });
         Some((tag, reply))

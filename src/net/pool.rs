@@ -125,8 +125,9 @@ impl ConnectionSource for ConnectionPool {
     }
 
     fn all_in_use(&self) -> Failure {
-        let why = "all pooled connections were in use until the time was over";
-        Failure::too_late(&self.factory.label(), why)
+        let size = self.pool.max_size();
+        let why = format!("all connections were in use until the time was over (pool_size {size})");
+        Failure::none_free(&self.factory.label(), why)
     }
 
     fn no_reply(&self) -> Failure {

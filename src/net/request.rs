@@ -8,7 +8,7 @@ use std::ptr;
 
 use redis::{Cmd, Value};
 
-use crate::failure::Failure;
+use crate::failure::{Failure, FailureKind};
 
 /// What a server replies to a request.
 pub(crate) type Reply = Result<Value, Failure>;
@@ -45,11 +45,14 @@ pub(crate) struct Request {
     asking: bool,
     /// The script that is called by its hash.
     script: Option<&'static Script>,
+    /// Whether it may change something, as scripts do.
+    has_effect: bool,
 }
 
 impl Request {
     pub(crate) fn command(command: &Cmd) -> Self {
-        Self { bytes: command.get_packed_command(), asking: false, script: None }
+        let bytes = command.get_packed_command();
+        Self { bytes, asking: false, script: None, has_effect: false }
     }
 
     /// A call of a script by its hash.
@@ -62,7 +65,8 @@ impl Request {
                 Arg::Text(text) => command.arg(text),
             };
         }
-        Self { bytes: command.get_packed_command(), asking: false, script: Some(script) }
+        let bytes = command.get_packed_command();
+        Self { bytes, asking: false, script: Some(script), has_effect: true }
     }
 
     /// The same request preceded by ASKING.
@@ -101,6 +105,15 @@ impl Request {
             .extend_from_slice(format!("${}\r\n{}\r\n", script.body.len(), script.body).as_bytes());
         bytes.extend_from_slice(rest);
         Self { bytes, script: None, ..*self }
+    }
+
+    /// The reply as it is to be taken. An error reply that does not say whether the request was
+    /// executed is a refusal of one without an effect.
+    pub(crate) fn judge(&self, reply: Reply) -> Reply {
+        reply.map_err(|failure| match failure.kind {
+            FailureKind::Unclear if !self.has_effect => failure.of_question(),
+            _ => failure,
+        })
     }
 
     /// Returns the request in full, to be sent again, if the server does not know the script.

@@ -9,8 +9,9 @@ use std::time::Instant;
 
 use redis::{Parser, RedisResult, Value};
 
+use crate::error::Phase;
 use crate::net::spin::{Spin, Waited};
-use crate::net::stream::{DeadlineReader, Sleep, SocketCloser, Stream};
+use crate::net::stream::{ConnectError, DeadlineReader, Sleep, SocketCloser, Stream};
 #[cfg(feature = "tls")]
 use crate::net::tls::{Connector, Session};
 
@@ -43,8 +44,9 @@ impl AsFd for RespStream {
 
 impl RespStream {
     /// Connects to the first of `addresses` that answers, giving each its share of the time.
-    pub(crate) fn tcp(addresses: &[SocketAddr], deadline: Instant) -> io::Result<Self> {
-        Ok(Self::over(Stream::tcp(addresses, deadline)?, Layer::Plain))
+    pub(crate) fn tcp(addresses: &[SocketAddr], deadline: Instant) -> Result<Self, ConnectError> {
+        let stream = Stream::tcp(addresses, deadline).map_err(ConnectError::at(Phase::Connect))?;
+        Ok(Self::over(stream, Layer::Plain))
     }
 
     /// As `tcp`, followed by a TLS handshake.
@@ -53,14 +55,15 @@ impl RespStream {
         addresses: &[SocketAddr],
         connector: &Connector,
         deadline: Instant,
-    ) -> io::Result<Self> {
-        let stream = Stream::tcp(addresses, deadline)?;
+    ) -> Result<Self, ConnectError> {
+        let stream = Stream::tcp(addresses, deadline).map_err(ConnectError::at(Phase::Connect))?;
         let session = connector.connect(&stream, deadline)?;
         Ok(Self::over(stream, Layer::Tls(Box::new(session))))
     }
 
-    pub(crate) fn unix(path: &Path, deadline: Instant) -> io::Result<Self> {
-        Ok(Self::over(Stream::unix(path, deadline)?, Layer::Plain))
+    pub(crate) fn unix(path: &Path, deadline: Instant) -> Result<Self, ConnectError> {
+        let stream = Stream::unix(path, deadline).map_err(ConnectError::at(Phase::Connect))?;
+        Ok(Self::over(stream, Layer::Plain))
     }
 
     fn over(stream: Stream, layer: Layer) -> Self {
@@ -69,6 +72,11 @@ impl RespStream {
 
     pub(crate) fn closer(&self) -> SocketCloser {
         SocketCloser(Arc::downgrade(&self.stream))
+    }
+
+    /// Returns `true` if the connection is known to have ended, without waiting.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.stream.has_ended()
     }
 
     /// Writes all of `bytes`. After an error, an unknown part of them is written.

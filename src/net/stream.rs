@@ -21,6 +21,7 @@ use rustix::net::{
     sockopt,
 };
 
+use crate::error::Phase;
 use crate::net::spin::SpinTurn;
 
 /// After this time without traffic, the kernel checks whether the peer is still there.
@@ -41,6 +42,20 @@ const SOCKET: SocketFlags = SocketFlags::empty();
 
 /// The longest sleep of one call of `read`.
 const NAP: Duration = Duration::from_millis(50);
+
+/// Why no connection could be opened, and how far that had come.
+#[derive(Debug)]
+pub(crate) struct ConnectError {
+    pub(crate) phase: Phase,
+    pub(crate) source: io::Error,
+}
+
+impl ConnectError {
+    /// Makes the error from its cause in that phase.
+    pub(crate) fn at(phase: Phase) -> impl Fn(io::Error) -> Self {
+        move |source| Self { phase, source }
+    }
+}
 
 /// A connected socket.
 #[derive(Debug)]
@@ -111,6 +126,16 @@ impl Stream {
                 Err(Errno::AGAIN) => self.wait(PollFlags::OUT, deadline)?,
                 Err(error) => return Err(error.into()),
             }
+        }
+    }
+
+    /// Returns `true` if the connection is known to have ended, without waiting and without taking
+    /// anything that has come.
+    pub(crate) fn has_ended(&self) -> bool {
+        match net::recv(self, &mut [0], RecvFlags::PEEK.union(RecvFlags::DONTWAIT)) {
+            Ok((_, read)) => read == 0,
+            Err(Errno::AGAIN | Errno::INTR) => false,
+            Err(_) => true,
         }
     }
 

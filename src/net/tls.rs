@@ -11,9 +11,9 @@ use std::time::Instant;
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Phase, Result};
 use crate::event::Events;
-use crate::net::stream::{DeadlineReader, Sleep, Stream};
+use crate::net::stream::{ConnectError, DeadlineReader, Sleep, Stream};
 use crate::net::trust::{Trust, client_config};
 use crate::tls::Tls;
 
@@ -42,9 +42,14 @@ impl Connector {
     }
 
     /// Does the handshake, which verifies the server.
-    pub(crate) fn connect(&self, stream: &Stream, deadline: Instant) -> io::Result<Session> {
+    pub(crate) fn connect(
+        &self,
+        stream: &Stream,
+        deadline: Instant,
+    ) -> Result<Session, ConnectError> {
         let begun = ClientConnection::new(self.config.clone(), self.server.clone());
-        let mut session = Session { protocol: begun.map_err(protocol_error)? };
+        let protocol = begun.map_err(protocol_error).map_err(ConnectError::at(Phase::Tls))?;
+        let mut session = Session { protocol };
         session.handshake(stream, deadline).map_err(in_handshake)?;
         Ok(session)
     }
@@ -171,13 +176,16 @@ fn cause(error: &io::Error) -> Option<&rustls::Error> {
     error.get_ref().and_then(|inner| inner.downcast_ref())
 }
 
-/// Says in an error that it happened in the handshake, unless it says what went wrong there.
-fn in_handshake(error: io::Error) -> io::Error {
-    match cause(&error) {
+/// Why a handshake has failed: for want of a server that knows TLS, or in it, which the error says
+/// unless it says what went wrong there.
+fn in_handshake(error: io::Error) -> ConnectError {
+    let kind = error.kind();
+    let (phase, source) = match cause(&error) {
         Some(rustls::Error::InvalidMessage(_)) => {
-            io::Error::new(error.kind(), "the server does not answer in TLS")
+            (Phase::Greeting, io::Error::new(kind, "the server does not answer in TLS"))
         }
-        Some(_) => error,
-        None => io::Error::new(error.kind(), format!("in the TLS handshake: {error}")),
-    }
+        Some(_) => (Phase::Tls, error),
+        None => (Phase::Tls, io::Error::new(kind, format!("in the TLS handshake: {error}"))),
+    };
+    ConnectError { phase, source }
 }

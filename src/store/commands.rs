@@ -6,12 +6,12 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use crate::config::Config;
 use crate::net::request::{Arg, Request, Script};
 use crate::store::decoder::{self, Decoder};
-use crate::store::hold::{HoldId, HoldKind, Holder};
+use crate::store::hold::{HoldId, HoldKind};
 use crate::store::job::Action;
 use crate::store::keys::Keys;
 use crate::store::member_commands;
 use crate::store::request::{
-    Acquire, AcquireReply, HoldReply, Registration, SetDepth, Transfer, TransferReply,
+    Acquire, AcquireReply, HoldReply, HolderReply, Registration, SetDepth, Transfer, TransferReply,
     WaitingClient,
 };
 
@@ -188,7 +188,7 @@ impl Commands {
         Command { request, decoder: decoder::HOLD_OR_GONE }
     }
 
-    pub(crate) fn inspect(&self, name: &str) -> Command<Option<Holder>> {
+    pub(crate) fn inspect(&self, name: &str) -> Command<Option<HolderReply>> {
         let request =
             Request::call(&INSPECT, &[&self.keys.lock(name), &self.keys.fence(name)], &[]);
         Command { request, decoder: decoder::HOLDER }

@@ -6,13 +6,12 @@ use redis::Value;
 
 use crate::failure::{Failure, FailureKind};
 use crate::net::request::Reply;
-use crate::store::hold::Holder;
-use crate::store::request::{AcquireReply, HoldReply, TransferReply};
+use crate::store::request::{AcquireReply, HoldReply, HolderReply, TransferReply};
 
 pub(super) const ACQUIRE: Decoder<AcquireReply> = Decoder::new(acquire_reply);
 pub(super) const COUNT: Decoder<u32> = Decoder::new(count_reply);
 pub(super) const HOLD: Decoder<HoldReply> = Decoder::new(hold_reply);
-pub(super) const HOLDER: Decoder<Option<Holder>> = Decoder::new(holder_reply);
+pub(super) const HOLDER: Decoder<Option<HolderReply>> = Decoder::new(holder_reply);
 pub(super) const TRANSFER: Decoder<TransferReply> = Decoder::new(transfer_reply);
 
 /// A hold is gone if its key now has something else than a lock.
@@ -94,7 +93,7 @@ fn transfer_reply(reply: &Value) -> Option<TransferReply> {
 }
 
 #[expect(clippy::option_option, reason = "the outer one: the reply has the right shape")]
-fn holder_reply(reply: &Value) -> Option<Option<Holder>> {
+fn holder_reply(reply: &Value) -> Option<Option<HolderReply>> {
     let Value::Array(parts) = reply else { return None };
     match &parts[..] {
         [] => Some(None),
@@ -108,7 +107,8 @@ fn holder_reply(reply: &Value) -> Option<Option<Holder>> {
             let owner = String::from_utf8_lossy(owner).into_owned();
             let depth = str::from_utf8(depth).ok().and_then(|depth| depth.parse().ok());
             let fence = str::from_utf8(fence).ok().and_then(|fence| fence.parse().ok());
-            Some(Some(Holder::new(owner, depth.unwrap_or(1), remaining, fence.unwrap_or(0))))
+            let (depth, fence) = (depth.unwrap_or(1), fence.unwrap_or(0));
+            Some(Some(HolderReply { owner, depth, remaining, fence }))
         }
         _ => None,
     }

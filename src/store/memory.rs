@@ -9,10 +9,10 @@ use parking_lot::Mutex;
 use crate::clock::Moment;
 use crate::failure::Failure;
 use crate::store::Store;
-use crate::store::hold::{HoldId, HoldKind, Holder};
+use crate::store::hold::{HoldId, HoldKind};
 use crate::store::job::{Action, Job, JobOutcome, JobRunner};
 use crate::store::request::{
-    Acquire, AcquireReply, HoldReply, PendingReply, Registration, SetDepth, Transfer,
+    Acquire, AcquireReply, HoldReply, HolderReply, PendingReply, Registration, SetDepth, Transfer,
     TransferReply, WaitingClient,
 };
 use crate::store::wake::Wakeups;
@@ -194,11 +194,12 @@ impl Store for Memory {
         PendingReply::new(move || reply)
     }
 
-    fn inspect(&self, name: &str, _: Instant) -> Result<Option<Holder>, Failure> {
+    fn inspect(&self, name: &str, _: Instant) -> Result<Option<HolderReply>, Failure> {
         match self.locks.lock().held(name) {
             [held] if held.id.kind == HoldKind::Lock => {
                 let remaining = held.ends.since(Moment::now());
-                Ok(Some(Holder::new(held.id.owner(), held.depth, remaining, held.fence)))
+                let (owner, depth, fence) = (held.id.owner(), held.depth, held.fence);
+                Ok(Some(HolderReply { owner, depth, remaining, fence }))
             }
             [] => Ok(None),
             _ => Err(Failure::wrong_type()),

@@ -22,11 +22,11 @@ use std::fmt;
 use std::time::Instant;
 
 use crate::failure::Failure;
-use crate::store::hold::{HoldId, Holder};
+use crate::store::hold::HoldId;
 use crate::store::job::JobRunner;
 use crate::store::request::{
-    Acquire, AcquireReply, HoldReply, PendingReply, PostedRelease, Recall, SetDepth, Transfer,
-    TransferReply, WaitingClient,
+    Acquire, AcquireReply, HoldReply, HolderReply, PendingReply, PostedRelease, Recall, SetDepth,
+    Transfer, TransferReply, WaitingClient,
 };
 use crate::store::wake::Wakeups;
 
@@ -58,7 +58,7 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
     fn transfer(&self, request: Transfer<'_>) -> PendingReply<TransferReply>;
 
     /// Returns the holder of a lock.
-    fn inspect(&self, name: &str, deadline: Instant) -> Result<Option<Holder>, Failure>;
+    fn inspect(&self, name: &str, deadline: Instant) -> Result<Option<HolderReply>, Failure>;
 
     /// Returns `true` if a hold exists.
     fn exists(&self, hold: &HoldId, deadline: Instant) -> Result<bool, Failure> {

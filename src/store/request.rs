@@ -77,6 +77,17 @@ pub(crate) enum HoldReply {
     Gone,
 }
 
+/// The holder of a lock, as a server knows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct HolderReply {
+    pub(crate) owner: String,
+    pub(crate) depth: u32,
+    /// The time until the lease ends, or [`Duration::MAX`] if it never does.
+    pub(crate) remaining: Duration,
+    /// The last fencing token of the name.
+    pub(crate) fence: u64,
+}
+
 /// A request to end one hold and to begin another of the same lock in its place.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Transfer<'a> {

@@ -16,11 +16,11 @@ use crate::store::background::wakeups::BackgroundWakeups;
 use crate::store::commands::{Command, Commands};
 use crate::store::decoder::Decoder;
 use crate::store::durability::{Demand, SendWait, ask_durably};
-use crate::store::hold::{HoldId, HoldKind, Holder};
+use crate::store::hold::{HoldId, HoldKind};
 use crate::store::job::JobRunner;
 use crate::store::request::{
-    Acquire, AcquireReply, HoldReply, PendingReply, PostedRelease, Recall, SetDepth, Transfer,
-    TransferReply, WaitingClient,
+    Acquire, AcquireReply, HoldReply, HolderReply, PendingReply, PostedRelease, Recall, SetDepth,
+    Transfer, TransferReply, WaitingClient,
 };
 use crate::store::wake::Wakeups;
 
@@ -143,7 +143,7 @@ impl Store for Standalone {
         self.start(command, request.deadline)
     }
 
-    fn inspect(&self, name: &str, deadline: Instant) -> Result<Option<Holder>, Failure> {
+    fn inspect(&self, name: &str, deadline: Instant) -> Result<Option<HolderReply>, Failure> {
         self.ask(self.commands.inspect(name), deadline)
     }
 

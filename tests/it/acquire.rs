@@ -27,6 +27,7 @@ stores! {
         with_lock_returns_the_value_and_releases,
         with_lock_releases_after_a_panic;
     every server:
+        a_timeout_names_the_holder,
         processes_count_without_losing_an_update,
         clients_of_one_process_exclude_each_other;
 }
@@ -182,6 +183,30 @@ fn the_wait_of_the_builder_ends_lock_with_a_timeout(store: &Store) {
         }
         assert!(took >= ms(300) && took < ms(1500), "{took:?}");
     });
+}
+
+fn a_timeout_names_the_holder(server: &Server) {
+    let holder = server.open(patient().label("till"));
+    let waiter = server.open(patient());
+    let guard = take(&holder, "a");
+    let limited = waiter.mutex("a").wait(ms(200));
+    let (error, took) = timed(|| limited.lock().unwrap_err());
+    assert!(took < ms(1500), "{took:?}");
+    assert!(error.to_string().contains("\"till:"), "{error}");
+    let owner = server.hold("a").0;
+    assert!(!format!("{error:?}").contains(&owner), "{error:?}");
+    match error {
+        Error::Timeout { name, holder: Some(by), .. } => {
+            assert_eq!((&*name, &*by.client, by.depth), ("a", holder.id(), 1));
+        }
+        other => panic!("{other:?} names no holder"),
+    }
+    guard.unlock().unwrap();
+    // Of threads of its own client it names none.
+    let guard = take(&waiter, "a");
+    let error = elsewhere(|| limited.lock().unwrap_err());
+    assert!(matches!(error, Error::Timeout { holder: None, .. }), "{error:?}");
+    guard.unlock().unwrap();
 }
 
 fn a_waiter_gets_the_lock_once_it_is_released(store: &Store) {

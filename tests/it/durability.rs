@@ -3,12 +3,12 @@
 use std::thread;
 use std::time::Duration;
 
-use leasehold::{Builder, Client, Durability, Error, Guard};
+use leasehold::{Builder, Client, Durability, Error, Guard, Phase};
 
 use crate::support::lag::Lag;
 use crate::support::sentinel::replicated;
 use crate::support::server::{Server, redis_binary, valkey_binary};
-use crate::support::{SOON, eventually, is_busy, ms, patient, take, throughout, timed};
+use crate::support::{SOON, eventually, everything, is_busy, ms, patient, take, throughout, timed};
 
 /// Short, for tests that wait for a replica that is not there.
 pub(crate) const TIMEOUT: Duration = ms(500);
@@ -45,6 +45,7 @@ with_replicas!(
     a_master_that_is_demoted_while_it_waits_has_not_replicated,
     a_busy_lock_is_no_shortfall,
     a_server_without_an_append_only_file_is_refused,
+    a_pool_that_is_in_use_is_not_taken_for_an_outage,
 );
 
 pub(crate) fn replicas(acks: u32, timeout: Duration) -> Builder {
@@ -67,8 +68,9 @@ pub(crate) fn take_in_time(client: &Client) -> Guard {
 pub(crate) fn assert_shortfall<T>(result: Result<T, Error>, numbers: (u32, u32)) {
     match result.map(drop) {
         // A replica may be late on a busy machine.
-        Err(Error::NotReplicated { acked, required }) => {
+        Err(Error::NotReplicated { name, server, acked, required, .. }) => {
             assert!(acked <= numbers.0 && required == numbers.1, "{acked} of {required}");
+            assert!(name == "a" && server.contains(':'), "{name:?} at {server}");
         }
         other => panic!("{other:?}"),
     }
@@ -294,4 +296,23 @@ fn memory_has_no_replicas() {
     let durability = Durability::Replicas { acks: 1, timeout: TIMEOUT };
     let result = Client::builder().durability(durability).in_memory();
     assert!(matches!(result, Err(Error::InvalidInput(_))), "{result:?}");
+}
+
+fn a_pool_that_is_in_use_is_not_taken_for_an_outage(servers: &[Server]) {
+    let client = servers[0].open(replicas(2, AMPLE).pool_size(1));
+    take_in_time(&client).unlock().unwrap();
+    servers[1].stop();
+    thread::scope(|scope| {
+        // It has the connection until the replica has acknowledged it.
+        let slow = scope.spawn(|| client.lock("slow").map(drop));
+        eventually(SOON, || servers[0].exists("slow"));
+        let error = client.try_lock_for("quick", ms(100)).unwrap_err();
+        assert!(matches!(error, Error::Unavailable { phase: Phase::Pool, .. }), "{error:?}");
+        assert!(error.is_retryable() && !error.may_have_executed(), "{error:?}");
+        let text = everything(&error);
+        assert!(text.contains("was free") && text.contains("(pool_size 1)"), "{text}");
+        servers[1].cont();
+        slow.join().unwrap().unwrap();
+    });
+    assert!(!servers[0].exists("quick"));
 }

@@ -18,6 +18,7 @@ stores! {
         a_full_server_renews,
         a_server_that_becomes_read_only_is_waited_for,
         a_server_that_stays_read_only_is_unavailable,
+        a_server_that_has_become_a_replica_is_not_asked,
         a_server_busy_with_a_script_is_waited_for,
         a_server_without_room_for_connections_is_waited_for,
         a_server_that_loads_its_data_is_waited_for,
@@ -27,6 +28,9 @@ stores! {
     every direct server:
         permanent_error_replies_are_reported_at_once,
         transient_error_replies_are_waited_out,
+        an_error_reply_that_says_nothing_is_retried,
+        an_error_reply_that_says_nothing_leaves_no_hold,
+        an_error_reply_that_says_nothing_to_a_handoff_leaves_no_hold,
         a_rejected_release_is_an_error_and_is_repeated_in_the_background;
 }
 
@@ -119,6 +123,19 @@ fn a_server_that_stays_read_only_is_unavailable(server: &Server) {
     let (result, took) = timed(|| limited.lock());
     assert!(matches!(result, Err(Error::Unavailable { .. })), "{result:?}");
     assert!(took >= ms(300) && took < ms(4000), "{took:?}");
+}
+
+fn a_server_that_has_become_a_replica_is_not_asked(server: &Server) {
+    let client = server.open(hasty());
+    let guard = take(&client, "a");
+    make_read_only(server);
+    // What is only read does not show it.
+    assert_unavailable(client.try_lock("b"));
+    assert_unavailable(guard.verify());
+    assert_unavailable(client.mutex("a").holder());
+    server.command(&["REPLICAOF", "NO", "ONE"]);
+    guard.verify().unwrap();
+    guard.unlock().unwrap();
 }
 
 fn a_server_busy_with_a_script_is_waited_for(server: &Server) {
@@ -303,4 +320,58 @@ fn a_rejected_release_is_an_error_and_is_repeated_in_the_background(server: &Ser
     assert!(server.exists("a"));
     proxy.heal();
     eventually(SOON, || !server.exists("a"));
+}
+
+/// What a proxy replies when it has lost the server, after the request was executed or before.
+const UPSTREAM: &[u8] = b"-upstream failure\r\n";
+
+fn an_error_reply_that_says_nothing_is_retried(server: &Server) {
+    let (proxy, client) = behind_proxy(server, patient());
+    proxy.answer(UPSTREAM);
+    let guard = take(&client, "a");
+    assert_eq!(guard.depth(), 1);
+    proxy.answer(UPSTREAM);
+    guard.unlock().unwrap();
+    assert!(!server.exists("a"));
+}
+
+/// Checks that a call has failed, but may have acquired the lock.
+#[track_caller]
+fn assert_doubtful<T: Debug>(result: Result<T, Error>) {
+    let error = result.unwrap_err();
+    assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
+    assert!(error.may_have_executed(), "{error:?}");
+}
+
+fn an_error_reply_that_says_nothing_leaves_no_hold(server: &Server) {
+    // Leases of half a minute, which is more than the test waits.
+    let (proxy, client) = behind_proxy(server, hasty());
+    let limited = client.mutex("a").wait(ms(100));
+    for round in 0..3 {
+        proxy.answer_all(UPSTREAM);
+        assert_doubtful(match round {
+            0 => client.try_lock("a").map(drop),
+            1 => client.try_lock_for("a", ms(100)).map(drop),
+            _ => limited.lock().map(drop),
+        });
+        proxy.heal();
+        eventually(SOON, || !server.exists("a"));
+    }
+    take(&client, "a").unlock().unwrap();
+}
+
+fn an_error_reply_that_says_nothing_to_a_handoff_leaves_no_hold(server: &Server) {
+    let (proxy, client) = behind_proxy(server, hasty().wait(ms(1000)));
+    let guard = take(&client, "a");
+    thread::scope(|scope| {
+        let waits = scope.spawn(|| client.lock("a").map(drop));
+        // Behind the other thread, which takes it no request.
+        thread::sleep(ms(100));
+        proxy.answer_all(UPSTREAM);
+        drop(guard);
+        waits.join().unwrap().unwrap_err();
+    });
+    proxy.heal();
+    eventually(SOON, || !server.exists("a"));
+    take(&client, "a").unlock().unwrap();
 }

@@ -1,13 +1,14 @@
 //! Opening a client: what the URL means, and servers that cannot be reached.
 
 use std::error::Error as _;
-use std::fmt::Write as _;
-use std::io::ErrorKind;
+use std::fmt::{Debug, Write as _};
+use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::Command;
+use std::thread;
 use std::time::Duration;
 
-use leasehold::{Client, Error};
+use leasehold::{Client, Error, Phase};
 use rustix::net::{AddressFamily, SocketType};
 
 use crate::support::child::{self, Child};
@@ -27,6 +28,8 @@ stores! {
         a_silent_server_is_unavailable,
         a_server_behind_a_black_hole_is_unavailable,
         debug_output_has_no_secrets,
+        a_client_name_that_is_refused_is_no_failure,
+        a_service_that_takes_the_place_of_the_server_is_told_at_once,
         a_host_with_several_addresses_is_tried_at_each;
 }
 
@@ -210,6 +213,104 @@ fn debug_output_has_no_secrets(server: &Server) {
     // The field of the owner would be enough to release the lock.
     let (owner, _) = server.hold("a");
     assert!(!text.contains(&owner), "{text}");
+}
+
+fn a_client_name_that_is_refused_is_no_failure(server: &Server) {
+    server.command(&["ACL", "SETUSER", "ali", "on", "nopass", "~*", "&*", "+@all", "-client"]);
+    let url = format!("redis://ali:any@127.0.0.1:{}/?client_name=till-7", server.port());
+    let guard = take(&Client::open(&url).unwrap(), "a");
+    guard.unlock().unwrap();
+}
+
+/// Says the same to everyone who connects, until the end of the process.
+fn say_to_all(listener: TcpListener, what: &'static [u8]) {
+    thread::spawn(move || {
+        for client in listener.incoming() {
+            let Ok(mut client) = client else { continue };
+            thread::spawn(move || {
+                // Until the client goes.
+                client.write_all(what).ok();
+                client.read_to_end(&mut Vec::new()).ok();
+            });
+        }
+    });
+}
+
+/// What services say that are not Redis: to a request, as a welcome, or to nonsense in TLS.
+const OTHERS: [&[u8]; 4] = [
+    b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n",
+    b"SSH-2.0-OpenSSH_9.6\r\n",
+    b"220 mail.example ESMTP\r\n",
+    b"\x15\x03\x01\x00\x02\x02\x46",
+];
+
+#[track_caller]
+fn assert_foreign<T: Debug>(call: impl FnOnce() -> Result<T, Error>) {
+    let (result, took) = timed(call);
+    let error = result.unwrap_err();
+    assert!(matches!(error, Error::Unavailable { phase: Phase::Greeting, .. }), "{error:?}");
+    assert!(error.to_string().contains("does not speak Redis"), "{error}");
+    assert!(!error.is_retryable(), "{error:?}");
+    assert!(took < ms(2500), "{took:?}");
+}
+
+#[test]
+fn a_port_that_does_not_speak_redis_is_told_at_once() {
+    for other in OTHERS {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        say_to_all(listener, other);
+        assert_foreign(|| Client::open(&format!("redis://{address}/")));
+        assert_foreign(|| Client::open(&format!("redis://ali:sesame@{address}/3?client_name=x")));
+        let seeds = [format!("redis://{address}/")];
+        let seeds: Vec<&str> = seeds.iter().map(|url| &**url).collect();
+        assert_foreign(|| Client::builder().open_cluster(&seeds));
+        assert_foreign(|| Client::builder().open_sentinel(&seeds, "main"));
+        assert_foreign(|| Client::builder().open_redlock(&seeds));
+        #[cfg(feature = "tls")]
+        assert_foreign_in_tls(address, other);
+    }
+}
+
+/// A server with TLS is one only to a client that speaks it.
+#[cfg(feature = "tls")]
+fn assert_foreign_in_tls(address: SocketAddr, other: &[u8]) {
+    if !other.starts_with(b"\x15") {
+        assert_foreign(|| Client::open(&format!("rediss://localhost:{}/", address.port())));
+    }
+}
+
+fn a_service_that_takes_the_place_of_the_server_is_told_at_once(server: &Server) {
+    let client = server.open(Client::builder());
+    let guard = take(&client, "a");
+    server.kill();
+    let listener = TcpListener::bind(("127.0.0.1", server.port())).unwrap();
+    say_to_all(listener, OTHERS[0]);
+    assert_foreign(|| client.lock("b"));
+    assert_foreign(|| client.try_lock("b"));
+    assert_foreign(|| client.mutex("b").holder());
+    assert_foreign(|| guard.unlock());
+}
+
+/// The phase in which opening a client of that address fails.
+fn phase_of(url: &str) -> Phase {
+    match hasty().open(url).unwrap_err() {
+        Error::Unavailable { phase, .. } => phase,
+        other => panic!("{other:?} has no phase"),
+    }
+}
+
+#[test]
+fn an_error_says_how_far_the_attempt_has_come() {
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let silent = silent.local_addr().map(|address| (silent, address.port()));
+    let (_silent, port) = silent.unwrap();
+    assert_eq!(phase_of("redis://nonexistent.invalid/"), Phase::LookUp);
+    assert_eq!(phase_of("redis+unix:///nonexistent/socket"), Phase::Connect);
+    assert_eq!(phase_of(&format!("redis://ali:sesame@127.0.0.1:{port}/")), Phase::Login);
+    assert_eq!(phase_of(&format!("redis://127.0.0.1:{port}/")), Phase::Request);
+    #[cfg(feature = "tls")]
+    assert_eq!(phase_of(&format!("rediss://127.0.0.1:{port}/")), Phase::Tls);
 }
 
 fn a_host_with_several_addresses_is_tried_at_each(server: &Server) {

@@ -9,12 +9,14 @@ use leasehold::{Builder, Client, Guard};
 
 use crate::support::child::{self, Child};
 use crate::support::{
-    SOON, Server, elsewhere, eventually, is_busy, ms, patient, stores, take, while_held,
+    LEASE, SOON, Server, elsewhere, eventually, is_busy, ms, patient, stores, take, throughout,
+    while_held,
 };
 
 stores! {
     every server:
         no_key_is_ever_without_a_ttl,
+        a_broken_connection_costs_no_other,
         a_pool_of_one_serves_fifty_waiters;
     one server:
         a_pool_bounds_the_connections,
@@ -126,6 +128,45 @@ fn a_pool_bounds_the_connections(server: &Server) {
     // Three of the pool, and one each for renewals and for wake-ups.
     let opened = connections(server);
     assert!((1..=5).contains(&opened), "{opened} connections");
+}
+
+/// The numbers of the client's connections, the oldest first: of those over TCP the ones that are
+/// neither a replica's nor a sentinel's.
+fn of_the_client(server: &Server) -> Vec<String> {
+    let clients: String = server.ask(&["CLIENT", "LIST"]);
+    let own = clients.lines().filter(|line| {
+        let has = |what| line.contains(what);
+        has(" addr=127.0.0.1:") && has(" name= ") && (has(" flags=N ") || has(" flags=P "))
+    });
+    own.filter_map(|line| line.split(' ').next()?.strip_prefix("id=").map(str::to_owned)).collect()
+}
+
+fn a_broken_connection_costs_no_other(server: &Server) {
+    let client = server.open(patient().lease(LEASE).pool_size(1));
+    let kept = take(&client, "kept");
+    // The oldest is that of the pool.
+    eventually(SOON, || of_the_client(server).len() == 2);
+    let renews = of_the_client(server).remove(1);
+    let other = Client::open(&server.unix_url()).unwrap();
+    let held = take(&other, "b");
+    thread::scope(|scope| {
+        let waits = scope.spawn(|| client.lock("b").map(drop));
+        eventually(SOON, || of_the_client(server).len() == 3);
+        eventually(SOON, || server.listeners(&client) == 1);
+        let before = of_the_client(server);
+        let listens: String = server.ask(&["CLIENT", "LIST", "TYPE", "PUBSUB"]);
+        let listens = |id: &str| listens.lines().any(|line| line.starts_with(&format!("id={id} ")));
+        let keeps = |id: &String| *id == renews || listens(id);
+        let pooled = before.iter().find(|id| !keeps(id)).unwrap();
+        server.command(&["CLIENT", "KILL", "ID", pooled]);
+        take(&client, "c").unlock().unwrap();
+        throughout(LEASE, || kept.is_held() && server.listeners(&client) == 1);
+        let after = of_the_client(server);
+        let kept = before.iter().filter(|id| keeps(id)).all(|id| after.contains(id));
+        assert!(kept && !after.contains(pooled), "{before:?} became {after:?}");
+        held.unlock().unwrap();
+        waits.join().unwrap().unwrap();
+    });
 }
 
 fn connections_are_closed_with_the_client(server: &Server) {

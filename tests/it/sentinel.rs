@@ -429,7 +429,7 @@ fn a_lock_that_replicas_must_have_is_not_taken_twice(watched: &Watched) {
     let client = open(watched, patient().durability(durability));
     take(&client, "a").unlock().unwrap();
     match fail_over_without(watched, || client.try_lock("a").map(drop)) {
-        Err(Error::NotReplicated { acked: 0, required: 1 }) => {}
+        Err(Error::NotReplicated { acked: 0, required: 1, .. }) => {}
         other => panic!("{other:?}"),
     }
     open(watched, patient()).lock("a").unwrap().unlock().unwrap();

@@ -250,7 +250,7 @@ fn a_plain_server_is_unavailable() {
 #[test]
 fn a_plain_client_gets_nothing_from_a_server_with_tls() {
     let (server, _authority) = good_server();
-    assert_unavailable(|| hasty().retry_window(ms(500)).open(&server.url()), "");
+    assert_unavailable(|| hasty().open(&server.url()), "as at a port for TLS");
 }
 
 #[test]

@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use crossbeam_channel::{Receiver, Select, TryRecvError, bounded};
 
+use crate::error::Phase;
 use crate::failure::{Failure, FailureKind};
 use crate::net::connection::Connection;
 
@@ -41,8 +42,10 @@ impl Opening {
             Ok(outcome) => Some(outcome),
             Err(TryRecvError::Empty) => None,
             Err(TryRecvError::Disconnected) => {
-                let error = io::Error::other("no thread could connect");
-                Some(Err(Failure::io(FailureKind::Unreachable, &self.server, error)))
+                let why = format!("no thread could connect to {}", self.server);
+                let (system, error) = (Arc::from("the operating system"), io::Error::other(why));
+                let failure = Failure::io(FailureKind::Unreachable, &system, error);
+                Some(Err(failure.at(Phase::System)))
             }
         }
     }

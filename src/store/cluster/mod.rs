@@ -33,11 +33,11 @@ use crate::store::cluster::topology::{REDIRECTIONS_MAX, Topology};
 use crate::store::cluster::wakeups::WakeupsOfMasters;
 use crate::store::commands::Commands;
 use crate::store::durability::Demand;
-use crate::store::hold::{HoldId, Holder};
+use crate::store::hold::HoldId;
 use crate::store::job::JobRunner;
 use crate::store::request::{
-    Acquire, AcquireReply, HoldReply, PendingReply, PostedRelease, Recall, SetDepth, Transfer,
-    TransferReply, WaitingClient,
+    Acquire, AcquireReply, HoldReply, HolderReply, PendingReply, PostedRelease, Recall, SetDepth,
+    Transfer, TransferReply, WaitingClient,
 };
 use crate::store::standalone::Standalone;
 use crate::store::wake::Wakeups;
@@ -209,7 +209,7 @@ impl Store for Cluster {
         self.follow(target, slot, first, move |node| transfer(node).wait())
     }
 
-    fn inspect(&self, name: &str, deadline: Instant) -> Result<Option<Holder>, Failure> {
+    fn inspect(&self, name: &str, deadline: Instant) -> Result<Option<HolderReply>, Failure> {
         self.route(name, deadline, |node| node.inspect(name, deadline))
     }
 

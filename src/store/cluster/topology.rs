@@ -132,7 +132,7 @@ impl Topology {
             // Nodes disagree for now.
             FailureKind::Rejected => matches!(failure.code.as_str(), "ASK" | "MOVED"),
             // A replica may take over soon, unless all nodes are unreachable.
-            FailureKind::Unreachable => !self.is_unreachable(),
+            FailureKind::Foreign | FailureKind::Unreachable => !self.is_unreachable(),
             _ => false,
         };
         if passes { Failure { kind: FailureKind::Transient, ..failure } } else { failure }

@@ -88,7 +88,7 @@ use crate::store::background::jobs::BackgroundJobs;
 use crate::store::background::wakeups::BackgroundWakeups;
 use crate::store::commands::Commands;
 use crate::store::durability::Demand;
-use crate::store::hold::{HoldId, Holder};
+use crate::store::hold::HoldId;
 use crate::store::job::{InDoubtHold, JobRunner};
 use crate::store::quorum::commands::{Effect, QuorumCommand, QuorumCommands};
 use crate::store::quorum::grants::{Grants, ambiguous};
@@ -101,7 +101,7 @@ use crate::store::quorum::votes::Votes;
 use crate::store::quorum::votes::holder::decide_holder;
 use crate::store::quorum::wakeups::WakeupsOfMajorities;
 use crate::store::request::{
-    Acquire, AcquireReply, HoldReply, PendingReply, SetDepth, Transfer, TransferReply,
+    Acquire, AcquireReply, HoldReply, HolderReply, PendingReply, SetDepth, Transfer, TransferReply,
     WaitingClient,
 };
 use crate::store::wake::Wakeups;
@@ -206,7 +206,7 @@ impl Store for Quorum {
         }
     }
 
-    fn inspect(&self, name: &str, deadline: Instant) -> Result<Option<Holder>, Failure> {
+    fn inspect(&self, name: &str, deadline: Instant) -> Result<Option<HolderReply>, Failure> {
         let inspect = QuorumCommand::new(self.commands().inspect(name), Effect::None);
         self.ask(name, inspect, deadline, decide_holder)
     }

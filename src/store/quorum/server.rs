@@ -15,8 +15,10 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use crate::clock::end_of;
+use crate::error::Phase;
 use crate::failure::{Failure, FailureKind};
-use crate::net::connection::{Connection, is_invalidating};
+use crate::net::connection::Connection;
+use crate::net::error_reply::suggests_demotion;
 use crate::net::factory::ConnectionFactory;
 use crate::net::request::{Reply, Request};
 use crate::net::transport::Transport;
@@ -111,7 +113,7 @@ impl QuorumServer {
     /// Notes that a request has failed. If the server has refused to write, it is left alone like
     /// one that is gone, because its connections have to be replaced each time.
     pub(super) fn note_failure(&self, failure: &Failure) {
-        if is_invalidating(&failure.code) {
+        if suggests_demotion(&failure.code) {
             let mut health = self.health.lock();
             // Several requests may have been refused at once.
             if health.paused_until <= Instant::now() {
@@ -216,13 +218,9 @@ impl QuorumServer {
             None => Request::command(&redis::cmd("PING")),
             Some(demand) => demand.probe(),
         };
-        let mut ask = |request| match connection.exchange(&request, deadline) {
-            // Nothing was asked for that could have an effect.
-            Err(failure) if failure.is_ambiguous() => {
-                Err(Failure { kind: FailureKind::Unreachable, ..failure })
-            }
-            reply => reply,
-        };
+        // Nothing was asked for that could have an effect.
+        let mut ask =
+            |request| connection.exchange(&request, deadline).map_err(Failure::of_question);
         ask(probe)?;
         match ask(Request::command(redis::cmd("INFO").arg("server"))) {
             Ok(info) => self.run_ids.note(self.number, &self.factory.label(), &info)?,
@@ -235,6 +233,7 @@ impl QuorumServer {
 
     fn too_late(&self) -> Failure {
         Failure::too_late(&self.factory.label(), "no connection was open in time")
+            .at(Phase::Connect)
     }
 }
 

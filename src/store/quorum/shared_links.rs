@@ -41,7 +41,7 @@ impl SharedLinks {
     pub(super) fn lock(self: &Arc<Self>, deadline: Instant) -> Result<LockedLinks<'_>, Failure> {
         let links = self.links.try_lock_until(deadline).ok_or_else(|| {
             let why = "the connections for this name were in use until the time was over";
-            Failure::too_late(&Arc::from("the servers"), why)
+            Failure::none_free(&Arc::from("the servers"), why)
         })?;
         Ok(LockedLinks { links, shared: self })
     }

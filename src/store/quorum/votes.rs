@@ -102,7 +102,7 @@ impl<T> Votes<T> {
         if let Some(failure) = self.not_replicated(ok) {
             return failure;
         }
-        for kind in [FailureKind::Rejected, FailureKind::WrongType] {
+        for kind in [FailureKind::Rejected, FailureKind::WrongType, FailureKind::Foreign] {
             let mut like = self.failures().filter(|failure| failure.kind == kind);
             if self.outvoted_by(self.count_failures(kind))
                 && let Some(failure) = like.next()
@@ -112,10 +112,16 @@ impl<T> Votes<T> {
         }
         // It matters most that a request may have been executed somewhere, and least what passes
         // by itself.
-        let kinds = [FailureKind::Timeout, FailureKind::Disconnected, FailureKind::Transient];
+        let kinds = [
+            FailureKind::Timeout,
+            FailureKind::Unclear,
+            FailureKind::Disconnected,
+            FailureKind::Transient,
+        ];
         let worst = kinds.into_iter().find(|kind| self.count_failures(*kind) > 0);
         let failures = self.failures().map(|failure| ServerFailure {
             server: failure.server.to_string(),
+            phase: failure.phase,
             source: failure.source.clone(),
         });
         let number = |count| u32::try_from(count).unwrap_or(u32::MAX);

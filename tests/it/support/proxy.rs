@@ -146,6 +146,11 @@ impl Proxy {
         self.once(0, Trouble::Answer(reply.into()));
     }
 
+    /// Answers every script with this instead of its reply.
+    pub(crate) fn answer_all(&self, reply: &[u8]) {
+        self.always(Trouble::Answer(reply.into()));
+    }
+
     /// Answers every script with an error, and executes none.
     pub(crate) fn reject_all(&self, error: &str) {
         self.always(Trouble::Reject(format!("-{error}\r\n").into()));

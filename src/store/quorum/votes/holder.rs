@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use crate::failure::{Failure, FailureKind};
-use crate::store::hold::Holder;
 use crate::store::quorum::votes::Votes;
+use crate::store::request::HolderReply;
 
 /// Decides which holder has a majority, if any can.
 pub(in super::super) fn decide_holder(
-    votes: &Votes<Option<Holder>>,
-) -> Option<Result<Option<Holder>, Failure>> {
-    let holders: Vec<&Holder> = votes.answers().filter_map(Option::as_ref).collect();
+    votes: &Votes<Option<HolderReply>>,
+) -> Option<Result<Option<HolderReply>, Failure>> {
+    let holders: Vec<&HolderReply> = votes.answers().filter_map(Option::as_ref).collect();
     let count = |owner: &str| holders.iter().filter(|other| other.owner == owner).count();
     let best = holders.iter().max_by_key(|holder| count(&holder.owner));
     let most = best.map_or(0, |holder| count(&holder.owner));
@@ -31,11 +31,16 @@ pub(in super::super) fn decide_holder(
 
 /// What at least `required` servers that name the same holder reply: the depth that most of them
 /// know, and the time until they are no majority any more.
-fn summary(same: &[&Holder], required: usize) -> Holder {
+fn summary(same: &[&HolderReply], required: usize) -> HolderReply {
     let mut depths: Vec<u32> = same.iter().map(|holder| holder.depth).collect();
     depths.sort_unstable();
     let mut leases: Vec<Duration> = same.iter().map(|holder| holder.remaining).collect();
     leases.sort_unstable_by(|one, other| other.cmp(one));
     let fence = same.iter().map(|holder| holder.fence).max().unwrap_or(0);
-    Holder::new(same[0].owner.clone(), depths[depths.len() / 2], leases[required - 1], fence)
+    HolderReply {
+        owner: same[0].owner.clone(),
+        depth: depths[depths.len() / 2],
+        remaining: leases[required - 1],
+        fence,
+    }
 }

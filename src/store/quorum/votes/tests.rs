@@ -4,7 +4,7 @@ use std::io;
 
 use super::holder::decide_holder;
 use super::*;
-use crate::store::hold::Holder;
+use crate::store::request::HolderReply;
 
 const LEASE: Duration = Duration::from_secs(30);
 
@@ -236,7 +236,7 @@ fn a_lock_may_be_free_when_a_majority_of_leases_is_over() {
 fn the_holder_is_the_one_that_a_majority_names() {
     let seen = |owner: &str, depth, seconds| {
         let remaining = Duration::from_secs(seconds);
-        Some(Ok(Some(Holder::new(owner.into(), depth, remaining, 1))))
+        Some(Ok(Some(HolderReply { owner: owner.into(), depth, remaining, fence: 1 })))
     };
     let free = || Some(Ok(None));
     let holder = |votes: Vec<_>| match decide_holder(&Votes(votes)) {

@@ -1,0 +1,82 @@
+//! Who holds a lock, as users are shown it.
+
+use std::fmt;
+use std::time::Duration;
+
+/// The holder of a lock. Returned by [`Mutex::holder`](crate::Mutex::holder).
+#[derive(Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Holder {
+    /// The owner as it is written in Redis: the client's id, a colon, and a number that is
+    /// different for each hold. For a lock held by Redisson, it is what Redisson wrote.
+    pub owner: String,
+    /// The [id](crate::Client::id) of the client that holds the lock, its label included: the owner
+    /// without the part that is different for each hold.
+    pub client: String,
+    /// The [label](crate::Builder::label) of that client; empty if it has none.
+    pub label: String,
+    /// How many levels deep the holder has locked.
+    pub depth: u32,
+    /// The time until the lease ends, or [`Duration::MAX`] if it never does.
+    pub remaining: Duration,
+}
+
+/// The leader that an election has now. Returned by
+/// [`Election::leader`](crate::Election::leader).
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Leader {
+    /// The [id](crate::Client::id) of the client that leads, its label included.
+    pub client: String,
+    /// The [label](crate::Builder::label) of that client; empty if it has none.
+    pub label: String,
+    /// The fencing token of its term.
+    pub fence: u64,
+}
+
+impl Holder {
+    pub(crate) fn new(owner: String, depth: u32, remaining: Duration) -> Self {
+        let (client, label) = client_of(&owner);
+        Self { client: client.into(), label: label.into(), owner, depth, remaining }
+    }
+}
+
+impl Leader {
+    pub(crate) fn new(owner: &str, fence: u64) -> Self {
+        let (client, label) = client_of(owner);
+        Self { client: client.into(), label: label.into(), fence }
+    }
+}
+
+/// The client of an owner, and the client's label.
+fn client_of(owner: &str) -> (&str, &str) {
+    let client = owner.rsplit_once(':').map_or(owner, |(client, _)| client);
+    (client, client.rsplit_once(':').map_or("", |(label, _)| label))
+}
+
+/// Leaves out the owner, which is all that another client would need to release the lock.
+impl fmt::Debug for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Holder")
+            .field("client", &self.client)
+            .field("depth", &self.depth)
+            .field("remaining", &self.remaining)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_holder_names_its_client_and_label() {
+        let holder = |owner: &str| {
+            let holder = Holder::new(owner.into(), 1, Duration::ZERO);
+            (holder.client, holder.label)
+        };
+        assert_eq!(holder("web:1:0a1b:7"), ("web:1:0a1b".into(), "web:1".into()));
+        assert_eq!(holder("0a1b:7"), ("0a1b".into(), String::new()));
+        assert_eq!(holder("a token"), ("a token".into(), String::new()));
+    }
+}

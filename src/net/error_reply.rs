@@ -1,0 +1,161 @@
+//! What an error reply says: what has failed, and whether the request was executed.
+//!
+//! A Redis server refuses a request before it executes it, and the scripts fail, if at all, before
+//! their first write that matters. But not every error comes from a Redis server. A proxy replies
+//! with one of its own when it has lost the server, and by then the request may have been executed.
+//! So only replies that are known say that nothing was done.
+
+use std::sync::Arc;
+
+use redis::{RedisError, ServerError};
+
+use crate::failure::{Failure, FailureKind};
+
+/// The codes of errors about a condition that passes by itself.
+const TRANSIENT: [&str; 7] =
+    ["BUSY", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "NOREPLICAS", "READONLY", "TRYAGAIN"];
+
+/// The codes of errors of a server that is a replica, or may come back as one. UNBLOCKED is what a
+/// master replies to blocked clients when it becomes a replica.
+const DEMOTED: [&str; 4] = ["LOADING", "MASTERDOWN", "READONLY", "UNBLOCKED"];
+
+/// The codes of the other errors with which a server, or a script, does nothing. FENCE is that of
+/// the scripts.
+const REFUSALS: [&str; 15] = [
+    "ASK",
+    "CROSSSLOT",
+    "DENIED",
+    "EXECABORT",
+    "FENCE",
+    "INVALIDOBJ",
+    "MISCONF",
+    "MOVED",
+    "NOAUTH",
+    "NOPERM",
+    "NOPROTO",
+    "NOSCRIPT",
+    "OOM",
+    "UNBLOCKED",
+    "WRONGPASS",
+];
+
+/// What is in the texts of such errors that have no code of their own. A server that says something
+/// of a script has refused it, or a command in it: those of this library fail before they write.
+const REFUSING_TEXTS: [&str; 7] = [
+    "invalid expire time",
+    "protocol error",
+    "script",
+    "syntax error",
+    "unknown",
+    "value is not",
+    "wrong number of arguments",
+];
+
+/// Returns `true` if after an error with this code no connection to the server is to be trusted,
+/// because the server may not be the master any more.
+pub(crate) fn suggests_demotion(code: &str) -> bool {
+    DEMOTED.contains(&code)
+}
+
+/// The failure that an error reply of `server` is.
+pub(super) fn failure(error: ServerError, server: &Arc<str>) -> Failure {
+    let code = code(&error).to_owned();
+    let text = error.details().unwrap_or_default().to_ascii_lowercase();
+    let kind = match code.as_str() {
+        code if TRANSIENT.contains(&code) => FailureKind::Transient,
+        code if REFUSALS.contains(&code) => FailureKind::Rejected,
+        "WRONGTYPE" => FailureKind::WrongType,
+        "ERR" if text.starts_with("max number of clients") => FailureKind::Transient,
+        "ERR" if REFUSING_TEXTS.iter().any(|known| text.contains(known)) => FailureKind::Rejected,
+        _ => FailureKind::Unclear,
+    };
+    Failure { code, ..Failure::io(kind, server, RedisError::from(error)) }
+}
+
+/// The code of an error reply. Redis before 7 hides the code of a command that failed inside a
+/// script: `ERR Error running script (call to f_…): @user_script:3: WRONGTYPE Operation against …`,
+/// or has the place in it twice.
+fn code(error: &ServerError) -> &str {
+    inner_code(error.details().unwrap_or_default()).unwrap_or_else(|| error.code())
+}
+
+fn inner_code(details: &str) -> Option<&str> {
+    let (_, place) = details.strip_prefix("Error running script")?.rsplit_once("@user_script:")?;
+    let (_, reply) = place.trim_start().split_once(": ")?;
+    let word = reply.trim_start_matches('-').split(' ').next()?;
+    let is_code = word.len() > 1 && word.bytes().all(|byte| byte.is_ascii_uppercase());
+    is_code.then_some(word)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kind(reply: &str) -> FailureKind {
+        let reply = redis::parse_redis_value(format!("-{reply}\r\n").as_bytes()).expect("a reply");
+        let redis::Value::ServerError(error) = reply else { panic!("an error reply") };
+        failure(error, &Arc::from("here")).kind
+    }
+
+    #[test]
+    fn a_reply_that_is_known_says_that_nothing_was_done() {
+        for reply in [
+            "DENIED Redis is running in protected mode",
+            "ERR ACL failure in script: User ali has no permissions to run the 'get' command",
+            "ERR Error compiling script (new function): user_script:1: '=' expected",
+            "ERR Error running script (call to f_1): @user_script:7: Script killed by user",
+            "ERR Protocol error: invalid bulk length",
+            "ERR unknown command `EVALSHA`, with args beginning with: ",
+            "ERR wrong number of arguments for 'evalsha' command",
+            "FENCE leasehold:fence:{a} does not hold a token",
+            "NOAUTH Authentication required.",
+            "NOPERM this user has no permissions to run the 'evalsha' command",
+            "OOM command not allowed when used memory > 'maxmemory'.",
+        ] {
+            assert_eq!(kind(reply), FailureKind::Rejected, "{reply}");
+        }
+        assert_eq!(kind("ERR max number of clients reached"), FailureKind::Transient);
+        assert_eq!(kind("LOADING Redis is loading the dataset in memory"), FailureKind::Transient);
+        assert_eq!(kind("WRONGTYPE Operation against a key"), FailureKind::WrongType);
+    }
+
+    #[test]
+    fn a_reply_that_is_not_known_says_nothing() {
+        for reply in [
+            "upstream failure",
+            "no upstream host",
+            "ERR Connection timed out",
+            "ERR handle response, backend conn reset",
+            "NOTYET invented",
+        ] {
+            assert_eq!(kind(reply), FailureKind::Unclear, "{reply}");
+        }
+    }
+
+    #[test]
+    fn the_code_inside_a_script_is_found_in_the_replies_of_redis_6() {
+        let code = |text| inner_code(text);
+        assert_eq!(
+            code(
+                "Error running script (call to f_1a): @user_script:7: WRONGTYPE Operation against"
+            ),
+            Some("WRONGTYPE")
+        );
+        assert_eq!(
+            code("Error running script (call to f_1a): @user_script: 7: -OOM command not allowed"),
+            Some("OOM")
+        );
+        assert_eq!(
+            code(
+                "Error running script (call to f_1a): @user_script:62: @user_script: 62: \
+                 -READONLY You can't write"
+            ),
+            Some("READONLY")
+        );
+        assert_eq!(
+            code("Error running script (call to f_1a): @user_script:7: attempt to call"),
+            None
+        );
+        assert_eq!(code("Error compiling script (new function)"), None);
+    }
+}
