@@ -1,11 +1,12 @@
-//! The cost of a lock behind sentinels and on a Redis Cluster, compared with one server.
+//! The cost of a lock behind sentinels, on a Redis Cluster and with a replica that must have it,
+//! compared with one server.
 //!
 //! `cargo bench --bench topologies` starts all of them and measures them in turns of one run.
 
 use std::env;
 use std::time::Duration;
 
-use leasehold::Client;
+use leasehold::{Client, Durability};
 
 use self::support::cluster::Cluster;
 use self::support::sentinel::{MASTER, Watched};
@@ -26,19 +27,26 @@ fn main() {
     let three = three.expect("the cluster is up");
     let behind = Client::builder().open_sentinel(&strs(&watched.urls()), MASTER);
     let behind = behind.expect("there is a master");
+    let durability = Durability::Replicas { acks: 1, timeout: Duration::from_secs(1) };
+    let replicated = Client::builder().durability(durability).open(&watched.master().url());
+    let replicated = replicated.expect("the server answers");
     let results = plan.run(&mut [
         Rival::new("one server", || lock_and_unlock(&one)),
         Rival::new("cluster of three", || lock_and_unlock(&three)),
         // A master spends the same on its replicas with and without sentinels.
         Rival::new("master of two replicas", || lock_and_unlock(&master)),
         Rival::new("the same by sentinels", || lock_and_unlock(&behind)),
+        Rival::new("the same on a replica", || lock_and_unlock(&replicated)),
     ]);
     println!("\n{:<22} {:>9} {:>6} {:>15}", "a cycle", "wall", "ratio", "(quartiles)");
-    let [one, three, master, behind] = &results[..] else { unreachable!("there are four rivals") };
+    let [one, three, master, behind, replicated] = &results[..] else {
+        unreachable!("there are five rivals")
+    };
     report(one, one);
     report(three, one);
     report(master, one);
     report(behind, master);
+    report(replicated, master);
     println!("goal for a cluster, of one server, and for sentinels, of the master: at most 1.10");
 }
 

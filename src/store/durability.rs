@@ -4,8 +4,8 @@
 //! script, in one write. Requests behind them on that connection wait as well. So a request to one
 //! server has a connection to itself; a quorum does without the servers that are still waiting.
 //!
-//! A script that does nothing, because the lock is held, has nothing to wait for. Where that was so
-//! the last time, the request to wait is sent only after the reply that there is something.
+//! A script that does nothing, because the lock is held, has nothing to wait for. Where locks were
+//! held of late, the request to wait is sent only after the reply that there is something.
 
 use std::io;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! Locks on one server.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::config::Config;
@@ -24,6 +24,9 @@ use crate::store::request::{
 };
 use crate::store::wake::Wakeups;
 
+/// After a lock was held, so many acquires are expected to find theirs held, too.
+const CONTENDED: u32 = 64;
+
 /// Locks on one server. Clones share its connections.
 #[derive(Clone, Debug)]
 pub(crate) struct Standalone {
@@ -31,8 +34,8 @@ pub(crate) struct Standalone {
     commands: Commands,
     /// What new holds and levels must meet in addition.
     demand: Option<Demand>,
-    /// Whether the last lock that was to meet that was held.
-    found_held: Arc<AtomicBool>,
+    /// How many more acquires that are to meet that are expected to find their locks held.
+    contended: Arc<AtomicU32>,
     io_timeout: Duration,
     /// The same for wake-ups, where no lease is at stake.
     wakeups_io_timeout: Duration,
@@ -45,7 +48,7 @@ impl Standalone {
             server,
             commands: Commands::new(config),
             demand: Demand::new(config.durability),
-            found_held: Arc::default(),
+            contended: Arc::default(),
             io_timeout: config.io_timeout(config.options.first_lease()),
             wakeups_io_timeout: config.io_timeout(Duration::MAX),
             events: config.events.clone(),
@@ -70,10 +73,15 @@ impl Standalone {
 
     /// As `ask`. If the script has done something, the reply counts only once that is as durable as
     /// demanded.
-    fn ask_durably<T: Clone>(&self, command: Command<T>, deadline: Instant) -> Result<T, Failure> {
+    fn ask_durably<T: Clone>(
+        &self,
+        command: Command<T>,
+        send_wait: SendWait,
+        deadline: Instant,
+    ) -> Result<T, Failure> {
         match &self.demand {
             None => self.ask(command, deadline),
-            Some(demand) => ask_durably(&self.server, demand, &command, SendWait::Along, deadline),
+            Some(demand) => ask_durably(&self.server, demand, &command, send_wait, deadline),
         }
     }
 
@@ -96,12 +104,18 @@ fn decode<T: Clone>(server: &Server, decoder: &Decoder<T>, reply: Reply) -> Resu
 impl Store for Standalone {
     fn acquire(&self, request: Acquire<'_>) -> Result<AcquireReply, Failure> {
         let command = self.commands.acquire(request);
-        let Some(demand) = &self.demand else { return self.ask(command, request.deadline) };
-        let is_held = self.found_held.load(Ordering::Relaxed);
-        let send_wait = if is_held { SendWait::After } else { SendWait::Along };
-        let reply = ask_durably(&self.server, demand, &command, send_wait, request.deadline);
-        let is_held = matches!(reply, Ok(AcquireReply::Held { .. }));
-        self.found_held.store(is_held, Ordering::Relaxed);
+        if self.demand.is_none() {
+            return self.ask(command, request.deadline);
+        }
+        let contended = self.contended.load(Ordering::Relaxed);
+        let send_wait = if contended > 0 { SendWait::After } else { SendWait::Along };
+        let reply = self.ask_durably(command, send_wait, request.deadline);
+        match reply {
+            Ok(AcquireReply::Held { .. }) => self.contended.store(CONTENDED, Ordering::Relaxed),
+            // Threads that do so at the same time count as one.
+            _ if contended > 0 => self.contended.store(contended - 1, Ordering::Relaxed),
+            _ => {}
+        }
         reply
     }
 
@@ -114,7 +128,7 @@ impl Store for Standalone {
     fn set_depth(&self, request: SetDepth<'_>) -> Result<HoldReply, Failure> {
         let command = self.commands.set_depth(request);
         if request.durable {
-            self.ask_durably(command, request.deadline)
+            self.ask_durably(command, SendWait::Along, request.deadline)
         } else {
             self.ask(command, request.deadline)
         }
@@ -137,7 +151,8 @@ impl Store for Standalone {
         let command = self.commands.transfer(request);
         if self.demand.is_some() {
             // Sent here, not when the reply is waited for: until then the old hold keeps the lock.
-            let reply = self.ask_durably(command, request.deadline);
+            let send_wait = if request.yields { SendWait::After } else { SendWait::Along };
+            let reply = self.ask_durably(command, send_wait, request.deadline);
             return PendingReply::new(|| reply);
         }
         self.start(command, request.deadline)

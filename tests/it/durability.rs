@@ -283,6 +283,11 @@ fn calls_for_a_busy_lock_keep_their_connections() {
             scope.spawn(|| assert!(other.try_lock_for("a", ms(1000)).unwrap().is_none()));
         }
     });
+    // Now and then a lock is free.
+    throughout(ms(2000), || {
+        take(&other, "b").unlock().unwrap();
+        other.try_lock("a").unwrap().is_none()
+    });
     let opened = servers[0].connections() - connections;
     assert!(opened <= FEW, "{opened} connections");
     guard.unlock().unwrap();
