@@ -42,7 +42,7 @@ impl Grants {
         };
         if !is_granted(&outcome) {
             let begun = |reply: &AcquireReply| matches!(reply, AcquireReply::Acquired { .. });
-            self.withdraw(&mut links, hold, |number| votes.may_be(number, begun));
+            drop(self.withdraw(&mut links, hold, |number| votes.may_be(number, begun)));
         }
         outcome
     }
@@ -57,9 +57,9 @@ impl Grants {
         let transfer = commands.transfer(request);
         let decoder = transfer.command.decoder.clone();
         let (broadcast, lagging) = (self.broadcast(transfer), links.lagging());
-        let ended = links.send(&broadcast, |_| true);
+        let mut ended = vec![links.send(&broadcast, |_| true)];
         if lagging.contains(&true) {
-            self.withdraw(&mut links, from, |number| lagging[number]);
+            ended.push(self.withdraw(&mut links, from, |number| lagging[number]));
         }
         Ok(SentTransfer { broadcast, decoder, to: to.clone(), lease, deadline, _ended: ended })
     }
@@ -79,7 +79,7 @@ impl Grants {
             HoldDecision::NotGranted(outcome) => outcome.map_err(ambiguous)?,
         };
         let begun = |reply: &TransferReply| matches!(reply, TransferReply::Transferred { .. });
-        self.withdraw(&mut links, to, |number| votes.may_be(number, begun));
+        drop(self.withdraw(&mut links, to, |number| votes.may_be(number, begun)));
         Ok(outcome)
     }
 
@@ -108,9 +108,14 @@ impl Grants {
     }
 
     /// Ends a hold that was not granted, or not by all, on those servers where it may exist. Does
-    /// not wait for replies.
-    fn withdraw(&self, links: &mut LinkSet, hold: &HoldId, may_exist: impl Fn(usize) -> bool) {
-        drop(links.send(&self.broadcast(self.commands.withdraw(hold)), may_exist));
+    /// not wait for replies. The hold is reported when the returned value is dropped.
+    fn withdraw(
+        &self,
+        links: &mut LinkSet,
+        hold: &HoldId,
+        may_exist: impl Fn(usize) -> bool,
+    ) -> Option<EndedHold> {
+        links.send(&self.broadcast(self.commands.withdraw(hold)), may_exist)
     }
 
     fn broadcast<T>(&self, command: QuorumCommand<T>) -> Arc<Broadcast> {
@@ -130,8 +135,9 @@ pub(super) struct SentTransfer {
     to: HoldId,
     lease: Duration,
     deadline: Instant,
-    /// Reported when the replies have come, or are not waited for any more.
-    _ended: Option<EndedHold>,
+    /// Reported when the replies have come, or are not waited for any more: a release in the
+    /// background must not overtake the transfer.
+    _ended: Vec<Option<EndedHold>>,
 }
 
 /// The failure of a request that some servers have executed, or that the background jobs complete
@@ -143,4 +149,56 @@ pub(super) fn ambiguous(failure: Failure) -> Failure {
         other => other,
     };
     Failure { kind, ..failure }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crossbeam_channel::unbounded;
+
+    use crate::clock::end_of;
+    use crate::config::{Config, Durability};
+    use crate::net::endpoint::Endpoint;
+    use crate::net::server::ServerFactory;
+    use crate::store::Store;
+    use crate::store::hold::HoldKind;
+    use crate::store::quorum::Quorum;
+    use crate::store::request::Registration;
+    use crate::store::tests::process::Server;
+
+    const SOON: Duration = Duration::from_secs(5);
+
+    fn hold(nonce: u64) -> HoldId {
+        HoldId { kind: HoldKind::Lock, name: Arc::from("a"), client: Arc::from("me"), nonce }
+    }
+
+    #[test]
+    fn a_hold_that_a_transfer_ends_is_reported_when_the_replies_are_in() {
+        let servers = [(); 3].map(|()| Server::redis());
+        let durability = Durability::Replicas { acks: 1, timeout: SOON };
+        let config = Config { durability, ..Config::default() };
+        let urls = servers.each_ref().map(Server::url);
+        let endpoints = Endpoint::parse_all("urls", &urls, &config).expect("good URLs");
+        let store =
+            Quorum::new(endpoints, &config, &ServerFactory::new(&config).expect("a thread"));
+        let (reports, reported) = unbounded();
+        store.report_in_doubt_to(move |doubt| reports.send(doubt.hold.nonce).unwrap_or_default());
+
+        let (grants, deadline) = (&store.grants, end_of(SOON));
+        let mut links = grants.rounds.connect("a", deadline).expect("a majority");
+        for nonce in 3..6 {
+            // It has no replicas, so it soon lags.
+            let (hold, registration) = (&hold(nonce), Registration::None);
+            let acquire = Acquire { hold, lease: SOON, registration, deadline };
+            links.send(&grants.broadcast(grants.commands.acquire(acquire)), |number| number == 2);
+        }
+        drop(links);
+        let (from, to) = (&hold(1), &hold(2));
+        grants.in_doubt().may_begin_late(from);
+        let transfer = Transfer { from, to, lease: SOON, yields: false, deadline };
+        let pending = store.transfer(transfer);
+        assert!(reported.try_recv().is_err(), "the transfer is on its way");
+        assert_eq!(pending.wait().expect("a majority answers"), TransferReply::Gone);
+        assert_eq!(reported.try_recv(), Ok(1));
+    }
 }
