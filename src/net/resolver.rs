@@ -58,7 +58,7 @@ impl Default for Resolver {
 }
 
 impl Resolver {
-    fn new(look_up: impl Fn(&str) -> Answer + Send + Sync + 'static) -> Self {
+    pub(super) fn new(look_up: impl Fn(&str) -> Answer + Send + Sync + 'static) -> Self {
         Self { look_up: Arc::new(look_up), hosts: Arc::default() }
     }
 

@@ -1,5 +1,9 @@
 //! One server and its pool of connections.
 
+#[cfg(test)]
+use std::io;
+#[cfg(test)]
+use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
@@ -59,6 +63,15 @@ impl ServerFactory {
     /// The pools of all servers that this makes.
     pub(crate) fn pools(&self) -> Pools {
         self.pools.clone()
+    }
+
+    /// The same servers, whose hosts are looked up in this way.
+    #[cfg(test)]
+    pub(crate) fn looking_up(
+        self,
+        look_up: impl Fn(&str) -> io::Result<Vec<SocketAddr>> + Send + Sync + 'static,
+    ) -> Self {
+        Self { resolver: Resolver::new(look_up), ..self }
     }
 
     pub(crate) fn pool_thread(&self) -> &PoolThread {

@@ -22,6 +22,7 @@ use crate::store::wake::Wake;
 pub(crate) mod process;
 
 mod jobs;
+mod look_ups;
 mod members;
 #[cfg(feature = "tls")]
 mod tls;

@@ -99,7 +99,9 @@ impl JobPolicy for JobsBySlot {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io;
     use std::net::TcpListener;
+    use std::thread;
     use std::time::{Duration, Instant};
 
     use crate::clock::end_of;
@@ -126,19 +128,31 @@ mod tests {
         Job { id, hold, action: Action::Release, deadline: end_of(time) }
     }
 
-    /// Two nodes, of which the second accepts connections and says nothing.
     #[test]
     fn a_node_that_hangs_in_the_login_delays_no_other() {
-        let server = Server::redis();
         let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
         let port = silent.local_addr().expect("an address").port();
         // With a login, to connect is to wait for a reply.
-        let urls = [server.url(), format!("redis://:sesame@127.0.0.1:{port}/")];
+        delays_no_other(&format!("redis://:sesame@127.0.0.1:{port}/"));
+    }
+
+    #[test]
+    fn a_node_whose_name_is_not_found_delays_no_other() {
+        delays_no_other("redis://dead.example/");
+    }
+
+    /// A cluster of two nodes, of which the second is at an address where connecting takes ages.
+    fn delays_no_other(silent: &str) {
+        let server = Server::redis();
+        let urls = [&server.url(), silent];
         let config = Config { connect_timeout: AGES, ..Config::default() };
-        let seed = |url: &String| Endpoint::parse(url, &config).expect("a good URL");
+        let seed = |url: &&str| Endpoint::parse(url, &config).expect("a good URL");
         let seeds = urls.iter().map(seed).collect();
-        let topology =
-            Topology::new(seeds, &config, &ServerFactory::new(&config).expect("a thread"));
+        let servers = ServerFactory::new(&config).expect("a thread").looking_up(|_| {
+            thread::sleep(AGES);
+            Err(io::ErrorKind::TimedOut.into())
+        });
+        let topology = Topology::new(seeds, &config, &servers);
         topology.place(slot_of("good"), 0);
         topology.place(slot_of("silent"), 1);
 
