@@ -110,9 +110,9 @@ fn check(shared: &Shared, name: &str, options: &LockOptions) -> Result<()> {
 impl LockCall<'_> {
     /// Acquires the lock, and reports how that went.
     fn run(&self) -> Result<Option<Arc<Lease>>> {
-        let begin = Instant::now();
         let outcome = self.acquire();
-        report_outcome(self.shared, self.name, self.wait, &outcome, begin.elapsed());
+        let waited = self.caller.begin.elapsed();
+        report_outcome(self.shared, self.name, self.wait, &outcome, waited);
         outcome
     }
 
@@ -290,7 +290,7 @@ fn until_free(pause: Duration, remaining: Option<Duration>) -> Duration {
     remaining.map_or(pause, |remaining| pause.min(remaining + Duration::from_millis(1)))
 }
 
-/// Reports how a call has ended.
+/// Reports that a call has ended without a hold. A hold was reported when it began.
 fn report_outcome(
     shared: &Shared,
     name: &Arc<str>,
@@ -300,14 +300,8 @@ fn report_outcome(
 ) {
     let events = &shared.events;
     match outcome {
-        Ok(Some(lease)) => {
-            let fence = lease.fence;
-            events.emit(|| Event::Acquired { name: name.to_string(), fence, waited });
-            events.debug(|| format!("acquired lock {name:?} (fence {fence}) after {waited:?}"));
-        }
         // That the lock is held was reported when the only attempt found it so.
-        Ok(None) if wait == Wait::No => {}
-        Ok(None) => {
+        Ok(None) if wait != Wait::No => {
             events.emit(|| Event::TimedOut { name: name.to_string(), waited });
             events.debug(|| format!("waited for lock {name:?} in vain, for {waited:?}"));
         }
@@ -316,7 +310,7 @@ fn report_outcome(
             events.emit(|| Event::Failed { name: name.to_string(), waited, reason: reason() });
             events.debug(|| format!("lock {name:?} failed after {waited:?}: {}", reason()));
         }
-        Err(_) => {}
+        Ok(_) | Err(_) => {}
     }
 }
 

@@ -142,7 +142,7 @@ impl<'a> Attempt<'a> {
         if self.in_doubt {
             lease.mark_in_doubt();
         }
-        self.shared.add_hold(&lease);
+        self.shared.add_hold(&lease, self.caller);
         lease
     }
 

@@ -69,6 +69,8 @@ pub(crate) struct Caller {
     pub(super) thread: Option<Thread>,
     pub(super) options: LockOptions,
     pub(super) times: CallTimes,
+    /// When the call began.
+    pub(super) begin: Instant,
 }
 
 impl Caller {
@@ -80,6 +82,6 @@ impl Caller {
     /// The calling thread, for a hold that will belong to no thread.
     pub(crate) fn owned(config: &Config, options: &LockOptions, kind: HoldKind) -> Self {
         let times = CallTimes::new(config, options.first_lease());
-        Self { kind, thread: None, options: options.clone(), times }
+        Self { kind, thread: None, options: options.clone(), times, begin: Instant::now() }
     }
 }

@@ -63,25 +63,30 @@ pub(super) fn undo(shared: &Shared, hold: &HoldId, lease: Duration, deadline: In
     }
 }
 
-/// Cleans up and reports when it is known how a hold has ended.
+/// Cleans up and reports when it is known how a hold has ended. Does nothing if that is known
+/// already: of two threads that learn it, the first reports it.
 pub(super) fn report_end(shared: &Shared, lease: &Lease, outcome: &Result<(), HoldFailure>) {
+    let is_first = match outcome {
+        Err(HoldFailure::Lost) => lease.report_loss(),
+        Ok(()) | Err(HoldFailure::Failed(_)) => lease.report_end(),
+    };
+    if !is_first {
+        return;
+    }
     if lease.is_in_doubt() || matches!(outcome, Err(HoldFailure::Failed(_))) {
         shared.clean_up(&lease.id, lease.duration(), !lease.is_in_doubt());
     }
     match outcome {
         Ok(()) => {
-            lease.report_end();
             let (name, held) = (lease.name(), lease.age());
             let fence = lease.fence;
             shared.events.emit(|| Event::Released { name: name.to_string(), fence, held });
             shared.events.debug(|| format!("released lock {name:?} after {held:?}"));
         }
         Err(HoldFailure::Failed(failure)) => {
-            lease.report_end();
             report_failed_release(shared, lease, failure);
         }
         Err(HoldFailure::Lost) => {
-            lease.report_loss();
             shared.losses.report(lease, "the server did not know it any more");
         }
     }

@@ -98,8 +98,10 @@ pub(super) fn finish(
         }
         reply => pending.reply = PendingReply::new(move || reply),
     }
-    let name = pending.to.name.clone();
+    let (from, name) = (pending.from.clone(), pending.to.name.clone());
     let (received, outcome) = complete(shared, pending, &waiter.caller, retry);
+    // Before the waiter reports its own hold.
+    ending::report_end(shared, &from, &outcome);
     match received {
         Received::Held(lease) => shared.wait_queues.finish_handoff(waiter, &lease),
         Received::MustAcquire { yields } => {
@@ -160,10 +162,13 @@ fn complete(
             if in_doubt {
                 lease.mark_in_doubt();
             }
-            if !shared.is_valid(&lease) {
+            // No call gets it then, so that it is not lost to any.
+            if lease.remaining().is_zero() {
+                shared.clean_up(&lease.id, lease.duration(), !in_doubt);
                 return (must_acquire, Ok(()));
             }
-            shared.add_hold(&lease);
+            ending::report_end(shared, &from, &Ok(()));
+            shared.add_hold(&lease, caller);
             (Received::Held(lease), Ok(()))
         }
         TransferReply::Gone if in_doubt => (must_acquire, Ok(())),

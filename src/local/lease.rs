@@ -195,7 +195,7 @@ impl Lease {
         while seen > ENDED && seen <= Moment::now().raw() {
             match self.deadline.compare_exchange(seen, LOST, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => {
-                    self.report_loss();
+                    self.over.lock().take();
                     return true;
                 }
                 Err(now) => seen = now,
@@ -211,7 +211,7 @@ impl Lease {
             (seen > ENDED).then_some(LOST)
         });
         if lost.is_ok() {
-            self.report_loss();
+            self.over.lock().take();
         }
         lost.is_ok()
     }
@@ -241,22 +241,22 @@ impl Lease {
         over.get_or_insert_with(|| Box::new(OverChannel::new())).receiver.clone()
     }
 
-    /// Disconnects the receivers of a hold that is lost, or that was found lost by its release.
-    pub(crate) fn report_loss(&self) {
-        self.report(LOST);
+    /// Marks a hold that its holder has ended as lost, because its release has found it so, and
+    /// disconnects the receivers. Returns `true` for the first call that says how it has ended.
+    pub(crate) fn report_loss(&self) -> bool {
+        self.report(LOST)
     }
 
-    /// Disconnects the receivers of a hold that has ended without a loss.
-    pub(crate) fn report_end(&self) {
-        self.report(RELEASED);
+    /// As `report_loss`, for a hold that has ended without a loss.
+    pub(crate) fn report_end(&self) -> bool {
+        self.report(RELEASED)
     }
 
-    fn report(&self, outcome: u64) {
-        // What is lost stays so.
-        self.deadline
-            .compare_exchange(ENDED, outcome, Ordering::AcqRel, Ordering::Acquire)
-            .unwrap_or_default();
+    fn report(&self, outcome: u64) -> bool {
+        let order = Ordering::AcqRel;
+        let swap = self.deadline.compare_exchange(ENDED, outcome, order, Ordering::Acquire);
         self.over.lock().take();
+        swap.is_ok()
     }
 
     /// Returns the hold for its removal from the store, where it may still exist after its loss.
@@ -368,7 +368,8 @@ mod tests {
         assert!(lease.end());
         lease.lose();
         assert_eq!(over.try_recv(), Err(TryRecvError::Empty), "its release is under way");
-        lease.report_end();
+        assert!(lease.report_end());
+        assert!(!lease.report_loss(), "only the first says how it has ended");
         assert_eq!(over.try_recv(), Err(TryRecvError::Disconnected));
         assert!(!lease.is_lost());
         assert!(!lease.end(), "only once");
@@ -380,9 +381,9 @@ mod tests {
         let lease = acquired(&options(), Moment::now());
         let over = lease.over();
         assert!(lease.end() && !lease.is_lost());
-        lease.report_loss();
+        assert!(lease.report_loss());
         assert_eq!(over.try_recv(), Err(TryRecvError::Disconnected));
-        lease.report_end();
+        assert!(!lease.report_end());
         assert!(lease.is_lost());
     }
 

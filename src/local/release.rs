@@ -83,9 +83,11 @@ fn release(
             return Ok(());
         } else {
             let outcome = ending::release_in_store(shared, lease, &mut retry, false);
+            // Before the next holder reports its own hold.
+            ending::report_end(shared, lease, &outcome);
             shared.wait_queues.end_hold(lease);
             shared.wake_member(lease);
-            outcome
+            return outcome;
         };
     ending::report_end(shared, lease, &outcome);
     outcome
@@ -101,9 +103,9 @@ fn post(shared: &Arc<Shared>, lease: &Arc<Lease>, retry: &RetryPolicy) -> bool {
             Ok(HoldReply::Gone) => Err(HoldFailure::Lost),
             Err(failure) => Err(HoldFailure::Failed(failure)),
         };
+        ending::report_end(&then_shared, &then_lease, &outcome);
         then_shared.wait_queues.end_hold(&then_lease);
         then_shared.wake_member(&then_lease);
-        ending::report_end(&then_shared, &then_lease, &outcome);
     });
     let deadline = retry.request_deadline();
     let recall = shared.store.post_release(PostedRelease { hold: &lease.id, deadline, on_reply });

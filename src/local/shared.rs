@@ -12,8 +12,8 @@ use std::time::Duration;
 use crate::clock::end_of;
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::event::Events;
-use crate::local::call::CallTimes;
+use crate::event::{Event, Events};
+use crate::local::call::{CallTimes, Caller};
 use crate::local::counters::Counters;
 use crate::local::held_locks::HeldLocks;
 use crate::local::identity::Identity;
@@ -143,8 +143,12 @@ impl Shared {
     }
 
     /// Adds a new hold of a thread of this process, to be found by that thread and to be renewed.
-    pub(super) fn add_hold(&self, lease: &Arc<Lease>) {
+    /// It is reported before the renewer may find it lost.
+    pub(super) fn add_hold(&self, lease: &Arc<Lease>, caller: &Caller) {
         self.counters.begin_hold();
+        let (name, fence, waited) = (lease.name(), lease.fence, caller.begin.elapsed());
+        self.events.emit(|| Event::Acquired { name: name.to_string(), fence, waited });
+        self.events.debug(|| format!("acquired lock {name:?} (fence {fence}) after {waited:?}"));
         self.held_locks.insert(lease);
         self.renewer.add_lease(lease);
     }

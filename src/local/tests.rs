@@ -381,6 +381,30 @@ fn an_in_doubt_hold_from_a_handoff_is_cleaned_up_after_its_release() {
     eventually(|| scene.store.releases() >= 2);
 }
 
+/// The waiter never gets that hold, so it cannot lose it.
+#[test]
+fn a_handoff_that_is_answered_after_the_lease_is_no_loss() {
+    let scene = Scene::new(LEASE);
+    hand_off(&scene, |lease| {
+        scene.store.set_outcomes(&[Outcome::Slow(LEASE)]);
+        scene.unlock(lease).expect("released");
+    });
+    scene.expect_events(["released", "acquired", "released"]);
+}
+
+/// The releasing thread goes on without a reply to the transfer, and so does the waiter.
+#[test]
+fn a_release_that_two_threads_learn_of_is_reported_once() {
+    let scene = Scene::new(LEASE * 10);
+    hand_off(&scene, |lease| {
+        scene.store.set_outcomes(&[Outcome::LostReply]);
+        scene.unlock(lease).expect("released");
+    });
+    scene.expect_events(["released", "acquired", "released"]);
+    thread::sleep(LEASE / 4);
+    assert!(scene.events.is_empty());
+}
+
 /// The first transfer may still be executed, after a request that brings the old hold back.
 #[test]
 fn an_in_doubt_handoff_that_comes_too_late_is_cleaned_up() {

@@ -1,6 +1,7 @@
 //! What `on_event` reports, and that a callback can do no harm.
 
 use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
 use crossbeam_channel::{bounded, unbounded};
@@ -16,6 +17,7 @@ stores! {
     every store:
         a_hold_is_reported_from_acquired_to_released,
         events_of_many_holds_come_in_order,
+        a_release_is_reported_before_the_next_hold,
         a_busy_lock_is_reported_as_contended,
         a_renewal_is_reported,
         a_loss_is_reported_once,
@@ -49,6 +51,47 @@ fn events_of_many_holds_come_in_order(store: &Store) {
     eventually(SOON, || recorder.count("released a") == 50);
     for pair in recorder.events().chunks(2) {
         assert_eq!(pair, ["acquired a", "released a"]);
+    }
+}
+
+/// The events of holds, by the fence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Told {
+    Acquired(u64),
+    Released(u64),
+}
+
+fn a_release_is_reported_before_the_next_hold(store: &Store) {
+    const THREADS: usize = 6;
+    const ROUNDS: usize = 60;
+    let told = Arc::<parking_lot::Mutex<Vec<Told>>>::default();
+    let events = Arc::clone(&told);
+    let client = store.open(patient().wait(6 * SOON).on_event(move |event| match event {
+        Event::Acquired { fence, .. } => events.lock().push(Told::Acquired(*fence)),
+        Event::Released { fence, .. } => events.lock().push(Told::Released(*fence)),
+        _ => {}
+    }));
+    thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let client = &client;
+            scope.spawn(move || {
+                for round in 0..ROUNDS {
+                    let guard = client.lock("a").unwrap();
+                    if (thread + round) % 2 == 0 {
+                        guard.unlock().unwrap();
+                    } else {
+                        drop(guard);
+                    }
+                }
+            });
+        }
+    });
+    eventually(SOON, || told.lock().len() == 2 * THREADS * ROUNDS);
+    let mut last = 0;
+    for pair in told.lock().chunks(2) {
+        let &[Told::Acquired(fence), Told::Released(released)] = pair else { panic!("{pair:?}") };
+        assert!(fence > last && fence == released, "{pair:?} after {last}");
+        last = fence;
     }
 }
 
