@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use criterion::Criterion;
-use leasehold::Client;
+use leasehold::{Client, Mechanism};
 
 use self::support::counts::Counts;
 use self::support::raw::Raw;
@@ -92,6 +92,8 @@ impl Scale {
 fn with_rivals(url: &str, measure: impl FnOnce(&mut [Rival<'_>])) {
     let mut raw = Raw::connect(url, "lock");
     let spinning = Client::open(url).expect("the server answers");
+    let waiting = Client::builder().without(Mechanism::PostedRelease).open(url);
+    let waiting = waiting.expect("the server answers");
     let sleeping = Client::builder().spin(Duration::ZERO).open(url).expect("the server answers");
     let outer = [(&spinning, "outer"), (&sleeping, "outer, spin(0)")]
         .map(|(client, name)| client.lock(name).expect("it is free"));
@@ -101,6 +103,7 @@ fn with_rivals(url: &str, measure: impl FnOnce(&mut [Rival<'_>])) {
         Rival::new("uncontended, spin(0)", || {
             lock_and_unlock(&sleeping, "alone");
         }),
+        Rival::new("no posted releases", || lock_and_unlock(&waiting, "alone")),
         Rival::new("nested", || lock_and_unlock(&spinning, "outer")),
         Rival::new("nested, spin(0)", || {
             lock_and_unlock(&sleeping, "outer, spin(0)");
@@ -110,8 +113,7 @@ fn with_rivals(url: &str, measure: impl FnOnce(&mut [Rival<'_>])) {
 }
 
 fn lock_and_unlock(client: &Client, name: &str) {
-    let guard = client.lock(name).expect("it is free");
-    guard.unlock().expect("it is still held");
+    drop(client.lock(name).expect("it is free"));
 }
 
 fn run_criterion(rivals: &mut [Rival<'_>]) {

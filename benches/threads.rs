@@ -72,7 +72,7 @@ fn many_names(scale: Scale, server: &Server) {
         Box::new(move || Work::of(THREADS, scale.time, |thread| in_cycles(mutexes(thread))))
     };
     let pool = |size| Client::builder().pool_size(size);
-    let pipelined = || pool(4).pipelined_release(true);
+    let unposted = || pool(4).without(Mechanism::PostedRelease);
     let mut rivals: Vec<Rival<'_>> = vec![("32 names, 32 raw connections".into(), Box::new(raw))];
     for size in [1, 2, 4, 8] {
         rivals.push((format!("32 names, pool of {size}"), with(pool(size), 1)));
@@ -81,9 +81,9 @@ fn many_names(scale: Scale, server: &Server) {
     rivals.push(("32 names, pool of 4, no shared writes".into(), with(unshared, 1)));
     let asleep = pool(4).spin(Duration::ZERO);
     rivals.push(("32 names, pool of 4, no spinning".into(), with(asleep, 1)));
-    rivals.push(("32 names, pool of 4, pipelined releases".into(), with(pipelined(), 1)));
+    rivals.push(("32 names, pool of 4, no posted releases".into(), with(unposted(), 1)));
     rivals.push(("32 × 4 names, pool of 4".into(), with(pool(4), IN_TURN)));
-    rivals.push(("32 × 4 names, pool of 4, pipelined releases".into(), with(pipelined(), IN_TURN)));
+    rivals.push(("32 × 4 names, pool of 4, no posted releases".into(), with(unposted(), IN_TURN)));
     compare(scale, &mut rivals, |_| String::new());
 }
 

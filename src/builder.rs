@@ -223,27 +223,6 @@ impl Builder {
         self
     }
 
-    /// Sets whether dropping a guard may leave the release to another thread of this client and
-    /// return at once. That thread must be waiting for a reply on a connection that several threads
-    /// share; when it has the reply, it sends the release along with the requests that have queued
-    /// up by then. If there is no such thread, a drop waits as usual.
-    /// [`unlock`](crate::Guard::unlock) always waits.
-    ///
-    /// Many threads that lock and drop continuously get half as much work done again, because each
-    /// is woken once per lock instead of twice. In exchange, when the drop returns, the lock may
-    /// still be held in Redis: usually for a fraction of a millisecond, and for up to `io_timeout`
-    /// if the server has stopped answering. Threads of this client are not affected, since the next
-    /// one that wants the lock gets it after the release or in place of it, but other clients may
-    /// find it held. A release that fails is retried in the background and reported as
-    /// [`Event::ReleaseFailed`].
-    ///
-    /// Applies to one server, sentinels and clusters, and has no effect elsewhere. Defaults to
-    /// `false`.
-    pub fn pipelined_release(mut self, pipelined: bool) -> Self {
-        self.config.pipelined_release = pipelined;
-        self
-    }
-
     /// Does without a mechanism that makes locks faster. For benchmarks that show what it earns.
     #[doc(hidden)]
     pub fn without(mut self, mechanism: Mechanism) -> Self {

@@ -94,6 +94,8 @@ pub enum Mechanism {
     EarlyRequest,
     /// A released lock goes to the next thread of the same client by one request instead of two.
     Handoff,
+    /// A dropped guard does not wait for the reply to its release.
+    PostedRelease,
     /// Requests of several threads go over one connection in one write.
     SharedWrites,
 }
@@ -145,7 +147,6 @@ pub(crate) struct Config {
     /// for.
     pub(crate) max_handoffs: u32,
     /// Whether dropping a guard may return before its release is answered.
-    pub(crate) pipelined_release: bool,
     /// What benchmarks have switched off.
     pub(crate) without: Vec<Mechanism>,
     #[cfg(feature = "tls")]
@@ -173,7 +174,6 @@ impl Default for Config {
             spin: Duration::from_micros(50),
             lazy: false,
             max_handoffs: 32,
-            pipelined_release: false,
             without: Vec::new(),
             #[cfg(feature = "tls")]
             tls: None,

@@ -19,10 +19,8 @@ use crate::lost::{self, Lost};
 /// [`lost`](Guard::lost) wakes those that wait for it. Only the [fencing token](Guard::fence)
 /// protects a resource from a holder that was paused and has not noticed yet.
 ///
-/// Dropping a guard never panics. It waits for the server's reply, but no longer than `io_timeout`,
-/// and not at all if the lock is handed off to another thread; with
-/// [`pipelined_release`](crate::Builder::pipelined_release) it often does not wait either. A
-/// release that fails is retried in the background. [`unlock`](Guard::unlock) reports errors.
+/// Dropping a guard never panics. It writes the release and does not wait for the server's reply:
+/// see [What drop does](crate#what-drop-does). [`unlock`](Guard::unlock) waits, and reports errors.
 ///
 /// A guard stays on its thread:
 ///
@@ -150,8 +148,8 @@ impl Guard {
         status::renew(&self.shared, &self.lease)
     }
 
-    /// Releases this level, as dropping the guard does, and reports errors. Blocks for the server's
-    /// reply.
+    /// Releases this level and reports errors. Unlike dropping the guard, this blocks for the
+    /// server's reply.
     ///
     /// # Errors
     ///

@@ -151,11 +151,24 @@
 //!
 //! # What drop does
 //!
-//! Dropping a [`Guard`] releases its level of the lock. It waits for the server's reply, for at
-//! most one `io_timeout`, unless another thread reads the reply: one that the lock is handed off
-//! to, or with [`pipelined_release`](Builder::pipelined_release) any that shares the connection. A
-//! release that fails is retried in the background. Dropping a client does not end the holds of its
-//! guards.
+//! Dropping a [`Guard`] releases its level of the lock. It writes the release and returns: the
+//! reply is read along with that of the next request over the same connection, or about 10 ms later
+//! by a thread in the background. So a drop costs no round trip. What this means:
+//!
+//! - For this client the lock is free: whatever it calls next does not find the hold that it has
+//!   dropped. For other clients the lock is free one network latency later. Use
+//!   [`Guard::unlock`] to know that it is, and to learn of errors.
+//! - A release that fails, or gets no reply within `io_timeout`, is reported as
+//!   [`Event::ReleaseFailed`] and repeated in the background. Until that has succeeded, calls of
+//!   this client for the lock get it or fail with [`Error::Unavailable`].
+//! - A drop waits only for room to write and, if no connection is open, until one is, together for
+//!   at most one `io_timeout`. It writes the release itself, so that a program may end right after.
+//!   Only while other threads use all connections of the pool, it leaves the release to them.
+//! - The last clone or guard of a client waits for the replies to all releases, for at most one
+//!   `io_timeout`, when it is dropped. Guards in statics are never dropped, nor is anything by
+//!   `std::process::exit`.
+//!
+//! Dropping a client does not end the holds of its guards.
 //!
 //! In a forked child, calls return [`Error::Forked`], and the locks of the parent are not affected.
 //!

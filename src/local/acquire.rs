@@ -9,7 +9,6 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::clock::end_of;
 use crate::config::LockOptions;
 use crate::error::{Error, Result};
 use crate::event::Event;
@@ -37,8 +36,8 @@ pub(super) struct LockCall<'a> {
 
 /// How a call goes on when it does not wait behind other threads any more.
 enum Start {
-    /// At the head of the queue.
-    AtHead(Arrival),
+    /// At the head of the queue, and whether the release of an earlier hold is not confirmed.
+    AtHead(Arrival, bool),
     /// With the lock, which was handed off to it.
     HandedOff(Arc<Lease>),
     /// At the head of the queue, with the lock unless the transfer fails.
@@ -119,14 +118,23 @@ impl LockCall<'_> {
     fn acquire(&self) -> Result<Option<Arc<Lease>>> {
         let Some((waiter, start)) = self.queue()? else { return Ok(None) };
         match start {
-            Start::AtHead(arrival) => self.acquire_at_head(self.head(), &waiter, arrival),
+            Start::AtHead(arrival, after_release) => {
+                self.acquire_at_head(self.head(), &waiter, arrival, after_release)
+            }
             Start::HandedOff(lease) => Ok(Some(lease)),
             Start::HandoffPending(pending) => self.receive_handoff(pending, &waiter),
             Start::Outside => {
-                let mut attempt = self.attempt(Arrival::First);
-                try_until_acquired(&mut attempt, &waiter)
-                    .inspect_err(|_| attempt.clean_up())
-                    .map_or_else(|stopped| stopped.into_result(self.name), |lease| Ok(Some(lease)))
+                let mut attempt = self.attempt(Arrival::First, self.is_after_release());
+                match try_until_acquired(&mut attempt, &waiter) {
+                    Ok(lease) => {
+                        self.report_released(self.queues().take_released(&lease));
+                        Ok(Some(lease))
+                    }
+                    Err(stopped) => {
+                        attempt.clean_up();
+                        stopped.into_result(self.name)
+                    }
+                }
             }
         }
     }
@@ -147,26 +155,15 @@ impl LockCall<'_> {
         };
         let start = match position {
             Position::Behind => self.wait_for_turn(&waiter)?,
-            Position::Head => Some(Start::AtHead(Arrival::First)),
-            Position::Recalled(lease) => {
-                let retry = RetryPolicy::new(*wait, &shared.config, caller.times);
-                let pending = handoff::start(shared, &lease, caller, true, &retry);
-                Some(Start::HandoffPending(pending))
-            }
+            Position::Head { after_release } => Some(Start::AtHead(Arrival::First, after_release)),
         };
         Ok(start.map(|start| (waiter, start)))
     }
 
     fn wait_for_turn(&self, waiter: &Waiter) -> Result<Option<Start>> {
-        let deadline = if self.wait == Wait::No {
-            // It is behind a posted release, whose reply comes by then or not at all.
-            Some(end_of(self.caller.times.io_timeout))
-        } else {
-            report_contended(self.shared, self.name);
-            self.wait.deadline()
-        };
+        report_contended(self.shared, self.name);
         let waiting = self.shared.counters.begin_wait();
-        let turn = self.queues().wait(waiter, deadline)?;
+        let turn = self.queues().wait(waiter, self.wait.deadline())?;
         drop(waiting);
         match turn {
             Turn::Failed(failure) | Turn::TimedOut(Some(failure)) => {
@@ -174,8 +171,9 @@ impl LockCall<'_> {
             }
             Turn::HandedOff(lease) => Ok(Some(Start::HandedOff(lease))),
             Turn::HandoffPending(pending) => Ok(Some(Start::HandoffPending(pending))),
-            Turn::Head { yields } => Ok(Some(Start::AtHead(Arrival::next(yields)))),
-            Turn::ReleasePending => Ok(Some(Start::Outside)),
+            Turn::Head { yields } => {
+                Ok(Some(Start::AtHead(Arrival::next(yields), self.is_after_release())))
+            }
             Turn::TimedOut(None) => Ok(None),
         }
     }
@@ -196,7 +194,7 @@ impl LockCall<'_> {
             }
             Ok(Received::MustAcquire { yields }) => {
                 self.shared.wait_queues.set_acquiring(waiter);
-                self.acquire_at_head(head, waiter, Arrival::next(yields))
+                self.acquire_at_head(head, waiter, Arrival::next(yields), false)
             }
             Err(failure) => {
                 let stopped = Stopped::Failed(failure);
@@ -212,13 +210,14 @@ impl LockCall<'_> {
         head: QueueHead<'_>,
         waiter: &Waiter,
         arrival: Arrival,
+        after_release: bool,
     ) -> Result<Option<Arc<Lease>>> {
-        let mut attempt = self.attempt(arrival);
+        let mut attempt = self.attempt(arrival, after_release);
         let outcome = try_until_acquired(&mut attempt, waiter);
         match outcome.inspect_err(|_| attempt.clean_up()) {
             Ok(lease) => {
                 if self.caller.kind == HoldKind::Lock {
-                    self.queues().set_acquired(&lease);
+                    self.report_released(self.queues().set_acquired(&lease));
                     head.keep();
                 }
                 Ok(Some(lease))
@@ -239,8 +238,20 @@ impl LockCall<'_> {
         self.shared.queues(self.caller.kind)
     }
 
-    fn attempt(&self, arrival: Arrival) -> Attempt<'_> {
-        Attempt::new(self.shared, self.name, &self.caller, self.wait, arrival)
+    /// Reports that earlier holds have ended: two do not exist at the same time.
+    fn report_released(&self, released: Vec<Arc<Lease>>) {
+        for released in released {
+            self.shared.end_reports.report_released(&released);
+        }
+    }
+
+    /// Returns `true` if the release of an earlier hold is not confirmed.
+    fn is_after_release(&self) -> bool {
+        !self.queues().released(self.name).is_empty()
+    }
+
+    fn attempt(&self, arrival: Arrival, after_release: bool) -> Attempt<'_> {
+        Attempt::new(self.shared, self.name, &self.caller, self.wait, arrival, after_release)
     }
 
     pub(super) fn head(&self) -> QueueHead<'_> {
@@ -260,7 +271,18 @@ fn try_until_acquired(attempt: &mut Attempt<'_>, waiter: &Waiter) -> Result<Arc<
             Some(started) => started.wait(),
         };
         let sent = answered.sent;
-        let pause = match attempt.record_reply(answered) {
+        let mut reply = attempt.record_reply(answered);
+        if let Ok(AcquireReply::Held { .. } | AcquireReply::Unknown { .. }) = reply {
+            match attempt.confirm_releases() {
+                Ok(false) => {}
+                Ok(true) => {
+                    started = None;
+                    continue;
+                }
+                Err(failure) => reply = Err(failure),
+            }
+        }
+        let pause = match reply {
             Ok(AcquireReply::Acquired { fence }) => return Ok(attempt.begin_hold(fence, sent)),
             Ok(AcquireReply::Held { remaining } | AcquireReply::Unknown { remaining }) => {
                 attempt.record_contention();

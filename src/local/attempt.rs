@@ -45,6 +45,9 @@ pub(super) struct Attempt<'a> {
     in_doubt: bool,
     /// Whether it was reported that the lock is held.
     contended: bool,
+    /// Whether the release of an earlier hold of this client was not confirmed when the last
+    /// request was sent.
+    after_release: bool,
 }
 
 impl Arrival {
@@ -60,6 +63,7 @@ impl<'a> Attempt<'a> {
         caller: &'a Caller,
         wait: Wait,
         arrival: Arrival,
+        after_release: bool,
     ) -> Self {
         let yield_time = if arrival == Arrival::NextYielding { YIELD_TIME } else { Duration::ZERO };
         let retry = RetryPolicy::new(wait, &shared.config, caller.times);
@@ -77,7 +81,7 @@ impl<'a> Attempt<'a> {
             may_be_early: shared.config.uses(Mechanism::EarlyRequest),
         };
         let contended = arrival != Arrival::First;
-        Self { shared, caller, wait, request, retry, in_doubt: false, contended }
+        Self { shared, caller, wait, request, retry, in_doubt: false, contended, after_release }
     }
 
     /// Records what a reply means for the next request. A hold whose lease is over when the reply
@@ -114,6 +118,25 @@ impl<'a> Attempt<'a> {
             AcquireReply::Acquired { .. } if in_doubt => Err(Failure::late()),
             reply => Ok(reply),
         }
+    }
+
+    /// Makes sure that earlier holds of this client have ended whose release was not confirmed when
+    /// the request was sent that found the lock held: by just those, perhaps. Returns `true` if it
+    /// is worth trying again at once.
+    pub(super) fn confirm_releases(&mut self) -> Result<bool, Failure> {
+        let Shared { store, end_reports, .. } = self.shared;
+        let queues = self.shared.queues(self.caller.kind);
+        let released = queues.released(&self.request.hold.name);
+        // If they were confirmed in the meantime, they may have ended after this request.
+        let retries = !released.is_empty() || self.after_release && !store.keeps_order();
+        for released in released {
+            self.after_release = true;
+            store.release(&released.id, self.retry.request_deadline())?;
+            queues.confirm_release(&released.id);
+            end_reports.report_released(&released);
+        }
+        self.after_release = false;
+        Ok(retries)
     }
 
     /// Records that another owner holds the lock.

@@ -7,9 +7,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::error::Error;
-use crate::event::Event;
+use crate::event::{Event, Events};
 use crate::failure::Failure;
 use crate::local::lease::Lease;
+use crate::local::loss::LossNotifier;
+use crate::local::renewer::Renewer;
 use crate::local::retry::RetryPolicy;
 use crate::local::shared::Shared;
 use crate::store::hold::HoldId;
@@ -63,42 +65,75 @@ pub(super) fn undo(shared: &Shared, hold: &HoldId, lease: Duration, deadline: In
     }
 }
 
-/// Cleans up and reports when it is known how a hold has ended. Does nothing if that is known
-/// already: of two threads that learn it, the first reports it.
-pub(super) fn report_end(shared: &Shared, lease: &Lease, outcome: &Result<(), HoldFailure>) {
-    let is_first = match outcome {
-        Err(HoldFailure::Lost) => lease.report_loss(),
-        Ok(()) | Err(HoldFailure::Failed(_)) => lease.report_end(),
-    };
-    if !is_first {
-        return;
-    }
-    if lease.is_in_doubt() || matches!(outcome, Err(HoldFailure::Failed(_))) {
-        shared.clean_up(&lease.id, lease.duration(), !lease.is_in_doubt());
-    }
-    match outcome {
-        Ok(()) => {
-            let (name, held) = (lease.name(), lease.age());
-            let fence = lease.fence;
-            shared.events.emit(|| Event::Released { name: name.to_string(), fence, held });
-            shared.events.debug(|| format!("released lock {name:?} after {held:?}"));
-        }
-        Err(HoldFailure::Failed(failure)) => {
-            report_failed_release(shared, lease, failure);
-        }
-        Err(HoldFailure::Lost) => {
-            shared.losses.report(lease, "the server did not know it any more");
-        }
-    }
+/// Cleans up and reports how holds have ended, in whichever thread learns it.
+#[derive(Clone, Debug)]
+pub(super) struct EndReports {
+    pub(super) events: Events,
+    pub(super) losses: LossNotifier,
+    pub(super) renewer: Renewer,
 }
 
-/// Reports that a level was not released.
-pub(super) fn report_failed_release(shared: &Shared, lease: &Lease, failure: &Failure) {
-    let (name, fence, source) = (lease.name(), lease.fence, &failure.source);
-    shared.events.emit(|| Event::ReleaseFailed {
-        name: name.to_string(),
-        fence,
-        reason: source.to_string(),
-    });
-    shared.events.warn(|| format!("releasing lock {name:?} failed: {source}"));
+impl EndReports {
+    /// Cleans up and reports when it is known how a hold has ended. Does nothing if that is known
+    /// already: of several threads that learn it, the first reports it.
+    pub(super) fn report_end(&self, lease: &Lease, outcome: &Result<(), HoldFailure>) {
+        let is_first = match outcome {
+            Err(HoldFailure::Lost) => lease.report_loss(),
+            Ok(()) | Err(HoldFailure::Failed(_)) => lease.report_end(),
+        };
+        if !is_first {
+            return;
+        }
+        if lease.is_in_doubt() || matches!(outcome, Err(HoldFailure::Failed(_))) {
+            self.renewer.add_clean_up(lease.to_clean_up());
+        }
+        let (name, fence, held) = (lease.name(), lease.fence, lease.held());
+        match outcome {
+            Ok(()) => {
+                self.events.emit(|| Event::Released { name: name.to_string(), fence, held });
+                self.events.debug(|| format!("released lock {name:?} after {held:?}"));
+            }
+            Err(HoldFailure::Failed(failure)) => self.report_failed_release(lease, failure),
+            Err(HoldFailure::Lost) => {
+                self.losses.report(lease, "the server did not know it any more");
+            }
+        }
+    }
+
+    /// As `report_end`, with the reply to a release that was posted.
+    pub(super) fn report_reply(&self, lease: &Lease, reply: Result<HoldReply, Failure>) {
+        let outcome = match reply {
+            Ok(HoldReply::Held) => Ok(()),
+            Ok(HoldReply::Gone) => Err(HoldFailure::Lost),
+            Err(failure) => Err(HoldFailure::Failed(failure)),
+        };
+        if !matches!(outcome, Err(HoldFailure::Failed(_))) {
+            self.losses.confirm_release(&lease.id);
+        }
+        self.report_end(lease, &outcome);
+    }
+
+    /// Reports that a hold has ended in the store.
+    pub(super) fn report_released(&self, lease: &Lease) {
+        self.report_end(lease, &Ok(()));
+    }
+
+    /// Reports that a level was not released.
+    pub(super) fn report_failed_release(&self, lease: &Lease, failure: &Failure) {
+        let (name, fence, source) = (lease.name(), lease.fence, &failure.source);
+        self.events.emit(|| Event::ReleaseFailed {
+            name: name.to_string(),
+            fence,
+            reason: source.to_string(),
+        });
+        self.events.warn(|| format!("releasing lock {name:?} failed: {source}"));
+    }
+
+    /// Marks a hold as lost because the store does not know it any more.
+    pub(super) fn lose(&self, lease: &Lease) {
+        self.losses.lose(lease);
+        if lease.is_in_doubt() {
+            self.renewer.add_clean_up(lease.to_clean_up());
+        }
+    }
 }

@@ -101,7 +101,7 @@ pub(super) fn finish(
     let (from, name) = (pending.from.clone(), pending.to.name.clone());
     let (received, outcome) = complete(shared, pending, &waiter.caller, retry);
     // Before the waiter reports its own hold.
-    ending::report_end(shared, &from, &outcome);
+    shared.end_reports.report_end(&from, &outcome);
     match received {
         Received::Held(lease) => shared.wait_queues.finish_handoff(waiter, &lease),
         Received::MustAcquire { yields } => {
@@ -125,7 +125,7 @@ pub(super) fn receive(
     let (from, reports_end) = (pending.from.clone(), pending.reports_end);
     let (received, outcome) = complete(shared, pending, caller, retry);
     if reports_end {
-        ending::report_end(shared, &from, &outcome);
+        shared.end_reports.report_end(&from, &outcome);
     }
     match outcome {
         Err(HoldFailure::Failed(failure)) if is_outage(&failure) => Err(failure),
@@ -167,7 +167,7 @@ fn complete(
                 shared.clean_up(&lease.id, lease.duration(), !in_doubt);
                 return (must_acquire, Ok(()));
             }
-            ending::report_end(shared, &from, &Ok(()));
+            shared.end_reports.report_end(&from, &Ok(()));
             shared.add_hold(&lease, caller);
             (Received::Held(lease), Ok(()))
         }

@@ -54,6 +54,8 @@ pub(crate) struct Lease {
     thread: Option<Thread>,
     /// A moment, or a mark.
     deadline: AtomicU64,
+    /// When its holder has ended it; [`LOST`] before.
+    ended: AtomicU64,
     /// How many guards there are. Only the holding thread changes it.
     depth: AtomicU32,
     /// Whether a request that began this hold may be executed once more.
@@ -102,6 +104,7 @@ impl Lease {
             end: options.max_hold.map_or(Moment::NEVER, |age| sent.after(age)),
             thread: thread.clone(),
             deadline: AtomicU64::new(local_deadline(sent, times.lease).raw()),
+            ended: AtomicU64::new(LOST),
             depth: AtomicU32::new(1),
             in_doubt: AtomicBool::new(false),
             failing: AtomicBool::new(false),
@@ -117,8 +120,12 @@ impl Lease {
         self.thread.as_ref().map(|thread| thread.id)
     }
 
-    pub(crate) fn age(&self) -> Duration {
-        Moment::now().since(self.acquired)
+    /// Returns how long its holder has had it.
+    pub(crate) fn held(&self) -> Duration {
+        match self.ended.load(Ordering::Relaxed) {
+            LOST => Moment::now().since(self.acquired),
+            ended => Moment::from_raw(ended).since(self.acquired),
+        }
     }
 
     pub(crate) fn depth(&self) -> u32 {
@@ -219,9 +226,11 @@ impl Lease {
     /// Ends the hold on behalf of its holder. Returns `false` if it was lost before. Whether its
     /// release has found it lost is reported later.
     pub(crate) fn end(&self) -> bool {
+        let now = Moment::now().raw();
         let ended = self.deadline.fetch_update(Ordering::AcqRel, Ordering::Acquire, |seen| {
-            (seen > ENDED && Moment::now().raw() < seen).then_some(ENDED)
+            (seen > ENDED && now < seen).then_some(ENDED)
         });
+        self.ended.store(now, Ordering::Relaxed);
         ended.is_ok()
     }
 

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use crate::event::{Event, Events};
 use crate::local::lease::Lease;
 use crate::local::wait_queues::WaitQueues;
+use crate::store::hold::{HoldId, HoldKind};
 
 /// Why leases are lost.
 pub(crate) const EXPIRED: &str = "it was not renewed in time";
@@ -18,11 +19,17 @@ pub(crate) const GONE: &str = "the server does not know it any more";
 pub(crate) struct LossNotifier {
     pub(super) events: Events,
     wait_queues: Arc<WaitQueues>,
+    /// Those of read-write locks and semaphores.
+    member_queues: Arc<WaitQueues>,
 }
 
 impl LossNotifier {
-    pub(crate) fn new(events: Events, wait_queues: Arc<WaitQueues>) -> Self {
-        Self { events, wait_queues }
+    pub(crate) fn new(
+        events: Events,
+        wait_queues: Arc<WaitQueues>,
+        member_queues: Arc<WaitQueues>,
+    ) -> Self {
+        Self { events, wait_queues, member_queues }
     }
 
     /// Marks a lease as lost if its deadline has passed. Returns `true` for the one call that does.
@@ -39,6 +46,13 @@ impl LossNotifier {
         if lease.lose() {
             self.report(lease, GONE);
         }
+    }
+
+    /// Notes that a hold which was released does not exist any more.
+    pub(crate) fn confirm_release(&self, hold: &HoldId) {
+        let is_lock = hold.kind == HoldKind::Lock;
+        let queues = if is_lock { &self.wait_queues } else { &self.member_queues };
+        queues.confirm_release(hold);
     }
 
     /// Reports that a lease was lost.

@@ -12,6 +12,7 @@ use crate::event::Event;
 use crate::failure::Failure;
 use crate::local::lease::Lease;
 use crate::local::loss::{EXPIRED, GONE, LossNotifier};
+use crate::store::hold::HoldId;
 
 /// The renewer's reports. They are collected in a turn of the renewer, and told at its end.
 #[derive(Debug)]
@@ -52,6 +53,11 @@ impl RenewalReports {
         if lease.lose() {
             self.record_loss(lease, GONE);
         }
+    }
+
+    /// Notes that a hold which was cleaned up does not exist any more.
+    pub(crate) fn confirm_release(&self, hold: &HoldId) {
+        self.losses.confirm_release(hold);
     }
 
     fn record_loss(&mut self, lease: &Lease, why: &'static str) {

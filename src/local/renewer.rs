@@ -260,8 +260,13 @@ impl RenewerThread {
     }
 
     fn finish_clean_up(&mut self, mut clean_up: Box<CleanUp>, replied: bool) {
-        if let Some(due) = clean_up.next_try(replied, Moment::now()) {
-            self.timers.add_at(due, Scheduled::CleanUp(clean_up));
+        if replied {
+            self.reports.confirm_release(clean_up.hold());
+        }
+        match clean_up.next_try(replied, Moment::now()) {
+            Some(due) => self.timers.add_at(due, Scheduled::CleanUp(clean_up)),
+            // Its lease is over.
+            None => self.reports.confirm_release(clean_up.hold()),
         }
     }
 

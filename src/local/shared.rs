@@ -15,6 +15,7 @@ use crate::error::{Error, Result};
 use crate::event::{Event, Events};
 use crate::local::call::{CallTimes, Caller};
 use crate::local::counters::Counters;
+use crate::local::ending::EndReports;
 use crate::local::held_locks::HeldLocks;
 use crate::local::identity::Identity;
 use crate::local::lease::Lease;
@@ -49,6 +50,7 @@ pub(crate) struct Shared {
     /// Whether the store withdraws a hold that it has not granted at once. Such a hold must not be
     /// requested again, because the request that withdraws it may come late.
     pub(super) withdraws: bool,
+    pub(super) end_reports: Arc<EndReports>,
     renewer: Renewer,
     /// Started by the first wait for another client; `None` if it could not be.
     listener: OnceLock<Option<Listener>>,
@@ -73,8 +75,15 @@ impl Shared {
         let events = config.events.clone();
         let times = CallTimes::new(&config, config.options.first_lease());
         let wait_queues = Arc::<WaitQueues>::default();
-        let losses = LossNotifier::new(events.clone(), wait_queues.clone());
+        let member_queues = Arc::<WaitQueues>::default();
+        let losses = LossNotifier::new(events.clone(), wait_queues.clone(), member_queues.clone());
         let renewer = Renewer::start(store.jobs(), times.io_timeout, losses.clone());
+        let renewer = renewer.map_err(Error::no_thread)?;
+        let end_reports = Arc::new(EndReports {
+            events: events.clone(),
+            losses: losses.clone(),
+            renewer: renewer.clone(),
+        });
         Ok(Self {
             identity: Identity::new(&config.label)?,
             config,
@@ -84,11 +93,12 @@ impl Shared {
             counters: Counters::default(),
             pools,
             wait_queues,
-            member_queues: Arc::default(),
+            member_queues,
             events,
             losses,
             withdraws,
-            renewer: renewer.map_err(Error::no_thread)?,
+            end_reports,
+            renewer,
             listener: OnceLock::new(),
         })
     }
@@ -136,10 +146,7 @@ impl Shared {
 
     /// Marks a hold as lost because the store does not know it any more.
     pub(super) fn lose(&self, lease: &Lease) {
-        self.losses.lose(lease);
-        if lease.is_in_doubt() {
-            self.renewer.add_clean_up(lease.to_clean_up());
-        }
+        self.end_reports.lose(lease);
     }
 
     /// Adds a new hold of a thread of this process, to be found by that thread and to be renewed.
@@ -211,6 +218,17 @@ impl Shared {
         if self.identity.check_process().is_ok() {
             self.wait_queues.close();
             self.member_queues.close();
+        }
+    }
+}
+
+impl Drop for Shared {
+    /// Waits for the replies to releases that guards have left behind, so that a program may end
+    /// right after.
+    fn drop(&mut self) {
+        // A forked child has the same connections.
+        if self.identity.check_process().is_ok() {
+            self.store.settle(end_of(self.times.io_timeout));
         }
     }
 }

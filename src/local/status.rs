@@ -17,6 +17,7 @@ use crate::local::lease::Lease;
 use crate::local::reentrancy;
 use crate::local::retry::{RetryLimit, RetryPolicy};
 use crate::local::shared::Shared;
+use crate::store::hold::HoldKind;
 use crate::store::request::HolderReply;
 
 /// Checks in the store that a hold exists.
@@ -38,7 +39,8 @@ pub(crate) fn verify(shared: &Shared, lease: &Lease) -> Result<()> {
     if shared.is_valid(lease) { Ok(()) } else { Err(Error::lost(name)) }
 }
 
-/// Returns the holder of a lock.
+/// Returns the holder of a lock. A hold that was dropped is over, even if the store has not got its
+/// release yet.
 pub(crate) fn holder(shared: &Shared, name: &Arc<str>) -> Result<Option<Holder>> {
     inspect(shared, name).map(|found| found.map(holder_of))
 }
@@ -67,7 +69,16 @@ pub(crate) fn leader(shared: &Shared, name: &Arc<str>) -> Result<Option<Leader>>
 }
 
 fn inspect(shared: &Shared, name: &Arc<str>) -> Result<Option<HolderReply>> {
-    repeat(shared, "inspect", name, |deadline| shared.store.inspect(name, deadline))
+    let inspect = || repeat(shared, "inspect", name, |end| shared.store.inspect(name, end));
+    let released = shared.wait_queues.released(name);
+    let Some(holder) = inspect()? else { return Ok(None) };
+    match released.iter().find(|released| released.id.owner() == holder.owner) {
+        None => Ok(Some(holder)),
+        Some(released) => {
+            repeat(shared, "inspect", name, |end| shared.store.release(&released.id, end))?;
+            inspect()
+        }
+    }
 }
 
 fn holder_of(HolderReply { owner, depth, remaining, .. }: HolderReply) -> Holder {
@@ -90,6 +101,10 @@ pub(crate) fn renew(shared: &Shared, lease: &Arc<Lease>) -> Result<()> {
 /// Returns how many permits of a semaphore are held.
 pub(crate) fn count(shared: &Shared, name: &Arc<str>) -> Result<u32> {
     shared.check_has_members()?;
+    // What was dropped before does not count, even if the store has not got its release yet.
+    for released in shared.queues(HoldKind::Read).released(name) {
+        repeat(shared, "inspect", name, |end| shared.store.release(&released.id, end))?;
+    }
     repeat(shared, "inspect", name, |deadline| shared.store.count(name, deadline))
 }
 

@@ -29,7 +29,7 @@ use crate::store::hold::{HoldId, HoldKind};
 use crate::store::job::{Action, Job, JobOutcome, JobRunner};
 use crate::store::memory::Memory;
 use crate::store::request::{
-    Acquire, AcquireReply, HoldReply, HolderReply, PendingReply, PostedRelease, Recall,
+    Acquire, AcquireReply, Change, HoldReply, HolderReply, PendingReply, PostedChange,
     Registration, SetDepth, Transfer, TransferReply, WaitingClient,
 };
 use crate::store::wake::Wakeups;
@@ -56,7 +56,7 @@ struct Scripted {
     /// Those of the next requests; all others succeed.
     outcomes: Arc<Mutex<VecDeque<Outcome>>>,
     jobs: Arc<Mutex<Vec<Action>>>,
-    /// Posted releases that are not sent; `None` if none can be posted.
+    /// Posted releases that are not sent; `None` if each is sent at once.
     posted: Option<Arc<Mutex<Vec<Posted>>>>,
     /// How many acquires were sent by threads that did not wait for the reply.
     started: Arc<AtomicUsize>,
@@ -134,11 +134,19 @@ impl Store for Scripted {
         self.apply_outcome(|| self.inner.release(hold, deadline))
     }
 
-    fn post_release(&self, release: PostedRelease<'_>) -> Option<Recall> {
-        let posted = self.posted.clone()?;
-        let PostedRelease { hold, on_reply, .. } = release;
-        posted.lock().push(Posted { hold: hold.clone(), on_reply });
-        Some(Recall::new(move || posted.lock().pop().is_some()))
+    fn post(&self, post: PostedChange<'_>) {
+        let PostedChange { hold, change, on_reply, .. } = post;
+        match (&self.posted, change) {
+            (Some(posted), Change::Release) => {
+                posted.lock().push(Posted { hold: hold.clone(), on_reply });
+            }
+            (None, Change::Release) => on_reply(self.release(hold, Instant::now())),
+            (_, Change::SetDepth { depth }) => {
+                let deadline = Instant::now();
+                let request = SetDepth { hold, depth, lease: None, durable: false, deadline };
+                on_reply(self.set_depth(request));
+            }
+        }
     }
 
     fn transfer(&self, request: Transfer<'_>) -> PendingReply<TransferReply> {
@@ -204,8 +212,8 @@ impl Scene {
         Self::with(Scripted::default(), lease)
     }
 
-    /// As before, in a store to which releases can be posted.
-    fn pipelined() -> Self {
+    /// As before, in a store that leaves it to the test when posted releases are sent.
+    fn posting() -> Self {
         Self::with(Scripted { posted: Some(Arc::default()), ..Scripted::default() }, LEASE * 10)
     }
 
@@ -219,7 +227,6 @@ impl Scene {
             options: options.clone(),
             retry_window: Duration::from_millis(200),
             backoff,
-            pipelined_release: true,
             ..Config::default()
         };
         let (sender, events) = unbounded();
@@ -449,41 +456,69 @@ fn a_hold_that_its_thread_finds_lost_is_cleaned_up() {
 }
 
 #[test]
-fn a_posted_release_that_was_not_sent_becomes_a_handoff() {
+fn a_dropped_hold_that_still_exists_is_no_other_holder() {
     for wait in [Wait::Endless, Wait::No] {
-        let scene = Scene::pipelined();
+        let scene = Scene::posting();
         scene.lock_and_post_release();
-        scene.store.set_outcomes(&[Outcome::Fine; 2]);
-        let next = scene.lock_with(wait).expect("a reply");
-        assert_eq!(scene.store.outcomes.lock().len(), 1, "one request");
+        let next = scene.lock_with(wait).expect("a reply").expect("a lock");
         scene.expect_events(["acquired", "released", "acquired"]);
-        scene.unlock(&next.expect("a lock").lease).expect("released");
-        assert!(!scene.is_held());
+        scene.store.send_posted();
+        assert!(scene.is_held(), "the late release does not touch the new hold");
+        scene.unlock(&next.lease).expect("released");
+        scene.expect_events(["released"]);
+        assert!(scene.shared.wait_queues.released(&scene.name).is_empty());
     }
 }
 
 #[test]
-fn a_posted_release_that_was_sent_is_waited_for() {
+fn a_hold_that_has_ended_is_reported_before_the_next_one() {
     for wait in [Wait::Endless, Wait::No] {
-        let scene = Scene::pipelined();
+        let scene = Scene::posting();
         scene.lock_and_post_release();
         let Posted { hold, on_reply } = scene.store.take_posted();
-        thread::scope(|scope| {
-            let next = scope.spawn(|| {
-                let next = scene.lock_with(wait);
-                next.expect("a reply").expect("a lock").lease.fence
-            });
-            thread::sleep(LEASE / 10);
-            assert!(!next.is_finished(), "the lock is still in the store");
-            on_reply(scene.store.release(&hold, Instant::now()));
-            assert!(next.join().expect("no panic") > 1);
-        });
+        let reply = scene.store.release(&hold, Instant::now());
+        let next = scene.lock_with(wait).expect("a reply").expect("a lock");
+        on_reply(reply);
+        scene.unlock(&next.lease).expect("released");
+        scene.expect_events(["acquired", "released", "acquired", "released"]);
     }
+}
+
+/// Nor is it for a thread that has not joined the wait queue, or that was behind another one.
+#[test]
+fn a_release_that_failed_is_repeated_by_whichever_thread_comes_next() {
+    let scene = Scene::posting();
+    scene.lock_and_post_release();
+    let Posted { on_reply, .. } = scene.store.take_posted();
+    scene.store.set_outcomes(&[Outcome::Slow(LEASE / 10)]);
+    thread::scope(|scope| {
+        let first = scope.spawn(|| scene.lock_with(Wait::Until(Instant::now())).is_ok());
+        eventually(|| scene.store.outcomes.lock().is_empty());
+        let second = scene.lock_with(Wait::No);
+        assert!(first.join().expect("no panic"));
+        let second = second.expect("a reply");
+        drop(on_reply);
+        assert!(second.is_some() || scene.is_held(), "one of them has the lock");
+    });
+}
+
+#[test]
+fn a_release_in_doubt_ends_the_next_call_with_its_failure() {
+    let scene = Scene::posting();
+    scene.lock_and_post_release();
+    let Posted { on_reply, .. } = scene.store.take_posted();
+    // The lock is held, and the repeated release fails.
+    scene.store.set_outcomes(&[Outcome::Fine, Outcome::LostRequest].repeat(5));
+    let refused = scene.lock_with(Wait::No);
+    assert!(matches!(refused, Err(Error::Unavailable { .. })), "{refused:?}");
+    scene.store.outcomes.lock().clear();
+    scene.lock_with(Wait::No).expect("a reply").expect("a lock");
+    drop(on_reply);
 }
 
 #[test]
 fn a_server_that_does_not_answer_a_release_is_no_other_holder() {
-    let scene = Scene::pipelined();
+    let scene = Scene::posting();
     scene.lock_and_post_release();
     let posted = scene.store.take_posted();
     scene.store.set_outcomes(&[Outcome::LostRequest; 9]);
@@ -495,7 +530,7 @@ fn a_server_that_does_not_answer_a_release_is_no_other_holder() {
 
 #[test]
 fn the_outcome_of_a_posted_release_is_reported() {
-    let scene = Scene::pipelined();
+    let scene = Scene::posting();
     scene.lock_and_post_release();
     scene.store.send_posted();
     scene.expect_events(["acquired", "released"]);
@@ -508,4 +543,5 @@ fn the_outcome_of_a_posted_release_is_reported() {
     scene.end_hold();
     scene.store.send_posted();
     scene.expect_events(["acquired", "lost"]);
+    eventually(|| scene.shared.wait_queues.released(&scene.name).is_empty());
 }

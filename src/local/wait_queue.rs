@@ -6,27 +6,30 @@
 //! | head | meaning | next |
 //! |---|---|---|
 //! | `Acquiring` | it tries to acquire the lock, and sleeps in between | `Held` |
-//! | `Held` | it has the lock, or had it when it last looked | `HandingOff` or `Releasing` |
-//! | `Releasing` | its release was posted: another thread sends it | `HandingOff` if recalled |
+//! | `Held` | it has the lock, or had it when it last looked | `HandingOff` or `None` |
 //! | `HandingOff` | the first waiter is to get the lock by a transfer | `Held` or `Acquiring` |
+//! | `None` | no thread wants the lock, but its release is not confirmed | `Acquiring` |
 //!
 //! From each state, when the head gives up, releases or loses the lock, the first waiter becomes
-//! the head as `Acquiring`; without a waiter the queue is removed.
+//! the head as `Acquiring`. Without a waiter the queue is removed, unless a release is not
+//! confirmed: until then a reply that the lock is held may mean that very hold.
 
 use std::collections::VecDeque;
-use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
+use std::{fmt, mem};
 
 use crate::failure::Failure;
 use crate::local::lease::Lease;
 use crate::local::waiter::{QueuedWaiter, Signals, Waiter};
-use crate::store::request::Recall;
+use crate::store::hold::HoldId;
 
 /// It is small, because no thread waits for most locks.
 #[derive(Debug)]
 pub(super) struct WaitQueue {
     head: Head,
+    /// The holds that were released, as long as it is not known that they have ended in the store.
+    released: Vec<Arc<Lease>>,
     /// `None` until a first thread has waited.
     waiters: Option<Box<Waiters>>,
 }
@@ -36,14 +39,7 @@ enum Head {
     Acquiring(Arc<Signals>, Option<Box<Failure>>),
     HandingOff,
     Held(Arc<Lease>),
-    Releasing(Box<PostedEnd>),
-}
-
-/// A hold whose release was posted.
-struct PostedEnd {
-    lease: Arc<Lease>,
-    /// `None` after the attempt to recall it.
-    recall: Option<Recall>,
+    None,
 }
 
 /// The threads behind the head.
@@ -70,7 +66,13 @@ impl Default for Handoffs {
 impl WaitQueue {
     /// A queue whose head acquires the lock.
     pub(super) fn new(head: &Waiter) -> Self {
-        Self { head: Head::Acquiring(head.signals.clone(), None), waiters: None }
+        let head = Head::Acquiring(head.signals.clone(), None);
+        Self { head, released: Vec::new(), waiters: None }
+    }
+
+    /// A queue of no thread, which remembers a hold whose release is not confirmed.
+    pub(super) fn without_head(released: &Arc<Lease>) -> Self {
+        Self { head: Head::None, released: vec![released.clone()], waiters: None }
     }
 
     pub(super) fn push(&mut self, waiter: QueuedWaiter) {
@@ -119,21 +121,32 @@ impl WaitQueue {
     }
 
     pub(super) fn is_held_by(&self, lease: &Lease) -> bool {
-        let held = match &self.head {
-            Head::Held(held) => held,
-            Head::Releasing(posted) => &posted.lease,
-            Head::Acquiring(..) | Head::HandingOff => return false,
-        };
-        std::ptr::eq(&raw const **held, lease)
+        self.holder().is_some_and(|held| std::ptr::eq(&raw const **held, lease))
     }
 
-    pub(super) fn is_releasing(&self) -> bool {
-        matches!(self.head, Head::Releasing(_))
+    pub(super) fn has_head(&self) -> bool {
+        !matches!(self.head, Head::None)
     }
 
-    /// Returns `true` if the reply to a posted release will leave the queue empty.
-    pub(super) fn is_about_to_end(&self) -> bool {
-        self.is_releasing() && self.waiters().next().is_none()
+    /// The holds whose release is not confirmed.
+    pub(super) fn released(&self) -> &[Arc<Lease>] {
+        &self.released
+    }
+
+    /// Adds a hold whose release is not confirmed.
+    pub(super) fn add_released(&mut self, lease: &Arc<Lease>) {
+        self.released.push(lease.clone());
+    }
+
+    /// Forgets one of these, which has ended in the store.
+    pub(super) fn confirm_release(&mut self, hold: &HoldId) {
+        self.released.retain(|released| released.id.nonce != hold.nonce);
+    }
+
+    /// Removes the head. Returns `true` if the queue is of no use then.
+    pub(super) fn remove_head(&mut self) -> bool {
+        self.head = Head::None;
+        self.released.is_empty()
     }
 
     /// Sets how the last attempt of the head ended.
@@ -147,12 +160,14 @@ impl WaitQueue {
         self.head = Head::Acquiring(signals.clone(), None);
     }
 
-    /// Gives the head the hold that it has acquired from the store.
-    pub(super) fn set_acquired(&mut self, lease: &Arc<Lease>) {
+    /// Gives the head the hold that it has acquired from the store. Returns the holds whose release
+    /// was not confirmed: it is by this.
+    pub(super) fn set_acquired(&mut self, lease: &Arc<Lease>) -> Vec<Arc<Lease>> {
         self.head = Head::Held(lease.clone());
         if let Some(waiters) = &mut self.waiters {
             waiters.handoffs = Handoffs::default();
         }
+        mem::take(&mut self.released)
     }
 
     /// Gives the head the hold that was handed off to it.
@@ -170,24 +185,6 @@ impl WaitQueue {
         self.head = Head::HandingOff;
         Some((next, waiters.handoffs))
     }
-
-    pub(super) fn set_releasing(&mut self, lease: &Arc<Lease>, recall: Recall) {
-        let posted = PostedEnd { lease: lease.clone(), recall: Some(recall) };
-        self.head = Head::Releasing(Box::new(posted));
-    }
-
-    /// Recalls a posted release that has not been sent, for the first thread that comes: its hold
-    /// can begin by a transfer.
-    pub(super) fn recall_release(&mut self) -> Option<Arc<Lease>> {
-        if !self.is_about_to_end() {
-            return None;
-        }
-        let Head::Releasing(posted) = &mut self.head else { return None };
-        let recall = posted.recall.take()?;
-        let lease = recall.recall().then(|| posted.lease.clone())?;
-        self.head = Head::HandingOff;
-        Some(lease)
-    }
 }
 
 impl fmt::Debug for Head {
@@ -196,7 +193,7 @@ impl fmt::Debug for Head {
             Self::Acquiring(..) => "Acquiring",
             Self::HandingOff => "HandingOff",
             Self::Held(_) => "Held",
-            Self::Releasing(_) => "Releasing",
+            Self::None => "None",
         })
     }
 }

@@ -22,7 +22,7 @@ use crate::local::wait_queue::{Handoffs, WaitQueue};
 use crate::local::waiter::{QueuedWaiter, Signal, Signals, Waiter};
 use crate::shrink::shrink;
 use crate::store::Store;
-use crate::store::request::Recall;
+use crate::store::hold::{HoldId, HoldKind};
 use crate::sync::{AtomicBool, Mutex, MutexGuard};
 
 /// Threads that want different locks should rarely meet here.
@@ -42,9 +42,19 @@ pub(crate) enum Position {
     /// Behind another thread.
     Behind,
     /// At the head, to acquire the lock.
-    Head,
-    /// At the head, with a hold whose release was recalled and that can be transferred.
-    Recalled(Arc<Lease>),
+    Head {
+        /// Whether the release of an earlier hold is not confirmed.
+        after_release: bool,
+    },
+}
+
+/// How a hold of the head is to end.
+#[derive(Debug)]
+pub(crate) enum Ending {
+    /// By a transfer to this waiter, which the caller signals what becomes of that.
+    Handoff(QueuedWaiter, Handoffs),
+    /// By a release.
+    Release,
 }
 
 /// How the wait behind other threads has ended.
@@ -61,8 +71,6 @@ pub(crate) enum Turn {
         /// Whether the lock was released for another client, which goes first.
         yields: bool,
     },
-    /// The time was over while the release of the head was posted, and no reply had come.
-    ReleasePending,
     /// The time was over. With the failure of the head's last attempt, if it failed.
     TimedOut(Option<Failure>),
 }
@@ -88,8 +96,7 @@ impl WaitQueues {
         }
     }
 
-    /// Joins a queue whose head this thread becomes, at once or with the reply to a posted release.
-    /// `None` if other threads are in front.
+    /// Joins a queue whose head this thread becomes. `None` if other threads are in front.
     pub(crate) fn try_join(
         &self,
         name: &Arc<str>,
@@ -97,7 +104,7 @@ impl WaitQueues {
     ) -> Result<Option<(Waiter, Position)>> {
         let mut shard = self.shard(name);
         self.check_open()?;
-        if shard.get(name).is_some_and(|queue| !queue.is_about_to_end()) {
+        if shard.get(name).is_some_and(WaitQueue::has_head) {
             return Ok(None);
         }
         Ok(Some(push(&mut shard, name, caller, false)))
@@ -145,8 +152,7 @@ impl WaitQueues {
         let mut shard = self.shard(&waiter.name);
         let queue = shard.get_mut(&waiter.name)?;
         queue.remove(waiter)?;
-        let pending = queue.is_releasing();
-        Some(if pending { Turn::ReleasePending } else { Turn::TimedOut(queue.failure().cloned()) })
+        Some(Turn::TimedOut(queue.failure().cloned()))
     }
 
     /// Returns the hold of the head if it has one.
@@ -164,10 +170,14 @@ impl WaitQueues {
         self.update(name, |queue| queue.set_failure(last));
     }
 
-    /// Gives the head the hold that it has acquired from the store.
-    pub(crate) fn set_acquired(&self, lease: &Arc<Lease>) {
-        self.update(lease.name(), |queue| queue.set_acquired(lease));
+    /// Gives the head the hold that it has acquired from the store. Returns the holds whose release
+    /// was not confirmed: it is by this.
+    pub(crate) fn set_acquired(&self, lease: &Arc<Lease>) -> Vec<Arc<Lease>> {
+        let mut shard = self.shard(lease.name());
+        let released = shard.get_mut(lease.name()).map(|queue| queue.set_acquired(lease));
+        drop(shard);
         self.end_if_lost(lease);
+        released.unwrap_or_default()
     }
 
     /// Gives the head the hold that was handed off to it.
@@ -181,12 +191,33 @@ impl WaitQueues {
         self.update(&waiter.name, |queue| queue.set_acquiring(&waiter.signals));
     }
 
-    /// Marks the hold of the head as one whose release was posted.
-    pub(crate) fn set_releasing(&self, lease: &Arc<Lease>, recall: Recall) {
-        let mut shard = self.shard(lease.name());
-        // If the head has changed, the reply has come already.
-        if let Some(queue) = shard.get_mut(lease.name()).filter(|queue| queue.is_held_by(lease)) {
-            queue.set_releasing(lease, recall);
+    /// Returns the holds whose release is not confirmed.
+    pub(crate) fn released(&self, name: &Arc<str>) -> Vec<Arc<Lease>> {
+        self.shard(name).get(name).map(|queue| queue.released().to_vec()).unwrap_or_default()
+    }
+
+    /// Forgets the holds whose release is not confirmed and returns them, if they cannot exist
+    /// beside this one.
+    pub(crate) fn take_released(&self, lease: &Lease) -> Vec<Arc<Lease>> {
+        if lease.id.kind != HoldKind::Lock {
+            return Vec::new();
+        }
+        let released = self.released(lease.name());
+        for released in &released {
+            self.confirm_release(&released.id);
+        }
+        released
+    }
+
+    /// Forgets a hold whose release is confirmed.
+    pub(crate) fn confirm_release(&self, hold: &HoldId) {
+        let mut shard = self.shard(&hold.name);
+        if let Some(queue) = shard.get_mut(&hold.name) {
+            queue.confirm_release(hold);
+            if !queue.has_head() && queue.released().is_empty() {
+                shard.remove(&hold.name);
+                shrink(&mut shard);
+            }
         }
     }
 
@@ -225,6 +256,25 @@ impl WaitQueues {
     pub(crate) fn start_handoff(&self, lease: &Lease) -> Option<(QueuedWaiter, Handoffs)> {
         let mut shard = self.shard(lease.name());
         shard.get_mut(lease.name()).filter(|queue| queue.is_held_by(lease))?.start_handoff()
+    }
+
+    /// As `start_handoff`. Without a waiter the head is removed, and its release, which is to be
+    /// sent now, counts as not confirmed.
+    pub(crate) fn start_release(&self, lease: &Arc<Lease>) -> Ending {
+        let mut shard = self.shard(lease.name());
+        let Some(queue) = shard.get_mut(lease.name()) else {
+            shard.insert(lease.name().clone(), WaitQueue::without_head(lease));
+            return Ending::Release;
+        };
+        let is_held = queue.is_held_by(lease);
+        if is_held && let Some((waiter, handoffs)) = queue.start_handoff() {
+            return Ending::Handoff(waiter, handoffs);
+        }
+        queue.add_released(lease);
+        if is_held {
+            advance(&mut shard, lease.name());
+        }
+        Ending::Release
     }
 
     /// Ends a handoff with success.
@@ -278,10 +328,11 @@ fn push(
     let waiter = Waiter::new(name);
     let Some(queue) = shard.get_mut(name) else {
         shard.insert(name.clone(), WaitQueue::new(&waiter));
-        return (waiter, Position::Head);
+        return (waiter, Position::Head { after_release: false });
     };
-    if let Some(lease) = queue.recall_release() {
-        return (waiter, Position::Recalled(lease));
+    if !queue.has_head() {
+        queue.set_acquiring(&waiter.signals);
+        return (waiter, Position::Head { after_release: !queue.released().is_empty() });
     }
     queue.push(QueuedWaiter { caller: caller.clone(), endless, signals: waiter.signals.clone() });
     (waiter, Position::Behind)
@@ -291,8 +342,10 @@ fn push(
 fn advance(shard: &mut HashMap<Arc<str>, WaitQueue>, name: &Arc<str>) -> bool {
     let Some(queue) = shard.get_mut(name) else { return false };
     let Some(next) = queue.advance() else {
-        shard.remove(name);
-        shrink(shard);
+        if queue.remove_head() {
+            shard.remove(name);
+            shrink(shard);
+        }
         return false;
     };
     next.signals.send(Signal::Head { yields: false });
@@ -312,7 +365,6 @@ mod tests {
     use crate::event::Events;
     use crate::local::loss::LossNotifier;
     use crate::local::pending::tests::request;
-    use crate::store::hold::{HoldId, HoldKind};
     use crate::store::memory::Memory;
     use std::thread;
     use std::time::Duration;
@@ -335,7 +387,7 @@ mod tests {
     /// Joins the queue. Returns `true` as well at its head.
     fn join(queues: &WaitQueues) -> (Waiter, bool) {
         let (waiter, position) = queues.join(&name(), &caller(), false).expect("open");
-        (waiter, matches!(position, Position::Head))
+        (waiter, matches!(position, Position::Head { .. }))
     }
 
     /// A queue with a head and two waiters.
@@ -426,20 +478,42 @@ mod tests {
     }
 
     #[test]
-    fn a_release_is_recalled_only_for_the_first_thread_that_comes() {
+    fn a_hold_whose_release_is_not_confirmed_is_remembered() {
+        let queues = WaitQueues::default();
+        join(&queues);
+        let (mine, next) = (lease(), lease());
+        queues.set_acquired(&mine);
+        assert!(matches!(queues.start_release(&mine), Ending::Release));
+        for _ in 0..2 {
+            let joined = queues.try_join(&name(), &caller()).expect("open").expect("no other");
+            assert!(matches!(joined.1, Position::Head { after_release: true }));
+            assert!(Arc::ptr_eq(&queues.released(&name())[0], &mine));
+            queues.give_up_head(&name(), None);
+        }
+        let (_, first) = join(&queues);
+        assert!(first);
+        let ended = queues.set_acquired(&next);
+        assert!(ended.len() == 1 && queues.released(&name()).is_empty(), "it is confirmed");
+        queues.confirm_release(&mine.id);
+        queues.end_hold(&next);
+        assert!(is_empty(&queues));
+    }
+
+    #[test]
+    fn a_release_leaves_the_queue_to_the_first_waiter() {
         let queues = WaitQueues::default();
         let [_, second, third] = three(&queues);
         let mine = lease();
         queues.set_acquired(&mine);
-        queues.set_releasing(&mine, Recall::new(|| panic!("two threads wait already")));
-        assert!(queues.try_join(&name(), &caller()).expect("open").is_none());
-        let (fourth, first) = join(&queues);
-        assert!(!first);
-        queues.end_hold(&mine);
-        for waiter in [second, third, fourth] {
-            assert!(matches!(turn(&queues, &waiter), Turn::Head { yields: false }));
-            queues.give_up_head(&name(), None);
-        }
+        let Ending::Handoff(waiter, _) = queues.start_release(&mine) else { panic!("a waiter") };
+        queues.cancel_handoff(&name(), &waiter, false);
+        assert!(matches!(turn(&queues, &second), Turn::Head { .. }));
+        // A hold that was acquired outside the queue.
+        assert!(matches!(queues.start_release(&lease()), Ending::Release));
+        assert!(third.signals.is_empty());
+        queues.confirm_release(&mine.id);
+        queues.give_up_head(&name(), None);
+        queues.give_up_head(&name(), None);
         assert!(is_empty(&queues));
     }
 
@@ -449,7 +523,7 @@ mod tests {
         let [_, second, _] = three(&queues);
         let mine = lease();
         queues.set_acquired(&mine);
-        LossNotifier::new(Events::default(), queues.clone()).lose(&mine);
+        LossNotifier::new(Events::default(), queues.clone(), Arc::default()).lose(&mine);
         assert!(matches!(turn(&queues, &second), Turn::Head { .. }));
         queues.end_hold(&mine);
         assert!(queues.holder(&name()).is_none());
@@ -505,10 +579,7 @@ mod tests {
                                 queues.set_acquired(&lease);
                                 enter(&lease);
                             }
-                            Turn::TimedOut(_)
-                            | Turn::Failed(_)
-                            | Turn::HandoffPending(_)
-                            | Turn::ReleasePending => {}
+                            Turn::TimedOut(_) | Turn::Failed(_) | Turn::HandoffPending(_) => {}
                         }
                     }
                 });

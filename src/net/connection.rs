@@ -4,8 +4,8 @@
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
-use std::{fmt, io};
+use std::time::{Duration, Instant};
+use std::{fmt, io, process};
 
 use redis::{ErrorKind, RedisError, RedisResult, ServerError, Value};
 
@@ -13,10 +13,14 @@ use crate::clock::end_of;
 use crate::failure::{Failure, FailureKind};
 use crate::net::error_reply;
 use crate::net::factory::{ConnectionFactory, Greeting};
-use crate::net::request::{Reply, Request};
+use crate::net::owed::{OwedReplies, PostedRequest};
+use crate::net::request::{Reply, Request, Script};
 use crate::net::resp::RespStream;
 use crate::net::stream::SocketCloser;
 use crate::net::transport::{Transport, WaitFor};
+
+/// A connection over which something was posted less long ago is taken for alive.
+const IDLE: Duration = Duration::from_millis(500);
 
 /// A connection, without a socket until it is used.
 pub(crate) struct Connection {
@@ -28,8 +32,14 @@ pub(crate) struct Connection {
     checked: AtomicU64,
     /// Whether a reply has come over this socket, so that a Redis server is there.
     greeted: bool,
-    /// Kept for its memory.
+    /// What is not written yet. Kept for its memory.
     out: Vec<u8>,
+    owed: OwedReplies,
+    /// The scripts that were posted over this socket, so that the server knows them.
+    known: Vec<&'static Script>,
+    /// When something was last posted.
+    used: Instant,
+    process: u32,
 }
 
 /// Shows nothing that was sent, which may be a password or the owner of a lock.
@@ -41,8 +51,18 @@ impl fmt::Debug for Connection {
 
 impl Connection {
     pub(crate) fn new(factory: Arc<ConnectionFactory>) -> Self {
-        let checked = AtomicU64::new(0);
-        Self { factory, socket: None, generation: 0, checked, greeted: false, out: Vec::new() }
+        Self {
+            factory,
+            socket: None,
+            generation: 0,
+            checked: AtomicU64::new(0),
+            greeted: false,
+            out: Vec::new(),
+            owed: OwedReplies::default(),
+            known: Vec::new(),
+            used: Instant::now(),
+            process: process::id(),
+        }
     }
 
     fn exchange_once(&mut self, request: &Request, deadline: Instant) -> Reply {
@@ -147,6 +167,25 @@ impl Connection {
         self.receive(WaitFor::Reply { deadline }).unwrap_or_else(|| Err(self.time_out()))
     }
 
+    /// Reads the next reply, whichever request it belongs to.
+    fn receive_next(&mut self, wait: WaitFor) -> Option<Reply> {
+        let Some(socket) = &mut self.socket else { return Some(Err(self.invalid_reply())) };
+        let reply = match wait {
+            WaitFor::Buffered => socket.receive_buffered(),
+            WaitFor::Nothing => socket.receive_now(),
+            WaitFor::Reply { deadline } => socket.receive(None, deadline),
+            WaitFor::SoonReply { deadline } => socket.receive(Some(&self.factory.spin), deadline),
+        };
+        self.interpret(reply)
+    }
+
+    /// Closes the socket. What is owed on it has failed for this reason.
+    fn give_up(&mut self, failure: &Failure) {
+        self.socket = None;
+        self.out.clear();
+        self.owed.fail(failure);
+    }
+
     /// Reads a reply as a value or as a failure; `None` if it has not come.
     fn interpret(&mut self, reply: RedisResult<Value>) -> Option<Reply> {
         self.greeted |= reply.is_ok();
@@ -160,7 +199,12 @@ impl Connection {
 
     /// Gives up a connection for an error that is not a reply.
     fn broken(&mut self, error: RedisError) -> Failure {
-        self.poison();
+        let failure = self.failure_of_break(error);
+        self.give_up(&failure);
+        failure
+    }
+
+    fn failure_of_break(&self, error: RedisError) -> Failure {
         let (factory, server) = (&self.factory, self.factory.label());
         if error.is_timeout() {
             factory.suspect_move();
@@ -208,7 +252,9 @@ impl Transport for Connection {
         if self.is_open() {
             return Ok(());
         }
+        self.collect(WaitFor::Nothing);
         self.poison();
+        self.known.clear();
         let (generation, moves) = (self.factory.generation(), self.factory.moves());
         *self.checked.get_mut() = self.factory.suspicions();
         self.greeted = false;
@@ -234,29 +280,86 @@ impl Transport for Connection {
     }
 
     fn write(&mut self, deadline: Instant, pack: impl FnOnce(&mut Vec<u8>)) -> Result<(), Failure> {
-        self.out.clear();
         pack(&mut self.out);
         let Some(socket) = &mut self.socket else { return Err(self.invalid_reply()) };
-        socket.send(&self.out, deadline).map_err(|error| self.broken(error.into()))
+        let written = socket.send(&self.out, deadline);
+        self.out.clear();
+        written.map_err(|error| self.broken(error.into()))
     }
 
     fn receive(&mut self, wait: WaitFor) -> Option<Reply> {
-        let Some(socket) = &mut self.socket else { return Some(Err(self.invalid_reply())) };
-        let reply = match wait {
-            WaitFor::Buffered => socket.receive_buffered(),
-            WaitFor::Nothing => socket.receive_now(),
-            WaitFor::Reply { deadline } => socket.receive(None, deadline),
-            WaitFor::SoonReply { deadline } => socket.receive(Some(&self.factory.spin), deadline),
-        };
-        self.interpret(reply)
+        while self.owed.is_next() {
+            let reply = self.receive_next(wait)?;
+            if !self.is_connected() {
+                return Some(reply);
+            }
+            self.owed.answer(reply);
+        }
+        self.receive_next(wait)
+    }
+
+    fn owed(&self) -> &OwedReplies {
+        &self.owed
+    }
+
+    fn can_post(&mut self, now: Instant) -> bool {
+        // After a short time it is taken for granted that the server has not closed it.
+        let was_idle = now.saturating_duration_since(self.used) >= IDLE && self.owed.is_empty();
+        if was_idle && self.socket.as_ref().is_some_and(RespStream::has_ended) {
+            self.poison();
+            self.factory.suspect_connections();
+        }
+        self.used = now;
+        self.is_open()
+    }
+
+    fn owe(&mut self, mut posted: PostedRequest) {
+        posted.make_known(&mut self.known);
+        self.owed.push(posted, &mut self.out);
+    }
+
+    fn owe_again(&mut self) -> bool {
+        let again = self.owed.take_again();
+        let any = !again.is_empty();
+        for posted in again {
+            self.owe(posted);
+        }
+        any
+    }
+
+    fn collect(&mut self, wait: WaitFor) {
+        while self.owed.is_next()
+            && self.is_connected()
+            && let Some(reply) = self.receive_next(wait)
+        {
+            self.owed.answer(reply);
+        }
     }
 
     fn poison(&mut self) {
-        self.socket = None;
+        if self.owed.is_empty() {
+            self.socket = None;
+            self.out.clear();
+        } else {
+            let error = io::Error::other("the connection was given up");
+            let label = self.factory.label();
+            self.give_up(&Failure::io(FailureKind::Disconnected, &label, error));
+        }
     }
 
     fn time_out(&mut self) -> Failure {
-        self.poison();
-        self.no_reply()
+        let failure = self.no_reply();
+        self.give_up(&failure);
+        failure
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        // In a forked child the replies are the parent's.
+        if !self.owed.is_empty() && process::id() == self.process {
+            self.collect(WaitFor::Nothing);
+            self.poison();
+        }
     }
 }

@@ -6,6 +6,7 @@ pub(crate) mod error_reply;
 pub(crate) mod factory;
 pub(crate) mod interrupter;
 pub(crate) mod multiplexer;
+pub(crate) mod owed;
 mod panel;
 pub(crate) mod pipeline;
 pub(crate) mod poll;

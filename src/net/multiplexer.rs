@@ -3,34 +3,52 @@
 //! A thread that finds a connection free uses it alone. Where none is free, requests queue up, and
 //! the thread that gets a connection next sends all of them in one write. The idea is that of flat
 //! combining (Hendler, Incze, Shavit and Tzafrir, 2010), with a connection for the lock.
+//!
+//! A request that no thread waits for is written by the thread that posts it, if a connection is
+//! free. Connections on which replies are owed are kept apart from the others, and used first. A
+//! sweep reads what no user has read for a while.
 
-use std::mem;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::failure::Failure;
+use crate::net::owed::PostedRequest;
+use crate::net::pipeline::WRITE_TIME;
 use crate::net::request::{Reply, Request};
-use crate::net::send_queue::SendQueue;
-use crate::net::shared_connection::{OnReply, QueuedRequest, ReplySlot, SharedConnection, Step};
-use crate::net::transport::Transport;
-use crate::sync::yield_now;
+use crate::net::send_queue::{Queued, SendQueue};
+use crate::net::shared_connection::{
+    QueuedRequest, ReplySlot, SharedConnection, Step, owe, read_owed,
+};
+use crate::net::transport::{Transport, WaitFor};
+use crate::sync::{AtomicBool, Mutex, Ordering, yield_now};
+
+/// What is owed is read this much later, unless a thread has read it before.
+const SWEEP: Duration = Duration::from_millis(if cfg!(leasehold_shuttle) { 0 } else { 10 });
 
 /// Where free connections come from, and go back to when they are dropped.
-pub(crate) trait ConnectionSource {
-    type Connection: Transport;
+pub(crate) trait ConnectionSource: Send + Sync + 'static {
+    type Connection: Transport + Send;
 
     /// Returns a connection unless all are in use. Blocks for no longer than it takes to make one,
     /// without opening it.
     fn try_get(&self, deadline: Instant) -> Option<Self::Connection>;
 
-    /// Blocks until a connection is free; returns `None` if none is by the deadline.
-    fn get(&self, deadline: Instant) -> Option<Self::Connection>;
+    /// Runs `work` after a delay on a thread for which it must not block.
+    fn run_later(&self, delay: Duration, work: impl FnOnce() + Send + 'static);
 
     /// The failure of a request for which no connection was free in time.
     fn all_in_use(&self) -> Failure;
 
     /// The failure of a request that was not answered in time.
     fn no_reply(&self) -> Failure;
+}
+
+/// The connections on which replies are owed, and that no thread uses.
+#[derive(Debug)]
+struct Owing<C> {
+    connections: Vec<C>,
+    /// How many sweeps have taken connections from here that they have not given back.
+    sweeps: usize,
 }
 
 /// The connections to one server, as threads share them.
@@ -40,11 +58,23 @@ pub(crate) struct Multiplexer<S: ConnectionSource> {
     /// Whether requests of several threads may go over one connection.
     shares: bool,
     queue: SendQueue<S::Connection>,
+    owing: Mutex<Owing<S::Connection>>,
+    /// Whether a sweep is scheduled.
+    sweeps: AtomicBool,
+    /// Until then no posted request opens a connection, because one has just failed to.
+    post_failure: Mutex<Option<(Instant, Failure)>>,
 }
 
 impl<S: ConnectionSource> Multiplexer<S> {
     pub(super) fn new(source: S, shares: bool) -> Self {
-        Self { source, shares, queue: SendQueue::default() }
+        Self {
+            source,
+            shares,
+            queue: SendQueue::default(),
+            owing: Mutex::new(Owing { connections: Vec::new(), sweeps: 0 }),
+            sweeps: AtomicBool::new(false),
+            post_failure: Mutex::default(),
+        }
     }
 
     pub(super) fn source(&self) -> &S {
@@ -60,7 +90,7 @@ impl<S: ConnectionSource> Multiplexer<S> {
     /// Sends a request and waits for its reply: alone if a connection is free and other threads do
     /// not send batches at the moment, else together with theirs.
     pub(super) fn exchange(self: &Arc<Self>, request: Request, deadline: Instant) -> Reply {
-        let free = if self.queue.is_batching() { None } else { self.source.try_get(deadline) };
+        let free = if self.queue.is_batching() { None } else { self.take(deadline) };
         let Some(mut connection) = free else {
             return self.begin(request, deadline).wait();
         };
@@ -72,58 +102,107 @@ impl<S: ConnectionSource> Multiplexer<S> {
     /// Sends a request, or has it sent as soon as a connection is free. Any thread may wait for the
     /// reply.
     pub(super) fn begin(self: &Arc<Self>, request: Request, deadline: Instant) -> Pending<S> {
-        let slot = ReplySlot::waiting(deadline);
+        let slot = ReplySlot::new(deadline);
         if !self.shares {
             slot.answer(self.alone(deadline, |connection| connection.exchange(&request, deadline)));
             return Pending { multiplexer: self.clone(), slot, waited: false };
         }
-        // Every request but the first is sent along with the first.
-        if self.queue.push(QueuedRequest { request, slot: slot.clone() }) {
-            if self.queue.is_batching() {
-                // Threads that were woken together have their next requests at nearly the same
-                // time: a moment for those that are awake saves a write for each.
-                yield_now();
-            }
-            if let Some(connection) = self.source.try_get(deadline) {
-                self.send_queued(connection, deadline);
-            }
-        }
+        let queued = QueuedRequest { request, slot: slot.clone() };
+        self.push(Queued::Request(queued), deadline);
         Pending { multiplexer: self.clone(), slot, waited: false }
     }
 
-    /// Leaves a request to a reader thread, which sends it as soon as it has its own reply and
-    /// calls `on_reply` with the reply to this one. Returns `None`, and does nothing, while no
-    /// thread shares a connection.
-    pub(super) fn post(
-        self: &Arc<Self>,
-        request: Request,
-        deadline: Instant,
-        on_reply: OnReply,
-    ) -> Option<Posted<S>> {
-        if !self.queue.has_readers() {
-            return None;
+    /// Writes a request that no thread waits for, or has it written as soon as a connection is
+    /// free. Blocks only for room to write, and to open a connection.
+    pub(super) fn post(self: &Arc<Self>, posted: PostedRequest) {
+        let deadline = posted.deadline;
+        let free = if self.queue.is_batching() { None } else { self.take(deadline) };
+        match free {
+            None => self.push(Queued::Posted(posted), deadline),
+            Some(mut connection) => {
+                self.write_posted(&mut connection, vec![posted], deadline);
+                self.send_queued(connection, deadline);
+            }
         }
-        let slot = ReplySlot::posted(deadline, on_reply);
-        let posted = self.queue.push_posted(QueuedRequest { request, slot: slot.clone() });
-        posted.then(|| Posted { multiplexer: self.clone(), slot })
     }
 
     /// Lets `work` have a connection to itself.
     pub(super) fn alone<T>(
-        &self,
+        self: &Arc<Self>,
         deadline: Instant,
         work: impl FnOnce(&mut S::Connection) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
-        let mut connection = self.source.get(deadline).ok_or_else(|| self.source.all_in_use())?;
+        let mut connection = match self.take(deadline) {
+            Some(connection) => connection,
+            None => self.wait_for_connection(deadline)?,
+        };
         let outcome = work(&mut connection);
         self.send_queued(connection, deadline);
         outcome
     }
 
+    /// Blocks until it is this thread's turn to have a connection to itself.
+    fn wait_for_connection(self: &Arc<Self>, deadline: Instant) -> Result<S::Connection, Failure> {
+        let slot = ReplySlot::new(deadline);
+        self.push(Queued::Alone(slot.clone()), deadline);
+        match slot.wait() {
+            Step::Read(connection, _) => Ok(connection.into_idle()),
+            Step::Return(Err(failure)) => Err(failure),
+            Step::Leave | Step::Return(Ok(_)) => {
+                self.queue.withdraw(&slot);
+                Err(self.source.all_in_use())
+            }
+        }
+    }
+
+    /// Reads everything that is owed, or gives up the connections that owe it.
+    pub(super) fn settle(self: &Arc<Self>, deadline: Instant) {
+        if !self.queue.is_empty()
+            && let Some(connection) = self.take(deadline)
+        {
+            self.send_queued(connection, deadline);
+        }
+        loop {
+            let mut owing = self.owing.lock();
+            let (next, sweeps) = (owing.connections.pop(), owing.sweeps);
+            drop(owing);
+            match next {
+                Some(mut connection) => {
+                    drop(read_owed(&mut connection, deadline));
+                    self.send_queued(connection, deadline);
+                }
+                // They never take long.
+                None if sweeps > 0 => yield_now(),
+                None => return,
+            }
+        }
+    }
+
+    /// Returns a connection that no thread uses.
+    fn take(&self, deadline: Instant) -> Option<S::Connection> {
+        let owing = self.owing.lock().connections.pop();
+        owing.or_else(|| self.source.try_get(deadline))
+    }
+
+    /// Adds to the queue. Every request but the first is sent along with the first.
+    fn push(self: &Arc<Self>, queued: Queued<S::Connection>, deadline: Instant) {
+        if !self.queue.push(queued) {
+            return;
+        }
+        if self.queue.is_batching() {
+            // Threads that were woken together have their next requests at nearly the same time: a
+            // moment for those that are awake saves a write for each.
+            yield_now();
+        }
+        if let Some(connection) = self.take(deadline) {
+            self.send_queued(connection, deadline);
+        }
+    }
+
     /// Reads as the reader of a connection until the reply to `own` has come, after sending its
     /// request if that is `unsent`; `None` if its time is over before.
     fn read(
-        &self,
+        self: &Arc<Self>,
         mut connection: SharedConnection<S::Connection>,
         unsent: Option<Request>,
         own: &Arc<ReplySlot<S::Connection>>,
@@ -142,8 +221,8 @@ impl<S: ConnectionSource> Multiplexer<S> {
             Step::Leave | Step::Read(..) => None,
         });
         let buffered = connection.receive_buffered();
-        if let Some(idle) = self.assign_reader(connection, own.deadline) {
-            self.send_queued(idle, own.deadline);
+        if let Some(idle) = connection.assign_reader() {
+            self.send_queued(idle.close_unless_idle(), own.deadline);
         }
         // Only now: to wake many threads takes longer than to give the server more to do.
         for (slot, reply) in buffered {
@@ -152,49 +231,126 @@ impl<S: ConnectionSource> Multiplexer<S> {
         reply
     }
 
-    /// Makes the first thread that waits for a reply the reader. If none does, returns the
-    /// connection idle, after reading the replies to posted requests, for which there is time until
-    /// the deadline.
-    fn assign_reader(
-        &self,
-        mut connection: SharedConnection<S::Connection>,
-        deadline: Instant,
-    ) -> Option<S::Connection> {
-        if !mem::replace(&mut connection.counted, true) {
-            self.queue.add_reader();
-        }
-        let mut connection = connection.assign_reader()?;
-        self.queue.remove_reader();
-        connection.receive_posted(deadline);
-        Some(connection.into_idle())
-    }
-
-    /// Sends what has queued up over an idle connection, or gives that back to the pool. If no
-    /// thread waits for what is sent, there is time until the deadline to do so here.
-    fn send_queued(&self, idle: S::Connection, deadline: Instant) {
+    /// Sends what has queued up over an idle connection, or gives that back. If no thread waits for
+    /// what is sent, there is time until the deadline to do so here.
+    fn send_queued(self: &Arc<Self>, idle: S::Connection, deadline: Instant) {
         let mut free = Some(idle);
         while let Some(mut connection) = free {
-            free = if self.queue.can_wait() {
-                drop(connection);
+            free = if self.queue.is_empty() {
+                self.give_back(connection);
                 // A thread that queued a request just before has found no connection free.
-                if self.queue.can_wait() { None } else { self.source.try_get(deadline) }
+                if self.queue.is_empty() { None } else { self.take(deadline) }
+            } else if let Some(slot) = self.queue.pop_alone() {
+                let shared = slot.assign(SharedConnection::new(connection), None);
+                shared.map(SharedConnection::into_idle)
             } else if connection.is_ready() {
                 let mut shared = SharedConnection::new(connection);
                 shared.send(None, self.queue.pop_batch(0));
-                self.assign_reader(shared, deadline)
-            } else if let Some(QueuedRequest { request, slot }) = self.queue.pop_first_waiting() {
+                shared.assign_reader().map(SharedConnection::close_unless_idle)
+            } else if let Some(QueuedRequest { request, slot }) = self.queue.pop_waiting() {
                 // To connect takes time, which a thread that waits for a reply has.
                 let shared = slot.assign(SharedConnection::new(connection), Some(request));
                 shared.map(SharedConnection::into_idle)
             } else {
-                if let Err(failure) = connection.connect(deadline) {
-                    for queued in self.queue.pop_batch(0) {
-                        queued.slot.answer(Err(failure.clone()));
-                    }
-                }
+                self.write_posted(&mut connection, self.queue.pop_posted(), deadline);
                 Some(connection)
             };
         }
+    }
+
+    /// Writes requests that no thread waits for over an idle connection.
+    fn write_posted(
+        &self,
+        connection: &mut S::Connection,
+        posted: Vec<PostedRequest>,
+        deadline: Instant,
+    ) {
+        if let Err(failure) = self.open_for_posts(connection, deadline) {
+            return posted.into_iter().for_each(|posted| posted.answer(Err(failure.clone())));
+        }
+        for posted in posted {
+            owe(connection, posted, deadline);
+        }
+        // A failure to write fails what is owed.
+        drop(connection.write(deadline, |_| {}));
+        if connection.owed().is_full() {
+            drop(read_owed(connection, deadline));
+        }
+    }
+
+    /// Opens a connection for requests that no thread waits for. Where one has just failed to, it
+    /// fails at once: threads that drop many guards at a server that is away wait only once.
+    fn open_for_posts(
+        &self,
+        connection: &mut S::Connection,
+        deadline: Instant,
+    ) -> Result<(), Failure> {
+        let begun = Instant::now();
+        if connection.can_post(begun) {
+            return Ok(());
+        }
+        if let Some((until, failure)) = &*self.post_failure.lock()
+            && begun < *until
+        {
+            return Err(failure.clone());
+        }
+        connection.connect(deadline).inspect_err(|failure| {
+            let now = Instant::now();
+            *self.post_failure.lock() = Some((now + (now - begun), failure.clone()));
+        })
+    }
+
+    /// Gives back an idle connection.
+    fn give_back(self: &Arc<Self>, mut connection: S::Connection) {
+        if connection.owed().is_empty() {
+            return;
+        }
+        if connection.owe_again() {
+            // A failure to write fails what is owed.
+            drop(connection.write(Instant::now() + WRITE_TIME, |_| {}));
+        }
+        if connection.is_connected() {
+            self.owing.lock().connections.push(connection);
+            self.schedule_sweep();
+        }
+    }
+
+    fn schedule_sweep(self: &Arc<Self>) {
+        if self.sweeps.load(Ordering::SeqCst) || self.sweeps.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        let multiplexer = Arc::downgrade(self);
+        self.source.run_later(SWEEP, move || {
+            if let Some(multiplexer) = multiplexer.upgrade() {
+                multiplexer.sweeps.store(false, Ordering::SeqCst);
+                multiplexer.sweep();
+                if !multiplexer.owing.lock().connections.is_empty() {
+                    multiplexer.schedule_sweep();
+                }
+            }
+        });
+    }
+
+    /// Reads what was owed for a while, and gives up the connections on which something is overdue.
+    fn sweep(self: &Arc<Self>) {
+        let now = Instant::now();
+        let is_due = |connection: &mut S::Connection| {
+            let since = connection.owed().since();
+            since.is_some_and(|since| now.saturating_duration_since(since) >= SWEEP / 2)
+        };
+        let mut owing = self.owing.lock();
+        let due: Vec<_> = owing.connections.extract_if(.., is_due).collect();
+        owing.sweeps += 1;
+        drop(owing);
+        for mut connection in due {
+            connection.collect(WaitFor::Nothing);
+            if connection.owed().is_overdue(now) {
+                connection.time_out();
+            }
+            // This thread has no time to open a connection.
+            self.send_queued(connection, now);
+        }
+        self.owing.lock().sweeps -= 1;
     }
 }
 
@@ -234,25 +390,10 @@ impl<S: ConnectionSource> Drop for Pending<S> {
                 self.multiplexer.queue.withdraw(&self.slot);
             }
             Step::Read(connection, _) => {
-                let deadline = self.slot.deadline;
-                if let Some(idle) = self.multiplexer.assign_reader(connection, deadline) {
-                    self.multiplexer.send_queued(idle, deadline);
+                if let Some(idle) = connection.assign_reader() {
+                    self.multiplexer.send_queued(idle.close_unless_idle(), self.slot.deadline);
                 }
             }
         }
-    }
-}
-
-/// A request that was left to another thread.
-#[derive(Debug)]
-pub(crate) struct Posted<S: ConnectionSource> {
-    multiplexer: Arc<Multiplexer<S>>,
-    slot: Arc<ReplySlot<S::Connection>>,
-}
-
-impl<S: ConnectionSource> Posted<S> {
-    /// Takes the request back. Returns `false` if it may have been sent.
-    pub(crate) fn recall(self) -> bool {
-        self.multiplexer.queue.withdraw(&self.slot)
     }
 }

@@ -71,8 +71,9 @@ pub(crate) struct PoolLimits {
 pub(crate) struct ConnectionPool {
     pool: Pool<ClosedConnections>,
     factory: Arc<ConnectionFactory>,
-    /// How many threads have a connection or wait for one. While they are fewer than the pool may
-    /// have connections, another thread gets one without waiting for a user to finish.
+    thread: PoolThread,
+    /// How many connections are in use. While they are fewer than the pool may have, a thread gets
+    /// one without waiting for a user to finish.
     users: Arc<AtomicU32>,
 }
 
@@ -95,7 +96,7 @@ impl ConnectionPool {
             .error_handler(Box::new(NopErrorHandler))
             .thread_pool(thread.0.clone())
             .build_unchecked(ClosedConnections(factory.clone()));
-        Self { pool, factory, users: Arc::default() }
+        Self { pool, factory, thread: thread.clone(), users: Arc::default() }
     }
 
     pub(super) fn state(&self) -> r2d2::State {
@@ -119,9 +120,8 @@ impl ConnectionSource for ConnectionPool {
         self.take(Permit(self.users.clone()), deadline)
     }
 
-    fn get(&self, deadline: Instant) -> Option<PooledConnection> {
-        self.users.fetch_add(1, Ordering::SeqCst);
-        self.take(Permit(self.users.clone()), deadline)
+    fn run_later(&self, delay: Duration, work: impl FnOnce() + Send + 'static) {
+        self.thread.after(delay, work);
     }
 
     fn all_in_use(&self) -> Failure {

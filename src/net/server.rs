@@ -15,12 +15,12 @@ use crate::failure::Failure;
 use crate::net::connection::Connection;
 use crate::net::endpoint::Endpoint;
 use crate::net::factory::ConnectionFactory;
-use crate::net::multiplexer::{Multiplexer, Pending, Posted};
+use crate::net::multiplexer::{Multiplexer, Pending};
+use crate::net::owed::{OnReply, PostedRequest};
 use crate::net::pool::{ConnectionPool, PoolLimits, PoolThread};
 use crate::net::request::{Reply, Request};
 use crate::net::resolver::Resolver;
 use crate::net::route::Route;
-use crate::net::shared_connection::OnReply;
 
 /// Makes the servers of one client, which share the thread of its pools and its look-ups.
 #[derive(Clone, Debug)]
@@ -152,15 +152,16 @@ impl Server {
         self.multiplexer.begin(self.addressed(request), deadline)
     }
 
-    /// Leaves a request to a thread that reads a reply now, if threads share connections at the
-    /// moment. That thread calls `on_reply`.
-    pub(crate) fn post(
-        &self,
-        request: Request,
-        deadline: Instant,
-        on_reply: OnReply,
-    ) -> Option<Posted<ConnectionPool>> {
-        self.multiplexer.post(self.addressed(request), deadline, on_reply)
+    /// Writes a request whose reply goes to `on_reply`. Blocks only for room to write, and to open
+    /// a connection.
+    pub(crate) fn post(&self, request: Request, deadline: Instant, on_reply: OnReply) {
+        self.multiplexer.post(PostedRequest::new(self.addressed(request), deadline, on_reply));
+    }
+
+    /// Blocks until all replies to posted requests have come, or the deadline: then the requests
+    /// have failed.
+    pub(crate) fn settle(&self, deadline: Instant) {
+        self.multiplexer.settle(deadline);
     }
 
     /// The request as this server accepts it.

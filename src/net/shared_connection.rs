@@ -8,25 +8,25 @@
 //!
 //! | connection | requests in flight | what comes next |
 //! |---|---|---|
-//! | idle | none | queued requests are sent, or it goes back to the pool |
+//! | idle | none that a thread waits for | queued requests are sent, or it goes back to the pool |
 //! | without reader | some that threads wait for | the first of these threads becomes the reader |
-//! | without reader | posted and abandoned ones | posted ones are read to the end; idle |
 //! | without reader | abandoned ones only | given up |
 //! | with reader | some | the reader has its reply, or its deadline is over: without reader |
 //! | given up | all fail | idle: the next user opens it again |
+//!
+//! Replies that are owed ([`owed`](crate::net::owed)) come in front of all others, and the
+//! connection itself reads them.
 
 use std::sync::Arc;
 use std::time::Instant;
 use std::{fmt, mem};
 
 use crate::failure::Failure;
+use crate::net::owed::PostedRequest;
 use crate::net::pipeline::{Pipeline, UnknownScript};
 use crate::net::request::{Reply, Request};
 use crate::net::transport::{Transport, WaitFor};
 use crate::sync::{Condvar, Mutex, wait_while};
-
-/// Called with the reply to a posted request by the thread that reads it. Must not take long.
-pub(crate) type OnReply = Box<dyn FnOnce(Reply) + Send>;
 
 /// A request that was not sent yet, and where its reply goes.
 #[derive(Debug)]
@@ -35,20 +35,31 @@ pub(super) struct QueuedRequest<C> {
     pub(super) slot: Arc<ReplySlot<C>>,
 }
 
-/// Where the reply to one request goes: to the thread that waits for it, or to a callback.
+/// What is sent in one write.
+#[derive(Debug)]
+pub(super) struct Batch<C> {
+    /// Sent in front of the others.
+    pub(super) posted: Vec<PostedRequest>,
+    pub(super) requests: Vec<QueuedRequest<C>>,
+}
+
+impl<C> Default for Batch<C> {
+    fn default() -> Self {
+        Self { posted: Vec::new(), requests: Vec::new() }
+    }
+}
+
+/// Where the reply to one request goes: to the thread that waits for it.
 pub(super) struct ReplySlot<C> {
     pub(super) deadline: Instant,
-    /// Whether the reply goes to a callback: no thread waits for it, nor ever has.
-    pub(super) posted: bool,
     state: Mutex<SlotState<C>>,
     changed: Condvar,
 }
 
 enum SlotState<C> {
-    /// No thread waits any more, or the callback has been called.
+    /// No thread waits any more.
     Abandoned,
     Answered(Reply),
-    Posted(OnReply),
     /// The thread that waits is to read from the connection, after sending its request over it if
     /// that is still here.
     Reading(SharedConnection<C>, Option<Request>),
@@ -71,19 +82,9 @@ impl<C> fmt::Debug for ReplySlot<C> {
 }
 
 impl<C> ReplySlot<C> {
-    /// For a request whose reply a thread waits for.
-    pub(super) fn waiting(deadline: Instant) -> Arc<Self> {
-        Self::new(deadline, SlotState::Waiting)
-    }
-
-    /// For a request that another thread sends and whose reply it reads.
-    pub(super) fn posted(deadline: Instant, on_reply: OnReply) -> Arc<Self> {
-        Self::new(deadline, SlotState::Posted(on_reply))
-    }
-
-    fn new(deadline: Instant, state: SlotState<C>) -> Arc<Self> {
-        let posted = matches!(state, SlotState::Posted(_));
-        Arc::new(Self { deadline, posted, state: Mutex::new(state), changed: Condvar::new() })
+    pub(super) fn new(deadline: Instant) -> Arc<Self> {
+        let (state, changed) = (Mutex::new(SlotState::Waiting), Condvar::new());
+        Arc::new(Self { deadline, state, changed })
     }
 
     /// Blocks until the reply has come, the thread has become a reader, or the deadline is over.
@@ -108,7 +109,7 @@ impl<C> ReplySlot<C> {
         match mem::replace(state, SlotState::Abandoned) {
             SlotState::Reading(connection, request) => Step::Read(connection, request),
             SlotState::Answered(reply) => Step::Return(reply),
-            SlotState::Waiting | SlotState::Posted(_) | SlotState::Abandoned => Step::Leave,
+            SlotState::Waiting | SlotState::Abandoned => Step::Leave,
         }
     }
 
@@ -120,10 +121,6 @@ impl<C> ReplySlot<C> {
                 // Not under the lock, which the thread that wakes takes first.
                 drop(state);
                 self.changed.notify_one();
-            }
-            SlotState::Posted(on_reply) => {
-                drop(state);
-                on_reply(reply);
             }
             other => *state = other,
         }
@@ -155,15 +152,13 @@ impl<C> ReplySlot<C> {
 #[derive(Debug)]
 pub(super) struct SharedConnection<C> {
     pipeline: Pipeline<Arc<ReplySlot<C>>, C>,
-    /// Whether the send queue counts this among the connections with a reader.
-    pub(super) counted: bool,
 }
 
 impl<C: Transport> SharedConnection<C> {
     pub(super) fn new(connection: C) -> Self {
         // The effect of a request that its sender has given up is being undone already.
         let again = UnknownScript::SendAgainIf(|slot: &Arc<ReplySlot<C>>| !slot.is_abandoned());
-        Self { pipeline: Pipeline::new(connection, again), counted: false }
+        Self { pipeline: Pipeline::new(connection, again) }
     }
 
     /// Opens the connection unless it is open.
@@ -178,10 +173,15 @@ impl<C: Transport> SharedConnection<C> {
 
     /// Sends requests over the open connection in one write. If that fails, all of them have
     /// failed and are answered so.
-    pub(super) fn send(&mut self, own: Option<QueuedRequest<C>>, others: Vec<QueuedRequest<C>>) {
-        let all = || own.iter().chain(&others);
-        let Some(deadline) = all().map(|queued| queued.slot.deadline).min() else { return };
-        let batch = own.into_iter().chain(others);
+    pub(super) fn send(&mut self, own: Option<QueuedRequest<C>>, others: Batch<C>) {
+        let Batch { posted, requests } = others;
+        let waiting = own.iter().chain(&requests).map(|queued| queued.slot.deadline).min();
+        let deadline = waiting.or_else(|| posted.iter().map(|posted| posted.deadline).max());
+        let Some(deadline) = deadline else { return };
+        for posted in posted {
+            owe(&mut self.pipeline.connection, posted, deadline);
+        }
+        let batch = own.into_iter().chain(requests);
         self.pipeline.send(batch.map(|queued| (queued.slot, queued.request)), deadline);
         self.answer_if_given_up();
     }
@@ -214,20 +214,16 @@ impl<C: Transport> SharedConnection<C> {
         Some(self)
     }
 
-    /// Reads the replies to posted requests. If other requests are in flight then, or the time is
-    /// over before, the connection is given up.
-    pub(super) fn receive_posted(&mut self, deadline: Instant) {
-        while self.pipeline.tags().any(|slot| slot.posted)
-            && let Some(deadline) = self.slot(0).map(|next| next.deadline.min(deadline))
-            && let Some((slot, reply)) = self.pipeline.receive(WaitFor::SoonReply { deadline })
-        {
-            slot.answer(reply);
-        }
+    /// Ends the sharing of a connection without a reader. If requests are in flight, no thread
+    /// waits for them, and the connection is given up.
+    pub(super) fn close_unless_idle(mut self) -> C {
         if !self.pipeline.is_empty() && self.pipeline.connection.is_connected() {
+            self.pipeline.connection.collect(WaitFor::Nothing);
             let failure = self.pipeline.connection.time_out();
             self.pipeline.give_up(failure);
         }
         self.answer_if_given_up();
+        self.into_idle()
     }
 
     /// Where the reply goes that comes after so many others.
@@ -243,4 +239,31 @@ impl<C: Transport> SharedConnection<C> {
             slot.answer(reply);
         }
     }
+}
+
+/// Has a request that no thread waits for written along with the next write. If too much is owed
+/// already, that is read first.
+pub(super) fn owe<C: Transport>(connection: &mut C, posted: PostedRequest, deadline: Instant) {
+    if !connection.owed().has_room(posted.len())
+        && let Err(failure) = read_owed(connection, deadline)
+    {
+        return posted.answer(Err(failure));
+    }
+    connection.owe(posted);
+}
+
+/// Reads what is owed, or gives up the connection if it has not come by then.
+pub(super) fn read_owed<C: Transport>(
+    connection: &mut C,
+    deadline: Instant,
+) -> Result<(), Failure> {
+    while !connection.owed().is_empty() {
+        connection.owe_again();
+        connection.write(deadline, |_| {})?;
+        connection.collect(WaitFor::SoonReply { deadline });
+        if connection.owed().is_next() {
+            return Err(connection.time_out());
+        }
+    }
+    Ok(())
 }

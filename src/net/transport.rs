@@ -4,6 +4,7 @@ use std::ops::DerefMut;
 use std::time::Instant;
 
 use crate::failure::Failure;
+use crate::net::owed::{OwedReplies, PostedRequest};
 use crate::net::request::{Reply, Request};
 
 /// How to wait for a reply.
@@ -37,8 +38,26 @@ pub(crate) trait Transport {
     /// Writes what `pack` appends over the open connection.
     fn write(&mut self, deadline: Instant, pack: impl FnOnce(&mut Vec<u8>)) -> Result<(), Failure>;
 
-    /// Reads the next reply; `None` if it has not come by then, so that it can be read later.
+    /// Reads the next reply; `None` if it has not come by then, so that it can be read later. What
+    /// is owed in front of it is read too.
     fn receive(&mut self, wait: WaitFor) -> Option<Reply>;
+
+    /// The replies to requests that no thread waits for.
+    fn owed(&self) -> &OwedReplies;
+
+    /// Returns `true` if a request can be written over the open connection that no thread waits
+    /// for, as far as is known without waiting.
+    fn can_post(&mut self, now: Instant) -> bool;
+
+    /// Has a request that no thread waits for written along with the next write. Until that is
+    /// done, no reply but owed ones may be awaited.
+    fn owe(&mut self, posted: PostedRequest);
+
+    /// As `owe`, for what must be sent again. Returns `true` if there is anything to write.
+    fn owe_again(&mut self) -> bool;
+
+    /// Reads what is owed, until that is all or no more has come by then.
+    fn collect(&mut self, wait: WaitFor);
 
     /// Gives up the connection, and with it whatever is in flight.
     fn poison(&mut self);
@@ -74,6 +93,26 @@ where
 
     fn receive(&mut self, wait: WaitFor) -> Option<Reply> {
         (**self).receive(wait)
+    }
+
+    fn owed(&self) -> &OwedReplies {
+        (**self).owed()
+    }
+
+    fn can_post(&mut self, now: Instant) -> bool {
+        (**self).can_post(now)
+    }
+
+    fn owe(&mut self, posted: PostedRequest) {
+        (**self).owe(posted);
+    }
+
+    fn owe_again(&mut self) -> bool {
+        (**self).owe_again()
+    }
+
+    fn collect(&mut self, wait: WaitFor) {
+        (**self).collect(wait);
     }
 
     fn poison(&mut self) {

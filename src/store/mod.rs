@@ -25,7 +25,7 @@ use crate::failure::Failure;
 use crate::store::hold::HoldId;
 use crate::store::job::JobRunner;
 use crate::store::request::{
-    Acquire, AcquireReply, HoldReply, HolderReply, PendingReply, PostedRelease, Recall, SetDepth,
+    Acquire, AcquireReply, Change, HoldReply, HolderReply, PendingReply, PostedChange, SetDepth,
     Transfer, TransferReply, WaitingClient,
 };
 use crate::store::wake::Wakeups;
@@ -48,10 +48,26 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
     /// Ends a hold, and wakes the client that has waited longest.
     fn release(&self, hold: &HoldId, deadline: Instant) -> Result<HoldReply, Failure>;
 
-    /// Leaves a release to a thread that is about to send other requests. `None`, and nothing is
-    /// done, if there is no such thread.
-    fn post_release(&self, _: PostedRelease<'_>) -> Option<Recall> {
-        None
+    /// Sends a change to a hold, and does not wait for the reply. Blocks only for room to write,
+    /// and to open a connection.
+    fn post(&self, post: PostedChange<'_>) {
+        let PostedChange { hold, change, deadline, on_reply } = post;
+        on_reply(match change {
+            Change::Release => self.release(hold, deadline),
+            Change::SetDepth { depth } => {
+                self.set_depth(SetDepth { hold, depth, lease: None, durable: false, deadline })
+            }
+        });
+    }
+
+    /// Blocks until the replies to all that was posted have come. What has none by the deadline has
+    /// failed.
+    fn settle(&self, _: Instant) {}
+
+    /// Returns `true` if a request about a name is executed after what was posted before, unless
+    /// that fails.
+    fn keeps_order(&self) -> bool {
+        false
     }
 
     /// Sends a transfer, and does not wait for the reply.

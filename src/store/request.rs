@@ -110,32 +110,23 @@ pub(crate) enum TransferReply {
     Yielded,
 }
 
-/// A release that no thread waits for: another thread sends it along with its own next request.
-pub(crate) struct PostedRelease<'a> {
+/// A change to a hold that no thread waits for.
+pub(crate) struct PostedChange<'a> {
     pub(crate) hold: &'a HoldId,
+    pub(crate) change: Change,
+    /// When it has failed without a reply.
     pub(crate) deadline: Instant,
-    /// Called with the reply by the thread that reads it, so it must not take long.
+    /// Called once, with the reply, by the thread that reads it, so it must not take long.
     pub(crate) on_reply: Box<dyn FnOnce(Result<HoldReply, Failure>) + Send>,
 }
 
-/// The means to take a posted request back before it is sent.
-pub(crate) struct Recall(Box<dyn FnOnce() -> bool + Send>);
-
-impl Recall {
-    pub(crate) fn new(recall: impl FnOnce() -> bool + Send + 'static) -> Self {
-        Self(Box::new(recall))
-    }
-
-    /// Takes the request back. `false` if it may have been sent.
-    pub(crate) fn recall(self) -> bool {
-        (self.0)()
-    }
-}
-
-impl fmt::Debug for Recall {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Recall").finish_non_exhaustive()
-    }
+/// What becomes of a hold.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Change {
+    /// It ends.
+    Release,
+    /// It has this depth.
+    SetDepth { depth: u32 },
 }
 
 /// A reply that may still be on its way. Any thread can wait for it.

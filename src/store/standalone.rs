@@ -19,7 +19,7 @@ use crate::store::durability::{Demand, SendWait, ask_durably};
 use crate::store::hold::{HoldId, HoldKind};
 use crate::store::job::JobRunner;
 use crate::store::request::{
-    Acquire, AcquireReply, HoldReply, HolderReply, PendingReply, PostedRelease, Recall, SetDepth,
+    Acquire, AcquireReply, Change, HoldReply, HolderReply, PendingReply, PostedChange, SetDepth,
     Transfer, TransferReply, WaitingClient,
 };
 use crate::store::wake::Wakeups;
@@ -138,13 +138,25 @@ impl Store for Standalone {
         self.ask(self.commands.release(hold), deadline)
     }
 
-    fn post_release(&self, release: PostedRelease<'_>) -> Option<Recall> {
-        let PostedRelease { hold, deadline, on_reply } = release;
-        let Command { request, decoder } = self.commands.release(hold);
+    fn post(&self, post: PostedChange<'_>) {
+        let PostedChange { hold, change, deadline, on_reply } = post;
+        let Command { request, decoder } = match change {
+            Change::Release => self.commands.release(hold),
+            Change::SetDepth { depth } => self.commands.set_depth(SetDepth {
+                hold,
+                depth,
+                lease: None,
+                durable: false,
+                deadline,
+            }),
+        };
         let server = self.server.clone();
         let decode = Box::new(move |reply: Reply| on_reply(decode(&server, &decoder, reply)));
-        let posted = self.server.post(request, deadline, decode)?;
-        Some(Recall::new(|| posted.recall()))
+        self.server.post(request, deadline, decode);
+    }
+
+    fn settle(&self, deadline: Instant) {
+        self.server.settle(deadline);
     }
 
     fn transfer(&self, request: Transfer<'_>) -> PendingReply<TransferReply> {

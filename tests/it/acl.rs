@@ -7,6 +7,7 @@ use leasehold::{Client, Error};
 use crate::errors::assert_rejected;
 use crate::support::{
     LEASE, SOON, Server, assert_lost, everything, ms, patient, stores, take, throughout, timed,
+    unlock,
 };
 
 stores! {
@@ -112,8 +113,10 @@ fn the_rights_in_the_readme_are_enough(server: &Server) {
     throughout(LEASE / 2, || outer.is_held());
     outer.verify().unwrap();
     thread::scope(|scope| {
-        let waits =
-            [scope.spawn(|| other.lock("a").map(drop)), scope.spawn(|| one.lock("a").map(drop))];
+        let waits = [
+            scope.spawn(|| other.lock("a").map(unlock)),
+            scope.spawn(|| one.lock("a").map(unlock)),
+        ];
         thread::sleep(ms(100));
         assert!(other.try_lock_for("a", ms(50)).unwrap().is_none());
         outer.unlock().unwrap();
@@ -175,11 +178,12 @@ fn a_missing_right_leaves_nothing_half_done(server: &Server) {
             "without {command}: {result:?}"
         );
         // A right that only the release needs may leave the hold to its lease.
+        let was_taken = matches!(result, Ok(Some(_)));
         drop(result);
         for key in server.keys() {
             assert!(server.key_pttl(&key) > 0, "without {command}, {key} has no time to live");
         }
-        if client.try_lock("a").is_err() {
+        if client.try_lock("a").is_err() && !was_taken {
             assert!(!server.exists("a"), "without {command}, it is half taken");
         }
         server.command(&["FLUSHALL"]);

@@ -12,7 +12,7 @@ use crate::support::child::{self, Child};
 use crate::support::cluster::add_slots;
 use crate::support::server::Server;
 use crate::support::{
-    Cluster, LEASE, SOON, eventually, is_busy, ms, patient, take, throughout, timed,
+    Cluster, LEASE, SOON, eventually, is_busy, ms, patient, take, throughout, timed, unlock,
 };
 
 /// Makes no attempt by itself within a test, so that only a wake-up can end a wait.
@@ -140,7 +140,7 @@ fn clients_opened_through_different_nodes_wake_each_other() {
         for (holder, waiter) in [(&one, &other), (&other, &one)] {
             let guard = take(holder, &name);
             thread::scope(|scope| {
-                let waits = scope.spawn(|| waiter.lock(&name).map(drop));
+                let waits = scope.spawn(|| waiter.lock(&name).map(unlock));
                 wait_until_queued(cluster.home(&name), &name, 1);
                 wait_until_heard(&cluster, waiter);
                 let ((), took) = timed(|| {
@@ -163,7 +163,7 @@ fn a_wake_up_costs_no_request_of_its_own() {
     let round = || {
         let guard = take(&holder, "a");
         thread::scope(|scope| {
-            let waits = scope.spawn(|| waiter.lock("a").map(drop));
+            let waits = scope.spawn(|| waiter.lock("a").map(unlock));
             wait_until_queued(home, "a", 1);
             wait_until_heard(&cluster, &waiter);
             guard.unlock().unwrap();
@@ -189,7 +189,7 @@ fn a_waiter_that_was_killed_is_skipped() {
     assert_eq!(child.next(), "waits");
     wait_until_queued(home, "a", 1);
     thread::scope(|scope| {
-        let waits = scope.spawn(|| waiter.lock("a").map(drop));
+        let waits = scope.spawn(|| waiter.lock("a").map(unlock));
         wait_until_queued(home, "a", 2);
         wait_until_heard(&cluster, &waiter);
         child.kill();

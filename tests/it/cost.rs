@@ -44,8 +44,8 @@ fn a_cycle_costs_two_scripts_and_nothing_else(server: &Server) {
     let client = warm_client(server);
     let cycles = || {
         for _ in 0..10 {
-            client.lock("a").unwrap().unlock().unwrap();
             drop(client.try_lock("b").unwrap());
+            client.lock("a").unwrap().unlock().unwrap();
         }
     };
     let pings = server.calls("ping");

@@ -8,7 +8,7 @@ use leasehold::{Client, Error};
 
 use crate::support::proxy::Proxy;
 use crate::support::{
-    SOON, Server, behind_proxy, eventually, ms, patient, sleepy, stores, take, timed,
+    SOON, Server, behind_proxy, eventually, ms, patient, sleepy, stores, take, timed, unlock,
 };
 
 stores! {
@@ -91,7 +91,7 @@ fn close_at_the_moment_of_the_wake_up_leaves_nothing(server: &Server) {
     for round in 0..20 {
         let waiter = server.open(sleepy());
         let closer = waiter.clone();
-        let lock = || waiter.lock("a").map(drop);
+        let lock = || waiter.lock("a").map(unlock);
         let outcome = thread::scope(|scope| {
             released_for(server, &waiter, lock, || {
                 scope.spawn(move || {

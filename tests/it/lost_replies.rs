@@ -7,7 +7,7 @@ use crate::support::proxy::Proxy;
 use crate::support::recorder::Recorder;
 use crate::support::{
     LEASE, SOON, Server, behind_proxy, eventually, ms, patient, sleepy, stores, take, throughout,
-    timed,
+    timed, unlock,
 };
 
 stores! {
@@ -75,7 +75,7 @@ fn a_lost_reply_to_a_release_wakes_the_next(server: &Server) {
     let waiter = server.open(sleepy());
     let guard = take(&client, "a");
     thread::scope(|scope| {
-        let waits = scope.spawn(|| waiter.lock("a").map(drop));
+        let waits = scope.spawn(|| waiter.lock("a").map(unlock));
         eventually(SOON, || server.listeners(&waiter) == 1 && server.queue("a").len() == 1);
         proxy.lose_reply();
         let ((), took) = timed(|| {

@@ -10,7 +10,7 @@ use leasehold::{Builder, Client};
 use crate::support::child::{self, Child};
 use crate::support::proxy::Proxy;
 use crate::support::{
-    SOON, Server, eventually, ms, patient, sleepy, stores, take, timed, while_held,
+    SOON, Server, eventually, ms, patient, sleepy, stores, take, timed, unlock, while_held,
 };
 
 stores! {
@@ -37,7 +37,7 @@ fn listening() -> Builder {
 fn while_waiting(holder: &Client, waiter: &Client, name: &str, body: impl FnOnce()) {
     while_held(holder, name, |end| {
         thread::scope(|scope| {
-            let waits = scope.spawn(|| waiter.lock(name).map(drop));
+            let waits = scope.spawn(|| waiter.lock(name).map(unlock));
             body();
             drop(end);
             let ((), took) = timed(|| waits.join().unwrap().unwrap());
@@ -223,7 +223,7 @@ fn wait_in_a_child() {
     let Some(address) = child::address() else { return };
     let client = address.open(Client::builder().wait(6 * SOON));
     thread::scope(|scope| {
-        let waits = scope.spawn(|| client.lock("a").map(drop));
+        let waits = scope.spawn(|| client.lock("a").map(unlock));
         child::report(client.id());
         child::wait_for_parent();
         child::report(most_memory());

@@ -1,35 +1,54 @@
-//! Releases that travel with the requests of other threads, so that dropping a guard does not wait
-//! for them.
+//! Dropped guards: the release is written, and the thread that uses the connection next reads the
+//! reply, or else a sweep.
 
+use std::process::exit;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use crossbeam_channel::bounded;
-use leasehold::{Builder, Client};
+use leasehold::{Builder, Client, Error};
 
+use crate::support::address::Address;
+use crate::support::child::{self, Child};
 use crate::support::proxy::Proxy;
 use crate::support::recorder::Recorder;
-use crate::support::{SOON, Server, Store, behind_proxy, eventually, patient, stores, take};
+use crate::support::{
+    IO, SOON, Server, Store, behind_proxy, elsewhere, eventually, hasty, ms, patient, stores, take,
+    timed,
+};
 
 stores! {
     every store:
-        busy_threads_lose_no_lock;
+        busy_threads_lose_no_lock,
+        a_lock_that_was_dropped_is_free_for_the_thread_that_dropped_it,
+        a_lock_that_was_dropped_is_free_for_the_other_threads,
+        an_inner_guard_that_was_dropped_leaves_the_outer_one,
+        a_release_whose_reply_no_call_reads_is_reported,
+        guards_dropped_all_at_once_leave_nothing,
+        a_process_that_ends_after_a_drop_has_released;
     every server:
-        busy_clients_make_progress_side_by_side;
+        busy_clients_make_progress_side_by_side,
+        the_end_of_a_client_waits_for_its_releases,
+        a_drop_after_the_scripts_were_flushed_releases,
+        many_guards_may_be_dropped_at_once;
+    every direct server:
+        a_drop_does_not_wait_for_the_reply,
+        a_release_that_goes_wrong_is_no_contention,
+        a_release_that_is_refused_is_repeated_in_the_background,
+        the_next_user_of_a_connection_may_time_out_with_it;
     one server:
-        a_drop_does_not_wait_while_others_do,
-        a_drop_waits_if_no_other_thread_does,
-        unlock_always_waits,
-        a_lock_that_was_dropped_is_free_for_this_client,
-        a_release_without_a_reply_is_repeated_in_the_background;
+        connections_that_were_closed_while_idle_are_not_used_for_releases,
+        guards_dropped_at_a_silent_server_wait_once,
+        the_end_of_a_client_of_a_silent_server_waits_once,
+        a_thread_that_wants_a_connection_to_itself_gets_one_in_its_turn;
 }
 
 const THREADS: usize = 8;
 const ROUNDS: usize = 50;
 
-/// A client that leaves releases to other threads whenever it can.
-fn pipelined() -> Builder {
-    patient().wait(3 * SOON).pool_size(1).pipelined_release(true)
+/// A client whose threads have to share a connection.
+fn crowded() -> Builder {
+    patient().wait(3 * SOON).pool_size(1)
 }
 
 /// Lets every thread lock names that others want too, one after the other.
@@ -60,7 +79,7 @@ fn crowd(client: &Client) {
 
 fn busy_threads_lose_no_lock(store: &Store) {
     let recorder = Recorder::default();
-    let client = store.open(pipelined().on_event(recorder.listener()));
+    let client = store.open(crowded().on_event(recorder.listener()));
     crowd(&client);
     let count =
         |word: &str| recorder.events().iter().filter(|event| event.starts_with(word)).count();
@@ -70,8 +89,147 @@ fn busy_threads_lose_no_lock(store: &Store) {
     assert_eq!(count("release failed") + count("lost"), 0);
 }
 
+fn a_lock_that_was_dropped_is_free_for_the_thread_that_dropped_it(store: &Store) {
+    let recorder = Recorder::default();
+    let client = store.open(patient().pool_size(2).on_event(recorder.listener()));
+    thread::scope(|scope| {
+        for thread in 0..4 {
+            let client = &client;
+            scope.spawn(move || {
+                let name = format!("of {thread}");
+                let mut fence = 0;
+                for _ in 0..300 {
+                    let guard = take(client, &name);
+                    assert!(guard.fence() > fence, "a new hold");
+                    fence = guard.fence();
+                    drop(guard);
+                    if fence % 8 == 0 {
+                        assert!(!client.mutex(&name).is_locked().unwrap());
+                    }
+                }
+            });
+        }
+    });
+    eventually(SOON, || {
+        (0..4).all(|thread| recorder.count(&format!("released of {thread}")) == 300)
+    });
+    let mut events = recorder.events_of_locks();
+    events.retain(|event| event.ends_with("of 0"));
+    let in_order = ["acquired of 0", "released of 0"].repeat(300);
+    assert!(events == in_order, "they are told in the order of the holds");
+}
+
+fn a_lock_that_was_dropped_is_free_for_the_other_threads(store: &Store) {
+    let client = store.open(patient().pool_size(4));
+    let (pass, passed) = bounded(0);
+    let (back, returned) = bounded(0);
+    thread::scope(|scope| {
+        let client = &client;
+        scope.spawn(move || {
+            while let Ok(round) = passed.recv() {
+                drop(take(client, "a"));
+                back.send(round).unwrap();
+            }
+        });
+        for round in 0..300 {
+            drop(take(client, "a"));
+            pass.send(round).unwrap();
+            assert_eq!(returned.recv().unwrap(), round);
+        }
+        drop(pass);
+    });
+}
+
+fn an_inner_guard_that_was_dropped_leaves_the_outer_one(store: &Store) {
+    let client = store.open(patient());
+    let outer = take(&client, "a");
+    for _ in 0..100 {
+        drop(take(&client, "a"));
+    }
+    let inner = take(&client, "a");
+    assert_eq!(inner.depth(), 2);
+    drop(outer);
+    inner.verify().unwrap();
+    assert_eq!(client.mutex("a").holder().unwrap().unwrap().depth, 1);
+    drop(inner);
+    assert!(!client.mutex("a").is_locked().unwrap());
+}
+
+fn a_release_whose_reply_no_call_reads_is_reported(store: &Store) {
+    let recorder = Recorder::default();
+    let client = store.open(patient().on_event(recorder.listener()));
+    drop(take(&client, "a"));
+    recorder.wait_for("released a");
+    assert_eq!(recorder.count("release failed a"), 0);
+}
+
+fn guards_dropped_all_at_once_leave_nothing(store: &Store) {
+    let recorder = Recorder::default();
+    let client = store.open(patient().on_event(recorder.listener()));
+    let name = |n| format!("lock {n}");
+    for _ in 0..2 {
+        let guards: Vec<_> = (0..400).map(|n| take(&client, &name(n))).collect();
+        drop(guards);
+    }
+    let failed = recorder.events().iter().any(|event| event.starts_with("release failed"));
+    assert!(!failed, "the servers are well");
+}
+
+/// The address of a store for the child below; `None` if it is not outside this process.
+fn address(store: &Store) -> Option<String> {
+    match store {
+        Store::Cluster(cluster, prefix) => {
+            Some(format!("cluster\t{prefix}\t{}", cluster.urls().join("\t")))
+        }
+        Store::Memory => None,
+        Store::Quorum(quorum) => Some(format!("quorum\t{}", quorum.urls().join("\t"))),
+        Store::Server(server) => Some(server.address()),
+    }
+}
+
+/// Takes locks, drops the guards, and ends at once.
+#[test]
+#[ignore = "a child of a_process_that_ends_after_a_drop_has_released"]
+fn drop_in_a_child() {
+    let Some(argument) = child::argument() else { return };
+    let (drops_client, address) = argument.split_once(' ').unwrap();
+    // A lease that outlives the test.
+    let builder = patient().lease(ms(3_600_000));
+    let words: Vec<_> = address.split('\t').collect();
+    let client = match words[..] {
+        ["cluster", prefix, ref seeds @ ..] => builder.prefix(prefix).open_cluster(seeds),
+        ["quorum", ref urls @ ..] => builder.open_redlock(urls),
+        _ => Ok(Address::parse(address).open(builder)),
+    };
+    let client = client.unwrap();
+    let outer = client.lock("a").unwrap();
+    let guards = (client.lock("a").unwrap(), client.lock("b").unwrap());
+    child::report("holds");
+    child::wait_for_parent();
+    drop((outer, guards));
+    if drops_client == "true" {
+        drop(client);
+    }
+    exit(0);
+}
+
+fn a_process_that_ends_after_a_drop_has_released(store: &Store) {
+    let Some(address) = address(store) else { return };
+    let client = store.open(patient());
+    for drops_client in [false, true] {
+        let mut child = Child::start(drop_in_a_child, &format!("{drops_client} {address}"));
+        assert_eq!(child.next(), "holds");
+        assert!(client.try_lock("a").unwrap().is_none());
+        child.go_on();
+        child.finish();
+        for name in ["a", "b"] {
+            client.lock(name).unwrap().unlock().unwrap();
+        }
+    }
+}
+
 fn busy_clients_make_progress_side_by_side(server: &Server) {
-    let clients = [server.open(pipelined()), server.open(pipelined().pool_size(2))];
+    let clients = [server.open(crowded()), server.open(crowded().pool_size(2))];
     let inside = AtomicBool::new(false);
     thread::scope(|scope| {
         for thread in 0..THREADS {
@@ -88,121 +246,185 @@ fn busy_clients_make_progress_side_by_side(server: &Server) {
             });
         }
     });
+    drop(clients);
     assert_eq!(server.hashes(), [""; 0], "a lock is left");
 }
 
-/// A client with a second connection while the first is kept busy.
-struct Scene {
-    recorder: Recorder,
-    proxy: Proxy,
-    client: Client,
-}
-
-impl Scene {
-    fn new(server: &Server) -> Self {
-        let recorder = Recorder::default();
-        let builder = pipelined().pool_size(2).io_timeout(SOON).on_event(recorder.listener());
-        let (proxy, client) = behind_proxy(server, builder);
-        Self { recorder, proxy, client }
-    }
-
-    /// Calls `act` while another thread waits for the reply to a handoff, which the proxy holds
-    /// back with all requests that name "slow".
-    fn while_another_waits(&self, act: impl FnOnce()) {
-        let guard = take(&self.client, "slow");
-        let before = self.recorder.count("contended slow");
-        thread::scope(|scope| {
-            scope.spawn(|| self.client.lock("slow").unwrap().unlock().unwrap());
-            eventually(SOON, || self.recorder.count("contended slow") > before);
-            self.proxy.blackhole_for("slow");
-            drop(guard);
-            act();
-            self.proxy.heal();
-        });
-    }
-}
-
-fn a_drop_does_not_wait_while_others_do(server: &Server) {
-    let scene = Scene::new(server);
-    let guard = take(&scene.client, "quick");
-    scene.while_another_waits(|| {
+fn the_end_of_a_client_waits_for_its_releases(server: &Server) {
+    for _ in 0..20 {
+        let client = server.open(patient());
+        drop(take(&client, "a"));
+        drop(client);
+        assert!(!server.exists("a"));
+        // The guard is the last that keeps the client.
+        let guard = take(&server.open(patient()), "a");
         drop(guard);
-        assert!(server.exists("quick"), "nothing was sent since");
-        assert_eq!(scene.recorder.count("released quick"), 0);
-    });
-    scene.recorder.wait_for("released quick");
-    assert!(!server.exists("quick"));
-}
-
-fn a_drop_waits_if_no_other_thread_does(server: &Server) {
-    let scene = Scene::new(server);
-    for _ in 0..100 {
-        drop(take(&scene.client, "quick"));
-        assert!(!server.exists("quick"));
+        assert!(!server.exists("a"));
     }
 }
 
-fn unlock_always_waits(server: &Server) {
-    let scene = Scene::new(server);
-    let (hold, holds) = bounded(0);
-    thread::scope(|scope| {
-        let (go, going) = bounded(0);
-        let (client, hold) = (&scene.client, hold);
-        scope.spawn(move || {
-            let guard = take(client, "quick");
-            hold.send(()).unwrap();
-            going.recv().unwrap();
-            guard.unlock().unwrap();
-            assert!(!server.exists("quick"));
-        });
-        holds.recv().unwrap();
-        scene.while_another_waits(|| go.send(()).unwrap());
-    });
+fn a_drop_after_the_scripts_were_flushed_releases(server: &Server) {
+    let recorder = Recorder::default();
+    let client = server.open(patient().on_event(recorder.listener()));
+    for round in 0..20 {
+        let guard = take(&client, "a");
+        let inner = take(&client, "a");
+        server.command(&["SCRIPT", "FLUSH"]);
+        drop((inner, guard));
+        if round % 2 == 0 {
+            // The scripts may be known again to other nodes than the one with this lock.
+            take(&client, "a").unlock().unwrap();
+        } else {
+            eventually(SOON, || !server.exists("a"));
+        }
+    }
+    assert_eq!(recorder.count("release failed a"), 0);
 }
 
-fn a_lock_that_was_dropped_is_free_for_this_client(server: &Server) {
-    let scene = Scene::new(server);
-    for round in 0..40 {
-        let guard = take(&scene.client, "quick");
-        let fence = guard.fence();
-        let again = || {
-            let guard = scene.client.try_lock("quick").unwrap().expect("no other thread wants it");
-            assert!(guard.fence() > fence, "a new hold");
-            guard.unlock().unwrap();
+fn many_guards_may_be_dropped_at_once(server: &Server) {
+    let client = server.open(patient().lease(ms(3_600_000)).pool_size(2));
+    let guards: Vec<_> = (0..1000).map(|n| take(&client, &format!("lock {n}"))).collect();
+    drop(guards);
+    drop(client);
+    assert_eq!(server.hashes(), [""; 0]);
+}
+
+fn a_drop_does_not_wait_for_the_reply(server: &Server) {
+    let (proxy, client) = behind_proxy(server, patient().io_timeout(SOON).lease(4 * SOON));
+    let (outer, inner) = (take(&client, "a"), take(&client, "a"));
+    proxy.blackhole_for("a");
+    let ((), took) = timed(|| drop((inner, outer)));
+    assert!(took < SOON / 2, "{took:?}");
+    assert!(server.exists("a"));
+    proxy.heal();
+    eventually(SOON, || !server.exists("a"));
+}
+
+/// Something happens to the release of `a`, and then the client wants the lock again.
+fn after(server: &Server, fault: impl Fn(&Proxy), next: impl Fn(&Client)) {
+    let recorder = Recorder::default();
+    let (proxy, client) = behind_proxy(server, patient().on_event(recorder.listener()));
+    for _ in 0..3 {
+        let guard = take(&client, "a");
+        fault(&proxy);
+        drop(guard);
+        next(&client);
+        proxy.heal();
+        eventually(SOON, || !server.exists("a"));
+        elsewhere(|| take(&client, "a").unlock().unwrap());
+    }
+    // The other connections work.
+    take(&client, "b").unlock().unwrap();
+}
+
+fn a_release_that_goes_wrong_is_no_contention(server: &Server) {
+    let faults: [fn(&Proxy); 5] = [
+        |proxy| proxy.lose_reply_to("a"),
+        |proxy| proxy.lose_request_for("a"),
+        |proxy| proxy.cut_reply(2),
+        |proxy| proxy.delay_replies(ms(50)),
+        Proxy::duplicate_scripts,
+    ];
+    for fault in faults {
+        let is_free = |client: &Client| match client.try_lock("a") {
+            Ok(Some(guard)) => guard.unlock().unwrap(),
+            Ok(None) => panic!("it was refused its own lock"),
+            Err(Error::Unavailable { .. }) => {}
+            Err(other) => panic!("{other:?}"),
         };
-        thread::scope(|scope| {
-            scene.while_another_waits(|| {
-                drop(guard);
-                if round % 2 == 0 {
-                    // The release may have been sent or not.
-                    scope.spawn(again);
-                } else {
-                    // The release is sent, and held back.
-                    let before = server.hold("slow");
-                    scene.proxy.blackhole_for("quick");
-                    eventually(SOON, || server.hold("slow") != before);
-                    scope.spawn(again);
+        after(server, fault, is_free);
+        after(server, fault, |client| client.lock("a").unwrap().unlock().unwrap());
+        after(server, fault, |client| assert!(!client.mutex("a").is_locked().unwrap()));
+        // The sweep finds out.
+        after(server, fault, |_| {});
+    }
+}
+
+fn a_release_that_is_refused_is_repeated_in_the_background(server: &Server) {
+    let recorder = Recorder::default();
+    let (proxy, client) = behind_proxy(server, patient().on_event(recorder.listener()));
+    for error in ["READONLY You can't write against a read only replica.", "ERR what", "LOADING"] {
+        let guard = take(&client, "a");
+        let failures = recorder.count("release failed a");
+        proxy.reject_all(error);
+        drop(guard);
+        eventually(SOON, || recorder.count("release failed a") > failures);
+        assert!(server.exists("a"));
+        proxy.heal();
+        eventually(SOON, || !server.exists("a"));
+        take(&client, "a").unlock().unwrap();
+    }
+}
+
+fn the_next_user_of_a_connection_may_time_out_with_it(server: &Server) {
+    let recorder = Recorder::default();
+    let (proxy, client) = behind_proxy(server, hasty().on_event(recorder.listener()));
+    let guard = take(&client, "a");
+    proxy.blackhole();
+    drop(guard);
+    let refused = client.try_lock("b");
+    assert!(matches!(refused, Err(Error::Unavailable { .. })), "{refused:?}");
+    recorder.wait_for("release failed a");
+    proxy.heal();
+    eventually(SOON, || !server.exists("a"));
+    eventually(SOON, || client.try_lock("b").is_ok_and(|guard| guard.is_some()));
+}
+
+/// The connections of the pool are closed by the server, which the client does not notice until it
+/// uses them.
+fn connections_that_were_closed_while_idle_are_not_used_for_releases(server: &Server) {
+    let recorder = Recorder::default();
+    let client = server.open(patient().on_event(recorder.listener()));
+    for _ in 0..2 {
+        let guard = take(&client, "a");
+        thread::sleep(ms(600));
+        server.command(&["CLIENT", "KILL", "TYPE", "normal"]);
+        drop(guard);
+        eventually(SOON, || !server.exists("a"));
+    }
+    assert_eq!(recorder.count("release failed a"), 0);
+}
+
+fn guards_dropped_at_a_silent_server_wait_once(server: &Server) {
+    const GUARDS: usize = 400;
+    let recorder = Recorder::default();
+    let builder = hasty().io_timeout(ms(1000)).on_event(recorder.listener());
+    let (proxy, client) = behind_proxy(server, builder);
+    let name = |n| format!("lock {n}");
+    let guards: Vec<_> = (0..GUARDS).map(|n| take(&client, &name(n))).collect();
+    proxy.blackhole();
+    // More than is ever owed on one connection, so that a drop has to wait.
+    let ((), took) = timed(|| drop(guards));
+    assert!(took < ms(1000) + SOON / 2, "{took:?}");
+    proxy.heal();
+    eventually(SOON, || server.hashes().is_empty());
+}
+
+fn the_end_of_a_client_of_a_silent_server_waits_once(server: &Server) {
+    let (proxy, client) = behind_proxy(server, hasty());
+    let guards: Vec<_> = (0..20).map(|n| take(&client, &format!("lock {n}"))).collect();
+    proxy.blackhole();
+    let ((), took) = timed(|| drop((guards, client)));
+    assert!(took >= IO, "{took:?}");
+    assert!(took < IO + SOON / 2, "{took:?}");
+}
+
+fn a_thread_that_wants_a_connection_to_itself_gets_one_in_its_turn(server: &Server) {
+    // Without shared writes every request wants that.
+    let client = server.open(crowded().without(leasehold::Mechanism::SharedWrites));
+    let end = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for thread in 0..4 {
+            let (client, end) = (&client, &end);
+            scope.spawn(move || {
+                while !end.load(Ordering::SeqCst) {
+                    drop(client.lock(&format!("of {thread}")).unwrap());
                 }
             });
-        });
-        assert!(!server.exists("quick"));
-    }
-}
-
-fn a_release_without_a_reply_is_repeated_in_the_background(server: &Server) {
-    for executed in [true, false] {
-        let scene = Scene::new(server);
-        let guard = take(&scene.client, "quick");
-        scene.while_another_waits(|| {
-            drop(guard);
-            if executed {
-                scene.proxy.lose_reply_to("quick");
-            } else {
-                scene.proxy.lose_request_for("quick");
-            }
-            scene.recorder.wait_for("release failed quick");
-        });
-        eventually(SOON, || !server.exists("quick"));
-        take(&scene.client, "quick").unlock().unwrap();
-    }
+        }
+        for _ in 0..20 {
+            client.lock("mine").unwrap().unlock().unwrap();
+        }
+        end.store(true, Ordering::SeqCst);
+    });
 }

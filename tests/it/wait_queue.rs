@@ -9,7 +9,7 @@ use leasehold::Error;
 use crate::support::recorder::Recorder;
 use crate::support::{
     SOON, Server, Store, elsewhere, eventually, is_busy, ms, patient, sleepy, stores, take,
-    throughout, timed,
+    throughout, timed, unlock,
 };
 
 stores! {
@@ -97,7 +97,7 @@ fn a_waiter_that_gives_up_does_not_block_the_wait_queue(store: &Store) {
     thread::scope(|scope| {
         let hasty = scope.spawn(|| client.try_lock_for("a", ms(200)).map(|guard| guard.is_some()));
         settle(&recorder, 1);
-        let patient = scope.spawn(|| client.lock("a").map(drop));
+        let patient = scope.spawn(|| client.lock("a").map(unlock));
         assert!(!hasty.join().unwrap().unwrap());
         assert!(!patient.is_finished());
         let ((), took) = timed(|| {
@@ -135,7 +135,7 @@ fn a_panic_of_the_holder_hands_the_lock_off(store: &Store) {
             panic!("wanted by the test");
         });
         eventually(SOON, || is_busy(&client, "a"));
-        let (result, took) = timed(|| client.lock("a").map(drop));
+        let (result, took) = timed(|| client.lock("a").map(unlock));
         result.unwrap();
         assert!(took < ms(5000), "{took:?}");
         assert!(holder.join().is_err());

@@ -10,7 +10,7 @@ use crate::support::child::{self, Child};
 use crate::support::recorder::Recorder;
 use crate::support::store::Handle;
 use crate::support::{
-    SOON, Server, eventually, ms, patient, sleepy, stores, take, timed, while_held,
+    SOON, Server, eventually, ms, patient, sleepy, stores, take, timed, unlock, while_held,
 };
 use crate::wait_queue::settle;
 
@@ -37,7 +37,7 @@ fn a_release_wakes_another_client(server: &Server) {
     for _ in 0..5 {
         let guard = take(&holder, "a");
         thread::scope(|scope| {
-            let waits = scope.spawn(|| waiter.lock("a").map(drop));
+            let waits = scope.spawn(|| waiter.lock("a").map(unlock));
             eventually(SOON, || !server.queue("a").is_empty());
             assert_eq!(server.queue("a"), [waiter.id()]);
             eventually(SOON, || server.listeners(&waiter) == 1);
@@ -91,9 +91,9 @@ fn a_waiter_that_gives_up_leaves_the_queue_entry_to_the_next(server: &Server) {
         thread::scope(|scope| {
             let hasty = scope.spawn(|| first.try_lock_for("a", ms(1000)).map(drop));
             eventually(SOON, || server.queue("a") == [first.id()]);
-            let patient = scope.spawn(|| first.lock("a").map(drop));
+            let patient = scope.spawn(|| first.lock("a").map(unlock));
             settle(&recorder, 2);
-            let other = scope.spawn(|| second.lock("a").map(drop));
+            let other = scope.spawn(|| second.lock("a").map(unlock));
             eventually(SOON, || server.queue("a") == [first.id(), second.id()]);
             hasty.join().unwrap().unwrap();
             assert_eq!(server.queue("a"), [first.id(), second.id()]);
@@ -136,7 +136,7 @@ fn a_lost_wake_up_connection_is_reopened(server: &Server) {
         (server.open(sleepy()), server.open(sleepy().backoff(ms(5), ms(30_000))));
     let guard = take(&holder, "a");
     thread::scope(|scope| {
-        let waits = scope.spawn(|| waiter.lock("a").map(drop));
+        let waits = scope.spawn(|| waiter.lock("a").map(unlock));
         for _ in 0..3 {
             eventually(SOON, || server.listeners(&waiter) == 1);
             server.command(&["CLIENT", "KILL", "TYPE", "pubsub"]);
@@ -154,7 +154,7 @@ fn a_waiter_that_was_killed_is_skipped(server: &Server) {
     assert_eq!(child.next(), "waits");
     eventually(SOON, || server.queue("a").len() == 1);
     thread::scope(|scope| {
-        let waits = scope.spawn(|| waiter.lock("a").map(drop));
+        let waits = scope.spawn(|| waiter.lock("a").map(unlock));
         eventually(SOON, || server.queue("a").len() == 2 && server.listeners(&waiter) == 1);
         child.kill();
         let ((), took) = timed(|| {
@@ -326,7 +326,7 @@ fn a_lock_works_although_its_queue_key_has_another_type(server: &Server) {
     while_held(&holder, "a", |end| {
         assert!(waiter.try_lock_for("a", ms(100)).unwrap().is_none());
         thread::scope(|scope| {
-            let waits = scope.spawn(|| waiter.lock("a").map(drop));
+            let waits = scope.spawn(|| waiter.lock("a").map(unlock));
             settle(&recorder, 2);
             drop(end);
             waits.join().unwrap().unwrap();

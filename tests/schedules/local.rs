@@ -7,6 +7,7 @@
 
 use std::mem;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use shuttle::rand::{Rng, thread_rng};
@@ -21,11 +22,11 @@ use crate::local::lease::Lease;
 use crate::local::loss::LossNotifier;
 use crate::local::pending::PendingHandoff;
 use crate::local::pending::tests::{request, sent};
-use crate::local::wait_queues::{Position, Turn, WaitQueues};
+use crate::local::wait_queues::{Ending, Position, Turn, WaitQueues};
 use crate::local::waiter::{Signal, Waiter};
 use crate::store::hold::HoldId;
-use crate::store::request::{PendingReply, Recall, TransferReply};
-use crate::sync::{AtomicBool, AtomicUsize, Ordering, under_many_schedules};
+use crate::store::request::{PendingReply, TransferReply};
+use crate::sync::{AtomicUsize, Ordering, under_many_schedules};
 
 /// How a thread waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,27 +46,38 @@ struct Scene {
     loses: bool,
     /// The last holder. Not one of `crate::sync`: no thread is interrupted here.
     last: parking_lot::Mutex<Option<Arc<Lease>>>,
-    /// The threads to which releases were posted.
-    senders: parking_lot::Mutex<Vec<JoinHandle<()>>>,
+    /// How many holds there were.
+    holds: AtomicU64,
+    /// The threads that read the replies to posted releases.
+    readers: parking_lot::Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl Scene {
     fn lease(&self) -> Arc<Lease> {
-        let id = HoldId { name: self.name.clone(), client: Arc::from("c"), nonce: 1 };
+        let id = HoldId {
+            kind: HoldKind::Lock,
+            name: self.name.clone(),
+            client: Arc::from("c"),
+            nonce: self.nonce(),
+        };
         let lease = Arc::new(Lease::new(id, 1, &caller(), Moment::now()));
         if self.loses {
-            let losses = LossNotifier::new(Events::default(), self.queues.clone());
+            let losses = LossNotifier::new(Events::default(), self.queues.clone(), Arc::default());
             let lease = lease.clone();
             thread::spawn(move || losses.lose(&lease));
         }
         lease
     }
 
+    fn nonce(&self) -> u64 {
+        self.holds.fetch_add(1, Relaxed)
+    }
+
     /// Acquires the lock, holds it for a while, and releases it. Returns `false` if the wait ended
     /// without the lock.
     fn lock_and_unlock(&self, wait: Wait) -> Result<bool> {
         let lease = match self.acquire(wait)? {
-            None | Some(Turn::TimedOut(_) | Turn::Failed(_) | Turn::ReleasePending) => {
+            None | Some(Turn::TimedOut(_) | Turn::Failed(_)) => {
                 return Ok(false);
             }
             Some(Turn::HandedOff(lease)) => lease,
@@ -98,10 +110,7 @@ impl Scene {
         };
         let deadline = (wait != Wait::Endless).then(Instant::now);
         let turn = match position {
-            Position::Head => Turn::Head { yields: false },
-            Position::Recalled(lease) => {
-                Turn::HandoffPending(pending(&lease, thread_rng().r#gen()))
-            }
+            Position::Head { .. } => Turn::Head { yields: false },
             Position::Behind => queues.wait(&waiter, deadline)?,
         };
         match turn {
@@ -136,14 +145,19 @@ impl Scene {
     /// Releases the lock or hands it off. The transfer may fail, and either thread may wait for it.
     fn unlock(&self, lease: &Arc<Lease>) {
         let queues = &self.queues;
-        let ended = lease.end();
-        let Some((waiter, _)) = ended.then(|| queues.start_handoff(lease)).flatten() else {
-            if ended && thread_rng().r#gen() {
-                return self.post(lease);
-            }
+        if !lease.end() {
             return queues.end_hold(lease);
+        }
+        let (posts, waits, done): (bool, bool, bool) = thread_rng().r#gen();
+        let waiter = if posts {
+            match queues.start_release(lease) {
+                Ending::Handoff(waiter, _) => Some(waiter),
+                Ending::Release => return self.post(lease),
+            }
+        } else {
+            queues.start_handoff(lease).map(|(waiter, _)| waiter)
         };
-        let (waits, done): (bool, bool) = thread_rng().r#gen();
+        let Some(waiter) = waiter else { return queues.end_hold(lease) };
         if !waits {
             waiter.forward_handoff(pending(lease, done));
         } else if done {
@@ -153,25 +167,22 @@ impl Scene {
         }
     }
 
-    /// Leaves it to another thread to send the release, unless it is recalled before.
+    /// Leaves it to another thread to read the reply to a release.
     fn post(&self, lease: &Arc<Lease>) {
-        let recalled = Arc::new(AtomicBool::new(false));
-        let (queues, posted, sent) = (self.queues.clone(), lease.clone(), recalled.clone());
-        self.senders.lock().push(thread::spawn(move || {
-            if !sent.swap(true, Ordering::SeqCst) {
-                queues.end_hold(&posted);
-            }
-        }));
-        let recall = Recall::new(move || !recalled.swap(true, Ordering::SeqCst));
-        self.queues.set_releasing(lease, recall);
+        let (queues, posted) = (self.queues.clone(), lease.clone());
+        let read = thread::spawn(move || queues.confirm_release(&posted.id));
+        self.readers.lock().push(read);
     }
 
-    /// Returns `true` if no thread is in the queue when all releases are sent.
+    /// Returns `true` if no thread is in the queue and all releases are confirmed in the end.
     fn is_empty(&self) -> bool {
-        let senders = mem::take(&mut *self.senders.lock());
-        senders.into_iter().for_each(|sender| sender.join().expect("no panic"));
+        let readers = mem::take(&mut *self.readers.lock());
+        readers.into_iter().for_each(|reader| reader.join().expect("no panic"));
         let joined = self.queues.try_join(&self.name, &caller());
-        matches!(joined, Ok(Some((_, Position::Head))) | Err(Error::Closed))
+        matches!(
+            joined,
+            Ok(Some((_, Position::Head { after_release: false }))) | Err(Error::Closed)
+        )
     }
 }
 

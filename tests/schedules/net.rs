@@ -15,6 +15,7 @@ use shuttle::thread;
 
 use crate::failure::{Failure, FailureKind};
 use crate::net::multiplexer::{ConnectionSource, Multiplexer};
+use crate::net::owed::{OwedReplies, PostedRequest};
 use crate::net::request::{Arg, Reply, Request, Script};
 use crate::net::transport::{Transport, WaitFor};
 use crate::sync::{Mutex, under_many_schedules, yield_now};
@@ -60,6 +61,9 @@ struct Pooled {
     weather: Weather,
     link: Link,
     home: Arc<Mutex<Vec<Link>>>,
+    /// What is not written yet.
+    out: Vec<u8>,
+    owed: OwedReplies,
 }
 
 impl ConnectionSource for Pool {
@@ -67,11 +71,12 @@ impl ConnectionSource for Pool {
 
     fn try_get(&self, _: Instant) -> Option<Pooled> {
         let link = self.free.lock().pop()?;
-        Some(Pooled { weather: self.weather, link, home: self.free.clone() })
+        let (out, owed) = (Vec::new(), OwedReplies::default());
+        Some(Pooled { weather: self.weather, link, home: self.free.clone(), out, owed })
     }
 
-    fn get(&self, deadline: Instant) -> Option<Pooled> {
-        self.try_get(deadline)
+    fn run_later(&self, _: Duration, work: impl FnOnce() + Send + 'static) {
+        thread::spawn(work);
     }
 
     fn all_in_use(&self) -> Failure {
@@ -86,6 +91,7 @@ impl ConnectionSource for Pool {
 impl Drop for Pooled {
     fn drop(&mut self) {
         assert!(!self.link.open || self.link.requests.is_empty(), "a reply is still to come");
+        assert!(self.owed.is_empty(), "a posted request is forgotten");
         self.home.lock().push(std::mem::take(&mut self.link));
     }
 }
@@ -129,16 +135,71 @@ impl Transport for Pooled {
 
     fn write(&mut self, _: Instant, pack: impl FnOnce(&mut Vec<u8>)) -> Result<(), Failure> {
         // What the server does not know is sent again while others are in flight.
-        let idle = self.link.requests.is_empty() || self.weather == Weather::Forgetful;
-        assert!(idle, "sent before the last replies were read");
-        let mut bytes = Vec::new();
-        pack(&mut bytes);
+        let idle = self.link.requests.is_empty() || self.owed.is_next();
+        assert!(
+            idle || self.weather == Weather::Forgetful,
+            "sent before the last replies were read"
+        );
+        pack(&mut self.out);
+        let bytes = std::mem::take(&mut self.out);
         self.pass(FailureKind::Disconnected)?;
         self.link.requests.extend(received(&bytes));
         Ok(())
     }
 
     fn receive(&mut self, wait: WaitFor) -> Option<Reply> {
+        while self.owed.is_next() {
+            let reply = self.receive_next(wait)?;
+            if !self.link.open {
+                return Some(reply);
+            }
+            self.owed.answer(reply);
+        }
+        self.receive_next(wait)
+    }
+
+    fn owed(&self) -> &OwedReplies {
+        &self.owed
+    }
+
+    fn can_post(&mut self, _: Instant) -> bool {
+        self.link.open
+    }
+
+    fn owe(&mut self, posted: PostedRequest) {
+        self.owed.push(posted, &mut self.out);
+    }
+
+    fn owe_again(&mut self) -> bool {
+        let again = self.owed.take_again();
+        let any = !again.is_empty();
+        again.into_iter().for_each(|posted| self.owe(posted));
+        any
+    }
+
+    fn collect(&mut self, wait: WaitFor) {
+        while self.owed.is_next()
+            && self.link.open
+            && let Some(reply) = self.receive_next(wait)
+        {
+            self.owed.answer(reply);
+        }
+    }
+
+    fn poison(&mut self) {
+        self.link = Link::default();
+        self.out.clear();
+        self.owed.fail(&failure(FailureKind::Disconnected));
+    }
+
+    fn time_out(&mut self) -> Failure {
+        self.poison();
+        failure(FailureKind::Timeout)
+    }
+}
+
+impl Pooled {
+    fn receive_next(&mut self, wait: WaitFor) -> Option<Reply> {
         let (WaitFor::Reply { deadline } | WaitFor::SoonReply { deadline }) = wait else {
             // Without a system call a broken connection is not found out.
             return if thread_rng().r#gen() { self.answer() } else { None };
@@ -153,17 +214,6 @@ impl Transport for Pooled {
         self.answer()
     }
 
-    fn poison(&mut self) {
-        self.link = Link::default();
-    }
-
-    fn time_out(&mut self) -> Failure {
-        self.poison();
-        failure(FailureKind::Timeout)
-    }
-}
-
-impl Pooled {
     fn answer(&mut self) -> Option<Reply> {
         let Received { number, in_full } =
             self.link.requests.pop_front().expect("a reply is still to come");
@@ -222,14 +272,8 @@ fn ask(
     Ok(())
 }
 
-/// Leaves a request to another thread if there is one, and perhaps takes it back. Returns `true` if
-/// a reply is to come, which is counted.
-fn post(
-    multiplexer: &Arc<Multiplexer<Pool>>,
-    number: u64,
-    weather: Weather,
-    replies: &Replies,
-) -> bool {
+/// Sends a request that no thread waits for. Its reply is counted.
+fn post(multiplexer: &Arc<Multiplexer<Pool>>, number: u64, weather: Weather, replies: &Replies) {
     let replies = replies.clone();
     let on_reply = move |reply: Reply| {
         match reply {
@@ -238,8 +282,19 @@ fn post(
         }
         *replies.lock() += 1;
     };
-    let posted = multiplexer.post(request(number), deadline(weather), Box::new(on_reply));
-    posted.is_some_and(|posted| !thread_rng().r#gen::<bool>() || !posted.recall())
+    let on_reply = Box::new(on_reply);
+    multiplexer.post(PostedRequest::new(request(number), deadline(weather), on_reply));
+}
+
+/// Sends a request over a connection that no other thread uses, and checks the reply.
+fn ask_alone(
+    multiplexer: &Arc<Multiplexer<Pool>>,
+    number: u64,
+    deadline: Instant,
+) -> Result<(), Failure> {
+    let ask = |connection: &mut Pooled| connection.exchange(&request(number), deadline);
+    assert_eq!(multiplexer.alone(deadline, ask)?, value(number));
+    Ok(())
 }
 
 fn may_fail(weather: Weather) -> bool {
@@ -247,7 +302,7 @@ fn may_fail(weather: Weather) -> bool {
 }
 
 /// How many replies have come to posted requests.
-type Replies = Arc<Mutex<usize>>;
+type Replies = Arc<Mutex<u64>>;
 
 /// Lets threads send two requests each at the same time, and checks afterwards that nothing is
 /// left.
@@ -261,18 +316,18 @@ fn scene(weather: Weather, connections: usize) {
         thread::spawn(move || {
             // One that no thread waits for.
             drop(multiplexer.begin(request(thread), deadline(weather)));
-            let mut posted = 0;
             for number in [thread, 100 + thread] {
+                let ask = if thread_rng().r#gen() { ask } else { ask_alone };
                 let answer = ask(&multiplexer, number, deadline(weather));
                 assert!(answer.is_ok() || may_fail(weather), "{answer:?}");
-                posted += usize::from(post(&multiplexer, 200 + number, weather, &replies));
+                post(&multiplexer, 200 + number, weather, &replies);
             }
-            posted
         })
     });
     let threads: Vec<_> = threads.collect();
-    let posted: usize = threads.into_iter().map(|thread| thread.join().expect("no panic")).sum();
-    assert_eq!(*replies.lock(), posted, "a reply that was wanted is missing");
+    threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
+    multiplexer.settle(deadline(weather));
+    assert_eq!(*replies.lock(), 2 * THREADS, "a reply that was wanted is missing, or came twice");
     assert!(multiplexer.is_idle(), "a request is left");
     assert_eq!(free.lock().len(), connections, "a connection is missing");
 }

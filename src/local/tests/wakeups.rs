@@ -145,6 +145,6 @@ fn a_thread_that_becomes_the_head_after_close_does_not_wait_there() {
     assert!(matches!(turn, Turn::Head { .. }));
     let wait = Wait::Until(end_of(Duration::from_secs(5)));
     let call = LockCall { shared, name, caller, wait };
-    let outcome = call.acquire_at_head(call.head(), &waiter, Arrival::Next);
+    let outcome = call.acquire_at_head(call.head(), &waiter, Arrival::Next, false);
     assert!(matches!(outcome, Err(Error::Closed)), "{outcome:?}");
 }

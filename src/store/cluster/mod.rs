@@ -29,15 +29,15 @@ use crate::store::background::wakeups::BackgroundWakeups;
 use crate::store::cluster::jobs::JobsBySlot;
 use crate::store::cluster::node::Target;
 use crate::store::cluster::slot::slot_of;
-use crate::store::cluster::topology::{REDIRECTIONS_MAX, Topology};
+use crate::store::cluster::topology::{REDIRECTIONS_MAX, Topology, uncovered};
 use crate::store::cluster::wakeups::WakeupsOfMasters;
 use crate::store::commands::Commands;
 use crate::store::durability::Demand;
 use crate::store::hold::HoldId;
 use crate::store::job::JobRunner;
 use crate::store::request::{
-    Acquire, AcquireReply, HoldReply, HolderReply, PendingReply, PostedRelease, Recall, SetDepth,
-    Transfer, TransferReply, WaitingClient,
+    Acquire, AcquireReply, HoldReply, HolderReply, PendingReply, PostedChange, SetDepth, Transfer,
+    TransferReply, WaitingClient,
 };
 use crate::store::standalone::Standalone;
 use crate::store::wake::Wakeups;
@@ -178,17 +178,29 @@ impl Store for Cluster {
         self.route(&hold.name, deadline, |node| node.release(hold, deadline))
     }
 
-    fn post_release(&self, release: PostedRelease<'_>) -> Option<Recall> {
-        let PostedRelease { hold, deadline, on_reply } = release;
-        let target = Target::of(self.topology.owner(self.slot(&hold.name))?);
+    fn post(&self, post: PostedChange<'_>) {
+        let PostedChange { hold, on_reply, .. } = post;
+        let slot = self.slot(&hold.name);
+        let Some(owner) = self.topology.owner(slot) else {
+            return on_reply(Err(uncovered()));
+        };
+        let target = Target::of(owner);
         let (topology, node) = (self.topology.clone(), target.node.clone());
         let on_reply = Box::new(move |reply: Result<HoldReply, Failure>| {
             on_reply(reply.map_err(|failure| {
+                // The clean-up follows the redirection.
+                topology.redirected(&failure, slot, &node);
                 topology.note_failure(&failure, &node);
                 topology.classify(failure)
             }));
         });
-        target.store().post_release(PostedRelease { hold, deadline, on_reply })
+        target.store().post(PostedChange { on_reply, ..post });
+    }
+
+    fn settle(&self, deadline: Instant) {
+        for node in self.topology.nodes_to_ask() {
+            Target::of(node).store().settle(deadline);
+        }
     }
 
     fn transfer(&self, request: Transfer<'_>) -> PendingReply<TransferReply> {

@@ -211,7 +211,7 @@ impl Topology {
     }
 
     /// The nodes to ask, the doubted ones last.
-    fn nodes_to_ask(&self) -> Vec<Arc<ClusterNode>> {
+    pub(super) fn nodes_to_ask(&self) -> Vec<Arc<ClusterNode>> {
         let (mut nodes, _) = self.masters();
         for seed in &self.seeds {
             if nodes.iter().all(|node| !Arc::ptr_eq(node, seed)) {

@@ -1,8 +1,8 @@
 //! A request to all servers of a quorum, and the replies to it.
 
-use std::mem;
 use std::sync::Arc;
 use std::time::Instant;
+use std::{fmt, mem};
 
 use parking_lot::Mutex;
 use redis::Value;
@@ -12,6 +12,7 @@ use crate::net::request::{Reply, Request};
 use crate::store::decoder::is_done;
 use crate::store::durability::Demand;
 use crate::store::quorum::commands::{Effect, QuorumCommand};
+use crate::store::quorum::in_doubt::EndedHold;
 
 /// A request in flight to several servers. The thread that reads a reply to it stores that here,
 /// whether or not a thread still waits for it.
@@ -23,6 +24,22 @@ pub(super) struct Broadcast {
     pub(super) demand: Option<(Demand, Instant)>,
     /// By the number of the server.
     replies: Mutex<Vec<ReplyState>>,
+    /// What the replies go to instead if no thread waits for them.
+    watcher: Mutex<Option<Watcher>>,
+}
+
+/// Takes the replies to a request that no thread waits for, until it has what it needs.
+pub(super) struct Watcher {
+    /// Called with each reply. Returns `true` when it needs no more.
+    pub(super) on_reply: Box<dyn FnMut(usize, Reply) -> bool + Send>,
+    /// Reported then.
+    pub(super) ended: Option<EndedHold>,
+}
+
+impl fmt::Debug for Watcher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Watcher").field("ended", &self.ended).finish_non_exhaustive()
+    }
 }
 
 #[derive(Debug)]
@@ -38,11 +55,34 @@ impl Broadcast {
     pub(super) fn new<T>(command: QuorumCommand<T>, servers: usize) -> Arc<Self> {
         let QuorumCommand { command, effect, demand } = command;
         let replies = Mutex::new((0..servers).map(|_| ReplyState::Awaited).collect());
-        Arc::new(Self { request: command.request, effect, demand, replies })
+        let watcher = Mutex::new(None);
+        Arc::new(Self { request: command.request, effect, demand, replies, watcher })
+    }
+
+    /// Has the replies given to a watcher. Called before the request is sent.
+    pub(super) fn watch(&self, watcher: Watcher) {
+        *self.watcher.lock() = Some(watcher);
+    }
+
+    /// Sets what is reported when the watcher needs no more replies, or reports it if it does not
+    /// already.
+    pub(super) fn set_ended(&self, ended: Option<EndedHold>) {
+        if let Some(watcher) = &mut *self.watcher.lock() {
+            watcher.ended = ended;
+        }
     }
 
     /// Stores the reply of a server.
     pub(super) fn store_reply(&self, server: usize, reply: Reply) {
+        let mut watcher = self.watcher.lock();
+        if let Some(Watcher { on_reply, .. }) = &mut *watcher {
+            let done = on_reply(server, reply);
+            let ended = if done { watcher.take() } else { None };
+            drop(watcher);
+            // Reported here.
+            return drop(ended);
+        }
+        drop(watcher);
         self.replies.lock()[server] = match reply {
             Ok(reply) if self.demand.is_some() && is_done(&reply) => ReplyState::Unconfirmed(reply),
             reply => ReplyState::Received(reply),

@@ -50,6 +50,12 @@ impl EndedHold {
     pub(super) fn new(in_doubt: &Arc<InDoubtHolds>, hold: &HoldId, everywhere: bool) -> Self {
         Self { in_doubt: in_doubt.clone(), hold: hold.clone(), everywhere }
     }
+
+    /// The same if the request was sent to all others as well.
+    pub(super) fn if_everywhere(mut self, everywhere: bool) -> Self {
+        self.everywhere &= everywhere;
+        self
+    }
 }
 
 impl Drop for EndedHold {

@@ -33,6 +33,10 @@ use crate::store::quorum::server::QuorumServer;
 /// With so many requests in flight a server is not only slow.
 const IN_FLIGHT_MAX: usize = 256;
 
+/// Behind so many requests in flight none is sent that no thread waits for. Redis reads about as
+/// many at a time.
+const OWED_MAX: usize = 64;
+
 /// With so many requests in flight, one of which waits for replicas or a disk, a server lags.
 const LAGGING: usize = 4;
 
@@ -98,6 +102,11 @@ impl QuorumLink {
     /// Returns `true` if some reply is still to come.
     pub(super) fn is_busy(&self) -> bool {
         !self.pipeline.is_empty()
+    }
+
+    /// Returns `true` if one more reply may be owed.
+    pub(super) fn has_room(&self) -> bool {
+        self.pipeline.len() < OWED_MAX
     }
 
     pub(super) fn socket(&self) -> Option<BorrowedFd<'_>> {

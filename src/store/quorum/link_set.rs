@@ -51,14 +51,7 @@ impl LinkSet {
     /// `deadline` if there is no majority without them, and for a moment if their servers have not
     /// failed before.
     pub(super) fn prepare(&mut self, deadline: Instant) {
-        for link in &mut self.links {
-            link.finish_opening();
-            link.close_if_useless(self.servers.io_timeout);
-        }
-        let urgent = !self.has_majority();
-        for link in &mut self.links {
-            link.begin_opening(urgent);
-        }
+        self.begin_to_prepare();
         let moment = Instant::now() + LATECOMERS;
         while let Some(end) = self.end_of_wait_for_openings(deadline, moment)
             && Opening::wait_for_any(self.links.iter().filter_map(QuorumLink::opening), end)
@@ -67,6 +60,18 @@ impl LinkSet {
         }
         // Only the first call waits: whether a server hangs is known only later.
         self.links.iter_mut().for_each(QuorumLink::opens_late);
+    }
+
+    /// As `prepare`, without waiting.
+    pub(super) fn begin_to_prepare(&mut self) {
+        for link in &mut self.links {
+            link.finish_opening();
+            link.close_if_useless(self.servers.io_timeout);
+        }
+        let urgent = !self.has_majority();
+        for link in &mut self.links {
+            link.begin_opening(urgent);
+        }
     }
 
     /// Returns `true` if a majority is connected.
@@ -175,6 +180,40 @@ impl LinkSet {
             self.links[numbers[*place]].read();
         }
         !ready.is_empty()
+    }
+
+    /// Blocks until a majority is not owed too many replies, or until the deadline. Returns which
+    /// servers are not; those without a connection count among them.
+    pub(super) fn make_room(&mut self, deadline: Instant) -> Vec<bool> {
+        loop {
+            let has_room: Vec<_> = self.links.iter().map(QuorumLink::has_room).collect();
+            let usable = self.links.iter().filter(|link| link.has_room() && link.is_connected());
+            let connected = self.links.iter().filter(|link| link.is_connected()).count();
+            let enough = usable.count() >= majority(self.links.len()).min(connected);
+            if enough || !self.read_any(deadline) {
+                return has_room;
+            }
+        }
+    }
+
+    /// Waits until something has come over any connection where a reply is still to come, and reads
+    /// it. Returns `false` if nothing can come any more, or the deadline is over.
+    fn read_any(&mut self, deadline: Instant) -> bool {
+        let busy = self.links.iter().filter(|link| link.is_busy());
+        let sockets: Vec<_> = busy.filter_map(QuorumLink::socket).collect();
+        let has_come = !sockets.is_empty() && !poll_readable(&sockets, Some(deadline)).is_empty();
+        self.links.iter_mut().for_each(QuorumLink::read);
+        has_come
+    }
+
+    /// Reads until no reply is still to come, or gives up the connections over which none come by
+    /// the deadline.
+    pub(super) fn settle(&mut self, deadline: Instant) {
+        self.links.iter_mut().for_each(QuorumLink::read);
+        while self.is_busy() && self.read_any(deadline) {}
+        for link in &mut self.links {
+            link.close_if_useless(Duration::ZERO);
+        }
     }
 
     /// Returns `true` if some reply is still to come.

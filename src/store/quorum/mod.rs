@@ -101,8 +101,8 @@ use crate::store::quorum::votes::Votes;
 use crate::store::quorum::votes::holder::decide_holder;
 use crate::store::quorum::wakeups::WakeupsOfMajorities;
 use crate::store::request::{
-    Acquire, AcquireReply, HoldReply, HolderReply, PendingReply, SetDepth, Transfer, TransferReply,
-    WaitingClient,
+    Acquire, AcquireReply, Change, HoldReply, HolderReply, PendingReply, PostedChange, SetDepth,
+    Transfer, TransferReply, WaitingClient,
 };
 use crate::store::wake::Wakeups;
 
@@ -196,6 +196,27 @@ impl Store for Quorum {
         let release = commands.release(hold);
         let (outcome, _) = rounds.ask(&mut links, release, deadline, Votes::decide_hold);
         outcome.map_err(ambiguous)
+    }
+
+    fn post(&self, post: PostedChange<'_>) {
+        let PostedChange { hold, change, deadline, on_reply } = post;
+        let Grants { rounds, commands } = &*self.grants;
+        let command = match change {
+            Change::Release => commands.release(hold),
+            Change::SetDepth { depth } => {
+                let lease = None;
+                commands.set_depth(SetDepth { hold, depth, lease, durable: false, deadline })
+            }
+        };
+        rounds.post(&hold.name, command, deadline, |reply| on_reply(reply.map_err(ambiguous)));
+    }
+
+    fn settle(&self, deadline: Instant) {
+        self.grants.rounds.settle(deadline);
+    }
+
+    fn keeps_order(&self) -> bool {
+        true
     }
 
     fn transfer(&self, request: Transfer<'_>) -> PendingReply<TransferReply> {

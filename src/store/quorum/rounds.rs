@@ -6,8 +6,9 @@ use std::time::Instant;
 
 use crate::failure::Failure;
 use crate::net::pool::PoolThread;
+use crate::net::request::Reply;
 use crate::store::decoder::Decoder;
-use crate::store::quorum::broadcast::Broadcast;
+use crate::store::quorum::broadcast::{Broadcast, Watcher};
 use crate::store::quorum::commands::QuorumCommand;
 use crate::store::quorum::link_set::{LinkSet, QuorumServers};
 use crate::store::quorum::shared_links::{LockedLinks, SharedLinks};
@@ -94,5 +95,54 @@ impl Rounds {
             decide(&votes)
         });
         (decision.expect("there is a decision when all votes are in"), votes)
+    }
+
+    /// Sends a command about a hold to the servers that are connected, and returns. The decision
+    /// goes to `on_reply` when a later call or a sweep has read enough replies.
+    pub(super) fn post(
+        &self,
+        name: &str,
+        command: QuorumCommand<HoldReply>,
+        deadline: Instant,
+        on_reply: impl FnOnce(Result<HoldReply, Failure>) + Send + 'static,
+    ) {
+        let mut links = match self.lock(name, deadline) {
+            Ok(links) => links,
+            Err(failure) => return on_reply(Err(failure)),
+        };
+        links.begin_to_prepare();
+        let decoder = command.command.decoder.clone();
+        let broadcast = Broadcast::new(command, self.servers.each.len());
+        let (servers, mut on_reply) = (self.servers.clone(), Some(on_reply));
+        let mut votes = Votes::new(servers.each.len());
+        let count = move |number: usize, reply: Reply| {
+            let vote = decoder.decode(reply);
+            votes.0[number] =
+                Some(vote.unwrap_or_else(|| Err(servers.each[number].invalid_reply())));
+            let Some(decision) = votes.decide_hold() else { return false };
+            if let Some(on_reply) = on_reply.take() {
+                on_reply(decision);
+            }
+            true
+        };
+        broadcast.watch(Watcher { on_reply: Box::new(count), ended: None });
+        let has_room = links.make_room(deadline);
+        for (number, server) in self.servers.each.iter().enumerate() {
+            if !has_room[number] {
+                broadcast.store_reply(number, Err(server.lagging()));
+            }
+        }
+        let ended = links.send(&broadcast, |number| has_room[number]);
+        let everywhere = !has_room.contains(&false);
+        broadcast.set_ended(ended.map(|ended| ended.if_everywhere(everywhere)));
+    }
+
+    /// Reads the replies that are still to come, or gives up the links over which none come.
+    pub(super) fn settle(&self, deadline: Instant) {
+        for links in &self.links {
+            if let Ok(mut links) = links.lock(deadline) {
+                links.settle(deadline);
+            }
+        }
     }
 }

@@ -14,7 +14,10 @@ use crate::store::quorum::link_set::LinkSet;
 
 /// The replies that a call has not waited for are read this much later, unless another call reads
 /// them before. They may show that a hold is in doubt.
-const SWEEP: Duration = Duration::from_millis(50);
+const SWEEP: Duration = Duration::from_millis(10);
+
+/// The pause before the next sweep where one has not read all of them.
+const NEXT_SWEEP: Duration = Duration::from_millis(50);
 
 /// Links, and what reads the replies that no call waits for.
 pub(super) struct SharedLinks {
@@ -46,17 +49,17 @@ impl SharedLinks {
         Ok(LockedLinks { links, shared: self })
     }
 
-    fn schedule_sweep(self: &Arc<Self>) {
-        if self.sweeps.swap(true, Ordering::SeqCst) {
+    fn schedule_sweep(self: &Arc<Self>, delay: Duration) {
+        if self.sweeps.load(Ordering::SeqCst) || self.sweeps.swap(true, Ordering::SeqCst) {
             return;
         }
         let shared = Arc::downgrade(self);
-        self.pool_thread.after(SWEEP, move || {
+        self.pool_thread.after(delay, move || {
             let Some(shared) = shared.upgrade() else { return };
             shared.sweeps.store(false, Ordering::SeqCst);
             // Requests of other names may wait for this thread, so it never waits for the links.
             if shared.links.try_lock().is_none_or(|mut links| links.sweep()) {
-                shared.schedule_sweep();
+                shared.schedule_sweep(NEXT_SWEEP);
             }
         });
     }
@@ -86,7 +89,7 @@ impl DerefMut for LockedLinks<'_> {
 impl Drop for LockedLinks<'_> {
     fn drop(&mut self) {
         if self.links.is_busy() {
-            self.shared.schedule_sweep();
+            self.shared.schedule_sweep(SWEEP);
         }
     }
 }

@@ -150,6 +150,12 @@ pub(crate) fn take(client: &Client, name: &str) -> Guard {
     guard.expect("the lock is free")
 }
 
+/// Releases a lock, and waits until it is released for all clients.
+#[track_caller]
+pub(crate) fn unlock(guard: Guard) {
+    guard.unlock().expect("unlock answers");
+}
+
 /// Runs `body` while another thread holds the lock; `body` may end the hold early by dropping its
 /// argument.
 pub(crate) fn while_held<T>(client: &Client, name: &str, body: impl FnOnce(Sender<()>) -> T) -> T {
