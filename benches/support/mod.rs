@@ -3,6 +3,7 @@
 
 #![allow(dead_code, reason = "each benchmark uses a part of this")]
 
+pub(crate) mod bare;
 pub(crate) mod counts;
 pub(crate) mod crowd;
 pub(crate) mod meter;

@@ -19,13 +19,7 @@ pub(crate) struct Raw {
 
 impl Raw {
     pub(crate) fn connect(url: &str, name: &str) -> Self {
-        // Nagle's algorithm, which the redis crate leaves on, would slow the baseline down.
-        let info = url
-            .into_connection_info()
-            .expect("a valid URL")
-            .set_tcp_settings(TcpSettings::default().set_nodelay(true));
-        let client = redis::Client::open(info).expect("a valid URL");
-        let mut connection = client.get_connection().expect("the server answers");
+        let mut connection = connect(url);
         let acquire = load(&mut connection, include_str!("raw_acquire.lua"));
         let release = load(&mut connection, include_str!("raw_release.lua"));
         let (lock, fence) = (format!("raw:{{{name}}}"), format!("raw:fence:{{{name}}}"));
@@ -54,6 +48,15 @@ impl Raw {
     fn query<T: FromRedisValue>(&mut self, command: &redis::Cmd) -> T {
         command.query(&mut self.connection).expect("the server runs the script")
     }
+}
+
+/// A bare blocking connection. Nagle's algorithm, which the redis crate leaves on, would slow the
+/// baseline down.
+pub(crate) fn connect(url: &str) -> Connection {
+    let info = url.into_connection_info().expect("a valid URL");
+    let info = info.set_tcp_settings(TcpSettings::default().set_nodelay(true));
+    let client = redis::Client::open(info).expect("a valid URL");
+    client.get_connection().expect("the server answers")
 }
 
 fn load(connection: &mut Connection, script: &str) -> String {

@@ -178,15 +178,24 @@ impl Server {
         self.calls("eval") + self.calls("evalsha")
     }
 
+    /// The time that the server has spent in scripts that were called by their hash.
+    pub(crate) fn script_time(&self) -> Duration {
+        Duration::from_micros(self.statistic("evalsha", "usec"))
+    }
+
     /// How often the server has executed `command` (lower case) so far.
     pub(crate) fn calls(&self, command: &str) -> u64 {
+        self.statistic(command, "calls")
+    }
+
+    /// One of the numbers that the server keeps about a command; 0 if it was never executed.
+    fn statistic(&self, command: &str, field: &str) -> u64 {
         let stats: String = self.ask(&["INFO", "commandstats"]);
-        let start = format!("cmdstat_{command}:calls=");
-        let line = stats.lines().find_map(|line| line.strip_prefix(&start));
-        line.map_or(0, |rest| {
-            let digits = rest.split(',').next().unwrap_or_default();
-            digits.parse().expect("INFO counts calls in digits")
-        })
+        let start = format!("cmdstat_{command}:");
+        let line = stats.lines().find_map(|line| line.strip_prefix(&start)).unwrap_or_default();
+        let mut fields = line.split(',').filter_map(|field| field.split_once('='));
+        let number = fields.find_map(|(name, number)| (name == field).then_some(number));
+        number.map_or(0, |digits| digits.parse().expect("INFO counts in digits"))
     }
 
     fn launch(mode: Mode, binary: &Path, extra_args: &[&str], port: u16) -> Server {
