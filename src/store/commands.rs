@@ -25,14 +25,24 @@ macro_rules! script {
 }
 pub(super) use script;
 
-script!(ACQUIRE, "clock.lua", "fence.lua", "holder.lua", "acquire.lua");
+script!(
+    ACQUIRE,
+    "holder.lua",
+    "acquire.lua",
+    "clock.lua",
+    "token.lua",
+    "begin.lua",
+    "register.lua"
+);
 script!(
     /// For a quorum, whose servers must agree on a token: the client proposes it.
     ACQUIRE_PROPOSED,
-    "proposal.lua",
-    "fence.lua",
     "holder.lua",
-    "acquire.lua"
+    "acquire.lua",
+    "proposal.lua",
+    "token.lua",
+    "begin.lua",
+    "register.lua"
 );
 script!(FORCE_RELEASE, "force_release.lua", "wake.lua");
 script!(INSPECT, "holder.lua", "inspect.lua");
@@ -40,13 +50,15 @@ script!(RAISE, "raise.lua");
 script!(RELEASE, "release.lua", "wake.lua");
 script!(RENEW, "renew.lua");
 script!(SET_DEPTH, "set_depth.lua");
-script!(TRANSFER, "clock.lua", "fence.lua", "transfer.lua", "wake.lua");
+script!(TRANSFER, "transfer.lua", "clock.lua", "token.lua", "begin.lua", "yield.lua", "wake.lua");
 script!(
     /// For a quorum, as `ACQUIRE_PROPOSED`.
     TRANSFER_PROPOSED,
-    "proposal.lua",
-    "fence.lua",
     "transfer.lua",
+    "proposal.lua",
+    "token.lua",
+    "begin.lua",
+    "yield.lua",
     "wake.lua"
 );
 script!(UNREGISTER, "unregister.lua", "wake.lua");
@@ -115,32 +127,35 @@ impl Commands {
             );
         }
         let owner = hold.owner();
-        let registration = match registration {
-            Registration::None => 0,
-            Registration::IfHeld => 1,
-            Registration::Registered => 2,
-            Registration::Yielding => 3,
+        let waiting_life = match registration {
+            Registration::None => Duration::ZERO,
+            _ => self.waiting_life,
+        };
+        let place = match registration {
+            Registration::None | Registration::IfHeld => None,
+            Registration::Registered => Some("queued"),
+            Registration::Yielding => Some("yields"),
         };
         let args = [
             Arg::Text(&owner),
             millis(lease),
             self.fence_life(lease),
-            Arg::Text(&hold.client),
-            Arg::Number(registration),
-            millis(self.waiting_life),
+            millis(waiting_life),
+            Arg::Text(place.unwrap_or_default()),
         ];
+        let args = if place.is_some() { &args[..] } else { &args[..4] };
         let (own, proposed) = (&ACQUIRE, &ACQUIRE_PROPOSED);
-        self.begin_hold(&hold.name, own, proposed, &args, decoder::ACQUIRE)
+        self.begin_hold(&hold.name, own, proposed, args, decoder::ACQUIRE)
     }
 
     pub(crate) fn transfer(&self, request: Transfer<'_>) -> Command<TransferReply> {
         let Transfer { from, to, lease, yields, .. } = request;
         let (old, new) = (from.owner(), to.owner());
         let args = [
-            Arg::Text(&old),
             Arg::Text(&new),
             millis(lease),
             self.fence_life(lease),
+            Arg::Text(&old),
             Arg::Number(yields.into()),
             millis(OFFER),
         ];

@@ -46,11 +46,12 @@ impl<T: Clone> Decoder<T> {
     }
 }
 
-/// Returns `true` if a script has begun a hold or changed one: each then replies with a 1 in front.
+/// Returns `true` if a script has begun a hold or changed one: it then replies with the token,
+/// which costs the server less than an array, or with a 1 in front.
 pub(crate) fn is_done(reply: &Value) -> bool {
     match reply {
         Value::Array(parts) => matches!(parts.first(), Some(Value::Int(1))),
-        reply => *reply == Value::Int(1),
+        reply => matches!(reply, Value::Int(1..)),
     }
 }
 
@@ -63,11 +64,13 @@ fn hold_reply(reply: &Value) -> Option<HoldReply> {
 }
 
 fn acquire_reply(reply: &Value) -> Option<AcquireReply> {
+    if let Some(fence) = token(reply) {
+        return Some(AcquireReply::Acquired { fence });
+    }
     let Value::Array(parts) = reply else { return None };
     match parts[..] {
-        [Value::Int(1), Value::Int(fence)] => {
-            Some(AcquireReply::Acquired { fence: u64::try_from(fence).ok()? })
-        }
+        // A permit has no token.
+        [Value::Int(1), Value::Int(0)] => Some(AcquireReply::Acquired { fence: 0 }),
         [Value::Int(0), Value::Int(millis)] => Some(AcquireReply::Held {
             remaining: u64::try_from(millis).ok().map(Duration::from_millis),
         }),
@@ -81,13 +84,22 @@ fn count_reply(reply: &Value) -> Option<u32> {
 }
 
 fn transfer_reply(reply: &Value) -> Option<TransferReply> {
+    if let Some(fence) = token(reply) {
+        return Some(TransferReply::Transferred { fence });
+    }
     let Value::Array(parts) = reply else { return None };
     match parts[..] {
         [Value::Int(0), Value::Int(_)] => Some(TransferReply::Gone),
-        [Value::Int(1), Value::Int(fence)] => {
-            Some(TransferReply::Transferred { fence: u64::try_from(fence).ok()? })
-        }
         [Value::Int(2), Value::Int(_)] => Some(TransferReply::Yielded),
+        _ => None,
+    }
+}
+
+/// A fencing token. Not 0 or 1, which other scripts reply: a token is not below a clock in
+/// microseconds.
+fn token(reply: &Value) -> Option<u64> {
+    match reply {
+        Value::Int(fence @ 2..) => u64::try_from(*fence).ok(),
         _ => None,
     }
 }
@@ -123,7 +135,7 @@ mod tests {
         let odd = [
             Value::Nil,
             Value::Okay,
-            Value::Int(2),
+            Value::Int(-1),
             Value::Array(vec![Value::Int(1)]),
             Value::Array(vec![Value::Int(1), Value::Int(-1)]),
             Value::Array(vec![Value::Int(3), Value::Int(5)]),
@@ -135,6 +147,11 @@ mod tests {
             assert_eq!(transfer_reply(&reply), None, "{reply:?}");
             assert!(holder_reply(&reply).is_none(), "{reply:?}");
         }
+        for other in [Value::Int(0), Value::Int(1)] {
+            assert_eq!(acquire_reply(&other), None, "{other:?}");
+            assert_eq!(transfer_reply(&other), None, "{other:?}");
+        }
+        assert_eq!(hold_reply(&Value::Int(2)), None);
     }
 
     #[test]

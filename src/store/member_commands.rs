@@ -16,20 +16,22 @@ use crate::store::request::{Acquire, AcquireReply, HoldReply, Registration};
 
 script!(
     ACQUIRE_MEMBER,
-    "clock.lua",
-    "fence.lua",
+    "time.lua",
     "members.lua",
     "ask_member.lua",
     "serve.lua",
-    "acquire_member.lua"
+    "acquire_member.lua",
+    "clock.lua",
+    "token.lua",
+    "begin_member.lua"
 );
-script!(CHECK_MEMBER, "clock.lua", "check_member.lua");
-script!(COUNT_MEMBERS, "clock.lua", "members.lua", "count_members.lua");
-script!(RELEASE_MEMBER, "clock.lua", "release_member.lua", "serve.lua", "answer.lua");
-script!(RENEW_MEMBER, "clock.lua", "renew_member.lua");
+script!(CHECK_MEMBER, "time.lua", "check_member.lua");
+script!(COUNT_MEMBERS, "time.lua", "members.lua", "count_members.lua");
+script!(RELEASE_MEMBER, "time.lua", "release_member.lua", "serve.lua", "answer.lua");
+script!(RENEW_MEMBER, "time.lua", "renew_member.lua");
 script!(
     UNREGISTER_MEMBER,
-    "clock.lua",
+    "time.lua",
     "members.lua",
     "unregister_member.lua",
     "serve.lua",

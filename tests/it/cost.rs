@@ -20,6 +20,7 @@ stores! {
         renewal_survives_flushed_scripts;
     one server:
         a_cycle_costs_two_scripts_and_nothing_else,
+        a_cycle_costs_seven_commands,
         an_idle_client_sends_nothing;
 }
 
@@ -55,6 +56,29 @@ fn a_cycle_costs_two_scripts_and_nothing_else(server: &Server) {
     let before = server.connections();
     cycles();
     assert_eq!(server.connections(), before + 1, "only the connection of this check is new");
+}
+
+/// What the scripts do is most of what a lock costs the server.
+fn a_cycle_costs_seven_commands(server: &Server) {
+    const COMMANDS: [&str; 7] = ["pttl", "time", "set", "hset", "pexpire", "hdel", "exists"];
+    let client = warm_client(server);
+    server.command(&["CONFIG", "RESETSTAT"]);
+    for _ in 0..10 {
+        client.lock("a").unwrap().unlock().unwrap();
+    }
+    let stats: String = server.ask(&["INFO", "commandstats"]);
+    let own = ["client", "config", "evalsha", "hello", "info"];
+    let mut executed: Vec<_> = stats
+        .lines()
+        .filter_map(|line| line.strip_prefix("cmdstat_")?.split_once(':'))
+        .map(|(command, _)| command)
+        .filter(|command| !own.iter().any(|own| command.starts_with(own)))
+        .collect();
+    executed.sort_unstable();
+    let mut wanted = COMMANDS;
+    wanted.sort_unstable();
+    assert_eq!(executed, wanted);
+    assert!(COMMANDS.iter().all(|command| server.calls(command) == 10), "{stats}");
 }
 
 fn a_nested_cycle_costs_two_scripts(server: &Server) {

@@ -16,6 +16,7 @@ stores! {
     every server:
         fences_grow_over_lost_counters,
         a_fence_counter_ahead_of_the_clock_is_continued,
+        an_attempt_for_a_held_lock_does_not_touch_the_counter,
         a_spoilt_fence_counter_is_an_error_without_a_hold,
         a_fence_that_no_longer_fits_is_an_error_without_a_hold,
         the_fence_is_kept_for_a_day_and_never_for_ever;
@@ -61,12 +62,25 @@ fn a_fence_counter_ahead_of_the_clock_is_continued(server: &Server) {
     }
 }
 
+fn an_attempt_for_a_held_lock_does_not_touch_the_counter(server: &Server) {
+    let (client, other) = (server.open(patient()), server.open(patient()));
+    let guard = take(&client, "a");
+    server.command(&["PEXPIRE", "leasehold:fence:{lock:a}", "60000"]);
+    assert!(other.try_lock("a").unwrap().is_none());
+    assert!(other.try_lock_for("a", ms(50)).unwrap().is_none());
+    let fence: u64 = server.ask(&["GET", "leasehold:fence:{lock:a}"]);
+    assert_eq!(fence, guard.fence());
+    assert!(server.fence_life("a") <= MINUTE);
+}
+
 fn a_spoilt_fence_counter_is_an_error_without_a_hold(server: &Server) {
     let client = server.open(patient());
     server.command(&["SET", "leasehold:fence:{lock:a}", "abc"]);
     server.command(&["RPUSH", "leasehold:fence:{lock:b}", "abc"]);
     server.command(&["SET", "leasehold:fence:{lock:c}", "9223372036854775807"]);
-    for name in ["a", "b", "c"] {
+    server.command(&["SET", "leasehold:fence:{lock:d}", "1.5"]);
+    server.command(&["SET", "leasehold:fence:{lock:e}", "-1"]);
+    for name in ["a", "b", "c", "d", "e"] {
         let key = format!("leasehold:fence:{{lock:{name}}}");
         let before: Vec<u8> = server.ask(&["DUMP", &key]);
         let result = client.try_lock(name);
@@ -90,6 +104,8 @@ fn a_fence_that_no_longer_fits_is_an_error_without_a_hold(server: &Server) {
     let result = client.try_lock("a");
     assert!(matches!(result, Err(Error::Redis { .. })), "{result:?}");
     assert!(!server.exists("a"));
+    assert_eq!(server.ask::<u64>(&["GET", "leasehold:fence:{lock:a}"]), last_but_one + 1);
+    assert!(server.fence_life("a") > MINUTE);
 }
 
 fn the_fence_is_kept_for_a_day_and_never_for_ever(server: &Server) {

@@ -1,5 +1,7 @@
--- Tail of the scripts that acquire a side of a read-write lock or a permit.
--- USES  what `ask_member.lua` and `serve.lua` set; and of the fence `last`, `next_fence`, `spoilt`
+-- Part of the scripts that acquire a side of a read-write lock or a permit: returns if that is not
+-- possible.
+-- USES  what `ask_member.lua` and `serve.lua` set
+-- SETS  `begins` and `keeps`
 local busy = false
 if serves then
   local ends = redis.call('zscore', KEYS[1], me .. ':0')
@@ -35,30 +37,7 @@ if busy then
   local ends = redis.call('zrange', KEYS[1], unpack(range))[2]
   return {0, ends and tonumber(ends) > now and tonumber(ends) - now or -1}
 end
-if kind ~= 'p:' and spoilt then
-  return spoilt
-end
--- The first write of an acquire that has not had to wait.
-local fence = 0
-if kind == 'w:' then
-  fence = repeated and last or next_fence
-elseif kind == 'r:' then
-  -- All readers between two writers have the same token, which is greater than the first writer's.
-  fence = last or next_fence
-end
-if kind ~= 'p:' and fence ~= last then
-  redis.call('set', KEYS[2], string.format('%.0f', fence), 'px', ARGV[3])
-end
-local mine = now + tonumber(ARGV[2])
-redis.call('zadd', KEYS[1], mine, ARGV[1])
-redis.call('zremrangebyscore', KEYS[1], '-inf', now)
-local ends = math.max(mine, tonumber(redis.call('zrange', KEYS[1], -1, -1, 'withscores')[2]))
-local limited = redis.pcall('pexpireat', KEYS[1], ends)
-if limited ~= 1 then
-  redis.call('zrem', KEYS[1], ARGV[1]) -- No key is left without a TTL.
-  return limited
-end
-if offered then
-  redis.call('zrem', KEYS[1], me .. ':0')
-end
-return {1, fence}
+-- A permit has no token. All readers between two writers have the same one, which is greater than
+-- the first writer's.
+local begins, keeps = kind ~= 'p:', repeated or kind == 'r:'
+

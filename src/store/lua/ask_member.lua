@@ -6,8 +6,8 @@
 --       the client is in the queue: 0 no; 1 no, and it joins if it must wait; 2 it may be, 6 life
 --       of the queue in ms, 7 for how many ms a place is offered, 8 the permits, 0 for a read-write
 --       lock
--- RETURNS {1, fence} if held now, 0 as the fence of a permit; {0, ms until a hold in the way ends
---         or -1} if another owner holds it or waits for it
+-- RETURNS the fence if a side is held now, {1, 0} if a permit is; {0, ms until a hold in the way
+--         ends or -1} if another owner holds it or waits for it
 if foreign then
   return foreign
 end

@@ -1,11 +1,12 @@
 -- Tail of the scripts that may free a lock: if it is free, wakes the client that has waited longest
 -- and offers it the lock, so that no other client can take it for a while, however near to the
 -- server. An offer is a field `<client id>:0` with depth 0. The client moves to the end of the
--- queue with a mark, half a microsecond, and leaves the queue when it takes the lock. If the mark
--- is still there at its next turn it has stopped, and is removed, as are clients whose channel has
--- no listener; a client that was removed registers again when it next tries. So a stopped client
--- costs one offer. Failures are ignored: a client that is not woken tries again after a while. The
--- channel is that of `Keys::channel`, and the message is the key of the lock.
+-- queue with a mark, half a microsecond, and leaves the queue when it takes the lock, or loses the
+-- mark when it asks too late. If the mark is still there at its next turn it has stopped, and is
+-- removed, as are clients whose channel has no listener; a client that was removed registers again
+-- when it next tries. So a stopped client costs one offer. Failures are ignored: a client that is
+-- not woken tries again after a while. The channel is that of `Keys::channel`, and the message is
+-- the key of the lock.
 -- KEYS  1 lock
 -- USES  `queue`, a key; `window`, for how many ms the lock is offered; and `answer`, which is
 --       returned

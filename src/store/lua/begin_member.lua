@@ -1,0 +1,15 @@
+-- Tail of the scripts that acquire a side of a read-write lock or a permit: begins the hold.
+-- USES  what `ask_member.lua` and `acquire_member.lua` set, and `fence`
+local mine = now + tonumber(ARGV[2])
+redis.call('zadd', KEYS[1], mine, ARGV[1])
+redis.call('zremrangebyscore', KEYS[1], '-inf', now)
+local ends = math.max(mine, tonumber(redis.call('zrange', KEYS[1], -1, -1, 'withscores')[2]))
+local limited = redis.pcall('pexpireat', KEYS[1], ends)
+if limited ~= 1 then
+  redis.call('zrem', KEYS[1], ARGV[1]) -- No key is left without a TTL.
+  return limited
+end
+if offered then
+  redis.call('zrem', KEYS[1], me .. ':0')
+end
+return fence or {1, 0}

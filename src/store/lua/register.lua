@@ -1,0 +1,30 @@
+-- Tail of `acquire.lua`: the client leaves the queue with the lock, or joins it without. Failures
+-- are ignored: without the queue, the client tries again after a while.
+-- KEYS, ARGV and RETURNS  as `acquire.lua`
+-- USES  `fence`, `left`, `client`, `queued`, `replaced` and `time`
+if fence then
+  if queued then
+    redis.pcall('zrem', KEYS[3], client)
+  elseif replaced then
+    -- A thread of the client still waits, and the client has taken its offer.
+    time = time or redis.call('time')
+    redis.pcall('zadd', KEYS[3], 'xx', time[1] * 1000 + time[2] / 1000, client)
+  end
+  return fence
+end
+if ARGV[4] ~= '0' then
+  local mode, score = 'xx', redis.pcall('zscore', KEYS[3], client)
+  if type(score) == 'string' then
+    -- A client that did not take its offer in time has not stopped: it stays, without the mark.
+    score = math.floor(score * 1000 + 0.25) / 1000
+  else
+    time = time or redis.call('time')
+    mode, score = 'nx', time[1] * 1000 + time[2] / 1000
+  end
+  local joined = redis.pcall('zadd', KEYS[3], mode, score, client)
+  -- No key is left without a TTL, even if the user lacks the right to set one.
+  if type(joined) == 'number' and redis.pcall('pexpire', KEYS[3], ARGV[4]) ~= 1 then
+    redis.pcall('zrem', KEYS[3], client)
+  end
+end
+return {0, left}
