@@ -146,6 +146,24 @@ fn renewals_that_come_while_replicas_are_waited_for_share_the_next_request() {
 }
 
 #[test]
+fn more_renewals_than_one_write_takes_are_all_confirmed() {
+    let at_once = ["--appendonly", "yes", "--appendfsync", "always"];
+    let process = Server::start(process::valkey_binary(), &at_once);
+    let durability = Durability::Fsync { local: true, replicas: 0, timeout: 2 * WHILE };
+    let store = single_at(&process.url(), &Config { durability, ..Config::default() });
+    must_acquire(&store, &hold(1));
+    let mut jobs = store.jobs();
+    let renewals = vec![(hold(1), Action::Renew { lease: LEASE }); 5000];
+    let waits = process.calls("waitaof");
+    for round in 1..=2 {
+        let outcomes = run_jobs(&mut *jobs, &renewals);
+        assert!(outcomes.iter().all(|outcome| matches!(outcome, Ok(HoldReply::Held))));
+        // In the first round the server does not know the script.
+        assert!(process.calls("waitaof") - waits <= 6 * round);
+    }
+}
+
+#[test]
 fn a_renewal_that_waits_in_vain_fails_at_its_own_deadline() {
     let mut scene = without_replica();
     let start = Instant::now();
