@@ -11,6 +11,7 @@
 //! | the connection is given up | the callback gets that failure |
 
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 use std::{fmt, mem};
 
@@ -62,7 +63,8 @@ impl PostedRequest {
     }
 
     pub(super) fn answer(self, reply: Reply) {
-        (self.on_reply)(reply);
+        // The thread that reads it has other replies to pass on.
+        drop(catch_unwind(AssertUnwindSafe(|| (self.on_reply)(reply))));
     }
 }
 

@@ -18,6 +18,7 @@ use crate::failure::Failure;
 use crate::net::connection::Connection;
 use crate::net::factory::ConnectionFactory;
 use crate::net::multiplexer::ConnectionSource;
+use crate::net::transport::Transport;
 
 const NAME: &str = "leasehold-pool";
 
@@ -107,7 +108,8 @@ impl ConnectionPool {
         let left = || deadline.saturating_duration_since(Instant::now());
         // If none is idle, r2d2 makes one on the pool's thread, which takes a few microseconds.
         let taken = self.pool.try_get().or_else(|| self.pool.get_timeout(left()).ok());
-        taken.map(|connection| PooledConnection { connection, _permit: permit })
+        let unwinding = thread::panicking();
+        taken.map(|connection| PooledConnection { connection, unwinding, _permit: permit })
     }
 }
 
@@ -140,7 +142,18 @@ impl ConnectionSource for ConnectionPool {
 pub(crate) struct PooledConnection {
     // Goes back first: when a permit is free, so is a connection.
     connection: r2d2::PooledConnection<ClosedConnections>,
+    /// Whether the thread was panicking when it took the connection.
+    unwinding: bool,
     _permit: Permit,
+}
+
+/// A panic may have left requests in flight, whose replies the next user would take for its own.
+impl Drop for PooledConnection {
+    fn drop(&mut self) {
+        if thread::panicking() && !self.unwinding {
+            self.connection.poison();
+        }
+    }
 }
 
 /// One of the users of a pool.
@@ -194,6 +207,35 @@ impl ManageConnection for ClosedConnections {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::net::TcpListener;
+
+    use crate::clock::end_of;
+    use crate::config::Config;
+    use crate::net::endpoint::Endpoint;
+    use crate::net::resolver::Resolver;
+
+    #[test]
+    fn a_panic_gives_up_the_connection_that_the_thread_uses() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let (config, thread) = (Config::default(), PoolThread::start().expect("a thread"));
+        let url = format!("redis://{}", listener.local_addr().expect("an address"));
+        let endpoint = Endpoint::parse(&url, &config).expect("a good URL");
+        let factory = ConnectionFactory::new(endpoint, &config, Resolver::default());
+        let limits = PoolLimits { size: 1, idle_timeout: None, max_lifetime: None };
+        let pool = ConnectionPool::new(Arc::new(factory), limits, &thread);
+        let take = || pool.try_get(end_of(Duration::from_secs(5))).expect("it is free");
+
+        let mut connection = take();
+        connection.connect(end_of(Duration::from_secs(5))).expect("the listener accepts it");
+        drop(connection);
+        assert!(take().is_connected());
+        let panicked = catch_unwind(AssertUnwindSafe(|| {
+            let _used = take();
+            panic!("a test");
+        }));
+        panicked.expect_err("a panic");
+        assert!(!take().is_connected());
+    }
 
     #[test]
     fn work_that_is_due_later_does_not_keep_the_thread_alive() {
