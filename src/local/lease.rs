@@ -73,13 +73,6 @@ struct OverChannel {
     receiver: Receiver<Infallible>,
 }
 
-impl OverChannel {
-    fn new() -> Self {
-        let (sender, receiver) = bounded(0);
-        Self { _sender: sender, receiver }
-    }
-}
-
 /// What the renewer has to do for a lease next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NextStep {
@@ -247,7 +240,11 @@ impl Lease {
         if matches!(self.deadline.load(Ordering::Acquire), LOST | RELEASED) {
             return bounded(0).1;
         }
-        over.get_or_insert_with(|| Box::new(OverChannel::new())).receiver.clone()
+        let channel = over.get_or_insert_with(|| {
+            let (sender, receiver) = bounded(0);
+            Box::new(OverChannel { _sender: sender, receiver })
+        });
+        channel.receiver.clone()
     }
 
     /// Marks a hold that its holder has ended as lost, because its release has found it so, and
@@ -261,9 +258,8 @@ impl Lease {
         self.report(RELEASED)
     }
 
-    fn report(&self, outcome: u64) -> bool {
-        let order = Ordering::AcqRel;
-        let swap = self.deadline.compare_exchange(ENDED, outcome, order, Ordering::Acquire);
+    fn report(&self, end: u64) -> bool {
+        let swap = self.deadline.compare_exchange(ENDED, end, Ordering::AcqRel, Ordering::Acquire);
         self.over.lock().take();
         swap.is_ok()
     }

@@ -21,6 +21,8 @@ pub(crate) struct RenewalReports {
     /// How many leases there are whose last renewal has failed.
     failing: usize,
     outage: Option<Outage>,
+    /// How many leases were renewed in this turn.
+    renewed: usize,
     /// How many leases were found lost in this turn, and the first of them, by the reason.
     lost: BTreeMap<&'static str, (usize, String)>,
 }
@@ -36,7 +38,7 @@ struct Outage {
 
 impl RenewalReports {
     pub(crate) fn new(losses: LossNotifier) -> Self {
-        Self { losses, failing: 0, outage: None, lost: BTreeMap::new() }
+        Self { losses, failing: 0, outage: None, renewed: 0, lost: BTreeMap::new() }
     }
 
     /// Marks a lease as lost if its deadline has passed. Returns `true` for the one call that does.
@@ -97,6 +99,7 @@ impl RenewalReports {
 
     /// Records that a lease was renewed.
     pub(crate) fn record_renewal(&mut self, lease: &Lease) {
+        self.renewed += 1;
         if lease.is_failing()
             && let Some(outage) = &mut self.outage
         {
@@ -112,9 +115,13 @@ impl RenewalReports {
         }
     }
 
-    /// Tells what has happened in a turn, of which `renewed` leases were renewed.
-    pub(crate) fn tell(&mut self, renewed: usize) {
-        let events = &self.losses.events;
+    pub(crate) fn tell_of_a_panic(&self) {
+        self.losses.events.error(|| "the renewer panicked, and goes on".into());
+    }
+
+    /// Tells what has happened in a turn.
+    pub(crate) fn tell(&mut self) {
+        let (events, renewed) = (&self.losses.events, mem::take(&mut self.renewed));
         if renewed > 0 {
             events.emit(|| Event::Renewed { count: renewed });
             events.trace(|| format!("renewed {renewed} leases"));

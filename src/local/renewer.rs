@@ -17,7 +17,6 @@ use std::time::Duration;
 use std::{mem, thread};
 
 use crate::clock::{Moment, end_of};
-use crate::event::Events;
 use crate::local::lease::{Lease, NextStep};
 use crate::local::loss::LossNotifier;
 use crate::local::outage::RenewalReports;
@@ -27,8 +26,7 @@ use crate::store::job::{Action, InDoubtHold, Job, JobOutcome, JobRunner};
 use crate::store::request::HoldReply;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
 
-/// So many leases may be in the channel before the thread is woken to empty it. Nearly all of them
-/// have ended by then.
+/// With so many leases in the channel, most of which have ended, the thread is woken to empty it.
 const CHANNEL_FULL: usize = 1024;
 
 /// At most so many jobs are sent together.
@@ -37,8 +35,7 @@ const BATCH: usize = 512;
 /// While replies are awaited the thread looks this often for leases that are due.
 const COLLECT_TIME: Duration = Duration::from_millis(5);
 
-/// The longest sleep while there is a lease. The clock of a sleep stands still while the system is
-/// suspended, and that of the leases does not.
+/// The longest sleep while there is a lease, because a sleep does not end during a suspend.
 const NAP: Duration = Duration::from_secs(1);
 
 /// A renewal that failed is tried again after this part of the lease.
@@ -64,7 +61,6 @@ impl Renewer {
         io_timeout: Duration,
         losses: LossNotifier,
     ) -> std::io::Result<Self> {
-        let events = losses.events.clone();
         let (queue, incoming) = unbounded();
         let (wake, woken) = bounded(1);
         let queued = Arc::new(AtomicUsize::new(0));
@@ -80,8 +76,6 @@ impl Renewer {
             jobs,
             io_timeout,
             reports: RenewalReports::new(losses),
-            renewed: 0,
-            events,
         };
         thread::Builder::new().name("leasehold-renew".into()).spawn(move || thread.run())?;
         Ok(Self { queue, queued, wake, wakes_at })
@@ -124,9 +118,6 @@ struct RenewerThread {
     jobs: Box<dyn JobRunner>,
     io_timeout: Duration,
     reports: RenewalReports,
-    /// How many leases were renewed in this turn.
-    renewed: usize,
-    events: Events,
 }
 
 struct SentWork {
@@ -155,7 +146,7 @@ impl RenewerThread {
         if !self.in_flight.is_empty() {
             self.run_jobs(|jobs, done| jobs.collect(end_of(COLLECT_TIME), done));
         }
-        self.reports.tell(mem::take(&mut self.renewed));
+        self.reports.tell();
         !self.in_flight.is_empty() || self.sleep()
     }
 
@@ -187,8 +178,7 @@ impl RenewerThread {
                 }
                 Scheduled::Lease(lease) => {
                     if self.reports.expire(lease) {
-                        let clean_up = Scheduled::clean_up(lease.to_clean_up());
-                        self.timers.add_at(Moment::FIRST, clean_up);
+                        self.timers.add_clean_up(lease.to_clean_up());
                     }
                     if !lease.is_due(now) {
                         self.schedule(work);
@@ -239,7 +229,6 @@ impl RenewerThread {
         match outcome {
             Ok(HoldReply::Held) => {
                 hold.extend(sent, lease);
-                self.renewed += 1;
                 self.reports.record_renewal(&hold);
                 self.schedule(Scheduled::Lease(hold));
             }
@@ -247,8 +236,7 @@ impl RenewerThread {
                 self.reports.lose(&hold);
                 self.reports.forget(&hold);
                 if hold.is_in_doubt() {
-                    let clean_up = Scheduled::clean_up(hold.to_clean_up());
-                    self.timers.add_at(Moment::FIRST, clean_up);
+                    self.timers.add_clean_up(hold.to_clean_up());
                 }
             }
             Err(failure) => {
@@ -289,9 +277,8 @@ impl RenewerThread {
 
     /// Starts over after a panic, with nothing forgotten.
     fn recover(&mut self) {
-        self.events.error(|| "the renewer panicked, and goes on".into());
-        let abandon = AssertUnwindSafe(|| self.jobs.abandon(&mut |_, _| {}));
-        drop(catch_unwind(abandon));
+        self.reports.tell_of_a_panic();
+        drop(catch_unwind(AssertUnwindSafe(|| self.jobs.abandon(&mut |_, _| {}))));
         for (_, SentWork { work, .. }) in mem::take(&mut self.in_flight) {
             self.schedule(work);
         }
@@ -302,14 +289,14 @@ impl RenewerThread {
     fn finish(&mut self) {
         self.receive_new();
         let deadline = end_of(self.io_timeout);
-        let releases = self.timers.drain().filter_map(|work| match work {
+        let drained = self.timers.drain().filter_map(|work| match work {
             Scheduled::CleanUp(clean_up) => {
                 let hold = clean_up.hold().clone();
                 Some(Job { id: 0, hold, action: Action::Release, deadline })
             }
             Scheduled::Lease(_) => None,
         });
-        let releases: Vec<_> = releases.collect();
+        let releases: Vec<_> = drained.collect();
         if !releases.is_empty() {
             self.jobs.send(releases, &mut |_, _| {});
             self.jobs.collect(deadline, &mut |_, _| {});

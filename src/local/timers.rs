@@ -132,6 +132,10 @@ impl TimerQueue {
         self.next_compaction = now.after(COMPACTION_PAUSE);
     }
 
+    pub(crate) fn add_clean_up(&mut self, in_doubt: InDoubtHold) {
+        self.add_at(Moment::FIRST, Scheduled::clean_up(in_doubt));
+    }
+
     /// Adds work for exactly this moment.
     pub(crate) fn add_at(&mut self, due: Moment, work: Scheduled) {
         self.entries.push(TimerEntry { due, slack: Duration::ZERO, work });
