@@ -42,7 +42,8 @@ pub(crate) fn verify(shared: &Shared, lease: &Lease) -> Result<()> {
 /// Returns the holder of a lock. A hold that was dropped is over, even if the store has not got its
 /// release yet.
 pub(crate) fn holder(shared: &Shared, name: &Arc<str>) -> Result<Option<Holder>> {
-    inspect(shared, name).map(|found| found.map(holder_of))
+    let ask = |end| shared.store.inspect(name, end);
+    inspect(shared, name, ask).map(|found| found.map(holder_of))
 }
 
 /// Asks for a sign of life, and returns how long the last attempt took.
@@ -65,11 +66,16 @@ pub(crate) fn ping(shared: &Shared) -> Result<Duration> {
 /// Returns the holder of a lock as a leader.
 pub(crate) fn leader(shared: &Shared, name: &Arc<str>) -> Result<Option<Leader>> {
     let leader_of = |HolderReply { owner, fence, .. }| Leader::new(&owner, fence);
-    inspect(shared, name).map(|found| found.map(leader_of))
+    let ask = |end| shared.store.inspect_fence(name, end);
+    inspect(shared, name, ask).map(|found| found.map(leader_of))
 }
 
-fn inspect(shared: &Shared, name: &Arc<str>) -> Result<Option<HolderReply>> {
-    let inspect = || repeat(shared, "inspect", name, |end| shared.store.inspect(name, end));
+fn inspect(
+    shared: &Shared,
+    name: &Arc<str>,
+    ask: impl Fn(Instant) -> Result<Option<HolderReply>, Failure>,
+) -> Result<Option<HolderReply>> {
+    let inspect = || repeat(shared, "inspect", name, &ask);
     let released = shared.wait_queues.released(name);
     let Some(holder) = inspect()? else { return Ok(None) };
     match released.iter().find(|released| released.id.owner() == holder.owner) {
@@ -132,7 +138,8 @@ fn other_holder(shared: &Shared, name: &Arc<str>, deadline: Instant) -> Option<H
 /// Ends the hold that a lock has now, of any owner, and no later one. Returns `false` if there is
 /// none.
 pub(crate) fn force_unlock(shared: &Shared, name: &Arc<str>) -> Result<bool> {
-    let Some(HolderReply { owner, .. }) = inspect(shared, name)? else { return Ok(false) };
+    let ask = |end| shared.store.inspect(name, end);
+    let Some(HolderReply { owner, .. }) = inspect(shared, name, ask)? else { return Ok(false) };
     let in_doubt = Cell::new(false);
     let ended = repeat(shared, "force-unlock", name, |deadline| {
         let reply = shared.store.force_release(name, &owner, deadline);

@@ -204,9 +204,13 @@ impl Commands {
     }
 
     pub(crate) fn inspect(&self, name: &str) -> Command<Option<HolderReply>> {
-        let request =
-            Request::call(&INSPECT, &[&self.keys.lock(name), &self.keys.fence(name)], &[]);
+        let request = Request::call(&INSPECT, &[&self.keys.lock(name)], &[]);
         Command { request, decoder: decoder::HOLDER }
+    }
+
+    pub(crate) fn inspect_fence(&self, name: &str) -> Command<Option<HolderReply>> {
+        let keys = [&*self.keys.lock(name), &self.keys.fence(name)];
+        Command { request: Request::call(&INSPECT, &keys, &[]), decoder: decoder::HOLDER }
     }
 
     pub(crate) fn force_release(&self, name: &str, owner: &str) -> Command<HoldReply> {

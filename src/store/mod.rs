@@ -73,8 +73,13 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
     /// Sends a transfer, and does not wait for the reply.
     fn transfer(&self, request: Transfer<'_>) -> PendingReply<TransferReply>;
 
-    /// Returns the holder of a lock.
+    /// Returns the holder of a lock, perhaps without its token.
     fn inspect(&self, name: &str, deadline: Instant) -> Result<Option<HolderReply>, Failure>;
+
+    /// Returns the holder of a lock with its token.
+    fn inspect_fence(&self, name: &str, deadline: Instant) -> Result<Option<HolderReply>, Failure> {
+        self.inspect(name, deadline)
+    }
 
     /// Returns `true` if a hold exists.
     fn exists(&self, hold: &HoldId, deadline: Instant) -> Result<bool, Failure> {

@@ -174,6 +174,10 @@ impl Store for Standalone {
         self.ask(self.commands.inspect(name), deadline)
     }
 
+    fn inspect_fence(&self, name: &str, deadline: Instant) -> Result<Option<HolderReply>, Failure> {
+        self.ask(self.commands.inspect_fence(name), deadline)
+    }
+
     fn exists(&self, hold: &HoldId, deadline: Instant) -> Result<bool, Failure> {
         if hold.kind == HoldKind::Lock {
             let holder = self.inspect(&hold.name, deadline)?;

@@ -225,6 +225,10 @@ impl Store for Cluster {
         self.route(name, deadline, |node| node.inspect(name, deadline))
     }
 
+    fn inspect_fence(&self, name: &str, deadline: Instant) -> Result<Option<HolderReply>, Failure> {
+        self.route(name, deadline, |node| node.inspect_fence(name, deadline))
+    }
+
     fn exists(&self, hold: &HoldId, deadline: Instant) -> Result<bool, Failure> {
         self.route(&hold.name, deadline, |node| node.exists(hold, deadline))
     }

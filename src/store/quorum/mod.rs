@@ -232,6 +232,11 @@ impl Store for Quorum {
         self.ask(name, inspect, deadline, decide_holder)
     }
 
+    fn inspect_fence(&self, name: &str, deadline: Instant) -> Result<Option<HolderReply>, Failure> {
+        let inspect = QuorumCommand::new(self.commands().inspect_fence(name), Effect::None);
+        self.ask(name, inspect, deadline, decide_holder)
+    }
+
     fn force_release(&self, name: &str, owner: &str, deadline: Instant) -> Result<bool, Failure> {
         let force = QuorumCommand::new(self.commands().force_release(name, owner), Effect::None);
         Ok(self.ask(name, force, deadline, Votes::decide_any)? == HoldReply::Held)
