@@ -125,16 +125,9 @@ impl LockCall<'_> {
             Start::HandoffPending(pending) => self.receive_handoff(pending, &waiter),
             Start::Outside => {
                 let mut attempt = self.attempt(Arrival::First, self.is_after_release());
-                match try_until_acquired(&mut attempt, &waiter) {
-                    Ok(lease) => {
-                        self.report_released(self.queues().take_released(&lease));
-                        Ok(Some(lease))
-                    }
-                    Err(stopped) => {
-                        attempt.clean_up();
-                        stopped.into_result(self.name)
-                    }
-                }
+                try_until_acquired(&mut attempt, &waiter)
+                    .inspect_err(|_| attempt.clean_up())
+                    .map_or_else(|stopped| stopped.into_result(self.name), |lease| Ok(Some(lease)))
             }
         }
     }
@@ -217,7 +210,7 @@ impl LockCall<'_> {
         match outcome.inspect_err(|_| attempt.clean_up()) {
             Ok(lease) => {
                 if self.caller.kind == HoldKind::Lock {
-                    self.report_released(self.queues().set_acquired(&lease));
+                    self.queues().set_acquired(&lease);
                     head.keep();
                 }
                 Ok(Some(lease))
@@ -236,13 +229,6 @@ impl LockCall<'_> {
 
     fn queues(&self) -> &WaitQueues {
         self.shared.queues(self.caller.kind)
-    }
-
-    /// Reports that earlier holds have ended: two do not exist at the same time.
-    fn report_released(&self, released: Vec<Arc<Lease>>) {
-        for released in released {
-            self.shared.end_reports.report_released(&released);
-        }
     }
 
     /// Returns `true` if the release of an earlier hold is not confirmed.

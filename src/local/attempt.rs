@@ -17,6 +17,7 @@ use crate::local::lease::{Lease, local_deadline};
 use crate::local::pending::{AcquireRequest, SentAcquire};
 use crate::local::retry::RetryPolicy;
 use crate::local::shared::Shared;
+use crate::store::hold::HoldKind;
 use crate::store::request::{AcquireReply, Registration, WaitingClient, is_granted};
 
 /// For so long a thread yields to another client after the lock was released for that one.
@@ -164,6 +165,13 @@ impl<'a> Attempt<'a> {
         let lease = Arc::new(Lease::new(self.request.hold.clone(), fence, self.caller, sent));
         if self.in_doubt {
             lease.mark_in_doubt();
+        }
+        if self.after_release && self.caller.kind == HoldKind::Lock {
+            // Two holds of a lock do not exist at the same time. The end of the one is reported
+            // before the beginning of the other.
+            for released in self.shared.wait_queues.take_released(lease.name()) {
+                self.shared.end_reports.report_released(&released);
+            }
         }
         self.shared.add_hold(&lease, self.caller);
         lease

@@ -133,6 +133,10 @@ impl WaitQueue {
         &self.released
     }
 
+    pub(super) fn take_released(&mut self) -> Vec<Arc<Lease>> {
+        mem::take(&mut self.released)
+    }
+
     /// Adds a hold whose release is not confirmed.
     pub(super) fn add_released(&mut self, lease: &Arc<Lease>) {
         self.released.push(lease.clone());
@@ -160,14 +164,12 @@ impl WaitQueue {
         self.head = Head::Acquiring(signals.clone(), None);
     }
 
-    /// Gives the head the hold that it has acquired from the store. Returns the holds whose release
-    /// was not confirmed: it is by this.
-    pub(super) fn set_acquired(&mut self, lease: &Arc<Lease>) -> Vec<Arc<Lease>> {
+    /// Gives the head the hold that it has acquired from the store.
+    pub(super) fn set_acquired(&mut self, lease: &Arc<Lease>) {
         self.head = Head::Held(lease.clone());
         if let Some(waiters) = &mut self.waiters {
             waiters.handoffs = Handoffs::default();
         }
-        mem::take(&mut self.released)
     }
 
     /// Gives the head the hold that was handed off to it.

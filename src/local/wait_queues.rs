@@ -22,7 +22,7 @@ use crate::local::wait_queue::{Handoffs, WaitQueue};
 use crate::local::waiter::{QueuedWaiter, Signal, Signals, Waiter};
 use crate::shrink::shrink;
 use crate::store::Store;
-use crate::store::hold::{HoldId, HoldKind};
+use crate::store::hold::HoldId;
 use crate::sync::{AtomicBool, Mutex, MutexGuard};
 
 /// Threads that want different locks should rarely meet here.
@@ -170,14 +170,10 @@ impl WaitQueues {
         self.update(name, |queue| queue.set_failure(last));
     }
 
-    /// Gives the head the hold that it has acquired from the store. Returns the holds whose release
-    /// was not confirmed: it is by this.
-    pub(crate) fn set_acquired(&self, lease: &Arc<Lease>) -> Vec<Arc<Lease>> {
-        let mut shard = self.shard(lease.name());
-        let released = shard.get_mut(lease.name()).map(|queue| queue.set_acquired(lease));
-        drop(shard);
+    /// Gives the head the hold that it has acquired from the store.
+    pub(crate) fn set_acquired(&self, lease: &Arc<Lease>) {
+        self.update(lease.name(), |queue| queue.set_acquired(lease));
         self.end_if_lost(lease);
-        released.unwrap_or_default()
     }
 
     /// Gives the head the hold that was handed off to it.
@@ -196,15 +192,14 @@ impl WaitQueues {
         self.shard(name).get(name).map(|queue| queue.released().to_vec()).unwrap_or_default()
     }
 
-    /// Forgets the holds whose release is not confirmed and returns them, if they cannot exist
-    /// beside this one.
-    pub(crate) fn take_released(&self, lease: &Lease) -> Vec<Arc<Lease>> {
-        if lease.id.kind != HoldKind::Lock {
-            return Vec::new();
-        }
-        let released = self.released(lease.name());
-        for released in &released {
-            self.confirm_release(&released.id);
+    /// Forgets and returns the holds whose release is not confirmed.
+    pub(crate) fn take_released(&self, name: &Arc<str>) -> Vec<Arc<Lease>> {
+        let mut shard = self.shard(name);
+        let Some(queue) = shard.get_mut(name) else { return Vec::new() };
+        let released = queue.take_released();
+        if !queue.has_head() {
+            shard.remove(name);
+            shrink(&mut shard);
         }
         released
     }
@@ -365,6 +360,7 @@ mod tests {
     use crate::event::Events;
     use crate::local::loss::LossNotifier;
     use crate::local::pending::tests::request;
+    use crate::store::hold::HoldKind;
     use crate::store::memory::Memory;
     use std::thread;
     use std::time::Duration;
@@ -492,8 +488,9 @@ mod tests {
         }
         let (_, first) = join(&queues);
         assert!(first);
-        let ended = queues.set_acquired(&next);
-        assert!(ended.len() == 1 && queues.released(&name()).is_empty(), "it is confirmed");
+        let ended = queues.take_released(&name());
+        assert!(ended.len() == 1 && queues.released(&name()).is_empty());
+        queues.set_acquired(&next);
         queues.confirm_release(&mine.id);
         queues.end_hold(&next);
         assert!(is_empty(&queues));

@@ -9,47 +9,18 @@
 //! sweep reads what no user has read for a while.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::failure::Failure;
 use crate::net::owed::PostedRequest;
+use crate::net::owing::{NextOwing, OwingConnections, SWEEP};
 use crate::net::pipeline::WRITE_TIME;
+use crate::net::post_writer::PostWriter;
 use crate::net::request::{Reply, Request};
 use crate::net::send_queue::{Queued, SendQueue};
-use crate::net::shared_connection::{
-    QueuedRequest, ReplySlot, SharedConnection, Step, owe, read_owed,
-};
-use crate::net::transport::{Transport, WaitFor};
-use crate::sync::{AtomicBool, Mutex, Ordering, yield_now};
-
-/// What is owed is read this much later, unless a thread has read it before.
-const SWEEP: Duration = Duration::from_millis(if cfg!(leasehold_shuttle) { 0 } else { 10 });
-
-/// Where free connections come from, and go back to when they are dropped.
-pub(crate) trait ConnectionSource: Send + Sync + 'static {
-    type Connection: Transport + Send;
-
-    /// Returns a connection unless all are in use. Blocks for no longer than it takes to make one,
-    /// without opening it.
-    fn try_get(&self, deadline: Instant) -> Option<Self::Connection>;
-
-    /// Runs `work` after a delay on a thread for which it must not block.
-    fn run_later(&self, delay: Duration, work: impl FnOnce() + Send + 'static);
-
-    /// The failure of a request for which no connection was free in time.
-    fn all_in_use(&self) -> Failure;
-
-    /// The failure of a request that was not answered in time.
-    fn no_reply(&self) -> Failure;
-}
-
-/// The connections on which replies are owed, and that no thread uses.
-#[derive(Debug)]
-struct Owing<C> {
-    connections: Vec<C>,
-    /// How many sweeps have taken connections from here that they have not given back.
-    sweeps: usize,
-}
+use crate::net::shared_connection::{QueuedRequest, ReplySlot, SharedConnection, Step, read_owed};
+use crate::net::transport::{ConnectionSource, Transport, WaitFor};
+use crate::sync::yield_now;
 
 /// The connections to one server, as threads share them.
 #[derive(Debug)]
@@ -58,11 +29,8 @@ pub(crate) struct Multiplexer<S: ConnectionSource> {
     /// Whether requests of several threads may go over one connection.
     shares: bool,
     queue: SendQueue<S::Connection>,
-    owing: Mutex<Owing<S::Connection>>,
-    /// Whether a sweep is scheduled.
-    sweeps: AtomicBool,
-    /// Until then no posted request opens a connection, because one has just failed to.
-    post_failure: Mutex<Option<(Instant, Failure)>>,
+    owing: OwingConnections<S::Connection>,
+    posts: PostWriter,
 }
 
 impl<S: ConnectionSource> Multiplexer<S> {
@@ -71,9 +39,8 @@ impl<S: ConnectionSource> Multiplexer<S> {
             source,
             shares,
             queue: SendQueue::default(),
-            owing: Mutex::new(Owing { connections: Vec::new(), sweeps: 0 }),
-            sweeps: AtomicBool::new(false),
-            post_failure: Mutex::default(),
+            owing: OwingConnections::default(),
+            posts: PostWriter::default(),
         }
     }
 
@@ -120,7 +87,7 @@ impl<S: ConnectionSource> Multiplexer<S> {
         match free {
             None => self.push(Queued::Posted(posted), deadline),
             Some(mut connection) => {
-                self.write_posted(&mut connection, vec![posted], deadline);
+                self.posts.write(&mut connection, vec![posted], deadline);
                 self.send_queued(connection, deadline);
             }
         }
@@ -163,25 +130,20 @@ impl<S: ConnectionSource> Multiplexer<S> {
             self.send_queued(connection, deadline);
         }
         loop {
-            let mut owing = self.owing.lock();
-            let (next, sweeps) = (owing.connections.pop(), owing.sweeps);
-            drop(owing);
-            match next {
-                Some(mut connection) => {
+            match self.owing.next() {
+                NextOwing::Connection(mut connection) => {
                     drop(read_owed(&mut connection, deadline));
                     self.send_queued(connection, deadline);
                 }
-                // They never take long.
-                None if sweeps > 0 => yield_now(),
-                None => return,
+                NextOwing::None => return,
+                NextOwing::Swept => yield_now(),
             }
         }
     }
 
     /// Returns a connection that no thread uses.
     fn take(&self, deadline: Instant) -> Option<S::Connection> {
-        let owing = self.owing.lock().connections.pop();
-        owing.or_else(|| self.source.try_get(deadline))
+        self.owing.pop().or_else(|| self.source.try_get(deadline))
     }
 
     /// Adds to the queue. Every request but the first is sent along with the first.
@@ -252,52 +214,10 @@ impl<S: ConnectionSource> Multiplexer<S> {
                 let shared = slot.assign(SharedConnection::new(connection), Some(request));
                 shared.map(SharedConnection::into_idle)
             } else {
-                self.write_posted(&mut connection, self.queue.pop_posted(), deadline);
+                self.posts.write(&mut connection, self.queue.pop_posted(), deadline);
                 Some(connection)
             };
         }
-    }
-
-    /// Writes requests that no thread waits for over an idle connection.
-    fn write_posted(
-        &self,
-        connection: &mut S::Connection,
-        posted: Vec<PostedRequest>,
-        deadline: Instant,
-    ) {
-        if let Err(failure) = self.open_for_posts(connection, deadline) {
-            return posted.into_iter().for_each(|posted| posted.answer(Err(failure.clone())));
-        }
-        for posted in posted {
-            owe(connection, posted, deadline);
-        }
-        // A failure to write fails what is owed.
-        drop(connection.write(deadline, |_| {}));
-        if connection.owed().is_full() {
-            drop(read_owed(connection, deadline));
-        }
-    }
-
-    /// Opens a connection for requests that no thread waits for. Where one has just failed to, it
-    /// fails at once: threads that drop many guards at a server that is away wait only once.
-    fn open_for_posts(
-        &self,
-        connection: &mut S::Connection,
-        deadline: Instant,
-    ) -> Result<(), Failure> {
-        let begun = Instant::now();
-        if connection.can_post(begun) {
-            return Ok(());
-        }
-        if let Some((until, failure)) = &*self.post_failure.lock()
-            && begun < *until
-        {
-            return Err(failure.clone());
-        }
-        connection.connect(deadline).inspect_err(|failure| {
-            let now = Instant::now();
-            *self.post_failure.lock() = Some((now + (now - begun), failure.clone()));
-        })
     }
 
     /// Gives back an idle connection.
@@ -309,24 +229,16 @@ impl<S: ConnectionSource> Multiplexer<S> {
             // A failure to write fails what is owed.
             drop(connection.write(Instant::now() + WRITE_TIME, |_| {}));
         }
-        if connection.is_connected() {
-            self.owing.lock().connections.push(connection);
+        if connection.is_connected() && self.owing.push(connection) {
             self.schedule_sweep();
         }
     }
 
     fn schedule_sweep(self: &Arc<Self>) {
-        if self.sweeps.load(Ordering::SeqCst) || self.sweeps.swap(true, Ordering::SeqCst) {
-            return;
-        }
         let multiplexer = Arc::downgrade(self);
         self.source.run_later(SWEEP, move || {
             if let Some(multiplexer) = multiplexer.upgrade() {
-                multiplexer.sweeps.store(false, Ordering::SeqCst);
                 multiplexer.sweep();
-                if !multiplexer.owing.lock().connections.is_empty() {
-                    multiplexer.schedule_sweep();
-                }
             }
         });
     }
@@ -334,15 +246,7 @@ impl<S: ConnectionSource> Multiplexer<S> {
     /// Reads what was owed for a while, and gives up the connections on which something is overdue.
     fn sweep(self: &Arc<Self>) {
         let now = Instant::now();
-        let is_due = |connection: &mut S::Connection| {
-            let since = connection.owed().since();
-            since.is_some_and(|since| now.saturating_duration_since(since) >= SWEEP / 2)
-        };
-        let mut owing = self.owing.lock();
-        let due: Vec<_> = owing.connections.extract_if(.., is_due).collect();
-        owing.sweeps += 1;
-        drop(owing);
-        for mut connection in due {
+        for mut connection in self.owing.begin_sweep(now) {
             connection.collect(WaitFor::Nothing);
             if connection.owed().is_overdue(now) {
                 connection.time_out();
@@ -350,7 +254,9 @@ impl<S: ConnectionSource> Multiplexer<S> {
             // This thread has no time to open a connection.
             self.send_queued(connection, now);
         }
-        self.owing.lock().sweeps -= 1;
+        if self.owing.end_sweep() {
+            self.schedule_sweep();
+        }
     }
 }
 

@@ -17,8 +17,7 @@ use scheduled_thread_pool::{OnPoolDropBehavior, ScheduledThreadPool};
 use crate::failure::Failure;
 use crate::net::connection::Connection;
 use crate::net::factory::ConnectionFactory;
-use crate::net::multiplexer::ConnectionSource;
-use crate::net::transport::Transport;
+use crate::net::transport::{ConnectionSource, Transport};
 
 const NAME: &str = "leasehold-pool";
 

@@ -1,7 +1,7 @@
 //! What a pipeline and the threads that share a connection need of it.
 
 use std::ops::DerefMut;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::failure::Failure;
 use crate::net::owed::{OwedReplies, PostedRequest};
@@ -64,6 +64,24 @@ pub(crate) trait Transport {
 
     /// Gives up a connection over which no reply has come in time.
     fn time_out(&mut self) -> Failure;
+}
+
+/// Where free connections come from, and go back to when they are dropped.
+pub(crate) trait ConnectionSource: Send + Sync + 'static {
+    type Connection: Transport + Send;
+
+    /// Returns a connection unless all are in use. Blocks for no longer than it takes to make one,
+    /// without opening it.
+    fn try_get(&self, deadline: Instant) -> Option<Self::Connection>;
+
+    /// Runs `work` after a delay on a thread for which it must not block.
+    fn run_later(&self, delay: Duration, work: impl FnOnce() + Send + 'static);
+
+    /// The failure of a request for which no connection was free in time.
+    fn all_in_use(&self) -> Failure;
+
+    /// The failure of a request that was not answered in time.
+    fn no_reply(&self) -> Failure;
 }
 
 /// A connection that goes back to its pool when it is dropped.

@@ -24,7 +24,7 @@ use crate::local::pending::PendingHandoff;
 use crate::local::pending::tests::{request, sent};
 use crate::local::wait_queues::{Ending, Position, Turn, WaitQueues};
 use crate::local::waiter::{Signal, Waiter};
-use crate::store::hold::HoldId;
+use crate::store::hold::{HoldId, HoldKind};
 use crate::store::request::{PendingReply, TransferReply};
 use crate::sync::{AtomicUsize, Ordering, under_many_schedules};
 

@@ -14,10 +14,10 @@ use shuttle::rand::{Rng, thread_rng};
 use shuttle::thread;
 
 use crate::failure::{Failure, FailureKind};
-use crate::net::multiplexer::{ConnectionSource, Multiplexer};
+use crate::net::multiplexer::Multiplexer;
 use crate::net::owed::{OwedReplies, PostedRequest};
 use crate::net::request::{Arg, Reply, Request, Script};
-use crate::net::transport::{Transport, WaitFor};
+use crate::net::transport::{ConnectionSource, Transport, WaitFor};
 use crate::sync::{Mutex, under_many_schedules, yield_now};
 
 const THREADS: u64 = 4;
