@@ -39,8 +39,8 @@ impl OwnedGuard {
         self.0.lease.depth()
     }
 
-    /// Releases the lock, as dropping the guard does, and reports errors. Blocks for the server's
-    /// reply.
+    /// Releases the lock and reports errors. Unlike dropping the guard, this blocks for the
+    /// server's reply.
     ///
     /// # Errors
     ///

@@ -149,8 +149,8 @@ impl ReadGuard {
         self.0.lease.fence
     }
 
-    /// Releases the lock, as dropping the guard does, and reports errors. Blocks for the server's
-    /// reply.
+    /// Releases the lock and reports errors. Unlike dropping the guard, this blocks for the
+    /// server's reply.
     ///
     /// # Errors
     ///
@@ -168,8 +168,8 @@ impl WriteGuard {
         self.0.lease.fence
     }
 
-    /// Releases the lock, as dropping the guard does, and reports errors. Blocks for the server's
-    /// reply.
+    /// Releases the lock and reports errors. Unlike dropping the guard, this blocks for the
+    /// server's reply.
     ///
     /// # Errors
     ///

@@ -113,7 +113,8 @@ impl Semaphore {
 }
 
 impl Permit {
-    /// Releases the permit, as dropping it does, and reports errors. Blocks for the server's reply.
+    /// Releases the permit and reports errors. Unlike dropping it, this blocks for the server's
+    /// reply.
     ///
     /// # Errors
     ///

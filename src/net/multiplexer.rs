@@ -48,6 +48,11 @@ impl<S: ConnectionSource> Multiplexer<S> {
         &self.source
     }
 
+    /// How many connections no thread uses while replies are owed on them.
+    pub(super) fn owing(&self) -> usize {
+        self.owing.len()
+    }
+
     /// Returns `true` if no request waits for a connection.
     #[cfg(all(test, leasehold_shuttle))]
     pub(super) fn is_idle(&self) -> bool {

@@ -54,6 +54,10 @@ impl<C: Transport> OwingConnections<C> {
         self.state.lock().connections.pop()
     }
 
+    pub(super) fn len(&self) -> usize {
+        self.state.lock().connections.len()
+    }
+
     /// Takes a connection for a thread that waits until nothing is owed.
     pub(super) fn next(&self) -> NextOwing<C> {
         let mut state = self.state.lock();

@@ -47,7 +47,9 @@ impl Pools {
         let pools = self.0.lock();
         pools.iter().filter_map(Weak::upgrade).fold((0, 0), |(all, idle), pool| {
             let state = pool.source().state();
-            (all + u64::from(state.connections), idle + u64::from(state.idle_connections))
+            // What only replies are owed on is not in use.
+            let unused = u64::from(state.idle_connections) + pool.owing() as u64;
+            (all + u64::from(state.connections), idle + unused)
         })
     }
 }

@@ -12,8 +12,9 @@ use std::time::{Duration, Instant};
 
 use crate::clock::end_of;
 
-/// Once in so many replies the slower way is tried, in case it has become the faster one.
-const PROBE_EVERY: u32 = 32;
+/// Once in so many replies the slower way is tried, in case it has become the faster one. An odd
+/// number, because a thread that locks and drops again and again reads two replies each time.
+const PROBE_EVERY: u32 = 31;
 
 /// How many threads of this process are spinning.
 static SPINNERS: AtomicUsize = AtomicUsize::new(0);

@@ -57,35 +57,22 @@ impl Peer for RawConnections {
     }
 }
 
-/// One client for all threads, with default settings except for one.
-pub(crate) struct Leasehold {
-    client: Client,
-    releases: Releases,
-}
-
-#[derive(Clone, Copy, PartialEq)]
-pub(crate) enum Releases {
-    Waited,
-    Pipelined,
-}
+/// One client for all threads, with default settings.
+pub(crate) struct Leasehold(Client);
 
 impl Leasehold {
-    pub(crate) fn open(url: &str, releases: Releases) -> Self {
-        let builder = Client::builder().pipelined_release(releases == Releases::Pipelined);
-        Self { client: builder.open(url).expect("the server answers"), releases }
+    pub(crate) fn open(url: &str) -> Self {
+        Self(Client::open(url).expect("the server answers"))
     }
 }
 
 impl Peer for Leasehold {
     fn name(&self) -> &'static str {
-        match self.releases {
-            Releases::Waited => "leasehold",
-            Releases::Pipelined => "leasehold, pipelined",
-        }
+        "leasehold"
     }
 
     fn employ(&mut self, workers: Vec<Worker>) -> Vec<Worker> {
-        let client = &self.client;
+        let client = &self.0;
         in_threads(workers, |mut worker| {
             while worker.begins() {
                 let guard = client.lock(worker.name()).expect("the server answers");

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::peer::{Leasehold, Peer, RawConnections, Redlock, Releases, Rslock, RslockWorkers};
+use crate::peer::{Leasehold, Peer, RawConnections, Redlock, Rslock, RslockWorkers};
 use crate::results::{Measure, Series, Turn};
 use crate::support::meter::Spent;
 use crate::support::turns::in_turn;
@@ -45,12 +45,11 @@ impl Scenario {
         names.zip(turns).map(|(name, turns)| Series { name, turns }).collect()
     }
 
-    fn rivals(&self, url: &str) -> [Rival; 6] {
+    fn rivals(&self, url: &str) -> [Rival; 5] {
         let peer = |peer| Rival { peer, workers: self.workers };
         [
             Rival { peer: Box::new(RawConnections::open(url, self.names)), workers: self.names },
-            peer(Box::new(Leasehold::open(url, Releases::Waited))),
-            peer(Box::new(Leasehold::open(url, Releases::Pipelined))),
+            peer(Box::new(Leasehold::open(url))),
             peer(Box::new(Rslock::open(url, self.workers, RslockWorkers::Threads))),
             peer(Box::new(Rslock::open(url, self.workers, RslockWorkers::Tasks))),
             peer(Box::new(Redlock::open(url))),
