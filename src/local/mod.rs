@@ -25,6 +25,7 @@ pub(crate) mod retry;
 pub(crate) mod shared;
 pub(crate) mod status;
 pub(crate) mod timers;
+pub(crate) mod turn;
 pub(crate) mod wait_queue;
 pub(crate) mod wait_queues;
 pub(crate) mod waiter;

@@ -46,6 +46,7 @@ mod open;
 mod outages;
 mod owned_guards;
 mod processes;
+mod queue_outages;
 mod quorum;
 mod reentrancy;
 mod release;
