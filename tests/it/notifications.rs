@@ -225,6 +225,10 @@ fn a_wake_up_that_no_thread_waits_for_is_passed_on(server: &Server) {
 
 fn what_is_no_name_of_a_lock_costs_no_script(server: &Server) {
     let (holder, waiter) = (server.open(patient()), server.open(sleepy()));
+    // The first wait asks once more when it can be woken.
+    while_waiting(&holder, &waiter, "warm", || {
+        eventually(SOON, || waits(server, &waiter, "warm"));
+    });
     while_waiting(&holder, &waiter, "a", || {
         eventually(SOON, || waits(server, &waiter, "a"));
         let huge = [b"lock:" as &[u8], &vec![b'x'; 100_000]].concat();

@@ -21,6 +21,7 @@ stores! {
         no_waiter_takes_a_release_at_a_silent_server_for_a_holder,
         no_waiter_relies_on_an_old_reply,
         close_reaches_a_thread_that_a_lock_is_handed_off_to,
+        readers_without_time_to_wait_get_the_lock_or_an_outage,
         contention_is_told_at_once_and_without_requests;
 }
 
@@ -227,6 +228,27 @@ fn close_reaches_a_thread_that_a_lock_is_handed_off_to(server: &Server) {
         });
         eventually(SOON, || !server.exists("a"));
     }
+}
+
+/// Those behind the first may have the lock as well as that one.
+fn readers_without_time_to_wait_get_the_lock_or_an_outage(server: &Server) {
+    let client = server.open(hasty());
+    let lock = client.rw_lock("a");
+    let read = || lock.try_read_for(ms(0));
+    for _ in 0..20 {
+        thread::scope(|scope| {
+            let readers: Vec<_> = (0..THREADS).map(|_| scope.spawn(read)).collect();
+            let guards = readers.into_iter().map(|reader| reader.join().unwrap().unwrap());
+            assert!(guards.collect::<Vec<_>>().iter().all(Option::is_some));
+        });
+    }
+    server.stop();
+    thread::scope(|scope| {
+        let readers: Vec<_> = (0..THREADS).map(|_| scope.spawn(read)).collect();
+        let outcomes = readers.into_iter().map(|reader| reader.join().unwrap());
+        assert!(outcomes.collect::<Vec<_>>().iter().all(is_outage));
+    });
+    server.cont();
 }
 
 fn contention_is_told_at_once_and_without_requests(server: &Server) {
