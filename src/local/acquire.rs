@@ -95,7 +95,7 @@ pub(crate) fn owned(
 }
 
 /// Returns an error if no lock can be acquired so.
-fn check(shared: &Shared, name: &str, options: &LockOptions) -> Result<()> {
+pub(super) fn check(shared: &Shared, name: &str, options: &LockOptions) -> Result<()> {
     shared.identity.check_process()?;
     shared.config.check_name(name)?;
     options.check(&shared.config)?;
@@ -111,7 +111,8 @@ impl LockCall<'_> {
         outcome
     }
 
-    fn acquire(&self) -> Result<Option<Arc<Lease>>> {
+    /// Acquires the lock, and reports nothing but contention.
+    pub(super) fn acquire(&self) -> Result<Option<Arc<Lease>>> {
         let Some((waiter, start)) = self.queue()? else { return Ok(None) };
         match start {
             Start::AtHead(arrival) => self.acquire_at_head(&waiter, arrival),

@@ -6,6 +6,7 @@
 //! renewer and the listener.
 
 pub(crate) mod acquire;
+pub(crate) mod acquire_all;
 pub(crate) mod attempt;
 pub(crate) mod call;
 pub(crate) mod counters;

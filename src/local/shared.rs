@@ -201,11 +201,17 @@ impl Shared {
     /// It is reported before the renewer may find it lost.
     pub(super) fn add_hold(&self, lease: &Arc<Lease>, caller: &Caller) {
         self.counters.begin_hold();
+        if !caller.in_set {
+            self.report_acquired(lease, caller);
+        }
+        self.held_locks.insert(lease);
+        self.renewer.add_lease(lease);
+    }
+
+    pub(super) fn report_acquired(&self, lease: &Lease, caller: &Caller) {
         let (name, fence, waited) = (lease.name(), lease.fence, caller.begin.elapsed());
         self.events.emit(|| Event::Acquired { name: name.to_string(), fence, waited });
         self.events.debug(|| format!("acquired lock {name:?} (fence {fence}) after {waited:?}"));
-        self.held_locks.insert(lease);
-        self.renewer.add_lease(lease);
     }
 
     /// Leaves it to the renewer to remove a hold that may exist in the store, or may come to.

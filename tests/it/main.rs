@@ -57,6 +57,7 @@ mod rw_lock;
 mod secrets;
 mod semaphore;
 mod sentinel;
+mod several_locks;
 mod stats;
 mod support;
 mod table;
