@@ -14,6 +14,8 @@ use leasehold::{Client, Guard};
 
 use self::support::meter::{CpuTime, Switches};
 use self::support::server::Server;
+use self::support::setting;
+use self::support::table;
 
 mod support;
 
@@ -44,13 +46,16 @@ impl Scale {
 fn main() -> ExitCode {
     let scale = Scale::from_args();
     let server = Server::redis();
+    println!("{}", setting::of(&server));
     let client = Client::builder().lease(scale.lease).open(&server.url()).expect("it answers");
     let names: Vec<_> = (0..scale.leases).map(|number| format!("lock:{number:08}")).collect();
 
     let (before, started) = (private_bytes(), Instant::now());
     let guards: Vec<_> = names.iter().map(|name| client.lock(name).expect("it is free")).collect();
     let took = started.elapsed();
-    println!("{} leases of {:?}, acquired one by one in {took:.1?}", scale.leases, scale.lease);
+    let title = format!("{} leases of {:?}, held for {:?}", scale.leases, scale.lease, scale.time);
+    table::head(&[&title, "measured", "goal"]);
+    table::fact("acquired one by one in", format!("{took:.1?}"), "");
     if let (Some(before), Some(after)) = (before, private_bytes()) {
         print_memory(after.saturating_sub(before), &names);
     }
@@ -64,22 +69,22 @@ fn renew(time: Duration, server: &Server, guards: &[Guard]) -> usize {
     thread::sleep(time);
     let renewals = server.evals() - calls;
     let lost = guards.iter().filter(|guard| !guard.is_held()).count();
-    println!("{:<32} {renewals:>9}   in {time:?}", "renewals");
+    table::fact("renewals", renewals, "");
     if let Some(spent) = CpuTime::of(RENEWER).since(cpu) {
         let share = spent.div_duration_f64(time) * 100.0;
-        println!("{:<32} {share:>8.1}%   goal: at most 25 % of a core", "the renewer");
+        table::fact("CPU of the renewer", format!("{share:.1} % of a core"), "≤ 25 %");
     }
     if let Some(switches) = Switches::of(RENEWER).since(&switches) {
-        println!("{:<32} {switches:>9}", "context switches of the renewer");
+        table::fact("context switches of the renewer", switches, "");
     }
-    println!("{:<32} {lost:>9}   must be 0", "lost");
+    table::fact("lost", lost, "0");
     lost
 }
 
 fn print_memory(bytes: u64, names: &[String]) {
     let own: usize = names.iter().map(String::len).sum();
     let each = bytes.saturating_sub(own as u64) / names.len() as u64;
-    println!("{:<32} {each:>9}   goal: at most 400", "bytes each beyond the name");
+    table::fact("bytes each, beyond the name", each, "≤ 400");
 }
 
 /// Returns the private memory of this process; `None` where there is no /proc.

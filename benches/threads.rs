@@ -1,132 +1,209 @@
 //! The throughput of threads of one process that lock at the same time, compared with bare
 //! connections.
 //!
-//! `cargo bench --bench threads` prints a table; `-- --quick` takes a few seconds. Only ratios
+//! `cargo bench --bench threads` prints tables, with `-- --quick` in half a minute. Only ratios
 //! within one run are meaningful.
 
-use std::env;
 use std::time::Duration;
 
 use leasehold::{Builder, Client, Mechanism, Mutex};
 
 use self::support::crowd::Work;
 use self::support::raw::Raw;
+use self::support::scale::Scale;
 use self::support::server::Server;
 use self::support::setting;
+use self::support::slow_link::{self, SlowLink};
+use self::support::table;
 use self::support::turns::{in_turn, quartiles};
 
 mod support;
 
+/// How far away the distant server is, one way.
+const ONE_WAY: Duration = Duration::from_micros(500);
+
 /// How many rounds there are, and how long each rival runs in each of them.
 #[derive(Clone, Copy)]
-struct Scale {
+struct Plan {
     rounds: u32,
     time: Duration,
 }
 
-impl Scale {
-    fn from_args() -> Self {
-        let has = |wanted| env::args().any(|arg| arg == wanted);
-        let (rounds, millis) = if has("--test") || !has("--bench") {
-            (1, 20)
-        } else if has("--quick") {
-            (3, 200)
-        } else {
-            (15, 500)
-        };
-        Self { rounds, time: Duration::from_millis(millis) }
-    }
+/// A label, a goal for the ratio to raw, and a function that runs one turn.
+struct Rival<'a> {
+    name: String,
+    goal: Option<f64>,
+    turn: Box<dyn Fn() -> Work + 'a>,
 }
 
-/// A label, and a function that runs one turn.
-type Rival<'a> = (String, Box<dyn Fn() -> Work + 'a>);
+/// Where the rivals lock.
+struct Place<'a> {
+    server: &'a Server,
+    url: String,
+    plan: Plan,
+}
 
 fn main() {
-    let scale = Scale::from_args();
+    slow_link::serve_if_started_for_it();
+    let (rounds, millis) = Scale::from_args().pick((15, 500), (3, 100), (1, 10));
+    let plan = Plan { rounds, time: Duration::from_millis(millis) };
     let server = Server::redis();
     println!("{}", setting::of(&server));
-    println!("{} rounds of {:?} for each", scale.rounds, scale.time);
-    println!("{:<44} {:>9}   ÷ raw (quartiles)", "cycles per second", "median");
-    many_names(scale, &server);
-    one_name(scale, &server);
+    println!("{rounds} rounds of {millis} ms for each");
+    let link = SlowLink::to(server.port(), ONE_WAY);
+    let near = Place { server: &server, url: server.url(), plan };
+    let far = Place { server: &server, url: link.url(), plan };
+    for threads in [1, 4, 8, 32, 128] {
+        near.own_names(threads, "");
+        far.own_names(threads, ", 1 ms away");
+    }
+    near.mechanisms();
+    near.one_name();
+    setting::print_end(&server);
 }
 
-/// Measures 32 threads with names of their own over a few connections, and over one connection
-/// each.
-fn many_names(scale: Scale, server: &Server) {
-    const THREADS: usize = 32;
-    const IN_TURN: usize = 4;
-    let url = server.url();
-    let raw = || {
-        Work::of(THREADS, scale.time, |thread| {
-            let mut raw = Raw::connect(&url, &thread.to_string());
-            move || raw.lock_and_unlock()
-        })
-    };
-    let with = |builder: Builder, names: usize| {
-        let client = builder.open(&url).expect("it answers");
-        let mutexes = move |thread| {
-            let name = move |number| format!("{thread} {number}");
-            (0..names).map(name).map(|name| client.mutex(&name)).collect::<Vec<_>>()
+impl Place<'_> {
+    /// As many threads as names, over a pool and over one connection each.
+    fn own_names(&self, threads: usize, distance: &str) {
+        let goal = match (threads, distance) {
+            (4, "") => Some(1.3),
+            (32, "") => Some(1.5),
+            _ => None,
         };
-        Box::new(move || Work::of(THREADS, scale.time, |thread| in_cycles(mutexes(thread))))
-    };
-    let pool = |size| Client::builder().pool_size(size);
-    let unposted = || pool(4).without(Mechanism::PostedRelease);
-    let mut rivals: Vec<Rival<'_>> = vec![("32 names, 32 raw connections".into(), Box::new(raw))];
-    for size in [1, 2, 4, 8] {
-        rivals.push((format!("32 names, pool of {size}"), with(pool(size), 1)));
+        let crowd = match threads {
+            1 => "1 thread".into(),
+            _ => format!("{threads} threads on as many names"),
+        };
+        self.compare(
+            &format!("{crowd}{distance}"),
+            false,
+            &[
+                self.raw(threads),
+                self.locks("pool of 8", Client::builder(), threads, 1, None),
+                self.locks("pool of 4", Client::builder().pool_size(4), threads, 1, goal),
+            ],
+        );
     }
-    let unshared = pool(4).without(Mechanism::SharedWrites);
-    rivals.push(("32 names, pool of 4, no shared writes".into(), with(unshared, 1)));
-    let asleep = pool(4).spin(Duration::ZERO);
-    rivals.push(("32 names, pool of 4, no spinning".into(), with(asleep, 1)));
-    rivals.push(("32 names, pool of 4, no posted releases".into(), with(unposted(), 1)));
-    rivals.push(("32 × 4 names, pool of 4".into(), with(pool(4), IN_TURN)));
-    rivals.push(("32 × 4 names, pool of 4, no posted releases".into(), with(unposted(), IN_TURN)));
-    compare(scale, &mut rivals, |_| String::new());
-}
 
-/// Measures handoffs: 8 threads on one name, compared with one bare connection.
-fn one_name(scale: Scale, server: &Server) {
-    let url = server.url();
-    let raw = || {
-        Work::of(1, scale.time, |_| {
-            let mut raw = Raw::connect(&url, "one");
+    /// What each mechanism is worth to 32 threads.
+    fn mechanisms(&self) {
+        const THREADS: usize = 32;
+        let pool = |size| Client::builder().pool_size(size);
+        let without = |mechanism| pool(4).without(mechanism);
+        let locks = |name, builder, names| self.locks(name, builder, THREADS, names, None);
+        self.compare(
+            "32 threads on 32 names, pool of 4",
+            false,
+            &[
+                self.raw(THREADS),
+                locks("all mechanisms", pool(4), 1),
+                locks("no shared writes", without(Mechanism::SharedWrites), 1),
+                locks("no posted releases", without(Mechanism::PostedRelease), 1),
+                locks("no spinning", pool(4).spin(Duration::ZERO), 1),
+                locks("pool of 1", pool(1), 1),
+                locks("pool of 2", pool(2), 1),
+                locks("4 names per thread, in turn", pool(4), 4),
+                locks("the same, no posted releases", without(Mechanism::PostedRelease), 4),
+            ],
+        );
+    }
+
+    /// Handoffs between threads, compared with one bare connection.
+    fn one_name(&self) {
+        let mut rivals = vec![self.raw(1)];
+        let goal = Some(2.2);
+        let mut add = |name: &str, builder: Builder, goal| {
+            let client = builder.open(&self.url).expect("it answers");
+            let cycle = move |_| in_cycles(vec![client.mutex("one")]);
+            let turn = Box::new(move || self.work(8, &cycle));
+            rivals.push(Rival { name: name.into(), goal, turn });
+        };
+        let without = |mechanism| Client::builder().without(mechanism);
+        add("all mechanisms", Client::builder(), goal);
+        add("no handoffs", without(Mechanism::Handoff), None);
+        add("no shared writes", without(Mechanism::SharedWrites), None);
+        add("no spinning", Client::builder().spin(Duration::ZERO), None);
+        self.compare("8 threads on one name", true, &rivals);
+    }
+
+    /// One connection for each thread.
+    fn raw(&self, threads: usize) -> Rival<'_> {
+        let cycle = |thread: usize| {
+            let mut raw = Raw::connect(&self.url, &thread.to_string());
             move || raw.lock_and_unlock()
-        })
-    };
-    let with = |builder: Builder| {
-        let client = builder.open(&url).expect("it answers");
-        Box::new(move || Work::of(8, scale.time, |_| in_cycles(vec![client.mutex("one")])))
-    };
-    let without = |mechanism| with(Client::builder().without(mechanism));
-    let mut rivals: Vec<Rival<'_>> = vec![
-        ("1 name, 1 raw connection".into(), Box::new(raw)),
-        ("1 name, 8 threads with handoffs".into(), with(Client::builder())),
-        ("1 name, 8 threads, no handoffs".into(), without(Mechanism::Handoff)),
-        ("1 name, 8 threads, no shared writes".into(), without(Mechanism::SharedWrites)),
-        ("1 name, 8 threads, no spinning".into(), with(Client::builder().spin(Duration::ZERO))),
-    ];
-    compare(scale, &mut rivals, |works| {
-        let longest = works.iter().map(Work::longest).max().unwrap_or_default();
-        let even = works.iter().map(|work| f64::from(work.least) / f64::from(work.most));
-        let least = even.fold(1.0, f64::min);
-        format!(", longest wait {longest:.1?}, least ÷ most served {least:.2}")
-    });
+        };
+        let name = if threads == 1 { "raw".into() } else { format!("{threads} raw connections") };
+        Rival { name, goal: None, turn: Box::new(move || self.work(threads, &cycle)) }
+    }
+
+    /// One client for all threads, each of which has so many names that it locks in turn.
+    fn locks(
+        &self,
+        name: &str,
+        builder: Builder,
+        threads: usize,
+        names: usize,
+        goal: Option<f64>,
+    ) -> Rival<'_> {
+        let client = builder.open(&self.url).expect("it answers");
+        let cycle = move |thread| {
+            let mutex = |number| client.mutex(&format!("{thread} {number}"));
+            in_cycles((0..names).map(mutex).collect())
+        };
+        Rival { name: name.into(), goal, turn: Box::new(move || self.work(threads, &cycle)) }
+    }
+
+    fn work<C: FnMut()>(&self, threads: usize, prepare: &(impl Fn(usize) -> C + Sync)) -> Work {
+        Work::of(&[self.server], threads, self.plan.time, prepare)
+    }
+
+    /// Measures the rivals in turn, and prints a table in which they are compared with the first.
+    fn compare(&self, title: &str, is_contended: bool, rivals: &[Rival<'_>]) {
+        let mut turns: Vec<_> = rivals.iter().map(|rival| &rival.turn).collect();
+        let works = in_turn(self.plan.rounds, &mut turns, |turn| turn());
+        let ratio = "÷ raw (quartiles)";
+        let cpu = "CPU of a cycle: client + server";
+        let mut head = vec![title, "cycles/s", ratio, cpu, "÷ raw", "goal"];
+        if is_contended {
+            head.extend(["longest wait", "least ÷ most served"]);
+        }
+        table::head(&head);
+        for (rival, own) in rivals.iter().zip(&works) {
+            let mut row = rival.row(own, &works[0]);
+            if is_contended {
+                let longest = own.iter().map(Work::longest).max().unwrap_or_default();
+                let evenness = |work: &Work| f64::from(work.least) / f64::from(work.most);
+                row.push(format!("{:.1} ms", longest.as_secs_f64() * 1e3));
+                row.push(format!("{:.2}", median(own, evenness)));
+            }
+            table::row(&row);
+        }
+    }
 }
 
-/// Measures the rivals in turn, and prints the cycles of each and their ratio to the first.
-fn compare(scale: Scale, rivals: &mut [Rival<'_>], remark: impl Fn(&[Work]) -> String) {
-    let works = in_turn(scale.rounds, rivals, |(_, work)| work());
-    for ((name, _), own) in rivals.iter().zip(&works) {
-        let [_, rate, _] = quartiles(own.iter().map(Work::per_second).collect());
-        let rounds = own.iter().zip(&works[0]);
-        let ratios = rounds.map(|(own, raw)| own.per_second() / raw.per_second()).collect();
-        let [low, median, high] = quartiles(ratios);
-        let remark = remark(own);
-        println!("{name:<44} {rate:>9.0}   {median:.2} ({low:.2} – {high:.2}){remark}");
+impl Rival<'_> {
+    fn row(&self, own: &[Work], raw: &[Work]) -> Vec<String> {
+        let rates = own.iter().zip(raw).map(|(own, raw)| own.per_second() / raw.per_second());
+        let ratios = quartiles(rates.collect());
+        let part = |part: usize| {
+            let time = median(own, |work| work.cpu()[part].as_secs_f64());
+            table::micros(Duration::from_secs_f64(time))
+        };
+        let all = |works| median(works, |work| work.cpu().iter().sum::<Duration>().as_secs_f64());
+        let verdict = |goal| table::verdict("≥", goal, ratios[1] >= goal);
+        vec![
+            self.name.clone(),
+            format!("{:.1} k", median(own, Work::per_second) / 1e3),
+            table::quartiles(ratios),
+            format!("{} + {}", part(0), part(1)),
+            format!("{:.2}", all(own) / all(raw)),
+            self.goal.map_or(String::new(), verdict),
+        ]
     }
+}
+
+fn median(works: &[Work], figure: impl Fn(&Work) -> f64) -> f64 {
+    quartiles(works.iter().map(figure).collect())[1]
 }
 
 /// Returns a cycle that locks the mutexes in turn.

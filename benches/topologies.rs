@@ -3,23 +3,24 @@
 //!
 //! `cargo bench --bench topologies` starts all of them and measures them in turns of one run.
 
-use std::env;
 use std::time::Duration;
 
 use leasehold::{Client, Durability};
 
 use self::support::cluster::Cluster;
+use self::support::scale::Scale;
 use self::support::sentinel::{MASTER, Watched};
 use self::support::server::{Server, redis_binary};
+use self::support::setting;
+use self::support::table;
 use self::support::turns::{Plan, Rival, Series};
 
 mod support;
 
 fn main() {
-    let quick = !env::args().any(|arg| arg == "--bench");
-    let plan =
-        if quick { Plan { rounds: 1, cycles: 10 } } else { Plan { rounds: 40, cycles: 200 } };
+    let (rounds, cycles) = Scale::from_args().pick((40, 200), (5, 100), (1, 10));
     let (server, cluster) = (Server::redis(), Cluster::of(3));
+    println!("{}", setting::of(&server));
     let watched = Watched::start(redis_binary(), Duration::from_secs(30));
     let open = |url: &str| Client::open(url).expect("the server answers");
     let (one, master) = (open(&server.url()), open(&watched.master().url()));
@@ -30,31 +31,33 @@ fn main() {
     let durability = Durability::Replicas { acks: 1, timeout: Duration::from_secs(1) };
     let replicated = Client::builder().durability(durability).open(&watched.master().url());
     let replicated = replicated.expect("the server answers");
-    let results = plan.run(&mut [
-        Rival::new("one server", || lock_and_unlock(&one)),
-        Rival::new("cluster of three", || lock_and_unlock(&three)),
-        // A master spends the same on its replicas with and without sentinels.
-        Rival::new("master of two replicas", || lock_and_unlock(&master)),
-        Rival::new("the same by sentinels", || lock_and_unlock(&behind)),
-        Rival::new("the same on a replica", || lock_and_unlock(&replicated)),
-    ]);
-    println!("\n{:<22} {:>9} {:>6} {:>15}", "a cycle", "wall", "ratio", "(quartiles)");
-    let [one, three, master, behind, replicated] = &results[..] else {
-        unreachable!("there are five rivals")
+    let rival = |name, client| Rival {
+        name,
+        servers: &[],
+        cycle: Box::new(move || lock_and_unlock(client)),
     };
-    report(one, one);
-    report(three, one);
-    report(master, one);
-    report(behind, master);
-    report(replicated, master);
-    println!("goal for a cluster, of one server, and for sentinels, of the master: at most 1.10");
-}
-
-fn report(series: &Series, base: &Series) {
-    let [low, ratio, high] = series.ratios_to(base);
-    let (name, wall) = (series.name, series.wall());
-    let quartiles = format!("({low:.2} - {high:.2})");
-    println!("{name:<22} {wall:>9.1?} {ratio:>6.2} {quartiles:>15} of {}", base.name);
+    let results = Plan { rounds, cycles }.run(&mut [
+        rival("one server", &one),
+        rival("cluster of three", &three),
+        // A master spends the same on its replicas with and without sentinels.
+        rival("master of two replicas", &master),
+        rival("the same by sentinels", &behind),
+        rival("the same on a replica", &replicated),
+    ]);
+    table::head(&["a cycle", "wall", "÷ (quartiles)", "of", "goal"]);
+    for (place, base, goal) in
+        [(0, 0, None), (1, 0, Some(1.1)), (2, 0, None), (3, 2, Some(1.1)), (4, 2, None)]
+    {
+        let (series, base): (&Series, &Series) = (&results[place], &results[base]);
+        let ratios = series.ratios_to(base);
+        table::row(&[
+            series.name.into(),
+            table::micros(series.wall()),
+            table::quartiles(ratios),
+            base.name.into(),
+            goal.map_or(String::new(), |goal| table::verdict("≤", goal, ratios[1] <= goal)),
+        ]);
+    }
 }
 
 fn strs(urls: &[String]) -> Vec<&str> {

@@ -17,6 +17,7 @@ use self::support::partner::{self, Partner};
 use self::support::raw::Raw;
 use self::support::server::Server;
 use self::support::setting;
+use self::support::table;
 use self::support::turns::quartiles;
 
 mod support;
@@ -56,6 +57,7 @@ fn main() -> ExitCode {
     release_to_held(scale, &server);
     let right = crowd(scale, &server);
     idle_waiters(scale, &server);
+    setting::print_end(&server);
     if right { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
@@ -79,12 +81,13 @@ fn two_processes(scale: Scale, server: &Server) {
     let micros = |place: usize| {
         Duration::from_micros(heard.iter().map(|numbers| numbers[place]).max().unwrap_or(0).into())
     };
-    println!("\n2 processes with 4 threads each, 1 name, {:?}", scale.contest);
-    println!("{:<44} {:>9}", "locks of the one", heard[more][0]);
-    println!("{:<44} {:>9}", "locks of the other", heard[fewer][0]);
-    println!("{:<44} {ratio:>9.2}   goal: at least 0.3", "fewer ÷ more");
-    println!("{:<44} {:>9.1?}", "99 % of the waits are shorter than", micros(1));
-    println!("{:<44} {:>9.1?}", "the longest wait", micros(2));
+    let title = format!("2 processes with 4 threads each, 1 name, {:?}", scale.contest);
+    table::head(&[&title, "measured", "goal"]);
+    table::fact("locks of the one", heard[more][0], "");
+    table::fact("locks of the other", heard[fewer][0], "");
+    table::fact("fewer ÷ more", format!("{ratio:.2}"), "≥ 0.30");
+    table::fact("99 % of the waits are shorter than", format!("{:.1?}", micros(1)), "");
+    table::fact("the longest wait", format!("{:.1?}", micros(2)), "");
 }
 
 /// Runs in each of the two processes.
@@ -94,7 +97,7 @@ fn contend(arguments: &[String]) {
     drop(client.lock("warm"));
     partner::say("ready");
     partner::listen();
-    let work = Work::of(4, time, |_| {
+    let work = Work::of(&[], 4, time, |_| {
         let mutex = client.mutex(NAME);
         move || drop(mutex.lock().expect("it answers"))
     });
@@ -152,10 +155,11 @@ fn release_to_held_without(without: &str, scale: Scale, server: &Server) {
     let [_, round_trip, _] = quartiles(round_trips);
     let micros = |seconds| Duration::from_secs_f64(seconds);
     let times = scale.releases;
-    println!("\nreleased in one process, held in another, {times} times, without {without}");
-    println!("{:<44} {:>9.1?}", "median", micros(wait));
-    println!("{:<44} {:>9.1?}", "a raw round trip after a pause", micros(round_trip));
-    println!("{:<44} {:>9.1}   goal: at most 4", "÷ a raw round trip", wait / round_trip);
+    let title = format!("released in one process, held in another, without {without}");
+    table::head(&[&format!("{title}, {times} times"), "measured", "goal"]);
+    table::fact("median", format!("{:.1?}", micros(wait)), "");
+    table::fact("a raw round trip after a pause", format!("{:.1?}", micros(round_trip)), "");
+    table::fact("÷ a raw round trip", format!("{:.1}", wait / round_trip), "≤ 4.0");
 }
 
 /// Runs in the process that waits.
@@ -199,9 +203,10 @@ fn crowd(scale: Scale, server: &Server) -> bool {
     let requests = u32::try_from(server.evals() - before).expect("a u32 of requests");
     let requests = f64::from(requests) / f64::from(scale.crowd);
     let right = requests <= 3.0 && most <= u64::from(POOL) + 2;
-    println!("\n{} threads that wait for one name, all of them served", scale.crowd);
-    println!("{:<44} {requests:>9.2}   must be at most 3", "requests per thread");
-    println!("{:<44} {most:>9}   must be at most pool + 2 = {}", "connections", POOL + 2);
+    let title = format!("{} threads that wait for one name, all of them served", scale.crowd);
+    table::head(&[&title, "measured", "goal"]);
+    table::fact("requests per thread", format!("{requests:.2}"), "≤ 3");
+    table::fact("connections with a pool of 8", most, "≤ 10");
     right
 }
 
@@ -216,7 +221,7 @@ fn idle_waiters(scale: Scale, server: &Server) {
     let holder = Client::open(&server.url()).expect("it answers");
     let client = Client::open(&server.url()).expect("it answers");
     let held = holder.lock(NAME).expect("it answers");
-    let spent = Spent::by(|| {
+    let spent = Spent::by(&[], || {
         thread::scope(|scope| {
             for _ in 0..8 {
                 scope.spawn(|| {
@@ -228,6 +233,7 @@ fn idle_waiters(scale: Scale, server: &Server) {
     });
     drop(held);
     let share = spent.cpu.div_duration_f64(spent.wall) * 100.0;
-    println!("\n8 threads that wait {:?} for a name that is held elsewhere", scale.patience);
-    println!("{:<44} {share:>8.2}%   goal: at most 2 % of a core", "CPU");
+    let title = format!("8 threads that wait {:?} for a name held elsewhere", scale.patience);
+    table::head(&[&title, "measured", "goal"]);
+    table::fact("CPU", format!("{share:.2} % of a core"), "≤ 2 %");
 }

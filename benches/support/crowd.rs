@@ -5,10 +5,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
+use super::meter::Spent;
+use super::server::Server;
+
 /// The work of a crowd.
 pub(crate) struct Work {
     pub(crate) cycles: u32,
-    pub(crate) took: Duration,
+    pub(crate) spent: Spent,
     /// How long each cycle took, in ascending order.
     pub(crate) waits: Vec<Duration>,
     /// The cycles of the thread that had the fewest, and of the thread that had the most.
@@ -18,8 +21,9 @@ pub(crate) struct Work {
 
 impl Work {
     /// Runs the given number of threads, each of which repeats the cycle that `prepare` returns for
-    /// it until the time is over.
+    /// it until the time is over. The CPU time of `servers` counts.
     pub(crate) fn of<C: FnMut()>(
+        servers: &[&Server],
         threads: usize,
         time: Duration,
         prepare: impl Fn(usize) -> C + Sync,
@@ -44,27 +48,35 @@ impl Work {
                 })
             };
             let workers: Vec<_> = (0..threads).map(start).collect();
-            ready.wait();
-            let started = Instant::now();
-            thread::sleep(time);
-            over.store(true, Ordering::Relaxed);
-            let join = |worker: ScopedJoinHandle<'_, _>| worker.join().expect("no panic");
-            Self::from_waits(&workers.into_iter().map(join).collect::<Vec<_>>(), started.elapsed())
+            let mut waits = Vec::new();
+            let spent = Spent::by(servers, || {
+                ready.wait();
+                thread::sleep(time);
+                over.store(true, Ordering::Relaxed);
+                let join = |worker: ScopedJoinHandle<'_, _>| worker.join().expect("no panic");
+                waits.extend(workers.into_iter().map(join));
+            });
+            Self::from_waits(&waits, spent)
         })
     }
 
-    fn from_waits(all: &[Vec<Duration>], took: Duration) -> Self {
+    fn from_waits(all: &[Vec<Duration>], spent: Spent) -> Self {
         let counts =
             || all.iter().map(|waits| u32::try_from(waits.len()).expect("a u32 of cycles"));
         let (least, most) = (counts().min().unwrap_or(0), counts().max().unwrap_or(0));
         let cycles = counts().sum();
         let mut waits = all.concat();
         waits.sort();
-        Self { cycles, took, waits, least, most }
+        Self { cycles, spent, waits, least, most }
     }
 
     pub(crate) fn per_second(&self) -> f64 {
-        f64::from(self.cycles) / self.took.as_secs_f64()
+        f64::from(self.cycles) / self.spent.wall.as_secs_f64()
+    }
+
+    /// Returns the CPU time of a cycle, of this process and of the servers.
+    pub(crate) fn cpu(&self) -> [Duration; 2] {
+        [self.spent.cpu, self.spent.servers].map(|time| time / self.cycles.max(1))
     }
 
     pub(crate) fn longest(&self) -> Duration {

@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 
+use super::server::Server;
+
 /// Linux reports times in /proc in hundredths of a second, regardless of the kernel's tick.
 const PROC_TICK: Duration = Duration::from_millis(10);
 
@@ -20,19 +22,17 @@ pub(crate) struct Spent {
     pub(crate) wall: Duration,
     /// In user code, and in the kernel on its behalf, where a spinning reader spends most of it.
     pub(crate) cpu: Duration,
-    /// The part in user code; zero where there is no /proc. Coarse, so add up many.
-    pub(crate) user: Duration,
+    /// The CPU time of the servers that are known to take part.
+    pub(crate) servers: Duration,
 }
 
 impl Spent {
-    pub(crate) fn by(work: impl FnOnce()) -> Self {
-        let (user, cpu, wall) = (user_time(), cpu_time(), Instant::now());
+    pub(crate) fn by(servers: &[&Server], work: impl FnOnce()) -> Self {
+        let of_servers = || servers.iter().map(|server| server.cpu_time()).sum::<Duration>();
+        let (before, cpu, wall) = (of_servers(), cpu_time(), Instant::now());
         work();
-        Self {
-            wall: wall.elapsed(),
-            cpu: cpu_time().saturating_sub(cpu),
-            user: user_time().saturating_sub(user),
-        }
+        let (wall, cpu) = (wall.elapsed(), cpu_time().saturating_sub(cpu));
+        Self { wall, cpu, servers: of_servers().saturating_sub(before) }
     }
 }
 
@@ -89,10 +89,6 @@ fn switches_in(status: &str) -> u64 {
 fn cpu_time() -> Duration {
     let now = clock_gettime(ClockId::ProcessCPUTime);
     Duration::try_from(now).expect("a CPU clock is not negative")
-}
-
-fn user_time() -> Duration {
-    PROC_TICK * stat_field(&fs::read_to_string("/proc/self/stat").unwrap_or_default(), 14)
 }
 
 /// Returns the number at an index of a `stat` file in /proc, or zero if there is none.

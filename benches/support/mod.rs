@@ -9,8 +9,11 @@ pub(crate) mod crowd;
 pub(crate) mod meter;
 pub(crate) mod partner;
 pub(crate) mod raw;
+pub(crate) mod regime;
+pub(crate) mod scale;
 pub(crate) mod setting;
 pub(crate) mod slow_link;
+pub(crate) mod table;
 pub(crate) mod turns;
 
 #[path = "../../tests/it/support/cluster.rs"]

@@ -26,16 +26,19 @@ const VALUE_WIDTH: f64 = 36.0;
 /// A palette that colour-blind readers can distinguish (Okabe and Ito).
 const COLOURS: [&str; 6] = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00"];
 const STYLE: &str = "text { font: 13px sans-serif; fill: #1a1a1a; } \
-    .head { font-weight: bold; } .label { text-anchor: end; } .tick { text-anchor: middle; } \
+    .head { font-weight: bold; } .setting { font-size: 11px; fill: #555555; } \
+    .label { text-anchor: end; } .tick { text-anchor: middle; } \
     line { stroke: #d5d5d5; } .raw { stroke: #1a1a1a; } \
     .goal { stroke: #1a1a1a; stroke-width: 2; stroke-dasharray: 4 2; } \
     .under { stroke: #ffffff; stroke-width: 4; } \
     .value { paint-order: stroke; stroke: #ffffff; stroke-width: 4; }";
 
 /// Draws the bars, of which there must be at least one, and a line at the value of raw, into
-/// `file`.
-pub(crate) fn write(file: &Path, bars: &[Bar]) -> io::Result<()> {
+/// `file`, below a line about the setting.
+pub(crate) fn write(file: &Path, setting: &str, bars: &[Bar]) -> io::Result<()> {
     let mut plot = Plot::for_bars(bars);
+    plot.text("setting", MARGIN, plot.bottom + 8.0, setting);
+    plot.bottom += 16.0;
     for group in bars.chunk_by(|bar, next| bar.group == next.group) {
         plot.draw_group(group);
     }

@@ -2,7 +2,7 @@
 //! sequence, and nothing else.
 
 use redis::io::tcp::TcpSettings;
-use redis::{Connection, FromRedisValue, IntoConnectionInfo};
+use redis::{Cmd, Connection, FromRedisValue, IntoConnectionInfo};
 
 const OWNER: &str = "0123456789abcdef0123456789abcdef:1";
 const LEASE_MS: u32 = 30_000;
@@ -27,7 +27,19 @@ impl Raw {
     }
 
     pub(crate) fn lock_and_unlock(&mut self) {
-        let acquire = redis::cmd("EVALSHA")
+        let token: u64 = self.query(&self.acquire());
+        assert!(token > 0, "nobody else uses the raw lock");
+        let freed: bool = self.query(&self.release());
+        assert!(freed, "the raw lock does not expire in a cycle");
+    }
+
+    /// Both requests as they are sent.
+    pub(crate) fn packed(&self) -> [Vec<u8>; 2] {
+        [self.acquire(), self.release()].map(|command| command.get_packed_command())
+    }
+
+    fn acquire(&self) -> Cmd {
+        redis::cmd("EVALSHA")
             .arg(&self.acquire)
             .arg(2)
             .arg(&self.lock)
@@ -35,17 +47,14 @@ impl Raw {
             .arg(OWNER)
             .arg(LEASE_MS)
             .arg(FENCE_TTL_MS)
-            .take();
-        let token: u64 = self.query(&acquire);
-        assert!(token > 0, "nobody else uses the raw lock");
-
-        let release =
-            redis::cmd("EVALSHA").arg(&self.release).arg(1).arg(&self.lock).arg(OWNER).take();
-        let freed: bool = self.query(&release);
-        assert!(freed, "the raw lock does not expire in a cycle");
+            .take()
     }
 
-    fn query<T: FromRedisValue>(&mut self, command: &redis::Cmd) -> T {
+    fn release(&self) -> Cmd {
+        redis::cmd("EVALSHA").arg(&self.release).arg(1).arg(&self.lock).arg(OWNER).take()
+    }
+
+    fn query<T: FromRedisValue>(&mut self, command: &Cmd) -> T {
         command.query(&mut self.connection).expect("the server runs the script")
     }
 }

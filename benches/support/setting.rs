@@ -1,14 +1,16 @@
-//! The conditions of a run: the server, the cores, and other load on the machine.
+//! The conditions of a run: the server, the cores, what waking a thread costs, and other load.
 
 use std::fs;
 use std::thread::available_parallelism;
 
+use super::regime::Regime;
 use super::server::Server;
 
 /// Describes them in one line, or in two where the load is known.
 pub(crate) fn of(server: &Server) -> String {
     let cores = available_parallelism().map_or(0, usize::from);
-    let setting = format!("{} on loopback, {cores} cores", version(server));
+    let (version, regime) = (version(server), Regime::of(server));
+    let setting = format!("{version} on loopback, {cores} cores; {regime}");
     // Other load changes the cost of waking a sleeping reader, and so the cost of raw.
     match fs::read_to_string("/proc/loadavg") {
         Err(_) => setting,
@@ -17,6 +19,11 @@ pub(crate) fn of(server: &Server) -> String {
             format!("{setting}\nload averages: {}", averages.join(", "))
         }
     }
+}
+
+/// What waking a thread costs when all is measured.
+pub(crate) fn print_end(server: &Server) {
+    println!("\nat the end {}", Regime::of(server));
 }
 
 fn version(server: &Server) -> String {

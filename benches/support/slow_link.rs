@@ -3,12 +3,15 @@
 //! It runs in a process of its own, started from this program, so that its work is not counted as
 //! the lock's.
 
+use std::collections::VecDeque;
 use std::env;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
 use std::process::{self, Child, Command, Stdio};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 /// Set in the forwarder's process to the port of the server, and to the microseconds that a message
 /// takes.
@@ -21,8 +24,7 @@ pub(crate) struct SlowLink {
 }
 
 impl SlowLink {
-    /// A link on which a request or a reply travels for so long. Callers wait for each reply before
-    /// they send the next request, so delaying one message at a time is enough.
+    /// A link on which a request or a reply travels for so long. Any number can be on their way.
     pub(crate) fn to(server: u16, one_way: Duration) -> Self {
         let mut process = Command::new(env::current_exe().expect("this program has a path"))
             .env(TARGET, format!("{server} {}", one_way.as_micros()))
@@ -84,12 +86,27 @@ fn end_with_parent() {
 
 fn relay(mut from: TcpStream, mut to: TcpStream, one_way: Duration) -> io::Result<()> {
     let mut buffer = [0; 16 * 1024];
-    loop {
-        let length = from.read(&mut buffer)?;
-        if length == 0 {
-            return to.shutdown(Shutdown::Write);
+    let mut pieces = VecDeque::new();
+    let mut is_open = true;
+    while is_open || !pieces.is_empty() {
+        let due = pieces.front().map(|(due, _): &(Instant, Vec<u8>)| *due);
+        let left = due.map(|due| due.saturating_duration_since(Instant::now()));
+        if left == Some(Duration::ZERO) {
+            let (_, piece) = pieces.pop_front().expect("it is there");
+            to.write_all(&piece)?;
+        } else if !is_open {
+            thread::sleep(left.unwrap_or_default());
+        } else if is_readable(&from, left)? {
+            let length = from.read(&mut buffer)?;
+            is_open = length > 0;
+            pieces.push_back((Instant::now() + one_way, buffer[..length].to_vec()));
         }
-        thread::sleep(one_way);
-        to.write_all(&buffer[..length])?;
     }
+    to.shutdown(Shutdown::Write)
+}
+
+/// Waits until there is something to read, but no longer than the time, if there is one.
+fn is_readable(stream: &TcpStream, time: Option<Duration>) -> io::Result<bool> {
+    let time = time.map(Timespec::try_from).transpose().map_err(io::Error::other)?;
+    Ok(poll(&mut [PollFd::new(stream, PollFlags::IN)], time.as_ref())? > 0)
 }

@@ -4,20 +4,19 @@
 use std::time::Duration;
 
 use super::meter::Spent;
+use super::server::Server;
 
 /// An operation to measure, which is repeated.
 pub(crate) struct Rival<'a> {
     pub(crate) name: &'static str,
+    /// Those whose CPU time counts.
+    pub(crate) servers: &'a [&'a Server],
     pub(crate) cycle: Box<dyn FnMut() + 'a>,
 }
 
-impl<'a> Rival<'a> {
-    pub(crate) fn new(name: &'static str, cycle: impl FnMut() + 'a) -> Self {
-        Self { name, cycle: Box::new(cycle) }
-    }
-
+impl Rival<'_> {
     fn turn(&mut self, cycles: u32) -> Spent {
-        Spent::by(|| {
+        Spent::by(self.servers, || {
             for _ in 0..cycles {
                 (self.cycle)();
             }
@@ -87,19 +86,19 @@ impl Series {
         quartiles(rounds.map(|(own, base)| own.wall.div_duration_f64(base.wall)).collect())
     }
 
-    /// Returns the CPU time: the mean of the turns.
+    /// Returns the CPU time of this process: the mean of the turns.
     pub(crate) fn cpu(&self) -> Duration {
         self.mean(|turn| turn.cpu)
     }
 
-    /// Returns the CPU time in user code: the mean of the turns.
-    pub(crate) fn user(&self) -> Duration {
-        self.mean(|turn| turn.user)
+    /// Returns the CPU time of the servers: the mean of the turns.
+    pub(crate) fn server_cpu(&self) -> Duration {
+        self.mean(|turn| turn.servers)
     }
 
-    /// Returns the share of the wall time that was spent on a CPU.
-    pub(crate) fn busy(&self) -> f64 {
-        self.cpu().div_duration_f64(self.mean(|turn| turn.wall))
+    /// Returns the CPU time of this process and of the servers.
+    pub(crate) fn work(&self) -> Duration {
+        self.cpu() + self.server_cpu()
     }
 
     fn mean(&self, part: impl Fn(&Spent) -> Duration) -> Duration {

@@ -1,7 +1,7 @@
 //! Compares leasehold with other Redis locks for Rust, and with "raw", a good hand-written one.
 //!
-//! `cargo run --release --manifest-path benches/peers/Cargo.toml` takes about three minutes, and
-//! with `-- --quick` a quarter of a minute; `--plot FILE` draws the ratios as an SVG. All peers use
+//! `cargo run --release --manifest-path benches/peers/Cargo.toml` takes about eight minutes, and
+//! with `-- --quick` half a minute; `--plot FILE` draws the ratios as an SVG. All peers use
 //! the same server, started for this run, and take short turns, so that other load on the machine
 //! affects all of them equally. Ratios are comparable between runs, absolute figures are not.
 
@@ -10,11 +10,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use self::results::Measure;
-use self::scenario::{Plan, Scenario};
+use self::scenario::{Distance, Plan, Scenario, Servers};
 use self::support::plot;
-use self::support::server::Server;
 use self::support::setting;
+use self::support::slow_link;
 
 mod peer;
 mod report;
@@ -23,45 +22,56 @@ mod scenario;
 mod support;
 mod worker;
 
-const SCENARIOS: [Scenario; 3] = [
+const fn scenario(workers: usize, names: usize, distance: Distance, goal: f64) -> Scenario {
+    Scenario { workers, names, distance, goal: Some(goal), is_plotted: true }
+}
+
+/// One that only fills in what lies between the others.
+const fn beside(workers: usize, distance: Distance) -> Scenario {
+    Scenario { workers, names: workers, distance, goal: None, is_plotted: false }
+}
+
+const SCENARIOS: [Scenario; 12] = [
+    scenario(1, 1, Distance::Here, 0.60),
+    scenario(1, 1, Distance::Millisecond, 0.55),
+    scenario(4, 4, Distance::Here, 1.30),
+    beside(4, Distance::Millisecond),
+    beside(8, Distance::Here),
+    beside(8, Distance::Millisecond),
+    scenario(32, 32, Distance::Here, 1.50),
+    beside(32, Distance::Millisecond),
+    beside(128, Distance::Here),
+    beside(128, Distance::Millisecond),
+    scenario(8, 1, Distance::Here, 2.20),
     Scenario {
-        title: "1 thread, 1 name",
-        measure: Measure::Time,
-        workers: 1,
-        names: 1,
-        goal: 0.60,
-    },
-    Scenario {
-        title: "32 threads, 32 names",
-        measure: Measure::Rate,
-        workers: 32,
-        names: 32,
-        goal: 1.50,
-    },
-    Scenario {
-        title: "8 threads, 1 name",
-        measure: Measure::Rate,
         workers: 8,
         names: 1,
-        goal: 3.00,
+        distance: Distance::Millisecond,
+        goal: None,
+        is_plotted: true,
     },
 ];
 
 fn main() -> ExitCode {
+    slow_link::serve_if_started_for_it();
     let Some(wishes) = Wishes::from_args(env::args().skip(1)) else {
         eprintln!("usage: peers [--quick] [--plot FILE]");
         return ExitCode::FAILURE;
     };
-    let server = Server::redis();
-    println!("{}", setting::of(&server));
+    let servers = Servers::start();
+    let setting = setting::of(&servers.server);
+    println!("{setting}");
     let mut bars = Vec::new();
-    for (scenario, plan) in SCENARIOS.iter().zip(wishes.plans()) {
-        let results = scenario.run(plan, &server.url());
+    for scenario in &SCENARIOS {
+        let results = scenario.run(wishes.plan(scenario), &servers);
         scenario.print(&results);
-        bars.extend(scenario.bars(&results));
+        if scenario.is_plotted {
+            bars.extend(scenario.bars(&results));
+        }
     }
+    setting::print_end(&servers.server);
     if let Some(file) = wishes.plot
-        && let Err(error) = plot::write(&file, &bars)
+        && let Err(error) = plot::write(&file, setting.lines().next().unwrap_or_default(), &bars)
     {
         eprintln!("cannot write {}: {error}", file.display());
         return ExitCode::FAILURE;
@@ -90,14 +100,15 @@ impl Wishes {
         Some(wishes)
     }
 
-    /// The turns for each of the scenarios. Where many wait for one lock, turns must be long enough
-    /// to show how long they wait.
-    fn plans(&self) -> [Plan; 3] {
-        let plans = if self.quick {
-            [(10, 40), (5, 120), (3, 400)]
-        } else {
-            [(50, 200), (20, 400), (6, 2_000)]
+    /// The turns of a scenario. Where many wait for one lock, turns must be long enough to show how
+    /// long they wait.
+    fn plan(&self, scenario: &Scenario) -> Plan {
+        let (rounds, turn_ms) = match (scenario.workers > scenario.names, self.quick) {
+            (false, false) => (15, 300),
+            (false, true) => (3, 60),
+            (true, false) => (6, 2_000),
+            (true, true) => (2, 300),
         };
-        plans.map(|(rounds, turn_ms)| Plan { rounds, turn: Duration::from_millis(turn_ms) })
+        Plan { rounds, turn: Duration::from_millis(turn_ms) }
     }
 }

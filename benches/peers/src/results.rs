@@ -20,8 +20,8 @@ pub(crate) struct Turn {
     median_cycle: Duration,
     /// Of all workers together.
     cycles_per_second: f64,
-    /// Of the whole process, including background threads.
-    cpu_per_cycle: Duration,
+    /// Of the whole process, including background threads, and of the server.
+    cpu_per_cycle: [Duration; 2],
     longest_wait: Duration,
     /// The fewest cycles of any worker, divided by the most.
     least_to_most: f64,
@@ -36,7 +36,7 @@ impl Turn {
         Self {
             median_cycle: cycles[cycles.len() / 2],
             cycles_per_second: count(&cycles) / spent.wall.as_secs_f64(),
-            cpu_per_cycle: spent.cpu.div_f64(count(&cycles)),
+            cpu_per_cycle: [spent.cpu, spent.servers].map(|cpu| cpu.div_f64(count(&cycles))),
             longest_wait: workers.iter().map(Worker::longest_wait).max().unwrap_or_default(),
             least_to_most: extreme(f64::min) / extreme(f64::max),
         }
@@ -72,8 +72,11 @@ impl Series {
         quartiles(rounds.map(|(own, base)| own.by(measure) / base.by(measure)).collect())
     }
 
-    pub(crate) fn cpu_per_cycle(&self) -> Duration {
-        Duration::from_secs_f64(self.median(|turn| turn.cpu_per_cycle.as_secs_f64()))
+    /// Of the whole process, and of the server.
+    pub(crate) fn cpu_per_cycle(&self) -> [Duration; 2] {
+        [0, 1].map(|part| {
+            Duration::from_secs_f64(self.median(|turn| turn.cpu_per_cycle[part].as_secs_f64()))
+        })
     }
 
     pub(crate) fn least_to_most(&self) -> f64 {

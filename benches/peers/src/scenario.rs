@@ -5,20 +5,48 @@ use std::time::{Duration, Instant};
 use crate::peer::{Leasehold, Peer, RawConnections, Redlock, Rslock, RslockWorkers};
 use crate::results::{Measure, Series, Turn};
 use crate::support::meter::Spent;
+use crate::support::server::Server;
+use crate::support::slow_link::SlowLink;
 use crate::support::turns::in_turn;
 use crate::worker::Worker;
 
-/// How long each peer runs before its first turn, to open connections and load scripts.
-const WARM_UP: Duration = Duration::from_millis(100);
-
 /// A number of workers on a number of names. Raw, a lock for one thread, has one worker per name.
 pub(crate) struct Scenario {
-    pub(crate) title: &'static str,
-    pub(crate) measure: Measure,
     pub(crate) workers: usize,
     pub(crate) names: usize,
+    pub(crate) distance: Distance,
     /// The goal for leasehold's ratio to raw: a maximum for a time, a minimum for a rate.
-    pub(crate) goal: f64,
+    pub(crate) goal: Option<f64>,
+    pub(crate) is_plotted: bool,
+}
+
+/// How far away the server is.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Distance {
+    Here,
+    /// A round trip takes this long at least.
+    Millisecond,
+}
+
+/// The server, and a link that makes it seem far away.
+pub(crate) struct Servers {
+    pub(crate) server: Server,
+    link: SlowLink,
+}
+
+impl Servers {
+    pub(crate) fn start() -> Self {
+        let server = Server::redis();
+        let link = SlowLink::to(server.port(), Duration::from_micros(500));
+        Self { server, link }
+    }
+
+    fn url(&self, distance: Distance) -> String {
+        match distance {
+            Distance::Here => self.server.url(),
+            Distance::Millisecond => self.link.url(),
+        }
+    }
 }
 
 /// How many turns each peer gets, and how long a turn is.
@@ -34,13 +62,19 @@ struct Rival {
 }
 
 impl Scenario {
-    /// Measures the peers in turn at the server at `url`. Raw's results come first.
-    pub(crate) fn run(&self, plan: Plan, url: &str) -> Vec<Series> {
-        let mut rivals = self.rivals(url);
+    /// One worker is measured by its time, many by what they do together.
+    pub(crate) fn measure(&self) -> Measure {
+        if self.workers == 1 { Measure::Time } else { Measure::Rate }
+    }
+
+    /// Measures the peers in turn. Raw's results come first.
+    pub(crate) fn run(&self, plan: Plan, servers: &Servers) -> Vec<Series> {
+        let mut rivals = self.rivals(&servers.url(self.distance));
         for rival in &mut rivals {
-            self.turn(rival, WARM_UP);
+            // Opens connections and loads scripts.
+            self.turn(rival, plan.turn / 2, servers);
         }
-        let turns = in_turn(plan.rounds, &mut rivals, |rival| self.turn(rival, plan.turn));
+        let turns = in_turn(plan.rounds, &mut rivals, |rival| self.turn(rival, plan.turn, servers));
         let names = rivals.iter().map(|rival| rival.peer.name());
         names.zip(turns).map(|(name, turns)| Series { name, turns }).collect()
     }
@@ -56,14 +90,14 @@ impl Scenario {
         ]
     }
 
-    fn turn(&self, rival: &mut Rival, time: Duration) -> Turn {
+    fn turn(&self, rival: &mut Rival, time: Duration, servers: &Servers) -> Turn {
         let peer = &mut rival.peer;
         let until = Instant::now() + time;
         let worker =
             |number| Worker::new(format!("lock:{}:{}", peer.name(), number % self.names), until);
         let workers: Vec<_> = (0..rival.workers).map(worker).collect();
         let mut done = Vec::new();
-        let spent = Spent::by(|| done = peer.employ(workers));
+        let spent = Spent::by(&[&servers.server], || done = peer.employ(workers));
         Turn::of(&done, spent)
     }
 }

@@ -178,6 +178,17 @@ impl Server {
         self.calls("eval") + self.calls("evalsha")
     }
 
+    /// The CPU time of the server so far.
+    pub(crate) fn cpu_time(&self) -> Duration {
+        let info: String = self.ask(&["INFO", "cpu"]);
+        let seconds = |field| {
+            let line = info.lines().find_map(|line| line.strip_prefix(field));
+            line.and_then(|seconds| seconds.parse().ok()).expect("INFO says the CPU time")
+        };
+        let [user, system]: [f64; 2] = ["used_cpu_user:", "used_cpu_sys:"].map(seconds);
+        Duration::from_secs_f64(user + system)
+    }
+
     /// The time that the server has spent in scripts that were called by their hash.
     pub(crate) fn script_time(&self) -> Duration {
         Duration::from_micros(self.statistic("evalsha", "usec"))
