@@ -3,12 +3,15 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::clock::end_of;
 use crate::config::Config;
 use crate::election::Election;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::guard::Guard;
+use crate::local::call::Wait;
 use crate::local::shared::Shared;
-use crate::local::status;
+use crate::local::{acquire_all, status};
+use crate::multi_guard::MultiGuard;
 use crate::mutex::Mutex;
 use crate::open;
 use crate::owned_guard::OwnedGuard;
@@ -246,6 +249,62 @@ impl Client {
         self.mutex(name).try_lock_owned_for(wait)
     }
 
+    /// Acquires several locks, all or none, blocking the current thread until it is able to do so.
+    ///
+    /// Waits without limit, or for as long as [`Builder::wait`] allows, for all of them together.
+    /// The call holds none of the locks while it waits, so that it cannot be part of a deadlock,
+    /// whatever the order of the names. The price: while others lock single names all the time, a
+    /// call for many may wait long.
+    ///
+    /// If all locks are free, this takes one round trip for those of one server, or of one slot of
+    /// a cluster; with [independent servers](Builder::open_redlock) it takes one for each name.
+    ///
+    /// # Errors
+    ///
+    /// The same as [`lock`](Client::lock), except for `Lost`, and
+    ///
+    /// - [`InvalidInput`](crate::Error::InvalidInput): no name, or one twice.
+    /// - [`AlreadyHeld`](crate::Error::AlreadyHeld): this thread holds one of the locks.
+    pub fn lock_all(&self, names: impl IntoIterator<Item: AsRef<str>>) -> Result<MultiGuard> {
+        let names = collect(names);
+        let options = &self.shared.config.options;
+        let wait = options.wait.map_or(Wait::Endless, |wait| Wait::Until(end_of(wait)));
+        self.acquire_all(&names, wait)?.ok_or_else(|| Error::timed_out(&names.join(", ")))
+    }
+
+    /// Attempts to acquire several locks, all or none, without waiting for other holders. See
+    /// [`lock_all`](Client::lock_all).
+    ///
+    /// # Errors
+    ///
+    /// The same as [`lock_all`](Client::lock_all), except for `Timeout`.
+    pub fn try_lock_all(
+        &self,
+        names: impl IntoIterator<Item: AsRef<str>>,
+    ) -> Result<Option<MultiGuard>> {
+        self.acquire_all(&collect(names), Wait::No)
+    }
+
+    /// Acquires several locks, all or none, blocking the current thread until it is able to do so
+    /// or `wait` has passed. Returns `None` in the latter case. See [`lock_all`](Client::lock_all).
+    ///
+    /// # Errors
+    ///
+    /// The same as [`lock_all`](Client::lock_all), except for `Timeout`.
+    pub fn try_lock_all_for(
+        &self,
+        names: impl IntoIterator<Item: AsRef<str>>,
+        wait: Duration,
+    ) -> Result<Option<MultiGuard>> {
+        self.acquire_all(&collect(names), Wait::Until(end_of(wait)))
+    }
+
+    fn acquire_all(&self, names: &[Arc<str>], wait: Wait) -> Result<Option<MultiGuard>> {
+        let options = &self.shared.config.options;
+        let leases = acquire_all::acquire_all(&self.shared, names, options, wait)?;
+        Ok(leases.map(|leases| MultiGuard::new(&self.shared, leases)))
+    }
+
     /// Returns a handle to a read-write lock. Sends nothing.
     #[must_use]
     pub fn rw_lock(&self, name: &str) -> RwLock {
@@ -305,4 +364,8 @@ impl Client {
     pub fn close(&self) {
         self.shared.close();
     }
+}
+
+fn collect(names: impl IntoIterator<Item: AsRef<str>>) -> Vec<Arc<str>> {
+    names.into_iter().map(|name| name.as_ref().into()).collect()
 }

@@ -18,8 +18,8 @@
 //! a single lock options of its own and can query its state. No async runtime is involved, ever.
 //!
 //! Besides: [`lock_owned`](Client::lock_owned), for a guard that may move between threads;
-//! [`rw_lock`](Client::rw_lock), [`semaphore`](Client::semaphore) and
-//! [`election`](Client::election).
+//! [`lock_all`](Client::lock_all), for several names at once; [`rw_lock`](Client::rw_lock),
+//! [`semaphore`](Client::semaphore) and [`election`](Client::election).
 //!
 //! # Guarantees
 //!
@@ -204,6 +204,7 @@ mod guard;
 mod holder;
 mod local;
 mod lost;
+mod multi_guard;
 mod mutex;
 mod net;
 mod open;
@@ -228,6 +229,7 @@ pub use event::Event;
 pub use guard::Guard;
 pub use holder::{Holder, Leader};
 pub use lost::Lost;
+pub use multi_guard::MultiGuard;
 pub use mutex::Mutex;
 pub use owned_guard::OwnedGuard;
 pub use rw_lock::{ReadGuard, RwLock, WriteGuard};

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, bounded};
 
 use crate::clock::end_of;
-use crate::local::lease::Lease;
+use crate::local::lease::{Lease, OverChannel};
 use crate::local::shared::Shared;
 
 /// Tells any thread whether a hold is lost. Created by [`Guard::lost`](crate::Guard::lost).
@@ -29,25 +29,32 @@ use crate::local::shared::Shared;
 /// ```
 #[derive(Clone, Debug)]
 pub struct Lost {
-    /// `None` in a forked child, where nothing is held.
-    lease: Option<Arc<Lease>>,
+    /// None in a forked child, where nothing is held.
+    leases: Vec<Arc<Lease>>,
     over: Receiver<Infallible>,
 }
 
 /// Returns the watch on a hold.
 pub(crate) fn watch(shared: &Shared, lease: &Arc<Lease>) -> Lost {
-    if shared.identity.check_process().is_ok() { Lost::new(lease) } else { Lost::forked() }
+    if shared.identity.check_process().is_err() {
+        return Lost::forked();
+    }
+    Lost { leases: vec![lease.clone()], over: lease.over() }
+}
+
+/// Returns the watch on several holds that share a channel.
+pub(crate) fn watch_all(shared: &Shared, leases: &[Arc<Lease>], over: &OverChannel) -> Lost {
+    if shared.identity.check_process().is_err() {
+        return Lost::forked();
+    }
+    Lost { leases: leases.to_vec(), over: over.receiver.clone() }
 }
 
 impl Lost {
-    fn new(lease: &Arc<Lease>) -> Self {
-        Self { lease: Some(lease.clone()), over: lease.over() }
-    }
-
     /// That of a hold that only the parent of this process has. Nothing that is shared with the
     /// parent's threads may be touched here.
     fn forked() -> Self {
-        Self { lease: None, over: bounded(0).1 }
+        Self { leases: Vec::new(), over: bounded(0).1 }
     }
 
     /// Returns `true` if the lease was lost, no later than when it ends by this process's clock;
@@ -55,7 +62,7 @@ impl Lost {
     /// the server.
     #[must_use]
     pub fn is_lost(&self) -> bool {
-        self.lease.as_ref().is_none_or(|lease| lease.is_lost())
+        self.leases.is_empty() || self.leases.iter().any(|lease| lease.is_lost())
     }
 
     /// Blocks the current thread until the hold is over. Returns `true` if it was lost, and `false`

@@ -2,8 +2,8 @@
 //!
 //! Decides what a call does. If its thread holds the lock, it adds a level. Else it waits behind
 //! the other threads of this client, and then tries, waits and tries again: at the head of the
-//! queue, or outside it with a single attempt. Decides also what the end of a call means for the
-//! waiters.
+//! queue, where the lock may be handed off to it, or outside it with a single attempt. Decides also
+//! what an attempt and the end of a call mean for the waiters.
 
 use std::sync::Arc;
 use std::thread;
@@ -13,18 +13,16 @@ use crate::config::LockOptions;
 use crate::error::{Error, Result};
 use crate::event::Event;
 use crate::failure::Failure;
-use crate::local::attempt::{Arrival, Attempt, report_contended};
+use crate::local::attempt::{Arrival, Attempt, NewHold, Tried, report_contended};
 use crate::local::call::{Caller, Wait};
-use crate::local::handoff::{self, Received};
 use crate::local::lease::Lease;
-use crate::local::pending::{PendingHandoff, SentAcquire};
 use crate::local::reentrancy::{self, Level};
-use crate::local::retry::{Backoff, RetryPolicy, is_outage};
+use crate::local::retry::{Backoff, is_outage};
 use crate::local::shared::Shared;
-use crate::local::wait_queues::{Position, Turn, WaitQueues};
+use crate::local::turn::{self, Turn, TurnLimit};
+use crate::local::wait_queues::{Position, WaitQueues};
 use crate::local::waiter::Waiter;
 use crate::store::hold::HoldKind;
-use crate::store::request::AcquireReply;
 
 /// A call for a lock.
 pub(super) struct LockCall<'a> {
@@ -36,12 +34,10 @@ pub(super) struct LockCall<'a> {
 
 /// How a call goes on when it does not wait behind other threads any more.
 enum Start {
-    /// At the head of the queue, and whether the release of an earlier hold is not confirmed.
-    AtHead(Arrival, bool),
+    /// At the head of the queue.
+    AtHead(Arrival),
     /// With the lock, which was handed off to it.
     HandedOff(Arc<Lease>),
-    /// At the head of the queue, with the lock unless the transfer fails.
-    HandoffPending(PendingHandoff),
     /// With one attempt outside the queue.
     Outside,
 }
@@ -99,7 +95,7 @@ pub(crate) fn owned(
 }
 
 /// Returns an error if no lock can be acquired so.
-fn check(shared: &Shared, name: &str, options: &LockOptions) -> Result<()> {
+pub(super) fn check(shared: &Shared, name: &str, options: &LockOptions) -> Result<()> {
     shared.identity.check_process()?;
     shared.config.check_name(name)?;
     options.check(&shared.config)?;
@@ -115,19 +111,22 @@ impl LockCall<'_> {
         outcome
     }
 
-    fn acquire(&self) -> Result<Option<Arc<Lease>>> {
+    /// Acquires the lock, and reports nothing but contention.
+    pub(super) fn acquire(&self) -> Result<Option<Arc<Lease>>> {
         let Some((waiter, start)) = self.queue()? else { return Ok(None) };
         match start {
-            Start::AtHead(arrival, after_release) => {
-                self.acquire_at_head(self.head(), &waiter, arrival, after_release)
-            }
+            Start::AtHead(arrival) => self.acquire_at_head(&waiter, arrival),
             Start::HandedOff(lease) => Ok(Some(lease)),
-            Start::HandoffPending(pending) => self.receive_handoff(pending, &waiter),
             Start::Outside => {
-                let mut attempt = self.attempt(Arrival::First, self.is_after_release());
-                try_until_acquired(&mut attempt, &waiter)
-                    .inspect_err(|_| attempt.clean_up())
-                    .map_or_else(|stopped| stopped.into_result(self.name), |lease| Ok(Some(lease)))
+                let after_release = !self.queues().released(self.name).is_empty();
+                let mut attempt = self.attempt(Arrival::First { after_release });
+                match try_until_acquired(&mut attempt, &waiter) {
+                    Ok(NewHold::Acquired(lease) | NewHold::HandedOff(lease)) => Ok(Some(lease)),
+                    Err(stopped) => {
+                        attempt.clean_up();
+                        stopped.into_result(self.name)
+                    }
+                }
             }
         }
     }
@@ -148,74 +147,55 @@ impl LockCall<'_> {
         };
         let start = match position {
             Position::Behind => self.wait_for_turn(&waiter)?,
-            Position::Head { after_release } => Some(Start::AtHead(Arrival::First, after_release)),
+            Position::Head { after_release } => {
+                Some(Start::AtHead(Arrival::First { after_release }))
+            }
         };
         Ok(start.map(|start| (waiter, start)))
     }
 
     fn wait_for_turn(&self, waiter: &Waiter) -> Result<Option<Start>> {
         report_contended(self.shared, self.name);
+        let slack = self.caller.times.slack;
+        let limit = self.wait.deadline().map(|deadline| TurnLimit { deadline, slack });
         let waiting = self.shared.counters.begin_wait();
-        let turn = self.queues().wait(waiter, self.wait.deadline())?;
+        let turn = turn::wait(self.queues(), waiter, limit)?;
         drop(waiting);
         match turn {
-            Turn::Failed(failure) | Turn::TimedOut(Some(failure)) => {
-                Err(failure.into_error("acquire", self.name))
-            }
+            Turn::Failed(failure) => Err(failure.into_error("acquire", self.name)),
             Turn::HandedOff(lease) => Ok(Some(Start::HandedOff(lease))),
-            Turn::HandoffPending(pending) => Ok(Some(Start::HandoffPending(pending))),
-            Turn::Head { yields } => {
-                Ok(Some(Start::AtHead(Arrival::next(yields), self.is_after_release())))
-            }
-            Turn::TimedOut(None) => Ok(None),
-        }
-    }
-
-    /// Waits for the reply to a transfer, and acquires the lock if that has not brought it.
-    fn receive_handoff(
-        &self,
-        pending: PendingHandoff,
-        waiter: &Waiter,
-    ) -> Result<Option<Arc<Lease>>> {
-        let head = self.head();
-        let mut retry = RetryPolicy::new(self.wait, &self.shared.config, self.caller.times);
-        match handoff::receive(self.shared, pending, &self.caller, &mut retry) {
-            Ok(Received::Held(lease)) => {
-                head.keep();
-                self.shared.wait_queues.set_handed_off(&lease);
-                Ok(Some(lease))
-            }
-            Ok(Received::MustAcquire { yields }) => {
-                self.shared.wait_queues.set_acquiring(waiter);
-                self.acquire_at_head(head, waiter, Arrival::next(yields), false)
-            }
-            Err(failure) => {
-                let stopped = Stopped::Failed(failure);
-                head.give_up(&stopped);
-                stopped.into_result(self.name)
-            }
+            Turn::HandoffPending(pending) => Ok(Some(Start::AtHead(Arrival::Handoff(pending)))),
+            Turn::Head { yields } => Ok(Some(Start::AtHead(Arrival::Next { yields }))),
+            Turn::Outside => Ok(Some(Start::Outside)),
+            Turn::TimedOut => Ok(None),
         }
     }
 
     /// Acquires the lock at the head of the queue. Without it the next waiter becomes the head.
     pub(super) fn acquire_at_head(
         &self,
-        head: QueueHead<'_>,
         waiter: &Waiter,
         arrival: Arrival,
-        after_release: bool,
     ) -> Result<Option<Arc<Lease>>> {
-        let mut attempt = self.attempt(arrival, after_release);
-        let outcome = try_until_acquired(&mut attempt, waiter);
-        match outcome.inspect_err(|_| attempt.clean_up()) {
-            Ok(lease) => {
-                if self.caller.kind == HoldKind::Lock {
-                    self.queues().set_acquired(&lease);
-                    head.keep();
-                }
+        let head = self.head();
+        let mut attempt = self.attempt(arrival);
+        match try_until_acquired(&mut attempt, waiter) {
+            Ok(NewHold::Acquired(lease)) if self.caller.kind != HoldKind::Lock => {
+                head.leave();
+                Ok(Some(lease))
+            }
+            Ok(NewHold::Acquired(lease)) => {
+                head.keep();
+                self.queues().set_acquired(&lease);
+                Ok(Some(lease))
+            }
+            Ok(NewHold::HandedOff(lease)) => {
+                head.keep();
+                self.queues().set_handed_off(&lease);
                 Ok(Some(lease))
             }
             Err(stopped) => {
+                attempt.clean_up();
                 let has_next = head.give_up(&stopped);
                 // The next thread may want another kind of hold.
                 let leaves = !has_next || self.caller.kind != HoldKind::Lock;
@@ -231,64 +211,49 @@ impl LockCall<'_> {
         self.shared.queues(self.caller.kind)
     }
 
-    /// Returns `true` if the release of an earlier hold is not confirmed.
-    fn is_after_release(&self) -> bool {
-        !self.queues().released(self.name).is_empty()
+    fn attempt(&self, arrival: Arrival) -> Attempt<'_> {
+        Attempt::new(self.shared, self.name, &self.caller, self.wait, arrival)
     }
 
-    fn attempt(&self, arrival: Arrival, after_release: bool) -> Attempt<'_> {
-        Attempt::new(self.shared, self.name, &self.caller, self.wait, arrival, after_release)
-    }
-
-    pub(super) fn head(&self) -> QueueHead<'_> {
+    fn head(&self) -> QueueHead<'_> {
         let endless = self.wait == Wait::Endless;
         QueueHead { queues: self.queues(), name: self.name, endless, kept: false }
     }
 }
 
 /// Tries, waits and tries again.
-fn try_until_acquired(attempt: &mut Attempt<'_>, waiter: &Waiter) -> Result<Arc<Lease>, Stopped> {
+fn try_until_acquired(attempt: &mut Attempt<'_>, waiter: &Waiter) -> Result<NewHold, Stopped> {
     let shared = attempt.shared;
+    let queues = attempt.queues();
     let mut backoff = Backoff::new(shared.config.backoff);
-    let mut started: Option<SentAcquire<_>> = None;
+    let mut started = None;
     loop {
-        let answered = match started {
-            None => attempt.request.execute(&*shared.store),
-            Some(started) => started.wait(),
-        };
-        let sent = answered.sent;
-        let mut reply = attempt.record_reply(answered);
-        if let Ok(AcquireReply::Held { .. } | AcquireReply::Unknown { .. }) = reply {
-            match attempt.confirm_releases() {
-                Ok(false) => {}
-                Ok(true) => {
-                    started = None;
-                    continue;
-                }
-                Err(failure) => reply = Err(failure),
-            }
-        }
-        let pause = match reply {
-            Ok(AcquireReply::Acquired { fence }) => return Ok(attempt.begin_hold(fence, sent)),
-            Ok(AcquireReply::Held { remaining } | AcquireReply::Unknown { remaining }) => {
-                attempt.record_contention();
+        let pause = match attempt.run(started) {
+            Ok(Tried::Acquired(hold)) => return Ok(hold),
+            Ok(Tried::Held(remaining)) => {
+                queues.set_answer(waiter, Ok(()));
                 let pause = until_free(backoff.next().unwrap_or_default(), remaining);
                 attempt.wait.cut(pause).ok_or(Stopped::TimedOut)?
             }
             Err(mut failure) => {
-                attempt.record_failure(&failure);
-                attempt.retry.pause_after(&mut failure).ok_or(Stopped::Failed(failure))?
+                let pause = attempt.retry.pause_after(&mut failure);
+                // A connection that was found broken is no outage.
+                if pause != Some(Duration::ZERO) {
+                    queues.set_answer(waiter, Err(&failure));
+                }
+                pause.ok_or(Stopped::Failed(failure))?
             }
         };
         let _waiting = shared.counters.begin_wait();
         // A thread that becomes the head after `close` has sent its signals does not get one.
-        shared.wait_queues.check_open().map_err(|_| Stopped::Closed)?;
+        queues.check_open().map_err(|_| Stopped::Closed)?;
         let asleep = Instant::now();
-        started = waiter.sleep(pause, &attempt.request).map_err(|_| Stopped::Closed)?;
+        started = waiter.sleep(pause, attempt.next_request()).map_err(|_| Stopped::Closed)?;
         if asleep.elapsed() < pause {
             // The lock was released a moment ago, so that another attempt may soon succeed too.
             backoff = Backoff::new(shared.config.backoff);
         }
+        queues.set_pending(waiter);
     }
 }
 
@@ -323,7 +288,7 @@ fn report_outcome(
 }
 
 /// The head of a wait queue, which is given up even if the thread panics.
-pub(super) struct QueueHead<'a> {
+struct QueueHead<'a> {
     queues: &'a WaitQueues,
     name: &'a Arc<str>,
     /// Whether the call waits without limit.
@@ -335,6 +300,12 @@ impl QueueHead<'_> {
     /// Stays the head, with the lock.
     fn keep(mut self) {
         self.kept = true;
+    }
+
+    /// Makes the next thread the head, which may have the lock as well.
+    fn leave(mut self) {
+        self.kept = true;
+        self.queues.leave_head(self.name);
     }
 
     /// Returns `true` if another thread is at the head now.

@@ -4,6 +4,7 @@
 //! the client is registered as waiting, whether a hold may exist without a reply, and whether the
 //! next request is for another hold. When to try again is decided in `acquire.rs`.
 
+use std::mem;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,25 +14,45 @@ use crate::event::Event;
 use crate::failure::Failure;
 use crate::local::call::{Caller, Wait};
 use crate::local::ending;
+use crate::local::handoff::{IncomingHandoff, Received};
 use crate::local::lease::{Lease, local_deadline};
-use crate::local::pending::{AcquireRequest, SentAcquire};
+use crate::local::pending::{AcquireRequest, PendingHandoff, SentAcquire};
 use crate::local::retry::RetryPolicy;
 use crate::local::shared::Shared;
+use crate::local::wait_queues::WaitQueues;
 use crate::store::hold::HoldKind;
-use crate::store::request::{AcquireReply, Registration, WaitingClient, is_granted};
+use crate::store::request::{AcquireReply, PendingReply, Registration, WaitingClient, is_granted};
 
 /// For so long a thread yields to another client after the lock was released for that one.
 const YIELD_TIME: Duration = Duration::from_millis(20);
 
 /// How a thread has come to try for the lock.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Arrival {
     /// Without waiting behind another thread.
-    First,
+    First {
+        /// Whether the release of an earlier hold of this client is not confirmed.
+        after_release: bool,
+    },
     /// From behind another thread.
-    Next,
-    /// As `Next`, after the lock was released for another client.
-    NextYielding,
+    Next {
+        /// Whether the lock was released for another client, which goes first.
+        yields: bool,
+    },
+    /// The lock is being handed off to it.
+    Handoff(PendingHandoff),
+}
+
+/// What an attempt has shown.
+pub(super) enum Tried {
+    Acquired(NewHold),
+    /// Another owner holds the lock, for this long unless it renews; `None` if that is not known.
+    Held(Option<Duration>),
+}
+
+/// A hold, and how the thread has got it.
+pub(super) enum NewHold {
+    Acquired(Arc<Lease>),
+    HandedOff(Arc<Lease>),
 }
 
 /// What the attempts of one call have in common.
@@ -39,8 +60,10 @@ pub(super) struct Attempt<'a> {
     pub(super) shared: &'a Shared,
     caller: &'a Caller,
     pub(super) wait: Wait,
-    /// The next one.
-    pub(super) request: AcquireRequest,
+    /// Until its reply is known: the transfer that is to bring the lock.
+    handoff: Option<IncomingHandoff>,
+    /// The next request without a handoff.
+    request: AcquireRequest,
     pub(super) retry: RetryPolicy,
     /// Whether a request without a reply may have begun the hold, or may still begin it.
     in_doubt: bool,
@@ -51,12 +74,6 @@ pub(super) struct Attempt<'a> {
     after_release: bool,
 }
 
-impl Arrival {
-    pub(super) fn next(yields: bool) -> Self {
-        if yields { Self::NextYielding } else { Self::Next }
-    }
-}
-
 impl<'a> Attempt<'a> {
     pub(super) fn new(
         shared: &'a Shared,
@@ -64,30 +81,90 @@ impl<'a> Attempt<'a> {
         caller: &'a Caller,
         wait: Wait,
         arrival: Arrival,
-        after_release: bool,
     ) -> Self {
-        let yield_time = if arrival == Arrival::NextYielding { YIELD_TIME } else { Duration::ZERO };
+        let is_first = matches!(arrival, Arrival::First { .. });
+        let (after_release, yields, handoff) = match arrival {
+            Arrival::First { after_release } => (after_release, false, None),
+            Arrival::Next { yields } => {
+                (!shared.queues(caller.kind).released(name).is_empty(), yields, None)
+            }
+            Arrival::Handoff(pending) => (false, false, Some(IncomingHandoff::new(pending))),
+        };
         let retry = RetryPolicy::new(wait, &shared.config, caller.times);
         let request = AcquireRequest {
             hold: shared.identity.next_hold(caller.kind, name),
             lease: caller.times.lease,
-            registration: match arrival {
-                Arrival::First if wait.is_over() => Registration::None,
-                Arrival::First => Registration::IfHeld,
+            registration: match is_first {
                 // The thread in front may have left the client registered.
-                Arrival::Next | Arrival::NextYielding => Registration::Registered,
+                false => Registration::Registered,
+                true if wait.is_over() => Registration::None,
+                true => Registration::IfHeld,
             },
-            yields_until: Instant::now() + yield_time,
+            yields_until: yields_until(yields),
             limits: retry.limits(),
             may_be_early: shared.config.uses(Mechanism::EarlyRequest),
         };
-        let contended = arrival != Arrival::First;
-        Self { shared, caller, wait, request, retry, in_doubt: false, contended, after_release }
+        let contended = !is_first;
+        let in_doubt = false;
+        Self { shared, caller, wait, handoff, request, retry, in_doubt, contended, after_release }
+    }
+
+    /// Sends the next request, unless another thread has, and waits for the reply.
+    pub(super) fn run(
+        &mut self,
+        mut started: Option<SentAcquire<PendingReply<AcquireReply>>>,
+    ) -> Result<Tried, Failure> {
+        if let Some(handoff) = &mut self.handoff {
+            let received = handoff.receive(self.shared, self.caller, &self.retry)?;
+            self.handoff = None;
+            self.retry.record_reply();
+            match received {
+                Received::Held(lease) => {
+                    return Ok(Tried::Acquired(NewHold::HandedOff(lease)));
+                }
+                Received::MustAcquire { yields } => {
+                    self.request.yields_until = yields_until(yields);
+                }
+            }
+        }
+        loop {
+            let answered = match started.take() {
+                None => self.request.execute(&*self.shared.store),
+                Some(started) => started.wait(),
+            };
+            let sent = answered.sent;
+            match self.record_reply(answered) {
+                Ok(AcquireReply::Acquired { fence }) => {
+                    return Ok(Tried::Acquired(NewHold::Acquired(self.begin_hold(fence, sent))));
+                }
+                Ok(AcquireReply::Held { .. } | AcquireReply::Unknown { .. })
+                    if self.confirm_releases()? => {}
+                Ok(AcquireReply::Held { remaining } | AcquireReply::Unknown { remaining }) => {
+                    self.retry.record_reply();
+                    self.record_contention();
+                    return Ok(Tried::Held(remaining));
+                }
+                Err(failure) => {
+                    self.undo_shortfall(&failure);
+                    return Err(failure);
+                }
+            }
+        }
+    }
+
+    /// The queues in which threads wait for holds of this kind.
+    pub(super) fn queues(&self) -> &'a WaitQueues {
+        self.shared.queues(self.caller.kind)
+    }
+
+    /// The request that another thread may send in the meantime.
+    pub(super) fn next_request(&self) -> Option<&AcquireRequest> {
+        self.handoff.is_none().then_some(&self.request)
     }
 
     /// Records what a reply means for the next request. A hold whose lease is over when the reply
     /// comes counts as none: a pause of this process must not bring forth a guard of nothing.
-    pub(super) fn record_reply(
+    fn record_reply(
         &mut self,
         SentAcquire { sent, registration, reply }: SentAcquire<Result<AcquireReply, Failure>>,
     ) -> Result<AcquireReply, Failure> {
@@ -124,7 +201,7 @@ impl<'a> Attempt<'a> {
     /// Makes sure that earlier holds of this client have ended whose release was not confirmed when
     /// the request was sent that found the lock held: by just those, perhaps. Returns `true` if it
     /// is worth trying again at once.
-    pub(super) fn confirm_releases(&mut self) -> Result<bool, Failure> {
+    fn confirm_releases(&mut self) -> Result<bool, Failure> {
         let Shared { store, end_reports, .. } = self.shared;
         let queues = self.shared.queues(self.caller.kind);
         let released = queues.released(&self.request.hold.name);
@@ -140,28 +217,23 @@ impl<'a> Attempt<'a> {
         Ok(retries)
     }
 
-    /// Records that another owner holds the lock.
-    pub(super) fn record_contention(&mut self) {
-        self.retry.record_reply();
-        let name = &self.request.hold.name;
-        self.shared.queues(self.caller.kind).set_failure(name, None);
-        if !self.contended {
-            self.contended = true;
-            report_contended(self.shared, name);
+    /// Reports once that another owner holds the lock.
+    fn record_contention(&mut self) {
+        if !mem::replace(&mut self.contended, true) {
+            report_contended(self.shared, &self.request.hold.name);
         }
     }
 
-    /// Records that a request has failed. A hold that fell short of its durability is released.
-    pub(super) fn record_failure(&self, failure: &Failure) {
-        let hold = &self.request.hold;
-        self.shared.queues(self.caller.kind).set_failure(&hold.name, Some(failure));
+    /// Releases a hold that exists but fell short of its durability.
+    fn undo_shortfall(&self, failure: &Failure) {
         if failure.is_shortfall() {
-            ending::undo(self.shared, hold, self.caller.times.lease, self.retry.request_deadline());
+            let (hold, deadline) = (&self.request.hold, self.retry.request_deadline());
+            ending::undo(self.shared, hold, self.caller.times.lease, deadline);
         }
     }
 
     /// Begins the hold that a request sent at `sent` has acquired.
-    pub(super) fn begin_hold(&self, fence: u64, sent: Moment) -> Arc<Lease> {
+    fn begin_hold(&self, fence: u64, sent: Moment) -> Arc<Lease> {
         let lease = Arc::new(Lease::new(self.request.hold.clone(), fence, self.caller, sent));
         if self.in_doubt {
             lease.mark_in_doubt();
@@ -178,16 +250,19 @@ impl<'a> Attempt<'a> {
     }
 
     /// Cleans up after attempts that have not acquired the lock.
-    pub(super) fn clean_up(&self) {
+    pub(super) fn clean_up(&mut self) {
+        if let Some(handoff) = &mut self.handoff {
+            handoff.give_up(self.shared, self.caller);
+        }
         if self.in_doubt {
             self.shared.clean_up(&self.request.hold, self.caller.times.lease, false);
         }
     }
 
-    /// Removes the client from the waiting clients, if it is among them and there is time. If not,
-    /// or if this fails, the first wake-up does it.
+    /// Removes the client from the waiting clients, if it is among them, and there is time and a
+    /// server that replies. If not, or if this fails, the first wake-up does it.
     pub(super) fn unregister(&self) {
-        if self.request.registration != Registration::Registered {
+        if self.request.registration != Registration::Registered || self.retry.is_failing() {
             return;
         }
         let io_timeout = self.caller.times.io_timeout;
@@ -203,6 +278,11 @@ impl<'a> Attempt<'a> {
             shared.queues(kind).wake(name, &*shared.store);
         }
     }
+}
+
+/// Until when a thread yields after the lock was released for another client.
+fn yields_until(yields: bool) -> Instant {
+    Instant::now() + if yields { YIELD_TIME } else { Duration::ZERO }
 }
 
 /// Reports that a call has found the lock held.

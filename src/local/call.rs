@@ -69,6 +69,8 @@ pub(crate) struct Caller {
     pub(super) thread: Option<Thread>,
     pub(super) options: LockOptions,
     pub(super) times: CallTimes,
+    /// Whether the hold becomes one of several, all of which are reported once there are all.
+    pub(super) in_set: bool,
     /// When the call began.
     pub(super) begin: Instant,
 }
@@ -82,6 +84,13 @@ impl Caller {
     /// The calling thread, for a hold that will belong to no thread.
     pub(crate) fn owned(config: &Config, options: &LockOptions, kind: HoldKind) -> Self {
         let times = CallTimes::new(config, options.first_lease());
-        Self { kind, thread: None, options: options.clone(), times, begin: Instant::now() }
+        Self {
+            kind,
+            thread: None,
+            options: options.clone(),
+            times,
+            in_set: false,
+            begin: Instant::now(),
+        }
     }
 }

@@ -89,6 +89,7 @@ impl EndReports {
         }
         let (name, fence, held) = (lease.name(), lease.fence, lease.held());
         match outcome {
+            Ok(()) | Err(HoldFailure::Failed(_)) if lease.is_unreported() => {}
             Ok(()) => {
                 self.events.emit(|| Event::Released { name: name.to_string(), fence, held });
                 self.events.debug(|| format!("released lock {name:?} after {held:?}"));

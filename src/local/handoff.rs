@@ -13,7 +13,7 @@
 //! | yielded | released | must acquire, after the other client |
 //! | too few have acknowledged it | released | must acquire; the new hold is released |
 //! | rejected | released by a request of its own | must acquire |
-//! | none | may exist: the releasing thread releases it | fails, or must acquire |
+//! | none | may exist: the releasing thread releases it | sends the transfer again, or fails |
 
 use std::sync::Arc;
 use std::thread;
@@ -25,10 +25,11 @@ use crate::local::call::Caller;
 use crate::local::ending::{self, HoldFailure};
 use crate::local::lease::Lease;
 use crate::local::pending::PendingHandoff;
-use crate::local::retry::{RetryPolicy, is_outage};
+use crate::local::retry::{RetryLimit, RetryPolicy, is_outage};
 use crate::local::shared::Shared;
 use crate::local::wait_queue::Handoffs;
 use crate::local::waiter::QueuedWaiter;
+use crate::store::hold::HoldId;
 use crate::store::request::{PendingReply, Transfer, TransferReply};
 
 /// For so long a lock may be handed off inside this process while another client waits for it.
@@ -43,12 +44,29 @@ pub(super) enum Received {
     },
 }
 
-/// A transfer that got a reply.
+/// A transfer that was answered, or that will not be sent again.
 struct AnsweredTransfer {
-    reply: TransferReply,
+    from: Arc<Lease>,
+    to: HoldId,
     /// When the request was sent that got the reply.
     sent: Moment,
+    reply: Result<TransferReply, Failure>,
     /// Whether an earlier request got none.
+    in_doubt: bool,
+}
+
+/// A handoff as the thread that is to get the lock sees it: a transfer that is sent again until
+/// there is a reply.
+pub(super) struct IncomingHandoff {
+    from: Arc<Lease>,
+    to: HoldId,
+    yields: bool,
+    reports_end: bool,
+    /// When the last request was sent, and its reply, if it was not waited for yet.
+    sent: Option<(Moment, PendingReply<TransferReply>)>,
+    /// Why the last request got no reply.
+    failure: Option<Failure>,
+    /// Whether a request without a reply may have begun the hold, or may still begin it.
     in_doubt: bool,
 }
 
@@ -83,7 +101,7 @@ pub(super) fn finish(
     waiter: &QueuedWaiter,
     retry: &mut RetryPolicy,
 ) -> Result<(), HoldFailure> {
-    match pending.reply.wait() {
+    let reply = match pending.reply.wait() {
         Err(mut failure) if is_outage(&failure) => {
             let (from, again) = (pending.from.clone(), failure.clone());
             pending.reply = PendingReply::new(move || Err(again));
@@ -96,68 +114,93 @@ pub(super) fn finish(
             // The waiter may end the hold first.
             return ending::release_in_store(shared, &from, retry, true);
         }
-        reply => pending.reply = PendingReply::new(move || reply),
-    }
-    let (from, name) = (pending.from.clone(), pending.to.name.clone());
-    let (received, outcome) = complete(shared, pending, &waiter.caller, retry);
+        reply => reply,
+    };
+    let PendingHandoff { from, to, sent, .. } = pending;
+    let answered = AnsweredTransfer { from: from.clone(), to, sent, reply, in_doubt: false };
+    let (received, outcome) = complete(shared, answered, &waiter.caller, retry);
     // Before the waiter reports its own hold.
     shared.end_reports.report_end(&from, &outcome);
     match received {
         Received::Held(lease) => shared.wait_queues.finish_handoff(waiter, &lease),
-        Received::MustAcquire { yields } => {
-            shared.wait_queues.cancel_handoff(&name, waiter, yields);
-        }
+        Received::MustAcquire { yields } => waiter.cancel_handoff(yields),
     }
     outcome
 }
 
-/// Waits, in the thread that is to get the lock, until it is known what a handoff has brought.
-///
-/// # Errors
-///
-/// The failure if the server could not be reached.
-pub(super) fn receive(
-    shared: &Shared,
-    pending: PendingHandoff,
-    caller: &Caller,
-    retry: &mut RetryPolicy,
-) -> Result<Received, Failure> {
-    let (from, reports_end) = (pending.from.clone(), pending.reports_end);
-    let (received, outcome) = complete(shared, pending, caller, retry);
-    if reports_end {
-        shared.end_reports.report_end(&from, &outcome);
+impl IncomingHandoff {
+    pub(super) fn new(pending: PendingHandoff) -> Self {
+        let PendingHandoff { from, to, yields, sent, reply, reports_end } = pending;
+        let sent = Some((sent, reply));
+        Self { from, to, yields, reports_end, sent, failure: None, in_doubt: false }
     }
-    match outcome {
-        Err(HoldFailure::Failed(failure)) if is_outage(&failure) => Err(failure),
-        _ => Ok(received),
+
+    /// Waits for the reply to the transfer, which is sent again if the last request got none.
+    ///
+    /// # Errors
+    ///
+    /// The failure if there was no reply this time either.
+    pub(super) fn receive(
+        &mut self,
+        shared: &Shared,
+        caller: &Caller,
+        retry: &RetryPolicy,
+    ) -> Result<Received, Failure> {
+        let (sent, reply) = self.sent.take().unwrap_or_else(|| {
+            let (from, to, yields) = (&self.from.id, &self.to, self.yields);
+            let (lease, deadline) = (caller.times.lease, retry.request_deadline());
+            let sent = Moment::now();
+            (sent, shared.store.transfer(Transfer { from, to, lease, yields, deadline }))
+        });
+        let reply = reply.wait();
+        if let Err(failure) = &reply
+            && is_outage(failure)
+        {
+            self.in_doubt |= failure.is_ambiguous();
+            self.failure = Some(failure.clone());
+            return Err(failure.clone());
+        }
+        if !matches!(reply, Ok(TransferReply::Transferred { .. })) {
+            self.clean_up(shared, caller);
+        }
+        let (from, to, in_doubt) = (self.from.clone(), self.to.clone(), self.in_doubt);
+        let answered = AnsweredTransfer { from, to, sent, reply, in_doubt };
+        let limit = RetryLimit::End(retry.request_deadline());
+        let mut retry = RetryPolicy::new(limit, &shared.config, caller.times);
+        let (received, outcome) = complete(shared, answered, caller, &mut retry);
+        if self.reports_end {
+            shared.end_reports.report_end(&self.from, &outcome);
+        }
+        Ok(received)
+    }
+
+    /// Gives up a handoff that has got no reply, and leaves both holds to the background.
+    pub(super) fn give_up(&mut self, shared: &Shared, caller: &Caller) {
+        self.clean_up(shared, caller);
+        if let Some(failure) = self.failure.take().filter(|_| self.reports_end) {
+            shared.end_reports.report_end(&self.from, &Err(HoldFailure::Failed(failure)));
+        }
+    }
+
+    /// Cleans up the new hold, which does not exist, if an earlier request may still begin it.
+    fn clean_up(&self, shared: &Shared, caller: &Caller) {
+        if self.in_doubt {
+            shared.clean_up(&self.to, caller.times.lease, false);
+        }
     }
 }
 
-/// Waits for the reply to a transfer. Returns also how the old hold has ended.
+/// Decides what the reply to a transfer has brought. Returns also how the old hold has ended.
 fn complete(
     shared: &Shared,
-    pending: PendingHandoff,
+    answered: AnsweredTransfer,
     caller: &Caller,
     retry: &mut RetryPolicy,
 ) -> (Received, Result<(), HoldFailure>) {
-    let (from, to) = (pending.from.clone(), pending.to.clone());
+    let AnsweredTransfer { from, to, sent, reply, in_doubt } = answered;
     let must_acquire = Received::MustAcquire { yields: false };
-    let AnsweredTransfer { reply, sent, in_doubt } =
-        match await_transfer(shared, pending, caller, retry) {
-            Ok(answered) => answered,
-            // The old hold has ended, and the new one is this thread's to end.
-            Err(failure) if failure.is_shortfall() => {
-                ending::undo(shared, &to, caller.times.lease, retry.request_deadline());
-                return (must_acquire, Ok(()));
-            }
-            Err(failure) if is_outage(&failure) => {
-                return (must_acquire, Err(HoldFailure::Failed(failure)));
-            }
-            // A server that is out of memory begins no hold, but ends one.
-            Err(_) => return (must_acquire, ending::release_in_store(shared, &from, retry, false)),
-        };
     match reply {
-        TransferReply::Transferred { fence } => {
+        Ok(TransferReply::Transferred { fence }) => {
             let lease = Arc::new(Lease::new(to, fence, caller, sent));
             if in_doubt {
                 lease.mark_in_doubt();
@@ -171,44 +214,15 @@ fn complete(
             shared.add_hold(&lease, caller);
             (Received::Held(lease), Ok(()))
         }
-        TransferReply::Gone if in_doubt => (must_acquire, Ok(())),
-        TransferReply::Gone => (must_acquire, Err(HoldFailure::Lost)),
-        TransferReply::Yielded => (Received::MustAcquire { yields: true }, Ok(())),
-    }
-}
-
-/// Waits for the reply to a transfer, and sends it again until there is one. If the new hold does
-/// not exist, but an earlier request may still begin it, it is cleaned up.
-fn await_transfer(
-    shared: &Shared,
-    pending: PendingHandoff,
-    caller: &Caller,
-    retry: &mut RetryPolicy,
-) -> Result<AnsweredTransfer, Failure> {
-    let PendingHandoff { from, to, yields, mut sent, mut reply, .. } = pending;
-    let lease = caller.times.lease;
-    let mut in_doubt = false;
-    loop {
-        let mut failure = match reply.wait() {
-            Ok(reply) => {
-                if in_doubt && !matches!(reply, TransferReply::Transferred { .. }) {
-                    shared.clean_up(&to, lease, false);
-                }
-                return Ok(AnsweredTransfer { reply, sent, in_doubt });
-            }
-            Err(failure) => failure,
-        };
-        in_doubt |= failure.is_ambiguous();
-        let Some(pause) = retry.pause_after(&mut failure) else {
-            if in_doubt {
-                shared.clean_up(&to, lease, false);
-            }
-            return Err(failure);
-        };
-        thread::sleep(pause);
-        sent = Moment::now();
-        let deadline = retry.request_deadline();
-        let transfer = Transfer { from: &from.id, to: &to, lease, yields, deadline };
-        reply = shared.store.transfer(transfer);
+        Ok(TransferReply::Gone) if in_doubt => (must_acquire, Ok(())),
+        Ok(TransferReply::Gone) => (must_acquire, Err(HoldFailure::Lost)),
+        Ok(TransferReply::Yielded) => (Received::MustAcquire { yields: true }, Ok(())),
+        // The old hold has ended, and the new one is this thread's to end.
+        Err(failure) if failure.is_shortfall() => {
+            ending::undo(shared, &to, caller.times.lease, retry.request_deadline());
+            (must_acquire, Ok(()))
+        }
+        // A server that is out of memory begins no hold, but ends one.
+        Err(_) => (must_acquire, ending::release_in_store(shared, &from, retry, in_doubt)),
     }
 }

@@ -60,17 +60,30 @@ pub(crate) struct Lease {
     depth: AtomicU32,
     /// Whether a request that began this hold may be executed once more.
     in_doubt: AtomicBool,
+    /// Whether the hold is part of a set that is not complete, so that nothing is told of it.
+    unreported: AtomicBool,
     /// Whether the last renewal has failed. Only the renewer uses it.
     failing: AtomicBool,
     /// Made when the first thread asks for a receiver. Its sender is dropped when the hold is over.
     over: Mutex<Option<Box<OverChannel>>>,
 }
 
-/// The channel whose disconnection says that a hold is over.
-#[derive(Debug)]
-struct OverChannel {
-    _sender: Sender<Infallible>,
-    receiver: Receiver<Infallible>,
+/// The channel whose disconnection says that a hold is over, or one of several.
+#[derive(Clone, Debug)]
+pub(crate) struct OverChannel {
+    sender: Arc<Mutex<Option<Sender<Infallible>>>>,
+    pub(crate) receiver: Receiver<Infallible>,
+}
+
+impl OverChannel {
+    pub(crate) fn new() -> Self {
+        let (sender, receiver) = bounded(0);
+        Self { sender: Arc::new(Mutex::new(Some(sender))), receiver }
+    }
+
+    fn disconnect(&self) {
+        self.sender.lock().take();
+    }
 }
 
 /// What the renewer has to do for a lease next.
@@ -87,7 +100,7 @@ pub(crate) enum NextStep {
 impl Lease {
     /// A hold of the caller, acquired by a request that was sent at `sent`.
     pub(crate) fn new(id: HoldId, fence: u64, caller: &Caller, sent: Moment) -> Self {
-        let Caller { thread, options, times, .. } = caller;
+        let Caller { thread, options, times, in_set, .. } = caller;
         Self {
             id,
             fence,
@@ -101,6 +114,7 @@ impl Lease {
             depth: AtomicU32::new(1),
             in_doubt: AtomicBool::new(false),
             failing: AtomicBool::new(false),
+            unreported: AtomicBool::new(*in_set),
             over: Mutex::new(None),
         }
     }
@@ -133,6 +147,15 @@ impl Lease {
     /// can reappear after its release.
     pub(crate) fn is_in_doubt(&self) -> bool {
         self.in_doubt.load(Ordering::Relaxed)
+    }
+
+    /// Returns `true` if the hold is part of a set that is not complete.
+    pub(crate) fn is_unreported(&self) -> bool {
+        self.unreported.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_reported(&self) {
+        self.unreported.store(false, Ordering::Relaxed);
     }
 
     pub(crate) fn mark_in_doubt(&self) {
@@ -240,11 +263,17 @@ impl Lease {
         if matches!(self.deadline.load(Ordering::Acquire), LOST | RELEASED) {
             return bounded(0).1;
         }
-        let channel = over.get_or_insert_with(|| {
-            let (sender, receiver) = bounded(0);
-            Box::new(OverChannel { _sender: sender, receiver })
-        });
-        channel.receiver.clone()
+        over.get_or_insert_with(|| Box::new(OverChannel::new())).receiver.clone()
+    }
+
+    /// Lets the hold disconnect a channel of several holds when it is over.
+    pub(crate) fn share_over(&self, channel: &OverChannel) {
+        let mut over = self.over.lock();
+        if matches!(self.deadline.load(Ordering::Acquire), LOST | RELEASED) {
+            channel.disconnect();
+        } else {
+            *over = Some(Box::new(channel.clone()));
+        }
     }
 
     /// Marks a hold that its holder has ended as lost, because its release has found it so, and
@@ -258,9 +287,12 @@ impl Lease {
         self.report(RELEASED)
     }
 
-    fn report(&self, end: u64) -> bool {
-        let swap = self.deadline.compare_exchange(ENDED, end, Ordering::AcqRel, Ordering::Acquire);
-        self.over.lock().take();
+    fn report(&self, outcome: u64) -> bool {
+        let order = Ordering::AcqRel;
+        let swap = self.deadline.compare_exchange(ENDED, outcome, order, Ordering::Acquire);
+        if let Some(channel) = self.over.lock().take() {
+            channel.disconnect();
+        }
         swap.is_ok()
     }
 

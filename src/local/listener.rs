@@ -1,31 +1,48 @@
 //! The listener: the one thread of a client that receives the wake-ups from other clients.
 //!
-//! Decides how often it tries to receive them again after a failure. What a wake-up does is decided
-//! by the function that it calls.
+//! Decides how often it tries to receive them again after a failure, and that a wake-up for which
+//! no thread waits delays none for which one does. What a wake-up does is decided by its target.
 
+use std::collections::{HashSet, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 use std::{mem, thread};
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounded};
 
 use crate::clock::end_of;
 use crate::event::Events;
 use crate::failure::{Failure, FailureKind};
 use crate::local::retry::Backoff;
 use crate::net::interrupter::Interrupter;
-use crate::store::wake::{Wake, Wakeups};
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounded};
+use crate::store::wake::{STABLE, Wake, Wakeups};
 
 /// The longest wait for one message.
 const TURN: Duration = Duration::from_secs(60);
 
-/// A connection that lasted this long belongs to no outage before or after it.
-const STABLE: Duration = Duration::from_secs(1);
+/// The pauses between attempts to connect again, after a first one at once. They do not follow the
+/// backoff of the waiters: who asks seldom relies on wake-ups all the more.
+const RECONNECT: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
+
+/// So many wake-ups for which no thread waits are kept to be passed on. Of more, other clients
+/// learn when they next try.
+const STRAY_MAX: usize = 1024;
 
 /// The shortest pause after a server has rejected the subscription.
 const REJECTED_PAUSE: Duration = Duration::from_secs(30);
 
 /// The pause after a panic: should its cause persist, it must not take a whole core.
 const PANIC_PAUSE: Duration = Duration::from_millis(10);
+
+/// What a client does with wake-ups.
+pub(super) trait WakeTarget: Send + 'static {
+    /// Lets the thread try that the message is for. Returns `false` if none waits for that lock.
+    fn wake(&self, wake: &Wake) -> bool;
+
+    /// Lets the next client have a wake-up for which no thread waits here. Returns `false` if the
+    /// server cannot be reached.
+    fn pass_on(&self, name: &str) -> bool;
+}
 
 /// The client's handle of the thread, which ends when this is dropped.
 #[derive(Debug)]
@@ -36,23 +53,21 @@ pub(crate) struct Listener {
 }
 
 impl Listener {
-    /// Starts the thread. It calls `on_wake` with each wake-up, and after a failure tries again
-    /// with pauses of `backoff`.
-    pub(crate) fn start(
+    /// Starts the thread.
+    pub(super) fn start(
         wakeups: Box<dyn Wakeups>,
-        on_wake: impl Fn(&Wake) + Send + 'static,
-        backoff: (Duration, Duration),
+        target: impl WakeTarget,
         events: Events,
     ) -> std::io::Result<Self> {
         let interrupter = wakeups.interrupter();
         let (end, ended) = bounded(0);
         let mut thread = ListenerThread {
             wakeups,
-            on_wake,
+            target,
+            stray: StrayNames::default(),
             interrupter: interrupter.clone(),
             ended,
-            limits: backoff,
-            backoff: Backoff::new(backoff),
+            pauses: None,
             ready: None,
             failing: false,
             events,
@@ -69,13 +84,14 @@ impl Drop for Listener {
 }
 
 /// The thread's own state.
-struct ListenerThread<F> {
+struct ListenerThread<T> {
     wakeups: Box<dyn Wakeups>,
-    on_wake: F,
+    target: T,
+    stray: StrayNames,
     interrupter: Interrupter,
     ended: Receiver<()>,
-    limits: (Duration, Duration),
-    backoff: Backoff,
+    /// Those of the present outage; `None` until the first attempt after it, which is made at once.
+    pauses: Option<Backoff>,
     /// Since when messages arrive, if they do.
     ready: Option<Instant>,
     /// Whether the outage has been reported.
@@ -83,7 +99,7 @@ struct ListenerThread<F> {
     events: Events,
 }
 
-impl<F: Fn(&Wake)> ListenerThread<F> {
+impl<T: WakeTarget> ListenerThread<T> {
     fn run(&mut self) {
         let mut pause = Duration::ZERO;
         while self.client_lives_after(pause) {
@@ -100,15 +116,29 @@ impl<F: Fn(&Wake)> ListenerThread<F> {
         self.ended.recv_timeout(pause) == Err(RecvTimeoutError::Timeout)
     }
 
-    /// Receives one message, and returns how long to pause before the next.
+    /// Receives one message, and returns how long to pause before the next. Only when none has come
+    /// passes on one for which no thread waits.
     fn turn(&mut self) -> Duration {
-        match self.wakeups.next(end_of(TURN)) {
-            None => Duration::ZERO,
+        let time = if self.stray.is_empty() { TURN } else { Duration::ZERO };
+        match self.wakeups.next(end_of(time)) {
+            None => {
+                if let Some(name) = self.stray.pop()
+                    && !self.target.pass_on(&name)
+                {
+                    // Each of the others would take as long.
+                    self.stray = StrayNames::default();
+                }
+                Duration::ZERO
+            }
             Some(Ok(wake)) => {
                 if wake == Wake::Ready {
                     self.ready = Some(Instant::now());
                 }
-                (self.on_wake)(&wake);
+                if !self.target.wake(&wake)
+                    && let Wake::Lock(name) = wake
+                {
+                    self.stray.push(name);
+                }
                 Duration::ZERO
             }
             // The interruption, not an outage.
@@ -119,7 +149,7 @@ impl<F: Fn(&Wake)> ListenerThread<F> {
 
     fn pause_after(&mut self, failure: &Failure) -> Duration {
         if self.ready.take().is_some_and(|since| since.elapsed() >= STABLE) {
-            self.backoff = Backoff::new(self.limits);
+            self.pauses = None;
             self.failing = false;
         }
         if !mem::replace(&mut self.failing, true) {
@@ -128,8 +158,34 @@ impl<F: Fn(&Wake)> ListenerThread<F> {
                 format!("no wake-ups from {server}, so that waiting may take longer: {source}")
             });
         }
-        let pause = self.backoff.next().unwrap_or_default();
+        let pause = self.pauses.as_mut().and_then(Backoff::next).unwrap_or_default();
+        self.pauses.get_or_insert_with(|| Backoff::new(RECONNECT));
         if failure.kind == FailureKind::Rejected { pause.max(REJECTED_PAUSE) } else { pause }
+    }
+}
+
+/// The names of wake-ups for which no thread waits, each once.
+#[derive(Debug, Default)]
+struct StrayNames {
+    queue: VecDeque<String>,
+    known: HashSet<String>,
+}
+
+impl StrayNames {
+    fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    fn push(&mut self, name: String) {
+        if self.queue.len() < STRAY_MAX && self.known.insert(name.clone()) {
+            self.queue.push_back(name);
+        }
+    }
+
+    fn pop(&mut self) -> Option<String> {
+        let name = self.queue.pop_front()?;
+        self.known.remove(&name);
+        Some(name)
     }
 }
 
@@ -141,7 +197,6 @@ pub(super) mod tests {
 
     use crossbeam_channel::unbounded;
 
-    const BACKOFF: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(2));
     const SOON: Duration = Duration::from_secs(5);
 
     /// Delivers the messages that a test sends.
@@ -155,16 +210,18 @@ pub(super) mod tests {
 
     impl Wakeups for Fake {
         fn next(&mut self, deadline: Instant) -> Option<Result<Wake, Failure>> {
-            while Instant::now() < deadline {
+            loop {
                 if self.interrupter.is_interrupted() {
                     return Some(Err(failure(FailureKind::Unreachable)));
                 }
-                match self.messages.recv_timeout(Duration::from_millis(1)) {
-                    Ok(message) => return Some(message),
-                    Err(_) => thread::yield_now(),
+                if let Ok(message) = self.messages.try_recv() {
+                    return Some(message);
                 }
+                if Instant::now() >= deadline {
+                    return None;
+                }
+                thread::sleep(Duration::from_millis(1));
             }
-            None
         }
 
         fn interrupter(&self) -> Interrupter {
@@ -214,19 +271,35 @@ pub(super) mod tests {
         )
     }
 
+    /// Tells the test what it is told. No thread waits for a name with a question mark, and the
+    /// server of one with two cannot be reached.
+    struct Target(Sender<String>);
+
+    impl WakeTarget for Target {
+        fn wake(&self, wake: &Wake) -> bool {
+            let name = match wake {
+                Wake::Ready => "*",
+                Wake::Lock(name) => name,
+            };
+            assert_ne!(name, "bad", "a panic that the test wants");
+            if name.contains('?') {
+                return false;
+            }
+            self.0.send(name.into()).expect("the test receives");
+            true
+        }
+
+        fn pass_on(&self, name: &str) -> bool {
+            self.0.send(format!("{name} passed on")).expect("the test receives");
+            !name.contains("??")
+        }
+    }
+
     fn scene() -> Scene {
         let (fake, messages, living) = fake();
         let (wakes, received) = unbounded();
-        let on_wake = move |wake: &Wake| {
-            assert_ne!(*wake, lock("bad"), "a panic that the test wants");
-            let wake = match wake {
-                Wake::Ready => "*".into(),
-                Wake::Lock(name) => name.clone(),
-            };
-            wakes.send(wake).expect("the test receives");
-        };
-        let listener =
-            Listener::start(Box::new(fake), on_wake, BACKOFF, Events::default()).expect("a thread");
+        let listener = Listener::start(Box::new(fake), Target(wakes), Events::default());
+        let listener = listener.expect("a thread");
         Scene { listener, messages, received, alive: living }
     }
 
@@ -243,12 +316,69 @@ pub(super) mod tests {
     #[test]
     fn failures_are_survived() {
         let scene = scene();
-        for _ in 0..20 {
-            scene.send(Err(failure(FailureKind::Disconnected)));
-            scene.send(Err(failure(FailureKind::Unreachable)));
+        for kind in [FailureKind::Disconnected, FailureKind::Unreachable, FailureKind::Timeout] {
+            scene.send(Err(failure(kind)));
         }
         scene.send(Ok(Wake::Ready));
         assert_eq!(scene.received(), "*");
+    }
+
+    #[test]
+    fn a_lost_connection_is_made_again_at_once_and_then_within_a_second() {
+        let scene = scene();
+        let started = Instant::now();
+        scene.send(Err(failure(FailureKind::Disconnected)));
+        scene.send(Ok(lock("at once")));
+        assert_eq!(scene.received(), "at once");
+        for _ in 0..3 {
+            scene.send(Err(failure(FailureKind::Unreachable)));
+        }
+        scene.send(Ok(lock("later")));
+        assert_eq!(scene.received(), "later");
+        let took = started.elapsed();
+        assert!(took >= RECONNECT.0 * 3, "{took:?}");
+        assert!(Backoff::new(RECONNECT).take(1_000).all(|pause| pause <= Duration::from_secs(1)));
+    }
+
+    #[test]
+    fn wake_ups_that_no_thread_waits_for_come_last_and_once() {
+        let scene = scene();
+        // All of them have come when the thread looks for the second.
+        for message in ["a?", "b?", "a?", "real", "a?", "c?"] {
+            scene.messages.send(Ok(lock(message))).expect("the thread lives");
+        }
+        assert_eq!(scene.received(), "real");
+        let mut passed_on = [(); 3].map(|()| scene.received());
+        passed_on.sort();
+        assert_eq!(passed_on, ["a? passed on", "b? passed on", "c? passed on"]);
+        scene.send(Ok(lock("end")));
+        assert_eq!(scene.received(), "end");
+    }
+
+    #[test]
+    fn wake_ups_are_passed_on_no_longer_when_that_fails() {
+        let scene = scene();
+        for message in ["a??", "b?", "c?", "real"] {
+            scene.messages.send(Ok(lock(message))).expect("the thread lives");
+        }
+        assert_eq!([scene.received(), scene.received()], ["real", "a?? passed on"]);
+        scene.send(Ok(lock("end")));
+        assert_eq!(scene.received(), "end");
+    }
+
+    #[test]
+    fn stray_names_are_kept_once_and_not_without_limit() {
+        let mut stray = StrayNames::default();
+        for number in 0..STRAY_MAX * 4 {
+            stray.push((number / 2).to_string());
+        }
+        assert_eq!(stray.queue.len(), STRAY_MAX);
+        for number in 0..STRAY_MAX {
+            assert_eq!(stray.pop(), Some(number.to_string()));
+        }
+        assert_eq!(stray.pop(), None);
+        stray.push("0".into());
+        assert_eq!(stray.pop().as_deref(), Some("0"));
     }
 
     #[test]

@@ -58,7 +58,10 @@ impl LossNotifier {
     /// Reports that a lease was lost.
     pub(crate) fn report(&self, lease: &Lease, why: &str) {
         let (name, fence) = (lease.name(), lease.fence);
-        self.events.warn(|| format!("the lease of lock {name:?} (fence {fence}) is lost: {why}"));
+        if !lease.is_unreported() {
+            self.events
+                .warn(|| format!("the lease of lock {name:?} (fence {fence}) is lost: {why}"));
+        }
         self.end(lease);
     }
 
@@ -66,7 +69,9 @@ impl LossNotifier {
     pub(crate) fn end(&self, lease: &Lease) {
         let (name, fence) = (lease.name(), lease.fence);
         // First the event: the next holder reports its own.
-        self.events.emit(|| Event::Lost { name: name.to_string(), fence });
+        if !lease.is_unreported() {
+            self.events.emit(|| Event::Lost { name: name.to_string(), fence });
+        }
         self.wait_queues.end_hold(lease);
     }
 }

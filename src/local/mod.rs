@@ -6,6 +6,7 @@
 //! renewer and the listener.
 
 pub(crate) mod acquire;
+pub(crate) mod acquire_all;
 pub(crate) mod attempt;
 pub(crate) mod call;
 pub(crate) mod counters;
@@ -25,6 +26,7 @@ pub(crate) mod retry;
 pub(crate) mod shared;
 pub(crate) mod status;
 pub(crate) mod timers;
+pub(crate) mod turn;
 pub(crate) mod wait_queue;
 pub(crate) mod wait_queues;
 pub(crate) mod waiter;

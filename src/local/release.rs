@@ -44,6 +44,12 @@ pub(crate) fn unlock_on_drop(shared: &Arc<Shared>, lease: &Arc<Lease>) -> Result
     outcome.map_err(|failure| failure.into_error("release", lease.name()))
 }
 
+/// Ends a hold that was to be part of a set.
+pub(super) fn give_back(shared: &Arc<Shared>, lease: &Arc<Lease>) {
+    // A failure is cleaned up after.
+    unlock_on_drop(shared, lease).unwrap_or_default();
+}
+
 /// With `durable`, what an inner level leaves must be as durable as a lock.
 fn unlock_level(
     shared: &Shared,

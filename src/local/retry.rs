@@ -115,6 +115,11 @@ impl RetryPolicy {
         self.failing_since = None;
     }
 
+    /// Returns `true` if the last attempt has failed.
+    pub(super) fn is_failing(&self) -> bool {
+        self.failing_since.is_some()
+    }
+
     /// Returns how long to pause before the next attempt; `None` if there should be none. Notes in
     /// the failure what earlier ones have left in doubt.
     pub(crate) fn pause_after(&mut self, failure: &mut Failure) -> Option<Duration> {

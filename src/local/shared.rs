@@ -5,9 +5,11 @@
 //! functions that borrow them: `acquire`, `release`, `handoff`, `ending`, `reentrancy` and
 //! `status`.
 
-use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
+use std::{fmt, mem};
+
+use parking_lot::Mutex;
 
 use crate::clock::end_of;
 use crate::config::Config;
@@ -19,7 +21,7 @@ use crate::local::ending::EndReports;
 use crate::local::held_locks::HeldLocks;
 use crate::local::identity::Identity;
 use crate::local::lease::Lease;
-use crate::local::listener::Listener;
+use crate::local::listener::{Listener, WakeTarget};
 use crate::local::loss::LossNotifier;
 use crate::local::renewer::Renewer;
 use crate::local::wait_queues::WaitQueues;
@@ -52,8 +54,53 @@ pub(crate) struct Shared {
     pub(super) withdraws: bool,
     pub(super) end_reports: Arc<EndReports>,
     renewer: Renewer,
-    /// Started by the first wait for another client; `None` if it could not be.
-    listener: OnceLock<Option<Listener>>,
+    /// Started by the first wait for another client.
+    listener: OnceLock<Listener>,
+    /// Whether it was reported that it could not be. Locked while it is started.
+    listener_failing: Mutex<bool>,
+}
+
+/// The threads of a client that wait for locks.
+struct ClientWaiters {
+    queues: Arc<WaitQueues>,
+    member_queues: Arc<WaitQueues>,
+    store: Arc<dyn Store>,
+    config: Config,
+    client: Arc<str>,
+    io_timeout: Duration,
+}
+
+impl ClientWaiters {
+    /// Lets the threads try that are first for a name. Returns `false` if there is none.
+    fn wake_heads(&self, name: &str) -> bool {
+        let store = &*self.store;
+        self.member_queues.wake(name, store) || self.queues.wake(name, store)
+    }
+}
+
+impl WakeTarget for ClientWaiters {
+    fn wake(&self, wake: &Wake) -> bool {
+        match wake {
+            Wake::Ready => {
+                self.queues.wake_all(&*self.store);
+                self.member_queues.wake_all(&*self.store);
+                true
+            }
+            // What is no name of a lock concerns no client.
+            Wake::Lock(name) => self.wake_heads(name) || self.config.check_name(name).is_err(),
+        }
+    }
+
+    fn pass_on(&self, name: &str) -> bool {
+        if self.wake_heads(name) {
+            return true;
+        }
+        let waiting = WaitingClient { kind: HoldKind::Lock, name, client: &self.client };
+        let passed_on = self.store.unregister(waiting, end_of(self.io_timeout));
+        // A thread that began to wait in between is not registered now.
+        self.wake_heads(name);
+        passed_on.is_ok()
+    }
 }
 
 impl fmt::Debug for Shared {
@@ -100,6 +147,7 @@ impl Shared {
             end_reports,
             renewer,
             listener: OnceLock::new(),
+            listener_failing: Mutex::default(),
         })
     }
 
@@ -153,11 +201,17 @@ impl Shared {
     /// It is reported before the renewer may find it lost.
     pub(super) fn add_hold(&self, lease: &Arc<Lease>, caller: &Caller) {
         self.counters.begin_hold();
+        if !caller.in_set {
+            self.report_acquired(lease, caller);
+        }
+        self.held_locks.insert(lease);
+        self.renewer.add_lease(lease);
+    }
+
+    pub(super) fn report_acquired(&self, lease: &Lease, caller: &Caller) {
         let (name, fence, waited) = (lease.name(), lease.fence, caller.begin.elapsed());
         self.events.emit(|| Event::Acquired { name: name.to_string(), fence, waited });
         self.events.debug(|| format!("acquired lock {name:?} (fence {fence}) after {waited:?}"));
-        self.held_locks.insert(lease);
-        self.renewer.add_lease(lease);
     }
 
     /// Leaves it to the renewer to remove a hold that may exist in the store, or may come to.
@@ -173,37 +227,34 @@ impl Shared {
     }
 
     /// Makes sure that releases by other clients wake the waiters of this one, from the first
-    /// request on that has registered it as a waiting client.
+    /// request on that has registered it as a waiting client. If no thread can be started for that,
+    /// the next such request tries again.
     pub(super) fn listen(&self, registration: Registration) {
-        if registration == Registration::None {
+        if registration == Registration::None || self.listener.get().is_some() {
             return;
         }
-        self.listener.get_or_init(|| {
-            let wakeups = self.store.wakeups(self.identity.client())?;
-            let (queues, store) = (self.wait_queues.clone(), self.store.clone());
-            let members = self.member_queues.clone();
-            let client = Arc::<str>::from(self.identity.client());
-            let io_timeout = self.times.io_timeout;
-            let on_wake = move |wake: &Wake| match wake {
-                Wake::Ready => {
-                    queues.wake_all(&*store);
-                    members.wake_all(&*store);
-                }
-                Wake::Lock(name) if members.wake(name, &*store) => {}
-                Wake::Lock(name) if !queues.wake(name, &*store) => {
-                    // No thread waits for it any more: the next client should know.
-                    let waiting = WaitingClient { kind: HoldKind::Lock, name, client: &client };
-                    store.unregister(waiting, end_of(io_timeout)).unwrap_or_default();
-                    // A thread that began to wait in between is not registered now.
-                    queues.wake(name, &*store);
-                }
-                Wake::Lock(_) => {}
-            };
-            let started =
-                Listener::start(wakeups, on_wake, self.config.backoff, self.events.clone());
-            let log = |error| self.events.warn(|| format!("no listener: {error}"));
-            started.map_err(log).ok()
-        });
+        // Another thread that starts it now need not be waited for.
+        let Some(mut failing) = self.listener_failing.try_lock() else { return };
+        if self.listener.get().is_some() {
+            return;
+        }
+        let Some(wakeups) = self.store.wakeups(self.identity.client()) else { return };
+        let waiters = ClientWaiters {
+            queues: self.wait_queues.clone(),
+            member_queues: self.member_queues.clone(),
+            store: self.store.clone(),
+            config: self.config.clone(),
+            client: self.identity.client().into(),
+            io_timeout: self.times.io_timeout,
+        };
+        match Listener::start(wakeups, waiters, self.events.clone()) {
+            // No other thread has set it.
+            Ok(listener) => self.listener.set(listener).unwrap_or_default(),
+            Err(error) if !mem::replace(&mut *failing, true) => self.events.warn(|| {
+                format!("no thread for wake-ups, so that waiting may take longer: {error}")
+            }),
+            Err(_) => {}
+        }
     }
 
     pub(crate) fn stats(&self) -> Stats {

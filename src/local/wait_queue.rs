@@ -1,18 +1,30 @@
 //! The wait queue of one lock: the threads of one client that want it, in the order in which they
 //! came. It exists while a thread of the client acquires or holds the lock.
 //!
-//! Decides what the state of its head allows. Knows neither signals nor the other queues.
+//! Decides what the state of its head allows, and what a waiter is told whose time is over. Knows
+//! neither what signals do nor the other queues.
 //!
 //! | head | meaning | next |
 //! |---|---|---|
-//! | `Acquiring` | it tries to acquire the lock, and sleeps in between | `Held` |
-//! | `Held` | it has the lock, or had it when it last looked | `HandingOff` or `None` |
-//! | `HandingOff` | the first waiter is to get the lock by a transfer | `Held` or `Acquiring` |
+//! | `Acquiring` | it is to get the lock, by a transfer or by requests of its own | `Held` |
+//! | `Held` | it has the lock, or had it when it last looked | `None` |
 //! | `None` | no thread wants the lock, but its release is not confirmed | `Acquiring` |
 //!
-//! From each state, when the head gives up, releases or loses the lock, the first waiter becomes
-//! the head as `Acquiring`. Without a waiter the queue is removed, unless a release is not
+//! From each state, when the head gives up, hands off, releases or loses the lock, the first waiter
+//! becomes the head as `Acquiring`. Without a waiter the queue is removed, unless a release is not
 //! confirmed: until then a reply that the lock is held may mean that very hold.
+//!
+//! An outage is not contention. So the time of a waiter may be over before it is known which of the
+//! two it was; then it leaves the queue, and is *overdue* until the head knows:
+//!
+//! | head | its last request | a waiter whose time is over |
+//! |---|---|---|
+//! | `Acquiring` | has failed since the waiter came | gets that failure |
+//! | `Acquiring` | has found the lock held since the waiter came | times out |
+//! | `Acquiring` | was answered before | is overdue, and the head asks again |
+//! | `Acquiring` | has no answer yet | is overdue |
+//! | `Held`, valid | | times out |
+//! | `Held`, ended or lost | | makes an attempt of its own |
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -35,17 +47,39 @@ pub(super) struct WaitQueue {
 }
 
 enum Head {
-    /// With the failure of its last attempt, if it failed.
-    Acquiring(Arc<Signals>, Option<Box<Failure>>),
-    HandingOff,
+    Acquiring(Arc<Signals>, Answer),
     Held(Arc<Lease>),
     None,
+}
+
+/// What the last request of a head that acquires has shown.
+enum Answer {
+    /// It has failed, at that time.
+    Failed(Box<(Failure, Instant)>),
+    /// Another owner held the lock, said a reply that came then.
+    Held(Instant),
+    /// Nothing yet: the request is on its way.
+    Pending,
+}
+
+/// What becomes of a waiter whose time is over.
+pub(super) enum TimedOut {
+    /// It has been removed: another owner holds the lock.
+    Contended,
+    /// It has been removed: the server cannot be reached.
+    Failed(Failure),
+    /// It has been removed: the hold of the head ends, but it is not known how.
+    HoldEnds,
+    /// It has been removed, and is overdue. If there are signals, that head should ask again.
+    Overdue(Option<Arc<Signals>>),
 }
 
 /// The threads behind the head.
 #[derive(Debug, Default)]
 struct Waiters {
     queue: VecDeque<QueuedWaiter>,
+    /// Those that have left it, and wait only for what the head learns next.
+    overdue: Vec<Arc<Signals>>,
     handoffs: Handoffs,
 }
 
@@ -66,7 +100,7 @@ impl Default for Handoffs {
 impl WaitQueue {
     /// A queue whose head acquires the lock.
     pub(super) fn new(head: &Waiter) -> Self {
-        let head = Head::Acquiring(head.signals.clone(), None);
+        let head = Head::Acquiring(head.signals.clone(), Answer::Pending);
         Self { head, released: Vec::new(), waiters: None }
     }
 
@@ -79,8 +113,11 @@ impl WaitQueue {
         self.waiters.get_or_insert_default().queue.push_back(waiter);
     }
 
-    pub(super) fn waiters(&self) -> impl Iterator<Item = &QueuedWaiter> {
-        self.waiters.iter().flat_map(|waiters| &waiters.queue)
+    /// Returns the signals of the waiters and of those that are overdue.
+    pub(super) fn waiting(&self) -> impl Iterator<Item = &Arc<Signals>> {
+        self.waiters.iter().flat_map(|waiters| {
+            waiters.queue.iter().map(|waiter| &waiter.signals).chain(&waiters.overdue)
+        })
     }
 
     /// Makes the first waiter the head, and returns it. `None` if there is none.
@@ -90,11 +127,43 @@ impl WaitQueue {
         Some(next)
     }
 
-    /// Removes a waiter, unless it has become the head or the lock is being handed off to it.
-    pub(super) fn remove(&mut self, waiter: &Waiter) -> Option<QueuedWaiter> {
-        let queue = &mut self.waiters.as_mut()?.queue;
-        let position = queue.iter().position(|queued| waiter.is_same(queued))?;
-        queue.remove(position)
+    /// Removes a waiter, also one that is overdue. Returns `false` if it has become the head or was
+    /// signalled.
+    pub(super) fn remove(&mut self, waiter: &Waiter) -> bool {
+        let Some(Waiters { queue, overdue, .. }) = self.waiters.as_deref_mut() else {
+            return false;
+        };
+        let (waiters, others) = (queue.len(), overdue.len());
+        queue.retain(|queued| !waiter.is_same(&queued.signals));
+        overdue.retain(|signals| !waiter.is_same(signals));
+        (waiters, others) != (queue.len(), overdue.len())
+    }
+
+    /// Decides on a waiter whose time is over, and which has come at `joined`. `None` if it has
+    /// become the head or was signalled.
+    pub(super) fn time_out(&mut self, waiter: &Waiter, joined: Instant) -> Option<TimedOut> {
+        if !self.remove(waiter) {
+            return None;
+        }
+        let head = match &self.head {
+            Head::Acquiring(_, Answer::Failed(failed)) if failed.1 >= joined => {
+                return Some(TimedOut::Failed(failed.0.clone()));
+            }
+            Head::Acquiring(_, Answer::Held(replied)) if *replied >= joined => {
+                return Some(TimedOut::Contended);
+            }
+            Head::Held(lease) if !lease.remaining().is_zero() => return Some(TimedOut::Contended),
+            Head::Held(_) | Head::None => return Some(TimedOut::HoldEnds),
+            Head::Acquiring(_, Answer::Pending) => None,
+            Head::Acquiring(signals, Answer::Failed(_) | Answer::Held(_)) => Some(signals.clone()),
+        };
+        self.waiters.get_or_insert_default().overdue.push(waiter.signals.clone());
+        Some(TimedOut::Overdue(head))
+    }
+
+    /// Removes and returns the waiters that are overdue, to be told what the head has learned.
+    pub(super) fn remove_overdue(&mut self) -> Vec<Arc<Signals>> {
+        self.waiters.as_mut().map(|waiters| mem::take(&mut waiters.overdue)).unwrap_or_default()
     }
 
     /// Removes and returns the waiters that would wait without limit.
@@ -110,9 +179,9 @@ impl WaitQueue {
         if let Head::Acquiring(signals, _) = &self.head { Some(signals) } else { None }
     }
 
-    /// Returns why the last attempt of the head failed, if it did.
-    pub(super) fn failure(&self) -> Option<&Failure> {
-        if let Head::Acquiring(_, failure) = &self.head { failure.as_deref() } else { None }
+    #[cfg(test)]
+    pub(super) fn has_overdue(&self) -> bool {
+        self.waiters.as_ref().is_some_and(|waiters| !waiters.overdue.is_empty())
     }
 
     /// Returns the hold of the head if it has one.
@@ -153,15 +222,40 @@ impl WaitQueue {
         self.released.is_empty()
     }
 
-    /// Sets how the last attempt of the head ended.
-    pub(super) fn set_failure(&mut self, last: Option<&Failure>) {
-        if let Head::Acquiring(_, failure) = &mut self.head {
-            *failure = last.cloned().map(Box::new);
+    /// Sets what the last request of a thread has shown: that another owner holds the lock, or that
+    /// the server cannot be reached. Returns `false` if the thread is not the head.
+    pub(super) fn set_answer(&mut self, thread: &Waiter, answer: Result<(), &Failure>) -> bool {
+        let now = Instant::now();
+        self.set(
+            thread,
+            match answer {
+                Ok(()) => Answer::Held(now),
+                Err(failure) => Answer::Failed(Box::new((failure.clone(), now))),
+            },
+        )
+    }
+
+    /// Marks the next request of a thread as on its way, if that is the head. A failure counts
+    /// until there is a reply.
+    pub(super) fn set_pending(&mut self, thread: &Waiter) {
+        if !matches!(self.head, Head::Acquiring(_, Answer::Failed(_))) {
+            self.set(thread, Answer::Pending);
         }
     }
 
+    fn set(&mut self, thread: &Waiter, answer: Answer) -> bool {
+        match &mut self.head {
+            Head::Acquiring(signals, last) if thread.is_same(signals) => {
+                *last = answer;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Makes a thread the head that is to get the lock.
     pub(super) fn set_acquiring(&mut self, signals: &Arc<Signals>) {
-        self.head = Head::Acquiring(signals.clone(), None);
+        self.head = Head::Acquiring(signals.clone(), Answer::Pending);
     }
 
     /// Gives the head the hold that it has acquired from the store.
@@ -180,12 +274,10 @@ impl WaitQueue {
         }
     }
 
-    /// Removes and returns the first waiter, which is to get the lock.
+    /// Makes the first waiter the head, which is to get the lock by a transfer, and returns it.
     pub(super) fn start_handoff(&mut self) -> Option<(QueuedWaiter, Handoffs)> {
-        let waiters = self.waiters.as_mut()?;
-        let next = waiters.queue.pop_front()?;
-        self.head = Head::HandingOff;
-        Some((next, waiters.handoffs))
+        let handoffs = self.waiters.as_ref()?.handoffs;
+        self.advance().map(|next| (next, handoffs))
     }
 }
 
@@ -193,7 +285,6 @@ impl fmt::Debug for Head {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Acquiring(..) => "Acquiring",
-            Self::HandingOff => "HandingOff",
             Self::Held(_) => "Held",
             Self::None => "None",
         })

@@ -17,8 +17,7 @@ use crate::error::{Error, Result};
 use crate::failure::Failure;
 use crate::local::call::Caller;
 use crate::local::lease::Lease;
-use crate::local::pending::PendingHandoff;
-use crate::local::wait_queue::{Handoffs, WaitQueue};
+use crate::local::wait_queue::{Handoffs, TimedOut, WaitQueue};
 use crate::local::waiter::{QueuedWaiter, Signal, Signals, Waiter};
 use crate::shrink::shrink;
 use crate::store::Store;
@@ -57,24 +56,6 @@ pub(crate) enum Ending {
     Release,
 }
 
-/// How the wait behind other threads has ended.
-#[derive(Debug)]
-pub(crate) enum Turn {
-    /// The head could not reach the server and has given up.
-    Failed(Failure),
-    /// With the lock.
-    HandedOff(Arc<Lease>),
-    /// With the lock unless the transfer fails.
-    HandoffPending(PendingHandoff),
-    /// At the head, to acquire the lock.
-    Head {
-        /// Whether the lock was released for another client, which goes first.
-        yields: bool,
-    },
-    /// The time was over. With the failure of the head's last attempt, if it failed.
-    TimedOut(Option<Failure>),
-}
-
 impl WaitQueues {
     pub(crate) fn check_open(&self) -> Result<()> {
         if self.closed.load(Ordering::SeqCst) { Err(Error::Closed) } else { Ok(()) }
@@ -85,8 +66,8 @@ impl WaitQueues {
         self.closed.store(true, Ordering::SeqCst);
         for shard in &self.shards {
             let shard = shard.lock();
-            for waiter in shard.values().flat_map(WaitQueue::waiters) {
-                waiter.signals.send(Signal::Closed);
+            for signals in shard.values().flat_map(WaitQueue::waiting) {
+                signals.send(Signal::Closed);
             }
             let heads = acquiring_heads(&shard);
             drop(shard);
@@ -122,37 +103,20 @@ impl WaitQueues {
         Ok(push(&mut shard, name, caller, endless))
     }
 
-    /// Blocks behind other threads until it is this thread's turn, or until the deadline. A handoff
-    /// that has begun by then is waited for, so that the lock is not lost.
-    pub(crate) fn wait(&self, waiter: &Waiter, mut deadline: Option<Instant>) -> Result<Turn> {
-        loop {
-            match waiter.signals.receive(deadline) {
-                Some(Signal::Failed(failure)) => return Ok(Turn::Failed(failure)),
-                Some(Signal::HandedOff(lease)) => return Ok(Turn::HandedOff(lease)),
-                Some(Signal::HandoffPending(pending)) => return Ok(Turn::HandoffPending(*pending)),
-                Some(Signal::Head { yields }) => return Ok(Turn::Head { yields }),
-                // Meant for the head, which this thread is not.
-                Some(Signal::AcquireSent(_) | Signal::MayBeFree) => {}
-                Some(Signal::Closed) => {
-                    if self.time_out(waiter).is_some() {
-                        return Err(Error::Closed);
-                    }
-                }
-                None => match self.time_out(waiter) {
-                    Some(turn) => return Ok(turn),
-                    None => deadline = None,
-                },
-            }
+    /// Decides on a waiter whose time is over, and which has come at `joined`. `None` if it has
+    /// become the head or was signalled.
+    pub(super) fn time_out(&self, waiter: &Waiter, joined: Instant) -> Option<TimedOut> {
+        let timed_out = self.shard(&waiter.name).get_mut(&waiter.name)?.time_out(waiter, joined);
+        if let Some(TimedOut::Overdue(Some(head))) = &timed_out {
+            head.wake(|_| None);
         }
+        timed_out
     }
 
-    /// Removes a waiter whose time is over. `None` if it has been signalled something else, or will
-    /// be.
-    fn time_out(&self, waiter: &Waiter) -> Option<Turn> {
-        let mut shard = self.shard(&waiter.name);
-        let queue = shard.get_mut(&waiter.name)?;
-        queue.remove(waiter)?;
-        Some(Turn::TimedOut(queue.failure().cloned()))
+    /// Removes a waiter, also one that is overdue. Returns `false` if it has become the head or was
+    /// signalled.
+    pub(super) fn remove(&self, waiter: &Waiter) -> bool {
+        self.shard(&waiter.name).get_mut(&waiter.name).is_some_and(|queue| queue.remove(waiter))
     }
 
     /// Returns the hold of the head if it has one.
@@ -165,26 +129,47 @@ impl WaitQueues {
         self.shard(name).contains_key(name)
     }
 
-    /// Sets how the last attempt of the head ended.
-    pub(crate) fn set_failure(&self, name: &Arc<str>, last: Option<&Failure>) {
-        self.update(name, |queue| queue.set_failure(last));
+    /// Records what the last request of a head has shown: that another owner holds the lock, or
+    /// that the server cannot be reached. Tells the waiters that are overdue. Does nothing for a
+    /// thread outside the queue.
+    pub(crate) fn set_answer(&self, head: &Waiter, answer: Result<(), &Failure>) {
+        let mut shard = self.shard(&head.name);
+        if let Some(queue) = shard.get_mut(&head.name)
+            && queue.set_answer(head, answer)
+        {
+            signal_overdue(queue, || match answer {
+                Ok(()) => Signal::Contended,
+                Err(failure) => Signal::Failed(failure.clone()),
+            });
+        }
+    }
+
+    /// Marks the next request of a head as on its way. Does nothing for a thread outside the queue.
+    pub(crate) fn set_pending(&self, head: &Waiter) {
+        if let Some(queue) = self.shard(&head.name).get_mut(&head.name) {
+            queue.set_pending(head);
+        }
     }
 
     /// Gives the head the hold that it has acquired from the store.
     pub(crate) fn set_acquired(&self, lease: &Arc<Lease>) {
-        self.update(lease.name(), |queue| queue.set_acquired(lease));
-        self.end_if_lost(lease);
+        self.set_held(lease, WaitQueue::set_acquired);
     }
 
     /// Gives the head the hold that was handed off to it.
     pub(crate) fn set_handed_off(&self, lease: &Arc<Lease>) {
-        self.update(lease.name(), |queue| queue.set_handed_off(lease));
-        self.end_if_lost(lease);
+        self.set_held(lease, WaitQueue::set_handed_off);
     }
 
-    /// Makes the thread that a handoff has not given the lock the head, which has to acquire it.
-    pub(crate) fn set_acquiring(&self, waiter: &Waiter) {
-        self.update(&waiter.name, |queue| queue.set_acquiring(&waiter.signals));
+    fn set_held(&self, lease: &Arc<Lease>, set: fn(&mut WaitQueue, &Arc<Lease>)) {
+        if let Some(queue) = self.shard(lease.name()).get_mut(lease.name()) {
+            set(queue, lease);
+            signal_overdue(queue, || Signal::Contended);
+        }
+        // A hold that was lost before it was at the head has not been missed there.
+        if lease.remaining().is_zero() {
+            self.end_hold(lease);
+        }
     }
 
     /// Returns the holds whose release is not confirmed.
@@ -231,6 +216,16 @@ impl WaitQueues {
         advance(&mut shard, name)
     }
 
+    /// Removes the head, which has what it came for, but not for itself alone: those behind it may
+    /// have it too.
+    pub(crate) fn leave_head(&self, name: &Arc<str>) {
+        let mut shard = self.shard(name);
+        if let Some(queue) = shard.get_mut(name) {
+            signal_overdue(queue, || Signal::Outside);
+        }
+        advance(&mut shard, name);
+    }
+
     /// Removes the head if this is its hold, which was released or lost.
     pub(crate) fn end_hold(&self, lease: &Lease) {
         let mut shard = self.shard(lease.name());
@@ -239,15 +234,8 @@ impl WaitQueues {
         }
     }
 
-    /// A hold that was lost before it was at the head has not been missed there.
-    fn end_if_lost(&self, lease: &Lease) {
-        if lease.remaining().is_zero() {
-            self.end_hold(lease);
-        }
-    }
-
-    /// Takes the first waiter out of the queue, to give it the lock. The caller signals the waiter
-    /// what becomes of that.
+    /// Makes the first waiter the head, to give it the lock. The caller signals the waiter what
+    /// becomes of that.
     pub(crate) fn start_handoff(&self, lease: &Lease) -> Option<(QueuedWaiter, Handoffs)> {
         let mut shard = self.shard(lease.name());
         shard.get_mut(lease.name()).filter(|queue| queue.is_held_by(lease))?.start_handoff()
@@ -274,14 +262,10 @@ impl WaitQueues {
 
     /// Ends a handoff with success.
     pub(crate) fn finish_handoff(&self, waiter: &QueuedWaiter, lease: &Arc<Lease>) {
+        // Only then signalled: the thread may release the lock at once, and a hold that has ended
+        // must not be taken for one that was lost.
         self.set_handed_off(lease);
         waiter.signals.send(Signal::HandedOff(lease.clone()));
-    }
-
-    /// Ends a handoff without success: the waiter becomes the head, and has to acquire the lock.
-    pub(crate) fn cancel_handoff(&self, name: &Arc<str>, waiter: &QueuedWaiter, yields: bool) {
-        self.update(name, |queue| queue.set_acquiring(&waiter.signals));
-        waiter.signals.send(Signal::Head { yields });
     }
 
     /// Signals the head that the lock may be free, or sends its next request for it. Returns
@@ -298,12 +282,6 @@ impl WaitQueues {
             for signals in heads {
                 signals.wake(|request| request.start(store));
             }
-        }
-    }
-
-    fn update(&self, name: &Arc<str>, update: impl FnOnce(&mut WaitQueue)) {
-        if let Some(queue) = self.shard(name).get_mut(name) {
-            update(queue);
         }
     }
 
@@ -337,6 +315,7 @@ fn push(
 fn advance(shard: &mut HashMap<Arc<str>, WaitQueue>, name: &Arc<str>) -> bool {
     let Some(queue) = shard.get_mut(name) else { return false };
     let Some(next) = queue.advance() else {
+        signal_overdue(queue, || Signal::Failed(unanswered()));
         if queue.remove_head() {
             shard.remove(name);
             shrink(shard);
@@ -345,6 +324,18 @@ fn advance(shard: &mut HashMap<Arc<str>, WaitQueue>, name: &Arc<str>) -> bool {
     };
     next.signals.send(Signal::Head { yields: false });
     true
+}
+
+/// Tells the waiters whose time is over what the head has learned.
+fn signal_overdue(queue: &mut WaitQueue, signal: impl Fn() -> Signal) {
+    for overdue in queue.remove_overdue() {
+        overdue.send(signal());
+    }
+}
+
+/// The failure of a call whose time was over before the thread in front of it had an answer.
+pub(super) fn unanswered() -> Failure {
+    Failure::too_late(&Arc::from("the server"), "no reply has come to the thread in front")
 }
 
 /// Returns the signals of the heads that acquire their locks.
@@ -360,6 +351,7 @@ mod tests {
     use crate::event::Events;
     use crate::local::loss::LossNotifier;
     use crate::local::pending::tests::request;
+    use crate::local::turn::{self, Turn, TurnLimit};
     use crate::store::hold::HoldKind;
     use crate::store::memory::Memory;
     use std::thread;
@@ -396,11 +388,12 @@ mod tests {
     }
 
     fn turn(queues: &WaitQueues, waiter: &Waiter) -> Turn {
-        queues.wait(waiter, Some(end_of(SOON))).expect("open")
+        turn_within(queues, waiter, SOON)
     }
 
-    fn is_timed_out(queues: &WaitQueues, waiter: &Waiter) -> bool {
-        matches!(queues.wait(waiter, Some(Instant::now())).expect("open"), Turn::TimedOut(_))
+    fn turn_within(queues: &WaitQueues, waiter: &Waiter, time: Duration) -> Turn {
+        let limit = TurnLimit { deadline: end_of(time), slack: Duration::ZERO };
+        turn::wait(queues, waiter, Some(limit)).expect("open")
     }
 
     fn is_empty(queues: &WaitQueues) -> bool {
@@ -437,7 +430,7 @@ mod tests {
         assert!(queues.start_handoff(&mine).is_none(), "it is not at the head any more");
         let (waiter, handoffs) = queues.start_handoff(&next).expect("a waiter");
         assert_eq!(handoffs.times, 1);
-        queues.cancel_handoff(&name(), &waiter, true);
+        waiter.cancel_handoff(true);
         assert!(matches!(turn(&queues, &third), Turn::Head { yields: true }));
         queues.give_up_head(&name(), None);
         assert!(is_empty(&queues));
@@ -449,10 +442,10 @@ mod tests {
         let [_, second, third] = three(&queues);
         let mine = lease();
         queues.set_acquired(&mine);
-        assert!(is_timed_out(&queues, &second));
+        assert!(matches!(turn_within(&queues, &second, Duration::ZERO), Turn::TimedOut));
         let (waiter, _) = queues.start_handoff(&mine).expect("the third waiter");
-        assert!(third.is_same(&waiter));
-        queues.cancel_handoff(&name(), &waiter, false);
+        assert!(third.is_same(&waiter.signals));
+        waiter.cancel_handoff(false);
         queues.give_up_head(&name(), None);
         assert!(is_empty(&queues));
     }
@@ -465,7 +458,7 @@ mod tests {
         queues.set_acquired(&mine);
         let (waiter, _) = queues.start_handoff(&mine).expect("a waiter");
         thread::scope(|scope| {
-            let waits = scope.spawn(|| queues.wait(&second, Some(Instant::now())).expect("open"));
+            let waits = scope.spawn(|| turn_within(&queues, &second, Duration::ZERO));
             thread::sleep(Duration::from_millis(50));
             assert!(!waits.is_finished());
             queues.finish_handoff(&waiter, &lease());
@@ -503,7 +496,7 @@ mod tests {
         let mine = lease();
         queues.set_acquired(&mine);
         let Ending::Handoff(waiter, _) = queues.start_release(&mine) else { panic!("a waiter") };
-        queues.cancel_handoff(&name(), &waiter, false);
+        waiter.cancel_handoff(false);
         assert!(matches!(turn(&queues, &second), Turn::Head { .. }));
         // A hold that was acquired outside the queue.
         assert!(matches!(queues.start_release(&lease()), Ending::Release));
@@ -529,18 +522,92 @@ mod tests {
     #[test]
     fn an_outage_ends_the_waits_without_a_limit() {
         let queues = WaitQueues::default();
-        let (_, first) = join(&queues);
+        let (head, first) = join(&queues);
         assert!(first);
         let (endless, _) = queues.join(&name(), &caller(), true).expect("open");
         let (limited, _) = join(&queues);
         let source = std::io::Error::other("test");
         let failure = Failure::io(crate::failure::FailureKind::Timeout, &Arc::from("here"), source);
-        queues.set_failure(&name(), Some(&failure));
-        let late = queues.wait(&join(&queues).0, Some(Instant::now())).expect("open");
-        assert!(matches!(late, Turn::TimedOut(Some(_))), "{late:?}");
+        queues.set_answer(&head, Err(&failure));
+        let late = turn_within(&queues, &join(&queues).0, Duration::ZERO);
+        assert!(matches!(late, Turn::Failed(_)), "{late:?}");
         queues.give_up_head(&name(), Some(&failure));
         assert!(matches!(turn(&queues, &endless), Turn::Failed(_)));
         assert!(matches!(turn(&queues, &limited), Turn::Head { .. }));
+    }
+
+    /// Lets the time of a waiter be over before the head has an answer. Returns what that is told
+    /// after `learn`.
+    fn overdue(queues: &WaitQueues, learn: impl FnOnce()) -> Turn {
+        let (waiter, first) = join(queues);
+        assert!(!first);
+        let limit = TurnLimit { deadline: Instant::now(), slack: SOON };
+        thread::scope(|scope| {
+            let waits = scope.spawn(|| turn::wait(queues, &waiter, Some(limit)).expect("open"));
+            let is_overdue =
+                || queues.shard(&name()).get(&name()).is_some_and(WaitQueue::has_overdue);
+            while !is_overdue() {
+                thread::yield_now();
+            }
+            learn();
+            waits.join().expect("no panic")
+        })
+    }
+
+    #[test]
+    fn a_waiter_whose_time_is_over_learns_what_the_head_learns() {
+        let queues = WaitQueues::default();
+        let (head, _) = join(&queues);
+        let failure = unanswered();
+        let contended = overdue(&queues, || queues.set_answer(&head, Ok(())));
+        assert!(matches!(contended, Turn::TimedOut), "{contended:?}");
+        queues.set_pending(&head);
+        let failed = overdue(&queues, || queues.set_answer(&head, Err(&failure)));
+        assert!(matches!(failed, Turn::Failed(_)), "{failed:?}");
+        let acquired = overdue(&queues, || queues.set_acquired(&lease()));
+        assert!(matches!(acquired, Turn::TimedOut), "{acquired:?}");
+        queues.give_up_head(&name(), None);
+        join(&queues);
+        let left = overdue(&queues, || assert!(!queues.give_up_head(&name(), None)));
+        assert!(matches!(left, Turn::Failed(_)), "{left:?}");
+        assert!(is_empty(&queues));
+    }
+
+    #[test]
+    fn an_answer_from_before_a_waiter_came_has_the_head_ask_again() {
+        let queues = WaitQueues::default();
+        let (head, _) = join(&queues);
+        for answer in [Ok(()), Err(&unanswered())] {
+            queues.set_answer(&head, answer);
+            let unknown = turn_within(&queues, &join(&queues).0, Duration::ZERO);
+            assert!(matches!(unknown, Turn::Failed(_)), "{unknown:?}");
+            assert!(matches!(head.signals.receive(None), Some(Signal::MayBeFree)));
+        }
+    }
+
+    /// It makes an attempt of its own.
+    #[test]
+    fn an_answer_outside_the_queue_is_none_of_the_head() {
+        let queues = WaitQueues::default();
+        join(&queues);
+        let outside = Waiter::new(&name());
+        let unknown = overdue(&queues, || {
+            queues.set_answer(&outside, Ok(()));
+            queues.set_pending(&outside);
+            queues.give_up_head(&name(), None);
+        });
+        assert!(matches!(unknown, Turn::Failed(_)), "{unknown:?}");
+    }
+
+    #[test]
+    fn a_waiter_that_is_overdue_is_turned_away_by_close() {
+        let queues = WaitQueues::default();
+        let (head, _) = join(&queues);
+        let (waiter, _) = join(&queues);
+        assert!(matches!(queues.time_out(&waiter, Instant::now()), Some(TimedOut::Overdue(None))));
+        queues.close();
+        assert!(matches!(turn::wait(&queues, &waiter, None), Err(Error::Closed)));
+        assert!(matches!(head.sleep(SOON, None), Err(Error::Closed)));
     }
 
     /// The race of the deadline with the handoff: the lock is never lost and never held twice.
@@ -567,7 +634,7 @@ mod tests {
                         let turn = if first {
                             Turn::Head { yields: false }
                         } else {
-                            queues.wait(&waiter, Some(end_of(wait))).expect("open")
+                            turn_within(queues, &waiter, wait)
                         };
                         match turn {
                             Turn::HandedOff(lease) => enter(&lease),
@@ -576,7 +643,10 @@ mod tests {
                                 queues.set_acquired(&lease);
                                 enter(&lease);
                             }
-                            Turn::TimedOut(_) | Turn::Failed(_) | Turn::HandoffPending(_) => {}
+                            Turn::TimedOut
+                            | Turn::Outside
+                            | Turn::Failed(_)
+                            | Turn::HandoffPending(_) => {}
                         }
                     }
                 });
@@ -593,7 +663,7 @@ mod tests {
             assert!(queues.wake("x", &store));
             queues.wake_all(&store);
         }
-        head.sleep(SOON, &request()).expect("open");
+        head.sleep(SOON, Some(&request())).expect("open");
         assert!(head.signals.is_empty(), "one signal is as good as many");
         assert!(second.signals.is_empty());
         assert!(!queues.wake("y", &store));
@@ -606,9 +676,9 @@ mod tests {
         let queues = WaitQueues::default();
         let [head, second, third] = three(&queues);
         queues.close();
-        assert!(matches!(head.sleep(SOON, &request()), Err(Error::Closed)));
+        assert!(matches!(head.sleep(SOON, Some(&request())), Err(Error::Closed)));
         for waiter in [second, third] {
-            assert!(matches!(queues.wait(&waiter, None), Err(Error::Closed)));
+            assert!(matches!(turn::wait(&queues, &waiter, None), Err(Error::Closed)));
         }
         assert!(matches!(queues.join(&name(), &caller(), true), Err(Error::Closed)));
         queues.give_up_head(&name(), None);

@@ -37,6 +37,11 @@ impl QueuedWaiter {
     pub(super) fn forward_handoff(&self, pending: PendingHandoff) {
         self.signals.send(Signal::HandoffPending(Box::new(pending)));
     }
+
+    /// Leaves it to the waiter to acquire the lock.
+    pub(super) fn cancel_handoff(&self, yields: bool) {
+        self.signals.send(Signal::Head { yields });
+    }
 }
 
 /// What another thread tells a waiter.
@@ -45,6 +50,8 @@ pub(super) enum Signal {
     /// Its next request was sent, and the reply is pending.
     AcquireSent(Box<SentAcquire<PendingReply<AcquireReply>>>),
     Closed,
+    /// Its time is over, and another owner holds the lock.
+    Contended,
     /// The server cannot be reached.
     Failed(Failure),
     /// The lock was handed off to it.
@@ -58,6 +65,8 @@ pub(super) enum Signal {
     },
     /// The lock may be free.
     MayBeFree,
+    /// Its time is over, and it may make one attempt outside the queue.
+    Outside,
 }
 
 /// The signals to one waiter. A channel could do the same, and is larger than everything else that
@@ -140,7 +149,7 @@ impl Waiter {
     }
 
     /// Sleeps at the head between two attempts, until the lock may be free or the time is over.
-    /// The thread that signals this may send the next request: its reply has to be waited for then.
+    /// The thread that signals this may send `next_request`: its reply has to be waited for then.
     ///
     /// # Errors
     ///
@@ -148,18 +157,18 @@ impl Waiter {
     pub(crate) fn sleep(
         &self,
         time: Duration,
-        next_request: &AcquireRequest,
+        next_request: Option<&AcquireRequest>,
     ) -> Result<Option<SentAcquire<PendingReply<AcquireReply>>>> {
-        let next_request = Box::new(next_request.clone());
-        match self.signals.receive_or_start(Some(end_of(time)), Some(next_request)) {
+        let next_request = next_request.cloned().map(Box::new);
+        match self.signals.receive_or_start(Some(end_of(time)), next_request) {
             Some(Signal::AcquireSent(sent)) => Ok(Some(*sent)),
             Some(Signal::Closed) => Err(Error::Closed),
             _ => Ok(None),
         }
     }
 
-    pub(super) fn is_same(&self, queued: &QueuedWaiter) -> bool {
-        Arc::ptr_eq(&self.signals, &queued.signals)
+    pub(super) fn is_same(&self, signals: &Arc<Signals>) -> bool {
+        Arc::ptr_eq(&self.signals, signals)
     }
 }
 
@@ -189,16 +198,16 @@ mod tests {
     fn a_signal_sends_the_request_of_a_thread_that_sleeps() {
         let waiter = asleep();
         wake(&waiter);
-        assert!(waiter.sleep(SOON, &request()).expect("open").is_some());
+        assert!(waiter.sleep(SOON, Some(&request())).expect("open").is_some());
     }
 
     #[test]
     fn a_thread_that_is_awake_sends_its_request_itself() {
         let waiter = asleep();
-        assert!(waiter.sleep(Duration::ZERO, &request()).expect("open").is_none());
+        assert!(waiter.sleep(Duration::ZERO, Some(&request())).expect("open").is_none());
         wake_only(&waiter);
         wake_only(&waiter);
-        assert!(waiter.sleep(SOON, &request()).expect("open").is_none());
+        assert!(waiter.sleep(SOON, Some(&request())).expect("open").is_none());
         assert!(waiter.signals.is_empty(), "one signal is as good as many");
     }
 
@@ -206,7 +215,7 @@ mod tests {
     fn without_a_reply_to_wait_for_a_signal_only_wakes() {
         let waiter = asleep();
         waiter.signals.wake(|_| None);
-        assert!(waiter.sleep(SOON, &request()).expect("open").is_none());
+        assert!(waiter.sleep(SOON, Some(&request())).expect("open").is_none());
     }
 
     /// The request may have been refused before the lock became free.
@@ -216,9 +225,9 @@ mod tests {
         wake(&waiter);
         wake_only(&waiter);
         wake_only(&waiter);
-        assert!(waiter.sleep(SOON, &request()).expect("open").is_some());
+        assert!(waiter.sleep(SOON, Some(&request())).expect("open").is_some());
         assert!(!waiter.signals.is_empty());
-        assert!(waiter.sleep(SOON, &request()).expect("open").is_none());
+        assert!(waiter.sleep(SOON, Some(&request())).expect("open").is_none());
         assert!(waiter.signals.is_empty());
     }
 
@@ -227,11 +236,11 @@ mod tests {
         let waiter = asleep();
         waiter.signals.send(Signal::Closed);
         wake_only(&waiter);
-        assert!(matches!(waiter.sleep(SOON, &request()), Err(Error::Closed)));
+        assert!(matches!(waiter.sleep(SOON, Some(&request())), Err(Error::Closed)));
         let waiter = asleep();
         wake(&waiter);
         waiter.signals.send(Signal::Closed);
-        assert!(waiter.sleep(SOON, &request()).expect("a reply").is_some());
-        assert!(matches!(waiter.sleep(SOON, &request()), Err(Error::Closed)));
+        assert!(waiter.sleep(SOON, Some(&request())).expect("a reply").is_some());
+        assert!(matches!(waiter.sleep(SOON, Some(&request())), Err(Error::Closed)));
     }
 }

@@ -11,8 +11,8 @@ use crate::store::job::Action;
 use crate::store::keys::Keys;
 use crate::store::member_commands;
 use crate::store::request::{
-    Acquire, AcquireReply, HoldReply, HolderReply, Registration, SetDepth, Transfer, TransferReply,
-    WaitingClient,
+    Acquire, AcquireAll, AcquireAllReply, AcquireReply, HoldReply, HolderReply, Registration,
+    SetDepth, Transfer, TransferReply, WaitingClient,
 };
 
 /// Defines a script from its file in `lua/`, between the parts that it shares with others.
@@ -44,6 +44,7 @@ script!(
     "begin.lua",
     "register.lua"
 );
+script!(ACQUIRE_ALL, "clock.lua", "acquire_all.lua");
 script!(FORCE_RELEASE, "force_release.lua", "wake.lua");
 script!(INSPECT, "holder.lua", "inspect.lua");
 script!(RAISE, "raise.lua");
@@ -146,6 +147,22 @@ impl Commands {
         let args = if place.is_some() { &args[..] } else { &args[..4] };
         let (own, proposed) = (&ACQUIRE, &ACQUIRE_PROPOSED);
         self.begin_hold(&hold.name, own, proposed, args, decoder::ACQUIRE)
+    }
+
+    pub(crate) fn acquire_all(&self, request: AcquireAll<'_>) -> Command<AcquireAllReply> {
+        let AcquireAll { holds, lease, .. } = request;
+        let keys: Vec<String> = holds
+            .iter()
+            .flat_map(|hold| [self.keys.lock(&hold.name).into(), self.keys.fence(&hold.name)])
+            .collect();
+        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+        let owners: Vec<String> = holds.iter().map(HoldId::owner).collect();
+        let args: Vec<Arg<'_>> = [millis(lease), self.fence_life(lease)]
+            .into_iter()
+            .chain(owners.iter().map(|owner| Arg::Text(owner)))
+            .collect();
+        let request = Request::call(&ACQUIRE_ALL, &keys, &args);
+        Command { request, decoder: decoder::ACQUIRE_ALL }
     }
 
     pub(crate) fn transfer(&self, request: Transfer<'_>) -> Command<TransferReply> {

@@ -6,9 +6,10 @@ use redis::Value;
 
 use crate::failure::{Failure, FailureKind};
 use crate::net::request::Reply;
-use crate::store::request::{AcquireReply, HoldReply, HolderReply, TransferReply};
+use crate::store::request::{AcquireAllReply, AcquireReply, HoldReply, HolderReply, TransferReply};
 
 pub(super) const ACQUIRE: Decoder<AcquireReply> = Decoder::new(acquire_reply);
+pub(super) const ACQUIRE_ALL: Decoder<AcquireAllReply> = Decoder::new(acquire_all_reply);
 pub(super) const COUNT: Decoder<u32> = Decoder::new(count_reply);
 pub(super) const HOLD: Decoder<HoldReply> = Decoder::new(hold_reply);
 pub(super) const HOLDER: Decoder<Option<HolderReply>> = Decoder::new(holder_reply);
@@ -74,6 +75,23 @@ fn acquire_reply(reply: &Value) -> Option<AcquireReply> {
         [Value::Int(0), Value::Int(millis)] => Some(AcquireReply::Held {
             remaining: u64::try_from(millis).ok().map(Duration::from_millis),
         }),
+        _ => None,
+    }
+}
+
+fn acquire_all_reply(reply: &Value) -> Option<AcquireAllReply> {
+    let Value::Array(parts) = reply else { return None };
+    let number = |part: &Value| if let Value::Int(number) = part { Some(*number) } else { None };
+    let (first, rest) = parts.split_first()?;
+    match (number(first)?, rest) {
+        (1, fences) => {
+            let fences = fences.iter().map(|fence| u64::try_from(number(fence)?).ok());
+            Some(AcquireAllReply::Acquired { fences: fences.collect::<Option<_>>()? })
+        }
+        (0, [index, _]) => {
+            let index = usize::try_from(number(index)?).ok()?.checked_sub(1)?;
+            Some(AcquireAllReply::Held { index })
+        }
         _ => None,
     }
 }

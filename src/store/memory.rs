@@ -12,8 +12,8 @@ use crate::store::Store;
 use crate::store::hold::{HoldId, HoldKind};
 use crate::store::job::{Action, Job, JobOutcome, JobRunner};
 use crate::store::request::{
-    Acquire, AcquireReply, HoldReply, HolderReply, PendingReply, Registration, SetDepth, Transfer,
-    TransferReply, WaitingClient,
+    Acquire, AcquireAll, AcquireAllReply, AcquireReply, HoldReply, HolderReply, PendingReply,
+    Registration, SetDepth, Transfer, TransferReply, WaitingClient,
 };
 use crate::store::wake::Wakeups;
 
@@ -168,6 +168,30 @@ fn are_of_one_type(one: HoldKind, other: HoldKind) -> bool {
 impl Store for Memory {
     fn acquire(&self, request: Acquire<'_>) -> Result<AcquireReply, Failure> {
         self.locks.lock().acquire(request)
+    }
+
+    fn groups(&self, names: &[Arc<str>]) -> Vec<Vec<usize>> {
+        vec![(0..names.len()).collect()]
+    }
+
+    fn acquire_all(&self, request: AcquireAll<'_>) -> Result<AcquireAllReply, Failure> {
+        let AcquireAll { holds, lease, deadline } = request;
+        let mut locks = self.locks.lock();
+        let is_free = |locks: &mut Locks, hold: &HoldId| {
+            locks.held(&hold.name).iter().all(|held| held.id.nonce == hold.nonce)
+        };
+        if let Some(index) = holds.iter().position(|hold| !is_free(&mut locks, hold)) {
+            return Ok(AcquireAllReply::Held { index });
+        }
+        let registration = Registration::None;
+        let mut fences = Vec::with_capacity(holds.len());
+        for hold in holds {
+            match locks.acquire(Acquire { hold, lease, registration, deadline })? {
+                AcquireReply::Acquired { fence } => fences.push(fence),
+                AcquireReply::Held { .. } | AcquireReply::Unknown { .. } => {}
+            }
+        }
+        Ok(AcquireAllReply::Acquired { fences })
     }
 
     fn set_depth(&self, request: SetDepth<'_>) -> Result<HoldReply, Failure> {

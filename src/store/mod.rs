@@ -19,14 +19,15 @@ pub(crate) mod wake;
 mod tests;
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Instant;
 
 use crate::failure::Failure;
 use crate::store::hold::HoldId;
 use crate::store::job::JobRunner;
 use crate::store::request::{
-    Acquire, AcquireReply, Change, HoldReply, HolderReply, PendingReply, PostedChange, SetDepth,
-    Transfer, TransferReply, WaitingClient,
+    Acquire, AcquireAll, AcquireAllReply, AcquireReply, Change, HoldReply, HolderReply,
+    PendingReply, PostedChange, Registration, SetDepth, Transfer, TransferReply, WaitingClient,
 };
 use crate::store::wake::Wakeups;
 
@@ -40,6 +41,23 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
     /// not be left to another thread.
     fn start_acquire(&self, _: Acquire<'_>) -> Option<PendingReply<AcquireReply>> {
         None
+    }
+
+    /// Divides names among the requests that it takes to acquire all of them.
+    fn groups(&self, names: &[Arc<str>]) -> Vec<Vec<usize>> {
+        (0..names.len()).map(|index| vec![index]).collect()
+    }
+
+    /// Takes the locks of one group if all of them are free.
+    fn acquire_all(&self, request: AcquireAll<'_>) -> Result<AcquireAllReply, Failure> {
+        let AcquireAll { holds, lease, deadline } = request;
+        let [hold] = holds else { return Ok(AcquireAllReply::Unknown { index: 0 }) };
+        let registration = Registration::None;
+        Ok(match self.acquire(Acquire { hold, lease, registration, deadline })? {
+            AcquireReply::Acquired { fence } => AcquireAllReply::Acquired { fences: vec![fence] },
+            AcquireReply::Held { .. } => AcquireAllReply::Held { index: 0 },
+            AcquireReply::Unknown { .. } => AcquireAllReply::Unknown { index: 0 },
+        })
     }
 
     /// Sets the depth of a hold, and renews it.

@@ -47,6 +47,26 @@ pub(crate) enum AcquireReply {
     Unknown { remaining: Option<Duration> },
 }
 
+/// A request for holds of several locks, all of them or none.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AcquireAll<'a> {
+    /// One group of [`Store::groups`](crate::store::Store::groups).
+    pub(crate) holds: &'a [HoldId],
+    pub(crate) lease: Duration,
+    pub(crate) deadline: Instant,
+}
+
+/// The reply to a request for several holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum AcquireAllReply {
+    /// All of them exist now.
+    Acquired { fences: Vec<u64> },
+    /// None of them exists. Another owner holds the lock with this index.
+    Held { index: usize },
+    /// As `Held`, but holds may exist at a server that has not replied.
+    Unknown { index: usize },
+}
+
 /// Returns `true` if the requested hold exists now. One that fell short of its durability does,
 /// until it is released.
 pub(crate) fn is_granted(reply: &Result<AcquireReply, Failure>) -> bool {

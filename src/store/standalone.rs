@@ -19,13 +19,16 @@ use crate::store::durability::{Demand, SendWait, ask_durably};
 use crate::store::hold::{HoldId, HoldKind};
 use crate::store::job::JobRunner;
 use crate::store::request::{
-    Acquire, AcquireReply, Change, HoldReply, HolderReply, PendingReply, PostedChange, SetDepth,
-    Transfer, TransferReply, WaitingClient,
+    Acquire, AcquireAll, AcquireAllReply, AcquireReply, Change, HoldReply, HolderReply,
+    PendingReply, PostedChange, SetDepth, Transfer, TransferReply, WaitingClient,
 };
 use crate::store::wake::Wakeups;
 
 /// After a lock was held, so many acquires are expected to find theirs held, too.
 const CONTENDED: u32 = 64;
+
+/// So many locks are acquired by one request at most: services limit the arguments of a command.
+pub(super) const GROUP_MAX: usize = 900;
 
 /// Locks on one server. Clones share its connections.
 #[derive(Clone, Debug)]
@@ -123,6 +126,15 @@ impl Store for Standalone {
         // A demand needs a connection to itself, over which only the thread that waits can read.
         let can_start = self.demand.is_none();
         can_start.then(|| self.start(self.commands.acquire(request), request.deadline))
+    }
+
+    fn groups(&self, names: &[Arc<str>]) -> Vec<Vec<usize>> {
+        let all: Vec<usize> = (0..names.len()).collect();
+        all.chunks(GROUP_MAX).map(<[usize]>::to_vec).collect()
+    }
+
+    fn acquire_all(&self, request: AcquireAll<'_>) -> Result<AcquireAllReply, Failure> {
+        self.ask_durably(self.commands.acquire_all(request), SendWait::Along, request.deadline)
     }
 
     fn set_depth(&self, request: SetDepth<'_>) -> Result<HoldReply, Failure> {

@@ -1,9 +1,12 @@
 //! Wake-ups: the messages that tell a waiting client that a lock may be free.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::failure::Failure;
 use crate::net::interrupter::Interrupter;
+
+/// A connection that lasted this long belongs to no outage before or after it.
+pub(crate) const STABLE: Duration = Duration::from_secs(1);
 
 /// A message to a waiting client.
 #[derive(Clone, Debug, PartialEq, Eq)]

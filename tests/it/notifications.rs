@@ -10,7 +10,8 @@ use leasehold::{Builder, Client};
 use crate::support::child::{self, Child};
 use crate::support::proxy::Proxy;
 use crate::support::{
-    SOON, Server, eventually, ms, patient, sleepy, stores, take, timed, unlock, while_held,
+    SOON, Server, eventually, ms, patient, sleepy, stores, take, throughout, timed, unlock,
+    while_held,
 };
 
 stores! {
@@ -20,16 +21,14 @@ stores! {
         a_foreign_message_changes_no_key,
         a_foreign_message_costs_one_script_at_most,
         a_flood_of_messages_takes_no_memory,
+        messages_that_no_thread_waits_for_delay_no_wake_up,
+        a_wake_up_that_no_thread_waits_for_is_passed_on,
+        what_is_no_name_of_a_lock_costs_no_script,
         foreign_queue_entries_do_not_block_the_lock,
         strange_names_and_labels_are_woken_too;
     one server:
         a_release_during_the_subscription_is_not_missed,
         a_lost_message_costs_only_a_pause;
-}
-
-/// Soon reopens a broken connection, but makes no attempt for the lock by itself.
-fn listening() -> Builder {
-    sleepy().backoff(ms(5), ms(30_000))
 }
 
 /// Runs `body` while a thread of `waiter` waits for a lock of `holder`, and releases the lock when
@@ -85,7 +84,7 @@ fn a_lost_message_costs_only_a_pause(server: &Server) {
 }
 
 fn a_waiter_is_woken_after_a_restart(server: &Server) {
-    let (holder, waiter) = (server.open(patient()), server.open(listening()));
+    let (holder, waiter) = (server.open(patient()), server.open(sleepy()));
     while_waiting(&holder, &waiter, "a", || {
         eventually(SOON, || waits(server, &waiter, "a"));
         server.command(&["SAVE"]);
@@ -107,7 +106,7 @@ fn more_messages_than_the_server_buffers_cost_only_a_connection(server: &Server)
                             redis.call('publish', ARGV[1], n .. string.rep('x', 10000)) \
                         end";
     server.set_config("client-output-buffer-limit", "pubsub 65536 65536 1");
-    let (holder, waiter) = (server.open(patient()), server.open(listening()));
+    let (holder, waiter) = (server.open(patient()), server.open(sleepy()));
     while_waiting(&holder, &waiter, "a", || {
         eventually(SOON, || waits(server, &waiter, "a"));
         let before = subscriptions(server);
@@ -143,7 +142,7 @@ fn everything(server: &Server) -> BTreeMap<String, (Vec<u8>, bool)> {
 }
 
 fn a_foreign_message_changes_no_key(server: &Server) {
-    let (holder, waiter) = (server.open(patient()), server.open(listening()));
+    let (holder, waiter) = (server.open(patient()), server.open(sleepy()));
     server.command(&["SET", "lock:text", "precious"]);
     server.command(&["RPUSH", "lock:list", "one"]);
     server.command(&["HSET", "lock:foreign", "other", "1"]);
@@ -168,7 +167,7 @@ fn a_foreign_message_changes_no_key(server: &Server) {
 
 fn a_foreign_message_costs_one_script_at_most(server: &Server) {
     const MESSAGES: u64 = 2_000;
-    let (holder, waiter) = (server.open(patient()), server.open(listening()));
+    let (holder, waiter) = (server.open(patient()), server.open(sleepy()));
     while_waiting(&holder, &waiter, "a", || {
         eventually(SOON, || waits(server, &waiter, "a"));
         let before = server.evals();
@@ -180,6 +179,64 @@ fn a_foreign_message_costs_one_script_at_most(server: &Server) {
         thread::sleep(ms(300));
         let scripts = server.evals() - before;
         assert!(scripts <= MESSAGES + MESSAGES / 10, "{scripts} scripts");
+    });
+}
+
+fn messages_that_no_thread_waits_for_delay_no_wake_up(server: &Server) {
+    const STRAY: u64 = 400;
+    let (holder, waiter) = (server.open(patient()), server.open(sleepy()));
+    let scripts = (0..4).map(|_| {
+        let lost = take(&holder, "a");
+        thread::scope(|scope| {
+            let waits = scope.spawn(|| waiter.lock("a").map(unlock));
+            eventually(SOON, || self::waits(server, &waiter, "a"));
+            let before = server.evals();
+            // In one script, so that all of them are there before the one that counts.
+            server.command(&["EVAL", STRAY_AND_REAL, "0", &channel(&waiter), &STRAY.to_string()]);
+            waits.join().unwrap().unwrap();
+            drop(lost);
+            server.evals() - before
+        })
+    });
+    // A pause of the machine may come once.
+    assert!(scripts.min().expect("some rounds") < STRAY / 2, "they are passed on first");
+}
+
+/// Frees the lock "a", and tells the client after so many messages that no thread waits for.
+const STRAY_AND_REAL: &str = "for n = 1, ARGV[2] do \
+                                  redis.call('publish', ARGV[1], 'lock:stray ' .. n) \
+                              end \
+                              redis.call('del', 'lock:a') \
+                              redis.call('publish', ARGV[1], 'lock:a')";
+
+fn a_wake_up_that_no_thread_waits_for_is_passed_on(server: &Server) {
+    let (holder, listening) = (server.open(patient()), server.open(sleepy()));
+    let waiter = server.open(sleepy());
+    while_waiting(&holder, &listening, "warm", || {
+        eventually(SOON, || waits(server, &listening, "warm"));
+    });
+    while_waiting(&holder, &waiter, "a", || {
+        eventually(SOON, || waits(server, &waiter, "a"));
+        // It is first, and listens, but has no thread that waits.
+        server.command(&["ZADD", "leasehold:queue:{lock:a}", "1", listening.id()]);
+    });
+    assert!(server.queue("a").is_empty());
+}
+
+fn what_is_no_name_of_a_lock_costs_no_script(server: &Server) {
+    let (holder, waiter) = (server.open(patient()), server.open(sleepy()));
+    // The first wait asks once more when it can be woken.
+    while_waiting(&holder, &waiter, "warm", || {
+        eventually(SOON, || waits(server, &waiter, "warm"));
+    });
+    while_waiting(&holder, &waiter, "a", || {
+        eventually(SOON, || waits(server, &waiter, "a"));
+        let huge = [b"lock:" as &[u8], &vec![b'x'; 100_000]].concat();
+        let before = server.evals();
+        for message in [b"" as &[u8], b"lock:", b"lock:\xff\xfe", b"lock:}{", b"other", &huge] {
+            publish(server, &channel(&waiter), message);
+        }
+        throughout(ms(200), || server.evals() == before);
     });
 }
 
@@ -268,7 +325,7 @@ fn strange_names_and_labels_are_woken_too(server: &Server) {
         &long,
     ];
     let strange = |builder: Builder| builder.label(label).wait(6 * SOON);
-    let (holder, waiter) = (server.open(strange(patient())), server.open(strange(listening())));
+    let (holder, waiter) = (server.open(strange(patient())), server.open(strange(sleepy())));
     for name in names {
         while_waiting(&holder, &waiter, name, || {
             eventually(SOON, || waits(server, &waiter, name));

@@ -1,16 +1,20 @@
 //! Clients that wait for one another: their queue in Redis, wake-ups and fairness.
 
+use std::ffi::OsString;
+use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use leasehold::Client;
+use leasehold::{Builder, Client};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::support::child::{self, Child};
 use crate::support::recorder::Recorder;
 use crate::support::store::Handle;
 use crate::support::{
-    SOON, Server, eventually, ms, patient, sleepy, stores, take, timed, unlock, while_held,
+    Cluster, Quorum, SOON, Server, eventually, ms, patient, server, sleepy, stores, take, timed,
+    unlock, while_held,
 };
 use crate::wait_queue::settle;
 
@@ -22,12 +26,14 @@ stores! {
         a_waiter_that_gives_up_leaves_the_queue_entry_to_the_next,
         waits_that_end_early_leave_nothing,
         a_lost_wake_up_connection_is_reopened,
+        a_listener_that_could_not_be_started_is_tried_again,
         a_waiter_that_was_killed_is_skipped,
         two_busy_clients_both_make_progress,
         a_client_with_many_threads_does_not_starve_the_others,
         clients_with_one_thread_take_turns,
         a_waiting_client_goes_before_one_that_only_tries,
         a_client_that_has_stopped_costs_one_offer,
+        a_waiter_asks_again_when_an_offer_to_another_is_over,
         processes_with_threads_count_without_losing_an_update,
         a_lock_works_although_its_queue_key_has_another_type;
 }
@@ -131,20 +137,101 @@ fn waits_that_end_early_leave_nothing(server: &Server) {
     eventually(SOON, || server.subscribers(&id) == 0);
 }
 
-fn a_lost_wake_up_connection_is_reopened(server: &Server) {
-    let (holder, waiter) =
-        (server.open(sleepy()), server.open(sleepy().backoff(ms(5), ms(30_000))));
-    let guard = take(&holder, "a");
+/// Kills the wake-up connections of a client again and again while it waits for a lock. It makes no
+/// attempt by itself, and its pauses are long: it must get the lock all the same when that is
+/// released. The first of the servers has the lock.
+fn reopen_after_kills(servers: &[&server::Server], clients: [Client; 2], name: &str) {
+    let [holder, waiter] = clients;
+    let guard = take(&holder, name);
+    let listens = || servers.iter().all(|server| server.listeners(&waiter) == 1);
     thread::scope(|scope| {
-        let waits = scope.spawn(|| waiter.lock("a").map(unlock));
+        let waits = scope.spawn(|| waiter.lock(name).map(unlock));
         for _ in 0..3 {
-            eventually(SOON, || server.listeners(&waiter) == 1);
-            server.command(&["CLIENT", "KILL", "TYPE", "pubsub"]);
+            eventually(SOON / 2, listens);
+            for server in servers {
+                server.command(&["CLIENT", "KILL", "TYPE", "pubsub"]);
+            }
         }
-        eventually(SOON, || server.listeners(&waiter) == 1 && !server.queue("a").is_empty());
-        guard.unlock().unwrap();
-        waits.join().unwrap().unwrap();
+        eventually(SOON / 2, listens);
+        // Having listened again, it has asked once more and is in the queue.
+        eventually(SOON, || !servers[0].queue(name).is_empty());
+        let ((), took) = timed(|| {
+            guard.unlock().unwrap();
+            waits.join().unwrap().unwrap();
+        });
+        assert!(took < SOON / 2, "{took:?}");
     });
+}
+
+/// As `sleepy`, and waits for longer than the test may take.
+fn very_sleepy() -> Builder {
+    sleepy().wait(6 * SOON)
+}
+
+fn a_lost_wake_up_connection_is_reopened(server: &Server) {
+    let clients = [server.open(very_sleepy()), server.open(very_sleepy())];
+    reopen_after_kills(&[server], clients, "a");
+}
+
+#[test]
+fn lost_wake_up_connections_to_a_cluster_are_reopened() {
+    let cluster = Cluster::of_three();
+    let clients = [cluster.open(very_sleepy()), cluster.open(very_sleepy())];
+    let servers: Vec<_> = cluster.nodes().iter().collect();
+    reopen_after_kills(&servers, clients, &cluster.name_at(0));
+}
+
+#[test]
+fn lost_wake_up_connections_to_a_quorum_are_reopened() {
+    let quorum = Quorum::of(3);
+    let clients = [quorum.open(very_sleepy()), quorum.open(very_sleepy())];
+    let servers: Vec<_> = quorum.servers.iter().collect();
+    reopen_after_kills(&servers, clients, "a");
+}
+
+/// The thread for the wake-ups cannot be started at the first wait, and is at a later one.
+fn a_listener_that_could_not_be_started_is_tried_again(server: &Server) {
+    let holder = server.open(patient());
+    let guard = take(&holder, "a");
+    // So that the limit on memory leaves room for everything but the stack of a thread.
+    let stacks = [("RUST_MIN_STACK", OsString::from("1073741824"))];
+    let mut child = Child::start_with(wait_without_threads_in_a_child, &server.address(), &stacks);
+    let id = child.next();
+    assert_eq!(server.subscribers(&id), 0, "no thread could be started");
+    child.go_on();
+    eventually(SOON, || server.subscribers(&id) == 1 && server.queue("a") == [id.as_str()]);
+    let ((), took) = timed(|| {
+        guard.unlock().unwrap();
+        assert_eq!(child.next(), "has it");
+    });
+    assert!(took < SOON / 2, "{took:?}");
+    child.finish();
+}
+
+#[test]
+#[ignore = "a child of a_listener_that_could_not_be_started_is_tried_again"]
+fn wait_without_threads_in_a_child() {
+    let Some(address) = child::address() else { return };
+    let client = address.open(very_sleepy());
+    // Connects, and so needs no thread under the limit.
+    assert!(client.try_lock("a").unwrap().is_none());
+    let before = getrlimit(Resource::As);
+    setrlimit(Resource::As, Rlimit { current: Some(used_memory() + (512 << 20)), ..before })
+        .unwrap();
+    thread::Builder::new().spawn(|| ()).unwrap_err();
+    assert!(client.try_lock_for("a", ms(50)).unwrap().is_none());
+    child::report(client.id());
+    child::wait_for_parent();
+    setrlimit(Resource::As, before).unwrap();
+    client.lock("a").unwrap().unlock().unwrap();
+    child::report("has it");
+}
+
+/// The size of the address space of this process.
+fn used_memory() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmSize:")).unwrap();
+    1024 * line.trim().trim_end_matches(" kB").parse::<u64>().unwrap()
 }
 
 fn a_waiter_that_was_killed_is_skipped(server: &Server) {
@@ -276,6 +363,25 @@ fn a_client_that_has_stopped_costs_one_offer(server: &Server) {
     });
     // With an offer to the stopped client in each round there would be fifteen at the most.
     assert!(turns.iter().all(|turns| *turns > 40), "{turns:?}");
+    stopped.cont();
+    stopped.go_on();
+    stopped.finish();
+}
+
+/// Even if it would make no attempt by itself for a long time.
+fn a_waiter_asks_again_when_an_offer_to_another_is_over(server: &Server) {
+    let (holder, waiter) = (server.open(patient()), server.open(very_sleepy()));
+    let guard = take(&holder, "a");
+    let mut stopped = Child::start(wait_until_stopped_in_a_child, &server.address());
+    eventually(SOON, || server.queue("a").len() == 1);
+    stopped.stop();
+    // Its first wake-up connection has it ask once more, too.
+    assert!(waiter.try_lock_for("a", ms(50)).unwrap().is_none());
+    eventually(SOON, || server.listeners(&waiter) == 1);
+    guard.unlock().unwrap();
+    let (result, took) = timed(|| waiter.lock("a").map(drop));
+    result.unwrap();
+    assert!(took < SOON / 2, "{took:?}");
     stopped.cont();
     stopped.go_on();
     stopped.finish();

@@ -22,7 +22,8 @@ use crate::local::lease::Lease;
 use crate::local::loss::LossNotifier;
 use crate::local::pending::PendingHandoff;
 use crate::local::pending::tests::{request, sent};
-use crate::local::wait_queues::{Ending, Position, Turn, WaitQueues};
+use crate::local::turn::{self, Turn, TurnLimit};
+use crate::local::wait_queues::{Ending, Position, WaitQueues};
 use crate::local::waiter::{Signal, Waiter};
 use crate::store::hold::{HoldId, HoldKind};
 use crate::store::request::{PendingReply, TransferReply};
@@ -44,6 +45,8 @@ struct Scene {
     name: Arc<str>,
     /// Whether every hold is lost sooner or later.
     loses: bool,
+    /// Whether the store has a hold. Like `last`, not one of `crate::sync`.
+    stored: parking_lot::Mutex<bool>,
     /// The last holder. Not one of `crate::sync`: no thread is interrupted here.
     last: parking_lot::Mutex<Option<Arc<Lease>>>,
     /// How many holds there were.
@@ -73,15 +76,28 @@ impl Scene {
         self.holds.fetch_add(1, Relaxed)
     }
 
+    /// Begins a hold in the store, for the head.
+    fn store_hold(&self) {
+        let stored = mem::replace(&mut *self.stored.lock(), true);
+        assert!(!stored || self.loses, "a thread is at the head before the lock is released");
+    }
+
+    /// Ends the hold in the store, which takes some time.
+    fn remove_hold(&self) {
+        thread::yield_now();
+        *self.stored.lock() = false;
+    }
+
     /// Acquires the lock, holds it for a while, and releases it. Returns `false` if the wait ended
     /// without the lock.
     fn lock_and_unlock(&self, wait: Wait) -> Result<bool> {
         let lease = match self.acquire(wait)? {
-            None | Some(Turn::TimedOut(_) | Turn::Failed(_)) => {
+            None | Some(Turn::TimedOut | Turn::Outside | Turn::Failed(_)) => {
                 return Ok(false);
             }
             Some(Turn::HandedOff(lease)) => lease,
             Some(Turn::Head { .. } | Turn::HandoffPending(_)) => {
+                self.store_hold();
                 let lease = self.lease();
                 self.queues.set_acquired(&lease);
                 lease
@@ -108,10 +124,11 @@ impl Scene {
         } else {
             return Ok(None);
         };
-        let deadline = (wait != Wait::Endless).then(Instant::now);
+        let limit = TurnLimit { deadline: Instant::now(), slack: Duration::ZERO };
+        let limit = (wait != Wait::Endless).then_some(limit);
         let turn = match position {
             Position::Head { .. } => Turn::Head { yields: false },
-            Position::Behind => queues.wait(&waiter, deadline)?,
+            Position::Behind => turn::wait(queues, &waiter, limit)?,
         };
         match turn {
             Turn::Head { .. } => self.acquire_at_head(&waiter).map(Some),
@@ -127,17 +144,18 @@ impl Scene {
             self.queues.set_handed_off(&lease);
             return Ok(Turn::HandedOff(lease));
         }
-        self.queues.set_acquiring(waiter);
         self.acquire_at_head(waiter)
     }
 
     /// Tries at a store where the lock is sometimes held, and sleeps in between.
     fn acquire_at_head(&self, waiter: &Waiter) -> Result<Turn> {
         while thread_rng().r#gen() {
-            if let Err(error) = waiter.sleep(Duration::ZERO, &request()) {
+            self.queues.set_answer(waiter, Ok(()));
+            if let Err(error) = waiter.sleep(Duration::ZERO, Some(&request())) {
                 self.queues.give_up_head(&self.name, None);
                 return Err(error);
             }
+            self.queues.set_pending(waiter);
         }
         Ok(Turn::Head { yields: false })
     }
@@ -150,6 +168,8 @@ impl Scene {
         }
         let (posts, waits, done): (bool, bool, bool) = thread_rng().r#gen();
         let waiter = if posts {
+            // The next thread may ask before this has taken effect, and then asks once more.
+            *self.stored.lock() = false;
             match queues.start_release(lease) {
                 Ending::Handoff(waiter, _) => Some(waiter),
                 Ending::Release => return self.post(lease),
@@ -157,13 +177,17 @@ impl Scene {
         } else {
             queues.start_handoff(lease).map(|(waiter, _)| waiter)
         };
-        let Some(waiter) = waiter else { return queues.end_hold(lease) };
+        let Some(waiter) = waiter else {
+            self.remove_hold();
+            return queues.end_hold(lease);
+        };
+        *self.stored.lock() = done;
         if !waits {
             waiter.forward_handoff(pending(lease, done));
         } else if done {
             queues.finish_handoff(&waiter, &self.lease());
         } else {
-            queues.cancel_handoff(&self.name, &waiter, false);
+            waiter.cancel_handoff(false);
         }
     }
 
@@ -227,6 +251,35 @@ fn threads_that_come_and_go_do_not_lose_the_lock() {
     });
 }
 
+/// The thread that gets the lock may release it before the one that handed it off goes on.
+#[test]
+fn no_thread_is_the_head_before_a_lock_that_was_handed_off_is_released() {
+    under_many_schedules(|| {
+        let scene = Arc::new(Scene::default());
+        let (queues, mine) = (&scene.queues, scene.lease());
+        queues.join(&scene.name, &caller(), false).expect("open");
+        queues.set_acquired(&mine);
+        scene.store_hold();
+        let (second, _) = queues.join(&scene.name, &caller(), true).expect("open");
+        let [giver, receiver, third] = [(); 3].map(|()| scene.clone());
+        let threads = [
+            thread::spawn(move || {
+                let (waiter, _) = giver.queues.start_handoff(&mine).expect("a waiter");
+                giver.queues.finish_handoff(&waiter, &giver.lease());
+            }),
+            thread::spawn(move || {
+                match turn::wait(&receiver.queues, &second, None).expect("open") {
+                    Turn::HandedOff(lease) => receiver.unlock(&lease),
+                    other => panic!("{other:?}"),
+                }
+            }),
+            thread::spawn(move || assert!(third.lock_and_unlock(Wait::Endless).expect("open"))),
+        ];
+        threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
+        assert!(scene.is_empty(), "a waiter is left behind");
+    });
+}
+
 #[test]
 fn close_ends_every_wait_whenever_it_comes() {
     under_many_schedules(|| {
@@ -275,7 +328,7 @@ fn every_request_that_is_sent_for_a_thread_is_waited_for() {
         loop {
             let pause =
                 if thread_rng().r#gen() { Duration::ZERO } else { Duration::from_secs(86_400) };
-            match waiter.sleep(pause, &request()) {
+            match waiter.sleep(pause, Some(&request())) {
                 Ok(sent) => waited_for += usize::from(sent.is_some()),
                 Err(_) => break,
             }

@@ -16,7 +16,7 @@ use crate::local::call::{Caller, Wait};
 use crate::local::listener::tests::fake;
 use crate::local::reentrancy::Level;
 use crate::local::tests::{LEASE, Outcome, Scene, Scripted, eventually};
-use crate::local::wait_queues::Turn;
+use crate::local::turn::{self, Turn};
 use crate::store::Store;
 use crate::store::request::{Acquire, AcquireReply, Registration};
 use crate::store::wake::Wake;
@@ -141,10 +141,10 @@ fn a_thread_that_becomes_the_head_after_close_does_not_wait_there() {
     let [_, (waiter, _)] = [join(), join()];
     shared.close();
     queues.give_up_head(name, None);
-    let turn = queues.wait(&waiter, None).expect("made the head");
+    let turn = turn::wait(queues, &waiter, None).expect("made the head");
     assert!(matches!(turn, Turn::Head { .. }));
     let wait = Wait::Until(end_of(Duration::from_secs(5)));
     let call = LockCall { shared, name, caller, wait };
-    let outcome = call.acquire_at_head(call.head(), &waiter, Arrival::Next, false);
+    let outcome = call.acquire_at_head(&waiter, Arrival::Next { yields: false });
     assert!(matches!(outcome, Err(Error::Closed)), "{outcome:?}");
 }

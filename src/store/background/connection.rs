@@ -163,6 +163,11 @@ impl<N: Node, T> BackgroundConnection<N, T> {
             FailureKind::Rejected => self.pauses.after_rejection,
             _ => self.pauses.after_failure,
         };
+        self.fail_for(failure, pause);
+    }
+
+    /// Gives up the connection, for this long.
+    pub(crate) fn fail_for(&mut self, failure: Failure, pause: Duration) {
         self.state = ConnectionState::Failed { failure, retry_at: end_of(pause) };
     }
 

@@ -28,8 +28,8 @@ pub(super) struct Channel {
 #[derive(Debug)]
 pub(super) struct Subscription {
     pub(super) connection: Connection,
-    /// Whether the server has confirmed the subscription, so that messages come.
-    pub(super) is_ready: bool,
+    /// Since when messages come: the server has confirmed the subscription.
+    pub(super) ready: Option<Instant>,
     /// When something must have come.
     pub(super) expected_by: Instant,
     /// Whether there is a request that the server has not answered: SUBSCRIBE or PING.
@@ -40,7 +40,7 @@ impl Subscription {
     /// Subscribes over an open connection.
     pub(super) fn begin(connection: Connection, channel: &Channel) -> Result<Self, Failure> {
         let expected_by = Instant::now();
-        let mut subscription = Self { connection, is_ready: false, expected_by, asked: false };
+        let mut subscription = Self { connection, ready: None, expected_by, asked: false };
         let subscribe = redis::cmd("SUBSCRIBE").arg(&channel.name).take();
         subscription.send(&subscribe, channel)?;
         Ok(subscription)
@@ -53,7 +53,9 @@ impl Subscription {
             let reply = reply?;
             (self.asked, self.expected_by) = (false, end_of(SILENCE_MAX));
             if let Some(wake) = channel.decode(&reply) {
-                self.is_ready |= wake == Wake::Ready;
+                if wake == Wake::Ready {
+                    self.ready = Some(Instant::now());
+                }
                 return Ok(Some(wake));
             }
         }

@@ -15,7 +15,7 @@ use crate::store::background::connection::{
 use crate::store::background::opening::Opening;
 use crate::store::background::subscription::{Channel, Subscription};
 use crate::store::keys::Keys;
-use crate::store::wake::{Wake, Wakeups};
+use crate::store::wake::{STABLE, Wake, Wakeups};
 
 /// Without an open connection an interrupt is looked for this often.
 const LOOK: Duration = Duration::from_millis(20);
@@ -134,7 +134,7 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
     /// Reads what has come, until there is something to tell the client.
     fn read(&mut self) -> Option<Wake> {
         let is_ready = |node: &BackgroundConnection<P::Node, Subscription>| {
-            node.as_open().is_some_and(|open| open.is_ready)
+            node.as_open().is_some_and(|open| open.ready.is_some())
         };
         for place in 0..self.nodes.len() {
             while let Some(subscription) = self.nodes[place].as_open_mut() {
@@ -152,8 +152,15 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
                         let (server, source) = (&failure.server, &failure.source);
                         let line = || format!("no wake-ups from {server}: {source}");
                         self.events.debug(line);
-                        self.policy.fail(&self.nodes[place].node, &failure);
-                        self.nodes[place].fail(failure);
+                        let stable =
+                            subscription.ready.is_some_and(|since| since.elapsed() >= STABLE);
+                        let node = &mut self.nodes[place];
+                        self.policy.fail(&node.node, &failure);
+                        if stable {
+                            node.fail_for(failure, Duration::ZERO);
+                        } else {
+                            node.fail(failure);
+                        }
                     }
                 }
             }

@@ -14,6 +14,7 @@ mod slot;
 mod topology;
 mod wakeups;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -36,10 +37,10 @@ use crate::store::durability::Demand;
 use crate::store::hold::HoldId;
 use crate::store::job::JobRunner;
 use crate::store::request::{
-    Acquire, AcquireReply, HoldReply, HolderReply, PendingReply, PostedChange, SetDepth, Transfer,
-    TransferReply, WaitingClient,
+    Acquire, AcquireAll, AcquireAllReply, AcquireReply, HoldReply, HolderReply, PendingReply,
+    PostedChange, SetDepth, Transfer, TransferReply, WaitingClient,
 };
-use crate::store::standalone::Standalone;
+use crate::store::standalone::{GROUP_MAX, Standalone};
 use crate::store::wake::Wakeups;
 
 /// A cluster.
@@ -168,6 +169,21 @@ impl Store for Cluster {
             node.acquire(Acquire { hold: &hold, lease, registration, deadline })
         };
         Some(self.follow(target, slot, first, again))
+    }
+
+    fn groups(&self, names: &[Arc<str>]) -> Vec<Vec<usize>> {
+        let mut slots = BTreeMap::<usize, Vec<usize>>::new();
+        for (index, name) in names.iter().enumerate() {
+            slots.entry(self.slot(name)).or_default().push(index);
+        }
+        slots.values().flat_map(|group| group.chunks(GROUP_MAX).map(<[usize]>::to_vec)).collect()
+    }
+
+    fn acquire_all(&self, request: AcquireAll<'_>) -> Result<AcquireAllReply, Failure> {
+        let Some(first) = request.holds.first() else {
+            return Ok(AcquireAllReply::Acquired { fences: Vec::new() });
+        };
+        self.route(&first.name, request.deadline, |node| node.acquire_all(request))
     }
 
     fn set_depth(&self, request: SetDepth<'_>) -> Result<HoldReply, Failure> {

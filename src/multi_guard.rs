@@ -1,0 +1,144 @@
+//! Several locks that are held together.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::error::Result;
+use crate::local::lease::{Lease, OverChannel};
+use crate::local::shared::Shared;
+use crate::local::{release, status};
+use crate::lost::{self, Lost};
+
+/// Several locks that are held together, and belong to no thread. Dropping this releases all of
+/// them. Created by [`Client::lock_all`](crate::Client::lock_all).
+///
+/// It is lost as soon as one of its locks is.
+///
+/// ```
+/// let client = leasehold::Client::in_memory();
+/// let guard = client.lock_all(["account:1", "account:2"])?;
+/// assert!(guard.fence("account:1").is_some() && guard.fence("account:3").is_none());
+/// assert!(client.try_lock("account:2")?.is_none());
+/// guard.unlock()?;
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+#[must_use = "if unused the locks are released immediately"]
+pub struct MultiGuard {
+    shared: Arc<Shared>,
+    /// In the order of the names, which are never empty.
+    leases: Vec<Arc<Lease>>,
+    names: Vec<String>,
+    /// All names, for messages.
+    name: String,
+    over: OverChannel,
+    released: bool,
+}
+
+impl MultiGuard {
+    pub(crate) fn new(shared: &Arc<Shared>, leases: Vec<Arc<Lease>>) -> Self {
+        let over = OverChannel::new();
+        for lease in &leases {
+            lease.share_over(&over);
+        }
+        let names: Vec<String> = leases.iter().map(|lease| lease.name().to_string()).collect();
+        let name = names.join(", ");
+        Self { shared: shared.clone(), leases, names, name, over, released: false }
+    }
+
+    /// Returns all names in one string, separated by commas.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Returns the names, in the order in which they were asked for.
+    #[must_use]
+    pub fn names(&self) -> &[String] {
+        &self.names
+    }
+
+    /// Returns the fencing token of one of the names, or `None` for another name. See
+    /// [`Guard::fence`](crate::Guard::fence).
+    #[must_use]
+    pub fn fence(&self, name: &str) -> Option<u64> {
+        self.leases.iter().find(|lease| **lease.name() == *name).map(|lease| lease.fence)
+    }
+
+    /// Returns `true` if none of the leases has ended by this process's clock. Does not ask the
+    /// server.
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        self.leases.iter().all(|lease| self.shared.is_held(lease))
+    }
+
+    /// Returns how long the first of the leases to end lasts if it is not renewed again. See
+    /// [`Guard::remaining`](crate::Guard::remaining).
+    #[must_use]
+    pub fn remaining(&self) -> Duration {
+        let remaining = self.leases.iter().map(|lease| self.shared.remaining(lease));
+        remaining.min().unwrap_or_default()
+    }
+
+    /// Returns the watch on these holds, which are over as soon as one of them is. See
+    /// [`Guard::lost`](crate::Guard::lost).
+    #[must_use]
+    pub fn lost(&self) -> Lost {
+        lost::watch_all(&self.shared, &self.leases, &self.over)
+    }
+
+    /// Asks the server whether all of these holds still exist. Blocks for its replies.
+    ///
+    /// # Errors
+    ///
+    /// The same as [`Guard::verify`](crate::Guard::verify), for the first name that fails.
+    pub fn verify(&self) -> Result<()> {
+        self.leases.iter().try_for_each(|lease| status::verify(&self.shared, lease))
+    }
+
+    /// Renews all leases now. Blocks for the server's replies.
+    ///
+    /// # Errors
+    ///
+    /// The same as [`Guard::renew`](crate::Guard::renew), for the first name that fails.
+    pub fn renew(&self) -> Result<()> {
+        self.leases.iter().try_for_each(|lease| status::renew(&self.shared, lease))
+    }
+
+    /// Releases all locks, as dropping the guard does, and reports errors. Blocks for the server's
+    /// replies.
+    ///
+    /// # Errors
+    ///
+    /// The same as [`Guard::unlock`](crate::Guard::unlock), for the first name that fails. The
+    /// others are released all the same.
+    pub fn unlock(mut self) -> Result<()> {
+        self.released = true;
+        let mut outcome = Ok(());
+        for lease in &self.leases {
+            outcome = outcome.and(release::unlock(&self.shared, lease));
+        }
+        outcome
+    }
+}
+
+impl Drop for MultiGuard {
+    fn drop(&mut self) {
+        if !self.released {
+            for lease in &self.leases {
+                // Errors are logged where they occur.
+                drop(release::unlock_on_drop(&self.shared, lease));
+            }
+        }
+    }
+}
+
+/// Shows nothing that would allow another client to release the locks.
+impl fmt::Debug for MultiGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MultiGuard")
+            .field("names", &self.names)
+            .field("remaining", &self.remaining())
+            .finish_non_exhaustive()
+    }
+}

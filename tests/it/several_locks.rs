@@ -1,0 +1,251 @@
+//! Several locks that are acquired together: all or none.
+
+use std::thread;
+
+use leasehold::{Client, Error, Event, MultiGuard};
+use parking_lot::Mutex;
+
+use crate::support::{
+    LEASE, SHORT, SOON, Server, Store, elsewhere, eventually, is_busy, ms, patient, stores, take,
+    throughout, timed,
+};
+
+stores! {
+    every store:
+        all_locks_are_held_or_none,
+        a_set_is_had_right_after_the_drop_of_another,
+        the_order_of_names_makes_no_deadlock,
+        two_threads_with_overlapping_sets_exclude_each_other,
+        a_set_that_cannot_be_had_leaves_nothing_behind,
+        a_set_waits_without_holding_anything,
+        a_set_is_renewed_and_may_move_to_another_thread,
+        a_set_is_lost_when_one_of_its_locks_is,
+        a_set_does_not_nest;
+    every server:
+        sets_and_single_locks_of_two_clients_make_progress,
+        a_set_of_free_locks_takes_one_request,
+        nothing_is_told_of_a_lock_that_is_given_back;
+}
+
+const fn is_shared_between_threads<T: Send + Sync + 'static>() {}
+const _: () = is_shared_between_threads::<MultiGuard>();
+
+fn all_locks_are_held_or_none(store: &Store) {
+    let client = store.open(patient());
+    let set = client.lock_all(["b", "a", "c"]).unwrap();
+    assert_eq!(set.names(), ["b", "a", "c"]);
+    for name in ["a", "b", "c"] {
+        assert!(is_busy(&client, name));
+        assert!(set.fence(name).unwrap() > 0);
+    }
+    assert_eq!(set.fence("d"), None);
+    set.verify().unwrap();
+    set.renew().unwrap();
+    assert_eq!(client.stats().held, 3);
+    assert!(client.try_lock_all(["c", "d"]).unwrap().is_none());
+    assert!(!is_busy(&client, "d"));
+    assert!(client.try_lock_all_for(["d", "a"], ms(30)).unwrap().is_none());
+    let timed_out = elsewhere(|| client.mutex("a").wait(ms(10)).lock().map(drop));
+    assert!(matches!(timed_out, Err(Error::Timeout { .. })));
+    let old = set.fence("a").unwrap();
+    set.unlock().unwrap();
+    let set = client.try_lock_all(vec!["a".to_string(), "d".to_string()]).unwrap().unwrap();
+    assert!(set.fence("a").unwrap() > old);
+    drop(set);
+    for name in ["a", "b", "c", "d"] {
+        eventually(SOON, || !is_busy(&client, name));
+    }
+}
+
+fn a_set_is_had_right_after_the_drop_of_another(store: &Store) {
+    let client = store.open(patient());
+    for round in 0..50 {
+        drop(client.lock_all(["a", "b", "c"]).unwrap());
+        drop(client.lock("b").unwrap());
+        let set = client.try_lock_all(["c", "b", "a"]).unwrap();
+        assert!(set.is_some(), "round {round}");
+        drop(set);
+        drop(client.try_lock("a").unwrap().unwrap());
+    }
+}
+
+fn the_order_of_names_makes_no_deadlock(store: &Store) {
+    let client = store.open(patient());
+    let register = store.register();
+    let sets = [["a", "b", "c"], ["c", "b", "a"], ["b", "c", "a"], ["c", "a", "b"]];
+    thread::scope(|scope| {
+        for names in sets {
+            let (client, register) = (&client, &register);
+            scope.spawn(move || {
+                let mut number = register.handle();
+                for _ in 0..5 {
+                    let _set = client.lock_all(names).unwrap();
+                    let seen = number.read();
+                    thread::sleep(ms(1));
+                    number.write(seen + 1);
+                }
+            });
+        }
+    });
+    assert_eq!(register.handle().read(), 20);
+}
+
+fn two_threads_with_overlapping_sets_exclude_each_other(store: &Store) {
+    let client = store.open(patient());
+    let register = store.register();
+    thread::scope(|scope| {
+        for worker in 0..4 {
+            let (client, register) = (&client, &register);
+            scope.spawn(move || {
+                let mut number = register.handle();
+                for _ in 0..5 {
+                    let (set, single) = match worker {
+                        0 => (Some(client.lock_all(["a", "x"]).unwrap()), None),
+                        1 => (Some(client.lock_all(["y", "a"]).unwrap()), None),
+                        2 => (None, Some(client.lock("a").unwrap())),
+                        _ => (Some(client.lock_all(["x", "a", "y"]).unwrap()), None),
+                    };
+                    let seen = number.read();
+                    thread::sleep(ms(1));
+                    number.write(seen + 1);
+                    drop((set, single));
+                }
+            });
+        }
+    });
+    assert_eq!(register.handle().read(), 20);
+}
+
+fn a_set_that_cannot_be_had_leaves_nothing_behind(store: &Store) {
+    let client = store.open(patient());
+    let guard = client.lock_owned("b").unwrap();
+    for _ in 0..3 {
+        assert!(client.try_lock_all(["a", "b", "c"]).unwrap().is_none());
+        assert!(client.try_lock_all_for(["c", "b", "a"], ms(20)).unwrap().is_none());
+        eventually(SOON, || !is_busy(&client, "a") && !is_busy(&client, "c"));
+    }
+    guard.unlock().unwrap();
+    client.lock_all(["a", "b", "c"]).unwrap().unlock().unwrap();
+}
+
+fn a_set_waits_without_holding_anything(store: &Store) {
+    let client = store.open(patient());
+    let guard = client.lock_owned("b").unwrap();
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| client.lock_all(["a", "b", "c"]).unwrap());
+        eventually(SOON, || client.stats().waiting == 1);
+        assert!(!is_busy(&client, "a") && !is_busy(&client, "c"));
+        guard.unlock().unwrap();
+        let (set, took) = timed(|| waiting.join().unwrap());
+        assert!(took < SOON);
+        set.unlock().unwrap();
+        let guard = client.lock_owned("c").unwrap();
+        let closed = scope.spawn(|| client.lock_all(["a", "c"]));
+        eventually(SOON, || client.stats().waiting == 1);
+        client.close();
+        assert!(matches!(closed.join().unwrap(), Err(Error::Closed)));
+        guard.unlock().unwrap();
+    });
+}
+
+fn a_set_is_renewed_and_may_move_to_another_thread(store: &Store) {
+    let client = store.open(patient().lease(LEASE));
+    let there = client.clone();
+    let set = thread::spawn(move || there.lock_all(["a", "b"]).unwrap()).join().unwrap();
+    throughout(LEASE * 2, || set.is_held() && is_busy(&client, "a") && is_busy(&client, "b"));
+    assert!(set.remaining() > ms(0) && !set.lost().is_lost());
+    let lost = set.lost();
+    drop(set);
+    assert!(!lost.wait(), "it has ended normally");
+}
+
+fn a_set_is_lost_when_one_of_its_locks_is(store: &Store) {
+    let client = store.open_for(SHORT, patient().lease(SHORT));
+    let set = client.lock_all(["a", "b"]).unwrap();
+    let lost = set.lost();
+    assert_eq!(lost.wait_timeout(ms(1)), None);
+    assert!(client.mutex("b").force_unlock().unwrap());
+    assert!(lost.wait() && set.lost().is_lost() && !set.is_held());
+    assert!(matches!(set.verify(), Err(Error::Lost { name, .. }) if name == "b"));
+    assert!(is_busy(&client, "a"));
+    assert!(matches!(set.unlock(), Err(Error::Lost { .. })));
+    assert!(!is_busy(&client, "a"));
+}
+
+fn a_set_does_not_nest(store: &Store) {
+    let client = store.open(patient());
+    let guard = take(&client, "b");
+    for result in [client.lock_all(["a", "b"]).map(drop), client.try_lock_all(["b"]).map(drop)] {
+        match result {
+            Err(Error::AlreadyHeld { name, .. }) => assert_eq!(name, "b"),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(!is_busy(&client, "a"));
+    guard.unlock().unwrap();
+    let set = client.lock_all(["a", "b"]).unwrap();
+    assert!(client.try_lock("a").unwrap().is_none());
+    assert!(!client.mutex("a").is_held_by_current_thread());
+    set.unlock().unwrap();
+    let none: [&str; 0] = [];
+    assert!(matches!(client.lock_all(none), Err(Error::InvalidInput(_))));
+    assert!(matches!(client.lock_all(["a", "b", "a"]), Err(Error::InvalidInput(_))));
+    assert!(matches!(client.try_lock_all(["a", ""]), Err(Error::InvalidInput(_))));
+}
+
+fn sets_and_single_locks_of_two_clients_make_progress(server: &Server) {
+    let clients = [server.open(patient()), server.open(patient())];
+    let done = Mutex::new(0);
+    let work = |client: &Client, forth: bool| {
+        for round in 0..10 {
+            let names = if forth { ["a", "b"] } else { ["b", "a"] };
+            if round % 2 == 0 {
+                client.lock_all(names).unwrap().unlock().unwrap();
+            } else {
+                client.lock(names[0]).unwrap().unlock().unwrap();
+            }
+            *done.lock() += 1;
+        }
+    };
+    thread::scope(|scope| {
+        for client in &clients {
+            scope.spawn(|| work(client, true));
+            scope.spawn(|| work(client, false));
+        }
+    });
+    assert_eq!(*done.lock(), 40);
+}
+
+fn a_set_of_free_locks_takes_one_request(server: &Server) {
+    let client = server.open(patient());
+    let names: Vec<String> = (0..8).map(|number| format!("name {number}")).collect();
+    client.lock_all(&names).unwrap().unlock().unwrap();
+    let before = server.calls("evalsha");
+    let set = client.lock_all(&names).unwrap();
+    assert_eq!(server.calls("evalsha") - before, 1);
+    set.unlock().unwrap();
+}
+
+fn nothing_is_told_of_a_lock_that_is_given_back(server: &Server) {
+    let (sender, events) = crossbeam_channel::unbounded();
+    let client = server.open(patient().on_event(move |event| {
+        if let Event::Acquired { name, .. } | Event::Released { name, .. } = event {
+            sender.send(name.clone()).unwrap();
+        }
+    }));
+    let other = server.open(patient());
+    let (a, b) = (other.lock_owned("a").unwrap(), other.lock_owned("b").unwrap());
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| client.lock_all(["a", "b"]).unwrap());
+        eventually(SOON, || client.stats().waiting == 1);
+        // It gets the first of the locks, and has to give it back.
+        a.unlock().unwrap();
+        thread::sleep(ms(100));
+        b.unlock().unwrap();
+        waiting.join().unwrap().unlock().unwrap();
+    });
+    drop(client);
+    let mut told: Vec<String> = events.iter().collect();
+    told.sort_unstable();
+    assert_eq!(told, ["a", "a", "b", "b"]);
+}
