@@ -6,7 +6,7 @@ use crate::store::keys::Keys;
 
 use HoldKind::{Permit, Read, Write};
 
-const SHORT: Duration = Duration::from_millis(50);
+const SHORT: Duration = Duration::from_millis(600);
 
 /// Makes a module of tests per store: of those that need no second client, and of all.
 macro_rules! stores {

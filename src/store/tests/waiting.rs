@@ -614,7 +614,7 @@ fn a_server_that_hangs_in_the_login_delays_no_wait() {
     for _ in 0..3 {
         let started = Instant::now();
         assert!(wakeups.next(started + TIME).is_none());
-        assert!(started.elapsed() < TIME * 2, "{:?}", started.elapsed());
+        assert!(started.elapsed() < TIME + Duration::from_secs(2), "{:?}", started.elapsed());
     }
     let interrupter = wakeups.interrupter();
     let waiter = thread::spawn(move || wakeups.next(end_of(Duration::from_secs(600))));
