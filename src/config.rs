@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use crate::canceller::Canceller;
 use crate::error::{Error, Result};
 use crate::event::{Callback, Events};
 #[cfg(feature = "tls")]
@@ -302,16 +303,26 @@ pub(crate) struct LockOptions {
     pub(crate) max_hold: Option<Duration>,
     /// Whether a thread may lock again what it holds.
     pub(crate) reentrant: bool,
+    /// What ends a wait early.
+    pub(crate) canceller: Option<Canceller>,
 }
 
 impl Default for LockOptions {
     fn default() -> Self {
         let lease = Duration::from_secs(30);
-        Self { lease, wait: None, renew: true, max_hold: None, reentrant: true }
+        Self { lease, wait: None, renew: true, max_hold: None, reentrant: true, canceller: None }
     }
 }
 
 impl LockOptions {
+    /// Returns an error if the calls with these options are cancelled.
+    pub(crate) fn check_cancelled(&self, name: &str) -> Result<()> {
+        if self.canceller.as_ref().is_some_and(Canceller::is_cancelled) {
+            return Err(Error::Cancelled { name: name.into() });
+        }
+        Ok(())
+    }
+
     pub(crate) fn check(&self, config: &Config) -> Result<()> {
         if !(LEASE_MIN..=LEASE_MAX).contains(&self.lease) {
             return Err(Error::invalid("lease", "must be 10 ms to 365 days"));

@@ -24,6 +24,12 @@ pub enum Error {
         /// The name of the lock.
         name: String,
     },
+    /// The wait was ended by a [`Canceller`](crate::Canceller).
+    #[non_exhaustive]
+    Cancelled {
+        /// The name of the lock.
+        name: String,
+    },
     /// The client was closed by [`Client::close`](crate::Client::close).
     Closed,
     /// This process is a forked child of the one that created the client. Create a new client in
@@ -287,6 +293,7 @@ impl fmt::Display for Error {
             Self::AlreadyHeld { name } => {
                 write!(f, "this thread holds lock {name:?} already")
             }
+            Self::Cancelled { name } => write!(f, "the wait for lock {name:?} was cancelled"),
             Self::Closed => f.write_str("the client is closed"),
             Self::Forked => f.write_str("the client belongs to the parent of this forked process"),
             Self::InvalidInput(what) => write!(f, "invalid input: {what}"),

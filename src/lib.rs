@@ -193,6 +193,7 @@
 //! [`WrongType`](Error::WrongType), and is left unchanged.
 
 mod builder;
+mod canceller;
 mod client;
 mod clock;
 mod config;
@@ -219,6 +220,7 @@ mod sync;
 #[cfg(feature = "tls")]
 mod tls;
 
+pub use canceller::Canceller;
 pub use client::{Builder, Client};
 pub use config::Durability;
 #[doc(hidden)]

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::canceller::Canceller;
 use crate::clock::end_of;
 use crate::config::LockOptions;
 use crate::error::{Error, Result};
@@ -85,6 +86,13 @@ impl Mutex {
     #[must_use]
     pub fn reentrant(mut self, reentrant: bool) -> Self {
         self.options.reentrant = reentrant;
+        self
+    }
+
+    /// Lets a [`Canceller`] end the waits of this handle.
+    #[must_use]
+    pub fn cancelled_by(mut self, canceller: &Canceller) -> Self {
+        self.options.canceller = Some(canceller.clone());
         self
     }
 

@@ -148,6 +148,13 @@ macro_rules! lock_options {
                 self
             }
 
+            /// Lets a [`Canceller`](crate::Canceller) end the waits of this handle.
+            #[must_use]
+            pub fn cancelled_by(mut self, canceller: &$crate::canceller::Canceller) -> Self {
+                self.options.canceller = Some(canceller.clone());
+                self
+            }
+
             /// Returns the name.
             #[must_use]
             pub fn name(&self) -> &str {

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::canceller::CancellableWait;
 use crate::config::LockOptions;
 use crate::error::{Error, Result};
 use crate::event::Event;
@@ -44,7 +45,8 @@ enum Start {
 
 /// Why a call ends without the lock.
 enum Stopped {
-    Closed,
+    /// The client is closed, or the wait is cancelled.
+    Ended(Error),
     Failed(Failure),
     TimedOut,
 }
@@ -52,7 +54,7 @@ enum Stopped {
 impl Stopped {
     fn into_result(self, name: &str) -> Result<Option<Arc<Lease>>> {
         match self {
-            Self::Closed => Err(Error::Closed),
+            Self::Ended(error) => Err(error),
             Self::Failed(failure) => Err(failure.into_error("acquire", name)),
             Self::TimedOut => Ok(None),
         }
@@ -99,6 +101,7 @@ pub(super) fn check(shared: &Shared, name: &str, options: &LockOptions) -> Resul
     shared.identity.check_process()?;
     shared.config.check_name(name)?;
     options.check(&shared.config)?;
+    options.check_cancelled(name)?;
     shared.wait_queues.check_open()
 }
 
@@ -113,7 +116,8 @@ impl LockCall<'_> {
 
     /// Acquires the lock, and reports nothing but contention.
     pub(super) fn acquire(&self) -> Result<Option<Arc<Lease>>> {
-        let Some((waiter, start)) = self.queue()? else { return Ok(None) };
+        let mut cancellable = None;
+        let Some((waiter, start)) = self.queue(&mut cancellable)? else { return Ok(None) };
         match start {
             Start::AtHead(arrival) => self.acquire_at_head(&waiter, arrival),
             Start::HandedOff(lease) => Ok(Some(lease)),
@@ -132,7 +136,7 @@ impl LockCall<'_> {
     }
 
     /// Waits behind the other threads of this client. `None` if the wait is over before.
-    fn queue(&self) -> Result<Option<(Waiter, Start)>> {
+    fn queue(&self, cancellable: &mut Option<CancellableWait>) -> Result<Option<(Waiter, Start)>> {
         let Self { shared, name, caller, wait } = self;
         let queues = shared.queues(caller.kind);
         let (waiter, position) = if *wait != Wait::No {
@@ -145,6 +149,8 @@ impl LockCall<'_> {
         } else {
             return Ok(Some((Waiter::new(name), Start::Outside)));
         };
+        let canceller = caller.options.canceller.as_ref();
+        *cancellable = canceller.map(|canceller| waiter.watch(canceller));
         let start = match position {
             Position::Behind => self.wait_for_turn(&waiter)?,
             Position::Head { after_release } => {
@@ -246,9 +252,10 @@ fn try_until_acquired(attempt: &mut Attempt<'_>, waiter: &Waiter) -> Result<NewH
         };
         let _waiting = shared.counters.begin_wait();
         // A thread that becomes the head after `close` has sent its signals does not get one.
-        queues.check_open().map_err(|_| Stopped::Closed)?;
+        queues.check_open().map_err(Stopped::Ended)?;
+        attempt.check_cancelled().map_err(Stopped::Ended)?;
         let asleep = Instant::now();
-        started = waiter.sleep(pause, attempt.next_request()).map_err(|_| Stopped::Closed)?;
+        started = waiter.sleep(pause, attempt.next_request()).map_err(Stopped::Ended)?;
         if asleep.elapsed() < pause {
             // The lock was released a moment ago, so that another attempt may soon succeed too.
             backoff = Backoff::new(shared.config.backoff);
@@ -313,7 +320,7 @@ impl QueueHead<'_> {
         self.kept = true;
         let outage = match stopped {
             Stopped::Failed(failure) if self.endless && is_outage(failure) => Some(failure),
-            Stopped::Closed | Stopped::Failed(_) | Stopped::TimedOut => None,
+            Stopped::Ended(_) | Stopped::Failed(_) | Stopped::TimedOut => None,
         };
         self.queues.give_up_head(self.name, outage)
     }

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::clock::{Moment, end_of};
 use crate::config::Mechanism;
+use crate::error::Error;
 use crate::event::Event;
 use crate::failure::Failure;
 use crate::local::call::{Caller, Wait};
@@ -153,6 +154,10 @@ impl<'a> Attempt<'a> {
     }
 
     /// The queues in which threads wait for holds of this kind.
+    pub(super) fn check_cancelled(&self) -> Result<(), Error> {
+        self.caller.options.check_cancelled(&self.request.hold.name)
+    }
+
     pub(super) fn queues(&self) -> &'a WaitQueues {
         self.shared.queues(self.caller.kind)
     }

@@ -49,7 +49,7 @@ pub(crate) struct TurnLimit {
 ///
 /// # Errors
 ///
-/// `Closed` if the client is closed.
+/// `Closed` if the client is closed, `Cancelled` if the wait is.
 pub(crate) fn wait(queues: &WaitQueues, waiter: &Waiter, limit: Option<TurnLimit>) -> Result<Turn> {
     let joined = Instant::now();
     let mut end = limit.map(|limit| limit.deadline);
@@ -64,6 +64,11 @@ pub(crate) fn wait(queues: &WaitQueues, waiter: &Waiter, limit: Option<TurnLimit
             Some(Signal::Head { yields }) => return Ok(Turn::Head { yields }),
             // Meant for the head, which this thread is not.
             Some(Signal::AcquireSent(_) | Signal::MayBeFree) => {}
+            Some(Signal::Cancelled) => {
+                if queues.remove(waiter) {
+                    return Err(Error::Cancelled { name: waiter.name.to_string() });
+                }
+            }
             Some(Signal::Closed) => {
                 if queues.remove(waiter) {
                     return Err(Error::Closed);

@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::canceller::{CancellableWait, Canceller};
 use crate::clock::end_of;
 use crate::error::{Error, Result};
 use crate::failure::Failure;
@@ -49,6 +50,7 @@ impl QueuedWaiter {
 pub(super) enum Signal {
     /// Its next request was sent, and the reply is pending.
     AcquireSent(Box<SentAcquire<PendingReply<AcquireReply>>>),
+    Cancelled,
     Closed,
     /// Its time is over, and another owner holds the lock.
     Contended,
@@ -153,7 +155,7 @@ impl Waiter {
     ///
     /// # Errors
     ///
-    /// `Closed` if the client is closed.
+    /// `Closed` if the client is closed, `Cancelled` if the wait is.
     pub(crate) fn sleep(
         &self,
         time: Duration,
@@ -162,9 +164,16 @@ impl Waiter {
         let next_request = next_request.cloned().map(Box::new);
         match self.signals.receive_or_start(Some(end_of(time)), next_request) {
             Some(Signal::AcquireSent(sent)) => Ok(Some(*sent)),
+            Some(Signal::Cancelled) => Err(Error::Cancelled { name: self.name.to_string() }),
             Some(Signal::Closed) => Err(Error::Closed),
             _ => Ok(None),
         }
+    }
+
+    /// Lets a canceller end the wait.
+    pub(super) fn watch(&self, canceller: &Canceller) -> CancellableWait {
+        let signals = self.signals.clone();
+        canceller.watch(move || signals.send(Signal::Cancelled))
     }
 
     pub(super) fn is_same(&self, signals: &Arc<Signals>) -> bool {

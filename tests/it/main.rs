@@ -22,6 +22,7 @@
 mod acl;
 mod acquire;
 mod arguments;
+mod cancelling;
 mod cluster;
 mod cost;
 mod duplicate_requests;

@@ -1,0 +1,95 @@
+//! Ends waits from another thread.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+/// Ends waits for locks from another thread: of one call, or of all calls that were given a clone.
+///
+/// ```
+/// use leasehold::{Canceller, Client, Error};
+///
+/// let client = Client::in_memory();
+/// let _held = client.lock_owned("report")?;
+/// let canceller = Canceller::new();
+/// let waiting = {
+///     let report = client.mutex("report").cancelled_by(&canceller);
+///     std::thread::spawn(move || report.lock().map(drop))
+/// };
+/// canceller.cancel();
+/// assert!(matches!(waiting.join().unwrap(), Err(Error::Cancelled { .. })));
+/// # Ok::<(), Error>(())
+/// ```
+///
+/// Every wait ends with [`Error::Cancelled`](crate::Error::Cancelled): one that sleeps at once, one
+/// whose request is under way with its reply, at the latest after one
+/// [`io_timeout`](crate::Builder::io_timeout). Calls that begin later end so before any I/O. Locks
+/// that are held are not affected. It cannot be undone: make a new canceller instead.
+///
+/// In a handler of signals, set a flag, and call [`cancel`](Canceller::cancel) on a thread that
+/// looks at it.
+#[derive(Clone, Default)]
+pub struct Canceller(Arc<Mutex<Waits>>);
+
+#[derive(Default)]
+struct Waits {
+    cancelled: bool,
+    last: u64,
+    /// What ends each wait.
+    ends: HashMap<u64, Box<dyn Fn() + Send>>,
+}
+
+/// A wait that can be cancelled, until this is dropped.
+pub(crate) struct CancellableWait {
+    canceller: Canceller,
+    number: u64,
+}
+
+impl Canceller {
+    /// Creates a canceller that has not been cancelled.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Ends all waits that were given this or a clone of it, now and later.
+    pub fn cancel(&self) {
+        let mut waits = self.0.lock();
+        waits.cancelled = true;
+        for end in waits.ends.values() {
+            end();
+        }
+    }
+
+    /// Returns `true` if [`cancel`](Canceller::cancel) was called on this or a clone of it.
+    #[must_use]
+    pub fn is_cancelled(&self) -> bool {
+        self.0.lock().cancelled
+    }
+
+    /// Has `end` called when this is cancelled, or at once if it is. It must not block.
+    pub(crate) fn watch(&self, end: impl Fn() + Send + 'static) -> CancellableWait {
+        let mut waits = self.0.lock();
+        if waits.cancelled {
+            end();
+        }
+        waits.last += 1;
+        let number = waits.last;
+        waits.ends.insert(number, Box::new(end));
+        CancellableWait { canceller: self.clone(), number }
+    }
+}
+
+impl fmt::Debug for Canceller {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Canceller").field("cancelled", &self.is_cancelled()).finish_non_exhaustive()
+    }
+}
+
+impl Drop for CancellableWait {
+    fn drop(&mut self) {
+        self.canceller.0.lock().ends.remove(&self.number);
+    }
+}

@@ -1,0 +1,121 @@
+//! Waits that another thread ends.
+
+use std::thread;
+
+use leasehold::{Canceller, Error};
+
+use crate::support::{
+    SOON, Server, Store, eventually, hasty, is_busy, ms, patient, stores, take, timed,
+};
+
+stores! {
+    every store:
+        cancelling_ends_every_wait_at_once,
+        a_cancelled_call_sends_nothing,
+        cancelling_leaves_locks_and_other_waits_alone;
+    every server:
+        a_cancelled_wait_leaves_no_trace,
+        cancelling_ends_a_wait_for_a_hung_server;
+}
+
+const fn is_shared_between_threads<T: Clone + Send + Sync + Default + 'static>() {}
+const _: () = is_shared_between_threads::<Canceller>();
+
+fn assert_cancelled<T: std::fmt::Debug>(result: Result<T, Error>) {
+    match result {
+        Err(Error::Cancelled { name, .. }) => assert_eq!(name, "a"),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn cancelling_ends_every_wait_at_once(store: &Store) {
+    let client = store.open(patient().backoff(ms(5000), ms(5000)));
+    let canceller = Canceller::new();
+    let _held = client.lock_owned("a").unwrap();
+    thread::scope(|scope| {
+        let mutex = || client.mutex("a").cancelled_by(&canceller.clone());
+        let waits = [
+            scope.spawn(move || mutex().lock().map(drop)),
+            scope.spawn(move || mutex().try_lock_for(SOON).map(drop)),
+            scope.spawn(move || mutex().lock_owned().map(drop)),
+            scope.spawn(|| client.election("a").cancelled_by(&canceller).campaign().map(drop)),
+        ];
+        eventually(SOON, || client.stats().waiting == 4);
+        assert!(!canceller.is_cancelled());
+        canceller.cancel();
+        let ended = std::time::Instant::now();
+        for wait in waits {
+            assert_cancelled(wait.join().unwrap());
+        }
+        let took = ended.elapsed();
+        assert!(took < ms(3000), "{took:?}");
+    });
+    assert!(canceller.is_cancelled() && canceller.clone().is_cancelled());
+    assert_eq!(client.stats().waiting, 0);
+}
+
+fn a_cancelled_call_sends_nothing(store: &Store) {
+    let client = store.open(patient());
+    let canceller = Canceller::new();
+    canceller.cancel();
+    let mutex = client.mutex("a").cancelled_by(&canceller);
+    assert_cancelled(mutex.lock());
+    assert_cancelled(mutex.try_lock());
+    assert_cancelled(mutex.try_lock_owned());
+    assert_cancelled(mutex.with(|_| ()));
+    assert!(!is_busy(&client, "a"));
+}
+
+fn cancelling_leaves_locks_and_other_waits_alone(store: &Store) {
+    let client = store.open(patient());
+    let canceller = Canceller::new();
+    let guard = client.mutex("a").cancelled_by(&canceller).lock_owned().unwrap();
+    thread::scope(|scope| {
+        let cancelled = scope.spawn(|| client.mutex("a").cancelled_by(&canceller).lock().map(drop));
+        eventually(SOON, || client.stats().waiting == 1);
+        let patient = scope.spawn(|| client.lock("a").unwrap().unlock().unwrap());
+        eventually(SOON, || client.stats().waiting == 2);
+        canceller.cancel();
+        assert_cancelled(cancelled.join().unwrap());
+        assert!(guard.is_held() && !patient.is_finished());
+        guard.unlock().unwrap();
+        patient.join().unwrap();
+    });
+    take(&client, "a").unlock().unwrap();
+}
+
+fn a_cancelled_wait_leaves_no_trace(server: &Server) {
+    let (client, other) = (server.open(patient()), server.open(patient()));
+    let guard = take(&other, "a");
+    let reader = other.rw_lock("b").read().unwrap();
+    let canceller = Canceller::new();
+    thread::scope(|scope| {
+        let lock = scope.spawn(|| client.mutex("a").cancelled_by(&canceller).lock().map(drop));
+        let write = scope.spawn(|| client.rw_lock("b").cancelled_by(&canceller).write().map(drop));
+        eventually(SOON, || !server.queue("a").is_empty() && !server.queue("b").is_empty());
+        canceller.cancel();
+        assert_cancelled(lock.join().unwrap());
+        assert!(matches!(write.join().unwrap(), Err(Error::Cancelled { .. })));
+    });
+    assert!(server.queue("a").is_empty() && server.queue("b").is_empty());
+    assert!(other.rw_lock("b").try_read().unwrap().is_some());
+    guard.unlock().unwrap();
+    reader.unlock().unwrap();
+}
+
+fn cancelling_ends_a_wait_for_a_hung_server(server: &Server) {
+    let client = server.open(hasty());
+    let canceller = Canceller::new();
+    server.stop();
+    thread::scope(|scope| {
+        let waits = [(); 2]
+            .map(|()| scope.spawn(|| client.mutex("a").cancelled_by(&canceller).lock().map(drop)));
+        thread::sleep(ms(50));
+        canceller.cancel();
+        for wait in waits {
+            let (result, took) = timed(|| wait.join().unwrap());
+            assert!(result.is_err() && took < SOON, "{result:?} after {took:?}");
+        }
+    });
+    server.cont();
+}
