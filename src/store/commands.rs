@@ -44,7 +44,7 @@ script!(
     "begin.lua",
     "register.lua"
 );
-script!(ACQUIRE_ALL, "clock.lua", "acquire_all.lua");
+script!(ACQUIRE_ALL, "ask_all.lua", "clock.lua", "acquire_all.lua");
 script!(FORCE_RELEASE, "force_release.lua", "wake.lua");
 script!(INSPECT, "holder.lua", "inspect.lua");
 script!(RAISE, "raise.lua");

@@ -1,21 +1,12 @@
--- Acquires several locks if all of them are free, and none otherwise. A repeat by the same owners,
--- whose first reply was lost, finds its holds. What is not free is not looked at closely: the
--- client then asks for that lock alone.
--- KEYS  lock and fence of each name
--- ARGV  1 lease in ms, 2 life of the fences in ms, 3 and later: the owner for each name
--- USES  `least`
--- RETURNS {1, fence of each} if held now, {0, number of the first name that is not free, ms until
---         its holder's lease ends or -1}
-local repeated, fences = {}, {1}
+-- Tail of `ask_all.lua`: begins the holds. All counters are read before the first of them is
+-- written, so that none is changed if one is spoilt.
+-- KEYS, ARGV and RETURNS  as `ask_all.lua`
+-- USES  `repeated` and `least`
+local fences = {1}
 for i = 1, #KEYS / 2 do
-  local left = redis.call('pttl', KEYS[2 * i - 1])
-  repeated[i] = left ~= -2 and redis.pcall('hexists', KEYS[2 * i - 1], ARGV[i + 2]) == 1
-  if left ~= -2 and not repeated[i] then
-    return {0, i, left}
-  end
   local stored = redis.pcall('get', KEYS[2 * i])
   local last = stored and tonumber(stored)
-  local fence = repeated[i] and last or math.max(least, (last or 0) + 1)
+  local fence = repeated[i] and last or math.max(tonumber(least), (last or 0) + 1)
   if stored and not (last and last >= 0 and last % 1 == 0) then
     return redis.error_reply('FENCE ' .. KEYS[2 * i] .. ' does not hold a token')
   elseif fence > 9007199254740991 then -- 2^53 - 1: beyond it Lua's numbers skip integers.
@@ -30,12 +21,14 @@ for i = 1, #KEYS / 2 do
     redis.call('set', KEYS[2 * i], string.format('%.0f', fences[i + 1]), 'px', ARGV[2])
     redis.call('hset', lock, ARGV[i + 2], 1)
   end
-  local limited = redis.pcall('pexpire', lock, ARGV[1])
-  if limited ~= 1 then
+  if redis.pcall('pexpire', lock, ARGV[1]) ~= 1 then
+    -- The user lacks the right to set a TTL, and without one a lock would be held for ever.
     for j = 1, i do
-      redis.call('hdel', KEYS[2 * j - 1], ARGV[j + 2]) -- No key is left without a TTL.
+      if redis.pcall('hdel', KEYS[2 * j - 1], ARGV[j + 2]) ~= 1 then
+        redis.call('set', KEYS[2 * j - 1], '', 'px', 1)
+      end
     end
-    return limited
+    return redis.call('pexpire', lock, ARGV[1])
   end
 end
 return fences
