@@ -218,7 +218,7 @@ impl Lease {
         while seen > ENDED && seen <= Moment::now().raw() {
             match self.deadline.compare_exchange(seen, LOST, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => {
-                    self.over.lock().take();
+                    self.disconnect();
                     return true;
                 }
                 Err(now) => seen = now,
@@ -234,7 +234,7 @@ impl Lease {
             (seen > ENDED).then_some(LOST)
         });
         if lost.is_ok() {
-            self.over.lock().take();
+            self.disconnect();
         }
         lost.is_ok()
     }
@@ -290,10 +290,15 @@ impl Lease {
     fn report(&self, outcome: u64) -> bool {
         let order = Ordering::AcqRel;
         let swap = self.deadline.compare_exchange(ENDED, outcome, order, Ordering::Acquire);
+        self.disconnect();
+        swap.is_ok()
+    }
+
+    /// Disconnects the receivers, also those that watch other holds as well.
+    fn disconnect(&self) {
         if let Some(channel) = self.over.lock().take() {
             channel.disconnect();
         }
-        swap.is_ok()
     }
 
     /// Returns the hold for its removal from the store, where it may still exist after its loss.
