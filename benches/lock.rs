@@ -75,6 +75,7 @@ fn compare(
 ) {
     let Locks { mut raw, client, sleeping, unposted, sides, permits } = Locks::open(url);
     let outer = client.lock("outer").expect("it is free");
+    let names: [_; 8] = std::array::from_fn(|number| format!("one of 8: {number}"));
     let servers = [server];
     let rival = |name, cycle| Rival { name, servers: &servers, cycle };
     let results = Plan { rounds, cycles }.run(&mut [
@@ -87,6 +88,7 @@ fn compare(
         rival("owned guard", Box::new(|| drop(client.lock_owned("owned").expect("it is free")))),
         rival("read lock", Box::new(|| drop(sides.read().expect("it is free")))),
         rival("permit", Box::new(|| drop(permits.acquire().expect("it is free")))),
+        rival("`lock_all` of 8", Box::new(|| drop(client.lock_all(&names).expect("all are free")))),
     ]);
     drop(outer);
     table::head_of_cycles(title);
@@ -108,6 +110,7 @@ fn goal_near(rival: &str) -> Option<f64> {
         "lock + drop" | "nested lock + drop" => Some(0.60),
         "lock + drop, `spin(0)`" => Some(0.75),
         "owned guard" | "permit" | "read lock" => Some(0.70),
+        "`lock_all` of 8" => Some(1.50),
         _ => None,
     }
 }
