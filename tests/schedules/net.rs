@@ -278,7 +278,12 @@ fn post(multiplexer: &Arc<Multiplexer<Pool>>, number: u64, weather: Weather, rep
     let on_reply = move |reply: Reply| {
         match reply {
             Ok(reply) => assert_eq!(reply, value(number)),
-            Err(failure) => assert!(may_fail(weather), "{failure:?}"),
+            Err(failure) => {
+                // A connection over which only abandoned requests are in flight is given up, with
+                // what is owed on it.
+                let given_up = failure.kind == FailureKind::Disconnected;
+                assert!(given_up || may_fail(weather), "{failure:?}");
+            }
         }
         *replies.lock() += 1;
     };
