@@ -1,6 +1,6 @@
 //! Compares leasehold with other Redis locks for Rust, and with "raw", a good hand-written one.
 //!
-//! `cargo run --release --manifest-path benches/peers/Cargo.toml` takes about eight minutes, and
+//! `cargo run --release --manifest-path benches/peers/Cargo.toml` takes about six minutes, and
 //! with `-- --quick` half a minute; `--plot FILE` draws the ratios as an SVG. All peers use
 //! the same server, started for this run, and take short turns, so that other load on the machine
 //! affects all of them equally. Ratios are comparable between runs, absolute figures are not.
