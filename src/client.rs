@@ -268,7 +268,7 @@ impl Client {
     pub fn lock_all(&self, names: impl IntoIterator<Item: AsRef<str>>) -> Result<MultiGuard> {
         let names = collect(names);
         let options = &self.shared.config.options;
-        let wait = options.wait.map_or(Wait::Endless, |wait| Wait::Until(end_of(wait)));
+        let wait = Wait::at_most(options.wait);
         self.acquire_all(&names, wait)?.ok_or_else(|| Error::timed_out(&names.join(", ")))
     }
 

@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::holder::Leader;
 use crate::local::call::Wait;
 use crate::local::shared::Shared;
-use crate::local::{acquire, status};
+use crate::local::status;
 use crate::owned_hold::{OwnedHold, lock_options, owned_guard};
 use crate::store::hold::HoldKind;
 
@@ -62,7 +62,7 @@ impl Election {
     ///
     /// The same as [`Client::lock_owned`](crate::Client::lock_owned).
     pub fn campaign(&self) -> Result<Term> {
-        let wait = self.options.wait.map_or(Wait::Endless, |wait| Wait::Until(end_of(wait)));
+        let wait = Wait::at_most(self.options.wait);
         let term = self.campaign_within(wait)?;
         term.ok_or_else(|| status::timed_out(&self.shared, &self.name, wait))
     }
@@ -98,8 +98,8 @@ impl Election {
 
     fn campaign_within(&self, wait: Wait) -> Result<Option<Term>> {
         let kind = HoldKind::Lock;
-        let lease = acquire::owned(&self.shared, kind, &self.name, &self.options, wait)?;
-        Ok(lease.map(|lease| Term::new(OwnedHold::new(&self.shared, lease))))
+        let hold = OwnedHold::acquire(&self.shared, kind, &self.name, &self.options, wait)?;
+        Ok(hold.map(Term::new))
     }
 }
 

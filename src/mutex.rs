@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::canceller::Canceller;
 use crate::clock::end_of;
 use crate::config::LockOptions;
 use crate::error::{Error, Result};
@@ -13,7 +12,7 @@ use crate::local::call::Wait;
 use crate::local::shared::Shared;
 use crate::local::{acquire, status};
 use crate::owned_guard::OwnedGuard;
-use crate::owned_hold::OwnedHold;
+use crate::owned_hold::{OwnedHold, lock_options};
 use crate::store::hold::HoldKind;
 
 /// A handle to one lock of a client, with options that may differ from the client's. Created by
@@ -45,40 +44,11 @@ pub struct Mutex {
     options: LockOptions,
 }
 
+lock_options!(Mutex);
+
 impl Mutex {
     pub(crate) fn new(shared: &Arc<Shared>, name: &str) -> Self {
         Self { shared: shared.clone(), name: name.into(), options: shared.config.options.clone() }
-    }
-
-    /// Sets the lease, as [`Builder::lease`](crate::Builder::lease) does for the client.
-    #[must_use]
-    pub fn lease(mut self, lease: Duration) -> Self {
-        self.options.lease = lease;
-        self
-    }
-
-    /// Sets whether the lease is renewed, as [`Builder::renew`](crate::Builder::renew) does for the
-    /// client.
-    #[must_use]
-    pub fn renew(mut self, renew: bool) -> Self {
-        self.options.renew = renew;
-        self
-    }
-
-    /// Sets the longest age of a hold, as [`Builder::max_hold`](crate::Builder::max_hold) does for
-    /// the client.
-    #[must_use]
-    pub fn max_hold(mut self, age: Duration) -> Self {
-        self.options.max_hold = Some(age);
-        self
-    }
-
-    /// Sets how long [`lock`](Mutex::lock) waits, as [`Builder::wait`](crate::Builder::wait) does
-    /// for the client.
-    #[must_use]
-    pub fn wait(mut self, time: Duration) -> Self {
-        self.options.wait = Some(time);
-        self
     }
 
     /// Sets whether a thread may lock this again while it holds it, as
@@ -89,19 +59,6 @@ impl Mutex {
         self
     }
 
-    /// Lets a [`Canceller`] end the waits of this handle.
-    #[must_use]
-    pub fn cancelled_by(mut self, canceller: &Canceller) -> Self {
-        self.options.canceller = Some(canceller.clone());
-        self
-    }
-
-    /// Returns the name of the lock.
-    #[must_use]
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
     /// Acquires the lock, blocking the current thread until it is able to do so. See
     /// [`Client::lock`](crate::Client::lock).
     ///
@@ -110,7 +67,7 @@ impl Mutex {
     /// The same as [`Client::lock`](crate::Client::lock), and
     /// [`InvalidInput`](Error::InvalidInput) if an option is invalid.
     pub fn lock(&self) -> Result<Guard> {
-        let wait = self.options.wait.map_or(Wait::Endless, |wait| Wait::Until(end_of(wait)));
+        let wait = Wait::at_most(self.options.wait);
         let guard = self.acquire(wait)?;
         guard.ok_or_else(|| status::timed_out(&self.shared, &self.name, wait))
     }
@@ -175,7 +132,7 @@ impl Mutex {
     /// The same as [`Client::lock_owned`](crate::Client::lock_owned), and
     /// [`InvalidInput`](Error::InvalidInput) if an option is invalid.
     pub fn lock_owned(&self) -> Result<OwnedGuard> {
-        let wait = self.options.wait.map_or(Wait::Endless, |wait| Wait::Until(end_of(wait)));
+        let wait = Wait::at_most(self.options.wait);
         let guard = self.acquire_owned(wait)?;
         guard.ok_or_else(|| status::timed_out(&self.shared, &self.name, wait))
     }
@@ -252,8 +209,8 @@ impl Mutex {
 
     fn acquire_owned(&self, wait: Wait) -> Result<Option<OwnedGuard>> {
         let kind = HoldKind::Lock;
-        let lease = acquire::owned(&self.shared, kind, &self.name, &self.options, wait)?;
-        Ok(lease.map(|lease| OwnedGuard::new(OwnedHold::new(&self.shared, lease))))
+        let hold = OwnedHold::acquire(&self.shared, kind, &self.name, &self.options, wait)?;
+        Ok(hold.map(OwnedGuard::new))
     }
 }
 

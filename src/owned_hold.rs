@@ -3,10 +3,13 @@
 use std::fmt;
 use std::sync::Arc;
 
+use crate::config::LockOptions;
 use crate::error::Result;
+use crate::local::call::Wait;
 use crate::local::lease::Lease;
-use crate::local::release;
 use crate::local::shared::Shared;
+use crate::local::{acquire, release};
+use crate::store::hold::HoldKind;
 
 /// A hold that is released when this is dropped, on whatever thread.
 pub(crate) struct OwnedHold {
@@ -16,8 +19,16 @@ pub(crate) struct OwnedHold {
 }
 
 impl OwnedHold {
-    pub(crate) fn new(shared: &Arc<Shared>, lease: Arc<Lease>) -> Self {
-        Self { shared: shared.clone(), lease, released: false }
+    /// Acquires a hold that belongs to no thread. `None` if it cannot be had when the wait is over.
+    pub(crate) fn acquire(
+        shared: &Arc<Shared>,
+        kind: HoldKind,
+        name: &Arc<str>,
+        options: &LockOptions,
+        wait: Wait,
+    ) -> Result<Option<Self>> {
+        let lease = acquire::owned(shared, kind, name, options, wait)?;
+        Ok(lease.map(|lease| Self { shared: shared.clone(), lease, released: false }))
     }
 
     /// Releases the hold, and waits for the reply.

@@ -6,7 +6,6 @@ use std::time::Duration;
 use crate::clock::end_of;
 use crate::config::LockOptions;
 use crate::error::{Error, Result};
-use crate::local::acquire;
 use crate::local::call::Wait;
 use crate::local::shared::Shared;
 use crate::owned_hold::{OwnedHold, lock_options, owned_guard};
@@ -100,8 +99,8 @@ impl RwLock {
         Ok(self.acquire(HoldKind::Read, Wait::Until(end_of(wait)))?.map(ReadGuard::new))
     }
 
-    /// Acquires the lock for writing, blocking the current thread until nobody holds it and nobody
-    /// that came before waits for it, or until [`wait`](RwLock::wait) has passed.
+    /// Acquires the lock for writing, blocking the current thread until no other holds it and none that
+    /// came before waits for it, or until [`wait`](RwLock::wait) has passed.
     ///
     /// # Errors
     ///
@@ -131,13 +130,12 @@ impl RwLock {
     }
 
     fn wait_for(&self, kind: HoldKind) -> Result<OwnedHold> {
-        let wait = self.options.wait.map_or(Wait::Endless, |wait| Wait::Until(end_of(wait)));
+        let wait = Wait::at_most(self.options.wait);
         self.acquire(kind, wait)?.ok_or_else(|| Error::timed_out(&self.name))
     }
 
     fn acquire(&self, kind: HoldKind, wait: Wait) -> Result<Option<OwnedHold>> {
-        let lease = acquire::owned(&self.shared, kind, &self.name, &self.options, wait)?;
-        Ok(lease.map(|lease| OwnedHold::new(&self.shared, lease)))
+        OwnedHold::acquire(&self.shared, kind, &self.name, &self.options, wait)
     }
 }
 

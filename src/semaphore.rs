@@ -8,7 +8,7 @@ use crate::config::LockOptions;
 use crate::error::{Error, Result};
 use crate::local::call::Wait;
 use crate::local::shared::Shared;
-use crate::local::{acquire, status};
+use crate::local::status;
 use crate::owned_hold::{OwnedHold, lock_options, owned_guard};
 use crate::store::hold::HoldKind;
 
@@ -67,7 +67,7 @@ impl Semaphore {
     /// [`InvalidInput`](Error::InvalidInput) for 0 permits or another invalid option, or over
     /// several independent servers.
     pub fn acquire(&self) -> Result<Permit> {
-        let wait = self.options.wait.map_or(Wait::Endless, |wait| Wait::Until(end_of(wait)));
+        let wait = Wait::at_most(self.options.wait);
         self.acquire_within(wait)?.ok_or_else(|| Error::timed_out(&self.name))
     }
 
@@ -107,8 +107,8 @@ impl Semaphore {
             return Err(Error::invalid("permits", "must be at least 1"));
         }
         let kind = HoldKind::Permit { of: self.permits };
-        let lease = acquire::owned(&self.shared, kind, &self.name, &self.options, wait)?;
-        Ok(lease.map(|lease| Permit::new(OwnedHold::new(&self.shared, lease))))
+        let hold = OwnedHold::acquire(&self.shared, kind, &self.name, &self.options, wait)?;
+        Ok(hold.map(Permit::new))
     }
 }
 

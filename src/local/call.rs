@@ -6,6 +6,7 @@
 
 use std::time::{Duration, Instant};
 
+use crate::clock::end_of;
 use crate::config::{Config, LockOptions};
 use crate::local::identity::Thread;
 use crate::store::hold::HoldKind;
@@ -19,6 +20,11 @@ pub(crate) enum Wait {
 }
 
 impl Wait {
+    /// For as long as an option allows that begins to count now; `None` means without limit.
+    pub(crate) fn at_most(time: Option<Duration>) -> Self {
+        time.map_or(Self::Endless, |time| Self::Until(end_of(time)))
+    }
+
     /// Returns `true` if there is time for one attempt only.
     pub(super) fn is_over(self) -> bool {
         self.cut(Duration::MAX).is_none()

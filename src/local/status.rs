@@ -50,17 +50,10 @@ pub(crate) fn holder(shared: &Shared, name: &Arc<str>) -> Result<Option<Holder>>
 pub(crate) fn ping(shared: &Shared) -> Result<Duration> {
     shared.identity.check_process()?;
     shared.wait_queues.check_open()?;
-    let mut retry = RetryPolicy::new(RetryLimit::Brief, &shared.config, shared.times);
-    loop {
+    repeat_briefly(shared, "ping", "", |deadline| {
         let sent = Instant::now();
-        match shared.store.ping(retry.request_deadline()) {
-            Ok(()) => return Ok(sent.elapsed()),
-            Err(mut failure) => match retry.pause_after(&mut failure) {
-                Some(pause) => thread::sleep(pause),
-                None => return Err(failure.into_error("ping", "")),
-            },
-        }
-    }
+        shared.store.ping(deadline).map(|()| sent.elapsed())
+    })
 }
 
 /// Returns the holder of a lock as a leader.
@@ -150,7 +143,7 @@ pub(crate) fn force_unlock(shared: &Shared, name: &Arc<str>) -> Result<bool> {
     Ok(ended || in_doubt.get())
 }
 
-/// Repeats a request of a call without a deadline.
+/// Repeats a request about a lock, of a call without a deadline.
 fn repeat<T>(
     shared: &Shared,
     attempt: &str,
@@ -159,6 +152,15 @@ fn repeat<T>(
 ) -> Result<T> {
     shared.identity.check_process()?;
     shared.config.check_name(name)?;
+    repeat_briefly(shared, attempt, name, request)
+}
+
+fn repeat_briefly<T>(
+    shared: &Shared,
+    attempt: &str,
+    name: &str,
+    request: impl Fn(Instant) -> Result<T, Failure>,
+) -> Result<T> {
     let mut retry = RetryPolicy::new(RetryLimit::Brief, &shared.config, shared.times);
     loop {
         match request(retry.request_deadline()) {
