@@ -120,11 +120,6 @@ fn request_depth(
 /// Sets the depth in the store to what it is here. This is only for readers of the key in Redis:
 /// the next request sets the depth anyway.
 fn restore_depth(shared: &Shared, lease: &Lease, retry: &RetryPolicy) {
-    drop(shared.store.set_depth(SetDepth {
-        hold: &lease.id,
-        depth: lease.depth(),
-        lease: None,
-        durable: false,
-        deadline: retry.request_deadline(),
-    }));
+    let request = SetDepth::only(&lease.id, lease.depth(), retry.request_deadline());
+    drop(shared.store.set_depth(request));
 }

@@ -71,7 +71,7 @@ fn inspect(
     let inspect = || repeat(shared, "inspect", name, &ask);
     let released = shared.wait_queues.released(name);
     let Some(holder) = inspect()? else { return Ok(None) };
-    match released.iter().find(|released| released.id.owner() == holder.owner) {
+    match released.iter().find(|released| holder.is_owner_of(&released.id)) {
         None => Ok(Some(holder)),
         Some(released) => {
             repeat(shared, "inspect", name, |end| shared.store.release(&released.id, end))?;

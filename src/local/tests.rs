@@ -143,7 +143,7 @@ impl Store for Scripted {
             (None, Change::Release) => on_reply(self.release(hold, Instant::now())),
             (_, Change::SetDepth { depth }) => {
                 let deadline = Instant::now();
-                let request = SetDepth { hold, depth, lease: None, durable: false, deadline };
+                let request = SetDepth::only(hold, depth, deadline);
                 on_reply(self.set_depth(request));
             }
         }

@@ -72,9 +72,7 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
         let PostedChange { hold, change, deadline, on_reply } = post;
         on_reply(match change {
             Change::Release => self.release(hold, deadline),
-            Change::SetDepth { depth } => {
-                self.set_depth(SetDepth { hold, depth, lease: None, durable: false, deadline })
-            }
+            Change::SetDepth { depth } => self.set_depth(SetDepth::only(hold, depth, deadline)),
         });
     }
 
@@ -101,8 +99,7 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
 
     /// Returns `true` if a hold exists.
     fn exists(&self, hold: &HoldId, deadline: Instant) -> Result<bool, Failure> {
-        let holder = self.inspect(&hold.name, deadline)?;
-        Ok(holder.is_some_and(|holder| holder.owner == hold.owner()))
+        Ok(self.inspect(&hold.name, deadline)?.is_some_and(|holder| holder.is_owner_of(hold)))
     }
 
     /// Ends the hold of that owner, whether it is this client's or not. `false` if it does not hold

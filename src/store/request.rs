@@ -88,6 +88,13 @@ pub(crate) struct SetDepth<'a> {
     pub(crate) deadline: Instant,
 }
 
+impl<'a> SetDepth<'a> {
+    /// A request that changes nothing but the depth.
+    pub(crate) fn only(hold: &'a HoldId, depth: u32, deadline: Instant) -> Self {
+        Self { hold, depth, lease: None, durable: false, deadline }
+    }
+}
+
 /// The reply to a request about a hold that exists already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HoldReply {
@@ -106,6 +113,13 @@ pub(crate) struct HolderReply {
     pub(crate) remaining: Duration,
     /// The last fencing token of the name.
     pub(crate) fence: u64,
+}
+
+impl HolderReply {
+    /// Returns `true` if this is the owner of that hold.
+    pub(crate) fn is_owner_of(&self, hold: &HoldId) -> bool {
+        self.owner == hold.owner()
+    }
 }
 
 /// A request to end one hold and to begin another of the same lock in its place.

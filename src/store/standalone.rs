@@ -154,13 +154,9 @@ impl Store for Standalone {
         let PostedChange { hold, change, deadline, on_reply } = post;
         let Command { request, decoder } = match change {
             Change::Release => self.commands.release(hold),
-            Change::SetDepth { depth } => self.commands.set_depth(SetDepth {
-                hold,
-                depth,
-                lease: None,
-                durable: false,
-                deadline,
-            }),
+            Change::SetDepth { depth } => {
+                self.commands.set_depth(SetDepth::only(hold, depth, deadline))
+            }
         };
         let server = self.server.clone();
         let decode = Box::new(move |reply: Reply| on_reply(decode(&server, &decoder, reply)));
@@ -193,7 +189,7 @@ impl Store for Standalone {
     fn exists(&self, hold: &HoldId, deadline: Instant) -> Result<bool, Failure> {
         if hold.kind == HoldKind::Lock {
             let holder = self.inspect(&hold.name, deadline)?;
-            return Ok(holder.is_some_and(|holder| holder.owner == hold.owner()));
+            return Ok(holder.is_some_and(|holder| holder.is_owner_of(hold)));
         }
         Ok(self.ask(self.commands.check(hold), deadline)? == HoldReply::Held)
     }

@@ -203,10 +203,7 @@ impl Store for Quorum {
         let Grants { rounds, commands } = &*self.grants;
         let command = match change {
             Change::Release => commands.release(hold),
-            Change::SetDepth { depth } => {
-                let lease = None;
-                commands.set_depth(SetDepth { hold, depth, lease, durable: false, deadline })
-            }
+            Change::SetDepth { depth } => commands.set_depth(SetDepth::only(hold, depth, deadline)),
         };
         rounds.post(&hold.name, command, deadline, |reply| on_reply(reply.map_err(ambiguous)));
     }
