@@ -6,10 +6,9 @@
 -- `<kind>:<client id>:0`, whose place only that client can take.
 -- Nothing is written here.
 -- KEYS  1 lock
--- USES  `time`
--- SETS  `now` in ms; `left` to the TTL of the key in ms, -1 if it has none, -2 if there is no such
+-- USES  `now`
+-- SETS  `left` to the TTL of the key in ms, -1 if it has none, -2 if there is no such
 --       key; `foreign` to an error reply if it is another program's data, else to nil
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local left = redis.call('pttl', KEYS[1])
 local foreign
 if left ~= -2 then

@@ -2,9 +2,8 @@
 -- KEYS  1 lock, 2 queue of waiting clients
 -- ARGV  1 kind and owner, 2 for how many ms a place is offered then, 3 the permits, 0 for a
 --       read-write lock
--- USES  `time`
+-- USES  `now`
 -- RETURNS 1, or 0 if the hold is gone
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local score = redis.call('zscore', KEYS[1], ARGV[1])
 if not score then
   return 0

@@ -2,9 +2,8 @@
 -- whose time is over.
 -- KEYS  1 lock
 -- ARGV  1 kind and owner, 2 lease in ms
--- USES  `time`
+-- USES  `now`
 -- RETURNS 1, or 0 if the hold is gone
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local score = redis.call('zscore', KEYS[1], ARGV[1])
 if not score or tonumber(score) <= now then
   return 0
