@@ -99,8 +99,8 @@ impl RwLock {
         Ok(self.acquire(HoldKind::Read, Wait::Until(end_of(wait)))?.map(ReadGuard::new))
     }
 
-    /// Acquires the lock for writing, blocking the current thread until no other holds it and none that
-    /// came before waits for it, or until [`wait`](RwLock::wait) has passed.
+    /// Acquires the lock for writing, blocking the current thread until no other holds it and none
+    /// that came before waits for it, or until [`wait`](RwLock::wait) has passed.
     ///
     /// # Errors
     ///

@@ -26,7 +26,7 @@ const RECONNECT: (Duration, Duration) = (Duration::from_millis(10), Duration::fr
 
 /// So many wake-ups for which no thread waits are kept to be passed on. Of more, other clients
 /// learn when they next try.
-const STRAY_MAX: usize = 1024;
+const UNCLAIMED_MAX: usize = 1024;
 
 /// The shortest pause after a server has rejected the subscription.
 const REJECTED_PAUSE: Duration = Duration::from_secs(30);
@@ -64,7 +64,7 @@ impl Listener {
         let mut thread = ListenerThread {
             wakeups,
             target,
-            stray: StrayNames::default(),
+            unclaimed: UnclaimedNames::default(),
             interrupter: interrupter.clone(),
             ended,
             pauses: None,
@@ -87,7 +87,7 @@ impl Drop for Listener {
 struct ListenerThread<T> {
     wakeups: Box<dyn Wakeups>,
     target: T,
-    stray: StrayNames,
+    unclaimed: UnclaimedNames,
     interrupter: Interrupter,
     ended: Receiver<()>,
     /// Those of the present outage; `None` until the first attempt after it, which is made at once.
@@ -119,14 +119,14 @@ impl<T: WakeTarget> ListenerThread<T> {
     /// Receives one message, and returns how long to pause before the next. Only when none has come
     /// passes on one for which no thread waits.
     fn turn(&mut self) -> Duration {
-        let time = if self.stray.is_empty() { TURN } else { Duration::ZERO };
+        let time = if self.unclaimed.is_empty() { TURN } else { Duration::ZERO };
         match self.wakeups.next(end_of(time)) {
             None => {
-                if let Some(name) = self.stray.pop()
+                if let Some(name) = self.unclaimed.pop()
                     && !self.target.pass_on(&name)
                 {
                     // Each of the others would take as long.
-                    self.stray = StrayNames::default();
+                    self.unclaimed = UnclaimedNames::default();
                 }
                 Duration::ZERO
             }
@@ -137,7 +137,7 @@ impl<T: WakeTarget> ListenerThread<T> {
                 if !self.target.wake(&wake)
                     && let Wake::Lock(name) = wake
                 {
-                    self.stray.push(name);
+                    self.unclaimed.push(name);
                 }
                 Duration::ZERO
             }
@@ -166,18 +166,18 @@ impl<T: WakeTarget> ListenerThread<T> {
 
 /// The names of wake-ups for which no thread waits, each once.
 #[derive(Debug, Default)]
-struct StrayNames {
+struct UnclaimedNames {
     queue: VecDeque<String>,
     known: HashSet<String>,
 }
 
-impl StrayNames {
+impl UnclaimedNames {
     fn is_empty(&self) -> bool {
         self.queue.is_empty()
     }
 
     fn push(&mut self, name: String) {
-        if self.queue.len() < STRAY_MAX && self.known.insert(name.clone()) {
+        if self.queue.len() < UNCLAIMED_MAX && self.known.insert(name.clone()) {
             self.queue.push_back(name);
         }
     }
@@ -367,18 +367,18 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn stray_names_are_kept_once_and_not_without_limit() {
-        let mut stray = StrayNames::default();
-        for number in 0..STRAY_MAX * 4 {
-            stray.push((number / 2).to_string());
+    fn unclaimed_names_are_kept_once_and_not_without_limit() {
+        let mut unclaimed = UnclaimedNames::default();
+        for number in 0..UNCLAIMED_MAX * 4 {
+            unclaimed.push((number / 2).to_string());
         }
-        assert_eq!(stray.queue.len(), STRAY_MAX);
-        for number in 0..STRAY_MAX {
-            assert_eq!(stray.pop(), Some(number.to_string()));
+        assert_eq!(unclaimed.queue.len(), UNCLAIMED_MAX);
+        for number in 0..UNCLAIMED_MAX {
+            assert_eq!(unclaimed.pop(), Some(number.to_string()));
         }
-        assert_eq!(stray.pop(), None);
-        stray.push("0".into());
-        assert_eq!(stray.pop().as_deref(), Some("0"));
+        assert_eq!(unclaimed.pop(), None);
+        unclaimed.push("0".into());
+        assert_eq!(unclaimed.pop().as_deref(), Some("0"));
     }
 
     #[test]

@@ -47,13 +47,13 @@ pub(super) struct WaitQueue {
 }
 
 enum Head {
-    Acquiring(Arc<Signals>, Answer),
+    Acquiring(Arc<Signals>, HeadAnswer),
     Held(Arc<Lease>),
     None,
 }
 
 /// What the last request of a head that acquires has shown.
-enum Answer {
+enum HeadAnswer {
     /// It has failed, at that time.
     Failed(Box<(Failure, Instant)>),
     /// Another owner held the lock, said a reply that came then.
@@ -100,7 +100,7 @@ impl Default for Handoffs {
 impl WaitQueue {
     /// A queue whose head acquires the lock.
     pub(super) fn new(head: &Waiter) -> Self {
-        let head = Head::Acquiring(head.signals.clone(), Answer::Pending);
+        let head = Head::Acquiring(head.signals.clone(), HeadAnswer::Pending);
         Self { head, released: Vec::new(), waiters: None }
     }
 
@@ -146,16 +146,18 @@ impl WaitQueue {
             return None;
         }
         let head = match &self.head {
-            Head::Acquiring(_, Answer::Failed(failed)) if failed.1 >= joined => {
+            Head::Acquiring(_, HeadAnswer::Failed(failed)) if failed.1 >= joined => {
                 return Some(TimedOut::Failed(failed.0.clone()));
             }
-            Head::Acquiring(_, Answer::Held(replied)) if *replied >= joined => {
+            Head::Acquiring(_, HeadAnswer::Held(replied)) if *replied >= joined => {
                 return Some(TimedOut::Contended);
             }
             Head::Held(lease) if !lease.remaining().is_zero() => return Some(TimedOut::Contended),
             Head::Held(_) | Head::None => return Some(TimedOut::HoldEnds),
-            Head::Acquiring(_, Answer::Pending) => None,
-            Head::Acquiring(signals, Answer::Failed(_) | Answer::Held(_)) => Some(signals.clone()),
+            Head::Acquiring(_, HeadAnswer::Pending) => None,
+            Head::Acquiring(signals, HeadAnswer::Failed(_) | HeadAnswer::Held(_)) => {
+                Some(signals.clone())
+            }
         };
         self.waiters.get_or_insert_default().overdue.push(waiter.signals.clone());
         Some(TimedOut::Overdue(head))
@@ -229,8 +231,8 @@ impl WaitQueue {
         self.set(
             thread,
             match answer {
-                Ok(()) => Answer::Held(now),
-                Err(failure) => Answer::Failed(Box::new((failure.clone(), now))),
+                Ok(()) => HeadAnswer::Held(now),
+                Err(failure) => HeadAnswer::Failed(Box::new((failure.clone(), now))),
             },
         )
     }
@@ -238,12 +240,12 @@ impl WaitQueue {
     /// Marks the next request of a thread as on its way, if that is the head. A failure counts
     /// until there is a reply.
     pub(super) fn set_pending(&mut self, thread: &Waiter) {
-        if !matches!(self.head, Head::Acquiring(_, Answer::Failed(_))) {
-            self.set(thread, Answer::Pending);
+        if !matches!(self.head, Head::Acquiring(_, HeadAnswer::Failed(_))) {
+            self.set(thread, HeadAnswer::Pending);
         }
     }
 
-    fn set(&mut self, thread: &Waiter, answer: Answer) -> bool {
+    fn set(&mut self, thread: &Waiter, answer: HeadAnswer) -> bool {
         match &mut self.head {
             Head::Acquiring(signals, last) if thread.is_same(signals) => {
                 *last = answer;
@@ -255,7 +257,7 @@ impl WaitQueue {
 
     /// Makes a thread the head that is to get the lock.
     pub(super) fn set_acquiring(&mut self, signals: &Arc<Signals>) {
-        self.head = Head::Acquiring(signals.clone(), Answer::Pending);
+        self.head = Head::Acquiring(signals.clone(), HeadAnswer::Pending);
     }
 
     /// Gives the head the hold that it has acquired from the store.

@@ -31,7 +31,7 @@ pub(super) struct Panel {
 }
 
 /// The answer of a sentinel.
-pub(super) struct Answer {
+pub(super) struct SentinelAnswer {
     pub(super) address: Address,
     /// When the sentinel was asked. It may have answered at once, and the answer may have been read
     /// much later.
@@ -58,7 +58,7 @@ impl Panel {
         &mut self,
         rejected: Option<&Address>,
         deadline: Instant,
-    ) -> Result<Answer, Failure> {
+    ) -> Result<SentinelAnswer, Failure> {
         self.rejections = rejected.map_or(0, |_| self.rejections.saturating_add(1));
         let (mut answers, mut failure) = (Vec::new(), None::<Failure>);
         for place in 0..self.sentinels.len() {
@@ -66,7 +66,7 @@ impl Panel {
             let left = u32::try_from(self.sentinels.len() - place).unwrap_or(u32::MAX);
             let share = deadline.saturating_duration_since(now) / left;
             match self.ask_one(place, now + share) {
-                Ok(address) => answers.push(Answer { address, asked, place }),
+                Ok(address) => answers.push(SentinelAnswer { address, asked, place }),
                 // That one has rejected the request says more than that another is unreachable.
                 Err(next)
                     if failure.as_ref().is_none_or(|one| one.kind != FailureKind::Rejected) =>
@@ -102,8 +102,12 @@ impl Panel {
 }
 
 /// Returns which answer counts.
-fn choose(answers: &[Answer], rejected: Option<&Address>, rejections: u32) -> Option<usize> {
-    let rank = |answer: &Answer| {
+fn choose(
+    answers: &[SentinelAnswer],
+    rejected: Option<&Address>,
+    rejections: u32,
+) -> Option<usize> {
+    let rank = |answer: &SentinelAnswer| {
         let is_other = rejected != Some(&answer.address);
         let votes = answers.iter().filter(|one| one.address == answer.address).count();
         (is_other && rejections >= REJECTIONS_MAX, votes, is_other)
@@ -136,9 +140,9 @@ fn address(reply: &Value) -> Option<Address> {
 mod tests {
     use super::*;
 
-    fn answer(port: u16) -> Answer {
+    fn answer(port: u16) -> SentinelAnswer {
         let address = Address { host: "h".into(), port };
-        Answer { address, asked: Moment::now(), place: 0 }
+        SentinelAnswer { address, asked: Moment::now(), place: 0 }
     }
 
     /// The port that counts after `rejected` was rejected so often.

@@ -22,7 +22,7 @@ use crate::error::Result;
 use crate::event::Events;
 use crate::failure::Failure;
 use crate::net::endpoint::Endpoint;
-use crate::net::panel::{Answer, Panel, unanswered};
+use crate::net::panel::{Panel, SentinelAnswer, unanswered};
 use crate::net::route::{Address, Route};
 use crate::net::server::ServerFactory;
 
@@ -68,7 +68,7 @@ struct Known {
 }
 
 /// What is to be logged of an answer.
-enum Change {
+enum RouteChange {
     Moved(Address),
     None,
     Unanswered(Failure),
@@ -120,37 +120,37 @@ impl Sentinels {
     }
 
     /// Keeps an answer. Returns how long the sentinels are not to be asked again, and what is new.
-    fn record(&self, answer: Result<Address, Failure>, outdated: bool) -> (Duration, Change) {
+    fn record(&self, answer: Result<Address, Failure>, outdated: bool) -> (Duration, RouteChange) {
         let mut known = self.known.lock();
         match answer {
             Ok(address) => {
                 known.failure = None;
                 if known.address.as_ref() == Some(&address) {
-                    return (VALID_FOR, Change::None);
+                    return (VALID_FOR, RouteChange::None);
                 }
                 let Address { host, port } = &address;
                 known.label = format!("{host}:{port} (master {:?})", self.master).into();
                 known.address = Some(address.clone());
                 self.moves.fetch_add(1, Ordering::SeqCst);
-                (VALID_FOR, Change::Moved(address))
+                (VALID_FOR, RouteChange::Moved(address))
             }
             Err(failure) if outdated || known.address.is_none() || known.failure.is_some() => {
                 known.failure = Some(failure);
-                (RETRY_PAUSE, Change::None)
+                (RETRY_PAUSE, RouteChange::None)
             }
-            Err(failure) => (OUTAGE_PAUSE, Change::Unanswered(failure)),
+            Err(failure) => (OUTAGE_PAUSE, RouteChange::Unanswered(failure)),
         }
     }
 
     /// Logs a change.
-    fn log(&self, change: Change) {
+    fn log(&self, change: RouteChange) {
         let master = &self.master;
         match change {
-            Change::Moved(Address { host, port }) => {
+            RouteChange::Moved(Address { host, port }) => {
                 self.events.info(|| format!("the master {master:?} is at {host}:{port}"));
             }
-            Change::None => {}
-            Change::Unanswered(Failure { source, .. }) => {
+            RouteChange::None => {}
+            RouteChange::Unanswered(Failure { source, .. }) => {
                 let line = || format!("no sentinel answers for {master:?}: {source}");
                 self.events.warn(line);
             }
@@ -192,7 +192,7 @@ impl Route for Sentinels {
         let rejected = known.filter(|_| self.rejected.swap(false, Ordering::SeqCst));
         let begun = Moment::now();
         let (answer, as_of) = match panel.ask(rejected.as_ref(), deadline) {
-            Ok(Answer { address, asked, .. }) => (Ok(address), asked),
+            Ok(SentinelAnswer { address, asked, .. }) => (Ok(address), asked),
             Err(failure) => (Err(failure), begun),
         };
         let (period, change) = self.record(answer, outdated);

@@ -33,7 +33,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 
 const PAUSES: Pauses = Pauses { after_failure: PAUSE, after_rejection: PAUSE };
 
-type JobConnection = Pipeline<InFlight, Connection>;
+type JobConnection = Pipeline<SentRequest, Connection>;
 
 /// Called with each outcome.
 type Done<'a> = &'a mut dyn FnMut(u64, JobOutcome);
@@ -59,7 +59,7 @@ pub(super) struct NodeJobs<N> {
 }
 
 #[derive(Debug)]
-enum InFlight {
+enum SentRequest {
     /// `None` once its time is over. A short lease must not cost the others the connection, so the
     /// reply is still awaited, and then ignored.
     Job(Option<SentJob>, Decoder<HoldReply>),
@@ -189,10 +189,12 @@ impl<N: Node> NodeJobs<N> {
             .map(|Job { id, hold, action, deadline }| {
                 let Command { request, decoder } = settings.commands.job(&hold, action);
                 let sent = SentJob { id, deadline };
-                (InFlight::Job(Some(sent), decoder), node.addressed(request))
+                (SentRequest::Job(Some(sent), decoder), node.addressed(request))
             })
             .collect();
-        batch.extend(self.demand.map(|demand| (InFlight::Wait(demand), demand.request(deadline))));
+        batch.extend(
+            self.demand.map(|demand| (SentRequest::Wait(demand), demand.request(deadline))),
+        );
         if let Some(pipeline) = self.connection.as_open_mut() {
             pipeline.send(batch, deadline.min(end_of(WRITE_TIME)));
         }
@@ -220,7 +222,7 @@ impl<N: Node> NodeJobs<N> {
         let Some(pipeline) = connection.as_open_mut() else { return };
         while let Some((in_flight, reply)) = pipeline.receive(WaitFor::Nothing) {
             match in_flight {
-                InFlight::Job(job, decoder) => {
+                SentRequest::Job(job, decoder) => {
                     let outcome = decoder.decode(reply).unwrap_or_else(|| Err(garbled(pipeline)));
                     match (job, outcome) {
                         (Some(job), Ok(HoldReply::Held)) if demand.is_some() => {
@@ -230,7 +232,7 @@ impl<N: Node> NodeJobs<N> {
                         (None, _) => {}
                     }
                 }
-                InFlight::Wait(demand) => {
+                SentRequest::Wait(demand) => {
                     let confirmed = demand.check(reply, &label);
                     let confirmed = confirmed.unwrap_or_else(|| Err(garbled(pipeline)));
                     for job in unconfirmed.drain(..) {
@@ -270,7 +272,7 @@ impl<N: Node> NodeJobs<N> {
         let mut late: Vec<_> = self.unconfirmed.extract_if(.., is_late).collect();
         let mut next = self.unconfirmed.iter().map(|job| job.deadline).fold(give_up_at, min);
         for in_flight in pipeline.tags_mut() {
-            let InFlight::Job(job, _) = in_flight else { continue };
+            let SentRequest::Job(job, _) = in_flight else { continue };
             late.extend(job.take_if(|job| is_late(job)));
             next = job.map_or(next, |job| next.min(job.deadline));
         }
@@ -306,12 +308,12 @@ fn garbled(pipeline: &mut JobConnection) -> Failure {
 
 /// Sends the request to wait again, behind the jobs that had to be sent again.
 fn wait_again(pipeline: &mut JobConnection, demand: Demand) {
-    let deadline = |in_flight: &InFlight| match in_flight {
-        InFlight::Job(job, _) => job.map(|job| job.deadline),
-        InFlight::Wait(_) => None,
+    let deadline = |in_flight: &SentRequest| match in_flight {
+        SentRequest::Job(job, _) => job.map(|job| job.deadline),
+        SentRequest::Wait(_) => None,
     };
     if let Some(deadline) = pipeline.tags().filter_map(deadline).max() {
-        pipeline.send([(InFlight::Wait(demand), demand.request(deadline))], end_of(WRITE_TIME));
+        pipeline.send([(SentRequest::Wait(demand), demand.request(deadline))], end_of(WRITE_TIME));
     }
 }
 
