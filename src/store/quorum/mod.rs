@@ -146,7 +146,7 @@ impl Quorum {
     /// Fails if two of the servers reached so far are the same.
     pub(crate) fn check_distinct(&self) -> ApiResult<()> {
         self.run_ids.repeated().map_or(Ok(()), |(one, other)| {
-            let why = format_args!("must not name one server twice: {one} and {other} are one");
+            let why = format!("must not name one server twice: {one} and {other} are one");
             Err(Error::invalid("urls", why))
         })
     }
