@@ -93,10 +93,12 @@ impl Connection {
         self.receive(WaitFor::SoonReply { deadline }).unwrap_or_else(|| Err(self.time_out()))
     }
 
-    /// Reads a reply and ignores it, or gives up the connection if it has not come by then.
-    pub(crate) fn discard_reply(&mut self, deadline: Instant) {
-        if self.receive(WaitFor::Reply { deadline }).is_none() {
-            self.poison();
+    /// Reads the reply to a request that was sent and ignores it. If it has not come by then, it is
+    /// owed until the deadline, and the connection is blocked.
+    pub(crate) fn discard_reply(&mut self, request: Request, by: Instant, deadline: Instant) {
+        let by = by.min(deadline);
+        if self.receive(WaitFor::Reply { deadline: by }).is_none() {
+            self.owed.push(PostedRequest::blocking(request, deadline), &mut Vec::new());
         }
     }
 

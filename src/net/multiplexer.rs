@@ -146,9 +146,14 @@ impl<S: ConnectionSource> Multiplexer<S> {
         }
     }
 
-    /// Returns a connection that no thread uses.
+    /// Returns a connection that no thread uses. A blocked one is given up for want of another.
     fn take(&self, deadline: Instant) -> Option<S::Connection> {
-        self.owing.pop().or_else(|| self.source.try_get(deadline))
+        let free = self.owing.pop().or_else(|| self.source.try_get(deadline));
+        free.or_else(|| {
+            let mut blocked = self.owing.pop_blocked()?;
+            blocked.poison();
+            Some(blocked)
+        })
     }
 
     /// Adds to the queue. Every request but the first is sent along with the first.
@@ -203,7 +208,7 @@ impl<S: ConnectionSource> Multiplexer<S> {
     fn send_queued(self: &Arc<Self>, idle: S::Connection, deadline: Instant) {
         let mut free = Some(idle);
         while let Some(mut connection) = free {
-            free = if self.queue.is_empty() {
+            free = if self.queue.is_empty() || connection.owed().is_blocked() {
                 self.give_back(connection);
                 // A thread that queued a request just before has found no connection free.
                 if self.queue.is_empty() { None } else { self.take(deadline) }

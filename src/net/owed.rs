@@ -9,6 +9,9 @@
 //! | script unknown | it is sent again in full when no other reply is awaited any more |
 //! | any other | it goes to the callback |
 //! | the connection is given up | the callback gets that failure |
+//!
+//! A request that makes the server wait before it reads on, and whose reply nobody needs any more,
+//! is owed a reply as well. Until it comes the connection is *blocked*, and no thread uses it.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -31,6 +34,8 @@ pub(crate) struct PostedRequest {
     /// How many replies are still to come before the one that counts.
     preludes: usize,
     posted: Instant,
+    /// Whether the server reads nothing that comes after it until it has replied.
+    blocks: bool,
     /// Without a reply by then, there is none.
     pub(super) deadline: Instant,
     on_reply: OnReply,
@@ -45,7 +50,13 @@ impl fmt::Debug for PostedRequest {
 impl PostedRequest {
     pub(crate) fn new(request: Request, deadline: Instant, on_reply: OnReply) -> Self {
         let (preludes, posted) = (request.preludes(), Instant::now());
-        Self { request, preludes, posted, deadline, on_reply }
+        Self { request, preludes, posted, blocks: false, deadline, on_reply }
+    }
+
+    /// A request that was written already and makes the server wait, perhaps until the deadline,
+    /// and whose reply nobody needs.
+    pub(super) fn blocking(request: Request, deadline: Instant) -> Self {
+        Self { blocks: true, ..Self::new(request, deadline, Box::new(drop)) }
     }
 
     /// Has the whole script sent unless it was before: without the reply, nothing is sent again if
@@ -86,6 +97,12 @@ impl OwedReplies {
     /// Returns `true` if the next reply is owed.
     pub(super) fn is_next(&self) -> bool {
         !self.in_flight.is_empty()
+    }
+
+    /// Returns `true` if the server reads nothing more until it has replied.
+    pub(super) fn is_blocked(&self) -> bool {
+        // Nothing is sent behind such a request.
+        self.in_flight.back().is_some_and(|posted| posted.blocks)
     }
 
     /// Returns `true` if there is room for a request of so many bytes.

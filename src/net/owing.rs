@@ -1,8 +1,8 @@
 //! The connections on which replies are owed, and that no thread uses.
 //!
-//! A thread that wants a connection takes the one that was used last. A sweep takes those on which
-//! a reply has been owed for a while. One sweep at a time is scheduled, by the thread that adds the
-//! first connection.
+//! A thread that wants a connection takes the one that was used last and is not blocked. A sweep
+//! takes those on which a reply has been owed for a while. One sweep at a time is scheduled, by the
+//! thread that adds the first connection.
 
 use std::time::{Duration, Instant};
 
@@ -42,6 +42,13 @@ impl<C> Default for OwingConnections<C> {
     }
 }
 
+impl<C: Transport> OwingState<C> {
+    fn pop(&mut self) -> Option<C> {
+        let last = self.connections.iter().rposition(|one| !one.owed().is_blocked())?;
+        Some(self.connections.remove(last))
+    }
+}
+
 impl<C: Transport> OwingConnections<C> {
     /// Adds a connection. Returns `true` if the caller has to schedule a sweep.
     pub(super) fn push(&self, connection: C) -> bool {
@@ -49,19 +56,28 @@ impl<C: Transport> OwingConnections<C> {
         self.claim_sweep()
     }
 
-    /// Takes the connection that was added last.
+    /// Takes the connection that was added last, of those that are not blocked.
     pub(super) fn pop(&self) -> Option<C> {
-        self.state.lock().connections.pop()
+        self.state.lock().pop()
     }
 
+    /// Takes a connection that is blocked.
+    pub(super) fn pop_blocked(&self) -> Option<C> {
+        let mut state = self.state.lock();
+        let position = state.connections.iter().position(|one| one.owed().is_blocked())?;
+        Some(state.connections.remove(position))
+    }
+
+    /// How many connections are not blocked.
     pub(super) fn len(&self) -> usize {
-        self.state.lock().connections.len()
+        let state = self.state.lock();
+        state.connections.iter().filter(|one| !one.owed().is_blocked()).count()
     }
 
-    /// Takes a connection for a thread that waits until nothing is owed.
+    /// Takes a connection for a thread that waits until nothing is owed that counts.
     pub(super) fn next(&self) -> NextOwing<C> {
         let mut state = self.state.lock();
-        match state.connections.pop() {
+        match state.pop() {
             Some(connection) => NextOwing::Connection(connection),
             None if state.sweeps > 0 => NextOwing::Swept,
             None => NextOwing::None,

@@ -23,7 +23,8 @@ use crate::net::transport::{Transport, WaitFor};
 use crate::store::commands::Command;
 use crate::store::decoder::is_done;
 
-/// How long the reply to the wait for nothing is read at most: a new connection costs less.
+/// So long a call waits for the reply to the wait for nothing, before it goes on without its
+/// connection.
 const DISCARD_TIME: Duration = Duration::from_millis(10);
 
 /// What a write must have reached in order to count.
@@ -130,10 +131,11 @@ pub(crate) fn ask_durably<T: Clone>(
     let ask = |request: &Request| {
         server.alone(deadline, |connection| {
             connection.connect(deadline)?;
+            let wait = demand.request(deadline);
             connection.write(deadline, |out| {
                 out.extend_from_slice(request.bytes());
                 if send_wait == SendWait::Along {
-                    out.extend_from_slice(demand.request(deadline).bytes());
+                    out.extend_from_slice(wait.bytes());
                 }
             })?;
             let reply = connection.receive_reply_to(request, deadline);
@@ -145,7 +147,7 @@ pub(crate) fn ask_durably<T: Clone>(
                 }
                 receive_acknowledgements(server, demand, connection, deadline)?;
             } else if send_wait == SendWait::Along && connection.is_connected() {
-                connection.discard_reply(deadline.min(end_of(DISCARD_TIME)));
+                connection.discard_reply(wait, end_of(DISCARD_TIME), deadline);
             }
             Ok(reply)
         })?
