@@ -20,7 +20,6 @@ const WAITING_MAX: usize = 4096;
 #[non_exhaustive]
 pub enum Event {
     /// A thread acquired a lock. Nested locks are not reported.
-    #[non_exhaustive]
     Acquired {
         /// The name of the lock.
         name: String,
@@ -30,7 +29,6 @@ pub enum Event {
         waited: Duration,
     },
     /// A thread found a lock held by another owner. Reported once per call.
-    #[non_exhaustive]
     Contended {
         /// The name of the lock.
         name: String,
@@ -46,7 +44,6 @@ pub enum Event {
         reason: String,
     },
     /// A lease ended before its guard did.
-    #[non_exhaustive]
     Lost {
         /// The name of the lock.
         name: String,
@@ -65,7 +62,6 @@ pub enum Event {
         reason: String,
     },
     /// A lock was released.
-    #[non_exhaustive]
     Released {
         /// The name of the lock.
         name: String,
@@ -88,13 +84,11 @@ pub enum Event {
         reason: String,
     },
     /// A batch of leases was renewed.
-    #[non_exhaustive]
     Renewed {
         /// The number of leases.
         count: usize,
     },
     /// A wait for a lock was over before the lock was free.
-    #[non_exhaustive]
     TimedOut {
         /// The name of the lock.
         name: String,
