@@ -1,9 +1,11 @@
 //! The settings of a client, and the ways to open one.
 
+use std::error::Error as StdError;
 use std::time::Duration;
 
 use crate::client::{Builder, Client};
-use crate::config::{Durability, Login, Mechanism};
+use crate::config::{Durability, Mechanism};
+use crate::credentials::{Credentials, CredentialsCallback};
 use crate::error::Result;
 use crate::event::{Callback, Event};
 use crate::open;
@@ -240,13 +242,56 @@ impl Builder {
         self
     }
 
+    /// Sets a callback that is asked for user and password whenever a connection is opened, for
+    /// tokens that expire (AWS IAM, Microsoft Entra ID) and passwords that are rotated. Those in
+    /// the URLs are ignored then, except for sentinels, which are never told what the callback
+    /// returns.
+    ///
+    /// The callback may do I/O. It is called on a short-lived thread, and the connection is given
+    /// up if there is no answer within [`connect_timeout`](Builder::connect_timeout) or the time
+    /// that the call has. There is at most one call of it at a time: connections that are opened
+    /// together share its answer, and one that comes too late is kept for the next connection, for
+    /// 30 s at most. An error or a panic in it is the source of an
+    /// [`Unavailable`](crate::Error::Unavailable) error. If the server refuses what it has returned
+    /// (`WRONGPASS`), it is asked once more: the password may just have changed.
+    ///
+    /// If what it returns is [valid for a limited time](Credentials::valid_until), each connection
+    /// is replaced when 80 % of that time has passed. The connections over which leases are
+    /// renewed and wake-ups come are kept until the new ones are open, while they are valid.
+    ///
+    /// Defaults to the login in the URLs. Has no effect in memory.
+    ///
+    /// ```no_run
+    /// use leasehold::{Client, Credentials};
+    /// use std::time::{Duration, Instant};
+    /// # fn sign() -> Result<String, std::io::Error> { Ok(String::new()) }
+    ///
+    /// let client = Client::builder()
+    ///     .credentials(|| {
+    ///         let end = Instant::now() + Duration::from_secs(15 * 60);
+    ///         Ok(Credentials::new("app", sign()?).valid_until(end))
+    ///     })
+    ///     .open("rediss://redis.example/")?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn credentials(
+        mut self,
+        callback: impl Fn() -> Result<Credentials, Box<dyn StdError + Send + Sync>>
+        + Send
+        + Sync
+        + 'static,
+    ) -> Self {
+        self.config.credentials = Some(CredentialsCallback::new(callback));
+        self
+    }
+
     /// Sets the user, empty for the default one, and the password for the masters that sentinels
     /// name. Those in the URLs are then used only for the sentinels. Applies only to
     /// [`open_sentinel`](Builder::open_sentinel).
     ///
     /// Defaults to the login in the URLs.
     pub fn master_login(mut self, user: &str, password: &str) -> Self {
-        self.config.master_login = Some(Login { user: user.into(), password: password.into() });
+        self.config.master_login = Some(Credentials::new(user, password));
         self
     }
 

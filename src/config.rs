@@ -1,9 +1,9 @@
 //! The settings of clients and locks, and the checks that they are valid before anything is sent.
 
-use std::fmt;
 use std::time::Duration;
 
 use crate::canceller::Canceller;
+use crate::credentials::{Credentials, CredentialsCallback};
 use crate::error::{Error, Result};
 use crate::event::{Callback, Events};
 #[cfg(feature = "tls")]
@@ -101,20 +101,6 @@ pub enum Mechanism {
     SharedWrites,
 }
 
-/// A user, empty for the default one, and a password.
-#[derive(Clone)]
-pub(crate) struct Login {
-    pub(crate) user: String,
-    pub(crate) password: String,
-}
-
-/// Shows neither the user nor the password.
-impl fmt::Debug for Login {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Login")
-    }
-}
-
 /// The settings of a client.
 #[derive(Clone, Debug)]
 pub(crate) struct Config {
@@ -140,7 +126,9 @@ pub(crate) struct Config {
     /// Set when a client is opened.
     pub(crate) events: Events,
     /// For the masters that sentinels name, if it differs from the login in the sentinels' URLs.
-    pub(crate) master_login: Option<Login>,
+    pub(crate) master_login: Option<Credentials>,
+    /// In place of the logins in URLs, but for sentinels.
+    pub(crate) credentials: Option<CredentialsCallback>,
     pub(crate) spin: Duration,
     /// Whether a client is opened without asking whether the server is there.
     pub(crate) lazy: bool,
@@ -172,6 +160,7 @@ impl Default for Config {
             on_event: None,
             events: Events::default(),
             master_login: None,
+            credentials: None,
             spin: Duration::from_micros(50),
             lazy: false,
             max_handoffs: 32,
@@ -209,6 +198,9 @@ impl Config {
                 "prefix",
                 format_args!("must be at most {NAME_MAX} bytes and not begin with {RESERVED:?}"),
             ));
+        }
+        if self.master_login.is_some() && self.credentials.is_some() {
+            return Err(Error::invalid("master_login", "must not be set along with `credentials`"));
         }
         if self.label.len() > LABEL_MAX {
             return Err(Error::invalid("label", format_args!("must be at most {LABEL_MAX} bytes")));

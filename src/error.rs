@@ -143,7 +143,8 @@ pub enum Phase {
     /// The first reply was read over a new connection, and it did not come from a Redis server. The
     /// port is another service's, or it is spoken to with TLS instead of without, or the reverse.
     Greeting,
-    /// The client logged in.
+    /// The client logged in. What it logs in with may first have had to come from a
+    /// [callback](crate::Builder::credentials).
     Login,
     /// The request itself was to be sent, or was answered by an error that may pass or by none.
     Request,

@@ -54,13 +54,22 @@ impl Failure {
         server: &Arc<str>,
         source: impl StdError + Send + Sync + 'static,
     ) -> Self {
+        Self::caused_by(kind, server, Arc::new(source))
+    }
+
+    /// As `io`, for a cause that others have too.
+    pub(crate) fn caused_by(
+        kind: FailureKind,
+        server: &Arc<str>,
+        source: Arc<dyn StdError + Send + Sync>,
+    ) -> Self {
         Self {
             kind,
             server: server.clone(),
             code: String::new(),
             phase: Phase::Request,
             after_doubt: false,
-            source: Arc::new(source),
+            source,
         }
     }
 

@@ -197,6 +197,7 @@ mod canceller;
 mod client;
 mod clock;
 mod config;
+mod credentials;
 mod election;
 mod error;
 mod event;
@@ -225,6 +226,7 @@ pub use client::{Builder, Client};
 pub use config::Durability;
 #[doc(hidden)]
 pub use config::Mechanism;
+pub use credentials::Credentials;
 pub use election::{Election, Term};
 pub use error::{Error, Phase, Result, ServerFailure};
 pub use event::Event;

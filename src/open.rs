@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::clock::end_of;
-use crate::config::{Config, Durability, Login};
+use crate::config::{Config, Durability};
 use crate::error::{Error, Result};
 use crate::event::Events;
 use crate::failure::Failure;
@@ -108,8 +108,9 @@ fn start_on(config: Config, server: Server, pools: Pools) -> Result<Shared> {
 /// The address and login that the URLs of the sentinels give for the master.
 fn master_endpoint(sentinels: &[Endpoint], config: &Config) -> Result<Endpoint> {
     let at_master = |sentinel: &Endpoint| match &config.master_login {
+        _ if config.credentials.is_some() => sentinel.without_login(),
         None => sentinel.clone(),
-        Some(Login { user, password }) => sentinel.clone().with_login(user, password),
+        Some(login) => sentinel.with_login(login),
     };
     let first = at_master(&sentinels[0]);
     if !sentinels.iter().all(|other| first.has_login_of(&at_master(other))) {

@@ -11,6 +11,7 @@ use std::{mem, thread};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounded};
 
 use crate::clock::end_of;
+use crate::error::Phase;
 use crate::event::Events;
 use crate::failure::{Failure, FailureKind};
 use crate::local::retry::Backoff;
@@ -160,7 +161,9 @@ impl<T: WakeTarget> ListenerThread<T> {
         }
         let pause = self.pauses.as_mut().and_then(Backoff::next).unwrap_or_default();
         self.pauses.get_or_insert_with(|| Backoff::new(RECONNECT));
-        if failure.kind == FailureKind::Rejected { pause.max(REJECTED_PAUSE) } else { pause }
+        // A refused login may soon be a good one: passwords and credentials change.
+        let stays = failure.kind == FailureKind::Rejected && failure.phase != Phase::Login;
+        if stays { pause.max(REJECTED_PAUSE) } else { pause }
     }
 }
 

@@ -10,9 +10,11 @@ use std::{fmt, io, process};
 use redis::{ErrorKind, RedisError, RedisResult, ServerError, Value};
 
 use crate::clock::end_of;
+use crate::credentials::Credentials;
 use crate::failure::{Failure, FailureKind};
 use crate::net::error_reply;
 use crate::net::factory::{ConnectionFactory, Greeting};
+use crate::net::login::Validity;
 use crate::net::owed::{OwedReplies, PostedRequest};
 use crate::net::request::{Reply, Request, Script};
 use crate::net::resp::RespStream;
@@ -28,6 +30,8 @@ pub(crate) struct Connection {
     socket: Option<RespStream>,
     /// The factory's generation when the socket was opened.
     generation: u64,
+    /// For how long what the client has logged in with is valid, if that is limited.
+    validity: Option<Validity>,
     /// The factory's suspicions when the socket was last known not to have ended.
     checked: AtomicU64,
     /// Whether a reply has come over this socket, so that a Redis server is there.
@@ -55,6 +59,7 @@ impl Connection {
             factory,
             socket: None,
             generation: 0,
+            validity: None,
             checked: AtomicU64::new(0),
             greeted: false,
             out: Vec::new(),
@@ -105,7 +110,25 @@ impl Connection {
     /// Returns `true` if the next request needs no new socket.
     pub(crate) fn is_open(&self) -> bool {
         let Some(socket) = &self.socket else { return false };
-        self.generation == self.factory.generation() && self.has_not_ended(socket)
+        let has_expired = self.validity.is_some_and(|validity| Instant::now() >= validity.end);
+        let is_current = self.generation == self.factory.generation();
+        is_current && !has_expired && self.has_not_ended(socket)
+    }
+
+    /// Returns `true` if the connection is open and leads to where the server is.
+    pub(crate) fn is_usable(&self) -> bool {
+        self.is_open() && self.factory.is_route_current()
+    }
+
+    /// For how long the connection may be used, if it is time to replace it.
+    pub(crate) fn retiring(&self) -> Option<Validity> {
+        self.validity.filter(|validity| Instant::now() >= validity.retire_at)
+    }
+
+    /// When the connection is to be replaced or, after that, can no longer be used.
+    pub(crate) fn next_change(&self) -> Option<Instant> {
+        let Validity { retire_at, end } = self.validity?;
+        Some(if Instant::now() < retire_at { retire_at } else { end })
     }
 
     /// Looks at the socket if another connection has broken since that was done last.
@@ -142,11 +165,28 @@ impl Connection {
         self.factory.invalid_reply()
     }
 
+    /// Opens a socket and logs in.
+    fn open(&mut self, deadline: Instant) -> Result<(), Failure> {
+        self.greeted = false;
+        let generation = self.factory.generation();
+        let socket = self.factory.open(deadline)?;
+        // Only now: a server that is away is tried often.
+        let credentials = self.factory.credentials(deadline)?;
+        (self.socket, self.generation) = (Some(socket), generation);
+        let end = credentials.as_ref().and_then(|credentials| credentials.valid_until);
+        self.validity = end.map(Validity::until);
+        self.greet(credentials.as_ref(), deadline)
+    }
+
     /// Logs in, and makes sure that the server is the right one.
-    fn greet(&mut self, deadline: Instant) -> Result<(), Failure> {
+    fn greet(
+        &mut self,
+        credentials: Option<&Credentials>,
+        deadline: Instant,
+    ) -> Result<(), Failure> {
         let factory = self.factory.clone();
         let mut greeting = Greeting::default();
-        self.write(deadline, |out| greeting = factory.write_greeting(out))?;
+        self.write(deadline, |out| greeting = factory.write_greeting(credentials, out))?;
         for _ in 0..greeting.required {
             self.receive_in_greeting(deadline).map_err(Failure::in_login)?;
         }
@@ -241,7 +281,7 @@ impl Connection {
 
 impl Transport for Connection {
     fn is_ready(&self) -> bool {
-        self.is_open() && self.factory.is_route_current()
+        self.is_usable() && self.retiring().is_none()
     }
 
     fn is_connected(&self) -> bool {
@@ -252,19 +292,23 @@ impl Transport for Connection {
         // If the server has moved, this connection is no longer open.
         self.factory.refresh_route(deadline);
         if self.is_open() {
-            return Ok(());
+            if self.retiring().is_none() {
+                return Ok(());
+            }
+            // A failure has ended what is owed.
+            drop(self.read_owed(deadline));
         }
         self.collect(WaitFor::Nothing);
         self.poison();
         self.known.clear();
-        let (generation, moves) = (self.factory.generation(), self.factory.moves());
+        let moves = self.factory.moves();
         *self.checked.get_mut() = self.factory.suspicions();
-        self.greeted = false;
         let deadline = deadline.min(end_of(self.factory.connect_timeout));
-        let opened = self.factory.open(deadline).and_then(|socket| {
-            (self.socket, self.generation) = (Some(socket), generation);
-            self.greet(deadline)
-        });
+        let mut opened = self.open(deadline);
+        if opened.as_ref().is_err_and(|failure| self.factory.may_have_new_credentials(failure)) {
+            self.poison();
+            opened = self.open(deadline);
+        }
         opened.map_err(|failure| {
             self.poison();
             self.factory.reject_address(moves);
@@ -312,7 +356,7 @@ impl Transport for Connection {
             self.factory.suspect_connections();
         }
         self.used = now;
-        self.is_open()
+        self.is_open() && self.retiring().is_none()
     }
 
     fn owe(&mut self, mut posted: PostedRequest) {

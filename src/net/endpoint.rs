@@ -8,6 +8,7 @@ use std::time::Instant;
 use redis::{ConnectionAddr, IntoConnectionInfo, RedisConnectionInfo};
 
 use crate::config::Config;
+use crate::credentials::Credentials;
 use crate::error::{Error, Phase, Result};
 use crate::net::resolver::Resolver;
 use crate::net::resp::RespStream;
@@ -106,11 +107,17 @@ impl Endpoint {
         Self { login, client_name: None, ..self.clone() }
     }
 
+    /// The same server without a user and a password.
+    pub(crate) fn without_login(&self) -> Self {
+        let login = RedisConnectionInfo::default().set_db(self.login.db());
+        Self { login, ..self.clone() }
+    }
+
     /// The same server with another user and password.
-    pub(crate) fn with_login(mut self, user: &str, password: &str) -> Self {
+    pub(crate) fn with_login(&self, Credentials { user, password, .. }: &Credentials) -> Self {
         let login = RedisConnectionInfo::default().set_db(self.login.db()).set_password(password);
-        self.login = if user.is_empty() { login } else { login.set_username(user) };
-        self
+        let login = if user.is_empty() { login } else { login.set_username(user) };
+        Self { login, ..self.clone() }
     }
 
     /// Returns `true` if clients log in to both servers in the same way.

@@ -8,9 +8,11 @@ use std::time::{Duration, Instant};
 use redis::Value;
 
 use crate::config::Config;
+use crate::credentials::Credentials;
 use crate::error::Phase;
 use crate::failure::{Failure, FailureKind};
 use crate::net::endpoint::Endpoint;
+use crate::net::login::CredentialsSource;
 use crate::net::request::Reply;
 use crate::net::resolver::Resolver;
 use crate::net::resp::RespStream;
@@ -23,6 +25,8 @@ pub(crate) struct ConnectionFactory {
     pub(crate) endpoint: Endpoint,
     /// Leads to the server's address if that is not the endpoint's own.
     pub(crate) route: Option<Box<dyn Route>>,
+    /// Has the login, in place of the endpoint's own.
+    pub(crate) credentials: Option<CredentialsSource>,
     pub(crate) connect_timeout: Duration,
     pub(crate) spin: Spin,
     resolver: Resolver,
@@ -59,6 +63,7 @@ impl ConnectionFactory {
         Self {
             endpoint,
             route: None,
+            credentials: None,
             connect_timeout: config.connect_timeout,
             spin: Spin::new(config.spin),
             resolver,
@@ -180,9 +185,29 @@ impl ConnectionFactory {
         })
     }
 
+    /// Asks for the credentials of a new connection; `None` if they are the endpoint's own.
+    pub(crate) fn credentials(&self, deadline: Instant) -> Result<Option<Credentials>, Failure> {
+        let asked = self.credentials.as_ref().map(|source| source.ask(deadline)).transpose();
+        asked.map_err(|error| {
+            Failure::caused_by(FailureKind::Unreachable, &self.label(), error).at(Phase::Login)
+        })
+    }
+
+    /// Returns `true` if a login may succeed with other credentials than those that have failed.
+    pub(crate) fn may_have_new_credentials(&self, failure: &Failure) -> bool {
+        self.credentials.is_some() && failure.phase == Phase::Login && failure.code == "WRONGPASS"
+    }
+
     /// Appends the requests that a new connection begins with.
-    pub(crate) fn write_greeting(&self, out: &mut Vec<u8>) -> Greeting {
-        let required = self.endpoint.write_login(out);
+    pub(crate) fn write_greeting(
+        &self,
+        credentials: Option<&Credentials>,
+        out: &mut Vec<u8>,
+    ) -> Greeting {
+        let required = match credentials {
+            None => self.endpoint.write_login(out),
+            Some(credentials) => self.endpoint.with_login(credentials).write_login(out),
+        };
         let has_name = self.endpoint.write_name(out);
         let asks_role = self.route.is_some() || self.demoted.load(Ordering::Relaxed);
         if asks_role {

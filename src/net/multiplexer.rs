@@ -18,7 +18,7 @@ use crate::net::pipeline::WRITE_TIME;
 use crate::net::post_writer::PostWriter;
 use crate::net::request::{Reply, Request};
 use crate::net::send_queue::{Queued, SendQueue};
-use crate::net::shared_connection::{QueuedRequest, ReplySlot, SharedConnection, Step, read_owed};
+use crate::net::shared_connection::{QueuedRequest, ReplySlot, SharedConnection, Step};
 use crate::net::transport::{ConnectionSource, Transport, WaitFor};
 use crate::sync::yield_now;
 
@@ -137,7 +137,7 @@ impl<S: ConnectionSource> Multiplexer<S> {
         loop {
             match self.owing.next() {
                 NextOwing::Connection(mut connection) => {
-                    drop(read_owed(&mut connection, deadline));
+                    drop(connection.read_owed(deadline));
                     self.send_queued(connection, deadline);
                 }
                 NextOwing::None => return,

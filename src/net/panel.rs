@@ -46,6 +46,8 @@ impl Panel {
             let mut factory = servers.connections(endpoint.without_database());
             // Sentinels are asked too rarely to spin for.
             factory.spin = Spin::new(Duration::ZERO);
+            // They are the master's.
+            factory.credentials = None;
             Connection::new(Arc::new(factory))
         };
         let sentinels = sentinels.iter().map(connection).collect();

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use crate::failure::Failure;
 use crate::net::owed::PostedRequest;
-use crate::net::shared_connection::{owe, read_owed};
+use crate::net::shared_connection::owe;
 use crate::net::transport::Transport;
 use crate::sync::Mutex;
 
@@ -33,7 +33,7 @@ impl PostWriter {
         // A failure to write fails what is owed.
         drop(connection.write(deadline, |_| {}));
         if connection.owed().is_full() {
-            drop(read_owed(connection, deadline));
+            drop(connection.read_owed(deadline));
         }
     }
 

@@ -15,6 +15,7 @@ use crate::failure::Failure;
 use crate::net::connection::Connection;
 use crate::net::endpoint::Endpoint;
 use crate::net::factory::ConnectionFactory;
+use crate::net::login::CredentialsSource;
 use crate::net::multiplexer::{Multiplexer, Pending};
 use crate::net::owed::{OnReply, PostedRequest};
 use crate::net::pool::{ConnectionPool, PoolLimits, PoolThread};
@@ -22,12 +23,14 @@ use crate::net::request::{Reply, Request};
 use crate::net::resolver::Resolver;
 use crate::net::route::Route;
 
-/// Makes the servers of one client, which share the thread of its pools and its look-ups.
+/// Makes the servers of one client, which share the thread of its pools, its look-ups and its
+/// credentials.
 #[derive(Clone, Debug)]
 pub(crate) struct ServerFactory {
     config: Config,
     thread: PoolThread,
     resolver: Resolver,
+    credentials: Option<CredentialsSource>,
     pools: Pools,
 }
 
@@ -59,7 +62,8 @@ impl ServerFactory {
     pub(crate) fn new(config: &Config) -> Result<Self> {
         let thread = PoolThread::start().map_err(Error::no_thread)?;
         let (resolver, pools) = (Resolver::default(), Pools::default());
-        Ok(Self { config: config.clone(), thread, resolver, pools })
+        let credentials = config.credentials.clone().map(CredentialsSource::new);
+        Ok(Self { config: config.clone(), thread, resolver, credentials, pools })
     }
 
     /// The pools of all servers that this makes.
@@ -94,7 +98,9 @@ impl ServerFactory {
 
     /// Returns what makes connections outside a pool.
     pub(crate) fn connections(&self, endpoint: Endpoint) -> ConnectionFactory {
-        ConnectionFactory::new(endpoint, &self.config, self.resolver.clone())
+        let mut factory = ConnectionFactory::new(endpoint, &self.config, self.resolver.clone());
+        factory.credentials.clone_from(&self.credentials);
+        factory
     }
 
     fn pooled(&self, connections: ConnectionFactory) -> Server {

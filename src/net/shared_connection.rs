@@ -245,25 +245,9 @@ impl<C: Transport> SharedConnection<C> {
 /// already, that is read first.
 pub(super) fn owe<C: Transport>(connection: &mut C, posted: PostedRequest, deadline: Instant) {
     if !connection.owed().has_room(posted.len())
-        && let Err(failure) = read_owed(connection, deadline)
+        && let Err(failure) = connection.read_owed(deadline)
     {
         return posted.answer(Err(failure));
     }
     connection.owe(posted);
-}
-
-/// Reads what is owed, or gives up the connection if it has not come by then.
-pub(super) fn read_owed<C: Transport>(
-    connection: &mut C,
-    deadline: Instant,
-) -> Result<(), Failure> {
-    while !connection.owed().is_empty() {
-        connection.owe_again();
-        connection.write(deadline, |_| {})?;
-        connection.collect(WaitFor::SoonReply { deadline });
-        if connection.owed().is_next() {
-            return Err(connection.time_out());
-        }
-    }
-    Ok(())
 }

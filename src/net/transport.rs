@@ -59,6 +59,19 @@ pub(crate) trait Transport {
     /// Reads what is owed, until that is all or no more has come by then.
     fn collect(&mut self, wait: WaitFor);
 
+    /// Reads all that is owed, or gives up the connection if it has not come by then.
+    fn read_owed(&mut self, deadline: Instant) -> Result<(), Failure> {
+        while !self.owed().is_empty() {
+            self.owe_again();
+            self.write(deadline, |_| {})?;
+            self.collect(WaitFor::SoonReply { deadline });
+            if self.owed().is_next() {
+                return Err(self.time_out());
+            }
+        }
+        Ok(())
+    }
+
     /// Gives up the connection, and with it whatever is in flight.
     fn poison(&mut self);
 

@@ -4,7 +4,7 @@
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
-use leasehold::{Builder, Client, Durability, Error, Mutex};
+use leasehold::{Builder, Client, Credentials, Durability, Error, Mutex};
 
 use crate::support::{Server, ms, stores, take};
 
@@ -66,6 +66,10 @@ fn bad_options() -> Vec<(&'static str, Builder)> {
         ("idle_timeout", options().idle_timeout(Some(Duration::ZERO))),
         ("max_lifetime", options().max_lifetime(Some(Duration::ZERO))),
         ("retry_window", options().retry_window(Duration::ZERO)),
+        (
+            "master_login",
+            options().master_login("", "x").credentials(|| Ok(Credentials::new("", "y"))),
+        ),
         ("backoff min", options().backoff(Duration::ZERO, ms(100))),
         ("backoff", options().backoff(ms(101), ms(100))),
     ]

@@ -25,6 +25,7 @@ mod arguments;
 mod cancelling;
 mod cluster;
 mod cost;
+mod credentials;
 mod duplicate_requests;
 mod durability;
 mod durable_renewals;

@@ -6,8 +6,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::clock::end_of;
+use crate::error::Phase;
 use crate::failure::{Failure, FailureKind};
 use crate::net::connection::Connection;
+use crate::net::login::Validity;
 use crate::net::poll::poll_readable;
 use crate::net::request::Request;
 use crate::store::background::opening::Opening;
@@ -16,7 +18,7 @@ use crate::store::background::opening::Opening;
 const LOOK: Duration = Duration::from_millis(5);
 
 /// A server that connections are opened to in the background.
-pub(crate) trait Node: fmt::Debug + Send {
+pub(crate) trait Node: Clone + fmt::Debug + Send {
     /// The address as users are shown it.
     fn label(&self) -> Arc<str>;
 
@@ -57,8 +59,19 @@ pub(crate) struct ConnectAttempt {
 pub(crate) struct Pauses {
     /// After a failure that may pass.
     pub(crate) after_failure: Duration,
-    /// After a server has refused what was asked.
+    /// After a server has refused what was asked. A login that was refused may soon be a good one.
     pub(crate) after_rejection: Duration,
+}
+
+/// A successor that could not be opened is tried again so often while its predecessor is good.
+const SUCCESSOR_TRIES: u32 = 8;
+
+impl Pauses {
+    /// Those of a connection that replaces one which is still valid.
+    pub(super) fn of_successor(predecessor: Validity) -> Self {
+        let pause = predecessor.spare() / SUCCESSOR_TRIES;
+        Self { after_failure: pause, after_rejection: pause }
+    }
 }
 
 /// A connection to a node, and what it is used for: a `T` is made of each connection that opens.
@@ -160,7 +173,7 @@ impl<N: Node, T> BackgroundConnection<N, T> {
     /// Gives up the connection, for a pause.
     pub(crate) fn fail(&mut self, failure: Failure) {
         let pause = match failure.kind {
-            FailureKind::Rejected => self.pauses.after_rejection,
+            FailureKind::Rejected if failure.phase != Phase::Login => self.pauses.after_rejection,
             _ => self.pauses.after_failure,
         };
         self.fail_for(failure, pause);
@@ -169,6 +182,11 @@ impl<N: Node, T> BackgroundConnection<N, T> {
     /// Gives up the connection, for this long.
     pub(crate) fn fail_for(&mut self, failure: Failure, pause: Duration) {
         self.state = ConnectionState::Failed { failure, retry_at: end_of(pause) };
+    }
+
+    /// Goes on with the connection of its successor.
+    pub(crate) fn take_over(&mut self, successor: Self) {
+        self.state = successor.state;
     }
 
     /// Gives up the connection, which can be opened again at once.

@@ -14,6 +14,7 @@
 //! | open | the server has moved, or its connections are no longer to be trusted | closed |
 //! | open, for jobs | an error or a long silence, and there is another job to send | closed |
 //! | open, for wake-ups | an error or a long silence | failed |
+//! | open | what it has logged in with expires soon | open, until a second one is open too |
 //! | failed | a pause is over | opening |
 //!
 //! Whatever is in flight on a connection that is closed has failed.

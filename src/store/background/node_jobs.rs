@@ -16,7 +16,7 @@ use crate::clock::end_of;
 use crate::failure::Failure;
 use crate::net::connection::Connection;
 use crate::net::pipeline::{Pipeline, UnknownScript, WRITE_TIME};
-use crate::net::transport::{Transport, WaitFor};
+use crate::net::transport::WaitFor;
 use crate::store::background::connection::{BackgroundConnection, ConnectAttempt, Node, Pauses};
 use crate::store::background::opening::Opening;
 use crate::store::commands::{Command, Commands};
@@ -50,6 +50,8 @@ pub(super) struct JobSettings {
 #[derive(Debug)]
 pub(super) struct NodeJobs<N> {
     connection: BackgroundConnection<N, JobConnection>,
+    /// Replaces the connection, which is soon no longer valid, as soon as it is open.
+    successor: Option<BackgroundConnection<N, JobConnection>>,
     /// What must be met before the effects of these jobs count.
     demand: Option<Demand>,
     /// Sent as soon as the connection is open and does not wait for replicas or disks.
@@ -77,7 +79,7 @@ struct SentJob {
 impl<N: Node> NodeJobs<N> {
     pub(super) fn new(node: N, demand: Option<Demand>) -> Self {
         let connection = BackgroundConnection::new(node, PAUSES);
-        Self { connection, demand, waiting: Vec::new(), unconfirmed: Vec::new() }
+        Self { connection, successor: None, demand, waiting: Vec::new(), unconfirmed: Vec::new() }
     }
 
     /// Returns `true` if jobs with such a demand, or without one, belong here.
@@ -118,9 +120,10 @@ impl<N: Node> NodeJobs<N> {
         done: Done<'_>,
     ) {
         let Some(deadline) = jobs.iter().map(|job| job.deadline).max() else { return };
-        self.finish_opening(settings, done);
-        let previous = self.close_unless_ready(done);
         let attempt = ConnectAttempt { deadline, urgent };
+        self.finish_opening(settings, done);
+        self.replace_retiring(ConnectAttempt { urgent: false, ..attempt });
+        let previous = self.close_unless_ready(done);
         match self.connection.begin_opening(previous, attempt) {
             Ok(()) => {
                 self.waiting.extend(jobs);
@@ -146,7 +149,7 @@ impl<N: Node> NodeJobs<N> {
         let pipeline = self.connection.as_open()?;
         // What is sent behind other requests goes where they went.
         let is_ready = if pipeline.is_empty() {
-            pipeline.connection.is_ready()
+            pipeline.connection.is_usable()
         } else {
             pipeline.connection.is_open()
         };
@@ -158,10 +161,29 @@ impl<N: Node> NodeJobs<N> {
         self.connection.close().map(|pipeline| pipeline.connection)
     }
 
+    /// Has a connection that is soon no longer valid replaced: by one that is opened in the
+    /// meantime, once no reply is to come over the old one.
+    fn replace_retiring(&mut self, attempt: ConnectAttempt) {
+        let retiring = |open: &JobConnection| open.connection.retiring();
+        let Some(validity) = self.connection.as_open().and_then(retiring) else {
+            self.successor = None;
+            return;
+        };
+        let (node, pauses) = (&self.connection.node, Pauses::of_successor(validity));
+        let new = || BackgroundConnection::new(node.clone(), pauses);
+        let successor = self.successor.get_or_insert_with(new);
+        // A failure is kept in its state.
+        successor.finish_opening(|connection| Ok(pipeline(connection)));
+        successor.begin_opening(None, attempt).unwrap_or_default();
+        let can_replace = successor.as_open().is_some() && !self.is_sending();
+        if let Some(successor) = self.successor.take_if(|_| can_replace) {
+            self.connection.take_over(successor);
+        }
+    }
+
     /// Sends the jobs that wait for the connection, if it has been opened.
     fn finish_opening(&mut self, settings: &JobSettings, done: Done<'_>) {
-        let make = |connection| Ok(Pipeline::new(connection, UnknownScript::SendAgain));
-        match self.connection.finish_opening(make) {
+        match self.connection.finish_opening(|connection| Ok(pipeline(connection))) {
             None => {}
             Some(Ok(_)) => self.write_waiting(settings),
             Some(Err(failure)) => fail(&mem::take(&mut self.waiting), &failure, done),
@@ -297,6 +319,10 @@ impl<N: Node> NodeJobs<N> {
         let failure = Failure::too_late(&self.connection.node.label(), "it was given up");
         fail(&mem::take(&mut self.waiting), &failure, done);
     }
+}
+
+fn pipeline(connection: Connection) -> JobConnection {
+    Pipeline::new(connection, UnknownScript::SendAgain)
 }
 
 /// Gives up a connection over which a reply has come that does not fit its request.

@@ -7,6 +7,7 @@ use redis::Value;
 use crate::clock::end_of;
 use crate::failure::Failure;
 use crate::net::connection::Connection;
+use crate::net::login::Validity;
 use crate::net::transport::{Transport, WaitFor};
 use crate::store::keys::Keys;
 use crate::store::wake::Wake;
@@ -44,6 +45,11 @@ impl Subscription {
         let subscribe = redis::cmd("SUBSCRIBE").arg(&channel.name).take();
         subscription.send(&subscribe, channel)?;
         Ok(subscription)
+    }
+
+    /// For how long messages may come, if it is time to replace the connection.
+    pub(super) fn retiring(&self) -> Option<Validity> {
+        self.connection.retiring()
     }
 
     /// Returns the next message that has come, if any. Asks for a sign of life after a long

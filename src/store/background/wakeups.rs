@@ -52,6 +52,7 @@ pub(crate) trait WakeupPolicy: fmt::Debug + Send {
 #[derive(Debug)]
 pub(crate) struct BackgroundWakeups<P: WakeupPolicy> {
     policy: P,
+    /// A node whose connection is soon no longer valid has another one, until messages come there.
     nodes: Vec<BackgroundConnection<P::Node, Subscription>>,
     channel: Channel,
     interrupter: Interrupter,
@@ -81,6 +82,7 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
         loop {
             self.check_interrupt()?;
             self.follow_nodes();
+            self.add_successors();
             self.begin_openings();
             self.finish_openings();
             if let Some(wake) = self.read().or_else(|| self.policy.take_due()) {
@@ -107,6 +109,35 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
                 self.nodes.push(BackgroundConnection::new(node, self.policy.pauses()));
             }
         }
+    }
+
+    /// Adds a second connection where the first is soon no longer valid.
+    fn add_successors(&mut self) {
+        for place in 0..self.nodes.len() {
+            let Some(validity) = self.nodes[place].as_open().and_then(Subscription::retiring)
+            else {
+                continue;
+            };
+            let node = &self.nodes[place].node;
+            if self.nodes.iter().filter(|known| known.node.is(node)).count() == 1 {
+                let pauses = Pauses::of_successor(validity);
+                self.nodes.push(BackgroundConnection::new(node.clone(), pauses));
+            }
+        }
+    }
+
+    /// Notes that messages come over this connection: another one to its node is not needed any
+    /// more. Returns `true` if there was one.
+    fn replace_other(&mut self, place: usize) -> bool {
+        let node = &self.nodes[place].node;
+        let is_other = |other: &usize| *other != place && self.nodes[*other].node.is(node);
+        let Some(other) = (0..self.nodes.len()).find(is_other) else { return false };
+        // The first of the two has the pauses of the node.
+        let second = self.nodes.remove(place.max(other));
+        if other < place {
+            self.nodes[other].take_over(second);
+        }
+        true
     }
 
     fn begin_openings(&mut self) {
@@ -141,6 +172,10 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
                 match subscription.receive(&self.channel) {
                     Ok(None) => break,
                     Ok(Some(wake)) => {
+                        if wake == Wake::Ready && self.replace_other(place) {
+                            // A message may have been on its way over the other one.
+                            return Some(wake);
+                        }
                         let listening = self.nodes.iter().filter(|node| is_ready(node)).count();
                         let from = &self.nodes[place].node;
                         let told = self.policy.receive(from, wake, listening);
@@ -187,7 +222,8 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
         let open = || self.nodes.iter().filter_map(BackgroundConnection::as_open);
         let expected = open().map(|subscription| subscription.expected_by);
         let retries = self.nodes.iter().filter_map(BackgroundConnection::retry_at);
-        let times = expected.chain(retries).chain(self.policy.next_look());
+        let changes = open().filter_map(|subscription| subscription.connection.next_change());
+        let times = expected.chain(retries).chain(changes).chain(self.policy.next_look());
         let end = times.fold(deadline, Instant::min);
         let openings: Vec<&Opening> =
             self.nodes.iter().filter_map(BackgroundConnection::as_opening).collect();

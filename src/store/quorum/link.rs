@@ -84,14 +84,14 @@ impl QuorumLink {
         self.pipeline.connection.is_connected()
     }
 
-    /// The connection that is being opened.
+    /// The connection that is being opened, if there is none until then.
     pub(super) fn opening(&self) -> Option<&Opening> {
-        self.opening.as_ref()
+        self.opening.as_ref().filter(|_| !self.is_connected())
     }
 
     /// Returns `true` if it is worth a moment to wait for the connection that is being opened.
     pub(super) fn opens_soon(&self) -> bool {
-        self.opening.is_some() && self.opens_soon
+        self.opening().is_some() && self.opens_soon
     }
 
     /// Notes that the connection is not open yet after a moment.
@@ -118,20 +118,29 @@ impl QuorumLink {
         self.server.unreachable()
     }
 
-    /// Begins to open a connection if there is none. An `urgent` call cannot do without the server,
-    /// and keeps no pause after a failure.
+    /// Begins to open a connection if there is none, or if it is soon no longer valid. An `urgent`
+    /// call cannot do without the server, and keeps no pause after a failure.
     pub(super) fn begin_opening(&mut self, urgent: bool) {
-        if !self.is_connected() && self.opening.is_none() {
+        let is_good = self.is_connected() && self.pipeline.connection.retiring().is_none();
+        if !is_good && self.opening.is_none() {
             self.opens_soon = self.server.is_trusted();
             self.opening = self.server.begin_opening(urgent);
         }
     }
 
-    /// Uses the connection that was being opened, once it is.
+    /// Uses the connection that was being opened, once it is and no reply is to come over the one
+    /// that it replaces.
     pub(super) fn finish_opening(&mut self) {
+        if self.opening.is_some() && self.is_connected() {
+            self.read();
+            if self.is_busy() && self.is_connected() {
+                return;
+            }
+        }
         let Some(outcome) = self.opening.as_ref().and_then(Opening::take_outcome) else { return };
         self.opening = None;
         if let Ok(connection) = outcome {
+            self.known.clear();
             self.pipeline.connection = connection;
         }
     }

@@ -1,0 +1,237 @@
+//! Calls that cannot be cut short, and that may take far longer than a caller has.
+//!
+//! Each runs on a short-lived thread of its own, and callers wait for it by their own deadlines.
+//! There is at most one call with an argument at a time; every caller that wants the same meanwhile
+//! waits for that one. An answer that comes too late for all of them is kept for the next: else
+//! what always takes longer than `connect_timeout` would keep a client from ever connecting.
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::fmt;
+use std::hash::Hash;
+use std::io;
+use std::sync::{Arc, OnceLock};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
+use parking_lot::Mutex;
+
+/// How long an answer is kept for which no caller has waited.
+const KEPT: Duration = Duration::from_secs(30);
+
+/// A function whose calls are shared by callers with the same argument. Clones share them too.
+pub(super) struct SharedCalls<K, T> {
+    /// What its threads are called.
+    thread: &'static str,
+    function: Arc<dyn Fn(&K) -> T + Send + Sync>,
+    /// The calls under way, and those whose answers no caller has taken yet.
+    calls: Arc<Mutex<HashMap<K, Arc<SharedCall<T>>>>>,
+}
+
+/// One call. It is over when `ended` is disconnected.
+struct SharedCall<T> {
+    /// Empty, once the call is over, if it has panicked.
+    outcome: OnceLock<Outcome<T>>,
+    ended: Receiver<Infallible>,
+}
+
+struct Outcome<T> {
+    time: Instant,
+    answer: T,
+}
+
+/// Why a caller has no answer.
+#[derive(Debug)]
+pub(super) enum NoAnswer {
+    /// None has come in time.
+    Late,
+    /// The call has panicked.
+    Panicked,
+    /// The system provides no thread for it.
+    Thread(io::Error),
+}
+
+impl<K, T> Clone for SharedCalls<K, T> {
+    fn clone(&self) -> Self {
+        let Self { thread, function, calls } = self;
+        Self { thread, function: function.clone(), calls: calls.clone() }
+    }
+}
+
+impl<K, T> fmt::Debug for SharedCalls<K, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("SharedCalls").field(&self.thread).finish_non_exhaustive()
+    }
+}
+
+impl<K, T> SharedCalls<K, T>
+where
+    K: Clone + Eq + Hash + Send + 'static,
+    T: Clone + Send + Sync + 'static,
+{
+    pub(super) fn new(
+        thread: &'static str,
+        function: impl Fn(&K) -> T + Send + Sync + 'static,
+    ) -> Self {
+        Self { thread, function: Arc::new(function), calls: Arc::default() }
+    }
+
+    /// Returns the answer of a call, which is begun unless it is under way.
+    pub(super) fn call(&self, argument: &K, deadline: Instant) -> Result<T, NoAnswer> {
+        let call = self.join(argument).map_err(NoAnswer::Thread)?;
+        let answer = match call.wait(deadline) {
+            Err(NoAnswer::Late) => return Err(NoAnswer::Late),
+            answer => answer,
+        };
+        self.forget(argument, &call);
+        answer
+    }
+
+    /// Joins the call with this argument, or begins one.
+    fn join(&self, argument: &K) -> io::Result<Arc<SharedCall<T>>> {
+        let mut calls = self.calls.lock();
+        calls.retain(|_, call| !call.is_outdated());
+        if let Some(call) = calls.get(argument) {
+            return Ok(call.clone());
+        }
+        let call = self.begin(argument)?;
+        calls.insert(argument.clone(), call.clone());
+        Ok(call)
+    }
+
+    fn begin(&self, argument: &K) -> io::Result<Arc<SharedCall<T>>> {
+        let (end, ended) = bounded(0);
+        let begun = Arc::new(SharedCall { outcome: OnceLock::new(), ended });
+        let (this, function, argument) = (begun.clone(), self.function.clone(), argument.clone());
+        thread::Builder::new().name(self.thread.into()).spawn(move || {
+            let answer = function(&argument);
+            this.outcome.get_or_init(|| Outcome { time: Instant::now(), answer });
+            drop(end);
+        })?;
+        Ok(begun)
+    }
+
+    /// Makes the next caller begin a call of its own.
+    fn forget(&self, argument: &K, call: &Arc<SharedCall<T>>) {
+        let mut calls = self.calls.lock();
+        if calls.get(argument).is_some_and(|known| Arc::ptr_eq(known, call)) {
+            calls.remove(argument);
+        }
+    }
+}
+
+impl<T: Clone> SharedCall<T> {
+    fn wait(&self, deadline: Instant) -> Result<T, NoAnswer> {
+        // Nothing is ever sent.
+        let Err(end) = self.ended.recv_deadline(deadline);
+        match (self.outcome.get(), end) {
+            (Some(Outcome { answer, .. }), _) => Ok(answer.clone()),
+            (None, RecvTimeoutError::Disconnected) => Err(NoAnswer::Panicked),
+            (None, RecvTimeoutError::Timeout) => Err(NoAnswer::Late),
+        }
+    }
+
+    fn is_outdated(&self) -> bool {
+        self.outcome.get().is_some_and(|outcome| outcome.time.elapsed() > KEPT)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use crossbeam_channel::Sender;
+
+    use crate::clock::end_of;
+
+    const SOON: Duration = Duration::from_secs(5);
+    const AT_ONCE: Duration = Duration::from_millis(20);
+
+    /// A function that answers when the test does.
+    struct Scene {
+        calls: SharedCalls<&'static str, u32>,
+        answers: Sender<u32>,
+        begun: Arc<AtomicUsize>,
+    }
+
+    impl Scene {
+        fn new() -> Self {
+            let (answers, from_test) = bounded::<u32>(9);
+            let begun = Arc::<AtomicUsize>::default();
+            let count = begun.clone();
+            let calls = SharedCalls::new("test", move |_: &&str| {
+                count.fetch_add(1, Ordering::SeqCst);
+                from_test.recv().expect("an answer")
+            });
+            Self { calls, answers, begun }
+        }
+
+        fn answer(&self, answer: u32) {
+            self.answers.send(answer).expect("the call waits");
+        }
+
+        /// `None` if no answer comes in time.
+        fn call(&self, time: Duration) -> Option<u32> {
+            match self.calls.call(&"a", end_of(time)) {
+                Ok(answer) => Some(answer),
+                Err(NoAnswer::Late) => None,
+                Err(other) => panic!("{other:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn callers_with_the_same_argument_share_a_call() {
+        let scene = Scene::new();
+        thread::scope(|scope| {
+            let callers = [(); 8].map(|()| scope.spawn(|| scene.call(SOON)));
+            let sharers = || scene.calls.calls.lock().get("a").map_or(0, Arc::strong_count);
+            while sharers() < 2 + callers.len() {
+                thread::yield_now();
+            }
+            scene.answer(1);
+            for caller in callers {
+                assert_eq!(caller.join().expect("no panic"), Some(1));
+            }
+        });
+        assert_eq!(scene.begun.load(Ordering::SeqCst), 1);
+        scene.answer(2);
+        assert_eq!(scene.call(SOON), Some(2), "a new call");
+        assert!(scene.calls.calls.lock().is_empty());
+    }
+
+    #[test]
+    fn an_answer_that_comes_too_late_serves_the_next_caller() {
+        let scene = Scene::new();
+        for _ in 0..3 {
+            assert_eq!(scene.call(AT_ONCE), None);
+        }
+        scene.answer(1);
+        assert_eq!(scene.call(SOON), Some(1));
+        assert_eq!(scene.begun.load(Ordering::SeqCst), 1);
+    }
+
+    #[test]
+    fn a_call_does_not_delay_one_with_another_argument() {
+        let calls = SharedCalls::new("test", |name: &&str| match *name {
+            "slow" => loop {
+                thread::park();
+            },
+            _ => 1,
+        });
+        assert!(matches!(calls.call(&"slow", end_of(AT_ONCE)), Err(NoAnswer::Late)));
+        assert!(matches!(calls.call(&"quick", end_of(SOON)), Ok(1)));
+    }
+
+    #[test]
+    fn a_call_that_panics_is_no_answer_and_the_next_is_another() {
+        let panics = AtomicUsize::new(1);
+        let calls = SharedCalls::new("test", move |(): &()| {
+            assert_ne!(panics.swap(0, Ordering::SeqCst), 1, "a panic that the test wants");
+        });
+        assert!(matches!(calls.call(&(), end_of(SOON)), Err(NoAnswer::Panicked)));
+        assert!(matches!(calls.call(&(), end_of(SOON)), Ok(())));
+    }
+}
