@@ -293,6 +293,8 @@ pub(crate) struct LockOptions {
     pub(crate) renew: bool,
     /// The longest age of a hold; `None` means without limit.
     pub(crate) max_hold: Option<Duration>,
+    /// How long the lock stays taken at least, counted from the reply that it was acquired.
+    pub(crate) hold_at_least: Option<Duration>,
     /// Whether a thread may lock again what it holds.
     pub(crate) reentrant: bool,
     /// What ends a wait early.
@@ -301,8 +303,15 @@ pub(crate) struct LockOptions {
 
 impl Default for LockOptions {
     fn default() -> Self {
-        let lease = Duration::from_secs(30);
-        Self { lease, wait: None, renew: true, max_hold: None, reentrant: true, canceller: None }
+        Self {
+            lease: Duration::from_secs(30),
+            wait: None,
+            renew: true,
+            max_hold: None,
+            hold_at_least: None,
+            reentrant: true,
+            canceller: None,
+        }
     }
 }
 
@@ -321,6 +330,11 @@ impl LockOptions {
         }
         if self.max_hold.is_some_and(|hold| hold < LEASE_MIN) {
             return Err(Error::invalid("max_hold", "must be at least 10 ms"));
+        }
+        let longest = self.max_hold.unwrap_or(LEASE_MAX).min(LEASE_MAX);
+        if self.hold_at_least.is_some_and(|time| time > longest) {
+            let why = "must be at most 365 days, and not longer than max_hold";
+            return Err(Error::invalid("hold_at_least", why));
         }
         if config.io_timeout.is_some_and(|io| io.is_zero() || io > self.lease / 3) {
             return Err(Error::invalid(

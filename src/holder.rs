@@ -15,9 +15,11 @@ pub struct Holder {
     pub client: String,
     /// The [label](crate::Builder::label) of that client; empty if it has none.
     pub label: String,
-    /// How many levels deep the holder has locked.
+    /// How many levels deep the holder has locked; 0 if it has released the lock, which stays taken
+    /// for the time set by [`hold_at_least`](crate::Mutex::hold_at_least).
     pub depth: u32,
-    /// The time until the lease ends, or [`Duration::MAX`] if it never does.
+    /// The time until the lease ends, or the lock stays taken no longer; [`Duration::MAX`] if it
+    /// never does.
     pub remaining: Duration,
 }
 

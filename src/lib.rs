@@ -186,7 +186,8 @@
 //! counter, `leasehold:fence:{lock:name}`, which lives for a day after its last use, or for another
 //! [`fence_life`](Builder::fence_life), and takes 120 to 150 bytes. Waiting clients are in the
 //! sorted set `leasehold:queue:{lock:name}`. A lock that is offered to one of them has the field
-//! `<client id>:0` with depth 0, for 200 ms at most.
+//! `<client id>:0` with depth 0, for 200 ms at most. A lock that stays taken after its release, by
+//! [`hold_at_least`](Mutex::hold_at_least), has the owner that it had, with depth 0.
 //!
 //! A key is taken for a lock only if it has a TTL and the shape of one. A string with a TTL, as
 //! other libraries set it with `SET NX PX`, counts as held; everything else is

@@ -19,8 +19,9 @@ use crate::store::hold::HoldKind;
 /// [`Client::mutex`](crate::Client::mutex).
 ///
 /// A thread that holds the lock already, through whichever handle, gets another level of that hold.
-/// The [`lease`](Mutex::lease), [`renew`](Mutex::renew) and [`max_hold`](Mutex::max_hold) of this
-/// handle are ignored then, and those with which the hold began remain.
+/// The [`lease`](Mutex::lease), [`renew`](Mutex::renew), [`max_hold`](Mutex::max_hold) and
+/// [`hold_at_least`](Mutex::hold_at_least) of this handle are ignored then, and those with which
+/// the hold began remain.
 ///
 /// Invalid options are reported by the locking call:
 ///
@@ -56,6 +57,43 @@ impl Mutex {
     #[must_use]
     pub fn reentrant(mut self, reentrant: bool) -> Self {
         self.options.reentrant = reentrant;
+        self
+    }
+
+    /// Lets the lock stay taken for at least this time after it was acquired: if the hold is
+    /// released earlier, no client gets the lock until then, nor does the thread that had it.
+    ///
+    /// This is for a job that several machines start by their clocks, and that one of them shall
+    /// run. The first to come runs it, and the lock is still taken when the others come, even if
+    /// the job took no time. Choose a time longer than the clocks may differ, and shorter than the
+    /// pause between two runs, with room for machines that start late:
+    ///
+    /// ```
+    /// let client = leasehold::Client::in_memory();
+    /// let tick = client.mutex("nightly report").hold_at_least(std::time::Duration::from_secs(60));
+    /// if let Some(guard) = tick.try_lock()? {
+    ///     // ... make the report ...
+    ///     guard.unlock()?;
+    /// }
+    /// assert!(tick.try_lock()?.is_none(), "this tick's report is made");
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
+    /// The time counts from the reply that the lock was acquired, and does not depend on the lease:
+    /// it outlives the guard, the client and the process. While the hold lasts it is renewed as
+    /// usual. One that is lost, or whose process dies before it is released, frees the lock at the
+    /// end of its lease: with a lease of at least this time, no earlier than that. Replicas and
+    /// disks are not waited for, as with every release, so a failover may undo it and leave what
+    /// the lease has left. [`force_unlock`](Mutex::force_unlock) frees the lock at once.
+    ///
+    /// While a lock stays taken, [`holder`](Mutex::holder) shows the hold that has ended, with a
+    /// `depth` of 0.
+    ///
+    /// Defaults to no time, as does [`Duration::ZERO`]. At most 365 days, and not longer than
+    /// [`max_hold`](Mutex::max_hold).
+    #[must_use]
+    pub fn hold_at_least(mut self, time: Duration) -> Self {
+        self.options.hold_at_least = Some(time);
         self
     }
 
@@ -158,7 +196,8 @@ impl Mutex {
         self.acquire_owned(Wait::Until(end_of(wait)))
     }
 
-    /// Returns `true` if the lock is held by any client. Blocks for the server's reply.
+    /// Returns `true` if the lock is held by any client, or stays taken after a hold. Blocks for
+    /// the server's reply.
     ///
     /// # Errors
     ///

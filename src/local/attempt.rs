@@ -214,7 +214,7 @@ impl<'a> Attempt<'a> {
         let retries = !released.is_empty() || self.after_release && !store.keeps_order();
         for released in released {
             self.after_release = true;
-            store.release(&released.id, self.retry.request_deadline())?;
+            store.release(released.to_release(self.retry.request_deadline()))?;
             queues.confirm_release(&released.id);
             end_reports.report_released(&released);
         }

@@ -15,7 +15,7 @@ use crate::local::renewer::Renewer;
 use crate::local::retry::RetryPolicy;
 use crate::local::shared::Shared;
 use crate::store::hold::HoldId;
-use crate::store::request::HoldReply;
+use crate::store::request::{HoldReply, Release};
 
 /// Why a request about an existing hold has not had its effect.
 #[derive(Debug)]
@@ -44,7 +44,7 @@ pub(super) fn release_in_store(
     mut in_doubt: bool,
 ) -> Result<(), HoldFailure> {
     loop {
-        match shared.store.release(&lease.id, retry.request_deadline()) {
+        match shared.store.release(lease.to_release(retry.request_deadline())) {
             Ok(HoldReply::Gone) if !in_doubt => return Err(HoldFailure::Lost),
             Ok(HoldReply::Gone | HoldReply::Held) => return Ok(()),
             Err(mut failure) => {
@@ -60,7 +60,7 @@ pub(super) fn release_in_store(
 
 /// Ends a new hold that exists but fell short of its durability, in the background if need be.
 pub(super) fn undo(shared: &Shared, hold: &HoldId, lease: Duration, deadline: Instant) {
-    if shared.store.release(hold, deadline).is_err() {
+    if shared.store.release(Release::at_once(hold, deadline)).is_err() {
         shared.clean_up(hold, lease, true);
     }
 }

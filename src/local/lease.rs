@@ -15,7 +15,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread::ThreadId;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 use parking_lot::Mutex;
@@ -25,6 +25,7 @@ use crate::local::call::Caller;
 use crate::local::identity::Thread;
 use crate::store::hold::HoldId;
 use crate::store::job::InDoubtHold;
+use crate::store::request::Release;
 
 /// A lease that is due within this part of its duration is renewed along with others.
 pub(crate) const TOGETHER: u32 = 64;
@@ -50,6 +51,8 @@ pub(crate) struct Lease {
     acquired: Moment,
     /// The age limit.
     end: Moment,
+    /// Until then the lock stays taken, however early the hold is released.
+    kept_until: Moment,
     /// `None` for a hold that belongs to no thread.
     thread: Option<Thread>,
     /// A moment, or a mark.
@@ -108,6 +111,10 @@ impl Lease {
             renewed: options.renew,
             acquired: sent,
             end: options.max_hold.map_or(Moment::NEVER, |age| sent.after(age)),
+            // From the reply, because the store has begun the hold by then.
+            kept_until: options
+                .hold_at_least
+                .map_or(Moment::FIRST, |time| Moment::now().after(time)),
             thread: thread.clone(),
             deadline: AtomicU64::new(local_deadline(sent, times.lease).raw()),
             ended: AtomicU64::new(LOST),
@@ -301,10 +308,22 @@ impl Lease {
         }
     }
 
-    /// Returns the hold for its removal from the store, where it may still exist after its loss.
+    /// Returns `true` if the lock stays taken when the hold is released now.
+    pub(crate) fn is_kept(&self) -> bool {
+        self.kept_until > Moment::now()
+    }
+
+    /// Returns the request that releases the hold.
+    pub(crate) fn to_release(&self, deadline: Instant) -> Release<'_> {
+        Release { hold: &self.id, kept_until: self.kept_until, deadline }
+    }
+
+    /// Returns the hold for its removal from the store, where it may still exist after its release
+    /// or loss. A lock that was lost is not kept.
     pub(crate) fn to_clean_up(&self) -> InDoubtHold {
+        let kept_until = if self.is_lost() { Moment::FIRST } else { self.kept_until };
         let settled_by_release = !self.is_in_doubt();
-        InDoubtHold { hold: self.id.clone(), lease: self.duration, settled_by_release }
+        InDoubtHold { hold: self.id.clone(), kept_until, lease: self.duration, settled_by_release }
     }
 
     /// Returns what the renewer has to do for the lease next.

@@ -13,9 +13,8 @@ use crate::local::ending::{self, HoldFailure};
 use crate::local::lease::Lease;
 use crate::local::retry::{RetryLimit, RetryPolicy};
 use crate::local::shared::Shared;
-use crate::local::wait_queues::Ending;
 use crate::local::{handoff, reentrancy};
-use crate::store::request::{Change, HoldReply, PostedChange};
+use crate::store::request::{Change, HoldReply, PostedChange, Release};
 
 /// Releases a level of a hold, and waits until it is known how that went. The hold ends with the
 /// last level.
@@ -75,7 +74,7 @@ fn unlock_level(
 /// Ends a hold.
 fn release(shared: &Shared, lease: &Arc<Lease>, mut retry: RetryPolicy) -> Result<(), HoldFailure> {
     end_locally(shared, lease)?;
-    let hands_off = shared.config.uses(Mechanism::Handoff);
+    let hands_off = shared.config.uses(Mechanism::Handoff) && !lease.is_kept();
     let outcome =
         if hands_off && let Some((waiter, handoffs)) = shared.wait_queues.start_handoff(lease) {
             let yields = handoff::must_yield(shared, handoffs);
@@ -100,22 +99,21 @@ fn post_release(
     retry: &RetryPolicy,
 ) -> Result<(), HoldFailure> {
     end_locally(shared, lease)?;
-    match shared.queues(lease.id.kind).start_release(lease) {
-        Ending::Handoff(waiter, handoffs) => {
-            let yields = handoff::must_yield(shared, handoffs);
-            waiter.forward_handoff(handoff::start(shared, lease, &waiter.caller, yields, retry));
-        }
-        Ending::Release => {
-            let (reports, released) = (shared.end_reports.clone(), lease.clone());
-            shared.store.post(PostedChange {
-                hold: &lease.id,
-                change: Change::Release,
-                deadline: retry.request_deadline(),
-                on_reply: Box::new(move |reply| reports.report_reply(&released, reply)),
-            });
-            shared.wake_member(lease);
-        }
+    let queues = shared.queues(lease.id.kind);
+    if let Some((waiter, handoffs)) = queues.start_release(lease, !lease.is_kept()) {
+        let yields = handoff::must_yield(shared, handoffs);
+        waiter.forward_handoff(handoff::start(shared, lease, &waiter.caller, yields, retry));
+        return Ok(());
     }
+    let (reports, released) = (shared.end_reports.clone(), lease.clone());
+    let Release { hold, kept_until, deadline } = lease.to_release(retry.request_deadline());
+    shared.store.post(PostedChange {
+        hold,
+        change: Change::Release { kept_until },
+        deadline,
+        on_reply: Box::new(move |reply| reports.report_reply(&released, reply)),
+    });
+    shared.wake_member(lease);
     Ok(())
 }
 

@@ -174,7 +174,7 @@ impl RenewerThread {
         {
             let (hold, action, lease, limit) = match &work {
                 Scheduled::CleanUp(clean_up) => {
-                    (clean_up.hold(), Action::Release, Duration::ZERO, clean_up.lease() / 3)
+                    (clean_up.hold(), clean_up.action(), Duration::ZERO, clean_up.lease() / 3)
                 }
                 Scheduled::Lease(lease) => {
                     if self.reports.expire(lease) {
@@ -291,8 +291,8 @@ impl RenewerThread {
         let deadline = end_of(self.io_timeout);
         let drained = self.timers.drain().filter_map(|work| match work {
             Scheduled::CleanUp(clean_up) => {
-                let hold = clean_up.hold().clone();
-                Some(Job { id: 0, hold, action: Action::Release, deadline })
+                let (hold, action) = (clean_up.hold().clone(), clean_up.action());
+                Some(Job { id: 0, hold, action, deadline })
             }
             Scheduled::Lease(_) => None,
         });
@@ -358,16 +358,21 @@ mod tests {
         }
 
         fn clean_up(&self, nonce: u64, lease: Duration) {
-            let in_doubt = InDoubtHold { hold: id(nonce), lease, settled_by_release: true };
+            let in_doubt = InDoubtHold {
+                hold: id(nonce),
+                kept_until: Moment::FIRST,
+                lease,
+                settled_by_release: true,
+            };
             self.renewer.add_clean_up(in_doubt);
         }
 
         fn renewals(&self) -> usize {
-            self.log.lock().iter().filter(|(_, action, _)| *action != Action::Release).count()
+            self.log.lock().iter().filter(|(_, action, _)| *action != RELEASE).count()
         }
 
         fn releases(&self) -> usize {
-            self.log.lock().iter().filter(|(_, action, _)| *action == Action::Release).count()
+            self.log.lock().iter().filter(|(_, action, _)| *action == RELEASE).count()
         }
 
         fn wait_until_asleep(&self) {
@@ -379,6 +384,8 @@ mod tests {
     }
 
     const LEASE: Duration = Duration::from_millis(300);
+
+    const RELEASE: Action = Action::Release { kept_until: Moment::FIRST };
 
     fn id(nonce: u64) -> HoldId {
         HoldId {
@@ -458,7 +465,7 @@ mod tests {
         assert_over(&lost, LEASE * 4);
         assert!(begin.elapsed() >= LEASE * 9 / 10, "{:?}", begin.elapsed());
         assert!(scene.renewals() >= 2, "tried more than once");
-        eventually(LEASE, || scene.log.lock().iter().any(|job| job.1 == Action::Release));
+        eventually(LEASE, || scene.log.lock().iter().any(|job| job.1 == RELEASE));
     }
 
     /// A renewal that has just failed must not delay the loss until the next one is due.
@@ -590,7 +597,8 @@ mod tests {
         for nonce in 0..10_000 {
             let hold = HoldId { name: name.clone(), ..id(nonce) };
             let lease = Duration::from_secs(3600);
-            scene.renewer.add_clean_up(InDoubtHold { hold, lease, settled_by_release: true });
+            let (kept_until, settled_by_release) = (Moment::FIRST, true);
+            scene.renewer.add_clean_up(InDoubtHold { hold, kept_until, lease, settled_by_release });
         }
         eventually(LEASE * 20, || scene.releases() == 10_000);
         eventually(LEASE * 20, || Arc::strong_count(&name) == 1);

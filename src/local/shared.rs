@@ -11,7 +11,7 @@ use std::{fmt, mem};
 
 use parking_lot::Mutex;
 
-use crate::clock::end_of;
+use crate::clock::{Moment, end_of};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::event::{Event, Events};
@@ -214,10 +214,11 @@ impl Shared {
         self.events.debug(|| format!("acquired lock {name:?} (fence {fence}) after {waited:?}"));
     }
 
-    /// Leaves it to the renewer to remove a hold that may exist in the store, or may come to.
+    /// Leaves it to the renewer to remove a hold that may exist in the store, or may come to, and
+    /// that no guard has had.
     pub(super) fn clean_up(&self, hold: &HoldId, lease: Duration, settled_by_release: bool) {
-        let hold = hold.clone();
-        self.renewer.add_clean_up(InDoubtHold { hold, lease, settled_by_release });
+        let (hold, kept_until) = (hold.clone(), Moment::FIRST);
+        self.renewer.add_clean_up(InDoubtHold { hold, kept_until, lease, settled_by_release });
     }
 
     /// Returns the function to which a store reports in-doubt holds of its own.

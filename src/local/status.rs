@@ -74,7 +74,7 @@ fn inspect(
     match released.iter().find(|released| holder.is_owner_of(&released.id)) {
         None => Ok(Some(holder)),
         Some(released) => {
-            repeat(shared, "inspect", name, |end| shared.store.release(&released.id, end))?;
+            repeat(shared, "inspect", name, |end| shared.store.release(released.to_release(end)))?;
             inspect()
         }
     }
@@ -102,7 +102,7 @@ pub(crate) fn count(shared: &Shared, name: &Arc<str>) -> Result<u32> {
     shared.check_has_members()?;
     // What was dropped before does not count, even if the store has not got its release yet.
     for released in shared.queues(HoldKind::Read).released(name) {
-        repeat(shared, "inspect", name, |end| shared.store.release(&released.id, end))?;
+        repeat(shared, "inspect", name, |end| shared.store.release(released.to_release(end)))?;
     }
     repeat(shared, "inspect", name, |deadline| shared.store.count(name, deadline))
 }

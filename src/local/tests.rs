@@ -30,7 +30,7 @@ use crate::store::job::{Action, Job, JobOutcome, JobRunner};
 use crate::store::memory::Memory;
 use crate::store::request::{
     Acquire, AcquireReply, Change, HoldReply, HolderReply, PendingReply, PostedChange,
-    Registration, SetDepth, Transfer, TransferReply, WaitingClient,
+    Registration, Release, SetDepth, Transfer, TransferReply, WaitingClient,
 };
 use crate::store::wake::Wakeups;
 
@@ -67,6 +67,7 @@ struct Scripted {
 /// A posted release, and what its reply goes to.
 struct Posted {
     hold: HoldId,
+    kept_until: Moment,
     on_reply: Box<dyn FnOnce(Result<HoldReply, Failure>) + Send>,
 }
 
@@ -99,13 +100,13 @@ impl Scripted {
 
     /// Sends a posted release.
     fn send_posted(&self) {
-        let Posted { hold, on_reply } = self.take_posted();
-        on_reply(self.release(&hold, Instant::now()));
+        let Posted { hold, kept_until, on_reply } = self.take_posted();
+        on_reply(self.release(Release { hold: &hold, kept_until, deadline: Instant::now() }));
     }
 
     /// Returns how often a hold was released in the background.
     fn releases(&self) -> usize {
-        self.jobs.lock().iter().filter(|job| **job == Action::Release).count()
+        self.jobs.lock().iter().filter(|job| matches!(job, Action::Release { .. })).count()
     }
 }
 
@@ -130,19 +131,20 @@ impl Store for Scripted {
         self.apply_outcome(|| self.inner.set_depth(request))
     }
 
-    fn release(&self, hold: &HoldId, deadline: Instant) -> Result<HoldReply, Failure> {
-        self.apply_outcome(|| self.inner.release(hold, deadline))
+    fn release(&self, request: Release<'_>) -> Result<HoldReply, Failure> {
+        self.apply_outcome(|| self.inner.release(request))
     }
 
     fn post(&self, post: PostedChange<'_>) {
-        let PostedChange { hold, change, on_reply, .. } = post;
+        let PostedChange { hold, change, deadline, on_reply } = post;
         match (&self.posted, change) {
-            (Some(posted), Change::Release) => {
-                posted.lock().push(Posted { hold: hold.clone(), on_reply });
+            (Some(posted), Change::Release { kept_until }) => {
+                posted.lock().push(Posted { hold: hold.clone(), kept_until, on_reply });
             }
-            (None, Change::Release) => on_reply(self.release(hold, Instant::now())),
+            (None, Change::Release { kept_until }) => {
+                on_reply(self.release(Release { hold, kept_until, deadline }));
+            }
             (_, Change::SetDepth { depth }) => {
-                let deadline = Instant::now();
                 let request = SetDepth::only(hold, depth, deadline);
                 on_reply(self.set_depth(request));
             }
@@ -475,8 +477,8 @@ fn a_hold_that_has_ended_is_reported_before_the_next_one() {
     for wait in [Wait::Endless, Wait::No] {
         let scene = Scene::posting();
         scene.lock_and_post_release();
-        let Posted { hold, on_reply } = scene.store.take_posted();
-        let reply = scene.store.release(&hold, Instant::now());
+        let Posted { hold, on_reply, .. } = scene.store.take_posted();
+        let reply = scene.store.release(Release::at_once(&hold, Instant::now()));
         let next = scene.lock_with(wait).expect("a reply").expect("a lock");
         on_reply(reply);
         scene.unlock(&next.lease).expect("released");
@@ -526,6 +528,46 @@ fn a_server_that_does_not_answer_a_release_is_no_other_holder() {
     let refused = scene.lock_with(wait);
     assert!(matches!(refused, Err(Error::Unavailable { .. })), "{refused:?}");
     drop(posted);
+}
+
+/// Returns `true` if the hold has ended, and keeps the lock taken.
+fn is_kept(scene: &Scene) -> bool {
+    let holder = scene.store.inspect(&scene.name, Instant::now()).expect("memory");
+    holder.is_some_and(|holder| holder.depth == 0)
+}
+
+#[test]
+fn a_dropped_hold_that_keeps_its_lock_is_reported_once() {
+    let mut scene = Scene::posting();
+    scene.options.hold_at_least = Some(LEASE * 10);
+    scene.lock_and_post_release();
+    assert!(scene.lock_with(Wait::No).expect("a reply").is_none());
+    assert!(is_kept(&scene), "the call has not met the hold itself");
+    scene.store.send_posted();
+    assert!(is_kept(&scene));
+    status::force_unlock(&scene.shared, &scene.name).expect("a reply");
+    scene.lock();
+    scene.expect_events(["acquired", "released", "something else", "acquired"]);
+}
+
+#[test]
+fn a_clean_up_keeps_a_lock_that_is_to_stay_taken() {
+    let mut scene = Scene::new(LEASE * 10);
+    scene.options.hold_at_least = Some(LEASE * 10);
+    let level = scene.lock();
+    scene.store.set_outcomes(&[Outcome::LostRequest; 9]);
+    let in_doubt = scene.unlock(&level.lease);
+    assert!(matches!(in_doubt, Err(Error::Unavailable { .. })), "{in_doubt:?}");
+    eventually(|| is_kept(&scene));
+    scene.store.outcomes.lock().clear();
+
+    // What was lost frees its lock.
+    scene.name = Arc::from("lost");
+    scene.store.set_outcomes(&[Outcome::LostReply]);
+    let level = scene.lock();
+    scene.shared.lose(&level.lease);
+    scene.unlock(&level.lease).expect_err("lost");
+    eventually(|| !scene.is_held());
 }
 
 #[test]

@@ -11,7 +11,7 @@ use std::time::Duration;
 use crate::clock::Moment;
 use crate::local::lease::{Lease, NextStep, TOGETHER};
 use crate::store::hold::HoldId;
-use crate::store::job::InDoubtHold;
+use crate::store::job::{Action, InDoubtHold};
 
 /// The first pause between two attempts to clean up.
 const CLEAN_PAUSE: Duration = Duration::from_millis(10);
@@ -59,6 +59,10 @@ impl CleanUp {
 
     pub(crate) fn hold(&self) -> &HoldId {
         &self.in_doubt.hold
+    }
+
+    pub(crate) fn action(&self) -> Action {
+        Action::Release { kept_until: self.in_doubt.kept_until }
     }
 
     pub(crate) fn lease(&self) -> Duration {
@@ -201,7 +205,12 @@ mod tests {
     }
 
     fn clean_up(lease: Duration, settled_by_release: bool) -> CleanUp {
-        CleanUp::new(InDoubtHold { hold: id(), lease, settled_by_release })
+        CleanUp::new(InDoubtHold {
+            hold: id(),
+            kept_until: Moment::FIRST,
+            lease,
+            settled_by_release,
+        })
     }
 
     fn lease(duration: Duration) -> Scheduled {

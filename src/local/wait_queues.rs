@@ -47,15 +47,6 @@ pub(crate) enum Position {
     },
 }
 
-/// How a hold of the head is to end.
-#[derive(Debug)]
-pub(crate) enum Ending {
-    /// By a transfer to this waiter, which the caller signals what becomes of that.
-    Handoff(QueuedWaiter, Handoffs),
-    /// By a release.
-    Release,
-}
-
 impl WaitQueues {
     pub(crate) fn check_open(&self) -> Result<()> {
         if self.closed.load(Ordering::SeqCst) { Err(Error::Closed) } else { Ok(()) }
@@ -241,23 +232,30 @@ impl WaitQueues {
         shard.get_mut(lease.name()).filter(|queue| queue.is_held_by(lease))?.start_handoff()
     }
 
-    /// As `start_handoff`. Without a waiter the head is removed, and its release, which is to be
-    /// sent now, counts as not confirmed.
-    pub(crate) fn start_release(&self, lease: &Arc<Lease>) -> Ending {
+    /// As `start_handoff` if the lock `may_be_handed_off`. Else, and without a waiter, the head is
+    /// removed, and its release, which is to be sent now, counts as not confirmed.
+    pub(crate) fn start_release(
+        &self,
+        lease: &Arc<Lease>,
+        may_be_handed_off: bool,
+    ) -> Option<(QueuedWaiter, Handoffs)> {
         let mut shard = self.shard(lease.name());
         let Some(queue) = shard.get_mut(lease.name()) else {
             shard.insert(lease.name().clone(), WaitQueue::without_head(lease));
-            return Ending::Release;
+            return None;
         };
         let is_held = queue.is_held_by(lease);
-        if is_held && let Some((waiter, handoffs)) = queue.start_handoff() {
-            return Ending::Handoff(waiter, handoffs);
+        if is_held
+            && may_be_handed_off
+            && let Some(next) = queue.start_handoff()
+        {
+            return Some(next);
         }
         queue.add_released(lease);
         if is_held {
             advance(&mut shard, lease.name());
         }
-        Ending::Release
+        None
     }
 
     /// Ends a handoff with success.
@@ -473,7 +471,7 @@ mod tests {
         join(&queues);
         let (mine, next) = (lease(), lease());
         queues.set_acquired(&mine);
-        assert!(matches!(queues.start_release(&mine), Ending::Release));
+        assert!(queues.start_release(&mine, true).is_none());
         for _ in 0..2 {
             let joined = queues.try_join(&name(), &caller()).expect("open").expect("no other");
             assert!(matches!(joined.1, Position::Head { after_release: true }));
@@ -496,11 +494,11 @@ mod tests {
         let [_, second, third] = three(&queues);
         let mine = lease();
         queues.set_acquired(&mine);
-        let Ending::Handoff(waiter, _) = queues.start_release(&mine) else { panic!("a waiter") };
+        let (waiter, _) = queues.start_release(&mine, true).expect("a waiter");
         waiter.cancel_handoff(false);
         assert!(matches!(turn(&queues, &second), Turn::Head { .. }));
         // A hold that was acquired outside the queue.
-        assert!(matches!(queues.start_release(&lease()), Ending::Release));
+        assert!(queues.start_release(&lease(), true).is_none());
         assert!(third.signals.is_empty());
         queues.confirm_release(&mine.id);
         queues.give_up_head(&name(), None);

@@ -3,6 +3,7 @@
 use std::sync::LazyLock;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use crate::clock::Moment;
 use crate::config::Config;
 use crate::net::request::{Arg, Request, Script};
 use crate::store::decoder::{self, Decoder};
@@ -47,6 +48,7 @@ script!(
 script!(ACQUIRE_ALL, "ask_all.lua", "clock.lua", "acquire_all.lua");
 script!(FORCE_RELEASE, "force_release.lua", "wake.lua");
 script!(INSPECT, "holder.lua", "inspect.lua");
+script!(KEEP, "keep.lua");
 script!(RAISE, "raise.lua");
 script!(RELEASE, "release.lua", "wake.lua");
 script!(RENEW, "renew.lua");
@@ -199,11 +201,21 @@ impl Commands {
         self.about_hold(&RENEW, hold, &[millis(lease)])
     }
 
-    pub(crate) fn release(&self, hold: &HoldId) -> Command<HoldReply> {
+    /// Ends a hold. The lock is free then, or once it has stayed taken for what is left of the time
+    /// until `kept_until`.
+    pub(crate) fn release(&self, hold: &HoldId, kept_until: Moment) -> Command<HoldReply> {
         if hold.kind != HoldKind::Lock {
             return member_commands::release(&self.keys, hold);
         }
-        self.may_free(&RELEASE, &hold.name, &hold.owner(), decoder::HOLD_OR_GONE)
+        let owner = hold.owner();
+        let kept = kept_until.since(Moment::now());
+        if kept.is_zero() {
+            return self.may_free(&RELEASE, &hold.name, &owner, decoder::HOLD_OR_GONE);
+        }
+        let (lock, waiting) = (self.keys.lock(&hold.name), self.keys.waiting(&hold.name));
+        let args = [Arg::Text(&owner), millis(kept)];
+        let request = Request::call(&KEEP, &[&lock, &waiting], &args);
+        Command { request, decoder: decoder::HOLD_OR_GONE }
     }
 
     /// Ends a hold that too few servers have granted, and wakes no client.
@@ -254,7 +266,7 @@ impl Commands {
 
     pub(crate) fn job(&self, hold: &HoldId, action: Action) -> Command<HoldReply> {
         match action {
-            Action::Release => self.release(hold),
+            Action::Release { kept_until } => self.release(hold, kept_until),
             Action::Renew { lease } => self.renew(hold, lease),
         }
     }

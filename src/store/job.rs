@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use crate::clock::Moment;
 use crate::failure::Failure;
 use crate::store::hold::HoldId;
 use crate::store::request::HoldReply;
@@ -19,8 +20,14 @@ pub(crate) struct Job {
 /// What a job does with its hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
-    Release,
-    Renew { lease: Duration },
+    /// Ends it. The lock stays taken until then, as with a
+    /// [`Release`](crate::store::request::Release).
+    Release {
+        kept_until: Moment,
+    },
+    Renew {
+        lease: Duration,
+    },
 }
 
 /// The outcome of a job. After an ambiguous failure the hold is in doubt, not lost.
@@ -45,6 +52,8 @@ pub(crate) trait JobRunner: Send {
 #[derive(Debug)]
 pub(crate) struct InDoubtHold {
     pub(crate) hold: HoldId,
+    /// Until then the lock stays taken, though the hold is removed.
+    pub(crate) kept_until: Moment,
     /// After this time it has ended by itself.
     pub(crate) lease: Duration,
     /// Whether one answered release is enough, because no request that begins it can come later.

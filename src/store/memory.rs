@@ -13,7 +13,7 @@ use crate::store::hold::{HoldId, HoldKind};
 use crate::store::job::{Action, Job, JobOutcome, JobRunner};
 use crate::store::request::{
     Acquire, AcquireAll, AcquireAllReply, AcquireReply, HoldReply, HolderReply, PendingReply,
-    Registration, SetDepth, Transfer, TransferReply, WaitingClient,
+    Registration, Release, SetDepth, Transfer, TransferReply, WaitingClient,
 };
 use crate::store::wake::Wakeups;
 
@@ -42,6 +42,7 @@ struct Locks {
 struct LiveHold {
     id: HoldId,
     fence: u64,
+    /// 0 if the hold has ended, and keeps the lock taken.
     depth: u32,
     ends: Moment,
 }
@@ -58,6 +59,11 @@ impl Locks {
 
     /// The entry of this hold, if it still exists.
     fn held_by(&mut self, hold: &HoldId) -> Option<&mut LiveHold> {
+        self.entry(hold).filter(|held| held.depth > 0)
+    }
+
+    /// The entry of this hold, also if it only keeps the lock taken.
+    fn entry(&mut self, hold: &HoldId) -> Option<&mut LiveHold> {
         self.held(&hold.name).iter_mut().find(|held| held.id.nonce == hold.nonce)
     }
 
@@ -136,11 +142,13 @@ impl Locks {
         })
     }
 
-    fn release(&mut self, hold: &HoldId) -> HoldReply {
-        if self.held_by(hold).is_none() {
-            return HoldReply::Gone;
+    fn release(&mut self, hold: &HoldId, kept_until: Moment) -> HoldReply {
+        let Some(held) = self.entry(hold) else { return HoldReply::Gone };
+        if kept_until <= Moment::now() {
+            self.remove(&hold.name, |held| held.id.nonce == hold.nonce);
+        } else if held.depth > 0 {
+            (held.depth, held.ends) = (0, kept_until);
         }
-        self.remove(&hold.name, |held| held.id.nonce == hold.nonce);
         HoldReply::Held
     }
 
@@ -199,14 +207,15 @@ impl Store for Memory {
         Ok(self.locks.lock().renew(hold, Some(depth), lease))
     }
 
-    fn release(&self, hold: &HoldId, _: Instant) -> Result<HoldReply, Failure> {
-        Ok(self.locks.lock().release(hold))
+    fn release(&self, request: Release<'_>) -> Result<HoldReply, Failure> {
+        Ok(self.locks.lock().release(request.hold, request.kept_until))
     }
 
     fn transfer(&self, request: Transfer<'_>) -> PendingReply<TransferReply> {
         let Transfer { from, to, lease, .. } = request;
         let mut locks = self.locks.lock();
-        let reply = if locks.release(from) == HoldReply::Held {
+        let reply = if locks.held_by(from).is_some() {
+            locks.release(from, Moment::FIRST);
             Ok(TransferReply::Transferred { fence: locks.begin(to, lease) })
         } else {
             let now = Moment::now();
@@ -274,7 +283,7 @@ impl JobRunner for Memory {
         for Job { id, hold, action, .. } in jobs {
             let mut locks = self.locks.lock();
             let reply = match action {
-                Action::Release => locks.release(&hold),
+                Action::Release { kept_until } => locks.release(&hold, kept_until),
                 Action::Renew { lease } => locks.renew(&hold, None, Some(lease)),
             };
             drop(locks);

@@ -27,7 +27,8 @@ use crate::store::hold::HoldId;
 use crate::store::job::JobRunner;
 use crate::store::request::{
     Acquire, AcquireAll, AcquireAllReply, AcquireReply, Change, HoldReply, HolderReply,
-    PendingReply, PostedChange, Registration, SetDepth, Transfer, TransferReply, WaitingClient,
+    PendingReply, PostedChange, Registration, Release, SetDepth, Transfer, TransferReply,
+    WaitingClient,
 };
 use crate::store::wake::Wakeups;
 
@@ -63,15 +64,15 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
     /// Sets the depth of a hold, and renews it.
     fn set_depth(&self, request: SetDepth<'_>) -> Result<HoldReply, Failure>;
 
-    /// Ends a hold, and wakes the client that has waited longest.
-    fn release(&self, hold: &HoldId, deadline: Instant) -> Result<HoldReply, Failure>;
+    /// Ends a hold. If the lock is free then, wakes the client that has waited longest.
+    fn release(&self, request: Release<'_>) -> Result<HoldReply, Failure>;
 
     /// Sends a change to a hold, and does not wait for the reply. Blocks only for room to write,
     /// and to open a connection.
     fn post(&self, post: PostedChange<'_>) {
         let PostedChange { hold, change, deadline, on_reply } = post;
         on_reply(match change {
-            Change::Release => self.release(hold, deadline),
+            Change::Release { kept_until } => self.release(Release { hold, kept_until, deadline }),
             Change::SetDepth { depth } => self.set_depth(SetDepth::only(hold, depth, deadline)),
         });
     }

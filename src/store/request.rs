@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
+use crate::clock::Moment;
 use crate::failure::Failure;
 use crate::store::hold::{HoldId, HoldKind};
 
@@ -95,6 +96,22 @@ impl<'a> SetDepth<'a> {
     }
 }
 
+/// A request to end a hold.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Release<'a> {
+    pub(crate) hold: &'a HoldId,
+    /// Until then the lock stays taken; [`Moment::FIRST`] if it becomes free at once.
+    pub(crate) kept_until: Moment,
+    pub(crate) deadline: Instant,
+}
+
+impl<'a> Release<'a> {
+    /// A request after which the lock is free.
+    pub(crate) fn at_once(hold: &'a HoldId, deadline: Instant) -> Self {
+        Self { hold, kept_until: Moment::FIRST, deadline }
+    }
+}
+
 /// The reply to a request about a hold that exists already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HoldReply {
@@ -108,17 +125,18 @@ pub(crate) enum HoldReply {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct HolderReply {
     pub(crate) owner: String,
+    /// 0 if the hold has ended, and keeps the lock taken.
     pub(crate) depth: u32,
-    /// The time until the lease ends, or [`Duration::MAX`] if it never does.
+    /// The time until the lock is free, or [`Duration::MAX`] if it never is.
     pub(crate) remaining: Duration,
     /// The last fencing token of the name.
     pub(crate) fence: u64,
 }
 
 impl HolderReply {
-    /// Returns `true` if this is the owner of that hold.
+    /// Returns `true` if this is the owner of that hold, and the hold has not ended.
     pub(crate) fn is_owner_of(&self, hold: &HoldId) -> bool {
-        self.owner == hold.owner()
+        self.owner == hold.owner() && self.depth > 0
     }
 }
 
@@ -157,8 +175,8 @@ pub(crate) struct PostedChange<'a> {
 /// What becomes of a hold.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Change {
-    /// It ends.
-    Release,
+    /// It ends, and the lock stays taken until then, as with a [`Release`].
+    Release { kept_until: Moment },
     /// It has this depth.
     SetDepth { depth: u32 },
 }

@@ -20,7 +20,7 @@ use crate::store::hold::{HoldId, HoldKind};
 use crate::store::job::JobRunner;
 use crate::store::request::{
     Acquire, AcquireAll, AcquireAllReply, AcquireReply, Change, HoldReply, HolderReply,
-    PendingReply, PostedChange, SetDepth, Transfer, TransferReply, WaitingClient,
+    PendingReply, PostedChange, Release, SetDepth, Transfer, TransferReply, WaitingClient,
 };
 use crate::store::wake::Wakeups;
 
@@ -146,14 +146,14 @@ impl Store for Standalone {
         }
     }
 
-    fn release(&self, hold: &HoldId, deadline: Instant) -> Result<HoldReply, Failure> {
-        self.ask(self.commands.release(hold), deadline)
+    fn release(&self, request: Release<'_>) -> Result<HoldReply, Failure> {
+        self.ask(self.commands.release(request.hold, request.kept_until), request.deadline)
     }
 
     fn post(&self, post: PostedChange<'_>) {
         let PostedChange { hold, change, deadline, on_reply } = post;
         let Command { request, decoder } = match change {
-            Change::Release => self.commands.release(hold),
+            Change::Release { kept_until } => self.commands.release(hold, kept_until),
             Change::SetDepth { depth } => {
                 self.commands.set_depth(SetDepth::only(hold, depth, deadline))
             }

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::*;
-use crate::clock::end_of;
+use crate::clock::{Moment, end_of};
 use crate::config::Config;
 use crate::failure::FailureKind;
 use crate::net::endpoint::Endpoint;
@@ -30,6 +30,8 @@ mod together;
 mod waiting;
 
 const LEASE: Duration = Duration::from_secs(30);
+
+const RELEASE: Action = Action::Release { kept_until: Moment::FIRST };
 
 fn soon() -> Instant {
     end_of(Duration::from_secs(5))
@@ -94,6 +96,10 @@ fn must_acquire(store: &dyn Store, hold: &HoldId) -> u64 {
 
 fn set_depth(store: &dyn Store, hold: &HoldId, depth: u32) -> Result<HoldReply, Failure> {
     store.set_depth(SetDepth { hold, depth, lease: Some(LEASE), durable: false, deadline: soon() })
+}
+
+fn release(store: &dyn Store, hold: &HoldId) -> Result<HoldReply, Failure> {
+    store.release(Release::at_once(hold, soon()))
 }
 
 /// Transfers the lock from one hold to another, which are given by their nonces.
@@ -168,6 +174,8 @@ stores!(
     late_duplicates_of_the_old_hold_do_not_touch_the_new,
     only_the_holder_can_transfer,
     a_forced_release_ends_any_hold,
+    a_kept_lock_is_free_when_its_time_is_over,
+    no_request_of_a_hold_changes_what_keeps_the_lock,
     a_hold_ends_with_its_lease,
     a_registered_client_gets_a_free_lock,
     a_client_that_is_not_registered_may_be_unregistered,
@@ -187,7 +195,7 @@ fn fences_grow_with_every_hold(store: &dyn Store) {
         let fence = must_acquire(store, &hold(nonce));
         assert!(fence > last, "{fence} after {last}");
         last = fence;
-        assert_eq!(store.release(&hold(nonce), soon()).ok(), Some(HoldReply::Held));
+        assert_eq!(release(store, &hold(nonce)).ok(), Some(HoldReply::Held));
     }
 }
 
@@ -210,12 +218,12 @@ fn a_request_for_a_hold_that_is_gone_changes_nothing(store: &dyn Store) {
         let renewed = run_jobs(&mut *jobs, &[(stale.clone(), Action::Renew { lease: LEASE })]);
         assert!(matches!(renewed[..], [Ok(HoldReply::Gone)]));
         assert_eq!(set_depth(store, &stale, 2).ok(), Some(HoldReply::Gone));
-        assert_eq!(store.release(&stale, soon()).ok(), Some(HoldReply::Gone));
+        assert_eq!(release(store, &stale).ok(), Some(HoldReply::Gone));
         assert_eq!(depth(store), before);
     };
     all_gone(None);
     must_acquire(store, &hold(1));
-    store.release(&hold(1), soon()).expect("a reply");
+    release(store, &hold(1)).expect("a reply");
     all_gone(None);
     must_acquire(store, &hold(2));
     all_gone(Some(1));
@@ -239,7 +247,7 @@ fn late_duplicates_of_the_old_hold_do_not_touch_the_new(store: &dyn Store) {
     let before = store.inspect("lock", soon()).expect("a reply").map(|holder| holder.owner);
     assert!(is_held(&acquire(store, &hold(1), Registration::None)));
     assert_eq!(set_depth(store, &hold(1), 2).ok(), Some(HoldReply::Gone));
-    assert_eq!(store.release(&hold(1), soon()).ok(), Some(HoldReply::Gone));
+    assert_eq!(release(store, &hold(1)).ok(), Some(HoldReply::Gone));
     let after = store.inspect("lock", soon()).expect("a reply").map(|holder| holder.owner);
     assert_eq!(before, after);
 }
@@ -251,14 +259,74 @@ fn only_the_holder_can_transfer(store: &dyn Store) {
     must_acquire(store, &hold(3));
     let other = transfer(store, 1, 2, false);
     assert_eq!(other.ok(), Some(TransferReply::Gone));
-    assert_eq!(store.release(&hold(3), soon()).ok(), Some(HoldReply::Held));
+    assert_eq!(release(store, &hold(3)).ok(), Some(HoldReply::Held));
 }
 
 fn a_forced_release_ends_any_hold(store: &dyn Store) {
     assert_eq!(store.force_release("lock", "client:1", soon()).ok(), Some(false));
     must_acquire(store, &hold(1));
     assert_eq!(store.force_release("lock", "client:1", soon()).ok(), Some(true));
-    assert_eq!(store.release(&hold(1), soon()).ok(), Some(HoldReply::Gone));
+    assert_eq!(release(store, &hold(1)).ok(), Some(HoldReply::Gone));
+}
+
+/// Ends a hold whose lock stays taken for that long.
+fn keep(store: &dyn Store, hold: &HoldId, time: Duration) -> Result<HoldReply, Failure> {
+    let kept_until = Moment::now().after(time);
+    store.release(Release { hold, kept_until, deadline: soon() })
+}
+
+fn a_kept_lock_is_free_when_its_time_is_over(store: &dyn Store) {
+    let (time, begin) = (Duration::from_millis(500), Instant::now());
+    let fence = must_acquire(store, &hold(1));
+    assert_eq!(keep(store, &hold(1), time).ok(), Some(HoldReply::Held));
+    let reply = acquire(store, &hold(2), Registration::None);
+    assert!(
+        matches!(reply, Ok(AcquireReply::Held { remaining: Some(left) }) if left <= time),
+        "{reply:?}"
+    );
+    eventually(|| depth(store).is_none());
+    assert!(begin.elapsed() >= time);
+    assert!(must_acquire(store, &hold(2)) > fence);
+    assert_eq!(keep(store, &hold(1), LEASE).ok(), Some(HoldReply::Gone));
+    assert_eq!(depth(store), Some(1));
+    assert_eq!(keep(store, &hold(2), Duration::ZERO).ok(), Some(HoldReply::Held));
+    assert_eq!(depth(store), None);
+}
+
+fn no_request_of_a_hold_changes_what_keeps_the_lock(store: &dyn Store) {
+    let kept = hold(1);
+    must_acquire(store, &kept);
+    transfer(store, 1, 2, false).expect("a reply");
+    let kept = HoldId { nonce: 2, ..kept };
+    assert_eq!(keep(store, &kept, LEASE / 2).ok(), Some(HoldReply::Held));
+    let holder = || store.inspect("lock", soon()).expect("a reply").expect("a holder");
+    // The last of the servers may have done it later.
+    eventually(|| holder().depth == 0);
+    let before = holder();
+    assert!(before.remaining > LEASE / 4 && before.remaining <= LEASE / 2, "{before:?}");
+
+    assert!(!store.exists(&kept, soon()).expect("a reply"));
+    let again = acquire(store, &kept, Registration::IfHeld);
+    assert!(is_held(&again), "{again:?}");
+    assert_eq!(set_depth(store, &kept, 2).ok(), Some(HoldReply::Gone));
+    assert_eq!(transfer(store, 2, 3, false).ok(), Some(TransferReply::Gone));
+    assert_eq!(transfer(store, 1, 2, false).ok(), Some(TransferReply::Gone));
+    let kept_for = |time| Action::Release { kept_until: Moment::now().after(time) };
+    let renewal = Action::Renew { lease: LEASE };
+    let outcomes = run_jobs(&mut *store.jobs(), &[(kept.clone(), renewal)]);
+    assert!(matches!(outcomes[..], [Ok(HoldReply::Gone)]), "{outcomes:?}");
+    for time in [LEASE, LEASE / 10] {
+        assert_eq!(keep(store, &kept, time).ok(), Some(HoldReply::Held), "as the first time");
+        let outcomes = run_jobs(&mut *store.jobs(), &[(kept.clone(), kept_for(time))]);
+        // A server of a quorum that is down has no outcome.
+        assert!(!matches!(outcomes[..], [Ok(HoldReply::Gone)]), "{outcomes:?}");
+    }
+    let after = holder();
+    assert_eq!((&after.owner, after.depth), (&before.owner, 0));
+    assert!(after.remaining <= before.remaining && after.remaining > LEASE / 5, "{after:?}");
+
+    assert_eq!(store.force_release("lock", &before.owner, soon()).ok(), Some(true));
+    must_acquire(store, &hold(4));
 }
 
 fn a_hold_ends_with_its_lease(store: &dyn Store) {
@@ -276,7 +344,7 @@ fn a_hold_ends_with_its_lease(store: &dyn Store) {
     begin(1);
     assert_eq!(depth(store), None);
     assert_eq!(set_depth(store, &hold(1), 2).ok(), Some(HoldReply::Gone));
-    assert_eq!(store.release(&hold(1), soon()).ok(), Some(HoldReply::Gone));
+    assert_eq!(release(store, &hold(1)).ok(), Some(HoldReply::Gone));
     assert_eq!(store.force_release("lock", "client:1", soon()).ok(), Some(false));
     begin(2);
     let transferred = transfer(store, 2, 3, false);
@@ -289,10 +357,10 @@ fn a_registered_client_gets_a_free_lock(store: &dyn Store) {
     for registration in [Registration::IfHeld, Registration::Registered, Registration::Yielding] {
         must_acquire(store, &hold(1));
         assert!(is_held(&acquire(store, &hold(2), registration)), "{registration:?}");
-        store.release(&hold(1), soon()).expect("a reply");
+        release(store, &hold(1)).expect("a reply");
         let reply = acquire(store, &hold(2), registration);
         assert!(matches!(reply, Ok(AcquireReply::Acquired { .. })), "{registration:?}: {reply:?}");
-        store.release(&hold(2), soon()).expect("a reply");
+        release(store, &hold(2)).expect("a reply");
     }
 }
 
@@ -310,7 +378,7 @@ fn many_holds_are_renewed_and_released_at_once(store: &dyn Store) {
         acquire(store, hold, Registration::None).expect("a reply");
     }
     let mut jobs = store.jobs();
-    for action in [Action::Renew { lease: LEASE * 2 }, Action::Release] {
+    for action in [Action::Renew { lease: LEASE * 2 }, RELEASE] {
         let actions: Vec<_> = holds.iter().map(|hold| (hold.clone(), action)).collect();
         let outcomes = run_jobs(&mut *jobs, &actions);
         for (nonce, outcome) in outcomes.into_iter().enumerate() {
@@ -323,7 +391,7 @@ fn many_holds_are_renewed_and_released_at_once(store: &dyn Store) {
             Action::Renew { .. } => {
                 eventually(|| last().is_some_and(|holder| holder.remaining > LEASE));
             }
-            Action::Release => assert_eq!(last(), None),
+            Action::Release { .. } => assert_eq!(last(), None),
         }
     }
 }
@@ -336,7 +404,7 @@ fn a_full_server_refuses_to_transfer_and_leaves_the_hold() {
     process.command(&["CONFIG", "SET", "maxmemory", "1"]);
     let refused = transfer(&store, 1, 2, false).expect_err("no memory");
     assert_eq!((refused.kind, refused.code.as_str()), (FailureKind::Rejected, "OOM"));
-    assert_eq!(store.release(&hold(1), soon()).ok(), Some(HoldReply::Held));
+    assert_eq!(release(&store, &hold(1)).ok(), Some(HoldReply::Held));
 }
 
 #[test]
@@ -368,4 +436,19 @@ fn every_script_that_begins_a_hold_sets_both_times_to_live() {
     spoil();
     transfer();
     assert!(whole(lives()[0]), "a repeat begins the lease anew");
+}
+
+#[test]
+fn a_server_of_a_quorum_that_is_to_keep_a_lock_is_told_again_in_the_background() {
+    let servers = [(); 3].map(|()| process::Server::redis());
+    let store = quorum(&servers, &Config::default());
+    let (reports, reported) = crossbeam_channel::unbounded();
+    store.report_in_doubt_to(move |in_doubt| reports.send(in_doubt).unwrap_or_default());
+    must_acquire(&store, &hold(1));
+    servers[0].kill();
+    let kept_until = Moment::now().after(LEASE);
+    let release = Release { hold: &hold(1), kept_until, deadline: soon() };
+    assert_eq!(store.release(release).ok(), Some(HoldReply::Held));
+    let in_doubt = reported.recv_deadline(soon()).expect("the dead server has not replied");
+    assert_eq!((in_doubt.hold.nonce, in_doubt.kept_until), (1, kept_until));
 }

@@ -96,7 +96,7 @@ fn a_user_without_scripts_gets_a_permanent_error(server: &Server) {
 
 /// The rights that README demands.
 pub(crate) const RIGHTS: &str = "~lock:* ~leasehold:* resetchannels &leasehold:* +eval +evalsha \
-                      +ping +get +set +time +hexists +hset +hdel +hgetall +hlen +type \
+                      +ping +get +set +time +hexists +hget +hset +hdel +hgetall +hlen +type \
                       +getrange +del +exists +pttl +pexpire +zadd +zrange +zrem +zscore \
                       +publish +subscribe";
 

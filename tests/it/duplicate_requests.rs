@@ -24,7 +24,8 @@ stores! {
         a_late_duplicate_of_a_release_changes_no_later_hold,
         a_late_duplicate_of_a_handoff_changes_no_later_hold,
         a_late_duplicate_of_a_lock_blocks_no_longer_than_its_lease,
-        a_late_duplicate_of_a_release_wakes_no_client;
+        a_late_duplicate_of_a_release_wakes_no_client,
+        late_duplicates_of_a_hold_do_not_change_how_long_its_lock_is_kept;
 }
 
 /// Much longer than any other lease here, so that it shows if a duplicate prolongs a hold.
@@ -203,4 +204,26 @@ fn a_late_duplicate_of_a_release_wakes_no_client(server: &Server) {
         guard.unlock().unwrap();
         waits.join().unwrap().unwrap();
     });
+}
+
+fn late_duplicates_of_a_hold_do_not_change_how_long_its_lock_is_kept(server: &Server) {
+    let proxy = Proxy::before(server);
+    let client = server.through(&proxy).open(patient().lease(LEASE));
+    let kept = LEASE * 10;
+    let ((), requests) = proxy.record(|| {
+        let mutex = client.mutex("a").hold_at_least(kept);
+        let outer = mutex.try_lock().unwrap().expect("it is free");
+        take(&client, "a").unlock().unwrap();
+        throughout(LEASE / 2, || outer.is_held());
+        outer.unlock().unwrap();
+    });
+    let (before, left) = (state(server), server.pttl("a"));
+    assert!(left > LEASE && left <= kept, "{left:?}");
+    replay(server, &requests);
+    assert_eq!(state(server), before);
+    assert!(server.pttl("a") <= left && server.pttl("a") + SOON > left);
+
+    // When its time is over, they do no more than those of any other hold.
+    assert!(client.mutex("a").force_unlock().unwrap());
+    assert_harmless(server, &client, &requests);
 }

@@ -36,6 +36,7 @@ mod events;
 mod fences;
 mod foreign_keys;
 mod garbled_replies;
+mod hold_at_least;
 mod inspection;
 mod layout;
 mod lease;

@@ -163,7 +163,8 @@ fn redis_keeps_one_field_with_the_depth(server: &Server) {
 
 fn a_spoilt_depth_in_redis_does_not_count(server: &Server) {
     let client = server.open(patient());
-    for spoilt in ["abc", "", "-1", "0", "9223372036854775807"] {
+    // But for 0: a hold with that depth has ended.
+    for spoilt in ["abc", "", "-1", "9223372036854775807"] {
         let outer = take(&client, "a");
         let (owner, _) = server.hold("a");
         server.command(&["HSET", "lock:a", &owner, spoilt]);

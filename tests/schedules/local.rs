@@ -23,7 +23,7 @@ use crate::local::loss::LossNotifier;
 use crate::local::pending::PendingHandoff;
 use crate::local::pending::tests::{request, sent};
 use crate::local::turn::{self, Turn, TurnLimit};
-use crate::local::wait_queues::{Ending, Position, WaitQueues};
+use crate::local::wait_queues::{Position, WaitQueues};
 use crate::local::waiter::{Signal, Waiter};
 use crate::store::hold::{HoldId, HoldKind};
 use crate::store::request::{PendingReply, TransferReply};
@@ -170,10 +170,9 @@ impl Scene {
         let waiter = if posts {
             // The next thread may ask before this has taken effect, and then asks once more.
             *self.stored.lock() = false;
-            match queues.start_release(lease) {
-                Ending::Handoff(waiter, _) => Some(waiter),
-                Ending::Release => return self.post(lease),
-            }
+            let next = queues.start_release(lease, thread_rng().r#gen());
+            let Some((waiter, _)) = next else { return self.post(lease) };
+            Some(waiter)
         } else {
             queues.start_handoff(lease).map(|(waiter, _)| waiter)
         };

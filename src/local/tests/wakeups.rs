@@ -18,7 +18,7 @@ use crate::local::reentrancy::Level;
 use crate::local::tests::{LEASE, Outcome, Scene, Scripted, eventually};
 use crate::local::turn::{self, Turn};
 use crate::store::Store;
-use crate::store::request::{Acquire, AcquireReply, Registration};
+use crate::store::request::{Acquire, AcquireReply, Registration, Release};
 use crate::store::wake::Wake;
 
 /// Longer than a test.
@@ -46,7 +46,9 @@ impl Waiting {
     }
 
     fn release(&self) {
-        self.scene.store.inner.release(&self.scene.id(0), Instant::now()).expect("memory");
+        let id = self.scene.id(0);
+        let release = Release::at_once(&id, Instant::now());
+        self.scene.store.inner.release(release).expect("memory");
     }
 
     fn wake(&self) {

@@ -104,7 +104,7 @@ mod tests {
     use std::thread;
     use std::time::{Duration, Instant};
 
-    use crate::clock::end_of;
+    use crate::clock::{Moment, end_of};
     use crate::config::Config;
     use crate::net::endpoint::Endpoint;
     use crate::net::server::ServerFactory;
@@ -125,7 +125,8 @@ mod tests {
             client: Arc::from("me"),
             nonce: id,
         };
-        Job { id, hold, action: Action::Release, deadline: end_of(time) }
+        let action = Action::Release { kept_until: Moment::FIRST };
+        Job { id, hold, action, deadline: end_of(time) }
     }
 
     #[test]

@@ -38,7 +38,7 @@ use crate::store::hold::HoldId;
 use crate::store::job::JobRunner;
 use crate::store::request::{
     Acquire, AcquireAll, AcquireAllReply, AcquireReply, HoldReply, HolderReply, PendingReply,
-    PostedChange, SetDepth, Transfer, TransferReply, WaitingClient,
+    PostedChange, Release, SetDepth, Transfer, TransferReply, WaitingClient,
 };
 use crate::store::standalone::{GROUP_MAX, Standalone};
 use crate::store::wake::Wakeups;
@@ -190,8 +190,8 @@ impl Store for Cluster {
         self.route(&request.hold.name, request.deadline, |node| node.set_depth(request))
     }
 
-    fn release(&self, hold: &HoldId, deadline: Instant) -> Result<HoldReply, Failure> {
-        self.route(&hold.name, deadline, |node| node.release(hold, deadline))
+    fn release(&self, request: Release<'_>) -> Result<HoldReply, Failure> {
+        self.route(&request.hold.name, request.deadline, |node| node.release(request))
     }
 
     fn post(&self, post: PostedChange<'_>) {

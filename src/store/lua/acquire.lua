@@ -20,7 +20,8 @@ if left ~= -2 or queued then
   if holder == client .. ':0' then
     replaced = holder
   elseif holder then
-    keeps = redis.pcall('hexists', KEYS[1], ARGV[1]) == 1
+    local mine = redis.pcall('hget', KEYS[1], ARGV[1])
+    keeps = type(mine) == 'string' and mine ~= '0'
     begins = keeps
   elseif ARGV[5] == 'yields' then
     local first = redis.pcall('zrange', KEYS[3], 0, 0)[1]

@@ -2,7 +2,7 @@
 -- KEYS  1 lock
 -- ARGV  1 owner, 2 depth, 3 lease in ms, 0 to leave the end of the hold as it is
 -- RETURNS 1, or 0 if the hold is gone
-if redis.call('hexists', KEYS[1], ARGV[1]) == 0 then
+if (redis.call('hget', KEYS[1], ARGV[1]) or '0') == '0' then
   return 0
 end
 redis.call('hset', KEYS[1], ARGV[1], ARGV[2])

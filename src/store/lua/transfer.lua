@@ -7,8 +7,8 @@
 -- SETS  `begins`, `keeps`, `replaced` and `time`
 -- RETURNS the fence if the new hold exists, {2, 0} if the lock was left to a client in the queue,
 --         {0, 0} if the old hold is gone
-local replaced = redis.call('hexists', KEYS[1], ARGV[4]) == 1 and ARGV[4]
-local keeps, time = not replaced and redis.call('hexists', KEYS[1], ARGV[1]) == 1, nil
+local replaced = (redis.call('hget', KEYS[1], ARGV[4]) or '0') ~= '0' and ARGV[4]
+local keeps, time = not replaced and (redis.call('hget', KEYS[1], ARGV[1]) or '0') ~= '0', nil
 if not replaced and not keeps then
   return {0, 0}
 end

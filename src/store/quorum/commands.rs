@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use crate::clock::Moment;
 use crate::store::commands::{Command, Commands};
 use crate::store::durability::Demand;
 use crate::store::hold::HoldId;
@@ -23,8 +24,8 @@ pub(super) enum Effect {
     None,
     /// The hold may come to exist there.
     Begins(HoldId),
-    /// The hold may still exist there.
-    Ends(HoldId),
+    /// The hold may still exist there. Until then the lock stays taken all the same.
+    Ends { hold: HoldId, kept_until: Moment },
     /// Both.
     Replaces { from: HoldId, to: HoldId },
 }
@@ -33,13 +34,15 @@ impl Effect {
     pub(super) fn begun(&self) -> Option<&HoldId> {
         match self {
             Self::Begins(hold) | Self::Replaces { to: hold, .. } => Some(hold),
-            Self::None | Self::Ends(_) => None,
+            Self::None | Self::Ends { .. } => None,
         }
     }
 
-    pub(super) fn ended(&self) -> Option<&HoldId> {
+    /// The hold that ends, and until when the lock stays taken.
+    pub(super) fn ended(&self) -> Option<(&HoldId, Moment)> {
         match self {
-            Self::Ends(hold) | Self::Replaces { from: hold, .. } => Some(hold),
+            Self::Ends { hold, kept_until } => Some((hold, *kept_until)),
+            Self::Replaces { from, .. } => Some((from, Moment::FIRST)),
             Self::None | Self::Begins(_) => None,
         }
     }
@@ -87,12 +90,14 @@ impl QuorumCommands {
         if request.durable { self.durable(command, request.deadline) } else { command }
     }
 
-    pub(super) fn release(&self, hold: &HoldId) -> QuorumCommand<HoldReply> {
-        QuorumCommand::new(self.commands.release(hold), Effect::Ends(hold.clone()))
+    pub(super) fn release(&self, hold: &HoldId, kept_until: Moment) -> QuorumCommand<HoldReply> {
+        let effect = Effect::Ends { hold: hold.clone(), kept_until };
+        QuorumCommand::new(self.commands.release(hold, kept_until), effect)
     }
 
     /// Takes back a hold that has begun on too few servers.
     pub(super) fn withdraw(&self, hold: &HoldId) -> QuorumCommand<HoldReply> {
-        QuorumCommand::new(self.commands.withdraw(hold), Effect::Ends(hold.clone()))
+        let effect = Effect::Ends { hold: hold.clone(), kept_until: Moment::FIRST };
+        QuorumCommand::new(self.commands.withdraw(hold), effect)
     }
 }

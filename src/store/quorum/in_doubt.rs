@@ -42,13 +42,19 @@ impl fmt::Debug for InDoubtHolds {
 pub(super) struct EndedHold {
     in_doubt: Arc<InDoubtHolds>,
     hold: HoldId,
+    /// Until when the request keeps the lock taken.
+    kept_until: Moment,
     /// Whether the request has been sent to every server that may have the hold.
     everywhere: bool,
 }
 
 impl EndedHold {
-    pub(super) fn new(in_doubt: &Arc<InDoubtHolds>, hold: &HoldId, everywhere: bool) -> Self {
-        Self { in_doubt: in_doubt.clone(), hold: hold.clone(), everywhere }
+    pub(super) fn new(
+        in_doubt: &Arc<InDoubtHolds>,
+        (hold, kept_until): (&HoldId, Moment),
+        everywhere: bool,
+    ) -> Self {
+        Self { in_doubt: in_doubt.clone(), hold: hold.clone(), kept_until, everywhere }
     }
 
     /// The same if the request was sent to all others as well.
@@ -60,9 +66,9 @@ impl EndedHold {
 
 impl Drop for EndedHold {
     fn drop(&mut self) {
-        self.in_doubt.end(&self.hold);
+        self.in_doubt.end(&self.hold, self.kept_until);
         if !self.everywhere {
-            self.in_doubt.may_remain(&self.hold);
+            self.in_doubt.may_remain(&self.hold, self.kept_until);
         }
     }
 }
@@ -94,7 +100,7 @@ impl InDoubtHolds {
     }
 
     /// Reports a hold that has ended, if a server may yet begin it.
-    fn end(&self, hold: &HoldId) {
+    fn end(&self, hold: &HoldId, kept_until: Moment) {
         if !self.any_late.load(Ordering::Acquire) {
             return;
         }
@@ -103,19 +109,21 @@ impl InDoubtHolds {
         self.any_late.store(!late.is_empty(), Ordering::Release);
         drop(late);
         if may_begin {
-            self.report(hold, false);
+            self.report(hold, kept_until, false);
         }
     }
 
-    /// Reports a hold that has ended and may still exist on some server.
-    pub(super) fn may_remain(&self, hold: &HoldId) {
+    /// Reports a hold that has ended and may still exist on some server. The lock stays taken until
+    /// `kept_until` all the same.
+    pub(super) fn may_remain(&self, hold: &HoldId, kept_until: Moment) {
         let may_begin = self.late.lock().remove(&hold.nonce).is_some();
-        self.report(hold, !may_begin);
+        self.report(hold, kept_until, !may_begin);
     }
 
-    fn report(&self, hold: &HoldId, settled_by_release: bool) {
+    fn report(&self, hold: &HoldId, kept_until: Moment, settled_by_release: bool) {
         if let Some(report) = self.report.get() {
-            report(InDoubtHold { hold: hold.clone(), lease: self.lease(), settled_by_release });
+            let (hold, lease) = (hold.clone(), self.lease());
+            report(InDoubtHold { hold, kept_until, lease, settled_by_release });
         }
     }
 

@@ -34,12 +34,13 @@ impl JobPolicy for JobsByVote {
             Ok(HoldReply::Gone) => {}
             Err(failure) => from.note_failure(failure),
         }
-        let never_began = job.action == Action::Release && !from.may_have(&job.hold);
+        let is_release = matches!(job.action, Action::Release { .. });
+        let never_began = is_release && !from.may_have(&job.hold);
         let vote = if never_began { Ok(HoldReply::Gone) } else { reply };
         votes.0[from.number] = Some(vote);
         let outcome = match job.action {
             Action::Renew { .. } => votes.decide_hold(),
-            Action::Release => votes.decide_all(),
+            Action::Release { .. } => votes.decide_all(),
         };
         outcome.map_or(Decision::Undecided, Decision::Done)
     }

@@ -186,12 +186,12 @@ impl QuorumLink {
     pub(super) fn send(&mut self, broadcast: &Arc<Broadcast>) -> bool {
         let effect = &broadcast.effect;
         let is_lagging = self.is_lagging();
-        let may_remain = effect.ended().is_some_and(|hold| self.server.may_have(hold));
+        let may_remain = effect.ended().is_some_and(|(hold, _)| self.server.may_have(hold));
         if !self.is_connected() {
             broadcast.store_reply(self.server.number, Err(self.unreachable()));
             return !may_remain;
         }
-        let only_ends = matches!(effect, Effect::Ends(_));
+        let only_ends = matches!(effect, Effect::Ends { .. });
         if is_lagging && !(only_ends && may_remain) {
             // A hold that has never begun there is gone.
             let reply = if only_ends { Ok(Value::Int(0)) } else { Err(self.server.lagging()) };
@@ -263,8 +263,8 @@ impl QuorumLink {
                 self.in_doubt.may_begin_late(hold);
             }
             let is_gone = failure.kind == FailureKind::WrongType;
-            if let Some(hold) = broadcast.effect.ended().filter(|_| !is_gone) {
-                self.in_doubt.may_remain(hold);
+            if let Some((hold, kept_until)) = broadcast.effect.ended().filter(|_| !is_gone) {
+                self.in_doubt.may_remain(hold, kept_until);
             }
         }
         broadcast.store_reply(self.server.number, reply);

@@ -112,7 +112,7 @@ impl LinkSet {
             ends_everywhere &= link.send(broadcast);
         }
         let ended = broadcast.effect.ended();
-        ended.map(|hold| EndedHold::new(&self.servers.in_doubt, hold, ends_everywhere))
+        ended.map(|ended| EndedHold::new(&self.servers.in_doubt, ended, ends_everywhere))
     }
 
     /// Reads until `decide` returns a decision about the replies to a request so far. `None` if

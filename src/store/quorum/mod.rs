@@ -88,7 +88,6 @@ use crate::store::background::jobs::BackgroundJobs;
 use crate::store::background::wakeups::BackgroundWakeups;
 use crate::store::commands::Commands;
 use crate::store::durability::Demand;
-use crate::store::hold::HoldId;
 use crate::store::job::{InDoubtHold, JobRunner};
 use crate::store::quorum::commands::{Effect, QuorumCommand, QuorumCommands};
 use crate::store::quorum::grants::{Grants, ambiguous};
@@ -101,8 +100,8 @@ use crate::store::quorum::votes::Votes;
 use crate::store::quorum::votes::holder::decide_holder;
 use crate::store::quorum::wakeups::WakeupsOfMajorities;
 use crate::store::request::{
-    Acquire, AcquireReply, Change, HoldReply, HolderReply, PendingReply, PostedChange, SetDepth,
-    Transfer, TransferReply, WaitingClient,
+    Acquire, AcquireReply, Change, HoldReply, HolderReply, PendingReply, PostedChange, Release,
+    SetDepth, Transfer, TransferReply, WaitingClient,
 };
 use crate::store::wake::Wakeups;
 
@@ -188,12 +187,13 @@ impl Store for Quorum {
         self.ask(&request.hold.name, command, request.deadline, Votes::decide_hold)
     }
 
-    fn release(&self, hold: &HoldId, deadline: Instant) -> Result<HoldReply, Failure> {
+    fn release(&self, request: Release<'_>) -> Result<HoldReply, Failure> {
+        let Release { hold, kept_until, deadline } = request;
         let Grants { rounds, commands } = &*self.grants;
         let mut links = rounds.lock(&hold.name, deadline)?;
         // Without a majority too, the hold is released where it can be.
         links.prepare(deadline);
-        let release = commands.release(hold);
+        let release = commands.release(hold, kept_until);
         let (outcome, _) = rounds.ask(&mut links, release, deadline, Votes::decide_hold);
         outcome.map_err(ambiguous)
     }
@@ -202,7 +202,7 @@ impl Store for Quorum {
         let PostedChange { hold, change, deadline, on_reply } = post;
         let Grants { rounds, commands } = &*self.grants;
         let command = match change {
-            Change::Release => commands.release(hold),
+            Change::Release { kept_until } => commands.release(hold, kept_until),
             Change::SetDepth { depth } => commands.set_depth(SetDepth::only(hold, depth, deadline)),
         };
         rounds.post(&hold.name, command, deadline, |reply| on_reply(reply.map_err(ambiguous)));

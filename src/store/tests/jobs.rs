@@ -115,8 +115,7 @@ fn only_renewals_wait_for_replicas() {
     let start = Instant::now();
     scene.renew(1, scene.held.clone(), soon());
     scene.renew(2, scene.gone.clone(), soon());
-    let release =
-        Job { id: 3, hold: scene.gone.clone(), action: Action::Release, deadline: soon() };
+    let release = Job { id: 3, hold: scene.gone.clone(), action: RELEASE, deadline: soon() };
     scene.jobs.send(vec![release], &mut |id, outcome| scene.outcomes.push((id, outcome)));
     while scene.outcomes.len() < 3 {
         scene.collect(WHILE);

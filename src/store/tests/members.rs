@@ -73,7 +73,7 @@ fn takes_its_turn(store: &dyn Store, hold: &HoldId) -> bool {
 }
 
 fn release(store: &dyn Store, hold: &HoldId) {
-    assert_eq!(store.release(hold, soon()).ok(), Some(HoldReply::Held));
+    assert_eq!(super::release(store, hold).ok(), Some(HoldReply::Held));
 }
 
 fn briefly(store: &dyn Store, hold: &HoldId) {
@@ -122,7 +122,7 @@ fn readers_are_together_and_a_writer_is_alone(store: &dyn Store) {
     assert!(!tries(store, &of(Write, 4)) && !tries(store, &of(Read, 5)));
     release(store, &of(Write, 3));
     assert!(tries(store, &of(Read, 5)));
-    assert_eq!(store.release(&of(Write, 3), soon()).ok(), Some(HoldReply::Gone));
+    assert_eq!(super::release(store, &of(Write, 3)).ok(), Some(HoldReply::Gone));
 }
 
 fn no_more_permits_are_held_than_there_are(store: &dyn Store) {
@@ -151,7 +151,7 @@ fn a_hold_whose_time_is_over_holds_nothing(store: &dyn Store) {
         briefly(store, &of(first, 1));
         assert!(!tries(store, &of(Write, 2)));
         eventually(|| tries(store, &of(then, 2)));
-        assert_eq!(store.release(&of(first, 1), soon()).ok(), Some(HoldReply::Gone));
+        assert_eq!(super::release(store, &of(first, 1)).ok(), Some(HoldReply::Gone));
         release(store, &of(then, 2));
     }
     let kind = Permit { of: 1 };
@@ -370,7 +370,7 @@ fn the_data_of_others_stays_as_it_is(process: &Server) {
             assert_eq!(failure.kind, FailureKind::WrongType, "{command:?}");
             let waiting = WaitingClient { kind, name: "lock", client: "client" };
             store.unregister(waiting, soon()).unwrap_or_default();
-            assert!(matches!(store.release(&of(kind, 7), soon()), Ok(HoldReply::Gone)));
+            assert!(matches!(super::release(&store, &of(kind, 7)), Ok(HoldReply::Gone)));
         }
         assert!(store.count("lock", soon()).is_err());
         assert_eq!(process.ask::<Vec<u8>>(&["DUMP", &key]), dump, "{command:?}");

@@ -27,6 +27,8 @@ servers!(
     a_release_wakes_the_client_that_has_waited_longest,
     every_way_to_free_a_lock_wakes_a_client,
     a_lock_that_stays_held_wakes_no_client,
+    a_kept_lock_is_offered_to_no_client_but_one_is_told,
+    a_full_server_keeps_a_lock,
     clients_that_are_gone_are_skipped,
     a_client_that_leaves_wakes_the_next,
     a_yielding_client_lets_another_go_first,
@@ -63,7 +65,7 @@ fn register(store: &dyn Store, client: &str) {
 }
 
 fn release(store: &dyn Store, hold: &HoldId) {
-    assert_eq!(store.release(hold, soon()).ok(), Some(HoldReply::Held));
+    assert_eq!(super::release(store, hold).ok(), Some(HoldReply::Held));
 }
 
 /// Acquires the lock that a client was offered, and registers the client again.
@@ -193,7 +195,7 @@ fn every_way_to_free_a_lock_wakes_a_client(process: &Server) {
     assert_eq!(next(&mut *wakeups), woken());
 
     take_offer(&store, "a", 2);
-    let released = run_jobs(&mut *store.jobs(), &[(of("a", 2), Action::Release)]);
+    let released = run_jobs(&mut *store.jobs(), &[(of("a", 2), RELEASE)]);
     assert!(matches!(released[..], [Ok(HoldReply::Held)]));
     assert_eq!(next(&mut *wakeups), woken());
 
@@ -210,7 +212,7 @@ fn a_lock_that_stays_held_wakes_no_client(process: &Server) {
     let mut wakeups = listen(&store, "a");
     must_acquire(&store, &hold(1));
     register(&store, "a");
-    assert_eq!(store.release(&hold(2), soon()).ok(), Some(HoldReply::Gone));
+    assert_eq!(super::release(&store, &hold(2)).ok(), Some(HoldReply::Gone));
     assert_eq!(transfer(&store, 2, 3, true).ok(), Some(TransferReply::Gone));
     register(&store, "b");
     store.unregister(waiting_client("b"), soon()).expect("a reply");
@@ -222,6 +224,39 @@ fn a_lock_that_stays_held_wakes_no_client(process: &Server) {
     assert_eq!(next(&mut *wakeups), woken());
     assert_eq!(store.force_release("lock", "stranger:1", soon()).ok(), Some(false));
     assert!(nothing_comes(&mut *wakeups));
+}
+
+fn a_kept_lock_is_offered_to_no_client_but_one_is_told(process: &Server) {
+    let store = single(process);
+    let [mut first, mut second] = ["a", "b"].map(|client| listen(&store, client));
+    must_acquire(&store, &hold(1));
+    for client in ["gone", "a", "b"] {
+        register(&store, client);
+    }
+    for _ in 0..2 {
+        assert_eq!(keep(&store, &hold(1), LEASE / 2).ok(), Some(HoldReply::Held));
+    }
+    assert_eq!(next(&mut *first), woken());
+    assert!(nothing_comes(&mut *first), "told once");
+    assert!(nothing_comes(&mut *second));
+    assert_eq!(waiting(process), ["gone", "a", "b"]);
+    let fields: Vec<String> = process.ask(&["HGETALL", "lock:lock"]);
+    assert_eq!(fields, ["client:1", "0"]);
+    let reply = ask(&store, &of("a", 2), Registration::Registered);
+    let AcquireReply::Held { remaining: Some(left) } = reply else { panic!("{reply:?}") };
+    assert!(left <= LEASE / 2, "{left:?}");
+    assert_eq!(waiting(process), ["gone", "a", "b"], "its place is the same");
+
+    assert_eq!(store.force_release("lock", "client:1", soon()).ok(), Some(true));
+    assert_eq!(next(&mut *first), woken());
+}
+
+fn a_full_server_keeps_a_lock(process: &Server) {
+    let store = single(process);
+    must_acquire(&store, &hold(1));
+    process.command(&["CONFIG", "SET", "maxmemory", "1"]);
+    assert_eq!(keep(&store, &hold(1), LEASE / 2).ok(), Some(HoldReply::Held));
+    assert_eq!(depth(&store), Some(0));
 }
 
 fn clients_that_are_gone_are_skipped(process: &Server) {

@@ -85,7 +85,12 @@ impl Child {
 
     /// Lets a child continue that waits for its parent.
     pub(crate) fn go_on(&mut self) {
-        writeln!(self.input.as_ref().expect("still open"), "go on").unwrap();
+        self.tell("go on");
+    }
+
+    /// Sends a line to the child, which waits for it.
+    pub(crate) fn tell(&mut self, what: impl Display) {
+        writeln!(self.input.as_ref().expect("still open"), "{what}").unwrap();
     }
 
     /// SIGSTOP.
@@ -143,4 +148,9 @@ pub(crate) fn report(what: impl Display) {
 /// Blocks until the parent calls [`Child::go_on`] or ends.
 pub(crate) fn wait_for_parent() {
     std::io::stdin().lines().next();
+}
+
+/// Returns the line that the parent sends by [`Child::tell`].
+pub(crate) fn line() -> String {
+    std::io::stdin().lines().next().expect("the parent lives").expect("a line")
 }
