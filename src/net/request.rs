@@ -6,6 +6,7 @@
 
 use std::ptr;
 
+use itoa::Buffer;
 use redis::{Cmd, Value};
 
 use crate::failure::{Failure, FailureKind};
@@ -17,12 +18,16 @@ pub(crate) type Reply = Result<Value, Failure>;
 #[derive(Debug)]
 pub(crate) struct Script {
     body: &'static str,
-    hash: String,
+    /// The arguments with which a call begins: EVALSHA and the hash of the body.
+    call: Vec<u8>,
 }
 
 impl Script {
     pub(crate) fn new(body: &'static str) -> Self {
-        Self { body, hash: redis::Script::new(body).get_hash().into() }
+        let mut call = Vec::new();
+        push_argument(&mut call, b"EVALSHA");
+        push_argument(&mut call, redis::Script::new(body).get_hash().as_bytes());
+        Self { body, call }
     }
 }
 
@@ -57,15 +62,22 @@ impl Request {
 
     /// A call of a script by its hash.
     pub(crate) fn call(script: &'static Script, keys: &[&str], args: &[Arg<'_>]) -> Self {
-        let mut command = Cmd::with_capacity(3 + keys.len() + args.len(), 256);
-        command.arg("EVALSHA").arg(&script.hash).arg(keys.len()).arg(keys);
-        for arg in args {
-            match arg {
-                Arg::Number(number) => command.arg(number),
-                Arg::Text(text) => command.arg(text),
-            };
+        // Written here, because `Cmd` would take longer than everything else that a call does.
+        let mut bytes = Vec::with_capacity(512);
+        push_number(&mut bytes, b'*', 3 + keys.len() + args.len());
+        bytes.extend_from_slice(&script.call);
+        let mut digits = Buffer::new();
+        push_argument(&mut bytes, digits.format(keys.len()).as_bytes());
+        for key in keys {
+            push_argument(&mut bytes, key.as_bytes());
         }
-        let bytes = command.get_packed_command();
+        for arg in args {
+            let arg = match arg {
+                Arg::Number(number) => digits.format(*number),
+                Arg::Text(text) => text,
+            };
+            push_argument(&mut bytes, arg.as_bytes());
+        }
         Self { bytes, asking: false, script: Some(script), has_effect: true }
     }
 
@@ -100,9 +112,8 @@ impl Request {
         let (head, rest) = self.split_at_hash(script);
         let mut bytes = Vec::with_capacity(self.bytes.len() + script.body.len());
         bytes.extend_from_slice(head);
-        bytes.extend_from_slice(b"$4\r\nEVAL\r\n");
-        bytes
-            .extend_from_slice(format!("${}\r\n{}\r\n", script.body.len(), script.body).as_bytes());
+        push_argument(&mut bytes, b"EVAL");
+        push_argument(&mut bytes, script.body.as_bytes());
         bytes.extend_from_slice(rest);
         Self { bytes, script: None, ..*self }
     }
@@ -124,13 +135,26 @@ impl Request {
 
     /// The bytes in front of `EVALSHA` and those behind the hash.
     fn split_at_hash(&self, script: &Script) -> (&[u8], &[u8]) {
-        // `*<number of arguments>\r\n`, then `$7\r\nEVALSHA\r\n$40\r\n<hash>\r\n`.
+        // `*<number of arguments>\r\n` comes first.
         let start = if self.asking { ASKING.len() } else { 0 };
         let count = self.bytes[start..].iter().position(|byte| *byte == b'\n');
         let head = start + count.map_or(0, |end| end + 1);
-        let rest = head + "$7\r\nEVALSHA\r\n$40\r\n".len() + script.hash.len() + "\r\n".len();
-        (&self.bytes[..head], &self.bytes[rest..])
+        (&self.bytes[..head], &self.bytes[head + script.call.len()..])
     }
+}
+
+/// Appends an argument of a command.
+fn push_argument(out: &mut Vec<u8>, argument: &[u8]) {
+    push_number(out, b'$', argument.len());
+    out.extend_from_slice(argument);
+    out.extend_from_slice(b"\r\n");
+}
+
+/// Appends what comes in front of so many arguments (`*`) or bytes (`$`).
+fn push_number(out: &mut Vec<u8>, mark: u8, number: usize) {
+    out.push(mark);
+    out.extend_from_slice(Buffer::new().format(number).as_bytes());
+    out.extend_from_slice(b"\r\n");
 }
 
 #[cfg(test)]
@@ -141,9 +165,13 @@ mod tests {
     static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new("return KEYS[1]"));
 
     #[test]
-    fn a_call_in_full_has_the_same_keys_and_arguments() {
+    fn a_call_is_packed_as_its_command_is_and_in_full_with_the_same_arguments() {
         let args = [Arg::Text("a\r\nb"), Arg::Number(7)];
         let call = Request::call(&SCRIPT, &["key"], &args);
+        let mut evalsha = redis::cmd("EVALSHA");
+        evalsha.arg(redis::Script::new("return KEYS[1]").get_hash()).arg(1);
+        evalsha.arg("key").arg("a\r\nb").arg(7);
+        assert_eq!(call.bytes(), evalsha.get_packed_command());
         let mut eval = redis::cmd("EVAL");
         eval.arg("return KEYS[1]").arg(1).arg("key").arg("a\r\nb").arg(7);
         assert_eq!(call.in_full().bytes(), eval.get_packed_command());

@@ -29,7 +29,7 @@ pub(crate) struct HoldId {
 impl HoldId {
     /// The owner as it is written to Redis.
     pub(crate) fn owner(&self) -> String {
-        format!("{}:{:x}", self.client, self.nonce)
+        [&*self.client, &format!(":{:x}", self.nonce)].concat()
     }
 }
 

@@ -20,7 +20,7 @@ impl Keys {
         if self.prefix.is_empty() {
             Cow::Borrowed(name)
         } else {
-            Cow::Owned(format!("{}{name}", self.prefix))
+            Cow::Owned([&self.prefix, name].concat())
         }
     }
 
