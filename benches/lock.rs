@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use leasehold::{Builder, Client, Mechanism, RwLock, Semaphore};
 
-use self::support::counts::Counts;
+use self::support::counts::{Counts, allocations};
 use self::support::raw::Raw;
 use self::support::scale::Scale;
 use self::support::server::Server;
@@ -34,8 +34,10 @@ fn main() -> ExitCode {
     compare("a cycle", near, &server.url(), &server, goal_near);
     let far = scale.pick((20, 50), (5, 10), (1, 3));
     compare("a cycle, 1 ms away", far, &link.url(), &server, goal_far);
-    let counts = count(scale.pick(10_000, 10_000, 100), &server);
-    counts.print();
+    let cycles = scale.pick(10_000, 10_000, 100);
+    let counts = count(cycles, &server);
+    let mut raw = Raw::connect(&server.url(), "counted");
+    counts.print(allocations(cycles, || raw.lock_and_unlock()));
     setting::print_end(&server);
     if counts.are_right() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

@@ -1,4 +1,5 @@
-//! Counts what uncontended cycles cause: requests to the server and wake-ups of the renewer.
+//! Counts what uncontended cycles cause: requests to the server, allocations of the thread that locks
+//! and wake-ups of the renewer.
 
 use std::time::{Duration, Instant};
 
@@ -11,6 +12,7 @@ pub(crate) struct Counts {
     took: Duration,
     scripts: u64,
     pings: u64,
+    allocations: u64,
     /// `None` where the threads of a process are not visible.
     renewer_switches: Option<u64>,
 }
@@ -22,14 +24,12 @@ impl Counts {
         let seen = || (server.evals(), server.calls("ping"));
         let (requests, switches) = (seen(), Switches::of("leasehold-renew"));
         let started = Instant::now();
-        for _ in 0..cycles {
-            cycle();
-        }
+        let allocations = allocations(cycles, cycle);
         let took = started.elapsed();
         let renewer_switches = Switches::of("leasehold-renew").since(&switches);
         let (evals, pings) = seen();
         let (scripts, pings) = (evals - requests.0, pings - requests.1);
-        Self { cycles, took, scripts, pings, renewer_switches }
+        Self { cycles, took, scripts, pings, allocations, renewer_switches }
     }
 
     /// Returns `true` if there were two scripts per cycle and no check of the connection.
@@ -37,11 +37,13 @@ impl Counts {
         self.scripts == 2 * u64::from(self.cycles) && self.pings == 0
     }
 
-    pub(crate) fn print(&self) {
-        let Self { cycles, took, scripts, pings, renewer_switches } = self;
+    /// Prints the counts beside the allocations of so many cycles of raw.
+    pub(crate) fn print(&self, raw_allocations: u64) {
+        let Self { cycles, took, scripts, pings, allocations, renewer_switches } = self;
         println!("\n{cycles} uncontended cycles in {took:.1?}");
         println!("{:<32} {scripts:>9}   must be 2 per cycle", "scripts run");
         println!("{:<32} {pings:>9}   must be 0", "PINGs");
+        println!("{:<32} {allocations:>9}   raw: {raw_allocations}", "allocations");
         if let Some(switches) = renewer_switches {
             println!("{:<32} {switches:>9}", "context switches of the renewer");
         }
@@ -49,4 +51,9 @@ impl Counts {
             println!("WRONG: the server saw requests that should not be there, or missed some");
         }
     }
+}
+
+/// Counts the allocations of this thread in so many cycles.
+pub(crate) fn allocations(cycles: u32, mut cycle: impl FnMut()) -> u64 {
+    allocation_counter::measure(|| (0..cycles).for_each(|_| cycle())).count_total
 }
