@@ -1,5 +1,5 @@
-//! Counts what uncontended cycles cause: requests to the server, allocations of the thread that locks
-//! and wake-ups of the renewer.
+//! Counts what uncontended cycles cause: requests to the server, allocations of the thread that
+//! locks, and wake-ups of the renewer.
 
 use std::time::{Duration, Instant};
 
