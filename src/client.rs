@@ -18,6 +18,7 @@ use crate::owned_guard::OwnedGuard;
 use crate::rw_lock::RwLock;
 use crate::semaphore::Semaphore;
 use crate::stats::Stats;
+use crate::survey::Survey;
 
 /// A handle for acquiring distributed locks. Clones are cheap and share everything.
 ///
@@ -349,6 +350,13 @@ impl Client {
     /// - [`Forked`](crate::Error::Forked): this process is a forked child.
     pub fn ping(&self) -> Result<Duration> {
         status::ping(&self.shared)
+    }
+
+    /// Returns what the program `leasehold` shows and does of all clients' holds. Sends nothing.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn survey(&self) -> Survey {
+        Survey::new(&self.shared)
     }
 
     /// Returns what this client holds and uses at the moment. Does not ask the server.

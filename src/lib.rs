@@ -213,11 +213,13 @@ mod net;
 mod open;
 mod owned_guard;
 mod owned_hold;
+mod report;
 mod rw_lock;
 mod semaphore;
 mod shrink;
 mod stats;
 mod store;
+mod survey;
 mod sync;
 #[cfg(feature = "tls")]
 mod tls;
@@ -237,8 +239,12 @@ pub use lost::Lost;
 pub use multi_guard::MultiGuard;
 pub use mutex::Mutex;
 pub use owned_guard::OwnedGuard;
+#[doc(hidden)]
+pub use report::{HeldAs, NameReport, ServerReport};
 pub use rw_lock::{ReadGuard, RwLock, WriteGuard};
 pub use semaphore::{Permit, Semaphore};
 pub use stats::Stats;
+#[doc(hidden)]
+pub use survey::Survey;
 #[cfg(feature = "tls")]
 pub use tls::Tls;

@@ -25,6 +25,7 @@ pub(crate) mod renewer;
 pub(crate) mod retry;
 pub(crate) mod shared;
 pub(crate) mod status;
+pub(crate) mod survey;
 pub(crate) mod timers;
 pub(crate) mod turn;
 pub(crate) mod wait_queue;

@@ -3,7 +3,6 @@
 //! Decides how long such a request is repeated. Changes nothing in this process but what a reply
 //! proves: a hold that the store does not know is lost.
 
-use std::cell::Cell;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -80,7 +79,7 @@ fn inspect(
     }
 }
 
-fn holder_of(HolderReply { owner, depth, remaining, .. }: HolderReply) -> Holder {
+pub(super) fn holder_of(HolderReply { owner, depth, remaining, .. }: HolderReply) -> Holder {
     Holder::new(owner, depth, remaining)
 }
 
@@ -133,33 +132,43 @@ fn other_holder(shared: &Shared, name: &Arc<str>, deadline: Instant) -> Option<H
 pub(crate) fn force_unlock(shared: &Shared, name: &Arc<str>) -> Result<bool> {
     let ask = |end| shared.store.inspect(name, end);
     let Some(HolderReply { owner, .. }) = inspect(shared, name, ask)? else { return Ok(false) };
-    let in_doubt = Cell::new(false);
+    end_hold(shared, name, |deadline| shared.store.force_release(name, &owner, deadline))
+}
+
+/// Ends a hold of any client by a request whose reply is `false` if it does not exist. Returns
+/// `false` if it did not.
+pub(super) fn end_hold(
+    shared: &Shared,
+    name: &str,
+    mut request: impl FnMut(Instant) -> Result<bool, Failure>,
+) -> Result<bool> {
+    let mut in_doubt = false;
     let ended = repeat(shared, "force-unlock", name, |deadline| {
-        let reply = shared.store.force_release(name, &owner, deadline);
-        in_doubt.set(in_doubt.get() || reply.as_ref().is_err_and(Failure::is_ambiguous));
+        let reply = request(deadline);
+        in_doubt |= reply.as_ref().is_err_and(Failure::is_ambiguous);
         reply
     })?;
     // A repeat that finds that owner gone has found what the attempt without a reply did.
-    Ok(ended || in_doubt.get())
+    Ok(ended || in_doubt)
 }
 
 /// Repeats a request about a lock, of a call without a deadline.
-fn repeat<T>(
+pub(super) fn repeat<T>(
     shared: &Shared,
     attempt: &str,
     name: &str,
-    request: impl Fn(Instant) -> Result<T, Failure>,
+    request: impl FnMut(Instant) -> Result<T, Failure>,
 ) -> Result<T> {
     shared.identity.check_process()?;
     shared.config.check_name(name)?;
     repeat_briefly(shared, attempt, name, request)
 }
 
-fn repeat_briefly<T>(
+pub(super) fn repeat_briefly<T>(
     shared: &Shared,
     attempt: &str,
     name: &str,
-    request: impl Fn(Instant) -> Result<T, Failure>,
+    mut request: impl FnMut(Instant) -> Result<T, Failure>,
 ) -> Result<T> {
     let mut retry = RetryPolicy::new(RetryLimit::Brief, &shared.config, shared.times);
     loop {

@@ -13,7 +13,7 @@ use crate::store::keys::Keys;
 use crate::store::member_commands;
 use crate::store::request::{
     Acquire, AcquireAll, AcquireAllReply, AcquireReply, HoldReply, HolderReply, Registration,
-    SetDepth, Transfer, TransferReply, WaitingClient,
+    ReportReply, SetDepth, Transfer, TransferReply, WaitingClient,
 };
 
 /// Defines a script from its file in `lua/`, between the parts that it shares with others.
@@ -52,6 +52,7 @@ script!(KEEP, "keep.lua");
 script!(RAISE, "raise.lua");
 script!(RELEASE, "release.lua", "wake.lua");
 script!(RENEW, "renew.lua");
+script!(REPORT, "holder.lua", "report_lock.lua", "time.lua", "members.lua", "report.lua");
 script!(SET_DEPTH, "set_depth.lua");
 script!(TRANSFER, "transfer.lua", "clock.lua", "token.lua", "begin.lua", "yield.lua", "wake.lua");
 script!(
@@ -240,6 +241,11 @@ impl Commands {
     pub(crate) fn inspect_fence(&self, name: &str) -> Command<Option<HolderReply>> {
         let keys = [&*self.keys.lock(name), &self.keys.fence(name)];
         Command { request: Request::call(&INSPECT, &keys, &[]), decoder: decoder::HOLDER }
+    }
+
+    pub(crate) fn report(&self, name: &str) -> Command<ReportReply> {
+        let keys = [&*self.keys.lock(name), &self.keys.fence(name), &self.keys.waiting(name)];
+        Command { request: Request::call(&REPORT, &keys, &[]), decoder: decoder::REPORT }
     }
 
     pub(crate) fn force_release(&self, name: &str, owner: &str) -> Command<HoldReply> {

@@ -6,13 +6,17 @@ use redis::Value;
 
 use crate::failure::{Failure, FailureKind};
 use crate::net::request::Reply;
-use crate::store::request::{AcquireAllReply, AcquireReply, HoldReply, HolderReply, TransferReply};
+use crate::report::HeldAs;
+use crate::store::request::{
+    AcquireAllReply, AcquireReply, HoldReply, HolderReply, ReportReply, TransferReply,
+};
 
 pub(super) const ACQUIRE: Decoder<AcquireReply> = Decoder::new(acquire_reply);
 pub(super) const ACQUIRE_ALL: Decoder<AcquireAllReply> = Decoder::new(acquire_all_reply);
 pub(super) const COUNT: Decoder<u32> = Decoder::new(count_reply);
 pub(super) const HOLD: Decoder<HoldReply> = Decoder::new(hold_reply);
 pub(super) const HOLDER: Decoder<Option<HolderReply>> = Decoder::new(holder_reply);
+pub(super) const REPORT: Decoder<ReportReply> = Decoder::new(report_reply);
 pub(super) const TRANSFER: Decoder<TransferReply> = Decoder::new(transfer_reply);
 
 /// A hold is gone if its key now has something else than a lock.
@@ -127,21 +131,52 @@ fn holder_reply(reply: &Value) -> Option<Option<HolderReply>> {
     let Value::Array(parts) = reply else { return None };
     match &parts[..] {
         [] => Some(None),
-        [
-            Value::Int(millis),
-            Value::BulkString(owner),
-            Value::BulkString(depth),
-            Value::BulkString(fence),
-        ] => {
-            let remaining = u64::try_from(*millis).map_or(Duration::MAX, Duration::from_millis);
-            let owner = String::from_utf8_lossy(owner).into_owned();
-            let depth = str::from_utf8(depth).ok().and_then(|depth| depth.parse().ok());
-            let fence = str::from_utf8(fence).ok().and_then(|fence| fence.parse().ok());
-            let (depth, fence) = (depth.unwrap_or(1), fence.unwrap_or(0));
-            Some(Some(HolderReply { owner, depth, remaining, fence }))
-        }
+        [left, owner, depth, fence] => holder(left, owner, depth, fence).map(Some),
         _ => None,
     }
+}
+
+fn holder(left: &Value, owner: &Value, depth: &Value, fence: &Value) -> Option<HolderReply> {
+    let Value::Int(millis) = left else { return None };
+    let remaining = u64::try_from(*millis).map_or(Duration::MAX, Duration::from_millis);
+    let depth = text(depth)?.parse().unwrap_or(1);
+    let fence = text(fence)?.parse().unwrap_or(0);
+    Some(HolderReply { owner: text(owner)?, depth, remaining, fence })
+}
+
+fn report_reply(reply: &Value) -> Option<ReportReply> {
+    let Value::Array(parts) = reply else { return None };
+    let [Value::Array(holds), fence, Value::Array(waiting)] = &parts[..] else { return None };
+    let hold = |hold: &Value| {
+        let Value::Array(parts) = hold else { return None };
+        let [kind, owner, left, depth] = &parts[..] else { return None };
+        let held_as = match text(kind)?.as_str() {
+            "l" => HeldAs::Lock,
+            "p" => HeldAs::Permit,
+            "r" => HeldAs::Reader,
+            "s" => HeldAs::Foreign,
+            "w" => HeldAs::Writer,
+            _ => return None,
+        };
+        Some((held_as, holder(left, owner, depth, fence)?))
+    };
+    let holds: Vec<_> = holds.iter().map(hold).collect::<Option<_>>()?;
+    let is_lock = matches!(holds[..], [(HeldAs::Foreign | HeldAs::Lock, _)]);
+    let client = |part: &Value| {
+        let client = text(part)?;
+        // What several owners can hold is waited for as something.
+        let kind = ["p:", "r:", "w:"].into_iter().find(|kind| client.starts_with(kind));
+        let kind = kind.filter(|_| !is_lock).unwrap_or_default();
+        Some(client[kind.len()..].to_owned())
+    };
+    let fence = text(fence)?.parse().unwrap_or(0);
+    let waiting = waiting.iter().map(client).collect::<Option<_>>()?;
+    Some(ReportReply { holds, fence, waiting })
+}
+
+fn text(part: &Value) -> Option<String> {
+    let Value::BulkString(bytes) = part else { return None };
+    Some(String::from_utf8_lossy(bytes).into_owned())
 }
 
 #[cfg(test)]
@@ -164,12 +199,26 @@ mod tests {
             assert_eq!(acquire_reply(&reply), None, "{reply:?}");
             assert_eq!(transfer_reply(&reply), None, "{reply:?}");
             assert!(holder_reply(&reply).is_none(), "{reply:?}");
+            assert_eq!(report_reply(&reply), None, "{reply:?}");
         }
         for other in [Value::Int(0), Value::Int(1)] {
             assert_eq!(acquire_reply(&other), None, "{other:?}");
             assert_eq!(transfer_reply(&other), None, "{other:?}");
         }
         assert_eq!(hold_reply(&Value::Int(2)), None);
+    }
+
+    #[test]
+    fn a_waiting_client_is_named_without_what_it_waits_for() {
+        let text = |text: &str| Value::BulkString(text.into());
+        let waiting = |kind: &str| {
+            let hold = vec![text(kind), text("web:0a:1"), Value::Int(5), text("1")];
+            let holds = Value::Array(vec![Value::Array(hold)]);
+            let clients = Value::Array(vec![text("r:0b"), text("w:0c")]);
+            report_reply(&Value::Array(vec![holds, text("7"), clients])).expect("a reply").waiting
+        };
+        assert_eq!(waiting("w"), ["0b", "0c"]);
+        assert_eq!(waiting("l"), ["r:0b", "w:0c"], "labels");
     }
 
     #[test]

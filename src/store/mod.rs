@@ -23,12 +23,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::failure::Failure;
+use crate::report::HeldAs;
 use crate::store::hold::HoldId;
 use crate::store::job::JobRunner;
 use crate::store::request::{
     Acquire, AcquireAll, AcquireAllReply, AcquireReply, Change, HoldReply, HolderReply,
-    PendingReply, PostedChange, Registration, Release, SetDepth, Transfer, TransferReply,
-    WaitingClient,
+    PendingReply, PostedChange, Registration, Release, ReportReply, ServerConnections, SetDepth,
+    Transfer, TransferReply, WaitingClient,
 };
 use crate::store::wake::Wakeups;
 
@@ -96,6 +97,19 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
     /// Returns the holder of a lock with its token.
     fn inspect_fence(&self, name: &str, deadline: Instant) -> Result<Option<HolderReply>, Failure> {
         self.inspect(name, deadline)
+    }
+
+    /// Reports on a name, of whatever kind it is. As it is here for stores that have only locks.
+    fn report(&self, name: &str, deadline: Instant) -> Result<ReportReply, Failure> {
+        let holder = self.inspect_fence(name, deadline)?;
+        let fence = holder.as_ref().map_or(0, |holder| holder.fence);
+        let holds = holder.into_iter().map(|holder| (HeldAs::Lock, holder)).collect();
+        Ok(ReportReply { holds, fence, waiting: Vec::new() })
+    }
+
+    /// The servers that have locks, for questions that are about no lock: none in memory.
+    fn connections(&self) -> ServerConnections {
+        ServerConnections { each: Vec::new(), required: 0 }
     }
 
     /// Returns `true` if a hold exists.

@@ -1,10 +1,13 @@
 //! What a store is asked about one lock, and what it replies.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::clock::Moment;
 use crate::failure::Failure;
+use crate::net::connection::Connection;
+use crate::report::HeldAs;
 use crate::store::hold::{HoldId, HoldKind};
 
 /// A request for a hold.
@@ -138,6 +141,25 @@ impl HolderReply {
     pub(crate) fn is_owner_of(&self, hold: &HoldId) -> bool {
         self.owner == hold.owner() && self.depth > 0
     }
+}
+
+/// Who holds a name, of whatever kind it is, and who waits for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ReportReply {
+    pub(crate) holds: Vec<(HeldAs, HolderReply)>,
+    /// The last fencing token of the name, or 0.
+    pub(crate) fence: u64,
+    /// The clients in the queue, the first one first.
+    pub(crate) waiting: Vec<String>,
+}
+
+/// Connections to the servers that have locks, none of them open yet.
+#[derive(Debug)]
+pub(crate) struct ServerConnections {
+    /// Each with the server's address.
+    pub(crate) each: Vec<(Arc<str>, Connection)>,
+    /// How many of them must answer for what they answer to be the truth about locks.
+    pub(crate) required: usize,
 }
 
 /// A request to end one hold and to begin another of the same lock in its place.

@@ -20,7 +20,8 @@ use crate::store::hold::{HoldId, HoldKind};
 use crate::store::job::JobRunner;
 use crate::store::request::{
     Acquire, AcquireAll, AcquireAllReply, AcquireReply, Change, HoldReply, HolderReply,
-    PendingReply, PostedChange, Release, SetDepth, Transfer, TransferReply, WaitingClient,
+    PendingReply, PostedChange, Release, ReportReply, ServerConnections, SetDepth, Transfer,
+    TransferReply, WaitingClient,
 };
 use crate::store::wake::Wakeups;
 
@@ -184,6 +185,15 @@ impl Store for Standalone {
 
     fn inspect_fence(&self, name: &str, deadline: Instant) -> Result<Option<HolderReply>, Failure> {
         self.ask(self.commands.inspect_fence(name), deadline)
+    }
+
+    fn report(&self, name: &str, deadline: Instant) -> Result<ReportReply, Failure> {
+        self.ask(self.commands.report(name), deadline)
+    }
+
+    fn connections(&self) -> ServerConnections {
+        let each = vec![(self.server.factory.label(), self.server.connection())];
+        ServerConnections { each, required: 1 }
     }
 
     fn exists(&self, hold: &HoldId, deadline: Instant) -> Result<bool, Failure> {

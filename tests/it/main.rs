@@ -63,6 +63,7 @@ mod sentinel;
 mod several_locks;
 mod stats;
 mod support;
+mod survey;
 mod table;
 mod threads;
 mod timeouts;

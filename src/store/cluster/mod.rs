@@ -38,7 +38,8 @@ use crate::store::hold::HoldId;
 use crate::store::job::JobRunner;
 use crate::store::request::{
     Acquire, AcquireAll, AcquireAllReply, AcquireReply, HoldReply, HolderReply, PendingReply,
-    PostedChange, Release, SetDepth, Transfer, TransferReply, WaitingClient,
+    PostedChange, Release, ReportReply, ServerConnections, SetDepth, Transfer, TransferReply,
+    WaitingClient,
 };
 use crate::store::standalone::{GROUP_MAX, Standalone};
 use crate::store::wake::Wakeups;
@@ -243,6 +244,18 @@ impl Store for Cluster {
 
     fn inspect_fence(&self, name: &str, deadline: Instant) -> Result<Option<HolderReply>, Failure> {
         self.route(name, deadline, |node| node.inspect_fence(name, deadline))
+    }
+
+    fn report(&self, name: &str, deadline: Instant) -> Result<ReportReply, Failure> {
+        self.route(name, deadline, |node| node.report(name, deadline))
+    }
+
+    /// Those of the masters that are known.
+    fn connections(&self) -> ServerConnections {
+        let (masters, _) = self.topology.masters();
+        let stores = masters.into_iter().map(Target::of);
+        let each: Vec<_> = stores.flat_map(|node| node.store().connections().each).collect();
+        ServerConnections { required: each.len(), each }
     }
 
     fn exists(&self, hold: &HoldId, deadline: Instant) -> Result<bool, Failure> {

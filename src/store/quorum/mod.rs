@@ -84,6 +84,7 @@ use crate::net::endpoint::Endpoint;
 use crate::net::server::ServerFactory;
 use crate::net::spin::Spin;
 use crate::store::Store;
+use crate::store::background::connection::Node;
 use crate::store::background::jobs::BackgroundJobs;
 use crate::store::background::wakeups::BackgroundWakeups;
 use crate::store::commands::Commands;
@@ -96,12 +97,12 @@ use crate::store::quorum::link_set::QuorumServers;
 use crate::store::quorum::rounds::Rounds;
 use crate::store::quorum::run_ids::RunIds;
 use crate::store::quorum::server::QuorumServer;
-use crate::store::quorum::votes::Votes;
 use crate::store::quorum::votes::holder::decide_holder;
+use crate::store::quorum::votes::{Votes, majority};
 use crate::store::quorum::wakeups::WakeupsOfMajorities;
 use crate::store::request::{
     Acquire, AcquireReply, Change, HoldReply, HolderReply, PendingReply, PostedChange, Release,
-    SetDepth, Transfer, TransferReply, WaitingClient,
+    ServerConnections, SetDepth, Transfer, TransferReply, WaitingClient,
 };
 use crate::store::wake::Wakeups;
 
@@ -232,6 +233,12 @@ impl Store for Quorum {
     fn inspect_fence(&self, name: &str, deadline: Instant) -> Result<Option<HolderReply>, Failure> {
         let inspect = QuorumCommand::new(self.commands().inspect_fence(name), Effect::None);
         self.ask(name, inspect, deadline, decide_holder)
+    }
+
+    fn connections(&self) -> ServerConnections {
+        let servers = self.servers();
+        let each = servers.iter().map(|server| (server.label(), server.closed_connection()));
+        ServerConnections { each: each.collect(), required: majority(servers.len()) }
     }
 
     fn force_release(&self, name: &str, owner: &str, deadline: Instant) -> Result<bool, Failure> {

@@ -1,0 +1,60 @@
+//! What an operator sees of all clients' holds, and can do about them.
+
+use std::sync::Arc;
+
+use crate::error::Result;
+use crate::local::shared::Shared;
+use crate::local::survey;
+use crate::report::{NameReport, ServerReport};
+
+/// What the program `leasehold` shows and does. Created by
+/// [`Client::survey`](crate::Client::survey). Not for other programs: it may change at any time.
+#[doc(hidden)]
+#[derive(Clone, Debug)]
+pub struct Survey {
+    shared: Arc<Shared>,
+}
+
+impl Survey {
+    pub(crate) fn new(shared: &Arc<Shared>) -> Self {
+        Self { shared: shared.clone() }
+    }
+
+    /// Returns who holds a name, of whatever kind it is, and which clients wait for it.
+    ///
+    /// # Errors
+    ///
+    /// The same as [`Mutex::is_locked`](crate::Mutex::is_locked).
+    pub fn report(&self, name: &str) -> Result<NameReport> {
+        survey::report(&self.shared, name)
+    }
+
+    /// Returns the names that begin with `start` and may be held, in order. Looks at all keys of
+    /// all servers, some at a time.
+    ///
+    /// # Errors
+    ///
+    /// The same as [`Client::ping`](crate::Client::ping).
+    pub fn names(&self, start: &str) -> Result<Vec<String>> {
+        survey::names(&self.shared, start)
+    }
+
+    /// Ends the holds that a name has when this looks, and no others. Returns how many these were.
+    ///
+    /// # Errors
+    ///
+    /// The same as [`Mutex::force_unlock`](crate::Mutex::force_unlock).
+    pub fn end_holds(&self, name: &str) -> Result<usize> {
+        survey::end_holds(&self.shared, name)
+    }
+
+    /// Asks each server about itself. One that does not answer has an error of its own, as long as
+    /// enough of them answer.
+    ///
+    /// # Errors
+    ///
+    /// The same as [`Client::ping`](crate::Client::ping).
+    pub fn servers(&self) -> Result<Vec<Result<ServerReport>>> {
+        survey::servers(&self.shared)
+    }
+}

@@ -1,0 +1,113 @@
+//! What the program `leasehold` is told of names and servers.
+
+use std::thread;
+
+use leasehold::{HeldAs, Survey};
+
+use crate::support::{SOON, Server, Store, assert_lost, eventually, patient, stores};
+
+stores! {
+    every store:
+        the_hold_of_a_lock_is_reported_and_ended,
+        holds_of_other_kinds_are_reported_and_ended,
+        names_are_found_wherever_they_are,
+        enough_servers_report_on_themselves;
+    every server:
+        clients_that_wait_are_reported_and_let_in,
+        what_is_over_or_offered_is_no_hold;
+}
+
+fn kinds(survey: &Survey, name: &str) -> Vec<HeldAs> {
+    survey.report(name).unwrap().holds.into_iter().map(|(held_as, _)| held_as).collect()
+}
+
+fn the_hold_of_a_lock_is_reported_and_ended(store: &Store) {
+    let client = store.open(patient().label("web"));
+    let survey = client.survey();
+    assert!(survey.report("a").unwrap().holds.is_empty());
+    let guard = client.lock("a").unwrap();
+    let report = survey.report("a").unwrap();
+    let [(HeldAs::Lock, holder)] = &report.holds[..] else { panic!("{report:?}") };
+    assert_eq!((&*holder.client, &*holder.label, holder.depth), (client.id(), "web", 1));
+    assert_eq!(report.fence, Some(guard.fence()));
+    assert_eq!(survey.end_holds("a").unwrap(), 1);
+    assert_lost(guard.verify(), "a");
+    assert_eq!(survey.end_holds("a").unwrap(), 0);
+}
+
+fn holds_of_other_kinds_are_reported_and_ended(store: &Store) {
+    // There is no other kind there, or nobody else to look.
+    if matches!(store, Store::Memory | Store::Quorum(_)) {
+        return;
+    }
+    let client = store.open(patient());
+    let (survey, lock, permits) = (client.survey(), client.rw_lock("a"), client.semaphore("b", 3));
+    let readers = [lock.read().unwrap(), lock.read().unwrap()];
+    assert_eq!(kinds(&survey, "a"), [HeldAs::Reader, HeldAs::Reader]);
+    assert_eq!(survey.end_holds("a").unwrap(), 2);
+    for reader in readers {
+        assert_lost(reader.verify(), "a");
+    }
+    let writer = lock.write().unwrap();
+    assert_eq!(kinds(&survey, "a"), [HeldAs::Writer]);
+    assert_eq!(survey.report("a").unwrap().fence, Some(writer.fence()));
+    assert_eq!(survey.end_holds("a").unwrap(), 1);
+    assert_lost(writer.verify(), "a");
+    let permit = permits.acquire().unwrap();
+    assert_eq!(kinds(&survey, "b"), [HeldAs::Permit]);
+    assert_eq!(survey.end_holds("b").unwrap(), 1);
+    assert_lost(permit.verify(), "b");
+}
+
+fn names_are_found_wherever_they_are(store: &Store) {
+    if matches!(store, Store::Memory) {
+        return;
+    }
+    let client = store.open(patient());
+    let names: Vec<_> = (0..20).map(|number| format!("a{number:02}")).collect();
+    let _guards: Vec<_> = names.iter().map(|name| client.lock(name).unwrap()).collect();
+    let _other = client.lock("b").unwrap();
+    assert_eq!(client.survey().names("a").unwrap(), names);
+    assert_eq!(client.survey().names("").unwrap().len(), 21);
+    assert_eq!(client.survey().names("*").unwrap(), [""; 0]);
+}
+
+fn enough_servers_report_on_themselves(store: &Store) {
+    let client = store.open(patient());
+    let reports = client.survey().servers().unwrap();
+    let (expected, down) = match store {
+        Store::Cluster(cluster, _) => (cluster.nodes().len(), 0),
+        Store::Memory => (0, 0),
+        Store::Quorum(quorum) if quorum.servers.len() == 5 => (5, 2),
+        Store::Quorum(quorum) => (quorum.servers.len(), 0),
+        Store::Server(_) => (1, 0),
+    };
+    assert_eq!(reports.len(), expected);
+    assert_eq!(reports.iter().filter(|report| report.is_err()).count(), down);
+    for report in reports.into_iter().flatten() {
+        assert!(report.info.expect("a reply").contains("role:master"), "{}", report.address);
+        assert!(report.clock_ahead.abs() < SOON.as_secs_f64(), "{}", report.clock_ahead);
+    }
+}
+
+fn clients_that_wait_are_reported_and_let_in(server: &Server) {
+    let (holder, waiter) = (server.open(patient()), server.open(patient()));
+    let (survey, id) = (holder.survey(), waiter.id().to_owned());
+    let _permit = holder.semaphore("a", 1).acquire().unwrap();
+    let waiting = thread::spawn(move || waiter.semaphore("a", 1).acquire().map(drop));
+    eventually(SOON, || !survey.report("a").unwrap().waiting.is_empty());
+    assert_eq!(survey.report("a").unwrap().waiting, [id]);
+    assert_eq!(survey.end_holds("a").unwrap(), 1);
+    waiting.join().unwrap().unwrap();
+}
+
+fn what_is_over_or_offered_is_no_hold(server: &Server) {
+    let client = server.open(patient());
+    let guard = client.rw_lock("a").write().unwrap();
+    // An offer to a client is no hold, and a hold that is over does not count.
+    server.command(&["ZADD", "lock:a", "1", "w:0123:5", "99999999999999", "w:0123:0"]);
+    assert_eq!(kinds(&client.survey(), "a"), [HeldAs::Writer]);
+    assert_eq!(client.survey().end_holds("a").unwrap(), 1);
+    assert_lost(guard.verify(), "a");
+    assert_eq!(client.survey().end_holds("a").unwrap(), 0);
+}
