@@ -174,6 +174,7 @@
 //!
 //! # Features
 //!
+//! - `cli`: the program `leasehold`, which runs commands while it holds locks.
 //! - `tls`: `rediss://` URLs, using `rustls`. See [`Builder::open`].
 //! - `tls-insecure`: allows such URLs to end with `#insecure`, for servers that cannot be verified.
 //!

@@ -1,0 +1,127 @@
+//! The command line.
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+use clap::{Parser, Subcommand, value_parser};
+use clap_complete::Shell;
+
+use crate::duration::parse;
+use crate::exit::NOT_HAD;
+
+const EXIT_CODES: &str = "\
+Exit status of `run`: the command's, or 128 + n if signal n ended it.
+  64   wrong usage                      75   the lock was not to be had in time
+  65   the key holds something else     77   the server refused the login or the right
+  69   the server was not reached      126   the command could not be run
+  70   the lock was lost               127   the command was not found
+
+Durations are `500ms`, `2s`, `5m`, `1h`, or plain seconds.";
+
+/// Runs a command while it holds a lock on Redis, shows locks, and ends them.
+#[derive(Debug, Parser)]
+#[command(name = "leasehold", version, after_help = EXIT_CODES)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    pub(crate) server: Server,
+    /// Print JSON.
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+    #[command(subcommand)]
+    pub(crate) task: Task,
+}
+
+/// Where the locks are.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Server {
+    /// The server: `redis://`, `rediss://` or `unix://`. In the environment other users cannot see
+    /// its password.
+    #[arg(long, global = true, env = "REDIS_URL", hide_env_values = true)]
+    pub(crate) url: Option<String>,
+    /// What the key of a lock has in front of its name.
+    #[arg(long, global = true, default_value = "lock:")]
+    pub(crate) prefix: String,
+    /// What `show` calls this client. Defaults to the host name and the process id.
+    #[arg(long, global = true)]
+    pub(crate) label: Option<String>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Task {
+    /// Print a script that completes words of the command line.
+    Completions {
+        /// The shell that is to run it.
+        shell: Shell,
+    },
+    /// List the names that are held.
+    Ls {
+        /// Only those that begin with this.
+        #[arg(value_name = "PREFIX", default_value = "")]
+        start: String,
+    },
+    /// Show the server's version, role, persistence and clock, and warn of what endangers locks.
+    Ping,
+    /// Run a command while the lock is held.
+    Run(Run),
+    /// Show who holds a name and who waits for it.
+    Show {
+        /// The name of a lock, a read-write lock or a semaphore.
+        name: String,
+    },
+    /// End the holds that a name has now, whoever has them.
+    Unlock {
+        /// The name of a lock, a read-write lock or a semaphore.
+        name: String,
+    },
+}
+
+/// What to hold, and what to run meanwhile.
+#[derive(Debug, clap::Args)]
+#[expect(clippy::struct_excessive_bools, reason = "each is an option of the command line")]
+pub(crate) struct Run {
+    /// Wait for the lock for so long at most. Without it, there is no limit.
+    #[arg(short, long, value_name = "DURATION", value_parser = parse)]
+    pub(crate) wait: Option<Duration>,
+    /// Do not wait: the same as `--wait 0`.
+    #[arg(short, long, conflicts_with = "wait")]
+    pub(crate) nonblock: bool,
+    /// How long the lock lasts after its last renewal, should this process die.
+    #[arg(long, value_name = "DURATION", value_parser = parse, default_value = "30s")]
+    pub(crate) lease: Duration,
+    /// Hold a read-write lock along with other readers.
+    #[arg(short, long, group = "kind")]
+    pub(crate) shared: bool,
+    /// Hold a read-write lock alone.
+    #[arg(short = 'x', long, group = "kind")]
+    pub(crate) exclusive: bool,
+    /// Hold one of so many permits of a semaphore.
+    #[arg(long, value_name = "N", group = "kind", value_parser = value_parser!(u32).range(1..))]
+    pub(crate) permits: Option<u32>,
+    /// How long the command has, when the lock is lost, between SIGTERM and SIGKILL.
+    #[arg(short, long, value_name = "DURATION", value_parser = parse, default_value = "5s")]
+    pub(crate) kill_after: Duration,
+    /// The exit status if the lock was not to be had in time.
+    #[arg(short = 'E', long, value_name = "STATUS", default_value_t = NOT_HAD)]
+    pub(crate) conflict_exit_code: u8,
+    /// Do not say why there was no lock, nor show who holds it while waiting on a terminal.
+    #[arg(short, long)]
+    pub(crate) quiet: bool,
+    /// The name of the lock. The command finds it in `LEASEHOLD_NAME`, and the fencing token in
+    /// `LEASEHOLD_FENCE`.
+    pub(crate) name: String,
+    /// The command and its arguments. No shell is involved.
+    #[arg(last = true, required = true, value_name = "CMD")]
+    pub(crate) command: Vec<OsString>,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        Args::command().debug_assert();
+    }
+}

@@ -1,0 +1,142 @@
+//! The command as a process.
+
+use std::ffi::OsString;
+use std::io::{self, IsTerminal};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
+use std::process::{Command, ExitStatus, id};
+
+use rustix::process::{
+    Pid, Signal, getpgrp, getppid, kill_process, kill_process_group, test_kill_process_group,
+};
+use rustix::termios::tcgetpgrp;
+
+use crate::exit::{Failure, of_signal};
+
+/// The word by which this program, started by itself, is told to become the command.
+pub(crate) const HELPER: &str = "__run-with-parent";
+
+/// This program as Linux finds it, even if its file was replaced.
+const THIS_PROGRAM: &str = "/proc/self/exe";
+
+/// The command. It is not ended when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Child {
+    process: std::process::Child,
+    /// Its process group, if that is its own: then whatever the command has started gets the
+    /// signals too. At a terminal it must share ours, or it could not read there.
+    group: Option<Pid>,
+}
+
+impl Child {
+    /// Starts the command. Must be called on the thread that lives longest: Linux ends the command
+    /// along with it.
+    pub(crate) fn start(
+        command: &[OsString],
+        env: &[(&str, Option<String>)],
+    ) -> Result<Self, Failure> {
+        let (program, args) = command.split_first().expect("clap requires a command");
+        let mut command = if Path::new(THIS_PROGRAM).exists() {
+            let mut helper = Command::new(THIS_PROGRAM);
+            helper.arg(HELPER).arg(id().to_string()).arg(program);
+            helper
+        } else {
+            Command::new(program)
+        };
+        command.args(args);
+        for (name, value) in env {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        let is_alone = !io::stdin().is_terminal();
+        if is_alone {
+            command.process_group(0);
+        }
+        let process = command
+            .spawn()
+            .map_err(|error| Failure::of_command(&program.to_string_lossy(), &error))?;
+        let group = is_alone.then(|| Pid::from_child(&process));
+        Ok(Self { process, group })
+    }
+
+    /// Returns the exit status if the command has ended.
+    pub(crate) fn try_wait(&mut self) -> io::Result<Option<ExitStatus>> {
+        self.process.try_wait()
+    }
+
+    /// Passes on a signal that this process has received, unless the command has received it too:
+    /// a terminal sends those of its keys to all processes in the foreground.
+    pub(crate) fn forward(&self, signal: i32) {
+        let Some(signal) = Signal::from_named_raw(signal) else { return };
+        let of_key = matches!(signal, Signal::INT | Signal::QUIT);
+        let in_foreground = || tcgetpgrp(io::stdin()).is_ok_and(|group| group == getpgrp());
+        if self.group.is_none() && of_key && in_foreground() {
+            return;
+        }
+        self.signal(signal);
+    }
+
+    /// Asks the command to end, even if it is stopped.
+    pub(crate) fn terminate(&self) {
+        self.signal(Signal::TERM);
+        self.signal(Signal::CONT);
+    }
+
+    /// Ends the command.
+    pub(crate) fn kill(&self) {
+        self.signal(Signal::KILL);
+    }
+
+    /// Returns `true` if there are processes in the command's own group.
+    pub(crate) fn has_group(&self) -> bool {
+        self.group.is_some_and(|group| test_kill_process_group(group).is_ok())
+    }
+
+    fn signal(&self, signal: Signal) {
+        // The command may have ended just now; its process id stays its own until it is waited for.
+        match self.group {
+            Some(group) => kill_process_group(group, signal).ok(),
+            None => kill_process(Pid::from_child(&self.process), signal).ok(),
+        };
+    }
+}
+
+/// The status with which this program ends for a command that has ended.
+pub(crate) fn code_of(status: ExitStatus) -> u8 {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => u8::try_from(code & 0xff).unwrap_or(u8::MAX),
+        (None, signal) => of_signal(signal.unwrap_or(0)),
+    }
+}
+
+/// Replaces this process by a command that Linux ends along with the parent. Returns only if that
+/// is not possible. The words are the parent's process id, the command, and its arguments.
+///
+/// The command cannot do this itself, and without `unsafe` the parent cannot do it for the command
+/// between `fork` and `exec`.
+pub(crate) fn become_command(mut words: impl Iterator<Item = OsString>) -> Failure {
+    let parent = words.next();
+    let program = words.next().unwrap_or_default();
+    if let Err(error) = die_with_parent() {
+        return Failure::system("be ended along with the parent", &error);
+    }
+    // It may have ended before that took effect.
+    let is_there = getppid().map(|pid| pid.as_raw_nonzero().to_string().into());
+    if is_there != parent {
+        return Failure::new(of_signal(Signal::KILL.as_raw()), "");
+    }
+    let error = Command::new(&program).args(words).exec();
+    Failure::of_command(&program.to_string_lossy(), &error)
+}
+
+#[cfg(any(target_os = "linux", target_os = "android"))]
+fn die_with_parent() -> io::Result<()> {
+    Ok(rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?)
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+fn die_with_parent() -> io::Result<()> {
+    Ok(())
+}

@@ -1,0 +1,31 @@
+//! How this program opens its client.
+
+use std::process;
+
+use leasehold::{Builder, Client};
+use rustix::system::uname;
+
+use crate::args::Server;
+use crate::exit::{Failure, USAGE};
+
+/// As many bytes of the host name are enough to know the host.
+const HOST_MAX: usize = 64;
+
+/// Opens a client that looks at locks.
+pub(crate) fn open(server: &Server) -> Result<Client, Failure> {
+    open_with(server, Client::builder())
+}
+
+/// Opens a client with further settings.
+pub(crate) fn open_with(server: &Server, builder: Builder) -> Result<Client, Failure> {
+    let Some(url) = &server.url else {
+        return Err(Failure::new(USAGE, "no server: set REDIS_URL or give --url"));
+    };
+    let label = server.label.clone().unwrap_or_else(default_label);
+    Ok(builder.prefix(&server.prefix).label(&label).open(url)?)
+}
+
+fn default_label() -> String {
+    let host: String = uname().nodename().to_string_lossy().chars().take(HOST_MAX).collect();
+    format!("{host}:{}", process::id())
+}

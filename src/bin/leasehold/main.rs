@@ -1,0 +1,73 @@
+//! The program `leasehold`: runs a command while it holds a lock, shows locks, and ends them.
+//!
+//! `docs/program.md` is its manual.
+
+mod args;
+mod child;
+mod connect;
+mod duration;
+mod exit;
+mod hold;
+mod output;
+mod ping;
+mod progress;
+mod run;
+mod show;
+mod signals;
+mod supervisor;
+
+use std::env;
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser};
+use clap_complete::Shell;
+
+use crate::args::{Args, Task};
+use crate::exit::{Outcome, USAGE};
+use crate::output::{print, say, say_plainly};
+
+fn main() -> ExitCode {
+    let mut words = env::args_os().skip(1);
+    let outcome = if words.next().is_some_and(|word| word == child::HELPER) {
+        Err(child::become_command(words))
+    } else {
+        match Args::try_parse() {
+            Ok(args) => perform(args),
+            Err(error) => answer(&error),
+        }
+    };
+    ExitCode::from(outcome.unwrap_or_else(|failure| {
+        if !failure.message().is_empty() {
+            say(failure.message());
+        }
+        failure.code()
+    }))
+}
+
+/// What is said of a command line that is wrong, or that asks for help.
+fn answer(error: &clap::Error) -> Outcome {
+    let text = error.to_string();
+    if !error.use_stderr() {
+        return print(&text);
+    }
+    say_plainly(&text);
+    Ok(USAGE)
+}
+
+fn perform(args: Args) -> Outcome {
+    let Args { server, json, task } = args;
+    match task {
+        Task::Completions { shell } => complete(shell),
+        Task::Ls { start } => show::list(&connect::open(&server)?, &start, json),
+        Task::Ping => ping::ping(&connect::open(&server)?, json),
+        Task::Run(run) => run::run(&server, &run),
+        Task::Show { name } => show::show(&connect::open(&server)?, &name, json),
+        Task::Unlock { name } => show::unlock(&connect::open(&server)?, &name, json),
+    }
+}
+
+fn complete(shell: Shell) -> Outcome {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Args::command(), "leasehold", &mut script);
+    print(&String::from_utf8_lossy(&script))
+}

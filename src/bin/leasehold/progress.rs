@@ -1,0 +1,116 @@
+//! The line that says on a terminal what a waiting program waits for.
+
+use std::convert::Infallible;
+use std::io::{self, IsTerminal, Write};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
+use leasehold::{Client, NameReport, Survey};
+use parking_lot::Mutex;
+use rustix::termios::tcgetwinsize;
+
+use crate::args::Run;
+use crate::duration::in_seconds;
+
+/// A wait that is shorter than this is not worth a line.
+const FIRST: Duration = Duration::from_millis(300);
+const PERIOD: Duration = Duration::from_secs(1);
+
+/// Moves to the start of the line, and clears it.
+const CLEAR: &str = "\r\x1b[K";
+
+/// The line, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Progress {
+    line: Arc<Mutex<Line>>,
+    /// Disconnected at the end of the wait.
+    _waits: Sender<Infallible>,
+}
+
+#[derive(Debug, PartialEq)]
+enum Line {
+    Blank,
+    Over,
+    Written,
+}
+
+impl Progress {
+    /// Starts to write the line, if stderr is a terminal.
+    pub(crate) fn start(client: &Client, run: &Run) -> Option<Self> {
+        if run.quiet || !io::stderr().is_terminal() {
+            return None;
+        }
+        let (waits, over) = bounded(0);
+        let line = Arc::new(Mutex::new(Line::Blank));
+        let writer = Writer { survey: client.survey(), name: run.name.clone(), line: line.clone() };
+        let thread = thread::Builder::new().name("leasehold-progress".into());
+        // A wait without a line is as good.
+        thread.spawn(move || writer.write(&over)).ok()?;
+        Some(Self { line, _waits: waits })
+    }
+}
+
+impl Drop for Progress {
+    /// Does not wait for the thread, which may be waiting for the server.
+    fn drop(&mut self) {
+        let mut line = self.line.lock();
+        if *line == Line::Written {
+            write!(io::stderr(), "{CLEAR}").ok();
+        }
+        *line = Line::Over;
+    }
+}
+
+/// What the thread has that writes the line.
+struct Writer {
+    survey: Survey,
+    name: String,
+    line: Arc<Mutex<Line>>,
+}
+
+impl Writer {
+    fn write(&self, over: &Receiver<Infallible>) {
+        let (start, mut pause) = (Instant::now(), FIRST);
+        while over.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
+            // What is wrong with the server, the wait itself will say.
+            let report = self.survey.report(&self.name);
+            let rest = report.map(|report| describe(&report)).unwrap_or_default();
+            let waited = start.elapsed().as_secs();
+            let text = format!("leasehold: waiting for {:?} ({waited} s){rest}", self.name);
+            let mut line = self.line.lock();
+            if *line != Line::Over {
+                // The terminal may be gone.
+                write!(io::stderr(), "{CLEAR}{}", cut(&text)).ok();
+                *line = Line::Written;
+            }
+            pause = PERIOD;
+        }
+    }
+}
+
+/// Who holds the lock and for how long, and how many wait.
+fn describe(report: &NameReport) -> String {
+    let mut text = String::new();
+    if let Some((_, holder)) = report.holds.first() {
+        let label = if holder.label.is_empty() { &holder.client } else { &holder.label };
+        text = format!(", held by {label}");
+        if report.holds.len() > 1 {
+            text = format!("{text} and {} more", report.holds.len() - 1);
+        }
+        text = format!("{text}, {} left", in_seconds(holder.remaining));
+    }
+    match report.waiting.len() {
+        0 | 1 => text,
+        waiting => format!("{text}, {waiting} waiting"),
+    }
+}
+
+/// The part of a line that a terminal shows without a break.
+fn cut(line: &str) -> String {
+    let columns = tcgetwinsize(io::stderr()).map_or(0, |size| usize::from(size.ws_col));
+    // A terminal that does not know its width has 80 columns.
+    let columns = if columns == 0 { 80 } else { columns };
+    line.chars().take(columns.saturating_sub(1)).collect()
+}

@@ -1,0 +1,91 @@
+//! `run`: a command while the lock is held.
+
+use std::time::Duration;
+
+use leasehold::{Canceller, Client, Error};
+
+use crate::args::{Run, Server};
+use crate::child::{Child, code_of};
+use crate::connect;
+use crate::exit::{Failure, LOST, Outcome, of_signal};
+use crate::hold::Hold;
+use crate::output::say;
+use crate::progress::Progress;
+use crate::signals;
+use crate::supervisor::{End, Limits, supervise};
+
+/// Acquires the lock, runs the command, releases the lock, and returns the command's status.
+pub(crate) fn run(server: &Server, run: &Run) -> Outcome {
+    let wait = run.wait.or(run.nonblock.then_some(Duration::ZERO));
+    let builder = Client::builder().lease(run.lease);
+    let builder = if let Some(wait) = wait { builder.wait(wait) } else { builder };
+    // Until this is done a signal ends this process, as nothing is held.
+    let client = connect::open_with(server, builder)?;
+    let canceller = Canceller::new();
+    let signals =
+        signals::receive(&canceller).map_err(|error| Failure::system("receive signals", &error))?;
+    let progress = Progress::start(&client, run);
+    let hold = Hold::acquire(&client, run, &canceller);
+    drop(progress);
+    match (hold, signals::next_forwarded(&signals)) {
+        (Ok(hold), None) => {
+            let limits = Limits { lease: run.lease, kill_after: run.kill_after };
+            let mut child = Child::start(&run.command, &environment(run, &hold))?;
+            let end = supervise(&mut child, &hold, &signals, limits)
+                .map_err(|error| Failure::system("wait for the command", &error))?;
+            finish(run, hold, &end)
+        }
+        (Ok(hold), Some(signal)) => {
+            release(hold)?;
+            Ok(of_signal(signal))
+        }
+        (Err(Error::Cancelled { .. }), Some(signal)) => Ok(of_signal(signal)),
+        (Err(error), _) => Err(not_acquired(error, run)),
+    }
+}
+
+/// What the command finds in its environment. Variables without a value are removed, so that it
+/// does not take those of an outer `run` for its own.
+fn environment<'a>(run: &Run, hold: &Hold) -> [(&'a str, Option<String>); 2] {
+    let fence = hold.fence().map(|fence| fence.to_string());
+    [("LEASEHOLD_NAME", Some(run.name.clone())), ("LEASEHOLD_FENCE", fence)]
+}
+
+fn not_acquired(error: Error, run: &Run) -> Failure {
+    let is_timeout = matches!(error, Error::Timeout { .. });
+    let failure = Failure::from(error);
+    if !is_timeout {
+        return failure;
+    }
+    let failure = failure.with_code(run.conflict_exit_code);
+    if run.quiet { failure.silent() } else { failure }
+}
+
+/// Releases the lock after the command has ended.
+fn finish(run: &Run, hold: Hold, end: &End) -> Outcome {
+    match end {
+        End::Ended(status) => release(hold).map(|()| code_of(*status)),
+        End::Stopped => {
+            let why = if hold.lost().is_lost() { "was lost" } else { "could not be renewed" };
+            // Whether this succeeds changes nothing any more.
+            drop(hold);
+            Err(Failure::new(LOST, format!("lock {:?} {why}: stopped the command", run.name)))
+        }
+    }
+}
+
+/// Releases the lock.
+///
+/// # Errors
+///
+/// Only if the lock was lost before. Otherwise it ends with its lease, if it cannot be released.
+fn release(hold: Hold) -> Result<(), Failure> {
+    match hold.release() {
+        Err(error @ Error::Lost { .. }) => Err(error.into()),
+        Err(error) => {
+            say(&format!("{error}; the lock lasts until its lease ends"));
+            Ok(())
+        }
+        Ok(()) => Ok(()),
+    }
+}

@@ -1,0 +1,128 @@
+//! `show`, `ls` and `unlock`: who holds a name, whatever it is the name of, and who waits for it.
+
+use std::time::Duration;
+
+use leasehold::{Client, Error, HeldAs, Holder, NameReport};
+use serde_json::{Value, json};
+
+use crate::duration::in_seconds;
+use crate::exit::Outcome;
+use crate::output::{print, print_json, table};
+
+/// Shows one name.
+pub(crate) fn show(client: &Client, name: &str, json: bool) -> Outcome {
+    let report = client.survey().report(name)?;
+    if json {
+        return print_json(&to_json(name, &report));
+    }
+    let mut lines = vec![("name", name.to_owned())];
+    lines.push(("kind", kind(&report).unwrap_or("free").into()));
+    lines.extend(report.fence.map(|fence| ("fence", fence.to_string())));
+    let holders = report.holds.iter().map(|(held_as, holder)| describe(*held_as, holder));
+    lines.extend(holders.map(|holder| ("holder", holder)));
+    lines.extend(report.waiting.into_iter().map(|client| ("waiting", client)));
+    let rows: Vec<_> = lines.into_iter().map(|(name, value)| [name.to_owned(), value]).collect();
+    print(&table(&rows))
+}
+
+/// Lists the names that are held.
+pub(crate) fn list(client: &Client, start: &str, json: bool) -> Outcome {
+    let survey = client.survey();
+    let mut reports = Vec::new();
+    for name in survey.names(start)? {
+        match survey.report(&name) {
+            Ok(report) if !report.holds.is_empty() => reports.push((name, report)),
+            // Free by now, or another program's data.
+            Ok(_) | Err(Error::WrongType { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    if json {
+        return print_json(&reports.iter().map(|(name, report)| to_json(name, report)).collect());
+    }
+    let rows: Vec<_> = reports.iter().map(|(name, report)| row(name, report)).collect();
+    print(&table(&rows))
+}
+
+/// Ends the holds that a name has.
+pub(crate) fn unlock(client: &Client, name: &str, json: bool) -> Outcome {
+    let ended = client.survey().end_holds(name)?;
+    if json {
+        return print_json(&json!({ "name": name, "ended": ended }));
+    }
+    print(&match ended {
+        0 => format!("{name} is free\n"),
+        1 => format!("ended 1 hold of {name}\n"),
+        _ => format!("ended {ended} holds of {name}\n"),
+    })
+}
+
+/// What the name is the name of; `None` if it is free.
+fn kind(report: &NameReport) -> Option<&'static str> {
+    report.holds.first().map(|(held_as, _)| match held_as {
+        HeldAs::Lock => "lock",
+        HeldAs::Permit => "semaphore",
+        HeldAs::Reader | HeldAs::Writer => "read-write lock",
+        _ => "lock of another library",
+    })
+}
+
+/// The side of a read-write lock; `None` for what has none.
+fn side(held_as: HeldAs) -> Option<&'static str> {
+    match held_as {
+        HeldAs::Reader => Some("reader"),
+        HeldAs::Writer => Some("writer"),
+        _ => None,
+    }
+}
+
+/// The client; `None` if what Redis has in its place is all that is needed to release the lock.
+fn client(held_as: HeldAs, holder: &Holder) -> Option<&str> {
+    (held_as != HeldAs::Foreign).then_some(&*holder.client)
+}
+
+/// The time until the lease ends, if it does.
+fn left(holder: &Holder) -> Option<Duration> {
+    (holder.remaining < Duration::MAX).then_some(holder.remaining)
+}
+
+fn describe(held_as: HeldAs, holder: &Holder) -> String {
+    let left = left(holder).map_or("no end".into(), |left| in_seconds(left) + " left");
+    let mut parts = vec![client(held_as, holder).unwrap_or("unknown").to_owned(), left];
+    parts.extend(side(held_as).map(str::to_owned));
+    parts.extend((holder.depth > 1).then(|| format!("depth {}", holder.depth)));
+    parts.join(", ")
+}
+
+fn row(name: &str, report: &NameReport) -> [String; 4] {
+    let first = report.holds.first();
+    let holder = first.map(|(held_as, holder)| describe(*held_as, holder)).unwrap_or_default();
+    let others = match report.holds.len() {
+        0 | 1 => String::new(),
+        holds => format!(" and {} more", holds - 1),
+    };
+    let waiting = match report.waiting.len() {
+        0 => String::new(),
+        waiting => format!("{waiting} waiting"),
+    };
+    [name.into(), kind(report).unwrap_or_default().into(), holder + &others, waiting]
+}
+
+fn to_json(name: &str, report: &NameReport) -> Value {
+    let hold = |(held_as, holder): &(HeldAs, Holder)| {
+        json!({
+            "client": client(*held_as, holder),
+            "label": client(*held_as, holder).map(|_| &holder.label),
+            "side": side(*held_as),
+            "depth": holder.depth,
+            "remaining_ms": left(holder).map(|left| u64::try_from(left.as_millis()).ok()),
+        })
+    };
+    json!({
+        "name": name,
+        "kind": kind(report),
+        "holds": report.holds.iter().map(hold).collect::<Vec<_>>(),
+        "fence": report.fence,
+        "waiting": report.waiting,
+    })
+}

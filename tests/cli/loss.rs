@@ -1,0 +1,75 @@
+//! What becomes of a command whose lock is lost.
+
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use crate::support::{Running, Server, leasehold};
+
+const LEASE: Duration = Duration::from_secs(3);
+
+fn run(server: &Server, options: &[&str], script: &str) -> Running {
+    let args = [&["run", "--lease", "3s"], options, &["a", "--", "sh", "-c", script]].concat();
+    let running = Running::start(&mut leasehold(server, &args));
+    assert_eq!(running.next(), "ready");
+    running
+}
+
+#[test]
+fn a_lost_lock_ends_the_command_whatever_it_answers() {
+    let server = Server::redis();
+    for options in [&[][..], &["--shared"], &["--exclusive"], &["--permits", "1"]] {
+        let script = "trap 'echo told; exit 0' TERM; echo ready; while :; do sleep 0.02; done";
+        let mut running = run(&server, options, script);
+        server.command(&["DEL", "lock:a"]);
+        assert_eq!(running.next(), "told", "{options:?}");
+        assert_eq!(running.code(), 70, "{options:?}");
+        assert!(running.errors().contains("lost"), "{options:?}");
+    }
+}
+
+#[test]
+fn a_command_that_does_not_end_is_killed_with_all_that_it_has_started() {
+    let server = Server::redis();
+    let script = "trap '' TERM; sh -c 'while :; do sleep 1; done' & echo ready; wait; sleep 60";
+    let mut running = run(&server, &["--kill-after", "200ms"], script);
+    server.command(&["FLUSHALL"]);
+    running.wait_for_end_of_output();
+    assert_eq!(running.code(), 70);
+}
+
+#[test]
+fn what_outlives_the_command_is_killed() {
+    let server = Server::redis();
+    let script = "(trap '' TERM; while :; do sleep 1; done) & echo ready; wait";
+    let mut running = run(&server, &["--kill-after", "200ms"], script);
+    server.command(&["DEL", "lock:a"]);
+    running.wait_for_end_of_output();
+    assert_eq!(running.code(), 70);
+}
+
+#[test]
+fn a_loss_that_is_found_at_the_end_is_the_status() {
+    let server = Server::redis();
+    let script = "echo ready; read line; exit 0";
+    let args = ["run", "--lease", "1h", "a", "--", "sh", "-c", script];
+    let mut running = Running::start(leasehold(&server, &args).stdin(Stdio::piped()));
+    assert_eq!(running.next(), "ready");
+    server.command(&["DEL", "lock:a"]);
+    running.close_input();
+    assert_eq!(running.code(), 70);
+}
+
+#[test]
+fn a_command_ends_before_a_lease_that_is_not_renewed() {
+    let server = Server::redis();
+    let script = "trap 'echo told; exit 0' TERM; echo ready; while :; do sleep 0.02; done";
+    let mut running = run(&server, &[], script);
+    let stopped = Instant::now();
+    server.stop();
+    assert_eq!(running.next(), "told");
+    // No renewal can have been sent later than that.
+    assert!(stopped.elapsed() < LEASE, "{:?}", stopped.elapsed());
+    assert_eq!(running.code(), 70);
+    assert!(running.errors().contains("renewed"));
+    server.cont();
+}

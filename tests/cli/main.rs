@@ -1,0 +1,14 @@
+//! The program `leasehold` as a process, with real servers and real commands.
+#![allow(
+    clippy::unwrap_used,
+    reason = "in a test, a panic at the line that went wrong is the wanted report"
+)]
+
+mod loss;
+mod names;
+mod outcomes;
+mod ping;
+mod run;
+mod signals;
+mod support;
+mod terminal;

@@ -1,0 +1,138 @@
+//! `show`, `ls` and `unlock`.
+
+use leasehold::Client;
+use serde_json::{Value, json};
+
+use crate::support::{Server, client, eventually, json, leasehold, output};
+
+fn show(server: &Server, name: &str) -> Value {
+    json(&mut leasehold(server, &["--json", "show", name]))
+}
+
+/// Checks what JSON and text say of a name that `client` holds.
+#[track_caller]
+fn assert_shown(server: &Server, name: &str, client: &Client, kind: &str, side: Option<&str>) {
+    let report = show(server, name);
+    assert_eq!((&report["name"], &report["kind"]), (&json!(name), &json!(kind)));
+    let hold = &report["holds"][0];
+    assert_eq!((&hold["client"], &hold["label"]), (&json!(client.id()), &json!("tester")));
+    assert_eq!((&hold["side"], &hold["depth"]), (&json!(side), &json!(1)));
+    let left = hold["remaining_ms"].as_u64().expect("a lease");
+    assert!(left > 20_000 && left <= 30_000, "{left}");
+    let text = output(&mut leasehold(server, &["show", name]));
+    for part in [name, kind, client.id(), " s left", side.unwrap_or_default()] {
+        assert!(text.contains(part), "{part:?}: {text}");
+    }
+}
+
+#[test]
+fn a_holder_of_every_kind_is_shown() {
+    let server = Server::redis();
+    let client = client(&server);
+    let guard = client.lock("a lock").unwrap();
+    assert_shown(&server, "a lock", &client, "lock", None);
+    assert_eq!(show(&server, "a lock")["fence"], guard.fence());
+    let reader = client.rw_lock("read").read().unwrap();
+    assert_shown(&server, "read", &client, "read-write lock", Some("reader"));
+    assert_eq!(show(&server, "read")["fence"], reader.fence());
+    let _writer = client.rw_lock("write").write().unwrap();
+    assert_shown(&server, "write", &client, "read-write lock", Some("writer"));
+    let _permit = client.semaphore("permits", 2).acquire().unwrap();
+    assert_shown(&server, "permits", &client, "semaphore", None);
+    assert_eq!(show(&server, "permits")["fence"], Value::Null);
+    let _other = client.semaphore("permits", 2).acquire().unwrap();
+    assert_eq!(show(&server, "permits")["holds"].as_array().unwrap().len(), 2);
+    let _nested = client.lock("a lock").unwrap();
+    assert_eq!(show(&server, "a lock")["holds"][0]["depth"], 2);
+}
+
+#[test]
+fn the_token_of_another_library_is_not_shown() {
+    let server = Server::redis();
+    server.command(&["SET", "lock:a", "a secret", "NX", "PX", "60000"]);
+    let report = show(&server, "a");
+    assert_eq!(report["kind"], "lock of another library");
+    assert_eq!(report["holds"][0]["client"], Value::Null);
+    let text = output(&mut leasehold(&server, &["show", "a"]));
+    assert!(!text.contains("secret") && !report.to_string().contains("secret"), "{text}");
+}
+
+#[test]
+fn a_free_name_is_shown_as_free() {
+    let server = Server::redis();
+    let free = json!({ "name": "a", "kind": null, "holds": [], "fence": null, "waiting": [] });
+    assert_eq!(show(&server, "a"), free);
+    assert_eq!(output(&mut leasehold(&server, &["show", "a"])), "name  a\nkind  free\n");
+}
+
+#[test]
+fn names_of_every_kind_are_listed() {
+    let server = Server::redis();
+    let client = client(&server);
+    let list = |args: &[&str]| {
+        let report = json(leasehold(&server, &["ls", "--json"]).args(args));
+        let names = report.as_array().unwrap().iter().map(|name| name["name"].as_str().unwrap());
+        names.map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(output(&mut leasehold(&server, &["ls"])), "");
+    let _lock = client.lock("x:lock").unwrap();
+    let _reader = client.rw_lock("x:read").read().unwrap();
+    let _permit = client.semaphore("x:permit", 1).acquire().unwrap();
+    let _other = client.lock("y*").unwrap();
+    client.lock("x:free").unwrap().unlock().unwrap();
+    server.command(&["SET", "lock:x:foreign", "token", "PX", "60000"]);
+    server.command(&["SET", "lock:x:data", "precious"]);
+    server.command(&["HSET", "lock:x:hash", "someone", "1"]);
+    server.command(&["SET", "x:elsewhere", "token", "PX", "60000"]);
+    assert_eq!(list(&["x"]), ["x:foreign", "x:lock", "x:permit", "x:read"]);
+    assert_eq!(list(&[]).len(), 5);
+    assert_eq!(list(&["y*"]), ["y*"]);
+    assert_eq!(list(&["*"]), [""; 0], "nothing stands for anything else");
+    // With no prefix neither counters nor queues are names.
+    assert!(list(&["--prefix", ""]).iter().all(|name| !name.starts_with("leasehold:")));
+    let text = output(&mut leasehold(&server, &["ls", "x:l"]));
+    assert!(text.starts_with("x:lock  lock  tester:") && text.lines().count() == 1, "{text}");
+}
+
+#[test]
+fn unlock_ends_holds_of_every_kind() {
+    let server = Server::redis();
+    let client = client(&server);
+    let guard = client.lock("a").unwrap();
+    assert_eq!(output(&mut leasehold(&server, &["unlock", "a"])), "ended 1 hold of a\n");
+    guard.verify().unwrap_err();
+    assert_eq!(output(&mut leasehold(&server, &["unlock", "a"])), "a is free\n");
+
+    let lock = client.rw_lock("a");
+    let (one, other) = (lock.read().unwrap(), lock.read().unwrap());
+    let ended = json(&mut leasehold(&server, &["unlock", "a", "--json"]));
+    assert_eq!(ended, json!({ "name": "a", "ended": 2 }));
+    one.verify().unwrap_err();
+    other.verify().unwrap_err();
+    let writer = lock.try_write().unwrap().expect("it is free");
+    assert_eq!(output(&mut leasehold(&server, &["unlock", "a"])), "ended 1 hold of a\n");
+    writer.verify().unwrap_err();
+
+    let permits = client.semaphore("a", 2);
+    let (one, other) = (permits.acquire().unwrap(), permits.acquire().unwrap());
+    assert_eq!(output(&mut leasehold(&server, &["unlock", "a"])), "ended 2 holds of a\n");
+    one.verify().unwrap_err();
+    other.verify().unwrap_err();
+    assert_eq!(permits.available().unwrap(), 2);
+
+    server.command(&["SET", "lock:a", "token", "PX", "60000"]);
+    assert_eq!(output(&mut leasehold(&server, &["unlock", "a"])), "ended 1 hold of a\n");
+    assert!(!server.ask::<bool>(&["EXISTS", "lock:a"]));
+}
+
+#[test]
+fn unlock_lets_those_who_wait_in() {
+    let server = Server::redis();
+    let holder = client(&server);
+    let _held = holder.semaphore("a", 1).acquire().unwrap();
+    let waiter = client(&server);
+    let waiting = std::thread::spawn(move || waiter.semaphore("a", 1).acquire().map(drop));
+    eventually(|| !show(&server, "a")["waiting"].as_array().unwrap().is_empty());
+    output(&mut leasehold(&server, &["unlock", "a"]));
+    waiting.join().unwrap().unwrap();
+}

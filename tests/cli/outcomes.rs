@@ -1,0 +1,136 @@
+//! Every exit status, and what is said with it.
+
+use std::net::TcpListener;
+
+use crate::support::{Finished, Server, client, finish, leasehold, output, without_server};
+
+fn code(server: &Server, args: &[&str]) -> i32 {
+    finish(&mut leasehold(server, args)).code
+}
+
+#[test]
+fn the_command_has_stdout_to_itself_and_its_status_is_passed_on() {
+    let server = Server::redis();
+    let script = "printf 'to stdout'; printf 'to stderr' >&2; exit 7";
+    let finished = finish(&mut leasehold(&server, &["run", "a", "--", "sh", "-c", script]));
+    let expected = Finished { code: 7, stdout: "to stdout".into(), stderr: "to stderr".into() };
+    assert_eq!(finished, expected);
+    assert_eq!(output(&mut leasehold(&server, &["run", "a", "--", "true"])), "");
+    assert_eq!(code(&server, &["run", "a", "--", "sh", "-c", "exit 255"]), 255);
+}
+
+#[test]
+fn a_command_that_a_signal_ends_is_128_and_its_number() {
+    let server = Server::redis();
+    for (signal, expected) in [("KILL", 137), ("TERM", 143), ("SEGV", 139)] {
+        let script = format!("kill -s {signal} $$");
+        assert_eq!(code(&server, &["run", "a", "--", "sh", "-c", &script]), expected, "{signal}");
+    }
+}
+
+#[test]
+fn a_command_that_cannot_be_run_is_as_in_a_shell() {
+    let server = Server::redis();
+    let missing = finish(&mut leasehold(&server, &["run", "a", "--", "/no/such/command"]));
+    assert_eq!(missing.code, 127);
+    assert!(missing.stderr.contains("/no/such/command"), "{missing:?}");
+    assert_eq!(code(&server, &["run", "a", "--", "no-such-command-on-the-path"]), 127);
+    assert_eq!(code(&server, &["run", "a", "--", "/etc/passwd"]), 126);
+    assert!(client(&server).try_lock("a").unwrap().is_some(), "it is released");
+}
+
+#[test]
+fn wrong_usage_is_64() {
+    let server = Server::redis();
+    for args in [
+        &[][..],
+        &["no-such-task"],
+        &["run"],
+        &["run", "a"],
+        &["run", "a", "true"],
+        &["run", "a", "--"],
+        &["run", "", "--", "true"],
+        &["run", "--lease", "1ms", "a", "--", "true"],
+        &["run", "--lease", "soon", "a", "--", "true"],
+        &["run", "--wait", "-1", "a", "--", "true"],
+        &["run", "--wait", "1", "--nonblock", "a", "--", "true"],
+        &["run", "--permits", "0", "a", "--", "true"],
+        &["run", "--shared", "--exclusive", "a", "--", "true"],
+        &["run", "--shared", "--permits", "2", "a", "--", "true"],
+        &["show"],
+        &["show", "leasehold:x", "--prefix", ""],
+        &["ping", "--url", "gopher://127.0.0.1"],
+    ] {
+        let finished = finish(&mut leasehold(&server, args));
+        assert_eq!((finished.code, &*finished.stdout), (64, ""), "{args:?}: {finished:?}");
+        assert!(!finished.stderr.is_empty(), "{args:?}");
+    }
+    assert_eq!(finish(&mut without_server(&["ping"])).code, 64, "no server is named");
+}
+
+#[test]
+fn help_and_version_are_no_errors() {
+    assert!(output(&mut without_server(&["--help"])).contains("75"));
+    assert!(output(&mut without_server(&["run", "--help"])).contains("LEASEHOLD_FENCE"));
+    let version = output(&mut without_server(&["--version"]));
+    assert_eq!(version, concat!("leasehold ", env!("CARGO_PKG_VERSION"), "\n"));
+    for shell in ["bash", "zsh", "fish"] {
+        let script = output(&mut without_server(&["completions", shell]));
+        assert!(script.contains("unlock"), "{shell}");
+    }
+}
+
+#[test]
+fn a_server_that_cannot_be_reached_is_69() {
+    let server = Server::redis();
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let url = format!("redis://127.0.0.1:{port}/");
+    for args in
+        [&["run", "a", "--", "true"][..], &["show", "a"], &["ls"], &["unlock", "a"], &["ping"]]
+    {
+        let finished = finish(leasehold(&server, args).env("REDIS_URL", &url));
+        assert_eq!((finished.code, &*finished.stdout), (69, ""), "{args:?}: {finished:?}");
+        assert!(finished.stderr.contains("refused"), "{finished:?}");
+    }
+    // The option goes before the environment.
+    assert_eq!(code(&server, &["--url", &url, "ping"]), 69);
+}
+
+#[test]
+fn a_server_that_refuses_the_login_is_77() {
+    let server = Server::redis();
+    server.command(&["CONFIG", "SET", "requirepass", "sesame"]);
+    let finished = finish(&mut leasehold(&server, &["run", "a", "--", "true"]));
+    assert_eq!(finished.code, 77, "{finished:?}");
+    let url = server.url().replace("//", "//:sesame@");
+    assert_eq!(output(leasehold(&server, &["run", "a", "--", "true"]).env("REDIS_URL", &url)), "");
+    let wrong = server.url().replace("//", "//:open@");
+    let finished = finish(leasehold(&server, &["run", "a", "--", "true"]).env("REDIS_URL", &wrong));
+    assert_eq!(finished.code, 77, "{finished:?}");
+    assert!(!finished.stderr.contains("open@"), "{finished:?}");
+}
+
+#[test]
+fn a_key_of_another_program_is_65() {
+    let server = Server::redis();
+    server.command(&["SET", "lock:a", "precious"]);
+    for args in [&["run", "a", "--", "true"][..], &["show", "a"], &["unlock", "a"]] {
+        assert_eq!(code(&server, args), 65, "{args:?}");
+    }
+    assert_eq!(server.ask::<String>(&["GET", "lock:a"]), "precious");
+}
+
+#[test]
+fn a_lock_that_is_not_to_be_had_is_75() {
+    let server = Server::redis();
+    let client = client(&server);
+    let _guard = client.lock("a").unwrap();
+    for options in [&["--nonblock"][..], &["-n"], &["--wait", "0"], &["-w", "200ms"]] {
+        let args = [&["run"], options, &["a", "--", "echo", "ran"]].concat();
+        let finished = finish(&mut leasehold(&server, &args));
+        assert_eq!((finished.code, &*finished.stdout), (75, ""), "{options:?}");
+        assert!(finished.stderr.contains("tester"), "it names the holder: {finished:?}");
+    }
+    let other = ["run", "-n", "-E", "0", "--quiet", "a", "--", "echo", "ran"];
+    assert_eq!(output(&mut leasehold(&server, &other)), "");
+}

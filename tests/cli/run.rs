@@ -1,0 +1,148 @@
+//! What a command is run under, and with.
+
+use std::io::Write;
+use std::process::{Command, Stdio};
+
+use crate::support::{Running, Server, client, eventually, finish, json, leasehold, output};
+
+/// Ends with its input.
+const HOLDER: [&str; 3] = ["sh", "-c", "echo holds; read line"];
+
+/// The program while it runs a command, until the end of this.
+fn hold(server: &Server, options: &[&str], name: &str) -> Running {
+    let args = [&["run"], options, &[name, "--"], &HOLDER].concat();
+    let running = Running::start(leasehold(server, &args).stdin(Stdio::piped()));
+    assert_eq!(running.next(), "holds");
+    running
+}
+
+fn can_run(server: &Server, options: &[&str], name: &str) -> bool {
+    let args = [&["run", "-n", "-q"], options, &[name, "--", "true"]].concat();
+    match finish(&mut leasehold(server, &args)).code {
+        0 => true,
+        75 => false,
+        code => panic!("{code}"),
+    }
+}
+
+#[test]
+fn a_lock_is_held_while_the_command_runs() {
+    let server = Server::redis();
+    let client = client(&server);
+    let mut running = hold(&server, &[], "a");
+    assert!(!can_run(&server, &[], "a") && can_run(&server, &[], "b"));
+    assert!(client.try_lock("a").unwrap().is_none());
+    let holder = client.mutex("a").holder().unwrap().unwrap();
+    assert!(holder.label.ends_with(&format!(":{}", running.id())), "{:?}", holder.label);
+    running.close_input();
+    assert_eq!(running.code(), 1, "of `read` at the end of input");
+    assert!(client.try_lock("a").unwrap().is_some());
+    assert_eq!(running.errors(), "");
+}
+
+#[test]
+fn a_lock_outlives_its_lease_while_the_command_runs() {
+    let server = Server::redis();
+    let args = ["run", "--lease", "3s", "a", "--", "sleep", "7"];
+    let mut running = Running::start(&mut leasehold(&server, &args));
+    let client = client(&server);
+    eventually(|| client.mutex("a").is_locked().unwrap());
+    assert_eq!(running.code(), 0, "{}", running.errors());
+}
+
+#[test]
+fn a_command_waits_for_its_lock() {
+    let server = Server::redis();
+    let client = client(&server);
+    let guard = client.lock("a").unwrap();
+    let mut running = Running::start(&mut leasehold(&server, &["run", "a", "--", "echo", "ran"]));
+    let waits =
+        || json(&mut leasehold(&server, &["show", "a", "--json"]))["waiting"][0].is_string();
+    eventually(waits);
+    guard.unlock().unwrap();
+    assert_eq!(running.next(), "ran");
+    assert_eq!((running.code(), running.errors().as_str()), (0, ""));
+}
+
+#[test]
+fn readers_share_a_lock_and_a_writer_has_it_alone() {
+    let server = Server::redis();
+    let mut reader = hold(&server, &["--shared"], "a");
+    assert!(can_run(&server, &["-s"], "a") && !can_run(&server, &["-x"], "a"));
+    reader.close_input();
+    reader.code();
+    let _writer = hold(&server, &["--exclusive"], "a");
+    assert!(!can_run(&server, &["-s"], "a") && !can_run(&server, &["-x"], "a"));
+}
+
+#[test]
+fn permits_are_limited() {
+    let server = Server::redis();
+    let _one = hold(&server, &["--permits", "2"], "a");
+    assert!(can_run(&server, &["--permits", "2"], "a"));
+    let _other = hold(&server, &["--permits", "2"], "a");
+    assert!(!can_run(&server, &["--permits", "2"], "a"));
+    assert!(can_run(&server, &["--permits", "3"], "a"));
+}
+
+#[test]
+fn the_command_knows_the_name_and_a_fence_that_grows() {
+    let server = Server::redis();
+    let run = |options: &[&str]| {
+        let script = "echo \"$LEASEHOLD_NAME ${LEASEHOLD_FENCE-none}\"";
+        let args = [&["run"], options, &["a b", "--", "sh", "-c", script]].concat();
+        let line = output(leasehold(&server, &args).env("LEASEHOLD_FENCE", "of an outer run"));
+        line.strip_prefix("a b ").expect("the name").trim_end().to_owned()
+    };
+    let fence = |options: &[&str]| run(options).parse::<u64>().expect("a number");
+    let (first, second) = (fence(&[]), fence(&[]));
+    assert!(first < second);
+    let writer = fence(&["--exclusive"]);
+    assert!(second < writer);
+    assert_eq!(fence(&["--shared"]), writer, "that of the last writer");
+    assert_eq!(run(&["--permits", "1"]), "none");
+}
+
+#[test]
+fn prefix_and_label_are_as_told() {
+    let server = Server::redis();
+    let options = ["--prefix", "shop:", "--label", "nightly"];
+    let _holder = hold(&server, &options, "a");
+    assert!(server.ask::<bool>(&["EXISTS", "shop:a"]) && can_run(&server, &[], "a"));
+    let shown = json(&mut leasehold(&server, &["show", "a", "--prefix", "shop:", "--json"]));
+    assert_eq!(shown["holds"][0]["label"], "nightly");
+}
+
+#[test]
+fn the_command_gets_the_input_and_no_file_of_ours() {
+    let server = Server::redis();
+    let mut command = leasehold(&server, &["run", "a", "--", "cat"]);
+    let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    process.stdin.take().unwrap().write_all(b"through \xff\n").unwrap();
+    assert_eq!(process.wait_with_output().unwrap().stdout, b"through \xff\n");
+    let list = ["sh", "-c", "ls /proc/self/fd"];
+    let args = [&["run", "a", "--"], &list[..]].concat();
+    let ours = output(&mut leasehold(&server, &args));
+    assert_eq!(ours, output(Command::new("sh").args(&list[1..]).stdin(Stdio::null())));
+}
+
+#[test]
+fn a_command_need_not_be_text() {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+
+    let server = Server::redis();
+    let mut command = leasehold(&server, &["run", "a", "--", "printf", "%s"]);
+    command.arg(OsStr::from_bytes(b"\xff\xfe"));
+    assert_eq!(command.output().unwrap().stdout, b"\xff\xfe");
+}
+
+#[test]
+fn a_release_that_fails_is_said_and_no_failure_of_the_command() {
+    let server = Server::redis();
+    let mut running = hold(&server, &["--lease", "1m"], "a");
+    server.kill();
+    running.close_input();
+    assert_eq!(running.code(), 1);
+    assert!(running.errors().contains("lease"), "it says until when the lock lasts");
+}

@@ -1,0 +1,121 @@
+//! Signals to the program: while it waits, while the command runs, and SIGKILL.
+
+use std::process::{Command, Stdio};
+
+use rustix::process::Signal;
+
+use crate::support::{Running, Server, client, eventually, json, leasehold};
+
+/// The signals that are passed on, by the names that a shell knows them by.
+const FORWARDED: [(Signal, &str); 6] = [
+    (Signal::HUP, "HUP"),
+    (Signal::INT, "INT"),
+    (Signal::QUIT, "QUIT"),
+    (Signal::TERM, "TERM"),
+    (Signal::USR1, "USR1"),
+    (Signal::USR2, "USR2"),
+];
+
+/// Starts a command that is a script.
+fn run(server: &Server, options: &[&str], script: &str) -> Running {
+    let args = [&["run"], options, &["a", "--", "sh", "-c", script]].concat();
+    Running::start(&mut leasehold(server, &args))
+}
+
+#[test]
+fn signals_are_passed_on_to_the_command() {
+    let server = Server::redis();
+    for (signal, name) in FORWARDED {
+        let script =
+            format!("trap 'echo {name}; exit 3' {name}; echo ready; while :; do sleep 0.02; done");
+        let mut running = run(&server, &[], &script);
+        assert_eq!(running.next(), "ready");
+        running.signal(signal);
+        assert_eq!(running.next(), name);
+        assert_eq!(running.code(), 3, "{name}");
+    }
+}
+
+#[test]
+fn a_signal_that_ends_the_command_is_its_status() {
+    let server = Server::redis();
+    let mut running = run(&server, &[], "echo ready; exec sleep 60");
+    assert_eq!(running.next(), "ready");
+    running.signal(Signal::TERM);
+    assert_eq!(running.code(), 128 + 15);
+    assert!(client(&server).try_lock("a").unwrap().is_some(), "it is released");
+}
+
+#[test]
+fn what_the_command_has_started_gets_the_signal_too() {
+    let server = Server::redis();
+    let mut running = run(&server, &[], "sh -c 'echo ready; sleep 60; echo on'; echo on");
+    assert_eq!(running.next(), "ready");
+    running.signal(Signal::TERM);
+    running.wait_for_end_of_output();
+    assert_eq!(running.code(), 128 + 15);
+}
+
+#[test]
+fn the_lock_is_held_until_the_command_has_ended() {
+    let server = Server::redis();
+    let script = "trap 'echo told' TERM; echo ready; n=0
+        while [ $n -lt 2 ]; do read line && n=$((n + 1)); done; exit 6";
+    let args = ["run", "a", "--", "sh", "-c", script];
+    let mut running = Running::start(leasehold(&server, &args).stdin(Stdio::piped()));
+    assert_eq!(running.next(), "ready");
+    running.signal(Signal::TERM);
+    // The shell looks at signals between two commands.
+    running.write("a line\n");
+    assert_eq!(running.next(), "told");
+    assert!(client(&server).try_lock("a").unwrap().is_none());
+    running.write("another\n");
+    assert_eq!(running.code(), 6);
+}
+
+#[test]
+fn a_signal_ends_the_wait() {
+    let server = Server::redis();
+    let client = client(&server);
+    let _guard = client.lock("a").unwrap();
+    for (signal, name) in FORWARDED {
+        let mut running = run(&server, &[], "echo ran");
+        let waits = || {
+            let report = json(&mut leasehold(&server, &["show", "a", "--json"]));
+            report["waiting"].as_array().is_some_and(|clients| !clients.is_empty())
+        };
+        eventually(waits);
+        running.signal(signal);
+        assert_eq!(running.code(), 128 + signal.as_raw(), "{name}");
+        assert!(!waits(), "{name}: it leaves the queue");
+        assert_eq!(running.errors(), "", "{name}");
+    }
+}
+
+#[test]
+fn a_signal_that_is_ignored_stays_ignored() {
+    let server = Server::redis();
+    // As nohup(1) does.
+    let ignore = "trap '' HUP; exec \"$0\" run a -- sh -c 'echo ready; read line; exit 5'";
+    let program = leasehold(&server, &[]).get_program().to_owned();
+    let mut command = Command::new("sh");
+    command.args(["-c", ignore]).arg(program).env("REDIS_URL", server.url());
+    command.stdin(Stdio::piped());
+    let mut running = Running::start(&mut command);
+    assert_eq!(running.next(), "ready");
+    running.signal(Signal::HUP);
+    running.write("a line\n");
+    assert_eq!(running.code(), 5);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_program_that_is_killed_takes_the_command_with_it() {
+    let server = Server::redis();
+    let mut running = run(&server, &[], "echo ready; exec sleep 60");
+    assert_eq!(running.next(), "ready");
+    running.signal(Signal::KILL);
+    running.wait_for_end_of_output();
+    assert!(running.wait().code().is_none());
+    assert!(client(&server).mutex("a").is_locked().unwrap(), "until its lease ends");
+}

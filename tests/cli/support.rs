@@ -1,0 +1,185 @@
+//! The program, run by a test.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, unbounded};
+use leasehold::Client;
+use rustix::process::{Pid, Signal, kill_process};
+
+pub(crate) use self::server::Server;
+
+#[path = "../it/support/server.rs"]
+mod server;
+
+/// A generous limit for what should happen at once, even on a busy machine.
+pub(crate) const SOON: Duration = Duration::from_secs(20);
+
+/// The program with these arguments and a server.
+pub(crate) fn leasehold(server: &Server, args: &[&str]) -> Command {
+    let mut command = without_server(args);
+    command.env("REDIS_URL", server.url());
+    command
+}
+
+/// As `leasehold`, without knowing a server.
+pub(crate) fn without_server(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_leasehold"));
+    command.args(args).env_remove("REDIS_URL").stdin(Stdio::null());
+    command
+}
+
+/// What a process has written, and its exit status.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Finished {
+    pub(crate) code: i32,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+/// Runs a command to its end.
+#[track_caller]
+pub(crate) fn finish(command: &mut Command) -> Finished {
+    let output = command.output().expect("it starts");
+    let text = |bytes| String::from_utf8(bytes).expect("it writes UTF-8");
+    Finished {
+        code: output.status.code().expect("it exits by itself"),
+        stdout: text(output.stdout),
+        stderr: text(output.stderr),
+    }
+}
+
+/// Runs a command that must succeed and write nothing to stderr, and returns what it writes to
+/// stdout.
+#[track_caller]
+pub(crate) fn output(command: &mut Command) -> String {
+    let Finished { code, stdout, stderr } = finish(command);
+    assert_eq!((code, stderr.as_str()), (0, ""), "stdout: {stdout}");
+    stdout
+}
+
+/// Runs a command that must print JSON.
+#[track_caller]
+pub(crate) fn json(command: &mut Command) -> serde_json::Value {
+    serde_json::from_str(&output(command)).expect("it prints JSON")
+}
+
+/// A running process, killed when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Running {
+    process: Child,
+    lines: Receiver<String>,
+    errors: Receiver<String>,
+}
+
+impl Running {
+    pub(crate) fn start(command: &mut Command) -> Self {
+        let mut process =
+            command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
+        let lines = lines_of(process.stdout.take().expect("stdout is piped"));
+        let errors = lines_of(process.stderr.take().expect("stderr is piped"));
+        Self { process, lines, errors }
+    }
+
+    /// Returns the next line of its stdout.
+    #[track_caller]
+    pub(crate) fn next(&self) -> String {
+        self.lines.recv_timeout(SOON).unwrap_or_else(|error| {
+            panic!("no line: {error}; stderr: {:?}", self.errors.try_iter().collect::<Vec<_>>())
+        })
+    }
+
+    /// Blocks until no process has its stdout open.
+    #[track_caller]
+    pub(crate) fn wait_for_end_of_output(&self) {
+        while let Ok(line) = self.lines.recv_timeout(SOON) {
+            assert!(!line.is_empty(), "an empty line");
+        }
+        assert!(self.lines.recv_timeout(Duration::ZERO).unwrap_err().is_disconnected());
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// Writes to its stdin, which must be piped.
+    pub(crate) fn write(&mut self, text: &str) {
+        let input = self.process.stdin.as_mut().expect("stdin is piped");
+        input.write_all(text.as_bytes()).expect("it reads");
+    }
+
+    /// Closes its stdin, which must be piped.
+    pub(crate) fn close_input(&mut self) {
+        drop(self.process.stdin.take().expect("stdin is piped"));
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.process), signal).expect("it runs");
+    }
+
+    /// Waits for its end.
+    #[track_caller]
+    pub(crate) fn wait(&mut self) -> ExitStatus {
+        let deadline = Instant::now() + SOON;
+        loop {
+            if let Some(status) = self.process.try_wait().expect("it is a child") {
+                return status;
+            }
+            assert!(Instant::now() < deadline, "it does not end");
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Waits for its end, and returns its exit status.
+    #[track_caller]
+    pub(crate) fn code(&mut self) -> i32 {
+        self.wait().code().expect("it exits by itself")
+    }
+
+    /// Returns all that it has written to stderr, once nothing has that open any more.
+    pub(crate) fn errors(&self) -> String {
+        let mut text = String::new();
+        while let Ok(line) = self.errors.recv_timeout(SOON) {
+            text += &line;
+            text += "\n";
+        }
+        text
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Both fail if the process has ended already.
+        self.process.kill().ok();
+        self.process.wait().ok();
+    }
+}
+
+/// Reads the lines of a process on a thread of its own.
+fn lines_of(output: impl std::io::Read + Send + 'static) -> Receiver<String> {
+    let (sender, lines) = unbounded();
+    thread::spawn(move || {
+        for line in BufReader::new(output).lines().map_while(Result::ok) {
+            // The receiver is gone once the test is over.
+            sender.send(line).ok();
+        }
+    });
+    lines
+}
+
+/// A client with a label, to hold locks beside the program.
+pub(crate) fn client(server: &Server) -> Client {
+    Client::builder().label("tester").wait(SOON).open(&server.url()).expect("the server is up")
+}
+
+/// Waits until `happened` returns `true`, and panics if it does not soon.
+#[track_caller]
+pub(crate) fn eventually(mut happened: impl FnMut() -> bool) {
+    let deadline = Instant::now() + SOON;
+    while !happened() {
+        assert!(Instant::now() < deadline, "not even after {SOON:?}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}

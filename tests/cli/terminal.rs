@@ -1,0 +1,131 @@
+//! The program at a terminal: keys, input, and the line that says what it waits for.
+
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Write};
+use std::process::{Child, Command};
+use std::sync::Arc;
+use std::thread;
+
+use parking_lot::Mutex;
+use rustix::process::{Pid, Signal, kill_process};
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+
+use crate::support::{Server, client, eventually, leasehold};
+
+/// The program in a session of its own, whose terminal this is.
+struct Terminal {
+    keys: File,
+    screen: Arc<Mutex<String>>,
+    process: Child,
+}
+
+impl Terminal {
+    fn start(server: &Server, args: &[&str]) -> Self {
+        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+        grantpt(&master).unwrap();
+        unlockpt(&master).unwrap();
+        let name = ptsname(&master, Vec::new()).unwrap();
+        let name = name.to_str().unwrap();
+        let slave = || OpenOptions::new().read(true).write(true).open(name).unwrap();
+        let program = leasehold(server, args);
+        let mut command = Command::new("setsid");
+        command.arg("--ctty").arg(program.get_program()).args(program.get_args());
+        command.env("REDIS_URL", server.url());
+        command.stdin(slave()).stdout(slave()).stderr(slave());
+        let process = command.spawn().unwrap();
+        // The copies of the terminal that the command had are closed, so that reading ends.
+        drop(command);
+        let mut master = File::from(master);
+        let keys = master.try_clone().unwrap();
+        let screen = Arc::new(Mutex::new(String::new()));
+        let output = screen.clone();
+        thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            // Reading fails when the last process has closed the terminal.
+            while let Ok(length @ 1..) = master.read(&mut bytes) {
+                *output.lock() += &String::from_utf8_lossy(&bytes[..length]);
+            }
+        });
+        Self { keys, screen, process }
+    }
+
+    fn press(&mut self, keys: &str) {
+        self.keys.write_all(keys.as_bytes()).unwrap();
+    }
+
+    #[track_caller]
+    fn wait_for(&self, text: &str) {
+        let seen = || self.screen.lock().contains(text);
+        eventually(seen);
+    }
+
+    #[track_caller]
+    fn code(&mut self) -> i32 {
+        let mut status = None;
+        eventually(|| {
+            status = self.process.try_wait().unwrap();
+            status.is_some()
+        });
+        status.unwrap().code().unwrap_or(-1)
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        // Both fail if the process has ended already.
+        self.process.kill().ok();
+        self.process.wait().ok();
+    }
+}
+
+#[test]
+fn a_key_reaches_the_command_once() {
+    let server = Server::redis();
+    let script = "n=0; trap 'n=$((n + 1)); echo pressed' INT; trap 'echo \"$n times\"; exit 4' USR1
+        echo ready; while :; do sleep 0.02; done";
+    let mut terminal = Terminal::start(&server, &["run", "a", "--", "sh", "-c", script]);
+    terminal.wait_for("ready");
+    terminal.press("\u{3}");
+    terminal.wait_for("pressed");
+    // The program has received that, too, and passes on what comes after it.
+    kill_process(Pid::from_child(&terminal.process), Signal::USR1).unwrap();
+    terminal.wait_for("1 times");
+    assert_eq!(terminal.code(), 4);
+}
+
+#[test]
+fn the_command_reads_from_the_terminal() {
+    let server = Server::redis();
+    let script = "echo ready; read line; echo \"got $line\"";
+    let mut terminal = Terminal::start(&server, &["run", "a", "--", "sh", "-c", script]);
+    terminal.wait_for("ready");
+    terminal.press("a word\n");
+    terminal.wait_for("got a word");
+    assert_eq!(terminal.code(), 0);
+}
+
+#[test]
+fn a_key_ends_the_wait() {
+    let server = Server::redis();
+    let client = client(&server);
+    let _guard = client.lock("a").unwrap();
+    let mut terminal = Terminal::start(&server, &["run", "a", "--", "echo", "ran"]);
+    terminal.wait_for("waiting for \"a\"");
+    terminal.press("\u{3}");
+    assert_eq!(terminal.code(), 130);
+}
+
+#[test]
+fn a_line_says_what_is_waited_for_and_goes_away() {
+    let server = Server::redis();
+    let client = client(&server);
+    let guard = client.lock("a").unwrap();
+    let mut terminal = Terminal::start(&server, &["run", "a", "--", "echo", "ran"]);
+    terminal.wait_for("held by tester, ");
+    guard.unlock().unwrap();
+    terminal.wait_for("ran");
+    assert_eq!(terminal.code(), 0);
+    let screen = terminal.screen.lock();
+    let (_, after) = screen.rsplit_once("held by").unwrap();
+    assert!(after.contains("\r\u{1b}[Kran"), "{screen:?}");
+}
