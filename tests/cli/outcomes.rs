@@ -57,6 +57,7 @@ fn wrong_usage_is_64() {
         &["run", "--permits", "0", "a", "--", "true"],
         &["run", "--shared", "--exclusive", "a", "--", "true"],
         &["run", "--shared", "--permits", "2", "a", "--", "true"],
+        &["run", "--hold-at-least", "1m", "--shared", "a", "--", "true"],
         &["show"],
         &["show", "leasehold:x", "--prefix", ""],
         &["ping", "--url", "gopher://127.0.0.1"],

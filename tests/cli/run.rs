@@ -51,6 +51,20 @@ fn a_lock_outlives_its_lease_while_the_command_runs() {
 }
 
 #[test]
+fn a_lock_stays_taken_after_a_short_command() {
+    let server = Server::redis();
+    let args = ["run", "--lease", "3s", "--hold-at-least", "1h", "a", "--", "true"];
+    assert_eq!(output(&mut leasehold(&server, &args)), "");
+    assert!(!can_run(&server, &[], "a"));
+    let report = json(&mut leasehold(&server, &["show", "a", "--json"]));
+    assert_eq!(report["holds"][0]["depth"], 0);
+    assert!(report["holds"][0]["remaining_ms"].as_u64().unwrap() > 3_000_000);
+    assert!(output(&mut leasehold(&server, &["show", "a"])).contains("stays taken"));
+    assert_eq!(output(&mut leasehold(&server, &["unlock", "a"])), "ended 1 hold of a\n");
+    assert!(can_run(&server, &[], "a"));
+}
+
+#[test]
 fn a_command_waits_for_its_lock() {
     let server = Server::redis();
     let client = client(&server);

@@ -88,6 +88,10 @@ pub(crate) struct Run {
     /// How long the lock lasts after its last renewal, should this process die.
     #[arg(long, value_name = "DURATION", value_parser = parse, default_value = "30s")]
     pub(crate) lease: Duration,
+    /// Let the lock stay taken for so long at least, should the command end earlier.
+    #[arg(long, value_name = "DURATION", value_parser = parse)]
+    #[arg(conflicts_with_all = ["shared", "exclusive", "permits"])]
+    pub(crate) hold_at_least: Option<Duration>,
     /// Hold a read-write lock along with other readers.
     #[arg(short, long, group = "kind")]
     pub(crate) shared: bool,

@@ -31,7 +31,9 @@ impl Hold {
                 lock.write().map(Self::Writer)
             };
         }
-        client.mutex(name).cancelled_by(canceller).lock_owned().map(Self::Lock)
+        let least = run.hold_at_least.unwrap_or_default();
+        let mutex = client.mutex(name).hold_at_least(least).cancelled_by(canceller);
+        mutex.lock_owned().map(Self::Lock)
     }
 
     /// The fencing token; a permit has none.

@@ -90,7 +90,12 @@ fn describe(held_as: HeldAs, holder: &Holder) -> String {
     let left = left(holder).map_or("no end".into(), |left| in_seconds(left) + " left");
     let mut parts = vec![client(held_as, holder).unwrap_or("unknown").to_owned(), left];
     parts.extend(side(held_as).map(str::to_owned));
-    parts.extend((holder.depth > 1).then(|| format!("depth {}", holder.depth)));
+    match holder.depth {
+        // By `hold_at_least`.
+        0 => parts.push("released, stays taken".into()),
+        1 => {}
+        depth => parts.push(format!("depth {depth}")),
+    }
     parts.join(", ")
 }
 
