@@ -3,6 +3,7 @@
 use std::error::Error as StdError;
 use std::time::Duration;
 
+use crate::address_map::AddressMap;
 use crate::client::{Builder, Client};
 use crate::config::{Durability, Mechanism};
 use crate::credentials::{Credentials, CredentialsCallback};
@@ -292,6 +293,33 @@ impl Builder {
     /// Defaults to the login in the URLs.
     pub fn master_login(mut self, user: &str, password: &str) -> Self {
         self.config.master_login = Some(Credentials::new(user, password));
+        self
+    }
+
+    /// Sets a function that returns where a server is reached, given the host and the port that a
+    /// sentinel or a node of a cluster names: for servers in containers or behind NAT, which
+    /// announce addresses of their own network. The URLs of sentinels and seeds are used as they
+    /// are. Over TLS, a server must have a certificate for the host that is returned, unless
+    /// `Tls::server_name` is set.
+    ///
+    /// It is called often, by any thread, and must return at once. If it panics, the address stays
+    /// as it is.
+    ///
+    /// Defaults to the addresses that are named. Applies only to
+    /// [`open_sentinel`](Builder::open_sentinel) and [`open_cluster`](Builder::open_cluster).
+    ///
+    /// ```no_run
+    /// // Containers, each with its port published on this machine.
+    /// let client = leasehold::Client::builder()
+    ///     .address_map(|_, port| ("127.0.0.1".into(), port))
+    ///     .open_cluster(["redis://127.0.0.1:7000/"])?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn address_map(
+        mut self,
+        map: impl Fn(&str, u16) -> (String, u16) + Send + Sync + 'static,
+    ) -> Self {
+        self.config.address_map = AddressMap::new(map);
         self
     }
 

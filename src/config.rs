@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::address_map::AddressMap;
 use crate::canceller::Canceller;
 use crate::credentials::{Credentials, CredentialsCallback};
 use crate::error::{Error, Result};
@@ -127,6 +128,7 @@ pub(crate) struct Config {
     pub(crate) events: Events,
     /// For the masters that sentinels name, if it differs from the login in the sentinels' URLs.
     pub(crate) master_login: Option<Credentials>,
+    pub(crate) address_map: AddressMap,
     /// In place of the logins in URLs, but for sentinels.
     pub(crate) credentials: Option<CredentialsCallback>,
     pub(crate) spin: Duration,
@@ -160,6 +162,7 @@ impl Default for Config {
             on_event: None,
             events: Events::default(),
             master_login: None,
+            address_map: AddressMap::default(),
             credentials: None,
             spin: Duration::from_micros(50),
             lazy: false,

@@ -194,6 +194,7 @@
 //! other libraries set it with `SET NX PX`, counts as held; everything else is
 //! [`WrongType`](Error::WrongType), and is left unchanged.
 
+mod address_map;
 mod builder;
 mod canceller;
 mod client;

@@ -46,7 +46,7 @@ pub(crate) fn sentinel(
     let sentinels = sentinel::parse(urls, &config)?;
     let endpoint = master_endpoint(&sentinels, &config)?;
     let servers = ServerFactory::new(&config)?;
-    let route = Box::new(Sentinels::new(&sentinels, master, &servers, &config.events));
+    let route = Box::new(Sentinels::new(&sentinels, master, &servers, &config));
     let server = servers.server_along(route, endpoint);
     start_on(config, server, servers.pools())
 }

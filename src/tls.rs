@@ -21,6 +21,7 @@ pub struct Tls {
     pub(crate) ca: Option<Vec<u8>>,
     /// The certificates and their private key.
     pub(crate) client: Option<(Vec<u8>, Vec<u8>)>,
+    pub(crate) server_name: Option<String>,
 }
 
 impl Tls {
@@ -51,6 +52,16 @@ impl Tls {
         self.client = Some((certificates.into(), key.into()));
         self
     }
+
+    /// Sets the name that every server must have a certificate for, and is asked for (SNI), in
+    /// place of the host that it is reached at: for servers behind a tunnel, a proxy or an
+    /// [address map](crate::Builder::address_map).
+    ///
+    /// Defaults to each server's host.
+    pub fn server_name(mut self, name: impl Into<String>) -> Self {
+        self.server_name = Some(name.into());
+        self
+    }
 }
 
 /// Shows which settings are present, but no key.
@@ -59,6 +70,7 @@ impl fmt::Debug for Tls {
         f.debug_struct("Tls")
             .field("ca", &self.ca.is_some())
             .field("client_cert", &self.client.is_some())
+            .field("server_name", &self.server_name)
             .finish_non_exhaustive()
     }
 }

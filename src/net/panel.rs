@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use redis::Value;
 
+use crate::address_map::AddressMap;
 use crate::clock::Moment;
+use crate::config::Config;
 use crate::failure::{Failure, FailureKind};
 use crate::net::connection::Connection;
 use crate::net::endpoint::Endpoint;
@@ -24,6 +26,7 @@ const REJECTIONS_MAX: u32 = 3;
 /// The sentinels.
 pub(super) struct Panel {
     master: Arc<str>,
+    address_map: AddressMap,
     /// The one whose answer counted last comes first.
     sentinels: VecDeque<Connection>,
     /// How often in a row an address was rejected.
@@ -41,7 +44,12 @@ pub(super) struct SentinelAnswer {
 }
 
 impl Panel {
-    pub(super) fn new(sentinels: &[Endpoint], master: &str, servers: &ServerFactory) -> Self {
+    pub(super) fn new(
+        sentinels: &[Endpoint],
+        master: &str,
+        servers: &ServerFactory,
+        config: &Config,
+    ) -> Self {
         let connection = |endpoint: &Endpoint| {
             let mut factory = servers.connections(endpoint.without_database());
             // Sentinels are asked too rarely to spin for.
@@ -51,7 +59,8 @@ impl Panel {
             Connection::new(Arc::new(factory))
         };
         let sentinels = sentinels.iter().map(connection).collect();
-        Self { master: master.into(), sentinels, rejections: 0 }
+        let address_map = config.address_map.clone();
+        Self { master: master.into(), address_map, sentinels, rejections: 0 }
     }
 
     /// Asks one sentinel after the other, each for its share of the time: until one answers, or all
@@ -99,7 +108,9 @@ impl Panel {
             let failure = Failure::io(FailureKind::Rejected, &sentinels_label(&self.master), why);
             return Err(Failure { code: "NOMASTER".into(), ..failure });
         }
-        address(&reply).ok_or_else(|| sentinel.invalid_reply())
+        let Address { host, port } = address(&reply).ok_or_else(|| sentinel.invalid_reply())?;
+        let (host, port) = self.address_map.reachable(&host, port);
+        Ok(Address { host, port })
     }
 }
 

@@ -105,17 +105,17 @@ impl Sentinels {
         sentinels: &[Endpoint],
         master: &str,
         servers: &ServerFactory,
-        events: &Events,
+        config: &Config,
     ) -> Self {
         let label = Arc::from(format!("master {master:?}"));
         Self {
             master: master.into(),
-            panel: Mutex::new(Panel::new(sentinels, master, servers)),
+            panel: Mutex::new(Panel::new(sentinels, master, servers, config)),
             known: Mutex::new(Known { address: None, failure: None, label }),
             valid_until: AtomicU64::new(OUTDATED),
             rejected: AtomicBool::new(false),
             moves: AtomicU64::new(0),
-            events: events.clone(),
+            events: config.events.clone(),
         }
     }
 
@@ -249,7 +249,7 @@ mod tests {
             &sentinels,
             "shop",
             &ServerFactory::new(&config).expect("a thread"),
-            &Events::default(),
+            &config,
         );
         sentinels.refresh(end_of(time));
         assert_eq!(sentinels.address().expect("an answer").port, 6379);

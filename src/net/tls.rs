@@ -24,21 +24,29 @@ const RECORD: usize = 16 * 1024;
 #[derive(Clone)]
 pub(crate) struct Connector {
     config: Arc<ClientConfig>,
+    /// The name that the server must prove.
     server: ServerName<'static>,
+    /// Whether every server must prove this one, wherever it is.
+    is_set: bool,
 }
 
 impl Connector {
     /// Returns an error for settings that can be seen to be wrong without the server.
     pub(crate) fn new(host: &str, trust: Trust, settings: &Tls, events: &Events) -> Result<Self> {
-        let server = ServerName::try_from(host.to_owned())
-            .map_err(|_| Error::invalid("url", "must have a host that a certificate can name"))?;
-        Ok(Self { config: Arc::new(client_config(trust, settings, events)?), server })
+        let (argument, why, name) = match &settings.server_name {
+            None => ("url", "must have a host that a certificate can name", host),
+            Some(name) => ("server_name", "must be one that a certificate can have", &**name),
+        };
+        let server = ServerName::try_from(name.to_owned());
+        let server = server.map_err(|_| Error::invalid(argument, why))?;
+        let config = Arc::new(client_config(trust, settings, events)?);
+        Ok(Self { config, server, is_set: settings.server_name.is_some() })
     }
 
     /// The same for another server. A host that no certificate can name must be this server's.
     pub(crate) fn to(&self, host: &str) -> Self {
-        let server = ServerName::try_from(host.to_owned()).unwrap_or_else(|_| self.server.clone());
-        Self { config: self.config.clone(), server }
+        let own = if self.is_set { None } else { ServerName::try_from(host.to_owned()).ok() };
+        Self { server: own.unwrap_or_else(|| self.server.clone()), ..self.clone() }
     }
 
     /// Does the handshake, which verifies the server.

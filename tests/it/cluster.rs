@@ -12,7 +12,7 @@ use crate::support::child::{self, Child};
 use crate::support::cluster::add_slots;
 use crate::support::server::Server;
 use crate::support::{
-    Cluster, LEASE, SOON, eventually, is_busy, ms, patient, take, throughout, timed, unlock,
+    Cluster, LEASE, SOON, eventually, hasty, is_busy, ms, patient, take, throughout, timed, unlock,
 };
 
 /// Makes no attempt by itself within a test, so that only a wake-up can end a wait.
@@ -128,6 +128,56 @@ fn many_leases_on_three_nodes_are_renewed_by_one_script_each() {
     // Six thirds of a lease; more at the start and at the end of the time.
     let renewals = scripts() - before;
     assert!((300 * 4..=300 * 9).contains(&renewals), "{renewals} renewals");
+}
+
+/// Names that lead nowhere, and ports at which no node listens, as a container announces them.
+fn announce_elsewhere(cluster: &Cluster) {
+    for (number, node) in cluster.nodes().iter().enumerate() {
+        node.set_config("cluster-announce-hostname", &format!("node-{number}.invalid"));
+        node.set_config("cluster-announce-port", &(node.port() + 30_000).to_string());
+        node.set_config("cluster-preferred-endpoint-type", "hostname");
+    }
+    let announced = |node: &Server, one: &Server| {
+        let slots: String = node.ask(&["CLUSTER", "NODES"]);
+        slots.contains(&format!(":{}@", one.port() + 30_000))
+    };
+    let nodes = cluster.nodes();
+    eventually(SOON, || nodes.iter().all(|node| nodes.iter().all(|one| announced(node, one))));
+}
+
+#[test]
+fn nodes_that_announce_other_addresses_are_reached_by_a_map() {
+    let cluster = Cluster::of_three();
+    announce_elsewhere(&cluster);
+    let error = hasty().open_cluster([cluster.nodes()[0].url()]);
+    let error = error.and_then(|client| client.lock(&cluster.name_at(1)).map(drop)).unwrap_err();
+    assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
+
+    let mapped = |builder: Builder| {
+        let builder = builder.address_map(|host, port| {
+            assert!(host.ends_with(".invalid"), "{host}");
+            ("127.0.0.1".into(), port - 30_000)
+        });
+        builder.open_cluster([cluster.nodes()[0].url()]).unwrap()
+    };
+    let (holder, waiter) = (mapped(patient().lease(LEASE)), mapped(sleepy()));
+    let guards: Vec<_> = names().iter().map(|name| take(&holder, name)).collect();
+    throughout(LEASE, || guards.iter().all(Guard::is_held));
+    drop(guards);
+    for node in 0..3 {
+        let name = cluster.name_at(node);
+        let guard = take(&holder, &name);
+        thread::scope(|scope| {
+            let waits = scope.spawn(|| waiter.lock(&name).map(unlock));
+            wait_until_queued(cluster.home(&name), &name, 1);
+            wait_until_heard(&cluster, &waiter);
+            guard.unlock().unwrap();
+            waits.join().unwrap().unwrap();
+        });
+    }
+    // A node that redirects a request names the other one in the same way.
+    cluster.move_away("moved").complete();
+    take(&holder, "moved").unlock().unwrap();
 }
 
 #[test]

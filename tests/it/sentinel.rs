@@ -1,6 +1,6 @@
 //! Locks on the master that sentinels name, before, during and after a failover.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::error::Error as _;
 use std::thread;
 use std::time::Duration;
@@ -10,6 +10,7 @@ use leasehold::{Builder, Client, Durability, Error};
 
 use crate::acl::RIGHTS;
 use crate::support::child::{self, Child};
+use crate::support::proxy::Proxy;
 use crate::support::sentinel::MASTER;
 use crate::support::server::{Server, redis_binary, valkey_binary};
 use crate::support::{
@@ -45,6 +46,7 @@ watched! {
     CALM:
         a_lock_lives_on_the_master_and_its_replicas,
         a_call_after_a_failover_goes_to_the_new_master,
+        a_master_is_reached_by_a_map,
         threads_at_work_move_to_the_new_master,
         busy_threads_leave_a_master_that_does_not_know_of_its_demotion,
         a_replicated_hold_goes_on_after_a_failover,
@@ -97,6 +99,27 @@ fn a_call_after_a_failover_goes_to_the_new_master(watched: &Watched) {
     let guard = client.lock("a").unwrap();
     assert!(new.exists("a"));
     guard.unlock().unwrap();
+}
+
+fn a_master_is_reached_by_a_map(watched: &Watched) {
+    let proxies: HashMap<u16, Proxy> =
+        watched.servers.iter().map(|server| (server.port(), Proxy::before(server))).collect();
+    let ports: HashMap<u16, u16> =
+        proxies.iter().map(|(port, proxy)| (*port, proxy.port())).collect();
+    let map = move |host: &str, port| {
+        assert_eq!(host, "127.0.0.1");
+        ("localhost".into(), ports[&port])
+    };
+    let client = open(watched, patient().address_map(map));
+    take(&client, "a").unlock().unwrap();
+    let new = watched.fail_over();
+    // An answer from before the failover counts for half a second.
+    thread::sleep(ms(500));
+    take(&client, "a").unlock().unwrap();
+    assert!(new.calls("evalsha") > 0);
+    proxies[&new.port()].refuse();
+    let error = client.try_lock("a").unwrap_err();
+    assert!(matches!(error, Error::Unavailable { .. }), "there is no other way: {error:?}");
 }
 
 fn threads_at_work_move_to_the_new_master(watched: &Watched) {

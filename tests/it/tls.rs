@@ -192,6 +192,17 @@ fn a_server_is_refused_for_a_reason() {
 }
 
 #[test]
+fn a_server_may_have_another_name_than_its_host() {
+    let authority = Authority::new("good");
+    let server = authority.start(&authority.certify("redis.example"), &OPEN);
+    let named = |name: &str| hasty().tls(authority.trusted().server_name(name));
+    let client = named("redis.example").open(&server.tls_url()).unwrap();
+    take(&client, "a").unlock().unwrap();
+    assert_unavailable(|| named("elsewhere").open(&server.tls_url()), "not valid for name");
+    assert_refused(named("not a name"), "rediss", "", "server_name");
+}
+
+#[test]
 fn an_address_can_be_certified() {
     let authority = Authority::new("good");
     let server = authority.start(&authority.certify("127.0.0.1"), &OPEN);

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, RwLock};
 
+use crate::address_map::AddressMap;
 use crate::clock::end_of;
 use crate::config::Config;
 use crate::event::Events;
@@ -32,6 +33,7 @@ pub(super) const REDIRECTIONS_MAX: u32 = 5;
 /// What is known of a cluster.
 pub(super) struct Topology {
     connect_timeout: Duration,
+    address_map: AddressMap,
     nodes: Nodes,
     /// The nodes that the user has named.
     seeds: Vec<Arc<ClusterNode>>,
@@ -63,6 +65,7 @@ impl Topology {
         let nodes = Nodes::new(config, servers);
         Self {
             connect_timeout: config.connect_timeout,
+            address_map: config.address_map.clone(),
             seeds: seeds.into_iter().map(|seed| nodes.at(seed)).collect(),
             nodes,
             map: RwLock::default(),
@@ -258,9 +261,11 @@ impl Topology {
         drop(before);
     }
 
-    /// The node at an address, with the login of the first seed unless the user has named it.
+    /// The node that announces an address, with the login of the first seed unless the user has
+    /// named it.
     fn node_at(&self, host: &str, port: u16) -> Arc<ClusterNode> {
-        self.nodes.at(self.seeds[0].endpoint().at(host, port))
+        let (host, port) = self.address_map.reachable(host, port);
+        self.nodes.at(self.seeds[0].endpoint().at(&host, port))
     }
 }
 

@@ -94,6 +94,10 @@ impl Proxy {
         Proxy { shared, port }
     }
 
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
     pub(crate) fn url(&self) -> String {
         self.url_for("")
     }
