@@ -250,3 +250,14 @@ pub use stats::Stats;
 pub use survey::Survey;
 #[cfg(feature = "tls")]
 pub use tls::Tls;
+
+/// The code in the pages beside this crate is compiled as its tests.
+#[cfg(doctest)]
+mod pages {
+    #[doc = include_str!("../README.md")]
+    mod readme {}
+
+    #[cfg(feature = "tls")]
+    #[doc = include_str!("../docs/deployment.md")]
+    mod deployment {}
+}

@@ -17,8 +17,8 @@ stores! {
         a_wrong_password_is_a_permanent_error,
         a_changed_password_is_reported_at_once,
         a_user_without_scripts_gets_a_permanent_error,
-        the_rights_in_the_readme_are_enough,
-        the_rights_in_the_readme_are_enough_for_read_write_locks_and_semaphores,
+        the_documented_rights_are_enough,
+        the_documented_rights_are_enough_for_read_write_locks_and_semaphores,
         a_missing_right_leaves_nothing_half_done;
 }
 
@@ -94,14 +94,17 @@ fn a_user_without_scripts_gets_a_permanent_error(server: &Server) {
     assert_rejected(client.try_lock("a"), "NOPERM");
 }
 
-/// The rights that README demands.
+/// The rights that the documentation demands.
 pub(crate) const RIGHTS: &str = "~lock:* ~leasehold:* resetchannels &leasehold:* +eval +evalsha \
                       +ping +get +set +time +hexists +hget +hset +hdel +hgetall +hlen +type \
                       +getrange +del +exists +pttl +pexpire +zadd +zrange +zrem +zscore \
                       +publish +subscribe";
 
-fn the_rights_in_the_readme_are_enough(server: &Server) {
-    assert!(include_str!("../../README.md").contains(RIGHTS), "README lists other rights");
+fn the_documented_rights_are_enough(server: &Server) {
+    assert!(
+        include_str!("../../docs/deployment.md").contains(RIGHTS),
+        "docs/deployment.md lists other rights"
+    );
     let user = ["ACL", "SETUSER", "app", "reset", "on", ">sesame"];
     let rights: Vec<_> = RIGHTS.split(' ').collect();
     server.command(&[&user[..], &rights].concat());
@@ -131,12 +134,12 @@ fn the_rights_in_the_readme_are_enough(server: &Server) {
     assert!(log.is_empty(), "{log:?}");
 }
 
-/// The further rights that README demands for what several owners can hold.
+/// The further rights that the documentation demands for what several owners can hold.
 const RIGHTS_OF_MEMBERS: &str = "+zcount +zremrangebyscore +pexpireat +pubsub|numsub";
 
-fn the_rights_in_the_readme_are_enough_for_read_write_locks_and_semaphores(server: &Server) {
-    let readme = include_str!("../../README.md");
-    assert!(readme.contains(RIGHTS_OF_MEMBERS), "README lists other rights");
+fn the_documented_rights_are_enough_for_read_write_locks_and_semaphores(server: &Server) {
+    let page = include_str!("../../docs/deployment.md");
+    assert!(page.contains(RIGHTS_OF_MEMBERS), "docs/deployment.md lists other rights");
     let user = ["ACL", "SETUSER", "app", "reset", "on", ">sesame"];
     let rights: Vec<_> = RIGHTS.split(' ').chain(RIGHTS_OF_MEMBERS.split(' ')).collect();
     server.command(&[&user[..], &rights].concat());

@@ -192,7 +192,7 @@ fn a_node_without_its_replica_loses_its_own_holds_only() {
     }
 }
 
-/// With the settings that README recommends, even a client that waits for no replicas.
+/// With the settings that `docs/deployment.md` recommends, a client without durability as well.
 #[test]
 fn a_master_that_demands_replicas_renews_nothing_without_them() {
     const LAG: &[&str] = &["--min-replicas-to-write", "1", "--min-replicas-max-lag", "1"];

@@ -1,11 +1,11 @@
-//! The tests that `tests/FAULTS.md` and the table in README name exist.
+//! The tests that `tests/FAULTS.md` and the table in `docs/guarantees.md` name exist.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 const FAULTS: &str = include_str!("../FAULTS.md");
-const README: &str = include_str!("../../README.md");
+const GUARANTEES: &str = include_str!("../../docs/guarantees.md");
 
 /// The rows of the tables whose first line begins with `head`, as cells.
 fn rows<'text>(text: &'text str, head: &str) -> Vec<Vec<&'text str>> {
@@ -68,7 +68,7 @@ fn the_table_of_faults_names_tests_that_exist() {
 }
 
 #[test]
-fn the_table_in_the_readme_names_tests_that_exist() {
+fn the_table_of_guarantees_names_tests_that_exist() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let dirs = ["tests/it", "tests/it/cluster", "tests/it/quorum"]
         .map(|dir| fs::read_dir(root.join(dir)).unwrap());
@@ -77,7 +77,7 @@ fn the_table_in_the_readme_names_tests_that_exist() {
         .filter(|file| file.extension().is_some_and(|extension| extension == "rs"))
         .map(|file| fs::read_to_string(file).unwrap())
         .collect();
-    let rows = rows(README, "| fault |");
+    let rows = rows(GUARANTEES, "| fault |");
     assert!(rows.len() >= 10, "{} rows", rows.len());
     for row in rows {
         let tests = row.last().expect("a row has cells");

@@ -50,9 +50,9 @@ fn a_lock_is_held_through_every_step_of_a_move() {
     take(&other, "a").unlock().unwrap();
 }
 
-/// The rights that README demands, with those for a cluster.
+/// The rights that the documentation demands, with those for a cluster.
 #[test]
-fn the_rights_in_the_readme_are_enough_in_a_cluster() {
+fn the_documented_rights_are_enough_in_a_cluster() {
     let cluster = Cluster::of_three();
     let rights: Vec<_> = RIGHTS.split(' ').chain(["+cluster|slots", "+asking"]).collect();
     for node in cluster.nodes() {
