@@ -3,10 +3,11 @@
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use crate::support::{Running, Server, leasehold};
+use rustix::process::Signal;
 
-const LEASE: Duration = Duration::from_secs(3);
+use crate::support::{Running, Server, client, leasehold};
 
+/// Starts a command that is a script, and waits until it is ready.
 fn run(server: &Server, options: &[&str], script: &str) -> Running {
     let args = [&["run", "--lease", "3s"], options, &["a", "--", "sh", "-c", script]].concat();
     let running = Running::start(&mut leasehold(server, &args));
@@ -60,16 +61,32 @@ fn a_loss_that_is_found_at_the_end_is_the_status() {
 }
 
 #[test]
-fn a_command_ends_before_a_lease_that_is_not_renewed() {
+fn a_command_is_told_to_end_before_a_lease_that_is_not_renewed() {
     let server = Server::redis();
     let script = "trap 'echo told; exit 0' TERM; echo ready; while :; do sleep 0.02; done";
-    let mut running = run(&server, &[], script);
+    let args = ["run", "--lease", "6s", "a", "--", "sh", "-c", script];
+    let mut running = Running::start(&mut leasehold(&server, &args));
+    assert_eq!(running.next(), "ready");
     let stopped = Instant::now();
     server.stop();
     assert_eq!(running.next(), "told");
-    // No renewal can have been sent later than that.
-    assert!(stopped.elapsed() < LEASE, "{:?}", stopped.elapsed());
+    // The last renewal was sent before, and a third of the lease is left for the command.
+    let took = stopped.elapsed();
+    assert!(took > Duration::from_secs(1) && took < Duration::from_millis(5500), "{took:?}");
     assert_eq!(running.code(), 70);
-    assert!(running.errors().contains("renewed"));
+    assert!(running.errors().contains("could not be renewed"));
     server.cont();
+}
+
+#[test]
+fn a_program_that_was_stopped_for_too_long_ends_the_command() {
+    let server = Server::redis();
+    let script = "trap 'echo told; exit 0' TERM; echo ready; while :; do sleep 0.02; done";
+    let mut running = run(&server, &[], script);
+    running.signal(Signal::STOP);
+    let guard = client(&server).lock("a").unwrap();
+    running.signal(Signal::CONT);
+    assert_eq!(running.next(), "told");
+    assert_eq!(running.code(), 70);
+    guard.verify().unwrap();
 }

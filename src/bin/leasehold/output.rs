@@ -34,12 +34,19 @@ pub(crate) fn say_plainly(text: &str) {
     writeln!(io::stderr(), "{}", text.trim_end()).ok();
 }
 
+/// A text from a server as a terminal shows it, without what a terminal would obey.
+pub(crate) fn printable(text: &str) -> String {
+    let escape = |char: char| char.is_control().then(|| char.escape_default().to_string());
+    text.chars().map(|char| escape(char).unwrap_or_else(|| char.to_string())).collect()
+}
+
 /// Columns of which each is as wide as its longest entry.
-pub(crate) fn table<const COLUMNS: usize>(rows: &[[String; COLUMNS]]) -> String {
+pub(crate) fn table<const COLUMNS: usize>(rows: Vec<[String; COLUMNS]>) -> String {
+    let rows: Vec<_> = rows.into_iter().map(|row| row.map(|entry| printable(&entry))).collect();
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max();
     let widths: Vec<_> = (0..COLUMNS).map(|column| width(column).unwrap_or(0)).collect();
     let mut table = String::new();
-    for row in rows {
+    for row in &rows {
         let mut line = String::new();
         for (entry, width) in row.iter().zip(&widths) {
             write!(line, "{entry:width$}  ").expect("a string takes everything");
@@ -55,9 +62,14 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_terminal_obeys_no_text_of_a_server() {
+        assert_eq!(printable("a\u{1b}[2J\nb \u{1f409}"), "a\\u{1b}[2J\\nb \u{1f409}");
+    }
+
+    #[test]
     fn columns_are_aligned() {
         let rows = [["a", "lock", ""], ["stöck", "semaphore", "2"]];
-        let text = table(&rows.map(|row| row.map(str::to_owned)));
+        let text = table(rows.map(|row| row.map(str::to_owned)).to_vec());
         assert_eq!(text, "a      lock\nstöck  semaphore  2\n");
     }
 }

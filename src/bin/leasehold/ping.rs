@@ -128,7 +128,7 @@ fn to_text(server: &Result<Facts, Failure>) -> String {
     let unknown = || "unknown".to_owned();
     let row = |(name, value): (&str, Option<_>)| [name.to_owned(), value.unwrap_or_else(unknown)];
     let warnings = facts.warnings.iter().map(|warning| format!("warning: {warning}\n"));
-    table(&fields.map(row)) + &warnings.collect::<String>()
+    table(fields.map(row).to_vec()) + &warnings.collect::<String>()
 }
 
 fn to_json(server: &Result<Facts, Failure>) -> Value {

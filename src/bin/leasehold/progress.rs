@@ -13,6 +13,7 @@ use rustix::termios::tcgetwinsize;
 
 use crate::args::Run;
 use crate::duration::in_seconds;
+use crate::output::printable;
 
 /// A wait that is shorter than this is not worth a line.
 const FIRST: Duration = Duration::from_millis(300);
@@ -95,7 +96,7 @@ fn describe(report: &NameReport) -> String {
     let mut text = String::new();
     if let Some((_, holder)) = report.holds.first() {
         let label = if holder.label.is_empty() { &holder.client } else { &holder.label };
-        text = format!(", held by {label}");
+        text = format!(", held by {}", printable(label));
         if report.holds.len() > 1 {
             text = format!("{text} and {} more", report.holds.len() - 1);
         }

@@ -1,7 +1,9 @@
 //! `run`: a command while the lock is held.
 
+use std::io;
 use std::time::Duration;
 
+use crossbeam_channel::Receiver;
 use leasehold::{Canceller, Client, Error};
 
 use crate::args::{Run, Server};
@@ -12,7 +14,7 @@ use crate::hold::Hold;
 use crate::output::say;
 use crate::progress::Progress;
 use crate::signals;
-use crate::supervisor::{End, Limits, supervise};
+use crate::supervisor::{End, Limits, stop, supervise};
 
 /// Acquires the lock, runs the command, releases the lock, and returns the command's status.
 pub(crate) fn run(server: &Server, run: &Run) -> Outcome {
@@ -29,11 +31,13 @@ pub(crate) fn run(server: &Server, run: &Run) -> Outcome {
     drop(progress);
     match (hold, signals::next_forwarded(&signals)) {
         (Ok(hold), None) => {
-            let limits = Limits { lease: run.lease, kill_after: run.kill_after };
             let mut child = Child::start(&run.command, &environment(run, &hold))?;
-            let end = supervise(&mut child, &hold, &signals, limits)
-                .map_err(|error| Failure::system("wait for the command", &error))?;
-            finish(run, hold, &end)
+            let outcome = attend(run, &mut child, hold, &signals);
+            outcome.map_err(|error| {
+                // It would go on without the lock.
+                child.kill();
+                Failure::system("wait for the command", &error)
+            })?
         }
         (Ok(hold), Some(signal)) => {
             release(hold)?;
@@ -61,15 +65,21 @@ fn not_acquired(error: Error, run: &Run) -> Failure {
     if run.quiet { failure.silent() } else { failure }
 }
 
-/// Releases the lock after the command has ended.
-fn finish(run: &Run, hold: Hold, end: &End) -> Outcome {
-    match end {
-        End::Ended(status) => release(hold).map(|()| code_of(*status)),
-        End::Stopped => {
-            let why = if hold.lost().is_lost() { "was lost" } else { "could not be renewed" };
-            // Whether this succeeds changes nothing any more.
-            drop(hold);
-            Err(Failure::new(LOST, format!("lock {:?} {why}: stopped the command", run.name)))
+/// Waits for the end of the command, and releases the lock.
+fn attend(
+    run: &Run,
+    child: &mut Child,
+    hold: Hold,
+    signals: &Receiver<i32>,
+) -> io::Result<Outcome> {
+    let limits = Limits { lease: run.lease, kill_after: run.kill_after };
+    match supervise(child, &hold, signals, limits)? {
+        End::Command(status) => Ok(release(hold).map(|()| code_of(status))),
+        End::Lease { left } => {
+            let why = if left.is_zero() { "is lost" } else { "could not be renewed" };
+            say(&format!("lock {:?} {why}: stopping the command", run.name));
+            stop(child, signals, limits.grace(left))?;
+            Ok(Ok(LOST))
         }
     }
 }

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::duration::in_seconds;
 use crate::exit::Outcome;
-use crate::output::{print, print_json, table};
+use crate::output::{print, print_json, printable, table};
 
 /// Shows one name.
 pub(crate) fn show(client: &Client, name: &str, json: bool) -> Outcome {
@@ -22,7 +22,7 @@ pub(crate) fn show(client: &Client, name: &str, json: bool) -> Outcome {
     lines.extend(holders.map(|holder| ("holder", holder)));
     lines.extend(report.waiting.into_iter().map(|client| ("waiting", client)));
     let rows: Vec<_> = lines.into_iter().map(|(name, value)| [name.to_owned(), value]).collect();
-    print(&table(&rows))
+    print(&table(rows))
 }
 
 /// Lists the names that are held.
@@ -41,7 +41,7 @@ pub(crate) fn list(client: &Client, start: &str, json: bool) -> Outcome {
         return print_json(&reports.iter().map(|(name, report)| to_json(name, report)).collect());
     }
     let rows: Vec<_> = reports.iter().map(|(name, report)| row(name, report)).collect();
-    print(&table(&rows))
+    print(&table(rows))
 }
 
 /// Ends the holds that a name has.
@@ -50,6 +50,7 @@ pub(crate) fn unlock(client: &Client, name: &str, json: bool) -> Outcome {
     if json {
         return print_json(&json!({ "name": name, "ended": ended }));
     }
+    let name = printable(name);
     print(&match ended {
         0 => format!("{name} is free\n"),
         1 => format!("ended 1 hold of {name}\n"),

@@ -16,13 +16,17 @@ const KILL_TIME: Duration = Duration::from_millis(50);
 /// How often to look whether the command has ended, once it must.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// How the command has ended.
+/// Why there is nothing more to wait for.
 #[derive(Debug)]
 pub(crate) enum End {
-    /// By itself, or by a signal that was passed on.
-    Ended(ExitStatus),
-    /// Because the lease was lost, or was about to end.
-    Stopped,
+    /// The command has ended, by itself or by a signal that was passed on.
+    Command(ExitStatus),
+    /// The lease is lost, or was not renewed for so long that the command could else not end before
+    /// it. The command must be stopped.
+    Lease {
+        /// What is left of it.
+        left: Duration,
+    },
 }
 
 /// What decides when a command must end.
@@ -41,14 +45,13 @@ impl Limits {
     }
 
     /// How long the command has with so much of the lease left, or with none if it is lost.
-    fn grace(self, left: Duration) -> Duration {
+    pub(crate) fn grace(self, left: Duration) -> Duration {
         let is_lost = left.is_zero();
         if is_lost { self.kill_after } else { self.kill_after.min(left.saturating_sub(KILL_TIME)) }
     }
 }
 
-/// Waits for the end of the command, and passes signals on to it. Stops it if the lease is lost, or
-/// has not been renewed for so long that the command could else not end before it.
+/// Waits for the end of the command, or until it must be stopped, and passes signals on to it.
 pub(crate) fn supervise(
     child: &mut Child,
     hold: &Hold,
@@ -60,14 +63,13 @@ pub(crate) fn supervise(
         let left = hold.remaining();
         let safe = left.saturating_sub(limits.margin());
         if safe.is_zero() {
-            stop(child, signals, limits.grace(left))?;
-            return Ok(End::Stopped);
+            return Ok(End::Lease { left });
         }
         select! {
             recv(signals) -> signal => {
                 let ended = receive(child, signal.ok())?;
                 if let Some(status) = ended {
-                    return Ok(End::Ended(status));
+                    return Ok(End::Command(status));
                 }
             }
             recv(lost.receiver()) -> _ => {}
@@ -78,12 +80,13 @@ pub(crate) fn supervise(
 
 /// Ends the command, and all processes of its own group. SIGTERM comes at once, SIGKILL when
 /// `grace` is over.
-fn stop(child: &mut Child, signals: &Receiver<i32>, grace: Duration) -> io::Result<()> {
-    let kill_at = Instant::now() + grace;
+pub(crate) fn stop(child: &mut Child, signals: &Receiver<i32>, grace: Duration) -> io::Result<()> {
+    // None: a grace that never ends.
+    let kill_at = Instant::now().checked_add(grace);
     let mut has_ended = false;
     child.terminate();
     while !has_ended || child.has_group() {
-        let is_over = Instant::now() >= kill_at;
+        let is_over = kill_at.is_some_and(|time| Instant::now() >= time);
         if is_over {
             child.kill();
         }
