@@ -53,6 +53,10 @@ impl Terminal {
         self.keys.write_all(keys.as_bytes()).unwrap();
     }
 
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.process), signal).unwrap();
+    }
+
     #[track_caller]
     fn wait_for(&self, text: &str) {
         let seen = || self.screen.lock().contains(text);
@@ -85,10 +89,13 @@ fn a_key_reaches_the_command_once() {
         echo ready; while :; do sleep 0.02; done";
     let mut terminal = Terminal::start(&server, &["run", "a", "--", "sh", "-c", script]);
     terminal.wait_for("ready");
+    // Two signals that come at nearly the same time would be one to the command.
+    terminal.signal(Signal::STOP);
     terminal.press("\u{3}");
     terminal.wait_for("pressed");
     // The program has received that, too, and passes on what comes after it.
-    kill_process(Pid::from_child(&terminal.process), Signal::USR1).unwrap();
+    terminal.signal(Signal::CONT);
+    terminal.signal(Signal::USR1);
     terminal.wait_for("1 times");
     assert_eq!(terminal.code(), 4);
 }
