@@ -18,19 +18,9 @@ const NAME: &str = "example:stock:42";
 
 fn main() -> Result<(), Error> {
     let redis = Redis::find(env::args().nth(1));
-    let client = open(redis.as_ref())?;
+    let client = support::open(redis.as_ref(), Client::builder())?;
     hold_and_nest(&client)?;
     hand_off(&client)
-}
-
-fn open(redis: Option<&Redis>) -> Result<Client, Error> {
-    if let Some(redis) = redis {
-        println!("using {redis}");
-        Client::open(&redis.url())
-    } else {
-        println!("no Redis given and none on PATH: using memory, for this process only");
-        Ok(Client::in_memory())
-    }
 }
 
 fn hold_and_nest(client: &Client) -> Result<(), Error> {

@@ -6,7 +6,7 @@
 //! fails unless each tick had one; `--plain` shows what happens without `hold_at_least`.
 
 use std::env;
-use std::process::{Child, Command, ExitCode};
+use std::process::{Child, ExitCode};
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -47,20 +47,14 @@ fn main() -> ExitCode {
 
 /// Starts the machines, waits for them, and checks how often each tick's job was run.
 fn run_machines(options: &Options) -> Result<()> {
-    let redis = Redis::find(options.url.clone()).ok_or(
-        "processes can share a lock only through a server: \
-         give its URL as an argument or in REDIS_URL, or put redis-server on PATH",
-    )?;
-    println!("using {redis}");
+    let redis = Redis::require(options.url.clone())?;
     let how = if options.plain { "not kept".into() } else { format!("kept for {TAKEN:?}") };
     println!("a tick every {PERIOD:?}, a job of {WORK:?}, a lock that is {how}");
 
     let first_tick = (UNIX_EPOCH.elapsed()? + Duration::from_secs(1)).as_millis().to_string();
     let start = |(name, late): (&str, Duration)| {
         println!("the clock of {name} is {late:?} late");
-        let mut command = Command::new(env::current_exe()?);
-        // The URL may contain a password, and command lines are visible to all users.
-        command.env("REDIS_URL", redis.url());
+        let mut command = redis.this_program()?;
         command.args(["--machine", name, &late.as_millis().to_string(), &first_tick]);
         command.args(options.plain.then_some("--plain"));
         Ok(command.spawn()?)

@@ -36,7 +36,8 @@ static START: LazyLock<Instant> = LazyLock::new(Instant::now);
 
 fn main() -> Result<(), Error> {
     let redis = Redis::find(env::args().nth(1));
-    let client = open(redis.as_ref())?;
+    let builder = Client::builder().lease(LEASE).wait(Duration::from_secs(20)).on_event(narrate);
+    let client = support::open(redis.as_ref(), builder)?;
     let (queue, jobs) = unbounded();
     for (id, account) in JOBS {
         queue.send(Job { id, account }).expect("the receiver is alive");
@@ -47,17 +48,6 @@ fn main() -> Result<(), Error> {
     assert_eq!(done, JOBS.len(), "every job is done once");
     say(format_args!("all {done} jobs done"));
     Ok(())
-}
-
-fn open(redis: Option<&Redis>) -> Result<Client, Error> {
-    let builder = Client::builder().lease(LEASE).wait(Duration::from_secs(20)).on_event(narrate);
-    if let Some(redis) = redis {
-        say(format_args!("using {redis}"));
-        builder.open(&redis.url())
-    } else {
-        say("no Redis given and none on PATH: using memory");
-        builder.in_memory()
-    }
 }
 
 /// Prints events. It runs on a thread of the client.

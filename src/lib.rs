@@ -257,6 +257,9 @@ mod pages {
     #[doc = include_str!("../README.md")]
     mod readme {}
 
+    #[doc = include_str!("../docs/cookbook.md")]
+    mod cookbook {}
+
     #[cfg(feature = "tls")]
     #[doc = include_str!("../docs/deployment.md")]
     mod deployment {}

@@ -1,7 +1,12 @@
-//! Finds a Redis server for the examples.
+//! What the examples share: a Redis server to use, and further processes of the same example.
+#![allow(dead_code, reason = "every example uses a part of it")]
 
 use std::env;
 use std::fmt;
+use std::io;
+use std::process::Command;
+
+use leasehold::{Builder, Client};
 
 use self::server::Server;
 
@@ -27,11 +32,29 @@ impl Redis {
             .or_else(|| Server::on_path().map(Self::Private))
     }
 
+    /// As `find`, for an example with several processes.
+    pub(crate) fn require(url: Option<String>) -> Result<Self, &'static str> {
+        let redis = Self::find(url).ok_or(
+            "processes can share a lock only through a server: \
+             give its URL as an argument or in REDIS_URL, or put redis-server on PATH",
+        )?;
+        println!("using {redis}");
+        Ok(redis)
+    }
+
     pub(crate) fn url(&self) -> String {
         match self {
             Self::Named(url) => url.clone(),
             Self::Private(server) => server.url(),
         }
+    }
+
+    /// A command that starts this program again, with this server's URL in `REDIS_URL`: command
+    /// lines are visible to all users, and the URL may contain a password.
+    pub(crate) fn this_program(&self) -> io::Result<Command> {
+        let mut command = Command::new(env::current_exe()?);
+        command.env("REDIS_URL", self.url());
+        Ok(command)
     }
 }
 
@@ -43,4 +66,22 @@ impl fmt::Display for Redis {
             Self::Private(server) => write!(f, "a private Redis on port {}", server.port()),
         }
     }
+}
+
+/// Opens a client at `redis`, or in memory if there is none.
+pub(crate) fn open(redis: Option<&Redis>, builder: Builder) -> leasehold::Result<Client> {
+    if let Some(redis) = redis {
+        println!("using {redis}");
+        builder.open(&redis.url())
+    } else {
+        println!("no Redis given and none on PATH: using memory, for this process only");
+        builder.in_memory()
+    }
+}
+
+/// Stops this whole process for some seconds, its background threads too, as a machine does that
+/// swaps, migrates or is debugged.
+pub(crate) fn stop_this_process(seconds: u32) -> io::Result<()> {
+    let script = format!("kill -STOP $PPID; sleep {seconds}; kill -CONT $PPID");
+    Command::new("sh").args(["-c", &script]).status().map(drop)
 }

@@ -1,0 +1,117 @@
+//! A limited stock in an SQL table that several processes sell without overselling it.
+//!
+//! A sale reads how many are left, takes the payment, and writes one less. Two sellers that read
+//! the same number sell the same item. A transaction that stays open during the payment would
+//! block everybody; the lock blocks only those who want the same item.
+//!
+//! Recipe: lock the item, and let its row remember the fence of its last writer. An UPDATE `WHERE
+//! fence <= ?` changes nothing if a later holder has written.
+//!
+//! Trap: the lock alone. A seller that is stopped for longer than its lease goes on when it is
+//! continued, and writes what it has read long ago. Here this happens to the first one.
+//!
+//! `cargo run --example limited_stock [URL] [--unlocked]` sells from three processes and checks the
+//! books. It fails if it has oversold; `--unlocked` shows that happen.
+
+use std::time::Duration;
+use std::{env, fs, process, thread};
+
+use leasehold::{Client, Guard};
+use rusqlite::Connection;
+
+use self::support::Redis;
+
+mod support;
+
+const STOCK: i64 = 60;
+const SELLERS: [&str; 3] = ["Ann", "Bob", "Cem"];
+const LEASE: Duration = Duration::from_secs(1);
+/// How long a sale takes between reading the stock and writing it back.
+const PAYMENT: Duration = Duration::from_millis(10);
+
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+
+fn main() -> Result<()> {
+    let args: Vec<String> = env::args().skip(1).collect();
+    let locked = !args.iter().any(|arg| arg == "--unlocked");
+    match &args[..] {
+        [option, seller, file, ..] if option == "--seller" => sell_out(seller, file, locked),
+        _ => run_sale(args.into_iter().find(|arg| !arg.starts_with('-')), locked),
+    }
+}
+
+/// Sells the stock from several processes, then checks the books.
+fn run_sale(url: Option<String>, locked: bool) -> Result<()> {
+    let redis = Redis::require(url)?;
+    let how = if locked { "under" } else { "WITHOUT" };
+    println!("{} sell {STOCK} items {how} the lock", SELLERS.join(", "));
+    let file = env::temp_dir().join(format!("limited_stock-{}.db", process::id()));
+    let db = Connection::open(&file)?;
+    db.execute_batch(&format!(
+        "CREATE TABLE stock (item TEXT PRIMARY KEY, remaining INTEGER, fence INTEGER);
+         CREATE TABLE sale (number INTEGER, seller TEXT);
+         INSERT INTO stock VALUES ('socks', {STOCK}, 0);"
+    ))?;
+
+    let start = |seller| {
+        let mut command = redis.this_program()?;
+        command.args(["--seller", seller]).arg(&file).args((!locked).then_some("--unlocked"));
+        Ok(command.spawn()?)
+    };
+    for mut seller in SELLERS.map(start).into_iter().collect::<Result<Vec<_>>>()? {
+        assert!(seller.wait()?.success(), "a seller failed");
+    }
+
+    let count = |what| db.query_row(what, [], |row| row.get(0));
+    let remaining: i64 = count("SELECT remaining FROM stock")?;
+    let sold: i64 = count("SELECT count(*) FROM sale")?;
+    let twice = sold - count("SELECT count(DISTINCT number) FROM sale")?;
+    fs::remove_file(&file)?;
+    println!("{sold} sales of {STOCK} items, {twice} of an item sold before; {remaining} left");
+    assert!(sold == STOCK && twice == 0 && remaining == 0, "OVERSOLD");
+    println!("the books are correct: nothing oversold, nothing lost");
+    Ok(())
+}
+
+/// One process of the sale.
+fn sell_out(seller: &str, file: &str, locked: bool) -> Result<()> {
+    let client = Client::builder().lease(LEASE).open(&env::var("REDIS_URL")?)?;
+    let mut db = Connection::open(file)?;
+    let mut sold = 0;
+    loop {
+        let guard = locked.then(|| client.lock("example:stock:socks")).transpose()?;
+        let left = db.query_row("SELECT remaining FROM stock", [], |row| row.get(0))?;
+        if left == 0 {
+            println!("{seller} sold {sold}");
+            return Ok(());
+        }
+        thread::sleep(PAYMENT);
+        if seller == SELLERS[0] && sold == 3 {
+            println!("{seller} has read that {left} are left, and is stopped for two leases");
+            support::stop_this_process(2)?;
+        }
+        if sell(&mut db, left, guard.as_ref(), seller)? {
+            sold += 1;
+        } else {
+            println!("{seller} wanted to write that {} are left: refused", left - 1);
+            println!("{seller} asks the guard: held is {}", guard.is_some_and(|it| it.is_held()));
+        }
+    }
+}
+
+/// Sells the last of `left` items, and returns `false` if a later holder has sold meanwhile.
+fn sell(db: &mut Connection, left: i64, guard: Option<&Guard>, seller: &str) -> Result<bool> {
+    // Fences are below 2^53, so they fit every column that holds an i64.
+    let fence = guard.map_or(0, |guard| guard.fence().cast_signed());
+    let transaction = db.transaction()?;
+    let changed = transaction.execute(
+        "UPDATE stock SET remaining = ?1, fence = ?2 WHERE item = 'socks' AND fence <= ?2",
+        (left - 1, fence),
+    )?;
+    if changed == 0 {
+        return Ok(false);
+    }
+    transaction.execute("INSERT INTO sale VALUES (?1, ?2)", (left, seller))?;
+    transaction.commit()?;
+    Ok(true)
+}
