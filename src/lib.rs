@@ -52,7 +52,10 @@
 //! - Threads of one client are served in the order in which they ask. Between clients, a released
 //!   lock is offered to the one that has waited longest before another can take it, and a client
 //!   cannot keep a lock among its own threads for long while another client
-//!   [waits](Builder::max_handoffs). A client that does not take an offer for 200 ms loses it. Of
+//!   [waits](Builder::max_handoffs). A client that does not take an offer for 200 ms loses it. A
+//!   lock that becomes free by itself, at the end of a lease or of the time by
+//!   [`hold_at_least`](Mutex::hold_at_least), is offered to none: clients that wait leave it for as
+//!   long to the one that has waited longest, and only a client that comes just then gets it. Of
 //!   several independent servers each makes an offer of its own: clients that have come at nearly
 //!   the same time may each get some, but no majority. They try again after random pauses, so that
 //!   chance decides between them.

@@ -238,7 +238,7 @@ fn try_until_acquired(attempt: &mut Attempt<'_>, waiter: &Waiter) -> Result<NewH
             Ok(Tried::Acquired(hold)) => return Ok(hold),
             Ok(Tried::Held(remaining)) => {
                 queues.set_answer(waiter, Ok(()));
-                let pause = until_free(backoff.next().unwrap_or_default(), remaining);
+                let pause = attempt.cut_pause(backoff.next().unwrap_or_default(), remaining);
                 attempt.wait.cut(pause).ok_or(Stopped::TimedOut)?
             }
             Err(mut failure) => {
@@ -262,12 +262,6 @@ fn try_until_acquired(attempt: &mut Attempt<'_>, waiter: &Waiter) -> Result<NewH
         }
         queues.set_pending(waiter);
     }
-}
-
-/// Returns the pause before the next attempt: no longer than the holder's lease can last, and a
-/// little longer than that, because Redis counts whole milliseconds.
-fn until_free(pause: Duration, remaining: Option<Duration>) -> Duration {
-    remaining.map_or(pause, |remaining| pause.min(remaining + Duration::from_millis(1)))
 }
 
 /// Reports that a call has ended without a hold. A hold was reported when it began.

@@ -27,6 +27,10 @@ use crate::store::request::{AcquireReply, PendingReply, Registration, WaitingCli
 /// For so long a thread yields to another client after the lock was released for that one.
 const YIELD_TIME: Duration = Duration::from_millis(20);
 
+/// For so long a thread yields to clients that have waited longer after the lock has become free by
+/// itself, so that it was offered to none. Long enough for one that is far away.
+const TURN_TIME: Duration = Duration::from_millis(200);
+
 /// How a thread has come to try for the lock.
 pub(super) enum Arrival {
     /// Without waiting behind another thread.
@@ -160,6 +164,21 @@ impl<'a> Attempt<'a> {
 
     pub(super) fn queues(&self) -> &'a WaitQueues {
         self.shared.queues(self.caller.kind)
+    }
+
+    /// Cuts the pause before the next attempt to the time after which the lock becomes free by
+    /// itself, and a little more, because Redis counts whole milliseconds; or, while this thread
+    /// yields, to the time after which it does not.
+    pub(super) fn cut_pause(&mut self, pause: Duration, remaining: Option<Duration>) -> Duration {
+        let now = Instant::now();
+        match remaining.map(|remaining| remaining + Duration::from_millis(1)) {
+            Some(free) if free <= pause => {
+                self.request.yields_until = now + free + TURN_TIME;
+                free
+            }
+            None if now < self.request.yields_until => pause.min(self.request.yields_until - now),
+            Some(_) | None => pause,
+        }
     }
 
     /// The request that another thread may send in the meantime.

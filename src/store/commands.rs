@@ -48,7 +48,7 @@ script!(
 script!(ACQUIRE_ALL, "ask_all.lua", "clock.lua", "acquire_all.lua");
 script!(FORCE_RELEASE, "force_release.lua", "wake.lua");
 script!(INSPECT, "holder.lua", "inspect.lua");
-script!(KEEP, "keep.lua");
+script!(KEEP, "keep.lua", "wake.lua");
 script!(RAISE, "raise.lua");
 script!(RELEASE, "release.lua", "wake.lua");
 script!(RENEW, "renew.lua");

@@ -33,6 +33,7 @@ stores! {
         a_lock_stays_taken_when_its_process_ends,
         one_of_many_processes_runs_a_job;
     every direct server:
+        a_client_that_is_far_away_gets_its_turns,
         a_release_that_goes_wrong_keeps_the_lock,
         every_request_for_a_kept_lock_may_be_executed_twice;
 }
@@ -225,19 +226,20 @@ fn a_time_that_makes_no_sense_is_refused(store: &Store) {
 }
 
 fn a_waiting_client_gets_a_kept_lock_at_the_end(server: &Server) {
-    waits_in_another_client(|builder| server.open(builder));
+    // It makes no attempt by itself.
+    waits_in_another_client(sleepy(), |builder| server.open(builder));
 }
 
 #[test]
 fn a_waiting_client_gets_a_kept_lock_of_a_quorum_at_the_end() {
     let quorum = Quorum::of(3);
-    waits_in_another_client(|builder| quorum.open(builder));
+    waits_in_another_client(patient(), |builder| quorum.open(builder));
 }
 
 /// The waiting client learns the new end, though it has seen that of the lease.
-fn waits_in_another_client(open: impl Fn(Builder) -> Client) {
+fn waits_in_another_client(waiting: Builder, open: impl Fn(Builder) -> Client) {
     let recorder = Recorder::default();
-    let (client, other) = (open(patient()), open(sleepy().on_event(recorder.listener())));
+    let (client, other) = (open(patient()), open(waiting.on_event(recorder.listener())));
     for (name, drops) in [("a", true), ("b", false)] {
         let begin = Instant::now();
         let guard = keeping(&client, name).lock().unwrap();
@@ -360,4 +362,38 @@ fn every_request_for_a_kept_lock_may_be_executed_twice(server: &Server) {
         });
     }
     assert!(!server.exists("a"));
+}
+
+fn a_client_that_is_far_away_gets_its_turns(server: &Server) {
+    let proxy = Proxy::before(server);
+    let (near, far) = (server.open(patient()), server.through(&proxy).open(patient()));
+    proxy.delay_replies(ms(10));
+    assert_turns_are_taken([near, far]);
+}
+
+#[test]
+fn clients_of_a_quorum_take_turns() {
+    let quorum = Quorum::of(3);
+    assert_turns_are_taken([(); 3].map(|()| quorum.open(patient())));
+}
+
+/// Clients lock again as soon as they have released, while the lock still stays taken, so that none
+/// is offered it.
+fn assert_turns_are_taken<const N: usize>(clients: [Client; N]) {
+    let end = Instant::now() + ms(3000);
+    let turns = |client: &Client| {
+        let mutex = client.mutex("a").hold_at_least(ms(50));
+        let mut turns = 0;
+        while Instant::now() < end {
+            drop(mutex.lock().unwrap());
+            turns += 1;
+        }
+        turns
+    };
+    let turns = thread::scope(|scope| {
+        let clients = clients.each_ref().map(|client| scope.spawn(|| turns(client)));
+        clients.map(|turns| turns.join().unwrap())
+    });
+    let (least, most) = (turns.iter().min().unwrap(), turns.iter().max().unwrap());
+    assert!(least * 2 >= *most, "{turns:?}");
 }
