@@ -2,9 +2,12 @@
 
 use std::thread;
 
+use crossbeam_channel::unbounded;
 use leasehold::{HeldAs, Survey};
 
-use crate::support::{SOON, Server, Store, assert_lost, eventually, patient, stores};
+use crate::support::{
+    SOON, Server, Store, assert_lost, eventually, ms, patient, stores, throughout,
+};
 
 stores! {
     every store:
@@ -13,7 +16,8 @@ stores! {
         names_are_found_wherever_they_are,
         enough_servers_report_on_themselves;
     every server:
-        clients_that_wait_are_reported_and_let_in,
+        clients_that_wait_are_reported,
+        one_permit_that_is_ended_lets_one_client_in,
         what_is_over_or_offered_is_no_hold;
 }
 
@@ -90,15 +94,34 @@ fn enough_servers_report_on_themselves(store: &Store) {
     }
 }
 
-fn clients_that_wait_are_reported_and_let_in(server: &Server) {
+fn clients_that_wait_are_reported(server: &Server) {
     let (holder, waiter) = (server.open(patient()), server.open(patient()));
     let (survey, id) = (holder.survey(), waiter.id().to_owned());
-    let _permit = holder.semaphore("a", 1).acquire().unwrap();
-    let waiting = thread::spawn(move || waiter.semaphore("a", 1).acquire().map(drop));
-    eventually(SOON, || !survey.report("a").unwrap().waiting.is_empty());
-    assert_eq!(survey.report("a").unwrap().waiting, [id]);
-    assert_eq!(survey.end_holds("a").unwrap(), 1);
+    let guard = holder.rw_lock("a").write().unwrap();
+    let waiting = thread::spawn(move || waiter.rw_lock("a").read().map(drop));
+    // It leaves the queue once more if it asks again before it listens.
+    eventually(SOON, || survey.report("a").unwrap().waiting == [&*id]);
+    drop(guard);
     waiting.join().unwrap().unwrap();
+}
+
+fn one_permit_that_is_ended_lets_one_client_in(server: &Server) {
+    let holder = server.open(patient());
+    let _permit = holder.semaphore("a", 1).acquire().unwrap();
+    let (sender, acquired) = unbounded();
+    let waiting = [server.open(patient()), server.open(patient())].map(|client| {
+        let sender = sender.clone();
+        thread::spawn(move || sender.send(client.semaphore("a", 1).acquire()).unwrap())
+    });
+    eventually(SOON, || holder.survey().report("a").unwrap().waiting.len() == 2);
+    assert_eq!(holder.survey().end_holds("a").unwrap(), 1);
+    let first = acquired.recv_timeout(SOON).unwrap().unwrap();
+    throughout(ms(500), || acquired.is_empty());
+    first.release().unwrap();
+    acquired.recv_timeout(SOON).unwrap().unwrap().release().unwrap();
+    for waiter in waiting {
+        waiter.join().unwrap();
+    }
 }
 
 fn what_is_over_or_offered_is_no_hold(server: &Server) {

@@ -33,13 +33,14 @@ fn has_test(source: &str, name: &str) -> bool {
 }
 
 /// The file with a test in that module: `renewal`, `quorum::fences`, `local::lease::tests`,
-/// `net::schedules` or `protocol::quorum`.
+/// `net::schedules`, `cli::loss` or `protocol::quorum`.
 fn file_of(modules: &[&str]) -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let file = |dir: &str, modules: &[&str]| root.join(dir).join(modules.join("/") + ".rs");
     let mut candidates = vec![
         file("tests/it", modules),
         file("src", modules),
+        file("tests", modules),
         file("tests", &[modules, &["mod"]].concat()),
     ];
     candidates.extend(modules.strip_suffix(&["tests"]).map(|inline| file("src", inline)));
