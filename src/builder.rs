@@ -1,5 +1,6 @@
 //! The settings of a client, and the ways to open one.
 
+use std::env;
 use std::error::Error as StdError;
 use std::time::Duration;
 
@@ -7,11 +8,14 @@ use crate::address_map::AddressMap;
 use crate::client::{Builder, Client};
 use crate::config::{Durability, Mechanism};
 use crate::credentials::{Credentials, CredentialsCallback};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::event::{Callback, Event};
 use crate::open;
 #[cfg(feature = "tls")]
 use crate::tls::Tls;
+
+/// The environment variable with the URL of the servers.
+const URL_VARIABLE: &str = "REDIS_URL";
 
 impl Builder {
     /// Sets the lease: how long a lock lasts after its last renewal. A holder that dies blocks
@@ -323,11 +327,96 @@ impl Builder {
         self
     }
 
-    /// Opens a client for one Redis server, and checks that the server answers.
+    /// Creates a configuration from a URL: where the servers are, and any settings.
+    /// [`build`](Builder::build) opens the client.
     ///
-    /// The URL is `redis://[user][:password@]host[:port][/database]` or
-    /// `unix:///path[?db=&user=&pass=]`. Either may have `client_name=` in its query, for
-    /// `CLIENT SETNAME`, which the server may refuse. The server must be Redis 6.2 or newer, or
+    /// | URL | servers |
+    /// |---|---|
+    /// | `redis://[user][:password@]host[:port][/database]` | one server |
+    /// | `unix:///path[?db=&user=&pass=]` | one server, at a Unix socket |
+    /// | `redis+sentinel://[login@]host[:port],…/master[/database]` | [the master][sentinel] |
+    /// | `redis+cluster://[login@]host[:port],…` | [a cluster][cluster] |
+    /// | `redis+redlock://[login@]host[:port],…[/database]` | [independent][redlock] |
+    ///
+    /// [sentinel]: Builder::open_sentinel
+    /// [cluster]: Builder::open_cluster
+    /// [redlock]: Builder::open_redlock
+    ///
+    /// With `rediss` in place of `redis`, connections are encrypted, as for
+    /// [`open`](Builder::open). Any of them may have `client_name=` in its query. Several hosts
+    /// have the login, the database and the query in common.
+    ///
+    /// The query may have these settings, which are the methods of this type: `backoff`,
+    /// `connect_timeout`, `durability`, `fence_life`, `idle_timeout`, `io_timeout`, `label`,
+    /// `lazy`, `lease`, `master_login`, `max_handoffs`, `max_hold`, `max_lifetime`, `pool_size` (or
+    /// `pool`), `prefix`, `reentrant`, `renew`, `retry_window`, `spin`, `wait`.
+    ///
+    /// - A duration is `500ms`, `20s`, `5m`, `1h`, `1d`, `50us`, or plain seconds, such as `0.5`.
+    /// - `idle_timeout` and `max_lifetime` may be `none`; a `backoff` is `5ms..500ms`.
+    /// - A `durability` is `memory`, `replicas:ACKS:TIMEOUT` or `fsync:LOCAL:REPLICAS:TIMEOUT`, as
+    ///   in `replicas:1:100ms` and `fsync:true:0:100ms`.
+    /// - A `master_login` is `user:password`, with an empty user for the default one.
+    /// - Special characters are percent-encoded, also in passwords: `%40` is an `@`.
+    ///
+    /// What is set later counts: methods that are called on the result replace settings of the URL.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidInput`](crate::Error::InvalidInput) names a setting that does not exist, that is
+    /// set twice, or whose text makes no sense. No error repeats the URL, which may have a
+    /// password. What is wrong with a host or a value is the error of [`build`](Builder::build).
+    ///
+    /// ```no_run
+    /// use leasehold::Builder;
+    ///
+    /// let url = "redis+sentinel://10.0.0.1,10.0.0.2,10.0.0.3/shop?lease=20s&prefix=app:&pool=4";
+    /// let client = Builder::from_url(url)?.label("worker 7").build()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn from_url(url: &str) -> Result<Self> {
+        let mut builder = Self::default();
+        builder.target = Some(open::configure(&mut builder.config, url)?);
+        Ok(builder)
+    }
+
+    /// As [`from_url`](Builder::from_url), with the URL in the environment variable `REDIS_URL`.
+    ///
+    /// # Errors
+    ///
+    /// As [`from_url`](Builder::from_url), and [`InvalidInput`](crate::Error::InvalidInput) if the
+    /// variable is not set.
+    ///
+    /// ```no_run
+    /// let client = leasehold::Builder::from_env()?.build()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn from_env() -> Result<Self> {
+        let url = env::var(URL_VARIABLE)
+            .map_err(|_| Error::invalid(URL_VARIABLE, "must be set to the URL of the servers"))?;
+        Self::from_url(&url)
+    }
+
+    /// Opens the client at the servers of [`from_url`](Builder::from_url) or
+    /// [`from_env`](Builder::from_env), and checks that they answer.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`open_sentinel`](Builder::open_sentinel), [`open_cluster`](Builder::open_cluster),
+    /// [`open_redlock`](Builder::open_redlock) or, for one server, [`open`](Builder::open); and
+    /// [`InvalidInput`](crate::Error::InvalidInput) without a URL.
+    pub fn build(self) -> Result<Client> {
+        let no_url = || Error::invalid("url", "must be given, as by `from_url`");
+        let target = self.target.ok_or_else(no_url)?;
+        open::at(self.config, target).map(Client::new)
+    }
+
+    /// Opens a client at the servers of a URL, in most cases for one Redis server, and checks that
+    /// they answer.
+    ///
+    /// The URL is one of those of [`from_url`](Builder::from_url), such as
+    /// `redis://[user][:password@]host[:port][/database]` or `unix:///path[?db=&user=&pass=]`.
+    /// Settings in its query replace those that were made before. `client_name=` in the query is
+    /// for `CLIENT SETNAME`, which the server may refuse. A server must be Redis 6.2 or newer, or
     /// Valkey.
     ///
     /// `rediss://` in place of `redis://` means TLS and requires the feature `tls`. The server must
@@ -344,7 +433,7 @@ impl Builder {
     /// - [`Redis`](crate::Error::Redis): the server refused the login, or cannot provide the
     ///   [`durability`](Builder::durability).
     pub fn open(self, url: &str) -> Result<Client> {
-        open::standalone(self.config, url).map(Client::new)
+        open::at_url(self.config, url).map(Client::new)
     }
 
     /// Opens a client for the Redis server that sentinels name as the current `master`, and checks

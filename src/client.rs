@@ -19,6 +19,7 @@ use crate::rw_lock::RwLock;
 use crate::semaphore::Semaphore;
 use crate::stats::Stats;
 use crate::survey::Survey;
+use crate::target::Target;
 
 /// A handle for acquiring distributed locks. Clones are cheap and share everything.
 ///
@@ -64,6 +65,8 @@ pub struct Client {
 // ends that circle. The builder's methods are in `builder.rs`.
 pub struct Builder {
     pub(crate) config: Config,
+    /// Where the servers are, if a URL has said so.
+    pub(crate) target: Option<Target>,
 }
 
 impl Client {
@@ -71,7 +74,8 @@ impl Client {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Opens a client for one Redis server with default settings. See [`Builder::open`].
+    /// Opens a client at the servers of a URL, in most cases for one Redis server. What the URL
+    /// does not set is as by default. See [`Builder::from_url`].
     ///
     /// # Errors
     ///
@@ -82,7 +86,7 @@ impl Client {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn open(url: &str) -> Result<Self> {
-        open::standalone(Config::default(), url).map(Self::new)
+        open::at_url(Config::default(), url).map(Self::new)
     }
 
     /// Creates a client whose locks exist only in this process, for tests and demonstrations.

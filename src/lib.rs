@@ -204,6 +204,7 @@ mod client;
 mod clock;
 mod config;
 mod credentials;
+mod duration;
 mod election;
 mod error;
 mod event;
@@ -216,6 +217,7 @@ mod multi_guard;
 mod mutex;
 mod net;
 mod open;
+mod options;
 mod owned_guard;
 mod owned_hold;
 mod report;
@@ -226,6 +228,7 @@ mod stats;
 mod store;
 mod survey;
 mod sync;
+mod target;
 #[cfg(feature = "tls")]
 mod tls;
 

@@ -15,17 +15,42 @@ use crate::local::shared::Shared;
 use crate::net::endpoint::Endpoint;
 use crate::net::sentinel::{self, Sentinels};
 use crate::net::server::{Pools, Server, ServerFactory};
+use crate::options;
 use crate::store::cluster::{Cluster, parse_seeds};
 use crate::store::durability::{Demand, probe};
 use crate::store::memory::Memory;
 use crate::store::quorum::Quorum;
 use crate::store::standalone::Standalone;
+use crate::target::{self, Target};
 
 /// What every error of opening says was attempted.
 const ATTEMPT: &str = "open a client";
 
+/// Takes the settings of a URL over, and returns where the servers are.
+pub(crate) fn configure(config: &mut Config, url: &str) -> Result<Target> {
+    let (target, options) = target::parse(url)?;
+    options::apply(config, options)?;
+    Ok(target)
+}
+
+/// Locks at the servers of a URL, with its settings.
+pub(crate) fn at_url(mut config: Config, url: &str) -> Result<Shared> {
+    let target = configure(&mut config, url)?;
+    at(config, target)
+}
+
+/// Locks at these servers.
+pub(crate) fn at(config: Config, target: Target) -> Result<Shared> {
+    match target {
+        Target::Cluster { seeds } => cluster(config, seeds),
+        Target::Redlock { urls } => redlock(config, urls),
+        Target::Sentinel { urls, master } => sentinel(config, urls, &master),
+        Target::Server { url } => standalone(config, &url),
+    }
+}
+
 /// Locks on one server.
-pub(crate) fn standalone(config: Config, url: &str) -> Result<Shared> {
+fn standalone(config: Config, url: &str) -> Result<Shared> {
     let config = prepare(config)?;
     let endpoint = Endpoint::parse(url, &config)?;
     let servers = ServerFactory::new(&config)?;

@@ -54,6 +54,10 @@ impl Endpoint {
         if encrypted && parsed.set_scheme("redis").is_err() {
             return refuse("must be redis[s]://host[:port][/db] or unix:///path");
         }
+        let is_setting = |name: &str| !is_connection_option(parsed.scheme(), name);
+        if parsed.query_pairs().any(|(name, _)| is_setting(&name)) {
+            return refuse("must not have settings of the client if it is one of several");
+        }
         let client_name = parsed
             .query_pairs()
             .find(|(key, _)| key == "client_name")
@@ -206,6 +210,16 @@ impl Endpoint {
             redis::cmd("CLIENT").arg("SETNAME").arg(name).write_packed_command(out);
         }
         self.client_name.is_some()
+    }
+}
+
+/// Returns `true` for what the query of one server's URL may have: how to log in there, and as
+/// whom.
+pub(crate) fn is_connection_option(scheme: &str, name: &str) -> bool {
+    match name {
+        "client_name" | "protocol" => true,
+        "db" | "pass" | "user" => scheme.ends_with("unix"),
+        _ => false,
     }
 }
 

@@ -3,7 +3,7 @@
 use leasehold::Client;
 use serde_json::{Value, json};
 
-use crate::support::{Server, client, eventually, json, leasehold, output};
+use crate::support::{Server, client, eventually, json, leasehold, output, without_server};
 
 fn show(server: &Server, name: &str) -> Value {
     json(&mut leasehold(server, &["--json", "show", name]))
@@ -135,4 +135,16 @@ fn unlock_lets_those_who_wait_in() {
     eventually(|| !show(&server, "a")["waiting"].as_array().unwrap().is_empty());
     output(&mut leasehold(&server, &["unlock", "a"]));
     waiting.join().unwrap().unwrap();
+}
+
+#[test]
+fn the_command_line_counts_more_than_settings_of_the_url() {
+    let server = Server::redis();
+    let url = format!("{}?prefix=url:", server.url());
+    for (prefix, option) in [("url:", &[][..]), ("line:", &["--prefix", "line:"])] {
+        let client = Client::builder().prefix(prefix).open(&server.url()).unwrap();
+        let _guard = client.lock("a").unwrap();
+        let args = [&["--url", &url, "--json", "show", "a"], option].concat();
+        assert_eq!(json(&mut without_server(&args))["holds"][0]["client"], json!(client.id()));
+    }
 }

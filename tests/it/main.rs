@@ -69,5 +69,6 @@ mod threads;
 mod timeouts;
 #[cfg(feature = "tls")]
 mod tls;
+mod url;
 mod wait_queue;
 mod waiting_clients;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::{Parser, Subcommand, value_parser};
 use clap_complete::Shell;
 
-use crate::duration::parse;
+use crate::duration::parse_duration;
 use crate::exit::NOT_HAD;
 
 const EXIT_CODES: &str = "\
@@ -34,13 +34,14 @@ pub(crate) struct Args {
 /// Where the locks are.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Server {
-    /// The server: `redis://`, `rediss://` or `unix://`. In the environment other users cannot see
-    /// its password.
+    /// The servers: `redis://`, `rediss://`, `unix://`, or several with `redis+sentinel://`,
+    /// `redis+cluster://` or `redis+redlock://`. In the environment other users cannot see the
+    /// password.
     #[arg(long, global = true, env = "REDIS_URL", hide_env_values = true)]
     pub(crate) url: Option<String>,
-    /// What the key of a lock has in front of its name.
-    #[arg(long, global = true, default_value = "lock:")]
-    pub(crate) prefix: String,
+    /// What the key of a lock has in front of its name. Defaults to that of the URL, or `lock:`.
+    #[arg(long, global = true)]
+    pub(crate) prefix: Option<String>,
     /// What `show` calls this client. Defaults to the host name and the process id.
     #[arg(long, global = true)]
     pub(crate) label: Option<String>,
@@ -80,16 +81,16 @@ pub(crate) enum Task {
 #[expect(clippy::struct_excessive_bools, reason = "each is an option of the command line")]
 pub(crate) struct Run {
     /// Wait for the lock for so long at most. Without it, there is no limit.
-    #[arg(short, long, value_name = "DURATION", value_parser = parse)]
+    #[arg(short, long, value_name = "DURATION", value_parser = parse_duration)]
     pub(crate) wait: Option<Duration>,
     /// Do not wait: the same as `--wait 0`.
     #[arg(short, long, conflicts_with = "wait")]
     pub(crate) nonblock: bool,
     /// How long the lock lasts after its last renewal, should this process die.
-    #[arg(long, value_name = "DURATION", value_parser = parse, default_value = "30s")]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "30s")]
     pub(crate) lease: Duration,
     /// Let the lock stay taken for so long at least, should the command end earlier.
-    #[arg(long, value_name = "DURATION", value_parser = parse)]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     #[arg(conflicts_with_all = ["shared", "exclusive", "permits"])]
     pub(crate) hold_at_least: Option<Duration>,
     /// Hold a read-write lock along with other readers.
@@ -102,7 +103,8 @@ pub(crate) struct Run {
     #[arg(long, value_name = "N", group = "kind", value_parser = value_parser!(u32).range(1..))]
     pub(crate) permits: Option<u32>,
     /// How long the command has, when the lock is lost, between SIGTERM and SIGKILL.
-    #[arg(short, long, value_name = "DURATION", value_parser = parse, default_value = "5s")]
+    #[arg(short, long, value_name = "DURATION")]
+    #[arg(value_parser = parse_duration, default_value = "5s")]
     pub(crate) kill_after: Duration,
     /// The exit status if the lock was not to be had in time.
     #[arg(short = 'E', long, value_name = "STATUS", default_value_t = NOT_HAD)]

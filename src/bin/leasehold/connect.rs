@@ -13,16 +13,21 @@ const HOST_MAX: usize = 64;
 
 /// Opens a client that looks at locks.
 pub(crate) fn open(server: &Server) -> Result<Client, Failure> {
-    open_with(server, Client::builder())
+    open_with(server, |builder| builder)
 }
 
-/// Opens a client with further settings.
-pub(crate) fn open_with(server: &Server, builder: Builder) -> Result<Client, Failure> {
+/// Opens a client with further settings, which replace those of the URL.
+pub(crate) fn open_with(
+    server: &Server,
+    set: impl FnOnce(Builder) -> Builder,
+) -> Result<Client, Failure> {
     let Some(url) = &server.url else {
         return Err(Failure::new(USAGE, "no server: set REDIS_URL or give --url"));
     };
     let label = server.label.clone().unwrap_or_else(default_label);
-    Ok(builder.prefix(&server.prefix).label(&label).open(url)?)
+    let builder = set(Builder::from_url(url)?).label(&label);
+    let builder = if let Some(prefix) = &server.prefix { builder.prefix(prefix) } else { builder };
+    Ok(builder.build()?)
 }
 
 fn default_label() -> String {

@@ -5,6 +5,7 @@
 mod args;
 mod child;
 mod connect;
+#[path = "../../duration.rs"]
 mod duration;
 mod exit;
 mod hold;

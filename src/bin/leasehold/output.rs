@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
+use std::time::Duration;
 
 use serde_json::Value;
 
@@ -21,6 +22,11 @@ pub(crate) fn print(output: &str) -> Outcome {
 /// Prints JSON on lines that people can read too.
 pub(crate) fn print_json(value: &Value) -> Outcome {
     print(&format!("{value:#}\n"))
+}
+
+/// Writes a time that is left with a tenth of a second.
+pub(crate) fn in_seconds(time: Duration) -> String {
+    format!("{:.1} s", time.as_secs_f64())
 }
 
 /// Says something on stderr.

@@ -12,8 +12,7 @@ use parking_lot::Mutex;
 use rustix::termios::tcgetwinsize;
 
 use crate::args::Run;
-use crate::duration::in_seconds;
-use crate::output::printable;
+use crate::output::{in_seconds, printable};
 
 /// A wait that is shorter than this is not worth a line.
 const FIRST: Duration = Duration::from_millis(300);

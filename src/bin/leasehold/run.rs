@@ -4,7 +4,7 @@ use std::io;
 use std::time::Duration;
 
 use crossbeam_channel::Receiver;
-use leasehold::{Canceller, Client, Error};
+use leasehold::{Builder, Canceller, Error};
 
 use crate::args::{Run, Server};
 use crate::child::{Child, code_of};
@@ -19,10 +19,12 @@ use crate::supervisor::{End, Limits, stop, supervise};
 /// Acquires the lock, runs the command, releases the lock, and returns the command's status.
 pub(crate) fn run(server: &Server, run: &Run) -> Outcome {
     let wait = run.wait.or(run.nonblock.then_some(Duration::ZERO));
-    let builder = Client::builder().lease(run.lease);
-    let builder = if let Some(wait) = wait { builder.wait(wait) } else { builder };
+    let set = |builder: Builder| {
+        let builder = builder.lease(run.lease);
+        if let Some(wait) = wait { builder.wait(wait) } else { builder }
+    };
     // Until this is done a signal ends this process, as nothing is held.
-    let client = connect::open_with(server, builder)?;
+    let client = connect::open_with(server, set)?;
     let canceller = Canceller::new();
     let signals =
         signals::receive(&canceller).map_err(|error| Failure::system("receive signals", &error))?;

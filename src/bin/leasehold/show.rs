@@ -5,9 +5,8 @@ use std::time::Duration;
 use leasehold::{Client, Error, HeldAs, Holder, NameReport};
 use serde_json::{Value, json};
 
-use crate::duration::in_seconds;
 use crate::exit::Outcome;
-use crate::output::{print, print_json, printable, table};
+use crate::output::{in_seconds, print, print_json, printable, table};
 
 /// Shows one name.
 pub(crate) fn show(client: &Client, name: &str, json: bool) -> Outcome {

@@ -1,0 +1,200 @@
+//! Settings as text, from the query of a URL or from a configuration file.
+//!
+//! They have the names of the methods of [`Builder`](crate::Builder). Whether their values are
+//! possible is checked when the client is opened.
+
+use std::collections::HashSet;
+use std::str::FromStr;
+use std::time::Duration;
+
+use crate::config::{Config, Durability};
+use crate::credentials::Credentials;
+use crate::duration::parse_duration;
+use crate::error::{Error, Result};
+
+const NO_DURABILITY: &str =
+    "must be `memory`, `replicas:ACKS:TIMEOUT` or `fsync:LOCAL:REPLICAS:TIMEOUT`";
+const NO_LOGIN: &str = "must be a user and a password such as `user:password`";
+const NO_RANGE: &str = "must be two durations such as `5ms..500ms`";
+
+/// A value, or what is wrong with the text.
+type Parsed<T> = Result<T, &'static str>;
+
+/// Sets what is given by name and text, each once.
+pub(crate) fn apply(
+    config: &mut Config,
+    options: impl IntoIterator<Item = (String, String)>,
+) -> Result<()> {
+    let mut known = HashSet::new();
+    for (name, text) in options {
+        // The URLs of other programs say it in short.
+        let name = if name == "pool" { "pool_size" } else { &name };
+        let result = set(config, name, &text);
+        // A text may be a secret, so it is not repeated.
+        result.map_err(|why| Error::invalid(name, why))?;
+        if !known.insert(name.to_owned()) {
+            return Err(Error::invalid(name, "must not be set twice"));
+        }
+    }
+    Ok(())
+}
+
+fn set(config: &mut Config, name: &str, text: &str) -> Parsed<()> {
+    match name {
+        "backoff" => config.backoff = range(text)?,
+        "connect_timeout" => config.connect_timeout = parse_duration(text)?,
+        "durability" => config.durability = durability(text).ok_or(NO_DURABILITY)?,
+        "fence_life" => config.fence_life = parse_duration(text)?,
+        "idle_timeout" => config.idle_timeout = limit(text)?,
+        "io_timeout" => config.io_timeout = Some(parse_duration(text)?),
+        "label" => config.label = text.into(),
+        "lazy" => config.lazy = flag(text)?,
+        "lease" => config.options.lease = parse_duration(text)?,
+        "master_login" => config.master_login = Some(login(text)?),
+        "max_handoffs" => config.max_handoffs = number(text)?,
+        "max_hold" => config.options.max_hold = Some(parse_duration(text)?),
+        "max_lifetime" => config.max_lifetime = limit(text)?,
+        "pool_size" => config.pool_size = number(text)?,
+        "prefix" => config.prefix = text.into(),
+        "reentrant" => config.options.reentrant = flag(text)?,
+        "renew" => config.options.renew = flag(text)?,
+        "retry_window" => config.retry_window = parse_duration(text)?,
+        "spin" => config.spin = parse_duration(text)?,
+        "wait" => config.options.wait = Some(parse_duration(text)?),
+        _ => return Err("is not a setting"),
+    }
+    Ok(())
+}
+
+fn flag(text: &str) -> Parsed<bool> {
+    text.parse().map_err(|_| "must be `true` or `false`")
+}
+
+fn number(text: &str) -> Parsed<u32> {
+    text.parse().map_err(|_| "must be a whole number")
+}
+
+fn limit(text: &str) -> Parsed<Option<Duration>> {
+    if text == "none" { Ok(None) } else { parse_duration(text).map(Some) }
+}
+
+fn login(text: &str) -> Parsed<Credentials> {
+    let (user, password) = text.split_once(':').ok_or(NO_LOGIN)?;
+    Ok(Credentials::new(user, password))
+}
+
+fn range(text: &str) -> Parsed<(Duration, Duration)> {
+    let (min, max) = text.split_once("..").ok_or(NO_RANGE)?;
+    parse_duration(min).and_then(|min| Ok((min, parse_duration(max)?))).map_err(|_| NO_RANGE)
+}
+
+fn durability(text: &str) -> Option<Durability> {
+    fn part<T: FromStr>(text: &str) -> Option<T> {
+        text.parse().ok()
+    }
+    let timeout = |text| parse_duration(text).ok();
+    match text.split(':').collect::<Vec<_>>()[..] {
+        ["memory"] => Some(Durability::Memory),
+        ["replicas", acks, time] => {
+            Some(Durability::Replicas { acks: part(acks)?, timeout: timeout(time)? })
+        }
+        ["fsync", local, replicas, time] => Some(Durability::Fsync {
+            local: part(local)?,
+            replicas: part(replicas)?,
+            timeout: timeout(time)?,
+        }),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn applied(options: &[(&str, &str)]) -> Result<Config> {
+        let mut config = Config::default();
+        let own = |(name, text): &(&str, &str)| ((*name).to_owned(), (*text).to_owned());
+        apply(&mut config, options.iter().map(own))?;
+        Ok(config)
+    }
+
+    #[test]
+    fn every_setting_has_a_text() {
+        let config = applied(&[
+            ("backoff", "1ms..2s"),
+            ("connect_timeout", "3s"),
+            ("durability", "fsync:true:2:100ms"),
+            ("fence_life", "2h"),
+            ("idle_timeout", "none"),
+            ("io_timeout", "200ms"),
+            ("label", "me"),
+            ("lazy", "true"),
+            ("lease", "20"),
+            ("master_login", "me:a:b"),
+            ("max_handoffs", "3"),
+            ("max_hold", "5m"),
+            ("max_lifetime", "1d"),
+            ("pool", "4"),
+            ("prefix", "app:"),
+            ("reentrant", "false"),
+            ("renew", "false"),
+            ("retry_window", "7s"),
+            ("spin", "20us"),
+            ("wait", "0"),
+        ])
+        .expect("good settings");
+        let (ms, seconds) = (Duration::from_millis, Duration::from_secs);
+        assert_eq!(config.backoff, (ms(1), seconds(2)));
+        assert_eq!(config.connect_timeout, seconds(3));
+        let fsync = Durability::Fsync { local: true, replicas: 2, timeout: ms(100) };
+        assert_eq!(config.durability, fsync);
+        assert_eq!(config.fence_life, seconds(7200));
+        assert_eq!(config.idle_timeout, None);
+        assert_eq!(config.io_timeout, Some(ms(200)));
+        assert_eq!(config.label, "me");
+        assert!(config.lazy && !config.options.reentrant && !config.options.renew);
+        assert_eq!(config.options.lease, seconds(20));
+        let login = config.master_login.expect("it is set");
+        assert_eq!((&*login.user, &*login.password), ("me", "a:b"));
+        assert_eq!(config.max_handoffs, 3);
+        assert_eq!(config.options.max_hold, Some(seconds(300)));
+        assert_eq!(config.max_lifetime, Some(seconds(86_400)));
+        assert_eq!(config.pool_size, 4);
+        assert_eq!(config.prefix, "app:");
+        assert_eq!(config.retry_window, seconds(7));
+        assert_eq!(config.spin, Duration::from_micros(20));
+        assert_eq!(config.options.wait, Some(Duration::ZERO));
+    }
+
+    #[test]
+    fn a_durability_is_a_kind_and_its_numbers() {
+        let timeout = Duration::from_millis(100);
+        assert_eq!(durability("memory"), Some(Durability::Memory));
+        let replicas = Durability::Replicas { acks: 1, timeout };
+        assert_eq!(durability("replicas:1:100ms"), Some(replicas));
+        let fsync = Durability::Fsync { local: false, replicas: 3, timeout };
+        assert_eq!(durability("fsync:false:3:0.1"), Some(fsync));
+        for bad in ["", "disk", "replicas", "replicas:1", "replicas:-1:1s", "fsync:1:1:1s"] {
+            assert_eq!(durability(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_bad_setting_is_named_without_its_text() {
+        for (name, text) in [
+            ("lease", "secret"),
+            ("backoff", "1s"),
+            ("backoff", "1s..secret"),
+            ("pool_size", "-1"),
+            ("renew", "secret"),
+            ("durability", "secret"),
+            ("master_login", "secret"),
+            ("colour", "secret"),
+        ] {
+            let error = applied(&[(name, text)]).expect_err(name).to_string();
+            assert!(error.contains(name) && !error.contains("secret"), "{error}");
+        }
+        let error = applied(&[("pool", "1"), ("pool_size", "1")]).expect_err("twice").to_string();
+        assert!(error.contains("pool_size"), "{error}");
+    }
+}
