@@ -1,0 +1,104 @@
+//! A holder that is stopped for longer than its lease, and a PostgreSQL that refuses its late
+//! write.
+//!
+//! No lock can stop a process that has looked at it, is stopped, and writes when it is continued.
+//!
+//! Recipe: store the fence of the last writer in the row, and let each write say `WHERE fence <=`
+//! its own. A later holder's write has raised it, so the late one changes no row.
+//!
+//! Trap: to look at `is_held()` before the write, however shortly before. Here a process does so,
+//! finds that it holds the lock, and is stopped just then.
+//!
+//! `cargo run --example fenced_postgres [URL]` starts a PostgreSQL of its own, and two processes.
+
+use std::env;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use leasehold::{Client, Guard};
+
+use self::postgres::{Postgres, query};
+use self::support::Redis;
+
+#[path = "support/postgres.rs"]
+mod postgres;
+mod support;
+
+const NAME: &str = "example:account:1";
+const LEASE: Duration = Duration::from_secs(1);
+
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+
+fn main() -> Result<()> {
+    let args: Vec<String> = env::args().skip(1).collect();
+    match &args[..] {
+        [option, name, socket] if option == "--writer" => {
+            let client = Client::builder().lease(LEASE).open(&env::var("REDIS_URL")?)?;
+            work(name, &client, Path::new(socket))
+        }
+        _ => watch(args.into_iter().next()),
+    }
+}
+
+/// Starts the two processes, and looks at what they have written.
+fn watch(url: Option<String>) -> Result<()> {
+    let redis = Redis::require(url)?;
+    let postgres = Postgres::start()?;
+    println!("using a private PostgreSQL");
+    let table = "CREATE TABLE account (id INT PRIMARY KEY, writer TEXT, fence BIGINT)";
+    query(postgres.dir(), table)?;
+    query(postgres.dir(), "INSERT INTO account VALUES (1, 'nobody', 0)")?;
+
+    let start = |name| redis.this_program()?.args(["--writer", name]).arg(postgres.dir()).spawn();
+    let client = Client::open(&redis.url())?;
+    let ann = start("Ann")?;
+    wait_until_held(&client)?;
+    let bob = start("Bob")?;
+    for mut writer in [ann, bob] {
+        assert!(writer.wait()?.success(), "a writer failed");
+    }
+    let row = query(postgres.dir(), "SELECT writer, fence FROM account")?;
+    println!("the row is: {row}");
+    assert!(row.starts_with("Bob|"), "the later holder's write stands");
+    println!("the late write has changed nothing");
+    Ok(())
+}
+
+/// One of the processes: Ann is stopped between her look at the lock and her write.
+fn work(name: &str, client: &Client, socket: &Path) -> Result<()> {
+    let guard = client.lock(NAME)?;
+    println!("{name} has the lock, with fence {}", guard.fence());
+    println!("{name} looks before writing: is_held() is {}", guard.is_held());
+    if name == "Ann" {
+        println!("Ann is stopped for three leases");
+        support::stop_this_process(3)?;
+        println!("Ann is continued");
+    }
+    let done = write(name, &guard, socket)?;
+    println!("{name} writes: {done}");
+    let expected = if name == "Ann" { "UPDATE 0" } else { "UPDATE 1" };
+    assert_eq!(done, expected, "the fence decides");
+    println!("{name} looks after writing: is_held() is {}", guard.is_held());
+    Ok(())
+}
+
+/// Writes under the fence of the hold, and returns how many rows that has changed.
+fn write(name: &str, guard: &Guard, socket: &Path) -> Result<String> {
+    let fence = guard.fence();
+    let update = format!(
+        "UPDATE account SET writer = '{name}', fence = {fence} WHERE id = 1 AND fence <= {fence}"
+    );
+    query(socket, &update)
+}
+
+fn wait_until_held(client: &Client) -> Result<()> {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !client.mutex(NAME).is_locked()? {
+        if Instant::now() > deadline {
+            return Err("the first writer does not come".into());
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    Ok(())
+}
