@@ -1,0 +1,83 @@
+//! A configuration that many read all the time and one changes now and then.
+//!
+//! Its parts belong together: a reader must not see the new host with the old port.
+//!
+//! Recipe: a read-write lock. Readers hold it together, a writer alone; and a writer that waits
+//! goes before readers that come later, so that it gets its turn.
+//!
+//! Trap: a lock per look costs a round trip. Read under the lock, keep what was read, and look
+//! again after a while; `fence` tells whether a writer has been there since.
+//!
+//! `cargo run --example configuration [URL]`
+
+use std::env;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use leasehold::{Client, Result, RwLock};
+
+use self::support::Redis;
+
+mod support;
+
+const READERS: u32 = 3;
+const CHANGES: u16 = 3;
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// What all processes share, in two parts that are written one after the other.
+#[derive(Default)]
+struct Configuration {
+    host: AtomicU16,
+    port: AtomicU16,
+}
+
+fn main() -> Result<()> {
+    let redis = Redis::find(env::args().nth(1));
+    let client = support::open(redis.as_ref(), Client::builder())?;
+    let lock = client.rw_lock("example:configuration");
+    let configuration = Configuration::default();
+
+    let looks = thread::scope(|scope| {
+        let read = |reader| read(reader, &lock, &configuration);
+        let readers: Vec<_> = (1..=READERS).map(|it| scope.spawn(move || read(it))).collect();
+        write(&lock, &configuration)?;
+        let looks = readers.into_iter().map(|reader| reader.join().expect("no reader panics"));
+        looks.sum::<Result<u32>>()
+    })?;
+    println!("{READERS} readers looked {looks} times, and never saw a change half made");
+    Ok(())
+}
+
+fn write(lock: &RwLock, configuration: &Configuration) -> Result<()> {
+    for version in 1..=CHANGES {
+        thread::sleep(PAUSE);
+        let guard = lock.write()?;
+        configuration.host.store(version, Ordering::SeqCst);
+        thread::sleep(PAUSE);
+        configuration.port.store(version, Ordering::SeqCst);
+        println!("the writer has made version {version}, with fence {}", guard.fence());
+        guard.unlock()?;
+    }
+    Ok(())
+}
+
+/// Looks at the configuration until the last version is there, and returns how often it looked.
+fn read(reader: u32, lock: &RwLock, configuration: &Configuration) -> Result<u32> {
+    let (mut looks, mut seen) = (0, None);
+    loop {
+        let guard = lock.read()?;
+        looks += 1;
+        let host = configuration.host.load(Ordering::SeqCst);
+        let port = configuration.port.load(Ordering::SeqCst);
+        assert_eq!(host, port, "both parts are of the same version");
+        if seen.replace(guard.fence()) != Some(guard.fence()) {
+            println!("reader {reader} has found version {host}");
+        }
+        guard.unlock()?;
+        if host == CHANGES {
+            return Ok(looks);
+        }
+        thread::sleep(PAUSE / 10);
+    }
+}

@@ -1,0 +1,108 @@
+//! An HTTP server whose handlers lock: what it answers when the lock is taken, and when Redis is
+//! away.
+//!
+//! Recipe: wait for less time than the visitor does, and tell the two failures apart. `Timeout`
+//! means that another holds the lock: 409, and the visitor may well try again. `Unavailable` and
+//! `NoQuorum` mean an outage: 503, which load balancers and alarms understand.
+//!
+//! Trap: without a limit to the wait, a lock that is held for long puts one thread of the server
+//! after the other to sleep, until none is left for visitors who want something else.
+//!
+//! `cargo run --example http_server [URL]` starts two servers, one of which has a Redis that is
+//! away, and visits them.
+
+use std::env;
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use leasehold::{Client, Error};
+use tiny_http::{Response, Server};
+
+use self::support::Redis;
+
+mod support;
+
+const NAME: &str = "example:stock:42";
+const THREADS: usize = 4;
+/// How long a visitor waits for the lock.
+const WAIT: Duration = Duration::from_millis(300);
+
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
+
+fn main() -> Result<()> {
+    let redis = Redis::find(env::args().nth(1));
+    let client = support::open(redis.as_ref(), Client::builder().wait(WAIT))?;
+    let server = serve(&client)?;
+
+    println!("\n-- the lock is free");
+    assert_eq!(buy(server)?, 200);
+    println!("\n-- a slow visitor holds the lock");
+    let guard = client.lock(NAME)?;
+    assert_eq!(buy(server)?, 409);
+    println!("\n-- the slow visitor has released it");
+    guard.unlock()?;
+    assert_eq!(buy(server)?, 200);
+
+    println!("\n-- the Redis of another server is away");
+    // Nothing listens at port 1. A client that is `lazy` opens all the same.
+    let cut_off = Client::builder().wait(WAIT).lazy(true).open("redis://127.0.0.1:1/")?;
+    assert_eq!(buy(serve(&cut_off)?)?, 503);
+    Ok(())
+}
+
+/// Starts a server with some threads, which end with the program.
+fn serve(client: &Client) -> Result<SocketAddr> {
+    let server = Arc::new(Server::http("127.0.0.1:0")?);
+    let address = server.server_addr().to_ip().ok_or("the server listens at a port")?;
+    for _ in 0..THREADS {
+        let (server, client) = (server.clone(), client.clone());
+        thread::spawn(move || {
+            for request in server.incoming_requests() {
+                let (status, text) = sell(&client);
+                // An error here means that the visitor has gone.
+                request.respond(Response::from_string(text).with_status_code(status)).ok();
+            }
+        });
+    }
+    Ok(address)
+}
+
+/// Handles a request: sells one item under the lock.
+fn sell(client: &Client) -> (u16, String) {
+    let sold = client.with_lock(NAME, |guard| format!("sold, with fence {}", guard.fence()));
+    match sold {
+        Ok(text) => (200, text),
+        Err(error) => (status(&error), error.to_string()),
+    }
+}
+
+fn status(error: &Error) -> u16 {
+    match error {
+        Error::Timeout { .. } => 409,
+        Error::Unavailable { .. } | Error::NoQuorum { .. } => 503,
+        // The lease was lost during the sale, or the program or Redis is set up wrongly.
+        _ => 500,
+    }
+}
+
+/// Visits a server, prints its answer, and returns the status.
+fn buy(server: SocketAddr) -> Result<u16> {
+    let started = Instant::now();
+    let answer = post(server)?;
+    let status = answer.split(' ').nth(1).ok_or("an answer has a status")?.parse()?;
+    let text = answer.lines().last().unwrap_or_default();
+    println!("POST /buy: {status} after {:.0?}: {text}", started.elapsed());
+    Ok(status)
+}
+
+fn post(server: SocketAddr) -> io::Result<String> {
+    let mut visitor = TcpStream::connect(server)?;
+    visitor.set_read_timeout(Some(Duration::from_secs(10)))?;
+    visitor.write_all(b"POST /buy HTTP/1.1\r\nHost: shop\r\nConnection: close\r\n\r\n")?;
+    let mut answer = String::new();
+    visitor.read_to_string(&mut answer)?;
+    Ok(answer)
+}

@@ -1,0 +1,82 @@
+//! Order numbers that no two orders share, from many threads of many processes.
+//!
+//! Recipe 1: the fence. Each hold of a name has a number of its own, greater than all before, and
+//! it costs nothing more than the lock. Take it where numbers may have gaps.
+//!
+//! Recipe 2: a counter that only the holder reads and writes. Invoices, for example, must have no
+//! gaps. Here the counter is a file, which cannot count by itself; a database with sequences can,
+//! and then needs no lock.
+//!
+//! Trap: a counter in a file checks no fence, so a holder that is stopped for longer than its lease
+//! may draw a number that was drawn meanwhile. Where that would be worse than an error, let the
+//! place that stores the orders refuse it, such as a unique index.
+//!
+//! `cargo run --example order_numbers [URL]`
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::time::Instant;
+use std::{env, fs, process, thread};
+
+use leasehold::{Client, Guard};
+
+use self::support::Redis;
+
+mod support;
+
+const THREADS: usize = 4;
+const ORDERS: usize = 25;
+
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
+
+fn main() -> Result<()> {
+    let redis = Redis::find(env::args().nth(1));
+    let client = support::open(redis.as_ref(), Client::builder())?;
+
+    println!("\n-- the fence is the order number");
+    draw_all("number", || order_number(&client))?;
+
+    println!("\n-- a counter in a file is the invoice number");
+    let file = env::temp_dir().join(format!("order_numbers-{}", process::id()));
+    fs::write(&file, "0")?;
+    let drawn = draw_all("invoice", || invoice_number(&client, &file));
+    fs::remove_file(&file)?;
+    let drawn = drawn?;
+    assert!(drawn.into_iter().eq(1..=100), "invoice numbers have no gaps");
+    println!("they are 1 to 100 without a gap");
+    Ok(())
+}
+
+/// Unique, growing, and with gaps.
+fn order_number(client: &Client) -> Result<u64> {
+    Ok(client.with_lock("example:orders", Guard::fence)?)
+}
+
+/// Unique, growing, and without gaps.
+fn invoice_number(client: &Client, file: &Path) -> Result<u64> {
+    client.with_lock("example:invoices", |_| {
+        let last: u64 = fs::read_to_string(file)?.parse()?;
+        fs::write(file, (last + 1).to_string())?;
+        Ok(last + 1)
+    })?
+}
+
+/// Draws numbers in several threads, and checks that all differ and that each thread sees them
+/// grow.
+fn draw_all(what: &str, draw: impl Fn() -> Result<u64> + Sync) -> Result<BTreeSet<u64>> {
+    let started = Instant::now();
+    let draw_some = || (0..ORDERS).map(|_| draw()).collect::<Result<Vec<_>>>();
+    let per_thread = thread::scope(|scope| {
+        let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(draw_some)).collect();
+        let drawn = threads.into_iter().map(|thread| thread.join().expect("no thread panics"));
+        drawn.collect::<Result<Vec<_>>>()
+    })?;
+    for drawn in &per_thread {
+        assert!(drawn.is_sorted_by(|one, next| one < next), "the numbers of a thread grow");
+        println!("one thread: {what} {}, {}, {}, ...", drawn[0], drawn[1], drawn[2]);
+    }
+    let all: BTreeSet<u64> = per_thread.into_iter().flatten().collect();
+    assert_eq!(all.len(), THREADS * ORDERS, "no number is drawn twice");
+    println!("{} numbers in {:.1?}, all different", all.len(), started.elapsed());
+    Ok(all)
+}

@@ -1,0 +1,70 @@
+//! Locks in the tasks of a rayon pool.
+//!
+//! Recipe: lock in a task as on any thread, and do no rayon work while the lock is held. Set
+//! `reentrant(false)`: then rayon work that does get in is an error, not a race.
+//!
+//! Trap: a thread of the pool that waits for other tasks, in `join`, in a nested iterator or in
+//! `yield_now`, runs one of them meanwhile. If that task locks the same name, it is the same thread
+//! that asks again. A reentrant lock lets it in: two tasks are in the critical section at once.
+//!
+//! `cargo run --example rayon_pool [URL]`
+
+use std::env;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+
+use leasehold::{Client, Error, Mutex, Result};
+use rayon::prelude::*;
+
+use self::support::Redis;
+
+mod support;
+
+const CUSTOMERS: [&str; 3] =
+    ["example:customer:Ann", "example:customer:Bob", "example:customer:Cem"];
+const ORDERS: usize = 60;
+
+fn main() -> Result<()> {
+    let redis = Redis::find(env::args().nth(1));
+    let client = support::open(redis.as_ref(), Client::builder().reentrant(false))?;
+
+    println!("\n-- each order under the lock of its customer");
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(4).build().expect("threads start");
+    let totals = [0; 3].map(AtomicU32::new);
+    pool.install(|| {
+        (0..ORDERS).into_par_iter().try_for_each(|order| book(&client, &totals, order))
+    })?;
+    let totals = totals.map(AtomicU32::into_inner);
+    println!("{ORDERS} orders booked: {totals:?}");
+    assert_eq!(totals, [20; 3], "no order is lost");
+
+    println!("\n-- two tasks on one thread, and rayon work under the lock");
+    let reentrant = client.mutex(CUSTOMERS[0]).reentrant(true);
+    assert_eq!(two_tasks(&reentrant)?, [1, 2]);
+    println!("reentrant(true): both held the lock, the second one at depth 2");
+    let outcome = two_tasks(&client.mutex(CUSTOMERS[0]));
+    assert!(matches!(outcome, Err(Error::AlreadyHeld { .. })));
+    println!("reentrant(false): the second one got an error");
+    Ok(())
+}
+
+/// Adds an order to the total of its customer, by a read and a write.
+fn book(client: &Client, totals: &[AtomicU32; 3], order: usize) -> Result<()> {
+    let customer = order % CUSTOMERS.len();
+    let guard = client.lock(CUSTOMERS[customer])?;
+    let total = totals[customer].load(Ordering::SeqCst);
+    thread::yield_now();
+    totals[customer].store(total + 1, Ordering::SeqCst);
+    guard.unlock()
+}
+
+/// Locks in two tasks on the only thread of a pool, and returns how deep each of them was.
+fn two_tasks(mutex: &Mutex) -> Result<Vec<u32>> {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().expect("a thread starts");
+    let task = |_| {
+        let guard = mutex.lock()?;
+        rayon::yield_now(); // Runs the other task, if that has not begun.
+        Ok(guard.depth())
+    };
+    pool.install(|| (0..2).into_par_iter().map(task).collect())
+}
