@@ -203,6 +203,7 @@ mod canceller;
 mod client;
 mod clock;
 mod config;
+mod counter;
 mod credentials;
 mod duration;
 mod election;

@@ -1,7 +1,11 @@
-//! What a client holds and uses at one moment.
+//! What a client holds and uses at one moment, and what it has done until then.
 
-/// What a client holds and uses at one moment. Returned by
+/// What a client holds and uses at one moment, and what it has done until then. Returned by
 /// [`Client::stats`](crate::Client::stats).
+///
+/// The first four fields are what there is now. The others count from when the client was opened,
+/// and only grow. Those that an [`Event`](crate::Event) is named in are counted together with that
+/// event, also without a callback, and also if the callback is so slow that the event is dropped.
 ///
 /// The numbers are read one after the other, while others change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -16,4 +20,46 @@ pub struct Stats {
     pub connections: u64,
     /// Those of them that no request uses.
     pub idle_connections: u64,
+    /// The holds that were acquired, of every kind: [`Acquired`](crate::Event::Acquired). A nested
+    /// lock is no hold of its own, a set of locks is one for each name.
+    pub acquired: u64,
+    /// The holds among these that another thread of this client has handed off.
+    pub handoffs: u64,
+    /// The calls that found a lock held by another owner: [`Contended`](crate::Event::Contended).
+    /// They may have acquired it afterwards.
+    pub contended: u64,
+    /// The calls that do not wait, such as `try_lock`, and found the lock held.
+    pub busy: u64,
+    /// The calls whose wait was over before the lock was free:
+    /// [`TimedOut`](crate::Event::TimedOut).
+    pub timed_out: u64,
+    /// The calls that failed because of an outage or a refusal: [`Failed`](crate::Event::Failed).
+    pub failed: u64,
+    /// The holds that were released: [`Released`](crate::Event::Released).
+    pub released: u64,
+    /// The holds whose release was not confirmed: [`ReleaseFailed`](crate::Event::ReleaseFailed).
+    pub failed_releases: u64,
+    /// The holds whose lease ended before their guard did: [`Lost`](crate::Event::Lost).
+    pub lost: u64,
+    /// The renewals that the background thread has had confirmed:
+    /// [`Renewed`](crate::Event::Renewed).
+    pub renewals: u64,
+    /// Those of them that were confirmed when less than a third of the lease was left. A renewal is
+    /// first tried when two thirds are left.
+    pub late_renewals: u64,
+    /// The renewals that began to fail: [`RenewalFailing`](crate::Event::RenewalFailing). Further
+    /// attempts do not count until a renewal of that lease succeeds again.
+    pub failed_renewals: u64,
+    /// The messages from other clients that a lock may be free.
+    pub wakeups: u64,
+    /// The locks that were acquired by an attempt at the end of a pause, although no wake-up had
+    /// come during the pause and it ended before the holder's lease could have: the other client
+    /// has released the lock, and its message was lost, is late, or was never sent.
+    pub missed_wakeups: u64,
+    /// The connections, of pools or in the background, that were opened to a server in place of
+    /// ones that had broken: that the other side closed, or over which no reply came in time.
+    pub reconnects: u64,
+    /// The requests that were not sent at once, because all connections of the pool were in use or
+    /// were just being given to requests that came before.
+    pub pool_waits: u64,
 }

@@ -233,15 +233,26 @@ fn try_until_acquired(attempt: &mut Attempt<'_>, waiter: &Waiter) -> Result<NewH
     let queues = attempt.queues();
     let mut backoff = Backoff::new(shared.config.backoff);
     let mut started = None;
+    // Whether the lock can be free now only because it was released.
+    let mut held_longer = false;
+    // Whether no wake-up has said so.
+    let mut unsignalled = false;
     loop {
         let pause = match attempt.run(started) {
-            Ok(Tried::Acquired(hold)) => return Ok(hold),
+            Ok(Tried::Acquired(hold)) => {
+                if held_longer && unsignalled {
+                    shared.counters.missed_wakeups.add(1);
+                }
+                return Ok(hold);
+            }
             Ok(Tried::Held(remaining)) => {
                 queues.set_answer(waiter, Ok(()));
                 let pause = attempt.cut_pause(backoff.next().unwrap_or_default(), remaining);
+                held_longer = remaining.is_some_and(|remaining| pause < remaining);
                 attempt.wait.cut(pause).ok_or(Stopped::TimedOut)?
             }
             Err(mut failure) => {
+                held_longer = false;
                 let pause = attempt.retry.pause_after(&mut failure);
                 // A connection that was found broken is no outage.
                 if pause != Some(Duration::ZERO) {
@@ -256,7 +267,8 @@ fn try_until_acquired(attempt: &mut Attempt<'_>, waiter: &Waiter) -> Result<NewH
         attempt.check_cancelled().map_err(Stopped::Ended)?;
         let asleep = Instant::now();
         started = waiter.sleep(pause, attempt.next_request()).map_err(Stopped::Ended)?;
-        if asleep.elapsed() < pause {
+        unsignalled = asleep.elapsed() >= pause;
+        if !unsignalled {
             // The lock was released a moment ago, so that another attempt may soon succeed too.
             backoff = Backoff::new(shared.config.backoff);
         }
@@ -272,14 +284,17 @@ fn report_outcome(
     outcome: &Result<Option<Arc<Lease>>>,
     waited: Duration,
 ) {
-    let events = &shared.events;
+    let Shared { counters, events, .. } = shared;
     match outcome {
         // That the lock is held was reported when the only attempt found it so.
-        Ok(None) if wait != Wait::No => {
+        Ok(None) if wait == Wait::No => counters.busy.add(1),
+        Ok(None) => {
+            counters.timed_out.add(1);
             events.emit(|| Event::TimedOut { name: name.to_string(), waited });
             events.debug(|| format!("waited for lock {name:?} in vain, for {waited:?}"));
         }
         Err(error) if error.is_failure() => {
+            counters.failed.add(1);
             let reason = || error.with_causes();
             events.emit(|| Event::Failed { name: name.to_string(), waited, reason: reason() });
             events.debug(|| format!("lock {name:?} failed after {waited:?}: {}", reason()));

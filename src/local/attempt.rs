@@ -311,6 +311,7 @@ fn yields_until(yields: bool) -> Instant {
 
 /// Reports that a call has found the lock held.
 pub(super) fn report_contended(shared: &Shared, name: &Arc<str>) {
+    shared.counters.contended.add(1);
     shared.events.emit(|| Event::Contended { name: name.to_string() });
     shared.events.debug(|| format!("lock {name:?} is held by another owner"));
 }

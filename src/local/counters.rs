@@ -1,12 +1,30 @@
-//! How many holds a client has, and how many of its threads wait.
+//! What a client counts of its locks, for [`Stats`]. Each number is counted in one place: where the
+//! event of the same name is emitted, if there is one.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The numbers of one client.
+use crate::counter::Counter;
+use crate::stats::Stats;
+
+/// The numbers of one client. [`Stats`] says what each of them counts.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     held: AtomicU64,
     waiting: AtomicU64,
+    pub(super) acquired: Counter,
+    pub(super) busy: Counter,
+    pub(super) contended: Counter,
+    pub(super) failed: Counter,
+    pub(super) failed_releases: Counter,
+    pub(super) failed_renewals: Counter,
+    pub(super) handoffs: Counter,
+    pub(super) late_renewals: Counter,
+    pub(super) lost: Counter,
+    pub(super) missed_wakeups: Counter,
+    pub(super) released: Counter,
+    pub(super) renewals: Counter,
+    pub(super) timed_out: Counter,
+    pub(super) wakeups: Counter,
 }
 
 /// A thread that waits, until this is dropped.
@@ -27,12 +45,27 @@ impl Counters {
         CountedWait(self)
     }
 
-    pub(super) fn held(&self) -> u64 {
-        self.held.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn waiting(&self) -> u64 {
-        self.waiting.load(Ordering::Relaxed)
+    /// Returns the numbers that are counted here. Those of connections are zero.
+    pub(super) fn to_stats(&self) -> Stats {
+        Stats {
+            held: self.held.load(Ordering::Relaxed),
+            waiting: self.waiting.load(Ordering::Relaxed),
+            acquired: self.acquired.get(),
+            busy: self.busy.get(),
+            contended: self.contended.get(),
+            failed: self.failed.get(),
+            failed_releases: self.failed_releases.get(),
+            failed_renewals: self.failed_renewals.get(),
+            handoffs: self.handoffs.get(),
+            late_renewals: self.late_renewals.get(),
+            lost: self.lost.get(),
+            missed_wakeups: self.missed_wakeups.get(),
+            released: self.released.get(),
+            renewals: self.renewals.get(),
+            timed_out: self.timed_out.get(),
+            wakeups: self.wakeups.get(),
+            ..Stats::default()
+        }
     }
 }
 

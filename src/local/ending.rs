@@ -91,6 +91,7 @@ impl EndReports {
         match outcome {
             Ok(()) | Err(HoldFailure::Failed(_)) if lease.is_unreported() => {}
             Ok(()) => {
+                self.losses.counters.released.add(1);
                 self.events.emit(|| Event::Released { name: name.to_string(), fence, held });
                 self.events.debug(|| format!("released lock {name:?} after {held:?}"));
             }
@@ -122,6 +123,7 @@ impl EndReports {
     /// Reports that a level was not released.
     pub(super) fn report_failed_release(&self, lease: &Lease, failure: &Failure) {
         let (name, fence, source) = (lease.name(), lease.fence, &failure.source);
+        self.losses.counters.failed_releases.add(1);
         self.events.emit(|| Event::ReleaseFailed {
             name: name.to_string(),
             fence,

@@ -211,6 +211,7 @@ fn complete(
                 return (must_acquire, Ok(()));
             }
             shared.end_reports.report_end(&from, &Ok(()));
+            shared.counters.handoffs.add(1);
             shared.add_hold(&lease, caller);
             (Received::Held(lease), Ok(()))
         }

@@ -183,6 +183,12 @@ impl Lease {
         Moment::from_raw(self.deadline.load(Ordering::Acquire)).since(Moment::now())
     }
 
+    /// Returns `true` if less than a third of the lease is left, but some.
+    pub(crate) fn is_nearly_over(&self) -> bool {
+        let remaining = self.remaining();
+        !remaining.is_zero() && remaining < self.duration / 3
+    }
+
     /// Returns the duration of a whole lease.
     pub(crate) fn duration(&self) -> Duration {
         self.duration

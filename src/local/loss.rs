@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use crate::event::{Event, Events};
+use crate::local::counters::Counters;
 use crate::local::lease::Lease;
 use crate::local::wait_queues::WaitQueues;
 use crate::store::hold::{HoldId, HoldKind};
@@ -18,6 +19,7 @@ pub(crate) const GONE: &str = "the server does not know it any more";
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LossNotifier {
     pub(super) events: Events,
+    pub(super) counters: Arc<Counters>,
     wait_queues: Arc<WaitQueues>,
     /// Those of read-write locks and semaphores.
     member_queues: Arc<WaitQueues>,
@@ -26,10 +28,11 @@ pub(crate) struct LossNotifier {
 impl LossNotifier {
     pub(crate) fn new(
         events: Events,
+        counters: Arc<Counters>,
         wait_queues: Arc<WaitQueues>,
         member_queues: Arc<WaitQueues>,
     ) -> Self {
-        Self { events, wait_queues, member_queues }
+        Self { events, counters, wait_queues, member_queues }
     }
 
     /// Marks a lease as lost if its deadline has passed. Returns `true` for the one call that does.
@@ -70,6 +73,7 @@ impl LossNotifier {
         let (name, fence) = (lease.name(), lease.fence);
         // First the event: the next holder reports its own.
         if !lease.is_unreported() {
+            self.counters.lost.add(1);
             self.events.emit(|| Event::Lost { name: name.to_string(), fence });
         }
         self.wait_queues.end_hold(lease);

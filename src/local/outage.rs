@@ -23,6 +23,8 @@ pub(crate) struct RenewalReports {
     outage: Option<Outage>,
     /// How many leases were renewed in this turn.
     renewed: usize,
+    /// How many of them late.
+    late: usize,
     /// How many leases were found lost in this turn, and the first of them, by the reason.
     lost: BTreeMap<&'static str, (usize, String)>,
 }
@@ -38,7 +40,7 @@ struct Outage {
 
 impl RenewalReports {
     pub(crate) fn new(losses: LossNotifier) -> Self {
-        Self { losses, failing: 0, outage: None, renewed: 0, lost: BTreeMap::new() }
+        Self { losses, failing: 0, outage: None, renewed: 0, late: 0, lost: BTreeMap::new() }
     }
 
     /// Marks a lease as lost if its deadline has passed. Returns `true` for the one call that does.
@@ -89,6 +91,7 @@ impl RenewalReports {
             renewed: 0,
             lost: 0,
         });
+        self.losses.counters.failed_renewals.add(1);
         self.losses.events.emit(|| Event::RenewalFailing {
             name: lease.name().to_string(),
             fence: lease.fence,
@@ -97,9 +100,10 @@ impl RenewalReports {
         });
     }
 
-    /// Records that a lease was renewed.
-    pub(crate) fn record_renewal(&mut self, lease: &Lease) {
+    /// Records that a lease was renewed, and whether that was late.
+    pub(crate) fn record_renewal(&mut self, lease: &Lease, late: bool) {
         self.renewed += 1;
+        self.late += usize::from(late);
         if lease.is_failing()
             && let Some(outage) = &mut self.outage
         {
@@ -121,8 +125,11 @@ impl RenewalReports {
 
     /// Tells what has happened in a turn.
     pub(crate) fn tell(&mut self) {
-        let (events, renewed) = (&self.losses.events, mem::take(&mut self.renewed));
+        let (renewed, late) = (mem::take(&mut self.renewed), mem::take(&mut self.late));
+        let LossNotifier { events, counters, .. } = &self.losses;
         if renewed > 0 {
+            counters.renewals.add(renewed as u64);
+            counters.late_renewals.add(late as u64);
             events.emit(|| Event::Renewed { count: renewed });
             events.trace(|| format!("renewed {renewed} leases"));
         }

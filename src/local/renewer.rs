@@ -228,8 +228,9 @@ impl RenewerThread {
     ) {
         match outcome {
             Ok(HoldReply::Held) => {
+                let late = hold.is_nearly_over();
                 hold.extend(sent, lease);
-                self.reports.record_renewal(&hold);
+                self.reports.record_renewal(&hold, late);
                 self.schedule(Scheduled::Lease(hold));
             }
             Ok(HoldReply::Gone) => {

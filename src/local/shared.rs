@@ -25,6 +25,7 @@ use crate::local::listener::{Listener, WakeTarget};
 use crate::local::loss::LossNotifier;
 use crate::local::renewer::Renewer;
 use crate::local::wait_queues::WaitQueues;
+use crate::net::factory::ConnectionCounters;
 use crate::net::server::Pools;
 use crate::stats::Stats;
 use crate::store::Store;
@@ -41,7 +42,7 @@ pub(crate) struct Shared {
     pub(super) times: CallTimes,
     pub(super) store: Arc<dyn Store>,
     pub(super) held_locks: HeldLocks,
-    pub(super) counters: Counters,
+    pub(super) counters: Arc<Counters>,
     pools: Pools,
     pub(super) wait_queues: Arc<WaitQueues>,
     /// For read-write locks and semaphores. A thread leaves the queue once it has acquired: those
@@ -65,6 +66,7 @@ struct ClientWaiters {
     queues: Arc<WaitQueues>,
     member_queues: Arc<WaitQueues>,
     store: Arc<dyn Store>,
+    counters: Arc<Counters>,
     config: Config,
     client: Arc<str>,
     io_timeout: Duration,
@@ -87,7 +89,10 @@ impl WakeTarget for ClientWaiters {
                 true
             }
             // What is no name of a lock concerns no client.
-            Wake::Lock(name) => self.wake_heads(name) || self.config.check_name(name).is_err(),
+            Wake::Lock(name) => {
+                self.counters.wakeups.add(1);
+                self.wake_heads(name) || self.config.check_name(name).is_err()
+            }
         }
     }
 
@@ -123,7 +128,13 @@ impl Shared {
         let times = CallTimes::new(&config, config.options.first_lease());
         let wait_queues = Arc::<WaitQueues>::default();
         let member_queues = Arc::<WaitQueues>::default();
-        let losses = LossNotifier::new(events.clone(), wait_queues.clone(), member_queues.clone());
+        let counters = Arc::<Counters>::default();
+        let losses = LossNotifier::new(
+            events.clone(),
+            counters.clone(),
+            wait_queues.clone(),
+            member_queues.clone(),
+        );
         let renewer = Renewer::start(store.jobs(), times.io_timeout, losses.clone());
         let renewer = renewer.map_err(Error::no_thread)?;
         let end_reports = Arc::new(EndReports {
@@ -137,7 +148,7 @@ impl Shared {
             times,
             store,
             held_locks: HeldLocks::default(),
-            counters: Counters::default(),
+            counters,
             pools,
             wait_queues,
             member_queues,
@@ -210,6 +221,7 @@ impl Shared {
 
     pub(super) fn report_acquired(&self, lease: &Lease, caller: &Caller) {
         let (name, fence, waited) = (lease.name(), lease.fence, caller.begin.elapsed());
+        self.counters.acquired.add(1);
         self.events.emit(|| Event::Acquired { name: name.to_string(), fence, waited });
         self.events.debug(|| format!("acquired lock {name:?} (fence {fence}) after {waited:?}"));
     }
@@ -244,6 +256,7 @@ impl Shared {
             queues: self.wait_queues.clone(),
             member_queues: self.member_queues.clone(),
             store: self.store.clone(),
+            counters: self.counters.clone(),
             config: self.config.clone(),
             client: self.identity.client().into(),
             io_timeout: self.times.io_timeout,
@@ -260,8 +273,14 @@ impl Shared {
 
     pub(crate) fn stats(&self) -> Stats {
         let (connections, idle_connections) = self.pools.state();
-        let (held, waiting) = (self.counters.held(), self.counters.waiting());
-        Stats { held, waiting, connections, idle_connections }
+        let ConnectionCounters { pool_waits, reconnects } = self.pools.counters();
+        Stats {
+            connections,
+            idle_connections,
+            pool_waits: pool_waits.get(),
+            reconnects: reconnects.get(),
+            ..self.counters.to_stats()
+        }
     }
 
     /// Turns away the calls that wait and those that come.

@@ -512,7 +512,8 @@ mod tests {
         let [_, second, _] = three(&queues);
         let mine = lease();
         queues.set_acquired(&mine);
-        LossNotifier::new(Events::default(), queues.clone(), Arc::default()).lose(&mine);
+        LossNotifier::new(Events::default(), Arc::default(), queues.clone(), Arc::default())
+            .lose(&mine);
         assert!(matches!(turn(&queues, &second), Turn::Head { .. }));
         queues.end_hold(&mine);
         assert!(queues.holder(&name()).is_none());

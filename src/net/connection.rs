@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use std::{fmt, io, process};
+use std::{fmt, io, mem, process};
 
 use redis::{ErrorKind, RedisError, RedisResult, ServerError, Value};
 
@@ -28,6 +28,8 @@ const IDLE: Duration = Duration::from_millis(500);
 pub(crate) struct Connection {
     factory: Arc<ConnectionFactory>,
     socket: Option<RespStream>,
+    /// Whether the last socket was opened, and has not been found broken or replaced.
+    opened: bool,
     /// The factory's generation when the socket was opened.
     generation: u64,
     /// For how long what the client has logged in with is valid, if that is limited.
@@ -58,6 +60,7 @@ impl Connection {
         Self {
             factory,
             socket: None,
+            opened: false,
             generation: 0,
             validity: None,
             checked: AtomicU64::new(0),
@@ -161,6 +164,7 @@ impl Connection {
 
     /// Gives up a connection whose reply does not fit the request.
     pub(crate) fn invalid_reply(&mut self) -> Failure {
+        self.record_break();
         self.poison();
         self.factory.invalid_reply()
     }
@@ -228,6 +232,13 @@ impl Connection {
         self.owed.fail(failure);
     }
 
+    /// Notes that the connection has broken, once.
+    fn record_break(&mut self) {
+        if mem::take(&mut self.opened) {
+            self.factory.record_break();
+        }
+    }
+
     /// Reads a reply as a value or as a failure; `None` if it has not come.
     fn interpret(&mut self, reply: RedisResult<Value>) -> Option<Reply> {
         self.greeted |= reply.is_ok();
@@ -242,6 +253,7 @@ impl Connection {
     /// Gives up a connection for an error that is not a reply.
     fn broken(&mut self, error: RedisError) -> Failure {
         let failure = self.failure_of_break(error);
+        self.record_break();
         self.give_up(&failure);
         failure
     }
@@ -298,6 +310,11 @@ impl Transport for Connection {
             // A failure has ended what is owed.
             drop(self.read_owed(deadline));
         }
+        if self.retiring().is_some() {
+            // Replaced in time, it has not broken.
+            self.opened = false;
+        }
+        self.record_break();
         self.collect(WaitFor::Nothing);
         self.poison();
         self.known.clear();
@@ -314,7 +331,10 @@ impl Transport for Connection {
             self.factory.reject_address(moves);
             // What a connection begins with has no effect.
             failure.of_question()
-        })
+        })?;
+        self.opened = true;
+        self.factory.record_opening();
+        Ok(())
     }
 
     fn exchange(&mut self, request: &Request, deadline: Instant) -> Reply {
@@ -395,6 +415,7 @@ impl Transport for Connection {
 
     fn time_out(&mut self) -> Failure {
         let failure = self.no_reply();
+        self.record_break();
         self.give_up(&failure);
         failure
     }

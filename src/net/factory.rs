@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use redis::Value;
 
 use crate::config::Config;
+use crate::counter::Counter;
 use crate::credentials::Credentials;
 use crate::error::Phase;
 use crate::failure::{Failure, FailureKind};
@@ -20,6 +21,15 @@ use crate::net::route::{Address, Route};
 use crate::net::spin::Spin;
 use crate::net::stream::ConnectError;
 
+/// What a client counts of its connections, to all servers.
+#[derive(Debug, Default)]
+pub(crate) struct ConnectionCounters {
+    /// The requests that were queued for a connection of a pool.
+    pub(crate) pool_waits: Counter,
+    /// The connections that were opened in place of broken ones.
+    pub(crate) reconnects: Counter,
+}
+
 /// Makes connections to one server, and has what they share.
 pub(crate) struct ConnectionFactory {
     pub(crate) endpoint: Endpoint,
@@ -27,6 +37,7 @@ pub(crate) struct ConnectionFactory {
     pub(crate) route: Option<Box<dyn Route>>,
     /// Has the login, in place of the endpoint's own.
     pub(crate) credentials: Option<CredentialsSource>,
+    pub(crate) counters: Arc<ConnectionCounters>,
     pub(crate) connect_timeout: Duration,
     pub(crate) spin: Spin,
     resolver: Resolver,
@@ -39,6 +50,8 @@ pub(crate) struct ConnectionFactory {
     /// role, until it is a master again: a replica would answer questions about locks, out of what
     /// it had from its master last.
     demoted: AtomicBool,
+    /// How many connections have broken and not been replaced.
+    broken: AtomicU64,
 }
 
 /// What a new connection begins with.
@@ -64,12 +77,14 @@ impl ConnectionFactory {
             endpoint,
             route: None,
             credentials: None,
+            counters: Arc::default(),
             connect_timeout: config.connect_timeout,
             spin: Spin::new(config.spin),
             resolver,
             generation: AtomicU64::new(0),
             suspicions: AtomicU64::new(0),
             demoted: AtomicBool::new(false),
+            broken: AtomicU64::new(0),
         }
     }
 
@@ -143,6 +158,19 @@ impl ConnectionFactory {
     pub(crate) fn suspect_connections(&self) {
         self.suspicions.fetch_add(1, Ordering::Relaxed);
         self.suspect_move();
+    }
+
+    /// Notes that a connection has broken that had been opened.
+    pub(crate) fn record_break(&self) {
+        self.broken.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Notes that a connection was opened, perhaps in place of one that had broken.
+    pub(crate) fn record_opening(&self) {
+        let replace = |broken: u64| broken.checked_sub(1);
+        if self.broken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, replace).is_ok() {
+            self.counters.reconnects.add(1);
+        }
     }
 
     /// Makes every open connection stale, and has new ones ask for the server's role.

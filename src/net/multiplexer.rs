@@ -159,6 +159,7 @@ impl<S: ConnectionSource> Multiplexer<S> {
     /// Adds to the queue. Every request but the first is sent along with the first.
     fn push(self: &Arc<Self>, queued: Queued<S::Connection>, deadline: Instant) {
         if !self.queue.push(queued) {
+            self.source.count_wait();
             return;
         }
         if self.queue.is_batching() {
@@ -166,8 +167,9 @@ impl<S: ConnectionSource> Multiplexer<S> {
             // moment for those that are awake saves a write for each.
             yield_now();
         }
-        if let Some(connection) = self.take(deadline) {
-            self.send_queued(connection, deadline);
+        match self.take(deadline) {
+            Some(connection) => self.send_queued(connection, deadline),
+            None => self.source.count_wait(),
         }
     }
 

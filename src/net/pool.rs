@@ -125,6 +125,10 @@ impl ConnectionSource for ConnectionPool {
         self.thread.after(delay, work);
     }
 
+    fn count_wait(&self) {
+        self.factory.counters.pool_waits.add(1);
+    }
+
     fn all_in_use(&self) -> Failure {
         let size = self.pool.max_size();
         let why = format!("all connections were in use until the time was over (pool_size {size})");

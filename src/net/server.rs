@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::failure::Failure;
 use crate::net::connection::Connection;
 use crate::net::endpoint::Endpoint;
-use crate::net::factory::ConnectionFactory;
+use crate::net::factory::{ConnectionCounters, ConnectionFactory};
 use crate::net::login::CredentialsSource;
 use crate::net::multiplexer::{Multiplexer, Pending};
 use crate::net::owed::{OnReply, PostedRequest};
@@ -34,20 +34,27 @@ pub(crate) struct ServerFactory {
     pools: Pools,
 }
 
-/// The pools of one client, of servers that it still has.
+/// The pools of one client, of servers that it still has, and what was counted in all.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Pools(Arc<Mutex<Vec<Weak<Multiplexer<ConnectionPool>>>>>);
+pub(crate) struct Pools {
+    multiplexers: Arc<Mutex<Vec<Weak<Multiplexer<ConnectionPool>>>>>,
+    counters: Arc<ConnectionCounters>,
+}
 
 impl Pools {
     fn add(&self, pool: &Arc<Multiplexer<ConnectionPool>>) {
-        let mut pools = self.0.lock();
+        let mut pools = self.multiplexers.lock();
         pools.retain(|pool| pool.strong_count() > 0);
         pools.push(Arc::downgrade(pool));
     }
 
+    pub(crate) fn counters(&self) -> &ConnectionCounters {
+        &self.counters
+    }
+
     /// Returns how many connections there are, and how many of them are idle.
     pub(crate) fn state(&self) -> (u64, u64) {
-        let pools = self.0.lock();
+        let pools = self.multiplexers.lock();
         pools.iter().filter_map(Weak::upgrade).fold((0, 0), |(all, idle), pool| {
             let state = pool.source().state();
             // What only replies are owed on is not in use.
@@ -100,6 +107,7 @@ impl ServerFactory {
     pub(crate) fn connections(&self, endpoint: Endpoint) -> ConnectionFactory {
         let mut factory = ConnectionFactory::new(endpoint, &self.config, self.resolver.clone());
         factory.credentials.clone_from(&self.credentials);
+        factory.counters = self.pools.counters.clone();
         factory
     }
 

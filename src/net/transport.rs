@@ -90,6 +90,9 @@ pub(crate) trait ConnectionSource: Send + Sync + 'static {
     /// Runs `work` after a delay on a thread for which it must not block.
     fn run_later(&self, delay: Duration, work: impl FnOnce() + Send + 'static);
 
+    /// Counts a request that has to wait for a connection.
+    fn count_wait(&self);
+
     /// The failure of a request for which no connection was free in time.
     fn all_in_use(&self) -> Failure;
 

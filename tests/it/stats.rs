@@ -1,18 +1,33 @@
 //! What a client says of itself: its numbers, and whether its server answers.
 
 use std::thread;
+use std::time::Duration;
 
 use leasehold::{Client, Error};
 
-use crate::support::{SOON, Server, Store, eventually, hasty, ms, patient, stores, take, timed};
+use crate::support::recorder::Recorder;
+use crate::support::{
+    LEASE, SHORT, SOON, Server, Store, assert_lost, eventually, hasty, lock_key, ms, patient,
+    sleepy, stores, take, timed, unlock, while_held,
+};
 
 stores! {
     every store:
         holds_are_counted_until_they_end,
         threads_that_wait_are_counted,
+        what_is_counted_is_what_is_reported,
+        a_handoff_is_counted,
+        renewals_are_counted,
         a_ping_is_answered;
+    every server:
+        an_outage_is_counted,
+        a_wake_up_is_counted,
+        a_release_without_a_wake_up_is_counted;
     one server:
         connections_are_counted,
+        a_late_renewal_is_counted,
+        a_connection_in_place_of_a_broken_one_is_counted,
+        a_wait_for_a_connection_is_counted,
         a_ping_of_a_hung_server_fails,
         a_lazy_client_opens_while_its_server_is_away;
 }
@@ -50,6 +65,155 @@ fn threads_that_wait_are_counted(store: &Store) {
     });
     let stats = client.stats();
     assert_eq!((stats.waiting, stats.held), (0, 0));
+}
+
+/// With events of every kind that needs no outage.
+fn what_is_counted_is_what_is_reported(store: &Store) {
+    let recorder = Recorder::default();
+    let builder = patient().reentrant(false).on_event(recorder.listener());
+    let client = store.open_for(SHORT, builder);
+    assert_eq!(client.stats().acquired, 0);
+    take(&client, "a").unlock().unwrap();
+    drop(client.lock_owned("a").unwrap());
+    client.lock_all(["a", "b"]).unwrap().unlock().unwrap();
+    let nested = client.mutex("a").reentrant(true);
+    let outer = nested.lock().unwrap();
+    drop(nested.lock().unwrap());
+    outer.unlock().unwrap();
+    while_held(&client, "a", |_end| {
+        assert!(client.try_lock("a").unwrap().is_none());
+        assert!(client.try_lock_for("a", ms(50)).unwrap().is_none());
+        client.mutex("a").wait(ms(50)).lock().unwrap_err();
+    });
+    let lost = client.mutex("c").lease(SHORT).renew(false).lock().unwrap();
+    recorder.wait_for("lost c");
+    drop(lost);
+    eventually(SOON, || recorder.count("released a") == 5);
+
+    let stats = client.stats();
+    let told = |kind: &str| {
+        let events = recorder.events();
+        events.iter().filter(|event| event.starts_with(kind)).count() as u64
+    };
+    assert_eq!((stats.acquired, stats.acquired), (told("acquired"), 7), "{stats:?}");
+    assert_eq!((stats.released, stats.released), (told("released"), 6), "{stats:?}");
+    assert_eq!((stats.contended, stats.contended), (told("contended"), 3), "{stats:?}");
+    assert_eq!((stats.timed_out, stats.timed_out), (told("timed out"), 2), "{stats:?}");
+    assert_eq!((stats.lost, stats.lost), (told("lost"), 1), "{stats:?}");
+    assert_eq!((stats.busy, stats.failed, stats.failed_releases), (1, 0, 0), "{stats:?}");
+    assert_eq!((stats.held, stats.waiting), (0, 0), "{stats:?}");
+}
+
+fn a_handoff_is_counted(store: &Store) {
+    let client = store.open(patient());
+    let guard = take(&client, "a");
+    thread::scope(|scope| {
+        scope.spawn(|| client.lock("a").unwrap().unlock().unwrap());
+        eventually(SOON, || client.stats().waiting == 1);
+        guard.unlock().unwrap();
+    });
+    let stats = client.stats();
+    assert_eq!((stats.handoffs, stats.acquired, stats.contended), (1, 2, 1));
+}
+
+fn renewals_are_counted(store: &Store) {
+    let client = store.open(patient().lease(LEASE));
+    let _guards = [take(&client, "a"), take(&client, "b")];
+    eventually(SOON, || client.stats().renewals >= 3);
+    assert_eq!(client.stats().lost, 0);
+}
+
+fn an_outage_is_counted(server: &Server) {
+    let recorder = Recorder::default();
+    let client = server.open(hasty().lease(LEASE).on_event(recorder.listener()));
+    let guard = take(&client, "a");
+    server.stop();
+    client.try_lock("b").unwrap_err();
+    recorder.wait_for("lost a");
+    server.cont();
+    assert_lost(guard.unlock(), "a");
+    let stats = client.stats();
+    assert_eq!(stats.failed, recorder.count("failed b") as u64);
+    assert_eq!(stats.failed_renewals, recorder.count("renewal failing a") as u64);
+    assert_eq!((stats.failed, stats.failed_renewals, stats.lost), (1, 1, 1), "{stats:?}");
+}
+
+fn a_wake_up_is_counted(server: &Server) {
+    let (holder, waiter) = (server.open(patient()), server.open(sleepy()));
+    for round in 1..=3 {
+        while_held(&holder, "a", |end| {
+            thread::scope(|scope| {
+                let waits = scope.spawn(|| waiter.lock("a").map(unlock));
+                eventually(SOON, || server.listeners(&waiter) == 1);
+                eventually(SOON, || server.queue("a") == [waiter.id()]);
+                drop(end);
+                waits.join().unwrap().unwrap();
+            });
+        });
+        let stats = waiter.stats();
+        assert!(stats.wakeups >= round && stats.missed_wakeups == 0, "{stats:?}");
+    }
+}
+
+fn a_release_without_a_wake_up_is_counted(server: &Server) {
+    let (holder, waiter) = (server.open_for(SHORT, patient()), server.open(patient()));
+    let guard = take(&holder, "a");
+    thread::scope(|scope| {
+        let waits = scope.spawn(|| waiter.lock("a").map(unlock));
+        eventually(SOON, || server.listeners(&waiter) == 1);
+        // As a client would that knows nothing of messages.
+        server.command(&["DEL", &lock_key("a")]);
+        waits.join().unwrap().unwrap();
+    });
+    assert_lost(guard.unlock(), "a");
+    assert_eq!(waiter.stats().missed_wakeups, 1);
+
+    // A lease that ends is no release.
+    let expiring = holder.mutex("b").lease(SHORT).renew(false).lock().unwrap();
+    unlock(waiter.lock("b").unwrap());
+    assert_eq!(waiter.stats().missed_wakeups, 1);
+    drop(expiring);
+}
+
+fn a_late_renewal_is_counted(server: &Server) {
+    const LEASE: Duration = ms(6000);
+    let client = server.open(patient().lease(LEASE).io_timeout(ms(500)));
+    let guard = take(&client, "a");
+    eventually(SOON, || client.stats().renewals == 1);
+    assert_eq!(client.stats().late_renewals, 0);
+    server.stop();
+    eventually(SOON, || guard.remaining() < LEASE / 3);
+    server.cont();
+    eventually(SOON, || client.stats().renewals == 2);
+    let stats = client.stats();
+    assert_eq!((stats.late_renewals, stats.failed_renewals, stats.lost), (1, 1, 0), "{stats:?}");
+}
+
+fn a_connection_in_place_of_a_broken_one_is_counted(server: &Server) {
+    let client = server.open(patient().lease(LEASE));
+    let guard = take(&client, "a");
+    eventually(SOON, || client.stats().renewals > 0);
+    assert_eq!(client.stats().reconnects, 0);
+    drop(guard);
+    // The pool's, and then the renewer's.
+    server.command(&["CLIENT", "KILL", "TYPE", "normal"]);
+    let _guard = take(&client, "b");
+    eventually(SOON, || client.stats().reconnects == 2);
+}
+
+fn a_wait_for_a_connection_is_counted(server: &Server) {
+    let client = server.open(patient().pool_size(1));
+    take(&client, "a").unlock().unwrap();
+    assert_eq!(client.stats().pool_waits, 0);
+    server.stop();
+    thread::scope(|scope| {
+        for name in ["a", "b"] {
+            let client = &client;
+            scope.spawn(move || client.lock(name).map(unlock).unwrap());
+        }
+        eventually(SOON, || client.stats().pool_waits > 0);
+        server.cont();
+    });
 }
 
 fn a_ping_is_answered(store: &Store) {

@@ -65,7 +65,12 @@ impl Scene {
         };
         let lease = Arc::new(Lease::new(id, 1, &caller(), Moment::now()));
         if self.loses {
-            let losses = LossNotifier::new(Events::default(), self.queues.clone(), Arc::default());
+            let losses = LossNotifier::new(
+                Events::default(),
+                Arc::default(),
+                self.queues.clone(),
+                Arc::default(),
+            );
             let lease = lease.clone();
             thread::spawn(move || losses.lose(&lease));
         }

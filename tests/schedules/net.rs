@@ -79,6 +79,8 @@ impl ConnectionSource for Pool {
         thread::spawn(work);
     }
 
+    fn count_wait(&self) {}
+
     fn all_in_use(&self) -> Failure {
         failure(FailureKind::Unreachable)
     }
