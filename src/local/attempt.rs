@@ -296,7 +296,7 @@ impl<'a> Attempt<'a> {
         if deadline > Instant::now() {
             let (shared, name) = (self.shared, &self.request.hold.name);
             let (kind, client) = (self.request.hold.kind, shared.identity.client());
-            let waiting = WaitingClient { kind, name, client };
+            let waiting = WaitingClient { kind: Some(kind), name, client };
             shared.store.unregister(waiting, deadline).unwrap_or_default();
             // A thread that began to wait in between is not registered now.
             shared.queues(kind).wake(name, &*shared.store);

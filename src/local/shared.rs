@@ -100,7 +100,7 @@ impl WakeTarget for ClientWaiters {
         if self.wake_heads(name) {
             return true;
         }
-        let waiting = WaitingClient { kind: HoldKind::Lock, name, client: &self.client };
+        let waiting = WaitingClient { kind: None, name, client: &self.client };
         let passed_on = self.store.unregister(waiting, end_of(self.io_timeout));
         // A thread that began to wait in between is not registered now.
         self.wake_heads(name);

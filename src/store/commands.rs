@@ -66,6 +66,15 @@ script!(
     "wake.lua"
 );
 script!(UNREGISTER, "unregister.lua", "wake.lua");
+script!(
+    UNREGISTER_ANY,
+    "time.lua",
+    "take_back.lua",
+    "serve.lua",
+    "served.lua",
+    "unregister.lua",
+    "wake.lua"
+);
 script!(WITHDRAW, "withdraw.lua");
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
@@ -254,10 +263,11 @@ impl Commands {
 
     pub(crate) fn unregister(&self, waiting: WaitingClient<'_>) -> Command<HoldReply> {
         let WaitingClient { kind, name, client } = waiting;
-        if kind != HoldKind::Lock {
-            return member_commands::unregister(&self.keys, kind, name, client);
+        match kind {
+            None => self.may_free(&UNREGISTER_ANY, name, client, decoder::HOLD),
+            Some(HoldKind::Lock) => self.may_free(&UNREGISTER, name, client, decoder::HOLD),
+            Some(kind) => member_commands::unregister(&self.keys, kind, name, client),
         }
-        self.may_free(&UNREGISTER, name, client, decoder::HOLD)
     }
 
     /// Looks for a hold of a read-write lock or a semaphore.

@@ -121,8 +121,8 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
     /// the lock.
     fn force_release(&self, name: &str, owner: &str, deadline: Instant) -> Result<bool, Failure>;
 
-    /// Takes a client off the waiting clients of a lock, and wakes the next one if the lock is
-    /// free.
+    /// Takes a client off the waiting clients of a lock, takes back what it was offered, and wakes
+    /// the next one if that can have the lock.
     fn unregister(&self, waiting: WaitingClient<'_>, deadline: Instant) -> Result<(), Failure>;
 
     /// Returns how many permits of a semaphore are held: none where there can be no semaphores.

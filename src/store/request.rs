@@ -35,7 +35,8 @@ pub(crate) enum Registration {
 /// A client among those that wait for a lock.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WaitingClient<'a> {
-    pub(crate) kind: HoldKind,
+    /// What it waits for; `None` if that is not known, as after a wake-up.
+    pub(crate) kind: Option<HoldKind>,
     pub(crate) name: &'a str,
     pub(crate) client: &'a str,
 }

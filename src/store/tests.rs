@@ -43,7 +43,7 @@ fn hold(nonce: u64) -> HoldId {
 
 /// A client that waits for the lock.
 fn waiting_client(client: &str) -> WaitingClient<'_> {
-    WaitingClient { kind: HoldKind::Lock, name: "lock", client }
+    WaitingClient { kind: Some(HoldKind::Lock), name: "lock", client }
 }
 
 fn single(process: &process::Server) -> Standalone {

@@ -61,6 +61,7 @@ mod secrets;
 mod semaphore;
 mod sentinel;
 mod several_locks;
+mod several_owners;
 mod stats;
 mod support;
 mod survey;

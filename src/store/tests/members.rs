@@ -40,6 +40,8 @@ stores!(
     a_release_wakes_as_many_clients_as_there_are_permits,
     a_client_that_is_gone_is_skipped,
     a_client_that_has_stopped_costs_one_offer,
+    a_wake_up_that_no_thread_waits_for_is_passed_on,
+    an_offer_that_is_taken_back_adds_no_permit,
     a_full_server_refuses_holds_and_renews_and_releases_them,
     a_refused_limit_leaves_no_key_without_a_time_to_live,
     the_data_of_others_stays_as_it_is,
@@ -235,7 +237,7 @@ fn a_writer_that_leaves_lets_readers_in(process: &Server) {
     assert!(tries(&store, &by("a", Read, 1)));
     waits(&store, &by("writer", Write, 1));
     waits(&store, &by("reader", Read, 1));
-    let waiting = WaitingClient { kind: Write, name: "lock", client: "writer" };
+    let waiting = WaitingClient { kind: Some(Write), name: "lock", client: "writer" };
     store.unregister(waiting, soon()).expect("a reply");
     assert!(is_woken(&mut *reader));
     assert!(takes_its_turn(&store, &by("reader", Read, 1)));
@@ -319,6 +321,63 @@ fn a_client_that_has_stopped_costs_one_offer(process: &Server) {
     assert!(takes_its_turn(&store, &by("alive", Write, 2)));
 }
 
+/// As a client does that is woken and has no thread for it.
+fn passes_on(store: &dyn Store, client: &str) {
+    let waiting = WaitingClient { kind: None, name: "lock", client };
+    store.unregister(waiting, soon()).expect("a reply");
+}
+
+fn a_wake_up_that_no_thread_waits_for_is_passed_on(process: &Server) {
+    let store = single(process);
+    let [mut a, mut b, mut c] = ["a", "b", "c"].map(|client| listen(&store, client));
+    let permit = Permit { of: 1 };
+    let rounds = [
+        (Write, [Read, Write, Read]),
+        (Read, [Write, Write, Read]),
+        (permit, [permit, permit, permit]),
+    ];
+    for (held, wanted) in rounds {
+        assert!(tries(&store, &of(held, 1)));
+        for (client, kind) in ["a", "b", "c"].into_iter().zip(wanted) {
+            waits(&store, &by(client, kind, 1));
+        }
+        release(&store, &of(held, 1));
+        assert!(is_woken(&mut *a), "{held:?}");
+        passes_on(&store, "a");
+        assert!(is_woken(&mut *b), "{held:?}");
+        let (second, third) = (by("b", wanted[1], 1), by("c", wanted[2], 1));
+        assert!(takes_its_turn(&store, &second));
+        // Neither what a client holds nor its place in the queue is taken from it.
+        passes_on(&store, "b");
+        passes_on(&store, "c");
+        release(&store, &second);
+        assert!(is_woken(&mut *c), "{held:?}");
+        assert!(takes_its_turn(&store, &third));
+        release(&store, &third);
+        assert!([&mut a, &mut b, &mut c].into_iter().all(|client| nothing_comes(&mut **client)));
+    }
+}
+
+fn an_offer_that_is_taken_back_adds_no_permit(process: &Server) {
+    let (store, kind) = (single(process), Permit { of: 2 });
+    let names = ["a", "b", "c", "d", "e"];
+    let mut clients = names.map(|client| listen(&store, client));
+    assert!(tries(&store, &of(kind, 1)) && tries(&store, &of(kind, 2)));
+    for client in names {
+        waits(&store, &by(client, kind, 1));
+    }
+    release(&store, &of(kind, 1));
+    assert!(is_woken(&mut *clients[0]));
+    passes_on(&store, "a");
+    assert!(is_woken(&mut *clients[1]) && nothing_comes(&mut *clients[2]));
+    // When this offer is over, its place is no longer its own to give.
+    eventually(|| store.count("lock", soon()).ok() == Some(1));
+    release(&store, &of(kind, 2));
+    assert!(is_woken(&mut *clients[2]) && is_woken(&mut *clients[3]));
+    passes_on(&store, "b");
+    assert!(nothing_comes(&mut *clients[4]));
+}
+
 fn a_full_server_refuses_holds_and_renews_and_releases_them(process: &Server) {
     let store = single(process);
     for kind in [Read, Write, Permit { of: 9 }] {
@@ -368,8 +427,10 @@ fn the_data_of_others_stays_as_it_is(process: &Server) {
         for kind in [Read, Write, Permit { of: 1 }] {
             let failure = acquire(&store, &of(kind, 1), Registration::IfHeld).expect_err("others'");
             assert_eq!(failure.kind, FailureKind::WrongType, "{command:?}");
-            let waiting = WaitingClient { kind, name: "lock", client: "client" };
-            store.unregister(waiting, soon()).unwrap_or_default();
+            for kind in [Some(kind), None] {
+                let waiting = WaitingClient { kind, name: "lock", client: "client" };
+                store.unregister(waiting, soon()).unwrap_or_default();
+            }
             assert!(matches!(super::release(&store, &of(kind, 7)), Ok(HoldReply::Gone)));
         }
         assert!(store.count("lock", soon()).is_err());

@@ -1,0 +1,284 @@
+//! What several owners can hold, among several processes and clients: the sides of a read-write
+//! lock and the permits of a semaphore.
+
+use std::env;
+use std::thread;
+
+use leasehold::{Canceller, Client, Error};
+use redis::Commands;
+
+use crate::support::child::{self, Child};
+use crate::support::store::Handle;
+use crate::support::{
+    Cluster, SOON, Server, eventually, ms, patient, server, sleepy, stores, timed,
+};
+
+stores! {
+    every server:
+        processes_write_without_losing_an_update,
+        processes_never_exceed_the_permits_together,
+        a_wake_up_that_no_thread_waits_for_is_passed_on,
+        a_waiter_that_leaves_takes_its_registration_with_it,
+        clients_behind_a_waiter_that_leaves_have_their_turn,
+        a_waiter_that_was_killed_is_skipped;
+}
+
+/// What a thread may wait for.
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Permit,
+    Read,
+    Write,
+}
+
+impl Kind {
+    const ALL: [Self; 3] = [Self::Permit, Self::Read, Self::Write];
+
+    /// Acquires it; the hold ends when the value is dropped. The semaphores have one permit.
+    fn acquire(self, client: &Client, name: &str) -> Result<Box<dyn Send>, Error> {
+        self.acquire_until(client, name, &Canceller::new())
+    }
+
+    fn acquire_until(
+        self,
+        client: &Client,
+        name: &str,
+        canceller: &Canceller,
+    ) -> Result<Box<dyn Send>, Error> {
+        let (semaphore, lock) = (client.semaphore(name, 1), client.rw_lock(name));
+        Ok(match self {
+            Self::Permit => Box::new(semaphore.cancelled_by(canceller).acquire()?),
+            Self::Read => Box::new(lock.cancelled_by(canceller).read()?),
+            Self::Write => Box::new(lock.cancelled_by(canceller).write()?),
+        })
+    }
+
+    /// Returns `true` if it was to be had within a moment.
+    fn is_free(self, client: &Client, name: &str) -> bool {
+        let moment = ms(50);
+        match self {
+            Self::Permit => client.semaphore(name, 1).acquire_for(moment).unwrap().is_some(),
+            Self::Read => client.rw_lock(name).try_read_for(moment).unwrap().is_some(),
+            Self::Write => client.rw_lock(name).try_write_for(moment).unwrap().is_some(),
+        }
+    }
+
+    /// Acquires what it has to wait for.
+    fn block(self, client: &Client, name: &str) -> Box<dyn Send> {
+        let kind = if let Self::Read = self { Self::Write } else { self };
+        kind.acquire(client, name).unwrap()
+    }
+
+    /// A client as it is written among the waiting clients.
+    fn entry(self, client: &Client) -> String {
+        let kind = match self {
+            Self::Permit => "p",
+            Self::Read => "r",
+            Self::Write => "w",
+        };
+        format!("{kind}:{}", client.id())
+    }
+}
+
+/// Starts four processes, and waits until they have done their work.
+fn run_in_processes(server: &Server, work: impl Fn() + Copy) {
+    let start = || Child::start(work, &server.address());
+    [start(), start(), start(), start()].into_iter().for_each(Child::finish);
+}
+
+fn processes_write_without_losing_an_update(server: &Server) {
+    run_in_processes(server, read_and_write_in_a_child);
+    assert_eq!(Handle::connect(&server.url()).read(), 4 * 2 * 10);
+}
+
+#[test]
+#[ignore = "a child of processes_write_without_losing_an_update"]
+fn read_and_write_in_a_child() {
+    let Some(address) = child::address() else { return };
+    let lock = address.open(Client::builder().wait(6 * SOON)).rw_lock("a");
+    thread::scope(|scope| {
+        for worker in 0..6 {
+            let (lock, mut number) = (&lock, Handle::connect(&address.url));
+            scope.spawn(move || {
+                for _ in 0..10 {
+                    if worker < 2 {
+                        let guard = lock.write().unwrap();
+                        let read = number.read();
+                        thread::sleep(ms(1));
+                        number.write(read + 1);
+                        guard.unlock().unwrap();
+                    } else {
+                        let guard = lock.read().unwrap();
+                        let read = number.read();
+                        thread::sleep(ms(1));
+                        assert_eq!(number.read(), read, "written beside a reader");
+                        guard.unlock().unwrap();
+                    }
+                }
+            });
+        }
+    });
+}
+
+fn processes_never_exceed_the_permits_together(server: &Server) {
+    run_in_processes(server, take_permits_in_a_child);
+    assert_eq!(Handle::connect(&server.url()).read(), 4 * 6 * 5);
+    assert_eq!(server.connect().get::<_, i64>("inside").unwrap(), 0);
+}
+
+/// Three permits limit how many are inside, and one is as good as a lock.
+#[test]
+#[ignore = "a child of processes_never_exceed_the_permits_together"]
+fn take_permits_in_a_child() {
+    let Some(address) = child::address() else { return };
+    let client = address.open(Client::builder().wait(6 * SOON));
+    let (three, one) = (client.semaphore("three", 3), client.semaphore("one", 1));
+    thread::scope(|scope| {
+        for _ in 0..6 {
+            let (three, one, mut number) = (&three, &one, Handle::connect(&address.url));
+            let url = address.url.as_str();
+            let mut counter = redis::Client::open(url).unwrap().get_connection().unwrap();
+            scope.spawn(move || {
+                for _ in 0..5 {
+                    let permit = three.acquire().unwrap();
+                    let inside: i64 = counter.incr("inside", 1).unwrap();
+                    assert!(inside <= 3, "{inside} are inside");
+                    let only = one.acquire().unwrap();
+                    let read = number.read();
+                    thread::sleep(ms(1));
+                    number.write(read + 1);
+                    only.release().unwrap();
+                    let _: i64 = counter.decr("inside", 1).unwrap();
+                    permit.release().unwrap();
+                }
+            });
+        }
+    });
+}
+
+fn a_wake_up_that_no_thread_waits_for_is_passed_on(server: &Server) {
+    pass_on_wake_ups(&[server], || server.open(sleepy()), "a");
+}
+
+#[test]
+fn a_wake_up_in_a_cluster_that_no_thread_waits_for_is_passed_on() {
+    let cluster = Cluster::of_three();
+    let servers: Vec<_> = cluster.nodes().iter().collect();
+    pass_on_wake_ups(&servers, || cluster.open(sleepy()), &cluster.name_at(0));
+}
+
+/// Has clients woken that listen, and have no thread that waits. The first of the servers has the
+/// locks.
+fn pass_on_wake_ups(servers: &[&server::Server], open: impl Fn() -> Client, name: &str) {
+    let [holder, listening, waiter] = [(); 3].map(|()| open());
+    let listens = |client| servers.iter().all(|server| server.listeners(client) == 1);
+    for kind in Kind::ALL {
+        let held = kind.block(&holder, name);
+        assert!(!kind.is_free(&listening, name));
+        eventually(SOON, || listens(&listening));
+        thread::scope(|scope| {
+            let waits = scope.spawn(|| kind.acquire(&waiter, name).map(drop));
+            eventually(SOON, || {
+                servers[0].queue(name) == [kind.entry(&waiter)] && listens(&waiter)
+            });
+            let queue = format!("leasehold:queue:{{{}}}", server::lock_key(name));
+            servers[0].command(&["ZADD", &queue, "1", &kind.entry(&listening)]);
+            let (result, took) = timed(|| {
+                drop(held);
+                waits.join().unwrap()
+            });
+            result.unwrap();
+            assert!(took < SOON / 2, "{kind:?}: {took:?}");
+        });
+        eventually(SOON, || !servers[0].exists(name));
+        assert!(servers[0].queue(name).is_empty());
+    }
+}
+
+/// However it leaves.
+fn a_waiter_that_leaves_takes_its_registration_with_it(server: &Server) {
+    let holder = server.open(patient());
+    let waits = |kind: Kind, client: &Client| server.queue("a") == [kind.entry(client)];
+    for kind in Kind::ALL {
+        let held = kind.block(&holder, "a");
+        let waiter = server.open(sleepy());
+        assert!(!kind.is_free(&waiter, "a"));
+        assert!(server.queue("a").is_empty(), "its time is over");
+        thread::scope(|scope| {
+            let canceller = Canceller::new();
+            let cancelled = {
+                let (canceller, waiter) = (canceller.clone(), &waiter);
+                scope.spawn(move || kind.acquire_until(waiter, "a", &canceller).map(drop))
+            };
+            eventually(SOON, || waits(kind, &waiter));
+            canceller.cancel();
+            assert!(matches!(cancelled.join().unwrap(), Err(Error::Cancelled { .. })));
+            assert!(server.queue("a").is_empty(), "it was cancelled");
+
+            let closed = scope.spawn(|| kind.acquire(&waiter, "a").map(drop));
+            eventually(SOON, || waits(kind, &waiter));
+            waiter.close();
+            assert!(matches!(closed.join().unwrap(), Err(Error::Closed)));
+            assert!(server.queue("a").is_empty(), "its client was closed");
+        });
+        drop(held);
+        eventually(SOON, || !server.exists("a"));
+    }
+}
+
+/// Readers behind a writer have it at once that it leaves, although no hold has ended.
+fn clients_behind_a_waiter_that_leaves_have_their_turn(server: &Server) {
+    let [holder, writer, reader] =
+        [server.open(patient()), server.open(sleepy()), server.open(sleepy())];
+    let held = holder.rw_lock("a").read().unwrap();
+    let canceller = Canceller::new();
+    thread::scope(|scope| {
+        let leaves = scope.spawn(|| Kind::Write.acquire_until(&writer, "a", &canceller).map(drop));
+        eventually(SOON, || server.queue("a").len() == 1 && server.listeners(&writer) == 1);
+        let waits = scope.spawn(|| Kind::Read.acquire(&reader, "a").map(drop));
+        eventually(SOON, || server.queue("a").len() == 2 && server.listeners(&reader) == 1);
+        let (result, took) = timed(|| {
+            canceller.cancel();
+            waits.join().unwrap()
+        });
+        result.unwrap();
+        assert!(took < SOON / 2, "{took:?}");
+        assert!(matches!(leaves.join().unwrap(), Err(Error::Cancelled { .. })));
+    });
+    assert!(held.is_held());
+}
+
+fn a_waiter_that_was_killed_is_skipped(server: &Server) {
+    let (holder, waiter) = (server.open(patient()), server.open(sleepy()));
+    for kind in Kind::ALL {
+        let held = kind.block(&holder, "a");
+        let variables = [(KIND, format!("{kind:?}").into())];
+        let mut child = Child::start_with(wait_in_a_child, &server.address(), &variables);
+        eventually(SOON, || server.queue("a").len() == 1);
+        thread::scope(|scope| {
+            let waits = scope.spawn(|| kind.acquire(&waiter, "a").map(drop));
+            eventually(SOON, || server.queue("a").len() == 2 && server.listeners(&waiter) == 1);
+            child.kill();
+            let (result, took) = timed(|| {
+                drop(held);
+                waits.join().unwrap()
+            });
+            result.unwrap();
+            assert!(took < SOON / 2, "{kind:?}: {took:?}");
+        });
+        eventually(SOON, || !server.exists("a"));
+        assert!(server.queue("a").is_empty());
+    }
+}
+
+/// Tells a child what to wait for.
+const KIND: &str = "LEASEHOLD_TEST_KIND";
+
+#[test]
+#[ignore = "a child of a_waiter_that_was_killed_is_skipped"]
+fn wait_in_a_child() {
+    let Some(address) = child::address() else { return };
+    let name = env::var(KIND).unwrap();
+    let kind = Kind::ALL.into_iter().find(|kind| format!("{kind:?}") == name).unwrap();
+    drop(kind.acquire(&address.open(sleepy()), "a"));
+}
