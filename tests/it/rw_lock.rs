@@ -1,8 +1,7 @@
 //! Read-write locks.
 
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::thread;
-use std::time::Instant;
 
 use leasehold::{Client, Error, ReadGuard, RwLock, WriteGuard};
 
@@ -269,52 +268,44 @@ fn a_crashed_waiter_blocks_no_one_for_long(server: &Server) {
 }
 
 fn a_writer_is_not_starved_by_readers_of_two_clients(server: &Server) {
-    let clients = [server.open(patient()), server.open(patient())];
-    let writers = server.open(patient());
-    let done = AtomicU64::new(0);
-    thread::scope(|scope| {
-        for client in clients.iter().cycle().take(6) {
-            let done = &done;
-            scope.spawn(move || {
-                let lock = client.rw_lock("a");
-                while done.load(Ordering::SeqCst) == 0 {
-                    let _guard = lock.read().unwrap();
-                    thread::sleep(ms(10));
-                }
-            });
-        }
-        let lock = writers.rw_lock("a");
-        let start = Instant::now();
-        for _ in 0..20 {
-            drop(lock.write());
-        }
-        done.store(1, Ordering::SeqCst);
-        assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
-    });
+    let read = |lock: &RwLock| {
+        let _guard = lock.read().unwrap();
+        thread::sleep(ms(10));
+    };
+    is_not_starved(server, |lock| drop(lock.write().unwrap()), (6, read));
 }
 
 fn a_reader_is_not_starved_by_writers_of_two_clients(server: &Server) {
+    let write = |lock: &RwLock| {
+        let _guard = lock.write().unwrap();
+        thread::sleep(ms(10));
+    };
+    is_not_starved(server, |lock| drop(lock.read().unwrap()), (2, write));
+}
+
+/// Checks that a client soon has had its turns, while so many threads of two others do nothing but
+/// `keep_busy`.
+fn is_not_starved(
+    server: &Server,
+    take_turn: impl Fn(&RwLock),
+    (threads, keep_busy): (usize, impl Fn(&RwLock) + Sync),
+) {
     let clients = [server.open(patient()), server.open(patient())];
-    let readers = server.open(patient());
-    let done = AtomicU64::new(0);
+    let lock = server.open(patient()).rw_lock("a");
+    let done = AtomicBool::new(false);
     thread::scope(|scope| {
-        for client in &clients {
-            let done = &done;
+        for client in clients.iter().cycle().take(threads) {
+            let (done, keep_busy) = (&done, &keep_busy);
             scope.spawn(move || {
                 let lock = client.rw_lock("a");
-                while done.load(Ordering::SeqCst) == 0 {
-                    let _guard = lock.write().unwrap();
-                    thread::sleep(ms(10));
+                while !done.load(Ordering::SeqCst) {
+                    keep_busy(&lock);
                 }
             });
         }
-        let lock = readers.rw_lock("a");
-        let start = Instant::now();
-        for _ in 0..20 {
-            drop(lock.read());
-        }
-        done.store(1, Ordering::SeqCst);
-        assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
+        let ((), took) = timed(|| (0..20).for_each(|_| take_turn(&lock)));
+        done.store(true, Ordering::SeqCst);
+        assert!(took < SOON, "{took:?}");
     });
 }
 
