@@ -1,5 +1,6 @@
 //! Torture: processes full of threads contend for a few locks while everything around them fails.
-//! They write down every call, and the harness compares the history with the promises.
+//! They write down every call, and the harness compares the history with the promises. With
+//! `--kind` the names are read-write locks or semaphores, or some of each kind.
 //!
 //! `cargo test --release --test torture -- --seconds 60`; `--help` lists the options. The harness
 //! starts a `redis-server` of its own. It fails if a promise was broken, or if a lock is no longer
@@ -7,9 +8,9 @@
 //!
 //! | model | promise | voided by |
 //! |---|---|---|
-//! | exclusion | believed holds of a name never overlap, and none is lost early | lost data only |
+//! | exclusion | holds that exclude each other never overlap, none is lost early | lost data only |
 //! | nesting | the holder gets its lock again at once, with its fence; lost is final | nothing |
-//! | fences | a later hold has a greater fence | nothing |
+//! | fences | later ones are greater, a reader has the last writer's | for readers, lost data |
 //! | register | with the fence, no acknowledged write is lost | nothing |
 //!
 //! A server that loses its data excuses two holders of one lock if one got it before the loss and
@@ -18,8 +19,9 @@
 //! between its start and the time when no client uses the old master any more.
 //!
 //! The register is on another server, which nothing disturbs. Workers write to it whether they
-//! still have the lock or not. With `--unfenced` it accepts every write, and the run fails unless
-//! updates are lost: that shows that the faults hurt, and that the check sees it.
+//! still have the lock or not; readers, and holders of permits, which have no fence, do not. With
+//! `--unfenced` it accepts every write, and the run fails unless updates are lost: that shows that
+//! the faults hurt, and that the check sees it.
 //!
 //! The binary is its own main program: it starts itself again as worker processes, and so has no
 //! unit tests. Those of the models and of the command line are in `checks/`.

@@ -6,9 +6,10 @@ use crate::harness::history::Span;
 use crate::history::show;
 
 const LEASE: u64 = 1000;
+const PERMITS: u32 = 2;
 
 fn violations(lines: &str, losses: &[Loss]) -> Vec<String> {
-    let mut model = Exclusion::new(LEASE, losses.to_vec());
+    let mut model = Exclusion::new(LEASE, PERMITS, losses.to_vec());
     show(lines, |call| model.note(call));
     model.verdict().violations.into_iter().map(|violation| violation.what).collect()
 }
@@ -134,4 +135,93 @@ fn a_broken_promise_is_found() {
     assert_eq!(violations(lost, &[]), ["lost 870 ns before its promise was over"]);
     assert!(violations(lost, &[wipe(1005, 1009)]).is_empty());
     assert!(violations(&lost.replace("1030", "1900"), &[]).is_empty());
+}
+
+/// A writer after a reader that is still believed to read.
+fn a_writer_beside_a_reader() -> String {
+    OVERLAP.replacen("lock 0 1", "share 0", 1)
+}
+
+#[test]
+fn a_writer_beside_a_reader_is_found() {
+    assert_eq!(violations(&a_writer_beside_a_reader(), &[]), ["held twice at 1500, for 400 ns"]);
+    let reader_last = OVERLAP.replace("2 > lock 0 1", "2 > share 0");
+    assert_eq!(violations(&reader_last, &[]), ["held twice at 1500, for 400 ns"]);
+}
+
+#[test]
+fn readers_may_read_together() {
+    let readers = OVERLAP.replace("lock 0 1", "share 0").replace("granted 8", "granted 7");
+    assert!(violations(&readers, &[]).is_empty());
+    // A writer overlaps both.
+    let writer = readers + "\n1600 3 > lock 0 1\n1700 3 < granted 8 1 2600";
+    assert_eq!(violations(&writer, &[]).len(), 2);
+}
+
+#[test]
+fn a_hold_of_a_reader_ends_as_others_do() {
+    let reader = a_writer_beside_a_reader();
+    assert!(violations(&reader.replace("1900", "1500"), &[]).is_empty());
+    let unlocked = reader.replace("1020 2", "1015 1 > unlock 0 1\n1019 1 < unknown\n1020 2");
+    assert!(violations(&unlocked, &[]).is_empty());
+    let lost = reader.replace("1020 2", "1020 1 > check 0 1\n1021 1 < lost\n1025 2");
+    let early = "lost 879 ns before its promise was over";
+    assert_eq!(violations(&lost, &[]), [early, "held twice at 1500, for 400 ns"]);
+}
+
+#[test]
+fn lost_data_excuses_a_writer_beside_a_reader() {
+    let reader = a_writer_beside_a_reader();
+    assert!(violations(&reader, &[wipe(1100, 1200)]).is_empty());
+    assert!(violations(&reader, &[failover(1005, 1600)]).is_empty());
+    assert_eq!(violations(&reader, &[failover(1011, 1600)]).len(), 1);
+    // The reader came last, although its fence is the writer's: the writer was forgotten, and is
+    // believed for too long.
+    let writer = OVERLAP.replace("2 > lock 0 1", "2 > share 0").replace("granted 8", "granted 7");
+    let long = writer.replace("1900", "2201");
+    assert_eq!(violations(&long, &[wipe(1100, 1200)]).len(), 1);
+    assert!(violations(&long, &[wipe(1100, 1201)]).is_empty());
+}
+
+/// One permit after the other, of which there are two.
+const PERMITTED: &str = "\
+    1000 1 > permit 0
+    1010 1 < granted 0 1 1900
+    1020 2 > permit 0
+    1030 2 < granted 0 1 1900
+    1040 3 > permit 0
+    1050 3 < granted 0 1 1900";
+
+#[test]
+fn more_permits_than_there_are_are_found() {
+    let found = violations(PERMITTED, &[]);
+    assert_eq!(found, ["3 permits held at 1050 instead of 2"]);
+    let fourth = PERMITTED.to_owned() + "\n1060 4 > permit 0\n1070 4 < granted 0 1 1900";
+    assert_eq!(violations(&fourth, &[]).len(), 2);
+}
+
+#[test]
+fn as_many_permits_as_there_are_may_be_held() {
+    assert!(violations(&PERMITTED.replace("3 > permit 0", "3 > permit 1"), &[]).is_empty());
+    assert!(violations(&PERMITTED.replacen("1900", "1050", 1), &[]).is_empty());
+    let released = PERMITTED.replace("1040 3", "1035 2 > unlock 0 1\n1036 2 < unknown\n1040 3");
+    assert!(violations(&released, &[]).is_empty());
+    // A hold that was over when it was got counts for nothing.
+    assert!(violations(&PERMITTED.replacen("1900", "0", 1), &[]).is_empty());
+}
+
+#[test]
+fn lost_data_excuses_permits_from_before_only() {
+    assert!(violations(PERMITTED, &[wipe(1032, 1035)]).is_empty());
+    assert!(violations(PERMITTED, &[failover(1005, 1060)]).is_empty());
+    // All three came after it.
+    assert_eq!(violations(PERMITTED, &[wipe(900, 999)]).len(), 1);
+    // Two may come after it, and a third may not.
+    let fourth = PERMITTED.to_owned() + "\n1060 4 > permit 0\n1070 4 < granted 0 1 1900";
+    assert!(violations(&fourth, &[wipe(1032, 1035)]).is_empty());
+    let fifth = fourth + "\n1080 5 > permit 0\n1090 5 < granted 0 1 1900";
+    assert_eq!(violations(&fifth, &[wipe(1032, 1035)]), ["3 permits held at 1090 instead of 2"]);
+    // What was held before is not given up in time.
+    let long = PERMITTED.replacen("1900", "2100", 2);
+    assert_eq!(violations(&long, &[wipe(1032, 1035)]).len(), 1);
 }

@@ -1,10 +1,16 @@
 //! The model of fences finds tokens that do not grow.
 
+use crate::harness::check::Loss;
 use crate::harness::check::fences::Fences;
+use crate::harness::history::Span;
 use crate::history::show;
 
 fn violations(lines: &str) -> Vec<String> {
-    let mut model = Fences::default();
+    violations_with(lines, &[])
+}
+
+fn violations_with(lines: &str, losses: &[Loss]) -> Vec<String> {
+    let mut model = Fences::new(1000, losses.to_vec());
     show(lines, |call| model.note(call));
     model.verdict().violations.into_iter().map(|violation| violation.what).collect()
 }
@@ -42,4 +48,78 @@ fn fences_of_calls_at_the_same_time_have_no_order() {
 fn a_fence_given_twice_is_found() {
     let twice = GROWING.replace("21 2", "19 2").replace("granted 8", "granted 7");
     assert_eq!(violations(&twice), ["fence 7 was given twice"]);
+}
+
+/// Two readers after a writer, and another writer.
+const READ: &str = "\
+    10 1 > lock 0 1
+    20 1 < granted 7 1 99
+    21 2 > share 0
+    30 2 < granted 7 1 99
+    31 3 > share 0
+    40 3 < granted 7 1 99
+    41 1 > lock 0 1
+    50 1 < granted 9 1 99";
+
+#[test]
+fn readers_have_the_fence_of_the_last_writer() {
+    assert!(violations(READ).is_empty());
+    let before = "\
+        1 2 > share 0
+        2 2 < granted 5 1 99
+        ";
+    assert!(violations(&(before.to_owned() + READ)).is_empty(), "the first of all has its own");
+}
+
+#[test]
+fn a_reader_with_the_fence_of_an_earlier_writer_is_found() {
+    let first = "\
+        1 1 > lock 0 1
+        2 1 < granted 5 1 99
+        ";
+    let stale = first.to_owned() + &READ.replace("30 2 < granted 7", "30 2 < granted 5");
+    assert_eq!(violations(&stale), ["fence 5 came after 7"]);
+    // A failover may have forgotten the last writer, unless it came before.
+    let failover = |start, end| Loss { span: Span { start, end }, everything: false };
+    assert!(violations_with(&stale, &[failover(15, 25)]).is_empty());
+    assert_eq!(violations_with(&stale, &[failover(21, 25)]).len(), 1);
+    assert_eq!(violations_with(&stale, &[failover(31, 45)]).len(), 1);
+}
+
+#[test]
+fn a_writer_whose_fence_readers_had_before_is_found() {
+    assert_eq!(violations(&READ.replace("granted 9", "granted 7")).len(), 2);
+    let unknown = READ.replace("20 1 < granted 7 1 99", "20 1 < unknown");
+    assert!(violations(&unknown).is_empty());
+    assert_eq!(violations(&unknown.replace("granted 9", "granted 7")), ["fence 7 came after 7"]);
+}
+
+#[test]
+fn a_reader_with_a_fence_of_no_writer_is_found() {
+    let none = READ.replace("30 2 < granted 7", "30 2 < granted 8");
+    let (unwritten, shrunk) = ("no writer was given the reader's fence 8", "fence 7 came after 8");
+    assert_eq!(violations(&none), [shrunk, unwritten]);
+    let both = none.replace("40 3 < granted 7", "40 3 < granted 8");
+    assert_eq!(violations(&both), [unwritten, unwritten]);
+    // One whose reply was lost or late may have been.
+    let lost = "\n22 4 > lock 0 1\n23 4 < unknown";
+    assert!(violations(&(both.clone() + lost)).is_empty());
+    let killed = "\n22 4 > lock 0 1";
+    assert!(violations(&(both.clone() + killed)).is_empty());
+    let late = "\n22 4 > lock 0 1\n1022 4 < busy";
+    assert!(violations(&(both.clone() + late)).is_empty());
+    // Neither one that learned in time that it is none, nor one that came later, nor of another.
+    for other in ["22 4 > lock 0 1\n23 4 < busy", "42 4 > lock 0 1", "22 4 > lock 1 1"] {
+        assert_eq!(violations(&format!("{both}\n{other}")).len(), 2, "{other}");
+    }
+    // Data that was lost takes the fence with it.
+    let wipe = |start, end| Loss { span: Span { start, end }, everything: true };
+    assert!(violations_with(&both, &[wipe(22, 23)]).is_empty());
+    assert_eq!(violations_with(&both, &[wipe(42, 43)]).len(), 2);
+}
+
+#[test]
+fn permits_have_no_fence() {
+    let permits = GROWING.replace("lock 0 1", "permit 0").replace("granted 8", "granted 7");
+    assert!(violations(&permits).is_empty());
 }

@@ -74,3 +74,21 @@ fn an_inner_unlock_that_finds_the_loss_is_remembered() {
         NESTED.replace("15 1 < done", "15 1 < lost").replace("19 1 < done", "19 1 < lost");
     assert_eq!(violations(&history), ["held again after it was lost"]);
 }
+
+#[test]
+fn sides_and_permits_end_with_their_only_guard() {
+    let single = "\
+        10 1 > share 0
+        11 1 < granted 7 1 99
+        12 1 > check 0 1
+        13 1 < held 99
+        14 1 > unlock 0 1
+        15 1 < done
+        16 1 > permit 1
+        17 1 < granted 0 1 99";
+    assert!(violations(single).is_empty());
+    let lost = single.replace("held 99", "lost");
+    assert_eq!(violations(&lost), ["unlocked, although it was lost before"]);
+    let open = single.replace("14 1 > unlock 0 1\n", "").replace("15 1 < done\n", "");
+    assert_eq!(violations(&open.replace("        \n", "")).len(), 1);
+}

@@ -32,8 +32,23 @@ fn what_does_not_fit_the_topology_is_refused() {
 }
 
 #[test]
+fn names_are_of_one_kind_or_of_all() {
+    let kinds = |line: &str| {
+        let options = parse(line).expect("a known kind");
+        [0, 1, 2, 3].map(|name| options.primitive(name).to_string())
+    };
+    assert_eq!(kinds(""), ["lock"; 4]);
+    assert_eq!(kinds("--kind rw"), ["rw"; 4]);
+    assert_eq!(kinds("--kind semaphore"), ["semaphore"; 4]);
+    assert_eq!(kinds("--kind all"), ["lock", "rw", "semaphore", "lock"]);
+    assert_refused("--kind semaphore --unfenced", "permits have none");
+    parse("--kind all --unfenced").expect("some have fences");
+}
+
+#[test]
 fn unknown_words_are_refused() {
     assert_refused("--locks cluster", "--locks is server or sentinel");
+    assert_refused("--kind spin", "--kind is lock, rw, semaphore or all");
     assert_refused("--durability disk", "no such durability");
     assert_refused("--nemesis none,fire", "no such nemesis");
     assert_refused("--seconds", "--seconds needs a value");

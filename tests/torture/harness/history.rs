@@ -71,10 +71,14 @@ pub(crate) struct Call {
 pub(crate) enum Action {
     /// Checks, without a request, whether this thread holds the lock with so many guards.
     Check { levels: u32 },
-    /// Takes the lock; above level 1 it is nested.
+    /// Takes the lock, or the writing side of a read-write lock; above level 1 it is nested.
     Lock { level: u32 },
+    /// Takes a permit of a semaphore.
+    Permit,
     /// Reads the register.
     Read { fence: u64 },
+    /// Takes the reading side of a read-write lock.
+    Share,
     /// Releases one of so many levels.
     Unlock { levels: u32 },
     /// Writes to the register.
@@ -83,13 +87,14 @@ pub(crate) enum Action {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// Another thread or process has the lock.
+    /// Other threads or processes have the lock.
     Busy,
     /// Unlocked, or written.
     Done,
     /// Neither held nor reported as lost.
     Free,
-    /// Locked. `until` is the time until which the guard has promised to be held.
+    /// Locked. `until` is the time until which the guard has promised to be held. The fence of a
+    /// permit is 0.
     Granted {
         fence: u64,
         depth: u32,
@@ -163,12 +168,19 @@ impl fmt::Display for Outcome {
 }
 
 impl Action {
+    /// Returns `true` if this begins a hold.
+    pub(crate) fn begins(self) -> bool {
+        matches!(self, Self::Lock { level: 1 } | Self::Permit | Self::Share)
+    }
+
     /// Parses an action and the number of its lock.
     fn parse(words: &[&str]) -> Option<(Self, u32)> {
         let (action, name) = match *words {
             ["check", name, levels] => (Self::Check { levels: levels.parse().ok()? }, name),
             ["lock", name, level] => (Self::Lock { level: level.parse().ok()? }, name),
+            ["permit", name] => (Self::Permit, name),
             ["read", name, fence] => (Self::Read { fence: fence.parse().ok()? }, name),
+            ["share", name] => (Self::Share, name),
             ["unlock", name, levels] => (Self::Unlock { levels: levels.parse().ok()? }, name),
             ["write", name, fence, value] => {
                 (Self::Write { fence: fence.parse().ok()?, value: value.parse().ok()? }, name)
@@ -182,7 +194,9 @@ impl Action {
         match self {
             Self::Check { levels } => format!("check {name} {levels}"),
             Self::Lock { level } => format!("lock {name} {level}"),
+            Self::Permit => format!("permit {name}"),
             Self::Read { fence } => format!("read {name} {fence}"),
+            Self::Share => format!("share {name}"),
             Self::Unlock { levels } => format!("unlock {name} {levels}"),
             Self::Write { fence, value } => format!("write {name} {fence} {value}"),
         }

@@ -8,6 +8,7 @@ use leasehold::Durability;
 
 use crate::harness::Result;
 use crate::harness::check::{Checker, Verdict};
+use crate::harness::guard::PERMITS;
 use crate::harness::history::{self, Call, Place, nanos};
 use crate::harness::nemesis::Incident;
 use crate::harness::options::Options;
@@ -31,7 +32,7 @@ pub(crate) struct Run<'run> {
 pub(crate) fn judge(options: &Options, run: &Run<'_>) -> Result<()> {
     let Run { dir, incidents, finals, .. } = run;
     let losses = incidents.iter().filter_map(|incident| incident.loss);
-    let mut checker = Checker::new(nanos(options.lease), losses.collect());
+    let mut checker = Checker::new(nanos(options.lease), PERMITS, &losses.collect::<Vec<_>>());
     let mut tally = Tally::default();
     read(run, |call| {
         checker.note(call);

@@ -5,6 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::process::ExitCode;
 
+use self::guard::{PERMITS, Primitive};
 use self::judge::{Run, judge};
 use self::locks::Locks;
 use self::options::{HELP, Options, Role};
@@ -13,6 +14,7 @@ use self::server::Server;
 use self::workers::Workers;
 
 pub(crate) mod check;
+mod guard;
 pub(crate) mod history;
 mod judge;
 mod locks;
@@ -65,6 +67,8 @@ fn run(options: &Options) -> Result<()> {
 fn torture(options: &Options, dir: &Path) -> Result<()> {
     let Options { processes, threads, names, lease, time, seed, server, .. } = options;
     println!("{processes} processes x {threads} threads, {names} names, a lease of {lease:?}");
+    let kinds: Vec<_> = (0..*names).map(|name| options.primitive(name).to_string()).collect();
+    println!("the names are: {}", kinds.join(", "));
     println!("for {time:?}, with seed {seed}");
     let protected = Server::start(server, &[]);
     let locks = Locks::start(options)?;
@@ -74,7 +78,10 @@ fn torture(options: &Options, dir: &Path) -> Result<()> {
     let mut workers = Workers::start(*processes, *seed, first)?;
     let incidents = nemesis::disturb(options, &mut workers, &locks)?;
     let mut register = Register::open(&protected.url(), true)?;
-    (0..*names).try_for_each(|name| register.wait_for_use(name))?;
+    (0..*names).try_for_each(|name| {
+        let holders = if options.primitive(name) == Primitive::Semaphore { PERMITS } else { 1 };
+        register.wait_for_use(name, holders)
+    })?;
     workers.finish(*lease * 10)?;
 
     let finals: std::result::Result<Vec<u64>, _> =

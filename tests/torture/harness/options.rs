@@ -7,6 +7,7 @@ use std::time::Duration;
 use leasehold::Durability;
 
 use crate::harness::Result;
+use crate::harness::guard::Primitive;
 use crate::harness::nemesis::Fault;
 
 pub(crate) const HELP: &str = "\
@@ -16,6 +17,10 @@ usage: torture [options]
   --processes N    worker processes (4)
   --threads N      threads in each of them (4)
   --names N        locks for which they contend (3)
+  --kind KIND      lock: locks, nested now and then (lock)
+                   rw: read-write locks
+                   semaphore: semaphores of three permits
+                   all: one name of each kind after the other
   --lease MS       the lease in milliseconds, at least 200 (1000)
   --locks WHERE    server: one server, behind a network that may fail (server)
                    sentinel: a master with two replicas, watched by three sentinels
@@ -59,6 +64,8 @@ pub(crate) struct Options {
     pub(crate) processes: u32,
     pub(crate) threads: u32,
     pub(crate) names: u32,
+    /// What all names are; `None` if they are of all kinds.
+    pub(crate) kind: Option<Primitive>,
     pub(crate) lease: Duration,
     pub(crate) topology: Topology,
     pub(crate) durability: Durability,
@@ -99,6 +106,7 @@ impl Options {
                 "--processes" => options.processes = number(&value()?)?,
                 "--threads" => options.threads = number(&value()?)?,
                 "--names" => options.names = number(&value()?)?,
+                "--kind" => options.kind = kind(&value()?)?,
                 "--lease" => options.lease = Duration::from_millis(number(&value()?)?.into()),
                 "--locks" => options.topology = topology(&value()?)?,
                 "--durability" => durability = value()?,
@@ -119,9 +127,17 @@ impl Options {
         if options.lease < Duration::from_millis(200) {
             return Err("--lease must be at least 200".into());
         }
+        if !options.fenced && !(0..options.names).any(|name| options.primitive(name).has_fences()) {
+            return Err("--unfenced takes locks with fences: permits have none".into());
+        }
         options.faults = Fault::parse_list(&nemesis, options.topology)?;
         options.durability = options.parse_durability(&durability)?;
         Ok(options)
+    }
+
+    /// What a name is.
+    pub(crate) fn primitive(&self, name: u32) -> Primitive {
+        self.kind.unwrap_or(Primitive::ALL[name as usize % Primitive::ALL.len()])
     }
 
     fn parse_durability(&self, word: &str) -> Result<Durability> {
@@ -136,6 +152,15 @@ impl Options {
         }
         // A request may take a third of the lease, and this has to be less.
         Ok(Durability::Replicas { acks, timeout: self.lease / 4 })
+    }
+}
+
+fn kind(word: &str) -> Result<Option<Primitive>> {
+    match Primitive::ALL.into_iter().find(|kind| kind.to_string() == word) {
+        None if word != "all" => {
+            Err(format!("--kind is lock, rw, semaphore or all, not {word:?}").into())
+        }
+        kind => Ok(kind),
     }
 }
 
@@ -154,6 +179,7 @@ impl Default for Options {
             processes: 4,
             threads: 4,
             names: 3,
+            kind: Some(Primitive::Lock),
             lease: Duration::from_secs(1),
             topology: Topology::Server,
             durability: Durability::Memory,

@@ -38,21 +38,31 @@ impl Register {
         Ok(value.unwrap_or_default())
     }
 
-    /// Waits until a thread has written that did not have the lock before. Two writes show that: a
-    /// thread that had the lock already writes once.
-    pub(crate) fn wait_for_use(&mut self, name: u32) -> Result<()> {
+    /// Counts a holder that writes nothing.
+    pub(crate) fn count(&mut self, name: u32) -> RedisResult<()> {
+        self.redis.hincr(key(name), "uses", 1)
+    }
+
+    /// Waits until a thread has written, or was counted, that did not have the lock before. One
+    /// more than there can be holders show that: a thread that had it already does so once.
+    pub(crate) fn wait_for_use(&mut self, name: u32, holders: u32) -> Result<()> {
         let deadline = Instant::now() + REUSE_TIMEOUT;
-        let (mut last, mut writes) = (self.value(name)?, 0);
-        while writes < 2 {
+        let (mut last, mut uses) = (self.uses(name)?, 0);
+        while uses <= holders.into() {
             if Instant::now() > deadline {
                 return Err(format!("lock {name} is not used any more").into());
             }
             thread::sleep(Duration::from_millis(5));
-            let value = self.value(name)?;
-            writes += u32::from(value != last);
-            last = value;
+            let now = self.uses(name)?;
+            uses += now.abs_diff(last);
+            last = now;
         }
         Ok(())
+    }
+
+    fn uses(&mut self, name: u32) -> RedisResult<u64> {
+        let counted: Option<u64> = self.redis.hget(key(name), "uses")?;
+        Ok(self.value(name)? + counted.unwrap_or_default())
     }
 
     /// Reads, or writes a value. Without fences the register accepts everything.

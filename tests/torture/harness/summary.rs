@@ -22,7 +22,9 @@ impl Tally {
             Action::Check { .. } => "check",
             Action::Lock { level: 1 } => "lock",
             Action::Lock { .. } => "nest",
+            Action::Permit => "permit",
             Action::Read { .. } => "read",
+            Action::Share => "share",
             Action::Unlock { .. } => "unlock",
             Action::Write { .. } => "write",
         };
@@ -35,7 +37,7 @@ impl Tally {
         if call.action == (Action::Unlock { levels: 1 }) && call.outcome == Outcome::Lost {
             self.lost += 1;
         }
-        if name == "lock" && call.outcome.kind() == Kind::Ok {
+        if call.action.begins() && call.outcome.kind() == Kind::Ok {
             let wait = (call.span.end - call.span.start) / 1000;
             self.waits.push(u32::try_from(wait).unwrap_or(u32::MAX));
         }

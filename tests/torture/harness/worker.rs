@@ -6,10 +6,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use leasehold::{Client, Error, Guard};
+use leasehold::{Client, Error};
 use redis::RedisResult;
 
 use crate::harness::Result;
+use crate::harness::guard::{AnyGuard, HoldKind, Primitive, Wait};
 use crate::harness::history::{self, Action, Outcome, Recorder, nanos, now};
 use crate::harness::locks;
 use crate::harness::options::{Options, Role};
@@ -17,6 +18,8 @@ use crate::harness::random::Random;
 use crate::harness::register::Register;
 
 const LEVELS: u32 = 3;
+/// One of so many holds of a read-write lock is a writer's.
+const WRITERS: u32 = 3;
 /// The longest time for which most holders work. It is the greater part of a lock's time, so that a
 /// fault of a worker is mostly one of a holder.
 const WORK: Duration = Duration::from_millis(10);
@@ -83,19 +86,28 @@ impl Worker<'_> {
         Ok(())
     }
 
-    /// Takes a lock, sometimes nested, works under it and releases it.
+    /// Takes a lock, sometimes nested, or what else the name has, works under it and releases it.
     fn hold(&mut self, name: u32) -> Result<()> {
-        let Some(outer) = self.lock(name, 1)? else { return Ok(()) };
+        let kind = match self.options.primitive(name) {
+            Primitive::Lock => HoldKind::Lock,
+            Primitive::RwLock if self.random.one_in(WRITERS) => HoldKind::Write,
+            Primitive::RwLock => HoldKind::Read,
+            Primitive::Semaphore => HoldKind::Permit,
+        };
+        let Some(outer) = self.take(name, kind, 1)? else { return Ok(()) };
         let mut guards = vec![outer];
-        while count(&guards) < LEVELS && self.random.one_in(4) {
-            guards.extend(self.lock(name, count(&guards) + 1)?);
+        while kind == HoldKind::Lock && count(&guards) < LEVELS && self.random.one_in(4) {
+            guards.extend(self.take(name, kind, count(&guards) + 1)?);
         }
-        self.work(name, &guards)?;
+        self.work(name, kind, &guards)?;
         while !guards.is_empty() {
             self.unlock(name, &mut guards)?;
             if !guards.is_empty() {
                 self.check(name, &guards);
             }
+        }
+        if kind != HoldKind::Lock {
+            return Ok(());
         }
         let held = || self.client.mutex(&lock_name(name)).is_held_by_current_thread();
         self.record(name, Action::Check { levels: 0 }, || {
@@ -104,17 +116,13 @@ impl Worker<'_> {
         Ok(())
     }
 
-    /// Locks in one of the three ways that there are.
-    fn lock(&mut self, name: u32, level: u32) -> Result<Option<Guard>> {
-        let (way, wait) = (self.random.below(3), self.random.tenths(self.options.lease, (0, 10)));
+    /// Takes it in one of the three ways that there are.
+    fn take(&mut self, name: u32, kind: HoldKind, level: u32) -> Result<Option<AnyGuard>> {
+        let (way, time) = (self.random.below(3), self.random.tenths(self.options.lease, (0, 10)));
+        let wait = [Wait::Default, Wait::No, Wait::For(time)][way as usize];
         let key = lock_name(name);
-        self.record(name, Action::Lock { level }, || {
-            let locked = match way {
-                0 => self.client.lock(&key).map(Some),
-                1 => self.client.try_lock(&key),
-                _ => self.client.try_lock_for(&key, wait),
-            };
-            match locked {
+        self.record(name, kind.action(level), || {
+            match AnyGuard::acquire(&self.client, kind, &key, wait) {
                 Ok(Some(guard)) => {
                     let (fence, depth) = (guard.fence(), guard.depth());
                     let until = promise(&guard).unwrap_or_default();
@@ -129,15 +137,20 @@ impl Worker<'_> {
         })
     }
 
-    /// Reads a number and writes the next one. Only careful workers check before that the lock is
-    /// still held.
-    fn work(&mut self, name: u32, guards: &[Guard]) -> Result<()> {
+    /// Reads a number and, unless others read it too, writes the next one. Only careful workers
+    /// check before that the lock is still held. Under a permit there is no fence to do so with.
+    fn work(&mut self, name: u32, kind: HoldKind, guards: &[AnyGuard]) -> Result<()> {
+        if kind == HoldKind::Permit {
+            self.take_time(name, guards);
+            return Ok(self.register.count(name)?);
+        }
         let (fence, at) = (guards[0].fence(), (self.number, name));
         let read = || settled(self.register.read(name, fence));
         let read = self.recorder.record(at, Action::Read { fence }, read)?;
         self.take_time(name, guards);
         let stops = self.options.careful && !guards[0].is_held();
         if let Outcome::Value { value } = read
+            && kind != HoldKind::Read
             && !stops
         {
             let value = value + 1;
@@ -148,7 +161,7 @@ impl Worker<'_> {
     }
 
     /// Takes some time, now and then so long that the lease has to be renewed.
-    fn take_time(&mut self, name: u32, guards: &[Guard]) {
+    fn take_time(&mut self, name: u32, guards: &[AnyGuard]) {
         let long = self.random.one_in(400);
         let (parts, part) = if long {
             (5 + self.random.below(40), self.options.lease / 10)
@@ -161,7 +174,7 @@ impl Worker<'_> {
         }
     }
 
-    fn check(&self, name: u32, guards: &[Guard]) {
+    fn check(&self, name: u32, guards: &[AnyGuard]) {
         let levels = count(guards);
         self.record(name, Action::Check { levels }, || {
             ((), promise(&guards[0]).map_or(Outcome::Lost, |until| Outcome::Held { until }))
@@ -169,7 +182,7 @@ impl Worker<'_> {
     }
 
     /// Unlocks any of the guards.
-    fn unlock(&mut self, name: u32, guards: &mut Vec<Guard>) -> Result<()> {
+    fn unlock(&mut self, name: u32, guards: &mut Vec<AnyGuard>) -> Result<()> {
         let levels = count(guards);
         let guard = guards.swap_remove(self.random.below(levels) as usize);
         self.record(name, Action::Unlock { levels }, || match guard.unlock() {
@@ -185,7 +198,7 @@ impl Worker<'_> {
 
 /// The time until which a guard is sure to be held without a renewal. The clock is read first, so
 /// that a pause of the thread cannot make this time too late.
-fn promise(guard: &Guard) -> Option<u64> {
+fn promise(guard: &AnyGuard) -> Option<u64> {
     let now = now();
     guard.is_held().then(|| now + nanos(guard.remaining()))
 }
@@ -213,6 +226,6 @@ fn lock_name(name: u32) -> String {
     format!("torture:{name}")
 }
 
-fn count(guards: &[Guard]) -> u32 {
+fn count(guards: &[AnyGuard]) -> u32 {
     u32::try_from(guards.len()).expect("few guards")
 }

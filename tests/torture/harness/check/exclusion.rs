@@ -1,8 +1,9 @@
-//! Model 1: one holder at a time.
+//! Model 1: one holder at a time, or some readers, or as many as there are permits.
 //!
 //! A hold is believed from the return of its lock call to the start of the unlock call of its last
 //! guard, or to the last moment for which `is_held` was promised, whichever is earlier. Believed
-//! holds of one name never overlap, and none is found lost before its promise is over.
+//! holds of one name never overlap, except for readers among themselves, and permits of which no
+//! more than there are. None is found lost before its promise is over.
 //!
 //! Only servers that lose data void this, and only for two holds of which one was acquired before
 //! the end of the loss and the other after its start. They do so until a lease after the end of the
@@ -10,6 +11,7 @@
 //! after its start: a promise made before still counts. A killed or paused worker, a server that
 //! hangs or is restarted with its data, lost replies and closed connections void nothing.
 
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
 use super::{Loss, Verdict, Violation};
@@ -17,6 +19,8 @@ use crate::harness::history::{Action, Actor, Call, Outcome, Place, Span};
 
 pub(crate) struct Exclusion {
     lease: u64,
+    /// How many permits of a name may be held at a time.
+    permits: usize,
     losses: Vec<Loss>,
     /// The holds that still have a guard.
     open: BTreeMap<Actor, Hold>,
@@ -26,6 +30,8 @@ pub(crate) struct Exclusion {
 
 struct Hold {
     name: u32,
+    /// The call that began it: a lock, a reader's share of one, or a permit.
+    action: Action,
     fence: u64,
     /// The call that acquired it.
     lock: Span,
@@ -56,17 +62,18 @@ impl Hold {
 }
 
 impl Exclusion {
-    pub(crate) fn new(lease: u64, losses: Vec<Loss>) -> Self {
+    pub(crate) fn new(lease: u64, permits: u32, losses: Vec<Loss>) -> Self {
         let (open, holds) = (BTreeMap::new(), Vec::new());
-        Self { lease, losses, open, holds, violations: Vec::new() }
+        Self { lease, permits: permits as usize, losses, open, holds, violations: Vec::new() }
     }
 
     pub(crate) fn note(&mut self, call: &Call) {
         match (call.action, call.outcome) {
-            (Action::Lock { level: 1 }, Outcome::Granted { fence, until, .. }) => {
+            (action, Outcome::Granted { fence, until, .. }) if action.begins() => {
                 let promises = vec![Promise { made: call.span.end, until }];
                 let (name, lock, place) = (call.name, call.span, call.place);
-                self.open.insert(call.actor, Hold { name, fence, lock, until, promises, place });
+                let hold = Hold { name, action, fence, lock, until, promises, place };
+                self.open.insert(call.actor, hold);
             }
             (_, Outcome::Granted { until, .. } | Outcome::Held { until }) => {
                 if let Some(hold) = self.open.get_mut(&call.actor) {
@@ -110,15 +117,11 @@ impl Exclusion {
         let (mut excused, mut believed) = (0, Vec::<&Hold>::new());
         for hold in &self.holds {
             believed.retain(|other| other.name == hold.name && other.until > hold.lock.end);
-            for other in &believed {
-                if self.is_excused(other, hold) {
-                    excused += 1;
-                    continue;
-                }
-                let both = other.until.min(hold.until).saturating_sub(hold.lock.end);
-                let what = format!("held twice at {}, for {both} ns", hold.lock.end);
-                violations.push(Violation::new(what, &[other.place, hold.place]));
-            }
+            let mut others = believed.clone();
+            others.retain(|other| !self.is_excused(other, hold));
+            let found = self.find_overlaps(hold, &others);
+            excused += self.find_overlaps(hold, &believed).len() - found.len();
+            violations.extend(found);
             believed.push(hold);
         }
         let holds = self.holds.len();
@@ -126,20 +129,56 @@ impl Exclusion {
         Verdict { model: "exclusion", checked, violations }
     }
 
+    /// Finds what is wrong with a hold that begins beside others.
+    fn find_overlaps(&self, hold: &Hold, others: &[&Hold]) -> Vec<Violation> {
+        let at = hold.lock.end;
+        if hold.action == Action::Permit {
+            let held = others.len() + 1;
+            let what = format!("{held} permits held at {at} instead of {}", self.permits);
+            let places: Vec<_> = others.iter().chain([&hold]).map(|hold| hold.place).collect();
+            let violation = (held > self.permits).then(|| Violation::new(what, &places));
+            return violation.into_iter().collect();
+        }
+        let is_alone =
+            |other: &&&Hold| (other.action, hold.action) != (Action::Share, Action::Share);
+        others
+            .iter()
+            .filter(is_alone)
+            .map(|other| {
+                let both = other.until.min(hold.until).saturating_sub(at);
+                let what = format!("held twice at {at}, for {both} ns");
+                Violation::new(what, &[other.place, hold.place])
+            })
+            .collect()
+    }
+
     /// Returns `true` if data was lost between the two holds, and one of them ends when its worker
     /// must know of the loss.
     fn is_excused(&self, first: &Hold, second: &Hold) -> bool {
         let requested = first.lock.start.min(second.lock.start);
         let acquired = second.lock.end;
-        let older = if first.fence < second.fence { first } else { second };
+        let older = older(first, second);
         self.losses.iter().any(|loss| {
             let Span { start, end } = loss.span;
             // Where two masters grant locks, nothing tells which of the holds was lost.
-            let over = if loss.everything { older.until } else { first.until.min(second.until) };
+            let known = older.filter(|_| loss.everything);
+            let over = known.map_or(first.until.min(second.until), |older| older.until);
             requested <= end
                 && start <= acquired
                 && over <= end + self.lease
                 && first.outlasts(loss) <= acquired
         })
+    }
+}
+
+/// Returns the hold that the servers have granted before the other, if something tells. A reader
+/// has the fence of the writer before it.
+fn older<'a>(first: &'a Hold, second: &'a Hold) -> Option<&'a Hold> {
+    let order = |hold: &Hold| (hold.fence, hold.action == Action::Share);
+    match order(first).cmp(&order(second)) {
+        Ordering::Less => Some(first),
+        Ordering::Greater => Some(second),
+        Ordering::Equal if first.lock.end < second.lock.start => Some(first),
+        Ordering::Equal => None,
     }
 }

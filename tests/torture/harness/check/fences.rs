@@ -1,38 +1,74 @@
 //! Model 3: fences grow.
 //!
 //! If one hold's lock call had returned before another's began, its fence is smaller; and no two
-//! holds of a name have the same. Nothing voids this, as the server's clock is never set back here.
+//! holds of a name have the same. A reader has the fence of the last writer before it: no smaller
+//! one than a hold had whose call had returned before, one that is smaller than that of every
+//! writer that came later, and one that a writer was given, or may have been. Permits have none.
+//!
+//! Nothing voids this for writers, as the server's clock is never set back here. A reader's fence
+//! is that of an earlier writer if a failover has lost the last one; and if the data was lost, it
+//! is a new one.
 
-use super::{Verdict, Violation};
+use std::collections::BTreeSet;
+
+use super::{Loss, Verdict, Violation};
 use crate::harness::history::{Action, Call, Outcome, Place, Span};
 
-#[derive(Default)]
 pub(crate) struct Fences {
+    lease: u64,
+    losses: Vec<Loss>,
     holds: Vec<Hold>,
+    /// The name and the start of each call for a writer that may have been one without knowing: if
+    /// its reply was lost, or came too late.
+    secret: Vec<(u32, u64)>,
 }
 
 #[derive(Clone, Copy)]
 struct Hold {
     name: u32,
+    reads: bool,
     fence: u64,
     lock: Span,
     place: Place,
 }
 
 impl Fences {
+    pub(crate) fn new(lease: u64, losses: Vec<Loss>) -> Self {
+        Self { lease, losses, holds: Vec::new(), secret: Vec::new() }
+    }
+
     pub(crate) fn note(&mut self, call: &Call) {
-        if let (Action::Lock { level: 1 }, Outcome::Granted { fence, .. }) =
-            (call.action, call.outcome)
-        {
-            let (name, lock, place) = (call.name, call.span, call.place);
-            self.holds.push(Hold { name, fence, lock, place });
+        let Call { name, span: lock, place, .. } = *call;
+        let reads = match call.action {
+            Action::Lock { level: 1 } => false,
+            Action::Share => true,
+            _ => return,
+        };
+        if let Outcome::Granted { fence, .. } = call.outcome {
+            self.holds.push(Hold { name, reads, fence, lock, place });
+        }
+        // Within a lease, a repeated request finds the hold that an earlier one has begun.
+        let is_known = call.outcome != Outcome::Unknown && lock.end - lock.start < self.lease;
+        if !reads && !is_known {
+            self.secret.push((name, lock.start));
         }
     }
 
     pub(crate) fn verdict(mut self) -> Verdict {
         let mut violations = Vec::new();
-        self.holds.sort_unstable_by_key(|hold| (hold.name, hold.fence));
-        for pair in self.holds.windows(2) {
+        self.find_repeated(&mut violations);
+        self.find_shrinking(&mut violations);
+        self.find_unwritten(&mut violations);
+        let readers = self.holds.iter().filter(|hold| hold.reads).count();
+        let writers = self.holds.len() - readers;
+        let checked = format!("{writers} fences, and {readers} of readers");
+        Verdict { model: "fences", checked, violations }
+    }
+
+    fn find_repeated(&self, violations: &mut Vec<Violation>) {
+        let mut writers: Vec<_> = self.holds.iter().filter(|hold| !hold.reads).collect();
+        writers.sort_unstable_by_key(|hold| (hold.name, hold.fence));
+        for pair in writers.windows(2) {
             if let [a, b] = pair
                 && (a.name, a.fence) == (b.name, b.fence)
             {
@@ -40,9 +76,6 @@ impl Fences {
                 violations.push(Violation::new(what, &[a.place, b.place]));
             }
         }
-        self.find_shrinking(&mut violations);
-        let checked = format!("{} fences", self.holds.len());
-        Verdict { model: "fences", checked, violations }
     }
 
     /// Compares each hold with the one of the greatest fence among those that had returned before
@@ -61,11 +94,42 @@ impl Fences {
                     greatest = Some(one);
                 }
             }
-            if let Some(one) = greatest
-                && one.fence > hold.fence
-            {
+            let Some(one) = greatest else { continue };
+            let shrinks = if hold.reads {
+                one.fence > hold.fence && !self.is_forgotten(&one, hold)
+            } else {
+                one.fence >= hold.fence
+            };
+            if shrinks {
                 let what = format!("fence {} came after {}", hold.fence, one.fence);
                 violations.push(Violation::new(what, &[one.place, hold.place]));
+            }
+        }
+    }
+
+    /// Returns `true` if the servers may have lost the fence of the one before the reader came.
+    fn is_forgotten(&self, one: &Hold, reader: &Hold) -> bool {
+        self.losses.iter().any(|loss| {
+            let Span { start, end } = loss.span;
+            start <= reader.lock.end && one.lock.start <= end && start <= one.lock.end
+        })
+    }
+
+    /// Finds readers with a fence that no writer can have been given.
+    fn find_unwritten(&self, violations: &mut Vec<Violation>) {
+        let writers = || self.holds.iter().filter(|hold| !hold.reads);
+        let given: BTreeSet<_> = writers().map(|hold| (hold.name, hold.fence)).collect();
+        for reader in self.holds.iter().filter(|hold| hold.reads) {
+            let Hold { name, fence, lock, .. } = *reader;
+            let is_first = given.range((name, 0)..(name, fence)).next().is_none();
+            if is_first || given.contains(&(name, fence)) {
+                continue;
+            }
+            let lost = self.losses.iter().any(|loss| loss.span.start <= lock.end);
+            let secret = self.secret.iter().any(|(of, start)| *of == name && *start <= lock.end);
+            if !lost && !secret {
+                let what = format!("no writer was given the reader's fence {fence}");
+                violations.push(Violation::new(what, &[reader.place]));
             }
         }
     }

@@ -56,11 +56,12 @@ impl Violation {
 }
 
 impl Checker {
-    pub(crate) fn new(lease: u64, losses: Vec<Loss>) -> Self {
+    /// For leases of so many nanoseconds and semaphores of so many permits.
+    pub(crate) fn new(lease: u64, permits: u32, losses: &[Loss]) -> Self {
         Self {
-            exclusion: Exclusion::new(lease, losses),
+            exclusion: Exclusion::new(lease, permits, losses.to_vec()),
             nesting: Nesting::default(),
-            fences: Fences::default(),
+            fences: Fences::new(lease, losses.to_vec()),
             register: Register::default(),
         }
     }

@@ -2,7 +2,8 @@
 //!
 //! A nested lock never finds the lock busy, has the fence of its hold, and one level more than
 //! before. The hold ends with its last guard, neither earlier nor later, and once lost it stays
-//! lost. Nothing voids this.
+//! lost. The sides of read-write locks and permits do not nest, and have a single guard. Nothing
+//! voids this.
 
 use std::collections::BTreeMap;
 
@@ -27,7 +28,7 @@ struct Hold {
 impl Nesting {
     pub(crate) fn note(&mut self, call: &Call) {
         let problem = match call.action {
-            Action::Lock { level: 1 } => self.begin(call),
+            action if action.begins() => self.begin(call),
             Action::Lock { level } => self.nest(call, level),
             Action::Check { levels: 0 } => match call.outcome {
                 Outcome::Held { .. } => Some("still held after its last guard"),
@@ -35,7 +36,7 @@ impl Nesting {
             },
             Action::Check { .. } => self.look(call),
             Action::Unlock { levels } => self.unlock(call, levels),
-            Action::Read { .. } | Action::Write { .. } => None,
+            _ => None,
         };
         if let Some(what) = problem {
             let begun = self.open.get(&call.actor).map(|hold| hold.place);
