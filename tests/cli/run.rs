@@ -128,6 +128,47 @@ fn prefix_and_label_are_as_told() {
 }
 
 #[test]
+fn the_command_line_counts_more_than_the_url() {
+    let server = Server::redis();
+    let url = format!("{}?prefix=shop:&lease=1m&wait=0s", server.url());
+    let left = |options: &[&str]| {
+        let args = [&["run", "--url", &url], options, &["a", "--", "sh", "-c", "echo; read line"]];
+        let running = Running::start(leasehold(&server, &args.concat()).stdin(Stdio::piped()));
+        running.next();
+        assert_eq!(finish(&mut leasehold(&server, &args.concat())).code, 75, "of the URL");
+        server.ask::<u64>(&["PTTL", "shop:a"])
+    };
+    assert!(left(&[]) > 50_000);
+    server.command(&["FLUSHALL"]);
+    assert!(left(&["--lease", "10s"]) <= 10_000);
+}
+
+#[test]
+fn independent_servers_are_named_by_one_url() {
+    let servers = [Server::redis(), Server::redis(), Server::redis()];
+    let hosts: Vec<_> =
+        servers.iter().map(|server| format!("127.0.0.1:{}", server.port())).collect();
+    let url = format!("redis+redlock://{}", hosts.join(","));
+    let with_url = |args: &[&str]| {
+        let mut command = leasehold(&servers[0], args);
+        command.env("REDIS_URL", &url);
+        command
+    };
+    let held = ["run", "a", "--", "sh", "-c", "echo holds; read line"];
+    let mut running = Running::start(with_url(&held).stdin(Stdio::piped()));
+    assert_eq!(running.next(), "holds");
+    servers[2].kill();
+    assert_eq!(finish(&mut with_url(&["run", "-n", "a", "--", "true"])).code, 75);
+    assert_eq!(json(&mut with_url(&["ls", "--json"]))[0]["kind"], "lock");
+    let reports = json(&mut with_url(&["ping", "--json"]));
+    assert_eq!(reports[0]["role"], "master");
+    assert!(reports[2]["error"].is_string(), "{reports}");
+    assert_eq!(output(&mut with_url(&["unlock", "a"])), "ended 1 hold of a\n");
+    running.close_input();
+    assert_eq!(running.code(), 70);
+}
+
+#[test]
 fn the_command_gets_the_input_and_no_file_of_ours() {
     let server = Server::redis();
     let mut command = leasehold(&server, &["run", "a", "--", "cat"]);

@@ -23,7 +23,7 @@ Durations are `500ms`, `2s`, `5m`, `1h`, or plain seconds.";
 #[command(name = "leasehold", version, after_help = EXIT_CODES)]
 pub(crate) struct Args {
     #[command(flatten)]
-    pub(crate) server: Server,
+    pub(crate) server: ServerArgs,
     /// Print JSON.
     #[arg(long, global = true)]
     pub(crate) json: bool,
@@ -33,7 +33,7 @@ pub(crate) struct Args {
 
 /// Where the locks are.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Server {
+pub(crate) struct ServerArgs {
     /// The servers: `redis://`, `rediss://`, `unix://`, or several with `redis+sentinel://`,
     /// `redis+cluster://` or `redis+redlock://`. In the environment other users cannot see the
     /// password.
@@ -69,7 +69,7 @@ pub(crate) enum Task {
         /// The name of a lock, a read-write lock or a semaphore.
         name: String,
     },
-    /// End the holds that a name has now, whoever has them.
+    /// End the holds that a name has now, of any client.
     Unlock {
         /// The name of a lock, a read-write lock or a semaphore.
         name: String,
@@ -86,9 +86,10 @@ pub(crate) struct Run {
     /// Do not wait: the same as `--wait 0`.
     #[arg(short, long, conflicts_with = "wait")]
     pub(crate) nonblock: bool,
-    /// How long the lock lasts after its last renewal, should this process die.
-    #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "30s")]
-    pub(crate) lease: Duration,
+    /// How long the lock lasts after its last renewal, should this process die. Defaults to that of
+    /// the URL, or 30 s.
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    pub(crate) lease: Option<Duration>,
     /// Let the lock stay taken for so long at least, should the command end earlier.
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     #[arg(conflicts_with_all = ["shared", "exclusive", "permits"])]

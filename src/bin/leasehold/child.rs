@@ -11,7 +11,7 @@ use rustix::process::{
 };
 use rustix::termios::tcgetpgrp;
 
-use crate::exit::{Failure, of_signal};
+use crate::exit::{ExitError, of_signal};
 
 /// The word by which this program, started by itself, is told to become the command.
 pub(crate) const HELPER: &str = "__run-with-parent";
@@ -34,7 +34,7 @@ impl Child {
     pub(crate) fn start(
         command: &[OsString],
         env: &[(&str, Option<String>)],
-    ) -> Result<Self, Failure> {
+    ) -> Result<Self, ExitError> {
         let (program, args) = command.split_first().expect("clap requires a command");
         let mut command = if Path::new(THIS_PROGRAM).exists() {
             let mut helper = Command::new(THIS_PROGRAM);
@@ -56,7 +56,7 @@ impl Child {
         }
         let process = command
             .spawn()
-            .map_err(|error| Failure::of_command(&program.to_string_lossy(), &error))?;
+            .map_err(|error| ExitError::of_command(&program.to_string_lossy(), &error))?;
         let group = is_alone.then(|| Pid::from_child(&process));
         Ok(Self { process, group })
     }
@@ -116,19 +116,19 @@ pub(crate) fn code_of(status: ExitStatus) -> u8 {
 ///
 /// The command cannot do this itself, and without `unsafe` the parent cannot do it for the command
 /// between `fork` and `exec`.
-pub(crate) fn become_command(mut words: impl Iterator<Item = OsString>) -> Failure {
+pub(crate) fn become_command(mut words: impl Iterator<Item = OsString>) -> ExitError {
     let parent = words.next();
     let program = words.next().unwrap_or_default();
     if let Err(error) = die_with_parent() {
-        return Failure::system("be ended along with the parent", &error);
+        return ExitError::system("be ended along with the parent", &error);
     }
     // It may have ended before that took effect.
     let is_there = getppid().map(|pid| pid.as_raw_nonzero().to_string().into());
     if is_there != parent {
-        return Failure::new(of_signal(Signal::KILL.as_raw()), "");
+        return ExitError::new(of_signal(Signal::KILL.as_raw()), "");
     }
     let error = Command::new(&program).args(words).exec();
-    Failure::of_command(&program.to_string_lossy(), &error)
+    ExitError::of_command(&program.to_string_lossy(), &error)
 }
 
 #[cfg(any(target_os = "linux", target_os = "android"))]

@@ -5,24 +5,24 @@ use std::process;
 use leasehold::{Builder, Client};
 use rustix::system::uname;
 
-use crate::args::Server;
-use crate::exit::{Failure, USAGE};
+use crate::args::ServerArgs;
+use crate::exit::{ExitError, USAGE};
 
 /// As many bytes of the host name are enough to know the host.
 const HOST_MAX: usize = 64;
 
 /// Opens a client that looks at locks.
-pub(crate) fn open(server: &Server) -> Result<Client, Failure> {
+pub(crate) fn open(server: &ServerArgs) -> Result<Client, ExitError> {
     open_with(server, |builder| builder)
 }
 
 /// Opens a client with further settings, which replace those of the URL.
 pub(crate) fn open_with(
-    server: &Server,
+    server: &ServerArgs,
     set: impl FnOnce(Builder) -> Builder,
-) -> Result<Client, Failure> {
+) -> Result<Client, ExitError> {
     let Some(url) = &server.url else {
-        return Err(Failure::new(USAGE, "no server: set REDIS_URL or give --url"));
+        return Err(ExitError::new(USAGE, "no server: set REDIS_URL or give --url"));
     };
     let label = server.label.clone().unwrap_or_else(default_label);
     let builder = set(Builder::from_url(url)?).label(&label);

@@ -5,9 +5,6 @@ use std::io;
 
 use leasehold::Error;
 
-/// The exit status, or why there is another.
-pub(crate) type Outcome = Result<u8, Failure>;
-
 pub(crate) const SUCCESS: u8 = 0;
 /// Of sysexits(3), as the next ones.
 pub(crate) const USAGE: u8 = 64;
@@ -26,12 +23,12 @@ const SIGNALLED: u8 = 128;
 
 /// An exit status that needs a word of explanation.
 #[derive(Debug)]
-pub(crate) struct Failure {
+pub(crate) struct ExitError {
     code: u8,
     message: String,
 }
 
-impl Failure {
+impl ExitError {
     pub(crate) fn new(code: u8, message: impl Into<String>) -> Self {
         Self { code, message: message.into() }
     }
@@ -48,12 +45,12 @@ impl Failure {
         Self::new(code, format!("cannot run {command:?}: {error}"))
     }
 
-    /// The same failure, with another status.
+    /// The same error, with another status.
     pub(crate) fn with_code(self, code: u8) -> Self {
         Self { code, ..self }
     }
 
-    /// The same failure, without a word.
+    /// The same error, without a word.
     pub(crate) fn silent(self) -> Self {
         Self { message: String::new(), ..self }
     }
@@ -68,7 +65,7 @@ impl Failure {
     }
 }
 
-impl From<Error> for Failure {
+impl From<Error> for ExitError {
     fn from(error: Error) -> Self {
         let code = match &error {
             Error::InvalidInput(_) => USAGE,

@@ -24,7 +24,7 @@ use clap::{CommandFactory, Parser};
 use clap_complete::Shell;
 
 use crate::args::{Args, Task};
-use crate::exit::{Outcome, USAGE};
+use crate::exit::{ExitError, USAGE};
 use crate::output::{print, say, say_plainly};
 
 fn main() -> ExitCode {
@@ -37,16 +37,16 @@ fn main() -> ExitCode {
             Err(error) => answer(&error),
         }
     };
-    ExitCode::from(outcome.unwrap_or_else(|failure| {
-        if !failure.message().is_empty() {
-            say(failure.message());
+    ExitCode::from(outcome.unwrap_or_else(|error| {
+        if !error.message().is_empty() {
+            say(error.message());
         }
-        failure.code()
+        error.code()
     }))
 }
 
 /// What is said of a command line that is wrong, or that asks for help.
-fn answer(error: &clap::Error) -> Outcome {
+fn answer(error: &clap::Error) -> Result<u8, ExitError> {
     let text = error.to_string();
     if !error.use_stderr() {
         return print(&text);
@@ -55,7 +55,7 @@ fn answer(error: &clap::Error) -> Outcome {
     Ok(USAGE)
 }
 
-fn perform(args: Args) -> Outcome {
+fn perform(args: Args) -> Result<u8, ExitError> {
     let Args { server, json, task } = args;
     match task {
         Task::Completions { shell } => complete(shell),
@@ -67,7 +67,7 @@ fn perform(args: Args) -> Outcome {
     }
 }
 
-fn complete(shell: Shell) -> Outcome {
+fn complete(shell: Shell) -> Result<u8, ExitError> {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Args::command(), "leasehold", &mut script);
     print(&String::from_utf8_lossy(&script))

@@ -6,21 +6,21 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::exit::{Failure, Outcome, SUCCESS};
+use crate::exit::{ExitError, SUCCESS};
 
 /// Writes a result to stdout. It is no error if no more of it is wanted there.
-pub(crate) fn print(output: &str) -> Outcome {
+pub(crate) fn print(output: &str) -> Result<u8, ExitError> {
     let mut stdout = io::stdout();
     match stdout.write_all(output.as_bytes()).and_then(|()| stdout.flush()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            Err(Failure::system("write to stdout", &error))
+            Err(ExitError::system("write to stdout", &error))
         }
         _ => Ok(SUCCESS),
     }
 }
 
 /// Prints JSON on lines that people can read too.
-pub(crate) fn print_json(value: &Value) -> Outcome {
+pub(crate) fn print_json(value: &Value) -> Result<u8, ExitError> {
     print(&format!("{value:#}\n"))
 }
 

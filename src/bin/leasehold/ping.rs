@@ -3,7 +3,7 @@
 use leasehold::{Client, ServerReport};
 use serde_json::{Value, json};
 
-use crate::exit::{Failure, Outcome};
+use crate::exit::ExitError;
 use crate::output::{print, print_json, table};
 
 /// A difference between clocks that is worth a warning, in seconds.
@@ -13,12 +13,12 @@ const CLOCKS_APART: f64 = 1.0;
 const OLDEST: (u32, u32) = (6, 2);
 
 /// Shows what each server says of itself.
-pub(crate) fn ping(client: &Client, json: bool) -> Outcome {
+pub(crate) fn ping(client: &Client, json: bool) -> Result<u8, ExitError> {
     let servers: Vec<_> = client
         .survey()
         .servers()?
         .into_iter()
-        .map(|server| server.map(|report| Facts::new(&report)).map_err(Failure::from))
+        .map(|server| server.map(|report| Facts::new(&report)).map_err(ExitError::from))
         .collect();
     if json {
         return print_json(&servers.iter().map(to_json).collect());
@@ -107,10 +107,10 @@ fn in_ms(seconds: f64) -> f64 {
     (seconds * 1_000_000.0).round() / 1000.0
 }
 
-fn to_text(server: &Result<Facts, Failure>) -> String {
+fn to_text(server: &Result<Facts, ExitError>) -> String {
     let facts = match server {
         Ok(facts) => facts,
-        Err(failure) => return format!("warning: {}\n", failure.message()),
+        Err(error) => return format!("warning: {}\n", error.message()),
     };
     let number = |number: Option<u64>| number.map(|number| number.to_string());
     let appendonly = facts.appendonly.map(|on| if on { "on" } else { "off" });
@@ -131,7 +131,7 @@ fn to_text(server: &Result<Facts, Failure>) -> String {
     table(fields.map(row).to_vec()) + &warnings.collect::<String>()
 }
 
-fn to_json(server: &Result<Facts, Failure>) -> Value {
+fn to_json(server: &Result<Facts, ExitError>) -> Value {
     match server {
         Ok(facts) => json!({
             "server": facts.address,
@@ -145,6 +145,6 @@ fn to_json(server: &Result<Facts, Failure>) -> Value {
             "clock_ahead_ms": facts.clock_ahead_ms,
             "warnings": facts.warnings,
         }),
-        Err(failure) => json!({ "error": failure.message() }),
+        Err(error) => json!({ "error": error.message() }),
     }
 }

@@ -23,27 +23,27 @@ const CLEAR: &str = "\r\x1b[K";
 
 /// The line, until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Progress {
-    line: Arc<Mutex<Line>>,
+pub(crate) struct ProgressLine {
+    line: Arc<Mutex<LineState>>,
     /// Disconnected at the end of the wait.
     _waits: Sender<Infallible>,
 }
 
 #[derive(Debug, PartialEq)]
-enum Line {
+enum LineState {
     Blank,
     Over,
     Written,
 }
 
-impl Progress {
+impl ProgressLine {
     /// Starts to write the line, if stderr is a terminal.
     pub(crate) fn start(client: &Client, run: &Run) -> Option<Self> {
         if run.quiet || !io::stderr().is_terminal() {
             return None;
         }
         let (waits, over) = bounded(0);
-        let line = Arc::new(Mutex::new(Line::Blank));
+        let line = Arc::new(Mutex::new(LineState::Blank));
         let writer = Writer { survey: client.survey(), name: run.name.clone(), line: line.clone() };
         let thread = thread::Builder::new().name("leasehold-progress".into());
         // A wait without a line is as good.
@@ -52,14 +52,14 @@ impl Progress {
     }
 }
 
-impl Drop for Progress {
+impl Drop for ProgressLine {
     /// Does not wait for the thread, which may be waiting for the server.
     fn drop(&mut self) {
         let mut line = self.line.lock();
-        if *line == Line::Written {
+        if *line == LineState::Written {
             write!(io::stderr(), "{CLEAR}").ok();
         }
-        *line = Line::Over;
+        *line = LineState::Over;
     }
 }
 
@@ -67,7 +67,7 @@ impl Drop for Progress {
 struct Writer {
     survey: Survey,
     name: String,
-    line: Arc<Mutex<Line>>,
+    line: Arc<Mutex<LineState>>,
 }
 
 impl Writer {
@@ -80,10 +80,10 @@ impl Writer {
             let waited = start.elapsed().as_secs();
             let text = format!("leasehold: waiting for {:?} ({waited} s){rest}", self.name);
             let mut line = self.line.lock();
-            if *line != Line::Over {
+            if *line != LineState::Over {
                 // The terminal may be gone.
                 write!(io::stderr(), "{CLEAR}{}", cut(&text)).ok();
-                *line = Line::Written;
+                *line = LineState::Written;
             }
             pause = PERIOD;
         }

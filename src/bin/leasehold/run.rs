@@ -6,39 +6,40 @@ use std::time::Duration;
 use crossbeam_channel::Receiver;
 use leasehold::{Builder, Canceller, Error};
 
-use crate::args::{Run, Server};
+use crate::args::{Run, ServerArgs};
 use crate::child::{Child, code_of};
 use crate::connect;
-use crate::exit::{Failure, LOST, Outcome, of_signal};
+use crate::exit::{ExitError, LOST, of_signal};
 use crate::hold::Hold;
 use crate::output::say;
-use crate::progress::Progress;
+use crate::progress::ProgressLine;
 use crate::signals;
-use crate::supervisor::{End, Limits, stop, supervise};
+use crate::supervisor::{Ended, Limits, stop, supervise};
 
 /// Acquires the lock, runs the command, releases the lock, and returns the command's status.
-pub(crate) fn run(server: &Server, run: &Run) -> Outcome {
+pub(crate) fn run(server: &ServerArgs, run: &Run) -> Result<u8, ExitError> {
     let wait = run.wait.or(run.nonblock.then_some(Duration::ZERO));
     let set = |builder: Builder| {
-        let builder = builder.lease(run.lease);
+        let builder = if let Some(lease) = run.lease { builder.lease(lease) } else { builder };
         if let Some(wait) = wait { builder.wait(wait) } else { builder }
     };
     // Until this is done a signal ends this process, as nothing is held.
     let client = connect::open_with(server, set)?;
     let canceller = Canceller::new();
-    let signals =
-        signals::receive(&canceller).map_err(|error| Failure::system("receive signals", &error))?;
-    let progress = Progress::start(&client, run);
+    let signals = signals::receive(&canceller)
+        .map_err(|error| ExitError::system("receive signals", &error))?;
+    let progress = ProgressLine::start(&client, run);
     let hold = Hold::acquire(&client, run, &canceller);
     drop(progress);
     match (hold, signals::next_forwarded(&signals)) {
         (Ok(hold), None) => {
+            let limits = Limits::new(&hold, run.kill_after);
             let mut child = Child::start(&run.command, &environment(run, &hold))?;
-            let outcome = attend(run, &mut child, hold, &signals);
+            let outcome = attend(run, &mut child, hold, &signals, limits);
             outcome.map_err(|error| {
                 // It would go on without the lock.
                 child.kill();
-                Failure::system("wait for the command", &error)
+                ExitError::system("wait for the command", &error)
             })?
         }
         (Ok(hold), Some(signal)) => {
@@ -57,14 +58,14 @@ fn environment<'a>(run: &Run, hold: &Hold) -> [(&'a str, Option<String>); 2] {
     [("LEASEHOLD_NAME", Some(run.name.clone())), ("LEASEHOLD_FENCE", fence)]
 }
 
-fn not_acquired(error: Error, run: &Run) -> Failure {
+fn not_acquired(error: Error, run: &Run) -> ExitError {
     let is_timeout = matches!(error, Error::Timeout { .. });
-    let failure = Failure::from(error);
-    if !is_timeout {
-        return failure;
+    let error = ExitError::from(error);
+    match (is_timeout, run.quiet) {
+        (false, _) => error,
+        (true, false) => error.with_code(run.conflict_exit_code),
+        (true, true) => error.with_code(run.conflict_exit_code).silent(),
     }
-    let failure = failure.with_code(run.conflict_exit_code);
-    if run.quiet { failure.silent() } else { failure }
 }
 
 /// Waits for the end of the command, and releases the lock.
@@ -73,11 +74,11 @@ fn attend(
     child: &mut Child,
     hold: Hold,
     signals: &Receiver<i32>,
-) -> io::Result<Outcome> {
-    let limits = Limits { lease: run.lease, kill_after: run.kill_after };
+    limits: Limits,
+) -> io::Result<Result<u8, ExitError>> {
     match supervise(child, &hold, signals, limits)? {
-        End::Command(status) => Ok(release(hold).map(|()| code_of(status))),
-        End::Lease { left } => {
+        Ended::Command(status) => Ok(release(hold).map(|()| code_of(status))),
+        Ended::Lease { left } => {
             let why = if left.is_zero() { "is lost" } else { "could not be renewed" };
             say(&format!("lock {:?} {why}: stopping the command", run.name));
             stop(child, signals, limits.grace(left))?;
@@ -91,7 +92,7 @@ fn attend(
 /// # Errors
 ///
 /// Only if the lock was lost before. Otherwise it ends with its lease, if it cannot be released.
-fn release(hold: Hold) -> Result<(), Failure> {
+fn release(hold: Hold) -> Result<(), ExitError> {
     match hold.release() {
         Err(error @ Error::Lost { .. }) => Err(error.into()),
         Err(error) => {

@@ -5,11 +5,11 @@ use std::time::Duration;
 use leasehold::{Client, Error, HeldAs, Holder, NameReport};
 use serde_json::{Value, json};
 
-use crate::exit::Outcome;
+use crate::exit::ExitError;
 use crate::output::{in_seconds, print, print_json, printable, table};
 
 /// Shows one name.
-pub(crate) fn show(client: &Client, name: &str, json: bool) -> Outcome {
+pub(crate) fn show(client: &Client, name: &str, json: bool) -> Result<u8, ExitError> {
     let report = client.survey().report(name)?;
     if json {
         return print_json(&to_json(name, &report));
@@ -25,7 +25,7 @@ pub(crate) fn show(client: &Client, name: &str, json: bool) -> Outcome {
 }
 
 /// Lists the names that are held.
-pub(crate) fn list(client: &Client, start: &str, json: bool) -> Outcome {
+pub(crate) fn list(client: &Client, start: &str, json: bool) -> Result<u8, ExitError> {
     let survey = client.survey();
     let mut reports = Vec::new();
     for name in survey.names(start)? {
@@ -44,7 +44,7 @@ pub(crate) fn list(client: &Client, start: &str, json: bool) -> Outcome {
 }
 
 /// Ends the holds that a name has.
-pub(crate) fn unlock(client: &Client, name: &str, json: bool) -> Outcome {
+pub(crate) fn unlock(client: &Client, name: &str, json: bool) -> Result<u8, ExitError> {
     let ended = client.survey().end_holds(name)?;
     if json {
         return print_json(&json!({ "name": name, "ended": ended }));

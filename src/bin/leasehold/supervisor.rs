@@ -18,7 +18,7 @@ const LOOK: Duration = Duration::from_millis(20);
 
 /// Why there is nothing more to wait for.
 #[derive(Debug)]
-pub(crate) enum End {
+pub(crate) enum Ended {
     /// The command has ended, by itself or by a signal that was passed on.
     Command(ExitStatus),
     /// The lease is lost, or was not renewed for so long that the command could else not end before
@@ -32,12 +32,17 @@ pub(crate) enum End {
 /// What decides when a command must end.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    pub(crate) lease: Duration,
+    lease: Duration,
     /// How long the command has between SIGTERM and SIGKILL.
-    pub(crate) kill_after: Duration,
+    kill_after: Duration,
 }
 
 impl Limits {
+    /// For a hold that has just begun, so that all of its lease is left.
+    pub(crate) fn new(hold: &Hold, kill_after: Duration) -> Self {
+        Self { lease: hold.remaining(), kill_after }
+    }
+
     /// With so much of the lease left the command must begin to end. Renewals begin with two thirds
     /// left, so that one third at least is for repeating them.
     fn margin(self) -> Duration {
@@ -57,19 +62,19 @@ pub(crate) fn supervise(
     hold: &Hold,
     signals: &Receiver<i32>,
     limits: Limits,
-) -> io::Result<End> {
+) -> io::Result<Ended> {
     let lost = hold.lost();
     loop {
         let left = hold.remaining();
         let safe = left.saturating_sub(limits.margin());
         if safe.is_zero() {
-            return Ok(End::Lease { left });
+            return Ok(Ended::Lease { left });
         }
         select! {
             recv(signals) -> signal => {
                 let ended = receive(child, signal.ok())?;
                 if let Some(status) = ended {
-                    return Ok(End::Command(status));
+                    return Ok(Ended::Command(status));
                 }
             }
             recv(lost.receiver()) -> _ => {}
