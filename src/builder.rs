@@ -352,7 +352,8 @@ impl Builder {
     /// `pool`), `prefix`, `reentrant`, `renew`, `retry_window`, `spin`, `wait`.
     ///
     /// - A duration is `500ms`, `20s`, `5m`, `1h`, `1d`, `50us`, or plain seconds, such as `0.5`.
-    /// - `idle_timeout` and `max_lifetime` may be `none`; a `backoff` is `5ms..500ms`.
+    /// - `idle_timeout`, `max_hold`, `max_lifetime` and `wait` may be `none`: no limit. A `backoff`
+    ///   is `5ms..500ms`.
     /// - A `durability` is `memory`, `replicas:ACKS:TIMEOUT` or `fsync:LOCAL:REPLICAS:TIMEOUT`, as
     ///   in `replicas:1:100ms` and `fsync:true:0:100ms`.
     /// - A `master_login` is `user:password`, with an empty user for the default one.

@@ -178,6 +178,7 @@
 //! # Features
 //!
 //! - `cli`: the program `leasehold`, which runs commands while it holds locks.
+//! - `serde`: a [`Builder`] can be deserialized, as from a configuration file.
 //! - `tls`: `rediss://` URLs, using `rustls`. See [`Builder::open`].
 //! - `tls-insecure`: allows such URLs to end with `#insecure`, for servers that cannot be verified.
 //!
@@ -205,6 +206,8 @@ mod clock;
 mod config;
 mod counter;
 mod credentials;
+#[cfg(feature = "serde")]
+mod deserialize;
 mod duration;
 mod election;
 mod error;

@@ -52,7 +52,7 @@ fn set(config: &mut Config, name: &str, text: &str) -> Parsed<()> {
         "lease" => config.options.lease = parse_duration(text)?,
         "master_login" => config.master_login = Some(login(text)?),
         "max_handoffs" => config.max_handoffs = number(text)?,
-        "max_hold" => config.options.max_hold = Some(parse_duration(text)?),
+        "max_hold" => config.options.max_hold = limit(text)?,
         "max_lifetime" => config.max_lifetime = limit(text)?,
         "pool_size" => config.pool_size = number(text)?,
         "prefix" => config.prefix = text.into(),
@@ -60,7 +60,7 @@ fn set(config: &mut Config, name: &str, text: &str) -> Parsed<()> {
         "renew" => config.options.renew = flag(text)?,
         "retry_window" => config.retry_window = parse_duration(text)?,
         "spin" => config.spin = parse_duration(text)?,
-        "wait" => config.options.wait = Some(parse_duration(text)?),
+        "wait" => config.options.wait = limit(text)?,
         _ => return Err("is not a setting"),
     }
     Ok(())

@@ -24,6 +24,8 @@ mod acquire;
 mod arguments;
 mod cancelling;
 mod cluster;
+#[cfg(feature = "serde")]
+mod configuration_files;
 mod cost;
 mod credentials;
 mod duplicate_requests;
