@@ -7,6 +7,7 @@ use crate::canceller::Canceller;
 use crate::credentials::{Credentials, CredentialsCallback};
 use crate::error::{Error, Result};
 use crate::event::{Callback, Events};
+use crate::redisson::RedissonChannels;
 #[cfg(feature = "tls")]
 use crate::tls::Tls;
 
@@ -135,9 +136,10 @@ pub(crate) struct Config {
     /// Whether a client is opened without asking whether the server is there.
     pub(crate) lazy: bool,
     /// How many times in a row threads of this client may hand off a lock that another client waits
-    /// for.
-    pub(crate) max_handoffs: u32,
-    /// Whether dropping a guard may return before its release is answered.
+    /// for, as the user has set it; see the method of this name for the default.
+    pub(crate) max_handoffs: Option<u32>,
+    /// If the client exchanges wake-ups with Redisson.
+    pub(crate) redisson: Option<RedissonChannels>,
     /// What benchmarks have switched off.
     pub(crate) without: Vec<Mechanism>,
     #[cfg(feature = "tls")]
@@ -166,7 +168,8 @@ impl Default for Config {
             credentials: None,
             spin: Duration::from_micros(50),
             lazy: false,
-            max_handoffs: 32,
+            max_handoffs: None,
+            redisson: None,
             without: Vec::new(),
             #[cfg(feature = "tls")]
             tls: None,
@@ -214,6 +217,14 @@ impl Config {
     /// Returns `true` unless a benchmark does without the mechanism.
     pub(crate) fn uses(&self, mechanism: Mechanism) -> bool {
         !self.without.contains(&mechanism)
+    }
+
+    /// Returns how many times in a row threads of this client may hand off a lock that another
+    /// client waits for. Redisson's threads do not hand off, and the turns are to be shared with
+    /// them.
+    pub(crate) fn max_handoffs(&self) -> u32 {
+        let default = if self.redisson.is_some() { 2 } else { 32 };
+        self.max_handoffs.unwrap_or(default)
     }
 
     /// Returns how long one request for a lock with this lease may take, connecting included. By

@@ -186,8 +186,8 @@
 //!
 //! The lock `name` is the hash `lock:name` (or another [prefix](Builder::prefix)), with the owner
 //! as its only field and the depth as the value. This is the layout of Redisson's `RLock`, so with
-//! an empty prefix each library sees the other's locks. (Neither is woken by the other's release:
-//! each tries again when the other's lease would have ended, and leasehold sooner.) The fence is a
+//! an empty prefix each library sees the other's locks, and with
+//! [`redisson`](Builder::redisson) a release wakes those who wait there. The fence is a
 //! counter, `leasehold:fence:{lock:name}`, which lives for a day after its last use, or for another
 //! [`fence_life`](Builder::fence_life), and takes 120 to 150 bytes. Waiting clients are in the
 //! sorted set `leasehold:queue:{lock:name}`. A lock that is offered to one of them has the field
@@ -224,6 +224,7 @@ mod open;
 mod options;
 mod owned_guard;
 mod owned_hold;
+mod redisson;
 mod report;
 mod rw_lock;
 mod semaphore;

@@ -16,6 +16,7 @@ use crate::net::endpoint::Endpoint;
 use crate::net::sentinel::{self, Sentinels};
 use crate::net::server::{Pools, Server, ServerFactory};
 use crate::options;
+use crate::redisson::RedissonChannels;
 use crate::store::cluster::{Cluster, parse_seeds};
 use crate::store::durability::{Demand, probe};
 use crate::store::memory::Memory;
@@ -81,7 +82,8 @@ pub(crate) fn cluster(
     config: Config,
     seeds: impl IntoIterator<Item: AsRef<str>>,
 ) -> Result<Shared> {
-    let config = prepare(config)?;
+    let mut config = prepare(config)?;
+    config.redisson = config.redisson.map(RedissonChannels::sharded);
     let seeds = parse_seeds(seeds, &config)?;
     let servers = ServerFactory::new(&config)?;
     let cluster = Cluster::new(seeds, &config, &servers);
@@ -91,6 +93,9 @@ pub(crate) fn cluster(
 
 /// Locks on a majority of independent servers.
 pub(crate) fn redlock(config: Config, urls: impl IntoIterator<Item: AsRef<str>>) -> Result<Shared> {
+    if config.redisson.is_some() {
+        return Err(Error::invalid("redisson", "must be `false` on independent servers"));
+    }
     let config = prepare(config)?;
     let endpoints = Endpoint::parse_all("urls", urls, &config)?;
     let servers = ServerFactory::new(&config)?;

@@ -11,6 +11,7 @@ use crate::config::{Config, Durability};
 use crate::credentials::Credentials;
 use crate::duration::parse_duration;
 use crate::error::{Error, Result};
+use crate::redisson::RedissonChannels;
 
 const NO_DURABILITY: &str =
     "must be `memory`, `replicas:ACKS:TIMEOUT` or `fsync:LOCAL:REPLICAS:TIMEOUT`";
@@ -51,11 +52,12 @@ fn set(config: &mut Config, name: &str, text: &str) -> Parsed<()> {
         "lazy" => config.lazy = flag(text)?,
         "lease" => config.options.lease = parse_duration(text)?,
         "master_login" => config.master_login = Some(login(text)?),
-        "max_handoffs" => config.max_handoffs = number(text)?,
+        "max_handoffs" => config.max_handoffs = Some(number(text)?),
         "max_hold" => config.options.max_hold = limit(text)?,
         "max_lifetime" => config.max_lifetime = limit(text)?,
         "pool_size" => config.pool_size = number(text)?,
         "prefix" => config.prefix = text.into(),
+        "redisson" => config.redisson = flag(text)?.then(RedissonChannels::default),
         "reentrant" => config.options.reentrant = flag(text)?,
         "renew" => config.options.renew = flag(text)?,
         "retry_window" => config.retry_window = parse_duration(text)?,
@@ -136,6 +138,7 @@ mod tests {
             ("max_lifetime", "1d"),
             ("pool", "4"),
             ("prefix", "app:"),
+            ("redisson", "true"),
             ("reentrant", "false"),
             ("renew", "false"),
             ("retry_window", "7s"),
@@ -156,11 +159,12 @@ mod tests {
         assert_eq!(config.options.lease, seconds(20));
         let login = config.master_login.expect("it is set");
         assert_eq!((&*login.user, &*login.password), ("me", "a:b"));
-        assert_eq!(config.max_handoffs, 3);
+        assert_eq!(config.max_handoffs, Some(3));
         assert_eq!(config.options.max_hold, Some(seconds(300)));
         assert_eq!(config.max_lifetime, Some(seconds(86_400)));
         assert_eq!(config.pool_size, 4);
         assert_eq!(config.prefix, "app:");
+        assert!(config.redisson.is_some());
         assert_eq!(config.retry_window, seconds(7));
         assert_eq!(config.spin, Duration::from_micros(20));
         assert_eq!(config.options.wait, Some(Duration::ZERO));

@@ -72,7 +72,7 @@ pub(super) struct IncomingHandoff {
 
 /// Returns `true` if a client that waits gets the lock after so many handoffs.
 pub(super) fn must_yield(shared: &Shared, handoffs: Handoffs) -> bool {
-    handoffs.times >= shared.config.max_handoffs || handoffs.since.elapsed() >= HANDOFF_TIME
+    handoffs.times >= shared.config.max_handoffs() || handoffs.since.elapsed() >= HANDOFF_TIME
 }
 
 /// Sends the transfer of a hold that ends to a new one.

@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use crate::clock::Moment;
 use crate::config::Config;
 use crate::net::request::{Arg, Request, Script};
+use crate::redisson::RedissonChannels;
 use crate::store::decoder::{self, Decoder};
 use crate::store::hold::{HoldId, HoldKind};
 use crate::store::job::Action;
@@ -46,11 +47,38 @@ script!(
     "register.lua"
 );
 script!(ACQUIRE_ALL, "ask_all.lua", "clock.lua", "acquire_all.lua");
+script!(
+    /// For a client that exchanges wake-ups with Redisson, like the others of this name.
+    ACQUIRE_WITH_REDISSON,
+    "holder.lua",
+    "acquire.lua",
+    "turn.lua",
+    "clock.lua",
+    "token.lua",
+    "begin.lua",
+    "register.lua"
+);
 script!(FORCE_RELEASE, "force_release.lua", "wake.lua");
+script!(
+    FORCE_RELEASE_WITH_REDISSON,
+    "force_release.lua",
+    "redisson.lua",
+    "redisson_turn.lua",
+    "wake.lua"
+);
 script!(INSPECT, "holder.lua", "inspect.lua");
 script!(KEEP, "keep.lua", "wake.lua");
+script!(KEEP_WITH_REDISSON, "keep.lua", "redisson.lua", "redisson_turn.lua", "wake.lua");
 script!(RAISE, "raise.lua");
-script!(RELEASE, "release.lua", "wake.lua");
+script!(RELEASE, "release.lua", "unless_queued.lua", "wake.lua");
+script!(
+    RELEASE_WITH_REDISSON,
+    "release.lua",
+    "redisson.lua",
+    "redisson_turn.lua",
+    "unless_queued.lua",
+    "wake.lua"
+);
 script!(RENEW, "renew.lua");
 script!(REPORT, "holder.lua", "report_lock.lua", "time.lua", "members.lua", "report.lua");
 script!(SET_DEPTH, "set_depth.lua");
@@ -65,6 +93,18 @@ script!(
     "yield.lua",
     "wake.lua"
 );
+script!(
+    /// For one that yields: another leaves the lock to no client.
+    TRANSFER_WITH_REDISSON,
+    "redisson.lua",
+    "transfer.lua",
+    "clock.lua",
+    "token.lua",
+    "begin.lua",
+    "yield.lua",
+    "redisson_turn.lua",
+    "wake.lua"
+);
 script!(UNREGISTER, "unregister.lua", "wake.lua");
 script!(
     UNREGISTER_ANY,
@@ -73,6 +113,24 @@ script!(
     "serve.lua",
     "served.lua",
     "unregister.lua",
+    "wake.lua"
+);
+script!(
+    UNREGISTER_ANY_WITH_REDISSON,
+    "time.lua",
+    "take_back.lua",
+    "serve.lua",
+    "served.lua",
+    "unregister.lua",
+    "redisson.lua",
+    "redisson_turn.lua",
+    "wake.lua"
+);
+script!(
+    UNREGISTER_WITH_REDISSON,
+    "unregister.lua",
+    "redisson.lua",
+    "redisson_turn.lua",
     "wake.lua"
 );
 script!(WITHDRAW, "withdraw.lua");
@@ -93,6 +151,11 @@ const WAITING_LIFE_MIN: Duration = Duration::from_secs(60);
 /// pauses at random.
 pub(super) const OFFER: Duration = Duration::from_millis(200);
 
+/// For so long a released lock is left to Redisson when it is Redisson's turn. Redisson takes a few
+/// milliseconds from the message to its attempt. What is left of this time when it releases the
+/// lock again is lost to the waiting clients, so it is short.
+const REDISSON_TURN: Duration = Duration::from_millis(10);
+
 /// A request and the decoder of its reply.
 #[derive(Clone, Debug)]
 pub(crate) struct Command<T> {
@@ -110,6 +173,8 @@ pub(crate) struct Commands {
     waiting_life: Duration,
     /// Whether the client proposes fencing tokens, so that several servers can agree on them.
     proposes: bool,
+    /// If it exchanges wake-ups with Redisson.
+    redisson: Option<RedissonChannels>,
 }
 
 impl Commands {
@@ -121,6 +186,7 @@ impl Commands {
             fence_life: config.fence_life.min(FENCE_LIFE_MAX),
             waiting_life: longest_pause.saturating_mul(2).clamp(WAITING_LIFE_MIN, DAY),
             proposes: false,
+            redisson: config.redisson,
         }
     }
 
@@ -157,6 +223,13 @@ impl Commands {
             Arg::Text(place.unwrap_or_default()),
         ];
         let args = if place.is_some() { &args[..] } else { &args[..4] };
+        if self.redisson.is_some() {
+            let (keys, name) = (&self.keys, &hold.name);
+            let keys =
+                [&*keys.lock(name), &keys.fence(name), &keys.waiting(name), &keys.turn(name)];
+            let request = Request::call(&ACQUIRE_WITH_REDISSON, &keys, args);
+            return Command { request, decoder: decoder::ACQUIRE };
+        }
         let (own, proposed) = (&ACQUIRE, &ACQUIRE_PROPOSED);
         self.begin_hold(&hold.name, own, proposed, args, decoder::ACQUIRE)
     }
@@ -188,6 +261,12 @@ impl Commands {
             Arg::Number(yields.into()),
             millis(OFFER),
         ];
+        if yields && self.redisson.is_some() {
+            let (keys, name) = (&self.keys, &to.name);
+            let keys = [&*keys.lock(name), &keys.fence(name), &keys.waiting(name)];
+            let (own, told) = (&TRANSFER, &TRANSFER_WITH_REDISSON);
+            return self.freeing(own, told, name, &keys, &args, decoder::TRANSFER);
+        }
         self.begin_hold(&to.name, &TRANSFER, &TRANSFER_PROPOSED, &args, decoder::TRANSFER)
     }
 
@@ -220,12 +299,13 @@ impl Commands {
         let owner = hold.owner();
         let kept = kept_until.since(Moment::now());
         if kept.is_zero() {
-            return self.may_free(&RELEASE, &hold.name, &owner, decoder::HOLD_OR_GONE);
+            let told = &RELEASE_WITH_REDISSON;
+            return self.may_free(&RELEASE, told, &hold.name, &owner, decoder::HOLD_OR_GONE);
         }
-        let (lock, waiting) = (self.keys.lock(&hold.name), self.keys.waiting(&hold.name));
+        let keys = [&*self.keys.lock(&hold.name), &self.keys.waiting(&hold.name)];
         let args = [Arg::Text(&owner), millis(kept)];
-        let request = Request::call(&KEEP, &[&lock, &waiting], &args);
-        Command { request, decoder: decoder::HOLD_OR_GONE }
+        let told = &KEEP_WITH_REDISSON;
+        self.freeing(&KEEP, told, &hold.name, &keys, &args, decoder::HOLD_OR_GONE)
     }
 
     /// Ends a hold that too few servers have granted, and wakes no client.
@@ -258,16 +338,18 @@ impl Commands {
     }
 
     pub(crate) fn force_release(&self, name: &str, owner: &str) -> Command<HoldReply> {
-        self.may_free(&FORCE_RELEASE, name, owner, decoder::HOLD_OR_GONE)
+        let told = &FORCE_RELEASE_WITH_REDISSON;
+        self.may_free(&FORCE_RELEASE, told, name, owner, decoder::HOLD_OR_GONE)
     }
 
     pub(crate) fn unregister(&self, waiting: WaitingClient<'_>) -> Command<HoldReply> {
         let WaitingClient { kind, name, client } = waiting;
-        match kind {
-            None => self.may_free(&UNREGISTER_ANY, name, client, decoder::HOLD),
-            Some(HoldKind::Lock) => self.may_free(&UNREGISTER, name, client, decoder::HOLD),
-            Some(kind) => member_commands::unregister(&self.keys, kind, name, client),
-        }
+        let (own, told) = match kind {
+            None => (&UNREGISTER_ANY, &UNREGISTER_ANY_WITH_REDISSON),
+            Some(HoldKind::Lock) => (&UNREGISTER, &UNREGISTER_WITH_REDISSON),
+            Some(kind) => return member_commands::unregister(&self.keys, kind, name, client),
+        };
+        self.may_free(own, told, name, client, decoder::HOLD)
     }
 
     /// Looks for a hold of a read-write lock or a semaphore.
@@ -310,14 +392,42 @@ impl Commands {
     /// Calls a script that may free the lock, and then offers it to a waiting client.
     fn may_free(
         &self,
-        script: &'static Script,
+        own: &'static Script,
+        with_redisson: &'static Script,
         name: &str,
         whose: &str,
         decoder: Decoder<HoldReply>,
     ) -> Command<HoldReply> {
         let (lock, waiting) = (self.keys.lock(name), self.keys.waiting(name));
         let args = [Arg::Text(whose), millis(OFFER)];
-        Command { request: Request::call(script, &[&lock, &waiting], &args), decoder }
+        self.freeing(own, with_redisson, name, &[&lock, &waiting], &args, decoder)
+    }
+
+    /// Calls a script after which other clients may get the lock sooner, in the form that tells
+    /// Redisson if the client does that. The last of the keys is the queue.
+    fn freeing<T>(
+        &self,
+        own: &'static Script,
+        with_redisson: &'static Script,
+        name: &str,
+        keys: &[&str],
+        args: &[Arg<'_>],
+        decoder: Decoder<T>,
+    ) -> Command<T> {
+        let Some(redisson) = &self.redisson else {
+            return Command { request: Request::call(own, keys, args), decoder };
+        };
+        let (lock, turn) = (self.keys.lock(name), self.keys.turn(name));
+        let channel = RedissonChannels::channel(&lock);
+        let redisson_args = [
+            Arg::Text(&channel),
+            Arg::Text(redisson.form()),
+            millis(self.waiting_life),
+            millis(REDISSON_TURN),
+        ];
+        let keys = [keys, &[&*turn]].concat();
+        let args = [args, &redisson_args].concat();
+        Command { request: Request::call(with_redisson, &keys, &args), decoder }
     }
 
     fn fence_life(&self, lease: Duration) -> Arg<'static> {

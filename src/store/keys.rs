@@ -34,6 +34,11 @@ impl Keys {
         companion("queue", &self.lock(name))
     }
 
+    /// The key that exists while it is Redisson's turn.
+    pub(crate) fn turn(&self, name: &str) -> String {
+        companion("turn", &self.lock(name))
+    }
+
     /// The channel on which a client is woken. `wake.lua` has its name too.
     pub(crate) fn channel(client: &str) -> String {
         format!("{RESERVED}wake:{client}")
@@ -89,9 +94,11 @@ mod tests {
             let locks = slots(names.iter().map(|name| keys.lock(name).into_owned()).collect());
             let fences = slots(names.iter().map(|name| keys.fence(name)).collect());
             let queues = slots(names.iter().map(|name| keys.waiting(name)).collect());
+            let turns = slots(names.iter().map(|name| keys.turn(name)).collect());
             for (number, name) in names.iter().enumerate() {
                 assert_eq!(locks[number], fences[number], "{name:?}");
                 assert_eq!(locks[number], queues[number], "{name:?}");
+                assert_eq!(locks[number], turns[number], "{name:?}");
             }
         }
     }

@@ -53,6 +53,7 @@ mod owned_guards;
 mod processes;
 mod queue_outages;
 mod quorum;
+mod redisson;
 mod reentrancy;
 mod release;
 mod renewal;

@@ -4,8 +4,3 @@
 -- ARGV  1 owner, 2 for how many ms the lock is offered then
 -- RETURNS 1, or 0 if the hold is gone
 local answer, queue, window = redis.call('hdel', KEYS[1], ARGV[1]), KEYS[2], ARGV[2]
--- Usually no client waits, and this is the cheapest way to find out.
-if answer == 0 or redis.pcall('exists', queue) == 0 then
-  return answer
-end
-
