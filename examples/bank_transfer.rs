@@ -37,12 +37,7 @@ fn main() -> Result<()> {
     println!("\n-- all locks at once");
     let bank = Bank(NAMES.map(|name| (name, AtomicI64::new(1000))).into());
     let started = Instant::now();
-    let work = |teller| work(&client, &bank, teller);
-    thread::scope(|scope| {
-        let work = &work;
-        let tellers: Vec<_> = (0..TELLERS).map(|it| scope.spawn(move || work(it))).collect();
-        tellers.into_iter().try_for_each(|teller| teller.join().expect("no teller panics"))
-    })?;
+    support::in_threads(TELLERS, |teller| work(&client, &bank, teller))?;
     println!("{TELLERS} tellers, {TRANSFERS} transfers each, in {:.1?}", started.elapsed());
     for (name, balance) in &bank.0 {
         println!("{name}: {}", balance.load(Ordering::SeqCst));
@@ -57,19 +52,15 @@ fn main() -> Result<()> {
 fn lock_one_after_the_other(client: &Client) -> Result<()> {
     let [one, other, ..] = NAMES;
     let (both_have_one, both_gave_up) = (Barrier::new(2), Barrier::new(2));
-    let transfer = |from, to| {
+    let got_both = support::in_threads(2, |teller| {
+        let (from, to) = if teller == 1 { (one, other) } else { (other, one) };
         let _from = client.lock(from)?;
         both_have_one.wait();
         let to = client.try_lock_for(to, Duration::from_millis(300))?;
         both_gave_up.wait();
         Ok(to.is_some())
-    };
-    let [there, back] = thread::scope(|scope| {
-        let transfers = [(one, other), (other, one)];
-        let transfers = transfers.map(|(from, to)| scope.spawn(move || transfer(from, to)));
-        transfers.map(|transfer| transfer.join().expect("no transfer panics"))
-    });
-    assert!(!there? && !back?, "neither gets its second lock");
+    })?;
+    assert_eq!(got_both, [false, false], "neither gets its second lock");
     println!("each waits for the other's lock; with `lock` they would wait for ever");
     Ok(())
 }

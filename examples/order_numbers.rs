@@ -16,7 +16,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Instant;
-use std::{env, fs, process, thread};
+use std::{env, fs, process};
 
 use leasehold::{Client, Guard};
 
@@ -65,12 +65,8 @@ fn invoice_number(client: &Client, file: &Path) -> Result<u64> {
 /// grow.
 fn draw_all(what: &str, draw: impl Fn() -> Result<u64> + Sync) -> Result<BTreeSet<u64>> {
     let started = Instant::now();
-    let draw_some = || (0..ORDERS).map(|_| draw()).collect::<Result<Vec<_>>>();
-    let per_thread = thread::scope(|scope| {
-        let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(draw_some)).collect();
-        let drawn = threads.into_iter().map(|thread| thread.join().expect("no thread panics"));
-        drawn.collect::<Result<Vec<_>>>()
-    })?;
+    let draw_some = |_| (0..ORDERS).map(|_| draw()).collect::<Result<Vec<_>>>();
+    let per_thread = support::in_threads(THREADS, draw_some)?;
     for drawn in &per_thread {
         assert!(drawn.is_sorted_by(|one, next| one < next), "the numbers of a thread grow");
         println!("one thread: {what} {}, {}, {}, ...", drawn[0], drawn[1], drawn[2]);

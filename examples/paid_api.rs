@@ -40,11 +40,7 @@ fn main() -> Result<()> {
 
     println!("\n-- {WORKERS} workers want {CALLS} calls each, {PERMITS} at a time are allowed");
     let started = Instant::now();
-    thread::scope(|scope| {
-        let work = || work(&client, &api);
-        let workers: Vec<_> = (0..WORKERS).map(|_| scope.spawn(work)).collect();
-        workers.into_iter().try_for_each(|worker| worker.join().expect("no worker panics"))
-    })?;
+    support::in_threads(WORKERS, |_| work(&client, &api))?;
     let (calls, most) = (api.calls.into_inner(), api.most.into_inner());
     println!("{calls} calls in {:.1?}, at most {most} at a time", started.elapsed());
     assert_eq!(calls as usize, WORKERS * CALLS, "every call is made");

@@ -108,10 +108,5 @@ fn serve_all(client: &Client, cache: &Cache) -> Result<Vec<Page>> {
         println!("server {server} has version {} after {:.0?}", page.version, started.elapsed());
         Ok(page)
     };
-    thread::scope(|scope| {
-        let ask = &ask;
-        let servers: Vec<_> =
-            (1..=SERVERS).map(|server| scope.spawn(move || ask(server))).collect();
-        servers.into_iter().map(|server| server.join().expect("no server panics")).collect()
-    })
+    support::in_threads(SERVERS, ask)
 }

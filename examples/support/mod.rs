@@ -5,6 +5,7 @@ use std::env;
 use std::fmt;
 use std::io;
 use std::process::Command;
+use std::thread;
 
 use leasehold::{Builder, Client};
 
@@ -77,6 +78,19 @@ pub(crate) fn open(redis: Option<&Redis>, builder: Builder) -> leasehold::Result
         println!("no Redis given and none on PATH: using memory, for this process only");
         builder.in_memory()
     }
+}
+
+/// Does the same work in several threads, which are numbered from 1, and collects the results.
+pub(crate) fn in_threads<T: Send, E: Send>(
+    threads: usize,
+    work: impl Fn(usize) -> Result<T, E> + Sync,
+) -> Result<Vec<T>, E> {
+    let work = &work;
+    thread::scope(|scope| {
+        let threads: Vec<_> =
+            (1..=threads).map(|number| scope.spawn(move || work(number))).collect();
+        threads.into_iter().map(|thread| thread.join().expect("no thread panics")).collect()
+    })
 }
 
 /// Stops this whole process for some seconds, its background threads too, as a machine does that
