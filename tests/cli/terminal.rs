@@ -21,16 +21,22 @@ struct Terminal {
 
 impl Terminal {
     fn start(server: &Server, args: &[&str]) -> Self {
+        let program = leasehold(server, args);
+        let mut command = Command::new(program.get_program());
+        Self::run(command.args(program.get_args()).env("REDIS_URL", server.url()))
+    }
+
+    fn run(program: &Command) -> Self {
         let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
         grantpt(&master).unwrap();
         unlockpt(&master).unwrap();
         let name = ptsname(&master, Vec::new()).unwrap();
         let name = name.to_str().unwrap();
         let slave = || OpenOptions::new().read(true).write(true).open(name).unwrap();
-        let program = leasehold(server, args);
         let mut command = Command::new("setsid");
         command.arg("--ctty").arg(program.get_program()).args(program.get_args());
-        command.env("REDIS_URL", server.url());
+        let variables = program.get_envs();
+        command.envs(variables.filter_map(|(name, value)| Some((name, value?))));
         command.stdin(slave()).stdout(slave()).stderr(slave());
         let process = command.spawn().unwrap();
         // The copies of the terminal that the command had are closed, so that reading ends.
@@ -109,6 +115,31 @@ fn the_command_reads_from_the_terminal() {
     terminal.press("a word\n");
     terminal.wait_for("got a word");
     assert_eq!(terminal.code(), 0);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_key_that_stops_the_program_stops_a_command_with_other_input() {
+    let server = Server::redis();
+    let script = "echo process $$.; while :; do sleep 0.02; done";
+    let program = leasehold(&server, &[]).get_program().to_owned();
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "exec \"$0\" run a -- sh -c \"$1\" </dev/null"]).arg(program).arg(script);
+    let mut terminal = Terminal::run(shell.env("REDIS_URL", server.url()));
+    terminal.wait_for(".\r\n");
+    let screen = terminal.screen.lock().clone();
+    let id: String = screen.chars().filter(char::is_ascii_digit).collect();
+    let is_stopped = || {
+        let status = std::fs::read_to_string(format!("/proc/{id}/status")).unwrap();
+        status.contains("State:\tT")
+    };
+    assert!(!is_stopped());
+    terminal.press("\u{1a}");
+    eventually(is_stopped);
+    terminal.signal(Signal::CONT);
+    eventually(|| !is_stopped());
+    terminal.signal(Signal::TERM);
+    assert_eq!(terminal.code(), 143);
 }
 
 #[test]

@@ -50,7 +50,7 @@ impl Child {
                 None => command.env_remove(name),
             };
         }
-        let is_alone = !io::stdin().is_terminal();
+        let is_alone = has_own_group();
         if is_alone {
             command.process_group(0);
         }
@@ -81,6 +81,16 @@ impl Child {
     /// Asks the command to end, even if it is stopped.
     pub(crate) fn terminate(&self) {
         self.signal(Signal::TERM);
+        self.resume();
+    }
+
+    /// Stops the command until it is resumed.
+    pub(crate) fn suspend(&self) {
+        self.signal(Signal::STOP);
+    }
+
+    /// Lets the command continue.
+    pub(crate) fn resume(&self) {
         self.signal(Signal::CONT);
     }
 
@@ -101,6 +111,11 @@ impl Child {
             None => kill_process(Pid::from_child(&self.process), signal).ok(),
         };
     }
+}
+
+/// Returns `true` if the command gets a process group of its own, to which no keys are sent.
+pub(crate) fn has_own_group() -> bool {
+    !io::stdin().is_terminal()
 }
 
 /// The status with which this program ends for a command that has ended.

@@ -7,13 +7,13 @@ use crossbeam_channel::Receiver;
 use leasehold::{Builder, Canceller, Error};
 
 use crate::args::{Run, ServerArgs};
-use crate::child::{Child, code_of};
+use crate::child::{Child, code_of, has_own_group};
 use crate::connect;
 use crate::exit::{ExitError, LOST, of_signal};
 use crate::hold::Hold;
 use crate::output::say;
 use crate::progress::ProgressLine;
-use crate::signals;
+use crate::signals::ReceivedSignals;
 use crate::supervisor::{Ended, Limits, stop, supervise};
 
 /// Acquires the lock, runs the command, releases the lock, and returns the command's status.
@@ -26,16 +26,19 @@ pub(crate) fn run(server: &ServerArgs, run: &Run) -> Result<u8, ExitError> {
     // Until this is done a signal ends this process, as nothing is held.
     let client = connect::open_with(server, set)?;
     let canceller = Canceller::new();
-    let signals = signals::receive(&canceller)
-        .map_err(|error| ExitError::system("receive signals", &error))?;
+    let cannot_receive = |error| ExitError::system("receive signals", &error);
+    let signals = ReceivedSignals::start(&canceller).map_err(cannot_receive)?;
     let progress = ProgressLine::start(&client, run);
     let hold = Hold::acquire(&client, run, &canceller);
     drop(progress);
-    match (hold, signals::next_forwarded(&signals)) {
+    match (hold, signals.next_forwarded()) {
         (Ok(hold), None) => {
             let limits = Limits::new(&hold, run.kill_after);
+            if has_own_group() {
+                signals.add_stop().map_err(cannot_receive)?;
+            }
             let mut child = Child::start(&run.command, &environment(run, &hold))?;
-            let outcome = attend(run, &mut child, hold, &signals, limits);
+            let outcome = attend(run, &mut child, hold, &signals.receiver, limits);
             outcome.map_err(|error| {
                 // It would go on without the lock.
                 child.kill();

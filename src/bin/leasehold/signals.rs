@@ -4,42 +4,65 @@ use std::fs;
 use std::io;
 use std::thread;
 
-use crossbeam_channel::{Receiver, Sender, unbounded};
+use crossbeam_channel::{Receiver, unbounded};
 use leasehold::Canceller;
-use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
-use signal_hook::iterator::Signals;
+use signal_hook::consts::{
+    SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGSTOP, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2,
+};
+use signal_hook::iterator::{Handle, Signals};
+use signal_hook::low_level::raise;
 
 /// The signals that end a wait, and that the command gets.
 const FORWARDED: [i32; 6] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2];
 
-/// Receives signals from now on: those to forward, and SIGCHLD. All but the latter also cancel
-/// what waits for a lock.
-///
-/// What this process was started to ignore, as with nohup(1), stays ignored, by the command too.
-pub(crate) fn receive(canceller: &Canceller) -> io::Result<Receiver<i32>> {
-    let ignored = ignored();
-    let wanted = FORWARDED.iter().filter(|signal| !is_in(ignored, **signal));
-    let mut signals = Signals::new(wanted.chain(&[SIGCHLD]))?;
-    let (sender, receiver): (Sender<i32>, _) = unbounded();
-    let canceller = canceller.clone();
-    thread::Builder::new().name("leasehold-signals".into()).spawn(move || {
-        for signal in signals.forever() {
-            // In this order: what was cancelled finds the signal.
-            let is_received = sender.send(signal).is_ok();
-            if signal != SIGCHLD {
-                canceller.cancel();
-            }
-            if !is_received {
-                return;
-            }
-        }
-    })?;
-    Ok(receiver)
+/// Receives signals: those to forward, and SIGCHLD.
+#[derive(Debug)]
+pub(crate) struct ReceivedSignals {
+    pub(crate) receiver: Receiver<i32>,
+    handle: Handle,
 }
 
-/// The first signal that was received and does not only tell of the command.
-pub(crate) fn next_forwarded(signals: &Receiver<i32>) -> Option<i32> {
-    signals.try_iter().find(|signal| *signal != SIGCHLD)
+impl ReceivedSignals {
+    /// Receives signals from now on. All but SIGCHLD also cancel what waits for a lock.
+    ///
+    /// What this process was started to ignore, as with nohup(1), stays ignored, by the command
+    /// too.
+    pub(crate) fn start(canceller: &Canceller) -> io::Result<Self> {
+        let ignored = ignored();
+        let wanted = FORWARDED.iter().filter(|signal| !is_in(ignored, **signal));
+        let mut signals = Signals::new(wanted.chain(&[SIGCHLD]))?;
+        let handle = signals.handle();
+        let (sender, receiver) = unbounded();
+        let canceller = canceller.clone();
+        thread::Builder::new().name("leasehold-signals".into()).spawn(move || {
+            for signal in signals.forever() {
+                // In this order: what was cancelled finds the signal.
+                let is_received = sender.send(signal).is_ok();
+                if signal != SIGCHLD {
+                    canceller.cancel();
+                }
+                if !is_received {
+                    return;
+                }
+            }
+        })?;
+        Ok(Self { receiver, handle })
+    }
+
+    /// From now on receives SIGTSTP, too, in place of being stopped by it.
+    pub(crate) fn add_stop(&self) -> io::Result<()> {
+        if is_in(ignored(), SIGTSTP) { Ok(()) } else { self.handle.add_signal(SIGTSTP) }
+    }
+
+    /// The first signal that was received and does not only tell of the command.
+    pub(crate) fn next_forwarded(&self) -> Option<i32> {
+        self.receiver.try_iter().find(|signal| *signal != SIGCHLD)
+    }
+}
+
+/// Stops this process, as SIGTSTP would have. Returns when it is continued.
+pub(crate) fn stop_this_process() -> io::Result<()> {
+    raise(SIGSTOP)
 }
 
 /// The signals that this process ignores, as a set of bits; none where the system does not say.

@@ -5,10 +5,11 @@ use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, select};
-use signal_hook::consts::SIGCHLD;
+use signal_hook::consts::{SIGCHLD, SIGTSTP};
 
 use crate::child::Child;
 use crate::hold::Hold;
+use crate::signals::stop_this_process;
 
 /// The command is killed so long before the lease ends, for the system to do it in time.
 const KILL_TIME: Duration = Duration::from_millis(50);
@@ -107,8 +108,15 @@ pub(crate) fn stop(child: &mut Child, signals: &Receiver<i32>, grace: Duration) 
 
 /// Passes on a signal, and returns the status of the command if it has ended.
 fn receive(child: &mut Child, signal: Option<i32>) -> io::Result<Option<ExitStatus>> {
-    if let Some(signal) = signal.filter(|signal| *signal != SIGCHLD) {
-        child.forward(signal);
+    match signal {
+        None | Some(SIGCHLD) => {}
+        Some(SIGTSTP) => {
+            // While this process is stopped, the lease is not renewed.
+            child.suspend();
+            stop_this_process()?;
+            child.resume();
+        }
+        Some(signal) => child.forward(signal),
     }
     child.try_wait()
 }
