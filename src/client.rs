@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::guard::Guard;
 use crate::local::call::Wait;
 use crate::local::shared::Shared;
-use crate::local::{acquire_all, status};
+use crate::local::{acquire_all, shutdown, status};
 use crate::multi_guard::MultiGuard;
 use crate::mutex::Mutex;
 use crate::open;
@@ -375,6 +375,70 @@ impl Client {
     /// Live guards are not affected: their leases are still renewed, and they can be unlocked.
     pub fn close(&self) {
         self.shared.close();
+    }
+
+    /// Closes all clones of this client as [`close`](Client::close) does, and releases every hold.
+    /// Blocks until all of them are known to have ended, or `timeout` has passed.
+    ///
+    /// The releases are sent together, in one batch per server. Those of guards that were dropped
+    /// before, and calls that are just acquiring a lock, are waited for too: such a call returns
+    /// [`Closed`](crate::Error::Closed), unless it has its lock already.
+    ///
+    /// A guard that is left is over: [`is_held`](Guard::is_held) returns `false`,
+    /// [`lost`](Guard::lost) tells that the hold has ended normally, [`verify`](Guard::verify) and
+    /// [`renew`](Guard::renew) return `Closed`, and to unlock or drop it succeeds and does nothing
+    /// more. Work under it is not stopped, nor is a closure of [`with_lock`](Client::with_lock),
+    /// whose value is returned: stop it first. A lock that is to be
+    /// [held at least](Mutex::hold_at_least) for a time stays taken for the rest of that.
+    ///
+    /// May be called again, by several threads at once, and from a closure under a lock.
+    ///
+    /// # Errors
+    ///
+    /// - [`Unavailable`](crate::Error::Unavailable), or [`NoQuorum`](crate::Error::NoQuorum) from
+    ///   independent servers: a release was not confirmed in time, or a call was still under way.
+    ///   The releases are repeated in the background while a clone of the client or a guard is
+    ///   left. A lock whose release never arrives is free when its lease ends.
+    /// - [`Redis`](crate::Error::Redis): the server refused a release until the time was over.
+    /// - [`Forked`](crate::Error::Forked): this process is a forked child.
+    ///
+    /// # When the process is told to end
+    ///
+    /// A process that ends by SIGTERM keeps its locks until their leases end. To free them at once,
+    /// let a thread wait for the signal (not a signal handler, which may not take locks), and then:
+    ///
+    /// ```
+    /// use leasehold::{Client, Error};
+    /// use std::thread;
+    /// use std::time::Duration;
+    ///
+    /// let client = Client::in_memory(); // or Client::open("redis://127.0.0.1/")?
+    /// let worker = thread::spawn({
+    ///     let client = client.clone();
+    ///     move || loop {
+    ///         match client.with_lock("job", |_| { /* one piece of work */ }) {
+    ///             Ok(()) => {}
+    ///             Err(Error::Closed) => return,
+    ///             Err(error) => eprintln!("{error}"),
+    ///         }
+    ///     }
+    /// });
+    ///
+    /// // Wait for the signal: with the signal-hook crate,
+    /// // Signals::new([SIGTERM, SIGINT])?.forever().next();
+    ///
+    /// // 1. No more locks. Workers that wait for one, or want the next, return.
+    /// client.close();
+    /// // 2. Let running work finish, for less than the time until SIGKILL.
+    /// worker.join().unwrap();
+    /// // 3. Release what is left, as of work that has not finished, and wait until that is sure.
+    /// if let Err(error) = client.shutdown(Duration::from_secs(2)) {
+    ///     eprintln!("some locks are free only when their leases end: {error}");
+    /// }
+    /// // 4. End the process.
+    /// ```
+    pub fn shutdown(&self, timeout: Duration) -> Result<()> {
+        shutdown::shut_down(&self.shared, timeout)
     }
 }
 

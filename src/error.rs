@@ -30,7 +30,8 @@ pub enum Error {
         /// The name of the lock.
         name: String,
     },
-    /// The client was closed by [`Client::close`](crate::Client::close).
+    /// The client was closed by [`Client::close`](crate::Client::close), or shut down by
+    /// [`Client::shutdown`](crate::Client::shutdown).
     Closed,
     /// This process is a forked child of the one that created the client. Create a new client in
     /// it.

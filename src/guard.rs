@@ -132,6 +132,8 @@ impl Guard {
     ///   usable answer came; see [`Client::try_lock`](crate::Client::try_lock) for how long the
     ///   call retries.
     /// - [`Redis`](crate::Error::Redis): the server refused the request.
+    /// - [`Closed`](crate::Error::Closed): [`Client::shutdown`](crate::Client::shutdown) has ended
+    ///   the hold.
     /// - [`Forked`](crate::Error::Forked): this process is a forked child.
     pub fn verify(&self) -> Result<()> {
         status::verify(&self.shared, &self.lease)
@@ -149,7 +151,7 @@ impl Guard {
     }
 
     /// Releases this level and reports errors. Unlike dropping the guard, this blocks for the
-    /// server's reply.
+    /// server's reply. After [`Client::shutdown`](crate::Client::shutdown) there is nothing to do.
     ///
     /// # Errors
     ///

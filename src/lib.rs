@@ -74,8 +74,9 @@
 //! - `let _ = client.lock("a")?;` releases the lock at once; `let _guard = ...` keeps it.
 //! - A guard that is leaked, as by `std::mem::forget`, is renewed until its thread ends. One that
 //!   [belongs to no thread](OwnedGuard) is renewed until the process ends. A program that ends by
-//!   `std::process::exit` or by a signal drops nothing: its locks last until their leases end.
-//!   [`max_hold`](Builder::max_hold) limits both.
+//!   `std::process::exit` or by a signal drops nothing: its locks last until their leases end,
+//!   unless it calls [`shutdown`](Client::shutdown) before. [`max_hold`](Builder::max_hold) limits
+//!   both.
 //! - In a pool whose threads run other tasks while one of them waits, as rayon's do, nesting lets
 //!   two tasks into one critical section: see [`Builder::reentrant`].
 //! - `with_lock` returns the closure's value, which may itself be a `Result`:
@@ -171,7 +172,8 @@
 //!   `io_timeout`, when it is dropped. Guards in statics are never dropped, nor is anything by
 //!   `std::process::exit`.
 //!
-//! Dropping a client does not end the holds of its guards.
+//! Dropping a client does not end the holds of its guards; [`shutdown`](Client::shutdown) does, and
+//! waits until that is certain.
 //!
 //! In a forked child, calls return [`Error::Forked`], and the locks of the parent are not affected.
 //!

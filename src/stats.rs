@@ -11,7 +11,7 @@
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
-    /// The holds that have guards, of every kind. A nested lock is one hold.
+    /// The holds, of every kind, that are neither released nor lost. A nested lock is one hold.
     pub held: u64,
     /// The threads that wait for a lock.
     pub waiting: u64,

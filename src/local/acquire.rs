@@ -68,6 +68,7 @@ pub(crate) fn lock(
     options: &LockOptions,
     wait: Wait,
 ) -> Result<Option<Level>> {
+    let _call = shared.counters.begin_call();
     check(shared, name, options)?;
     if let Some(lease) = shared.held_locks.find(thread::current().id(), name) {
         if !options.reentrant {
@@ -88,6 +89,7 @@ pub(crate) fn owned(
     options: &LockOptions,
     wait: Wait,
 ) -> Result<Option<Arc<Lease>>> {
+    let _call = shared.counters.begin_call();
     check(shared, name, options)?;
     if kind != HoldKind::Lock {
         shared.check_has_members()?;
@@ -108,7 +110,10 @@ pub(super) fn check(shared: &Shared, name: &str, options: &LockOptions) -> Resul
 impl LockCall<'_> {
     /// Acquires the lock, and reports how that went.
     fn run(&self) -> Result<Option<Arc<Lease>>> {
-        let outcome = self.acquire();
+        let outcome = self.acquire().and_then(|lease| {
+            lease.as_deref().map_or(Ok(()), |lease| self.shared.check_not_ended(lease))?;
+            Ok(lease)
+        });
         let waited = self.caller.begin.elapsed();
         report_outcome(self.shared, self.name, self.wait, &outcome, waited);
         outcome
@@ -237,6 +242,10 @@ fn try_until_acquired(attempt: &mut Attempt<'_>, waiter: &Waiter) -> Result<NewH
     let mut held_longer = false;
     // Whether no wake-up has said so.
     let mut unsignalled = false;
+    if attempt.may_be_refused() {
+        // A thread that becomes the head after `close` has sent its signals does not get one.
+        queues.check_open().map_err(Stopped::Ended)?;
+    }
     loop {
         let pause = match attempt.run(started) {
             Ok(Tried::Acquired(hold)) => {
@@ -262,7 +271,6 @@ fn try_until_acquired(attempt: &mut Attempt<'_>, waiter: &Waiter) -> Result<NewH
             }
         };
         let _waiting = shared.counters.begin_wait();
-        // A thread that becomes the head after `close` has sent its signals does not get one.
         queues.check_open().map_err(Stopped::Ended)?;
         attempt.check_cancelled().map_err(Stopped::Ended)?;
         let asleep = Instant::now();

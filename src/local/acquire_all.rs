@@ -45,10 +45,16 @@ pub(crate) fn acquire_all(
     options: &LockOptions,
     wait: Wait,
 ) -> Result<Option<Vec<Arc<Lease>>>> {
+    let _call = shared.counters.begin_call();
     check_names(shared, names, options)?;
     let caller = Caller::owned(&shared.config, options, HoldKind::Lock);
     let call = SetCall { shared, names, caller: Caller { in_set: true, ..caller }, wait };
     let leases = call.acquire()?;
+    let ended = leases.iter().flatten().try_for_each(|lease| shared.check_not_ended(lease));
+    if let Err(error) = ended {
+        leases.iter().flatten().for_each(|lease| release::give_back(shared, lease));
+        return Err(error);
+    }
     for lease in leases.iter().flatten() {
         lease.set_reported();
         shared.report_acquired(lease, &call.caller);
@@ -143,7 +149,8 @@ impl SetCall<'_> {
                     if let Some((_, lease)) = first {
                         release::give_back(self.shared, lease);
                     }
-                    Err(failure.into_error("acquire", names[0]))
+                    let failed = Err(failure.into_error("acquire", names[0]));
+                    self.shared.wait_queues.check_open().and(failed)
                 }
             };
             leases.iter().flatten().for_each(|lease| release::give_back(self.shared, lease));
@@ -195,7 +202,9 @@ impl SetCall<'_> {
             let pause = if shared.withdraws { None } else { retry.pause_after(&mut failure) };
             if let Some(pause) = pause {
                 thread::sleep(pause);
-                continue;
+                if shared.wait_queues.check_open().is_ok() {
+                    continue;
+                }
             }
             if in_doubt {
                 clean_up();

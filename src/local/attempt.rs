@@ -157,11 +157,16 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    /// The queues in which threads wait for holds of this kind.
+    /// Returns `true` if nothing was sent that may bring a hold.
+    pub(super) fn may_be_refused(&self) -> bool {
+        self.handoff.is_none()
+    }
+
     pub(super) fn check_cancelled(&self) -> Result<(), Error> {
         self.caller.options.check_cancelled(&self.request.hold.name)
     }
 
+    /// The queues in which threads wait for holds of this kind.
     pub(super) fn queues(&self) -> &'a WaitQueues {
         self.shared.queues(self.caller.kind)
     }

@@ -1,5 +1,5 @@
-//! What a client counts of its locks, for [`Stats`]. Each number is counted in one place: where the
-//! event of the same name is emitted, if there is one.
+//! What a client counts of its locks: for [`Stats`], and for a shutdown. Each number is counted in
+//! one place: where the event of the same name is emitted, if there is one.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -11,6 +11,8 @@ use crate::stats::Stats;
 pub(crate) struct Counters {
     held: AtomicU64,
     waiting: AtomicU64,
+    /// The calls that may yet acquire a hold, and the holds that are not known to have ended.
+    unsettled: AtomicU64,
     pub(super) acquired: Counter,
     pub(super) busy: Counter,
     pub(super) contended: Counter,
@@ -27,17 +29,36 @@ pub(crate) struct Counters {
     pub(super) wakeups: Counter,
 }
 
+/// A call that may acquire a hold, until this is dropped.
+#[derive(Debug)]
+pub(super) struct CountedCall<'a>(&'a Counters);
+
 /// A thread that waits, until this is dropped.
 #[derive(Debug)]
 pub(super) struct CountedWait<'a>(&'a Counters);
 
 impl Counters {
-    pub(super) fn begin_hold(&self) {
-        self.held.fetch_add(1, Ordering::Relaxed);
+    /// Begins a call. Of a call that begins while the client is closed, either this call sees that
+    /// it is, or the thread that has closed it sees this call.
+    pub(super) fn begin_call(&self) -> CountedCall<'_> {
+        self.unsettled.fetch_add(1, Ordering::SeqCst);
+        CountedCall(self)
     }
 
+    pub(super) fn begin_hold(&self) {
+        self.held.fetch_add(1, Ordering::Relaxed);
+        self.unsettled.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Ends a hold that was lost, or whose release begins.
     pub(super) fn end_hold(&self) {
         self.held.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Settles a hold that was lost, or of which it is known how its release has gone. What is to
+    /// be cleaned up has been added to the renewer.
+    pub(super) fn settle_hold(&self) {
+        self.unsettled.fetch_sub(1, Ordering::SeqCst);
     }
 
     pub(super) fn begin_wait(&self) -> CountedWait<'_> {
@@ -66,6 +87,17 @@ impl Counters {
             wakeups: self.wakeups.get(),
             ..Stats::default()
         }
+    }
+
+    /// Returns `true` if no call is under way that may acquire a hold, and every hold has ended.
+    pub(super) fn is_settled(&self) -> bool {
+        self.unsettled.load(Ordering::SeqCst) == 0
+    }
+}
+
+impl Drop for CountedCall<'_> {
+    fn drop(&mut self) {
+        self.0.unsettled.fetch_sub(1, Ordering::SeqCst);
     }
 }
 

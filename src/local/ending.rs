@@ -6,34 +6,14 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::error::Error;
-use crate::event::{Event, Events};
 use crate::failure::Failure;
+use crate::local::end_notifier::{EXPIRED, EndNotifier, GONE, HoldFailure};
 use crate::local::lease::Lease;
-use crate::local::loss::LossNotifier;
 use crate::local::renewer::Renewer;
 use crate::local::retry::RetryPolicy;
 use crate::local::shared::Shared;
 use crate::store::hold::HoldId;
 use crate::store::request::{HoldReply, Release};
-
-/// Why a request about an existing hold has not had its effect.
-#[derive(Debug)]
-pub(super) enum HoldFailure {
-    Failed(Failure),
-    /// The hold is lost.
-    Lost,
-}
-
-impl HoldFailure {
-    /// Returns the error for the caller of `attempt`.
-    pub(super) fn into_error(self, attempt: &str, name: &str) -> Error {
-        match self {
-            Self::Failed(failure) => failure.into_error(attempt, name),
-            Self::Lost => Error::lost(name),
-        }
-    }
-}
 
 /// Releases a hold in the store. With `in_doubt` an earlier request may have ended it: then a reply
 /// that it is gone is no loss, and neither is one to a repetition.
@@ -68,8 +48,7 @@ pub(super) fn undo(shared: &Shared, hold: &HoldId, lease: Duration, deadline: In
 /// Cleans up and reports how holds have ended, in whichever thread learns it.
 #[derive(Clone, Debug)]
 pub(super) struct EndReports {
-    pub(super) events: Events,
-    pub(super) losses: LossNotifier,
+    pub(super) ends: EndNotifier,
     pub(super) renewer: Renewer,
 }
 
@@ -77,29 +56,7 @@ impl EndReports {
     /// Cleans up and reports when it is known how a hold has ended. Does nothing if that is known
     /// already: of several threads that learn it, the first reports it.
     pub(super) fn report_end(&self, lease: &Lease, outcome: &Result<(), HoldFailure>) {
-        let is_first = match outcome {
-            Err(HoldFailure::Lost) => lease.report_loss(),
-            Ok(()) | Err(HoldFailure::Failed(_)) => lease.report_end(),
-        };
-        if !is_first {
-            return;
-        }
-        if lease.is_in_doubt() || matches!(outcome, Err(HoldFailure::Failed(_))) {
-            self.renewer.add_clean_up(lease.to_clean_up());
-        }
-        let (name, fence, held) = (lease.name(), lease.fence, lease.held());
-        match outcome {
-            Ok(()) | Err(HoldFailure::Failed(_)) if lease.is_unreported() => {}
-            Ok(()) => {
-                self.losses.counters.released.add(1);
-                self.events.emit(|| Event::Released { name: name.to_string(), fence, held });
-                self.events.debug(|| format!("released lock {name:?} after {held:?}"));
-            }
-            Err(HoldFailure::Failed(failure)) => self.report_failed_release(lease, failure),
-            Err(HoldFailure::Lost) => {
-                self.losses.report(lease, "the server did not know it any more");
-            }
-        }
+        self.ends.report_end(lease, outcome, |in_doubt| self.renewer.add_clean_up(in_doubt));
     }
 
     /// As `report_end`, with the reply to a release that was posted.
@@ -110,7 +67,7 @@ impl EndReports {
             Err(failure) => Err(HoldFailure::Failed(failure)),
         };
         if !matches!(outcome, Err(HoldFailure::Failed(_))) {
-            self.losses.confirm_release(&lease.id);
+            self.ends.confirm_release(&lease.id);
         }
         self.report_end(lease, &outcome);
     }
@@ -122,21 +79,24 @@ impl EndReports {
 
     /// Reports that a level was not released.
     pub(super) fn report_failed_release(&self, lease: &Lease, failure: &Failure) {
-        let (name, fence, source) = (lease.name(), lease.fence, &failure.source);
-        self.losses.counters.failed_releases.add(1);
-        self.events.emit(|| Event::ReleaseFailed {
-            name: name.to_string(),
-            fence,
-            reason: source.to_string(),
-        });
-        self.events.warn(|| format!("releasing lock {name:?} failed: {source}"));
+        self.ends.report_failed_release(lease, failure);
+    }
+
+    /// Marks a hold as lost if its deadline has passed, and cleans it up.
+    pub(super) fn expire(&self, lease: &Lease) {
+        if self.ends.mark_expired(lease) {
+            self.renewer.add_clean_up(lease.to_clean_up());
+            self.ends.report_loss(lease, EXPIRED);
+        }
     }
 
     /// Marks a hold as lost because the store does not know it any more.
     pub(super) fn lose(&self, lease: &Lease) {
-        self.losses.lose(lease);
-        if lease.is_in_doubt() {
-            self.renewer.add_clean_up(lease.to_clean_up());
+        if self.ends.mark_gone(lease) {
+            if lease.is_in_doubt() {
+                self.renewer.add_clean_up(lease.to_clean_up());
+            }
+            self.ends.report_loss(lease, GONE);
         }
     }
 }

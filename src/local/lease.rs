@@ -2,12 +2,12 @@
 //!
 //! Decides, without any I/O, whether the hold is still valid, when it has to be renewed, and which
 //! of several threads is the one that finds it lost. Knows neither the store nor the wait queues:
-//! [`LossNotifier`](crate::local::loss::LossNotifier) reports a loss to others.
+//! [`EndNotifier`](crate::local::end_notifier::EndNotifier) reports a loss to others.
 //!
 //! | state of `deadline` | set by | followed by |
 //! |---|---|---|
 //! | a moment | `new`, `extend` | a later moment, `LOST` or `ENDED` |
-//! | `ENDED` | `end` before that moment | `LOST` or `RELEASED` |
+//! | `ENDED` | `end` before that moment, by its holder or a shutdown | `LOST` or `RELEASED` |
 //! | `LOST` | `expire` at that moment, `lose` at any time, `report_loss` after the end | nothing |
 //! | `RELEASED` | `report_end` | nothing |
 
@@ -33,7 +33,7 @@ pub(crate) const TOGETHER: u32 = 64;
 /// Values of `Lease::deadline` that are not moments.
 const LOST: u64 = 0;
 const RELEASED: u64 = 1;
-/// Its holder has ended it, and it is not known yet how its release has gone.
+/// It was ended, and it is not known yet how its release has gone.
 const ENDED: u64 = 2;
 
 /// A hold and how long it may be relied on.
@@ -57,7 +57,7 @@ pub(crate) struct Lease {
     thread: Option<Thread>,
     /// A moment, or a mark.
     deadline: AtomicU64,
-    /// When its holder has ended it; [`LOST`] before.
+    /// When it was ended; [`LOST`] before.
     ended: AtomicU64,
     /// How many guards there are. Only the holding thread changes it.
     depth: AtomicU32,
@@ -252,15 +252,23 @@ impl Lease {
         lost.is_ok()
     }
 
-    /// Ends the hold on behalf of its holder. Returns `false` if it was lost before. Whether its
-    /// release has found it lost is reported later.
+    /// Ends the hold. Returns `false` if it was ended or lost before. Whether its release has found
+    /// it lost is reported later.
     pub(crate) fn end(&self) -> bool {
         let now = Moment::now().raw();
         let ended = self.deadline.fetch_update(Ordering::AcqRel, Ordering::Acquire, |seen| {
             (seen > ENDED && now < seen).then_some(ENDED)
         });
-        self.ended.store(now, Ordering::Relaxed);
+        if ended.is_ok() {
+            self.ended.store(now, Ordering::Relaxed);
+        }
         ended.is_ok()
+    }
+
+    /// Returns `true` if the hold was ended, and its release has not found it lost. While it has
+    /// guards, that is the work of a shutdown.
+    pub(crate) fn is_ended(&self) -> bool {
+        matches!(self.deadline.load(Ordering::Acquire), ENDED | RELEASED)
     }
 
     /// Returns `true` if the hold is lost, also if no call has marked it as lost yet.

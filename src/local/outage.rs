@@ -10,14 +10,14 @@ use std::mem;
 use crate::clock::Moment;
 use crate::event::Event;
 use crate::failure::Failure;
+use crate::local::end_notifier::{EXPIRED, EndNotifier, GONE, HoldFailure};
 use crate::local::lease::Lease;
-use crate::local::loss::{EXPIRED, GONE, LossNotifier};
 use crate::store::hold::HoldId;
 
 /// The renewer's reports. They are collected in a turn of the renewer, and told at its end.
 #[derive(Debug)]
 pub(crate) struct RenewalReports {
-    losses: LossNotifier,
+    ends: EndNotifier,
     /// How many leases there are whose last renewal has failed.
     failing: usize,
     outage: Option<Outage>,
@@ -39,13 +39,13 @@ struct Outage {
 }
 
 impl RenewalReports {
-    pub(crate) fn new(losses: LossNotifier) -> Self {
-        Self { losses, failing: 0, outage: None, renewed: 0, late: 0, lost: BTreeMap::new() }
+    pub(crate) fn new(ends: EndNotifier) -> Self {
+        Self { ends, failing: 0, outage: None, renewed: 0, late: 0, lost: BTreeMap::new() }
     }
 
     /// Marks a lease as lost if its deadline has passed. Returns `true` for the one call that does.
     pub(crate) fn expire(&mut self, lease: &Lease) -> bool {
-        let lost = lease.expire();
+        let lost = self.ends.mark_expired(lease);
         if lost {
             self.record_loss(lease, EXPIRED);
         }
@@ -54,14 +54,30 @@ impl RenewalReports {
 
     /// Marks a lease as lost because the server does not know the hold any more.
     pub(crate) fn lose(&mut self, lease: &Lease) {
-        if lease.lose() {
+        if self.ends.mark_gone(lease) {
             self.record_loss(lease, GONE);
         }
     }
 
+    /// Ends a lease without its holder. Returns `false` if it has ended or is lost already.
+    pub(crate) fn end(&self, lease: &Lease) -> bool {
+        self.ends.end_hold(lease)
+    }
+
+    /// Reports how a hold has ended that was to be released here.
+    pub(crate) fn report_end(&self, lease: &Lease, outcome: &Result<(), HoldFailure>) {
+        // It is being cleaned up already.
+        self.ends.report_end(lease, outcome, |_| {});
+    }
+
+    /// Returns `true` if no call is under way that may acquire a hold, and every hold has ended.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.ends.counters.is_settled()
+    }
+
     /// Notes that a hold which was cleaned up does not exist any more.
     pub(crate) fn confirm_release(&self, hold: &HoldId) {
-        self.losses.confirm_release(hold);
+        self.ends.confirm_release(hold);
     }
 
     fn record_loss(&mut self, lease: &Lease, why: &'static str) {
@@ -70,7 +86,7 @@ impl RenewalReports {
         if let Some(outage) = self.outage.as_mut().filter(|_| lease.is_failing()) {
             outage.lost += 1;
         }
-        self.losses.end(lease);
+        self.ends.end_lost(lease);
     }
 
     /// Records that a renewal brought no confirmation, while there is time to try again.
@@ -91,8 +107,8 @@ impl RenewalReports {
             renewed: 0,
             lost: 0,
         });
-        self.losses.counters.failed_renewals.add(1);
-        self.losses.events.emit(|| Event::RenewalFailing {
+        self.ends.counters.failed_renewals.add(1);
+        self.ends.events.emit(|| Event::RenewalFailing {
             name: lease.name().to_string(),
             fence: lease.fence,
             remaining,
@@ -120,13 +136,13 @@ impl RenewalReports {
     }
 
     pub(crate) fn tell_of_a_panic(&self) {
-        self.losses.events.error(|| "the renewer panicked, and goes on".into());
+        self.ends.events.error(|| "the renewer panicked, and goes on".into());
     }
 
     /// Tells what has happened in a turn.
     pub(crate) fn tell(&mut self) {
         let (renewed, late) = (mem::take(&mut self.renewed), mem::take(&mut self.late));
-        let LossNotifier { events, counters, .. } = &self.losses;
+        let EndNotifier { events, counters, .. } = &self.ends;
         if renewed > 0 {
             counters.renewals.add(renewed as u64);
             counters.late_renewals.add(late as u64);

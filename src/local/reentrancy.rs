@@ -9,7 +9,7 @@ use std::thread;
 use crate::clock::Moment;
 use crate::error::{Error, Result};
 use crate::local::call::{CallTimes, Wait};
-use crate::local::ending::HoldFailure;
+use crate::local::end_notifier::HoldFailure;
 use crate::local::lease::Lease;
 use crate::local::retry::{RetryLimit, RetryPolicy};
 use crate::local::shared::Shared;
@@ -54,7 +54,7 @@ pub(super) fn set_depth(
         Err(HoldFailure::Failed(failure)) if failure.is_shortfall() && !raises => {
             // The level has ended all the same, and the hold is not prolonged by it.
             if !shared.is_valid(lease) {
-                return Err(HoldFailure::Lost);
+                return Err(HoldFailure::of(lease));
             }
         }
         Err(failure) => {
@@ -114,7 +114,7 @@ fn request_depth(
             },
         }
     }
-    Err(HoldFailure::Lost)
+    Err(HoldFailure::of(lease))
 }
 
 /// Sets the depth in the store to what it is here. This is only for readers of the key in Redis:

@@ -9,7 +9,8 @@ use crate::clock::end_of;
 use crate::config::Mechanism;
 use crate::error::Result;
 use crate::local::call::CallTimes;
-use crate::local::ending::{self, HoldFailure};
+use crate::local::end_notifier::HoldFailure;
+use crate::local::ending;
 use crate::local::lease::Lease;
 use crate::local::retry::{RetryLimit, RetryPolicy};
 use crate::local::shared::Shared;
@@ -40,7 +41,7 @@ pub(crate) fn unlock_on_drop(shared: &Arc<Shared>, lease: &Arc<Lease>) -> Result
     } else {
         post_release(shared, lease, &retry)
     };
-    outcome.map_err(|failure| failure.into_error("release", lease.name()))
+    finish(lease, outcome)
 }
 
 /// Ends a hold that was to be part of a set.
@@ -68,7 +69,15 @@ fn unlock_level(
     } else {
         release(shared, lease, retry)
     };
-    outcome.map_err(|failure| failure.into_error("release", lease.name()))
+    finish(lease, outcome)
+}
+
+/// Returns the result of a release. What a shutdown has ended is over, as it should be.
+fn finish(lease: &Lease, outcome: Result<(), HoldFailure>) -> Result<()> {
+    match outcome {
+        Ok(()) | Err(HoldFailure::Ended) => Ok(()),
+        Err(failure) => Err(failure.into_error("release", lease.name())),
+    }
 }
 
 /// Ends a hold.
@@ -125,7 +134,7 @@ fn post_depth(
     retry: &RetryPolicy,
 ) -> Result<(), HoldFailure> {
     if !shared.is_valid(lease) {
-        return Err(HoldFailure::Lost);
+        return Err(HoldFailure::of(lease));
     }
     let (reports, held) = (shared.end_reports.clone(), lease.clone());
     shared.store.post(PostedChange {
@@ -145,10 +154,10 @@ fn post_depth(
 /// does not exist any more, or is being cleaned up.
 fn end_locally(shared: &Shared, lease: &Lease) -> Result<(), HoldFailure> {
     shared.held_locks.remove(lease);
-    shared.counters.end_hold();
     if shared.is_valid(lease) && lease.end() {
+        shared.counters.end_hold();
         return Ok(());
     }
     shared.wait_queues.end_hold(lease);
-    Err(HoldFailure::Lost)
+    Err(HoldFailure::of(lease))
 }

@@ -1,57 +1,31 @@
-//! The renewer: the one thread of a client that keeps its leases alive and removes in-doubt holds.
+//! The renewer: the one thread of a client that keeps its leases alive, removes in-doubt holds, and
+//! releases all holds once the client is shut down. This is how other threads reach it.
 //!
-//! Decides when leases are renewed together, what becomes of a lease whose renewal fails, and that
-//! a lease is found lost at its local deadline even while the store does not reply. Knows of the
-//! store only that it runs jobs.
-//!
-//! Acquiring a lock does not wake the thread: the new lease goes into a channel that is emptied
-//! when the thread is awake anyway, and the thread is woken only for a lease that is due before
-//! then. While it has any leases it wakes at least every second all the same, so that it notices a
-//! resume after the system was suspended, and drops what has ended.
+//! Acquiring a lock does not wake the thread unless its lease is due before other work.
 
-use std::collections::HashMap;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::time::Duration;
-use std::{mem, thread};
+use std::thread;
+use std::time::{Duration, Instant};
 
-use crate::clock::{Moment, end_of};
+use crossbeam_channel::bounded;
+
+use crate::clock::Moment;
+use crate::failure::Failure;
+use crate::local::due_channel::{DueSender, due_channel};
+use crate::local::end_notifier::EndNotifier;
 use crate::local::lease::{Lease, NextStep};
-use crate::local::loss::LossNotifier;
-use crate::local::outage::RenewalReports;
-use crate::local::timers::{CleanUp, Scheduled, TimerQueue};
-use crate::shrink::shrink;
-use crate::store::job::{Action, InDoubtHold, Job, JobOutcome, JobRunner};
-use crate::store::request::HoldReply;
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
+use crate::local::renewer_thread::{Message, RenewerThread};
+use crate::local::shutdown_calls::{ShutdownCall, unconfirmed};
+use crate::local::timers::Scheduled;
+use crate::store::job::{InDoubtHold, JobRunner};
 
-/// With so many leases in the channel, most of which have ended, the thread is woken to empty it.
-const CHANNEL_FULL: usize = 1024;
-
-/// At most so many jobs are sent together.
-const BATCH: usize = 512;
-
-/// While replies are awaited the thread looks this often for leases that are due.
-const COLLECT_TIME: Duration = Duration::from_millis(5);
-
-/// The longest sleep while there is a lease, because a sleep does not end during a suspend.
-const NAP: Duration = Duration::from_secs(1);
-
-/// A renewal that failed is tried again after this part of the lease.
-const RETRIES: u32 = 20;
-
-/// The pause after a panic: should its cause persist, it must not take a whole core.
-const PANIC_PAUSE: Duration = Duration::from_millis(10);
+/// How much longer than its time a shutdown waits for what the thread says.
+const ANSWER_TIME: Duration = Duration::from_millis(50);
 
 /// The client's end of the channel. The thread ends when the last of these is dropped.
 #[derive(Clone, Debug)]
 pub(crate) struct Renewer {
-    queue: Sender<Scheduled>,
-    queued: Arc<AtomicUsize>,
-    wake: Sender<()>,
-    /// When the thread will wake by itself; [`Moment::FIRST`] while it is awake.
-    wakes_at: Arc<AtomicU64>,
+    channel: DueSender<Message>,
 }
 
 impl Renewer {
@@ -59,267 +33,66 @@ impl Renewer {
     pub(crate) fn start(
         jobs: Box<dyn JobRunner>,
         io_timeout: Duration,
-        losses: LossNotifier,
+        ends: EndNotifier,
     ) -> std::io::Result<Self> {
-        let (queue, incoming) = unbounded();
-        let (wake, woken) = bounded(1);
-        let queued = Arc::new(AtomicUsize::new(0));
-        let wakes_at = Arc::new(AtomicU64::new(Moment::FIRST.raw()));
-        let mut thread = RenewerThread {
-            incoming,
-            queued: queued.clone(),
-            woken,
-            wakes_at: wakes_at.clone(),
-            timers: TimerQueue::default(),
-            in_flight: HashMap::new(),
-            last_job: 0,
-            jobs,
-            io_timeout,
-            reports: RenewalReports::new(losses),
-        };
+        let (channel, incoming) = due_channel();
+        let mut thread = RenewerThread::new(incoming, jobs, io_timeout, ends);
         thread::Builder::new().name("leasehold-renew".into()).spawn(move || thread.run())?;
-        Ok(Self { queue, queued, wake, wakes_at })
+        Ok(Self { channel })
     }
 
     /// Adds a lease that was just acquired.
     pub(crate) fn add_lease(&self, lease: &Arc<Lease>) {
         if let NextStep::Expire(due) | NextStep::Renew(due) = lease.next_step() {
-            self.add(Scheduled::Lease(lease.clone()), due);
+            self.channel.send(Message::Work(Scheduled::Lease(lease.clone())), due);
         }
     }
 
     /// Adds a hold to remove.
     pub(crate) fn add_clean_up(&self, in_doubt: InDoubtHold) {
-        self.add(Scheduled::clean_up(in_doubt), Moment::FIRST);
+        self.channel.send(Message::Work(Scheduled::clean_up(in_doubt)), Moment::FIRST);
     }
 
-    fn add(&self, work: Scheduled, due: Moment) {
-        // Counted first: the thread may receive it before the next line.
-        let queued = self.queued.fetch_add(1, Ordering::SeqCst) + 1;
-        // The thread ends only after `self`.
-        drop(self.queue.send(work));
-        if due.raw() < self.wakes_at.load(Ordering::SeqCst) || queued == CHANNEL_FULL {
-            // A full channel wakes the thread already.
-            self.wake.try_send(()).unwrap_or_default();
-        }
-    }
-}
-
-/// The thread's own state.
-struct RenewerThread {
-    incoming: Receiver<Scheduled>,
-    queued: Arc<AtomicUsize>,
-    woken: Receiver<()>,
-    wakes_at: Arc<AtomicU64>,
-    timers: TimerQueue,
-    /// What was sent, by job number.
-    in_flight: HashMap<u64, SentWork>,
-    last_job: u64,
-    jobs: Box<dyn JobRunner>,
-    io_timeout: Duration,
-    reports: RenewalReports,
-}
-
-struct SentWork {
-    work: Scheduled,
-    sent: Moment,
-    lease: Duration,
-}
-
-impl RenewerThread {
-    fn run(&mut self) {
-        loop {
-            // A bug here must not end all renewal.
-            match catch_unwind(AssertUnwindSafe(|| self.turn())) {
-                Ok(true) => {}
-                Ok(false) => break,
-                Err(_) => self.recover(),
-            }
-        }
-        self.finish();
+    /// Ends all holds, also those to come, and releases them. What is not released by the deadline
+    /// is reported as failed, and cleaned up.
+    pub(crate) fn end_all(&self, deadline: Instant) {
+        self.channel.send(Message::EndAll(deadline), Moment::FIRST);
     }
 
-    /// Does what is due, then waits. Returns `false` when the client is gone.
-    fn turn(&mut self) -> bool {
-        self.receive_new();
-        self.send_due();
-        if !self.in_flight.is_empty() {
-            self.run_jobs(|jobs, done| jobs.collect(end_of(COLLECT_TIME), done));
-        }
-        self.reports.tell();
-        !self.in_flight.is_empty() || self.sleep()
-    }
-
-    fn receive_new(&mut self) {
-        let mut received = 0;
-        while let Ok(work) = self.incoming.try_recv() {
-            received += 1;
-            self.schedule(work);
-        }
-        self.queued.fetch_sub(received, Ordering::SeqCst);
-        self.timers.compact(Moment::now(), |lease| self.reports.forget(lease));
-    }
-
-    fn schedule(&mut self, work: Scheduled) {
-        if let Some(over) = self.timers.add(work) {
-            self.reports.forget(&over);
-        }
-    }
-
-    fn send_due(&mut self) {
-        let now = Moment::now();
-        let mut batch = Vec::new();
-        while batch.len() < BATCH
-            && let Some(work) = self.timers.pop(now)
-        {
-            let (hold, action, lease, limit) = match &work {
-                Scheduled::CleanUp(clean_up) => {
-                    (clean_up.hold(), clean_up.action(), Duration::ZERO, clean_up.lease() / 3)
-                }
-                Scheduled::Lease(lease) => {
-                    if self.reports.expire(lease) {
-                        self.timers.add_clean_up(lease.to_clean_up());
-                    }
-                    if !lease.is_due(now) {
-                        self.schedule(work);
-                        continue;
-                    }
-                    let next = lease.next_lease(now);
-                    let limit = (lease.duration() / 3).min(lease.remaining());
-                    (&lease.id, Action::Renew { lease: next }, next, limit)
-                }
-            };
-            self.last_job += 1;
-            let deadline = end_of(limit.min(self.io_timeout));
-            batch.push(Job { id: self.last_job, hold: hold.clone(), action, deadline });
-            self.in_flight.insert(self.last_job, SentWork { work, sent: now, lease });
-        }
-        if !batch.is_empty() {
-            self.run_jobs(|jobs, done| jobs.send(batch, done));
-        }
-    }
-
-    /// Lets the store send or collect jobs, and deals with their outcomes.
-    fn run_jobs(&mut self, run: impl FnOnce(&mut dyn JobRunner, &mut dyn FnMut(u64, JobOutcome))) {
-        let mut outcomes = Vec::new();
-        run(self.jobs.as_mut(), &mut |id, outcome| outcomes.push((id, outcome)));
-        for (id, outcome) in outcomes {
-            match self.in_flight.remove(&id) {
-                Some(SentWork { work: Scheduled::CleanUp(clean_up), .. }) => {
-                    self.finish_clean_up(clean_up, outcome.is_ok());
-                }
-                Some(SentWork { work: Scheduled::Lease(hold), sent, lease }) => {
-                    self.finish_renewal(hold, sent, lease, outcome);
-                }
-                None => {}
-            }
-        }
-        shrink(&mut self.in_flight);
-    }
-
-    /// Applies the outcome of a renewal. One without a reply is tried again: the local deadline
-    /// decides whether the hold is lost, not one reply.
-    fn finish_renewal(
-        &mut self,
-        hold: Arc<Lease>,
-        sent: Moment,
-        lease: Duration,
-        outcome: JobOutcome,
-    ) {
-        match outcome {
-            Ok(HoldReply::Held) => {
-                let late = hold.is_nearly_over();
-                hold.extend(sent, lease);
-                self.reports.record_renewal(&hold, late);
-                self.schedule(Scheduled::Lease(hold));
-            }
-            Ok(HoldReply::Gone) => {
-                self.reports.lose(&hold);
-                self.reports.forget(&hold);
-                if hold.is_in_doubt() {
-                    self.timers.add_clean_up(hold.to_clean_up());
-                }
-            }
-            Err(failure) => {
-                let pause = (hold.duration() / RETRIES).min(hold.remaining());
-                self.reports.record_failure(&hold, &failure);
-                self.timers.add_at(Moment::now().after(pause), Scheduled::Lease(hold));
-            }
-        }
-    }
-
-    fn finish_clean_up(&mut self, mut clean_up: Box<CleanUp>, replied: bool) {
-        if replied {
-            self.reports.confirm_release(clean_up.hold());
-        }
-        match clean_up.next_try(replied, Moment::now()) {
-            Some(due) => self.timers.add_at(due, Scheduled::CleanUp(clean_up)),
-            // Its lease is over.
-            None => self.reports.confirm_release(clean_up.hold()),
-        }
-    }
-
-    /// Waits until something is due or the thread is woken. Returns `false` when the client is
-    /// gone.
-    fn sleep(&mut self) -> bool {
-        let due = self.timers.next_due();
-        let due = if due == Moment::NEVER { due } else { due.min(Moment::now().after(NAP)) };
-        self.wakes_at.store(due.raw(), Ordering::SeqCst);
-        // What was added before the line above woke no thread; what is added afterwards does.
-        let client_lives = if self.incoming.is_empty() {
-            let end = end_of(due.since(Moment::now()));
-            self.woken.recv_deadline(end) != Err(RecvTimeoutError::Disconnected)
-        } else {
-            true
-        };
-        self.wakes_at.store(Moment::FIRST.raw(), Ordering::SeqCst);
-        client_lives
-    }
-
-    /// Starts over after a panic, with nothing forgotten.
-    fn recover(&mut self) {
-        self.reports.tell_of_a_panic();
-        drop(catch_unwind(AssertUnwindSafe(|| self.jobs.abandon(&mut |_, _| {}))));
-        for (_, SentWork { work, .. }) in mem::take(&mut self.in_flight) {
-            self.schedule(work);
-        }
-        thread::sleep(PANIC_PAUSE);
-    }
-
-    /// Tries once more to remove what is left to clean up.
-    fn finish(&mut self) {
-        self.receive_new();
-        let deadline = end_of(self.io_timeout);
-        let drained = self.timers.drain().filter_map(|work| match work {
-            Scheduled::CleanUp(clean_up) => {
-                let (hold, action) = (clean_up.hold().clone(), clean_up.action());
-                Some(Job { id: 0, hold, action, deadline })
-            }
-            Scheduled::Lease(_) => None,
-        });
-        let releases: Vec<_> = drained.collect();
-        if !releases.is_empty() {
-            self.jobs.send(releases, &mut |_, _| {});
-            self.jobs.collect(deadline, &mut |_, _| {});
-        }
+    /// Blocks until all holds have ended after `end_all`, and all that was to be cleaned up by now
+    /// is removed.
+    ///
+    /// # Errors
+    ///
+    /// The last failure if that takes until the deadline.
+    pub(crate) fn settle(&self, deadline: Instant) -> Result<(), Failure> {
+        let (answer, settled) = bounded(1);
+        self.channel.send(Message::Settle(ShutdownCall { deadline, answer }), Moment::FIRST);
+        let answered = settled.recv_deadline(deadline + ANSWER_TIME);
+        answered.unwrap_or_else(|_| Err(unconfirmed()))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::clock::end_of;
     use crate::config::{Config, LockOptions};
-    use crate::failure::{Failure, FailureKind};
+    use crate::failure::FailureKind;
     use crate::local::call::Caller;
+    use crate::local::renewer_thread::NAP;
     use crate::store::hold::{HoldId, HoldKind};
+    use crate::store::job::{Action, Job, JobOutcome, JobReply};
+    use crate::store::request::HoldReply;
+    use crossbeam_channel::{Receiver, RecvTimeoutError};
     use parking_lot::Mutex;
     use std::convert::Infallible;
-    use std::time::Instant;
+    use std::sync::atomic::Ordering;
 
     /// Gives each job the outcome that a function of the number of jobs before returns.
     struct Fake {
         log: Arc<Mutex<Vec<(u64, Action, Instant)>>>,
-        outcome: Box<dyn FnMut(usize) -> JobOutcome + Send>,
+        outcome: Box<dyn FnMut(usize) -> Result<HoldReply, Failure> + Send>,
     }
 
     impl JobRunner for Fake {
@@ -327,7 +100,7 @@ mod tests {
             for Job { id, hold, action, .. } in jobs {
                 let before = self.log.lock().len();
                 self.log.lock().push((hold.nonce, action, Instant::now()));
-                done(id, (self.outcome)(before));
+                done(id, (self.outcome)(before).map(JobReply::from));
             }
         }
 
@@ -342,11 +115,11 @@ mod tests {
     }
 
     impl Scene {
-        fn new(outcome: impl FnMut(usize) -> JobOutcome + Send + 'static) -> Self {
+        fn new(outcome: impl FnMut(usize) -> Result<HoldReply, Failure> + Send + 'static) -> Self {
             let log = Arc::new(Mutex::new(Vec::new()));
             let fake = Fake { log: log.clone(), outcome: Box::new(outcome) };
             let io_timeout = Duration::from_secs(1);
-            let renewer = Renewer::start(Box::new(fake), io_timeout, LossNotifier::default());
+            let renewer = Renewer::start(Box::new(fake), io_timeout, EndNotifier::default());
             Self { renewer: renewer.expect("a thread"), log }
         }
 
@@ -379,7 +152,7 @@ mod tests {
         fn wait_until_asleep(&self) {
             let awake = [Moment::FIRST.raw(), Moment::NEVER.raw()];
             eventually(LEASE * 10, || {
-                !awake.contains(&self.renewer.wakes_at.load(Ordering::SeqCst))
+                !awake.contains(&self.renewer.channel.wakes_at.load(Ordering::SeqCst))
             });
         }
     }
@@ -504,7 +277,7 @@ mod tests {
     #[test]
     fn leases_are_lost_at_their_deadlines_while_the_store_hangs() {
         let jobs = Box::new(Hanging::default());
-        let renewer = Renewer::start(jobs, LEASE * 100, LossNotifier::default());
+        let renewer = Renewer::start(jobs, LEASE * 100, EndNotifier::default());
         let scene = Scene { renewer: renewer.expect("a thread"), log: Arc::default() };
         let leases = [scene.lease(1, LEASE * 10), scene.lease(2, LEASE * 4), {
             let options = LockOptions { lease: LEASE * 6, renew: false, ..LockOptions::default() };
@@ -554,7 +327,7 @@ mod tests {
         scene.wait_until_asleep();
         for nonce in 2..100 {
             scene.lease(nonce, Duration::from_secs(30)).end();
-            assert!(scene.renewer.wake.is_empty());
+            assert!(scene.renewer.channel.wake.is_empty());
         }
         drop(first);
     }
@@ -568,7 +341,7 @@ mod tests {
             for nonce in 0..1024 {
                 scene.lease(nonce + 1, Duration::from_secs(30)).end();
             }
-            eventually(LEASE * 10, || scene.renewer.queue.len() < 100);
+            eventually(LEASE * 10, || scene.renewer.channel.queue.len() < 100);
         }
     }
 
@@ -582,7 +355,7 @@ mod tests {
             let numbers = round * HELD..(round + 1) * HELD;
             let hour = Duration::from_secs(3600);
             let held: Vec<_> = numbers.map(|nonce| scene.lease(nonce, hour)).collect();
-            eventually(LEASE * 20, || scene.renewer.queue.is_empty());
+            eventually(LEASE * 20, || scene.renewer.channel.queue.is_empty());
             assert!(held.iter().all(|lease| lease.end()));
             leases.extend(held.iter().map(Arc::downgrade));
         }
@@ -608,7 +381,7 @@ mod tests {
     #[test]
     fn the_thread_wakes_every_second_while_there_is_a_lease_and_not_without_one() {
         let scene = Scene::new(|_| Ok(HoldReply::Held));
-        let wakes_at = || scene.renewer.wakes_at.load(Ordering::SeqCst);
+        let wakes_at = || scene.renewer.channel.wakes_at.load(Ordering::SeqCst);
         eventually(LEASE * 10, || wakes_at() == Moment::NEVER.raw());
         let lease = scene.lease(1, Duration::from_secs(3600));
         scene.wait_until_asleep();
@@ -633,7 +406,7 @@ mod tests {
                 });
             }
         });
-        eventually(LEASE * 10, || scene.renewer.queued.load(Ordering::SeqCst) == 0);
+        eventually(LEASE * 10, || scene.renewer.channel.queued.load(Ordering::SeqCst) == 0);
     }
 
     #[test]

@@ -17,12 +17,12 @@ use crate::error::{Error, Result};
 use crate::event::{Event, Events};
 use crate::local::call::{CallTimes, Caller};
 use crate::local::counters::Counters;
+use crate::local::end_notifier::EndNotifier;
 use crate::local::ending::EndReports;
 use crate::local::held_locks::HeldLocks;
 use crate::local::identity::Identity;
 use crate::local::lease::Lease;
 use crate::local::listener::{Listener, WakeTarget};
-use crate::local::loss::LossNotifier;
 use crate::local::renewer::Renewer;
 use crate::local::wait_queues::WaitQueues;
 use crate::net::factory::ConnectionCounters;
@@ -49,12 +49,11 @@ pub(crate) struct Shared {
     /// behind it may acquire too.
     member_queues: Arc<WaitQueues>,
     pub(super) events: Events,
-    pub(super) losses: LossNotifier,
     /// Whether the store withdraws a hold that it has not granted at once. Such a hold must not be
     /// requested again, because the request that withdraws it may come late.
     pub(super) withdraws: bool,
     pub(super) end_reports: Arc<EndReports>,
-    renewer: Renewer,
+    pub(super) renewer: Renewer,
     /// Started by the first wait for another client.
     listener: OnceLock<Listener>,
     /// Whether it was reported that it could not be. Locked while it is started.
@@ -129,19 +128,15 @@ impl Shared {
         let wait_queues = Arc::<WaitQueues>::default();
         let member_queues = Arc::<WaitQueues>::default();
         let counters = Arc::<Counters>::default();
-        let losses = LossNotifier::new(
+        let ends = EndNotifier::new(
             events.clone(),
             counters.clone(),
             wait_queues.clone(),
             member_queues.clone(),
         );
-        let renewer = Renewer::start(store.jobs(), times.io_timeout, losses.clone());
+        let renewer = Renewer::start(store.jobs(), times.io_timeout, ends.clone());
         let renewer = renewer.map_err(Error::no_thread)?;
-        let end_reports = Arc::new(EndReports {
-            events: events.clone(),
-            losses: losses.clone(),
-            renewer: renewer.clone(),
-        });
+        let end_reports = Arc::new(EndReports { ends, renewer: renewer.clone() });
         Ok(Self {
             identity: Identity::new(&config.label)?,
             config,
@@ -153,7 +148,6 @@ impl Shared {
             wait_queues,
             member_queues,
             events,
-            losses,
             withdraws,
             end_reports,
             renewer,
@@ -197,9 +191,7 @@ impl Shared {
     /// Returns `true` if the local deadline of a hold has not passed. If this call finds it lost,
     /// it is cleaned up.
     pub(super) fn is_valid(&self, lease: &Lease) -> bool {
-        if self.losses.expire(lease) {
-            self.renewer.add_clean_up(lease.to_clean_up());
-        }
+        self.end_reports.expire(lease);
         !lease.remaining().is_zero()
     }
 
@@ -217,6 +209,15 @@ impl Shared {
         }
         self.held_locks.insert(lease);
         self.renewer.add_lease(lease);
+    }
+
+    /// Returns an error if a shutdown has ended a new hold, for which there is no guard yet.
+    pub(super) fn check_not_ended(&self, lease: &Lease) -> Result<()> {
+        if lease.is_ended() {
+            self.held_locks.remove(lease);
+            return Err(Error::Closed);
+        }
+        Ok(())
     }
 
     pub(super) fn report_acquired(&self, lease: &Lease, caller: &Caller) {

@@ -12,6 +12,7 @@ use crate::error::{Error, Result};
 use crate::failure::Failure;
 use crate::holder::{Holder, Leader};
 use crate::local::call::{CallTimes, Wait};
+use crate::local::end_notifier::HoldFailure;
 use crate::local::lease::Lease;
 use crate::local::reentrancy;
 use crate::local::retry::{RetryLimit, RetryPolicy};
@@ -23,7 +24,7 @@ use crate::store::request::HolderReply;
 ///
 /// # Errors
 ///
-/// `Lost` if it does not.
+/// `Lost` if it does not, and `Closed` if a shutdown has ended it.
 pub(crate) fn verify(shared: &Shared, lease: &Lease) -> Result<()> {
     shared.identity.check_process()?;
     let name = lease.name();
@@ -35,7 +36,10 @@ pub(crate) fn verify(shared: &Shared, lease: &Lease) -> Result<()> {
             shared.lose(lease);
         }
     }
-    if shared.is_valid(lease) { Ok(()) } else { Err(Error::lost(name)) }
+    if shared.is_valid(lease) {
+        return Ok(());
+    }
+    Err(HoldFailure::of(lease).into_error("verify", name))
 }
 
 /// Returns the holder of a lock. A hold that was dropped is over, even if the store has not got its
@@ -87,7 +91,7 @@ pub(super) fn holder_of(HolderReply { owner, depth, remaining, .. }: HolderReply
 ///
 /// # Errors
 ///
-/// `Lost` if the hold does not exist any more.
+/// `Lost` if the hold does not exist any more, and `Closed` if a shutdown has ended it.
 pub(crate) fn renew(shared: &Shared, lease: &Arc<Lease>) -> Result<()> {
     shared.identity.check_process()?;
     let times = CallTimes::new(&shared.config, lease.duration());

@@ -9,9 +9,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::Moment;
+use crate::local::end_notifier::HoldFailure;
 use crate::local::lease::{Lease, NextStep, TOGETHER};
 use crate::store::hold::HoldId;
 use crate::store::job::{Action, InDoubtHold};
+use crate::store::request::HoldReply;
 
 /// The first pause between two attempts to clean up.
 const CLEAN_PAUSE: Duration = Duration::from_millis(10);
@@ -40,7 +42,7 @@ impl Scheduled {
 }
 
 /// The removal of an in-doubt hold: one that may exist after a request with an unknown outcome, or
-/// that such a request may still begin.
+/// that such a request may still begin. The same way a shutdown releases holds.
 #[derive(Debug)]
 pub(crate) struct CleanUp {
     in_doubt: InDoubtHold,
@@ -48,13 +50,35 @@ pub(crate) struct CleanUp {
     deadline: Moment,
     pause: Duration,
     longest_pause: Duration,
+    /// The hold that a shutdown has ended, until it is known how its release has gone.
+    ended: Option<Arc<Lease>>,
+    /// Whether an attempt may have been executed though it has failed.
+    attempted: bool,
+    /// How many more replies it takes until the hold counts as removed.
+    unconfirmed: u8,
 }
 
 impl CleanUp {
     fn new(in_doubt: InDoubtHold) -> Self {
         let deadline = Moment::now().after(in_doubt.lease);
         let longest_pause = (in_doubt.lease / CLEAN_TRIES).max(CLEAN_PAUSE);
-        Self { in_doubt, deadline, pause: CLEAN_PAUSE, longest_pause }
+        // A server that was hung executes what it finds over several connections in any order: a
+        // late request may come after the release, but not after another one.
+        let unconfirmed = if in_doubt.settled_by_release { 1 } else { 2 };
+        Self {
+            in_doubt,
+            deadline,
+            pause: CLEAN_PAUSE,
+            longest_pause,
+            ended: None,
+            attempted: false,
+            unconfirmed,
+        }
+    }
+
+    /// The release of a hold that a shutdown has ended.
+    pub(crate) fn of_ended(lease: &Arc<Lease>) -> Self {
+        Self { ended: Some(lease.clone()), ..Self::new(lease.to_clean_up()) }
     }
 
     pub(crate) fn hold(&self) -> &HoldId {
@@ -69,8 +93,40 @@ impl CleanUp {
         self.in_doubt.lease
     }
 
-    /// Returns when to try again after an attempt that got a reply or not; `None` if the hold is
-    /// gone for certain.
+    /// Returns `true` if the hold counts as removed: by a majority of several servers, and unless
+    /// a request comes very late.
+    pub(crate) fn is_confirmed(&self) -> bool {
+        self.unconfirmed == 0
+    }
+
+    /// Returns the hold that a shutdown has ended, until it is known how its release has gone.
+    pub(crate) fn ended(&self) -> Option<&Arc<Lease>> {
+        self.ended.as_ref()
+    }
+
+    /// Notes that an attempt may have been executed though it got no reply.
+    pub(crate) fn mark_attempted(&mut self) {
+        self.attempted = true;
+    }
+
+    /// Records a reply. For a hold that a shutdown has ended, returns how its release has gone.
+    pub(crate) fn record_reply(
+        &mut self,
+        reply: HoldReply,
+    ) -> Option<(Arc<Lease>, Result<(), HoldFailure>)> {
+        self.unconfirmed = self.unconfirmed.saturating_sub(1);
+        let is_lost = reply == HoldReply::Gone && !self.attempted;
+        let outcome = if is_lost { Err(HoldFailure::Lost) } else { Ok(()) };
+        self.ended.take().map(|lease| (lease, outcome))
+    }
+
+    /// Shortens the pause before the next attempt.
+    pub(crate) fn hasten(&mut self) {
+        self.pause = CLEAN_PAUSE;
+    }
+
+    /// Returns when to try again after an attempt to which every server has replied or not; `None`
+    /// if the hold is gone for certain.
     pub(crate) fn next_try(&mut self, replied: bool, now: Moment) -> Option<Moment> {
         if now >= self.deadline || (replied && self.in_doubt.settled_by_release) {
             return None;
@@ -156,6 +212,11 @@ impl TimerQueue {
             return None;
         }
         self.entries.pop().map(|entry| entry.work)
+    }
+
+    /// Returns what is scheduled, in no order.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Scheduled> {
+        self.entries.iter().map(|entry| &entry.work)
     }
 
     /// Removes and returns everything.

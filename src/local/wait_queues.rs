@@ -348,7 +348,7 @@ mod tests {
     use crate::clock::{Moment, end_of};
     use crate::config::{Config, LockOptions};
     use crate::event::Events;
-    use crate::local::loss::LossNotifier;
+    use crate::local::end_notifier::EndNotifier;
     use crate::local::pending::tests::request;
     use crate::local::turn::{self, Turn, TurnLimit};
     use crate::store::hold::HoldKind;
@@ -512,8 +512,10 @@ mod tests {
         let [_, second, _] = three(&queues);
         let mine = lease();
         queues.set_acquired(&mine);
-        LossNotifier::new(Events::default(), Arc::default(), queues.clone(), Arc::default())
-            .lose(&mine);
+        let (events, counters) = (Events::default(), Arc::default());
+        let ends = EndNotifier::new(events, counters, queues.clone(), Arc::default());
+        assert!(ends.mark_gone(&mine));
+        ends.end_lost(&mine);
         assert!(matches!(turn(&queues, &second), Turn::Head { .. }));
         queues.end_hold(&mine);
         assert!(queues.holder(&name()).is_none());

@@ -31,7 +31,23 @@ pub(crate) enum Action {
 }
 
 /// The outcome of a job. After an ambiguous failure the hold is in doubt, not lost.
-pub(crate) type JobOutcome = Result<HoldReply, Failure>;
+pub(crate) type JobOutcome = Result<JobReply, Failure>;
+
+/// What has come of a job at the servers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct JobReply {
+    pub(crate) hold: HoldReply,
+    /// Whether every server has replied that may have the hold. A majority of several is enough for
+    /// a reply.
+    pub(crate) everywhere: bool,
+}
+
+impl From<HoldReply> for JobReply {
+    /// The reply of the only server.
+    fn from(hold: HoldReply) -> Self {
+        Self { hold, everywhere: true }
+    }
+}
 
 /// Sends jobs in batches and collects their outcomes. Each job has exactly one outcome. No method
 /// waits for a connection to be opened.

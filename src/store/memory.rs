@@ -287,7 +287,7 @@ impl JobRunner for Memory {
                 Action::Renew { lease } => locks.renew(&hold, None, Some(lease)),
             };
             drop(locks);
-            done(id, Ok(reply));
+            done(id, Ok(reply.into()));
         }
     }
 

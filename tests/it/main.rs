@@ -65,6 +65,7 @@ mod semaphore;
 mod sentinel;
 mod several_locks;
 mod several_owners;
+mod shutdown;
 mod stats;
 mod support;
 mod survey;

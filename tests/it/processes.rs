@@ -207,6 +207,7 @@ fn fork_while_busy_in_a_child() {
             let forked = match fork().unwrap() {
                 Fork::Child => {
                     client.close();
+                    assert!(client.shutdown(SOON).is_err());
                     exit(0);
                 }
                 Fork::Parent(pid) => Pid::from_raw(pid).unwrap(),
@@ -249,6 +250,7 @@ fn harm_in_the_fork(client: Client, guard: Guard, inner: Guard) -> i32 {
         is_forked(client.try_lock_for("b", ms(100))),
         is_forked(mutex.force_unlock()),
         !mutex.is_held_by_current_thread(),
+        is_forked(client.shutdown(ms(100))),
     ];
     // Each guard ends in another way.
     let unlocked = inner.unlock().is_ok();

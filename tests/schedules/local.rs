@@ -18,8 +18,8 @@ use crate::config::{Config, LockOptions};
 use crate::error::{Error, Result};
 use crate::event::Events;
 use crate::local::call::Caller;
+use crate::local::end_notifier::EndNotifier;
 use crate::local::lease::Lease;
-use crate::local::loss::LossNotifier;
 use crate::local::pending::PendingHandoff;
 use crate::local::pending::tests::{request, sent};
 use crate::local::turn::{self, Turn, TurnLimit};
@@ -65,14 +65,18 @@ impl Scene {
         };
         let lease = Arc::new(Lease::new(id, 1, &caller(), Moment::now()));
         if self.loses {
-            let losses = LossNotifier::new(
+            let ends = EndNotifier::new(
                 Events::default(),
                 Arc::default(),
                 self.queues.clone(),
                 Arc::default(),
             );
             let lease = lease.clone();
-            thread::spawn(move || losses.lose(&lease));
+            thread::spawn(move || {
+                if ends.mark_gone(&lease) {
+                    ends.end_lost(&lease);
+                }
+            });
         }
         lease
     }

@@ -16,6 +16,7 @@ use crate::store::background::opening::Opening;
 use crate::store::commands::Commands;
 use crate::store::durability::Demand;
 use crate::store::job::{Action, Job, JobOutcome, JobRunner};
+use crate::store::request::HoldReply;
 
 /// Where jobs are sent, and what the replies amount to.
 pub(crate) trait JobPolicy: fmt::Debug + Send {
@@ -33,7 +34,7 @@ pub(crate) trait JobPolicy: fmt::Debug + Send {
         job: &Job,
         progress: &mut Self::Progress,
         from: &Self::Node,
-        reply: JobOutcome,
+        reply: Result<HoldReply, Failure>,
     ) -> Decision<Self::Node>;
 
     /// How many nodes have to be connected: while there are fewer, all that are missing are tried
@@ -134,7 +135,7 @@ impl<P: JobPolicy> BackgroundJobs<P> {
     fn decide(
         &mut self,
         place: usize,
-        replies: Vec<(u64, JobOutcome)>,
+        replies: Vec<(u64, Result<HoldReply, Failure>)>,
         again: &mut Batches<P::Node>,
         done: &mut dyn FnMut(u64, JobOutcome),
     ) {

@@ -22,7 +22,7 @@ use crate::store::background::opening::Opening;
 use crate::store::commands::{Command, Commands};
 use crate::store::decoder::Decoder;
 use crate::store::durability::Demand;
-use crate::store::job::{Job, JobOutcome};
+use crate::store::job::Job;
 use crate::store::request::HoldReply;
 
 /// At most so many jobs that had to wait are sent in one write, which the server takes at once.
@@ -35,8 +35,8 @@ const PAUSES: Pauses = Pauses { after_failure: PAUSE, after_rejection: PAUSE };
 
 type JobConnection = Pipeline<SentRequest, Connection>;
 
-/// Called with each outcome.
-type Done<'a> = &'a mut dyn FnMut(u64, JobOutcome);
+/// Called with what the node has replied to each job.
+type Done<'a> = &'a mut dyn FnMut(u64, Result<HoldReply, Failure>);
 
 /// What the jobs of all nodes have in common.
 #[derive(Debug)]

@@ -13,7 +13,8 @@ use crate::store::background::connection::{ConnectAttempt, Node, Pauses};
 use crate::store::background::jobs::{Decision, JobPolicy};
 use crate::store::background::opening::Opening;
 use crate::store::background::wakeups::WakeupPolicy;
-use crate::store::job::{Job, JobOutcome};
+use crate::store::job::{Job, JobReply};
+use crate::store::request::HoldReply;
 use crate::store::wake::Wake;
 
 impl Node for Server {
@@ -56,8 +57,14 @@ impl JobPolicy for JobsOfOneServer {
         Ok((vec![self.0.clone()], ()))
     }
 
-    fn decide(&mut self, _: &Job, (): &mut (), _: &Server, reply: JobOutcome) -> Decision<Server> {
-        Decision::Done(reply)
+    fn decide(
+        &mut self,
+        _: &Job,
+        (): &mut (),
+        _: &Server,
+        reply: Result<HoldReply, Failure>,
+    ) -> Decision<Server> {
+        Decision::Done(reply.map(JobReply::from))
     }
 }
 

@@ -12,8 +12,9 @@ use crate::store::background::opening::Opening;
 use crate::store::cluster::node::Target;
 use crate::store::cluster::slot::slot_of;
 use crate::store::cluster::topology::{REDIRECTIONS_MAX, Topology, uncovered};
-use crate::store::job::{Job, JobOutcome};
+use crate::store::job::{Job, JobReply};
 use crate::store::keys::Keys;
+use crate::store::request::HoldReply;
 
 impl Node for Target {
     fn label(&self) -> Arc<str> {
@@ -75,7 +76,7 @@ impl JobPolicy for JobsBySlot {
         _: &Job,
         progress: &mut RoutedJob,
         from: &Target,
-        reply: JobOutcome,
+        reply: Result<HoldReply, Failure>,
     ) -> Decision<Target> {
         match &reply {
             Ok(_) => from.node.trust(),
@@ -88,7 +89,7 @@ impl JobPolicy for JobsBySlot {
                 self.topology.note_failure(failure, &from.node);
             }
         }
-        Decision::Done(reply)
+        Decision::Done(reply.map(JobReply::from))
     }
 
     fn keeps(&self, target: &Target) -> bool {
@@ -112,7 +113,6 @@ mod tests {
     use crate::store::commands::Commands;
     use crate::store::hold::{HoldId, HoldKind};
     use crate::store::job::{Action, JobRunner};
-    use crate::store::request::HoldReply;
     use crate::store::tests::process::Server;
 
     const AGES: Duration = Duration::from_secs(60);
@@ -171,7 +171,10 @@ mod tests {
             runner.collect(end_of(SOON / 5), &mut |id, outcome| outcomes.push((id, outcome)));
             assert!(start.elapsed() < SOON, "no outcome of the good node's job");
         }
-        assert!(matches!(outcomes[..], [(2, Ok(HoldReply::Gone))]), "{outcomes:?}");
+        assert!(
+            matches!(outcomes[..], [(2, Ok(JobReply { hold: HoldReply::Gone, .. }))]),
+            "{outcomes:?}"
+        );
 
         runner.collect(start + SOON * 3 / 2, &mut |id, outcome| outcomes.push((id, outcome)));
         assert!(

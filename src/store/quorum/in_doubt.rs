@@ -100,7 +100,7 @@ impl InDoubtHolds {
     }
 
     /// Reports a hold that has ended, if a server may yet begin it.
-    fn end(&self, hold: &HoldId, kept_until: Moment) {
+    pub(super) fn end(&self, hold: &HoldId, kept_until: Moment) {
         if !self.any_late.load(Ordering::Acquire) {
             return;
         }

@@ -4,30 +4,35 @@ use std::sync::Arc;
 
 use crate::failure::Failure;
 use crate::store::background::jobs::{Decision, JobPolicy};
-use crate::store::job::{Action, Job, JobOutcome};
+use crate::store::job::{Action, Job, JobReply};
+use crate::store::quorum::in_doubt::InDoubtHolds;
 use crate::store::quorum::server::QuorumServer;
 use crate::store::quorum::votes::{Votes, majority};
 use crate::store::request::HoldReply;
 
 /// Each job to all servers.
 #[derive(Debug)]
-pub(super) struct JobsByVote(pub(super) Vec<Arc<QuorumServer>>);
+pub(super) struct JobsByVote {
+    pub(super) servers: Vec<Arc<QuorumServer>>,
+    pub(super) in_doubt: Arc<InDoubtHolds>,
+}
 
 impl JobPolicy for JobsByVote {
     type Node = Arc<QuorumServer>;
     type Progress = Votes<HoldReply>;
 
     fn route(&mut self, _: &Job) -> Result<(Vec<Arc<QuorumServer>>, Votes<HoldReply>), Failure> {
-        Ok((self.0.clone(), Votes::new(self.0.len())))
+        Ok((self.servers.clone(), Votes::new(self.servers.len())))
     }
 
-    /// A renewal counts when a majority has confirmed it. A release must reach all servers.
+    /// A renewal counts when a majority has confirmed it, and so does a release, but that is sent
+    /// to be executed by all servers.
     fn decide(
         &mut self,
         job: &Job,
         votes: &mut Votes<HoldReply>,
         from: &Arc<QuorumServer>,
-        reply: JobOutcome,
+        reply: Result<HoldReply, Failure>,
     ) -> Decision<Arc<QuorumServer>> {
         match &reply {
             Ok(HoldReply::Held) => from.note_written(),
@@ -39,13 +44,19 @@ impl JobPolicy for JobsByVote {
         let vote = if never_began { Ok(HoldReply::Gone) } else { reply };
         votes.0[from.number] = Some(vote);
         let outcome = match job.action {
-            Action::Renew { .. } => votes.decide_hold(),
-            Action::Release { .. } => votes.decide_all(),
+            Action::Renew { .. } => votes.decide_hold().map(|reply| reply.map(JobReply::from)),
+            Action::Release { kept_until } => {
+                let decided = votes.decide_release();
+                if decided.is_some() {
+                    self.in_doubt.end(&job.hold, kept_until);
+                }
+                decided
+            }
         };
         outcome.map_or(Decision::Undecided, Decision::Done)
     }
 
     fn required(&self) -> usize {
-        majority(self.0.len())
+        majority(self.servers.len())
     }
 }

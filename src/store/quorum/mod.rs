@@ -270,8 +270,10 @@ impl Store for Quorum {
     }
 
     fn jobs(&self) -> Box<dyn JobRunner> {
-        let (policy, commands) = (JobsByVote(self.servers().to_vec()), self.commands().clone());
-        let demand = self.grants.commands.demand;
+        let quorum_servers = &self.grants.rounds.servers;
+        let servers = quorum_servers.each.clone();
+        let policy = JobsByVote { servers, in_doubt: quorum_servers.in_doubt.clone() };
+        let (commands, demand) = (self.commands().clone(), self.grants.commands.demand);
         Box::new(BackgroundJobs::new(policy, commands, demand, self.io_timeout))
     }
 }

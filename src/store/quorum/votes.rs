@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use crate::error::{ServerFailure, Shortfall};
 use crate::failure::{Failure, FailureKind};
+use crate::store::job::JobReply;
 use crate::store::request::{AcquireReply, HoldReply, TransferReply};
 
 /// How many of so many servers are a majority.
@@ -259,17 +260,14 @@ impl Votes<HoldReply> {
         self.unanswered(answers).filter(|_| answers + self.pending() < self.required()).map(Err)
     }
 
-    /// Decides, once all replies have come or failed, and fails if one has failed.
-    pub(super) fn decide_all(&self) -> Option<Result<HoldReply, Failure>> {
+    /// Decides, once all replies have come or failed, what a majority says, and whether no reply
+    /// has failed.
+    pub(super) fn decide_release(&self) -> Option<Result<JobReply, Failure>> {
         if self.pending() > 0 {
             return None;
         }
-        let ours = self.count(|reply| *reply == HoldReply::Held);
-        Some(match self.failures().next() {
-            Some(failure) => Err(failure.clone()),
-            None if ours > 0 => Ok(HoldReply::Held),
-            None => Ok(HoldReply::Gone),
-        })
+        let everywhere = self.failures().next().is_none();
+        self.decide_hold().map(|decided| decided.map(|hold| JobReply { hold, everywhere }))
     }
 }
 

@@ -16,7 +16,7 @@ struct Scene {
     jobs: Box<dyn JobRunner>,
     held: HoldId,
     gone: HoldId,
-    outcomes: Vec<(u64, JobOutcome)>,
+    outcomes: Vec<(u64, Outcome)>,
 }
 
 impl Scene {
@@ -33,15 +33,17 @@ impl Scene {
 
     fn renew(&mut self, id: u64, hold: HoldId, deadline: Instant) {
         let job = Job { id, hold, action: Action::Renew { lease: LEASE }, deadline };
-        self.jobs.send(vec![job], &mut |id, outcome| self.outcomes.push((id, outcome)));
+        self.jobs.send(vec![job], &mut |id, outcome| self.outcomes.push((id, outcome_of(outcome))));
     }
 
     fn collect(&mut self, time: Duration) {
-        self.jobs.collect(end_of(time), &mut |id, outcome| self.outcomes.push((id, outcome)));
+        self.jobs.collect(end_of(time), &mut |id, outcome| {
+            self.outcomes.push((id, outcome_of(outcome)));
+        });
     }
 
     fn abandon(&mut self) {
-        self.jobs.abandon(&mut |id, outcome| self.outcomes.push((id, outcome)));
+        self.jobs.abandon(&mut |id, outcome| self.outcomes.push((id, outcome_of(outcome))));
     }
 }
 
@@ -116,7 +118,8 @@ fn only_renewals_wait_for_replicas() {
     scene.renew(1, scene.held.clone(), soon());
     scene.renew(2, scene.gone.clone(), soon());
     let release = Job { id: 3, hold: scene.gone.clone(), action: RELEASE, deadline: soon() };
-    scene.jobs.send(vec![release], &mut |id, outcome| scene.outcomes.push((id, outcome)));
+    let outcomes = &mut scene.outcomes;
+    scene.jobs.send(vec![release], &mut |id, outcome| outcomes.push((id, outcome_of(outcome))));
     while scene.outcomes.len() < 3 {
         scene.collect(WHILE);
         assert!(start.elapsed() < 10 * WHILE, "{:?}", scene.outcomes);
@@ -139,7 +142,7 @@ fn renewals_that_come_while_replicas_are_waited_for_share_the_next_request() {
     }
     scene.collect(10 * WHILE);
     assert_eq!(scene.outcomes.len(), 100);
-    let short = |outcome: &(u64, JobOutcome)| matches!(&outcome.1, Err(it) if it.is_shortfall());
+    let short = |outcome: &(u64, Outcome)| matches!(&outcome.1, Err(it) if it.is_shortfall());
     assert!(scene.outcomes.iter().all(short), "{:?}", scene.outcomes);
     assert_eq!(scene.process.calls("wait") - waits, 2);
 }
@@ -196,12 +199,14 @@ fn a_server_that_hangs_in_the_login_delays_nothing() {
         let started = Instant::now();
         let action = Action::Renew { lease: LEASE };
         let job = Job { id, hold: hold(id), action, deadline: started + JOB };
-        jobs.send(vec![job], &mut |id, outcome| outcomes.push((id, outcome)));
+        jobs.send(vec![job], &mut |id, outcome| outcomes.push((id, outcome_of(outcome))));
         assert!(started.elapsed() < SLACK, "to send took {:?}", started.elapsed());
-        jobs.collect(started + JOB / 4, &mut |id, outcome| outcomes.push((id, outcome)));
+        jobs.collect(started + JOB / 4, &mut |id, outcome| {
+            outcomes.push((id, outcome_of(outcome)));
+        });
         assert!(started.elapsed() < JOB / 4 + SLACK, "to collect took {:?}", started.elapsed());
         assert!(outcomes.is_empty(), "{outcomes:?}");
-        jobs.collect(soon(), &mut |id, outcome| outcomes.push((id, outcome)));
+        jobs.collect(soon(), &mut |id, outcome| outcomes.push((id, outcome_of(outcome))));
         assert!(started.elapsed() < JOB + SLACK, "the job took {:?}", started.elapsed());
         let [(failed, Err(failure))] = &outcomes[..] else { panic!("{outcomes:?}") };
         assert_eq!((*failed, failure.kind), (id, FailureKind::Unreachable));

@@ -33,6 +33,38 @@ fn hung_servers_cost_next_to_nothing() {
     eventually(SOON, || quorum.count("a") == 0);
 }
 
+#[test]
+fn a_shutdown_takes_a_majority() {
+    let quorum = Quorum::of(3);
+    let client = quorum.open(hasty());
+    settle(&quorum, &client);
+    let (guard, other) = (take(&client, "a"), client.lock_all(["b", "c"]).unwrap());
+    eventually(SOON, || ["a", "b", "c"].iter().all(|name| quorum.count(name) == 3));
+    quorum.servers[0].stop();
+    client.shutdown(SOON).unwrap();
+    assert_eq!((guard.lost().wait(), other.lost().wait()), (false, false));
+    assert!(["a", "b", "c"].iter().all(|name| !client.mutex(name).is_locked().unwrap()));
+    quorum.servers[0].cont();
+    // The clean-up goes on.
+    eventually(SOON, || ["a", "b", "c"].iter().all(|name| quorum.count(name) == 0));
+}
+
+#[test]
+fn a_shutdown_without_a_majority_ends_in_time() {
+    let quorum = Quorum::of(3);
+    let client = quorum.open(hasty());
+    settle(&quorum, &client);
+    let guard = take(&client, "a");
+    quorum.servers[..2].iter().for_each(Server::stop);
+    let (result, took) = timed(|| client.shutdown(ms(1000)));
+    assert!(result.is_err() && took < ms(3000), "{result:?} after {took:?}");
+    assert!(!guard.is_held() && !guard.lost().wait());
+    guard.unlock().unwrap();
+    quorum.servers[..2].iter().for_each(Server::cont);
+    client.shutdown(SOON).unwrap();
+    eventually(SOON, || quorum.count("a") == 0);
+}
+
 /// One that is a replica, and one whose master is gone too.
 #[test]
 fn servers_that_refuse_to_write_are_left_alone() {

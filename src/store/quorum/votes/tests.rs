@@ -123,9 +123,13 @@ fn a_hold_is_held_with_a_majority_and_gone_when_none_is_left() {
                 }
                 None => assert!(pending > 0 && ours < required && servers - gone >= required),
             }
-            match votes.decide_all() {
+            match votes.decide_release() {
                 None => assert!(pending > 0),
-                Some(outcome) => assert_eq!(outcome.is_ok(), ours + gone == servers),
+                Some(Ok(JobReply { hold, everywhere })) => {
+                    assert_eq!(everywhere, ours + gone == servers);
+                    assert_eq!(votes.decide_hold().and_then(Result::ok), Some(hold));
+                }
+                Some(Err(_)) => assert!(ours + gone < servers),
             }
             match votes.decide_any() {
                 None => assert!(pending > 0 && ours + gone < required),

@@ -1,0 +1,364 @@
+//! The thread of the renewer.
+//!
+//! Decides when leases are renewed together, what becomes of a lease whose renewal fails, and that
+//! a lease is found lost at its local deadline even while the store does not reply. Knows of the
+//! store only that it runs jobs.
+//!
+//! While the thread has any leases it wakes at least every second, so that it notices a resume
+//! after the system was suspended, and drops what has ended.
+//!
+//! From a shutdown on, a lease that the thread has or gets is ended instead of renewed. Its release
+//! is a clean-up that reports how it has gone. The shutdown is complete when no call is under way
+//! that may acquire a hold, every hold has ended, and every clean-up was confirmed.
+
+use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use std::{mem, thread};
+
+use crate::clock::{Moment, end_of};
+use crate::local::due_channel::DueReceiver;
+use crate::local::end_notifier::{EndNotifier, HoldFailure};
+use crate::local::lease::Lease;
+use crate::local::outage::RenewalReports;
+use crate::local::shutdown_calls::{ShutdownCall, ShutdownCalls, unconfirmed};
+use crate::local::timers::{CleanUp, Scheduled, TimerQueue};
+use crate::shrink::shrink;
+use crate::store::job::{Action, Job, JobOutcome, JobRunner};
+use crate::store::request::HoldReply;
+
+/// At most so many jobs are sent together.
+const BATCH: usize = 512;
+
+/// While replies are awaited the thread looks this often for leases that are due.
+const COLLECT_TIME: Duration = Duration::from_millis(5);
+
+/// The longest sleep while there is a lease, because a sleep does not end during a suspend.
+pub(super) const NAP: Duration = Duration::from_secs(1);
+
+/// A renewal that failed is tried again after this part of the lease.
+const RETRIES: u32 = 20;
+
+/// The pause after a panic: should its cause persist, it must not take a whole core.
+const PANIC_PAUSE: Duration = Duration::from_millis(10);
+
+/// What the thread is told.
+#[derive(Debug)]
+pub(super) enum Message {
+    /// To end all leases, also those to come, and to release them by then if possible.
+    EndAll(Instant),
+    /// To answer when the shutdown is complete.
+    Settle(ShutdownCall),
+    Work(Scheduled),
+}
+
+/// The thread's own state.
+pub(super) struct RenewerThread {
+    incoming: DueReceiver<Message>,
+    timers: TimerQueue,
+    /// What was sent, by job number.
+    in_flight: HashMap<u64, SentWork>,
+    last_job: u64,
+    jobs: Box<dyn JobRunner>,
+    io_timeout: Duration,
+    reports: RenewalReports,
+    /// Since the client was shut down.
+    shutdown: Option<ShutdownCalls>,
+}
+
+struct SentWork {
+    work: Scheduled,
+    sent: Moment,
+    lease: Duration,
+}
+
+impl RenewerThread {
+    pub(super) fn new(
+        incoming: DueReceiver<Message>,
+        jobs: Box<dyn JobRunner>,
+        io_timeout: Duration,
+        ends: EndNotifier,
+    ) -> Self {
+        Self {
+            incoming,
+            timers: TimerQueue::default(),
+            in_flight: HashMap::new(),
+            last_job: 0,
+            jobs,
+            io_timeout,
+            reports: RenewalReports::new(ends),
+            shutdown: None,
+        }
+    }
+
+    /// Works until the client is gone.
+    pub(super) fn run(&mut self) {
+        loop {
+            // A bug here must not end all renewal.
+            match catch_unwind(AssertUnwindSafe(|| self.turn())) {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(_) => self.recover(),
+            }
+        }
+        self.finish();
+    }
+
+    /// Does what is due, then waits. Returns `false` when the client is gone.
+    fn turn(&mut self) -> bool {
+        self.receive_new();
+        self.send_due();
+        if !self.in_flight.is_empty() {
+            self.run_jobs(|jobs, done| jobs.collect(end_of(COLLECT_TIME), done));
+        }
+        self.reports.tell();
+        self.answer_shutdown();
+        !self.in_flight.is_empty() || self.sleep()
+    }
+
+    fn receive_new(&mut self) {
+        while let Some(message) = self.incoming.try_receive() {
+            match message {
+                Message::EndAll(deadline) => self.end_all(deadline),
+                Message::Settle(call) => self.shutdown.get_or_insert_default().add(call),
+                Message::Work(work) => self.schedule(work),
+            }
+        }
+        self.timers.compact(Moment::now(), |lease| self.reports.forget(lease));
+    }
+
+    fn schedule(&mut self, work: Scheduled) {
+        match work {
+            Scheduled::Lease(lease) if self.shutdown.is_some() => self.end(&lease),
+            work => {
+                if let Some(over) = self.timers.add(work) {
+                    self.reports.forget(&over);
+                }
+            }
+        }
+    }
+
+    /// Ends all leases, and tries again now to remove what is in doubt.
+    fn end_all(&mut self, deadline: Instant) {
+        self.shutdown.get_or_insert_default().extend(deadline);
+        let sent = self.in_flight.values().filter_map(|sent| match &sent.work {
+            Scheduled::CleanUp(_) => None,
+            Scheduled::Lease(lease) => Some(lease.clone()),
+        });
+        let sent: Vec<_> = sent.collect();
+        for lease in &sent {
+            self.end(lease);
+        }
+        let scheduled: Vec<_> = self.timers.drain().collect();
+        for mut work in scheduled {
+            if let Scheduled::CleanUp(clean_up) = &mut work {
+                clean_up.hasten();
+            }
+            self.schedule(work);
+        }
+    }
+
+    /// Ends a lease, and schedules its release.
+    fn end(&mut self, lease: &Arc<Lease>) {
+        if self.reports.expire(lease) {
+            self.timers.add_clean_up(lease.to_clean_up());
+        } else if self.reports.end(lease) {
+            let release = Scheduled::CleanUp(Box::new(CleanUp::of_ended(lease)));
+            self.timers.add_at(Moment::FIRST, release);
+        }
+        self.reports.forget(lease);
+    }
+
+    /// Answers the calls that wait for the shutdown if it is complete, or if their time is over.
+    fn answer_shutdown(&mut self) {
+        let now = Instant::now();
+        let Some(shutdown) = self.shutdown.as_mut().filter(|shutdown| shutdown.is_watched()) else {
+            return;
+        };
+        if let Some(failure) = shutdown.give_up(now) {
+            let failed = Err(HoldFailure::Failed(failure));
+            for lease in self.clean_ups().filter_map(CleanUp::ended) {
+                self.reports.report_end(lease, &failed);
+            }
+        }
+        let is_complete = self.reports.is_settled() && {
+            // What has settled the last hold may have left something to clean up.
+            self.receive_new();
+            self.clean_ups().all(CleanUp::is_confirmed)
+        };
+        if let Some(shutdown) = &mut self.shutdown {
+            shutdown.answer(is_complete, now);
+        }
+    }
+
+    /// The clean-ups that are scheduled, and those that are in flight.
+    fn clean_ups(&self) -> impl Iterator<Item = &CleanUp> {
+        let sent = self.in_flight.values().map(|sent| &sent.work);
+        self.timers.iter().chain(sent).filter_map(|work| match work {
+            Scheduled::CleanUp(clean_up) => Some(&**clean_up),
+            Scheduled::Lease(_) => None,
+        })
+    }
+
+    fn send_due(&mut self) {
+        let now = Moment::now();
+        let mut batch = Vec::new();
+        while batch.len() < BATCH
+            && let Some(work) = self.timers.pop(now)
+        {
+            let (hold, action, lease, limit) = match &work {
+                Scheduled::CleanUp(clean_up) => {
+                    (clean_up.hold(), clean_up.action(), Duration::ZERO, clean_up.lease() / 3)
+                }
+                Scheduled::Lease(lease) => {
+                    if self.reports.expire(lease) {
+                        self.timers.add_clean_up(lease.to_clean_up());
+                    }
+                    if !lease.is_due(now) {
+                        self.schedule(work);
+                        continue;
+                    }
+                    let next = lease.next_lease(now);
+                    let limit = (lease.duration() / 3).min(lease.remaining());
+                    (&lease.id, Action::Renew { lease: next }, next, limit)
+                }
+            };
+            self.last_job += 1;
+            let deadline = end_of(limit.min(self.io_timeout));
+            batch.push(Job { id: self.last_job, hold: hold.clone(), action, deadline });
+            self.in_flight.insert(self.last_job, SentWork { work, sent: now, lease });
+        }
+        if !batch.is_empty() {
+            self.run_jobs(|jobs, done| jobs.send(batch, done));
+        }
+    }
+
+    /// Lets the store send or collect jobs, and deals with their outcomes.
+    fn run_jobs(&mut self, run: impl FnOnce(&mut dyn JobRunner, &mut dyn FnMut(u64, JobOutcome))) {
+        let mut outcomes = Vec::new();
+        run(self.jobs.as_mut(), &mut |id, outcome| outcomes.push((id, outcome)));
+        for (id, outcome) in outcomes {
+            match self.in_flight.remove(&id) {
+                Some(SentWork { work: Scheduled::CleanUp(clean_up), .. }) => {
+                    self.finish_clean_up(clean_up, outcome);
+                }
+                Some(SentWork { work: Scheduled::Lease(hold), sent, lease }) => {
+                    self.finish_renewal(hold, sent, lease, outcome);
+                }
+                None => {}
+            }
+        }
+        shrink(&mut self.in_flight);
+    }
+
+    /// Applies the outcome of a renewal. One without a reply is tried again: the local deadline
+    /// decides whether the hold is lost, not one reply.
+    fn finish_renewal(
+        &mut self,
+        hold: Arc<Lease>,
+        sent: Moment,
+        lease: Duration,
+        outcome: JobOutcome,
+    ) {
+        match outcome.map(|reply| reply.hold) {
+            Ok(HoldReply::Held) => {
+                let late = hold.is_nearly_over();
+                hold.extend(sent, lease);
+                self.reports.record_renewal(&hold, late);
+                self.schedule(Scheduled::Lease(hold));
+            }
+            Ok(HoldReply::Gone) => {
+                self.reports.lose(&hold);
+                self.reports.forget(&hold);
+                if hold.is_in_doubt() {
+                    self.timers.add_clean_up(hold.to_clean_up());
+                }
+            }
+            Err(failure) => {
+                let pause = (hold.duration() / RETRIES).min(hold.remaining());
+                self.reports.record_failure(&hold, &failure);
+                self.timers.add_at(Moment::now().after(pause), Scheduled::Lease(hold));
+            }
+        }
+    }
+
+    fn finish_clean_up(&mut self, mut clean_up: Box<CleanUp>, outcome: JobOutcome) {
+        let everywhere = outcome.as_ref().is_ok_and(|reply| reply.everywhere);
+        match outcome {
+            Ok(reply) => {
+                self.reports.confirm_release(clean_up.hold());
+                if let Some((lease, outcome)) = clean_up.record_reply(reply.hold) {
+                    self.reports.report_end(&lease, &outcome);
+                }
+            }
+            Err(failure) => {
+                if failure.is_ambiguous() {
+                    clean_up.mark_attempted();
+                }
+                if let Some(shutdown) = &mut self.shutdown {
+                    shutdown.record_failure(failure);
+                }
+            }
+        }
+        if let Some(due) = clean_up.next_try(everywhere, Moment::now()) {
+            return self.timers.add_at(due, Scheduled::CleanUp(clean_up));
+        }
+        // It is settled, or its lease is over.
+        self.reports.confirm_release(clean_up.hold());
+        if !clean_up.is_confirmed() {
+            self.record_outlived(&clean_up);
+        }
+    }
+
+    /// Records that a hold has ended with its lease, before a release was confirmed.
+    fn record_outlived(&mut self, clean_up: &CleanUp) {
+        if let Some(shutdown) = &mut self.shutdown {
+            shutdown.record_outlived();
+        }
+        if let Some(lease) = clean_up.ended() {
+            self.reports.report_end(lease, &Err(HoldFailure::Failed(unconfirmed())));
+        }
+    }
+
+    /// Waits until something is due or the thread is woken. Returns `false` when the client is
+    /// gone.
+    fn sleep(&mut self) -> bool {
+        let (now, due) = (Moment::now(), self.timers.next_due());
+        let due = if due == Moment::NEVER { due } else { due.min(now.after(NAP)) };
+        let waits = self.shutdown.as_ref().is_some_and(ShutdownCalls::is_watched);
+        // Calls under way do not wake this thread when they end.
+        self.incoming.sleep(if waits { due.min(now.after(COLLECT_TIME)) } else { due })
+    }
+
+    /// Starts over after a panic, with nothing forgotten.
+    fn recover(&mut self) {
+        self.reports.tell_of_a_panic();
+        drop(catch_unwind(AssertUnwindSafe(|| self.jobs.abandon(&mut |_, _| {}))));
+        for (_, SentWork { mut work, .. }) in mem::take(&mut self.in_flight) {
+            if let Scheduled::CleanUp(clean_up) = &mut work {
+                clean_up.mark_attempted();
+            }
+            self.schedule(work);
+        }
+        thread::sleep(PANIC_PAUSE);
+    }
+
+    /// Tries once more to remove what is left to clean up.
+    fn finish(&mut self) {
+        self.receive_new();
+        let deadline = end_of(self.io_timeout);
+        let drained = self.timers.drain().filter_map(|work| match work {
+            Scheduled::CleanUp(clean_up) => {
+                let (hold, action) = (clean_up.hold().clone(), clean_up.action());
+                Some(Job { id: 0, hold, action, deadline })
+            }
+            Scheduled::Lease(_) => None,
+        });
+        let releases: Vec<_> = drained.collect();
+        if !releases.is_empty() {
+            self.jobs.send(releases, &mut |_, _| {});
+            self.jobs.collect(deadline, &mut |_, _| {});
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! A shutdown while other threads acquire and release.
+
+use std::thread;
+use std::time::Duration;
+
+use crate::error::{Error, Result};
+use crate::local::acquire::LockCall;
+use crate::local::attempt::Arrival;
+use crate::local::call::{Caller, Wait};
+use crate::local::shutdown::shut_down;
+use crate::local::status;
+use crate::local::tests::{LEASE, Outcome, Scene, eventually};
+use crate::local::turn::{self, Turn};
+use crate::local::wait_queues::Position;
+
+/// Long for what a thread does between two lines of a test.
+const WHILE: Duration = Duration::from_millis(100);
+
+const SOON: Duration = Duration::from_secs(10);
+
+fn assert_unconfirmed(result: &Result<()>) {
+    let may_have_executed = result.as_ref().is_err_and(Error::may_have_executed);
+    assert!(may_have_executed && matches!(result, Err(Error::Unavailable { .. })), "{result:?}");
+}
+
+#[test]
+fn a_posted_release_without_a_reply_is_waited_for() {
+    let scene = Scene::posting();
+    scene.lock_and_post_release();
+    assert_unconfirmed(&shut_down(&scene.shared, WHILE));
+    thread::scope(|scope| {
+        let shutdown = scope.spawn(|| shut_down(&scene.shared, SOON));
+        thread::sleep(WHILE);
+        assert!(!shutdown.is_finished());
+        scene.store.send_posted();
+        shutdown.join().expect("no panic").expect("released");
+    });
+    assert!(!scene.is_held());
+    scene.expect_events(["acquired", "released"]);
+}
+
+#[test]
+fn a_call_under_way_is_waited_for() {
+    let scene = Scene::new(LEASE * 10);
+    scene.store.set_outcomes(&[Outcome::Slow(3 * WHILE)]);
+    thread::scope(|scope| {
+        let lock = scope.spawn(|| scene.lock_with(Wait::Endless));
+        eventually(|| scene.is_held());
+        assert_unconfirmed(&shut_down(&scene.shared, WHILE));
+        shut_down(&scene.shared, SOON).expect("released");
+        assert!(!scene.is_held());
+        match lock.join().expect("no panic") {
+            Ok(level) => assert!(level.is_some_and(|level| level.lease.is_ended())),
+            Err(error) => assert!(matches!(error, Error::Closed), "{error:?}"),
+        }
+    });
+    assert_eq!(scene.shared.stats().held, 0);
+}
+
+/// Its request may still be executed after the first release.
+#[test]
+fn an_in_doubt_hold_is_released_twice() {
+    let scene = Scene::new(LEASE * 10);
+    scene.store.set_outcomes(&[Outcome::LostReply]);
+    let level = scene.lock();
+    shut_down(&scene.shared, SOON).expect("released");
+    assert!(scene.store.releases() >= 2);
+    scene.expect_events(["acquired", "released"]);
+    assert!(!level.lease.is_lost());
+}
+
+#[test]
+fn requests_about_a_hold_that_a_shutdown_has_ended_are_not_sent() {
+    let scene = Scene::new(LEASE * 10);
+    let (outer, inner) = (scene.lock(), scene.lock());
+    shut_down(&scene.shared, SOON).expect("released");
+    // Each request would get this.
+    scene.store.set_outcomes(&[Outcome::LostRequest; 8]);
+    let closed = |result| matches!(result, Err(Error::Closed));
+    assert!(closed(status::verify(&scene.shared, &outer.lease)));
+    assert!(closed(status::renew(&scene.shared, &inner.lease)));
+    scene.unlock(&inner.lease).expect("over");
+    scene.unlock_on_drop(&outer.lease).expect("over");
+    assert_eq!(scene.store.outcomes.lock().len(), 8);
+    scene.expect_events(["acquired", "released"]);
+}
+
+/// The renewer ends the hold in front of it.
+#[test]
+fn a_thread_that_becomes_the_head_after_a_shutdown_acquires_nothing() {
+    let scene = Scene::new(LEASE * 10);
+    let Scene { shared, name, options, .. } = &scene;
+    let queues = &shared.wait_queues;
+    let level = scene.lock();
+    let caller = Caller::current(&shared.config, options);
+    let (waiter, position) = queues.join(name, &caller, true).expect("open");
+    assert!(matches!(position, Position::Behind));
+    shut_down(shared, SOON).expect("released");
+    assert!(level.lease.is_ended());
+    let turn = turn::wait(queues, &waiter, None).expect("made the head");
+    assert!(matches!(turn, Turn::Head { .. }));
+    let call = LockCall { shared, name, caller, wait: Wait::Endless };
+    let outcome = call.acquire_at_head(&waiter, Arrival::Next { yields: false });
+    assert!(matches!(outcome, Err(Error::Closed)), "{outcome:?}");
+    scene.expect_events(["acquired", "released"]);
+    assert!(scene.events.is_empty());
+}
