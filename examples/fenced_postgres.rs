@@ -3,8 +3,8 @@
 //!
 //! No lock can stop a process that has looked at it, is stopped, and writes when it is continued.
 //!
-//! Recipe: store the fence of the last writer in the row, and let each write say `WHERE fence <=`
-//! its own. A later holder's write has raised it, so the late one changes no row.
+//! Recipe: let the row remember the latest fence. A holder enters its own as it reads, and writes
+//! `WHERE fence =` its own. A later holder has replaced it, so the late write changes no row.
 //!
 //! Trap: to look at `is_held()` before the write, however shortly before. Here a process does so,
 //! finds that it holds the lock, and is stopped just then.
@@ -46,9 +46,8 @@ fn watch(url: Option<String>) -> Result<()> {
     let redis = Redis::require(url)?;
     let postgres = Postgres::start()?;
     println!("using a private PostgreSQL");
-    let table = "CREATE TABLE account (id INT PRIMARY KEY, writer TEXT, fence BIGINT)";
-    query(postgres.dir(), table)?;
-    query(postgres.dir(), "INSERT INTO account VALUES (1, 'nobody', 0)")?;
+    query(postgres.dir(), "CREATE TABLE account (id INT, balance INT, fence BIGINT)")?;
+    query(postgres.dir(), "INSERT INTO account VALUES (1, 100, 0)")?;
 
     let start = |name| redis.this_program()?.args(["--writer", name]).arg(postgres.dir()).spawn();
     let client = Client::open(&redis.url())?;
@@ -58,38 +57,49 @@ fn watch(url: Option<String>) -> Result<()> {
     for mut writer in [ann, bob] {
         assert!(writer.wait()?.success(), "a writer failed");
     }
-    let row = query(postgres.dir(), "SELECT writer, fence FROM account")?;
-    println!("the row is: {row}");
-    assert!(row.starts_with("Bob|"), "the later holder's write stands");
-    println!("the late write has changed nothing");
+    let balance = query(postgres.dir(), "SELECT balance FROM account")?;
+    println!("the balance was 100, and is {balance}");
+    assert_eq!(balance, "110", "the later holder's write stands");
     Ok(())
 }
 
 /// One of the processes: Ann is stopped between her look at the lock and her write.
 fn work(name: &str, client: &Client, socket: &Path) -> Result<()> {
     let guard = client.lock(NAME)?;
-    println!("{name} has the lock, with fence {}", guard.fence());
+    let balance = read(&guard, socket)?;
+    println!("{name} has the lock, with fence {}, and reads {balance}", guard.fence());
     println!("{name} looks before writing: is_held() is {}", guard.is_held());
+    let (amount, expected) = if name == "Ann" { (5, "UPDATE 0") } else { (10, "UPDATE 1") };
     if name == "Ann" {
         println!("Ann is stopped for three leases");
         support::stop_this_process(3)?;
         println!("Ann is continued");
     }
-    let done = write(name, &guard, socket)?;
-    println!("{name} writes: {done}");
-    let expected = if name == "Ann" { "UPDATE 0" } else { "UPDATE 1" };
+    let done = write(balance + amount, &guard, socket)?;
+    println!("{name} writes {}: {done}", balance + amount);
     assert_eq!(done, expected, "the fence decides");
     println!("{name} looks after writing: is_held() is {}", guard.is_held());
     Ok(())
 }
 
-/// Writes under the fence of the hold, and returns how many rows that has changed.
-fn write(name: &str, guard: &Guard, socket: &Path) -> Result<String> {
+/// Enters the fence of the hold, unless there is a later one, and returns the balance.
+fn read(guard: &Guard, socket: &Path) -> Result<i64> {
     let fence = guard.fence();
-    let update = format!(
-        "UPDATE account SET writer = '{name}', fence = {fence} WHERE id = 1 AND fence <= {fence}"
+    let read = format!(
+        "UPDATE account SET fence = {fence} WHERE id = 1 AND fence <= {fence} RETURNING balance"
     );
-    query(socket, &update)
+    let answer = query(socket, &read)?;
+    let balance = answer.lines().next().unwrap_or_default().parse();
+    balance.map_err(|_| "a later holder was here".into())
+}
+
+/// Writes if the fence of the hold stands, and returns how many rows that has changed.
+fn write(balance: i64, guard: &Guard, socket: &Path) -> Result<String> {
+    let fence = guard.fence();
+    query(
+        socket,
+        &format!("UPDATE account SET balance = {balance} WHERE id = 1 AND fence = {fence}"),
+    )
 }
 
 fn wait_until_held(client: &Client) -> Result<()> {

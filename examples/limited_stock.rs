@@ -4,19 +4,20 @@
 //! the same number sell the same item. A transaction that stays open during the payment would
 //! block everybody; the lock blocks only those who want the same item.
 //!
-//! Recipe: lock the item, and let its row remember the fence of its last writer. An UPDATE `WHERE
-//! fence <= ?` changes nothing if a later holder has written.
+//! Recipe: lock the item, and let its row remember the latest fence. A seller enters its own as it
+//! reads, and writes only while that stands.
 //!
 //! Trap: the lock alone. A seller that is stopped for longer than its lease goes on when it is
-//! continued, and writes what it has read long ago. Here this happens to the first one.
+//! continued, and writes what it has read long ago. Here this happens to the first one. To enter
+//! the fence only with the write is too late: a later holder may have read, but not yet written.
 //!
 //! `cargo run --example limited_stock [URL] [--unlocked]` sells from three processes and checks the
 //! books. It fails if it has oversold; `--unlocked` shows that happen.
 
 use std::time::Duration;
-use std::{env, fs, process, thread};
+use std::{env, fs, mem, process, thread};
 
-use leasehold::{Client, Guard};
+use leasehold::Client;
 use rusqlite::Connection;
 
 use self::support::Redis;
@@ -28,6 +29,10 @@ const SELLERS: [&str; 3] = ["Ann", "Bob", "Cem"];
 const LEASE: Duration = Duration::from_secs(1);
 /// How long a sale takes between reading the stock and writing it back.
 const PAYMENT: Duration = Duration::from_millis(10);
+
+const READ: &str = "UPDATE stock SET fence = ?1 WHERE item = 'socks' AND fence <= ?1
+    RETURNING remaining";
+const WRITE: &str = "UPDATE stock SET remaining = ?1 WHERE item = 'socks' AND fence = ?2";
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
@@ -77,20 +82,22 @@ fn run_sale(url: Option<String>, locked: bool) -> Result<()> {
 fn sell_out(seller: &str, file: &str, locked: bool) -> Result<()> {
     let client = Client::builder().lease(LEASE).open(&env::var("REDIS_URL")?)?;
     let mut db = Connection::open(file)?;
-    let mut sold = 0;
+    let (mut sold, mut stop) = (0, seller == SELLERS[0]);
     loop {
         let guard = locked.then(|| client.lock("example:stock:socks")).transpose()?;
-        let left = db.query_row("SELECT remaining FROM stock", [], |row| row.get(0))?;
+        // Fences are below 2^53, so they fit every column that holds an i64.
+        let fence = guard.as_ref().map_or(0, |guard| guard.fence().cast_signed());
+        let left = db.query_row(READ, [fence], |row| row.get(0))?;
         if left == 0 {
             println!("{seller} sold {sold}");
             return Ok(());
         }
         thread::sleep(PAYMENT);
-        if seller == SELLERS[0] && sold == 3 {
+        if mem::take(&mut stop) {
             println!("{seller} has read that {left} are left, and is stopped for two leases");
             support::stop_this_process(2)?;
         }
-        if sell(&mut db, left, guard.as_ref(), seller)? {
+        if sell(&mut db, left, fence, seller)? {
             sold += 1;
         } else {
             println!("{seller} wanted to write that {} are left: refused", left - 1);
@@ -99,16 +106,10 @@ fn sell_out(seller: &str, file: &str, locked: bool) -> Result<()> {
     }
 }
 
-/// Sells the last of `left` items, and returns `false` if a later holder has sold meanwhile.
-fn sell(db: &mut Connection, left: i64, guard: Option<&Guard>, seller: &str) -> Result<bool> {
-    // Fences are below 2^53, so they fit every column that holds an i64.
-    let fence = guard.map_or(0, |guard| guard.fence().cast_signed());
+/// Sells the last of `left` items, and returns `false` if a later holder has read them meanwhile.
+fn sell(db: &mut Connection, left: i64, fence: i64, seller: &str) -> Result<bool> {
     let transaction = db.transaction()?;
-    let changed = transaction.execute(
-        "UPDATE stock SET remaining = ?1, fence = ?2 WHERE item = 'socks' AND fence <= ?2",
-        (left - 1, fence),
-    )?;
-    if changed == 0 {
+    if transaction.execute(WRITE, (left - 1, fence))? == 0 {
         return Ok(false);
     }
     transaction.execute("INSERT INTO sale VALUES (?1, ?2)", (left, seller))?;
