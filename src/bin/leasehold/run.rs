@@ -1,9 +1,7 @@
 //! `run`: a command while the lock is held.
 
-use std::io;
 use std::time::Duration;
 
-use crossbeam_channel::Receiver;
 use leasehold::{Builder, Canceller, Error};
 
 use crate::args::{Run, ServerArgs};
@@ -26,25 +24,13 @@ pub(crate) fn run(server: &ServerArgs, run: &Run) -> Result<u8, ExitError> {
     // Until this is done a signal ends this process, as nothing is held.
     let client = connect::open_with(server, set)?;
     let canceller = Canceller::new();
-    let cannot_receive = |error| ExitError::system("receive signals", &error);
-    let signals = ReceivedSignals::start(&canceller).map_err(cannot_receive)?;
+    let signals = ReceivedSignals::start(&canceller)
+        .map_err(|error| ExitError::system("receive signals", &error))?;
     let progress = ProgressLine::start(&client, run);
     let hold = Hold::acquire(&client, run, &canceller);
     drop(progress);
     match (hold, signals.next_forwarded()) {
-        (Ok(hold), None) => {
-            let limits = Limits::new(&hold, run.kill_after);
-            if has_own_group() {
-                signals.add_stop().map_err(cannot_receive)?;
-            }
-            let mut child = Child::start(&run.command, &environment(run, &hold))?;
-            let outcome = attend(run, &mut child, hold, &signals.receiver, limits);
-            outcome.map_err(|error| {
-                // It would go on without the lock.
-                child.kill();
-                ExitError::system("wait for the command", &error)
-            })?
-        }
+        (Ok(hold), None) => run_under(hold, run, &signals),
         (Ok(hold), Some(signal)) => {
             release(hold)?;
             Ok(of_signal(signal))
@@ -71,21 +57,27 @@ fn not_acquired(error: Error, run: &Run) -> ExitError {
     }
 }
 
-/// Waits for the end of the command, and releases the lock.
-fn attend(
-    run: &Run,
-    child: &mut Child,
-    hold: Hold,
-    signals: &Receiver<i32>,
-    limits: Limits,
-) -> io::Result<Result<u8, ExitError>> {
-    match supervise(child, &hold, signals, limits)? {
-        Ended::Command(status) => Ok(release(hold).map(|()| code_of(status))),
-        Ended::Lease { left } => {
+/// Runs the command, and releases the lock when it has ended.
+fn run_under(hold: Hold, run: &Run, signals: &ReceivedSignals) -> Result<u8, ExitError> {
+    let limits = Limits::new(&hold, run.kill_after);
+    if has_own_group() {
+        let added = signals.add_stop();
+        added.map_err(|error| ExitError::system("receive SIGTSTP", &error))?;
+    }
+    let cannot_wait = |error| ExitError::system("wait for the command", &error);
+    let mut child = Child::start(&run.command, &environment(run, &hold))?;
+    match supervise(&mut child, &hold, &signals.receiver, limits) {
+        Ok(Ended::Command(status)) => release(hold).map(|()| code_of(status)),
+        Ok(Ended::Lease { left }) => {
             let why = if left.is_zero() { "is lost" } else { "could not be renewed" };
             say(&format!("lock {:?} {why}: stopping the command", run.name));
-            stop(child, signals, limits.grace(left))?;
-            Ok(Ok(LOST))
+            stop(&mut child, &signals.receiver, limits.grace(left)).map_err(cannot_wait)?;
+            Ok(LOST)
+        }
+        Err(error) => {
+            // It would go on without the lock.
+            child.kill();
+            Err(cannot_wait(error))
         }
     }
 }
