@@ -58,6 +58,7 @@ fn main() {
         far.own_names(threads, ", 1 ms away");
     }
     near.mechanisms();
+    near.readers();
     near.one_name();
     setting::print_end(&server);
 }
@@ -106,6 +107,20 @@ impl Place<'_> {
                 locks("the same, no posted releases", without(Mechanism::PostedRelease), 4),
             ],
         );
+    }
+
+    /// What readers of one name, who need not wait for one another, cost beside locks of their own.
+    fn readers(&self) {
+        const THREADS: usize = 32;
+        let client = Client::builder().open(&self.url).expect("it answers");
+        let cycle = move |_| {
+            let lock = client.rw_lock("read");
+            move || drop(lock.read().expect("the server answers"))
+        };
+        let turn = Box::new(move || self.work(THREADS, &cycle));
+        let readers = Rival { name: "32 readers of one name".into(), goal: None, turn };
+        let mutexes = self.locks("32 mutexes of 32 names", Client::builder(), THREADS, 1, None);
+        self.compare("32 threads", true, &[self.raw(THREADS), mutexes, readers]);
     }
 
     /// Handoffs between threads, compared with one bare connection.
