@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use crate::address_map::AddressMap;
 use crate::client::{Builder, Client};
-use crate::config::{Durability, Mechanism};
+use crate::config::Mechanism;
 use crate::credentials::{Credentials, CredentialsCallback};
+use crate::durability::Durability;
 use crate::error::{Error, Result};
 use crate::event::{Callback, Event};
 use crate::open;
@@ -278,9 +279,10 @@ impl Builder {
     /// [`Unavailable`](crate::Error::Unavailable) error. If the server refuses what it has returned
     /// (`WRONGPASS`), it is asked once more: the password may just have changed.
     ///
-    /// If what it returns is [valid for a limited time](Credentials::valid_until), each connection
-    /// is replaced when 80 % of that time has passed. The connections over which leases are
-    /// renewed and wake-ups come are kept until the new ones are open, while they are valid.
+    /// If what it returns is [valid for a limited time](Credentials::valid_until), connections are
+    /// replaced when 80 % of that time has passed: those of the pool when they would be used next.
+    /// Those over which leases are renewed and wake-ups come are kept until the new ones are open,
+    /// while they are valid.
     ///
     /// Defaults to the login in the URLs. Has no effect in memory.
     ///

@@ -5,8 +5,10 @@ use std::time::Duration;
 use crate::address_map::AddressMap;
 use crate::canceller::Canceller;
 use crate::credentials::{Credentials, CredentialsCallback};
+use crate::durability::Durability;
 use crate::error::{Error, Result};
 use crate::event::{Callback, Events};
+use crate::lock_name::{self, NAME_MAX, RESERVED};
 use crate::redisson::RedissonChannels;
 #[cfg(feature = "tls")]
 use crate::tls::Tls;
@@ -14,78 +16,8 @@ use crate::tls::Tls;
 const LEASE_MIN: Duration = Duration::from_millis(10);
 const LEASE_MAX: Duration = Duration::from_secs(24 * 365 * 60 * 60);
 const IO_TIMEOUT_DEFAULT: Duration = Duration::from_secs(1);
-const NAME_MAX: usize = 64 * 1024;
 const LABEL_MAX: usize = 256;
 const POOL_MAX: u32 = 10_000;
-
-/// The prefix of the keys and channels that leasehold creates for its own use.
-pub(crate) const RESERVED: &str = "leasehold:";
-
-/// What a lock must have survived before the call that acquires it returns.
-///
-/// With each request that acquires, nests or hands off a lock, the server is also asked to wait. If
-/// too few replicas or disks have acknowledged a lock when the `timeout` is over, it is released
-/// again, and the call fails at once with [`NotReplicated`](Error::NotReplicated). The timeout must
-/// be shorter than [`io_timeout`](crate::Builder::io_timeout), which is longer by that much by
-/// default, and it is cut short so that a call with a deadline ends in time.
-///
-/// Renewals wait as well, all that are due together with one request. One that too few acknowledge
-/// does not prolong the hold: it is [retried](crate::Event::RenewalFailing) until the lease ends,
-/// and the lock is lost then. So a hold on a master that is cut off from its replicas ends within a
-/// lease, though that master still answers. The `unlock` of an inner level waits too, and does not
-/// fail if it waits in vain; other releases do not wait.
-///
-/// With several independent servers, a majority must meet the demand, each by itself: with its own
-/// disk, or with that many replicas of its own. The others cost no time.
-///
-/// A failover can still lose a lock, because a replica that does not have it may be elected unless
-/// all replicas have acknowledged it. Fencing tokens keep resources safe even then.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Durability {
-    /// The lock is on disk (`WAITAOF`). Requires Redis 7.2 or newer, or Valkey, with `appendonly
-    /// yes` on each server that counts, and `appendfsync` other than `no`.
-    Fsync {
-        /// Whether the server itself must have it on disk.
-        local: bool,
-        /// How many replicas must have it on disk. May be 0 if `local` is `true`.
-        replicas: u32,
-        /// The longest time to wait for that.
-        timeout: Duration,
-    },
-    /// The server has the lock in memory. It may be forgotten in a restart without persistence or
-    /// in a failover to a replica that lags behind.
-    #[default]
-    Memory,
-    /// Replicas have the lock in memory as well (`WAIT`).
-    Replicas {
-        /// How many replicas must have it. At least 1.
-        acks: u32,
-        /// The longest time to wait for that.
-        timeout: Duration,
-    },
-}
-
-impl Durability {
-    fn timeout(self) -> Duration {
-        match self {
-            Self::Fsync { timeout, .. } | Self::Replicas { timeout, .. } => timeout,
-            Self::Memory => Duration::ZERO,
-        }
-    }
-
-    fn check(self) -> Result<()> {
-        let demands = match self {
-            Self::Fsync { local, replicas, .. } => local || replicas > 0,
-            Self::Memory => return Ok(()),
-            Self::Replicas { acks, .. } => acks > 0,
-        };
-        if !demands || self.timeout().is_zero() {
-            return Err(Error::invalid("durability", "must ask for something, and wait for it"));
-        }
-        Ok(())
-    }
-}
 
 /// A mechanism that makes locks faster, and that a benchmark can do without to show what it earns.
 /// Spinning has a setting of its own, [`Builder::spin`](crate::Builder::spin).
@@ -243,59 +175,9 @@ impl Config {
     }
 
     /// Returns an error if no lock can have this name.
-    ///
-    /// The keys of a lock and of its companions must share a hash slot. Redis hashes the part
-    /// between the first `{` and the first `}` after it, or the whole key if that part is empty or
-    /// missing. A name of the second kind is put into braces of its own, which works only if it
-    /// contains no `}` (see `store::keys`).
     pub(crate) fn check_name(&self, name: &str) -> Result<()> {
-        if name.is_empty() || name.len() > NAME_MAX {
-            return Err(Error::invalid("name", format_args!("must be 1 to {NAME_MAX} bytes")));
-        }
-        let reserved = if self.prefix.is_empty() {
-            name.starts_with(RESERVED)
-        } else {
-            let start = self.prefix.bytes().chain(name.bytes()).take(RESERVED.len());
-            start.eq(RESERVED.bytes())
-        };
-        if reserved {
-            return Err(Error::invalid(
-                "name",
-                format_args!("must not begin with {RESERVED:?}, prefix included"),
-            ));
-        }
-        if !name.contains(['{', '}']) && !self.prefix.contains(['{', '}']) {
-            return Ok(());
-        }
-        let key = format!("{}{name}", self.prefix);
-        if !slot_is_safe(&key) {
-            return Err(Error::invalid(
-                "name",
-                "must not contain `}`, prefix included, unless it has a hash tag such as `{tag}`",
-            ));
-        }
-        if is_only_hash_tag(&key) {
-            return Err(Error::invalid(
-                "name",
-                "must not be nothing but a hash tag, prefix included: `{x}` has the keys of `x`",
-            ));
-        }
-        Ok(())
+        lock_name::check(&self.prefix, name)
     }
-}
-
-/// Returns `true` if the companion keys of the name without its braces would be the same.
-fn is_only_hash_tag(key: &str) -> bool {
-    key.starts_with('{') && key.find('}') == Some(key.len() - 1)
-}
-
-fn slot_is_safe(key: &str) -> bool {
-    has_hash_tag(key) || !key.contains('}')
-}
-
-/// Returns `true` if Redis hashes only the part of this key that is in braces.
-pub(crate) fn has_hash_tag(key: &str) -> bool {
-    key.split_once('{').and_then(|(_, rest)| rest.find('}')).is_some_and(|length| length > 0)
 }
 
 /// The options of a lock: the client's, or those of one `Mutex`.
@@ -369,38 +251,5 @@ impl LockOptions {
     /// Returns the duration of a hold's first lease, which `max_hold` limits too.
     pub(crate) fn first_lease(&self) -> Duration {
         self.max_hold.map_or(self.lease, |hold| hold.min(self.lease))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_that_would_break_the_slot_rule_are_refused() {
-        let config = Config { prefix: String::new(), ..Config::default() };
-        for good in ["a", "{a}:b", "x{a}b}", "a{b", "a{b}{}", " ", "🐉"] {
-            config.check_name(good).unwrap_or_else(|error| panic!("{good:?}: {error}"));
-        }
-        for bad in ["", "{a}", "{{a}", "a}", "}", "{}", "{}{a}", "}{", "a{}b", "leasehold:x"] {
-            assert!(config.check_name(bad).is_err(), "{bad:?}");
-        }
-    }
-
-    #[test]
-    fn a_name_is_judged_with_its_prefix() {
-        let with = |prefix: &str| Config { prefix: prefix.into(), ..Config::default() };
-        assert!(with("lease").check_name("hold:x").is_err());
-        assert!(with("leasehold").check_name("x").is_ok());
-        assert!(with("{shop}").check_name("a}").is_ok());
-        assert!(with("}").check_name("a").is_err());
-        assert!(with("p").check_name("leasehold:x").is_ok());
-        let usual = Config::default();
-        for good in ["leasehold:x", "{x}", "{{x}", "a{b}"] {
-            usual.check_name(good).unwrap_or_else(|error| panic!("{good:?}: {error}"));
-        }
-        for bad in ["", "}", "a}", "{}", "{}{a}", "}{"] {
-            assert!(usual.check_name(bad).is_err(), "{bad:?}");
-        }
     }
 }

@@ -33,8 +33,8 @@ impl Credentials {
         Self { user: user.into(), password: password.into(), valid_until: None }
     }
 
-    /// Sets when the credentials expire. Each connection is replaced by one with new credentials
-    /// when 80 % of the time until then has passed.
+    /// Sets when the credentials expire. When 80 % of the time until then has passed, a connection
+    /// is no longer used by calls, and is replaced in the background.
     ///
     /// Defaults to no limit.
     pub fn valid_until(mut self, end: Instant) -> Self {

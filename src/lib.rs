@@ -210,6 +210,7 @@ mod counter;
 mod credentials;
 #[cfg(feature = "serde")]
 mod deserialize;
+mod durability;
 mod duration;
 mod election;
 mod error;
@@ -218,6 +219,7 @@ mod failure;
 mod guard;
 mod holder;
 mod local;
+mod lock_name;
 mod lost;
 mod multi_guard;
 mod mutex;
@@ -241,10 +243,10 @@ mod tls;
 
 pub use canceller::Canceller;
 pub use client::{Builder, Client};
-pub use config::Durability;
 #[doc(hidden)]
 pub use config::Mechanism;
 pub use credentials::Credentials;
+pub use durability::Durability;
 pub use election::{Election, Term};
 pub use error::{Error, Phase, Result, ServerFailure};
 pub use event::Event;

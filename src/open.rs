@@ -5,7 +5,8 @@ use std::thread;
 use std::time::Duration;
 
 use crate::clock::end_of;
-use crate::config::{Config, Durability};
+use crate::config::Config;
+use crate::durability::Durability;
 use crate::error::{Error, Result};
 use crate::event::Events;
 use crate::failure::Failure;

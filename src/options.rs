@@ -7,8 +7,9 @@ use std::collections::HashSet;
 use std::str::FromStr;
 use std::time::Duration;
 
-use crate::config::{Config, Durability};
+use crate::config::Config;
 use crate::credentials::Credentials;
+use crate::durability::Durability;
 use crate::duration::parse_duration;
 use crate::error::{Error, Result};
 use crate::redisson::RedissonChannels;

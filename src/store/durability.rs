@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use redis::Value;
 
 use crate::clock::end_of;
-use crate::config::Durability;
+use crate::durability::Durability;
 use crate::failure::{Failure, FailureKind};
 use crate::net::connection::Connection;
 use crate::net::request::{Reply, Request};

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use crate::config::{RESERVED, has_hash_tag};
+use crate::lock_name::{RESERVED, has_hash_tag};
 
 /// Makes the keys of a lock from its name.
 #[derive(Clone, Debug)]
@@ -50,7 +50,7 @@ impl Keys {
     }
 }
 
-/// A key in the slot of `lock`, which `Config::check_name` has accepted.
+/// A key in the slot of `lock`, which `lock_name::check` has accepted.
 fn companion(kind: &str, lock: &str) -> String {
     let (open, close) = if has_hash_tag(lock) { ("", "") } else { ("{", "}") };
     // Unlike `format!`, allocates no more than once.

@@ -157,7 +157,8 @@ mod tests {
     use crossbeam_channel::unbounded;
 
     use crate::clock::end_of;
-    use crate::config::{Config, Durability};
+    use crate::config::Config;
+    use crate::durability::Durability;
     use crate::net::endpoint::Endpoint;
     use crate::net::server::ServerFactory;
     use crate::store::Store;
