@@ -29,6 +29,7 @@ stores! {
     every server:
         a_waiting_client_gets_a_kept_lock_at_the_end,
         a_kept_lock_is_the_hold_with_depth_zero,
+        a_shutdown_keeps_a_lock,
         a_holder_that_crashes_keeps_nothing,
         a_lock_stays_taken_when_its_process_ends,
         one_of_many_processes_runs_a_job;
@@ -267,6 +268,20 @@ fn a_kept_lock_is_the_hold_with_depth_zero(server: &Server) {
     assert!(now + LEASE <= left, "it is not renewed: {now:?}");
     assert!(server.open(patient()).mutex("a").force_unlock().unwrap());
     assert!(!server.exists("a"));
+}
+
+fn a_shutdown_keeps_a_lock(server: &Server) {
+    let (client, other) = (server.open(patient()), server.open(patient()));
+    let kept = client.mutex("a").hold_at_least(SOON).lock().unwrap();
+    let usual = take(&client, "b");
+    client.shutdown(SOON).unwrap();
+    assert_eq!(server.hold("a").1, "0");
+    assert!(server.pttl("a") <= SOON);
+    assert!(other.try_lock("a").unwrap().is_none());
+    unlock(take(&other, "b"));
+    unlock(kept);
+    unlock(usual);
+    assert!(other.try_lock("a").unwrap().is_none());
 }
 
 /// The child of the tests below: it takes `a`, to be kept for longer than the tests last, and then
