@@ -7,7 +7,8 @@
 //! `None` and serve the old one, as they do if Redis is away.
 //!
 //! Traps: look again under the lock, because another may have rebuilt the page since the first
-//! look. And at the very start there is nothing old to serve: then wait, but not for ever.
+//! look. At the very start there is nothing old to serve: then wait, but not for ever. And a Redis
+//! that hangs, rather than refuses, is away only after `Builder::io_timeout`.
 //!
 //! `cargo run --example stale_cache [URL]`
 
