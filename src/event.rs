@@ -14,12 +14,16 @@ use log::Level;
 /// dropped, and counted.
 const WAITING_MAX: usize = 4096;
 
-/// An event in the life of a lock of this client. See
+/// An event in the life of a lock of this client, of every kind. See
 /// [`Builder::on_event`](crate::Builder::on_event).
+///
+/// A set of locks is reported once it is complete, each lock by its own name. A call for a set that
+/// ends without it is reported by all names, separated by commas. Inner levels of nested locks are
+/// not reported. Permits of a semaphore have no fencing token: it is 0.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Event {
-    /// A thread acquired a lock. Nested locks are not reported.
+    /// A thread acquired a lock.
     Acquired {
         /// The name of the lock.
         name: String,
@@ -30,7 +34,7 @@ pub enum Event {
     },
     /// A thread found a lock held by another owner. Reported once per call.
     Contended {
-        /// The name of the lock.
+        /// The name of the lock; of several locks, the first that was held.
         name: String,
     },
     /// A call for a lock failed because of an outage or a refusal.

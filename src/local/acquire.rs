@@ -5,6 +5,7 @@
 //! queue, where the lock may be handed off to it, or outside it with a single attempt. Decides also
 //! what an attempt and the end of a call mean for the waiters.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -31,6 +32,8 @@ pub(super) struct LockCall<'a> {
     pub(super) name: &'a Arc<str>,
     pub(super) caller: Caller,
     pub(super) wait: Wait,
+    /// Whether the call has reported that the lock is held.
+    pub(super) contended: Cell<bool>,
 }
 
 /// How a call goes on when it does not wait behind other threads any more.
@@ -77,7 +80,7 @@ pub(crate) fn lock(
         return reentrancy::nest(shared, lease, wait).map(Some);
     }
     let caller = Caller::current(&shared.config, options);
-    let lease = LockCall { shared, name, caller, wait }.run()?;
+    let lease = LockCall { shared, name, caller, wait, contended: Cell::default() }.run()?;
     Ok(lease.map(|lease| Level { lease, depth: 1 }))
 }
 
@@ -95,7 +98,7 @@ pub(crate) fn owned(
         shared.check_has_members()?;
     }
     let caller = Caller::owned(&shared.config, options, kind);
-    LockCall { shared, name, caller, wait }.run()
+    LockCall { shared, name, caller, wait, contended: Cell::default() }.run()
 }
 
 /// Returns an error if no lock can be acquired so.
@@ -142,14 +145,14 @@ impl LockCall<'_> {
 
     /// Waits behind the other threads of this client. `None` if the wait is over before.
     fn queue(&self, cancellable: &mut Option<CancellableWait>) -> Result<Option<(Waiter, Start)>> {
-        let Self { shared, name, caller, wait } = self;
+        let Self { shared, name, caller, wait, contended } = self;
         let queues = shared.queues(caller.kind);
         let (waiter, position) = if *wait != Wait::No {
             queues.join(name, caller, *wait == Wait::Endless)?
         } else if let Some(joined) = queues.try_join(name, caller)? {
             joined
         } else if queues.holder(name).is_some_and(|lease| shared.is_valid(&lease)) {
-            report_contended(shared, name);
+            report_contended(shared, name, contended);
             return Ok(None);
         } else {
             return Ok(Some((Waiter::new(name), Start::Outside)));
@@ -166,7 +169,7 @@ impl LockCall<'_> {
     }
 
     fn wait_for_turn(&self, waiter: &Waiter) -> Result<Option<Start>> {
-        report_contended(self.shared, self.name);
+        report_contended(self.shared, self.name, &self.contended);
         let slack = self.caller.times.slack;
         let limit = self.wait.deadline().map(|deadline| TurnLimit { deadline, slack });
         let waiting = self.shared.counters.begin_wait();
@@ -223,7 +226,7 @@ impl LockCall<'_> {
     }
 
     fn attempt(&self, arrival: Arrival) -> Attempt<'_> {
-        Attempt::new(self.shared, self.name, &self.caller, self.wait, arrival)
+        Attempt::new(self.shared, self.name, &self.caller, self.wait, &self.contended, arrival)
     }
 
     fn head(&self) -> QueueHead<'_> {
@@ -285,11 +288,11 @@ fn try_until_acquired(attempt: &mut Attempt<'_>, waiter: &Waiter) -> Result<NewH
 }
 
 /// Reports that a call has ended without a hold. A hold was reported when it began.
-fn report_outcome(
+pub(super) fn report_outcome<T>(
     shared: &Shared,
-    name: &Arc<str>,
+    name: &str,
     wait: Wait,
-    outcome: &Result<Option<Arc<Lease>>>,
+    outcome: &Result<Option<T>>,
     waited: Duration,
 ) {
     let Shared { counters, events, .. } = shared;

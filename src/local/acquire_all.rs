@@ -5,6 +5,7 @@
 //! does, and tries for the others again once it has that one. So it never waits while it holds a
 //! lock, and no order of names can make two calls wait for each other.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::thread;
 
@@ -12,7 +13,7 @@ use crate::clock::{Moment, end_of};
 use crate::config::LockOptions;
 use crate::error::{Error, Result};
 use crate::failure::Failure;
-use crate::local::acquire::{LockCall, check};
+use crate::local::acquire::{LockCall, check, report_outcome};
 use crate::local::attempt::report_contended;
 use crate::local::call::{Caller, Wait};
 use crate::local::lease::{Lease, local_deadline};
@@ -28,6 +29,8 @@ struct SetCall<'a> {
     names: &'a [Arc<str>],
     caller: Caller,
     wait: Wait,
+    /// Whether it was reported that a lock is held.
+    contended: Cell<bool>,
 }
 
 /// What an attempt for several locks has brought.
@@ -48,18 +51,21 @@ pub(crate) fn acquire_all(
     let _call = shared.counters.begin_call();
     check_names(shared, names, options)?;
     let caller = Caller::owned(&shared.config, options, HoldKind::Lock);
-    let call = SetCall { shared, names, caller: Caller { in_set: true, ..caller }, wait };
-    let leases = call.acquire()?;
-    let ended = leases.iter().flatten().try_for_each(|lease| shared.check_not_ended(lease));
-    if let Err(error) = ended {
-        leases.iter().flatten().for_each(|lease| release::give_back(shared, lease));
-        return Err(error);
+    let caller = Caller { in_set: true, ..caller };
+    let call = SetCall { shared, names, caller, wait, contended: Cell::default() };
+    let outcome = call.acquire().and_then(|leases| call.check_not_ended(leases));
+    if let Ok(Some(leases)) = &outcome {
+        for lease in leases {
+            shared.report_acquired(lease, &call.caller);
+            if lease.set_reported() {
+                shared.end_reports.ends.tell_loss(lease);
+            }
+        }
+    } else {
+        let waited = call.caller.begin.elapsed();
+        report_outcome(shared, &names.join(", "), wait, &outcome, waited);
     }
-    for lease in leases.iter().flatten() {
-        lease.set_reported();
-        shared.report_acquired(lease, &call.caller);
-    }
-    Ok(leases)
+    outcome
 }
 
 /// Returns an error if no call can acquire these locks.
@@ -99,7 +105,7 @@ impl SetCall<'_> {
                 self.give_back(first.take());
                 continue;
             }
-            report_contended(self.shared, &self.names[index]);
+            report_contended(self.shared, &self.names[index], &self.contended);
             if first.is_some() {
                 self.give_back(first.take());
                 // Two calls that were in each other's way should not meet again.
@@ -112,13 +118,28 @@ impl SetCall<'_> {
             if self.wait.is_over() {
                 return Ok(None);
             }
-            let (shared, name) = (self.shared, &self.names[index]);
-            let call = LockCall { shared, name, caller: self.caller.clone(), wait: self.wait };
+            let call = LockCall {
+                shared: self.shared,
+                name: &self.names[index],
+                caller: self.caller.clone(),
+                wait: self.wait,
+                contended: self.contended.clone(),
+            };
             match call.acquire()? {
                 Some(lease) => first = Some((index, lease)),
                 None => return Ok(None),
             }
         }
+    }
+
+    /// Gives back all locks if a shutdown has ended one.
+    fn check_not_ended(&self, leases: Option<Vec<Arc<Lease>>>) -> Result<Option<Vec<Arc<Lease>>>> {
+        let all = || leases.iter().flatten();
+        let ended = all().try_for_each(|lease| self.shared.check_not_ended(lease));
+        if ended.is_err() {
+            all().for_each(|lease| release::give_back(self.shared, lease));
+        }
+        ended.map(|()| leases)
     }
 
     fn give_back(&self, first: Option<(usize, Arc<Lease>)>) {

@@ -4,7 +4,7 @@
 //! the client is registered as waiting, whether a hold may exist without a reply, and whether the
 //! next request is for another hold. When to try again is decided in `acquire.rs`.
 
-use std::mem;
+use std::cell::Cell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -72,8 +72,8 @@ pub(super) struct Attempt<'a> {
     pub(super) retry: RetryPolicy,
     /// Whether a request without a reply may have begun the hold, or may still begin it.
     in_doubt: bool,
-    /// Whether it was reported that the lock is held.
-    contended: bool,
+    /// Whether the call has reported that the lock is held.
+    contended: &'a Cell<bool>,
     /// Whether the release of an earlier hold of this client was not confirmed when the last
     /// request was sent.
     after_release: bool,
@@ -85,6 +85,7 @@ impl<'a> Attempt<'a> {
         name: &Arc<str>,
         caller: &'a Caller,
         wait: Wait,
+        contended: &'a Cell<bool>,
         arrival: Arrival,
     ) -> Self {
         let is_first = matches!(arrival, Arrival::First { .. });
@@ -109,7 +110,6 @@ impl<'a> Attempt<'a> {
             limits: retry.limits(),
             may_be_early: shared.config.uses(Mechanism::EarlyRequest),
         };
-        let contended = !is_first;
         let in_doubt = false;
         Self { shared, caller, wait, handoff, request, retry, in_doubt, contended, after_release }
     }
@@ -146,7 +146,7 @@ impl<'a> Attempt<'a> {
                     if self.confirm_releases()? => {}
                 Ok(AcquireReply::Held { remaining } | AcquireReply::Unknown { remaining }) => {
                     self.retry.record_reply();
-                    self.record_contention();
+                    report_contended(self.shared, &self.request.hold.name, self.contended);
                     return Ok(Tried::Held(remaining));
                 }
                 Err(failure) => {
@@ -246,13 +246,6 @@ impl<'a> Attempt<'a> {
         Ok(retries)
     }
 
-    /// Reports once that another owner holds the lock.
-    fn record_contention(&mut self) {
-        if !mem::replace(&mut self.contended, true) {
-            report_contended(self.shared, &self.request.hold.name);
-        }
-    }
-
     /// Releases a hold that exists but fell short of its durability.
     fn undo_shortfall(&self, failure: &Failure) {
         if failure.is_shortfall() {
@@ -314,8 +307,11 @@ fn yields_until(yields: bool) -> Instant {
     Instant::now() + if yields { YIELD_TIME } else { Duration::ZERO }
 }
 
-/// Reports that a call has found the lock held.
-pub(super) fn report_contended(shared: &Shared, name: &Arc<str>) {
+/// Reports that a call has found a lock held, unless it was `reported` of this call already.
+pub(super) fn report_contended(shared: &Shared, name: &Arc<str>, reported: &Cell<bool>) {
+    if reported.replace(true) {
+        return;
+    }
     shared.counters.contended.add(1);
     shared.events.emit(|| Event::Contended { name: name.to_string() });
     shared.events.debug(|| format!("lock {name:?} is held by another owner"));

@@ -139,15 +139,20 @@ impl EndNotifier {
         self.events.debug(|| format!("released lock {name:?} after {held:?}"));
     }
 
-    /// Reports that a level was not released.
-    pub(crate) fn report_failed_release(&self, lease: &Lease, failure: &Failure) {
-        let (name, fence, source) = (lease.name(), lease.fence, &failure.source);
+    fn report_failed_release(&self, lease: &Lease, failure: &Failure) {
+        let (name, fence) = (lease.name(), lease.fence);
         self.counters.failed_releases.add(1);
         self.events.emit(|| Event::ReleaseFailed {
             name: name.to_string(),
             fence,
-            reason: source.to_string(),
+            reason: failure.source.to_string(),
         });
+        self.log_failed_release(lease, failure);
+    }
+
+    /// Logs that a level was not released. There are no events of inner levels.
+    pub(crate) fn log_failed_release(&self, lease: &Lease, failure: &Failure) {
+        let (name, source) = (lease.name(), &failure.source);
         self.events.warn(|| format!("releasing lock {name:?} failed: {source}"));
     }
 
@@ -163,13 +168,18 @@ impl EndNotifier {
 
     /// Does what a loss entails, without a line of its own for the log.
     pub(crate) fn end_lost(&self, lease: &Lease) {
-        let (name, fence) = (lease.name(), lease.fence);
         // First the event: the next holder reports its own.
-        if !lease.is_unreported() {
-            self.counters.lost.add(1);
-            self.events.emit(|| Event::Lost { name: name.to_string(), fence });
+        if lease.may_tell_loss() {
+            self.tell_loss(lease);
         }
         self.wait_queues.end_hold(lease);
         self.counters.settle_hold();
+    }
+
+    /// Tells the program of a loss.
+    pub(crate) fn tell_loss(&self, lease: &Lease) {
+        let (name, fence) = (lease.name(), lease.fence);
+        self.counters.lost.add(1);
+        self.events.emit(|| Event::Lost { name: name.to_string(), fence });
     }
 }

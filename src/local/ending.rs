@@ -77,9 +77,9 @@ impl EndReports {
         self.report_end(lease, &Ok(()));
     }
 
-    /// Reports that a level was not released.
-    pub(super) fn report_failed_release(&self, lease: &Lease, failure: &Failure) {
-        self.ends.report_failed_release(lease, failure);
+    /// Logs that a level was not released.
+    pub(super) fn log_failed_release(&self, lease: &Lease, failure: &Failure) {
+        self.ends.log_failed_release(lease, failure);
     }
 
     /// Marks a hold as lost if its deadline has passed, and cleans it up.

@@ -13,7 +13,7 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
@@ -35,6 +35,10 @@ const LOST: u64 = 0;
 const RELEASED: u64 = 1;
 /// It was ended, and it is not known yet how its release has gone.
 const ENDED: u64 = 2;
+
+/// Bits of `Lease::told`.
+const REPORTED: u8 = 1;
+const LOSS: u8 = 2;
 
 /// A hold and how long it may be relied on.
 ///
@@ -63,8 +67,8 @@ pub(crate) struct Lease {
     depth: AtomicU32,
     /// Whether a request that began this hold may be executed once more.
     in_doubt: AtomicBool,
-    /// Whether the hold is part of a set that is not complete, so that nothing is told of it.
-    unreported: AtomicBool,
+    /// What was told of the hold: [`REPORTED`] unless it is part of a set that is not complete.
+    told: AtomicU8,
     /// Whether the last renewal has failed. Only the renewer uses it.
     failing: AtomicBool,
     /// Made when the first thread asks for a receiver. Its sender is dropped when the hold is over.
@@ -121,7 +125,7 @@ impl Lease {
             depth: AtomicU32::new(1),
             in_doubt: AtomicBool::new(false),
             failing: AtomicBool::new(false),
-            unreported: AtomicBool::new(*in_set),
+            told: AtomicU8::new(if *in_set { 0 } else { REPORTED }),
             over: Mutex::new(None),
         }
     }
@@ -158,11 +162,18 @@ impl Lease {
 
     /// Returns `true` if the hold is part of a set that is not complete.
     pub(crate) fn is_unreported(&self) -> bool {
-        self.unreported.load(Ordering::Relaxed)
+        self.told.load(Ordering::Relaxed) & REPORTED == 0
     }
 
-    pub(crate) fn set_reported(&self) {
-        self.unreported.store(false, Ordering::Relaxed);
+    /// Notes that the hold was reported. Returns `true` if its loss must be told now.
+    pub(crate) fn set_reported(&self) -> bool {
+        self.told.fetch_or(REPORTED, Ordering::AcqRel) & LOSS != 0
+    }
+
+    /// Notes that the hold is lost. Returns `false` if that must not be told before the hold was
+    /// reported.
+    pub(crate) fn may_tell_loss(&self) -> bool {
+        self.told.fetch_or(LOSS, Ordering::AcqRel) & REPORTED != 0
     }
 
     pub(crate) fn mark_in_doubt(&self) {
@@ -390,10 +401,12 @@ mod tests {
         LockOptions { lease: LEASE, ..LockOptions::default() }
     }
 
+    fn id() -> HoldId {
+        HoldId { kind: HoldKind::Lock, name: Arc::from("x"), client: Arc::from("c"), nonce: 1 }
+    }
+
     fn acquired(options: &LockOptions, sent: Moment) -> Lease {
-        let id =
-            HoldId { kind: HoldKind::Lock, name: Arc::from("x"), client: Arc::from("c"), nonce: 1 };
-        Lease::new(id, 7, &Caller::current(&Config::default(), options), sent)
+        Lease::new(id(), 7, &Caller::current(&Config::default(), options), sent)
     }
 
     fn expired() -> Lease {
@@ -471,6 +484,27 @@ mod tests {
         for over in early.iter().chain([&lease.over()]) {
             assert_eq!(over.try_recv(), Err(TryRecvError::Disconnected));
         }
+    }
+
+    #[test]
+    fn the_loss_of_a_hold_is_told_once_and_after_the_hold() {
+        let caller = Caller::current(&Config::default(), &options());
+        let in_set = Caller { in_set: true, ..caller };
+        let lease = |caller| Lease::new(id(), 7, caller, Moment::now());
+        let lost_before = lease(&in_set);
+        assert!(!lost_before.may_tell_loss() && lost_before.set_reported());
+        let lost_later = lease(&in_set);
+        assert!(!lost_later.set_reported() && lost_later.may_tell_loss());
+        assert!(acquired(&options(), Moment::now()).may_tell_loss(), "it is in no set");
+    }
+
+    #[test]
+    fn a_lease_is_nearly_over_in_its_last_third() {
+        let options = LockOptions { lease: LEASE * 100, ..options() };
+        let acquired_ago = |part: u32| {
+            acquired(&options, Moment::now().before(options.lease * part / 100)).is_nearly_over()
+        };
+        assert_eq!([0, 60, 70, 98, 100].map(acquired_ago), [false, false, true, true, false]);
     }
 
     #[test]

@@ -63,7 +63,7 @@ fn unlock_level(
     let outcome = if depth > 0 {
         let outcome = reentrancy::set_depth(shared, lease, depth, durable, retry);
         if let Err(HoldFailure::Failed(failure)) = &outcome {
-            shared.end_reports.report_failed_release(lease, failure);
+            shared.end_reports.log_failed_release(lease, failure);
         }
         outcome
     } else {
@@ -144,7 +144,7 @@ fn post_depth(
         on_reply: Box::new(move |reply| match reply {
             Ok(HoldReply::Held) => {}
             Ok(HoldReply::Gone) => reports.lose(&held),
-            Err(failure) => reports.report_failed_release(&held, &failure),
+            Err(failure) => reports.log_failed_release(&held, &failure),
         }),
     });
     Ok(())

@@ -23,13 +23,16 @@ stores! {
         a_loss_is_reported_once,
         an_event_carries_the_numbers_of_its_hold,
         a_wait_that_ends_without_the_lock_is_reported,
+        a_set_is_reported_when_it_is_complete,
+        a_set_that_is_not_to_be_had_is_reported_once,
         nested_levels_are_not_reported,
         a_callback_that_panics_stops_nothing,
         a_callback_that_blocks_stops_nothing,
         a_callback_may_use_the_client;
     every server:
         a_failing_renewal_is_reported_before_the_loss,
-        a_failed_call_is_reported;
+        a_failed_call_is_reported,
+        an_inner_level_that_is_not_released_is_not_reported;
 }
 
 fn a_hold_is_reported_from_acquired_to_released(store: &Store) {
@@ -188,6 +191,32 @@ fn a_wait_that_ends_without_the_lock_is_reported(store: &Store) {
     assert_eq!(events, told);
 }
 
+fn a_set_is_reported_when_it_is_complete(store: &Store) {
+    let recorder = Recorder::default();
+    let client = store.open(patient().on_event(recorder.listener()));
+    client.lock_all(["a", "b"]).unwrap().unlock().unwrap();
+    recorder.wait_for("released b");
+    let told = ["acquired a", "acquired b", "released a", "released b"];
+    assert_eq!(recorder.events_of_locks(), told);
+}
+
+fn a_set_that_is_not_to_be_had_is_reported_once(store: &Store) {
+    let recorder = Recorder::default();
+    let client = store.open(patient().on_event(recorder.listener()));
+    while_held(&client, "b", |_end| {
+        assert!(client.try_lock_all(["a", "b"]).unwrap().is_none());
+        assert!(client.try_lock_all_for(["a", "b"], ms(100)).unwrap().is_none());
+        recorder.wait_for("timed out a, b");
+    });
+    take(&client, "c").unlock().unwrap();
+    recorder.wait_for("released c");
+    let mut events = recorder.events_of_locks();
+    events.retain(|event| !event.ends_with(" c"));
+    let told = ["acquired b", "contended b", "contended b", "timed out a, b", "released b"];
+    assert_eq!(events, told);
+    assert_eq!(client.stats().busy, 1);
+}
+
 fn nested_levels_are_not_reported(store: &Store) {
     let recorder = Recorder::default();
     let client = store.open(patient().on_event(recorder.listener()));
@@ -205,12 +234,26 @@ fn a_failed_call_is_reported(server: &Server) {
     server.stop();
     client.try_lock("a").unwrap_err();
     client.try_lock_for("b", IO).unwrap_err();
+    client.try_lock_all(["b", "d"]).unwrap_err();
     server.cont();
-    recorder.wait_for("failed b");
+    recorder.wait_for("failed b, d");
     server.command(&["SET", "lock:c", "something else"]);
     client.try_lock("c").unwrap_err();
     recorder.wait_for("failed c");
-    assert_eq!(recorder.events_of_locks(), ["failed a", "failed b", "failed c"]);
+    assert_eq!(recorder.events_of_locks(), ["failed a", "failed b", "failed b, d", "failed c"]);
+}
+
+fn an_inner_level_that_is_not_released_is_not_reported(server: &Server) {
+    let recorder = Recorder::default();
+    let client = server.open(hasty().on_event(recorder.listener()));
+    let outer = take(&client, "a");
+    let inner = take(&client, "a");
+    server.stop();
+    inner.unlock().unwrap_err();
+    server.cont();
+    outer.unlock().unwrap();
+    recorder.wait_for("released a");
+    assert_eq!(recorder.events_of_locks(), ["acquired a", "released a"]);
 }
 
 fn a_callback_that_panics_stops_nothing(store: &Store) {

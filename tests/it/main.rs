@@ -35,6 +35,7 @@ mod early_requests;
 mod election;
 mod errors;
 mod events;
+mod events_of_kinds;
 mod fences;
 mod foreign_keys;
 mod garbled_replies;

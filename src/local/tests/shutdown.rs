@@ -1,5 +1,6 @@
 //! A shutdown while other threads acquire and release.
 
+use std::cell::Cell;
 use std::thread;
 use std::time::Duration;
 
@@ -99,7 +100,7 @@ fn a_thread_that_becomes_the_head_after_a_shutdown_acquires_nothing() {
     assert!(level.lease.is_ended());
     let turn = turn::wait(queues, &waiter, None).expect("made the head");
     assert!(matches!(turn, Turn::Head { .. }));
-    let call = LockCall { shared, name, caller, wait: Wait::Endless };
+    let call = LockCall { shared, name, caller, wait: Wait::Endless, contended: Cell::default() };
     let outcome = call.acquire_at_head(&waiter, Arrival::Next { yields: false });
     assert!(matches!(outcome, Err(Error::Closed)), "{outcome:?}");
     scene.expect_events(["acquired", "released"]);

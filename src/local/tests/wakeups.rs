@@ -1,5 +1,6 @@
 //! What a wake-up from another client does for a thread that waits.
 
+use std::cell::Cell;
 use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -146,7 +147,7 @@ fn a_thread_that_becomes_the_head_after_close_does_not_wait_there() {
     let turn = turn::wait(queues, &waiter, None).expect("made the head");
     assert!(matches!(turn, Turn::Head { .. }));
     let wait = Wait::Until(end_of(Duration::from_secs(5)));
-    let call = LockCall { shared, name, caller, wait };
+    let call = LockCall { shared, name, caller, wait, contended: Cell::default() };
     let outcome = call.acquire_at_head(&waiter, Arrival::Next { yields: false });
     assert!(matches!(outcome, Err(Error::Closed)), "{outcome:?}");
 }

@@ -38,7 +38,13 @@ impl Recorder {
     /// Waits for an event. Events are delivered on a thread of their own.
     #[track_caller]
     pub(crate) fn wait_for(&self, event: &str) {
-        eventually(SOON, || self.count(event) > 0);
+        self.wait_for_count(event, 1);
+    }
+
+    /// Waits until an event has come so often.
+    #[track_caller]
+    pub(crate) fn wait_for_count(&self, event: &str, count: usize) {
+        eventually(SOON, || self.count(event) >= count);
     }
 }
 
