@@ -125,10 +125,7 @@ impl MultiGuard {
 impl Drop for MultiGuard {
     fn drop(&mut self) {
         if !self.released {
-            for lease in &self.leases {
-                // Errors are logged where they occur.
-                drop(release::unlock_on_drop(&self.shared, lease));
-            }
+            release::unlock_all_on_drop(&self.shared, &self.leases);
         }
     }
 }

@@ -30,7 +30,7 @@ pub(crate) fn unlock_on_drop(shared: &Arc<Shared>, lease: &Arc<Lease>) -> Result
     let times = CallTimes::new(&shared.config, lease.duration());
     let limit = RetryLimit::End(end_of(times.io_timeout));
     let retry = RetryPolicy::new(limit, &shared.config, times);
-    if !shared.config.uses(Mechanism::PostedRelease) || !shared.config.uses(Mechanism::Handoff) {
+    if !posts_releases(shared) {
         return unlock_level(shared, lease, false, retry);
     }
     shared.identity.check_process()?;
@@ -39,9 +39,36 @@ pub(crate) fn unlock_on_drop(shared: &Arc<Shared>, lease: &Arc<Lease>) -> Result
     let outcome = if depth > 0 {
         post_depth(shared, lease, depth, &retry)
     } else {
-        post_release(shared, lease, &retry)
+        begin_release(shared, lease, &retry).map(|post| {
+            if let Some(post) = post {
+                shared.store.post(post);
+                shared.wake_member(lease);
+            }
+        })
     };
     finish(lease, outcome)
+}
+
+/// As `unlock_on_drop`, for the holds of a set, which have one level each: their releases are sent
+/// together. Errors are logged where they occur.
+pub(crate) fn unlock_all_on_drop(shared: &Arc<Shared>, leases: &[Arc<Lease>]) {
+    if !posts_releases(shared) || shared.identity.check_process().is_err() {
+        return leases.iter().for_each(|lease| drop(unlock_on_drop(shared, lease)));
+    }
+    let posts = leases.iter().filter_map(|lease| {
+        let times = CallTimes::new(&shared.config, lease.duration());
+        let limit = RetryLimit::End(end_of(times.io_timeout));
+        let retry = RetryPolicy::new(limit, &shared.config, times);
+        lease.set_depth(0);
+        // What was lost is not released.
+        begin_release(shared, lease, &retry).ok().flatten()
+    });
+    shared.store.post_all(posts.collect());
+}
+
+/// Returns `true` if the thread that drops a guard does not wait for the reply.
+fn posts_releases(shared: &Shared) -> bool {
+    shared.config.uses(Mechanism::PostedRelease) && shared.config.uses(Mechanism::Handoff)
 }
 
 /// Ends a hold that was to be part of a set.
@@ -101,29 +128,28 @@ fn release(shared: &Shared, lease: &Arc<Lease>, mut retry: RetryPolicy) -> Resul
     outcome
 }
 
-/// Ends a hold without waiting for the reply. A waiter that gets the lock waits for it.
-fn post_release(
+/// Ends a hold. Returns the release that is to be posted, unless a waiter gets the lock: it waits
+/// for the reply.
+fn begin_release<'a>(
     shared: &Shared,
-    lease: &Arc<Lease>,
+    lease: &'a Arc<Lease>,
     retry: &RetryPolicy,
-) -> Result<(), HoldFailure> {
+) -> Result<Option<PostedChange<'a>>, HoldFailure> {
     end_locally(shared, lease)?;
     let queues = shared.queues(lease.id.kind);
     if let Some((waiter, handoffs)) = queues.start_release(lease, !lease.is_kept()) {
         let yields = handoff::must_yield(shared, handoffs);
         waiter.forward_handoff(handoff::start(shared, lease, &waiter.caller, yields, retry));
-        return Ok(());
+        return Ok(None);
     }
     let (reports, released) = (shared.end_reports.clone(), lease.clone());
     let Release { hold, kept_until, deadline } = lease.to_release(retry.request_deadline());
-    shared.store.post(PostedChange {
+    Ok(Some(PostedChange {
         hold,
         change: Change::Release { kept_until },
         deadline,
         on_reply: Box::new(move |reply| reports.report_reply(&released, reply)),
-    });
-    shared.wake_member(lease);
-    Ok(())
+    }))
 }
 
 /// Sets the depth of a hold to that of its remaining guards, without waiting for the reply.

@@ -84,15 +84,19 @@ impl<S: ConnectionSource> Multiplexer<S> {
         Pending { multiplexer: self.clone(), slot, waited: false }
     }
 
-    /// Writes a request that no thread waits for, or has it written as soon as a connection is
+    /// Writes requests that no thread waits for, or has them written as soon as a connection is
     /// free. Blocks only for room to write, and to open a connection.
-    pub(super) fn post(self: &Arc<Self>, posted: PostedRequest) {
-        let deadline = posted.deadline;
+    pub(super) fn post(self: &Arc<Self>, posted: Vec<PostedRequest>) {
+        let Some(deadline) = posted.iter().map(|posted| posted.deadline).max() else { return };
         let free = if self.queue.is_batching() { None } else { self.take(deadline) };
         match free {
-            None => self.push(Queued::Posted(posted), deadline),
+            None => {
+                for posted in posted {
+                    self.push(Queued::Posted(posted), deadline);
+                }
+            }
             Some(mut connection) => {
-                self.posts.write(&mut connection, vec![posted], deadline);
+                self.posts.write(&mut connection, posted, deadline);
                 self.send_queued(connection, deadline);
             }
         }

@@ -168,10 +168,13 @@ impl Server {
         self.multiplexer.begin(self.addressed(request), deadline)
     }
 
-    /// Writes a request whose reply goes to `on_reply`. Blocks only for room to write, and to open
-    /// a connection.
-    pub(crate) fn post(&self, request: Request, deadline: Instant, on_reply: OnReply) {
-        self.multiplexer.post(PostedRequest::new(self.addressed(request), deadline, on_reply));
+    /// Writes requests whose replies go to callbacks, together if a connection is free. Blocks only
+    /// for room to write, and to open a connection.
+    pub(crate) fn post(&self, requests: impl IntoIterator<Item = (Request, Instant, OnReply)>) {
+        let posted = requests.into_iter().map(|(request, deadline, on_reply)| {
+            PostedRequest::new(self.addressed(request), deadline, on_reply)
+        });
+        self.multiplexer.post(posted.collect());
     }
 
     /// Blocks until all replies to posted requests have come, or the deadline: then the requests

@@ -78,6 +78,13 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
         });
     }
 
+    /// As `post`, for several changes. Those for one server are sent together if they can be.
+    fn post_all(&self, posts: Vec<PostedChange<'_>>) {
+        for post in posts {
+            self.post(post);
+        }
+    }
+
     /// Blocks until the replies to all that was posted have come. What has none by the deadline has
     /// failed.
     fn settle(&self, _: Instant) {}

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use crate::config::Config;
 use crate::event::Events;
 use crate::failure::Failure;
-use crate::net::request::Reply;
+use crate::net::owed::OnReply;
+use crate::net::request::{Reply, Request};
 use crate::net::server::Server;
 use crate::store::Store;
 use crate::store::background::jobs::BackgroundJobs;
@@ -89,6 +90,20 @@ impl Standalone {
         }
     }
 
+    /// Returns the request for a change, its deadline, and what the reply goes to.
+    fn to_post(&self, post: PostedChange<'_>) -> (Request, Instant, OnReply) {
+        let PostedChange { hold, change, deadline, on_reply } = post;
+        let Command { request, decoder } = match change {
+            Change::Release { kept_until } => self.commands.release(hold, kept_until),
+            Change::SetDepth { depth } => {
+                self.commands.set_depth(SetDepth::only(hold, depth, deadline))
+            }
+        };
+        let server = self.server.clone();
+        let decode = move |reply: Reply| on_reply(decode(&server, &decoder, reply));
+        (request, deadline, Box::new(decode))
+    }
+
     /// As `ask`, without waiting for the reply.
     fn start<T: Clone + Send + 'static>(
         &self,
@@ -152,16 +167,11 @@ impl Store for Standalone {
     }
 
     fn post(&self, post: PostedChange<'_>) {
-        let PostedChange { hold, change, deadline, on_reply } = post;
-        let Command { request, decoder } = match change {
-            Change::Release { kept_until } => self.commands.release(hold, kept_until),
-            Change::SetDepth { depth } => {
-                self.commands.set_depth(SetDepth::only(hold, depth, deadline))
-            }
-        };
-        let server = self.server.clone();
-        let decode = Box::new(move |reply: Reply| on_reply(decode(&server, &decoder, reply)));
-        self.server.post(request, deadline, decode);
+        self.server.post([self.to_post(post)]);
+    }
+
+    fn post_all(&self, posts: Vec<PostedChange<'_>>) {
+        self.server.post(posts.into_iter().map(|post| self.to_post(post)));
     }
 
     fn settle(&self, deadline: Instant) {

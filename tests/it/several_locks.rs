@@ -25,6 +25,8 @@ stores! {
         sets_and_single_locks_of_two_clients_make_progress,
         a_set_of_free_locks_takes_one_request,
         nothing_is_told_of_a_lock_that_is_given_back;
+    one server:
+        the_releases_of_a_set_that_is_dropped_are_sent_together;
 }
 
 const fn is_shared_between_threads<T: Send + Sync + 'static>() {}
@@ -248,4 +250,19 @@ fn nothing_is_told_of_a_lock_that_is_given_back(server: &Server) {
     let mut told: Vec<String> = events.iter().collect();
     told.sort_unstable();
     assert_eq!(told, ["a", "a", "b", "b"]);
+}
+
+fn the_releases_of_a_set_that_is_dropped_are_sent_together(server: &Server) {
+    let client = server.open(patient());
+    drop(client.lock_all(["warm"]).unwrap());
+    let names: Vec<_> = (0..20).map(|n| format!("lock {n}")).collect();
+    let set = client.lock_all(&names).unwrap();
+    let before = server.reads();
+    // What it takes to ask.
+    let asked = server.reads() - before;
+    drop(set);
+    eventually(SOON, || client.stats().released == 21);
+    let reads = server.reads() - before;
+    assert!(reads <= 2 * asked + 3, "{reads} for {} locks, {asked} of them to ask", names.len());
+    assert_eq!(server.hashes(), [""; 0]);
 }

@@ -254,13 +254,6 @@ fn a_hold_that_is_gone_is_lost_all_the_same(store: &Store) {
     assert_eq!(client.stats().held, 0);
 }
 
-/// How often the server has read from a connection.
-fn reads(server: &Server) -> u64 {
-    let stats: String = server.ask(&["INFO", "stats"]);
-    let reads = stats.lines().find_map(|line| line.strip_prefix("total_reads_processed:"));
-    reads.expect("there is such a number").parse().expect("it is a number")
-}
-
 fn many_holds_are_released_together(server: &Server) {
     let client = server.open(patient());
     take(&client, "warm").unlock().unwrap();
@@ -270,9 +263,9 @@ fn many_holds_are_released_together(server: &Server) {
     let _permits = (kinds.1.acquire().unwrap(), kinds.1.acquire().unwrap());
     let written = client.rw_lock("state").write().unwrap();
     assert_eq!(client.stats().held, 104);
-    let before = (reads(server), server.evals());
+    let before = (server.reads(), server.evals());
     client.shutdown(SOON).unwrap();
-    let (reads, scripts) = (reads(server) - before.0, server.evals() - before.1);
+    let (reads, scripts) = (server.reads() - before.0, server.evals() - before.1);
     // The connection is new, replicas and sentinels are heard too, and a server takes 16 KB at a
     // time. Two of the scripts are not known before.
     assert!(reads < 60, "{reads}");

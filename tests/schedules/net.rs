@@ -290,7 +290,7 @@ fn post(multiplexer: &Arc<Multiplexer<Pool>>, number: u64, weather: Weather, rep
         *replies.lock() += 1;
     };
     let on_reply = Box::new(on_reply);
-    multiplexer.post(PostedRequest::new(request(number), deadline(weather), on_reply));
+    multiplexer.post(vec![PostedRequest::new(request(number), deadline(weather), on_reply)]);
 }
 
 /// Sends a request over a connection that no other thread uses, and checks the reply.

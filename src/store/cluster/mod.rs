@@ -149,6 +149,28 @@ impl Cluster {
         })
     }
 
+    /// Returns the node that a change is sent to, and the change for that. `None` if no node is
+    /// known, so that it has failed.
+    fn to_post<'a>(&self, post: PostedChange<'a>) -> Option<(Target, PostedChange<'a>)> {
+        let PostedChange { hold, on_reply, .. } = post;
+        let slot = self.slot(&hold.name);
+        let Some(owner) = self.topology.owner(slot) else {
+            on_reply(Err(uncovered()));
+            return None;
+        };
+        let target = Target::of(owner);
+        let (topology, node) = (self.topology.clone(), target.node.clone());
+        let on_reply = Box::new(move |reply: Result<HoldReply, Failure>| {
+            on_reply(reply.map_err(|failure| {
+                // The clean-up follows the redirection.
+                topology.redirected(&failure, slot, &node);
+                topology.note_failure(&failure, &node);
+                topology.classify(failure)
+            }));
+        });
+        Some((target, PostedChange { on_reply, ..post }))
+    }
+
     fn slot(&self, name: &str) -> usize {
         slot_of(&self.commands.keys.lock(name))
     }
@@ -196,22 +218,21 @@ impl Store for Cluster {
     }
 
     fn post(&self, post: PostedChange<'_>) {
-        let PostedChange { hold, on_reply, .. } = post;
-        let slot = self.slot(&hold.name);
-        let Some(owner) = self.topology.owner(slot) else {
-            return on_reply(Err(uncovered()));
-        };
-        let target = Target::of(owner);
-        let (topology, node) = (self.topology.clone(), target.node.clone());
-        let on_reply = Box::new(move |reply: Result<HoldReply, Failure>| {
-            on_reply(reply.map_err(|failure| {
-                // The clean-up follows the redirection.
-                topology.redirected(&failure, slot, &node);
-                topology.note_failure(&failure, &node);
-                topology.classify(failure)
-            }));
-        });
-        target.store().post(PostedChange { on_reply, ..post });
+        self.post_all(vec![post]);
+    }
+
+    fn post_all(&self, posts: Vec<PostedChange<'_>>) {
+        let mut targets = Vec::<(Target, Vec<PostedChange<'_>>)>::new();
+        for post in posts {
+            let Some((target, post)) = self.to_post(post) else { continue };
+            match targets.iter_mut().find(|(known, _)| *known == target) {
+                Some((_, posts)) => posts.push(post),
+                None => targets.push((target, vec![post])),
+            }
+        }
+        for (target, posts) in targets {
+            target.store().post_all(posts);
+        }
     }
 
     fn settle(&self, deadline: Instant) {

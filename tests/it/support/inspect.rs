@@ -87,8 +87,16 @@ impl Server {
 
     /// The number of connections so far, including that of this command.
     pub(crate) fn connections(&self) -> u64 {
+        self.total("total_connections_received:")
+    }
+
+    /// How often the server has read from a connection so far.
+    pub(crate) fn reads(&self) -> u64 {
+        self.total("total_reads_processed:")
+    }
+
+    fn total(&self, field: &str) -> u64 {
         let stats: String = self.ask(&["INFO", "stats"]);
-        let field = "total_connections_received:";
         let line = stats.lines().find_map(|line| line.strip_prefix(field));
         line.expect("there is such a number").parse().expect("it is a number")
     }
