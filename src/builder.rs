@@ -369,7 +369,8 @@ impl Builder {
     /// The query may have these settings, which are the methods of this type: `backoff`,
     /// `connect_timeout`, `durability`, `fence_life`, `idle_timeout`, `io_timeout`, `label`,
     /// `lazy`, `lease`, `master_login`, `max_handoffs`, `max_hold`, `max_lifetime`, `pool_size` (or
-    /// `pool`), `prefix`, `redisson`, `reentrant`, `renew`, `retry_window`, `spin`, `wait`.
+    /// `pool`), `prefix`, `redisson`, `reentrant`, `renew`, `retry_window`, `spin`, `wait`; and
+    /// with the feature `tls` `server_name`, which is that of `Tls`.
     ///
     /// - A duration is `500ms`, `20s`, `5m`, `1h`, `1d`, `50us`, or plain seconds, such as `0.5`.
     /// - `idle_timeout`, `max_hold`, `max_lifetime` and `wait` may be `none`: no limit. A `backoff`

@@ -62,6 +62,8 @@ fn set(config: &mut Config, name: &str, text: &str) -> Parsed<()> {
         "reentrant" => config.options.reentrant = flag(text)?,
         "renew" => config.options.renew = flag(text)?,
         "retry_window" => config.retry_window = parse_duration(text)?,
+        #[cfg(feature = "tls")]
+        "server_name" => config.tls.get_or_insert_default().server_name = Some(text.into()),
         "spin" => config.spin = parse_duration(text)?,
         "wait" => config.options.wait = limit(text)?,
         _ => return Err("is not a setting"),

@@ -200,6 +200,10 @@ fn a_server_may_have_another_name_than_its_host() {
     take(&client, "a").unlock().unwrap();
     assert_unavailable(|| named("elsewhere").open(&server.tls_url()), "not valid for name");
     assert_refused(named("not a name"), "rediss", "", "server_name");
+    let url = format!("{}?server_name=redis.example", server.tls_url());
+    let client = hasty().tls(authority.trusted()).open(&url).unwrap();
+    take(&client, "a").unlock().unwrap();
+    assert_refused(hasty(), "redis", "?server_name=redis.example", "rediss");
 }
 
 #[test]
