@@ -275,6 +275,9 @@ mod pages {
     #[doc = include_str!("../docs/cookbook.md")]
     mod cookbook {}
 
+    #[doc = include_str!("../docs/monitoring.md")]
+    mod monitoring {}
+
     #[cfg(feature = "tls")]
     #[doc = include_str!("../docs/deployment.md")]
     mod deployment {}
