@@ -164,13 +164,17 @@ impl Builder {
         self
     }
 
-    /// Sets whether releases wake threads that wait in Redisson's `RLock`, for locks that a Java
-    /// service shares under the same key (see [`prefix`](Builder::prefix)). Without this they sleep
-    /// until the lease that they have seen ends.
+    /// Sets whether wake-ups are exchanged with Redisson's `RLock`, for locks that a Java service
+    /// shares under the same key (see [`prefix`](Builder::prefix)): a release wakes a thread there
+    /// that waits, and one there wakes the threads here. Without this Redisson sleeps until the
+    /// lease that it has seen ends, and clients of leasehold until they look again, half a second
+    /// at most. `docs/moving.md` in the repository tells how to move from one to the other.
     ///
     /// Set it in every client that uses such a name. While Redisson waits, it has a place in the
-    /// queue, as one client: when that comes, clients with this setting leave a lock that is
-    /// released alone for 10 ms, so that Redisson can take it, and even `try_lock` finds it held.
+    /// queue, as one client. When that comes, clients with this setting leave a lock that is
+    /// released alone for 5 ms, so that Redisson can take it: even `try_lock` finds it held then.
+    /// That goes on for up to half a second after Redisson has waited last. Several locks take a
+    /// request each.
     ///
     /// `RFencedLock` has fences of its own, which leasehold's do not know. Fair locks, spin locks
     /// and `RReadWriteLock` cannot be shared. Defaults to `false`. Has no effect in memory, on

@@ -189,7 +189,7 @@
 //! The lock `name` is the hash `lock:name` (or another [prefix](Builder::prefix)), with the owner
 //! as its only field and the depth as the value. This is the layout of Redisson's `RLock`, so with
 //! an empty prefix each library sees the other's locks, and with
-//! [`redisson`](Builder::redisson) a release wakes those who wait there. The fence is a
+//! [`redisson`](Builder::redisson) they wake each other. The fence is a
 //! counter, `leasehold:fence:{lock:name}`, which lives for a day after its last use, or for another
 //! [`fence_life`](Builder::fence_life), and takes 120 to 150 bytes. Waiting clients are in the
 //! sorted set `leasehold:queue:{lock:name}`. A lock that is offered to one of them has the field
@@ -281,4 +281,7 @@ mod pages {
     #[cfg(feature = "tls")]
     #[doc = include_str!("../docs/deployment.md")]
     mod deployment {}
+
+    #[doc = include_str!("../docs/moving.md")]
+    mod moving {}
 }

@@ -1,20 +1,54 @@
-//! The channels on which Redisson's locks are reported free.
+//! The channels on which Redisson's locks are reported free: which of them threads of a client want
+//! to hear. The threads that wait and the listener meet here.
 
-/// The channels of one client.
-#[derive(Clone, Copy, Debug, Default)]
+use std::collections::HashMap;
+use std::io::{ErrorKind, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use crate::lock_name::RESERVED;
+
+/// The channels of one client. Clones are the same.
+#[derive(Clone, Debug, Default)]
 pub(crate) struct RedissonChannels {
     sharded: bool,
+    state: Arc<Mutex<State>>,
 }
+
+#[derive(Debug, Default)]
+struct State {
+    /// The names of the locks that threads wait for. Names that differ in braces may share a
+    /// channel.
+    names: HashMap<String, Vec<Arc<str>>>,
+    /// Grows whenever a thread begins or ends to wait.
+    version: u64,
+    /// Wakes the listener, once there is one.
+    alarm: Option<UnixStream>,
+}
+
+/// One thread that wants to hear when Redisson releases a lock, as long as this lives.
+#[derive(Debug)]
+pub(crate) struct RedissonWait {
+    channels: RedissonChannels,
+    channel: String,
+    name: Arc<str>,
+}
+
+/// Becomes readable when the listener is to look at the channels again.
+#[derive(Debug)]
+pub(crate) struct RedissonAlarm(UnixStream);
 
 impl RedissonChannels {
     /// Those of a cluster.
-    pub(crate) fn sharded(mut self) -> Self {
-        self.sharded = true;
-        self
+    pub(crate) fn sharded(self) -> Self {
+        Self { sharded: true, ..self }
     }
 
     /// What the names of the commands for these channels begin with.
-    pub(crate) fn form(self) -> &'static str {
+    pub(crate) fn form(&self) -> &'static str {
         if self.sharded { "s" } else { "" }
     }
 
@@ -22,6 +56,100 @@ impl RedissonChannels {
     pub(crate) fn channel(lock: &str) -> String {
         let (open, close) = if lock.contains('{') { ("", "") } else { ("{", "}") };
         ["redisson_lock__channel:", open, lock, close].concat()
+    }
+
+    /// The channel to which a client of leasehold subscribes along with one of Redisson's, so that
+    /// the server can tell how many of those who listen are Redisson.
+    pub(crate) fn companion(channel: &str) -> String {
+        [RESERVED, channel].concat()
+    }
+
+    /// Has the listener subscribe to the channel of a lock until the result is dropped.
+    pub(crate) fn wait(&self, name: &Arc<str>, lock: &str) -> RedissonWait {
+        let channel = Self::channel(lock);
+        let mut state = self.state.lock();
+        state.names.entry(channel.clone()).or_default().push(name.clone());
+        state.change();
+        RedissonWait { channels: self.clone(), channel, name: name.clone() }
+    }
+
+    /// The names of the locks with this channel that threads wait for.
+    pub(crate) fn names(&self, channel: &str) -> Vec<Arc<str>> {
+        self.state.lock().names.get(channel).cloned().unwrap_or_default()
+    }
+
+    /// The channels that threads want to hear, each with the name of a lock.
+    pub(crate) fn wanted(&self) -> Vec<(String, Arc<str>)> {
+        let state = self.state.lock();
+        let wanted = state.names.iter();
+        wanted
+            .filter_map(|(channel, names)| Some((channel.clone(), names.first()?.clone())))
+            .collect()
+    }
+
+    /// Has all that is wanted looked at again.
+    pub(crate) fn change(&self) {
+        self.state.lock().change();
+    }
+
+    /// A number that is another whenever `wanted` is.
+    pub(crate) fn version(&self) -> u64 {
+        self.state.lock().version
+    }
+
+    /// Makes the alarm of the listener. `None` if the system has no more files: the listener then
+    /// looks at the channels whenever it has something else to do.
+    pub(crate) fn alarm(&self) -> Option<RedissonAlarm> {
+        let (ring, alarm) = UnixStream::pair().ok()?;
+        ring.set_nonblocking(true).ok()?;
+        alarm.set_nonblocking(true).ok()?;
+        self.state.lock().alarm = Some(ring);
+        Some(RedissonAlarm(alarm))
+    }
+}
+
+impl State {
+    fn change(&mut self) {
+        self.version += 1;
+        if let Some(alarm) = &mut self.alarm {
+            // If it is full, the listener has not looked since.
+            alarm.write(&[0]).map(drop).unwrap_or_default();
+        }
+    }
+}
+
+impl Drop for RedissonWait {
+    fn drop(&mut self) {
+        let mut state = self.channels.state.lock();
+        if let Some(names) = state.names.get_mut(&self.channel) {
+            if let Some(place) = names.iter().position(|name| *name == self.name) {
+                names.swap_remove(place);
+            }
+            if names.is_empty() {
+                state.names.remove(&self.channel);
+            }
+        }
+        state.change();
+    }
+}
+
+impl RedissonAlarm {
+    /// Makes it unreadable until the next change.
+    pub(crate) fn reset(&mut self) {
+        let mut rings = [0; 64];
+        loop {
+            match self.0.read(&mut rings) {
+                Ok(count) if count > 0 => {}
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                _ => return,
+            }
+        }
+    }
+}
+
+impl AsFd for RedissonAlarm {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }
 
@@ -35,5 +163,40 @@ mod tests {
         assert_eq!(RedissonChannels::channel("a}b"), "redisson_lock__channel:{a}b}");
         assert_eq!(RedissonChannels::channel("a{b"), "redisson_lock__channel:a{b");
         assert_eq!(RedissonChannels::channel("{a}b"), "redisson_lock__channel:{a}b");
+    }
+
+    #[test]
+    fn a_channel_is_wanted_while_a_thread_waits() {
+        let channels = RedissonChannels::default();
+        let (first, second) = (channels.wait(&"x".into(), "x"), channels.wait(&"x".into(), "x"));
+        drop(first);
+        assert_eq!(channels.wanted(), [(RedissonChannels::channel("x"), Arc::from("x"))]);
+        drop(second);
+        assert!(channels.wanted().is_empty() && channels.state.lock().names.is_empty());
+    }
+
+    #[test]
+    fn names_that_differ_in_braces_share_a_channel() {
+        let channels = RedissonChannels::default();
+        let _waits = [channels.wait(&"x".into(), "x"), channels.wait(&"{x}".into(), "{x}")];
+        assert_eq!(channels.wanted().len(), 1);
+        assert_eq!(channels.names(&RedissonChannels::channel("x")).len(), 2);
+    }
+
+    #[test]
+    fn the_listener_is_woken_however_often_it_does_not_look() {
+        let channels = RedissonChannels::default();
+        let mut alarm = channels.alarm().expect("files");
+        for _ in 0..100_000 {
+            drop(channels.wait(&"x".into(), "x"));
+        }
+        assert_eq!(channels.version(), 200_000);
+        alarm.reset();
+        let readable = |alarm: &RedissonAlarm| {
+            crate::net::poll::poll_readable(&[alarm.as_fd()], None).len() == 1
+        };
+        assert!(!readable(&alarm));
+        let _wait = channels.wait(&"x".into(), "x");
+        assert!(readable(&alarm));
     }
 }

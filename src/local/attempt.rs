@@ -21,6 +21,7 @@ use crate::local::pending::{AcquireRequest, PendingHandoff, SentAcquire};
 use crate::local::retry::RetryPolicy;
 use crate::local::shared::Shared;
 use crate::local::wait_queues::WaitQueues;
+use crate::redisson::RedissonWait;
 use crate::store::hold::HoldKind;
 use crate::store::request::{AcquireReply, PendingReply, Registration, WaitingClient, is_granted};
 
@@ -77,6 +78,8 @@ pub(super) struct Attempt<'a> {
     /// Whether the release of an earlier hold of this client was not confirmed when the last
     /// request was sent.
     after_release: bool,
+    /// Once it was registered as waiting: has Redisson's releases wake it.
+    redisson: Option<RedissonWait>,
 }
 
 impl<'a> Attempt<'a> {
@@ -111,7 +114,18 @@ impl<'a> Attempt<'a> {
             may_be_early: shared.config.uses(Mechanism::EarlyRequest),
         };
         let in_doubt = false;
-        Self { shared, caller, wait, handoff, request, retry, in_doubt, contended, after_release }
+        Self {
+            shared,
+            caller,
+            wait,
+            handoff,
+            request,
+            retry,
+            in_doubt,
+            contended,
+            after_release,
+            redisson: None,
+        }
     }
 
     /// Sends the next request, unless another thread has, and waits for the reply.
@@ -209,6 +223,9 @@ impl<'a> Attempt<'a> {
         };
         if let Ok(AcquireReply::Held { .. } | AcquireReply::Unknown { .. }) = &reply {
             self.shared.listen(registration);
+            if registration != Registration::None && self.redisson.is_none() {
+                self.redisson = self.shared.listen_to_redisson(&self.request.hold);
+            }
         }
         if self.shared.withdraws && (in_doubt || !is_granted(&reply)) {
             if in_doubt {

@@ -27,10 +27,12 @@ use crate::local::renewer::Renewer;
 use crate::local::wait_queues::WaitQueues;
 use crate::net::factory::ConnectionCounters;
 use crate::net::server::Pools;
+use crate::redisson::RedissonWait;
 use crate::stats::Stats;
 use crate::store::Store;
 use crate::store::hold::{HoldId, HoldKind};
 use crate::store::job::InDoubtHold;
+use crate::store::keys::Keys;
 use crate::store::request::{Registration, WaitingClient};
 use crate::store::wake::Wake;
 
@@ -85,6 +87,12 @@ impl WakeTarget for ClientWaiters {
             Wake::Ready => {
                 self.queues.wake_all(&*self.store);
                 self.member_queues.wake_all(&*self.store);
+                true
+            }
+            Wake::Unlocked(names) => {
+                for name in names {
+                    self.queues.wake(name, &*self.store);
+                }
                 true
             }
             // What is no name of a lock concerns no client.
@@ -270,6 +278,13 @@ impl Shared {
             }),
             Err(_) => {}
         }
+    }
+
+    /// Lets a release by Redisson wake the head of a queue, as long as the result lives.
+    pub(super) fn listen_to_redisson(&self, hold: &HoldId) -> Option<RedissonWait> {
+        let channels = self.config.redisson.as_ref().filter(|_| hold.kind == HoldKind::Lock)?;
+        let lock = Keys::new(&self.config.prefix);
+        Some(channels.wait(&hold.name, &lock.lock(&hold.name)))
     }
 
     pub(crate) fn stats(&self) -> Stats {

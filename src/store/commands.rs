@@ -151,10 +151,18 @@ const WAITING_LIFE_MIN: Duration = Duration::from_secs(60);
 /// pauses at random.
 pub(super) const OFFER: Duration = Duration::from_millis(200);
 
-/// For so long a released lock is left to Redisson when it is Redisson's turn. Redisson takes a few
-/// milliseconds from the message to its attempt. What is left of this time when it releases the
-/// lock again is lost to the waiting clients, so it is short.
-const REDISSON_TURN: Duration = Duration::from_millis(10);
+/// For so long a released lock is left to Redisson when it is Redisson's turn. Redisson takes two
+/// or three milliseconds from the message to its attempt. In what is left of this time when it
+/// releases the lock, it alone can take the lock again, so it is short.
+const REDISSON_TURN: Duration = Duration::from_millis(5);
+
+/// For so long Redisson counts as waiting after it was found to. A thread there that locks again at
+/// once does not listen for some milliseconds in between, and not at all if it gets the lock at
+/// its first attempt.
+const REDISSON_MEMORY: Duration = Duration::from_millis(500);
+
+/// So many locks are acquired by one request at most.
+const GROUP_MAX: usize = 900;
 
 /// A request and the decoder of its reply.
 #[derive(Clone, Debug)]
@@ -174,7 +182,7 @@ pub(crate) struct Commands {
     /// Whether the client proposes fencing tokens, so that several servers can agree on them.
     proposes: bool,
     /// If it exchanges wake-ups with Redisson.
-    redisson: Option<RedissonChannels>,
+    pub(crate) redisson: Option<RedissonChannels>,
 }
 
 impl Commands {
@@ -186,7 +194,7 @@ impl Commands {
             fence_life: config.fence_life.min(FENCE_LIFE_MAX),
             waiting_life: longest_pause.saturating_mul(2).clamp(WAITING_LIFE_MIN, DAY),
             proposes: false,
-            redisson: config.redisson,
+            redisson: config.redisson.clone(),
         }
     }
 
@@ -232,6 +240,12 @@ impl Commands {
         }
         let (own, proposed) = (&ACQUIRE, &ACQUIRE_PROPOSED);
         self.begin_hold(&hold.name, own, proposed, args, decoder::ACQUIRE)
+    }
+
+    /// How many names one request may acquire: services limit the arguments of a command, and
+    /// Redisson's turn is looked at only by requests for one.
+    pub(crate) fn group_max(&self) -> usize {
+        if self.redisson.is_some() { 1 } else { GROUP_MAX }
     }
 
     pub(crate) fn acquire_all(&self, request: AcquireAll<'_>) -> Command<AcquireAllReply> {
@@ -423,6 +437,7 @@ impl Commands {
             Arg::Text(&channel),
             Arg::Text(redisson.form()),
             millis(self.waiting_life),
+            millis(REDISSON_MEMORY),
             millis(REDISSON_TURN),
         ];
         let keys = [keys, &[&*turn]].concat();

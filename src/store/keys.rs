@@ -34,7 +34,7 @@ impl Keys {
         companion("queue", &self.lock(name))
     }
 
-    /// The key that exists while it is Redisson's turn.
+    /// The end of Redisson's turn.
     pub(crate) fn turn(&self, name: &str) -> String {
         companion("turn", &self.lock(name))
     }

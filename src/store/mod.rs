@@ -52,14 +52,7 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
 
     /// Takes the locks of one group if all of them are free.
     fn acquire_all(&self, request: AcquireAll<'_>) -> Result<AcquireAllReply, Failure> {
-        let AcquireAll { holds, lease, deadline } = request;
-        let [hold] = holds else { return Ok(AcquireAllReply::Unknown { index: 0 }) };
-        let registration = Registration::None;
-        Ok(match self.acquire(Acquire { hold, lease, registration, deadline })? {
-            AcquireReply::Acquired { fence } => AcquireAllReply::Acquired { fences: vec![fence] },
-            AcquireReply::Held { .. } => AcquireAllReply::Held { index: 0 },
-            AcquireReply::Unknown { .. } => AcquireAllReply::Unknown { index: 0 },
-        })
+        acquire_one(self, request)
     }
 
     /// Sets the depth of a hold, and renews it.
@@ -145,4 +138,19 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
 
     /// The background jobs of a client.
     fn jobs(&self) -> Box<dyn JobRunner>;
+}
+
+/// Takes the lock of a group of one if it is free.
+fn acquire_one(
+    store: &(impl Store + ?Sized),
+    request: AcquireAll<'_>,
+) -> Result<AcquireAllReply, Failure> {
+    let AcquireAll { holds, lease, deadline } = request;
+    let [hold] = holds else { return Ok(AcquireAllReply::Unknown { index: 0 }) };
+    let registration = Registration::None;
+    Ok(match store.acquire(Acquire { hold, lease, registration, deadline })? {
+        AcquireReply::Acquired { fence } => AcquireAllReply::Acquired { fences: vec![fence] },
+        AcquireReply::Held { .. } => AcquireAllReply::Held { index: 0 },
+        AcquireReply::Unknown { .. } => AcquireAllReply::Unknown { index: 0 },
+    })
 }

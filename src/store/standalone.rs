@@ -10,7 +10,6 @@ use crate::failure::Failure;
 use crate::net::owed::OnReply;
 use crate::net::request::{Reply, Request};
 use crate::net::server::Server;
-use crate::store::Store;
 use crate::store::background::jobs::BackgroundJobs;
 use crate::store::background::one_server::{JobsOfOneServer, WakeupsOfOneServer};
 use crate::store::background::wakeups::BackgroundWakeups;
@@ -25,12 +24,10 @@ use crate::store::request::{
     TransferReply, WaitingClient,
 };
 use crate::store::wake::Wakeups;
+use crate::store::{Store, acquire_one};
 
 /// After a lock was held, so many acquires are expected to find theirs held, too.
 const CONTENDED: u32 = 64;
-
-/// So many locks are acquired by one request at most: services limit the arguments of a command.
-pub(super) const GROUP_MAX: usize = 900;
 
 /// Locks on one server. Clones share its connections.
 #[derive(Clone, Debug)]
@@ -146,10 +143,13 @@ impl Store for Standalone {
 
     fn groups(&self, names: &[Arc<str>]) -> Vec<Vec<usize>> {
         let all: Vec<usize> = (0..names.len()).collect();
-        all.chunks(GROUP_MAX).map(<[usize]>::to_vec).collect()
+        all.chunks(self.commands.group_max()).map(<[usize]>::to_vec).collect()
     }
 
     fn acquire_all(&self, request: AcquireAll<'_>) -> Result<AcquireAllReply, Failure> {
+        if self.commands.group_max() == 1 {
+            return acquire_one(self, request);
+        }
         self.ask_durably(self.commands.acquire_all(request), SendWait::Along, request.deadline)
     }
 
@@ -239,6 +239,7 @@ impl Store for Standalone {
             keys,
             client,
             self.wakeups_io_timeout,
+            self.commands.redisson.as_ref(),
             &self.events,
         )))
     }

@@ -1,5 +1,6 @@
 //! Wake-ups: the messages that tell a waiting client that a lock may be free.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::failure::Failure;
@@ -13,6 +14,9 @@ pub(crate) const STABLE: Duration = Duration::from_secs(1);
 pub(crate) enum Wake {
     /// The lock of this name may be free.
     Lock(String),
+    /// Redisson has released the locks of these names, or may have: a client that has not joined
+    /// the queue may have taken them since.
+    Unlocked(Vec<Arc<str>>),
     /// Messages arrive from now on; earlier ones may have been missed.
     Ready,
 }

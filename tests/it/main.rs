@@ -47,6 +47,7 @@ mod lifecycle;
 mod logging;
 mod loss;
 mod lost_replies;
+mod moving;
 mod notifications;
 mod open;
 mod outages;

@@ -31,5 +31,6 @@ pub(crate) mod jobs;
 mod node_jobs;
 pub(crate) mod one_server;
 pub(crate) mod opening;
+mod redisson;
 mod subscription;
 pub(crate) mod wakeups;

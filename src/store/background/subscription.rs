@@ -9,6 +9,8 @@ use crate::failure::Failure;
 use crate::net::connection::Connection;
 use crate::net::login::Validity;
 use crate::net::transport::{Transport, WaitFor};
+use crate::redisson::RedissonChannels;
+use crate::store::background::redisson::RedissonSubscriptions;
 use crate::store::keys::Keys;
 use crate::store::wake::Wake;
 
@@ -23,6 +25,8 @@ pub(super) struct Channel {
     pub(super) name: String,
     /// A server that does not answer for this long is given up.
     pub(super) io_timeout: Duration,
+    /// If the client exchanges wake-ups with Redisson.
+    pub(super) redisson: Option<RedissonChannels>,
 }
 
 /// A connection over which messages come.
@@ -35,13 +39,18 @@ pub(super) struct Subscription {
     pub(super) expected_by: Instant,
     /// Whether there is a request that the server has not answered: SUBSCRIBE or PING.
     asked: bool,
+    redisson: Option<RedissonSubscriptions>,
+    /// Why a subscription to a channel of Redisson's was refused last, until that was taken out.
+    pub(super) refusal: Option<Failure>,
 }
 
 impl Subscription {
     /// Subscribes over an open connection.
     pub(super) fn begin(connection: Connection, channel: &Channel) -> Result<Self, Failure> {
         let expected_by = Instant::now();
-        let mut subscription = Self { connection, ready: None, expected_by, asked: false };
+        let redisson = channel.redisson.as_ref().map(RedissonSubscriptions::new);
+        let mut subscription =
+            Self { connection, ready: None, expected_by, asked: false, redisson, refusal: None };
         let subscribe = redis::cmd("SUBSCRIBE").arg(&channel.name).take();
         subscription.send(&subscribe, channel)?;
         Ok(subscription)
@@ -52,13 +61,38 @@ impl Subscription {
         self.connection.retiring()
     }
 
+    /// Subscribes to the channels of Redisson's that threads wait for and that are at `home` here,
+    /// and to no others.
+    pub(super) fn follow_redisson(
+        &mut self,
+        channel: &Channel,
+        home: impl Fn(&str) -> bool,
+    ) -> Result<(), Failure> {
+        // Before, an error reply might be about the client's own channel.
+        let Some(redisson) = self.redisson.as_mut().filter(|_| self.ready.is_some()) else {
+            return Ok(());
+        };
+        redisson.follow(home).iter().try_for_each(|command| self.send(command, channel))
+    }
+
+    /// When to do that again.
+    pub(super) fn follow_at(&self) -> Option<Instant> {
+        self.redisson.as_ref()?.follow_at()
+    }
+
     /// Returns the next message that has come, if any. Asks for a sign of life after a long
     /// silence.
     pub(super) fn receive(&mut self, channel: &Channel) -> Result<Option<Wake>, Failure> {
         while let Some(reply) = self.connection.receive(WaitFor::Nothing) {
-            let reply = reply?;
             (self.asked, self.expected_by) = (false, end_of(SILENCE_MAX));
-            if let Some(wake) = channel.decode(&reply) {
+            let reply = match reply {
+                Err(failure) if self.connection.is_connected() && self.refuse(&failure) => {
+                    self.refusal = Some(failure);
+                    continue;
+                }
+                reply => reply?,
+            };
+            if let Some(wake) = self.decode(&reply, channel) {
                 if wake == Wake::Ready {
                     self.ready = Some(Instant::now());
                 }
@@ -74,6 +108,22 @@ impl Subscription {
         Ok(None)
     }
 
+    /// Takes an error reply about a channel of Redisson's, without which the client does.
+    fn refuse(&mut self, failure: &Failure) -> bool {
+        self.redisson.as_mut().is_some_and(|redisson| redisson.refuse(failure))
+    }
+
+    /// Reads what a server has sent; `None` if there is nothing to tell the client.
+    fn decode(&mut self, reply: &Value, channel: &Channel) -> Option<Wake> {
+        let Value::Array(parts) = reply else { return None };
+        let [kind, name, content] = &parts[..] else { return None };
+        let (kind, name) = (text(kind)?, text(name)?);
+        if name == channel.name {
+            return channel.decode(kind, content);
+        }
+        self.redisson.as_mut()?.receive(kind, name, text(content).unwrap_or_default())
+    }
+
     fn send(&mut self, command: &redis::Cmd, channel: &Channel) -> Result<(), Failure> {
         (self.asked, self.expected_by) = (true, end_of(channel.io_timeout));
         self.connection.write(self.expected_by, |out| command.write_packed_command(out))
@@ -81,14 +131,9 @@ impl Subscription {
 }
 
 impl Channel {
-    /// Reads what a server has sent; `None` if it is not about this channel.
-    fn decode(&self, reply: &Value) -> Option<Wake> {
-        let Value::Array(parts) = reply else { return None };
-        let [kind, channel, content] = &parts[..] else { return None };
-        if text(channel)? != self.name {
-            return None;
-        }
-        match text(kind)? {
+    /// Reads what a server has sent about this channel.
+    fn decode(&self, kind: &str, content: &Value) -> Option<Wake> {
+        match kind {
             "subscribe" => Some(Wake::Ready),
             "message" => self.keys.name(text(content)?).map(|name| Wake::Lock(name.into())),
             _ => None,

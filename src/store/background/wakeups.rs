@@ -2,13 +2,14 @@
 
 use std::fmt;
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::event::Events;
 use crate::failure::{Failure, FailureKind};
 use crate::net::interrupter::Interrupter;
+use crate::redisson::{RedissonAlarm, RedissonChannels};
 use crate::store::background::connection::{
     BackgroundConnection, ConnectAttempt, Node, Pauses, sleep,
 };
@@ -29,6 +30,11 @@ pub(crate) trait WakeupPolicy: fmt::Debug + Send {
 
     /// The nodes to listen at; `None` if they are the same as at the last call.
     fn changed_nodes(&mut self) -> Option<Vec<Self::Node>>;
+
+    /// Returns `true` if that node serves the lock of this name, or may.
+    fn is_home(&self, _: &Self::Node, _: &str) -> bool {
+        true
+    }
 
     /// Receives the message of a node, with the number of nodes whose messages come now. Returns
     /// what the client is told at once.
@@ -55,6 +61,8 @@ pub(crate) struct BackgroundWakeups<P: WakeupPolicy> {
     /// A node whose connection is soon no longer valid has another one, until messages come there.
     nodes: Vec<BackgroundConnection<P::Node, Subscription>>,
     channel: Channel,
+    /// Readable when threads have begun or ended to wait for channels of Redisson.
+    redisson_alarm: Option<RedissonAlarm>,
     interrupter: Interrupter,
     events: Events,
 }
@@ -66,13 +74,17 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
         keys: Keys,
         client: &str,
         io_timeout: Duration,
+        redisson: Option<&RedissonChannels>,
         events: &Events,
     ) -> Self {
-        let channel = Channel { keys, name: Keys::channel(client), io_timeout };
+        let (name, redisson_alarm) =
+            (Keys::channel(client), redisson.and_then(RedissonChannels::alarm));
+        let channel = Channel { keys, name, io_timeout, redisson: redisson.cloned() };
         Self {
             policy,
             nodes: Vec::new(),
             channel,
+            redisson_alarm,
             interrupter: Interrupter::new(),
             events: events.clone(),
         }
@@ -85,6 +97,7 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
             self.add_successors();
             self.begin_openings();
             self.finish_openings();
+            self.follow_redisson();
             if let Some(wake) = self.read().or_else(|| self.policy.take_due()) {
                 return Ok(Some(wake));
             }
@@ -162,6 +175,27 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
         }
     }
 
+    /// Subscribes to the channels of Redisson's that threads wait for, and to no others.
+    fn follow_redisson(&mut self) {
+        if let Some(alarm) = &mut self.redisson_alarm {
+            alarm.reset();
+        }
+        if self.channel.redisson.is_none() {
+            return;
+        }
+        for place in 0..self.nodes.len() {
+            let node = self.nodes[place].node.clone();
+            let Some(subscription) = self.nodes[place].as_open_mut() else { continue };
+            if let Some(failure) = subscription.refusal.take() {
+                self.policy.fail(&node, &failure);
+            }
+            let home = |name: &str| self.policy.is_home(&node, name);
+            if let Err(failure) = subscription.follow_redisson(&self.channel, home) {
+                self.fail(place, failure);
+            }
+        }
+    }
+
     /// Reads what has come, until there is something to tell the client.
     fn read(&mut self) -> Option<Wake> {
         let is_ready = |node: &BackgroundConnection<P::Node, Subscription>| {
@@ -183,24 +217,25 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
                             return told;
                         }
                     }
-                    Err(failure) => {
-                        let (server, source) = (&failure.server, &failure.source);
-                        let line = || format!("no wake-ups from {server}: {source}");
-                        self.events.debug(line);
-                        let stable =
-                            subscription.ready.is_some_and(|since| since.elapsed() >= STABLE);
-                        let node = &mut self.nodes[place];
-                        self.policy.fail(&node.node, &failure);
-                        if stable {
-                            node.fail_for(failure, Duration::ZERO);
-                        } else {
-                            node.fail(failure);
-                        }
-                    }
+                    Err(failure) => self.fail(place, failure),
                 }
             }
         }
         None
+    }
+
+    /// Gives up the connection to a node. One that has lasted is opened again at once.
+    fn fail(&mut self, place: usize, failure: Failure) {
+        let (server, source) = (&failure.server, &failure.source);
+        self.events.debug(|| format!("no wake-ups from {server}: {source}"));
+        let node = &mut self.nodes[place];
+        self.policy.fail(&node.node, &failure);
+        let ready = node.as_open().and_then(|open| open.ready);
+        if ready.is_some_and(|since| since.elapsed() >= STABLE) {
+            node.fail_for(failure, Duration::ZERO);
+        } else {
+            node.fail(failure);
+        }
     }
 
     /// Fails if no message can come from anywhere.
@@ -223,7 +258,9 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
         let expected = open().map(|subscription| subscription.expected_by);
         let retries = self.nodes.iter().filter_map(BackgroundConnection::retry_at);
         let changes = open().filter_map(|subscription| subscription.connection.next_change());
-        let times = expected.chain(retries).chain(changes).chain(self.policy.next_look());
+        let follows = open().filter_map(Subscription::follow_at);
+        let times =
+            expected.chain(retries).chain(changes).chain(follows).chain(self.policy.next_look());
         let end = times.fold(deadline, Instant::min);
         let openings: Vec<&Opening> =
             self.nodes.iter().filter_map(BackgroundConnection::as_opening).collect();
@@ -234,8 +271,10 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
         // One is enough: to end the wait at one of them ends it at all.
         self.interrupter.watch(any.connection.closer());
         self.check_interrupt()?;
-        let sockets: Vec<BorrowedFd<'_>> =
-            open().filter_map(|subscription| subscription.connection.as_fd()).collect();
+        let sockets: Vec<BorrowedFd<'_>> = open()
+            .filter_map(|subscription| subscription.connection.as_fd())
+            .chain(self.redisson_alarm.as_ref().map(AsFd::as_fd))
+            .collect();
         sleep(&sockets, &openings, end);
         Ok(())
     }

@@ -41,7 +41,7 @@ use crate::store::request::{
     PostedChange, Release, ReportReply, ServerConnections, SetDepth, Transfer, TransferReply,
     WaitingClient,
 };
-use crate::store::standalone::{GROUP_MAX, Standalone};
+use crate::store::standalone::Standalone;
 use crate::store::wake::Wakeups;
 
 /// A cluster.
@@ -199,7 +199,10 @@ impl Store for Cluster {
         for (index, name) in names.iter().enumerate() {
             slots.entry(self.slot(name)).or_default().push(index);
         }
-        slots.values().flat_map(|group| group.chunks(GROUP_MAX).map(<[usize]>::to_vec)).collect()
+        slots
+            .values()
+            .flat_map(|group| group.chunks(self.commands.group_max()).map(<[usize]>::to_vec))
+            .collect()
     }
 
     fn acquire_all(&self, request: AcquireAll<'_>) -> Result<AcquireAllReply, Failure> {
@@ -307,6 +310,7 @@ impl Store for Cluster {
             keys,
             client,
             self.wakeups_io_timeout,
+            self.commands.redisson.as_ref(),
             &self.events,
         )))
     }

@@ -52,11 +52,15 @@ impl WakeupPolicy for WakeupsOfMasters {
         Some(masters.into_iter().map(Target::of).collect())
     }
 
+    fn is_home(&self, node: &Target, name: &str) -> bool {
+        let owner = self.topology.owner(slot_of(&self.keys.lock(name)));
+        owner.is_none_or(|owner| Arc::ptr_eq(&owner, &node.node))
+    }
+
     /// A message comes by way of every node, and counts only from the one that serves its slot.
     fn receive(&mut self, from: &Target, wake: Wake, _: usize) -> Option<Wake> {
         let Wake::Lock(name) = &wake else { return Some(wake) };
-        let owner = self.topology.owner(slot_of(&self.keys.lock(name)));
-        owner.is_none_or(|owner| Arc::ptr_eq(&owner, &from.node)).then_some(wake)
+        self.is_home(from, name).then_some(wake)
     }
 
     fn next_look(&self) -> Option<Instant> {
@@ -64,6 +68,10 @@ impl WakeupPolicy for WakeupsOfMasters {
     }
 
     fn fail(&mut self, node: &Target, failure: &Failure) {
+        if failure.code == "MOVED" {
+            // A channel of Redisson's, which is where its lock is.
+            self.topology.learn();
+        }
         self.topology.note_failure(failure, &node.node);
     }
 }

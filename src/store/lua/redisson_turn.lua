@@ -11,8 +11,13 @@ if answer ~= 0 and (depths[1] or '0') == '0' then
   if next == 'redisson' or not waits then
     redis.pcall('zrem', queue, 'redisson')
   end
-  if next == 'redisson' and waits and redis.pcall('set', KEYS[#KEYS], '', 'px', turn).ok then
-    return answer
+  local memory = next == 'redisson' and waits and redis.pcall('pttl', KEYS[#KEYS])
+  if type(memory) == 'number' and memory > 0 then
+    local now = redis.call('time')
+    local ends = now[1] * 1000 + math.floor(now[2] / 1000) + turn
+    if redis.pcall('set', KEYS[#KEYS], string.format('%.0f', ends), 'px', memory).ok then
+      return answer
+    end
   end
 end
 

@@ -265,6 +265,7 @@ impl Store for Quorum {
             keys,
             client,
             self.wakeups_io_timeout,
+            None,
             &self.events,
         )))
     }
