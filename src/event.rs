@@ -7,8 +7,10 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use std::{fmt, io, thread};
 
-use crossbeam_channel::{Receiver, Sender, bounded};
+use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
 use log::Level;
+
+use crate::spans::{HoldSpan, OpenSpan};
 
 /// How many events and lines are queued for a slow callback or logger before further ones are
 /// dropped, and counted.
@@ -136,6 +138,8 @@ struct EventQueue {
 }
 
 enum Report {
+    /// The span of a lost hold, to be closed.
+    EndOfSpan(OpenSpan),
     Event(Event),
     Line(Level, String),
 }
@@ -154,6 +158,15 @@ impl Events {
     pub(crate) fn emit(&self, event: impl FnOnce() -> Event) {
         if self.queue.has_callback {
             self.queue.send(Report::Event(event()));
+        }
+    }
+
+    /// Has the span of a lost hold closed. If it cannot be, the thread that drops the guard does.
+    pub(crate) fn end_span(&self, span: &HoldSpan) {
+        if let Some(open) = span.take()
+            && let Err(Report::EndOfSpan(open)) = self.queue.try_send(Report::EndOfSpan(open))
+        {
+            span.restore(open);
         }
     }
 
@@ -188,9 +201,16 @@ impl Events {
 
 impl EventQueue {
     fn send(&self, report: Report) {
-        let sent = self.sender().map(|sender| sender.try_send(report));
-        if !matches!(sent, Some(Ok(()))) {
+        if self.try_send(report).is_err() {
             self.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns a report for which there is no room, or no thread.
+    fn try_send(&self, report: Report) -> Result<(), Report> {
+        match self.sender() {
+            Some(sender) => sender.try_send(report).map_err(TrySendError::into_inner),
+            None => Err(report),
         }
     }
 
@@ -226,6 +246,7 @@ impl EventThread {
                         write_line(Level::Error, &line);
                     }
                 }
+                (Report::EndOfSpan(span), _) => span.close(true),
                 (Report::Event(_), None) => {}
                 (Report::Line(level, line), _) => write_line(level, &line),
             }

@@ -183,6 +183,7 @@
 //! - `serde`: a [`Builder`] can be deserialized, as from a configuration file.
 //! - `tls`: `rediss://` URLs, using `rustls`. See [`Builder::open`].
 //! - `tls-insecure`: allows such URLs to end with `#insecure`, for servers that cannot be verified.
+//! - `tracing`: spans of that crate around calls for locks and around holds.
 //!
 //! # Data in Redis
 //!
@@ -233,6 +234,8 @@ mod report;
 mod rw_lock;
 mod semaphore;
 mod shrink;
+#[cfg_attr(not(feature = "tracing"), path = "no_spans.rs")]
+mod spans;
 mod stats;
 mod store;
 mod survey;

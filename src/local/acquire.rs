@@ -24,6 +24,7 @@ use crate::local::shared::Shared;
 use crate::local::turn::{self, Turn, TurnLimit};
 use crate::local::wait_queues::{Position, WaitQueues};
 use crate::local::waiter::Waiter;
+use crate::spans::CallSpan;
 use crate::store::hold::HoldKind;
 
 /// A call for a lock.
@@ -113,12 +114,18 @@ pub(super) fn check(shared: &Shared, name: &str, options: &LockOptions) -> Resul
 impl LockCall<'_> {
     /// Acquires the lock, and reports how that went.
     fn run(&self) -> Result<Option<Arc<Lease>>> {
+        let span = CallSpan::open(|| &**self.name);
         let outcome = self.acquire().and_then(|lease| {
             lease.as_deref().map_or(Ok(()), |lease| self.shared.check_not_ended(lease))?;
             Ok(lease)
         });
         let waited = self.caller.begin.elapsed();
         report_outcome(self.shared, self.name, self.wait, &outcome, waited);
+        let lease = outcome.as_ref().ok().and_then(Option::as_ref);
+        if let Some(lease) = lease {
+            lease.span.open(lease.name(), lease.fence);
+        }
+        span.close(waited, lease.map(|lease| lease.fence));
         outcome
     }
 

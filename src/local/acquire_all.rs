@@ -20,6 +20,7 @@ use crate::local::lease::{Lease, local_deadline};
 use crate::local::release;
 use crate::local::retry::{Backoff, RetryPolicy};
 use crate::local::shared::Shared;
+use crate::spans::CallSpan;
 use crate::store::hold::{HoldId, HoldKind};
 use crate::store::request::{AcquireAll, AcquireAllReply};
 
@@ -53,18 +54,21 @@ pub(crate) fn acquire_all(
     let caller = Caller::owned(&shared.config, options, HoldKind::Lock);
     let caller = Caller { in_set: true, ..caller };
     let call = SetCall { shared, names, caller, wait, contended: Cell::default() };
+    let span = CallSpan::open(|| names.join(", "));
     let outcome = call.acquire().and_then(|leases| call.check_not_ended(leases));
+    let waited = call.caller.begin.elapsed();
     if let Ok(Some(leases)) = &outcome {
         for lease in leases {
+            lease.span.open(lease.name(), lease.fence);
             shared.report_acquired(lease, &call.caller);
             if lease.set_reported() {
                 shared.end_reports.ends.tell_loss(lease);
             }
         }
     } else {
-        let waited = call.caller.begin.elapsed();
         report_outcome(shared, &names.join(", "), wait, &outcome, waited);
     }
+    span.close(waited, None);
     outcome
 }
 

@@ -172,6 +172,7 @@ impl EndNotifier {
         if lease.may_tell_loss() {
             self.tell_loss(lease);
         }
+        self.events.end_span(&lease.span);
         self.wait_queues.end_hold(lease);
         self.counters.settle_hold();
     }

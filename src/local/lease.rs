@@ -23,6 +23,7 @@ use parking_lot::Mutex;
 use crate::clock::Moment;
 use crate::local::call::Caller;
 use crate::local::identity::Thread;
+use crate::spans::HoldSpan;
 use crate::store::hold::HoldId;
 use crate::store::job::InDoubtHold;
 use crate::store::request::Release;
@@ -49,6 +50,7 @@ const LOSS: u8 = 2;
 pub(crate) struct Lease {
     pub(crate) id: HoldId,
     pub(crate) fence: u64,
+    pub(crate) span: HoldSpan,
     /// Of a whole lease.
     duration: Duration,
     renewed: bool,
@@ -111,6 +113,7 @@ impl Lease {
         Self {
             id,
             fence,
+            span: HoldSpan::default(),
             duration: options.lease,
             renewed: options.renew,
             acquired: sent,

@@ -64,6 +64,9 @@ pub(crate) fn unlock_all_on_drop(shared: &Arc<Shared>, leases: &[Arc<Lease>]) {
         begin_release(shared, lease, &retry).ok().flatten()
     });
     shared.store.post_all(posts.collect());
+    for lease in leases {
+        end_span(lease);
+    }
 }
 
 /// Returns `true` if the thread that drops a guard does not wait for the reply.
@@ -101,9 +104,20 @@ fn unlock_level(
 
 /// Returns the result of a release. What a shutdown has ended is over, as it should be.
 fn finish(lease: &Lease, outcome: Result<(), HoldFailure>) -> Result<()> {
+    end_span(lease);
     match outcome {
         Ok(()) | Err(HoldFailure::Ended) => Ok(()),
         Err(failure) => Err(failure.into_error("release", lease.name())),
+    }
+}
+
+/// Ends the span of a hold that has no guard any more. Only now: a subscriber must not delay the
+/// release.
+fn end_span(lease: &Lease) {
+    if lease.depth() == 0
+        && let Some(span) = lease.span.take()
+    {
+        span.close(lease.is_lost());
     }
 }
 

@@ -76,6 +76,8 @@ mod threads;
 mod timeouts;
 #[cfg(feature = "tls")]
 mod tls;
+#[cfg(feature = "tracing")]
+mod tracing;
 mod url;
 mod wait_queue;
 mod waiting_clients;
