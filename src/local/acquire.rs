@@ -11,6 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::canceller::CancellableWait;
+use crate::clock::end_of;
 use crate::config::LockOptions;
 use crate::error::{Error, Result};
 use crate::event::Event;
@@ -248,10 +249,10 @@ fn try_until_acquired(attempt: &mut Attempt<'_>, waiter: &Waiter) -> Result<NewH
     let queues = attempt.queues();
     let mut backoff = Backoff::new(shared.config.backoff);
     let mut started = None;
-    // Whether the lock can be free now only because it was released.
-    let mut held_longer = false;
-    // Whether no wake-up has said so.
-    let mut unsignalled = false;
+    // Until when the lock can be free only because it was released.
+    let mut held_until = None;
+    // When the last pause ended, if no wake-up has ended it.
+    let mut unsignalled: Option<Instant> = None;
     if attempt.may_be_refused() {
         // A thread that becomes the head after `close` has sent its signals does not get one.
         queues.check_open().map_err(Stopped::Ended)?;
@@ -259,7 +260,7 @@ fn try_until_acquired(attempt: &mut Attempt<'_>, waiter: &Waiter) -> Result<NewH
     loop {
         let pause = match attempt.run(started) {
             Ok(Tried::Acquired(hold)) => {
-                if held_longer && unsignalled {
+                if unsignalled.is_some_and(|asked| held_until.is_some_and(|end| asked < end)) {
                     shared.counters.missed_wakeups.add(1);
                 }
                 return Ok(hold);
@@ -267,11 +268,11 @@ fn try_until_acquired(attempt: &mut Attempt<'_>, waiter: &Waiter) -> Result<NewH
             Ok(Tried::Held(remaining)) => {
                 queues.set_answer(waiter, Ok(()));
                 let pause = attempt.cut_pause(backoff.next().unwrap_or_default(), remaining);
-                held_longer = remaining.is_some_and(|remaining| pause < remaining);
+                held_until = remaining.map(end_of);
                 attempt.wait.cut(pause).ok_or(Stopped::TimedOut)?
             }
             Err(mut failure) => {
-                held_longer = false;
+                held_until = None;
                 let pause = attempt.retry.pause_after(&mut failure);
                 // A connection that was found broken is no outage.
                 if pause != Some(Duration::ZERO) {
@@ -285,8 +286,8 @@ fn try_until_acquired(attempt: &mut Attempt<'_>, waiter: &Waiter) -> Result<NewH
         attempt.check_cancelled().map_err(Stopped::Ended)?;
         let asleep = Instant::now();
         started = waiter.sleep(pause, attempt.next_request()).map_err(Stopped::Ended)?;
-        unsignalled = asleep.elapsed() >= pause;
-        if !unsignalled {
+        unsignalled = Some(Instant::now()).filter(|now| *now - asleep >= pause);
+        if unsignalled.is_none() {
             // The lock was released a moment ago, so that another attempt may soon succeed too.
             backoff = Backoff::new(shared.config.backoff);
         }
