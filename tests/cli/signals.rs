@@ -1,5 +1,6 @@
 //! Signals to the program: while it waits, while the command runs, and SIGKILL.
 
+use std::fs;
 use std::process::{Command, Stdio};
 
 use rustix::process::Signal;
@@ -16,6 +17,15 @@ const FORWARDED: [(Signal, &str); 6] = [
     (Signal::USR2, "USR2"),
 ];
 
+/// The signals that this process does not ignore. What it ignores its children do too, as under
+/// `nohup`.
+fn forwarded() -> impl Iterator<Item = (Signal, &'static str)> {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let ignored = mask.map_or(0, |mask| u64::from_str_radix(mask.trim(), 16).unwrap());
+    FORWARDED.into_iter().filter(move |(signal, _)| ignored >> (signal.as_raw() - 1) & 1 == 0)
+}
+
 /// Starts a command that is a script.
 fn run(server: &Server, options: &[&str], script: &str) -> Running {
     let args = [&["run"], options, &["a", "--", "sh", "-c", script]].concat();
@@ -25,7 +35,7 @@ fn run(server: &Server, options: &[&str], script: &str) -> Running {
 #[test]
 fn signals_are_passed_on_to_the_command() {
     let server = Server::redis();
-    for (signal, name) in FORWARDED {
+    for (signal, name) in forwarded() {
         let script =
             format!("trap 'echo {name}; exit 3' {name}; echo ready; while :; do sleep 0.02; done");
         let mut running = run(&server, &[], &script);
@@ -78,7 +88,7 @@ fn a_signal_ends_the_wait() {
     let server = Server::redis();
     let client = client(&server);
     let _guard = client.lock("a").unwrap();
-    for (signal, name) in FORWARDED {
+    for (signal, name) in forwarded() {
         let mut running = run(&server, &[], "echo ran");
         let waits = || {
             let report = json(&mut leasehold(&server, &["show", "a", "--json"]));

@@ -34,7 +34,9 @@ impl Terminal {
         let name = name.to_str().unwrap();
         let slave = || OpenOptions::new().read(true).write(true).open(name).unwrap();
         let mut command = Command::new("setsid");
-        command.arg("--ctty").arg(program.get_program()).args(program.get_args());
+        // These tests may have been started by a shell that has its children ignore such keys.
+        command.args(["--ctty", "env", "--default-signal"]);
+        command.arg(program.get_program()).args(program.get_args());
         let variables = program.get_envs();
         command.envs(variables.filter_map(|(name, value)| Some((name, value?))));
         command.stdin(slave()).stdout(slave()).stderr(slave());
