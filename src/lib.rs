@@ -201,6 +201,11 @@
 //! other libraries set it with `SET NX PX`, counts as held; everything else is
 //! [`WrongType`](Error::WrongType), and is left unchanged.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
+#[cfg(not(unix))]
+compile_error!("leasehold runs on Unix systems only");
+
 mod address_map;
 mod builder;
 mod canceller;
