@@ -17,9 +17,27 @@
 //! [`with_lock`](Client::with_lock) runs a closure under the lock. [`mutex`](Client::mutex) gives
 //! a single lock options of its own and can query its state. No async runtime is involved, ever.
 //!
-//! Besides: [`lock_owned`](Client::lock_owned), for a guard that may move between threads;
-//! [`lock_all`](Client::lock_all), for several names at once; [`rw_lock`](Client::rw_lock),
-//! [`semaphore`](Client::semaphore) and [`election`](Client::election).
+//! # I want to ...
+//!
+//! | | |
+//! |---|---|
+//! | let one thread of all processes do something at a time | [`lock`](Client::lock) |
+//! | do it only if nobody else is at it | [`try_with_lock`](Client::try_with_lock) |
+//! | wait for a limited time | [`try_lock_for`](Client::try_lock_for), [`Builder::wait`] |
+//! | wait until somebody cancels that | [`Canceller`] |
+//! | keep a stale holder from doing harm | [`Guard::fence`], see [Fencing](#fencing) |
+//! | hold a lock across threads | [`lock_owned`](Client::lock_owned) |
+//! | hold a lock in a pool of threads | [`Builder::reentrant`] |
+//! | run a job on one of several machines | [`Mutex::hold_at_least`] |
+//! | lock several names at once | [`lock_all`](Client::lock_all) |
+//! | let many read and one write | [`rw_lock`](Client::rw_lock) |
+//! | limit how many do something at a time | [`semaphore`](Client::semaphore) |
+//! | have one leader | [`election`](Client::election) |
+//! | see who holds a lock, or end the hold | [`Mutex::holder`], [`Mutex::force_unlock`] |
+//! | stop in order when the process is told to end | [`shutdown`](Client::shutdown) |
+//! | configure it in one URL, from the environment | [`Builder::from_env`] |
+//! | know in time when something goes wrong | [`stats`](Client::stats), [`Builder::on_event`] |
+//! | test my own code without a server | [`Client::in_memory`] |
 //!
 //! # Guarantees
 //!
