@@ -5,11 +5,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 /// Maps a host and a port to others.
-type Map = dyn Fn(&str, u16) -> (String, u16) + Send + Sync;
+type MapAddress = dyn Fn(&str, u16) -> (String, u16) + Send + Sync;
 
 /// The program's callback that maps the addresses which sentinels and nodes of a cluster name.
 #[derive(Clone)]
-pub(crate) struct AddressMap(Arc<Map>);
+pub(crate) struct AddressMap(Arc<MapAddress>);
 
 impl Default for AddressMap {
     /// Changes nothing.

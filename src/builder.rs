@@ -401,7 +401,7 @@ impl Builder {
     /// ```
     pub fn from_url(url: &str) -> Result<Self> {
         let mut builder = Self::default();
-        builder.target = Some(open::configure(&mut builder.config, url)?);
+        builder.deployment = Some(open::configure(&mut builder.config, url)?);
         Ok(builder)
     }
 
@@ -432,8 +432,8 @@ impl Builder {
     /// [`InvalidInput`](crate::Error::InvalidInput) without a URL.
     pub fn build(self) -> Result<Client> {
         let no_url = || Error::invalid("url", "must be given, as by `from_url`");
-        let target = self.target.ok_or_else(no_url)?;
-        open::at(self.config, target).map(Client::new)
+        let deployment = self.deployment.ok_or_else(no_url)?;
+        open::at(self.config, deployment).map(Client::new)
     }
 
     /// Opens a client at the servers of a URL, in most cases for one Redis server, and checks that

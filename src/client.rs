@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::clock::end_of;
 use crate::config::Config;
+use crate::deployment::Deployment;
 use crate::election::Election;
 use crate::error::{Error, Result};
 use crate::guard::Guard;
@@ -19,7 +20,6 @@ use crate::rw_lock::RwLock;
 use crate::semaphore::Semaphore;
 use crate::stats::Stats;
 use crate::survey::Survey;
-use crate::target::Target;
 
 /// A handle for acquiring distributed locks. Clones are cheap and share everything.
 ///
@@ -66,7 +66,7 @@ pub struct Client {
 pub struct Builder {
     pub(crate) config: Config,
     /// Where the servers are, if a URL has said so.
-    pub(crate) target: Option<Target>,
+    pub(crate) deployment: Option<Deployment>,
 }
 
 impl Client {

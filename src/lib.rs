@@ -22,9 +22,9 @@
 //! | | |
 //! |---|---|
 //! | let one thread of all processes do something at a time | [`lock`](Client::lock) |
-//! | do it only if nobody else is at it | [`try_with_lock`](Client::try_with_lock) |
+//! | do it only if no other thread is at it | [`try_with_lock`](Client::try_with_lock) |
 //! | wait for a limited time | [`try_lock_for`](Client::try_lock_for), [`Builder::wait`] |
-//! | wait until somebody cancels that | [`Canceller`] |
+//! | wait until that is cancelled | [`Canceller`] |
 //! | keep a stale holder from doing harm | [`Guard::fence`], see [Fencing](#fencing) |
 //! | hold a lock across threads | [`lock_owned`](Client::lock_owned) |
 //! | hold a lock in a pool of threads | [`Builder::reentrant`] |
@@ -232,6 +232,7 @@ mod clock;
 mod config;
 mod counter;
 mod credentials;
+mod deployment;
 #[cfg(feature = "serde")]
 mod deserialize;
 mod durability;
@@ -263,7 +264,6 @@ mod stats;
 mod store;
 mod survey;
 mod sync;
-mod target;
 #[cfg(feature = "tls")]
 mod tls;
 

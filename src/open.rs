@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::clock::end_of;
 use crate::config::Config;
+use crate::deployment::{self, Deployment};
 use crate::durability::Durability;
 use crate::error::{Error, Result};
 use crate::event::Events;
@@ -23,31 +24,30 @@ use crate::store::durability::{Demand, probe};
 use crate::store::memory::Memory;
 use crate::store::quorum::Quorum;
 use crate::store::standalone::Standalone;
-use crate::target::{self, Target};
 
 /// What every error of opening says was attempted.
 const ATTEMPT: &str = "open a client";
 
 /// Takes the settings of a URL over, and returns where the servers are.
-pub(crate) fn configure(config: &mut Config, url: &str) -> Result<Target> {
-    let (target, options) = target::parse(url)?;
+pub(crate) fn configure(config: &mut Config, url: &str) -> Result<Deployment> {
+    let (deployment, options) = deployment::parse(url)?;
     options::apply(config, options)?;
-    Ok(target)
+    Ok(deployment)
 }
 
 /// Locks at the servers of a URL, with its settings.
 pub(crate) fn at_url(mut config: Config, url: &str) -> Result<Shared> {
-    let target = configure(&mut config, url)?;
-    at(config, target)
+    let deployment = configure(&mut config, url)?;
+    at(config, deployment)
 }
 
 /// Locks at these servers.
-pub(crate) fn at(config: Config, target: Target) -> Result<Shared> {
-    match target {
-        Target::Cluster { seeds } => cluster(config, seeds),
-        Target::Redlock { urls } => redlock(config, urls),
-        Target::Sentinel { urls, master } => sentinel(config, urls, &master),
-        Target::Server { url } => standalone(config, &url),
+pub(crate) fn at(config: Config, deployment: Deployment) -> Result<Shared> {
+    match deployment {
+        Deployment::Cluster { seeds } => cluster(config, seeds),
+        Deployment::Redlock { urls } => redlock(config, urls),
+        Deployment::Sentinel { urls, master } => sentinel(config, urls, &master),
+        Deployment::Server { url } => standalone(config, &url),
     }
 }
 

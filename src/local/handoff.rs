@@ -72,18 +72,20 @@ pub(super) struct IncomingHandoff {
 }
 
 /// Returns `true` if a client that waits gets the lock after so many handoffs.
-pub(super) fn must_yield(shared: &Shared, handoffs: Handoffs) -> bool {
+fn must_yield(shared: &Shared, handoffs: Handoffs) -> bool {
     handoffs.times >= shared.config.max_handoffs() || handoffs.since.elapsed() >= HANDOFF_TIME
 }
 
-/// Sends the transfer of a hold that ends to a new one.
+/// Sends the transfer of a hold that ends to a new one, or to a client that waits after so many
+/// handoffs.
 pub(super) fn start(
     shared: &Shared,
     from: &Arc<Lease>,
     to: &Caller,
-    yields: bool,
+    handoffs: Handoffs,
     retry: &RetryPolicy,
 ) -> PendingHandoff {
+    let yields = must_yield(shared, handoffs);
     let deadline = retry.request_deadline().min(end_of(to.times.io_timeout));
     let (from, to, lease) =
         (from.clone(), shared.identity.next_hold(from.id.kind, from.name()), to.times.lease);

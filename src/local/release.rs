@@ -27,9 +27,7 @@ pub(crate) fn unlock(shared: &Arc<Shared>, lease: &Arc<Lease>) -> Result<()> {
 
 /// As `unlock`, but sends the request and returns: the thread that reads the reply deals with it.
 pub(crate) fn unlock_on_drop(shared: &Arc<Shared>, lease: &Arc<Lease>) -> Result<()> {
-    let times = CallTimes::new(&shared.config, lease.duration());
-    let limit = RetryLimit::End(end_of(times.io_timeout));
-    let retry = RetryPolicy::new(limit, &shared.config, times);
+    let retry = retry_on_drop(shared, lease);
     if !posts_releases(shared) {
         return unlock_level(shared, lease, false, retry);
     }
@@ -56,9 +54,7 @@ pub(crate) fn unlock_all_on_drop(shared: &Arc<Shared>, leases: &[Arc<Lease>]) {
         return leases.iter().for_each(|lease| drop(unlock_on_drop(shared, lease)));
     }
     let posts = leases.iter().filter_map(|lease| {
-        let times = CallTimes::new(&shared.config, lease.duration());
-        let limit = RetryLimit::End(end_of(times.io_timeout));
-        let retry = RetryPolicy::new(limit, &shared.config, times);
+        let retry = retry_on_drop(shared, lease);
         lease.set_depth(0);
         // What was lost is not released.
         begin_release(shared, lease, &retry).ok().flatten()
@@ -67,6 +63,12 @@ pub(crate) fn unlock_all_on_drop(shared: &Arc<Shared>, leases: &[Arc<Lease>]) {
     for lease in leases {
         end_span(lease);
     }
+}
+
+/// A drop takes no longer than one request may.
+fn retry_on_drop(shared: &Shared, lease: &Lease) -> RetryPolicy {
+    let times = CallTimes::new(&shared.config, lease.duration());
+    RetryPolicy::new(RetryLimit::End(end_of(times.io_timeout)), &shared.config, times)
 }
 
 /// Returns `true` if the thread that drops a guard does not wait for the reply.
@@ -127,8 +129,7 @@ fn release(shared: &Shared, lease: &Arc<Lease>, mut retry: RetryPolicy) -> Resul
     let hands_off = shared.config.uses(Mechanism::Handoff) && !lease.is_kept();
     let outcome =
         if hands_off && let Some((waiter, handoffs)) = shared.wait_queues.start_handoff(lease) {
-            let yields = handoff::must_yield(shared, handoffs);
-            let pending = handoff::start(shared, lease, &waiter.caller, yields, &retry);
+            let pending = handoff::start(shared, lease, &waiter.caller, handoffs, &retry);
             handoff::finish(shared, pending, &waiter, &mut retry)
         } else {
             let outcome = ending::release_in_store(shared, lease, &mut retry, false);
@@ -152,8 +153,7 @@ fn begin_release<'a>(
     end_locally(shared, lease)?;
     let queues = shared.queues(lease.id.kind);
     if let Some((waiter, handoffs)) = queues.start_release(lease, !lease.is_kept()) {
-        let yields = handoff::must_yield(shared, handoffs);
-        waiter.forward_handoff(handoff::start(shared, lease, &waiter.caller, yields, retry));
+        waiter.forward_handoff(handoff::start(shared, lease, &waiter.caller, handoffs, retry));
         return Ok(None);
     }
     let (reports, released) = (shared.end_reports.clone(), lease.clone());

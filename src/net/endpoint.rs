@@ -213,8 +213,7 @@ impl Endpoint {
     }
 }
 
-/// Returns `true` for what the query of one server's URL may have: how to log in there, and as
-/// whom.
+/// Returns `true` for what the query of one server's URL may have: how to log in there.
 pub(crate) fn is_connection_option(scheme: &str, name: &str) -> bool {
     match name {
         "client_name" | "protocol" => true,

@@ -10,7 +10,7 @@
 //! | any other | it goes to the callback |
 //! | the connection is given up | the callback gets that failure |
 //!
-//! A request that makes the server wait before it reads on, and whose reply nobody needs any more,
+//! A request that makes the server wait before it reads on, and whose reply no call needs any more,
 //! is owed a reply as well. Until it comes the connection is *blocked*, and no thread uses it.
 
 use std::collections::VecDeque;
@@ -54,7 +54,7 @@ impl PostedRequest {
     }
 
     /// A request that was written already and makes the server wait, perhaps until the deadline,
-    /// and whose reply nobody needs.
+    /// and whose reply no call needs.
     pub(super) fn blocking(request: Request, deadline: Instant) -> Self {
         Self { blocks: true, ..Self::new(request, deadline, Box::new(drop)) }
     }

@@ -7,7 +7,7 @@ use crate::net::endpoint::is_connection_option;
 
 /// The servers of a client, and how they work together. Each has a URL.
 #[derive(Clone)]
-pub(crate) enum Target {
+pub(crate) enum Deployment {
     Cluster { seeds: Vec<String> },
     Redlock { urls: Vec<String> },
     Sentinel { urls: Vec<String>, master: String },
@@ -15,7 +15,7 @@ pub(crate) enum Target {
 }
 
 /// Shows no URL, which may have a password.
-impl fmt::Debug for Target {
+impl fmt::Debug for Deployment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Cluster { .. } => "Cluster",
@@ -31,10 +31,10 @@ pub(crate) type Options = Vec<(String, String)>;
 
 /// Parses `redis[s]://…`, `unix://…`, and `redis[s]+cluster://`, `+redlock` and `+sentinel` with
 /// several hosts. Returns also the settings in the query.
-pub(crate) fn parse(url: &str) -> Result<(Target, Options)> {
+pub(crate) fn parse(url: &str) -> Result<(Deployment, Options)> {
     let Some((scheme, topology, rest)) = split_scheme(url) else {
         let (url, options) = split_options(url)?;
-        return Ok((Target::Server { url }, options));
+        return Ok((Deployment::Server { url }, options));
     };
     let authority = rest.find(['/', '?', '#']).unwrap_or(rest.len());
     let (authority, tail) = rest.split_at(authority);
@@ -50,12 +50,12 @@ pub(crate) fn parse(url: &str) -> Result<(Target, Options)> {
         urls.collect::<Result<Vec<_>>>()?.into_iter().unzip();
     // They are the same for all hosts.
     let options = options.swap_remove(0);
-    let target = match topology {
-        "cluster" => Target::Cluster { seeds: urls },
-        "redlock" => Target::Redlock { urls },
-        _ => Target::Sentinel { urls, master },
+    let deployment = match topology {
+        "cluster" => Deployment::Cluster { seeds: urls },
+        "redlock" => Deployment::Redlock { urls },
+        _ => Deployment::Sentinel { urls, master },
     };
-    Ok((target, options))
+    Ok((deployment, options))
 }
 
 /// Splits `redis+cluster://rest` into the scheme of one host, the topology and the rest.
@@ -107,12 +107,12 @@ mod tests {
     use super::*;
 
     fn parsed(url: &str) -> (Vec<String>, String, Options) {
-        let (target, options) = parse(url).expect("a good URL");
-        let (urls, kind) = match target {
-            Target::Cluster { seeds } => (seeds, "cluster".into()),
-            Target::Redlock { urls } => (urls, "redlock".into()),
-            Target::Sentinel { urls, master } => (urls, master),
-            Target::Server { url } => (vec![url], "server".into()),
+        let (deployment, options) = parse(url).expect("a good URL");
+        let (urls, kind) = match deployment {
+            Deployment::Cluster { seeds } => (seeds, "cluster".into()),
+            Deployment::Redlock { urls } => (urls, "redlock".into()),
+            Deployment::Sentinel { urls, master } => (urls, master),
+            Deployment::Server { url } => (vec![url], "server".into()),
         };
         (urls, kind, options)
     }
