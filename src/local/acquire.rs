@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::canceller::CancellableWait;
-use crate::clock::end_of;
+use crate::clock::Moment;
 use crate::config::LockOptions;
 use crate::error::{Error, Result};
 use crate::event::Event;
@@ -249,10 +249,10 @@ fn try_until_acquired(attempt: &mut Attempt<'_>, waiter: &Waiter) -> Result<NewH
     let queues = attempt.queues();
     let mut backoff = Backoff::new(shared.config.backoff);
     let mut started = None;
-    // Until when the lock can be free only because it was released.
-    let mut held_until = None;
-    // When the last pause ended, if no wake-up has ended it.
-    let mut unsignalled: Option<Instant> = None;
+    // Until when the lock can be free only because it was released, by the last reply.
+    let mut held_until: Option<Moment> = None;
+    // Whether the last pause has ended without a wake-up.
+    let mut unsignalled = false;
     if attempt.may_be_refused() {
         // A thread that becomes the head after `close` has sent its signals does not get one.
         queues.check_open().map_err(Stopped::Ended)?;
@@ -260,15 +260,15 @@ fn try_until_acquired(attempt: &mut Attempt<'_>, waiter: &Waiter) -> Result<NewH
     loop {
         let pause = match attempt.run(started) {
             Ok(Tried::Acquired(hold)) => {
-                if unsignalled.is_some_and(|asked| held_until.is_some_and(|end| asked < end)) {
+                if unsignalled && held_until.is_some_and(|end| Moment::now() < end) {
                     shared.counters.missed_wakeups.add(1);
                 }
                 return Ok(hold);
             }
-            Ok(Tried::Held(remaining)) => {
+            Ok(Tried::Held { remaining, asked }) => {
                 queues.set_answer(waiter, Ok(()));
                 let pause = attempt.cut_pause(backoff.next().unwrap_or_default(), remaining);
-                held_until = remaining.map(end_of);
+                held_until = remaining.map(|remaining| asked.after(remaining));
                 attempt.wait.cut(pause).ok_or(Stopped::TimedOut)?
             }
             Err(mut failure) => {
@@ -286,8 +286,8 @@ fn try_until_acquired(attempt: &mut Attempt<'_>, waiter: &Waiter) -> Result<NewH
         attempt.check_cancelled().map_err(Stopped::Ended)?;
         let asleep = Instant::now();
         started = waiter.sleep(pause, attempt.next_request()).map_err(Stopped::Ended)?;
-        unsignalled = Some(Instant::now()).filter(|now| *now - asleep >= pause);
-        if unsignalled.is_none() {
+        unsignalled = asleep.elapsed() >= pause;
+        if !unsignalled {
             // The lock was released a moment ago, so that another attempt may soon succeed too.
             backoff = Backoff::new(shared.config.backoff);
         }

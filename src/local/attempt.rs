@@ -51,8 +51,11 @@ pub(super) enum Arrival {
 /// What an attempt has shown.
 pub(super) enum Tried {
     Acquired(NewHold),
-    /// Another owner holds the lock, for this long unless it renews; `None` if that is not known.
-    Held(Option<Duration>),
+    /// Another owner holds the lock, for so long unless it renews; `None` if that is not known.
+    Held {
+        remaining: Option<Duration>,
+        asked: Moment,
+    },
 }
 
 /// A hold, and how the thread has got it.
@@ -161,7 +164,7 @@ impl<'a> Attempt<'a> {
                 Ok(AcquireReply::Held { remaining } | AcquireReply::Unknown { remaining }) => {
                     self.retry.record_reply();
                     report_contended(self.shared, &self.request.hold.name, self.contended);
-                    return Ok(Tried::Held(remaining));
+                    return Ok(Tried::Held { remaining, asked: sent });
                 }
                 Err(failure) => {
                     self.undo_shortfall(&failure);

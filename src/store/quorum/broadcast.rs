@@ -12,7 +12,7 @@ use crate::net::request::{Reply, Request};
 use crate::store::decoder::is_done;
 use crate::store::durability::Demand;
 use crate::store::quorum::commands::{Effect, QuorumCommand};
-use crate::store::quorum::in_doubt::EndedHold;
+use crate::store::quorum::in_doubt::{DecidesEnd, EndedHold, InDoubtHolds};
 
 /// A request in flight to several servers. The thread that reads a reply to it stores that here,
 /// whether or not a thread still waits for it.
@@ -20,6 +20,8 @@ use crate::store::quorum::in_doubt::EndedHold;
 pub(super) struct Broadcast {
     pub(super) request: Request,
     pub(super) effect: Effect,
+    /// The hold that it ends, if any.
+    pub(super) ended: Option<Arc<EndedHold>>,
     /// What a server must meet for its reply to count, and the deadline for that.
     pub(super) demand: Option<(Demand, Instant)>,
     /// By the number of the server.
@@ -32,8 +34,8 @@ pub(super) struct Broadcast {
 pub(super) struct Watcher {
     /// Called with each reply. Returns `true` when it needs no more.
     pub(super) on_reply: Box<dyn FnMut(usize, Reply) -> bool + Send>,
-    /// Reported then.
-    pub(super) ended: Option<EndedHold>,
+    /// Dropped then.
+    pub(super) ended: Option<DecidesEnd>,
 }
 
 impl fmt::Debug for Watcher {
@@ -52,11 +54,17 @@ enum ReplyState {
 }
 
 impl Broadcast {
-    pub(super) fn new<T>(command: QuorumCommand<T>, servers: usize) -> Arc<Self> {
+    pub(super) fn new<T>(
+        command: QuorumCommand<T>,
+        servers: usize,
+        in_doubt: &Arc<InDoubtHolds>,
+    ) -> Arc<Self> {
         let QuorumCommand { command, effect, demand } = command;
+        let request = command.request;
+        let ended = effect.ended().map(|end| Arc::new(EndedHold::new(in_doubt, end)));
         let replies = Mutex::new((0..servers).map(|_| ReplyState::Awaited).collect());
         let watcher = Mutex::new(None);
-        Arc::new(Self { request: command.request, effect, demand, replies, watcher })
+        Arc::new(Self { request, effect, ended, demand, replies, watcher })
     }
 
     /// Has the replies given to a watcher. Called before the request is sent.
@@ -64,9 +72,9 @@ impl Broadcast {
         *self.watcher.lock() = Some(watcher);
     }
 
-    /// Sets what is reported when the watcher needs no more replies, or reports it if it does not
-    /// already.
-    pub(super) fn set_ended(&self, ended: Option<EndedHold>) {
+    /// Sets what is dropped when the watcher needs no more replies. It is dropped now if the watcher
+    /// needs none.
+    pub(super) fn set_ended(&self, ended: Option<DecidesEnd>) {
         if let Some(watcher) = &mut *self.watcher.lock() {
             watcher.ended = ended;
         }
@@ -79,7 +87,6 @@ impl Broadcast {
             let done = on_reply(server, reply);
             let ended = if done { watcher.take() } else { None };
             drop(watcher);
-            // Reported here.
             return drop(ended);
         }
         drop(watcher);

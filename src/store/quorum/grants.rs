@@ -8,7 +8,7 @@ use crate::store::decoder::Decoder;
 use crate::store::hold::HoldId;
 use crate::store::quorum::broadcast::Broadcast;
 use crate::store::quorum::commands::{Effect, QuorumCommand, QuorumCommands};
-use crate::store::quorum::in_doubt::{EndedHold, InDoubtHolds};
+use crate::store::quorum::in_doubt::{DecidesEnd, InDoubtHolds};
 use crate::store::quorum::link_set::LinkSet;
 use crate::store::quorum::rounds::Rounds;
 use crate::store::quorum::votes::{HoldDecision, Votes};
@@ -108,18 +108,19 @@ impl Grants {
     }
 
     /// Ends a hold that was not granted, or not by all, on those servers where it may exist. Does
-    /// not wait for replies. The hold is reported when the returned value is dropped.
+    /// not wait for replies. What is in doubt about it is reported when the returned value is
+    /// dropped.
     fn withdraw(
         &self,
         links: &mut LinkSet,
         hold: &HoldId,
         may_exist: impl Fn(usize) -> bool,
-    ) -> Option<EndedHold> {
+    ) -> Option<DecidesEnd> {
         links.send(&self.broadcast(self.commands.withdraw(hold)), may_exist)
     }
 
     fn broadcast<T>(&self, command: QuorumCommand<T>) -> Arc<Broadcast> {
-        Broadcast::new(command, self.rounds.servers.each.len())
+        self.rounds.servers.broadcast(command)
     }
 
     pub(super) fn in_doubt(&self) -> &InDoubtHolds {
@@ -137,7 +138,7 @@ pub(super) struct SentTransfer {
     deadline: Instant,
     /// Reported when the replies have come, or are not waited for any more: a release in the
     /// background must not overtake the transfer.
-    _ended: Vec<Option<EndedHold>>,
+    _ended: Vec<Option<DecidesEnd>>,
 }
 
 /// The failure of a request that some servers have executed, or that the background jobs complete

@@ -1,10 +1,10 @@
 //! Holds in doubt: what requests without a reply may leave on some servers.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
+use std::{fmt, mem};
 
 use parking_lot::Mutex;
 
@@ -36,40 +36,63 @@ impl fmt::Debug for InDoubtHolds {
     }
 }
 
-/// A hold that a request on its way ends. It is reported, if need be, when this is dropped: a job
-/// that releases it must not overtake the request, which would find the hold gone.
+/// A hold that a request on its way ends. What is in doubt about it is reported only when the
+/// request is decided: a job that releases the hold must not overtake the request, which would find
+/// the hold gone.
 #[derive(Debug)]
 pub(super) struct EndedHold {
     in_doubt: Arc<InDoubtHolds>,
     hold: HoldId,
     /// Until when the request keeps the lock taken.
     kept_until: Moment,
-    /// Whether the request has been sent to every server that may have the hold.
-    everywhere: bool,
+    state: Mutex<EndState>,
+}
+
+#[derive(Debug)]
+enum EndState {
+    /// Replies are still waited for.
+    Pending,
+    /// As pending, and a server may keep the hold.
+    MayRemain,
+    /// Enough servers have replied, or no reply is waited for any more.
+    Decided,
 }
 
 impl EndedHold {
-    pub(super) fn new(
-        in_doubt: &Arc<InDoubtHolds>,
-        (hold, kept_until): (&HoldId, Moment),
-        everywhere: bool,
-    ) -> Self {
-        Self { in_doubt: in_doubt.clone(), hold: hold.clone(), kept_until, everywhere }
+    pub(super) fn new(in_doubt: &Arc<InDoubtHolds>, (hold, kept_until): (&HoldId, Moment)) -> Self {
+        let state = Mutex::new(EndState::Pending);
+        Self { in_doubt: in_doubt.clone(), hold: hold.clone(), kept_until, state }
     }
 
-    /// The same if the request was sent to all others as well.
-    pub(super) fn if_everywhere(mut self, everywhere: bool) -> Self {
-        self.everywhere &= everywhere;
-        self
+    /// Notes that the request may not have reached some server that may have the hold.
+    pub(super) fn may_remain(&self) {
+        let mut state = self.state.lock();
+        if !matches!(*state, EndState::Decided) {
+            *state = EndState::MayRemain;
+            return;
+        }
+        drop(state);
+        self.in_doubt.may_remain(&self.hold, self.kept_until);
+    }
+
+    fn decide(&self) {
+        let before = mem::replace(&mut *self.state.lock(), EndState::Decided);
+        if !matches!(before, EndState::Decided) {
+            self.in_doubt.end(&self.hold, self.kept_until);
+        }
+        if matches!(before, EndState::MayRemain) {
+            self.in_doubt.may_remain(&self.hold, self.kept_until);
+        }
     }
 }
 
-impl Drop for EndedHold {
+/// Decides the end of a hold when it is dropped.
+#[derive(Debug)]
+pub(super) struct DecidesEnd(pub(super) Arc<EndedHold>);
+
+impl Drop for DecidesEnd {
     fn drop(&mut self) {
-        self.in_doubt.end(&self.hold, self.kept_until);
-        if !self.everywhere {
-            self.in_doubt.may_remain(&self.hold, self.kept_until);
-        }
+        self.0.decide();
     }
 }
 

@@ -181,22 +181,22 @@ impl QuorumLink {
         }
     }
 
-    /// Sends a request, or stores its failure if the server is not connected or lags. Returns
-    /// `false` if the request was to end a hold and the hold may remain for want of a connection.
-    pub(super) fn send(&mut self, broadcast: &Arc<Broadcast>) -> bool {
+    /// Sends a request, or stores its failure if the server is not connected or lags.
+    pub(super) fn send(&mut self, broadcast: &Arc<Broadcast>) {
         let effect = &broadcast.effect;
         let is_lagging = self.is_lagging();
         let may_remain = effect.ended().is_some_and(|(hold, _)| self.server.may_have(hold));
         if !self.is_connected() {
-            broadcast.store_reply(self.server.number, Err(self.unreachable()));
-            return !may_remain;
+            if let Some(ended) = broadcast.ended.as_ref().filter(|_| may_remain) {
+                ended.may_remain();
+            }
+            return broadcast.store_reply(self.server.number, Err(self.unreachable()));
         }
         let only_ends = matches!(effect, Effect::Ends { .. });
         if is_lagging && !(only_ends && may_remain) {
             // A hold that has never begun there is gone.
             let reply = if only_ends { Ok(Value::Int(0)) } else { Err(self.server.lagging()) };
-            broadcast.store_reply(self.server.number, reply);
-            return true;
+            return broadcast.store_reply(self.server.number, reply);
         }
         if let Some(hold) = effect.begun() {
             self.server.note_begun(hold);
@@ -205,7 +205,6 @@ impl QuorumLink {
         // What is sent after it must not overtake it, so the script is sent unless it is known.
         let request = if self.knows(request) { request.clone() } else { request.in_full() };
         self.write(broadcast, request);
-        true
     }
 
     /// Returns `true` if the server knows the script of the request; it does after this request.
@@ -263,8 +262,8 @@ impl QuorumLink {
                 self.in_doubt.may_begin_late(hold);
             }
             let is_gone = failure.kind == FailureKind::WrongType;
-            if let Some((hold, kept_until)) = broadcast.effect.ended().filter(|_| !is_gone) {
-                self.in_doubt.may_remain(hold, kept_until);
+            if let Some(ended) = broadcast.ended.as_ref().filter(|_| !is_gone) {
+                ended.may_remain();
             }
         }
         broadcast.store_reply(self.server.number, reply);

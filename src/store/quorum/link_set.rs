@@ -15,7 +15,8 @@ use crate::net::request::Reply;
 use crate::net::spin::{Spin, SpinTurn, Waited};
 use crate::store::background::opening::Opening;
 use crate::store::quorum::broadcast::Broadcast;
-use crate::store::quorum::in_doubt::{EndedHold, InDoubtHolds};
+use crate::store::quorum::commands::QuorumCommand;
+use crate::store::quorum::in_doubt::{DecidesEnd, InDoubtHolds};
 use crate::store::quorum::link::QuorumLink;
 use crate::store::quorum::server::QuorumServer;
 use crate::store::quorum::votes::majority;
@@ -31,6 +32,13 @@ pub(super) struct QuorumServers {
     pub(super) spin: Spin,
     /// A server that is silent for this long is given up.
     pub(super) io_timeout: Duration,
+}
+
+impl QuorumServers {
+    /// A command for all of them.
+    pub(super) fn broadcast<T>(&self, command: QuorumCommand<T>) -> Arc<Broadcast> {
+        Broadcast::new(command, self.each.len(), &self.in_doubt)
+    }
 }
 
 /// The connections, in the order of the servers.
@@ -100,19 +108,16 @@ impl LinkSet {
     }
 
     /// Writes a request to those `wanted` of the servers that are connected. For the others it has
-    /// failed. The hold that the request ends is reported when the returned value is dropped.
+    /// failed. The returned value is to be dropped when the replies are in: what is in doubt about
+    /// the hold that the request ends is reported then.
     pub(super) fn send(
         &mut self,
         broadcast: &Arc<Broadcast>,
         wanted: impl Fn(usize) -> bool,
-    ) -> Option<EndedHold> {
-        let mut ends_everywhere = true;
+    ) -> Option<DecidesEnd> {
         let wanted = self.links.iter_mut().enumerate().filter(|(number, _)| wanted(*number));
-        for (_, link) in wanted {
-            ends_everywhere &= link.send(broadcast);
-        }
-        let ended = broadcast.effect.ended();
-        ended.map(|ended| EndedHold::new(&self.servers.in_doubt, ended, ends_everywhere))
+        wanted.for_each(|(_, link)| link.send(broadcast));
+        broadcast.ended.clone().map(DecidesEnd)
     }
 
     /// Reads until `decide` returns a decision about the replies to a request so far. `None` if

@@ -68,7 +68,7 @@ impl Rounds {
         decide: impl Fn(&Votes<T>) -> Option<D>,
     ) -> (D, Votes<T>) {
         let decoder = command.command.decoder.clone();
-        let broadcast = Broadcast::new(command, self.servers.each.len());
+        let broadcast = self.servers.broadcast(command);
         let _ended = links.send(&broadcast, |_| true);
         self.count(links, &broadcast, deadline, &decoder, decide)
     }
@@ -112,7 +112,7 @@ impl Rounds {
         };
         links.begin_to_prepare();
         let decoder = command.command.decoder.clone();
-        let broadcast = Broadcast::new(command, self.servers.each.len());
+        let broadcast = self.servers.broadcast(command);
         let (servers, mut on_reply) = (self.servers.clone(), Some(on_reply));
         let mut votes = Votes::new(servers.each.len());
         let count = move |number: usize, reply: Reply| {
@@ -133,8 +133,10 @@ impl Rounds {
             }
         }
         let ended = links.send(&broadcast, |number| has_room[number]);
-        let everywhere = !has_room.contains(&false);
-        broadcast.set_ended(ended.map(|ended| ended.if_everywhere(everywhere)));
+        if let Some(ended) = broadcast.ended.as_ref().filter(|_| has_room.contains(&false)) {
+            ended.may_remain();
+        }
+        broadcast.set_ended(ended);
     }
 
     /// Reads the replies that are still to come, or gives up the links over which none come.

@@ -59,6 +59,24 @@ fn a_lost_release_is_repeated() {
     }
 }
 
+/// What is lost at one server is released there in the background, and that is sent to all. It must
+/// not come before the release itself, which would find the hold gone.
+#[test]
+fn a_lost_release_is_no_loss_of_the_hold() {
+    let behind = Behind::of(3);
+    let client = behind.open(hasty());
+    for lost in &behind.proxies {
+        settle(&behind.quorum, &client);
+        let guard = take(&client, "a");
+        eventually(SOON, || behind.quorum.count("a") == 3);
+        behind.proxies.iter().for_each(|proxy| proxy.delay_request(ms(100)));
+        lost.lose_request();
+        guard.unlock().unwrap();
+        eventually(SOON, || behind.quorum.count("a") == 0);
+        behind.proxies.iter().for_each(Proxy::heal);
+    }
+}
+
 #[test]
 fn lost_replies_of_a_majority_leave_nothing() {
     let behind = Behind::of(3);

@@ -30,6 +30,8 @@ enum Trouble {
     CutReply(usize),
     /// The reply to a script arrives with this delay.
     DelayReply(Duration),
+    /// A script arrives at the server with this delay.
+    DelayRequest(Duration),
     /// A subscription arrives at the server with this delay.
     DelaySubscription(Duration),
     /// A reply arrives byte by byte, with this pause before each.
@@ -127,6 +129,11 @@ impl Proxy {
 
     pub(crate) fn delay_replies(&self, time: Duration) {
         self.always(Trouble::DelayReply(time));
+    }
+
+    /// Delays the next script on its way to the server.
+    pub(crate) fn delay_request(&self, time: Duration) {
+        self.once(0, Trouble::DelayRequest(time));
     }
 
     pub(crate) fn delay_subscriptions(&self, time: Duration) {
@@ -243,7 +250,9 @@ impl Shared {
             match &trouble {
                 Some(Trouble::LoseRequest | Trouble::Refuse) => return Ok(()),
                 Some(Trouble::Blackhole) => self.wait_for_end_of_blackhole(&request),
-                Some(Trouble::DelaySubscription(time)) => thread::sleep(*time),
+                Some(Trouble::DelayRequest(time) | Trouble::DelaySubscription(time)) => {
+                    thread::sleep(*time);
+                }
                 Some(Trouble::Reject(error)) => {
                     client.write_all(error)?;
                     continue;
