@@ -10,7 +10,7 @@ use std::time::Instant;
 use redis::{Parser, RedisResult, Value};
 
 use crate::error::Phase;
-use crate::net::spin::{Spin, Waited};
+use crate::net::spin::Spin;
 use crate::net::stream::{ConnectError, DeadlineReader, Sleep, SocketCloser, Stream};
 #[cfg(feature = "tls")]
 use crate::net::tls::{Connector, Session};
@@ -101,7 +101,7 @@ impl RespStream {
         let deadline = Instant::now();
         layer.parse(
             parser,
-            &mut DeadlineReader { stream, turn: None, sleep: Sleep::Never, deadline },
+            &mut DeadlineReader { stream, wait: None, sleep: Sleep::Never, deadline },
         )
     }
 
@@ -112,19 +112,14 @@ impl RespStream {
     pub(crate) fn receive(&mut self, spin: Option<&Spin>, deadline: Instant) -> RedisResult<Value> {
         let Self { stream, layer, parser } = self;
         let Some(spin) = spin else {
-            let mut reader = DeadlineReader { stream, turn: None, sleep: Sleep::Polls, deadline };
+            let mut reader = DeadlineReader { stream, wait: None, sleep: Sleep::Polls, deadline };
             return layer.parse(parser, &mut reader);
         };
-        let (started, turn) = (Instant::now(), spin.begin());
-        let spun = turn.is_some();
-        let mut reader = DeadlineReader { stream, turn, sleep: Sleep::Naps, deadline };
+        let mut wait = spin.begin();
+        let (sleep, awaited) = (Sleep::Naps, Some(&mut wait));
+        let mut reader = DeadlineReader { stream, wait: awaited, sleep, deadline };
         let reply = layer.parse(parser, &mut reader);
-        let waited = match (spun, reader.turn.is_some()) {
-            (false, _) => Waited::Asleep,
-            (true, true) => Waited::Spinning,
-            (true, false) => Waited::SpinningInVain,
-        };
-        spin.record(waited, started.elapsed());
+        spin.record(&wait);
         reply
     }
 }

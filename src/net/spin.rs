@@ -3,24 +3,25 @@
 //! A thread that sleeps until its reply has come pays for being woken, which with a nearby server
 //! can take several times as long as the server's work. A thread that spins for a few microseconds
 //! does not, but keeps a core busy; where cores are short, this even delays the reply. So both ways
-//! are measured all the time, and the faster one is taken.
+//! are measured all the time, and the faster one is taken. What is not measured is what spinning
+//! costs the other threads. So threads spin only while all that wait for replies leave a core free:
+//! when one of several threads sleeps, another has something to do in the meantime.
 
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::clock::end_of;
-
 /// Once in so many replies the slower way is tried, in case it has become the faster one. An odd
 /// number, because a thread that locks and drops again and again reads two replies each time.
 const PROBE_EVERY: u32 = 31;
 
-/// How many threads of this process are spinning.
-static SPINNERS: AtomicUsize = AtomicUsize::new(0);
+/// How many threads of this process wait for a reply, spinning or asleep.
+static WAITING: AtomicUsize = AtomicUsize::new(0);
 
-/// How many may: one core is left to the server, or to what delivers its replies.
-static SPINNERS_MAX: LazyLock<usize> =
+/// Among how many of them threads spin: one core is left to the server, or to what delivers its
+/// replies.
+static SPINS_AMONG: LazyLock<usize> =
     LazyLock::new(|| thread::available_parallelism().map_or(1, usize::from) - 1);
 
 /// How long the replies of one server take.
@@ -48,18 +49,25 @@ impl Spin {
         }
     }
 
-    /// Lets the thread spin, or returns `None` if it had better sleep.
-    pub(crate) fn begin(&self) -> Option<SpinTurn> {
-        if self.budget.is_zero() {
-            return None;
-        }
-        let reply = self.replies.fetch_add(1, Ordering::Relaxed);
-        let probe = reply % PROBE_EVERY == PROBE_EVERY - 1;
-        if self.pays() == probe { None } else { SpinTurn::new(end_of(self.budget)) }
+    /// Begins a thread's wait for a reply, and decides whether it spins first.
+    pub(crate) fn begin(&self) -> ReplyWait {
+        let among = WAITING.fetch_add(1, Ordering::Relaxed) + 1;
+        let spins = among <= *SPINS_AMONG && !self.budget.is_zero() && {
+            let reply = self.replies.fetch_add(1, Ordering::Relaxed);
+            let probe = reply % PROBE_EVERY == PROBE_EVERY - 1;
+            self.pays() != probe
+        };
+        let waited = if spins { Waited::Spinning } else { Waited::Asleep };
+        let started = Instant::now();
+        ReplyWait { started, spins_until: started + self.budget, waited }
     }
 
     /// Records how long a reply took, and how the thread waited for it.
-    pub(crate) fn record(&self, waited: Waited, took: Duration) {
+    pub(crate) fn record(&self, wait: &ReplyWait) {
+        self.add(wait.waited, wait.started.elapsed());
+    }
+
+    fn add(&self, waited: Waited, took: Duration) {
         // A single very slow reply must not tip the balance.
         let took = took.min(self.budget.saturating_mul(4));
         let nanos = u32::try_from(took.as_nanos()).unwrap_or(u32::MAX);
@@ -80,7 +88,7 @@ impl Spin {
 
 /// How a thread has waited for a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Waited {
+enum Waited {
     Asleep,
     Spinning,
     /// Spinning for the whole budget, and then asleep.
@@ -102,29 +110,27 @@ impl Average {
     }
 }
 
-/// A thread's permission to spin for a while. It counts as spinning for as long as this exists.
+/// A thread's wait for a reply. It counts as waiting for as long as this exists.
 #[derive(Debug)]
-pub(crate) struct SpinTurn {
-    deadline: Instant,
+pub(crate) struct ReplyWait {
+    started: Instant,
+    spins_until: Instant,
+    waited: Waited,
 }
 
-impl SpinTurn {
-    fn new(deadline: Instant) -> Option<Self> {
-        if SPINNERS.fetch_add(1, Ordering::Relaxed) < *SPINNERS_MAX {
-            return Some(Self { deadline });
+impl ReplyWait {
+    /// Returns `true` while the thread is to spin. Once it is not, it sleeps.
+    pub(crate) fn spins(&mut self) -> bool {
+        if self.waited == Waited::Spinning && Instant::now() >= self.spins_until {
+            self.waited = Waited::SpinningInVain;
         }
-        SPINNERS.fetch_sub(1, Ordering::Relaxed);
-        None
-    }
-
-    pub(crate) fn has_time(&self) -> bool {
-        Instant::now() < self.deadline
+        self.waited == Waited::Spinning
     }
 }
 
-impl Drop for SpinTurn {
+impl Drop for ReplyWait {
     fn drop(&mut self) {
-        SPINNERS.fetch_sub(1, Ordering::Relaxed);
+        WAITING.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -138,10 +144,10 @@ mod tests {
         let spin = Spin::new(BUDGET);
         for took in spinning.iter().copied().map(Duration::from_micros) {
             let waited = if took <= BUDGET { Waited::Spinning } else { Waited::SpinningInVain };
-            spin.record(waited, took);
+            spin.add(waited, took);
         }
         for took in asleep.iter().copied().map(Duration::from_micros) {
-            spin.record(Waited::Asleep, took);
+            spin.add(Waited::Asleep, took);
         }
         spin
     }
@@ -171,8 +177,8 @@ mod tests {
     #[test]
     fn the_slower_way_is_tried_now_and_then() {
         let far = spin_after(&[1_000; 9], &[1_000; 9]);
-        let spins = (0..320).filter(|_| far.begin().is_some()).count();
+        let spins = (0..320).filter(|_| far.begin().spins()).count();
         assert!(spins <= 10, "{spins}");
-        assert!(Spin::new(Duration::ZERO).begin().is_none());
+        assert!(!Spin::new(Duration::ZERO).begin().spins());
     }
 }

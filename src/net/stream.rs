@@ -22,7 +22,7 @@ use rustix::net::{
 };
 
 use crate::error::Phase;
-use crate::net::spin::SpinTurn;
+use crate::net::spin::ReplyWait;
 
 /// After this time without traffic, the kernel checks whether the peer is still there.
 const KEEPALIVE: Duration = Duration::from_secs(15);
@@ -179,8 +179,8 @@ impl SocketCloser {
 /// Reads from a stream until a deadline.
 pub(crate) struct DeadlineReader<'a> {
     pub(crate) stream: &'a Stream,
-    /// While this lasts, the thread spins before it sleeps.
-    pub(crate) turn: Option<SpinTurn>,
+    /// The wait for a reply that is expected soon: the thread may spin before it sleeps.
+    pub(crate) wait: Option<&'a mut ReplyWait>,
     pub(crate) sleep: Sleep,
     pub(crate) deadline: Instant,
 }
@@ -199,11 +199,10 @@ pub(crate) enum Sleep {
 impl Read for DeadlineReader<'_> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         loop {
-            let flags = if self.turn.as_ref().is_some_and(SpinTurn::has_time) {
+            let flags = if self.wait.as_mut().is_some_and(|wait| wait.spins()) {
                 std::hint::spin_loop();
                 RecvFlags::DONTWAIT
             } else {
-                self.turn = None;
                 match self.sleep {
                     Sleep::Never => RecvFlags::DONTWAIT,
                     Sleep::Naps if remaining(self.deadline)? >= NAP => RecvFlags::empty(),

@@ -92,7 +92,7 @@ impl Session {
     }
 
     fn handshake(&mut self, stream: &Stream, deadline: Instant) -> io::Result<()> {
-        let mut reader = DeadlineReader { stream, turn: None, sleep: Sleep::Naps, deadline };
+        let mut reader = DeadlineReader { stream, wait: None, sleep: Sleep::Naps, deadline };
         self.flush(stream, deadline)?;
         while self.protocol.is_handshaking() {
             self.receive(&mut reader)?;
@@ -129,7 +129,7 @@ impl Session {
 
     /// Why the server no longer reads, if it has sent an alert before it closed the connection.
     fn received_alert(&mut self, stream: &Stream, deadline: Instant) -> Option<io::Error> {
-        let mut reader = DeadlineReader { stream, turn: None, sleep: Sleep::Polls, deadline };
+        let mut reader = DeadlineReader { stream, wait: None, sleep: Sleep::Polls, deadline };
         loop {
             if let Err(error) = self.process(&mut reader) {
                 return cause(&error).is_some().then_some(error);

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use crate::failure::Failure;
 use crate::net::poll::poll_readable;
 use crate::net::request::Reply;
-use crate::net::spin::{Spin, SpinTurn, Waited};
+use crate::net::spin::{ReplyWait, Spin};
 use crate::store::background::opening::Opening;
 use crate::store::quorum::broadcast::Broadcast;
 use crate::store::quorum::commands::QuorumCommand;
@@ -128,11 +128,9 @@ impl LinkSet {
         deadline: Instant,
         mut decide: impl FnMut(usize, Reply) -> Option<T>,
     ) -> Option<T> {
-        let (servers, started) = (self.servers.clone(), Instant::now());
+        let servers = self.servers.clone();
         // Replicas and disks do not answer soon, and that says nothing about the servers.
-        let soon = broadcast.demand.is_none();
-        let mut turn = if soon { servers.spin.begin() } else { None };
-        let spins = turn.is_some();
+        let mut wait = broadcast.demand.is_none().then(|| servers.spin.begin());
         let mut decision = None;
         loop {
             broadcast.take_replies(|number, reply| {
@@ -140,17 +138,12 @@ impl LinkSet {
                     decision = decide(number, reply);
                 }
             });
-            if decision.is_some() || !self.read_replies(broadcast, &mut turn, deadline) {
+            if decision.is_some() || !self.read_replies(broadcast, wait.as_mut(), deadline) {
                 break;
             }
         }
-        let manner = match (spins, turn.is_some()) {
-            (false, _) => Waited::Asleep,
-            (true, true) => Waited::Spinning,
-            (true, false) => Waited::SpinningInVain,
-        };
-        if soon {
-            servers.spin.record(manner, started.elapsed());
+        if let Some(wait) = &wait {
+            servers.spin.record(wait);
         }
         decision
     }
@@ -160,7 +153,7 @@ impl LinkSet {
     fn read_replies(
         &mut self,
         broadcast: &Broadcast,
-        turn: &mut Option<SpinTurn>,
+        mut wait: Option<&mut ReplyWait>,
         deadline: Instant,
     ) -> bool {
         let links = self.links.iter().enumerate();
@@ -171,16 +164,13 @@ impl LinkSet {
             return false;
         }
         let ready = loop {
-            let spins = turn.as_ref().is_some_and(SpinTurn::has_time);
+            let spins = wait.as_mut().is_some_and(|wait| wait.spins());
             let ready = poll_readable(&sockets, if spins { None } else { Some(deadline) });
             if !ready.is_empty() || !spins {
                 break ready;
             }
             std::hint::spin_loop();
         };
-        if turn.as_ref().is_some_and(|turn| !turn.has_time()) {
-            *turn = None;
-        }
         for place in &ready {
             self.links[numbers[*place]].read();
         }
