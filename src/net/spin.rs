@@ -73,6 +73,7 @@ impl Spin {
         let nanos = u32::try_from(took.as_nanos()).unwrap_or(u32::MAX);
         match waited {
             Waited::Asleep => return self.asleep.add(nanos),
+            Waited::Interrupted => return,
             Waited::Spinning => self.misses.add(0),
             Waited::SpinningInVain => self.misses.add(1000),
         }
@@ -91,6 +92,8 @@ impl Spin {
 enum Waited {
     Asleep,
     Spinning,
+    /// Spinning until another thread had to wait, and then asleep.
+    Interrupted,
     /// Spinning for the whole budget, and then asleep.
     SpinningInVain,
 }
@@ -121,8 +124,12 @@ pub(crate) struct ReplyWait {
 impl ReplyWait {
     /// Returns `true` while the thread is to spin. Once it is not, it sleeps.
     pub(crate) fn spins(&mut self) -> bool {
-        if self.waited == Waited::Spinning && Instant::now() >= self.spins_until {
-            self.waited = Waited::SpinningInVain;
+        if self.waited == Waited::Spinning {
+            if WAITING.load(Ordering::Relaxed) > *SPINS_AMONG {
+                self.waited = Waited::Interrupted;
+            } else if Instant::now() >= self.spins_until {
+                self.waited = Waited::SpinningInVain;
+            }
         }
         self.waited == Waited::Spinning
     }
