@@ -7,10 +7,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use redis::{Parser, RedisResult, Value};
+use redis::{RedisResult, Value};
 
 use crate::error::Phase;
-use crate::net::spin::Spin;
+use crate::net::reply_buffer::ReplyBuffer;
+use crate::net::spin::{ReplyWait, Spin};
 use crate::net::stream::{ConnectError, DeadlineReader, Sleep, SocketCloser, Stream};
 #[cfg(feature = "tls")]
 use crate::net::tls::{Connector, Session};
@@ -20,7 +21,7 @@ pub(crate) struct RespStream {
     /// Shared only with [`SocketCloser`]s.
     stream: Arc<Stream>,
     layer: Layer,
-    parser: Parser,
+    replies: ReplyBuffer,
 }
 
 /// How bytes are encoded on the way.
@@ -67,7 +68,7 @@ impl RespStream {
     }
 
     fn over(stream: Stream, layer: Layer) -> Self {
-        Self { stream: Arc::new(stream), layer, parser: Parser::new() }
+        Self { stream: Arc::new(stream), layer, replies: ReplyBuffer::default() }
     }
 
     pub(crate) fn closer(&self) -> SocketCloser {
@@ -91,18 +92,13 @@ impl RespStream {
     /// Returns a reply that was read whole along with an earlier one. If there is none, that is a
     /// timeout.
     pub(crate) fn receive_buffered(&mut self) -> RedisResult<Value> {
-        // The time is over before anything is read.
-        self.receive(None, Instant::now())
+        let none = || Err(io::Error::from(io::ErrorKind::TimedOut).into());
+        self.replies.take().unwrap_or_else(none)
     }
 
     /// Reads a reply that has come already. If not all of it has, that is a timeout.
     pub(crate) fn receive_now(&mut self) -> RedisResult<Value> {
-        let Self { stream, layer, parser } = self;
-        let deadline = Instant::now();
-        layer.parse(
-            parser,
-            &mut DeadlineReader { stream, wait: None, sleep: Sleep::Never, deadline },
-        )
+        self.read_reply(None, Sleep::Never, Instant::now())
     }
 
     /// Reads one whole reply, which may be an error reply. With `spin` it is expected soon, and the
@@ -110,30 +106,33 @@ impl RespStream {
     ///
     /// After a timeout, and only then, reading can go on where it stopped.
     pub(crate) fn receive(&mut self, spin: Option<&Spin>, deadline: Instant) -> RedisResult<Value> {
-        let Self { stream, layer, parser } = self;
-        let Some(spin) = spin else {
-            let mut reader = DeadlineReader { stream, wait: None, sleep: Sleep::Polls, deadline };
-            return layer.parse(parser, &mut reader);
-        };
+        let Some(spin) = spin else { return self.read_reply(None, Sleep::Polls, deadline) };
+        if let Some(reply) = self.replies.take() {
+            return reply;
+        }
         let mut wait = spin.begin();
-        let (sleep, awaited) = (Sleep::Naps, Some(&mut wait));
-        let mut reader = DeadlineReader { stream, wait: awaited, sleep, deadline };
-        let reply = layer.parse(parser, &mut reader);
+        let reply = self.read_reply(Some(&mut wait), Sleep::Naps, deadline);
         spin.record(&wait);
         reply
     }
-}
 
-impl Layer {
-    fn parse(
+    fn read_reply(
         &mut self,
-        parser: &mut Parser,
-        reader: &mut DeadlineReader<'_>,
+        wait: Option<&mut ReplyWait>,
+        sleep: Sleep,
+        deadline: Instant,
     ) -> RedisResult<Value> {
-        match self {
-            Self::Plain => parser.parse_value(reader),
-            #[cfg(feature = "tls")]
-            Self::Tls(session) => parser.parse_value(session.reader(reader)),
+        let Self { stream, layer, replies } = self;
+        let mut reader = DeadlineReader { stream, wait, sleep, deadline };
+        loop {
+            if let Some(reply) = replies.take() {
+                return reply;
+            }
+            match layer {
+                Layer::Plain => replies.fill(&mut reader)?,
+                #[cfg(feature = "tls")]
+                Layer::Tls(session) => replies.fill(&mut session.reader(&mut reader))?,
+            }
         }
     }
 }
