@@ -58,8 +58,7 @@ impl Spin {
             self.pays() != probe
         };
         let waited = if spins { Waited::Spinning } else { Waited::Asleep };
-        let started = Instant::now();
-        ReplyWait { started, spins_until: started + self.budget, waited }
+        ReplyWait { started: Instant::now(), budget: self.budget, waited }
     }
 
     /// Records how long a reply took, and how the thread waited for it.
@@ -117,7 +116,7 @@ impl Average {
 #[derive(Debug)]
 pub(crate) struct ReplyWait {
     started: Instant,
-    spins_until: Instant,
+    budget: Duration,
     waited: Waited,
 }
 
@@ -127,7 +126,7 @@ impl ReplyWait {
         if self.waited == Waited::Spinning {
             if WAITING.load(Ordering::Relaxed) > *SPINS_AMONG {
                 self.waited = Waited::Interrupted;
-            } else if Instant::now() >= self.spins_until {
+            } else if self.started.elapsed() >= self.budget {
                 self.waited = Waited::SpinningInVain;
             }
         }
