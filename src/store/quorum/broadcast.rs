@@ -72,8 +72,8 @@ impl Broadcast {
         *self.watcher.lock() = Some(watcher);
     }
 
-    /// Sets what is dropped when the watcher needs no more replies. It is dropped now if the watcher
-    /// needs none.
+    /// Sets what is dropped when the watcher needs no more replies. It is dropped now if the
+    /// watcher needs none.
     pub(super) fn set_ended(&self, ended: Option<DecidesEnd>) {
         if let Some(watcher) = &mut *self.watcher.lock() {
             watcher.ended = ended;
