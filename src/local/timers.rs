@@ -165,11 +165,7 @@ impl TimerQueue {
             Scheduled::CleanUp(_) => self.add_at(Moment::FIRST, work),
             Scheduled::Lease(lease) => match lease.next_step() {
                 NextStep::None => return Some(lease.clone()),
-                NextStep::Expire(then) => self.add_at(then, work),
-                NextStep::Renew(then) => {
-                    let slack = lease.duration() / TOGETHER;
-                    self.entries.push(TimerEntry { due: then, slack, work });
-                }
+                NextStep::Expire(then) | NextStep::Renew(then) => self.add_at(then, work),
             },
         }
         None
@@ -196,9 +192,9 @@ impl TimerQueue {
         self.add_at(Moment::FIRST, Scheduled::clean_up(in_doubt));
     }
 
-    /// Adds work for exactly this moment.
+    /// Adds work for this moment. A lease whose time to be renewed this is may be removed earlier.
     pub(crate) fn add_at(&mut self, due: Moment, work: Scheduled) {
-        self.entries.push(TimerEntry { due, slack: Duration::ZERO, work });
+        self.entries.push(TimerEntry { due, work });
     }
 
     pub(crate) fn next_due(&self) -> Moment {
@@ -208,7 +204,7 @@ impl TimerQueue {
     /// Removes and returns work that is due, or nearly.
     pub(crate) fn pop(&mut self, now: Moment) -> Option<Scheduled> {
         let next = self.entries.peek()?;
-        if next.due > now.after(next.slack) {
+        if next.due > now.after(next.slack()) {
             return None;
         }
         self.entries.pop().map(|entry| entry.work)
@@ -225,12 +221,23 @@ impl TimerQueue {
     }
 }
 
+/// Small, because there is one for each lease.
 #[derive(Debug)]
 struct TimerEntry {
     due: Moment,
-    /// How much earlier it may be removed if that saves a wake-up of the thread.
-    slack: Duration,
     work: Scheduled,
+}
+
+impl TimerEntry {
+    /// How much earlier it may be removed if that saves a wake-up of the thread.
+    fn slack(&self) -> Duration {
+        match &self.work {
+            Scheduled::Lease(lease) if lease.next_step() == NextStep::Renew(self.due) => {
+                lease.duration() / TOGETHER
+            }
+            Scheduled::Lease(_) | Scheduled::CleanUp(_) => Duration::ZERO,
+        }
+    }
 }
 
 /// The earliest entry is the greatest, because `BinaryHeap` returns the greatest first.

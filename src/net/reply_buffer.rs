@@ -74,10 +74,8 @@ fn reply_length(bytes: &[u8]) -> Option<usize> {
         length += line;
         values -= 1;
         match kind {
-            // Null has the size -1.
-            b'$' | b'=' | b'!' => {
-                length = size().map_or(length, |size| length.saturating_add(size + 2))
-            }
+            // Null has the size -1, and nothing follows.
+            b'$' | b'=' | b'!' => length = length.saturating_add(size().map_or(0, |size| size + 2)),
             b'*' | b'~' | b'>' => values = values.saturating_add(size().unwrap_or(0)),
             b'%' => values = values.saturating_add(size().unwrap_or(0).saturating_mul(2)),
             // Attributes come in front of a value.
