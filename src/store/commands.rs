@@ -232,9 +232,8 @@ impl Commands {
         ];
         let args = if place.is_some() { &args[..] } else { &args[..4] };
         if self.redisson.is_some() {
-            let (keys, name) = (&self.keys, &hold.name);
-            let keys =
-                [&*keys.lock(name), &keys.fence(name), &keys.waiting(name), &keys.turn(name)];
+            let lock = self.keys.lock(&hold.name);
+            let keys = [&*lock, &Keys::fence(&lock), &Keys::waiting(&lock), &Keys::turn(&lock)];
             let request = Request::call(&ACQUIRE_WITH_REDISSON, &keys, args);
             return Command { request, decoder: decoder::ACQUIRE };
         }
@@ -252,7 +251,11 @@ impl Commands {
         let AcquireAll { holds, lease, .. } = request;
         let keys: Vec<String> = holds
             .iter()
-            .flat_map(|hold| [self.keys.lock(&hold.name).into(), self.keys.fence(&hold.name)])
+            .flat_map(|hold| {
+                let lock = self.keys.lock(&hold.name);
+                let fence = Keys::fence(&lock);
+                [lock.into_owned(), fence]
+            })
             .collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
         let owners: Vec<String> = holds.iter().map(HoldId::owner).collect();
@@ -276,10 +279,10 @@ impl Commands {
             millis(OFFER),
         ];
         if yields && self.redisson.is_some() {
-            let (keys, name) = (&self.keys, &to.name);
-            let keys = [&*keys.lock(name), &keys.fence(name), &keys.waiting(name)];
+            let lock = self.keys.lock(&to.name);
+            let keys = [&*lock, &Keys::fence(&lock), &Keys::waiting(&lock)];
             let (own, told) = (&TRANSFER, &TRANSFER_WITH_REDISSON);
-            return self.freeing(own, told, name, &keys, &args, decoder::TRANSFER);
+            return self.freeing(own, told, &keys, &args, decoder::TRANSFER);
         }
         self.begin_hold(&to.name, &TRANSFER, &TRANSFER_PROPOSED, &args, decoder::TRANSFER)
     }
@@ -316,10 +319,10 @@ impl Commands {
             let told = &RELEASE_WITH_REDISSON;
             return self.may_free(&RELEASE, told, &hold.name, &owner, decoder::HOLD_OR_GONE);
         }
-        let keys = [&*self.keys.lock(&hold.name), &self.keys.waiting(&hold.name)];
+        let lock = self.keys.lock(&hold.name);
+        let keys = [&*lock, &Keys::waiting(&lock)];
         let args = [Arg::Text(&owner), millis(kept)];
-        let told = &KEEP_WITH_REDISSON;
-        self.freeing(&KEEP, told, &hold.name, &keys, &args, decoder::HOLD_OR_GONE)
+        self.freeing(&KEEP, &KEEP_WITH_REDISSON, &keys, &args, decoder::HOLD_OR_GONE)
     }
 
     /// Ends a hold that too few servers have granted, and wakes no client.
@@ -329,10 +332,10 @@ impl Commands {
 
     /// Raises the counter of fencing tokens to that of a hold.
     pub(crate) fn raise(&self, hold: &HoldId, fence: u64, lease: Duration) -> Command<HoldReply> {
-        let (lock, counter) = (self.keys.lock(&hold.name), self.keys.fence(&hold.name));
+        let lock = self.keys.lock(&hold.name);
         let owner = hold.owner();
         let args = [Arg::Text(&owner), Arg::Number(fence), self.fence_life(lease)];
-        let request = Request::call(&RAISE, &[&lock, &counter], &args);
+        let request = Request::call(&RAISE, &[&lock, &Keys::fence(&lock)], &args);
         Command { request, decoder: decoder::HOLD_OR_GONE }
     }
 
@@ -342,12 +345,14 @@ impl Commands {
     }
 
     pub(crate) fn inspect_fence(&self, name: &str) -> Command<Option<HolderReply>> {
-        let keys = [&*self.keys.lock(name), &self.keys.fence(name)];
+        let lock = self.keys.lock(name);
+        let keys = [&*lock, &Keys::fence(&lock)];
         Command { request: Request::call(&INSPECT, &keys, &[]), decoder: decoder::HOLDER }
     }
 
     pub(crate) fn report(&self, name: &str) -> Command<ReportReply> {
-        let keys = [&*self.keys.lock(name), &self.keys.fence(name), &self.keys.waiting(name)];
+        let lock = self.keys.lock(name);
+        let keys = [&*lock, &Keys::fence(&lock), &Keys::waiting(&lock)];
         Command { request: Request::call(&REPORT, &keys, &[]), decoder: decoder::REPORT }
     }
 
@@ -393,8 +398,8 @@ impl Commands {
         args: &[Arg<'_>],
         decoder: Decoder<T>,
     ) -> Command<T> {
-        let keys: &[&str] =
-            &[&self.keys.lock(name), &self.keys.fence(name), &self.keys.waiting(name)];
+        let lock = self.keys.lock(name);
+        let keys: &[&str] = &[&lock, &Keys::fence(&lock), &Keys::waiting(&lock)];
         let request = if self.proposes {
             Request::call(proposed, keys, &[args, &[proposal()]].concat())
         } else {
@@ -412,18 +417,17 @@ impl Commands {
         whose: &str,
         decoder: Decoder<HoldReply>,
     ) -> Command<HoldReply> {
-        let (lock, waiting) = (self.keys.lock(name), self.keys.waiting(name));
+        let lock = self.keys.lock(name);
         let args = [Arg::Text(whose), millis(OFFER)];
-        self.freeing(own, with_redisson, name, &[&lock, &waiting], &args, decoder)
+        self.freeing(own, with_redisson, &[&lock, &Keys::waiting(&lock)], &args, decoder)
     }
 
     /// Calls a script after which other clients may get the lock sooner, in the form that tells
-    /// Redisson if the client does that. The last of the keys is the queue.
+    /// Redisson if the client does that. The first of the keys is the lock, and the last the queue.
     fn freeing<T>(
         &self,
         own: &'static Script,
         with_redisson: &'static Script,
-        name: &str,
         keys: &[&str],
         args: &[Arg<'_>],
         decoder: Decoder<T>,
@@ -431,8 +435,7 @@ impl Commands {
         let Some(redisson) = &self.redisson else {
             return Command { request: Request::call(own, keys, args), decoder };
         };
-        let (lock, turn) = (self.keys.lock(name), self.keys.turn(name));
-        let channel = RedissonChannels::channel(&lock);
+        let (channel, turn) = (RedissonChannels::channel(keys[0]), Keys::turn(keys[0]));
         let redisson_args = [
             Arg::Text(&channel),
             Arg::Text(redisson.form()),

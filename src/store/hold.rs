@@ -1,6 +1,6 @@
 //! The identity of a hold.
 
-use std::fmt;
+use std::fmt::{self, Write};
 use std::sync::Arc;
 
 /// What a hold is a hold of.
@@ -29,7 +29,10 @@ pub(crate) struct HoldId {
 impl HoldId {
     /// The owner as it is written to Redis.
     pub(crate) fn owner(&self) -> String {
-        [&*self.client, &format!(":{:x}", self.nonce)].concat()
+        let mut owner = String::with_capacity(self.client.len() + 17);
+        owner.push_str(&self.client);
+        write!(owner, ":{:x}", self.nonce).expect("a string takes whatever is written");
+        owner
     }
 }
 

@@ -24,19 +24,19 @@ impl Keys {
         }
     }
 
-    /// The counter of fencing tokens.
-    pub(crate) fn fence(&self, name: &str) -> String {
-        companion("fence", &self.lock(name))
+    /// The counter of fencing tokens of the lock with this key.
+    pub(crate) fn fence(lock: &str) -> String {
+        companion("fence", lock)
     }
 
-    /// The queue of waiting clients.
-    pub(crate) fn waiting(&self, name: &str) -> String {
-        companion("queue", &self.lock(name))
+    /// The queue of clients that wait for the lock with this key.
+    pub(crate) fn waiting(lock: &str) -> String {
+        companion("queue", lock)
     }
 
-    /// The end of Redisson's turn.
-    pub(crate) fn turn(&self, name: &str) -> String {
-        companion("turn", &self.lock(name))
+    /// The end of Redisson's turn at the lock with this key.
+    pub(crate) fn turn(lock: &str) -> String {
+        companion("turn", lock)
     }
 
     /// The channel on which a client is woken. `wake.lua` has its name too.
@@ -65,10 +65,9 @@ mod tests {
 
     #[test]
     fn a_name_without_a_hash_tag_is_put_into_braces() {
-        let keys = Keys::new("");
-        assert_eq!(keys.fence("stock"), "leasehold:fence:{stock}");
-        assert_eq!(keys.fence("a{b"), "leasehold:fence:{a{b}");
-        assert_eq!(keys.fence("{user}:stock"), "leasehold:fence:{user}:stock");
+        assert_eq!(Keys::fence("stock"), "leasehold:fence:{stock}");
+        assert_eq!(Keys::fence("a{b"), "leasehold:fence:{a{b}");
+        assert_eq!(Keys::fence("{user}:stock"), "leasehold:fence:{user}:stock");
     }
 
     /// Asks a real server, because the rule is the server's.
@@ -91,10 +90,11 @@ mod tests {
                 .filter(|name| config.check_name(name).is_ok())
                 .take(10_000)
                 .collect();
-            let locks = slots(names.iter().map(|name| keys.lock(name).into_owned()).collect());
-            let fences = slots(names.iter().map(|name| keys.fence(name)).collect());
-            let queues = slots(names.iter().map(|name| keys.waiting(name)).collect());
-            let turns = slots(names.iter().map(|name| keys.turn(name)).collect());
+            let keys: Vec<_> = names.iter().map(|name| keys.lock(name).into_owned()).collect();
+            let fences = slots(keys.iter().map(|lock| Keys::fence(lock)).collect());
+            let queues = slots(keys.iter().map(|lock| Keys::waiting(lock)).collect());
+            let turns = slots(keys.iter().map(|lock| Keys::turn(lock)).collect());
+            let locks = slots(keys);
             for (number, name) in names.iter().enumerate() {
                 assert_eq!(locks[number], fences[number], "{name:?}");
                 assert_eq!(locks[number], queues[number], "{name:?}");
@@ -128,8 +128,8 @@ mod tests {
     fn the_prefix_belongs_to_the_name() {
         let keys = Keys::new("shop:");
         assert_eq!(keys.lock("stock"), "shop:stock");
-        assert_eq!(keys.fence("stock"), "leasehold:fence:{shop:stock}");
-        assert_eq!(keys.waiting("stock"), "leasehold:queue:{shop:stock}");
+        assert_eq!(Keys::fence(&keys.lock("stock")), "leasehold:fence:{shop:stock}");
+        assert_eq!(Keys::waiting(&keys.lock("stock")), "leasehold:queue:{shop:stock}");
         assert_eq!(keys.name("shop:stock"), Some("stock"));
         assert_eq!(keys.name("stock"), None);
     }

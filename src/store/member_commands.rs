@@ -63,7 +63,8 @@ pub(super) fn acquire(
         permits(hold.kind),
     ];
     let name = &hold.name;
-    let all = [&*keys.lock(name), &keys.fence(name), &keys.waiting(name)];
+    let lock = keys.lock(name);
+    let all = [&*lock, &Keys::fence(&lock), &Keys::waiting(&lock)];
     let request = Request::call(&ACQUIRE_MEMBER, &all, &args);
     Command { request, decoder: decoder::ACQUIRE }
 }
@@ -114,7 +115,8 @@ fn serving(
     decoder: Decoder<HoldReply>,
 ) -> Command<HoldReply> {
     let args = [Arg::Text(whose), millis(OFFER), permits(kind)];
-    let request = Request::call(script, &[&keys.lock(name), &keys.waiting(name)], &args);
+    let lock = keys.lock(name);
+    let request = Request::call(script, &[&lock, &Keys::waiting(&lock)], &args);
     Command { request, decoder }
 }
 

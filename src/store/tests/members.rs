@@ -92,7 +92,8 @@ fn renew(store: &dyn Store, hold: &HoldId, lease: Duration) -> HoldReply {
 
 fn keys() -> [String; 3] {
     let keys = Keys::new(&Config::default().prefix);
-    [keys.lock("lock").into_owned(), keys.fence("lock"), keys.waiting("lock")]
+    let lock = keys.lock("lock").into_owned();
+    [lock.clone(), Keys::fence(&lock), Keys::waiting(&lock)]
 }
 
 fn queue(process: &Server) -> Vec<String> {
