@@ -12,7 +12,7 @@ use crossbeam_channel::bounded;
 use leasehold::{Builder, Client, Event, Mechanism};
 
 use self::support::crowd::Work;
-use self::support::meter::Spent;
+use self::support::meter::{Spent, info};
 use self::support::partner::{self, Partner};
 use self::support::raw::Raw;
 use self::support::server::Server;
@@ -211,9 +211,7 @@ fn crowd(scale: Scale, server: &Server) -> bool {
 }
 
 fn connections(server: &Server) -> u64 {
-    let info: String = server.ask(&["INFO", "clients"]);
-    let line = info.lines().find_map(|line| line.strip_prefix("connected_clients:"));
-    line.and_then(|number| number.trim().parse().ok()).expect("a number")
+    info(server, "clients", "connected_clients")
 }
 
 /// Measures the CPU time of threads that wait for a name that is held elsewhere.

@@ -310,4 +310,7 @@ mod pages {
 
     #[doc = include_str!("../docs/moving.md")]
     mod moving {}
+
+    #[doc = include_str!("../docs/scaling.md")]
+    mod scaling {}
 }

@@ -1,4 +1,4 @@
-//! Measures what some work took: wall time, CPU time, wake-ups of a thread.
+//! Measures what some work took: wall time, CPU time, wake-ups of a thread, memory.
 //!
 //! CPU time is that of the whole process, so that work on background threads is counted.
 
@@ -79,6 +79,21 @@ impl CpuTime {
     pub(crate) fn since(self, before: Self) -> Option<Duration> {
         Some(self.0?.saturating_sub(before.0?))
     }
+}
+
+/// Returns the private memory of a process; `None` where there is no /proc.
+pub(crate) fn private_bytes(process: u32) -> Option<u64> {
+    let all = fs::read_to_string(format!("/proc/{process}/smaps_rollup")).ok()?;
+    let line = all.lines().find_map(|line| line.strip_prefix("Private_Dirty:"))?;
+    let kilobytes: u64 = line.split_whitespace().next()?.parse().ok()?;
+    Some(kilobytes * 1024)
+}
+
+/// Returns one of the numbers in a section of the server's INFO.
+pub(crate) fn info(server: &Server, section: &str, field: &str) -> u64 {
+    let info: String = server.ask(&["INFO", section]);
+    let line = info.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+    line.and_then(|number| number.trim().parse().ok()).expect("a number")
 }
 
 fn switches_in(status: &str) -> u64 {

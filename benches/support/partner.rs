@@ -32,6 +32,10 @@ impl Partner {
         Self { process, words }
     }
 
+    pub(crate) fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
     pub(crate) fn tell(&mut self, line: &str) {
         let input = self.process.stdin.as_mut().expect("stdin is piped");
         writeln!(input, "{line}").expect("the other process listens");

@@ -139,7 +139,7 @@ impl Cluster {
 
     /// The slot of a lock of a client that sets no prefix.
     pub(crate) fn slot(&self, name: &str) -> u16 {
-        self.nodes[1].ask(&["CLUSTER", "KEYSLOT", &lock_key(name)])
+        self.nodes[self.masters - 1].ask(&["CLUSTER", "KEYSLOT", &lock_key(name)])
     }
 
     /// How many slots a master has at first.
