@@ -1,0 +1,122 @@
+//! What README asks of a newcomer, done as it stands there, with the package that would be
+//! published instead of the published one. The text is taken from that package, so that it cannot
+//! drift from what works.
+#![allow(clippy::unwrap_used, reason = "in a test, a panic at the line that went wrong is wanted")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+use self::server::Server;
+
+#[path = "it/support/server.rs"]
+mod server;
+
+/// What README's commands may touch.
+const DIR: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/newcomer");
+
+#[test]
+fn the_first_program_in_the_readme_runs_as_pasted() {
+    let package = package();
+    let app = Path::new(DIR).join("app");
+    fs::remove_dir_all(&app).ok(); // of an earlier run
+    run(cargo().args(["new", "--quiet", "--vcs", "none"]).arg(&app));
+    let manifest = app.join("Cargo.toml");
+    let empty = fs::read_to_string(&manifest).unwrap();
+    let empty = empty.strip_suffix("[dependencies]\n").expect("a new crate has no dependencies");
+    fs::write(&manifest, format!("{empty}{}", block("toml"))).unwrap();
+    // The dependencies that were tested and are on this machine.
+    fs::copy(package.join("Cargo.lock"), app.join("Cargo.lock")).unwrap();
+    let server = Server::redis();
+    let code = replace(&block("rust"), "redis://127.0.0.1/", &server.url());
+    fs::write(app.join("src/main.rs"), &code).unwrap();
+
+    let published = format!("patch.crates-io.leasehold.path={package:?}");
+    let printed = run(cargo().current_dir(&app).args(["run", "--quiet", "--config", &published]));
+
+    // What the code prints, up to the first value in each line.
+    let wanted = code.split("println!(\"").skip(1).map(|rest| rest.split(['{', '"']).next());
+    let wanted: Vec<_> = wanted.map(Option::unwrap).collect();
+    let lines: Vec<_> = printed.lines().collect();
+    assert!(!lines.is_empty() && lines.len() == wanted.len(), "{wanted:?}, but: {printed}");
+    for (line, wanted) in lines.iter().zip(wanted) {
+        assert!(line.starts_with(wanted), "{wanted:?}, but: {printed}");
+    }
+}
+
+#[test]
+fn the_program_installs_and_runs_as_in_the_readme() {
+    let package = package().to_str().unwrap();
+    let server = Server::redis();
+    // Without the release profile, which takes much longer to compile.
+    let here = format!("cargo install --locked --debug --path '{package}' ");
+    let commands = replace(&block("sh"), "cargo install leasehold ", &here);
+    let job = Path::new(DIR).join("write-report");
+    fs::write(&job, "#!/bin/sh\necho \"report $LEASEHOLD_FENCE\"\n").unwrap();
+    run(Command::new("chmod").arg("+x").arg(job));
+    let mut shell = Command::new("sh");
+    shell.args(["-ec", &format!("PATH={DIR}/bin:$PATH; {commands}")]).current_dir(DIR);
+
+    let printed = run(prepare(&mut shell).env("REDIS_URL", server.url()));
+
+    let fence = printed.strip_prefix("report ").map(str::trim_end);
+    let fence = fence.and_then(|fence| fence.parse::<u64>().ok());
+    assert!(fence.is_some_and(|fence| fence > 0), "{printed}");
+}
+
+/// The directory of the package that would be published, unpacked.
+fn package() -> &'static Path {
+    static PACKAGE: OnceLock<PathBuf> = OnceLock::new();
+    PACKAGE.get_or_init(|| {
+        let name = concat!("leasehold-", env!("CARGO_PKG_VERSION"));
+        let unpacked = Path::new(DIR).join(name);
+        fs::remove_dir_all(&unpacked).ok(); // of an earlier run
+        fs::create_dir_all(DIR).unwrap();
+        let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
+        let options = ["--quiet", "--no-verify", "--allow-dirty", "--manifest-path", manifest];
+        run(cargo().arg("package").args(options));
+        // With new times, because cargo compiles again what is newer than the last result.
+        let archive = format!("{DIR}/target/package/{name}.crate");
+        run(Command::new("tar").args(["-xmzf", &archive, "-C", DIR]));
+        unpacked
+    })
+}
+
+fn cargo() -> Command {
+    let mut cargo = Command::new(env!("CARGO"));
+    prepare(&mut cargo);
+    cargo
+}
+
+/// Lets cargo work without a network, and within `DIR`.
+fn prepare(command: &mut Command) -> &mut Command {
+    command
+        .env("CARGO_INSTALL_ROOT", DIR)
+        .env("CARGO_NET_OFFLINE", "true")
+        .env("CARGO_PROFILE_DEV_DEBUG", "0")
+        .env("CARGO_TARGET_DIR", format!("{DIR}/target"))
+}
+
+/// The first block of code in that language.
+fn block(language: &str) -> String {
+    let readme = fs::read_to_string(package().join("README.md")).unwrap();
+    let rest = readme.split_once(&format!("```{language}")).expect("README has such a block").1;
+    let (_attributes, rest) = rest.split_once('\n').unwrap();
+    rest.split_once("```").unwrap().0.to_owned()
+}
+
+/// Replaces what a newcomer has elsewhere.
+fn replace(text: &str, from: &str, to: &str) -> String {
+    assert_eq!(text.matches(from).count(), 1, "{from:?} in:\n{text}");
+    text.replace(from, to)
+}
+
+/// Runs a command that must succeed, and returns what it prints.
+#[track_caller]
+fn run(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    let [printed, errors] = [output.stdout, output.stderr].map(|it| String::from_utf8(it).unwrap());
+    assert!(output.status.success(), "{command:?}: {}\n{printed}{errors}", output.status);
+    printed
+}
