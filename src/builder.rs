@@ -236,8 +236,8 @@ impl Builder {
     /// Sets how long a thread may keep a core busy while it waits for a reply, before it goes to
     /// sleep. Waking a thread takes longer than a nearby server takes to answer.
     ///
-    /// Threads do not spin for a server that usually takes longer than this, and never so many at
-    /// once that no core is left. Zero disables spinning. Defaults to 50 µs.
+    /// Threads do not spin for a server that usually takes longer than this, nor while so many of
+    /// them wait for replies that no core would be left. Zero disables spinning. Defaults to 50 µs.
     pub fn spin(mut self, time: Duration) -> Self {
         self.config.spin = time;
         self
