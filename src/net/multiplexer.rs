@@ -88,7 +88,7 @@ impl<S: ConnectionSource> Multiplexer<S> {
     /// free. Blocks only for room to write, and to open a connection.
     pub(super) fn post(self: &Arc<Self>, posted: Vec<PostedRequest>) {
         let Some(deadline) = posted.iter().map(|posted| posted.deadline).max() else { return };
-        let free = if self.queue.is_batching() { None } else { self.take(deadline) };
+        let free = if self.queue.is_batching() { None } else { self.take_to_post(deadline) };
         match free {
             None => {
                 for posted in posted {
@@ -158,6 +158,21 @@ impl<S: ConnectionSource> Multiplexer<S> {
             blocked.poison();
             Some(blocked)
         })
+    }
+
+    /// As `take`, but waits for a sweep that has what could be used: if nothing but the thread of
+    /// the sweep wrote the requests, the program might end before.
+    fn take_to_post(&self, deadline: Instant) -> Option<S::Connection> {
+        loop {
+            match self.owing.next() {
+                NextOwing::Connection(connection) => return Some(connection),
+                NextOwing::None => return self.take(deadline),
+                NextOwing::Swept => match self.source.try_get(deadline) {
+                    None => yield_now(),
+                    free => return free,
+                },
+            }
+        }
     }
 
     /// Adds to the queue. Every request but the first is sent along with the first.

@@ -27,7 +27,7 @@ struct OwingState<C> {
     sweeps: usize,
 }
 
-/// What a thread that waits until nothing is owed has to do.
+/// What there is for a thread that needs what is owed to be read, or a connection at once.
 pub(super) enum NextOwing<C> {
     Connection(C),
     None,
@@ -74,7 +74,7 @@ impl<C: Transport> OwingConnections<C> {
         state.connections.iter().filter(|one| !one.owed().is_blocked()).count()
     }
 
-    /// Takes a connection for a thread that waits until nothing is owed that counts.
+    /// Takes a connection as `pop` does, or says whether a sweep may have one.
     pub(super) fn next(&self) -> NextOwing<C> {
         let mut state = self.state.lock();
         match state.pop() {

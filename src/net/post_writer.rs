@@ -5,7 +5,7 @@ use std::time::Instant;
 use crate::failure::Failure;
 use crate::net::owed::PostedRequest;
 use crate::net::shared_connection::owe;
-use crate::net::transport::Transport;
+use crate::net::transport::{Transport, WaitFor};
 use crate::sync::Mutex;
 
 /// Writes requests that no thread waits for, and remembers a server to which that has just failed:
@@ -24,6 +24,9 @@ impl PostWriter {
         posted: Vec<PostedRequest>,
         deadline: Instant,
     ) {
+        // If the program ended with replies unread, its system would reset the connection, and the
+        // server might not read on behind the request that it executes at that moment.
+        connection.collect(WaitFor::Nothing);
         if let Err(failure) = self.open(connection, deadline) {
             return posted.into_iter().for_each(|posted| posted.answer(Err(failure.clone())));
         }
@@ -51,5 +54,52 @@ impl PostWriter {
             let now = Instant::now();
             *self.failure.lock() = Some((now + (now - begun), failure.clone()));
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::net::TcpListener;
+    use std::thread;
+    use std::time::Duration;
+
+    use rustix::io::ioctl_fionread;
+
+    use super::*;
+    use crate::clock::end_of;
+    use crate::config::Config;
+    use crate::net::connection::Connection;
+    use crate::net::endpoint::Endpoint;
+    use crate::net::request::Request;
+    use crate::net::server::ServerFactory;
+
+    const SOON: Duration = Duration::from_secs(5);
+
+    fn unread(connection: &Connection) -> u64 {
+        ioctl_fionread(connection.as_fd().expect("it is open")).expect("a socket")
+    }
+
+    #[test]
+    fn a_reply_that_has_come_is_read_before_more_is_posted() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let url = format!("redis://{}", listener.local_addr().expect("an address"));
+        let config = Config::default();
+        let endpoint = Endpoint::parse(&url, &config).expect("a good URL");
+        let server = ServerFactory::new(&config).expect("a thread").server(endpoint);
+        let (writer, mut connection) = (PostWriter::default(), server.connection());
+        let post = |connection: &mut Connection| {
+            let request = Request::command(&redis::cmd("PING"));
+            let posted = PostedRequest::new(request, end_of(SOON), Box::new(drop));
+            writer.write(connection, vec![posted], end_of(SOON));
+        };
+        post(&mut connection);
+        let (mut peer, _) = listener.accept().expect("a connection");
+        peer.write_all(b"+PONG\r\n").expect("the connection is open");
+        while unread(&connection) == 0 {
+            thread::yield_now();
+        }
+        post(&mut connection);
+        assert_eq!(unread(&connection), 0);
     }
 }

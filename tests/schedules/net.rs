@@ -40,6 +40,8 @@ enum Weather {
 struct Pool {
     weather: Weather,
     free: Arc<Mutex<Vec<Link>>>,
+    /// How many requests were written.
+    written: Arc<Mutex<usize>>,
 }
 
 /// The server's end of a connection, and the requests that it has not answered.
@@ -61,6 +63,7 @@ struct Pooled {
     weather: Weather,
     link: Link,
     home: Arc<Mutex<Vec<Link>>>,
+    written: Arc<Mutex<usize>>,
     /// What is not written yet.
     out: Vec<u8>,
     owed: OwedReplies,
@@ -71,8 +74,10 @@ impl ConnectionSource for Pool {
 
     fn try_get(&self, _: Instant) -> Option<Pooled> {
         let link = self.free.lock().pop()?;
+        let Self { weather, free, written } = self;
+        let (home, written) = (free.clone(), written.clone());
         let (out, owed) = (Vec::new(), OwedReplies::default());
-        Some(Pooled { weather: self.weather, link, home: self.free.clone(), out, owed })
+        Some(Pooled { weather: *weather, link, home, written, out, owed })
     }
 
     fn run_later(&self, _: Duration, work: impl FnOnce() + Send + 'static) {
@@ -145,7 +150,9 @@ impl Transport for Pooled {
         pack(&mut self.out);
         let bytes = std::mem::take(&mut self.out);
         self.pass(FailureKind::Disconnected)?;
-        self.link.requests.extend(received(&bytes));
+        let requests = received(&bytes);
+        *self.written.lock() += requests.len();
+        self.link.requests.extend(requests);
         Ok(())
     }
 
@@ -316,7 +323,8 @@ type Replies = Arc<Mutex<u64>>;
 fn scene(weather: Weather, connections: usize) {
     let free: Arc<Mutex<Vec<Link>>> = Arc::default();
     free.lock().resize_with(connections, Link::default);
-    let multiplexer = Arc::new(Multiplexer::new(Pool { weather, free: free.clone() }, true));
+    let pool = Pool { weather, free: free.clone(), written: Arc::default() };
+    let multiplexer = Arc::new(Multiplexer::new(pool, true));
     let replies = Replies::default();
     let threads = (0..THREADS).map(|thread| {
         let (multiplexer, replies) = (multiplexer.clone(), replies.clone());
@@ -337,6 +345,23 @@ fn scene(weather: Weather, connections: usize) {
     assert_eq!(*replies.lock(), 2 * THREADS, "a reply that was wanted is missing, or came twice");
     assert!(multiplexer.is_idle(), "a request is left");
     assert_eq!(free.lock().len(), connections, "a connection is missing");
+}
+
+/// The program may end then.
+#[test]
+fn what_the_only_thread_posts_is_written_when_it_goes_on() {
+    under_many_schedules(|| {
+        let (weather, written) = (Weather::Fine, Arc::<Mutex<usize>>::default());
+        let free = Arc::new(Mutex::new(vec![Link::default()]));
+        let pool = Pool { weather, free, written: written.clone() };
+        let multiplexer = Arc::new(Multiplexer::new(pool, true));
+        let replies = Replies::default();
+        for number in 0..4 {
+            post(&multiplexer, 200 + number, weather, &replies);
+            assert_eq!(*written.lock() as u64, number + 1);
+        }
+        multiplexer.settle(deadline(weather));
+    });
 }
 
 #[test]

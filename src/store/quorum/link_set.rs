@@ -177,6 +177,10 @@ impl LinkSet {
         !ready.is_empty()
     }
 
+    pub(super) fn read_what_has_come(&mut self) {
+        self.links.iter_mut().for_each(QuorumLink::read);
+    }
+
     /// Blocks until a majority is not owed too many replies, or until the deadline. Returns which
     /// servers are not; those without a connection count among them.
     pub(super) fn make_room(&mut self, deadline: Instant) -> Vec<bool> {
@@ -197,14 +201,14 @@ impl LinkSet {
         let busy = self.links.iter().filter(|link| link.is_busy());
         let sockets: Vec<_> = busy.filter_map(QuorumLink::socket).collect();
         let has_come = !sockets.is_empty() && !poll_readable(&sockets, Some(deadline)).is_empty();
-        self.links.iter_mut().for_each(QuorumLink::read);
+        self.read_what_has_come();
         has_come
     }
 
     /// Reads until no reply is still to come, or gives up the connections over which none come by
     /// the deadline.
     pub(super) fn settle(&mut self, deadline: Instant) {
-        self.links.iter_mut().for_each(QuorumLink::read);
+        self.read_what_has_come();
         while self.is_busy() && self.read_any(deadline) {}
         for link in &mut self.links {
             link.close_if_useless(Duration::ZERO);
