@@ -153,7 +153,8 @@ fn the_documented_rights_are_enough_for_read_write_locks_and_semaphores(server: 
     thread::scope(|scope| {
         let writer = scope.spawn(|| other.rw_lock("a").write().unwrap());
         let waiter = scope.spawn(|| other.semaphore("b", 1).acquire().unwrap());
-        thread::sleep(ms(100));
+        let queued = || ["a", "b"].iter().all(|name| !server.queue(name).is_empty());
+        eventually(SOON, || queued() && server.listeners(&other) == 1);
         assert!(one.rw_lock("a").try_read().unwrap().is_none());
         assert!(one.semaphore("b", 1).try_acquire().unwrap().is_none());
         reader.verify().unwrap();
