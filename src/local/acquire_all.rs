@@ -116,8 +116,8 @@ impl SetCall<'_> {
                 let Some(pause) = self.wait.cut(backoff.next().unwrap_or_default()) else {
                     return Ok(None);
                 };
-                thread::sleep(pause);
-                self.shared.wait_queues.check_open()?;
+                let _waiting = self.shared.counters.begin_wait();
+                self.shared.wait_queues.pause(pause)?;
             }
             if self.wait.is_over() {
                 return Ok(None);
@@ -225,11 +225,8 @@ impl SetCall<'_> {
             // A hold that a quorum has withdrawn must not be requested again.
             in_doubt |= failure.is_ambiguous() || failure.is_shortfall();
             let pause = if shared.withdraws { None } else { retry.pause_after(&mut failure) };
-            if let Some(pause) = pause {
-                thread::sleep(pause);
-                if shared.wait_queues.check_open().is_ok() {
-                    continue;
-                }
+            if pause.is_some_and(|pause| shared.wait_queues.pause(pause).is_ok()) {
+                continue;
             }
             if in_doubt {
                 clean_up();

@@ -11,8 +11,9 @@ use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use crate::clock::end_of;
 use crate::error::{Error, Result};
 use crate::failure::Failure;
 use crate::local::call::Caller;
@@ -22,7 +23,7 @@ use crate::local::waiter::{QueuedWaiter, Signal, Signals, Waiter};
 use crate::shrink::shrink;
 use crate::store::Store;
 use crate::store::hold::HoldId;
-use crate::sync::{AtomicBool, Mutex, MutexGuard};
+use crate::sync::{AtomicBool, Condvar, Mutex, MutexGuard, wait_while};
 
 /// Threads that want different locks should rarely meet here.
 const SHARDS: usize = 16;
@@ -33,6 +34,14 @@ pub(crate) struct WaitQueues {
     shards: [Mutex<HashMap<Arc<str>, WaitQueue>>; SHARDS],
     /// Set before the waiters are signalled, and read under a shard's lock before one is added.
     closed: AtomicBool,
+    pauses: Pauses,
+}
+
+/// Where threads sleep that are in no queue.
+#[derive(Debug, Default)]
+struct Pauses {
+    lock: Mutex<()>,
+    closed: Condvar,
 }
 
 /// Where a thread is in the queue that it has joined.
@@ -52,9 +61,21 @@ impl WaitQueues {
         if self.closed.load(Ordering::SeqCst) { Err(Error::Closed) } else { Ok(()) }
     }
 
+    /// Sleeps outside the queues, at most until `close`, which is an error.
+    pub(crate) fn pause(&self, time: Duration) -> Result<()> {
+        let mut lock = self.pauses.lock.lock();
+        wait_while(&self.pauses.closed, &mut lock, Some(end_of(time)), |()| {
+            self.check_open().is_ok()
+        });
+        self.check_open()
+    }
+
     /// Turns away the threads that wait and those that come.
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
+        // A thread that has found the queues open a moment ago sleeps now.
+        drop(self.pauses.lock.lock());
+        self.pauses.closed.notify_all();
         for shard in &self.shards {
             let shard = shard.lock();
             for signals in shard.values().flat_map(WaitQueue::waiting) {

@@ -18,6 +18,7 @@ stores! {
         two_threads_with_overlapping_sets_exclude_each_other,
         a_set_that_cannot_be_had_leaves_nothing_behind,
         a_set_waits_without_holding_anything,
+        close_ends_the_pause_between_two_attempts_for_a_set,
         a_set_is_renewed_and_may_move_to_another_thread,
         a_set_is_lost_when_one_of_its_locks_is,
         a_set_does_not_nest;
@@ -148,6 +149,23 @@ fn a_set_waits_without_holding_anything(store: &Store) {
         assert!(matches!(closed.join().unwrap(), Err(Error::Closed)));
         guard.unlock().unwrap();
     });
+}
+
+fn close_ends_the_pause_between_two_attempts_for_a_set(store: &Store) {
+    // With pauses that are longer than the test may take.
+    let client = store.open(Client::builder().backoff(3 * SOON, 3 * SOON));
+    let [a, b] = ["a", "b"].map(|name| client.lock_owned(name).unwrap());
+    thread::scope(|scope| {
+        let closed = scope.spawn(|| client.lock_all(["a", "b"]));
+        eventually(SOON, || client.stats().waiting == 1);
+        // The set gets it, and gives it back because of the other.
+        a.unlock().unwrap();
+        eventually(SOON, || !is_busy(&client, "a") && client.stats().waiting == 1);
+        client.close();
+        let (closed, took) = timed(|| closed.join().unwrap());
+        assert!(matches!(closed, Err(Error::Closed)) && took < SOON, "{took:?}");
+    });
+    b.unlock().unwrap();
 }
 
 fn a_set_is_renewed_and_may_move_to_another_thread(store: &Store) {

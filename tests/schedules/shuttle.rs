@@ -60,7 +60,7 @@ impl<T> DerefMut for MutexGuard<'_, T> {
 }
 
 /// Like `parking_lot::Condvar`.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Condvar(shuttle::sync::Condvar);
 
 impl Condvar {
@@ -70,6 +70,10 @@ impl Condvar {
 
     pub(crate) fn notify_one(&self) {
         self.0.notify_one();
+    }
+
+    pub(crate) fn notify_all(&self) {
+        self.0.notify_all();
     }
 
     pub(crate) fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
