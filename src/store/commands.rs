@@ -480,6 +480,8 @@ fn proposal() -> Arg<'static> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]
@@ -492,5 +494,18 @@ mod tests {
         assert_eq!(millis(Duration::from_millis(10)), 10);
         assert_eq!(millis(Duration::from_micros(10_001)), 11);
         assert_eq!(millis(Duration::MAX), u64::MAX);
+    }
+
+    #[test]
+    fn the_scripts_need_no_lua_older_than_others_have() {
+        // Redis and Valkey have Lua 5.1, Dragonfly has 5.4.
+        const GONE: [&str; 5] = ["unpack(", "loadstring(", "setfenv(", "table.getn(", "math.pow("];
+        let scripts = concat!(env!("CARGO_MANIFEST_DIR"), "/src/store/lua");
+        for script in fs::read_dir(scripts).expect("the scripts are there") {
+            let script = script.expect("they can be listed").path();
+            let code = fs::read_to_string(&script).expect("they can be read");
+            let gone = GONE.iter().find(|function| code.contains(**function));
+            assert_eq!(gone, None, "in {}", script.display());
+        }
     }
 }

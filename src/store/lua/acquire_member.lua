@@ -30,11 +30,13 @@ if joined or busy and ARGV[5] ~= '0' then
   end
 end
 if busy then
-  local range = {'(' .. now, '+inf', 'byscore', 'limit', 0, 1, 'withscores'}
+  local ends
   if kind == 'w:' then
-    range = {-1, -1, 'withscores'} -- All have to end.
+    ends = redis.call('zrange', KEYS[1], -1, -1, 'withscores')[2] -- All have to end.
+  else
+    ends = redis.call(
+      'zrange', KEYS[1], '(' .. now, '+inf', 'byscore', 'limit', 0, 1, 'withscores')[2]
   end
-  local ends = redis.call('zrange', KEYS[1], unpack(range))[2]
   return {0, ends and tonumber(ends) > now and tonumber(ends) - now or -1}
 end
 -- A permit has no token. All readers between two writers have the same one, which is greater than

@@ -9,7 +9,8 @@
 -- ARGV  the last ones: channel; `s` if it is a sharded one, as in a cluster, else nothing; life of
 --       the queue in ms; for how many ms Redisson counts as waiting; Redisson's turn in ms
 -- SETS  `channel`, `form`, `turn` and `waits`
-local channel, form, life, memory, turn = unpack(ARGV, #ARGV - 4)
+local channel, form, life = ARGV[#ARGV - 4], ARGV[#ARGV - 3], ARGV[#ARGV - 2]
+local memory, turn = ARGV[#ARGV - 1], ARGV[#ARGV]
 local companion = 'leasehold:' .. channel
 local count = form == 's' and 'shardnumsub' or 'numsub'
 local listen = redis.pcall('pubsub', count, channel, companion)
