@@ -31,6 +31,8 @@ pub enum Mechanism {
     Handoff,
     /// A dropped guard does not wait for the reply to its release.
     PostedRelease,
+    /// A wake-up in a cluster goes over a channel of which other nodes do not hear.
+    ShardedWakeups,
     /// Requests of several threads go over one connection in one write.
     SharedWrites,
 }

@@ -5,7 +5,7 @@ use std::fs;
 use std::thread;
 use std::time::Duration;
 
-use leasehold::Client;
+use leasehold::{Client, Mechanism};
 use redis::{Connection, FromRedisValue, Value};
 
 use super::support::cluster::Cluster;
@@ -22,6 +22,8 @@ use super::support::turns::{in_turn, quartiles};
 enum Way {
     /// A lock that two clients with one thread each want all the time.
     Lock,
+    /// The same without sharded channels.
+    LockByPublish,
     /// To a client that listens at every master, as those of leasehold do.
     PublishToAll,
     /// To one that listens at the publishing node.
@@ -30,11 +32,13 @@ enum Way {
 }
 
 impl Way {
-    const ALL: [Self; 4] = [Self::Sharded, Self::PublishToOne, Self::PublishToAll, Self::Lock];
+    const ALL: [Self; 5] =
+        [Self::Sharded, Self::PublishToOne, Self::PublishToAll, Self::Lock, Self::LockByPublish];
 
     fn name(self) -> &'static str {
         match self {
             Self::Lock => "leasehold, a cycle with a wake-up in it",
+            Self::LockByPublish => "the same by PUBLISH only",
             Self::PublishToAll => "PUBLISH, subscribed at every master",
             Self::PublishToOne => "PUBLISH, subscribed at one",
             Self::Sharded => "SPUBLISH",
@@ -115,10 +119,13 @@ impl Way {
     /// Returns what does the work, and then says how many wake-ups there were.
     fn prepare(self, cluster: &Cluster, wakeups: u32) -> Box<dyn FnMut() -> (Spent, u32) + '_> {
         let nodes: Vec<&Server> = cluster.nodes().iter().collect();
-        if self == Self::Lock {
-            let open = || Client::builder().open_cluster(cluster.urls()).expect("it is up");
+        if matches!(self, Self::Lock | Self::LockByPublish) {
+            let builder = || match self {
+                Self::Lock => Client::builder(),
+                _ => Client::builder().without(Mechanism::ShardedWakeups),
+            };
+            let open = || builder().open_cluster(cluster.urls()).expect("it is up");
             let (clients, name) = ([open(), open()], cluster.name_at(0));
-            // Until both listen everywhere.
             warm_up(cluster, &clients, &name);
             return Box::new(move || {
                 let time = Duration::from_micros(300) * wakeups;

@@ -1,6 +1,6 @@
 //! The calls of the scripts in `lua/`: keys, arguments and reply of each in one place.
 
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::clock::Moment;
@@ -16,6 +16,7 @@ use crate::store::request::{
     Acquire, AcquireAll, AcquireAllReply, AcquireReply, HoldReply, HolderReply, Registration,
     ReportReply, SetDepth, Transfer, TransferReply, WaitingClient,
 };
+use crate::store::shard_tag::ShardTag;
 
 /// Defines a script from its file in `lua/`, between the parts that it shares with others.
 macro_rules! script {
@@ -58,31 +59,49 @@ script!(
     "begin.lua",
     "register.lua"
 );
-script!(FORCE_RELEASE, "force_release.lua", "wake.lua");
+script!(FORCE_RELEASE, "force_release.lua", "tell.lua", "wake.lua");
 script!(
     FORCE_RELEASE_WITH_REDISSON,
     "force_release.lua",
     "redisson.lua",
     "redisson_turn.lua",
+    "tell.lua",
     "wake.lua"
 );
 script!(INSPECT, "holder.lua", "inspect.lua");
-script!(KEEP, "keep.lua", "wake.lua");
-script!(KEEP_WITH_REDISSON, "keep.lua", "redisson.lua", "redisson_turn.lua", "wake.lua");
+script!(KEEP, "keep.lua", "tell.lua", "wake.lua");
+script!(
+    KEEP_WITH_REDISSON,
+    "keep.lua",
+    "redisson.lua",
+    "redisson_turn.lua",
+    "tell.lua",
+    "wake.lua"
+);
 script!(RAISE, "raise.lua");
-script!(RELEASE, "release.lua", "unless_queued.lua", "wake.lua");
+script!(RELEASE, "release.lua", "unless_queued.lua", "tell.lua", "wake.lua");
 script!(
     RELEASE_WITH_REDISSON,
     "release.lua",
     "redisson.lua",
     "redisson_turn.lua",
     "unless_queued.lua",
+    "tell.lua",
     "wake.lua"
 );
 script!(RENEW, "renew.lua");
 script!(REPORT, "holder.lua", "report_lock.lua", "time.lua", "members.lua", "report.lua");
 script!(SET_DEPTH, "set_depth.lua");
-script!(TRANSFER, "transfer.lua", "clock.lua", "token.lua", "begin.lua", "yield.lua", "wake.lua");
+script!(
+    TRANSFER,
+    "transfer.lua",
+    "clock.lua",
+    "token.lua",
+    "begin.lua",
+    "yield.lua",
+    "tell.lua",
+    "wake.lua"
+);
 script!(
     /// For a quorum, as `ACQUIRE_PROPOSED`.
     TRANSFER_PROPOSED,
@@ -91,7 +110,7 @@ script!(
     "token.lua",
     "begin.lua",
     "yield.lua",
-    "wake.lua"
+    "tell.lua", "wake.lua"
 );
 script!(
     /// For one that yields: another leaves the lock to no client.
@@ -103,13 +122,14 @@ script!(
     "begin.lua",
     "yield.lua",
     "redisson_turn.lua",
-    "wake.lua"
+    "tell.lua", "wake.lua"
 );
-script!(UNREGISTER, "unregister.lua", "wake.lua");
+script!(UNREGISTER, "unregister.lua", "tell.lua", "wake.lua");
 script!(
     UNREGISTER_ANY,
     "time.lua",
     "take_back.lua",
+    "tell.lua",
     "serve.lua",
     "served.lua",
     "unregister.lua",
@@ -119,6 +139,7 @@ script!(
     UNREGISTER_ANY_WITH_REDISSON,
     "time.lua",
     "take_back.lua",
+    "tell.lua",
     "serve.lua",
     "served.lua",
     "unregister.lua",
@@ -131,6 +152,7 @@ script!(
     "unregister.lua",
     "redisson.lua",
     "redisson_turn.lua",
+    "tell.lua",
     "wake.lua"
 );
 script!(WITHDRAW, "withdraw.lua");
@@ -183,6 +205,8 @@ pub(crate) struct Commands {
     proposes: bool,
     /// If it exchanges wake-ups with Redisson.
     pub(crate) redisson: Option<RedissonChannels>,
+    /// If all of them go to one node of a cluster: how clients that listen there are told.
+    pub(crate) shard: Option<ShardTag>,
 }
 
 impl Commands {
@@ -195,6 +219,7 @@ impl Commands {
             waiting_life: longest_pause.saturating_mul(2).clamp(WAITING_LIFE_MIN, DAY),
             proposes: false,
             redisson: config.redisson.clone(),
+            shard: None,
         }
     }
 
@@ -211,6 +236,7 @@ impl Commands {
                 request,
                 self.fence_life(lease),
                 self.waiting_life,
+                self.shard_tag().as_deref(),
             );
         }
         let owner = hold.owner();
@@ -284,7 +310,13 @@ impl Commands {
             let (own, told) = (&TRANSFER, &TRANSFER_WITH_REDISSON);
             return self.freeing(own, told, &keys, &args, decoder::TRANSFER);
         }
-        self.begin_hold(&to.name, &TRANSFER, &TRANSFER_PROPOSED, &args, decoder::TRANSFER)
+        let (own, proposed) = (&TRANSFER, &TRANSFER_PROPOSED);
+        if !yields {
+            return self.begin_hold(&to.name, own, proposed, &args, decoder::TRANSFER);
+        }
+        let shard = self.shard_tag();
+        let args = [&args[..], &[Arg::Text(shard.as_deref().unwrap_or_default())]].concat();
+        self.begin_hold(&to.name, own, proposed, &args, decoder::TRANSFER)
     }
 
     pub(crate) fn set_depth(&self, request: SetDepth<'_>) -> Command<HoldReply> {
@@ -311,7 +343,8 @@ impl Commands {
     /// until `kept_until`.
     pub(crate) fn release(&self, hold: &HoldId, kept_until: Moment) -> Command<HoldReply> {
         if hold.kind != HoldKind::Lock {
-            return member_commands::release(&self.keys, hold);
+            let shard = self.shard_tag();
+            return member_commands::release(&self.keys, hold, shard.as_deref());
         }
         let owner = hold.owner();
         let kept = kept_until.since(Moment::now());
@@ -366,7 +399,11 @@ impl Commands {
         let (own, told) = match kind {
             None => (&UNREGISTER_ANY, &UNREGISTER_ANY_WITH_REDISSON),
             Some(HoldKind::Lock) => (&UNREGISTER, &UNREGISTER_WITH_REDISSON),
-            Some(kind) => return member_commands::unregister(&self.keys, kind, name, client),
+            Some(kind) => {
+                let shard = self.shard_tag();
+                let (keys, shard) = (&self.keys, shard.as_deref());
+                return member_commands::unregister(keys, kind, name, client, shard);
+            }
         };
         self.may_free(own, told, name, client, decoder::HOLD)
     }
@@ -432,11 +469,17 @@ impl Commands {
         args: &[Arg<'_>],
         decoder: Decoder<T>,
     ) -> Command<T> {
+        let shard = self.shard_tag();
         let Some(redisson) = &self.redisson else {
-            return Command { request: Request::call(own, keys, args), decoder };
+            let request = match &shard {
+                None => Request::call(own, keys, args),
+                Some(tag) => Request::call(own, keys, &[args, &[Arg::Text(tag)]].concat()),
+            };
+            return Command { request, decoder };
         };
         let (channel, turn) = (RedissonChannels::channel(keys[0]), Keys::turn(keys[0]));
         let redisson_args = [
+            Arg::Text(shard.as_deref().unwrap_or_default()),
             Arg::Text(&channel),
             Arg::Text(redisson.form()),
             millis(self.waiting_life),
@@ -446,6 +489,11 @@ impl Commands {
         let keys = [keys, &[&*turn]].concat();
         let args = [args, &redisson_args].concat();
         Command { request: Request::call(with_redisson, &keys, &args), decoder }
+    }
+
+    /// The hash tag of sharded channels at the node that the command goes to.
+    fn shard_tag(&self) -> Option<Arc<str>> {
+        self.shard.as_ref()?.get()
     }
 
     fn fence_life(&self, lease: Duration) -> Arg<'static> {

@@ -39,9 +39,15 @@ impl Keys {
         companion("turn", lock)
     }
 
-    /// The channel on which a client is woken. `wake.lua` has its name too.
+    /// The channel on which a client is woken. `tell.lua` has its name too.
     pub(crate) fn channel(client: &str) -> String {
         format!("{RESERVED}wake:{client}")
+    }
+
+    /// The sharded channel of a client at the node of a cluster that serves the slot of a hash tag,
+    /// from the client's channel.
+    pub(crate) fn shard_channel(channel: &str, tag: &str) -> String {
+        format!("{channel}:{{{tag}}}")
     }
 
     /// The name of the lock with this key; `None` if the key has another prefix.

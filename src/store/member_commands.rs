@@ -19,6 +19,7 @@ script!(
     "time.lua",
     "members.lua",
     "ask_member.lua",
+    "tell.lua",
     "serve.lua",
     "acquire_member.lua",
     "clock.lua",
@@ -27,13 +28,14 @@ script!(
 );
 script!(CHECK_MEMBER, "time.lua", "check_member.lua");
 script!(COUNT_MEMBERS, "time.lua", "members.lua", "count_members.lua");
-script!(RELEASE_MEMBER, "time.lua", "release_member.lua", "serve.lua", "answer.lua");
+script!(RELEASE_MEMBER, "time.lua", "release_member.lua", "tell.lua", "serve.lua", "answer.lua");
 script!(RENEW_MEMBER, "time.lua", "renew_member.lua");
 script!(
     UNREGISTER_MEMBER,
     "time.lua",
     "members.lua",
     "unregister_member.lua",
+    "tell.lua",
     "serve.lua",
     "answer.lua"
 );
@@ -44,6 +46,7 @@ pub(super) fn acquire(
     request: Acquire<'_>,
     fence_life: Arg<'static>,
     waiting_life: Duration,
+    shard: Option<&str>,
 ) -> Command<AcquireReply> {
     let Acquire { hold, lease, registration, .. } = request;
     let registration = match registration {
@@ -65,7 +68,7 @@ pub(super) fn acquire(
     let name = &hold.name;
     let lock = keys.lock(name);
     let all = [&*lock, &Keys::fence(&lock), &Keys::waiting(&lock)];
-    let request = Request::call(&ACQUIRE_MEMBER, &all, &args);
+    let request = Request::call(&ACQUIRE_MEMBER, &all, &and_shard(&args, shard));
     Command { request, decoder: decoder::ACQUIRE }
 }
 
@@ -84,9 +87,9 @@ pub(super) fn renew(keys: &Keys, hold: &HoldId, lease: Duration) -> Command<Hold
     Command { request, decoder: decoder::HOLD_OR_GONE }
 }
 
-pub(super) fn release(keys: &Keys, hold: &HoldId) -> Command<HoldReply> {
-    let member = member(hold);
-    serving(keys, &RELEASE_MEMBER, hold.kind, &hold.name, &member, decoder::HOLD_OR_GONE)
+pub(super) fn release(keys: &Keys, hold: &HoldId, shard: Option<&str>) -> Command<HoldReply> {
+    let (script, member) = (&RELEASE_MEMBER, member(hold));
+    serving(keys, script, hold.kind, &hold.name, &member, shard, decoder::HOLD_OR_GONE)
 }
 
 pub(super) fn unregister(
@@ -94,9 +97,10 @@ pub(super) fn unregister(
     kind: HoldKind,
     name: &str,
     client: &str,
+    shard: Option<&str>,
 ) -> Command<HoldReply> {
     let client = waiting_client(kind, client);
-    serving(keys, &UNREGISTER_MEMBER, kind, name, &client, decoder::HOLD)
+    serving(keys, &UNREGISTER_MEMBER, kind, name, &client, shard, decoder::HOLD)
 }
 
 /// Counts the permits that are held.
@@ -112,12 +116,19 @@ fn serving(
     kind: HoldKind,
     name: &str,
     whose: &str,
+    shard: Option<&str>,
     decoder: Decoder<HoldReply>,
 ) -> Command<HoldReply> {
     let args = [Arg::Text(whose), millis(OFFER), permits(kind)];
     let lock = keys.lock(name);
-    let request = Request::call(script, &[&lock, &Keys::waiting(&lock)], &args);
+    let keys = [&*lock, &Keys::waiting(&lock)];
+    let request = Request::call(script, &keys, &and_shard(&args, shard));
     Command { request, decoder }
+}
+
+/// The arguments of a script, and last the hash tag of sharded channels at the node, if any.
+fn and_shard<'a>(args: &[Arg<'a>], shard: Option<&'a str>) -> Vec<Arg<'a>> {
+    args.iter().copied().chain(shard.map(Arg::Text)).collect()
 }
 
 /// A hold as it is written to Redis.

@@ -12,6 +12,7 @@ mod member_commands;
 pub(crate) mod memory;
 pub(crate) mod quorum;
 pub(crate) mod request;
+pub(crate) mod shard_tag;
 pub(crate) mod standalone;
 pub(crate) mod wake;
 

@@ -23,6 +23,7 @@ use crate::store::request::{
     PendingReply, PostedChange, Release, ReportReply, ServerConnections, SetDepth, Transfer,
     TransferReply, WaitingClient,
 };
+use crate::store::shard_tag::ShardTag;
 use crate::store::wake::Wakeups;
 use crate::store::{Store, acquire_one};
 
@@ -61,6 +62,12 @@ impl Standalone {
     /// preceded by ASKING.
     pub(crate) fn asking(&self) -> Self {
         Self { server: self.server.asking(), ..self.clone() }
+    }
+
+    /// The same locks at a node of a cluster, where that is the hash tag of sharded channels.
+    pub(crate) fn in_cluster(mut self, shard: ShardTag) -> Self {
+        self.commands.shard = Some(shard);
+        self
     }
 
     pub(crate) fn server(&self) -> &Server {

@@ -2,6 +2,7 @@
 //! wake-ups from every node.
 
 mod outages;
+mod sharded_wakeups;
 mod slot_moves;
 
 use std::thread;

@@ -32,5 +32,6 @@ mod node_jobs;
 pub(crate) mod one_server;
 pub(crate) mod opening;
 mod redisson;
+mod shard;
 mod subscription;
 pub(crate) mod wakeups;

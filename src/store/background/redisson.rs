@@ -118,6 +118,11 @@ impl RedissonSubscriptions {
         true
     }
 
+    /// Returns `true` if there is a request without a reply.
+    pub(super) fn is_asking(&self) -> bool {
+        !self.asked.is_empty()
+    }
+
     /// When to follow the channels again.
     pub(super) fn follow_at(&self) -> Option<Instant> {
         self.follow_at

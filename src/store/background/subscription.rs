@@ -1,5 +1,6 @@
 //! One client's channel at one node.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use redis::Value;
@@ -11,6 +12,7 @@ use crate::net::login::Validity;
 use crate::net::transport::{Transport, WaitFor};
 use crate::redisson::RedissonChannels;
 use crate::store::background::redisson::RedissonSubscriptions;
+use crate::store::background::shard::ShardSubscription;
 use crate::store::keys::Keys;
 use crate::store::wake::Wake;
 
@@ -40,8 +42,18 @@ pub(super) struct Subscription {
     /// Whether there is a request that the server has not answered: SUBSCRIBE or PING.
     asked: bool,
     redisson: Option<RedissonSubscriptions>,
-    /// Why a subscription to a channel of Redisson's was refused last, until that was taken out.
+    shard: ShardSubscription,
+    /// Why a subscription to a further channel was refused last, until that was taken out.
     pub(super) refusal: Option<Failure>,
+}
+
+/// What has come over a subscription.
+#[derive(Debug)]
+pub(super) struct Received {
+    pub(super) wake: Wake,
+    /// Whether it came over a sharded channel: no other node sends it, and this one serves the
+    /// lock.
+    pub(super) sharded: bool,
 }
 
 impl Subscription {
@@ -49,8 +61,15 @@ impl Subscription {
     pub(super) fn begin(connection: Connection, channel: &Channel) -> Result<Self, Failure> {
         let expected_by = Instant::now();
         let redisson = channel.redisson.as_ref().map(RedissonSubscriptions::new);
-        let mut subscription =
-            Self { connection, ready: None, expected_by, asked: false, redisson, refusal: None };
+        let mut subscription = Self {
+            connection,
+            ready: None,
+            expected_by,
+            asked: false,
+            redisson,
+            shard: ShardSubscription::default(),
+            refusal: None,
+        };
         let subscribe = redis::cmd("SUBSCRIBE").arg(&channel.name).take();
         subscription.send(&subscribe, channel)?;
         Ok(subscription)
@@ -59,6 +78,21 @@ impl Subscription {
     /// For how long messages may come, if it is time to replace the connection.
     pub(super) fn retiring(&self) -> Option<Validity> {
         self.connection.retiring()
+    }
+
+    /// Subscribes to the client's sharded channel with this hash tag.
+    pub(super) fn follow_shard(
+        &mut self,
+        channel: &Channel,
+        tag: &Arc<str>,
+    ) -> Result<(), Failure> {
+        // An error reply is taken for one about this channel first.
+        let is_asking = self.redisson.as_ref().is_some_and(RedissonSubscriptions::is_asking);
+        if self.ready.is_none() || is_asking {
+            return Ok(());
+        }
+        let subscribe = self.shard.follow(&channel.name, tag);
+        subscribe.map_or(Ok(()), |subscribe| self.send(&subscribe, channel))
     }
 
     /// Subscribes to the channels of Redisson's that threads wait for and that are at `home` here,
@@ -82,7 +116,7 @@ impl Subscription {
 
     /// Returns the next message that has come, if any. Asks for a sign of life after a long
     /// silence.
-    pub(super) fn receive(&mut self, channel: &Channel) -> Result<Option<Wake>, Failure> {
+    pub(super) fn receive(&mut self, channel: &Channel) -> Result<Option<Received>, Failure> {
         while let Some(reply) = self.connection.receive(WaitFor::Nothing) {
             (self.asked, self.expected_by) = (false, end_of(SILENCE_MAX));
             let reply = match reply {
@@ -92,11 +126,11 @@ impl Subscription {
                 }
                 reply => reply?,
             };
-            if let Some(wake) = self.decode(&reply, channel) {
-                if wake == Wake::Ready {
+            if let Some(received) = self.decode(&reply, channel) {
+                if received.wake == Wake::Ready {
                     self.ready = Some(Instant::now());
                 }
-                return Ok(Some(wake));
+                return Ok(Some(received));
             }
         }
         if Instant::now() >= self.expected_by {
@@ -108,20 +142,29 @@ impl Subscription {
         Ok(None)
     }
 
-    /// Takes an error reply about a channel of Redisson's, without which the client does.
+    /// Takes an error reply about a further channel, without which the client does.
     fn refuse(&mut self, failure: &Failure) -> bool {
+        if self.shard.refuse(failure) {
+            return true;
+        }
         self.redisson.as_mut().is_some_and(|redisson| redisson.refuse(failure))
     }
 
     /// Reads what a server has sent; `None` if there is nothing to tell the client.
-    fn decode(&mut self, reply: &Value, channel: &Channel) -> Option<Wake> {
+    fn decode(&mut self, reply: &Value, channel: &Channel) -> Option<Received> {
         let Value::Array(parts) = reply else { return None };
         let [kind, name, content] = &parts[..] else { return None };
         let (kind, name) = (text(kind)?, text(name)?);
-        if name == channel.name {
-            return channel.decode(kind, content);
+        let sharded = name != channel.name && name.starts_with(&channel.name);
+        if sharded {
+            self.shard.receive(kind, name);
         }
-        self.redisson.as_mut()?.receive(kind, name, text(content).unwrap_or_default())
+        let wake = if sharded || name == channel.name {
+            channel.decode(kind, content)
+        } else {
+            self.redisson.as_mut()?.receive(kind, name, text(content).unwrap_or_default())
+        };
+        wake.map(|wake| Received { wake, sharded })
     }
 
     fn send(&mut self, command: &redis::Cmd, channel: &Channel) -> Result<(), Failure> {
@@ -131,11 +174,13 @@ impl Subscription {
 }
 
 impl Channel {
-    /// Reads what a server has sent about this channel.
+    /// Reads what a server has sent about this channel, or about a sharded one of the client.
     fn decode(&self, kind: &str, content: &Value) -> Option<Wake> {
         match kind {
             "subscribe" => Some(Wake::Ready),
-            "message" => self.keys.name(text(content)?).map(|name| Wake::Lock(name.into())),
+            "message" | "smessage" => {
+                self.keys.name(text(content)?).map(|name| Wake::Lock(name.into()))
+            }
             _ => None,
         }
     }

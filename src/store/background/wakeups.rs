@@ -14,7 +14,7 @@ use crate::store::background::connection::{
     BackgroundConnection, ConnectAttempt, Node, Pauses, sleep,
 };
 use crate::store::background::opening::Opening;
-use crate::store::background::subscription::{Channel, Subscription};
+use crate::store::background::subscription::{Channel, Received, Subscription};
 use crate::store::keys::Keys;
 use crate::store::wake::{STABLE, Wake, Wakeups};
 
@@ -34,6 +34,11 @@ pub(crate) trait WakeupPolicy: fmt::Debug + Send {
     /// Returns `true` if that node serves the lock of this name, or may.
     fn is_home(&self, _: &Self::Node, _: &str) -> bool {
         true
+    }
+
+    /// The hash tag of sharded channels at that node, if clients may be told over one.
+    fn shard_tag(&self, _: &Self::Node) -> Option<Arc<str>> {
+        None
     }
 
     /// Receives the message of a node, with the number of nodes whose messages come now. Returns
@@ -97,7 +102,7 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
             self.add_successors();
             self.begin_openings();
             self.finish_openings();
-            self.follow_redisson();
+            self.follow_channels();
             if let Some(wake) = self.read().or_else(|| self.policy.take_due()) {
                 return Ok(Some(wake));
             }
@@ -175,13 +180,11 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
         }
     }
 
-    /// Subscribes to the channels of Redisson's that threads wait for, and to no others.
-    fn follow_redisson(&mut self) {
+    /// Subscribes to the client's sharded channels, and to those of Redisson's that threads wait
+    /// for.
+    fn follow_channels(&mut self) {
         if let Some(alarm) = &mut self.redisson_alarm {
             alarm.reset();
-        }
-        if self.channel.redisson.is_none() {
-            return;
         }
         for place in 0..self.nodes.len() {
             let node = self.nodes[place].node.clone();
@@ -189,8 +192,11 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
             if let Some(failure) = subscription.refusal.take() {
                 self.policy.fail(&node, &failure);
             }
+            let tag = self.policy.shard_tag(&node);
+            let sharded = tag.map_or(Ok(()), |tag| subscription.follow_shard(&self.channel, &tag));
             let home = |name: &str| self.policy.is_home(&node, name);
-            if let Err(failure) = subscription.follow_redisson(&self.channel, home) {
+            let follow = |()| subscription.follow_redisson(&self.channel, home);
+            if let Err(failure) = sharded.and_then(follow) {
                 self.fail(place, failure);
             }
         }
@@ -205,7 +211,9 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
             while let Some(subscription) = self.nodes[place].as_open_mut() {
                 match subscription.receive(&self.channel) {
                     Ok(None) => break,
-                    Ok(Some(wake)) => {
+                    // What is known of the slots may be out of date.
+                    Ok(Some(Received { wake, sharded: true })) => return Some(wake),
+                    Ok(Some(Received { wake, .. })) => {
                         if wake == Wake::Ready && self.replace_other(place) {
                             // A message may have been on its way over the other one.
                             return Some(wake);

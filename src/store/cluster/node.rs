@@ -11,6 +11,8 @@ use crate::failure::{Failure, FailureKind};
 use crate::net::endpoint::Endpoint;
 use crate::net::request::Request;
 use crate::net::server::ServerFactory;
+use crate::store::cluster::slot::{slot_of, tag_of};
+use crate::store::shard_tag::ShardTag;
 use crate::store::standalone::Standalone;
 
 /// One server of a cluster.
@@ -18,6 +20,8 @@ use crate::store::standalone::Standalone;
 pub(super) struct ClusterNode {
     store: Standalone,
     asking: Standalone,
+    /// That of the lowest slot which the node serves.
+    shard: ShardTag,
     /// Whether the last request failed in a way that may mean that another node serves its slots.
     doubted: AtomicBool,
 }
@@ -25,9 +29,10 @@ pub(super) struct ClusterNode {
 impl ClusterNode {
     /// Makes the pool; nothing is sent yet.
     pub(super) fn new(endpoint: Endpoint, config: &Config, servers: &ServerFactory) -> Self {
-        let store = Standalone::new(servers.server(endpoint), config);
+        let shard = ShardTag::default();
+        let store = Standalone::new(servers.server(endpoint), config).in_cluster(shard.clone());
         let asking = store.asking();
-        Self { store, asking, doubted: AtomicBool::new(false) }
+        Self { store, asking, shard, doubted: AtomicBool::new(false) }
     }
 
     pub(super) fn endpoint(&self) -> &Endpoint {
@@ -43,6 +48,18 @@ impl ClusterNode {
     pub(super) fn slots(&self, deadline: Instant) -> Result<Value, Failure> {
         let question = redis::cmd("CLUSTER").arg("SLOTS").take();
         self.store.server().exchange(Request::command(&question), deadline)
+    }
+
+    /// The hash tag of the channels over which clients that listen at this node are woken.
+    pub(super) fn shard_tag(&self) -> Option<Arc<str>> {
+        self.shard.get()
+    }
+
+    /// Notes the lowest slot that the node serves. All clients that know the slots choose the same.
+    pub(super) fn serve_from(&self, slot: usize) {
+        if self.shard_tag().is_none_or(|tag| slot_of(&tag) != slot) {
+            self.shard.set(&tag_of(slot));
+        }
     }
 
     /// Returns `true` if another node may serve its slots by now.

@@ -17,6 +17,13 @@ pub(super) fn slot_of(key: &str) -> usize {
     usize::from(crc16(tag.unwrap_or(key).as_bytes())) % SLOTS
 }
 
+/// A hash tag whose slot that is.
+pub(super) fn tag_of(slot: usize) -> String {
+    // Every slot has a number with few digits.
+    let mut tags = (0_u32..).map(|number| number.to_string());
+    tags.find(|tag| slot_of(tag) == slot).unwrap_or_default()
+}
+
 fn crc16(bytes: &[u8]) -> u16 {
     bytes.iter().fold(0, |crc, byte| {
         let [high, _] = crc.to_be_bytes();
@@ -44,12 +51,23 @@ const fn table() -> [u16; 256] {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use super::*;
 
     #[test]
     fn the_checksum_is_that_of_the_cluster_specification() {
         assert_eq!(crc16(b"123456789"), 0x31C3);
         assert_eq!(crc16(b""), 0);
+    }
+
+    #[test]
+    fn every_slot_has_a_short_hash_tag() {
+        let slots: HashSet<usize> = (0..200_000).map(|tag| slot_of(&tag.to_string())).collect();
+        assert_eq!(slots.len(), SLOTS);
+        for slot in [0, 5461, SLOTS - 1] {
+            assert_eq!(slot_of(&format!("key:{{{}}}", tag_of(slot))), slot);
+        }
     }
 
     /// What `CLUSTER KEYSLOT` says.

@@ -13,7 +13,7 @@ use parking_lot::{Condvar, Mutex, RwLock};
 
 use crate::address_map::AddressMap;
 use crate::clock::end_of;
-use crate::config::Config;
+use crate::config::{Config, Mechanism};
 use crate::event::Events;
 use crate::failure::{Failure, FailureKind};
 use crate::net::endpoint::Endpoint;
@@ -34,6 +34,8 @@ pub(super) const REDIRECTIONS_MAX: u32 = 5;
 pub(super) struct Topology {
     connect_timeout: Duration,
     address_map: AddressMap,
+    /// Whether clients are woken over sharded channels.
+    sharded_wakeups: bool,
     nodes: Nodes,
     /// The nodes that the user has named.
     seeds: Vec<Arc<ClusterNode>>,
@@ -66,6 +68,7 @@ impl Topology {
         Self {
             connect_timeout: config.connect_timeout,
             address_map: config.address_map.clone(),
+            sharded_wakeups: config.uses(Mechanism::ShardedWakeups),
             seeds: seeds.into_iter().map(|seed| nodes.at(seed)).collect(),
             nodes,
             map: RwLock::default(),
@@ -255,6 +258,14 @@ impl Topology {
                 }
             };
             owners[slots.clone()].fill(Some(node.clone()));
+        }
+        for node in nodes.values().filter(|_| self.sharded_wakeups) {
+            let is_its = |owner: &Option<Arc<ClusterNode>>| {
+                owner.as_ref().is_some_and(|owner| Arc::ptr_eq(owner, node))
+            };
+            if let Some(first) = owners.iter().position(is_its) {
+                node.serve_from(first);
+            }
         }
         let before = self.map.write().replace(owners);
         // This may drop a node. Its connections are closed while no lock is held.

@@ -1,7 +1,9 @@
 //! Wake-ups in a cluster, from every master.
 //!
 //! A message reaches every node of a cluster, but to `wake.lua` a client is dead unless it listens
-//! at the node where the script runs. So a client listens at all masters.
+//! at the node where the script runs. So a client listens at all masters. It does so twice where
+//! servers know sharded channels, whose messages do not go to other nodes: on its own channel, and
+//! on a sharded one in the lowest slot of each master.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -55,6 +57,10 @@ impl WakeupPolicy for WakeupsOfMasters {
     fn is_home(&self, node: &Target, name: &str) -> bool {
         let owner = self.topology.owner(slot_of(&self.keys.lock(name)));
         owner.is_none_or(|owner| Arc::ptr_eq(&owner, &node.node))
+    }
+
+    fn shard_tag(&self, node: &Target) -> Option<Arc<str>> {
+        node.node.shard_tag()
     }
 
     /// A message comes by way of every node, and counts only from the one that serves its slot.

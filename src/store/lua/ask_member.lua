@@ -5,7 +5,7 @@
 -- ARGV  1 kind and owner, 2 lease in ms, 3 life of the fence in ms, 4 kind and client id, 5 whether
 --       the client is in the queue: 0 no; 1 no, and it joins if it must wait; 2 it may be, 6 life
 --       of the queue in ms, 7 for how many ms a place is offered, 8 the permits, 0 for a read-write
---       lock
+--       lock, 9 `shard`
 -- RETURNS the fence if a side is held now, {1, 0} if a permit is; {0, ms until a hold in the way
 --         ends or -1} if another owner holds it or waits for it
 if foreign then
@@ -13,6 +13,7 @@ if foreign then
 end
 local kind, me = string.sub(ARGV[1], 1, 2), ARGV[4]
 local queue, window, permits = KEYS[3], tonumber(ARGV[7]), tonumber(ARGV[8])
+local shard = ARGV[9]
 local queued = redis.pcall('exists', queue) == 1
 local repeated, offered = false, false
 if left ~= -2 then

@@ -1,9 +1,9 @@
 -- Ends the hold of one owner: of this library, of Redisson, or of another library that sets a
 -- string. A repeat finds that owner gone, and ends no other hold.
 -- KEYS  1 lock, 2 queue of waiting clients
--- ARGV  1 owner, 2 for how many ms the lock is offered then
+-- ARGV  1 owner, 2 for how many ms the lock is offered then, 3 `shard`
 -- RETURNS 1, or 0 if that owner does not hold it
-local answer, queue, window = 0, KEYS[2], ARGV[2]
+local answer, queue, window, shard = 0, KEYS[2], ARGV[2], ARGV[3]
 if redis.call('type', KEYS[1]).ok == 'string' then
   if redis.call('getrange', KEYS[1], 0, 255) == ARGV[1] then
     answer = redis.call('del', KEYS[1])

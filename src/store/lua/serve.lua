@@ -5,8 +5,8 @@
 -- leaves the queue without an offer. If the server refuses to publish, each client finds its turn
 -- when it next asks.
 -- KEYS  1 lock
--- USES  `now`; `serves`, whether to do so; `queue`, a key; `window`, for how many ms a place is
---       offered; `permits`, 0 for a read-write lock; and `me`, who is not told, or nil
+-- USES  `tell`; `now`; `serves`, whether to do so; `queue`, a key; `window`, for how many ms a
+--       place is offered; `permits`, 0 for a read-write lock; and `me`, who is not told, or nil
 -- SETS  `blocked`, whether a client is in the queue whose turn it is not
 local blocked = false
 for _ = 1, serves and 100 or 0 do
@@ -21,11 +21,11 @@ for _ = 1, serves and 100 or 0 do
     local holder = redis.call('zrange', KEYS[1], '(' .. now, '+inf', 'byscore', 'limit', 0, 1)[1]
     admitted = not holder or wanted == 'r:' and string.sub(holder, 1, 2) == 'r:'
   end
-  local channel = 'leasehold:wake:' .. string.sub(next, 3)
+  local client = string.sub(next, 3)
   -- Of another kind, from before the name was used for this: it waits for nothing.
   local told = admitted == nil and 0 or nil
   if admitted == false then
-    told = redis.pcall('pubsub', 'numsub', channel)[2] == 0 and 0 or nil
+    told = redis.pcall('pubsub', 'numsub', 'leasehold:wake:' .. client)[2] == 0 and 0 or nil
   elseif admitted then
     local offer, last = next .. ':0', redis.call('zrange', KEYS[1], -1, -1, 'withscores')[2]
     local made = redis.pcall('zadd', KEYS[1], now + window, offer)
@@ -33,7 +33,7 @@ for _ = 1, serves and 100 or 0 do
     if type(made) == 'number' and redis.pcall('pexpireat', KEYS[1], ends) ~= 1 then
       redis.pcall('zrem', KEYS[1], offer) -- No key is left without a TTL.
     elseif type(made) == 'number' then
-      told = next == me and 1 or redis.pcall('publish', channel, KEYS[1])
+      told = next == me and 1 or tell(client)
       if type(told) ~= 'number' or told == 0 then
         redis.pcall('zrem', KEYS[1], offer)
       end

@@ -3,7 +3,8 @@
 -- lost, finds the new hold or none.
 -- KEYS  1 lock, 2 fence, 3 queue of waiting clients
 -- ARGV  1 owner of the new hold, 2 lease in ms, 3 life of the fence in ms, 4 owner of the old hold,
---       5 whether it yields: 0 or 1, 6 for how many ms the lock is offered then
+--       5 whether it yields: 0 or 1, 6 for how many ms the lock is offered then, 7 `shard` if it
+--       yields
 -- SETS  `begins`, `keeps`, `replaced` and `time`
 -- RETURNS the fence if the new hold exists, {2, 0} if the lock was left to a client in the queue,
 --         {0, 0} if the old hold is gone

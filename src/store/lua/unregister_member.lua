@@ -2,7 +2,7 @@
 -- their turn now.
 -- KEYS  1 lock, 2 queue of waiting clients
 -- ARGV  1 kind and client id, 2 for how many ms a place is offered then, 3 the permits, 0 for a
---       read-write lock
+--       read-write lock, 4 `shard`
 -- USES  `now` and `foreign`
 -- RETURNS 1, or 0 if the client was not in the queue
 if foreign then
@@ -10,6 +10,7 @@ if foreign then
 end
 local answer, queue, window, permits, me =
   0, KEYS[2], tonumber(ARGV[2]), tonumber(ARGV[3]), nil
+local shard = ARGV[4]
 if redis.pcall('zrem', queue, ARGV[1]) == 1 then
   answer = 1
 end

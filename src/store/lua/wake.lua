@@ -6,11 +6,10 @@
 -- removed, as are clients whose channel has no listener; a client that was removed registers again
 -- when it next tries. So a stopped client costs one offer. Of a lock that stays taken the client is
 -- only told: it gets the mark, and keeps its place. Failures are ignored: a client that is not
--- woken tries again after a while. The channel is that of `Keys::channel`, and the message is the
--- key of the lock.
+-- woken tries again after a while.
 -- KEYS  1 lock
--- USES  `queue`, a key; `window`, for how many ms the lock is offered, or nil if it stays taken;
---       and `answer`, which is returned
+-- USES  `tell`; `queue`, a key; `window`, for how many ms the lock is offered, or nil if it stays
+--       taken; and `answer`, which is returned
 for _ = 1, 100 do
   local first = redis.pcall('zrange', queue, 0, 0, 'withscores')
   local client, score = first[1], first[2]
@@ -18,7 +17,7 @@ for _ = 1, 100 do
     break
   end
   local stopped = math.abs(score * 1000 % 1 - 0.5) < 0.25
-  local told = stopped and 0 or redis.pcall('publish', 'leasehold:wake:' .. client, KEYS[1])
+  local told = stopped and 0 or tell(client)
   if told ~= 0 then
     local place = not window and score
     if type(told) ~= 'number' then

@@ -5,5 +5,5 @@ if fence then
   return fence
 end
 redis.call('hdel', KEYS[1], ARGV[4])
-local answer, queue, window = {2, 0}, KEYS[3], ARGV[6]
+local answer, queue, window, shard = {2, 0}, KEYS[3], ARGV[6], ARGV[7]
 

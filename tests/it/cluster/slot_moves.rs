@@ -9,6 +9,9 @@ use crate::acl::RIGHTS;
 use crate::support::server::Server;
 use crate::support::{Cluster, LEASE, SOON, eventually, is_busy, ms, patient, take, throughout};
 
+/// The further rights that the documentation demands for a cluster.
+const RIGHTS_IN_A_CLUSTER: &str = "+cluster|slots +asking +spublish +ssubscribe";
+
 /// The number of times that a node has answered with this error so far.
 fn errors(node: &Server, code: &str) -> u64 {
     let stats: String = node.ask(&["INFO", "errorstats"]);
@@ -54,7 +57,9 @@ fn a_lock_is_held_through_every_step_of_a_move() {
 #[test]
 fn the_documented_rights_are_enough_in_a_cluster() {
     let cluster = Cluster::of_three();
-    let rights: Vec<_> = RIGHTS.split(' ').chain(["+cluster|slots", "+asking"]).collect();
+    let page = include_str!("../../../docs/deployment.md");
+    assert!(page.contains(RIGHTS_IN_A_CLUSTER), "docs/deployment.md lists other rights");
+    let rights: Vec<_> = RIGHTS.split(' ').chain(RIGHTS_IN_A_CLUSTER.split(' ')).collect();
     for node in cluster.nodes() {
         let user = ["ACL", "SETUSER", "app", "reset", "on", ">sesame"];
         node.command(&[&user[..], &rights].concat());

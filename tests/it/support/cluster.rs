@@ -44,6 +44,11 @@ impl Cluster {
         Cluster::of(3)
     }
 
+    /// As `of_three`, of Valkey.
+    pub(crate) fn of_three_valkey() -> Cluster {
+        Cluster::start(valkey_binary(), 3, Further::None)
+    }
+
     pub(crate) fn of(masters: usize) -> Cluster {
         Cluster::start(&redis_binary(), masters, Further::None)
     }
