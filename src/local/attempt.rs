@@ -15,7 +15,7 @@ use crate::event::Event;
 use crate::failure::Failure;
 use crate::local::call::{Caller, Wait};
 use crate::local::ending;
-use crate::local::handoff::{IncomingHandoff, Received};
+use crate::local::handoff::{HandoffOutcome, IncomingHandoff};
 use crate::local::lease::{Lease, local_deadline};
 use crate::local::pending::{AcquireRequest, PendingHandoff, SentAcquire};
 use crate::local::retry::RetryPolicy;
@@ -141,10 +141,10 @@ impl<'a> Attempt<'a> {
             self.handoff = None;
             self.retry.record_reply();
             match received {
-                Received::Held(lease) => {
+                HandoffOutcome::Held(lease) => {
                     return Ok(Tried::Acquired(NewHold::HandedOff(lease)));
                 }
-                Received::MustAcquire { yields } => {
+                HandoffOutcome::MustAcquire { yields } => {
                     self.request.yields_until = yields_until(yields);
                 }
             }

@@ -37,7 +37,7 @@ use crate::store::request::{PendingReply, Transfer, TransferReply};
 const HANDOFF_TIME: Duration = Duration::from_millis(100);
 
 /// What a handoff has brought the thread that was to get the lock.
-pub(super) enum Received {
+pub(super) enum HandoffOutcome {
     Held(Arc<Lease>),
     MustAcquire {
         /// Whether the lock was released for another client, which goes first.
@@ -125,8 +125,8 @@ pub(super) fn finish(
     // Before the waiter reports its own hold.
     shared.end_reports.report_end(&from, &outcome);
     match received {
-        Received::Held(lease) => shared.wait_queues.finish_handoff(waiter, &lease),
-        Received::MustAcquire { yields } => waiter.cancel_handoff(yields),
+        HandoffOutcome::Held(lease) => shared.wait_queues.finish_handoff(waiter, &lease),
+        HandoffOutcome::MustAcquire { yields } => waiter.cancel_handoff(yields),
     }
     outcome
 }
@@ -148,7 +148,7 @@ impl IncomingHandoff {
         shared: &Shared,
         caller: &Caller,
         retry: &RetryPolicy,
-    ) -> Result<Received, Failure> {
+    ) -> Result<HandoffOutcome, Failure> {
         let (sent, reply) = self.sent.take().unwrap_or_else(|| {
             let (from, to, yields) = (&self.from.id, &self.to, self.yields);
             let (lease, deadline) = (caller.times.lease, retry.request_deadline());
@@ -199,9 +199,9 @@ fn complete(
     answered: AnsweredTransfer,
     caller: &Caller,
     retry: &mut RetryPolicy,
-) -> (Received, Result<(), HoldFailure>) {
+) -> (HandoffOutcome, Result<(), HoldFailure>) {
     let AnsweredTransfer { from, to, sent, reply, in_doubt } = answered;
-    let must_acquire = Received::MustAcquire { yields: false };
+    let must_acquire = HandoffOutcome::MustAcquire { yields: false };
     match reply {
         Ok(TransferReply::Transferred { fence }) => {
             let lease = Arc::new(Lease::new(to, fence, caller, sent));
@@ -216,11 +216,11 @@ fn complete(
             shared.end_reports.report_end(&from, &Ok(()));
             shared.counters.handoffs.add(1);
             shared.add_hold(&lease, caller);
-            (Received::Held(lease), Ok(()))
+            (HandoffOutcome::Held(lease), Ok(()))
         }
         Ok(TransferReply::Gone) if in_doubt => (must_acquire, Ok(())),
         Ok(TransferReply::Gone) => (must_acquire, Err(HoldFailure::Lost)),
-        Ok(TransferReply::Yielded) => (Received::MustAcquire { yields: true }, Ok(())),
+        Ok(TransferReply::Yielded) => (HandoffOutcome::MustAcquire { yields: true }, Ok(())),
         // The old hold has ended, and the new one is this thread's to end.
         Err(failure) if failure.is_shortfall() => {
             ending::undo(shared, &to, caller.times.lease, retry.request_deadline());

@@ -184,6 +184,8 @@ impl LinkSet {
     /// Blocks until a majority is not owed too many replies, or until the deadline. Returns which
     /// servers are not; those without a connection count among them.
     pub(super) fn make_room(&mut self, deadline: Instant) -> Vec<bool> {
+        // Also because a program that ends with replies unread may lose what it has posted.
+        self.read_what_has_come();
         loop {
             let has_room: Vec<_> = self.links.iter().map(QuorumLink::has_room).collect();
             let usable = self.links.iter().filter(|link| link.has_room() && link.is_connected());

@@ -126,8 +126,6 @@ impl Rounds {
             true
         };
         broadcast.watch(Watcher { on_reply: Box::new(count), ended: None });
-        // As a thread does that posts to one server.
-        links.read_what_has_come();
         let has_room = links.make_room(deadline);
         for (number, server) in self.servers.each.iter().enumerate() {
             if !has_room[number] {
