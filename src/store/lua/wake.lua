@@ -16,7 +16,7 @@ for _ = 1, 100 do
   if not client or window and redis.pcall('exists', KEYS[1]) == 1 then
     break
   end
-  local stopped = math.abs(score * 1000 % 1 - 0.5) < 0.25
+  local stopped = math.abs(score * 1000 % 1 - 0.5) < 0.3 -- Scores have quarters of microseconds.
   local told = stopped and 0 or tell(client)
   if told ~= 0 then
     local place = not window and score

@@ -37,6 +37,7 @@ servers!(
     a_spoilt_list_of_waiting_clients_does_no_harm,
     a_released_lock_is_offered_to_the_client_that_has_waited_longest,
     a_client_that_has_stopped_costs_one_offer,
+    a_client_that_has_stopped_is_known_at_any_time,
     an_offer_is_taken_by_any_thread_of_its_client,
     a_user_without_rights_to_the_waiting_clients_can_lock,
     the_message_names_the_lock_without_the_prefix,
@@ -446,6 +447,25 @@ fn a_client_that_has_stopped_costs_one_offer(process: &Server) {
     assert_eq!(waiting(process), ["late"]);
     let reply = ask(&store, &of("late", 1), Registration::Registered);
     assert!(matches!(reply, AcquireReply::Acquired { .. }), "{reply:?}");
+}
+
+/// The mark is as small as the numbers of the server allow.
+fn a_client_that_has_stopped_is_known_at_any_time(process: &Server) {
+    let tells = include_str!("../lua/wake.lua").lines().find(|line| line.contains("local stopped"));
+    let script = format!(
+        "local wrong = 0
+        for micros = 0, 999999, 7 do
+          for mark = 0, 1 do
+            local place = 1795358400 * 1000 + micros / 1000
+            local score = string.format('%.17g', place + mark * 0.0005)
+            {}
+            wrong = wrong + (stopped == (mark == 1) and 0 or 1)
+          end
+        end
+        return wrong",
+        tells.expect("the line that tells")
+    );
+    assert_eq!(process.ask::<u64>(&["EVAL", &script, "0"]), 0);
 }
 
 fn an_offer_is_taken_by_any_thread_of_its_client(process: &Server) {
