@@ -34,12 +34,12 @@ pub(crate) struct WaitQueues {
     shards: [Mutex<HashMap<Arc<str>, WaitQueue>>; SHARDS],
     /// Set before the waiters are signalled, and read under a shard's lock before one is added.
     closed: AtomicBool,
-    pauses: Pauses,
+    sleepers: Sleepers,
 }
 
 /// Where threads sleep that are in no queue.
 #[derive(Debug, Default)]
-struct Pauses {
+struct Sleepers {
     lock: Mutex<()>,
     closed: Condvar,
 }
@@ -63,8 +63,8 @@ impl WaitQueues {
 
     /// Sleeps outside the queues, at most until `close`, which is an error.
     pub(crate) fn pause(&self, time: Duration) -> Result<()> {
-        let mut lock = self.pauses.lock.lock();
-        wait_while(&self.pauses.closed, &mut lock, Some(end_of(time)), |()| {
+        let mut lock = self.sleepers.lock.lock();
+        wait_while(&self.sleepers.closed, &mut lock, Some(end_of(time)), |()| {
             self.check_open().is_ok()
         });
         self.check_open()
@@ -74,8 +74,8 @@ impl WaitQueues {
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
         // A thread that has found the queues open a moment ago sleeps now.
-        drop(self.pauses.lock.lock());
-        self.pauses.closed.notify_all();
+        drop(self.sleepers.lock.lock());
+        self.sleepers.closed.notify_all();
         for shard in &self.shards {
             let shard = shard.lock();
             for signals in shard.values().flat_map(WaitQueue::waiting) {
