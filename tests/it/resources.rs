@@ -136,7 +136,9 @@ fn of_the_client(server: &Server) -> Vec<String> {
     let clients: String = server.ask(&["CLIENT", "LIST"]);
     let own = clients.lines().filter(|line| {
         let has = |what| line.contains(what);
-        has(" addr=127.0.0.1:") && has(" name= ") && (has(" flags=N ") || has(" flags=P "))
+        // Blocked are those that wait for replicas.
+        let is_clients = [" flags=N ", " flags=P ", " flags=b "].into_iter().any(has);
+        has(" addr=127.0.0.1:") && has(" name= ") && is_clients
     });
     own.filter_map(|line| line.split(' ').next()?.strip_prefix("id=").map(str::to_owned)).collect()
 }
