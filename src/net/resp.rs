@@ -107,9 +107,7 @@ impl RespStream {
     /// After a timeout, and only then, reading can go on where it stopped.
     pub(crate) fn receive(&mut self, spin: Option<&Spin>, deadline: Instant) -> RedisResult<Value> {
         let Some(spin) = spin else { return self.read_reply(None, Sleep::Polls, deadline) };
-        if let Some(reply) = self.replies.take() {
-            return reply;
-        }
+        // One that has come along with another counts as well: a thread that sleeps finds more so.
         let mut wait = spin.begin();
         let reply = self.read_reply(Some(&mut wait), Sleep::Naps, deadline);
         spin.record(&wait);
