@@ -14,7 +14,7 @@ pub(crate) mod pipeline;
 pub(crate) mod poll;
 pub(crate) mod pool;
 mod post_writer;
-pub(crate) mod reply_buffer;
+mod reply_buffer;
 pub(crate) mod request;
 pub(crate) mod resolver;
 pub(crate) mod resp;

@@ -110,7 +110,8 @@ script!(
     "token.lua",
     "begin.lua",
     "yield.lua",
-    "tell.lua", "wake.lua"
+    "tell.lua",
+    "wake.lua"
 );
 script!(
     /// For one that yields: another leaves the lock to no client.
@@ -122,7 +123,8 @@ script!(
     "begin.lua",
     "yield.lua",
     "redisson_turn.lua",
-    "tell.lua", "wake.lua"
+    "tell.lua",
+    "wake.lua"
 );
 script!(UNREGISTER, "unregister.lua", "tell.lua", "wake.lua");
 script!(

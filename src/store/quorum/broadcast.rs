@@ -21,7 +21,7 @@ pub(super) struct Broadcast {
     pub(super) request: Request,
     pub(super) effect: Effect,
     /// The hold that it ends, if any.
-    pub(super) ended: Option<Arc<EndedHold>>,
+    ended: Option<Arc<EndedHold>>,
     /// What a server must meet for its reply to count, and the deadline for that.
     pub(super) demand: Option<(Demand, Instant)>,
     /// By the number of the server.
@@ -65,6 +65,18 @@ impl Broadcast {
         let replies = Mutex::new((0..servers).map(|_| ReplyState::Awaited).collect());
         let watcher = Mutex::new(None);
         Arc::new(Self { request, effect, ended, demand, replies, watcher })
+    }
+
+    /// Notes that a server may keep the hold that the request ends, if it ends one.
+    pub(super) fn may_remain(&self) {
+        if let Some(ended) = &self.ended {
+            ended.may_remain();
+        }
+    }
+
+    /// What to drop when the replies are in, if the request ends a hold.
+    pub(super) fn decides_end(&self) -> Option<DecidesEnd> {
+        self.ended.clone().map(DecidesEnd)
     }
 
     /// Has the replies given to a watcher. Called before the request is sent.

@@ -187,8 +187,8 @@ impl QuorumLink {
         let is_lagging = self.is_lagging();
         let may_remain = effect.ended().is_some_and(|(hold, _)| self.server.may_have(hold));
         if !self.is_connected() {
-            if let Some(ended) = broadcast.ended.as_ref().filter(|_| may_remain) {
-                ended.may_remain();
+            if may_remain {
+                broadcast.may_remain();
             }
             return broadcast.store_reply(self.server.number, Err(self.unreachable()));
         }
@@ -261,9 +261,9 @@ impl QuorumLink {
             if let Some(hold) = broadcast.effect.begun().filter(|_| failure.is_ambiguous()) {
                 self.in_doubt.may_begin_late(hold);
             }
-            let is_gone = failure.kind == FailureKind::WrongType;
-            if let Some(ended) = broadcast.ended.as_ref().filter(|_| !is_gone) {
-                ended.may_remain();
+            // Where the key is of another type the hold is gone.
+            if failure.kind != FailureKind::WrongType {
+                broadcast.may_remain();
             }
         }
         broadcast.store_reply(self.server.number, reply);

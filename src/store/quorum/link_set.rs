@@ -117,7 +117,7 @@ impl LinkSet {
     ) -> Option<DecidesEnd> {
         let wanted = self.links.iter_mut().enumerate().filter(|(number, _)| wanted(*number));
         wanted.for_each(|(_, link)| link.send(broadcast));
-        broadcast.ended.clone().map(DecidesEnd)
+        broadcast.decides_end()
     }
 
     /// Reads until `decide` returns a decision about the replies to a request so far. `None` if
@@ -177,7 +177,8 @@ impl LinkSet {
         !ready.is_empty()
     }
 
-    pub(super) fn read_what_has_come(&mut self) {
+    /// Reads the replies that have come. Never waits.
+    fn read_what_has_come(&mut self) {
         self.links.iter_mut().for_each(QuorumLink::read);
     }
 

@@ -133,8 +133,8 @@ impl Rounds {
             }
         }
         let ended = links.send(&broadcast, |number| has_room[number]);
-        if let Some(ended) = broadcast.ended.as_ref().filter(|_| has_room.contains(&false)) {
-            ended.may_remain();
+        if has_room.contains(&false) {
+            broadcast.may_remain();
         }
         broadcast.set_ended(ended);
     }

@@ -44,37 +44,32 @@ fn a_hold_whose_grant_was_lost_is_released_too() {
     }
 }
 
-#[test]
-fn a_lost_release_is_repeated() {
-    let behind = Behind::of(3);
-    let client = behind.open(hasty());
-    for proxy in &behind.proxies {
-        settle(&behind.quorum, &client);
-        let guard = take(&client, "a");
-        eventually(SOON, || behind.quorum.count("a") == 3);
-        proxy.lose_request();
-        guard.unlock().unwrap();
-        eventually(SOON, || behind.quorum.count("a") == 0);
-        proxy.heal();
-    }
-}
-
-/// What is lost at one server is released there in the background, and that is sent to all. It must
-/// not come before the release itself, which would find the hold gone.
-#[test]
-fn a_lost_release_is_no_loss_of_the_hold() {
+/// Loses the release at each server in turn, while other `troubles` befall them all.
+fn lose_releases(troubles: impl Fn(&Proxy)) {
     let behind = Behind::of(3);
     let client = behind.open(hasty());
     for lost in &behind.proxies {
         settle(&behind.quorum, &client);
         let guard = take(&client, "a");
         eventually(SOON, || behind.quorum.count("a") == 3);
-        behind.proxies.iter().for_each(|proxy| proxy.delay_request(ms(100)));
+        behind.proxies.iter().for_each(&troubles);
         lost.lose_request();
         guard.unlock().unwrap();
         eventually(SOON, || behind.quorum.count("a") == 0);
         behind.proxies.iter().for_each(Proxy::heal);
     }
+}
+
+#[test]
+fn a_lost_release_is_repeated() {
+    lose_releases(|_| {});
+}
+
+/// What is lost at one server is released there in the background, and that is sent to all. It must
+/// not come before the release itself, which would find the hold gone.
+#[test]
+fn a_lost_release_is_no_loss_of_the_hold() {
+    lose_releases(|proxy| proxy.delay_request(ms(100)));
 }
 
 #[test]
