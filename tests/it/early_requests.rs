@@ -59,8 +59,11 @@ fn a_wake_up_costs_one_request(server: &Server) {
     let mut before = 0;
     let mut round = || {
         let lock = || {
-            let _guard = waiter.lock("a").unwrap();
-            server.evals()
+            let guard = waiter.lock("a").unwrap();
+            let evals = server.evals();
+            // Confirmed, else the next round may ask once more whether its own release is executed.
+            guard.unlock().unwrap();
+            evals
         };
         released_for(server, &waiter, lock, || before = server.evals()) - before
     };

@@ -182,15 +182,24 @@ fn a_reply_that_makes_no_sense_is_retried(server: &Server) {
     ];
     // Over one connection, because a new one that begins with nonsense is one to another service.
     let (proxy, client) = behind_proxy(server, patient().pool_size(1));
-    for nonsense in NONSENSE {
-        proxy.answer(nonsense);
-        let guard = take(&client, "a");
+    for (n, nonsense) in NONSENSE.into_iter().enumerate() {
+        let what = nonsense.escape_ascii().to_string();
+        // Two locks, because what follows up an attempt in the background must not get the nonsense
+        // that is meant for the release.
+        let (acquired, released) = (format!("acquired {n:02}"), format!("released {n:02}"));
+
+        proxy.answer_to(&acquired, nonsense);
+        let guard = take(&client, &acquired);
         assert!(proxy.has_lost());
-        assert_eq!(server.hold("a").1, "1");
-        let fence: u64 = server.ask(&["GET", "leasehold:fence:{lock:a}"]);
-        assert_eq!(guard.fence(), fence, "{}", nonsense.escape_ascii());
-        proxy.answer(nonsense);
+        assert_eq!(server.hold(&acquired).1, "1", "{what}");
+        let fence: u64 = server.ask(&["GET", &format!("leasehold:fence:{{lock:{acquired}}}")]);
+        assert_eq!(guard.fence(), fence, "{what}");
         guard.unlock().unwrap();
-        assert!(!server.exists("a"), "{}", nonsense.escape_ascii());
+
+        let guard = take(&client, &released);
+        proxy.answer_to(&released, nonsense);
+        guard.unlock().unwrap();
+        assert!(proxy.has_lost());
+        assert!(!server.exists(&released), "{what}");
     }
 }

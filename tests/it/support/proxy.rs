@@ -157,6 +157,12 @@ impl Proxy {
         self.once(0, Trouble::Answer(reply.into()));
     }
 
+    /// Answers the next script that contains `text` with this instead of its reply.
+    pub(crate) fn answer_to(&self, text: &str, reply: &[u8]) {
+        let trouble = Trouble::Answer(reply.into());
+        self.set(Fault { trouble, after: Some(0), only: text.to_owned() });
+    }
+
     /// Answers every script with this instead of its reply.
     pub(crate) fn answer_all(&self, reply: &[u8]) {
         self.always(Trouble::Answer(reply.into()));
