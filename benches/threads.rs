@@ -58,7 +58,8 @@ fn main() {
         far.own_names(threads, ", 1 ms away");
     }
     near.mechanisms();
-    near.readers();
+    near.readers("");
+    far.readers(", 1 ms away");
     near.one_name();
     setting::print_end(&server);
 }
@@ -110,7 +111,7 @@ impl Place<'_> {
     }
 
     /// What readers of one name, who need not wait for one another, cost beside locks of their own.
-    fn readers(&self) {
+    fn readers(&self, distance: &str) {
         const THREADS: usize = 32;
         let client = Client::builder().open(&self.url).expect("it answers");
         let cycle = move |_| {
@@ -120,7 +121,11 @@ impl Place<'_> {
         let turn = Box::new(move || self.work(THREADS, &cycle));
         let readers = Rival { name: "32 readers of one name".into(), goal: None, turn };
         let mutexes = self.locks("32 mutexes of 32 names", Client::builder(), THREADS, 1, None);
-        self.compare("32 threads", true, &[self.raw(THREADS), mutexes, readers]);
+        self.compare(
+            &format!("32 threads{distance}"),
+            true,
+            &[self.raw(THREADS), mutexes, readers],
+        );
     }
 
     /// Handoffs between threads, compared with one bare connection.

@@ -42,6 +42,8 @@ pub(super) struct LockCall<'a> {
 enum Start {
     /// At the head of the queue.
     AtHead(Arrival),
+    /// With one attempt outside the queue, as one of several readers.
+    Beside,
     /// With the lock, which was handed off to it.
     HandedOff(Arc<Lease>),
     /// With one attempt outside the queue.
@@ -132,23 +134,56 @@ impl LockCall<'_> {
 
     /// Acquires the lock, and reports nothing but contention.
     pub(super) fn acquire(&self) -> Result<Option<Arc<Lease>>> {
-        let mut cancellable = None;
-        let Some((waiter, start)) = self.queue(&mut cancellable)? else { return Ok(None) };
-        match start {
-            Start::AtHead(arrival) => self.acquire_at_head(&waiter, arrival),
-            Start::HandedOff(lease) => Ok(Some(lease)),
-            Start::Outside => {
-                let after_release = !self.queues().released(self.name).is_empty();
-                let mut attempt = self.attempt(Arrival::First { after_release });
-                match try_until_acquired(&mut attempt, &waiter) {
-                    Ok(NewHold::Acquired(lease) | NewHold::HandedOff(lease)) => Ok(Some(lease)),
-                    Err(stopped) => {
-                        attempt.clean_up();
-                        stopped.into_result(self.name)
+        loop {
+            let mut cancellable = None;
+            let Some((waiter, start)) = self.queue(&mut cancellable)? else { return Ok(None) };
+            match start {
+                Start::AtHead(arrival) => return self.acquire_at_head(&waiter, arrival),
+                Start::Beside => {
+                    if let Some(lease) = self.acquire_beside()? {
+                        return Ok(Some(lease));
                     }
                 }
+                Start::HandedOff(lease) => return Ok(Some(lease)),
+                Start::Outside => return self.acquire_outside(&waiter),
             }
         }
+    }
+
+    /// Makes one attempt outside the queue.
+    fn acquire_outside(&self, waiter: &Waiter) -> Result<Option<Arc<Lease>>> {
+        let mut attempt = self.attempt(self.first_arrival());
+        match try_until_acquired(&mut attempt, waiter) {
+            Ok(NewHold::Acquired(lease) | NewHold::HandedOff(lease)) => Ok(Some(lease)),
+            Err(stopped) => {
+                attempt.clean_up();
+                stopped.into_result(self.name)
+            }
+        }
+    }
+
+    /// As one of several readers, makes one attempt outside the queue. `None` if the thread has to
+    /// wait in it again, for a writer or for the server.
+    fn acquire_beside(&self) -> Result<Option<Arc<Lease>>> {
+        self.queues().check_open()?;
+        let mut attempt = self.attempt(self.first_arrival());
+        let outcome = match attempt.run(None) {
+            Ok(Tried::Acquired(NewHold::Acquired(lease) | NewHold::HandedOff(lease))) => {
+                self.queues().let_readers_try(self.name);
+                return Ok(Some(lease));
+            }
+            Ok(Tried::Held { .. }) => Ok(None),
+            Err(mut failure) => match attempt.retry.pause_after(&mut failure) {
+                Some(_) => Ok(None),
+                None => Err(failure.into_error("acquire", self.name)),
+            },
+        };
+        attempt.clean_up();
+        outcome
+    }
+
+    fn first_arrival(&self) -> Arrival {
+        Arrival::First { after_release: !self.queues().released(self.name).is_empty() }
     }
 
     /// Waits behind the other threads of this client. `None` if the wait is over before.
@@ -184,6 +219,7 @@ impl LockCall<'_> {
         let turn = turn::wait(self.queues(), waiter, limit)?;
         drop(waiting);
         match turn {
+            Turn::Beside => Ok(Some(Start::Beside)),
             Turn::Failed(failure) => Err(failure.into_error("acquire", self.name)),
             Turn::HandedOff(lease) => Ok(Some(Start::HandedOff(lease))),
             Turn::HandoffPending(pending) => Ok(Some(Start::AtHead(Arrival::Handoff(pending)))),
@@ -203,7 +239,7 @@ impl LockCall<'_> {
         let mut attempt = self.attempt(arrival);
         match try_until_acquired(&mut attempt, waiter) {
             Ok(NewHold::Acquired(lease)) if self.caller.kind != HoldKind::Lock => {
-                head.leave();
+                head.leave(self.caller.kind);
                 Ok(Some(lease))
             }
             Ok(NewHold::Acquired(lease)) => {
@@ -338,9 +374,9 @@ impl QueueHead<'_> {
     }
 
     /// Makes the next thread the head, which may have the lock as well.
-    fn leave(mut self) {
+    fn leave(mut self, kind: HoldKind) {
         self.kept = true;
-        self.queues.leave_head(self.name);
+        self.queues.leave_head(self.name, kind);
     }
 
     /// Returns `true` if another thread is at the head now.

@@ -17,6 +17,8 @@ use crate::local::waiter::{Signal, Waiter};
 /// How the wait behind other threads has ended.
 #[derive(Debug)]
 pub(crate) enum Turn {
+    /// With one attempt outside the queue: another reader of this client has the lock.
+    Beside,
     /// The server cannot be reached, as the thread in front has found out.
     Failed(Failure),
     /// With the lock.
@@ -56,6 +58,7 @@ pub(crate) fn wait(queues: &WaitQueues, waiter: &Waiter, limit: Option<TurnLimit
     let mut slack = limit.map(|limit| limit.slack);
     loop {
         match waiter.signals.receive(end) {
+            Some(Signal::Beside) => return Ok(Turn::Beside),
             Some(Signal::Contended) => return Ok(Turn::TimedOut),
             Some(Signal::Failed(failure)) => return Ok(Turn::Failed(failure)),
             Some(Signal::Outside) => return Ok(Turn::Outside),

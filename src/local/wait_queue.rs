@@ -34,7 +34,7 @@ use std::{fmt, mem};
 use crate::failure::Failure;
 use crate::local::lease::Lease;
 use crate::local::waiter::{QueuedWaiter, Signals, Waiter};
-use crate::store::hold::HoldId;
+use crate::store::hold::{HoldId, HoldKind};
 
 /// It is small, because no thread waits for most locks.
 #[derive(Debug)]
@@ -58,7 +58,9 @@ enum HeadAnswer {
     Failed(Box<(Failure, Instant)>),
     /// Another owner held the lock, said a reply that came then.
     Held(Instant),
-    /// Nothing yet: the request is on its way.
+    /// Nothing yet: its first request is on its way.
+    None { reads: bool },
+    /// Nothing new: another request is on its way.
     Pending,
 }
 
@@ -99,9 +101,10 @@ impl Default for Handoffs {
 
 impl WaitQueue {
     /// A queue whose head acquires the lock.
-    pub(super) fn new(head: &Waiter) -> Self {
-        let head = Head::Acquiring(head.signals.clone(), HeadAnswer::Pending);
-        Self { head, released: Vec::new(), waiters: None }
+    pub(super) fn new(head: &Waiter, kind: HoldKind) -> Self {
+        let mut queue = Self { head: Head::None, released: Vec::new(), waiters: None };
+        queue.set_acquiring(&head.signals, kind);
+        queue
     }
 
     /// A queue of no thread, which remembers a hold whose release is not confirmed.
@@ -123,8 +126,22 @@ impl WaitQueue {
     /// Makes the first waiter the head, and returns it. `None` if there is none.
     pub(super) fn advance(&mut self) -> Option<QueuedWaiter> {
         let next = self.waiters.as_mut()?.queue.pop_front()?;
-        self.set_acquiring(&next.signals);
+        self.set_acquiring(&next.signals, next.caller.kind);
         Some(next)
+    }
+
+    /// Removes and returns the first waiter if it and the next are readers: the last reader before
+    /// a writer keeps its place, so that the writer comes after it.
+    pub(super) fn take_reader(&mut self) -> Option<QueuedWaiter> {
+        let queue = &mut self.waiters.as_mut()?.queue;
+        let read =
+            |index: usize| queue.get(index).is_some_and(|next| next.caller.kind == HoldKind::Read);
+        if read(0) && read(1) { queue.pop_front() } else { None }
+    }
+
+    /// Returns `true` if the head is a reader that has no answer yet.
+    pub(super) fn is_head_reading(&self) -> bool {
+        matches!(self.head, Head::Acquiring(_, HeadAnswer::None { reads: true }))
     }
 
     /// Removes a waiter, also one that is overdue. Returns `false` if it has become the head or was
@@ -154,7 +171,7 @@ impl WaitQueue {
             }
             Head::Held(lease) if !lease.remaining().is_zero() => return Some(TimedOut::Contended),
             Head::Held(_) | Head::None => return Some(TimedOut::HoldEnds),
-            Head::Acquiring(_, HeadAnswer::Pending) => None,
+            Head::Acquiring(_, HeadAnswer::None { .. } | HeadAnswer::Pending) => None,
             Head::Acquiring(signals, HeadAnswer::Failed(_) | HeadAnswer::Held(_)) => {
                 Some(signals.clone())
             }
@@ -240,7 +257,7 @@ impl WaitQueue {
     /// Marks the next request of a thread as on its way, if that is the head. A failure counts
     /// until there is a reply.
     pub(super) fn set_pending(&mut self, thread: &Waiter) {
-        if !matches!(self.head, Head::Acquiring(_, HeadAnswer::Failed(_))) {
+        if matches!(self.head, Head::Acquiring(_, HeadAnswer::Held(_))) {
             self.set(thread, HeadAnswer::Pending);
         }
     }
@@ -256,8 +273,9 @@ impl WaitQueue {
     }
 
     /// Makes a thread the head that is to get the lock.
-    pub(super) fn set_acquiring(&mut self, signals: &Arc<Signals>) {
-        self.head = Head::Acquiring(signals.clone(), HeadAnswer::Pending);
+    pub(super) fn set_acquiring(&mut self, signals: &Arc<Signals>, kind: HoldKind) {
+        let answer = HeadAnswer::None { reads: kind == HoldKind::Read };
+        self.head = Head::Acquiring(signals.clone(), answer);
     }
 
     /// Gives the head the hold that it has acquired from the store.

@@ -9,6 +9,7 @@
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
+use std::iter;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -22,7 +23,7 @@ use crate::local::wait_queue::{Handoffs, TimedOut, WaitQueue};
 use crate::local::waiter::{QueuedWaiter, Signal, Signals, Waiter};
 use crate::shrink::shrink;
 use crate::store::Store;
-use crate::store::hold::HoldId;
+use crate::store::hold::{HoldId, HoldKind};
 use crate::sync::{AtomicBool, Condvar, Mutex, MutexGuard, wait_while};
 
 /// Threads that want different locks should rarely meet here.
@@ -229,13 +230,26 @@ impl WaitQueues {
     }
 
     /// Removes the head, which has what it came for, but not for itself alone: those behind it may
-    /// have it too.
-    pub(crate) fn leave_head(&self, name: &Arc<str>) {
+    /// have it too. After a reader, another one may try along with the next head.
+    pub(crate) fn leave_head(&self, name: &Arc<str>, kind: HoldKind) {
         let mut shard = self.shard(name);
         if let Some(queue) = shard.get_mut(name) {
             signal_overdue(queue, || Signal::Outside);
+            if kind == HoldKind::Read {
+                signal_readers(queue, 1);
+            }
         }
         advance(&mut shard, name);
+    }
+
+    /// Lets two more readers try outside the queue, where one has just got the lock. So all that
+    /// wait have it after few round trips, and few ask in vain if a writer has come.
+    pub(crate) fn let_readers_try(&self, name: &Arc<str>) {
+        if let Some(queue) = self.shard(name).get_mut(name)
+            && queue.is_head_reading()
+        {
+            signal_readers(queue, 2);
+        }
     }
 
     /// Removes the head if this is its hold, which was released or lost.
@@ -319,11 +333,11 @@ fn push(
 ) -> (Waiter, Position) {
     let waiter = Waiter::new(name);
     let Some(queue) = shard.get_mut(name) else {
-        shard.insert(name.clone(), WaitQueue::new(&waiter));
+        shard.insert(name.clone(), WaitQueue::new(&waiter, caller.kind));
         return (waiter, Position::Head { after_release: false });
     };
     if !queue.has_head() {
-        queue.set_acquiring(&waiter.signals);
+        queue.set_acquiring(&waiter.signals, caller.kind);
         return (waiter, Position::Head { after_release: !queue.released().is_empty() });
     }
     queue.push(QueuedWaiter { caller: caller.clone(), endless, signals: waiter.signals.clone() });
@@ -344,6 +358,13 @@ fn advance(shard: &mut HashMap<Arc<str>, WaitQueue>, name: &Arc<str>) -> bool {
     };
     next.signals.send(Signal::Head { yields: false });
     true
+}
+
+/// Lets up to so many readers at the front try outside the queue.
+fn signal_readers(queue: &mut WaitQueue, count: usize) {
+    for reader in iter::from_fn(|| queue.take_reader()).take(count) {
+        reader.signals.send(Signal::Beside);
+    }
 }
 
 /// Tells the waiters whose time is over what the head has learned.
@@ -372,7 +393,6 @@ mod tests {
     use crate::local::end_notifier::EndNotifier;
     use crate::local::pending::tests::request;
     use crate::local::turn::{self, Turn, TurnLimit};
-    use crate::store::hold::HoldKind;
     use crate::store::memory::Memory;
     use std::thread;
     use std::time::Duration;
@@ -432,6 +452,58 @@ mod tests {
         assert!(matches!(turn(&queues, &third), Turn::Head { .. }));
         queues.give_up_head(&name(), None);
         assert!(is_empty(&queues));
+    }
+
+    /// Joins the queue for reading or for writing.
+    fn join_for(queues: &WaitQueues, kind: HoldKind) -> Waiter {
+        let caller = Caller::owned(&Config::default(), &LockOptions::default(), kind);
+        queues.join(&name(), &caller, false).expect("open").0
+    }
+
+    #[test]
+    fn readers_let_others_try_but_for_the_last_before_a_writer() {
+        use HoldKind::{Read, Write};
+        let queues = WaitQueues::default();
+        let _head = join_for(&queues, Read);
+        let waiters =
+            [Read, Read, Read, Read, Read, Write, Read].map(|kind| join_for(&queues, kind));
+        let turns = || {
+            let turns = waiters.iter().map(|waiter| {
+                match waiter.signals.receive(Some(end_of(Duration::ZERO))) {
+                    Some(Signal::Beside) => 'b',
+                    Some(Signal::Head { yields: false }) => 'h',
+                    None => '.',
+                    Some(other) => panic!("{other:?}"),
+                }
+            });
+            turns.collect::<String>()
+        };
+        queues.leave_head(&name(), Read);
+        assert_eq!(turns(), "bh.....");
+        queues.let_readers_try(&name());
+        assert_eq!(turns(), "..bb...");
+        queues.let_readers_try(&name());
+        assert_eq!(turns(), ".......", "the writer comes after the reader in front of it");
+        queues.leave_head(&name(), Read);
+        assert_eq!(turns(), "....h..");
+        queues.leave_head(&name(), Read);
+        assert_eq!(turns(), ".....h.");
+        queues.let_readers_try(&name());
+        queues.leave_head(&name(), Write);
+        assert_eq!(turns(), "......h");
+        queues.leave_head(&name(), Read);
+        assert!(is_empty(&queues));
+    }
+
+    #[test]
+    fn a_reader_that_waits_for_a_writer_keeps_those_behind_it() {
+        let queues = WaitQueues::default();
+        let head = join_for(&queues, HoldKind::Read);
+        let waiters = [(); 3].map(|()| join_for(&queues, HoldKind::Read));
+        queues.set_answer(&head, Ok(()));
+        queues.set_pending(&head);
+        queues.let_readers_try(&name());
+        assert!(waiters.iter().all(|waiter| waiter.signals.is_empty()));
     }
 
     #[test]
@@ -666,7 +738,8 @@ mod tests {
                                 queues.set_acquired(&lease);
                                 enter(&lease);
                             }
-                            Turn::TimedOut
+                            Turn::Beside
+                            | Turn::TimedOut
                             | Turn::Outside
                             | Turn::Failed(_)
                             | Turn::HandoffPending(_) => {}

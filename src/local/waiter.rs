@@ -50,6 +50,8 @@ impl QueuedWaiter {
 pub(super) enum Signal {
     /// Its next request was sent, and the reply is pending.
     AcquireSent(Box<SentAcquire<PendingReply<AcquireReply>>>),
+    /// A reader of this client has the lock: it may try too, outside the queue.
+    Beside,
     Cancelled,
     Closed,
     /// Its time is over, and another owner holds the lock.

@@ -1,14 +1,15 @@
 //! Read-write locks.
 
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use leasehold::{Client, Error, ReadGuard, RwLock, WriteGuard};
 
 use crate::support::child::{self, Child};
 use crate::support::{
-    LEASE, Quorum, SHORT, SOON, Server, Store, elsewhere, eventually, ms, patient, sleepy, stores,
-    throughout, timed,
+    LEASE, Quorum, SHORT, SOON, Server, Store, behind_proxy, elsewhere, eventually, ms, patient,
+    sleepy, stores, throughout, timed,
 };
 
 stores! {
@@ -30,6 +31,9 @@ stores! {
         a_writer_is_not_starved_by_readers_of_two_clients,
         a_reader_is_not_starved_by_writers_of_two_clients,
         a_release_wakes_all_readers_of_other_clients;
+    one server:
+        readers_that_come_together_do_not_wait_for_each_other,
+        readers_that_wait_for_a_writer_come_in_after_few_round_trips;
 }
 
 const fn is_shared_between_threads<T: Send + Sync + 'static>() {}
@@ -212,6 +216,44 @@ fn closing_ends_the_waits(store: &Store) {
     });
     assert!(matches!(lock.read(), Err(Error::Closed)));
     reader.unlock().unwrap();
+}
+
+const READERS: u32 = 32;
+const ROUND_TRIP: Duration = ms(100);
+
+/// Checks that readers, to each of which the server replies after a round trip, have the lock at
+/// the same time after far less than a round trip each.
+fn check_few_round_trips(server: &Server, meanwhile: impl FnOnce(&Client)) {
+    let (proxy, client) = behind_proxy(server, patient().pool_size(READERS));
+    let (lock, inside) = (client.rw_lock("a"), AtomicU32::new(0));
+    proxy.delay_replies(ROUND_TRIP);
+    thread::scope(|scope| {
+        for _ in 0..READERS {
+            scope.spawn(|| {
+                let guard = lock.read().unwrap();
+                inside.fetch_add(1, Ordering::SeqCst);
+                eventually(SOON, || inside.load(Ordering::SeqCst) == READERS);
+                guard.unlock().unwrap();
+            });
+        }
+        meanwhile(&client);
+        let all = || inside.load(Ordering::SeqCst) == READERS;
+        let ((), took) = timed(|| eventually(SOON, all));
+        assert!(took < ROUND_TRIP * READERS / 2, "{took:?}");
+    });
+}
+
+fn readers_that_come_together_do_not_wait_for_each_other(server: &Server) {
+    check_few_round_trips(server, |_| ());
+}
+
+fn readers_that_wait_for_a_writer_come_in_after_few_round_trips(server: &Server) {
+    let holder = server.open(patient());
+    let writer = holder.rw_lock("a").write().unwrap();
+    check_few_round_trips(server, |client| {
+        eventually(SOON, || client.stats().waiting == u64::from(READERS));
+        writer.unlock().unwrap();
+    });
 }
 
 #[test]

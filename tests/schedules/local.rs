@@ -101,7 +101,7 @@ impl Scene {
     /// without the lock.
     fn lock_and_unlock(&self, wait: Wait) -> Result<bool> {
         let lease = match self.acquire(wait)? {
-            None | Some(Turn::TimedOut | Turn::Outside | Turn::Failed(_)) => {
+            None | Some(Turn::Beside | Turn::TimedOut | Turn::Outside | Turn::Failed(_)) => {
                 return Ok(false);
             }
             Some(Turn::HandedOff(lease)) => lease,
