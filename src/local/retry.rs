@@ -10,6 +10,10 @@ use crate::config::Config;
 use crate::failure::{Failure, FailureKind};
 use crate::local::call::{CallTimes, Wait};
 
+/// The pauses after failures. They do not follow the backoff of the waiters, which is about a lock
+/// that is held: a server may be back soon, and no wake-up tells that.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(500));
+
 /// What limits a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RetryLimit {
@@ -97,7 +101,7 @@ impl RetryPolicy {
             disconnects: 0,
             silences: 0,
             in_doubt: false,
-            backoff: Backoff::new(config.backoff),
+            backoff: Backoff::new(PAUSES),
         }
     }
 
