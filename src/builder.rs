@@ -143,8 +143,8 @@ impl Builder {
     /// Sets the shortest and the longest pause between two attempts at a lock that is held, in case
     /// no wake-up ends the pause. Pauses grow at random between the two ([decorrelated
     /// jitter](https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/)) and end
-    /// no later than the holder's lease. Attempts that fail are repeated at a pace of their own, with
-    /// pauses of at most 500 ms.
+    /// no later than the holder's lease. Attempts that fail are repeated at a pace of their own,
+    /// with pauses of at most 500 ms.
     ///
     /// Defaults to 5 ms and 500 ms.
     pub fn backoff(mut self, min: Duration, max: Duration) -> Self {
