@@ -58,8 +58,8 @@ fn main() {
         far.own_names(threads, ", 1 ms away");
     }
     near.mechanisms();
-    near.readers("");
-    far.readers(", 1 ms away");
+    near.sharers("");
+    far.sharers(", 1 ms away");
     near.one_name();
     setting::print_end(&server);
 }
@@ -110,21 +110,33 @@ impl Place<'_> {
         );
     }
 
-    /// What readers of one name, who need not wait for one another, cost beside locks of their own.
-    fn readers(&self, distance: &str) {
+    /// What threads that share one name, and need not wait for one another, cost beside locks of
+    /// their own.
+    fn sharers(&self, distance: &str) {
         const THREADS: usize = 32;
         let client = Client::builder().open(&self.url).expect("it answers");
-        let cycle = move |_| {
+        let semaphores = client.clone();
+        let read = move |_| {
             let lock = client.rw_lock("read");
             move || drop(lock.read().expect("the server answers"))
         };
-        let turn = Box::new(move || self.work(THREADS, &cycle));
-        let readers = Rival { name: "32 readers of one name".into(), goal: None, turn };
-        let mutexes = self.locks("32 mutexes of 32 names", Client::builder(), THREADS, 1, None);
+        let take_permit = move |_| {
+            let semaphore = semaphores.semaphore("permits", 32);
+            move || drop(semaphore.acquire().expect("the server answers"))
+        };
+        let rival = |name: &str, turn| Rival { name: name.into(), goal: None, turn };
         self.compare(
             &format!("32 threads{distance}"),
             true,
-            &[self.raw(THREADS), mutexes, readers],
+            &[
+                self.raw(THREADS),
+                self.locks("32 mutexes of 32 names", Client::builder(), THREADS, 1, None),
+                rival("32 readers of one name", Box::new(|| self.work(THREADS, &read))),
+                rival(
+                    "32 of 32 permits of one name",
+                    Box::new(|| self.work(THREADS, &take_permit)),
+                ),
+            ],
         );
     }
 

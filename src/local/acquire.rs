@@ -17,12 +17,14 @@ use crate::error::{Error, Result};
 use crate::event::Event;
 use crate::failure::Failure;
 use crate::local::attempt::{Arrival, Attempt, NewHold, Tried, report_contended};
+use crate::local::beside;
 use crate::local::call::{Caller, Wait};
 use crate::local::lease::Lease;
 use crate::local::reentrancy::{self, Level};
 use crate::local::retry::{Backoff, is_outage};
 use crate::local::shared::Shared;
 use crate::local::turn::{self, Turn, TurnLimit};
+use crate::local::wait_queue::Place;
 use crate::local::wait_queues::{Position, WaitQueues};
 use crate::local::waiter::Waiter;
 use crate::spans::CallSpan;
@@ -42,7 +44,7 @@ pub(super) struct LockCall<'a> {
 enum Start {
     /// At the head of the queue.
     AtHead(Arrival),
-    /// With one attempt outside the queue, as one of several readers.
+    /// With one attempt outside the queue, as one of several that may succeed.
     Beside,
     /// With the lock, which was handed off to it.
     HandedOff(Arc<Lease>),
@@ -134,15 +136,20 @@ impl LockCall<'_> {
 
     /// Acquires the lock, and reports nothing but contention.
     pub(super) fn acquire(&self) -> Result<Option<Arc<Lease>>> {
+        let mut place = Place::Last;
         loop {
             let mut cancellable = None;
-            let Some((waiter, start)) = self.queue(&mut cancellable)? else { return Ok(None) };
+            let Some((waiter, start)) = self.queue(place, &mut cancellable)? else {
+                return Ok(None);
+            };
             match start {
                 Start::AtHead(arrival) => return self.acquire_at_head(&waiter, arrival),
                 Start::Beside => {
-                    if let Some(lease) = self.acquire_beside()? {
+                    let attempt = self.attempt(self.first_arrival());
+                    if let Some(lease) = beside::acquire(attempt, self.name, self.caller.kind)? {
                         return Ok(Some(lease));
                     }
+                    place = Place::First;
                 }
                 Start::HandedOff(lease) => return Ok(Some(lease)),
                 Start::Outside => return self.acquire_outside(&waiter),
@@ -154,7 +161,7 @@ impl LockCall<'_> {
     fn acquire_outside(&self, waiter: &Waiter) -> Result<Option<Arc<Lease>>> {
         let mut attempt = self.attempt(self.first_arrival());
         match try_until_acquired(&mut attempt, waiter) {
-            Ok(NewHold::Acquired(lease) | NewHold::HandedOff(lease)) => Ok(Some(lease)),
+            Ok(NewHold::Acquired { lease, .. } | NewHold::HandedOff(lease)) => Ok(Some(lease)),
             Err(stopped) => {
                 attempt.clean_up();
                 stopped.into_result(self.name)
@@ -162,36 +169,21 @@ impl LockCall<'_> {
         }
     }
 
-    /// As one of several readers, makes one attempt outside the queue. `None` if the thread has to
-    /// wait in it again, for a writer or for the server.
-    fn acquire_beside(&self) -> Result<Option<Arc<Lease>>> {
-        self.queues().check_open()?;
-        let mut attempt = self.attempt(self.first_arrival());
-        let outcome = match attempt.run(None) {
-            Ok(Tried::Acquired(NewHold::Acquired(lease) | NewHold::HandedOff(lease))) => {
-                self.queues().let_readers_try(self.name);
-                return Ok(Some(lease));
-            }
-            Ok(Tried::Held { .. }) => Ok(None),
-            Err(mut failure) => match attempt.retry.pause_after(&mut failure) {
-                Some(_) => Ok(None),
-                None => Err(failure.into_error("acquire", self.name)),
-            },
-        };
-        attempt.clean_up();
-        outcome
-    }
-
     fn first_arrival(&self) -> Arrival {
         Arrival::First { after_release: !self.queues().released(self.name).is_empty() }
     }
 
-    /// Waits behind the other threads of this client. `None` if the wait is over before.
-    fn queue(&self, cancellable: &mut Option<CancellableWait>) -> Result<Option<(Waiter, Start)>> {
+    /// Waits behind the other threads of this client, or those that came before. `None` if the wait
+    /// is over before.
+    fn queue(
+        &self,
+        place: Place,
+        cancellable: &mut Option<CancellableWait>,
+    ) -> Result<Option<(Waiter, Start)>> {
         let Self { shared, name, caller, wait, contended } = self;
         let queues = shared.queues(caller.kind);
         let (waiter, position) = if *wait != Wait::No {
-            queues.join(name, caller, *wait == Wait::Endless)?
+            queues.join(name, caller, *wait == Wait::Endless, place)?
         } else if let Some(joined) = queues.try_join(name, caller)? {
             joined
         } else if queues.holder(name).is_some_and(|lease| shared.is_valid(&lease)) {
@@ -238,11 +230,11 @@ impl LockCall<'_> {
         let head = self.head();
         let mut attempt = self.attempt(arrival);
         match try_until_acquired(&mut attempt, waiter) {
-            Ok(NewHold::Acquired(lease)) if self.caller.kind != HoldKind::Lock => {
-                head.leave(self.caller.kind);
+            Ok(NewHold::Acquired { lease, room }) if self.caller.kind != HoldKind::Lock => {
+                head.leave(self.caller.kind, room);
                 Ok(Some(lease))
             }
-            Ok(NewHold::Acquired(lease)) => {
+            Ok(NewHold::Acquired { lease, .. }) => {
                 head.keep();
                 self.queues().set_acquired(&lease);
                 Ok(Some(lease))
@@ -374,9 +366,9 @@ impl QueueHead<'_> {
     }
 
     /// Makes the next thread the head, which may have the lock as well.
-    fn leave(mut self, kind: HoldKind) {
+    fn leave(mut self, kind: HoldKind, room: u32) {
         self.kept = true;
-        self.queues.leave_head(self.name, kind);
+        self.queues.leave_head(self.name, kind, room);
     }
 
     /// Returns `true` if another thread is at the head now.

@@ -60,7 +60,11 @@ pub(super) enum Tried {
 
 /// A hold, and how the thread has got it.
 pub(super) enum NewHold {
-    Acquired(Arc<Lease>),
+    Acquired {
+        lease: Arc<Lease>,
+        /// How many more such holds there may be now.
+        room: u32,
+    },
     HandedOff(Arc<Lease>),
 }
 
@@ -156,8 +160,9 @@ impl<'a> Attempt<'a> {
             };
             let sent = answered.sent;
             match self.record_reply(answered) {
-                Ok(AcquireReply::Acquired { fence }) => {
-                    return Ok(Tried::Acquired(NewHold::Acquired(self.begin_hold(fence, sent))));
+                Ok(AcquireReply::Acquired { fence, room }) => {
+                    let lease = self.begin_hold(fence, sent);
+                    return Ok(Tried::Acquired(NewHold::Acquired { lease, room }));
                 }
                 Ok(AcquireReply::Held { .. } | AcquireReply::Unknown { .. })
                     if self.confirm_releases()? => {}

@@ -8,6 +8,7 @@
 pub(crate) mod acquire;
 pub(crate) mod acquire_all;
 pub(crate) mod attempt;
+mod beside;
 pub(crate) mod call;
 pub(crate) mod counters;
 mod due_channel;

@@ -17,7 +17,7 @@ use crate::local::waiter::{Signal, Waiter};
 /// How the wait behind other threads has ended.
 #[derive(Debug)]
 pub(crate) enum Turn {
-    /// With one attempt outside the queue: another reader of this client has the lock.
+    /// With one attempt outside the queue: there is room for this thread as well as for the head.
     Beside,
     /// The server cannot be reached, as the thread in front has found out.
     Failed(Failure),

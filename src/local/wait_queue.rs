@@ -58,10 +58,19 @@ enum HeadAnswer {
     Failed(Box<(Failure, Instant)>),
     /// Another owner held the lock, said a reply that came then.
     Held(Instant),
-    /// Nothing yet: its first request is on its way.
-    None { reads: bool },
-    /// Nothing new: another request is on its way.
-    Pending,
+    /// Nothing yet: the request is on its way.
+    Pending {
+        /// Whether others may get what they want as well as the head, as far as is known.
+        shares: bool,
+    },
+}
+
+/// Where a thread joins the queue, behind the head.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Place {
+    /// It was in front before.
+    First,
+    Last,
 }
 
 /// What becomes of a waiter whose time is over.
@@ -82,6 +91,8 @@ struct Waiters {
     queue: VecDeque<QueuedWaiter>,
     /// Those that have left it, and wait only for what the head learns next.
     overdue: Vec<Arc<Signals>>,
+    /// How many were let try beside the head, and have no answer yet.
+    beside: u32,
     handoffs: Handoffs,
 }
 
@@ -112,8 +123,12 @@ impl WaitQueue {
         Self { head: Head::None, released: vec![released.clone()], waiters: None }
     }
 
-    pub(super) fn push(&mut self, waiter: QueuedWaiter) {
-        self.waiters.get_or_insert_default().queue.push_back(waiter);
+    pub(super) fn push(&mut self, waiter: QueuedWaiter, place: Place) {
+        let queue = &mut self.waiters.get_or_insert_default().queue;
+        match place {
+            Place::First => queue.push_front(waiter),
+            Place::Last => queue.push_back(waiter),
+        }
     }
 
     /// Returns the signals of the waiters and of those that are overdue.
@@ -130,18 +145,31 @@ impl WaitQueue {
         Some(next)
     }
 
-    /// Removes and returns the first waiter if it and the next are readers: the last reader before
-    /// a writer keeps its place, so that the writer comes after it.
-    pub(super) fn take_reader(&mut self) -> Option<QueuedWaiter> {
-        let queue = &mut self.waiters.as_mut()?.queue;
-        let read =
-            |index: usize| queue.get(index).is_some_and(|next| next.caller.kind == HoldKind::Read);
-        if read(0) && read(1) { queue.pop_front() } else { None }
+    /// Removes and returns the first waiters, which may try beside the head where there is `room`
+    /// for so many holds of a kind. One of them stays to be the head after this one, so that who
+    /// wants another kind, and comes after them, does not ask before.
+    pub(super) fn let_try_beside(&mut self, kind: HoldKind, room: u32) -> Vec<QueuedWaiter> {
+        let Some(Waiters { queue, beside, .. }) = self.waiters.as_deref_mut() else {
+            return Vec::new();
+        };
+        let alike = queue.iter().take_while(|waiter| waiter.caller.kind.shares_with(kind)).count();
+        // The head, and others who were let try, may still get what is free.
+        let room = room.saturating_sub(*beside).saturating_sub(1);
+        let count = alike.saturating_sub(1).min(usize::try_from(room).unwrap_or(usize::MAX));
+        *beside = beside.saturating_add(u32::try_from(count).unwrap_or(u32::MAX));
+        queue.drain(..count).collect()
     }
 
-    /// Returns `true` if the head is a reader that has no answer yet.
-    pub(super) fn is_head_reading(&self) -> bool {
-        matches!(self.head, Head::Acquiring(_, HeadAnswer::None { reads: true }))
+    /// Returns `true` if the head wants what it can share, and was not refused it.
+    pub(super) fn does_head_share(&self) -> bool {
+        matches!(self.head, Head::Acquiring(_, HeadAnswer::Pending { shares: true }))
+    }
+
+    /// Notes that one of these has its answer.
+    pub(super) fn end_beside(&mut self) {
+        if let Some(waiters) = &mut self.waiters {
+            waiters.beside = waiters.beside.saturating_sub(1);
+        }
     }
 
     /// Removes a waiter, also one that is overdue. Returns `false` if it has become the head or was
@@ -171,7 +199,7 @@ impl WaitQueue {
             }
             Head::Held(lease) if !lease.remaining().is_zero() => return Some(TimedOut::Contended),
             Head::Held(_) | Head::None => return Some(TimedOut::HoldEnds),
-            Head::Acquiring(_, HeadAnswer::None { .. } | HeadAnswer::Pending) => None,
+            Head::Acquiring(_, HeadAnswer::Pending { .. }) => None,
             Head::Acquiring(signals, HeadAnswer::Failed(_) | HeadAnswer::Held(_)) => {
                 Some(signals.clone())
             }
@@ -258,7 +286,7 @@ impl WaitQueue {
     /// until there is a reply.
     pub(super) fn set_pending(&mut self, thread: &Waiter) {
         if matches!(self.head, Head::Acquiring(_, HeadAnswer::Held(_))) {
-            self.set(thread, HeadAnswer::Pending);
+            self.set(thread, HeadAnswer::Pending { shares: false });
         }
     }
 
@@ -274,7 +302,7 @@ impl WaitQueue {
 
     /// Makes a thread the head that is to get the lock.
     pub(super) fn set_acquiring(&mut self, signals: &Arc<Signals>, kind: HoldKind) {
-        let answer = HeadAnswer::None { reads: kind == HoldKind::Read };
+        let answer = HeadAnswer::Pending { shares: kind.shares_with(kind) };
         self.head = Head::Acquiring(signals.clone(), answer);
     }
 

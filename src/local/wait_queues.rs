@@ -9,7 +9,6 @@
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
-use std::iter;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -19,7 +18,7 @@ use crate::error::{Error, Result};
 use crate::failure::Failure;
 use crate::local::call::Caller;
 use crate::local::lease::Lease;
-use crate::local::wait_queue::{Handoffs, TimedOut, WaitQueue};
+use crate::local::wait_queue::{Handoffs, Place, TimedOut, WaitQueue};
 use crate::local::waiter::{QueuedWaiter, Signal, Signals, Waiter};
 use crate::shrink::shrink;
 use crate::store::Store;
@@ -101,19 +100,20 @@ impl WaitQueues {
         if shard.get(name).is_some_and(WaitQueue::has_head) {
             return Ok(None);
         }
-        Ok(Some(push(&mut shard, name, caller, false)))
+        Ok(Some(push(&mut shard, name, caller, false, Place::Last)))
     }
 
-    /// Joins a queue as its last thread.
+    /// Joins a queue.
     pub(crate) fn join(
         &self,
         name: &Arc<str>,
         caller: &Caller,
         endless: bool,
+        place: Place,
     ) -> Result<(Waiter, Position)> {
         let mut shard = self.shard(name);
         self.check_open()?;
-        Ok(push(&mut shard, name, caller, endless))
+        Ok(push(&mut shard, name, caller, endless, place))
     }
 
     /// Decides on a waiter whose time is over, and which has come at `joined`. `None` if it has
@@ -229,26 +229,26 @@ impl WaitQueues {
         advance(&mut shard, name)
     }
 
-    /// Removes the head, which has what it came for, but not for itself alone: those behind it may
-    /// have it too. After a reader, another one may try along with the next head.
-    pub(crate) fn leave_head(&self, name: &Arc<str>, kind: HoldKind) {
+    /// Removes the head, which has what it came for, but not for itself alone: there is `room` for
+    /// so many more of the kind. As many waiters of that kind may try at once, one of them as the
+    /// next head.
+    pub(crate) fn leave_head(&self, name: &Arc<str>, kind: HoldKind, room: u32) {
         let mut shard = self.shard(name);
         if let Some(queue) = shard.get_mut(name) {
             signal_overdue(queue, || Signal::Outside);
-            if kind == HoldKind::Read {
-                signal_readers(queue, 1);
-            }
+            signal_beside(queue, kind, room);
         }
         advance(&mut shard, name);
     }
 
-    /// Lets two more readers try outside the queue, where one has just got the lock. So all that
-    /// wait have it after few round trips, and few ask in vain if a writer has come.
-    pub(crate) fn let_readers_try(&self, name: &Arc<str>) {
-        if let Some(queue) = self.shard(name).get_mut(name)
-            && queue.is_head_reading()
-        {
-            signal_readers(queue, 2);
+    /// Notes that a thread which was let try beside the head has its answer, and for how many more
+    /// of the kind there is `room`.
+    pub(crate) fn end_beside(&self, name: &str, kind: HoldKind, room: u32) {
+        if let Some(queue) = self.shard(name).get_mut(name) {
+            queue.end_beside();
+            if queue.does_head_share() {
+                signal_beside(queue, kind, room);
+            }
         }
     }
 
@@ -330,6 +330,7 @@ fn push(
     name: &Arc<str>,
     caller: &Caller,
     endless: bool,
+    place: Place,
 ) -> (Waiter, Position) {
     let waiter = Waiter::new(name);
     let Some(queue) = shard.get_mut(name) else {
@@ -340,7 +341,8 @@ fn push(
         queue.set_acquiring(&waiter.signals, caller.kind);
         return (waiter, Position::Head { after_release: !queue.released().is_empty() });
     }
-    queue.push(QueuedWaiter { caller: caller.clone(), endless, signals: waiter.signals.clone() });
+    let signals = waiter.signals.clone();
+    queue.push(QueuedWaiter { caller: caller.clone(), endless, signals }, place);
     (waiter, Position::Behind)
 }
 
@@ -360,10 +362,10 @@ fn advance(shard: &mut HashMap<Arc<str>, WaitQueue>, name: &Arc<str>) -> bool {
     true
 }
 
-/// Lets up to so many readers at the front try outside the queue.
-fn signal_readers(queue: &mut WaitQueue, count: usize) {
-    for reader in iter::from_fn(|| queue.take_reader()).take(count) {
-        reader.signals.send(Signal::Beside);
+/// Lets waiters try beside the head.
+fn signal_beside(queue: &mut WaitQueue, kind: HoldKind, room: u32) {
+    for waiter in queue.let_try_beside(kind, room) {
+        waiter.signals.send(Signal::Beside);
     }
 }
 
@@ -414,7 +416,7 @@ mod tests {
 
     /// Joins the queue. Returns `true` as well at its head.
     fn join(queues: &WaitQueues) -> (Waiter, bool) {
-        let (waiter, position) = queues.join(&name(), &caller(), false).expect("open");
+        let (waiter, position) = queues.join(&name(), &caller(), false, Place::Last).expect("open");
         (waiter, matches!(position, Position::Head { .. }))
     }
 
@@ -457,53 +459,83 @@ mod tests {
     /// Joins the queue for reading or for writing.
     fn join_for(queues: &WaitQueues, kind: HoldKind) -> Waiter {
         let caller = Caller::owned(&Config::default(), &LockOptions::default(), kind);
-        queues.join(&name(), &caller, false).expect("open").0
+        queues.join(&name(), &caller, false, Place::Last).expect("open").0
+    }
+
+    /// What each of the waiters is told: to try beside the head, or as the head.
+    fn told(waiters: &[Waiter]) -> String {
+        let now = || Some(end_of(Duration::ZERO));
+        let told = waiters.iter().map(|waiter| match waiter.signals.receive(now()) {
+            Some(Signal::Beside) => 'b',
+            Some(Signal::Head { yields: false }) => 'h',
+            None => '.',
+            Some(other) => panic!("{other:?}"),
+        });
+        told.collect()
     }
 
     #[test]
-    fn readers_let_others_try_but_for_the_last_before_a_writer() {
+    fn readers_try_at_once_and_a_writer_after_them() {
         use HoldKind::{Read, Write};
         let queues = WaitQueues::default();
         let _head = join_for(&queues, Read);
-        let waiters =
-            [Read, Read, Read, Read, Read, Write, Read].map(|kind| join_for(&queues, kind));
-        let turns = || {
-            let turns = waiters.iter().map(|waiter| {
-                match waiter.signals.receive(Some(end_of(Duration::ZERO))) {
-                    Some(Signal::Beside) => 'b',
-                    Some(Signal::Head { yields: false }) => 'h',
-                    None => '.',
-                    Some(other) => panic!("{other:?}"),
-                }
-            });
-            turns.collect::<String>()
-        };
-        queues.leave_head(&name(), Read);
-        assert_eq!(turns(), "bh.....");
-        queues.let_readers_try(&name());
-        assert_eq!(turns(), "..bb...");
-        queues.let_readers_try(&name());
-        assert_eq!(turns(), ".......", "the writer comes after the reader in front of it");
-        queues.leave_head(&name(), Read);
-        assert_eq!(turns(), "....h..");
-        queues.leave_head(&name(), Read);
-        assert_eq!(turns(), ".....h.");
-        queues.let_readers_try(&name());
-        queues.leave_head(&name(), Write);
-        assert_eq!(turns(), "......h");
-        queues.leave_head(&name(), Read);
+        let waiters = [Read, Read, Read, Write, Read, Read].map(|kind| join_for(&queues, kind));
+        queues.leave_head(&name(), Read, u32::MAX);
+        assert_eq!(told(&waiters), "bbh...");
+        queues.end_beside(&name(), Read, u32::MAX);
+        queues.leave_head(&name(), Read, u32::MAX);
+        assert_eq!(told(&waiters), "...h..");
+        queues.end_beside(&name(), Read, u32::MAX);
+        assert_eq!(told(&waiters), "......", "the writer is at the head now");
+        queues.leave_head(&name(), Write, u32::MAX);
+        assert_eq!(told(&waiters), "....h.", "not before one of them has been let in");
+        // Other clients wait.
+        queues.leave_head(&name(), Read, 0);
+        assert_eq!(told(&waiters), ".....h");
+        queues.leave_head(&name(), Read, u32::MAX);
         assert!(is_empty(&queues));
     }
 
     #[test]
-    fn a_reader_that_waits_for_a_writer_keeps_those_behind_it() {
+    fn so_many_try_at_once_as_there_is_room_for() {
+        let permit = HoldKind::Permit { of: 9 };
+        let queues = WaitQueues::default();
+        let _head = join_for(&queues, permit);
+        let waiters = [permit; 9].map(|kind| join_for(&queues, kind));
+        queues.leave_head(&name(), permit, 0);
+        assert_eq!(told(&waiters), "h........");
+        queues.leave_head(&name(), permit, 3);
+        assert_eq!(told(&waiters), ".bbh.....");
+        // The two may still get what the head has seen free.
+        queues.leave_head(&name(), permit, 3);
+        assert_eq!(told(&waiters), "....h....");
+        queues.end_beside(&name(), permit, 2);
+        assert_eq!(told(&waiters), ".........", "for the other one and the head");
+        queues.end_beside(&name(), permit, 2);
+        assert_eq!(told(&waiters), ".....b...");
+    }
+
+    #[test]
+    fn nobody_tries_beside_a_head_that_was_refused() {
         let queues = WaitQueues::default();
         let head = join_for(&queues, HoldKind::Read);
         let waiters = [(); 3].map(|()| join_for(&queues, HoldKind::Read));
         queues.set_answer(&head, Ok(()));
         queues.set_pending(&head);
-        queues.let_readers_try(&name());
-        assert!(waiters.iter().all(|waiter| waiter.signals.is_empty()));
+        queues.end_beside(&name(), HoldKind::Read, u32::MAX);
+        assert_eq!(told(&waiters), "...");
+    }
+
+    #[test]
+    fn who_has_tried_in_vain_goes_before_those_who_came_later() {
+        let permit = HoldKind::Permit { of: 9 };
+        let queues = WaitQueues::default();
+        let _head = join_for(&queues, permit);
+        let later = join_for(&queues, permit);
+        let caller = Caller::owned(&Config::default(), &LockOptions::default(), permit);
+        let (first, _) = queues.join(&name(), &caller, false, Place::First).expect("open");
+        queues.leave_head(&name(), permit, 1);
+        assert_eq!(told(&[first, later]), "h.");
     }
 
     #[test]
@@ -619,7 +651,7 @@ mod tests {
         let queues = WaitQueues::default();
         let (head, first) = join(&queues);
         assert!(first);
-        let (endless, _) = queues.join(&name(), &caller(), true).expect("open");
+        let (endless, _) = queues.join(&name(), &caller(), true, Place::Last).expect("open");
         let (limited, _) = join(&queues);
         let source = std::io::Error::other("test");
         let failure = Failure::io(crate::failure::FailureKind::Timeout, &Arc::from("here"), source);
@@ -776,7 +808,7 @@ mod tests {
         for waiter in [second, third] {
             assert!(matches!(turn::wait(&queues, &waiter, None), Err(Error::Closed)));
         }
-        assert!(matches!(queues.join(&name(), &caller(), true), Err(Error::Closed)));
+        assert!(matches!(queues.join(&name(), &caller(), true, Place::Last), Err(Error::Closed)));
         queues.give_up_head(&name(), None);
         assert!(is_empty(&queues));
     }

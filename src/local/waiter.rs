@@ -50,7 +50,7 @@ impl QueuedWaiter {
 pub(super) enum Signal {
     /// Its next request was sent, and the reply is pending.
     AcquireSent(Box<SentAcquire<PendingReply<AcquireReply>>>),
-    /// A reader of this client has the lock: it may try too, outside the queue.
+    /// There is room for it as well as for the head: it may try outside the queue.
     Beside,
     Cancelled,
     Closed,

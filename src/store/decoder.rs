@@ -70,12 +70,14 @@ fn hold_reply(reply: &Value) -> Option<HoldReply> {
 
 fn acquire_reply(reply: &Value) -> Option<AcquireReply> {
     if let Some(fence) = token(reply) {
-        return Some(AcquireReply::Acquired { fence });
+        return Some(AcquireReply::Acquired { fence, room: u32::MAX });
     }
     let Value::Array(parts) = reply else { return None };
     match parts[..] {
-        // A permit has no token.
-        [Value::Int(1), Value::Int(0)] => Some(AcquireReply::Acquired { fence: 0 }),
+        [Value::Int(1), Value::Int(fence), Value::Int(room)] => Some(AcquireReply::Acquired {
+            fence: u64::try_from(fence).ok()?,
+            room: u32::try_from(room).ok()?,
+        }),
         [Value::Int(0), Value::Int(millis)] => Some(AcquireReply::Held {
             remaining: u64::try_from(millis).ok().map(Duration::from_millis),
         }),

@@ -16,6 +16,16 @@ pub(crate) enum HoldKind {
     Write,
 }
 
+impl HoldKind {
+    /// Returns `true` if holds of the two kinds may exist at the same time.
+    pub(crate) fn shares_with(self, other: Self) -> bool {
+        matches!(
+            (self, other),
+            (Self::Permit { .. }, Self::Permit { .. }) | (Self::Read, Self::Read)
+        )
+    }
+}
+
 /// The identity of one hold of one lock. No other hold ever has the same id.
 #[derive(Clone)]
 pub(crate) struct HoldId {

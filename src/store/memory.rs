@@ -74,7 +74,8 @@ impl Locks {
         let overtakes = !waits && self.waited_for.contains(&hold.name);
         if let Some(held) = self.held_by(hold) {
             held.ends = now.after(lease);
-            return Ok(AcquireReply::Acquired { fence: held.fence });
+            let room = room_beside(hold.kind, usize::MAX);
+            return Ok(AcquireReply::Acquired { fence: held.fence, room });
         }
         let holds = self.held(&hold.name);
         if holds.iter().any(|held| !are_of_one_type(held.id.kind, hold.kind)) {
@@ -89,6 +90,7 @@ impl Locks {
             HoldKind::Permit { of } if holds.len() < of as usize => None,
             HoldKind::Permit { .. } => ends.by_ref().min(),
         };
+        let room = room_beside(hold.kind, holds.len());
         if waits && hold.kind != HoldKind::Lock {
             match end {
                 Some(_) => self.waited_for.insert(hold.name.clone()),
@@ -98,7 +100,7 @@ impl Locks {
         Ok(match end {
             Some(end) => AcquireReply::Held { remaining: Some(end.since(now)) },
             None if overtakes => AcquireReply::Held { remaining: None },
-            None => AcquireReply::Acquired { fence: self.begin(hold, lease) },
+            None => AcquireReply::Acquired { fence: self.begin(hold, lease), room },
         })
     }
 
@@ -163,6 +165,16 @@ impl Locks {
     }
 }
 
+/// Returns how many holds there may be beside a new one and so many others.
+fn room_beside(kind: HoldKind, others: usize) -> u32 {
+    match kind {
+        HoldKind::Permit { of } => {
+            of.saturating_sub(u32::try_from(others).unwrap_or(of)).saturating_sub(1)
+        }
+        HoldKind::Lock | HoldKind::Read | HoldKind::Write => u32::MAX,
+    }
+}
+
 /// Returns `true` if a key of Redis could have both.
 fn are_of_one_type(one: HoldKind, other: HoldKind) -> bool {
     let kind = |kind| match kind {
@@ -195,7 +207,7 @@ impl Store for Memory {
         let mut fences = Vec::with_capacity(holds.len());
         for hold in holds {
             match locks.acquire(Acquire { hold, lease, registration, deadline })? {
-                AcquireReply::Acquired { fence } => fences.push(fence),
+                AcquireReply::Acquired { fence, .. } => fences.push(fence),
                 AcquireReply::Held { .. } | AcquireReply::Unknown { .. } => {}
             }
         }

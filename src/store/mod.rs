@@ -150,7 +150,7 @@ fn acquire_one(
     let [hold] = holds else { return Ok(AcquireAllReply::Unknown { index: 0 }) };
     let registration = Registration::None;
     Ok(match store.acquire(Acquire { hold, lease, registration, deadline })? {
-        AcquireReply::Acquired { fence } => AcquireAllReply::Acquired { fences: vec![fence] },
+        AcquireReply::Acquired { fence, .. } => AcquireAllReply::Acquired { fences: vec![fence] },
         AcquireReply::Held { .. } => AcquireAllReply::Held { index: 0 },
         AcquireReply::Unknown { .. } => AcquireAllReply::Unknown { index: 0 },
     })

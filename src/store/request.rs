@@ -44,8 +44,9 @@ pub(crate) struct WaitingClient<'a> {
 /// The reply to a request for a hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AcquireReply {
-    /// The hold exists now.
-    Acquired { fence: u64 },
+    /// The hold exists now, and so many more may exist at the same time, as far as is known:
+    /// [`u32::MAX`] of a side that readers share and no client waits for. Of no meaning for locks.
+    Acquired { fence: u64, room: u32 },
     /// Another owner holds the lock, for this long unless it renews; `None` if that is not known.
     Held { remaining: Option<Duration> },
     /// As `Held`, but one of several servers has not replied: the hold may exist there, or come to.

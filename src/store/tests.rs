@@ -89,7 +89,7 @@ fn acquire(
 /// Takes the lock, which must be free, and returns the token.
 fn must_acquire(store: &dyn Store, hold: &HoldId) -> u64 {
     match acquire(store, hold, Registration::None).expect("a reply") {
-        AcquireReply::Acquired { fence } => fence,
+        AcquireReply::Acquired { fence, .. } => fence,
         reply => panic!("{reply:?}"),
     }
 }
@@ -294,7 +294,7 @@ fn a_kept_lock_is_free_when_its_time_is_over(store: &dyn Store) {
     let mut next = None;
     eventually(|| {
         // Servers of a quorum free it one after the other.
-        if let AcquireReply::Acquired { fence } =
+        if let AcquireReply::Acquired { fence, .. } =
             acquire(store, &hold(2), Registration::None).expect("a reply")
         {
             next = Some(fence);

@@ -1,14 +1,14 @@
 //! Semaphores.
 
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 use std::thread;
 
 use leasehold::{Client, Error, Permit, Semaphore};
 
 use crate::support::child::{self, Child};
 use crate::support::{
-    LEASE, Quorum, SHORT, SOON, Server, Store, elsewhere, eventually, ms, patient, sleepy, stores,
-    throughout, timed,
+    LEASE, Quorum, SHORT, SOON, Server, Store, behind_proxy, elsewhere, eventually, ms, patient,
+    sleepy, stores, throughout, timed,
 };
 
 stores! {
@@ -26,6 +26,8 @@ stores! {
         clients_never_exceed_the_permits_together,
         a_release_wakes_as_many_clients_as_permits_are_free,
         a_newcomer_does_not_overtake_a_waiting_client;
+    one server:
+        threads_take_free_permits_in_few_round_trips;
 }
 
 const fn is_shared_between_threads<T: Send + Sync + 'static>() {}
@@ -69,6 +71,28 @@ fn threads_get_permits_in_the_order_in_which_they_ask(store: &Store) {
         permit.release().unwrap();
     });
     assert_eq!(*order.lock(), [0, 1, 2, 3, 4]);
+}
+
+/// The server replies to each of them after a round trip.
+fn threads_take_free_permits_in_few_round_trips(server: &Server) {
+    const THREADS: u32 = 32;
+    let round_trip = ms(100);
+    let (proxy, client) = behind_proxy(server, patient().pool_size(THREADS));
+    let (semaphore, inside) = (client.semaphore("a", THREADS), AtomicU32::new(0));
+    let all = || inside.load(Ordering::SeqCst) == THREADS;
+    proxy.delay_replies(round_trip);
+    let ((), took) = timed(|| {
+        thread::scope(|scope| {
+            for _ in 0..THREADS {
+                scope.spawn(|| {
+                    let _permit = semaphore.acquire().unwrap();
+                    inside.fetch_add(1, Ordering::SeqCst);
+                    eventually(SOON, all);
+                });
+            }
+        });
+    });
+    assert!(took < round_trip * THREADS / 2, "{took:?}");
 }
 
 fn many_threads_never_exceed_the_permits(store: &Store) {

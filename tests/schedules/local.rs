@@ -23,6 +23,7 @@ use crate::local::lease::Lease;
 use crate::local::pending::PendingHandoff;
 use crate::local::pending::tests::{request, sent};
 use crate::local::turn::{self, Turn, TurnLimit};
+use crate::local::wait_queue::Place;
 use crate::local::wait_queues::{Position, WaitQueues};
 use crate::local::waiter::{Signal, Waiter};
 use crate::store::hold::{HoldId, HoldKind};
@@ -127,7 +128,7 @@ impl Scene {
     fn acquire(&self, wait: Wait) -> Result<Option<Turn>> {
         let (queues, caller) = (&self.queues, caller());
         let (waiter, position) = if wait != Wait::No {
-            queues.join(&self.name, &caller, wait == Wait::Endless)?
+            queues.join(&self.name, &caller, wait == Wait::Endless, Place::Last)?
         } else if let Some(first) = queues.try_join(&self.name, &caller)? {
             first
         } else {
@@ -265,10 +266,10 @@ fn no_thread_is_the_head_before_a_lock_that_was_handed_off_is_released() {
     under_many_schedules(|| {
         let scene = Arc::new(Scene::default());
         let (queues, mine) = (&scene.queues, scene.lease());
-        queues.join(&scene.name, &caller(), false).expect("open");
+        queues.join(&scene.name, &caller(), false, Place::Last).expect("open");
         queues.set_acquired(&mine);
         scene.store_hold();
-        let (second, _) = queues.join(&scene.name, &caller(), true).expect("open");
+        let (second, _) = queues.join(&scene.name, &caller(), true, Place::Last).expect("open");
         let [giver, receiver, third] = [(); 3].map(|()| scene.clone());
         let threads = [
             thread::spawn(move || {
@@ -294,7 +295,7 @@ fn close_ends_every_wait_whenever_it_comes() {
         let scene = Arc::new(Scene::default());
         let queues = &scene.queues;
         let lease = scene.lease();
-        queues.join(&scene.name, &caller(), false).expect("open");
+        queues.join(&scene.name, &caller(), false, Place::Last).expect("open");
         queues.set_acquired(&lease);
         let closer = scene.clone();
         thread::spawn(move || closer.queues.close());

@@ -12,6 +12,7 @@ use crate::local::shutdown::shut_down;
 use crate::local::status;
 use crate::local::tests::{LEASE, Outcome, Scene, eventually};
 use crate::local::turn::{self, Turn};
+use crate::local::wait_queue::Place;
 use crate::local::wait_queues::Position;
 
 /// Long for what a thread does between two lines of a test.
@@ -94,7 +95,7 @@ fn a_thread_that_becomes_the_head_after_a_shutdown_acquires_nothing() {
     let queues = &shared.wait_queues;
     let level = scene.lock();
     let caller = Caller::current(&shared.config, options);
-    let (waiter, position) = queues.join(name, &caller, true).expect("open");
+    let (waiter, position) = queues.join(name, &caller, true, Place::Last).expect("open");
     assert!(matches!(position, Position::Behind));
     shut_down(shared, SOON).expect("released");
     assert!(level.lease.is_ended());

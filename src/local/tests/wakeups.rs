@@ -18,6 +18,7 @@ use crate::local::listener::tests::fake;
 use crate::local::reentrancy::Level;
 use crate::local::tests::{LEASE, Outcome, Scene, Scripted, eventually};
 use crate::local::turn::{self, Turn};
+use crate::local::wait_queue::Place;
 use crate::store::Store;
 use crate::store::request::{Acquire, AcquireReply, Registration, Release};
 use crate::store::wake::Wake;
@@ -140,7 +141,7 @@ fn a_thread_that_becomes_the_head_after_close_does_not_wait_there() {
     let Scene { shared, name, options, .. } = &scene;
     let queues = &shared.wait_queues;
     let caller = Caller::current(&shared.config, options);
-    let join = || queues.join(name, &caller, true).expect("open");
+    let join = || queues.join(name, &caller, true, Place::Last).expect("open");
     let [_, (waiter, _)] = [join(), join()];
     shared.close();
     queues.give_up_head(name, None);

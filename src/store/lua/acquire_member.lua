@@ -1,8 +1,8 @@
 -- Part of the scripts that acquire a side of a read-write lock or a permit: returns if that is not
 -- possible.
 -- USES  what `ask_member.lua` and `serve.lua` set
--- SETS  `begins` and `keeps`
-local busy = false
+-- SETS  `begins` and `keeps`; and `live`, the number of other permits that are held
+local busy, live = false, 0
 if serves then
   local ends = redis.call('zscore', KEYS[1], me .. ':0')
   offered = ends and tonumber(ends) > now
@@ -14,8 +14,8 @@ if not repeated and not busy and redis.call('exists', KEYS[1]) == 1 then
   if held and (held == 'p:') ~= (kind == 'p:') then
     return redis.error_reply('WRONGTYPE ' .. KEYS[1] .. ' holds a lock of another kind')
   elseif kind == 'p:' then
-    local live = redis.call('zcount', KEYS[1], '(' .. now, '+inf')
-    busy = live - (offered and 1 or 0) >= permits
+    live = redis.call('zcount', KEYS[1], '(' .. now, '+inf') - (offered and 1 or 0)
+    busy = live >= permits
   elseif not offered then
     busy = held and (held == 'w:' or kind == 'w:')
   end

@@ -6,8 +6,9 @@
 --       the client is in the queue: 0 no; 1 no, and it joins if it must wait; 2 it may be, 6 life
 --       of the queue in ms, 7 for how many ms a place is offered, 8 the permits, 0 for a read-write
 --       lock, 9 `shard`
--- RETURNS the fence if a side is held now, {1, 0} if a permit is; {0, ms until a hold in the way
---         ends or -1} if another owner holds it or waits for it
+-- RETURNS the fence if a side is held now, or {1, fence or 0 of a permit, for how many more there
+--         is room}; {0, ms until a hold in the way ends or -1} if another owner holds it or waits
+--         for it
 if foreign then
   return foreign
 end

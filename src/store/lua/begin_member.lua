@@ -12,4 +12,9 @@ end
 if offered then
   redis.call('zrem', KEYS[1], me .. ':0')
 end
-return fence or {1, 0}
+-- Those who wait go before those who come.
+local waited_for = queued and redis.call('exists', queue) == 1
+if fence and not waited_for then
+  return fence
+end
+return {1, fence or 0, (waited_for or repeated or fence) and 0 or permits - live - 1}

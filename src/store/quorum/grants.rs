@@ -37,7 +37,7 @@ impl Grants {
         let outcome = match decision {
             HoldDecision::Granted { fence, agreed } => self
                 .confirm(&mut links, hold, (fence, agreed), lease, deadline)
-                .map(|fence| AcquireReply::Acquired { fence }),
+                .map(|fence| AcquireReply::Acquired { fence, room: 0 }),
             HoldDecision::NotGranted(outcome) => outcome,
         };
         if !is_granted(&outcome) {

@@ -160,7 +160,7 @@ impl Votes<AcquireReply> {
     /// Decides whether a hold was granted.
     pub(super) fn decide_acquire(&self) -> Option<HoldDecision<AcquireReply>> {
         let fences = self.fences(|reply| match reply {
-            AcquireReply::Acquired { fence } => Some(*fence),
+            AcquireReply::Acquired { fence, .. } => Some(*fence),
             AcquireReply::Held { .. } | AcquireReply::Unknown { .. } => None,
         });
         let granted = fences.len();

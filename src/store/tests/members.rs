@@ -32,9 +32,11 @@ stores!(
     a_hold_whose_time_is_over_holds_nothing,
     a_renewal_never_revives_a_hold,
     a_repeat_finds_its_hold,
+    a_reply_says_for_how_many_more_there_is_room,
     a_name_is_of_one_kind_while_it_is_held,
     readers_have_the_fence_of_the_last_writer;
     a_newcomer_waits_behind_a_writer,
+    there_is_no_room_while_other_clients_wait,
     a_writer_that_leaves_lets_readers_in,
     neighbouring_readers_are_woken_together,
     a_release_wakes_as_many_clients_as_there_are_permits,
@@ -186,6 +188,38 @@ fn a_repeat_finds_its_hold(store: &dyn Store) {
     }
 }
 
+fn room(store: &dyn Store, hold: &HoldId, registration: Registration) -> Option<u32> {
+    match ask(store, hold, registration) {
+        AcquireReply::Acquired { room, .. } => Some(room),
+        _ => None,
+    }
+}
+
+fn a_reply_says_for_how_many_more_there_is_room(store: &dyn Store) {
+    let room = |kind, nonce| room(store, &of(kind, nonce), Registration::IfHeld);
+    let kind = Permit { of: 3 };
+    assert_eq!([1, 2, 3, 4].map(|nonce| room(kind, nonce)), [Some(2), Some(1), Some(0), None]);
+    release(store, &of(kind, 2));
+    assert_eq!(room(Permit { of: 5 }, 4), Some(2));
+    for nonce in [1, 3, 4] {
+        release(store, &of(kind, nonce));
+    }
+    assert_eq!([1, 2].map(|nonce| room(Read, nonce)), [Some(u32::MAX); 2]);
+}
+
+fn there_is_no_room_while_other_clients_wait(process: &Server) {
+    let store = single(process);
+    let _listeners = ["other", "third"].map(|client| listen(&store, client));
+    assert!(tries(&store, &of(Read, 1)));
+    waits(&store, &by("other", Write, 1));
+    release(&store, &of(Read, 1));
+    assert_eq!(room(&store, &by("other", Write, 1), Registration::Registered), Some(u32::MAX));
+    waits(&store, &by("other", Read, 2));
+    waits(&store, &by("third", Write, 3));
+    release(&store, &by("other", Write, 1));
+    assert_eq!(room(&store, &by("other", Read, 2), Registration::Registered), Some(0));
+}
+
 fn a_name_is_of_one_kind_while_it_is_held(store: &dyn Store) {
     let kinds = [HoldKind::Lock, Read, Permit { of: 2 }];
     for (one, kind) in kinds.into_iter().enumerate() {
@@ -203,7 +237,7 @@ fn a_name_is_of_one_kind_while_it_is_held(store: &dyn Store) {
 
 fn readers_have_the_fence_of_the_last_writer(store: &dyn Store) {
     let fence = |kind, nonce| match ask(store, &of(kind, nonce), Registration::None) {
-        AcquireReply::Acquired { fence } => fence,
+        AcquireReply::Acquired { fence, .. } => fence,
         reply => panic!("{reply:?}"),
     };
     let first = fence(Read, 1);

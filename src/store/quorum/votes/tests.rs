@@ -33,7 +33,7 @@ fn all_of<T: Clone>(servers: usize, votes: &[Option<Result<T, Failure>>]) -> Vec
 fn acquire_replies() -> [Option<Result<AcquireReply, Failure>>; 7] {
     [
         None,
-        Some(Ok(AcquireReply::Acquired { fence: 7 })),
+        Some(Ok(AcquireReply::Acquired { fence: 7, room: 0 })),
         Some(Ok(AcquireReply::Held { remaining: Some(LEASE) })),
         Some(failed(FailureKind::Timeout)),
         Some(failed(FailureKind::Unreachable)),
@@ -175,7 +175,7 @@ fn a_transfer_is_done_by_a_majority_and_by_nothing_else() {
 #[test]
 fn the_token_is_the_greatest_and_agreed_if_a_majority_gave_it() {
     let race = |fences: [u64; 3]| {
-        Votes(fences.map(|fence| Some(Ok(AcquireReply::Acquired { fence }))).into())
+        Votes(fences.map(|fence| Some(Ok(AcquireReply::Acquired { fence, room: 0 }))).into())
             .decide_acquire()
     };
     assert!(matches!(race([5, 5, 5]), Some(HoldDecision::Granted { fence: 5, agreed: true })));
@@ -192,7 +192,7 @@ fn a_shortfall_tells_what_the_best_majority_has_acknowledged() {
         },
         other => panic!("{other:?}"),
     };
-    let won = || Some(Ok(AcquireReply::Acquired { fence: 1 }));
+    let won = || Some(Ok(AcquireReply::Acquired { fence: 1, room: 0 }));
     let short = |acked| Some(falls_short(acked));
     assert!(Votes(vec![short(1)]).may_be(0, |_: &AcquireReply| false), "it is done there");
     assert_eq!(acked(vec![short(1)]), 1);
@@ -209,7 +209,8 @@ fn a_transient_failure_may_make_up_for_a_shortfall_at_the_next_try() {
         Some(HoldDecision::NotGranted(Err(failure))) => failure.kind,
         other => panic!("{other:?}"),
     };
-    let (won, short) = (|| Some(Ok(AcquireReply::Acquired { fence: 1 })), || Some(falls_short(1)));
+    let (won, short) =
+        (|| Some(Ok(AcquireReply::Acquired { fence: 1, room: 0 })), || Some(falls_short(1)));
     let passing = || Some(failed(FailureKind::Transient));
     assert_eq!(race(vec![won(), short(), passing()]), FailureKind::Transient);
     assert_eq!(race(vec![short(), passing(), passing()]), FailureKind::Transient);
@@ -228,7 +229,7 @@ fn a_lock_may_be_free_when_a_majority_of_leases_is_over() {
         }
         other => panic!("{other:?}"),
     };
-    let won = || Some(Ok(AcquireReply::Acquired { fence: 1 }));
+    let won = || Some(Ok(AcquireReply::Acquired { fence: 1, room: 0 }));
     let forever = || Some(Ok(AcquireReply::Held { remaining: None }));
     assert_eq!(remaining(vec![busy(9), busy(3), busy(6)]), Some(6));
     assert_eq!(remaining(vec![won(), won(), busy(9), busy(3), busy(6)]), Some(3));
