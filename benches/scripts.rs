@@ -1,5 +1,6 @@
 //! What a lock costs the server: the time that it spends on the two scripts of a cycle, as it
-//! counts itself, compared with two scripts that do the least that any lock must do.
+//! counts itself, compared with two scripts that do the least that any lock must do, and with two
+//! that run the same commands and nothing else.
 //!
 //! `cargo bench --bench scripts` prints a table; `-- --quick` takes a few seconds. The rivals take
 //! turns, because the server is slower or faster with whatever else runs on the machine.
@@ -24,11 +25,13 @@ fn main() {
     let server = Server::redis();
     println!("{}", setting::of(&server));
     println!("{rounds} rounds of {cycles} cycles each, in turn\n");
-    let mut bare = Bare::connect(&server.url(), "lock");
+    let mut least = Bare::least(&server.url(), "lock");
+    let mut same = Bare::same_commands(&server.url(), "lock");
     let mut raw = Raw::connect(&server.url(), "lock");
     let client = Client::open(&server.url()).expect("the server answers");
-    let mut rivals: [Rival<'_>; 3] = [
-        ("bare: SET NX PX, and compare and DEL", Box::new(|| bare.lock_and_unlock())),
+    let mut rivals: [Rival<'_>; 4] = [
+        ("bare: SET NX PX, and compare and DEL", Box::new(|| least.lock_and_unlock())),
+        ("the commands of leasehold alone", Box::new(|| same.lock_and_unlock())),
         ("raw: a hash with a fence", Box::new(|| raw.lock_and_unlock())),
         (
             "leasehold",

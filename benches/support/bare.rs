@@ -1,39 +1,75 @@
-//! "Bare", the least that a lock on Redis does: one key with a lease, and neither a fence nor a
-//! waiting client.
+//! Pairs of scripts to compare those of leasehold with: the least that a lock on Redis does, one
+//! key with a lease, and neither a fence nor a waiting client; and the same commands as
+//! leasehold's, without anything around them.
 
-use redis::Connection;
+use redis::{Connection, Script, ScriptInvocation};
 
 use super::raw::connect;
 
-const ACQUIRE: &str = "if redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then \
-                       return 1 end return 0";
-const RELEASE: &str = "if redis.call('GET', KEYS[1]) == ARGV[1] then \
-                       return redis.call('DEL', KEYS[1]) end return 0";
+const LEAST: [&str; 2] = [
+    "if redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then return 1 end return 0",
+    "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0",
+];
+
+/// For a lock that is free and that nobody waits for.
+const SAME_COMMANDS: [&str; 2] = [
+    "redis.call('PTTL', KEYS[1]) \
+     local time = redis.call('TIME') \
+     redis.call('SET', KEYS[2], time[1] .. time[2], 'PX', ARGV[3], 'GET') \
+     redis.call('HSET', KEYS[1], ARGV[1], 1) \
+     return redis.call('PEXPIRE', KEYS[1], ARGV[2])",
+    "local freed = redis.call('HDEL', KEYS[1], ARGV[1]) \
+     redis.call('EXISTS', KEYS[3]) \
+     return freed",
+];
+
+const OWNER: &str = "0123456789abcdef0123456789abcdef:1";
+const LEASE_MS: u32 = 30_000;
+const FENCE_TTL_MS: u32 = 86_400_000;
 
 pub(crate) struct Bare {
     connection: Connection,
-    key: String,
-    acquire: redis::Script,
-    release: redis::Script,
+    keys: Vec<String>,
+    acquire: Script,
+    release: Script,
 }
 
 impl Bare {
-    pub(crate) fn connect(url: &str, name: &str) -> Self {
-        let [acquire, release] = [ACQUIRE, RELEASE].map(redis::Script::new);
-        Self { connection: connect(url), key: format!("bare:{name}"), acquire, release }
+    /// The least that a lock does.
+    pub(crate) fn least(url: &str, name: &str) -> Self {
+        Self::connect(url, LEAST, vec![format!("bare:{name}")])
+    }
+
+    /// The commands of leasehold's scripts.
+    pub(crate) fn same_commands(url: &str, name: &str) -> Self {
+        let keys = ["", "fence:", "queue:"].map(|part| format!("same:{part}{{{name}}}"));
+        Self::connect(url, SAME_COMMANDS, keys.into())
+    }
+
+    fn connect(url: &str, scripts: [&str; 2], keys: Vec<String>) -> Self {
+        let [acquire, release] = scripts.map(Script::new);
+        Self { connection: connect(url), keys, acquire, release }
     }
 
     pub(crate) fn lock_and_unlock(&mut self) {
-        let Self { connection, key, acquire, release } = self;
-        let owner = "0123456789abcdef0123456789abcdef:1";
+        let Self { connection, keys, acquire, release } = self;
+        let mut acquire = begin(acquire, keys);
         let held: bool = acquire
-            .key(&*key)
-            .arg(owner)
-            .arg(30_000)
+            .arg(LEASE_MS)
+            .arg(FENCE_TTL_MS)
             .invoke(connection)
             .expect("the server runs the script");
         let freed: bool =
-            release.key(&*key).arg(owner).invoke(connection).expect("the server runs the script");
+            begin(release, keys).invoke(connection).expect("the server runs the script");
         assert!(held && freed, "no other program uses it");
     }
+}
+
+fn begin<'a>(script: &'a Script, keys: &[String]) -> ScriptInvocation<'a> {
+    let mut call = script.prepare_invoke();
+    for key in keys {
+        call.key(key);
+    }
+    call.arg(OWNER);
+    call
 }
