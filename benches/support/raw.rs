@@ -2,7 +2,7 @@
 //! sequence, and nothing else.
 
 use redis::io::tcp::TcpSettings;
-use redis::{Cmd, Connection, FromRedisValue, IntoConnectionInfo};
+use redis::{Cmd, Connection, FromRedisValue, IntoConnectionInfo, Value};
 
 const OWNER: &str = "0123456789abcdef0123456789abcdef:1";
 const LEASE_MS: u32 = 30_000;
@@ -31,6 +31,33 @@ impl Raw {
         assert!(token > 0, "nobody else uses the raw lock");
         let freed: bool = self.query(&self.release());
         assert!(freed, "the raw lock does not expire in a cycle");
+    }
+
+    /// Locks all at once and releases them without waiting for the replies, which the next call
+    /// reads. `owed` says whether there are any.
+    pub(crate) fn lock_and_post_unlock(all: &mut [Self], owed: bool) {
+        for raw in &mut *all {
+            raw.send(&raw.acquire());
+        }
+        for raw in &mut *all {
+            if owed {
+                raw.receive();
+            }
+            raw.receive();
+        }
+        for raw in all {
+            raw.send(&raw.release());
+        }
+    }
+
+    fn send(&mut self, command: &Cmd) {
+        let packed = command.get_packed_command();
+        self.connection.send_packed_command(&packed).expect("the server takes the request");
+    }
+
+    fn receive(&mut self) {
+        let reply = self.connection.recv_response().expect("the server replies");
+        assert!(matches!(reply, Value::Int(1..)), "nobody else uses the raw locks: {reply:?}");
     }
 
     /// Both requests as they are sent.
