@@ -300,7 +300,7 @@ fn transient_error_replies_are_waited_out(server: &Server) {
         "READONLY You can't write against a read only replica.",
         "TRYAGAIN Multiple keys request during rehashing of slot",
     ];
-    let (proxy, client) = behind_proxy(server, hasty());
+    let (proxy, client) = behind_proxy(server, Client::builder().retry_window(ms(300)));
     for error in TRANSIENT {
         proxy.reject_all(error);
         let (result, took) = timed(|| client.try_lock("a"));
@@ -308,7 +308,8 @@ fn transient_error_replies_are_waited_out(server: &Server) {
         assert!(took >= ms(200), "{took:?} for {error}");
         assert_unavailable(client.try_lock_for("a", ms(100)));
         proxy.heal();
-        assert!(!server.exists("a"), "{error}");
+        // A request of the round before that was given up may be executed late, and is cleaned up.
+        eventually(SOON, || !server.exists("a"));
         take(&client, "a").unlock().unwrap();
     }
 }
