@@ -4,7 +4,7 @@
 
 use redis::{Connection, Script, ScriptInvocation};
 
-use super::raw::connect;
+use super::raw::{FENCE_TTL_MS, LEASE_MS, OWNER, connect};
 
 const LEAST: [&str; 2] = [
     "if redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then return 1 end return 0",
@@ -22,10 +22,6 @@ const SAME_COMMANDS: [&str; 2] = [
      redis.call('EXISTS', KEYS[3]) \
      return freed",
 ];
-
-const OWNER: &str = "0123456789abcdef0123456789abcdef:1";
-const LEASE_MS: u32 = 30_000;
-const FENCE_TTL_MS: u32 = 86_400_000;
 
 pub(crate) struct Bare {
     connection: Connection,

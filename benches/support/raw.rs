@@ -4,9 +4,9 @@
 use redis::io::tcp::TcpSettings;
 use redis::{Cmd, Connection, FromRedisValue, IntoConnectionInfo, Value};
 
-const OWNER: &str = "0123456789abcdef0123456789abcdef:1";
-const LEASE_MS: u32 = 30_000;
-const FENCE_TTL_MS: u32 = 86_400_000;
+pub(super) const OWNER: &str = "0123456789abcdef0123456789abcdef:1";
+pub(super) const LEASE_MS: u32 = 30_000;
+pub(super) const FENCE_TTL_MS: u32 = 86_400_000;
 
 /// A connection with both scripts loaded, for the lock of one name.
 pub(crate) struct Raw {

@@ -160,16 +160,16 @@ impl WaitQueue {
         queue.drain(..count).collect()
     }
 
-    /// Returns `true` if the head wants what it can share, and was not refused it.
-    pub(super) fn does_head_share(&self) -> bool {
-        matches!(self.head, Head::Acquiring(_, HeadAnswer::Pending { shares: true }))
-    }
-
-    /// Notes that one of these has its answer.
+    /// Notes that one who was let try beside the head has its answer.
     pub(super) fn end_beside(&mut self) {
         if let Some(waiters) = &mut self.waiters {
             waiters.beside = waiters.beside.saturating_sub(1);
         }
+    }
+
+    /// Returns `true` if the head wants what it can share, and was not refused it.
+    pub(super) fn does_head_share(&self) -> bool {
+        matches!(self.head, Head::Acquiring(_, HeadAnswer::Pending { shares: true }))
     }
 
     /// Removes a waiter, also one that is overdue. Returns `false` if it has become the head or was

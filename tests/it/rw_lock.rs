@@ -77,20 +77,22 @@ fn a_waiting_writer_goes_before_later_readers(store: &Store) {
     });
 }
 
+/// Acquires the lock for reading and keeps it until so many readers have it at the same time.
+fn read_together(lock: &RwLock, inside: &AtomicU32, readers: u32) {
+    let guard = lock.read().unwrap();
+    inside.fetch_add(1, Ordering::SeqCst);
+    eventually(SOON, || inside.load(Ordering::SeqCst) == readers);
+    guard.unlock().unwrap();
+}
+
 fn readers_that_wait_for_a_writer_come_in_together(store: &Store) {
-    const READERS: i64 = 5;
     let client = store.open(patient());
     let lock = client.rw_lock("a");
     let writer = lock.write().unwrap();
-    let inside = AtomicI64::new(0);
+    let inside = AtomicU32::new(0);
     thread::scope(|scope| {
-        for _ in 0..READERS {
-            scope.spawn(|| {
-                let guard = lock.read().unwrap();
-                inside.fetch_add(1, Ordering::SeqCst);
-                eventually(SOON, || inside.load(Ordering::SeqCst) == READERS);
-                guard.unlock().unwrap();
-            });
+        for _ in 0..5 {
+            scope.spawn(|| read_together(&lock, &inside, 5));
         }
         thread::sleep(ms(30));
         writer.unlock().unwrap();
@@ -229,12 +231,7 @@ fn check_few_round_trips(server: &Server, meanwhile: impl FnOnce(&Client)) {
     proxy.delay_replies(ROUND_TRIP);
     thread::scope(|scope| {
         for _ in 0..READERS {
-            scope.spawn(|| {
-                let guard = lock.read().unwrap();
-                inside.fetch_add(1, Ordering::SeqCst);
-                eventually(SOON, || inside.load(Ordering::SeqCst) == READERS);
-                guard.unlock().unwrap();
-            });
+            scope.spawn(|| read_together(&lock, &inside, READERS));
         }
         meanwhile(&client);
         let all = || inside.load(Ordering::SeqCst) == READERS;

@@ -159,8 +159,7 @@ impl Proxy {
 
     /// Answers the next script that contains `text` with this instead of its reply.
     pub(crate) fn answer_to(&self, text: &str, reply: &[u8]) {
-        let trouble = Trouble::Answer(reply.into());
-        self.set(Fault { trouble, after: Some(0), only: text.to_owned() });
+        self.once_for(text, Trouble::Answer(reply.into()));
     }
 
     /// Answers every script with this instead of its reply.
@@ -199,12 +198,12 @@ impl Proxy {
 
     /// Loses the reply to the next script that contains `text`.
     pub(crate) fn lose_reply_to(&self, text: &str) {
-        self.set(Fault { trouble: Trouble::LoseReply, after: Some(0), only: text.to_owned() });
+        self.once_for(text, Trouble::LoseReply);
     }
 
     /// Loses the next script that contains `text` on its way to the server.
     pub(crate) fn lose_request_for(&self, text: &str) {
-        self.set(Fault { trouble: Trouble::LoseRequest, after: Some(0), only: text.to_owned() });
+        self.once_for(text, Trouble::LoseRequest);
     }
 
     /// Returns `true` if a fault that happens once has happened.
@@ -225,6 +224,10 @@ impl Proxy {
 
     fn once(&self, after: u32, trouble: Trouble) {
         self.set(Fault { trouble, after: Some(after), only: String::new() });
+    }
+
+    fn once_for(&self, text: &str, trouble: Trouble) {
+        self.set(Fault { trouble, after: Some(0), only: text.to_owned() });
     }
 
     fn set(&self, fault: Fault) {
