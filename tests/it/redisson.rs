@@ -102,7 +102,6 @@ struct Subscription {
 impl Subscription {
     fn begin(server: &Node, command: &str, channel: &str) -> Subscription {
         let mut connection = server.connect();
-        connection.set_read_timeout(Some(SOON)).unwrap();
         let subscribe = redis::cmd(command).arg(channel).get_packed_command();
         connection.send_packed_command(&subscribe).unwrap();
         let mut subscription = Subscription { connection };
