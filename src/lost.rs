@@ -7,7 +7,8 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, bounded};
 
 use crate::clock::end_of;
-use crate::local::lease::{Lease, OverChannel};
+use crate::local::lease::Lease;
+use crate::local::over_channel::OverChannel;
 use crate::local::shared::Shared;
 
 /// Tells any thread whether a hold is lost. Created by [`Guard::lost`](crate::Guard::lost).

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::Result;
-use crate::local::lease::{Lease, OverChannel};
+use crate::local::lease::Lease;
+use crate::local::over_channel::OverChannel;
 use crate::local::shared::Shared;
 use crate::local::{release, status};
 use crate::lost::{self, Lost};

@@ -8,21 +8,20 @@
 use std::cell::Cell;
 use std::sync::Arc;
 use std::thread;
-use std::time::{Duration, Instant};
 
 use crate::canceller::CancellableWait;
-use crate::clock::Moment;
 use crate::config::LockOptions;
 use crate::error::{Error, Result};
-use crate::event::Event;
-use crate::failure::Failure;
-use crate::local::attempt::{Arrival, Attempt, NewHold, Tried, report_contended};
+use crate::local::arrival::{Arrival, NewHold};
+use crate::local::attempt::Attempt;
 use crate::local::beside;
 use crate::local::call::{Caller, Wait};
+use crate::local::call_reports::{report_contended, report_outcome};
 use crate::local::lease::Lease;
+use crate::local::queue_head::QueueHead;
 use crate::local::reentrancy::{self, Level};
-use crate::local::retry::{Backoff, is_outage};
 use crate::local::shared::Shared;
+use crate::local::try_loop::{Stopped, try_until_acquired};
 use crate::local::turn::{self, Turn, TurnLimit};
 use crate::local::wait_queue::Place;
 use crate::local::wait_queues::{Position, WaitQueues};
@@ -50,24 +49,6 @@ enum Start {
     HandedOff(Arc<Lease>),
     /// With one attempt outside the queue.
     Outside,
-}
-
-/// Why a call ends without the lock.
-enum Stopped {
-    /// The client is closed, or the wait is cancelled.
-    Ended(Error),
-    Failed(Failure),
-    TimedOut,
-}
-
-impl Stopped {
-    fn into_result(self, name: &str) -> Result<Option<Arc<Lease>>> {
-        match self {
-            Self::Ended(error) => Err(error),
-            Self::Failed(failure) => Err(failure.into_error("acquire", name)),
-            Self::TimedOut => Ok(None),
-        }
-    }
 }
 
 /// Acquires a lock, or one more level of it. `None` if it is still held when the wait is over.
@@ -227,7 +208,7 @@ impl LockCall<'_> {
         waiter: &Waiter,
         arrival: Arrival,
     ) -> Result<Option<Arc<Lease>>> {
-        let head = self.head();
+        let head = QueueHead::new(self.queues(), self.name, self.wait == Wait::Endless);
         let mut attempt = self.attempt(arrival);
         match try_until_acquired(&mut attempt, waiter) {
             Ok(NewHold::Acquired { lease, room }) if self.caller.kind != HoldKind::Lock => {
@@ -263,129 +244,5 @@ impl LockCall<'_> {
 
     fn attempt(&self, arrival: Arrival) -> Attempt<'_> {
         Attempt::new(self.shared, self.name, &self.caller, self.wait, &self.contended, arrival)
-    }
-
-    fn head(&self) -> QueueHead<'_> {
-        let endless = self.wait == Wait::Endless;
-        QueueHead { queues: self.queues(), name: self.name, endless, kept: false }
-    }
-}
-
-/// Tries, waits and tries again.
-fn try_until_acquired(attempt: &mut Attempt<'_>, waiter: &Waiter) -> Result<NewHold, Stopped> {
-    let shared = attempt.shared;
-    let queues = attempt.queues();
-    let mut backoff = Backoff::new(shared.config.backoff);
-    let mut started = None;
-    // Until when the lock can be free only because it was released, by the last reply.
-    let mut held_until: Option<Moment> = None;
-    // Whether the last pause has ended without a wake-up.
-    let mut unsignalled = false;
-    if attempt.may_be_refused() {
-        // A thread that becomes the head after `close` has sent its signals does not get one.
-        queues.check_open().map_err(Stopped::Ended)?;
-    }
-    loop {
-        let pause = match attempt.run(started) {
-            Ok(Tried::Acquired(hold)) => {
-                if unsignalled && held_until.is_some_and(|end| Moment::now() < end) {
-                    shared.counters.missed_wakeups.add(1);
-                }
-                return Ok(hold);
-            }
-            Ok(Tried::Held { remaining, asked }) => {
-                queues.set_answer(waiter, Ok(()));
-                let pause = attempt.cut_pause(backoff.next().unwrap_or_default(), remaining);
-                held_until = remaining.map(|remaining| asked.after(remaining));
-                attempt.wait.cut(pause).ok_or(Stopped::TimedOut)?
-            }
-            Err(mut failure) => {
-                held_until = None;
-                let pause = attempt.retry.pause_after(&mut failure);
-                // A connection that was found broken is no outage.
-                if pause != Some(Duration::ZERO) {
-                    queues.set_answer(waiter, Err(&failure));
-                }
-                pause.ok_or(Stopped::Failed(failure))?
-            }
-        };
-        let _waiting = shared.counters.begin_wait();
-        queues.check_open().map_err(Stopped::Ended)?;
-        attempt.check_cancelled().map_err(Stopped::Ended)?;
-        let asleep = Instant::now();
-        started = waiter.sleep(pause, attempt.next_request()).map_err(Stopped::Ended)?;
-        unsignalled = asleep.elapsed() >= pause;
-        if !unsignalled {
-            // The lock was released a moment ago, so that another attempt may soon succeed too.
-            backoff = Backoff::new(shared.config.backoff);
-        }
-        queues.set_pending(waiter);
-    }
-}
-
-/// Reports that a call has ended without a hold. A hold was reported when it began.
-pub(super) fn report_outcome<T>(
-    shared: &Shared,
-    name: &str,
-    wait: Wait,
-    outcome: &Result<Option<T>>,
-    waited: Duration,
-) {
-    let Shared { counters, events, .. } = shared;
-    match outcome {
-        // That the lock is held was reported when the only attempt found it so.
-        Ok(None) if wait == Wait::No => counters.busy.add(1),
-        Ok(None) => {
-            counters.timed_out.add(1);
-            events.emit(|| Event::TimedOut { name: name.to_string(), waited });
-            events.debug(|| format!("waited for lock {name:?} in vain, for {waited:?}"));
-        }
-        Err(error) if error.is_failure() => {
-            counters.failed.add(1);
-            let reason = || error.with_causes();
-            events.emit(|| Event::Failed { name: name.to_string(), waited, reason: reason() });
-            events.debug(|| format!("lock {name:?} failed after {waited:?}: {}", reason()));
-        }
-        Ok(_) | Err(_) => {}
-    }
-}
-
-/// The head of a wait queue, which is given up even if the thread panics.
-struct QueueHead<'a> {
-    queues: &'a WaitQueues,
-    name: &'a Arc<str>,
-    /// Whether the call waits without limit.
-    endless: bool,
-    kept: bool,
-}
-
-impl QueueHead<'_> {
-    /// Stays the head, with the lock.
-    fn keep(mut self) {
-        self.kept = true;
-    }
-
-    /// Makes the next thread the head, which may have the lock as well.
-    fn leave(mut self, kind: HoldKind, room: u32) {
-        self.kept = true;
-        self.queues.leave_head(self.name, kind, room);
-    }
-
-    /// Returns `true` if another thread is at the head now.
-    fn give_up(mut self, stopped: &Stopped) -> bool {
-        self.kept = true;
-        let outage = match stopped {
-            Stopped::Failed(failure) if self.endless && is_outage(failure) => Some(failure),
-            Stopped::Ended(_) | Stopped::Failed(_) | Stopped::TimedOut => None,
-        };
-        self.queues.give_up_head(self.name, outage)
-    }
-}
-
-impl Drop for QueueHead<'_> {
-    fn drop(&mut self) {
-        if !self.kept {
-            self.queues.give_up_head(self.name, None);
-        }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Decides what the next request says, and what a reply means for the requests after it: whether
 //! the client is registered as waiting, whether a hold may exist without a reply, and whether the
-//! next request is for another hold. When to try again is decided in `acquire.rs`.
+//! next request is for another hold. When to try again is decided in `try_loop.rs`.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -11,13 +11,14 @@ use std::time::{Duration, Instant};
 use crate::clock::{Moment, end_of};
 use crate::config::Mechanism;
 use crate::error::Error;
-use crate::event::Event;
 use crate::failure::Failure;
+use crate::local::arrival::{Arrival, NewHold, Tried};
 use crate::local::call::{Caller, Wait};
+use crate::local::call_reports::report_contended;
 use crate::local::ending;
 use crate::local::handoff::{HandoffOutcome, IncomingHandoff};
 use crate::local::lease::{Lease, local_deadline};
-use crate::local::pending::{AcquireRequest, PendingHandoff, SentAcquire};
+use crate::local::pending::{AcquireRequest, SentAcquire};
 use crate::local::retry::RetryPolicy;
 use crate::local::shared::Shared;
 use crate::local::wait_queues::WaitQueues;
@@ -31,42 +32,6 @@ const YIELD_TIME: Duration = Duration::from_millis(20);
 /// For so long a thread yields to clients that have waited longer after the lock has become free by
 /// itself, so that it was offered to none. Long enough for one that is far away.
 const TURN_TIME: Duration = Duration::from_millis(200);
-
-/// How a thread has come to try for the lock.
-pub(super) enum Arrival {
-    /// Without waiting behind another thread.
-    First {
-        /// Whether the release of an earlier hold of this client is not confirmed.
-        after_release: bool,
-    },
-    /// From behind another thread.
-    Next {
-        /// Whether the lock was released for another client, which goes first.
-        yields: bool,
-    },
-    /// The lock is being handed off to it.
-    Handoff(PendingHandoff),
-}
-
-/// What an attempt has shown.
-pub(super) enum Tried {
-    Acquired(NewHold),
-    /// Another owner holds the lock, for so long unless it renews; `None` if that is not known.
-    Held {
-        remaining: Option<Duration>,
-        asked: Moment,
-    },
-}
-
-/// A hold, and how the thread has got it.
-pub(super) enum NewHold {
-    Acquired {
-        lease: Arc<Lease>,
-        /// How many more such holds there may be now.
-        room: u32,
-    },
-    HandedOff(Arc<Lease>),
-}
 
 /// What the attempts of one call have in common.
 pub(super) struct Attempt<'a> {
@@ -330,14 +295,4 @@ impl<'a> Attempt<'a> {
 /// Until when a thread yields after the lock was released for another client.
 fn yields_until(yields: bool) -> Instant {
     Instant::now() + if yields { YIELD_TIME } else { Duration::ZERO }
-}
-
-/// Reports that a call has found a lock held, unless it was `reported` of this call already.
-pub(super) fn report_contended(shared: &Shared, name: &Arc<str>, reported: &Cell<bool>) {
-    if reported.replace(true) {
-        return;
-    }
-    shared.counters.contended.add(1);
-    shared.events.emit(|| Event::Contended { name: name.to_string() });
-    shared.events.debug(|| format!("lock {name:?} is held by another owner"));
 }

@@ -7,7 +7,8 @@
 use std::sync::Arc;
 
 use crate::error::Result;
-use crate::local::attempt::{Attempt, NewHold, Tried};
+use crate::local::arrival::{NewHold, Tried};
+use crate::local::attempt::Attempt;
 use crate::local::lease::Lease;
 use crate::local::wait_queues::WaitQueues;
 use crate::store::hold::HoldKind;

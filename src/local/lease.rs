@@ -1,15 +1,8 @@
-//! One hold of one lock, and the local deadline until which it may be relied on.
+//! One hold of one lock, and how long it may be relied on.
 //!
-//! Decides, without any I/O, whether the hold is still valid, when it has to be renewed, and which
-//! of several threads is the one that finds it lost. Knows neither the store nor the wait queues:
+//! Decides, without any I/O, whether the hold is still valid, and when it has to be renewed. Knows
+//! neither the store nor the wait queues:
 //! [`EndNotifier`](crate::local::end_notifier::EndNotifier) reports a loss to others.
-//!
-//! | state of `deadline` | set by | followed by |
-//! |---|---|---|
-//! | a moment | `new`, `extend` | a later moment, `LOST` or `ENDED` |
-//! | `ENDED` | `end` before that moment, by its holder or a shutdown | `LOST` or `RELEASED` |
-//! | `LOST` | `expire` at that moment, `lose` at any time, `report_loss` after the end | nothing |
-//! | `RELEASED` | `report_end` | nothing |
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -17,12 +10,14 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender, bounded};
+use crossbeam_channel::{Receiver, bounded};
 use parking_lot::Mutex;
 
 use crate::clock::Moment;
 use crate::local::call::Caller;
+use crate::local::deadline::Deadline;
 use crate::local::identity::Thread;
+use crate::local::over_channel::OverChannel;
 use crate::spans::HoldSpan;
 use crate::store::hold::HoldId;
 use crate::store::job::InDoubtHold;
@@ -31,21 +26,14 @@ use crate::store::request::Release;
 /// A lease that is due within this part of its duration is renewed along with others.
 pub(crate) const TOGETHER: u32 = 64;
 
-/// Values of `Lease::deadline` that are not moments.
-const LOST: u64 = 0;
-const RELEASED: u64 = 1;
-/// It was ended, and it is not known yet how its release has gone.
-const ENDED: u64 = 2;
-
 /// Bits of `Lease::told`.
 const REPORTED: u8 = 1;
 const LOSS: u8 = 2;
 
 /// A hold and how long it may be relied on.
 ///
-/// The one mutable fact is the local deadline: *the time at which the last confirmed request was
-/// sent, plus the lease, less the drift*. It is moved, found to be over, or ended by
-/// compare-and-swap, so that no thread can renew what another has seen as lost.
+/// The one fact that decides is the local deadline: *the time at which the last confirmed request
+/// was sent, plus the lease, less the drift*.
 #[derive(Debug)]
 pub(crate) struct Lease {
     pub(crate) id: HoldId,
@@ -61,9 +49,8 @@ pub(crate) struct Lease {
     kept_until: Moment,
     /// `None` for a hold that belongs to no thread.
     thread: Option<Thread>,
-    /// A moment, or a mark.
-    deadline: AtomicU64,
-    /// When it was ended; [`LOST`] before.
+    deadline: Deadline,
+    /// When it was ended; [`Moment::FIRST`] before.
     ended: AtomicU64,
     /// How many guards there are. Only the holding thread changes it.
     depth: AtomicU32,
@@ -75,24 +62,6 @@ pub(crate) struct Lease {
     failing: AtomicBool,
     /// Made when the first thread asks for a receiver. Its sender is dropped when the hold is over.
     over: Mutex<Option<Box<OverChannel>>>,
-}
-
-/// The channel whose disconnection says that a hold is over, or one of several.
-#[derive(Clone, Debug)]
-pub(crate) struct OverChannel {
-    sender: Arc<Mutex<Option<Sender<Infallible>>>>,
-    pub(crate) receiver: Receiver<Infallible>,
-}
-
-impl OverChannel {
-    pub(crate) fn new() -> Self {
-        let (sender, receiver) = bounded(0);
-        Self { sender: Arc::new(Mutex::new(Some(sender))), receiver }
-    }
-
-    fn disconnect(&self) {
-        self.sender.lock().take();
-    }
 }
 
 /// What the renewer has to do for a lease next.
@@ -123,8 +92,8 @@ impl Lease {
                 .hold_at_least
                 .map_or(Moment::FIRST, |time| Moment::now().after(time)),
             thread: thread.clone(),
-            deadline: AtomicU64::new(local_deadline(sent, times.lease).raw()),
-            ended: AtomicU64::new(LOST),
+            deadline: Deadline::new(local_deadline(sent, times.lease)),
+            ended: AtomicU64::new(Moment::FIRST.raw()),
             depth: AtomicU32::new(1),
             in_doubt: AtomicBool::new(false),
             failing: AtomicBool::new(false),
@@ -143,10 +112,8 @@ impl Lease {
 
     /// Returns how long its holder has had it.
     pub(crate) fn held(&self) -> Duration {
-        match self.ended.load(Ordering::Relaxed) {
-            LOST => Moment::now().since(self.acquired),
-            ended => Moment::from_raw(ended).since(self.acquired),
-        }
+        let ended = Moment::from_raw(self.ended.load(Ordering::Relaxed));
+        if ended == Moment::FIRST { Moment::now() } else { ended }.since(self.acquired)
     }
 
     pub(crate) fn depth(&self) -> u32 {
@@ -194,7 +161,7 @@ impl Lease {
 
     /// Returns the time for which the hold may still be relied on; zero if it is lost or ended.
     pub(crate) fn remaining(&self) -> Duration {
-        Moment::from_raw(self.deadline.load(Ordering::Acquire)).since(Moment::now())
+        self.deadline.remaining()
     }
 
     /// Returns `true` if less than a third of the lease is left, but some.
@@ -222,80 +189,56 @@ impl Lease {
     /// Moves the deadline after a request sent at `sent` has renewed the hold for `lease`. Does
     /// nothing if the hold was lost in the meantime.
     pub(crate) fn extend(&self, sent: Moment, lease: Duration) {
-        let deadline = local_deadline(sent, lease).raw();
-        let mut seen = self.deadline.load(Ordering::Acquire);
-        while seen > ENDED && seen < deadline && Moment::now().raw() < seen {
-            let swap = self.deadline.compare_exchange_weak(
-                seen,
-                deadline,
-                Ordering::AcqRel,
-                Ordering::Acquire,
-            );
-            match swap {
-                Ok(_) => return,
-                Err(now) => seen = now,
-            }
-        }
+        self.deadline.extend(local_deadline(sent, lease));
     }
 
     /// Marks the hold as lost if its deadline has passed. Returns `true` for the one call that
     /// does.
     pub(crate) fn expire(&self) -> bool {
-        let mut seen = self.deadline.load(Ordering::Acquire);
-        while seen > ENDED && seen <= Moment::now().raw() {
-            match self.deadline.compare_exchange(seen, LOST, Ordering::AcqRel, Ordering::Acquire) {
-                Ok(_) => {
-                    self.disconnect();
-                    return true;
-                }
-                Err(now) => seen = now,
-            }
+        let lost = self.deadline.expire();
+        if lost {
+            self.disconnect();
         }
-        false
+        lost
     }
 
     /// Marks the hold as lost because the server does not know it any more. Returns `true` for the
     /// one call that does.
     pub(crate) fn lose(&self) -> bool {
-        let lost = self.deadline.fetch_update(Ordering::AcqRel, Ordering::Acquire, |seen| {
-            (seen > ENDED).then_some(LOST)
-        });
-        if lost.is_ok() {
+        let lost = self.deadline.lose();
+        if lost {
             self.disconnect();
         }
-        lost.is_ok()
+        lost
     }
 
     /// Ends the hold. Returns `false` if it was ended or lost before. Whether its release has found
     /// it lost is reported later.
     pub(crate) fn end(&self) -> bool {
-        let now = Moment::now().raw();
-        let ended = self.deadline.fetch_update(Ordering::AcqRel, Ordering::Acquire, |seen| {
-            (seen > ENDED && now < seen).then_some(ENDED)
-        });
-        if ended.is_ok() {
-            self.ended.store(now, Ordering::Relaxed);
+        let now = Moment::now();
+        let ended = self.deadline.end(now);
+        if ended {
+            self.ended.store(now.raw(), Ordering::Relaxed);
         }
-        ended.is_ok()
+        ended
     }
 
     /// Returns `true` if the hold was ended, and its release has not found it lost. While it has
     /// guards, that is the work of a shutdown.
     pub(crate) fn is_ended(&self) -> bool {
-        matches!(self.deadline.load(Ordering::Acquire), ENDED | RELEASED)
+        self.deadline.is_ended()
     }
 
     /// Returns `true` if the hold is lost, also if no call has marked it as lost yet.
     pub(crate) fn is_lost(&self) -> bool {
-        let deadline = self.deadline.load(Ordering::Acquire);
-        deadline == LOST || (deadline > ENDED && deadline <= Moment::now().raw())
+        self.deadline.is_lost()
     }
 
     /// Returns a receiver that is disconnected when the hold is over, and gets no message.
     pub(crate) fn over(&self) -> Receiver<Infallible> {
         let mut over = self.over.lock();
         // What is marked after this line finds the channel.
-        if matches!(self.deadline.load(Ordering::Acquire), LOST | RELEASED) {
+        if self.deadline.is_settled() {
             return bounded(0).1;
         }
         over.get_or_insert_with(|| Box::new(OverChannel::new())).receiver.clone()
@@ -304,7 +247,7 @@ impl Lease {
     /// Lets the hold disconnect a channel of several holds when it is over.
     pub(crate) fn share_over(&self, channel: &OverChannel) {
         let mut over = self.over.lock();
-        if matches!(self.deadline.load(Ordering::Acquire), LOST | RELEASED) {
+        if self.deadline.is_settled() {
             channel.disconnect();
         } else {
             *over = Some(Box::new(channel.clone()));
@@ -314,19 +257,16 @@ impl Lease {
     /// Marks a hold that its holder has ended as lost, because its release has found it so, and
     /// disconnects the receivers. Returns `true` for the first call that says how it has ended.
     pub(crate) fn report_loss(&self) -> bool {
-        self.report(LOST)
+        let first = self.deadline.report_loss();
+        self.disconnect();
+        first
     }
 
     /// As `report_loss`, for a hold that has ended without a loss.
     pub(crate) fn report_end(&self) -> bool {
-        self.report(RELEASED)
-    }
-
-    fn report(&self, outcome: u64) -> bool {
-        let order = Ordering::AcqRel;
-        let swap = self.deadline.compare_exchange(ENDED, outcome, order, Ordering::Acquire);
+        let first = self.deadline.report_end();
         self.disconnect();
-        swap.is_ok()
+        first
     }
 
     /// Disconnects the receivers, also those that watch other holds as well.
@@ -356,11 +296,7 @@ impl Lease {
 
     /// Returns what the renewer has to do for the lease next.
     pub(crate) fn next_step(&self) -> NextStep {
-        let deadline = self.deadline.load(Ordering::Acquire);
-        if deadline <= ENDED {
-            return NextStep::None;
-        }
-        let deadline = Moment::from_raw(deadline);
+        let Some(deadline) = self.deadline.get() else { return NextStep::None };
         // The age limit leaves nothing to renew, or the thread that could release is gone.
         let last = deadline.after(drift(self.duration)) >= self.end;
         if !self.renewed || last || !self.thread.as_ref().is_none_or(Thread::is_alive) {

@@ -7,10 +7,14 @@
 
 pub(crate) mod acquire;
 pub(crate) mod acquire_all;
+mod arrival;
 pub(crate) mod attempt;
 mod beside;
 pub(crate) mod call;
+mod call_reports;
+mod client_waiters;
 pub(crate) mod counters;
+mod deadline;
 mod due_channel;
 pub(crate) mod end_notifier;
 pub(crate) mod ending;
@@ -19,9 +23,10 @@ pub(crate) mod held_locks;
 pub(crate) mod identity;
 pub(crate) mod lease;
 pub(crate) mod listener;
-
 pub(crate) mod outage;
+pub(crate) mod over_channel;
 pub(crate) mod pending;
+mod queue_head;
 pub(crate) mod reentrancy;
 pub(crate) mod release;
 pub(crate) mod renewer;
@@ -33,6 +38,7 @@ mod shutdown_calls;
 pub(crate) mod status;
 pub(crate) mod survey;
 pub(crate) mod timers;
+mod try_loop;
 pub(crate) mod turn;
 pub(crate) mod wait_queue;
 pub(crate) mod wait_queues;

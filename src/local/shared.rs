@@ -1,9 +1,8 @@
 //! What the clones and guards of one client share.
 //!
-//! Decides how the parts of a client are connected, what a wake-up from another client does, and
-//! whether a hold may still be relied on. What calls do with these parts is decided by the
-//! functions that borrow them: `acquire`, `release`, `handoff`, `ending`, `reentrancy` and
-//! `status`.
+//! Decides how the parts of a client are connected, and whether a hold may still be relied on. What
+//! calls do with these parts is decided by the functions that borrow them: `acquire`, `release`,
+//! `handoff`, `ending`, `reentrancy` and `status`.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -16,13 +15,14 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::event::{Event, Events};
 use crate::local::call::{CallTimes, Caller};
+use crate::local::client_waiters::ClientWaiters;
 use crate::local::counters::Counters;
 use crate::local::end_notifier::EndNotifier;
 use crate::local::ending::EndReports;
 use crate::local::held_locks::HeldLocks;
 use crate::local::identity::Identity;
 use crate::local::lease::Lease;
-use crate::local::listener::{Listener, WakeTarget};
+use crate::local::listener::Listener;
 use crate::local::renewer::Renewer;
 use crate::local::wait_queues::WaitQueues;
 use crate::net::factory::ConnectionCounters;
@@ -33,8 +33,7 @@ use crate::store::Store;
 use crate::store::hold::{HoldId, HoldKind};
 use crate::store::job::InDoubtHold;
 use crate::store::keys::Keys;
-use crate::store::request::{Registration, WaitingClient};
-use crate::store::wake::Wake;
+use crate::store::request::Registration;
 
 /// The state of a client. It lives as long as the last clone or guard.
 pub(crate) struct Shared {
@@ -60,59 +59,6 @@ pub(crate) struct Shared {
     listener: OnceLock<Listener>,
     /// Whether it was reported that it could not be. Locked while it is started.
     listener_failing: Mutex<bool>,
-}
-
-/// The threads of a client that wait for locks.
-struct ClientWaiters {
-    queues: Arc<WaitQueues>,
-    member_queues: Arc<WaitQueues>,
-    store: Arc<dyn Store>,
-    counters: Arc<Counters>,
-    config: Config,
-    client: Arc<str>,
-    io_timeout: Duration,
-}
-
-impl ClientWaiters {
-    /// Lets the threads try that are first for a name. Returns `false` if there is none.
-    fn wake_heads(&self, name: &str) -> bool {
-        let store = &*self.store;
-        self.member_queues.wake(name, store) || self.queues.wake(name, store)
-    }
-}
-
-impl WakeTarget for ClientWaiters {
-    fn wake(&self, wake: &Wake) -> bool {
-        match wake {
-            Wake::Ready => {
-                self.queues.wake_all(&*self.store);
-                self.member_queues.wake_all(&*self.store);
-                true
-            }
-            Wake::Unlocked(names) => {
-                for name in names {
-                    self.queues.wake(name, &*self.store);
-                }
-                true
-            }
-            // What is no name of a lock concerns no client.
-            Wake::Lock(name) => {
-                self.counters.wakeups.add(1);
-                self.wake_heads(name) || self.config.check_name(name).is_err()
-            }
-        }
-    }
-
-    fn pass_on(&self, name: &str) -> bool {
-        if self.wake_heads(name) {
-            return true;
-        }
-        let waiting = WaitingClient { kind: None, name, client: &self.client };
-        let passed_on = self.store.unregister(waiting, end_of(self.io_timeout));
-        // A thread that began to wait in between is not registered now.
-        self.wake_heads(name);
-        passed_on.is_ok()
-    }
 }
 
 impl fmt::Debug for Shared {

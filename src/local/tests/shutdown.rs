@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::local::acquire::LockCall;
-use crate::local::attempt::Arrival;
+use crate::local::arrival::Arrival;
 use crate::local::call::{Caller, Wait};
 use crate::local::shutdown::shut_down;
 use crate::local::status;

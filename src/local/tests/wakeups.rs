@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::event::Event;
 use crate::failure::Failure;
 use crate::local::acquire::LockCall;
-use crate::local::attempt::Arrival;
+use crate::local::arrival::Arrival;
 use crate::local::call::{Caller, Wait};
 use crate::local::listener::tests::fake;
 use crate::local::reentrancy::Level;

@@ -1,0 +1,69 @@
+//! The threads of a client that wait for locks, as the listener sees them.
+//!
+//! Decides what a wake-up from another client does: which thread tries next, and that the wake-up is
+//! passed on if there is none.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::clock::end_of;
+use crate::config::Config;
+use crate::local::counters::Counters;
+use crate::local::listener::WakeTarget;
+use crate::local::wait_queues::WaitQueues;
+use crate::store::Store;
+use crate::store::request::WaitingClient;
+use crate::store::wake::Wake;
+
+/// The threads of a client that wait for locks.
+pub(super) struct ClientWaiters {
+    pub(super) queues: Arc<WaitQueues>,
+    pub(super) member_queues: Arc<WaitQueues>,
+    pub(super) store: Arc<dyn Store>,
+    pub(super) counters: Arc<Counters>,
+    pub(super) config: Config,
+    pub(super) client: Arc<str>,
+    pub(super) io_timeout: Duration,
+}
+
+impl ClientWaiters {
+    /// Lets the threads try that are first for a name. Returns `false` if there is none.
+    fn wake_heads(&self, name: &str) -> bool {
+        let store = &*self.store;
+        self.member_queues.wake(name, store) || self.queues.wake(name, store)
+    }
+}
+
+impl WakeTarget for ClientWaiters {
+    fn wake(&self, wake: &Wake) -> bool {
+        match wake {
+            Wake::Ready => {
+                self.queues.wake_all(&*self.store);
+                self.member_queues.wake_all(&*self.store);
+                true
+            }
+            Wake::Unlocked(names) => {
+                for name in names {
+                    self.queues.wake(name, &*self.store);
+                }
+                true
+            }
+            // What is no name of a lock concerns no client.
+            Wake::Lock(name) => {
+                self.counters.wakeups.add(1);
+                self.wake_heads(name) || self.config.check_name(name).is_err()
+            }
+        }
+    }
+
+    fn pass_on(&self, name: &str) -> bool {
+        if self.wake_heads(name) {
+            return true;
+        }
+        let waiting = WaitingClient { kind: None, name, client: &self.client };
+        let passed_on = self.store.unregister(waiting, end_of(self.io_timeout));
+        // A thread that began to wait in between is not registered now.
+        self.wake_heads(name);
+        passed_on.is_ok()
+    }
+}

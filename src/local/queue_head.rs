@@ -1,0 +1,55 @@
+//! The head of a wait queue while it acquires the lock.
+//!
+//! Decides what becomes of the queue when that ends: the head stays with the lock, leaves with it, or
+//! gives up.
+
+use std::sync::Arc;
+
+use crate::local::retry::is_outage;
+use crate::local::try_loop::Stopped;
+use crate::local::wait_queues::WaitQueues;
+use crate::store::hold::HoldKind;
+
+/// The head of a wait queue, which is given up even if the thread panics.
+pub(super) struct QueueHead<'a> {
+    queues: &'a WaitQueues,
+    name: &'a Arc<str>,
+    /// Whether the call waits without limit.
+    endless: bool,
+    kept: bool,
+}
+
+impl<'a> QueueHead<'a> {
+    pub(super) fn new(queues: &'a WaitQueues, name: &'a Arc<str>, endless: bool) -> Self {
+        Self { queues, name, endless, kept: false }
+    }
+
+    /// Stays the head, with the lock.
+    pub(super) fn keep(mut self) {
+        self.kept = true;
+    }
+
+    /// Makes the next thread the head, which may have the lock as well.
+    pub(super) fn leave(mut self, kind: HoldKind, room: u32) {
+        self.kept = true;
+        self.queues.leave_head(self.name, kind, room);
+    }
+
+    /// Returns `true` if another thread is at the head now.
+    pub(super) fn give_up(mut self, stopped: &Stopped) -> bool {
+        self.kept = true;
+        let outage = match stopped {
+            Stopped::Failed(failure) if self.endless && is_outage(failure) => Some(failure),
+            Stopped::Ended(_) | Stopped::Failed(_) | Stopped::TimedOut => None,
+        };
+        self.queues.give_up_head(self.name, outage)
+    }
+}
+
+impl Drop for QueueHead<'_> {
+    fn drop(&mut self) {
+        if !self.kept {
+            self.queues.give_up_head(self.name, None);
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! Trying for a lock until it is acquired, or the call ends without it.
+//!
+//! Decides when to try again: after a pause that a wake-up ends, and at once after failures that ask
+//! for it. What an attempt says and shows is decided in `attempt.rs`.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::clock::Moment;
+use crate::error::{Error, Result};
+use crate::failure::Failure;
+use crate::local::arrival::{NewHold, Tried};
+use crate::local::attempt::Attempt;
+use crate::local::lease::Lease;
+use crate::local::retry::Backoff;
+use crate::local::waiter::Waiter;
+
+/// Why a call ends without the lock.
+pub(super) enum Stopped {
+    /// The client is closed, or the wait is cancelled.
+    Ended(Error),
+    Failed(Failure),
+    TimedOut,
+}
+
+impl Stopped {
+    pub(super) fn into_result(self, name: &str) -> Result<Option<Arc<Lease>>> {
+        match self {
+            Self::Ended(error) => Err(error),
+            Self::Failed(failure) => Err(failure.into_error("acquire", name)),
+            Self::TimedOut => Ok(None),
+        }
+    }
+}
+
+/// Tries, waits and tries again.
+pub(super) fn try_until_acquired(
+    attempt: &mut Attempt<'_>,
+    waiter: &Waiter,
+) -> Result<NewHold, Stopped> {
+    let shared = attempt.shared;
+    let queues = attempt.queues();
+    let mut backoff = Backoff::new(shared.config.backoff);
+    let mut started = None;
+    // Until when the lock can be free only because it was released, by the last reply.
+    let mut held_until: Option<Moment> = None;
+    // Whether the last pause has ended without a wake-up.
+    let mut unsignalled = false;
+    if attempt.may_be_refused() {
+        // A thread that becomes the head after `close` has sent its signals does not get one.
+        queues.check_open().map_err(Stopped::Ended)?;
+    }
+    loop {
+        let pause = match attempt.run(started) {
+            Ok(Tried::Acquired(hold)) => {
+                if unsignalled && held_until.is_some_and(|end| Moment::now() < end) {
+                    shared.counters.missed_wakeups.add(1);
+                }
+                return Ok(hold);
+            }
+            Ok(Tried::Held { remaining, asked }) => {
+                queues.set_answer(waiter, Ok(()));
+                let pause = attempt.cut_pause(backoff.next().unwrap_or_default(), remaining);
+                held_until = remaining.map(|remaining| asked.after(remaining));
+                attempt.wait.cut(pause).ok_or(Stopped::TimedOut)?
+            }
+            Err(mut failure) => {
+                held_until = None;
+                let pause = attempt.retry.pause_after(&mut failure);
+                // A connection that was found broken is no outage.
+                if pause != Some(Duration::ZERO) {
+                    queues.set_answer(waiter, Err(&failure));
+                }
+                pause.ok_or(Stopped::Failed(failure))?
+            }
+        };
+        let _waiting = shared.counters.begin_wait();
+        queues.check_open().map_err(Stopped::Ended)?;
+        attempt.check_cancelled().map_err(Stopped::Ended)?;
+        let asleep = Instant::now();
+        started = waiter.sleep(pause, attempt.next_request()).map_err(Stopped::Ended)?;
+        unsignalled = asleep.elapsed() >= pause;
+        if !unsignalled {
+            // The lock was released a moment ago, so that another attempt may soon succeed too.
+            backoff = Backoff::new(shared.config.backoff);
+        }
+        queues.set_pending(waiter);
+    }
+}
