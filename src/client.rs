@@ -369,8 +369,8 @@ impl Client {
         self.shared.stats()
     }
 
-    /// Closes all clones of this client to new locks: calls that wait for a lock, and those that
-    /// begin later, return [`Error::Closed`](crate::Error::Closed).
+    /// Closes all clones of this client to new locks: calls that wait for a lock or are just
+    /// acquiring one, and those that begin later, return [`Error::Closed`](crate::Error::Closed).
     ///
     /// Live guards are not affected: their leases are still renewed, and they can be unlocked.
     pub fn close(&self) {

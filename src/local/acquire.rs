@@ -20,6 +20,7 @@ use crate::local::call_reports::{report_contended, report_outcome};
 use crate::local::lease::Lease;
 use crate::local::queue_head::QueueHead;
 use crate::local::reentrancy::{self, Level};
+use crate::local::release;
 use crate::local::shared::Shared;
 use crate::local::try_loop::{Stopped, try_until_acquired};
 use crate::local::turn::{self, Turn, TurnLimit};
@@ -102,7 +103,7 @@ impl LockCall<'_> {
     fn run(&self) -> Result<Option<Arc<Lease>>> {
         let span = CallSpan::open(|| &**self.name);
         let outcome = self.acquire().and_then(|lease| {
-            lease.as_deref().map_or(Ok(()), |lease| self.shared.check_not_ended(lease))?;
+            release::check_open(self.shared, lease.as_slice())?;
             Ok(lease)
         });
         let waited = self.caller.begin.elapsed();

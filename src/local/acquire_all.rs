@@ -26,7 +26,7 @@ use crate::store::request::{AcquireAll, AcquireAllReply};
 
 /// A call for several locks.
 struct SetCall<'a> {
-    shared: &'a Arc<Shared>,
+    shared: &'a Shared,
     names: &'a [Arc<str>],
     caller: Caller,
     wait: Wait,
@@ -44,7 +44,7 @@ enum Attempted {
 
 /// Acquires all locks or none. `None` if they cannot be had when the wait is over.
 pub(crate) fn acquire_all(
-    shared: &Arc<Shared>,
+    shared: &Shared,
     names: &[Arc<str>],
     options: &LockOptions,
     wait: Wait,
@@ -55,7 +55,10 @@ pub(crate) fn acquire_all(
     let caller = Caller { in_set: true, ..caller };
     let call = SetCall { shared, names, caller, wait, contended: Cell::default() };
     let span = CallSpan::open(|| names.join(", "));
-    let outcome = call.acquire().and_then(|leases| call.check_not_ended(leases));
+    let outcome = call.acquire().and_then(|leases| {
+        release::check_open(shared, leases.as_deref().unwrap_or_default())?;
+        Ok(leases)
+    });
     let waited = call.caller.begin.elapsed();
     if let Ok(Some(leases)) = &outcome {
         for lease in leases {
@@ -134,16 +137,6 @@ impl SetCall<'_> {
                 None => return Ok(None),
             }
         }
-    }
-
-    /// Gives back all locks if a shutdown has ended one.
-    fn check_not_ended(&self, leases: Option<Vec<Arc<Lease>>>) -> Result<Option<Vec<Arc<Lease>>>> {
-        let all = || leases.iter().flatten();
-        let ended = all().try_for_each(|lease| self.shared.check_not_ended(lease));
-        if ended.is_err() {
-            all().for_each(|lease| release::give_back(self.shared, lease));
-        }
-        ended.map(|()| leases)
     }
 
     fn give_back(&self, first: Option<(usize, Arc<Lease>)>) {

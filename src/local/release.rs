@@ -19,14 +19,14 @@ use crate::store::request::{Change, HoldReply, PostedChange, Release};
 
 /// Releases a level of a hold, and waits until it is known how that went. The hold ends with the
 /// last level.
-pub(crate) fn unlock(shared: &Arc<Shared>, lease: &Arc<Lease>) -> Result<()> {
+pub(crate) fn unlock(shared: &Shared, lease: &Arc<Lease>) -> Result<()> {
     let times = CallTimes::new(&shared.config, lease.duration());
     let retry = RetryPolicy::new(RetryLimit::Brief, &shared.config, times);
     unlock_level(shared, lease, true, retry)
 }
 
 /// As `unlock`, but sends the request and returns: the thread that reads the reply deals with it.
-pub(crate) fn unlock_on_drop(shared: &Arc<Shared>, lease: &Arc<Lease>) -> Result<()> {
+pub(crate) fn unlock_on_drop(shared: &Shared, lease: &Arc<Lease>) -> Result<()> {
     let retry = retry_on_drop(shared, lease);
     if !posts_releases(shared) {
         return unlock_level(shared, lease, false, retry);
@@ -49,7 +49,7 @@ pub(crate) fn unlock_on_drop(shared: &Arc<Shared>, lease: &Arc<Lease>) -> Result
 
 /// As `unlock_on_drop`, for the holds of a set, which have one level each: their releases are sent
 /// together. Errors are logged where they occur.
-pub(crate) fn unlock_all_on_drop(shared: &Arc<Shared>, leases: &[Arc<Lease>]) {
+pub(crate) fn unlock_all_on_drop(shared: &Shared, leases: &[Arc<Lease>]) {
     if !posts_releases(shared) || shared.identity.check_process().is_err() {
         return leases.iter().for_each(|lease| drop(unlock_on_drop(shared, lease)));
     }
@@ -76,10 +76,24 @@ fn posts_releases(shared: &Shared) -> bool {
     shared.config.uses(Mechanism::PostedRelease) && shared.config.uses(Mechanism::Handoff)
 }
 
-/// Ends a hold that was to be part of a set.
-pub(super) fn give_back(shared: &Arc<Shared>, lease: &Arc<Lease>) {
+/// Ends a hold for which there is no guard.
+pub(super) fn give_back(shared: &Shared, lease: &Arc<Lease>) {
     // A failure is cleaned up after.
     unlock_on_drop(shared, lease).unwrap_or_default();
+}
+
+/// Gives back new holds if the client was closed in the meantime: a shutdown may be what has freed
+/// their locks, and ends them.
+///
+/// # Errors
+///
+/// `Closed` if it was.
+pub(super) fn check_open(shared: &Shared, leases: &[Arc<Lease>]) -> Result<()> {
+    let open = shared.wait_queues.check_open();
+    if open.is_err() {
+        leases.iter().for_each(|lease| give_back(shared, lease));
+    }
+    open
 }
 
 /// With `durable`, what an inner level leaves must be as durable as a lock.

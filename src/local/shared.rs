@@ -165,15 +165,6 @@ impl Shared {
         self.renewer.add_lease(lease);
     }
 
-    /// Returns an error if a shutdown has ended a new hold, for which there is no guard yet.
-    pub(super) fn check_not_ended(&self, lease: &Lease) -> Result<()> {
-        if lease.is_ended() {
-            self.held_locks.remove(lease);
-            return Err(Error::Closed);
-        }
-        Ok(())
-    }
-
     pub(super) fn report_acquired(&self, lease: &Lease, caller: &Caller) {
         let (name, fence, waited) = (lease.name(), lease.fence, caller.begin.elapsed());
         self.counters.acquired.add(1);

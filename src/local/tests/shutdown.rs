@@ -51,11 +51,25 @@ fn a_call_under_way_is_waited_for() {
         assert_unconfirmed(&shut_down(&scene.shared, WHILE));
         shut_down(&scene.shared, SOON).expect("released");
         assert!(!scene.is_held());
-        match lock.join().expect("no panic") {
-            Ok(level) => assert!(level.is_some_and(|level| level.lease.is_ended())),
-            Err(error) => assert!(matches!(error, Error::Closed), "{error:?}"),
-        }
+        let outcome = lock.join().expect("no panic");
+        assert!(matches!(outcome, Err(Error::Closed)), "{outcome:?}");
     });
+    assert_eq!(scene.shared.stats().held, 0);
+}
+
+#[test]
+fn a_call_under_way_acquires_nothing_once_the_client_is_closed() {
+    let scene = Scene::new(LEASE * 10);
+    scene.store.set_outcomes(&[Outcome::Slow(3 * WHILE)]);
+    thread::scope(|scope| {
+        let lock = scope.spawn(|| scene.lock_with(Wait::Endless));
+        eventually(|| scene.is_held());
+        scene.shared.close();
+        let outcome = lock.join().expect("no panic");
+        assert!(matches!(outcome, Err(Error::Closed)), "{outcome:?}");
+    });
+    eventually(|| !scene.is_held());
+    scene.expect_events(["acquired", "released"]);
     assert_eq!(scene.shared.stats().held, 0);
 }
 
