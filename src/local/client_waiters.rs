@@ -1,7 +1,7 @@
 //! The threads of a client that wait for locks, as the listener sees them.
 //!
-//! Decides what a wake-up from another client does: which thread tries next, and that the wake-up is
-//! passed on if there is none.
+//! Decides what a wake-up from another client does: which thread tries next, and that the wake-up
+//! is passed on if there is none.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -27,6 +27,7 @@ pub(crate) mod outage;
 pub(crate) mod over_channel;
 pub(crate) mod pending;
 mod queue_head;
+mod queue_shard;
 pub(crate) mod reentrancy;
 pub(crate) mod release;
 pub(crate) mod renewer;

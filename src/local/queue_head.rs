@@ -1,7 +1,7 @@
 //! The head of a wait queue while it acquires the lock.
 //!
-//! Decides what becomes of the queue when that ends: the head stays with the lock, leaves with it, or
-//! gives up.
+//! Decides what becomes of the queue when that ends: the head stays with the lock, leaves with it,
+//! or gives up.
 
 use std::sync::Arc;
 

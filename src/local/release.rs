@@ -91,7 +91,9 @@ pub(super) fn give_back(shared: &Shared, lease: &Arc<Lease>) {
 pub(super) fn check_open(shared: &Shared, leases: &[Arc<Lease>]) -> Result<()> {
     let open = shared.wait_queues.check_open();
     if open.is_err() {
-        leases.iter().for_each(|lease| give_back(shared, lease));
+        for lease in leases {
+            give_back(shared, lease);
+        }
     }
     open
 }

@@ -1,7 +1,7 @@
 //! Trying for a lock until it is acquired, or the call ends without it.
 //!
-//! Decides when to try again: after a pause that a wake-up ends, and at once after failures that ask
-//! for it. What an attempt says and shows is decided in `attempt.rs`.
+//! Decides when to try again: after a pause that a wake-up ends, and at once after failures that
+//! ask for it. What an attempt says and shows is decided in `attempt.rs`.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -11,7 +11,7 @@ use crate::failure::Failure;
 use crate::local::lease::Lease;
 use crate::local::pending::PendingHandoff;
 use crate::local::wait_queue::TimedOut;
-use crate::local::wait_queues::{WaitQueues, unanswered};
+use crate::local::wait_queues::WaitQueues;
 use crate::local::waiter::{Signal, Waiter};
 
 /// How the wait behind other threads has ended.
@@ -92,4 +92,9 @@ pub(crate) fn wait(queues: &WaitQueues, waiter: &Waiter, limit: Option<TurnLimit
             },
         }
     }
+}
+
+/// The failure of a call whose time was over before the thread in front of it had an answer.
+pub(super) fn unanswered() -> Failure {
+    Failure::too_late(&Arc::from("the server"), "no reply has come to the thread in front")
 }

@@ -2,7 +2,7 @@
 //! came. It exists while a thread of the client acquires or holds the lock.
 //!
 //! Decides what the state of its head allows, and what a waiter is told whose time is over. Knows
-//! neither what signals do nor the other queues.
+//! nothing of the other queues.
 //!
 //! | head | meaning | next |
 //! |---|---|---|
@@ -33,7 +33,7 @@ use std::{fmt, mem};
 
 use crate::failure::Failure;
 use crate::local::lease::Lease;
-use crate::local::waiter::{QueuedWaiter, Signals, Waiter};
+use crate::local::waiter::{QueuedWaiter, Signal, Signals, Waiter};
 use crate::store::hold::{HoldId, HoldKind};
 
 /// It is small, because no thread waits for most locks.
@@ -148,16 +148,16 @@ impl WaitQueue {
     /// Removes and returns the first waiters, which may try beside the head where there is `room`
     /// for so many holds of a kind. One of them stays to be the head after this one, so that who
     /// wants another kind, and comes after them, does not ask before.
-    pub(super) fn let_try_beside(&mut self, kind: HoldKind, room: u32) -> Vec<QueuedWaiter> {
-        let Some(Waiters { queue, beside, .. }) = self.waiters.as_deref_mut() else {
-            return Vec::new();
-        };
+    pub(super) fn signal_beside(&mut self, kind: HoldKind, room: u32) {
+        let Some(Waiters { queue, beside, .. }) = self.waiters.as_deref_mut() else { return };
         let alike = queue.iter().take_while(|waiter| waiter.caller.kind.shares_with(kind)).count();
         // The head, and others who were let try, may still get what is free.
         let room = room.saturating_sub(*beside).saturating_sub(1);
         let count = alike.saturating_sub(1).min(usize::try_from(room).unwrap_or(usize::MAX));
         *beside = beside.saturating_add(u32::try_from(count).unwrap_or(u32::MAX));
-        queue.drain(..count).collect()
+        for waiter in queue.drain(..count) {
+            waiter.signals.send(Signal::Beside);
+        }
     }
 
     /// Notes that one who was let try beside the head has its answer.
@@ -208,9 +208,12 @@ impl WaitQueue {
         Some(TimedOut::Overdue(head))
     }
 
-    /// Removes and returns the waiters that are overdue, to be told what the head has learned.
-    pub(super) fn remove_overdue(&mut self) -> Vec<Arc<Signals>> {
-        self.waiters.as_mut().map(|waiters| mem::take(&mut waiters.overdue)).unwrap_or_default()
+    /// Removes the waiters that are overdue, and tells them what the head has learned.
+    pub(super) fn signal_overdue(&mut self, signal: impl Fn() -> Signal) {
+        let overdue = self.waiters.as_mut().map(|waiters| mem::take(&mut waiters.overdue));
+        for signals in overdue.unwrap_or_default() {
+            signals.send(signal());
+        }
     }
 
     /// Removes and returns the waiters that would wait without limit.

@@ -7,7 +7,6 @@
 //! The head is signalled that the lock may be free without the lock of its shard, because its next
 //! request is sent at the same time: threads that want other locks do not wait for that.
 
-use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -18,9 +17,9 @@ use crate::error::{Error, Result};
 use crate::failure::Failure;
 use crate::local::call::Caller;
 use crate::local::lease::Lease;
+use crate::local::queue_shard::{Position, QueueShard};
 use crate::local::wait_queue::{Handoffs, Place, TimedOut, WaitQueue};
-use crate::local::waiter::{QueuedWaiter, Signal, Signals, Waiter};
-use crate::shrink::shrink;
+use crate::local::waiter::{QueuedWaiter, Signal, Waiter};
 use crate::store::Store;
 use crate::store::hold::{HoldId, HoldKind};
 use crate::sync::{AtomicBool, Condvar, Mutex, MutexGuard, wait_while};
@@ -31,7 +30,7 @@ const SHARDS: usize = 16;
 #[derive(Debug, Default)]
 pub(crate) struct WaitQueues {
     hasher: RandomState,
-    shards: [Mutex<HashMap<Arc<str>, WaitQueue>>; SHARDS],
+    shards: [Mutex<QueueShard>; SHARDS],
     /// Set before the waiters are signalled, and read under a shard's lock before one is added.
     closed: AtomicBool,
     sleepers: Sleepers,
@@ -42,18 +41,6 @@ pub(crate) struct WaitQueues {
 struct Sleepers {
     lock: Mutex<()>,
     closed: Condvar,
-}
-
-/// Where a thread is in the queue that it has joined.
-#[derive(Debug)]
-pub(crate) enum Position {
-    /// Behind another thread.
-    Behind,
-    /// At the head, to acquire the lock.
-    Head {
-        /// Whether the release of an earlier hold is not confirmed.
-        after_release: bool,
-    },
 }
 
 impl WaitQueues {
@@ -78,10 +65,10 @@ impl WaitQueues {
         self.sleepers.closed.notify_all();
         for shard in &self.shards {
             let shard = shard.lock();
-            for signals in shard.values().flat_map(WaitQueue::waiting) {
+            for signals in shard.waiting() {
                 signals.send(Signal::Closed);
             }
-            let heads = acquiring_heads(&shard);
+            let heads = shard.acquiring_heads();
             drop(shard);
             for signals in heads {
                 signals.send(Signal::Closed);
@@ -100,7 +87,7 @@ impl WaitQueues {
         if shard.get(name).is_some_and(WaitQueue::has_head) {
             return Ok(None);
         }
-        Ok(Some(push(&mut shard, name, caller, false, Place::Last)))
+        Ok(Some(shard.push(name, caller, false, Place::Last)))
     }
 
     /// Joins a queue.
@@ -113,7 +100,7 @@ impl WaitQueues {
     ) -> Result<(Waiter, Position)> {
         let mut shard = self.shard(name);
         self.check_open()?;
-        Ok(push(&mut shard, name, caller, endless, place))
+        Ok(shard.push(name, caller, endless, place))
     }
 
     /// Decides on a waiter whose time is over, and which has come at `joined`. `None` if it has
@@ -139,7 +126,7 @@ impl WaitQueues {
 
     /// Returns `true` if a thread of this client holds the lock or waits for it.
     pub(crate) fn has_queue(&self, name: &Arc<str>) -> bool {
-        self.shard(name).contains_key(name)
+        self.shard(name).get(name).is_some()
     }
 
     /// Records what the last request of a head has shown: that another owner holds the lock, or
@@ -150,7 +137,7 @@ impl WaitQueues {
         if let Some(queue) = shard.get_mut(&head.name)
             && queue.set_answer(head, answer)
         {
-            signal_overdue(queue, || match answer {
+            queue.signal_overdue(|| match answer {
                 Ok(()) => Signal::Contended,
                 Err(failure) => Signal::Failed(failure.clone()),
             });
@@ -177,7 +164,7 @@ impl WaitQueues {
     fn set_held(&self, lease: &Arc<Lease>, set: fn(&mut WaitQueue, &Arc<Lease>)) {
         if let Some(queue) = self.shard(lease.name()).get_mut(lease.name()) {
             set(queue, lease);
-            signal_overdue(queue, || Signal::Contended);
+            queue.signal_overdue(|| Signal::Contended);
         }
         // A hold that was lost before it was at the head has not been missed there.
         if lease.remaining().is_zero() {
@@ -192,26 +179,12 @@ impl WaitQueues {
 
     /// Forgets and returns the holds whose release is not confirmed.
     pub(crate) fn take_released(&self, name: &Arc<str>) -> Vec<Arc<Lease>> {
-        let mut shard = self.shard(name);
-        let Some(queue) = shard.get_mut(name) else { return Vec::new() };
-        let released = queue.take_released();
-        if !queue.has_head() {
-            shard.remove(name);
-            shrink(&mut shard);
-        }
-        released
+        self.shard(name).take_released(name)
     }
 
     /// Forgets a hold whose release is confirmed.
     pub(crate) fn confirm_release(&self, hold: &HoldId) {
-        let mut shard = self.shard(&hold.name);
-        if let Some(queue) = shard.get_mut(&hold.name) {
-            queue.confirm_release(hold);
-            if !queue.has_head() && queue.released().is_empty() {
-                shard.remove(&hold.name);
-                shrink(&mut shard);
-            }
-        }
+        self.shard(&hold.name).confirm_release(hold);
     }
 
     /// Removes the head, which gives up without the lock. If that is because the server cannot be
@@ -226,7 +199,7 @@ impl WaitQueues {
                 waiter.signals.send(Signal::Failed(failure.clone()));
             }
         }
-        advance(&mut shard, name)
+        shard.advance(name)
     }
 
     /// Removes the head, which has what it came for, but not for itself alone: there is `room` for
@@ -235,10 +208,10 @@ impl WaitQueues {
     pub(crate) fn leave_head(&self, name: &Arc<str>, kind: HoldKind, room: u32) {
         let mut shard = self.shard(name);
         if let Some(queue) = shard.get_mut(name) {
-            signal_overdue(queue, || Signal::Outside);
-            signal_beside(queue, kind, room);
+            queue.signal_overdue(|| Signal::Outside);
+            queue.signal_beside(kind, room);
         }
-        advance(&mut shard, name);
+        shard.advance(name);
     }
 
     /// Notes that a thread which was let try beside the head has its answer, and for how many more
@@ -247,7 +220,7 @@ impl WaitQueues {
         if let Some(queue) = self.shard(name).get_mut(name) {
             queue.end_beside();
             if queue.does_head_share() {
-                signal_beside(queue, kind, room);
+                queue.signal_beside(kind, room);
             }
         }
     }
@@ -256,7 +229,7 @@ impl WaitQueues {
     pub(crate) fn end_hold(&self, lease: &Lease) {
         let mut shard = self.shard(lease.name());
         if shard.get(lease.name()).is_some_and(|queue| queue.is_held_by(lease)) {
-            advance(&mut shard, lease.name());
+            shard.advance(lease.name());
         }
     }
 
@@ -275,21 +248,14 @@ impl WaitQueues {
         may_be_handed_off: bool,
     ) -> Option<(QueuedWaiter, Handoffs)> {
         let mut shard = self.shard(lease.name());
-        let Some(queue) = shard.get_mut(lease.name()) else {
-            shard.insert(lease.name().clone(), WaitQueue::without_head(lease));
-            return None;
-        };
-        let is_held = queue.is_held_by(lease);
-        if is_held
-            && may_be_handed_off
+        if may_be_handed_off
+            && let Some(queue) = shard.get_mut(lease.name())
+            && queue.is_held_by(lease)
             && let Some(next) = queue.start_handoff()
         {
             return Some(next);
         }
-        queue.add_released(lease);
-        if is_held {
-            advance(&mut shard, lease.name());
-        }
+        shard.add_released(lease);
         None
     }
 
@@ -311,79 +277,17 @@ impl WaitQueues {
     /// As `wake`, for every lock.
     pub(crate) fn wake_all(&self, store: &dyn Store) {
         for shard in &self.shards {
-            let heads = acquiring_heads(&shard.lock());
+            let heads = shard.lock().acquiring_heads();
             for signals in heads {
                 signals.wake(|request| request.start(store));
             }
         }
     }
 
-    fn shard(&self, name: &str) -> MutexGuard<'_, HashMap<Arc<str>, WaitQueue>> {
+    fn shard(&self, name: &str) -> MutexGuard<'_, QueueShard> {
         let hash = self.hasher.hash_one(name);
         self.shards[usize::try_from(hash % SHARDS as u64).unwrap_or(0)].lock()
     }
-}
-
-/// Adds a thread to a queue, or begins one with it.
-fn push(
-    shard: &mut HashMap<Arc<str>, WaitQueue>,
-    name: &Arc<str>,
-    caller: &Caller,
-    endless: bool,
-    place: Place,
-) -> (Waiter, Position) {
-    let waiter = Waiter::new(name);
-    let Some(queue) = shard.get_mut(name) else {
-        shard.insert(name.clone(), WaitQueue::new(&waiter, caller.kind));
-        return (waiter, Position::Head { after_release: false });
-    };
-    if !queue.has_head() {
-        queue.set_acquiring(&waiter.signals, caller.kind);
-        return (waiter, Position::Head { after_release: !queue.released().is_empty() });
-    }
-    let signals = waiter.signals.clone();
-    queue.push(QueuedWaiter { caller: caller.clone(), endless, signals }, place);
-    (waiter, Position::Behind)
-}
-
-/// Makes the first waiter the head, or removes the queue. Returns `false` without a waiter.
-fn advance(shard: &mut HashMap<Arc<str>, WaitQueue>, name: &Arc<str>) -> bool {
-    let Some(queue) = shard.get_mut(name) else { return false };
-    let Some(next) = queue.advance() else {
-        // The head may have left before it asked for them.
-        signal_overdue(queue, || Signal::Outside);
-        if queue.remove_head() {
-            shard.remove(name);
-            shrink(shard);
-        }
-        return false;
-    };
-    next.signals.send(Signal::Head { yields: false });
-    true
-}
-
-/// Lets waiters try beside the head.
-fn signal_beside(queue: &mut WaitQueue, kind: HoldKind, room: u32) {
-    for waiter in queue.let_try_beside(kind, room) {
-        waiter.signals.send(Signal::Beside);
-    }
-}
-
-/// Tells the waiters whose time is over what the head has learned.
-fn signal_overdue(queue: &mut WaitQueue, signal: impl Fn() -> Signal) {
-    for overdue in queue.remove_overdue() {
-        overdue.send(signal());
-    }
-}
-
-/// The failure of a call whose time was over before the thread in front of it had an answer.
-pub(super) fn unanswered() -> Failure {
-    Failure::too_late(&Arc::from("the server"), "no reply has come to the thread in front")
-}
-
-/// Returns the signals of the heads that acquire their locks.
-fn acquiring_heads(shard: &HashMap<Arc<str>, WaitQueue>) -> Vec<Arc<Signals>> {
-    shard.values().filter_map(WaitQueue::acquiring).cloned().collect()
 }
 
 #[cfg(test)]
@@ -394,7 +298,7 @@ mod tests {
     use crate::event::Events;
     use crate::local::end_notifier::EndNotifier;
     use crate::local::pending::tests::request;
-    use crate::local::turn::{self, Turn, TurnLimit};
+    use crate::local::turn::{self, Turn, TurnLimit, unanswered};
     use crate::store::memory::Memory;
     use std::thread;
     use std::time::Duration;

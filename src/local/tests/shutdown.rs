@@ -8,12 +8,12 @@ use crate::error::{Error, Result};
 use crate::local::acquire::LockCall;
 use crate::local::arrival::Arrival;
 use crate::local::call::{Caller, Wait};
+use crate::local::queue_shard::Position;
 use crate::local::shutdown::shut_down;
 use crate::local::status;
 use crate::local::tests::{LEASE, Outcome, Scene, eventually};
 use crate::local::turn::{self, Turn};
 use crate::local::wait_queue::Place;
-use crate::local::wait_queues::Position;
 
 /// Long for what a thread does between two lines of a test.
 const WHILE: Duration = Duration::from_millis(100);

@@ -1,0 +1,131 @@
+//! Wait queues that share a lock: those of the names that fall to it.
+//!
+//! Decides when there is a queue for a name: while a thread is at its head, or a release is not
+//! confirmed.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use crate::local::call::Caller;
+use crate::local::lease::Lease;
+use crate::local::wait_queue::{Place, WaitQueue};
+use crate::local::waiter::{QueuedWaiter, Signal, Signals, Waiter};
+use crate::shrink::shrink;
+use crate::store::hold::HoldId;
+
+/// Where a thread is in the queue that it has joined.
+#[derive(Debug)]
+pub(crate) enum Position {
+    /// Behind another thread.
+    Behind,
+    /// At the head, to acquire the lock.
+    Head {
+        /// Whether the release of an earlier hold is not confirmed.
+        after_release: bool,
+    },
+}
+
+/// The queues, by name.
+#[derive(Debug, Default)]
+pub(super) struct QueueShard(HashMap<Arc<str>, WaitQueue>);
+
+impl QueueShard {
+    pub(super) fn get(&self, name: &str) -> Option<&WaitQueue> {
+        self.0.get(name)
+    }
+
+    pub(super) fn get_mut(&mut self, name: &str) -> Option<&mut WaitQueue> {
+        self.0.get_mut(name)
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Adds a thread to a queue, or begins one with it.
+    pub(super) fn push(
+        &mut self,
+        name: &Arc<str>,
+        caller: &Caller,
+        endless: bool,
+        place: Place,
+    ) -> (Waiter, Position) {
+        let waiter = Waiter::new(name);
+        let Some(queue) = self.0.get_mut(name) else {
+            self.0.insert(name.clone(), WaitQueue::new(&waiter, caller.kind));
+            return (waiter, Position::Head { after_release: false });
+        };
+        if !queue.has_head() {
+            queue.set_acquiring(&waiter.signals, caller.kind);
+            return (waiter, Position::Head { after_release: !queue.released().is_empty() });
+        }
+        let signals = waiter.signals.clone();
+        queue.push(QueuedWaiter { caller: caller.clone(), endless, signals }, place);
+        (waiter, Position::Behind)
+    }
+
+    /// Makes the first waiter the head, or removes the queue. Returns `false` without a waiter.
+    pub(super) fn advance(&mut self, name: &str) -> bool {
+        let Some(queue) = self.0.get_mut(name) else { return false };
+        let Some(next) = queue.advance() else {
+            // The head may have left before it asked for them.
+            queue.signal_overdue(|| Signal::Outside);
+            if queue.remove_head() {
+                self.remove(name);
+            }
+            return false;
+        };
+        next.signals.send(Signal::Head { yields: false });
+        true
+    }
+
+    /// Adds a hold that is released without a waiter, and removes it from the head of its queue.
+    pub(super) fn add_released(&mut self, lease: &Arc<Lease>) {
+        let name = lease.name();
+        let Some(queue) = self.0.get_mut(name) else {
+            self.0.insert(name.clone(), WaitQueue::without_head(lease));
+            return;
+        };
+        let is_held = queue.is_held_by(lease);
+        queue.add_released(lease);
+        if is_held {
+            self.advance(name);
+        }
+    }
+
+    /// Forgets and returns the holds whose release is not confirmed.
+    pub(super) fn take_released(&mut self, name: &str) -> Vec<Arc<Lease>> {
+        let Some(queue) = self.0.get_mut(name) else { return Vec::new() };
+        let released = queue.take_released();
+        if !queue.has_head() {
+            self.remove(name);
+        }
+        released
+    }
+
+    /// Forgets a hold whose release is confirmed.
+    pub(super) fn confirm_release(&mut self, hold: &HoldId) {
+        if let Some(queue) = self.0.get_mut(&hold.name) {
+            queue.confirm_release(hold);
+            if !queue.has_head() && queue.released().is_empty() {
+                self.remove(&hold.name);
+            }
+        }
+    }
+
+    /// Returns the signals of all waiters.
+    pub(super) fn waiting(&self) -> impl Iterator<Item = &Arc<Signals>> {
+        self.0.values().flat_map(WaitQueue::waiting)
+    }
+
+    /// Returns the signals of the heads that acquire their locks.
+    pub(super) fn acquiring_heads(&self) -> Vec<Arc<Signals>> {
+        self.0.values().filter_map(WaitQueue::acquiring).cloned().collect()
+    }
+
+    fn remove(&mut self, name: &str) {
+        self.0.remove(name);
+        shrink(&mut self.0);
+    }
+}
