@@ -104,7 +104,7 @@ impl LockCall<'_> {
     fn run(&self) -> Result<Option<Arc<Lease>>> {
         let span = CallSpan::open(|| &**self.name);
         let outcome = self.acquire().and_then(|lease| {
-            release::check_open(self.shared, lease.as_slice())?;
+            release::check_wanted(self.shared, &self.caller.options, lease.as_slice())?;
             Ok(lease)
         });
         let waited = self.caller.begin.elapsed();

@@ -56,7 +56,7 @@ pub(crate) fn acquire_all(
     let call = SetCall { shared, names, caller, wait, contended: Cell::default() };
     let span = CallSpan::open(|| names.join(", "));
     let outcome = call.acquire().and_then(|leases| {
-        release::check_open(shared, leases.as_deref().unwrap_or_default())?;
+        release::check_wanted(shared, options, leases.as_deref().unwrap_or_default())?;
         Ok(leases)
     });
     let waited = call.caller.begin.elapsed();

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use crate::clock::end_of;
-use crate::config::Mechanism;
+use crate::config::{LockOptions, Mechanism};
 use crate::error::Result;
 use crate::local::call::CallTimes;
 use crate::local::end_notifier::HoldFailure;
@@ -82,20 +82,25 @@ pub(super) fn give_back(shared: &Shared, lease: &Arc<Lease>) {
     unlock_on_drop(shared, lease).unwrap_or_default();
 }
 
-/// Gives back new holds if the client was closed in the meantime: a shutdown may be what has freed
-/// their locks, and ends them.
+/// Gives back new holds if the client was closed in the meantime, or the wait cancelled: the thread
+/// that did so may be what has freed their locks.
 ///
 /// # Errors
 ///
-/// `Closed` if it was.
-pub(super) fn check_open(shared: &Shared, leases: &[Arc<Lease>]) -> Result<()> {
-    let open = shared.wait_queues.check_open();
-    if open.is_err() {
+/// `Closed` if the client was closed, `Cancelled` if the wait was cancelled.
+pub(super) fn check_wanted(
+    shared: &Shared,
+    options: &LockOptions,
+    leases: &[Arc<Lease>],
+) -> Result<()> {
+    let is_cancelled = || leases.iter().try_for_each(|lease| options.check_cancelled(lease.name()));
+    let wanted = shared.wait_queues.check_open().and_then(|()| is_cancelled());
+    if wanted.is_err() {
         for lease in leases {
             give_back(shared, lease);
         }
     }
-    open
+    wanted
 }
 
 /// With `durable`, what an inner level leaves must be as durable as a lock.

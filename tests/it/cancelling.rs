@@ -12,7 +12,8 @@ stores! {
     every store:
         cancelling_ends_every_wait_at_once,
         a_cancelled_call_sends_nothing,
-        cancelling_leaves_locks_and_other_waits_alone;
+        cancelling_leaves_locks_and_other_waits_alone,
+        a_cancelled_wait_does_not_get_what_is_released_right_after;
     every server:
         a_cancelled_wait_leaves_no_trace,
         cancelling_ends_a_wait_for_a_hung_server;
@@ -82,6 +83,24 @@ fn cancelling_leaves_locks_and_other_waits_alone(store: &Store) {
         patient.join().unwrap();
     });
     take(&client, "a").unlock().unwrap();
+}
+
+fn a_cancelled_wait_does_not_get_what_is_released_right_after(store: &Store) {
+    let client = store.open(patient());
+    for _ in 0..20 {
+        let (canceller, guard) = (Canceller::new(), take(&client, "a"));
+        let mutex = client.mutex("a").cancelled_by(&canceller);
+        thread::scope(|scope| {
+            let waits = [(); 2].map(|()| scope.spawn(|| mutex.lock().map(drop)));
+            eventually(SOON, || client.stats().waiting == 2);
+            canceller.cancel();
+            drop(guard);
+            for wait in waits {
+                assert_cancelled(wait.join().unwrap());
+            }
+        });
+        assert_eq!(client.stats().held, 0);
+    }
 }
 
 fn a_cancelled_wait_leaves_no_trace(server: &Server) {

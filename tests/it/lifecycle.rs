@@ -5,12 +5,14 @@ use std::thread;
 use leasehold::{Client, Error};
 
 use crate::support::{
-    LEASE, SOON, Server, Store, ms, patient, stores, take, throughout, timed, while_held,
+    LEASE, SOON, Server, Store, eventually, ms, patient, stores, take, throughout, timed,
+    while_held,
 };
 
 stores! {
     every store:
         close_ends_the_waits_of_every_thread,
+        close_leaves_nothing_to_the_waits_for_what_is_released_right_after,
         a_closed_client_grants_no_new_locks,
         guards_outlive_close,
         a_guard_outlives_its_client;
@@ -39,6 +41,22 @@ fn close_ends_the_waits_of_every_thread(store: &Store) {
         assert!(took < ms(2000), "{took:?}");
     });
     guard.unlock().unwrap();
+}
+
+fn close_leaves_nothing_to_the_waits_for_what_is_released_right_after(store: &Store) {
+    for _ in 0..10 {
+        let client = store.open(patient());
+        let guard = take(&client, "a");
+        thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| assert_closed(client.lock("a").map(drop)));
+            }
+            eventually(SOON, || client.stats().waiting == 2);
+            client.close();
+            drop(guard);
+        });
+        assert_eq!(client.stats().held, 0);
+    }
 }
 
 fn a_closed_client_grants_no_new_locks(store: &Store) {
