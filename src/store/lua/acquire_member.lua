@@ -4,7 +4,7 @@
 -- SETS  `begins` and `keeps`; and `live`, the number of other permits that are held
 local busy, live = false, 0
 if serves then
-  local ends = redis.call('zscore', KEYS[1], me .. ':0')
+  local ends = me and redis.call('zscore', KEYS[1], me .. ':0')
   offered = ends and tonumber(ends) > now
   busy = blocked and not offered
 end
@@ -20,7 +20,7 @@ if not repeated and not busy and redis.call('exists', KEYS[1]) == 1 then
     busy = held and (held == 'w:' or kind == 'w:')
   end
 end
-if joined or busy and ARGV[5] ~= '0' then
+if joined or busy and me then
   if not joined then
     redis.pcall('zadd', queue, 'nx', time[1] * 1000 + time[2] / 1000, me)
   end

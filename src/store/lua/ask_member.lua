@@ -12,7 +12,9 @@
 if foreign then
   return foreign
 end
-local kind, me = string.sub(ARGV[1], 1, 2), ARGV[4]
+local kind = string.sub(ARGV[1], 1, 2)
+-- A client that does not wait leaves an offer to the thread of it that does.
+local me = ARGV[5] ~= '0' and ARGV[4] or nil
 local queue, window, permits = KEYS[3], tonumber(ARGV[7]), tonumber(ARGV[8])
 local shard = ARGV[9]
 local queued = redis.pcall('exists', queue) == 1
@@ -20,14 +22,13 @@ local repeated, offered = false, false
 if left ~= -2 then
   local ends = redis.call('zscore', KEYS[1], ARGV[1])
   repeated = ends and tonumber(ends) > now
-  ends = redis.call('zscore', KEYS[1], me .. ':0')
-  -- A client that does not wait leaves the offer to the thread of it that does.
-  offered = ARGV[5] ~= '0' and not repeated and ends and tonumber(ends) > now
+  ends = me and not repeated and redis.call('zscore', KEYS[1], me .. ':0')
+  offered = ends and tonumber(ends) > now
 end
 -- A client that has to wait is registered before any other write: a server that is out of memory
 -- refuses the first write of a script only.
 local serves = queued and not repeated and not offered
-local joined = serves and ARGV[5] ~= '0'
+local joined = serves and me
 if joined then
   redis.pcall('zadd', queue, 'nx', time[1] * 1000 + time[2] / 1000, me)
 end

@@ -43,6 +43,7 @@ stores!(
     a_client_that_is_gone_is_skipped,
     a_client_that_has_stopped_costs_one_offer,
     a_wake_up_that_no_thread_waits_for_is_passed_on,
+    an_offer_is_left_to_the_thread_that_waits,
     an_offer_that_is_taken_back_adds_no_permit,
     a_full_server_refuses_holds_and_renews_and_releases_them,
     a_refused_limit_leaves_no_key_without_a_time_to_live,
@@ -390,6 +391,35 @@ fn a_wake_up_that_no_thread_waits_for_is_passed_on(process: &Server) {
         assert!(takes_its_turn(&store, &third));
         release(&store, &third);
         assert!([&mut a, &mut b, &mut c].into_iter().all(|client| nothing_comes(&mut **client)));
+    }
+}
+
+/// Which may have to be told first, because its turn came without a message.
+fn an_offer_is_left_to_the_thread_that_waits(process: &Server) {
+    let store = single(process);
+    let permit = Permit { of: 1 };
+    for (held, wanted, last) in
+        [(Write, Read, Write), (Read, Write, Write), (permit, permit, permit)]
+    {
+        let [mut waiting, mut behind] = ["a", "b"].map(|client| listen(&store, client));
+        for told in [true, false] {
+            assert!(tries(&store, &of(held, 1)));
+            waits(&store, &by("a", wanted, 1));
+            waits(&store, &by("b", last, 1));
+            if told {
+                release(&store, &of(held, 1));
+                assert!(is_woken(&mut *waiting), "{held:?}");
+            } else {
+                process.command(&["DEL", &keys()[0]]);
+            }
+            assert!(!tries(&store, &by("a", wanted, 2)), "{held:?}");
+            assert!(told || is_woken(&mut *waiting), "{held:?}");
+            assert!(takes_its_turn(&store, &by("a", wanted, 1)), "{held:?}");
+            assert_eq!(queue(process).len(), 1);
+            release(&store, &by("a", wanted, 1));
+            assert!(is_woken(&mut *behind) && takes_its_turn(&store, &by("b", last, 1)));
+            release(&store, &by("b", last, 1));
+        }
     }
 }
 
