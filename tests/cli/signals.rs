@@ -3,7 +3,7 @@
 use std::fs;
 use std::process::{Command, Stdio};
 
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::support::{Running, Server, client, eventually, json, leasehold};
 
@@ -54,6 +54,19 @@ fn a_signal_that_ends_the_command_is_its_status() {
     running.signal(Signal::TERM);
     assert_eq!(running.code(), 128 + 15);
     assert!(client(&server).try_lock("a").unwrap().is_some(), "it is released");
+}
+
+#[test]
+fn a_command_that_is_stopped_ends_by_a_signal() {
+    let server = Server::redis();
+    let ending = [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM];
+    for (signal, name) in forwarded().filter(|(signal, _)| ending.contains(signal)) {
+        let mut running = run(&server, &[], "echo $$; exec sleep 60");
+        let command = running.next().parse().ok().and_then(Pid::from_raw);
+        kill_process(command.expect("its process id"), Signal::STOP).unwrap();
+        running.signal(signal);
+        assert_eq!(running.code(), 128 + signal.as_raw(), "{name}");
+    }
 }
 
 #[test]

@@ -76,6 +76,10 @@ impl Child {
             return;
         }
         self.signal(signal);
+        if matches!(signal, Signal::HUP | Signal::INT | Signal::QUIT | Signal::TERM) {
+            // A stopped command could not end.
+            self.resume();
+        }
     }
 
     /// Asks the command to end, even if it is stopped.
