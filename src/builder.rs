@@ -188,7 +188,7 @@ impl Builder {
 
     /// Sets how long the server keeps the counter of [fencing tokens](crate::Guard::fence) of a
     /// name that is used no more, counted from when its last hold began. Until then, each name that
-    /// was ever used takes some memory: 120 to 150 bytes if it has a dozen characters. So a shorter
+    /// was ever used takes some memory: 100 to 150 bytes if it has a dozen characters. So a shorter
     /// time is for programs that use many names once.
     ///
     /// Once the counter is gone, the fences of the name begin again at the server's clock, or with

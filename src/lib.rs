@@ -210,7 +210,7 @@
 //! an empty prefix each library sees the other's locks, and with
 //! [`redisson`](Builder::redisson) they wake each other. The fence is a
 //! counter, `leasehold:fence:{lock:name}`, which lives for a day after its last use, or for another
-//! [`fence_life`](Builder::fence_life), and takes 120 to 150 bytes. Waiting clients are in the
+//! [`fence_life`](Builder::fence_life), and takes 100 to 150 bytes. Waiting clients are in the
 //! sorted set `leasehold:queue:{lock:name}`. A lock that is offered to one of them has the field
 //! `<client id>:0` with depth 0, for 200 ms at most. A lock that stays taken after its release, by
 //! [`hold_at_least`](Mutex::hold_at_least), has the owner that it had, with depth 0.
