@@ -71,6 +71,15 @@ impl Terminal {
         eventually(seen);
     }
 
+    /// The numbers on the screen.
+    #[track_caller]
+    fn numbers<const COUNT: usize>(&self) -> [i32; COUNT] {
+        let screen = self.screen.lock().clone();
+        let words = screen.split(|char: char| !char.is_ascii_digit());
+        let numbers: Vec<_> = words.filter_map(|word| word.parse().ok()).collect();
+        numbers.try_into().unwrap_or_else(|_| panic!("{screen:?}"))
+    }
+
     #[track_caller]
     fn code(&mut self) -> i32 {
         let mut status = None;
@@ -88,6 +97,18 @@ impl Drop for Terminal {
         self.process.kill().ok();
         self.process.wait().ok();
     }
+}
+
+/// The beginning of a script that starts no process later: a shell that is stopped at that moment
+/// may count as waiting for the new process, which is stopped.
+#[cfg(target_os = "linux")]
+const WAITING: &str = "sleep 60 & trap 'kill $!; exit 4' USR1";
+
+/// Whether the process with this id is stopped.
+#[cfg(target_os = "linux")]
+fn is_stopped(id: i32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{id}/status")).unwrap();
+    status.contains("State:\tT")
 }
 
 #[test]
@@ -123,25 +144,54 @@ fn the_command_reads_from_the_terminal() {
 #[test]
 fn a_key_that_stops_the_program_stops_a_command_with_other_input() {
     let server = Server::redis();
-    let script = "echo process $$.; while :; do sleep 0.02; done";
+    let script = format!("{WAITING}; echo process $$.; wait");
     let program = leasehold(&server, &[]).get_program().to_owned();
     let mut shell = Command::new("sh");
-    shell.args(["-c", "exec \"$0\" run a -- sh -c \"$1\" </dev/null"]).arg(program).arg(script);
+    shell.args(["-c", "exec \"$0\" run a -- sh -c \"$1\" </dev/null"]).arg(program).arg(&script);
     let mut terminal = Terminal::run(shell.env("REDIS_URL", server.url()));
     terminal.wait_for(".\r\n");
-    let screen = terminal.screen.lock().clone();
-    let id: String = screen.chars().filter(char::is_ascii_digit).collect();
-    let is_stopped = || {
-        let status = std::fs::read_to_string(format!("/proc/{id}/status")).unwrap();
-        status.contains("State:\tT")
-    };
-    assert!(!is_stopped());
+    let [command] = terminal.numbers();
+    assert!(!is_stopped(command));
     terminal.press("\u{1a}");
-    eventually(is_stopped);
+    let program = terminal.process.id().cast_signed();
+    eventually(|| is_stopped(command) && is_stopped(program));
     terminal.signal(Signal::CONT);
-    eventually(|| !is_stopped());
-    terminal.signal(Signal::TERM);
-    assert_eq!(terminal.code(), 143);
+    eventually(|| !is_stopped(command));
+    terminal.signal(Signal::USR1);
+    assert_eq!(terminal.code(), 4);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn what_stops_the_program_at_a_terminal_stops_the_command() {
+    let server = Server::redis();
+    // The program as a job of a shell, which goes on when that has stopped.
+    let job = "set -m; \"$0\" run a -- sh -c \"$1\"
+        echo \"the shell goes on\"; read line; fg; echo \"ended with $?\"";
+    for (is_key, trap) in
+        [(true, ""), (true, "trap '' TSTP;"), (false, ""), (false, "trap '' TSTP;")]
+    {
+        let script = format!("{trap} {WAITING}; echo process $$ of $PPID.; wait");
+        let program = leasehold(&server, &[]).get_program().to_owned();
+        let mut shell = Command::new("sh");
+        shell.args(["-c", job]).arg(program).arg(script).env("REDIS_URL", server.url());
+        let mut terminal = Terminal::run(&shell);
+        terminal.wait_for(".\r\n");
+        let [command, program] = terminal.numbers();
+        if is_key {
+            terminal.press("\u{1a}");
+        } else {
+            kill_process(Pid::from_raw(program).unwrap(), Signal::TSTP).unwrap();
+        }
+        terminal.wait_for("the shell goes on");
+        assert!(is_stopped(program), "{is_key} {trap}");
+        eventually(|| is_stopped(command));
+        terminal.press("\n");
+        eventually(|| !is_stopped(program) && !is_stopped(command));
+        kill_process(Pid::from_raw(command).unwrap(), Signal::USR1).unwrap();
+        terminal.wait_for("ended with 4");
+        assert_eq!(terminal.code(), 0);
+    }
 }
 
 #[test]

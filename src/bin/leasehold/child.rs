@@ -5,9 +5,12 @@ use std::io::{self, IsTerminal};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Command, ExitStatus, id};
+use std::thread;
+use std::time::Duration;
 
 use rustix::process::{
-    Pid, Signal, getpgrp, getppid, kill_process, kill_process_group, test_kill_process_group,
+    Pid, Signal, getpgrp, getppid, getsid, kill_process, kill_process_group,
+    test_kill_process_group,
 };
 use rustix::termios::tcgetpgrp;
 
@@ -18,6 +21,10 @@ pub(crate) const HELPER: &str = "__run-with-parent";
 
 /// This program as Linux finds it, even if its file was replaced.
 const THIS_PROGRAM: &str = "/proc/self/exe";
+
+/// How long a command at a terminal has to stop by itself, as an editor does once it has put the
+/// terminal in order.
+const STOP_TIME: Duration = Duration::from_millis(100);
 
 /// The command. It is not ended when this is dropped.
 #[derive(Debug)]
@@ -90,6 +97,12 @@ impl Child {
 
     /// Stops the command until it is resumed.
     pub(crate) fn suspend(&self) {
+        if self.group.is_none() {
+            // A key may have sent it this, too. What comes after the command has stopped is undone
+            // when it is continued.
+            self.signal(Signal::TSTP);
+            thread::sleep(STOP_TIME);
+        }
         self.signal(Signal::STOP);
     }
 
@@ -118,8 +131,15 @@ impl Child {
 }
 
 /// Returns `true` if the command gets a process group of its own, to which no keys are sent.
-pub(crate) fn has_own_group() -> bool {
+fn has_own_group() -> bool {
     !io::stdin().is_terminal()
+}
+
+/// Returns `true` if SIGTSTP is to stop the command and this process. At a terminal whose session
+/// begins with this process group, as in a container, no shell could continue them, and the system
+/// ignores keys that would stop them.
+pub(crate) fn can_be_stopped() -> bool {
+    has_own_group() || getsid(None).is_ok_and(|session| session != getpgrp())
 }
 
 /// The status with which this program ends for a command that has ended.

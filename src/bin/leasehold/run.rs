@@ -5,7 +5,7 @@ use std::time::Duration;
 use leasehold::{Builder, Canceller, Error};
 
 use crate::args::{Run, ServerArgs};
-use crate::child::{Child, code_of, has_own_group};
+use crate::child::{Child, can_be_stopped, code_of};
 use crate::connect;
 use crate::exit::{ExitError, LOST, of_signal};
 use crate::hold::Hold;
@@ -60,7 +60,7 @@ fn not_acquired(error: Error, run: &Run) -> ExitError {
 /// Runs the command, and releases the lock when it has ended.
 fn run_under(hold: Hold, run: &Run, signals: &ReceivedSignals) -> Result<u8, ExitError> {
     let limits = Limits::new(&hold, run.kill_after);
-    if has_own_group() {
+    if can_be_stopped() {
         let added = signals.add_stop();
         added.map_err(|error| ExitError::system("receive SIGTSTP", &error))?;
     }
