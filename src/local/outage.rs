@@ -163,11 +163,15 @@ impl RenewalReports {
         if self.failing == 0 {
             let (lasted, Outage { renewed, lost, .. }) =
                 (Moment::now().since(outage.begin), &*outage);
-            events.info(|| {
-                format!(
+            events.info(|| match renewed {
+                0 => format!(
+                    "no lease is left whose renewal failed, after {lasted:?}: \
+                     {lost} lost, none renewed"
+                ),
+                _ => format!(
                     "no renewal fails any more after {lasted:?}: \
                      {renewed} leases were renewed, {lost} lost"
-                )
+                ),
             });
             self.outage = None;
         }

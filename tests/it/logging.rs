@@ -19,6 +19,7 @@ stores! {
         a_logger_that_blocks_stops_nothing,
         a_logger_that_panics_stops_nothing,
         an_outage_is_one_line_and_so_is_its_end,
+        an_outage_that_no_lease_survives_has_no_end,
         many_losses_are_few_lines;
 }
 
@@ -160,6 +161,31 @@ fn outage_in_a_child() {
     assert!(begin.len() == 1 && begin[0].contains("leases fails, first of lock"), "{begin:?}");
     let end = lines_with("no renewal fails any more");
     assert!(end[0].ends_with("20 leases were renewed, 0 lost"), "{end:?}");
+}
+
+fn an_outage_that_no_lease_survives_has_no_end(server: &Server) {
+    let child = Child::start(fatal_outage_in_a_child, &server.address());
+    assert_eq!(child.next(), "holds");
+    server.stop();
+    child.finish();
+    server.cont();
+}
+
+#[test]
+#[ignore = "a child of an_outage_that_no_lease_survives_has_no_end"]
+fn fatal_outage_in_a_child() {
+    let Some(address) = child::address() else { return };
+    Logger::install(FINE);
+    let client = address.open(patient().lease(LEASE).io_timeout(LEASE / 6));
+    let guards: Vec<_> = (0..20).map(|n| take(&client, &format!("lock {n}"))).collect();
+    child::report("holds");
+    for guard in &guards {
+        assert_eq!(guard.lost().wait_timeout(SOON), Some(true));
+    }
+    eventually(SOON, || !lines_with("whose renewal failed").is_empty());
+    let lines = lines_with("whose renewal failed");
+    assert!(lines.len() == 1 && lines[0].ends_with("20 lost, none renewed"), "{lines:?}");
+    assert!(lines_with("fails any more").is_empty(), "{:?}", lines_with("fails any more"));
 }
 
 fn many_losses_are_few_lines(server: &Server) {
