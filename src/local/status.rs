@@ -118,8 +118,8 @@ pub(crate) fn timed_out(shared: &Shared, name: &Arc<str>, wait: Wait) -> Error {
 
 /// Asks which other client holds a lock, if there is time after a wait that was over at `deadline`.
 fn other_holder(shared: &Shared, name: &Arc<str>, deadline: Instant) -> Option<Holder> {
-    // The call has waited behind threads of this client.
-    if shared.wait_queues.has_queue(name) {
+    // The call has waited behind a thread of this client.
+    if shared.wait_queues.holder(name).is_some() {
         return None;
     }
     let end = deadline.checked_add(shared.times.slack)?;

@@ -124,11 +124,6 @@ impl WaitQueues {
         self.shard(name).get(name)?.holder().cloned()
     }
 
-    /// Returns `true` if a thread of this client holds the lock or waits for it.
-    pub(crate) fn has_queue(&self, name: &Arc<str>) -> bool {
-        self.shard(name).get(name).is_some()
-    }
-
     /// Records what the last request of a head has shown: that another owner holds the lock, or
     /// that the server cannot be reached. Tells the waiters that are overdue. Does nothing for a
     /// thread outside the queue.

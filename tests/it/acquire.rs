@@ -189,8 +189,8 @@ fn a_timeout_names_the_holder(server: &Server) {
     let holder = server.open(patient().label("till"));
     let waiter = server.open(patient());
     let guard = take(&holder, "a");
-    let limited = waiter.mutex("a").wait(ms(200));
-    let (error, took) = timed(|| limited.lock().unwrap_err());
+    let limited = |time| waiter.mutex("a").wait(time);
+    let (error, took) = timed(|| limited(ms(200)).lock().unwrap_err());
     assert!(took < ms(1500), "{took:?}");
     assert!(error.to_string().contains("\"till:"), "{error}");
     let owner = server.hold("a").0;
@@ -201,10 +201,18 @@ fn a_timeout_names_the_holder(server: &Server) {
         }
         other => panic!("{other:?} names no holder"),
     }
+    // To the threads behind the first too.
+    let errors = thread::scope(|scope| {
+        let wait = |time| scope.spawn(move || limited(time).lock().unwrap_err());
+        [ms(200), ms(400), ms(600)].map(wait).map(|waits| waits.join().unwrap())
+    });
+    for error in errors {
+        assert!(matches!(error, Error::Timeout { holder: Some(_), .. }), "{error:?}");
+    }
     guard.unlock().unwrap();
     // Of threads of its own client it names none.
     let guard = take(&waiter, "a");
-    let error = elsewhere(|| limited.lock().unwrap_err());
+    let error = elsewhere(|| limited(ms(200)).lock().unwrap_err());
     assert!(matches!(error, Error::Timeout { holder: None, .. }), "{error:?}");
     guard.unlock().unwrap();
 }
