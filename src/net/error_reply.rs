@@ -39,17 +39,24 @@ const REFUSALS: [&str; 15] = [
     "WRONGPASS",
 ];
 
-/// What is in the texts of such errors that have no code of their own. A server that says something
-/// of a script has refused it, or a command in it: those of this library fail before they write.
-const REFUSING_TEXTS: [&str; 7] = [
+/// How the texts of such errors begin that have no code of their own. Further on the same words say
+/// nothing: a proxy may have them in what it replies for a server that it has lost.
+const REFUSING_TEXTS: [&str; 10] = [
+    "acl failure in script",
     "invalid expire time",
     "protocol error",
-    "script",
     "syntax error",
-    "unknown",
+    "the user executing the script",
+    "unknown command",
+    "unknown redis command",
+    "unknown subcommand",
     "value is not",
     "wrong number of arguments",
 ];
+
+/// What a server calls a script in the text of an error that has ended it. The scripts of this
+/// library fail before they write.
+const SCRIPT: &str = "user_script:";
 
 /// Returns `true` if after an error with this code no connection to the server is to be trusted,
 /// because the server may not be the master any more.
@@ -66,10 +73,14 @@ pub(super) fn failure(error: ServerError, server: &Arc<str>) -> Failure {
         code if REFUSALS.contains(&code) => FailureKind::Rejected,
         "WRONGTYPE" => FailureKind::WrongType,
         "ERR" if text.starts_with("max number of clients") => FailureKind::Transient,
-        "ERR" if REFUSING_TEXTS.iter().any(|known| text.contains(known)) => FailureKind::Rejected,
+        "ERR" if is_refusal(&text) => FailureKind::Rejected,
         _ => FailureKind::Unclear,
     };
     Failure { code, ..Failure::io(kind, server, RedisError::from(error)) }
+}
+
+fn is_refusal(text: &str) -> bool {
+    text.contains(SCRIPT) || REFUSING_TEXTS.iter().any(|known| text.starts_with(known))
 }
 
 /// The code of an error reply. Redis before 7 hides the code of a command that failed inside a
@@ -104,6 +115,9 @@ mod tests {
             "ERR ACL failure in script: User ali has no permissions to run the 'get' command",
             "ERR Error compiling script (new function): user_script:1: '=' expected",
             "ERR Error running script (call to f_1): @user_script:7: Script killed by user",
+            "ERR The user executing the script can't run this command or subcommand",
+            "ERR Unknown command called from script script: on @user_script:1.",
+            "ERR user_script:1: attempt to index local 'x' script: on @user_script:1.",
             "ERR Protocol error: invalid bulk length",
             "ERR unknown command `EVALSHA`, with args beginning with: ",
             "ERR wrong number of arguments for 'evalsha' command",
@@ -126,6 +140,8 @@ mod tests {
             "no upstream host",
             "ERR Connection timed out",
             "ERR handle response, backend conn reset",
+            "ERR script call was interrupted by the proxy",
+            "ERR unknown upstream error",
             "NOTYET invented",
         ] {
             assert_eq!(kind(reply), FailureKind::Unclear, "{reply}");

@@ -327,6 +327,13 @@ fn a_rejected_release_is_an_error_and_is_repeated_in_the_background(server: &Ser
 /// What a proxy replies when it has lost the server, after the request was executed or before.
 const UPSTREAM: &[u8] = b"-upstream failure\r\n";
 
+/// The same in words that a server uses too, for requests that it does not execute.
+const UPSTREAMS: [&[u8]; 3] = [
+    UPSTREAM,
+    b"-ERR unknown upstream error\r\n",
+    b"-ERR script call was interrupted by the proxy\r\n",
+];
+
 fn an_error_reply_that_says_nothing_is_retried(server: &Server) {
     let (proxy, client) = behind_proxy(server, patient());
     proxy.answer(UPSTREAM);
@@ -349,8 +356,8 @@ fn an_error_reply_that_says_nothing_leaves_no_hold(server: &Server) {
     // Leases of half a minute, which is more than the test waits.
     let (proxy, client) = behind_proxy(server, hasty());
     let limited = client.mutex("a").wait(ms(100));
-    for round in 0..3 {
-        proxy.answer_all(UPSTREAM);
+    for (round, reply) in UPSTREAMS.into_iter().enumerate() {
+        proxy.answer_all(reply);
         assert_doubtful(match round {
             0 => client.try_lock("a").map(drop),
             1 => client.try_lock_for("a", ms(100)).map(drop),
@@ -364,16 +371,18 @@ fn an_error_reply_that_says_nothing_leaves_no_hold(server: &Server) {
 
 fn an_error_reply_that_says_nothing_to_a_handoff_leaves_no_hold(server: &Server) {
     let (proxy, client) = behind_proxy(server, hasty().wait(ms(1000)));
-    let guard = take(&client, "a");
-    thread::scope(|scope| {
-        let waits = scope.spawn(|| client.lock("a").map(drop));
-        // Behind the other thread, which takes it no request.
-        thread::sleep(ms(100));
-        proxy.answer_all(UPSTREAM);
-        drop(guard);
-        waits.join().unwrap().unwrap_err();
-    });
-    proxy.heal();
-    eventually(SOON, || !server.exists("a"));
+    for reply in UPSTREAMS {
+        let guard = take(&client, "a");
+        thread::scope(|scope| {
+            let waits = scope.spawn(|| client.lock("a").map(drop));
+            // Behind the other thread, which takes it no request.
+            thread::sleep(ms(100));
+            proxy.answer_all(reply);
+            drop(guard);
+            waits.join().unwrap().unwrap_err();
+        });
+        proxy.heal();
+        eventually(SOON, || !server.exists("a"));
+    }
     take(&client, "a").unlock().unwrap();
 }
