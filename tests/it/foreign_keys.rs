@@ -11,6 +11,7 @@ stores! {
         what_is_no_lock_is_an_error_and_stays,
         a_large_hash_is_not_read,
         a_string_with_a_ttl_is_a_lock_of_another_library,
+        a_lock_with_many_readers_is_a_lock,
         a_lock_of_redisson_is_waited_for,
         no_call_prolongs_or_ends_a_foreign_hold;
 }
@@ -72,6 +73,19 @@ fn a_string_with_a_ttl_is_a_lock_of_another_library(server: &Server) {
     server.command(&["SET", "lock:a", "a token", "NX", "PX", "60000"]);
     assert!(mutex.force_unlock().unwrap());
     assert!(!server.exists("a"));
+}
+
+/// A read lock of Redisson has a field for each thread that reads.
+fn a_lock_with_many_readers_is_a_lock(server: &Server) {
+    let client = server.open(patient());
+    let fill = "redis.call('hset', KEYS[1], 'mode', 'read')
+        for i = 1, 300 do redis.call('hset', KEYS[1], ARGV[1] .. i, 1) end
+        redis.call('pexpire', KEYS[1], 60000)";
+    let readers = "285475da-9152-4c83-822a-67ee2f116a79:";
+    server.command(&["EVAL", fill, "1", "lock:a", readers]);
+    assert!(is_busy(&client, "a") && client.mutex("a").is_locked().unwrap());
+    let holder = client.mutex("a").holder().unwrap().unwrap();
+    assert!(holder.owner.starts_with(readers), "{holder:?}");
 }
 
 #[track_caller]
