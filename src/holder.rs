@@ -8,7 +8,8 @@ use std::time::Duration;
 #[non_exhaustive]
 pub struct Holder {
     /// The owner as it is written in Redis: the client's id, a colon, and a number that is
-    /// different for each hold. For a lock held by Redisson, it is what Redisson wrote.
+    /// different for each hold. For a lock held by another library, it is what that library wrote,
+    /// with `\u{FFFD}` for what is no text, and 256 bytes at most.
     pub owner: String,
     /// The [id](crate::Client::id) of the client that holds the lock, its label included: the owner
     /// without the part that is different for each hold.

@@ -61,7 +61,8 @@ pub(crate) fn ping(shared: &Shared) -> Result<Duration> {
 
 /// Returns the holder of a lock as a leader.
 pub(crate) fn leader(shared: &Shared, name: &Arc<str>) -> Result<Option<Leader>> {
-    let leader_of = |HolderReply { owner, fence, .. }| Leader::new(&owner, fence);
+    let leader_of =
+        |HolderReply { owner, fence, .. }| Leader::new(&String::from_utf8_lossy(&owner), fence);
     let ask = |end| shared.store.inspect_fence(name, end);
     inspect(shared, name, ask).map(|found| found.map(leader_of))
 }
@@ -84,7 +85,7 @@ fn inspect(
 }
 
 pub(super) fn holder_of(HolderReply { owner, depth, remaining, .. }: HolderReply) -> Holder {
-    Holder::new(owner, depth, remaining)
+    Holder::new(String::from_utf8_lossy(&owner).into_owned(), depth, remaining)
 }
 
 /// Renews a lease now.

@@ -9,7 +9,6 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use redis::{Cmd, FromRedisValue, cmd};
 
 use crate::error::{Error, Result};
-use crate::holder::Holder;
 use crate::local::shared::Shared;
 use crate::local::status::{end_hold, holder_of, repeat, repeat_briefly};
 use crate::net::connection::Connection;
@@ -17,23 +16,26 @@ use crate::net::request::Request;
 use crate::net::transport::Transport;
 use crate::report::{HeldAs, NameReport, ServerReport};
 use crate::store::hold::{HoldId, HoldKind};
-use crate::store::request::{HoldReply, Release, ReportReply};
+use crate::store::request::{HoldReply, HolderReply, Release, ReportReply};
 
 /// Returns who holds a name, of whatever kind it is, and which clients wait for it.
 pub(crate) fn report(shared: &Shared, name: &str) -> Result<NameReport> {
-    let ReportReply { holds, fence, waiting } =
-        repeat(shared, "inspect", name, |deadline| shared.store.report(name, deadline))?;
+    let ReportReply { holds, fence, waiting } = ask_about(shared, name)?;
     let holds = holds.into_iter().map(|(held_as, holder)| (held_as, holder_of(holder))).collect();
     Ok(NameReport { holds, fence: (fence > 0).then_some(fence), waiting })
 }
 
+fn ask_about(shared: &Shared, name: &str) -> Result<ReportReply> {
+    repeat(shared, "inspect", name, |deadline| shared.store.report(name, deadline))
+}
+
 /// Ends the holds that a name has when this looks, and no others. Returns how many these were.
 pub(crate) fn end_holds(shared: &Shared, name: &str) -> Result<usize> {
-    let holds = report(shared, name)?.holds;
+    let holds = ask_about(shared, name)?.holds;
     // Clients that wait are offered no more places than were taken.
     let of = u32::try_from(holds.len()).unwrap_or(u32::MAX);
     let mut ended = 0;
-    for (held_as, Holder { owner, .. }) in &holds {
+    for (held_as, HolderReply { owner, .. }) in &holds {
         let kind = match held_as {
             HeldAs::Foreign | HeldAs::Lock => HoldKind::Lock,
             HeldAs::Permit => HoldKind::Permit { of },
@@ -55,8 +57,8 @@ pub(crate) fn end_holds(shared: &Shared, name: &str) -> Result<usize> {
 
 /// The hold of an owner, as the client has it that holds it; `None` if no client of this library
 /// does.
-fn hold_of(owner: &str, kind: HoldKind, name: &str) -> Option<HoldId> {
-    let (client, nonce) = owner.rsplit_once(':')?;
+fn hold_of(owner: &[u8], kind: HoldKind, name: &str) -> Option<HoldId> {
+    let (client, nonce) = str::from_utf8(owner).ok()?.rsplit_once(':')?;
     let nonce = u64::from_str_radix(nonce, 16).ok()?;
     Some(HoldId { kind, name: name.into(), client: client.into(), nonce })
 }

@@ -161,7 +161,7 @@ impl Store for Scripted {
         self.inner.inspect(name, deadline)
     }
 
-    fn force_release(&self, name: &str, owner: &str, deadline: Instant) -> Result<bool, Failure> {
+    fn force_release(&self, name: &str, owner: &[u8], deadline: Instant) -> Result<bool, Failure> {
         self.inner.force_release(name, owner, deadline)
     }
 

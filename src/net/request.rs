@@ -34,6 +34,7 @@ impl Script {
 /// One argument of a script.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Arg<'a> {
+    Bytes(&'a [u8]),
     Number(u64),
     Text(&'a str),
 }
@@ -73,10 +74,11 @@ impl Request {
         }
         for arg in args {
             let arg = match arg {
-                Arg::Number(number) => digits.format(*number),
-                Arg::Text(text) => text,
+                Arg::Bytes(bytes) => bytes,
+                Arg::Number(number) => digits.format(*number).as_bytes(),
+                Arg::Text(text) => text.as_bytes(),
             };
-            push_argument(&mut bytes, arg.as_bytes());
+            push_argument(&mut bytes, arg);
         }
         Self { bytes, asking: false, script: Some(script), has_effect: true }
     }

@@ -352,7 +352,13 @@ impl Commands {
         let kept = kept_until.since(Moment::now());
         if kept.is_zero() {
             let told = &RELEASE_WITH_REDISSON;
-            return self.may_free(&RELEASE, told, &hold.name, &owner, decoder::HOLD_OR_GONE);
+            return self.may_free(
+                &RELEASE,
+                told,
+                &hold.name,
+                Arg::Text(&owner),
+                decoder::HOLD_OR_GONE,
+            );
         }
         let lock = self.keys.lock(&hold.name);
         let keys = [&*lock, &Keys::waiting(&lock)];
@@ -391,9 +397,9 @@ impl Commands {
         Command { request: Request::call(&REPORT, &keys, &[]), decoder: decoder::REPORT }
     }
 
-    pub(crate) fn force_release(&self, name: &str, owner: &str) -> Command<HoldReply> {
+    pub(crate) fn force_release(&self, name: &str, owner: &[u8]) -> Command<HoldReply> {
         let told = &FORCE_RELEASE_WITH_REDISSON;
-        self.may_free(&FORCE_RELEASE, told, name, owner, decoder::HOLD_OR_GONE)
+        self.may_free(&FORCE_RELEASE, told, name, Arg::Bytes(owner), decoder::HOLD_OR_GONE)
     }
 
     pub(crate) fn unregister(&self, waiting: WaitingClient<'_>) -> Command<HoldReply> {
@@ -407,7 +413,7 @@ impl Commands {
                 return member_commands::unregister(keys, kind, name, client, shard);
             }
         };
-        self.may_free(own, told, name, client, decoder::HOLD)
+        self.may_free(own, told, name, Arg::Text(client), decoder::HOLD)
     }
 
     /// Looks for a hold of a read-write lock or a semaphore.
@@ -453,11 +459,11 @@ impl Commands {
         own: &'static Script,
         with_redisson: &'static Script,
         name: &str,
-        whose: &str,
+        whose: Arg<'_>,
         decoder: Decoder<HoldReply>,
     ) -> Command<HoldReply> {
         let lock = self.keys.lock(name);
-        let args = [Arg::Text(whose), millis(OFFER)];
+        let args = [whose, millis(OFFER)];
         self.freeing(own, with_redisson, &[&lock, &Keys::waiting(&lock)], &args, decoder)
     }
 
@@ -538,7 +544,7 @@ mod tests {
     fn a_lease_is_rounded_up_to_whole_milliseconds() {
         let millis = |time| match millis(time) {
             Arg::Number(number) => number,
-            Arg::Text(_) => panic!("a time is a number"),
+            Arg::Bytes(_) | Arg::Text(_) => panic!("a time is a number"),
         };
         assert_eq!(millis(Duration::from_nanos(1)), 1);
         assert_eq!(millis(Duration::from_millis(10)), 10);

@@ -143,7 +143,7 @@ fn holder(left: &Value, owner: &Value, depth: &Value, fence: &Value) -> Option<H
     let remaining = u64::try_from(*millis).map_or(Duration::MAX, Duration::from_millis);
     let depth = text(depth)?.parse().unwrap_or(1);
     let fence = text(fence)?.parse().unwrap_or(0);
-    Some(HolderReply { owner: text(owner)?, depth, remaining, fence })
+    Some(HolderReply { owner: bytes(owner)?.to_vec(), depth, remaining, fence })
 }
 
 fn report_reply(reply: &Value) -> Option<ReportReply> {
@@ -177,8 +177,12 @@ fn report_reply(reply: &Value) -> Option<ReportReply> {
 }
 
 fn text(part: &Value) -> Option<String> {
+    Some(String::from_utf8_lossy(bytes(part)?).into_owned())
+}
+
+fn bytes(part: &Value) -> Option<&[u8]> {
     let Value::BulkString(bytes) = part else { return None };
-    Some(String::from_utf8_lossy(bytes).into_owned())
+    Some(bytes)
 }
 
 #[cfg(test)]

@@ -243,7 +243,7 @@ impl Store for Memory {
         match self.locks.lock().held(name) {
             [held] if held.id.kind == HoldKind::Lock => {
                 let remaining = held.ends.since(Moment::now());
-                let (owner, depth, fence) = (held.id.owner(), held.depth, held.fence);
+                let (owner, depth, fence) = (held.id.owner().into_bytes(), held.depth, held.fence);
                 Ok(Some(HolderReply { owner, depth, remaining, fence }))
             }
             [] => Ok(None),
@@ -255,10 +255,11 @@ impl Store for Memory {
         Ok(self.locks.lock().held_by(hold).is_some())
     }
 
-    fn force_release(&self, name: &str, owner: &str, _: Instant) -> Result<bool, Failure> {
+    fn force_release(&self, name: &str, owner: &[u8], _: Instant) -> Result<bool, Failure> {
         let mut locks = self.locks.lock();
-        let held = locks.held(name).iter().any(|held| held.id.owner() == owner);
-        locks.remove(name, |held| held.id.owner() == owner);
+        let is_owners = |held: &LiveHold| held.id.owner().as_bytes() == owner;
+        let held = locks.held(name).iter().any(is_owners);
+        locks.remove(name, is_owners);
         Ok(held)
     }
 

@@ -120,7 +120,7 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
 
     /// Ends the hold of that owner, whether it is this client's or not. `false` if it does not hold
     /// the lock.
-    fn force_release(&self, name: &str, owner: &str, deadline: Instant) -> Result<bool, Failure>;
+    fn force_release(&self, name: &str, owner: &[u8], deadline: Instant) -> Result<bool, Failure>;
 
     /// Takes a client off the waiting clients of a lock, takes back what it was offered, and wakes
     /// the next one if that can have the lock.

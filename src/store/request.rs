@@ -129,7 +129,8 @@ pub(crate) enum HoldReply {
 /// The holder of a lock, as a server knows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct HolderReply {
-    pub(crate) owner: String,
+    /// As it is in the key, which is no text for some libraries.
+    pub(crate) owner: Vec<u8>,
     /// 0 if the hold has ended, and keeps the lock taken.
     pub(crate) depth: u32,
     /// The time until the lock is free, or [`Duration::MAX`] if it never is.
@@ -141,7 +142,7 @@ pub(crate) struct HolderReply {
 impl HolderReply {
     /// Returns `true` if this is the owner of that hold, and the hold has not ended.
     pub(crate) fn is_owner_of(&self, hold: &HoldId) -> bool {
-        self.owner == hold.owner() && self.depth > 0
+        self.owner == hold.owner().as_bytes() && self.depth > 0
     }
 }
 

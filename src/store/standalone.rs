@@ -221,7 +221,7 @@ impl Store for Standalone {
         Ok(self.ask(self.commands.check(hold), deadline)? == HoldReply::Held)
     }
 
-    fn force_release(&self, name: &str, owner: &str, deadline: Instant) -> Result<bool, Failure> {
+    fn force_release(&self, name: &str, owner: &[u8], deadline: Instant) -> Result<bool, Failure> {
         let reply = self.ask(self.commands.force_release(name, owner), deadline)?;
         Ok(reply == HoldReply::Held)
     }

@@ -244,7 +244,7 @@ fn a_transfer_begins_a_new_hold_and_a_repeat_finds_it(store: &dyn Store) {
     assert_eq!(depth(store), Some(1));
     assert_eq!(transfer(store, 1, 2, false).ok(), Some(second));
     let holder = store.inspect("lock", soon()).expect("a reply").expect("a holder");
-    assert_eq!(holder.owner, hold(2).owner());
+    assert_eq!(holder.owner, hold(2).owner().as_bytes());
     assert!(holder.remaining > LEASE / 2 && holder.remaining <= LEASE);
 }
 
@@ -270,9 +270,9 @@ fn only_the_holder_can_transfer(store: &dyn Store) {
 }
 
 fn a_forced_release_ends_any_hold(store: &dyn Store) {
-    assert_eq!(store.force_release("lock", "client:1", soon()).ok(), Some(false));
+    assert_eq!(store.force_release("lock", b"client:1", soon()).ok(), Some(false));
     must_acquire(store, &hold(1));
-    assert_eq!(store.force_release("lock", "client:1", soon()).ok(), Some(true));
+    assert_eq!(store.force_release("lock", b"client:1", soon()).ok(), Some(true));
     assert_eq!(release(store, &hold(1)).ok(), Some(HoldReply::Gone));
 }
 
@@ -361,7 +361,7 @@ fn a_hold_ends_with_its_lease(store: &dyn Store) {
     assert_eq!(depth(store), None);
     assert_eq!(set_depth(store, &hold(1), 2).ok(), Some(HoldReply::Gone));
     assert_eq!(release(store, &hold(1)).ok(), Some(HoldReply::Gone));
-    assert_eq!(store.force_release("lock", "client:1", soon()).ok(), Some(false));
+    assert_eq!(store.force_release("lock", b"client:1", soon()).ok(), Some(false));
     begin(2);
     let transferred = transfer(store, 2, 3, false);
     assert_eq!(transferred.ok(), Some(TransferReply::Gone));

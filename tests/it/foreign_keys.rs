@@ -11,6 +11,7 @@ stores! {
         what_is_no_lock_is_an_error_and_stays,
         a_large_hash_is_not_read,
         a_string_with_a_ttl_is_a_lock_of_another_library,
+        a_string_that_is_no_text_can_be_ended,
         a_lock_with_many_readers_is_a_lock,
         a_lock_of_redisson_is_waited_for,
         no_call_prolongs_or_ends_a_foreign_hold;
@@ -73,6 +74,27 @@ fn a_string_with_a_ttl_is_a_lock_of_another_library(server: &Server) {
     server.command(&["SET", "lock:a", "a token", "NX", "PX", "60000"]);
     assert!(mutex.force_unlock().unwrap());
     assert!(!server.exists("a"));
+}
+
+/// As rslock does, whose value is 20 random bytes.
+fn a_string_that_is_no_text_can_be_ended(server: &Server) {
+    let client = server.open(patient());
+    let mutex = client.mutex("a");
+    let long = "\u{20ac}".repeat(100);
+    for value in [&b"\xff\xfe\x80token"[..], &[b'\xfe'; 300], long.as_bytes()] {
+        let set = || {
+            let mut request = redis::cmd("SET");
+            request.arg("lock:a").arg(value).arg("PX").arg(60_000);
+            request.exec(&mut server.connect()).unwrap();
+        };
+        set();
+        assert!(mutex.holder().unwrap().unwrap().owner.contains('\u{fffd}'));
+        assert!(mutex.force_unlock().unwrap());
+        assert!(!server.exists("a"));
+        set();
+        assert_eq!(client.survey().end_holds("a").unwrap(), 1);
+        assert!(!server.exists("a"));
+    }
 }
 
 /// A read lock of Redisson has a field for each thread that reads.

@@ -286,7 +286,7 @@ impl Store for Cluster {
         self.route(&hold.name, deadline, |node| node.exists(hold, deadline))
     }
 
-    fn force_release(&self, name: &str, owner: &str, deadline: Instant) -> Result<bool, Failure> {
+    fn force_release(&self, name: &str, owner: &[u8], deadline: Instant) -> Result<bool, Failure> {
         self.route(name, deadline, |node| node.force_release(name, owner, deadline))
     }
 

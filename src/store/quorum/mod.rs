@@ -241,7 +241,7 @@ impl Store for Quorum {
         ServerConnections { each: each.collect(), required: majority(servers.len()) }
     }
 
-    fn force_release(&self, name: &str, owner: &str, deadline: Instant) -> Result<bool, Failure> {
+    fn force_release(&self, name: &str, owner: &[u8], deadline: Instant) -> Result<bool, Failure> {
         let force = QuorumCommand::new(self.commands().force_release(name, owner), Effect::None);
         Ok(self.ask(name, force, deadline, Votes::decide_any)? == HoldReply::Held)
     }

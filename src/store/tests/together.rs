@@ -42,7 +42,7 @@ impl Scene {
     fn ask(&self, thread: u64, deadline: Instant) -> Result<(), Failure> {
         let hold = Self::hold(thread);
         let holder = self.store.inspect(&hold.name, deadline)?;
-        assert_eq!(holder.expect("it is held").owner, hold.owner());
+        assert_eq!(holder.expect("it is held").owner, hold.owner().as_bytes());
         Ok(())
     }
 

@@ -76,7 +76,7 @@ fn take_offer(store: &dyn Store, client: &str, nonce: u64) {
     register(store, client);
 }
 
-fn holder(store: &dyn Store) -> Option<String> {
+fn holder(store: &dyn Store) -> Option<Vec<u8>> {
     store.inspect("lock", soon()).expect("a reply").map(|holder| holder.owner)
 }
 
@@ -192,7 +192,7 @@ fn every_way_to_free_a_lock_wakes_a_client(process: &Server) {
     let mut wakeups = listen(&store, "a");
     must_acquire(&store, &hold(1));
     register(&store, "a");
-    assert_eq!(store.force_release("lock", "client:1", soon()).ok(), Some(true));
+    assert_eq!(store.force_release("lock", b"client:1", soon()).ok(), Some(true));
     assert_eq!(next(&mut *wakeups), woken());
 
     take_offer(&store, "a", 2);
@@ -221,9 +221,9 @@ fn a_lock_that_stays_held_wakes_no_client(process: &Server) {
     process.command(&["HSET", "lock:lock", "stranger:1", "1"]);
     release(&store, &hold(1));
     assert!(nothing_comes(&mut *wakeups));
-    assert_eq!(store.force_release("lock", "stranger:1", soon()).ok(), Some(true));
+    assert_eq!(store.force_release("lock", b"stranger:1", soon()).ok(), Some(true));
     assert_eq!(next(&mut *wakeups), woken());
-    assert_eq!(store.force_release("lock", "stranger:1", soon()).ok(), Some(false));
+    assert_eq!(store.force_release("lock", b"stranger:1", soon()).ok(), Some(false));
     assert!(nothing_comes(&mut *wakeups));
 }
 
@@ -257,7 +257,7 @@ fn a_kept_lock_is_offered_to_no_client_but_one_is_told(process: &Server) {
     assert_eq!((next(&mut *first), next(&mut *second)), (woken(), woken()));
     assert_eq!(waiting(process), ["b"]);
     register(&store, "b");
-    assert_eq!(store.force_release("lock", "client:1", soon()).ok(), Some(true));
+    assert_eq!(store.force_release("lock", b"client:1", soon()).ok(), Some(true));
     assert_eq!(next(&mut *second), woken());
 }
 
@@ -396,7 +396,7 @@ fn a_spoilt_list_of_waiting_clients_does_no_harm(process: &Server) {
     release(&store, &hold(2));
     for mode in [Registration::IfHeld, Registration::Registered, Registration::Yielding] {
         assert!(matches!(ask(&store, &of("a", 1), mode), AcquireReply::Acquired { .. }));
-        assert_eq!(store.force_release("lock", "a:1", soon()).ok(), Some(true));
+        assert_eq!(store.force_release("lock", b"a:1", soon()).ok(), Some(true));
     }
     assert_eq!(process.ask::<String>(&["GET", WAITING]), "mine");
 }
@@ -421,7 +421,7 @@ fn a_released_lock_is_offered_to_the_client_that_has_waited_longest(process: &Se
     assert!(matches!(reply, AcquireReply::Acquired { .. }), "{reply:?}");
     assert_eq!(ask(&store, &of("a", 2), Registration::Registered), reply, "a repeat");
     assert_eq!(process.ask::<i64>(&["HLEN", "lock:lock"]), 1);
-    assert_eq!(holder(&store).as_deref(), Some("a:2"));
+    assert_eq!(holder(&store).as_deref(), Some(&b"a:2"[..]));
     release(&store, &of("a", 2));
     let reply = ask(&store, &of("client", 3), Registration::None);
     assert!(matches!(reply, AcquireReply::Held { .. }), "it is b's turn: {reply:?}");
@@ -509,7 +509,7 @@ fn a_user_without_rights_to_the_waiting_clients_can_lock(process: &Server) {
         store.unregister(waiting_client("c"), soon()).expect("a reply");
         let reply = ask(&store, &of("c", 1), Registration::Registered);
         assert!(matches!(reply, AcquireReply::Acquired { .. }), "{missing:?}: {reply:?}");
-        assert_eq!(store.force_release("lock", "c:1", soon()).ok(), Some(true), "{missing:?}");
+        assert_eq!(store.force_release("lock", b"c:1", soon()).ok(), Some(true), "{missing:?}");
     }
     let rule = ["ACL", "SETUSER", "ali", "reset", "on", ">sesame", "~*", "+@all", "-pexpire"];
     process.command(&["DEL", WAITING]);

@@ -11,7 +11,7 @@ pub(in super::super) fn decide_holder(
     votes: &Votes<Option<HolderReply>>,
 ) -> Option<Result<Option<HolderReply>, Failure>> {
     let holders: Vec<&HolderReply> = votes.answers().filter_map(Option::as_ref).collect();
-    let count = |owner: &str| holders.iter().filter(|other| other.owner == owner).count();
+    let count = |owner: &[u8]| holders.iter().filter(|other| other.owner == owner).count();
     let best = holders.iter().max_by_key(|holder| count(&holder.owner));
     let most = best.map_or(0, |holder| count(&holder.owner));
     if let Some(best) = best.filter(|_| most >= votes.required()) {

@@ -248,7 +248,7 @@ fn the_holder_is_the_one_that_a_majority_names() {
         Some(Ok(holder)) => holder.map(|holder| (holder.owner, holder.depth)),
         other => panic!("{:?}", other.map(Result::err)),
     };
-    let mine = Some(("me".to_owned(), 2));
+    let mine = Some((b"me".to_vec(), 2));
     assert_eq!(holder(vec![seen("me", 2, 5), seen("me", 2, 9), None]), mine);
     assert_eq!(
         holder(vec![seen("me", 2, 5), seen("me", 1, 9), seen("me", 2, 9), None, None]),
