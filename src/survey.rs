@@ -48,6 +48,16 @@ impl Survey {
         survey::end_holds(&self.shared, name)
     }
 
+    /// As [`end_holds`](Survey::end_holds), but only the holds of this client: those that stay
+    /// taken, too.
+    ///
+    /// # Errors
+    ///
+    /// The same.
+    pub fn end_own_holds(&self, name: &str) -> Result<usize> {
+        survey::end_own_holds(&self.shared, name)
+    }
+
     /// Asks each server about itself. One that does not answer has an error of its own, as long as
     /// enough of them answer.
     ///

@@ -31,11 +31,26 @@ fn ask_about(shared: &Shared, name: &str) -> Result<ReportReply> {
 
 /// Ends the holds that a name has when this looks, and no others. Returns how many these were.
 pub(crate) fn end_holds(shared: &Shared, name: &str) -> Result<usize> {
+    end_holds_of(shared, name, |_| true)
+}
+
+/// As `end_holds`, but only those of this client.
+pub(crate) fn end_own_holds(shared: &Shared, name: &str) -> Result<usize> {
+    let client = shared.identity.client().as_bytes();
+    end_holds_of(shared, name, |owner| {
+        owner.strip_prefix(client).is_some_and(|nonce| nonce.starts_with(b":"))
+    })
+}
+
+fn end_holds_of(shared: &Shared, name: &str, is_meant: impl Fn(&[u8]) -> bool) -> Result<usize> {
     let holds = ask_about(shared, name)?.holds;
     // Clients that wait are offered no more places than were taken.
     let of = u32::try_from(holds.len()).unwrap_or(u32::MAX);
     let mut ended = 0;
     for (held_as, HolderReply { owner, .. }) in &holds {
+        if !is_meant(owner) {
+            continue;
+        }
         let kind = match held_as {
             HeldAs::Foreign | HeldAs::Lock => HoldKind::Lock,
             HeldAs::Permit => HoldKind::Permit { of },

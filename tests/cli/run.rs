@@ -65,6 +65,20 @@ fn a_lock_stays_taken_after_a_short_command() {
 }
 
 #[test]
+fn a_lock_does_not_stay_taken_if_the_command_cannot_be_run() {
+    let server = Server::redis();
+    let run = |command: &[&str]| {
+        let args = [&["run", "-n", "--hold-at-least", "1h", "a", "--"], command].concat();
+        finish(&mut leasehold(&server, &args)).code
+    };
+    assert_eq!(run(&["/no/such/command"]), 127);
+    assert_eq!(run(&["/etc/passwd"]), 126);
+    // A command that answers the same has been run.
+    assert_eq!(run(&["sh", "-c", "exit 127"]), 127);
+    assert_eq!(run(&["true"]), 75);
+}
+
+#[test]
 fn a_command_waits_for_its_lock() {
     let server = Server::redis();
     let client = client(&server);

@@ -3,7 +3,7 @@
 use std::thread;
 
 use crossbeam_channel::unbounded;
-use leasehold::{HeldAs, Survey};
+use leasehold::{Client, HeldAs, Survey};
 
 use crate::support::{
     SOON, Server, Store, assert_lost, eventually, ms, patient, stores, throughout,
@@ -13,6 +13,7 @@ stores! {
     every store:
         the_hold_of_a_lock_is_reported_and_ended,
         holds_of_other_kinds_are_reported_and_ended,
+        a_client_ends_its_own_holds_and_no_others,
         names_are_found_wherever_they_are,
         enough_servers_report_on_themselves;
     every server:
@@ -61,6 +62,18 @@ fn holds_of_other_kinds_are_reported_and_ended(store: &Store) {
     assert_eq!(kinds(&survey, "b"), [HeldAs::Permit]);
     assert_eq!(survey.end_holds("b").unwrap(), 1);
     assert_lost(permit.verify(), "b");
+}
+
+fn a_client_ends_its_own_holds_and_no_others(store: &Store) {
+    let (client, other) = (store.open(patient()), store.open(patient()));
+    let kept = client.mutex("a").hold_at_least(SOON).lock().unwrap();
+    kept.unlock().unwrap();
+    let is_taken = |client: &Client| client.mutex("a").is_locked().unwrap();
+    // In memory, each client is alone.
+    assert_eq!(other.survey().end_own_holds("a").unwrap(), 0);
+    assert!(is_taken(&client));
+    assert_eq!(client.survey().end_own_holds("a").unwrap(), 1);
+    assert!(!is_taken(&client));
 }
 
 fn names_are_found_wherever_they_are(store: &Store) {

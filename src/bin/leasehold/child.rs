@@ -1,7 +1,9 @@
 //! The command as a process.
 
-use std::ffi::OsString;
-use std::io::{self, IsTerminal};
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::{self, IsTerminal, PipeReader, PipeWriter, Read, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Command, ExitStatus, id};
@@ -33,6 +35,8 @@ pub(crate) struct Child {
     /// Its process group, if that is its own: then whatever the command has started gets the
     /// signals too. At a terminal it must share ours, or it could not read there.
     group: Option<Pid>,
+    /// Through which this program, started as the helper, says that it cannot become the command.
+    report: Option<(PipeReader, PipeWriter)>,
 }
 
 impl Child {
@@ -43,12 +47,14 @@ impl Child {
         env: &[(&str, Option<String>)],
     ) -> Result<Self, ExitError> {
         let (program, args) = command.split_first().expect("clap requires a command");
-        let mut command = if Path::new(THIS_PROGRAM).exists() {
+        let (mut command, report) = if Path::new(THIS_PROGRAM).exists() {
+            let pipe = io::pipe().map_err(|error| ExitError::system("make a pipe", &error))?;
             let mut helper = Command::new(THIS_PROGRAM);
-            helper.arg(HELPER).arg(id().to_string()).arg(program);
-            helper
+            helper.arg(HELPER).arg(id().to_string()).arg(pipe.1.as_raw_fd().to_string());
+            helper.arg(program);
+            (helper, Some(pipe))
         } else {
-            Command::new(program)
+            (Command::new(program), None)
         };
         command.args(args);
         for (name, value) in env {
@@ -65,7 +71,15 @@ impl Child {
             .spawn()
             .map_err(|error| ExitError::of_command(&program.to_string_lossy(), &error))?;
         let group = is_alone.then(|| Pid::from_child(&process));
-        Ok(Self { process, group })
+        Ok(Self { process, group, report })
+    }
+
+    /// Returns `true` if the process that has ended never became the command.
+    pub(crate) fn was_not_run(&mut self) -> bool {
+        let Some((mut reader, writer)) = self.report.take() else { return false };
+        // No other process has that end open now, so that this does not wait.
+        drop(writer);
+        reader.read(&mut [0]).is_ok_and(|length| length > 0)
     }
 
     /// Returns the exit status if the command has ended.
@@ -151,19 +165,33 @@ pub(crate) fn code_of(status: ExitStatus) -> u8 {
 }
 
 /// Replaces this process by a command that Linux ends along with the parent. Returns only if that
-/// is not possible. The words are the parent's process id, the command, and its arguments.
+/// is not possible. The words are the parent's process id, its file descriptor for a report of
+/// that, the command, and its arguments.
 ///
 /// The command cannot do this itself, and without `unsafe` the parent cannot do it for the command
 /// between `fork` and `exec`.
 pub(crate) fn become_command(mut words: impl Iterator<Item = OsString>) -> ExitError {
-    let parent = words.next();
+    let mut word = || words.next().unwrap_or_default();
+    let (parent, report) = (word(), word());
+    // The command does not inherit it.
+    let report =
+        File::options().write(true).open(Path::new("/proc").join(&parent).join("fd").join(report));
+    let error = become_command_of(&parent, words);
+    if let Ok(mut report) = report {
+        // The parent may have ended.
+        report.write_all(b"\n").ok();
+    }
+    error
+}
+
+fn become_command_of(parent: &OsStr, mut words: impl Iterator<Item = OsString>) -> ExitError {
     let program = words.next().unwrap_or_default();
     if let Err(error) = die_with_parent() {
         return ExitError::system("be ended along with the parent", &error);
     }
     // It may have ended before that took effect.
-    let is_there = getppid().map(|pid| pid.as_raw_nonzero().to_string().into());
-    if is_there != parent {
+    let is_there = getppid().is_some_and(|pid| *parent == *pid.as_raw_nonzero().to_string());
+    if !is_there {
         return ExitError::new(of_signal(Signal::KILL.as_raw()), "");
     }
     let error = Command::new(&program).args(words).exec();

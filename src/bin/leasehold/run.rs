@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold::{Builder, Canceller, Error};
+use leasehold::{Builder, Canceller, Client, Error};
 
 use crate::args::{Run, ServerArgs};
 use crate::child::{Child, can_be_stopped, code_of};
@@ -30,7 +30,7 @@ pub(crate) fn run(server: &ServerArgs, run: &Run) -> Result<u8, ExitError> {
     let hold = Hold::acquire(&client, run, &canceller);
     drop(progress);
     match (hold, signals.next_forwarded()) {
-        (Ok(hold), None) => run_under(hold, run, &signals),
+        (Ok(hold), None) => run_under(hold, &client, run, &signals),
         (Ok(hold), Some(signal)) => {
             release(hold)?;
             Ok(of_signal(signal))
@@ -58,15 +58,26 @@ fn not_acquired(error: Error, run: &Run) -> ExitError {
 }
 
 /// Runs the command, and releases the lock when it has ended.
-fn run_under(hold: Hold, run: &Run, signals: &ReceivedSignals) -> Result<u8, ExitError> {
+fn run_under(
+    hold: Hold,
+    client: &Client,
+    run: &Run,
+    signals: &ReceivedSignals,
+) -> Result<u8, ExitError> {
     let limits = Limits::new(&hold, run.kill_after);
     if can_be_stopped() {
         let added = signals.add_stop();
         added.map_err(|error| ExitError::system("receive SIGTSTP", &error))?;
     }
     let cannot_wait = |error| ExitError::system("wait for the command", &error);
-    let mut child = Child::start(&run.command, &environment(run, &hold))?;
+    let mut child = match Child::start(&run.command, &environment(run, &hold)) {
+        Ok(child) => child,
+        Err(error) => return release_unused(hold, client, run).and(Err(error)),
+    };
     match supervise(&mut child, &hold, &signals.receiver, limits) {
+        Ok(Ended::Command(status)) if child.was_not_run() => {
+            release_unused(hold, client, run).map(|()| code_of(status))
+        }
         Ok(Ended::Command(status)) => release(hold).map(|()| code_of(status)),
         Ok(Ended::Lease { left }) => {
             let why = if left.is_zero() { "is lost" } else { "could not be renewed" };
@@ -96,4 +107,19 @@ fn release(hold: Hold) -> Result<(), ExitError> {
         }
         Ok(()) => Ok(()),
     }
+}
+
+/// Releases the lock of a command that could not be run, at once, so that another host may run it.
+///
+/// # Errors
+///
+/// As `release`.
+fn release_unused(hold: Hold, client: &Client, run: &Run) -> Result<(), ExitError> {
+    release(hold)?;
+    if run.hold_at_least.is_some()
+        && let Err(error) = client.survey().end_own_holds(&run.name)
+    {
+        say(&format!("{error}; the lock stays taken"));
+    }
+    Ok(())
 }
