@@ -401,9 +401,19 @@ impl Builder {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn from_url(url: &str) -> Result<Self> {
-        let mut builder = Self::default();
-        builder.deployment = Some(open::configure(&mut builder.config, url)?);
-        Ok(builder)
+        Self::default().url(url)
+    }
+
+    /// As [`from_url`](Builder::from_url), with settings that were made before, unless the URL has
+    /// others. For the program `leasehold`; it may change at any time.
+    ///
+    /// # Errors
+    ///
+    /// The same.
+    #[doc(hidden)]
+    pub fn url(mut self, url: &str) -> Result<Self> {
+        self.deployment = Some(open::configure(&mut self.config, url)?);
+        Ok(self)
     }
 
     /// As [`from_url`](Builder::from_url), with the URL in the environment variable `REDIS_URL`.

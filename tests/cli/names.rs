@@ -140,11 +140,17 @@ fn unlock_lets_those_who_wait_in() {
 #[test]
 fn the_command_line_counts_more_than_settings_of_the_url() {
     let server = Server::redis();
-    let url = format!("{}?prefix=url:", server.url());
+    let url = format!("{}?prefix=url:&label=of-url", server.url());
+    let program = without_server(&[]).get_program().to_str().unwrap().to_owned();
     for (prefix, option) in [("url:", &[][..]), ("line:", &["--prefix", "line:"])] {
         let client = Client::builder().prefix(prefix).open(&server.url()).unwrap();
         let _guard = client.lock("a").unwrap();
         let args = [&["--url", &url, "--json", "show", "a"], option].concat();
         assert_eq!(json(&mut without_server(&args))["holds"][0]["client"], json!(client.id()));
+    }
+    for (label, option) in [("of-url", &[][..]), ("of-line", &["--label", "of-line"])] {
+        let show = ["b", "--", &program, "--url", &url, "--json", "show", "b"];
+        let args = [&["--url", &url, "run"], option, &show].concat();
+        assert_eq!(json(&mut without_server(&args))["holds"][0]["label"], json!(label));
     }
 }

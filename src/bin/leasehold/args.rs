@@ -42,7 +42,8 @@ pub(crate) struct ServerArgs {
     /// What the key of a lock has in front of its name. Defaults to that of the URL, or `lock:`.
     #[arg(long, global = true)]
     pub(crate) prefix: Option<String>,
-    /// What `show` calls this client. Defaults to the host name and the process id.
+    /// What `show` calls this client. Defaults to that of the URL, or the host name and the process
+    /// id.
     #[arg(long, global = true)]
     pub(crate) label: Option<String>,
 }

@@ -24,8 +24,8 @@ pub(crate) fn open_with(
     let Some(url) = &server.url else {
         return Err(ExitError::new(USAGE, "no server: set REDIS_URL or give --url"));
     };
-    let label = server.label.clone().unwrap_or_else(default_label);
-    let builder = set(Builder::from_url(url)?).label(&label);
+    let builder = set(Builder::default().label(&default_label()).url(url)?);
+    let builder = if let Some(label) = &server.label { builder.label(label) } else { builder };
     let builder = if let Some(prefix) = &server.prefix { builder.prefix(prefix) } else { builder };
     Ok(builder.build()?)
 }
