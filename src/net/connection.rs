@@ -347,7 +347,10 @@ impl Transport for Connection {
 
     fn write(&mut self, deadline: Instant, pack: impl FnOnce(&mut Vec<u8>)) -> Result<(), Failure> {
         pack(&mut self.out);
-        let Some(socket) = &mut self.socket else { return Err(self.invalid_reply()) };
+        let Some(socket) = &mut self.socket else {
+            self.out.clear();
+            return Err(self.no_reply());
+        };
         let written = socket.send(&self.out, deadline);
         self.out.clear();
         written.map_err(|error| self.broken(error.into()))

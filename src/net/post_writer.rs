@@ -4,15 +4,14 @@ use std::time::Instant;
 
 use crate::failure::Failure;
 use crate::net::owed::PostedRequest;
-use crate::net::shared_connection::owe;
 use crate::net::transport::{Transport, WaitFor};
 use crate::sync::Mutex;
 
-/// Writes requests that no thread waits for, and remembers a server to which that has just failed:
-/// threads that drop many guards at a server that is away wait only once.
+/// Writes requests that no thread waits for, and remembers a server for which that has just waited
+/// in vain: threads that drop many guards at a server that is away wait only once.
 #[derive(Debug, Default)]
 pub(super) struct PostWriter {
-    /// Why no connection could be opened, and until when none is opened again.
+    /// What the last wait has failed with, and until when there is no other.
     failure: Mutex<Option<(Instant, Failure)>>,
 }
 
@@ -27,30 +26,42 @@ impl PostWriter {
         // If the program ended with replies unread, its system would reset the connection, and the
         // server might not read on behind the request that it executes at that moment.
         connection.collect(WaitFor::Nothing);
-        if let Err(failure) = self.open(connection, deadline) {
-            return posted.into_iter().for_each(|posted| posted.answer(Err(failure.clone())));
+        let mut posted = posted.into_iter().peekable();
+        let mut outcome = Ok(());
+        if !connection.can_post(Instant::now()) {
+            outcome = self.wait(|| connection.connect(deadline));
         }
-        for posted in posted {
-            owe(connection, posted, deadline);
+        while outcome.is_ok()
+            && let Some(len) = posted.peek().map(PostedRequest::len)
+        {
+            if !connection.owed().has_room(len) {
+                outcome = self.wait(|| connection.read_owed(deadline));
+            } else if let Some(posted) = posted.next() {
+                connection.owe(posted);
+            }
         }
-        // A failure to write fails what is owed.
-        drop(connection.write(deadline, |_| {}));
+        if let Err(failure) = outcome {
+            posted.for_each(|posted| posted.answer(Err(failure.clone())));
+        }
+        if connection.is_connected() {
+            // A failure to write fails what is owed.
+            drop(connection.write(deadline, |_| {}));
+        }
         if connection.owed().is_full() {
-            drop(connection.read_owed(deadline));
+            drop(self.wait(|| connection.read_owed(deadline)));
         }
     }
 
-    fn open(&self, connection: &mut impl Transport, deadline: Instant) -> Result<(), Failure> {
+    /// Does what waits for the server, unless that has failed a moment ago: not for as long again
+    /// as it took.
+    fn wait(&self, wait: impl FnOnce() -> Result<(), Failure>) -> Result<(), Failure> {
         let begun = Instant::now();
-        if connection.can_post(begun) {
-            return Ok(());
-        }
         if let Some((until, failure)) = &*self.failure.lock()
             && begun < *until
         {
             return Err(failure.clone());
         }
-        connection.connect(deadline).inspect_err(|failure| {
+        wait().inspect_err(|failure| {
             let now = Instant::now();
             *self.failure.lock() = Some((now + (now - begun), failure.clone()));
         })

@@ -243,7 +243,7 @@ impl<C: Transport> SharedConnection<C> {
 
 /// Has a request that no thread waits for written along with the next write. If too much is owed
 /// already, that is read first.
-pub(super) fn owe<C: Transport>(connection: &mut C, posted: PostedRequest, deadline: Instant) {
+fn owe<C: Transport>(connection: &mut C, posted: PostedRequest, deadline: Instant) {
     if !connection.owed().has_room(posted.len())
         && let Err(failure) = connection.read_owed(deadline)
     {
