@@ -283,7 +283,7 @@ pub use multi_guard::MultiGuard;
 pub use mutex::Mutex;
 pub use owned_guard::OwnedGuard;
 #[doc(hidden)]
-pub use report::{HeldAs, NameReport, ServerReport};
+pub use report::{HeldAs, NameReport, ServerReplies, ServerReport};
 pub use rw_lock::{ReadGuard, RwLock, WriteGuard};
 pub use semaphore::{Permit, Semaphore};
 pub use stats::Stats;

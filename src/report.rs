@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::error::{Error, Result};
 use crate::holder::Holder;
 
 /// What a hold is a hold of.
@@ -34,13 +35,22 @@ pub struct NameReport {
     pub waiting: Vec<String>,
 }
 
+/// What each server has replied to a question.
+#[doc(hidden)]
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct ServerReplies<T> {
+    /// Each server's address, and its reply.
+    pub each: Vec<(String, Result<T>)>,
+    /// The first error, if so few servers have replied that no lock can be relied on.
+    pub too_few: Option<Error>,
+}
+
 /// What a server says of itself.
 #[doc(hidden)]
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ServerReport {
-    /// The server's address.
-    pub address: String,
     /// How long it took to answer.
     pub round_trip: Duration,
     /// By how many seconds the server's clock is ahead of this system's; negative if it is behind.

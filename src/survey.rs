@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::error::Result;
 use crate::local::shared::Shared;
 use crate::local::survey;
-use crate::report::{NameReport, ServerReport};
+use crate::report::{NameReport, ServerReplies, ServerReport};
 
 /// What the program `leasehold` shows and does. Created by
 /// [`Client::survey`](crate::Client::survey). Not for other programs: it may change at any time.
@@ -58,13 +58,13 @@ impl Survey {
         survey::end_own_holds(&self.shared, name)
     }
 
-    /// Asks each server about itself. One that does not answer has an error of its own, as long as
-    /// enough of them answer.
+    /// Asks each server about itself. One that does not answer has an error of its own.
     ///
     /// # Errors
     ///
-    /// The same as [`Client::ping`](crate::Client::ping).
-    pub fn servers(&self) -> Result<Vec<Result<ServerReport>>> {
+    /// The same as [`Client::ping`](crate::Client::ping), if it is not known which servers there
+    /// are.
+    pub fn servers(&self) -> Result<ServerReplies<ServerReport>> {
         survey::servers(&self.shared)
     }
 }

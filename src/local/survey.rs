@@ -14,9 +14,9 @@ use crate::local::status::{end_hold, holder_of, repeat, repeat_briefly};
 use crate::net::connection::Connection;
 use crate::net::request::Request;
 use crate::net::transport::Transport;
-use crate::report::{HeldAs, NameReport, ServerReport};
+use crate::report::{HeldAs, NameReport, ServerReplies, ServerReport};
 use crate::store::hold::{HoldId, HoldKind};
-use crate::store::request::{HoldReply, HolderReply, Release, ReportReply};
+use crate::store::request::{HoldReply, HolderReply, Release, ReportReply, ServerConnections};
 
 /// Returns who holds a name, of whatever kind it is, and which clients wait for it.
 pub(crate) fn report(shared: &Shared, name: &str) -> Result<NameReport> {
@@ -81,8 +81,12 @@ fn hold_of(owner: &[u8], kind: HoldKind, name: &str) -> Option<HoldId> {
 /// Returns the names that begin with `start` and may be held, in order.
 pub(crate) fn names(shared: &Shared, start: &str) -> Result<Vec<String>> {
     let pattern = format!("{}{}*", escaped(&shared.config.prefix), escaped(start));
-    let of_servers = ask_servers(shared, |_, connection| scan(shared, connection, &pattern))?;
-    let keys: BTreeSet<Vec<u8>> = of_servers.into_iter().flatten().flatten().collect();
+    let replies = ask_servers(shared, |connection| scan(shared, connection, &pattern))?;
+    if let Some(error) = replies.too_few {
+        return Err(error);
+    }
+    let of_servers = replies.each.into_iter().filter_map(|(_, keys)| keys.ok());
+    let keys: BTreeSet<Vec<u8>> = of_servers.flatten().collect();
     let names = keys.iter().filter_map(|key| {
         let name = str::from_utf8(key).ok()?.strip_prefix(&shared.config.prefix)?;
         // Neither a companion of a lock nor a key that no lock can have.
@@ -115,8 +119,8 @@ fn scan(shared: &Shared, connection: &mut Connection, pattern: &str) -> Result<V
 }
 
 /// Asks each server about itself.
-pub(crate) fn servers(shared: &Shared) -> Result<Vec<Result<ServerReport>>> {
-    ask_servers(shared, |address, connection| {
+pub(crate) fn servers(shared: &Shared) -> Result<ServerReplies<ServerReport>> {
+    ask_servers(shared, |connection| {
         // Opens the connection.
         ask::<String>(shared, connection, &cmd("PING"))?;
         let (sent, here) = (Instant::now(), SystemTime::now());
@@ -129,26 +133,28 @@ pub(crate) fn servers(shared: &Shared) -> Result<Vec<Result<ServerReport>>> {
             Err(Error::Redis { .. }) => None,
             Err(error) => return Err(error),
         };
-        let (address, clock_ahead) = (address.to_string(), there - here.as_secs_f64());
-        Ok(ServerReport { address, round_trip, clock_ahead, info })
+        Ok(ServerReport { round_trip, clock_ahead: there - here.as_secs_f64(), info })
     })
 }
 
-/// Asks every server. Fails with the first error if too few of them answer.
+/// Asks every server.
 fn ask_servers<T>(
     shared: &Shared,
-    mut ask: impl FnMut(&str, &mut Connection) -> Result<T>,
-) -> Result<Vec<Result<T>>> {
+    mut ask: impl FnMut(&mut Connection) -> Result<T>,
+) -> Result<ServerReplies<T>> {
     shared.identity.check_process()?;
-    let mut servers = shared.store.connections();
-    let replies: Vec<_> =
-        servers.each.iter_mut().map(|(address, connection)| ask(address, connection)).collect();
-    if replies.iter().flatten().count() < servers.required
-        && let Some(error) = replies.iter().find_map(|reply| reply.as_ref().err())
-    {
-        return Err(error.clone());
-    }
-    Ok(replies)
+    let ServerConnections { mut each, required } =
+        repeat_briefly(shared, "ask the servers", "", |_| shared.store.connections())?;
+    let reply_of = |connection: &mut Connection| {
+        let reply = ask(connection);
+        // Sentinels may have named the server only now.
+        (connection.label().to_string(), reply)
+    };
+    let each: Vec<_> = each.iter_mut().map(reply_of).collect();
+    let mut errors = each.iter().filter_map(|(_, reply)| reply.as_ref().err());
+    let first = errors.next().cloned();
+    let replied = each.len() - errors.count() - usize::from(first.is_some());
+    Ok(ServerReplies { each, too_few: first.filter(|_| replied < required) })
 }
 
 /// Asks one server a question that is about no lock.

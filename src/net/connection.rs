@@ -110,6 +110,11 @@ impl Connection {
         }
     }
 
+    /// The server's address, as users are shown it.
+    pub(crate) fn label(&self) -> Arc<str> {
+        self.factory.label()
+    }
+
     /// Returns `true` if the next request needs no new socket.
     pub(crate) fn is_open(&self) -> bool {
         let Some(socket) = &self.socket else { return false };

@@ -109,8 +109,8 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
     }
 
     /// The servers that have locks, for questions that are about no lock: none in memory.
-    fn connections(&self) -> ServerConnections {
-        ServerConnections { each: Vec::new(), required: 0 }
+    fn connections(&self) -> Result<ServerConnections, Failure> {
+        Ok(ServerConnections { each: Vec::new(), required: 0 })
     }
 
     /// Returns `true` if a hold exists.

@@ -1,7 +1,6 @@
 //! What a store is asked about one lock, and what it replies.
 
 use std::fmt;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::clock::Moment;
@@ -159,8 +158,7 @@ pub(crate) struct ReportReply {
 /// Connections to the servers that have locks, none of them open yet.
 #[derive(Debug)]
 pub(crate) struct ServerConnections {
-    /// Each with the server's address.
-    pub(crate) each: Vec<(Arc<str>, Connection)>,
+    pub(crate) each: Vec<Connection>,
     /// How many of them must answer for what they answer to be the truth about locks.
     pub(crate) required: usize,
 }

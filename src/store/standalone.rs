@@ -208,9 +208,8 @@ impl Store for Standalone {
         self.ask(self.commands.report(name), deadline)
     }
 
-    fn connections(&self) -> ServerConnections {
-        let each = vec![(self.server.factory.label(), self.server.connection())];
-        ServerConnections { each, required: 1 }
+    fn connections(&self) -> Result<ServerConnections, Failure> {
+        Ok(ServerConnections { each: vec![self.server.connection()], required: 1 })
     }
 
     fn exists(&self, hold: &HoldId, deadline: Instant) -> Result<bool, Failure> {

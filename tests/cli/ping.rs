@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::support::{Server, finish, json, leasehold, output};
+use crate::support::{Cluster, Server, finish, json, leasehold, output, without_server};
 
 fn ping(server: &Server) -> Value {
     let servers = json(&mut leasehold(server, &["ping", "--json"]));
@@ -39,6 +39,35 @@ fn what_endangers_locks_is_a_warning() {
     server.command(&["CONFIG", "SET", "maxmemory-policy", "volatile-lru"]);
     assert!(!warns(&server, "restart") && warns(&server, "evict"));
     assert!(output(&mut leasehold(&server, &["ping"])).contains("\nwarning: maxmemory-policy"));
+}
+
+#[test]
+fn every_server_is_shown_in_an_outage() {
+    let cluster = Cluster::of_three();
+    let servers = [Server::redis(), Server::redis(), Server::redis()];
+    for (scheme, servers, is_down) in [
+        ("redis+cluster", cluster.nodes(), [false, true, false]),
+        ("redis+redlock", &servers, [true, false, true]),
+    ] {
+        let addresses: Vec<_> =
+            servers.iter().map(|server| format!("127.0.0.1:{}", server.port())).collect();
+        for (server, _) in servers.iter().zip(is_down).filter(|(_, is_down)| *is_down) {
+            server.kill();
+        }
+        let url = format!("{scheme}://{}", addresses.join(","));
+        let finished = finish(&mut without_server(&["ping", "--json", "--url", &url]));
+        assert_eq!(finished.code, 69, "{scheme}: {finished:?}");
+        assert!(finished.stderr.contains("refused"), "{scheme}: {finished:?}");
+        let reports: Vec<Value> = serde_json::from_str(&finished.stdout).unwrap();
+        assert_eq!(reports.len(), addresses.len(), "{scheme}: {reports:?}");
+        let text = finish(&mut without_server(&["ping", "--url", &url])).stdout;
+        for (address, is_down) in addresses.iter().zip(is_down) {
+            let report = reports.iter().find(|report| report["server"] == **address);
+            let report = report.unwrap_or_else(|| panic!("{scheme}: {address}: {reports:?}"));
+            assert_eq!(report["error"].is_string(), is_down, "{scheme}: {report}");
+            assert!(text.contains(address), "{scheme}: {text}");
+        }
+    }
 }
 
 #[test]

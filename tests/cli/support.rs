@@ -9,8 +9,11 @@ use crossbeam_channel::{Receiver, unbounded};
 use leasehold::Client;
 use rustix::process::{Pid, Signal, kill_process};
 
+pub(crate) use self::cluster::Cluster;
 pub(crate) use self::server::Server;
 
+#[path = "../it/support/cluster.rs"]
+mod cluster;
 #[path = "../it/support/server.rs"]
 mod server;
 

@@ -16,6 +16,11 @@ pub(crate) fn open(server: &ServerArgs) -> Result<Client, ExitError> {
     open_with(server, |builder| builder)
 }
 
+/// Opens a client that asks servers about themselves. They need not answer for that.
+pub(crate) fn open_lazily(server: &ServerArgs) -> Result<Client, ExitError> {
+    open_with(server, |builder| builder.lazy(true))
+}
+
 /// Opens a client with further settings, which replace those of the URL.
 pub(crate) fn open_with(
     server: &ServerArgs,

@@ -60,7 +60,7 @@ fn perform(args: Args) -> Result<u8, ExitError> {
     match task {
         Task::Completions { shell } => complete(shell),
         Task::Ls { start } => show::list(&connect::open(&server)?, &start, json),
-        Task::Ping => ping::ping(&connect::open(&server)?, json),
+        Task::Ping => ping::ping(&connect::open_lazily(&server)?, json),
         Task::Run(run) => run::run(&server, &run),
         Task::Show { name } => show::show(&connect::open(&server)?, &name, json),
         Task::Unlock { name } => show::unlock(&connect::open(&server)?, &name, json),

@@ -12,25 +12,30 @@ const CLOCKS_APART: f64 = 1.0;
 /// The oldest version that this library supports.
 const OLDEST: (u32, u32) = (6, 2);
 
-/// Shows what each server says of itself.
+/// Shows what each server says of itself, or why it does not. Fails after that if so few of them
+/// answer that no lock can be relied on.
 pub(crate) fn ping(client: &Client, json: bool) -> Result<u8, ExitError> {
-    let servers: Vec<_> = client
-        .survey()
-        .servers()?
+    let replies = client.survey().servers()?;
+    let servers: Vec<_> = replies
+        .each
         .into_iter()
-        .map(|server| server.map(|report| Facts::new(&report)).map_err(ExitError::from))
+        .map(|(address, reply)| {
+            (address, reply.map(|report| Facts::new(&report)).map_err(ExitError::from))
+        })
         .collect();
-    if json {
-        return print_json(&servers.iter().map(to_json).collect());
-    }
-    let texts: Vec<_> = servers.iter().map(to_text).collect();
-    print(&texts.join("\n"))
+    let code = if json {
+        print_json(&servers.iter().map(|(address, facts)| to_json(address, facts)).collect())
+    } else {
+        let texts: Vec<_> =
+            servers.iter().map(|(address, facts)| to_text(address, facts)).collect();
+        print(&texts.join("\n"))
+    }?;
+    replies.too_few.map_or(Ok(code), |error| Err(error.into()))
 }
 
 /// What is shown of a server. What it does not say is missing.
 #[derive(Debug, Default)]
 struct Facts {
-    address: String,
     round_trip_ms: f64,
     clock_ahead_ms: f64,
     version: Option<String>,
@@ -53,7 +58,6 @@ impl Facts {
         let valkey = field("valkey_version").map(|version| format!("Valkey {version}"));
         let redis = || field("redis_version").map(|version| format!("Redis {version}"));
         let facts = Self {
-            address: report.address.clone(),
             round_trip_ms: in_ms(report.round_trip.as_secs_f64()),
             clock_ahead_ms: in_ms(report.clock_ahead),
             version: valkey.or_else(redis),
@@ -107,15 +111,18 @@ fn in_ms(seconds: f64) -> f64 {
     (seconds * 1_000_000.0).round() / 1000.0
 }
 
-fn to_text(server: &Result<Facts, ExitError>) -> String {
-    let facts = match server {
+fn to_text(address: &str, facts: &Result<Facts, ExitError>) -> String {
+    let server = ("server", Some(address.to_owned()));
+    let facts = match facts {
         Ok(facts) => facts,
-        Err(error) => return format!("warning: {}\n", error.message()),
+        Err(error) => {
+            return format!("{}warning: {}\n", table(vec![row(server)]), error.message());
+        }
     };
     let number = |number: Option<u64>| number.map(|number| number.to_string());
     let appendonly = facts.appendonly.map(|on| if on { "on" } else { "off" });
     let fields = [
-        ("server", Some(facts.address.clone())),
+        server,
         ("version", facts.version.clone()),
         ("role", facts.role.clone()),
         ("replicas", number(facts.replicas)),
@@ -125,16 +132,18 @@ fn to_text(server: &Result<Facts, ExitError>) -> String {
         ("round trip", Some(format!("{:.3} ms", facts.round_trip_ms))),
         ("clock ahead", Some(format!("{:.3} ms", facts.clock_ahead_ms))),
     ];
-    let unknown = || "unknown".to_owned();
-    let row = |(name, value): (&str, Option<_>)| [name.to_owned(), value.unwrap_or_else(unknown)];
     let warnings = facts.warnings.iter().map(|warning| format!("warning: {warning}\n"));
     table(fields.map(row).to_vec()) + &warnings.collect::<String>()
 }
 
-fn to_json(server: &Result<Facts, ExitError>) -> Value {
-    match server {
+fn row((name, value): (&str, Option<String>)) -> [String; 2] {
+    [name.to_owned(), value.unwrap_or_else(|| "unknown".to_owned())]
+}
+
+fn to_json(address: &str, facts: &Result<Facts, ExitError>) -> Value {
+    match facts {
         Ok(facts) => json!({
-            "server": facts.address,
+            "server": address,
             "version": facts.version,
             "role": facts.role,
             "replicas": facts.replicas,
@@ -145,6 +154,6 @@ fn to_json(server: &Result<Facts, ExitError>) -> Value {
             "clock_ahead_ms": facts.clock_ahead_ms,
             "warnings": facts.warnings,
         }),
-        Err(error) => json!({ "error": error.message() }),
+        Err(error) => json!({ "server": address, "error": error.message() }),
     }
 }

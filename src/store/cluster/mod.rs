@@ -274,12 +274,17 @@ impl Store for Cluster {
         self.route(name, deadline, |node| node.report(name, deadline))
     }
 
-    /// Those of the masters that are known.
-    fn connections(&self) -> ServerConnections {
+    /// Those of the masters that are known, or become known by this if none is.
+    fn connections(&self) -> Result<ServerConnections, Failure> {
+        if self.topology.masters().0.is_empty() {
+            self.topology.explore()?;
+        }
         let (masters, _) = self.topology.masters();
-        let stores = masters.into_iter().map(Target::of);
-        let each: Vec<_> = stores.flat_map(|node| node.store().connections().each).collect();
-        ServerConnections { required: each.len(), each }
+        let mut each = Vec::new();
+        for node in masters.into_iter().map(Target::of) {
+            each.extend(node.store().connections()?.each);
+        }
+        Ok(ServerConnections { required: each.len(), each })
     }
 
     fn exists(&self, hold: &HoldId, deadline: Instant) -> Result<bool, Failure> {

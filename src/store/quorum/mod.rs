@@ -84,7 +84,6 @@ use crate::net::endpoint::Endpoint;
 use crate::net::server::ServerFactory;
 use crate::net::spin::Spin;
 use crate::store::Store;
-use crate::store::background::connection::Node;
 use crate::store::background::jobs::BackgroundJobs;
 use crate::store::background::wakeups::BackgroundWakeups;
 use crate::store::commands::Commands;
@@ -235,10 +234,10 @@ impl Store for Quorum {
         self.ask(name, inspect, deadline, decide_holder)
     }
 
-    fn connections(&self) -> ServerConnections {
+    fn connections(&self) -> Result<ServerConnections, Failure> {
         let servers = self.servers();
-        let each = servers.iter().map(|server| (server.label(), server.closed_connection()));
-        ServerConnections { each: each.collect(), required: majority(servers.len()) }
+        let each = servers.iter().map(|server| server.closed_connection()).collect();
+        Ok(ServerConnections { each, required: majority(servers.len()) })
     }
 
     fn force_release(&self, name: &str, owner: &[u8], deadline: Instant) -> Result<bool, Failure> {
