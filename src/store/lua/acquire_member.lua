@@ -2,11 +2,11 @@
 -- possible.
 -- USES  what `ask_member.lua` and `serve.lua` set
 -- SETS  `begins` and `keeps`; and `live`, the number of other permits that are held
-local busy, live = false, 0
+local busy, live = declined, 0
 if serves then
   local ends = me and redis.call('zscore', KEYS[1], me .. ':0')
   offered = ends and tonumber(ends) > now
-  busy = blocked and not offered
+  busy = declined or blocked and not offered
 end
 if not repeated and not busy and redis.call('exists', KEYS[1]) == 1 then
   local holder = redis.call('zrange', KEYS[1], '(' .. now, '+inf', 'byscore', 'limit', 0, 1)[1]
@@ -20,7 +20,7 @@ if not repeated and not busy and redis.call('exists', KEYS[1]) == 1 then
     busy = held and (held == 'w:' or kind == 'w:')
   end
 end
-if joined or busy and me then
+if joined or busy and me and not (declined and serves) then
   if not joined then
     redis.pcall('zadd', queue, 'nx', time[1] * 1000 + time[2] / 1000, me)
   end

@@ -25,10 +25,21 @@ if left ~= -2 then
   ends = me and not repeated and redis.call('zscore', KEYS[1], me .. ':0')
   offered = ends and tonumber(ends) > now
 end
+-- A client that goes by more permits may have offered it one that it must decline. If another
+-- client waits, that gets the offer, and this one registers again only when it next asks: two that
+-- must decline would else offer the place to each other again and again.
+local declined = false
+if offered and kind == 'p:' then
+  local taken = redis.call('zcount', KEYS[1], '(' .. now, '+inf')
+  if taken > permits then
+    redis.call('zrem', KEYS[1], me .. ':0')
+    offered, declined, permits = false, true, taken
+  end
+end
 -- A client that has to wait is registered before any other write: a server that is out of memory
 -- refuses the first write of a script only.
 local serves = queued and not repeated and not offered
-local joined = serves and me
+local joined = serves and me and not declined
 if joined then
   redis.pcall('zadd', queue, 'nx', time[1] * 1000 + time[2] / 1000, me)
 end

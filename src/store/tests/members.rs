@@ -45,6 +45,7 @@ stores!(
     a_wake_up_that_no_thread_waits_for_is_passed_on,
     an_offer_is_left_to_the_thread_that_waits,
     an_offer_that_is_taken_back_adds_no_permit,
+    a_permit_that_a_client_must_decline_is_offered_to_the_next,
     a_full_server_refuses_holds_and_renews_and_releases_them,
     a_refused_limit_leaves_no_key_without_a_time_to_live,
     the_data_of_others_stays_as_it_is,
@@ -441,6 +442,41 @@ fn an_offer_that_is_taken_back_adds_no_permit(process: &Server) {
     assert!(is_woken(&mut *clients[2]) && is_woken(&mut *clients[3]));
     passes_on(&store, "b");
     assert!(nothing_comes(&mut *clients[4]));
+}
+
+/// Clients that go by fewer permits than the one that has released are offered what they must
+/// decline.
+fn a_permit_that_a_client_must_decline_is_offered_to_the_next(process: &Server) {
+    let store = single(process);
+    let [mut a, mut b, mut c] = ["a", "b", "c"].map(|client| listen(&store, client));
+    let (one, three) = (Permit { of: 1 }, Permit { of: 3 });
+    assert!((1..=3).all(|nonce| tries(&store, &of(three, nonce))));
+    for (client, kind) in [("a", one), ("b", one), ("c", three)] {
+        waits(&store, &by(client, kind, 1));
+    }
+    release(&store, &of(three, 1));
+    let declines = |wakeups: &mut dyn Wakeups, client| {
+        is_woken(wakeups) && !takes_its_turn(&store, &by(client, one, 1))
+    };
+    assert!(declines(&mut *a, "a") && declines(&mut *b, "b"));
+    assert!(is_woken(&mut *c) && takes_its_turn(&store, &by("c", three, 1)));
+
+    // Those that must decline do not offer a place to each other again and again.
+    release(&store, &by("c", three, 1));
+    for client in ["a", "b"] {
+        assert!(!takes_its_turn(&store, &by(client, one, 1)));
+    }
+    assert_eq!(queue(process), ["p:a", "p:b"]);
+    release(&store, &of(three, 2));
+    assert!(declines(&mut *a, "a") && declines(&mut *b, "b") && declines(&mut *a, "a"));
+    assert!(nothing_comes(&mut *a) && nothing_comes(&mut *b));
+    assert_eq!(store.count("lock", soon()).ok(), Some(1));
+
+    release(&store, &of(three, 3));
+    assert!(is_woken(&mut *a) && takes_its_turn(&store, &by("a", one, 1)));
+    assert!(!takes_its_turn(&store, &by("b", one, 1)));
+    release(&store, &by("a", one, 1));
+    assert!(is_woken(&mut *b) && takes_its_turn(&store, &by("b", one, 1)));
 }
 
 fn a_full_server_refuses_holds_and_renews_and_releases_them(process: &Server) {
