@@ -229,10 +229,11 @@ impl LockCall<'_> {
             }
             Err(stopped) => {
                 attempt.clean_up();
-                let has_next = head.give_up(&stopped);
-                // The next thread may want another kind of hold.
-                let leaves = !has_next || self.caller.kind != HoldKind::Lock;
-                if leaves && !matches!(stopped, Stopped::Failed(_)) {
+                let next = head.give_up(&stopped);
+                // The place among the waiting clients is the next thread's too, if that wants the
+                // same.
+                let stays = next.is_some_and(|next| next.waits_with(self.caller.kind));
+                if !stays && !matches!(stopped, Stopped::Failed(_)) {
                     attempt.unregister();
                 }
                 stopped.into_result(self.name)

@@ -35,8 +35,8 @@ impl<'a> QueueHead<'a> {
         self.queues.leave_head(self.name, kind, room);
     }
 
-    /// Returns `true` if another thread is at the head now.
-    pub(super) fn give_up(mut self, stopped: &Stopped) -> bool {
+    /// Returns what the thread wants that is at the head now.
+    pub(super) fn give_up(mut self, stopped: &Stopped) -> Option<HoldKind> {
         self.kept = true;
         let outage = match stopped {
             Stopped::Failed(failure) if self.endless && is_outage(failure) => Some(failure),

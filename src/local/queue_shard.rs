@@ -11,7 +11,7 @@ use crate::local::lease::Lease;
 use crate::local::wait_queue::{Place, WaitQueue};
 use crate::local::waiter::{QueuedWaiter, Signal, Signals, Waiter};
 use crate::shrink::shrink;
-use crate::store::hold::HoldId;
+use crate::store::hold::{HoldId, HoldKind};
 
 /// Where a thread is in the queue that it has joined.
 #[derive(Debug)]
@@ -65,19 +65,19 @@ impl QueueShard {
         (waiter, Position::Behind)
     }
 
-    /// Makes the first waiter the head, or removes the queue. Returns `false` without a waiter.
-    pub(super) fn advance(&mut self, name: &str) -> bool {
-        let Some(queue) = self.0.get_mut(name) else { return false };
+    /// Makes the first waiter the head, and returns what it wants, or removes the queue.
+    pub(super) fn advance(&mut self, name: &str) -> Option<HoldKind> {
+        let queue = self.0.get_mut(name)?;
         let Some(next) = queue.advance() else {
             // The head may have left before it asked for them.
             queue.signal_overdue(|| Signal::Outside);
             if queue.remove_head() {
                 self.remove(name);
             }
-            return false;
+            return None;
         };
         next.signals.send(Signal::Head { yields: false });
-        true
+        Some(next.caller.kind)
     }
 
     /// Adds a hold that is released without a waiter, and removes it from the head of its queue.

@@ -184,8 +184,12 @@ impl WaitQueues {
 
     /// Removes the head, which gives up without the lock. If that is because the server cannot be
     /// reached, the waiters without a limit get this failure, instead of finding out one by one.
-    /// Returns `true` if another thread is at the head now.
-    pub(crate) fn give_up_head(&self, name: &Arc<str>, outage: Option<&Failure>) -> bool {
+    /// Returns what the thread wants that is at the head now.
+    pub(crate) fn give_up_head(
+        &self,
+        name: &Arc<str>,
+        outage: Option<&Failure>,
+    ) -> Option<HoldKind> {
         let mut shard = self.shard(name);
         if let Some(failure) = outage
             && let Some(queue) = shard.get_mut(name)
@@ -594,7 +598,7 @@ mod tests {
         assert!(matches!(acquired, Turn::TimedOut), "{acquired:?}");
         queues.give_up_head(&name(), None);
         join(&queues);
-        let left = overdue(&queues, || assert!(!queues.give_up_head(&name(), None)));
+        let left = overdue(&queues, || assert!(queues.give_up_head(&name(), None).is_none()));
         assert!(matches!(left, Turn::Outside), "{left:?}");
         assert!(is_empty(&queues));
     }

@@ -1,6 +1,7 @@
 //! The identity of a hold.
 
 use std::fmt::{self, Write};
+use std::mem;
 use std::sync::Arc;
 
 /// What a hold is a hold of.
@@ -23,6 +24,12 @@ impl HoldKind {
             (self, other),
             (Self::Permit { .. }, Self::Permit { .. }) | (Self::Read, Self::Read)
         )
+    }
+
+    /// Returns `true` if threads of a client that want the two have one place among the waiting
+    /// clients.
+    pub(crate) fn waits_with(self, other: Self) -> bool {
+        mem::discriminant(&self) == mem::discriminant(&other)
     }
 }
 

@@ -20,6 +20,8 @@ stores! {
         a_wake_up_that_no_thread_waits_for_is_passed_on,
         a_waiter_that_leaves_takes_its_registration_with_it,
         clients_behind_a_waiter_that_leaves_have_their_turn,
+        a_waiter_that_leaves_keeps_the_place_of_its_client,
+        a_reader_behind_a_writer_of_its_client_that_leaves_has_its_turn,
         a_waiter_that_was_killed_is_skipped;
 }
 
@@ -246,6 +248,57 @@ fn clients_behind_a_waiter_that_leaves_have_their_turn(server: &Server) {
         assert!(matches!(leaves.join().unwrap(), Err(Error::Cancelled { .. })));
     });
     assert!(held.is_held());
+}
+
+/// If another thread of the client waits for the same.
+fn a_waiter_that_leaves_keeps_the_place_of_its_client(server: &Server) {
+    let [holder, waiter, behind] = [(); 3].map(|()| server.open(sleepy()));
+    for kind in Kind::ALL {
+        let held = kind.block(&holder, "a");
+        let places = [kind.entry(&waiter), kind.entry(&behind)];
+        thread::scope(|scope| {
+            let canceller = Canceller::new();
+            let leaves = scope.spawn({
+                let (canceller, waiter) = (canceller.clone(), &waiter);
+                move || kind.acquire_until(waiter, "a", &canceller).map(drop)
+            });
+            eventually(SOON, || server.queue("a") == places[..1] && server.listeners(&waiter) == 1);
+            let stays = scope.spawn(|| kind.acquire(&waiter, "a").map(drop));
+            let last = scope.spawn(|| kind.acquire(&behind, "a").map(drop));
+            eventually(SOON, || {
+                server.queue("a") == places
+                    && server.listeners(&behind) == 1
+                    && waiter.stats().waiting == 2
+            });
+            canceller.cancel();
+            assert!(matches!(leaves.join().unwrap(), Err(Error::Cancelled { .. })));
+            assert_eq!(server.queue("a"), places, "{kind:?}");
+            drop(held);
+            stays.join().unwrap().unwrap();
+            last.join().unwrap().unwrap();
+        });
+        eventually(SOON, || !server.exists("a"));
+    }
+}
+
+fn a_reader_behind_a_writer_of_its_client_that_leaves_has_its_turn(server: &Server) {
+    let [holder, waiter] = [(); 2].map(|()| server.open(sleepy()));
+    let held = Kind::Read.acquire(&holder, "a").unwrap();
+    let canceller = Canceller::new();
+    thread::scope(|scope| {
+        let leaves = scope.spawn(|| Kind::Write.acquire_until(&waiter, "a", &canceller).map(drop));
+        eventually(SOON, || server.queue("a") == [Kind::Write.entry(&waiter)]);
+        let waits = scope.spawn(|| Kind::Read.acquire(&waiter, "a").map(drop));
+        eventually(SOON, || waiter.stats().waiting == 2);
+        let (result, took) = timed(|| {
+            canceller.cancel();
+            waits.join().unwrap()
+        });
+        result.unwrap();
+        assert!(took < SOON / 2, "{took:?}");
+        assert!(matches!(leaves.join().unwrap(), Err(Error::Cancelled { .. })));
+    });
+    drop(held);
 }
 
 fn a_waiter_that_was_killed_is_skipped(server: &Server) {
