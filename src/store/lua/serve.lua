@@ -2,15 +2,17 @@
 -- clients at the head of the queue, as many as there are, and tells them. Neighbouring readers are
 -- served together, a writer alone. A client that is served leaves the queue; if it has stopped, its
 -- offer ends, and it has cost the others no more than that. A client whose channel has no listener
--- leaves the queue without an offer. If the server refuses to publish, each client finds its turn
--- when it next asks.
+-- leaves the queue without an offer; before its turn, only when it has waited for two seconds,
+-- because it may be about to listen, and behind some proxies no client can. If the server refuses
+-- to publish, each client finds its turn when it next asks.
 -- KEYS  1 lock
 -- USES  `tell`; `now`; `serves`, whether to do so; `queue`, a key; `window`, for how many ms a
 --       place is offered; `permits`, 0 for a read-write lock; and `me`, who is not told, or nil
 -- SETS  `blocked`, whether a client is in the queue whose turn it is not
 local blocked = false
 for _ = 1, serves and 100 or 0 do
-  local next = redis.pcall('zrange', queue, 0, 0)[1]
+  local first = redis.pcall('zrange', queue, 0, 0, 'withscores')
+  local next = first[1]
   if not next then
     break
   end
@@ -24,7 +26,7 @@ for _ = 1, serves and 100 or 0 do
   local client = string.sub(next, 3)
   -- Of another kind, from before the name was used for this: it waits for nothing.
   local told = admitted == nil and 0 or nil
-  if admitted == false then
+  if admitted == false and next ~= me and now - first[2] > 2000 then
     told = redis.pcall('pubsub', 'numsub', 'leasehold:wake:' .. client)[2] == 0 and 0 or nil
   elseif admitted then
     local offer, last = next .. ':0', redis.call('zrange', KEYS[1], -1, -1, 'withscores')[2]

@@ -37,6 +37,7 @@ stores!(
     readers_have_the_fence_of_the_last_writer;
     a_newcomer_waits_behind_a_writer,
     there_is_no_room_while_other_clients_wait,
+    a_writer_that_nobody_can_wake_goes_before_later_readers,
     a_writer_that_leaves_lets_readers_in,
     neighbouring_readers_are_woken_together,
     a_release_wakes_as_many_clients_as_there_are_permits,
@@ -266,6 +267,29 @@ fn a_newcomer_waits_behind_a_writer(process: &Server) {
     assert!(!tries(&store, &by("b", Read, 1)), "it is offered to the writer");
     assert!(takes_its_turn(&store, &by("writer", Write, 1)));
     assert_eq!(queue(process), ["r:c"]);
+}
+
+/// Its listener has only just started, or there can be none. One that is dead blocks no reader for
+/// long.
+fn a_writer_that_nobody_can_wake_goes_before_later_readers(process: &Server) {
+    let store = single(process);
+    assert!(tries(&store, &by("a", Read, 1)));
+    waits(&store, &by("writer", Write, 1));
+    let came = |millis_later| {
+        process.command(&["ZINCRBY", &keys()[2], millis_later, "w:writer"]);
+    };
+    let is_kept = || {
+        assert!(!takes_its_turn(&store, &by("writer", Write, 1)));
+        assert_eq!(queue(process), ["w:writer"]);
+    };
+    // However slow this test is.
+    came("60000");
+    is_kept();
+    assert!(!tries(&store, &by("b", Read, 1)));
+    came("-120000");
+    is_kept();
+    assert!(tries(&store, &by("b", Read, 1)));
+    assert_eq!(queue(process), [""; 0]);
 }
 
 fn a_writer_that_leaves_lets_readers_in(process: &Server) {
