@@ -12,7 +12,7 @@ use std::thread;
 use crate::clock::{Moment, end_of};
 use crate::config::LockOptions;
 use crate::error::{Error, Result};
-use crate::failure::Failure;
+use crate::failure::{Failure, FailureKind};
 use crate::local::acquire::{LockCall, check};
 use crate::local::call::{Caller, Wait};
 use crate::local::call_reports::{report_contended, report_outcome};
@@ -117,13 +117,13 @@ impl SetCall<'_> {
                 self.give_back(first.take());
                 // Two calls that were in each other's way should not meet again.
                 let Some(pause) = self.wait.cut(backoff.next().unwrap_or_default()) else {
-                    return Ok(None);
+                    return self.check_is_lock(index).map(|()| None);
                 };
                 let _waiting = self.shared.counters.begin_wait();
                 self.shared.wait_queues.pause(pause)?;
             }
             if self.wait.is_over() {
-                return Ok(None);
+                return self.check_is_lock(index).map(|()| None);
             }
             let call = LockCall {
                 shared: self.shared,
@@ -136,6 +136,24 @@ impl SetCall<'_> {
                 Some(lease) => first = Some((index, lease)),
                 None => return Ok(None),
             }
+        }
+    }
+
+    /// Asks what is in the way under the name with this index: an attempt for several locks does
+    /// not look at it closely. Without an answer it counts as a lock that is held.
+    ///
+    /// # Errors
+    ///
+    /// `WrongType` if it is no lock.
+    fn check_is_lock(&self, index: usize) -> Result<()> {
+        let name = &self.names[index];
+        let begin = self.wait.deadline().unwrap_or(self.caller.begin);
+        let asked = self.shared.store.inspect(name, begin + self.caller.times.io_timeout);
+        match asked {
+            Err(failure) if failure.kind == FailureKind::WrongType => {
+                Err(failure.into_error("acquire", name))
+            }
+            _ => Ok(()),
         }
     }
 

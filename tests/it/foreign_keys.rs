@@ -40,6 +40,13 @@ fn what_is_no_lock_is_an_error_and_stays(server: &Server) {
         assert_wrong_type(mutex.is_locked(), name);
         assert_wrong_type(mutex.holder(), name);
         assert_wrong_type(mutex.force_unlock(), name);
+        for names in [["free", name], [name, "free"]] {
+            assert_wrong_type(client.lock_all(names), name);
+            assert_wrong_type(client.try_lock_all(names), name);
+            assert_wrong_type(client.try_lock_all_for(names, ms(0)), name);
+            assert_wrong_type(client.try_lock_all_for(names, ms(100)), name);
+        }
+        assert!(!server.exists("free"));
         let after: Vec<u8> = server.ask(&["DUMP", &lock_key(name)]);
         assert_eq!(after, before, "{name}");
         let left = server.raw_pttl(name);

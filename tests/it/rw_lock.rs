@@ -8,8 +8,8 @@ use leasehold::{Client, Error, ReadGuard, RwLock, WriteGuard};
 
 use crate::support::child::{self, Child};
 use crate::support::{
-    LEASE, Quorum, SHORT, SOON, Server, Store, behind_proxy, elsewhere, eventually, ms, patient,
-    sleepy, stores, throughout, timed,
+    LEASE, Quorum, SHORT, SOON, Server, Store, behind_proxy, elsewhere, eventually, is_busy, ms,
+    patient, sleepy, stores, throughout, timed,
 };
 
 stores! {
@@ -198,6 +198,12 @@ fn a_name_that_is_a_lock_is_no_read_write_lock(store: &Store) {
     let reader = lock.read().unwrap();
     assert!(matches!(client.lock("a"), Err(Error::WrongType { .. })));
     assert!(matches!(client.try_lock_owned("a"), Err(Error::WrongType { .. })));
+    for wait in [ms(0), ms(100)] {
+        let set = client.try_lock_all_for(["b", "a"], wait);
+        assert!(matches!(set, Err(Error::WrongType { name, .. }) if name == "a"));
+    }
+    assert!(matches!(client.try_lock_all(["b", "a"]), Err(Error::WrongType { .. })));
+    assert!(!is_busy(&client, "b"));
     assert!(matches!(client.semaphore("a", 2).try_acquire(), Err(Error::WrongType { .. })));
     reader.unlock().unwrap();
     eventually(SOON, || client.try_lock("a").is_ok_and(|guard| guard.is_some()));

@@ -24,7 +24,7 @@ stores! {
         a_set_does_not_nest;
     every server:
         sets_and_single_locks_of_two_clients_make_progress,
-        a_set_of_free_locks_takes_one_request,
+        a_set_takes_one_request_and_one_more_if_a_lock_is_held,
         nothing_is_told_of_a_lock_that_is_given_back;
     one server:
         the_releases_of_a_set_that_is_dropped_are_sent_together;
@@ -236,13 +236,18 @@ fn sets_and_single_locks_of_two_clients_make_progress(server: &Server) {
     assert_eq!(*done.lock(), 40);
 }
 
-fn a_set_of_free_locks_takes_one_request(server: &Server) {
+fn a_set_takes_one_request_and_one_more_if_a_lock_is_held(server: &Server) {
     let client = server.open(patient());
     let names: Vec<String> = (0..8).map(|number| format!("name {number}")).collect();
     client.lock_all(&names).unwrap().unlock().unwrap();
-    let before = server.calls("evalsha");
+    // Makes that script known.
+    client.mutex(&names[3]).holder().unwrap();
+    let before = server.evals();
     let set = client.lock_all(&names).unwrap();
-    assert_eq!(server.calls("evalsha") - before, 1);
+    assert_eq!(server.evals() - before, 1);
+    let before = server.evals();
+    assert!(client.try_lock_all(&names).unwrap().is_none());
+    assert_eq!(server.evals() - before, 2);
     set.unlock().unwrap();
 }
 
