@@ -111,15 +111,13 @@ impl MultiGuard {
     ///
     /// # Errors
     ///
-    /// The same as [`Guard::unlock`](crate::Guard::unlock), for the first name that fails. The
-    /// others are released all the same.
+    /// The same as [`Guard::unlock`](crate::Guard::unlock): `Lost` for the first name that was
+    /// lost, or else the error of the first name that fails. The others are released all the same.
+    /// Once a server has not answered, that is left to the background, so that the call takes no
+    /// longer than for one lock.
     pub fn unlock(mut self) -> Result<()> {
         self.released = true;
-        let mut outcome = Ok(());
-        for lease in &self.leases {
-            outcome = outcome.and(release::unlock(&self.shared, lease));
-        }
-        outcome
+        release::unlock_all(&self.shared, &self.leases)
     }
 }
 

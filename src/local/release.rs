@@ -4,10 +4,11 @@
 //! thread waits for that. How a hold ends there is decided in `ending.rs`.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use crate::clock::end_of;
 use crate::config::{LockOptions, Mechanism};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::local::call::CallTimes;
 use crate::local::end_notifier::HoldFailure;
 use crate::local::ending;
@@ -23,6 +24,33 @@ pub(crate) fn unlock(shared: &Shared, lease: &Arc<Lease>) -> Result<()> {
     let times = CallTimes::new(&shared.config, lease.duration());
     let retry = RetryPolicy::new(RetryLimit::Brief, &shared.config, times);
     unlock_level(shared, lease, true, retry)
+}
+
+/// As `unlock`, for the holds of a set, which have one level each. It takes no longer than for one
+/// hold: after an outage the others are released in the background. A loss is reported rather than
+/// another failure.
+pub(crate) fn unlock_all(shared: &Shared, leases: &[Arc<Lease>]) -> Result<()> {
+    shared.identity.check_process()?;
+    let Some(first) = leases.first() else { return Ok(()) };
+    let times = CallTimes::new(&shared.config, first.duration());
+    let mut retry = RetryPolicy::new(RetryLimit::Brief, &shared.config, times);
+    let mut outcome = Ok(());
+    for lease in leases {
+        lease.set_depth(0);
+        let released = finish(lease, release(shared, lease, &mut retry));
+        if let Err(Error::NoQuorum { .. } | Error::Unavailable { .. }) = &released {
+            let limit = RetryLimit::End(Instant::now());
+            retry = RetryPolicy::new(limit, &shared.config, times);
+        }
+        if outcome.is_ok() || is_lost(&released) && !is_lost(&outcome) {
+            outcome = released;
+        }
+    }
+    outcome
+}
+
+fn is_lost(result: &Result<()>) -> bool {
+    matches!(result, Err(Error::Lost { .. }))
 }
 
 /// As `unlock`, but sends the request and returns: the thread that reads the reply deals with it.
@@ -108,7 +136,7 @@ fn unlock_level(
     shared: &Shared,
     lease: &Arc<Lease>,
     durable: bool,
-    retry: RetryPolicy,
+    mut retry: RetryPolicy,
 ) -> Result<()> {
     shared.identity.check_process()?;
     let depth = lease.depth().saturating_sub(1);
@@ -120,7 +148,7 @@ fn unlock_level(
         }
         outcome
     } else {
-        release(shared, lease, retry)
+        release(shared, lease, &mut retry)
     };
     finish(lease, outcome)
 }
@@ -145,15 +173,19 @@ fn end_span(lease: &Lease) {
 }
 
 /// Ends a hold.
-fn release(shared: &Shared, lease: &Arc<Lease>, mut retry: RetryPolicy) -> Result<(), HoldFailure> {
+fn release(
+    shared: &Shared,
+    lease: &Arc<Lease>,
+    retry: &mut RetryPolicy,
+) -> Result<(), HoldFailure> {
     end_locally(shared, lease)?;
     let hands_off = shared.config.uses(Mechanism::Handoff) && !lease.is_kept();
     let outcome =
         if hands_off && let Some((waiter, handoffs)) = shared.wait_queues.start_handoff(lease) {
-            let pending = handoff::start(shared, lease, &waiter.caller, handoffs, &retry);
-            handoff::finish(shared, pending, &waiter, &mut retry)
+            let pending = handoff::start(shared, lease, &waiter.caller, handoffs, retry);
+            handoff::finish(shared, pending, &waiter, retry)
         } else {
-            let outcome = ending::release_in_store(shared, lease, &mut retry, false);
+            let outcome = ending::release_in_store(shared, lease, retry, false);
             // Before the next holder reports its own hold.
             shared.end_reports.report_end(lease, &outcome);
             shared.wait_queues.end_hold(lease);

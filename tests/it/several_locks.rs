@@ -6,8 +6,8 @@ use leasehold::{Client, Error, Event, MultiGuard};
 use parking_lot::Mutex;
 
 use crate::support::{
-    LEASE, SHORT, SOON, Server, Store, elsewhere, eventually, is_busy, ms, patient, stores, take,
-    throughout, timed,
+    LEASE, SHORT, SOON, Server, Store, assert_lost, elsewhere, eventually, hasty, is_busy, ms,
+    patient, stores, take, throughout, timed,
 };
 
 stores! {
@@ -25,7 +25,8 @@ stores! {
     every server:
         sets_and_single_locks_of_two_clients_make_progress,
         a_set_takes_one_request_and_one_more_if_a_lock_is_held,
-        nothing_is_told_of_a_lock_that_is_given_back;
+        nothing_is_told_of_a_lock_that_is_given_back,
+        a_silent_server_hides_no_loss;
     one server:
         the_releases_of_a_set_that_is_dropped_are_sent_together;
 }
@@ -273,6 +274,16 @@ fn nothing_is_told_of_a_lock_that_is_given_back(server: &Server) {
     let mut told: Vec<String> = events.iter().collect();
     told.sort_unstable();
     assert_eq!(told, ["a", "a", "b", "b"]);
+}
+
+fn a_silent_server_hides_no_loss(server: &Server) {
+    let client = server.open(hasty().lease(LEASE));
+    let set = client.lock_all(["a", "b"]).unwrap();
+    assert!(server.open(patient()).mutex("b").force_unlock().unwrap());
+    assert_eq!(set.lost().wait_timeout(SOON), Some(true));
+    server.stop();
+    assert_lost(set.unlock(), "b");
+    server.cont();
 }
 
 fn the_releases_of_a_set_that_is_dropped_are_sent_together(server: &Server) {

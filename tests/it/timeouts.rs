@@ -93,14 +93,20 @@ fn a_silent_server_costs_a_drop_one_io_timeout(server: &Server) {
     let inner = RefCell::new(Vec::from(names.map(|name| take(&client, name))));
     let alone = RefCell::new(Vec::from(["e", "f", "g", "h"].map(|name| take(&client, name))));
     let unlocked = RefCell::new(Vec::from(["i", "j", "k", "l"].map(|name| take(&client, name))));
+    let names = |set| (0..8).map(move |number| format!("{set}{number}"));
+    let sets = ["m", "n", "o", "p"].map(|set| client.lock_all(names(set)).unwrap());
+    let sets = RefCell::new(Vec::from(sets));
     server.stop();
     assert_within(IO + MARGIN, "the drop of an inner guard", || drop(inner.borrow_mut().pop()));
     assert_within(IO + MARGIN, "the drop of a guard", || drop(alone.borrow_mut().pop()));
     assert_within(2 * IO + MARGIN, "unlock", || {
         assert_unavailable(unlocked.borrow_mut().pop().unwrap().unlock());
     });
+    assert_within(2 * IO + MARGIN, "unlock of a set", || {
+        assert_unavailable(sets.borrow_mut().pop().unwrap().unlock());
+    });
     server.cont();
-    drop((outer, inner, alone, unlocked));
+    drop((outer, inner, alone, unlocked, sets));
     eventually(SOON, || server.hashes().is_empty());
 }
 
