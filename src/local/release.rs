@@ -68,7 +68,7 @@ pub(crate) fn unlock_on_drop(shared: &Shared, lease: &Arc<Lease>) -> Result<()> 
         begin_release(shared, lease, &retry).map(|post| {
             if let Some(post) = post {
                 shared.store.post(post);
-                shared.wake_member(lease);
+                shared.wake_head(lease.id.kind, lease.name());
             }
         })
     };
@@ -89,6 +89,7 @@ pub(crate) fn unlock_all_on_drop(shared: &Shared, leases: &[Arc<Lease>]) {
     });
     shared.store.post_all(posts.collect());
     for lease in leases {
+        shared.wake_head(lease.id.kind, lease.name());
         end_span(lease);
     }
 }
@@ -189,7 +190,7 @@ fn release(
             // Before the next holder reports its own hold.
             shared.end_reports.report_end(lease, &outcome);
             shared.wait_queues.end_hold(lease);
-            shared.wake_member(lease);
+            shared.wake_head(lease.id.kind, lease.name());
             return outcome;
         };
     shared.end_reports.report_end(lease, &outcome);

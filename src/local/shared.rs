@@ -125,10 +125,11 @@ impl Shared {
         if kind == HoldKind::Lock { &self.wait_queues } else { &self.member_queues }
     }
 
-    /// Lets the first waiter try, after a hold has ended.
-    pub(super) fn wake_member(&self, lease: &Lease) {
-        if lease.id.kind != HoldKind::Lock {
-            self.member_queues.wake(lease.name(), &*self.store);
+    /// Lets the head of a queue try, after a hold has ended in the store. A lock is left to the
+    /// client that the store wakes, once this one listens for that: there is none in memory.
+    pub(super) fn wake_head(&self, kind: HoldKind, name: &str) {
+        if kind != HoldKind::Lock || self.listener.get().is_none() {
+            self.queues(kind).wake(name, &*self.store);
         }
     }
 

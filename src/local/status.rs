@@ -137,13 +137,16 @@ fn other_holder(shared: &Shared, name: &Arc<str>, deadline: Instant) -> Option<H
 pub(crate) fn force_unlock(shared: &Shared, name: &Arc<str>) -> Result<bool> {
     let ask = |end| shared.store.inspect(name, end);
     let Some(HolderReply { owner, .. }) = inspect(shared, name, ask)? else { return Ok(false) };
-    end_hold(shared, name, |deadline| shared.store.force_release(name, &owner, deadline))
+    end_hold(shared, HoldKind::Lock, name, |deadline| {
+        shared.store.force_release(name, &owner, deadline)
+    })
 }
 
 /// Ends a hold of any client by a request whose reply is `false` if it does not exist. Returns
 /// `false` if it did not.
 pub(super) fn end_hold(
     shared: &Shared,
+    kind: HoldKind,
     name: &str,
     mut request: impl FnMut(Instant) -> Result<bool, Failure>,
 ) -> Result<bool> {
@@ -153,6 +156,7 @@ pub(super) fn end_hold(
         in_doubt |= reply.as_ref().is_err_and(Failure::is_ambiguous);
         reply
     })?;
+    shared.wake_head(kind, name);
     // A repeat that finds that owner gone has found what the attempt without a reply did.
     Ok(ended || in_doubt)
 }

@@ -57,7 +57,7 @@ fn end_holds_of(shared: &Shared, name: &str, is_meant: impl Fn(&[u8]) -> bool) -
             HeldAs::Reader => HoldKind::Read,
             HeldAs::Writer => HoldKind::Write,
         };
-        let has_ended = end_hold(shared, name, |deadline| {
+        let has_ended = end_hold(shared, kind, name, |deadline| {
             if kind == HoldKind::Lock {
                 return shared.store.force_release(name, owner, deadline);
             }

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 
 use crate::support::{
     LEASE, SHORT, SOON, Server, Store, assert_lost, elsewhere, eventually, hasty, is_busy, ms,
-    patient, stores, take, throughout, timed,
+    patient, sleepy, stores, take, throughout, timed,
 };
 
 stores! {
@@ -21,6 +21,7 @@ stores! {
         close_ends_the_pause_between_two_attempts_for_a_set,
         a_set_is_renewed_and_may_move_to_another_thread,
         a_set_is_lost_when_one_of_its_locks_is,
+        the_end_of_a_set_wakes_a_thread_that_waits_for_one_of_its_locks,
         a_set_does_not_nest;
     every server:
         sets_and_single_locks_of_two_clients_make_progress,
@@ -191,6 +192,25 @@ fn a_set_is_lost_when_one_of_its_locks_is(store: &Store) {
     assert!(is_busy(&client, "a"));
     assert!(matches!(set.unlock(), Err(Error::Lost { .. })));
     assert!(!is_busy(&client, "a"));
+}
+
+fn the_end_of_a_set_wakes_a_thread_that_waits_for_one_of_its_locks(store: &Store) {
+    let client = store.open(sleepy());
+    let ends: [&dyn Fn(MultiGuard); 3] = [&|set| set.unlock().unwrap(), &drop, &|set| {
+        assert!(client.mutex("a").force_unlock().unwrap());
+        assert!(matches!(set.unlock(), Err(Error::Lost { .. })));
+    }];
+    for end in ends {
+        let set = client.lock_all(["a", "b"]).unwrap();
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| client.lock("a").map(|guard| guard.unlock().unwrap()));
+            eventually(SOON, || client.stats().waiting == 1);
+            end(set);
+            let (waited, took) = timed(|| waiting.join().unwrap());
+            waited.unwrap();
+            assert!(took < SOON / 2, "{took:?}");
+        });
+    }
 }
 
 fn a_set_does_not_nest(store: &Store) {
