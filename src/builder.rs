@@ -62,7 +62,10 @@ impl Builder {
     ///
     /// Choose `false` in thread pools that run other tasks while a task waits, such as rayon's:
     /// there a thread that holds a lock may start a task that locks the same name, and both would
-    /// be in the critical section at once, with the same fence.
+    /// be in the critical section at once, with the same fence. It also turns away
+    /// [`lock_owned`](crate::Client::lock_owned) and
+    /// [`campaign`](crate::Election::campaign), which would otherwise wait for the thread's own
+    /// guard. An owned guard belongs to no thread: where it is in the way, they wait.
     ///
     /// Defaults to `true`.
     pub fn reentrant(mut self, reentrant: bool) -> Self {

@@ -135,6 +135,8 @@ impl Client {
     /// - [`NotReplicated`](crate::Error::NotReplicated): too few replicas or disks acknowledged the
     ///   lock in time; see [`Builder::durability`].
     /// - [`Lost`](crate::Error::Lost): this thread has a guard of this name whose lease was lost.
+    /// - [`AlreadyHeld`](crate::Error::AlreadyHeld): this thread holds the lock, and it is not
+    ///   [`reentrant`](Builder::reentrant).
     /// - [`Redis`](crate::Error::Redis): the server refused the request.
     /// - [`WrongType`](crate::Error::WrongType): the key holds something that is not a lock.
     /// - [`InvalidInput`](crate::Error::InvalidInput): the name cannot be that of a lock.
@@ -225,7 +227,8 @@ impl Client {
     }
 
     /// Acquires the lock as [`lock`](Client::lock) does, for a guard that belongs to no thread and
-    /// never nests: if this thread holds the lock already, it waits for itself.
+    /// never nests: if this thread holds the lock already, it waits for itself, unless
+    /// [`reentrant(false)`](Builder::reentrant) makes that an error.
     ///
     /// # Errors
     ///

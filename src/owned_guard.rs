@@ -9,7 +9,8 @@ owned_guard! {
     ///
     /// It is a hold of its own. A thread that has one and locks the same name again waits for
     /// itself, and [`lock_owned`](crate::Client::lock_owned) by a thread that holds the lock
-    /// through a [`Guard`](crate::Guard) waits for that. In all else it is like a `Guard`: it is
+    /// through a [`Guard`](crate::Guard) waits for that, or is refused with
+    /// [`reentrant(false)`](crate::Builder::reentrant). In all else it is like a `Guard`: it is
     /// renewed until it is dropped, even if the thread that acquired it has ended.
     ///
     /// ```

@@ -62,10 +62,7 @@ pub(crate) fn lock(
 ) -> Result<Option<Level>> {
     let _call = shared.counters.begin_call();
     check(shared, name, options)?;
-    if let Some(lease) = shared.held_locks.find(thread::current().id(), name) {
-        if !options.reentrant {
-            return Err(Error::AlreadyHeld { name: name.to_string() });
-        }
+    if let Some(lease) = held_already(shared, name, options)? {
         return reentrancy::nest(shared, lease, wait).map(Some);
     }
     let caller = Caller::current(&shared.config, options);
@@ -83,11 +80,30 @@ pub(crate) fn owned(
 ) -> Result<Option<Arc<Lease>>> {
     let _call = shared.counters.begin_call();
     check(shared, name, options)?;
-    if kind != HoldKind::Lock {
+    if kind == HoldKind::Lock {
+        // It never nests, but waits for a hold of this thread like any other.
+        held_already(shared, name, options)?;
+    } else {
         shared.check_has_members()?;
     }
     let caller = Caller::owned(&shared.config, options, kind);
     LockCall { shared, name, caller, wait, contended: Cell::default() }.run()
+}
+
+/// Returns the hold that the calling thread has of a lock, if there is one.
+///
+/// # Errors
+///
+/// `AlreadyHeld` if there is one, and the lock is not reentrant.
+fn held_already(
+    shared: &Shared,
+    name: &Arc<str>,
+    options: &LockOptions,
+) -> Result<Option<Arc<Lease>>> {
+    match shared.held_locks.find(thread::current().id(), name) {
+        Some(_) if !options.reentrant => Err(Error::AlreadyHeld { name: name.to_string() }),
+        held => Ok(held),
+    }
 }
 
 /// Returns an error if no lock can be acquired so.

@@ -62,6 +62,12 @@ fn a_lock_that_is_not_reentrant_is_held_already(store: &Store) {
     assert_held_already(client.try_lock_for("a", ms(10)).map(drop));
     assert_held_already(client.with_lock("a", |_| ()));
     assert_held_already(client.try_with_lock("a", |_| ()).map(drop));
+    assert_held_already(client.lock_owned("a").map(drop));
+    assert_held_already(client.try_lock_owned("a").map(drop));
+    assert_held_already(client.try_lock_owned_for("a", ms(10)).map(drop));
+    assert_held_already(client.election("a").campaign().map(drop));
+    assert_held_already(client.election("a").try_campaign().map(drop));
+    assert!(elsewhere(|| client.try_lock_owned("a")).unwrap().is_none());
     assert_eq!(client.mutex("a").reentrant(true).lock().unwrap().depth(), 2);
     assert!(is_busy(&client, "a"), "another thread waits as ever");
     guard.unlock().unwrap();
