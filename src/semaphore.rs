@@ -97,18 +97,24 @@ impl Semaphore {
     /// # Errors
     ///
     /// The same as [`Mutex::is_locked`](crate::Mutex::is_locked), and
-    /// [`InvalidInput`](Error::InvalidInput) over several independent servers.
+    /// [`InvalidInput`](Error::InvalidInput) for 0 permits, or over several independent servers.
     pub fn available(&self) -> Result<u32> {
+        self.check_permits()?;
         status::count(&self.shared, &self.name).map(|held| self.permits.saturating_sub(held))
     }
 
     fn acquire_within(&self, wait: Wait) -> Result<Option<Permit>> {
-        if self.permits == 0 {
-            return Err(Error::invalid("permits", "must be at least 1"));
-        }
+        self.check_permits()?;
         let kind = HoldKind::Permit { of: self.permits };
         let hold = OwnedHold::acquire(&self.shared, kind, &self.name, &self.options, wait)?;
         Ok(hold.map(Permit::new))
+    }
+
+    fn check_permits(&self) -> Result<()> {
+        if self.permits == 0 {
+            return Err(Error::invalid("permits", "must be at least 1"));
+        }
+        Ok(())
     }
 }
 

@@ -51,6 +51,8 @@ fn no_more_permits_are_held_than_there_are(store: &Store) {
     let none = client.semaphore("a", 0);
     assert!(matches!(none.acquire(), Err(Error::InvalidInput(_))));
     assert!(matches!(none.try_acquire(), Err(Error::InvalidInput(_))));
+    assert!(matches!(none.acquire_for(ms(20)), Err(Error::InvalidInput(_))));
+    assert!(matches!(none.available(), Err(Error::InvalidInput(_))));
 }
 
 fn threads_get_permits_in_the_order_in_which_they_ask(store: &Store) {
