@@ -111,13 +111,19 @@ impl Term {
         self.0.lease.fence
     }
 
-    /// Ends the term, as dropping it does, and reports errors. Stop the work of the leader before.
-    /// Blocks for the server's reply.
+    /// Returns 1: a term never nests.
+    #[must_use]
+    pub fn depth(&self) -> u32 {
+        self.0.lease.depth()
+    }
+
+    /// Ends the term, as dropping it does, and reports errors: the same as
+    /// [`unlock`](Term::unlock). Stop the work of the leader before.
     ///
     /// # Errors
     ///
     /// The same as [`Guard::unlock`](crate::Guard::unlock).
     pub fn resign(self) -> Result<()> {
-        self.0.release()
+        self.unlock()
     }
 }

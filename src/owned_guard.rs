@@ -1,6 +1,5 @@
 //! A held lock that belongs to no thread.
 
-use crate::error::Result;
 use crate::owned_hold::owned_guard;
 
 owned_guard! {
@@ -38,15 +37,5 @@ impl OwnedGuard {
     #[must_use]
     pub fn depth(&self) -> u32 {
         self.0.lease.depth()
-    }
-
-    /// Releases the lock and reports errors. Unlike dropping the guard, this blocks for the
-    /// server's reply.
-    ///
-    /// # Errors
-    ///
-    /// The same as [`Guard::unlock`](crate::Guard::unlock).
-    pub fn unlock(self) -> Result<()> {
-        self.0.release()
     }
 }

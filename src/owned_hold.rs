@@ -112,6 +112,16 @@ macro_rules! owned_guard {
             pub fn renew(&self) -> $crate::error::Result<()> {
                 $crate::local::status::renew(&self.0.shared, &self.0.lease)
             }
+
+            /// Releases the hold and reports errors. Unlike dropping this, it blocks for the
+            /// server's reply.
+            ///
+            /// # Errors
+            ///
+            /// The same as [`Guard::unlock`](crate::Guard::unlock).
+            pub fn unlock(self) -> $crate::error::Result<()> {
+                self.0.release()
+            }
         }
 
         /// Shows nothing that would allow another client to release the hold.

@@ -146,16 +146,6 @@ impl ReadGuard {
     pub fn fence(&self) -> u64 {
         self.0.lease.fence
     }
-
-    /// Releases the lock and reports errors. Unlike dropping the guard, this blocks for the
-    /// server's reply.
-    ///
-    /// # Errors
-    ///
-    /// The same as [`Guard::unlock`](crate::Guard::unlock).
-    pub fn unlock(self) -> Result<()> {
-        self.0.release()
-    }
 }
 
 impl WriteGuard {
@@ -164,15 +154,5 @@ impl WriteGuard {
     #[must_use]
     pub fn fence(&self) -> u64 {
         self.0.lease.fence
-    }
-
-    /// Releases the lock and reports errors. Unlike dropping the guard, this blocks for the
-    /// server's reply.
-    ///
-    /// # Errors
-    ///
-    /// The same as [`Guard::unlock`](crate::Guard::unlock).
-    pub fn unlock(self) -> Result<()> {
-        self.0.release()
     }
 }

@@ -119,13 +119,12 @@ impl Semaphore {
 }
 
 impl Permit {
-    /// Releases the permit and reports errors. Unlike dropping it, this blocks for the server's
-    /// reply.
+    /// Releases the permit and reports errors: the same as [`unlock`](Permit::unlock).
     ///
     /// # Errors
     ///
     /// The same as [`Guard::unlock`](crate::Guard::unlock).
     pub fn release(self) -> Result<()> {
-        self.0.release()
+        self.unlock()
     }
 }

@@ -36,7 +36,10 @@ fn one_candidate_leads_at_a_time(store: &Store) {
     term.resign().unwrap();
     let next = election.campaign_for(SOON).unwrap().unwrap();
     assert!(next.fence() > fence);
+    assert_eq!(next.depth(), 1);
     thread::spawn(move || next.resign().unwrap()).join().unwrap();
+    election.try_campaign().unwrap().unwrap().unlock().unwrap();
+    assert!(election.leader().unwrap().is_none());
 }
 
 fn the_leader_is_known_to_all(store: &Store) {

@@ -45,7 +45,7 @@ fn no_more_permits_are_held_than_there_are(store: &Store) {
     one.release().unwrap();
     assert_eq!(semaphore.available().unwrap(), 1);
     let third = semaphore.acquire_for(ms(20)).unwrap().unwrap();
-    third.release().unwrap();
+    third.unlock().unwrap();
     other.release().unwrap();
     assert_eq!(semaphore.available().unwrap(), 2);
     let none = client.semaphore("a", 0);
