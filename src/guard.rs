@@ -37,6 +37,14 @@ use crate::lost::{self, Lost};
 /// std::thread::spawn(move || drop(client.lock("stock:42").unwrap())).join().unwrap();
 /// ```
 ///
+/// A guard by [`lock_owned`](crate::Client::lock_owned) belongs to no thread, and may be sent:
+///
+/// ```
+/// let client = leasehold::Client::in_memory();
+/// let guard = client.lock_owned("stock:42").unwrap();
+/// std::thread::spawn(move || drop(guard)).join().unwrap();
+/// ```
+///
 /// Other threads may look at it while they are lent it:
 ///
 /// ```
@@ -52,12 +60,22 @@ pub struct Guard {
     lease: Arc<Lease>,
     depth: u32,
     unlocked: bool,
-    not_send: PhantomData<MutexGuard<'static, ()>>,
+    _not_send: BelongsToItsThreadUseLockOwned,
 }
+
+/// Makes a guard `!Send`, for the levels of a hold are counted by thread. The compiler names it
+/// where a guard is sent all the same.
+struct BelongsToItsThreadUseLockOwned(PhantomData<MutexGuard<'static, ()>>);
 
 impl Guard {
     pub(crate) fn new(shared: Arc<Shared>, Level { lease, depth }: Level) -> Self {
-        Self { shared, lease, depth, unlocked: false, not_send: PhantomData }
+        Self {
+            shared,
+            lease,
+            depth,
+            unlocked: false,
+            _not_send: BelongsToItsThreadUseLockOwned(PhantomData),
+        }
     }
 
     /// Returns the name of the lock.

@@ -1,6 +1,6 @@
 //! What README asks of a newcomer, done as it stands there, with the package that would be
 //! published instead of the published one. The text is taken from that package, so that it cannot
-//! drift from what works.
+//! drift from what works. And what the compiler answers to a newcomer's mistake.
 #![allow(clippy::unwrap_used, reason = "in a test, a panic at the line that went wrong is wanted")]
 
 use std::fs;
@@ -18,22 +18,10 @@ const DIR: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/newcomer");
 
 #[test]
 fn the_first_program_in_the_readme_runs_as_pasted() {
-    let package = package();
-    let app = Path::new(DIR).join("app");
-    fs::remove_dir_all(&app).ok(); // of an earlier run
-    run(cargo().args(["new", "--quiet", "--vcs", "none"]).arg(&app));
-    let manifest = app.join("Cargo.toml");
-    let empty = fs::read_to_string(&manifest).unwrap();
-    let empty = empty.strip_suffix("[dependencies]\n").expect("a new crate has no dependencies");
-    fs::write(&manifest, format!("{empty}{}", block("toml"))).unwrap();
-    // The dependencies that were tested and are on this machine.
-    fs::copy(package.join("Cargo.lock"), app.join("Cargo.lock")).unwrap();
     let server = Server::redis();
     let code = replace(&block("rust"), "redis://127.0.0.1/", &server.url());
-    fs::write(app.join("src/main.rs"), &code).unwrap();
 
-    let published = format!("patch.crates-io.leasehold.path={package:?}");
-    let printed = run(cargo().current_dir(&app).args(["run", "--quiet", "--config", &published]));
+    let printed = run(&mut cargo_run("app", &code));
 
     // What the code prints, up to the first value in each line.
     let wanted = code.split("println!(\"").skip(1).map(|rest| rest.split(['{', '"']).next());
@@ -63,6 +51,39 @@ fn the_program_installs_and_runs_as_in_the_readme() {
     let fence = printed.strip_prefix("report ").map(str::trim_end);
     let fence = fence.and_then(|fence| fence.parse::<u64>().ok());
     assert!(fence.is_some_and(|fence| fence > 0), "{printed}");
+}
+
+#[test]
+fn the_compiler_tells_what_to_do_about_a_guard_that_is_sent() {
+    let code = r#"
+        fn main() {
+            let guard = leasehold::Client::in_memory().lock("stock:42").unwrap();
+            std::thread::spawn(move || drop(guard));
+        }"#;
+
+    let output = cargo_run("sends", code).output().unwrap();
+
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success() && errors.contains("UseLockOwned"), "{errors}");
+}
+
+/// Runs the code in a new crate that has the dependencies of the README.
+fn cargo_run(name: &str, code: &str) -> Command {
+    let package = package();
+    let app = Path::new(DIR).join(name);
+    fs::remove_dir_all(&app).ok(); // of an earlier run
+    run(cargo().args(["new", "--quiet", "--vcs", "none"]).arg(&app));
+    let manifest = app.join("Cargo.toml");
+    let empty = fs::read_to_string(&manifest).unwrap();
+    let empty = empty.strip_suffix("[dependencies]\n").expect("a new crate has no dependencies");
+    fs::write(&manifest, format!("{empty}{}", block("toml"))).unwrap();
+    // The dependencies that were tested and are on this machine.
+    fs::copy(package.join("Cargo.lock"), app.join("Cargo.lock")).unwrap();
+    fs::write(app.join("src/main.rs"), code).unwrap();
+    let published = format!("patch.crates-io.leasehold.path='{}'", package.display());
+    let mut command = cargo();
+    command.current_dir(&app).args(["run", "--quiet", "--config", &published]);
+    command
 }
 
 /// The directory of the package that would be published, unpacked.
