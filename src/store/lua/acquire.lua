@@ -4,7 +4,7 @@
 -- KEYS  1 lock, 2 fence, 3 queue of waiting clients
 -- ARGV  1 owner, 2 lease in ms, 3 life of the fence in ms, 4 life of the queue in ms, or 0 if the
 --       client does not join it, 5 if the client may be in the queue: `queued`, or `yields` if a
---       client in front of it goes first
+--       client in front of it goes first that has not stopped
 -- USES  `left`, `holder` and `foreign`
 -- SETS  `begins`, `keeps`, `replaced`, `time`; `client`, and `queued`, whether it may be in the
 --       queue
@@ -24,8 +24,16 @@ if left ~= -2 or queued then
     keeps = type(mine) == 'string' and mine ~= '0'
     begins = keeps
   elseif ARGV[5] == 'yields' then
-    local first = redis.pcall('zrange', KEYS[3], 0, 0)[1]
-    begins, left = not first or first == client, -1
+    local first, i = redis.pcall('zrange', KEYS[3], 0, 9, 'withscores'), 1
+    while first[i] and first[i] ~= client do
+      local score = first[i + 1]
+      local stopped = math.abs(score * 1000 % 1 - 0.5) < 0.3 -- As `wake.lua` marks it.
+      if not stopped then
+        break
+      end
+      i = i + 2
+    end
+    begins, left = not first[i] or first[i] == client, -1
   end
 end
 

@@ -32,6 +32,7 @@ servers!(
     clients_that_are_gone_are_skipped,
     a_client_that_leaves_wakes_the_next,
     a_yielding_client_lets_another_go_first,
+    a_yielding_client_passes_over_those_that_have_stopped,
     a_transfer_yields_only_to_a_waiting_client,
     a_full_server_wakes_clients_and_registers_none,
     a_spoilt_list_of_waiting_clients_does_no_harm,
@@ -346,6 +347,16 @@ fn a_yielding_client_lets_another_go_first(process: &Server) {
     assert_eq!(waiting(process), ["b"]);
 }
 
+fn a_yielding_client_passes_over_those_that_have_stopped(process: &Server) {
+    let store = single(process);
+    let late = of("late", 1);
+    process.command(&["ZADD", WAITING, "1.0005", "stopped", "2.0005", "also", "3", "late"]);
+    assert!(matches!(ask(&store, &late, Registration::Yielding), AcquireReply::Acquired { .. }));
+    release(&store, &late);
+    process.command(&["ZADD", WAITING, "1.0005", "stopped", "2", "a", "3", "late"]);
+    assert_eq!(ask(&store, &late, Registration::Yielding), AcquireReply::Held { remaining: None });
+}
+
 fn a_transfer_yields_only_to_a_waiting_client(process: &Server) {
     let store = single(process);
     let mut wakeups = listen(&store, "a");
@@ -451,21 +462,28 @@ fn a_client_that_has_stopped_costs_one_offer(process: &Server) {
 
 /// The mark is as small as the numbers of the server allow.
 fn a_client_that_has_stopped_is_known_at_any_time(process: &Server) {
-    let tells = include_str!("../lua/wake.lua").lines().find(|line| line.contains("local stopped"));
+    let scripts = [include_str!("../lua/wake.lua"), include_str!("../lua/acquire.lua")];
+    for script in scripts {
+        let tells = script.lines().find(|line| line.contains("local stopped"));
+        assert_eq!(wrongly_marked(process, tells.expect("the line that tells")), 0);
+    }
+}
+
+/// Counts how often a line of a script is wrong about the mark.
+fn wrongly_marked(process: &Server, tells: &str) -> u64 {
     let script = format!(
         "local wrong = 0
         for micros = 0, 999999, 7 do
           for mark = 0, 1 do
             local place = 1795358400 * 1000 + micros / 1000
             local score = string.format('%.17g', place + mark * 0.0005)
-            {}
+            {tells}
             wrong = wrong + (stopped == (mark == 1) and 0 or 1)
           end
         end
-        return wrong",
-        tells.expect("the line that tells")
+        return wrong"
     );
-    assert_eq!(process.ask::<u64>(&["EVAL", &script, "0"]), 0);
+    process.ask(&["EVAL", &script, "0"])
 }
 
 fn an_offer_is_taken_by_any_thread_of_its_client(process: &Server) {
