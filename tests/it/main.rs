@@ -2,7 +2,7 @@
 //! servers and runs everything; arguments filter, as in `./tests/run --test it renewal`.
 //!
 //! `tests/FAULTS.md` is the index: it lists what can go wrong and names the tests that show what
-//! comes of it. `table.rs` checks that these tests exist.
+//! comes of it. `table.rs` checks that these tests exist, and `guides.rs` what the guides refer to.
 //!
 //! A new test goes into the file of the component that it is about. Its name is a sentence that
 //! says what it shows. A test that applies to several stores is a function of a `&Store` or a
@@ -39,6 +39,7 @@ mod events_of_kinds;
 mod fences;
 mod foreign_keys;
 mod garbled_replies;
+mod guides;
 mod hold_at_least;
 mod inspection;
 mod layout;
