@@ -33,6 +33,11 @@ pub(crate) type Options = Vec<(String, String)>;
 /// several hosts. Returns also the settings in the query.
 pub(crate) fn parse(url: &str) -> Result<(Deployment, Options)> {
     let Some((scheme, topology, rest)) = split_scheme(url) else {
+        if redis::parse_redis_url(url).is_none() {
+            let why = "must be redis[s]://host[:port][/db], unix:///path, or several hosts as in \
+                       redis+sentinel://, redis+cluster:// or redis+redlock://";
+            return Err(Error::invalid("url", why));
+        }
         let (url, options) = split_options(url)?;
         return Ok((Deployment::Server { url }, options));
     };

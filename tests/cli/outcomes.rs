@@ -67,11 +67,22 @@ fn wrong_usage_is_64() {
         assert!(!finished.stderr.is_empty(), "{args:?}");
     }
     assert_eq!(finish(&mut without_server(&["ping"])).code, 64, "no server is named");
+    let finished = finish(&mut without_server(&["ping", "--url", "redis+sentinal://h/m"]));
+    assert!(finished.stderr.contains("redis+sentinel://"), "{finished:?}");
 }
 
 #[test]
 fn help_and_version_are_no_errors() {
-    assert!(output(&mut without_server(&["--help"])).contains("75"));
+    let help = output(&mut without_server(&["--help"]));
+    let manual = include_str!("../../docs/program.md").lines();
+    let rows = manual.skip_while(|line| !line.starts_with("| exit status |")).skip(2);
+    let statuses = rows.map_while(|row| row.strip_prefix("| ")?.split_once(" |"));
+    let statuses = statuses.flat_map(|(statuses, _)| statuses.split(", "));
+    let statuses: Vec<_> = statuses.filter(|status| status.parse::<u8>().is_ok()).collect();
+    assert!(statuses.len() >= 9, "{statuses:?}");
+    for status in statuses {
+        assert!(help.contains(&format!(" {status}  ")), "{status}: {help}");
+    }
     assert!(output(&mut without_server(&["run", "--help"])).contains("LEASEHOLD_FENCE"));
     let version = output(&mut without_server(&["--version"]));
     assert_eq!(version, concat!("leasehold ", env!("CARGO_PKG_VERSION"), "\n"));

@@ -15,6 +15,7 @@ Exit status of `run`: the command's, or 128 + n if signal n ended it.
   65   the key holds something else     77   the server refused the login or the right
   69   the server was not reached      126   the command could not be run
   70   the lock was lost               127   the command was not found
+  71   the system could not do something
 
 Durations are `500ms`, `2s`, `5m`, `1h`, or plain seconds.";
 
