@@ -15,7 +15,7 @@ use std::thread;
 
 use crossbeam_channel::{Receiver, unbounded};
 use parking_lot::Mutex;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
 use super::SOON;
 use super::address::Address;
@@ -93,9 +93,10 @@ impl Child {
         writeln!(self.input.as_ref().expect("still open"), "{what}").unwrap();
     }
 
-    /// SIGSTOP.
+    /// SIGSTOP; returns when every thread has stopped, which takes a while on a busy machine.
     pub(crate) fn stop(&self) {
         self.signal(Signal::STOP);
+        waitpid(Some(Pid::from_child(&self.process)), WaitOptions::UNTRACED).unwrap();
     }
 
     /// SIGCONT.
