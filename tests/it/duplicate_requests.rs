@@ -33,7 +33,7 @@ const LONG: Duration = ms(300_000);
 
 fn every_request_may_be_executed_twice(server: &Server) {
     let proxy = Proxy::before(server);
-    let client = server.through(&proxy).open(sleepy().lease(LEASE));
+    let client = server.through(proxy.port()).open(sleepy().lease(LEASE));
     let other = server.open(sleepy());
     proxy.duplicate_scripts();
     let outer = take(&client, "a");
@@ -110,7 +110,7 @@ fn assert_nothing_is_created(server: &Server, requests: &[Vec<u8>]) {
 
 fn a_late_duplicate_of_a_lock_changes_no_later_hold(server: &Server) {
     let proxy = Proxy::before(server);
-    let client = server.through(&proxy).open(patient().lease(LONG));
+    let client = server.through(proxy.port()).open(patient().lease(LONG));
     let (guard, requests) = proxy.record(|| take(&client, "a"));
     guard.unlock().unwrap();
     assert_harmless(server, &client, &requests);
@@ -118,7 +118,7 @@ fn a_late_duplicate_of_a_lock_changes_no_later_hold(server: &Server) {
 
 fn a_late_duplicate_of_a_nested_lock_changes_no_later_hold(server: &Server) {
     let proxy = Proxy::before(server);
-    let client = server.through(&proxy).open(patient().lease(LONG));
+    let client = server.through(proxy.port()).open(patient().lease(LONG));
     let outer = take(&client, "a");
     let ((), requests) = proxy.record(|| take(&client, "a").unlock().unwrap());
     outer.unlock().unwrap();
@@ -128,7 +128,7 @@ fn a_late_duplicate_of_a_nested_lock_changes_no_later_hold(server: &Server) {
 
 fn a_late_duplicate_of_a_renewal_changes_no_later_hold(server: &Server) {
     let proxy = Proxy::before(server);
-    let client = server.through(&proxy).open(patient().lease(LEASE));
+    let client = server.through(proxy.port()).open(patient().lease(LEASE));
     let guard = take(&client, "a");
     let ((), requests) = proxy.record(|| throughout(LEASE / 2, || guard.is_held()));
     guard.unlock().unwrap();
@@ -138,7 +138,7 @@ fn a_late_duplicate_of_a_renewal_changes_no_later_hold(server: &Server) {
 
 fn a_late_duplicate_of_a_release_changes_no_later_hold(server: &Server) {
     let proxy = Proxy::before(server);
-    let client = server.through(&proxy).open(patient().lease(LONG));
+    let client = server.through(proxy.port()).open(patient().lease(LONG));
     let guard = take(&client, "a");
     let ((), requests) = proxy.record(|| guard.unlock().unwrap());
     assert_nothing_is_created(server, &requests);
@@ -149,7 +149,7 @@ fn a_late_duplicate_of_a_handoff_changes_no_later_hold(server: &Server) {
     let proxy = Proxy::before(server);
     let recorder = Recorder::default();
     let builder = patient().lease(LONG).on_event(recorder.listener());
-    let client = server.through(&proxy).open(builder);
+    let client = server.through(proxy.port()).open(builder);
     let guard = take(&client, "a");
     let requests = thread::scope(|scope| {
         let (end, ended) = crossbeam_channel::bounded::<()>(0);
@@ -172,7 +172,7 @@ fn a_late_duplicate_of_a_handoff_changes_no_later_hold(server: &Server) {
 fn a_late_duplicate_of_a_lock_blocks_no_longer_than_its_lease(server: &Server) {
     let lease = ms(1500);
     let proxy = Proxy::before(server);
-    let client = server.through(&proxy).open_for(lease, patient());
+    let client = server.through(proxy.port()).open_for(lease, patient());
     let short = client.mutex("a").lease(lease);
     let (guard, requests) = proxy.record(|| short.lock().unwrap());
     let fence = guard.fence();
@@ -189,7 +189,7 @@ fn a_late_duplicate_of_a_lock_blocks_no_longer_than_its_lease(server: &Server) {
 
 fn a_late_duplicate_of_a_release_wakes_no_client(server: &Server) {
     let proxy = Proxy::before(server);
-    let client = server.through(&proxy).open(patient());
+    let client = server.through(proxy.port()).open(patient());
     let waiter = server.open(sleepy());
     let guard = take(&client, "a");
     let ((), requests) = proxy.record(|| guard.unlock().unwrap());
@@ -208,7 +208,7 @@ fn a_late_duplicate_of_a_release_wakes_no_client(server: &Server) {
 
 fn late_duplicates_of_a_hold_do_not_change_how_long_its_lock_is_kept(server: &Server) {
     let proxy = Proxy::before(server);
-    let client = server.through(&proxy).open(patient().lease(LEASE));
+    let client = server.through(proxy.port()).open(patient().lease(LEASE));
     let kept = LEASE * 10;
     let ((), requests) = proxy.record(|| {
         let mutex = client.mutex("a").hold_at_least(kept);

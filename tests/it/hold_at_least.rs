@@ -363,7 +363,7 @@ fn a_release_that_goes_wrong_keeps_the_lock(server: &Server) {
 
 fn every_request_for_a_kept_lock_may_be_executed_twice(server: &Server) {
     let proxy = Proxy::before(server);
-    let client = server.through(&proxy).open(sleepy());
+    let client = server.through(proxy.port()).open(sleepy());
     proxy.duplicate_scripts();
     for drops in [true, false] {
         let begin = Instant::now();
@@ -381,7 +381,7 @@ fn every_request_for_a_kept_lock_may_be_executed_twice(server: &Server) {
 
 fn a_client_that_is_far_away_gets_its_turns(server: &Server) {
     let proxy = Proxy::before(server);
-    let (near, far) = (server.open(patient()), server.through(&proxy).open(patient()));
+    let (near, far) = (server.open(patient()), server.through(proxy.port()).open(patient()));
     proxy.delay_replies(ms(10));
     assert_turns_are_taken([near, far]);
 }

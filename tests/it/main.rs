@@ -79,6 +79,7 @@ mod timeouts;
 mod tls;
 #[cfg(feature = "tracing")]
 mod tracing;
+mod turns;
 mod url;
 mod wait_queue;
 mod waiting_clients;

@@ -1,10 +1,9 @@
-//! Clients that wait for one another: their queue in Redis, wake-ups and fairness.
+//! Clients that wait for one another: their queue in Redis, and wake-ups.
 
 use std::ffi::OsString;
 use std::fs;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use leasehold::{Builder, Client};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -28,12 +27,6 @@ stores! {
         a_lost_wake_up_connection_is_reopened,
         a_listener_that_could_not_be_started_is_tried_again,
         a_waiter_that_was_killed_is_skipped,
-        two_busy_clients_both_make_progress,
-        a_client_with_many_threads_does_not_starve_the_others,
-        clients_with_one_thread_take_turns,
-        a_waiting_client_goes_before_one_that_only_tries,
-        a_client_that_has_stopped_costs_one_offer,
-        a_waiter_asks_again_when_an_offer_to_another_is_over,
         processes_with_threads_count_without_losing_an_update,
         a_lock_works_although_its_queue_key_has_another_type;
 }
@@ -164,7 +157,7 @@ fn reopen_after_kills(servers: &[&server::Server], clients: [Client; 2], name: &
 }
 
 /// As `sleepy`, and waits for longer than the test may take.
-fn very_sleepy() -> Builder {
+pub(crate) fn very_sleepy() -> Builder {
     sleepy().wait(6 * SOON)
 }
 
@@ -260,140 +253,6 @@ fn wait_in_a_child() {
     let client = address.open(sleepy());
     child::report("waits");
     drop(client.lock("a"));
-}
-
-/// Takes and releases the lock again and again, and returns the number of rounds.
-fn work_for(client: &Client, time: Duration) -> u32 {
-    let end = Instant::now() + time;
-    let mut rounds = 0;
-    while Instant::now() < end {
-        client.lock("a").unwrap().unlock().unwrap();
-        rounds += 1;
-    }
-    rounds
-}
-
-fn two_busy_clients_both_make_progress(server: &Server) {
-    let (one, other) = (server.open(patient()), server.open(patient()));
-    let (mine, theirs) = thread::scope(|scope| {
-        let theirs = scope.spawn(|| work_for(&other, ms(1500)));
-        (work_for(&one, ms(1500)), theirs.join().unwrap())
-    });
-    assert!(mine > 20 && theirs > 20, "{mine} and {theirs}");
-}
-
-fn a_client_with_many_threads_does_not_starve_the_others(server: &Server) {
-    let recorder = Recorder::default();
-    let (crowd, single) =
-        (server.open(patient().on_event(recorder.listener())), server.open(patient()));
-    thread::scope(|scope| {
-        for _ in 0..4 {
-            scope.spawn(|| work_for(&crowd, ms(2000)));
-        }
-        settle(&recorder, 3);
-        let rounds = work_for(&single, ms(1500));
-        assert!(rounds >= 5, "{rounds} rounds beside four threads that hand the lock off");
-    });
-}
-
-/// How many times a client gets the lock, and how long it waits at the longest, if it holds the
-/// lock for `held` each time and wants it again at once.
-fn turns_of(client: &Client, held: Duration, time: Duration) -> (u32, Duration) {
-    let end = Instant::now() + time;
-    let (mut turns, mut longest) = (0, Duration::ZERO);
-    while Instant::now() < end {
-        let (guard, took) = timed(|| client.lock("a").unwrap());
-        (turns, longest) = (turns + 1, longest.max(took));
-        thread::sleep(held);
-        guard.unlock().unwrap();
-    }
-    (turns, longest)
-}
-
-fn clients_with_one_thread_take_turns(server: &Server) {
-    assert_turns_are_taken(|| server.open(patient()));
-}
-
-/// Checks that clients with one thread each are served about equally often.
-pub(crate) fn assert_turns_are_taken(open: impl Fn() -> Client) {
-    for held in [ms(1), ms(20)] {
-        let clients = [(); 3].map(|()| open());
-        let turns = thread::scope(|scope| {
-            let work = |client| scope.spawn(move || turns_of(client, held, ms(2000)));
-            clients.each_ref().map(work).map(|work| work.join().unwrap())
-        });
-        let least = turns.iter().map(|(turns, _)| *turns).min().unwrap();
-        let most = turns.iter().map(|(turns, _)| *turns).max().unwrap();
-        assert!(f64::from(least) >= 0.7 * f64::from(most), "{held:?}: {turns:?}");
-        assert!(turns.iter().all(|(_, longest)| *longest < ms(1000)), "{held:?}: {turns:?}");
-    }
-}
-
-fn a_waiting_client_goes_before_one_that_only_tries(server: &Server) {
-    let (waiting, trying) = (server.open(patient()), server.open(patient()));
-    let over = AtomicBool::new(false);
-    thread::scope(|scope| {
-        scope.spawn(|| {
-            while !over.load(Ordering::Relaxed) {
-                if let Some(guard) = trying.try_lock("a").unwrap() {
-                    thread::sleep(ms(10));
-                    guard.unlock().unwrap();
-                }
-            }
-        });
-        let (turns, longest) = turns_of(&waiting, ms(1), ms(1500));
-        over.store(true, Ordering::Relaxed);
-        assert!(turns >= 30, "{turns} turns, the longest wait was {longest:?}");
-    });
-}
-
-fn a_client_that_has_stopped_costs_one_offer(server: &Server) {
-    let holder = server.open(patient());
-    let guard = take(&holder, "a");
-    let mut stopped = Child::start(wait_until_stopped_in_a_child, &server.address());
-    eventually(SOON, || server.queue("a").len() == 1);
-    stopped.stop();
-    let other = server.open(patient());
-    let turns = thread::scope(|scope| {
-        let work = |client| scope.spawn(move || turns_of(client, ms(5), ms(3000)).0);
-        let theirs = work(&other);
-        eventually(SOON, || server.queue("a").len() == 2);
-        guard.unlock().unwrap();
-        [work(&holder), theirs].map(|work| work.join().unwrap())
-    });
-    // With an offer to the stopped client in each round there would be fifteen at the most.
-    assert!(turns.iter().all(|turns| *turns > 40), "{turns:?}");
-    stopped.cont();
-    stopped.go_on();
-    stopped.finish();
-}
-
-/// Even if it would make no attempt by itself for a long time.
-fn a_waiter_asks_again_when_an_offer_to_another_is_over(server: &Server) {
-    let (holder, waiter) = (server.open(patient()), server.open(very_sleepy()));
-    let guard = take(&holder, "a");
-    let mut stopped = Child::start(wait_until_stopped_in_a_child, &server.address());
-    eventually(SOON, || server.queue("a").len() == 1);
-    stopped.stop();
-    // Its first wake-up connection has it ask once more, too.
-    assert!(waiter.try_lock_for("a", ms(50)).unwrap().is_none());
-    eventually(SOON, || server.listeners(&waiter) == 1);
-    guard.unlock().unwrap();
-    let (result, took) = timed(|| waiter.lock("a").map(drop));
-    result.unwrap();
-    assert!(took < SOON / 2, "{took:?}");
-    stopped.cont();
-    stopped.go_on();
-    stopped.finish();
-}
-
-#[test]
-#[ignore = "a child of a_client_that_has_stopped_costs_one_offer"]
-fn wait_until_stopped_in_a_child() {
-    let Some(address) = child::address() else { return };
-    let client = address.open(Client::builder());
-    client.lock("a").unwrap().unlock().unwrap();
-    child::wait_for_parent();
 }
 
 fn processes_with_threads_count_without_losing_an_update(server: &Server) {

@@ -11,7 +11,7 @@ use crate::support::recorder::Recorder;
 use crate::support::server::Server;
 use crate::support::store::Handle;
 use crate::support::{Quorum, SOON, eventually, ms, patient, take};
-use crate::waiting_clients::assert_turns_are_taken;
+use crate::turns::assert_turns_are_taken;
 
 #[test]
 fn contenders_that_split_the_votes_make_progress() {
@@ -47,7 +47,9 @@ fn contenders_that_split_the_votes_make_progress() {
 #[test]
 fn clients_with_one_thread_take_turns() {
     let quorum = Quorum::of(3);
-    assert_turns_are_taken(|| quorum.open(patient()));
+    let clients = [(); 3].map(|()| quorum.open(patient()));
+    assert_turns_are_taken(&clients, "a", ms(5));
+    assert_turns_are_taken(&clients, "a", ms(20));
 }
 
 /// The servers that are left have to agree on the client that is served next.
@@ -55,7 +57,9 @@ fn clients_with_one_thread_take_turns() {
 fn clients_with_one_thread_take_turns_on_the_rest_of_a_quorum() {
     let quorum = Quorum::of(5);
     quorum.servers[..2].iter().for_each(Server::kill);
-    assert_turns_are_taken(|| quorum.open(patient()));
+    let clients = [(); 3].map(|()| quorum.open(patient()));
+    assert_turns_are_taken(&clients, "a", ms(5));
+    assert_turns_are_taken(&clients, "a", ms(20));
 }
 
 #[test]

@@ -17,6 +17,8 @@ pub(crate) struct Address {
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Way {
+    /// Through the node of a cluster that has this URL.
+    Cluster,
     /// At its URL.
     Direct,
     /// At its URL; a lock counts when it is on disk.
@@ -33,6 +35,7 @@ impl Address {
         let mut words = text.split(' ').map(str::to_owned);
         let (url, way) = (words.next().expect("a URL"), words.next().expect("a way"));
         let way = match &*way {
+            "cluster" => Way::Cluster,
             "direct" => Way::Direct,
             "fsync" => Way::Fsync,
             "replica" => Way::Replica,
@@ -49,6 +52,7 @@ impl Address {
     /// Opens a client for locks whose lease may be as short as that.
     pub(crate) fn open_for(&self, lease: Duration, builder: Builder) -> Client {
         let client = match &self.way {
+            Way::Cluster => builder.open_cluster([&self.url]),
             Way::Direct => builder.open(&self.url),
             Way::Fsync => self.open_durably(lease, builder, |timeout| Durability::Fsync {
                 local: true,
@@ -85,6 +89,7 @@ impl Address {
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let way = match &self.way {
+            Way::Cluster => "cluster",
             Way::Direct => "direct",
             Way::Fsync => "fsync",
             Way::Replica => "replica",

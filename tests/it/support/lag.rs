@@ -1,4 +1,4 @@
-//! A network between a master and a replica that takes its time.
+//! A network between a server and its replica or client that takes its time.
 
 use std::io::{Read, Result, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -11,26 +11,26 @@ use crossbeam_channel::{Receiver, unbounded};
 
 use super::server::Server;
 
-/// Carries the data of a master at once, and what its replica sends with a delay: the replica has
-/// everything, and the master does not know that yet.
+/// Carries what a server sends at once, and what its replica or client sends with a delay: a
+/// replica has everything, and the master does not know that yet; a client is so much farther away.
 pub(crate) struct Lag {
     port: u16,
     closed: Arc<AtomicBool>,
 }
 
 impl Lag {
-    pub(crate) fn before(master: &Server, delay: Duration) -> Lag {
+    pub(crate) fn before(server: &Server, delay: Duration) -> Lag {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
         let port = listener.local_addr().expect("it has an address").port();
         let closed = Arc::new(AtomicBool::new(false));
-        let (master, is_closed) = (master.port(), closed.clone());
+        let (server, is_closed) = (server.port(), closed.clone());
         thread::spawn(move || {
-            for replica in listener.incoming().flatten() {
+            for peer in listener.incoming().flatten() {
                 if is_closed.load(Ordering::SeqCst) {
                     return;
                 }
-                // A connection that fails is made again by the replica.
-                carry(&replica, master, delay).ok();
+                // A connection that fails is made again by the peer.
+                carry(&peer, server, delay).ok();
             }
         });
         Lag { port, closed }
@@ -49,13 +49,13 @@ impl Drop for Lag {
     }
 }
 
-fn carry(replica: &TcpStream, master: u16, delay: Duration) -> Result<()> {
-    let master = TcpStream::connect(("127.0.0.1", master))?;
-    replica.set_nodelay(true)?;
-    master.set_nodelay(true)?;
-    let (from_master, to_replica) = (master.try_clone()?, replica.try_clone()?);
-    relay(from_master, to_replica, Duration::ZERO);
-    relay(replica.try_clone()?, master, delay);
+fn carry(peer: &TcpStream, server: u16, delay: Duration) -> Result<()> {
+    let server = TcpStream::connect(("127.0.0.1", server))?;
+    peer.set_nodelay(true)?;
+    server.set_nodelay(true)?;
+    let (from_server, to_peer) = (server.try_clone()?, peer.try_clone()?);
+    relay(from_server, to_peer, Duration::ZERO);
+    relay(peer.try_clone()?, server, delay);
     Ok(())
 }
 

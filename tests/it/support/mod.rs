@@ -70,7 +70,7 @@ pub(crate) fn sleepy() -> Builder {
 /// A client behind a proxy, with the scripts on the server.
 pub(crate) fn behind_proxy(server: &Server, builder: Builder) -> (Proxy, Client) {
     let proxy = Proxy::before(server);
-    let client = server.through(&proxy).open(builder);
+    let client = server.through(proxy.port()).open(builder);
     let guard = take(&client, "warm");
     take(&client, "warm").unlock().unwrap();
     guard.unlock().unwrap();

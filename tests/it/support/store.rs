@@ -11,7 +11,6 @@ use redis::Connection;
 
 use super::address::{Address, Way};
 use super::cluster::unique_prefix;
-use super::proxy::Proxy;
 use super::sentinel::{in_step, replicated};
 use super::server::{self, redis_binary, valkey_binary};
 use super::{Cluster, Quorum, SOON, Watched, eventually};
@@ -229,10 +228,11 @@ impl Server {
         eventually(SOON, || in_step(&self.master, &self.replicas));
     }
 
-    /// The address of the server through a proxy.
-    pub(crate) fn through(&self, proxy: &Proxy) -> Address {
-        assert!(!matches!(self.address.way, Way::Sentinels(_)), "sentinels name no proxy");
-        Address { url: proxy.url(), way: self.address.way.clone() }
+    /// The address of the server through what carries its data from that port.
+    pub(crate) fn through(&self, port: u16) -> Address {
+        assert!(!matches!(self.address.way, Way::Sentinels(_)), "sentinels name no other port");
+        let url = format!("redis://127.0.0.1:{port}/");
+        Address { url, way: self.address.way.clone() }
     }
 
     /// For a child process.

@@ -1,0 +1,250 @@
+//! Clients that want one lock all the time: each has its turn, and none is passed over.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use leasehold::Client;
+
+use crate::support::address::{Address, Way};
+use crate::support::child::{self, Child};
+use crate::support::cluster::unique_prefix;
+use crate::support::lag::Lag;
+use crate::support::recorder::Recorder;
+use crate::support::{Cluster, SOON, Server, eventually, ms, patient, server, stores, take, timed};
+use crate::wait_queue::settle;
+use crate::waiting_clients::very_sleepy;
+
+stores! {
+    every server:
+        two_busy_clients_both_make_progress,
+        a_client_with_many_threads_does_not_starve_the_others,
+        clients_with_one_thread_take_turns,
+        a_waiting_client_goes_before_one_that_only_tries,
+        a_client_that_has_stopped_costs_one_offer,
+        a_waiter_asks_again_when_an_offer_to_another_is_over;
+    every direct server:
+        a_client_that_is_farther_away_has_its_turns;
+}
+
+/// Takes and releases the lock again and again, and returns the number of rounds.
+fn work_for(client: &Client, time: Duration) -> u32 {
+    let end = Instant::now() + time;
+    let mut rounds = 0;
+    while Instant::now() < end {
+        client.lock("a").unwrap().unlock().unwrap();
+        rounds += 1;
+    }
+    rounds
+}
+
+fn two_busy_clients_both_make_progress(server: &Server) {
+    let (one, other) = (server.open(patient()), server.open(patient()));
+    let (mine, theirs) = thread::scope(|scope| {
+        let theirs = scope.spawn(|| work_for(&other, ms(1500)));
+        (work_for(&one, ms(1500)), theirs.join().unwrap())
+    });
+    assert!(mine > 20 && theirs > 20, "{mine} and {theirs}");
+}
+
+fn a_client_with_many_threads_does_not_starve_the_others(server: &Server) {
+    let recorder = Recorder::default();
+    let (crowd, single) =
+        (server.open(patient().on_event(recorder.listener())), server.open(patient()));
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| work_for(&crowd, ms(2000)));
+        }
+        settle(&recorder, 3);
+        let rounds = work_for(&single, ms(1500));
+        assert!(rounds >= 5, "{rounds} rounds beside four threads that hand the lock off");
+    });
+}
+
+/// How many turns the clients of a contest get together.
+const TURNS: usize = 120;
+
+/// Clients with one thread each that want one lock, and want it again as soon as they have released
+/// it.
+struct Contest<'a> {
+    name: &'a str,
+    /// How long each of them holds the lock each time.
+    held: Duration,
+    turns: AtomicUsize,
+    last_fence: AtomicU64,
+}
+
+/// One turn of a client.
+#[derive(Debug)]
+struct Turn {
+    /// The last fence of any client when this one asked for the lock.
+    asked_after: u64,
+    fence: u64,
+    begin: Instant,
+}
+
+impl<'a> Contest<'a> {
+    fn new(name: &'a str, held: Duration) -> Self {
+        Self { name, held, turns: AtomicUsize::new(0), last_fence: AtomicU64::new(0) }
+    }
+
+    /// Takes part with a client until all turns are taken, and returns those of this client.
+    fn join(&self, client: &Client) -> Vec<Turn> {
+        let mut turns = Vec::new();
+        while self.turns.fetch_add(1, Ordering::SeqCst) < TURNS {
+            let asked_after = self.last_fence.load(Ordering::SeqCst);
+            let guard = client.lock(self.name).unwrap();
+            let (fence, begin) = (guard.fence(), Instant::now());
+            self.last_fence.fetch_max(fence, Ordering::SeqCst);
+            turns.push(Turn { asked_after, fence, begin });
+            thread::sleep(self.held);
+            drop(guard);
+        }
+        turns
+    }
+
+    fn among<const N: usize>(&self, clients: [&Client; N]) -> [Vec<Turn>; N] {
+        thread::scope(|scope| {
+            let join = |client| scope.spawn(move || self.join(client));
+            clients.map(join).map(|turns| turns.join().unwrap())
+        })
+    }
+}
+
+/// How many turns another client has while a client waits for its own, at the most.
+fn turns_of_another(wait: &Turn, of_clients: &[Vec<Turn>]) -> usize {
+    let during = |turn: &&Turn| wait.asked_after < turn.fence && turn.fence < wait.fence;
+    of_clients.iter().map(|turns| turns.iter().filter(during).count()).max().unwrap_or(0)
+}
+
+/// Checks that clients with one thread each are served about equally often, and that hardly any
+/// wait lasts for more than two turns of another client, in the best of a few tries: the machine
+/// may pause in one of them, but an unfair lock is unfair each time.
+#[track_caller]
+pub(crate) fn assert_turns_are_taken(clients: &[Client; 3], name: &str, held: Duration) {
+    let mut tries = Vec::new();
+    for _ in 0..4 {
+        let turns = Contest::new(name, held).among(clients.each_ref());
+        let counts = turns.each_ref().map(Vec::len);
+        let evenly = 10 * counts.iter().min().unwrap() >= 8 * counts.iter().max().unwrap();
+        let long = |wait: &&Turn| turns_of_another(wait, &turns) > 2;
+        let long = turns.iter().flatten().filter(long).count();
+        if evenly && 20 * long <= TURNS {
+            return;
+        }
+        tries.push((counts, long));
+    }
+    panic!("{held:?}: turns of each client, and how many waits were long: {tries:?}");
+}
+
+fn clients_with_one_thread_take_turns(server: &Server) {
+    let clients = [(); 3].map(|()| server.open(patient()));
+    for held in [ms(1), ms(5), ms(20)] {
+        assert_turns_are_taken(&clients, "a", held);
+    }
+}
+
+#[test]
+fn clients_with_one_thread_take_turns_on_a_cluster() {
+    for cluster in [Cluster::shared(), Cluster::shared_valkey()] {
+        let prefix = unique_prefix();
+        let clients = [(); 3].map(|()| cluster.open(patient().prefix(&prefix)));
+        for held in [ms(1), ms(5), ms(20)] {
+            assert_turns_are_taken(&clients, "a", held);
+        }
+    }
+}
+
+fn a_client_that_is_farther_away_has_its_turns(server: &Server) {
+    let lag = Lag::before(server, ms(2));
+    let far = server.through(lag.port()).open(patient());
+    let clients = [server.open(patient()), server.open(patient()), far];
+    for held in [ms(5), ms(20)] {
+        assert_turns_are_taken(&clients, "a", held);
+    }
+}
+
+fn a_waiting_client_goes_before_one_that_only_tries(server: &Server) {
+    let (waiting, trying) = (server.open(patient()), server.open(patient()));
+    let turns = thread::scope(|scope| {
+        let waited = scope.spawn(|| Contest::new("a", ms(1)).join(&waiting).len());
+        let mut tried = 0;
+        while !waited.is_finished() {
+            if let Some(guard) = trying.try_lock("a").unwrap() {
+                tried += 1;
+                thread::sleep(ms(10));
+                guard.unlock().unwrap();
+            }
+        }
+        [waited.join().unwrap(), tried]
+    });
+    // The other gets it only between a turn and the next request.
+    assert!(turns[1] <= turns[0] + turns[0] / 2, "{turns:?}");
+}
+
+fn a_client_that_has_stopped_costs_one_offer(server: &Server) {
+    let open = || server.open(patient());
+    stop_a_client_that_waits(server, &server.address(), open);
+}
+
+#[test]
+fn a_client_of_a_cluster_that_has_stopped_costs_one_offer() {
+    for cluster in [Cluster::shared(), Cluster::shared_valkey()] {
+        let home = cluster.home("a");
+        let address = Address { url: home.url(), way: Way::Cluster };
+        stop_a_client_that_waits(home, &address.to_string(), || address.open(patient()));
+    }
+}
+
+/// Checks that two clients have their turns although a third one, which waits for the lock "a" too,
+/// has stopped. `home` is the server that has the lock.
+fn stop_a_client_that_waits(home: &server::Server, address: &str, open: impl Fn() -> Client) {
+    let [holder, other] = [open(), open()];
+    let guard = take(&holder, "a");
+    let mut stopped = Child::start(wait_until_stopped_in_a_child, address);
+    eventually(SOON, || home.queue("a").len() == 1);
+    stopped.stop();
+    let contest = Contest::new("a", ms(5));
+    let turns = thread::scope(|scope| {
+        let theirs = scope.spawn(|| contest.join(&other));
+        eventually(SOON, || home.queue("a").len() == 2);
+        guard.unlock().unwrap();
+        [contest.join(&holder), theirs.join().unwrap()]
+    });
+    let mut begins: Vec<_> = turns.iter().flatten().map(|turn| turn.begin).collect();
+    begins.sort();
+    let pauses = begins.windows(2).filter(|pair| pair[1] - pair[0] >= ms(150)).count();
+    // With an offer to the stopped client in each round there would be one after every second turn.
+    assert!(pauses < TURNS / 4, "{pauses} pauses in {TURNS} turns");
+    stopped.cont();
+    stopped.go_on();
+    stopped.finish();
+}
+
+/// Even if it would make no attempt by itself for a long time.
+fn a_waiter_asks_again_when_an_offer_to_another_is_over(server: &Server) {
+    let (holder, waiter) = (server.open(patient()), server.open(very_sleepy()));
+    let guard = take(&holder, "a");
+    let mut stopped = Child::start(wait_until_stopped_in_a_child, &server.address());
+    eventually(SOON, || server.queue("a").len() == 1);
+    stopped.stop();
+    // Its first wake-up connection has it ask once more, too.
+    assert!(waiter.try_lock_for("a", ms(50)).unwrap().is_none());
+    eventually(SOON, || server.listeners(&waiter) == 1);
+    guard.unlock().unwrap();
+    let (result, took) = timed(|| waiter.lock("a").map(drop));
+    result.unwrap();
+    assert!(took < SOON / 2, "{took:?}");
+    stopped.cont();
+    stopped.go_on();
+    stopped.finish();
+}
+
+#[test]
+#[ignore = "a child of a_client_that_has_stopped_costs_one_offer"]
+fn wait_until_stopped_in_a_child() {
+    let Some(address) = child::address() else { return };
+    let client = address.open(Client::builder());
+    client.lock("a").unwrap().unlock().unwrap();
+    child::wait_for_parent();
+}
