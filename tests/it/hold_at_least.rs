@@ -140,8 +140,8 @@ fn a_kept_lock_is_seen_and_can_be_forced_free(store: &Store) {
 
 fn a_lock_that_was_held_for_its_time_is_free_at_once(store: &Store) {
     let client = store.open(patient());
-    let begin = Instant::now();
     let guard = client.mutex("a").hold_at_least(ms(50)).lock().unwrap();
+    let begin = Instant::now();
     eventually(SOON, || begin.elapsed() > ms(100));
     drop(guard);
     unlock(take(&client, "a"));
