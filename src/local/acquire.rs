@@ -230,7 +230,8 @@ impl LockCall<'_> {
         let mut attempt = self.attempt(arrival);
         match try_until_acquired(&mut attempt, waiter) {
             Ok(NewHold::Acquired { lease, room }) if self.caller.kind != HoldKind::Lock => {
-                head.leave(self.caller.kind, room);
+                let next = head.leave(self.caller.kind, room);
+                attempt.take_back_offer(next);
                 Ok(Some(lease))
             }
             Ok(NewHold::Acquired { lease, .. }) => {

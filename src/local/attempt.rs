@@ -50,6 +50,8 @@ pub(super) struct Attempt<'a> {
     /// Whether the release of an earlier hold of this client was not confirmed when the last
     /// request was sent.
     after_release: bool,
+    /// Whether the last request has kept an offer for the next thread.
+    followed: bool,
     /// Once it was registered as waiting: has Redisson's releases wake it.
     redisson: Option<RedissonWait>,
 }
@@ -96,6 +98,7 @@ impl<'a> Attempt<'a> {
             in_doubt,
             contended,
             after_release,
+            followed: false,
             redisson: None,
         }
     }
@@ -120,7 +123,7 @@ impl<'a> Attempt<'a> {
         }
         loop {
             let answered = match started.take() {
-                None => self.request.execute(&*self.shared.store),
+                None => self.request.execute(&*self.shared.store, self.next_in_turn()),
                 Some(started) => started.wait(),
             };
             let sent = answered.sent;
@@ -178,6 +181,12 @@ impl<'a> Attempt<'a> {
         self.handoff.is_none().then_some(&self.request)
     }
 
+    /// What the thread behind this one wants that has its turn along with it.
+    fn next_in_turn(&self) -> Option<HoldKind> {
+        let is_registered = self.request.registration == Registration::Registered;
+        is_registered.then(|| self.queues().next_in_turn(&self.request.hold.name)).flatten()
+    }
+
     /// Records what a reply means for the next request. A hold whose lease is over when the reply
     /// comes counts as none: a pause of this process must not bring forth a guard of nothing.
     fn record_reply(
@@ -185,6 +194,7 @@ impl<'a> Attempt<'a> {
         SentAcquire { sent, registration, reply }: SentAcquire<Result<AcquireReply, Failure>>,
     ) -> Result<AcquireReply, Failure> {
         let lease = self.caller.times.lease;
+        self.followed = registration == Registration::Followed;
         if registration != Registration::None {
             self.request.registration = Registration::Registered;
         }
@@ -268,6 +278,14 @@ impl<'a> Attempt<'a> {
         }
         if self.in_doubt {
             self.shared.clean_up(&self.request.hold, self.caller.times.lease, false);
+        }
+    }
+
+    /// Takes back an offer that the request for this hold has kept, unless the thread that is the
+    /// head now takes it.
+    pub(super) fn take_back_offer(&self, next: Option<HoldKind>) {
+        if self.followed && next != Some(HoldKind::Read) {
+            self.unregister();
         }
     }
 

@@ -13,7 +13,7 @@ use crate::failure::Failure;
 use crate::local::lease::Lease;
 use crate::local::retry::RequestLimits;
 use crate::store::Store;
-use crate::store::hold::HoldId;
+use crate::store::hold::{HoldId, HoldKind};
 use crate::store::request::{Acquire, AcquireReply, PendingReply, Registration, TransferReply};
 
 /// The next request of the thread at the head of a wait queue. The thread sends it itself, or,
@@ -39,28 +39,42 @@ pub(crate) struct SentAcquire<R> {
 }
 
 impl AcquireRequest {
-    /// Sends the request and waits for the reply.
-    pub(super) fn execute(&self, store: &dyn Store) -> SentAcquire<Result<AcquireReply, Failure>> {
-        self.send(|request| store.acquire(request))
+    /// Sends the request and waits for the reply. The thread behind the one that wants the lock
+    /// may have the turn along with it, and wants `next`.
+    pub(super) fn execute(
+        &self,
+        store: &dyn Store,
+        next: Option<HoldKind>,
+    ) -> SentAcquire<Result<AcquireReply, Failure>> {
+        self.send(next, |request| store.acquire(request))
     }
 
     /// Sends the request without waiting for the reply. `None` if the store cannot.
     pub(super) fn start(
         &self,
         store: &dyn Store,
+        next: Option<HoldKind>,
     ) -> Option<SentAcquire<PendingReply<AcquireReply>>> {
         if !self.may_be_early {
             return None;
         }
         let SentAcquire { sent, registration, reply } =
-            self.send(|request| store.start_acquire(request));
+            self.send(next, |request| store.start_acquire(request));
         reply.map(|reply| SentAcquire { sent, registration, reply })
     }
 
-    fn send<R>(&self, send: impl FnOnce(Acquire<'_>) -> R) -> SentAcquire<R> {
+    fn send<R>(
+        &self,
+        next: Option<HoldKind>,
+        send: impl FnOnce(Acquire<'_>) -> R,
+    ) -> SentAcquire<R> {
         let sent = Moment::now();
-        let yields = Instant::now() < self.yields_until;
-        let registration = if yields { Registration::Yielding } else { self.registration };
+        let is_followed = (self.hold.kind, next) == (HoldKind::Read, Some(HoldKind::Read));
+        let registration = match self.registration {
+            Registration::Registered if is_followed => Registration::Followed,
+            _ if Instant::now() < self.yields_until => Registration::Yielding,
+            registration => registration,
+        };
         let Self { hold, lease, .. } = self;
         let deadline = self.limits.request_deadline();
         let reply = send(Acquire { hold, lease: *lease, registration, deadline });
@@ -112,7 +126,6 @@ pub(super) mod tests {
     use crate::config::Config;
     use crate::local::call::CallTimes;
     use crate::local::retry::{RetryLimit, RetryPolicy};
-    use crate::store::hold::HoldKind;
 
     const LEASE: Duration = Duration::from_secs(30);
 
@@ -142,9 +155,26 @@ pub(super) mod tests {
     fn a_request_yields_until_the_time_it_says() {
         let registration = |yields_until| {
             let request = AcquireRequest { yields_until, ..request() };
-            request.send(|request| request.registration).reply
+            request.send(None, |request| request.registration).reply
         };
         assert_eq!(registration(Instant::now() + LEASE), Registration::Yielding);
         assert_eq!(registration(Instant::now()), Registration::IfHeld);
+    }
+
+    #[test]
+    fn a_request_of_a_registered_reader_says_that_another_one_follows() {
+        let registration = |kind, registration, next| {
+            let hold = HoldId { kind, ..request().hold };
+            let request = AcquireRequest { hold, registration, ..request() };
+            request.send(next, |request| request.registration).reply
+        };
+        let (read, write) = (HoldKind::Read, HoldKind::Write);
+        for registered in [Registration::IfHeld, Registration::Registered] {
+            assert_eq!(registration(read, registered, None), registered);
+            assert_eq!(registration(read, registered, Some(write)), registered);
+            assert_eq!(registration(write, registered, Some(read)), registered);
+        }
+        let followed = registration(read, Registration::Registered, Some(read));
+        assert_eq!(followed, Registration::Followed);
     }
 }

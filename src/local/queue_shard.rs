@@ -119,13 +119,23 @@ impl QueueShard {
         self.0.values().flat_map(WaitQueue::waiting)
     }
 
-    /// Returns the signals of the heads that acquire their locks.
-    pub(super) fn acquiring_heads(&self) -> Vec<Arc<Signals>> {
-        self.0.values().filter_map(WaitQueue::acquiring).cloned().collect()
+    /// Returns the signals of the head if it acquires the lock, and what the thread behind it wants
+    /// that has its turn along with it.
+    pub(super) fn acquiring(&self, name: &str) -> Option<(Arc<Signals>, Option<HoldKind>)> {
+        acquiring(self.0.get(name)?)
+    }
+
+    /// As `acquiring`, of every queue.
+    pub(super) fn acquiring_heads(&self) -> Vec<(Arc<Signals>, Option<HoldKind>)> {
+        self.0.values().filter_map(acquiring).collect()
     }
 
     fn remove(&mut self, name: &str) {
         self.0.remove(name);
         shrink(&mut self.0);
     }
+}
+
+fn acquiring(queue: &WaitQueue) -> Option<(Arc<Signals>, Option<HoldKind>)> {
+    queue.acquiring().map(|signals| (signals.clone(), queue.next_in_turn()))
 }

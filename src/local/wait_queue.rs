@@ -93,6 +93,9 @@ struct Waiters {
     overdue: Vec<Arc<Signals>>,
     /// How many were let try beside the head, and have no answer yet.
     beside: u32,
+    /// How many readers there still were behind the head when the first one of them had the turn of
+    /// this client. `None` outside such a turn.
+    turn: Option<usize>,
     handoffs: Handoffs,
 }
 
@@ -158,6 +161,21 @@ impl WaitQueue {
         for waiter in queue.drain(..count) {
             waiter.signals.send(Signal::Beside);
         }
+    }
+
+    /// Notes that the head has what it wants, with `room` for so many more. In a turn behind which
+    /// other clients wait, the readers in line have a part, and none that come later.
+    pub(super) fn count_turn(&mut self, kind: HoldKind, room: u32) {
+        let Some(Waiters { queue, turn, .. }) = self.waiters.as_deref_mut() else { return };
+        let readers = || queue.iter().take_while(|waiter| waiter.caller.kind == kind).count();
+        let is_turn = kind == HoldKind::Read && room == 0;
+        *turn = is_turn.then(|| turn.unwrap_or_else(readers).saturating_sub(1));
+    }
+
+    /// Returns what the first waiter wants, unless the turn of the head is over before it.
+    pub(super) fn next_in_turn(&self) -> Option<HoldKind> {
+        let Waiters { queue, turn, .. } = self.waiters.as_deref()?;
+        queue.front().filter(|_| *turn != Some(0)).map(|waiter| waiter.caller.kind)
     }
 
     /// Notes that one who was let try beside the head has its answer.
@@ -276,6 +294,11 @@ impl WaitQueue {
     /// the server cannot be reached. Returns `false` if the thread is not the head.
     pub(super) fn set_answer(&mut self, thread: &Waiter, answer: Result<(), &Failure>) -> bool {
         let now = Instant::now();
+        if answer.is_ok()
+            && let Some(waiters) = &mut self.waiters
+        {
+            waiters.turn = None;
+        }
         self.set(
             thread,
             match answer {

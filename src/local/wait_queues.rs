@@ -70,7 +70,7 @@ impl WaitQueues {
             }
             let heads = shard.acquiring_heads();
             drop(shard);
-            for signals in heads {
+            for (signals, _) in heads {
                 signals.send(Signal::Closed);
             }
         }
@@ -203,14 +203,25 @@ impl WaitQueues {
 
     /// Removes the head, which has what it came for, but not for itself alone: there is `room` for
     /// so many more of the kind. As many waiters of that kind may try at once, one of them as the
-    /// next head.
-    pub(crate) fn leave_head(&self, name: &Arc<str>, kind: HoldKind, room: u32) {
+    /// next head. Returns what that wants.
+    pub(crate) fn leave_head(
+        &self,
+        name: &Arc<str>,
+        kind: HoldKind,
+        room: u32,
+    ) -> Option<HoldKind> {
         let mut shard = self.shard(name);
         if let Some(queue) = shard.get_mut(name) {
             queue.signal_overdue(|| Signal::Outside);
             queue.signal_beside(kind, room);
+            queue.count_turn(kind, room);
         }
-        shard.advance(name);
+        shard.advance(name)
+    }
+
+    /// Returns what the thread behind the head wants, if it has its turn along with the head.
+    pub(crate) fn next_in_turn(&self, name: &str) -> Option<HoldKind> {
+        self.shard(name).get(name)?.next_in_turn()
     }
 
     /// Notes that a thread which was let try beside the head has its answer, and for how many more
@@ -269,16 +280,16 @@ impl WaitQueues {
     /// Signals the head that the lock may be free, or sends its next request for it. Returns
     /// `false` if no head acquires this lock.
     pub(crate) fn wake(&self, name: &str, store: &dyn Store) -> bool {
-        let head = self.shard(name).get(name).and_then(WaitQueue::acquiring).cloned();
-        head.map(|signals| signals.wake(|request| request.start(store))).is_some()
+        let head = self.shard(name).acquiring(name);
+        head.map(|(signals, next)| signals.wake(|request| request.start(store, next))).is_some()
     }
 
     /// As `wake`, for every lock.
     pub(crate) fn wake_all(&self, store: &dyn Store) {
         for shard in &self.shards {
             let heads = shard.lock().acquiring_heads();
-            for signals in heads {
-                signals.wake(|request| request.start(store));
+            for (signals, next) in heads {
+                signals.wake(|request| request.start(store, next));
             }
         }
     }
@@ -397,6 +408,33 @@ mod tests {
         assert_eq!(told(&waiters), ".....h");
         queues.leave_head(&name(), Read, u32::MAX);
         assert!(is_empty(&queues));
+    }
+
+    #[test]
+    fn readers_that_come_during_a_turn_have_no_part_in_it() {
+        use HoldKind::{Read, Write};
+        let queues = WaitQueues::default();
+        let leave = |room| queues.leave_head(&name(), Read, room);
+        let head = join_for(&queues, Read);
+        assert_eq!(queues.next_in_turn(&name()), None);
+        let waiters = [Read, Read].map(|kind| join_for(&queues, kind));
+        assert_eq!(queues.next_in_turn(&name()), Some(Read));
+        assert_eq!(leave(0), Some(Read));
+        let late = join_for(&queues, Read);
+        assert_eq!(queues.next_in_turn(&name()), Some(Read), "the second of those in line");
+        assert_eq!(leave(0), Some(Read));
+        assert_eq!(queues.next_in_turn(&name()), None);
+        assert_eq!(leave(0), Some(Read));
+        assert_eq!(told(&waiters), "hh");
+        // It is refused, and its own turn comes later.
+        let last = join_for(&queues, Read);
+        assert_eq!(queues.next_in_turn(&name()), None);
+        queues.set_answer(&late, Ok(()));
+        assert_eq!(queues.next_in_turn(&name()), Some(Read));
+        assert_eq!(leave(u32::MAX), Some(Read));
+        let _writer = join_for(&queues, Write);
+        assert_eq!(queues.next_in_turn(&name()), Some(Write));
+        drop((head, last));
     }
 
     #[test]

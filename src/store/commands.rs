@@ -248,7 +248,7 @@ impl Commands {
         };
         let place = match registration {
             Registration::None | Registration::IfHeld => None,
-            Registration::Registered => Some("queued"),
+            Registration::Registered | Registration::Followed => Some("queued"),
             Registration::Yielding => Some("yields"),
         };
         let args = [

@@ -53,6 +53,7 @@ pub(super) fn acquire(
         Registration::None => 0,
         Registration::IfHeld => 1,
         Registration::Registered | Registration::Yielding => 2,
+        Registration::Followed => 3,
     };
     let (member, client) = (member(hold), waiting_client(hold.kind, &hold.client));
     let args = [

@@ -27,6 +27,8 @@ pub(crate) enum Registration {
     IfHeld,
     /// It is registered, or may be.
     Registered,
+    /// As `Registered`, and the thread behind this one wants to read as well, in the same turn.
+    Followed,
     /// As `Registered`, and a client that has waited longer goes first even if the lock is free.
     Yielding,
 }

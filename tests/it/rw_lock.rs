@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use leasehold::{Client, Error, ReadGuard, RwLock, WriteGuard};
+use leasehold::{Canceller, Client, Error, ReadGuard, RwLock, WriteGuard};
 
 use crate::support::child::{self, Child};
 use crate::support::{
@@ -30,7 +30,9 @@ stores! {
         a_crashed_waiter_blocks_no_one_for_long,
         a_writer_is_not_starved_by_readers_of_two_clients,
         a_reader_is_not_starved_by_writers_of_two_clients,
-        a_release_wakes_all_readers_of_other_clients;
+        a_release_wakes_all_readers_of_other_clients,
+        readers_of_a_client_before_a_writer_of_another_come_in_together,
+        a_reader_that_leaves_its_turn_leaves_it_to_the_writer_behind;
     one server:
         readers_that_come_together_do_not_wait_for_each_other,
         readers_that_wait_for_a_writer_come_in_after_few_round_trips;
@@ -374,6 +376,67 @@ fn a_release_wakes_all_readers_of_other_clients(server: &Server) {
         });
         writer.unlock().unwrap();
     });
+}
+
+/// Waits until so many threads of each client wait, and the clients are in that order in the queue.
+fn wait_in_line(server: &Server, clients: [(&Client, &str, u64); 2]) {
+    let entries = clients.map(|(client, kind, _)| format!("{kind}:{}", client.id()));
+    eventually(SOON, || {
+        server.queue("a") == entries
+            && clients.iter().all(|(client, _, threads)| {
+                server.listeners(client) > 0 && client.stats().waiting == *threads
+            })
+    });
+}
+
+fn readers_of_a_client_before_a_writer_of_another_come_in_together(server: &Server) {
+    let [holder, reader, writer] = [(); 3].map(|()| server.open(sleepy()));
+    let held = holder.rw_lock("a").write().unwrap();
+    let (lock, inside) = (reader.rw_lock("a"), AtomicU32::new(0));
+    thread::scope(|scope| {
+        scope.spawn(|| read_together(&lock, &inside, 5));
+        eventually(SOON, || server.queue("a").len() == 1);
+        let writes = scope.spawn(|| {
+            let guard = writer.rw_lock("a").write().unwrap();
+            assert_eq!(inside.load(Ordering::SeqCst), 5);
+            guard.unlock().unwrap();
+        });
+        eventually(SOON, || server.queue("a").len() == 2);
+        for _ in 0..4 {
+            scope.spawn(|| read_together(&lock, &inside, 5));
+        }
+        wait_in_line(server, [(&reader, "r", 5), (&writer, "w", 1)]);
+        let ((), took) = timed(|| {
+            held.unlock().unwrap();
+            writes.join().unwrap();
+        });
+        assert!(took < SOON / 2, "{took:?}");
+    });
+}
+
+fn a_reader_that_leaves_its_turn_leaves_it_to_the_writer_behind(server: &Server) {
+    let [holder, reader, writer] = [(); 3].map(|()| server.open(sleepy()));
+    let lock = reader.rw_lock("a");
+    for _ in 0..5 {
+        let held = holder.rw_lock("a").write().unwrap();
+        let canceller = Canceller::new();
+        thread::scope(|scope| {
+            scope.spawn(|| drop(lock.read().unwrap()));
+            eventually(SOON, || server.queue("a").len() == 1);
+            let writes = scope.spawn(|| drop(writer.rw_lock("a").write().unwrap()));
+            let leaves = scope.spawn(|| lock.clone().cancelled_by(&canceller).read().map(drop));
+            wait_in_line(server, [(&reader, "r", 2), (&writer, "w", 1)]);
+            let ((), took) = timed(|| {
+                held.unlock().unwrap();
+                canceller.cancel();
+                writes.join().unwrap();
+            });
+            assert!(took < SOON / 2, "{took:?}");
+            let left = leaves.join().unwrap();
+            assert!(matches!(left, Ok(()) | Err(Error::Cancelled { .. })), "{left:?}");
+        });
+        eventually(SOON, || !server.exists("a"));
+    }
 }
 
 #[test]

@@ -3,9 +3,9 @@
 -- the same owner, whose first reply was lost, finds its hold.
 -- KEYS  1 lock, 2 fence, 3 queue of waiting clients
 -- ARGV  1 kind and owner, 2 lease in ms, 3 life of the fence in ms, 4 kind and client id, 5 whether
---       the client is in the queue: 0 no; 1 no, and it joins if it must wait; 2 it may be, 6 life
---       of the queue in ms, 7 for how many ms a place is offered, 8 the permits, 0 for a read-write
---       lock, 9 `shard`
+--       the client is in the queue: 0 no; 1 no, and it joins if it must wait; 2 it may be; 3 it may
+--       be, and another reader of it follows, 6 life of the queue in ms, 7 for how many ms a place
+--       is offered, 8 the permits, 0 for a read-write lock, 9 `shard`
 -- RETURNS the fence if a side is held now, or {1, fence or 0 of a permit, for how many more there
 --         is room}; {0, ms until a hold in the way ends or -1} if another owner holds it or waits
 --         for it

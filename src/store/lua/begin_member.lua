@@ -9,11 +9,12 @@ if limited ~= 1 then
   redis.call('zrem', KEYS[1], ARGV[1]) -- No key is left without a TTL.
   return limited
 end
-if offered then
+-- Those who wait go before those who come. Readers of one client have one place in the queue: the
+-- offer to them is kept, for the rest of its time, until the last one comes.
+local waited_for = queued and redis.call('exists', queue) == 1
+if offered and not (waited_for and ARGV[5] == '3') then
   redis.call('zrem', KEYS[1], me .. ':0')
 end
--- Those who wait go before those who come.
-local waited_for = queued and redis.call('exists', queue) == 1
 if fence and not waited_for then
   return fence
 end

@@ -36,6 +36,7 @@ stores!(
     a_name_is_of_one_kind_while_it_is_held,
     readers_have_the_fence_of_the_last_writer;
     a_newcomer_waits_behind_a_writer,
+    readers_of_a_client_take_their_turn_one_after_the_other,
     there_is_no_room_while_other_clients_wait,
     a_writer_that_nobody_can_wake_goes_before_later_readers,
     a_writer_that_leaves_lets_readers_in,
@@ -253,6 +254,58 @@ fn readers_have_the_fence_of_the_last_writer(store: &dyn Store) {
     assert_eq!(fence(Read, 4), written);
     release(store, &of(Read, 4));
     assert!(fence(Write, 5) > written);
+}
+
+fn readers_of_a_client_take_their_turn_one_after_the_other(process: &Server) {
+    let store = single(process);
+    let [mut readers, mut writer] = ["readers", "writer"].map(|client| listen(&store, client));
+    let reads = |nonce, registration| room(&store, &by("readers", Read, nonce), registration);
+    assert!(tries(&store, &of(Write, 1)));
+    waits(&store, &by("readers", Read, 1));
+    waits(&store, &by("writer", Write, 1));
+    release(&store, &of(Write, 1));
+    assert!(is_woken(&mut *readers));
+    assert_eq!(reads(1, Registration::Followed), Some(0));
+    assert_eq!(reads(1, Registration::Followed), Some(0), "a repeat");
+    assert_eq!(reads(2, Registration::Followed), Some(0));
+    assert_eq!(reads(3, Registration::Registered), Some(0));
+    assert_eq!(reads(4, Registration::Followed), None, "the last one has come");
+    assert_eq!(queue(process), ["w:writer", "r:readers"]);
+    for nonce in 1..=3 {
+        assert!(nothing_comes(&mut *writer));
+        release(&store, &by("readers", Read, nonce));
+    }
+    assert!(is_woken(&mut *writer) && takes_its_turn(&store, &by("writer", Write, 1)));
+
+    // No offer is kept that no client waits behind.
+    release(&store, &by("writer", Write, 1));
+    assert!(is_woken(&mut *readers));
+    assert_eq!(reads(5, Registration::Followed), Some(u32::MAX));
+    release(&store, &by("readers", Read, 5));
+    assert!(tries(&store, &of(Write, 2)));
+}
+
+/// An offer is not kept for longer than it was made for.
+#[test]
+fn a_writer_gets_its_turn_while_ever_more_readers_follow() {
+    let process = Server::redis();
+    let store = single(&process);
+    let _listeners = ["readers", "writer"].map(|client| listen(&store, client));
+    assert!(tries(&store, &of(Write, 1)));
+    waits(&store, &by("readers", Read, 1));
+    waits(&store, &by("writer", Write, 1));
+    release(&store, &of(Write, 1));
+    let mut nonce = 0;
+    eventually(|| {
+        nonce += 1;
+        let reader = by("readers", Read, nonce);
+        let reads = ask(&store, &reader, Registration::Followed);
+        if matches!(reads, AcquireReply::Acquired { .. }) {
+            release(&store, &reader);
+        }
+        takes_its_turn(&store, &by("writer", Write, 1))
+    });
+    assert!(nonce > 1);
 }
 
 fn a_newcomer_waits_behind_a_writer(process: &Server) {
