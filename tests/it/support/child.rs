@@ -15,7 +15,7 @@ use std::thread;
 
 use crossbeam_channel::{Receiver, unbounded};
 use parking_lot::Mutex;
-use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
 use super::SOON;
 use super::address::Address;
@@ -96,7 +96,9 @@ impl Child {
     /// SIGSTOP; returns when every thread has stopped, which takes a while on a busy machine.
     pub(crate) fn stop(&self) {
         self.signal(Signal::STOP);
-        waitpid(Some(Pid::from_child(&self.process)), WaitOptions::UNTRACED).unwrap();
+        // If it has ended meanwhile, that is left to be told by other calls.
+        let options = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+        waitid(WaitId::Pid(Pid::from_child(&self.process)), options).unwrap();
     }
 
     /// SIGCONT.
