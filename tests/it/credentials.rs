@@ -389,7 +389,8 @@ fn refused_credentials_are_asked_for_once_more(server: &Server) {
     let issuer = Issuer::new(&[server], None);
     let asked = Arc::<AtomicUsize>::default();
     let (user, count) = (issuer.user.clone(), asked.clone());
-    let builder = hasty().credentials(move || {
+    // No login ends for want of time, and is tried again.
+    let builder = patient().connect_timeout(SOON).io_timeout(SOON).credentials(move || {
         let right = count.fetch_add(1, Ordering::SeqCst) % 2 == 1;
         Ok(Credentials::new(&user, if right { "sesame1" } else { "mellon" }))
     });
