@@ -78,10 +78,20 @@ fn inspect(
     match released.iter().find(|released| holder.is_owner_of(&released.id)) {
         None => Ok(Some(holder)),
         Some(released) => {
-            repeat(shared, "inspect", name, |end| shared.store.release(released.to_release(end)))?;
+            confirm_release(shared, released)?;
             inspect()
         }
     }
+}
+
+/// Sends the release of a dropped hold once more, and waits for it. It is reported here: the one
+/// that was posted may come later, and find the hold gone.
+fn confirm_release(shared: &Shared, released: &Lease) -> Result<()> {
+    let name = released.name();
+    repeat(shared, "inspect", name, |end| shared.store.release(released.to_release(end)))?;
+    shared.queues(released.id.kind).confirm_release(&released.id);
+    shared.end_reports.report_released(released);
+    Ok(())
 }
 
 pub(super) fn holder_of(HolderReply { owner, depth, remaining, .. }: HolderReply) -> Holder {
@@ -106,7 +116,7 @@ pub(crate) fn count(shared: &Shared, name: &Arc<str>) -> Result<u32> {
     shared.check_has_members()?;
     // What was dropped before does not count, even if the store has not got its release yet.
     for released in shared.queues(HoldKind::Read).released(name) {
-        repeat(shared, "inspect", name, |end| shared.store.release(released.to_release(end)))?;
+        confirm_release(shared, &released)?;
     }
     repeat(shared, "inspect", name, |deadline| shared.store.count(name, deadline))
 }

@@ -474,6 +474,16 @@ fn a_dropped_hold_that_still_exists_is_no_other_holder() {
 }
 
 #[test]
+fn a_late_release_of_a_hold_that_was_looked_for_is_no_loss() {
+    let scene = Scene::posting();
+    scene.lock_and_post_release();
+    assert!(status::holder(&scene.shared, &scene.name).expect("a reply").is_none());
+    scene.store.send_posted();
+    scene.expect_events(["acquired", "released"]);
+    assert!(scene.events.is_empty());
+}
+
+#[test]
 fn a_hold_that_has_ended_is_reported_before_the_next_one() {
     for wait in [Wait::Endless, Wait::No] {
         let scene = Scene::posting();

@@ -90,6 +90,7 @@ fn busy_threads_lose_no_lock(store: &Store) {
 }
 
 fn a_lock_that_was_dropped_is_free_for_the_thread_that_dropped_it(store: &Store) {
+    const HOLDS: usize = 100;
     let recorder = Recorder::default();
     let client = store.open(patient().io_timeout(SOON).pool_size(2).on_event(recorder.listener()));
     thread::scope(|scope| {
@@ -98,7 +99,7 @@ fn a_lock_that_was_dropped_is_free_for_the_thread_that_dropped_it(store: &Store)
             scope.spawn(move || {
                 let name = format!("of {thread}");
                 let mut fence = 0;
-                for _ in 0..300 {
+                for _ in 0..HOLDS {
                     let guard = take(client, &name);
                     assert!(guard.fence() > fence, "a new hold");
                     fence = guard.fence();
@@ -111,11 +112,11 @@ fn a_lock_that_was_dropped_is_free_for_the_thread_that_dropped_it(store: &Store)
         }
     });
     eventually(SOON, || {
-        (0..4).all(|thread| recorder.count(&format!("released of {thread}")) == 300)
+        (0..4).all(|thread| recorder.count(&format!("released of {thread}")) == HOLDS)
     });
     let mut events = recorder.events_of_locks();
     events.retain(|event| event.ends_with("of 0"));
-    let in_order = ["acquired of 0", "released of 0"].repeat(300);
+    let in_order = ["acquired of 0", "released of 0"].repeat(HOLDS);
     assert!(events == in_order, "they are told in the order of the holds");
 }
 
