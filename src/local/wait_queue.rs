@@ -148,9 +148,9 @@ impl WaitQueue {
         Some(next)
     }
 
-    /// Removes and returns the first waiters, which may try beside the head where there is `room`
-    /// for so many holds of a kind. One of them stays to be the head after this one, so that who
-    /// wants another kind, and comes after them, does not ask before.
+    /// Removes the first waiters, and lets them try beside the head where there is `room` for so
+    /// many holds of a kind. One of them stays to be the head after this one, so that who wants
+    /// another kind, and comes after them, does not ask before.
     pub(super) fn signal_beside(&mut self, kind: HoldKind, room: u32) {
         let Some(Waiters { queue, beside, .. }) = self.waiters.as_deref_mut() else { return };
         let alike = queue.iter().take_while(|waiter| waiter.caller.kind.shares_with(kind)).count();

@@ -2,7 +2,7 @@
 //! lock and the permits of a semaphore.
 
 use std::env;
-use std::thread;
+use std::thread::{self, ScopedJoinHandle};
 
 use leasehold::{Canceller, Client, Error};
 use redis::Commands;
@@ -239,15 +239,24 @@ fn clients_behind_a_waiter_that_leaves_have_their_turn(server: &Server) {
         eventually(SOON, || server.queue("a").len() == 1 && server.listeners(&writer) == 1);
         let waits = scope.spawn(|| Kind::Read.acquire(&reader, "a").map(drop));
         eventually(SOON, || server.queue("a").len() == 2 && server.listeners(&reader) == 1);
-        let (result, took) = timed(|| {
-            canceller.cancel();
-            waits.join().unwrap()
-        });
-        result.unwrap();
-        assert!(took < SOON / 2, "{took:?}");
-        assert!(matches!(leaves.join().unwrap(), Err(Error::Cancelled { .. })));
+        assert_served_once_cancelled(&canceller, leaves, waits);
     });
     assert!(held.is_held());
+}
+
+/// Cancels the wait of a thread, and checks that the one behind it is served then.
+fn assert_served_once_cancelled(
+    canceller: &Canceller,
+    leaves: ScopedJoinHandle<'_, Result<(), Error>>,
+    waits: ScopedJoinHandle<'_, Result<(), Error>>,
+) {
+    let (result, took) = timed(|| {
+        canceller.cancel();
+        waits.join().unwrap()
+    });
+    result.unwrap();
+    assert!(took < SOON / 2, "{took:?}");
+    assert!(matches!(leaves.join().unwrap(), Err(Error::Cancelled { .. })));
 }
 
 /// If another thread of the client waits for the same.
@@ -290,13 +299,7 @@ fn a_reader_behind_a_writer_of_its_client_that_leaves_has_its_turn(server: &Serv
         eventually(SOON, || server.queue("a") == [Kind::Write.entry(&waiter)]);
         let waits = scope.spawn(|| Kind::Read.acquire(&waiter, "a").map(drop));
         eventually(SOON, || waiter.stats().waiting == 2);
-        let (result, took) = timed(|| {
-            canceller.cancel();
-            waits.join().unwrap()
-        });
-        result.unwrap();
-        assert!(took < SOON / 2, "{took:?}");
-        assert!(matches!(leaves.join().unwrap(), Err(Error::Cancelled { .. })));
+        assert_served_once_cancelled(&canceller, leaves, waits);
     });
     drop(held);
 }
