@@ -107,8 +107,8 @@ impl Builder {
     /// Sets the age at which a pooled connection is closed and replaced, so that connections follow
     /// a host name to its new address and a proxy can rebalance its load. `None` means no limit.
     ///
-    /// A connection is closed only while no request is in flight, up to 30 s after that time.
-    /// Longer than zero. Defaults to 30 minutes. Has no effect with
+    /// A connection is closed when a request over it ends after that time or, while it is idle, up
+    /// to 30 s after that time. Longer than zero. Defaults to 30 minutes. Has no effect with
     /// [`open_redlock`](Builder::open_redlock).
     pub fn max_lifetime(mut self, age: Option<Duration>) -> Self {
         self.config.max_lifetime = age;

@@ -27,6 +27,7 @@ const IDLE: Duration = Duration::from_millis(500);
 /// A connection, without a socket until it is used.
 pub(crate) struct Connection {
     factory: Arc<ConnectionFactory>,
+    made: Instant,
     socket: Option<RespStream>,
     /// Whether the last socket was opened, and has not been found broken or replaced.
     opened: bool,
@@ -57,8 +58,10 @@ impl fmt::Debug for Connection {
 
 impl Connection {
     pub(crate) fn new(factory: Arc<ConnectionFactory>) -> Self {
+        let now = Instant::now();
         Self {
             factory,
+            made: now,
             socket: None,
             opened: false,
             generation: 0,
@@ -68,9 +71,14 @@ impl Connection {
             out: Vec::new(),
             owed: OwedReplies::default(),
             known: Vec::new(),
-            used: Instant::now(),
+            used: now,
             process: process::id(),
         }
+    }
+
+    /// How long ago this was made.
+    pub(crate) fn age(&self) -> Duration {
+        self.made.elapsed()
     }
 
     fn exchange_once(&mut self, request: &Request, deadline: Instant) -> Reply {

@@ -62,7 +62,7 @@ pub(crate) struct PoolLimits {
     pub(crate) size: u32,
     /// How long a connection may be idle.
     pub(crate) idle_timeout: Option<Duration>,
-    /// How old an idle connection may be.
+    /// How old a connection may be that no thread uses.
     pub(crate) max_lifetime: Option<Duration>,
 }
 
@@ -87,6 +87,8 @@ impl ConnectionPool {
         // No connection is made before it is needed. With a time limit, r2d2 checks on the thread
         // every 30 s for idle connections that have reached it. It closes these, which does not
         // block, and makes no others.
+        let manager =
+            ClosedConnections { factory: factory.clone(), max_lifetime: limits.max_lifetime };
         let pool = Pool::builder()
             .max_size(limits.size)
             .min_idle(Some(0))
@@ -95,7 +97,7 @@ impl ConnectionPool {
             .idle_timeout(limits.idle_timeout)
             .error_handler(Box::new(NopErrorHandler))
             .thread_pool(thread.0.clone())
-            .build_unchecked(ClosedConnections(factory.clone()));
+            .build_unchecked(manager);
         Self { pool, factory, thread: thread.clone(), users: Arc::default() }
     }
 
@@ -187,23 +189,27 @@ impl DerefMut for PooledConnection {
 /// with an error of its own; through r2d2, an error would arrive as a text, after the whole
 /// timeout.
 #[derive(Debug)]
-struct ClosedConnections(Arc<ConnectionFactory>);
+struct ClosedConnections {
+    factory: Arc<ConnectionFactory>,
+    max_lifetime: Option<Duration>,
+}
 
 impl ManageConnection for ClosedConnections {
     type Connection = Connection;
     type Error = Infallible;
 
     fn connect(&self) -> Result<Connection, Infallible> {
-        Ok(Connection::new(self.0.clone()))
+        Ok(Connection::new(self.factory.clone()))
     }
 
     fn is_valid(&self, _: &mut Connection) -> Result<(), Infallible> {
         Ok(())
     }
 
-    /// A connection in which something went wrong has given up its socket already.
-    fn has_broken(&self, _: &mut Connection) -> bool {
-        false
+    /// A connection in which something went wrong has given up its socket already. But one that is
+    /// in use whenever r2d2 looks for old ones would never be replaced.
+    fn has_broken(&self, connection: &mut Connection) -> bool {
+        self.max_lifetime.is_some_and(|max| connection.age() >= max)
     }
 }
 
