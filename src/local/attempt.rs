@@ -239,8 +239,7 @@ impl<'a> Attempt<'a> {
         for released in released {
             self.after_release = true;
             store.release(released.to_release(self.retry.request_deadline()))?;
-            queues.confirm_release(&released.id);
-            end_reports.report_released(&released);
+            end_reports.confirm_release(&released);
         }
         self.after_release = false;
         Ok(retries)

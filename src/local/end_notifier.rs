@@ -95,14 +95,20 @@ impl EndNotifier {
 
     /// Notes that a hold which was released does not exist any more.
     pub(crate) fn confirm_release(&self, hold: &HoldId) {
-        let is_lock = hold.kind == HoldKind::Lock;
-        let queues = if is_lock { &self.wait_queues } else { &self.member_queues };
-        queues.confirm_release(hold);
+        self.settle_release(hold, || true);
     }
 
-    /// Reports how a hold has ended, once that is known. Does nothing if it is known already: of
-    /// several threads that learn it, the first reports it. Before that, `clean_up` is called with
-    /// a hold that may exist in the store.
+    /// Lets `report` tell how a release has gone, before the next holder reports its own hold.
+    /// Returns `true` if the hold does not exist any more.
+    pub(crate) fn settle_release(&self, hold: &HoldId, report: impl FnOnce() -> bool) {
+        let is_lock = hold.kind == HoldKind::Lock;
+        let queues = if is_lock { &self.wait_queues } else { &self.member_queues };
+        queues.settle_release(hold, report);
+    }
+
+    /// Reports how a hold has ended that is at no head any more, once that is known. Does nothing
+    /// if it is known already: of several threads that learn it, the first reports it. Before that,
+    /// `clean_up` is called with a hold that may exist in the store.
     pub(crate) fn report_end(
         &self,
         lease: &Lease,
@@ -121,7 +127,8 @@ impl EndNotifier {
         }
         match outcome {
             Err(HoldFailure::Lost) => {
-                return self.report_loss(lease, "the server did not know it any more");
+                self.log_loss(lease, "the server did not know it any more");
+                self.tell_end_of_lost(lease);
             }
             Err(HoldFailure::Failed(failure)) if !lease.is_unreported() => {
                 self.report_failed_release(lease, failure);
@@ -158,23 +165,31 @@ impl EndNotifier {
 
     /// Reports that a lease was lost.
     pub(crate) fn report_loss(&self, lease: &Lease, why: &str) {
+        self.log_loss(lease, why);
+        self.end_lost(lease);
+    }
+
+    fn log_loss(&self, lease: &Lease, why: &str) {
         let (name, fence) = (lease.name(), lease.fence);
         if !lease.is_unreported() {
             self.events
                 .warn(|| format!("the lease of lock {name:?} (fence {fence}) is lost: {why}"));
         }
-        self.end_lost(lease);
     }
 
     /// Does what a loss entails, without a line of its own for the log.
     pub(crate) fn end_lost(&self, lease: &Lease) {
         // First the event: the next holder reports its own.
+        self.tell_end_of_lost(lease);
+        self.wait_queues.end_hold(lease);
+        self.counters.settle_hold();
+    }
+
+    fn tell_end_of_lost(&self, lease: &Lease) {
         if lease.may_tell_loss() {
             self.tell_loss(lease);
         }
         self.events.end_span(&lease.span);
-        self.wait_queues.end_hold(lease);
-        self.counters.settle_hold();
     }
 
     /// Tells the program of a loss.

@@ -66,10 +66,16 @@ impl EndReports {
             Ok(HoldReply::Gone) => Err(HoldFailure::Lost),
             Err(failure) => Err(HoldFailure::Failed(failure)),
         };
-        if !matches!(outcome, Err(HoldFailure::Failed(_))) {
-            self.ends.confirm_release(&lease.id);
-        }
-        self.report_end(lease, &outcome);
+        self.ends.settle_release(&lease.id, || {
+            self.report_end(lease, &outcome);
+            !matches!(outcome, Err(HoldFailure::Failed(_)))
+        });
+    }
+
+    /// As `report_reply`, when another release has ended the hold: the one that was posted may come
+    /// later, and find it gone.
+    pub(super) fn confirm_release(&self, lease: &Lease) {
+        self.report_reply(lease, Ok(HoldReply::Held));
     }
 
     /// Reports that a hold has ended in the store.

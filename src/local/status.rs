@@ -84,13 +84,11 @@ fn inspect(
     }
 }
 
-/// Sends the release of a dropped hold once more, and waits for it. It is reported here: the one
-/// that was posted may come later, and find the hold gone.
+/// Sends the release of a dropped hold once more, and waits for it.
 fn confirm_release(shared: &Shared, released: &Lease) -> Result<()> {
     let name = released.name();
     repeat(shared, "inspect", name, |end| shared.store.release(released.to_release(end)))?;
-    shared.queues(released.id.kind).confirm_release(&released.id);
-    shared.end_reports.report_released(released);
+    shared.end_reports.confirm_release(released);
     Ok(())
 }
 

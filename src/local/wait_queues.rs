@@ -177,9 +177,14 @@ impl WaitQueues {
         self.shard(name).take_released(name)
     }
 
-    /// Forgets a hold whose release is confirmed.
-    pub(crate) fn confirm_release(&self, hold: &HoldId) {
-        self.shard(&hold.name).confirm_release(hold);
+    /// Lets `report` tell how a release has gone, and forgets the hold if that returns `true`: it
+    /// does not exist any more. So a thread that acquires the lock next finds the hold here, or
+    /// comes after the report.
+    pub(crate) fn settle_release(&self, hold: &HoldId, report: impl FnOnce() -> bool) {
+        let mut shard = self.shard(&hold.name);
+        if report() {
+            shard.confirm_release(hold);
+        }
     }
 
     /// Removes the head, which gives up without the lock. If that is because the server cannot be
@@ -549,7 +554,7 @@ mod tests {
         let ended = queues.take_released(&name());
         assert!(ended.len() == 1 && queues.released(&name()).is_empty());
         queues.set_acquired(&next);
-        queues.confirm_release(&mine.id);
+        queues.settle_release(&mine.id, || true);
         queues.end_hold(&next);
         assert!(is_empty(&queues));
     }
@@ -566,7 +571,7 @@ mod tests {
         // A hold that was acquired outside the queue.
         assert!(queues.start_release(&lease(), true).is_none());
         assert!(third.signals.is_empty());
-        queues.confirm_release(&mine.id);
+        queues.settle_release(&mine.id, || true);
         queues.give_up_head(&name(), None);
         queues.give_up_head(&name(), None);
         assert!(is_empty(&queues));

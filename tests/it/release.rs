@@ -90,7 +90,7 @@ fn busy_threads_lose_no_lock(store: &Store) {
 }
 
 fn a_lock_that_was_dropped_is_free_for_the_thread_that_dropped_it(store: &Store) {
-    const HOLDS: usize = 100;
+    const HOLDS: usize = 300;
     let recorder = Recorder::default();
     let client = store.open(patient().io_timeout(SOON).pool_size(2).on_event(recorder.listener()));
     thread::scope(|scope| {

@@ -5,6 +5,7 @@
 //! A unit test of `src/local`, run by
 //! `RUSTFLAGS="--cfg leasehold_shuttle" cargo test --lib --target-dir target/shuttle schedules`
 
+use std::collections::HashSet;
 use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -55,6 +56,8 @@ struct Scene {
     holds: AtomicU64,
     /// The threads that read the replies to posted releases.
     readers: parking_lot::Mutex<Vec<JoinHandle<()>>>,
+    /// The holds whose releases were posted, and whose end was not reported.
+    unreported: Arc<parking_lot::Mutex<HashSet<u64>>>,
 }
 
 impl Scene {
@@ -109,6 +112,10 @@ impl Scene {
             Some(Turn::HandedOff(lease)) => lease,
             Some(Turn::Head { .. } | Turn::HandoffPending(_)) => {
                 self.store_hold();
+                for released in self.queues.take_released(&self.name) {
+                    self.unreported.lock().remove(&released.id.nonce);
+                }
+                assert!(self.unreported.lock().is_empty(), "the end of a hold is told first");
                 let lease = self.lease();
                 self.queues.set_acquired(&lease);
                 lease
@@ -181,8 +188,10 @@ impl Scene {
         let waiter = if posts {
             // The next thread may ask before this has taken effect, and then asks once more.
             *self.stored.lock() = false;
+            self.unreported.lock().insert(lease.id.nonce);
             let next = queues.start_release(lease, thread_rng().r#gen());
             let Some((waiter, _)) = next else { return self.post(lease) };
+            self.unreported.lock().remove(&lease.id.nonce);
             Some(waiter)
         } else {
             queues.start_handoff(lease).map(|(waiter, _)| waiter)
@@ -204,7 +213,14 @@ impl Scene {
     /// Leaves it to another thread to read the reply to a release.
     fn post(&self, lease: &Arc<Lease>) {
         let (queues, posted) = (self.queues.clone(), lease.clone());
-        let read = thread::spawn(move || queues.confirm_release(&posted.id));
+        let unreported = self.unreported.clone();
+        let read = thread::spawn(move || {
+            queues.settle_release(&posted.id, || {
+                thread::yield_now();
+                unreported.lock().remove(&posted.id.nonce);
+                true
+            });
+        });
         self.readers.lock().push(read);
     }
 
