@@ -1,11 +1,13 @@
 //! What the tests look up in a server, and the faults that they cause there.
 
 use std::collections::BTreeMap;
+use std::thread;
 use std::time::Duration;
 
 use leasehold::Client;
 
 use super::server::{Server, lock_key};
+use super::{SOON, eventually, ms};
 
 /// The locks are those of clients that set no prefix, and are looked up by their names.
 impl Server {
@@ -47,6 +49,20 @@ impl Server {
     pub(crate) fn fence_life(&self, name: &str) -> Duration {
         let millis = self.key_pttl(&format!("leasehold:fence:{{{}}}", lock_key(name)));
         Duration::from_millis(u64::try_from(millis).expect("the counter has a time to live"))
+    }
+
+    /// The number of scripts that were run so far, once there was none for a while: those that
+    /// threads in the background were about to send are among them.
+    #[track_caller]
+    pub(crate) fn settled_evals(&self) -> u64 {
+        let mut scripts = self.evals();
+        eventually(SOON, || {
+            thread::sleep(ms(100));
+            let before = scripts;
+            scripts = self.evals();
+            scripts == before
+        });
+        scripts
     }
 
     /// The reply of PTTL for any key.
