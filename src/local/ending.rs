@@ -1,15 +1,13 @@
 //! How a hold ends: what releases and handoffs have in common.
 //!
-//! Decides how often a release is sent, what is cleaned up afterwards, and what is reported. Knows
-//! nothing of wait queues: `release.rs` and `handoff.rs` decide which thread gets the lock next.
+//! Decides how often a release is sent, and what is cleaned up afterwards. Knows nothing of wait
+//! queues: `release.rs` and `handoff.rs` decide which thread gets the lock next.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::failure::Failure;
-use crate::local::end_notifier::{EXPIRED, EndNotifier, GONE, HoldFailure};
+use crate::local::end_notifier::HoldFailure;
 use crate::local::lease::Lease;
-use crate::local::renewer::Renewer;
 use crate::local::retry::RetryPolicy;
 use crate::local::shared::Shared;
 use crate::store::hold::HoldId;
@@ -42,67 +40,5 @@ pub(super) fn release_in_store(
 pub(super) fn undo(shared: &Shared, hold: &HoldId, lease: Duration, deadline: Instant) {
     if shared.store.release(Release::at_once(hold, deadline)).is_err() {
         shared.clean_up(hold, lease, true);
-    }
-}
-
-/// Cleans up and reports how holds have ended, in whichever thread learns it.
-#[derive(Clone, Debug)]
-pub(super) struct EndReports {
-    pub(super) ends: EndNotifier,
-    pub(super) renewer: Renewer,
-}
-
-impl EndReports {
-    /// Cleans up and reports when it is known how a hold has ended. Does nothing if that is known
-    /// already: of several threads that learn it, the first reports it.
-    pub(super) fn report_end(&self, lease: &Lease, outcome: &Result<(), HoldFailure>) {
-        self.ends.report_end(lease, outcome, |in_doubt| self.renewer.add_clean_up(in_doubt));
-    }
-
-    /// As `report_end`, with the reply to a release that was posted.
-    pub(super) fn report_reply(&self, lease: &Lease, reply: Result<HoldReply, Failure>) {
-        let outcome = match reply {
-            Ok(HoldReply::Held) => Ok(()),
-            Ok(HoldReply::Gone) => Err(HoldFailure::Lost),
-            Err(failure) => Err(HoldFailure::Failed(failure)),
-        };
-        self.ends.settle_release(&lease.id, || {
-            self.report_end(lease, &outcome);
-            !matches!(outcome, Err(HoldFailure::Failed(_)))
-        });
-    }
-
-    /// As `report_reply`, when another release has ended the hold: the one that was posted may come
-    /// later, and find it gone.
-    pub(super) fn confirm_release(&self, lease: &Lease) {
-        self.report_reply(lease, Ok(HoldReply::Held));
-    }
-
-    /// Reports that a hold has ended in the store.
-    pub(super) fn report_released(&self, lease: &Lease) {
-        self.report_end(lease, &Ok(()));
-    }
-
-    /// Logs that a level was not released.
-    pub(super) fn log_failed_release(&self, lease: &Lease, failure: &Failure) {
-        self.ends.log_failed_release(lease, failure);
-    }
-
-    /// Marks a hold as lost if its deadline has passed, and cleans it up.
-    pub(super) fn expire(&self, lease: &Lease) {
-        if self.ends.mark_expired(lease) {
-            self.renewer.add_clean_up(lease.to_clean_up());
-            self.ends.report_loss(lease, EXPIRED);
-        }
-    }
-
-    /// Marks a hold as lost because the store does not know it any more.
-    pub(super) fn lose(&self, lease: &Lease) {
-        if self.ends.mark_gone(lease) {
-            if lease.is_in_doubt() {
-                self.renewer.add_clean_up(lease.to_clean_up());
-            }
-            self.ends.report_loss(lease, GONE);
-        }
     }
 }

@@ -17,6 +17,7 @@ pub(crate) mod counters;
 mod deadline;
 mod due_channel;
 pub(crate) mod end_notifier;
+pub(crate) mod end_reports;
 pub(crate) mod ending;
 pub(crate) mod handoff;
 pub(crate) mod held_locks;

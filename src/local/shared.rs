@@ -18,7 +18,7 @@ use crate::local::call::{CallTimes, Caller};
 use crate::local::client_waiters::ClientWaiters;
 use crate::local::counters::Counters;
 use crate::local::end_notifier::EndNotifier;
-use crate::local::ending::EndReports;
+use crate::local::end_reports::EndReports;
 use crate::local::held_locks::HeldLocks;
 use crate::local::identity::Identity;
 use crate::local::lease::Lease;

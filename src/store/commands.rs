@@ -1,12 +1,13 @@
-//! The calls of the scripts in `lua/`: keys, arguments and reply of each in one place.
+//! The calls of the scripts: keys, arguments and reply of each in one place.
 
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::clock::Moment;
 use crate::config::Config;
 use crate::net::request::{Arg, Request, Script};
 use crate::redisson::RedissonChannels;
+use crate::store::command::{Command, OFFER, millis};
 use crate::store::decoder::{self, Decoder};
 use crate::store::hold::{HoldId, HoldKind};
 use crate::store::job::Action;
@@ -16,148 +17,14 @@ use crate::store::request::{
     Acquire, AcquireAll, AcquireAllReply, AcquireReply, HoldReply, HolderReply, Registration,
     ReportReply, SetDepth, Transfer, TransferReply, WaitingClient,
 };
+use crate::store::scripts::{
+    ACQUIRE, ACQUIRE_ALL, ACQUIRE_PROPOSED, ACQUIRE_WITH_REDISSON, FORCE_RELEASE,
+    FORCE_RELEASE_WITH_REDISSON, INSPECT, KEEP, KEEP_WITH_REDISSON, RAISE, RELEASE,
+    RELEASE_WITH_REDISSON, RENEW, REPORT, SET_DEPTH, TRANSFER, TRANSFER_PROPOSED,
+    TRANSFER_WITH_REDISSON, UNREGISTER, UNREGISTER_ANY, UNREGISTER_ANY_WITH_REDISSON,
+    UNREGISTER_WITH_REDISSON, WITHDRAW,
+};
 use crate::store::shard_tag::ShardTag;
-
-/// Defines a script from its file in `lua/`, between the parts that it shares with others.
-macro_rules! script {
-    ($(#[$doc:meta])* $name:ident, $($file:literal),+) => {
-        $(#[$doc])*
-        static $name: LazyLock<Script> =
-            LazyLock::new(|| Script::new(concat!($(include_str!(concat!("lua/", $file))),+)));
-    };
-}
-pub(super) use script;
-
-script!(
-    ACQUIRE,
-    "holder.lua",
-    "acquire.lua",
-    "clock.lua",
-    "token.lua",
-    "begin.lua",
-    "register.lua"
-);
-script!(
-    /// For a quorum, whose servers must agree on a token: the client proposes it.
-    ACQUIRE_PROPOSED,
-    "holder.lua",
-    "acquire.lua",
-    "proposal.lua",
-    "token.lua",
-    "begin.lua",
-    "register.lua"
-);
-script!(ACQUIRE_ALL, "ask_all.lua", "clock.lua", "acquire_all.lua");
-script!(
-    /// For a client that exchanges wake-ups with Redisson, like the others of this name.
-    ACQUIRE_WITH_REDISSON,
-    "holder.lua",
-    "acquire.lua",
-    "turn.lua",
-    "clock.lua",
-    "token.lua",
-    "begin.lua",
-    "register.lua"
-);
-script!(FORCE_RELEASE, "force_release.lua", "tell.lua", "wake.lua");
-script!(
-    FORCE_RELEASE_WITH_REDISSON,
-    "force_release.lua",
-    "redisson.lua",
-    "redisson_turn.lua",
-    "tell.lua",
-    "wake.lua"
-);
-script!(INSPECT, "holder.lua", "inspect.lua");
-script!(KEEP, "keep.lua", "tell.lua", "wake.lua");
-script!(
-    KEEP_WITH_REDISSON,
-    "keep.lua",
-    "redisson.lua",
-    "redisson_turn.lua",
-    "tell.lua",
-    "wake.lua"
-);
-script!(RAISE, "raise.lua");
-script!(RELEASE, "release.lua", "unless_queued.lua", "tell.lua", "wake.lua");
-script!(
-    RELEASE_WITH_REDISSON,
-    "release.lua",
-    "redisson.lua",
-    "redisson_turn.lua",
-    "unless_queued.lua",
-    "tell.lua",
-    "wake.lua"
-);
-script!(RENEW, "renew.lua");
-script!(REPORT, "holder.lua", "report_lock.lua", "time.lua", "members.lua", "report.lua");
-script!(SET_DEPTH, "set_depth.lua");
-script!(
-    TRANSFER,
-    "transfer.lua",
-    "clock.lua",
-    "token.lua",
-    "begin.lua",
-    "yield.lua",
-    "tell.lua",
-    "wake.lua"
-);
-script!(
-    /// For a quorum, as `ACQUIRE_PROPOSED`.
-    TRANSFER_PROPOSED,
-    "transfer.lua",
-    "proposal.lua",
-    "token.lua",
-    "begin.lua",
-    "yield.lua",
-    "tell.lua",
-    "wake.lua"
-);
-script!(
-    /// For one that yields: another leaves the lock to no client.
-    TRANSFER_WITH_REDISSON,
-    "redisson.lua",
-    "transfer.lua",
-    "clock.lua",
-    "token.lua",
-    "begin.lua",
-    "yield.lua",
-    "redisson_turn.lua",
-    "tell.lua",
-    "wake.lua"
-);
-script!(UNREGISTER, "unregister.lua", "tell.lua", "wake.lua");
-script!(
-    UNREGISTER_ANY,
-    "time.lua",
-    "take_back.lua",
-    "tell.lua",
-    "serve.lua",
-    "served.lua",
-    "unregister.lua",
-    "wake.lua"
-);
-script!(
-    UNREGISTER_ANY_WITH_REDISSON,
-    "time.lua",
-    "take_back.lua",
-    "tell.lua",
-    "serve.lua",
-    "served.lua",
-    "unregister.lua",
-    "redisson.lua",
-    "redisson_turn.lua",
-    "wake.lua"
-);
-script!(
-    UNREGISTER_WITH_REDISSON,
-    "unregister.lua",
-    "redisson.lua",
-    "redisson_turn.lua",
-    "tell.lua",
-    "wake.lua"
-);
-script!(WITHDRAW, "withdraw.lua");
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -167,13 +34,6 @@ const FENCE_LIFE_MAX: Duration = DAY.saturating_mul(100 * 365);
 /// How long the waiting clients of a lock are remembered at least after the last of them was
 /// registered. It is longer where clients try for the lock less often.
 const WAITING_LIFE_MIN: Duration = Duration::from_secs(60);
-
-/// For so long a released lock is offered to the client that has waited longest. Long enough for a
-/// client that is far away or short of processor time: only one that has stopped loses it. The
-/// servers of a quorum may offer it to different clients, if these have come at nearly the same
-/// time. Unless a majority agrees, each of the clients gets too few votes, and they try again after
-/// pauses at random.
-pub(super) const OFFER: Duration = Duration::from_millis(200);
 
 /// For so long a released lock is left to Redisson when it is Redisson's turn. Redisson takes two
 /// or three milliseconds from the message to its attempt. In what is left of this time when it
@@ -187,13 +47,6 @@ const REDISSON_MEMORY: Duration = Duration::from_millis(500);
 
 /// So many locks are acquired by one request at most.
 const GROUP_MAX: usize = 900;
-
-/// A request and the decoder of its reply.
-#[derive(Clone, Debug)]
-pub(crate) struct Command<T> {
-    pub(crate) request: Request,
-    pub(crate) decoder: Decoder<T>,
-}
 
 /// Makes commands for the locks of one client.
 #[derive(Clone, Debug)]
@@ -522,46 +375,8 @@ impl Commands {
     }
 }
 
-/// A time in milliseconds, rounded up: zero would delete the key.
-pub(super) fn millis(time: Duration) -> Arg<'static> {
-    let millis = time.as_nanos().div_ceil(1_000_000);
-    Arg::Number(u64::try_from(millis).unwrap_or(u64::MAX))
-}
-
 /// The token that every server is to give: this system's clock in microseconds.
 fn proposal() -> Arg<'static> {
     let micros = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_micros());
     Arg::Number(u64::try_from(micros).unwrap_or(u64::MAX))
-}
-
-#[cfg(test)]
-mod tests {
-    use std::fs;
-
-    use super::*;
-
-    #[test]
-    fn a_lease_is_rounded_up_to_whole_milliseconds() {
-        let millis = |time| match millis(time) {
-            Arg::Number(number) => number,
-            Arg::Bytes(_) | Arg::Text(_) => panic!("a time is a number"),
-        };
-        assert_eq!(millis(Duration::from_nanos(1)), 1);
-        assert_eq!(millis(Duration::from_millis(10)), 10);
-        assert_eq!(millis(Duration::from_micros(10_001)), 11);
-        assert_eq!(millis(Duration::MAX), u64::MAX);
-    }
-
-    #[test]
-    fn the_scripts_need_no_lua_older_than_others_have() {
-        // Redis and Valkey have Lua 5.1, Dragonfly has 5.4.
-        const GONE: [&str; 5] = ["unpack(", "loadstring(", "setfenv(", "table.getn(", "math.pow("];
-        let scripts = concat!(env!("CARGO_MANIFEST_DIR"), "/src/store/lua");
-        for script in fs::read_dir(scripts).expect("the scripts are there") {
-            let script = script.expect("they can be listed").path();
-            let code = fs::read_to_string(&script).expect("they can be read");
-            let gone = GONE.iter().find(|function| code.contains(**function));
-            assert_eq!(gone, None, "in {}", script.display());
-        }
-    }
 }

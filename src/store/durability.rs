@@ -20,7 +20,7 @@ use crate::net::connection::Connection;
 use crate::net::request::{Reply, Request};
 use crate::net::server::Server;
 use crate::net::transport::{Transport, WaitFor};
-use crate::store::commands::Command;
+use crate::store::command::Command;
 use crate::store::decoder::is_done;
 
 /// So long a call waits for the reply to the wait for nothing, before it goes on without its

@@ -4,41 +4,17 @@
 //! A read-write lock and a semaphore are the same in Redis: a sorted set of holds. They differ in
 //! which holds can exist together, which `acquire_member.lua` and `serve.lua` decide.
 
-use std::sync::LazyLock;
 use std::time::Duration;
 
 use crate::net::request::{Arg, Request, Script};
-use crate::store::commands::{Command, OFFER, millis, script};
+use crate::store::command::{Command, OFFER, millis};
 use crate::store::decoder::{self, Decoder};
 use crate::store::hold::{HoldId, HoldKind};
 use crate::store::keys::Keys;
 use crate::store::request::{Acquire, AcquireReply, HoldReply, Registration};
-
-script!(
-    ACQUIRE_MEMBER,
-    "time.lua",
-    "members.lua",
-    "ask_member.lua",
-    "tell.lua",
-    "serve.lua",
-    "acquire_member.lua",
-    "clock.lua",
-    "token.lua",
-    "begin_member.lua"
-);
-script!(CHECK_MEMBER, "time.lua", "check_member.lua");
-script!(COUNT_MEMBERS, "time.lua", "members.lua", "count_members.lua");
-script!(RELEASE_MEMBER, "time.lua", "release_member.lua", "tell.lua", "serve.lua", "answer.lua");
-script!(RENEW_MEMBER, "time.lua", "renew_member.lua");
-script!(
-    UNREGISTER_MEMBER,
-    "time.lua",
-    "members.lua",
-    "unregister_member.lua",
-    "tell.lua",
-    "serve.lua",
-    "answer.lua"
-);
+use crate::store::scripts::{
+    ACQUIRE_MEMBER, CHECK_MEMBER, COUNT_MEMBERS, RELEASE_MEMBER, RENEW_MEMBER, UNREGISTER_MEMBER,
+};
 
 /// A hold of a read-write lock or a semaphore begins.
 pub(super) fn acquire(

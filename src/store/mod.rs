@@ -2,6 +2,7 @@
 
 pub(crate) mod background;
 pub(crate) mod cluster;
+pub(crate) mod command;
 pub(crate) mod commands;
 pub(crate) mod decoder;
 pub(crate) mod durability;
@@ -12,6 +13,7 @@ mod member_commands;
 pub(crate) mod memory;
 pub(crate) mod quorum;
 pub(crate) mod request;
+mod scripts;
 pub(crate) mod shard_tag;
 pub(crate) mod standalone;
 pub(crate) mod wake;

@@ -3,7 +3,8 @@
 use std::time::Instant;
 
 use crate::clock::Moment;
-use crate::store::commands::{Command, Commands};
+use crate::store::command::Command;
+use crate::store::commands::Commands;
 use crate::store::durability::Demand;
 use crate::store::hold::HoldId;
 use crate::store::request::{Acquire, AcquireReply, HoldReply, SetDepth, Transfer, TransferReply};

@@ -1,0 +1,188 @@
+//! The scripts in `lua/`: which of the files each is made of.
+
+use std::sync::LazyLock;
+
+use crate::net::request::Script;
+
+/// Defines a script from its file in `lua/`, between the parts that it shares with others.
+macro_rules! script {
+    ($(#[$doc:meta])* $name:ident, $($file:literal),+) => {
+        $(#[$doc])*
+        pub(super) static $name: LazyLock<Script> =
+            LazyLock::new(|| Script::new(concat!($(include_str!(concat!("lua/", $file))),+)));
+    };
+}
+
+script!(
+    ACQUIRE,
+    "holder.lua",
+    "acquire.lua",
+    "clock.lua",
+    "token.lua",
+    "begin.lua",
+    "register.lua"
+);
+script!(ACQUIRE_ALL, "ask_all.lua", "clock.lua", "acquire_all.lua");
+script!(
+    ACQUIRE_MEMBER,
+    "time.lua",
+    "members.lua",
+    "ask_member.lua",
+    "tell.lua",
+    "serve.lua",
+    "acquire_member.lua",
+    "clock.lua",
+    "token.lua",
+    "begin_member.lua"
+);
+script!(
+    /// For a quorum, whose servers must agree on a token: the client proposes it.
+    ACQUIRE_PROPOSED,
+    "holder.lua",
+    "acquire.lua",
+    "proposal.lua",
+    "token.lua",
+    "begin.lua",
+    "register.lua"
+);
+script!(
+    /// For a client that exchanges wake-ups with Redisson, like the others of this name.
+    ACQUIRE_WITH_REDISSON,
+    "holder.lua",
+    "acquire.lua",
+    "turn.lua",
+    "clock.lua",
+    "token.lua",
+    "begin.lua",
+    "register.lua"
+);
+script!(CHECK_MEMBER, "time.lua", "check_member.lua");
+script!(COUNT_MEMBERS, "time.lua", "members.lua", "count_members.lua");
+script!(FORCE_RELEASE, "force_release.lua", "tell.lua", "wake.lua");
+script!(
+    FORCE_RELEASE_WITH_REDISSON,
+    "force_release.lua",
+    "redisson.lua",
+    "redisson_turn.lua",
+    "tell.lua",
+    "wake.lua"
+);
+script!(INSPECT, "holder.lua", "inspect.lua");
+script!(KEEP, "keep.lua", "tell.lua", "wake.lua");
+script!(
+    KEEP_WITH_REDISSON,
+    "keep.lua",
+    "redisson.lua",
+    "redisson_turn.lua",
+    "tell.lua",
+    "wake.lua"
+);
+script!(RAISE, "raise.lua");
+script!(RELEASE, "release.lua", "unless_queued.lua", "tell.lua", "wake.lua");
+script!(RELEASE_MEMBER, "time.lua", "release_member.lua", "tell.lua", "serve.lua", "answer.lua");
+script!(
+    RELEASE_WITH_REDISSON,
+    "release.lua",
+    "redisson.lua",
+    "redisson_turn.lua",
+    "unless_queued.lua",
+    "tell.lua",
+    "wake.lua"
+);
+script!(RENEW, "renew.lua");
+script!(RENEW_MEMBER, "time.lua", "renew_member.lua");
+script!(REPORT, "holder.lua", "report_lock.lua", "time.lua", "members.lua", "report.lua");
+script!(SET_DEPTH, "set_depth.lua");
+script!(
+    TRANSFER,
+    "transfer.lua",
+    "clock.lua",
+    "token.lua",
+    "begin.lua",
+    "yield.lua",
+    "tell.lua",
+    "wake.lua"
+);
+script!(
+    /// For a quorum, as `ACQUIRE_PROPOSED`.
+    TRANSFER_PROPOSED,
+    "transfer.lua",
+    "proposal.lua",
+    "token.lua",
+    "begin.lua",
+    "yield.lua",
+    "tell.lua",
+    "wake.lua"
+);
+script!(
+    /// For one that yields: another leaves the lock to no client.
+    TRANSFER_WITH_REDISSON,
+    "redisson.lua",
+    "transfer.lua",
+    "clock.lua",
+    "token.lua",
+    "begin.lua",
+    "yield.lua",
+    "redisson_turn.lua",
+    "tell.lua",
+    "wake.lua"
+);
+script!(UNREGISTER, "unregister.lua", "tell.lua", "wake.lua");
+script!(
+    UNREGISTER_ANY,
+    "time.lua",
+    "take_back.lua",
+    "tell.lua",
+    "serve.lua",
+    "served.lua",
+    "unregister.lua",
+    "wake.lua"
+);
+script!(
+    UNREGISTER_ANY_WITH_REDISSON,
+    "time.lua",
+    "take_back.lua",
+    "tell.lua",
+    "serve.lua",
+    "served.lua",
+    "unregister.lua",
+    "redisson.lua",
+    "redisson_turn.lua",
+    "wake.lua"
+);
+script!(
+    UNREGISTER_MEMBER,
+    "time.lua",
+    "members.lua",
+    "unregister_member.lua",
+    "tell.lua",
+    "serve.lua",
+    "answer.lua"
+);
+script!(
+    UNREGISTER_WITH_REDISSON,
+    "unregister.lua",
+    "redisson.lua",
+    "redisson_turn.lua",
+    "tell.lua",
+    "wake.lua"
+);
+script!(WITHDRAW, "withdraw.lua");
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    #[test]
+    fn the_scripts_need_no_lua_older_than_others_have() {
+        // Redis and Valkey have Lua 5.1, Dragonfly has 5.4.
+        const GONE: [&str; 5] = ["unpack(", "loadstring(", "setfenv(", "table.getn(", "math.pow("];
+        let scripts = concat!(env!("CARGO_MANIFEST_DIR"), "/src/store/lua");
+        for script in fs::read_dir(scripts).expect("the scripts are there") {
+            let script = script.expect("they can be listed").path();
+            let code = fs::read_to_string(&script).expect("they can be read");
+            let gone = GONE.iter().find(|function| code.contains(**function));
+            assert_eq!(gone, None, "in {}", script.display());
+        }
+    }
+}
