@@ -92,18 +92,25 @@ impl MultiGuard {
     ///
     /// # Errors
     ///
-    /// The same as [`Guard::verify`](crate::Guard::verify), for the first name that fails.
+    /// The same as [`Guard::verify`](crate::Guard::verify): `Lost` for the first name that is known
+    /// to be lost, without a request, or else the error of the first name that fails.
     pub fn verify(&self) -> Result<()> {
-        self.leases.iter().try_for_each(|lease| status::verify(&self.shared, lease))
+        self.known_losses_first().try_for_each(|lease| status::verify(&self.shared, lease))
     }
 
     /// Renews all leases now. Blocks for the server's replies.
     ///
     /// # Errors
     ///
-    /// The same as [`Guard::renew`](crate::Guard::renew), for the first name that fails.
+    /// The same as [`Guard::renew`](crate::Guard::renew), as for [`verify`](Self::verify).
     pub fn renew(&self) -> Result<()> {
-        self.leases.iter().try_for_each(|lease| status::renew(&self.shared, lease))
+        self.known_losses_first().try_for_each(|lease| status::renew(&self.shared, lease))
+    }
+
+    /// The leases that are known to be lost, and then all.
+    fn known_losses_first(&self) -> impl Iterator<Item = &Arc<Lease>> {
+        let lost = self.leases.iter().filter(|lease| !self.shared.is_held(lease));
+        lost.chain(&self.leases)
     }
 
     /// Releases all locks, as dropping the guard does, and reports errors. Blocks for the server's

@@ -302,6 +302,8 @@ fn a_silent_server_hides_no_loss(server: &Server) {
     assert!(server.open(patient()).mutex("b").force_unlock().unwrap());
     assert_eq!(set.lost().wait_timeout(SOON), Some(true));
     server.stop();
+    assert_lost(set.verify(), "b");
+    assert_lost(set.renew(), "b");
     assert_lost(set.unlock(), "b");
     server.cont();
 }
