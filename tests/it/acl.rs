@@ -168,33 +168,61 @@ fn the_documented_rights_are_enough_for_read_write_locks_and_semaphores(server: 
 }
 
 fn a_missing_right_leaves_nothing_half_done(server: &Server) {
-    const COMMANDS: [&str; 18] = [
-        "del", "exists", "expire", "get", "hexists", "hget", "hset", "incr", "pexpire", "pttl",
-        "set", "time", "type", "zadd", "zrange", "zrem", "hdel", "publish",
+    const COMMANDS: [&str; 22] = [
+        "del",
+        "exists",
+        "expire",
+        "get",
+        "hexists",
+        "hget",
+        "hset",
+        "incr",
+        "pexpire",
+        "pttl",
+        "set",
+        "time",
+        "type",
+        "zadd",
+        "zrange",
+        "zrem",
+        "hdel",
+        "publish",
+        "pexpireat",
+        "zcount",
+        "zremrangebyscore",
+        "zscore",
+    ];
+    // Each returns whether it was had.
+    let ways: [fn(&Client) -> Result<bool, Error>; 4] = [
+        |client| client.try_lock("a").map(|guard| guard.is_some()),
+        |client| client.rw_lock("a").try_write().map(|guard| guard.is_some()),
+        |client| client.rw_lock("a").try_read().map(|guard| guard.is_some()),
+        |client| client.semaphore("a", 2).try_acquire().map(|permit| permit.is_some()),
     ];
     // What is begun without the right to set a TTL must be undone, with whatever rights are left.
-    let undone = |command| vec!["pexpire", command];
+    let without_ttl = |command| [vec!["pexpire", command], vec!["pexpireat", command]];
     let missing = COMMANDS.into_iter().map(|command| vec![command]);
-    for missing in missing.chain(COMMANDS.into_iter().map(undone)) {
+    for missing in missing.chain(COMMANDS.into_iter().flat_map(without_ttl)) {
         let rights: Vec<_> = missing.iter().map(|command| format!("-{command}")).collect();
         let rights: Vec<_> = rights.iter().map(String::as_str).collect();
         let Ok(client) = open_as(server, &[&["+@all"], &rights[..]].concat()) else {
             continue;
         };
-        let result = client.try_lock("a");
-        assert!(
-            matches!(result, Ok(Some(_)) | Err(Error::Redis { .. })),
-            "without {missing:?}: {result:?}"
-        );
-        // A right that only the release needs may leave the hold to its lease.
-        let was_taken = matches!(result, Ok(Some(_)));
-        drop(result);
-        for key in server.keys() {
-            assert_ne!(server.key_pttl(&key), -1, "without {missing:?}, {key} stays for ever");
+        for (way, acquire) in ways.iter().enumerate() {
+            let result = acquire(&client);
+            assert!(
+                matches!(result, Ok(true) | Err(Error::Redis { .. })),
+                "{way} without {missing:?}: {result:?}"
+            );
+            for key in server.keys() {
+                let pttl = server.key_pttl(&key);
+                assert_ne!(pttl, -1, "{way} without {missing:?}: {key} stays for ever");
+            }
+            // A right that only the release needs may leave the hold to its lease.
+            if acquire(&client).is_err() && result.is_err() {
+                eventually(SOON, || !server.exists("a"));
+            }
+            server.command(&["FLUSHALL"]);
         }
-        if client.try_lock("a").is_err() && !was_taken {
-            eventually(SOON, || !server.exists("a"));
-        }
-        server.command(&["FLUSHALL"]);
     }
 }

@@ -1,14 +1,16 @@
 -- Tail of the scripts that acquire a side of a read-write lock or a permit: begins the hold.
 -- USES  what `ask_member.lua` and `acquire_member.lua` set, and `fence`
-local mine = now + tonumber(ARGV[2])
+local mine, last = now + tonumber(ARGV[2]), redis.call('zrange', KEYS[1], -1, -1, 'withscores')[2]
 redis.call('zadd', KEYS[1], mine, ARGV[1])
-redis.call('zremrangebyscore', KEYS[1], '-inf', now)
-local ends = math.max(mine, tonumber(redis.call('zrange', KEYS[1], -1, -1, 'withscores')[2]))
-local limited = redis.pcall('pexpireat', KEYS[1], ends)
+local limited = redis.pcall('pexpireat', KEYS[1], math.max(mine, tonumber(last or 0)))
 if limited ~= 1 then
-  redis.call('zrem', KEYS[1], ARGV[1]) -- No key is left without a TTL.
+  -- No key is left without a TTL, whatever right the user lacks.
+  if redis.pcall('zrem', KEYS[1], ARGV[1]) ~= 1 and left == -2 then
+    redis.call('set', KEYS[1], '', 'px', 1)
+  end
   return limited
 end
+redis.pcall('zremrangebyscore', KEYS[1], '-inf', now)
 -- Those who wait go before those who come. Readers of one client have one place in the queue: the
 -- offer to them is kept, for the rest of its time, until the last one comes.
 local waited_for = queued and redis.call('exists', queue) == 1
