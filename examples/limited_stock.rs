@@ -73,7 +73,9 @@ fn run_sale(url: Option<String>, locked: bool) -> Result<()> {
     let twice = sold - count("SELECT count(DISTINCT number) FROM sale")?;
     fs::remove_file(&file)?;
     println!("{sold} sales of {STOCK} items, {twice} of an item sold before; {remaining} left");
-    assert!(sold == STOCK && twice == 0 && remaining == 0, "OVERSOLD");
+    if sold != STOCK || twice != 0 || remaining != 0 {
+        return Err("OVERSOLD".into());
+    }
     println!("the books are correct: nothing oversold, nothing lost");
     Ok(())
 }
