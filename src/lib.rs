@@ -143,7 +143,8 @@
 //!
 //! # One server or several
 //!
-//! All of these give the same locks, guards and fences:
+//! All of these give the same locks, guards and fences, but the last has neither
+//! [read-write locks](RwLock) nor [semaphores](Semaphore):
 //!
 //! - [`Builder::open`]: one server. One round trip per lock and one per unlock. A held lock is lost
 //!   if the server loses its data.
