@@ -172,7 +172,9 @@ impl Builder {
     /// shares under the same key (see [`prefix`](Builder::prefix)): a release wakes a thread there
     /// that waits, and one there wakes the threads here. Without this Redisson sleeps until the
     /// lease that it has seen ends, and clients of leasehold until they look again, half a second
-    /// at most. `docs/moving.md` in the repository tells how to move from one to the other.
+    /// at most. How to move from one to the other is on a [page of its own][moving].
+    ///
+    /// [moving]: https://docs.rs/crate/leasehold/latest/source/docs/moving.md
     ///
     /// Set it in every client that uses such a name. While Redisson waits, it has a place in the
     /// queue, as one client. When that comes, clients with this setting leave a lock that is

@@ -39,6 +39,21 @@
 //! | know in time when something goes wrong | [`stats`](Client::stats), [`Builder::on_event`] |
 //! | test my own code without a server | [`Client::in_memory`] |
 //!
+//! The package has pages that say more, in Markdown: a [cookbook] of recipes, each with what goes
+//! wrong without it; how to [choose a deployment][deployment] and configure it in one URL; a table
+//! of the [guarantees], fault by fault; [operations], [monitoring] with alerts, and [scaling];
+//! [moving] from other libraries; and the manual of the [program `leasehold`][program] for cron
+//! jobs, units, containers and CI.
+//!
+//! [cookbook]: https://docs.rs/crate/leasehold/latest/source/docs/cookbook.md
+//! [deployment]: https://docs.rs/crate/leasehold/latest/source/docs/deployment.md
+//! [guarantees]: https://docs.rs/crate/leasehold/latest/source/docs/guarantees.md
+//! [monitoring]: https://docs.rs/crate/leasehold/latest/source/docs/monitoring.md
+//! [moving]: https://docs.rs/crate/leasehold/latest/source/docs/moving.md
+//! [operations]: https://docs.rs/crate/leasehold/latest/source/docs/operations.md
+//! [program]: https://docs.rs/crate/leasehold/latest/source/docs/program.md
+//! [scaling]: https://docs.rs/crate/leasehold/latest/source/docs/scaling.md
+//!
 //! # Guarantees
 //!
 //! - **Exclusion by lease.** There is at most one live guard per name, as long as clocks run at

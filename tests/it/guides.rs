@@ -53,6 +53,18 @@ fn links_between_the_guides_lead_somewhere() {
     assert!(count > 50, "{count} links");
 }
 
+/// Where docs.rs shows the files of the package.
+const SOURCE: &str = "https://docs.rs/crate/leasehold/latest/source/";
+
+#[test]
+fn the_crate_docs_lead_to_every_guide() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let docs = fs::read_to_string(root.join("src/lib.rs")).unwrap();
+    let linked: BTreeSet<_> =
+        between(&docs, SOURCE, "\n").into_iter().map(|path| root.join(path)).collect();
+    assert_eq!(linked, BTreeSet::from_iter(guides_in(&root.join("docs"))));
+}
+
 #[test]
 fn the_metrics_in_the_guide_are_those_of_the_example() {
     let of_example: BTreeSet<_> = ["head(\"", "counter(\"", "histogram(\""]
