@@ -1,8 +1,11 @@
 //! Every exit status, and what is said with it.
 
 use std::net::TcpListener;
+use std::time::{Duration, Instant};
 
-use crate::support::{Finished, Server, client, finish, leasehold, output, without_server};
+use crate::support::{
+    Finished, Server, client, finish, leasehold, output, refuse_for_now, without_server,
+};
 
 fn code(server: &Server, args: &[&str]) -> i32 {
     finish(&mut leasehold(server, args)).code
@@ -97,9 +100,8 @@ fn a_server_that_cannot_be_reached_is_69() {
     let server = Server::redis();
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let url = format!("redis://127.0.0.1:{port}/");
-    for args in
-        [&["run", "a", "--", "true"][..], &["show", "a"], &["ls"], &["unlock", "a"], &["ping"]]
-    {
+    let run = ["run", "-n", "a", "--", "true"];
+    for args in [&run[..], &["show", "a"], &["ls"], &["unlock", "a"], &["ping"]] {
         let finished = finish(leasehold(&server, args).env("REDIS_URL", &url));
         assert_eq!(finished.code, 69, "{args:?}: {finished:?}");
         // `ping` says it of each server.
@@ -108,6 +110,24 @@ fn a_server_that_cannot_be_reached_is_69() {
     }
     // The option goes before the environment.
     assert_eq!(code(&server, &["--url", &url, "ping"]), 69);
+}
+
+#[test]
+fn a_wait_ends_in_time_whatever_the_server_does() {
+    let (silent, refusing) = (Server::redis(), Server::redis());
+    silent.stop();
+    refuse_for_now(&refusing);
+    for server in [&silent, &refusing] {
+        for options in [&["-n"][..], &["-w", "1s"]] {
+            let args = [&["run"], options, &["a", "--", "echo", "ran"]].concat();
+            let begin = Instant::now();
+            let finished = finish(&mut leasehold(server, &args));
+            assert_eq!((finished.code, &*finished.stdout), (69, ""), "{finished:?}");
+            // The retry window of calls without a limit is 10 s.
+            assert!(begin.elapsed() < Duration::from_secs(7), "{options:?}: {finished:?}");
+        }
+    }
+    silent.cont();
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::support::{Running, Server, client, eventually, json, leasehold};
+use crate::support::{Running, Server, client, eventually, json, leasehold, refuse_for_now};
 
 /// The signals that are passed on, by the names that a shell knows them by.
 const FORWARDED: [(Signal, &str); 6] = [
@@ -113,6 +113,17 @@ fn a_signal_ends_the_wait() {
         assert!(!waits(), "{name}: it leaves the queue");
         assert_eq!(running.errors(), "", "{name}");
     }
+}
+
+#[test]
+fn a_signal_ends_the_wait_for_a_server() {
+    let server = Server::redis();
+    refuse_for_now(&server);
+    let mut running = run(&server, &["--wait", "10m"], "echo ran");
+    eventually(|| server.ask::<String>(&["INFO", "errorstats"]).contains("MASTERDOWN"));
+    running.signal(Signal::TERM);
+    assert_eq!(running.code(), 128 + 15);
+    assert_eq!(running.errors(), "");
 }
 
 #[test]

@@ -177,6 +177,13 @@ pub(crate) fn client(server: &Server) -> Client {
     Client::builder().label("tester").wait(SOON).open(&server.url()).expect("the server is up")
 }
 
+/// Makes a server refuse all locks for now, as one does that is loading its data.
+pub(crate) fn refuse_for_now(server: &Server) {
+    server.command(&["CONFIG", "SET", "replica-serve-stale-data", "no"]);
+    // Nothing is there.
+    server.command(&["REPLICAOF", "127.0.0.1", "1"]);
+}
+
 /// Waits until `happened` returns `true`, and panics if it does not soon.
 #[track_caller]
 pub(crate) fn eventually(mut happened: impl FnMut() -> bool) {

@@ -18,14 +18,15 @@ use crate::supervisor::{Ended, Limits, stop, supervise};
 pub(crate) fn run(server: &ServerArgs, run: &Run) -> Result<u8, ExitError> {
     let wait = run.wait.or(run.nonblock.then_some(Duration::ZERO));
     let set = |builder: Builder| {
+        // Neither a signal nor the end of the wait would end what opening does.
+        let builder = builder.lazy(true);
         let builder = if let Some(lease) = run.lease { builder.lease(lease) } else { builder };
         if let Some(wait) = wait { builder.wait(wait) } else { builder }
     };
-    // Until this is done a signal ends this process, as nothing is held.
-    let client = connect::open_with(server, set)?;
     let canceller = Canceller::new();
     let signals = ReceivedSignals::start(&canceller)
         .map_err(|error| ExitError::system("receive signals", &error))?;
+    let client = connect::open_with(server, set)?;
     let progress = ProgressLine::start(&client, run);
     let hold = Hold::acquire(&client, run, &canceller);
     drop(progress);
