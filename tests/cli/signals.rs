@@ -144,6 +144,32 @@ fn a_signal_that_is_ignored_stays_ignored() {
 
 #[cfg(target_os = "linux")]
 #[test]
+fn the_first_process_of_a_container_waits_for_all() {
+    let container = ["--user", "--map-root-user", "--pid", "--mount-proc", "--kill-child"];
+    let in_container = || {
+        let mut command = Command::new("unshare");
+        command.args(container);
+        command
+    };
+    if !in_container().arg("true").status().is_ok_and(|status| status.success()) {
+        eprintln!("skipped: this system allows no containers");
+        return;
+    }
+    let server = Server::redis();
+    // Each of these processes loses its parent before it ends.
+    let script = "for i in 1 2 3; do (sleep 0.1 &); done; sleep 0.2
+        while grep -q 'State:.Z' /proc/[0-9]*/status 2>/dev/null; do sleep 0.02; done
+        echo \"none is left of $PPID\"; exit 5";
+    let program = leasehold(&server, &[]).get_program().to_owned();
+    let mut command = in_container();
+    command.arg(program).args(["run", "a", "--", "sh", "-c", script]);
+    let mut running = Running::start(command.env("REDIS_URL", server.url()).stdin(Stdio::null()));
+    assert_eq!(running.next(), "none is left of 1");
+    assert_eq!(running.code(), 5);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
 fn a_program_that_is_killed_takes_the_command_with_it() {
     let server = Server::redis();
     let mut running = run(&server, &[], "echo ready; exec sleep 60");

@@ -10,9 +10,10 @@ use std::process::{Command, ExitStatus, id};
 use std::thread;
 use std::time::Duration;
 
+use rustix::io::Errno;
 use rustix::process::{
-    Pid, Signal, getpgrp, getppid, getsid, kill_process, kill_process_group,
-    test_kill_process_group,
+    Pid, Signal, WaitOptions, getpgrp, getppid, getsid, kill_process, kill_process_group,
+    test_kill_process_group, wait,
 };
 use rustix::termios::tcgetpgrp;
 
@@ -32,6 +33,8 @@ const STOP_TIME: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub(crate) struct Child {
     process: std::process::Child,
+    /// Once it has ended, and this process is the first one.
+    status: Option<ExitStatus>,
     /// Its process group, if that is its own: then whatever the command has started gets the
     /// signals too. At a terminal it must share ours, or it could not read there.
     group: Option<Pid>,
@@ -71,7 +74,7 @@ impl Child {
             .spawn()
             .map_err(|error| ExitError::of_command(&program.to_string_lossy(), &error))?;
         let group = is_alone.then(|| Pid::from_child(&process));
-        Ok(Self { process, group, report })
+        Ok(Self { process, status: None, group, report })
     }
 
     /// Returns `true` if the process that has ended never became the command.
@@ -83,8 +86,24 @@ impl Child {
     }
 
     /// Returns the exit status if the command has ended.
+    ///
+    /// The first process of a container is the parent of all those whose own has ended, and waits
+    /// for them too.
     pub(crate) fn try_wait(&mut self) -> io::Result<Option<ExitStatus>> {
-        self.process.try_wait()
+        if id() != 1 {
+            return self.process.try_wait();
+        }
+        loop {
+            match wait(WaitOptions::NOHANG) {
+                Ok(Some((pid, status))) if pid == Pid::from_child(&self.process) => {
+                    self.status = Some(ExitStatus::from_raw(status.as_raw()));
+                }
+                Ok(Some(_)) => {}
+                // The others run, or there are none.
+                Ok(None) | Err(Errno::CHILD) => return Ok(self.status),
+                Err(error) => return Err(error.into()),
+            }
+        }
     }
 
     /// Passes on a signal that this process has received, unless the command has received it too:
