@@ -27,6 +27,8 @@ pub enum HeldAs {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct NameReport {
+    /// The key of a lock of that name.
+    pub key: String,
     /// None if the name is free.
     pub holds: Vec<(HeldAs, Holder)>,
     /// The last fencing token of the name; `None` if it has no counter now.
@@ -42,8 +44,18 @@ pub struct NameReport {
 pub struct ServerReplies<T> {
     /// Each server's address, and its reply.
     pub each: Vec<(String, Result<T>)>,
-    /// The first error, if so few servers have replied that no lock can be relied on.
-    pub too_few: Option<Error>,
+    /// How many must reply, or else no lock can be relied on.
+    pub required: usize,
+}
+
+impl<T> ServerReplies<T> {
+    /// Returns the first error, if too few servers have replied.
+    #[must_use]
+    pub fn too_few(&self) -> Option<&Error> {
+        let errors = || self.each.iter().filter_map(|(_, reply)| reply.as_ref().err());
+        let replied = self.each.len() - errors().count();
+        errors().next().filter(|_| replied < self.required)
+    }
 }
 
 /// What a server says of itself.
@@ -54,7 +66,10 @@ pub struct ServerReport {
     /// How long it took to answer.
     pub round_trip: Duration,
     /// By how many seconds the server's clock is ahead of this system's; negative if it is behind.
-    pub clock_ahead: f64,
+    /// `None` of a sentinel, which does not tell the time.
+    pub clock_ahead: Option<f64>,
     /// The server's reply to INFO; `None` if the login lacks the right to ask.
     pub info: Option<String>,
+    /// The reply to CLUSTER INFO of a node of a cluster; `None` if the login lacks the right.
+    pub cluster_info: Option<String>,
 }

@@ -29,13 +29,14 @@ impl Survey {
         survey::report(&self.shared, name)
     }
 
-    /// Returns the names that begin with `start` and may be held, in order. Looks at all keys of
-    /// all servers, some at a time.
+    /// Returns the names that begin with `start` and may be held, as each server has them: in no
+    /// order, and some perhaps twice. Looks at all keys of all servers, some at a time. A server
+    /// that does not answer has an error of its own.
     ///
     /// # Errors
     ///
-    /// The same as [`Client::ping`](crate::Client::ping).
-    pub fn names(&self, start: &str) -> Result<Vec<String>> {
+    /// The same as for [`servers`](Survey::servers).
+    pub fn names(&self, start: &str) -> Result<ServerReplies<Vec<String>>> {
         survey::names(&self.shared, start)
     }
 

@@ -3,7 +3,6 @@
 //! Decides what is asked of which server, and whether enough have answered. Changes nothing in this
 //! process.
 
-use std::collections::BTreeSet;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use redis::{Cmd, FromRedisValue, cmd};
@@ -22,7 +21,8 @@ use crate::store::request::{HoldReply, HolderReply, Release, ReportReply, Server
 pub(crate) fn report(shared: &Shared, name: &str) -> Result<NameReport> {
     let ReportReply { holds, fence, waiting } = ask_about(shared, name)?;
     let holds = holds.into_iter().map(|(held_as, holder)| (held_as, holder_of(holder))).collect();
-    Ok(NameReport { holds, fence: (fence > 0).then_some(fence), waiting })
+    let key = format!("{}{name}", shared.config.prefix);
+    Ok(NameReport { key, holds, fence: (fence > 0).then_some(fence), waiting })
 }
 
 fn ask_about(shared: &Shared, name: &str) -> Result<ReportReply> {
@@ -78,21 +78,18 @@ fn hold_of(owner: &[u8], kind: HoldKind, name: &str) -> Option<HoldId> {
     Some(HoldId { kind, name: name.into(), client: client.into(), nonce })
 }
 
-/// Returns the names that begin with `start` and may be held, in order.
-pub(crate) fn names(shared: &Shared, start: &str) -> Result<Vec<String>> {
+/// Returns the names that begin with `start` and may be held, as each server has them: in no order,
+/// and some perhaps twice.
+pub(crate) fn names(shared: &Shared, start: &str) -> Result<ServerReplies<Vec<String>>> {
     let pattern = format!("{}{}*", escaped(&shared.config.prefix), escaped(start));
-    let replies = ask_servers(shared, |connection| scan(shared, connection, &pattern))?;
-    if let Some(error) = replies.too_few {
-        return Err(error);
-    }
-    let of_servers = replies.each.into_iter().filter_map(|(_, keys)| keys.ok());
-    let keys: BTreeSet<Vec<u8>> = of_servers.flatten().collect();
-    let names = keys.iter().filter_map(|key| {
+    let name_of = |key: &Vec<u8>| {
         let name = str::from_utf8(key).ok()?.strip_prefix(&shared.config.prefix)?;
         // Neither a companion of a lock nor a key that no lock can have.
         shared.config.check_name(name).ok().map(|()| name.to_owned())
-    });
-    Ok(names.collect())
+    };
+    ask_servers(shared, |connection| {
+        Ok(scan(shared, connection, &pattern)?.iter().filter_map(name_of).collect())
+    })
 }
 
 /// The part of a pattern that stands for nothing but itself.
@@ -123,18 +120,33 @@ pub(crate) fn servers(shared: &Shared) -> Result<ServerReplies<ServerReport>> {
     ask_servers(shared, |connection| {
         // Opens the connection.
         ask::<String>(shared, connection, &cmd("PING"))?;
+        let info: Option<String> = unless_refused(ask(shared, connection, &cmd("INFO")))?;
+        let says = |field| info.as_deref().is_some_and(|info| info.contains(field));
         let (sent, here) = (Instant::now(), SystemTime::now());
-        let (seconds, micros): (u64, u32) = ask(shared, connection, &cmd("TIME"))?;
+        let time = ask::<(u64, u32)>(shared, connection, &cmd("TIME"));
         let round_trip = sent.elapsed();
-        let there = Duration::new(seconds, micros.saturating_mul(1000)).as_secs_f64();
+        let time = if says("redis_mode:sentinel") { unless_refused(time)? } else { Some(time?) };
         let here = here.duration_since(UNIX_EPOCH).unwrap_or_default() + round_trip / 2;
-        let info = match ask(shared, connection, &cmd("INFO")) {
-            Ok(info) => Some(info),
-            Err(Error::Redis { .. }) => None,
-            Err(error) => return Err(error),
+        let clock_ahead = time.map(|(seconds, micros)| {
+            let there = Duration::new(seconds, micros.saturating_mul(1000));
+            there.as_secs_f64() - here.as_secs_f64()
+        });
+        let cluster_info = if says("cluster_enabled:1") {
+            unless_refused(ask(shared, connection, cmd("CLUSTER").arg("INFO")))?
+        } else {
+            None
         };
-        Ok(ServerReport { round_trip, clock_ahead: there - here.as_secs_f64(), info })
+        Ok(ServerReport { round_trip, clock_ahead, info, cluster_info })
     })
+}
+
+/// The reply, if the server does not refuse it.
+fn unless_refused<T>(reply: Result<T>) -> Result<Option<T>> {
+    match reply {
+        Ok(reply) => Ok(Some(reply)),
+        Err(Error::Redis { .. }) => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// Asks every server.
@@ -150,11 +162,7 @@ fn ask_servers<T>(
         // Sentinels may have named the server only now.
         (connection.label().to_string(), reply)
     };
-    let each: Vec<_> = each.iter_mut().map(reply_of).collect();
-    let mut errors = each.iter().filter_map(|(_, reply)| reply.as_ref().err());
-    let first = errors.next().cloned();
-    let replied = each.len() - errors.count() - usize::from(first.is_some());
-    Ok(ServerReplies { each, too_few: first.filter(|_| replied < required) })
+    Ok(ServerReplies { each: each.iter_mut().map(reply_of).collect(), required })
 }
 
 /// Asks one server a question that is about no lock.

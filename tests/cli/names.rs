@@ -3,7 +3,9 @@
 use leasehold::Client;
 use serde_json::{Value, json};
 
-use crate::support::{Server, client, eventually, json, leasehold, output, without_server};
+use crate::support::{
+    Cluster, Server, client, eventually, finish, json, leasehold, output, without_server,
+};
 
 fn show(server: &Server, name: &str) -> Value {
     json(&mut leasehold(server, &["--json", "show", name]))
@@ -60,9 +62,12 @@ fn the_token_of_another_library_is_not_shown() {
 #[test]
 fn a_free_name_is_shown_as_free() {
     let server = Server::redis();
-    let free = json!({ "name": "a", "kind": null, "holds": [], "fence": null, "waiting": [] });
+    let free = json!({
+        "name": "a", "key": "lock:a", "kind": null, "holds": [], "fence": null, "waiting": [],
+    });
     assert_eq!(show(&server, "a"), free);
-    assert_eq!(output(&mut leasehold(&server, &["show", "a"])), "name  a\nkind  free\n");
+    let text = output(&mut leasehold(&server, &["show", "a", "--prefix", "shop:"]));
+    assert_eq!(text, "name  a\nkey   shop:a\nkind  free\n");
 }
 
 #[test]
@@ -92,6 +97,40 @@ fn names_of_every_kind_are_listed() {
     assert!(list(&["--prefix", ""]).iter().all(|name| !name.starts_with("leasehold:")));
     let text = output(&mut leasehold(&server, &["ls", "x:l"]));
     assert!(text.starts_with("x:lock  lock  tester:") && text.lines().count() == 1, "{text}");
+}
+
+#[test]
+fn names_are_listed_in_an_outage_as_far_as_they_are_known() {
+    let cluster = Cluster::of_three();
+    let nodes = cluster.nodes();
+    let client = Client::builder().open_cluster(cluster.urls()).unwrap();
+    let names: Vec<_> = (0..3).map(|node| cluster.name_at(node)).collect();
+    let _guards: Vec<_> = names.iter().map(|name| client.lock(name).unwrap()).collect();
+    let hosts = nodes.iter().map(|node| format!("127.0.0.1:{}", node.port())).collect::<Vec<_>>();
+    let url = format!("redis+cluster://{}?retry_window=500ms", hosts.join(","));
+    for full_coverage in ["no", "yes"] {
+        for node in [&nodes[0], &nodes[2]] {
+            node.command(&["CONFIG", "SET", "cluster-require-full-coverage", full_coverage]);
+        }
+        if full_coverage == "no" {
+            nodes[1].kill();
+        }
+        // Only with full coverage the other nodes refuse to say who holds a name.
+        let info = || nodes[0].ask::<String>(&["CLUSTER", "INFO"]);
+        eventually(|| full_coverage == "no" || info().contains("cluster_state:fail"));
+        let finished = finish(&mut without_server(&["ls", "--url", &url, "--json"]));
+        assert_eq!(finished.code, 69, "{finished:?}");
+        assert!(!finished.stderr.is_empty());
+        let listed: Value = serde_json::from_str(&finished.stdout).unwrap();
+        let listed = listed.as_array().unwrap();
+        for name in [&names[0], &names[2]] {
+            let report = listed.iter().find(|report| report["name"] == **name).expect("it is held");
+            assert_eq!(report["error"].is_string(), full_coverage == "yes", "{report}");
+        }
+        assert_eq!(listed.len(), 2, "{finished:?}");
+        let text = finish(&mut without_server(&["ls", "--url", &url])).stdout;
+        assert!(text.contains(&names[0]) && text.contains(&names[2]), "{text}");
+    }
 }
 
 #[test]

@@ -64,12 +64,20 @@ fn wrong_usage_is_64() {
         &["show"],
         &["show", "leasehold:x", "--prefix", ""],
         &["ping", "--url", "gopher://127.0.0.1"],
+        &["--json", "run", "a", "--", "true"],
     ] {
         let finished = finish(&mut leasehold(&server, args));
         assert_eq!((finished.code, &*finished.stdout), (64, ""), "{args:?}: {finished:?}");
         assert!(!finished.stderr.is_empty(), "{args:?}");
     }
-    assert_eq!(finish(&mut without_server(&["ping"])).code, 64, "no server is named");
+    for url in [None, Some("")] {
+        let mut command = without_server(&["ping"]);
+        let finished = finish(command.envs(url.map(|url| ("REDIS_URL", url))));
+        assert_eq!(finished.code, 64, "no server is named");
+        assert!(finished.stderr.contains("set REDIS_URL"), "{finished:?}");
+    }
+    let finished = finish(&mut leasehold(&server, &["show"]));
+    assert!(!finished.stderr.contains("--url"), "it is not missing: {finished:?}");
     let finished = finish(&mut without_server(&["ping", "--url", "redis+sentinal://h/m"]));
     assert!(finished.stderr.contains("redis+sentinel://"), "{finished:?}");
 }
@@ -104,9 +112,10 @@ fn a_server_that_cannot_be_reached_is_69() {
     for args in [&run[..], &["show", "a"], &["ls"], &["unlock", "a"], &["ping"]] {
         let finished = finish(leasehold(&server, args).env("REDIS_URL", &url));
         assert_eq!(finished.code, 69, "{args:?}: {finished:?}");
-        // `ping` says it of each server.
-        let is_silent = finished.stdout.is_empty() || args == ["ping"];
-        assert!(finished.stderr.contains("refused") && is_silent, "{finished:?}");
+        // `ping` says it of each server, and does not repeat it.
+        let said = [&finished.stdout, &finished.stderr].map(|text| text.contains("refused"));
+        assert_eq!(said, [args == ["ping"], args != ["ping"]], "{finished:?}");
+        assert!(finished.stdout.is_empty() || args == ["ping"], "{finished:?}");
     }
     // The option goes before the environment.
     assert_eq!(code(&server, &["--url", &url, "ping"]), 69);

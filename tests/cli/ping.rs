@@ -2,7 +2,9 @@
 
 use serde_json::Value;
 
-use crate::support::{Cluster, Server, finish, json, leasehold, output, without_server};
+use crate::support::{
+    Cluster, Server, finish, json, leasehold, output, redis_binary, without_server,
+};
 
 fn ping(server: &Server) -> Value {
     let servers = json(&mut leasehold(server, &["ping", "--json"]));
@@ -57,7 +59,12 @@ fn every_server_is_shown_in_an_outage() {
         let url = format!("{scheme}://{}", addresses.join(","));
         let finished = finish(&mut without_server(&["ping", "--json", "--url", &url]));
         assert_eq!(finished.code, 69, "{scheme}: {finished:?}");
-        assert!(finished.stderr.contains("refused"), "{scheme}: {finished:?}");
+        let usable = is_down.iter().filter(|is_down| !**is_down).count();
+        let required = if scheme == "redis+redlock" { 2 } else { 3 };
+        let why = format!("leasehold: {usable} of {required} required servers");
+        let is_said_once =
+            finished.stderr.starts_with(&why) && !finished.stderr.contains("refused");
+        assert!(is_said_once, "{scheme}: {finished:?}");
         let reports: Vec<Value> = serde_json::from_str(&finished.stdout).unwrap();
         assert_eq!(reports.len(), addresses.len(), "{scheme}: {reports:?}");
         let text = finish(&mut without_server(&["ping", "--url", &url])).stdout;
@@ -82,7 +89,47 @@ fn a_login_without_the_right_to_ask_is_enough() {
 fn a_replica_is_no_place_for_locks() {
     let (master, replica) = (Server::redis(), Server::redis());
     replica.command(&["REPLICAOF", "127.0.0.1", &master.port().to_string()]);
-    assert_eq!(ping(&replica)["role"], "replica");
-    assert!(warns(&replica, "replica"));
+    let finished = finish(&mut leasehold(&replica, &["ping"]));
+    assert_eq!(finished.code, 69, "{finished:?}");
+    assert!(finished.stdout.contains("warning: a replica: "), "{finished:?}");
+    assert!(finished.stderr.contains("0 of 1 required servers"), "{finished:?}");
     assert_eq!(finish(&mut leasehold(&replica, &["run", "a", "--", "true"])).code, 69);
+}
+
+#[test]
+fn a_sentinel_is_no_place_for_locks() {
+    let sentinel = Server::sentinel(redis_binary(), &[]);
+    let finished = finish(&mut leasehold(&sentinel, &["ping"]));
+    assert_eq!(finished.code, 69, "{finished:?}");
+    assert!(finished.stdout.contains("use redis+sentinel://"), "{finished:?}");
+    let finished = finish(&mut leasehold(&sentinel, &["ping", "--json"]));
+    let reports: Value = serde_json::from_str(&finished.stdout).unwrap();
+    assert_eq!(
+        (&reports[0]["role"], &reports[0]["clock_ahead_ms"]),
+        (&"sentinel".into(), &Value::Null)
+    );
+}
+
+#[test]
+fn a_node_of_a_cluster_is_not_the_cluster() {
+    let cluster = Cluster::of_three();
+    let node = &cluster.nodes()[0];
+    assert!(warns(node, "redis+cluster://"));
+    let listed = finish(&mut leasehold(node, &["ls"]));
+    assert_eq!((listed.code, &*listed.stdout), (0, ""));
+    assert!(listed.stderr.contains("redis+cluster://"), "{listed:?}");
+    let url = format!("redis+cluster://127.0.0.1:{}", node.port());
+    let text = output(&mut without_server(&["ping", "--url", &url]));
+    assert!(!text.contains("cluster"), "{text}");
+    assert_eq!(output(&mut without_server(&["ls", "--url", &url])), "");
+}
+
+#[test]
+fn slots_that_no_node_serves_are_an_outage() {
+    let cluster = Cluster::of_three();
+    let url = format!("redis+cluster://127.0.0.1:{}", cluster.nodes()[0].port());
+    cluster.nodes()[0].command(&["CLUSTER", "DELSLOTS", "7"]);
+    let finished = finish(&mut without_server(&["ping", "--url", &url]));
+    assert_eq!(finished.code, 69, "{finished:?}");
+    assert!(finished.stdout.contains("warning: the cluster serves 16383 of 16384"), "{finished:?}");
 }

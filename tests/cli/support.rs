@@ -10,7 +10,7 @@ use leasehold::Client;
 use rustix::process::{Pid, Signal, kill_process};
 
 pub(crate) use self::cluster::Cluster;
-pub(crate) use self::server::Server;
+pub(crate) use self::server::{Server, redis_binary};
 
 #[path = "../it/support/cluster.rs"]
 mod cluster;

@@ -1,5 +1,6 @@
 //! The command line.
 
+use std::env;
 use std::ffi::OsString;
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use crate::exit::NOT_HAD;
 
 const EXIT_CODES: &str = "\
 Exit status of `run`: the command's, or 128 + n if signal n ended it.
-  64   wrong usage                      75   the lock was not to be had in time
+  64   wrong usage                      75   the lock could not be acquired in time
   65   the key holds something else     77   the server refused the login or the right
   69   the server was not reached      126   the command could not be run
   70   the lock was lost               127   the command was not found
@@ -25,7 +26,7 @@ Durations are `500ms`, `2s`, `5m`, `1h`, or plain seconds.";
 pub(crate) struct Args {
     #[command(flatten)]
     pub(crate) server: ServerArgs,
-    /// Print JSON.
+    /// Print JSON: `ls`, `ping`, `show` and `unlock`.
     #[arg(long, global = true)]
     pub(crate) json: bool,
     #[command(subcommand)]
@@ -36,10 +37,10 @@ pub(crate) struct Args {
 #[derive(Debug, clap::Args)]
 pub(crate) struct ServerArgs {
     /// The servers: `redis://`, `rediss://`, `unix://`, or several with `redis+sentinel://`,
-    /// `redis+cluster://` or `redis+redlock://`. In the environment other users cannot see the
-    /// password.
-    #[arg(long, global = true, env = "REDIS_URL", hide_env_values = true)]
-    pub(crate) url: Option<String>,
+    /// `redis+cluster://` or `redis+redlock://`. Defaults to `REDIS_URL` in the environment, where
+    /// other users cannot see the password.
+    #[arg(long, global = true)]
+    url: Option<String>,
     /// What the key of a lock has in front of its name. Defaults to that of the URL, or `lock:`.
     #[arg(long, global = true)]
     pub(crate) prefix: Option<String>,
@@ -47,6 +48,20 @@ pub(crate) struct ServerArgs {
     /// id.
     #[arg(long, global = true)]
     pub(crate) label: Option<String>,
+}
+
+impl ServerArgs {
+    /// The URL of the servers, if one is given.
+    pub(crate) fn url(&self) -> Option<String> {
+        let url = self.url.clone().or_else(|| env::var("REDIS_URL").ok());
+        url.filter(|url| !url.is_empty())
+    }
+
+    /// Returns `true` if the URL is that of a cluster.
+    pub(crate) fn is_cluster(&self) -> bool {
+        let url = self.url().unwrap_or_default();
+        url.split_once("://").is_some_and(|(scheme, _)| scheme.ends_with("+cluster"))
+    }
 }
 
 #[derive(Debug, Subcommand)]
@@ -109,7 +124,7 @@ pub(crate) struct Run {
     #[arg(short, long, value_name = "DURATION")]
     #[arg(value_parser = parse_duration, default_value = "5s")]
     pub(crate) kill_after: Duration,
-    /// The exit status if the lock was not to be had in time.
+    /// The exit status if the lock could not be acquired in time.
     #[arg(short = 'E', long, value_name = "STATUS", default_value_t = NOT_HAD)]
     pub(crate) conflict_exit_code: u8,
     /// Do not say why there was no lock, nor show who holds it while waiting on a terminal.

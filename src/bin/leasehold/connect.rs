@@ -26,10 +26,10 @@ pub(crate) fn open_with(
     server: &ServerArgs,
     set: impl FnOnce(Builder) -> Builder,
 ) -> Result<Client, ExitError> {
-    let Some(url) = &server.url else {
+    let Some(url) = server.url() else {
         return Err(ExitError::new(USAGE, "no server: set REDIS_URL or give --url"));
     };
-    let builder = set(Builder::default().label(&default_label()).url(url)?);
+    let builder = set(Builder::default().label(&default_label()).url(&url)?);
     let builder = if let Some(label) = &server.label { builder.label(label) } else { builder };
     let builder = if let Some(prefix) = &server.prefix { builder.prefix(prefix) } else { builder };
     Ok(builder.build()?)

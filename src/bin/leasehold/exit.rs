@@ -9,7 +9,7 @@ pub(crate) const SUCCESS: u8 = 0;
 /// Of sysexits(3), as the next ones.
 pub(crate) const USAGE: u8 = 64;
 const WRONG_DATA: u8 = 65;
-const UNAVAILABLE: u8 = 69;
+pub(crate) const UNAVAILABLE: u8 = 69;
 /// The command may have run without the lock, whatever it has answered.
 pub(crate) const LOST: u8 = 70;
 const SYSTEM: u8 = 71;

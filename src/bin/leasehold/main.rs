@@ -9,6 +9,7 @@ mod connect;
 mod duration;
 mod exit;
 mod hold;
+mod info;
 mod output;
 mod ping;
 mod progress;
@@ -58,9 +59,12 @@ fn answer(error: &clap::Error) -> Result<u8, ExitError> {
 fn perform(args: Args) -> Result<u8, ExitError> {
     let Args { server, json, task } = args;
     match task {
+        Task::Completions { .. } | Task::Run(_) if json => {
+            Err(ExitError::new(USAGE, "--json: only `ls`, `ping`, `show` and `unlock` print it"))
+        }
         Task::Completions { shell } => complete(shell),
-        Task::Ls { start } => show::list(&connect::open(&server)?, &start, json),
-        Task::Ping => ping::ping(&connect::open_lazily(&server)?, json),
+        Task::Ls { start } => show::list(&connect::open(&server)?, &server, &start, json),
+        Task::Ping => ping::ping(&connect::open_lazily(&server)?, &server, json),
         Task::Run(run) => run::run(&server, &run),
         Task::Show { name } => show::show(&connect::open(&server)?, &name, json),
         Task::Unlock { name } => show::unlock(&connect::open(&server)?, &name, json),

@@ -3,7 +3,9 @@
 use leasehold::{Client, ServerReport};
 use serde_json::{Value, json};
 
-use crate::exit::ExitError;
+use crate::args::ServerArgs;
+use crate::exit::{ExitError, UNAVAILABLE};
+use crate::info::{Info, NODE};
 use crate::output::{print, print_json, table};
 
 /// A difference between clocks that is worth a warning, in seconds.
@@ -12,15 +14,20 @@ const CLOCKS_APART: f64 = 1.0;
 /// The oldest version that this library supports.
 const OLDEST: (u32, u32) = (6, 2);
 
+/// How many slots a cluster has.
+const SLOTS: u64 = 16_384;
+
 /// Shows what each server says of itself, or why it does not. Fails after that if so few of them
-/// answer that no lock can be relied on.
-pub(crate) fn ping(client: &Client, json: bool) -> Result<u8, ExitError> {
+/// can be used for locks that none can be relied on.
+pub(crate) fn ping(client: &Client, server: &ServerArgs, json: bool) -> Result<u8, ExitError> {
     let replies = client.survey().servers()?;
+    let in_cluster = server.is_cluster();
     let servers: Vec<_> = replies
         .each
         .into_iter()
         .map(|(address, reply)| {
-            (address, reply.map(|report| Facts::new(&report)).map_err(ExitError::from))
+            let facts = reply.map(|report| Facts::new(&report, in_cluster));
+            (address, facts.map_err(ExitError::from))
         })
         .collect();
     let code = if json {
@@ -30,60 +37,78 @@ pub(crate) fn ping(client: &Client, json: bool) -> Result<u8, ExitError> {
             servers.iter().map(|(address, facts)| to_text(address, facts)).collect();
         print(&texts.join("\n"))
     }?;
-    replies.too_few.map_or(Ok(code), |error| Err(error.into()))
+    let usable = servers.iter().filter(|(_, facts)| facts.as_ref().is_ok_and(Facts::is_usable));
+    let (usable, required) = (usable.count(), replies.required);
+    if usable >= required {
+        return Ok(code);
+    }
+    // What is wrong with each was printed.
+    let code = servers.iter().find_map(|(_, facts)| facts.as_ref().err().map(ExitError::code));
+    let why = format!("{usable} of {required} required servers can be used for locks");
+    Err(ExitError::new(code.unwrap_or(UNAVAILABLE), why))
 }
 
 /// What is shown of a server. What it does not say is missing.
 #[derive(Debug, Default)]
 struct Facts {
     round_trip_ms: f64,
-    clock_ahead_ms: f64,
+    clock_ahead_ms: Option<f64>,
     version: Option<String>,
     role: Option<String>,
     replicas: Option<u64>,
     appendonly: Option<bool>,
     maxmemory: Option<u64>,
     maxmemory_policy: Option<String>,
+    /// Why locks, or some of them, cannot be acquired there.
+    obstacle: Option<String>,
     warnings: Vec<String>,
 }
 
 impl Facts {
-    fn new(report: &ServerReport) -> Self {
-        let info = report.info.as_deref().unwrap_or_default();
-        let field = |name: &str| {
-            let mut fields = info.lines().filter_map(|line| line.split_once(':'));
-            fields.find(|(field, _)| *field == name).map(|(_, value)| value.trim())
+    /// What a server says. `in_cluster`: the servers are opened as a cluster.
+    fn new(report: &ServerReport, in_cluster: bool) -> Self {
+        let info = Info::new(report.info.as_deref());
+        let valkey = info.field("valkey_version").map(|version| format!("Valkey {version}"));
+        let redis = || info.field("redis_version").map(|version| format!("Redis {version}"));
+        let role = match (info.field("redis_mode"), info.field("role")) {
+            (Some("sentinel"), _) => Some("sentinel"),
+            (_, Some("slave")) => Some("replica"),
+            (_, role) => role,
         };
-        let number = |name| field(name).and_then(|value| value.parse::<u64>().ok());
-        let valkey = field("valkey_version").map(|version| format!("Valkey {version}"));
-        let redis = || field("redis_version").map(|version| format!("Redis {version}"));
+        let cluster_info = Info::new(report.cluster_info.as_deref());
         let facts = Self {
             round_trip_ms: in_ms(report.round_trip.as_secs_f64()),
-            clock_ahead_ms: in_ms(report.clock_ahead),
+            clock_ahead_ms: report.clock_ahead.map(in_ms),
             version: valkey.or_else(redis),
-            role: field("role").map(|role| if role == "slave" { "replica" } else { role }.into()),
-            replicas: number("connected_slaves"),
-            appendonly: number("aof_enabled").map(|enabled| enabled == 1),
-            maxmemory: number("maxmemory"),
-            maxmemory_policy: field("maxmemory_policy").map(str::to_owned),
+            role: role.map(str::to_owned),
+            replicas: info.number("connected_slaves"),
+            appendonly: info.number("aof_enabled").map(|enabled| enabled == 1),
+            maxmemory: info.number("maxmemory"),
+            maxmemory_policy: info.field("maxmemory_policy").map(str::to_owned),
+            obstacle: obstacle(role, cluster_info),
             warnings: Vec::new(),
         };
-        let warnings = facts.dangers(field("redis_version"));
+        let mut warnings = facts.dangers(info.field("redis_version"));
+        if info.is_of_node() && !in_cluster {
+            warnings.push(NODE.into());
+        }
         Self { warnings, ..facts }
+    }
+
+    fn is_usable(&self) -> bool {
+        self.obstacle.is_none()
     }
 
     /// What endangers locks.
     fn dangers(&self, version: Option<&str>) -> Vec<String> {
         let mut warnings = Vec::new();
+        warnings.extend(self.obstacle.clone());
         let mut warn = |what: String| warnings.push(what);
         if self.version.is_none() {
             warn("INFO is refused to this login, so that little is known of the server".into());
         }
         if version.and_then(numbers).is_some_and(|version| version < OLDEST) {
             warn(format!("older than version {}.{}", OLDEST.0, OLDEST.1));
-        }
-        if self.role.as_deref() == Some("replica") {
-            warn("a replica: no lock can be acquired here".into());
         }
         if self.appendonly == Some(false) && self.replicas == Some(0) {
             warn("no append-only file and no replica: locks are lost in a restart".into());
@@ -93,11 +118,27 @@ impl Facts {
         {
             warn(format!("maxmemory-policy {policy}: the server may evict a lock that is held"));
         }
-        if self.clock_ahead_ms.abs() > in_ms(CLOCKS_APART) {
+        if self.clock_ahead_ms.is_some_and(|ahead| ahead.abs() > in_ms(CLOCKS_APART)) {
             warn("its clock and this system's differ".into());
         }
         warnings
     }
+}
+
+/// Why locks, or some of them, cannot be acquired at a server; `None` if they can.
+fn obstacle(role: Option<&str>, cluster_info: Info<'_>) -> Option<String> {
+    match role {
+        Some("replica") => return Some("a replica: no lock can be acquired here".into()),
+        Some("sentinel") => {
+            return Some("a sentinel: no lock can be acquired here, use redis+sentinel://".into());
+        }
+        _ => {}
+    }
+    let assigned = cluster_info.number("cluster_slots_assigned")?;
+    let served = assigned.saturating_sub(cluster_info.number("cluster_slots_fail").unwrap_or(0));
+    let state = cluster_info.field("cluster_state").unwrap_or("unknown");
+    (served < SLOTS || state != "ok")
+        .then(|| format!("the cluster serves {served} of {SLOTS} slots, and its state is {state}"))
 }
 
 /// The major and the minor version.
@@ -130,7 +171,7 @@ fn to_text(address: &str, facts: &Result<Facts, ExitError>) -> String {
         ("maxmemory", number(facts.maxmemory)),
         ("maxmemory-policy", facts.maxmemory_policy.clone()),
         ("round trip", Some(format!("{:.3} ms", facts.round_trip_ms))),
-        ("clock ahead", Some(format!("{:.3} ms", facts.clock_ahead_ms))),
+        ("clock ahead", facts.clock_ahead_ms.map(|ahead| format!("{ahead:.3} ms"))),
     ];
     let warnings = facts.warnings.iter().map(|warning| format!("warning: {warning}\n"));
     table(fields.map(row).to_vec()) + &warnings.collect::<String>()

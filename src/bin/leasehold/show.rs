@@ -1,12 +1,15 @@
 //! `show`, `ls` and `unlock`: who holds a name, whatever it is the name of, and who waits for it.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
-use leasehold::{Client, Error, HeldAs, Holder, NameReport};
+use leasehold::{Client, Error, HeldAs, Holder, NameReport, Survey};
 use serde_json::{Value, json};
 
+use crate::args::ServerArgs;
 use crate::exit::ExitError;
-use crate::output::{in_seconds, print, print_json, printable, table};
+use crate::info::{Info, NODE};
+use crate::output::{in_seconds, print, print_json, printable, say, table};
 
 /// Shows one name.
 pub(crate) fn show(client: &Client, name: &str, json: bool) -> Result<u8, ExitError> {
@@ -15,6 +18,7 @@ pub(crate) fn show(client: &Client, name: &str, json: bool) -> Result<u8, ExitEr
         return print_json(&to_json(name, &report));
     }
     let mut lines = vec![("name", name.to_owned())];
+    lines.push(("key", report.key.clone()));
     lines.push(("kind", kind(&report).unwrap_or("free").into()));
     lines.extend(report.fence.map(|fence| ("fence", fence.to_string())));
     let holders = report.holds.iter().map(|(held_as, holder)| describe(*held_as, holder));
@@ -24,23 +28,55 @@ pub(crate) fn show(client: &Client, name: &str, json: bool) -> Result<u8, ExitEr
     print(&table(rows))
 }
 
-/// Lists the names that are held.
-pub(crate) fn list(client: &Client, start: &str, json: bool) -> Result<u8, ExitError> {
+/// Lists the names that are held. In an outage lists those that are known, and fails after that.
+pub(crate) fn list(
+    client: &Client,
+    server: &ServerArgs,
+    start: &str,
+    json: bool,
+) -> Result<u8, ExitError> {
     let survey = client.survey();
+    if !server.is_cluster() && is_of_node(&survey) {
+        say(&format!("warning: {NODE}"));
+    }
+    let replies = survey.names(start)?;
+    let mut failure = replies.too_few().cloned();
+    let names = replies.each.into_iter().filter_map(|(_, names)| names.ok());
+    let reports = reports(&survey, names.flatten().collect());
+    let code = if json {
+        print_json(&reports.iter().map(|(name, report)| reply_to_json(name, report)).collect())
+    } else {
+        print(&table(reports.iter().map(|(name, report)| row(name, report)).collect()))
+    }?;
+    let mut errors = reports.into_iter().filter_map(|(_, report)| report.err());
+    failure = failure.or_else(|| errors.next());
+    failure.map_or(Ok(code), |error| Err(error.into()))
+}
+
+/// Returns what is known of those names that are not free. Once there is no answer about one, there
+/// are no further questions.
+fn reports(survey: &Survey, names: BTreeSet<String>) -> Vec<(String, Result<NameReport, Error>)> {
+    let mut failure = None;
     let mut reports = Vec::new();
-    for name in survey.names(start)? {
-        match survey.report(&name) {
-            Ok(report) if !report.holds.is_empty() => reports.push((name, report)),
+    for name in names {
+        let report = failure.clone().map_or_else(|| survey.report(&name), Err);
+        match &report {
             // Free by now, or another program's data.
-            Ok(_) | Err(Error::WrongType { .. }) => {}
-            Err(error) => return Err(error.into()),
+            Ok(report) if report.holds.is_empty() => continue,
+            Err(Error::WrongType { .. }) => continue,
+            Ok(_) => {}
+            Err(error) => failure = Some(error.clone()),
         }
+        reports.push((name, report));
     }
-    if json {
-        return print_json(&reports.iter().map(|(name, report)| to_json(name, report)).collect());
-    }
-    let rows: Vec<_> = reports.iter().map(|(name, report)| row(name, report)).collect();
-    print(&table(rows))
+    reports
+}
+
+fn is_of_node(survey: &Survey) -> bool {
+    let reports = survey.servers().into_iter().flat_map(|replies| replies.each);
+    reports
+        .filter_map(|(_, report)| report.ok())
+        .any(|report| Info::new(report.info.as_deref()).is_of_node())
 }
 
 /// Ends the holds that a name has.
@@ -99,7 +135,10 @@ fn describe(held_as: HeldAs, holder: &Holder) -> String {
     parts.join(", ")
 }
 
-fn row(name: &str, report: &NameReport) -> [String; 4] {
+fn row(name: &str, report: &Result<NameReport, Error>) -> [String; 4] {
+    let Ok(report) = report else {
+        return [name.into(), "unknown".into(), String::new(), String::new()];
+    };
     let first = report.holds.first();
     let holder = first.map(|(held_as, holder)| describe(*held_as, holder)).unwrap_or_default();
     let others = match report.holds.len() {
@@ -111,6 +150,16 @@ fn row(name: &str, report: &NameReport) -> [String; 4] {
         waiting => format!("{waiting} waiting"),
     };
     [name.into(), kind(report).unwrap_or_default().into(), holder + &others, waiting]
+}
+
+fn reply_to_json(name: &str, report: &Result<NameReport, Error>) -> Value {
+    match report {
+        Ok(report) => to_json(name, report),
+        Err(error) => json!({
+            "name": name,
+            "error": ExitError::from(error.clone()).message(),
+        }),
+    }
 }
 
 fn to_json(name: &str, report: &NameReport) -> Value {
@@ -125,6 +174,7 @@ fn to_json(name: &str, report: &NameReport) -> Value {
     };
     json!({
         "name": name,
+        "key": report.key,
         "kind": kind(report),
         "holds": report.holds.iter().map(hold).collect::<Vec<_>>(),
         "fence": report.fence,
