@@ -9,6 +9,7 @@ use crate::support::{LEASE, SOON, Server, is_busy, lock_key, ms, patient, stores
 stores! {
     every server:
         what_is_no_lock_is_an_error_and_stays,
+        a_sorted_set_of_another_program_is_no_lock_and_stays,
         a_large_hash_is_not_read,
         a_string_with_a_ttl_is_a_lock_of_another_library,
         a_string_that_is_no_text_can_be_ended,
@@ -51,6 +52,40 @@ fn what_is_no_lock_is_an_error_and_stays(server: &Server) {
         assert_eq!(after, before, "{name}");
         let left = server.raw_pttl(name);
         assert!(left <= lasts && left > lasts - 30_000, "{name}: {left} of {lasts} ms");
+    }
+}
+
+/// However much its members look like holds.
+fn a_sorted_set_of_another_program_is_no_lock_and_stays(server: &Server) {
+    let client = server.open(patient());
+    let hold = "p:0123456789abcdef0123456789abcdef:1";
+    let sets: [&[&str]; 4] = [
+        &["1", "r:ab:1", "2", "hello"],
+        &["1", "p:post:42"],
+        &["1", "w:post:42", "99999999999999", "w:post:43"],
+        &["1", hold, "2", "hello"],
+    ];
+    for (number, members) in sets.into_iter().enumerate() {
+        let name = &format!("scores {number}");
+        server.command(&[&["ZADD", &lock_key(name)], members].concat());
+        server.command(&["PEXPIRE", &lock_key(name), "60000"]);
+        let before: Vec<u8> = server.ask(&["DUMP", &lock_key(name)]);
+        let (lock, semaphore) = (client.rw_lock(name), client.semaphore(name, 2));
+        assert_wrong_type(lock.read(), name);
+        assert_wrong_type(lock.try_read(), name);
+        assert_wrong_type(lock.write(), name);
+        assert_wrong_type(lock.try_write(), name);
+        assert_wrong_type(semaphore.acquire(), name);
+        assert_wrong_type(semaphore.try_acquire(), name);
+        assert_wrong_type(semaphore.acquire_for(ms(100)), name);
+        assert_wrong_type(semaphore.available(), name);
+        assert_wrong_type(client.try_lock(name), name);
+        assert_wrong_type(client.survey().report(name), name);
+        assert_wrong_type(client.survey().end_holds(name), name);
+        let after: Vec<u8> = server.ask(&["DUMP", &lock_key(name)]);
+        assert_eq!(after, before, "{members:?}");
+        let left = server.raw_pttl(name);
+        assert!((30_000..=60_000).contains(&left), "{members:?}: {left} ms");
     }
 }
 

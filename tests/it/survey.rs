@@ -155,7 +155,9 @@ fn what_is_over_or_offered_is_no_hold(server: &Server) {
     let client = server.open(patient());
     let guard = client.rw_lock("a").write().unwrap();
     // An offer to a client is no hold, and a hold that is over does not count.
-    server.command(&["ZADD", "lock:a", "1", "w:0123:5", "99999999999999", "w:0123:0"]);
+    let other = "w:0123456789abcdef0123456789abcdef";
+    let (over, offer) = (format!("{other}:5"), format!("{other}:0"));
+    server.command(&["ZADD", "lock:a", "1", &over, "99999999999999", &offer]);
     assert_eq!(kinds(&client.survey(), "a"), [HeldAs::Writer]);
     assert_eq!(client.survey().end_holds("a").unwrap(), 1);
     assert_lost(guard.verify(), "a");

@@ -1,6 +1,9 @@
 -- Tail of the scripts that acquire a side of a read-write lock or a permit: begins the hold.
--- USES  what `ask_member.lua` and `acquire_member.lua` set, and `fence`
-local mine, last = now + tonumber(ARGV[2]), redis.call('zrange', KEYS[1], -1, -1, 'withscores')[2]
+-- USES  what `members.lua`, `ask_member.lua` and `acquire_member.lua` set, and `fence`
+if serves then
+  highest = redis.call('zrange', KEYS[1], -1, -1, 'withscores')
+end
+local mine, last = now + tonumber(ARGV[2]), highest and highest[2]
 redis.call('zadd', KEYS[1], mine, ARGV[1])
 local limited = redis.pcall('pexpireat', KEYS[1], math.max(mine, tonumber(last or 0)))
 if limited ~= 1 then
@@ -10,7 +13,14 @@ if limited ~= 1 then
   end
   return limited
 end
-redis.pcall('zremrangebyscore', KEYS[1], '-inf', now)
+if lowest and tonumber(lowest[2]) <= now then
+  local over = redis.call('zrange', KEYS[1], '-inf', now, 'byscore', 'limit', 0, 100)
+  for _, member in ipairs(over) do
+    if is_hold(member) then
+      redis.pcall('zrem', KEYS[1], member)
+    end
+  end
+end
 -- Those who wait go before those who come. Readers of one client have one place in the queue: the
 -- offer to them is kept, for the rest of its time, until the last one comes.
 local waited_for = queued and redis.call('exists', queue) == 1

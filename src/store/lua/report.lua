@@ -1,7 +1,7 @@
 
 -- Reports who holds a name, of whatever kind it is, and which clients wait for it.
 -- KEYS  1 lock, 2 fence, 3 queue of waiting clients
--- USES  `holds`; `now` and `foreign`
+-- USES  `holds`; `now`, `foreign` and `is_hold`
 -- RETURNS {holds, last token or 0, waiting clients}. A hold is {kind, owner, ms until its lease
 --         ends, depth}, and its kind `l` a lock, `s` one of another library, `r`, `w` or `p`
 if not holds then
@@ -13,7 +13,7 @@ if not holds then
   for i = 1, #members, 2 do
     local member = members[i]
     -- Not an offer.
-    if string.sub(member, -2) ~= ':0' then
+    if is_hold(member) and string.sub(member, -2) ~= ':0' then
       local left = tonumber(members[i + 1]) - now
       holds[#holds + 1] = {string.sub(member, 1, 1), string.sub(member, 3), left, '1'}
     end

@@ -51,17 +51,26 @@ stores!(
     a_full_server_refuses_holds_and_renews_and_releases_them,
     a_refused_limit_leaves_no_key_without_a_time_to_live,
     the_data_of_others_stays_as_it_is,
+    only_holds_are_removed_when_their_time_is_over,
     no_key_lives_longer_than_its_last_hold,
     a_server_that_refuses_to_publish_serves_those_who_ask,
 );
 
 fn of(kind: HoldKind, nonce: u64) -> HoldId {
-    HoldId { kind, ..hold(nonce) }
+    by("client", kind, nonce)
 }
 
 fn by(client: &str, kind: HoldKind, nonce: u64) -> HoldId {
-    HoldId { client: Arc::from(client), ..of(kind, nonce) }
+    HoldId { kind, client: Arc::from(id(client)), ..hold(nonce) }
 }
+
+/// The id of the client with this label.
+fn id(label: &str) -> String {
+    format!("{label}{NUMBER}")
+}
+
+/// What the id of each client ends with.
+const NUMBER: &str = ":0123456789abcdef0123456789abcdef";
 
 fn ask(store: &dyn Store, hold: &HoldId, registration: Registration) -> AcquireReply {
     acquire(store, hold, registration).expect("a reply")
@@ -102,12 +111,14 @@ fn keys() -> [String; 3] {
     [lock.clone(), Keys::fence(&lock), Keys::waiting(&lock)]
 }
 
+/// The kinds and labels of the clients in the queue.
 fn queue(process: &Server) -> Vec<String> {
-    process.ask(&["ZRANGE", &keys()[2], "0", "-1"])
+    let clients: Vec<String> = process.ask(&["ZRANGE", &keys()[2], "0", "-1"]);
+    clients.into_iter().map(|client| client.replace(NUMBER, "")).collect()
 }
 
 fn listen(store: &dyn Store, client: &str) -> Box<dyn Wakeups> {
-    let mut wakeups = store.wakeups(client).expect("others can exist");
+    let mut wakeups = store.wakeups(&id(client)).expect("others can exist");
     assert_eq!(wakeups.next(soon()).expect("in time").expect("a message"), Wake::Ready);
     wakeups
 }
@@ -329,7 +340,7 @@ fn a_writer_that_nobody_can_wake_goes_before_later_readers(process: &Server) {
     assert!(tries(&store, &by("a", Read, 1)));
     waits(&store, &by("writer", Write, 1));
     let came = |millis_later| {
-        process.command(&["ZINCRBY", &keys()[2], millis_later, "w:writer"]);
+        process.command(&["ZINCRBY", &keys()[2], millis_later, &id("w:writer")]);
     };
     let is_kept = || {
         assert!(!takes_its_turn(&store, &by("writer", Write, 1)));
@@ -351,7 +362,7 @@ fn a_writer_that_leaves_lets_readers_in(process: &Server) {
     assert!(tries(&store, &by("a", Read, 1)));
     waits(&store, &by("writer", Write, 1));
     waits(&store, &by("reader", Read, 1));
-    let waiting = WaitingClient { kind: Some(Write), name: "lock", client: "writer" };
+    let waiting = WaitingClient { kind: Some(Write), name: "lock", client: &id("writer") };
     store.unregister(waiting, soon()).expect("a reply");
     assert!(is_woken(&mut *reader));
     assert!(takes_its_turn(&store, &by("reader", Read, 1)));
@@ -437,7 +448,7 @@ fn a_client_that_has_stopped_costs_one_offer(process: &Server) {
 
 /// As a client does that is woken and has no thread for it.
 fn passes_on(store: &dyn Store, client: &str) {
-    let waiting = WaitingClient { kind: None, name: "lock", client };
+    let waiting = WaitingClient { kind: None, name: "lock", client: &id(client) };
     store.unregister(waiting, soon()).expect("a reply");
 }
 
@@ -589,12 +600,17 @@ fn a_refused_limit_leaves_no_key_without_a_time_to_live(process: &Server) {
 fn the_data_of_others_stays_as_it_is(process: &Server) {
     let store = single(process);
     let [key, ..] = keys();
-    let others: [&[&str]; 5] = [
+    let hold = format!("{}:1", id("r:client"));
+    let others: [&[&str]; 9] = [
         &["SET", &key, "x"],
         &["HSET", &key, "client:1", "1"],
-        &["ZADD", &key, "1", "r:client:1"],
+        &["ZADD", &key, "1", &hold],
         &["ZADD", &key, "1", "score of a player"],
-        &["SADD", &key, "r:client:1"],
+        &["ZADD", &key, "1", "p:post:42"],
+        &["ZADD", &key, "1", "r:ab:1", "2", "hello"],
+        &["ZADD", &key, "1", &hold, "2", "hello"],
+        &["ZADD", &key, "1", &hold["r:".len()..]],
+        &["SADD", &key, &hold],
     ];
     for (round, command) in others.iter().enumerate() {
         process.command(command);
@@ -606,7 +622,7 @@ fn the_data_of_others_stays_as_it_is(process: &Server) {
             let failure = acquire(&store, &of(kind, 1), Registration::IfHeld).expect_err("others'");
             assert_eq!(failure.kind, FailureKind::WrongType, "{command:?}");
             for kind in [Some(kind), None] {
-                let waiting = WaitingClient { kind, name: "lock", client: "client" };
+                let waiting = WaitingClient { kind, name: "lock", client: &id("client") };
                 store.unregister(waiting, soon()).unwrap_or_default();
             }
             assert!(matches!(super::release(&store, &of(kind, 7)), Ok(HoldReply::Gone)));
@@ -615,6 +631,18 @@ fn the_data_of_others_stays_as_it_is(process: &Server) {
         assert_eq!(process.ask::<Vec<u8>>(&["DUMP", &key]), dump, "{command:?}");
         process.command(&["DEL", &key]);
     }
+}
+
+/// Which another program has put among them.
+fn only_holds_are_removed_when_their_time_is_over(process: &Server) {
+    let (store, kind) = (single(process), Permit { of: 2 });
+    let [key, ..] = keys();
+    let [first, last] = ["a", "b"].map(|label| format!("{}:1", id(&format!("p:{label}"))));
+    process.command(&["ZADD", &key, "1", &first, "1", &format!("{last}!"), "2", &last]);
+    process.command(&["PEXPIRE", &key, "60000"]);
+    assert!(tries(&store, &of(kind, 1)));
+    let members: Vec<String> = process.ask(&["ZRANGE", &key, "0", "-1"]);
+    assert_eq!(members, [format!("{last}!"), format!("{}:1", id("p:client"))]);
 }
 
 fn no_key_lives_longer_than_its_last_hold(process: &Server) {
