@@ -49,7 +49,8 @@ pub(super) fn set_depth(
     mut retry: RetryPolicy,
 ) -> Result<(), HoldFailure> {
     let (raises, renews) = (depth > lease.depth(), durable && lease.is_renewed());
-    match request_depth(shared, lease, DepthRequest { depth, durable, renews }, &mut retry) {
+    let request = DepthRequest { depth: Some(depth), durable, renews };
+    match request_depth(shared, lease, request, &mut retry) {
         Ok(()) => lease.set_depth(depth),
         Err(HoldFailure::Failed(failure)) if failure.is_shortfall() && !raises => {
             // The level has ended all the same, and the hold is not prolonged by it.
@@ -67,26 +68,27 @@ pub(super) fn set_depth(
     Ok(())
 }
 
-/// Renews a hold now. Its guard may be lent to other threads, so the depth is only read.
+/// Renews a hold now, and leaves its depth alone: its guard may be lent to other threads, and a
+/// server that is out of memory refuses no renewal.
 pub(super) fn renew(
     shared: &Shared,
     lease: &Arc<Lease>,
     mut retry: RetryPolicy,
 ) -> Result<(), HoldFailure> {
-    let request = DepthRequest { depth: lease.depth(), durable: true, renews: true };
+    let request = DepthRequest { depth: None, durable: true, renews: true };
     request_depth(shared, lease, request, &mut retry)
 }
 
-/// What a request about the depth of a hold says.
+/// What a request about the depth or the lease of a hold says.
 #[derive(Clone, Copy, Debug)]
 struct DepthRequest {
-    depth: u32,
+    depth: Option<u32>,
     durable: bool,
     renews: bool,
 }
 
-/// Sets the depth of a hold in the store. Succeeds if the hold is still valid then: a level that
-/// the caller does not get must not be waited for by the release.
+/// Changes a hold in the store. Succeeds if the hold is still valid then: a level that the caller
+/// does not get must not be waited for by the release.
 fn request_depth(
     shared: &Shared,
     lease: &Arc<Lease>,

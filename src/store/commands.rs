@@ -183,7 +183,8 @@ impl Commands {
                 None => member_commands::check(&self.keys, hold),
             };
         }
-        let args = [Arg::Number(depth.into()), lease.map_or(Arg::Number(0), millis)];
+        let depth = depth.map_or(Arg::Text(""), |depth| Arg::Number(depth.into()));
+        let args = [depth, lease.map_or(Arg::Number(0), millis)];
         self.about_hold(&SET_DEPTH, hold, &args)
     }
 

@@ -216,7 +216,7 @@ impl Store for Memory {
 
     fn set_depth(&self, request: SetDepth<'_>) -> Result<HoldReply, Failure> {
         let SetDepth { hold, depth, lease, .. } = request;
-        Ok(self.locks.lock().renew(hold, Some(depth), lease))
+        Ok(self.locks.lock().renew(hold, depth, lease))
     }
 
     fn release(&self, request: Release<'_>) -> Result<HoldReply, Failure> {

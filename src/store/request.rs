@@ -83,12 +83,13 @@ pub(crate) fn is_granted(reply: &Result<AcquireReply, Failure>) -> bool {
     }
 }
 
-/// A request to set the depth of a hold.
+/// A request to set the depth of a hold, to renew it, or both.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SetDepth<'a> {
     pub(crate) hold: &'a HoldId,
-    pub(crate) depth: u32,
-    /// For how long the hold is renewed as well; `None` leaves its end as it is.
+    /// `None` leaves it as it is.
+    pub(crate) depth: Option<u32>,
+    /// For how long the hold is renewed; `None` leaves its end as it is.
     pub(crate) lease: Option<Duration>,
     /// Whether it must become as durable as a new hold.
     pub(crate) durable: bool,
@@ -98,7 +99,7 @@ pub(crate) struct SetDepth<'a> {
 impl<'a> SetDepth<'a> {
     /// A request that changes nothing but the depth.
     pub(crate) fn only(hold: &'a HoldId, depth: u32, deadline: Instant) -> Self {
-        Self { hold, depth, lease: None, durable: false, deadline }
+        Self { hold, depth: Some(depth), lease: None, durable: false, deadline }
     }
 }
 

@@ -95,7 +95,13 @@ fn must_acquire(store: &dyn Store, hold: &HoldId) -> u64 {
 }
 
 fn set_depth(store: &dyn Store, hold: &HoldId, depth: u32) -> Result<HoldReply, Failure> {
-    store.set_depth(SetDepth { hold, depth, lease: Some(LEASE), durable: false, deadline: soon() })
+    store.set_depth(SetDepth {
+        hold,
+        depth: Some(depth),
+        lease: Some(LEASE),
+        durable: false,
+        deadline: soon(),
+    })
 }
 
 fn release(store: &dyn Store, hold: &HoldId) -> Result<HoldReply, Failure> {

@@ -16,6 +16,7 @@ stores! {
         a_full_server_grants_no_lock_and_keeps_nothing,
         a_full_server_rejects_only_inner_releases,
         a_full_server_renews,
+        a_full_server_renews_when_a_guard_asks_for_it,
         a_server_that_becomes_read_only_is_waited_for,
         a_server_that_stays_read_only_is_unavailable,
         a_server_that_has_become_a_replica_is_not_asked,
@@ -91,6 +92,23 @@ fn a_full_server_renews(server: &Server) {
     throughout(3 * LEASE, || guard.is_held() && server.pttl("a") > LEASE / 3);
     guard.unlock().unwrap();
     assert!(!server.exists("a"));
+}
+
+fn a_full_server_renews_when_a_guard_asks_for_it(server: &Server) {
+    let client = server.open(patient());
+    let (outer, inner) = (take(&client, "a"), take(&client, "a"));
+    let owned = client.lock_owned("b").unwrap();
+    let term = client.election("c").campaign().unwrap();
+    let set = client.lock_all(["d", "e"]).unwrap();
+    fill(server);
+    inner.renew().unwrap();
+    // The depth in the server stays behind.
+    assert_rejected(inner.unlock(), "OOM");
+    outer.renew().unwrap();
+    owned.renew().unwrap();
+    term.renew().unwrap();
+    set.renew().unwrap();
+    server.set_config("maxmemory", "0");
 }
 
 /// Makes the server the replica of a master that does not exist.
