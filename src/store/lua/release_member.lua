@@ -13,4 +13,8 @@ local answer = tonumber(score) > now and 1 or 0
 local queue, window, permits, me = KEYS[2], tonumber(ARGV[2]), tonumber(ARGV[3]), nil
 local shard = ARGV[4]
 local serves = redis.pcall('exists', queue) == 1
+if serves and permits > 0 and answer == 1 then
+  -- Those who wait may go by more permits: as many as with this one are right.
+  permits = math.max(permits, redis.call('zcount', KEYS[1], '(' .. now, '+inf') + 1)
+end
 

@@ -14,8 +14,13 @@ local shard = ARGV[4]
 if redis.pcall('zrem', queue, ARGV[1]) == 1 then
   answer = 1
 end
-if left ~= -2 and redis.pcall('zrem', KEYS[1], ARGV[1] .. ':0') == 1 then
+local ends = left ~= -2 and tonumber(redis.pcall('zscore', KEYS[1], ARGV[1] .. ':0'))
+if ends and redis.pcall('zrem', KEYS[1], ARGV[1] .. ':0') == 1 then
   answer = 1
+  if permits > 0 and ends > now then
+    -- Those who wait may go by more permits: as many as with the offer are right.
+    permits = math.max(permits, redis.call('zcount', KEYS[1], '(' .. now, '+inf') + 1)
+  end
 end
 local serves = answer == 1 and redis.pcall('exists', queue) == 1
 

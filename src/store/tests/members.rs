@@ -48,6 +48,7 @@ stores!(
     an_offer_is_left_to_the_thread_that_waits,
     an_offer_that_is_taken_back_adds_no_permit,
     a_permit_that_a_client_must_decline_is_offered_to_the_next,
+    a_permit_is_offered_whatever_the_client_goes_by_that_leaves_it,
     a_full_server_refuses_holds_and_renews_and_releases_them,
     a_refused_limit_leaves_no_key_without_a_time_to_live,
     the_data_of_others_stays_as_it_is,
@@ -565,6 +566,31 @@ fn a_permit_that_a_client_must_decline_is_offered_to_the_next(process: &Server) 
     assert!(!takes_its_turn(&store, &by("b", one, 1)));
     release(&store, &by("a", one, 1));
     assert!(is_woken(&mut *b) && takes_its_turn(&store, &by("b", one, 1)));
+}
+
+/// Others may hold as many already as it goes by, or more.
+fn a_permit_is_offered_whatever_the_client_goes_by_that_leaves_it(process: &Server) {
+    let store = single(process);
+    let [mut few, mut many] = ["few", "many"].map(|client| listen(&store, client));
+    let (one, three) = (Permit { of: 1 }, Permit { of: 3 });
+    assert!(tries(&store, &of(one, 1)));
+    assert!((2..=3).all(|nonce| tries(&store, &of(three, nonce))));
+    waits(&store, &by("many", three, 1));
+    release(&store, &of(one, 1));
+    assert!(is_woken(&mut *many) && takes_its_turn(&store, &by("many", three, 1)));
+
+    waits(&store, &by("few", one, 2));
+    waits(&store, &by("many", three, 3));
+    release(&store, &of(three, 2));
+    assert!(is_woken(&mut *few));
+    let waiting = WaitingClient { kind: Some(one), name: "lock", client: &id("few") };
+    store.unregister(waiting, soon()).expect("a reply");
+    assert!(is_woken(&mut *many) && takes_its_turn(&store, &by("many", three, 3)));
+    // A place that was not offered is not given away.
+    waits(&store, &by("few", one, 4));
+    waits(&store, &by("many", three, 5));
+    store.unregister(waiting, soon()).expect("a reply");
+    assert!(nothing_comes(&mut *many));
 }
 
 fn a_full_server_refuses_holds_and_renews_and_releases_them(process: &Server) {
