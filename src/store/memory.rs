@@ -71,7 +71,7 @@ impl Locks {
         let Acquire { hold, lease, registration, .. } = request;
         let now = Moment::now();
         let waits = registration != Registration::None;
-        let overtakes = !waits && self.waited_for.contains(&hold.name);
+        let waited_for = self.waited_for.contains(&hold.name);
         if let Some(held) = self.held_by(hold) {
             held.ends = now.after(lease);
             let room = room_beside(hold.kind, usize::MAX);
@@ -81,6 +81,13 @@ impl Locks {
         if holds.iter().any(|held| !are_of_one_type(held.id.kind, hold.kind)) {
             return Err(Failure::wrong_type());
         }
+        let overtakes = !waits
+            && waited_for
+            && match hold.kind {
+                // One permit is left to the thread that waits.
+                HoldKind::Permit { of } => holds.len() + 1 >= of as usize,
+                HoldKind::Lock | HoldKind::Read | HoldKind::Write => true,
+            };
         let mut ends = holds.iter().map(|held| held.ends);
         let end = match hold.kind {
             HoldKind::Lock | HoldKind::Write => ends.max(),

@@ -17,6 +17,7 @@ stores! {
         threads_get_permits_in_the_order_in_which_they_ask,
         many_threads_never_exceed_the_permits,
         the_number_of_permits_may_differ,
+        a_newcomer_leaves_one_permit_to_a_waiting_thread,
         a_permit_is_renewed,
         a_lost_permit_is_free_again,
         a_wait_for_a_permit_ends,
@@ -139,6 +140,19 @@ fn the_number_of_permits_may_differ(store: &Store) {
         permit.release().unwrap();
     }
     eventually(SOON, || few.available().unwrap() == 2);
+}
+
+fn a_newcomer_leaves_one_permit_to_a_waiting_thread(store: &Store) {
+    let client = store.open(patient());
+    let [one, two, nine] = [1, 2, 9].map(|permits| client.semaphore("a", permits));
+    let permit = nine.acquire().unwrap();
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| one.acquire().unwrap());
+        eventually(SOON, || two.try_acquire().unwrap().is_none());
+        nine.try_acquire().unwrap().expect("more is free").release().unwrap();
+        permit.release().unwrap();
+        waiter.join().unwrap().release().unwrap();
+    });
 }
 
 fn a_permit_is_renewed(store: &Store) {
