@@ -144,7 +144,8 @@ impl LockCall<'_> {
             match start {
                 Start::AtHead(arrival) => return self.acquire_at_head(&waiter, arrival),
                 Start::Beside => {
-                    let attempt = self.attempt(self.first_arrival());
+                    let after_release = self.after_release();
+                    let attempt = self.attempt(Arrival::Beside { after_release });
                     if let Some(lease) = beside::acquire(attempt, self.name, self.caller.kind)? {
                         return Ok(Some(lease));
                     }
@@ -158,7 +159,8 @@ impl LockCall<'_> {
 
     /// Makes one attempt outside the queue.
     fn acquire_outside(&self, waiter: &Waiter) -> Result<Option<Arc<Lease>>> {
-        let mut attempt = self.attempt(self.first_arrival());
+        let after_release = self.after_release();
+        let mut attempt = self.attempt(Arrival::First { after_release });
         match try_until_acquired(&mut attempt, waiter) {
             Ok(NewHold::Acquired { lease, .. } | NewHold::HandedOff(lease)) => Ok(Some(lease)),
             Err(stopped) => {
@@ -168,8 +170,8 @@ impl LockCall<'_> {
         }
     }
 
-    fn first_arrival(&self) -> Arrival {
-        Arrival::First { after_release: !self.queues().released(self.name).is_empty() }
+    fn after_release(&self) -> bool {
+        !self.queues().released(self.name).is_empty()
     }
 
     /// Waits behind the other threads of this client, or those that came before. `None` if the wait

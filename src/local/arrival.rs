@@ -14,6 +14,12 @@ pub(super) enum Arrival {
         /// Whether the release of an earlier hold of this client is not confirmed.
         after_release: bool,
     },
+    /// To try once beside the head. A client has one place among the waiting clients: that of the
+    /// thread which may try again.
+    Beside {
+        /// As in `First`.
+        after_release: bool,
+    },
     /// From behind another thread.
     Next {
         /// Whether the lock was released for another client, which goes first.

@@ -65,9 +65,16 @@ impl<'a> Attempt<'a> {
         contended: &'a Cell<bool>,
         arrival: Arrival,
     ) -> Self {
-        let is_first = matches!(arrival, Arrival::First { .. });
+        let registration = match arrival {
+            // The thread in front may have left the client registered.
+            Arrival::Next { .. } | Arrival::Handoff(_) => Registration::Registered,
+            Arrival::First { .. } if !wait.is_over() => Registration::IfHeld,
+            Arrival::First { .. } | Arrival::Beside { .. } => Registration::None,
+        };
         let (after_release, yields, handoff) = match arrival {
-            Arrival::First { after_release } => (after_release, false, None),
+            Arrival::First { after_release } | Arrival::Beside { after_release } => {
+                (after_release, false, None)
+            }
             Arrival::Next { yields } => {
                 (!shared.queues(caller.kind).released(name).is_empty(), yields, None)
             }
@@ -77,12 +84,7 @@ impl<'a> Attempt<'a> {
         let request = AcquireRequest {
             hold: shared.identity.next_hold(caller.kind, name),
             lease: caller.times.lease,
-            registration: match is_first {
-                // The thread in front may have left the client registered.
-                false => Registration::Registered,
-                true if wait.is_over() => Registration::None,
-                true => Registration::IfHeld,
-            },
+            registration,
             yields_until: yields_until(yields),
             limits: retry.limits(),
             may_be_early: shared.config.uses(Mechanism::EarlyRequest),
@@ -238,8 +240,9 @@ impl<'a> Attempt<'a> {
         let retries = !released.is_empty() || self.after_release && !store.keeps_order();
         for released in released {
             self.after_release = true;
+            released.mark_released_again();
             store.release(released.to_release(self.retry.request_deadline()))?;
-            end_reports.confirm_release(&released);
+            end_reports.settle(&released, &Ok(()));
         }
         self.after_release = false;
         Ok(retries)
@@ -258,13 +261,6 @@ impl<'a> Attempt<'a> {
         let lease = Arc::new(Lease::new(self.request.hold.clone(), fence, self.caller, sent));
         if self.in_doubt {
             lease.mark_in_doubt();
-        }
-        if self.after_release && self.caller.kind == HoldKind::Lock {
-            // Two holds of a lock do not exist at the same time. The end of the one is reported
-            // before the beginning of the other.
-            for released in self.shared.wait_queues.take_released(lease.name()) {
-                self.shared.end_reports.report_released(&released);
-            }
         }
         self.shared.add_hold(&lease, self.caller);
         lease

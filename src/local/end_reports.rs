@@ -23,21 +23,23 @@ impl EndReports {
 
     /// As `report_end`, with the reply to a release that was posted.
     pub(super) fn report_reply(&self, lease: &Lease, reply: Result<HoldReply, Failure>) {
-        let outcome = match reply {
-            Ok(HoldReply::Held) => Ok(()),
-            Ok(HoldReply::Gone) => Err(HoldFailure::Lost),
-            Err(failure) => Err(HoldFailure::Failed(failure)),
-        };
-        self.ends.settle_release(&lease.id, || {
-            self.report_end(lease, &outcome);
-            !matches!(outcome, Err(HoldFailure::Failed(_)))
-        });
+        self.settle(
+            lease,
+            &match reply {
+                Ok(HoldReply::Gone) if !lease.is_released_again() => Err(HoldFailure::Lost),
+                Ok(HoldReply::Gone | HoldReply::Held) => Ok(()),
+                Err(failure) => Err(HoldFailure::Failed(failure)),
+            },
+        );
     }
 
-    /// As `report_reply`, when another release has ended the hold: the one that was posted may come
-    /// later, and find it gone.
-    pub(super) fn confirm_release(&self, lease: &Lease) {
-        self.report_reply(lease, Ok(HoldReply::Held));
+    /// As `report_end`, for a hold whose release was not confirmed, before the next holder reports
+    /// its own.
+    pub(super) fn settle(&self, lease: &Lease, outcome: &Result<(), HoldFailure>) {
+        self.ends.settle_release(&lease.id, || {
+            self.report_end(lease, outcome);
+            !matches!(outcome, Err(HoldFailure::Failed(_)))
+        });
     }
 
     /// Reports that a hold has ended in the store.

@@ -14,7 +14,8 @@ use crate::store::hold::HoldId;
 use crate::store::request::{HoldReply, Release};
 
 /// Releases a hold in the store. With `in_doubt` an earlier request may have ended it: then a reply
-/// that it is gone is no loss, and neither is one to a repetition.
+/// that it is gone is no loss, and neither is one to a repetition, or if another thread releases it
+/// as well.
 pub(super) fn release_in_store(
     shared: &Shared,
     lease: &Lease,
@@ -23,7 +24,9 @@ pub(super) fn release_in_store(
 ) -> Result<(), HoldFailure> {
     loop {
         match shared.store.release(lease.to_release(retry.request_deadline())) {
-            Ok(HoldReply::Gone) if !in_doubt => return Err(HoldFailure::Lost),
+            Ok(HoldReply::Gone) if !in_doubt && !lease.is_released_again() => {
+                return Err(HoldFailure::Lost);
+            }
             Ok(HoldReply::Gone | HoldReply::Held) => return Ok(()),
             Err(mut failure) => {
                 in_doubt |= failure.is_ambiguous();

@@ -29,6 +29,7 @@ pub(crate) const TOGETHER: u32 = 64;
 /// Bits of `Lease::told`.
 const REPORTED: u8 = 1;
 const LOSS: u8 = 2;
+const RELEASED_AGAIN: u8 = 4;
 
 /// A hold and how long it may be relied on.
 ///
@@ -56,7 +57,8 @@ pub(crate) struct Lease {
     depth: AtomicU32,
     /// Whether a request that began this hold may be executed once more.
     in_doubt: AtomicBool,
-    /// What was told of the hold: [`REPORTED`] unless it is part of a set that is not complete.
+    /// What was told of the hold, and to the store: [`REPORTED`] unless it is part of a set that is
+    /// not complete.
     told: AtomicU8,
     /// Whether the last renewal has failed. Only the renewer uses it.
     failing: AtomicBool,
@@ -144,6 +146,15 @@ impl Lease {
     /// reported.
     pub(crate) fn may_tell_loss(&self) -> bool {
         self.told.fetch_or(LOSS, Ordering::AcqRel) & REPORTED != 0
+    }
+
+    /// Notes that a second request to release the hold is sent, which may end it first.
+    pub(crate) fn mark_released_again(&self) {
+        self.told.fetch_or(RELEASED_AGAIN, Ordering::AcqRel);
+    }
+
+    pub(crate) fn is_released_again(&self) -> bool {
+        self.told.load(Ordering::Acquire) & RELEASED_AGAIN != 0
     }
 
     pub(crate) fn mark_in_doubt(&self) {

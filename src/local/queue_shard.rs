@@ -82,15 +82,18 @@ impl QueueShard {
 
     /// Adds a hold that is released without a waiter, and removes it from the head of its queue.
     pub(super) fn add_released(&mut self, lease: &Arc<Lease>) {
-        let name = lease.name();
-        let Some(queue) = self.0.get_mut(name) else {
-            self.0.insert(name.clone(), WaitQueue::without_head(lease));
-            return;
-        };
-        let is_held = queue.is_held_by(lease);
-        queue.add_released(lease);
-        if is_held {
-            self.advance(name);
+        self.remember_released(lease);
+        if self.0.get(lease.name()).is_some_and(|queue| queue.is_held_by(lease)) {
+            self.advance(lease.name());
+        }
+    }
+
+    /// Adds a hold whose release is not confirmed.
+    pub(super) fn remember_released(&mut self, lease: &Arc<Lease>) {
+        if let Some(queue) = self.0.get_mut(lease.name()) {
+            queue.add_released(lease);
+        } else {
+            self.0.insert(lease.name().clone(), WaitQueue::without_head(lease));
         }
     }
 

@@ -16,6 +16,7 @@ use crate::local::lease::Lease;
 use crate::local::retry::{RetryLimit, RetryPolicy};
 use crate::local::shared::Shared;
 use crate::local::{handoff, reentrancy};
+use crate::store::hold::HoldKind;
 use crate::store::request::{Change, HoldReply, PostedChange, Release};
 
 /// Releases a level of a hold, and waits until it is known how that went. The hold ends with the
@@ -33,14 +34,14 @@ pub(crate) fn unlock_all(shared: &Shared, leases: &[Arc<Lease>]) -> Result<()> {
     shared.identity.check_process()?;
     let Some(first) = leases.first() else { return Ok(()) };
     let times = CallTimes::new(&shared.config, first.duration());
-    let mut retry = RetryPolicy::new(RetryLimit::Brief, &shared.config, times);
+    let mut limit = RetryLimit::Brief;
     let mut outcome = Ok(());
     for lease in leases {
         lease.set_depth(0);
+        let mut retry = RetryPolicy::new(limit, &shared.config, times);
         let released = finish(lease, release(shared, lease, &mut retry));
         if let Err(Error::NoQuorum { .. } | Error::Unavailable { .. }) = &released {
-            let limit = RetryLimit::End(Instant::now());
-            retry = RetryPolicy::new(limit, &shared.config, times);
+            limit = RetryLimit::End(Instant::now());
         }
         if outcome.is_ok() || is_lost(&released) && !is_lost(&outcome) {
             outcome = released;
@@ -186,9 +187,12 @@ fn release(
             let pending = handoff::start(shared, lease, &waiter.caller, handoffs, retry);
             handoff::finish(shared, pending, &waiter, retry)
         } else {
+            if lease.id.kind == HoldKind::Lock {
+                // A set may be acquired outside the queue as soon as the request is executed.
+                shared.wait_queues.remember_released(lease);
+            }
             let outcome = ending::release_in_store(shared, lease, retry, false);
-            // Before the next holder reports its own hold.
-            shared.end_reports.report_end(lease, &outcome);
+            shared.end_reports.settle(lease, &outcome);
             shared.wait_queues.end_hold(lease);
             shared.wake_head(lease.id.kind, lease.name());
             return outcome;

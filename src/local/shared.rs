@@ -156,8 +156,14 @@ impl Shared {
     }
 
     /// Adds a new hold of a thread of this process, to be found by that thread and to be renewed.
-    /// It is reported before the renewer may find it lost.
+    /// It is reported before the renewer may find it lost, and after the ends of earlier holds: two
+    /// holds of a lock do not exist at the same time.
     pub(super) fn add_hold(&self, lease: &Arc<Lease>, caller: &Caller) {
+        if caller.kind == HoldKind::Lock {
+            for released in self.wait_queues.take_released(lease.name()) {
+                self.end_reports.report_released(&released);
+            }
+        }
         self.counters.begin_hold();
         if !caller.in_set {
             self.report_acquired(lease, caller);

@@ -87,8 +87,9 @@ fn inspect(
 /// Sends the release of a dropped hold once more, and waits for it.
 fn confirm_release(shared: &Shared, released: &Lease) -> Result<()> {
     let name = released.name();
+    released.mark_released_again();
     repeat(shared, "inspect", name, |end| shared.store.release(released.to_release(end)))?;
-    shared.end_reports.confirm_release(released);
+    shared.end_reports.settle(released, &Ok(()));
     Ok(())
 }
 

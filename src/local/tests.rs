@@ -1,5 +1,6 @@
 //! Calls for locks in a store that is slow, or whose replies are lost.
 
+mod several_holds;
 mod shutdown;
 mod wakeups;
 
@@ -48,6 +49,8 @@ enum Outcome {
     /// Not executed.
     Transient,
     Slow(Duration),
+    /// Before its reply is read, a posted release is executed, and that reply is read.
+    ThenPosted,
 }
 
 /// Locks in memory, behind requests whose outcomes the test sets.
@@ -59,6 +62,8 @@ struct Scripted {
     jobs: Arc<Mutex<Vec<Action>>>,
     /// Posted releases that are not sent; `None` if each is sent at once.
     posted: Option<Arc<Mutex<Vec<Posted>>>>,
+    /// How the acquires have registered the client.
+    registrations: Arc<Mutex<Vec<Registration>>>,
     /// How many acquires were sent by threads that did not wait for the reply.
     started: Arc<AtomicUsize>,
     /// The wake-ups for the listener, if there is one.
@@ -84,6 +89,11 @@ impl Scripted {
             Outcome::Slow(time) => {
                 let reply = request();
                 thread::sleep(time);
+                reply
+            }
+            Outcome::ThenPosted => {
+                let reply = request();
+                self.send_posted();
                 reply
             }
             Outcome::LostReply => request().and(Err(fail(FailureKind::Timeout))),
@@ -119,6 +129,7 @@ impl fmt::Debug for Scripted {
 
 impl Store for Scripted {
     fn acquire(&self, request: Acquire<'_>) -> Result<AcquireReply, Failure> {
+        self.registrations.lock().push(request.registration);
         self.apply_outcome(|| self.inner.acquire(request))
     }
 
@@ -481,6 +492,27 @@ fn a_late_release_of_a_hold_that_was_looked_for_is_no_loss() {
     scene.store.send_posted();
     scene.expect_events(["acquired", "released"]);
     assert!(scene.events.is_empty());
+}
+
+#[test]
+fn a_release_that_another_thread_sends_as_well_finds_no_loss() {
+    let looks: [fn(&Scene); 2] = [
+        |scene| {
+            scene.store.set_outcomes(&[Outcome::ThenPosted]);
+            assert!(status::holder(&scene.shared, &scene.name).expect("a reply").is_none());
+        },
+        |scene| {
+            scene.store.set_outcomes(&[Outcome::Fine, Outcome::ThenPosted]);
+            assert!(scene.lock_with(Wait::No).expect("a reply").is_some());
+        },
+    ];
+    for look in looks {
+        let scene = Scene::posting();
+        scene.lock_and_post_release();
+        look(&scene);
+        scene.expect_events(["acquired", "released"]);
+        assert_eq!(scene.shared.stats().lost, 0);
+    }
 }
 
 #[test]

@@ -274,6 +274,12 @@ impl WaitQueues {
         None
     }
 
+    /// Remembers a hold whose release is to be sent now. If it is that of the head, it stays the
+    /// head until it is known how that has gone.
+    pub(crate) fn remember_released(&self, lease: &Arc<Lease>) {
+        self.shard(lease.name()).remember_released(lease);
+    }
+
     /// Ends a handoff with success.
     pub(crate) fn finish_handoff(&self, waiter: &QueuedWaiter, lease: &Arc<Lease>) {
         // Only then signalled: the thread may release the lock at once, and a hold that has ended

@@ -79,11 +79,11 @@ fn a_release_is_reported_before_the_next_hold(store: &Store) {
             let client = &client;
             scope.spawn(move || {
                 for round in 0..ROUNDS {
-                    let guard = client.lock("a").unwrap();
-                    if (thread + round) % 2 == 0 {
-                        guard.unlock().unwrap();
-                    } else {
-                        drop(guard);
+                    match (thread + round) % 4 {
+                        0 => client.lock("a").unwrap().unlock().unwrap(),
+                        1 => drop(client.lock("a").unwrap()),
+                        2 => client.lock_all(["a"]).unwrap().unlock().unwrap(),
+                        _ => drop(client.lock_all(["a"]).unwrap()),
                     }
                 }
             });
