@@ -153,7 +153,7 @@ fn a_lock_with_many_readers_is_a_lock(server: &Server) {
 }
 
 #[track_caller]
-fn assert_wrong_type<T: std::fmt::Debug>(result: Result<T, Error>, name: &str) {
+pub(crate) fn assert_wrong_type<T: std::fmt::Debug>(result: Result<T, Error>, name: &str) {
     match result {
         Err(Error::WrongType { name: wrong, .. }) => assert_eq!(wrong, name),
         other => panic!("{other:?} instead of the wrong type of {name}"),

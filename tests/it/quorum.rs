@@ -3,6 +3,7 @@
 mod contention;
 mod durability;
 mod fences;
+mod foreign_keys;
 mod grants;
 mod lost_replies;
 mod open;

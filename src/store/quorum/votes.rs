@@ -80,6 +80,19 @@ impl<T> Votes<T> {
         self.failures().filter(|failure| failure.is_shortfall()).count()
     }
 
+    /// How many have something that is not a lock. Such a server counts like one where others hold
+    /// the lock, unless the rest are no majority: then the request fails.
+    fn count_wrong(&self) -> usize {
+        self.count_failures(FailureKind::WrongType)
+    }
+
+    /// Returns `true` if some server has something else and the replies to come decide whether the
+    /// rest are a majority. Before one has said so, no reply is waited for on that account.
+    fn may_be_wrong(&self) -> bool {
+        let wrong = self.count_wrong();
+        wrong > 0 && !self.outvoted_by(wrong) && self.outvoted_by(wrong + self.pending())
+    }
+
     /// Returns `true` if the servers other than so many are no majority.
     fn outvoted_by(&self, against: usize) -> bool {
         self.0.len() - against < self.required()
@@ -137,9 +150,9 @@ impl<T> Votes<T> {
 
     /// The failure, once a majority can no longer answer with any kind of reply.
     fn unanswered(&self, ok: usize) -> Option<Failure> {
-        let wrong = self.count_failures(FailureKind::WrongType);
+        let (wrong, rejected) = (self.count_wrong(), self.count_failures(FailureKind::Rejected));
+        let refused = self.outvoted_by(rejected) || self.outvoted_by(wrong);
         let answers = self.answers().count() + self.count_short() + wrong;
-        let refused = self.outvoted_by(self.count_failures(FailureKind::Rejected));
         let hopeless = answers + self.pending() < self.required();
         (refused || hopeless || self.pending() == 0).then(|| self.shortfall(ok))
     }
@@ -167,10 +180,10 @@ impl Votes<AcquireReply> {
         if granted >= self.required() {
             return Some(self.granted(&fences));
         }
-        if granted + self.pending() >= self.required() {
+        if granted + self.pending() >= self.required() || self.may_be_wrong() {
             return None;
         }
-        let (short, wrong) = (self.count_short(), self.count_failures(FailureKind::WrongType));
+        let (short, wrong) = (self.count_short(), self.count_wrong());
         let refused = self.count_failures(FailureKind::Rejected);
         if self.outvoted_by(wrong)
             || self.outvoted_by(refused)
@@ -215,12 +228,13 @@ impl Votes<TransferReply> {
         if done >= self.required() {
             return Some(self.granted(&fences));
         }
-        if done + self.pending() >= self.required() {
+        if done + self.pending() >= self.required() || self.may_be_wrong() {
             return None;
         }
         let gone = self.count(|answer| *answer == TransferReply::Gone);
         let yielded = self.count(|answer| *answer == TransferReply::Yielded);
-        if self.outvoted_by(gone) {
+        let wrong = self.count_wrong();
+        if self.outvoted_by(gone + wrong) && !self.outvoted_by(wrong) {
             return Some(HoldDecision::NotGranted(Ok(TransferReply::Gone)));
         }
         let done_anyhow = done + self.count_short();
@@ -253,11 +267,14 @@ impl Votes<HoldReply> {
     /// Decides whether any server of an answering majority had what it was asked about.
     pub(super) fn decide_any(&self) -> Option<Result<HoldReply, Failure>> {
         let ours = self.count(|reply| *reply == HoldReply::Held);
-        let answers = self.answers().count();
-        if answers >= self.required() {
+        let (answers, wrong) = (self.answers().count(), self.count_wrong());
+        if self.may_be_wrong() {
+            return None;
+        }
+        if answers + wrong >= self.required() && !self.outvoted_by(wrong) {
             return Some(Ok(if ours > 0 { HoldReply::Held } else { HoldReply::Gone }));
         }
-        self.unanswered(answers).filter(|_| answers + self.pending() < self.required()).map(Err)
+        self.unanswered(answers).map(Err)
     }
 
     /// Decides, once all replies have come or failed, what a majority says, and whether no reply

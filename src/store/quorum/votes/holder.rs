@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::failure::{Failure, FailureKind};
+use crate::failure::Failure;
 use crate::store::quorum::votes::Votes;
 use crate::store::request::HolderReply;
 
@@ -19,10 +19,10 @@ pub(in super::super) fn decide_holder(
             holders.iter().filter(|other| other.owner == best.owner).copied().collect();
         return Some(Ok(Some(summary(&same, votes.required()))));
     }
-    if most + votes.pending() >= votes.required() {
+    if most + votes.pending() >= votes.required() || votes.may_be_wrong() {
         return None;
     }
-    let wrong = votes.count_failures(FailureKind::WrongType);
+    let wrong = votes.count_wrong();
     if !votes.outvoted_by(wrong) && votes.answers().count() + wrong >= votes.required() {
         return Some(Ok(None));
     }

@@ -1,5 +1,7 @@
 //! All that up to five servers can reply, and what it amounts to.
 
+mod wrong_types;
+
 use std::io;
 
 use super::holder::decide_holder;
