@@ -94,6 +94,9 @@ fn a_hold_is_not_handed_off_if_a_majority_has_another_type_in_any_order() {
 #[test]
 fn nothing_is_ended_if_a_majority_has_another_type_in_any_order() {
     assert_a_majority_decides(&ALL, &[HoldReply::Held, HoldReply::Gone], Votes::decide_any);
+    let votes = [Ok(HoldReply::Held), wrong(), failed(FailureKind::Unreachable)];
+    let decided = Votes(votes.map(Some).into()).decide_any();
+    assert!(matches!(decided, Some(Ok(HoldReply::Held))), "{decided:?}");
 }
 
 #[test]
@@ -102,6 +105,7 @@ fn a_silent_server_is_waited_for_only_if_it_decides_about_the_type() {
         let votes = votes.iter().cloned().map(Some).chain((0..silent).map(|_| None));
         Votes(votes.collect()).decide_acquire().is_some()
     };
+    assert!(decides(&[failed(FailureKind::Unreachable)], 1));
     assert!(decides(&[Ok(busy()), Ok(busy())], 1));
     assert!(!decides(&[Ok(busy()), wrong()], 1));
     assert!(decides(&[wrong(), wrong()], 1));
