@@ -27,8 +27,8 @@ if left ~= -2 or queued then
     local first, i = redis.pcall('zrange', KEYS[3], 0, 9, 'withscores'), 1
     while first[i] and first[i] ~= client do
       local score = first[i + 1]
-      local stopped = math.abs(score * 1000 % 1 - 0.5) < 0.3 -- As `wake.lua` marks it.
-      if not stopped then
+      local mark = math.floor(score * 1000 + 0.5) % 4 -- As `wake.lua` sets it.
+      if mark ~= 2 then
         break
       end
       i = i + 2

@@ -27,7 +27,7 @@ end
 if waits and type(redis.pcall('zscore', KEYS[#KEYS - 1], 'redisson')) ~= 'string' then
   local now = redis.call('time')
   local joined = redis.pcall(
-    'zadd', KEYS[#KEYS - 1], 'nx', now[1] * 1000 + now[2] / 1000, 'redisson')
+    'zadd', KEYS[#KEYS - 1], 'nx', now[1] * 1000 + math.floor(now[2] / 4) / 250, 'redisson')
   -- No key is left without a TTL, even if the user lacks the right to set one.
   if type(joined) == 'number' and redis.pcall('pexpire', KEYS[#KEYS - 1], life) ~= 1 then
     redis.pcall('zrem', KEYS[#KEYS - 1], 'redisson')

@@ -8,7 +8,7 @@ if fence then
   elseif replaced then
     -- A thread of the client still waits, and the client has taken its offer.
     time = time or redis.call('time')
-    redis.pcall('zadd', KEYS[3], 'xx', time[1] * 1000 + time[2] / 1000, client)
+    redis.pcall('zadd', KEYS[3], 'xx', time[1] * 1000 + math.floor(time[2] / 4) / 250, client)
   end
   return fence
 end
@@ -16,10 +16,10 @@ if ARGV[4] ~= '0' then
   local mode, score = 'xx', redis.pcall('zscore', KEYS[3], client)
   if type(score) == 'string' then
     -- A client that did not take its offer in time has not stopped: it stays, without the mark.
-    score = math.floor(score * 1000 + 0.25) / 1000
+    score = math.floor(score * 250 + 0.1) / 250
   else
     time = time or redis.call('time')
-    mode, score = 'nx', time[1] * 1000 + time[2] / 1000
+    mode, score = 'nx', time[1] * 1000 + math.floor(time[2] / 4) / 250
   end
   local joined = redis.pcall('zadd', KEYS[3], mode, score, client)
   -- No key is left without a TTL, even if the user lacks the right to set one.

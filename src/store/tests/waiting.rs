@@ -28,6 +28,7 @@ servers!(
     every_way_to_free_a_lock_wakes_a_client,
     a_lock_that_stays_held_wakes_no_client,
     a_kept_lock_is_offered_to_no_client_but_one_is_told,
+    a_client_that_was_told_goes_first_when_a_kept_lock_is_free,
     a_full_server_keeps_a_lock,
     clients_that_are_gone_are_skipped,
     a_client_that_leaves_wakes_the_next,
@@ -250,16 +251,45 @@ fn a_kept_lock_is_offered_to_no_client_but_one_is_told(process: &Server) {
     assert_eq!(waiting(process), ["a", "b"], "its place is the same");
 
     // Told again, it does not ask.
-    process.command(&["HSET", "lock:lock", "client:1", "1"]);
-    for _ in 0..2 {
-        assert_eq!(keep(&store, &hold(1), LEASE / 2).ok(), Some(HoldReply::Held));
+    let keep_again = || {
         process.command(&["HSET", "lock:lock", "client:1", "1"]);
-    }
-    assert_eq!((next(&mut *first), next(&mut *second)), (woken(), woken()));
+        assert_eq!(keep(&store, &hold(1), LEASE / 2).ok(), Some(HoldReply::Held));
+    };
+    keep_again();
+    assert_eq!(next(&mut *first), woken());
+    keep_again();
+    assert_eq!(next(&mut *second), woken());
+    assert_eq!(waiting(process), ["a", "b"], "it may be far away");
+    register(&store, "b");
+    keep_again();
+    assert_eq!(next(&mut *second), woken());
     assert_eq!(waiting(process), ["b"]);
+    assert!(nothing_comes(&mut *first));
     register(&store, "b");
     assert_eq!(store.force_release("lock", b"client:1", soon()).ok(), Some(true));
     assert_eq!(next(&mut *second), woken());
+}
+
+/// Its request may be on its way for longer than the lock stays taken.
+fn a_client_that_was_told_goes_first_when_a_kept_lock_is_free(process: &Server) {
+    let store = single(process);
+    let _wakeups = ["far", "near"].map(|client| listen(&store, client));
+    must_acquire(&store, &hold(1));
+    for client in ["far", "near"] {
+        register(&store, client);
+    }
+    keep(&store, &hold(1), Duration::from_millis(10)).expect("a reply");
+    eventually(|| process.ask::<u64>(&["EXISTS", "lock:lock"]) == 0);
+    let near = ask(&store, &of("near", 1), Registration::Yielding);
+    assert_eq!(near, AcquireReply::Held { remaining: None });
+
+    // Another client has come and gone before that request.
+    must_acquire(&store, &hold(2));
+    keep(&store, &hold(2), Duration::from_millis(10)).expect("a reply");
+    assert_eq!(waiting(process), ["far", "near"]);
+    eventually(|| process.ask::<u64>(&["EXISTS", "lock:lock"]) == 0);
+    let far = ask(&store, &of("far", 1), Registration::Yielding);
+    assert!(matches!(far, AcquireReply::Acquired { .. }), "{far:?}");
 }
 
 fn a_full_server_keeps_a_lock(process: &Server) {
@@ -350,10 +380,10 @@ fn a_yielding_client_lets_another_go_first(process: &Server) {
 fn a_yielding_client_passes_over_those_that_have_stopped(process: &Server) {
     let store = single(process);
     let late = of("late", 1);
-    process.command(&["ZADD", WAITING, "1.0005", "stopped", "2.0005", "also", "3", "late"]);
+    process.command(&["ZADD", WAITING, "1.002", "stopped", "2.002", "also", "3", "late"]);
     assert!(matches!(ask(&store, &late, Registration::Yielding), AcquireReply::Acquired { .. }));
     release(&store, &late);
-    process.command(&["ZADD", WAITING, "1.0005", "stopped", "2", "a", "3", "late"]);
+    process.command(&["ZADD", WAITING, "1.002", "stopped", "2", "a", "3", "late"]);
     assert_eq!(ask(&store, &late, Registration::Yielding), AcquireReply::Held { remaining: None });
 }
 
@@ -460,11 +490,11 @@ fn a_client_that_has_stopped_costs_one_offer(process: &Server) {
     assert!(matches!(reply, AcquireReply::Acquired { .. }), "{reply:?}");
 }
 
-/// The mark is as small as the numbers of the server allow.
+/// The marks are little more than the numbers of the server allow.
 fn a_client_that_has_stopped_is_known_at_any_time(process: &Server) {
     let scripts = [include_str!("../lua/wake.lua"), include_str!("../lua/acquire.lua")];
     for script in scripts {
-        let tells = script.lines().find(|line| line.contains("local stopped"));
+        let tells = script.lines().find(|line| line.contains("local mark"));
         assert_eq!(wrongly_marked(process, tells.expect("the line that tells")), 0);
     }
 }
@@ -474,11 +504,12 @@ fn wrongly_marked(process: &Server, tells: &str) -> u64 {
     let script = format!(
         "local wrong = 0
         for micros = 0, 999999, 7 do
-          for mark = 0, 1 do
-            local place = 1795358400 * 1000 + micros / 1000
-            local score = string.format('%.17g', place + mark * 0.0005)
+          for made = 0, 2 do
+            local place = 1795358400 * 1000 + math.floor(micros / 4) / 250
+            local score = string.format('%.17g', place + made * 0.001)
             {tells}
-            wrong = wrong + (stopped == (mark == 1) and 0 or 1)
+            local cleared = math.floor(score * 250 + 0.1) / 250
+            wrong = wrong + (mark == made and cleared == place and 0 or 1)
           end
         end
         return wrong"
