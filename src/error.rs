@@ -309,10 +309,15 @@ impl fmt::Display for Error {
                  {acked} of {required}"
             ),
             Self::Redis { attempt, server, code, .. } => {
-                write!(f, "{server} refused to {attempt}: {code}")
+                write!(f, "could not {attempt}: {server} refused it: {code}")?;
+                let is_cluster = matches!(&**code, "CROSSSLOT" | "MOVED");
+                f.write_str(if is_cluster { ", because it is a node of a cluster" } else { "" })
             }
             Self::Timeout { name, holder: None } => {
                 write!(f, "another owner held lock {name:?} until the wait was over")
+            }
+            Self::Timeout { name, holder: Some(holder) } if holder.client.is_empty() => {
+                write!(f, "another library held lock {name:?} when the wait was over")
             }
             Self::Timeout { name, holder: Some(holder) } => {
                 let client = &holder.client;
@@ -325,7 +330,7 @@ impl fmt::Display for Error {
                 f.write_str(if *may_have_executed { doubt } else { "" })
             }
             Self::WrongType { name, server } => {
-                write!(f, "the key of lock {name:?} at {server} holds something that is not a lock")
+                write!(f, "the key of lock {name:?} at {server} holds something else")
             }
         }
     }

@@ -12,7 +12,8 @@ pub struct Holder {
     /// with `\u{FFFD}` for what is no text, and 256 bytes at most.
     pub owner: String,
     /// The [id](crate::Client::id) of the client that holds the lock, its label included: the owner
-    /// without the part that is different for each hold.
+    /// without the part that is different for each hold. Empty if another library wrote an owner
+    /// without such a part, all of which may be secret.
     pub client: String,
     /// The [label](crate::Builder::label) of that client; empty if it has none.
     pub label: String,
@@ -53,8 +54,13 @@ impl Leader {
 
 /// The client of an owner, and the client's label.
 fn client_of(owner: &str) -> (&str, &str) {
-    let client = owner.rsplit_once(':').map_or(owner, |(client, _)| client);
-    (client, client.rsplit_once(':').map_or("", |(label, _)| label))
+    let is_nonce = |nonce: &str| nonce.bytes().all(|byte| byte.is_ascii_hexdigit());
+    match owner.rsplit_once(':') {
+        Some((client, nonce)) if is_nonce(nonce) => {
+            (client, client.rsplit_once(':').map_or("", |(label, _)| label))
+        }
+        _ => ("", ""),
+    }
 }
 
 /// Leaves out the owner, which is all that another client would need to release the lock.
@@ -80,6 +86,7 @@ mod tests {
         };
         assert_eq!(holder("web:1:0a1b:7"), ("web:1:0a1b".into(), "web:1".into()));
         assert_eq!(holder("0a1b:7"), ("0a1b".into(), String::new()));
-        assert_eq!(holder("a token"), ("a token".into(), String::new()));
+        assert_eq!(holder("a token"), (String::new(), String::new()));
+        assert_eq!(holder("a:secret"), (String::new(), String::new()));
     }
 }

@@ -256,7 +256,7 @@ impl Connection {
     fn interpret(&mut self, reply: RedisResult<Value>) -> Option<Reply> {
         self.greeted |= reply.is_ok();
         Some(match reply {
-            Ok(Value::ServerError(error)) => Err(self.refused(error)),
+            Ok(Value::ServerError(error)) => Err(self.refused(&error)),
             Ok(value) => Ok(value),
             Err(error) if error.is_timeout() => return None,
             Err(error) => Err(self.broken(error)),
@@ -295,7 +295,7 @@ impl Connection {
     }
 
     /// The failure that an error reply is.
-    fn refused(&mut self, error: ServerError) -> Failure {
+    fn refused(&mut self, error: &ServerError) -> Failure {
         let failure = error_reply::failure(error, &self.factory.label());
         if error_reply::suggests_demotion(&failure.code) {
             self.factory.suspect_demotion();

@@ -5,9 +5,11 @@
 //! with one of its own when it has lost the server, and by then the request may have been executed.
 //! So only replies that are known say that nothing was done.
 
+use std::error::Error as StdError;
+use std::fmt;
 use std::sync::Arc;
 
-use redis::{RedisError, ServerError};
+use redis::ServerError;
 
 use crate::failure::{Failure, FailureKind};
 
@@ -41,12 +43,10 @@ const REFUSALS: [&str; 15] = [
 
 /// How the texts of such errors begin that have no code of their own. Further on the same words say
 /// nothing: a proxy may have them in what it replies for a server that it has lost.
-const REFUSING_TEXTS: [&str; 10] = [
-    "acl failure in script",
+const REFUSING_TEXTS: [&str; 8] = [
     "invalid expire time",
     "protocol error",
     "syntax error",
-    "the user executing the script",
     "unknown command",
     "unknown redis command",
     "unknown subcommand",
@@ -58,6 +58,36 @@ const REFUSING_TEXTS: [&str; 10] = [
 /// library fail before they write.
 const SCRIPT: &str = "user_script:";
 
+/// How the texts of errors begin that come from a script whose user lacks a right.
+const MISSING_RIGHT: [&str; 2] = ["acl failure in script", "the user executing the script"];
+
+/// What servers repeat of a request in the text of an error, such as the owner of a lock, comes
+/// after this.
+const ARGUMENTS: &str = ", with args beginning with";
+
+/// The text of an error reply.
+#[derive(Debug)]
+pub(crate) struct ErrorReply {
+    code: String,
+    pub(crate) details: String,
+}
+
+impl ErrorReply {
+    fn new(error: &ServerError) -> Self {
+        let details = error.details().unwrap_or_default();
+        let details = details.split_once(ARGUMENTS).map_or(details, |(reply, _)| reply);
+        Self { code: error.code().into(), details: details.into() }
+    }
+}
+
+impl fmt::Display for ErrorReply {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(format!("{} {}", self.code, self.details).trim_end())
+    }
+}
+
+impl StdError for ErrorReply {}
+
 /// Returns `true` if after an error with this code no connection to the server is to be trusted,
 /// because the server may not be the master any more.
 pub(crate) fn suggests_demotion(code: &str) -> bool {
@@ -65,9 +95,10 @@ pub(crate) fn suggests_demotion(code: &str) -> bool {
 }
 
 /// The failure that an error reply of `server` is.
-pub(super) fn failure(error: ServerError, server: &Arc<str>) -> Failure {
-    let code = code(&error).to_owned();
+pub(crate) fn failure(error: &ServerError, server: &Arc<str>) -> Failure {
     let text = error.details().unwrap_or_default().to_ascii_lowercase();
+    let lacks_right = MISSING_RIGHT.iter().any(|known| text.starts_with(known));
+    let code = if lacks_right { "NOPERM" } else { code(error) }.to_owned();
     let kind = match code.as_str() {
         code if TRANSIENT.contains(&code) => FailureKind::Transient,
         code if REFUSALS.contains(&code) => FailureKind::Rejected,
@@ -76,7 +107,7 @@ pub(super) fn failure(error: ServerError, server: &Arc<str>) -> Failure {
         "ERR" if is_refusal(&text) => FailureKind::Rejected,
         _ => FailureKind::Unclear,
     };
-    Failure { code, ..Failure::io(kind, server, RedisError::from(error)) }
+    Failure { code, ..Failure::io(kind, server, ErrorReply::new(error)) }
 }
 
 fn is_refusal(text: &str) -> bool {
@@ -102,10 +133,37 @@ fn inner_code(details: &str) -> Option<&str> {
 mod tests {
     use super::*;
 
-    fn kind(reply: &str) -> FailureKind {
+    fn read(reply: &str) -> Failure {
         let reply = redis::parse_redis_value(format!("-{reply}\r\n").as_bytes()).expect("a reply");
         let redis::Value::ServerError(error) = reply else { panic!("an error reply") };
-        failure(error, &Arc::from("here")).kind
+        failure(&error, &Arc::from("here"))
+    }
+
+    fn kind(reply: &str) -> FailureKind {
+        read(reply).kind
+    }
+
+    #[test]
+    fn a_reply_is_shown_once_and_without_what_it_repeats_of_the_request() {
+        for (reply, shown, code) in [
+            ("NOAUTH Authentication required.", "NOAUTH Authentication required.", "NOAUTH"),
+            ("MOVED 3999 ::1:6381", "MOVED 3999 ::1:6381", "MOVED"),
+            ("LOADING", "LOADING", "LOADING"),
+            (
+                "ERR unknown command 'EVALSHA', with args beginning with: 'a1' 'me:7' ",
+                "ERR unknown command 'EVALSHA'",
+                "ERR",
+            ),
+            (
+                "ERR The user executing the script can't run this command or subcommand",
+                "ERR The user executing the script can't run this command or subcommand",
+                "NOPERM",
+            ),
+        ] {
+            let failure = read(reply);
+            assert_eq!((failure.source.to_string().as_str(), &*failure.code), (shown, code));
+            assert!(failure.source.source().is_none());
+        }
     }
 
     #[test]

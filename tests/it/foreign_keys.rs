@@ -106,9 +106,12 @@ fn a_string_with_a_ttl_is_a_lock_of_another_library(server: &Server) {
     server.command(&["SET", "lock:a", "a token", "NX", "PX", "1000"]);
     let mutex = client.mutex("a");
     let holder = mutex.holder().unwrap().unwrap();
-    assert_eq!((holder.owner.as_str(), holder.client.as_str()), ("a token", "a token"));
+    assert_eq!((holder.owner.as_str(), holder.client.as_str()), ("a token", ""));
     assert!(holder.remaining <= ms(1000) && holder.depth == 1);
     assert!(is_busy(&client, "a") && mutex.is_locked().unwrap());
+    let error = client.mutex("a").wait(ms(20)).lock().unwrap_err();
+    let shown = format!("{holder:?} {error} {error:?}");
+    assert!(!shown.contains("token"), "it is all that it takes to release the lock: {shown}");
     let (guard, took) = timed(|| client.lock("a").unwrap());
     assert!(took > ms(300) && took < ms(4000), "{took:?}");
     guard.unlock().unwrap();

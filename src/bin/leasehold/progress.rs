@@ -94,8 +94,10 @@ impl Writer {
 fn describe(report: &NameReport) -> String {
     let mut text = String::new();
     if let Some((_, holder)) = report.holds.first() {
-        let label = if holder.label.is_empty() { &holder.client } else { &holder.label };
-        text = format!(", held by {}", printable(label));
+        // Of another library nothing is shown but that it is one.
+        let names = [&*holder.label, &*holder.client, "another library"];
+        let name = names.into_iter().find(|name| !name.is_empty()).unwrap_or_default();
+        text = format!(", held by {}", printable(name));
         if report.holds.len() > 1 {
             text = format!("{text} and {} more", report.holds.len() - 1);
         }

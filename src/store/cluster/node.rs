@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use redis::{RedisError, Value};
+use redis::Value;
 
 use crate::config::Config;
 use crate::failure::{Failure, FailureKind};
 use crate::net::endpoint::Endpoint;
+use crate::net::error_reply::ErrorReply;
 use crate::net::request::Request;
 use crate::net::server::ServerFactory;
 use crate::store::cluster::slot::{slot_of, tag_of};
@@ -118,8 +119,11 @@ pub(super) struct Redirect<'a> {
 impl<'a> Redirect<'a> {
     /// Reads `MOVED 3999 127.0.0.1:6381` or ASK; `None` for every other failure.
     pub(super) fn of(failure: &'a Failure) -> Option<Self> {
-        let error = failure.source.downcast_ref::<RedisError>()?;
-        let (address, _slot) = error.redirect_node()?;
+        if !matches!(&*failure.code, "ASK" | "MOVED") {
+            return None;
+        }
+        let reply = failure.source.downcast_ref::<ErrorReply>()?;
+        let (_slot, address) = reply.details.split_once(' ')?;
         // An IPv6 address has no brackets here.
         let (host, port) = address.rsplit_once(':')?;
         Some(Self {
@@ -143,12 +147,12 @@ pub(super) fn is_doubtful(failure: &Failure) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::net::error_reply;
 
     fn failure(reply: &str) -> Failure {
         let reply = redis::parse_redis_value(format!("-{reply}\r\n").as_bytes()).expect("a reply");
-        let error = reply.extract_error().expect_err("an error reply");
-        let code = error.code().unwrap_or_default().to_owned();
-        Failure { code, ..Failure::io(FailureKind::Rejected, &Arc::from("here"), error) }
+        let redis::Value::ServerError(error) = reply else { panic!("an error reply") };
+        error_reply::failure(&error, &Arc::from("here"))
     }
 
     #[test]
