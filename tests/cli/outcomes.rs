@@ -108,10 +108,14 @@ fn a_server_that_cannot_be_reached_is_69() {
     let server = Server::redis();
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let url = format!("redis://127.0.0.1:{port}/");
-    let run = ["run", "-n", "a", "--", "true"];
-    for args in [&run[..], &["show", "a"], &["ls"], &["unlock", "a"], &["ping"]] {
+    let run = ["run", "a", "--", "true"];
+    let without_wait = ["run", "-n", "a", "--", "true"];
+    for args in [&run[..], &without_wait, &["show", "a"], &["ls"], &["unlock", "a"], &["ping"]] {
+        let begin = Instant::now();
         let finished = finish(leasehold(&server, args).env("REDIS_URL", &url));
         assert_eq!(finished.code, 69, "{args:?}: {finished:?}");
+        // The retry window of calls without a limit is 10 s.
+        assert!(begin.elapsed() < Duration::from_secs(7), "{args:?}: {finished:?}");
         // `ping` says it of each server, and does not repeat it.
         let said = [&finished.stdout, &finished.stderr].map(|text| text.contains("refused"));
         assert_eq!(said, [args == ["ping"], args != ["ping"]], "{finished:?}");

@@ -27,6 +27,10 @@ pub(crate) fn run(server: &ServerArgs, run: &Run) -> Result<u8, ExitError> {
     let signals = ReceivedSignals::start(&canceller)
         .map_err(|error| ExitError::system("receive signals", &error))?;
     let client = connect::open_with(server, set)?;
+    if wait.is_none() {
+        // Who sets no limit learns of a server that is not there.
+        client.ping()?;
+    }
     let progress = ProgressLine::start(&client, run);
     let hold = Hold::acquire(&client, run, &canceller);
     drop(progress);
