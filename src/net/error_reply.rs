@@ -88,6 +88,9 @@ impl fmt::Display for ErrorReply {
 
 impl StdError for ErrorReply {}
 
+/// What Redis before 7 has in place of a code where a script passes on why its command was refused.
+const PLACE: &str = "@user_script:";
+
 /// Returns `true` if after an error with this code no connection to the server is to be trusted,
 /// because the server may not be the master any more.
 pub(crate) fn suggests_demotion(code: &str) -> bool {
@@ -97,7 +100,9 @@ pub(crate) fn suggests_demotion(code: &str) -> bool {
 /// The failure that an error reply of `server` is.
 pub(crate) fn failure(error: &ServerError, server: &Arc<str>) -> Failure {
     let text = error.details().unwrap_or_default().to_ascii_lowercase();
-    let lacks_right = MISSING_RIGHT.iter().any(|known| text.starts_with(known));
+    let is_of_script = error.code() == PLACE || text.contains(SCRIPT);
+    let says = |known: &&str| text.starts_with(known) || is_of_script && text.contains(known);
+    let lacks_right = MISSING_RIGHT.iter().any(says);
     let code = if lacks_right { "NOPERM" } else { code(error) }.to_owned();
     let kind = match code.as_str() {
         code if TRANSIENT.contains(&code) => FailureKind::Transient,
@@ -157,6 +162,18 @@ mod tests {
             (
                 "ERR The user executing the script can't run this command or subcommand",
                 "ERR The user executing the script can't run this command or subcommand",
+                "NOPERM",
+            ),
+            (
+                "@user_script: 9: The user executing the script can't run this command",
+                "@user_script: 9: The user executing the script can't run this command",
+                "NOPERM",
+            ),
+            (
+                "ERR Error running script (call to f_1): @user_script:9: @user_script: 9: \
+                 The user executing the script can't run this command",
+                "ERR Error running script (call to f_1): @user_script:9: @user_script: 9: \
+                 The user executing the script can't run this command",
                 "NOPERM",
             ),
         ] {
