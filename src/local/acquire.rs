@@ -144,8 +144,7 @@ impl LockCall<'_> {
             match start {
                 Start::AtHead(arrival) => return self.acquire_at_head(&waiter, arrival),
                 Start::Beside => {
-                    let after_release = self.after_release();
-                    let attempt = self.attempt(Arrival::Beside { after_release });
+                    let attempt = self.attempt(Arrival::Beside);
                     if let Some(lease) = beside::acquire(attempt, self.name, self.caller.kind)? {
                         return Ok(Some(lease));
                     }
@@ -159,7 +158,7 @@ impl LockCall<'_> {
 
     /// Makes one attempt outside the queue.
     fn acquire_outside(&self, waiter: &Waiter) -> Result<Option<Arc<Lease>>> {
-        let after_release = self.after_release();
+        let after_release = !self.queues().released(self.name).is_empty();
         let mut attempt = self.attempt(Arrival::First { after_release });
         match try_until_acquired(&mut attempt, waiter) {
             Ok(NewHold::Acquired { lease, .. } | NewHold::HandedOff(lease)) => Ok(Some(lease)),
@@ -168,10 +167,6 @@ impl LockCall<'_> {
                 stopped.into_result(self.name)
             }
         }
-    }
-
-    fn after_release(&self) -> bool {
-        !self.queues().released(self.name).is_empty()
     }
 
     /// Waits behind the other threads of this client, or those that came before. `None` if the wait

@@ -16,10 +16,7 @@ pub(super) enum Arrival {
     },
     /// To try once beside the head. A client has one place among the waiting clients: that of the
     /// thread which may try again.
-    Beside {
-        /// As in `First`.
-        after_release: bool,
-    },
+    Beside,
     /// From behind another thread.
     Next {
         /// Whether the lock was released for another client, which goes first.

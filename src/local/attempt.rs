@@ -69,15 +69,13 @@ impl<'a> Attempt<'a> {
             // The thread in front may have left the client registered.
             Arrival::Next { .. } | Arrival::Handoff(_) => Registration::Registered,
             Arrival::First { .. } if !wait.is_over() => Registration::IfHeld,
-            Arrival::First { .. } | Arrival::Beside { .. } => Registration::None,
+            Arrival::First { .. } | Arrival::Beside => Registration::None,
         };
+        let has_released = || !shared.queues(caller.kind).released(name).is_empty();
         let (after_release, yields, handoff) = match arrival {
-            Arrival::First { after_release } | Arrival::Beside { after_release } => {
-                (after_release, false, None)
-            }
-            Arrival::Next { yields } => {
-                (!shared.queues(caller.kind).released(name).is_empty(), yields, None)
-            }
+            Arrival::First { after_release } => (after_release, false, None),
+            Arrival::Beside => (has_released(), false, None),
+            Arrival::Next { yields } => (has_released(), yields, None),
             Arrival::Handoff(pending) => (false, false, Some(IncomingHandoff::new(pending))),
         };
         let retry = RetryPolicy::new(wait, &shared.config, caller.times);

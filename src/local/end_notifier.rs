@@ -98,8 +98,8 @@ impl EndNotifier {
         self.settle_release(hold, || true);
     }
 
-    /// Lets `report` tell how a release has gone, before the next holder reports its own hold.
-    /// Returns `true` if the hold does not exist any more.
+    /// Lets `report` tell how a release has gone, before the next holder reports its own hold. It
+    /// returns `true` if the hold does not exist any more.
     pub(crate) fn settle_release(&self, hold: &HoldId, report: impl FnOnce() -> bool) {
         let is_lock = hold.kind == HoldKind::Lock;
         let queues = if is_lock { &self.wait_queues } else { &self.member_queues };

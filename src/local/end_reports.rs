@@ -23,14 +23,12 @@ impl EndReports {
 
     /// As `report_end`, with the reply to a release that was posted.
     pub(super) fn report_reply(&self, lease: &Lease, reply: Result<HoldReply, Failure>) {
-        self.settle(
-            lease,
-            &match reply {
-                Ok(HoldReply::Gone) if !lease.is_released_again() => Err(HoldFailure::Lost),
-                Ok(HoldReply::Gone | HoldReply::Held) => Ok(()),
-                Err(failure) => Err(HoldFailure::Failed(failure)),
-            },
-        );
+        let outcome = match reply {
+            Ok(HoldReply::Gone) if !lease.is_released_again() => Err(HoldFailure::Lost),
+            Ok(HoldReply::Gone | HoldReply::Held) => Ok(()),
+            Err(failure) => Err(HoldFailure::Failed(failure)),
+        };
+        self.settle(lease, &outcome);
     }
 
     /// As `report_end`, for a hold whose release was not confirmed, before the next holder reports
@@ -40,11 +38,6 @@ impl EndReports {
             self.report_end(lease, outcome);
             !matches!(outcome, Err(HoldFailure::Failed(_)))
         });
-    }
-
-    /// Reports that a hold has ended in the store.
-    pub(super) fn report_released(&self, lease: &Lease) {
-        self.report_end(lease, &Ok(()));
     }
 
     /// Logs that a level was not released.

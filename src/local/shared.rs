@@ -161,7 +161,7 @@ impl Shared {
     pub(super) fn add_hold(&self, lease: &Arc<Lease>, caller: &Caller) {
         if caller.kind == HoldKind::Lock {
             for released in self.wait_queues.take_released(lease.name()) {
-                self.end_reports.report_released(&released);
+                self.end_reports.report_end(&released, &Ok(()));
             }
         }
         self.counters.begin_hold();

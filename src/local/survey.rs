@@ -15,13 +15,14 @@ use crate::net::request::Request;
 use crate::net::transport::Transport;
 use crate::report::{HeldAs, NameReport, ServerReplies, ServerReport};
 use crate::store::hold::{HoldId, HoldKind};
+use crate::store::keys::Keys;
 use crate::store::request::{HoldReply, HolderReply, Release, ReportReply, ServerConnections};
 
 /// Returns who holds a name, of whatever kind it is, and which clients wait for it.
 pub(crate) fn report(shared: &Shared, name: &str) -> Result<NameReport> {
     let ReportReply { holds, fence, waiting } = ask_about(shared, name)?;
     let holds = holds.into_iter().map(|(held_as, holder)| (held_as, holder_of(holder))).collect();
-    let key = format!("{}{name}", shared.config.prefix);
+    let key = Keys::new(&shared.config.prefix).lock(name).into_owned();
     Ok(NameReport { key, holds, fence: (fence > 0).then_some(fence), waiting })
 }
 

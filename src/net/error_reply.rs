@@ -58,6 +58,9 @@ const REFUSING_TEXTS: [&str; 8] = [
 /// library fail before they write.
 const SCRIPT: &str = "user_script:";
 
+/// What Redis before 7 has in place of a code where a script passes on why its command was refused.
+const PLACE: &str = "@user_script:";
+
 /// How the texts of errors begin that come from a script whose user lacks a right.
 const MISSING_RIGHT: [&str; 2] = ["acl failure in script", "the user executing the script"];
 
@@ -87,9 +90,6 @@ impl fmt::Display for ErrorReply {
 }
 
 impl StdError for ErrorReply {}
-
-/// What Redis before 7 has in place of a code where a script passes on why its command was refused.
-const PLACE: &str = "@user_script:";
 
 /// Returns `true` if after an error with this code no connection to the server is to be trusted,
 /// because the server may not be the master any more.

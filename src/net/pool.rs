@@ -84,11 +84,11 @@ impl ConnectionPool {
         limits: PoolLimits,
         thread: &PoolThread,
     ) -> Self {
+        let manager =
+            ClosedConnections { factory: factory.clone(), max_lifetime: limits.max_lifetime };
         // No connection is made before it is needed. With a time limit, r2d2 checks on the thread
         // every 30 s for idle connections that have reached it. It closes these, which does not
         // block, and makes no others.
-        let manager =
-            ClosedConnections { factory: factory.clone(), max_lifetime: limits.max_lifetime };
         let pool = Pool::builder()
             .max_size(limits.size)
             .min_idle(Some(0))
