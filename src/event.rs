@@ -73,7 +73,7 @@ pub enum Event {
         name: String,
         /// The fencing token of the hold.
         fence: u64,
-        /// How long it was held.
+        /// How long it was held, from the reply that brought it until its release.
         held: Duration,
     },
     /// A renewal was not confirmed. It is retried until the lease ends. Reported once until a

@@ -43,6 +43,7 @@ pub(crate) struct Lease {
     /// Of a whole lease.
     duration: Duration,
     renewed: bool,
+    /// When the reply came that brought it.
     acquired: Moment,
     /// The age limit.
     end: Moment,
@@ -81,18 +82,17 @@ impl Lease {
     /// A hold of the caller, acquired by a request that was sent at `sent`.
     pub(crate) fn new(id: HoldId, fence: u64, caller: &Caller, sent: Moment) -> Self {
         let Caller { thread, options, times, in_set, .. } = caller;
+        let replied = Moment::now();
         Self {
             id,
             fence,
             span: HoldSpan::default(),
             duration: options.lease,
             renewed: options.renew,
-            acquired: sent,
+            acquired: replied,
             end: options.max_hold.map_or(Moment::NEVER, |age| sent.after(age)),
             // From the reply, because the store has begun the hold by then.
-            kept_until: options
-                .hold_at_least
-                .map_or(Moment::FIRST, |time| Moment::now().after(time)),
+            kept_until: options.hold_at_least.map_or(Moment::FIRST, |time| replied.after(time)),
             thread: thread.clone(),
             deadline: Deadline::new(local_deadline(sent, times.lease)),
             ended: AtomicU64::new(Moment::FIRST.raw()),
@@ -373,6 +373,16 @@ mod tests {
         let drift = LEASE / 100 + Duration::from_millis(2);
         assert!(left + drift <= LEASE * 3 / 4, "{left:?}");
         assert!(left > LEASE / 4, "{left:?}");
+    }
+
+    #[test]
+    fn a_hold_is_held_from_the_reply_on() {
+        let sent = Moment::now();
+        sleep(LEASE / 4);
+        let replied = Instant::now();
+        let lease = acquired(&options(), sent);
+        assert!(lease.end());
+        assert!(lease.held() <= replied.elapsed(), "{:?}", lease.held());
     }
 
     #[test]
