@@ -72,10 +72,12 @@ impl Locks {
         let now = Moment::now();
         let waits = registration != Registration::None;
         let waited_for = self.waited_for.contains(&hold.name);
-        if let Some(held) = self.held_by(hold) {
-            held.ends = now.after(lease);
+        if let Some(fence) = self.repeat(hold, lease) {
             let room = room_beside(hold.kind, usize::MAX);
-            return Ok(AcquireReply::Acquired { fence: held.fence, room });
+            return Ok(AcquireReply::Acquired { fence, room });
+        }
+        if hold.kind == HoldKind::Lock && waited_for {
+            return Err(Failure::wrong_type());
         }
         let holds = self.held(&hold.name);
         if holds.iter().any(|held| !are_of_one_type(held.id.kind, hold.kind)) {
@@ -109,6 +111,13 @@ impl Locks {
             None if overtakes => AcquireReply::Held { remaining: None },
             None => AcquireReply::Acquired { fence: self.begin(hold, lease), room },
         })
+    }
+
+    /// Renews a hold that exists already, and returns its token.
+    fn repeat(&mut self, hold: &HoldId, lease: Duration) -> Option<u64> {
+        let held = self.held_by(hold)?;
+        held.ends = Moment::now().after(lease);
+        Some(held.fence)
     }
 
     fn begin(&mut self, hold: &HoldId, lease: Duration) -> u64 {
@@ -202,23 +211,19 @@ impl Store for Memory {
     }
 
     fn acquire_all(&self, request: AcquireAll<'_>) -> Result<AcquireAllReply, Failure> {
-        let AcquireAll { holds, lease, deadline } = request;
+        let AcquireAll { holds, lease, .. } = request;
         let mut locks = self.locks.lock();
         let is_free = |locks: &mut Locks, hold: &HoldId| {
-            locks.held(&hold.name).iter().all(|held| held.id.nonce == hold.nonce)
+            !locks.waited_for.contains(&hold.name)
+                && locks.held(&hold.name).iter().all(|held| held.id.nonce == hold.nonce)
         };
         if let Some(index) = holds.iter().position(|hold| !is_free(&mut locks, hold)) {
             return Ok(AcquireAllReply::Held { index });
         }
-        let registration = Registration::None;
-        let mut fences = Vec::with_capacity(holds.len());
-        for hold in holds {
-            match locks.acquire(Acquire { hold, lease, registration, deadline })? {
-                AcquireReply::Acquired { fence, .. } => fences.push(fence),
-                AcquireReply::Held { .. } | AcquireReply::Unknown { .. } => {}
-            }
-        }
-        Ok(AcquireAllReply::Acquired { fences })
+        let acquired = holds
+            .iter()
+            .map(|hold| locks.repeat(hold, lease).unwrap_or_else(|| locks.begin(hold, lease)));
+        Ok(AcquireAllReply::Acquired { fences: acquired.collect() })
     }
 
     fn set_depth(&self, request: SetDepth<'_>) -> Result<HoldReply, Failure> {
@@ -237,23 +242,22 @@ impl Store for Memory {
             locks.release(from, Moment::FIRST);
             Ok(TransferReply::Transferred { fence: locks.begin(to, lease) })
         } else {
-            let now = Moment::now();
-            Ok(locks.held_by(to).map_or(TransferReply::Gone, |held| {
-                held.ends = now.after(lease);
-                TransferReply::Transferred { fence: held.fence }
-            }))
+            let repeated = locks.repeat(to, lease);
+            Ok(repeated.map_or(TransferReply::Gone, |fence| TransferReply::Transferred { fence }))
         };
         PendingReply::new(move || reply)
     }
 
     fn inspect(&self, name: &str, _: Instant) -> Result<Option<HolderReply>, Failure> {
-        match self.locks.lock().held(name) {
+        let mut locks = self.locks.lock();
+        let waited_for = locks.waited_for.contains(name);
+        match locks.held(name) {
             [held] if held.id.kind == HoldKind::Lock => {
                 let remaining = held.ends.since(Moment::now());
                 let (owner, depth, fence) = (held.id.owner().into_bytes(), held.depth, held.fence);
                 Ok(Some(HolderReply { owner, depth, remaining, fence }))
             }
-            [] => Ok(None),
+            [] if !waited_for => Ok(None),
             _ => Err(Failure::wrong_type()),
         }
     }
@@ -319,6 +323,40 @@ impl JobRunner for Memory {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::failure::FailureKind;
+
+    /// Between the release of a read-write lock and the next attempt of the thread that waits.
+    #[test]
+    fn a_name_that_is_waited_for_as_another_kind_is_no_lock() {
+        let (memory, deadline, lease) = (Memory::default(), Instant::now(), Duration::from_secs(1));
+        let hold = |kind, name: &str, nonce| HoldId {
+            kind,
+            name: Arc::from(name),
+            client: Arc::from("c"),
+            nonce,
+        };
+        let acquire =
+            |hold, registration| memory.acquire(Acquire { hold, lease, registration, deadline });
+        let (reader, writer) = (hold(HoldKind::Read, "x", 1), hold(HoldKind::Write, "x", 2));
+        let read = acquire(&reader, Registration::None);
+        assert!(matches!(read, Ok(AcquireReply::Acquired { .. })));
+        let written = acquire(&writer, Registration::IfHeld);
+        assert!(matches!(written, Ok(AcquireReply::Held { .. })));
+        memory.release(Release::at_once(&reader, deadline)).expect("a reply");
+        let holds = [hold(HoldKind::Lock, "a", 3), hold(HoldKind::Lock, "x", 4)];
+        let all = memory.acquire_all(AcquireAll { holds: &holds, lease, deadline });
+        assert_eq!(all.expect("a reply"), AcquireAllReply::Held { index: 1 });
+        assert_eq!(memory.inspect("a", deadline).expect("a reply"), None);
+        for failure in [
+            acquire(&holds[1], Registration::None).expect_err("no lock"),
+            acquire(&holds[1], Registration::IfHeld).expect_err("no lock"),
+            memory.inspect("x", deadline).expect_err("no lock"),
+        ] {
+            assert_eq!(failure.kind, FailureKind::WrongType);
+        }
+        let written = acquire(&writer, Registration::Registered);
+        assert!(matches!(written, Ok(AcquireReply::Acquired { .. })));
+    }
 
     #[test]
     fn names_whose_lease_is_over_are_removed() {
