@@ -80,14 +80,6 @@ impl QueueShard {
         Some(next.caller.kind)
     }
 
-    /// Adds a hold that is released without a waiter, and removes it from the head of its queue.
-    pub(super) fn add_released(&mut self, lease: &Arc<Lease>) {
-        self.remember_released(lease);
-        if self.0.get(lease.name()).is_some_and(|queue| queue.is_held_by(lease)) {
-            self.advance(lease.name());
-        }
-    }
-
     /// Adds a hold whose release is not confirmed.
     pub(super) fn remember_released(&mut self, lease: &Arc<Lease>) {
         if let Some(queue) = self.0.get_mut(lease.name()) {

@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use crate::clock::end_of;
 use crate::config::{LockOptions, Mechanism};
+use crate::durability::Durability;
 use crate::error::{Error, Result};
 use crate::local::call::CallTimes;
 use crate::local::end_notifier::HoldFailure;
@@ -69,7 +70,7 @@ pub(crate) fn unlock_on_drop(shared: &Shared, lease: &Arc<Lease>) -> Result<()> 
         begin_release(shared, lease, &retry).map(|post| {
             if let Some(post) = post {
                 shared.store.post(post);
-                shared.wake_head(lease.id.kind, lease.name());
+                end_posted(shared, lease);
             }
         })
     };
@@ -90,7 +91,7 @@ pub(crate) fn unlock_all_on_drop(shared: &Shared, leases: &[Arc<Lease>]) {
     });
     shared.store.post_all(posts.collect());
     for lease in leases {
-        shared.wake_head(lease.id.kind, lease.name());
+        end_posted(shared, lease);
         end_span(lease);
     }
 }
@@ -210,7 +211,9 @@ fn begin_release<'a>(
 ) -> Result<Option<PostedChange<'a>>, HoldFailure> {
     end_locally(shared, lease)?;
     let queues = shared.queues(lease.id.kind);
-    if let Some((waiter, handoffs)) = queues.start_release(lease, !lease.is_kept()) {
+    // A transfer would wait for replicas or disks, and so would this thread.
+    let hands_off = !lease.is_kept() && shared.config.durability == Durability::Memory;
+    if let Some((waiter, handoffs)) = queues.start_release(lease, hands_off) {
         waiter.forward_handoff(handoff::start(shared, lease, &waiter.caller, handoffs, retry));
         return Ok(None);
     }
@@ -222,6 +225,13 @@ fn begin_release<'a>(
         deadline,
         on_reply: Box::new(move |reply| reports.report_reply(&released, reply)),
     }))
+}
+
+/// Lets the next waiter try, once the release of a hold was posted: not before, because the waiter
+/// may have the connections wait for replicas or disks.
+fn end_posted(shared: &Shared, lease: &Lease) {
+    shared.queues(lease.id.kind).end_hold(lease);
+    shared.wake_head(lease.id.kind, lease.name());
 }
 
 /// Sets the depth of a hold to that of its remaining guards, without waiting for the reply.

@@ -255,8 +255,8 @@ impl WaitQueues {
         shard.get_mut(lease.name()).filter(|queue| queue.is_held_by(lease))?.start_handoff()
     }
 
-    /// As `start_handoff` if the lock `may_be_handed_off`. Else, and without a waiter, the head is
-    /// removed, and its release, which is to be sent now, counts as not confirmed.
+    /// As `start_handoff` if the lock `may_be_handed_off`. Else, and without a waiter, the hold is
+    /// remembered as `remember_released` does.
     pub(crate) fn start_release(
         &self,
         lease: &Arc<Lease>,
@@ -270,7 +270,7 @@ impl WaitQueues {
         {
             return Some(next);
         }
-        shard.add_released(lease);
+        shard.remember_released(lease);
         None
     }
 
@@ -549,6 +549,8 @@ mod tests {
         let (mine, next) = (lease(), lease());
         queues.set_acquired(&mine);
         assert!(queues.start_release(&mine, true).is_none());
+        assert!(queues.try_join(&name(), &caller()).expect("open").is_none(), "it is not sent yet");
+        queues.end_hold(&mine);
         for _ in 0..2 {
             let joined = queues.try_join(&name(), &caller()).expect("open").expect("no other");
             assert!(matches!(joined.1, Position::Head { after_release: true }));

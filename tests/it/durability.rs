@@ -8,7 +8,9 @@ use leasehold::{Builder, Client, Durability, Error, Guard, Phase};
 use crate::support::lag::Lag;
 use crate::support::sentinel::replicated;
 use crate::support::server::{Server, redis_binary, valkey_binary};
-use crate::support::{SOON, eventually, everything, is_busy, ms, patient, take, throughout, timed};
+use crate::support::{
+    SOON, eventually, everything, is_busy, ms, patient, take, throughout, timed, unlock,
+};
 
 /// Short, for tests that wait for a replica that is not there.
 pub(crate) const TIMEOUT: Duration = ms(500);
@@ -42,6 +44,7 @@ with_replicas!(
     a_shortfall_of_a_nested_lock_undoes_only_that_level,
     a_shortfall_of_a_handoff_is_the_receivers,
     handoffs_wait_too,
+    a_drop_waits_for_no_replica_while_a_thread_waits,
     a_master_that_is_demoted_while_it_waits_has_not_replicated,
     a_busy_lock_is_no_shortfall,
     a_server_without_an_append_only_file_is_refused,
@@ -185,6 +188,23 @@ fn handoffs_wait_too(servers: &[Server]) {
     });
     assert!(servers[0].calls("wait") - waits >= 100);
     eventually(SOON, || !servers[0].exists("a"));
+}
+
+fn a_drop_waits_for_no_replica_while_a_thread_waits(servers: &[Server]) {
+    let client = servers[0].open(replicas(2, AMPLE));
+    for is_set in [false, true] {
+        let guard = (!is_set).then(|| take_in_time(&client));
+        let set = is_set.then(|| client.lock_all(["a", "b"]).unwrap());
+        thread::scope(|scope| {
+            let waiter = scope.spawn(|| client.lock("a").map(unlock));
+            eventually(SOON, || client.stats().waiting == 1);
+            servers[1].stop();
+            let ((), took) = timed(|| drop((guard, set)));
+            servers[1].cont();
+            assert!(took < AMPLE / 2, "{took:?}");
+            waiter.join().unwrap().unwrap();
+        });
+    }
 }
 
 fn a_master_that_is_demoted_while_it_waits_has_not_replicated(servers: &[Server]) {

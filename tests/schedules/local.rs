@@ -190,7 +190,10 @@ impl Scene {
             *self.stored.lock() = false;
             self.unreported.lock().insert(lease.id.nonce);
             let next = queues.start_release(lease, thread_rng().r#gen());
-            let Some((waiter, _)) = next else { return self.post(lease) };
+            let Some((waiter, _)) = next else {
+                self.post(lease);
+                return queues.end_hold(lease);
+            };
             self.unreported.lock().remove(&lease.id.nonce);
             Some(waiter)
         } else {
