@@ -17,6 +17,7 @@ use crate::local::lease::{Lease, NextStep};
 use crate::local::renewer_thread::{Message, RenewerThread};
 use crate::local::shutdown_calls::{ShutdownCall, unconfirmed};
 use crate::local::timers::Scheduled;
+use crate::store::hold::HoldId;
 use crate::store::job::{InDoubtHold, JobRunner};
 
 /// How much longer than its time a shutdown waits for what the thread says.
@@ -53,6 +54,15 @@ impl Renewer {
         self.channel.send(Message::Work(Scheduled::clean_up(in_doubt)), Moment::FIRST);
     }
 
+    /// Marks a hold as lost that does not exist any more, and blocks until the thread has done so,
+    /// or the deadline.
+    pub(crate) fn lose(&self, hold: &HoldId, deadline: Instant) {
+        let (lost, done) = bounded(0);
+        self.channel.send(Message::Lose(hold.clone(), lost), Moment::FIRST);
+        // The thread drops its end.
+        done.recv_deadline(deadline).unwrap_or_default();
+    }
+
     /// Ends all holds, also those to come, and releases them. What is not released by the deadline
     /// is reported as failed, and cleaned up.
     pub(crate) fn end_all(&self, deadline: Instant) {
@@ -81,7 +91,7 @@ mod tests {
     use crate::failure::FailureKind;
     use crate::local::call::Caller;
     use crate::local::renewer_thread::NAP;
-    use crate::store::hold::{HoldId, HoldKind};
+    use crate::store::hold::HoldKind;
     use crate::store::job::{Action, Job, JobOutcome, JobReply};
     use crate::store::request::HoldReply;
     use crossbeam_channel::{Receiver, RecvTimeoutError};

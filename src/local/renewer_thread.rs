@@ -17,6 +17,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use std::{mem, thread};
 
+use crossbeam_channel::Sender;
+
 use crate::clock::{Moment, end_of};
 use crate::local::due_channel::DueReceiver;
 use crate::local::end_notifier::{EndNotifier, HoldFailure};
@@ -25,6 +27,7 @@ use crate::local::outage::RenewalReports;
 use crate::local::shutdown_calls::{ShutdownCall, ShutdownCalls, unconfirmed};
 use crate::local::timers::{CleanUp, Scheduled, TimerQueue};
 use crate::shrink::shrink;
+use crate::store::hold::HoldId;
 use crate::store::job::{Action, Job, JobOutcome, JobRunner};
 use crate::store::request::HoldReply;
 
@@ -48,6 +51,8 @@ const PANIC_PAUSE: Duration = Duration::from_millis(10);
 pub(super) enum Message {
     /// To end all leases, also those to come, and to release them by then if possible.
     EndAll(Instant),
+    /// To mark a hold as lost that does not exist any more, and to drop the sender then.
+    Lose(HoldId, Sender<()>),
     /// To answer when the shutdown is complete.
     Settle(ShutdownCall),
     Work(Scheduled),
@@ -121,6 +126,7 @@ impl RenewerThread {
         while let Some(message) = self.incoming.try_receive() {
             match message {
                 Message::EndAll(deadline) => self.end_all(deadline),
+                Message::Lose(hold, _lost) => self.lose(&hold),
                 Message::Settle(call) => self.shutdown.get_or_insert_default().add(call),
                 Message::Work(work) => self.schedule(work),
             }
@@ -168,6 +174,20 @@ impl RenewerThread {
             self.timers.add_at(Moment::FIRST, release);
         }
         self.reports.forget(lease);
+    }
+
+    /// Marks the lease of a hold as lost.
+    fn lose(&mut self, hold: &HoldId) {
+        let sent = self.in_flight.values().map(|sent| &sent.work);
+        let lease = self.timers.iter().chain(sent).find_map(|work| match work {
+            Scheduled::Lease(lease) if lease.id.nonce == hold.nonce => Some(lease.clone()),
+            Scheduled::CleanUp(_) | Scheduled::Lease(_) => None,
+        });
+        let Some(lease) = lease else { return };
+        self.reports.lose(&lease);
+        if lease.is_in_doubt() {
+            self.timers.add_clean_up(lease.to_clean_up());
+        }
     }
 
     /// Answers the calls that wait for the shutdown if it is complete, or if their time is over.

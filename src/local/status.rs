@@ -1,7 +1,7 @@
 //! The state of a lock, in this process and in the store, and the end of another client's hold.
 //!
 //! Decides how long such a request is repeated. Changes nothing in this process but what a reply
-//! proves: a hold that the store does not know is lost.
+//! proves: a hold that the store does not know, or that was ended there by force, is lost.
 
 use std::sync::Arc;
 use std::thread;
@@ -17,7 +17,7 @@ use crate::local::lease::Lease;
 use crate::local::reentrancy;
 use crate::local::retry::{RetryLimit, RetryPolicy};
 use crate::local::shared::Shared;
-use crate::store::hold::HoldKind;
+use crate::store::hold::{HoldId, HoldKind};
 use crate::store::request::HolderReply;
 
 /// Checks in the store that a hold exists.
@@ -146,17 +146,19 @@ fn other_holder(shared: &Shared, name: &Arc<str>, deadline: Instant) -> Option<H
 pub(crate) fn force_unlock(shared: &Shared, name: &Arc<str>) -> Result<bool> {
     let ask = |end| shared.store.inspect(name, end);
     let Some(HolderReply { owner, .. }) = inspect(shared, name, ask)? else { return Ok(false) };
-    end_hold(shared, HoldKind::Lock, name, |deadline| {
+    let hold = HoldId::of_owner(&owner, HoldKind::Lock, name);
+    end_hold(shared, HoldKind::Lock, name, hold.as_ref(), |deadline| {
         shared.store.force_release(name, &owner, deadline)
     })
 }
 
 /// Ends a hold of any client by a request whose reply is `false` if it does not exist. Returns
-/// `false` if it did not.
+/// `false` if it did not. If it is a hold of this client, that is lost here at once.
 pub(super) fn end_hold(
     shared: &Shared,
     kind: HoldKind,
     name: &str,
+    hold: Option<&HoldId>,
     mut request: impl FnMut(Instant) -> Result<bool, Failure>,
 ) -> Result<bool> {
     let mut in_doubt = false;
@@ -165,9 +167,16 @@ pub(super) fn end_hold(
         in_doubt |= reply.as_ref().is_err_and(Failure::is_ambiguous);
         reply
     })?;
-    shared.wake_head(kind, name);
     // A repeat that finds that owner gone has found what the attempt without a reply did.
-    Ok(ended || in_doubt)
+    let ended = ended || in_doubt;
+    if let Some(hold) = hold
+        && ended
+        && *hold.client == *shared.identity.client()
+    {
+        shared.renewer.lose(hold, end_of(shared.times.io_timeout));
+    }
+    shared.wake_head(kind, name);
+    Ok(ended)
 }
 
 /// Repeats a request about a lock, of a call without a deadline.

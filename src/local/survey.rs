@@ -58,25 +58,18 @@ fn end_holds_of(shared: &Shared, name: &str, is_meant: impl Fn(&[u8]) -> bool) -
             HeldAs::Reader => HoldKind::Read,
             HeldAs::Writer => HoldKind::Write,
         };
-        let has_ended = end_hold(shared, kind, name, |deadline| {
+        let hold = HoldId::of_owner(owner, kind, name);
+        let has_ended = end_hold(shared, kind, name, hold.as_ref(), |deadline| {
             if kind == HoldKind::Lock {
                 return shared.store.force_release(name, owner, deadline);
             }
-            let Some(hold) = hold_of(owner, kind, name) else { return Ok(false) };
-            let release = Release::at_once(&hold, deadline);
+            let Some(hold) = &hold else { return Ok(false) };
+            let release = Release::at_once(hold, deadline);
             Ok(shared.store.release(release)? == HoldReply::Held)
         })?;
         ended += usize::from(has_ended);
     }
     Ok(ended)
-}
-
-/// The hold of an owner, as the client has it that holds it; `None` if no client of this library
-/// does.
-fn hold_of(owner: &[u8], kind: HoldKind, name: &str) -> Option<HoldId> {
-    let (client, nonce) = str::from_utf8(owner).ok()?.rsplit_once(':')?;
-    let nonce = u64::from_str_radix(nonce, 16).ok()?;
-    Some(HoldId { kind, name: name.into(), client: client.into(), nonce })
 }
 
 /// Returns the names that begin with `start` and may be held, as each server has them: in no order,

@@ -44,6 +44,13 @@ pub(crate) struct HoldId {
 }
 
 impl HoldId {
+    /// The hold of an owner as Redis has it; `None` if no client of this library wrote that.
+    pub(crate) fn of_owner(owner: &[u8], kind: HoldKind, name: &str) -> Option<Self> {
+        let (client, nonce) = str::from_utf8(owner).ok()?.rsplit_once(':')?;
+        let nonce = u64::from_str_radix(nonce, 16).ok()?;
+        Some(Self { kind, name: name.into(), client: client.into(), nonce })
+    }
+
     /// The owner as it is written to Redis.
     pub(crate) fn owner(&self) -> String {
         let mut owner = String::with_capacity(self.client.len() + 17);

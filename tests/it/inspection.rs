@@ -1,5 +1,6 @@
 //! The state of a lock, the options of a mutex, and `force_unlock`.
 
+use std::thread;
 use std::time::Duration;
 
 use leasehold::{Client, Error};
@@ -7,7 +8,7 @@ use leasehold::{Client, Error};
 use crate::support::recorder::Recorder;
 use crate::support::{
     LEASE, SHORT, SOON, Server, Store, assert_lost, elsewhere, eventually, is_busy, ms, patient,
-    stores, take, timed, while_held,
+    sleepy, stores, take, timed, unlock, while_held,
 };
 
 stores! {
@@ -19,6 +20,8 @@ stores! {
         the_holder_of_a_lock_can_be_seen,
         a_thread_knows_what_it_holds,
         force_unlock_frees_the_lock_for_others,
+        a_hold_that_its_own_client_forces_out_is_lost_at_once,
+        a_thread_that_waits_goes_on_when_its_own_client_forces_the_holder_out,
         force_unlock_of_a_free_lock_is_false;
     every server:
         other_clients_see_the_holder,
@@ -111,6 +114,39 @@ fn force_unlock_frees_the_lock_for_others(store: &Store) {
     assert_lost(guard.verify(), "a");
     elsewhere(|| client.lock("a").unwrap().unlock().unwrap());
     assert_lost(guard.unlock(), "a");
+}
+
+fn a_hold_that_its_own_client_forces_out_is_lost_at_once(store: &Store) {
+    let client = store.open(patient());
+    let (guard, owned) = (take(&client, "a"), client.lock_owned("b").unwrap());
+    let set = client.lock_all(["c", "d"]).unwrap();
+    let term = client.election("e").campaign().unwrap();
+    let losses = [guard.lost(), owned.lost(), set.lost(), term.lost()];
+    let held = || [guard.is_held(), owned.is_held(), set.is_held(), term.is_held()];
+    for (index, name) in ["a", "b", "c", "e"].into_iter().enumerate() {
+        assert!(held()[index] && !losses[index].is_lost());
+        assert!(client.mutex(name).force_unlock().unwrap());
+        assert!(!held()[index] && losses[index].is_lost(), "{name}");
+    }
+    assert_lost(guard.unlock(), "a");
+    assert_lost(set.unlock(), "c");
+    assert!(!is_busy(&client, "d"));
+}
+
+fn a_thread_that_waits_goes_on_when_its_own_client_forces_the_holder_out(store: &Store) {
+    let client = store.open(sleepy());
+    let guard = take(&client, "a");
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| client.lock("a").map(unlock));
+        eventually(SOON, || client.stats().waiting == 1);
+        let ((), took) = timed(|| {
+            assert!(client.mutex("a").force_unlock().unwrap());
+            waiter.join().unwrap().unwrap();
+        });
+        // The next renewal comes after a third of the lease.
+        assert!(took < ms(5000), "{took:?}");
+    });
+    assert!(!guard.is_held());
 }
 
 fn force_unlock_of_a_free_lock_is_false(store: &Store) {
