@@ -18,11 +18,11 @@ use crate::net::login::Validity;
 use crate::net::owed::{OwedReplies, PostedRequest};
 use crate::net::request::{Reply, Request, Script};
 use crate::net::resp::RespStream;
-use crate::net::stream::SocketCloser;
+use crate::net::stream::{Arrived, SocketCloser};
 use crate::net::transport::{Transport, WaitFor};
 
 /// A connection over which something was posted less long ago is taken for alive.
-const IDLE: Duration = Duration::from_millis(500);
+pub(super) const IDLE: Duration = Duration::from_millis(500);
 
 /// A connection, without a socket until it is used.
 pub(crate) struct Connection {
@@ -153,7 +153,7 @@ impl Connection {
         if self.checked.load(Ordering::Relaxed) == suspicions {
             return true;
         }
-        let has_ended = socket.has_ended();
+        let has_ended = socket.look() == Arrived::End;
         if !has_ended {
             self.checked.store(suspicions, Ordering::Relaxed);
         }
@@ -385,9 +385,11 @@ impl Transport for Connection {
     }
 
     fn can_post(&mut self, now: Instant) -> bool {
-        // After a short time it is taken for granted that the server has not closed it.
+        // After a short time it is taken for granted that the server has not closed it. What comes
+        // although nothing is owed is no reply, but may say why the connection is about to end.
         let was_idle = now.saturating_duration_since(self.used) >= IDLE && self.owed.is_empty();
-        if was_idle && self.socket.as_ref().is_some_and(RespStream::has_ended) {
+        if was_idle && self.socket.as_ref().is_some_and(|socket| socket.look() != Arrived::Nothing)
+        {
             self.poison();
             self.factory.suspect_connections();
         }

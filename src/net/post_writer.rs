@@ -71,7 +71,7 @@ impl PostWriter {
 #[cfg(test)]
 mod tests {
     use std::io::Write;
-    use std::net::TcpListener;
+    use std::net::{TcpListener, TcpStream};
     use std::thread;
     use std::time::Duration;
 
@@ -80,7 +80,7 @@ mod tests {
     use super::*;
     use crate::clock::end_of;
     use crate::config::Config;
-    use crate::net::connection::Connection;
+    use crate::net::connection::{Connection, IDLE};
     use crate::net::endpoint::Endpoint;
     use crate::net::request::Request;
     use crate::net::server::ServerFactory;
@@ -91,26 +91,51 @@ mod tests {
         ioctl_fionread(connection.as_fd().expect("it is open")).expect("a socket")
     }
 
-    #[test]
-    fn a_reply_that_has_come_is_read_before_more_is_posted() {
+    /// A peer that can be connected to, and a connection to it.
+    fn peer() -> (TcpListener, Connection) {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let url = format!("redis://{}", listener.local_addr().expect("an address"));
         let config = Config::default();
         let endpoint = Endpoint::parse(&url, &config).expect("a good URL");
         let server = ServerFactory::new(&config).expect("a thread").server(endpoint);
-        let (writer, mut connection) = (PostWriter::default(), server.connection());
-        let post = |connection: &mut Connection| {
-            let request = Request::command(&redis::cmd("PING"));
-            let posted = PostedRequest::new(request, end_of(SOON), Box::new(drop));
-            writer.write(connection, vec![posted], end_of(SOON));
-        };
-        post(&mut connection);
-        let (mut peer, _) = listener.accept().expect("a connection");
-        peer.write_all(b"+PONG\r\n").expect("the connection is open");
-        while unread(&connection) == 0 {
+        let connection = server.connection();
+        (listener, connection)
+    }
+
+    fn post(connection: &mut Connection) {
+        let request = Request::command(&redis::cmd("PING"));
+        let posted = PostedRequest::new(request, end_of(SOON), Box::new(drop));
+        PostWriter::default().write(connection, vec![posted], end_of(SOON));
+    }
+
+    fn answer(connection: &Connection, peer: &mut TcpStream, bytes: &[u8]) {
+        peer.write_all(bytes).expect("the connection is open");
+        while unread(connection) == 0 {
             thread::yield_now();
         }
+    }
+
+    #[test]
+    fn a_reply_that_has_come_is_read_before_more_is_posted() {
+        let (listener, mut connection) = peer();
+        post(&mut connection);
+        let (mut peer, _) = listener.accept().expect("a connection");
+        answer(&connection, &mut peer, b"+PONG\r\n");
         post(&mut connection);
         assert_eq!(unread(&connection), 0);
+    }
+
+    #[test]
+    fn nothing_is_posted_behind_what_came_over_an_idle_connection() {
+        let (listener, mut connection) = peer();
+        post(&mut connection);
+        let (mut peer, _) = listener.accept().expect("a connection");
+        answer(&connection, &mut peer, b"+PONG\r\n");
+        connection.collect(WaitFor::Nothing);
+        answer(&connection, &mut peer, b"-ERR this connection was idle for too long\r\n");
+        thread::sleep(IDLE);
+        post(&mut connection);
+        listener.set_nonblocking(true).expect("a listener");
+        listener.accept().expect("another connection");
     }
 }

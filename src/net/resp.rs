@@ -12,7 +12,7 @@ use redis::{RedisResult, Value};
 use crate::error::Phase;
 use crate::net::reply_buffer::ReplyBuffer;
 use crate::net::spin::{ReplyWait, Spin};
-use crate::net::stream::{ConnectError, DeadlineReader, Sleep, SocketCloser, Stream};
+use crate::net::stream::{Arrived, ConnectError, DeadlineReader, Sleep, SocketCloser, Stream};
 #[cfg(feature = "tls")]
 use crate::net::tls::{Connector, Session};
 
@@ -27,8 +27,9 @@ pub(crate) struct RespStream {
 /// How bytes are encoded on the way.
 enum Layer {
     Plain,
+    /// In a cell, because a look at what has come processes some of it.
     #[cfg(feature = "tls")]
-    Tls(Box<Session>),
+    Tls(Box<std::cell::RefCell<Session>>),
 }
 
 impl std::fmt::Debug for RespStream {
@@ -59,7 +60,7 @@ impl RespStream {
     ) -> Result<Self, ConnectError> {
         let stream = Stream::tcp(addresses, deadline).map_err(ConnectError::at(Phase::Connect))?;
         let session = connector.connect(&stream, deadline)?;
-        Ok(Self::over(stream, Layer::Tls(Box::new(session))))
+        Ok(Self::over(stream, Layer::Tls(Box::new(session.into()))))
     }
 
     pub(crate) fn unix(path: &Path, deadline: Instant) -> Result<Self, ConnectError> {
@@ -75,9 +76,13 @@ impl RespStream {
         SocketCloser(Arc::downgrade(&self.stream))
     }
 
-    /// Returns `true` if the connection is known to have ended, without waiting.
-    pub(crate) fn has_ended(&self) -> bool {
-        self.stream.has_ended()
+    /// Looks for what has come and was not read, without waiting.
+    pub(crate) fn look(&self) -> Arrived {
+        match &self.layer {
+            Layer::Plain => self.stream.look(),
+            #[cfg(feature = "tls")]
+            Layer::Tls(session) => session.borrow_mut().look(&self.stream),
+        }
     }
 
     /// Writes all of `bytes`. After an error, an unknown part of them is written.
@@ -85,7 +90,7 @@ impl RespStream {
         match &mut self.layer {
             Layer::Plain => self.stream.send_all(bytes, deadline),
             #[cfg(feature = "tls")]
-            Layer::Tls(session) => session.send(&self.stream, bytes, deadline),
+            Layer::Tls(session) => session.get_mut().send(&self.stream, bytes, deadline),
         }
     }
 
@@ -129,7 +134,7 @@ impl RespStream {
             match layer {
                 Layer::Plain => replies.fill(&mut reader)?,
                 #[cfg(feature = "tls")]
-                Layer::Tls(session) => replies.fill(&mut session.reader(&mut reader))?,
+                Layer::Tls(session) => replies.fill(&mut session.get_mut().reader(&mut reader))?,
             }
         }
     }

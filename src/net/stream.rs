@@ -129,13 +129,12 @@ impl Stream {
         }
     }
 
-    /// Returns `true` if the connection is known to have ended, without waiting and without taking
-    /// anything that has come.
-    pub(crate) fn has_ended(&self) -> bool {
+    /// Looks for what has come, without waiting and without taking any of it.
+    pub(crate) fn look(&self) -> Arrived {
         match net::recv(self, &mut [0], RecvFlags::PEEK.union(RecvFlags::DONTWAIT)) {
-            Ok((_, read)) => read == 0,
-            Err(Errno::AGAIN | Errno::INTR) => false,
-            Err(_) => true,
+            Ok((_, 1..)) => Arrived::Data,
+            Err(Errno::AGAIN | Errno::INTR) => Arrived::Nothing,
+            Ok(_) | Err(_) => Arrived::End,
         }
     }
 
@@ -159,6 +158,15 @@ impl AsFd for Stream {
             Self::Unix(stream) => stream.as_fd(),
         }
     }
+}
+
+/// What has come over a connection and was not read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Arrived {
+    Data,
+    /// Nothing more can be read.
+    End,
+    Nothing,
 }
 
 /// Closes the connection of a stream from another thread.

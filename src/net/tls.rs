@@ -2,9 +2,9 @@
 //!
 //! `rustls` implements the protocol and does no I/O of its own. Messages of its own are sent as
 //! soon as it has them; those of the server, such as tickets for later sessions, are processed on
-//! the way to the next reply.
+//! the way to the next reply, or when an idle session is looked at: its end is a message too.
 
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, BufRead, ErrorKind, Read, Write};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -13,7 +13,7 @@ use rustls::{ClientConfig, ClientConnection};
 
 use crate::error::{Error, Phase, Result};
 use crate::event::Events;
-use crate::net::stream::{ConnectError, DeadlineReader, Sleep, Stream};
+use crate::net::stream::{Arrived, ConnectError, DeadlineReader, Sleep, Stream};
 use crate::net::trust::{Trust, client_config};
 use crate::tls::Tls;
 
@@ -81,6 +81,24 @@ impl Session {
             self.flush(stream, deadline)?;
         }
         Ok(())
+    }
+
+    /// As [`Stream::look`], for what is left once the messages of the protocol are processed.
+    pub(crate) fn look(&mut self, stream: &Stream) -> Arrived {
+        let (wait, deadline) = (None, Instant::now());
+        let mut reader = DeadlineReader { stream, wait, sleep: Sleep::Never, deadline };
+        loop {
+            match self.protocol.reader().fill_buf() {
+                Ok([_, ..]) => return Arrived::Data,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                Ok([]) | Err(_) => return Arrived::End,
+            }
+            match self.receive(&mut reader) {
+                Ok(()) => {}
+                Err(error) if error.kind() == ErrorKind::TimedOut => return Arrived::Nothing,
+                Err(_) => return Arrived::End,
+            }
+        }
     }
 
     /// Returns a reader of the decrypted bytes of `encrypted`.

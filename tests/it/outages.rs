@@ -32,6 +32,12 @@ stores! {
         a_server_that_closes_idle_connections_is_not_noticed;
 }
 
+stores! {
+    over tls:
+        broken_connections_are_not_noticed,
+        a_server_that_closes_idle_connections_is_not_noticed;
+}
+
 /// Much more than an attempt, its repetition and the 100 ms promised beside them, for a busy
 /// machine, and much less than the waits and leases in these tests.
 const BOUND: Duration = ms(2500);

@@ -43,6 +43,11 @@ stores! {
         a_thread_that_wants_a_connection_to_itself_gets_one_in_its_turn;
 }
 
+stores! {
+    over tls:
+        connections_that_were_closed_while_idle_are_not_used_for_releases;
+}
+
 const THREADS: usize = 8;
 const ROUNDS: usize = 50;
 

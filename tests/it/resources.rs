@@ -29,6 +29,11 @@ stores! {
         memory_follows_what_is_held_now;
 }
 
+stores! {
+    over tls:
+        a_broken_connection_costs_no_other;
+}
+
 /// A pseudo-random workload of one thread: every way to acquire, nest, lose and release locks.
 fn work(client: &Client, mut seed: u64, end: Instant) {
     let mut kept: Vec<Guard> = Vec::new();

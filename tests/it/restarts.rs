@@ -13,6 +13,11 @@ stores! {
         a_restart_while_idle_is_not_noticed;
 }
 
+stores! {
+    over tls:
+        a_restart_while_idle_is_not_noticed;
+}
+
 fn a_restart_with_the_data_keeps_the_hold(server: &Server) {
     let client = server.open(patient().lease(ms(3000)));
     let guard = take(&client, "a");

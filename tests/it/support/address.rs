@@ -1,6 +1,8 @@
 //! The address of the server that has the locks of a behaviour, for its child processes too.
 
 use std::fmt;
+#[cfg(feature = "tls")]
+use std::fs;
 use std::time::Duration;
 
 use leasehold::{Builder, Client, Durability, Error};
@@ -27,6 +29,9 @@ pub(crate) enum Way {
     Replica,
     /// Through sentinels with these URLs.
     Sentinels(Vec<String>),
+    /// At its URL, with TLS; the authority that has certified the server is in this file.
+    #[cfg(feature = "tls")]
+    Tls(String),
 }
 
 impl Address {
@@ -40,6 +45,8 @@ impl Address {
             "fsync" => Way::Fsync,
             "replica" => Way::Replica,
             "sentinels" => Way::Sentinels(words.collect()),
+            #[cfg(feature = "tls")]
+            "tls" => Way::Tls(words.next().expect("a file")),
             _ => panic!("no way: {way}"),
         };
         Address { url, way }
@@ -64,6 +71,11 @@ impl Address {
             Way::Sentinels(urls) => {
                 let urls: Vec<_> = urls.iter().map(String::as_str).collect();
                 builder.open_sentinel(&urls, MASTER)
+            }
+            #[cfg(feature = "tls")]
+            Way::Tls(file) => {
+                let authority = fs::read(file).expect("the authority still exists");
+                builder.tls(leasehold::Tls::new().ca_pem(authority)).open(&self.url)
             }
         };
         client.expect("the server is up")
@@ -94,6 +106,8 @@ impl fmt::Display for Address {
             Way::Fsync => "fsync",
             Way::Replica => "replica",
             Way::Sentinels(urls) => &format!("sentinels {}", urls.join(" ")),
+            #[cfg(feature = "tls")]
+            Way::Tls(file) => &format!("tls {file}"),
         };
         write!(f, "{} {way}", self.url)
     }

@@ -1,5 +1,6 @@
 //! The stores on which the behaviours run, and the macro that makes their tests.
 
+use std::any::Any;
 use std::ops::Deref;
 use std::slice;
 use std::sync::Arc;
@@ -10,6 +11,8 @@ use leasehold::{Builder, Client};
 use redis::Connection;
 
 use super::address::{Address, Way};
+#[cfg(feature = "tls")]
+use super::authority::Authority;
 use super::cluster::unique_prefix;
 use super::sentinel::{in_step, replicated};
 use super::server::{self, redis_binary, valkey_binary};
@@ -32,8 +35,15 @@ use super::{Cluster, Quorum, SOON, Watched, eventually};
 ///   carries nothing, or what counts everything that reaches the server. On other stores it would
 ///   be the same, or count the requests of others. Runs on Redis and on Valkey.
 ///
+/// By itself, `over tls` lists those that also run on Redis with TLS, where the end of a connection
+/// is a message.
+///
 /// A behaviour that is not listed is dead code, which is a warning.
 macro_rules! stores {
+    (over tls: $($behaviour:ident),+ $(,)?;) => {
+        #[cfg(feature = "tls")]
+        $crate::support::stores! { @server over_tls, with_tls, [] [$($behaviour)+] }
+    };
     (
         $(every store: $($common:ident),+ $(,)?;)?
         $(every store but a quorum: $($alone:ident),+ $(,)?;)?
@@ -179,8 +189,8 @@ pub(crate) struct Server {
     address: Address,
     master: server::Server,
     replicas: Vec<server::Server>,
-    /// Kept so that they end with this.
-    _sentinels: Vec<server::Server>,
+    /// What ends with this: sentinels, or the authority that has certified the server.
+    _kept: Vec<Box<dyn Any + Send + Sync>>,
 }
 
 impl Server {
@@ -207,6 +217,17 @@ impl Server {
         Server::with_replicas(way, watched.servers, watched.sentinels)
     }
 
+    #[cfg(feature = "tls")]
+    pub(crate) fn with_tls() -> Server {
+        let authority = Authority::new("good");
+        let certified = authority.certify("localhost");
+        let server = authority.start(&certified, &["--tls-auth-clients", "no"]);
+        let way = Way::Tls(authority.file().to_str().expect("a path in UTF-8").to_owned());
+        let address = Address { url: server.tls_url(), way };
+        let alone = Server::alone(Way::Direct, server);
+        Server { address, _kept: vec![Box::new(authority)], ..alone }
+    }
+
     fn alone(way: Way, server: server::Server) -> Server {
         Server::with_replicas(way, vec![server], vec![])
     }
@@ -219,7 +240,8 @@ impl Server {
     ) -> Server {
         let master = servers.remove(0);
         let address = Address { url: master.url(), way };
-        Server { address, master, replicas: servers, _sentinels: sentinels }
+        let kept = sentinels.into_iter().map(|sentinel| Box::new(sentinel) as _);
+        Server { address, master, replicas: servers, _kept: kept.collect() }
     }
 
     /// As [`server::Server::restart`]; also waits for the replicas.
