@@ -17,16 +17,17 @@ pub(crate) type Reply = Result<Value, Failure>;
 /// A Lua script, and the hash by which a server knows it.
 #[derive(Debug)]
 pub(crate) struct Script {
-    body: &'static str,
+    body: String,
     /// The arguments with which a call begins: EVALSHA and the hash of the body.
     call: Vec<u8>,
 }
 
 impl Script {
-    pub(crate) fn new(body: &'static str) -> Self {
+    pub(crate) fn new(body: impl Into<String>) -> Self {
+        let body = body.into();
         let mut call = Vec::new();
         push_argument(&mut call, b"EVALSHA");
-        push_argument(&mut call, redis::Script::new(body).get_hash().as_bytes());
+        push_argument(&mut call, redis::Script::new(&body).get_hash().as_bytes());
         Self { body, call }
     }
 }
