@@ -24,6 +24,9 @@ use crate::net::transport::{Transport, WaitFor};
 /// A connection over which something was posted less long ago is taken for alive.
 pub(super) const IDLE: Duration = Duration::from_millis(500);
 
+/// For how long a thread reads what is owed if it does not wait for it.
+const COLLECT: Duration = Duration::from_millis(10);
+
 /// A connection, without a socket until it is used.
 pub(crate) struct Connection {
     factory: Arc<ConnectionFactory>,
@@ -412,8 +415,12 @@ impl Transport for Connection {
     }
 
     fn collect(&mut self, wait: WaitFor) {
+        // The thread of a sweep has other work, whatever the server sends.
+        let longest = if matches!(wait, WaitFor::Nothing) { COLLECT } else { Duration::MAX };
+        let begun = Instant::now();
         while self.owed.is_next()
             && self.is_connected()
+            && begun.elapsed() < longest
             && let Some(reply) = self.receive_next(wait)
         {
             self.owed.answer(reply);

@@ -126,6 +126,26 @@ mod tests {
     }
 
     #[test]
+    fn replies_that_take_long_are_not_all_read_at_once() {
+        const REQUESTS: usize = 100;
+        let (listener, mut connection) = peer();
+        connection.connect(end_of(SOON)).expect("the peer listens");
+        let slow = |_| thread::sleep(Duration::from_millis(1));
+        for _ in 0..REQUESTS {
+            let request = Request::command(&redis::cmd("PING"));
+            connection.owe(PostedRequest::new(request, end_of(SOON), Box::new(slow)));
+        }
+        connection.write(end_of(SOON), |_| {}).expect("the peer listens");
+        let (mut peer, _) = listener.accept().expect("a connection");
+        answer(&connection, &mut peer, &b"+PONG\r\n".repeat(REQUESTS));
+        connection.collect(WaitFor::Nothing);
+        assert!(connection.owed().is_next(), "the thread has other work");
+        while connection.owed().is_next() {
+            connection.collect(WaitFor::Nothing);
+        }
+    }
+
+    #[test]
     fn nothing_is_posted_behind_what_came_over_an_idle_connection() {
         let (listener, mut connection) = peer();
         post(&mut connection);

@@ -56,7 +56,8 @@ pub(crate) trait Transport {
     /// As `owe`, for what must be sent again. Returns `true` if there is anything to write.
     fn owe_again(&mut self) -> bool;
 
-    /// Reads what is owed, until that is all or no more has come by then.
+    /// Reads what is owed, until that is all or no more has come by then. Without a wait it ends
+    /// soon, even if more has come.
     fn collect(&mut self, wait: WaitFor);
 
     /// Reads all that is owed, or gives up the connection if it has not come by then.

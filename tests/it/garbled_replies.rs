@@ -19,7 +19,8 @@ stores! {
         a_distant_server_only_shortens_the_remaining_lease,
         a_reply_may_arrive_in_any_pieces,
         a_reply_cut_anywhere_is_retried,
-        a_reply_that_makes_no_sense_is_retried;
+        a_reply_that_makes_no_sense_is_retried,
+        a_reply_that_is_too_long_or_nested_too_deep_is_retried;
     one server:
         a_late_reply_is_not_read_by_threads_that_share_the_connection;
 }
@@ -202,4 +203,19 @@ fn a_reply_that_makes_no_sense_is_retried(server: &Server) {
         assert!(proxy.has_lost());
         assert!(!server.exists(&released), "{what}");
     }
+}
+
+fn a_reply_that_is_too_long_or_nested_too_deep_is_retried(server: &Server) {
+    // Without a limit, more would be waited for until this time is over.
+    let io_timeout = ms(8000);
+    let (proxy, client) = behind_proxy(server, patient().io_timeout(io_timeout));
+    let guard = take(&client, "a");
+    for reply in [&b"$99999999999\r\nx"[..], &b"*1\r\n".repeat(100)] {
+        proxy.answer(reply);
+        let (verified, took) = timed(|| guard.verify());
+        verified.unwrap();
+        assert!(took < io_timeout, "{took:?}");
+        assert!(proxy.has_lost());
+    }
+    guard.unlock().unwrap();
 }
