@@ -220,6 +220,9 @@ impl Builder {
     /// so a callback that blocks or panics does no harm to locks. Up to 4096 events are queued for
     /// it; further ones are dropped, and how many is logged.
     ///
+    /// [`Client::shutdown`](crate::Client::shutdown), and the end of the last clone and guard of a
+    /// client, wait until all that has happened before is delivered, for a second at most.
+    ///
     /// Defaults to no callback. The logger of the `log` crate, which is told much the same, is
     /// called on the same thread, for one line at a time. The thread is started with the client if
     /// there is a callback, and otherwise with the first line that the logger's maximum level lets

@@ -4,7 +4,8 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::thread::ThreadId;
+use std::time::{Duration, Instant};
 use std::{fmt, io, thread};
 
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
@@ -15,6 +16,12 @@ use crate::spans::{HoldSpan, OpenSpan};
 /// How many events and lines are queued for a slow callback or logger before further ones are
 /// dropped, and counted.
 const WAITING_MAX: usize = 4096;
+
+/// How long the end of a client waits for a slow callback or logger.
+const FLUSH_TIME: Duration = Duration::from_secs(1);
+
+/// The pause before it is looked again whether everything was told.
+const FLUSH_PAUSE: Duration = Duration::from_millis(1);
 
 /// An event in the life of a lock of this client, of every kind. See
 /// [`Builder::on_event`](crate::Builder::on_event).
@@ -133,7 +140,7 @@ pub(crate) struct Events {
 struct EventQueue {
     has_callback: bool,
     /// The thread ends when this is dropped and what was sent before has been delivered.
-    sender: OnceLock<Sender<Report>>,
+    sender: OnceLock<(Sender<Report>, ThreadId)>,
     dropped: Arc<AtomicUsize>,
 }
 
@@ -142,6 +149,8 @@ enum Report {
     EndOfSpan(OpenSpan),
     Event(Event),
     Line(Level, String),
+    /// To be answered once everything before it is delivered.
+    Mark(Sender<()>),
 }
 
 impl Events {
@@ -167,6 +176,24 @@ impl Events {
             && let Err(Report::EndOfSpan(open)) = self.queue.try_send(Report::EndOfSpan(open))
         {
             span.restore(open);
+        }
+    }
+
+    /// Blocks until everything is told, and delivered, but not for long: the program may end next.
+    /// Returns at once in the callback, which would wait for itself.
+    pub(crate) fn flush(&self, is_told: impl Fn() -> bool) {
+        let deadline = Instant::now() + FLUSH_TIME;
+        let is_own = |(_, thread): &(_, ThreadId)| *thread == thread::current().id();
+        if self.queue.sender.get().is_some_and(is_own) {
+            return;
+        }
+        while !is_told() && Instant::now() < deadline {
+            thread::sleep(FLUSH_PAUSE);
+        }
+        let Some((sender, _)) = self.queue.sender.get() else { return };
+        let (mark, delivered) = bounded(1);
+        if sender.send_deadline(Report::Mark(mark), deadline).is_ok() {
+            delivered.recv_deadline(deadline).unwrap_or_default();
         }
     }
 
@@ -216,17 +243,18 @@ impl EventQueue {
 
     fn sender(&self) -> Option<&Sender<Report>> {
         // If no thread can be started now, the next report tries again.
-        self.sender.get().or_else(|| self.start(None).ok())
+        let started = self.sender.get().or_else(|| self.start(None).ok());
+        started.map(|(sender, _)| sender)
     }
 
-    fn start(&self, callback: Option<Callback>) -> io::Result<&Sender<Report>> {
+    fn start(&self, callback: Option<Callback>) -> io::Result<&(Sender<Report>, ThreadId)> {
         let (sender, reports) = bounded(WAITING_MAX);
-        let thread = EventThread { callback, dropped: self.dropped.clone() };
-        thread::Builder::new()
+        let events = EventThread { callback, dropped: self.dropped.clone() };
+        let thread = thread::Builder::new()
             .name("leasehold-events".into())
-            .spawn(move || thread.deliver(&reports))?;
+            .spawn(move || events.deliver(&reports))?;
         // Of two threads that were started at once, one ends without a sender.
-        Ok(self.sender.get_or_init(|| sender))
+        Ok(self.sender.get_or_init(|| (sender, thread.thread().id())))
     }
 }
 
@@ -249,6 +277,8 @@ impl EventThread {
                 (Report::EndOfSpan(span), _) => span.close(true),
                 (Report::Event(_), None) => {}
                 (Report::Line(level, line), _) => write_line(level, &line),
+                // That thread may have given up.
+                (Report::Mark(delivered), _) => delivered.try_send(()).unwrap_or_default(),
             }
             let dropped = self.dropped.swap(0, Ordering::Relaxed);
             if dropped > 0 {

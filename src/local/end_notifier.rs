@@ -167,6 +167,7 @@ impl EndNotifier {
     pub(crate) fn report_loss(&self, lease: &Lease, why: &str) {
         self.log_loss(lease, why);
         self.end_lost(lease);
+        self.counters.settle_hold();
     }
 
     fn log_loss(&self, lease: &Lease, why: &str) {
@@ -177,12 +178,12 @@ impl EndNotifier {
         }
     }
 
-    /// Does what a loss entails, without a line of its own for the log.
+    /// Does what a loss entails, without a line of its own for the log. The hold is to be settled
+    /// once there is one.
     pub(crate) fn end_lost(&self, lease: &Lease) {
         // First the event: the next holder reports its own.
         self.tell_end_of_lost(lease);
         self.wait_queues.end_hold(lease);
-        self.counters.settle_hold();
     }
 
     fn tell_end_of_lost(&self, lease: &Lease) {

@@ -154,6 +154,7 @@ impl RenewalReports {
                 1 => format!("the lease of lock {first} is lost: {why}"),
                 _ => format!("the leases of {count} locks are lost, first of {first}: {why}"),
             });
+            (0..count).for_each(|_| counters.settle_hold());
         }
         let Some(outage) = &mut self.outage else { return };
         if let Some(first) = outage.first.take() {

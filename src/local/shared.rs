@@ -254,12 +254,14 @@ impl Shared {
 }
 
 impl Drop for Shared {
-    /// Waits for the replies to releases that guards have left behind, so that a program may end
-    /// right after.
+    /// Waits for the replies to releases that guards have left behind, and until the callback and
+    /// the logger have what is to be told, so that a program may end right after.
     fn drop(&mut self) {
         // A forked child has the same connections.
         if self.identity.check_process().is_ok() {
             self.store.settle(end_of(self.times.io_timeout));
+            // The renewer settles a lost hold once it has told of it, after the guards know.
+            self.events.flush(|| self.counters.is_settled());
         }
     }
 }

@@ -21,5 +21,7 @@ pub(crate) fn shut_down(shared: &Shared, timeout: Duration) -> Result<()> {
     shared.renewer.end_all(deadline);
     // A sweep would read them too, a little later.
     shared.store.settle(deadline.min(end_of(shared.times.io_timeout)));
-    shared.renewer.settle(deadline).map_err(|failure| failure.into_error("shut down", ""))
+    let outcome = shared.renewer.settle(deadline);
+    shared.events.flush(|| true);
+    outcome.map_err(|failure| failure.into_error("shut down", ""))
 }

@@ -28,7 +28,10 @@ stores! {
         nested_levels_are_not_reported,
         a_callback_that_panics_stops_nothing,
         a_callback_that_blocks_stops_nothing,
-        a_callback_may_use_the_client;
+        a_callback_may_use_the_client,
+        a_callback_may_end_the_client,
+        the_end_of_a_client_delivers_what_has_happened,
+        a_shutdown_delivers_what_has_happened;
     every server:
         a_failing_renewal_is_reported_before_the_loss,
         a_failed_call_is_reported,
@@ -327,6 +330,47 @@ fn a_callback_may_use_the_client(store: &Store) {
     assert!(results.recv_timeout(SOON).unwrap());
     // Breaks the cycle through which the client would keep itself alive.
     *slot.lock() = None;
+}
+
+fn a_callback_may_end_the_client(store: &Store) {
+    let (hand_over, handed_over) = bounded::<Client>(1);
+    let (ended, has_ended) = bounded(1);
+    let client = store.open(patient().on_event(move |event| {
+        if matches!(event, Event::Acquired { .. }) {
+            let client = handed_over.recv_timeout(SOON).unwrap();
+            let (outcome, took) = timed(|| {
+                let outcome = client.shutdown(SOON);
+                drop(client);
+                outcome
+            });
+            ended.send((outcome, took)).unwrap();
+        }
+    }));
+    drop(take(&client, "a"));
+    hand_over.send(client).unwrap();
+    let (outcome, took) = has_ended.recv_timeout(SOON).unwrap();
+    outcome.unwrap();
+    assert!(took < ms(1500), "it does not wait for itself: {took:?}");
+}
+
+fn the_end_of_a_client_delivers_what_has_happened(store: &Store) {
+    for _ in 0..10 {
+        let recorder = Recorder::default();
+        let client = store.open(patient().on_event(recorder.listener()));
+        drop(take(&client, "a"));
+        drop(client);
+        assert_eq!(recorder.events_of_locks(), ["acquired a", "released a"]);
+    }
+}
+
+fn a_shutdown_delivers_what_has_happened(store: &Store) {
+    for _ in 0..10 {
+        let recorder = Recorder::default();
+        let client = store.open(patient().on_event(recorder.listener()));
+        let _guard = take(&client, "a");
+        client.shutdown(SOON).unwrap();
+        assert_eq!(recorder.events_of_locks(), ["acquired a", "released a"]);
+    }
 }
 
 fn a_failing_renewal_is_reported_before_the_loss(server: &Server) {

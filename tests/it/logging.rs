@@ -20,7 +20,8 @@ stores! {
         a_logger_that_panics_stops_nothing,
         an_outage_is_one_line_and_so_is_its_end,
         an_outage_that_no_lease_survives_has_no_end,
-        many_losses_are_few_lines;
+        many_losses_are_few_lines,
+        a_program_that_ends_for_a_loss_has_logged_it;
 }
 
 /// Long enough for a renewal to fail and to be made up for in time.
@@ -212,4 +213,25 @@ fn losses_in_a_child() {
     let lines = lines_with("lost");
     assert!(lines.len() < 20, "{lines:?}");
     assert!(lines.iter().all(|line| line.contains("does not know")), "{lines:?}");
+}
+
+fn a_program_that_ends_for_a_loss_has_logged_it(server: &Server) {
+    Child::start(end_for_a_loss_in_a_child, &server.address()).finish();
+}
+
+#[test]
+#[ignore = "a child of a_program_that_ends_for_a_loss_has_logged_it"]
+fn end_for_a_loss_in_a_child() {
+    let Some(address) = child::address() else { return };
+    Logger::install(FINE);
+    let operator = address.open(patient());
+    for lost in 1..=3 {
+        let client = address.open(patient().lease(LEASE));
+        let guard = take(&client, "a");
+        operator.mutex("a").force_unlock().unwrap();
+        assert_eq!(guard.lost().wait_timeout(SOON), Some(true));
+        drop(guard);
+        drop(client);
+        assert_eq!(lines_with("is lost").len(), lost);
+    }
 }
