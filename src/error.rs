@@ -114,14 +114,17 @@ pub enum Error {
         /// The failure of the last attempt.
         source: Arc<dyn StdError + Send + Sync>,
     },
-    /// The key of this name holds something that is not a lock: another type, a hash without a TTL
-    /// or without the shape of a lock, or a string without a TTL. It was left unchanged.
+    /// The key of this name holds something that is not a lock: another type or kind of lock, a hash
+    /// without a TTL or without the shape of a lock, or a string without a TTL. It was left
+    /// unchanged.
     #[non_exhaustive]
     WrongType {
         /// The name of the lock.
         name: String,
         /// The server's address.
         server: String,
+        /// What is there, such as `a string without a TTL` or `a semaphore`.
+        found: String,
     },
 }
 
@@ -314,7 +317,7 @@ impl fmt::Display for Error {
                 f.write_str(if is_cluster { ", because it is a node of a cluster" } else { "" })
             }
             Self::Timeout { name, holder: None } => {
-                write!(f, "another owner held lock {name:?} until the wait was over")
+                write!(f, "the wait for {name:?} was over before it was free")
             }
             Self::Timeout { name, holder: Some(holder) } if holder.client.is_empty() => {
                 write!(f, "another library held lock {name:?} when the wait was over")
@@ -329,8 +332,8 @@ impl fmt::Display for Error {
                 let doubt = "; the request may have been executed all the same";
                 f.write_str(if *may_have_executed { doubt } else { "" })
             }
-            Self::WrongType { name, server } => {
-                write!(f, "the key of lock {name:?} at {server} holds something else")
+            Self::WrongType { name, server, found } => {
+                write!(f, "the key of lock {name:?} at {server} holds {found}")
             }
         }
     }

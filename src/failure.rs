@@ -6,6 +6,9 @@ use std::sync::Arc;
 
 use crate::error::{Error, Phase, Shortfall};
 
+/// How a reply begins that says what a key has in place of a lock.
+const FOUND: &str = "WRONGTYPE found ";
+
 /// Why a request brought no usable answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FailureKind {
@@ -95,9 +98,9 @@ impl Failure {
         Self::io(FailureKind::Timeout, &Arc::from("the server"), source)
     }
 
-    /// The failure of a request for a name that has something else.
-    pub(crate) fn wrong_type() -> Self {
-        let source = io::Error::other("the name is used for another kind of lock");
+    /// The failure of a request for a name that has something else, as a server would tell it.
+    pub(crate) fn wrong_type(found: &str) -> Self {
+        let source = io::Error::other(format!("{FOUND}{found}"));
         Self::io(FailureKind::WrongType, &Arc::from("memory"), source)
     }
 
@@ -151,7 +154,11 @@ impl Failure {
                 Error::NotReplicated { name, server, acked, required }
             }
             FailureKind::Rejected => Error::Redis { attempt, server, code, source },
-            FailureKind::WrongType => Error::WrongType { name, server },
+            FailureKind::WrongType => {
+                let reply = source.to_string();
+                let found = reply.strip_prefix(FOUND).unwrap_or("something else").into();
+                Error::WrongType { name, server, found }
+            }
             _ => Error::Unavailable { attempt, server, phase, may_have_executed, source },
         }
     }

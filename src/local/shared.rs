@@ -63,10 +63,7 @@ pub(crate) struct Shared {
 
 impl fmt::Debug for Shared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shared")
-            .field("identity", &self.identity)
-            .field("store", &self.store)
-            .finish_non_exhaustive()
+        f.debug_struct("Shared").finish_non_exhaustive()
     }
 }
 
@@ -115,7 +112,7 @@ impl Shared {
     pub(super) fn check_has_members(&self) -> Result<()> {
         if self.withdraws {
             let why = "independent servers can have neither read-write locks nor semaphores";
-            return Err(Error::invalid("name", why));
+            return Err(Error::InvalidInput(why.into()));
         }
         Ok(())
     }

@@ -47,6 +47,20 @@ struct LiveHold {
     ends: Moment,
 }
 
+/// What a name is that is waited for, and not as a lock.
+const MEMBERS: &str = "a read-write lock or a semaphore";
+
+impl LiveHold {
+    /// The failure of a request for a kind of lock that cannot exist beside this hold.
+    fn wrong_type(&self) -> Failure {
+        Failure::wrong_type(match self.id.kind {
+            HoldKind::Lock => "a lock",
+            HoldKind::Permit { .. } => "a semaphore",
+            HoldKind::Read | HoldKind::Write => "a read-write lock",
+        })
+    }
+}
+
 impl Locks {
     /// The holds of this name whose lease is not over.
     fn held(&mut self, name: &str) -> &mut [LiveHold] {
@@ -77,11 +91,11 @@ impl Locks {
             return Ok(AcquireReply::Acquired { fence, room });
         }
         if hold.kind == HoldKind::Lock && waited_for {
-            return Err(Failure::wrong_type());
+            return Err(Failure::wrong_type(MEMBERS));
         }
         let holds = self.held(&hold.name);
-        if holds.iter().any(|held| !are_of_one_type(held.id.kind, hold.kind)) {
-            return Err(Failure::wrong_type());
+        if let Some(other) = holds.iter().find(|held| !are_of_one_type(held.id.kind, hold.kind)) {
+            return Err(other.wrong_type());
         }
         let overtakes = !waits
             && waited_for
@@ -258,7 +272,8 @@ impl Store for Memory {
                 Ok(Some(HolderReply { owner, depth, remaining, fence }))
             }
             [] if !waited_for => Ok(None),
-            _ => Err(Failure::wrong_type()),
+            [other, ..] => Err(other.wrong_type()),
+            [] => Err(Failure::wrong_type(MEMBERS)),
         }
     }
 
@@ -277,10 +292,9 @@ impl Store for Memory {
     fn count(&self, name: &str, _: Instant) -> Result<u32, Failure> {
         let mut locks = self.locks.lock();
         let holds = locks.held(name);
-        if holds.iter().all(|held| matches!(held.id.kind, HoldKind::Permit { .. })) {
-            Ok(u32::try_from(holds.len()).unwrap_or(u32::MAX))
-        } else {
-            Err(Failure::wrong_type())
+        match holds.iter().find(|held| !matches!(held.id.kind, HoldKind::Permit { .. })) {
+            None => Ok(u32::try_from(holds.len()).unwrap_or(u32::MAX)),
+            Some(other) => Err(other.wrong_type()),
         }
     }
 

@@ -16,6 +16,7 @@ macro_rules! script {
 script!(
     ACQUIRE,
     "holder.lua",
+    "found.lua",
     "acquire.lua",
     "clock.lua",
     "token.lua",
@@ -27,6 +28,7 @@ script!(
     ACQUIRE_MEMBER,
     "time.lua",
     "members.lua",
+    "found.lua",
     "ask_member.lua",
     "tell.lua",
     "serve.lua",
@@ -38,7 +40,7 @@ script!(
 script!(
     /// For a quorum, whose servers must agree on a token: the client proposes it.
     ACQUIRE_PROPOSED,
-    "holder.lua",
+    "holder.lua", "found.lua",
     "acquire.lua",
     "proposal.lua",
     "token.lua",
@@ -48,7 +50,7 @@ script!(
 script!(
     /// For a client that exchanges wake-ups with Redisson, like the others of this name.
     ACQUIRE_WITH_REDISSON,
-    "holder.lua",
+    "holder.lua", "found.lua",
     "acquire.lua",
     "turn.lua",
     "clock.lua",
@@ -57,7 +59,7 @@ script!(
     "register.lua"
 );
 script!(CHECK_MEMBER, "time.lua", "check_member.lua");
-script!(COUNT_MEMBERS, "time.lua", "members.lua", "count_members.lua");
+script!(COUNT_MEMBERS, "time.lua", "members.lua", "found.lua", "count_members.lua");
 script!(FORCE_RELEASE, "force_release.lua", "tell.lua", "wake.lua");
 script!(
     FORCE_RELEASE_WITH_REDISSON,
@@ -67,7 +69,7 @@ script!(
     "tell.lua",
     "wake.lua"
 );
-script!(INSPECT, "holder.lua", "inspect.lua");
+script!(INSPECT, "holder.lua", "found.lua", "inspect.lua");
 script!(KEEP, "keep.lua", "tell.lua", "wake.lua");
 script!(
     KEEP_WITH_REDISSON,
@@ -91,7 +93,16 @@ script!(
 );
 script!(RENEW, "renew.lua");
 script!(RENEW_MEMBER, "time.lua", "renew_member.lua");
-script!(REPORT, "holder.lua", "report_lock.lua", "time.lua", "members.lua", "report.lua");
+script!(
+    REPORT,
+    "holder.lua",
+    "found.lua",
+    "report_lock.lua",
+    "time.lua",
+    "members.lua",
+    "found.lua",
+    "report.lua"
+);
 script!(SET_DEPTH, "set_depth.lua");
 script!(
     TRANSFER,
@@ -154,6 +165,7 @@ script!(
     UNREGISTER_MEMBER,
     "time.lua",
     "members.lua",
+    "found.lua",
     "unregister_member.lua",
     "tell.lua",
     "serve.lua",

@@ -29,7 +29,20 @@ fn what_is_no_lock_is_an_error_and_stays(server: &Server) {
         server.command(&["HSET", &lock_key(name), field, value]);
         server.command(&["PEXPIRE", &lock_key(name), "60000"]);
     }
-    for name in ["text", "list", "scores", "hash", "like a lock", "session", "count"] {
+    for (name, found) in [
+        ("text", "a string without a TTL"),
+        ("list", "a list"),
+        ("scores", "a sorted set without a TTL"),
+        ("hash", "a hash without a TTL"),
+        ("like a lock", "a hash without a TTL"),
+        ("session", "a hash of another program"),
+        ("count", "a hash of another program"),
+    ] {
+        assert_found(client.try_lock(name), found);
+        assert_found(client.mutex(name).force_unlock(), found);
+        assert_found(client.rw_lock(name).try_read(), found);
+        assert_found(client.semaphore(name, 2).available(), found);
+        assert_found(client.survey().report(name), found);
         let before: Vec<u8> = server.ask(&["DUMP", &lock_key(name)]);
         let lasts = server.raw_pttl(name);
         let mutex = client.mutex(name);
@@ -81,6 +94,9 @@ fn a_sorted_set_of_another_program_is_no_lock_and_stays(server: &Server) {
         assert_wrong_type(semaphore.available(), name);
         assert_wrong_type(client.try_lock(name), name);
         assert_wrong_type(client.survey().report(name), name);
+        assert_found(lock.try_read(), "a sorted set of another program");
+        assert_found(client.try_lock(name), "a sorted set of another program");
+        assert_found(client.survey().report(name), "a sorted set of another program");
         assert_wrong_type(client.survey().end_holds(name), name);
         let after: Vec<u8> = server.ask(&["DUMP", &lock_key(name)]);
         assert_eq!(after, before, "{members:?}");
@@ -96,6 +112,7 @@ fn a_large_hash_is_not_read(server: &Server) {
     server.command(&["PEXPIRE", "lock:large", "60000"]);
     assert_wrong_type(client.mutex("large").holder(), "large");
     assert_wrong_type(client.try_lock("large"), "large");
+    assert_found(client.rw_lock("large").try_read(), "a hash of another program");
     let calls: String = server.ask(&["INFO", "commandstats"]);
     assert!(!calls.contains("cmdstat_hgetall"), "{calls}");
 }
@@ -153,6 +170,15 @@ fn a_lock_with_many_readers_is_a_lock(server: &Server) {
     assert!(is_busy(&client, "a") && client.mutex("a").is_locked().unwrap());
     let holder = client.mutex("a").holder().unwrap().unwrap();
     assert!(holder.owner.starts_with(readers), "{holder:?}");
+}
+
+/// Checks that a call fails and says what is in the way.
+#[track_caller]
+pub(crate) fn assert_found<T: std::fmt::Debug>(result: Result<T, Error>, expected: &str) {
+    let error = result.unwrap_err();
+    let Error::WrongType { found, .. } = &error else { panic!("{error:?}") };
+    assert_eq!(found, expected);
+    assert!(error.to_string().ends_with(&format!(" holds {expected}")), "{error}");
 }
 
 #[track_caller]

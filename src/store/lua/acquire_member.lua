@@ -12,7 +12,8 @@ if not repeated and not busy and redis.call('exists', KEYS[1]) == 1 then
   local holder = redis.call('zrange', KEYS[1], '(' .. now, '+inf', 'byscore', 'limit', 0, 1)[1]
   local held = holder and string.sub(holder, 1, 2)
   if held and (held == 'p:') ~= (kind == 'p:') then
-    return redis.error_reply('WRONGTYPE ' .. KEYS[1] .. ' holds a lock of another kind')
+    local found = held == 'p:' and 'a semaphore' or 'a read-write lock'
+    return redis.error_reply('WRONGTYPE found ' .. found)
   elseif kind == 'p:' then
     live = redis.call('zcount', KEYS[1], '(' .. now, '+inf') - (offered and 1 or 0)
     busy = live >= permits

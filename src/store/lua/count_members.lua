@@ -10,6 +10,6 @@ if left == -2 then
 end
 local holder = redis.call('zrange', KEYS[1], '(' .. now, '+inf', 'byscore', 'limit', 0, 1)[1]
 if holder and string.sub(holder, 1, 2) ~= 'p:' then
-  return redis.error_reply('WRONGTYPE ' .. KEYS[1] .. ' holds a lock of another kind')
+  return redis.error_reply('WRONGTYPE found a read-write lock')
 end
 return redis.call('zcount', KEYS[1], '(' .. now, '+inf')

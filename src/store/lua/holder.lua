@@ -5,7 +5,7 @@
 -- another program's data: it is reported as such, and so is a large hash, which is not read.
 -- KEYS  1 lock
 -- SETS  `left` to the TTL of the key in ms, -1 if it has none, -2 if there is no such key; `holder`
---       and `depth` to strings, or to nil; `foreign` to an error reply or nil
+--       and `depth` to strings, or to nil; `foreign` to `no lock` or nil
 local left = redis.call('pttl', KEYS[1])
 local holder, depth, foreign
 if left ~= -2 then
@@ -26,7 +26,7 @@ if left ~= -2 then
     end
   end
   if not (is_lock and holder) then
-    foreign = redis.error_reply('WRONGTYPE ' .. KEYS[1] .. ' does not hold a lock')
+    foreign = 'no lock'
   end
 end
 

@@ -8,7 +8,7 @@
 -- Nothing is written here.
 -- KEYS  1 lock
 -- SETS  `left` to the TTL of the key in ms, -1 if it has none, -2 if there is no such
---       key; `foreign` to an error reply if it is another program's data, else to nil; `lowest` and
+--       key; `foreign` to `no members` if it is something else, to an error reply or to nil; `lowest` and
 --       `highest` to these members and their scores, or to nil; and `is_hold`, which returns
 --       whether a member has the shape of a hold
 local left = redis.call('pttl', KEYS[1])
@@ -20,10 +20,10 @@ local foreign, lowest, highest
 if left ~= -2 then
   lowest = redis.pcall('zrange', KEYS[1], 0, 0, 'withscores')
   highest = redis.pcall('zrange', KEYS[1], -1, -1, 'withscores')
-  if lowest.err then
+  if lowest.err and not string.find(lowest.err, 'WRONGTYPE', 1, true) then
     foreign = lowest
-  elseif left < 0 or not (is_hold(lowest[1]) and is_hold(highest[1])) then
-    foreign = redis.error_reply('WRONGTYPE ' .. KEYS[1] .. ' holds no read-write lock or semaphore')
+  elseif lowest.err or left < 0 or not (is_hold(lowest[1]) and is_hold(highest[1])) then
+    foreign = 'no members'
   end
 end
 

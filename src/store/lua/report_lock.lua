@@ -3,6 +3,10 @@
 -- offered to a waiting client is not held.
 -- USES  `left`, `holder`, `depth` and `foreign`
 -- SETS  `holds` to a list, or to nil if the name is not that of a lock
+-- RETURNS an error reply if the key can be nothing else either
+if foreign and redis.call('type', KEYS[1]).ok ~= 'zset' then
+  return foreign
+end
 local holds
 if not foreign then
   holds = {}
