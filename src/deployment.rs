@@ -1,5 +1,6 @@
 //! Where the servers of a client are, from one URL.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use crate::error::{Error, Result};
@@ -96,6 +97,11 @@ fn split_options(url: &str) -> Result<(String, Options)> {
             let why = "must have %40 for an `@` in the query, and %3F for a `?` in a password";
             return Err(Error::invalid("url", why));
         }
+        Some(query) if !is_encoded(query) || parsed.query_pairs().any(is_broken) => {
+            let why = "must have two hexadecimal digits after each `%` in the query, for a byte of \
+                       UTF-8, and %25 for a `%`";
+            return Err(Error::invalid("url", why));
+        }
         Some(_) => {}
     }
     let is_own = |(name, _): &(String, String)| is_connection_option(parsed.scheme(), name);
@@ -105,6 +111,19 @@ fn split_options(url: &str) -> Result<(String, Options)> {
         parsed.query_pairs_mut().extend_pairs(own);
     }
     Ok((parsed.into(), options))
+}
+
+/// Returns `true` if every `%` in a query is that of a byte.
+fn is_encoded(query: &str) -> bool {
+    let is_code = |text: &str| {
+        text.get(..2).is_some_and(|code| code.bytes().all(|byte| byte.is_ascii_hexdigit()))
+    };
+    query.split('%').skip(1).all(is_code)
+}
+
+/// Returns `true` if the bytes of a name or a value were no UTF-8.
+fn is_broken((name, text): (Cow<'_, str>, Cow<'_, str>)) -> bool {
+    [name, text].iter().any(|text| text.contains(char::REPLACEMENT_CHARACTER))
 }
 
 #[cfg(test)]
@@ -167,6 +186,11 @@ mod tests {
             "redis+sentinel://:secret@a,b/a%20b",
             "redis://u:1?secret=1@host",
             "redis://host?secret@host",
+            "redis://host?prefix=secret%zz",
+            "redis://host?prefix=secret%2",
+            "redis://host?prefix=secret%",
+            "redis://host?prefix=secret%ff",
+            "redis://host?prefix=secret%c3%29",
         ] {
             let error = parse(url).expect_err(url).to_string();
             assert!(error.contains("url") && !error.contains("secret"), "{error}");

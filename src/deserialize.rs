@@ -2,9 +2,10 @@
 
 use std::fmt;
 
-use serde::de::{Deserialize, Deserializer, Error, MapAccess, Visitor};
+use serde::de::{Deserialize, DeserializeSeed, Deserializer, Error, MapAccess, Visitor};
 
 use crate::client::Builder;
+use crate::config::Config;
 use crate::options;
 
 /// The map has a `url` and the settings of [`Builder::from_url`], by the same names and with the
@@ -50,7 +51,8 @@ impl<'de> Visitor<'de> for BuilderVisitor {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Builder, A::Error> {
         let (mut url, mut settings) = (None, Vec::new());
-        while let Some((name, Text(text))) = map.next_entry::<String, Text>()? {
+        while let Some(name) = map.next_key::<String>()? {
+            let text = map.next_value_seed(Setting(&name))?;
             if name != "url" {
                 settings.push((name, text));
             } else if url.replace(text).is_some() {
@@ -63,6 +65,23 @@ impl<'de> Visitor<'de> for BuilderVisitor {
         };
         options::apply(&mut builder.config, settings).map_err(Error::custom)?;
         Ok(builder)
+    }
+}
+
+/// The value of a setting. What is wrong with it is found here, so that the error has its place.
+struct Setting<'a>(&'a str);
+
+impl<'de> DeserializeSeed<'de> for Setting<'_> {
+    type Value = String;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<String, D::Error> {
+        let (Self(name), Text(text)) = (self, Text::deserialize(deserializer)?);
+        let checked = match name {
+            "url" => Builder::from_url(&text).map(drop),
+            name => options::apply(&mut Config::default(), [(name.to_owned(), text.clone())]),
+        };
+        checked.map_err(Error::custom)?;
+        Ok(text)
     }
 }
 

@@ -64,3 +64,12 @@ fn a_bad_file_is_refused() {
     let error = serde_json::from_str::<Builder>(twice).unwrap_err().to_string();
     assert!(error.contains("url"), "{error}");
 }
+
+#[test]
+fn an_error_in_a_file_has_its_line() {
+    for bad in [r#""lease": "soon""#, r#""colour": 1"#, r#""url": "redis://host?lease=soon""#] {
+        let file = format!("{{\n  \"wait\": 1,\n  {bad},\n  \"pool_size\": 1\n}}");
+        let error = serde_json::from_str::<Builder>(&file).unwrap_err();
+        assert_eq!(error.line(), 3, "{error}");
+    }
+}
