@@ -1,5 +1,6 @@
 //! The handle through which locks are acquired, and the type that configures it.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -35,9 +36,18 @@ use crate::survey::Survey;
 /// } // released
 /// # Ok::<(), leasehold::Error>(())
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Client {
     shared: Arc<Shared>,
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Stats { held, waiting, .. } = self.shared.stats();
+        let shown = &mut f.debug_struct("Client");
+        let shown = shown.field("label", &self.shared.config.label);
+        shown.field("held", &held).field("waiting", &waiting).finish_non_exhaustive()
+    }
 }
 
 /// A configuration for a [`Client`]. All settings are optional; they are checked when the client is

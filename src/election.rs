@@ -34,7 +34,7 @@ use crate::store::hold::HoldKind;
 /// lost stays lost; campaign again for another, after the work of the old one has stopped.
 ///
 /// An election and a [`Mutex`](crate::Mutex) of one name are the same lock.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Election {
     shared: Arc<Shared>,
     name: Arc<str>,

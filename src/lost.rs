@@ -1,6 +1,7 @@
 //! The watch on a hold, for a thread that must stop when the lock is lost.
 
 use std::convert::Infallible;
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,11 +29,17 @@ use crate::local::shared::Shared;
 /// assert!(!watcher.join().unwrap(), "it has ended normally");
 /// # Ok::<(), leasehold::Error>(())
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Lost {
     /// None in a forked child, where nothing is held.
     leases: Vec<Arc<Lease>>,
     over: Receiver<Infallible>,
+}
+
+impl fmt::Debug for Lost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lost").field("is_lost", &self.is_lost()).finish_non_exhaustive()
+    }
 }
 
 /// Returns the watch on a hold.

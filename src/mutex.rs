@@ -38,7 +38,7 @@ use crate::store::hold::HoldKind;
 /// assert!(matches!(hasty.lock(), Err(Error::InvalidInput(_))));
 /// # Ok::<(), Error>(())
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Mutex {
     shared: Arc<Shared>,
     name: Arc<str>,

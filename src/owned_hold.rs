@@ -134,7 +134,7 @@ macro_rules! owned_guard {
 }
 pub(crate) use owned_guard;
 
-/// Defines the setters of the options that locks of every kind have.
+/// Defines the setters of the options that locks of every kind have, and how they are shown.
 macro_rules! lock_options {
     ($lock:ident) => {
         impl $lock {
@@ -180,6 +180,13 @@ macro_rules! lock_options {
             #[must_use]
             pub fn name(&self) -> &str {
                 &self.name
+            }
+        }
+
+        impl std::fmt::Debug for $lock {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                let shown = &mut f.debug_struct(stringify!($lock));
+                shown.field("name", &self.name).finish_non_exhaustive()
             }
         }
     };

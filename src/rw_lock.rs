@@ -39,7 +39,7 @@ use crate::store::hold::HoldKind;
 /// One server, Sentinel and Cluster have read-write locks. Over several
 /// [independent servers](crate::Builder::open_redlock) there can be none: every call returns
 /// [`InvalidInput`](Error::InvalidInput).
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct RwLock {
     shared: Arc<Shared>,
     name: Arc<str>,

@@ -36,7 +36,7 @@ use crate::store::hold::HoldKind;
 /// Permits have no fencing token, since several are held at a time. One server, Sentinel and
 /// Cluster have semaphores. Over several [independent servers](crate::Builder::open_redlock) there
 /// can be none: every call returns [`InvalidInput`](Error::InvalidInput).
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Semaphore {
     shared: Arc<Shared>,
     name: Arc<str>,

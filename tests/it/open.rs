@@ -1,7 +1,7 @@
 //! Opening a client: what the URL means, and servers that cannot be reached.
 
 use std::error::Error as _;
-use std::fmt::{Debug, Write as _};
+use std::fmt::Debug;
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::Command;
@@ -209,8 +209,19 @@ fn debug_output_has_no_secrets(server: &Server) {
     let mut text = format!("{builder:?}");
     let client = builder.open(&url).unwrap();
     let guard = take(&client, "a");
-    let mutex = client.mutex("a");
-    write!(text, "{client:?} {mutex:?} {guard:?}").unwrap();
+    let handles = [
+        format!("{client:?}"),
+        format!("{:?}", client.mutex("a")),
+        format!("{:?}", client.rw_lock("a")),
+        format!("{:?}", client.semaphore("a", 2)),
+        format!("{:?}", client.election("a")),
+        format!("{guard:?}"),
+        format!("{:?}", guard.lost()),
+    ];
+    for handle in handles {
+        assert!(handle.len() < 100 && !handle.contains(client.id()), "{handle}");
+        text += &handle;
+    }
     assert!(!text.contains("sesame"), "{text}");
     // The field of the owner would be enough to release the lock.
     let (owner, _) = server.hold("a");
