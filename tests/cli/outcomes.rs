@@ -78,6 +78,15 @@ fn wrong_usage_is_64() {
     }
     let finished = finish(&mut leasehold(&server, &["show"]));
     assert!(!finished.stderr.contains("--url"), "it is not missing: {finished:?}");
+    let finished = finish(&mut leasehold(&server, &["run", "a", "true"]));
+    assert!(finished.stderr.contains("`leasehold run NAME -- true`"), "{finished:?}");
+    let finished = finish(&mut leasehold(&server, &["show", "a", "b"]));
+    assert!(!finished.stderr.contains("`--`"), "{finished:?}");
+    // Before any server is asked.
+    for args in [&["run", "", "--", "true"][..], &["show", ""], &["unlock", ""]] {
+        let finished = finish(leasehold(&server, args).env("REDIS_URL", "redis://127.0.0.1:1"));
+        assert_eq!(finished.code, 64, "{args:?}: {finished:?}");
+    }
     let finished = finish(&mut without_server(&["ping", "--url", "redis+sentinal://h/m"]));
     assert!(finished.stderr.contains("redis+sentinel://"), "{finished:?}");
 }
@@ -120,6 +129,8 @@ fn a_server_that_cannot_be_reached_is_69() {
         let said = [&finished.stdout, &finished.stderr].map(|text| text.contains("refused"));
         assert_eq!(said, [args == ["ping"], args != ["ping"]], "{finished:?}");
         assert!(finished.stdout.is_empty() || args == ["ping"], "{finished:?}");
+        assert!(finished.stderr.contains(&format!("127.0.0.1:{port}")), "{finished:?}");
+        assert!(!finished.stderr.contains("could not ping"), "{finished:?}");
     }
     // The option goes before the environment.
     assert_eq!(code(&server, &["--url", &url, "ping"]), 69);
@@ -162,7 +173,9 @@ fn a_key_of_another_program_is_65() {
     let server = Server::redis();
     server.command(&["SET", "lock:a", "precious"]);
     for args in [&["run", "a", "--", "true"][..], &["show", "a"], &["unlock", "a"]] {
-        assert_eq!(code(&server, args), 65, "{args:?}");
+        let finished = finish(&mut leasehold(&server, args));
+        assert_eq!(finished.code, 65, "{args:?}");
+        assert!(finished.stderr.contains("a string without a TTL"), "{finished:?}");
     }
     assert_eq!(server.ask::<String>(&["GET", "lock:a"]), "precious");
 }

@@ -4,6 +4,7 @@ use std::env;
 use std::ffi::OsString;
 use std::time::Duration;
 
+use clap::builder::NonEmptyStringValueParser;
 use clap::{Parser, Subcommand, value_parser};
 use clap_complete::Shell;
 
@@ -84,11 +85,13 @@ pub(crate) enum Task {
     /// Show who holds a name and who waits for it.
     Show {
         /// The name of a lock, a read-write lock or a semaphore.
+        #[arg(value_parser = NonEmptyStringValueParser::new())]
         name: String,
     },
     /// End the holds that a name has now, of any client.
     Unlock {
         /// The name of a lock, a read-write lock or a semaphore.
+        #[arg(value_parser = NonEmptyStringValueParser::new())]
         name: String,
     },
 }
@@ -132,6 +135,7 @@ pub(crate) struct Run {
     pub(crate) quiet: bool,
     /// The name of the lock. The command finds it in `LEASEHOLD_NAME`, and the fencing token in
     /// `LEASEHOLD_FENCE`.
+    #[arg(value_parser = NonEmptyStringValueParser::new())]
     pub(crate) name: String,
     /// The command and its arguments. No shell is involved.
     #[arg(last = true, required = true, value_name = "CMD")]

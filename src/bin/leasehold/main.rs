@@ -21,6 +21,7 @@ mod supervisor;
 use std::env;
 use std::process::ExitCode;
 
+use clap::error::{ContextKind, ContextValue};
 use clap::{CommandFactory, Parser};
 use clap_complete::Shell;
 
@@ -53,6 +54,12 @@ fn answer(error: &clap::Error) -> Result<u8, ExitError> {
         return print(&text);
     }
     say_plainly(&text);
+    if let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidArg)
+        && text.contains("leasehold run")
+        && !word.starts_with('-')
+    {
+        say(&format!("the command comes behind `--`, as in `leasehold run NAME -- {word}`"));
+    }
     Ok(USAGE)
 }
 

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use crate::args::ServerArgs;
 use crate::exit::{ExitError, UNAVAILABLE};
 use crate::info::{Info, NODE};
-use crate::output::{print, print_json, table};
+use crate::output::{print, print_json, printable, table};
 
 /// A difference between clocks that is worth a warning, in seconds.
 const CLOCKS_APART: f64 = 1.0;
@@ -37,14 +37,18 @@ pub(crate) fn ping(client: &Client, server: &ServerArgs, json: bool) -> Result<u
             servers.iter().map(|(address, facts)| to_text(address, facts)).collect();
         print(&texts.join("\n"))
     }?;
-    let usable = servers.iter().filter(|(_, facts)| facts.as_ref().is_ok_and(Facts::is_usable));
-    let (usable, required) = (usable.count(), replies.required);
+    let is_usable = |facts: &Result<Facts, _>| facts.as_ref().is_ok_and(Facts::is_usable);
+    let useless = servers.iter().filter(|(_, facts)| !is_usable(facts));
+    let useless: Vec<_> = useless.map(|(address, _)| printable(address)).collect();
+    let (usable, required) = (servers.len() - useless.len(), replies.required);
     if usable >= required {
         return Ok(code);
     }
     // What is wrong with each was printed.
     let code = servers.iter().find_map(|(_, facts)| facts.as_ref().err().map(ExitError::code));
-    let why = format!("{usable} of {required} required servers can be used for locks");
+    let useless = useless.join(", ");
+    let why =
+        format!("{usable} of {required} required servers can be used for locks, not {useless}");
     Err(ExitError::new(code.unwrap_or(UNAVAILABLE), why))
 }
 

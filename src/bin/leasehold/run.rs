@@ -29,7 +29,7 @@ pub(crate) fn run(server: &ServerArgs, run: &Run) -> Result<u8, ExitError> {
     let client = connect::open_with(server, set)?;
     if wait.is_none() {
         // Who sets no limit learns of a server that is not there.
-        client.ping()?;
+        client.ping().map_err(|error| not_connected(error, run))?;
     }
     let progress = ProgressLine::start(&client, run);
     let hold = Hold::acquire(&client, run, &canceller);
@@ -50,6 +50,17 @@ pub(crate) fn run(server: &ServerArgs, run: &Run) -> Result<u8, ExitError> {
 fn environment<'a>(run: &Run, hold: &Hold) -> [(&'a str, Option<String>); 2] {
     let fence = hold.fence().map(|fence| fence.to_string());
     [("LEASEHOLD_NAME", Some(run.name.clone())), ("LEASEHOLD_FENCE", fence)]
+}
+
+/// The error of asking for a sign of life, which is no attempt that the user has made.
+fn not_connected(mut error: Error, run: &Run) -> Error {
+    if let Error::NoQuorum { attempt, .. }
+    | Error::Redis { attempt, .. }
+    | Error::Unavailable { attempt, .. } = &mut error
+    {
+        *attempt = format!("acquire lock {:?}", run.name);
+    }
+    error
 }
 
 fn not_acquired(error: Error, run: &Run) -> ExitError {

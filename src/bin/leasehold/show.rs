@@ -11,6 +11,9 @@ use crate::exit::ExitError;
 use crate::info::{Info, NODE};
 use crate::output::{in_seconds, print, print_json, printable, say, table};
 
+/// What to know of the end of a hold.
+const LATE: &str = "a holder that works on learns it at its next renewal";
+
 /// Shows one name.
 pub(crate) fn show(client: &Client, name: &str, json: bool) -> Result<u8, ExitError> {
     let report = client.survey().report(name)?;
@@ -88,8 +91,8 @@ pub(crate) fn unlock(client: &Client, name: &str, json: bool) -> Result<u8, Exit
     let name = printable(name);
     print(&match ended {
         0 => format!("{name} is free\n"),
-        1 => format!("ended 1 hold of {name}\n"),
-        _ => format!("ended {ended} holds of {name}\n"),
+        1 => format!("ended 1 hold of {name}; {LATE}\n"),
+        _ => format!("ended {ended} holds of {name}; {LATE}\n"),
     })
 }
 
