@@ -2,8 +2,9 @@
 //!
 //! Decides what to wait for. While all locks are free, one request per group takes them. Else the
 //! call gives back what it has, waits for the lock that was in the way as any call for that lock
-//! does, and tries for the others again once it has that one. So it never waits while it holds a
-//! lock, and no order of names can make two calls wait for each other.
+//! does, and tries for the others again once it has that one. In the same way it gives back what it
+//! has when a server does not answer, and asks that one first next time. So it never waits while it
+//! holds a lock, and no order of names can make two calls wait for each other.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -40,6 +41,17 @@ enum Attempted {
     Acquired(Vec<Arc<Lease>>),
     /// No hold. The lock of the name with this index is held by another owner.
     Held(usize),
+    /// No hold. The server has not answered for this group, which is to be tried for again, before
+    /// the call has others.
+    Unanswered(Group),
+}
+
+/// Names whose locks one request acquires, by their indexes, and the holds that it asks for.
+struct Group {
+    indexes: Vec<usize>,
+    holds: Vec<HoldId>,
+    /// Whether a request without a reply may have begun the holds, or may still begin them.
+    in_doubt: bool,
 }
 
 /// Acquires all locks or none. `None` if they cannot be had when the wait is over.
@@ -100,21 +112,27 @@ impl SetCall<'_> {
         let mut backoff = Backoff::new(self.shared.config.backoff);
         let mut first: Option<(usize, Arc<Lease>)> = None;
         let mut settled = false;
+        let mut retry = self.retry();
+        let mut unanswered = None;
         loop {
-            let index = match self.attempt(first.as_ref())? {
+            let had_first = first.is_some();
+            let index = match self.attempt(first.take(), unanswered.take(), &mut retry)? {
                 Attempted::Acquired(leases) => return Ok(Some(leases)),
                 Attempted::Held(index) => index,
+                Attempted::Unanswered(group) => {
+                    (unanswered, settled) = (Some(group), false);
+                    continue;
+                }
             };
+            retry = self.retry();
             // It may be a hold of this client whose release is on its way.
             if !settled && !self.shared.wait_queues.released(&self.names[index]).is_empty() {
                 settled = true;
                 self.shared.store.settle(end_of(self.caller.times.io_timeout));
-                self.give_back(first.take());
                 continue;
             }
             report_contended(self.shared, &self.names[index], &self.contended);
-            if first.is_some() {
-                self.give_back(first.take());
+            if had_first {
                 // Two calls that were in each other's way should not meet again.
                 let Some(pause) = self.wait.cut(backoff.next().unwrap_or_default()) else {
                     return self.check_is_lock(index).map(|()| None);
@@ -125,18 +143,20 @@ impl SetCall<'_> {
             if self.wait.is_over() {
                 return self.check_is_lock(index).map(|()| None);
             }
-            let call = LockCall {
-                shared: self.shared,
-                name: &self.names[index],
-                caller: self.caller.clone(),
-                wait: self.wait,
-                contended: self.contended.clone(),
-            };
-            match call.acquire()? {
-                Some(lease) => first = Some((index, lease)),
-                None => return Ok(None),
-            }
+            let Some(lease) = self.lock(index)? else { return Ok(None) };
+            first = Some((index, lease));
         }
+    }
+
+    /// Waits for the lock of the name with this index alone.
+    fn lock(&self, index: usize) -> Result<Option<Arc<Lease>>> {
+        let (name, contended) = (&self.names[index], self.contended.clone());
+        let Self { shared, caller, wait, .. } = self;
+        LockCall { shared, name, caller: caller.clone(), wait: *wait, contended }.acquire()
+    }
+
+    fn retry(&self) -> RetryPolicy {
+        RetryPolicy::new(self.wait, &self.shared.config, self.caller.times)
     }
 
     /// Asks what is in the way under the name with this index: an attempt for several locks does
@@ -157,105 +177,111 @@ impl SetCall<'_> {
         }
     }
 
-    fn give_back(&self, first: Option<(usize, Arc<Lease>)>) {
-        if let Some((_, lease)) = first {
-            release::give_back(self.shared, &lease);
-        }
-    }
-
-    /// Tries once for all locks but the first, which it has already if there is one.
-    fn attempt(&self, first: Option<&(usize, Arc<Lease>)>) -> Result<Attempted> {
-        let wanted: Vec<usize> = (0..self.names.len())
-            .filter(|index| first.is_none_or(|(held, _)| held != index))
-            .collect();
-        let names: Vec<Arc<str>> = wanted.iter().map(|index| self.names[*index].clone()).collect();
-        let mut leases: Vec<Option<Arc<Lease>>> = vec![None; self.names.len()];
-        for group in self.shared.store.groups(&names) {
-            let names: Vec<&Arc<str>> = group.iter().map(|index| &names[*index]).collect();
-            let outcome = self.attempt_group(&names);
-            let stopped = match outcome {
-                Ok(Ok(acquired)) => {
-                    for (index, lease) in group.iter().zip(acquired) {
-                        leases[wanted[*index]] = Some(lease);
-                    }
+    /// Tries once for all locks but the first, which it has already if there is one. What was
+    /// unanswered before goes before the others.
+    fn attempt(
+        &self,
+        first: Option<(usize, Arc<Lease>)>,
+        unanswered: Option<Group>,
+        retry: &mut RetryPolicy,
+    ) -> Result<Attempted> {
+        let mut held: Vec<_> = first.into_iter().collect();
+        let is_missing = |index: &usize| {
+            held.iter().all(|(held, _)| held != index)
+                && unanswered.as_ref().is_none_or(|group| !group.indexes.contains(index))
+        };
+        let missing: Vec<usize> = (0..self.names.len()).filter(is_missing).collect();
+        let names: Vec<_> = missing.iter().map(|index| self.names[*index].clone()).collect();
+        let groups = self.shared.store.groups(&names);
+        let groups = groups.iter().map(|group| self.group(group.iter().map(|at| missing[*at])));
+        for group in unanswered.into_iter().chain(groups) {
+            let stopped = match self.attempt_group(&group, retry) {
+                Ok(Ok(leases)) => {
+                    retry.record_reply();
+                    held.extend(group.indexes.into_iter().zip(leases));
                     continue;
                 }
-                Ok(Err(index)) => Ok(Attempted::Held(wanted[group[index]])),
-                Err(failure) => {
-                    if let Some((_, lease)) = first {
-                        release::give_back(self.shared, lease);
-                    }
-                    let failed = Err(failure.into_error("acquire", names[0]));
-                    self.shared.wait_queues.check_open().and(failed)
-                }
+                Ok(Err(index)) => Ok(Attempted::Held(index)),
+                Err(failure) => Err(failure),
             };
-            leases.iter().flatten().for_each(|lease| release::give_back(self.shared, lease));
-            return stopped;
+            for (_, lease) in &held {
+                release::give_back(self.shared, lease);
+            }
+            return stopped.or_else(|failure| self.pause_after(failure, group, retry));
         }
-        if let Some((index, lease)) = first {
-            leases[*index] = Some(lease.clone());
+        held.sort_unstable_by_key(|(index, _)| *index);
+        Ok(Attempted::Acquired(held.into_iter().map(|(_, lease)| lease).collect()))
+    }
+
+    fn group(&self, indexes: impl Iterator<Item = usize>) -> Group {
+        let indexes: Vec<usize> = indexes.collect();
+        let Self { shared, caller, names, .. } = self;
+        let hold = |index: &usize| shared.identity.next_hold(caller.kind, &names[*index]);
+        Group { holds: indexes.iter().map(hold).collect(), indexes, in_doubt: false }
+    }
+
+    /// Waits after a request for a group has failed, unless it is of no use to try again.
+    fn pause_after(
+        &self,
+        mut failure: Failure,
+        mut group: Group,
+        retry: &mut RetryPolicy,
+    ) -> Result<Attempted> {
+        // A hold that a quorum has withdrawn must not be requested again.
+        group.in_doubt |= failure.is_ambiguous() || failure.is_shortfall();
+        let withdraws = self.shared.withdraws;
+        let pause = if withdraws { None } else { retry.pause_after(&mut failure) };
+        if pause.is_some_and(|pause| self.shared.wait_queues.pause(pause).is_ok()) {
+            return Ok(Attempted::Unanswered(group));
         }
-        Ok(Attempted::Acquired(leases.into_iter().flatten().collect()))
+        if group.in_doubt {
+            self.clean_up(&group);
+        }
+        let failed = Err(failure.into_error("acquire", &self.names[group.indexes[0]]));
+        self.shared.wait_queues.check_open().and(failed)
+    }
+
+    fn clean_up(&self, group: &Group) {
+        for hold in &group.holds {
+            self.shared.clean_up(hold, self.caller.times.lease, false);
+        }
     }
 
     /// Tries once for the locks of a group. Without them returns the index of the one that is held.
     fn attempt_group(
         &self,
-        names: &[&Arc<str>],
+        group: &Group,
+        retry: &RetryPolicy,
     ) -> Result<Result<Vec<Arc<Lease>>, usize>, Failure> {
-        let (shared, caller) = (self.shared, &self.caller);
-        let holds: Vec<HoldId> =
-            names.iter().map(|name| shared.identity.next_hold(caller.kind, name)).collect();
-        let lease = caller.times.lease;
-        let mut retry = RetryPolicy::new(self.wait, &shared.config, caller.times);
-        let mut in_doubt = false;
-        let clean_up = || holds.iter().for_each(|hold| shared.clean_up(hold, lease, false));
-        loop {
-            let sent = Moment::now();
-            let deadline = retry.request_deadline();
-            let reply = shared.store.acquire_all(AcquireAll { holds: &holds, lease, deadline });
-            let mut failure = match reply {
-                Ok(AcquireAllReply::Acquired { fences }) => {
-                    if Moment::now() < local_deadline(sent, lease) {
-                        return Ok(Ok(self.begin(holds, &fences, sent, in_doubt)));
-                    }
-                    Failure::late()
+        let Group { indexes, holds, in_doubt } = group;
+        let lease = self.caller.times.lease;
+        let sent = Moment::now();
+        let deadline = retry.request_deadline();
+        let request = AcquireAll { holds, lease, deadline };
+        match self.shared.store.acquire_all(request)? {
+            AcquireAllReply::Acquired { fences } => {
+                if Moment::now() >= local_deadline(sent, lease) {
+                    return Err(Failure::late());
                 }
-                Ok(AcquireAllReply::Held { index }) => {
-                    if in_doubt {
-                        clean_up();
-                    }
-                    return Ok(Err(index));
-                }
-                Ok(AcquireAllReply::Unknown { index }) => {
-                    clean_up();
-                    return Ok(Err(index));
-                }
-                Err(failure) => failure,
-            };
-            // A hold that a quorum has withdrawn must not be requested again.
-            in_doubt |= failure.is_ambiguous() || failure.is_shortfall();
-            let pause = if shared.withdraws { None } else { retry.pause_after(&mut failure) };
-            if pause.is_some_and(|pause| shared.wait_queues.pause(pause).is_ok()) {
-                continue;
+                Ok(Ok(self.begin(group, &fences, sent)))
             }
-            if in_doubt {
-                clean_up();
+            AcquireAllReply::Held { index } => {
+                if *in_doubt {
+                    self.clean_up(group);
+                }
+                Ok(Err(indexes[index]))
             }
-            return Err(failure);
+            AcquireAllReply::Unknown { index } => {
+                self.clean_up(group);
+                Ok(Err(indexes[index]))
+            }
         }
     }
 
-    fn begin(
-        &self,
-        holds: Vec<HoldId>,
-        fences: &[u64],
-        sent: Moment,
-        in_doubt: bool,
-    ) -> Vec<Arc<Lease>> {
-        let leases = holds.into_iter().zip(fences).map(|(hold, fence)| {
-            let lease = Arc::new(Lease::new(hold, *fence, &self.caller, sent));
-            if in_doubt {
+    fn begin(&self, group: &Group, fences: &[u64], sent: Moment) -> Vec<Arc<Lease>> {
+        let leases = group.holds.iter().zip(fences).map(|(hold, fence)| {
+            let lease = Arc::new(Lease::new(hold.clone(), *fence, &self.caller, sent));
+            if group.in_doubt {
                 lease.mark_in_doubt();
             }
             self.shared.add_hold(&lease, &self.caller);

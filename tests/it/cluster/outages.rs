@@ -1,14 +1,14 @@
 //! Locks on a Redis Cluster of which a node hangs or dies.
 
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use leasehold::{Client, Error, Guard};
+use leasehold::{Builder, Client, Error, Guard};
 
 use crate::support::recorder::Recorder;
 use crate::support::server::Server;
 use crate::support::{
-    Cluster, LEASE, SOON, assert_lost, eventually, hasty, is_busy, lock_key, ms, patient, take,
+    Cluster, IO, LEASE, SOON, assert_lost, eventually, hasty, is_busy, lock_key, ms, patient, take,
     throughout, timed,
 };
 
@@ -22,6 +22,35 @@ fn tolerant_cluster() -> Cluster {
         node.set_config("cluster-require-full-coverage", "no");
     }
     cluster
+}
+
+#[test]
+fn a_set_holds_nothing_while_it_waits_for_a_node() {
+    let cluster = Cluster::of_three();
+    let open = |builder: Builder| builder.open_cluster(cluster.urls()).unwrap();
+    let (client, other) = (open(hasty()), open(patient()));
+    // The nodes are asked in their order.
+    let [ours, also_ours, theirs] = [0, 1, 2].map(|node| cluster.name_at(node));
+    drop(client.lock_all([&ours, &also_ours, &theirs]).unwrap());
+    cluster.nodes()[2].stop();
+    thread::scope(|scope| {
+        let set = scope.spawn(|| client.try_lock_all_for([&theirs, &ours, &also_ours], SOON));
+        let mut free = Instant::now();
+        throughout(IO * 8, || {
+            if !is_busy(&other, &ours) && !is_busy(&other, &also_ours) {
+                free = Instant::now();
+            }
+            // One request may wait in vain while the others are held.
+            free.elapsed() < IO * 4
+        });
+        assert!(!set.is_finished());
+        cluster.nodes()[2].cont();
+        let set = set.join().unwrap().unwrap().unwrap();
+        assert_eq!(set.names(), [&*theirs, &*ours, &*also_ours]);
+        assert!([&ours, &also_ours, &theirs].iter().all(|name| is_busy(&other, name)));
+        set.unlock().unwrap();
+    });
+    assert_eq!(client.stats().held, 0);
 }
 
 #[test]
