@@ -210,7 +210,7 @@ impl Builder {
     /// Sets what the client's [id](Client::id) begins with, such as a host name, so that an
     /// operator who looks into Redis can see which program holds a lock.
     ///
-    /// At most 256 bytes. Defaults to no label.
+    /// At most 256 bytes, without braces and control characters. Defaults to no label.
     pub fn label(mut self, label: &str) -> Self {
         self.config.label = label.into();
         self

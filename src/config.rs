@@ -145,6 +145,11 @@ impl Config {
         if self.label.len() > LABEL_MAX {
             return Err(Error::invalid("label", format_args!("must be at most {LABEL_MAX} bytes")));
         }
+        // The label is part of the names of channels, in which braces decide about the hash slot.
+        if self.label.contains(|c: char| matches!(c, '{' | '}') || c.is_control()) {
+            let why = "must have neither braces nor control characters";
+            return Err(Error::invalid("label", why));
+        }
         Ok(())
     }
 

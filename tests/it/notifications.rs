@@ -308,7 +308,7 @@ fn foreign_queue_entries_do_not_block_the_lock(server: &Server) {
 }
 
 fn strange_names_and_labels_are_woken_too(server: &Server) {
-    let label = "\r\n\0\"'{x}{}]] redis.call('FLUSHALL') --🐉";
+    let label = "\"'x]] redis.call('FLUSHALL') --%s$(id)🐉";
     let long = "x".repeat(64 * 1024);
     let names = [
         " ",

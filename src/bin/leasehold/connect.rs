@@ -36,6 +36,9 @@ pub(crate) fn open_with(
 }
 
 fn default_label() -> String {
-    let host: String = uname().nodename().to_string_lossy().chars().take(HOST_MAX).collect();
+    let host = uname().nodename().to_string_lossy().into_owned();
+    // What no label may have.
+    let is_good = |c: &char| !matches!(c, '{' | '}') && !c.is_control();
+    let host: String = host.chars().filter(is_good).take(HOST_MAX).collect();
     format!("{host}:{}", process::id())
 }
