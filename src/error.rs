@@ -33,8 +33,9 @@ pub enum Error {
     /// The client was closed by [`Client::close`](crate::Client::close), or shut down by
     /// [`Client::shutdown`](crate::Client::shutdown).
     Closed,
-    /// This process is a forked child of the one that created the client. Create a new client in
-    /// it.
+    /// This process is a forked child of the one that opened the client, whose connections and
+    /// threads are not its own. Open a client in the child. A program that becomes a daemon opens
+    /// its client after that.
     Forked,
     /// An argument or a setting is invalid. Nothing was sent to a server.
     InvalidInput(String),
@@ -300,7 +301,10 @@ impl fmt::Display for Error {
             }
             Self::Cancelled { name } => write!(f, "the wait for lock {name:?} was cancelled"),
             Self::Closed => f.write_str("the client is closed"),
-            Self::Forked => f.write_str("the client belongs to the parent of this forked process"),
+            Self::Forked => f.write_str(
+                "the process has forked since it opened the client: \
+                 open a client in the child, or after becoming a daemon",
+            ),
             Self::InvalidInput(what) => write!(f, "invalid input: {what}"),
             Self::Lost { name } => write!(f, "the lease of lock {name:?} was lost"),
             Self::NoQuorum { attempt, ok, required, .. } => {

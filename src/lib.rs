@@ -210,6 +210,7 @@
 //! waits until that is certain.
 //!
 //! In a forked child, calls return [`Error::Forked`], and the locks of the parent are not affected.
+//! So open a client in the child, and in a daemon after it has become one.
 //!
 //! # Features
 //!
