@@ -41,6 +41,7 @@ pub(crate) struct Shared {
     pub(crate) identity: Identity,
     /// For requests about no lock in particular, or about one whose options are not known.
     pub(super) times: CallTimes,
+    /// Dropped before `end_reports`, to which it reports what is in doubt then.
     pub(super) store: Arc<dyn Store>,
     pub(super) held_locks: HeldLocks,
     pub(super) counters: Arc<Counters>,
@@ -183,10 +184,15 @@ impl Shared {
         self.renewer.add_clean_up(InDoubtHold { hold, kept_until, lease, settled_by_release });
     }
 
-    /// Returns the function to which a store reports in-doubt holds of its own.
+    /// Returns the function to which a store reports in-doubt holds of its own. The renewer's
+    /// thread has it too, and must end all the same when the client is gone.
     pub(crate) fn in_doubt_reports(&self) -> impl Fn(InDoubtHold) + Send + Sync + 'static {
-        let renewer = self.renewer.clone();
-        move |in_doubt| renewer.add_clean_up(in_doubt)
+        let reports = Arc::downgrade(&self.end_reports);
+        move |in_doubt| {
+            if let Some(reports) = reports.upgrade() {
+                reports.renewer.add_clean_up(in_doubt);
+            }
+        }
     }
 
     /// Makes sure that releases by other clients wake the waiters of this one, from the first

@@ -8,13 +8,16 @@ use std::time::{Duration, Instant};
 
 use leasehold::{Builder, Client, Guard};
 
+use crate::support::address::Way;
 use crate::support::child::{self, Child};
 use crate::support::{
-    LEASE, SOON, Server, elsewhere, eventually, is_busy, ms, patient, stores, take, throughout,
-    while_held,
+    LEASE, SOON, Server, Store, elsewhere, eventually, is_busy, ms, patient, stores, take,
+    throughout, while_held,
 };
 
 stores! {
+    every store:
+        threads_are_exactly_as_promised;
     every server:
         no_key_is_ever_without_a_ttl,
         a_broken_connection_costs_no_other,
@@ -25,7 +28,6 @@ stores! {
         an_idle_connection_is_closed,
         an_old_connection_is_closed,
         an_old_connection_is_replaced_while_it_is_used,
-        threads_are_exactly_as_promised,
         memory_follows_what_is_held_now;
 }
 
@@ -219,67 +221,79 @@ fn an_old_connection_is_replaced_while_it_is_used(server: &Server) {
     eventually(SOON, || over_tcp(server).len() <= 1);
 }
 
-fn threads_are_exactly_as_promised(server: &Server) {
+fn threads_are_exactly_as_promised(store: &Store) {
     if cfg!(target_os = "linux") {
-        Child::start(count_threads_in_a_child, &server.url()).finish();
+        Child::start(count_threads_in_a_child, &store.address()).finish();
     }
 }
 
-/// In a process of its own, where no other test starts threads.
+/// In a process of its own, where no other test starts threads or opens files.
 #[test]
 #[ignore = "a child of threads_are_exactly_as_promised"]
 fn count_threads_in_a_child() {
-    let Some(url) = child::argument() else { return };
-    let before = threads();
-    let in_redis = |builder: Builder| builder.open(&url).unwrap();
-    let in_memory = |builder: Builder| builder.in_memory().unwrap();
+    let Some(address) = child::address() else { return };
+    let open = |builder: Builder| address.open(builder);
+    let before = InUse::now();
+    // The renewer, and the pool's thread where there is a pool.
+    let own = if address.way == Way::Memory { 1 } else { 2 };
 
-    // The renewer and the pool's thread.
-    count_threads(in_redis(patient()), before, 2..=2);
+    count_threads(open(patient()), before, own);
     // One more that delivers the events.
-    count_threads(in_redis(patient().on_event(|_| ())), before, 3..=3);
-    count_threads(in_redis(patient().pool_size(1)), before, 2..=2);
-    // Without a pool.
-    count_threads(in_memory(patient()), before, 1..=2);
+    count_threads(open(patient().on_event(|_| ())), before, own + 1);
+    count_threads(open(patient().pool_size(1)), before, own);
 
-    let clients = [(); 5].map(|()| in_redis(patient()));
-    assert_eq!(threads(), before + 10, "each client has its own");
+    let clients = [(); 5].map(|()| open(patient()));
+    // Each client has its own.
+    eventually(SOON, || InUse::now().threads == before.threads + 5 * own);
     drop(clients);
-    assert_threads_end(before);
+    before.assert_again();
 }
 
 /// Checks how many threads a client has while a lock is held, and that all end with the last guard.
 #[track_caller]
-fn count_threads(client: Client, before: usize, own: std::ops::RangeInclusive<usize>) {
+fn count_threads(client: Client, before: InUse, own: usize) {
+    let threads = || InUse::now().threads - before.threads;
     let guard = take(&client, "a");
-    eventually(SOON, || own.contains(&(threads() - before)));
+    eventually(SOON, || threads() == own);
     // Nothing that is done with locks needs more of them.
     for n in 0..50 {
         take(&client, &format!("lock {n}")).unlock().unwrap();
         assert!(is_busy(&client, "a"));
     }
-    eventually(SOON, || own.contains(&(threads() - before)));
+    eventually(SOON, || threads() == own);
     // A wait may start the one that listens for wake-ups.
     while_held(&client, "b", |_end| {
         assert!(client.try_lock_for("b", ms(100)).unwrap().is_none());
     });
-    eventually(SOON, || threads() - before <= own.end() + 1);
+    eventually(SOON, || threads() <= own + 1);
 
     drop(client.clone());
     drop(client);
     thread::sleep(ms(50));
-    assert!(threads() > before, "the guard is still renewed");
+    assert!(threads() > 0, "the guard is still renewed");
     guard.unlock().unwrap();
-    assert_threads_end(before);
+    before.assert_again();
 }
 
-#[track_caller]
-fn assert_threads_end(before: usize) {
-    eventually(Duration::from_secs(3), || threads() == before);
+/// How much of the system this process uses.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct InUse {
+    threads: usize,
+    /// With the sockets.
+    files: usize,
 }
 
-fn threads() -> usize {
-    fs::read_dir("/proc/self/task").unwrap().count()
+impl InUse {
+    fn now() -> Self {
+        let count = |of| fs::read_dir(format!("/proc/self/{of}")).unwrap().count();
+        Self { threads: count("task"), files: count("fd") }
+    }
+
+    /// Waits until as much is in use as before.
+    #[track_caller]
+    fn assert_again(self) {
+        eventually(SOON, || Self::now() == self);
+    }
 }
 
 fn memory_follows_what_is_held_now(server: &Server) {

@@ -191,7 +191,7 @@ fn a_client_that_has_stopped_costs_one_offer(server: &Server) {
 fn a_client_of_a_cluster_that_has_stopped_costs_one_offer() {
     for cluster in [Cluster::shared(), Cluster::shared_valkey()] {
         let home = cluster.home("a");
-        let address = Address { url: home.url(), way: Way::Cluster };
+        let address = Address { url: home.url(), way: Way::Cluster("lock:".into()) };
         stop_a_client_that_waits(home, &address.to_string(), || address.open(patient()));
     }
 }

@@ -1,4 +1,4 @@
-//! The address of the server that has the locks of a behaviour, for its child processes too.
+//! Where the locks of a behaviour are, for its child processes too.
 
 use std::fmt;
 #[cfg(feature = "tls")]
@@ -10,21 +10,26 @@ use leasehold::{Builder, Client, Durability, Error};
 use super::ms;
 use super::sentinel::MASTER;
 
-/// Where the server is, and how clients of it are opened.
+/// Where the locks are, and how clients are opened.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Address {
+    /// Empty if the way is to no server in particular.
     pub(crate) url: String,
     pub(crate) way: Way,
 }
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Way {
-    /// Through the node of a cluster that has this URL.
-    Cluster,
+    /// Through the node of a cluster that has this URL, with that prefix.
+    Cluster(String),
     /// At its URL.
     Direct,
     /// At its URL; a lock counts when it is on disk.
     Fsync,
+    /// In the process.
+    Memory,
+    /// At independent servers with these URLs.
+    Redlock(Vec<String>),
     /// At its URL; a lock counts when a replica has it, too.
     Replica,
     /// Through sentinels with these URLs.
@@ -37,12 +42,14 @@ pub(crate) enum Way {
 impl Address {
     /// Parses the output of `to_string`.
     pub(crate) fn parse(text: &str) -> Address {
-        let mut words = text.split(' ').map(str::to_owned);
+        let mut words = text.split('\t').map(str::to_owned);
         let (url, way) = (words.next().expect("a URL"), words.next().expect("a way"));
         let way = match &*way {
-            "cluster" => Way::Cluster,
+            "cluster" => Way::Cluster(words.next().expect("a prefix")),
             "direct" => Way::Direct,
             "fsync" => Way::Fsync,
+            "memory" => Way::Memory,
+            "redlock" => Way::Redlock(words.collect()),
             "replica" => Way::Replica,
             "sentinels" => Way::Sentinels(words.collect()),
             #[cfg(feature = "tls")]
@@ -59,13 +66,15 @@ impl Address {
     /// Opens a client for locks whose lease may be as short as that.
     pub(crate) fn open_for(&self, lease: Duration, builder: Builder) -> Client {
         let client = match &self.way {
-            Way::Cluster => builder.open_cluster([&self.url]),
+            Way::Cluster(prefix) => builder.prefix(prefix).open_cluster([&self.url]),
             Way::Direct => builder.open(&self.url),
             Way::Fsync => self.open_durably(lease, builder, |timeout| Durability::Fsync {
                 local: true,
                 replicas: 0,
                 timeout,
             }),
+            Way::Memory => builder.in_memory(),
+            Way::Redlock(urls) => builder.open_redlock(urls),
             Way::Replica => self
                 .open_durably(lease, builder, |timeout| Durability::Replicas { acks: 1, timeout }),
             Way::Sentinels(urls) => {
@@ -101,14 +110,16 @@ impl Address {
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let way = match &self.way {
-            Way::Cluster => "cluster",
+            Way::Cluster(prefix) => &format!("cluster\t{prefix}"),
             Way::Direct => "direct",
             Way::Fsync => "fsync",
+            Way::Memory => "memory",
+            Way::Redlock(urls) => &format!("redlock\t{}", urls.join("\t")),
             Way::Replica => "replica",
-            Way::Sentinels(urls) => &format!("sentinels {}", urls.join(" ")),
+            Way::Sentinels(urls) => &format!("sentinels\t{}", urls.join("\t")),
             #[cfg(feature = "tls")]
-            Way::Tls(file) => &format!("tls {file}"),
+            Way::Tls(file) => &format!("tls\t{file}"),
         };
-        write!(f, "{} {way}", self.url)
+        write!(f, "{}\t{way}", self.url)
     }
 }

@@ -158,6 +158,19 @@ impl Store {
         }
     }
 
+    /// For a child process.
+    pub(crate) fn address(&self) -> String {
+        let (url, way) = match self {
+            Store::Cluster(cluster, prefix) => {
+                (cluster.nodes()[0].url(), Way::Cluster(prefix.clone()))
+            }
+            Store::Memory => (String::new(), Way::Memory),
+            Store::Quorum(quorum) => (String::new(), Way::Redlock(quorum.urls())),
+            Store::Server(server) => return server.address(),
+        };
+        Address { url, way }.to_string()
+    }
+
     /// The time to live of a name's counter of fences, at a server that has it; `None` if there is
     /// none, as in memory.
     pub(crate) fn fence_life(&self, name: &str) -> Option<Duration> {
