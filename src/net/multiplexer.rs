@@ -19,7 +19,7 @@ use crate::net::post_writer::PostWriter;
 use crate::net::request::{Reply, Request};
 use crate::net::send_queue::{Queued, SendQueue};
 use crate::net::shared_connection::{QueuedRequest, ReplySlot, SharedConnection, Step};
-use crate::net::transport::{ConnectionSource, Transport, WaitFor};
+use crate::net::transport::{ConnectionSource, NoConnection, Transport, WaitFor};
 use crate::sync::yield_now;
 
 /// The connections to one server, as threads share them.
@@ -133,26 +133,39 @@ impl<S: ConnectionSource> Multiplexer<S> {
 
     /// Reads everything that is owed, or gives up the connections that owe it.
     pub(super) fn settle(self: &Arc<Self>, deadline: Instant) {
-        if !self.queue.is_empty()
-            && let Some(connection) = self.take(deadline)
-        {
-            self.send_queued(connection, deadline);
-        }
         loop {
             match self.owing.next() {
                 NextOwing::Connection(mut connection) => {
                     drop(connection.read_owed(deadline));
                     self.send_queued(connection, deadline);
                 }
+                NextOwing::None if self.queue.is_empty() => return,
+                // When it is this thread's turn, everything else has been sent.
+                NextOwing::None if self.alone(deadline, |_| Ok(())).is_ok() => {}
                 NextOwing::None => return,
                 NextOwing::Swept => yield_now(),
             }
         }
     }
 
+    /// Returns a connection of the pool. A thread that comes too late for one has kept it from
+    /// others: a sweep sends what has queued up meanwhile.
+    fn take_pooled(self: &Arc<Self>, deadline: Instant) -> Option<S::Connection> {
+        match self.source.try_get(deadline) {
+            Ok(connection) => return Some(connection),
+            Err(NoConnection::InUse) => {}
+            Err(NoConnection::Late) => {
+                if !self.queue.is_empty() && self.owing.claim_sweep() {
+                    self.schedule_sweep();
+                }
+            }
+        }
+        None
+    }
+
     /// Returns a connection that no thread uses. A blocked one is given up for want of another.
-    fn take(&self, deadline: Instant) -> Option<S::Connection> {
-        let free = self.owing.pop().or_else(|| self.source.try_get(deadline));
+    fn take(self: &Arc<Self>, deadline: Instant) -> Option<S::Connection> {
+        let free = self.owing.pop().or_else(|| self.take_pooled(deadline));
         free.or_else(|| {
             let mut blocked = self.owing.pop_blocked()?;
             blocked.poison();
@@ -162,12 +175,12 @@ impl<S: ConnectionSource> Multiplexer<S> {
 
     /// As `take`, but waits for a sweep that has what could be used: if nothing but the thread of
     /// the sweep wrote the requests, the program might end before.
-    fn take_to_post(&self, deadline: Instant) -> Option<S::Connection> {
+    fn take_to_post(self: &Arc<Self>, deadline: Instant) -> Option<S::Connection> {
         loop {
             match self.owing.next() {
                 NextOwing::Connection(connection) => return Some(connection),
                 NextOwing::None => return self.take(deadline),
-                NextOwing::Swept => match self.source.try_get(deadline) {
+                NextOwing::Swept => match self.take_pooled(deadline) {
                     None => yield_now(),
                     free => return free,
                 },
@@ -275,6 +288,7 @@ impl<S: ConnectionSource> Multiplexer<S> {
     }
 
     /// Reads what was owed for a while, and gives up the connections on which something is overdue.
+    /// Sends what is left in the queue.
     fn sweep(self: &Arc<Self>) {
         let now = Instant::now();
         for mut connection in self.owing.begin_sweep(now) {
@@ -283,6 +297,11 @@ impl<S: ConnectionSource> Multiplexer<S> {
                 connection.time_out();
             }
             // This thread has no time to open a connection.
+            self.send_queued(connection, now);
+        }
+        if !self.queue.is_empty()
+            && let Some(connection) = self.take(now)
+        {
             self.send_queued(connection, now);
         }
         if self.owing.end_sweep() {

@@ -107,7 +107,8 @@ impl<C: Transport> OwingConnections<C> {
         owes && self.claim_sweep()
     }
 
-    fn claim_sweep(&self) -> bool {
+    /// Returns `true` if the caller has to schedule a sweep.
+    pub(super) fn claim_sweep(&self) -> bool {
         !self.scheduled.load(Ordering::SeqCst) && !self.scheduled.swap(true, Ordering::SeqCst)
     }
 }

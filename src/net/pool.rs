@@ -17,7 +17,7 @@ use scheduled_thread_pool::{OnPoolDropBehavior, ScheduledThreadPool};
 use crate::failure::Failure;
 use crate::net::connection::Connection;
 use crate::net::factory::ConnectionFactory;
-use crate::net::transport::{ConnectionSource, Transport};
+use crate::net::transport::{ConnectionSource, NoConnection, Transport};
 
 const NAME: &str = "leasehold-pool";
 
@@ -117,10 +117,11 @@ impl ConnectionPool {
 impl ConnectionSource for ConnectionPool {
     type Connection = PooledConnection;
 
-    fn try_get(&self, deadline: Instant) -> Option<PooledConnection> {
+    fn try_get(&self, deadline: Instant) -> Result<PooledConnection, NoConnection> {
         let free = |users| (users < self.pool.max_size()).then_some(users + 1);
-        self.users.fetch_update(Ordering::SeqCst, Ordering::SeqCst, free).ok()?;
-        self.take(Permit(self.users.clone()), deadline)
+        let counted = self.users.fetch_update(Ordering::SeqCst, Ordering::SeqCst, free);
+        counted.map_err(|_| NoConnection::InUse)?;
+        self.take(Permit(self.users.clone()), deadline).ok_or(NoConnection::Late)
     }
 
     fn run_later(&self, delay: Duration, work: impl FnOnce() + Send + 'static) {

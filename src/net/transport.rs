@@ -80,13 +80,22 @@ pub(crate) trait Transport {
     fn time_out(&mut self) -> Failure;
 }
 
+/// Why a pool has no connection for a thread.
+#[derive(Debug)]
+pub(crate) enum NoConnection {
+    /// All are in use.
+    InUse,
+    /// None was made in time. Until now it was in use for other threads.
+    Late,
+}
+
 /// Where free connections come from, and go back to when they are dropped.
 pub(crate) trait ConnectionSource: Send + Sync + 'static {
     type Connection: Transport + Send;
 
     /// Returns a connection unless all are in use. Blocks for no longer than it takes to make one,
     /// without opening it.
-    fn try_get(&self, deadline: Instant) -> Option<Self::Connection>;
+    fn try_get(&self, deadline: Instant) -> Result<Self::Connection, NoConnection>;
 
     /// Runs `work` after a delay on a thread for which it must not block.
     fn run_later(&self, delay: Duration, work: impl FnOnce() + Send + 'static);

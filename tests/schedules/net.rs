@@ -17,7 +17,7 @@ use crate::failure::{Failure, FailureKind};
 use crate::net::multiplexer::Multiplexer;
 use crate::net::owed::{OwedReplies, PostedRequest};
 use crate::net::request::{Arg, Reply, Request, Script};
-use crate::net::transport::{ConnectionSource, Transport, WaitFor};
+use crate::net::transport::{ConnectionSource, NoConnection, Transport, WaitFor};
 use crate::sync::{Mutex, under_many_schedules, yield_now};
 
 const THREADS: u64 = 4;
@@ -72,12 +72,18 @@ struct Pooled {
 impl ConnectionSource for Pool {
     type Connection = Pooled;
 
-    fn try_get(&self, _: Instant) -> Option<Pooled> {
-        let link = self.free.lock().pop()?;
+    fn try_get(&self, deadline: Instant) -> Result<Pooled, NoConnection> {
+        let link = self.free.lock().pop().ok_or(NoConnection::InUse)?;
+        if comes(deadline) && thread_rng().r#gen() {
+            // The pool has not made it in time, and other threads have found none free.
+            yield_now();
+            self.free.lock().push(link);
+            return Err(NoConnection::Late);
+        }
         let Self { weather, free, written } = self;
         let (home, written) = (free.clone(), written.clone());
         let (out, owed) = (Vec::new(), OwedReplies::default());
-        Some(Pooled { weather: *weather, link, home, written, out, owed })
+        Ok(Pooled { weather: *weather, link, home, written, out, owed })
     }
 
     fn run_later(&self, _: Duration, work: impl FnOnce() + Send + 'static) {
@@ -271,6 +277,11 @@ fn deadline(weather: Weather) -> Instant {
     Instant::now() + Duration::from_secs(time)
 }
 
+/// Returns `true` if the deadline is one that comes.
+fn comes(deadline: Instant) -> bool {
+    deadline < Instant::now() + Duration::from_secs(60)
+}
+
 /// Sends a request, alone or with others as it comes, and checks the reply.
 fn ask(
     multiplexer: &Arc<Multiplexer<Pool>>,
@@ -341,7 +352,7 @@ fn scene(weather: Weather, connections: usize) {
     });
     let threads: Vec<_> = threads.collect();
     threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
-    multiplexer.settle(deadline(weather));
+    multiplexer.settle(deadline(Weather::Fine));
     assert_eq!(*replies.lock(), 2 * THREADS, "a reply that was wanted is missing, or came twice");
     assert!(multiplexer.is_idle(), "a request is left");
     assert_eq!(free.lock().len(), connections, "a connection is missing");
@@ -377,6 +388,26 @@ fn two_connections_serve_many_threads() {
 #[test]
 fn deadlines_at_any_time_leave_nothing_behind() {
     under_many_schedules(|| scene(Weather::Late, 1));
+}
+
+/// It would be one that is never sent, beside a free connection.
+#[test]
+fn a_thread_whose_time_for_a_connection_is_over_leaves_no_request_behind() {
+    under_many_schedules(|| {
+        let free = Arc::new(Mutex::new(vec![Link::default()]));
+        let pool = Pool { weather: Weather::Late, free, written: Arc::default() };
+        let multiplexer = Arc::new(Multiplexer::new(pool, true));
+        let threads = [true, false, false].map(|late| {
+            let multiplexer = multiplexer.clone();
+            thread::spawn(move || {
+                let deadline = deadline(if late { Weather::Late } else { Weather::Fine });
+                let ask = if thread_rng().r#gen() { ask } else { ask_alone };
+                drop(ask(&multiplexer, u64::from(late), deadline));
+            })
+        });
+        threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
+        assert!(multiplexer.is_idle(), "a request is left");
+    });
 }
 
 #[test]
