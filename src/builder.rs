@@ -12,7 +12,6 @@ use crate::durability::Durability;
 use crate::error::{Error, Result};
 use crate::event::{Callback, Event};
 use crate::open;
-use crate::redisson::RedissonChannels;
 #[cfg(feature = "tls")]
 use crate::tls::Tls;
 
@@ -187,7 +186,7 @@ impl Builder {
     /// read-write locks and on semaphores; with [`open_redlock`](Builder::open_redlock), `true` is
     /// [`InvalidInput`](crate::Error::InvalidInput).
     pub fn redisson(mut self, exchange: bool) -> Self {
-        self.config.redisson = exchange.then(RedissonChannels::default);
+        self.config.redisson = exchange;
         self
     }
 

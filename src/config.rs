@@ -9,7 +9,6 @@ use crate::durability::Durability;
 use crate::error::{Error, Result};
 use crate::event::{Callback, Events};
 use crate::lock_name::{self, NAME_MAX, RESERVED};
-use crate::redisson::RedissonChannels;
 #[cfg(feature = "tls")]
 use crate::tls::Tls;
 
@@ -37,7 +36,7 @@ pub enum Mechanism {
     SharedWrites,
 }
 
-/// The settings of a client.
+/// The settings of a client: values only, for several clients may be opened with the same.
 #[derive(Clone, Debug)]
 pub(crate) struct Config {
     pub(crate) options: LockOptions,
@@ -72,8 +71,8 @@ pub(crate) struct Config {
     /// How many times in a row threads of this client may hand off a lock that another client waits
     /// for, as the user has set it; see the method of this name for the default.
     pub(crate) max_handoffs: Option<u32>,
-    /// If the client exchanges wake-ups with Redisson.
-    pub(crate) redisson: Option<RedissonChannels>,
+    /// Whether the client exchanges wake-ups with Redisson.
+    pub(crate) redisson: bool,
     /// What benchmarks have switched off.
     pub(crate) without: Vec<Mechanism>,
     #[cfg(feature = "tls")]
@@ -103,7 +102,7 @@ impl Default for Config {
             spin: Duration::from_micros(50),
             lazy: false,
             max_handoffs: None,
-            redisson: None,
+            redisson: false,
             without: Vec::new(),
             #[cfg(feature = "tls")]
             tls: None,
@@ -162,7 +161,7 @@ impl Config {
     /// client waits for. Redisson's threads do not hand off, and the turns are to be shared with
     /// them.
     pub(crate) fn max_handoffs(&self) -> u32 {
-        let default = if self.redisson.is_some() { 2 } else { 32 };
+        let default = if self.redisson { 2 } else { 32 };
         self.max_handoffs.unwrap_or(default)
     }
 

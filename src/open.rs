@@ -18,7 +18,6 @@ use crate::net::endpoint::Endpoint;
 use crate::net::sentinel::{self, Sentinels};
 use crate::net::server::{Pools, Server, ServerFactory};
 use crate::options;
-use crate::redisson::RedissonChannels;
 use crate::store::cluster::{Cluster, parse_seeds};
 use crate::store::durability::{Demand, probe};
 use crate::store::memory::Memory;
@@ -83,8 +82,7 @@ pub(crate) fn cluster(
     config: Config,
     seeds: impl IntoIterator<Item: AsRef<str>>,
 ) -> Result<Shared> {
-    let mut config = prepare(config)?;
-    config.redisson = config.redisson.map(RedissonChannels::sharded);
+    let config = prepare(config)?;
     let seeds = parse_seeds(seeds, &config)?;
     let servers = ServerFactory::new(&config)?;
     let cluster = Cluster::new(seeds, &config, &servers);
@@ -94,7 +92,7 @@ pub(crate) fn cluster(
 
 /// Locks on a majority of independent servers.
 pub(crate) fn redlock(config: Config, urls: impl IntoIterator<Item: AsRef<str>>) -> Result<Shared> {
-    if config.redisson.is_some() {
+    if config.redisson {
         return Err(Error::invalid("redisson", "must be `false` on independent servers"));
     }
     let config = prepare(config)?;

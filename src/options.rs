@@ -12,7 +12,6 @@ use crate::credentials::Credentials;
 use crate::durability::Durability;
 use crate::duration::parse_duration;
 use crate::error::{Error, Result};
-use crate::redisson::RedissonChannels;
 
 const NO_DURABILITY: &str =
     "must be `memory`, `replicas:ACKS:TIMEOUT` or `fsync:LOCAL:REPLICAS:TIMEOUT`";
@@ -58,7 +57,7 @@ fn set(config: &mut Config, name: &str, text: &str) -> Parsed<()> {
         "max_lifetime" => config.max_lifetime = limit(text)?,
         "pool_size" => config.pool_size = number(text)?,
         "prefix" => config.prefix = text.into(),
-        "redisson" => config.redisson = flag(text)?.then(RedissonChannels::default),
+        "redisson" => config.redisson = flag(text)?,
         "reentrant" => config.options.reentrant = flag(text)?,
         "renew" => config.options.renew = flag(text)?,
         "retry_window" => config.retry_window = parse_duration(text)?,
@@ -167,7 +166,7 @@ mod tests {
         assert_eq!(config.max_lifetime, Some(seconds(86_400)));
         assert_eq!(config.pool_size, 4);
         assert_eq!(config.prefix, "app:");
-        assert!(config.redisson.is_some());
+        assert!(config.redisson);
         assert_eq!(config.retry_window, seconds(7));
         assert_eq!(config.spin, Duration::from_micros(20));
         assert_eq!(config.options.wait, Some(Duration::ZERO));

@@ -14,7 +14,6 @@ use crate::lock_name::RESERVED;
 /// The channels of one client. Clones are the same.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RedissonChannels {
-    sharded: bool,
     state: Arc<Mutex<State>>,
 }
 
@@ -42,16 +41,6 @@ pub(crate) struct RedissonWait {
 pub(crate) struct RedissonAlarm(UnixStream);
 
 impl RedissonChannels {
-    /// Those of a cluster.
-    pub(crate) fn sharded(self) -> Self {
-        Self { sharded: true, ..self }
-    }
-
-    /// What the names of the commands for these channels begin with.
-    pub(crate) fn form(&self) -> &'static str {
-        if self.sharded { "s" } else { "" }
-    }
-
     /// The channel of the lock with this key. Redisson's rule for braces is not leasehold's.
     pub(crate) fn channel(lock: &str) -> String {
         let (open, close) = if lock.contains('{') { ("", "") } else { ("{", "}") };

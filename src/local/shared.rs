@@ -27,7 +27,7 @@ use crate::local::renewer::Renewer;
 use crate::local::wait_queues::WaitQueues;
 use crate::net::factory::ConnectionCounters;
 use crate::net::server::Pools;
-use crate::redisson::RedissonWait;
+use crate::redisson::{RedissonChannels, RedissonWait};
 use crate::stats::Stats;
 use crate::store::Store;
 use crate::store::hold::{HoldId, HoldKind};
@@ -56,6 +56,8 @@ pub(crate) struct Shared {
     pub(super) withdraws: bool,
     pub(super) end_reports: Arc<EndReports>,
     pub(super) renewer: Renewer,
+    /// If the client exchanges wake-ups with Redisson.
+    redisson: Option<RedissonChannels>,
     /// Started by the first wait for another client.
     listener: OnceLock<Listener>,
     /// Whether it was reported that it could not be. Locked while it is started.
@@ -91,6 +93,7 @@ impl Shared {
         let end_reports = Arc::new(EndReports { ends, renewer: renewer.clone() });
         Ok(Self {
             identity: Identity::new(&config.label)?,
+            redisson: config.redisson.then(RedissonChannels::default),
             config,
             times,
             store,
@@ -207,7 +210,10 @@ impl Shared {
         if self.listener.get().is_some() {
             return;
         }
-        let Some(wakeups) = self.store.wakeups(self.identity.client()) else { return };
+        let Some(wakeups) = self.store.wakeups(self.identity.client(), self.redisson.as_ref())
+        else {
+            return;
+        };
         let waiters = ClientWaiters {
             queues: self.wait_queues.clone(),
             member_queues: self.member_queues.clone(),
@@ -229,7 +235,7 @@ impl Shared {
 
     /// Lets a release by Redisson wake the head of a queue, as long as the result lives.
     pub(super) fn listen_to_redisson(&self, hold: &HoldId) -> Option<RedissonWait> {
-        let channels = self.config.redisson.as_ref().filter(|_| hold.kind == HoldKind::Lock)?;
+        let channels = self.redisson.as_ref().filter(|_| hold.kind == HoldKind::Lock)?;
         let lock = Keys::new(&self.config.prefix);
         Some(channels.wait(&hold.name, &lock.lock(&hold.name)))
     }

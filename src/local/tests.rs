@@ -26,6 +26,7 @@ use crate::local::reentrancy::Level;
 use crate::local::shared::Shared;
 use crate::local::{acquire, release, status};
 use crate::net::server::Pools;
+use crate::redisson::RedissonChannels;
 use crate::store::Store;
 use crate::store::hold::{HoldId, HoldKind};
 use crate::store::job::{Action, Job, JobOutcome, JobRunner};
@@ -184,7 +185,7 @@ impl Store for Scripted {
         self.inner.unregister(waiting, deadline)
     }
 
-    fn wakeups(&self, _: &str) -> Option<Box<dyn Wakeups>> {
+    fn wakeups(&self, _: &str, _: Option<&RedissonChannels>) -> Option<Box<dyn Wakeups>> {
         Some(Box::new(self.wakeups.lock().take()?))
     }
 

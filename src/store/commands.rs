@@ -58,10 +58,11 @@ pub(crate) struct Commands {
     waiting_life: Duration,
     /// Whether the client proposes fencing tokens, so that several servers can agree on them.
     proposes: bool,
-    /// If it exchanges wake-ups with Redisson.
-    pub(crate) redisson: Option<RedissonChannels>,
+    /// What the names of Redisson's commands for channels begin with, if the client exchanges
+    /// wake-ups with it.
+    pub(crate) redisson: Option<&'static str>,
     /// If all of them go to one node of a cluster: how clients that listen there are told.
-    pub(crate) shard: Option<ShardTag>,
+    shard: Option<ShardTag>,
 }
 
 impl Commands {
@@ -73,9 +74,14 @@ impl Commands {
             fence_life: config.fence_life.min(FENCE_LIFE_MAX),
             waiting_life: longest_pause.saturating_mul(2).clamp(WAITING_LIFE_MIN, DAY),
             proposes: false,
-            redisson: config.redisson.clone(),
+            redisson: config.redisson.then_some(""),
             shard: None,
         }
+    }
+
+    /// For a cluster, where Redisson uses sharded channels; or for one of its nodes.
+    pub(crate) fn in_cluster(self, shard: Option<ShardTag>) -> Self {
+        Self { redisson: self.redisson.and(Some("s")), shard, ..self }
     }
 
     /// For independent servers, to which the client proposes fencing tokens.
@@ -332,7 +338,7 @@ impl Commands {
         decoder: Decoder<T>,
     ) -> Command<T> {
         let shard = self.shard_tag();
-        let Some(redisson) = &self.redisson else {
+        let Some(form) = self.redisson else {
             let request = match &shard {
                 None => Request::call(own, keys, args),
                 Some(tag) => Request::call(own, keys, &[args, &[Arg::Text(tag)]].concat()),
@@ -343,7 +349,7 @@ impl Commands {
         let redisson_args = [
             Arg::Text(shard.as_deref().unwrap_or_default()),
             Arg::Text(&channel),
-            Arg::Text(redisson.form()),
+            Arg::Text(form),
             millis(self.waiting_life),
             millis(REDISSON_MEMORY),
             millis(REDISSON_TURN),

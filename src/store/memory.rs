@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 
 use crate::clock::Moment;
 use crate::failure::Failure;
+use crate::redisson::RedissonChannels;
 use crate::store::Store;
 use crate::store::hold::{HoldId, HoldKind};
 use crate::store::job::{Action, Job, JobOutcome, JobRunner};
@@ -307,7 +308,7 @@ impl Store for Memory {
         Ok(())
     }
 
-    fn wakeups(&self, _: &str) -> Option<Box<dyn Wakeups>> {
+    fn wakeups(&self, _: &str, _: Option<&RedissonChannels>) -> Option<Box<dyn Wakeups>> {
         None
     }
 

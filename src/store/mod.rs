@@ -26,6 +26,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::failure::Failure;
+use crate::redisson::RedissonChannels;
 use crate::report::HeldAs;
 use crate::store::hold::HoldId;
 use crate::store::job::JobRunner;
@@ -136,8 +137,13 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
     /// Makes sure that a request would be answered.
     fn ping(&self, deadline: Instant) -> Result<(), Failure>;
 
-    /// The wake-ups of a client; `None` where no other client can exist.
-    fn wakeups(&self, client: &str) -> Option<Box<dyn Wakeups>>;
+    /// The wake-ups of a client, those of Redisson included if these are its channels; `None` where
+    /// no other client can exist.
+    fn wakeups(
+        &self,
+        client: &str,
+        redisson: Option<&RedissonChannels>,
+    ) -> Option<Box<dyn Wakeups>>;
 
     /// The background jobs of a client.
     fn jobs(&self) -> Box<dyn JobRunner>;

@@ -10,6 +10,7 @@ use crate::failure::Failure;
 use crate::net::owed::OnReply;
 use crate::net::request::{Reply, Request};
 use crate::net::server::Server;
+use crate::redisson::RedissonChannels;
 use crate::store::background::jobs::BackgroundJobs;
 use crate::store::background::one_server::{JobsOfOneServer, WakeupsOfOneServer};
 use crate::store::background::wakeups::BackgroundWakeups;
@@ -67,7 +68,7 @@ impl Standalone {
 
     /// The same locks at a node of a cluster, where that is the hash tag of sharded channels.
     pub(crate) fn in_cluster(mut self, shard: ShardTag) -> Self {
-        self.commands.shard = Some(shard);
+        self.commands = self.commands.in_cluster(Some(shard));
         self
     }
 
@@ -238,15 +239,17 @@ impl Store for Standalone {
         self.server.ping(deadline)
     }
 
-    fn wakeups(&self, client: &str) -> Option<Box<dyn Wakeups>> {
-        let policy = WakeupsOfOneServer::new(self.server.clone());
-        let keys = self.commands.keys.clone();
+    fn wakeups(
+        &self,
+        client: &str,
+        redisson: Option<&RedissonChannels>,
+    ) -> Option<Box<dyn Wakeups>> {
         Some(Box::new(BackgroundWakeups::new(
-            policy,
-            keys,
+            WakeupsOfOneServer::new(self.server.clone()),
+            &self.commands,
             client,
             self.wakeups_io_timeout,
-            self.commands.redisson.as_ref(),
+            redisson,
             &self.events,
         )))
     }

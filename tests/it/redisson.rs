@@ -2,6 +2,7 @@
 
 mod live;
 
+use std::fs;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 
@@ -9,6 +10,7 @@ use leasehold::{Client, Error};
 use redis::{Connection, Value};
 
 use crate::acl::RIGHTS;
+use crate::support::child::{self, Child};
 use crate::support::cluster::unique_prefix;
 use crate::support::server::Server as Node;
 use crate::support::{
@@ -31,7 +33,8 @@ stores! {
     one server:
         an_unlock_during_the_subscription_is_not_missed,
         without_the_right_to_the_channel_clients_wake_each_other,
-        the_documented_rights_are_enough;
+        the_documented_rights_are_enough,
+        clients_of_one_builder_listen_for_themselves;
 }
 
 /// The script of `RLock.tryLock()`.
@@ -456,4 +459,41 @@ fn independent_servers_cannot_exchange_wake_ups() {
     let urls: Vec<String> = Quorum::of(1).servers.iter().map(Node::url).collect();
     let error = patient().redisson(true).open_redlock(&urls).unwrap_err();
     assert!(matches!(error, Error::InvalidInput(_)), "{error}");
+}
+
+fn clients_of_one_builder_listen_for_themselves(server: &Server) {
+    if cfg!(target_os = "linux") {
+        Child::start(wait_with_two_clients_in_a_child, &server.address()).finish();
+    }
+}
+
+/// In a process of its own, because other tests take processor time too.
+#[test]
+#[ignore = "a child of clients_of_one_builder_listen_for_themselves"]
+fn wait_with_two_clients_in_a_child() {
+    let Some(address) = child::address() else { return };
+    let holder = address.open(patient());
+    let guard = take(&holder, "a");
+    let builder = sleepy().redisson(true);
+    let clients = [address.open(builder.clone()), address.open(builder)];
+    thread::scope(|scope| {
+        let threads = clients.each_ref().map(|client| scope.spawn(|| client.lock("a").map(drop)));
+        eventually(SOON, || clients.iter().all(|client| client.stats().waiting == 1));
+        // The listeners begin meanwhile.
+        thread::sleep(ms(500));
+        let before = processor_ticks();
+        thread::sleep(ms(2000));
+        let used = processor_ticks() - before;
+        assert!(used < 20, "{used} ticks of 10 ms");
+        unlock(guard);
+        threads.into_iter().for_each(|thread| thread.join().unwrap().unwrap());
+    });
+}
+
+/// The processor time of this process so far.
+fn processor_ticks() -> u64 {
+    let stat = fs::read_to_string("/proc/self/stat").unwrap();
+    // The name of the program comes before, in brackets.
+    let (_, fields) = stat.rsplit_once(')').unwrap();
+    fields.split_whitespace().skip(11).take(2).map(|ticks| ticks.parse::<u64>().unwrap()).sum()
 }

@@ -30,10 +30,10 @@ pub(super) struct RedissonSubscriptions {
 }
 
 impl RedissonSubscriptions {
-    pub(super) fn new(channels: &RedissonChannels) -> Self {
+    pub(super) fn new((channels, form): (RedissonChannels, &'static str)) -> Self {
         Self {
-            form: channels.form(),
-            channels: channels.clone(),
+            form,
+            channels,
             subscribed: HashSet::new(),
             asked: VecDeque::new(),
             version: None,

@@ -27,8 +27,9 @@ pub(super) struct Channel {
     pub(super) name: String,
     /// A server that does not answer for this long is given up.
     pub(super) io_timeout: Duration,
-    /// If the client exchanges wake-ups with Redisson.
-    pub(super) redisson: Option<RedissonChannels>,
+    /// If the client exchanges wake-ups with Redisson: the channels, and what the names of the
+    /// commands for them begin with.
+    pub(super) redisson: Option<(RedissonChannels, &'static str)>,
 }
 
 /// A connection over which messages come.
@@ -60,7 +61,7 @@ impl Subscription {
     /// Subscribes over an open connection.
     pub(super) fn begin(connection: Connection, channel: &Channel) -> Result<Self, Failure> {
         let expected_by = Instant::now();
-        let redisson = channel.redisson.as_ref().map(RedissonSubscriptions::new);
+        let redisson = channel.redisson.clone().map(RedissonSubscriptions::new);
         let mut subscription = Self {
             connection,
             ready: None,

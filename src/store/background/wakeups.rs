@@ -15,6 +15,7 @@ use crate::store::background::connection::{
 };
 use crate::store::background::opening::Opening;
 use crate::store::background::subscription::{Channel, Received, Subscription};
+use crate::store::commands::Commands;
 use crate::store::keys::Keys;
 use crate::store::wake::{STABLE, Wake, Wakeups};
 
@@ -76,7 +77,7 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
     /// Sends nothing yet. A server that does not answer for `io_timeout` is given up.
     pub(crate) fn new(
         policy: P,
-        keys: Keys,
+        commands: &Commands,
         client: &str,
         io_timeout: Duration,
         redisson: Option<&RedissonChannels>,
@@ -84,7 +85,8 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
     ) -> Self {
         let (name, redisson_alarm) =
             (Keys::channel(client), redisson.and_then(RedissonChannels::alarm));
-        let channel = Channel { keys, name, io_timeout, redisson: redisson.cloned() };
+        let (keys, redisson) = (commands.keys.clone(), redisson.cloned().zip(commands.redisson));
+        let channel = Channel { keys, name, io_timeout, redisson };
         Self {
             policy,
             nodes: Vec::new(),

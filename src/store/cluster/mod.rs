@@ -24,6 +24,7 @@ use crate::event::Events;
 use crate::failure::Failure;
 use crate::net::endpoint::Endpoint;
 use crate::net::server::ServerFactory;
+use crate::redisson::RedissonChannels;
 use crate::store::Store;
 use crate::store::background::jobs::BackgroundJobs;
 use crate::store::background::wakeups::BackgroundWakeups;
@@ -79,7 +80,7 @@ impl Cluster {
     pub(crate) fn new(seeds: Vec<Endpoint>, config: &Config, servers: &ServerFactory) -> Self {
         Self {
             topology: Arc::new(Topology::new(seeds, config, servers)),
-            commands: Commands::new(config),
+            commands: Commands::new(config).in_cluster(None),
             demand: Demand::new(config.durability),
             io_timeout: config.io_timeout(config.options.first_lease()),
             wakeups_io_timeout: config.io_timeout(Duration::MAX),
@@ -307,15 +308,17 @@ impl Store for Cluster {
         self.route("", deadline, |node| node.ping(deadline))
     }
 
-    fn wakeups(&self, client: &str) -> Option<Box<dyn Wakeups>> {
-        let keys = self.commands.keys.clone();
-        let policy = WakeupsOfMasters::new(self.topology.clone(), keys.clone());
+    fn wakeups(
+        &self,
+        client: &str,
+        redisson: Option<&RedissonChannels>,
+    ) -> Option<Box<dyn Wakeups>> {
         Some(Box::new(BackgroundWakeups::new(
-            policy,
-            keys,
+            WakeupsOfMasters::new(self.topology.clone(), self.commands.keys.clone()),
+            &self.commands,
             client,
             self.wakeups_io_timeout,
-            self.commands.redisson.as_ref(),
+            redisson,
             &self.events,
         )))
     }

@@ -83,6 +83,7 @@ use crate::failure::Failure;
 use crate::net::endpoint::Endpoint;
 use crate::net::server::ServerFactory;
 use crate::net::spin::Spin;
+use crate::redisson::RedissonChannels;
 use crate::store::Store;
 use crate::store::background::jobs::BackgroundJobs;
 use crate::store::background::wakeups::BackgroundWakeups;
@@ -256,12 +257,10 @@ impl Store for Quorum {
         self.ask("ping", inspect, deadline, decide_holder).map(drop)
     }
 
-    fn wakeups(&self, client: &str) -> Option<Box<dyn Wakeups>> {
-        let policy = WakeupsOfMajorities::new(self.servers().to_vec());
-        let keys = self.commands().keys.clone();
+    fn wakeups(&self, client: &str, _: Option<&RedissonChannels>) -> Option<Box<dyn Wakeups>> {
         Some(Box::new(BackgroundWakeups::new(
-            policy,
-            keys,
+            WakeupsOfMajorities::new(self.servers().to_vec()),
+            self.commands(),
             client,
             self.wakeups_io_timeout,
             None,

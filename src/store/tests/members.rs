@@ -119,7 +119,7 @@ fn queue(process: &Server) -> Vec<String> {
 }
 
 fn listen(store: &dyn Store, client: &str) -> Box<dyn Wakeups> {
-    let mut wakeups = store.wakeups(&id(client)).expect("others can exist");
+    let mut wakeups = store.wakeups(&id(client), None).expect("others can exist");
     assert_eq!(wakeups.next(soon()).expect("in time").expect("a message"), Wake::Ready);
     wakeups
 }

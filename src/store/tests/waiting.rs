@@ -88,7 +88,7 @@ fn waiting(process: &Server) -> Vec<String> {
 
 /// The wake-ups of a client, once messages come.
 fn listen(store: &dyn Store, client: &str) -> Box<dyn Wakeups> {
-    let mut wakeups = store.wakeups(client).expect("others can exist");
+    let mut wakeups = store.wakeups(client, None).expect("others can exist");
     assert_eq!(next(&mut *wakeups), Wake::Ready);
     wakeups
 }
@@ -606,7 +606,7 @@ fn a_silent_server_is_given_up(process: &Server) {
     let store = single_at(&process.url(), &Config { io_timeout, ..Config::default() });
     process.stop();
     let started = Instant::now();
-    let mut wakeups = store.wakeups("a").expect("others can exist");
+    let mut wakeups = store.wakeups("a", None).expect("others can exist");
     let failure = wakeups.next(soon()).expect("in time").expect_err("silence");
     assert_eq!(failure.kind, FailureKind::Timeout);
     assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
@@ -619,7 +619,7 @@ fn a_rejected_subscription_is_reported(process: &Server) {
     process.command(&rule);
     let url = format!("redis://ali:sesame@127.0.0.1:{}/", process.port());
     let store = single_at(&url, &Config::default());
-    let mut wakeups = store.wakeups("a").expect("others can exist");
+    let mut wakeups = store.wakeups("a", None).expect("others can exist");
     for _ in 0..2 {
         let failure = wakeups.next(soon()).expect("in time").expect_err("no rights");
         assert_eq!((failure.kind, failure.code.as_str()), (FailureKind::Rejected, "NOPERM"));
@@ -659,7 +659,7 @@ fn an_interrupt_ends_the_wait(process: &Server) {
     let clients: String = process.ask(&["CLIENT", "LIST", "TYPE", "pubsub"]);
     assert_eq!(clients, "", "it does not come back");
 
-    let mut unused = store.wakeups("b").expect("others can exist");
+    let mut unused = store.wakeups("b", None).expect("others can exist");
     unused.interrupter().interrupt();
     assert!(unused.next(soon()).expect("at once").is_err());
 }
@@ -723,7 +723,7 @@ fn a_server_that_hangs_in_the_login_delays_no_wait() {
     let port = silent.local_addr().expect("an address").port();
     let config = Config { connect_timeout: Duration::from_secs(60), ..Config::default() };
     let store = single_at(&format!("redis://:sesame@127.0.0.1:{port}/"), &config);
-    let mut wakeups = store.wakeups("a").expect("others can exist");
+    let mut wakeups = store.wakeups("a", None).expect("others can exist");
     for _ in 0..3 {
         let started = Instant::now();
         assert!(wakeups.next(started + TIME).is_none());
