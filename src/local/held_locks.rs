@@ -1,7 +1,8 @@
 //! The locks that the threads of this client hold.
 //!
 //! Finds the hold of a thread for a name. A hold that belongs to no thread is not among them. Knows
-//! nothing of leases: a hold that is lost stays until its last guard is gone.
+//! nothing of leases: a hold that is lost stays until its last guard is gone. Of threads that have
+//! ended, leaked guards are forgotten when the table would have to grow.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -32,7 +33,14 @@ impl HeldLocks {
 
     pub(crate) fn insert(&self, lease: &Arc<Lease>) {
         if let Some(thread) = lease.thread() {
-            self.shard(thread).lock().insert((thread, lease.name().clone()), lease.clone());
+            let mut shard = self.shard(thread).lock();
+            if shard.len() == shard.capacity() {
+                shard.retain(|_, lease| lease.has_living_thread());
+                // With room for as many again, this costs each hold a constant time.
+                let room = shard.len().max(1);
+                shard.reserve(room);
+            }
+            shard.insert((thread, lease.name().clone()), lease.clone());
         }
     }
 
@@ -47,5 +55,42 @@ impl HeldLocks {
     fn shard(&self, thread: ThreadId) -> &Mutex<HashMap<Key, Arc<Lease>>> {
         let hash = self.hasher.hash_one(thread);
         &self.shards[usize::try_from(hash % SHARDS as u64).unwrap_or(0)]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::thread;
+
+    use crate::clock::Moment;
+    use crate::config::{Config, LockOptions};
+    use crate::local::call::Caller;
+    use crate::store::hold::{HoldId, HoldKind};
+
+    /// A hold of the calling thread.
+    fn hold(table: &HeldLocks, nonce: u64) {
+        let (name, client) = (Arc::from(format!("lock {nonce}")), Arc::from("me"));
+        let id = HoldId { kind: HoldKind::Lock, name, client, nonce };
+        let caller = Caller::current(&Config::default(), &LockOptions::default());
+        table.insert(&Arc::new(Lease::new(id, nonce, &caller, Moment::now())));
+    }
+
+    #[test]
+    fn what_threads_leave_behind_that_have_ended_is_forgotten() {
+        let table = HeldLocks::default();
+        for nonce in 0..50 {
+            hold(&table, nonce);
+        }
+        for nonce in 0..1_000 {
+            thread::scope(|scope| scope.spawn(|| hold(&table, nonce)).join().expect("no panic"));
+        }
+        let entries: usize = table.shards.iter().map(|shard| shard.lock().len()).sum();
+        assert!(entries < 300, "{entries} entries");
+        let is_held = |nonce: u64| {
+            let name = Arc::from(format!("lock {nonce}"));
+            table.find(thread::current().id(), &name).is_some()
+        };
+        assert!((0..50).all(is_held), "this thread lives");
     }
 }

@@ -112,6 +112,11 @@ impl Lease {
         self.thread.as_ref().map(|thread| thread.id)
     }
 
+    /// Returns `true` unless it belongs to a thread that has ended.
+    pub(crate) fn has_living_thread(&self) -> bool {
+        self.thread.as_ref().is_none_or(Thread::is_alive)
+    }
+
     /// Returns how long its holder has had it.
     pub(crate) fn held(&self) -> Duration {
         let ended = Moment::from_raw(self.ended.load(Ordering::Relaxed));
@@ -310,7 +315,7 @@ impl Lease {
         let Some(deadline) = self.deadline.get() else { return NextStep::None };
         // The age limit leaves nothing to renew, or the thread that could release is gone.
         let last = deadline.after(drift(self.duration)) >= self.end;
-        if !self.renewed || last || !self.thread.as_ref().is_none_or(Thread::is_alive) {
+        if !self.renewed || last || !self.has_living_thread() {
             NextStep::Expire(deadline)
         } else {
             NextStep::Renew(deadline.before(self.duration * 2 / 3))
