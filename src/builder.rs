@@ -285,9 +285,9 @@ impl Builder {
     ///
     /// The callback may do I/O. It is called on a short-lived thread, and the connection is given
     /// up if there is no answer within [`connect_timeout`](Builder::connect_timeout) or the time
-    /// that the call has. There is at most one call of it at a time: connections that are opened
-    /// together share its answer, and one that comes too late is kept for the next connection, for
-    /// 30 s at most. An error or a panic in it is the source of an
+    /// that the call has. Connections that are opened together share its answer, and one that comes
+    /// too late is kept for the next connection, for 30 s at most. A second call runs at the same
+    /// time only if the first has not returned for 30 s; there are never more. An error or a panic in it is the source of an
     /// [`Unavailable`](crate::Error::Unavailable) error. If the server refuses what it has returned
     /// (`WRONGPASS`), it is asked once more: the password may just have changed.
     ///

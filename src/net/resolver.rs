@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use crate::net::shared_call::{NoAnswer, SharedCalls};
 
-/// The look-ups of one client, one of a host at a time. Clones share them.
+/// The look-ups of one client. Clones share them.
 #[derive(Clone, Debug)]
 pub(crate) struct Resolver {
     look_ups: SharedCalls<String, Result<Vec<SocketAddr>, Arc<io::Error>>>,

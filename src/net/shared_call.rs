@@ -1,38 +1,47 @@
 //! Calls that cannot be cut short, and that may take far longer than a caller has.
 //!
 //! Each runs on a short-lived thread of its own, and callers wait for it by their own deadlines.
-//! There is at most one call with an argument at a time; every caller that wants the same meanwhile
-//! waits for that one. An answer that comes too late for all of them is kept for the next: else
+//! Every caller that wants the same as a call that is under way waits for that one. If it has not
+//! returned for long, it may never do so, and the next caller begins another; there are at most two
+//! with an argument at a time. An answer that comes too late for all of them is kept for the next: else
 //! what always takes longer than `connect_timeout` would keep a client from ever connecting.
 
-use std::collections::HashMap;
 use std::convert::Infallible;
 use std::fmt;
-use std::hash::Hash;
 use std::io;
 use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, TryRecvError, bounded};
 use parking_lot::Mutex;
 
 /// How long an answer is kept for which no caller has waited.
 const KEPT: Duration = Duration::from_secs(30);
+
+/// How long callers rely on a call before another is begun.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How many calls with the same argument there are at once.
+const CALLS_MAX: usize = 2;
 
 /// A function whose calls are shared by callers with the same argument. Clones share them too.
 pub(super) struct SharedCalls<K, T> {
     /// What its threads are called.
     thread: &'static str,
     function: Arc<dyn Fn(&K) -> T + Send + Sync>,
-    /// The calls under way, and those whose answers no caller has taken yet.
-    calls: Arc<Mutex<HashMap<K, Arc<SharedCall<T>>>>>,
+    /// The calls under way, and those whose answers no caller has taken yet, the oldest first.
+    calls: Arc<Mutex<Vec<SharedCall<K, T>>>>,
+    patience: Duration,
 }
 
 /// One call. It is over when `ended` is disconnected.
-struct SharedCall<T> {
+#[derive(Clone)]
+struct SharedCall<K, T> {
+    argument: K,
+    begun: Instant,
     /// Empty, once the call is over, if it has panicked.
-    outcome: OnceLock<Outcome<T>>,
+    outcome: Arc<OnceLock<Outcome<T>>>,
     ended: Receiver<Infallible>,
 }
 
@@ -54,8 +63,9 @@ pub(super) enum NoAnswer {
 
 impl<K, T> Clone for SharedCalls<K, T> {
     fn clone(&self) -> Self {
-        let Self { thread, function, calls } = self;
-        Self { thread, function: function.clone(), calls: calls.clone() }
+        let Self { thread, function, calls, patience } = self;
+        let (function, calls) = (function.clone(), calls.clone());
+        Self { thread, function, calls, patience: *patience }
     }
 }
 
@@ -67,14 +77,15 @@ impl<K, T> fmt::Debug for SharedCalls<K, T> {
 
 impl<K, T> SharedCalls<K, T>
 where
-    K: Clone + Eq + Hash + Send + 'static,
+    K: Clone + Eq + Send + 'static,
     T: Clone + Send + Sync + 'static,
 {
     pub(super) fn new(
         thread: &'static str,
         function: impl Fn(&K) -> T + Send + Sync + 'static,
     ) -> Self {
-        Self { thread, function: Arc::new(function), calls: Arc::default() }
+        let (function, calls) = (Arc::new(function), Arc::default());
+        Self { thread, function, calls, patience: PATIENCE }
     }
 
     /// Returns the answer of a call, which is begun unless it is under way.
@@ -84,44 +95,44 @@ where
             Err(NoAnswer::Late) => return Err(NoAnswer::Late),
             answer => answer,
         };
-        self.forget(argument, &call);
+        // The next caller begins a call of its own.
+        self.calls.lock().retain(|known| !Arc::ptr_eq(&known.outcome, &call.outcome));
         answer
     }
 
-    /// Joins the call with this argument, or begins one.
-    fn join(&self, argument: &K) -> io::Result<Arc<SharedCall<T>>> {
+    /// Joins a call with this argument, or begins one.
+    fn join(&self, argument: &K) -> io::Result<SharedCall<K, T>> {
         let mut calls = self.calls.lock();
-        calls.retain(|_, call| !call.is_outdated());
-        if let Some(call) = calls.get(argument) {
-            return Ok(call.clone());
+        calls.retain(|call| !call.is_outdated());
+        let same: Vec<_> = calls.iter().filter(|call| call.argument == *argument).collect();
+        if let Some(over) = same.iter().copied().find(|call| call.is_over()) {
+            return Ok(over.clone());
+        }
+        if let Some(last) = same.last().copied()
+            && (same.len() >= CALLS_MAX || last.begun.elapsed() < self.patience)
+        {
+            return Ok(last.clone());
         }
         let call = self.begin(argument)?;
-        calls.insert(argument.clone(), call.clone());
+        calls.push(call.clone());
         Ok(call)
     }
 
-    fn begin(&self, argument: &K) -> io::Result<Arc<SharedCall<T>>> {
+    fn begin(&self, argument: &K) -> io::Result<SharedCall<K, T>> {
         let (end, ended) = bounded(0);
-        let begun = Arc::new(SharedCall { outcome: OnceLock::new(), ended });
-        let (this, function, argument) = (begun.clone(), self.function.clone(), argument.clone());
+        let (argument, outcome) = (argument.clone(), Arc::<OnceLock<_>>::default());
+        let begun = SharedCall { argument, begun: Instant::now(), outcome, ended };
+        let (this, function) = (begun.clone(), self.function.clone());
         thread::Builder::new().name(self.thread.into()).spawn(move || {
-            let answer = function(&argument);
+            let answer = function(&this.argument);
             this.outcome.get_or_init(|| Outcome { time: Instant::now(), answer });
             drop(end);
         })?;
         Ok(begun)
     }
-
-    /// Makes the next caller begin a call of its own.
-    fn forget(&self, argument: &K, call: &Arc<SharedCall<T>>) {
-        let mut calls = self.calls.lock();
-        if calls.get(argument).is_some_and(|known| Arc::ptr_eq(known, call)) {
-            calls.remove(argument);
-        }
-    }
 }
 
-impl<T: Clone> SharedCall<T> {
+impl<K, T: Clone> SharedCall<K, T> {
     fn wait(&self, deadline: Instant) -> Result<T, NoAnswer> {
         // Nothing is ever sent.
         let Err(end) = self.ended.recv_deadline(deadline);
@@ -130,6 +141,10 @@ impl<T: Clone> SharedCall<T> {
             (None, RecvTimeoutError::Disconnected) => Err(NoAnswer::Panicked),
             (None, RecvTimeoutError::Timeout) => Err(NoAnswer::Late),
         }
+    }
+
+    fn is_over(&self) -> bool {
+        self.ended.try_recv() == Err(TryRecvError::Disconnected)
     }
 
     fn is_outdated(&self) -> bool {
@@ -187,7 +202,10 @@ mod tests {
         let scene = Scene::new();
         thread::scope(|scope| {
             let callers = [(); 8].map(|()| scope.spawn(|| scene.call(SOON)));
-            let sharers = || scene.calls.calls.lock().get("a").map_or(0, Arc::strong_count);
+            let sharers = || {
+                let calls = scene.calls.calls.lock();
+                calls.first().map_or(0, |call| Arc::strong_count(&call.outcome))
+            };
             while sharers() < 2 + callers.len() {
                 thread::yield_now();
             }
@@ -211,6 +229,27 @@ mod tests {
         scene.answer(1);
         assert_eq!(scene.call(SOON), Some(1));
         assert_eq!(scene.begun.load(Ordering::SeqCst), 1);
+    }
+
+    #[test]
+    fn a_call_that_never_returns_is_followed_by_one_more() {
+        let mut scene = Scene::new();
+        assert_eq!(scene.call(AT_ONCE), None);
+        assert_eq!(scene.call(AT_ONCE), None);
+        assert_eq!(scene.begun.load(Ordering::SeqCst), 1, "it may just be slow");
+        scene.calls.patience = Duration::ZERO;
+        for _ in 0..3 {
+            assert_eq!(scene.call(AT_ONCE), None);
+        }
+        assert_eq!(scene.begun.load(Ordering::SeqCst), 2, "two at once at most");
+        // Whichever of the two has it: the answer is found.
+        scene.answer(1);
+        while scene.calls.calls.lock().iter().all(|call| !call.is_over()) {
+            thread::yield_now();
+        }
+        assert_eq!(scene.call(SOON), Some(1));
+        assert_eq!(scene.call(AT_ONCE), None);
+        assert_eq!(scene.begun.load(Ordering::SeqCst), 3, "beside the one that has not returned");
     }
 
     #[test]

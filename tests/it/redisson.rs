@@ -486,7 +486,9 @@ fn wait_with_two_clients_in_a_child() {
         let used = processor_ticks() - before;
         assert!(used < 20, "{used} ticks of 10 ms");
         unlock(guard);
-        threads.into_iter().for_each(|thread| thread.join().unwrap().unwrap());
+        for thread in threads {
+            thread.join().unwrap().unwrap();
+        }
     });
 }
 
