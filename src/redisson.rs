@@ -182,7 +182,8 @@ mod tests {
         assert_eq!(channels.version(), 200_000);
         alarm.reset();
         let readable = |alarm: &RedissonAlarm| {
-            crate::net::poll::poll_readable(&[alarm.as_fd()], None).len() == 1
+            let alarm = rustix::event::PollFd::new(alarm, rustix::event::PollFlags::IN);
+            crate::net::poll::poll_ready(&mut [alarm], None).len() == 1
         };
         assert!(!readable(&alarm));
         let _wait = channels.wait(&"x".into(), "x");

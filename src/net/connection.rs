@@ -1,13 +1,13 @@
 //! One connection to one server: opened when it is used, given up when anything but an error reply
 //! goes wrong with it.
 
-use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use std::{fmt, io, mem, process};
 
 use redis::{ErrorKind, RedisError, RedisResult, ServerError, Value};
+use rustix::event::{PollFd, PollFlags};
 
 use crate::clock::end_of;
 use crate::credentials::Credentials;
@@ -42,8 +42,6 @@ pub(crate) struct Connection {
     checked: AtomicU64,
     /// Whether a reply has come over this socket, so that a Redis server is there.
     greeted: bool,
-    /// What is not written yet. Kept for its memory.
-    out: Vec<u8>,
     owed: OwedReplies,
     /// The scripts that were posted over this socket, so that the server knows them.
     known: Vec<&'static Script>,
@@ -71,7 +69,6 @@ impl Connection {
             validity: None,
             checked: AtomicU64::new(0),
             greeted: false,
-            out: Vec::new(),
             owed: OwedReplies::default(),
             known: Vec::new(),
             used: now,
@@ -86,7 +83,7 @@ impl Connection {
 
     fn exchange_once(&mut self, request: &Request, deadline: Instant) -> Reply {
         self.connect(deadline)?;
-        self.write(deadline, |out| out.extend_from_slice(request.bytes()))?;
+        self.send(|out| out.extend_from_slice(request.bytes()))?;
         self.receive_reply_to(request, deadline)
     }
 
@@ -163,9 +160,16 @@ impl Connection {
         !has_ended
     }
 
-    /// The socket, to wait until there is something to read.
-    pub(crate) fn as_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.socket.as_ref().map(AsFd::as_fd)
+    /// Returns `true` if something is to be written for which there was no room.
+    pub(crate) fn is_writing(&self) -> bool {
+        self.socket.as_ref().is_some_and(RespStream::is_writing)
+    }
+
+    /// The socket, to wait until there is something to do: to read, or to go on writing.
+    pub(crate) fn poll_fd(&self) -> Option<PollFd<'_>> {
+        let socket = self.socket.as_ref()?;
+        let room = if socket.is_writing() { PollFlags::OUT } else { PollFlags::empty() };
+        Some(PollFd::new(socket, PollFlags::IN.union(room)))
     }
 
     /// Returns what closes the present socket from another thread.
@@ -206,7 +210,7 @@ impl Connection {
     ) -> Result<(), Failure> {
         let factory = self.factory.clone();
         let mut greeting = Greeting::default();
-        self.write(deadline, |out| greeting = factory.write_greeting(credentials, out))?;
+        self.send(|out| greeting = factory.write_greeting(credentials, out))?;
         for _ in 0..greeting.required {
             self.receive_in_greeting(deadline).map_err(Failure::in_login)?;
         }
@@ -244,7 +248,6 @@ impl Connection {
     /// Closes the socket. What is owed on it has failed for this reason.
     fn give_up(&mut self, failure: &Failure) {
         self.socket = None;
-        self.out.clear();
         self.owed.fail(failure);
     }
 
@@ -361,15 +364,18 @@ impl Transport for Connection {
         }
     }
 
-    fn write(&mut self, deadline: Instant, pack: impl FnOnce(&mut Vec<u8>)) -> Result<(), Failure> {
-        pack(&mut self.out);
-        let Some(socket) = &mut self.socket else {
-            self.out.clear();
-            return Err(self.no_reply());
-        };
-        let written = socket.send(&self.out, deadline);
-        self.out.clear();
-        written.map_err(|error| self.broken(error.into()))
+    fn send(&mut self, pack: impl FnOnce(&mut Vec<u8>)) -> Result<(), Failure> {
+        let Some(socket) = &mut self.socket else { return Err(self.no_reply()) };
+        pack(socket.out());
+        socket.write().map_err(|error| self.broken(error.into()))
+    }
+
+    fn flush(&mut self, deadline: Instant) -> Result<(), Failure> {
+        let Some(socket) = &mut self.socket else { return Err(self.no_reply()) };
+        match socket.flush(deadline) {
+            Err(error) if error.kind() == io::ErrorKind::TimedOut => Err(self.no_reply()),
+            flushed => flushed.map_err(|error| self.broken(error.into())),
+        }
     }
 
     fn receive(&mut self, wait: WaitFor) -> Option<Reply> {
@@ -402,7 +408,9 @@ impl Transport for Connection {
 
     fn owe(&mut self, mut posted: PostedRequest) {
         posted.make_known(&mut self.known);
-        self.owed.push(posted, &mut self.out);
+        // Without a socket it has failed, and `give_up` says so.
+        let out = self.socket.as_mut().map(RespStream::out);
+        self.owed.push(posted, out.unwrap_or(&mut Vec::new()));
     }
 
     fn owe_again(&mut self) -> bool {
@@ -430,7 +438,6 @@ impl Transport for Connection {
     fn poison(&mut self) {
         if self.owed.is_empty() {
             self.socket = None;
-            self.out.clear();
         } else {
             let error = io::Error::other("the connection was given up");
             let label = self.factory.label();

@@ -14,7 +14,6 @@ use std::time::Instant;
 use crate::failure::Failure;
 use crate::net::owed::PostedRequest;
 use crate::net::owing::{NextOwing, OwingConnections, SWEEP};
-use crate::net::pipeline::WRITE_TIME;
 use crate::net::post_writer::PostWriter;
 use crate::net::request::{Reply, Request};
 use crate::net::send_queue::{Queued, SendQueue};
@@ -271,7 +270,7 @@ impl<S: ConnectionSource> Multiplexer<S> {
         }
         if connection.owe_again() {
             // A failure to write fails what is owed.
-            drop(connection.write(Instant::now() + WRITE_TIME, |_| {}));
+            drop(connection.send(|_| {}));
         }
         if connection.is_connected() && self.owing.push(connection) {
             self.schedule_sweep();

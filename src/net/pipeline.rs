@@ -10,16 +10,11 @@
 //! background jobs, and those to the servers of a quorum.
 
 use std::collections::VecDeque;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use crate::clock::end_of;
 use crate::failure::{Failure, FailureKind};
 use crate::net::request::{Reply, Request};
 use crate::net::transport::{Transport, WaitFor};
-
-/// How long a server may take to accept a request that no thread waits for, before its connection
-/// is given up.
-pub(crate) const WRITE_TIME: Duration = Duration::from_millis(50);
 
 /// What becomes of a request with this tag if the server does not know its script.
 #[derive(Clone, Copy, Debug)]
@@ -83,20 +78,16 @@ impl<T, C: Transport> Pipeline<T, C> {
         self.in_flight.front().map(|next| next.sent.max(self.last_reply))
     }
 
-    /// Sends requests over the open connection in one write. If that fails, everything in flight
-    /// has failed, and `receive` returns the failures.
-    pub(crate) fn send(
-        &mut self,
-        batch: impl IntoIterator<Item = (T, Request)>,
-        deadline: Instant,
-    ) {
+    /// Sends requests over the open connection, in one write if there is room. If that fails,
+    /// everything in flight has failed, and `receive` returns the failures.
+    pub(crate) fn send(&mut self, batch: impl IntoIterator<Item = (T, Request)>) {
         let (sent, before) = (Instant::now(), self.in_flight.len());
         self.in_flight.extend(batch.into_iter().map(|(tag, request)| {
             let preludes = request.preludes();
             InFlight { tag, request, preludes, sent }
         }));
         let added = self.in_flight.range(before..);
-        let written = self.connection.write(deadline, |out| {
+        let written = self.connection.send(|out| {
             added.for_each(|in_flight| out.extend_from_slice(in_flight.request.bytes()));
         });
         if let Err(failure) = written {
@@ -126,7 +117,7 @@ impl<T, C: Transport> Pipeline<T, C> {
             }
             if let Some(again) = self.sent_again_after(&reply) {
                 let Some(InFlight { tag, .. }) = self.in_flight.pop_front() else { continue };
-                self.send([(tag, again)], end_of(WRITE_TIME));
+                self.send([(tag, again)]);
                 continue;
             }
             return self.answer(reply);

@@ -1,19 +1,17 @@
 //! Waiting for several sockets at once.
 
-use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, Timespec, poll};
 use rustix::io::Errno;
 
-/// Blocks until some of the sockets have something to read, and returns their positions; none if
-/// the deadline is over. Without a deadline it does not block.
-pub(crate) fn poll_readable(sockets: &[BorrowedFd<'_>], deadline: Option<Instant>) -> Vec<usize> {
-    let mut fds: Vec<_> = sockets.iter().map(|socket| PollFd::new(socket, PollFlags::IN)).collect();
+/// Blocks until some of the sockets are ready, and returns their positions; none if the deadline is
+/// over. Without a deadline it does not block.
+pub(crate) fn poll_ready(fds: &mut [PollFd<'_>], deadline: Option<Instant>) -> Vec<usize> {
     loop {
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         let time = Timespec::try_from(left.unwrap_or_default()).ok();
-        match poll(&mut fds, time.as_ref()) {
+        match poll(fds, time.as_ref()) {
             Ok(0) if left.is_some_and(|left| !left.is_zero()) => {}
             Err(Errno::INTR) => {}
             // If something is wrong with a socket, reading from it returns the error.

@@ -44,8 +44,8 @@ impl PostWriter {
             posted.for_each(|posted| posted.answer(Err(failure.clone())));
         }
         if connection.is_connected() {
-            // A failure to write fails what is owed.
-            drop(connection.write(deadline, |_| {}));
+            // A failure to write fails what is owed. What there is no room for in time is overdue.
+            drop(connection.send(|_| {}).and_then(|()| self.wait(|| connection.flush(deadline))));
         }
         if connection.owed().is_full() {
             drop(self.wait(|| connection.read_owed(deadline)));
@@ -88,7 +88,7 @@ mod tests {
     const SOON: Duration = Duration::from_secs(5);
 
     fn unread(connection: &Connection) -> u64 {
-        ioctl_fionread(connection.as_fd().expect("it is open")).expect("a socket")
+        ioctl_fionread(connection.poll_fd().expect("it is open")).expect("a socket")
     }
 
     /// A peer that can be connected to, and a connection to it.
@@ -135,7 +135,7 @@ mod tests {
             let request = Request::command(&redis::cmd("PING"));
             connection.owe(PostedRequest::new(request, end_of(SOON), Box::new(slow)));
         }
-        connection.write(end_of(SOON), |_| {}).expect("the peer listens");
+        connection.send(|_| {}).expect("the peer listens");
         let (mut peer, _) = listener.accept().expect("a connection");
         answer(&connection, &mut peer, &b"+PONG\r\n".repeat(REQUESTS));
         connection.collect(WaitFor::Nothing);

@@ -1,13 +1,14 @@
 //! A connection as its user sees it: bytes of requests out, replies in, plain or over TLS.
 
-use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
+use std::{io, mem};
 
 use redis::{RedisResult, Value};
+use rustix::event::PollFlags;
 
 use crate::error::Phase;
 use crate::net::reply_buffer::ReplyBuffer;
@@ -22,6 +23,9 @@ pub(crate) struct RespStream {
     stream: Arc<Stream>,
     layer: Layer,
     replies: ReplyBuffer,
+    /// What is to be written, of which so much is. Kept for its memory.
+    out: Vec<u8>,
+    written: usize,
 }
 
 /// How bytes are encoded on the way.
@@ -69,7 +73,8 @@ impl RespStream {
     }
 
     fn over(stream: Stream, layer: Layer) -> Self {
-        Self { stream: Arc::new(stream), layer, replies: ReplyBuffer::default() }
+        let (replies, out) = (ReplyBuffer::default(), Vec::new());
+        Self { stream: Arc::new(stream), layer, replies, out, written: 0 }
     }
 
     pub(crate) fn closer(&self) -> SocketCloser {
@@ -85,12 +90,52 @@ impl RespStream {
         }
     }
 
-    /// Writes all of `bytes`. After an error, an unknown part of them is written.
-    pub(crate) fn send(&mut self, bytes: &[u8], deadline: Instant) -> io::Result<()> {
-        match &mut self.layer {
-            Layer::Plain => self.stream.send_all(bytes, deadline),
+    /// What is written next. More can be appended.
+    pub(crate) fn out(&mut self) -> &mut Vec<u8> {
+        &mut self.out
+    }
+
+    /// Returns `true` if something is to be written for which there was no room.
+    pub(crate) fn is_writing(&self) -> bool {
+        let is_session_writing = match &self.layer {
+            Layer::Plain => false,
             #[cfg(feature = "tls")]
-            Layer::Tls(session) => session.get_mut().send(&self.stream, bytes, deadline),
+            Layer::Tls(session) => session.borrow().is_writing(),
+        };
+        is_session_writing || !self.out.is_empty()
+    }
+
+    /// Writes as much as there is room for, without waiting. Whoever reads goes on with the rest.
+    pub(crate) fn write(&mut self) -> io::Result<()> {
+        let rest = &self.out[self.written..];
+        self.written += match &mut self.layer {
+            Layer::Plain if rest.is_empty() => 0,
+            Layer::Plain => self.stream.send(rest)?,
+            #[cfg(feature = "tls")]
+            Layer::Tls(session) => session.get_mut().send(&self.stream, rest)?,
+        };
+        if self.written * 2 >= self.out.len() {
+            self.out.drain(..mem::take(&mut self.written));
+        }
+        Ok(())
+    }
+
+    /// Blocks until everything is written. A timeout changes nothing.
+    pub(crate) fn flush(&mut self, deadline: Instant) -> io::Result<()> {
+        while self.is_writing() {
+            self.wait_for_room(deadline)?;
+            self.write()?;
+        }
+        Ok(())
+    }
+
+    /// Sleeps until there may be room to write, or until something has come. That is read: a server
+    /// whose replies are not read may stop to read requests.
+    fn wait_for_room(&mut self, deadline: Instant) -> io::Result<()> {
+        self.stream.wait(PollFlags::IN.union(PollFlags::OUT), deadline)?;
+        match self.fill(None, Sleep::Never, deadline) {
+            Err(error) if error.kind() == io::ErrorKind::TimedOut => Ok(()),
+            filled => filled,
         }
     }
 
@@ -121,21 +166,38 @@ impl RespStream {
 
     fn read_reply(
         &mut self,
-        wait: Option<&mut ReplyWait>,
+        mut wait: Option<&mut ReplyWait>,
         sleep: Sleep,
         deadline: Instant,
     ) -> RedisResult<Value> {
-        let Self { stream, layer, replies } = self;
-        let mut reader = DeadlineReader { stream, wait, sleep, deadline };
         loop {
-            if let Some(reply) = replies.take() {
+            if let Some(reply) = self.replies.take() {
                 return reply;
             }
-            match layer {
-                Layer::Plain => replies.fill(&mut reader)?,
-                #[cfg(feature = "tls")]
-                Layer::Tls(session) => replies.fill(&mut session.get_mut().reader(&mut reader))?,
+            if self.is_writing() {
+                self.write()?;
             }
+            if self.is_writing() && sleep != Sleep::Never {
+                self.wait_for_room(deadline)?;
+            } else {
+                self.fill(wait.as_deref_mut(), sleep, deadline)?;
+            }
+        }
+    }
+
+    /// Reads once.
+    fn fill(
+        &mut self,
+        wait: Option<&mut ReplyWait>,
+        sleep: Sleep,
+        deadline: Instant,
+    ) -> io::Result<()> {
+        let Self { stream, layer, replies, .. } = self;
+        let mut reader = DeadlineReader { stream, wait, sleep, deadline };
+        match layer {
+            Layer::Plain => replies.fill(&mut reader),
+            #[cfg(feature = "tls")]
+            Layer::Tls(session) => replies.fill(&mut session.get_mut().reader(&mut reader)),
         }
     }
 }

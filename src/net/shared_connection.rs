@@ -171,8 +171,8 @@ impl<C: Transport> SharedConnection<C> {
         self.pipeline.connection
     }
 
-    /// Sends requests over the open connection in one write. If that fails, all of them have
-    /// failed and are answered so.
+    /// Sends requests over the open connection, in one write if there is room; the reader goes on
+    /// with the rest. If that fails, all of them have failed and are answered so.
     pub(super) fn send(&mut self, own: Option<QueuedRequest<C>>, others: Batch<C>) {
         let Batch { posted, requests } = others;
         let waiting = own.iter().chain(&requests).map(|queued| queued.slot.deadline).min();
@@ -182,7 +182,7 @@ impl<C: Transport> SharedConnection<C> {
             owe(&mut self.pipeline.connection, posted, deadline);
         }
         let batch = own.into_iter().chain(requests);
-        self.pipeline.send(batch.map(|queued| (queued.slot, queued.request)), deadline);
+        self.pipeline.send(batch.map(|queued| (queued.slot, queued.request)));
         self.answer_if_given_up();
     }
 

@@ -1,4 +1,5 @@
-//! The bytes of one connection: opened, written and read by deadlines that cover the whole of each.
+//! The bytes of one connection: opened and read by deadlines that cover the whole of each, and
+//! written as there is room.
 //!
 //! A time limit for each call of `read`, which is all that sockets offer, never ends a reply that
 //! drips in byte by byte. So every wait is for the time that is left: after a short spin if the
@@ -108,23 +109,13 @@ impl Stream {
         }
     }
 
-    /// Writes all of `bytes`. After an error an unknown part of them is written.
-    pub(crate) fn send_all(&self, mut bytes: &[u8], deadline: Instant) -> io::Result<()> {
-        while !bytes.is_empty() {
-            bytes = &bytes[self.send(bytes, deadline)?..];
-        }
-        Ok(())
-    }
-
-    /// Writes as many of `bytes` as there is room for, at least one. After an error, none is
-    /// written.
-    pub(crate) fn send(&self, bytes: &[u8], deadline: Instant) -> io::Result<usize> {
+    /// Writes as many of `bytes` as there is room for, without waiting.
+    pub(crate) fn send(&self, bytes: &[u8]) -> io::Result<usize> {
         loop {
             match net::send(self, bytes, SEND) {
-                Ok(written) => return Ok(written),
+                Err(Errno::AGAIN) => return Ok(0),
                 Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => self.wait(PollFlags::OUT, deadline)?,
-                Err(error) => return Err(error.into()),
+                sent => return Ok(sent?),
             }
         }
     }
@@ -139,7 +130,7 @@ impl Stream {
     }
 
     /// Sleeps until the socket is ready.
-    fn wait(&self, what: PollFlags, deadline: Instant) -> io::Result<()> {
+    pub(crate) fn wait(&self, what: PollFlags, deadline: Instant) -> io::Result<()> {
         loop {
             let time = Timespec::try_from(remaining(deadline)?).ok();
             match poll(&mut [PollFd::new(self, what)], time.as_ref()) {

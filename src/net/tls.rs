@@ -8,6 +8,7 @@ use std::io::{self, BufRead, ErrorKind, Read, Write};
 use std::sync::Arc;
 use std::time::Instant;
 
+use rustix::event::PollFlags;
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection};
 
@@ -69,18 +70,20 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// Writes all of `bytes`. After an error, an unknown part of them is written.
-    pub(crate) fn send(
-        &mut self,
-        stream: &Stream,
-        bytes: &[u8],
-        deadline: Instant,
-    ) -> io::Result<()> {
-        for record in bytes.chunks(RECORD) {
+    /// Takes as many of `bytes` as there is room for, without waiting.
+    pub(crate) fn send(&mut self, stream: &Stream, bytes: &[u8]) -> io::Result<usize> {
+        let mut taken = 0;
+        while self.flush(stream)? && taken < bytes.len() {
+            let record = &bytes[taken..bytes.len().min(taken + RECORD)];
             self.protocol.writer().write_all(record)?;
-            self.flush(stream, deadline)?;
+            taken += record.len();
         }
-        Ok(())
+        Ok(taken)
+    }
+
+    /// Returns `true` if some of what was taken is not sent yet.
+    pub(crate) fn is_writing(&self) -> bool {
+        self.protocol.wants_write()
     }
 
     /// As [`Stream::look`], for what is left once the messages of the protocol are processed.
@@ -111,21 +114,25 @@ impl Session {
 
     fn handshake(&mut self, stream: &Stream, deadline: Instant) -> io::Result<()> {
         let mut reader = DeadlineReader { stream, wait: None, sleep: Sleep::Naps, deadline };
-        self.flush(stream, deadline)?;
-        while self.protocol.is_handshaking() {
+        loop {
+            while !self.flush(stream)? {
+                stream.wait(PollFlags::OUT, deadline)?;
+            }
+            if !self.protocol.is_handshaking() {
+                return Ok(());
+            }
             self.receive(&mut reader)?;
         }
-        Ok(())
     }
 
     /// Processes what has arrived, waiting for it if need be, and sends what the protocol answers.
     fn receive(&mut self, reader: &mut DeadlineReader<'_>) -> io::Result<()> {
         if let Err(error) = self.process(reader) {
             // An alert that says why, if the server still reads.
-            self.flush(reader.stream, Instant::now()).unwrap_or_default();
+            self.flush(reader.stream).unwrap_or_default();
             return Err(error);
         }
-        self.flush(reader.stream, reader.deadline)
+        self.flush(reader.stream).map(drop)
     }
 
     fn process(&mut self, reader: &mut DeadlineReader<'_>) -> io::Result<()> {
@@ -136,18 +143,22 @@ impl Session {
         self.protocol.process_new_packets().map(drop).map_err(protocol_error)
     }
 
-    fn flush(&mut self, stream: &Stream, deadline: Instant) -> io::Result<()> {
+    /// Sends what the protocol has to send, and returns `true` if there was room for all of it.
+    fn flush(&mut self, stream: &Stream) -> io::Result<bool> {
         while self.protocol.wants_write() {
-            if let Err(error) = self.protocol.write_tls(&mut DeadlineWriter { stream, deadline }) {
-                return Err(self.received_alert(stream, deadline).unwrap_or(error));
+            match self.protocol.write_tls(&mut StreamWriter(stream)) {
+                Ok(_) => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
+                Err(error) => return Err(self.received_alert(stream).unwrap_or(error)),
             }
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Why the server no longer reads, if it has sent an alert before it closed the connection.
-    fn received_alert(&mut self, stream: &Stream, deadline: Instant) -> Option<io::Error> {
-        let mut reader = DeadlineReader { stream, wait: None, sleep: Sleep::Polls, deadline };
+    fn received_alert(&mut self, stream: &Stream) -> Option<io::Error> {
+        let deadline = Instant::now();
+        let mut reader = DeadlineReader { stream, wait: None, sleep: Sleep::Never, deadline };
         loop {
             if let Err(error) = self.process(&mut reader) {
                 return cause(&error).is_some().then_some(error);
@@ -177,15 +188,15 @@ impl Read for SessionReader<'_, '_> {
     }
 }
 
-/// Writes until a deadline.
-struct DeadlineWriter<'a> {
-    stream: &'a Stream,
-    deadline: Instant,
-}
+/// Writes what there is room for.
+struct StreamWriter<'a>(&'a Stream);
 
-impl Write for DeadlineWriter<'_> {
+impl Write for StreamWriter<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.stream.send(bytes, self.deadline)
+        match self.0.send(bytes)? {
+            0 => Err(ErrorKind::WouldBlock.into()),
+            sent => Ok(sent),
+        }
     }
 
     fn flush(&mut self) -> io::Result<()> {

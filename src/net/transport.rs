@@ -35,8 +35,13 @@ pub(crate) trait Transport {
     /// script, and reads the reply. If none comes in time, the connection is given up.
     fn exchange(&mut self, request: &Request, deadline: Instant) -> Reply;
 
-    /// Writes what `pack` appends over the open connection.
-    fn write(&mut self, deadline: Instant, pack: impl FnOnce(&mut Vec<u8>)) -> Result<(), Failure>;
+    /// Writes what `pack` appends over the open connection, as far as there is room, without
+    /// waiting. `receive` and `collect` go on with the rest as room comes.
+    fn send(&mut self, pack: impl FnOnce(&mut Vec<u8>)) -> Result<(), Failure>;
+
+    /// Blocks until everything is written. If there is no room for it in time, that is a failure,
+    /// and the connection is as before.
+    fn flush(&mut self, deadline: Instant) -> Result<(), Failure>;
 
     /// Reads the next reply; `None` if it has not come by then, so that it can be read later. What
     /// is owed in front of it is read too.
@@ -64,7 +69,7 @@ pub(crate) trait Transport {
     fn read_owed(&mut self, deadline: Instant) -> Result<(), Failure> {
         while !self.owed().is_empty() {
             self.owe_again();
-            self.write(deadline, |_| {})?;
+            self.send(|_| {})?;
             self.collect(WaitFor::SoonReply { deadline });
             if self.owed().is_next() {
                 return Err(self.time_out());
@@ -131,8 +136,12 @@ where
         (**self).exchange(request, deadline)
     }
 
-    fn write(&mut self, deadline: Instant, pack: impl FnOnce(&mut Vec<u8>)) -> Result<(), Failure> {
-        (**self).write(deadline, pack)
+    fn send(&mut self, pack: impl FnOnce(&mut Vec<u8>)) -> Result<(), Failure> {
+        (**self).send(pack)
+    }
+
+    fn flush(&mut self, deadline: Instant) -> Result<(), Failure> {
+        (**self).flush(deadline)
     }
 
     fn receive(&mut self, wait: WaitFor) -> Option<Reply> {

@@ -132,7 +132,7 @@ pub(crate) fn ask_durably<T: Clone>(
         server.alone(deadline, |connection| {
             connection.connect(deadline)?;
             let wait = demand.request(deadline);
-            connection.write(deadline, |out| {
+            connection.send(|out| {
                 out.extend_from_slice(request.bytes());
                 if send_wait == SendWait::Along {
                     out.extend_from_slice(wait.bytes());
@@ -143,7 +143,7 @@ pub(crate) fn ask_durably<T: Clone>(
             if done {
                 if send_wait == SendWait::After {
                     let wait = demand.request(deadline);
-                    connection.write(deadline, |out| out.extend_from_slice(wait.bytes()))?;
+                    connection.send(|out| out.extend_from_slice(wait.bytes()))?;
                 }
                 receive_acknowledgements(server, demand, connection, deadline)?;
             } else if send_wait == SendWait::Along && connection.is_connected() {

@@ -69,6 +69,7 @@ mod sentinel;
 mod several_locks;
 mod several_owners;
 mod shutdown;
+mod slow_links;
 mod stats;
 mod support;
 mod survey;

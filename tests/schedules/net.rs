@@ -140,13 +140,17 @@ impl Transport for Pooled {
 
     fn exchange(&mut self, request: &Request, deadline: Instant) -> Reply {
         self.connect(deadline)?;
-        self.write(deadline, |out| out.extend_from_slice(request.bytes()))?;
+        self.send(|out| out.extend_from_slice(request.bytes()))?;
         let reply = self.receive(WaitFor::SoonReply { deadline });
         let reply = reply.unwrap_or_else(|| Err(self.time_out()));
         request.again_after(&reply).map_or(reply, |again| self.exchange(&again, deadline))
     }
 
-    fn write(&mut self, _: Instant, pack: impl FnOnce(&mut Vec<u8>)) -> Result<(), Failure> {
+    fn flush(&mut self, _: Instant) -> Result<(), Failure> {
+        Ok(())
+    }
+
+    fn send(&mut self, pack: impl FnOnce(&mut Vec<u8>)) -> Result<(), Failure> {
         // What the server does not know is sent again while others are in flight.
         let idle = self.link.requests.is_empty() || self.owed.is_next();
         assert!(

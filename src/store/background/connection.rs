@@ -1,16 +1,17 @@
 //! One connection that one thread keeps to a node. The states are described in [`super`].
 
 use std::fmt;
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use rustix::event::PollFd;
 
 use crate::clock::end_of;
 use crate::error::Phase;
 use crate::failure::{Failure, FailureKind};
 use crate::net::connection::Connection;
 use crate::net::login::Validity;
-use crate::net::poll::poll_readable;
+use crate::net::poll::poll_ready;
 use crate::net::request::Request;
 use crate::store::background::opening::Opening;
 
@@ -198,13 +199,13 @@ impl<N: Node, T> BackgroundConnection<N, T> {
     }
 }
 
-/// Sleeps until there is something to read, a connection has been opened, or `deadline`.
-pub(crate) fn sleep(sockets: &[BorrowedFd<'_>], openings: &[&Opening], deadline: Instant) {
+/// Sleeps until a socket is ready, a connection has been opened, or `deadline`.
+pub(crate) fn sleep(sockets: &mut [PollFd<'_>], openings: &[&Opening], deadline: Instant) {
     if openings.is_empty() {
-        poll_readable(sockets, Some(deadline));
+        poll_ready(sockets, Some(deadline));
     } else if sockets.is_empty() {
         Opening::wait_for_any(openings.iter().copied(), deadline);
     } else {
-        poll_readable(sockets, Some(deadline.min(Instant::now() + LOOK)));
+        poll_ready(sockets, Some(deadline.min(Instant::now() + LOOK)));
     }
 }

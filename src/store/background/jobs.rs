@@ -6,8 +6,9 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::fmt;
-use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
+
+use rustix::event::PollFd;
 
 use crate::failure::Failure;
 use crate::store::background::connection::{Node, sleep};
@@ -172,9 +173,9 @@ impl<P: JobPolicy> BackgroundJobs<P> {
     }
 
     fn sleep(&self, deadline: Instant) {
-        let sockets: Vec<BorrowedFd<'_>> = self.nodes.iter().filter_map(NodeJobs::socket).collect();
+        let mut sockets: Vec<PollFd<'_>> = self.nodes.iter().filter_map(NodeJobs::socket).collect();
         let openings: Vec<&Opening> = self.nodes.iter().filter_map(NodeJobs::opening).collect();
-        sleep(&sockets, &openings, deadline);
+        sleep(&mut sockets, &openings, deadline);
     }
 }
 

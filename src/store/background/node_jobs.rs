@@ -9,13 +9,13 @@
 
 use std::cmp::min;
 use std::mem;
-use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
-use crate::clock::end_of;
+use rustix::event::PollFd;
+
 use crate::failure::Failure;
 use crate::net::connection::Connection;
-use crate::net::pipeline::{Pipeline, UnknownScript, WRITE_TIME};
+use crate::net::pipeline::{Pipeline, UnknownScript};
 use crate::net::transport::WaitFor;
 use crate::store::background::connection::{BackgroundConnection, ConnectAttempt, Node, Pauses};
 use crate::store::background::opening::Opening;
@@ -55,7 +55,8 @@ pub(super) struct NodeJobs<N> {
     successor: Option<BackgroundConnection<N, JobConnection>>,
     /// What must be met before the effects of these jobs count.
     demand: Option<Demand>,
-    /// Sent as soon as the connection is open and does not wait for replicas or disks.
+    /// Sent as soon as the connection is open, has written what was sent before, and does not wait
+    /// for replicas or disks.
     waiting: Vec<Job>,
     /// What the server has executed, and replicas or disks have not confirmed yet.
     unconfirmed: Vec<SentJob>,
@@ -103,9 +104,9 @@ impl<N: Node> NodeJobs<N> {
     }
 
     /// Where replies come from; `None` if there are none to come.
-    pub(super) fn socket(&self) -> Option<BorrowedFd<'_>> {
+    pub(super) fn socket(&self) -> Option<PollFd<'_>> {
         let pipeline = self.connection.as_open().filter(|pipeline| !pipeline.is_empty())?;
-        pipeline.connection.as_fd()
+        pipeline.connection.poll_fd()
     }
 
     pub(super) fn opening(&self) -> Option<&Opening> {
@@ -132,6 +133,13 @@ impl<N: Node> NodeJobs<N> {
             }
             Err(failure) => fail(&jobs, &failure, done),
         }
+    }
+
+    /// Returns `true` if the connection is open, everything that was sent is written, and no
+    /// replicas or disks are waited for.
+    fn can_write(&self) -> bool {
+        let open = self.connection.as_open();
+        open.is_some_and(|open| !open.connection.is_writing()) && !self.is_confirming()
     }
 
     /// Returns `true` while replicas or disks are waited for.
@@ -193,10 +201,7 @@ impl<N: Node> NodeJobs<N> {
 
     /// Sends the jobs that no longer have to wait.
     fn write_waiting(&mut self, settings: &JobSettings) {
-        while !self.waiting.is_empty() && self.connection.as_open().is_some() {
-            if self.is_confirming() {
-                return;
-            }
+        while !self.waiting.is_empty() && self.can_write() {
             let batch = self.waiting.len().min(BATCH_MAX);
             let jobs = self.waiting.drain(..batch).collect();
             self.write(jobs, settings);
@@ -219,7 +224,7 @@ impl<N: Node> NodeJobs<N> {
             self.demand.map(|demand| (SentRequest::Wait(demand), demand.request(deadline))),
         );
         if let Some(pipeline) = self.connection.as_open_mut() {
-            pipeline.send(batch, deadline.min(end_of(WRITE_TIME)));
+            pipeline.send(batch);
         }
     }
 
@@ -229,7 +234,9 @@ impl<N: Node> NodeJobs<N> {
         self.fail_late_waiting(done);
         self.finish_opening(settings, done);
         self.read(done);
-        if !self.is_sending() && self.connection.as_opening().is_none() {
+        if self.is_sending() {
+            self.write_waiting(settings);
+        } else if self.connection.as_opening().is_none() {
             // They had to wait until replicas or disks had answered, or failed to.
             let jobs = mem::take(&mut self.waiting);
             self.send(jobs, settings, false, done);
@@ -274,6 +281,8 @@ impl<N: Node> NodeJobs<N> {
         if !late.is_empty() {
             let why = if self.is_confirming() {
                 "replicas or disks had not confirmed earlier renewals in time"
+            } else if self.is_sending() {
+                "the server had not accepted earlier requests in time"
             } else {
                 "no connection was open in time"
             };
@@ -340,7 +349,7 @@ fn wait_again(pipeline: &mut JobConnection, demand: Demand) {
         SentRequest::Wait(_) => None,
     };
     if let Some(deadline) = pipeline.tags().filter_map(deadline).max() {
-        pipeline.send([(SentRequest::Wait(demand), demand.request(deadline))], end_of(WRITE_TIME));
+        pipeline.send([(SentRequest::Wait(demand), demand.request(deadline))]);
     }
 }
 

@@ -170,7 +170,7 @@ impl Subscription {
 
     fn send(&mut self, command: &redis::Cmd, channel: &Channel) -> Result<(), Failure> {
         (self.asked, self.expected_by) = (true, end_of(channel.io_timeout));
-        self.connection.write(self.expected_by, |out| command.write_packed_command(out))
+        self.connection.send(|out| command.write_packed_command(out))
     }
 }
 

@@ -2,9 +2,10 @@
 
 use std::fmt;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags};
 
 use crate::event::Events;
 use crate::failure::{Failure, FailureKind};
@@ -275,17 +276,18 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
         let openings: Vec<&Opening> =
             self.nodes.iter().filter_map(BackgroundConnection::as_opening).collect();
         let Some(any) = open().next() else {
-            sleep(&[], &openings, end.min(Instant::now() + LOOK));
+            sleep(&mut [], &openings, end.min(Instant::now() + LOOK));
             return Ok(());
         };
         // One is enough: to end the wait at one of them ends it at all.
         self.interrupter.watch(any.connection.closer());
         self.check_interrupt()?;
-        let sockets: Vec<BorrowedFd<'_>> = open()
-            .filter_map(|subscription| subscription.connection.as_fd())
-            .chain(self.redisson_alarm.as_ref().map(AsFd::as_fd))
+        let alarm = self.redisson_alarm.as_ref();
+        let mut sockets: Vec<PollFd<'_>> = open()
+            .filter_map(|subscription| subscription.connection.poll_fd())
+            .chain(alarm.map(|alarm| PollFd::new(alarm, PollFlags::IN)))
             .collect();
-        sleep(&sockets, &openings, end);
+        sleep(&mut sockets, &openings, end);
         Ok(())
     }
 }

@@ -11,16 +11,15 @@
 //! When the connection is closed, everything in flight has failed. What it may have begun or ended
 //! is reported as in doubt.
 
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use redis::Value;
+use rustix::event::PollFd;
 
-use crate::clock::end_of;
 use crate::failure::{Failure, FailureKind};
 use crate::net::connection::Connection;
-use crate::net::pipeline::{Pipeline, UnknownScript, WRITE_TIME};
+use crate::net::pipeline::{Pipeline, UnknownScript};
 use crate::net::request::{Reply, Request, Script};
 use crate::net::transport::{Transport, WaitFor};
 use crate::store::background::opening::Opening;
@@ -106,11 +105,16 @@ impl QuorumLink {
 
     /// Returns `true` if one more reply may be owed.
     pub(super) fn has_room(&self) -> bool {
-        self.pipeline.len() < OWED_MAX
+        self.pipeline.len() < OWED_MAX && !self.is_writing()
     }
 
-    pub(super) fn socket(&self) -> Option<BorrowedFd<'_>> {
-        self.pipeline.connection.as_fd()
+    /// Returns `true` if something is to be written for which there was no room.
+    pub(super) fn is_writing(&self) -> bool {
+        self.pipeline.connection.is_writing()
+    }
+
+    pub(super) fn socket(&self) -> Option<PollFd<'_>> {
+        self.pipeline.connection.poll_fd()
     }
 
     /// The failure of a request that is not sent for want of a connection.
@@ -221,7 +225,7 @@ impl QuorumLink {
         let wait = broadcast.demand.as_ref().map(|(demand, deadline)| demand.request(*deadline));
         let batch = [(pending(Part::Script), request)];
         let batch = batch.into_iter().chain(wait.map(|wait| (pending(Part::Wait), wait)));
-        self.pipeline.send(batch, end_of(WRITE_TIME));
+        self.pipeline.send(batch);
         if !self.is_connected() {
             // All that was in flight has failed. The next connection must not begin with it.
             self.read();

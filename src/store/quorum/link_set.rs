@@ -5,12 +5,13 @@
 //! executes the requests that go over the same links in their order, and a release cannot be
 //! overtaken by the request that began the hold.
 
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rustix::event::PollFd;
+
 use crate::failure::Failure;
-use crate::net::poll::poll_readable;
+use crate::net::poll::poll_ready;
 use crate::net::request::Reply;
 use crate::net::spin::{ReplyWait, Spin};
 use crate::store::background::opening::Opening;
@@ -158,14 +159,14 @@ impl LinkSet {
     ) -> bool {
         let links = self.links.iter().enumerate();
         let awaited = links.filter(|(number, _)| broadcast.awaits(*number));
-        let (numbers, sockets): (Vec<usize>, Vec<BorrowedFd<'_>>) =
+        let (numbers, mut sockets): (Vec<usize>, Vec<PollFd<'_>>) =
             awaited.filter_map(|(number, link)| Some((number, link.socket()?))).unzip();
         if numbers.is_empty() {
             return false;
         }
         let ready = loop {
             let spins = wait.as_mut().is_some_and(|wait| wait.spins());
-            let ready = poll_readable(&sockets, if spins { None } else { Some(deadline) });
+            let ready = poll_ready(&mut sockets, if spins { None } else { Some(deadline) });
             if !ready.is_empty() || !spins {
                 break ready;
             }
@@ -202,8 +203,8 @@ impl LinkSet {
     /// it. Returns `false` if nothing can come any more, or the deadline is over.
     fn read_any(&mut self, deadline: Instant) -> bool {
         let busy = self.links.iter().filter(|link| link.is_busy());
-        let sockets: Vec<_> = busy.filter_map(QuorumLink::socket).collect();
-        let has_come = !sockets.is_empty() && !poll_readable(&sockets, Some(deadline)).is_empty();
+        let mut sockets: Vec<_> = busy.filter_map(QuorumLink::socket).collect();
+        let has_come = !sockets.is_empty() && !poll_ready(&mut sockets, Some(deadline)).is_empty();
         self.read_what_has_come();
         has_come
     }

@@ -83,6 +83,12 @@ fn reply(peer: &mut Peer) {
     peer.flush().expect("a reply");
 }
 
+fn send(socket: &mut RespStream, bytes: &[u8], deadline: Instant) -> io::Result<()> {
+    socket.out().extend_from_slice(bytes);
+    socket.write()?;
+    socket.flush(deadline)
+}
+
 fn assert_ok(socket: &mut RespStream) {
     assert_eq!(socket.receive(None, soon()).expect("a reply"), Value::Okay);
 }
@@ -98,7 +104,7 @@ fn new_keys_are_accepted() {
     };
     connected(server, move |mut socket| {
         for _ in 0..3 {
-            socket.send(b"1", soon()).expect("to be sent");
+            send(&mut socket, b"1", soon()).expect("to be sent");
             assert_ok(&mut socket);
         }
     });
@@ -121,14 +127,14 @@ fn reading_goes_on_in_the_middle_of_a_reply() {
         request(&mut peer);
     };
     connected(server, move |mut socket| {
-        socket.send(b"1", soon()).expect("to be sent");
+        send(&mut socket, b"1", soon()).expect("to be sent");
         for spin in [None, Some(&Spin::new(BRIEF))] {
             let error = socket.receive(spin, end_of(BRIEF)).expect_err("half a reply");
             assert!(error.is_timeout(), "{error}");
         }
         half.send(()).expect("the server waits");
         assert_ok(&mut socket);
-        socket.send(b"2", soon()).expect("to be sent");
+        send(&mut socket, b"2", soon()).expect("to be sent");
     });
 }
 
@@ -147,7 +153,7 @@ fn two_replies_in_one_record_are_two() {
             let reply = socket.receive(None, soon()).expect("a reply");
             assert_eq!(reply, Value::BulkString(long.clone().into_bytes()));
         }
-        socket.send(b"1", soon()).expect("to be sent");
+        send(&mut socket, b"1", soon()).expect("to be sent");
     });
 }
 
@@ -157,7 +163,7 @@ fn a_write_to_a_peer_that_reads_nothing_ends_in_time() {
     let server = move |_peer: Peer| over.recv().expect("the client has given up");
     connected(server, move |mut socket| {
         let start = Instant::now();
-        let error = socket.send(&vec![0; 32 << 20], end_of(BRIEF)).expect_err("too much");
+        let error = send(&mut socket, &vec![0; 32 << 20], end_of(BRIEF)).expect_err("too much");
         assert_eq!(error.kind(), io::ErrorKind::TimedOut, "{error}");
         assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
         done.send(()).expect("the server waits");
@@ -177,10 +183,37 @@ fn a_slow_peer_gets_everything() {
         request(&mut peer);
     };
     connected(server, move |mut socket| {
-        socket.send(&sent, end_of(10 * LEASE)).expect("to be sent");
+        send(&mut socket, &sent, end_of(10 * LEASE)).expect("to be sent");
         assert_eq!(socket.receive(None, end_of(10 * LEASE)).expect("a reply"), Value::Okay);
-        socket.send(b"1", soon()).expect("to be sent");
+        send(&mut socket, b"1", soon()).expect("to be sent");
     });
+}
+
+/// As a server does whose output buffer is full: it reads no further requests until then.
+#[test]
+fn a_peer_that_reads_nothing_until_its_replies_are_read_gets_everything() {
+    const SIZE: usize = 8 << 20;
+    let server = move |mut peer: Peer| {
+        let answer = format!("${SIZE}\r\n{}\r\n", "x".repeat(SIZE));
+        peer.write_all(answer.as_bytes()).expect("a reply");
+        peer.flush().expect("a reply");
+        peer.read_exact(&mut vec![0; SIZE]).expect("everything");
+        reply(&mut peer);
+        request(&mut peer);
+    };
+    for flushes in [false, true] {
+        connected(server, move |mut socket| {
+            socket.out().extend_from_slice(&vec![0; SIZE]);
+            socket.write().expect("an open connection");
+            if flushes {
+                socket.flush(end_of(10 * LEASE)).expect("to be sent");
+            }
+            let long = socket.receive(None, end_of(10 * LEASE)).expect("a reply");
+            assert!(matches!(long, Value::BulkString(bytes) if bytes.len() == SIZE));
+            assert_ok(&mut socket);
+            send(&mut socket, b"1", soon()).expect("to be sent");
+        });
+    }
 }
 
 #[test]
@@ -209,7 +242,7 @@ fn an_unread_close_notify_ends_a_write() {
         connected(server, |mut socket| {
             let end = soon();
             let error = loop {
-                match socket.send(b"1", end) {
+                match send(&mut socket, b"1", end) {
                     Ok(()) => assert!(Instant::now() < end, "the peer has closed"),
                     Err(error) => break error,
                 }

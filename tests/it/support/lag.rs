@@ -1,14 +1,21 @@
-//! A network between a server and its replica or client that takes its time.
+//! Networks between a server and its replica or client that take their time, or take little at a
+//! time.
 
+use std::fs::File;
 use std::io::{Read, Result, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
+use std::net::{TcpListener, TcpStream};
+use std::ops::RangeInclusive;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, unbounded};
+use rustix::net::{Shutdown, shutdown};
 
+use super::ms;
 use super::server::Server;
 
 /// Carries what a server sends at once, and what its replica or client sends with a delay: a
@@ -53,18 +60,29 @@ fn carry(peer: &TcpStream, server: u16, delay: Duration) -> Result<()> {
     let server = TcpStream::connect(("127.0.0.1", server))?;
     peer.set_nodelay(true)?;
     server.set_nodelay(true)?;
-    let (from_server, to_peer) = (server.try_clone()?, peer.try_clone()?);
-    relay(from_server, to_peer, Duration::ZERO);
-    relay(peer.try_clone()?, server, delay);
+    relay(file(server.try_clone()?), file(peer.try_clone()?), Duration::ZERO, || usize::MAX);
+    relay(file(peer.try_clone()?), file(server), delay, || usize::MAX);
     Ok(())
 }
 
-/// Delays each piece by the same time, however many are on their way.
-fn relay(mut from: TcpStream, to: TcpStream, delay: Duration) {
+fn file(socket: impl Into<OwnedFd>) -> File {
+    File::from(socket.into())
+}
+
+/// Delays each piece by the same time, however many are on their way. Reads no more at a time than
+/// there is room for.
+fn relay(
+    mut from: File,
+    to: File,
+    delay: Duration,
+    mut room: impl FnMut() -> usize + Send + 'static,
+) {
     let (sender, pieces) = unbounded();
     thread::spawn(move || {
         let mut buffer = [0; 16 * 1024];
-        while let Ok(length @ 1..) = from.read(&mut buffer) {
+        loop {
+            let most = room().min(buffer.len());
+            let Ok(length @ 1..) = from.read(&mut buffer[..most]) else { return };
             if sender.send((Instant::now() + delay, buffer[..length].to_vec())).is_err() {
                 return;
             }
@@ -73,12 +91,123 @@ fn relay(mut from: TcpStream, to: TcpStream, delay: Duration) {
     thread::spawn(move || deliver(&pieces, to));
 }
 
-fn deliver(pieces: &Receiver<(Instant, Vec<u8>)>, mut to: TcpStream) {
+fn deliver(pieces: &Receiver<(Instant, Vec<u8>)>, mut to: File) {
     for (due, piece) in pieces {
         thread::sleep(due.saturating_duration_since(Instant::now()));
         if to.write_all(&piece).is_err() {
             break;
         }
     }
-    to.shutdown(Shutdown::Both).ok();
+    shutdown(&to, Shutdown::Both).ok();
+}
+
+/// A link of some distance and little bandwidth before a server. In each round trip it takes no more
+/// than its window, which doubles whenever it was full, as that of TCP does.
+///
+/// Clients reach it over a Unix socket, in which the system keeps 90 to 240 KB that the link has
+/// not taken; in a TCP connection within one machine there is room for megabytes.
+pub(crate) struct NarrowLink {
+    url: String,
+    state: Arc<LinkState>,
+}
+
+struct LinkState {
+    connections: AtomicUsize,
+    is_stopped: AtomicBool,
+    is_closed: AtomicBool,
+}
+
+impl NarrowLink {
+    /// A link whose windows are at first, and at most, so many bytes.
+    pub(crate) fn before(
+        server: &Server,
+        round_trip: Duration,
+        windows: RangeInclusive<usize>,
+    ) -> NarrowLink {
+        let url = format!("{}-of-a-link", server.unix_url());
+        let path = url.strip_prefix("redis+unix://").expect("a Unix socket");
+        let listener = UnixListener::bind(path).expect("the server's directory is there");
+        let state = Arc::new(LinkState {
+            connections: AtomicUsize::new(0),
+            is_stopped: AtomicBool::new(false),
+            is_closed: AtomicBool::new(false),
+        });
+        let (server, link) = (server.port(), state.clone());
+        thread::spawn(move || {
+            for peer in listener.incoming().flatten() {
+                if link.is_closed.load(Ordering::SeqCst) {
+                    return;
+                }
+                link.connections.fetch_add(1, Ordering::SeqCst);
+                let server = TcpStream::connect(("127.0.0.1", server)).expect("the server is up");
+                let (other, back) = (server.try_clone().unwrap(), peer.try_clone().unwrap());
+                relay(file(other), file(back), Duration::ZERO, || usize::MAX);
+                let mut window = Window::new(&link, round_trip, &windows);
+                relay(file(peer), file(server), round_trip, move || window.room());
+            }
+        });
+        NarrowLink { url, state }
+    }
+
+    pub(crate) fn url(&self) -> String {
+        self.url.clone()
+    }
+
+    /// How many connections were made so far.
+    pub(crate) fn connections(&self) -> usize {
+        self.state.connections.load(Ordering::SeqCst)
+    }
+
+    /// Takes nothing any more until [`cont`](Self::cont).
+    pub(crate) fn stop(&self) {
+        self.state.is_stopped.store(true, Ordering::SeqCst);
+    }
+
+    pub(crate) fn cont(&self) {
+        self.state.is_stopped.store(false, Ordering::SeqCst);
+    }
+}
+
+impl Drop for NarrowLink {
+    fn drop(&mut self) {
+        self.state.is_closed.store(true, Ordering::SeqCst);
+        self.cont();
+        // Wakes the accepting thread; if it cannot be woken, it ends with the process.
+        UnixStream::connect(self.url.trim_start_matches("redis+unix://")).ok();
+    }
+}
+
+/// What one connection over a [`NarrowLink`] may take.
+struct Window {
+    link: Arc<LinkState>,
+    round_trip: Duration,
+    most: usize,
+    size: usize,
+    left: usize,
+    ends: Instant,
+}
+
+impl Window {
+    fn new(link: &Arc<LinkState>, round_trip: Duration, windows: &RangeInclusive<usize>) -> Window {
+        let (size, most) = (*windows.start(), *windows.end());
+        let ends = Instant::now() + round_trip;
+        Window { link: link.clone(), round_trip, most, size, left: size, ends }
+    }
+
+    /// Waits until something may be taken. All that may be is counted as taken.
+    fn room(&mut self) -> usize {
+        while self.link.is_stopped.load(Ordering::SeqCst) {
+            thread::sleep(ms(5));
+        }
+        if self.left == 0 {
+            thread::sleep(self.ends.saturating_duration_since(Instant::now()));
+            self.size = self.size.saturating_mul(2).min(self.most);
+        }
+        if self.left == 0 || Instant::now() > self.ends {
+            (self.left, self.ends) = (self.size, Instant::now() + self.round_trip);
+        }
+        let piece = self.left.min(4096);
+        self.left -= piece;
+        piece
+    }
 }
