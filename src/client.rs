@@ -157,7 +157,7 @@ impl Client {
     }
 
     /// Attempts to acquire the lock without waiting for another holder, and returns `None` if there
-    /// is one.
+    /// is one, or if another thread of this client waits for the lock.
     ///
     /// Blocks for one round trip. A server that cannot be reached or does not answer is given up on
     /// after two attempts of [`io_timeout`](Builder::io_timeout) each; a server that is restarting,

@@ -8,10 +8,12 @@
 use std::cell::Cell;
 use std::sync::Arc;
 use std::thread;
+use std::time::Instant;
 
 use crate::canceller::CancellableWait;
 use crate::config::LockOptions;
 use crate::error::{Error, Result};
+use crate::failure::FailureKind;
 use crate::local::arrival::{Arrival, NewHold};
 use crate::local::attempt::Attempt;
 use crate::local::beside;
@@ -178,20 +180,24 @@ impl LockCall<'_> {
     ) -> Result<Option<(Waiter, Start)>> {
         let Self { shared, name, caller, wait, contended } = self;
         let queues = shared.queues(caller.kind);
-        let (waiter, position) = if *wait != Wait::No {
-            queues.join(name, caller, *wait == Wait::Endless, place)?
-        } else if let Some(joined) = queues.try_join(name, caller)? {
+        let (waiter, position) = if *wait == Wait::No {
+            // A hold that is found lost leaves the head.
+            if let Some(lease) = queues.holder(name) {
+                shared.end_reports.expire(&lease);
+            }
+            let Some(joined) = queues.try_join(name, caller)? else {
+                report_contended(shared, name, contended);
+                return Ok(None);
+            };
             joined
-        } else if queues.holder(name).is_some_and(|lease| shared.is_valid(&lease)) {
-            report_contended(shared, name, contended);
-            return Ok(None);
         } else {
-            return Ok(Some((Waiter::new(name), Start::Outside)));
+            queues.join(name, caller, *wait == Wait::Endless, place)?
         };
         let canceller = caller.options.canceller.as_ref();
         *cancellable = canceller.map(|canceller| waiter.watch(canceller));
         let start = match position {
             Position::Behind => self.wait_for_turn(&waiter)?,
+            Position::Outside => Some(Start::Outside),
             Position::Head { after_release } => {
                 Some(Start::AtHead(Arrival::First { after_release }))
             }
@@ -200,20 +206,35 @@ impl LockCall<'_> {
     }
 
     fn wait_for_turn(&self, waiter: &Waiter) -> Result<Option<Start>> {
-        report_contended(self.shared, self.name, &self.contended);
         let slack = self.caller.times.slack;
-        let limit = self.wait.deadline().map(|deadline| TurnLimit { deadline, slack });
-        let waiting = self.shared.counters.begin_wait();
+        let deadline = match self.wait {
+            Wait::No => Some(Instant::now()),
+            wait => wait.deadline(),
+        };
+        let limit = deadline.map(|deadline| TurnLimit { deadline, slack });
+        let waits = (self.wait != Wait::No).then(|| {
+            report_contended(self.shared, self.name, &self.contended);
+            self.shared.counters.begin_wait()
+        });
         let turn = turn::wait(self.queues(), waiter, limit)?;
-        drop(waiting);
+        drop(waits);
         match turn {
             Turn::Beside => Ok(Some(Start::Beside)),
+            // Without a deadline, what passes by itself is waited for.
+            Turn::Failed(failure)
+                if self.wait == Wait::No && failure.kind == FailureKind::Transient =>
+            {
+                Ok(Some(Start::Outside))
+            }
             Turn::Failed(failure) => Err(failure.into_error("acquire", self.name)),
             Turn::HandedOff(lease) => Ok(Some(Start::HandedOff(lease))),
             Turn::HandoffPending(pending) => Ok(Some(Start::AtHead(Arrival::Handoff(pending)))),
             Turn::Head { yields } => Ok(Some(Start::AtHead(Arrival::Next { yields }))),
             Turn::Outside => Ok(Some(Start::Outside)),
-            Turn::TimedOut => Ok(None),
+            Turn::TimedOut => {
+                report_contended(self.shared, self.name, &self.contended);
+                Ok(None)
+            }
         }
     }
 

@@ -24,7 +24,10 @@
 //! | `Acquiring` | was answered before | is overdue, and the head asks again |
 //! | `Acquiring` | has no answer yet | is overdue |
 //! | `Held`, valid | | times out |
-//! | `Held`, ended or lost | | makes an attempt of its own |
+//! | `Held`, ended or lost | | makes an attempt of its own, or is overdue behind other waiters |
+//!
+//! A thread that does not wait at all never overtakes one that does. It is refused the lock if the
+//! head has it, or was refused it when it last asked. Else it counts as a waiter whose time is over.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -216,14 +219,30 @@ impl WaitQueue {
                 return Some(TimedOut::Contended);
             }
             Head::Held(lease) if !lease.remaining().is_zero() => return Some(TimedOut::Contended),
+            // The first of the others asks when the hold has ended.
+            Head::Held(_) if self.waiters.as_ref().is_some_and(|all| !all.queue.is_empty()) => None,
             Head::Held(_) | Head::None => return Some(TimedOut::HoldEnds),
             Head::Acquiring(_, HeadAnswer::Pending { .. }) => None,
             Head::Acquiring(signals, HeadAnswer::Failed(_) | HeadAnswer::Held(_)) => {
                 Some(signals.clone())
             }
         };
-        self.waiters.get_or_insert_default().overdue.push(waiter.signals.clone());
+        self.push_overdue(waiter);
         Some(TimedOut::Overdue(head))
+    }
+
+    /// Adds a thread that only waits for what the head learns next.
+    pub(super) fn push_overdue(&mut self, waiter: &Waiter) {
+        self.waiters.get_or_insert_default().overdue.push(waiter.signals.clone());
+    }
+
+    /// Returns `true` if the head has the lock, or was refused it when it last asked.
+    pub(super) fn is_refusing(&self) -> bool {
+        match &self.head {
+            Head::Acquiring(_, answer) => matches!(answer, HeadAnswer::Held(_)),
+            Head::Held(lease) => !lease.remaining().is_zero(),
+            Head::None => false,
+        }
     }
 
     /// Removes the waiters that are overdue, and tells them what the head has learned.

@@ -76,7 +76,7 @@ impl WaitQueues {
         }
     }
 
-    /// Joins a queue whose head this thread becomes. `None` if other threads are in front.
+    /// Joins a queue without waiting in it. `None` if the lock is refused without a request.
     pub(crate) fn try_join(
         &self,
         name: &Arc<str>,
@@ -84,10 +84,7 @@ impl WaitQueues {
     ) -> Result<Option<(Waiter, Position)>> {
         let mut shard = self.shard(name);
         self.check_open()?;
-        if shard.get(name).is_some_and(WaitQueue::has_head) {
-            return Ok(None);
-        }
-        Ok(Some(shard.push(name, caller, false, Place::Last)))
+        Ok(shard.try_push(name, caller))
     }
 
     /// Joins a queue.
@@ -371,7 +368,6 @@ mod tests {
     fn the_waiters_become_the_head_in_the_order_in_which_they_came() {
         let queues = WaitQueues::default();
         let [_, second, third] = three(&queues);
-        assert!(queues.try_join(&name(), &caller()).expect("open").is_none());
         queues.give_up_head(&name(), None);
         assert!(matches!(turn(&queues, &second), Turn::Head { yields: false }));
         assert!(third.signals.is_empty());
@@ -652,6 +648,24 @@ mod tests {
         let left = overdue(&queues, || assert!(queues.give_up_head(&name(), None).is_none()));
         assert!(matches!(left, Turn::Outside), "{left:?}");
         assert!(is_empty(&queues));
+    }
+
+    #[test]
+    fn a_thread_that_does_not_wait_is_refused_or_learns_what_the_head_learns() {
+        let queues = WaitQueues::default();
+        let [head, second, _] = three(&queues);
+        let joined = || queues.try_join(&name(), &caller()).expect("open");
+        let (trying, position) = joined().expect("the head has no answer yet");
+        assert!(matches!(position, Position::Behind));
+        queues.set_answer(&head, Ok(()));
+        assert!(matches!(turn_within(&queues, &trying, Duration::ZERO), Turn::TimedOut));
+        assert!(joined().is_none(), "the head waits");
+        let mine = lease();
+        queues.set_acquired(&mine);
+        assert!(joined().is_none(), "the head has the lock");
+        queues.end_hold(&mine);
+        assert!(matches!(turn(&queues, &second), Turn::Head { .. }));
+        assert!(joined().is_some(), "the next head has no answer yet");
     }
 
     #[test]

@@ -4,12 +4,12 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
-use leasehold::Error;
+use leasehold::{Client, Error};
 
 use crate::support::recorder::Recorder;
 use crate::support::{
-    SOON, Server, Store, elsewhere, eventually, is_busy, ms, patient, sleepy, stores, take,
-    throughout, timed, unlock,
+    SHORT, SOON, Server, Store, elsewhere, eventually, hasty, is_busy, ms, patient, sleepy, stores,
+    take, throughout, timed, unlock, while_held,
 };
 
 stores! {
@@ -19,8 +19,12 @@ stores! {
         a_lost_hold_lets_the_next_waiter_proceed,
         a_waiter_that_gives_up_does_not_block_the_wait_queue,
         a_handoff_follows_the_options_of_the_receiver,
-        a_panic_of_the_holder_hands_the_lock_off;
+        a_panic_of_the_holder_hands_the_lock_off,
+        no_try_overtakes_a_thread_that_waits_for_a_lease_to_end;
     every server:
+        no_try_overtakes_a_thread_that_waits_for_another_client,
+        a_try_behind_a_thread_that_waits_costs_no_request,
+        a_try_behind_a_thread_that_waits_for_a_reply_tells_an_outage,
         a_lock_held_by_another_thread_is_refused_without_a_request,
         waiting_threads_send_no_requests,
         a_handoff_costs_one_script;
@@ -140,6 +144,82 @@ fn a_panic_of_the_holder_hands_the_lock_off(store: &Store) {
         assert!(took < ms(5000), "{took:?}");
         assert!(holder.join().is_err());
     });
+}
+
+/// Tries for the lock "a" all the time until it is got by a thread that waits for it, for which
+/// `free` frees it. No hold of those that only try may come before.
+fn assert_no_try_overtakes(client: &Client, free: impl FnOnce()) {
+    thread::scope(|scope| {
+        let waits = scope.spawn(|| {
+            let guard = client.lock("a").unwrap();
+            let fence = guard.fence();
+            guard.unlock().unwrap();
+            fence
+        });
+        eventually(SOON, || client.stats().waiting == 1);
+        let tries = scope.spawn(|| {
+            let mut fences = Vec::new();
+            while !waits.is_finished() {
+                let guard = client.try_lock("a").unwrap();
+                fences.extend(guard.map(|guard| guard.fence()));
+            }
+            (fences, waits.join().unwrap())
+        });
+        free();
+        let (tried, waited) = tries.join().unwrap();
+        let earlier = tried.iter().filter(|fence| **fence < waited).count();
+        assert_eq!(earlier, 0, "holds before that of the thread that waits");
+    });
+}
+
+fn no_try_overtakes_a_thread_that_waits_for_a_lease_to_end(store: &Store) {
+    let client = store.open_for(SHORT, patient());
+    for _ in 0..3 {
+        let lost = client.mutex("a").lease(SHORT).renew(false).lock_owned().unwrap();
+        assert_no_try_overtakes(&client, || assert_eq!(lost.lost().wait_timeout(SOON), Some(true)));
+    }
+}
+
+fn no_try_overtakes_a_thread_that_waits_for_another_client(server: &Server) {
+    let (holder, client) = (server.open(patient()), server.open(patient()));
+    for _ in 0..50 {
+        let guard = holder.lock("a").unwrap();
+        assert_no_try_overtakes(&client, || guard.unlock().unwrap());
+    }
+}
+
+fn a_try_behind_a_thread_that_waits_costs_no_request(server: &Server) {
+    let (holder, client) = (server.open(patient()), server.open(sleepy()));
+    while_held(&holder, "a", |end| {
+        thread::scope(|scope| {
+            let waits = scope.spawn(|| client.lock("a").map(unlock));
+            eventually(SOON, || server.listeners(&client) == 1);
+            let before = server.settled_evals();
+            for _ in 0..100 {
+                assert!(client.try_lock("a").unwrap().is_none());
+            }
+            assert_eq!(server.evals(), before);
+            drop(end);
+            waits.join().unwrap().unwrap();
+        });
+    });
+}
+
+fn a_try_behind_a_thread_that_waits_for_a_reply_tells_an_outage(server: &Server) {
+    let client = server.open(hasty());
+    take(&client, "a").unlock().unwrap();
+    server.stop();
+    thread::scope(|scope| {
+        let front = scope.spawn(|| client.try_lock_for("a", ms(100)).map(drop));
+        thread::sleep(ms(20));
+        for _ in 0..2 {
+            let (result, took) = timed(|| client.try_lock("a").map(drop));
+            assert!(matches!(result, Err(Error::Unavailable { .. })), "{result:?}");
+            assert!(took < SOON / 2, "{took:?}");
+        }
+        assert!(matches!(front.join().unwrap(), Err(Error::Unavailable { .. })));
+    });
+    server.cont();
 }
 
 fn a_lock_held_by_another_thread_is_refused_without_a_request(server: &Server) {

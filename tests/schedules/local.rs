@@ -147,6 +147,7 @@ impl Scene {
         let turn = match position {
             Position::Head { .. } => Turn::Head { yields: false },
             Position::Behind => turn::wait(queues, &waiter, limit)?,
+            Position::Outside => Turn::Outside,
         };
         match turn {
             Turn::Head { .. } => self.acquire_at_head(&waiter).map(Some),
