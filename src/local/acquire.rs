@@ -268,8 +268,10 @@ impl LockCall<'_> {
                 // The place among the waiting clients is the next thread's too, if that wants the
                 // same.
                 let stays = next.is_some_and(|next| next.waits_with(self.caller.kind));
-                if !stays && !matches!(stopped, Stopped::Failed(_)) {
-                    attempt.unregister();
+                match stopped {
+                    Stopped::Ended(_) if !stays => attempt.post_unregistration(),
+                    Stopped::TimedOut if !stays => attempt.unregister(),
+                    _ => {}
                 }
                 stopped.into_result(self.name)
             }

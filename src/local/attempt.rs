@@ -24,7 +24,9 @@ use crate::local::shared::Shared;
 use crate::local::wait_queues::WaitQueues;
 use crate::redisson::RedissonWait;
 use crate::store::hold::HoldKind;
-use crate::store::request::{AcquireReply, PendingReply, Registration, WaitingClient, is_granted};
+use crate::store::request::{
+    AcquireReply, Change, PendingReply, PostedChange, Registration, WaitingClient, is_granted,
+};
 
 /// For so long a thread yields to another client after the lock was released for that one.
 const YIELD_TIME: Duration = Duration::from_millis(20);
@@ -293,13 +295,31 @@ impl<'a> Attempt<'a> {
         let last = self.wait.deadline().and_then(|deadline| deadline.checked_add(io_timeout));
         let deadline = last.map_or(end, |last| last.min(end));
         if deadline > Instant::now() {
-            let (shared, name) = (self.shared, &self.request.hold.name);
-            let (kind, client) = (self.request.hold.kind, shared.identity.client());
-            let waiting = WaitingClient { kind: Some(kind), name, client };
-            shared.store.unregister(waiting, deadline).unwrap_or_default();
+            let (shared, hold) = (self.shared, &self.request.hold);
+            shared.store.unregister(WaitingClient::of(hold), deadline).unwrap_or_default();
             // A thread that began to wait in between is not registered now.
-            shared.queues(kind).wake(name, &*shared.store);
+            shared.queues(hold.kind).wake(&hold.name, &*shared.store);
         }
+    }
+
+    /// As `unregister`, without waiting for the reply: the call ends at once, whatever the server
+    /// does.
+    pub(super) fn post_unregistration(&self) {
+        if self.request.registration != Registration::Registered || self.retry.is_failing() {
+            return;
+        }
+        let (shared, hold) = (self.shared, &self.request.hold);
+        let (reports, lease) = (shared.end_reports.clone(), self.caller.times.lease);
+        let waited = hold.clone();
+        shared.store.post(PostedChange {
+            hold,
+            change: Change::Unregister,
+            deadline: end_of(self.caller.times.io_timeout),
+            on_reply: Box::new(move |reply| match reply {
+                Ok(_) => reports.ends.signal_head(&waited),
+                Err(_) => reports.renewer.unregister(waited, lease),
+            }),
+        });
     }
 }
 

@@ -101,9 +101,17 @@ impl EndNotifier {
     /// Lets `report` tell how a release has gone, before the next holder reports its own hold. It
     /// returns `true` if the hold does not exist any more.
     pub(crate) fn settle_release(&self, hold: &HoldId, report: impl FnOnce() -> bool) {
-        let is_lock = hold.kind == HoldKind::Lock;
-        let queues = if is_lock { &self.wait_queues } else { &self.member_queues };
-        queues.settle_release(hold, report);
+        self.queues(hold).settle_release(hold, report);
+    }
+
+    /// Signals the head of a queue to try again, after its client was unregistered for a thread
+    /// that has left.
+    pub(crate) fn signal_head(&self, hold: &HoldId) {
+        self.queues(hold).signal_head(&hold.name);
+    }
+
+    fn queues(&self, hold: &HoldId) -> &WaitQueues {
+        if hold.kind == HoldKind::Lock { &self.wait_queues } else { &self.member_queues }
     }
 
     /// Reports how a hold has ended that is at no head any more, once that is known. Does nothing

@@ -80,6 +80,11 @@ impl RenewalReports {
         self.ends.confirm_release(hold);
     }
 
+    /// Signals the head of a queue whose client was taken off the waiting clients.
+    pub(crate) fn signal_head(&self, hold: &HoldId) {
+        self.ends.signal_head(hold);
+    }
+
     fn record_loss(&mut self, lease: &Lease, why: &'static str) {
         let first = || (0, format!("{:?} (fence {})", lease.name(), lease.fence));
         self.lost.entry(why).or_insert_with(first).0 += 1;

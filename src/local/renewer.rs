@@ -16,7 +16,7 @@ use crate::local::end_notifier::EndNotifier;
 use crate::local::lease::{Lease, NextStep};
 use crate::local::renewer_thread::{Message, RenewerThread};
 use crate::local::shutdown_calls::{ShutdownCall, unconfirmed};
-use crate::local::timers::Scheduled;
+use crate::local::timers::{CleanUp, Scheduled};
 use crate::store::hold::HoldId;
 use crate::store::job::{InDoubtHold, JobRunner};
 
@@ -52,6 +52,12 @@ impl Renewer {
     /// Adds a hold to remove.
     pub(crate) fn add_clean_up(&self, in_doubt: InDoubtHold) {
         self.channel.send(Message::Work(Scheduled::clean_up(in_doubt)), Moment::FIRST);
+    }
+
+    /// Takes the client off the waiting clients, of which a thread was one that wanted this hold.
+    pub(crate) fn unregister(&self, hold: HoldId, lease: Duration) {
+        let removal = Box::new(CleanUp::of_waiting(hold, lease));
+        self.channel.send(Message::Work(Scheduled::CleanUp(removal)), Moment::FIRST);
     }
 
     /// Marks a hold as lost that does not exist any more, and blocks until the thread has done so,

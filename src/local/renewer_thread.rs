@@ -306,6 +306,9 @@ impl RenewerThread {
     fn finish_clean_up(&mut self, mut clean_up: Box<CleanUp>, outcome: JobOutcome) {
         let everywhere = outcome.as_ref().is_ok_and(|reply| reply.everywhere);
         match outcome {
+            Ok(_) if clean_up.action() == Action::Unregister => {
+                self.reports.signal_head(clean_up.hold());
+            }
             Ok(reply) => {
                 self.reports.confirm_release(clean_up.hold());
                 if let Some((lease, outcome)) = clean_up.record_reply(reply.hold) {

@@ -161,6 +161,10 @@ impl Store for Scripted {
                 let request = SetDepth::only(hold, depth, deadline);
                 on_reply(self.set_depth(request));
             }
+            (_, Change::Unregister) => {
+                let waiting = WaitingClient::of(hold);
+                on_reply(self.unregister(waiting, deadline).map(|()| HoldReply::Gone));
+            }
         }
     }
 

@@ -56,6 +56,8 @@ pub(crate) struct CleanUp {
     attempted: bool,
     /// How many more replies it takes until the hold counts as removed.
     unconfirmed: u8,
+    /// Whether not a hold is removed, but its client from the waiting clients.
+    unregisters: bool,
 }
 
 impl CleanUp {
@@ -73,7 +75,16 @@ impl CleanUp {
             ended: None,
             attempted: false,
             unconfirmed,
+            unregisters: false,
         }
+    }
+
+    /// The removal of a client from the waiting clients, for which no shutdown waits. The hold was
+    /// to be acquired, for that lease.
+    pub(crate) fn of_waiting(hold: HoldId, lease: Duration) -> Self {
+        let kept_until = Moment::FIRST;
+        let removal = InDoubtHold { hold, kept_until, lease, settled_by_release: true };
+        Self { unconfirmed: 0, unregisters: true, ..Self::new(removal) }
     }
 
     /// The release of a hold that a shutdown has ended.
@@ -86,6 +97,9 @@ impl CleanUp {
     }
 
     pub(crate) fn action(&self) -> Action {
+        if self.unregisters {
+            return Action::Unregister;
+        }
         Action::Release { kept_until: self.in_doubt.kept_until }
     }
 

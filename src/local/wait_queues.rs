@@ -292,6 +292,14 @@ impl WaitQueues {
         head.map(|(signals, next)| signals.wake(|request| request.start(store, next))).is_some()
     }
 
+    /// Signals the head that the lock may be free, and sends nothing for it.
+    pub(crate) fn signal_head(&self, name: &str) {
+        let head = self.shard(name).acquiring(name);
+        if let Some((signals, _)) = head {
+            signals.wake(|_| None);
+        }
+    }
+
     /// As `wake`, for every lock.
     pub(crate) fn wake_all(&self, store: &dyn Store) {
         for shard in &self.shards {

@@ -15,15 +15,19 @@
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use std::{fmt, mem};
 
+use crate::clock::end_of;
 use crate::failure::Failure;
 use crate::net::request::{Reply, Request, Script};
 
 /// At most so many bytes of requests are owed replies on one connection. Redis reads so many at a
 /// time, and can lose what is behind them if the connection is closed before the replies are read.
 pub(super) const OWED_MAX: usize = 16 * 1024;
+
+/// How long a thread waits that is not to wait: for what a healthy server does meanwhile.
+const MOMENT: Duration = Duration::from_millis(50);
 
 /// Called with the reply to a posted request by the thread that reads it. Must not take long.
 pub(crate) type OnReply = Box<dyn FnOnce(Reply) + Send>;
@@ -38,6 +42,8 @@ pub(crate) struct PostedRequest {
     blocks: bool,
     /// Without a reply by then, there is none.
     pub(super) deadline: Instant,
+    /// Until then the thread that posts it may wait for a connection to be opened, or for room.
+    pub(super) patience: Instant,
     on_reply: OnReply,
 }
 
@@ -50,7 +56,12 @@ impl fmt::Debug for PostedRequest {
 impl PostedRequest {
     pub(crate) fn new(request: Request, deadline: Instant, on_reply: OnReply) -> Self {
         let (preludes, posted) = (request.preludes(), Instant::now());
-        Self { request, preludes, posted, blocks: false, deadline, on_reply }
+        Self { request, preludes, posted, blocks: false, deadline, patience: deadline, on_reply }
+    }
+
+    /// As it is, for a thread that waits no longer than a moment.
+    pub(crate) fn at_once(self) -> Self {
+        Self { patience: self.deadline.min(end_of(MOMENT)), ..self }
     }
 
     /// A request that was written already and makes the server wait, perhaps until the deadline,

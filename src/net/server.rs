@@ -168,13 +168,20 @@ impl Server {
         self.multiplexer.begin(self.addressed(request), deadline)
     }
 
+    /// Makes a request to this server whose reply goes to a callback.
+    pub(crate) fn to_post(
+        &self,
+        request: Request,
+        deadline: Instant,
+        on_reply: OnReply,
+    ) -> PostedRequest {
+        PostedRequest::new(self.addressed(request), deadline, on_reply)
+    }
+
     /// Writes requests whose replies go to callbacks, together if a connection is free. Blocks only
     /// for room to write, and to open a connection.
-    pub(crate) fn post(&self, requests: impl IntoIterator<Item = (Request, Instant, OnReply)>) {
-        let posted = requests.into_iter().map(|(request, deadline, on_reply)| {
-            PostedRequest::new(self.addressed(request), deadline, on_reply)
-        });
-        self.multiplexer.post(posted.collect());
+    pub(crate) fn post(&self, posted: impl IntoIterator<Item = PostedRequest>) {
+        self.multiplexer.post(posted.into_iter().collect());
     }
 
     /// Blocks until all replies to posted requests have come, or the deadline: then the requests

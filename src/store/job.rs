@@ -28,6 +28,8 @@ pub(crate) enum Action {
     Renew {
         lease: Duration,
     },
+    /// Takes its client off the waiting clients.
+    Unregister,
 }
 
 /// The outcome of a job. After an ambiguous failure the hold is in doubt, not lost.

@@ -324,6 +324,10 @@ impl JobRunner for Memory {
             let reply = match action {
                 Action::Release { kept_until } => locks.release(&hold, kept_until),
                 Action::Renew { lease } => locks.renew(&hold, None, Some(lease)),
+                Action::Unregister => {
+                    locks.waited_for.remove(&hold.name);
+                    HoldReply::Gone
+                }
             };
             drop(locks);
             done(id, Ok(reply.into()));

@@ -72,6 +72,9 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
         on_reply(match change {
             Change::Release { kept_until } => self.release(Release { hold, kept_until, deadline }),
             Change::SetDepth { depth } => self.set_depth(SetDepth::only(hold, depth, deadline)),
+            Change::Unregister => {
+                self.unregister(WaitingClient::of(hold), deadline).map(|()| HoldReply::Gone)
+            }
         });
     }
 

@@ -42,6 +42,13 @@ pub(crate) struct WaitingClient<'a> {
     pub(crate) client: &'a str,
 }
 
+impl<'a> WaitingClient<'a> {
+    /// The client of a hold that it waits for.
+    pub(crate) fn of(hold: &'a HoldId) -> Self {
+        Self { kind: Some(hold.kind), name: &hold.name, client: &hold.client }
+    }
+}
+
 /// The reply to a request for a hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AcquireReply {
@@ -205,6 +212,8 @@ pub(crate) enum Change {
     Release { kept_until: Moment },
     /// It has this depth.
     SetDepth { depth: u32 },
+    /// Its client waits for it no more.
+    Unregister,
 }
 
 /// A reply that may still be on its way. Any thread can wait for it.

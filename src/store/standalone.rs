@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use crate::config::Config;
 use crate::event::Events;
 use crate::failure::Failure;
-use crate::net::owed::OnReply;
-use crate::net::request::{Reply, Request};
+use crate::net::owed::PostedRequest;
+use crate::net::request::Reply;
 use crate::net::server::Server;
 use crate::redisson::RedissonChannels;
 use crate::store::background::jobs::BackgroundJobs;
@@ -96,18 +96,20 @@ impl Standalone {
         }
     }
 
-    /// Returns the request for a change, its deadline, and what the reply goes to.
-    fn to_post(&self, post: PostedChange<'_>) -> (Request, Instant, OnReply) {
+    /// Returns the request for a change.
+    fn to_post(&self, post: PostedChange<'_>) -> PostedRequest {
         let PostedChange { hold, change, deadline, on_reply } = post;
         let Command { request, decoder } = match change {
             Change::Release { kept_until } => self.commands.release(hold, kept_until),
             Change::SetDepth { depth } => {
                 self.commands.set_depth(SetDepth::only(hold, depth, deadline))
             }
+            Change::Unregister => self.commands.unregister(WaitingClient::of(hold)),
         };
         let server = self.server.clone();
         let decode = move |reply: Reply| on_reply(decode(&server, &decoder, reply));
-        (request, deadline, Box::new(decode))
+        let posted = self.server.to_post(request, deadline, Box::new(decode));
+        if matches!(change, Change::Unregister) { posted.at_once() } else { posted }
     }
 
     /// As `ask`, without waiting for the reply.

@@ -2,10 +2,10 @@
 
 use std::thread;
 
-use leasehold::{Canceller, Error};
+use leasehold::{Canceller, Client, Error};
 
 use crate::support::{
-    SOON, Server, Store, eventually, hasty, is_busy, ms, patient, stores, take, timed,
+    SOON, Server, Store, eventually, hasty, is_busy, ms, patient, sleepy, stores, take, timed,
 };
 
 stores! {
@@ -16,7 +16,8 @@ stores! {
         a_cancelled_wait_does_not_get_what_is_released_right_after;
     every server:
         a_cancelled_wait_leaves_no_trace,
-        cancelling_ends_a_wait_for_a_hung_server;
+        cancelling_ends_a_wait_for_a_hung_server,
+        nothing_delays_the_end_of_a_sleeping_wait;
 }
 
 const fn is_shared_between_threads<T: Clone + Send + Sync + Default + 'static>() {}
@@ -137,4 +138,43 @@ fn cancelling_ends_a_wait_for_a_hung_server(server: &Server) {
         }
     });
     server.cont();
+}
+
+/// A thread that waits for its next attempt has nothing to ask of a server. Its client leaves the
+/// queue when the server answers again.
+fn nothing_delays_the_end_of_a_sleeping_wait(server: &Server) {
+    let ends: [fn(&Client, &Canceller); 2] =
+        [|client, _| client.close(), |_, canceller| canceller.cancel()];
+    for end in ends {
+        let (holder, canceller) = (server.open(patient()), Canceller::new());
+        let client = server.open(sleepy().io_timeout(SOON));
+        let guard = take(&holder, "a");
+        let reader = holder.rw_lock("b").read().unwrap();
+        thread::scope(|scope| {
+            let lock = client.mutex("a").cancelled_by(&canceller);
+            let rw_lock = client.rw_lock("b").cancelled_by(&canceller);
+            let waits = [
+                scope.spawn(move || lock.lock().map(drop)),
+                scope.spawn(move || rw_lock.write().map(drop)),
+            ];
+            eventually(SOON, || !server.queue("a").is_empty() && !server.queue("b").is_empty());
+            // The first subscription has them ask once more.
+            eventually(SOON, || server.listeners(&client) == 1);
+            server.settled_evals();
+            server.stop();
+            let (outcomes, took) = timed(|| {
+                end(&client, &canceller);
+                waits.map(|wait| wait.join().unwrap())
+            });
+            server.cont();
+            for outcome in outcomes {
+                let ended = matches!(outcome, Err(Error::Cancelled { .. } | Error::Closed));
+                assert!(ended, "{outcome:?}");
+            }
+            assert!(took < SOON / 2, "{took:?}");
+        });
+        eventually(SOON, || server.queue("a").is_empty() && server.queue("b").is_empty());
+        guard.unlock().unwrap();
+        reader.unlock().unwrap();
+    }
 }

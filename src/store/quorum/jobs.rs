@@ -45,6 +45,7 @@ impl JobPolicy for JobsByVote {
         votes.0[from.number] = Some(vote);
         let outcome = match job.action {
             Action::Renew { .. } => votes.decide_hold().map(|reply| reply.map(JobReply::from)),
+            Action::Unregister => votes.decide_any().map(|reply| reply.map(JobReply::from)),
             Action::Release { kept_until } => {
                 let decided = votes.decide_release();
                 if decided.is_some() {

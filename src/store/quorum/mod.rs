@@ -205,6 +205,10 @@ impl Store for Quorum {
         let command = match change {
             Change::Release { kept_until } => commands.release(hold, kept_until),
             Change::SetDepth { depth } => commands.set_depth(SetDepth::only(hold, depth, deadline)),
+            Change::Unregister => {
+                let command = self.commands().unregister(WaitingClient::of(hold));
+                QuorumCommand::new(command, Effect::None)
+            }
         };
         rounds.post(&hold.name, command, deadline, |reply| on_reply(reply.map_err(ambiguous)));
     }
