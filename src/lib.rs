@@ -300,7 +300,7 @@ pub use multi_guard::MultiGuard;
 pub use mutex::Mutex;
 pub use owned_guard::OwnedGuard;
 #[doc(hidden)]
-pub use report::{HeldAs, NameReport, ServerReplies, ServerReport};
+pub use report::{HeldAs, NameReport, ServerReplies, ServerReport, printable};
 pub use rw_lock::{ReadGuard, RwLock, WriteGuard};
 pub use semaphore::{Permit, Semaphore};
 pub use stats::Stats;

@@ -1,4 +1,4 @@
-//! Names and servers, as the program `leasehold` shows them.
+//! Names, servers and what they say, as the program `leasehold` and errors show them.
 
 use std::time::Duration;
 
@@ -72,4 +72,23 @@ pub struct ServerReport {
     pub info: Option<String>,
     /// The reply to CLUSTER INFO of a node of a cluster; `None` if the login lacks the right.
     pub cluster_info: Option<String>,
+}
+
+/// A text from a server as people are shown it, without what a terminal would obey or a log would
+/// take for another line.
+#[doc(hidden)]
+#[must_use]
+pub fn printable(text: &str) -> String {
+    let escape = |char: char| char.is_control().then(|| char.escape_default().to_string());
+    text.chars().map(|char| escape(char).unwrap_or_else(|| char.to_string())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_terminal_obeys_a_text_of_a_server() {
+        assert_eq!(printable("a\u{1b}[2J\nb \u{1f409}"), "a\\u{1b}[2J\\nb \u{1f409}");
+    }
 }

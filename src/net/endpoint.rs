@@ -17,6 +17,7 @@ use crate::net::stream::ConnectError;
 use crate::net::tls::Connector;
 #[cfg(feature = "tls")]
 use crate::net::trust::Trust;
+use crate::report::printable;
 
 /// One server's address and the login there.
 #[derive(Clone)]
@@ -84,7 +85,7 @@ impl Endpoint {
     pub(crate) fn at(&self, host: &str, port: u16) -> Self {
         let address = ConnectionAddr::Tcp(host.into(), port);
         Self {
-            label: address.to_string().into(),
+            label: printable(&address.to_string()).into(),
             address,
             login: self.login.clone(),
             client_name: self.client_name.clone(),

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use redis::ServerError;
 
 use crate::failure::{Failure, FailureKind};
+use crate::report::printable;
 
 /// The codes of errors about a condition that passes by itself.
 const TRANSIENT: [&str; 7] =
@@ -68,7 +69,7 @@ const MISSING_RIGHT: [&str; 2] = ["acl failure in script", "the user executing t
 /// after this.
 const ARGUMENTS: &str = ", with args beginning with";
 
-/// The text of an error reply.
+/// The text of an error reply, as people are shown it.
 #[derive(Debug)]
 pub(crate) struct ErrorReply {
     code: String,
@@ -79,7 +80,7 @@ impl ErrorReply {
     fn new(error: &ServerError) -> Self {
         let details = error.details().unwrap_or_default();
         let details = details.split_once(ARGUMENTS).map_or(details, |(reply, _)| reply);
-        Self { code: error.code().into(), details: details.into() }
+        Self { code: printable(error.code()), details: printable(details) }
     }
 }
 
@@ -103,7 +104,7 @@ pub(crate) fn failure(error: &ServerError, server: &Arc<str>) -> Failure {
     let is_of_script = error.code() == PLACE || text.contains(SCRIPT);
     let says = |known: &&str| text.starts_with(known) || is_of_script && text.contains(known);
     let lacks_right = MISSING_RIGHT.iter().any(says);
-    let code = if lacks_right { "NOPERM" } else { code(error) }.to_owned();
+    let code = printable(if lacks_right { "NOPERM" } else { code(error) });
     let kind = match code.as_str() {
         code if TRANSIENT.contains(&code) => FailureKind::Transient,
         code if REFUSALS.contains(&code) => FailureKind::Rejected,
@@ -154,6 +155,8 @@ mod tests {
             ("NOAUTH Authentication required.", "NOAUTH Authentication required.", "NOAUTH"),
             ("MOVED 3999 ::1:6381", "MOVED 3999 ::1:6381", "MOVED"),
             ("LOADING", "LOADING", "LOADING"),
+            ("NOPERM a\n\u{1b}[2Jb", r"NOPERM a\n\u{1b}[2Jb", "NOPERM"),
+            ("\u{7}NEW\nb", r"\u{7}NEW\nb", r"\u{7}NEW\nb"),
             (
                 "ERR unknown command 'EVALSHA', with args beginning with: 'a1' 'me:7' ",
                 "ERR unknown command 'EVALSHA'",

@@ -5,12 +5,19 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::failure::Failure;
+use crate::report::printable;
 
 /// The address of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Address {
     pub(crate) host: String,
     pub(crate) port: u16,
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", printable(&self.host), self.port)
+    }
 }
 
 /// Knows where a master is. Only [`refresh`](Route::refresh) does I/O.

@@ -128,8 +128,7 @@ impl Sentinels {
                 if known.address.as_ref() == Some(&address) {
                     return (VALID_FOR, RouteChange::None);
                 }
-                let Address { host, port } = &address;
-                known.label = format!("{host}:{port} (master {:?})", self.master).into();
+                known.label = format!("{address} (master {:?})", self.master).into();
                 known.address = Some(address.clone());
                 self.moves.fetch_add(1, Ordering::SeqCst);
                 (VALID_FOR, RouteChange::Moved(address))
@@ -146,8 +145,8 @@ impl Sentinels {
     fn log(&self, change: RouteChange) {
         let master = &self.master;
         match change {
-            RouteChange::Moved(Address { host, port }) => {
-                self.events.info(|| format!("the master {master:?} is at {host}:{port}"));
+            RouteChange::Moved(address) => {
+                self.events.info(|| format!("the master {master:?} is at {address}"));
             }
             RouteChange::None => {}
             RouteChange::Unanswered(Failure { source, .. }) => {
@@ -254,6 +253,17 @@ mod tests {
         sentinels.refresh(end_of(time));
         assert_eq!(sentinels.address().expect("an answer").port, 6379);
         sentinels
+    }
+
+    #[test]
+    fn the_host_that_a_sentinel_names_is_shown_on_one_line() {
+        let sentinels = refreshed(&[sentinel(Some(Duration::ZERO))], VALID_FOR * 8);
+        let address = Address { host: "a\n\u{1b}[2J".into(), port: 1 };
+        sentinels.record(Ok(address.clone()), false);
+        assert_eq!(&*sentinels.label(), r#"a\n\u{1b}[2J:1 (master "shop")"#);
+        assert_eq!(address.to_string(), r"a\n\u{1b}[2J:1", "in the log");
+        let endpoint = Endpoint::parse("redis://b", &Config::default()).expect("a good URL");
+        assert_eq!(&*endpoint.at(&address.host, 1).label, r"a\n\u{1b}[2J:1", "of a cluster's node");
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Error replies of the server: which of them are waited out, and what they leave behind.
 
+use std::error::Error as _;
 use std::fmt::Debug;
 use std::fs;
 use std::path::PathBuf;
@@ -30,6 +31,7 @@ stores! {
         permanent_error_replies_are_reported_at_once,
         transient_error_replies_are_waited_out,
         an_error_reply_that_says_nothing_is_retried,
+        what_a_server_says_is_shown_on_one_line,
         an_error_reply_that_says_nothing_leaves_no_hold,
         an_error_reply_that_says_nothing_to_a_handoff_leaves_no_hold,
         a_rejected_release_is_an_error_and_is_repeated_in_the_background;
@@ -351,6 +353,19 @@ const UPSTREAMS: [&[u8]; 3] = [
     b"-ERR unknown upstream error\r\n",
     b"-ERR script call was interrupted by the proxy\r\n",
 ];
+
+fn what_a_server_says_is_shown_on_one_line(server: &Server) {
+    let (proxy, client) = behind_proxy(server, hasty());
+    for (reply, shown) in [
+        ("NOPERM no\n\u{1b}[2Jright", r"NOPERM no\n\u{1b}[2Jright"),
+        ("\u{1b}[2J\nA proxy's", r"\u{1b}[2J\nA proxy's"),
+    ] {
+        proxy.reject_all(reply);
+        let error = client.try_lock("a").unwrap_err();
+        assert!(!error.to_string().contains(char::is_control), "{error}");
+        assert_eq!(error.source().expect("the reply").to_string(), shown);
+    }
+}
 
 fn an_error_reply_that_says_nothing_is_retried(server: &Server) {
     let (proxy, client) = behind_proxy(server, patient());

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::io::{self, Write as _};
 use std::time::Duration;
 
+use leasehold::printable;
 use serde_json::Value;
 
 use crate::exit::{ExitError, SUCCESS};
@@ -40,12 +41,6 @@ pub(crate) fn say_plainly(text: &str) {
     writeln!(io::stderr(), "{}", text.trim_end()).ok();
 }
 
-/// A text from a server as a terminal shows it, without what a terminal would obey.
-pub(crate) fn printable(text: &str) -> String {
-    let escape = |char: char| char.is_control().then(|| char.escape_default().to_string());
-    text.chars().map(|char| escape(char).unwrap_or_else(|| char.to_string())).collect()
-}
-
 /// Columns of which each is as wide as its longest entry.
 pub(crate) fn table<const COLUMNS: usize>(rows: Vec<[String; COLUMNS]>) -> String {
     let rows: Vec<_> = rows.into_iter().map(|row| row.map(|entry| printable(&entry))).collect();
@@ -66,11 +61,6 @@ pub(crate) fn table<const COLUMNS: usize>(rows: Vec<[String; COLUMNS]>) -> Strin
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_terminal_obeys_no_text_of_a_server() {
-        assert_eq!(printable("a\u{1b}[2J\nb \u{1f409}"), "a\\u{1b}[2J\\nb \u{1f409}");
-    }
 
     #[test]
     fn columns_are_aligned() {

@@ -1,12 +1,12 @@
 //! `ping`: what the servers say of themselves, and what of it endangers locks.
 
-use leasehold::{Client, ServerReport};
+use leasehold::{Client, ServerReport, printable};
 use serde_json::{Value, json};
 
 use crate::args::ServerArgs;
 use crate::exit::{ExitError, UNAVAILABLE};
 use crate::info::{Info, NODE};
-use crate::output::{print, print_json, printable, table};
+use crate::output::{print, print_json, table};
 
 /// A difference between clocks that is worth a warning, in seconds.
 const CLOCKS_APART: f64 = 1.0;
@@ -177,7 +177,8 @@ fn to_text(address: &str, facts: &Result<Facts, ExitError>) -> String {
         ("round trip", Some(format!("{:.3} ms", facts.round_trip_ms))),
         ("clock ahead", facts.clock_ahead_ms.map(|ahead| format!("{ahead:.3} ms"))),
     ];
-    let warnings = facts.warnings.iter().map(|warning| format!("warning: {warning}\n"));
+    let warnings =
+        facts.warnings.iter().map(|warning| format!("warning: {}\n", printable(warning)));
     table(fields.map(row).to_vec()) + &warnings.collect::<String>()
 }
 

@@ -7,12 +7,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
-use leasehold::{Client, NameReport, Survey};
+use leasehold::{Client, NameReport, Survey, printable};
 use parking_lot::Mutex;
 use rustix::termios::tcgetwinsize;
 
 use crate::args::Run;
-use crate::output::{in_seconds, printable};
+use crate::output::in_seconds;
 
 /// A wait that is shorter than this is not worth a line.
 const FIRST: Duration = Duration::from_millis(300);

@@ -3,13 +3,13 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use leasehold::{Client, Error, HeldAs, Holder, NameReport, Survey};
+use leasehold::{Client, Error, HeldAs, Holder, NameReport, Survey, printable};
 use serde_json::{Value, json};
 
 use crate::args::ServerArgs;
 use crate::exit::ExitError;
 use crate::info::{Info, NODE};
-use crate::output::{in_seconds, print, print_json, printable, say, table};
+use crate::output::{in_seconds, print, print_json, say, table};
 
 /// What to know of the end of a hold.
 const LATE: &str = "a holder that works on learns it at its next renewal";
