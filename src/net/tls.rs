@@ -4,18 +4,20 @@
 //! soon as it has them; those of the server, such as tickets for later sessions, are processed on
 //! the way to the next reply, or when an idle session is looked at: its end is a message too.
 
+use std::error::Error as StdError;
+use std::fmt;
 use std::io::{self, BufRead, ErrorKind, Read, Write};
 use std::sync::Arc;
 use std::time::Instant;
 
 use rustix::event::PollFlags;
 use rustls::pki_types::ServerName;
-use rustls::{ClientConfig, ClientConnection};
+use rustls::{AlertDescription, ClientConfig, ClientConnection};
 
 use crate::error::{Error, Phase, Result};
 use crate::event::Events;
 use crate::net::stream::{Arrived, ConnectError, DeadlineReader, Sleep, Stream};
-use crate::net::trust::{Trust, client_config};
+use crate::net::trust::{Trust, client_config, flaw};
 use crate::tls::Tls;
 
 /// How many bytes are sent as one record, fewer than `rustls` has room for.
@@ -29,6 +31,8 @@ pub(crate) struct Connector {
     server: ServerName<'static>,
     /// Whether every server must prove this one, wherever it is.
     is_set: bool,
+    /// Whether the client has a certificate.
+    is_certified: bool,
 }
 
 impl Connector {
@@ -41,7 +45,8 @@ impl Connector {
         let server = ServerName::try_from(name.to_owned());
         let server = server.map_err(|_| Error::invalid(argument, why))?;
         let config = Arc::new(client_config(trust, settings, events)?);
-        Ok(Self { config, server, is_set: settings.server_name.is_some() })
+        let (is_set, is_certified) = (settings.server_name.is_some(), settings.client.is_some());
+        Ok(Self { config, server, is_set, is_certified })
     }
 
     /// The same for another server. A host that no certificate can name must be this server's.
@@ -57,8 +62,9 @@ impl Connector {
         deadline: Instant,
     ) -> Result<Session, ConnectError> {
         let begun = ClientConnection::new(self.config.clone(), self.server.clone());
-        let protocol = begun.map_err(protocol_error).map_err(ConnectError::at(Phase::Tls))?;
-        let mut session = Session { protocol };
+        let begun = begun.map_err(|error| TlsError::new(error, self.is_certified));
+        let protocol = begun.map_err(ConnectError::at(Phase::Tls))?;
+        let mut session = Session { protocol, is_certified: self.is_certified };
         session.handshake(stream, deadline).map_err(in_handshake)?;
         Ok(session)
     }
@@ -67,6 +73,8 @@ impl Connector {
 /// A session with one server, after the handshake.
 pub(crate) struct Session {
     protocol: ClientConnection,
+    /// Whether the client has a certificate.
+    is_certified: bool,
 }
 
 impl Session {
@@ -140,7 +148,8 @@ impl Session {
         if self.protocol.read_tls(reader)? == 0 {
             return Err(ErrorKind::UnexpectedEof.into());
         }
-        self.protocol.process_new_packets().map(drop).map_err(protocol_error)
+        let processed = self.protocol.process_new_packets();
+        processed.map(drop).map_err(|error| TlsError::new(error, self.is_certified))
     }
 
     /// Sends what the protocol has to send, and returns `true` if there was room for all of it.
@@ -204,13 +213,64 @@ impl Write for StreamWriter<'_> {
     }
 }
 
-fn protocol_error(error: rustls::Error) -> io::Error {
-    io::Error::new(ErrorKind::InvalidData, error)
+/// A failure of the protocol. Its text says whose certificate is not accepted, if one is not.
+#[derive(Debug)]
+struct TlsError {
+    error: rustls::Error,
+    /// Whether the client has a certificate.
+    is_certified: bool,
 }
+
+impl TlsError {
+    #[expect(clippy::new_ret_no_self, reason = "it is only ever the cause of another error")]
+    fn new(error: rustls::Error, is_certified: bool) -> io::Error {
+        io::Error::new(ErrorKind::InvalidData, Self { error, is_certified })
+    }
+
+    /// Returns `true` if an alert of the server is about the client's certificate.
+    fn rejects_client(&self, alert: AlertDescription) -> bool {
+        use AlertDescription as Alert;
+        match alert {
+            Alert::AccessDenied
+            | Alert::BadCertificate
+            | Alert::CertificateExpired
+            | Alert::CertificateRequired
+            | Alert::CertificateRevoked
+            | Alert::CertificateUnknown
+            | Alert::UnknownCA
+            | Alert::UnsupportedCertificate => true,
+            // What TLS 1.2 has for a certificate that is missing.
+            Alert::HandshakeFailure => !self.is_certified,
+            _ => false,
+        }
+    }
+}
+
+impl fmt::Display for TlsError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.error {
+            rustls::Error::InvalidCertificate(error) => {
+                write!(f, "the server's certificate is not accepted: {}", flaw(error))
+            }
+            rustls::Error::AlertReceived(alert) if self.rejects_client(*alert) => {
+                f.write_str(if self.is_certified {
+                    "the server does not accept the client's certificate"
+                } else {
+                    "the client has no certificate, which the server may demand"
+                })?;
+                write!(f, ": it has sent the alert {alert:?}")
+            }
+            error => error.fmt(f),
+        }
+    }
+}
+
+impl StdError for TlsError {}
 
 /// Returns what is wrong with the server's messages, if that is the error.
 fn cause(error: &io::Error) -> Option<&rustls::Error> {
-    error.get_ref().and_then(|inner| inner.downcast_ref())
+    let cause = error.get_ref().and_then(|inner| inner.downcast_ref::<TlsError>());
+    cause.map(|cause| &cause.error)
 }
 
 /// Why a handshake has failed: for want of a server that knows TLS, or in it, which the error says

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use rustls::crypto::ring::default_provider;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::{ClientConfig, RootCertStore};
+use rustls::{CertificateError, ClientConfig, OtherError, RootCertStore};
 
 use crate::error::{Error, Result};
 use crate::event::Events;
+use crate::report::printable;
 use crate::tls::Tls;
 
 /// What a server must prove.
@@ -52,7 +53,7 @@ pub(crate) fn client_config(trust: Trust, tls: &Tls, events: &Events) -> Result<
         None => Ok(builder.with_no_client_auth()),
         Some((certificates, key)) => builder
             .with_client_auth_cert(chain("client_cert_pem", certificates)?, private_key(key)?)
-            .map_err(|error| Error::invalid("client_cert_pem", error)),
+            .map_err(|error| unusable("client_cert_pem", &error)),
     }
 }
 
@@ -60,7 +61,7 @@ fn roots(tls: &Tls, events: &Events) -> Result<RootCertStore> {
     let Some(pem) = &tls.ca else { return system_roots(events) };
     let mut roots = RootCertStore::empty();
     for certificate in chain("ca_pem", pem)? {
-        roots.add(certificate).map_err(|error| Error::invalid("ca_pem", error))?;
+        roots.add(certificate).map_err(|error| unusable("ca_pem", &error))?;
     }
     Ok(roots)
 }
@@ -92,6 +93,36 @@ fn chain(argument: &str, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>> {
 fn private_key(pem: &[u8]) -> Result<PrivateKeyDer<'static>> {
     PrivateKeyDer::from_pem_slice(pem)
         .map_err(|_| Error::invalid("client_cert_pem", "must come with one private key in PEM"))
+}
+
+/// Certificates of our own that cannot be used.
+fn unusable(argument: &str, error: &rustls::Error) -> Error {
+    match error {
+        rustls::Error::InconsistentKeys(_) => {
+            Error::invalid(argument, "must come with the private key of the certificate")
+        }
+        rustls::Error::InvalidCertificate(error) => {
+            let flaw = flaw(error);
+            Error::invalid(argument, format_args!("has a certificate that cannot be used: {flaw}"))
+        }
+        error => Error::invalid(argument, error),
+    }
+}
+
+/// What is wrong with a certificate.
+pub(super) fn flaw(error: &CertificateError) -> String {
+    match error {
+        CertificateError::BadEncoding => "it is malformed".into(),
+        CertificateError::Other(OtherError(error))
+            if error.to_string() == "UnsupportedCertVersion" =>
+        {
+            "it is of an old version of X.509, not of version 3".into()
+        }
+        CertificateError::UnknownIssuer => {
+            "no authority that the client trusts has issued it (UnknownIssuer)".into()
+        }
+        error => printable(&error.to_string()),
+    }
 }
 
 /// Trust in any server.

@@ -181,13 +181,15 @@ fn a_server_is_refused_for_a_reason() {
         (good.certify("elsewhere"), "not valid for name"),
         // An address is not the name of the host.
         (good.certify("127.0.0.1"), "not valid for name"),
+        (good.version_1(), "it is of an old version of X.509"),
     ];
     for (credentials, reason) in cases {
         let server = good.start(&credentials, &OPEN);
         let wire = Wire::before(&server);
         let open = || hasty().tls(good.trusted()).open(&wire.tls_url());
+        assert_unavailable(open, "the server's certificate is not accepted");
         assert_unavailable(open, reason);
-        assert_eq!(wire.connections(), 2, "a second try, and no third");
+        assert_eq!(wire.connections(), 4, "a second try of each, and no third");
     }
 }
 
@@ -227,12 +229,19 @@ fn a_server_may_demand_certificates_of_its_clients() {
         let builder = hasty().tls(with(&authority.certify("client")));
         take(&builder.open(&server.tls_url()).unwrap(), "a").unlock().unwrap();
 
-        let unknown = if version == "TLSv1.3" { "CertificateRequired" } else { "HandshakeFailure" };
-        assert_unavailable(|| hasty().tls(authority.trusted()).open(&server.tls_url()), unknown);
-        let builder = hasty().tls(with(&stranger.certify("client")));
-        assert_unavailable(|| builder.open(&server.tls_url()), "UnknownCA");
-        let builder = hasty().tls(with(&authority.certify_for_the_past("client")));
-        assert_unavailable(|| builder.open(&server.tls_url()), "CertificateExpired");
+        let alert = if version == "TLSv1.3" { "CertificateRequired" } else { "HandshakeFailure" };
+        let reason = "the client has no certificate, which the server may demand";
+        let alert = format!("{reason}: it has sent the alert {alert}");
+        assert_unavailable(|| hasty().tls(authority.trusted()).open(&server.tls_url()), &alert);
+        for (credentials, alert) in [
+            (stranger.certify("client"), "UnknownCA"),
+            (authority.certify_for_the_past("client"), "CertificateExpired"),
+        ] {
+            let builder = hasty().tls(with(&credentials));
+            let reason = "the server does not accept the client's certificate";
+            let reason = format!("{reason}: it has sent the alert {alert}");
+            assert_unavailable(|| builder.open(&server.tls_url()), &reason);
+        }
     }
 }
 
@@ -327,6 +336,7 @@ fn a_slow_connection_costs_only_time() {
 fn bad_pem_is_refused_before_a_connection_is_made() {
     let authority = Authority::new("good");
     let (one, two) = (authority.certify("one"), authority.certify("two"));
+    let old = authority.version_1();
     let with = |certificate: &str, key: &str| Tls::new().client_cert_pem(certificate, key);
     let broken = authority.pem().replace("MII", "???");
     let cases = [
@@ -335,13 +345,20 @@ fn bad_pem_is_refused_before_a_connection_is_made() {
         ("ca_pem", Tls::new().ca_pem(broken)),
         ("ca_pem", Tls::new().ca_pem(one.key.as_str())),
         (
-            "ca_pem",
+            "ca_pem: has a certificate that cannot be used: it is malformed",
             Tls::new().ca_pem(b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"),
         ),
         ("client_cert_pem", with("", &one.key).ca_pem(authority.pem())),
         ("client_cert_pem", with(&one.certificate, "").ca_pem(authority.pem())),
         ("client_cert_pem", with(&one.key, &one.certificate).ca_pem(authority.pem())),
-        ("client_cert_pem", with(&one.certificate, &two.key).ca_pem(authority.pem())),
+        (
+            "client_cert_pem: must come with the private key of the certificate",
+            with(&one.certificate, &two.key).ca_pem(authority.pem()),
+        ),
+        (
+            "client_cert_pem: has a certificate that cannot be used: it is of an old version",
+            with(&old.certificate, &old.key).ca_pem(authority.pem()),
+        ),
     ];
     for (argument, tls) in cases {
         assert_refused(hasty().tls(tls), "rediss", "", argument);

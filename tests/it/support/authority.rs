@@ -11,6 +11,29 @@ use rcgen::{
 
 use super::server::Server;
 
+/// A certificate of X.509 version 1, as `openssl x509 -req` makes it for whoever names no
+/// extensions, issued by itself; and its key. The crate that makes the others knows only version 3.
+const VERSION_1: [&str; 2] = [
+    "\
+-----BEGIN CERTIFICATE-----
+MIIBJDCBywIUYoXERKmz7RyeTdpfMuUQ6t4vmCMwCgYIKoZIzj0EAwIwFDESMBAG
+A1UEAwwJbG9jYWxob3N0MCAXDTI2MTEyMzA3MDIyOFoYDzIxMjYxMDMwMDcwMjI4
+WjAUMRIwEAYDVQQDDAlsb2NhbGhvc3QwWTATBgcqhkjOPQIBBggqhkjOPQMBBwNC
+AARvwbPd/wXzy2Vt5EhP8WlCnKGHG5AibK+skcnveBy8EF6moKCdvIZfYwMZ7m0i
+MWONxSrLLR2YBUtuS3XYrzSXMAoGCCqGSM49BAMCA0gAMEUCIAaACmezuMEmfW43
+buv7LfT6fIe6WN2SVrEH7zHPKVZXAiEAzh0aEx7QOEgLaomeWcCGZzTKjbzglshC
+iQN7eOYaxWo=
+-----END CERTIFICATE-----
+",
+    "\
+-----BEGIN PRIVATE KEY-----
+MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgdbPWW0ltyBqRfdQH
+FwJm0Wvn6/ayr9qbIMJOsz9PXgWhRANCAARvwbPd/wXzy2Vt5EhP8WlCnKGHG5Ai
+bK+skcnveBy8EF6moKCdvIZfYwMZ7m0iMWONxSrLLR2YBUtuS3XYrzSX
+-----END PRIVATE KEY-----
+",
+];
+
 /// Signs certificates, and is trusted by clients and servers that have its own one.
 pub(crate) struct Authority {
     issuer: CertifiedIssuer<'static, KeyPair>,
@@ -65,6 +88,12 @@ impl Authority {
         self.sign(params)
     }
 
+    /// For `localhost`, of X.509 version 1, and issued by itself.
+    pub(crate) fn version_1(&self) -> Credentials {
+        let [certificate, key] = VERSION_1.map(str::to_owned);
+        self.keep(certificate, key)
+    }
+
     /// Starts a server with these credentials. It trusts only clients that this authority has
     /// certified, unless `args` say otherwise.
     pub(crate) fn start(&self, credentials: &Credentials, args: &[&str]) -> Server {
@@ -80,7 +109,10 @@ impl Authority {
         params.distinguished_name.push(DnType::CommonName, "certified");
         let key = KeyPair::generate().unwrap();
         let certificate = params.signed_by(&key, &self.issuer).unwrap().pem();
-        let key = key.serialize_pem();
+        self.keep(certificate, key.serialize_pem())
+    }
+
+    fn keep(&self, certificate: String, key: String) -> Credentials {
         let certificate_file = self.write(&certificate);
         let key_file = self.write(&key);
         Credentials { certificate, key, certificate_file, key_file }
