@@ -60,7 +60,8 @@ fn main() {
     near.mechanisms();
     near.sharers("");
     far.sharers(", 1 ms away");
-    near.one_name();
+    near.one_name(5.0, "");
+    far.one_name(80.0, ", 1 ms away");
     setting::print_end(&server);
 }
 
@@ -140,10 +141,9 @@ impl Place<'_> {
         );
     }
 
-    /// Handoffs between threads, compared with one bare connection.
-    fn one_name(&self) {
+    /// Tenures, in which threads hand the lock on, compared with one bare connection.
+    fn one_name(&self, goal: f64, distance: &str) {
         let mut rivals = vec![self.raw(1)];
-        let goal = Some(2.2);
         let mut add = |name: &str, builder: Builder, goal| {
             let client = builder.open(&self.url).expect("it answers");
             let cycle = move |_| in_cycles(vec![client.mutex("one")]);
@@ -151,11 +151,11 @@ impl Place<'_> {
             rivals.push(Rival { name: name.into(), goal, turn });
         };
         let without = |mechanism| Client::builder().without(mechanism);
-        add("all mechanisms", Client::builder(), goal);
-        add("no handoffs", without(Mechanism::Handoff), None);
+        add("all mechanisms", Client::builder(), Some(goal));
+        add("no tenures", Client::builder().tenure(Duration::ZERO), None);
         add("no shared writes", without(Mechanism::SharedWrites), None);
         add("no spinning", Client::builder().spin(Duration::ZERO), None);
-        self.compare("8 threads on one name", true, &rivals);
+        self.compare(&format!("8 threads on one name{distance}"), true, &rivals);
     }
 
     /// One connection for each thread.

@@ -251,13 +251,27 @@ impl Builder {
         self
     }
 
-    /// Sets how many times in a row threads of this client may hand a lock off to one another while
-    /// another client waits for it. After that, or after 100 ms of handing off, the other client
-    /// gets its turn. Zero disables handing off while another client waits.
+    /// Sets how long the threads of this client hand a lock on among themselves, without a request,
+    /// before other clients have their turn. Counted from when the client has acquired the lock; the
+    /// hold that is under way then is the last.
     ///
-    /// Defaults to 32, or to 2 with [`redisson`](Builder::redisson).
-    pub fn max_handoffs(mut self, times: u32) -> Self {
-        self.config.max_handoffs = Some(times);
+    /// A client acquires a lock with one request for several of its threads: the first that waits
+    /// gets it when a guard is dropped, with the next fencing token, and relies on the same lease.
+    /// That takes no more than to wake a thread, however far away the server is. Longer tenures
+    /// favour throughput, shorter ones other clients; with zero every hold is acquired by a request
+    /// of its own. Threads that want another lease, renewal or
+    /// [`hold_at_least`](crate::Mutex::hold_at_least), and those behind a guard that was
+    /// [unlocked](crate::Guard::unlock), acquire the lock anew.
+    ///
+    /// Within a tenure a [`max_hold`](Builder::max_hold) counts from its beginning. A hold that an
+    /// operator has ended there is noticed at the next request for it: at the latest by the first
+    /// hold after the tenure, or by `unlock`, `verify` or `renew`.
+    ///
+    /// The technique is that of cohort locks (Dice, Marathe and Shavit 2012,
+    /// <https://doi.org/10.1145/2145816.2145848>). Defaults to 10 ms, or a third of the lease where
+    /// that is less. At most a third of the lease.
+    pub fn tenure(mut self, time: Duration) -> Self {
+        self.config.options.tenure = Some(time);
         self
     }
 
@@ -380,7 +394,7 @@ impl Builder {
     ///
     /// The query may have these settings, which are the methods of this type: `backoff`,
     /// `connect_timeout`, `durability`, `fence_life`, `idle_timeout`, `io_timeout`, `label`,
-    /// `lazy`, `lease`, `master_login`, `max_handoffs`, `max_hold`, `max_lifetime`, `pool_size` (or
+    /// `lazy`, `lease`, `master_login`, `max_hold`, `max_lifetime`, `pool_size` (or
     /// `pool`), `prefix`, `redisson`, `reentrant`, `renew`, `retry_window`, `spin`, `wait`; and
     /// with the feature `tls` `server_name`, which is that of `Tls`.
     ///

@@ -14,6 +14,7 @@ use crate::tls::Tls;
 
 const LEASE_MIN: Duration = Duration::from_millis(10);
 const LEASE_MAX: Duration = Duration::from_secs(24 * 365 * 60 * 60);
+const TENURE_DEFAULT: Duration = Duration::from_millis(10);
 const IO_TIMEOUT_DEFAULT: Duration = Duration::from_secs(1);
 const LABEL_MAX: usize = 256;
 const POOL_MAX: u32 = 10_000;
@@ -26,8 +27,6 @@ const POOL_MAX: u32 = 10_000;
 pub enum Mechanism {
     /// The listener sends the next request of the waiter that a wake-up is for, before it wakes it.
     EarlyRequest,
-    /// A released lock goes to the next thread of the same client by one request instead of two.
-    Handoff,
     /// A dropped guard does not wait for the reply to its release.
     PostedRelease,
     /// A wake-up in a cluster goes over a channel of which other nodes do not hear.
@@ -68,9 +67,6 @@ pub(crate) struct Config {
     pub(crate) spin: Duration,
     /// Whether a client is opened without asking whether the server is there.
     pub(crate) lazy: bool,
-    /// How many times in a row threads of this client may hand off a lock that another client waits
-    /// for, as the user has set it; see the method of this name for the default.
-    pub(crate) max_handoffs: Option<u32>,
     /// Whether the client exchanges wake-ups with Redisson.
     pub(crate) redisson: bool,
     /// What benchmarks have switched off.
@@ -101,7 +97,6 @@ impl Default for Config {
             credentials: None,
             spin: Duration::from_micros(50),
             lazy: false,
-            max_handoffs: None,
             redisson: false,
             without: Vec::new(),
             #[cfg(feature = "tls")]
@@ -157,14 +152,6 @@ impl Config {
         !self.without.contains(&mechanism)
     }
 
-    /// Returns how many times in a row threads of this client may hand off a lock that another
-    /// client waits for. Redisson's threads do not hand off, and the turns are to be shared with
-    /// them.
-    pub(crate) fn max_handoffs(&self) -> u32 {
-        let default = if self.redisson { 2 } else { 32 };
-        self.max_handoffs.unwrap_or(default)
-    }
-
     /// Returns how long one request for a lock with this lease may take, connecting included. By
     /// default that is one second and the timeout of the durability. It is never more than a third
     /// of the lease: an explicit value has been checked against the client's lease, but not against
@@ -197,6 +184,9 @@ pub(crate) struct LockOptions {
     pub(crate) max_hold: Option<Duration>,
     /// How long the lock stays taken at least, counted from the reply that it was acquired.
     pub(crate) hold_at_least: Option<Duration>,
+    /// How long threads hand the lock off among themselves, as the user has set it; see the method
+    /// of this name for the default.
+    pub(crate) tenure: Option<Duration>,
     /// Whether a thread may lock again what it holds.
     pub(crate) reentrant: bool,
     /// What ends a wait early.
@@ -211,6 +201,7 @@ impl Default for LockOptions {
             renew: true,
             max_hold: None,
             hold_at_least: None,
+            tenure: None,
             reentrant: true,
             canceller: None,
         }
@@ -233,6 +224,9 @@ impl LockOptions {
         if self.max_hold.is_some_and(|hold| hold < LEASE_MIN) {
             return Err(Error::invalid("max_hold", "must be at least 10 ms"));
         }
+        if self.tenure.is_some_and(|tenure| tenure > self.lease / 3) {
+            return Err(Error::invalid("tenure", "must be at most a third of the lease"));
+        }
         let longest = self.max_hold.unwrap_or(LEASE_MAX).min(LEASE_MAX);
         if self.hold_at_least.is_some_and(|time| time > longest) {
             let why = "must be at most 365 days, and not longer than max_hold";
@@ -252,6 +246,11 @@ impl LockOptions {
             ));
         }
         Ok(())
+    }
+
+    /// Returns how long threads hand the lock off among themselves.
+    pub(crate) fn tenure(&self) -> Duration {
+        self.tenure.unwrap_or(TENURE_DEFAULT).min(self.lease / 3)
     }
 
     /// Returns the duration of a hold's first lease, which `max_hold` limits too.

@@ -52,7 +52,10 @@ owned_guard! {
 
 impl Election {
     pub(crate) fn new(shared: &Arc<Shared>, name: &str) -> Self {
-        Self { shared: shared.clone(), name: name.into(), options: shared.config.options.clone() }
+        // A leader is known by its token, and others see the last one that was given out.
+        let tenure = Some(Duration::ZERO);
+        let options = LockOptions { tenure, ..shared.config.options.clone() };
+        Self { shared: shared.clone(), name: name.into(), options }
     }
 
     /// Blocks the current thread until this client is the leader, or until
@@ -108,7 +111,7 @@ impl Term {
     /// [`Guard::fence`](crate::Guard::fence).
     #[must_use]
     pub fn fence(&self) -> u64 {
-        self.0.lease.fence
+        self.0.lease.fence()
     }
 
     /// Returns 1: a term never nests.

@@ -31,8 +31,8 @@ use crate::local::shared::Shared;
 /// ```
 #[derive(Clone)]
 pub struct Lost {
-    /// None in a forked child, where nothing is held.
-    leases: Vec<Arc<Lease>>,
+    /// With their tokens. None in a forked child, where nothing is held.
+    holds: Vec<(Arc<Lease>, u64)>,
     over: Receiver<Infallible>,
 }
 
@@ -47,7 +47,7 @@ pub(crate) fn watch(shared: &Shared, lease: &Arc<Lease>) -> Lost {
     if shared.identity.check_process().is_err() {
         return Lost::forked();
     }
-    Lost { leases: vec![lease.clone()], over: lease.over() }
+    Lost { holds: vec![(lease.clone(), lease.fence())], over: lease.over() }
 }
 
 /// Returns the watch on several holds that share a channel.
@@ -55,14 +55,15 @@ pub(crate) fn watch_all(shared: &Shared, leases: &[Arc<Lease>], over: &OverChann
     if shared.identity.check_process().is_err() {
         return Lost::forked();
     }
-    Lost { leases: leases.to_vec(), over: over.receiver.clone() }
+    let holds = leases.iter().map(|lease| (lease.clone(), lease.fence())).collect();
+    Lost { holds, over: over.receiver.clone() }
 }
 
 impl Lost {
     /// That of a hold that only the parent of this process has. Nothing that is shared with the
     /// parent's threads may be touched here.
     fn forked() -> Self {
-        Self { leases: Vec::new(), over: bounded(0).1 }
+        Self { holds: Vec::new(), over: bounded(0).1 }
     }
 
     /// Returns `true` if the lease was lost, no later than when it ends by this process's clock;
@@ -70,7 +71,7 @@ impl Lost {
     /// the server.
     #[must_use]
     pub fn is_lost(&self) -> bool {
-        self.leases.is_empty() || self.leases.iter().any(|lease| lease.is_lost())
+        self.holds.is_empty() || self.holds.iter().any(|(lease, fence)| lease.is_lost_with(*fence))
     }
 
     /// Blocks the current thread until the hold is over. Returns `true` if it was lost, and `false`

@@ -63,7 +63,7 @@ impl MultiGuard {
     /// [`Guard::fence`](crate::Guard::fence).
     #[must_use]
     pub fn fence(&self, name: &str) -> Option<u64> {
-        self.leases.iter().find(|lease| **lease.name() == *name).map(|lease| lease.fence)
+        self.leases.iter().find(|lease| **lease.name() == *name).map(|lease| lease.fence())
     }
 
     /// Returns `true` if none of the leases has ended by this process's clock. Does not ask the

@@ -52,7 +52,6 @@ fn set(config: &mut Config, name: &str, text: &str) -> Parsed<()> {
         "lazy" => config.lazy = flag(text)?,
         "lease" => config.options.lease = parse_duration(text)?,
         "master_login" => config.master_login = Some(login(text)?),
-        "max_handoffs" => config.max_handoffs = Some(number(text)?),
         "max_hold" => config.options.max_hold = limit(text)?,
         "max_lifetime" => config.max_lifetime = limit(text)?,
         "pool_size" => config.pool_size = number(text)?,
@@ -64,6 +63,7 @@ fn set(config: &mut Config, name: &str, text: &str) -> Parsed<()> {
         #[cfg(feature = "tls")]
         "server_name" => config.tls.get_or_insert_default().server_name = Some(text.into()),
         "spin" => config.spin = parse_duration(text)?,
+        "tenure" => config.options.tenure = Some(parse_duration(text)?),
         "wait" => config.options.wait = limit(text)?,
         _ => return Err("is not a setting"),
     }
@@ -135,7 +135,6 @@ mod tests {
             ("lazy", "true"),
             ("lease", "20"),
             ("master_login", "me:a:b"),
-            ("max_handoffs", "3"),
             ("max_hold", "5m"),
             ("max_lifetime", "1d"),
             ("pool", "4"),
@@ -145,6 +144,7 @@ mod tests {
             ("renew", "false"),
             ("retry_window", "7s"),
             ("spin", "20us"),
+            ("tenure", "5ms"),
             ("wait", "0"),
         ])
         .expect("good settings");
@@ -161,7 +161,6 @@ mod tests {
         assert_eq!(config.options.lease, seconds(20));
         let login = config.master_login.expect("it is set");
         assert_eq!((&*login.user, &*login.password), ("me", "a:b"));
-        assert_eq!(config.max_handoffs, Some(3));
         assert_eq!(config.options.max_hold, Some(seconds(300)));
         assert_eq!(config.max_lifetime, Some(seconds(86_400)));
         assert_eq!(config.pool_size, 4);
@@ -169,6 +168,7 @@ mod tests {
         assert!(config.redisson);
         assert_eq!(config.retry_window, seconds(7));
         assert_eq!(config.spin, Duration::from_micros(20));
+        assert_eq!(config.options.tenure, Some(ms(5)));
         assert_eq!(config.options.wait, Some(Duration::ZERO));
     }
 

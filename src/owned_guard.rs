@@ -30,7 +30,7 @@ impl OwnedGuard {
     /// Returns the fencing token of this hold. See [`Guard::fence`](crate::Guard::fence).
     #[must_use]
     pub fn fence(&self) -> u64 {
-        self.0.lease.fence
+        self.0.lease.fence()
     }
 
     /// Returns 1: owned guards never nest.

@@ -41,7 +41,7 @@ impl OwnedHold {
     pub(crate) fn fmt(&self, guard: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct(guard)
             .field("name", self.lease.name())
-            .field("fence", &self.lease.fence)
+            .field("fence", &self.lease.fence())
             .field("remaining", &self.shared.remaining(&self.lease))
             .finish_non_exhaustive()
     }

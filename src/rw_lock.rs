@@ -144,7 +144,7 @@ impl ReadGuard {
     /// it is smaller than the next writer's.
     #[must_use]
     pub fn fence(&self) -> u64 {
-        self.0.lease.fence
+        self.0.lease.fence()
     }
 }
 
@@ -153,6 +153,6 @@ impl WriteGuard {
     /// See [`Guard::fence`](crate::Guard::fence).
     #[must_use]
     pub fn fence(&self) -> u64 {
-        self.0.lease.fence
+        self.0.lease.fence()
     }
 }

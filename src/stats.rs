@@ -23,7 +23,7 @@ pub struct Stats {
     /// The holds that were acquired, of every kind: [`Acquired`](crate::Event::Acquired). A nested
     /// lock is no hold of its own, a set of locks is one for each name.
     pub acquired: u64,
-    /// The holds among these that another thread of this client has handed off.
+    /// The holds among these that another thread of this client has handed off, without a request.
     pub handoffs: u64,
     /// The calls that found a lock held by another owner: [`Contended`](crate::Event::Contended).
     /// They may have acquired it afterwards.

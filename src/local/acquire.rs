@@ -129,9 +129,9 @@ impl LockCall<'_> {
         report_outcome(self.shared, self.name, self.wait, &outcome, waited);
         let lease = outcome.as_ref().ok().and_then(Option::as_ref);
         if let Some(lease) = lease {
-            lease.span.open(lease.name(), lease.fence);
+            lease.span.open(lease.name(), lease.fence());
         }
-        span.close(waited, lease.map(|lease| lease.fence));
+        span.close(waited, lease.map(|lease| lease.fence()));
         outcome
     }
 
@@ -152,7 +152,12 @@ impl LockCall<'_> {
                     }
                     place = Place::First;
                 }
-                Start::HandedOff(lease) => return Ok(Some(lease)),
+                Start::HandedOff(lease) => {
+                    if self.shared.take_hold(&lease, &self.caller) {
+                        return Ok(Some(lease));
+                    }
+                    place = Place::First;
+                }
                 Start::Outside => return self.acquire_outside(&waiter),
             }
         }
@@ -163,7 +168,7 @@ impl LockCall<'_> {
         let after_release = !self.queues().released(self.name).is_empty();
         let mut attempt = self.attempt(Arrival::First { after_release });
         match try_until_acquired(&mut attempt, waiter) {
-            Ok(NewHold::Acquired { lease, .. } | NewHold::HandedOff(lease)) => Ok(Some(lease)),
+            Ok(NewHold { lease, .. }) => Ok(Some(lease)),
             Err(stopped) => {
                 attempt.clean_up();
                 stopped.into_result(self.name)
@@ -228,8 +233,7 @@ impl LockCall<'_> {
             }
             Turn::Failed(failure) => Err(failure.into_error("acquire", self.name)),
             Turn::HandedOff(lease) => Ok(Some(Start::HandedOff(lease))),
-            Turn::HandoffPending(pending) => Ok(Some(Start::AtHead(Arrival::Handoff(pending)))),
-            Turn::Head { yields } => Ok(Some(Start::AtHead(Arrival::Next { yields }))),
+            Turn::Head => Ok(Some(Start::AtHead(Arrival::Next))),
             Turn::Outside => Ok(Some(Start::Outside)),
             Turn::TimedOut => {
                 report_contended(self.shared, self.name, &self.contended);
@@ -247,19 +251,14 @@ impl LockCall<'_> {
         let head = QueueHead::new(self.queues(), self.name, self.wait == Wait::Endless);
         let mut attempt = self.attempt(arrival);
         match try_until_acquired(&mut attempt, waiter) {
-            Ok(NewHold::Acquired { lease, room }) if self.caller.kind != HoldKind::Lock => {
+            Ok(NewHold { lease, room }) if self.caller.kind != HoldKind::Lock => {
                 let next = head.leave(self.caller.kind, room);
                 attempt.take_back_offer(next);
                 Ok(Some(lease))
             }
-            Ok(NewHold::Acquired { lease, .. }) => {
+            Ok(NewHold { lease, .. }) => {
                 head.keep();
                 self.queues().set_acquired(&lease);
-                Ok(Some(lease))
-            }
-            Ok(NewHold::HandedOff(lease)) => {
-                head.keep();
-                self.queues().set_handed_off(&lease);
                 Ok(Some(lease))
             }
             Err(stopped) => {

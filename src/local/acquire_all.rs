@@ -74,11 +74,8 @@ pub(crate) fn acquire_all(
     let waited = call.caller.begin.elapsed();
     if let Ok(Some(leases)) = &outcome {
         for lease in leases {
-            lease.span.open(lease.name(), lease.fence);
-            shared.report_acquired(lease, &call.caller);
-            if lease.set_reported() {
-                shared.end_reports.ends.tell_loss(lease);
-            }
+            lease.span.open(lease.name(), lease.fence());
+            shared.report_later(lease, &call.caller);
         }
     } else {
         report_outcome(shared, &names.join(", "), wait, &outcome, waited);
@@ -280,7 +277,7 @@ impl SetCall<'_> {
 
     fn begin(&self, group: &Group, fences: &[u64], sent: Moment) -> Vec<Arc<Lease>> {
         let leases = group.holds.iter().zip(fences).map(|(hold, fence)| {
-            let lease = Arc::new(Lease::new(hold.clone(), *fence, &self.caller, sent));
+            let lease = Arc::new(Lease::new(hold.clone(), *fence, 0, &self.caller, sent));
             if group.in_doubt {
                 lease.mark_in_doubt();
             }

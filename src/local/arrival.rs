@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use crate::clock::Moment;
 use crate::local::lease::Lease;
-use crate::local::pending::PendingHandoff;
 
 /// How a thread has come to try for the lock.
+#[derive(Clone, Copy)]
 pub(super) enum Arrival {
     /// Without waiting behind another thread.
     First {
@@ -18,12 +18,7 @@ pub(super) enum Arrival {
     /// thread which may try again.
     Beside,
     /// From behind another thread.
-    Next {
-        /// Whether the lock was released for another client, which goes first.
-        yields: bool,
-    },
-    /// The lock is being handed off to it.
-    Handoff(PendingHandoff),
+    Next,
 }
 
 /// What an attempt has shown.
@@ -36,12 +31,9 @@ pub(super) enum Tried {
     },
 }
 
-/// A hold, and how the thread has got it.
-pub(super) enum NewHold {
-    Acquired {
-        lease: Arc<Lease>,
-        /// How many more such holds there may be now.
-        room: u32,
-    },
-    HandedOff(Arc<Lease>),
+/// A hold that was acquired.
+pub(super) struct NewHold {
+    pub(super) lease: Arc<Lease>,
+    /// How many more there may be now: at the same time, or of a lock one after the other.
+    pub(super) room: u32,
 }

@@ -16,7 +16,6 @@ use crate::local::arrival::{Arrival, NewHold, Tried};
 use crate::local::call::{Caller, Wait};
 use crate::local::call_reports::report_contended;
 use crate::local::ending;
-use crate::local::handoff::{HandoffOutcome, IncomingHandoff};
 use crate::local::lease::{Lease, local_deadline};
 use crate::local::pending::{AcquireRequest, SentAcquire};
 use crate::local::retry::RetryPolicy;
@@ -28,9 +27,6 @@ use crate::store::request::{
     AcquireReply, Change, PendingReply, PostedChange, Registration, WaitingClient, is_granted,
 };
 
-/// For so long a thread yields to another client after the lock was released for that one.
-const YIELD_TIME: Duration = Duration::from_millis(20);
-
 /// For so long a thread yields to clients that have waited longer after the lock has become free by
 /// itself, so that it was offered to none. Long enough for one that is far away.
 const TURN_TIME: Duration = Duration::from_millis(200);
@@ -40,9 +36,7 @@ pub(super) struct Attempt<'a> {
     pub(super) shared: &'a Shared,
     caller: &'a Caller,
     pub(super) wait: Wait,
-    /// Until its reply is known: the transfer that is to bring the lock.
-    handoff: Option<IncomingHandoff>,
-    /// The next request without a handoff.
+    /// The next request.
     request: AcquireRequest,
     pub(super) retry: RetryPolicy,
     /// Whether a request without a reply may have begun the hold, or may still begin it.
@@ -69,32 +63,30 @@ impl<'a> Attempt<'a> {
     ) -> Self {
         let registration = match arrival {
             // The thread in front may have left the client registered.
-            Arrival::Next { .. } | Arrival::Handoff(_) => Registration::Registered,
+            Arrival::Next => Registration::Registered,
             Arrival::First { .. } if !wait.is_over() => Registration::IfHeld,
             Arrival::First { .. } | Arrival::Beside => Registration::None,
         };
         let has_released = || !shared.queues(caller.kind).released(name).is_empty();
-        let (after_release, yields, handoff) = match arrival {
-            Arrival::First { after_release } => (after_release, false, None),
-            Arrival::Beside => (has_released(), false, None),
-            Arrival::Next { yields } => (has_released(), yields, None),
-            Arrival::Handoff(pending) => (false, false, Some(IncomingHandoff::new(pending))),
+        let after_release = match arrival {
+            Arrival::First { after_release } => after_release,
+            Arrival::Beside | Arrival::Next => has_released(),
         };
         let retry = RetryPolicy::new(wait, &shared.config, caller.times);
         let request = AcquireRequest {
             hold: shared.identity.next_hold(caller.kind, name),
             lease: caller.times.lease,
             registration,
-            yields_until: yields_until(yields),
+            yields_until: Instant::now(),
             limits: retry.limits(),
             may_be_early: shared.config.uses(Mechanism::EarlyRequest),
+            may_be_followed: !caller.options.tenure().is_zero(),
         };
         let in_doubt = false;
         Self {
             shared,
             caller,
             wait,
-            handoff,
             request,
             retry,
             in_doubt,
@@ -110,19 +102,6 @@ impl<'a> Attempt<'a> {
         &mut self,
         mut started: Option<SentAcquire<PendingReply<AcquireReply>>>,
     ) -> Result<Tried, Failure> {
-        if let Some(handoff) = &mut self.handoff {
-            let received = handoff.receive(self.shared, self.caller, &self.retry)?;
-            self.handoff = None;
-            self.retry.record_reply();
-            match received {
-                HandoffOutcome::Held(lease) => {
-                    return Ok(Tried::Acquired(NewHold::HandedOff(lease)));
-                }
-                HandoffOutcome::MustAcquire { yields } => {
-                    self.request.yields_until = yields_until(yields);
-                }
-            }
-        }
         loop {
             let answered = match started.take() {
                 None => self.request.execute(&*self.shared.store, self.next_in_turn()),
@@ -131,8 +110,8 @@ impl<'a> Attempt<'a> {
             let sent = answered.sent;
             match self.record_reply(answered) {
                 Ok(AcquireReply::Acquired { fence, room }) => {
-                    let lease = self.begin_hold(fence, sent);
-                    return Ok(Tried::Acquired(NewHold::Acquired { lease, room }));
+                    let lease = self.begin_hold(fence, room, sent);
+                    return Ok(Tried::Acquired(NewHold { lease, room }));
                 }
                 Ok(AcquireReply::Held { .. } | AcquireReply::Unknown { .. })
                     if self.confirm_releases()? => {}
@@ -147,11 +126,6 @@ impl<'a> Attempt<'a> {
                 }
             }
         }
-    }
-
-    /// Returns `true` if nothing was sent that may bring a hold.
-    pub(super) fn may_be_refused(&self) -> bool {
-        self.handoff.is_none()
     }
 
     pub(super) fn check_cancelled(&self) -> Result<(), Error> {
@@ -179,8 +153,8 @@ impl<'a> Attempt<'a> {
     }
 
     /// The request that another thread may send in the meantime.
-    pub(super) fn next_request(&self) -> Option<&AcquireRequest> {
-        self.handoff.is_none().then_some(&self.request)
+    pub(super) fn next_request(&self) -> &AcquireRequest {
+        &self.request
     }
 
     /// What the thread behind this one wants that has its turn along with it.
@@ -257,8 +231,8 @@ impl<'a> Attempt<'a> {
     }
 
     /// Begins the hold that a request sent at `sent` has acquired.
-    fn begin_hold(&self, fence: u64, sent: Moment) -> Arc<Lease> {
-        let lease = Arc::new(Lease::new(self.request.hold.clone(), fence, self.caller, sent));
+    fn begin_hold(&self, fence: u64, room: u32, sent: Moment) -> Arc<Lease> {
+        let lease = Arc::new(Lease::new(self.request.hold.clone(), fence, room, self.caller, sent));
         if self.in_doubt {
             lease.mark_in_doubt();
         }
@@ -268,9 +242,6 @@ impl<'a> Attempt<'a> {
 
     /// Cleans up after attempts that have not acquired the lock.
     pub(super) fn clean_up(&mut self) {
-        if let Some(handoff) = &mut self.handoff {
-            handoff.give_up(self.shared, self.caller);
-        }
         if self.in_doubt {
             self.shared.clean_up(&self.request.hold, self.caller.times.lease, false);
         }
@@ -321,9 +292,4 @@ impl<'a> Attempt<'a> {
             }),
         });
     }
-}
-
-/// Until when a thread yields after the lock was released for another client.
-fn yields_until(yields: bool) -> Instant {
-    Instant::now() + if yields { YIELD_TIME } else { Duration::ZERO }
 }

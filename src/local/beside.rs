@@ -24,11 +24,10 @@ pub(super) fn acquire(
     let mut beside = Beside { queues, name, kind, room: 0 };
     queues.check_open()?;
     let outcome = match attempt.run(None) {
-        Ok(Tried::Acquired(NewHold::Acquired { lease, room })) => {
+        Ok(Tried::Acquired(NewHold { lease, room })) => {
             beside.room = room;
             return Ok(Some(lease));
         }
-        Ok(Tried::Acquired(NewHold::HandedOff(lease))) => return Ok(Some(lease)),
         Ok(Tried::Held { .. }) => Ok(None),
         Err(mut failure) => match attempt.retry.pause_after(&mut failure) {
             Some(_) => Ok(None),

@@ -147,15 +147,15 @@ impl EndNotifier {
         self.counters.settle_hold();
     }
 
-    fn report_release(&self, lease: &Lease) {
-        let (name, fence, held) = (lease.name(), lease.fence, lease.held());
+    pub(super) fn report_release(&self, lease: &Lease) {
+        let (name, fence, held) = (lease.name(), lease.fence(), lease.held());
         self.counters.released.add(1);
         self.events.emit(|| Event::Released { name: name.to_string(), fence, held });
         self.events.debug(|| format!("released lock {name:?} after {held:?}"));
     }
 
     fn report_failed_release(&self, lease: &Lease, failure: &Failure) {
-        let (name, fence) = (lease.name(), lease.fence);
+        let (name, fence) = (lease.name(), lease.fence());
         self.counters.failed_releases.add(1);
         self.events.emit(|| Event::ReleaseFailed {
             name: name.to_string(),
@@ -179,7 +179,7 @@ impl EndNotifier {
     }
 
     fn log_loss(&self, lease: &Lease, why: &str) {
-        let (name, fence) = (lease.name(), lease.fence);
+        let (name, fence) = (lease.name(), lease.fence());
         if !lease.is_unreported() {
             self.events
                 .warn(|| format!("the lease of lock {name:?} (fence {fence}) is lost: {why}"));
@@ -203,7 +203,7 @@ impl EndNotifier {
 
     /// Tells the program of a loss.
     pub(crate) fn tell_loss(&self, lease: &Lease) {
-        let (name, fence) = (lease.name(), lease.fence);
+        let (name, fence) = (lease.name(), lease.fence());
         self.counters.lost.add(1);
         self.events.emit(|| Event::Lost { name: name.to_string(), fence });
     }

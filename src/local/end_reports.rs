@@ -21,6 +21,11 @@ impl EndReports {
         self.ends.report_end(lease, outcome, |in_doubt| self.renewer.add_clean_up(in_doubt));
     }
 
+    /// Reports a hold that ends and is followed by another in its tenure.
+    pub(super) fn report_handoff(&self, lease: &Lease) {
+        self.ends.report_release(lease);
+    }
+
     /// As `report_end`, with the reply to a release that was posted.
     pub(super) fn report_reply(&self, lease: &Lease, reply: Result<HoldReply, Failure>) {
         let outcome = match reply {

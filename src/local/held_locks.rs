@@ -73,7 +73,7 @@ mod tests {
         let (name, client) = (Arc::from(format!("lock {nonce}")), Arc::from("me"));
         let id = HoldId { kind: HoldKind::Lock, name, client, nonce };
         let caller = Caller::current(&Config::default(), &LockOptions::default());
-        table.insert(&Arc::new(Lease::new(id, nonce, &caller, Moment::now())));
+        table.insert(&Arc::new(Lease::new(id, nonce, 0, &caller, Moment::now())));
     }
 
     #[test]

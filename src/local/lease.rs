@@ -5,6 +5,7 @@
 //! [`EndNotifier`](crate::local::end_notifier::EndNotifier) reports a loss to others.
 
 use std::convert::Infallible;
+use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::thread::ThreadId;
@@ -14,6 +15,7 @@ use crossbeam_channel::{Receiver, bounded};
 use parking_lot::Mutex;
 
 use crate::clock::Moment;
+use crate::config::LockOptions;
 use crate::local::call::Caller;
 use crate::local::deadline::Deadline;
 use crate::local::identity::Thread;
@@ -38,19 +40,16 @@ const RELEASED_AGAIN: u8 = 4;
 #[derive(Debug)]
 pub(crate) struct Lease {
     pub(crate) id: HoldId,
-    pub(crate) fence: u64,
     pub(crate) span: HoldSpan,
     /// Of a whole lease.
     duration: Duration,
     renewed: bool,
-    /// When the reply came that brought it.
-    acquired: Moment,
+    /// When the tenure began: when the request was sent that has brought it.
+    begun: Moment,
     /// The age limit.
     end: Moment,
     /// Until then the lock stays taken, however early the hold is released.
     kept_until: Moment,
-    /// `None` for a hold that belongs to no thread.
-    thread: Option<Thread>,
     deadline: Deadline,
     /// When it was ended; [`Moment::FIRST`] before.
     ended: AtomicU64,
@@ -63,8 +62,20 @@ pub(crate) struct Lease {
     told: AtomicU8,
     /// Whether the last renewal has failed. Only the renewer uses it.
     failing: AtomicBool,
+    current: Mutex<CurrentHold>,
+}
+
+/// What the holds of a tenure do not have in common.
+#[derive(Debug)]
+struct CurrentHold {
+    fence: u64,
+    /// How many holds may follow, each with the next token.
+    room: u32,
+    acquired: Moment,
+    /// `None` for a hold that belongs to no thread.
+    thread: Option<Thread>,
     /// Made when the first thread asks for a receiver. Its sender is dropped when the hold is over.
-    over: Mutex<Option<Box<OverChannel>>>,
+    over: Option<Box<OverChannel>>,
 }
 
 /// What the renewer has to do for a lease next.
@@ -79,28 +90,33 @@ pub(crate) enum NextStep {
 }
 
 impl Lease {
-    /// A hold of the caller, acquired by a request that was sent at `sent`.
-    pub(crate) fn new(id: HoldId, fence: u64, caller: &Caller, sent: Moment) -> Self {
+    /// A hold of the caller, acquired by a request that was sent at `sent`. There is `room` for so
+    /// many more that follow it.
+    pub(crate) fn new(id: HoldId, fence: u64, room: u32, caller: &Caller, sent: Moment) -> Self {
         let Caller { thread, options, times, in_set, .. } = caller;
         let replied = Moment::now();
         Self {
             id,
-            fence,
             span: HoldSpan::default(),
             duration: options.lease,
             renewed: options.renew,
-            acquired: replied,
-            end: options.max_hold.map_or(Moment::NEVER, |age| sent.after(age)),
+            begun: sent,
+            end: age_limit(sent, options.max_hold),
             // From the reply, because the store has begun the hold by then.
             kept_until: options.hold_at_least.map_or(Moment::FIRST, |time| replied.after(time)),
-            thread: thread.clone(),
             deadline: Deadline::new(local_deadline(sent, times.lease)),
             ended: AtomicU64::new(Moment::FIRST.raw()),
             depth: AtomicU32::new(1),
             in_doubt: AtomicBool::new(false),
             failing: AtomicBool::new(false),
             told: AtomicU8::new(if *in_set { 0 } else { REPORTED }),
-            over: Mutex::new(None),
+            current: Mutex::new(CurrentHold {
+                fence,
+                room,
+                acquired: replied,
+                thread: thread.clone(),
+                over: None,
+            }),
         }
     }
 
@@ -108,19 +124,57 @@ impl Lease {
         &self.id.name
     }
 
+    pub(crate) fn fence(&self) -> u64 {
+        self.current.lock().fence
+    }
+
     pub(crate) fn thread(&self) -> Option<ThreadId> {
-        self.thread.as_ref().map(|thread| thread.id)
+        self.current.lock().thread.as_ref().map(|thread| thread.id)
+    }
+
+    /// Returns `true` if the caller can have the next hold of this tenure: it wants the same, there
+    /// is time and a token left, and no request of the tenure is in doubt.
+    pub(crate) fn may_be_followed_by(&self, caller: &Caller) -> bool {
+        let LockOptions { lease, renew, max_hold, hold_at_least, .. } = caller.options;
+        (self.duration, self.renewed) == (lease, renew)
+            && self.end == age_limit(self.begun, max_hold)
+            && (self.kept_until, hold_at_least) == (Moment::FIRST, None)
+            && self.current.lock().room > 0
+            && Moment::now() < self.begun.after(caller.options.tenure())
+            && !self.is_in_doubt()
+            && !self.remaining().is_zero()
+    }
+
+    /// Begins the next hold of the tenure in place of this one, which is over. It relies on what the
+    /// tenure has: a renewal that is on its way counts for it, and so does a loss.
+    pub(crate) fn begin_next(&self, caller: &Caller) {
+        self.told.store(0, Ordering::Release);
+        self.set_depth(1);
+        let mut current = self.current.lock();
+        let next = CurrentHold {
+            fence: current.fence + 1,
+            room: current.room - 1,
+            acquired: Moment::now(),
+            thread: caller.thread.clone(),
+            over: None,
+        };
+        let CurrentHold { over, .. } = mem::replace(&mut *current, next);
+        drop(current);
+        if let Some(channel) = over {
+            channel.disconnect();
+        }
     }
 
     /// Returns `true` unless it belongs to a thread that has ended.
     pub(crate) fn has_living_thread(&self) -> bool {
-        self.thread.as_ref().is_none_or(Thread::is_alive)
+        self.current.lock().thread.as_ref().is_none_or(Thread::is_alive)
     }
 
     /// Returns how long its holder has had it.
     pub(crate) fn held(&self) -> Duration {
         let ended = Moment::from_raw(self.ended.load(Ordering::Relaxed));
-        if ended == Moment::FIRST { Moment::now() } else { ended }.since(self.acquired)
+        let ended = if ended == Moment::FIRST { Moment::now() } else { ended };
+        ended.since(self.current.lock().acquired)
     }
 
     pub(crate) fn depth(&self) -> u32 {
@@ -250,23 +304,29 @@ impl Lease {
         self.deadline.is_lost()
     }
 
+    /// As `is_lost`, for the hold of the tenure that has this token: one that was handed off has
+    /// ended before.
+    pub(crate) fn is_lost_with(&self, fence: u64) -> bool {
+        self.is_lost() && self.fence() == fence
+    }
+
     /// Returns a receiver that is disconnected when the hold is over, and gets no message.
     pub(crate) fn over(&self) -> Receiver<Infallible> {
-        let mut over = self.over.lock();
+        let mut current = self.current.lock();
         // What is marked after this line finds the channel.
         if self.deadline.is_settled() {
             return bounded(0).1;
         }
-        over.get_or_insert_with(|| Box::new(OverChannel::new())).receiver.clone()
+        current.over.get_or_insert_with(|| Box::new(OverChannel::new())).receiver.clone()
     }
 
     /// Lets the hold disconnect a channel of several holds when it is over.
     pub(crate) fn share_over(&self, channel: &OverChannel) {
-        let mut over = self.over.lock();
+        let mut current = self.current.lock();
         if self.deadline.is_settled() {
             channel.disconnect();
         } else {
-            *over = Some(Box::new(channel.clone()));
+            current.over = Some(Box::new(channel.clone()));
         }
     }
 
@@ -287,14 +347,9 @@ impl Lease {
 
     /// Disconnects the receivers, also those that watch other holds as well.
     fn disconnect(&self) {
-        if let Some(channel) = self.over.lock().take() {
+        if let Some(channel) = self.current.lock().over.take() {
             channel.disconnect();
         }
-    }
-
-    /// Returns `true` if the lock stays taken when the hold is released now.
-    pub(crate) fn is_kept(&self) -> bool {
-        self.kept_until > Moment::now()
     }
 
     /// Returns the request that releases the hold.
@@ -330,6 +385,11 @@ impl Lease {
     }
 }
 
+/// Returns the moment at which the holds of a tenure are lost that began then.
+fn age_limit(begun: Moment, max_hold: Option<Duration>) -> Moment {
+    max_hold.map_or(Moment::NEVER, |age| begun.after(age))
+}
+
 /// Returns the moment until which a lease may be relied on that a request sent at `sent` has
 /// brought.
 pub(crate) fn local_deadline(sent: Moment, lease: Duration) -> Moment {
@@ -345,7 +405,7 @@ fn drift(lease: Duration) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Config, LockOptions};
+    use crate::config::Config;
     use crate::store::hold::HoldKind;
     use crossbeam_channel::TryRecvError;
     use std::thread::sleep;
@@ -361,7 +421,7 @@ mod tests {
     }
 
     fn acquired(options: &LockOptions, sent: Moment) -> Lease {
-        Lease::new(id(), 7, &Caller::current(&Config::default(), options), sent)
+        Lease::new(id(), 7, 0, &Caller::current(&Config::default(), options), sent)
     }
 
     fn expired() -> Lease {
@@ -455,7 +515,7 @@ mod tests {
     fn the_loss_of_a_hold_is_told_once_and_after_the_hold() {
         let caller = Caller::current(&Config::default(), &options());
         let in_set = Caller { in_set: true, ..caller };
-        let lease = |caller| Lease::new(id(), 7, caller, Moment::now());
+        let lease = |caller| Lease::new(id(), 7, 0, caller, Moment::now());
         let lost_before = lease(&in_set);
         assert!(!lost_before.may_tell_loss() && lost_before.set_reported());
         let lost_later = lease(&in_set);

@@ -1,9 +1,9 @@
 //! What happens in this process: which thread holds what, which threads wait, and what keeps leases
 //! alive.
 //!
-//! Calls go one way. `acquire` and `release` are entered from the face. Both use `handoff`,
-//! `reentrancy` and `ending`, all of them borrow `shared`, and that uses the wait queues, the
-//! renewer and the listener.
+//! Calls go one way. `acquire` and `release` are entered from the face. Both use `reentrancy` and
+//! `ending`, all of them borrow `shared`, and that uses the wait queues, the renewer and the
+//! listener.
 
 pub(crate) mod acquire;
 pub(crate) mod acquire_all;
@@ -19,7 +19,6 @@ mod due_channel;
 pub(crate) mod end_notifier;
 pub(crate) mod end_reports;
 pub(crate) mod ending;
-pub(crate) mod handoff;
 pub(crate) mod held_locks;
 pub(crate) mod identity;
 pub(crate) mod lease;

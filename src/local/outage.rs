@@ -86,7 +86,7 @@ impl RenewalReports {
     }
 
     fn record_loss(&mut self, lease: &Lease, why: &'static str) {
-        let first = || (0, format!("{:?} (fence {})", lease.name(), lease.fence));
+        let first = || (0, format!("{:?} (fence {})", lease.name(), lease.fence()));
         self.lost.entry(why).or_insert_with(first).0 += 1;
         if let Some(outage) = self.outage.as_mut().filter(|_| lease.is_failing()) {
             outage.lost += 1;
@@ -115,7 +115,7 @@ impl RenewalReports {
         self.ends.counters.failed_renewals.add(1);
         self.ends.events.emit(|| Event::RenewalFailing {
             name: lease.name().to_string(),
-            fence: lease.fence,
+            fence: lease.fence(),
             remaining,
             reason: source.to_string(),
         });

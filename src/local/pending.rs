@@ -1,20 +1,17 @@
-//! Requests that one thread sends and another may wait for: an acquire that is sent for a sleeping
-//! waiter, and a transfer whose reply the receiving thread reads.
+//! The request of a waiter at the head, which another thread may send while the waiter sleeps.
 //!
 //! Decides what such a request says whenever it is sent. What its reply means is decided by the
-//! thread that waits for it, in `acquire.rs` and `handoff.rs`.
+//! thread that waits for it, in `attempt.rs`.
 
 use std::fmt;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::clock::Moment;
 use crate::failure::Failure;
-use crate::local::lease::Lease;
 use crate::local::retry::RequestLimits;
 use crate::store::Store;
 use crate::store::hold::{HoldId, HoldKind};
-use crate::store::request::{Acquire, AcquireReply, PendingReply, Registration, TransferReply};
+use crate::store::request::{Acquire, AcquireReply, PendingReply, Registration};
 
 /// The next request of the thread at the head of a wait queue. The thread sends it itself, or,
 /// while it sleeps, the thread that hears first that the lock may be free.
@@ -28,6 +25,8 @@ pub(crate) struct AcquireRequest {
     pub(super) limits: RequestLimits,
     /// Whether another thread may send it.
     pub(super) may_be_early: bool,
+    /// Whether other holds of a lock may follow this one in a tenure.
+    pub(super) may_be_followed: bool,
 }
 
 /// A request that was sent, and its reply or what there is of it.
@@ -69,10 +68,15 @@ impl AcquireRequest {
         send: impl FnOnce(Acquire<'_>) -> R,
     ) -> SentAcquire<R> {
         let sent = Moment::now();
-        let is_followed = (self.hold.kind, next) == (HoldKind::Read, Some(HoldKind::Read));
+        let yields = Instant::now() < self.yields_until;
+        let is_followed = match (self.hold.kind, next) {
+            (HoldKind::Read, Some(HoldKind::Read)) => true,
+            (HoldKind::Lock, Some(_)) => self.may_be_followed && !yields,
+            _ => false,
+        };
         let registration = match self.registration {
             Registration::Registered if is_followed => Registration::Followed,
-            _ if Instant::now() < self.yields_until => Registration::Yielding,
+            _ if yields => Registration::Yielding,
             registration => registration,
         };
         let Self { hold, lease, .. } = self;
@@ -98,31 +102,11 @@ impl<R> fmt::Debug for SentAcquire<R> {
     }
 }
 
-/// A handoff on its way: a transfer that was sent. Either thread can wait for the reply.
-pub(crate) struct PendingHandoff {
-    /// The hold that ends.
-    pub(super) from: Arc<Lease>,
-    /// The hold that begins.
-    pub(super) to: HoldId,
-    /// Whether a waiting client gets the lock instead.
-    pub(super) yields: bool,
-    /// When the transfer was sent.
-    pub(super) sent: Moment,
-    pub(super) reply: PendingReply<TransferReply>,
-    /// Whether the receiving thread reports how the hold has ended, because the releasing thread
-    /// does not wait for that.
-    pub(super) reports_end: bool,
-}
-
-impl fmt::Debug for PendingHandoff {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PendingHandoff").field("to", &self.to).finish_non_exhaustive()
-    }
-}
-
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use std::sync::Arc;
+
     use crate::config::Config;
     use crate::local::call::CallTimes;
     use crate::local::retry::{RetryLimit, RetryPolicy};
@@ -140,6 +124,7 @@ pub(super) mod tests {
             registration: Registration::IfHeld,
             yields_until: Instant::now(),
             may_be_early: true,
+            may_be_followed: true,
             limits: RetryPolicy::new(RetryLimit::Endless, &config, times).limits(),
         }
     }

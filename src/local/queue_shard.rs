@@ -99,7 +99,7 @@ impl QueueShard {
             }
             return None;
         };
-        next.signals.send(Signal::Head { yields: false });
+        next.signals.send(Signal::Head);
         Some(next.caller.kind)
     }
 

@@ -8,16 +8,15 @@ use std::time::Instant;
 
 use crate::clock::end_of;
 use crate::config::{LockOptions, Mechanism};
-use crate::durability::Durability;
 use crate::error::{Error, Result};
 use crate::local::call::CallTimes;
 use crate::local::end_notifier::HoldFailure;
 use crate::local::ending;
 use crate::local::lease::Lease;
+use crate::local::reentrancy;
 use crate::local::retry::{RetryLimit, RetryPolicy};
 use crate::local::shared::Shared;
-use crate::local::{handoff, reentrancy};
-use crate::store::hold::HoldKind;
+use crate::spans::OpenSpan;
 use crate::store::request::{Change, HoldReply, PostedChange, Release};
 
 /// Releases a level of a hold, and waits until it is known how that went. The hold ends with the
@@ -38,9 +37,9 @@ pub(crate) fn unlock_all(shared: &Shared, leases: &[Arc<Lease>]) -> Result<()> {
     let mut limit = RetryLimit::Brief;
     let mut outcome = Ok(());
     for lease in leases {
-        lease.set_depth(0);
+        let span = lower(lease, 0);
         let mut retry = RetryPolicy::new(limit, &shared.config, times);
-        let released = finish(lease, release(shared, lease, &mut retry));
+        let released = finish(lease, span, release(shared, lease, &mut retry));
         if let Err(Error::NoQuorum { .. } | Error::Unavailable { .. }) = &released {
             limit = RetryLimit::End(Instant::now());
         }
@@ -63,18 +62,18 @@ pub(crate) fn unlock_on_drop(shared: &Shared, lease: &Arc<Lease>) -> Result<()> 
     }
     shared.identity.check_process()?;
     let depth = lease.depth().saturating_sub(1);
-    lease.set_depth(depth);
+    let span = lower(lease, depth);
     let outcome = if depth > 0 {
         post_depth(shared, lease, depth, &retry)
     } else {
         begin_release(shared, lease, &retry).map(|post| {
             if let Some(post) = post {
                 shared.store.post(post);
-                end_posted(shared, lease);
+                let_next_try(shared, lease);
             }
         })
     };
-    finish(lease, outcome)
+    finish(lease, span, outcome)
 }
 
 /// As `unlock_on_drop`, for the holds of a set, which have one level each: their releases are sent
@@ -83,16 +82,20 @@ pub(crate) fn unlock_all_on_drop(shared: &Shared, leases: &[Arc<Lease>]) {
     if !posts_releases(shared) || shared.identity.check_process().is_err() {
         return leases.iter().for_each(|lease| drop(unlock_on_drop(shared, lease)));
     }
-    let posts = leases.iter().filter_map(|lease| {
-        let retry = retry_on_drop(shared, lease);
-        lease.set_depth(0);
-        // What was lost is not released.
-        begin_release(shared, lease, &retry).ok().flatten()
-    });
-    shared.store.post_all(posts.collect());
+    let (mut posts, mut ends) = (Vec::new(), Vec::new());
     for lease in leases {
-        end_posted(shared, lease);
-        end_span(lease);
+        let span = lower(lease, 0);
+        // What was lost is not released.
+        let release = begin_release(shared, lease, &retry_on_drop(shared, lease));
+        ends.push((lease, span, release.is_err(), matches!(release, Ok(Some(_)))));
+        posts.extend(release.ok().flatten());
+    }
+    shared.store.post_all(posts);
+    for (lease, span, lost, posted) in ends {
+        if posted {
+            let_next_try(shared, lease);
+        }
+        end_span(span, lost);
     }
 }
 
@@ -104,7 +107,7 @@ fn retry_on_drop(shared: &Shared, lease: &Lease) -> RetryPolicy {
 
 /// Returns `true` if the thread that drops a guard does not wait for the reply.
 fn posts_releases(shared: &Shared) -> bool {
-    shared.config.uses(Mechanism::PostedRelease) && shared.config.uses(Mechanism::Handoff)
+    shared.config.uses(Mechanism::PostedRelease)
 }
 
 /// Ends a hold for which there is no guard.
@@ -143,7 +146,7 @@ fn unlock_level(
 ) -> Result<()> {
     shared.identity.check_process()?;
     let depth = lease.depth().saturating_sub(1);
-    lease.set_depth(depth);
+    let span = lower(lease, depth);
     let outcome = if depth > 0 {
         let outcome = reentrancy::set_depth(shared, lease, depth, durable, retry);
         if let Err(HoldFailure::Failed(failure)) = &outcome {
@@ -153,12 +156,19 @@ fn unlock_level(
     } else {
         release(shared, lease, &mut retry)
     };
-    finish(lease, outcome)
+    finish(lease, span, outcome)
+}
+
+/// Notes that a guard is gone. With the last one, returns the span of the hold, which is another's
+/// once the lock is handed off.
+fn lower(lease: &Lease, depth: u32) -> Option<OpenSpan> {
+    lease.set_depth(depth);
+    if depth == 0 { lease.span.take() } else { None }
 }
 
 /// Returns the result of a release. What a shutdown has ended is over, as it should be.
-fn finish(lease: &Lease, outcome: Result<(), HoldFailure>) -> Result<()> {
-    end_span(lease);
+fn finish(lease: &Lease, span: Option<OpenSpan>, outcome: Result<(), HoldFailure>) -> Result<()> {
+    end_span(span, matches!(outcome, Err(HoldFailure::Lost)));
     match outcome {
         Ok(()) | Err(HoldFailure::Ended) => Ok(()),
         Err(failure) => Err(failure.into_error("release", lease.name())),
@@ -167,56 +177,38 @@ fn finish(lease: &Lease, outcome: Result<(), HoldFailure>) -> Result<()> {
 
 /// Ends the span of a hold that has no guard any more. Only now: a subscriber must not delay the
 /// release.
-fn end_span(lease: &Lease) {
-    if lease.depth() == 0
-        && let Some(span) = lease.span.take()
-    {
-        span.close(lease.is_lost());
+fn end_span(span: Option<OpenSpan>, lost: bool) {
+    if let Some(span) = span {
+        span.close(lost);
     }
 }
 
-/// Ends a hold.
+/// Ends a hold, and waits until that is so.
 fn release(
     shared: &Shared,
     lease: &Arc<Lease>,
     retry: &mut RetryPolicy,
 ) -> Result<(), HoldFailure> {
+    shared.held_locks.remove(lease);
     end_locally(shared, lease)?;
-    let hands_off = shared.config.uses(Mechanism::Handoff) && !lease.is_kept();
-    let outcome =
-        if hands_off && let Some((waiter, handoffs)) = shared.wait_queues.start_handoff(lease) {
-            let pending = handoff::start(shared, lease, &waiter.caller, handoffs, retry);
-            handoff::finish(shared, pending, &waiter, retry)
-        } else {
-            if lease.id.kind == HoldKind::Lock {
-                // A set may be acquired outside the queue as soon as the request is executed.
-                shared.wait_queues.remember_released(lease);
-            }
-            let outcome = ending::release_in_store(shared, lease, retry, false);
-            shared.end_reports.settle(lease, &outcome);
-            shared.wait_queues.end_hold(lease);
-            shared.wake_head(lease.id.kind, lease.name());
-            return outcome;
-        };
-    shared.end_reports.report_end(lease, &outcome);
+    let outcome = ending::release_in_store(shared, lease, retry, false);
+    shared.end_reports.settle(lease, &outcome);
+    let_next_try(shared, lease);
     outcome
 }
 
-/// Ends a hold. Returns the release that is to be posted, unless a waiter gets the lock: it waits
-/// for the reply.
+/// Ends a hold, and returns the release that is to be posted. `None` if the lock was handed off to
+/// the next thread.
 fn begin_release<'a>(
     shared: &Shared,
     lease: &'a Arc<Lease>,
     retry: &RetryPolicy,
 ) -> Result<Option<PostedChange<'a>>, HoldFailure> {
-    end_locally(shared, lease)?;
-    let queues = shared.queues(lease.id.kind);
-    // A transfer would wait for replicas or disks, and so would this thread.
-    let hands_off = !lease.is_kept() && shared.config.durability == Durability::Memory;
-    if let Some((waiter, handoffs)) = queues.start_release(lease, hands_off) {
-        waiter.forward_handoff(handoff::start(shared, lease, &waiter.caller, handoffs, retry));
+    shared.held_locks.remove(lease);
+    if shared.queues(lease.id.kind).hand_off(lease, || shared.end_reports.report_handoff(lease)) {
         return Ok(None);
     }
+    end_locally(shared, lease)?;
     let (reports, released) = (shared.end_reports.clone(), lease.clone());
     let Release { hold, kept_until, deadline } = lease.to_release(retry.request_deadline());
     Ok(Some(PostedChange {
@@ -227,9 +219,9 @@ fn begin_release<'a>(
     }))
 }
 
-/// Lets the next waiter try, once the release of a hold was posted: not before, because the waiter
-/// may have the connections wait for replicas or disks.
-fn end_posted(shared: &Shared, lease: &Lease) {
+/// Lets the next waiter try, once the release of a hold was sent: not before, because the waiter may
+/// have the connections wait for replicas or disks.
+fn let_next_try(shared: &Shared, lease: &Lease) {
     shared.queues(lease.id.kind).end_hold(lease);
     shared.wake_head(lease.id.kind, lease.name());
 }
@@ -260,10 +252,11 @@ fn post_depth(
 
 /// Ends a hold in this process: from here on it is not renewed. What was lost is not released: it
 /// does not exist any more, or is being cleaned up.
-fn end_locally(shared: &Shared, lease: &Lease) -> Result<(), HoldFailure> {
-    shared.held_locks.remove(lease);
+fn end_locally(shared: &Shared, lease: &Arc<Lease>) -> Result<(), HoldFailure> {
     if shared.is_valid(lease) && lease.end() {
         shared.counters.end_hold();
+        // A call may find it in the store until the release is executed.
+        shared.queues(lease.id.kind).remember_released(lease);
         return Ok(());
     }
     shared.wait_queues.end_hold(lease);

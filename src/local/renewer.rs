@@ -142,7 +142,7 @@ mod tests {
         fn lease(&self, nonce: u64, duration: Duration) -> Arc<Lease> {
             let options = LockOptions { lease: duration, ..LockOptions::default() };
             let caller = Caller::current(&Config::default(), &options);
-            let lease = Arc::new(Lease::new(id(nonce), nonce, &caller, Moment::now()));
+            let lease = Arc::new(Lease::new(id(nonce), nonce, 0, &caller, Moment::now()));
             self.renewer.add_lease(&lease);
             lease
         }
@@ -298,7 +298,7 @@ mod tests {
         let leases = [scene.lease(1, LEASE * 10), scene.lease(2, LEASE * 4), {
             let options = LockOptions { lease: LEASE * 6, renew: false, ..LockOptions::default() };
             let caller = Caller::current(&Config::default(), &options);
-            Arc::new(Lease::new(id(3), 3, &caller, Moment::now()))
+            Arc::new(Lease::new(id(3), 3, 0, &caller, Moment::now()))
         }];
         scene.renewer.add_lease(&leases[2]);
         for lease in [&leases[1], &leases[2], &leases[0]] {

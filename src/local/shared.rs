@@ -2,7 +2,7 @@
 //!
 //! Decides how the parts of a client are connected, and whether a hold may still be relied on. What
 //! calls do with these parts is decided by the functions that borrow them: `acquire`, `release`,
-//! `handoff`, `ending`, `reentrancy` and `status`.
+//! `ending`, `reentrancy` and `status`.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -173,8 +173,30 @@ impl Shared {
         self.renewer.add_lease(lease);
     }
 
+    /// Begins the hold that another thread of this process has handed off. Returns `false` if it was
+    /// lost on the way: no call gets it then.
+    pub(super) fn take_hold(&self, lease: &Arc<Lease>, caller: &Caller) -> bool {
+        if !self.is_valid(lease) {
+            return false;
+        }
+        self.counters.handoffs.add(1);
+        self.held_locks.insert(lease);
+        if !caller.in_set {
+            self.report_later(lease, caller);
+        }
+        true
+    }
+
+    /// Reports a hold that has begun before.
+    pub(super) fn report_later(&self, lease: &Lease, caller: &Caller) {
+        self.report_acquired(lease, caller);
+        if lease.set_reported() {
+            self.end_reports.ends.tell_loss(lease);
+        }
+    }
+
     pub(super) fn report_acquired(&self, lease: &Lease, caller: &Caller) {
-        let (name, fence, waited) = (lease.name(), lease.fence, caller.begin.elapsed());
+        let (name, fence, waited) = (lease.name(), lease.fence(), caller.begin.elapsed());
         self.counters.acquired.add(1);
         self.events.emit(|| Event::Acquired { name: name.to_string(), fence, waited });
         self.events.debug(|| format!("acquired lock {name:?} (fence {fence}) after {waited:?}"));

@@ -33,7 +33,7 @@ use crate::store::job::{Action, Job, JobOutcome, JobRunner};
 use crate::store::memory::Memory;
 use crate::store::request::{
     Acquire, AcquireReply, Change, HoldReply, HolderReply, PendingReply, PostedChange,
-    Registration, Release, SetDepth, Transfer, TransferReply, WaitingClient,
+    Registration, Release, SetDepth, WaitingClient,
 };
 use crate::store::wake::Wakeups;
 
@@ -168,11 +168,6 @@ impl Store for Scripted {
         }
     }
 
-    fn transfer(&self, request: Transfer<'_>) -> PendingReply<TransferReply> {
-        let reply = self.apply_outcome(|| self.inner.transfer(request).wait());
-        PendingReply::new(|| reply)
-    }
-
     fn inspect(&self, name: &str, deadline: Instant) -> Result<Option<HolderReply>, Failure> {
         self.inner.inspect(name, deadline)
     }
@@ -241,7 +236,8 @@ impl Scene {
     }
 
     fn with_backoff(store: Scripted, lease: Duration, backoff: (Duration, Duration)) -> Self {
-        let options = LockOptions { lease, renew: false, ..LockOptions::default() };
+        let tenure = Some(lease / 3);
+        let options = LockOptions { lease, renew: false, tenure, ..LockOptions::default() };
         let config = Config {
             options: options.clone(),
             retry_window: Duration::from_millis(200),
@@ -397,28 +393,65 @@ fn hand_off(scene: &Scene, unlock: impl FnOnce(&Arc<Lease>)) {
     });
 }
 
-#[test]
-fn an_in_doubt_hold_from_a_handoff_is_cleaned_up_after_its_release() {
-    let scene = Scene::new(LEASE * 10);
-    hand_off(&scene, |lease| {
-        scene.store.set_outcomes(&[Outcome::LostReply]);
-        scene.unlock(lease).expect("handed off");
+/// As many threads as will lock one after the other once the first hold ends, each of which sends
+/// its token.
+fn lock_after(scene: &Scene, threads: u64, end: impl FnOnce(&Arc<Lease>)) -> Vec<u64> {
+    let (tokens, got) = unbounded();
+    let first = scene.lock();
+    thread::scope(|scope| {
+        for waiting in 1..=threads {
+            scope.spawn(|| {
+                let next = scene.lock();
+                tokens.send(next.lease.fence()).expect("the test goes on");
+                scene.unlock_on_drop(&next.lease).expect("released");
+            });
+            eventually(|| scene.shared.counters.to_stats().waiting == waiting);
+        }
+        end(&first.lease);
     });
+    got.try_iter().collect()
+}
+
+#[test]
+fn threads_that_wait_have_their_holds_in_one_tenure() {
+    let scene = Scene::new(LEASE * 10);
+    let tokens = lock_after(&scene, 3, |lease| scene.unlock_on_drop(lease).expect("released"));
+    let followed = [Registration::IfHeld, Registration::Followed];
+    assert_eq!(*scene.store.registrations.lock(), followed, "no request for the others");
+    assert_eq!(tokens, [tokens[0], tokens[0] + 1, tokens[0] + 2]);
+    let stats = scene.shared.counters.to_stats();
+    assert_eq!((stats.handoffs, stats.acquired, stats.released, stats.held), (2, 4, 4, 0));
+    assert!(!scene.is_held());
+}
+
+#[test]
+fn a_tenure_with_a_request_in_doubt_has_no_further_hold() {
+    let scene = Scene::new(LEASE * 10);
+    let tokens = lock_after(&scene, 2, |lease| {
+        scene.store.set_outcomes(&[Outcome::Fine, Outcome::LostReply]);
+        scene.unlock_on_drop(lease).expect("released");
+    });
+    assert_eq!(tokens.len(), 2);
+    assert_eq!(scene.shared.counters.to_stats().handoffs, 0);
     eventually(|| scene.store.releases() >= 2);
 }
 
-/// The waiter never gets that hold, so it cannot lose it.
+/// No call has had that hold, so none has lost it.
 #[test]
-fn a_handoff_that_is_answered_after_the_lease_is_no_loss() {
-    let scene = Scene::new(LEASE);
-    hand_off(&scene, |lease| {
-        scene.store.set_outcomes(&[Outcome::Slow(LEASE)]);
-        scene.unlock(lease).expect("released");
-    });
-    scene.expect_events(["released", "acquired", "released"]);
+fn a_hold_that_is_lost_while_it_is_handed_off_is_no_loss() {
+    let scene = Scene::new(LEASE * 10);
+    let caller = Caller::current(&scene.shared.config, &scene.options);
+    let lease = Arc::new(Lease::new(scene.id(7), 1, 1, &caller, Moment::now()));
+    scene.shared.add_hold(&lease, &caller);
+    scene.shared.held_locks.remove(&lease);
+    lease.begin_next(&caller);
+    scene.shared.lose(&lease);
+    assert!(!scene.shared.take_hold(&lease, &caller));
+    scene.lock();
+    scene.expect_events(["acquired", "acquired"]);
 }
 
-/// The releasing thread goes on without a reply to the transfer, and so does the waiter.
+/// The releasing thread goes on without a reply, and the waiter makes sure of the release.
 #[test]
 fn a_release_that_two_threads_learn_of_is_reported_once() {
     let scene = Scene::new(LEASE * 10);
@@ -429,18 +462,6 @@ fn a_release_that_two_threads_learn_of_is_reported_once() {
     scene.expect_events(["released", "acquired", "released"]);
     thread::sleep(LEASE / 4);
     assert!(scene.events.is_empty());
-}
-
-/// The first transfer may still be executed, after a request that brings the old hold back.
-#[test]
-fn an_in_doubt_handoff_that_comes_too_late_is_cleaned_up() {
-    let scene = Scene::new(LEASE * 10);
-    hand_off(&scene, |lease| {
-        scene.store.set_outcomes(&[Outcome::LostRequest]);
-        scene.unlock_on_drop(lease).expect("on its way");
-        scene.end_hold();
-    });
-    eventually(|| scene.store.releases() >= 2);
 }
 
 #[test]
@@ -469,7 +490,7 @@ fn a_hold_that_its_thread_finds_lost_is_cleaned_up() {
         .expect("memory");
     // The renewer does not know of it.
     let caller = Caller::current(&scene.shared.config, &scene.options);
-    let lease = Lease::new(id, 1, &caller, sent);
+    let lease = Lease::new(id, 1, 0, &caller, sent);
     assert!(exists() && !scene.shared.is_held(&lease));
     eventually(|| !exists());
 }

@@ -298,7 +298,7 @@ mod tests {
     fn lease(duration: Duration) -> Scheduled {
         let options = LockOptions { lease: duration, ..LockOptions::default() };
         let caller = Caller::current(&Config::default(), &options);
-        Scheduled::Lease(Arc::new(Lease::new(id(), 1, &caller, Moment::now())))
+        Scheduled::Lease(Arc::new(Lease::new(id(), 1, 0, &caller, Moment::now())))
     }
 
     #[test]

@@ -46,10 +46,8 @@ pub(super) fn try_until_acquired(
     let mut held_until: Option<Moment> = None;
     // Whether the last pause has ended without a wake-up.
     let mut unsignalled = false;
-    if attempt.may_be_refused() {
-        // A thread that becomes the head after `close` has sent its signals does not get one.
-        queues.check_open().map_err(Stopped::Ended)?;
-    }
+    // A thread that becomes the head after `close` has sent its signals does not get one.
+    queues.check_open().map_err(Stopped::Ended)?;
     loop {
         let pause = match attempt.run(started) {
             Ok(Tried::Acquired(hold)) => {
@@ -78,7 +76,7 @@ pub(super) fn try_until_acquired(
         queues.check_open().map_err(Stopped::Ended)?;
         attempt.check_cancelled().map_err(Stopped::Ended)?;
         let asleep = Instant::now();
-        started = waiter.sleep(pause, attempt.next_request()).map_err(Stopped::Ended)?;
+        started = waiter.sleep(pause, Some(attempt.next_request())).map_err(Stopped::Ended)?;
         unsignalled = asleep.elapsed() >= pause;
         if !unsignalled {
             // The lock was released a moment ago, so that another attempt may soon succeed too.

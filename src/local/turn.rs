@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 use crate::error::{Error, Result};
 use crate::failure::Failure;
 use crate::local::lease::Lease;
-use crate::local::pending::PendingHandoff;
 use crate::local::wait_queue::TimedOut;
 use crate::local::wait_queues::WaitQueues;
 use crate::local::waiter::{Signal, Waiter};
@@ -23,13 +22,8 @@ pub(crate) enum Turn {
     Failed(Failure),
     /// With the lock.
     HandedOff(Arc<Lease>),
-    /// With the lock unless the transfer fails.
-    HandoffPending(PendingHandoff),
     /// At the head, to acquire the lock.
-    Head {
-        /// Whether the lock was released for another client, which goes first.
-        yields: bool,
-    },
+    Head,
     /// The time was over, and nothing is known against one attempt outside the queue: the hold of
     /// the head ends, or is none that excludes others.
     Outside,
@@ -46,8 +40,7 @@ pub(crate) struct TurnLimit {
     pub(crate) slack: Duration,
 }
 
-/// Blocks until it is this thread's turn, or its time is over. A handoff that has begun by then is
-/// waited for, so that the lock is not lost.
+/// Blocks until it is this thread's turn, or its time is over.
 ///
 /// # Errors
 ///
@@ -63,8 +56,7 @@ pub(crate) fn wait(queues: &WaitQueues, waiter: &Waiter, limit: Option<TurnLimit
             Some(Signal::Failed(failure)) => return Ok(Turn::Failed(failure)),
             Some(Signal::Outside) => return Ok(Turn::Outside),
             Some(Signal::HandedOff(lease)) => return Ok(Turn::HandedOff(lease)),
-            Some(Signal::HandoffPending(pending)) => return Ok(Turn::HandoffPending(*pending)),
-            Some(Signal::Head { yields }) => return Ok(Turn::Head { yields }),
+            Some(Signal::Head) => return Ok(Turn::Head),
             // Meant for the head, which this thread is not.
             Some(Signal::AcquireSent(_) | Signal::MayBeFree) => {}
             Some(Signal::Cancelled) => {

@@ -6,12 +6,13 @@
 //!
 //! | head | meaning | next |
 //! |---|---|---|
-//! | `Acquiring` | it is to get the lock, by a transfer or by requests of its own | `Held` |
-//! | `Held` | it has the lock, or had it when it last looked | `None` |
+//! | `Acquiring` | it is to get the lock by requests of its own | `Held` |
+//! | `Held` | it has the lock, or had it when it last looked | `Held` by the next waiter, `None` |
 //! | `None` | no thread wants the lock, but its release is not confirmed | `Acquiring` |
 //!
-//! From each state, when the head gives up, hands off, releases or loses the lock, the first waiter
-//! becomes the head as `Acquiring`. Without a waiter the queue is removed, unless a release is not
+//! From `Held` the first waiter becomes the head with the next hold of the tenure, if it can. From
+//! each state, when the head gives up, releases or loses the lock, the first waiter becomes the head
+//! as `Acquiring`. Without a waiter the queue is removed, unless a release is not
 //! confirmed: until then a reply that the lock is held may mean that very hold.
 //!
 //! An outage is not contention. So the time of a waiter may be over before it is known which of the
@@ -99,21 +100,6 @@ struct Waiters {
     /// How many readers there still were behind the head when the first one of them had the turn of
     /// this client. `None` outside such a turn.
     turn: Option<usize>,
-    handoffs: Handoffs,
-}
-
-/// How often the lock was handed off since it was acquired from the store, and since when threads
-/// have waited for that.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Handoffs {
-    pub(crate) times: u32,
-    pub(crate) since: Instant,
-}
-
-impl Default for Handoffs {
-    fn default() -> Self {
-        Self { times: 0, since: Instant::now() }
-    }
 }
 
 impl WaitQueue {
@@ -354,23 +340,17 @@ impl WaitQueue {
     /// Gives the head the hold that it has acquired from the store.
     pub(super) fn set_acquired(&mut self, lease: &Arc<Lease>) {
         self.head = Head::Held(lease.clone());
-        if let Some(waiters) = &mut self.waiters {
-            waiters.handoffs = Handoffs::default();
-        }
     }
 
-    /// Gives the head the hold that was handed off to it.
-    pub(super) fn set_handed_off(&mut self, lease: &Arc<Lease>) {
-        self.head = Head::Held(lease.clone());
-        if let Some(waiters) = &mut self.waiters {
-            waiters.handoffs.times = waiters.handoffs.times.saturating_add(1);
+    /// Removes and returns the first waiter, which becomes the head with the next hold of the
+    /// tenure, if this is the head's and can be followed by one for that waiter.
+    pub(super) fn next_in_tenure(&mut self, lease: &Lease) -> Option<QueuedWaiter> {
+        if !self.is_held_by(lease) {
+            return None;
         }
-    }
-
-    /// Makes the first waiter the head, which is to get the lock by a transfer, and returns it.
-    pub(super) fn start_handoff(&mut self) -> Option<(QueuedWaiter, Handoffs)> {
-        let handoffs = self.waiters.as_ref()?.handoffs;
-        self.advance().map(|next| (next, handoffs))
+        let queue = &mut self.waiters.as_mut()?.queue;
+        let can_follow = lease.may_be_followed_by(&queue.front()?.caller);
+        can_follow.then(|| queue.pop_front()).flatten()
     }
 }
 

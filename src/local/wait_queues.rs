@@ -1,8 +1,8 @@
 //! The wait queues of a client, by the name of the lock: first come, first served. Only the thread
 //! at the head of a queue uses the store; the others sleep.
 //!
-//! Decides which thread is the head, and signals it. Knows nothing of Redis: what the head does,
-//! and whether a handoff has succeeded, is decided in `acquire.rs`, `release.rs` and `handoff.rs`.
+//! Decides which thread is the head, and signals it. Knows nothing of Redis: what the head does
+//! is decided in `acquire.rs` and `release.rs`.
 //!
 //! The head is signalled that the lock may be free without the lock of its shard, because its next
 //! request is sent at the same time: threads that want other locks do not wait for that.
@@ -18,8 +18,8 @@ use crate::failure::Failure;
 use crate::local::call::Caller;
 use crate::local::lease::Lease;
 use crate::local::queue_shard::{Position, QueueShard};
-use crate::local::wait_queue::{Handoffs, Place, TimedOut, WaitQueue};
-use crate::local::waiter::{QueuedWaiter, Signal, Waiter};
+use crate::local::wait_queue::{Place, TimedOut};
+use crate::local::waiter::{Signal, Waiter};
 use crate::store::Store;
 use crate::store::hold::{HoldId, HoldKind};
 use crate::sync::{AtomicBool, Condvar, Mutex, MutexGuard, wait_while};
@@ -145,17 +145,8 @@ impl WaitQueues {
 
     /// Gives the head the hold that it has acquired from the store.
     pub(crate) fn set_acquired(&self, lease: &Arc<Lease>) {
-        self.set_held(lease, WaitQueue::set_acquired);
-    }
-
-    /// Gives the head the hold that was handed off to it.
-    pub(crate) fn set_handed_off(&self, lease: &Arc<Lease>) {
-        self.set_held(lease, WaitQueue::set_handed_off);
-    }
-
-    fn set_held(&self, lease: &Arc<Lease>, set: fn(&mut WaitQueue, &Arc<Lease>)) {
         if let Some(queue) = self.shard(lease.name()).get_mut(lease.name()) {
-            set(queue, lease);
+            queue.set_acquired(lease);
             queue.signal_overdue(|| Signal::Contended);
         }
         // A hold that was lost before it was at the head has not been missed there.
@@ -245,44 +236,22 @@ impl WaitQueues {
         }
     }
 
-    /// Makes the first waiter the head, to give it the lock. The caller signals the waiter what
-    /// becomes of that.
-    pub(crate) fn start_handoff(&self, lease: &Lease) -> Option<(QueuedWaiter, Handoffs)> {
+    /// Gives the first waiter the next hold of a tenure, if it can have it. Returns `false` if not.
+    /// `report` tells of the hold that ends, before the waiter can tell of its own.
+    pub(crate) fn hand_off(&self, lease: &Arc<Lease>, report: impl FnOnce()) -> bool {
         let mut shard = self.shard(lease.name());
-        shard.get_mut(lease.name()).filter(|queue| queue.is_held_by(lease))?.start_handoff()
-    }
-
-    /// As `start_handoff` if the lock `may_be_handed_off`. Else, and without a waiter, the hold is
-    /// remembered as `remember_released` does.
-    pub(crate) fn start_release(
-        &self,
-        lease: &Arc<Lease>,
-        may_be_handed_off: bool,
-    ) -> Option<(QueuedWaiter, Handoffs)> {
-        let mut shard = self.shard(lease.name());
-        if may_be_handed_off
-            && let Some(queue) = shard.get_mut(lease.name())
-            && queue.is_held_by(lease)
-            && let Some(next) = queue.start_handoff()
-        {
-            return Some(next);
-        }
-        shard.remember_released(lease);
-        None
+        let queue = shard.get_mut(lease.name());
+        let Some(next) = queue.and_then(|queue| queue.next_in_tenure(lease)) else { return false };
+        report();
+        lease.begin_next(&next.caller);
+        next.signals.send(Signal::HandedOff(lease.clone()));
+        true
     }
 
     /// Remembers a hold whose release is to be sent now. If it is that of the head, it stays the
-    /// head until it is known how that has gone.
+    /// head until then.
     pub(crate) fn remember_released(&self, lease: &Arc<Lease>) {
         self.shard(lease.name()).remember_released(lease);
-    }
-
-    /// Ends a handoff with success.
-    pub(crate) fn finish_handoff(&self, waiter: &QueuedWaiter, lease: &Arc<Lease>) {
-        // Only then signalled: the thread may release the lock at once, and a hold that has ended
-        // must not be taken for one that was lost.
-        self.set_handed_off(lease);
-        waiter.signals.send(Signal::HandedOff(lease.clone()));
     }
 
     /// Signals the head that the lock may be free, or sends its next request for it. Returns
@@ -325,6 +294,7 @@ mod tests {
     use crate::local::end_notifier::EndNotifier;
     use crate::local::pending::tests::request;
     use crate::local::turn::{self, Turn, TurnLimit, unanswered};
+    use crate::local::wait_queue::WaitQueue;
     use crate::store::memory::Memory;
     use std::thread;
     use std::time::Duration;
@@ -336,12 +306,17 @@ mod tests {
     }
 
     fn caller() -> Caller {
-        Caller::current(&Config::default(), &LockOptions::default())
+        caller_with(&LockOptions { tenure: Some(SOON), ..LockOptions::default() })
     }
 
+    fn caller_with(options: &LockOptions) -> Caller {
+        Caller::current(&Config::default(), options)
+    }
+
+    /// A hold that two others may follow.
     fn lease() -> Arc<Lease> {
         let id = HoldId { kind: HoldKind::Lock, name: name(), client: Arc::from("c"), nonce: 1 };
-        Arc::new(Lease::new(id, 1, &caller(), Moment::now()))
+        Arc::new(Lease::new(id, 1, 2, &caller(), Moment::now()))
     }
 
     /// Joins the queue. Returns `true` as well at its head.
@@ -377,10 +352,10 @@ mod tests {
         let queues = WaitQueues::default();
         let [_, second, third] = three(&queues);
         queues.give_up_head(&name(), None);
-        assert!(matches!(turn(&queues, &second), Turn::Head { yields: false }));
+        assert!(matches!(turn(&queues, &second), Turn::Head));
         assert!(third.signals.is_empty());
         queues.give_up_head(&name(), None);
-        assert!(matches!(turn(&queues, &third), Turn::Head { .. }));
+        assert!(matches!(turn(&queues, &third), Turn::Head));
         queues.give_up_head(&name(), None);
         assert!(is_empty(&queues));
     }
@@ -396,7 +371,7 @@ mod tests {
         let now = || Some(end_of(Duration::ZERO));
         let told = waiters.iter().map(|waiter| match waiter.signals.receive(now()) {
             Some(Signal::Beside) => 'b',
-            Some(Signal::Head { yields: false }) => 'h',
+            Some(Signal::Head) => 'h',
             None => '.',
             Some(other) => panic!("{other:?}"),
         });
@@ -498,22 +473,61 @@ mod tests {
     fn a_lock_is_handed_off_to_the_first_waiter() {
         let queues = WaitQueues::default();
         let [_, second, third] = three(&queues);
-        let (mine, next) = (lease(), lease());
+        let mine = lease();
         queues.set_acquired(&mine);
-        let (waiter, handoffs) = queues.start_handoff(&mine).expect("a waiter");
-        assert_eq!(handoffs.times, 0);
-        queues.finish_handoff(&waiter, &next);
-        assert!(
-            matches!(turn(&queues, &second), Turn::HandedOff(lease) if Arc::ptr_eq(&lease, &next))
-        );
-        assert!(queues.holder(&name()).is_some_and(|holder| Arc::ptr_eq(&holder, &next)));
-        assert!(queues.start_handoff(&mine).is_none(), "it is not at the head any more");
-        let (waiter, handoffs) = queues.start_handoff(&next).expect("a waiter");
-        assert_eq!(handoffs.times, 1);
-        waiter.cancel_handoff(true);
-        assert!(matches!(turn(&queues, &third), Turn::Head { yields: true }));
+        assert!(queues.hand_off(&mine, || assert!(second.signals.is_empty(), "not told yet")));
+        let got = turn(&queues, &second);
+        assert!(matches!(got, Turn::HandedOff(next) if Arc::ptr_eq(&next, &mine)));
+        assert!(mine.fence() == 2 && third.signals.is_empty());
+        assert!(queues.holder(&name()).is_some_and(|holder| Arc::ptr_eq(&holder, &mine)));
+        assert!(!queues.hand_off(&lease(), || panic!("it is not the head's")));
+        queues.end_hold(&mine);
+        assert!(matches!(turn(&queues, &third), Turn::Head));
         queues.give_up_head(&name(), None);
         assert!(is_empty(&queues));
+    }
+
+    #[test]
+    fn a_tenure_ends_with_its_time_its_tokens_and_what_was_asked_for() {
+        let follows = |hold: &Lease, options: LockOptions| {
+            hold.may_be_followed_by(&caller_with(&LockOptions { tenure: Some(SOON), ..options }))
+        };
+        let same = LockOptions::default;
+        assert!(follows(&lease(), same()));
+        for other in [
+            LockOptions { lease: SOON * 4, ..same() },
+            LockOptions { renew: false, ..same() },
+            LockOptions { max_hold: Some(SOON), ..same() },
+            LockOptions { hold_at_least: Some(SOON), ..same() },
+        ] {
+            assert!(!follows(&lease(), other));
+        }
+        let hold = lease();
+        hold.begin_next(&caller());
+        hold.begin_next(&caller());
+        assert!(!follows(&hold, same()), "two tokens are used up");
+        let zero = LockOptions { tenure: Some(Duration::ZERO), ..same() };
+        assert!(!lease().may_be_followed_by(&caller_with(&zero)));
+        let hold = lease();
+        hold.mark_in_doubt();
+        assert!(!follows(&hold, same()), "in doubt");
+        let hold = lease();
+        assert!(hold.lose() && !follows(&hold, same()), "lost");
+        let hold = lease();
+        assert!(hold.end() && !follows(&hold, same()), "ended by a shutdown");
+    }
+
+    #[test]
+    fn a_hold_that_was_handed_off_is_over_and_not_lost_with_the_next() {
+        let hold = lease();
+        let (over, fence) = (hold.over(), hold.fence());
+        hold.begin_next(&caller());
+        assert!(over.try_recv().is_err_and(|error| error.is_disconnected()));
+        let next = hold.over();
+        assert!(next.try_recv().is_err_and(|error| error.is_empty()));
+        hold.lose();
+        assert!(next.try_recv().is_err_and(|error| error.is_disconnected()));
+        assert!(!hold.is_lost_with(fence) && hold.is_lost_with(fence + 1));
     }
 
     #[test]
@@ -523,27 +537,21 @@ mod tests {
         let mine = lease();
         queues.set_acquired(&mine);
         assert!(matches!(turn_within(&queues, &second, Duration::ZERO), Turn::TimedOut));
-        let (waiter, _) = queues.start_handoff(&mine).expect("the third waiter");
-        assert!(third.is_same(&waiter.signals));
-        waiter.cancel_handoff(false);
-        queues.give_up_head(&name(), None);
+        assert!(queues.hand_off(&mine, || ()) && second.signals.is_empty());
+        assert!(matches!(turn(&queues, &third), Turn::HandedOff(_)));
+        queues.end_hold(&mine);
         assert!(is_empty(&queues));
     }
 
     #[test]
-    fn a_handoff_that_has_begun_is_waited_for_beyond_the_deadline() {
+    fn a_lock_that_was_handed_off_is_not_lost_to_a_deadline() {
         let queues = WaitQueues::default();
         let [_, second, _] = three(&queues);
         let mine = lease();
         queues.set_acquired(&mine);
-        let (waiter, _) = queues.start_handoff(&mine).expect("a waiter");
-        thread::scope(|scope| {
-            let waits = scope.spawn(|| turn_within(&queues, &second, Duration::ZERO));
-            thread::sleep(Duration::from_millis(50));
-            assert!(!waits.is_finished());
-            queues.finish_handoff(&waiter, &lease());
-            assert!(matches!(waits.join().expect("no panic"), Turn::HandedOff(_)));
-        });
+        assert!(queues.hand_off(&mine, || ()));
+        let got = turn_within(&queues, &second, Duration::ZERO);
+        assert!(matches!(got, Turn::HandedOff(_)));
     }
 
     #[test]
@@ -552,7 +560,7 @@ mod tests {
         join(&queues);
         let (mine, next) = (lease(), lease());
         queues.set_acquired(&mine);
-        assert!(queues.start_release(&mine, true).is_none());
+        queues.remember_released(&mine);
         assert!(queues.try_join(&name(), &caller()).expect("open").is_none(), "it is not sent yet");
         queues.end_hold(&mine);
         for _ in 0..2 {
@@ -577,11 +585,12 @@ mod tests {
         let [_, second, third] = three(&queues);
         let mine = lease();
         queues.set_acquired(&mine);
-        let (waiter, _) = queues.start_release(&mine, true).expect("a waiter");
-        waiter.cancel_handoff(false);
-        assert!(matches!(turn(&queues, &second), Turn::Head { .. }));
+        queues.remember_released(&mine);
+        queues.end_hold(&mine);
+        assert!(matches!(turn(&queues, &second), Turn::Head));
         // A hold that was acquired outside the queue.
-        assert!(queues.start_release(&lease(), true).is_none());
+        queues.remember_released(&lease());
+        queues.end_hold(&lease());
         assert!(third.signals.is_empty());
         queues.settle_release(&mine.id, || true);
         queues.give_up_head(&name(), None);
@@ -599,7 +608,7 @@ mod tests {
         let ends = EndNotifier::new(events, counters, queues.clone(), Arc::default());
         assert!(ends.mark_gone(&mine));
         ends.end_lost(&mine);
-        assert!(matches!(turn(&queues, &second), Turn::Head { .. }));
+        assert!(matches!(turn(&queues, &second), Turn::Head));
         queues.end_hold(&mine);
         assert!(queues.holder(&name()).is_none());
     }
@@ -618,7 +627,7 @@ mod tests {
         assert!(matches!(late, Turn::Failed(_)), "{late:?}");
         queues.give_up_head(&name(), Some(&failure));
         assert!(matches!(turn(&queues, &endless), Turn::Failed(_)));
-        assert!(matches!(turn(&queues, &limited), Turn::Head { .. }));
+        assert!(matches!(turn(&queues, &limited), Turn::Head));
     }
 
     /// Lets the time of a waiter be over before the head has an answer. Returns what that is told
@@ -672,7 +681,7 @@ mod tests {
         queues.set_acquired(&mine);
         assert!(joined().is_none(), "the head has the lock");
         queues.end_hold(&mine);
-        assert!(matches!(turn(&queues, &second), Turn::Head { .. }));
+        assert!(matches!(turn(&queues, &second), Turn::Head));
         assert!(joined().is_some(), "the next head has no answer yet");
     }
 
@@ -722,9 +731,8 @@ mod tests {
             assert!(!inside.swap(true, Ordering::SeqCst), "two are inside");
             thread::yield_now();
             inside.store(false, Ordering::SeqCst);
-            match queues.start_handoff(lease) {
-                Some((waiter, _)) => queues.finish_handoff(&waiter, &self::lease()),
-                None => queues.end_hold(lease),
+            if !queues.hand_off(lease, || ()) {
+                queues.end_hold(lease);
             }
         };
         thread::scope(|scope| {
@@ -734,23 +742,16 @@ mod tests {
                     for round in 0..500_u64 {
                         let (waiter, first) = join(queues);
                         let wait = Duration::from_micros(round * 7 % 100 + thread);
-                        let turn = if first {
-                            Turn::Head { yields: false }
-                        } else {
-                            turn_within(queues, &waiter, wait)
-                        };
+                        let turn =
+                            if first { Turn::Head } else { turn_within(queues, &waiter, wait) };
                         match turn {
                             Turn::HandedOff(lease) => enter(&lease),
-                            Turn::Head { .. } => {
+                            Turn::Head => {
                                 let lease = lease();
                                 queues.set_acquired(&lease);
                                 enter(&lease);
                             }
-                            Turn::Beside
-                            | Turn::TimedOut
-                            | Turn::Outside
-                            | Turn::Failed(_)
-                            | Turn::HandoffPending(_) => {}
+                            Turn::Beside | Turn::TimedOut | Turn::Outside | Turn::Failed(_) => {}
                         }
                     }
                 });

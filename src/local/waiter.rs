@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::failure::Failure;
 use crate::local::call::Caller;
 use crate::local::lease::Lease;
-use crate::local::pending::{AcquireRequest, PendingHandoff, SentAcquire};
+use crate::local::pending::{AcquireRequest, SentAcquire};
 use crate::store::request::{AcquireReply, PendingReply};
 use crate::sync::{Condvar, Mutex, wait_while};
 
@@ -33,18 +33,6 @@ pub(crate) struct QueuedWaiter {
     pub(super) signals: Arc<Signals>,
 }
 
-impl QueuedWaiter {
-    /// Leaves it to the waiter to wait for the reply to a transfer.
-    pub(super) fn forward_handoff(&self, pending: PendingHandoff) {
-        self.signals.send(Signal::HandoffPending(Box::new(pending)));
-    }
-
-    /// Leaves it to the waiter to acquire the lock.
-    pub(super) fn cancel_handoff(&self, yields: bool) {
-        self.signals.send(Signal::Head { yields });
-    }
-}
-
 /// What another thread tells a waiter.
 #[derive(Debug)]
 pub(super) enum Signal {
@@ -58,15 +46,10 @@ pub(super) enum Signal {
     Contended,
     /// The server cannot be reached.
     Failed(Failure),
-    /// The lock was handed off to it.
+    /// The lock was handed off to it: this is its hold now.
     HandedOff(Arc<Lease>),
-    /// The lock is being handed off to it: it has to wait for the reply.
-    HandoffPending(Box<PendingHandoff>),
     /// It is at the head now, and has to acquire the lock.
-    Head {
-        /// Whether the lock was released for another client, which goes first.
-        yields: bool,
-    },
+    Head,
     /// The lock may be free.
     MayBeFree,
     /// Its time is over, and it may make one attempt outside the queue.

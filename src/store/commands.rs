@@ -15,14 +15,13 @@ use crate::store::keys::Keys;
 use crate::store::member_commands;
 use crate::store::request::{
     Acquire, AcquireAll, AcquireAllReply, AcquireReply, HoldReply, HolderReply, Registration,
-    ReportReply, SetDepth, Transfer, TransferReply, WaitingClient,
+    ReportReply, SetDepth, TENURE_FENCES, WaitingClient,
 };
 use crate::store::scripts::{
     ACQUIRE, ACQUIRE_ALL, ACQUIRE_PROPOSED, ACQUIRE_WITH_REDISSON, FORCE_RELEASE,
     FORCE_RELEASE_WITH_REDISSON, INSPECT, KEEP, KEEP_WITH_REDISSON, RAISE, RELEASE,
-    RELEASE_WITH_REDISSON, RENEW, REPORT, SET_DEPTH, TRANSFER, TRANSFER_PROPOSED,
-    TRANSFER_WITH_REDISSON, UNREGISTER, UNREGISTER_ANY, UNREGISTER_ANY_WITH_REDISSON,
-    UNREGISTER_WITH_REDISSON, WITHDRAW,
+    RELEASE_WITH_REDISSON, RENEW, REPORT, SET_DEPTH, UNREGISTER, UNREGISTER_ANY,
+    UNREGISTER_ANY_WITH_REDISSON, UNREGISTER_WITH_REDISSON, WITHDRAW,
 };
 use crate::store::shard_tag::ShardTag;
 
@@ -116,6 +115,7 @@ impl Commands {
             self.fence_life(lease),
             millis(waiting_life),
             Arg::Text(place.unwrap_or_default()),
+            Arg::Number(if registration == Registration::Followed { TENURE_FENCES } else { 1 }),
         ];
         let args = if place.is_some() { &args[..] } else { &args[..4] };
         if self.redisson.is_some() {
@@ -152,32 +152,6 @@ impl Commands {
             .collect();
         let request = Request::call(&ACQUIRE_ALL, &keys, &args);
         Command { request, decoder: decoder::ACQUIRE_ALL }
-    }
-
-    pub(crate) fn transfer(&self, request: Transfer<'_>) -> Command<TransferReply> {
-        let Transfer { from, to, lease, yields, .. } = request;
-        let (old, new) = (from.owner(), to.owner());
-        let args = [
-            Arg::Text(&new),
-            millis(lease),
-            self.fence_life(lease),
-            Arg::Text(&old),
-            Arg::Number(yields.into()),
-            millis(OFFER),
-        ];
-        if yields && self.redisson.is_some() {
-            let lock = self.keys.lock(&to.name);
-            let keys = [&*lock, &Keys::fence(&lock), &Keys::waiting(&lock)];
-            let (own, told) = (&TRANSFER, &TRANSFER_WITH_REDISSON);
-            return self.freeing(own, told, &keys, &args, decoder::TRANSFER);
-        }
-        let (own, proposed) = (&TRANSFER, &TRANSFER_PROPOSED);
-        if !yields {
-            return self.begin_hold(&to.name, own, proposed, &args, decoder::TRANSFER);
-        }
-        let shard = self.shard_tag();
-        let args = [&args[..], &[Arg::Text(shard.as_deref().unwrap_or_default())]].concat();
-        self.begin_hold(&to.name, own, proposed, &args, decoder::TRANSFER)
     }
 
     pub(crate) fn set_depth(&self, request: SetDepth<'_>) -> Command<HoldReply> {

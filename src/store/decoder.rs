@@ -7,17 +7,15 @@ use redis::Value;
 use crate::failure::{Failure, FailureKind};
 use crate::net::request::Reply;
 use crate::report::HeldAs;
-use crate::store::request::{
-    AcquireAllReply, AcquireReply, HoldReply, HolderReply, ReportReply, TransferReply,
-};
+use crate::store::request::{AcquireAllReply, AcquireReply, HoldReply, HolderReply, ReportReply};
 
 pub(super) const ACQUIRE: Decoder<AcquireReply> = Decoder::new(acquire_reply);
+pub(super) const ACQUIRE_MEMBER: Decoder<AcquireReply> = Decoder::new(acquire_member_reply);
 pub(super) const ACQUIRE_ALL: Decoder<AcquireAllReply> = Decoder::new(acquire_all_reply);
 pub(super) const COUNT: Decoder<u32> = Decoder::new(count_reply);
 pub(super) const HOLD: Decoder<HoldReply> = Decoder::new(hold_reply);
 pub(super) const HOLDER: Decoder<Option<HolderReply>> = Decoder::new(holder_reply);
 pub(super) const REPORT: Decoder<ReportReply> = Decoder::new(report_reply);
-pub(super) const TRANSFER: Decoder<TransferReply> = Decoder::new(transfer_reply);
 
 /// A hold is gone if its key now has something else than a lock.
 pub(super) const HOLD_OR_GONE: Decoder<HoldReply> =
@@ -52,10 +50,10 @@ impl<T: Clone> Decoder<T> {
 }
 
 /// Returns `true` if a script has begun a hold or changed one: it then replies with the token,
-/// which costs the server less than an array, or with a 1 in front.
+/// which costs the server less than an array, or with one or a 1 in front.
 pub(crate) fn is_done(reply: &Value) -> bool {
     match reply {
-        Value::Array(parts) => matches!(parts.first(), Some(Value::Int(1))),
+        Value::Array(parts) => matches!(parts.first(), Some(Value::Int(1..))),
         reply => matches!(reply, Value::Int(1..)),
     }
 }
@@ -70,6 +68,22 @@ fn hold_reply(reply: &Value) -> Option<HoldReply> {
 
 fn acquire_reply(reply: &Value) -> Option<AcquireReply> {
     if let Some(fence) = token(reply) {
+        return Some(AcquireReply::Acquired { fence, room: 0 });
+    }
+    let Value::Array(parts) = reply else { return None };
+    let [first, Value::Int(last)] = &parts[..] else { return None };
+    match token(first) {
+        Some(fence) => {
+            let others = u64::try_from(*last).ok()?.checked_sub(fence)?;
+            Some(AcquireReply::Acquired { fence, room: u32::try_from(others).ok()? })
+        }
+        None if *first == Value::Int(0) => Some(held_reply(*last)),
+        None => None,
+    }
+}
+
+fn acquire_member_reply(reply: &Value) -> Option<AcquireReply> {
+    if let Some(fence) = token(reply) {
         return Some(AcquireReply::Acquired { fence, room: u32::MAX });
     }
     let Value::Array(parts) = reply else { return None };
@@ -78,11 +92,14 @@ fn acquire_reply(reply: &Value) -> Option<AcquireReply> {
             fence: u64::try_from(fence).ok()?,
             room: u32::try_from(room).ok()?,
         }),
-        [Value::Int(0), Value::Int(millis)] => Some(AcquireReply::Held {
-            remaining: u64::try_from(millis).ok().map(Duration::from_millis),
-        }),
+        [Value::Int(0), Value::Int(millis)] => Some(held_reply(millis)),
         _ => None,
     }
+}
+
+/// Another owner holds the lock, for that many milliseconds if they are no negative number.
+fn held_reply(millis: i64) -> AcquireReply {
+    AcquireReply::Held { remaining: u64::try_from(millis).ok().map(Duration::from_millis) }
 }
 
 fn acquire_all_reply(reply: &Value) -> Option<AcquireAllReply> {
@@ -105,18 +122,6 @@ fn acquire_all_reply(reply: &Value) -> Option<AcquireAllReply> {
 fn count_reply(reply: &Value) -> Option<u32> {
     let Value::Int(count) = reply else { return None };
     u32::try_from(*count).ok()
-}
-
-fn transfer_reply(reply: &Value) -> Option<TransferReply> {
-    if let Some(fence) = token(reply) {
-        return Some(TransferReply::Transferred { fence });
-    }
-    let Value::Array(parts) = reply else { return None };
-    match parts[..] {
-        [Value::Int(0), Value::Int(_)] => Some(TransferReply::Gone),
-        [Value::Int(2), Value::Int(_)] => Some(TransferReply::Yielded),
-        _ => None,
-    }
 }
 
 /// A fencing token. Not 0 or 1, which other scripts reply: a token is not below a clock in
@@ -197,19 +202,17 @@ mod tests {
             Value::Int(-1),
             Value::Array(vec![Value::Int(1)]),
             Value::Array(vec![Value::Int(1), Value::Int(-1)]),
-            Value::Array(vec![Value::Int(3), Value::Int(5)]),
+            Value::Array(vec![Value::Int(3), Value::Int(2)]),
             Value::Array(vec![Value::Int(1), Value::Nil, Value::Nil]),
         ];
         for reply in odd {
             assert_eq!(hold_reply(&reply), None, "{reply:?}");
             assert_eq!(acquire_reply(&reply), None, "{reply:?}");
-            assert_eq!(transfer_reply(&reply), None, "{reply:?}");
             assert!(holder_reply(&reply).is_none(), "{reply:?}");
             assert_eq!(report_reply(&reply), None, "{reply:?}");
         }
         for other in [Value::Int(0), Value::Int(1)] {
             assert_eq!(acquire_reply(&other), None, "{other:?}");
-            assert_eq!(transfer_reply(&other), None, "{other:?}");
         }
         assert_eq!(hold_reply(&Value::Int(2)), None);
     }

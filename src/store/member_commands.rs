@@ -46,7 +46,7 @@ pub(super) fn acquire(
     let lock = keys.lock(name);
     let all = [&*lock, &Keys::fence(&lock), &Keys::waiting(&lock)];
     let request = Request::call(&ACQUIRE_MEMBER, &all, &and_shard(&args, shard));
-    Command { request, decoder: decoder::ACQUIRE }
+    Command { request, decoder: decoder::ACQUIRE_MEMBER }
 }
 
 /// Looks for a hold.

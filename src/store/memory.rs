@@ -13,8 +13,8 @@ use crate::store::Store;
 use crate::store::hold::{HoldId, HoldKind};
 use crate::store::job::{Action, Job, JobOutcome, JobRunner};
 use crate::store::request::{
-    Acquire, AcquireAll, AcquireAllReply, AcquireReply, HoldReply, HolderReply, PendingReply,
-    Registration, Release, SetDepth, Transfer, TransferReply, WaitingClient,
+    Acquire, AcquireAll, AcquireAllReply, AcquireReply, HoldReply, HolderReply, Registration,
+    Release, SetDepth, TENURE_FENCES, WaitingClient,
 };
 use crate::store::wake::Wakeups;
 
@@ -124,7 +124,13 @@ impl Locks {
         Ok(match end {
             Some(end) => AcquireReply::Held { remaining: Some(end.since(now)) },
             None if overtakes => AcquireReply::Held { remaining: None },
-            None => AcquireReply::Acquired { fence: self.begin(hold, lease), room },
+            None => {
+                let fence = self.begin(hold, lease);
+                let is_tenure =
+                    hold.kind == HoldKind::Lock && registration == Registration::Followed;
+                let room = if is_tenure { self.reserve(fence) } else { room };
+                AcquireReply::Acquired { fence, room }
+            }
         })
     }
 
@@ -133,6 +139,13 @@ impl Locks {
         let held = self.held_by(hold)?;
         held.ends = Moment::now().after(lease);
         Some(held.fence)
+    }
+
+    /// Reserves tokens that follow one, and returns how many.
+    fn reserve(&mut self, fence: u64) -> u32 {
+        let last = (fence + TENURE_FENCES - 1).min(micros() + TENURE_FENCES);
+        self.fence = self.fence.max(last);
+        u32::try_from(last.saturating_sub(fence)).unwrap_or_default()
     }
 
     fn begin(&mut self, hold: &HoldId, lease: Duration) -> u64 {
@@ -155,11 +168,7 @@ impl Locks {
             HoldKind::Read => self.read_fences.get(&hold.name).copied(),
             HoldKind::Lock | HoldKind::Write => None,
         };
-        let fence = shared.unwrap_or_else(|| {
-            let micros = SystemTime::now().duration_since(UNIX_EPOCH);
-            let micros = micros.map_or(0, |time| u64::try_from(time.as_micros()).unwrap_or(0));
-            micros.max(self.fence + 1)
-        });
+        let fence = shared.unwrap_or_else(|| micros().max(self.fence + 1));
         self.fence = self.fence.max(fence);
         if matches!(hold.kind, HoldKind::Read | HoldKind::Write) {
             self.read_fences.insert(hold.name.clone(), fence);
@@ -196,13 +205,20 @@ impl Locks {
     }
 }
 
+/// The system's clock.
+fn micros() -> u64 {
+    let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(time.as_micros()).unwrap_or_default()
+}
+
 /// Returns how many holds there may be beside a new one and so many others.
 fn room_beside(kind: HoldKind, others: usize) -> u32 {
     match kind {
         HoldKind::Permit { of } => {
             of.saturating_sub(u32::try_from(others).unwrap_or(of)).saturating_sub(1)
         }
-        HoldKind::Lock | HoldKind::Read | HoldKind::Write => u32::MAX,
+        HoldKind::Lock => 0,
+        HoldKind::Read | HoldKind::Write => u32::MAX,
     }
 }
 
@@ -248,19 +264,6 @@ impl Store for Memory {
 
     fn release(&self, request: Release<'_>) -> Result<HoldReply, Failure> {
         Ok(self.locks.lock().release(request.hold, request.kept_until))
-    }
-
-    fn transfer(&self, request: Transfer<'_>) -> PendingReply<TransferReply> {
-        let Transfer { from, to, lease, .. } = request;
-        let mut locks = self.locks.lock();
-        let reply = if locks.held_by(from).is_some() {
-            locks.release(from, Moment::FIRST);
-            Ok(TransferReply::Transferred { fence: locks.begin(to, lease) })
-        } else {
-            let repeated = locks.repeat(to, lease);
-            Ok(repeated.map_or(TransferReply::Gone, |fence| TransferReply::Transferred { fence }))
-        };
-        PendingReply::new(move || reply)
     }
 
     fn inspect(&self, name: &str, _: Instant) -> Result<Option<HolderReply>, Failure> {

@@ -33,7 +33,7 @@ use crate::store::job::JobRunner;
 use crate::store::request::{
     Acquire, AcquireAll, AcquireAllReply, AcquireReply, Change, HoldReply, HolderReply,
     PendingReply, PostedChange, Registration, Release, ReportReply, ServerConnections, SetDepth,
-    Transfer, TransferReply, WaitingClient,
+    WaitingClient,
 };
 use crate::store::wake::Wakeups;
 
@@ -94,9 +94,6 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
     fn keeps_order(&self) -> bool {
         false
     }
-
-    /// Sends a transfer, and does not wait for the reply.
-    fn transfer(&self, request: Transfer<'_>) -> PendingReply<TransferReply>;
 
     /// Returns the holder of a lock, perhaps without its token.
     fn inspect(&self, name: &str, deadline: Instant) -> Result<Option<HolderReply>, Failure>;

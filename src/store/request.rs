@@ -27,11 +27,15 @@ pub(crate) enum Registration {
     IfHeld,
     /// It is registered, or may be.
     Registered,
-    /// As `Registered`, and the thread behind this one wants to read as well, in the same turn.
+    /// As `Registered`, and the thread behind this one wants the same, in the same turn or tenure.
     Followed,
     /// As `Registered`, and a client that has waited longer goes first even if the lock is free.
     Yielding,
 }
+
+/// How many fencing tokens a request asks for that is [`Registration::Followed`]. It may get fewer:
+/// the last one is at most as many microseconds ahead of the clock.
+pub(crate) const TENURE_FENCES: u64 = 1000;
 
 /// A client among those that wait for a lock.
 #[derive(Clone, Copy, Debug)]
@@ -52,8 +56,9 @@ impl<'a> WaitingClient<'a> {
 /// The reply to a request for a hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AcquireReply {
-    /// The hold exists now, and so many more may exist at the same time, as far as is known:
-    /// [`u32::MAX`] of a side that readers share and no client waits for. Of no meaning for locks.
+    /// The hold exists now, and there is room for so many more, as far as is known: at the same
+    /// time, [`u32::MAX`] of a side that readers share and no client waits for; of a lock one after
+    /// the other, each with the next token.
     Acquired { fence: u64, room: u32 },
     /// Another owner holds the lock, for this long unless it renews; `None` if that is not known.
     Held { remaining: Option<Duration> },
@@ -171,28 +176,6 @@ pub(crate) struct ServerConnections {
     pub(crate) each: Vec<Connection>,
     /// How many of them must answer for what they answer to be the truth about locks.
     pub(crate) required: usize,
-}
-
-/// A request to end one hold and to begin another of the same lock in its place.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Transfer<'a> {
-    pub(crate) from: &'a HoldId,
-    pub(crate) to: &'a HoldId,
-    pub(crate) lease: Duration,
-    /// Whether the lock is released instead if another client waits for it.
-    pub(crate) yields: bool,
-    pub(crate) deadline: Instant,
-}
-
-/// The reply to a transfer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum TransferReply {
-    /// The old hold no longer exists, nor does the new one.
-    Gone,
-    /// The new hold exists.
-    Transferred { fence: u64 },
-    /// The old hold was ended, and a waiting client was woken.
-    Yielded,
 }
 
 /// A change to a hold that no thread waits for.

@@ -104,40 +104,6 @@ script!(
     "report.lua"
 );
 script!(SET_DEPTH, "set_depth.lua");
-script!(
-    TRANSFER,
-    "transfer.lua",
-    "clock.lua",
-    "token.lua",
-    "begin.lua",
-    "yield.lua",
-    "tell.lua",
-    "wake.lua"
-);
-script!(
-    /// For a quorum, as `ACQUIRE_PROPOSED`.
-    TRANSFER_PROPOSED,
-    "transfer.lua",
-    "proposal.lua",
-    "token.lua",
-    "begin.lua",
-    "yield.lua",
-    "tell.lua",
-    "wake.lua"
-);
-script!(
-    /// For one that yields: another leaves the lock to no client.
-    TRANSFER_WITH_REDISSON,
-    "redisson.lua",
-    "transfer.lua",
-    "clock.lua",
-    "token.lua",
-    "begin.lua",
-    "yield.lua",
-    "redisson_turn.lua",
-    "tell.lua",
-    "wake.lua"
-);
 script!(UNREGISTER, "unregister.lua", "tell.lua", "wake.lua");
 script!(
     UNREGISTER_ANY,

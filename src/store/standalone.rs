@@ -22,8 +22,7 @@ use crate::store::hold::{HoldId, HoldKind};
 use crate::store::job::JobRunner;
 use crate::store::request::{
     Acquire, AcquireAll, AcquireAllReply, AcquireReply, Change, HoldReply, HolderReply,
-    PendingReply, PostedChange, Release, ReportReply, ServerConnections, SetDepth, Transfer,
-    TransferReply, WaitingClient,
+    PendingReply, PostedChange, Release, ReportReply, ServerConnections, SetDepth, WaitingClient,
 };
 use crate::store::shard_tag::ShardTag;
 use crate::store::wake::Wakeups;
@@ -187,17 +186,6 @@ impl Store for Standalone {
 
     fn settle(&self, deadline: Instant) {
         self.server.settle(deadline);
-    }
-
-    fn transfer(&self, request: Transfer<'_>) -> PendingReply<TransferReply> {
-        let command = self.commands.transfer(request);
-        if self.demand.is_some() {
-            // Sent here, not when the reply is waited for: until then the old hold keeps the lock.
-            let send_wait = if request.yields { SendWait::After } else { SendWait::Along };
-            let reply = self.ask_durably(command, send_wait, request.deadline);
-            return PendingReply::new(|| reply);
-        }
-        self.start(command, request.deadline)
     }
 
     fn inspect(&self, name: &str, deadline: Instant) -> Result<Option<HolderReply>, Failure> {

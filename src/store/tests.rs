@@ -14,7 +14,7 @@ use crate::store::hold::HoldKind;
 use crate::store::job::{Action, Job, JobOutcome};
 use crate::store::memory::Memory;
 use crate::store::quorum::Quorum;
-use crate::store::request::Registration;
+use crate::store::request::{Registration, TENURE_FENCES};
 use crate::store::standalone::Standalone;
 use crate::store::wake::Wake;
 
@@ -108,12 +108,6 @@ fn release(store: &dyn Store, hold: &HoldId) -> Result<HoldReply, Failure> {
     store.release(Release::at_once(hold, soon()))
 }
 
-/// Transfers the lock from one hold to another, which are given by their nonces.
-fn transfer(store: &dyn Store, from: u64, to: u64, yields: bool) -> Result<TransferReply, Failure> {
-    let (from, to, deadline) = (&hold(from), &hold(to), soon());
-    store.transfer(Transfer { from, to, lease: LEASE, yields, deadline }).wait()
-}
-
 fn eventually(mut happened: impl FnMut() -> bool) {
     let end = soon();
     while !happened() {
@@ -183,9 +177,8 @@ stores!(
     fences_grow_with_every_hold,
     the_depth_is_absolute,
     a_request_for_a_hold_that_is_gone_changes_nothing,
-    a_transfer_begins_a_new_hold_and_a_repeat_finds_it,
+    a_block_of_fences_is_one_clients,
     late_duplicates_of_the_old_hold_do_not_touch_the_new,
-    only_the_holder_can_transfer,
     a_forced_release_ends_any_hold,
     a_kept_lock_is_free_when_its_time_is_over,
     no_request_of_a_hold_changes_what_keeps_the_lock,
@@ -242,37 +235,31 @@ fn a_request_for_a_hold_that_is_gone_changes_nothing(store: &dyn Store) {
     all_gone(Some(1));
 }
 
-fn a_transfer_begins_a_new_hold_and_a_repeat_finds_it(store: &dyn Store) {
-    let first = must_acquire(store, &hold(1));
-    set_depth(store, &hold(1), 3).expect("a reply");
-    let second = transfer(store, 1, 2, false).expect("a reply");
-    assert!(matches!(second, TransferReply::Transferred { fence } if fence > first), "{second:?}");
-    assert_eq!(depth(store), Some(1));
-    assert_eq!(transfer(store, 1, 2, false).ok(), Some(second));
-    let holder = store.inspect("lock", soon()).expect("a reply").expect("a holder");
-    assert_eq!(holder.owner, hold(2).owner().as_bytes());
-    assert!(holder.remaining > LEASE / 2 && holder.remaining <= LEASE);
+fn a_block_of_fences_is_one_clients(store: &dyn Store) {
+    let before = must_acquire(store, &hold(1));
+    release(store, &hold(1)).expect("a reply");
+    let first = acquire(store, &hold(2), Registration::Followed).expect("a reply");
+    let AcquireReply::Acquired { fence, room } = first else { panic!("{first:?}") };
+    let room = u64::from(room);
+    assert!(fence > before && (1..TENURE_FENCES).contains(&room), "{fence} {room}");
+    let again = acquire(store, &hold(2), Registration::Followed).expect("a reply");
+    let AcquireReply::Acquired { fence: repeated, .. } = again else { panic!("{again:?}") };
+    assert!(repeated == fence || repeated >= fence + room, "no token of others: {again:?}");
+    release(store, &hold(2)).expect("a reply");
+    let next = must_acquire(store, &hold(3));
+    assert!(next > fence + room, "{next} follows {fence} and {room} more");
 }
 
 fn late_duplicates_of_the_old_hold_do_not_touch_the_new(store: &dyn Store) {
     must_acquire(store, &hold(1));
-    transfer(store, 1, 2, false).expect("a reply");
+    release(store, &hold(1)).expect("a reply");
+    must_acquire(store, &hold(2));
     let before = store.inspect("lock", soon()).expect("a reply").map(|holder| holder.owner);
     assert!(is_held(&acquire(store, &hold(1), Registration::None)));
     assert_eq!(set_depth(store, &hold(1), 2).ok(), Some(HoldReply::Gone));
     assert_eq!(release(store, &hold(1)).ok(), Some(HoldReply::Gone));
     let after = store.inspect("lock", soon()).expect("a reply").map(|holder| holder.owner);
     assert_eq!(before, after);
-}
-
-fn only_the_holder_can_transfer(store: &dyn Store) {
-    let none = transfer(store, 1, 2, false);
-    assert_eq!(none.ok(), Some(TransferReply::Gone));
-    assert_eq!(depth(store), None);
-    must_acquire(store, &hold(3));
-    let other = transfer(store, 1, 2, false);
-    assert_eq!(other.ok(), Some(TransferReply::Gone));
-    assert_eq!(release(store, &hold(3)).ok(), Some(HoldReply::Held));
 }
 
 fn a_forced_release_ends_any_hold(store: &dyn Store) {
@@ -316,10 +303,8 @@ fn a_kept_lock_is_free_when_its_time_is_over(store: &dyn Store) {
 }
 
 fn no_request_of_a_hold_changes_what_keeps_the_lock(store: &dyn Store) {
-    let kept = hold(1);
+    let kept = hold(2);
     must_acquire(store, &kept);
-    transfer(store, 1, 2, false).expect("a reply");
-    let kept = HoldId { nonce: 2, ..kept };
     assert_eq!(keep(store, &kept, LEASE / 2).ok(), Some(HoldReply::Held));
     let holder = || store.inspect("lock", soon()).expect("a reply").expect("a holder");
     // The last of the servers may have done it later.
@@ -331,8 +316,6 @@ fn no_request_of_a_hold_changes_what_keeps_the_lock(store: &dyn Store) {
     let again = acquire(store, &kept, Registration::IfHeld);
     assert!(is_held(&again), "{again:?}");
     assert_eq!(set_depth(store, &kept, 2).ok(), Some(HoldReply::Gone));
-    assert_eq!(transfer(store, 2, 3, false).ok(), Some(TransferReply::Gone));
-    assert_eq!(transfer(store, 1, 2, false).ok(), Some(TransferReply::Gone));
     let kept_for = |time| Action::Release { kept_until: Moment::now().after(time) };
     let renewal = Action::Renew { lease: LEASE };
     let outcomes = run_jobs(&mut *store.jobs(), &[(kept.clone(), renewal)]);
@@ -369,9 +352,6 @@ fn a_hold_ends_with_its_lease(store: &dyn Store) {
     assert_eq!(release(store, &hold(1)).ok(), Some(HoldReply::Gone));
     assert_eq!(store.force_release("lock", b"client:1", soon()).ok(), Some(false));
     begin(2);
-    let transferred = transfer(store, 2, 3, false);
-    assert_eq!(transferred.ok(), Some(TransferReply::Gone));
-    begin(3);
     must_acquire(store, &hold(4));
 }
 
@@ -419,17 +399,6 @@ fn many_holds_are_renewed_and_released_at_once(store: &dyn Store) {
 }
 
 #[test]
-fn a_full_server_refuses_to_transfer_and_leaves_the_hold() {
-    let process = process::Server::redis();
-    let store = single(&process);
-    must_acquire(&store, &hold(1));
-    process.command(&["CONFIG", "SET", "maxmemory", "1"]);
-    let refused = transfer(&store, 1, 2, false).expect_err("no memory");
-    assert_eq!((refused.kind, refused.code.as_str()), (FailureKind::Rejected, "OOM"));
-    assert_eq!(release(&store, &hold(1)).ok(), Some(HoldReply::Held));
-}
-
-#[test]
 fn every_script_that_begins_a_hold_sets_both_times_to_live() {
     let process = process::Server::redis();
     let store = single(&process);
@@ -445,18 +414,18 @@ fn every_script_that_begins_a_hold_sets_both_times_to_live() {
     };
     let lease = i64::try_from(LEASE.as_millis()).expect("a short lease");
     let whole = |life: i64| life > lease / 2 && life <= lease;
-    let transfer = || transfer(&store, 1, 2, false).expect("a reply");
+    let followed = || acquire(&store, &hold(2), Registration::Followed).expect("a reply");
 
     must_acquire(&store, &hold(1));
     assert!(whole(lives()[0]) && lives()[1] > lease, "{:?}", lives());
     spoil();
     must_acquire(&store, &hold(1));
     assert!(whole(lives()[0]), "a repeat begins the lease anew");
-    spoil();
-    transfer();
+    release(&store, &hold(1)).expect("a reply");
+    followed();
     assert!(whole(lives()[0]) && lives()[1] > lease, "{:?}", lives());
     spoil();
-    transfer();
+    followed();
     assert!(whole(lives()[0]), "a repeat begins the lease anew");
 }
 

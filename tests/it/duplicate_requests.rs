@@ -22,7 +22,7 @@ stores! {
         a_late_duplicate_of_a_nested_lock_changes_no_later_hold,
         a_late_duplicate_of_a_renewal_changes_no_later_hold,
         a_late_duplicate_of_a_release_changes_no_later_hold,
-        a_late_duplicate_of_a_handoff_changes_no_later_hold,
+        a_late_duplicate_of_a_release_with_a_waiter_changes_no_later_hold,
         a_late_duplicate_of_a_lock_blocks_no_longer_than_its_lease,
         a_late_duplicate_of_a_release_wakes_no_client,
         late_duplicates_of_a_hold_do_not_change_how_long_its_lock_is_kept;
@@ -145,7 +145,7 @@ fn a_late_duplicate_of_a_release_changes_no_later_hold(server: &Server) {
     assert_harmless(server, &client, &requests);
 }
 
-fn a_late_duplicate_of_a_handoff_changes_no_later_hold(server: &Server) {
+fn a_late_duplicate_of_a_release_with_a_waiter_changes_no_later_hold(server: &Server) {
     let proxy = Proxy::before(server);
     let recorder = Recorder::default();
     let builder = patient().lease(LONG).on_event(recorder.listener());

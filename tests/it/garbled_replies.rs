@@ -174,7 +174,7 @@ fn a_reply_that_makes_no_sense_is_retried(server: &Server) {
         b"*0\r\n",
         b"*1\r\n:1\r\n",
         b"*2\r\n:1\r\n:-1\r\n",
-        b"*2\r\n:7\r\n:7\r\n",
+        b"*2\r\n:7\r\n:6\r\n",
         b"*2\r\n$1\r\n1\r\n$1\r\n1\r\n",
         b":999999999999999999999\r\n",
         b"+OK\r\n",

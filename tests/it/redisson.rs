@@ -157,21 +157,23 @@ fn every_end_of_a_hold_tells_redisson(server: &Server) {
 }
 
 fn inner_levels_and_handoffs_tell_redisson_nothing(server: &Server) {
-    let client = server.open(patient().redisson(true));
+    let client = server.open(patient().redisson(true).tenure(ms(5000)));
     let redisson = Redisson::new(server, "a");
     // Not counted as Redisson waiting, so that the lock may be handed off.
     let mut subscription = Subscription::begin(server, "psubscribe", "redisson_lock__channel:*");
     let guard = take(&client, "a");
     drop(take(&client, "a"));
     thread::scope(|scope| {
-        let waits = scope.spawn(|| client.lock("a").map(unlock));
-        eventually(SOON, || client.stats().waiting == 1);
+        for waiting in 1..=3 {
+            scope.spawn(|| drop(client.lock("a").unwrap()));
+            eventually(SOON, || client.stats().waiting == waiting);
+        }
         guard.unlock().unwrap();
-        waits.join().unwrap().unwrap();
     });
+    eventually(SOON, || client.stats().released == 4);
     publish_end(server, &redisson);
-    // The same to Redisson, of the second thread.
-    assert_eq!([subscription.message(), subscription.message()], ["00", "end"]);
+    // The same to Redisson: when the first holder releases the lock, and the last of the others.
+    assert_eq!([(); 3].map(|()| subscription.message()), ["00", "00", "end"]);
 }
 
 fn without_the_setting_redisson_is_told_nothing(server: &Server) {

@@ -19,6 +19,7 @@ stores! {
         a_lost_hold_lets_the_next_waiter_proceed,
         a_waiter_that_gives_up_does_not_block_the_wait_queue,
         a_handoff_follows_the_options_of_the_receiver,
+        holds_of_one_tenure_have_ends_of_their_own,
         a_panic_of_the_holder_hands_the_lock_off,
         no_try_overtakes_a_thread_that_waits_for_a_lease_to_end;
     every server:
@@ -27,7 +28,8 @@ stores! {
         a_try_behind_a_thread_that_waits_for_a_reply_tells_an_outage,
         a_lock_held_by_another_thread_is_refused_without_a_request,
         waiting_threads_send_no_requests,
-        a_handoff_costs_one_script;
+        a_tenure_costs_two_requests_for_all_its_holds,
+        a_hold_that_is_unlocked_ends_the_tenure;
 }
 
 /// Waits until so many threads have found the lock "a" held, and wait for it or are about to.
@@ -64,13 +66,17 @@ fn fences_grow_with_every_handoff(store: &Store) {
         for _ in 0..8 {
             let (client, last, mut number) = (&client, &last, register.handle());
             scope.spawn(move || {
-                for _ in 0..50 {
+                for round in 0..50 {
                     let guard = client.lock("a").unwrap();
                     assert!(last.swap(guard.fence(), Ordering::SeqCst) < guard.fence());
                     assert_eq!(guard.depth(), 1);
                     let read = number.read();
                     number.write(read + 1);
-                    guard.unlock().unwrap();
+                    if round % 10 == 0 {
+                        guard.unlock().unwrap();
+                    } else {
+                        drop(guard);
+                    }
                 }
             });
         }
@@ -254,21 +260,68 @@ fn waiting_threads_send_no_requests(server: &Server) {
     });
 }
 
-fn a_handoff_costs_one_script(server: &Server) {
+fn a_tenure_costs_two_requests_for_all_its_holds(server: &Server) {
     let recorder = Recorder::default();
-    let client = server.open(sleepy().max_handoffs(u32::MAX).on_event(recorder.listener()));
+    let client = server.open(sleepy().tenure(ms(5000)).on_event(recorder.listener()));
     take(&client, "warm").unlock().unwrap();
     let guard = take(&client, "a");
     thread::scope(|scope| {
         for _ in 0..10 {
-            scope.spawn(|| client.lock("a").unwrap().unlock().unwrap());
+            scope.spawn(|| drop(client.lock("a").unwrap()));
         }
         settle(&recorder, 10);
         let before = server.evals();
-        guard.unlock().unwrap();
-        eventually(SOON, || !server.exists("a"));
-        // Ten handoffs, the first of them perhaps repeated by EVAL, and a release.
+        drop(guard);
+        eventually(SOON, || client.stats().released == 12 && !server.exists("a"));
+        // The first release, and then an acquire and a release for ten holds.
         let scripts = server.evals() - before;
-        assert!((11..=12).contains(&scripts), "{scripts}");
+        assert!((3..=5).contains(&scripts), "{scripts}");
     });
+}
+
+fn a_hold_that_is_unlocked_ends_the_tenure(server: &Server) {
+    let recorder = Recorder::default();
+    let client = server.open(sleepy().tenure(ms(5000)).on_event(recorder.listener()));
+    let guard = take(&client, "a");
+    thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                let guard = client.lock("a").unwrap();
+                let owner = server.hold("a").0;
+                guard.unlock().unwrap();
+                let exists = server.ask::<bool>(&["HEXISTS", "lock:a", &owner]);
+                assert!(!exists, "it is not handed off");
+            });
+        }
+        settle(&recorder, 3);
+        drop(guard);
+    });
+    assert_eq!(client.stats().handoffs, 0);
+}
+
+/// Their leases and tokens are those of the tenure, and they are told apart all the same.
+fn holds_of_one_tenure_have_ends_of_their_own(store: &Store) {
+    let recorder = Recorder::default();
+    let client = store.open(sleepy().tenure(ms(5000)).on_event(recorder.listener()));
+    let guard = take(&client, "a");
+    let lost = thread::scope(|scope| {
+        let waiters = [(); 3].map(|()| {
+            scope.spawn(|| {
+                let guard = client.lock_owned("a").unwrap();
+                let (fence, lost) = (guard.fence(), guard.lost());
+                assert!(guard.is_held() && !lost.is_lost());
+                drop(guard);
+                (fence, lost)
+            })
+        });
+        settle(&recorder, 3);
+        drop(guard);
+        waiters.map(|waiter| waiter.join().unwrap())
+    });
+    let mut fences = lost.each_ref().map(|(fence, _)| *fence);
+    fences.sort_unstable();
+    assert_eq!(fences, [fences[0], fences[0] + 1, fences[0] + 2]);
+    for (_, lost) in lost {
+        assert_eq!(lost.wait_timeout(SOON), Some(false), "released, not lost");
+    }
 }

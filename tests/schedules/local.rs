@@ -21,7 +21,6 @@ use crate::event::Events;
 use crate::local::call::Caller;
 use crate::local::end_notifier::EndNotifier;
 use crate::local::lease::Lease;
-use crate::local::pending::PendingHandoff;
 use crate::local::pending::tests::{request, sent};
 use crate::local::queue_shard::Position;
 use crate::local::turn::{self, Turn, TurnLimit};
@@ -29,7 +28,6 @@ use crate::local::wait_queue::Place;
 use crate::local::wait_queues::WaitQueues;
 use crate::local::waiter::{Signal, Waiter};
 use crate::store::hold::{HoldId, HoldKind};
-use crate::store::request::{PendingReply, TransferReply};
 use crate::sync::{AtomicUsize, Ordering, under_many_schedules};
 
 /// How a thread waits.
@@ -68,7 +66,7 @@ impl Scene {
             client: Arc::from("c"),
             nonce: self.nonce(),
         };
-        let lease = Arc::new(Lease::new(id, 1, &caller(), Moment::now()));
+        let lease = Arc::new(Lease::new(id, 1, 2, &caller(), Moment::now()));
         if self.loses {
             let ends = EndNotifier::new(
                 Events::default(),
@@ -110,7 +108,7 @@ impl Scene {
                 return Ok(false);
             }
             Some(Turn::HandedOff(lease)) => lease,
-            Some(Turn::Head { .. } | Turn::HandoffPending(_)) => {
+            Some(Turn::Head) => {
                 self.store_hold();
                 for released in self.queues.take_released(&self.name) {
                     self.unreported.lock().remove(&released.id.nonce);
@@ -145,25 +143,14 @@ impl Scene {
         let limit = TurnLimit { deadline: Instant::now(), slack: Duration::ZERO };
         let limit = (wait != Wait::Endless).then_some(limit);
         let turn = match position {
-            Position::Head { .. } => Turn::Head { yields: false },
+            Position::Head { .. } => Turn::Head,
             Position::Behind => turn::wait(queues, &waiter, limit)?,
             Position::Outside => Turn::Outside,
         };
         match turn {
-            Turn::Head { .. } => self.acquire_at_head(&waiter).map(Some),
-            Turn::HandoffPending(pending) => self.receive_handoff(pending, &waiter).map(Some),
+            Turn::Head => self.acquire_at_head(&waiter).map(Some),
             other => Ok(Some(other)),
         }
-    }
-
-    /// Waits for the reply to a transfer.
-    fn receive_handoff(&self, pending: PendingHandoff, waiter: &Waiter) -> Result<Turn> {
-        if let Ok(TransferReply::Transferred { .. }) = pending.reply.wait() {
-            let lease = self.lease();
-            self.queues.set_handed_off(&lease);
-            return Ok(Turn::HandedOff(lease));
-        }
-        self.acquire_at_head(waiter)
     }
 
     /// Tries at a store where the lock is sometimes held, and sleeps in between.
@@ -176,42 +163,32 @@ impl Scene {
             }
             self.queues.set_pending(waiter);
         }
-        Ok(Turn::Head { yields: false })
+        Ok(Turn::Head)
     }
 
-    /// Releases the lock or hands it off. The transfer may fail, and either thread may wait for it.
+    /// Hands the lock off or releases it, and then waits for the reply or not.
     fn unlock(&self, lease: &Arc<Lease>) {
-        let queues = &self.queues;
+        let (queues, hands_off, posts): (_, bool, bool) =
+            (&self.queues, thread_rng().r#gen(), thread_rng().r#gen());
+        // The next holder must find this one over, and may be another thread at once.
+        let end = || *self.last.lock() = None;
+        if hands_off && queues.hand_off(lease, end) {
+            return;
+        }
         if !lease.end() {
             return queues.end_hold(lease);
         }
-        let (posts, waits, done): (bool, bool, bool) = thread_rng().r#gen();
-        let waiter = if posts {
+        queues.remember_released(lease);
+        self.unreported.lock().insert(lease.id.nonce);
+        if posts {
             // The next thread may ask before this has taken effect, and then asks once more.
             *self.stored.lock() = false;
-            self.unreported.lock().insert(lease.id.nonce);
-            let next = queues.start_release(lease, thread_rng().r#gen());
-            let Some((waiter, _)) = next else {
-                self.post(lease);
-                return queues.end_hold(lease);
-            };
-            self.unreported.lock().remove(&lease.id.nonce);
-            Some(waiter)
+            self.post(lease);
         } else {
-            queues.start_handoff(lease).map(|(waiter, _)| waiter)
-        };
-        let Some(waiter) = waiter else {
             self.remove_hold();
-            return queues.end_hold(lease);
-        };
-        *self.stored.lock() = done;
-        if !waits {
-            waiter.forward_handoff(pending(lease, done));
-        } else if done {
-            queues.finish_handoff(&waiter, &self.lease());
-        } else {
-            waiter.cancel_handoff(false);
+            queues.settle_release(&lease.id, || self.unreported.lock().remove(&lease.id.nonce));
         }
+        queues.end_hold(lease);
     }
 
     /// Leaves it to another thread to read the reply to a release.
@@ -240,25 +217,13 @@ impl Scene {
     }
 }
 
-/// A transfer whose reply is known.
-fn pending(from: &Arc<Lease>, done: bool) -> PendingHandoff {
-    let reply = if done { TransferReply::Transferred { fence: 1 } } else { TransferReply::Gone };
-    PendingHandoff {
-        from: from.clone(),
-        to: from.id.clone(),
-        yields: false,
-        sent: Moment::now(),
-        reply: PendingReply::new(move || Ok(reply)),
-        reports_end: true,
-    }
-}
-
 fn is_valid(lease: &Lease) -> bool {
     !lease.remaining().is_zero()
 }
 
 fn caller() -> Caller {
-    Caller::current(&Config::default(), &LockOptions::default())
+    let tenure = Some(Duration::from_secs(10));
+    Caller::current(&Config::default(), &LockOptions { tenure, ..LockOptions::default() })
 }
 
 /// Runs threads that wait in different ways at the same time.
@@ -294,8 +259,7 @@ fn no_thread_is_the_head_before_a_lock_that_was_handed_off_is_released() {
         let [giver, receiver, third] = [(); 3].map(|()| scene.clone());
         let threads = [
             thread::spawn(move || {
-                let (waiter, _) = giver.queues.start_handoff(&mine).expect("a waiter");
-                giver.queues.finish_handoff(&waiter, &giver.lease());
+                assert!(giver.queues.hand_off(&mine, || ()), "a waiter");
             }),
             thread::spawn(move || {
                 match turn::wait(&receiver.queues, &second, None).expect("open") {
@@ -323,7 +287,7 @@ fn close_ends_every_wait_whenever_it_comes() {
         let [endless, limited] = run_threads(&scene, [Wait::Endless, Wait::Until]);
         assert!(matches!(endless, Err(Error::Closed)));
         assert!(matches!(limited, Ok(false) | Err(Error::Closed)));
-        assert!(queues.start_handoff(&lease).is_none(), "a waiter is left behind");
+        assert!(!queues.hand_off(&lease, || ()), "a waiter is left behind");
     });
 }
 

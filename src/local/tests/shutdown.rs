@@ -114,9 +114,9 @@ fn a_thread_that_becomes_the_head_after_a_shutdown_acquires_nothing() {
     shut_down(shared, SOON).expect("released");
     assert!(level.lease.is_ended());
     let turn = turn::wait(queues, &waiter, None).expect("made the head");
-    assert!(matches!(turn, Turn::Head { .. }));
+    assert!(matches!(turn, Turn::Head));
     let call = LockCall { shared, name, caller, wait: Wait::Endless, contended: Cell::default() };
-    let outcome = call.acquire_at_head(&waiter, Arrival::Next { yields: false });
+    let outcome = call.acquire_at_head(&waiter, Arrival::Next);
     assert!(matches!(outcome, Err(Error::Closed)), "{outcome:?}");
     scene.expect_events(["acquired", "released"]);
     assert!(scene.events.is_empty());

@@ -146,9 +146,9 @@ fn a_thread_that_becomes_the_head_after_close_does_not_wait_there() {
     shared.close();
     queues.give_up_head(name, None);
     let turn = turn::wait(queues, &waiter, None).expect("made the head");
-    assert!(matches!(turn, Turn::Head { .. }));
+    assert!(matches!(turn, Turn::Head));
     let wait = Wait::Until(end_of(Duration::from_secs(5)));
     let call = LockCall { shared, name, caller, wait, contended: Cell::default() };
-    let outcome = call.acquire_at_head(&waiter, Arrival::Next { yields: false });
+    let outcome = call.acquire_at_head(&waiter, Arrival::Next);
     assert!(matches!(outcome, Err(Error::Closed)), "{outcome:?}");
 }

@@ -39,8 +39,7 @@ use crate::store::hold::HoldId;
 use crate::store::job::JobRunner;
 use crate::store::request::{
     Acquire, AcquireAll, AcquireAllReply, AcquireReply, HoldReply, HolderReply, PendingReply,
-    PostedChange, Release, ReportReply, ServerConnections, SetDepth, Transfer, TransferReply,
-    WaitingClient,
+    PostedChange, Release, ReportReply, ServerConnections, SetDepth, WaitingClient,
 };
 use crate::store::standalone::Standalone;
 use crate::store::wake::Wakeups;
@@ -243,24 +242,6 @@ impl Store for Cluster {
         for node in self.topology.nodes_to_ask() {
             Target::of(node).store().settle(deadline);
         }
-    }
-
-    fn transfer(&self, request: Transfer<'_>) -> PendingReply<TransferReply> {
-        let slot = self.slot(&request.to.name);
-        let (cluster, from, to) = (self.clone(), request.from.clone(), request.to.clone());
-        let Transfer { lease, yields, deadline, .. } = request;
-        let transfer = move |node: &Standalone| {
-            node.transfer(Transfer { from: &from, to: &to, lease, yields, deadline })
-        };
-        let Some(owner) = self.topology.owner(slot) else {
-            return PendingReply::new(move || {
-                let target = cluster.topology.target(slot, deadline)?;
-                cluster.route_from(target, slot, |node| transfer(node).wait())
-            });
-        };
-        let target = Target::of(owner);
-        let first = transfer(target.store());
-        self.follow(target, slot, first, move |node| transfer(node).wait())
     }
 
     fn inspect(&self, name: &str, deadline: Instant) -> Result<Option<HolderReply>, Failure> {

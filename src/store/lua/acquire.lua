@@ -4,12 +4,13 @@
 -- KEYS  1 lock, 2 fence, 3 queue of waiting clients
 -- ARGV  1 owner, 2 lease in ms, 3 life of the fence in ms, 4 life of the queue in ms, or 0 if the
 --       client does not join it, 5 if the client may be in the queue: `queued`, or `yields` if a
---       client in front of it goes first that has not stopped
+--       client in front of it goes first that has not stopped, 6 with 5: how many tokens to give,
+--       for holds that follow one another
 -- USES  `left`, `holder` and `foreign`
 -- SETS  `begins`, `keeps`, `replaced`, `time`; `client`, and `queued`, whether it may be in the
 --       queue
--- RETURNS the fence if held now, {0, ms until the holder's lease ends or -1} if held by another
---         owner, {0, -1} if another client goes first
+-- RETURNS the fence if held now, or {first fence, last fence}; {0, ms until the holder's lease ends
+--         or -1} if held by another owner, {0, -1} if another client goes first
 local queued = ARGV[5] == 'queued' or ARGV[5] == 'yields'
 local begins, client, keeps, replaced, time = true, nil, nil, nil, nil
 if left ~= -2 or queued then

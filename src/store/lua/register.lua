@@ -1,10 +1,19 @@
 -- Tail of `acquire.lua`: the client leaves the queue with the lock, or joins it without. Failures
--- are ignored: without the queue, the client tries again after a while.
+-- are ignored: without the queue, the client tries again after a while, and without a block of
+-- tokens it has one. The last of a block is at most a millisecond ahead of the clock, so that the
+-- counter stays one.
 -- KEYS, ARGV and RETURNS  as `acquire.lua`
--- USES  `fence`, `left`, `client`, `queued`, `replaced` and `time`
+-- USES  `fence`, `kept`, `least`, `left`, `client`, `queued`, `replaced` and `time`
 if fence then
   if queued then
     redis.pcall('zrem', KEYS[3], client)
+    local last = math.min(fence + ARGV[6] - 1, least + 1000)
+    if last > fence and not kept then
+      local stored = redis.pcall('set', KEYS[2], string.format('%.0f', last), 'px', ARGV[3])
+      if stored.ok then
+        return {fence, last}
+      end
+    end
   elseif replaced then
     -- A thread of the client still waits, and the client has taken its offer.
     time = time or redis.call('time')

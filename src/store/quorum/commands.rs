@@ -7,7 +7,7 @@ use crate::store::command::Command;
 use crate::store::commands::Commands;
 use crate::store::durability::Demand;
 use crate::store::hold::HoldId;
-use crate::store::request::{Acquire, AcquireReply, HoldReply, SetDepth, Transfer, TransferReply};
+use crate::store::request::{Acquire, AcquireReply, HoldReply, SetDepth};
 
 /// A command for every server.
 #[derive(Debug)]
@@ -27,14 +27,12 @@ pub(super) enum Effect {
     Begins(HoldId),
     /// The hold may still exist there. Until then the lock stays taken all the same.
     Ends { hold: HoldId, kept_until: Moment },
-    /// Both.
-    Replaces { from: HoldId, to: HoldId },
 }
 
 impl Effect {
     pub(super) fn begun(&self) -> Option<&HoldId> {
         match self {
-            Self::Begins(hold) | Self::Replaces { to: hold, .. } => Some(hold),
+            Self::Begins(hold) => Some(hold),
             Self::None | Self::Ends { .. } => None,
         }
     }
@@ -43,7 +41,6 @@ impl Effect {
     pub(super) fn ended(&self) -> Option<(&HoldId, Moment)> {
         match self {
             Self::Ends { hold, kept_until } => Some((hold, *kept_until)),
-            Self::Replaces { from, .. } => Some((from, Moment::FIRST)),
             Self::None | Self::Begins(_) => None,
         }
     }
@@ -76,13 +73,6 @@ impl QuorumCommands {
     pub(super) fn acquire(&self, request: Acquire<'_>) -> QuorumCommand<AcquireReply> {
         let effect = Effect::Begins(request.hold.clone());
         let command = QuorumCommand::new(self.commands.acquire(request), effect);
-        self.durable(command, request.deadline)
-    }
-
-    pub(super) fn transfer(&self, request: Transfer<'_>) -> QuorumCommand<TransferReply> {
-        let (from, to) = (request.from.clone(), request.to.clone());
-        let command = self.commands.transfer(request);
-        let command = QuorumCommand::new(command, Effect::Replaces { from, to });
         self.durable(command, request.deadline)
     }
 

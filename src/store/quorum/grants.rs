@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::failure::{Failure, FailureKind};
-use crate::store::decoder::Decoder;
 use crate::store::hold::HoldId;
 use crate::store::quorum::broadcast::Broadcast;
 use crate::store::quorum::commands::{Effect, QuorumCommand, QuorumCommands};
@@ -12,9 +11,7 @@ use crate::store::quorum::in_doubt::{DecidesEnd, InDoubtHolds};
 use crate::store::quorum::link_set::LinkSet;
 use crate::store::quorum::rounds::Rounds;
 use crate::store::quorum::votes::{HoldDecision, Votes};
-use crate::store::request::{
-    Acquire, AcquireReply, HoldReply, Transfer, TransferReply, is_granted,
-};
+use crate::store::request::{Acquire, AcquireReply, HoldReply, is_granted};
 
 /// What is needed to begin holds. A reply that is still to come keeps it too.
 #[derive(Debug)]
@@ -35,9 +32,14 @@ impl Grants {
         let command = commands.acquire(request);
         let (decision, votes) = rounds.ask(&mut links, command, deadline, Votes::decide_acquire);
         let outcome = match decision {
-            HoldDecision::Granted { fence, agreed } => self
-                .confirm(&mut links, hold, (fence, agreed), lease, deadline)
-                .map(|fence| AcquireReply::Acquired { fence, room: 0 }),
+            HoldDecision::Granted { fence, agreed } => {
+                let confirmed = match agreed {
+                    Some(_) => Ok(()),
+                    None => self.confirm(&mut links, hold, fence, lease, deadline),
+                };
+                let room = agreed.unwrap_or_default();
+                confirmed.map(|()| AcquireReply::Acquired { fence, room })
+            }
             HoldDecision::NotGranted(outcome) => outcome,
         };
         if !is_granted(&outcome) {
@@ -47,60 +49,21 @@ impl Grants {
         outcome
     }
 
-    /// Sends a request to begin one hold in another's place. Servers that lag are only sent a
-    /// request to end the old one.
-    pub(super) fn send_transfer(&self, request: Transfer<'_>) -> Result<SentTransfer, Failure> {
-        let Self { rounds, commands } = self;
-        let Transfer { from, to, lease, deadline, .. } = request;
-        self.in_doubt().note_lease(lease);
-        let mut links = rounds.connect(&to.name, deadline)?;
-        let transfer = commands.transfer(request);
-        let decoder = transfer.command.decoder.clone();
-        let (broadcast, lagging) = (self.broadcast(transfer), links.lagging());
-        let mut ended = vec![links.send(&broadcast, |_| true)];
-        if lagging.contains(&true) {
-            ended.push(self.withdraw(&mut links, from, |number| lagging[number]));
-        }
-        Ok(SentTransfer { broadcast, decoder, to: to.clone(), lease, deadline, _ended: ended })
-    }
-
-    /// Waits for the replies to a transfer.
-    pub(super) fn finish_transfer(&self, sent: &SentTransfer) -> Result<TransferReply, Failure> {
-        let SentTransfer { broadcast, decoder, to, lease, deadline, .. } = sent;
-        let mut links = self.rounds.lock(&to.name, *deadline).map_err(ambiguous)?;
-        let decide = Votes::decide_transfer;
-        let (decision, votes) =
-            self.rounds.count(&mut links, broadcast, *deadline, decoder, decide);
-        let outcome = match decision {
-            HoldDecision::Granted { fence, agreed } => {
-                let fence = self.confirm(&mut links, to, (fence, agreed), *lease, *deadline)?;
-                return Ok(TransferReply::Transferred { fence });
-            }
-            HoldDecision::NotGranted(outcome) => outcome.map_err(ambiguous)?,
-        };
-        let begun = |reply: &TransferReply| matches!(reply, TransferReply::Transferred { .. });
-        drop(self.withdraw(&mut links, to, |number| votes.may_be(number, begun)));
-        Ok(outcome)
-    }
-
     /// Makes sure that the counters of a majority have reached the token of a hold that a majority
     /// has begun.
     fn confirm(
         &self,
         links: &mut LinkSet,
         hold: &HoldId,
-        (fence, agreed): (u64, bool),
+        fence: u64,
         lease: Duration,
         deadline: Instant,
-    ) -> Result<u64, Failure> {
-        if agreed {
-            return Ok(fence);
-        }
+    ) -> Result<(), Failure> {
         let Self { rounds, commands } = self;
         let raise = commands.commands.raise(hold, fence, lease);
         let raise = commands.durable(QuorumCommand::new(raise, Effect::None), deadline);
         match rounds.ask(links, raise, deadline, Votes::decide_hold).0 {
-            Ok(HoldReply::Held) => Ok(fence),
+            Ok(HoldReply::Held) => Ok(()),
             Ok(HoldReply::Gone) => Err(Failure::late()),
             // The hold exists on some servers.
             Err(failure) => Err(ambiguous(failure)),
@@ -128,19 +91,6 @@ impl Grants {
     }
 }
 
-/// A transfer whose replies are still to come.
-#[derive(Debug)]
-pub(super) struct SentTransfer {
-    broadcast: Arc<Broadcast>,
-    decoder: Decoder<TransferReply>,
-    to: HoldId,
-    lease: Duration,
-    deadline: Instant,
-    /// Reported when the replies have come, or are not waited for any more: a release in the
-    /// background must not overtake the transfer.
-    _ended: Vec<Option<DecidesEnd>>,
-}
-
 /// The failure of a request that some servers have executed, or that the background jobs complete
 /// where they have not. A repeat may find it done.
 pub(super) fn ambiguous(failure: Failure) -> Failure {
@@ -157,7 +107,7 @@ mod tests {
     use super::*;
     use crossbeam_channel::unbounded;
 
-    use crate::clock::end_of;
+    use crate::clock::{Moment, end_of};
     use crate::config::Config;
     use crate::durability::Durability;
     use crate::net::endpoint::Endpoint;
@@ -165,7 +115,7 @@ mod tests {
     use crate::store::Store;
     use crate::store::hold::HoldKind;
     use crate::store::quorum::Quorum;
-    use crate::store::request::Registration;
+    use crate::store::request::{Change, PostedChange, Registration};
     use crate::store::tests::process::Server;
 
     const SOON: Duration = Duration::from_secs(5);
@@ -175,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hold_that_a_transfer_ends_is_reported_when_the_replies_are_in() {
+    fn a_hold_that_a_release_ends_is_reported_when_the_replies_are_in() {
         let servers = [(); 3].map(|()| Server::redis());
         let durability = Durability::Replicas { acks: 1, timeout: SOON };
         let config = Config { durability, ..Config::default() };
@@ -195,12 +145,15 @@ mod tests {
             links.send(&grants.broadcast(grants.commands.acquire(acquire)), |number| number == 2);
         }
         drop(links);
-        let (from, to) = (&hold(1), &hold(2));
-        grants.in_doubt().may_begin_late(from);
-        let transfer = Transfer { from, to, lease: SOON, yields: false, deadline };
-        let pending = store.transfer(transfer);
-        assert!(reported.try_recv().is_err(), "the transfer is on its way");
-        assert_eq!(pending.wait().expect("a majority answers"), TransferReply::Gone);
+        grants.in_doubt().may_begin_late(&hold(1));
+        store.post(PostedChange {
+            hold: &hold(1),
+            change: Change::Release { kept_until: Moment::FIRST },
+            deadline,
+            on_reply: Box::new(|reply| assert_eq!(reply.ok(), Some(HoldReply::Gone))),
+        });
+        assert!(reported.try_recv().is_err(), "the release is on its way");
+        store.settle(deadline);
         assert_eq!(reported.try_recv(), Ok(1));
     }
 }

@@ -103,11 +103,6 @@ impl LinkSet {
         missing.map(|(number, link)| (number, link.unreachable()))
     }
 
-    /// For each server whether it lags.
-    pub(super) fn lagging(&mut self) -> Vec<bool> {
-        self.links.iter_mut().map(QuorumLink::is_lagging).collect()
-    }
-
     /// Writes a request to those `wanted` of the servers that are connected. For the others it has
     /// failed. The returned value is to be dropped when the replies are in: what is in doubt about
     /// the hold that the request ends is reported then.

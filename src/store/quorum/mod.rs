@@ -26,6 +26,11 @@
 //! later hold's token is the greatest of those given. `tests/protocol/quorum` checks this on a
 //! model, in all states within bounds.
 //!
+//! A client of which several threads wait asks for a block of tokens, for holds that follow one
+//! another. A server that gives the proposal raises its counter to the end of the block. The hold has
+//! as many of these tokens as the counters of a majority have reached, which takes the place of C;
+//! if no majority has given the same first token, it has that one alone.
+//!
 //! The argument needs, for any two majorities, a common server that has kept its counter. Of an
 //! even number of servers one may lose it; of an odd number none may. Otherwise the token is still
 //! greater as long as the client's clock is not behind.
@@ -101,8 +106,8 @@ use crate::store::quorum::votes::holder::decide_holder;
 use crate::store::quorum::votes::{Votes, majority};
 use crate::store::quorum::wakeups::WakeupsOfMajorities;
 use crate::store::request::{
-    Acquire, AcquireReply, Change, HoldReply, HolderReply, PendingReply, PostedChange, Release,
-    ServerConnections, SetDepth, Transfer, TransferReply, WaitingClient,
+    Acquire, AcquireReply, Change, HoldReply, HolderReply, PostedChange, Release,
+    ServerConnections, SetDepth, WaitingClient,
 };
 use crate::store::wake::Wakeups;
 
@@ -219,14 +224,6 @@ impl Store for Quorum {
 
     fn keeps_order(&self) -> bool {
         true
-    }
-
-    fn transfer(&self, request: Transfer<'_>) -> PendingReply<TransferReply> {
-        let grants = self.grants.clone();
-        match self.grants.send_transfer(request) {
-            Ok(sent) => PendingReply::new(move || grants.finish_transfer(&sent)),
-            Err(failure) => PendingReply::new(move || Err(failure)),
-        }
     }
 
     fn inspect(&self, name: &str, deadline: Instant) -> Result<Option<HolderReply>, Failure> {

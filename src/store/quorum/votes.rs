@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::error::{ServerFailure, Shortfall};
 use crate::failure::{Failure, FailureKind};
 use crate::store::job::JobReply;
-use crate::store::request::{AcquireReply, HoldReply, TransferReply};
+use crate::store::request::{AcquireReply, HoldReply};
 
 /// How many of so many servers are a majority.
 pub(super) fn majority(servers: usize) -> usize {
@@ -22,12 +22,12 @@ pub(super) struct Votes<T>(pub(super) Vec<Option<Result<T, Failure>>>);
 
 /// What came of a request to begin a hold.
 #[derive(Debug)]
-pub(super) enum HoldDecision<T> {
-    /// A majority has begun it. Its token is the greatest that a server gave, and `agreed` if a
-    /// majority gave just that.
-    Granted { fence: u64, agreed: bool },
+pub(super) enum HoldDecision {
+    /// A majority has begun it. Its token is the greatest that a server gave. If a majority gave
+    /// just that, they have `agreed`, and on so many more that follow it.
+    Granted { fence: u64, agreed: Option<u32> },
     /// No majority can have begun it.
-    NotGranted(Result<T, Failure>),
+    NotGranted(Result<AcquireReply, Failure>),
 }
 
 impl<T> Votes<T> {
@@ -156,29 +156,23 @@ impl<T> Votes<T> {
         let hopeless = answers + self.pending() < self.required();
         (refused || hopeless || self.pending() == 0).then(|| self.shortfall(ok))
     }
-
-    /// The tokens of the servers that have begun a hold.
-    fn fences(&self, fence: impl Fn(&T) -> Option<u64>) -> Vec<u64> {
-        self.answers().filter_map(fence).collect()
-    }
-
-    fn granted(&self, fences: &[u64]) -> HoldDecision<T> {
-        let fence = fences.iter().copied().max().unwrap_or_default();
-        let same = fences.iter().filter(|token| **token == fence).count();
-        HoldDecision::Granted { fence, agreed: same >= self.required() }
-    }
 }
 
 impl Votes<AcquireReply> {
     /// Decides whether a hold was granted.
-    pub(super) fn decide_acquire(&self) -> Option<HoldDecision<AcquireReply>> {
-        let fences = self.fences(|reply| match reply {
-            AcquireReply::Acquired { fence, .. } => Some(*fence),
+    pub(super) fn decide_acquire(&self) -> Option<HoldDecision> {
+        let grants = self.answers().filter_map(|reply| match reply {
+            AcquireReply::Acquired { fence, room } => Some((*fence, *room)),
             AcquireReply::Held { .. } | AcquireReply::Unknown { .. } => None,
         });
-        let granted = fences.len();
+        let mut grants: Vec<(u64, u32)> = grants.collect();
+        grants.sort_unstable_by(|one, other| other.cmp(one));
+        let granted = grants.len();
         if granted >= self.required() {
-            return Some(self.granted(&fences));
+            let (fence, _) = grants[0];
+            let (least, room) = grants[self.required() - 1];
+            let agreed = (least == fence).then_some(room);
+            return Some(HoldDecision::Granted { fence, agreed });
         }
         if granted + self.pending() >= self.required() || self.may_be_wrong() {
             return None;
@@ -214,37 +208,6 @@ impl Votes<AcquireReply> {
         let mut leases: Vec<Duration> = self.answers().filter_map(remaining).collect();
         leases.sort_unstable();
         leases.get(self.required() - granted - 1).copied()
-    }
-}
-
-impl Votes<TransferReply> {
-    /// Decides whether a hold was granted in place of another.
-    pub(super) fn decide_transfer(&self) -> Option<HoldDecision<TransferReply>> {
-        let fences = self.fences(|reply| match reply {
-            TransferReply::Transferred { fence } => Some(*fence),
-            TransferReply::Gone | TransferReply::Yielded => None,
-        });
-        let done = fences.len();
-        if done >= self.required() {
-            return Some(self.granted(&fences));
-        }
-        if done + self.pending() >= self.required() || self.may_be_wrong() {
-            return None;
-        }
-        let gone = self.count(|answer| *answer == TransferReply::Gone);
-        let yielded = self.count(|answer| *answer == TransferReply::Yielded);
-        let wrong = self.count_wrong();
-        if self.outvoted_by(gone + wrong) && !self.outvoted_by(wrong) {
-            return Some(HoldDecision::NotGranted(Ok(TransferReply::Gone)));
-        }
-        let done_anyhow = done + self.count_short();
-        if done_anyhow >= self.required() {
-            return Some(HoldDecision::NotGranted(Err(self.shortfall(done))));
-        }
-        if done_anyhow + yielded >= self.required() {
-            return Some(HoldDecision::NotGranted(Ok(TransferReply::Yielded)));
-        }
-        self.unanswered(done).map(|failure| HoldDecision::NotGranted(Err(failure)))
     }
 }
 

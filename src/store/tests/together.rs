@@ -176,26 +176,16 @@ fn a_reply_that_is_late_for_one_thread_is_not_given_to_another() {
 fn a_reply_that_no_thread_waits_for_delays_no_other_reply() {
     let scene = Scene::new();
     for round in 0..10 {
-        let (from, to) = (Scene::hold(round), HoldId { nonce: 1000, ..Scene::hold(round) });
-        drop(scene.store.transfer(Transfer {
-            from: &from,
-            to: &to,
-            lease: LEASE,
-            yields: false,
-            deadline: soon(),
-        }));
-        scene
-            .store
-            .transfer(Transfer {
-                from: &to,
-                to: &from,
-                lease: LEASE,
-                yields: false,
-                deadline: soon(),
-            })
-            .wait()
-            .expect("an answer");
+        let hold = hold(1000 + round);
+        let begin = || {
+            let registration = Registration::None;
+            let request = Acquire { hold: &hold, lease: LEASE, registration, deadline: soon() };
+            scene.store.start_acquire(request).expect("no demand")
+        };
+        drop(begin());
+        begin().wait().expect("an answer");
         scene.ask(round, soon()).expect("an answer");
+        release(&scene.store, &hold).expect("an answer");
     }
 }
 

@@ -34,7 +34,6 @@ servers!(
     a_client_that_leaves_wakes_the_next,
     a_yielding_client_lets_another_go_first,
     a_yielding_client_passes_over_those_that_have_stopped,
-    a_transfer_yields_only_to_a_waiting_client,
     a_full_server_wakes_clients_and_registers_none,
     a_spoilt_list_of_waiting_clients_does_no_harm,
     a_released_lock_is_offered_to_the_client_that_has_waited_longest,
@@ -201,13 +200,6 @@ fn every_way_to_free_a_lock_wakes_a_client(process: &Server) {
     let released = run_jobs(&mut *store.jobs(), &[(of("a", 2), RELEASE)]);
     assert!(matches!(released[..], [Ok(HoldReply::Held)]));
     assert_eq!(next(&mut *wakeups), woken());
-
-    store.unregister(waiting_client("a"), soon()).expect("a reply");
-    must_acquire(&store, &hold(3));
-    register(&store, "a");
-    let yielded = transfer(&store, 3, 4, true);
-    assert_eq!(yielded.ok(), Some(TransferReply::Yielded));
-    assert_eq!(next(&mut *wakeups), woken());
 }
 
 fn a_lock_that_stays_held_wakes_no_client(process: &Server) {
@@ -216,7 +208,6 @@ fn a_lock_that_stays_held_wakes_no_client(process: &Server) {
     must_acquire(&store, &hold(1));
     register(&store, "a");
     assert_eq!(super::release(&store, &hold(2)).ok(), Some(HoldReply::Gone));
-    assert_eq!(transfer(&store, 2, 3, true).ok(), Some(TransferReply::Gone));
     register(&store, "b");
     store.unregister(waiting_client("b"), soon()).expect("a reply");
     // A hash with another field is not a free lock.
@@ -387,24 +378,6 @@ fn a_yielding_client_passes_over_those_that_have_stopped(process: &Server) {
     assert_eq!(ask(&store, &late, Registration::Yielding), AcquireReply::Held { remaining: None });
 }
 
-fn a_transfer_yields_only_to_a_waiting_client(process: &Server) {
-    let store = single(process);
-    let mut wakeups = listen(&store, "a");
-    must_acquire(&store, &hold(1));
-    let transfer = |from, to, yields| transfer(&store, from, to, yields).expect("a reply");
-    let done = transfer(1, 2, true);
-    assert!(matches!(done, TransferReply::Transferred { .. }), "{done:?}");
-    register(&store, "a");
-    assert_eq!(transfer(1, 2, true), done, "a repeat finds the new hold");
-    assert!(matches!(transfer(2, 3, false), TransferReply::Transferred { .. }));
-    assert!(nothing_comes(&mut *wakeups));
-    assert_eq!(transfer(3, 4, true), TransferReply::Yielded);
-    assert_eq!(next(&mut *wakeups), woken());
-    assert_eq!(depth(&store), None);
-    assert_eq!(transfer(3, 4, true), TransferReply::Gone, "a repeat finds nothing");
-    assert!(nothing_comes(&mut *wakeups));
-}
-
 fn a_full_server_wakes_clients_and_registers_none(process: &Server) {
     let store = single(process);
     let mut wakeups = listen(&store, "a");
@@ -432,9 +405,7 @@ fn a_spoilt_list_of_waiting_clients_does_no_harm(process: &Server) {
         ));
     }
     store.unregister(waiting_client("a"), soon()).expect("a reply");
-    let transferred = transfer(&store, 1, 2, true);
-    assert!(matches!(transferred, Ok(TransferReply::Transferred { .. })), "{transferred:?}");
-    release(&store, &hold(2));
+    release(&store, &hold(1));
     for mode in [Registration::IfHeld, Registration::Registered, Registration::Yielding] {
         assert!(matches!(ask(&store, &of("a", 1), mode), AcquireReply::Acquired { .. }));
         assert_eq!(store.force_release("lock", b"a:1", soon()).ok(), Some(true));
@@ -551,10 +522,7 @@ fn a_user_without_rights_to_the_waiting_clients_can_lock(process: &Server) {
             );
         }
         process.command(&["ZADD", WAITING, "1", "b", "2", "c"]);
-        let transferred = transfer(&store, 1, 2, true).expect("a reply");
-        if let TransferReply::Transferred { .. } = transferred {
-            release(&store, &hold(2));
-        }
+        release(&store, &hold(1));
         store.unregister(waiting_client("c"), soon()).expect("a reply");
         let reply = ask(&store, &of("c", 1), Registration::Registered);
         assert!(matches!(reply, AcquireReply::Acquired { .. }), "{missing:?}: {reply:?}");

@@ -214,7 +214,7 @@ fn a_shortfall_of_a_handoff_is_the_receivers() {
 }
 
 #[test]
-fn handoffs_wait_for_the_replicas_of_a_majority() {
+fn holds_of_a_tenure_are_on_the_replicas_of_a_majority() {
     let backed = Backed::new();
     let client = backed.quorum.open(ample().wait(SOON * 3));
     settle(&backed.quorum, &client);
