@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use std::{fmt, io, mem, process};
 
 use redis::{ErrorKind, RedisError, RedisResult, ServerError, Value};
-use rustix::event::{PollFd, PollFlags};
+use rustix::event::PollFd;
 
 use crate::clock::end_of;
 use crate::credentials::Credentials;
@@ -18,7 +18,7 @@ use crate::net::login::Validity;
 use crate::net::owed::{OwedReplies, PostedRequest};
 use crate::net::request::{Reply, Request, Script};
 use crate::net::resp::RespStream;
-use crate::net::stream::{Arrived, SocketCloser};
+use crate::net::stream::{Arrived, PolledSocket, SocketCloser};
 use crate::net::transport::{Transport, WaitFor};
 
 /// A connection over which something was posted less long ago is taken for alive.
@@ -168,8 +168,12 @@ impl Connection {
     /// The socket, to wait until there is something to do: to read, or to go on writing.
     pub(crate) fn poll_fd(&self) -> Option<PollFd<'_>> {
         let socket = self.socket.as_ref()?;
-        let room = if socket.is_writing() { PollFlags::OUT } else { PollFlags::empty() };
-        Some(PollFd::new(socket, PollFlags::IN.union(room)))
+        Some(PollFd::new(socket, socket.polled_for()))
+    }
+
+    /// As `poll_fd`, to wait while other threads use the connection.
+    pub(crate) fn polled(&self) -> Option<PolledSocket> {
+        self.socket.as_ref().map(RespStream::polled)
     }
 
     /// Returns what closes the present socket from another thread.

@@ -13,13 +13,15 @@ use rustix::event::PollFlags;
 use crate::error::Phase;
 use crate::net::reply_buffer::ReplyBuffer;
 use crate::net::spin::{ReplyWait, Spin};
-use crate::net::stream::{Arrived, ConnectError, DeadlineReader, Sleep, SocketCloser, Stream};
+use crate::net::stream::{
+    Arrived, ConnectError, DeadlineReader, PolledSocket, Sleep, SocketCloser, Stream,
+};
 #[cfg(feature = "tls")]
 use crate::net::tls::{Connector, Session};
 
 /// A connected socket, and what was read of an unfinished reply.
 pub(crate) struct RespStream {
-    /// Shared only with [`SocketCloser`]s.
+    /// Shared only with [`SocketCloser`]s and [`PolledSocket`]s.
     stream: Arc<Stream>,
     layer: Layer,
     replies: ReplyBuffer,
@@ -103,6 +105,15 @@ impl RespStream {
             Layer::Tls(session) => session.borrow().is_writing(),
         };
         is_session_writing || !self.out.is_empty()
+    }
+
+    /// What there is to wait for: something to read, or room to go on writing.
+    pub(crate) fn polled_for(&self) -> PollFlags {
+        if self.is_writing() { PollFlags::IN.union(PollFlags::OUT) } else { PollFlags::IN }
+    }
+
+    pub(crate) fn polled(&self) -> PolledSocket {
+        PolledSocket { stream: self.stream.clone(), what: self.polled_for() }
     }
 
     /// Writes as much as there is room for, without waiting. Whoever reads goes on with the rest.

@@ -12,7 +12,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -148,6 +148,19 @@ impl AsFd for Stream {
             Self::Tcp(stream) => stream.as_fd(),
             Self::Unix(stream) => stream.as_fd(),
         }
+    }
+}
+
+/// A socket to wait for, while another thread may use it or give it up.
+#[derive(Debug)]
+pub(crate) struct PolledSocket {
+    pub(super) stream: Arc<Stream>,
+    pub(super) what: PollFlags,
+}
+
+impl PolledSocket {
+    pub(crate) fn poll_fd(&self) -> PollFd<'_> {
+        PollFd::new(&*self.stream, self.what)
     }
 }
 

@@ -10,6 +10,7 @@ use crate::store::quorum::commands::{Effect, QuorumCommand, QuorumCommands};
 use crate::store::quorum::in_doubt::{DecidesEnd, InDoubtHolds};
 use crate::store::quorum::link_set::LinkSet;
 use crate::store::quorum::rounds::Rounds;
+use crate::store::quorum::shared_links::LockedLinks;
 use crate::store::quorum::votes::{HoldDecision, Votes};
 use crate::store::request::{Acquire, AcquireReply, HoldReply, is_granted};
 
@@ -53,7 +54,7 @@ impl Grants {
     /// has begun.
     fn confirm(
         &self,
-        links: &mut LinkSet,
+        links: &mut LockedLinks<'_>,
         hold: &HoldId,
         fence: u64,
         lease: Duration,

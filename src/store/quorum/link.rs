@@ -21,6 +21,7 @@ use crate::failure::{Failure, FailureKind};
 use crate::net::connection::Connection;
 use crate::net::pipeline::{Pipeline, UnknownScript};
 use crate::net::request::{Reply, Request, Script};
+use crate::net::stream::PolledSocket;
 use crate::net::transport::{Transport, WaitFor};
 use crate::store::background::opening::Opening;
 use crate::store::decoder::is_done;
@@ -117,6 +118,10 @@ impl QuorumLink {
         self.pipeline.connection.poll_fd()
     }
 
+    pub(super) fn polled(&self) -> Option<PolledSocket> {
+        self.pipeline.connection.polled()
+    }
+
     /// The failure of a request that is not sent for want of a connection.
     pub(super) fn unreachable(&self) -> Failure {
         self.server.unreachable()
@@ -155,6 +160,9 @@ impl QuorumLink {
         if !self.is_connected() {
             return;
         }
+        if self.is_lagging() {
+            self.read();
+        }
         if !self.pipeline.connection.is_open() {
             let failure = Failure { kind: FailureKind::Disconnected, ..self.server.no_reply() };
             return self.close(failure);
@@ -175,14 +183,9 @@ impl QuorumLink {
     }
 
     /// Returns `true` if too many requests are behind one that waits for replicas or a disk.
-    pub(super) fn is_lagging(&mut self) -> bool {
-        let is_lagging = |pipeline: &Pipeline<PendingPart, Connection>| {
-            pipeline.len() >= LAGGING && pipeline.tags().any(|pending| pending.part == Part::Wait)
-        };
-        is_lagging(&self.pipeline) && {
-            self.read();
-            is_lagging(&self.pipeline)
-        }
+    pub(super) fn is_lagging(&self) -> bool {
+        self.pipeline.len() >= LAGGING
+            && self.pipeline.tags().any(|pending| pending.part == Part::Wait)
     }
 
     /// Sends a request, or stores its failure if the server is not connected or lags.

@@ -8,12 +8,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::event::PollFd;
-
 use crate::failure::Failure;
 use crate::net::poll::poll_ready;
-use crate::net::request::Reply;
-use crate::net::spin::{ReplyWait, Spin};
+use crate::net::spin::Spin;
+use crate::net::stream::PolledSocket;
 use crate::store::background::opening::Opening;
 use crate::store::quorum::broadcast::Broadcast;
 use crate::store::quorum::commands::QuorumCommand;
@@ -45,7 +43,7 @@ impl QuorumServers {
 /// The connections, in the order of the servers.
 #[derive(Debug)]
 pub(super) struct LinkSet {
-    servers: Arc<QuorumServers>,
+    pub(super) servers: Arc<QuorumServers>,
     links: Vec<QuorumLink>,
 }
 
@@ -103,6 +101,11 @@ impl LinkSet {
         missing.map(|(number, link)| (number, link.unreachable()))
     }
 
+    /// For each server whether it is not owed too many replies.
+    pub(super) fn room(&self) -> Vec<bool> {
+        self.links.iter().map(QuorumLink::has_room).collect()
+    }
+
     /// Writes a request to those `wanted` of the servers that are connected. For the others it has
     /// failed. The returned value is to be dropped when the replies are in: what is in doubt about
     /// the hold that the request ends is reported then.
@@ -116,61 +119,16 @@ impl LinkSet {
         broadcast.decides_end()
     }
 
-    /// Reads until `decide` returns a decision about the replies to a request so far. `None` if
-    /// there is none by `deadline`, or if no further reply can come.
-    pub(super) fn wait<T>(
-        &mut self,
-        broadcast: &Arc<Broadcast>,
-        deadline: Instant,
-        mut decide: impl FnMut(usize, Reply) -> Option<T>,
-    ) -> Option<T> {
-        let servers = self.servers.clone();
-        // Replicas and disks do not answer soon, and that says nothing about the servers.
-        let mut wait = broadcast.demand.is_none().then(|| servers.spin.begin());
-        let mut decision = None;
-        loop {
-            broadcast.take_replies(|number, reply| {
-                if decision.is_none() {
-                    decision = decide(number, reply);
-                }
-            });
-            if decision.is_some() || !self.read_replies(broadcast, wait.as_mut(), deadline) {
-                break;
-            }
-        }
-        if let Some(wait) = &wait {
-            servers.spin.record(wait);
-        }
-        decision
-    }
-
-    /// Waits for replies to a request, and reads all that have come. Returns `false` if there is
-    /// none in time.
-    fn read_replies(
-        &mut self,
-        broadcast: &Broadcast,
-        mut wait: Option<&mut ReplyWait>,
-        deadline: Instant,
-    ) -> bool {
+    /// The numbers of the servers whose replies to a request are awaited, and what to wait for.
+    pub(super) fn awaited(&self, broadcast: &Broadcast) -> (Vec<usize>, Vec<PolledSocket>) {
         let links = self.links.iter().enumerate();
         let awaited = links.filter(|(number, _)| broadcast.awaits(*number));
-        let (numbers, mut sockets): (Vec<usize>, Vec<PollFd<'_>>) =
-            awaited.filter_map(|(number, link)| Some((number, link.socket()?))).unzip();
-        if numbers.is_empty() {
-            return false;
-        }
-        let ready = loop {
-            let spins = wait.as_mut().is_some_and(|wait| wait.spins());
-            let ready = poll_ready(&mut sockets, if spins { None } else { Some(deadline) });
-            if !ready.is_empty() || !spins {
-                break ready;
-            }
-            std::hint::spin_loop();
-        };
-        for place in &ready {
-            self.links[numbers[*place]].read();
-        }
-        !ready.is_empty()
+        awaited.filter_map(|(number, link)| Some((number, link.polled()?))).unzip()
+    }
+
+    /// Reads the replies of one server that have come. Never waits.
+    pub(super) fn read(&mut self, number: usize) {
+        self.links[number].read();
     }
 
     /// Reads the replies that have come. Never waits.
@@ -184,7 +142,7 @@ impl LinkSet {
         // Also because a program that ends with replies unread may lose what it has posted.
         self.read_what_has_come();
         loop {
-            let has_room: Vec<_> = self.links.iter().map(QuorumLink::has_room).collect();
+            let has_room = self.room();
             let usable = self.links.iter().filter(|link| link.has_room() && link.is_connected());
             let connected = self.links.iter().filter(|link| link.is_connected()).count();
             let enough = usable.count() >= majority(self.links.len()).min(connected);

@@ -31,10 +31,14 @@ impl Rounds {
 
     /// Locks the links for requests about this name.
     pub(super) fn lock(&self, name: &str, deadline: Instant) -> Result<LockedLinks<'_>, Failure> {
+        self.links_of(name).lock(deadline)
+    }
+
+    fn links_of(&self, name: &str) -> &Arc<SharedLinks> {
         let mut hasher = DefaultHasher::new();
         name.hash(&mut hasher);
         let sets = u64::try_from(self.links.len()).unwrap_or(1);
-        self.links[usize::try_from(hasher.finish() % sets).unwrap_or(0)].lock(deadline)
+        &self.links[usize::try_from(hasher.finish() % sets).unwrap_or(0)]
     }
 
     /// As `lock`, with a majority connected.
@@ -62,7 +66,7 @@ impl Rounds {
     /// can, and these replies.
     pub(super) fn ask<T: Clone, D>(
         &self,
-        links: &mut LinkSet,
+        links: &mut LockedLinks<'_>,
         command: QuorumCommand<T>,
         deadline: Instant,
         decide: impl Fn(&Votes<T>) -> Option<D>,
@@ -76,7 +80,7 @@ impl Rounds {
     /// As `ask`, for a command that has been sent.
     pub(super) fn count<T: Clone, D>(
         &self,
-        links: &mut LinkSet,
+        links: &mut LockedLinks<'_>,
         broadcast: &Arc<Broadcast>,
         deadline: Instant,
         decoder: &Decoder<T>,
@@ -106,11 +110,10 @@ impl Rounds {
         deadline: Instant,
         on_reply: impl FnOnce(Result<HoldReply, Failure>) + Send + 'static,
     ) {
-        let mut links = match self.lock(name, deadline) {
+        let mut links = match self.links_of(name).lock_to_post(deadline) {
             Ok(links) => links,
             Err(failure) => return on_reply(Err(failure)),
         };
-        links.begin_to_prepare();
         let decoder = command.command.decoder.clone();
         let broadcast = self.servers.broadcast(command);
         let (servers, mut on_reply) = (self.servers.clone(), Some(on_reply));
@@ -126,7 +129,7 @@ impl Rounds {
             true
         };
         broadcast.watch(Watcher { on_reply: Box::new(count), ended: None });
-        let has_room = links.make_room(deadline);
+        let has_room = links.prepare_to_post(deadline);
         for (number, server) in self.servers.each.iter().enumerate() {
             if !has_room[number] {
                 broadcast.store_reply(number, Err(server.lagging()));

@@ -34,6 +34,27 @@ fn hung_servers_cost_next_to_nothing() {
 }
 
 #[test]
+fn a_drop_waits_for_no_call_about_another_name() {
+    let quorum = Quorum::of(3);
+    // All names share the connections.
+    let client = quorum.open(patient().io_timeout(ms(8000)).pool_size(1));
+    settle(&quorum, &client);
+    let guard = take(&client, "a");
+    eventually(SOON, || quorum.count("a") == 3);
+    quorum.servers[..2].iter().for_each(Server::stop);
+    thread::scope(|scope| {
+        let other = scope.spawn(|| client.try_lock("b").map(drop));
+        eventually(SOON, || quorum.last().exists("b"));
+        let ((), took) = timed(|| drop(guard));
+        assert!(took < ms(4000) && !other.is_finished(), "{took:?}");
+        eventually(SOON, || !quorum.last().exists("a"));
+        quorum.servers[..2].iter().for_each(Server::cont);
+        other.join().unwrap().unwrap();
+    });
+    eventually(SOON, || quorum.count("a") == 0);
+}
+
+#[test]
 fn a_shutdown_takes_a_majority() {
     let quorum = Quorum::of(3);
     let client = quorum.open(hasty());
