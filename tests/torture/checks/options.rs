@@ -27,6 +27,7 @@ fn all_faults_are_those_that_fit_the_topology() {
 fn what_does_not_fit_the_topology_is_refused() {
     assert_refused("--nemesis fail-over", "fail-over takes --locks sentinel");
     assert_refused("--locks sentinel --nemesis drop-replies", "drop-replies takes --locks server");
+    assert_refused("--locks sentinel --nemesis narrow-link", "narrow-link takes --locks server");
     assert_refused("--durability one-replica", "one-replica takes --locks sentinel");
     parse("--durability all-replicas --locks sentinel").expect("these fit");
 }

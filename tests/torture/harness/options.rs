@@ -36,6 +36,7 @@ usage: torture [options]
                    and with --locks server, by a network before it,
                    drop-replies    requests are executed, and some replies never arrive
                    delay-messages  some requests and replies take up to half a lease
+                   narrow-link     each connection carries 128 KB a second
                    or with --locks sentinel, where clients go to the master's own address,
                    fail-over       a sentinel is ordered to
                    kill-master     SIGKILL; started again with its data when another is elected

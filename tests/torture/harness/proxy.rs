@@ -1,5 +1,5 @@
-//! A network that delays messages and loses replies: the server has executed a request, and the
-//! client does not learn of it.
+//! A network that delays messages, carries few bytes at a time, and loses replies: the server has
+//! executed a request, and the client does not learn of it.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -13,6 +13,9 @@ use crate::harness::random::Random;
 /// While a fault lasts, one message of so many is lost or late.
 const FREQUENCY: u32 = 4;
 
+/// What a narrow link carries at a time, and the pause after that: 128 KB a second.
+const NARROW: (usize, Duration) = (256, Duration::from_millis(2));
+
 /// Carries the messages between workers and the server. Its threads end with their connections; the
 /// one that accepts connections ends with the program.
 pub(crate) struct Proxy {
@@ -25,6 +28,7 @@ pub(crate) struct Proxy {
 struct Conditions {
     loses: AtomicBool,
     delays: AtomicBool,
+    is_narrow: AtomicBool,
     /// The longest delay.
     delay: Duration,
 }
@@ -66,6 +70,10 @@ impl Proxy {
     pub(crate) fn delay(&self, delays: bool) {
         self.conditions.delays.store(delays, Ordering::Relaxed);
     }
+
+    pub(crate) fn narrow(&self, is_narrow: bool) {
+        self.conditions.is_narrow.store(is_narrow, Ordering::Relaxed);
+    }
 }
 
 fn carry(
@@ -81,10 +89,10 @@ fn carry(
     let mut own = Random::new(random.number(), 0);
     thread::spawn(move || {
         // A late message is carried even if the client has gone in the meantime.
-        pump(&requests, &to, || above.treat_request(&mut own)).ok();
+        pump(&requests, &to, &above, || above.treat_request(&mut own)).ok();
         to.shutdown(Shutdown::Both)
     });
-    let carried = pump(&server, client, || conditions.treat_reply(&mut random));
+    let carried = pump(&server, client, conditions, || conditions.treat_reply(&mut random));
     client.shutdown(Shutdown::Both)?;
     carried
 }
@@ -92,11 +100,14 @@ fn carry(
 fn pump(
     mut from: &TcpStream,
     mut to: &TcpStream,
+    conditions: &Conditions,
     mut treat: impl FnMut() -> Treatment,
 ) -> io::Result<()> {
     let mut buffer = [0; 16 * 1024];
     loop {
-        let length = from.read(&mut buffer)?;
+        let is_narrow = conditions.is_narrow.load(Ordering::Relaxed);
+        let (most, pause) = if is_narrow { NARROW } else { (buffer.len(), Duration::ZERO) };
+        let length = from.read(&mut buffer[..most])?;
         if length == 0 {
             return Ok(());
         }
@@ -111,6 +122,7 @@ fn pump(
             }
         }
         to.write_all(&buffer[..length])?;
+        thread::sleep(pause);
     }
 }
 

@@ -14,6 +14,7 @@ pub(crate) enum Fault {
     FailOver,
     KillMaster,
     KillWorker,
+    NarrowLink,
     PauseServer,
     PauseWorker,
     RestartServer,
@@ -23,7 +24,7 @@ pub(crate) enum Fault {
 }
 
 impl Fault {
-    const ALL: [Self; 13] = [
+    const ALL: [Self; 14] = [
         Self::CloseClients,
         Self::CutReplicas,
         Self::DelayMessages,
@@ -31,6 +32,7 @@ impl Fault {
         Self::FailOver,
         Self::KillMaster,
         Self::KillWorker,
+        Self::NarrowLink,
         Self::PauseServer,
         Self::PauseWorker,
         Self::RestartServer,
@@ -69,7 +71,7 @@ impl Fault {
 
     /// Returns `true` if the fault needs a [`Proxy`](crate::harness::proxy::Proxy).
     pub(crate) fn is_of_network(self) -> bool {
-        matches!(self, Self::DelayMessages | Self::DropReplies)
+        matches!(self, Self::DelayMessages | Self::DropReplies | Self::NarrowLink)
     }
 
     /// Returns `true` if another server is the master afterwards.
@@ -99,6 +101,7 @@ impl fmt::Display for Fault {
             Self::FailOver => "fail-over",
             Self::KillMaster => "kill-master",
             Self::KillWorker => "kill-worker",
+            Self::NarrowLink => "narrow-link",
             Self::PauseServer => "pause-server",
             Self::PauseWorker => "pause-worker",
             Self::RestartServer => "restart-server",

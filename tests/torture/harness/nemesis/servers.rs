@@ -18,7 +18,7 @@ pub(super) fn disturb(
     random: &mut Random,
 ) -> Option<Loss> {
     match (fault, locks) {
-        (Fault::DelayMessages | Fault::DropReplies, Locks::Server { proxy: Some(proxy), .. }) => {
+        (fault, Locks::Server { proxy: Some(proxy), .. }) if fault.is_of_network() => {
             worsen(lease, proxy, fault, random);
             None
         }
@@ -30,7 +30,11 @@ pub(super) fn disturb(
 }
 
 fn worsen(lease: Duration, proxy: &Proxy, fault: Fault, random: &mut Random) {
-    let set = if fault == Fault::DelayMessages { Proxy::delay } else { Proxy::lose_replies };
+    let set = match fault {
+        Fault::DelayMessages => Proxy::delay,
+        Fault::NarrowLink => Proxy::narrow,
+        _ => Proxy::lose_replies,
+    };
     set(proxy, true);
     thread::sleep(random.tenths(lease, (3, 20)));
     set(proxy, false);
