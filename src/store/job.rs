@@ -54,8 +54,7 @@ impl From<HoldReply> for JobReply {
 /// Sends jobs in batches and collects their outcomes. Each job has exactly one outcome. No method
 /// waits for a connection to be opened.
 pub(crate) trait JobRunner: Send {
-    /// Sends jobs, or has them sent as soon as a connection is open. Blocks only while a server
-    /// does not accept what is written, and no longer than a moment.
+    /// Sends jobs, or has them sent as soon as a connection is open and has room. Does not block.
     fn send(&mut self, jobs: Vec<Job>, done: &mut dyn FnMut(u64, JobOutcome));
 
     /// Blocks until every job has an outcome or `deadline` has come. Calls `done` with each
