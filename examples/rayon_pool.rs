@@ -1,19 +1,23 @@
 //! Locks in the tasks of a rayon pool.
 //!
-//! Recipe: lock in a task as on any thread, and do no rayon work while the lock is held. Set
-//! `reentrant(false)`: then rayon work that does get in is an error, not a race.
+//! Recipe: lock in a task as on any thread, and do no rayon work while the lock is held: before it or
+//! after it. Set `reentrant(false)` and `wait`: then rayon work that does get in is an error, neither
+//! a race nor a wait without end.
 //!
 //! Trap: a thread of the pool that waits for other tasks, in `join`, in a nested iterator or in
 //! `yield_now`, runs one of them meanwhile. If that task locks the same name, it is the same thread
-//! that asks again. A reentrant lock lets it in: two tasks are in the critical section at once.
+//! that asks again. A reentrant lock lets it in: two tasks are in the critical section at once. If it
+//! runs on a thread that does a part of the holder's work, it waits for the holder, and the holder
+//! for what is below it on that stack.
 //!
 //! `cargo run --example rayon_pool [URL]`
 
 use std::env;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
+use std::time::Duration;
 
-use leasehold::{Client, Error, Mutex, Result};
+use leasehold::{Client, Error, Guard, Mutex, Result};
 use rayon::prelude::*;
 
 use self::support::Redis;
@@ -24,9 +28,12 @@ const CUSTOMERS: [&str; 3] =
     ["example:customer:Ann", "example:customer:Bob", "example:customer:Cem"];
 const ORDERS: usize = 60;
 
+/// Longer than any task holds a lock.
+const WAIT: Duration = Duration::from_secs(10);
+
 fn main() -> Result<()> {
     let redis = Redis::find(env::args().nth(1));
-    let client = support::open(redis.as_ref(), Client::builder().reentrant(false))?;
+    let client = support::open(redis.as_ref(), Client::builder().reentrant(false).wait(WAIT))?;
 
     println!("\n-- each order under the lock of its customer");
     let pool = rayon::ThreadPoolBuilder::new().num_threads(4).build().expect("threads start");
@@ -45,6 +52,12 @@ fn main() -> Result<()> {
     let outcome = two_tasks(&client.mutex(CUSTOMERS[0]));
     assert!(matches!(outcome, Err(Error::AlreadyHeld { .. })));
     println!("reentrant(false): the second one got an error");
+
+    println!("\n-- a task on a thread that does a part of the holder's work");
+    let impatient = client.mutex(CUSTOMERS[0]).wait(Duration::from_millis(200));
+    let outcome = task_above_a_part(&impatient)?;
+    assert!(matches!(outcome, Err(Error::Timeout { .. })));
+    println!("it got an error after its wait; without one both would have waited for ever");
     Ok(())
 }
 
@@ -67,4 +80,39 @@ fn two_tasks(mutex: &Mutex) -> Result<Vec<u32>> {
         Ok(guard.depth())
     };
     pool.install(|| (0..2).into_par_iter().map(task).collect())
+}
+
+/// Locks, and leaves a part of the work to another thread, which takes a task that wants the lock
+/// too before that part is done. Returns what that task has got.
+fn task_above_a_part(mutex: &Mutex) -> Result<Result<()>> {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().expect("threads start");
+    let (is_taken, is_running) = (AtomicBool::new(false), AtomicBool::new(false));
+    let until = |flag: &AtomicBool| {
+        while !flag.load(Ordering::SeqCst) {
+            thread::yield_now();
+        }
+    };
+    let mut outcome = Ok(());
+    let task = |outcome: &mut Result<()>| {
+        is_running.store(true, Ordering::SeqCst);
+        *outcome = mutex.lock().and_then(Guard::unlock);
+    };
+    pool.scope(|scope| {
+        let guard = mutex.lock()?;
+        rayon::join(
+            || {
+                until(&is_taken);
+                scope.spawn(|_| task(&mut outcome));
+                until(&is_running);
+            },
+            || {
+                is_taken.store(true, Ordering::SeqCst);
+                while !is_running.load(Ordering::SeqCst) {
+                    rayon::yield_now(); // Runs the task, above this part on the stack.
+                }
+            },
+        );
+        guard.unlock()
+    })?;
+    Ok(outcome)
 }

@@ -61,8 +61,9 @@ impl Builder {
     ///
     /// Choose `false` in thread pools that run other tasks while a task waits, such as rayon's:
     /// there a thread that holds a lock may start a task that locks the same name, and both would
-    /// be in the critical section at once, with the same fence. It also turns away
-    /// [`lock_owned`](crate::Client::lock_owned) and
+    /// be in the critical section at once, with the same fence. Set [`wait`](Builder::wait) there,
+    /// too: another thread may do the same while the holder waits for it, and neither would end. It
+    /// also turns away [`lock_owned`](crate::Client::lock_owned) and
     /// [`campaign`](crate::Election::campaign), which would otherwise wait for the thread's own
     /// guard. An owned guard belongs to no thread: where it is in the way, they wait.
     ///

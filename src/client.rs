@@ -128,8 +128,8 @@ impl Client {
     /// Nesting is per thread. A pool that runs other tasks on a thread while one of them waits, as
     /// rayon does, may start a task on the thread of the holder that locks the same name, and both
     /// would be in the critical section at once. There, use
-    /// [`reentrant(false)`](Builder::reentrant) or [`lock_owned`](Client::lock_owned), and do not
-    /// call into the pool while holding the lock.
+    /// [`reentrant(false)`](Builder::reentrant) or [`lock_owned`](Client::lock_owned), with a
+    /// [`wait`](Builder::wait), and do not call into the pool while holding the lock.
     ///
     /// The call uses no connection while it waits. Waiting threads of this client form a queue, and
     /// the first of them is woken when another client releases the lock. In case that message is
