@@ -4,10 +4,11 @@
 //! `cargo run --example metrics [URL]`. Names of locks are no labels: names such as `stock:42` have
 //! no bound, and each value of a label is a time series that Prometheus keeps.
 
+use std::collections::HashMap;
 use std::env;
 use std::fmt::{self, Write as _};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -20,6 +21,9 @@ mod support;
 const THREADS: usize = 4;
 const ROUNDS: usize = 5;
 const NAME: &str = "example:stock:42";
+
+/// The most names for which calls are counted that have found them held.
+const NAMES_MAX: usize = 10_000;
 
 fn main() -> Result<(), Error> {
     let metrics = Arc::new(Metrics::default());
@@ -79,13 +83,40 @@ fn work(client: &Client) -> Result<(), Error> {
 struct Metrics {
     waited: Histogram,
     held: Histogram,
+    /// How many calls for each name have found it held, and have not ended.
+    contended: Mutex<HashMap<String, usize>>,
 }
 
 impl Metrics {
+    /// Notes the end of a call. Returns `true` if it may have found the lock held.
+    fn end_contended(&self, name: &str) -> bool {
+        let mut contended = self.contended.lock().expect("no panic");
+        let Some(calls) = contended.get_mut(name) else { return false };
+        *calls -= 1;
+        if *calls == 0 {
+            contended.remove(name);
+        }
+        true
+    }
+
     /// Runs on a thread of the client, and should be quick all the same.
     fn record(&self, event: &Event) {
         match event {
-            Event::Acquired { waited, .. } => self.waited.observe(*waited),
+            Event::Contended { name } => {
+                let mut contended = self.contended.lock().expect("no panic");
+                // An attempt that does not wait is reported as contended only, so some stay.
+                if contended.len() > NAMES_MAX {
+                    contended.clear();
+                }
+                *contended.entry(name.clone()).or_default() += 1;
+            }
+            // What a call takes that has found the lock free is no wait for it: it may be an outage.
+            Event::Acquired { name, waited, .. } if self.end_contended(name) => {
+                self.waited.observe(*waited);
+            }
+            Event::TimedOut { name, .. } | Event::Failed { name, .. } => {
+                self.end_contended(name);
+            }
             Event::Released { held, .. } => self.held.observe(*held),
             _ => {}
         }
@@ -120,7 +151,7 @@ impl Metrics {
         let used = stats.connections.saturating_sub(stats.idle_connections);
         page.labelled("connections", "state", "used", used);
         page.labelled("connections", "state", "idle", stats.idle_connections);
-        page.histogram("wait_seconds", "How long calls took to acquire a lock.", &self.waited);
+        page.histogram("wait_seconds", "How long calls took for a held lock.", &self.waited);
         page.histogram("held_seconds", "How long locks were held.", &self.held);
         page.text
     }
@@ -201,13 +232,14 @@ fn check(page: &str) {
         "leasehold_lost_total 1".to_owned(),
         "leasehold_held 0".to_owned(),
         "leasehold_waiting 0".to_owned(),
-        format!("leasehold_wait_seconds_bucket{{le=\"+Inf\"}} {acquired}"),
-        format!("leasehold_wait_seconds_count {acquired}"),
         format!("leasehold_held_seconds_count {}", acquired - 1),
     ] {
         assert!(page.lines().any(|other| other == line), "no {line:?} in\n{page}");
     }
     assert!(!page.contains(NAME), "names of locks are no labels");
+    let waits = page.lines().find_map(|line| line.strip_prefix("leasehold_wait_seconds_count "));
+    let waits: usize = waits.and_then(|count| count.parse().ok()).expect("a number");
+    assert!((1..acquired).contains(&waits), "some calls have waited, and the first has not");
     for line in page.lines().filter(|line| !line.starts_with('#')) {
         let number = line.rsplit_once(' ').map(|(_, number)| number.parse::<f64>());
         assert!(matches!(number, Some(Ok(number)) if number >= 0.0), "{line:?}");

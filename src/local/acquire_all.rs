@@ -192,7 +192,11 @@ impl SetCall<'_> {
         let groups = self.shared.store.groups(&names);
         let groups = groups.iter().map(|group| self.group(group.iter().map(|at| missing[*at])));
         for group in unanswered.into_iter().chain(groups) {
-            let stopped = match self.attempt_group(&group, retry) {
+            let outcome = self.attempt_group(&group, retry);
+            if outcome.is_ok() {
+                self.shared.record_reply(&group.holds[0].name);
+            }
+            let stopped = match outcome {
                 Ok(Ok(leases)) => {
                     retry.record_reply();
                     held.extend(group.indexes.into_iter().zip(leases));
@@ -228,6 +232,7 @@ impl SetCall<'_> {
         group.in_doubt |= failure.is_ambiguous() || failure.is_shortfall();
         let withdraws = self.shared.withdraws;
         let pause = if withdraws { None } else { retry.pause_after(&mut failure) };
+        self.shared.record_failure(&group.holds[0].name, &failure, pause);
         if pause.is_some_and(|pause| self.shared.wait_queues.pause(pause).is_ok()) {
             return Ok(Attempted::Unanswered(group));
         }

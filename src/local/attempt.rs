@@ -128,6 +128,11 @@ impl<'a> Attempt<'a> {
         }
     }
 
+    /// Returns how long to pause before the next attempt; `None` if there should be none.
+    pub(super) fn pause_after(&mut self, failure: &mut Failure) -> Option<Duration> {
+        self.shared.pause_after(&mut self.retry, &self.request.hold.name, failure)
+    }
+
     pub(super) fn check_cancelled(&self) -> Result<(), Error> {
         self.caller.options.check_cancelled(&self.request.hold.name)
     }
@@ -197,7 +202,9 @@ impl<'a> Attempt<'a> {
         } else {
             self.in_doubt |= in_doubt;
         }
-        match reply? {
+        let reply = reply?;
+        self.shared.record_reply(&self.request.hold.name);
+        match reply {
             AcquireReply::Acquired { .. } if in_doubt => Err(Failure::late()),
             reply => Ok(reply),
         }

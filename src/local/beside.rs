@@ -29,7 +29,7 @@ pub(super) fn acquire(
             return Ok(Some(lease));
         }
         Ok(Tried::Held { .. }) => Ok(None),
-        Err(mut failure) => match attempt.retry.pause_after(&mut failure) {
+        Err(mut failure) => match attempt.pause_after(&mut failure) {
             Some(_) => Ok(None),
             None => Err(failure.into_error("acquire", name)),
         },

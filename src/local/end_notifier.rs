@@ -10,6 +10,7 @@ use crate::event::{Event, Events};
 use crate::failure::Failure;
 use crate::local::counters::Counters;
 use crate::local::lease::Lease;
+use crate::local::outage::Outages;
 use crate::local::wait_queues::WaitQueues;
 use crate::store::hold::{HoldId, HoldKind};
 use crate::store::job::InDoubtHold;
@@ -49,6 +50,7 @@ impl HoldFailure {
 pub(crate) struct EndNotifier {
     pub(super) events: Events,
     pub(super) counters: Arc<Counters>,
+    pub(super) outages: Arc<Outages>,
     wait_queues: Arc<WaitQueues>,
     /// Those of read-write locks and semaphores.
     member_queues: Arc<WaitQueues>,
@@ -61,7 +63,8 @@ impl EndNotifier {
         wait_queues: Arc<WaitQueues>,
         member_queues: Arc<WaitQueues>,
     ) -> Self {
-        Self { events, counters, wait_queues, member_queues }
+        let outages = Arc::default();
+        Self { events, counters, outages, wait_queues, member_queues }
     }
 
     /// Marks a lease as lost if its deadline has passed. Returns `true` for the one call that does;

@@ -28,6 +28,9 @@ impl EndReports {
 
     /// As `report_end`, with the reply to a release that was posted.
     pub(super) fn report_reply(&self, lease: &Lease, reply: Result<HoldReply, Failure>) {
+        if reply.is_ok() {
+            self.ends.outages.record_reply(lease.name());
+        }
         let outcome = match reply {
             Ok(HoldReply::Gone) if !lease.is_released_again() => Err(HoldFailure::Lost),
             Ok(HoldReply::Gone | HoldReply::Held) => Ok(()),

@@ -23,14 +23,18 @@ pub(super) fn release_in_store(
     mut in_doubt: bool,
 ) -> Result<(), HoldFailure> {
     loop {
-        match shared.store.release(lease.to_release(retry.request_deadline())) {
+        let reply = shared.store.release(lease.to_release(retry.request_deadline()));
+        if reply.is_ok() {
+            shared.record_reply(lease.name());
+        }
+        match reply {
             Ok(HoldReply::Gone) if !in_doubt && !lease.is_released_again() => {
                 return Err(HoldFailure::Lost);
             }
             Ok(HoldReply::Gone | HoldReply::Held) => return Ok(()),
             Err(mut failure) => {
                 in_doubt |= failure.is_ambiguous();
-                match retry.pause_after(&mut failure) {
+                match shared.pause_after(retry, lease.name(), &mut failure) {
                     Some(pause) => thread::sleep(pause),
                     None => return Err(HoldFailure::Failed(failure)),
                 }

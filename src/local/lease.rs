@@ -220,10 +220,6 @@ impl Lease {
         self.in_doubt.store(true, Ordering::Relaxed);
     }
 
-    pub(crate) fn is_failing(&self) -> bool {
-        self.failing.load(Ordering::Relaxed)
-    }
-
     /// Sets whether the last renewal has failed, and returns whether the one before had.
     pub(crate) fn set_failing(&self, failing: bool) -> bool {
         self.failing.swap(failing, Ordering::Relaxed)

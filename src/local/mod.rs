@@ -30,6 +30,7 @@ mod queue_head;
 mod queue_shard;
 pub(crate) mod reentrancy;
 pub(crate) mod release;
+mod renewal_reports;
 pub(crate) mod renewer;
 mod renewer_thread;
 pub(crate) mod retry;

@@ -1,185 +1,129 @@
-//! What the renewer reports of the leases in its care: renewals that fail or succeed again, and
-//! leases that are lost.
+//! The outages that calls and renewals of a client suffer from: one line of the log when one begins,
+//! and one when it is over.
 //!
-//! Decides what is an event for each lease, and what is one line of the log for all of them. An
-//! outage begins when a renewal fails and ends when no lease is left whose last renewal has failed.
+//! An outage is over when servers reply again to requests about all names that suffered from it, or
+//! about others of the same servers. Renewals that are refused suffer until none is any more.
 
-use std::collections::BTreeMap;
 use std::mem;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use parking_lot::Mutex;
 
 use crate::clock::Moment;
-use crate::event::Event;
+use crate::event::Events;
 use crate::failure::Failure;
-use crate::local::end_notifier::{EXPIRED, EndNotifier, GONE, HoldFailure};
-use crate::local::lease::Lease;
-use crate::store::hold::HoldId;
+use crate::local::counters::Counters;
+use crate::store::Store;
 
-/// The renewer's reports. They are collected in a turn of the renewer, and told at its end.
-#[derive(Debug)]
-pub(crate) struct RenewalReports {
-    ends: EndNotifier,
-    /// How many leases there are whose last renewal has failed.
-    failing: usize,
-    outage: Option<Outage>,
-    /// How many leases were renewed in this turn.
-    renewed: usize,
-    /// How many of them late.
-    late: usize,
-    /// How many leases were found lost in this turn, and the first of them, by the reason.
-    lost: BTreeMap<&'static str, (usize, String)>,
+/// For so long after an outage a failure is taken for that of a request which was sent before.
+const AFTERMATH: Duration = Duration::from_secs(1);
+
+/// Tells of the outages of one client.
+#[derive(Debug, Default)]
+pub(crate) struct Outages {
+    events: Events,
+    counters: Arc<Counters>,
+    /// It has threads that report to here, so it must not be kept alive.
+    store: Option<Weak<dyn Store>>,
+    /// Whether there is an outage, for the replies of all calls to look at.
+    lasts: AtomicBool,
+    state: Mutex<OutageState>,
 }
 
 #[derive(Debug)]
-struct Outage {
+struct OutageState {
+    /// The names whose last request has failed, one of each server.
+    failing: Vec<Arc<str>>,
+    /// Whether renewals are refused.
+    refused: bool,
     begin: Moment,
-    /// The first failure, until it is told.
-    first: Option<String>,
-    renewed: usize,
-    lost: usize,
+    /// What was counted until then: calls that failed, and leases that were lost.
+    before: [u64; 2],
+    /// When the last one was over.
+    over: Moment,
 }
 
-impl RenewalReports {
-    pub(crate) fn new(ends: EndNotifier) -> Self {
-        Self { ends, failing: 0, outage: None, renewed: 0, late: 0, lost: BTreeMap::new() }
+impl Default for OutageState {
+    fn default() -> Self {
+        let (begin, over) = (Moment::FIRST, Moment::FIRST);
+        Self { failing: Vec::new(), refused: false, begin, before: [0; 2], over }
+    }
+}
+
+impl Outages {
+    pub(crate) fn new(events: Events, counters: Arc<Counters>, store: &Arc<dyn Store>) -> Self {
+        let store = Some(Arc::downgrade(store));
+        Self { events, counters, store, ..Self::default() }
     }
 
-    /// Marks a lease as lost if its deadline has passed. Returns `true` for the one call that does.
-    pub(crate) fn expire(&mut self, lease: &Lease) -> bool {
-        let lost = self.ends.mark_expired(lease);
-        if lost {
-            self.record_loss(lease, EXPIRED);
+    /// Records that a call or a renewal suffers from a failure without a reply.
+    pub(crate) fn record_failure(&self, name: &str, failure: &Failure) {
+        let mut state = self.state.lock();
+        let is_told = state.failing.iter().any(|failing| self.share_server(failing, name));
+        if !is_told && state.over.after(AFTERMATH) <= Moment::now() {
+            self.begin(&mut state, name, failure);
+            state.failing.push(name.into());
         }
-        lost
     }
 
-    /// Marks a lease as lost because the server does not know the hold any more.
-    pub(crate) fn lose(&mut self, lease: &Lease) {
-        if self.ends.mark_gone(lease) {
-            self.record_loss(lease, GONE);
+    /// Records that a renewal was refused.
+    pub(crate) fn record_refusal(&self, name: &str, failure: &Failure) {
+        let mut state = self.state.lock();
+        self.begin(&mut state, name, failure);
+        state.refused = true;
+    }
+
+    /// Records that a server has replied to a request about a name.
+    pub(crate) fn record_reply(&self, name: &str) {
+        if self.lasts.load(Ordering::Relaxed) {
+            let mut state = self.state.lock();
+            state.failing.retain(|failing| !self.share_server(failing, name));
+            self.end(&mut state);
         }
     }
 
-    /// Ends a lease without its holder. Returns `false` if it has ended or is lost already.
-    pub(crate) fn end(&self, lease: &Lease) -> bool {
-        self.ends.end_hold(lease)
-    }
-
-    /// Reports how a hold has ended that was to be released here.
-    pub(crate) fn report_end(&self, lease: &Lease, outcome: &Result<(), HoldFailure>) {
-        // It is being cleaned up already.
-        self.ends.report_end(lease, outcome, |_| {});
-    }
-
-    /// Returns `true` if no call is under way that may acquire a hold, and every hold has ended.
-    pub(crate) fn is_settled(&self) -> bool {
-        self.ends.counters.is_settled()
-    }
-
-    /// Notes that a hold which was cleaned up does not exist any more.
-    pub(crate) fn confirm_release(&self, hold: &HoldId) {
-        self.ends.confirm_release(hold);
-    }
-
-    /// Signals the head of a queue whose client was taken off the waiting clients.
-    pub(crate) fn signal_head(&self, hold: &HoldId) {
-        self.ends.signal_head(hold);
-    }
-
-    fn record_loss(&mut self, lease: &Lease, why: &'static str) {
-        let first = || (0, format!("{:?} (fence {})", lease.name(), lease.fence()));
-        self.lost.entry(why).or_insert_with(first).0 += 1;
-        if let Some(outage) = self.outage.as_mut().filter(|_| lease.is_failing()) {
-            outage.lost += 1;
+    /// Records that no renewal is refused any more.
+    pub(crate) fn end_refusals(&self) {
+        if self.lasts.load(Ordering::Relaxed) {
+            let mut state = self.state.lock();
+            if mem::take(&mut state.refused) {
+                self.end(&mut state);
+            }
         }
-        self.ends.end_lost(lease);
     }
 
-    /// Records that a renewal brought no confirmation, while there is time to try again.
-    pub(crate) fn record_failure(&mut self, lease: &Lease, failure: &Failure) {
-        let remaining = lease.remaining();
-        if remaining.is_zero() || lease.set_failing(true) {
+    fn begin(&self, state: &mut OutageState, name: &str, failure: &Failure) {
+        if !self.lasts.swap(true, Ordering::Relaxed) {
+            (state.begin, state.before) = (Moment::now(), self.counts());
+            let Failure { server, source, .. } = failure;
+            self.events.warn(|| format!("an outage begins: lock {name:?} at {server}: {source}"));
+        }
+    }
+
+    fn end(&self, state: &mut OutageState) {
+        if state.refused || !state.failing.is_empty() || !self.lasts.swap(false, Ordering::Relaxed)
+        {
             return;
         }
-        self.failing += 1;
-        let source = &failure.source;
-        self.outage.get_or_insert_with(|| Outage {
-            begin: Moment::now(),
-            first: Some(format!(
-                "lock {:?} on {}, {remaining:?} left: {source}",
-                lease.name(),
-                failure.server
-            )),
-            renewed: 0,
-            lost: 0,
-        });
-        self.ends.counters.failed_renewals.add(1);
-        self.ends.events.emit(|| Event::RenewalFailing {
-            name: lease.name().to_string(),
-            fence: lease.fence(),
-            remaining,
-            reason: source.to_string(),
+        state.over = Moment::now();
+        let lasted = state.over.since(state.begin);
+        let [calls, leases] = self.counts();
+        let (failed, lost) = (calls - state.before[0], leases - state.before[1]);
+        self.events.warn(|| {
+            format!(
+                "the outage is over after {lasted:?}: calls failed: {failed}, leases lost: {lost}"
+            )
         });
     }
 
-    /// Records that a lease was renewed, and whether that was late.
-    pub(crate) fn record_renewal(&mut self, lease: &Lease, late: bool) {
-        self.renewed += 1;
-        self.late += usize::from(late);
-        if lease.is_failing()
-            && let Some(outage) = &mut self.outage
-        {
-            outage.renewed += 1;
-        }
-        self.forget(lease);
+    fn counts(&self) -> [u64; 2] {
+        [self.counters.failed.get(), self.counters.lost.get()]
     }
 
-    /// Forgets a lease whose last renewal has not failed, or that the renewer has no more.
-    pub(crate) fn forget(&mut self, lease: &Lease) {
-        if lease.set_failing(false) {
-            self.failing -= 1;
-        }
-    }
-
-    pub(crate) fn tell_of_a_panic(&self) {
-        self.ends.events.error(|| "the renewer panicked, and goes on".into());
-    }
-
-    /// Tells what has happened in a turn.
-    pub(crate) fn tell(&mut self) {
-        let (renewed, late) = (mem::take(&mut self.renewed), mem::take(&mut self.late));
-        let EndNotifier { events, counters, .. } = &self.ends;
-        if renewed > 0 {
-            counters.renewals.add(renewed as u64);
-            counters.late_renewals.add(late as u64);
-            events.emit(|| Event::Renewed { count: renewed });
-            events.trace(|| format!("renewed {renewed} leases"));
-        }
-        for (why, (count, first)) in mem::take(&mut self.lost) {
-            events.warn(|| match count {
-                1 => format!("the lease of lock {first} is lost: {why}"),
-                _ => format!("the leases of {count} locks are lost, first of {first}: {why}"),
-            });
-            (0..count).for_each(|_| counters.settle_hold());
-        }
-        let Some(outage) = &mut self.outage else { return };
-        if let Some(first) = outage.first.take() {
-            let count = self.failing;
-            events.warn(|| format!("renewing {count} leases fails, first of {first}"));
-        }
-        if self.failing == 0 {
-            let (lasted, Outage { renewed, lost, .. }) =
-                (Moment::now().since(outage.begin), &*outage);
-            events.info(|| match renewed {
-                0 => format!(
-                    "no lease is left whose renewal failed, after {lasted:?}: \
-                     {lost} lost, none renewed"
-                ),
-                _ => format!(
-                    "no renewal fails any more after {lasted:?}: \
-                     {renewed} leases were renewed, {lost} lost"
-                ),
-            });
-            self.outage = None;
-        }
+    fn share_server(&self, one: &str, other: &str) -> bool {
+        let store = self.store.as_ref().and_then(Weak::upgrade);
+        store.is_none_or(|store| store.share_server(one, other))
     }
 }

@@ -100,7 +100,11 @@ fn request_depth(
         let next_lease = renews.then(|| lease.next_lease(sent));
         let (hold, deadline) = (&lease.id, retry.request_deadline());
         let request = SetDepth { hold, depth, lease: next_lease, durable, deadline };
-        match shared.store.set_depth(request) {
+        let reply = shared.store.set_depth(request);
+        if reply.is_ok() {
+            shared.record_reply(lease.name());
+        }
+        match reply {
             Ok(HoldReply::Held) => {
                 if let Some(next_lease) = next_lease {
                     lease.extend(sent, next_lease);
@@ -110,7 +114,7 @@ fn request_depth(
                 }
             }
             Ok(HoldReply::Gone) => shared.lose(lease),
-            Err(mut failure) => match retry.pause_after(&mut failure) {
+            Err(mut failure) => match shared.pause_after(retry, lease.name(), &mut failure) {
                 Some(pause) => thread::sleep(pause),
                 None => return Err(HoldFailure::Failed(failure)),
             },

@@ -23,7 +23,7 @@ use crate::clock::{Moment, end_of};
 use crate::local::due_channel::DueReceiver;
 use crate::local::end_notifier::{EndNotifier, HoldFailure};
 use crate::local::lease::Lease;
-use crate::local::outage::RenewalReports;
+use crate::local::renewal_reports::RenewalReports;
 use crate::local::shutdown_calls::{ShutdownCall, ShutdownCalls, unconfirmed};
 use crate::local::timers::{CleanUp, Scheduled, TimerQueue};
 use crate::shrink::shrink;
@@ -310,6 +310,7 @@ impl RenewerThread {
                 self.reports.signal_head(clean_up.hold());
             }
             Ok(reply) => {
+                self.reports.record_reply(clean_up.hold());
                 self.reports.confirm_release(clean_up.hold());
                 if let Some((lease, outcome)) = clean_up.record_reply(reply.hold) {
                     self.reports.report_end(&lease, &outcome);

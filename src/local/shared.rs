@@ -14,6 +14,7 @@ use crate::clock::{Moment, end_of};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::event::{Event, Events};
+use crate::failure::{Failure, FailureKind};
 use crate::local::call::{CallTimes, Caller};
 use crate::local::client_waiters::ClientWaiters;
 use crate::local::counters::Counters;
@@ -23,7 +24,9 @@ use crate::local::held_locks::HeldLocks;
 use crate::local::identity::Identity;
 use crate::local::lease::Lease;
 use crate::local::listener::Listener;
+use crate::local::outage::Outages;
 use crate::local::renewer::Renewer;
+use crate::local::retry::{RetryPolicy, is_outage};
 use crate::local::wait_queues::WaitQueues;
 use crate::net::factory::ConnectionCounters;
 use crate::net::server::Pools;
@@ -82,12 +85,13 @@ impl Shared {
         let wait_queues = Arc::<WaitQueues>::default();
         let member_queues = Arc::<WaitQueues>::default();
         let counters = Arc::<Counters>::default();
-        let ends = EndNotifier::new(
+        let mut ends = EndNotifier::new(
             events.clone(),
             counters.clone(),
             wait_queues.clone(),
             member_queues.clone(),
         );
+        ends.outages = Arc::new(Outages::new(events.clone(), counters.clone(), &store));
         let renewer = Renewer::start(store.jobs(), times.io_timeout, ends.clone());
         let renewer = renewer.map_err(Error::no_thread)?;
         let end_reports = Arc::new(EndReports { ends, renewer: renewer.clone() });
@@ -200,6 +204,35 @@ impl Shared {
         self.counters.acquired.add(1);
         self.events.emit(|| Event::Acquired { name: name.to_string(), fence, waited });
         self.events.debug(|| format!("acquired lock {name:?} (fence {fence}) after {waited:?}"));
+    }
+
+    /// Returns how long a call about a lock pauses before its next attempt; `None` if there should be
+    /// none. Reports an outage. A call about no lock suffers from none: it asks any server.
+    pub(super) fn pause_after(
+        &self,
+        retry: &mut RetryPolicy,
+        name: &str,
+        failure: &mut Failure,
+    ) -> Option<Duration> {
+        let pause = retry.pause_after(failure);
+        self.record_failure(name, failure, pause);
+        pause
+    }
+
+    /// Records that a call about a lock suffers from a failure, and pauses so long after it.
+    pub(super) fn record_failure(&self, name: &str, failure: &Failure, pause: Option<Duration>) {
+        // A connection that was found broken is no outage.
+        let is_late = pause != Some(Duration::ZERO) || failure.kind == FailureKind::Timeout;
+        if is_late && is_outage(failure) && !name.is_empty() {
+            self.end_reports.ends.outages.record_failure(name, failure);
+        }
+    }
+
+    /// Records that a server has replied to a request about a lock.
+    pub(super) fn record_reply(&self, name: &str) {
+        if !name.is_empty() {
+            self.end_reports.ends.outages.record_reply(name);
+        }
     }
 
     /// Leaves it to the renewer to remove a hold that may exist in the store, or may come to, and

@@ -200,8 +200,11 @@ pub(super) fn repeat_briefly<T>(
     let mut retry = RetryPolicy::new(RetryLimit::Brief, &shared.config, shared.times);
     loop {
         match request(retry.request_deadline()) {
-            Ok(reply) => return Ok(reply),
-            Err(mut failure) => match retry.pause_after(&mut failure) {
+            Ok(reply) => {
+                shared.record_reply(name);
+                return Ok(reply);
+            }
+            Err(mut failure) => match shared.pause_after(&mut retry, name, &mut failure) {
                 Some(pause) => thread::sleep(pause),
                 None => return Err(failure.into_error(attempt, name)),
             },

@@ -64,7 +64,7 @@ pub(super) fn try_until_acquired(
             }
             Err(mut failure) => {
                 held_until = None;
-                let pause = attempt.retry.pause_after(&mut failure);
+                let pause = attempt.pause_after(&mut failure);
                 // A connection that was found broken is no outage.
                 if pause != Some(Duration::ZERO) {
                     queues.set_answer(waiter, Err(&failure));

@@ -85,7 +85,7 @@ fn talk_in_a_child() {
     drop((client, other));
 
     let said = SAID.lock().clone();
-    for wanted in ["acquired lock", "is lost", "renewing", "releasing lock", "wake-ups"] {
+    for wanted in ["acquired lock", "is lost", "an outage begins", "releasing lock", "wake-ups"] {
         assert!(said.contains(wanted), "nothing was said of {wanted:?}:\n{said}");
     }
     for secret in PASSWORDS {

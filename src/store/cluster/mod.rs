@@ -205,6 +205,11 @@ impl Store for Cluster {
             .collect()
     }
 
+    fn share_server(&self, one: &str, other: &str) -> bool {
+        let owner = |name| self.topology.owner(self.slot(name)).map(|node| node.label().clone());
+        owner(one) == owner(other)
+    }
+
     fn acquire_all(&self, request: AcquireAll<'_>) -> Result<AcquireAllReply, Failure> {
         let Some(first) = request.holds.first() else {
             return Ok(AcquireAllReply::Acquired { fences: Vec::new() });
