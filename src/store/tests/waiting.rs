@@ -31,6 +31,7 @@ servers!(
     a_client_that_was_told_goes_first_when_a_kept_lock_is_free,
     a_full_server_keeps_a_lock,
     clients_that_are_gone_are_skipped,
+    clients_without_a_listener_keep_their_places_for_two_seconds,
     a_client_that_leaves_wakes_the_next,
     a_yielding_client_lets_another_go_first,
     a_yielding_client_passes_over_those_that_have_stopped,
@@ -178,8 +179,11 @@ fn a_release_wakes_the_client_that_has_waited_longest(process: &Server) {
     register(&store, "second");
     release(&store, &hold(1));
     assert_eq!(next(&mut *first), woken());
-    assert!(nothing_comes(&mut *second));
+    assert_eq!(next(&mut *second), woken(), "the first may have stopped");
     assert_eq!(waiting(process), ["second", "first"], "until it has the lock");
+    let reply = ask(&store, &of("second", 1), Registration::Registered);
+    let AcquireReply::Held { remaining: Some(left) } = reply else { panic!("{reply:?}") };
+    assert!(left <= Duration::from_millis(200), "it learns when the offer is over: {left:?}");
 
     ask(&store, &of("first", 1), Registration::Registered);
     assert_eq!(waiting(process), ["second"]);
@@ -232,7 +236,8 @@ fn a_kept_lock_is_offered_to_no_client_but_one_is_told(process: &Server) {
     }
     assert_eq!(next(&mut *first), woken());
     assert!(nothing_comes(&mut *first), "told once");
-    assert!(nothing_comes(&mut *second));
+    assert_eq!(next(&mut *second), woken(), "the first may have stopped");
+    assert!(nothing_comes(&mut *second), "told once");
     assert_eq!(waiting(process), ["a", "b"]);
     let fields: Vec<String> = process.ask(&["HGETALL", "lock:lock"]);
     assert_eq!(fields, ["client:1", "0"]);
@@ -247,7 +252,7 @@ fn a_kept_lock_is_offered_to_no_client_but_one_is_told(process: &Server) {
         assert_eq!(keep(&store, &hold(1), LEASE / 2).ok(), Some(HoldReply::Held));
     };
     keep_again();
-    assert_eq!(next(&mut *first), woken());
+    assert_eq!([next(&mut *first), next(&mut *second)], [woken(), woken()]);
     keep_again();
     assert_eq!(next(&mut *second), woken());
     assert_eq!(waiting(process), ["a", "b"], "it may be far away");
@@ -305,15 +310,52 @@ fn clients_that_are_gone_are_skipped(process: &Server) {
     assert_eq!(waiting(process), ["alive"]);
     store.unregister(waiting_client("alive"), soon()).expect("a reply");
 
+    // It found that they have no listener two seconds ago.
     must_acquire(&store, &hold(2));
+    let mut dead = redis::cmd("ZADD");
+    dead.arg(WAITING);
     for number in 0..250 {
-        register(&store, &format!("dead {number:03}"));
+        dead.arg(format!("{number}.003")).arg(format!("dead {number:03}"));
     }
+    dead.exec(&mut process.connect()).expect("a reply");
     for left in [150, 50, 0] {
         release(&store, &hold(2));
         assert_eq!(waiting(process).len(), left, "one script does not work for ever");
         must_acquire(&store, &hold(2));
     }
+}
+
+/// As after a restart: none of them listens again yet.
+fn clients_without_a_listener_keep_their_places_for_two_seconds(process: &Server) {
+    let store = single(process);
+    let clients = ["a", "b", "c", "d", "e"];
+    must_acquire(&store, &hold(1));
+    for (number, client) in clients.iter().enumerate() {
+        process.command(&["ZADD", WAITING, &(number + 1).to_string(), client]);
+    }
+    for nonce in 1..3 {
+        release(&store, &hold(nonce));
+        assert_eq!(waiting(process), clients);
+        must_acquire(&store, &hold(nonce + 1));
+    }
+    release(&store, &hold(3));
+    for client in ["e", "b"] {
+        let reply = ask(&store, &of(client, 1), Registration::Registered);
+        let AcquireReply::Held { remaining: Some(left) } = reply else { panic!("{reply:?}") };
+        assert!(left <= Duration::from_secs(2), "{left:?}");
+    }
+    let first = ask(&store, &of("a", 1), Registration::Registered);
+    assert!(matches!(first, AcquireReply::Acquired { .. }), "{first:?}");
+    // Another one is reached, but goes behind those that were found without a listener just now.
+    let mut wakeups = listen(&store, "d");
+    release(&store, &of("a", 1));
+    assert_eq!(next(&mut *wakeups), woken());
+    assert_eq!(waiting(process), ["c", "d", "e"], "b has asked, and does not listen");
+    let second = ask(&store, &of("d", 1), Registration::Registered);
+    assert!(matches!(second, AcquireReply::Held { remaining: Some(_) }), "{second:?}");
+    process.command(&["ZADD", WAITING, "1.003", "c"]);
+    let second = ask(&store, &of("d", 1), Registration::Registered);
+    assert!(matches!(second, AcquireReply::Acquired { .. }), "two seconds later: {second:?}");
 }
 
 fn a_client_that_leaves_wakes_the_next(process: &Server) {
@@ -346,8 +388,6 @@ fn a_yielding_client_lets_another_go_first(process: &Server) {
     must_acquire(&store, &hold(1));
     register(&store, "a");
     release(&store, &hold(1));
-    // It does not listen, so it was removed.
-    assert_eq!(waiting(process), [""; 0]);
     process.command(&["ZADD", WAITING, "1", "a"]);
 
     let late = of("late", 1);
