@@ -189,6 +189,14 @@ impl Guard {
     }
 }
 
+impl Guard {
+    /// As `unlock`, unless the lock is handed off to the next thread.
+    pub(crate) fn hand_off_or_unlock(mut self) -> Result<()> {
+        self.unlocked = true;
+        release::hand_off_or_unlock(&self.shared, &self.lease)
+    }
+}
+
 impl Drop for Guard {
     fn drop(&mut self) {
         if !self.unlocked {

@@ -257,7 +257,7 @@ impl Mutex {
 /// Runs `work` under a lock, and releases it.
 fn run<T>(guard: Guard, work: impl FnOnce(&Guard) -> T) -> Result<T> {
     let value = work(&guard);
-    match guard.unlock() {
+    match guard.hand_off_or_unlock() {
         Err(error @ Error::Lost { .. }) => Err(error),
         // The work is done, and a release that failed is retried in the background.
         _ => Ok(value),

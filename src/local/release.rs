@@ -16,7 +16,6 @@ use crate::local::lease::Lease;
 use crate::local::reentrancy;
 use crate::local::retry::{RetryLimit, RetryPolicy};
 use crate::local::shared::Shared;
-use crate::spans::OpenSpan;
 use crate::store::request::{Change, HoldReply, PostedChange, Release};
 
 /// Releases a level of a hold, and waits until it is known how that went. The hold ends with the
@@ -25,6 +24,12 @@ pub(crate) fn unlock(shared: &Shared, lease: &Arc<Lease>) -> Result<()> {
     let times = CallTimes::new(&shared.config, lease.duration());
     let retry = RetryPolicy::new(RetryLimit::Brief, &shared.config, times);
     unlock_level(shared, lease, true, retry)
+}
+
+/// As `unlock`, unless the lock is handed off to the next thread.
+pub(crate) fn hand_off_or_unlock(shared: &Shared, lease: &Arc<Lease>) -> Result<()> {
+    shared.identity.check_process()?;
+    if lease.depth() == 1 && hand_off(shared, lease) { Ok(()) } else { unlock(shared, lease) }
 }
 
 /// As `unlock`, for the holds of a set, which have one level each. It takes no longer than for one
@@ -37,9 +42,9 @@ pub(crate) fn unlock_all(shared: &Shared, leases: &[Arc<Lease>]) -> Result<()> {
     let mut limit = RetryLimit::Brief;
     let mut outcome = Ok(());
     for lease in leases {
-        let span = lower(lease, 0);
+        lease.set_depth(0);
         let mut retry = RetryPolicy::new(limit, &shared.config, times);
-        let released = finish(lease, span, release(shared, lease, &mut retry));
+        let released = finish(lease, release(shared, lease, &mut retry));
         if let Err(Error::NoQuorum { .. } | Error::Unavailable { .. }) = &released {
             limit = RetryLimit::End(Instant::now());
         }
@@ -62,18 +67,19 @@ pub(crate) fn unlock_on_drop(shared: &Shared, lease: &Arc<Lease>) -> Result<()> 
     }
     shared.identity.check_process()?;
     let depth = lease.depth().saturating_sub(1);
-    let span = lower(lease, depth);
+    if depth == 0 && hand_off(shared, lease) {
+        return Ok(());
+    }
+    lease.set_depth(depth);
     let outcome = if depth > 0 {
         post_depth(shared, lease, depth, &retry)
     } else {
         begin_release(shared, lease, &retry).map(|post| {
-            if let Some(post) = post {
-                shared.store.post(post);
-                let_next_try(shared, lease);
-            }
+            shared.store.post(post);
+            let_next_try(shared, lease);
         })
     };
-    finish(lease, span, outcome)
+    finish(lease, outcome)
 }
 
 /// As `unlock_on_drop`, for the holds of a set, which have one level each: their releases are sent
@@ -82,20 +88,16 @@ pub(crate) fn unlock_all_on_drop(shared: &Shared, leases: &[Arc<Lease>]) {
     if !posts_releases(shared) || shared.identity.check_process().is_err() {
         return leases.iter().for_each(|lease| drop(unlock_on_drop(shared, lease)));
     }
-    let (mut posts, mut ends) = (Vec::new(), Vec::new());
-    for lease in leases {
-        let span = lower(lease, 0);
+    let ended: Vec<_> = leases.iter().filter(|lease| !hand_off(shared, lease)).collect();
+    let posts = ended.iter().filter_map(|lease| {
+        lease.set_depth(0);
         // What was lost is not released.
-        let release = begin_release(shared, lease, &retry_on_drop(shared, lease));
-        ends.push((lease, span, release.is_err(), matches!(release, Ok(Some(_)))));
-        posts.extend(release.ok().flatten());
-    }
-    shared.store.post_all(posts);
-    for (lease, span, lost, posted) in ends {
-        if posted {
-            let_next_try(shared, lease);
-        }
-        end_span(span, lost);
+        begin_release(shared, lease, &retry_on_drop(shared, lease)).ok()
+    });
+    shared.store.post_all(posts.collect());
+    for lease in ended {
+        let_next_try(shared, lease);
+        end_span(lease);
     }
 }
 
@@ -146,7 +148,7 @@ fn unlock_level(
 ) -> Result<()> {
     shared.identity.check_process()?;
     let depth = lease.depth().saturating_sub(1);
-    let span = lower(lease, depth);
+    lease.set_depth(depth);
     let outcome = if depth > 0 {
         let outcome = reentrancy::set_depth(shared, lease, depth, durable, retry);
         if let Err(HoldFailure::Failed(failure)) = &outcome {
@@ -156,19 +158,12 @@ fn unlock_level(
     } else {
         release(shared, lease, &mut retry)
     };
-    finish(lease, span, outcome)
-}
-
-/// Notes that a guard is gone. With the last one, returns the span of the hold, which is another's
-/// once the lock is handed off.
-fn lower(lease: &Lease, depth: u32) -> Option<OpenSpan> {
-    lease.set_depth(depth);
-    if depth == 0 { lease.span.take() } else { None }
+    finish(lease, outcome)
 }
 
 /// Returns the result of a release. What a shutdown has ended is over, as it should be.
-fn finish(lease: &Lease, span: Option<OpenSpan>, outcome: Result<(), HoldFailure>) -> Result<()> {
-    end_span(span, matches!(outcome, Err(HoldFailure::Lost)));
+fn finish(lease: &Lease, outcome: Result<(), HoldFailure>) -> Result<()> {
+    end_span(lease);
     match outcome {
         Ok(()) | Err(HoldFailure::Ended) => Ok(()),
         Err(failure) => Err(failure.into_error("release", lease.name())),
@@ -177,9 +172,11 @@ fn finish(lease: &Lease, span: Option<OpenSpan>, outcome: Result<(), HoldFailure
 
 /// Ends the span of a hold that has no guard any more. Only now: a subscriber must not delay the
 /// release.
-fn end_span(span: Option<OpenSpan>, lost: bool) {
-    if let Some(span) = span {
-        span.close(lost);
+fn end_span(lease: &Lease) {
+    if lease.depth() == 0
+        && let Some(span) = lease.span.take()
+    {
+        span.close(lease.is_lost());
     }
 }
 
@@ -197,26 +194,36 @@ fn release(
     outcome
 }
 
-/// Ends a hold, and returns the release that is to be posted. `None` if the lock was handed off to
-/// the next thread.
+/// Gives the next thread a hold in the same tenure, if one waits that can have it. From then on the
+/// lease says nothing about this hold any more.
+fn hand_off(shared: &Shared, lease: &Arc<Lease>) -> bool {
+    shared.held_locks.remove(lease);
+    let mut span = None;
+    let handed_off = shared.queues(lease.id.kind).hand_off(lease, || {
+        span = lease.span.take();
+        shared.end_reports.report_handoff(lease);
+    });
+    if let Some(span) = span {
+        span.close(false);
+    }
+    handed_off
+}
+
+/// Ends a hold, and returns the release that is to be posted.
 fn begin_release<'a>(
     shared: &Shared,
     lease: &'a Arc<Lease>,
     retry: &RetryPolicy,
-) -> Result<Option<PostedChange<'a>>, HoldFailure> {
-    shared.held_locks.remove(lease);
-    if shared.queues(lease.id.kind).hand_off(lease, || shared.end_reports.report_handoff(lease)) {
-        return Ok(None);
-    }
+) -> Result<PostedChange<'a>, HoldFailure> {
     end_locally(shared, lease)?;
     let (reports, released) = (shared.end_reports.clone(), lease.clone());
     let Release { hold, kept_until, deadline } = lease.to_release(retry.request_deadline());
-    Ok(Some(PostedChange {
+    Ok(PostedChange {
         hold,
         change: Change::Release { kept_until },
         deadline,
         on_reply: Box::new(move |reply| reports.report_reply(&released, reply)),
-    }))
+    })
 }
 
 /// Lets the next waiter try, once the release of a hold was sent: not before, because the waiter may

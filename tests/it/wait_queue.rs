@@ -266,8 +266,12 @@ fn a_tenure_costs_two_requests_for_all_its_holds(server: &Server) {
     take(&client, "warm").unlock().unwrap();
     let guard = take(&client, "a");
     thread::scope(|scope| {
-        for _ in 0..10 {
-            scope.spawn(|| drop(client.lock("a").unwrap()));
+        for number in 0..10 {
+            let client = &client;
+            scope.spawn(move || match number % 2 {
+                0 => drop(client.lock("a").unwrap()),
+                _ => client.with_lock("a", |guard| assert!(guard.is_held())).unwrap(),
+            });
         }
         settle(&recorder, 10);
         let before = server.evals();
