@@ -1,22 +1,30 @@
 //! The cost of many held leases: memory, and the CPU time of the thread that renews them.
 //!
 //! `cargo bench --bench leases` holds 100,000 leases of 30 s for more than twice that time, and
-//! then a million, which belong to no thread, for longer than one of them lasts; `-- --quick` holds
-//! fewer and shorter ones. The program fails if a lease is lost.
+//! then a million, which belong to no thread, for longer than one of them lasts, and some over a link
+//! of great distance and little bandwidth; `-- --quick` holds fewer and shorter ones. The program
+//! fails if a lease is lost.
 
 use std::process::{self, ExitCode};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use leasehold::{Client, Guard, OwnedGuard};
+use leasehold::{Client, Guard, MultiGuard, OwnedGuard};
 
 use self::support::meter::{CpuTime, Switches, info, private_bytes};
 use self::support::scale::Scale;
 use self::support::server::Server;
 use self::support::setting;
+use self::support::slow_link::{SlowLink, serve_if_started_for_it};
 use self::support::table;
 
 mod support;
+
+/// From a request to its reply over the long link.
+const ROUND_TRIP: Duration = Duration::from_millis(150);
+
+/// What the long link takes in the first round trip; the system takes more.
+const WINDOW: usize = 16_000;
 
 const RENEWER: &str = "leasehold-renew";
 
@@ -35,6 +43,7 @@ impl Plan {
 }
 
 fn main() -> ExitCode {
+    serve_if_started_for_it();
     let scale = Scale::from_args();
     let guards = Plan::new(scale.pick((100_000, 30, 65), (20_000, 6, 13), (100, 3, 1)));
     let owned = Plan::new(scale.pick((1_000_000, 120, 130), (10_000, 6, 7), (100, 3, 1)));
@@ -43,6 +52,9 @@ fn main() -> ExitCode {
     let lost = guards.hold("", lock, Guard::is_held);
     let lock = |client: &Client, name: &str| client.lock_owned(name).expect("it is free");
     let lost = lost + owned.hold("owned ", lock, OwnedGuard::is_held);
+    let few = Plan::new(scale.pick((1_000, 30, 45), (1_000, 6, 7), (100, 6, 1)));
+    let many = Plan::new(scale.pick((100_000, 30, 65), (5_000, 6, 7), (100, 6, 1)));
+    let lost = lost + few.hold_over_a_long_link() + many.hold_over_a_long_link();
     if lost == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
@@ -80,6 +92,42 @@ impl Plan {
         let lost = guards.iter().filter(|guard| !is_held(guard)).count();
         table::fact("lost", lost, "0");
         lost
+    }
+
+    /// Acquires and holds the leases over a link on which many renewals at once do not fit, in sets
+    /// so that they are due together. Prints what becomes of them, and counts the lost ones.
+    fn hold_over_a_long_link(self) -> usize {
+        const SET: u32 = 1000;
+        let Self { leases, lease, time } = self;
+        let server = Server::redis();
+        let link = SlowLink::narrow_to(server.port(), ROUND_TRIP / 2, WINDOW);
+        let client = Client::builder().lease(lease).open(&link.url()).expect("it answers");
+        let lock = |set: u32| {
+            let names = (set * SET..leases.min((set + 1) * SET)).map(|number| number.to_string());
+            client.lock_all(names).expect("they are free")
+        };
+        let sets: Vec<u32> = (0..leases.div_ceil(SET)).collect();
+        let guards: Vec<MultiGuard> = thread::scope(|scope| {
+            let share = sets.len().div_ceil(8);
+            let threads = sets
+                .chunks(share)
+                .map(|sets| scope.spawn(|| sets.iter().map(|set| lock(*set)).collect::<Vec<_>>()));
+            let threads: Vec<_> = threads.collect();
+            threads.into_iter().flat_map(|thread| thread.join().expect("no panic")).collect()
+        });
+        let title = format!("{leases} leases of {lease:?} over {ROUND_TRIP:?}, held for {time:?}");
+        table::head(&[&title, "measured", "goal"]);
+        let before = client.stats();
+        thread::sleep(time);
+        let after = client.stats();
+        table::fact("renewals", after.renewals - before.renewals, "");
+        table::fact("connections given up", after.reconnects - before.reconnects, "0");
+        table::fact("renewals tried again", after.failed_renewals - before.failed_renewals, "");
+        let lost = after.lost;
+        table::fact("lost", lost, "0");
+        // To release them would take as long.
+        guards.into_iter().for_each(std::mem::forget);
+        usize::try_from(lost).expect("no more than were held")
     }
 
     /// Lets the leases be renewed for a while, and prints what that costs.
