@@ -1,8 +1,10 @@
 //! A client: what `src/local` and `src/store/quorum` do with one name. Its threads wait in one
-//! queue, so that at most one of them acquires the lock or has it.
+//! queue, so that at most one of them acquires the lock or has it. What is a hold here is a tenure
+//! there: guards of several threads may follow one another in it.
 
 use crate::quorum::hold::HoldId;
 use crate::quorum::server::{Command, Request};
+use crate::quorum::votes::Block;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Client {
@@ -21,17 +23,16 @@ pub(crate) struct Client {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Phase {
     Idle,
-    /// Wants the lock, perhaps in the place of the hold of the thread before it.
-    Acquiring {
-        from: Option<HoldId>,
-    },
-    /// As `Acquiring`; a majority has granted the hold, but with different tokens.
+    /// Wants the lock.
+    Acquiring,
+    /// Wants the lock; a majority has granted the hold, but with different tokens.
     Raising {
-        from: Option<HoldId>,
-        fence: u8,
+        tokens: Block,
     },
-    /// Has a guard, and waits for the replies to a renewal if it `renews`.
+    /// Has a guard with the first of these tokens, and waits for the replies to a renewal if it
+    /// `renews`.
     Holding {
+        tokens: Block,
         renews: bool,
     },
 }
@@ -49,58 +50,45 @@ impl Client {
         matches!(self.phase, Phase::Holding { .. })
     }
 
-    /// The hold that the wanted one replaces.
-    pub(crate) fn transferred(&self) -> Option<HoldId> {
-        match self.phase {
-            Phase::Acquiring { from } | Phase::Raising { from, .. } => from,
-            Phase::Idle | Phase::Holding { .. } => None,
-        }
-    }
-
     /// Begins to acquire the lock, with a number that no request has named before.
     pub(crate) fn acquire(&mut self, proposal: u8) -> Request {
-        self.begin(None, proposal)
-    }
-
-    /// Begins to replace the client's hold, on which it no longer relies, by one of the next
-    /// thread.
-    pub(crate) fn hand_off(&mut self, proposal: u8) -> Request {
-        self.begin(Some(self.hold()), proposal)
-    }
-
-    fn begin(&mut self, from: Option<HoldId>, proposal: u8) -> Request {
         (self.nonce, self.round, self.over) = (self.nonce + 1, 0, false);
-        self.attempt(from, proposal)
+        self.attempt(proposal)
     }
 
     /// Requests the same hold once more.
-    pub(crate) fn repeat(&mut self, from: Option<HoldId>, proposal: u8) -> Request {
+    pub(crate) fn repeat(&mut self, proposal: u8) -> Request {
         self.round += 1;
-        self.attempt(from, proposal)
+        self.attempt(proposal)
     }
 
-    fn attempt(&mut self, from: Option<HoldId>, proposal: u8) -> Request {
-        self.phase = Phase::Acquiring { from };
-        let acquire = Command::Acquire { proposal };
-        let transfer = |from| Command::Transfer { from, proposal };
-        self.request(self.round, from.map_or(acquire, transfer))
+    fn attempt(&mut self, proposal: u8) -> Request {
+        self.phase = Phase::Acquiring;
+        self.request(self.round, Command::Acquire { proposal })
     }
 
-    /// Has the counters raised to the token.
-    pub(crate) fn raise(&mut self, from: Option<HoldId>, fence: u8) -> Request {
-        self.phase = Phase::Raising { from, fence };
-        self.request(self.round, Command::Raise { fence })
+    /// Has the counters raised to the first token.
+    pub(crate) fn raise(&mut self, tokens: Block) -> Request {
+        self.phase = Phase::Raising { tokens };
+        self.request(self.round, Command::Raise { fence: tokens.first })
     }
 
+    /// Begins to renew the lease of its hold.
     pub(crate) fn renew(&mut self) -> Request {
-        self.phase = Phase::Holding { renews: true };
+        self.set_renews(true);
         self.request(self.round + 1, Command::Renew)
     }
 
     /// Counts the lease from a renewal that enough servers have confirmed.
     pub(crate) fn renewed(&mut self) {
-        self.phase = Phase::Holding { renews: false };
+        self.set_renews(false);
         self.round += 1;
+    }
+
+    fn set_renews(&mut self, now: bool) {
+        if let Phase::Holding { renews, .. } = &mut self.phase {
+            *renews = now;
+        }
     }
 
     /// Ends the hold: it was given up, undone, released or lost, and is removed everywhere sooner
@@ -112,9 +100,9 @@ impl Client {
     /// Returns `true` if the client waits for the reply to a request.
     pub(crate) fn awaits(&self, request: &Request) -> bool {
         let round = match (self.phase, request.command) {
-            (Phase::Acquiring { .. }, Command::Acquire { .. } | Command::Transfer { .. })
+            (Phase::Acquiring, Command::Acquire { .. })
             | (Phase::Raising { .. }, Command::Raise { .. }) => self.round,
-            (Phase::Holding { renews: true }, Command::Renew) => self.round + 1,
+            (Phase::Holding { renews: true, .. }, Command::Renew) => self.round + 1,
             _ => return false,
         };
         request.hold == self.hold() && request.round == round

@@ -3,6 +3,12 @@
 /// One rule of the protocol that is broken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flaw {
+    /// A server counts only up to the first token of a block.
+    BlockIsNotStored,
+    /// A block is used of which a minority has given the first token.
+    BlockOfAMinority,
+    /// The longest block that any server has given is used.
+    BlockOfOneServer,
     /// Grants of a majority make a guard even when their lease is over.
     LateRepliesCount,
     /// The counter of tokens ends with the hold.
@@ -25,14 +31,8 @@ pub(crate) enum Flaw {
     RaiseOfAMinority,
     /// One server that has renewed the lease is enough.
     RenewalOfAMinority,
-    /// A repeated transfer finds the new hold and does not renew its lease.
-    RepeatDoesNotRenew,
     /// A server that has lost its data does not stay away for a lease.
     ReturnsTooSoon,
     /// The hold's token is the smallest that a majority has given.
     TokenIsTheSmallest,
-    /// No counter is raised for a hold that was handed off.
-    TransferIsNotRaised,
-    /// A hold that was handed off gets the token that the counter shows.
-    TransferKeepsToken,
 }

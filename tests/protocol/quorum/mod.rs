@@ -9,9 +9,9 @@
 //! The scope is bounded: two or three attempts to get the lock, by two or three clients, at three
 //! servers, and two attempts at four and five. Counters differ at the start, as earlier holds may
 //! have left them, but no request of those holds is on its way. Clocks show one of up to three
-//! times. At most one request is executed twice and one server forgets its data; a hold is renewed
-//! once and a transfer is repeated once; and not all of these are combined. Depths, waiting clients
-//! and wake-ups are left out, because no token relies on them.
+//! times. A hold has up to two tokens, for guards that follow one another. At most one request is
+//! executed twice and one server forgets its data; a hold is renewed once; and not all of these are
+//! combined. Depths, waiting clients and wake-ups are left out, because no token relies on them.
 
 mod client;
 mod flaw;
@@ -71,6 +71,11 @@ fn first_attempts() -> Scope {
     Scope { counters: vec![0; 3], ..three_attempts() }
 }
 
+/// The scope with servers that give blocks of tokens.
+fn with_blocks(scope: Scope) -> Scope {
+    Scope { extras: vec![Extra::Block], ..scope }
+}
+
 /// The scope with a server that loses its data.
 fn forgetting(scope: Scope) -> Scope {
     Scope { extras: vec![Extra::Forgetting], ..scope }
@@ -107,9 +112,12 @@ fn clients_whose_requests_are_executed_twice_can_rely_on_them() {
 }
 
 #[test]
-fn threads_that_hand_the_lock_off_can_rely_on_them() {
-    let extras = vec![Extra::Handoff, Extra::Repeat];
-    keeps_its_promises(Scope { counters: vec![0, 0, 1], extras, ..three_attempts() });
+fn threads_that_hand_the_lock_on_can_rely_on_them() {
+    keeps_its_promises(with_blocks(first_attempts()));
+    keeps_its_promises(with_blocks(Scope { clocks: Clocks::Any(vec![0, 2]), ..two_attempts() }));
+    for extra in [Extra::Duplicate, Extra::Renewal] {
+        keeps_its_promises(Scope { extras: vec![Extra::Block, extra], ..two_attempts() });
+    }
 }
 
 #[test]
@@ -197,14 +205,14 @@ fn a_late_raise_must_not_lower_a_counter() {
 }
 
 #[test]
-fn a_transfer_needs_a_token_of_its_own_and_a_raise() {
-    let hands_off = || Scope { extras: vec![Extra::Handoff], ..three_attempts() };
-    needs(EXCLUSION_BY_FENCE, Flaw::TransferKeepsToken, hands_off());
-    needs(EXCLUSION_BY_FENCE, Flaw::TransferIsNotRaised, hands_off());
+fn counters_have_to_reach_the_end_of_a_block() {
+    for flaw in [Flaw::BlockIsNotStored, Flaw::BlockOfOneServer] {
+        let counters = vec![0; 3];
+        needs(EXCLUSION_BY_FENCE, flaw, with_blocks(Scope { counters, ..two_attempts() }));
+    }
 }
 
 #[test]
-fn a_repeated_transfer_has_to_renew_the_lease() {
-    let extras = vec![Extra::Handoff, Extra::Repeat];
-    needs(EXCLUSION_BY_LEASE, Flaw::RepeatDoesNotRenew, Scope { extras, ..first_attempts() });
+fn a_block_has_to_begin_with_the_same_token_at_a_majority() {
+    needs(EXCLUSION_BY_FENCE, Flaw::BlockOfAMinority, with_blocks(two_attempts()));
 }

@@ -33,16 +33,14 @@ pub(crate) enum Clocks {
 /// Events that happen only in the scopes that name them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Extra {
+    /// Each server may give a block of two tokens, and threads hand the lock on.
+    Block,
     /// One request is executed twice.
     Duplicate,
     /// One server loses its data and comes back when all leases of that time are over.
     Forgetting,
-    /// Threads hand the lock off.
-    Handoff,
     /// Each hold may be renewed once.
     Renewal,
-    /// Each transfer may be repeated once.
-    Repeat,
 }
 
 /// What can happen.
@@ -53,31 +51,25 @@ pub(crate) enum Action {
         proposal: u8,
     },
     End(usize),
-    /// A server executes a request; the hold that it had ends before if the lock is `freed`. The
-    /// request may arrive `again`.
+    /// A server executes a request; the hold that it had ends before if the lock is `freed`. A hold
+    /// that begins gets a block of this `size`. The request may arrive `again`.
     Execute {
         server: usize,
         request: Request,
+        size: u8,
         freed: bool,
         again: bool,
     },
     Forget {
         server: usize,
     },
-    HandOff {
-        client: usize,
-        proposal: u8,
-    },
+    HandOff(usize),
     /// The lease of a hold is over, and its client continues nevertheless.
     Outlive(usize),
     /// Enough servers have raised their counters to the token.
     Raised(usize),
     Renew(usize),
     Renewed(usize),
-    Repeat {
-        client: usize,
-        proposal: u8,
-    },
     /// Enough servers have begun the hold.
     Granted {
         client: usize,
@@ -114,15 +106,16 @@ impl Model for Scope {
         let mut world = last.clone();
         match action {
             Action::End(id) => world.clients[id].end(),
-            Action::Execute { server, request, freed, again } => {
-                self.execute(&mut world.servers[server], request, freed, again);
+            Action::Execute { server, request, size, freed, again } => {
+                self.execute(&mut world.servers[server], request, size, freed, again);
                 world.duplicated |= again;
             }
             Action::Forget { server } => world.forget(server, self.flaw),
+            Action::HandOff(id) => world.hand_off(id),
             Action::Outlive(id) => world.clients[id].over = true,
             Action::Raised(id) => {
-                let Phase::Raising { fence, .. } = world.clients[id].phase else { return None };
-                world.grant(id, fence);
+                let Phase::Raising { tokens } = world.clients[id].phase else { return None };
+                world.grant(id, tokens);
             }
             Action::Renewed(id) => world.clients[id].renewed(),
             Action::Granted { client, grant } => self.granted(&mut world, client, grant),
@@ -178,8 +171,12 @@ impl Scope {
     /// more.
     fn may_grant(&self, world: &World) -> bool {
         world.clients.iter().zip(&self.holds).any(|(client, holds)| {
-            let wants = matches!(client.phase, Phase::Acquiring { .. } | Phase::Raising { .. });
-            wants || client.nonce < *holds
+            let may_grant = match client.phase {
+                Phase::Idle => false,
+                Phase::Acquiring | Phase::Raising { .. } => true,
+                Phase::Holding { tokens, .. } => tokens.following().is_some(),
+            };
+            may_grant || client.nonce < *holds
         })
     }
 
@@ -197,10 +194,14 @@ impl Scope {
         for request in server.requests.iter().copied() {
             let granted = Server::grants(server.lock, &request, self.flaw);
             let freed = may_be_free && Server::grants(None, &request, self.flaw);
+            let longest = if self.has(Extra::Block) && request.command.begins() { 2 } else { 1 };
             for (freed, can) in [(false, granted), (true, freed)] {
-                let execute = |again| Action::Execute { server: number, request, freed, again };
-                actions.extend(can.then(|| execute(false)));
-                actions.extend((can && twice).then(|| execute(true)));
+                for size in (1..=longest).filter(|_| can) {
+                    let execute =
+                        |again| Action::Execute { server: number, request, size, freed, again };
+                    actions.push(execute(false));
+                    actions.extend(twice.then(|| execute(true)));
+                }
             }
         }
     }
@@ -209,10 +210,6 @@ impl Scope {
     fn moves(&self, world: &World, id: usize, client: &Client, actions: &mut Vec<Action>) {
         let (more, once) = (client.nonce < self.holds[id], client.round == 0);
         let proposals = || self.proposals(world).into_iter();
-        if client.transferred().is_some() && once && self.has(Extra::Repeat) {
-            let repeat = |proposal| Action::Repeat { client: id, proposal };
-            actions.extend(proposals().map(repeat));
-        }
         let confirmed = |unless| world.confirmations(id) >= self.required_unless(unless);
         match client.phase {
             Phase::Idle if more => {
@@ -220,16 +217,13 @@ impl Scope {
                     .extend(proposals().map(|proposal| Action::Acquire { client: id, proposal }));
             }
             Phase::Idle => {}
-            Phase::Acquiring { .. } => self.outcomes(world, id, actions),
+            Phase::Acquiring => self.outcomes(world, id, actions),
             Phase::Raising { .. } => {
                 let raised = confirmed(Flaw::RaiseOfAMinority);
                 actions.extend(raised.then_some(Action::Raised(id)));
             }
-            Phase::Holding { renews } => {
-                if more && self.has(Extra::Handoff) {
-                    let hand_off = |proposal| Action::HandOff { client: id, proposal };
-                    actions.extend(proposals().map(hand_off));
-                }
+            Phase::Holding { tokens, renews } => {
+                actions.extend(tokens.following().map(|_| Action::HandOff(id)));
                 let begins = once && !renews && self.has(Extra::Renewal);
                 actions.extend(begins.then_some(Action::Renew(id)));
                 let renewed = renews && confirmed(Flaw::RenewalOfAMinority);
@@ -244,7 +238,7 @@ impl Scope {
         if self.flaw == Some(Flaw::LateRepliesCount) {
             actions.push(Action::Outlive(id));
         }
-        let grants = grants(&world.tokens(id), self.required(), self.flaw);
+        let grants = grants(&world.granted(id), self.required(), self.flaw);
         actions.extend(grants.into_iter().map(|grant| Action::Granted { client: id, grant }));
     }
 
@@ -255,26 +249,21 @@ impl Scope {
                 let client = &mut world.clients[id];
                 let reused = self.flaw == Some(Flaw::NumberIsReused) && client.round == 0;
                 if reused && client.nonce > 0 {
-                    client.repeat(None, proposal)
+                    client.repeat(proposal)
                 } else {
                     client.acquire(proposal)
                 }
             }
-            Action::HandOff { client, proposal } => world.clients[client].hand_off(proposal),
             Action::Renew(id) => world.clients[id].renew(),
-            Action::Repeat { client: id, proposal } => {
-                let client = &mut world.clients[id];
-                client.repeat(client.transferred(), proposal)
-            }
             _ => return None,
         })
     }
 
-    fn execute(&self, server: &mut Server, request: Request, freed: bool, again: bool) {
+    fn execute(&self, server: &mut Server, request: Request, size: u8, freed: bool, again: bool) {
         if freed {
             server.free(self.flaw);
         }
-        let reply = server.execute(&request, self.flaw);
+        let reply = server.execute(&request, size, self.flaw);
         // No client waits for a second reply.
         server.replies.entry(request).or_insert(reply);
         if !again {
@@ -282,17 +271,11 @@ impl Scope {
         }
     }
 
-    fn granted(&self, world: &mut World, id: usize, Grant { fence, agreed }: Grant) {
-        let from = world.clients[id].transferred();
-        let satisfied = match self.flaw {
-            Some(Flaw::RaiseIsLeftOut) => true,
-            Some(Flaw::TransferIsNotRaised) => from.is_some(),
-            _ => false,
-        };
-        if agreed || satisfied {
-            world.grant(id, fence);
+    fn granted(&self, world: &mut World, id: usize, Grant { tokens, agreed }: Grant) {
+        if agreed || self.flaw == Some(Flaw::RaiseIsLeftOut) {
+            world.grant(id, tokens);
         } else {
-            let raise = world.clients[id].raise(from, fence);
+            let raise = world.clients[id].raise(tokens);
             world.send(raise);
         }
     }

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::quorum::flaw::Flaw;
 use crate::quorum::hold::HoldId;
+use crate::quorum::votes::Block;
 
 /// What a client sends to a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -29,18 +30,13 @@ pub(crate) enum Command {
         fence: u8,
     },
     Renew,
-    /// Begins the hold in the place of another.
-    Transfer {
-        from: HoldId,
-        proposal: u8,
-    },
 }
 
 /// What a server answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Reply {
     Ours,
-    Granted { token: u8 },
+    Granted { tokens: Block },
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -66,15 +62,13 @@ pub(crate) struct Entry {
 
 impl Command {
     pub(crate) fn begins(self) -> bool {
-        matches!(self, Self::Acquire { .. } | Self::Transfer { .. })
+        matches!(self, Self::Acquire { .. })
     }
 
     /// The token that the command names.
     pub(crate) fn token(self) -> u8 {
         match self {
-            Self::Acquire { proposal: token }
-            | Self::Raise { fence: token }
-            | Self::Transfer { proposal: token, .. } => token,
+            Self::Acquire { proposal: token } | Self::Raise { fence: token } => token,
             Self::Renew => 0,
         }
     }
@@ -92,21 +86,25 @@ impl Server {
             Command::Acquire { .. } => ours || lock.is_none(),
             Command::Raise { .. } => ours || flaw == Some(Flaw::RaiseIsUnchecked),
             Command::Renew => ours,
-            Command::Transfer { from, .. } => ours || is_of(lock, from),
         }
     }
 
-    /// Runs the script of a request that is granted.
-    pub(crate) fn execute(&mut self, request: &Request, flaw: Option<Flaw>) -> Reply {
+    /// Runs the script of a request that is granted. One that begins a hold gives it so many
+    /// tokens.
+    pub(crate) fn execute(&mut self, request: &Request, size: u8, flaw: Option<Flaw>) -> Reply {
         match request.command {
-            Command::Acquire { proposal } | Command::Transfer { proposal, .. } => {
-                if !self.is_held_by(request.hold) {
-                    self.counter = self.next_token(request.command, proposal, flaw);
-                    self.lock = Some(Entry { hold: request.hold, round: request.round });
-                } else if flaw != Some(Flaw::RepeatDoesNotRenew) {
+            Command::Acquire { proposal } => {
+                let mut tokens = Block { first: self.counter, last: self.counter };
+                if self.is_held_by(request.hold) {
                     self.renew(request.round);
+                } else {
+                    let first = self.next_token(proposal, flaw);
+                    tokens = Block { first, last: first + size - 1 };
+                    let stored = flaw != Some(Flaw::BlockIsNotStored);
+                    self.counter = if stored { tokens.last } else { first };
+                    self.lock = Some(Entry { hold: request.hold, round: request.round });
                 }
-                return Reply::Granted { token: self.counter };
+                return Reply::Granted { tokens };
             }
             Command::Raise { fence } if flaw == Some(Flaw::RaiseLowers) => self.counter = fence,
             Command::Raise { fence } => self.counter = self.counter.max(fence),
@@ -115,12 +113,10 @@ impl Server {
         Reply::Ours
     }
 
-    fn next_token(&self, command: Command, proposal: u8, flaw: Option<Flaw>) -> u8 {
-        let transfers = matches!(command, Command::Transfer { .. });
+    fn next_token(&self, proposal: u8, flaw: Option<Flaw>) -> u8 {
         match flaw {
             Some(Flaw::CounterIsGivenAgain) => self.counter.max(proposal),
             Some(Flaw::ProposalIsGiven) => proposal,
-            Some(Flaw::TransferKeepsToken) if transfers => self.counter,
             _ => proposal.max(self.counter + 1),
         }
     }
@@ -148,9 +144,6 @@ impl Server {
         match request.command {
             Command::Acquire { .. } => false,
             Command::Raise { .. } | Command::Renew => !self.may_have(request.hold),
-            Command::Transfer { from, .. } => {
-                !self.may_have(from) && !self.is_held_by(request.hold)
-            }
         }
     }
 

@@ -9,23 +9,48 @@ pub(crate) fn majority(servers: usize) -> usize {
     servers / 2 + 1
 }
 
-/// The token of a hold that a majority has granted, and whether all of that majority have given it.
+/// Tokens for holds that follow one another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Block {
+    pub(crate) first: u8,
+    pub(crate) last: u8,
+}
+
+/// The tokens of a hold that a majority has granted, and whether all of that majority have given
+/// the first of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Grant {
-    pub(crate) fence: u8,
+    pub(crate) tokens: Block,
     pub(crate) agreed: bool,
 }
 
-/// The grants that `required` of these tokens may amount to: the first replies decide.
-pub(crate) fn grants(tokens: &[u8], required: usize, flaw: Option<Flaw>) -> BTreeSet<Grant> {
-    let heard =
-        |chosen: u32| tokens.iter().enumerate().filter(move |(it, _)| chosen >> it & 1 == 1);
+impl Block {
+    /// The tokens after the first one.
+    pub(crate) fn following(self) -> Option<Self> {
+        (self.first < self.last).then_some(Self { first: self.first + 1, ..self })
+    }
+}
+
+/// The grants that `required` of these replies may amount to: the first replies decide.
+pub(crate) fn grants(given: &[Block], required: usize, flaw: Option<Flaw>) -> BTreeSet<Grant> {
+    let heard = |chosen: u32| given.iter().enumerate().filter(move |(it, _)| chosen >> it & 1 == 1);
     let enough = |chosen: &u32| heard(*chosen).count() == required;
-    let grant = |chosen| {
-        let given: BTreeSet<u8> = heard(chosen).map(|(_, token)| *token).collect();
-        let smallest = flaw == Some(Flaw::TokenIsTheSmallest);
-        let fence = if smallest { given.first() } else { given.last() };
-        Some(Grant { fence: *fence?, agreed: given.len() == 1 })
+    let grant = |chosen| grant(heard(chosen).map(|(_, block)| *block).collect(), flaw);
+    (0..1 << given.len()).filter(enough).filter_map(grant).collect()
+}
+
+/// What these replies amount to. All counters have reached the shortest block, if it begins
+/// everywhere with the same token.
+fn grant(mut given: Vec<Block>, flaw: Option<Flaw>) -> Option<Grant> {
+    given.sort_unstable();
+    let (least, greatest) = (*given.first()?, *given.last()?);
+    let first = if flaw == Some(Flaw::TokenIsTheSmallest) { least.first } else { greatest.first };
+    let agreed = least.first == greatest.first;
+    let last = match flaw {
+        Some(Flaw::BlockOfAMinority) => greatest.last,
+        Some(Flaw::BlockOfOneServer) if agreed => greatest.last,
+        _ if agreed => least.last,
+        _ => first,
     };
-    (0..1 << tokens.len()).filter(enough).filter_map(grant).collect()
+    Some(Grant { tokens: Block { first, last }, agreed })
 }

@@ -6,7 +6,7 @@ use crate::quorum::client::{Client, Phase};
 use crate::quorum::flaw::Flaw;
 use crate::quorum::hold::HoldId;
 use crate::quorum::server::{Entry, Reply, Request, Server};
-use crate::quorum::votes::majority;
+use crate::quorum::votes::{Block, majority};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct World {
@@ -74,24 +74,37 @@ impl World {
         self.forgotten = true;
     }
 
-    /// Gives a guard to a client.
-    pub(crate) fn grant(&mut self, id: usize, fence: u8) {
-        self.clients[id].phase = Phase::Holding { renews: false };
+    /// Gives a guard to a client, with the first of the tokens of its hold.
+    pub(crate) fn grant(&mut self, id: usize, tokens: Block) {
+        self.begin_guard(id, tokens, false);
         let hold = self.clients[id].hold();
         let holding = self.servers.iter().filter(|server| server.is_held_by(hold)).count();
         // The server that has lost its data may have granted it before.
         let supported = holding + usize::from(self.forgotten);
+        self.witness.unsupported |= supported < majority(self.servers.len());
+    }
+
+    /// Gives the guard to the next thread of its client, with the next token.
+    pub(crate) fn hand_off(&mut self, id: usize) {
+        let Phase::Holding { tokens, renews } = self.clients[id].phase else { return };
+        if let Some(tokens) = tokens.following() {
+            self.begin_guard(id, tokens, renews);
+        }
+    }
+
+    fn begin_guard(&mut self, id: usize, tokens: Block, renews: bool) {
+        self.clients[id].phase = Phase::Holding { tokens, renews };
         let witness = &mut self.witness;
-        witness.unsupported |= supported < majority(self.servers.len());
-        witness.fence_repeated |= fence <= witness.fence;
-        witness.fence = fence;
+        witness.fence_repeated |= tokens.first <= witness.fence;
+        witness.fence = tokens.first;
         witness.guards += 1;
     }
 
     /// The tokens that a client has received for the hold that it acquires.
-    pub(crate) fn tokens(&self, client: usize) -> Vec<u8> {
-        let token = |reply| if let Reply::Granted { token } = reply { Some(token) } else { None };
-        self.replies(client).filter_map(token).collect()
+    pub(crate) fn granted(&self, client: usize) -> Vec<Block> {
+        let granted =
+            |reply| if let Reply::Granted { tokens } = reply { Some(tokens) } else { None };
+        self.replies(client).filter_map(granted).collect()
     }
 
     /// The number of servers, of those that a client waits for, that have confirmed its hold.
