@@ -150,7 +150,7 @@ impl LockCall<'_> {
                     if let Some(lease) = beside::acquire(attempt, self.name, self.caller.kind)? {
                         return Ok(Some(lease));
                     }
-                    place = Place::First;
+                    place = Place::Beside;
                 }
                 Start::HandedOff(lease) => {
                     if self.shared.take_hold(&lease, &self.caller) {

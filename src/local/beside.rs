@@ -14,14 +14,14 @@ use crate::local::wait_queues::WaitQueues;
 use crate::store::hold::HoldKind;
 
 /// Makes one attempt. `None` if the thread has to wait in the queue again, for another owner or for
-/// the server.
+/// the server; it counts as one that tries until it has joined that.
 pub(super) fn acquire(
     mut attempt: Attempt<'_>,
     name: &str,
     kind: HoldKind,
 ) -> Result<Option<Arc<Lease>>> {
     let queues = attempt.queues();
-    let mut beside = Beside { queues, name, kind, room: 0 };
+    let mut beside = Beside { queues, name, kind, room: 0, rejoins: false };
     queues.check_open()?;
     let outcome = match attempt.run(None) {
         Ok(Tried::Acquired(NewHold { lease, room })) => {
@@ -35,6 +35,7 @@ pub(super) fn acquire(
         },
     };
     attempt.clean_up();
+    beside.rejoins = outcome.is_ok();
     outcome
 }
 
@@ -45,10 +46,14 @@ struct Beside<'a> {
     kind: HoldKind,
     /// For how many more there is room, as far as the attempt has shown.
     room: u32,
+    /// Whether the thread joins the queue again, and ends it so.
+    rejoins: bool,
 }
 
 impl Drop for Beside<'_> {
     fn drop(&mut self) {
-        self.queues.end_beside(self.name, self.kind, self.room);
+        if !self.rejoins {
+            self.queues.end_beside(self.name, self.kind, self.room);
+        }
     }
 }

@@ -64,7 +64,20 @@ impl QueueShard {
         }
         let signals = waiter.signals.clone();
         queue.push(QueuedWaiter { caller: caller.clone(), endless, signals }, place);
+        if matches!(place, Place::Beside) {
+            self.end_beside(name);
+        }
         (waiter, Position::Behind)
+    }
+
+    /// Notes that a thread which was let try beside the head has its answer. The next waiter may
+    /// have waited for that.
+    pub(super) fn end_beside(&mut self, name: &str) {
+        let Some(queue) = self.0.get_mut(name) else { return };
+        queue.end_beside();
+        if queue.has_head_left() {
+            self.advance(name);
+        }
     }
 
     /// Adds a thread that does not wait. `None` if another owner has the lock, or had it when the
@@ -91,6 +104,9 @@ impl QueueShard {
     /// Makes the first waiter the head, and returns what it wants, or removes the queue.
     pub(super) fn advance(&mut self, name: &str) -> Option<HoldKind> {
         let queue = self.0.get_mut(name)?;
+        if queue.waits_for_beside() {
+            return None;
+        }
         let Some(next) = queue.advance() else {
             // The head may have left before it asked for them.
             queue.signal_overdue(|| Signal::Outside);

@@ -8,6 +8,7 @@
 //! |---|---|---|
 //! | `Acquiring` | it is to get the lock by requests of its own | `Held` |
 //! | `Held` | it has the lock, or had it when it last looked | `Held` by the next waiter, `None` |
+//! | `Left` | it has gone, and those that were let try beside it have no answer yet | `Acquiring` |
 //! | `None` | no thread wants the lock, but its release is not confirmed | `Acquiring` |
 //!
 //! From `Held` the first waiter becomes the head with the next hold of the tenure, if it can. From
@@ -53,6 +54,7 @@ pub(super) struct WaitQueue {
 enum Head {
     Acquiring(Arc<Signals>, HeadAnswer),
     Held(Arc<Lease>),
+    Left,
     None,
 }
 
@@ -72,6 +74,8 @@ enum HeadAnswer {
 /// Where a thread joins the queue, behind the head.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Place {
+    /// It tried beside the head in vain, and was in front before.
+    Beside,
     /// It was in front before.
     First,
     Last,
@@ -118,7 +122,7 @@ impl WaitQueue {
     pub(super) fn push(&mut self, waiter: QueuedWaiter, place: Place) {
         let queue = &mut self.waiters.get_or_insert_default().queue;
         match place {
-            Place::First => queue.push_front(waiter),
+            Place::Beside | Place::First => queue.push_front(waiter),
             Place::Last => queue.push_back(waiter),
         }
     }
@@ -167,6 +171,23 @@ impl WaitQueue {
         queue.front().filter(|_| *turn != Some(0)).map(|waiter| waiter.caller.kind)
     }
 
+    /// Leaves the queue without a head if the first waiter shares with none of those that try
+    /// beside the head: they came before it, and what it asks for would keep them out. Returns
+    /// `true` if it has to wait for them.
+    pub(super) fn waits_for_beside(&mut self) -> bool {
+        let Some(Waiters { queue, beside, .. }) = self.waiters.as_deref() else { return false };
+        let kind = queue.front().map(|first| first.caller.kind);
+        let waits = *beside > 0 && kind.is_some_and(|kind| !kind.shares_with(kind));
+        if waits {
+            self.head = Head::Left;
+        }
+        waits
+    }
+
+    pub(super) fn has_head_left(&self) -> bool {
+        matches!(self.head, Head::Left)
+    }
+
     /// Notes that one who was let try beside the head has its answer.
     pub(super) fn end_beside(&mut self) {
         if let Some(waiters) = &mut self.waiters {
@@ -208,7 +229,7 @@ impl WaitQueue {
             // The first of the others asks when the hold has ended.
             Head::Held(_) if self.waiters.as_ref().is_some_and(|all| !all.queue.is_empty()) => None,
             Head::Held(_) | Head::None => return Some(TimedOut::HoldEnds),
-            Head::Acquiring(_, HeadAnswer::Pending { .. }) => None,
+            Head::Acquiring(_, HeadAnswer::Pending { .. }) | Head::Left => None,
             Head::Acquiring(signals, HeadAnswer::Failed(_) | HeadAnswer::Held(_)) => {
                 Some(signals.clone())
             }
@@ -227,7 +248,7 @@ impl WaitQueue {
         match &self.head {
             Head::Acquiring(_, answer) => matches!(answer, HeadAnswer::Held(_)),
             Head::Held(lease) => !lease.remaining().is_zero(),
-            Head::None => false,
+            Head::Left | Head::None => false,
         }
     }
 
@@ -359,6 +380,7 @@ impl fmt::Debug for Head {
         f.write_str(match self {
             Self::Acquiring(..) => "Acquiring",
             Self::Held(_) => "Held",
+            Self::Left => "Left",
             Self::None => "None",
         })
     }

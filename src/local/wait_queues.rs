@@ -218,13 +218,14 @@ impl WaitQueues {
     }
 
     /// Notes that a thread which was let try beside the head has its answer, and for how many more
-    /// of the kind there is `room`.
+    /// of the kind there is `room`. One that was refused joins the queue again instead.
     pub(crate) fn end_beside(&self, name: &str, kind: HoldKind, room: u32) {
-        if let Some(queue) = self.shard(name).get_mut(name) {
-            queue.end_beside();
-            if queue.does_head_share() {
-                queue.signal_beside(kind, room);
-            }
+        let mut shard = self.shard(name);
+        shard.end_beside(name);
+        if let Some(queue) = shard.get_mut(name)
+            && queue.does_head_share()
+        {
+            queue.signal_beside(kind, room);
         }
     }
 
@@ -388,15 +389,36 @@ mod tests {
         assert_eq!(told(&waiters), "bbh...");
         queues.end_beside(&name(), Read, u32::MAX);
         queues.leave_head(&name(), Read, u32::MAX);
-        assert_eq!(told(&waiters), "...h..");
+        assert_eq!(told(&waiters), "......", "a reader that came before the writer may be refused");
         queues.end_beside(&name(), Read, u32::MAX);
-        assert_eq!(told(&waiters), "......", "the writer is at the head now");
+        assert_eq!(told(&waiters), "...h..");
         queues.leave_head(&name(), Write, u32::MAX);
         assert_eq!(told(&waiters), "....h.", "not before one of them has been let in");
         // Other clients wait.
         queues.leave_head(&name(), Read, 0);
         assert_eq!(told(&waiters), ".....h");
         queues.leave_head(&name(), Read, u32::MAX);
+        assert!(is_empty(&queues));
+    }
+
+    #[test]
+    fn a_reader_that_was_refused_beside_the_head_goes_before_a_later_writer() {
+        use HoldKind::{Read, Write};
+        let queues = WaitQueues::default();
+        let _head = join_for(&queues, Read);
+        let waiters = [Read, Read, Write].map(|kind| join_for(&queues, kind));
+        queues.leave_head(&name(), Read, u32::MAX);
+        assert_eq!(told(&waiters), "bh.");
+        assert_eq!(queues.leave_head(&name(), Read, u32::MAX), None);
+        let late = join_for(&queues, Read);
+        let caller = Caller::owned(&Config::default(), &LockOptions::default(), Read);
+        let (refused, _) = queues.join(&name(), &caller, false, Place::Beside).expect("open");
+        assert_eq!(told(&waiters), "...");
+        assert_eq!(told(&[refused]), "h");
+        assert_eq!(queues.leave_head(&name(), Read, u32::MAX), Some(Write));
+        queues.leave_head(&name(), Write, u32::MAX);
+        assert_eq!(told(&[late]), "h");
+        queues.give_up_head(&name(), None);
         assert!(is_empty(&queues));
     }
 
