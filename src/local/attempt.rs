@@ -294,7 +294,7 @@ impl<'a> Attempt<'a> {
             change: Change::Unregister,
             deadline: end_of(self.caller.times.io_timeout),
             on_reply: Box::new(move |reply| match reply {
-                Ok(_) => reports.ends.signal_head(&waited),
+                Ok(_) => reports.ends.signal_head(&waited.name),
                 Err(_) => reports.renewer.unregister(waited, lease),
             }),
         });

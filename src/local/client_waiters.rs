@@ -3,16 +3,15 @@
 //! Decides what a wake-up from another client does: which thread tries next, and that the wake-up
 //! is passed on if there is none.
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Weak};
 
-use crate::clock::end_of;
 use crate::config::Config;
 use crate::local::counters::Counters;
+use crate::local::end_reports::EndReports;
 use crate::local::listener::WakeTarget;
 use crate::local::wait_queues::WaitQueues;
 use crate::store::Store;
-use crate::store::request::WaitingClient;
+use crate::store::hold::{HoldId, HoldKind};
 use crate::store::wake::Wake;
 
 /// The threads of a client that wait for locks.
@@ -23,7 +22,8 @@ pub(super) struct ClientWaiters {
     pub(super) counters: Arc<Counters>,
     pub(super) config: Config,
     pub(super) client: Arc<str>,
-    pub(super) io_timeout: Duration,
+    /// Its renewer ends with the client, and this thread perhaps a little later.
+    pub(super) end_reports: Weak<EndReports>,
 }
 
 impl ClientWaiters {
@@ -56,14 +56,14 @@ impl WakeTarget for ClientWaiters {
         }
     }
 
-    fn pass_on(&self, name: &str) -> bool {
-        if self.wake_heads(name) {
-            return true;
+    fn pass_on(&self, name: &str) {
+        if !self.wake_heads(name)
+            && let Some(reports) = self.end_reports.upgrade()
+        {
+            // Of whatever kind: that is not known.
+            let (kind, client) = (HoldKind::Lock, self.client.clone());
+            let hold = HoldId { kind, name: name.into(), client, nonce: 0 };
+            reports.renewer.unregister(hold, self.config.options.lease);
         }
-        let waiting = WaitingClient { kind: None, name, client: &self.client };
-        let passed_on = self.store.unregister(waiting, end_of(self.io_timeout));
-        // A thread that began to wait in between is not registered now.
-        self.wake_heads(name);
-        passed_on.is_ok()
     }
 }

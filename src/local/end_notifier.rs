@@ -109,8 +109,10 @@ impl EndNotifier {
 
     /// Signals the head of a queue to try again, after its client was unregistered for a thread
     /// that has left.
-    pub(crate) fn signal_head(&self, hold: &HoldId) {
-        self.queues(hold).signal_head(&hold.name);
+    pub(crate) fn signal_head(&self, name: &str) {
+        // It was unregistered for whatever it waits for.
+        self.wait_queues.signal_head(name);
+        self.member_queues.signal_head(name);
     }
 
     fn queues(&self, hold: &HoldId) -> &WaitQueues {

@@ -71,7 +71,7 @@ impl RenewalReports {
 
     /// Signals the head of a queue whose client was taken off the waiting clients.
     pub(crate) fn signal_head(&self, hold: &HoldId) {
-        self.ends.signal_head(hold);
+        self.ends.signal_head(&hold.name);
     }
 
     /// Records that a server has replied to a request about a hold.

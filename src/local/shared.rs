@@ -276,7 +276,7 @@ impl Shared {
             counters: self.counters.clone(),
             config: self.config.clone(),
             client: self.identity.client().into(),
-            io_timeout: self.times.io_timeout,
+            end_reports: Arc::downgrade(&self.end_reports),
         };
         match Listener::start(wakeups, waiters, self.events.clone()) {
             // No other thread has set it.

@@ -264,7 +264,9 @@ impl Commands {
         match action {
             Action::Release { kept_until } => self.release(hold, kept_until),
             Action::Renew { lease } => self.renew(hold, lease),
-            Action::Unregister => self.unregister(WaitingClient::of(hold)),
+            Action::Unregister => {
+                self.unregister(WaitingClient { kind: None, ..WaitingClient::of(hold) })
+            }
         }
     }
 

@@ -8,8 +8,8 @@ use leasehold::{Builder, Client, Error, Guard};
 use crate::support::recorder::Recorder;
 use crate::support::server::Server;
 use crate::support::{
-    Cluster, IO, LEASE, SOON, assert_lost, eventually, hasty, is_busy, lock_key, ms, patient, take,
-    throughout, timed,
+    Cluster, IO, LEASE, SOON, assert_lost, eventually, hasty, is_busy, lock_key, ms, patient,
+    sleepy, take, throughout, timed,
 };
 
 /// Much more than one attempt and its repetition, and much less than the waits here.
@@ -51,6 +51,44 @@ fn a_set_holds_nothing_while_it_waits_for_a_node() {
         set.unlock().unwrap();
     });
     assert_eq!(client.stats().held, 0);
+}
+
+/// Wake-ups for which no thread waits are passed on at a node that hangs.
+#[test]
+fn a_hung_node_delays_no_wake_up_of_another() {
+    let cluster = tolerant_cluster();
+    let builder = || sleepy().io_timeout(ms(9000));
+    let (holder, waiter) = (cluster.open(builder()), cluster.open(builder()));
+    let [theirs, ours] = [0, 1].map(|node| cluster.name_at(node));
+    let guard = take(&holder, &ours);
+    thread::scope(|scope| {
+        let waits = scope.spawn(|| waiter.lock(&ours).map(drop));
+        let healthy = &cluster.nodes()[1];
+        eventually(SOON, || {
+            healthy.queue(&ours).len() == 1
+                && cluster.nodes().iter().all(|node| node.listeners(&waiter) == 1)
+        });
+        let channel = format!("leasehold:wake:{}", waiter.id());
+        let mut hung = cluster.nodes()[0].connect();
+        redis::pipe()
+            .atomic()
+            .cmd("CLIENT")
+            .arg("PAUSE")
+            .arg(7000)
+            .cmd("PUBLISH")
+            .arg(channel)
+            .arg(lock_key(&theirs))
+            .exec(&mut hung)
+            .unwrap();
+        // Until the wake-up has come, and nothing else has.
+        thread::sleep(ms(300));
+        let (result, took) = timed(|| {
+            drop(guard);
+            waits.join().unwrap()
+        });
+        result.unwrap();
+        assert!(took < ms(4000), "{took:?}");
+    });
 }
 
 #[test]
