@@ -69,6 +69,12 @@ fn a_hold_that_comes_back_is_found() {
 }
 
 #[test]
+fn a_drop_may_find_what_was_lost_before() {
+    let history = NESTED.replace("16 1 < held 99", "16 1 < lost");
+    assert!(violations(&history.replace("19 1 < done", "19 1 < dropped")).is_empty());
+}
+
+#[test]
 fn an_inner_unlock_that_finds_the_loss_is_remembered() {
     let history =
         NESTED.replace("15 1 < done", "15 1 < lost").replace("19 1 < done", "19 1 < lost");

@@ -91,6 +91,8 @@ pub(crate) enum Outcome {
     Busy,
     /// Unlocked, or written.
     Done,
+    /// Released by a drop, which does not tell whether it was still held.
+    Dropped,
     /// Neither held nor reported as lost.
     Free,
     /// Locked. `until` is the time until which the guard has promised to be held. The fence of a
@@ -135,6 +137,7 @@ impl Outcome {
         Some(match *words {
             ["busy"] => Self::Busy,
             ["done"] => Self::Done,
+            ["dropped"] => Self::Dropped,
             ["free"] => Self::Free,
             ["granted", fence, depth, until] => Self::Granted {
                 fence: fence.parse().ok()?,
@@ -156,6 +159,7 @@ impl fmt::Display for Outcome {
         match self {
             Self::Busy => write!(f, "busy"),
             Self::Done => write!(f, "done"),
+            Self::Dropped => write!(f, "dropped"),
             Self::Free => write!(f, "free"),
             Self::Granted { fence, depth, until } => write!(f, "granted {fence} {depth} {until}"),
             Self::Held { until } => write!(f, "held {until}"),

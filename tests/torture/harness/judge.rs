@@ -38,6 +38,7 @@ pub(crate) fn judge(options: &Options, run: &Run<'_>) -> Result<()> {
         checker.note(call);
         tally.note(call);
     })?;
+    let handoffs = tally.handoffs();
     tally.print(incidents);
     // Helps to find the cause of a violation.
     fs::write(dir.join("nemesis"), incidents.iter().map(Incident::to_string).collect::<String>())?;
@@ -48,6 +49,9 @@ pub(crate) fn judge(options: &Options, run: &Run<'_>) -> Result<()> {
     let [rules @ .., register] = &verdicts;
     if rules.iter().any(Verdict::is_broken) {
         return Err("a promise was broken".into());
+    }
+    if handoffs == 0 && options.hands_off() {
+        return Err("no lock was handed off, although threads share them".into());
     }
     match (options.fenced, register.is_broken()) {
         (true, true) => Err("an update was lost in spite of its fence".into()),

@@ -141,6 +141,12 @@ impl Options {
         self.kind.unwrap_or(Primitive::ALL[name as usize % Primitive::ALL.len()])
     }
 
+    /// Returns `true` if there are locks that threads of one process hand off to one another.
+    pub(crate) fn hands_off(&self) -> bool {
+        let is_lock = |name| self.primitive(name) == Primitive::Lock;
+        self.threads > 1 && (0..self.names).any(is_lock)
+    }
+
     fn parse_durability(&self, word: &str) -> Result<Durability> {
         let acks = match word {
             "memory" => return Ok(Durability::Memory),

@@ -14,6 +14,9 @@ pub(crate) struct Tally {
     /// How long the calls took that got a lock, in microseconds.
     waits: Vec<u32>,
     lost: u64,
+    /// The last fence that a worker got for a name.
+    fences: BTreeMap<(u64, u32), u64>,
+    handoffs: u64,
 }
 
 impl Tally {
@@ -37,10 +40,22 @@ impl Tally {
         if call.action == (Action::Unlock { levels: 1 }) && call.outcome == Outcome::Lost {
             self.lost += 1;
         }
+        if let (Action::Lock { level: 1 }, Outcome::Granted { fence, .. }) =
+            (call.action, call.outcome)
+        {
+            // In a tenure each hold has the next fence. Another tenure begins at the server's clock.
+            let last = self.fences.insert((call.actor.worker, call.name), fence);
+            self.handoffs += u64::from(last.is_some_and(|last| last + 1 == fence));
+        }
         if call.action.begins() && call.outcome.kind() == Kind::Ok {
             let wait = (call.span.end - call.span.start) / 1000;
             self.waits.push(u32::try_from(wait).unwrap_or(u32::MAX));
         }
+    }
+
+    /// Returns how often a thread got a lock from another one of its process, without a request.
+    pub(crate) fn handoffs(&self) -> u64 {
+        self.handoffs
     }
 
     pub(crate) fn print(mut self, incidents: &[Incident]) {
@@ -51,6 +66,7 @@ impl Tally {
         let (half, most, all) = (self.wait(50), self.wait(99), self.wait(100));
         println!("waits     p50 {half:.1?}, p99 {most:.1?}, max {all:.1?}");
         println!("losses    {} holds were lost before they were unlocked", self.lost);
+        println!("handoffs  {} holds followed another one of their tenure", self.handoffs);
         let mut times = BTreeMap::<String, u32>::new();
         for incident in incidents {
             *times.entry(incident.fault.to_string()).or_default() += 1;

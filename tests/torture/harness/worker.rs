@@ -20,6 +20,8 @@ use crate::harness::register::Register;
 const LEVELS: u32 = 3;
 /// One of so many holds of a read-write lock is a writer's.
 const WRITERS: u32 = 3;
+/// One of so many guards is unlocked, the others are dropped.
+const UNLOCKS: u32 = 3;
 /// The longest time for which most holders work. It is the greater part of a lock's time, so that a
 /// fault of a worker is mostly one of a holder.
 const WORK: Duration = Duration::from_millis(10);
@@ -181,13 +183,20 @@ impl Worker<'_> {
         });
     }
 
-    /// Unlocks any of the guards.
+    /// Unlocks or drops any of the guards. Only a drop hands the lock on to the next thread.
     fn unlock(&mut self, name: u32, guards: &mut Vec<AnyGuard>) -> Result<()> {
         let levels = count(guards);
         let guard = guards.swap_remove(self.random.below(levels) as usize);
-        self.record(name, Action::Unlock { levels }, || match guard.unlock() {
-            Ok(()) => (Ok(()), Outcome::Done),
-            Err(error) => expected(error),
+        let drops = !self.random.one_in(UNLOCKS);
+        self.record(name, Action::Unlock { levels }, || {
+            if drops {
+                drop(guard);
+                return (Ok(()), Outcome::Dropped);
+            }
+            match guard.unlock() {
+                Ok(()) => (Ok(()), Outcome::Done),
+                Err(error) => expected(error),
+            }
         })
     }
 
