@@ -44,6 +44,7 @@ with_replicas!(
     a_shortfall_of_a_nested_lock_undoes_only_that_level,
     a_shortfall_of_a_handoff_is_the_receivers,
     holds_of_a_tenure_are_as_durable_as_its_first,
+    holds_of_a_tenure_share_one_wait,
     a_drop_waits_for_no_replica_while_a_thread_waits,
     a_master_that_is_demoted_while_it_waits_has_not_replicated,
     a_busy_lock_is_no_shortfall,
@@ -186,6 +187,22 @@ fn holds_of_a_tenure_are_as_durable_as_its_first(servers: &[Server]) {
         }
     });
     eventually(SOON, || !servers[0].exists("a"));
+}
+
+fn holds_of_a_tenure_share_one_wait(servers: &[Server]) {
+    let client = servers[0].open(replicas(2, AMPLE).tenure(ms(8000)));
+    let guard = take_in_time(&client);
+    thread::scope(|scope| {
+        for waiting in 1..=6 {
+            scope.spawn(|| drop(client.lock("a").unwrap()));
+            eventually(SOON, || client.stats().waiting == waiting);
+        }
+        let waits = servers[0].calls("wait");
+        drop(guard);
+        eventually(SOON, || client.stats().released == 7 && !servers[0].exists("a"));
+        assert_eq!(servers[0].calls("wait") - waits, 1);
+    });
+    assert_eq!(client.stats().handoffs, 5);
 }
 
 fn a_drop_waits_for_no_replica_while_a_thread_waits(servers: &[Server]) {

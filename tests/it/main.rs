@@ -74,6 +74,7 @@ mod stats;
 mod support;
 mod survey;
 mod table;
+mod tenures;
 mod threads;
 mod timeouts;
 #[cfg(feature = "tls")]
