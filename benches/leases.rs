@@ -1,9 +1,9 @@
 //! The cost of many held leases: memory, and the CPU time of the thread that renews them.
 //!
 //! `cargo bench --bench leases` holds 100,000 leases of 30 s for more than twice that time, and
-//! then a million, which belong to no thread, for longer than one of them lasts, and some over a link
-//! of great distance and little bandwidth; `-- --quick` holds fewer and shorter ones. The program
-//! fails if a lease is lost.
+//! then a million, which belong to no thread, for longer than one of them lasts, and some over a
+//! link of great distance and little bandwidth; `-- --quick` holds fewer and shorter ones. The
+//! program fails if a lease is lost.
 
 use std::process::{self, ExitCode};
 use std::thread;

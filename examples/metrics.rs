@@ -110,7 +110,8 @@ impl Metrics {
                 }
                 *contended.entry(name.clone()).or_default() += 1;
             }
-            // What a call takes that has found the lock free is no wait for it: it may be an outage.
+            // What a call takes that has found the lock free is no wait for it: it may be an
+            // outage.
             Event::Acquired { name, waited, .. } if self.end_contended(name) => {
                 self.waited.observe(*waited);
             }

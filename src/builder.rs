@@ -253,8 +253,8 @@ impl Builder {
     }
 
     /// Sets how long the threads of this client hand a lock on among themselves, without a request,
-    /// before other clients have their turn. Counted from when the client has acquired the lock; the
-    /// hold that is under way then is the last.
+    /// before other clients have their turn. Counted from when the client has acquired the lock;
+    /// the hold that is under way then is the last.
     ///
     /// A client acquires a lock with one request for several of its threads: the first that waits
     /// gets it when a guard is dropped, with the next fencing token, and relies on the same lease.
@@ -302,9 +302,10 @@ impl Builder {
     /// up if there is no answer within [`connect_timeout`](Builder::connect_timeout) or the time
     /// that the call has. Connections that are opened together share its answer, and one that comes
     /// too late is kept for the next connection, for 30 s at most. A second call runs at the same
-    /// time only if the first has not returned for 30 s; there are never more. An error or a panic in it is the source of an
-    /// [`Unavailable`](crate::Error::Unavailable) error. If the server refuses what it has returned
-    /// (`WRONGPASS`), it is asked once more: the password may just have changed.
+    /// time only if the first has not returned for 30 s; there are never more. An error or a panic
+    /// in it is the source of an [`Unavailable`](crate::Error::Unavailable) error. If the server
+    /// refuses what it has returned (`WRONGPASS`), it is asked once more: the password may just
+    /// have changed.
     ///
     /// If what it returns is [valid for a limited time](Credentials::valid_until), connections are
     /// replaced when 80 % of that time has passed: those of the pool when they would be used next.

@@ -115,8 +115,8 @@ pub enum Error {
         /// The failure of the last attempt.
         source: Arc<dyn StdError + Send + Sync>,
     },
-    /// The key of this name holds something that is not a lock: another type or kind of lock, a hash
-    /// without a TTL or without the shape of a lock, or a string without a TTL. It was left
+    /// The key of this name holds something that is not a lock: another type or kind of lock, a
+    /// hash without a TTL or without the shape of a lock, or a string without a TTL. It was left
     /// unchanged.
     #[non_exhaustive]
     WrongType {

@@ -93,8 +93,8 @@ impl Guard {
     /// (<https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html>).
     ///
     /// Tokens grow even if the server has lost their counter, provided that its clock is not behind
-    /// the last token, which is either a time in microseconds or a later number, by a millisecond at
-    /// most among threads that share a lock. With independent servers, the clock is that of this
+    /// the last token, which is either a time in microseconds or a later number, by a millisecond
+    /// at most among threads that share a lock. With independent servers, the clock is that of this
     /// system.
     #[must_use]
     pub fn fence(&self) -> u64 {

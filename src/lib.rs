@@ -83,16 +83,16 @@
 //!   that lags behind, may grant the lock again while the old holder still relies on it, until that
 //!   holder's next renewal at the latest. Again, the fence helps.
 //! - Threads of one client are served in the order in which they ask, and hand a lock off among
-//!   themselves without a request for as long as a [tenure](Builder::tenure) lasts. Between clients,
-//!   a released lock is offered to the one that has waited longest before another can take it. A
-//!   client that does not take an offer for 200 ms loses it. A lock that becomes free by itself, at
-//!   the end of a lease or of the time by [`hold_at_least`](Mutex::hold_at_least), is offered to
-//!   none: clients that wait leave it for as long to the one that has waited longest, and only a
-//!   client that comes just then gets it. Of several independent servers each makes an offer of its
-//!   own: clients that have come at nearly the same time may each get some, but no majority. They
-//!   try again after random pauses, so that chance decides between them.
-//! - A hold that an operator ends by force is noticed at the next request about it. Among threads of
-//!   one client that is after the tenure at the latest, or by `unlock`, `verify` or `renew`.
+//!   themselves without a request for as long as a [tenure](Builder::tenure) lasts. Between
+//!   clients, a released lock is offered to the one that has waited longest before another can take
+//!   it. A client that does not take an offer for 200 ms loses it. A lock that becomes free by
+//!   itself, at the end of a lease or of the time by [`hold_at_least`](Mutex::hold_at_least), is
+//!   offered to none: clients that wait leave it for as long to the one that has waited longest,
+//!   and only a client that comes just then gets it. Of several independent servers each makes an
+//!   offer of its own: clients that have come at nearly the same time may each get some, but no
+//!   majority. They try again after random pauses, so that chance decides between them.
+//! - A hold that an operator ends by force is noticed at the next request about it. Among threads
+//!   of one client that is after the tenure at the latest, or by `unlock`, `verify` or `renew`.
 //!
 //! # Nested locks
 //!

@@ -232,8 +232,8 @@ impl Mutex {
     /// library has it, and no later hold, however often the request is repeated. Returns `false` if
     /// the lock was free. Blocks for the server's replies to two requests.
     ///
-    /// A guard of this client that had the hold is lost when this returns; one of another client finds
-    /// that at its next renewal.
+    /// A guard of this client that had the hold is lost when this returns; one of another client
+    /// finds that at its next renewal.
     ///
     /// # Errors
     ///

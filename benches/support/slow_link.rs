@@ -34,8 +34,8 @@ impl SlowLink {
         Self::start(server, one_way, 0)
     }
 
-    /// A link that takes no more than its window in a round trip. That doubles whenever it was full,
-    /// as TCP's does. The system takes 90 to 240 KB more before it has a client wait.
+    /// A link that takes no more than its window in a round trip. That doubles whenever it was
+    /// full, as TCP's does. The system takes 90 to 240 KB more before it has a client wait.
     pub(crate) fn narrow_to(server: u16, one_way: Duration, window: usize) -> Self {
         Self::start(server, one_way, window)
     }

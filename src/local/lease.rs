@@ -145,8 +145,8 @@ impl Lease {
             && !self.remaining().is_zero()
     }
 
-    /// Begins the next hold of the tenure in place of this one, which is over. It relies on what the
-    /// tenure has: a renewal that is on its way counts for it, and so does a loss.
+    /// Begins the next hold of the tenure in place of this one, which is over. It relies on what
+    /// the tenure has: a renewal that is on its way counts for it, and so does a loss.
     pub(crate) fn begin_next(&self, caller: &Caller) {
         self.told.store(0, Ordering::Release);
         self.set_depth(1);

@@ -1,5 +1,5 @@
-//! The outages that calls and renewals of a client suffer from: one line of the log when one begins,
-//! and one when it is over.
+//! The outages that calls and renewals of a client suffer from: one line of the log when one
+//! begins, and one when it is over.
 //!
 //! An outage is over when servers reply again to requests about all names that suffered from it, or
 //! about others of the same servers. Renewals that are refused suffer until none is any more.

@@ -226,8 +226,8 @@ fn begin_release<'a>(
     })
 }
 
-/// Lets the next waiter try, once the release of a hold was sent: not before, because the waiter may
-/// have the connections wait for replicas or disks.
+/// Lets the next waiter try, once the release of a hold was sent: not before, because the waiter
+/// may have the connections wait for replicas or disks.
 fn let_next_try(shared: &Shared, lease: &Lease) {
     shared.queues(lease.id.kind).end_hold(lease);
     shared.wake_head(lease.id.kind, lease.name());

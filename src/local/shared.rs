@@ -177,8 +177,8 @@ impl Shared {
         self.renewer.add_lease(lease);
     }
 
-    /// Begins the hold that another thread of this process has handed off. Returns `false` if it was
-    /// lost on the way: no call gets it then.
+    /// Begins the hold that another thread of this process has handed off. Returns `false` if it
+    /// was lost on the way: no call gets it then.
     pub(super) fn take_hold(&self, lease: &Arc<Lease>, caller: &Caller) -> bool {
         if !self.is_valid(lease) {
             return false;
@@ -206,8 +206,8 @@ impl Shared {
         self.events.debug(|| format!("acquired lock {name:?} (fence {fence}) after {waited:?}"));
     }
 
-    /// Returns how long a call about a lock pauses before its next attempt; `None` if there should be
-    /// none. Reports an outage. A call about no lock suffers from none: it asks any server.
+    /// Returns how long a call about a lock pauses before its next attempt; `None` if there should
+    /// be none. Reports an outage. A call about no lock suffers from none: it asks any server.
     pub(super) fn pause_after(
         &self,
         retry: &mut RetryPolicy,

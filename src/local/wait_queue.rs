@@ -12,9 +12,9 @@
 //! | `None` | no thread wants the lock, but its release is not confirmed | `Acquiring` |
 //!
 //! From `Held` the first waiter becomes the head with the next hold of the tenure, if it can. From
-//! each state, when the head gives up, releases or loses the lock, the first waiter becomes the head
-//! as `Acquiring`. Without a waiter the queue is removed, unless a release is not
-//! confirmed: until then a reply that the lock is held may mean that very hold.
+//! each state, when the head gives up, releases or loses the lock, the first waiter becomes the
+//! head as `Acquiring`. Without a waiter the queue is removed, unless a release is not confirmed:
+//! until then a reply that the lock is held may mean that very hold.
 //!
 //! An outage is not contention. So the time of a waiter may be over before it is known which of the
 //! two it was; then it leaves the queue, and is *overdue* until the head knows:
@@ -29,7 +29,8 @@
 //! | `Held`, ended or lost | | makes an attempt of its own, or is overdue behind other waiters |
 //!
 //! A thread that does not wait at all never overtakes one that does. It is refused the lock if the
-//! head has it, or was refused it when it last asked. Else it counts as a waiter whose time is over.
+//! head has it, or was refused it when it last asked. Else it counts as a waiter whose time is
+//! over.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

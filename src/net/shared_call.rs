@@ -3,8 +3,8 @@
 //! Each runs on a short-lived thread of its own, and callers wait for it by their own deadlines.
 //! Every caller that wants the same as a call that is under way waits for that one. If it has not
 //! returned for long, it may never do so, and the next caller begins another; there are at most two
-//! with an argument at a time. An answer that comes too late for all of them is kept for the next: else
-//! what always takes longer than `connect_timeout` would keep a client from ever connecting.
+//! with an argument at a time. An answer that comes too late for all of them is kept for the next:
+//! else what always takes longer than `connect_timeout` would keep a client from ever connecting.
 
 use std::convert::Infallible;
 use std::fmt;

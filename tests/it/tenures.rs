@@ -50,8 +50,8 @@ fn owned_guards_and_guards_of_threads_share_a_tenure_in_order(store: &Store) {
     assert_eq!(client.stats().handoffs, 3);
 }
 
-/// Queues threads up for the lock "a", one after the other, and lets go of it when all of them wait.
-/// The first of them begins a tenure.
+/// Queues threads up for the lock "a", one after the other, and lets go of it when all of them
+/// wait. The first of them begins a tenure.
 fn in_turn(client: &Client, threads: Vec<Box<dyn FnOnce() + Send + '_>>) {
     let guard = take(client, "a");
     thread::scope(|scope| {

@@ -4,9 +4,9 @@
 -- KEYS  1 lock, 2 fence, 3 queue of waiting clients
 -- ARGV  1 owner, 2 lease in ms, 3 life of the fence in ms, 4 life of the queue in ms, or 0 if the
 --       client does not join it, 5 if the client may be in the queue: `queued`, or `yields` if a
---       client in front of it goes first that has not stopped (one that had no listener a moment ago
---       goes first in either case), 6 with 5: how many tokens to give, for holds that follow one
---       another
+--       client in front of it goes first that has not stopped (one that had no listener a moment
+--       ago goes first in either case), 6 with 5: how many tokens to give, for holds that follow
+--       one another
 -- USES  `left`, `holder` and `foreign`
 -- SETS  `begins`, `keeps`, `replaced`, `time`; `client`, and `queued`, whether it may be in the
 --       queue

@@ -8,9 +8,9 @@
 -- Nothing is written here.
 -- KEYS  1 lock
 -- SETS  `left` to the TTL of the key in ms, -1 if it has none, -2 if there is no such
---       key; `foreign` to `no members` if it is something else, to an error reply or to nil; `lowest` and
---       `highest` to these members and their scores, or to nil; and `is_hold`, which returns
---       whether a member has the shape of a hold
+--       key; `foreign` to `no members` if it is something else, to an error reply or to nil;
+--       `lowest` and `highest` to these members and their scores, or to nil; and `is_hold`, which
+--       returns whether a member has the shape of a hold
 local left = redis.call('pttl', KEYS[1])
 local owner = ':' .. string.rep('%x', 32) .. ':%x+$'
 local function is_hold(member)

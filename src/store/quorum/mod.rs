@@ -27,9 +27,9 @@
 //! model, in all states within bounds.
 //!
 //! A client of which several threads wait asks for a block of tokens, for holds that follow one
-//! another. A server that gives the proposal raises its counter to the end of the block. The hold has
-//! as many of these tokens as the counters of a majority have reached, which takes the place of C;
-//! if no majority has given the same first token, it has that one alone.
+//! another. A server that gives the proposal raises its counter to the end of the block. The hold
+//! has as many of these tokens as the counters of a majority have reached, which takes the place of
+//! C; if no majority has given the same first token, it has that one alone.
 //!
 //! The argument needs, for any two majorities, a common server that has kept its counter. Of an
 //! even number of servers one may lose it; of an odd number none may. Otherwise the token is still

@@ -101,8 +101,8 @@ fn deliver(pieces: &Receiver<(Instant, Vec<u8>)>, mut to: File) {
     shutdown(&to, Shutdown::Both).ok();
 }
 
-/// A link of some distance and little bandwidth before a server. In each round trip it takes no more
-/// than its window, which doubles whenever it was full, as that of TCP does.
+/// A link of some distance and little bandwidth before a server. In each round trip it takes no
+/// more than its window, which doubles whenever it was full, as that of TCP does.
 ///
 /// Clients reach it over a Unix socket, in which the system keeps 90 to 240 KB that the link has
 /// not taken; in a TCP connection within one machine there is room for megabytes.

@@ -43,7 +43,8 @@ impl Tally {
         if let (Action::Lock { level: 1 }, Outcome::Granted { fence, .. }) =
             (call.action, call.outcome)
         {
-            // In a tenure each hold has the next fence. Another tenure begins at the server's clock.
+            // In a tenure each hold has the next fence. Another tenure begins at the server's
+            // clock.
             let last = self.fences.insert((call.actor.worker, call.name), fence);
             self.handoffs += u64::from(last.is_some_and(|last| last + 1 == fence));
         }
