@@ -95,7 +95,7 @@ impl MultiGuard {
     /// The same as [`Guard::verify`](crate::Guard::verify): `Lost` for the first name that is known
     /// to be lost, without a request, or else the error of the first name that fails.
     pub fn verify(&self) -> Result<()> {
-        self.known_losses_first().try_for_each(|lease| status::verify(&self.shared, lease))
+        status::verify_all(&self.shared, &self.leases, false)
     }
 
     /// Renews all leases now. Blocks for the server's replies.
@@ -104,13 +104,7 @@ impl MultiGuard {
     ///
     /// The same as [`Guard::renew`](crate::Guard::renew), as for [`verify`](Self::verify).
     pub fn renew(&self) -> Result<()> {
-        self.known_losses_first().try_for_each(|lease| status::renew(&self.shared, lease))
-    }
-
-    /// The leases that are known to be lost, and then all.
-    fn known_losses_first(&self) -> impl Iterator<Item = &Arc<Lease>> {
-        let lost = self.leases.iter().filter(|lease| !self.shared.is_held(lease));
-        lost.chain(&self.leases)
+        status::verify_all(&self.shared, &self.leases, true)
     }
 
     /// Releases all locks, as dropping the guard does, and reports errors. Blocks for the server's

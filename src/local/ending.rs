@@ -6,12 +6,14 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::clock::Moment;
+use crate::failure::Failure;
 use crate::local::end_notifier::HoldFailure;
 use crate::local::lease::Lease;
 use crate::local::retry::RetryPolicy;
 use crate::local::shared::Shared;
 use crate::store::hold::HoldId;
-use crate::store::request::{HoldReply, Release};
+use crate::store::request::{HoldReply, HoldRequest, Release};
 
 /// Releases a hold in the store. With `in_doubt` an earlier request may have ended it: then a reply
 /// that it is gone is no loss, and neither is one to a repetition, or if another thread releases it
@@ -39,6 +41,45 @@ pub(super) fn release_in_store(
                     None => return Err(HoldFailure::Failed(failure)),
                 }
             }
+        }
+    }
+}
+
+/// The answer to one of several requests.
+pub(super) struct Answer {
+    /// When the request was sent that got it.
+    pub(super) sent: Moment,
+    /// Whether an earlier request got none.
+    pub(super) in_doubt: bool,
+    pub(super) reply: Result<HoldReply, Failure>,
+}
+
+/// Makes requests about several holds together. Those that fail are repeated, together again.
+pub(super) fn ask_all(
+    shared: &Shared,
+    leases: &[&Lease],
+    retry: &mut RetryPolicy,
+    request: impl for<'a> Fn(&'a Lease, Instant) -> HoldRequest<'a>,
+) -> Vec<Answer> {
+    let mut answers: Vec<Option<Answer>> = leases.iter().map(|_| None).collect();
+    loop {
+        let is_open = |answer: &Option<Answer>| answer.as_ref().is_none_or(|it| it.reply.is_err());
+        let open: Vec<usize> = (0..leases.len()).filter(|at| is_open(&answers[*at])).collect();
+        let (sent, deadline) = (Moment::now(), retry.request_deadline());
+        let requests: Vec<_> = open.iter().map(|at| request(leases[*at], deadline)).collect();
+        let replies = shared.store.ask_holds(&requests);
+        let mut failure = None;
+        for (at, reply) in open.into_iter().zip(replies) {
+            failure = failure.or_else(|| reply.as_ref().err().cloned());
+            let before = answers[at].take();
+            let in_doubt = before.is_some_and(|answer| {
+                answer.in_doubt || answer.reply.is_err_and(|failure| failure.is_ambiguous())
+            });
+            answers[at] = Some(Answer { sent, in_doubt, reply });
+        }
+        match failure.and_then(|mut failure| retry.pause_after(&mut failure)) {
+            Some(pause) => thread::sleep(pause),
+            None => return answers.into_iter().flatten().collect(),
         }
     }
 }

@@ -4,19 +4,18 @@
 //! thread waits for that. How a hold ends there is decided in `ending.rs`.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use crate::clock::end_of;
 use crate::config::{LockOptions, Mechanism};
 use crate::error::{Error, Result};
 use crate::local::call::CallTimes;
 use crate::local::end_notifier::HoldFailure;
-use crate::local::ending;
+use crate::local::ending::{self, Answer};
 use crate::local::lease::Lease;
 use crate::local::reentrancy;
 use crate::local::retry::{RetryLimit, RetryPolicy};
 use crate::local::shared::Shared;
-use crate::store::request::{Change, HoldReply, PostedChange, Release};
+use crate::store::request::{Change, HoldReply, HoldRequest, PostedChange, Release};
 
 /// Releases a level of a hold, and waits until it is known how that went. The hold ends with the
 /// last level.
@@ -32,25 +31,42 @@ pub(crate) fn hand_off_or_unlock(shared: &Shared, lease: &Arc<Lease>) -> Result<
     if lease.depth() == 1 && hand_off(shared, lease) { Ok(()) } else { unlock(shared, lease) }
 }
 
-/// As `unlock`, for the holds of a set, which have one level each. It takes no longer than for one
-/// hold: after an outage the others are released in the background. A loss is reported rather than
-/// another failure.
+/// As `unlock`, for the holds of a set, which have one level each: their releases are sent together.
+/// It takes no longer than for one hold: after an outage they are repeated in the background. A
+/// loss is reported rather than another failure.
 pub(crate) fn unlock_all(shared: &Shared, leases: &[Arc<Lease>]) -> Result<()> {
     shared.identity.check_process()?;
     let Some(first) = leases.first() else { return Ok(()) };
     let times = CallTimes::new(&shared.config, first.duration());
-    let mut limit = RetryLimit::Brief;
+    let mut retry = RetryPolicy::new(RetryLimit::Brief, &shared.config, times);
     let mut outcome = Ok(());
-    for lease in leases {
-        lease.set_depth(0);
-        let mut retry = RetryPolicy::new(limit, &shared.config, times);
-        let released = finish(lease, release(shared, lease, &mut retry));
-        if let Err(Error::NoQuorum { .. } | Error::Unavailable { .. }) = &released {
-            limit = RetryLimit::End(Instant::now());
-        }
+    let mut add = |released: Result<()>| {
         if outcome.is_ok() || is_lost(&released) && !is_lost(&outcome) {
             outcome = released;
         }
+    };
+    let mut held: Vec<&Lease> = Vec::new();
+    for lease in leases {
+        lease.set_depth(0);
+        match end_locally(shared, lease) {
+            Ok(()) => held.push(lease),
+            Err(failure) => add(finish(lease, Err(failure))),
+        }
+    }
+    let answers = ending::ask_all(shared, &held, &mut retry, |lease, deadline| {
+        HoldRequest::Release(lease.to_release(deadline))
+    });
+    for (lease, Answer { in_doubt, reply, .. }) in held.into_iter().zip(answers) {
+        let released = match reply {
+            Ok(HoldReply::Gone) if !in_doubt && !lease.is_released_again() => {
+                Err(HoldFailure::Lost)
+            }
+            Ok(HoldReply::Gone | HoldReply::Held) => Ok(()),
+            Err(failure) => Err(HoldFailure::Failed(failure)),
+        };
+        shared.end_reports.settle(lease, &released);
+        let_next_try(shared, lease);
+        add(finish(lease, released));
     }
     outcome
 }

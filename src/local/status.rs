@@ -7,18 +7,19 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::clock::end_of;
+use crate::clock::{Moment, end_of};
 use crate::error::{Error, Result};
-use crate::failure::Failure;
+use crate::failure::{Failure, FailureKind};
 use crate::holder::{Holder, Leader};
 use crate::local::call::{CallTimes, Wait};
 use crate::local::end_notifier::HoldFailure;
+use crate::local::ending::{self, Answer};
 use crate::local::lease::Lease;
 use crate::local::reentrancy;
 use crate::local::retry::{RetryLimit, RetryPolicy};
 use crate::local::shared::Shared;
 use crate::store::hold::{HoldId, HoldKind};
-use crate::store::request::HolderReply;
+use crate::store::request::{HoldReply, HoldRequest, HolderReply, SetDepth};
 
 /// Checks in the store that a hold exists.
 ///
@@ -40,6 +41,47 @@ pub(crate) fn verify(shared: &Shared, lease: &Lease) -> Result<()> {
         return Ok(());
     }
     Err(HoldFailure::of(lease).into_error("verify", name))
+}
+
+/// As `verify`, for the holds of a set, and as `renew` if it `renews` them: all in one round trip to
+/// each server.
+///
+/// # Errors
+///
+/// `Lost` for the first hold that is lost, without a request if that is known, or the failure of
+/// the first request that has failed.
+pub(crate) fn verify_all(shared: &Shared, leases: &[Arc<Lease>], renews: bool) -> Result<()> {
+    let attempt = if renews { "renew" } else { "verify" };
+    shared.identity.check_process()?;
+    let check_valid = || match leases.iter().find(|lease| !shared.is_valid(lease)) {
+        Some(lost) => Err(HoldFailure::of(lost).into_error(attempt, lost.name())),
+        None => Ok(()),
+    };
+    check_valid()?;
+    let Some(first) = leases.first() else { return Ok(()) };
+    let times = CallTimes::new(&shared.config, first.duration());
+    let mut retry = RetryPolicy::new(RetryLimit::Brief, &shared.config, times);
+    let asked: Vec<&Lease> = leases.iter().map(|lease| &**lease).collect();
+    let answers = ending::ask_all(shared, &asked, &mut retry, |lease, deadline| {
+        let next = renews.then(|| lease.next_lease(Moment::now()));
+        let (hold, durable) = (&lease.id, renews);
+        HoldRequest::SetDepth(SetDepth { hold, depth: None, lease: next, durable, deadline })
+    });
+    let mut failed = Ok(());
+    for (lease, Answer { sent, reply, .. }) in leases.iter().zip(answers) {
+        match reply {
+            // No more than was asked for.
+            Ok(HoldReply::Held) if renews => lease.extend(sent, lease.next_lease(Moment::now())),
+            Ok(HoldReply::Gone) => shared.lose(lease),
+            // Another program may have replaced the lock by something else.
+            Err(failure) if failure.kind == FailureKind::WrongType => shared.lose(lease),
+            Err(failure) if failed.is_ok() => {
+                failed = Err(failure.into_error(attempt, lease.name()));
+            }
+            Ok(HoldReply::Held) | Err(_) => {}
+        }
+    }
+    check_valid().and(failed)
 }
 
 /// Returns the holder of a lock. A hold that was dropped is over, even if the store has not got its

@@ -18,10 +18,12 @@ use crate::net::factory::{ConnectionCounters, ConnectionFactory};
 use crate::net::login::CredentialsSource;
 use crate::net::multiplexer::{Multiplexer, Pending};
 use crate::net::owed::{OnReply, PostedRequest};
+use crate::net::pipeline::{Pipeline, UnknownScript};
 use crate::net::pool::{ConnectionPool, PoolLimits, PoolThread};
 use crate::net::request::{Reply, Request};
 use crate::net::resolver::Resolver;
 use crate::net::route::Route;
+use crate::net::transport::{Transport, WaitFor};
 
 /// Makes the servers of one client, which share the thread of its pools, its look-ups and its
 /// credentials.
@@ -160,6 +162,23 @@ impl Server {
     /// Sends a request and waits for its reply.
     pub(crate) fn exchange(&self, request: Request, deadline: Instant) -> Reply {
         self.multiplexer.exchange(self.addressed(request), deadline)
+    }
+
+    /// Sends requests in one write, and waits for their replies.
+    pub(crate) fn exchange_all(&self, requests: Vec<Request>, deadline: Instant) -> Vec<Reply> {
+        let mut replies: Vec<Option<Reply>> = requests.iter().map(|_| None).collect();
+        let outcome = self.alone(deadline, |connection| {
+            connection.connect(deadline)?;
+            let mut pipeline = Pipeline::new(connection, UnknownScript::SendAgain);
+            let requests = requests.into_iter().map(|request| self.addressed(request));
+            pipeline.send(requests.enumerate());
+            while let Some((index, reply)) = pipeline.receive(WaitFor::SoonReply { deadline }) {
+                replies[index] = Some(reply);
+            }
+            if pipeline.is_empty() { Ok(()) } else { Err(pipeline.connection.time_out()) }
+        });
+        let missing = || outcome.clone().err().unwrap_or_else(|| self.factory.invalid_reply());
+        replies.into_iter().map(|reply| reply.unwrap_or_else(|| Err(missing()))).collect()
     }
 
     /// Sends a request, or has it sent as soon as a connection is free. Any thread may wait for the

@@ -31,9 +31,9 @@ use crate::report::HeldAs;
 use crate::store::hold::HoldId;
 use crate::store::job::JobRunner;
 use crate::store::request::{
-    Acquire, AcquireAll, AcquireAllReply, AcquireReply, Change, HoldReply, HolderReply,
-    PendingReply, PostedChange, Registration, Release, ReportReply, ServerConnections, SetDepth,
-    WaitingClient,
+    Acquire, AcquireAll, AcquireAllReply, AcquireReply, Change, HoldReply, HoldRequest,
+    HolderReply, PendingReply, PostedChange, Registration, Release, ReportReply, ServerConnections,
+    SetDepth, WaitingClient,
 };
 use crate::store::wake::Wakeups;
 
@@ -69,6 +69,19 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
 
     /// Ends a hold. If the lock is free then, wakes the client that has waited longest.
     fn release(&self, request: Release<'_>) -> Result<HoldReply, Failure>;
+
+    /// Executes a request about a hold.
+    fn ask_hold(&self, request: HoldRequest<'_>) -> Result<HoldReply, Failure> {
+        match request {
+            HoldRequest::Release(request) => self.release(request),
+            HoldRequest::SetDepth(request) => self.set_depth(request),
+        }
+    }
+
+    /// Executes requests about several holds, those for one server in one round trip if it can.
+    fn ask_holds(&self, requests: &[HoldRequest<'_>]) -> Vec<Result<HoldReply, Failure>> {
+        requests.iter().map(|request| self.ask_hold(*request)).collect()
+    }
 
     /// Sends a change to a hold, and does not wait for the reply. Blocks only for room to write,
     /// and to open a connection.

@@ -131,6 +131,33 @@ impl<'a> Release<'a> {
     }
 }
 
+/// A request about a hold that exists already.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum HoldRequest<'a> {
+    Release(Release<'a>),
+    SetDepth(SetDepth<'a>),
+}
+
+impl HoldRequest<'_> {
+    pub(crate) fn hold(&self) -> &HoldId {
+        match self {
+            Self::Release(Release { hold, .. }) | Self::SetDepth(SetDepth { hold, .. }) => hold,
+        }
+    }
+
+    pub(crate) fn deadline(&self) -> Instant {
+        match self {
+            Self::Release(Release { deadline, .. }) | Self::SetDepth(SetDepth { deadline, .. }) => {
+                *deadline
+            }
+        }
+    }
+
+    pub(crate) fn is_durable(&self) -> bool {
+        matches!(self, Self::SetDepth(SetDepth { durable: true, .. }))
+    }
+}
+
 /// The reply to a request about a hold that exists already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HoldReply {

@@ -8,7 +8,7 @@ use crate::config::Config;
 use crate::event::Events;
 use crate::failure::Failure;
 use crate::net::owed::PostedRequest;
-use crate::net::request::Reply;
+use crate::net::request::{Reply, Request};
 use crate::net::server::Server;
 use crate::redisson::RedissonChannels;
 use crate::store::background::jobs::BackgroundJobs;
@@ -21,8 +21,9 @@ use crate::store::durability::{Demand, SendWait, ask_durably};
 use crate::store::hold::{HoldId, HoldKind};
 use crate::store::job::JobRunner;
 use crate::store::request::{
-    Acquire, AcquireAll, AcquireAllReply, AcquireReply, Change, HoldReply, HolderReply,
-    PendingReply, PostedChange, Release, ReportReply, ServerConnections, SetDepth, WaitingClient,
+    Acquire, AcquireAll, AcquireAllReply, AcquireReply, Change, HoldReply, HoldRequest,
+    HolderReply, PendingReply, PostedChange, Release, ReportReply, ServerConnections, SetDepth,
+    WaitingClient,
 };
 use crate::store::shard_tag::ShardTag;
 use crate::store::wake::Wakeups;
@@ -174,6 +175,38 @@ impl Store for Standalone {
 
     fn release(&self, request: Release<'_>) -> Result<HoldReply, Failure> {
         self.ask(self.commands.release(request.hold, request.kept_until), request.deadline)
+    }
+
+    fn ask_holds(&self, requests: &[HoldRequest<'_>]) -> Vec<Result<HoldReply, Failure>> {
+        let Some(deadline) = requests.iter().map(HoldRequest::deadline).max() else {
+            return Vec::new();
+        };
+        let demand = self.demand.filter(|_| requests.iter().any(HoldRequest::is_durable));
+        let commands = requests.iter().map(|request| match request {
+            HoldRequest::Release(Release { hold, kept_until, .. }) => {
+                self.commands.release(hold, *kept_until)
+            }
+            HoldRequest::SetDepth(request) => self.commands.set_depth(*request),
+        });
+        let (mut batch, decoders): (Vec<Request>, Vec<_>) = commands
+            .map(|Command { request, decoder }| {
+                // The request to wait is about what comes before it, so nothing may be sent again.
+                (if demand.is_some() { request.in_full() } else { request }, decoder)
+            })
+            .unzip();
+        batch.extend(demand.map(|demand| demand.request(deadline)));
+        let mut replies = self.server.exchange_all(batch, deadline);
+        let durable = demand.and_then(|demand| {
+            let checked = demand.check(replies.pop()?, &self.server.factory.label());
+            checked.unwrap_or_else(|| Err(self.server.invalid_reply())).err()
+        });
+        let replies = replies.into_iter().zip(decoders).map(|(reply, decoder)| {
+            match (decode(&self.server, &decoder, reply), &durable) {
+                (Ok(HoldReply::Held), Some(failure)) => Err(failure.clone()),
+                (reply, _) => reply,
+            }
+        });
+        replies.collect()
     }
 
     fn post(&self, post: PostedChange<'_>) {

@@ -5,6 +5,7 @@ use std::thread;
 use leasehold::{Client, Error, Event, MultiGuard};
 use parking_lot::Mutex;
 
+use crate::support::lag::Lag;
 use crate::support::{
     LEASE, SHORT, SOON, Server, Store, assert_lost, elsewhere, eventually, hasty, is_busy, ms,
     patient, sleepy, stores, take, throughout, timed,
@@ -28,6 +29,8 @@ stores! {
         a_set_takes_one_request_and_one_more_if_a_lock_is_held,
         nothing_is_told_of_a_lock_that_is_given_back,
         a_silent_server_hides_no_loss;
+    every direct server:
+        a_set_is_verified_renewed_and_released_in_one_round_trip;
     one server:
         the_releases_of_a_set_that_is_dropped_are_sent_together;
 }
@@ -306,6 +309,22 @@ fn a_silent_server_hides_no_loss(server: &Server) {
     assert_lost(set.renew(), "b");
     assert_lost(set.unlock(), "b");
     server.cont();
+}
+
+fn a_set_is_verified_renewed_and_released_in_one_round_trip(server: &Server) {
+    let lag = Lag::before(server, ms(100));
+    let client = server.through(lag.port()).open(patient());
+    let names: Vec<_> = (0..300).map(|n| format!("lock {n}")).collect();
+    let set = client.lock_all(&names).unwrap();
+    let ((), took) = timed(|| {
+        set.verify().unwrap();
+        set.renew().unwrap();
+        set.unlock().unwrap();
+    });
+    // A tenth of what one round trip a name would take.
+    assert!(took < ms(100) * 90, "{took:?}");
+    assert_eq!(client.stats().reconnects, 0);
+    assert_eq!(server.hashes(), [""; 0]);
 }
 
 fn the_releases_of_a_set_that_is_dropped_are_sent_together(server: &Server) {

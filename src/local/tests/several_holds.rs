@@ -38,6 +38,8 @@ fn each_release_of_a_set_gets_a_second_chance() {
     let names = ["a", "b", "c"].map(Arc::from);
     let set = acquire_all::acquire_all(&scene.shared, &names, &scene.options, Wait::Endless);
     let set = set.expect("a reply").expect("free locks");
-    scene.store.set_outcomes(&[Outcome::LostRequest, Outcome::Fine].repeat(3));
+    let (lost, fine) = ([Outcome::LostRequest].repeat(3), [Outcome::Fine].repeat(3));
+    // They are sent together, and once more together.
+    scene.store.set_outcomes(&[lost, fine].concat());
     release::unlock_all(&scene.shared, &set).expect("released");
 }

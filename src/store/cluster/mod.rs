@@ -38,8 +38,8 @@ use crate::store::durability::Demand;
 use crate::store::hold::HoldId;
 use crate::store::job::JobRunner;
 use crate::store::request::{
-    Acquire, AcquireAll, AcquireAllReply, AcquireReply, HoldReply, HolderReply, PendingReply,
-    PostedChange, Release, ReportReply, ServerConnections, SetDepth, WaitingClient,
+    Acquire, AcquireAll, AcquireAllReply, AcquireReply, HoldReply, HoldRequest, HolderReply,
+    PendingReply, PostedChange, Release, ReportReply, ServerConnections, SetDepth, WaitingClient,
 };
 use crate::store::standalone::Standalone;
 use crate::store::wake::Wakeups;
@@ -223,6 +223,38 @@ impl Store for Cluster {
 
     fn release(&self, request: Release<'_>) -> Result<HoldReply, Failure> {
         self.route(&request.hold.name, request.deadline, |node| node.release(request))
+    }
+
+    /// One node after the other. A request that is redirected is made again alone.
+    fn ask_holds(&self, requests: &[HoldRequest<'_>]) -> Vec<Result<HoldReply, Failure>> {
+        let mut replies: Vec<Option<Result<HoldReply, Failure>>> = vec![None; requests.len()];
+        let mut targets = Vec::<(Target, Vec<usize>)>::new();
+        for (index, request) in requests.iter().enumerate() {
+            let slot = self.slot(&request.hold().name);
+            let target = match self.topology.target(slot, request.deadline()) {
+                Ok(target) => target,
+                Err(failure) => {
+                    replies[index] = Some(Err(failure));
+                    continue;
+                }
+            };
+            match targets.iter_mut().find(|(known, _)| *known == target) {
+                Some((_, indexes)) => indexes.push(index),
+                None => targets.push((target, vec![index])),
+            }
+        }
+        for (target, indexes) in targets {
+            let batch: Vec<_> = indexes.iter().map(|index| requests[*index]).collect();
+            for (index, reply) in indexes.into_iter().zip(target.store().ask_holds(&batch)) {
+                let (request, mut first) = (requests[index], Some(reply));
+                let slot = self.slot(&request.hold().name);
+                let reply = self.route_from(target.clone(), slot, |node| {
+                    first.take().unwrap_or_else(|| node.ask_hold(request))
+                });
+                replies[index] = Some(reply);
+            }
+        }
+        replies.into_iter().map(|reply| reply.unwrap_or_else(|| Err(uncovered()))).collect()
     }
 
     fn post(&self, post: PostedChange<'_>) {

@@ -93,20 +93,24 @@ use crate::store::Store;
 use crate::store::background::jobs::BackgroundJobs;
 use crate::store::background::wakeups::BackgroundWakeups;
 use crate::store::commands::Commands;
+use crate::store::decoder::Decoder;
 use crate::store::durability::Demand;
 use crate::store::job::{InDoubtHold, JobRunner};
+use crate::store::quorum::broadcast::Broadcast;
 use crate::store::quorum::commands::{Effect, QuorumCommand, QuorumCommands};
 use crate::store::quorum::grants::{Grants, ambiguous};
+use crate::store::quorum::in_doubt::DecidesEnd;
 use crate::store::quorum::jobs::JobsByVote;
 use crate::store::quorum::link_set::QuorumServers;
 use crate::store::quorum::rounds::Rounds;
 use crate::store::quorum::run_ids::RunIds;
 use crate::store::quorum::server::QuorumServer;
+use crate::store::quorum::shared_links::LockedLinks;
 use crate::store::quorum::votes::holder::decide_holder;
 use crate::store::quorum::votes::{Votes, majority};
 use crate::store::quorum::wakeups::WakeupsOfMajorities;
 use crate::store::request::{
-    Acquire, AcquireReply, Change, HoldReply, HolderReply, PostedChange, Release,
+    Acquire, AcquireReply, Change, HoldReply, HoldRequest, HolderReply, PostedChange, Release,
     ServerConnections, SetDepth, WaitingClient,
 };
 use crate::store::wake::Wakeups;
@@ -120,6 +124,17 @@ pub(crate) struct Quorum {
     /// The same for wake-ups, where no lease is at stake.
     wakeups_io_timeout: Duration,
     events: Events,
+}
+
+/// At most so many requests are sent before the first reply is waited for.
+const TOGETHER: usize = 64;
+
+/// A request about a hold that is in flight.
+struct SentRequest {
+    broadcast: Arc<Broadcast>,
+    decoder: Decoder<HoldReply>,
+    /// Dropped when the replies are in.
+    _ended: Option<DecidesEnd>,
 }
 
 impl Quorum {
@@ -169,6 +184,44 @@ impl Quorum {
         rounds.ask(&mut links, command, deadline, decide).0
     }
 
+    /// Sends a request about a hold, and does not wait for the replies.
+    fn send(&self, request: &HoldRequest<'_>) -> Result<(SentRequest, LockedLinks<'_>), Failure> {
+        let Grants { rounds, commands } = &*self.grants;
+        let (command, mut links) = match request {
+            HoldRequest::Release(Release { hold, kept_until, deadline }) => {
+                let mut links = rounds.lock(&hold.name, *deadline)?;
+                // Without a majority too, the hold is released where it can be.
+                links.prepare(*deadline);
+                (commands.release(hold, *kept_until), links)
+            }
+            HoldRequest::SetDepth(request) => {
+                let links = rounds.connect(&request.hold.name, request.deadline)?;
+                (commands.set_depth(*request), links)
+            }
+        };
+        let decoder = command.command.decoder.clone();
+        let broadcast = rounds.servers.broadcast(command);
+        let ended = links.send(&broadcast, |_| true);
+        Ok((SentRequest { broadcast, decoder, _ended: ended }, links))
+    }
+
+    /// Waits for the replies to a request about a hold.
+    fn receive(
+        &self,
+        request: &HoldRequest<'_>,
+        sent: &SentRequest,
+        links: &mut LockedLinks<'_>,
+    ) -> Result<HoldReply, Failure> {
+        let (rounds, deadline) = (&self.grants.rounds, request.deadline());
+        let SentRequest { broadcast, decoder, .. } = sent;
+        let decide = Votes::decide_hold;
+        let outcome = rounds.count(links, broadcast, deadline, decoder, decide).0;
+        match request {
+            HoldRequest::Release(_) => outcome.map_err(ambiguous),
+            HoldRequest::SetDepth(_) => outcome,
+        }
+    }
+
     fn servers(&self) -> &[Arc<QuorumServer>] {
         &self.grants.rounds.servers.each
     }
@@ -189,19 +242,36 @@ impl Store for Quorum {
     }
 
     fn set_depth(&self, request: SetDepth<'_>) -> Result<HoldReply, Failure> {
-        let command = self.grants.commands.set_depth(request);
-        self.ask(&request.hold.name, command, request.deadline, Votes::decide_hold)
+        self.ask_hold(HoldRequest::SetDepth(request))
     }
 
     fn release(&self, request: Release<'_>) -> Result<HoldReply, Failure> {
-        let Release { hold, kept_until, deadline } = request;
-        let Grants { rounds, commands } = &*self.grants;
-        let mut links = rounds.lock(&hold.name, deadline)?;
-        // Without a majority too, the hold is released where it can be.
-        links.prepare(deadline);
-        let release = commands.release(hold, kept_until);
-        let (outcome, _) = rounds.ask(&mut links, release, deadline, Votes::decide_hold);
-        outcome.map_err(ambiguous)
+        self.ask_hold(HoldRequest::Release(request))
+    }
+
+    fn ask_hold(&self, request: HoldRequest<'_>) -> Result<HoldReply, Failure> {
+        let (sent, mut links) = self.send(&request)?;
+        self.receive(&request, &sent, &mut links)
+    }
+
+    /// What must be durable is asked for one hold after the other: a server that waits for its
+    /// replicas or disk lags behind soon.
+    fn ask_holds(&self, requests: &[HoldRequest<'_>]) -> Vec<Result<HoldReply, Failure>> {
+        let waits = |request: &HoldRequest<'_>| {
+            self.grants.commands.demand.is_some() && request.is_durable()
+        };
+        let together = if requests.iter().any(waits) { 1 } else { TOGETHER };
+        let replies = requests.chunks(together).flat_map(|requests| {
+            let sent = requests.iter().map(|request| Ok(self.send(request)?.0));
+            let sent: Vec<Result<SentRequest, Failure>> = sent.collect();
+            let replies = requests.iter().zip(sent).map(|(request, sent)| {
+                let (sent, name) = (sent?, &request.hold().name);
+                let links = self.grants.rounds.lock(name, request.deadline());
+                self.receive(request, &sent, &mut links.map_err(ambiguous)?)
+            });
+            replies.collect::<Vec<_>>()
+        });
+        replies.collect()
     }
 
     fn post(&self, post: PostedChange<'_>) {
