@@ -238,7 +238,7 @@ impl Store for Memory {
     }
 
     fn groups(&self, names: &[Arc<str>]) -> Vec<Vec<usize>> {
-        vec![(0..names.len()).collect()]
+        if names.is_empty() { Vec::new() } else { vec![(0..names.len()).collect()] }
     }
 
     fn acquire_all(&self, request: AcquireAll<'_>) -> Result<AcquireAllReply, Failure> {

@@ -19,6 +19,7 @@ stores! {
         two_threads_with_overlapping_sets_exclude_each_other,
         a_set_that_cannot_be_had_leaves_nothing_behind,
         a_set_waits_without_holding_anything,
+        a_set_of_one_name_waits_for_it,
         close_ends_the_pause_between_two_attempts_for_a_set,
         a_set_is_renewed_and_may_move_to_another_thread,
         a_set_is_lost_when_one_of_its_locks_is,
@@ -153,6 +154,17 @@ fn a_set_waits_without_holding_anything(store: &Store) {
         client.close();
         assert!(matches!(closed.join().unwrap(), Err(Error::Closed)));
         guard.unlock().unwrap();
+    });
+}
+
+fn a_set_of_one_name_waits_for_it(store: &Store) {
+    let client = store.open(patient());
+    let guard = take(&client, "a");
+    thread::scope(|scope| {
+        let set = scope.spawn(|| client.lock_all(["a"]).map(MultiGuard::unlock));
+        eventually(SOON, || client.stats().waiting == 1);
+        guard.unlock().unwrap();
+        set.join().unwrap().unwrap().unwrap();
     });
 }
 
