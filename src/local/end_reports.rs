@@ -33,7 +33,7 @@ impl EndReports {
         }
         let outcome = match reply {
             Ok(HoldReply::Gone) if !lease.is_released_again() => Err(HoldFailure::Lost),
-            Ok(HoldReply::Gone | HoldReply::Held) => Ok(()),
+            Ok(HoldReply::Gone | HoldReply::Done) => Ok(()),
             Err(failure) => Err(HoldFailure::Failed(failure)),
         };
         self.settle(lease, &outcome);

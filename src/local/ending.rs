@@ -33,7 +33,7 @@ pub(super) fn release_in_store(
             Ok(HoldReply::Gone) if !in_doubt && !lease.is_released_again() => {
                 return Err(HoldFailure::Lost);
             }
-            Ok(HoldReply::Gone | HoldReply::Held) => return Ok(()),
+            Ok(HoldReply::Gone | HoldReply::Done) => return Ok(()),
             Err(mut failure) => {
                 in_doubt |= failure.is_ambiguous();
                 match shared.pause_after(retry, lease.name(), &mut failure) {

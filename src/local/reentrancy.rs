@@ -105,7 +105,7 @@ fn request_depth(
             shared.record_reply(lease.name());
         }
         match reply {
-            Ok(HoldReply::Held) => {
+            Ok(HoldReply::Done) => {
                 if let Some(next_lease) = next_lease {
                     lease.extend(sent, next_lease);
                 }

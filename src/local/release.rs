@@ -61,7 +61,7 @@ pub(crate) fn unlock_all(shared: &Shared, leases: &[Arc<Lease>]) -> Result<()> {
             Ok(HoldReply::Gone) if !in_doubt && !lease.is_released_again() => {
                 Err(HoldFailure::Lost)
             }
-            Ok(HoldReply::Gone | HoldReply::Held) => Ok(()),
+            Ok(HoldReply::Gone | HoldReply::Done) => Ok(()),
             Err(failure) => Err(HoldFailure::Failed(failure)),
         };
         shared.end_reports.settle(lease, &released);
@@ -265,7 +265,7 @@ fn post_depth(
         change: Change::SetDepth { depth },
         deadline: retry.request_deadline(),
         on_reply: Box::new(move |reply| match reply {
-            Ok(HoldReply::Held) => {}
+            Ok(HoldReply::Done) => {}
             Ok(HoldReply::Gone) => reports.lose(&held),
             Err(failure) => reports.log_failed_release(&held, &failure),
         }),

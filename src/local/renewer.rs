@@ -205,7 +205,7 @@ mod tests {
 
     #[test]
     fn a_lease_is_renewed_for_as_long_as_it_is_held() {
-        let scene = Scene::new(|_| Ok(HoldReply::Held));
+        let scene = Scene::new(|_| Ok(HoldReply::Done));
         let lease = scene.lease(1, LEASE);
         eventually(LEASE * 10, || scene.renewals() >= 8);
         assert!(!lease.remaining().is_zero());
@@ -219,7 +219,7 @@ mod tests {
     fn a_slow_renewal_counts_from_its_request() {
         let scene = Scene::new(|job| {
             thread::sleep(LEASE / 3);
-            if job == 0 { Ok(HoldReply::Held) } else { Err(no_reply()) }
+            if job == 0 { Ok(HoldReply::Done) } else { Err(no_reply()) }
         });
         let lease = scene.lease(1, LEASE);
         eventually(LEASE * 4, || scene.renewals() == 2);
@@ -240,7 +240,7 @@ mod tests {
 
     #[test]
     fn a_lease_without_replies_is_not_lost_before_its_deadline() {
-        let scene = Scene::new(|job| if job < 3 { Err(no_reply()) } else { Ok(HoldReply::Held) });
+        let scene = Scene::new(|job| if job < 3 { Err(no_reply()) } else { Ok(HoldReply::Done) });
         let lease = scene.lease(1, LEASE * 5);
         eventually(LEASE * 20, || scene.renewals() >= 6);
         assert!(!lease.remaining().is_zero());
@@ -319,7 +319,7 @@ mod tests {
 
     #[test]
     fn a_panic_is_survived() {
-        let scene = Scene::new(|job| if job == 1 { panic!("a bug") } else { Ok(HoldReply::Held) });
+        let scene = Scene::new(|job| if job == 1 { panic!("a bug") } else { Ok(HoldReply::Done) });
         let leases = [scene.lease(1, LEASE * 6), scene.lease(2, LEASE * 6)];
         // Printing the panic takes a while.
         eventually(LEASE * 40, || scene.renewals() >= 10);
@@ -328,7 +328,7 @@ mod tests {
 
     #[test]
     fn leases_that_are_due_together_are_renewed_together() {
-        let scene = Scene::new(|_| Ok(HoldReply::Held));
+        let scene = Scene::new(|_| Ok(HoldReply::Done));
         let leases: Vec<_> = (0..100).map(|nonce| scene.lease(nonce, LEASE)).collect();
         eventually(LEASE * 10, || scene.renewals() >= 100);
         let log = scene.log.lock();
@@ -338,7 +338,7 @@ mod tests {
 
     #[test]
     fn a_lease_that_is_due_later_than_others_does_not_wake_the_thread() {
-        let scene = Scene::new(|_| Ok(HoldReply::Held));
+        let scene = Scene::new(|_| Ok(HoldReply::Done));
         let first = scene.lease(1, Duration::from_secs(30));
         scene.wait_until_asleep();
         for nonce in 2..100 {
@@ -350,7 +350,7 @@ mod tests {
 
     #[test]
     fn a_full_channel_is_emptied_again_and_again() {
-        let scene = Scene::new(|_| Ok(HoldReply::Held));
+        let scene = Scene::new(|_| Ok(HoldReply::Done));
         let _first = scene.lease(0, Duration::from_secs(30));
         for _ in 0..3 {
             scene.wait_until_asleep();
@@ -365,7 +365,7 @@ mod tests {
     #[test]
     fn leases_that_have_ended_are_dropped_long_before_they_are_due() {
         const HELD: u64 = 2_000;
-        let scene = Scene::new(|_| Ok(HoldReply::Held));
+        let scene = Scene::new(|_| Ok(HoldReply::Done));
         let mut leases = Vec::new();
         for round in 0..20 {
             let numbers = round * HELD..(round + 1) * HELD;
@@ -396,7 +396,7 @@ mod tests {
 
     #[test]
     fn the_thread_wakes_every_second_while_there_is_a_lease_and_not_without_one() {
-        let scene = Scene::new(|_| Ok(HoldReply::Held));
+        let scene = Scene::new(|_| Ok(HoldReply::Done));
         let wakes_at = || scene.renewer.channel.wakes_at.load(Ordering::SeqCst);
         eventually(LEASE * 10, || wakes_at() == Moment::NEVER.raw());
         let lease = scene.lease(1, Duration::from_secs(3600));
@@ -410,7 +410,7 @@ mod tests {
 
     #[test]
     fn leases_are_counted_right_while_the_thread_receives_them() {
-        let scene = Scene::new(|_| Ok(HoldReply::Held));
+        let scene = Scene::new(|_| Ok(HoldReply::Done));
         thread::scope(|scope| {
             for nonce in 0..4 {
                 let scene = &scene;
@@ -427,7 +427,7 @@ mod tests {
 
     #[test]
     fn leases_of_ended_threads_are_not_renewed() {
-        let scene = Scene::new(|_| Ok(HoldReply::Held));
+        let scene = Scene::new(|_| Ok(HoldReply::Done));
         let lease =
             thread::scope(|scope| scope.spawn(|| scene.lease(1, LEASE)).join().expect("no panic"));
         let lost = lease.over();

@@ -282,7 +282,7 @@ impl RenewerThread {
         outcome: JobOutcome,
     ) {
         match outcome.map(|reply| reply.hold) {
-            Ok(HoldReply::Held) => {
+            Ok(HoldReply::Done) => {
                 let late = hold.is_nearly_over();
                 hold.extend(sent, lease);
                 self.reports.record_renewal(&hold, late);

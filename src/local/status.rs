@@ -71,14 +71,14 @@ pub(crate) fn verify_all(shared: &Shared, leases: &[Arc<Lease>], renews: bool) -
     for (lease, Answer { sent, reply, .. }) in leases.iter().zip(answers) {
         match reply {
             // No more than was asked for.
-            Ok(HoldReply::Held) if renews => lease.extend(sent, lease.next_lease(Moment::now())),
+            Ok(HoldReply::Done) if renews => lease.extend(sent, lease.next_lease(Moment::now())),
             Ok(HoldReply::Gone) => shared.lose(lease),
             // Another program may have replaced the lock by something else.
             Err(failure) if failure.kind == FailureKind::WrongType => shared.lose(lease),
             Err(failure) if failed.is_ok() => {
                 failed = Err(failure.into_error(attempt, lease.name()));
             }
-            Ok(HoldReply::Held) | Err(_) => {}
+            Ok(HoldReply::Done) | Err(_) => {}
         }
     }
     check_valid().and(failed)

@@ -65,7 +65,7 @@ fn end_holds_of(shared: &Shared, name: &str, is_meant: impl Fn(&[u8]) -> bool) -
             }
             let Some(hold) = &hold else { return Ok(false) };
             let release = Release::at_once(hold, deadline);
-            Ok(shared.store.release(release)? == HoldReply::Held)
+            Ok(shared.store.release(release)? == HoldReply::Done)
         })?;
         ended += usize::from(has_ended);
     }

@@ -60,7 +60,7 @@ pub(crate) fn is_done(reply: &Value) -> bool {
 
 fn hold_reply(reply: &Value) -> Option<HoldReply> {
     match reply {
-        Value::Int(1) => Some(HoldReply::Held),
+        Value::Int(1) => Some(HoldReply::Done),
         Value::Int(0) => Some(HoldReply::Gone),
         _ => None,
     }

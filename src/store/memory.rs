@@ -180,7 +180,7 @@ impl Locks {
         self.held_by(hold).map_or(HoldReply::Gone, |held| {
             held.depth = depth.unwrap_or(held.depth);
             held.ends = lease.map_or(held.ends, |lease| Moment::now().after(lease));
-            HoldReply::Held
+            HoldReply::Done
         })
     }
 
@@ -191,7 +191,7 @@ impl Locks {
         } else if held.depth > 0 {
             (held.depth, held.ends) = (0, kept_until);
         }
-        HoldReply::Held
+        HoldReply::Done
     }
 
     /// Removes holds, and a name without holds.

@@ -162,7 +162,7 @@ impl HoldRequest<'_> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HoldReply {
     /// The hold existed, and the request was executed.
-    Held,
+    Done,
     /// The hold no longer exists.
     Gone,
 }

@@ -202,7 +202,7 @@ impl Store for Standalone {
         });
         let replies = replies.into_iter().zip(decoders).map(|(reply, decoder)| {
             match (decode(&self.server, &decoder, reply), &durable) {
-                (Ok(HoldReply::Held), Some(failure)) => Err(failure.clone()),
+                (Ok(HoldReply::Done), Some(failure)) => Err(failure.clone()),
                 (reply, _) => reply,
             }
         });
@@ -242,12 +242,12 @@ impl Store for Standalone {
             let holder = self.inspect(&hold.name, deadline)?;
             return Ok(holder.is_some_and(|holder| holder.is_owner_of(hold)));
         }
-        Ok(self.ask(self.commands.check(hold), deadline)? == HoldReply::Held)
+        Ok(self.ask(self.commands.check(hold), deadline)? == HoldReply::Done)
     }
 
     fn force_release(&self, name: &str, owner: &[u8], deadline: Instant) -> Result<bool, Failure> {
         let reply = self.ask(self.commands.force_release(name, owner), deadline)?;
-        Ok(reply == HoldReply::Held)
+        Ok(reply == HoldReply::Done)
     }
 
     fn unregister(&self, waiting: WaitingClient<'_>, deadline: Instant) -> Result<(), Failure> {

@@ -201,7 +201,7 @@ fn fences_grow_with_every_hold(store: &dyn Store) {
         let fence = must_acquire(store, &hold(nonce));
         assert!(fence > last, "{fence} after {last}");
         last = fence;
-        assert_eq!(release(store, &hold(nonce)).ok(), Some(HoldReply::Held));
+        assert_eq!(release(store, &hold(nonce)).ok(), Some(HoldReply::Done));
     }
 }
 
@@ -209,7 +209,7 @@ fn the_depth_is_absolute(store: &dyn Store) {
     must_acquire(store, &hold(1));
     for level in [2, 2, 3, 1] {
         let nested = set_depth(store, &hold(1), level);
-        assert_eq!(nested.ok(), Some(HoldReply::Held));
+        assert_eq!(nested.ok(), Some(HoldReply::Done));
         assert_eq!(depth(store), Some(level));
     }
     set_depth(store, &hold(1), 5).expect("a reply");
@@ -278,7 +278,7 @@ fn keep(store: &dyn Store, hold: &HoldId, time: Duration) -> Result<HoldReply, F
 fn a_kept_lock_is_free_when_its_time_is_over(store: &dyn Store) {
     let (time, begin) = (Duration::from_millis(500), Instant::now());
     let fence = must_acquire(store, &hold(1));
-    assert_eq!(keep(store, &hold(1), time).ok(), Some(HoldReply::Held));
+    assert_eq!(keep(store, &hold(1), time).ok(), Some(HoldReply::Done));
     let reply = acquire(store, &hold(2), Registration::None);
     assert!(
         matches!(reply, Ok(AcquireReply::Held { remaining: Some(left) }) if left <= time),
@@ -298,14 +298,14 @@ fn a_kept_lock_is_free_when_its_time_is_over(store: &dyn Store) {
     assert!(next > Some(fence));
     assert_eq!(keep(store, &hold(1), LEASE).ok(), Some(HoldReply::Gone));
     assert_eq!(depth(store), Some(1));
-    assert_eq!(keep(store, &hold(2), Duration::ZERO).ok(), Some(HoldReply::Held));
+    assert_eq!(keep(store, &hold(2), Duration::ZERO).ok(), Some(HoldReply::Done));
     assert_eq!(depth(store), None);
 }
 
 fn no_request_of_a_hold_changes_what_keeps_the_lock(store: &dyn Store) {
     let kept = hold(2);
     must_acquire(store, &kept);
-    assert_eq!(keep(store, &kept, LEASE / 2).ok(), Some(HoldReply::Held));
+    assert_eq!(keep(store, &kept, LEASE / 2).ok(), Some(HoldReply::Done));
     let holder = || store.inspect("lock", soon()).expect("a reply").expect("a holder");
     // The last of the servers may have done it later.
     eventually(|| holder().depth == 0);
@@ -321,7 +321,7 @@ fn no_request_of_a_hold_changes_what_keeps_the_lock(store: &dyn Store) {
     let outcomes = run_jobs(&mut *store.jobs(), &[(kept.clone(), renewal)]);
     assert!(matches!(outcomes[..], [Ok(HoldReply::Gone)]), "{outcomes:?}");
     for time in [LEASE, LEASE / 10] {
-        assert_eq!(keep(store, &kept, time).ok(), Some(HoldReply::Held), "as the first time");
+        assert_eq!(keep(store, &kept, time).ok(), Some(HoldReply::Done), "as the first time");
         let outcomes = run_jobs(&mut *store.jobs(), &[(kept.clone(), kept_for(time))]);
         // A server of a quorum that is down has no outcome.
         assert!(!matches!(outcomes[..], [Ok(HoldReply::Gone)]), "{outcomes:?}");
@@ -384,7 +384,7 @@ fn many_holds_are_renewed_and_released_at_once(store: &dyn Store) {
         let actions: Vec<_> = holds.iter().map(|hold| (hold.clone(), action)).collect();
         let outcomes = run_jobs(&mut *jobs, &actions);
         for (nonce, outcome) in outcomes.into_iter().enumerate() {
-            let wanted = if nonce % 2 == 0 { HoldReply::Held } else { HoldReply::Gone };
+            let wanted = if nonce % 2 == 0 { HoldReply::Done } else { HoldReply::Gone };
             assert!(matches!(outcome, Ok(reply) if reply == wanted), "{nonce}: {outcome:?}");
         }
         let last = || store.inspect("598", soon()).expect("a reply");
@@ -439,7 +439,7 @@ fn a_server_of_a_quorum_that_is_to_keep_a_lock_is_told_again_in_the_background()
     servers[0].kill();
     let kept_until = Moment::now().after(LEASE);
     let release = Release { hold: &hold(1), kept_until, deadline: soon() };
-    assert_eq!(store.release(release).ok(), Some(HoldReply::Held));
+    assert_eq!(store.release(release).ok(), Some(HoldReply::Done));
     let in_doubt = reported.recv_deadline(soon()).expect("the dead server has not replied");
     assert_eq!((in_doubt.hold.nonce, in_doubt.kept_until), (1, kept_until));
 }

@@ -255,7 +255,7 @@ impl<N: Node> NodeJobs<N> {
                 SentRequest::Job(job, decoder) => {
                     let outcome = decoder.decode(reply).unwrap_or_else(|| Err(garbled(pipeline)));
                     match (job, outcome) {
-                        (Some(job), Ok(HoldReply::Held)) if demand.is_some() => {
+                        (Some(job), Ok(HoldReply::Done)) if demand.is_some() => {
                             unconfirmed.push(job);
                         }
                         (Some(job), outcome) => done(job.id, outcome),
@@ -266,7 +266,7 @@ impl<N: Node> NodeJobs<N> {
                     let confirmed = demand.check(reply, &label);
                     let confirmed = confirmed.unwrap_or_else(|| Err(garbled(pipeline)));
                     for job in unconfirmed.drain(..) {
-                        done(job.id, confirmed.clone().map(|()| HoldReply::Held));
+                        done(job.id, confirmed.clone().map(|()| HoldReply::Done));
                     }
                     wait_again(pipeline, demand);
                 }

@@ -64,7 +64,7 @@ impl Grants {
         let raise = commands.commands.raise(hold, fence, lease);
         let raise = commands.durable(QuorumCommand::new(raise, Effect::None), deadline);
         match rounds.ask(links, raise, deadline, Votes::decide_hold).0 {
-            Ok(HoldReply::Held) => Ok(()),
+            Ok(HoldReply::Done) => Ok(()),
             Ok(HoldReply::Gone) => Err(Failure::late()),
             // The hold exists on some servers.
             Err(failure) => Err(ambiguous(failure)),

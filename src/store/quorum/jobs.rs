@@ -35,7 +35,7 @@ impl JobPolicy for JobsByVote {
         reply: Result<HoldReply, Failure>,
     ) -> Decision<Arc<QuorumServer>> {
         match &reply {
-            Ok(HoldReply::Held) => from.note_written(),
+            Ok(HoldReply::Done) => from.note_written(),
             Ok(HoldReply::Gone) => {}
             Err(failure) => from.note_failure(failure),
         }

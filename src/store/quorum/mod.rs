@@ -314,7 +314,7 @@ impl Store for Quorum {
 
     fn force_release(&self, name: &str, owner: &[u8], deadline: Instant) -> Result<bool, Failure> {
         let force = QuorumCommand::new(self.commands().force_release(name, owner), Effect::None);
-        Ok(self.ask(name, force, deadline, Votes::decide_any)? == HoldReply::Held)
+        Ok(self.ask(name, force, deadline, Votes::decide_any)? == HoldReply::Done)
     }
 
     fn unregister(&self, waiting: WaitingClient<'_>, deadline: Instant) -> Result<(), Failure> {

@@ -57,9 +57,9 @@ impl Rounds {
             return Ok(links);
         }
         for vote in &mut votes.0 {
-            vote.get_or_insert(Ok(HoldReply::Held));
+            vote.get_or_insert(Ok(HoldReply::Done));
         }
-        votes.decide_hold().unwrap_or(Ok(HoldReply::Held)).map(|_| links)
+        votes.decide_hold().unwrap_or(Ok(HoldReply::Done)).map(|_| links)
     }
 
     /// Sends a command to all servers. Returns what `decide` makes of the replies as soon as it

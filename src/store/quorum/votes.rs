@@ -214,10 +214,10 @@ impl Votes<AcquireReply> {
 impl Votes<HoldReply> {
     /// Decides whether a majority has confirmed a hold, or no majority can have it any more.
     pub(super) fn decide_hold(&self) -> Option<Result<HoldReply, Failure>> {
-        let ours = self.count(|reply| *reply == HoldReply::Held);
+        let ours = self.count(|reply| *reply == HoldReply::Done);
         let gone = self.count(|reply| *reply == HoldReply::Gone);
         if ours >= self.required() {
-            return Some(Ok(HoldReply::Held));
+            return Some(Ok(HoldReply::Done));
         }
         if self.outvoted_by(gone) {
             return Some(Ok(HoldReply::Gone));
@@ -229,13 +229,13 @@ impl Votes<HoldReply> {
 
     /// Decides whether any server of an answering majority had what it was asked about.
     pub(super) fn decide_any(&self) -> Option<Result<HoldReply, Failure>> {
-        let ours = self.count(|reply| *reply == HoldReply::Held);
+        let ours = self.count(|reply| *reply == HoldReply::Done);
         let (answers, wrong) = (self.answers().count(), self.count_wrong());
         if self.may_be_wrong() {
             return None;
         }
         if answers + wrong >= self.required() && !self.outvoted_by(wrong) {
-            return Some(Ok(if ours > 0 { HoldReply::Held } else { HoldReply::Gone }));
+            return Some(Ok(if ours > 0 { HoldReply::Done } else { HoldReply::Gone }));
         }
         self.unanswered(answers).map(Err)
     }

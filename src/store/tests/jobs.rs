@@ -27,7 +27,7 @@ impl Scene {
         must_acquire(&store, &held);
         let mut jobs = store.jobs();
         let renewed = run_jobs(&mut *jobs, &[(held.clone(), Action::Renew { lease: LEASE })]);
-        assert!(matches!(renewed[..], [Ok(HoldReply::Held)]));
+        assert!(matches!(renewed[..], [Ok(HoldReply::Done)]));
         Self { process, store, jobs, held, gone, outcomes: Vec::new() }
     }
 
@@ -54,7 +54,7 @@ fn jobs_go_on_when_the_server_forgets_its_scripts() {
     for _ in 0..3 {
         scene.process.command(&["SCRIPT", "FLUSH"]);
         let outcomes = run_jobs(&mut *scene.jobs, &renewals);
-        assert!(outcomes.iter().all(|outcome| matches!(outcome, Ok(HoldReply::Held))));
+        assert!(outcomes.iter().all(|outcome| matches!(outcome, Ok(HoldReply::Done))));
     }
 }
 
@@ -70,7 +70,7 @@ fn a_reply_of_an_old_connection_is_not_read_on_the_new_one() {
     scene.renew(2, scene.held.clone(), soon());
     scene.collect(WHILE);
     let outcomes = &scene.outcomes[..];
-    assert!(matches!(outcomes, [(1, Err(_)), (2, Ok(HoldReply::Held))]), "{outcomes:?}");
+    assert!(matches!(outcomes, [(1, Err(_)), (2, Ok(HoldReply::Done))]), "{outcomes:?}");
 }
 
 #[test]
@@ -83,7 +83,7 @@ fn a_late_reply_to_an_abandoned_job_is_ignored() {
     scene.process.cont();
     scene.collect(WHILE);
     let outcomes = &scene.outcomes[..];
-    assert!(matches!(outcomes, [(1, Err(_)), (2, Ok(HoldReply::Held))]), "{outcomes:?}");
+    assert!(matches!(outcomes, [(1, Err(_)), (2, Ok(HoldReply::Done))]), "{outcomes:?}");
 }
 
 #[test]
@@ -99,7 +99,7 @@ fn a_job_fails_at_its_own_deadline() {
     scene.process.cont();
     scene.collect(WHILE);
     let outcomes = &scene.outcomes[..];
-    assert!(matches!(outcomes, [(1, Err(_)), (2, Ok(HoldReply::Held))]), "{outcomes:?}");
+    assert!(matches!(outcomes, [(1, Err(_)), (2, Ok(HoldReply::Done))]), "{outcomes:?}");
 }
 
 /// A server without the replica that it must wait for.
@@ -159,7 +159,7 @@ fn more_renewals_than_one_write_takes_are_all_confirmed() {
     let waits = process.calls("waitaof");
     for round in 1..=2 {
         let outcomes = run_jobs(&mut *jobs, &renewals);
-        assert!(outcomes.iter().all(|outcome| matches!(outcome, Ok(HoldReply::Held))));
+        assert!(outcomes.iter().all(|outcome| matches!(outcome, Ok(HoldReply::Done))));
         // In the first round the server does not know the script.
         assert!(process.calls("waitaof") - waits <= 6 * round);
     }

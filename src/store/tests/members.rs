@@ -91,7 +91,7 @@ fn takes_its_turn(store: &dyn Store, hold: &HoldId) -> bool {
 }
 
 fn release(store: &dyn Store, hold: &HoldId) {
-    assert_eq!(super::release(store, hold).ok(), Some(HoldReply::Held));
+    assert_eq!(super::release(store, hold).ok(), Some(HoldReply::Done));
 }
 
 fn briefly(store: &dyn Store, hold: &HoldId) {
@@ -184,9 +184,9 @@ fn a_hold_whose_time_is_over_holds_nothing(store: &dyn Store) {
 fn a_renewal_never_revives_a_hold(store: &dyn Store) {
     for kind in [Read, Write, Permit { of: 2 }] {
         briefly(store, &of(kind, 1));
-        assert_eq!(renew(store, &of(kind, 1), LEASE), HoldReply::Held);
+        assert_eq!(renew(store, &of(kind, 1), LEASE), HoldReply::Done);
         thread::sleep(SHORT);
-        assert_eq!(renew(store, &of(kind, 1), SHORT), HoldReply::Held);
+        assert_eq!(renew(store, &of(kind, 1), SHORT), HoldReply::Done);
         thread::sleep(SHORT * 2);
         assert_eq!(renew(store, &of(kind, 1), LEASE), HoldReply::Gone);
         assert!(tries(store, &of(kind, 2)));
@@ -603,7 +603,7 @@ fn a_full_server_refuses_holds_and_renews_and_releases_them(process: &Server) {
             let failure = acquire(&store, &of(kind, 2), Registration::None).expect_err("no memory");
             assert_eq!(failure.code, "OOM");
         }
-        assert_eq!(renew(&store, &of(kind, 1), LEASE), HoldReply::Held);
+        assert_eq!(renew(&store, &of(kind, 1), LEASE), HoldReply::Done);
         release(&store, &of(kind, 1));
         let failure = acquire(&store, &of(kind, 2), Registration::IfHeld).expect_err("no memory");
         assert_eq!(failure.code, "OOM");

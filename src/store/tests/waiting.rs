@@ -68,7 +68,7 @@ fn register(store: &dyn Store, client: &str) {
 }
 
 fn release(store: &dyn Store, hold: &HoldId) {
-    assert_eq!(super::release(store, hold).ok(), Some(HoldReply::Held));
+    assert_eq!(super::release(store, hold).ok(), Some(HoldReply::Done));
 }
 
 /// Acquires the lock that a client was offered, and registers the client again.
@@ -202,7 +202,7 @@ fn every_way_to_free_a_lock_wakes_a_client(process: &Server) {
 
     take_offer(&store, "a", 2);
     let released = run_jobs(&mut *store.jobs(), &[(of("a", 2), RELEASE)]);
-    assert!(matches!(released[..], [Ok(HoldReply::Held)]));
+    assert!(matches!(released[..], [Ok(HoldReply::Done)]));
     assert_eq!(next(&mut *wakeups), woken());
 }
 
@@ -232,7 +232,7 @@ fn a_kept_lock_is_offered_to_no_client_but_one_is_told(process: &Server) {
         register(&store, client);
     }
     for _ in 0..2 {
-        assert_eq!(keep(&store, &hold(1), LEASE / 2).ok(), Some(HoldReply::Held));
+        assert_eq!(keep(&store, &hold(1), LEASE / 2).ok(), Some(HoldReply::Done));
     }
     assert_eq!(next(&mut *first), woken());
     assert!(nothing_comes(&mut *first), "told once");
@@ -249,7 +249,7 @@ fn a_kept_lock_is_offered_to_no_client_but_one_is_told(process: &Server) {
     // Told again, it does not ask.
     let keep_again = || {
         process.command(&["HSET", "lock:lock", "client:1", "1"]);
-        assert_eq!(keep(&store, &hold(1), LEASE / 2).ok(), Some(HoldReply::Held));
+        assert_eq!(keep(&store, &hold(1), LEASE / 2).ok(), Some(HoldReply::Done));
     };
     keep_again();
     assert_eq!([next(&mut *first), next(&mut *second)], [woken(), woken()]);
@@ -292,7 +292,7 @@ fn a_full_server_keeps_a_lock(process: &Server) {
     let store = single(process);
     must_acquire(&store, &hold(1));
     process.command(&["CONFIG", "SET", "maxmemory", "1"]);
-    assert_eq!(keep(&store, &hold(1), LEASE / 2).ok(), Some(HoldReply::Held));
+    assert_eq!(keep(&store, &hold(1), LEASE / 2).ok(), Some(HoldReply::Done));
     assert_eq!(depth(&store), Some(0));
 }
 

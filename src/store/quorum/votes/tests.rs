@@ -102,18 +102,18 @@ fn contention_is_in_doubt_only_where_a_request_may_have_arrived() {
 fn a_hold_is_held_with_a_majority_and_gone_when_none_is_left() {
     let replies = [
         None,
-        Some(Ok(HoldReply::Held)),
+        Some(Ok(HoldReply::Done)),
         Some(Ok(HoldReply::Gone)),
         Some(failed(FailureKind::Timeout)),
         Some(falls_short(1)),
     ];
     for servers in 1..=5 {
         for votes in all_of(servers, &replies) {
-            let ours = votes.count(|reply| *reply == HoldReply::Held);
+            let ours = votes.count(|reply| *reply == HoldReply::Done);
             let gone = votes.count(|reply| *reply == HoldReply::Gone);
             let (required, pending) = (votes.required(), votes.pending());
             match votes.decide_hold() {
-                Some(Ok(HoldReply::Held)) => assert!(ours >= required),
+                Some(Ok(HoldReply::Done)) => assert!(ours >= required),
                 Some(Ok(HoldReply::Gone)) => assert!(servers - gone < required),
                 Some(Err(failure)) => {
                     assert!(ours < required && servers - gone >= required);
@@ -136,7 +136,7 @@ fn a_hold_is_held_with_a_majority_and_gone_when_none_is_left() {
             match votes.decide_any() {
                 None => assert!(pending > 0 && ours + gone < required),
                 Some(Err(_)) => assert!(ours + gone + pending < required),
-                Some(Ok(reply)) => assert_eq!(reply == HoldReply::Held, ours > 0),
+                Some(Ok(reply)) => assert_eq!(reply == HoldReply::Done, ours > 0),
             }
         }
     }

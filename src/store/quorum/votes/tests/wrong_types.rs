@@ -86,10 +86,10 @@ fn a_holder_is_not_looked_for_if_a_majority_has_another_type_in_any_order() {
 
 #[test]
 fn nothing_is_ended_if_a_majority_has_another_type_in_any_order() {
-    assert_a_majority_decides(&ALL, &[HoldReply::Held, HoldReply::Gone], Votes::decide_any);
-    let votes = [Ok(HoldReply::Held), wrong(), failed(FailureKind::Unreachable)];
+    assert_a_majority_decides(&ALL, &[HoldReply::Done, HoldReply::Gone], Votes::decide_any);
+    let votes = [Ok(HoldReply::Done), wrong(), failed(FailureKind::Unreachable)];
     let decided = Votes(votes.map(Some).into()).decide_any();
-    assert!(matches!(decided, Some(Ok(HoldReply::Held))), "{decided:?}");
+    assert!(matches!(decided, Some(Ok(HoldReply::Done))), "{decided:?}");
 }
 
 #[test]
