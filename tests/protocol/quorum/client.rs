@@ -2,9 +2,8 @@
 //! queue, so that at most one of them acquires the lock or has it. What is a hold here is a tenure
 //! there: guards of several threads may follow one another in it.
 
-use crate::quorum::hold::HoldId;
+use crate::hold::{Block, HoldId};
 use crate::quorum::server::{Command, Request};
-use crate::quorum::votes::Block;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Client {

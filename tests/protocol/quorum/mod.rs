@@ -15,35 +15,16 @@
 
 mod client;
 mod flaw;
-mod hold;
 mod promises;
 mod scope;
 mod server;
 mod votes;
 mod world;
 
-use std::fmt::Debug;
-
-use stateright::{Checker, HasDiscoveries, Model};
-
+use crate::check::{breaks, keeps_its_promises};
 use crate::quorum::flaw::Flaw;
 use crate::quorum::promises::{A_MAJORITY_HAS_IT, EXCLUSION_BY_FENCE, EXCLUSION_BY_LEASE};
 use crate::quorum::scope::{Clocks, Extra, Scope};
-
-/// Visits all states of a scope.
-fn keeps_its_promises(scope: Scope) {
-    let checker = scope.checker().spawn_bfs().join();
-    println!("{} states", checker.unique_state_count());
-    checker.assert_properties();
-}
-
-/// Visits states until one breaks a promise, and panics if none does.
-fn breaks(promise: &'static str, reason: impl Debug, scope: Scope) {
-    let found = HasDiscoveries::AnyOf([promise].into());
-    let checker = scope.checker().finish_when(found).spawn_bfs().join();
-    println!("{reason:?}: found among {} states", checker.unique_state_count());
-    checker.assert_any_discovery(promise);
-}
 
 /// Checks that a promise is broken when a rule is.
 fn needs(promise: &'static str, flaw: Flaw, scope: Scope) {
@@ -112,7 +93,7 @@ fn clients_whose_requests_are_executed_twice_can_rely_on_them() {
 }
 
 #[test]
-fn threads_that_hand_the_lock_on_can_rely_on_them() {
+fn threads_that_hand_the_lock_off_can_rely_on_them() {
     keeps_its_promises(with_blocks(first_attempts()));
     keeps_its_promises(with_blocks(Scope { clocks: Clocks::Any(vec![0, 2]), ..two_attempts() }));
     for extra in [Extra::Duplicate, Extra::Renewal] {

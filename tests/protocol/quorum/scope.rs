@@ -33,7 +33,7 @@ pub(crate) enum Clocks {
 /// Events that happen only in the scopes that name them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Extra {
-    /// Each server may give a block of two tokens, and threads hand the lock on.
+    /// Each server may give a block of two tokens, and threads hand the lock off.
     Block,
     /// One request is executed twice.
     Duplicate,

@@ -6,9 +6,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::hold::{Block, HoldId};
 use crate::quorum::flaw::Flaw;
-use crate::quorum::hold::HoldId;
-use crate::quorum::votes::Block;
 
 /// What a client sends to a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

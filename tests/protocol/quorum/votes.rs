@@ -2,18 +2,12 @@
 
 use std::collections::BTreeSet;
 
+use crate::hold::Block;
 use crate::quorum::flaw::Flaw;
 
 /// The size of a majority of so many servers.
 pub(crate) fn majority(servers: usize) -> usize {
     servers / 2 + 1
-}
-
-/// Tokens for holds that follow one another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct Block {
-    pub(crate) first: u8,
-    pub(crate) last: u8,
 }
 
 /// The tokens of a hold that a majority has granted, and whether all of that majority have given
@@ -22,13 +16,6 @@ pub(crate) struct Block {
 pub(crate) struct Grant {
     pub(crate) tokens: Block,
     pub(crate) agreed: bool,
-}
-
-impl Block {
-    /// The tokens after the first one.
-    pub(crate) fn following(self) -> Option<Self> {
-        (self.first < self.last).then_some(Self { first: self.first + 1, ..self })
-    }
 }
 
 /// The grants that `required` of these replies may amount to: the first replies decide.

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeSet;
 
+use crate::hold::{Block, HoldId};
 use crate::quorum::client::{Client, Phase};
 use crate::quorum::flaw::Flaw;
-use crate::quorum::hold::HoldId;
 use crate::quorum::server::{Entry, Reply, Request, Server};
-use crate::quorum::votes::{Block, majority};
+use crate::quorum::votes::majority;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct World {

@@ -1,0 +1,22 @@
+//! What both models have of a hold: its identity and its tokens.
+
+/// A hold: its client, and its number among the holds of that client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct HoldId {
+    pub(crate) client: usize,
+    pub(crate) nonce: u8,
+}
+
+/// Tokens for guards that follow one another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Block {
+    pub(crate) first: u8,
+    pub(crate) last: u8,
+}
+
+impl Block {
+    /// The tokens after the first one.
+    pub(crate) fn following(self) -> Option<Self> {
+        (self.first < self.last).then_some(Self { first: self.first + 1, ..self })
+    }
+}

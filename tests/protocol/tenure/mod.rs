@@ -1,0 +1,115 @@
+//! One server and three clients, of which one has two threads that want the lock: tenures, offers
+//! to waiting clients, leases that end, and what goes wrong with all of them.
+//!
+//! Time has no length: a lease, an offer or a tenure may be over at any time, but a hold ends at
+//! the server only after its client has ceased to rely on it. Requests arrive in any order. A
+//! request for the lock may be lost, and its client asks again; a release is repeated until it has
+//! arrived. A waiting client asks at any time, but only where it makes a difference.
+//!
+//! The scope is bounded: each thread wants the lock once, and up to two things go wrong. A server
+//! that loses its data, renewals, nested levels, waits that are given up, and threads that try
+//! without waiting are left out. A client has its requests executed in order, but for those that it
+//! repeats and those that arrive again.
+
+mod client;
+mod flaw;
+mod promises;
+mod scope;
+mod server;
+mod world;
+
+use crate::check::{breaks, comes_to_an_end, keeps_its_promises};
+use crate::tenure::flaw::Flaw;
+use crate::tenure::promises::{EXCLUSION_BY_FENCE, EXCLUSION_BY_LEASE, RELEASE, SERVICE, TURNS};
+use crate::tenure::scope::{Fault, Scope};
+
+const ALL: [Fault; 5] = [Fault::Duplicate, Fault::Force, Fault::NoReply, Fault::Pause, Fault::Stop];
+
+/// Three clients, of which the first has two threads; so many of these things go wrong.
+fn three_clients(most: u8, faults: &[Fault]) -> Scope {
+    Scope { threads: vec![2, 1, 1], faults: faults.to_vec(), most, flaw: None }
+}
+
+/// As `three_clients`, with two clients.
+fn two_clients(most: u8, faults: &[Fault]) -> Scope {
+    Scope { threads: vec![2, 1], ..three_clients(most, faults) }
+}
+
+/// Checks that a promise is broken when a rule is.
+fn needs(promise: &'static str, flaw: Flaw, scope: Scope) {
+    breaks(promise, flaw, Scope { flaw: Some(flaw), ..scope });
+}
+
+#[test]
+fn clients_can_rely_on_the_promises() {
+    keeps_its_promises(three_clients(0, &[]));
+}
+
+#[test]
+fn one_fault_of_any_kind_does_no_harm() {
+    keeps_its_promises(three_clients(1, &ALL));
+}
+
+#[test]
+fn two_faults_of_any_kind_do_no_harm() {
+    keeps_its_promises(two_clients(2, &ALL));
+}
+
+/// Without this, the promise of service would say nothing about paths that never rest.
+#[test]
+fn no_path_is_endless() {
+    comes_to_an_end(&three_clients(0, &[]));
+    comes_to_an_end(&two_clients(2, &ALL));
+}
+
+#[test]
+fn a_lease_has_to_count_from_the_request() {
+    needs(EXCLUSION_BY_LEASE, Flaw::CountsFromReply, two_clients(1, &[Fault::Pause]));
+}
+
+#[test]
+fn a_tenure_must_not_be_handed_off_once_its_release_was_sent() {
+    needs(EXCLUSION_BY_LEASE, Flaw::HandsOffInDoubt, two_clients(0, &[]));
+}
+
+#[test]
+fn a_tenure_must_not_be_handed_off_after_its_deadline() {
+    needs(EXCLUSION_BY_LEASE, Flaw::HandsOffLate, two_clients(0, &[]));
+}
+
+#[test]
+fn a_release_must_not_end_another_tenure() {
+    let scope = || three_clients(1, &[Fault::Duplicate]);
+    needs(EXCLUSION_BY_LEASE, Flaw::ReleaseIsUnchecked, scope());
+    needs(EXCLUSION_BY_LEASE, Flaw::NumberIsReused, scope());
+}
+
+#[test]
+fn a_counter_has_to_show_the_end_of_a_block() {
+    needs(EXCLUSION_BY_FENCE, Flaw::BlockIsNotReserved, two_clients(0, &[]));
+}
+
+#[test]
+fn a_repeated_request_must_not_count_as_another_hold() {
+    for fault in [Fault::Duplicate, Fault::NoReply] {
+        needs(RELEASE, Flaw::RepeatIsCounted, two_clients(1, &[fault]));
+    }
+}
+
+#[test]
+fn a_released_lock_has_to_be_offered_and_left_to_the_client_that_has_waited() {
+    needs(TURNS, Flaw::NothingIsOffered, two_clients(0, &[]));
+    needs(TURNS, Flaw::OffersAreIgnored, two_clients(0, &[]));
+}
+
+#[test]
+fn leases_and_offers_need_an_end() {
+    for flaw in [Flaw::LeaseHasNoEnd, Flaw::OfferHasNoEnd] {
+        needs(SERVICE, flaw, three_clients(1, &[Fault::Stop]));
+    }
+}
+
+#[test]
+fn a_waiting_client_has_to_ask_without_a_wake_up_too() {
+    needs(SERVICE, Flaw::WaitsToBeWoken, two_clients(1, &[Fault::Unwoken]));
+}

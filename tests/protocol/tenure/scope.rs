@@ -1,0 +1,193 @@
+//! How much of the world the model visits, and everything that can happen next in it.
+
+use stateright::{Model, Property};
+
+use crate::hold::Block;
+use crate::tenure::client::{Client, Phase};
+use crate::tenure::flaw::Flaw;
+use crate::tenure::promises;
+use crate::tenure::server::{Command, Request};
+use crate::tenure::world::World;
+
+#[derive(Clone, Debug)]
+pub(crate) struct Scope {
+    /// How many threads of each client want a guard once.
+    pub(crate) threads: Vec<u8>,
+    /// What may go wrong.
+    pub(crate) faults: Vec<Fault>,
+    /// How many times.
+    pub(crate) most: u8,
+    pub(crate) flaw: Option<Flaw>,
+}
+
+/// What may go wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// A request is executed twice.
+    Duplicate,
+    /// An operator ends a hold.
+    Force,
+    /// A request for the lock, or the reply to it, is lost or late, and the request is repeated.
+    NoReply,
+    /// The lease of a hold is over when its client learns of it.
+    Pause,
+    /// A client stops for ever.
+    Stop,
+    /// A wake-up is lost.
+    Unwoken,
+}
+
+/// What can happen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Action {
+    Begin(usize),
+    Execute {
+        request: Request,
+        again: bool,
+    },
+    /// A hold is over at the server, or an offer.
+    Expire,
+    /// Something goes wrong with a client or what it has sent.
+    Fault(Fault, usize),
+    HandOff(usize),
+    /// The lease of a hold is over for its client.
+    Outlive(usize),
+    /// The reply that has granted the lock arrives.
+    Receive(usize, Block),
+    Release(usize),
+    /// A waiting client asks again.
+    Retry(usize),
+}
+
+impl Model for Scope {
+    type State = World;
+    type Action = Action;
+
+    fn init_states(&self) -> Vec<World> {
+        vec![World::new(&self.threads)]
+    }
+
+    fn actions(&self, world: &World, actions: &mut Vec<Action>) {
+        self.course(world, actions);
+        self.accidents(world, actions);
+    }
+
+    fn next_state(&self, last: &World, action: Action) -> Option<World> {
+        let (mut world, flaw) = (last.clone(), self.flaw);
+        match action {
+            Action::Execute { request, again } => {
+                world.requests.remove(&request);
+                world.requests.extend(again.then_some(Request { is_copy: true, ..request }));
+                world.faults += u8::from(again);
+                world.execute(request, flaw);
+            }
+            Action::Expire => world.free(),
+            Action::Fault(fault, id) => self.fail(&mut world, fault, id),
+            Action::HandOff(id) => world.hand_off(id, flaw),
+            Action::Outlive(id) => world.clients[id].over = true,
+            Action::Receive(id, tokens) => world.receive(id, tokens, flaw),
+            Action::Begin(id) => world.send(id, |client| client.begin(flaw)),
+            Action::Release(id) => world.send(id, |client| client.release(flaw)),
+            Action::Retry(id) => world.send(id, Client::ask),
+        }
+        world.simplify();
+        (world != *last).then_some(world)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        promises::all()
+    }
+}
+
+impl Scope {
+    /// What happens sooner or later if nothing else does.
+    fn course(&self, world: &World, actions: &mut Vec<Action>) {
+        let (server, ends) = (&world.server, |unless| self.flaw != Some(unless));
+        let is_over = world.may_expire() && ends(Flaw::LeaseHasNoEnd);
+        let is_missed = server.offer.is_some() && ends(Flaw::OfferHasNoEnd);
+        actions.extend((is_over || is_missed).then_some(Action::Expire));
+        for request in world.requests.iter().copied().filter(|request| world.must_arrive(request)) {
+            actions.push(Action::Execute { request, again: false });
+        }
+        for (id, client) in world.clients.iter().enumerate() {
+            actions.extend(client.has_live_guard().then_some(Action::Outlive(id)));
+            if !client.stopped {
+                self.moves(world, id, client, actions);
+            }
+        }
+    }
+
+    /// What a client does.
+    fn moves(&self, world: &World, id: usize, client: &Client, actions: &mut Vec<Action>) {
+        actions.extend(client.next_tokens(self.flaw).map(|_| Action::HandOff(id)));
+        actions.extend(match client.phase {
+            Phase::Idle | Phase::Released { .. } => {
+                (client.waiting > 0 && !world.is_releasing(id)).then_some(Action::Begin(id))
+            }
+            Phase::Acquiring { granted } => granted.map(|tokens| Action::Receive(id, tokens)),
+            Phase::Waiting => self.may_retry(world, id).then_some(Action::Retry(id)),
+            Phase::Holding { .. } => Some(Action::Release(id)),
+        });
+    }
+
+    /// Returns `true` if it makes a difference that a client asks again. It may do so at any time.
+    fn may_retry(&self, world: &World, id: usize) -> bool {
+        let (mut server, request) = (world.server.clone(), world.clients[id].clone().ask());
+        let Command::Acquire { size } = request.command else { return false };
+        server.acquire(request, size, self.flaw);
+        server != world.server
+            && (world.woken.contains(&id) || self.flaw != Some(Flaw::WaitsToBeWoken))
+    }
+
+    /// What may happen, and may as well not.
+    fn accidents(&self, world: &World, actions: &mut Vec<Action>) {
+        for request in world.requests.iter().copied() {
+            if !world.must_arrive(&request) {
+                actions.push(Action::Execute { request, again: false });
+            }
+            if self.may_fail(world, Fault::Duplicate) {
+                actions.push(Action::Execute { request, again: true });
+            }
+        }
+        for (id, client) in world.clients.iter().enumerate() {
+            let runs = !client.stopped;
+            let acquires = runs && matches!(client.phase, Phase::Acquiring { .. });
+            let faults = [
+                (Fault::Force, world.server.lock.is_some_and(|entry| entry.hold.client == id)),
+                (Fault::NoReply, acquires),
+                (Fault::Pause, acquires && !client.over),
+                (Fault::Stop, runs),
+                (Fault::Unwoken, world.woken.contains(&id)),
+            ];
+            for (fault, _) in faults.into_iter().filter(|(_, can)| *can) {
+                actions.extend(self.may_fail(world, fault).then_some(Action::Fault(fault, id)));
+            }
+        }
+    }
+
+    fn fail(&self, world: &mut World, fault: Fault, id: usize) {
+        world.faults += 1;
+        match fault {
+            Fault::Duplicate => {}
+            Fault::Force => world.force(self.flaw),
+            Fault::NoReply => {
+                world.clients[id].in_doubt = true;
+                world.send(id, Client::ask);
+            }
+            Fault::Pause => world.clients[id].over = true,
+            Fault::Stop => world.clients[id].stop(),
+            Fault::Unwoken => drop(world.woken.remove(&id)),
+        }
+    }
+
+    fn may_fail(&self, world: &World, fault: Fault) -> bool {
+        world.faults < self.most && self.faults.contains(&fault)
+    }
+
+    /// Returns `true` if nothing more happens, unless something goes wrong.
+    pub(crate) fn is_at_rest(&self, world: &World) -> bool {
+        let mut actions = Vec::new();
+        self.course(world, &mut actions);
+        actions.is_empty()
+    }
+}

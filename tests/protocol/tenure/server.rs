@@ -1,0 +1,126 @@
+//! The server, for one name: what the scripts in `src/store/lua` do to the lock, its counter of
+//! fencing tokens and its queue of waiting clients.
+
+use crate::hold::{Block, HoldId};
+use crate::tenure::flaw::Flaw;
+
+/// What a client sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Request {
+    pub(crate) hold: HoldId,
+    /// Its number among the requests for this hold.
+    pub(crate) round: u8,
+    pub(crate) command: Command,
+    /// Whether it is the copy of one that was executed.
+    pub(crate) is_copy: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Command {
+    /// Begins the hold, with up to so many tokens, or registers the client as waiting.
+    Acquire {
+        size: u8,
+    },
+    Release,
+}
+
+/// What the server answers to a client that acquires the lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Reply {
+    Granted { tokens: Block, begun: bool },
+    Held,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Server {
+    pub(crate) lock: Option<Entry>,
+    /// The client that is offered the lock.
+    pub(crate) offer: Option<usize>,
+    /// The last token.
+    pub(crate) counter: u8,
+    /// The waiting clients, that which has waited longest first.
+    pub(crate) queue: Vec<Place>,
+}
+
+/// The hash of a lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Entry {
+    pub(crate) hold: HoldId,
+    /// The request that has set its lease.
+    pub(crate) round: u8,
+    depth: u8,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Place {
+    pub(crate) client: usize,
+    /// Whether it was offered the lock and has not asked since.
+    marked: bool,
+}
+
+impl Server {
+    pub(crate) fn is_held_by(&self, hold: HoldId) -> bool {
+        self.lock.is_some_and(|entry| entry.hold == hold)
+    }
+
+    pub(crate) fn is_waiting(&self, client: usize) -> bool {
+        self.queue.iter().any(|place| place.client == client)
+    }
+
+    /// Begins a hold, finds it, or registers its client.
+    pub(crate) fn acquire(&mut self, request: Request, size: u8, flaw: Option<Flaw>) -> Reply {
+        let (hold, round) = (request.hold, request.round);
+        if let Some(entry) = self.lock.as_mut().filter(|entry| entry.hold == hold) {
+            entry.round = entry.round.max(round);
+            entry.depth += u8::from(flaw == Some(Flaw::RepeatIsCounted));
+            let tokens = Block { first: self.counter, last: self.counter };
+            return Reply::Granted { tokens, begun: false };
+        }
+        let is_kept = flaw != Some(Flaw::OffersAreIgnored);
+        let is_offered = self.offer.is_some_and(|client| is_kept && client != hold.client);
+        if self.lock.is_some() || is_offered {
+            self.register(hold.client);
+            return Reply::Held;
+        }
+        let tokens = Block { first: self.counter + 1, last: self.counter + size };
+        let is_reserved = flaw != Some(Flaw::BlockIsNotReserved);
+        self.counter = if is_reserved { tokens.last } else { tokens.first };
+        self.lock = Some(Entry { hold, round, depth: 1 });
+        self.offer = None;
+        self.queue.retain(|place| place.client != hold.client);
+        Reply::Granted { tokens, begun: true }
+    }
+
+    /// A client that has missed its offer keeps the place that it has.
+    fn register(&mut self, client: usize) {
+        match self.queue.iter_mut().find(|place| place.client == client) {
+            Some(place) => place.marked = false,
+            None => self.queue.push(Place { client, marked: false }),
+        }
+    }
+
+    /// Ends a hold. Returns `false` if it is gone.
+    pub(crate) fn release(&mut self, hold: HoldId, flaw: Option<Flaw>) -> bool {
+        let is_checked = flaw != Some(Flaw::ReleaseIsUnchecked);
+        match &mut self.lock {
+            Some(entry) if entry.hold == hold || !is_checked => entry.depth -= 1,
+            _ => return false,
+        }
+        self.lock = self.lock.filter(|entry| entry.depth > 0);
+        self.lock.is_none()
+    }
+
+    /// Offers a free lock to the client that has waited longest, and returns that. A client that
+    /// has not asked since its last offer has stopped, and is removed.
+    pub(crate) fn wake(&mut self, flaw: Option<Flaw>) -> Option<usize> {
+        while !self.queue.is_empty() {
+            let Place { client, marked } = self.queue.remove(0);
+            if !marked {
+                self.queue.push(Place { client, marked: true });
+                self.offer = (flaw != Some(Flaw::NothingIsOffered)).then_some(client);
+                return Some(client);
+            }
+        }
+        None
+    }
+}
