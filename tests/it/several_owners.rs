@@ -5,9 +5,11 @@ use std::env;
 use std::thread::{self, ScopedJoinHandle};
 
 use leasehold::{Canceller, Client, Error};
+use parking_lot::Mutex;
 use redis::Commands;
 
 use crate::support::child::{self, Child};
+use crate::support::proxy::Proxy;
 use crate::support::store::Handle;
 use crate::support::{
     Cluster, SOON, Server, eventually, ms, patient, server, sleepy, stores, timed,
@@ -22,7 +24,10 @@ stores! {
         clients_behind_a_waiter_that_leaves_have_their_turn,
         a_waiter_that_leaves_keeps_the_place_of_its_client,
         a_reader_behind_a_writer_of_its_client_that_leaves_has_its_turn,
-        a_waiter_that_was_killed_is_skipped;
+        a_waiter_that_was_killed_is_skipped,
+        a_waiter_that_has_stopped_costs_one_offer;
+    one server:
+        waiting_clients_keep_their_places_over_a_restart;
 }
 
 /// What a thread may wait for.
@@ -324,6 +329,72 @@ fn a_waiter_that_was_killed_is_skipped(server: &Server) {
         });
         eventually(SOON, || !server.exists("a"));
         assert!(server.queue("a").is_empty());
+    }
+}
+
+/// Also a waiter that sleeps when the place is offered to the one that has stopped, and for longer.
+fn a_waiter_that_has_stopped_costs_one_offer(server: &Server) {
+    let (holder, waiter) = (server.open(patient()), server.open(sleepy()));
+    for kind in Kind::ALL {
+        // Readers would be served beside it.
+        let wanted = if let Kind::Read = kind { Kind::Write } else { kind };
+        let held = kind.block(&holder, "a");
+        let variables = [(KIND, format!("{wanted:?}").into())];
+        let mut stopped = Child::start_with(wait_in_a_child, &server.address(), &variables);
+        eventually(SOON, || server.queue("a").len() == 1);
+        thread::scope(|scope| {
+            let waits = scope.spawn(|| kind.acquire(&waiter, "a").map(drop));
+            eventually(SOON, || server.queue("a").len() == 2 && server.listeners(&waiter) == 1);
+            // The first subscription has it ask once more.
+            server.settled_evals();
+            stopped.stop();
+            let (result, took) = timed(|| {
+                drop(held);
+                waits.join().unwrap()
+            });
+            result.unwrap();
+            assert!(took < SOON / 2, "{kind:?}: {took:?}");
+        });
+        stopped.kill();
+        eventually(SOON, || !server.exists("a"));
+    }
+}
+
+/// The holder releases before any of them listens again.
+fn waiting_clients_keep_their_places_over_a_restart(server: &Server) {
+    let (holder, proxy) = (server.open(patient()), Proxy::before(server));
+    let clients = [(); 4].map(|()| sleepy().open(&proxy.url()).unwrap());
+    for kind in Kind::ALL {
+        let held = kind.block(&holder, "a");
+        let places = clients.each_ref().map(|client| kind.entry(client));
+        let served = Mutex::new(Vec::new());
+        thread::scope(|scope| {
+            for (number, client) in clients.iter().enumerate() {
+                let served = &served;
+                scope.spawn(move || {
+                    let hold = kind.acquire(client, "a").unwrap();
+                    served.lock().push(kind.entry(client));
+                    drop(hold);
+                });
+                eventually(SOON, || {
+                    server.queue("a") == places[..=number] && server.listeners(client) == 1
+                });
+            }
+            server.settled_evals();
+            server.command(&["SAVE"]);
+            proxy.delay_subscriptions(ms(700));
+            server.restart();
+            drop(held);
+            eventually(SOON, || !server.exists("a"));
+            assert_eq!(server.queue("a"), places, "{kind:?}");
+        });
+        let mut served = served.into_inner();
+        if let Kind::Read = kind {
+            served.sort_by_key(|entry| places.iter().position(|place| place == entry));
+        }
+        assert_eq!(served, places, "{kind:?}");
+        eventually(SOON, || !server.exists("a") && server.queue("a").is_empty());
+        proxy.heal();
     }
 }
 

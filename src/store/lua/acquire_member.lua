@@ -38,7 +38,8 @@ if busy then
     ends = redis.call(
       'zrange', KEYS[1], '(' .. now, '+inf', 'byscore', 'limit', 0, 1, 'withscores')[2]
   end
-  return {0, ends and tonumber(ends) > now and tonumber(ends) - now or -1}
+  ends = ends and tonumber(ends) > now and tonumber(ends) - now or -1
+  return {0, rest and (ends < 0 or rest < ends) and rest or ends}
 end
 -- A permit has no token. All readers between two writers have the same one, which is greater than
 -- the first writer's.

@@ -7,8 +7,7 @@
 --       be, and another reader of it follows, 6 life of the queue in ms, 7 for how many ms a place
 --       is offered, 8 the permits, 0 for a read-write lock, 9 `shard`
 -- RETURNS the fence if a side is held now, or {1, fence or 0 of a permit, for how many more there
---         is room}; {0, ms until a hold in the way ends or -1} if another owner holds it or waits
---         for it
+--         is room}; {0, ms until to look again or -1} if another owner holds it or waits for it
 if foreign then
   return foreign
 end

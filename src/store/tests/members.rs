@@ -44,6 +44,7 @@ stores!(
     a_release_wakes_as_many_clients_as_there_are_permits,
     a_client_that_is_gone_is_skipped,
     a_client_that_has_stopped_costs_one_offer,
+    clients_without_a_listener_keep_their_places_for_two_seconds,
     a_wake_up_that_no_thread_waits_for_is_passed_on,
     an_offer_is_left_to_the_thread_that_waits,
     an_offer_that_is_taken_back_adds_no_permit,
@@ -127,6 +128,11 @@ fn listen(store: &dyn Store, client: &str) -> Box<dyn Wakeups> {
 fn is_woken(wakeups: &mut dyn Wakeups) -> bool {
     let wake = wakeups.next(soon());
     wake.is_some_and(|wake| matches!(wake, Ok(Wake::Lock(name)) if name == "lock"))
+}
+
+/// Of an offer to a client in front of it, which may have stopped.
+fn is_told(wakeups: &mut dyn Wakeups) -> bool {
+    is_woken(wakeups)
 }
 
 fn nothing_comes(wakeups: &mut dyn Wakeups) -> bool {
@@ -283,6 +289,7 @@ fn readers_of_a_client_take_their_turn_one_after_the_other(process: &Server) {
     assert_eq!(reads(3, Registration::Registered), Some(0));
     assert_eq!(reads(4, Registration::Followed), None, "the last one has come");
     assert_eq!(queue(process), ["w:writer", "r:readers"]);
+    assert!(is_told(&mut *writer));
     for nonce in 1..=3 {
         assert!(nothing_comes(&mut *writer));
         release(&store, &by("readers", Read, nonce));
@@ -353,7 +360,9 @@ fn a_writer_that_nobody_can_wake_goes_before_later_readers(process: &Server) {
     assert!(!tries(&store, &by("b", Read, 1)));
     came("-120000");
     is_kept();
-    assert!(tries(&store, &by("b", Read, 1)));
+    assert!(!tries(&store, &by("b", Read, 1)), "it is kept from when that was found");
+    is_kept();
+    eventually(|| tries(&store, &by("b", Read, 1)));
     assert_eq!(queue(process), [""; 0]);
 }
 
@@ -380,12 +389,12 @@ fn neighbouring_readers_are_woken_together(process: &Server) {
     release(&store, &of(Write, 1));
     assert!(is_woken(&mut *a) && takes_its_turn(&store, &by("a", Read, 1)));
     assert!(is_woken(&mut *b) && takes_its_turn(&store, &by("b", Read, 1)));
-    assert!(nothing_comes(&mut *c) && nothing_comes(&mut *d));
+    assert!(is_told(&mut *c) && nothing_comes(&mut *c) && nothing_comes(&mut *d));
     release(&store, &by("a", Read, 1));
     assert!(nothing_comes(&mut *c), "another reader holds it");
     release(&store, &by("b", Read, 1));
     assert!(is_woken(&mut *c) && takes_its_turn(&store, &by("c", Write, 1)));
-    assert!(nothing_comes(&mut *d));
+    assert!(is_told(&mut *d) && nothing_comes(&mut *d));
     release(&store, &by("c", Write, 1));
     assert!(is_woken(&mut *d) && takes_its_turn(&store, &by("d", Read, 1)));
     assert!(nothing_comes(&mut *a));
@@ -401,10 +410,11 @@ fn a_release_wakes_as_many_clients_as_there_are_permits(process: &Server) {
     release(&store, &of(kind, 1));
     assert!(!tries(&store, &of(kind, 3)), "it is offered");
     assert!(is_woken(&mut *a) && takes_its_turn(&store, &by("a", kind, 1)));
-    assert!(nothing_comes(&mut *b));
+    assert!(is_told(&mut *b) && nothing_comes(&mut *b) && nothing_comes(&mut *c));
     release(&store, &of(kind, 2));
     assert!(is_woken(&mut *b) && takes_its_turn(&store, &by("b", kind, 1)));
-    assert!(!takes_its_turn(&store, &by("c", kind, 1)) && nothing_comes(&mut *c));
+    assert!(is_told(&mut *c) && !takes_its_turn(&store, &by("c", kind, 1)));
+    assert!(nothing_comes(&mut *c));
 }
 
 fn a_client_that_is_gone_is_skipped(process: &Server) {
@@ -422,7 +432,9 @@ fn a_client_that_is_gone_is_skipped(process: &Server) {
         assert!(tries(&store, &of(mine, 2)));
         waits(&store, &by("dead", if mine == Read { Write } else { wanted }, 1));
         process.command(&["DEL", &keys()[0]]);
-        assert!(tries(&store, &of(wanted, 3)), "{mine:?}");
+        assert!(!tries(&store, &of(wanted, 3)), "{mine:?}: it may be about to listen");
+        eventually(|| tries(&store, &of(wanted, 3)));
+        assert_eq!(queue(process), [""; 0]);
         release(&store, &of(wanted, 3));
     }
 }
@@ -435,16 +447,54 @@ fn a_client_that_has_stopped_costs_one_offer(process: &Server) {
     waits(&store, &by("stopped", Write, 1));
     waits(&store, &by("alive", Write, 1));
     release(&store, &of(Read, 1));
-    let mut rounds = 0;
-    eventually(|| {
-        rounds += 1;
-        takes_its_turn(&store, &by("alive", Write, 1))
-    });
-    assert!(rounds > 1, "the first offer is the other's");
+    assert!(is_told(&mut *alive));
+    let reply = ask(&store, &by("alive", Write, 1), Registration::Registered);
+    let AcquireReply::Held { remaining: Some(left) } = reply else { panic!("{reply:?}") };
+    assert!(left <= Duration::from_millis(200), "it learns when the offer is over: {left:?}");
+    thread::sleep(left);
+    eventually(|| takes_its_turn(&store, &by("alive", Write, 1)));
     assert_eq!(queue(process), [""; 0]);
     release(&store, &by("alive", Write, 1));
     assert!(nothing_comes(&mut *alive));
     assert!(takes_its_turn(&store, &by("alive", Write, 2)));
+}
+
+/// As after a restart: none of them listens again yet.
+fn clients_without_a_listener_keep_their_places_for_two_seconds(process: &Server) {
+    let (store, permit) = (single(process), Permit { of: 1 });
+    let places = ["a", "b", "c", "d"];
+    for (held, wanted, prefix) in [(Read, Write, "w:"), (Write, Read, "r:"), (permit, permit, "p:")]
+    {
+        let clients = places.map(|client| format!("{prefix}{client}"));
+        assert!(tries(&store, &of(held, 1)));
+        for (number, client) in clients.iter().enumerate() {
+            process.command(&["ZADD", &keys()[2], &(number + 1).to_string(), &id(client)]);
+        }
+        process.command(&["PEXPIRE", &keys()[2], "60000"]);
+        release(&store, &of(held, 1));
+        assert_eq!(queue(process), clients);
+        let reply = ask(&store, &by("d", wanted, 1), Registration::Registered);
+        let AcquireReply::Held { remaining: Some(left) } = reply else { panic!("{reply:?}") };
+        assert!(left <= Duration::from_millis(2100), "{left:?}");
+        assert!(!tries(&store, &of(held, 2)) && !tries(&store, &of(wanted, 2)));
+        assert_eq!(queue(process), clients, "those who ask, or come, do not change that");
+        assert_eq!(process.ask::<i64>(&["EXISTS", &keys()[0]]), 0, "no offer to any");
+
+        assert!(takes_its_turn(&store, &by("a", wanted, 1)), "{wanted:?}");
+        // Another one is reached, but goes behind those that were found without a listener.
+        let mut wakeups = listen(&store, "c");
+        release(&store, &by("a", wanted, 1));
+        assert!(is_told(&mut *wakeups));
+        let reply = ask(&store, &by("c", wanted, 1), Registration::Registered);
+        assert!(matches!(reply, AcquireReply::Held { remaining: Some(_) }), "{reply:?}");
+        assert_eq!(queue(process), clients[1..]);
+        eventually(|| takes_its_turn(&store, &by("c", wanted, 1)));
+        assert_eq!(queue(process), [""; 0], "two seconds later");
+        release(&store, &by("c", wanted, 1));
+        drop(wakeups);
+        let channel = Keys::channel(&id("c"));
+        eventually(|| process.ask::<i64>(&["PUBLISH", &channel, "x"]) == 0);
+    }
 }
 
 /// As a client does that is woken and has no thread for it.
@@ -469,8 +519,9 @@ fn a_wake_up_that_no_thread_waits_for_is_passed_on(process: &Server) {
         }
         release(&store, &of(held, 1));
         assert!(is_woken(&mut *a), "{held:?}");
+        assert!(is_told(&mut *b), "{held:?}");
         passes_on(&store, "a");
-        assert!(is_woken(&mut *b), "{held:?}");
+        assert!(is_woken(&mut *b) && is_told(&mut *c), "{held:?}");
         let (second, third) = (by("b", wanted[1], 1), by("c", wanted[2], 1));
         assert!(takes_its_turn(&store, &second));
         // Neither what a client holds nor its place in the queue is taken from it.
@@ -522,13 +573,15 @@ fn an_offer_that_is_taken_back_adds_no_permit(process: &Server) {
         waits(&store, &by(client, kind, 1));
     }
     release(&store, &of(kind, 1));
-    assert!(is_woken(&mut *clients[0]));
+    assert!(is_woken(&mut *clients[0]) && is_told(&mut *clients[1]));
     passes_on(&store, "a");
-    assert!(is_woken(&mut *clients[1]) && nothing_comes(&mut *clients[2]));
+    assert!(is_woken(&mut *clients[1]) && is_told(&mut *clients[2]));
+    assert!(nothing_comes(&mut *clients[2]));
     // When this offer is over, its place is no longer its own to give.
     eventually(|| store.count("lock", soon()).ok() == Some(1));
     release(&store, &of(kind, 2));
     assert!(is_woken(&mut *clients[2]) && is_woken(&mut *clients[3]));
+    assert!(is_told(&mut *clients[4]));
     passes_on(&store, "b");
     assert!(nothing_comes(&mut *clients[4]));
 }
@@ -547,8 +600,9 @@ fn a_permit_that_a_client_must_decline_is_offered_to_the_next(process: &Server) 
     let declines = |wakeups: &mut dyn Wakeups, client| {
         is_woken(wakeups) && !takes_its_turn(&store, &by(client, one, 1))
     };
-    assert!(declines(&mut *a, "a") && declines(&mut *b, "b"));
-    assert!(is_woken(&mut *c) && takes_its_turn(&store, &by("c", three, 1)));
+    assert!(declines(&mut *a, "a") && is_told(&mut *b) && declines(&mut *b, "b"));
+    assert!(is_told(&mut *c) && is_woken(&mut *c));
+    assert!(takes_its_turn(&store, &by("c", three, 1)));
 
     // Those that must decline do not offer a place to each other again and again.
     release(&store, &by("c", three, 1));
@@ -582,7 +636,7 @@ fn a_permit_is_offered_whatever_the_client_goes_by_that_leaves_it(process: &Serv
     waits(&store, &by("few", one, 2));
     waits(&store, &by("many", three, 3));
     release(&store, &of(three, 2));
-    assert!(is_woken(&mut *few));
+    assert!(is_woken(&mut *few) && is_told(&mut *many));
     let waiting = WaitingClient { kind: Some(one), name: "lock", client: &id("few") };
     store.unregister(waiting, soon()).expect("a reply");
     assert!(is_woken(&mut *many) && takes_its_turn(&store, &by("many", three, 3)));
