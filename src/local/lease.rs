@@ -7,7 +7,7 @@
 use std::convert::Infallible;
 use std::mem;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
@@ -41,8 +41,8 @@ const RELEASED_AGAIN: u8 = 4;
 pub(crate) struct Lease {
     pub(crate) id: HoldId,
     pub(crate) span: HoldSpan,
-    /// Of a whole lease.
-    duration: Duration,
+    /// Of a whole lease, in nanoseconds: a `Duration` takes twice as much memory.
+    duration: u64,
     renewed: bool,
     /// When the tenure began: when the request was sent that has brought it.
     begun: Moment,
@@ -51,8 +51,6 @@ pub(crate) struct Lease {
     /// Until then the lock stays taken, however early the hold is released.
     kept_until: Moment,
     deadline: Deadline,
-    /// When it was ended; [`Moment::FIRST`] before.
-    ended: AtomicU64,
     /// How many guards there are. Only the holding thread changes it.
     depth: AtomicU32,
     /// Whether a request that began this hold may be executed once more.
@@ -71,6 +69,8 @@ struct CurrentHold {
     fence: u64,
     /// How many holds may follow, each with the next token.
     room: u32,
+    ended: bool,
+    /// When it began. Once it has ended, as long after [`Moment::FIRST`] as it was held.
     acquired: Moment,
     /// `None` for a hold that belongs to no thread.
     thread: Option<Thread>,
@@ -98,14 +98,13 @@ impl Lease {
         Self {
             id,
             span: HoldSpan::default(),
-            duration: options.lease,
+            duration: Moment::FIRST.after(options.lease).raw() - Moment::FIRST.raw(),
             renewed: options.renew,
             begun: sent,
             end: age_limit(sent, options.max_hold),
             // From the reply, because the store has begun the hold by then.
             kept_until: options.hold_at_least.map_or(Moment::FIRST, |time| replied.after(time)),
             deadline: Deadline::new(local_deadline(sent, times.lease)),
-            ended: AtomicU64::new(Moment::FIRST.raw()),
             depth: AtomicU32::new(1),
             in_doubt: AtomicBool::new(false),
             failing: AtomicBool::new(false),
@@ -113,6 +112,7 @@ impl Lease {
             current: Mutex::new(CurrentHold {
                 fence,
                 room,
+                ended: false,
                 acquired: replied,
                 thread: thread.clone(),
                 over: None,
@@ -136,7 +136,7 @@ impl Lease {
     /// is time and a token left, and no request of the tenure is in doubt.
     pub(crate) fn may_be_followed_by(&self, caller: &Caller) -> bool {
         let LockOptions { lease, renew, max_hold, hold_at_least, .. } = caller.options;
-        (self.duration, self.renewed) == (lease, renew)
+        (self.duration(), self.renewed) == (lease, renew)
             && self.end == age_limit(self.begun, max_hold)
             && (self.kept_until, hold_at_least) == (Moment::FIRST, None)
             && self.current.lock().room > 0
@@ -154,6 +154,7 @@ impl Lease {
         let next = CurrentHold {
             fence: current.fence + 1,
             room: current.room - 1,
+            ended: false,
             acquired: Moment::now(),
             thread: caller.thread.clone(),
             over: None,
@@ -172,9 +173,12 @@ impl Lease {
 
     /// Returns how long its holder has had it.
     pub(crate) fn held(&self) -> Duration {
-        let ended = Moment::from_raw(self.ended.load(Ordering::Relaxed));
-        let ended = if ended == Moment::FIRST { Moment::now() } else { ended };
-        ended.since(self.current.lock().acquired)
+        let current = self.current.lock();
+        if current.ended {
+            current.acquired.since(Moment::FIRST)
+        } else {
+            Moment::now().since(current.acquired)
+        }
     }
 
     pub(crate) fn depth(&self) -> u32 {
@@ -233,12 +237,12 @@ impl Lease {
     /// Returns `true` if less than a third of the lease is left, but some.
     pub(crate) fn is_nearly_over(&self) -> bool {
         let remaining = self.remaining();
-        !remaining.is_zero() && remaining < self.duration / 3
+        !remaining.is_zero() && remaining < self.duration() / 3
     }
 
     /// Returns the duration of a whole lease.
     pub(crate) fn duration(&self) -> Duration {
-        self.duration
+        Duration::from_nanos(self.duration)
     }
 
     /// Returns `true` if requests about the hold may renew it.
@@ -249,7 +253,7 @@ impl Lease {
     /// Returns the lease to ask for in a request that is sent now: less than a whole one where the
     /// age limit comes first.
     pub(crate) fn next_lease(&self, now: Moment) -> Duration {
-        self.duration.min(self.end.since(now))
+        self.duration().min(self.end.since(now))
     }
 
     /// Moves the deadline after a request sent at `sent` has renewed the hold for `lease`. Does
@@ -284,7 +288,9 @@ impl Lease {
         let now = Moment::now();
         let ended = self.deadline.end(now);
         if ended {
-            self.ended.store(now.raw(), Ordering::Relaxed);
+            let mut current = self.current.lock();
+            current.ended = true;
+            current.acquired = Moment::FIRST.after(now.since(current.acquired));
         }
         ended
     }
@@ -358,25 +364,30 @@ impl Lease {
     pub(crate) fn to_clean_up(&self) -> InDoubtHold {
         let kept_until = if self.is_lost() { Moment::FIRST } else { self.kept_until };
         let settled_by_release = !self.is_in_doubt();
-        InDoubtHold { hold: self.id.clone(), kept_until, lease: self.duration, settled_by_release }
+        InDoubtHold {
+            hold: self.id.clone(),
+            kept_until,
+            lease: self.duration(),
+            settled_by_release,
+        }
     }
 
     /// Returns what the renewer has to do for the lease next.
     pub(crate) fn next_step(&self) -> NextStep {
         let Some(deadline) = self.deadline.get() else { return NextStep::None };
         // The age limit leaves nothing to renew, or the thread that could release is gone.
-        let last = deadline.after(drift(self.duration)) >= self.end;
+        let last = deadline.after(drift(self.duration())) >= self.end;
         if !self.renewed || last || !self.has_living_thread() {
             NextStep::Expire(deadline)
         } else {
-            NextStep::Renew(deadline.before(self.duration * 2 / 3))
+            NextStep::Renew(deadline.before(self.duration() * 2 / 3))
         }
     }
 
     /// Returns `true` if the lease should be renewed now, or so soon that it may go along with
     /// others.
     pub(crate) fn is_due(&self, now: Moment) -> bool {
-        let soon = now.after(self.duration / TOGETHER);
+        let soon = now.after(self.duration() / TOGETHER);
         matches!(self.next_step(), NextStep::Renew(due) if due <= soon)
     }
 }

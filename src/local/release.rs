@@ -31,9 +31,9 @@ pub(crate) fn hand_off_or_unlock(shared: &Shared, lease: &Arc<Lease>) -> Result<
     if lease.depth() == 1 && hand_off(shared, lease) { Ok(()) } else { unlock(shared, lease) }
 }
 
-/// As `unlock`, for the holds of a set, which have one level each: their releases are sent together.
-/// It takes no longer than for one hold: after an outage they are repeated in the background. A
-/// loss is reported rather than another failure.
+/// As `unlock`, for the holds of a set, which have one level each: their releases are sent
+/// together. It takes no longer than for one hold: after an outage they are repeated in the
+/// background. A loss is reported rather than another failure.
 pub(crate) fn unlock_all(shared: &Shared, leases: &[Arc<Lease>]) -> Result<()> {
     shared.identity.check_process()?;
     let Some(first) = leases.first() else { return Ok(()) };

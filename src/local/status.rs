@@ -43,8 +43,8 @@ pub(crate) fn verify(shared: &Shared, lease: &Lease) -> Result<()> {
     Err(HoldFailure::of(lease).into_error("verify", name))
 }
 
-/// As `verify`, for the holds of a set, and as `renew` if it `renews` them: all in one round trip to
-/// each server.
+/// As `verify`, for the holds of a set, and as `renew` if it `renews` them: all in one round trip
+/// to each server.
 ///
 /// # Errors
 ///

@@ -3,8 +3,8 @@
 //! `--kind` the names are read-write locks or semaphores, or some of each kind.
 //!
 //! `cargo test --release --test torture -- --seconds 60`; `--help` lists the options. The harness
-//! starts a `redis-server` of its own. It fails if a promise was broken, if a lock is no longer used
-//! when the faults are over, or if threads that share locks never hand one off. It checks four
+//! starts a `redis-server` of its own. It fails if a promise was broken, if a lock is no longer
+//! used when the faults are over, or if threads that share locks never hand one off. It checks four
 //! models:
 //!
 //! | model | promise | voided by |

@@ -5,24 +5,22 @@
 -- asks until when the offer lasts, and looks again then. A client whose channel has no listener is
 -- removed if another one listens. If none does, the server may have restarted or just become the
 -- master, and all of them may be about to listen: for two seconds they keep their places, and those
--- behind them are only told that there is an end to that. The same holds for a client without a
--- listener before its turn that has waited for two seconds: it may have been about to listen, and
--- behind some proxies no client can. If the server refuses to publish, each client finds its turn
--- when it next asks.
--- A place is the time when the client came; once the client was found without a listener it is the
--- time of that, less `past`, in front of all others.
--- KEYS  1 lock
--- USES  `tell`; `now`; `serves`, whether to do so; `queue`, a key; `window`, for how many ms a
+-- behind them are only told that there is an end to that, unless permits are left for both. Before
+-- its turn a client without a listener is removed only when it has waited for two seconds, because
+-- it may be about to listen, and behind some proxies no client can. If the server refuses to
+-- publish, each client finds its turn when it next asks. A place is the time when the client came;
+-- once the client was found without a listener it is the time of that, less `past`, in front of all
+-- others. KEYS  1 lock USES  `tell`; `now`; `serves`, whether to do so; `queue`, a key; `window`,
+-- for how many ms a
 --       place is offered; `permits`, 0 for a read-write lock; and `me`, who is not told, or nil
 -- SETS  `blocked`, whether a client is in the queue whose turn it is not; and `rest`, for how many
 --       ms at most it is because of one without a listener, or nil
-local blocked, rest, reached, follows, silent, past = false, nil, false, false, {}, 1e13
+local blocked, rest, reached, follows, silent, kept, past = false, nil, false, false, {}, 0, 1e13
 local function listens(client)
   return redis.pcall('pubsub', 'numsub', 'leasehold:wake:' .. client)[2] ~= 0
 end
-local function expect(client, number)
-  redis.pcall('zadd', queue, 'xx', now - past + number / 100, client)
-  blocked, rest = true, 2000
+local function are_held()
+  return redis.call('zcount', KEYS[1], '(' .. now, '+inf')
 end
 local function serve(next, client)
   local offer, last = next .. ':0', redis.call('zrange', KEYS[1], -1, -1, 'withscores')[2]
@@ -37,14 +35,14 @@ local function serve(next, client)
   return told
 end
 for _ = 1, serves and 100 or 0 do
-  local first = redis.pcall('zrange', queue, #silent, #silent, 'withscores')
+  local first = redis.pcall('zrange', queue, #silent + kept, #silent + kept, 'withscores')
   local next = first[1]
   if not next then
     break
   end
   local wanted, admitted = string.sub(next, 1, 2), nil
   if wanted == 'p:' and permits > 0 then
-    admitted = redis.call('zcount', KEYS[1], '(' .. now, '+inf') < permits
+    admitted = are_held() + kept < permits
   elseif (wanted == 'r:' or wanted == 'w:') and permits == 0 then
     local holder = redis.call('zrange', KEYS[1], '(' .. now, '+inf', 'byscore', 'limit', 0, 1)[1]
     admitted = not holder or wanted == 'r:' and string.sub(holder, 1, 2) == 'r:'
@@ -56,12 +54,7 @@ for _ = 1, serves and 100 or 0 do
     told, grace = 0, 0 -- Of another kind, from before the name was used for this.
   elseif not admitted then
     told = next ~= me and now - came > 2000 and not listens(client) and 0 or nil
-    if told and not grace then
-      told = nil
-      if #silent == 0 then
-        expect(next, 0)
-      end
-    end
+    grace = grace or 0
   else
     reached = reached or next == me and listens(client)
     if next ~= me or reached or #silent == 0 then
@@ -74,8 +67,11 @@ for _ = 1, serves and 100 or 0 do
   if told == 0 and not grace then
     silent[#silent + 1] = next
   elseif told == 0 and grace > 0 then
-    blocked, rest = true, grace
-    break
+    rest, kept = math.max(rest or 0, grace), kept + 1
+    if permits == 0 then
+      blocked = true
+      break
+    end
   elseif type(told) ~= 'number' or redis.pcall('zrem', queue, next) ~= 1 then
     blocked = true
     break
@@ -85,9 +81,11 @@ for i, client in ipairs(silent) do
   if reached then
     redis.pcall('zrem', queue, client)
   else
-    expect(client, i)
+    redis.pcall('zadd', queue, 'xx', now - past + i / 100, client)
+    rest, kept = 2000, kept + 1
   end
 end
+blocked = blocked or kept > 0 and (permits == 0 or are_held() + kept >= permits)
 local behind = blocked and (follows or rest) and redis.pcall('zrange', queue, 0, 9) or {}
 for _, next in ipairs(behind) do
   if next == me or tell(string.sub(next, 3)) ~= 0 then
