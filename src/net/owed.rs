@@ -43,7 +43,7 @@ pub(crate) struct PostedRequest {
     /// Without a reply by then, there is none.
     pub(super) deadline: Instant,
     /// Until then the thread that posts it may wait for a connection to be opened, or for room.
-    pub(super) patience: Instant,
+    pub(super) write_by: Instant,
     on_reply: OnReply,
 }
 
@@ -56,12 +56,12 @@ impl fmt::Debug for PostedRequest {
 impl PostedRequest {
     pub(crate) fn new(request: Request, deadline: Instant, on_reply: OnReply) -> Self {
         let (preludes, posted) = (request.preludes(), Instant::now());
-        Self { request, preludes, posted, blocks: false, deadline, patience: deadline, on_reply }
+        Self { request, preludes, posted, blocks: false, deadline, write_by: deadline, on_reply }
     }
 
     /// As it is, for a thread that waits no longer than a moment.
     pub(crate) fn at_once(self) -> Self {
-        Self { patience: self.deadline.min(end_of(MOMENT)), ..self }
+        Self { write_by: self.deadline.min(end_of(MOMENT)), ..self }
     }
 
     /// A request that was written already and makes the server wait, perhaps until the deadline,

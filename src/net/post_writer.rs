@@ -26,17 +26,17 @@ impl PostWriter {
         // If the program ended with replies unread, its system would reset the connection, and the
         // server might not read on behind the request that it executes at that moment.
         connection.collect(WaitFor::Nothing);
-        let patience = posted.iter().map(|posted| posted.patience).max().unwrap_or(deadline);
+        let write_by = posted.iter().map(|posted| posted.write_by).max().unwrap_or(deadline);
         let mut posted = posted.into_iter().peekable();
         let mut outcome = Ok(());
         if !connection.can_post(Instant::now()) {
-            outcome = self.wait(|| connection.connect(patience));
+            outcome = self.wait(|| connection.connect(write_by));
         }
         while outcome.is_ok()
             && let Some(len) = posted.peek().map(PostedRequest::len)
         {
             if !connection.owed().has_room(len) {
-                outcome = self.wait(|| connection.read_owed(patience));
+                outcome = self.wait(|| connection.read_owed(write_by));
             } else if let Some(posted) = posted.next() {
                 connection.owe(posted);
             }
@@ -49,7 +49,7 @@ impl PostWriter {
             drop(connection.send(|_| {}).and_then(|()| self.wait(|| connection.flush(deadline))));
         }
         if connection.owed().is_full() {
-            drop(self.wait(|| connection.read_owed(patience)));
+            drop(self.wait(|| connection.read_owed(write_by)));
         }
     }
 

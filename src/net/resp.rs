@@ -116,7 +116,8 @@ impl RespStream {
         PolledSocket { stream: self.stream.clone(), what: self.polled_for() }
     }
 
-    /// Writes as much as there is room for, without waiting. Whoever reads goes on with the rest.
+    /// Writes as much as there is room for, without waiting. The thread that reads goes on with the
+    /// rest.
     pub(crate) fn write(&mut self) -> io::Result<()> {
         let rest = &self.out[self.written..];
         self.written += match &mut self.layer {

@@ -20,7 +20,7 @@ use parking_lot::Mutex;
 const KEPT: Duration = Duration::from_secs(30);
 
 /// How long callers rely on a call before another is begun.
-const PATIENCE: Duration = Duration::from_secs(30);
+const SLOW_AFTER: Duration = Duration::from_secs(30);
 
 /// How many calls with the same argument there are at once.
 const CALLS_MAX: usize = 2;
@@ -32,7 +32,7 @@ pub(super) struct SharedCalls<K, T> {
     function: Arc<dyn Fn(&K) -> T + Send + Sync>,
     /// The calls under way, and those whose answers no caller has taken yet, the oldest first.
     calls: Arc<Mutex<Vec<SharedCall<K, T>>>>,
-    patience: Duration,
+    slow_after: Duration,
 }
 
 /// One call. It is over when `ended` is disconnected.
@@ -63,9 +63,9 @@ pub(super) enum NoAnswer {
 
 impl<K, T> Clone for SharedCalls<K, T> {
     fn clone(&self) -> Self {
-        let Self { thread, function, calls, patience } = self;
+        let Self { thread, function, calls, slow_after } = self;
         let (function, calls) = (function.clone(), calls.clone());
-        Self { thread, function, calls, patience: *patience }
+        Self { thread, function, calls, slow_after: *slow_after }
     }
 }
 
@@ -85,7 +85,7 @@ where
         function: impl Fn(&K) -> T + Send + Sync + 'static,
     ) -> Self {
         let (function, calls) = (Arc::new(function), Arc::default());
-        Self { thread, function, calls, patience: PATIENCE }
+        Self { thread, function, calls, slow_after: SLOW_AFTER }
     }
 
     /// Returns the answer of a call, which is begun unless it is under way.
@@ -109,7 +109,7 @@ where
             return Ok(over.clone());
         }
         if let Some(last) = same.last().copied()
-            && (same.len() >= CALLS_MAX || last.begun.elapsed() < self.patience)
+            && (same.len() >= CALLS_MAX || last.begun.elapsed() < self.slow_after)
         {
             return Ok(last.clone());
         }
@@ -237,7 +237,7 @@ mod tests {
         assert_eq!(scene.call(AT_ONCE), None);
         assert_eq!(scene.call(AT_ONCE), None);
         assert_eq!(scene.begun.load(Ordering::SeqCst), 1, "it may just be slow");
-        scene.calls.patience = Duration::ZERO;
+        scene.calls.slow_after = Duration::ZERO;
         for _ in 0..3 {
             assert_eq!(scene.call(AT_ONCE), None);
         }
