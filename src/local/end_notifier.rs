@@ -14,6 +14,7 @@ use crate::local::outage::Outages;
 use crate::local::wait_queues::WaitQueues;
 use crate::store::hold::{HoldId, HoldKind};
 use crate::store::job::InDoubtHold;
+use crate::store::request::HoldReply;
 
 /// Why leases are lost.
 pub(crate) const EXPIRED: &str = "it was not renewed in time";
@@ -42,6 +43,20 @@ impl HoldFailure {
             Self::Failed(failure) => failure.into_error(attempt, name),
             Self::Lost => Error::lost(name),
         }
+    }
+}
+
+/// Returns what the reply to a release means. If an earlier request is `in_doubt`, or another
+/// thread releases the hold as well, a reply that it is gone is no loss.
+pub(super) fn release_outcome(
+    lease: &Lease,
+    reply: Result<HoldReply, Failure>,
+    in_doubt: bool,
+) -> Result<(), HoldFailure> {
+    match reply {
+        Ok(HoldReply::Gone) if !in_doubt && !lease.is_released_again() => Err(HoldFailure::Lost),
+        Ok(HoldReply::Gone | HoldReply::Done) => Ok(()),
+        Err(failure) => Err(HoldFailure::Failed(failure)),
     }
 }
 

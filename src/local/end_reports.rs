@@ -2,7 +2,7 @@
 //! what must be cleaned up.
 
 use crate::failure::Failure;
-use crate::local::end_notifier::{EXPIRED, EndNotifier, GONE, HoldFailure};
+use crate::local::end_notifier::{EXPIRED, EndNotifier, GONE, HoldFailure, release_outcome};
 use crate::local::lease::Lease;
 use crate::local::renewer::Renewer;
 use crate::store::request::HoldReply;
@@ -21,22 +21,12 @@ impl EndReports {
         self.ends.report_end(lease, outcome, |in_doubt| self.renewer.add_clean_up(in_doubt));
     }
 
-    /// Reports a hold that ends and is followed by another in its tenure.
-    pub(super) fn report_handoff(&self, lease: &Lease) {
-        self.ends.report_release(lease);
-    }
-
     /// As `report_end`, with the reply to a release that was posted.
     pub(super) fn report_reply(&self, lease: &Lease, reply: Result<HoldReply, Failure>) {
         if reply.is_ok() {
             self.ends.outages.record_reply(lease.name());
         }
-        let outcome = match reply {
-            Ok(HoldReply::Gone) if !lease.is_released_again() => Err(HoldFailure::Lost),
-            Ok(HoldReply::Gone | HoldReply::Done) => Ok(()),
-            Err(failure) => Err(HoldFailure::Failed(failure)),
-        };
-        self.settle(lease, &outcome);
+        self.settle(lease, &release_outcome(lease, reply, false));
     }
 
     /// As `report_end`, for a hold whose release was not confirmed, before the next holder reports

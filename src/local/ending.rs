@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::clock::Moment;
 use crate::failure::Failure;
-use crate::local::end_notifier::HoldFailure;
+use crate::local::end_notifier::{HoldFailure, release_outcome};
 use crate::local::lease::Lease;
 use crate::local::retry::RetryPolicy;
 use crate::local::shared::Shared;
@@ -29,18 +29,15 @@ pub(super) fn release_in_store(
         if reply.is_ok() {
             shared.record_reply(lease.name());
         }
-        match reply {
-            Ok(HoldReply::Gone) if !in_doubt && !lease.is_released_again() => {
-                return Err(HoldFailure::Lost);
-            }
-            Ok(HoldReply::Gone | HoldReply::Done) => return Ok(()),
-            Err(mut failure) => {
+        match release_outcome(lease, reply, in_doubt) {
+            Err(HoldFailure::Failed(mut failure)) => {
                 in_doubt |= failure.is_ambiguous();
                 match shared.pause_after(retry, lease.name(), &mut failure) {
                     Some(pause) => thread::sleep(pause),
                     None => return Err(HoldFailure::Failed(failure)),
                 }
             }
+            outcome => return outcome,
         }
     }
 }

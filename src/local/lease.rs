@@ -5,7 +5,6 @@
 //! [`EndNotifier`](crate::local::end_notifier::EndNotifier) reports a loss to others.
 
 use std::convert::Infallible;
-use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::thread::ThreadId;
@@ -14,7 +13,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, bounded};
 use parking_lot::Mutex;
 
-use crate::clock::Moment;
+use crate::clock::{Moment, nanos};
 use crate::config::LockOptions;
 use crate::local::call::Caller;
 use crate::local::deadline::Deadline;
@@ -98,7 +97,7 @@ impl Lease {
         Self {
             id,
             span: HoldSpan::default(),
-            duration: Moment::FIRST.after(options.lease).raw() - Moment::FIRST.raw(),
+            duration: nanos(options.lease),
             renewed: options.renew,
             begun: sent,
             end: age_limit(sent, options.max_hold),
@@ -150,8 +149,9 @@ impl Lease {
     pub(crate) fn begin_next(&self, caller: &Caller) {
         self.told.store(0, Ordering::Release);
         self.set_depth(1);
+        self.disconnect();
         let mut current = self.current.lock();
-        let next = CurrentHold {
+        *current = CurrentHold {
             fence: current.fence + 1,
             room: current.room - 1,
             ended: false,
@@ -159,11 +159,6 @@ impl Lease {
             thread: caller.thread.clone(),
             over: None,
         };
-        let CurrentHold { over, .. } = mem::replace(&mut *current, next);
-        drop(current);
-        if let Some(channel) = over {
-            channel.disconnect();
-        }
     }
 
     /// Returns `true` unless it belongs to a thread that has ended.

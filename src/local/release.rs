@@ -9,7 +9,7 @@ use crate::clock::end_of;
 use crate::config::{LockOptions, Mechanism};
 use crate::error::{Error, Result};
 use crate::local::call::CallTimes;
-use crate::local::end_notifier::HoldFailure;
+use crate::local::end_notifier::{HoldFailure, release_outcome};
 use crate::local::ending::{self, Answer};
 use crate::local::lease::Lease;
 use crate::local::reentrancy;
@@ -57,13 +57,7 @@ pub(crate) fn unlock_all(shared: &Shared, leases: &[Arc<Lease>]) -> Result<()> {
         HoldRequest::Release(lease.to_release(deadline))
     });
     for (lease, Answer { in_doubt, reply, .. }) in held.into_iter().zip(answers) {
-        let released = match reply {
-            Ok(HoldReply::Gone) if !in_doubt && !lease.is_released_again() => {
-                Err(HoldFailure::Lost)
-            }
-            Ok(HoldReply::Gone | HoldReply::Done) => Ok(()),
-            Err(failure) => Err(HoldFailure::Failed(failure)),
-        };
+        let released = release_outcome(lease, reply, in_doubt);
         shared.end_reports.settle(lease, &released);
         let_next_try(shared, lease);
         add(finish(lease, released));
@@ -217,7 +211,7 @@ fn hand_off(shared: &Shared, lease: &Arc<Lease>) -> bool {
     let mut span = None;
     let handed_off = shared.queues(lease.id.kind).hand_off(lease, || {
         span = lease.span.take();
-        shared.end_reports.report_handoff(lease);
+        shared.end_reports.ends.report_release(lease);
     });
     if let Some(span) = span {
         span.close(false);
