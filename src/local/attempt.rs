@@ -22,9 +22,10 @@ use crate::local::retry::RetryPolicy;
 use crate::local::shared::Shared;
 use crate::local::wait_queues::WaitQueues;
 use crate::redisson::RedissonWait;
+use crate::store::ask_one;
 use crate::store::hold::HoldKind;
 use crate::store::request::{
-    AcquireReply, Change, PendingReply, PostedChange, Registration, WaitingClient, is_granted,
+    AcquireReply, Change, HoldRequest, PendingReply, PostedChange, Registration, is_granted,
 };
 
 /// For so long a thread yields to clients that have waited longer after the lock has become free by
@@ -222,7 +223,7 @@ impl<'a> Attempt<'a> {
         for released in released {
             self.after_release = true;
             released.mark_released_again();
-            store.release(released.to_release(self.retry.request_deadline()))?;
+            ask_one(&**store, released.to_release(self.retry.request_deadline()))?;
             end_reports.settle(&released, &Ok(()));
         }
         self.after_release = false;
@@ -274,7 +275,9 @@ impl<'a> Attempt<'a> {
         let deadline = last.map_or(end, |last| last.min(end));
         if deadline > Instant::now() {
             let (shared, hold) = (self.shared, &self.request.hold);
-            shared.store.unregister(WaitingClient::of(hold), deadline).unwrap_or_default();
+            let change = Change::Unregister { any_kind: false };
+            // If it fails, a wake-up does it.
+            drop(ask_one(&*shared.store, HoldRequest { hold, change, deadline }));
             // A thread that began to wait in between is not registered now.
             shared.queues(hold.kind).wake(&hold.name, &*shared.store);
         }
@@ -289,14 +292,14 @@ impl<'a> Attempt<'a> {
         let (shared, hold) = (self.shared, &self.request.hold);
         let (reports, lease) = (shared.end_reports.clone(), self.caller.times.lease);
         let waited = hold.clone();
-        shared.store.post(PostedChange {
-            hold,
-            change: Change::Unregister,
-            deadline: end_of(self.caller.times.io_timeout),
+        let change = Change::Unregister { any_kind: false };
+        let deadline = end_of(self.caller.times.io_timeout);
+        shared.store.post(vec![PostedChange {
+            request: HoldRequest { hold, change, deadline },
             on_reply: Box::new(move |reply| match reply {
                 Ok(_) => reports.ends.signal_head(&waited.name),
                 Err(_) => reports.renewer.unregister(waited, lease),
             }),
-        });
+        }]);
     }
 }

@@ -12,8 +12,9 @@ use crate::local::end_notifier::{HoldFailure, release_outcome};
 use crate::local::lease::Lease;
 use crate::local::retry::RetryPolicy;
 use crate::local::shared::Shared;
+use crate::store::ask_one;
 use crate::store::hold::HoldId;
-use crate::store::request::{HoldReply, HoldRequest, Release};
+use crate::store::request::{Change, HoldReply, HoldRequest};
 
 /// Releases a hold in the store. With `in_doubt` an earlier request may have ended it: then a reply
 /// that it is gone is no loss, and neither is one to a repetition, or if another thread releases it
@@ -25,7 +26,7 @@ pub(super) fn release_in_store(
     mut in_doubt: bool,
 ) -> Result<(), HoldFailure> {
     loop {
-        let reply = shared.store.release(lease.to_release(retry.request_deadline()));
+        let reply = ask_one(&*shared.store, lease.to_release(retry.request_deadline()));
         if reply.is_ok() {
             shared.record_reply(lease.name());
         }
@@ -64,7 +65,7 @@ pub(super) fn ask_all(
         let open: Vec<usize> = (0..leases.len()).filter(|at| is_open(&answers[*at])).collect();
         let (sent, deadline) = (Moment::now(), retry.request_deadline());
         let requests: Vec<_> = open.iter().map(|at| request(leases[*at], deadline)).collect();
-        let replies = shared.store.ask_holds(&requests);
+        let replies = shared.store.ask(&requests);
         let mut failure = None;
         for (at, reply) in open.into_iter().zip(replies) {
             failure = failure.or_else(|| reply.as_ref().err().cloned());
@@ -83,7 +84,8 @@ pub(super) fn ask_all(
 
 /// Ends a new hold that exists but fell short of its durability, in the background if need be.
 pub(super) fn undo(shared: &Shared, hold: &HoldId, lease: Duration, deadline: Instant) {
-    if shared.store.release(Release::at_once(hold, deadline)).is_err() {
+    let release = HoldRequest { hold, change: Change::RELEASE, deadline };
+    if ask_one(&*shared.store, release).is_err() {
         shared.clean_up(hold, lease, true);
     }
 }

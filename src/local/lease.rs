@@ -22,7 +22,7 @@ use crate::local::over_channel::OverChannel;
 use crate::spans::HoldSpan;
 use crate::store::hold::HoldId;
 use crate::store::job::InDoubtHold;
-use crate::store::request::Release;
+use crate::store::request::{Change, HoldRequest};
 
 /// A lease that is due within this part of its duration is renewed along with others.
 pub(crate) const TOGETHER: u32 = 64;
@@ -350,8 +350,9 @@ impl Lease {
     }
 
     /// Returns the request that releases the hold.
-    pub(crate) fn to_release(&self, deadline: Instant) -> Release<'_> {
-        Release { hold: &self.id, kept_until: self.kept_until, deadline }
+    pub(crate) fn to_release(&self, deadline: Instant) -> HoldRequest<'_> {
+        let change = Change::Release { kept_until: self.kept_until };
+        HoldRequest { hold: &self.id, change, deadline }
     }
 
     /// Returns the hold for its removal from the store, where it may still exist after its release

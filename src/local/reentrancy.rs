@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 use std::thread;
+use std::time::Duration;
 
 use crate::clock::Moment;
 use crate::error::{Error, Result};
@@ -13,7 +14,8 @@ use crate::local::end_notifier::HoldFailure;
 use crate::local::lease::Lease;
 use crate::local::retry::{RetryLimit, RetryPolicy};
 use crate::local::shared::Shared;
-use crate::store::request::{HoldReply, SetDepth};
+use crate::store::ask_one;
+use crate::store::request::{Change, HoldReply, HoldRequest};
 
 /// A level of a hold, for one guard.
 #[derive(Debug)]
@@ -49,8 +51,8 @@ pub(super) fn set_depth(
     mut retry: RetryPolicy,
 ) -> Result<(), HoldFailure> {
     let (raises, renews) = (depth > lease.depth(), durable && lease.is_renewed());
-    let request = DepthRequest { depth: Some(depth), durable, renews };
-    match request_depth(shared, lease, request, &mut retry) {
+    let change = |next| Change::SetDepth { depth, lease: renews.then_some(next), durable };
+    match request_change(shared, lease, change, &mut retry) {
         Ok(()) => lease.set_depth(depth),
         Err(HoldFailure::Failed(failure)) if failure.is_shortfall() && !raises => {
             // The level has ended all the same, and the hold is not prolonged by it.
@@ -75,38 +77,28 @@ pub(super) fn renew(
     lease: &Arc<Lease>,
     mut retry: RetryPolicy,
 ) -> Result<(), HoldFailure> {
-    let request = DepthRequest { depth: None, durable: true, renews: true };
-    request_depth(shared, lease, request, &mut retry)
+    request_change(shared, lease, |next| Change::Renew { lease: next }, &mut retry)
 }
 
-/// What a request about the depth or the lease of a hold says.
-#[derive(Clone, Copy, Debug)]
-struct DepthRequest {
-    depth: Option<u32>,
-    durable: bool,
-    renews: bool,
-}
-
-/// Changes a hold in the store. Succeeds if the hold is still valid then: a level that the caller
+/// Changes a hold in the store, which may renew it for the lease that is given. Succeeds if the hold is still valid then: a level that the caller
 /// does not get must not be waited for by the release.
-fn request_depth(
+fn request_change(
     shared: &Shared,
     lease: &Arc<Lease>,
-    DepthRequest { depth, durable, renews }: DepthRequest,
+    change: impl Fn(Duration) -> Change,
     retry: &mut RetryPolicy,
 ) -> Result<(), HoldFailure> {
     while shared.is_valid(lease) {
         let sent = Moment::now();
-        let next_lease = renews.then(|| lease.next_lease(sent));
+        let change = change(lease.next_lease(sent));
         let (hold, deadline) = (&lease.id, retry.request_deadline());
-        let request = SetDepth { hold, depth, lease: next_lease, durable, deadline };
-        let reply = shared.store.set_depth(request);
+        let reply = ask_one(&*shared.store, HoldRequest { hold, change, deadline });
         if reply.is_ok() {
             shared.record_reply(lease.name());
         }
         match reply {
             Ok(HoldReply::Done) => {
-                if let Some(next_lease) = next_lease {
+                if let Some(next_lease) = change.lease() {
                     lease.extend(sent, next_lease);
                 }
                 if shared.is_valid(lease) {
@@ -126,6 +118,7 @@ fn request_depth(
 /// Sets the depth in the store to what it is here. This is only for readers of the key in Redis:
 /// the next request sets the depth anyway.
 fn restore_depth(shared: &Shared, lease: &Lease, retry: &RetryPolicy) {
-    let request = SetDepth::only(&lease.id, lease.depth(), retry.request_deadline());
-    drop(shared.store.set_depth(request));
+    let change = Change::SetDepth { depth: lease.depth(), lease: None, durable: false };
+    let (hold, deadline) = (&lease.id, retry.request_deadline());
+    drop(ask_one(&*shared.store, HoldRequest { hold, change, deadline }));
 }

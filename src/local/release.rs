@@ -15,7 +15,7 @@ use crate::local::lease::Lease;
 use crate::local::reentrancy;
 use crate::local::retry::{RetryLimit, RetryPolicy};
 use crate::local::shared::Shared;
-use crate::store::request::{Change, HoldReply, HoldRequest, PostedChange, Release};
+use crate::store::request::{Change, HoldReply, HoldRequest, PostedChange};
 
 /// Releases a level of a hold, and waits until it is known how that went. The hold ends with the
 /// last level.
@@ -53,9 +53,7 @@ pub(crate) fn unlock_all(shared: &Shared, leases: &[Arc<Lease>]) -> Result<()> {
             Err(failure) => add(finish(lease, Err(failure))),
         }
     }
-    let answers = ending::ask_all(shared, &held, &mut retry, |lease, deadline| {
-        HoldRequest::Release(lease.to_release(deadline))
-    });
+    let answers = ending::ask_all(shared, &held, &mut retry, Lease::to_release);
     for (lease, Answer { in_doubt, reply, .. }) in held.into_iter().zip(answers) {
         let released = release_outcome(lease, reply, in_doubt);
         shared.end_reports.settle(lease, &released);
@@ -85,7 +83,7 @@ pub(crate) fn unlock_on_drop(shared: &Shared, lease: &Arc<Lease>) -> Result<()> 
         post_depth(shared, lease, depth, &retry)
     } else {
         begin_release(shared, lease, &retry).map(|post| {
-            shared.store.post(post);
+            shared.store.post(vec![post]);
             let_next_try(shared, lease);
         })
     };
@@ -104,7 +102,7 @@ pub(crate) fn unlock_all_on_drop(shared: &Shared, leases: &[Arc<Lease>]) {
         // What was lost is not released.
         begin_release(shared, lease, &retry_on_drop(shared, lease)).ok()
     });
-    shared.store.post_all(posts.collect());
+    shared.store.post(posts.collect());
     for lease in ended {
         let_next_try(shared, lease);
         end_span(lease);
@@ -227,11 +225,8 @@ fn begin_release<'a>(
 ) -> Result<PostedChange<'a>, HoldFailure> {
     end_locally(shared, lease)?;
     let (reports, released) = (shared.end_reports.clone(), lease.clone());
-    let Release { hold, kept_until, deadline } = lease.to_release(retry.request_deadline());
     Ok(PostedChange {
-        hold,
-        change: Change::Release { kept_until },
-        deadline,
+        request: lease.to_release(retry.request_deadline()),
         on_reply: Box::new(move |reply| reports.report_reply(&released, reply)),
     })
 }
@@ -254,16 +249,15 @@ fn post_depth(
         return Err(HoldFailure::of(lease));
     }
     let (reports, held) = (shared.end_reports.clone(), lease.clone());
-    shared.store.post(PostedChange {
-        hold: &lease.id,
-        change: Change::SetDepth { depth },
-        deadline: retry.request_deadline(),
+    let change = Change::SetDepth { depth, lease: None, durable: false };
+    shared.store.post(vec![PostedChange {
+        request: HoldRequest { hold: &lease.id, change, deadline: retry.request_deadline() },
         on_reply: Box::new(move |reply| match reply {
             Ok(HoldReply::Done) => {}
             Ok(HoldReply::Gone) => reports.lose(&held),
             Err(failure) => reports.log_failed_release(&held, &failure),
         }),
-    });
+    }]);
     Ok(())
 }
 

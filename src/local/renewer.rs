@@ -98,8 +98,8 @@ mod tests {
     use crate::local::call::Caller;
     use crate::local::renewer_thread::NAP;
     use crate::store::hold::HoldKind;
-    use crate::store::job::{Action, Job, JobOutcome, JobReply};
-    use crate::store::request::HoldReply;
+    use crate::store::job::{Job, JobOutcome, JobReply};
+    use crate::store::request::{Change, HoldReply};
     use crossbeam_channel::{Receiver, RecvTimeoutError};
     use parking_lot::Mutex;
     use std::convert::Infallible;
@@ -107,15 +107,15 @@ mod tests {
 
     /// Gives each job the outcome that a function of the number of jobs before returns.
     struct Fake {
-        log: Arc<Mutex<Vec<(u64, Action, Instant)>>>,
+        log: Arc<Mutex<Vec<(u64, Change, Instant)>>>,
         outcome: Box<dyn FnMut(usize) -> Result<HoldReply, Failure> + Send>,
     }
 
     impl JobRunner for Fake {
         fn send(&mut self, jobs: Vec<Job>, done: &mut dyn FnMut(u64, JobOutcome)) {
-            for Job { id, hold, action, .. } in jobs {
+            for Job { id, hold, change, .. } in jobs {
                 let before = self.log.lock().len();
-                self.log.lock().push((hold.nonce, action, Instant::now()));
+                self.log.lock().push((hold.nonce, change, Instant::now()));
                 done(id, (self.outcome)(before).map(JobReply::from));
             }
         }
@@ -127,7 +127,7 @@ mod tests {
 
     struct Scene {
         renewer: Renewer,
-        log: Arc<Mutex<Vec<(u64, Action, Instant)>>>,
+        log: Arc<Mutex<Vec<(u64, Change, Instant)>>>,
     }
 
     impl Scene {
@@ -158,11 +158,11 @@ mod tests {
         }
 
         fn renewals(&self) -> usize {
-            self.log.lock().iter().filter(|(_, action, _)| *action != RELEASE).count()
+            self.log.lock().iter().filter(|(_, change, _)| *change != Change::RELEASE).count()
         }
 
         fn releases(&self) -> usize {
-            self.log.lock().iter().filter(|(_, action, _)| *action == RELEASE).count()
+            self.log.lock().iter().filter(|(_, change, _)| *change == Change::RELEASE).count()
         }
 
         fn wait_until_asleep(&self) {
@@ -174,8 +174,6 @@ mod tests {
     }
 
     const LEASE: Duration = Duration::from_millis(300);
-
-    const RELEASE: Action = Action::Release { kept_until: Moment::FIRST };
 
     fn id(nonce: u64) -> HoldId {
         HoldId {
@@ -255,7 +253,7 @@ mod tests {
         assert_over(&lost, LEASE * 4);
         assert!(begin.elapsed() >= LEASE * 9 / 10, "{:?}", begin.elapsed());
         assert!(scene.renewals() >= 2, "tried more than once");
-        eventually(LEASE, || scene.log.lock().iter().any(|job| job.1 == RELEASE));
+        eventually(LEASE, || scene.log.lock().iter().any(|job| job.1 == Change::RELEASE));
     }
 
     /// A renewal that has just failed must not delay the loss until the next one is due.

@@ -28,8 +28,8 @@ use crate::local::shutdown_calls::{ShutdownCall, ShutdownCalls, unconfirmed};
 use crate::local::timers::{CleanUp, Scheduled, TimerQueue};
 use crate::shrink::shrink;
 use crate::store::hold::HoldId;
-use crate::store::job::{Action, Job, JobOutcome, JobRunner};
-use crate::store::request::HoldReply;
+use crate::store::job::{Job, JobOutcome, JobRunner};
+use crate::store::request::{Change, HoldReply};
 
 /// At most so many jobs are sent together.
 const BATCH: usize = 512;
@@ -227,9 +227,9 @@ impl RenewerThread {
         while batch.len() < BATCH
             && let Some(work) = self.timers.pop(now)
         {
-            let (hold, action, lease, limit) = match &work {
+            let (hold, change, lease, limit) = match &work {
                 Scheduled::CleanUp(clean_up) => {
-                    (clean_up.hold(), clean_up.action(), Duration::ZERO, clean_up.lease() / 3)
+                    (clean_up.hold(), clean_up.change(), Duration::ZERO, clean_up.lease() / 3)
                 }
                 Scheduled::Lease(lease) => {
                     if self.reports.expire(lease) {
@@ -241,12 +241,12 @@ impl RenewerThread {
                     }
                     let next = lease.next_lease(now);
                     let limit = (lease.duration() / 3).min(lease.remaining());
-                    (&lease.id, Action::Renew { lease: next }, next, limit)
+                    (&lease.id, Change::Renew { lease: next }, next, limit)
                 }
             };
             self.last_job += 1;
             let deadline = end_of(limit.min(self.io_timeout));
-            batch.push(Job { id: self.last_job, hold: hold.clone(), action, deadline });
+            batch.push(Job { id: self.last_job, hold: hold.clone(), change, deadline });
             self.in_flight.insert(self.last_job, SentWork { work, sent: now, lease });
         }
         if !batch.is_empty() {
@@ -306,7 +306,7 @@ impl RenewerThread {
     fn finish_clean_up(&mut self, mut clean_up: Box<CleanUp>, outcome: JobOutcome) {
         let everywhere = outcome.as_ref().is_ok_and(|reply| reply.everywhere);
         match outcome {
-            Ok(_) if clean_up.action() == Action::Unregister => {
+            Ok(_) if matches!(clean_up.change(), Change::Unregister { .. }) => {
                 self.reports.signal_head(clean_up.hold());
             }
             Ok(reply) => {
@@ -374,8 +374,8 @@ impl RenewerThread {
         let deadline = end_of(self.io_timeout);
         let drained = self.timers.drain().filter_map(|work| match work {
             Scheduled::CleanUp(clean_up) => {
-                let (hold, action) = (clean_up.hold().clone(), clean_up.action());
-                Some(Job { id: 0, hold, action, deadline })
+                let (hold, change) = (clean_up.hold().clone(), clean_up.change());
+                Some(Job { id: 0, hold, change, deadline })
             }
             Scheduled::Lease(_) => None,
         });

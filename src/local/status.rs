@@ -18,8 +18,9 @@ use crate::local::lease::Lease;
 use crate::local::reentrancy;
 use crate::local::retry::{RetryLimit, RetryPolicy};
 use crate::local::shared::Shared;
+use crate::store::ask_one;
 use crate::store::hold::{HoldId, HoldKind};
-use crate::store::request::{HoldReply, HoldRequest, HolderReply, SetDepth};
+use crate::store::request::{Change, HoldReply, HoldRequest, HolderReply};
 
 /// Checks in the store that a hold exists.
 ///
@@ -30,10 +31,12 @@ pub(crate) fn verify(shared: &Shared, lease: &Lease) -> Result<()> {
     shared.identity.check_process()?;
     let name = lease.name();
     if shared.is_valid(lease) {
-        let exists =
-            repeat(shared, "inspect", name, |deadline| shared.store.exists(&lease.id, deadline));
+        let hold = &lease.id;
+        let reply = repeat(shared, "verify", name, |deadline| {
+            ask_one(&*shared.store, HoldRequest { hold, change: Change::Check, deadline })
+        });
         // Another program may have replaced the lock by something else.
-        if matches!(exists, Err(Error::WrongType { .. })) || !exists? {
+        if matches!(reply, Err(Error::WrongType { .. })) || reply? == HoldReply::Gone {
             shared.lose(lease);
         }
     }
@@ -64,8 +67,8 @@ pub(crate) fn verify_all(shared: &Shared, leases: &[Arc<Lease>], renews: bool) -
     let asked: Vec<&Lease> = leases.iter().map(|lease| &**lease).collect();
     let answers = ending::ask_all(shared, &asked, &mut retry, |lease, deadline| {
         let next = renews.then(|| lease.next_lease(Moment::now()));
-        let (hold, durable) = (&lease.id, renews);
-        HoldRequest::SetDepth(SetDepth { hold, depth: None, lease: next, durable, deadline })
+        let change = next.map_or(Change::Check, |lease| Change::Renew { lease });
+        HoldRequest { hold: &lease.id, change, deadline }
     });
     let mut failed = Ok(());
     for (lease, Answer { sent, reply, .. }) in leases.iter().zip(answers) {
@@ -130,7 +133,7 @@ fn inspect(
 fn confirm_release(shared: &Shared, released: &Lease) -> Result<()> {
     let name = released.name();
     released.mark_released_again();
-    repeat(shared, "inspect", name, |end| shared.store.release(released.to_release(end)))?;
+    repeat(shared, "inspect", name, |end| ask_one(&*shared.store, released.to_release(end)))?;
     shared.end_reports.settle(released, &Ok(()));
     Ok(())
 }

@@ -14,9 +14,12 @@ use crate::net::connection::Connection;
 use crate::net::request::Request;
 use crate::net::transport::Transport;
 use crate::report::{HeldAs, NameReport, ServerReplies, ServerReport};
+use crate::store::ask_one;
 use crate::store::hold::{HoldId, HoldKind};
 use crate::store::keys::Keys;
-use crate::store::request::{HoldReply, HolderReply, Release, ReportReply, ServerConnections};
+use crate::store::request::{
+    Change, HoldReply, HoldRequest, HolderReply, ReportReply, ServerConnections,
+};
 
 /// Returns who holds a name, of whatever kind it is, and which clients wait for it.
 pub(crate) fn report(shared: &Shared, name: &str) -> Result<NameReport> {
@@ -64,8 +67,8 @@ fn end_holds_of(shared: &Shared, name: &str, is_meant: impl Fn(&[u8]) -> bool) -
                 return shared.store.force_release(name, owner, deadline);
             }
             let Some(hold) = &hold else { return Ok(false) };
-            let release = Release::at_once(hold, deadline);
-            Ok(shared.store.release(release)? == HoldReply::Done)
+            let release = HoldRequest { hold, change: Change::RELEASE, deadline };
+            Ok(ask_one(&*shared.store, release)? == HoldReply::Done)
         })?;
         ended += usize::from(has_ended);
     }

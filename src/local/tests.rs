@@ -27,15 +27,15 @@ use crate::local::shared::Shared;
 use crate::local::{acquire, release, status};
 use crate::net::server::Pools;
 use crate::redisson::RedissonChannels;
-use crate::store::Store;
 use crate::store::hold::{HoldId, HoldKind};
-use crate::store::job::{Action, Job, JobOutcome, JobRunner};
+use crate::store::job::{Job, JobOutcome, JobRunner};
 use crate::store::memory::Memory;
 use crate::store::request::{
-    Acquire, AcquireReply, Change, HoldReply, HolderReply, PendingReply, PostedChange,
-    Registration, Release, SetDepth, WaitingClient,
+    Acquire, AcquireReply, Change, HoldReply, HoldRequest, HolderReply, PendingReply, PostedChange,
+    Registration,
 };
 use crate::store::wake::Wakeups;
+use crate::store::{Store, ask_one};
 
 /// Long for what a thread does between two lines of a test.
 const LEASE: Duration = Duration::from_millis(600);
@@ -60,7 +60,7 @@ struct Scripted {
     inner: Memory,
     /// Those of the next requests; all others succeed.
     outcomes: Arc<Mutex<VecDeque<Outcome>>>,
-    jobs: Arc<Mutex<Vec<Action>>>,
+    jobs: Arc<Mutex<Vec<Change>>>,
     /// Posted releases that are not sent; `None` if each is sent at once.
     posted: Option<Arc<Mutex<Vec<Posted>>>>,
     /// How the acquires have registered the client.
@@ -74,7 +74,7 @@ struct Scripted {
 /// A posted release, and what its reply goes to.
 struct Posted {
     hold: HoldId,
-    kept_until: Moment,
+    change: Change,
     on_reply: Box<dyn FnOnce(Result<HoldReply, Failure>) + Send>,
 }
 
@@ -112,13 +112,13 @@ impl Scripted {
 
     /// Sends a posted release.
     fn send_posted(&self) {
-        let Posted { hold, kept_until, on_reply } = self.take_posted();
-        on_reply(self.release(Release { hold: &hold, kept_until, deadline: Instant::now() }));
+        let Posted { hold, change, on_reply } = self.take_posted();
+        on_reply(ask_one(self, HoldRequest { hold: &hold, change, deadline: Instant::now() }));
     }
 
     /// Returns how often a hold was released in the background.
     fn releases(&self) -> usize {
-        self.jobs.lock().iter().filter(|job| matches!(job, Action::Release { .. })).count()
+        self.jobs.lock().iter().filter(|job| matches!(job, Change::Release { .. })).count()
     }
 }
 
@@ -140,30 +140,22 @@ impl Store for Scripted {
         Some(PendingReply::new(|| reply))
     }
 
-    fn set_depth(&self, request: SetDepth<'_>) -> Result<HoldReply, Failure> {
-        self.apply_outcome(|| self.inner.set_depth(request))
+    fn ask(&self, requests: &[HoldRequest<'_>]) -> Vec<Result<HoldReply, Failure>> {
+        let ask = |request: &HoldRequest<'_>| match request.change {
+            Change::Unregister { .. } => ask_one(&self.inner, *request),
+            _ => self.apply_outcome(|| ask_one(&self.inner, *request)),
+        };
+        requests.iter().map(ask).collect()
     }
 
-    fn release(&self, request: Release<'_>) -> Result<HoldReply, Failure> {
-        self.apply_outcome(|| self.inner.release(request))
-    }
-
-    fn post(&self, post: PostedChange<'_>) {
-        let PostedChange { hold, change, deadline, on_reply } = post;
-        match (&self.posted, change) {
-            (Some(posted), Change::Release { kept_until }) => {
-                posted.lock().push(Posted { hold: hold.clone(), kept_until, on_reply });
-            }
-            (None, Change::Release { kept_until }) => {
-                on_reply(self.release(Release { hold, kept_until, deadline }));
-            }
-            (_, Change::SetDepth { depth }) => {
-                let request = SetDepth::only(hold, depth, deadline);
-                on_reply(self.set_depth(request));
-            }
-            (_, Change::Unregister) => {
-                let waiting = WaitingClient::of(hold);
-                on_reply(self.unregister(waiting, deadline).map(|()| HoldReply::Gone));
+    fn post(&self, posts: Vec<PostedChange<'_>>) {
+        for PostedChange { request, on_reply } in posts {
+            match (&self.posted, request) {
+                (Some(posted), HoldRequest { hold, change: Change::Release { .. }, .. }) => {
+                    let (hold, change) = (hold.clone(), request.change);
+                    posted.lock().push(Posted { hold, change, on_reply });
+                }
+                _ => on_reply(ask_one(self, request)),
             }
         }
     }
@@ -180,10 +172,6 @@ impl Store for Scripted {
         self.inner.ping(deadline)
     }
 
-    fn unregister(&self, waiting: WaitingClient<'_>, deadline: Instant) -> Result<(), Failure> {
-        self.inner.unregister(waiting, deadline)
-    }
-
     fn wakeups(&self, _: &str, _: Option<&RedissonChannels>) -> Option<Box<dyn Wakeups>> {
         Some(Box::new(self.wakeups.lock().take()?))
     }
@@ -195,7 +183,7 @@ impl Store for Scripted {
 
 impl JobRunner for Scripted {
     fn send(&mut self, jobs: Vec<Job>, done: &mut dyn FnMut(u64, JobOutcome)) {
-        self.jobs.lock().extend(jobs.iter().map(|job| job.action));
+        self.jobs.lock().extend(jobs.iter().map(|job| job.change));
         self.inner.send(jobs, done);
     }
 
@@ -547,7 +535,10 @@ fn a_hold_that_has_ended_is_reported_before_the_next_one() {
         let scene = Scene::posting();
         scene.lock_and_post_release();
         let Posted { hold, on_reply, .. } = scene.store.take_posted();
-        let reply = scene.store.release(Release::at_once(&hold, Instant::now()));
+        let reply = {
+            let (change, deadline) = (Change::RELEASE, Instant::now());
+            ask_one(&scene.store, HoldRequest { hold: &hold, change, deadline })
+        };
         let next = scene.lock_with(wait).expect("a reply").expect("a lock");
         on_reply(reply);
         scene.unlock(&next.lease).expect("released");

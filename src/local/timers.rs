@@ -12,8 +12,8 @@ use crate::clock::Moment;
 use crate::local::end_notifier::HoldFailure;
 use crate::local::lease::{Lease, NextStep, TOGETHER};
 use crate::store::hold::HoldId;
-use crate::store::job::{Action, InDoubtHold};
-use crate::store::request::HoldReply;
+use crate::store::job::InDoubtHold;
+use crate::store::request::{Change, HoldReply};
 
 /// The first pause between two attempts to clean up.
 const CLEAN_PAUSE: Duration = Duration::from_millis(10);
@@ -96,11 +96,11 @@ impl CleanUp {
         &self.in_doubt.hold
     }
 
-    pub(crate) fn action(&self) -> Action {
+    pub(crate) fn change(&self) -> Change {
         if self.unregisters {
-            return Action::Unregister;
+            return Change::Unregister { any_kind: true };
         }
-        Action::Release { kept_until: self.in_doubt.kept_until }
+        Change::Release { kept_until: self.in_doubt.kept_until }
     }
 
     pub(crate) fn lease(&self) -> Duration {

@@ -10,12 +10,11 @@ use crate::redisson::RedissonChannels;
 use crate::store::command::{Command, OFFER, millis};
 use crate::store::decoder::{self, Decoder};
 use crate::store::hold::{HoldId, HoldKind};
-use crate::store::job::Action;
 use crate::store::keys::Keys;
 use crate::store::member_commands;
 use crate::store::request::{
-    Acquire, AcquireAll, AcquireAllReply, AcquireReply, HoldReply, HolderReply, Registration,
-    ReportReply, SetDepth, TENURE_FENCES, WaitingClient,
+    Acquire, AcquireAll, AcquireAllReply, AcquireReply, Change, HoldReply, HolderReply,
+    Registration, ReportReply, TENURE_FENCES,
 };
 use crate::store::scripts::{
     ACQUIRE, ACQUIRE_ALL, ACQUIRE_PROPOSED, ACQUIRE_WITH_REDISSON, FORCE_RELEASE,
@@ -154,30 +153,33 @@ impl Commands {
         Command { request, decoder: decoder::ACQUIRE_ALL }
     }
 
-    pub(crate) fn set_depth(&self, request: SetDepth<'_>) -> Command<HoldReply> {
-        let SetDepth { hold, depth, lease, .. } = request;
-        if hold.kind != HoldKind::Lock {
-            // It has one level, so that this is a renewal or nothing.
-            return match lease {
+    /// Changes a hold, or finds out whether it exists.
+    pub(crate) fn change(&self, hold: &HoldId, change: Change) -> Command<HoldReply> {
+        let depth = match change {
+            Change::Release { kept_until } => return self.release(hold, kept_until),
+            Change::Unregister { any_kind } => return self.unregister(hold, any_kind),
+            Change::SetDepth { depth, .. } => Arg::Number(depth.into()),
+            Change::Check | Change::Renew { .. } => Arg::Text(""),
+        };
+        match (hold.kind, change) {
+            (HoldKind::Lock, Change::Renew { lease }) => {
+                self.about_hold(&RENEW, hold, &[millis(lease)])
+            }
+            (HoldKind::Lock, _) => {
+                let lease = change.lease().map_or(Arg::Number(0), millis);
+                self.about_hold(&SET_DEPTH, hold, &[depth, lease])
+            }
+            // It has one level.
+            (_, _) => match change.lease() {
                 Some(lease) => member_commands::renew(&self.keys, hold, lease),
                 None => member_commands::check(&self.keys, hold),
-            };
+            },
         }
-        let depth = depth.map_or(Arg::Text(""), |depth| Arg::Number(depth.into()));
-        let args = [depth, lease.map_or(Arg::Number(0), millis)];
-        self.about_hold(&SET_DEPTH, hold, &args)
-    }
-
-    pub(crate) fn renew(&self, hold: &HoldId, lease: Duration) -> Command<HoldReply> {
-        if hold.kind != HoldKind::Lock {
-            return member_commands::renew(&self.keys, hold, lease);
-        }
-        self.about_hold(&RENEW, hold, &[millis(lease)])
     }
 
     /// Ends a hold. The lock is free then, or once it has stayed taken for what is left of the time
     /// until `kept_until`.
-    pub(crate) fn release(&self, hold: &HoldId, kept_until: Moment) -> Command<HoldReply> {
+    fn release(&self, hold: &HoldId, kept_until: Moment) -> Command<HoldReply> {
         if hold.kind != HoldKind::Lock {
             let shard = self.shard_tag();
             return member_commands::release(&self.keys, hold, shard.as_deref());
@@ -236,38 +238,23 @@ impl Commands {
         self.may_free(&FORCE_RELEASE, told, name, Arg::Bytes(owner), decoder::HOLD_OR_GONE)
     }
 
-    pub(crate) fn unregister(&self, waiting: WaitingClient<'_>) -> Command<HoldReply> {
-        let WaitingClient { kind, name, client } = waiting;
+    fn unregister(&self, hold: &HoldId, any_kind: bool) -> Command<HoldReply> {
+        let HoldId { kind, name, client, .. } = hold;
         let (own, told) = match kind {
-            None => (&UNREGISTER_ANY, &UNREGISTER_ANY_WITH_REDISSON),
-            Some(HoldKind::Lock) => (&UNREGISTER, &UNREGISTER_WITH_REDISSON),
-            Some(kind) => {
+            _ if any_kind => (&UNREGISTER_ANY, &UNREGISTER_ANY_WITH_REDISSON),
+            HoldKind::Lock => (&UNREGISTER, &UNREGISTER_WITH_REDISSON),
+            kind => {
                 let shard = self.shard_tag();
                 let (keys, shard) = (&self.keys, shard.as_deref());
-                return member_commands::unregister(keys, kind, name, client, shard);
+                return member_commands::unregister(keys, *kind, name, client, shard);
             }
         };
         self.may_free(own, told, name, Arg::Text(client), decoder::HOLD)
     }
 
-    /// Looks for a hold of a read-write lock or a semaphore.
-    pub(crate) fn check(&self, hold: &HoldId) -> Command<HoldReply> {
-        member_commands::check(&self.keys, hold)
-    }
-
     /// Counts the permits of a semaphore that are held.
     pub(crate) fn count(&self, name: &str) -> Command<u32> {
         member_commands::count(&self.keys, name)
-    }
-
-    pub(crate) fn job(&self, hold: &HoldId, action: Action) -> Command<HoldReply> {
-        match action {
-            Action::Release { kept_until } => self.release(hold, kept_until),
-            Action::Renew { lease } => self.renew(hold, lease),
-            Action::Unregister => {
-                self.unregister(WaitingClient { kind: None, ..WaitingClient::of(hold) })
-            }
-        }
     }
 
     /// Calls a script that begins a hold, in the form for a proposed token if the client proposes

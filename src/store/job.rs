@@ -5,31 +5,16 @@ use std::time::{Duration, Instant};
 use crate::clock::Moment;
 use crate::failure::Failure;
 use crate::store::hold::HoldId;
-use crate::store::request::HoldReply;
+use crate::store::request::{Change, HoldReply};
 
 /// A request about one hold, with a number by which its outcome is reported.
 #[derive(Clone, Debug)]
 pub(crate) struct Job {
     pub(crate) id: u64,
     pub(crate) hold: HoldId,
-    pub(crate) action: Action,
+    pub(crate) change: Change,
     /// The job has failed if it has no outcome by then.
     pub(crate) deadline: Instant,
-}
-
-/// What a job does with its hold.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Action {
-    /// Ends it. The lock stays taken until then, as with a
-    /// [`Release`](crate::store::request::Release).
-    Release {
-        kept_until: Moment,
-    },
-    Renew {
-        lease: Duration,
-    },
-    /// Takes its client off the waiting clients.
-    Unregister,
 }
 
 /// The outcome of a job. After an ambiguous failure the hold is in doubt, not lost.

@@ -11,10 +11,10 @@ use crate::failure::Failure;
 use crate::redisson::RedissonChannels;
 use crate::store::Store;
 use crate::store::hold::{HoldId, HoldKind};
-use crate::store::job::{Action, Job, JobOutcome, JobRunner};
+use crate::store::job::{Job, JobOutcome, JobRunner};
 use crate::store::request::{
-    Acquire, AcquireAll, AcquireAllReply, AcquireReply, HoldReply, HolderReply, Registration,
-    Release, SetDepth, TENURE_FENCES, WaitingClient,
+    Acquire, AcquireAll, AcquireAllReply, AcquireReply, Change, HoldReply, HoldRequest,
+    HolderReply, Registration, TENURE_FENCES,
 };
 use crate::store::wake::Wakeups;
 
@@ -176,12 +176,23 @@ impl Locks {
         fence
     }
 
-    fn renew(&mut self, hold: &HoldId, depth: Option<u32>, lease: Option<Duration>) -> HoldReply {
-        self.held_by(hold).map_or(HoldReply::Gone, |held| {
-            held.depth = depth.unwrap_or(held.depth);
-            held.ends = lease.map_or(held.ends, |lease| Moment::now().after(lease));
-            HoldReply::Done
-        })
+    fn change(&mut self, hold: &HoldId, change: Change) -> HoldReply {
+        match change {
+            Change::Release { kept_until } => return self.release(hold, kept_until),
+            Change::Unregister { .. } => {
+                let waited = self.waited_for.remove(&hold.name);
+                return if waited { HoldReply::Done } else { HoldReply::Gone };
+            }
+            Change::Check | Change::Renew { .. } | Change::SetDepth { .. } => {}
+        }
+        let Some(held) = self.held_by(hold) else { return HoldReply::Gone };
+        if let Change::SetDepth { depth, .. } = change {
+            held.depth = depth;
+        }
+        if let Some(lease) = change.lease() {
+            held.ends = Moment::now().after(lease);
+        }
+        HoldReply::Done
     }
 
     fn release(&mut self, hold: &HoldId, kept_until: Moment) -> HoldReply {
@@ -257,13 +268,10 @@ impl Store for Memory {
         Ok(AcquireAllReply::Acquired { fences: acquired.collect() })
     }
 
-    fn set_depth(&self, request: SetDepth<'_>) -> Result<HoldReply, Failure> {
-        let SetDepth { hold, depth, lease, .. } = request;
-        Ok(self.locks.lock().renew(hold, depth, lease))
-    }
-
-    fn release(&self, request: Release<'_>) -> Result<HoldReply, Failure> {
-        Ok(self.locks.lock().release(request.hold, request.kept_until))
+    fn ask(&self, requests: &[HoldRequest<'_>]) -> Vec<Result<HoldReply, Failure>> {
+        let mut locks = self.locks.lock();
+        let change = |request: &HoldRequest<'_>| Ok(locks.change(request.hold, request.change));
+        requests.iter().map(change).collect()
     }
 
     fn inspect(&self, name: &str, _: Instant) -> Result<Option<HolderReply>, Failure> {
@@ -279,10 +287,6 @@ impl Store for Memory {
             [other, ..] => Err(other.wrong_type()),
             [] => Err(Failure::wrong_type(MEMBERS)),
         }
-    }
-
-    fn exists(&self, hold: &HoldId, _: Instant) -> Result<bool, Failure> {
-        Ok(self.locks.lock().held_by(hold).is_some())
     }
 
     fn force_release(&self, name: &str, owner: &[u8], _: Instant) -> Result<bool, Failure> {
@@ -302,11 +306,6 @@ impl Store for Memory {
         }
     }
 
-    fn unregister(&self, waiting: WaitingClient<'_>, _: Instant) -> Result<(), Failure> {
-        self.locks.lock().waited_for.remove(waiting.name);
-        Ok(())
-    }
-
     fn ping(&self, _: Instant) -> Result<(), Failure> {
         Ok(())
     }
@@ -322,17 +321,8 @@ impl Store for Memory {
 
 impl JobRunner for Memory {
     fn send(&mut self, jobs: Vec<Job>, done: &mut dyn FnMut(u64, JobOutcome)) {
-        for Job { id, hold, action, .. } in jobs {
-            let mut locks = self.locks.lock();
-            let reply = match action {
-                Action::Release { kept_until } => locks.release(&hold, kept_until),
-                Action::Renew { lease } => locks.renew(&hold, None, Some(lease)),
-                Action::Unregister => {
-                    locks.waited_for.remove(&hold.name);
-                    HoldReply::Gone
-                }
-            };
-            drop(locks);
+        for Job { id, hold, change, .. } in jobs {
+            let reply = self.locks.lock().change(&hold, change);
             done(id, Ok(reply.into()));
         }
     }
@@ -364,7 +354,7 @@ mod tests {
         assert!(matches!(read, Ok(AcquireReply::Acquired { .. })));
         let written = acquire(&writer, Registration::IfHeld);
         assert!(matches!(written, Ok(AcquireReply::Held { .. })));
-        memory.release(Release::at_once(&reader, deadline)).expect("a reply");
+        memory.locks.lock().release(&reader, Moment::FIRST);
         let holds = [hold(HoldKind::Lock, "a", 3), hold(HoldKind::Lock, "x", 4)];
         let all = memory.acquire_all(AcquireAll { holds: &holds, lease, deadline });
         assert_eq!(all.expect("a reply"), AcquireAllReply::Held { index: 1 });

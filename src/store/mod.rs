@@ -22,18 +22,17 @@ pub(crate) mod wake;
 mod tests;
 
 use std::fmt;
+use std::slice;
 use std::sync::Arc;
 use std::time::Instant;
 
 use crate::failure::Failure;
 use crate::redisson::RedissonChannels;
 use crate::report::HeldAs;
-use crate::store::hold::HoldId;
 use crate::store::job::JobRunner;
 use crate::store::request::{
-    Acquire, AcquireAll, AcquireAllReply, AcquireReply, Change, HoldReply, HoldRequest,
-    HolderReply, PendingReply, PostedChange, Registration, Release, ReportReply, ServerConnections,
-    SetDepth, WaitingClient,
+    Acquire, AcquireAll, AcquireAllReply, AcquireReply, HoldReply, HoldRequest, HolderReply,
+    PendingReply, PostedChange, Registration, ReportReply, ServerConnections,
 };
 use crate::store::wake::Wakeups;
 
@@ -64,42 +63,15 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
         acquire_one(self, request)
     }
 
-    /// Sets the depth of a hold, and renews it.
-    fn set_depth(&self, request: SetDepth<'_>) -> Result<HoldReply, Failure>;
+    /// Executes requests about holds, those for one server in one round trip if it can. Returns the
+    /// reply to each.
+    fn ask(&self, requests: &[HoldRequest<'_>]) -> Vec<Result<HoldReply, Failure>>;
 
-    /// Ends a hold. If the lock is free then, wakes the client that has waited longest.
-    fn release(&self, request: Release<'_>) -> Result<HoldReply, Failure>;
-
-    /// Executes a request about a hold.
-    fn ask_hold(&self, request: HoldRequest<'_>) -> Result<HoldReply, Failure> {
-        match request {
-            HoldRequest::Release(request) => self.release(request),
-            HoldRequest::SetDepth(request) => self.set_depth(request),
-        }
-    }
-
-    /// Executes requests about several holds, those for one server in one round trip if it can.
-    fn ask_holds(&self, requests: &[HoldRequest<'_>]) -> Vec<Result<HoldReply, Failure>> {
-        requests.iter().map(|request| self.ask_hold(*request)).collect()
-    }
-
-    /// Sends a change to a hold, and does not wait for the reply. Blocks only for room to write,
-    /// and to open a connection.
-    fn post(&self, post: PostedChange<'_>) {
-        let PostedChange { hold, change, deadline, on_reply } = post;
-        on_reply(match change {
-            Change::Release { kept_until } => self.release(Release { hold, kept_until, deadline }),
-            Change::SetDepth { depth } => self.set_depth(SetDepth::only(hold, depth, deadline)),
-            Change::Unregister => {
-                self.unregister(WaitingClient::of(hold), deadline).map(|()| HoldReply::Gone)
-            }
-        });
-    }
-
-    /// As `post`, for several changes. Those for one server are sent together if they can be.
-    fn post_all(&self, posts: Vec<PostedChange<'_>>) {
-        for post in posts {
-            self.post(post);
+    /// Sends requests about holds, those for one server together if it can, and does not wait for
+    /// the replies. Blocks only for room to write, and to open a connection.
+    fn post(&self, posts: Vec<PostedChange<'_>>) {
+        for PostedChange { request, on_reply } in posts {
+            on_reply(ask_one(self, request));
         }
     }
 
@@ -134,18 +106,9 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
         Ok(ServerConnections { each: Vec::new(), required: 0 })
     }
 
-    /// Returns `true` if a hold exists.
-    fn exists(&self, hold: &HoldId, deadline: Instant) -> Result<bool, Failure> {
-        Ok(self.inspect(&hold.name, deadline)?.is_some_and(|holder| holder.is_owner_of(hold)))
-    }
-
     /// Ends the hold of that owner, whether it is this client's or not. `false` if it does not hold
     /// the lock.
     fn force_release(&self, name: &str, owner: &[u8], deadline: Instant) -> Result<bool, Failure>;
-
-    /// Takes a client off the waiting clients of a lock, takes back what it was offered, and wakes
-    /// the next one if that can have the lock.
-    fn unregister(&self, waiting: WaitingClient<'_>, deadline: Instant) -> Result<(), Failure>;
 
     /// Returns how many permits of a semaphore are held: none where there can be no semaphores.
     fn count(&self, _: &str, _: Instant) -> Result<u32, Failure> {
@@ -165,6 +128,14 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
 
     /// The background jobs of a client.
     fn jobs(&self) -> Box<dyn JobRunner>;
+}
+
+/// As [`Store::ask`], for one request.
+pub(crate) fn ask_one(
+    store: &(impl Store + ?Sized),
+    request: HoldRequest<'_>,
+) -> Result<HoldReply, Failure> {
+    store.ask(slice::from_ref(&request)).pop().expect("each request has a reply")
 }
 
 /// Takes the lock of a group of one if it is free.

@@ -7,7 +7,7 @@ use crate::clock::Moment;
 use crate::failure::Failure;
 use crate::net::connection::Connection;
 use crate::report::HeldAs;
-use crate::store::hold::{HoldId, HoldKind};
+use crate::store::hold::HoldId;
 
 /// A request for a hold.
 #[derive(Clone, Copy, Debug)]
@@ -36,22 +36,6 @@ pub(crate) enum Registration {
 /// How many fencing tokens a request asks for that is [`Registration::Followed`]. It may get fewer:
 /// the last one is at most as many microseconds ahead of the clock.
 pub(crate) const TENURE_FENCES: u64 = 1000;
-
-/// A client among those that wait for a lock.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct WaitingClient<'a> {
-    /// What it waits for; `None` if that is not known, as after a wake-up.
-    pub(crate) kind: Option<HoldKind>,
-    pub(crate) name: &'a str,
-    pub(crate) client: &'a str,
-}
-
-impl<'a> WaitingClient<'a> {
-    /// The client of a hold that it waits for.
-    pub(crate) fn of(hold: &'a HoldId) -> Self {
-        Self { kind: Some(hold.kind), name: &hold.name, client: &hold.client }
-    }
-}
 
 /// The reply to a request for a hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,67 +79,59 @@ pub(crate) fn is_granted(reply: &Result<AcquireReply, Failure>) -> bool {
     }
 }
 
-/// A request to set the depth of a hold, to renew it, or both.
+/// A request about a hold that exists already, or that its client waits for.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct SetDepth<'a> {
+pub(crate) struct HoldRequest<'a> {
     pub(crate) hold: &'a HoldId,
-    /// `None` leaves it as it is.
-    pub(crate) depth: Option<u32>,
-    /// For how long the hold is renewed; `None` leaves its end as it is.
-    pub(crate) lease: Option<Duration>,
-    /// Whether it must become as durable as a new hold.
-    pub(crate) durable: bool,
+    pub(crate) change: Change,
+    /// When it has failed without a reply.
     pub(crate) deadline: Instant,
 }
 
-impl<'a> SetDepth<'a> {
-    /// A request that changes nothing but the depth.
-    pub(crate) fn only(hold: &'a HoldId, depth: u32, deadline: Instant) -> Self {
-        Self { hold, depth: Some(depth), lease: None, durable: false, deadline }
-    }
+/// What becomes of a hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Change {
+    /// It stays as it is: the reply says whether it exists.
+    Check,
+    /// It ends. The lock stays taken until then; [`Moment::FIRST`] if it becomes free at once.
+    Release { kept_until: Moment },
+    /// It is renewed.
+    Renew { lease: Duration },
+    /// It has this depth, and is renewed if there is a lease. If it is `durable`, that must become
+    /// as durable as a new hold, as a renewal must.
+    SetDepth { depth: u32, lease: Option<Duration>, durable: bool },
+    /// Its client does not wait for it any more, or for holds of any kind: after a wake-up it is
+    /// not known for which. What the client was offered goes to the next one.
+    Unregister { any_kind: bool },
 }
 
-/// A request to end a hold.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Release<'a> {
-    pub(crate) hold: &'a HoldId,
-    /// Until then the lock stays taken; [`Moment::FIRST`] if it becomes free at once.
-    pub(crate) kept_until: Moment,
-    pub(crate) deadline: Instant,
-}
+impl Change {
+    /// After it the lock is free.
+    pub(crate) const RELEASE: Self = Self::Release { kept_until: Moment::FIRST };
 
-impl<'a> Release<'a> {
-    /// A request after which the lock is free.
-    pub(crate) fn at_once(hold: &'a HoldId, deadline: Instant) -> Self {
-        Self { hold, kept_until: Moment::FIRST, deadline }
-    }
-}
-
-/// A request about a hold that exists already.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum HoldRequest<'a> {
-    Release(Release<'a>),
-    SetDepth(SetDepth<'a>),
-}
-
-impl HoldRequest<'_> {
-    pub(crate) fn hold(&self) -> &HoldId {
+    /// For how long the hold is renewed, if it is.
+    pub(crate) fn lease(self) -> Option<Duration> {
         match self {
-            Self::Release(Release { hold, .. }) | Self::SetDepth(SetDepth { hold, .. }) => hold,
+            Self::Renew { lease } => Some(lease),
+            Self::SetDepth { lease, .. } => lease,
+            Self::Check | Self::Release { .. } | Self::Unregister { .. } => None,
         }
     }
 
-    pub(crate) fn deadline(&self) -> Instant {
+    pub(crate) fn is_durable(self) -> bool {
         match self {
-            Self::Release(Release { deadline, .. }) | Self::SetDepth(SetDepth { deadline, .. }) => {
-                *deadline
-            }
+            Self::Renew { .. } => true,
+            Self::SetDepth { durable, .. } => durable,
+            Self::Check | Self::Release { .. } | Self::Unregister { .. } => false,
         }
     }
+}
 
-    pub(crate) fn is_durable(&self) -> bool {
-        matches!(self, Self::SetDepth(SetDepth { durable: true, .. }))
-    }
+/// A request that no thread waits for.
+pub(crate) struct PostedChange<'a> {
+    pub(crate) request: HoldRequest<'a>,
+    /// Called once, with the reply, by the thread that reads it, so it must not take long.
+    pub(crate) on_reply: Box<dyn FnOnce(Result<HoldReply, Failure>) + Send>,
 }
 
 /// The reply to a request about a hold that exists already.
@@ -203,27 +179,6 @@ pub(crate) struct ServerConnections {
     pub(crate) each: Vec<Connection>,
     /// How many of them must answer for what they answer to be the truth about locks.
     pub(crate) required: usize,
-}
-
-/// A change to a hold that no thread waits for.
-pub(crate) struct PostedChange<'a> {
-    pub(crate) hold: &'a HoldId,
-    pub(crate) change: Change,
-    /// When it has failed without a reply.
-    pub(crate) deadline: Instant,
-    /// Called once, with the reply, by the thread that reads it, so it must not take long.
-    pub(crate) on_reply: Box<dyn FnOnce(Result<HoldReply, Failure>) + Send>,
-}
-
-/// What becomes of a hold.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Change {
-    /// It ends, and the lock stays taken until then, as with a [`Release`].
-    Release { kept_until: Moment },
-    /// It has this depth.
-    SetDepth { depth: u32 },
-    /// Its client waits for it no more.
-    Unregister,
 }
 
 /// A reply that may still be on its way. Any thread can wait for it.

@@ -18,12 +18,10 @@ use crate::store::command::Command;
 use crate::store::commands::Commands;
 use crate::store::decoder::Decoder;
 use crate::store::durability::{Demand, SendWait, ask_durably};
-use crate::store::hold::{HoldId, HoldKind};
 use crate::store::job::JobRunner;
 use crate::store::request::{
     Acquire, AcquireAll, AcquireAllReply, AcquireReply, Change, HoldReply, HoldRequest,
-    HolderReply, PendingReply, PostedChange, Release, ReportReply, ServerConnections, SetDepth,
-    WaitingClient,
+    HolderReply, PendingReply, PostedChange, ReportReply, ServerConnections,
 };
 use crate::store::shard_tag::ShardTag;
 use crate::store::wake::Wakeups;
@@ -77,42 +75,46 @@ impl Standalone {
     }
 
     /// Sends a command and waits for the reply.
-    fn ask<T: Clone>(&self, command: Command<T>, deadline: Instant) -> Result<T, Failure> {
+    fn execute<T: Clone>(&self, command: Command<T>, deadline: Instant) -> Result<T, Failure> {
         let Command { request, decoder } = command;
         decode(&self.server, &decoder, self.server.exchange(request, deadline))
     }
 
-    /// As `ask`. If the script has done something, the reply counts only once that is as durable as
-    /// demanded.
-    fn ask_durably<T: Clone>(
+    /// As `execute`. If the script has done something, the reply counts only once that is as durable
+    /// as demanded.
+    fn execute_durably<T: Clone>(
         &self,
         command: Command<T>,
         send_wait: SendWait,
         deadline: Instant,
     ) -> Result<T, Failure> {
         match &self.demand {
-            None => self.ask(command, deadline),
+            None => self.execute(command, deadline),
             Some(demand) => ask_durably(&self.server, demand, &command, send_wait, deadline),
+        }
+    }
+
+    fn ask_alone(&self, request: HoldRequest<'_>) -> Result<HoldReply, Failure> {
+        let HoldRequest { hold, change, deadline } = request;
+        let command = self.commands.change(hold, change);
+        if change.is_durable() {
+            self.execute_durably(command, SendWait::Along, deadline)
+        } else {
+            self.execute(command, deadline)
         }
     }
 
     /// Returns the request for a change.
     fn to_post(&self, post: PostedChange<'_>) -> PostedRequest {
-        let PostedChange { hold, change, deadline, on_reply } = post;
-        let Command { request, decoder } = match change {
-            Change::Release { kept_until } => self.commands.release(hold, kept_until),
-            Change::SetDepth { depth } => {
-                self.commands.set_depth(SetDepth::only(hold, depth, deadline))
-            }
-            Change::Unregister => self.commands.unregister(WaitingClient::of(hold)),
-        };
+        let PostedChange { request: HoldRequest { hold, change, deadline }, on_reply } = post;
+        let Command { request, decoder } = self.commands.change(hold, change);
         let server = self.server.clone();
         let decode = move |reply: Reply| on_reply(decode(&server, &decoder, reply));
         let posted = self.server.to_post(request, deadline, Box::new(decode));
-        if matches!(change, Change::Unregister) { posted.at_once() } else { posted }
+        if matches!(change, Change::Unregister { .. }) { posted.at_once() } else { posted }
     }
 
-    /// As `ask`, without waiting for the reply.
+    /// As `execute`, without waiting for the reply.
     fn start<T: Clone + Send + 'static>(
         &self,
         command: Command<T>,
@@ -132,11 +134,11 @@ impl Store for Standalone {
     fn acquire(&self, request: Acquire<'_>) -> Result<AcquireReply, Failure> {
         let command = self.commands.acquire(request);
         if self.demand.is_none() {
-            return self.ask(command, request.deadline);
+            return self.execute(command, request.deadline);
         }
         let contended = self.contended.load(Ordering::Relaxed);
         let send_wait = if contended > 0 { SendWait::After } else { SendWait::Along };
-        let reply = self.ask_durably(command, send_wait, request.deadline);
+        let reply = self.execute_durably(command, send_wait, request.deadline);
         match reply {
             Ok(AcquireReply::Held { .. }) => self.contended.store(CONTENDED, Ordering::Relaxed),
             // Threads that do so at the same time count as one.
@@ -161,35 +163,21 @@ impl Store for Standalone {
         if self.commands.group_max() == 1 {
             return acquire_one(self, request);
         }
-        self.ask_durably(self.commands.acquire_all(request), SendWait::Along, request.deadline)
+        self.execute_durably(self.commands.acquire_all(request), SendWait::Along, request.deadline)
     }
 
-    fn set_depth(&self, request: SetDepth<'_>) -> Result<HoldReply, Failure> {
-        let command = self.commands.set_depth(request);
-        if request.durable {
-            self.ask_durably(command, SendWait::Along, request.deadline)
-        } else {
-            self.ask(command, request.deadline)
+    fn ask(&self, requests: &[HoldRequest<'_>]) -> Vec<Result<HoldReply, Failure>> {
+        if let [request] = requests {
+            return vec![self.ask_alone(*request)];
         }
-    }
-
-    fn release(&self, request: Release<'_>) -> Result<HoldReply, Failure> {
-        self.ask(self.commands.release(request.hold, request.kept_until), request.deadline)
-    }
-
-    fn ask_holds(&self, requests: &[HoldRequest<'_>]) -> Vec<Result<HoldReply, Failure>> {
-        let Some(deadline) = requests.iter().map(HoldRequest::deadline).max() else {
+        let Some(deadline) = requests.iter().map(|request| request.deadline).max() else {
             return Vec::new();
         };
-        let demand = self.demand.filter(|_| requests.iter().any(HoldRequest::is_durable));
-        let commands = requests.iter().map(|request| match request {
-            HoldRequest::Release(Release { hold, kept_until, .. }) => {
-                self.commands.release(hold, *kept_until)
-            }
-            HoldRequest::SetDepth(request) => self.commands.set_depth(*request),
-        });
-        let (mut batch, decoders): (Vec<Request>, Vec<_>) = commands
-            .map(|Command { request, decoder }| {
+        let demand = self.demand.filter(|_| requests.iter().any(|it| it.change.is_durable()));
+        let (mut batch, decoders): (Vec<Request>, Vec<_>) = requests
+            .iter()
+            .map(|HoldRequest { hold, change, .. }| {
+                let Command { request, decoder } = self.commands.change(hold, *change);
                 // The request to wait is about what comes before it, so nothing may be sent again.
                 (if demand.is_some() { request.in_full() } else { request }, decoder)
             })
@@ -209,11 +197,7 @@ impl Store for Standalone {
         replies.collect()
     }
 
-    fn post(&self, post: PostedChange<'_>) {
-        self.server.post([self.to_post(post)]);
-    }
-
-    fn post_all(&self, posts: Vec<PostedChange<'_>>) {
+    fn post(&self, posts: Vec<PostedChange<'_>>) {
         self.server.post(posts.into_iter().map(|post| self.to_post(post)));
     }
 
@@ -222,40 +206,28 @@ impl Store for Standalone {
     }
 
     fn inspect(&self, name: &str, deadline: Instant) -> Result<Option<HolderReply>, Failure> {
-        self.ask(self.commands.inspect(name), deadline)
+        self.execute(self.commands.inspect(name), deadline)
     }
 
     fn inspect_fence(&self, name: &str, deadline: Instant) -> Result<Option<HolderReply>, Failure> {
-        self.ask(self.commands.inspect_fence(name), deadline)
+        self.execute(self.commands.inspect_fence(name), deadline)
     }
 
     fn report(&self, name: &str, deadline: Instant) -> Result<ReportReply, Failure> {
-        self.ask(self.commands.report(name), deadline)
+        self.execute(self.commands.report(name), deadline)
     }
 
     fn connections(&self) -> Result<ServerConnections, Failure> {
         Ok(ServerConnections { each: vec![self.server.connection()], required: 1 })
     }
 
-    fn exists(&self, hold: &HoldId, deadline: Instant) -> Result<bool, Failure> {
-        if hold.kind == HoldKind::Lock {
-            let holder = self.inspect(&hold.name, deadline)?;
-            return Ok(holder.is_some_and(|holder| holder.is_owner_of(hold)));
-        }
-        Ok(self.ask(self.commands.check(hold), deadline)? == HoldReply::Done)
-    }
-
     fn force_release(&self, name: &str, owner: &[u8], deadline: Instant) -> Result<bool, Failure> {
-        let reply = self.ask(self.commands.force_release(name, owner), deadline)?;
+        let reply = self.execute(self.commands.force_release(name, owner), deadline)?;
         Ok(reply == HoldReply::Done)
     }
 
-    fn unregister(&self, waiting: WaitingClient<'_>, deadline: Instant) -> Result<(), Failure> {
-        self.ask(self.commands.unregister(waiting), deadline).map(drop)
-    }
-
     fn count(&self, name: &str, deadline: Instant) -> Result<u32, Failure> {
-        self.ask(self.commands.count(name), deadline)
+        self.execute(self.commands.count(name), deadline)
     }
 
     fn ping(&self, deadline: Instant) -> Result<(), Failure> {

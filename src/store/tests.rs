@@ -10,11 +10,11 @@ use crate::config::Config;
 use crate::failure::FailureKind;
 use crate::net::endpoint::Endpoint;
 use crate::net::server::ServerFactory;
-use crate::store::hold::HoldKind;
-use crate::store::job::{Action, Job, JobOutcome};
+use crate::store::hold::{HoldId, HoldKind};
+use crate::store::job::{Job, JobOutcome};
 use crate::store::memory::Memory;
 use crate::store::quorum::Quorum;
-use crate::store::request::{Registration, TENURE_FENCES};
+use crate::store::request::{Change, Registration, TENURE_FENCES};
 use crate::store::standalone::Standalone;
 use crate::store::wake::Wake;
 
@@ -31,8 +31,6 @@ mod waiting;
 
 const LEASE: Duration = Duration::from_secs(30);
 
-const RELEASE: Action = Action::Release { kept_until: Moment::FIRST };
-
 fn soon() -> Instant {
     end_of(Duration::from_secs(5))
 }
@@ -41,9 +39,14 @@ fn hold(nonce: u64) -> HoldId {
     HoldId { kind: HoldKind::Lock, name: Arc::from("lock"), client: Arc::from("client"), nonce }
 }
 
-/// A client that waits for the lock.
-fn waiting_client(client: &str) -> WaitingClient<'_> {
-    WaitingClient { kind: Some(HoldKind::Lock), name: "lock", client }
+fn change(store: &dyn Store, hold: &HoldId, change: Change) -> Result<HoldReply, Failure> {
+    ask_one(store, HoldRequest { hold, change, deadline: soon() })
+}
+
+/// Takes a client off those that wait for the lock.
+fn unregister(store: &dyn Store, client: &str) {
+    let hold = HoldId { client: client.into(), ..hold(0) };
+    change(store, &hold, Change::Unregister { any_kind: false }).expect("a reply");
 }
 
 fn single(process: &process::Server) -> Standalone {
@@ -95,17 +98,11 @@ fn must_acquire(store: &dyn Store, hold: &HoldId) -> u64 {
 }
 
 fn set_depth(store: &dyn Store, hold: &HoldId, depth: u32) -> Result<HoldReply, Failure> {
-    store.set_depth(SetDepth {
-        hold,
-        depth: Some(depth),
-        lease: Some(LEASE),
-        durable: false,
-        deadline: soon(),
-    })
+    change(store, hold, Change::SetDepth { depth, lease: Some(LEASE), durable: false })
 }
 
 fn release(store: &dyn Store, hold: &HoldId) -> Result<HoldReply, Failure> {
-    store.release(Release::at_once(hold, soon()))
+    change(store, hold, Change::RELEASE)
 }
 
 fn eventually(mut happened: impl FnMut() -> bool) {
@@ -132,16 +129,16 @@ fn outcome_of(outcome: JobOutcome) -> Outcome {
 }
 
 /// Runs jobs, and returns their outcomes in the order of the jobs.
-fn run_jobs(jobs: &mut dyn JobRunner, actions: &[(HoldId, Action)]) -> Vec<Outcome> {
-    let numbered = actions.iter().zip(0..);
+fn run_jobs(jobs: &mut dyn JobRunner, changes: &[(HoldId, Change)]) -> Vec<Outcome> {
+    let numbered = changes.iter().zip(0..);
     let end = soon();
-    let job = |((hold, action), id): (&(HoldId, Action), u64)| {
+    let job = |((hold, change), id): (&(HoldId, Change), u64)| {
         let hold = hold.clone();
-        Job { id, hold, action: *action, deadline: end }
+        Job { id, hold, change: *change, deadline: end }
     };
     let mut outcomes = Vec::new();
     jobs.send(numbered.map(job).collect(), &mut |id, outcome| outcomes.push((id, outcome)));
-    while outcomes.len() < actions.len() {
+    while outcomes.len() < changes.len() {
         assert!(Instant::now() < end, "{} outcomes", outcomes.len());
         jobs.collect(end, &mut |id, outcome| outcomes.push((id, outcome)));
     }
@@ -221,7 +218,7 @@ fn a_request_for_a_hold_that_is_gone_changes_nothing(store: &dyn Store) {
     let mut jobs = store.jobs();
     let mut all_gone = |before: Option<u32>| {
         let stale = hold(1);
-        let renewed = run_jobs(&mut *jobs, &[(stale.clone(), Action::Renew { lease: LEASE })]);
+        let renewed = run_jobs(&mut *jobs, &[(stale.clone(), Change::Renew { lease: LEASE })]);
         assert!(matches!(renewed[..], [Ok(HoldReply::Gone)]));
         assert_eq!(set_depth(store, &stale, 2).ok(), Some(HoldReply::Gone));
         assert_eq!(release(store, &stale).ok(), Some(HoldReply::Gone));
@@ -271,8 +268,7 @@ fn a_forced_release_ends_any_hold(store: &dyn Store) {
 
 /// Ends a hold whose lock stays taken for that long.
 fn keep(store: &dyn Store, hold: &HoldId, time: Duration) -> Result<HoldReply, Failure> {
-    let kept_until = Moment::now().after(time);
-    store.release(Release { hold, kept_until, deadline: soon() })
+    change(store, hold, Change::Release { kept_until: Moment::now().after(time) })
 }
 
 fn a_kept_lock_is_free_when_its_time_is_over(store: &dyn Store) {
@@ -312,12 +308,12 @@ fn no_request_of_a_hold_changes_what_keeps_the_lock(store: &dyn Store) {
     let before = holder();
     assert!(before.remaining > LEASE / 4 && before.remaining <= LEASE / 2, "{before:?}");
 
-    assert!(!store.exists(&kept, soon()).expect("a reply"));
+    assert_eq!(change(store, &kept, Change::Check).ok(), Some(HoldReply::Gone));
     let again = acquire(store, &kept, Registration::IfHeld);
     assert!(is_held(&again), "{again:?}");
     assert_eq!(set_depth(store, &kept, 2).ok(), Some(HoldReply::Gone));
-    let kept_for = |time| Action::Release { kept_until: Moment::now().after(time) };
-    let renewal = Action::Renew { lease: LEASE };
+    let kept_for = |time| Change::Release { kept_until: Moment::now().after(time) };
+    let renewal = Change::Renew { lease: LEASE };
     let outcomes = run_jobs(&mut *store.jobs(), &[(kept.clone(), renewal)]);
     assert!(matches!(outcomes[..], [Ok(HoldReply::Gone)]), "{outcomes:?}");
     for time in [LEASE, LEASE / 10] {
@@ -367,9 +363,9 @@ fn a_registered_client_gets_a_free_lock(store: &dyn Store) {
 }
 
 fn a_client_that_is_not_registered_may_be_unregistered(store: &dyn Store) {
-    store.unregister(waiting_client("client"), soon()).expect("a reply");
+    unregister(store, "client");
     must_acquire(store, &hold(1));
-    store.unregister(waiting_client("client"), soon()).expect("a reply");
+    unregister(store, "client");
     assert_eq!(depth(store), Some(1));
 }
 
@@ -380,20 +376,19 @@ fn many_holds_are_renewed_and_released_at_once(store: &dyn Store) {
         acquire(store, hold, Registration::None).expect("a reply");
     }
     let mut jobs = store.jobs();
-    for action in [Action::Renew { lease: LEASE * 2 }, RELEASE] {
-        let actions: Vec<_> = holds.iter().map(|hold| (hold.clone(), action)).collect();
-        let outcomes = run_jobs(&mut *jobs, &actions);
+    for change in [Change::Renew { lease: LEASE * 2 }, Change::RELEASE] {
+        let changes: Vec<_> = holds.iter().map(|hold| (hold.clone(), change)).collect();
+        let outcomes = run_jobs(&mut *jobs, &changes);
         for (nonce, outcome) in outcomes.into_iter().enumerate() {
             let wanted = if nonce % 2 == 0 { HoldReply::Done } else { HoldReply::Gone };
             assert!(matches!(outcome, Ok(reply) if reply == wanted), "{nonce}: {outcome:?}");
         }
         let last = || store.inspect("598", soon()).expect("a reply");
-        match action {
+        if change == Change::RELEASE {
+            assert_eq!(last(), None);
+        } else {
             // A quorum replies before the last of its servers has done it.
-            Action::Renew { .. } => {
-                eventually(|| last().is_some_and(|holder| holder.remaining > LEASE));
-            }
-            Action::Release { .. } | Action::Unregister => assert_eq!(last(), None),
+            eventually(|| last().is_some_and(|holder| holder.remaining > LEASE));
         }
     }
 }
@@ -438,8 +433,8 @@ fn a_server_of_a_quorum_that_is_to_keep_a_lock_is_told_again_in_the_background()
     must_acquire(&store, &hold(1));
     servers[0].kill();
     let kept_until = Moment::now().after(LEASE);
-    let release = Release { hold: &hold(1), kept_until, deadline: soon() };
-    assert_eq!(store.release(release).ok(), Some(HoldReply::Done));
+    let released = change(&store, &hold(1), Change::Release { kept_until });
+    assert_eq!(released.ok(), Some(HoldReply::Done));
     let in_doubt = reported.recv_deadline(soon()).expect("the dead server has not replied");
     assert_eq!((in_doubt.hold.nonce, in_doubt.kept_until), (1, kept_until));
 }

@@ -20,7 +20,8 @@ use crate::local::tests::{LEASE, Outcome, Scene, Scripted, eventually};
 use crate::local::turn::{self, Turn};
 use crate::local::wait_queue::Place;
 use crate::store::Store;
-use crate::store::request::{Acquire, AcquireReply, Registration, Release};
+use crate::store::ask_one;
+use crate::store::request::{Acquire, AcquireReply, Change, HoldRequest, Registration};
 use crate::store::wake::Wake;
 
 /// Longer than a test.
@@ -49,8 +50,9 @@ impl Waiting {
 
     fn release(&self) {
         let id = self.scene.id(0);
-        let release = Release::at_once(&id, Instant::now());
-        self.scene.store.inner.release(release).expect("memory");
+        let (change, deadline) = (Change::RELEASE, Instant::now());
+        let release = HoldRequest { hold: &id, change, deadline };
+        ask_one(&self.scene.store.inner, release).expect("memory");
     }
 
     fn wake(&self) {

@@ -16,7 +16,7 @@ use crate::store::background::node_jobs::{JobSettings, NodeJobs};
 use crate::store::background::opening::Opening;
 use crate::store::commands::Commands;
 use crate::store::durability::Demand;
-use crate::store::job::{Action, Job, JobOutcome, JobRunner};
+use crate::store::job::{Job, JobOutcome, JobRunner};
 use crate::store::request::HoldReply;
 
 /// Where jobs are sent, and what the replies amount to.
@@ -217,9 +217,9 @@ impl<P: JobPolicy> JobRunner for BackgroundJobs<P> {
     }
 }
 
-/// Adds a job to the batch that it belongs to. Only renewals have a demand to meet.
+/// Adds a job to the batch that it belongs to.
 fn add<N: Node>(batches: &mut Batches<N>, node: N, demand: Option<Demand>, job: Job) {
-    let demand = demand.filter(|_| matches!(job.action, Action::Renew { .. }));
+    let demand = demand.filter(|_| job.change.is_durable());
     let same = |(known, other, _): &&mut (N, Option<Demand>, _)| {
         known.is(&node) && other.is_some() == demand.is_some()
     };

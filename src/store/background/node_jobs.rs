@@ -214,8 +214,8 @@ impl<N: Node> NodeJobs<N> {
         let BackgroundConnection { node, .. } = &self.connection;
         let mut batch: Vec<_> = jobs
             .into_iter()
-            .map(|Job { id, hold, action, deadline }| {
-                let Command { request, decoder } = settings.commands.job(&hold, action);
+            .map(|Job { id, hold, change, deadline }| {
+                let Command { request, decoder } = settings.commands.change(&hold, change);
                 let sent = SentJob { id, deadline };
                 (SentRequest::Job(Some(sent), decoder), node.addressed(request))
             })

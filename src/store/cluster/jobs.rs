@@ -105,14 +105,15 @@ mod tests {
     use std::thread;
     use std::time::{Duration, Instant};
 
-    use crate::clock::{Moment, end_of};
+    use crate::clock::end_of;
     use crate::config::Config;
     use crate::net::endpoint::Endpoint;
     use crate::net::server::ServerFactory;
     use crate::store::background::jobs::BackgroundJobs;
     use crate::store::commands::Commands;
     use crate::store::hold::{HoldId, HoldKind};
-    use crate::store::job::{Action, JobRunner};
+    use crate::store::job::JobRunner;
+    use crate::store::request::Change;
     use crate::store::tests::process::Server;
 
     const AGES: Duration = Duration::from_secs(60);
@@ -125,8 +126,7 @@ mod tests {
             client: Arc::from("me"),
             nonce: id,
         };
-        let action = Action::Release { kept_until: Moment::FIRST };
-        Job { id, hold, action, deadline: end_of(time) }
+        Job { id, hold, change: Change::RELEASE, deadline: end_of(time) }
     }
 
     #[test]

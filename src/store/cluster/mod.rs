@@ -25,7 +25,6 @@ use crate::failure::Failure;
 use crate::net::endpoint::Endpoint;
 use crate::net::server::ServerFactory;
 use crate::redisson::RedissonChannels;
-use crate::store::Store;
 use crate::store::background::jobs::BackgroundJobs;
 use crate::store::background::wakeups::BackgroundWakeups;
 use crate::store::cluster::jobs::JobsBySlot;
@@ -35,14 +34,14 @@ use crate::store::cluster::topology::{REDIRECTIONS_MAX, Topology, uncovered};
 use crate::store::cluster::wakeups::WakeupsOfMasters;
 use crate::store::commands::Commands;
 use crate::store::durability::Demand;
-use crate::store::hold::HoldId;
 use crate::store::job::JobRunner;
 use crate::store::request::{
     Acquire, AcquireAll, AcquireAllReply, AcquireReply, HoldReply, HoldRequest, HolderReply,
-    PendingReply, PostedChange, Release, ReportReply, ServerConnections, SetDepth, WaitingClient,
+    PendingReply, PostedChange, ReportReply, ServerConnections,
 };
 use crate::store::standalone::Standalone;
 use crate::store::wake::Wakeups;
+use crate::store::{Store, ask_one};
 
 /// A cluster.
 #[derive(Clone, Debug)]
@@ -152,8 +151,8 @@ impl Cluster {
     /// Returns the node that a change is sent to, and the change for that. `None` if no node is
     /// known, so that it has failed.
     fn to_post<'a>(&self, post: PostedChange<'a>) -> Option<(Target, PostedChange<'a>)> {
-        let PostedChange { hold, on_reply, .. } = post;
-        let slot = self.slot(&hold.name);
+        let PostedChange { request, on_reply } = post;
+        let slot = self.slot(&request.hold.name);
         let Some(owner) = self.topology.owner(slot) else {
             on_reply(Err(uncovered()));
             return None;
@@ -168,7 +167,7 @@ impl Cluster {
                 topology.classify(failure)
             }));
         });
-        Some((target, PostedChange { on_reply, ..post }))
+        Some((target, PostedChange { request, on_reply }))
     }
 
     fn slot(&self, name: &str) -> usize {
@@ -217,21 +216,13 @@ impl Store for Cluster {
         self.route(&first.name, request.deadline, |node| node.acquire_all(request))
     }
 
-    fn set_depth(&self, request: SetDepth<'_>) -> Result<HoldReply, Failure> {
-        self.route(&request.hold.name, request.deadline, |node| node.set_depth(request))
-    }
-
-    fn release(&self, request: Release<'_>) -> Result<HoldReply, Failure> {
-        self.route(&request.hold.name, request.deadline, |node| node.release(request))
-    }
-
     /// One node after the other. A request that is redirected is made again alone.
-    fn ask_holds(&self, requests: &[HoldRequest<'_>]) -> Vec<Result<HoldReply, Failure>> {
+    fn ask(&self, requests: &[HoldRequest<'_>]) -> Vec<Result<HoldReply, Failure>> {
         let mut replies: Vec<Option<Result<HoldReply, Failure>>> = vec![None; requests.len()];
         let mut targets = Vec::<(Target, Vec<usize>)>::new();
         for (index, request) in requests.iter().enumerate() {
-            let slot = self.slot(&request.hold().name);
-            let target = match self.topology.target(slot, request.deadline()) {
+            let slot = self.slot(&request.hold.name);
+            let target = match self.topology.target(slot, request.deadline) {
                 Ok(target) => target,
                 Err(failure) => {
                     replies[index] = Some(Err(failure));
@@ -245,11 +236,11 @@ impl Store for Cluster {
         }
         for (target, indexes) in targets {
             let batch: Vec<_> = indexes.iter().map(|index| requests[*index]).collect();
-            for (index, reply) in indexes.into_iter().zip(target.store().ask_holds(&batch)) {
+            for (index, reply) in indexes.into_iter().zip(target.store().ask(&batch)) {
                 let (request, mut first) = (requests[index], Some(reply));
-                let slot = self.slot(&request.hold().name);
+                let slot = self.slot(&request.hold.name);
                 let reply = self.route_from(target.clone(), slot, |node| {
-                    first.take().unwrap_or_else(|| node.ask_hold(request))
+                    first.take().unwrap_or_else(|| ask_one(node, request))
                 });
                 replies[index] = Some(reply);
             }
@@ -257,11 +248,7 @@ impl Store for Cluster {
         replies.into_iter().map(|reply| reply.unwrap_or_else(|| Err(uncovered()))).collect()
     }
 
-    fn post(&self, post: PostedChange<'_>) {
-        self.post_all(vec![post]);
-    }
-
-    fn post_all(&self, posts: Vec<PostedChange<'_>>) {
+    fn post(&self, posts: Vec<PostedChange<'_>>) {
         let mut targets = Vec::<(Target, Vec<PostedChange<'_>>)>::new();
         for post in posts {
             let Some((target, post)) = self.to_post(post) else { continue };
@@ -271,7 +258,7 @@ impl Store for Cluster {
             }
         }
         for (target, posts) in targets {
-            target.store().post_all(posts);
+            target.store().post(posts);
         }
     }
 
@@ -306,16 +293,8 @@ impl Store for Cluster {
         Ok(ServerConnections { required: each.len(), each })
     }
 
-    fn exists(&self, hold: &HoldId, deadline: Instant) -> Result<bool, Failure> {
-        self.route(&hold.name, deadline, |node| node.exists(hold, deadline))
-    }
-
     fn force_release(&self, name: &str, owner: &[u8], deadline: Instant) -> Result<bool, Failure> {
         self.route(name, deadline, |node| node.force_release(name, owner, deadline))
-    }
-
-    fn unregister(&self, waiting: WaitingClient<'_>, deadline: Instant) -> Result<(), Failure> {
-        self.route(waiting.name, deadline, |node| node.unregister(waiting, deadline))
     }
 
     fn count(&self, name: &str, deadline: Instant) -> Result<u32, Failure> {

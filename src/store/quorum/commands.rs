@@ -7,7 +7,7 @@ use crate::store::command::Command;
 use crate::store::commands::Commands;
 use crate::store::durability::Demand;
 use crate::store::hold::HoldId;
-use crate::store::request::{Acquire, AcquireReply, HoldReply, SetDepth};
+use crate::store::request::{Acquire, AcquireReply, Change, HoldReply, HoldRequest};
 
 /// A command for every server.
 #[derive(Debug)]
@@ -76,14 +76,14 @@ impl QuorumCommands {
         self.durable(command, request.deadline)
     }
 
-    pub(super) fn set_depth(&self, request: SetDepth<'_>) -> QuorumCommand<HoldReply> {
-        let command = QuorumCommand::new(self.commands.set_depth(request), Effect::None);
-        if request.durable { self.durable(command, request.deadline) } else { command }
-    }
-
-    pub(super) fn release(&self, hold: &HoldId, kept_until: Moment) -> QuorumCommand<HoldReply> {
-        let effect = Effect::Ends { hold: hold.clone(), kept_until };
-        QuorumCommand::new(self.commands.release(hold, kept_until), effect)
+    pub(super) fn change(&self, request: &HoldRequest<'_>) -> QuorumCommand<HoldReply> {
+        let HoldRequest { hold, change, deadline } = *request;
+        let effect = match change {
+            Change::Release { kept_until } => Effect::Ends { hold: hold.clone(), kept_until },
+            _ => Effect::None,
+        };
+        let command = QuorumCommand::new(self.commands.change(hold, change), effect);
+        if change.is_durable() { self.durable(command, deadline) } else { command }
     }
 
     /// Takes back a hold that has begun on too few servers.

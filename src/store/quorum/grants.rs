@@ -108,7 +108,7 @@ mod tests {
     use super::*;
     use crossbeam_channel::unbounded;
 
-    use crate::clock::{Moment, end_of};
+    use crate::clock::end_of;
     use crate::config::Config;
     use crate::durability::Durability;
     use crate::net::endpoint::Endpoint;
@@ -116,7 +116,7 @@ mod tests {
     use crate::store::Store;
     use crate::store::hold::HoldKind;
     use crate::store::quorum::Quorum;
-    use crate::store::request::{Change, PostedChange, Registration};
+    use crate::store::request::{Change, HoldRequest, PostedChange, Registration};
     use crate::store::tests::process::Server;
 
     const SOON: Duration = Duration::from_secs(5);
@@ -147,12 +147,11 @@ mod tests {
         }
         drop(links);
         grants.in_doubt().may_begin_late(&hold(1));
-        store.post(PostedChange {
-            hold: &hold(1),
-            change: Change::Release { kept_until: Moment::FIRST },
-            deadline,
+        let request = HoldRequest { hold: &hold(1), change: Change::RELEASE, deadline };
+        store.post(vec![PostedChange {
+            request,
             on_reply: Box::new(|reply| assert_eq!(reply.ok(), Some(HoldReply::Gone))),
-        });
+        }]);
         assert!(reported.try_recv().is_err(), "the release is on its way");
         store.settle(deadline);
         assert_eq!(reported.try_recv(), Ok(1));

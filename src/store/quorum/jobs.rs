@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use crate::failure::Failure;
 use crate::store::background::jobs::{Decision, JobPolicy};
-use crate::store::job::{Action, Job, JobReply};
+use crate::store::job::{Job, JobReply};
 use crate::store::quorum::in_doubt::InDoubtHolds;
 use crate::store::quorum::server::QuorumServer;
 use crate::store::quorum::votes::{Votes, majority};
-use crate::store::request::HoldReply;
+use crate::store::request::{Change, HoldReply};
 
 /// Each job to all servers.
 #[derive(Debug)]
@@ -39,20 +39,19 @@ impl JobPolicy for JobsByVote {
             Ok(HoldReply::Gone) => {}
             Err(failure) => from.note_failure(failure),
         }
-        let is_release = matches!(job.action, Action::Release { .. });
+        let is_release = matches!(job.change, Change::Release { .. });
         let never_began = is_release && !from.may_have(&job.hold);
         let vote = if never_began { Ok(HoldReply::Gone) } else { reply };
         votes.0[from.number] = Some(vote);
-        let outcome = match job.action {
-            Action::Renew { .. } => votes.decide_hold().map(|reply| reply.map(JobReply::from)),
-            Action::Unregister => votes.decide_any().map(|reply| reply.map(JobReply::from)),
-            Action::Release { kept_until } => {
+        let outcome = match job.change {
+            Change::Release { kept_until } => {
                 let decided = votes.decide_release();
                 if decided.is_some() {
                     self.in_doubt.end(&job.hold, kept_until);
                 }
                 decided
             }
+            change => votes.decide_change(change).map(|reply| reply.map(JobReply::from)),
         };
         outcome.map_or(Decision::Undecided, Decision::Done)
     }

@@ -110,8 +110,8 @@ use crate::store::quorum::votes::holder::decide_holder;
 use crate::store::quorum::votes::{Votes, majority};
 use crate::store::quorum::wakeups::WakeupsOfMajorities;
 use crate::store::request::{
-    Acquire, AcquireReply, Change, HoldReply, HoldRequest, HolderReply, PostedChange, Release,
-    ServerConnections, SetDepth, WaitingClient,
+    Acquire, AcquireReply, Change, HoldReply, HoldRequest, HolderReply, PostedChange,
+    ServerConnections,
 };
 use crate::store::wake::Wakeups;
 
@@ -172,7 +172,7 @@ impl Quorum {
     }
 
     /// Sends a command to all servers if a majority is connected, and returns the decision.
-    fn ask<T: Clone, D>(
+    fn count<T: Clone, D>(
         &self,
         name: &str,
         command: QuorumCommand<T>,
@@ -187,22 +187,27 @@ impl Quorum {
     /// Sends a request about a hold, and does not wait for the replies.
     fn send(&self, request: &HoldRequest<'_>) -> Result<(SentRequest, LockedLinks<'_>), Failure> {
         let Grants { rounds, commands } = &*self.grants;
-        let (command, mut links) = match request {
-            HoldRequest::Release(Release { hold, kept_until, deadline }) => {
-                let mut links = rounds.lock(&hold.name, *deadline)?;
+        let HoldRequest { hold, change, deadline } = *request;
+        let mut links = match change {
+            Change::Release { .. } => {
+                let mut links = rounds.lock(&hold.name, deadline)?;
                 // Without a majority too, the hold is released where it can be.
-                links.prepare(*deadline);
-                (commands.release(hold, *kept_until), links)
+                links.prepare(deadline);
+                links
             }
-            HoldRequest::SetDepth(request) => {
-                let links = rounds.connect(&request.hold.name, request.deadline)?;
-                (commands.set_depth(*request), links)
-            }
+            _ => rounds.connect(&hold.name, deadline)?,
         };
+        let command = commands.change(request);
         let decoder = command.command.decoder.clone();
         let broadcast = rounds.servers.broadcast(command);
         let ended = links.send(&broadcast, |_| true);
         Ok((SentRequest { broadcast, decoder, _ended: ended }, links))
+    }
+
+    /// Makes a request about a hold, with the links to itself until it is decided.
+    fn ask_alone(&self, request: &HoldRequest<'_>) -> Result<HoldReply, Failure> {
+        let (sent, mut links) = self.send(request)?;
+        self.receive(request, &sent, &mut links)
     }
 
     /// Waits for the replies to a request about a hold.
@@ -212,13 +217,13 @@ impl Quorum {
         sent: &SentRequest,
         links: &mut LockedLinks<'_>,
     ) -> Result<HoldReply, Failure> {
-        let (rounds, deadline) = (&self.grants.rounds, request.deadline());
+        let (rounds, deadline) = (&self.grants.rounds, request.deadline);
         let SentRequest { broadcast, decoder, .. } = sent;
-        let decide = Votes::decide_hold;
+        let decide = |votes: &Votes<_>| votes.decide_change(request.change);
         let outcome = rounds.count(links, broadcast, deadline, decoder, decide).0;
-        match request {
-            HoldRequest::Release(_) => outcome.map_err(ambiguous),
-            HoldRequest::SetDepth(_) => outcome,
+        match request.change {
+            Change::Release { .. } => outcome.map_err(ambiguous),
+            _ => outcome,
         }
     }
 
@@ -241,32 +246,21 @@ impl Store for Quorum {
         self.grants.acquire(request)
     }
 
-    fn set_depth(&self, request: SetDepth<'_>) -> Result<HoldReply, Failure> {
-        self.ask_hold(HoldRequest::SetDepth(request))
-    }
-
-    fn release(&self, request: Release<'_>) -> Result<HoldReply, Failure> {
-        self.ask_hold(HoldRequest::Release(request))
-    }
-
-    fn ask_hold(&self, request: HoldRequest<'_>) -> Result<HoldReply, Failure> {
-        let (sent, mut links) = self.send(&request)?;
-        self.receive(&request, &sent, &mut links)
-    }
-
     /// What must be durable is asked for one hold after the other: a server that waits for its
     /// replicas or disk lags behind soon.
-    fn ask_holds(&self, requests: &[HoldRequest<'_>]) -> Vec<Result<HoldReply, Failure>> {
-        let waits = |request: &HoldRequest<'_>| {
-            self.grants.commands.demand.is_some() && request.is_durable()
-        };
-        let together = if requests.iter().any(waits) { 1 } else { TOGETHER };
+    fn ask(&self, requests: &[HoldRequest<'_>]) -> Vec<Result<HoldReply, Failure>> {
+        let waits = self.grants.commands.demand.is_some()
+            && requests.iter().any(|request| request.change.is_durable());
+        let together = if waits { 1 } else { TOGETHER };
         let replies = requests.chunks(together).flat_map(|requests| {
+            if let [request] = requests {
+                return vec![self.ask_alone(request)];
+            }
             let sent = requests.iter().map(|request| Ok(self.send(request)?.0));
             let sent: Vec<Result<SentRequest, Failure>> = sent.collect();
             let replies = requests.iter().zip(sent).map(|(request, sent)| {
-                let (sent, name) = (sent?, &request.hold().name);
-                let links = self.grants.rounds.lock(name, request.deadline());
+                let (sent, name) = (sent?, &request.hold.name);
+                let links = self.grants.rounds.lock(name, request.deadline);
                 self.receive(request, &sent, &mut links.map_err(ambiguous)?)
             });
             replies.collect::<Vec<_>>()
@@ -274,18 +268,12 @@ impl Store for Quorum {
         replies.collect()
     }
 
-    fn post(&self, post: PostedChange<'_>) {
-        let PostedChange { hold, change, deadline, on_reply } = post;
-        let Grants { rounds, commands } = &*self.grants;
-        let command = match change {
-            Change::Release { kept_until } => commands.release(hold, kept_until),
-            Change::SetDepth { depth } => commands.set_depth(SetDepth::only(hold, depth, deadline)),
-            Change::Unregister => {
-                let command = self.commands().unregister(WaitingClient::of(hold));
-                QuorumCommand::new(command, Effect::None)
-            }
-        };
-        rounds.post(&hold.name, command, deadline, |reply| on_reply(reply.map_err(ambiguous)));
+    fn post(&self, posts: Vec<PostedChange<'_>>) {
+        for PostedChange { request, on_reply } in posts {
+            let Grants { rounds, commands } = &*self.grants;
+            let on_reply = |reply: Result<HoldReply, Failure>| on_reply(reply.map_err(ambiguous));
+            rounds.post(&request, commands.change(&request), on_reply);
+        }
     }
 
     fn settle(&self, deadline: Instant) {
@@ -298,12 +286,12 @@ impl Store for Quorum {
 
     fn inspect(&self, name: &str, deadline: Instant) -> Result<Option<HolderReply>, Failure> {
         let inspect = QuorumCommand::new(self.commands().inspect(name), Effect::None);
-        self.ask(name, inspect, deadline, decide_holder)
+        self.count(name, inspect, deadline, decide_holder)
     }
 
     fn inspect_fence(&self, name: &str, deadline: Instant) -> Result<Option<HolderReply>, Failure> {
         let inspect = QuorumCommand::new(self.commands().inspect_fence(name), Effect::None);
-        self.ask(name, inspect, deadline, decide_holder)
+        self.count(name, inspect, deadline, decide_holder)
     }
 
     fn connections(&self) -> Result<ServerConnections, Failure> {
@@ -314,18 +302,12 @@ impl Store for Quorum {
 
     fn force_release(&self, name: &str, owner: &[u8], deadline: Instant) -> Result<bool, Failure> {
         let force = QuorumCommand::new(self.commands().force_release(name, owner), Effect::None);
-        Ok(self.ask(name, force, deadline, Votes::decide_any)? == HoldReply::Done)
-    }
-
-    fn unregister(&self, waiting: WaitingClient<'_>, deadline: Instant) -> Result<(), Failure> {
-        let command = self.commands().unregister(waiting);
-        let command = QuorumCommand::new(command, Effect::None);
-        self.ask(waiting.name, command, deadline, Votes::decide_any).map(drop)
+        Ok(self.count(name, force, deadline, Votes::decide_any)? == HoldReply::Done)
     }
 
     fn ping(&self, deadline: Instant) -> Result<(), Failure> {
         let inspect = QuorumCommand::new(self.commands().inspect("ping"), Effect::None);
-        self.ask("ping", inspect, deadline, decide_holder).map(drop)
+        self.count("ping", inspect, deadline, decide_holder).map(drop)
     }
 
     fn wakeups(&self, client: &str, _: Option<&RedissonChannels>) -> Option<Box<dyn Wakeups>> {

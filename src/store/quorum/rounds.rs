@@ -13,7 +13,7 @@ use crate::store::quorum::commands::QuorumCommand;
 use crate::store::quorum::link_set::{LinkSet, QuorumServers};
 use crate::store::quorum::shared_links::{LockedLinks, SharedLinks};
 use crate::store::quorum::votes::Votes;
-use crate::store::request::HoldReply;
+use crate::store::request::{HoldReply, HoldRequest};
 
 /// The links of a client.
 #[derive(Debug)]
@@ -105,12 +105,12 @@ impl Rounds {
     /// goes to `on_reply` when a later call or a sweep has read enough replies.
     pub(super) fn post(
         &self,
-        name: &str,
+        request: &HoldRequest<'_>,
         command: QuorumCommand<HoldReply>,
-        deadline: Instant,
         on_reply: impl FnOnce(Result<HoldReply, Failure>) + Send + 'static,
     ) {
-        let mut links = match self.links_of(name).lock_to_post(deadline) {
+        let HoldRequest { hold, change, deadline } = *request;
+        let mut links = match self.links_of(&hold.name).lock_to_post(deadline) {
             Ok(links) => links,
             Err(failure) => return on_reply(Err(failure)),
         };
@@ -122,7 +122,7 @@ impl Rounds {
             let vote = decoder.decode(reply);
             votes.0[number] =
                 Some(vote.unwrap_or_else(|| Err(servers.each[number].invalid_reply())));
-            let Some(decision) = votes.decide_hold() else { return false };
+            let Some(decision) = votes.decide_change(change) else { return false };
             if let Some(on_reply) = on_reply.take() {
                 on_reply(decision);
             }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::error::{ServerFailure, Shortfall};
 use crate::failure::{Failure, FailureKind};
 use crate::store::job::JobReply;
-use crate::store::request::{AcquireReply, HoldReply};
+use crate::store::request::{AcquireReply, Change, HoldReply};
 
 /// How many of so many servers are a majority.
 pub(super) fn majority(servers: usize) -> usize {
@@ -238,6 +238,14 @@ impl Votes<HoldReply> {
             return Some(Ok(if ours > 0 { HoldReply::Done } else { HoldReply::Gone }));
         }
         self.unanswered(answers).map(Err)
+    }
+
+    /// Decides what has become of a hold. A client may be registered at any of the servers.
+    pub(super) fn decide_change(&self, change: Change) -> Option<Result<HoldReply, Failure>> {
+        match change {
+            Change::Unregister { .. } => self.decide_any(),
+            _ => self.decide_hold(),
+        }
     }
 
     /// Decides, once all replies have come or failed, what a majority says, and whether no reply

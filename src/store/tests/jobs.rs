@@ -26,13 +26,13 @@ impl Scene {
         let (held, gone) = (hold(1), HoldId { name: Arc::from("other"), ..hold(2) });
         must_acquire(&store, &held);
         let mut jobs = store.jobs();
-        let renewed = run_jobs(&mut *jobs, &[(held.clone(), Action::Renew { lease: LEASE })]);
+        let renewed = run_jobs(&mut *jobs, &[(held.clone(), Change::Renew { lease: LEASE })]);
         assert!(matches!(renewed[..], [Ok(HoldReply::Done)]));
         Self { process, store, jobs, held, gone, outcomes: Vec::new() }
     }
 
     fn renew(&mut self, id: u64, hold: HoldId, deadline: Instant) {
-        let job = Job { id, hold, action: Action::Renew { lease: LEASE }, deadline };
+        let job = Job { id, hold, change: Change::Renew { lease: LEASE }, deadline };
         self.jobs.send(vec![job], &mut |id, outcome| self.outcomes.push((id, outcome_of(outcome))));
     }
 
@@ -50,7 +50,7 @@ impl Scene {
 #[test]
 fn jobs_go_on_when_the_server_forgets_its_scripts() {
     let mut scene = Scene::new();
-    let renewals = vec![(scene.held.clone(), Action::Renew { lease: LEASE }); 100];
+    let renewals = vec![(scene.held.clone(), Change::Renew { lease: LEASE }); 100];
     for _ in 0..3 {
         scene.process.command(&["SCRIPT", "FLUSH"]);
         let outcomes = run_jobs(&mut *scene.jobs, &renewals);
@@ -117,7 +117,8 @@ fn only_renewals_wait_for_replicas() {
     let start = Instant::now();
     scene.renew(1, scene.held.clone(), soon());
     scene.renew(2, scene.gone.clone(), soon());
-    let release = Job { id: 3, hold: scene.gone.clone(), action: RELEASE, deadline: soon() };
+    let release =
+        Job { id: 3, hold: scene.gone.clone(), change: Change::RELEASE, deadline: soon() };
     let outcomes = &mut scene.outcomes;
     scene.jobs.send(vec![release], &mut |id, outcome| outcomes.push((id, outcome_of(outcome))));
     while scene.outcomes.len() < 3 {
@@ -155,7 +156,7 @@ fn more_renewals_than_one_write_takes_are_all_confirmed() {
     let store = single_at(&process.url(), &Config { durability, ..Config::default() });
     must_acquire(&store, &hold(1));
     let mut jobs = store.jobs();
-    let renewals = vec![(hold(1), Action::Renew { lease: LEASE }); 5000];
+    let renewals = vec![(hold(1), Change::Renew { lease: LEASE }); 5000];
     let waits = process.calls("waitaof");
     for round in 1..=2 {
         let outcomes = run_jobs(&mut *jobs, &renewals);
@@ -197,8 +198,8 @@ fn a_server_that_hangs_in_the_login_delays_nothing() {
     for id in 0..3 {
         let mut outcomes = Vec::new();
         let started = Instant::now();
-        let action = Action::Renew { lease: LEASE };
-        let job = Job { id, hold: hold(id), action, deadline: started + JOB };
+        let change = Change::Renew { lease: LEASE };
+        let job = Job { id, hold: hold(id), change, deadline: started + JOB };
         jobs.send(vec![job], &mut |id, outcome| outcomes.push((id, outcome_of(outcome))));
         assert!(started.elapsed() < SLACK, "to send took {:?}", started.elapsed());
         jobs.collect(started + JOB / 4, &mut |id, outcome| {

@@ -66,9 +66,9 @@ fn a_job_ends_at_its_deadline_while_the_name_is_looked_up() {
     let store = Standalone::new(named.server.clone(), &Config::default());
     let mut jobs = store.jobs();
     let (started, mut outcomes) = (Instant::now(), Vec::new());
-    let action = Action::Renew { lease: LEASE };
+    let change = Change::Renew { lease: LEASE };
     while started.elapsed() < TIME {
-        let job = Job { id: 1, hold: hold(1), action, deadline: started + TIME };
+        let job = Job { id: 1, hold: hold(1), change, deadline: started + TIME };
         jobs.send(vec![job], &mut |_, outcome| outcomes.push(outcome));
         jobs.collect(started + TIME, &mut |_, outcome| outcomes.push(outcome));
     }

@@ -103,7 +103,7 @@ fn briefly(store: &dyn Store, hold: &HoldId) {
 }
 
 fn renew(store: &dyn Store, hold: &HoldId, lease: Duration) -> HoldReply {
-    let outcomes = run_jobs(&mut *store.jobs(), &[(hold.clone(), Action::Renew { lease })]);
+    let outcomes = run_jobs(&mut *store.jobs(), &[(hold.clone(), Change::Renew { lease })]);
     *outcomes[0].as_ref().expect("an outcome")
 }
 
@@ -370,8 +370,7 @@ fn a_writer_that_leaves_lets_readers_in(process: &Server) {
     assert!(tries(&store, &by("a", Read, 1)));
     waits(&store, &by("writer", Write, 1));
     waits(&store, &by("reader", Read, 1));
-    let waiting = WaitingClient { kind: Some(Write), name: "lock", client: &id("writer") };
-    store.unregister(waiting, soon()).expect("a reply");
+    leaves(&store, &by("writer", Write, 1));
     assert!(is_woken(&mut *reader));
     assert!(takes_its_turn(&store, &by("reader", Read, 1)));
     assert!(tries(&store, &by("b", Read, 1)));
@@ -497,8 +496,13 @@ fn clients_without_a_listener_keep_their_places_for_two_seconds(process: &Server
 
 /// As a client does that is woken and has no thread for it.
 fn passes_on(store: &dyn Store, client: &str) {
-    let waiting = WaitingClient { kind: None, name: "lock", client: &id(client) };
-    store.unregister(waiting, soon()).expect("a reply");
+    let any_kind = Change::Unregister { any_kind: true };
+    change(store, &by(client, HoldKind::Lock, 0), any_kind).expect("a reply");
+}
+
+/// Its client waits no more.
+fn leaves(store: &dyn Store, hold: &HoldId) {
+    change(store, hold, Change::Unregister { any_kind: false }).expect("a reply");
 }
 
 fn a_wake_up_that_no_thread_waits_for_is_passed_on(process: &Server) {
@@ -635,13 +639,12 @@ fn a_permit_is_offered_whatever_the_client_goes_by_that_leaves_it(process: &Serv
     waits(&store, &by("many", three, 3));
     release(&store, &of(three, 2));
     assert!(is_woken(&mut *few) && is_told(&mut *many));
-    let waiting = WaitingClient { kind: Some(one), name: "lock", client: &id("few") };
-    store.unregister(waiting, soon()).expect("a reply");
+    leaves(&store, &by("few", one, 2));
     assert!(is_woken(&mut *many) && takes_its_turn(&store, &by("many", three, 3)));
     // A place that was not offered is not given away.
     waits(&store, &by("few", one, 4));
     waits(&store, &by("many", three, 5));
-    store.unregister(waiting, soon()).expect("a reply");
+    leaves(&store, &by("few", one, 4));
     assert!(nothing_comes(&mut *many));
 }
 
@@ -699,9 +702,8 @@ fn the_data_of_others_stays_as_it_is(process: &Server) {
         for kind in [Read, Write, Permit { of: 1 }] {
             let failure = acquire(&store, &of(kind, 1), Registration::IfHeld).expect_err("others'");
             assert_eq!(failure.kind, FailureKind::WrongType, "{command:?}");
-            for kind in [Some(kind), None] {
-                let waiting = WaitingClient { kind, name: "lock", client: &id("client") };
-                store.unregister(waiting, soon()).unwrap_or_default();
+            for any_kind in [false, true] {
+                drop(change(&store, &by("client", kind, 0), Change::Unregister { any_kind }));
             }
             assert!(matches!(super::release(&store, &of(kind, 7)), Ok(HoldReply::Gone)));
         }

@@ -114,7 +114,7 @@ fn only_a_waiting_client_is_registered(process: &Server) {
         let client = format!("{mode:?}");
         ask(&store, &of(&client, 1), mode);
         assert_eq!(waiting(process), [client.as_str()]);
-        store.unregister(waiting_client(&client), soon()).expect("a reply");
+        unregister(&store, &client);
     }
 }
 
@@ -131,7 +131,7 @@ fn a_client_that_has_the_lock_or_leaves_is_not_registered(process: &Server) {
         register(&store, "b");
         assert_eq!(ask(&store, &of("a", 1), mode), reply);
         assert_eq!(waiting(process), ["b"]);
-        store.unregister(waiting_client("b"), soon()).expect("a reply");
+        unregister(&store, "b");
         assert_eq!(waiting(process), [""; 0]);
         release(&store, &of("a", 1));
     }
@@ -201,7 +201,7 @@ fn every_way_to_free_a_lock_wakes_a_client(process: &Server) {
     assert_eq!(next(&mut *wakeups), woken());
 
     take_offer(&store, "a", 2);
-    let released = run_jobs(&mut *store.jobs(), &[(of("a", 2), RELEASE)]);
+    let released = run_jobs(&mut *store.jobs(), &[(of("a", 2), Change::RELEASE)]);
     assert!(matches!(released[..], [Ok(HoldReply::Done)]));
     assert_eq!(next(&mut *wakeups), woken());
 }
@@ -213,7 +213,7 @@ fn a_lock_that_stays_held_wakes_no_client(process: &Server) {
     register(&store, "a");
     assert_eq!(super::release(&store, &hold(2)).ok(), Some(HoldReply::Gone));
     register(&store, "b");
-    store.unregister(waiting_client("b"), soon()).expect("a reply");
+    unregister(&store, "b");
     // A hash with another field is not a free lock.
     process.command(&["HSET", "lock:lock", "stranger:1", "1"]);
     release(&store, &hold(1));
@@ -308,7 +308,7 @@ fn clients_that_are_gone_are_skipped(process: &Server) {
     release(&store, &hold(1));
     assert_eq!(next(&mut *wakeups), woken());
     assert_eq!(waiting(process), ["alive"]);
-    store.unregister(waiting_client("alive"), soon()).expect("a reply");
+    unregister(&store, "alive");
 
     // It found that they have no listener two seconds ago.
     must_acquire(&store, &hold(2));
@@ -365,21 +365,21 @@ fn a_client_that_leaves_wakes_the_next(process: &Server) {
     register(&store, "a");
     thread::sleep(Duration::from_millis(2));
     register(&store, "b");
-    store.unregister(waiting_client("a"), soon()).expect("a reply");
+    unregister(&store, "a");
     assert!(nothing_comes(&mut *wakeups), "the lock is not free");
     release(&store, &hold(1));
     assert_eq!(next(&mut *wakeups), woken());
 
     // It is offered the lock, does not want it any more, and leaves.
-    store.unregister(waiting_client("b"), soon()).expect("a reply");
+    unregister(&store, "b");
     assert_eq!(holder(&store), None);
     must_acquire(&store, &hold(2));
     register(&store, "b");
     process.command(&["ZADD", WAITING, "1", "a"]);
     release(&store, &hold(2));
     assert_eq!(next(&mut *wakeups), woken(), "a does not listen");
-    store.unregister(waiting_client("a"), soon()).expect("a reply");
-    store.unregister(waiting_client("a"), soon()).expect("a reply");
+    unregister(&store, "a");
+    unregister(&store, "a");
     assert!(nothing_comes(&mut *wakeups), "it had left already");
 }
 
@@ -430,7 +430,7 @@ fn a_full_server_wakes_clients_and_registers_none(process: &Server) {
     let failure = acquire(&store, &of("a", 1), Registration::Registered).expect_err("no memory");
     assert_eq!(failure.code, "OOM");
     assert_eq!(waiting(process), ["a"], "it still waits");
-    store.unregister(waiting_client("a"), soon()).expect("a reply");
+    unregister(&store, "a");
     assert_eq!(waiting(process), [""; 0]);
 }
 
@@ -444,7 +444,7 @@ fn a_spoilt_list_of_waiting_clients_does_no_harm(process: &Server) {
             AcquireReply::Held { remaining: Some(_) }
         ));
     }
-    store.unregister(waiting_client("a"), soon()).expect("a reply");
+    unregister(&store, "a");
     release(&store, &hold(1));
     for mode in [Registration::IfHeld, Registration::Registered, Registration::Yielding] {
         assert!(matches!(ask(&store, &of("a", 1), mode), AcquireReply::Acquired { .. }));
@@ -563,7 +563,7 @@ fn a_user_without_rights_to_the_waiting_clients_can_lock(process: &Server) {
         }
         process.command(&["ZADD", WAITING, "1", "b", "2", "c"]);
         release(&store, &hold(1));
-        store.unregister(waiting_client("c"), soon()).expect("a reply");
+        unregister(&store, "c");
         let reply = ask(&store, &of("c", 1), Registration::Registered);
         assert!(matches!(reply, AcquireReply::Acquired { .. }), "{missing:?}: {reply:?}");
         assert_eq!(store.force_release("lock", b"c:1", soon()).ok(), Some(true), "{missing:?}");
