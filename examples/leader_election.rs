@@ -12,7 +12,7 @@ use std::env;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use leasehold::{Client, Election, Leader, Term};
+use leasehold::{Client, Election, HoldEnd, Leader, Term};
 
 use self::support::Redis;
 
@@ -55,7 +55,7 @@ fn lead(term: &Term) -> bool {
     for _ in 0..STEPS {
         // A step of the real work goes here, with the fence in every write. The pause until the
         // next one ends early if the term is lost.
-        if lost.wait_timeout(STEP) == Some(true) {
+        if lost.wait_timeout(STEP) == Some(HoldEnd::Lost) {
             return false;
         }
     }

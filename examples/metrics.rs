@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use leasehold::{Client, Error, Event, Stats};
+use leasehold::{Client, Error, Event, HoldEnd, Stats};
 
 use self::support::Redis;
 
@@ -74,7 +74,7 @@ fn work(client: &Client) -> Result<(), Error> {
 
     let short = client.mutex(NAME).lease(Duration::from_millis(300)).renew(false);
     let guard = short.lock()?;
-    assert!(guard.lost().wait(), "it is not renewed");
+    assert_eq!(guard.lost().wait(), HoldEnd::Lost, "it is not renewed");
     Ok(())
 }
 

@@ -50,7 +50,7 @@ fn main() -> Result<()> {
     let semaphore = client.semaphore(NAME, PERMITS);
     let permits = (0..PERMITS).map(|_| semaphore.acquire()).collect::<Result<Vec<_>>>()?;
     println!("{} permits are available", semaphore.available()?);
-    let in_vain = semaphore.acquire_for(CALL * 2)?;
+    let in_vain = semaphore.try_acquire_for(CALL * 2)?;
     assert!(in_vain.is_none(), "a fourth permit does not exist");
     println!("a call that waits for {:?} is told: none", CALL * 2);
     drop(permits);
@@ -64,7 +64,7 @@ fn work(client: &Client, api: &Api) -> Result<()> {
     for _ in 0..CALLS {
         let permit = semaphore.acquire()?;
         api.call();
-        permit.release()?;
+        permit.unlock()?;
     }
     Ok(())
 }

@@ -46,7 +46,8 @@ lock_options!(Election);
 owned_guard! {
     /// The time for which a client is the leader. Any thread may drop it, which ends it. Created by
     /// [`Election::campaign`].
-    #[must_use = "if unused the term ends immediately"]
+    #[must_use = "if unused the term ends immediately: \
+                  bind it to `_guard`, not to `_`"]
     Term
 }
 
@@ -86,7 +87,7 @@ impl Election {
     /// # Errors
     ///
     /// The same as [`campaign`](Election::campaign), except for `Timeout`.
-    pub fn campaign_for(&self, wait: Duration) -> Result<Option<Term>> {
+    pub fn try_campaign_for(&self, wait: Duration) -> Result<Option<Term>> {
         self.campaign_within(Wait::Until(end_of(wait)))
     }
 

@@ -14,6 +14,23 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 ///
 /// Contention is an error only when a wait is limited: see [`Error::Timeout`]. An outage is never
 /// reported as contention. No error message contains a password or the secret part of an owner.
+///
+/// Variants may get more fields: match them with `..`.
+///
+/// ```
+/// use leasehold::{Client, Error};
+/// use std::time::Duration;
+///
+/// let client = Client::builder().wait(Duration::from_millis(10)).in_memory()?;
+/// let _held = client.lock_owned("stock:42")?;
+/// match client.lock("stock:42") {
+///     Ok(_guard) => unreachable!("it is held"),
+///     Err(Error::Timeout { name, .. }) => assert_eq!(name, "stock:42"),
+///     Err(Error::Unavailable { server, .. }) => eprintln!("{server} is away"),
+///     Err(error) => return Err(error),
+/// }
+/// # Ok::<(), Error>(())
+/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Error {

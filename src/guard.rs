@@ -54,7 +54,8 @@ use crate::lost::{self, Lost};
 ///     scope.spawn(|| assert!(guard.is_held()));
 /// });
 /// ```
-#[must_use = "if unused the lock is released immediately"]
+#[must_use = "if unused the lock is released immediately: \
+              bind it to `_guard`, not to `_`"]
 pub struct Guard {
     shared: Arc<Shared>,
     lease: Arc<Lease>,

@@ -296,7 +296,7 @@ pub use error::{Error, Phase, Result, ServerFailure};
 pub use event::Event;
 pub use guard::Guard;
 pub use holder::{Holder, Leader};
-pub use lost::Lost;
+pub use lost::{HoldEnd, Lost};
 pub use multi_guard::MultiGuard;
 pub use mutex::Mutex;
 pub use owned_guard::OwnedGuard;

@@ -18,6 +18,7 @@ use crate::local::shared::Shared;
 /// looks. None of them keeps the lock or the client alive.
 ///
 /// ```
+/// use leasehold::HoldEnd;
 /// use std::time::Duration;
 ///
 /// let client = leasehold::Client::in_memory();
@@ -26,7 +27,10 @@ use crate::local::shared::Shared;
 /// let watcher = std::thread::spawn(move || lost.wait());
 /// assert_eq!(guard.lost().wait_timeout(Duration::from_millis(1)), None);
 /// guard.unlock()?;
-/// assert!(!watcher.join().unwrap(), "it has ended normally");
+/// match watcher.join().unwrap() {
+///     HoldEnd::Lost => panic!("another client may hold the lock"),
+///     HoldEnd::Released => {}
+/// }
 /// # Ok::<(), leasehold::Error>(())
 /// ```
 #[derive(Clone)]
@@ -34,6 +38,16 @@ pub struct Lost {
     /// With their tokens. None in a forked child, where nothing is held.
     holds: Vec<(Arc<Lease>, u64)>,
     over: Receiver<Infallible>,
+}
+
+/// How a hold has ended. See [`Lost::wait`].
+#[expect(clippy::exhaustive_enums, reason = "a hold that is over was either released or lost")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum HoldEnd {
+    /// The lease ended before the guard did, so another client may hold the lock now.
+    Lost,
+    /// The guard was dropped or unlocked, or the client was shut down.
+    Released,
 }
 
 impl fmt::Debug for Lost {
@@ -74,24 +88,28 @@ impl Lost {
         self.holds.is_empty() || self.holds.iter().any(|(lease, fence)| lease.is_lost_with(*fence))
     }
 
-    /// Blocks the current thread until the hold is over. Returns `true` if it was lost, and `false`
-    /// if it has ended normally.
+    /// Blocks the current thread until the hold is over, and returns how it has ended.
     #[must_use]
-    pub fn wait(&self) -> bool {
+    pub fn wait(&self) -> HoldEnd {
         match self.over.recv() {
             Ok(never) => match never {},
-            Err(_) => self.is_lost(),
+            Err(_) => self.end(),
         }
     }
 
     /// As [`wait`](Lost::wait), for at most `time`. Returns `None` if the hold is not over by then.
     #[must_use]
-    pub fn wait_timeout(&self, time: Duration) -> Option<bool> {
+    pub fn wait_timeout(&self, time: Duration) -> Option<HoldEnd> {
         match self.over.recv_deadline(end_of(time)) {
             Ok(never) => match never {},
-            Err(error) if error.is_timeout() => self.is_lost().then_some(true),
-            Err(_) => Some(self.is_lost()),
+            Err(error) if error.is_timeout() => self.is_lost().then_some(HoldEnd::Lost),
+            Err(_) => Some(self.end()),
         }
+    }
+
+    /// How the hold has ended, which is over.
+    fn end(&self) -> HoldEnd {
+        if self.is_lost() { HoldEnd::Lost } else { HoldEnd::Released }
     }
 
     /// Returns a receiver that gets no message and is disconnected when the hold is over, for

@@ -24,7 +24,8 @@ use crate::lost::{self, Lost};
 /// guard.unlock()?;
 /// # Ok::<(), leasehold::Error>(())
 /// ```
-#[must_use = "if unused the locks are released immediately"]
+#[must_use = "if unused the locks are released immediately: \
+              bind it to `_guard`, not to `_`"]
 pub struct MultiGuard {
     shared: Arc<Shared>,
     /// In the order of the names, which are never empty.

@@ -22,7 +22,8 @@ owned_guard! {
     ///
     /// A guard that is leaked, by [`std::mem::forget`] or in a cycle of reference counts, is
     /// renewed until the process ends or [`max_hold`](crate::Builder::max_hold) is reached.
-    #[must_use = "if unused the lock is released immediately"]
+    #[must_use = "if unused the lock is released immediately: \
+                  bind it to `_guard`, not to `_`"]
     OwnedGuard
 }
 

@@ -51,14 +51,16 @@ lock_options!(RwLock);
 owned_guard! {
     /// A read-write lock that is held for reading, along with other readers. Any thread may drop
     /// it, which releases it. Created by [`RwLock::read`].
-    #[must_use = "if unused the lock is released immediately"]
+    #[must_use = "if unused the lock is released immediately: \
+                  bind it to `_guard`, not to `_`"]
     ReadGuard
 }
 
 owned_guard! {
     /// A read-write lock that is held for writing, alone. Any thread may drop it, which releases
     /// it. Created by [`RwLock::write`].
-    #[must_use = "if unused the lock is released immediately"]
+    #[must_use = "if unused the lock is released immediately: \
+                  bind it to `_guard`, not to `_`"]
     WriteGuard
 }
 

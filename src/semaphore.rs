@@ -48,7 +48,8 @@ lock_options!(Semaphore);
 
 owned_guard! {
     /// A permit of a [`Semaphore`]. Any thread may drop it, which releases it.
-    #[must_use = "if unused the permit is released immediately"]
+    #[must_use = "if unused the permit is released immediately: \
+                  bind it to `_guard`, not to `_`"]
     Permit
 }
 
@@ -87,7 +88,7 @@ impl Semaphore {
     /// # Errors
     ///
     /// The same as [`acquire`](Semaphore::acquire), except for `Timeout`.
-    pub fn acquire_for(&self, wait: Duration) -> Result<Option<Permit>> {
+    pub fn try_acquire_for(&self, wait: Duration) -> Result<Option<Permit>> {
         self.acquire_within(Wait::Until(end_of(wait)))
     }
 
@@ -115,16 +116,5 @@ impl Semaphore {
             return Err(Error::invalid("permits", "must be at least 1"));
         }
         Ok(())
-    }
-}
-
-impl Permit {
-    /// Releases the permit and reports errors: the same as [`unlock`](Permit::unlock).
-    ///
-    /// # Errors
-    ///
-    /// The same as [`Guard::unlock`](crate::Guard::unlock).
-    pub fn release(self) -> Result<()> {
-        self.unlock()
     }
 }

@@ -2,7 +2,7 @@
 
 use std::thread;
 
-use leasehold::{Client, Error};
+use leasehold::{Client, Error, HoldEnd};
 
 use crate::errors::assert_rejected;
 use crate::support::{
@@ -73,7 +73,7 @@ fn a_changed_password_is_reported_at_once(server: &Server) {
     assert_rejected(result, "WRONGPASS");
     assert!(took < SOON / 2, "trying again does not help: {took:?}");
     // A hold is good until its lease ends; then it is lost and not recreated.
-    assert_eq!(guard.lost().wait_timeout(SOON), Some(true));
+    assert_eq!(guard.lost().wait_timeout(SOON), Some(HoldEnd::Lost));
     assert_lost(guard.unlock(), "a");
     set(">sesame");
     take(&client, "b").unlock().unwrap();
@@ -159,9 +159,9 @@ fn the_documented_rights_are_enough_for_read_write_locks_and_semaphores(server: 
         assert!(one.semaphore("b", 1).try_acquire().unwrap().is_none());
         reader.verify().unwrap();
         reader.unlock().unwrap();
-        permit.release().unwrap();
+        permit.unlock().unwrap();
         writer.join().unwrap().unlock().unwrap();
-        waiter.join().unwrap().release().unwrap();
+        waiter.join().unwrap().unlock().unwrap();
     });
     let log: Vec<redis::Value> = server.ask(&["ACL", "LOG"]);
     assert!(log.is_empty(), "{log:?}");

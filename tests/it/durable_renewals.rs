@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold::{Durability, Guard};
+use leasehold::{Durability, Guard, HoldEnd};
 
 use crate::durability::{TIMEOUT, replicas, take_in_time, with_replicas};
 use crate::support::recorder::Recorder;
@@ -34,7 +34,7 @@ pub(crate) fn assert_lost_within(lease: Duration, guard: &Guard, since: Instant)
         assert!(age < lease, "held after {age:?}");
         std::thread::sleep(ms(1));
     }
-    assert_eq!(guard.lost().wait_timeout(SOON), Some(true));
+    assert_eq!(guard.lost().wait_timeout(SOON), Some(HoldEnd::Lost));
 }
 
 fn a_hold_is_lost_when_its_replicas_are_gone(servers: &[Server]) {

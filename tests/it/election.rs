@@ -28,13 +28,13 @@ fn one_candidate_leads_at_a_time(store: &Store) {
     assert_eq!(election.name(), "a");
     let term = election.campaign().unwrap();
     assert!(election.try_campaign().unwrap().is_none());
-    assert!(election.campaign_for(ms(20)).unwrap().is_none());
+    assert!(election.try_campaign_for(ms(20)).unwrap().is_none());
     assert!(matches!(election.clone().wait(ms(20)).campaign(), Err(Error::Timeout { .. })));
     throughout(LEASE * 2, || term.is_held() && election.try_campaign().unwrap().is_none());
     term.verify().unwrap();
     let fence = term.fence();
     term.resign().unwrap();
-    let next = election.campaign_for(SOON).unwrap().unwrap();
+    let next = election.try_campaign_for(SOON).unwrap().unwrap();
     assert!(next.fence() > fence);
     assert_eq!(next.depth(), 1);
     thread::spawn(move || next.resign().unwrap()).join().unwrap();

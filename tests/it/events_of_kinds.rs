@@ -32,7 +32,7 @@ const KINDS: [Acquire; 4] = [
     },
     |client, name, lease, wait| {
         let election = client.election(name).lease(lease).renew(false);
-        election.campaign_for(wait).unwrap().map(boxed)
+        election.try_campaign_for(wait).unwrap().map(boxed)
     },
     |client, name, lease, wait| {
         let lock = client.rw_lock(name).lease(lease).renew(false);
@@ -40,7 +40,7 @@ const KINDS: [Acquire; 4] = [
     },
     |client, name, lease, wait| {
         let semaphore = client.semaphore(name, 1).lease(lease).renew(false);
-        semaphore.acquire_for(wait).unwrap().map(boxed)
+        semaphore.try_acquire_for(wait).unwrap().map(boxed)
     },
 ];
 

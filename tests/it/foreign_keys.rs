@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold::Error;
+use leasehold::{Error, HoldEnd};
 
 use crate::support::{LEASE, SOON, Server, is_busy, lock_key, ms, patient, stores, take, timed};
 
@@ -90,7 +90,7 @@ fn a_sorted_set_of_another_program_is_no_lock_and_stays(server: &Server) {
         assert_wrong_type(lock.try_write(), name);
         assert_wrong_type(semaphore.acquire(), name);
         assert_wrong_type(semaphore.try_acquire(), name);
-        assert_wrong_type(semaphore.acquire_for(ms(100)), name);
+        assert_wrong_type(semaphore.try_acquire_for(ms(100)), name);
         assert_wrong_type(semaphore.available(), name);
         assert_wrong_type(client.try_lock(name), name);
         assert_wrong_type(client.survey().report(name), name);
@@ -220,7 +220,7 @@ fn no_call_prolongs_or_ends_a_foreign_hold(server: &Server) {
     assert!(client.try_lock_for("theirs", ms(300)).unwrap().is_none());
     assert!(client.mutex("theirs").is_locked().unwrap());
     // The renewer notices, and so does every call.
-    assert_eq!(ours.lost().wait_timeout(SOON), Some(true));
+    assert_eq!(ours.lost().wait_timeout(SOON), Some(HoldEnd::Lost));
     assert!(ours.verify().is_err() && client.try_lock("ours").is_err());
     drop(ours);
     for (name, (hash, left)) in ["ours", "theirs"].into_iter().zip(before) {

@@ -4,7 +4,7 @@ use std::process::exit;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use leasehold::{Builder, Client, Error, Guard, Mutex};
+use leasehold::{Builder, Client, Error, Guard, HoldEnd, Mutex};
 
 use crate::support::child::{self, Child};
 use crate::support::proxy::Proxy;
@@ -164,7 +164,7 @@ fn a_lock_that_was_lost_is_not_kept(store: &Store) {
     let client = store.open_for(SHORT, patient());
     let mutex = client.mutex("a").lease(SHORT).renew(false).hold_at_least(SOON * 10);
     let guard = mutex.lock().unwrap();
-    assert!(guard.lost().wait());
+    assert_eq!(guard.lost().wait(), HoldEnd::Lost);
     assert!(matches!(guard.unlock(), Err(Error::Lost { .. })));
     unlock(client.lock("a").unwrap());
 }

@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::Duration;
 
-use leasehold::{Client, Error};
+use leasehold::{Client, Error, HoldEnd};
 
 use crate::support::recorder::Recorder;
 use crate::support::{
@@ -176,7 +176,7 @@ fn an_owner_that_is_forced_out_is_notified(server: &Server) {
     assert!(other.mutex("a").force_unlock().unwrap());
     assert!(!server.exists("a"));
     let next = take(&other, "a");
-    assert_eq!(guard.lost().wait_timeout(SOON), Some(true));
+    assert_eq!(guard.lost().wait_timeout(SOON), Some(HoldEnd::Lost));
     recorder.wait_for("lost a");
     assert!(!guard.is_held());
     drop(guard);

@@ -4,7 +4,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::TryRecvError;
-use leasehold::Client;
+use leasehold::{Client, HoldEnd};
 
 use crate::support::{
     SHORT, SOON, Server, Store, assert_lost, elsewhere, eventually, is_busy, ms, patient, stores,
@@ -83,15 +83,20 @@ fn the_loss_reaches_every_watcher(store: &Store) {
             scope.spawn(move || (lost.wait(), lost.is_lost()))
         });
         for watcher in watchers {
-            assert_eq!(watcher.join().unwrap(), (true, true));
+            assert_eq!(watcher.join().unwrap(), (HoldEnd::Lost, true));
         }
     });
     assert!(!guard.is_held());
     for lost in [lost.clone(), lost, guard.lost()] {
         for _ in 0..100 {
             assert_eq!(lost.receiver().try_recv(), Err(TryRecvError::Disconnected));
-            assert!(lost.is_lost() && lost.wait());
-            assert_eq!(lost.wait_timeout(Duration::ZERO), Some(true), "however often it looks");
+            assert!(lost.is_lost());
+            assert_eq!(lost.wait(), HoldEnd::Lost);
+            assert_eq!(
+                lost.wait_timeout(Duration::ZERO),
+                Some(HoldEnd::Lost),
+                "however often it looks"
+            );
         }
     }
 }
@@ -106,8 +111,8 @@ fn the_normal_end_is_no_loss_to_any_watcher(store: &Store) {
     assert!(!lost.is_lost());
     guard.unlock().unwrap();
     for lost in [lost.clone(), lost.clone(), lost] {
-        assert_eq!(lost.wait_timeout(SOON), Some(false));
-        assert!(!lost.wait() && !lost.is_lost());
+        assert_eq!(lost.wait_timeout(SOON), Some(HoldEnd::Released));
+        assert!(lost.wait() == HoldEnd::Released && !lost.is_lost());
     }
 }
 

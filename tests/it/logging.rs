@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use leasehold::Guard;
+use leasehold::{Guard, HoldEnd};
 use log::{LevelFilter, Log, Metadata, Record};
 use parking_lot::Mutex;
 
@@ -189,7 +189,7 @@ fn fatal_outage_in_a_child() {
     let guards: Vec<_> = (0..20).map(|n| take(&client, &format!("lock {n}"))).collect();
     child::report("holds");
     for guard in &guards {
-        assert_eq!(guard.lost().wait_timeout(SOON), Some(true));
+        assert_eq!(guard.lost().wait_timeout(SOON), Some(HoldEnd::Lost));
     }
     eventually(SOON, || client.stats().lost == 20);
     assert_eq!((lines_with(BEGIN).len(), lines_with(END).len()), (1, 0));
@@ -277,7 +277,7 @@ fn losses_in_a_child() {
     child::report("holds");
     child::wait_for_parent();
     for guard in &guards {
-        assert_eq!(guard.lost().wait_timeout(SOON), Some(true));
+        assert_eq!(guard.lost().wait_timeout(SOON), Some(HoldEnd::Lost));
     }
     eventually(SOON, || !lines_with("lost").is_empty());
     let lines = lines_with("lost");
@@ -299,7 +299,7 @@ fn end_for_a_loss_in_a_child() {
         let client = address.open(patient().lease(LEASE));
         let guard = take(&client, "a");
         operator.mutex("a").force_unlock().unwrap();
-        assert_eq!(guard.lost().wait_timeout(SOON), Some(true));
+        assert_eq!(guard.lost().wait_timeout(SOON), Some(HoldEnd::Lost));
         drop(guard);
         drop(client);
         assert_eq!(lines_with("is lost").len(), lost);

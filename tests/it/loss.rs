@@ -1,6 +1,6 @@
 //! Holds that Redis forgets: deleted, flushed, evicted, expired early or overwritten.
 
-use leasehold::Client;
+use leasehold::{Client, HoldEnd};
 
 use crate::support::recorder::Recorder;
 use crate::support::{
@@ -38,7 +38,7 @@ fn unlock_and_lost_agree_on_a_loss(server: &Server) {
     let (lost, also) = (guard.lost(), guard.lost());
     server.command(&["DEL", "lock:a"]);
     assert_lost(guard.unlock(), "a");
-    assert!(lost.wait() && also.wait());
+    assert_eq!([lost.wait(), also.wait()], [HoldEnd::Lost; 2]);
 }
 
 fn flushall_ends_the_hold(server: &Server) {
@@ -79,7 +79,7 @@ pub(crate) fn a_hold_ends_by(server: &Server, fault: impl FnOnce(&Server)) {
 
     fault(server);
 
-    assert_eq!(lost.wait_timeout(SOON), Some(true));
+    assert_eq!(lost.wait_timeout(SOON), Some(HoldEnd::Lost));
     recorder.wait_for("lost a");
     assert!(!outer.is_held() && !inner.is_held());
     assert_lost(outer.verify(), "a");
@@ -105,7 +105,7 @@ fn a_foreign_key_ends_the_hold(server: &Server) {
     let guard = take(&client, "a");
     server.command(&["DEL", "lock:a"]);
     server.command(&["HSET", "lock:a", "another program", "1"]);
-    assert_eq!(guard.lost().wait_timeout(SOON), Some(true));
+    assert_eq!(guard.lost().wait_timeout(SOON), Some(HoldEnd::Lost));
     assert_lost(guard.unlock(), "a");
     assert_eq!(server.hold("a").0, "another program");
     assert_eq!(server.raw_pttl("a"), -1, "nor was it given a lease");
@@ -136,7 +136,7 @@ fn one_lost_hold_does_not_disturb_the_others(server: &Server) {
     let client = server.open(patient().lease(LEASE));
     let guards = ["a", "b", "c"].map(|name| take(&client, name));
     server.command(&["DEL", "lock:b"]);
-    assert_eq!(guards[1].lost().wait_timeout(SOON), Some(true));
+    assert_eq!(guards[1].lost().wait_timeout(SOON), Some(HoldEnd::Lost));
     throughout(2 * LEASE, || {
         guards[0].is_held() && server.exists("a") && guards[2].is_held() && server.exists("c")
     });
@@ -147,7 +147,7 @@ fn a_server_that_evicts_a_hold_ends_it(server: &Server) {
     let guard = take(&client, "a");
     server.set_config("maxmemory-policy", "volatile-ttl");
     server.set_config("maxmemory", "1");
-    assert_eq!(guard.lost().wait_timeout(SOON), Some(true));
+    assert_eq!(guard.lost().wait_timeout(SOON), Some(HoldEnd::Lost));
     assert!(!server.exists("a"));
     server.set_config("maxmemory", "0");
     let fence = guard.fence();
@@ -162,7 +162,7 @@ fn a_clock_that_jumps_ahead_ends_the_hold(server: &Server) {
     server.command(&["PEXPIRE", "lock:a", "0"]);
     let next = other.lock("a").unwrap();
     assert!(next.fence() > guard.fence());
-    assert_eq!(guard.lost().wait_timeout(SOON), Some(true));
+    assert_eq!(guard.lost().wait_timeout(SOON), Some(HoldEnd::Lost));
     assert_lost(guard.unlock(), "a");
     next.verify().unwrap();
     assert!(is_busy(&client, "a"));

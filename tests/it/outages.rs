@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
-use leasehold::{Client, Error};
+use leasehold::{Client, Error, HoldEnd};
 
 use crate::support::proxy::Proxy;
 use crate::support::recorder::Recorder;
@@ -176,7 +176,7 @@ fn a_long_silence_loses_the_hold_before_redis_does(server: &Server) {
     let guard = take(&client, "a");
     let lost = guard.lost();
     proxy.blackhole();
-    assert_eq!(lost.wait_timeout(SOON), Some(true));
+    assert_eq!(lost.wait_timeout(SOON), Some(HoldEnd::Lost));
     assert!(!guard.is_held());
     // The difference is at least the 17 ms for the drift of clocks, less the time to get here.
     assert!(server.pttl_or_zero("a") < LEASE / 3);
@@ -197,7 +197,7 @@ fn a_watched_hold_that_is_lost_by_silence_is_removed(server: &Server) {
     recorder.wait_for("renewed");
     // The server receives every further renewal, and the client no reply.
     proxy.drip(ms(200));
-    assert_eq!(lost.wait_timeout(SOON), Some(true));
+    assert_eq!(lost.wait_timeout(SOON), Some(HoldEnd::Lost));
     assert!(server.pttl_or_zero("a") > ms(1500), "renewed shortly before");
     proxy.heal();
     eventually(ms(1000), || !server.exists("a"));

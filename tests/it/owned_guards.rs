@@ -2,7 +2,7 @@
 
 use std::thread;
 
-use leasehold::{Error, OwnedGuard};
+use leasehold::{Error, HoldEnd, OwnedGuard};
 
 use crate::support::{
     LEASE, SHORT, SOON, Store, elsewhere, eventually, is_busy, ms, patient, stores, take,
@@ -89,7 +89,7 @@ fn an_owned_guard_knows_when_it_is_lost(store: &Store) {
     let client = store.open_for(SHORT, patient());
     let guard = client.mutex("a").lease(SHORT).renew(false).lock_owned().unwrap();
     let lost = guard.lost();
-    assert!(elsewhere(move || lost.wait()));
+    assert_eq!(elsewhere(move || lost.wait()), HoldEnd::Lost);
     assert!(!guard.is_held());
     assert!(matches!(guard.verify(), Err(Error::Lost { .. })));
     assert!(matches!(guard.renew(), Err(Error::Lost { .. })));

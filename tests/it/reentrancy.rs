@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::Instant;
 
-use leasehold::{Client, Error, Guard, Mutex};
+use leasehold::{Client, Error, Guard, HoldEnd, Mutex};
 
 use crate::support::{
     LEASE, SHORT, SOON, Server, Store, assert_lost, elsewhere, eventually, is_busy, ms, patient,
@@ -219,7 +219,7 @@ fn nesting_does_not_prolong_a_hold_that_is_not_renewed(store: &Store) {
     let mutex = client.mutex("a").lease(2 * SHORT).renew(false);
     let outer = mutex.lock().unwrap();
     nest_until(Instant::now() + 2 * SHORT, &mutex, &outer);
-    assert_eq!(outer.lost().wait_timeout(SOON), Some(true));
+    assert_eq!(outer.lost().wait_timeout(SOON), Some(HoldEnd::Lost));
     assert_lost(client.lock("a"), "a");
     elsewhere(|| client.lock("a").unwrap().unlock().unwrap());
 }
@@ -229,7 +229,7 @@ fn nesting_does_not_prolong_a_hold_beyond_max_hold(store: &Store) {
     let mutex = client.mutex("a").max_hold(2 * SHORT);
     let outer = mutex.lock().unwrap();
     nest_until(Instant::now() + 2 * SHORT, &mutex, &outer);
-    assert_eq!(outer.lost().wait_timeout(SOON), Some(true));
+    assert_eq!(outer.lost().wait_timeout(SOON), Some(HoldEnd::Lost));
     elsewhere(|| client.lock("a").unwrap().unlock().unwrap());
 }
 
@@ -238,7 +238,7 @@ fn a_nested_lock_keeps_the_options_of_the_hold(store: &Store) {
     let outer = client.mutex("a").lease(2 * SHORT).renew(false).lock().unwrap();
     let end = Instant::now() + 2 * SHORT;
     nest_until(end, &client.mutex("a").lease(LEASE * 10).renew(true), &outer);
-    assert_eq!(outer.lost().wait_timeout(SOON), Some(true));
+    assert_eq!(outer.lost().wait_timeout(SOON), Some(HoldEnd::Lost));
 
     let other = client.mutex("b");
     let outer = other.lock().unwrap();

@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use leasehold::Guard;
+use leasehold::{Guard, HoldEnd};
 
 use crate::support::{
     LEASE, SOON, Server, Store, assert_lost, eventually, is_busy, ms, patient, stores, take,
@@ -80,7 +80,7 @@ fn a_hold_does_not_outlive_max_hold(store: &Store) {
         assert!(age < MAX, "held after {age:?}");
         thread::sleep(ms(1));
     }
-    assert_eq!(guard.lost().wait_timeout(SOON), Some(true));
+    assert_eq!(guard.lost().wait_timeout(SOON), Some(HoldEnd::Lost));
     assert_lost(guard.unlock(), "a");
     client.lock("a").unwrap().unlock().unwrap();
 }

@@ -2,7 +2,7 @@
 
 use std::thread;
 
-use leasehold::Client;
+use leasehold::{Client, HoldEnd};
 
 use crate::loss::a_hold_ends_by;
 use crate::support::proxy::Proxy;
@@ -50,7 +50,7 @@ fn a_restart_with_older_data_ends_the_hold_and_repeats_no_fence(server: &Server)
     server.command(&["SAVE"]);
     let guard = take(&client, "a");
     server.restart();
-    assert_eq!(guard.lost().wait_timeout(SOON), Some(true));
+    assert_eq!(guard.lost().wait_timeout(SOON), Some(HoldEnd::Lost));
     let fence = guard.fence();
     assert_lost(guard.unlock(), "a");
     assert!(take(&client, "a").fence() > fence);

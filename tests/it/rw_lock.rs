@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use leasehold::{Canceller, Client, Error, ReadGuard, RwLock, WriteGuard};
+use leasehold::{Canceller, Client, Error, HoldEnd, ReadGuard, RwLock, WriteGuard};
 
 use crate::foreign_keys::assert_found;
 use crate::support::child::{self, Child};
@@ -151,11 +151,11 @@ fn a_lost_side_is_lost(store: &Store) {
     let client = store.open_for(SHORT, patient());
     let lock = client.rw_lock("a").lease(SHORT).renew(false);
     let (one, other) = (lock.read().unwrap(), lock.read().unwrap());
-    assert!(one.lost().wait() && other.lost().wait());
+    assert_eq!([one.lost().wait(), other.lost().wait()], [HoldEnd::Lost; 2]);
     let writer = lock.write().unwrap();
     assert!(matches!(one.verify(), Err(Error::Lost { .. })));
     assert!(matches!(other.unlock(), Err(Error::Lost { .. })));
-    assert!(writer.lost().wait());
+    assert_eq!(writer.lost().wait(), HoldEnd::Lost);
     assert!(matches!(writer.unlock(), Err(Error::Lost { .. })));
     assert!(lock.read().unwrap().is_held());
 }

@@ -4,7 +4,7 @@
 use std::fmt::{Debug, Write as _};
 use std::thread;
 
-use leasehold::{Builder, Client, Error};
+use leasehold::{Builder, Client, Error, HoldEnd};
 use log::{LevelFilter, Log, Metadata, Record};
 use parking_lot::Mutex;
 use redis::Connection;
@@ -119,7 +119,7 @@ fn losses(client: &Client, admin: &mut Connection) {
     order(admin, "FLUSHALL");
     fails(verified.verify());
     fails(unlocked.unlock());
-    assert_eq!(renewed.lost().wait_timeout(SOON), Some(true));
+    assert_eq!(renewed.lost().wait_timeout(SOON), Some(HoldEnd::Lost));
     fails(client.lock("c"));
     order(admin, "SET lock:d text");
     fails(client.lock("d"));
@@ -152,7 +152,7 @@ fn outages(client: &Client, admin: &mut Connection) {
     order(admin, "ACL SETUSER ali resetpass >mellon");
     order(admin, "CLIENT KILL TYPE normal");
     fails(client.try_lock("c"));
-    assert_eq!(guard.lost().wait_timeout(SOON), Some(true));
+    assert_eq!(guard.lost().wait_timeout(SOON), Some(HoldEnd::Lost));
     fails(guard.unlock());
     order(admin, "CLIENT KILL TYPE pubsub");
     thread::sleep(ms(200));

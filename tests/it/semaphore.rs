@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 use std::thread;
 
-use leasehold::{Client, Error, Permit, Semaphore};
+use leasehold::{Client, Error, HoldEnd, Permit, Semaphore};
 
 use crate::support::child::{self, Child};
 use crate::support::{
@@ -41,18 +41,18 @@ fn no_more_permits_are_held_than_there_are(store: &Store) {
     let (one, other) = (semaphore.acquire().unwrap(), semaphore.try_acquire().unwrap().unwrap());
     assert_eq!(semaphore.available().unwrap(), 0);
     assert!(semaphore.try_acquire().unwrap().is_none());
-    assert!(semaphore.acquire_for(ms(20)).unwrap().is_none());
+    assert!(semaphore.try_acquire_for(ms(20)).unwrap().is_none());
     one.verify().unwrap();
-    one.release().unwrap();
+    one.unlock().unwrap();
     assert_eq!(semaphore.available().unwrap(), 1);
-    let third = semaphore.acquire_for(ms(20)).unwrap().unwrap();
+    let third = semaphore.try_acquire_for(ms(20)).unwrap().unwrap();
     third.unlock().unwrap();
-    other.release().unwrap();
+    other.unlock().unwrap();
     assert_eq!(semaphore.available().unwrap(), 2);
     let none = client.semaphore("a", 0);
     assert!(matches!(none.acquire(), Err(Error::InvalidInput(_))));
     assert!(matches!(none.try_acquire(), Err(Error::InvalidInput(_))));
-    assert!(matches!(none.acquire_for(ms(20)), Err(Error::InvalidInput(_))));
+    assert!(matches!(none.try_acquire_for(ms(20)), Err(Error::InvalidInput(_))));
     assert!(matches!(none.available(), Err(Error::InvalidInput(_))));
 }
 
@@ -67,11 +67,11 @@ fn threads_get_permits_in_the_order_in_which_they_ask(store: &Store) {
             scope.spawn(move || {
                 let permit = semaphore.acquire().unwrap();
                 order.lock().push(number);
-                permit.release().unwrap();
+                permit.unlock().unwrap();
             });
             thread::sleep(ms(30));
         }
-        permit.release().unwrap();
+        permit.unlock().unwrap();
     });
     assert_eq!(*order.lock(), [0, 1, 2, 3, 4]);
 }
@@ -137,7 +137,7 @@ fn the_number_of_permits_may_differ(store: &Store) {
     assert!(few.try_acquire().unwrap().is_none());
     for (left, permit) in (0..4).rev().zip(permits) {
         assert_eq!(few.try_acquire().unwrap().is_some(), left + 1 < 2);
-        permit.release().unwrap();
+        permit.unlock().unwrap();
     }
     eventually(SOON, || few.available().unwrap() == 2);
 }
@@ -149,9 +149,9 @@ fn a_newcomer_leaves_one_permit_to_a_waiting_thread(store: &Store) {
     thread::scope(|scope| {
         let waiter = scope.spawn(|| one.acquire().unwrap());
         eventually(SOON, || two.try_acquire().unwrap().is_none());
-        nine.try_acquire().unwrap().expect("more is free").release().unwrap();
-        permit.release().unwrap();
-        waiter.join().unwrap().release().unwrap();
+        nine.try_acquire().unwrap().expect("more is free").unlock().unwrap();
+        permit.unlock().unwrap();
+        waiter.join().unwrap().unlock().unwrap();
     });
 }
 
@@ -160,16 +160,16 @@ fn a_permit_is_renewed(store: &Store) {
     let semaphore = client.semaphore("a", 1);
     let permit = semaphore.acquire().unwrap();
     throughout(LEASE * 2, || permit.is_held() && semaphore.available().unwrap() == 0);
-    permit.release().unwrap();
+    permit.unlock().unwrap();
 }
 
 fn a_lost_permit_is_free_again(store: &Store) {
     let client = store.open_for(SHORT, patient());
     let semaphore = client.semaphore("a", 1).lease(SHORT).renew(false);
     let permit = semaphore.acquire().unwrap();
-    assert!(permit.lost().wait());
+    assert_eq!(permit.lost().wait(), HoldEnd::Lost);
     let next = semaphore.acquire().unwrap();
-    assert!(matches!(permit.release(), Err(Error::Lost { .. })));
+    assert!(matches!(permit.unlock(), Err(Error::Lost { .. })));
     assert!(next.is_held());
 }
 
@@ -182,7 +182,7 @@ fn a_wait_for_a_permit_ends(store: &Store) {
         matches!(error, Error::Timeout { .. }) && !error.to_string().contains("lock"),
         "{error}"
     );
-    assert!(semaphore.acquire_for(ms(30)).unwrap().is_none());
+    assert!(semaphore.try_acquire_for(ms(30)).unwrap().is_none());
     thread::scope(|scope| {
         let endless = client.semaphore("a", 1);
         let waiting = scope.spawn(move || endless.acquire());
@@ -190,14 +190,14 @@ fn a_wait_for_a_permit_ends(store: &Store) {
         client.close();
         assert!(matches!(waiting.join().unwrap(), Err(Error::Closed)));
     });
-    permit.release().unwrap();
+    permit.unlock().unwrap();
 }
 
 fn a_permit_may_be_released_by_another_thread(store: &Store) {
     let client = store.open(patient());
     let semaphore = client.semaphore("a", 1);
     let permit = semaphore.acquire().unwrap();
-    elsewhere(move || permit.release().unwrap());
+    elsewhere(move || permit.unlock().unwrap());
     let permit = elsewhere(|| semaphore.acquire().unwrap());
     thread::spawn(move || drop(permit)).join().unwrap();
     eventually(SOON, || semaphore.available().unwrap() == 1);
@@ -236,7 +236,7 @@ fn a_release_wakes_as_many_clients_as_permits_are_free(server: &Server) {
             scope.spawn(move || {
                 let permit = client.semaphore("a", 2).acquire().unwrap();
                 served.fetch_add(1, Ordering::SeqCst);
-                permit.release().unwrap();
+                permit.unlock().unwrap();
             });
         }
         eventually(SOON, || {
@@ -244,7 +244,7 @@ fn a_release_wakes_as_many_clients_as_permits_are_free(server: &Server) {
                 && clients.iter().all(|client| server.listeners(client) > 0)
         });
         for permit in held {
-            permit.release().unwrap();
+            permit.unlock().unwrap();
         }
     });
     assert_eq!(served.load(Ordering::SeqCst), 4);
@@ -257,9 +257,9 @@ fn a_newcomer_does_not_overtake_a_waiting_client(server: &Server) {
     thread::scope(|scope| {
         let waiting = scope.spawn(|| waiter.semaphore("a", 1).acquire().unwrap());
         eventually(SOON, || server.queue("a").len() == 1 && server.listeners(&waiter) > 0);
-        permit.release().unwrap();
+        permit.unlock().unwrap();
         assert!(newcomer.semaphore("a", 1).try_acquire().unwrap().is_none());
-        waiting.join().unwrap().release().unwrap();
+        waiting.join().unwrap().unlock().unwrap();
     });
     eventually(SOON, || newcomer.semaphore("a", 1).try_acquire().unwrap().is_some());
 }

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use crossbeam_channel::bounded;
-use leasehold::{Builder, Client, Durability, Error};
+use leasehold::{Builder, Client, Durability, Error, HoldEnd};
 
 use crate::acl::RIGHTS;
 use crate::support::child::{self, Child};
@@ -202,7 +202,7 @@ fn a_hold_that_the_new_master_does_not_know_is_lost(watched: &Watched) {
     let new = watched.fail_over();
     // As if the lock had never been replicated.
     new.command(&["DEL", "lock:a"]);
-    assert_eq!(lost.wait_timeout(SOON), Some(true));
+    assert_eq!(lost.wait_timeout(SOON), Some(HoldEnd::Lost));
     assert_lost(guard.unlock(), "a");
     take(&client, "a").unlock().unwrap();
 }

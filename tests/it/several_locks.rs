@@ -2,7 +2,7 @@
 
 use std::thread;
 
-use leasehold::{Client, Error, Event, MultiGuard};
+use leasehold::{Client, Error, Event, HoldEnd, MultiGuard};
 use parking_lot::Mutex;
 
 use crate::support::lag::Lag;
@@ -193,7 +193,7 @@ fn a_set_is_renewed_and_may_move_to_another_thread(store: &Store) {
     assert!(set.remaining() > ms(0) && !set.lost().is_lost());
     let lost = set.lost();
     drop(set);
-    assert!(!lost.wait(), "it has ended normally");
+    assert_eq!(lost.wait(), HoldEnd::Released);
 }
 
 fn a_set_is_lost_when_one_of_its_locks_is(store: &Store) {
@@ -202,7 +202,8 @@ fn a_set_is_lost_when_one_of_its_locks_is(store: &Store) {
     let lost = set.lost();
     assert_eq!(lost.wait_timeout(ms(1)), None);
     assert!(client.mutex("b").force_unlock().unwrap());
-    assert!(lost.wait() && set.lost().is_lost() && !set.is_held());
+    assert_eq!(lost.wait(), HoldEnd::Lost);
+    assert!(set.lost().is_lost() && !set.is_held());
     assert!(matches!(set.verify(), Err(Error::Lost { name, .. }) if name == "b"));
     assert!(is_busy(&client, "a"));
     assert!(matches!(set.unlock(), Err(Error::Lost { .. })));
@@ -315,7 +316,7 @@ fn a_silent_server_hides_no_loss(server: &Server) {
     let client = server.open(hasty().lease(LEASE));
     let set = client.lock_all(["a", "b"]).unwrap();
     assert!(server.open(patient()).mutex("b").force_unlock().unwrap());
-    assert_eq!(set.lost().wait_timeout(SOON), Some(true));
+    assert_eq!(set.lost().wait_timeout(SOON), Some(HoldEnd::Lost));
     server.stop();
     assert_lost(set.verify(), "b");
     assert_lost(set.renew(), "b");

@@ -64,7 +64,7 @@ impl Kind {
     fn is_free(self, client: &Client, name: &str) -> bool {
         let moment = ms(50);
         match self {
-            Self::Permit => client.semaphore(name, 1).acquire_for(moment).unwrap().is_some(),
+            Self::Permit => client.semaphore(name, 1).try_acquire_for(moment).unwrap().is_some(),
             Self::Read => client.rw_lock(name).try_read_for(moment).unwrap().is_some(),
             Self::Write => client.rw_lock(name).try_write_for(moment).unwrap().is_some(),
         }
@@ -154,9 +154,9 @@ fn take_permits_in_a_child() {
                     let read = number.read();
                     thread::sleep(ms(1));
                     number.write(read + 1);
-                    only.release().unwrap();
+                    only.unlock().unwrap();
                     let _: i64 = counter.decr("inside", 1).unwrap();
-                    permit.release().unwrap();
+                    permit.unlock().unwrap();
                 }
             });
         }

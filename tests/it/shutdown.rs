@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use crossbeam_channel::bounded;
-use leasehold::{Client, Error};
+use leasehold::{Client, Error, HoldEnd};
 
 use crate::support::recorder::Recorder;
 use crate::support::{
@@ -64,7 +64,7 @@ fn every_hold_is_released_and_none_is_lost(store: &Store) {
     client.shutdown(SOON).unwrap();
     assert!(all_free(&client, &["a", "b", "c", "d", "e"]));
     assert_eq!((client.stats().held, client.stats().waiting), (0, 0));
-    assert!(lost.iter().all(|lost| lost.wait_timeout(ms(0)) == Some(false)));
+    assert!(lost.iter().all(|lost| lost.wait_timeout(ms(0)) == Some(HoldEnd::Released)));
     let held = [outer.is_held(), inner.is_held(), owned.is_held(), several.is_held()];
     assert_eq!((held, term.is_held()), ([false; 4], false));
     assert!(outer.remaining().is_zero() && !client.mutex("a").is_held_by_current_thread());
@@ -109,7 +109,7 @@ fn read_locks_write_locks_and_permits_are_released(store: &Store) {
     });
     assert_eq!((client.stats().held, api.available().unwrap()), (0, 2));
     let lost = [readers[0].lost(), readers[1].lost(), writer.lost()];
-    assert!(lost.iter().all(|lost| lost.wait_timeout(ms(0)) == Some(false)));
+    assert!(lost.iter().all(|lost| lost.wait_timeout(ms(0)) == Some(HoldEnd::Released)));
     for reader in readers {
         assert!(!reader.is_held());
         assert_closed(reader.verify());
@@ -118,9 +118,9 @@ fn read_locks_write_locks_and_permits_are_released(store: &Store) {
     assert_closed(writer.renew());
     writer.unlock().unwrap();
     for permit in permits {
-        assert!(!permit.is_held() && !permit.lost().wait());
+        assert!(!permit.is_held() && permit.lost().wait() == HoldEnd::Released);
         assert_closed(permit.verify());
-        permit.release().unwrap();
+        permit.unlock().unwrap();
     }
 }
 
@@ -248,8 +248,8 @@ fn a_hold_that_is_gone_is_lost_all_the_same(store: &Store) {
     let (gone, kept) = (take(&client, "a"), take(&client, "b"));
     assert!(client.mutex("a").force_unlock().unwrap());
     client.shutdown(SOON).unwrap();
-    assert_eq!(gone.lost().wait_timeout(ms(0)), Some(true));
-    assert_eq!(kept.lost().wait_timeout(ms(0)), Some(false));
+    assert_eq!(gone.lost().wait_timeout(ms(0)), Some(HoldEnd::Lost));
+    assert_eq!(kept.lost().wait_timeout(ms(0)), Some(HoldEnd::Released));
     assert_lost(gone.unlock(), "a");
     assert_eq!(client.stats().held, 0);
 }
@@ -331,7 +331,7 @@ fn a_lost_reply_to_a_release_is_no_loss(server: &Server) {
     assert!(proxy.has_lost());
     assert_eq!(server.hashes(), [""; 0]);
     for guard in [guard, other] {
-        assert_eq!(guard.lost().wait_timeout(ms(0)), Some(false));
+        assert_eq!(guard.lost().wait_timeout(ms(0)), Some(HoldEnd::Released));
         recorder.wait_for(&format!("released {}", guard.name()));
     }
     assert_eq!(recorder.count("release failed a") + recorder.count("lost a"), 0);
@@ -350,7 +350,7 @@ fn a_release_that_is_refused_is_repeated(server: &Server) {
         proxy.heal();
         shutdown.join().unwrap().unwrap();
     });
-    assert_eq!(guard.lost().wait_timeout(ms(0)), Some(false));
+    assert_eq!(guard.lost().wait_timeout(ms(0)), Some(HoldEnd::Released));
     assert!(!server.exists("a"));
     recorder.wait_for("released a");
     assert_eq!(recorder.count("release failed a"), 0);
@@ -366,7 +366,7 @@ fn a_silent_server_costs_no_more_than_the_timeout(server: &Server) {
         let (result, took) = timed(|| client.shutdown(timeout));
         assert_unavailable(result);
         assert!(took >= timeout && took < timeout + ms(2000), "{took:?}");
-        assert_eq!(lost.wait_timeout(ms(0)), Some(false));
+        assert_eq!(lost.wait_timeout(ms(0)), Some(HoldEnd::Released));
         assert!(!guard.is_held() && !set.is_held());
         assert_eq!(client.stats().held, 0);
     }

@@ -144,8 +144,8 @@ fn one_permit_that_is_ended_lets_one_client_in(server: &Server) {
     assert_eq!(holder.survey().end_holds("a").unwrap(), 1);
     let first = acquired.recv_timeout(SOON).unwrap().unwrap();
     throughout(ms(500), || acquired.is_empty());
-    first.release().unwrap();
-    acquired.recv_timeout(SOON).unwrap().unwrap().release().unwrap();
+    first.unlock().unwrap();
+    acquired.recv_timeout(SOON).unwrap().unwrap().unlock().unwrap();
     for waiter in waiting {
         waiter.join().unwrap();
     }

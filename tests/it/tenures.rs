@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
 use crossbeam_channel::bounded;
-use leasehold::{Builder, Canceller, Client, Error};
+use leasehold::{Builder, Canceller, Client, Error, HoldEnd};
 use parking_lot::Mutex;
 
 use crate::support::recorder::Recorder;
@@ -109,7 +109,7 @@ fn a_hold_that_is_forced_in_a_tenure_is_lost_at_its_end(server: &Server) {
         last.store(guard.fence(), Ordering::SeqCst);
         let lost = guard.lost();
         drop(guard);
-        assert_eq!(lost.wait_timeout(SOON), Some(true));
+        assert_eq!(lost.wait_timeout(SOON), Some(HoldEnd::Lost));
     };
     in_turn(&client, vec![Box::new(first), Box::new(second)]);
     recorder.wait_for("lost a");

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use leasehold::{Client, Error, Guard};
+use leasehold::{Client, Error, Guard, HoldEnd};
 
 use crate::support::recorder::Recorder;
 use crate::support::{
@@ -172,7 +172,7 @@ fn a_loss_is_reported_at_its_deadline_whatever_hangs(server: &Server) {
             let lost = guard.lost();
             hang();
             let deadline = Instant::now() + guard.remaining();
-            assert_eq!(lost.wait_timeout(SOON), Some(true));
+            assert_eq!(lost.wait_timeout(SOON), Some(HoldEnd::Lost));
             late.push(deadline.elapsed());
             assert!(!guard.is_held());
             proxy.heal();

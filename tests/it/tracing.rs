@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::thread;
 
 use crossbeam_channel::bounded;
+use leasehold::HoldEnd;
 use parking_lot::Mutex;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
@@ -238,7 +239,7 @@ fn a_subscriber_that_panics_stops_nothing(store: &Store) {
             guard.unlock().unwrap();
             drop(take(&client, "a"));
             let mutex = client.mutex("b").lease(SHORT).renew(false);
-            assert!(mutex.lock().unwrap().lost().wait());
+            assert_eq!(mutex.lock().unwrap().lost().wait(), HoldEnd::Lost);
         });
     }
     eventually(SOON, || client.stats().held == 0);
@@ -256,7 +257,7 @@ fn a_subscriber_that_blocks_stops_nothing(store: &Store) {
     let guard = take(&client, "a");
     let mutex = client.mutex("b").lease(SHORT).renew(false);
     let lost = spans.record(|| mutex.lock().unwrap());
-    assert!(lost.lost().wait());
+    assert_eq!(lost.lost().wait(), HoldEnd::Lost);
     throughout(2 * LEASE, || guard.is_held());
     guard.unlock().unwrap();
     let ((), took) = timed(|| drop((lost, client)));

@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
-use leasehold::{Client, Error};
+use leasehold::{Client, Error, HoldEnd};
 
 use crate::support::recorder::Recorder;
 use crate::support::{
@@ -126,7 +126,7 @@ fn a_handoff_follows_the_options_of_the_receiver(store: &Store) {
         let short = client.mutex("a").lease(ms(2000)).renew(false);
         let waiter = scope.spawn(move || {
             let guard = short.lock().unwrap();
-            (guard.remaining(), guard.lost().wait_timeout(SOON) == Some(true))
+            (guard.remaining(), guard.lost().wait_timeout(SOON) == Some(HoldEnd::Lost))
         });
         settle(&recorder, 1);
         guard.unlock().unwrap();
@@ -182,7 +182,9 @@ fn no_try_overtakes_a_thread_that_waits_for_a_lease_to_end(store: &Store) {
     let client = store.open_for(SHORT, patient());
     for _ in 0..3 {
         let lost = client.mutex("a").lease(SHORT).renew(false).lock_owned().unwrap();
-        assert_no_try_overtakes(&client, || assert_eq!(lost.lost().wait_timeout(SOON), Some(true)));
+        assert_no_try_overtakes(&client, || {
+            assert_eq!(lost.lost().wait_timeout(SOON), Some(HoldEnd::Lost));
+        });
     }
 }
 
@@ -326,6 +328,6 @@ fn holds_of_one_tenure_have_ends_of_their_own(store: &Store) {
     fences.sort_unstable();
     assert_eq!(fences, [fences[0], fences[0] + 1, fences[0] + 2]);
     for (_, lost) in lost {
-        assert_eq!(lost.wait_timeout(SOON), Some(false), "released, not lost");
+        assert_eq!(lost.wait_timeout(SOON), Some(HoldEnd::Released), "released, not lost");
     }
 }

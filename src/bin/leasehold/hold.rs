@@ -67,7 +67,7 @@ impl Hold {
     pub(crate) fn release(self) -> Result<()> {
         match self {
             Self::Lock(guard) => guard.unlock(),
-            Self::Permit(permit) => permit.release(),
+            Self::Permit(permit) => permit.unlock(),
             Self::Reader(guard) => guard.unlock(),
             Self::Writer(guard) => guard.unlock(),
         }

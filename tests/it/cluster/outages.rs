@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use leasehold::{Builder, Client, Error, Guard};
+use leasehold::{Builder, Client, Error, Guard, HoldEnd};
 
 use crate::support::recorder::Recorder;
 use crate::support::server::Server;
@@ -231,7 +231,7 @@ fn a_lock_that_the_replica_does_not_know_is_lost_at_the_next_renewal() {
     replica.cont();
     let lost = guard.lost();
     let found = lost.wait_timeout(3 * SOON);
-    assert_eq!(found, Some(true), "the renewal finds out, long before the lease ends");
+    assert_eq!(found, Some(HoldEnd::Lost), "the renewal finds out, long before the lease ends");
     assert!(!guard.is_held());
     assert_lost(guard.unlock(), &name);
     take(&client, &name).unlock().unwrap();

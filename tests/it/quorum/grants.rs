@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use leasehold::Error;
+use leasehold::{Error, HoldEnd};
 
 use super::{hasty, settle};
 use crate::support::server::Server;
@@ -117,7 +117,7 @@ fn a_lease_of_which_a_majority_is_gone_is_not_renewed() {
     let lost = guard.lost();
     quorum.servers[1].command(&["DEL", "lock:a"]);
     quorum.servers[2].command(&["DEL", "lock:a"]);
-    assert_eq!(lost.wait_timeout(LEASE), Some(true));
+    assert_eq!(lost.wait_timeout(LEASE), Some(HoldEnd::Lost));
     assert!(!guard.is_held());
 }
 

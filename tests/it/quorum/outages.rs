@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::Instant;
 
-use leasehold::Error;
+use leasehold::{Error, HoldEnd};
 
 use super::{BOUND, addresses, hasty, no_quorum, settle};
 use crate::support::server::Server;
@@ -63,7 +63,7 @@ fn a_shutdown_takes_a_majority() {
     eventually(SOON, || ["a", "b", "c"].iter().all(|name| quorum.count(name) == 3));
     quorum.servers[0].stop();
     client.shutdown(SOON).unwrap();
-    assert_eq!((guard.lost().wait(), other.lost().wait()), (false, false));
+    assert_eq!((guard.lost().wait(), other.lost().wait()), (HoldEnd::Released, HoldEnd::Released));
     assert!(["a", "b", "c"].iter().all(|name| !client.mutex(name).is_locked().unwrap()));
     quorum.servers[0].cont();
     // The clean-up goes on.
@@ -79,7 +79,7 @@ fn a_shutdown_without_a_majority_ends_in_time() {
     quorum.servers[..2].iter().for_each(Server::stop);
     let (result, took) = timed(|| client.shutdown(ms(1000)));
     assert!(result.is_err() && took < ms(3000), "{result:?} after {took:?}");
-    assert!(!guard.is_held() && !guard.lost().wait());
+    assert!(!guard.is_held() && guard.lost().wait() == HoldEnd::Released);
     guard.unlock().unwrap();
     quorum.servers[..2].iter().for_each(Server::cont);
     client.shutdown(SOON).unwrap();

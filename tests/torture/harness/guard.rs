@@ -93,7 +93,7 @@ impl AnyGuard {
             .map(Self::Lock),
             HoldKind::Permit => match wait {
                 Wait::Default => Some(semaphore.acquire()?),
-                Wait::For(time) => semaphore.acquire_for(time)?,
+                Wait::For(time) => semaphore.try_acquire_for(time)?,
                 Wait::No => semaphore.try_acquire()?,
             }
             .map(Self::Permit),
@@ -147,7 +147,7 @@ impl AnyGuard {
     pub(crate) fn unlock(self) -> Result<(), Error> {
         match self {
             Self::Lock(guard) => guard.unlock(),
-            Self::Permit(guard) => guard.release(),
+            Self::Permit(guard) => guard.unlock(),
             Self::Read(guard) => guard.unlock(),
             Self::Write(guard) => guard.unlock(),
         }
