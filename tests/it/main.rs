@@ -1,14 +1,17 @@
-//! The behaviour of leasehold against real servers, one file per component. `./tests/run` gets the
-//! servers and runs everything; arguments filter, as in `./tests/run --test it renewal`.
+//! The behaviour of leasehold against real servers: a folder for each question that a reader may
+//! have, a file for each component. `./tests/run` gets the servers and runs everything; arguments
+//! filter, as in `./tests/run --test it renewal::`.
 //!
 //! `tests/FAULTS.md` is the index: it lists what can go wrong and names the tests that show what
-//! comes of it. `table.rs` checks that these tests exist, and `guides.rs` what the guides refer to.
+//! comes of it. `api/table.rs` checks that these tests exist, and `api/guides.rs` what the guides
+//! refer to.
 //!
-//! A new test goes into the file of the component that it is about. Its name is a sentence that
+//! A new test goes into the file of the component that it is about. What several files need is in
+//! `support`: no test module uses another. Its name is a sentence that
 //! says what it shows. A test that applies to several stores is a function of a `&Store` or a
 //! `&Server`, listed in the `stores!` block at the top of its file. The macro, in
-//! `support/store.rs`, makes a test of it for every store: `renewal::on_redis::…`,
-//! `renewal::on_a_cluster::…` and so on. What needs servers of its own is a plain `#[test]`. A test
+//! `support/store.rs`, makes a test of it for every store: `renewal::lease::on_redis::…`,
+//! `renewal::lease::on_a_cluster::…` and so on. What needs servers of its own is a plain `#[test]`. A test
 //! that belongs to a row of the index is added there.
 #![allow(
     clippy::unwrap_used,
@@ -19,69 +22,105 @@
     reason = "a check takes its result by value, so that a guard in it is dropped at once"
 )]
 
-mod acl;
-mod acquire;
-mod arguments;
-mod cancelling;
-mod cluster;
-#[cfg(feature = "serde")]
-mod configuration_files;
-mod cost;
-mod credentials;
-mod duplicate_requests;
-mod durability;
-mod durable_renewals;
-mod early_requests;
-mod election;
-mod errors;
-mod events;
-mod events_of_kinds;
-mod fences;
-mod foreign_keys;
-mod garbled_replies;
-mod guides;
-mod hold_at_least;
-mod inspection;
-mod layout;
-mod lease;
-mod lifecycle;
-mod logging;
-mod loss;
-mod lost_replies;
-mod moving;
-mod notifications;
-mod open;
-mod outages;
-mod owned_guards;
-mod processes;
-mod queue_outages;
-mod quorum;
-mod redisson;
-mod reentrancy;
-mod release;
-mod renewal;
-mod resources;
-mod restarts;
-mod rw_lock;
-mod secrets;
-mod semaphore;
-mod sentinel;
-mod several_locks;
-mod several_owners;
-mod shutdown;
-mod slow_links;
-mod stats;
+/// What users see besides the locks: options, events, logs, numbers, keys, documentation.
+mod api {
+    mod arguments;
+    #[cfg(feature = "serde")]
+    mod configuration_files;
+    mod events;
+    mod events_of_kinds;
+    mod guides;
+    mod inspection;
+    mod layout;
+    mod logging;
+    mod moving;
+    mod secrets;
+    mod stats;
+    mod survey;
+    mod table;
+    #[cfg(feature = "tracing")]
+    mod tracing;
+    mod url;
+}
+
+/// What a call does, whatever the topology: every kind of lock and guard.
+mod calls {
+    mod acquire;
+    mod cost;
+    mod election;
+    mod fences;
+    mod hold_at_least;
+    mod lifecycle;
+    mod owned_guards;
+    mod reentrancy;
+    mod release;
+    mod rw_lock;
+    mod semaphore;
+    mod several_locks;
+    mod several_owners;
+    mod shutdown;
+    mod threads;
+}
+
+/// What goes wrong between a program, the network and a server.
+mod faults {
+    mod duplicate_requests;
+    mod errors;
+    mod foreign_keys;
+    mod garbled_replies;
+    mod lost_replies;
+    mod outages;
+    mod processes;
+    mod queue_outages;
+    mod resources;
+    mod restarts;
+    mod slow_links;
+    mod timeouts;
+}
+
+/// How long a hold lasts, and what ends it.
+mod renewal {
+    mod durable_renewals;
+    mod lease;
+    mod loss;
+    mod renewals;
+}
+
 mod support;
-mod survey;
-mod table;
-mod tenures;
-mod threads;
-mod timeouts;
-#[cfg(feature = "tls")]
-mod tls;
-#[cfg(feature = "tracing")]
-mod tracing;
-mod turns;
-mod url;
-mod wait_queue;
-mod waiting_clients;
+
+/// Which servers there are, and how a client gets in.
+mod topologies {
+    mod acl;
+    mod cluster;
+    mod credentials;
+    mod durability;
+    mod open;
+
+    /// Locks on several independent servers: a majority decides, whatever the others do.
+    mod quorum {
+        mod contention;
+        mod durability;
+        mod fences;
+        mod foreign_keys;
+        mod grants;
+        mod lost_replies;
+        mod open;
+        mod outages;
+    }
+
+    mod sentinel;
+    #[cfg(feature = "tls")]
+    mod tls;
+}
+
+/// Who waits for a lock, and who gets it next.
+mod waiting {
+    mod cancelling;
+    mod early_requests;
+    mod notifications;
+    mod redisson;
+    mod tenures;
+    mod turns;
+    mod wait_queue;
+    mod waiting_clients;
+}

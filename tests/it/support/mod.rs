@@ -5,11 +5,15 @@ pub(crate) mod address;
 pub(crate) mod authority;
 pub(crate) mod child;
 pub(crate) mod cluster;
+pub(crate) mod contest;
+pub(crate) mod errors;
 pub(crate) mod inspect;
 pub(crate) mod lag;
 pub(crate) mod proxy;
 pub(crate) mod quorum;
 pub(crate) mod recorder;
+pub(crate) mod redisson;
+pub(crate) mod replicas;
 pub(crate) mod resp;
 pub(crate) mod sentinel;
 pub(crate) mod server;
@@ -17,15 +21,16 @@ pub(crate) mod store;
 #[cfg(feature = "tls")]
 pub(crate) mod wire;
 
-use std::error::Error as _;
-use std::fmt::{Debug, Write as _};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Sender, bounded};
-use leasehold::{Builder, Client, Error, Guard};
+use leasehold::{Builder, Client, Guard};
 
 pub(crate) use self::cluster::Cluster;
+pub(crate) use self::errors::{
+    assert_found, assert_lost, assert_rejected, assert_wrong_type, everything,
+};
 use self::proxy::Proxy;
 pub(crate) use self::quorum::Quorum;
 pub(crate) use self::sentinel::Watched;
@@ -67,6 +72,17 @@ pub(crate) fn sleepy() -> Builder {
     Client::builder().wait(SOON).backoff(ms(30_000), ms(30_000))
 }
 
+/// As `sleepy`, and waits for longer than the test may take.
+pub(crate) fn very_sleepy() -> Builder {
+    sleepy().wait(6 * SOON)
+}
+
+/// The rights that the documentation demands.
+pub(crate) const RIGHTS: &str = "~lock:* ~leasehold:* resetchannels &leasehold:* +eval +evalsha \
+                      +ping +get +set +time +hexists +hget +hset +hdel +hgetall +hlen +type \
+                      +getrange +del +exists +pttl +pexpire +zadd +zrange +zrem +zscore \
+                      +publish +subscribe";
+
 /// A client behind a proxy, with the scripts on the server.
 pub(crate) fn behind_proxy(server: &Server, builder: Builder) -> (Proxy, Client) {
     let proxy = Proxy::before(server);
@@ -75,26 +91,6 @@ pub(crate) fn behind_proxy(server: &Server, builder: Builder) -> (Proxy, Client)
     take(&client, "warm").unlock().unwrap();
     guard.unlock().unwrap();
     (proxy, client)
-}
-
-/// The texts of an error and of its causes.
-pub(crate) fn everything(error: &Error) -> String {
-    let mut text = format!("{error} {error:?}");
-    let mut source = error.source();
-    while let Some(cause) = source {
-        write!(text, " {cause} {cause:?}").expect("a string takes everything");
-        source = cause.source();
-    }
-    text
-}
-
-/// Checks that a call failed because the hold of `name` is gone.
-#[track_caller]
-pub(crate) fn assert_lost<T: Debug>(result: Result<T, Error>, name: &str) {
-    match result {
-        Err(Error::Lost { name: lost, .. }) => assert_eq!(lost, name),
-        other => panic!("{other:?} instead of the loss of {name}"),
-    }
 }
 
 /// Waits until `happened` returns `true`, and panics if it does not `within` that time.

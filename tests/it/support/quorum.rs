@@ -1,8 +1,13 @@
 //! Several independent servers, and clients of all of them.
 
+use std::collections::BTreeSet;
+use std::fmt::Debug;
+use std::time::Duration;
+
 use leasehold::{Builder, Client, Error};
 
 use super::server::Server;
+use super::{SOON, eventually, ms};
 
 pub(crate) struct Quorum {
     pub(crate) servers: Vec<Server>,
@@ -36,4 +41,37 @@ impl Quorum {
 pub(crate) fn open_redlock(builder: Builder, urls: &[String]) -> Result<Client, Error> {
     let urls: Vec<&str> = urls.iter().map(String::as_str).collect();
     builder.open_redlock(&urls)
+}
+
+/// Much more than what a call may take here, for a busy machine.
+pub(crate) const BOUND: Duration = ms(2500);
+
+/// As [`hasty`](super::hasty), for calls that wait.
+pub(crate) fn hasty() -> Builder {
+    super::hasty().wait(SOON).backoff(ms(1), ms(50))
+}
+
+/// Waits until the lock "a", which is free, is granted by all servers: until then a connection may
+/// be missing.
+pub(crate) fn settle(quorum: &Quorum, client: &Client) {
+    eventually(SOON, || {
+        let guard = client.lock("a").unwrap();
+        let everywhere = quorum.count("a") == quorum.servers.len();
+        guard.unlock().unwrap();
+        everywhere
+    });
+    eventually(SOON, || quorum.count("a") == 0);
+}
+
+pub(crate) fn no_quorum<T: Debug>(result: Result<T, Error>) -> (u32, u32, BTreeSet<String>) {
+    match result {
+        Err(Error::NoQuorum { ok, required, failures, .. }) => {
+            (ok, required, failures.into_iter().map(|failure| failure.server).collect())
+        }
+        other => panic!("{other:?} instead of no quorum"),
+    }
+}
+
+pub(crate) fn addresses<'a>(servers: impl IntoIterator<Item = &'a Server>) -> BTreeSet<String> {
+    servers.into_iter().map(|server| format!("127.0.0.1:{}", server.port())).collect()
 }

@@ -46,6 +46,12 @@ impl Recorder {
     pub(crate) fn wait_for_count(&self, event: &str, count: usize) {
         eventually(SOON, || self.count(event) >= count);
     }
+
+    /// Waits until so many threads have found the lock "a" held, and wait for it or are about to.
+    #[track_caller]
+    pub(crate) fn wait_for_waiters(&self, threads: usize) {
+        self.wait_for_count("contended a", threads);
+    }
 }
 
 fn sentence(event: &Event) -> String {

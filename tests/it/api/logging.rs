@@ -1,0 +1,307 @@
+//! What the program's logger is told, and that it can do no harm.
+
+use std::fmt::Write as _;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use leasehold::{Guard, HoldEnd};
+use log::{LevelFilter, Log, Metadata, Record};
+use parking_lot::Mutex;
+
+use crate::support::address::{Address, Way};
+use crate::support::child::{self, Child};
+use crate::support::{
+    Cluster, LEASE, SHORT, SOON, Server, eventually, hasty, ms, patient, server, stores, take,
+    throughout,
+};
+
+stores! {
+    every server:
+        a_logger_that_blocks_stops_nothing,
+        a_logger_that_panics_stops_nothing,
+        an_outage_is_one_line_and_so_is_its_end,
+        an_outage_that_no_lease_survives_is_over_when_the_server_replies,
+        an_outage_without_a_lease_is_one_line_and_so_is_its_end,
+        many_losses_are_few_lines,
+        a_program_that_ends_for_a_loss_has_logged_it;
+}
+
+/// Long enough for a renewal to fail and to be made up for in time.
+const LONG: Duration = ms(2 * 3000);
+
+/// A renewal is due after a third of [`LONG`], and fails a second later.
+const OUTAGE: Duration = ms(3300);
+
+const FINE: u8 = 0;
+const BLOCKS: u8 = 1;
+const PANICS: u8 = 2;
+
+/// How the lines of an outage begin.
+const BEGIN: &str = "an outage begins";
+const END: &str = "the outage is over";
+
+/// What the logger of this process does.
+static MODE: AtomicU8 = AtomicU8::new(FINE);
+
+static LINES: Mutex<String> = Mutex::new(String::new());
+
+struct Logger;
+
+impl Logger {
+    fn install(mode: u8) {
+        MODE.store(mode, Ordering::SeqCst);
+        log::set_logger(&Logger).unwrap();
+        log::set_max_level(LevelFilter::Trace);
+    }
+}
+
+impl Log for Logger {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        match MODE.load(Ordering::SeqCst) {
+            BLOCKS => loop {
+                thread::park();
+            },
+            PANICS => panic!("as the test wants"),
+            _ => true,
+        }
+    }
+
+    fn log(&self, record: &Record<'_>) {
+        if self.enabled(record.metadata()) {
+            writeln!(LINES.lock(), "{} {}", record.level(), record.args()).unwrap();
+        }
+    }
+
+    fn flush(&self) {}
+}
+
+/// The lines that contain this.
+fn lines_with(text: &str) -> Vec<String> {
+    let lines = LINES.lock();
+    lines.lines().filter(|line| line.contains(text)).map(str::to_owned).collect()
+}
+
+fn a_logger_that_blocks_stops_nothing(server: &Server) {
+    lock_beside(BLOCKS, server);
+}
+
+fn a_logger_that_panics_stops_nothing(server: &Server) {
+    lock_beside(PANICS, server);
+}
+
+fn lock_beside(mode: u8, server: &Server) {
+    let mode = [("LOGGER", mode.to_string().into())];
+    let mut child = Child::start_with(lock_beside_a_logger_in_a_child, &server.address(), &mode);
+    assert_eq!(child.next(), "holds");
+    server.stop();
+    thread::sleep(OUTAGE);
+    server.cont();
+    child.go_on();
+    for stage in ["still holds", "has waited", "renews", "has released", "has lost", "is done"] {
+        assert_eq!(child.next(), stage);
+    }
+    child.finish();
+}
+
+/// In a process of its own, because there is one logger per process.
+#[test]
+#[ignore = "a child of a_logger_that_blocks_stops_nothing and of the next"]
+fn lock_beside_a_logger_in_a_child() {
+    let Some(address) = child::address() else { return };
+    let mode = std::env::var("LOGGER").unwrap().parse().unwrap();
+    Logger::install(mode);
+    let client = address.open_for(SHORT, patient().lease(LONG));
+    let mut guards: Vec<_> = (0..5).map(|n| take(&client, &format!("lock {n}"))).collect();
+    child::report("holds");
+    child::wait_for_parent();
+
+    assert!(guards.iter().all(Guard::is_held));
+    child::report("still holds");
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| client.lock("lock 0").unwrap().fence());
+        thread::sleep(ms(100));
+        drop(guards.remove(0));
+        waiter.join().unwrap();
+    });
+    child::report("has waited");
+    throughout(LONG, || guards.iter().all(Guard::is_held));
+    child::report("renews");
+    for guard in guards {
+        let name = guard.name().to_owned();
+        guard.verify().unwrap();
+        drop(guard);
+        take(&client, &name).unlock().unwrap();
+    }
+    child::report("has released");
+    let expiring = client.mutex("short").lease(SHORT).renew(false).lock().unwrap();
+    eventually(SOON, || !expiring.is_held());
+    drop(expiring);
+    child::report("has lost");
+    client.close();
+    client.lock("a").unwrap_err();
+    drop(client);
+    child::report("is done");
+}
+
+fn an_outage_is_one_line_and_so_is_its_end(server: &Server) {
+    let child = Child::start(outage_in_a_child, &server.address());
+    assert_eq!(child.next(), "holds");
+    server.stop();
+    assert_eq!(child.next(), "fails");
+    server.cont();
+    child.finish();
+}
+
+#[test]
+#[ignore = "a child of an_outage_is_one_line_and_so_is_its_end"]
+fn outage_in_a_child() {
+    let Some(address) = child::address() else { return };
+    Logger::install(FINE);
+    let client = address.open(patient().lease(LONG));
+    let _guards: Vec<_> = (0..20).map(|n| take(&client, &format!("lock {n}"))).collect();
+    child::report("holds");
+    eventually(SOON, || !lines_with(BEGIN).is_empty());
+    child::report("fails");
+    eventually(SOON, || !lines_with(END).is_empty());
+    throughout(LEASE, || lines_with(END).len() == 1);
+    let begin = lines_with(BEGIN);
+    assert!(begin.len() == 1 && begin[0].contains("lock \"lock "), "{begin:?}");
+    let end = lines_with(END);
+    assert!(end[0].ends_with("calls failed: 0, leases lost: 0"), "{end:?}");
+}
+
+fn an_outage_that_no_lease_survives_is_over_when_the_server_replies(server: &Server) {
+    let child = Child::start(fatal_outage_in_a_child, &server.address());
+    assert_eq!(child.next(), "holds");
+    server.stop();
+    assert_eq!(child.next(), "lost");
+    server.cont();
+    child.finish();
+}
+
+#[test]
+#[ignore = "a child of an_outage_that_no_lease_survives_is_over_when_the_server_replies"]
+fn fatal_outage_in_a_child() {
+    let Some(address) = child::address() else { return };
+    Logger::install(FINE);
+    let client = address.open(patient().lease(LEASE).io_timeout(LEASE / 6));
+    let guards: Vec<_> = (0..20).map(|n| take(&client, &format!("lock {n}"))).collect();
+    child::report("holds");
+    for guard in &guards {
+        assert_eq!(guard.lost().wait_timeout(SOON), Some(HoldEnd::Lost));
+    }
+    eventually(SOON, || client.stats().lost == 20);
+    assert_eq!((lines_with(BEGIN).len(), lines_with(END).len()), (1, 0));
+    child::report("lost");
+    eventually(SOON, || client.try_lock("free").is_ok());
+    eventually(SOON, || !lines_with(END).is_empty());
+    let end = lines_with(END);
+    assert!(end.len() == 1 && end[0].ends_with("leases lost: 20"), "{end:?}");
+}
+
+fn an_outage_without_a_lease_is_one_line_and_so_is_its_end(server: &Server) {
+    suffer(server, &server.address(), ["a", "b"]);
+}
+
+#[test]
+fn an_outage_of_a_node_is_one_line_and_so_is_its_end() {
+    let cluster = Cluster::of_three();
+    for node in cluster.nodes() {
+        node.set_config("cluster-require-full-coverage", "no");
+    }
+    let names = [0, 1].map(|node| cluster.name_at(node));
+    let url = cluster.nodes()[1].url();
+    let address = Address { url, way: Way::Cluster("lock:".into()) }.to_string();
+    suffer(&cluster.nodes()[0], &address, [&names[0], &names[1]]);
+}
+
+/// Has a child lock two names while the server that has the first one hangs.
+fn suffer(server: &server::Server, address: &str, names: [&str; 2]) {
+    let mut child = Child::start(suffer_in_a_child, address);
+    child.tell(names.join(","));
+    assert_eq!(child.next(), "ready");
+    server.stop();
+    child.go_on();
+    assert_eq!(child.next(), "suffers");
+    server.cont();
+    child.go_on();
+    child.finish();
+}
+
+#[test]
+#[ignore = "a child of an_outage_without_a_lease_is_one_line_and_so_is_its_end and of the next"]
+fn suffer_in_a_child() {
+    let Some(address) = child::address() else { return };
+    Logger::install(FINE);
+    let client = address.open_for(SHORT, hasty());
+    let names = child::line();
+    let (name, other) = names.split_once(',').unwrap();
+    drop((take(&client, name), take(&client, other)));
+    child::report("ready");
+    child::wait_for_parent();
+    for _ in 0..3 {
+        client.try_lock(name).unwrap_err();
+        // At a server of its own it is to be had.
+        client.try_lock(other).ok();
+    }
+    let begin = || lines_with(BEGIN);
+    eventually(SOON, || begin().len() == 1);
+    assert!(begin()[0].starts_with("WARN") && lines_with(END).is_empty(), "{:?}", begin());
+    child::report("suffers");
+    child::wait_for_parent();
+    eventually(SOON, || client.try_lock(name).is_ok());
+    eventually(SOON, || lines_with(END).len() == 1);
+    assert!(lines_with(END)[0].starts_with("WARN"), "{:?}", lines_with(END));
+    throughout(ms(1500), || {
+        drop((client.try_lock(name), client.try_lock(other)));
+        begin().len() == 1 && lines_with(END).len() == 1
+    });
+}
+
+fn many_losses_are_few_lines(server: &Server) {
+    let mut child = Child::start(losses_in_a_child, &server.address());
+    assert_eq!(child.next(), "holds");
+    server.command(&["FLUSHALL"]);
+    child.go_on();
+    child.finish();
+}
+
+#[test]
+#[ignore = "a child of many_losses_are_few_lines"]
+fn losses_in_a_child() {
+    let Some(address) = child::address() else { return };
+    Logger::install(FINE);
+    let client = address.open(patient().lease(LEASE));
+    let guards: Vec<_> = (0..100).map(|n| take(&client, &format!("lock {n}"))).collect();
+    child::report("holds");
+    child::wait_for_parent();
+    for guard in &guards {
+        assert_eq!(guard.lost().wait_timeout(SOON), Some(HoldEnd::Lost));
+    }
+    eventually(SOON, || !lines_with("lost").is_empty());
+    let lines = lines_with("lost");
+    assert!(lines.len() < 20, "{lines:?}");
+    assert!(lines.iter().all(|line| line.contains("does not know")), "{lines:?}");
+}
+
+fn a_program_that_ends_for_a_loss_has_logged_it(server: &Server) {
+    Child::start(end_for_a_loss_in_a_child, &server.address()).finish();
+}
+
+#[test]
+#[ignore = "a child of a_program_that_ends_for_a_loss_has_logged_it"]
+fn end_for_a_loss_in_a_child() {
+    let Some(address) = child::address() else { return };
+    Logger::install(FINE);
+    let operator = address.open(patient());
+    for lost in 1..=3 {
+        let client = address.open(patient().lease(LEASE));
+        let guard = take(&client, "a");
+        operator.mutex("a").force_unlock().unwrap();
+        assert_eq!(guard.lost().wait_timeout(SOON), Some(HoldEnd::Lost));
+        drop(guard);
+        drop(client);
+        assert_eq!(lines_with("is lost").len(), lost);
+    }
+}

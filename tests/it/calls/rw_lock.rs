@@ -1,0 +1,457 @@
+//! Read-write locks.
+
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use leasehold::{Canceller, Client, Error, HoldEnd, ReadGuard, RwLock, WriteGuard};
+
+use crate::support::child::{self, Child};
+use crate::support::{
+    LEASE, Quorum, SHORT, SOON, Server, Store, assert_found, behind_proxy, elsewhere, eventually,
+    is_busy, ms, patient, sleepy, stores, throughout, timed,
+};
+
+stores! {
+    every store but a quorum:
+        readers_share_and_a_writer_excludes,
+        a_waiting_writer_goes_before_later_readers,
+        readers_that_wait_for_a_writer_come_in_together,
+        many_threads_see_no_writer_beside_another,
+        a_reader_and_a_writer_are_renewed,
+        a_lost_side_is_lost,
+        a_wait_that_is_over_leaves_nothing_behind,
+        the_fence_of_readers_is_between_those_of_writers,
+        a_name_that_is_a_lock_is_no_read_write_lock,
+        closing_ends_the_waits;
+    every server:
+        a_crashed_reader_blocks_for_its_lease_only,
+        a_crashed_writer_blocks_for_its_lease_only,
+        a_crashed_waiter_blocks_no_one_for_long,
+        a_writer_is_not_starved_by_readers_of_two_clients,
+        a_reader_is_not_starved_by_writers_of_two_clients,
+        a_release_wakes_all_readers_of_other_clients,
+        readers_of_a_client_before_a_writer_of_another_come_in_together,
+        a_reader_that_leaves_its_turn_leaves_it_to_the_writer_behind;
+    one server:
+        readers_that_come_together_do_not_wait_for_each_other,
+        readers_that_wait_for_a_writer_come_in_after_few_round_trips;
+}
+
+const fn is_shared_between_threads<T: Send + Sync + 'static>() {}
+const _: () = is_shared_between_threads::<(RwLock, ReadGuard, WriteGuard)>();
+
+fn readers_share_and_a_writer_excludes(store: &Store) {
+    let client = store.open(patient());
+    let lock = client.rw_lock("a");
+    assert_eq!(lock.name(), "a");
+    let (one, other) = (lock.read().unwrap(), elsewhere(|| lock.read().unwrap()));
+    assert!(lock.try_write().unwrap().is_none());
+    one.verify().unwrap();
+    one.unlock().unwrap();
+    assert!(lock.try_write_for(ms(20)).unwrap().is_none());
+    other.unlock().unwrap();
+    let writer = lock.write().unwrap();
+    writer.verify().unwrap();
+    assert!(lock.try_read().unwrap().is_none() && lock.try_write().unwrap().is_none());
+    assert!(lock.try_read_for(ms(20)).unwrap().is_none());
+    let timed_out = lock.clone().wait(ms(20)).read();
+    assert!(matches!(timed_out, Err(Error::Timeout { .. })), "{timed_out:?}");
+    writer.unlock().unwrap();
+    assert!(lock.try_read().unwrap().is_some());
+}
+
+fn a_waiting_writer_goes_before_later_readers(store: &Store) {
+    let client = store.open(patient());
+    let lock = client.rw_lock("a");
+    let reader = lock.read().unwrap();
+    thread::scope(|scope| {
+        let writer = scope.spawn(|| lock.write().unwrap());
+        eventually(SOON, || lock.try_read().unwrap().is_none());
+        let later = scope.spawn(|| lock.read().unwrap());
+        thread::sleep(ms(50));
+        assert!(!writer.is_finished() && !later.is_finished());
+        reader.unlock().unwrap();
+        let written = writer.join().unwrap();
+        assert!(!later.is_finished());
+        written.unlock().unwrap();
+        later.join().unwrap().unlock().unwrap();
+    });
+}
+
+/// Acquires the lock for reading and keeps it until so many readers have it at the same time.
+fn read_together(lock: &RwLock, inside: &AtomicU32, readers: u32) {
+    let guard = lock.read().unwrap();
+    inside.fetch_add(1, Ordering::SeqCst);
+    eventually(SOON, || inside.load(Ordering::SeqCst) == readers);
+    guard.unlock().unwrap();
+}
+
+fn readers_that_wait_for_a_writer_come_in_together(store: &Store) {
+    let client = store.open(patient());
+    let lock = client.rw_lock("a");
+    let writer = lock.write().unwrap();
+    let inside = AtomicU32::new(0);
+    thread::scope(|scope| {
+        for _ in 0..5 {
+            scope.spawn(|| read_together(&lock, &inside, 5));
+        }
+        thread::sleep(ms(30));
+        writer.unlock().unwrap();
+    });
+}
+
+fn many_threads_see_no_writer_beside_another(store: &Store) {
+    let client = store.open(patient());
+    let register = store.register();
+    let (readers, writers) = (AtomicI64::new(0), AtomicI64::new(0));
+    thread::scope(|scope| {
+        for worker in 0..8 {
+            let (client, register, readers, writers) = (&client, &register, &readers, &writers);
+            scope.spawn(move || {
+                let (lock, mut number) = (client.rw_lock("a"), register.handle());
+                for _ in 0..8 {
+                    if worker % 3 == 0 {
+                        let _guard = lock.write().unwrap();
+                        assert_eq!(writers.fetch_add(1, Ordering::SeqCst), 0);
+                        let seen = number.read();
+                        thread::sleep(ms(1));
+                        assert_eq!(readers.load(Ordering::SeqCst), 0);
+                        number.write(seen + 1);
+                        writers.fetch_sub(1, Ordering::SeqCst);
+                    } else {
+                        let _guard = lock.read().unwrap();
+                        readers.fetch_add(1, Ordering::SeqCst);
+                        let seen = number.read();
+                        thread::sleep(ms(1));
+                        assert_eq!(writers.load(Ordering::SeqCst), 0);
+                        assert_eq!(number.read(), seen);
+                        readers.fetch_sub(1, Ordering::SeqCst);
+                    }
+                }
+            });
+        }
+    });
+    assert_eq!(register.handle().read(), 3 * 8);
+}
+
+fn a_reader_and_a_writer_are_renewed(store: &Store) {
+    let client = store.open(patient().lease(LEASE));
+    let lock = client.rw_lock("a");
+    let reader = lock.read().unwrap();
+    throughout(LEASE * 2, || reader.is_held() && lock.try_write().unwrap().is_none());
+    reader.unlock().unwrap();
+    let writer = lock.write().unwrap();
+    throughout(LEASE * 2, || writer.is_held() && lock.try_read().unwrap().is_none());
+    writer.unlock().unwrap();
+}
+
+fn a_lost_side_is_lost(store: &Store) {
+    let client = store.open_for(SHORT, patient());
+    let lock = client.rw_lock("a").lease(SHORT).renew(false);
+    let (one, other) = (lock.read().unwrap(), lock.read().unwrap());
+    assert_eq!([one.lost().wait(), other.lost().wait()], [HoldEnd::Lost; 2]);
+    let writer = lock.write().unwrap();
+    assert!(matches!(one.verify(), Err(Error::Lost { .. })));
+    assert!(matches!(other.unlock(), Err(Error::Lost { .. })));
+    assert_eq!(writer.lost().wait(), HoldEnd::Lost);
+    assert!(matches!(writer.unlock(), Err(Error::Lost { .. })));
+    assert!(lock.read().unwrap().is_held());
+}
+
+fn a_wait_that_is_over_leaves_nothing_behind(store: &Store) {
+    let client = store.open(patient());
+    let lock = client.rw_lock("a");
+    let reader = lock.read().unwrap();
+    assert!(lock.try_write_for(ms(30)).unwrap().is_none());
+    // No writer waits any more.
+    assert!(lock.try_read().unwrap().is_some());
+    reader.unlock().unwrap();
+    let writer = lock.write().unwrap();
+    assert!(lock.try_read_for(ms(30)).unwrap().is_none());
+    writer.unlock().unwrap();
+    assert!(lock.try_write().unwrap().is_some());
+}
+
+fn the_fence_of_readers_is_between_those_of_writers(store: &Store) {
+    let client = store.open(patient());
+    let lock = client.rw_lock("a");
+    let mut last = 0;
+    for _ in 0..3 {
+        let (one, other) = (lock.read().unwrap(), lock.read().unwrap());
+        assert!(one.fence() >= last);
+        assert_eq!(one.fence(), other.fence());
+        last = one.fence();
+        drop((one, other));
+        let writer = lock.write().unwrap();
+        assert!(writer.fence() > last);
+        last = writer.fence();
+    }
+}
+
+fn a_name_that_is_a_lock_is_no_read_write_lock(store: &Store) {
+    let client = store.open(patient());
+    let guard = client.lock("a").unwrap();
+    let lock = client.rw_lock("a");
+    assert_found(elsewhere(|| lock.read()), "a lock");
+    assert_found(elsewhere(|| lock.try_write()), "a lock");
+    assert_found(client.semaphore("a", 2).acquire(), "a lock");
+    assert_found(client.semaphore("a", 2).available(), "a lock");
+    guard.unlock().unwrap();
+    let reader = lock.read().unwrap();
+    assert_found(client.lock("a"), "a read-write lock");
+    assert_found(client.try_lock_owned("a"), "a read-write lock");
+    assert_found(client.mutex("a").holder(), "a read-write lock");
+    for wait in [ms(0), ms(100)] {
+        let set = client.try_lock_all_for(["b", "a"], wait);
+        assert!(matches!(set, Err(Error::WrongType { name, .. }) if name == "a"));
+    }
+    assert!(matches!(client.try_lock_all(["b", "a"]), Err(Error::WrongType { .. })));
+    assert!(!is_busy(&client, "b"));
+    assert_found(client.semaphore("a", 2).try_acquire(), "a read-write lock");
+    assert_found(client.semaphore("a", 2).available(), "a read-write lock");
+    reader.unlock().unwrap();
+    let permit = client.semaphore("b", 2).acquire().unwrap();
+    assert_found(client.lock("b"), "a semaphore");
+    assert_found(client.rw_lock("b").try_write(), "a semaphore");
+    permit.unlock().unwrap();
+    eventually(SOON, || client.try_lock("a").is_ok_and(|guard| guard.is_some()));
+}
+
+fn closing_ends_the_waits(store: &Store) {
+    let client = store.open(patient());
+    let lock = client.rw_lock("a");
+    let reader = lock.read().unwrap();
+    thread::scope(|scope| {
+        let writer = scope.spawn(|| lock.write());
+        let later = scope.spawn(|| lock.read());
+        thread::sleep(ms(30));
+        client.close();
+        assert!(matches!(writer.join().unwrap(), Err(Error::Closed)));
+        let later = later.join().unwrap();
+        assert!(matches!(later, Err(Error::Closed) | Ok(_)), "{later:?}");
+    });
+    assert!(matches!(lock.read(), Err(Error::Closed)));
+    reader.unlock().unwrap();
+}
+
+const READERS: u32 = 32;
+const ROUND_TRIP: Duration = ms(100);
+
+/// Checks that readers, to each of which the server replies after a round trip, have the lock at
+/// the same time after far less than a round trip each.
+fn check_few_round_trips(server: &Server, meanwhile: impl FnOnce(&Client)) {
+    let (proxy, client) = behind_proxy(server, patient().pool_size(READERS));
+    let (lock, inside) = (client.rw_lock("a"), AtomicU32::new(0));
+    proxy.delay_replies(ROUND_TRIP);
+    thread::scope(|scope| {
+        for _ in 0..READERS {
+            scope.spawn(|| read_together(&lock, &inside, READERS));
+        }
+        meanwhile(&client);
+        let all = || inside.load(Ordering::SeqCst) == READERS;
+        let ((), took) = timed(|| eventually(SOON, all));
+        assert!(took < ROUND_TRIP * READERS / 2, "{took:?}");
+    });
+}
+
+fn readers_that_come_together_do_not_wait_for_each_other(server: &Server) {
+    check_few_round_trips(server, |_| ());
+}
+
+fn readers_that_wait_for_a_writer_come_in_after_few_round_trips(server: &Server) {
+    let holder = server.open(patient());
+    let writer = holder.rw_lock("a").write().unwrap();
+    check_few_round_trips(server, |client| {
+        eventually(SOON, || client.stats().waiting == u64::from(READERS));
+        writer.unlock().unwrap();
+    });
+}
+
+#[test]
+#[ignore = "a child of the tests of read-write locks"]
+fn read_in_a_child() {
+    let Some(address) = child::address() else { return };
+    let _guard = address.open(patient().lease(LEASE)).rw_lock("a").read().unwrap();
+    child::report("holds");
+    child::wait_for_parent();
+}
+
+#[test]
+#[ignore = "a child of the tests of read-write locks"]
+fn write_in_a_child() {
+    let Some(address) = child::address() else { return };
+    let _guard = address.open(patient().lease(LEASE)).rw_lock("a").write().unwrap();
+    child::report("holds");
+    child::wait_for_parent();
+}
+
+fn a_crashed_reader_blocks_for_its_lease_only(server: &Server) {
+    let client = server.open(patient().lease(LEASE));
+    let lock = client.rw_lock("a");
+    let reader = lock.read().unwrap();
+    let mut child = Child::start(read_in_a_child, &server.address());
+    assert_eq!(child.next(), "holds");
+    child.kill();
+    // Another reader that is renewed all the time does not keep the dead one alive.
+    throughout(LEASE * 2, || reader.is_held());
+    reader.unlock().unwrap();
+    assert!(lock.try_write_for(LEASE).unwrap().is_some());
+}
+
+fn a_crashed_writer_blocks_for_its_lease_only(server: &Server) {
+    let client = server.open(patient().lease(LEASE));
+    let lock = client.rw_lock("a");
+    let mut child = Child::start(write_in_a_child, &server.address());
+    assert_eq!(child.next(), "holds");
+    child.kill();
+    let (reader, took) = timed(|| lock.read().unwrap());
+    assert!(took < LEASE + SOON / 2, "{took:?}");
+    reader.unlock().unwrap();
+}
+
+fn a_crashed_waiter_blocks_no_one_for_long(server: &Server) {
+    let client = server.open(patient().lease(LEASE));
+    let lock = client.rw_lock("a");
+    let reader = lock.read().unwrap();
+    let mut child = Child::start(write_in_a_child, &server.address());
+    eventually(SOON, || lock.try_read().unwrap().is_none());
+    child.kill();
+    eventually(SOON, || lock.try_read().unwrap().is_some());
+    reader.unlock().unwrap();
+}
+
+fn a_writer_is_not_starved_by_readers_of_two_clients(server: &Server) {
+    let read = |lock: &RwLock| {
+        let _guard = lock.read().unwrap();
+        thread::sleep(ms(10));
+    };
+    is_not_starved(server, |lock| drop(lock.write().unwrap()), (6, read));
+}
+
+fn a_reader_is_not_starved_by_writers_of_two_clients(server: &Server) {
+    let write = |lock: &RwLock| {
+        let _guard = lock.write().unwrap();
+        thread::sleep(ms(10));
+    };
+    is_not_starved(server, |lock| drop(lock.read().unwrap()), (2, write));
+}
+
+/// Checks that a client soon has had its turns, while so many threads of two others do nothing but
+/// `keep_busy`.
+fn is_not_starved(
+    server: &Server,
+    take_turn: impl Fn(&RwLock),
+    (threads, keep_busy): (usize, impl Fn(&RwLock) + Sync),
+) {
+    let clients = [server.open(patient()), server.open(patient())];
+    let lock = server.open(patient()).rw_lock("a");
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for client in clients.iter().cycle().take(threads) {
+            let (done, keep_busy) = (&done, &keep_busy);
+            scope.spawn(move || {
+                let lock = client.rw_lock("a");
+                while !done.load(Ordering::SeqCst) {
+                    keep_busy(&lock);
+                }
+            });
+        }
+        let ((), took) = timed(|| (0..20).for_each(|_| take_turn(&lock)));
+        done.store(true, Ordering::SeqCst);
+        assert!(took < SOON, "{took:?}");
+    });
+}
+
+fn a_release_wakes_all_readers_of_other_clients(server: &Server) {
+    let clients: Vec<Client> = (0..4).map(|_| server.open(sleepy())).collect();
+    let holder = server.open(patient());
+    let writer = holder.rw_lock("a").write().unwrap();
+    let inside = AtomicU64::new(0);
+    thread::scope(|scope| {
+        for client in &clients {
+            let inside = &inside;
+            scope.spawn(move || {
+                let _guard = client.rw_lock("a").read().unwrap();
+                inside.fetch_add(1, Ordering::SeqCst);
+                eventually(SOON, || inside.load(Ordering::SeqCst) == 4);
+            });
+        }
+        eventually(SOON, || {
+            server.queue("a").len() == 4
+                && clients.iter().all(|client| server.listeners(client) > 0)
+        });
+        writer.unlock().unwrap();
+    });
+}
+
+/// Waits until so many threads of each client wait, and the clients are in that order in the queue.
+fn wait_in_line(server: &Server, clients: [(&Client, &str, u64); 2]) {
+    let entries = clients.map(|(client, kind, _)| format!("{kind}:{}", client.id()));
+    eventually(SOON, || {
+        server.queue("a") == entries
+            && clients.iter().all(|(client, _, threads)| {
+                server.listeners(client) > 0 && client.stats().waiting == *threads
+            })
+    });
+}
+
+fn readers_of_a_client_before_a_writer_of_another_come_in_together(server: &Server) {
+    let [holder, reader, writer] = [(); 3].map(|()| server.open(sleepy()));
+    let held = holder.rw_lock("a").write().unwrap();
+    let (lock, inside) = (reader.rw_lock("a"), AtomicU32::new(0));
+    thread::scope(|scope| {
+        scope.spawn(|| read_together(&lock, &inside, 5));
+        eventually(SOON, || server.queue("a").len() == 1);
+        let writes = scope.spawn(|| {
+            let guard = writer.rw_lock("a").write().unwrap();
+            assert_eq!(inside.load(Ordering::SeqCst), 5);
+            guard.unlock().unwrap();
+        });
+        eventually(SOON, || server.queue("a").len() == 2);
+        for _ in 0..4 {
+            scope.spawn(|| read_together(&lock, &inside, 5));
+        }
+        wait_in_line(server, [(&reader, "r", 5), (&writer, "w", 1)]);
+        let ((), took) = timed(|| {
+            held.unlock().unwrap();
+            writes.join().unwrap();
+        });
+        assert!(took < SOON / 2, "{took:?}");
+    });
+}
+
+fn a_reader_that_leaves_its_turn_leaves_it_to_the_writer_behind(server: &Server) {
+    let [holder, reader, writer] = [(); 3].map(|()| server.open(sleepy()));
+    let lock = reader.rw_lock("a");
+    for _ in 0..5 {
+        let held = holder.rw_lock("a").write().unwrap();
+        let canceller = Canceller::new();
+        thread::scope(|scope| {
+            scope.spawn(|| drop(lock.read().unwrap()));
+            eventually(SOON, || server.queue("a").len() == 1);
+            let writes = scope.spawn(|| drop(writer.rw_lock("a").write().unwrap()));
+            let leaves = scope.spawn(|| lock.clone().cancelled_by(&canceller).read().map(drop));
+            wait_in_line(server, [(&reader, "r", 2), (&writer, "w", 1)]);
+            let ((), took) = timed(|| {
+                held.unlock().unwrap();
+                canceller.cancel();
+                writes.join().unwrap();
+            });
+            assert!(took < SOON / 2, "{took:?}");
+            let left = leaves.join().unwrap();
+            assert!(matches!(left, Ok(()) | Err(Error::Cancelled { .. })), "{left:?}");
+        });
+        eventually(SOON, || !server.exists("a"));
+    }
+}
+
+#[test]
+fn a_quorum_has_no_read_write_locks() {
+    let quorum = Quorum::of(3);
+    let client = quorum.open(patient());
+    let lock = client.rw_lock("a");
+    let Err(Error::InvalidInput(why)) = lock.read() else { panic!("it is granted") };
+    assert!(why.starts_with("independent servers"), "the name is not to blame: {why}");
+    assert!(matches!(lock.try_write(), Err(Error::InvalidInput(_))));
+}

@@ -1,0 +1,53 @@
+//! What the errors of calls must be.
+
+use std::error::Error as _;
+use std::fmt::{Debug, Write as _};
+
+use leasehold::Error;
+
+/// The texts of an error and of its causes.
+pub(crate) fn everything(error: &Error) -> String {
+    let mut text = format!("{error} {error:?}");
+    let mut source = error.source();
+    while let Some(cause) = source {
+        write!(text, " {cause} {cause:?}").expect("a string takes everything");
+        source = cause.source();
+    }
+    text
+}
+
+/// Checks that a call failed because the hold of `name` is gone.
+#[track_caller]
+pub(crate) fn assert_lost<T: Debug>(result: Result<T, Error>, name: &str) {
+    match result {
+        Err(Error::Lost { name: lost, .. }) => assert_eq!(lost, name),
+        other => panic!("{other:?} instead of the loss of {name}"),
+    }
+}
+
+/// Checks that a server has refused a call, and with which code.
+#[track_caller]
+pub(crate) fn assert_rejected<T: Debug>(result: Result<T, Error>, wanted: &str) {
+    match result {
+        Err(Error::Redis { code, .. }) => assert_eq!(code, wanted),
+        other => panic!("{other:?} instead of {wanted}"),
+    }
+}
+
+/// Checks that a call failed because `name` is no lock of that kind.
+#[track_caller]
+pub(crate) fn assert_wrong_type<T: Debug>(result: Result<T, Error>, name: &str) {
+    match result {
+        Err(Error::WrongType { name: wrong, .. }) => assert_eq!(wrong, name),
+        other => panic!("{other:?} instead of the wrong type of {name}"),
+    }
+}
+
+/// Checks that a call fails and says what is in the way.
+#[track_caller]
+pub(crate) fn assert_found<T: Debug>(result: Result<T, Error>, expected: &str) {
+    let error = result.unwrap_err();
+    let Error::WrongType { found, .. } = &error else { panic!("{error:?}") };
+    assert_eq!(found, expected);
+    assert!(error.to_string().ends_with(&format!(" holds {expected}")), "{error}");
+}

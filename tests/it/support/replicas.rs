@@ -1,0 +1,80 @@
+//! Locks that count only when replicas have them.
+
+use std::time::{Duration, Instant};
+
+use leasehold::{Builder, Client, Durability, Error, Guard, HoldEnd};
+
+use super::sentinel::replicated;
+use super::server::{Server, redis_binary, valkey_binary};
+use super::{SOON, eventually, ms, patient};
+
+/// Short, for tests that wait for a replica that is not there.
+pub(crate) const TIMEOUT: Duration = ms(500);
+
+/// Makes a test of every behaviour on a master with two replicas, which come after it.
+macro_rules! with_replicas {
+    ($($behaviour:ident),+ $(,)?) => {
+        mod on_redis {
+            $(#[test] fn $behaviour() {
+                super::$behaviour(&$crate::support::replicas::on_redis());
+            })+
+        }
+        mod on_valkey {
+            $(#[test] fn $behaviour() {
+                super::$behaviour(&$crate::support::replicas::on_valkey());
+            })+
+        }
+    };
+}
+pub(crate) use with_replicas;
+
+pub(crate) fn on_redis() -> Vec<Server> {
+    replicated(2, redis_binary(), &[])
+}
+
+pub(crate) fn on_valkey() -> Vec<Server> {
+    replicated(2, valkey_binary(), &[])
+}
+
+pub(crate) fn replicas(acks: u32, timeout: Duration) -> Builder {
+    patient().durability(Durability::Replicas { acks, timeout })
+}
+
+/// Takes a lock once the replicas are all there.
+#[track_caller]
+pub(crate) fn take_in_time(client: &Client) -> Guard {
+    let mut guard = None;
+    eventually(SOON, || {
+        guard = client.try_lock("a").unwrap_or_default();
+        guard.is_some()
+    });
+    guard.expect("there is one now")
+}
+
+/// Checks that so many of so many servers have acknowledged a lock, or fewer.
+#[track_caller]
+pub(crate) fn assert_shortfall<T>(result: Result<T, Error>, numbers: (u32, u32)) {
+    match result.map(drop) {
+        // A replica may be late on a busy machine.
+        Err(Error::NotReplicated { name, server, acked, required, .. }) => {
+            assert!(acked <= numbers.0 && required == numbers.1, "{acked} of {required}");
+            assert!(name == "a" && server.contains(':'), "{name:?} at {server}");
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Checks that a hold is lost no later than one lease after its replicas were gone.
+#[track_caller]
+pub(crate) fn assert_lost_within(lease: Duration, guard: &Guard, since: Instant) {
+    loop {
+        // Before the check: the machine may pause after it.
+        let age = since.elapsed();
+        if !guard.is_held() {
+            break;
+        }
+        assert!(age < lease, "held after {age:?}");
+        std::thread::sleep(ms(1));
+    }
+    assert_eq!(guard.lost().wait_timeout(SOON), Some(HoldEnd::Lost));
+}

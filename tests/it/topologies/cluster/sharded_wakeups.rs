@@ -1,0 +1,177 @@
+//! Wake-ups in a Redis Cluster over sharded channels, of which other nodes do not hear, and over
+//! the client's own channel where that is not possible.
+
+use std::thread;
+
+use leasehold::Client;
+
+use crate::support::server::Server;
+use crate::support::{Cluster, RIGHTS, SOON, eventually, sleepy, take};
+
+/// A name in slot 0.
+const IN_FIRST_SLOT: &str = "{3560}";
+
+/// Runs behaviours on a cluster of Redis and on one of Valkey.
+macro_rules! clusters {
+    ($($behaviour:ident),+ $(,)?;) => {
+        mod on_redis {
+            $(#[test]
+            fn $behaviour() {
+                super::$behaviour(&super::Cluster::of_three());
+            })+
+        }
+        mod on_valkey {
+            $(#[test]
+            fn $behaviour() {
+                super::$behaviour(&super::Cluster::of_three_valkey());
+            })+
+        }
+    };
+}
+
+clusters! {
+    wake_ups_stay_at_one_node,
+    wake_ups_follow_slots_that_move,
+    a_client_without_a_sharded_channel_is_woken,
+    without_the_rights_clients_wake_each_other;
+}
+
+/// Two clients that make no attempt by themselves.
+struct Pair<'cluster> {
+    cluster: &'cluster Cluster,
+    holder: Client,
+    waiter: Client,
+}
+
+impl<'cluster> Pair<'cluster> {
+    fn open(cluster: &'cluster Cluster) -> Self {
+        Self { cluster, holder: cluster.open(sleepy()), waiter: cluster.open(sleepy()) }
+    }
+
+    /// Has the waiter get what the holder has. `Builder::wait` fails that if it is not woken.
+    fn wake<H>(&self, home: &Server, name: &str, lock: impl Fn(&Client) -> H + Sync) {
+        let held = lock(&self.holder);
+        thread::scope(|scope| {
+            let waits = scope.spawn(|| drop(lock(&self.waiter)));
+            let is_queue = |key: &String| key.starts_with("leasehold:queue:");
+            let queued = |key: &String| is_queue(key) && key.contains(name);
+            eventually(SOON, || home.keys().iter().any(queued));
+            eventually(SOON, || home.listeners(&self.waiter) == 1);
+            drop(held);
+            waits.join().unwrap();
+        });
+    }
+
+    fn wake_by_lock(&self, name: &str) {
+        self.wake(self.cluster.home(name), name, |client| client.lock(name).unwrap());
+    }
+
+    /// Waits until the waiter has a sharded channel at so many nodes.
+    #[track_caller]
+    fn wait_for_shards(&self, nodes: usize) {
+        let channel = |node: &Server| shards(node, &self.waiter).len() == 1;
+        let count = || self.cluster.nodes().iter().filter(|node| channel(node)).count();
+        eventually(SOON, || count() == nodes);
+    }
+}
+
+/// The sharded channels of a client at a node.
+fn shards(node: &Server, client: &Client) -> Vec<String> {
+    node.ask(&["PUBSUB", "SHARDCHANNELS", &format!("leasehold:wake:{}:*", client.id())])
+}
+
+/// How often a script has published for other nodes too.
+fn published(cluster: &Cluster) -> u64 {
+    cluster.nodes().iter().map(|node| node.calls("publish")).sum()
+}
+
+fn wake_ups_stay_at_one_node(cluster: &Cluster) {
+    let pair = Pair::open(cluster);
+    pair.wake_by_lock("warm");
+    pair.wait_for_shards(3);
+    let before = published(cluster);
+    for node in 0..3 {
+        let name = cluster.name_at(node);
+        for _ in 0..3 {
+            pair.wake_by_lock(&name);
+        }
+        let mut others = cluster.names_at(node).skip(1);
+        let (sides, permits) = (others.next().unwrap(), others.next().unwrap());
+        let home = cluster.home(&name);
+        pair.wake(home, &sides, |client| client.rw_lock(&sides).write().unwrap());
+        pair.wake(home, &permits, |client| client.semaphore(&permits, 1).acquire().unwrap());
+    }
+    assert_eq!(published(cluster), before);
+}
+
+/// The lowest slot of one master becomes that of another, and both choose other channels.
+fn wake_ups_follow_slots_that_move(cluster: &Cluster) {
+    let pair = Pair::open(cluster);
+    pair.wake_by_lock("warm");
+    pair.wait_for_shards(3);
+    let away = cluster.move_away(IN_FIRST_SLOT);
+    let there = cluster.name_at(0);
+    away.complete();
+    let moved = || pair.wake(away.to, IN_FIRST_SLOT, |client| client.lock(IN_FIRST_SLOT).unwrap());
+    moved();
+    pair.wake_by_lock(&there);
+    eventually(SOON, || {
+        let before = published(cluster);
+        moved();
+        pair.wake_by_lock(&there);
+        published(cluster) == before
+    });
+    // The first of the new master has stayed beside that of its new lowest slot.
+    assert_eq!(shards(away.to, &pair.waiter).len(), 2);
+    assert_eq!(shards(away.from, &pair.waiter).len(), 1);
+}
+
+/// As a client of an earlier version, or one whose subscription is still on its way.
+fn a_client_without_a_sharded_channel_is_woken(cluster: &Cluster) {
+    let (holder, home) = (cluster.open(sleepy()), cluster.home("a"));
+    let mut connection = home.connect();
+    let mut listener = connection.as_pubsub();
+    listener.subscribe("leasehold:wake:other").unwrap();
+    let guard = take(&holder, "a");
+    home.command(&["ZADD", "leasehold:queue:{lock:a}", "1", "other"]);
+    guard.unlock().unwrap();
+    let message = listener.get_message().unwrap();
+    assert_eq!(message.get_payload::<String>().unwrap(), "lock:a");
+}
+
+fn without_the_rights_clients_wake_each_other(cluster: &Cluster) {
+    let rights: Vec<_> = RIGHTS.split(' ').chain(["+cluster|slots", "+asking"]).collect();
+    for node in cluster.nodes() {
+        let user = ["ACL", "SETUSER", "app", "reset", "on", ">sesame"];
+        node.command(&[&user[..], &rights].concat());
+    }
+    let urls = cluster.urls().into_iter().map(|url| url.replace("//", "//app:sesame@"));
+    let urls: Vec<_> = urls.collect();
+    let open = || sleepy().open_cluster(&urls).unwrap();
+    let pair = Pair { cluster, holder: open(), waiter: open() };
+    for node in [0, 1, 2] {
+        let name = cluster.name_at(node);
+        pair.wake_by_lock(&name);
+        pair.wake_by_lock(&name);
+    }
+    pair.wait_for_shards(0);
+}
+
+#[test]
+fn wake_ups_stay_at_one_node_after_a_failover() {
+    let cluster = Cluster::with_replica();
+    let pair = Pair::open(&cluster);
+    let name = cluster.name_at(0);
+    pair.wake_by_lock(&name);
+    pair.wait_for_shards(3);
+    let (old, new) = (&cluster.nodes()[0], &cluster.nodes()[3]);
+    old.kill();
+    eventually(SOON, || pair.holder.try_lock(&name).is_ok());
+    let alive = || cluster.nodes()[1..].iter().map(|node| node.calls("publish")).sum::<u64>();
+    eventually(SOON, || {
+        let before = alive();
+        pair.wake(new, &name, |client| client.lock(&name).unwrap());
+        alive() == before
+    });
+    assert_eq!(shards(new, &pair.waiter).len(), 1);
+}

@@ -1,0 +1,205 @@
+//! Clients that want one lock all the time: each has its turn, and none is passed over.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use leasehold::Client;
+
+use crate::support::address::{Address, Way};
+use crate::support::child::{self, Child};
+use crate::support::cluster::unique_prefix;
+use crate::support::contest::{Contest, TURNS, Turn, assert_turns_are_taken, turns_of_another};
+use crate::support::lag::Lag;
+use crate::support::{
+    Cluster, SOON, Server, eventually, ms, patient, server, stores, take, timed, unlock,
+    very_sleepy,
+};
+
+stores! {
+    every server:
+        two_busy_clients_both_make_progress,
+        a_client_with_many_threads_does_not_starve_the_others,
+        clients_with_one_thread_take_turns,
+        a_waiting_client_goes_before_one_that_only_tries,
+        a_client_that_has_stopped_costs_one_offer,
+        a_waiter_asks_again_when_an_offer_to_another_is_over,
+        a_client_that_has_stopped_costs_a_waiter_with_long_pauses_one_offer;
+    every direct server:
+        a_client_that_is_farther_away_has_its_turns;
+}
+
+/// Takes and drops the lock again and again, and returns the number of rounds.
+fn work_for(client: &Client, time: Duration) -> u32 {
+    let end = Instant::now() + time;
+    let mut rounds = 0;
+    while Instant::now() < end {
+        drop(client.lock("a").unwrap());
+        rounds += 1;
+    }
+    rounds
+}
+
+fn two_busy_clients_both_make_progress(server: &Server) {
+    let (one, other) = (server.open(patient()), server.open(patient()));
+    let rounds = thread::scope(|scope| {
+        let start = |client| [(); 3].map(|()| scope.spawn(move || work_for(client, ms(1500))));
+        let started = [start(&one), start(&other)];
+        started.map(|threads| threads.map(|thread| thread.join().unwrap()))
+    });
+    assert!(rounds.as_flattened().iter().all(|rounds| *rounds > 5), "{rounds:?}");
+    // In tenures.
+    assert!(one.stats().handoffs > 0 && other.stats().handoffs > 0);
+}
+
+fn a_client_with_many_threads_does_not_starve_the_others(server: &Server) {
+    let (crowd, single) = (server.open(patient()), server.open(patient()));
+    let contest = Contest::new("a", ms(4));
+    let (theirs, mine) = thread::scope(|scope| {
+        let theirs = [(); 4].map(|()| scope.spawn(|| contest.join(&crowd)));
+        let mine = contest.join(&single);
+        (theirs.into_iter().flat_map(|turns| turns.join().unwrap()).collect::<Vec<_>>(), mine)
+    });
+    assert!(crowd.stats().handoffs > 10, "{:?}", crowd.stats());
+    assert!(mine.len() >= 10, "{} turns of {TURNS}", mine.len());
+    // In 10 ms no more than three of these holds begin, and a wait begins within such a tenure. The
+    // machine may pause between its beginning and the request.
+    let theirs = [theirs];
+    let long = |wait: &&Turn| turns_of_another(wait, &theirs) > 6;
+    let long = mine.iter().filter(long).count();
+    assert!(5 * long <= mine.len(), "{long} of {} waits were long", mine.len());
+}
+
+fn clients_with_one_thread_take_turns(server: &Server) {
+    let clients = [(); 3].map(|()| server.open(patient()));
+    for held in [ms(1), ms(5), ms(20)] {
+        assert_turns_are_taken(&clients, "a", held);
+    }
+}
+
+#[test]
+fn clients_with_one_thread_take_turns_on_a_cluster() {
+    for cluster in [Cluster::shared(), Cluster::shared_valkey()] {
+        let prefix = unique_prefix();
+        let clients = [(); 3].map(|()| cluster.open(patient().prefix(&prefix)));
+        for held in [ms(1), ms(5), ms(20)] {
+            assert_turns_are_taken(&clients, "a", held);
+        }
+    }
+}
+
+fn a_client_that_is_farther_away_has_its_turns(server: &Server) {
+    let lag = Lag::before(server, ms(2));
+    let far = server.through(lag.port()).open(patient());
+    let clients = [server.open(patient()), server.open(patient()), far];
+    for held in [ms(5), ms(20)] {
+        assert_turns_are_taken(&clients, "a", held);
+    }
+}
+
+fn a_waiting_client_goes_before_one_that_only_tries(server: &Server) {
+    let (waiting, trying) = (server.open(patient()), server.open(patient()));
+    let turns = thread::scope(|scope| {
+        let waited = scope.spawn(|| Contest::new("a", ms(1)).join(&waiting).len());
+        let mut tried = 0;
+        while !waited.is_finished() {
+            if let Some(guard) = trying.try_lock("a").unwrap() {
+                tried += 1;
+                thread::sleep(ms(10));
+                guard.unlock().unwrap();
+            }
+        }
+        [waited.join().unwrap(), tried]
+    });
+    // The other gets it only between a turn and the next request.
+    assert!(turns[1] <= turns[0] + turns[0] / 2, "{turns:?}");
+}
+
+fn a_client_that_has_stopped_costs_one_offer(server: &Server) {
+    let open = || server.open(patient());
+    stop_a_client_that_waits(server, &server.address(), open);
+}
+
+#[test]
+fn a_client_of_a_cluster_that_has_stopped_costs_one_offer() {
+    for cluster in [Cluster::shared(), Cluster::shared_valkey()] {
+        let home = cluster.home("a");
+        let address = Address { url: home.url(), way: Way::Cluster("lock:".into()) };
+        stop_a_client_that_waits(home, &address.to_string(), || address.open(patient()));
+    }
+}
+
+/// Checks that two clients have their turns although a third one, which waits for the lock "a" too,
+/// has stopped. `home` is the server that has the lock.
+fn stop_a_client_that_waits(home: &server::Server, address: &str, open: impl Fn() -> Client) {
+    let [holder, other] = [open(), open()];
+    let guard = take(&holder, "a");
+    let mut stopped = Child::start(wait_until_stopped_in_a_child, address);
+    eventually(SOON, || home.queue("a").len() == 1);
+    stopped.stop();
+    let contest = Contest::new("a", ms(5));
+    let turns = thread::scope(|scope| {
+        let theirs = scope.spawn(|| contest.join(&other));
+        eventually(SOON, || home.queue("a").len() == 2);
+        guard.unlock().unwrap();
+        [contest.join(&holder), theirs.join().unwrap()]
+    });
+    let mut begins: Vec<_> = turns.iter().flatten().map(|turn| turn.begin).collect();
+    begins.sort();
+    let pauses = begins.windows(2).filter(|pair| pair[1] - pair[0] >= ms(150)).count();
+    // With an offer to the stopped client in each round there would be one after every second turn.
+    assert!(pauses < TURNS / 4, "{pauses} pauses in {TURNS} turns");
+    stopped.cont();
+    stopped.go_on();
+    stopped.finish();
+}
+
+/// Even if it would make no attempt by itself for a long time.
+fn a_waiter_asks_again_when_an_offer_to_another_is_over(server: &Server) {
+    let (holder, waiter) = (server.open(patient()), server.open(very_sleepy()));
+    let guard = take(&holder, "a");
+    let mut stopped = Child::start(wait_until_stopped_in_a_child, &server.address());
+    eventually(SOON, || server.queue("a").len() == 1);
+    stopped.stop();
+    // Its first wake-up connection has it ask once more, too.
+    assert!(waiter.try_lock_for("a", ms(50)).unwrap().is_none());
+    eventually(SOON, || server.listeners(&waiter) == 1);
+    guard.unlock().unwrap();
+    let (result, took) = timed(|| waiter.lock("a").map(drop));
+    result.unwrap();
+    assert!(took < SOON / 2, "{took:?}");
+    stopped.cont();
+    stopped.go_on();
+    stopped.finish();
+}
+
+/// Which sleeps when the lock is offered to the one that has stopped, and for much longer.
+fn a_client_that_has_stopped_costs_a_waiter_with_long_pauses_one_offer(server: &Server) {
+    let (holder, waiter) = (server.open(patient()), server.open(very_sleepy()));
+    let guard = take(&holder, "a");
+    let mut stopped = Child::start(wait_until_stopped_in_a_child, &server.address());
+    eventually(SOON, || server.queue("a").len() == 1);
+    thread::scope(|scope| {
+        let waits = scope.spawn(|| waiter.lock("a").map(unlock));
+        eventually(SOON, || server.queue("a").len() == 2 && server.listeners(&waiter) == 1);
+        // The first subscription has it ask once more.
+        server.settled_evals();
+        stopped.stop();
+        let ((), took) = timed(|| {
+            guard.unlock().unwrap();
+            waits.join().unwrap().unwrap();
+        });
+        assert!(took < SOON / 2, "{took:?}");
+    });
+    stopped.cont();
+    stopped.go_on();
+    stopped.finish();
+}
+
+#[test]
+#[ignore = "a child of a_client_that_has_stopped_costs_one_offer"]
+fn wait_until_stopped_in_a_child() {
+    let Some(address) = child::address() else { return };
+    let client = address.open(Client::builder());
+    client.lock("a").unwrap().unlock().unwrap();
+    child::wait_for_parent();
+}
