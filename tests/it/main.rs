@@ -6,13 +6,14 @@
 //! comes of it. `api/table.rs` checks that these tests exist, and `api/guides.rs` what the guides
 //! refer to.
 //!
-//! A new test goes into the file of the component that it is about. What several files need is in
-//! `support`: no test module uses another. Its name is a sentence that
-//! says what it shows. A test that applies to several stores is a function of a `&Store` or a
-//! `&Server`, listed in the `stores!` block at the top of its file. The macro, in
-//! `support/store.rs`, makes a test of it for every store: `renewal::lease::on_redis::…`,
-//! `renewal::lease::on_a_cluster::…` and so on. What needs servers of its own is a plain `#[test]`. A test
-//! that belongs to a row of the index is added there.
+//! A new test goes into the file of the component that it is about. Its name is a sentence that
+//! says what it shows. What several files need is in `support`: no test module uses another.
+//!
+//! A test that applies to several stores is a function of a `&Store` or a `&Server`, listed in the
+//! `stores!` block at the top of its file. The macro, in `support/store.rs`, makes a test of it for
+//! every store: `renewal::lease::on_redis::…`, `renewal::lease::on_a_cluster::…` and so on. What
+//! needs servers of its own is a plain `#[test]`. A test that belongs to a row of the index is added
+//! there.
 #![allow(
     clippy::unwrap_used,
     reason = "in a test, a panic at the line that went wrong is the wanted report"

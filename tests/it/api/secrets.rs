@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use redis::Connection;
 
 use crate::support::child::{self, Child};
-use crate::support::{SOON, Server, eventually, everything, ms, stores, take};
+use crate::support::{SOON, Server, eventually, everything, ms, opened, stores, take};
 
 stores! {
     one server:
@@ -72,8 +72,8 @@ fn talk_in_a_child() {
     order(&mut admin, "ACL SETUSER ali on >sesame ~* &* +@all");
     let url = url.replace("redis://", "redis://ali:sesame@");
     let told = |builder: Builder| builder.on_event(|event| say(&format!("{event:?}")));
-    let client = told(hasty()).open(&url).unwrap();
-    let other = told(hasty().label("other")).open(&url).unwrap();
+    let client = opened(|| told(hasty()).open(&url));
+    let other = opened(|| told(hasty().label("other")).open(&url));
     let ids = [client.id().to_owned(), other.id().to_owned()];
 
     everyday(&client, &other);

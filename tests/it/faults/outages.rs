@@ -8,8 +8,8 @@ use leasehold::{Client, Error, HoldEnd};
 use crate::support::proxy::Proxy;
 use crate::support::recorder::Recorder;
 use crate::support::{
-    LEASE, SOON, Server, assert_lost, eventually, hasty, is_busy, ms, patient, stores, take,
-    throughout, timed,
+    LEASE, SOON, Server, assert_lost, eventually, hasty, is_busy, ms, opened, patient, stores,
+    take, throughout, timed,
 };
 
 stores! {
@@ -133,7 +133,7 @@ fn a_late_lock_does_not_count_for_the_next_call(server: &Server) {
 
 fn a_reply_that_drips_in_does_not_stretch_the_call(server: &Server) {
     let proxy = Proxy::before(server);
-    let client = hasty().open(&proxy.url()).unwrap();
+    let client = opened(|| hasty().open(&proxy.url()));
     take(&client, "a").unlock().unwrap();
     proxy.drip(ms(200));
     assert_unavailable(|| client.try_lock("a"));
@@ -172,7 +172,7 @@ fn a_short_silence_does_not_lose_the_hold(server: &Server) {
 
 fn a_long_silence_loses_the_hold_before_redis_does(server: &Server) {
     let proxy = Proxy::before(server);
-    let client = hasty().lease(LEASE).open(&proxy.url()).unwrap();
+    let client = opened(|| hasty().lease(LEASE).open(&proxy.url()));
     let guard = take(&client, "a");
     let lost = guard.lost();
     proxy.blackhole();

@@ -8,8 +8,8 @@ use leasehold::{Client, Error, Guard, HoldEnd};
 
 use crate::support::recorder::Recorder;
 use crate::support::{
-    IO, LEASE, SOON, Server, Store, behind_proxy, eventually, hasty, ms, stores, take, throughout,
-    timed,
+    IO, LEASE, SOON, Server, Store, behind_proxy, eventually, hasty, ms, opened, stores, take,
+    throughout, timed,
 };
 
 stores! {
@@ -141,7 +141,7 @@ fn a_login_that_hangs_ends_in_time(server: &Server) {
     server.command(&["ACL", "SETUSER", "ali", "on", ">sesame", "~*", "&*", "+@all"]);
     let (proxy, _client) = behind_proxy(server, hasty());
     let url = proxy.url_for("ali:sesame@");
-    let client = hasty().open(&url).unwrap();
+    let client = opened(|| hasty().open(&url));
     take(&client, "a").unlock().unwrap();
     server.kill_connections();
     proxy.blackhole_for("AUTH");
@@ -167,7 +167,8 @@ fn a_loss_is_reported_at_its_deadline_whatever_hangs(server: &Server) {
         while late.last().is_none_or(|late| *late > MARGIN) {
             assert!(late.len() < 4, "without {what} a loss was reported late: {late:?}");
             // Renewed every second, and tried again every 150 ms.
-            let client = hasty().lease(ms(3000)).open(&proxy.url_for("ali:sesame@")).unwrap();
+            let open = || hasty().lease(LEASE).open(&proxy.url_for("ali:sesame@"));
+            let client = opened(open);
             let guard = take(&client, "a");
             let lost = guard.lost();
             hang();

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use leasehold::{Builder, Client, Durability, Error};
 
-use super::ms;
 use super::sentinel::MASTER;
+use super::{ms, opened};
 
 /// Where the locks are, and how clients are opened.
 #[derive(Clone, Debug, PartialEq)]
@@ -65,7 +65,11 @@ impl Address {
 
     /// Opens a client for locks whose lease may be as short as that.
     pub(crate) fn open_for(&self, lease: Duration, builder: Builder) -> Client {
-        let client = match &self.way {
+        opened(|| self.try_open(lease, builder.clone()))
+    }
+
+    fn try_open(&self, lease: Duration, builder: Builder) -> Result<Client, Error> {
+        match &self.way {
             Way::Cluster(prefix) => builder.prefix(prefix).open_cluster([&self.url]),
             Way::Direct => builder.open(&self.url),
             Way::Fsync => self.open_durably(lease, builder, |timeout| Durability::Fsync {
@@ -86,8 +90,7 @@ impl Address {
                 let authority = fs::read(file).expect("the authority still exists");
                 builder.tls(leasehold::Tls::new().ca_pem(authority)).open(&self.url)
             }
-        };
-        client.expect("the server is up")
+        }
     }
 
     /// Waits for replicas and disks for as long as the leases and the options allow: the longer,
@@ -102,8 +105,8 @@ impl Address {
         let mut tries = timeouts
             .filter(|timeout| *timeout < lease / 3)
             .map(|timeout| builder.clone().durability(durability(timeout)).open(&self.url));
-        let opened = tries.find(|client| !matches!(client, Err(Error::InvalidInput(_))));
-        opened.expect("one of them is short enough")
+        let accepted = tries.find(|client| !matches!(client, Err(Error::InvalidInput(_))));
+        accepted.expect("one of them is short enough")
     }
 }
 

@@ -25,7 +25,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Sender, bounded};
-use leasehold::{Builder, Client, Guard};
+use leasehold::{Builder, Client, Error, Guard};
 
 pub(crate) use self::cluster::Cluster;
 pub(crate) use self::errors::{
@@ -82,6 +82,19 @@ pub(crate) const RIGHTS: &str = "~lock:* ~leasehold:* resetchannels &leasehold:*
                       +ping +get +set +time +hexists +hget +hset +hdel +hgetall +hlen +type \
                       +getrange +del +exists +pttl +pexpire +zadd +zrange +zrem +zscore \
                       +publish +subscribe";
+
+/// Opens a client of servers that are up, whatever its time limits: a busy machine may need longer
+/// than that for an attempt.
+#[track_caller]
+pub(crate) fn opened(open: impl Fn() -> Result<Client, Error>) -> Client {
+    let deadline = Instant::now() + SOON;
+    loop {
+        match open() {
+            Err(error) if error.is_retryable() && Instant::now() < deadline => {}
+            result => return result.expect("the servers are up"),
+        }
+    }
+}
 
 /// A client behind a proxy, with the scripts on the server.
 pub(crate) fn behind_proxy(server: &Server, builder: Builder) -> (Proxy, Client) {

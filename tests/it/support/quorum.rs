@@ -7,7 +7,7 @@ use std::time::Duration;
 use leasehold::{Builder, Client, Error};
 
 use super::server::Server;
-use super::{SOON, eventually, ms};
+use super::{SOON, eventually, ms, opened};
 
 pub(crate) struct Quorum {
     pub(crate) servers: Vec<Server>,
@@ -24,7 +24,7 @@ impl Quorum {
 
     /// Opens a client; enough servers are up.
     pub(crate) fn open(&self, builder: Builder) -> Client {
-        open_redlock(builder, &self.urls()).expect("a quorum is up")
+        opened(|| open_redlock(builder.clone(), &self.urls()))
     }
 
     /// The last server, which no test takes down first.

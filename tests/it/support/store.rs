@@ -16,7 +16,7 @@ use super::authority::Authority;
 use super::cluster::unique_prefix;
 use super::sentinel::{in_step, replicated};
 use super::server::{self, redis_binary, valkey_binary};
-use super::{Cluster, Quorum, SOON, Watched, eventually};
+use super::{Cluster, Quorum, SOON, Watched, eventually, opened};
 
 /// Makes a test of every listed behaviour for every store it applies to.
 ///
@@ -299,15 +299,14 @@ impl Cluster {
     /// Opens a client of this cluster.
     pub(crate) fn open(&self, builder: Builder) -> Client {
         let urls = self.urls();
-        let seeds: Vec<_> = urls.iter().map(String::as_str).collect();
-        builder.open_cluster(&seeds).expect("the cluster is up")
+        opened(|| builder.clone().open_cluster(&urls))
     }
 }
 
 impl server::Server {
     /// Opens a client of this server.
     pub(crate) fn open(&self, builder: Builder) -> Client {
-        builder.open(&self.url()).expect("the server is up")
+        opened(|| builder.clone().open(&self.url()))
     }
 }
 

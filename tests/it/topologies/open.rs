@@ -14,8 +14,8 @@ use rustix::net::{AddressFamily, SocketType};
 use crate::support::child::{self, Child};
 use crate::support::proxy::Proxy;
 use crate::support::{
-    SOON, Server, eventually, everything, hasty, lock_key, ms, patient, stores, take, throughout,
-    timed, while_held,
+    SOON, Server, eventually, everything, hasty, lock_key, ms, opened, patient, stores, take,
+    throughout, timed, while_held,
 };
 
 stores! {
@@ -99,7 +99,7 @@ fn a_server_behind_a_black_hole_is_unavailable(server: &Server) {
     assert!(matches!(result, Err(Error::Unavailable { .. })), "{result:?}");
     assert!(took < ms(2500), "{took:?}");
     proxy.heal();
-    take(&hasty().open(&proxy.url()).unwrap(), "a").unlock().unwrap();
+    take(&opened(|| hasty().open(&proxy.url())), "a").unlock().unwrap();
 }
 
 fn a_program_that_is_started_inherits_no_socket(server: &Server) {

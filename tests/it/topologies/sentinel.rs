@@ -13,8 +13,8 @@ use crate::support::proxy::Proxy;
 use crate::support::sentinel::MASTER;
 use crate::support::server::{Server, redis_binary, valkey_binary};
 use crate::support::{
-    LEASE, RIGHTS, SOON, Watched, assert_lost, eventually, hasty, is_busy, ms, patient, take,
-    throughout, timed,
+    LEASE, RIGHTS, SOON, Watched, assert_lost, eventually, hasty, is_busy, ms, opened, patient,
+    take, throughout, timed,
 };
 
 /// Longer than a machine pauses: no server counts as dead unless the test kills it.
@@ -66,7 +66,7 @@ watched! {
 }
 
 fn open(watched: &Watched, builder: Builder) -> Client {
-    try_open(&watched.urls(), builder).expect("there is a master")
+    opened(|| try_open(&watched.urls(), builder.clone()))
 }
 
 fn try_open(urls: &[String], builder: Builder) -> Result<Client, Error> {

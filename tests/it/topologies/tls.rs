@@ -15,8 +15,8 @@ use crate::support::child::{self, Child};
 use crate::support::server::Server;
 use crate::support::wire::Wire;
 use crate::support::{
-    LEASE, SOON, assert_lost, elsewhere, eventually, hasty, is_busy, ms, patient, take, throughout,
-    timed,
+    LEASE, SOON, assert_lost, elsewhere, eventually, hasty, is_busy, ms, opened, patient, take,
+    throughout, timed,
 };
 
 /// Both versions of the protocol: they differ in the end of the handshake and in tickets.
@@ -203,7 +203,7 @@ fn a_server_may_have_another_name_than_its_host() {
     assert_unavailable(|| named("elsewhere").open(&server.tls_url()), "not valid for name");
     assert_refused(named("not a name"), "rediss", "", "server_name");
     let url = format!("{}?server_name=redis.example", server.tls_url());
-    let client = hasty().tls(authority.trusted()).open(&url).unwrap();
+    let client = opened(|| hasty().tls(authority.trusted()).open(&url));
     take(&client, "a").unlock().unwrap();
     assert_refused(hasty(), "redis", "?server_name=redis.example", "rediss");
 }
@@ -213,7 +213,7 @@ fn an_address_can_be_certified() {
     let authority = Authority::new("good");
     let server = authority.start(&authority.certify("127.0.0.1"), &OPEN);
     let url = format!("rediss://127.0.0.1:{}/", server.port());
-    take(&hasty().tls(authority.trusted()).open(&url).unwrap(), "a").unlock().unwrap();
+    take(&opened(|| hasty().tls(authority.trusted()).open(&url)), "a").unlock().unwrap();
 }
 
 #[test]
@@ -288,7 +288,7 @@ fn a_listener_that_never_shakes_hands_is_unavailable() {
 #[test]
 fn a_silent_server_is_unavailable() {
     let (server, authority) = good_server();
-    let client = hasty().tls(authority.trusted()).open(&server.tls_url()).unwrap();
+    let client = opened(|| hasty().tls(authority.trusted()).open(&server.tls_url()));
     let guard = take(&client, "a");
     server.stop();
     assert_unavailable(|| client.try_lock("b"), "");
@@ -310,7 +310,7 @@ fn a_handshake_that_drips_in_does_not_stretch_the_call() {
 fn a_reply_that_drips_in_does_not_stretch_the_call() {
     let (server, authority) = good_server();
     let wire = Wire::before(&server);
-    let client = hasty().tls(authority.trusted()).open(&wire.tls_url()).unwrap();
+    let client = opened(|| hasty().tls(authority.trusted()).open(&wire.tls_url()));
     wire.drip(ms(50));
     assert_unavailable(|| client.try_lock("a"), "");
     wire.drip(ms(0));
@@ -400,7 +400,7 @@ fn an_insecure_connection_does_not_look_at_the_certificate() {
         let authority = Authority::new("bad");
         let credentials = authority.certify_for_the_past("elsewhere");
         let server = authority.start(&credentials, &[OPEN, ["--tls-protocols", version]].concat());
-        let client = hasty().open(&format!("{}#insecure", server.tls_url())).unwrap();
+        let client = opened(|| hasty().open(&format!("{}#insecure", server.tls_url())));
         take(&client, "a").unlock().unwrap();
         let tls = Authority::new("good").trusted();
         assert_unavailable(|| hasty().tls(tls).open(&server.tls_url()), "expired");

@@ -7,7 +7,7 @@ use leasehold::{Builder, Client};
 use crate::support::proxy::Proxy;
 use crate::support::quorum::open_redlock;
 use crate::support::quorum::{hasty, no_quorum, settle};
-use crate::support::{Quorum, SOON, eventually, ms, take, throughout};
+use crate::support::{Quorum, SOON, eventually, ms, opened, take, throughout};
 
 /// Servers behind proxies.
 struct Behind {
@@ -24,7 +24,7 @@ impl Behind {
 
     fn open(&self, builder: Builder) -> Client {
         let urls: Vec<_> = self.proxies.iter().map(Proxy::url).collect();
-        open_redlock(builder, &urls).unwrap()
+        opened(|| open_redlock(builder.clone(), &urls))
     }
 }
 
