@@ -29,7 +29,6 @@ mod api {
     #[cfg(feature = "serde")]
     mod configuration_files;
     mod events;
-    mod events_of_kinds;
     mod guides;
     mod inspection;
     mod layout;
@@ -51,8 +50,8 @@ mod calls {
     mod election;
     mod fences;
     mod hold_at_least;
+    mod kinds;
     mod lifecycle;
-    mod owned_guards;
     mod reentrancy;
     mod release;
     mod rw_lock;
@@ -116,6 +115,7 @@ mod topologies {
 
 /// Who waits for a lock, and who gets it next.
 mod waiting {
+    mod absent_waiters;
     mod cancelling;
     mod early_requests;
     mod notifications;

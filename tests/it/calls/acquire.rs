@@ -17,6 +17,7 @@ stores! {
     every store:
         threads_count_without_losing_an_update,
         without_the_lock_updates_are_lost,
+        an_owned_guard_waits_in_line_with_others,
         names_exclude_each_other_only_if_they_are_equal,
         try_lock_refuses_what_another_thread_holds,
         a_timed_lock_gives_up_when_its_time_is_over,
@@ -69,6 +70,29 @@ fn without_the_lock_updates_are_lost(store: &Store) {
         }
     });
     assert!(register.handle().read() < 160);
+}
+
+fn an_owned_guard_waits_in_line_with_others(store: &Store) {
+    let client = store.open(patient());
+    let register = store.register();
+    thread::scope(|scope| {
+        for worker in 0..6 {
+            let (client, register) = (&client, &register);
+            scope.spawn(move || {
+                let mut number = register.handle();
+                for _ in 0..10 {
+                    let (guard, owned) = if worker % 2 == 0 {
+                        (Some(client.lock("a").unwrap()), None)
+                    } else {
+                        (None, Some(client.lock_owned("a").unwrap()))
+                    };
+                    add_one(&mut number);
+                    drop((guard, owned));
+                }
+            });
+        }
+    });
+    assert_eq!(register.handle().read(), 60);
 }
 
 fn processes_count_without_losing_an_update(server: &Server) {

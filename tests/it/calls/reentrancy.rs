@@ -23,7 +23,8 @@ stores! {
         a_lock_after_the_last_guard_is_a_new_hold,
         nesting_does_not_prolong_a_hold_that_is_not_renewed,
         nesting_does_not_prolong_a_hold_beyond_max_hold,
-        a_nested_lock_keeps_the_options_of_the_hold;
+        a_nested_lock_keeps_the_options_of_the_hold,
+        an_owned_guard_never_nests;
     every server:
         redis_keeps_one_field_with_the_depth,
         a_spoilt_depth_in_redis_does_not_count,
@@ -245,4 +246,22 @@ fn a_nested_lock_keeps_the_options_of_the_hold(store: &Store) {
     let inner = client.mutex("b").lease(SHORT).renew(false).max_hold(SHORT).lock().unwrap();
     throughout(2 * SHORT, || outer.is_held() && inner.is_held());
     assert!(other.holder().unwrap().unwrap().remaining > 2 * SHORT);
+}
+
+fn an_owned_guard_never_nests(store: &Store) {
+    let client = store.open(patient());
+    let owned = client.lock_owned("a").unwrap();
+    assert_eq!((owned.name(), owned.depth()), ("a", 1));
+    assert!(!client.mutex("a").is_held_by_current_thread());
+    assert!(client.try_lock("a").unwrap().is_none());
+    assert!(client.try_lock_owned("a").unwrap().is_none());
+    assert!(client.try_lock_owned_for("a", ms(30)).unwrap().is_none());
+    let fence = owned.fence();
+    owned.unlock().unwrap();
+    let outer = take(&client, "a");
+    assert!(outer.fence() > fence);
+    assert!(client.try_lock_owned("a").unwrap().is_none());
+    assert_eq!(take(&client, "a").depth(), 2);
+    let timed_out = client.mutex("a").wait(ms(30)).lock_owned();
+    assert!(matches!(timed_out, Err(Error::Timeout { .. })), "{timed_out:?}");
 }

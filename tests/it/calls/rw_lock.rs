@@ -4,12 +4,12 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use leasehold::{Canceller, Client, Error, HoldEnd, ReadGuard, RwLock, WriteGuard};
+use leasehold::{Canceller, Client, Error, RwLock};
 
 use crate::support::child::{self, Child};
 use crate::support::{
-    LEASE, Quorum, SHORT, SOON, Server, Store, assert_found, behind_proxy, elsewhere, eventually,
-    is_busy, ms, patient, sleepy, stores, throughout, timed,
+    LEASE, Quorum, SOON, Server, Store, assert_found, behind_proxy, elsewhere, eventually, is_busy,
+    ms, patient, sleepy, stores, throughout, timed,
 };
 
 stores! {
@@ -18,15 +18,11 @@ stores! {
         a_waiting_writer_goes_before_later_readers,
         readers_that_wait_for_a_writer_come_in_together,
         many_threads_see_no_writer_beside_another,
-        a_reader_and_a_writer_are_renewed,
-        a_lost_side_is_lost,
         a_wait_that_is_over_leaves_nothing_behind,
         the_fence_of_readers_is_between_those_of_writers,
-        a_name_that_is_a_lock_is_no_read_write_lock,
-        closing_ends_the_waits;
+        a_name_that_is_a_lock_is_no_read_write_lock;
     every server:
         a_crashed_reader_blocks_for_its_lease_only,
-        a_crashed_writer_blocks_for_its_lease_only,
         a_crashed_waiter_blocks_no_one_for_long,
         a_writer_is_not_starved_by_readers_of_two_clients,
         a_reader_is_not_starved_by_writers_of_two_clients,
@@ -37,9 +33,6 @@ stores! {
         readers_that_come_together_do_not_wait_for_each_other,
         readers_that_wait_for_a_writer_come_in_after_few_round_trips;
 }
-
-const fn is_shared_between_threads<T: Send + Sync + 'static>() {}
-const _: () = is_shared_between_threads::<(RwLock, ReadGuard, WriteGuard)>();
 
 fn readers_share_and_a_writer_excludes(store: &Store) {
     let client = store.open(patient());
@@ -135,30 +128,6 @@ fn many_threads_see_no_writer_beside_another(store: &Store) {
     assert_eq!(register.handle().read(), 3 * 8);
 }
 
-fn a_reader_and_a_writer_are_renewed(store: &Store) {
-    let client = store.open(patient().lease(LEASE));
-    let lock = client.rw_lock("a");
-    let reader = lock.read().unwrap();
-    throughout(LEASE * 2, || reader.is_held() && lock.try_write().unwrap().is_none());
-    reader.unlock().unwrap();
-    let writer = lock.write().unwrap();
-    throughout(LEASE * 2, || writer.is_held() && lock.try_read().unwrap().is_none());
-    writer.unlock().unwrap();
-}
-
-fn a_lost_side_is_lost(store: &Store) {
-    let client = store.open_for(SHORT, patient());
-    let lock = client.rw_lock("a").lease(SHORT).renew(false);
-    let (one, other) = (lock.read().unwrap(), lock.read().unwrap());
-    assert_eq!([one.lost().wait(), other.lost().wait()], [HoldEnd::Lost; 2]);
-    let writer = lock.write().unwrap();
-    assert!(matches!(one.verify(), Err(Error::Lost { .. })));
-    assert!(matches!(other.unlock(), Err(Error::Lost { .. })));
-    assert_eq!(writer.lost().wait(), HoldEnd::Lost);
-    assert!(matches!(writer.unlock(), Err(Error::Lost { .. })));
-    assert!(lock.read().unwrap().is_held());
-}
-
 fn a_wait_that_is_over_leaves_nothing_behind(store: &Store) {
     let client = store.open(patient());
     let lock = client.rw_lock("a");
@@ -216,23 +185,6 @@ fn a_name_that_is_a_lock_is_no_read_write_lock(store: &Store) {
     assert_found(client.rw_lock("b").try_write(), "a semaphore");
     permit.unlock().unwrap();
     eventually(SOON, || client.try_lock("a").is_ok_and(|guard| guard.is_some()));
-}
-
-fn closing_ends_the_waits(store: &Store) {
-    let client = store.open(patient());
-    let lock = client.rw_lock("a");
-    let reader = lock.read().unwrap();
-    thread::scope(|scope| {
-        let writer = scope.spawn(|| lock.write());
-        let later = scope.spawn(|| lock.read());
-        thread::sleep(ms(30));
-        client.close();
-        assert!(matches!(writer.join().unwrap(), Err(Error::Closed)));
-        let later = later.join().unwrap();
-        assert!(matches!(later, Err(Error::Closed) | Ok(_)), "{later:?}");
-    });
-    assert!(matches!(lock.read(), Err(Error::Closed)));
-    reader.unlock().unwrap();
 }
 
 const READERS: u32 = 32;
@@ -297,17 +249,6 @@ fn a_crashed_reader_blocks_for_its_lease_only(server: &Server) {
     throughout(LEASE * 2, || reader.is_held());
     reader.unlock().unwrap();
     assert!(lock.try_write_for(LEASE).unwrap().is_some());
-}
-
-fn a_crashed_writer_blocks_for_its_lease_only(server: &Server) {
-    let client = server.open(patient().lease(LEASE));
-    let lock = client.rw_lock("a");
-    let mut child = Child::start(write_in_a_child, &server.address());
-    assert_eq!(child.next(), "holds");
-    child.kill();
-    let (reader, took) = timed(|| lock.read().unwrap());
-    assert!(took < LEASE + SOON / 2, "{took:?}");
-    reader.unlock().unwrap();
 }
 
 fn a_crashed_waiter_blocks_no_one_for_long(server: &Server) {

@@ -3,12 +3,10 @@
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 use std::thread;
 
-use leasehold::{Client, Error, HoldEnd, Permit, Semaphore};
+use leasehold::{Client, Error};
 
-use crate::support::child::{self, Child};
 use crate::support::{
-    LEASE, Quorum, SHORT, SOON, Server, Store, behind_proxy, elsewhere, eventually, ms, patient,
-    sleepy, stores, throughout, timed,
+    Quorum, SOON, Server, Store, behind_proxy, eventually, ms, patient, sleepy, stores, timed,
 };
 
 stores! {
@@ -17,22 +15,14 @@ stores! {
         threads_get_permits_in_the_order_in_which_they_ask,
         many_threads_never_exceed_the_permits,
         the_number_of_permits_may_differ,
-        a_newcomer_leaves_one_permit_to_a_waiting_thread,
-        a_permit_is_renewed,
-        a_lost_permit_is_free_again,
-        a_wait_for_a_permit_ends,
-        a_permit_may_be_released_by_another_thread;
+        a_newcomer_leaves_one_permit_to_a_waiting_thread;
     every server:
-        a_crashed_holder_frees_its_permit_after_its_lease,
         clients_never_exceed_the_permits_together,
         a_release_wakes_as_many_clients_as_permits_are_free,
         a_newcomer_does_not_overtake_a_waiting_client;
     one server:
         threads_take_free_permits_in_few_round_trips;
 }
-
-const fn is_shared_between_threads<T: Send + Sync + 'static>() {}
-const _: () = is_shared_between_threads::<(Semaphore, Permit)>();
 
 fn no_more_permits_are_held_than_there_are(store: &Store) {
     let client = store.open(patient());
@@ -153,76 +143,6 @@ fn a_newcomer_leaves_one_permit_to_a_waiting_thread(store: &Store) {
         permit.unlock().unwrap();
         waiter.join().unwrap().unlock().unwrap();
     });
-}
-
-fn a_permit_is_renewed(store: &Store) {
-    let client = store.open(patient().lease(LEASE));
-    let semaphore = client.semaphore("a", 1);
-    let permit = semaphore.acquire().unwrap();
-    throughout(LEASE * 2, || permit.is_held() && semaphore.available().unwrap() == 0);
-    permit.unlock().unwrap();
-}
-
-fn a_lost_permit_is_free_again(store: &Store) {
-    let client = store.open_for(SHORT, patient());
-    let semaphore = client.semaphore("a", 1).lease(SHORT).renew(false);
-    let permit = semaphore.acquire().unwrap();
-    assert_eq!(permit.lost().wait(), HoldEnd::Lost);
-    let next = semaphore.acquire().unwrap();
-    assert!(matches!(permit.unlock(), Err(Error::Lost { .. })));
-    assert!(next.is_held());
-}
-
-fn a_wait_for_a_permit_ends(store: &Store) {
-    let client = store.open(patient());
-    let semaphore = client.semaphore("a", 1).wait(ms(30));
-    let permit = semaphore.acquire().unwrap();
-    let error = semaphore.acquire().unwrap_err();
-    assert!(
-        matches!(error, Error::Timeout { .. }) && !error.to_string().contains("lock"),
-        "{error}"
-    );
-    assert!(semaphore.try_acquire_for(ms(30)).unwrap().is_none());
-    thread::scope(|scope| {
-        let endless = client.semaphore("a", 1);
-        let waiting = scope.spawn(move || endless.acquire());
-        thread::sleep(ms(30));
-        client.close();
-        assert!(matches!(waiting.join().unwrap(), Err(Error::Closed)));
-    });
-    permit.unlock().unwrap();
-}
-
-fn a_permit_may_be_released_by_another_thread(store: &Store) {
-    let client = store.open(patient());
-    let semaphore = client.semaphore("a", 1);
-    let permit = semaphore.acquire().unwrap();
-    elsewhere(move || permit.unlock().unwrap());
-    let permit = elsewhere(|| semaphore.acquire().unwrap());
-    thread::spawn(move || drop(permit)).join().unwrap();
-    eventually(SOON, || semaphore.available().unwrap() == 1);
-}
-
-#[test]
-#[ignore = "a child of a_crashed_holder_frees_its_permit_after_its_lease"]
-fn hold_a_permit_in_a_child() {
-    let Some(address) = child::address() else { return };
-    let _permit = address.open(patient().lease(LEASE)).semaphore("a", 2).acquire().unwrap();
-    child::report("holds");
-    child::wait_for_parent();
-}
-
-fn a_crashed_holder_frees_its_permit_after_its_lease(server: &Server) {
-    let client = server.open(patient().lease(LEASE));
-    let semaphore = client.semaphore("a", 2);
-    let mut child = Child::start(hold_a_permit_in_a_child, &server.address());
-    assert_eq!(child.next(), "holds");
-    let permit = semaphore.acquire().unwrap();
-    assert!(semaphore.try_acquire().unwrap().is_none());
-    child.kill();
-    let (_second, took) = timed(|| semaphore.acquire().unwrap());
-    assert!(took < LEASE + SOON / 2, "{took:?}");
-    assert!(permit.is_held());
 }
 
 fn a_release_wakes_as_many_clients_as_permits_are_free(server: &Server) {

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use crate::support::lag::Lag;
 use crate::support::{
     LEASE, SHORT, SOON, Server, Store, assert_lost, elsewhere, eventually, hasty, is_busy, ms,
-    patient, sleepy, stores, take, throughout, timed,
+    patient, sleepy, stores, take, timed,
 };
 
 stores! {
@@ -21,7 +21,6 @@ stores! {
         a_set_waits_without_holding_anything,
         a_set_of_one_name_waits_for_it,
         close_ends_the_pause_between_two_attempts_for_a_set,
-        a_set_is_renewed_and_may_move_to_another_thread,
         a_set_is_lost_when_one_of_its_locks_is,
         the_end_of_a_set_wakes_a_thread_that_waits_for_one_of_its_locks,
         a_set_does_not_nest;
@@ -35,9 +34,6 @@ stores! {
     one server:
         the_releases_of_a_set_that_is_dropped_are_sent_together;
 }
-
-const fn is_shared_between_threads<T: Send + Sync + 'static>() {}
-const _: () = is_shared_between_threads::<MultiGuard>();
 
 fn all_locks_are_held_or_none(store: &Store) {
     let client = store.open(patient());
@@ -183,17 +179,6 @@ fn close_ends_the_pause_between_two_attempts_for_a_set(store: &Store) {
         assert!(matches!(closed, Err(Error::Closed)) && took < SOON, "{took:?}");
     });
     b.unlock().unwrap();
-}
-
-fn a_set_is_renewed_and_may_move_to_another_thread(store: &Store) {
-    let client = store.open(patient().lease(LEASE));
-    let there = client.clone();
-    let set = thread::spawn(move || there.lock_all(["a", "b"]).unwrap()).join().unwrap();
-    throughout(LEASE * 2, || set.is_held() && is_busy(&client, "a") && is_busy(&client, "b"));
-    assert!(set.remaining() > ms(0) && !set.lost().is_lost());
-    let lost = set.lost();
-    drop(set);
-    assert_eq!(lost.wait(), HoldEnd::Released);
 }
 
 fn a_set_is_lost_when_one_of_its_locks_is(store: &Store) {

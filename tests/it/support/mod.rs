@@ -8,6 +8,7 @@ pub(crate) mod cluster;
 pub(crate) mod contest;
 pub(crate) mod errors;
 pub(crate) mod inspect;
+pub(crate) mod kinds;
 pub(crate) mod lag;
 pub(crate) mod proxy;
 pub(crate) mod quorum;

@@ -14,6 +14,7 @@ use super::address::{Address, Way};
 #[cfg(feature = "tls")]
 use super::authority::Authority;
 use super::cluster::unique_prefix;
+use super::kinds::Kind;
 use super::sentinel::{in_step, replicated};
 use super::server::{self, redis_binary, valkey_binary};
 use super::{Cluster, Quorum, SOON, Watched, eventually, opened};
@@ -156,6 +157,11 @@ impl Store {
             Store::Quorum(quorum) => quorum.open(builder),
             Store::Server(server) => server.open_for(lease, builder),
         }
+    }
+
+    /// The kinds of hold that it has.
+    pub(crate) fn kinds(&self) -> &'static [Kind] {
+        if let Store::Quorum(_) = self { &Kind::LOCKS } else { &Kind::ALL }
     }
 
     /// For a child process.

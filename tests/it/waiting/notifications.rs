@@ -22,7 +22,6 @@ stores! {
         a_foreign_message_costs_one_script_at_most,
         a_flood_of_messages_takes_no_memory,
         messages_that_no_thread_waits_for_delay_no_wake_up,
-        a_wake_up_that_no_thread_waits_for_is_passed_on,
         what_is_no_name_of_a_lock_costs_no_script,
         foreign_queue_entries_do_not_block_the_lock,
         strange_names_and_labels_are_woken_too;
@@ -208,20 +207,6 @@ const STRAY_AND_REAL: &str = "for n = 1, ARGV[2] do \
                               end \
                               redis.call('del', 'lock:a') \
                               redis.call('publish', ARGV[1], 'lock:a')";
-
-fn a_wake_up_that_no_thread_waits_for_is_passed_on(server: &Server) {
-    let (holder, listening) = (server.open(patient()), server.open(sleepy()));
-    let waiter = server.open(sleepy());
-    while_waiting(&holder, &listening, "warm", || {
-        eventually(SOON, || waits(server, &listening, "warm"));
-    });
-    while_waiting(&holder, &waiter, "a", || {
-        eventually(SOON, || waits(server, &waiter, "a"));
-        // It is first, and listens, but has no thread that waits.
-        server.command(&["ZADD", "leasehold:queue:{lock:a}", "1", listening.id()]);
-    });
-    assert!(server.queue("a").is_empty());
-}
 
 fn what_is_no_name_of_a_lock_costs_no_script(server: &Server) {
     let (holder, waiter) = (server.open(patient()), server.open(sleepy()));

@@ -11,8 +11,7 @@ use crate::support::cluster::unique_prefix;
 use crate::support::contest::{Contest, TURNS, Turn, assert_turns_are_taken, turns_of_another};
 use crate::support::lag::Lag;
 use crate::support::{
-    Cluster, SOON, Server, eventually, ms, patient, server, stores, take, timed, unlock,
-    very_sleepy,
+    Cluster, SOON, Server, eventually, ms, patient, server, stores, take, timed, very_sleepy,
 };
 
 stores! {
@@ -22,8 +21,7 @@ stores! {
         clients_with_one_thread_take_turns,
         a_waiting_client_goes_before_one_that_only_tries,
         a_client_that_has_stopped_costs_one_offer,
-        a_waiter_asks_again_when_an_offer_to_another_is_over,
-        a_client_that_has_stopped_costs_a_waiter_with_long_pauses_one_offer;
+        a_waiter_asks_again_when_an_offer_to_another_is_over;
     every direct server:
         a_client_that_is_farther_away_has_its_turns;
 }
@@ -167,29 +165,6 @@ fn a_waiter_asks_again_when_an_offer_to_another_is_over(server: &Server) {
     let (result, took) = timed(|| waiter.lock("a").map(drop));
     result.unwrap();
     assert!(took < SOON / 2, "{took:?}");
-    stopped.cont();
-    stopped.go_on();
-    stopped.finish();
-}
-
-/// Which sleeps when the lock is offered to the one that has stopped, and for much longer.
-fn a_client_that_has_stopped_costs_a_waiter_with_long_pauses_one_offer(server: &Server) {
-    let (holder, waiter) = (server.open(patient()), server.open(very_sleepy()));
-    let guard = take(&holder, "a");
-    let mut stopped = Child::start(wait_until_stopped_in_a_child, &server.address());
-    eventually(SOON, || server.queue("a").len() == 1);
-    thread::scope(|scope| {
-        let waits = scope.spawn(|| waiter.lock("a").map(unlock));
-        eventually(SOON, || server.queue("a").len() == 2 && server.listeners(&waiter) == 1);
-        // The first subscription has it ask once more.
-        server.settled_evals();
-        stopped.stop();
-        let ((), took) = timed(|| {
-            guard.unlock().unwrap();
-            waits.join().unwrap().unwrap();
-        });
-        assert!(took < SOON / 2, "{took:?}");
-    });
     stopped.cont();
     stopped.go_on();
     stopped.finish();

@@ -18,35 +18,14 @@ use crate::support::{
 
 stores! {
     every server:
-        a_release_wakes_another_client,
         no_wake_up_is_lost_in_many_rounds,
         many_waiting_threads_need_one_queue_entry,
         a_waiter_that_gives_up_leaves_the_queue_entry_to_the_next,
         waits_that_end_early_leave_nothing,
         a_lost_wake_up_connection_is_reopened,
         a_listener_that_could_not_be_started_is_tried_again,
-        a_waiter_that_was_killed_is_skipped,
         processes_with_threads_count_without_losing_an_update,
         a_lock_works_although_its_queue_key_has_another_type;
-}
-
-fn a_release_wakes_another_client(server: &Server) {
-    let (holder, waiter) = (server.open(sleepy()), server.open(sleepy()));
-    for _ in 0..5 {
-        let guard = take(&holder, "a");
-        thread::scope(|scope| {
-            let waits = scope.spawn(|| waiter.lock("a").map(unlock));
-            eventually(SOON, || !server.queue("a").is_empty());
-            assert_eq!(server.queue("a"), [waiter.id()]);
-            eventually(SOON, || server.listeners(&waiter) == 1);
-            let ((), took) = timed(|| {
-                guard.unlock().unwrap();
-                waits.join().unwrap().unwrap();
-            });
-            assert!(took < ms(2000), "the next attempt by itself is 30 s away: {took:?}");
-        });
-        assert!(server.queue("a").is_empty());
-    }
 }
 
 fn no_wake_up_is_lost_in_many_rounds(server: &Server) {
@@ -219,34 +198,6 @@ fn used_memory() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmSize:")).unwrap();
     1024 * line.trim().trim_end_matches(" kB").parse::<u64>().unwrap()
-}
-
-fn a_waiter_that_was_killed_is_skipped(server: &Server) {
-    let (holder, waiter) = (server.open(sleepy()), server.open(sleepy()));
-    let guard = take(&holder, "a");
-    let mut child = Child::start(wait_in_a_child, &server.address());
-    assert_eq!(child.next(), "waits");
-    eventually(SOON, || server.queue("a").len() == 1);
-    thread::scope(|scope| {
-        let waits = scope.spawn(|| waiter.lock("a").map(unlock));
-        eventually(SOON, || server.queue("a").len() == 2 && server.listeners(&waiter) == 1);
-        child.kill();
-        let ((), took) = timed(|| {
-            guard.unlock().unwrap();
-            waits.join().unwrap().unwrap();
-        });
-        assert!(took < ms(3000), "{took:?}");
-    });
-    assert!(server.queue("a").is_empty());
-}
-
-#[test]
-#[ignore = "a child of a_waiter_that_was_killed_is_skipped"]
-fn wait_in_a_child() {
-    let Some(address) = child::address() else { return };
-    let client = address.open(sleepy());
-    child::report("waits");
-    drop(client.lock("a"));
 }
 
 fn processes_with_threads_count_without_losing_an_update(server: &Server) {

@@ -1,0 +1,207 @@
+//! The kinds of hold that belong to no thread, as a table: what is true of one has to be true of
+//! all.
+
+use std::fmt::Debug;
+use std::time::Duration;
+
+use leasehold::{Canceller, Client, Error, Lost, MultiGuard, OwnedGuard, Permit, ReadGuard};
+use leasehold::{Term, WriteGuard};
+
+/// A hold of any kind.
+pub(crate) trait Hold: Debug + Send + Sync {
+    fn name(&self) -> &str;
+    /// `None` for permits, of which several are held at a time.
+    fn fence(&self) -> Option<u64>;
+    fn is_held(&self) -> bool;
+    fn remaining(&self) -> Duration;
+    fn lost(&self) -> Lost;
+    fn verify(&self) -> Result<(), Error>;
+    fn renew(&self) -> Result<(), Error>;
+    fn unlock(self: Box<Self>) -> Result<(), Error>;
+}
+
+macro_rules! holds {
+    ($($guard:ident: $fence:expr;)+) => {$(
+        impl Hold for $guard {
+            fn name(&self) -> &str {
+                $guard::name(self)
+            }
+            fn fence(&self) -> Option<u64> {
+                let fence: fn(&Self) -> Option<u64> = $fence;
+                fence(self)
+            }
+            fn is_held(&self) -> bool {
+                $guard::is_held(self)
+            }
+            fn remaining(&self) -> Duration {
+                $guard::remaining(self)
+            }
+            fn lost(&self) -> Lost {
+                $guard::lost(self)
+            }
+            fn verify(&self) -> Result<(), Error> {
+                $guard::verify(self)
+            }
+            fn renew(&self) -> Result<(), Error> {
+                $guard::renew(self)
+            }
+            fn unlock(self: Box<Self>) -> Result<(), Error> {
+                $guard::unlock(*self)
+            }
+        }
+    )+};
+}
+
+holds! {
+    MultiGuard: |guard| guard.names().iter().map(|name| guard.fence(name)).min().flatten();
+    OwnedGuard: |guard| Some(guard.fence());
+    Permit: |_| None;
+    ReadGuard: |guard| Some(guard.fence());
+    Term: |guard| Some(guard.fence());
+    WriteGuard: |guard| Some(guard.fence());
+}
+
+/// What a thread may ask for. The semaphores have one permit, and the sets two names: the one that
+/// is given, and one that is made of it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Kind {
+    Owned,
+    Permit,
+    Read,
+    Set,
+    Term,
+    Write,
+}
+
+/// How a call asks, and the options of its lock. A set has no options.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Call<'a> {
+    pub(crate) how: How,
+    pub(crate) canceller: Option<&'a Canceller>,
+    /// Not renewed.
+    pub(crate) lease: Option<Duration>,
+    pub(crate) wait: Option<Duration>,
+}
+
+#[derive(Clone, Copy, Default)]
+pub(crate) enum How {
+    Tries,
+    TriesFor(Duration),
+    #[default]
+    Waits,
+}
+
+/// Makes the call of one kind: how it waits, and how it tries.
+macro_rules! ask {
+    ($call:ident, $lock:expr, $waits:ident, $tries:ident, $tries_for:ident) => {{
+        let mut lock = $lock;
+        if let Some(time) = $call.wait {
+            lock = lock.wait(time);
+        }
+        if let Some(time) = $call.lease {
+            lock = lock.lease(time).renew(false);
+        }
+        if let Some(canceller) = $call.canceller {
+            lock = lock.cancelled_by(canceller);
+        }
+        let hold = match $call.how {
+            How::Tries => lock.$tries()?,
+            How::TriesFor(time) => lock.$tries_for(time)?,
+            How::Waits => Some(lock.$waits()?),
+        };
+        Ok(hold.map(|hold| Box::new(hold) as Box<dyn Hold>))
+    }};
+}
+
+impl Kind {
+    /// Those that a quorum has, too.
+    pub(crate) const LOCKS: [Self; 3] = [Self::Owned, Self::Set, Self::Term];
+
+    /// Those that wait in lines of their own: a set waits for the locks of its names.
+    pub(crate) const IN_LINE: [Self; 4] = [Self::Owned, Self::Permit, Self::Read, Self::Write];
+
+    pub(crate) const ALL: [Self; 6] =
+        [Self::Owned, Self::Set, Self::Term, Self::Permit, Self::Read, Self::Write];
+
+    pub(crate) fn call(
+        self,
+        client: &Client,
+        name: &str,
+        call: Call<'_>,
+    ) -> Result<Option<Box<dyn Hold>>, Error> {
+        match self {
+            Self::Owned => {
+                ask!(call, client.mutex(name), lock_owned, try_lock_owned, try_lock_owned_for)
+            }
+            Self::Permit => {
+                ask!(call, client.semaphore(name, 1), acquire, try_acquire, try_acquire_for)
+            }
+            Self::Read => ask!(call, client.rw_lock(name), read, try_read, try_read_for),
+            Self::Set => {
+                let names = [name.to_owned(), format!("{name}'")];
+                let set = match call.how {
+                    How::Tries => client.try_lock_all(names)?,
+                    How::TriesFor(time) => client.try_lock_all_for(names, time)?,
+                    How::Waits => Some(client.lock_all(names)?),
+                };
+                Ok(set.map(|set| Box::new(set) as Box<dyn Hold>))
+            }
+            Self::Term => {
+                ask!(call, client.election(name), campaign, try_campaign, try_campaign_for)
+            }
+            Self::Write => ask!(call, client.rw_lock(name), write, try_write, try_write_for),
+        }
+    }
+
+    pub(crate) fn acquire(self, client: &Client, name: &str) -> Result<Box<dyn Hold>, Error> {
+        self.call(client, name, Call::default()).map(|hold| hold.expect("it waited for it"))
+    }
+
+    pub(crate) fn acquire_until(
+        self,
+        client: &Client,
+        name: &str,
+        canceller: &Canceller,
+    ) -> Result<Box<dyn Hold>, Error> {
+        let call = Call { canceller: Some(canceller), ..Call::default() };
+        self.call(client, name, call).map(|hold| hold.expect("it waited for it"))
+    }
+
+    /// Tries, at most for that time, and at once without one.
+    #[track_caller]
+    pub(crate) fn try_acquire(
+        self,
+        client: &Client,
+        name: &str,
+        time: Option<Duration>,
+    ) -> Option<Box<dyn Hold>> {
+        let how = time.map_or(How::Tries, How::TriesFor);
+        self.call(client, name, Call { how, ..Call::default() }).expect("the server answers")
+    }
+
+    /// The kind of hold that is in the way of this one.
+    pub(crate) fn rival(self) -> Self {
+        if self == Self::Read { Self::Write } else { self }
+    }
+
+    /// Acquires what a call for this kind has to wait for.
+    #[track_caller]
+    pub(crate) fn block(self, client: &Client, name: &str) -> Box<dyn Hold> {
+        self.rival().acquire(client, name).expect("it is free")
+    }
+
+    /// How errors and events name it.
+    pub(crate) fn shown(self, name: &str) -> String {
+        if self == Self::Set { format!("{name}, {name}'") } else { name.to_owned() }
+    }
+
+    /// A client as it is written among the waiting clients.
+    pub(crate) fn entry(self, client: &Client) -> String {
+        match self {
+            Self::Owned | Self::Set | Self::Term => client.id().to_owned(),
+            Self::Permit => format!("p:{}", client.id()),
+            Self::Read => format!("r:{}", client.id()),
+            Self::Write => format!("w:{}", client.id()),
+        }
+    }
+}
