@@ -1,15 +1,21 @@
-//! The command line.
+//! The command line, and the client that it asks for.
 
 use std::env;
 use std::ffi::OsString;
+use std::process;
 use std::time::Duration;
 
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Parser, Subcommand, value_parser};
 use clap_complete::Shell;
+use leasehold::{Builder, Client};
+use rustix::system::uname;
 
 use crate::duration::parse_duration;
-use crate::exit::NOT_HAD;
+use crate::output::{ExitError, NOT_HAD, USAGE};
+
+/// How much of the host name is enough to recognise the host, in characters.
+const HOST_MAX: usize = 64;
 
 const EXIT_CODES: &str = "\
 Exit status of `run`: the command's, or 128 + n if signal n ended it.
@@ -42,18 +48,30 @@ pub(crate) struct ServerArgs {
     /// other users cannot see the password.
     #[arg(long, global = true)]
     url: Option<String>,
-    /// What the key of a lock has in front of its name. Defaults to that of the URL, or `lock:`.
+    /// What comes before the name in the key of a lock. Defaults to that of the URL, or `lock:`.
     #[arg(long, global = true)]
-    pub(crate) prefix: Option<String>,
+    prefix: Option<String>,
     /// What `show` calls this client. Defaults to that of the URL, or the host name and the process
     /// id.
     #[arg(long, global = true)]
-    pub(crate) label: Option<String>,
+    label: Option<String>,
 }
 
 impl ServerArgs {
+    /// Opens the client, with further settings, which replace those of the URL.
+    pub(crate) fn open(&self, set: impl FnOnce(Builder) -> Builder) -> Result<Client, ExitError> {
+        let Some(url) = self.url() else {
+            return Err(ExitError::new(USAGE, "no server: set REDIS_URL or give --url"));
+        };
+        let builder = set(Builder::default().label(&default_label()).url(&url)?);
+        let builder = if let Some(label) = &self.label { builder.label(label) } else { builder };
+        let builder =
+            if let Some(prefix) = &self.prefix { builder.prefix(prefix) } else { builder };
+        Ok(builder.build()?)
+    }
+
     /// The URL of the servers, if one is given.
-    pub(crate) fn url(&self) -> Option<String> {
+    fn url(&self) -> Option<String> {
         let url = self.url.clone().or_else(|| env::var("REDIS_URL").ok());
         url.filter(|url| !url.is_empty())
     }
@@ -63,6 +81,14 @@ impl ServerArgs {
         let url = self.url().unwrap_or_default();
         url.split_once("://").is_some_and(|(scheme, _)| scheme.ends_with("+cluster"))
     }
+}
+
+fn default_label() -> String {
+    let host = uname().nodename().to_string_lossy().into_owned();
+    // What no label may have.
+    let is_good = |c: &char| !matches!(c, '{' | '}') && !c.is_control();
+    let host: String = host.chars().filter(is_good).take(HOST_MAX).collect();
+    format!("{host}:{}", process::id())
 }
 
 #[derive(Debug, Subcommand)]
@@ -100,17 +126,17 @@ pub(crate) enum Task {
 #[derive(Debug, clap::Args)]
 #[expect(clippy::struct_excessive_bools, reason = "each is an option of the command line")]
 pub(crate) struct Run {
-    /// Wait for the lock for so long at most. Without it, there is no limit.
+    /// Wait at most this long for the lock. Defaults to no limit.
     #[arg(short, long, value_name = "DURATION", value_parser = parse_duration)]
     pub(crate) wait: Option<Duration>,
     /// Do not wait: the same as `--wait 0`.
     #[arg(short, long, conflicts_with = "wait")]
     pub(crate) nonblock: bool,
-    /// How long the lock lasts after its last renewal, should this process die. Defaults to that of
-    /// the URL, or 30 s.
+    /// How long the lock lasts after its last renewal if this process dies. Defaults to that of the
+    /// URL, or 30 s.
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     pub(crate) lease: Option<Duration>,
-    /// Let the lock stay taken for so long at least, should the command end earlier.
+    /// Keep the lock taken for at least this long, even if the command ends earlier.
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     #[arg(conflicts_with_all = ["shared", "exclusive", "permits"])]
     pub(crate) hold_at_least: Option<Duration>,
@@ -120,10 +146,10 @@ pub(crate) struct Run {
     /// Hold a read-write lock alone.
     #[arg(short = 'x', long, group = "kind")]
     pub(crate) exclusive: bool,
-    /// Hold one of so many permits of a semaphore.
+    /// Hold one of N permits of a semaphore.
     #[arg(long, value_name = "N", group = "kind", value_parser = value_parser!(u32).range(1..))]
     pub(crate) permits: Option<u32>,
-    /// How long the command has, when the lock is lost, between SIGTERM and SIGKILL.
+    /// The time between SIGTERM and SIGKILL for a command whose lock is lost.
     #[arg(short, long, value_name = "DURATION")]
     #[arg(value_parser = parse_duration, default_value = "5s")]
     pub(crate) kill_after: Duration,

@@ -17,7 +17,7 @@ use rustix::process::{
 };
 use rustix::termios::tcgetpgrp;
 
-use crate::exit::{ExitError, of_signal};
+use crate::output::{ExitError, of_signal};
 
 /// The word by which this program, started by itself, is told to become the command.
 pub(crate) const HELPER: &str = "__run-with-parent";

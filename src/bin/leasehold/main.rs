@@ -4,12 +4,8 @@
 
 mod args;
 mod child;
-mod connect;
 #[path = "../../duration.rs"]
 mod duration;
-mod exit;
-mod hold;
-mod info;
 mod output;
 mod ping;
 mod progress;
@@ -26,8 +22,7 @@ use clap::{CommandFactory, Parser};
 use clap_complete::Shell;
 
 use crate::args::{Args, Task};
-use crate::exit::{ExitError, USAGE};
-use crate::output::{print, say, say_plainly};
+use crate::output::{ExitError, USAGE, print, say, say_plainly};
 
 fn main() -> ExitCode {
     let mut words = env::args_os().skip(1);
@@ -47,7 +42,7 @@ fn main() -> ExitCode {
     }))
 }
 
-/// What is said of a command line that is wrong, or that asks for help.
+/// Answers a command line that is wrong or asks for help.
 fn answer(error: &clap::Error) -> Result<u8, ExitError> {
     let text = error.to_string();
     if !error.use_stderr() {
@@ -65,16 +60,21 @@ fn answer(error: &clap::Error) -> Result<u8, ExitError> {
 
 fn perform(args: Args) -> Result<u8, ExitError> {
     let Args { server, json, task } = args;
+    let open = || server.open(|builder| builder);
     match task {
         Task::Completions { .. } | Task::Run(_) if json => {
             Err(ExitError::new(USAGE, "--json: only `ls`, `ping`, `show` and `unlock` print it"))
         }
         Task::Completions { shell } => complete(shell),
-        Task::Ls { start } => show::list(&connect::open(&server)?, &server, &start, json),
-        Task::Ping => ping::ping(&connect::open_lazily(&server)?, &server, json),
+        Task::Ls { start } => show::list(&open()?, &server, &start, json),
+        Task::Ping => {
+            // Servers need not answer to be asked about themselves.
+            let client = server.open(|builder| builder.lazy(true))?;
+            ping::ping(&client, &server, json)
+        }
         Task::Run(run) => run::run(&server, &run),
-        Task::Show { name } => show::show(&connect::open(&server)?, &name, json),
-        Task::Unlock { name } => show::unlock(&connect::open(&server)?, &name, json),
+        Task::Show { name } => show::show(&open()?, &name, json),
+        Task::Unlock { name } => show::unlock(&open()?, &name, json),
     }
 }
 

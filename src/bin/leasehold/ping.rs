@@ -4,11 +4,9 @@ use leasehold::{Client, ServerReport, printable};
 use serde_json::{Value, json};
 
 use crate::args::ServerArgs;
-use crate::exit::{ExitError, UNAVAILABLE};
-use crate::info::{Info, NODE};
-use crate::output::{print, print_json, table};
+use crate::output::{ExitError, UNAVAILABLE, print, print_json, table};
 
-/// A difference between clocks that is worth a warning, in seconds.
+/// How far apart clocks may be without a warning, in seconds.
 const CLOCKS_APART: f64 = 1.0;
 
 /// The oldest version that this library supports.
@@ -17,8 +15,12 @@ const OLDEST: (u32, u32) = (6, 2);
 /// How many slots a cluster has.
 const SLOTS: u64 = 16_384;
 
-/// Shows what each server says of itself, or why it does not. Fails after that if so few of them
-/// can be used for locks that none can be relied on.
+/// What is wrong with a node of a cluster at a URL that does not name it as one.
+pub(crate) const NODE: &str =
+    "a node of a cluster, which may have only a part of the names: use redis+cluster://";
+
+/// Shows what each server says of itself, or why it does not. Then fails if too few of them can be
+/// used for locks.
 pub(crate) fn ping(client: &Client, server: &ServerArgs, json: bool) -> Result<u8, ExitError> {
     let replies = client.survey().servers()?;
     let in_cluster = server.is_cluster();
@@ -50,6 +52,31 @@ pub(crate) fn ping(client: &Client, server: &ServerArgs, json: bool) -> Result<u
     let why =
         format!("{usable} of {required} required servers can be used for locks, not {useless}");
     Err(ExitError::new(code.unwrap_or(UNAVAILABLE), why))
+}
+
+/// A reply to INFO or CLUSTER INFO.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Info<'a>(&'a str);
+
+impl<'a> Info<'a> {
+    /// An empty one if the server has refused to say.
+    pub(crate) fn new(reply: Option<&'a str>) -> Self {
+        Self(reply.unwrap_or_default())
+    }
+
+    pub(crate) fn field(self, name: &str) -> Option<&'a str> {
+        let mut fields = self.0.lines().filter_map(|line| line.split_once(':'));
+        fields.find(|(field, _)| *field == name).map(|(_, value)| value.trim())
+    }
+
+    pub(crate) fn number(self, name: &str) -> Option<u64> {
+        self.field(name)?.parse().ok()
+    }
+
+    /// Returns `true` for a node of a cluster.
+    pub(crate) fn is_of_node(self) -> bool {
+        self.number("cluster_enabled") == Some(1)
+    }
 }
 
 /// What is shown of a server. What it does not say is missing.

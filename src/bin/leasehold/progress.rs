@@ -14,7 +14,7 @@ use rustix::termios::tcgetwinsize;
 use crate::args::Run;
 use crate::output::in_seconds;
 
-/// A wait that is shorter than this is not worth a line.
+/// How long a wait lasts before the line is written.
 const FIRST: Duration = Duration::from_millis(300);
 const PERIOD: Duration = Duration::from_secs(1);
 
@@ -46,7 +46,7 @@ impl ProgressLine {
         let line = Arc::new(Mutex::new(LineState::Blank));
         let writer = Writer { survey: client.survey(), name: run.name.clone(), line: line.clone() };
         let thread = thread::Builder::new().name("leasehold-progress".into());
-        // A wait without a line is as good.
+        // The wait does not depend on the line.
         thread.spawn(move || writer.write(&over)).ok()?;
         Some(Self { line, _waits: waits })
     }
@@ -74,7 +74,7 @@ impl Writer {
     fn write(&self, over: &Receiver<Infallible>) {
         let (start, mut pause) = (Instant::now(), FIRST);
         while over.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
-            // What is wrong with the server, the wait itself will say.
+            // The wait itself reports what is wrong with the server.
             let report = self.survey.report(&self.name);
             let rest = report.map(|report| describe(&report)).unwrap_or_default();
             let waited = start.elapsed().as_secs();
@@ -94,7 +94,7 @@ impl Writer {
 fn describe(report: &NameReport) -> String {
     let mut text = String::new();
     if let Some((_, holder)) = report.holds.first() {
-        // Of another library nothing is shown but that it is one.
+        // A lock of another library has neither.
         let names = [&*holder.label, &*holder.client, "another library"];
         let name = names.into_iter().find(|name| !name.is_empty()).unwrap_or_default();
         text = format!(", held by {}", printable(name));

@@ -6,13 +6,10 @@ use leasehold::{Builder, Canceller, Client, Error};
 
 use crate::args::{Run, ServerArgs};
 use crate::child::{Child, can_be_stopped, code_of};
-use crate::connect;
-use crate::exit::{ExitError, LOST, of_signal};
-use crate::hold::Hold;
-use crate::output::say;
+use crate::output::{ExitError, LOST, of_signal, say};
 use crate::progress::ProgressLine;
 use crate::signals::ReceivedSignals;
-use crate::supervisor::{Ended, Limits, stop, supervise};
+use crate::supervisor::{Ended, Hold, Limits, stop, supervise};
 
 /// Acquires the lock, runs the command, releases the lock, and returns the command's status.
 pub(crate) fn run(server: &ServerArgs, run: &Run) -> Result<u8, ExitError> {
@@ -26,9 +23,9 @@ pub(crate) fn run(server: &ServerArgs, run: &Run) -> Result<u8, ExitError> {
     let canceller = Canceller::new();
     let signals = ReceivedSignals::start(&canceller)
         .map_err(|error| ExitError::system("receive signals", &error))?;
-    let client = connect::open_with(server, set)?;
+    let client = server.open(set)?;
     if wait.is_none() {
-        // Who sets no limit learns of a server that is not there.
+        // A wait without a limit would never report that the server is away.
         client.ping().map_err(|error| not_connected(error, run))?;
     }
     let progress = ProgressLine::start(&client, run);
@@ -52,7 +49,7 @@ fn environment<'a>(run: &Run, hold: &Hold) -> [(&'a str, Option<String>); 2] {
     [("LEASEHOLD_NAME", Some(run.name.clone())), ("LEASEHOLD_FENCE", fence)]
 }
 
-/// The error of asking for a sign of life, which is no attempt that the user has made.
+/// The error of a ping, which is not what the user has asked for.
 fn not_connected(mut error: Error, run: &Run) -> Error {
     if let Error::NoQuorum { attempt, .. }
     | Error::Redis { attempt, .. }

@@ -7,11 +7,10 @@ use leasehold::{Client, Error, HeldAs, Holder, NameReport, Survey, printable};
 use serde_json::{Value, json};
 
 use crate::args::ServerArgs;
-use crate::exit::ExitError;
-use crate::info::{Info, NODE};
-use crate::output::{in_seconds, print, print_json, say, table};
+use crate::output::{ExitError, in_seconds, print, print_json, say, table};
+use crate::ping::{Info, NODE};
 
-/// What to know of the end of a hold.
+/// What the user should know about a hold that was ended.
 const LATE: &str = "a holder that works on learns it at its next renewal";
 
 /// Shows one name.
@@ -56,8 +55,8 @@ pub(crate) fn list(
     failure.map_or(Ok(code), |error| Err(error.into()))
 }
 
-/// Returns what is known of those names that are not free. Once there is no answer about one, there
-/// are no further questions.
+/// Returns what is known of the names that are not free. After the first failure the servers are
+/// asked no further.
 fn reports(survey: &Survey, names: BTreeSet<String>) -> Vec<(String, Result<NameReport, Error>)> {
     let mut failure = None;
     let mut reports = Vec::new();

@@ -1,29 +1,99 @@
-//! What happens while the command runs.
+//! The hold that a command runs under, and what happens while it runs.
 
 use std::io;
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, select};
+use leasehold::{Canceller, Client, Lost, OwnedGuard, Permit, ReadGuard, WriteGuard};
 use signal_hook::consts::{SIGCHLD, SIGTSTP};
 
+use crate::args::Run;
 use crate::child::Child;
-use crate::hold::Hold;
 use crate::signals::stop_this_process;
 
-/// The command is killed so long before the lease ends, for the system to do it in time.
+/// How long before the end of the lease the command is killed, so that the system does it in time.
 const KILL_TIME: Duration = Duration::from_millis(50);
 
-/// How often to look whether the command has ended, once it must.
+/// How often to look for the end of a command that must end.
 const LOOK: Duration = Duration::from_millis(20);
+
+/// What the command runs under: a lock, a side of a read-write lock, or a permit.
+#[derive(Debug)]
+pub(crate) enum Hold {
+    Lock(OwnedGuard),
+    Permit(Permit),
+    Reader(ReadGuard),
+    Writer(WriteGuard),
+}
+
+/// What guards of every kind can do.
+macro_rules! of_any {
+    ($hold:expr, $guard:ident => $call:expr) => {
+        match $hold {
+            Self::Lock($guard) => $call,
+            Self::Permit($guard) => $call,
+            Self::Reader($guard) => $call,
+            Self::Writer($guard) => $call,
+        }
+    };
+}
+
+impl Hold {
+    /// Waits for what the command line asks for.
+    pub(crate) fn acquire(
+        client: &Client,
+        run: &Run,
+        canceller: &Canceller,
+    ) -> leasehold::Result<Self> {
+        let name = &run.name;
+        if let Some(permits) = run.permits {
+            let semaphore = client.semaphore(name, permits).cancelled_by(canceller);
+            return semaphore.acquire().map(Self::Permit);
+        }
+        if run.shared || run.exclusive {
+            let lock = client.rw_lock(name).cancelled_by(canceller);
+            return if run.shared {
+                lock.read().map(Self::Reader)
+            } else {
+                lock.write().map(Self::Writer)
+            };
+        }
+        let least = run.hold_at_least.unwrap_or_default();
+        let mutex = client.mutex(name).hold_at_least(least).cancelled_by(canceller);
+        mutex.lock_owned().map(Self::Lock)
+    }
+
+    /// The fencing token; a permit has none.
+    pub(crate) fn fence(&self) -> Option<u64> {
+        match self {
+            Self::Lock(guard) => Some(guard.fence()),
+            Self::Permit(_) => None,
+            Self::Reader(guard) => Some(guard.fence()),
+            Self::Writer(guard) => Some(guard.fence()),
+        }
+    }
+
+    fn remaining(&self) -> Duration {
+        of_any!(self, guard => guard.remaining())
+    }
+
+    fn lost(&self) -> Lost {
+        of_any!(self, guard => guard.lost())
+    }
+
+    pub(crate) fn release(self) -> leasehold::Result<()> {
+        of_any!(self, guard => guard.unlock())
+    }
+}
 
 /// Why there is nothing more to wait for.
 #[derive(Debug)]
 pub(crate) enum Ended {
     /// The command has ended, by itself or by a signal that was passed on.
     Command(ExitStatus),
-    /// The lease is lost, or was not renewed for so long that the command could else not end before
-    /// it. The command must be stopped.
+    /// The lease is lost, or has been without renewal for too long for the command to end in time
+    /// by itself. The command must be stopped.
     Lease {
         /// What is left of it.
         left: Duration,
@@ -44,13 +114,14 @@ impl Limits {
         Self { lease: hold.remaining(), kill_after }
     }
 
-    /// With so much of the lease left the command must begin to end. Renewals begin with two thirds
-    /// left, so that one third at least is for repeating them.
+    /// How much of the lease is left when the command must be told to end. Renewals begin when two
+    /// thirds are left, so at least one third remains for repeating them.
     fn margin(self) -> Duration {
         self.kill_after.saturating_add(KILL_TIME).min(self.lease / 3)
     }
 
-    /// How long the command has with so much of the lease left, or with none if it is lost.
+    /// How long the command has to end when this much of the lease is left, which is nothing once it
+    /// is lost.
     pub(crate) fn grace(self, left: Duration) -> Duration {
         let is_lost = left.is_zero();
         if is_lost { self.kill_after } else { self.kill_after.min(left.saturating_sub(KILL_TIME)) }
