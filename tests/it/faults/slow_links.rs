@@ -82,7 +82,7 @@ fn servers_of_a_quorum_that_are_slow_to_accept_renewals_keep_their_connections()
 /// Stops the links while renewals are due over connections that are open already.
 fn accept_the_renewals_late(links: &[NarrowLink], guard: &MultiGuard) {
     eventually(SOON, || guard.remaining() < LEASE * 7 / 10);
-    eventually(SOON, || guard.remaining() > LEASE * 8 / 10);
+    eventually(SOON, || guard.remaining() > LEASE * 7 / 10);
     let connections = || links.iter().map(NarrowLink::connections).collect::<Vec<_>>();
     let before = connections();
     links.iter().for_each(NarrowLink::stop);
