@@ -33,13 +33,6 @@ stores! {
         clients_of_one_process_exclude_each_other;
 }
 
-/// Adds one in a way that loses updates if another thread does so at the same time.
-fn add_one(number: &mut Handle) {
-    let read = number.read();
-    thread::sleep(ms(1));
-    number.write(read + 1);
-}
-
 fn threads_count_without_losing_an_update(store: &Store) {
     let client = store.open(Client::builder().backoff(ms(1), ms(20)));
     let register = store.register();
@@ -50,7 +43,7 @@ fn threads_count_without_losing_an_update(store: &Store) {
                 let mut number = register.handle();
                 for _ in 0..10 {
                     let guard = client.lock("counter").unwrap();
-                    add_one(&mut number);
+                    number.add_one();
                     let before = last_fence.swap(guard.fence(), Ordering::SeqCst);
                     assert!(guard.fence() > before, "every hold has a greater fence");
                 }
@@ -66,7 +59,7 @@ fn without_the_lock_updates_are_lost(store: &Store) {
     thread::scope(|scope| {
         for _ in 0..16 {
             let mut number = register.handle();
-            scope.spawn(move || (0..10).for_each(|_| add_one(&mut number)));
+            scope.spawn(move || (0..10).for_each(|_| number.add_one()));
         }
     });
     assert!(register.handle().read() < 160);
@@ -86,7 +79,7 @@ fn an_owned_guard_waits_in_line_with_others(store: &Store) {
                     } else {
                         (None, Some(client.lock_owned("a").unwrap()))
                     };
-                    add_one(&mut number);
+                    number.add_one();
                     drop((guard, owned));
                 }
             });
@@ -118,7 +111,7 @@ fn count_in_a_child() {
     child::wait_for_parent();
     for _ in 0..25 {
         let guard = client.lock("counter").unwrap();
-        add_one(&mut number);
+        number.add_one();
         guard.unlock().unwrap();
     }
 }

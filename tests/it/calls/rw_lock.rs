@@ -9,7 +9,7 @@ use leasehold::{Canceller, Client, Error, RwLock};
 use crate::support::child::{self, Child};
 use crate::support::{
     LEASE, Quorum, SOON, Server, Store, assert_found, behind_proxy, elsewhere, eventually, is_busy,
-    ms, patient, sleepy, stores, throughout, timed,
+    ms, patient, sleepy, soon, stores, throughout, timed,
 };
 
 stores! {
@@ -354,11 +354,10 @@ fn readers_of_a_client_before_a_writer_of_another_come_in_together(server: &Serv
             scope.spawn(|| read_together(&lock, &inside, 5));
         }
         wait_in_line(server, [(&reader, "r", 5), (&writer, "w", 1)]);
-        let ((), took) = timed(|| {
+        soon(|| {
             held.unlock().unwrap();
             writes.join().unwrap();
         });
-        assert!(took < SOON / 2, "{took:?}");
     });
 }
 
@@ -374,12 +373,11 @@ fn a_reader_that_leaves_its_turn_leaves_it_to_the_writer_behind(server: &Server)
             let writes = scope.spawn(|| drop(writer.rw_lock("a").write().unwrap()));
             let leaves = scope.spawn(|| lock.clone().cancelled_by(&canceller).read().map(drop));
             wait_in_line(server, [(&reader, "r", 2), (&writer, "w", 1)]);
-            let ((), took) = timed(|| {
+            soon(|| {
                 held.unlock().unwrap();
                 canceller.cancel();
                 writes.join().unwrap();
             });
-            assert!(took < SOON / 2, "{took:?}");
             let left = leaves.join().unwrap();
             assert!(matches!(left, Ok(()) | Err(Error::Cancelled { .. })), "{left:?}");
         });

@@ -85,9 +85,7 @@ fn the_order_of_names_makes_no_deadlock(store: &Store) {
                 let mut number = register.handle();
                 for _ in 0..5 {
                     let _set = client.lock_all(names).unwrap();
-                    let seen = number.read();
-                    thread::sleep(ms(1));
-                    number.write(seen + 1);
+                    number.add_one();
                 }
             });
         }
@@ -110,9 +108,7 @@ fn two_threads_with_overlapping_sets_exclude_each_other(store: &Store) {
                         2 => (None, Some(client.lock("a").unwrap())),
                         _ => (Some(client.lock_all(["x", "a", "y"]).unwrap()), None),
                     };
-                    let seen = number.read();
-                    thread::sleep(ms(1));
-                    number.write(seen + 1);
+                    number.add_one();
                     drop((set, single));
                 }
             });

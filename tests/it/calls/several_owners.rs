@@ -39,9 +39,7 @@ fn read_and_write_in_a_child() {
                 for _ in 0..10 {
                     if worker < 2 {
                         let guard = lock.write().unwrap();
-                        let read = number.read();
-                        thread::sleep(ms(1));
-                        number.write(read + 1);
+                        number.add_one();
                         guard.unlock().unwrap();
                     } else {
                         let guard = lock.read().unwrap();
@@ -80,9 +78,7 @@ fn take_permits_in_a_child() {
                     let inside: i64 = counter.incr("inside", 1).unwrap();
                     assert!(inside <= 3, "{inside} are inside");
                     let only = one.acquire().unwrap();
-                    let read = number.read();
-                    thread::sleep(ms(1));
-                    number.write(read + 1);
+                    number.add_one();
                     only.unlock().unwrap();
                     let _: i64 = counter.decr("inside", 1).unwrap();
                     permit.unlock().unwrap();

@@ -6,22 +6,23 @@ use leasehold::{Durability, Guard};
 
 use crate::support::recorder::Recorder;
 use crate::support::replicas::assert_lost_within;
-use crate::support::replicas::{TIMEOUT, replicas, take_in_time, with_replicas};
+use crate::support::replicas::{TIMEOUT, replicas, take_in_time, two_replicas};
 use crate::support::sentinel::{MASTER, replicated};
 use crate::support::server::{Server, redis_binary, valkey_binary};
 use crate::support::{
-    Cluster, LEASE, SOON, Watched, assert_lost, eventually, ms, patient, take, throughout,
+    Cluster, LEASE, SOON, Watched, assert_lost, eventually, ms, on_both, patient, take, throughout,
 };
 
-with_replicas!(
-    a_hold_is_lost_when_its_replicas_are_gone,
-    an_isolated_master_keeps_no_hold,
-    replicas_that_come_back_in_time_keep_the_hold,
-    renewals_of_many_leases_are_confirmed_together,
-    renewals_are_confirmed_when_the_server_forgets_its_scripts,
-    an_inner_unlock_waits_for_replicas,
-    an_inner_unlock_without_replicas_prolongs_nothing,
-);
+on_both! {
+    two_replicas:
+        a_hold_is_lost_when_its_replicas_are_gone,
+        an_isolated_master_keeps_no_hold,
+        replicas_that_come_back_in_time_keep_the_hold,
+        renewals_of_many_leases_are_confirmed_together,
+        renewals_are_confirmed_when_the_server_forgets_its_scripts,
+        an_inner_unlock_waits_for_replicas,
+        an_inner_unlock_without_replicas_prolongs_nothing;
+}
 
 fn a_hold_is_lost_when_its_replicas_are_gone(servers: &[Server]) {
     let recorder = Recorder::default();

@@ -7,8 +7,8 @@ use crossbeam_channel::TryRecvError;
 use leasehold::{Client, HoldEnd};
 
 use crate::support::{
-    SHORT, SOON, Server, Store, assert_lost, elsewhere, eventually, is_busy, ms, patient, stores,
-    take, timed, while_held,
+    SHORT, SOON, Server, Store, assert_lost, elsewhere, eventually, is_busy, ms, patient, soon,
+    stores, take, while_held,
 };
 
 stores! {
@@ -46,8 +46,7 @@ fn a_waiter_wakes_when_the_lease_of_the_holder_ends(store: &Store) {
     // With pauses that are longer than the test may take.
     let client = store.open_for(SHORT, Client::builder().wait(SOON).backoff(3 * SOON, 3 * SOON));
     let _first = client.mutex("a").lease(SHORT).renew(false).lock().unwrap();
-    let ((), took) = timed(|| elsewhere(|| client.lock("a").unwrap().unlock().unwrap()));
-    assert!(took < SOON / 2, "{took:?}");
+    soon(|| elsewhere(|| client.lock("a").unwrap().unlock().unwrap()));
 }
 
 fn a_hold_ends_at_its_local_deadline_by_itself(store: &Store) {

@@ -44,9 +44,9 @@ impl Cluster {
         Cluster::of(3)
     }
 
-    /// As `of_three`, of Valkey.
-    pub(crate) fn of_three_valkey() -> Cluster {
-        Cluster::start(valkey_binary(), 3, Further::None)
+    /// As `of_three`, of another binary.
+    pub(crate) fn three_of(binary: &Path) -> Cluster {
+        Cluster::start(binary, 3, Further::None)
     }
 
     pub(crate) fn of(masters: usize) -> Cluster {
@@ -73,7 +73,7 @@ impl Cluster {
     /// As `shared`, of Valkey.
     pub(crate) fn shared_valkey() -> &'static Cluster {
         static SHARED: OnceLock<Cluster> = OnceLock::new();
-        SHARED.get_or_init(|| Cluster::start(valkey_binary(), 3, Further::None))
+        SHARED.get_or_init(|| Cluster::three_of(valkey_binary()))
     }
 
     fn start(binary: &Path, masters: usize, further: Further) -> Cluster {

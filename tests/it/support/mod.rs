@@ -36,7 +36,7 @@ use self::proxy::Proxy;
 pub(crate) use self::quorum::Quorum;
 pub(crate) use self::sentinel::Watched;
 pub(crate) use self::server::lock_key;
-pub(crate) use self::store::{Server, Store, stores};
+pub(crate) use self::store::{Server, Store, on_both, stores};
 
 /// A generous limit for what should happen at once, even on a busy machine.
 pub(crate) const SOON: Duration = Duration::from_secs(10);
@@ -136,6 +136,14 @@ pub(crate) fn timed<T>(call: impl FnOnce() -> T) -> (T, Duration) {
     let start = Instant::now();
     let value = call();
     (value, start.elapsed())
+}
+
+/// Runs `call`, and panics if it takes nearly as long as a test waits for anything.
+#[track_caller]
+pub(crate) fn soon<T>(call: impl FnOnce() -> T) -> T {
+    let (value, took) = timed(call);
+    assert!(took < SOON / 2, "{took:?}");
+    value
 }
 
 /// Runs `call` on another thread, because a thread is never refused a lock that it holds.

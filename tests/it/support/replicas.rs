@@ -1,39 +1,20 @@
 //! Locks that count only when replicas have them.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use leasehold::{Builder, Client, Durability, Error, Guard, HoldEnd};
 
 use super::sentinel::replicated;
-use super::server::{Server, redis_binary, valkey_binary};
+use super::server::Server;
 use super::{SOON, eventually, ms, patient};
 
 /// Short, for tests that wait for a replica that is not there.
 pub(crate) const TIMEOUT: Duration = ms(500);
 
-/// Makes a test of every behaviour on a master with two replicas, which come after it.
-macro_rules! with_replicas {
-    ($($behaviour:ident),+ $(,)?) => {
-        mod on_redis {
-            $(#[test] fn $behaviour() {
-                super::$behaviour(&$crate::support::replicas::on_redis());
-            })+
-        }
-        mod on_valkey {
-            $(#[test] fn $behaviour() {
-                super::$behaviour(&$crate::support::replicas::on_valkey());
-            })+
-        }
-    };
-}
-pub(crate) use with_replicas;
-
-pub(crate) fn on_redis() -> Vec<Server> {
-    replicated(2, redis_binary(), &[])
-}
-
-pub(crate) fn on_valkey() -> Vec<Server> {
-    replicated(2, valkey_binary(), &[])
+/// A master with two replicas, which come after it.
+pub(crate) fn two_replicas(binary: &Path) -> Vec<Server> {
+    replicated(2, binary, &[])
 }
 
 pub(crate) fn replicas(acks: u32, timeout: Duration) -> Builder {

@@ -5,6 +5,7 @@ use std::ops::Deref;
 use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
 use std::time::Duration;
 
 use leasehold::{Builder, Client};
@@ -17,7 +18,7 @@ use super::cluster::unique_prefix;
 use super::kinds::Kind;
 use super::sentinel::{in_step, replicated};
 use super::server::{self, redis_binary, valkey_binary};
-use super::{Cluster, Quorum, SOON, Watched, eventually, opened};
+use super::{Cluster, Quorum, SOON, Watched, eventually, ms, opened};
 
 /// Makes a test of every listed behaviour for every store it applies to.
 ///
@@ -105,6 +106,26 @@ macro_rules! stores {
     };
 }
 pub(crate) use stores;
+
+/// Makes a test of every listed behaviour for what a function starts of a binary: that of Redis, and
+/// that of Valkey.
+macro_rules! on_both {
+    ($($start:ident: $($behaviour:ident),+ $(,)?;)+) => {
+        mod on_redis {
+            $($(#[test]
+            fn $behaviour() {
+                super::$behaviour(&super::$start(&$crate::support::server::redis_binary()));
+            })+)+
+        }
+        mod on_valkey {
+            $($(#[test]
+            fn $behaviour() {
+                super::$behaviour(&super::$start($crate::support::server::valkey_binary()));
+            })+)+
+        }
+    };
+}
+pub(crate) use on_both;
 
 /// Where the locks of a behaviour live.
 pub(crate) enum Store {
@@ -354,6 +375,13 @@ impl Handle {
                 number.map(Option::unwrap_or_default).unwrap()
             }
         }
+    }
+
+    /// Adds one in a way that loses updates if another thread does so at the same time.
+    pub(crate) fn add_one(&mut self) {
+        let read = self.read();
+        thread::sleep(ms(1));
+        self.write(read + 1);
     }
 
     pub(crate) fn write(&mut self, number: u64) {

@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use crate::support::recorder::Recorder;
 use crate::support::{
     LEASE, SOON, Server, Store, assert_rejected, eventually, everything, hasty, ms, patient,
-    server, sleepy, stores, take, throughout, timed, unlock, while_held,
+    server, sleepy, soon, stores, take, throughout, timed, unlock, while_held,
 };
 
 stores! {
@@ -222,8 +222,7 @@ fn check_wake_ups(servers: &[&server::Server], open: &dyn Fn(Builder) -> Client)
                 }
             }
             drop(end);
-            let ((), took) = timed(|| waits.join().unwrap().unwrap());
-            assert!(took < SOON / 2, "{took:?}");
+            soon(|| waits.join().unwrap().unwrap());
         });
     });
     for server in servers {

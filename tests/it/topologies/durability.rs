@@ -6,31 +6,32 @@ use std::time::Duration;
 use leasehold::{Client, Durability, Error, Phase};
 
 use crate::support::lag::Lag;
-use crate::support::replicas::{TIMEOUT, assert_shortfall, replicas, take_in_time, with_replicas};
+use crate::support::replicas::{TIMEOUT, assert_shortfall, replicas, take_in_time, two_replicas};
 use crate::support::sentinel::replicated;
 use crate::support::server::{Server, redis_binary, valkey_binary};
 use crate::support::{
-    SOON, eventually, everything, is_busy, ms, patient, take, throughout, timed, unlock,
+    SOON, eventually, everything, is_busy, ms, on_both, patient, take, throughout, timed, unlock,
 };
 
 /// Long, for replicas that are there, even if the machine pauses.
 const AMPLE: Duration = ms(8000);
 
-with_replicas!(
-    a_lock_waits_for_its_replicas,
-    releases_do_not_wait,
-    a_shortfall_is_reported_and_undone,
-    a_shortfall_does_not_outlast_the_call,
-    a_shortfall_of_a_nested_lock_undoes_only_that_level,
-    a_shortfall_of_a_handoff_is_the_receivers,
-    holds_of_a_tenure_are_as_durable_as_its_first,
-    holds_of_a_tenure_share_one_wait,
-    a_drop_waits_for_no_replica_while_a_thread_waits,
-    a_master_that_is_demoted_while_it_waits_has_not_replicated,
-    a_busy_lock_is_no_shortfall,
-    a_server_without_an_append_only_file_is_refused,
-    a_pool_that_is_in_use_is_not_taken_for_an_outage,
-);
+on_both! {
+    two_replicas:
+        a_lock_waits_for_its_replicas,
+        releases_do_not_wait,
+        a_shortfall_is_reported_and_undone,
+        a_shortfall_does_not_outlast_the_call,
+        a_shortfall_of_a_nested_lock_undoes_only_that_level,
+        a_shortfall_of_a_handoff_is_the_receivers,
+        holds_of_a_tenure_are_as_durable_as_its_first,
+        holds_of_a_tenure_share_one_wait,
+        a_drop_waits_for_no_replica_while_a_thread_waits,
+        a_master_that_is_demoted_while_it_waits_has_not_replicated,
+        a_busy_lock_is_no_shortfall,
+        a_server_without_an_append_only_file_is_refused,
+        a_pool_that_is_in_use_is_not_taken_for_an_outage;
+}
 
 fn a_lock_waits_for_its_replicas(servers: &[Server]) {
     let master = &servers[0];

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::error::Error as _;
+use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
@@ -11,10 +12,10 @@ use leasehold::{Builder, Client, Durability, Error, HoldEnd};
 use crate::support::child::{self, Child};
 use crate::support::proxy::Proxy;
 use crate::support::sentinel::MASTER;
-use crate::support::server::{Server, redis_binary, valkey_binary};
+use crate::support::server::Server;
 use crate::support::{
-    LEASE, RIGHTS, SOON, Watched, assert_lost, eventually, hasty, is_busy, ms, opened, patient,
-    take, throughout, timed,
+    LEASE, RIGHTS, SOON, Watched, assert_lost, eventually, hasty, is_busy, ms, on_both, opened,
+    patient, take, throughout, timed,
 };
 
 /// Longer than a machine pauses: no server counts as dead unless the test kills it.
@@ -23,26 +24,16 @@ const CALM: Duration = Duration::from_secs(30);
 /// The silence after which a master counts as dead.
 const NERVOUS: Duration = Duration::from_secs(1);
 
-/// Makes a test of every behaviour with Redis and with Valkey.
-macro_rules! watched {
-    ($($down_after:ident: $($behaviour:ident),+ $(,)?;)+) => {
-        mod on_redis {
-            use super::{Watched, redis_binary};
-            $($(#[test] fn $behaviour() {
-                super::$behaviour(&Watched::start(redis_binary(), super::$down_after));
-            })+)+
-        }
-        mod on_valkey {
-            use super::{Watched, valkey_binary};
-            $($(#[test] fn $behaviour() {
-                super::$behaviour(&Watched::start(valkey_binary(), super::$down_after));
-            })+)+
-        }
-    };
+fn calm(binary: &Path) -> Watched {
+    Watched::start(binary, CALM)
 }
 
-watched! {
-    CALM:
+fn nervous(binary: &Path) -> Watched {
+    Watched::start(binary, NERVOUS)
+}
+
+on_both! {
+    calm:
         a_lock_lives_on_the_master_and_its_replicas,
         a_call_after_a_failover_goes_to_the_new_master,
         a_master_is_reached_by_a_map,
@@ -58,7 +49,7 @@ watched! {
         an_unknown_master_is_a_permanent_error,
         no_extra_thread_is_needed,
         sentinels_and_master_may_have_different_logins;
-    NERVOUS:
+    nervous:
         a_stopped_master_is_left_and_not_returned_to,
         a_waiter_survives_the_death_of_the_master,
         a_lock_that_no_replica_has_can_be_taken_twice,

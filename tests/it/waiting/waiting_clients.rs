@@ -12,8 +12,8 @@ use crate::support::child::{self, Child};
 use crate::support::recorder::Recorder;
 use crate::support::store::Handle;
 use crate::support::{
-    Cluster, Quorum, SOON, Server, eventually, ms, patient, server, sleepy, stores, take, timed,
-    unlock, very_sleepy, while_held,
+    Cluster, Quorum, SOON, Server, eventually, ms, patient, server, sleepy, soon, stores, take,
+    timed, unlock, very_sleepy, while_held,
 };
 
 stores! {
@@ -126,11 +126,10 @@ fn reopen_after_kills(servers: &[&server::Server], clients: [Client; 2], name: &
         eventually(SOON / 2, listens);
         // Having listened again, it has asked once more and is in the queue.
         eventually(SOON, || !servers[0].queue(name).is_empty());
-        let ((), took) = timed(|| {
+        soon(|| {
             guard.unlock().unwrap();
             waits.join().unwrap().unwrap();
         });
-        assert!(took < SOON / 2, "{took:?}");
     });
 }
 
@@ -166,11 +165,10 @@ fn a_listener_that_could_not_be_started_is_tried_again(server: &Server) {
     assert_eq!(server.subscribers(&id), 0, "no thread could be started");
     child.go_on();
     eventually(SOON, || server.subscribers(&id) == 1 && server.queue("a") == [id.as_str()]);
-    let ((), took) = timed(|| {
+    soon(|| {
         guard.unlock().unwrap();
         assert_eq!(child.next(), "has it");
     });
-    assert!(took < SOON / 2, "{took:?}");
     child.finish();
 }
 
@@ -218,9 +216,7 @@ fn count_in_a_child() {
                 let mut number = Handle::connect(&address.url);
                 for _ in 0..10 {
                     let guard = client.lock("counter").unwrap();
-                    let read = number.read();
-                    thread::sleep(ms(1));
-                    number.write(read + 1);
+                    number.add_one();
                     guard.unlock().unwrap();
                 }
             });

@@ -1,35 +1,23 @@
 //! Wake-ups in a Redis Cluster over sharded channels, of which other nodes do not hear, and over
 //! the client's own channel where that is not possible.
 
+use std::path::Path;
 use std::thread;
 
 use leasehold::Client;
 
 use crate::support::server::Server;
-use crate::support::{Cluster, RIGHTS, SOON, eventually, sleepy, take};
+use crate::support::{Cluster, RIGHTS, SOON, eventually, on_both, sleepy, take};
 
 /// A name in slot 0.
 const IN_FIRST_SLOT: &str = "{3560}";
 
-/// Runs behaviours on a cluster of Redis and on one of Valkey.
-macro_rules! clusters {
-    ($($behaviour:ident),+ $(,)?;) => {
-        mod on_redis {
-            $(#[test]
-            fn $behaviour() {
-                super::$behaviour(&super::Cluster::of_three());
-            })+
-        }
-        mod on_valkey {
-            $(#[test]
-            fn $behaviour() {
-                super::$behaviour(&super::Cluster::of_three_valkey());
-            })+
-        }
-    };
+fn three_nodes(binary: &Path) -> Cluster {
+    Cluster::three_of(binary)
 }
 
-clusters! {
+on_both! {
+    three_nodes:
     wake_ups_stay_at_one_node,
     wake_ups_follow_slots_that_move,
     a_client_without_a_sharded_channel_is_woken,

@@ -91,9 +91,7 @@ fn count_in_a_child() {
     child::wait_for_parent();
     for _ in 0..25 {
         let guard = client.lock("counter").unwrap();
-        let read = number.read();
-        thread::sleep(ms(1));
-        number.write(read + 1);
+        number.add_one();
         guard.unlock().unwrap();
     }
 }

@@ -15,7 +15,9 @@ use leasehold::Client;
 use crate::support::cluster::unique_prefix;
 use crate::support::redisson::{Redisson, listeners};
 use crate::support::server::Server as Node;
-use crate::support::{Cluster, SOON, eventually, lock_key, ms, patient, sleepy, timed, unlock};
+use crate::support::{
+    Cluster, SOON, eventually, lock_key, ms, patient, sleepy, soon, timed, unlock,
+};
 
 /// Long enough to load all libraries, and to start a JVM on a busy machine.
 const BUILD: Duration = Duration::from_secs(300);
@@ -123,8 +125,7 @@ fn wake_each_other(contender: &mut Contender, node: &Node, client: &Client, redi
             let waits = scope.spawn(|| client.lock(name).map(unlock));
             eventually(SOON, || client.stats().waiting == 1);
             assert_eq!(contender.ask("unlock"), "unlocked");
-            let ((), took) = timed(|| waits.join().unwrap().unwrap());
-            assert!(took < SOON / 2, "{took:?}");
+            soon(|| waits.join().unwrap().unwrap());
         });
     }
 }
