@@ -24,6 +24,7 @@ stores! {
         a_lost_hold_stays_lost,
         a_wait_ends_with_its_time,
         closing_ends_the_waits,
+        a_shutdown_ends_every_hold,
         every_hold_is_reported,
         every_loss_is_reported,
         every_wait_is_reported;
@@ -148,25 +149,47 @@ fn a_wait_ends_with_its_time(store: &Store) {
     }
 }
 
-fn closing_ends_the_waits(store: &Store) {
-    let client = store.open(patient());
-    let holds = one_of_each(store, &client);
+/// Checks that the waits for what is held end when the client does.
+fn ends_the_waits(client: &Client, holds: &Holds, end: impl FnOnce()) {
     thread::scope(|scope| {
         let waits: Vec<_> = holds
             .iter()
-            .map(|(kind, name, _)| {
-                let client = &client;
-                scope.spawn(move || kind.rival().acquire(client, name))
-            })
+            .map(|(kind, name, _)| scope.spawn(|| kind.rival().acquire(client, name)))
             .collect();
         eventually(SOON, || client.stats().waiting == holds.len() as u64);
-        client.close();
+        end();
         for wait in waits {
             assert!(matches!(wait.join().unwrap(), Err(Error::Closed)));
         }
     });
-    for (kind, _, hold) in holds {
-        assert!(matches!(kind.acquire(&client, "another"), Err(Error::Closed)), "{kind:?}");
+    for (kind, ..) in holds {
+        assert!(matches!(kind.acquire(client, "another"), Err(Error::Closed)), "{kind:?}");
+    }
+}
+
+fn closing_ends_the_waits(store: &Store) {
+    let client = store.open(patient());
+    let holds = one_of_each(store, &client);
+    ends_the_waits(&client, &holds, || client.close());
+    for (_, _, hold) in holds {
+        hold.verify().unwrap();
+        hold.unlock().unwrap();
+    }
+}
+
+fn a_shutdown_ends_every_hold(store: &Store) {
+    let client = store.open(patient());
+    let holds = one_of_each(store, &client);
+    ends_the_waits(&client, &holds, || client.shutdown(SOON).unwrap());
+    assert_eq!(client.stats().held, 0);
+    for (kind, name, hold) in holds {
+        let report = client.survey().report(name).unwrap();
+        assert!(report.holds.is_empty(), "{report:?}");
+        assert_eq!(hold.lost().wait_timeout(ms(0)), Some(HoldEnd::Released), "{kind:?}");
+        assert!(!hold.is_held());
+        for result in [hold.verify(), hold.renew()] {
+            assert!(matches!(result, Err(Error::Closed)), "{kind:?}: {result:?}");
+        }
         hold.unlock().unwrap();
     }
 }

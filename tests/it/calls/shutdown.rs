@@ -15,7 +15,6 @@ use crate::support::{
 stores! {
     every store:
         every_hold_is_released_and_none_is_lost,
-        read_locks_write_locks_and_permits_are_released,
         a_lock_that_is_to_be_held_longer_stays_taken,
         a_shutdown_ends_the_waits_of_every_thread,
         a_running_closure_returns_its_value,
@@ -88,40 +87,6 @@ fn every_hold_is_released_and_none_is_lost(store: &Store) {
     let mut events = recorder.events();
     events.retain(|event| !event.starts_with("acquired") && !event.starts_with("renewed"));
     assert_eq!(events.len(), 5, "each is released once: {events:?}");
-}
-
-fn read_locks_write_locks_and_permits_are_released(store: &Store) {
-    if matches!(store, Store::Quorum(_)) {
-        return;
-    }
-    let client = store.open(patient());
-    let (config, state, api) =
-        (client.rw_lock("config"), client.rw_lock("state"), client.semaphore("api", 2));
-    let readers = [config.read().unwrap(), config.read().unwrap()];
-    let writer = state.write().unwrap();
-    let permits = [api.acquire().unwrap(), api.acquire().unwrap()];
-    thread::scope(|scope| {
-        scope.spawn(|| assert_closed(config.write().map(drop)));
-        scope.spawn(|| assert_closed(state.read().map(drop)));
-        scope.spawn(|| assert_closed(api.acquire().map(drop)));
-        eventually(SOON, || client.stats().waiting == 3);
-        client.shutdown(SOON).unwrap();
-    });
-    assert_eq!((client.stats().held, api.available().unwrap()), (0, 2));
-    let lost = [readers[0].lost(), readers[1].lost(), writer.lost()];
-    assert!(lost.iter().all(|lost| lost.wait_timeout(ms(0)) == Some(HoldEnd::Released)));
-    for reader in readers {
-        assert!(!reader.is_held());
-        assert_closed(reader.verify());
-        reader.unlock().unwrap();
-    }
-    assert_closed(writer.renew());
-    writer.unlock().unwrap();
-    for permit in permits {
-        assert!(!permit.is_held() && permit.lost().wait() == HoldEnd::Released);
-        assert_closed(permit.verify());
-        permit.unlock().unwrap();
-    }
 }
 
 fn a_lock_that_is_to_be_held_longer_stays_taken(store: &Store) {

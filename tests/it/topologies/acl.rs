@@ -4,6 +4,7 @@ use std::thread;
 
 use leasehold::{Client, Error, HoldEnd};
 
+use crate::support::kinds::{Call, How, Kind};
 use crate::support::{
     LEASE, RIGHTS, SOON, Server, assert_lost, assert_rejected, eventually, everything, ms, patient,
     stores, take, throughout, timed, unlock,
@@ -160,28 +161,6 @@ fn the_documented_rights_are_enough_for_read_write_locks_and_semaphores(server: 
     assert!(log.is_empty(), "{log:?}");
 }
 
-/// What a client may ask for.
-#[derive(Clone, Copy, Debug)]
-enum Way {
-    Lock,
-    Permit,
-    Read,
-    Write,
-}
-
-impl Way {
-    const ALL: [Self; 4] = [Self::Lock, Self::Write, Self::Read, Self::Permit];
-
-    fn is_had(self, client: &Client) -> Result<bool, Error> {
-        Ok(match self {
-            Self::Lock => client.try_lock("a")?.is_some(),
-            Self::Permit => client.semaphore("a", 2).try_acquire()?.is_some(),
-            Self::Read => client.rw_lock("a").try_read()?.is_some(),
-            Self::Write => client.rw_lock("a").try_write()?.is_some(),
-        })
-    }
-}
-
 fn a_missing_right_leaves_nothing_half_done(server: &Server) {
     const COMMANDS: [&str; 21] = [
         "del",
@@ -215,18 +194,20 @@ fn a_missing_right_leaves_nothing_half_done(server: &Server) {
         let Ok(client) = open_as(server, &[&["+@all"], &rights[..]].concat()) else {
             continue;
         };
-        for way in Way::ALL {
-            let result = way.is_had(&client);
+        for kind in Kind::IN_LINE {
+            let tries = Call { how: How::Tries, ..Call::default() };
+            let is_had = || kind.call(&client, "a", tries).map(|hold| hold.is_some());
+            let result = is_had();
             assert!(
                 matches!(result, Ok(true) | Err(Error::Redis { .. })),
-                "{way:?} without {missing:?}: {result:?}"
+                "{kind:?} without {missing:?}: {result:?}"
             );
             for key in server.keys() {
                 let pttl = server.key_pttl(&key);
-                assert_ne!(pttl, -1, "{way:?} without {missing:?}: {key} stays for ever");
+                assert_ne!(pttl, -1, "{kind:?} without {missing:?}: {key} stays for ever");
             }
             // A right that only the release needs may leave the hold to its lease.
-            if way.is_had(&client).is_err() && result.is_err() {
+            if is_had().is_err() && result.is_err() {
                 eventually(SOON, || !server.exists("a"));
             }
             server.command(&["FLUSHALL"]);
