@@ -12,8 +12,8 @@
 //! A test that applies to several stores is a function of a `&Store` or a `&Server`, listed in the
 //! `stores!` block at the top of its file. The macro, in `support/store.rs`, makes a test of it for
 //! every store: `renewal::lease::on_redis::…`, `renewal::lease::on_a_cluster::…` and so on. What
-//! needs servers of its own is a plain `#[test]`. A test that belongs to a row of the index is added
-//! there.
+//! needs servers of its own is a plain `#[test]`. A new row of the index names the test that shows
+//! it.
 #![allow(
     clippy::unwrap_used,
     reason = "in a test, a panic at the line that went wrong is the wanted report"

@@ -120,8 +120,8 @@ impl Limits {
         self.kill_after.saturating_add(KILL_TIME).min(self.lease / 3)
     }
 
-    /// How long the command has to end when this much of the lease is left, which is nothing once it
-    /// is lost.
+    /// How long the command has to end when this much of the lease is left. A lost lease has
+    /// nothing left.
     pub(crate) fn grace(self, left: Duration) -> Duration {
         let is_lost = left.is_zero();
         if is_lost { self.kill_after } else { self.kill_after.min(left.saturating_sub(KILL_TIME)) }

@@ -1,5 +1,5 @@
-//! What is true of every hold that belongs to no thread: of owned guards, sets, terms, both sides of
-//! a read-write lock and permits.
+//! What is true of every hold that belongs to no thread: of owned guards, sets, terms, permits, and
+//! both sides of a read-write lock.
 
 use std::thread;
 

@@ -107,8 +107,8 @@ macro_rules! stores {
 }
 pub(crate) use stores;
 
-/// Makes a test of every listed behaviour for what a function starts of a binary: that of Redis, and
-/// that of Valkey.
+/// Makes two tests of every listed behaviour, for what a function starts from a binary: that of
+/// Redis, and that of Valkey.
 macro_rules! on_both {
     ($($start:ident: $($behaviour:ident),+ $(,)?;)+) => {
         mod on_redis {
