@@ -183,7 +183,8 @@ fn a_foreign_message_costs_one_script_at_most(server: &Server) {
 fn messages_that_no_thread_waits_for_delay_no_wake_up(server: &Server) {
     const STRAY: u64 = 400;
     let (holder, waiter) = (server.open(patient()), server.open(sleepy()));
-    let scripts = (0..4).map(|_| {
+    // The machine may pause in some of the rounds.
+    let comes_first = (0..20).any(|_| {
         let lost = take(&holder, "a");
         thread::scope(|scope| {
             let waits = scope.spawn(|| waiter.lock("a").map(unlock));
@@ -193,11 +194,10 @@ fn messages_that_no_thread_waits_for_delay_no_wake_up(server: &Server) {
             server.command(&["EVAL", STRAY_AND_REAL, "0", &channel(&waiter), &STRAY.to_string()]);
             waits.join().unwrap().unwrap();
             drop(lost);
-            server.evals() - before
+            server.evals() - before < STRAY / 2
         })
     });
-    // A pause of the machine may come once.
-    assert!(scripts.min().expect("some rounds") < STRAY / 2, "they are passed on first");
+    assert!(comes_first, "they are passed on first");
 }
 
 /// Frees the lock "a", and tells the client after so many messages that no thread waits for.
