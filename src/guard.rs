@@ -2,14 +2,15 @@
 
 use std::fmt;
 use std::marker::PhantomData;
+use std::slice;
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use crate::error::Result;
+use crate::local::hold_requests::{self, Level};
 use crate::local::lease::Lease;
-use crate::local::reentrancy::Level;
+use crate::local::release;
 use crate::local::shared::Shared;
-use crate::local::{release, status};
 use crate::lost::{self, Lost};
 
 /// A lock, or one level of it, held by the current thread. Dropping the guard releases it.
@@ -156,7 +157,7 @@ impl Guard {
     ///   the hold.
     /// - [`Forked`](crate::Error::Forked): this process is a forked child.
     pub fn verify(&self) -> Result<()> {
-        status::verify(&self.shared, &self.lease)
+        hold_requests::verify(&self.shared, slice::from_ref(&self.lease), false)
     }
 
     /// Renews the lease now, also if it is not renewed in the background, but not beyond
@@ -167,7 +168,7 @@ impl Guard {
     /// The same as [`verify`](Guard::verify), and [`NotReplicated`](crate::Error::NotReplicated) if
     /// too few replicas or disks acknowledged it; then the lease is as long as before.
     pub fn renew(&self) -> Result<()> {
-        status::renew(&self.shared, &self.lease)
+        hold_requests::verify(&self.shared, slice::from_ref(&self.lease), true)
     }
 
     /// Releases this level and reports errors. Unlike dropping the guard, this blocks for the
@@ -186,7 +187,7 @@ impl Guard {
     ///   nothing.
     pub fn unlock(mut self) -> Result<()> {
         self.unlocked = true;
-        release::unlock(&self.shared, &self.lease)
+        release::unlock(&self.shared, slice::from_ref(&self.lease))
     }
 }
 
@@ -201,8 +202,7 @@ impl Guard {
 impl Drop for Guard {
     fn drop(&mut self) {
         if !self.unlocked {
-            // Errors are logged where they occur.
-            drop(release::unlock_on_drop(&self.shared, &self.lease));
+            release::unlock_on_drop(&self.shared, slice::from_ref(&self.lease));
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::local::lease::Lease;
 use crate::local::over_channel::OverChannel;
 use crate::local::shared::Shared;
-use crate::local::{release, status};
+use crate::local::{hold_requests, release};
 use crate::lost::{self, Lost};
 
 /// Several locks that are held together, and belong to no thread. Dropping this releases all of
@@ -96,7 +96,7 @@ impl MultiGuard {
     /// The same as [`Guard::verify`](crate::Guard::verify): `Lost` for the first name that is known
     /// to be lost, without a request, or else the error of the first name that fails.
     pub fn verify(&self) -> Result<()> {
-        status::verify_all(&self.shared, &self.leases, false)
+        hold_requests::verify(&self.shared, &self.leases, false)
     }
 
     /// Renews all leases now. Blocks for the server's replies.
@@ -105,7 +105,7 @@ impl MultiGuard {
     ///
     /// The same as [`Guard::renew`](crate::Guard::renew), as for [`verify`](Self::verify).
     pub fn renew(&self) -> Result<()> {
-        status::verify_all(&self.shared, &self.leases, true)
+        hold_requests::verify(&self.shared, &self.leases, true)
     }
 
     /// Releases all locks, as dropping the guard does, and reports errors. Blocks for the server's
@@ -119,14 +119,14 @@ impl MultiGuard {
     /// longer than for one lock.
     pub fn unlock(mut self) -> Result<()> {
         self.released = true;
-        release::unlock_all(&self.shared, &self.leases)
+        release::unlock(&self.shared, &self.leases)
     }
 }
 
 impl Drop for MultiGuard {
     fn drop(&mut self) {
         if !self.released {
-            release::unlock_all_on_drop(&self.shared, &self.leases);
+            release::unlock_on_drop(&self.shared, &self.leases);
         }
     }
 }

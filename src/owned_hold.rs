@@ -1,6 +1,7 @@
 //! What all guards that belong to no thread have in common.
 
 use std::fmt;
+use std::slice;
 use std::sync::Arc;
 
 use crate::config::LockOptions;
@@ -8,7 +9,7 @@ use crate::error::Result;
 use crate::local::call::Wait;
 use crate::local::lease::Lease;
 use crate::local::shared::Shared;
-use crate::local::{acquire, release};
+use crate::local::{acquire, hold_requests, release};
 use crate::store::hold::HoldKind;
 
 /// A hold that is released when this is dropped, on whatever thread.
@@ -32,9 +33,13 @@ impl OwnedHold {
     }
 
     /// Releases the hold, and waits for the reply.
+    pub(crate) fn verify(&self, renews: bool) -> Result<()> {
+        hold_requests::verify(&self.shared, slice::from_ref(&self.lease), renews)
+    }
+
     pub(crate) fn release(mut self) -> Result<()> {
         self.released = true;
-        release::unlock(&self.shared, &self.lease)
+        release::unlock(&self.shared, slice::from_ref(&self.lease))
     }
 
     /// Shows nothing that would allow another client to release the hold.
@@ -50,8 +55,7 @@ impl OwnedHold {
 impl Drop for OwnedHold {
     fn drop(&mut self) {
         if !self.released {
-            // Errors are logged where they occur.
-            drop(release::unlock_on_drop(&self.shared, &self.lease));
+            release::unlock_on_drop(&self.shared, slice::from_ref(&self.lease));
         }
     }
 }
@@ -100,7 +104,7 @@ macro_rules! owned_guard {
             ///
             /// The same as [`Guard::verify`](crate::Guard::verify).
             pub fn verify(&self) -> $crate::error::Result<()> {
-                $crate::local::status::verify(&self.0.shared, &self.0.lease)
+                self.0.verify(false)
             }
 
             /// Renews the lease now. Blocks for the server's reply. See
@@ -110,7 +114,7 @@ macro_rules! owned_guard {
             ///
             /// The same as [`Guard::renew`](crate::Guard::renew).
             pub fn renew(&self) -> $crate::error::Result<()> {
-                $crate::local::status::renew(&self.0.shared, &self.0.lease)
+                self.0.verify(true)
             }
 
             /// Releases the hold and reports errors. Unlike dropping this, it blocks for the

@@ -19,10 +19,10 @@ use crate::local::attempt::Attempt;
 use crate::local::beside;
 use crate::local::call::{Caller, Wait};
 use crate::local::call_reports::{report_contended, report_outcome};
+use crate::local::hold_requests::{Level, nest};
 use crate::local::lease::Lease;
 use crate::local::queue_head::QueueHead;
 use crate::local::queue_shard::Position;
-use crate::local::reentrancy::{self, Level};
 use crate::local::release;
 use crate::local::shared::Shared;
 use crate::local::try_loop::{Stopped, try_until_acquired};
@@ -65,7 +65,7 @@ pub(crate) fn lock(
     let _call = shared.counters.begin_call();
     check(shared, name, options)?;
     if let Some(lease) = held_already(shared, name, options)? {
-        return reentrancy::nest(shared, lease, wait).map(Some);
+        return nest(shared, lease, wait).map(Some);
     }
     let caller = Caller::current(&shared.config, options);
     let lease = LockCall { shared, name, caller, wait, contended: Cell::default() }.run()?;
@@ -188,7 +188,7 @@ impl LockCall<'_> {
         let (waiter, position) = if *wait == Wait::No {
             // A hold that is found lost leaves the head.
             if let Some(lease) = queues.holder(name) {
-                shared.end_reports.expire(&lease);
+                shared.reporter.expire(&lease);
             }
             let Some(joined) = queues.try_join(name, caller)? else {
                 report_contended(shared, name, contended);

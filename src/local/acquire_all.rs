@@ -8,7 +8,7 @@
 
 use std::cell::Cell;
 use std::sync::Arc;
-use std::thread;
+use std::{slice, thread};
 
 use crate::clock::{Moment, end_of};
 use crate::config::LockOptions;
@@ -75,7 +75,7 @@ pub(crate) fn acquire_all(
     if let Ok(Some(leases)) = &outcome {
         for lease in leases {
             lease.span.open(lease.name(), lease.fence());
-            shared.report_later(lease, &call.caller);
+            shared.reporter.report_acquired(lease, &call.caller);
         }
     } else {
         report_outcome(shared, &names.join(", "), wait, &outcome, waited);
@@ -206,7 +206,7 @@ impl SetCall<'_> {
                 Err(failure) => Err(failure),
             };
             for (_, lease) in &held {
-                release::give_back(self.shared, lease);
+                release::unlock_on_drop(self.shared, slice::from_ref(lease));
             }
             return stopped.or_else(|failure| self.pause_after(failure, group, retry));
         }

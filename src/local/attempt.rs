@@ -15,7 +15,6 @@ use crate::failure::Failure;
 use crate::local::arrival::{Arrival, NewHold, Tried};
 use crate::local::call::{Caller, Wait};
 use crate::local::call_reports::report_contended;
-use crate::local::ending;
 use crate::local::lease::{Lease, local_deadline};
 use crate::local::pending::{AcquireRequest, SentAcquire};
 use crate::local::retry::RetryPolicy;
@@ -215,16 +214,15 @@ impl<'a> Attempt<'a> {
     /// the request was sent that found the lock held: by just those, perhaps. Returns `true` if it
     /// is worth trying again at once.
     fn confirm_releases(&mut self) -> Result<bool, Failure> {
-        let Shared { store, end_reports, .. } = self.shared;
+        let Shared { store, reporter, .. } = self.shared;
         let queues = self.shared.queues(self.caller.kind);
         let released = queues.released(&self.request.hold.name);
         // If they were confirmed in the meantime, they may have ended after this request.
         let retries = !released.is_empty() || self.after_release && !store.keeps_order();
         for released in released {
             self.after_release = true;
-            released.mark_released_again();
             ask_one(&**store, released.to_release(self.retry.request_deadline()))?;
-            end_reports.settle(&released, &Ok(()));
+            reporter.settle(&released, &Ok(()));
         }
         self.after_release = false;
         Ok(retries)
@@ -234,7 +232,10 @@ impl<'a> Attempt<'a> {
     fn undo_shortfall(&self, failure: &Failure) {
         if failure.is_shortfall() {
             let (hold, deadline) = (&self.request.hold, self.retry.request_deadline());
-            ending::undo(self.shared, hold, self.caller.times.lease, deadline);
+            let release = HoldRequest { hold, change: Change::RELEASE, deadline };
+            if ask_one(&*self.shared.store, release).is_err() {
+                self.shared.clean_up(hold, self.caller.times.lease, true);
+            }
         }
     }
 
@@ -290,15 +291,15 @@ impl<'a> Attempt<'a> {
             return;
         }
         let (shared, hold) = (self.shared, &self.request.hold);
-        let (reports, lease) = (shared.end_reports.clone(), self.caller.times.lease);
+        let (reporter, lease) = (shared.reporter.clone(), self.caller.times.lease);
         let waited = hold.clone();
         let change = Change::Unregister { any_kind: false };
         let deadline = end_of(self.caller.times.io_timeout);
         shared.store.post(vec![PostedChange {
             request: HoldRequest { hold, change, deadline },
             on_reply: Box::new(move |reply| match reply {
-                Ok(_) => reports.ends.signal_head(&waited.name),
-                Err(_) => reports.renewer.unregister(waited, lease),
+                Ok(_) => reporter.signal_head(&waited.name),
+                Err(_) => reporter.sink.unregister(waited, lease),
             }),
         }]);
     }

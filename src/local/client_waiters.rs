@@ -7,8 +7,9 @@ use std::sync::{Arc, Weak};
 
 use crate::config::Config;
 use crate::local::counters::Counters;
-use crate::local::end_reports::EndReports;
 use crate::local::listener::WakeTarget;
+use crate::local::renewer::Renewer;
+use crate::local::reporter::Reporter;
 use crate::local::wait_queues::WaitQueues;
 use crate::store::Store;
 use crate::store::hold::{HoldId, HoldKind};
@@ -23,7 +24,7 @@ pub(super) struct ClientWaiters {
     pub(super) config: Config,
     pub(super) client: Arc<str>,
     /// Its renewer ends with the client, and this thread perhaps a little later.
-    pub(super) end_reports: Weak<EndReports>,
+    pub(super) reporter: Weak<Reporter<Renewer>>,
 }
 
 impl ClientWaiters {
@@ -58,12 +59,12 @@ impl WakeTarget for ClientWaiters {
 
     fn pass_on(&self, name: &str) {
         if !self.wake_heads(name)
-            && let Some(reports) = self.end_reports.upgrade()
+            && let Some(reporter) = self.reporter.upgrade()
         {
             // Of whatever kind: that is not known.
             let (kind, client) = (HoldKind::Lock, self.client.clone());
             let hold = HoldId { kind, name: name.into(), client, nonce: 0 };
-            reports.renewer.unregister(hold, self.config.options.lease);
+            reporter.sink.unregister(hold, self.config.options.lease);
         }
     }
 }

@@ -8,8 +8,8 @@
 //! |---|---|---|
 //! | a moment | `new`, `extend` | a later moment, `LOST` or `ENDED` |
 //! | `ENDED` | `end` before that moment, by its holder or a shutdown | `LOST` or `RELEASED` |
-//! | `LOST` | `expire` at that moment, `lose` at any time, `report_loss` after the end | nothing |
-//! | `RELEASED` | `report_end` | nothing |
+//! | `LOST` | `expire` at that moment, `lose` at any time, `settle` after the end | nothing |
+//! | `RELEASED` | `settle` | nothing |
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -80,18 +80,10 @@ impl Deadline {
         matches!(self.load(), LOST | RELEASED)
     }
 
-    /// Marks a hold that was ended as lost, because its release has found it so. Returns `true` for
-    /// the first call that says how it has ended.
-    pub(super) fn report_loss(&self) -> bool {
-        self.settle(LOST)
-    }
-
-    /// As `report_loss`, for a hold that has ended without a loss.
-    pub(super) fn report_end(&self) -> bool {
-        self.settle(RELEASED)
-    }
-
-    fn settle(&self, outcome: u64) -> bool {
+    /// Marks a hold that was ended as lost, because its release has found it so, or as released.
+    /// Returns `true` for the first call that says how it has ended.
+    pub(super) fn settle(&self, lost: bool) -> bool {
+        let outcome = if lost { LOST } else { RELEASED };
         self.0.compare_exchange(ENDED, outcome, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 

@@ -2,11 +2,11 @@
 //!
 //! Decides, without any I/O, whether the hold is still valid, and when it has to be renewed. Knows
 //! neither the store nor the wait queues:
-//! [`EndNotifier`](crate::local::end_notifier::EndNotifier) reports a loss to others.
+//! [`Reporter`](crate::local::reporter::Reporter) reports a loss to others.
 
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, Ordering};
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
@@ -26,11 +26,6 @@ use crate::store::request::{Change, HoldRequest};
 
 /// A lease that is due within this part of its duration is renewed along with others.
 pub(crate) const TOGETHER: u32 = 64;
-
-/// Bits of `Lease::told`.
-const REPORTED: u8 = 1;
-const LOSS: u8 = 2;
-const RELEASED_AGAIN: u8 = 4;
 
 /// A hold and how long it may be relied on.
 ///
@@ -54,9 +49,8 @@ pub(crate) struct Lease {
     depth: AtomicU32,
     /// Whether a request that began this hold may be executed once more.
     in_doubt: AtomicBool,
-    /// What was told of the hold, and to the store: [`REPORTED`] unless it is part of a set that is
-    /// not complete.
-    told: AtomicU8,
+    /// How many requests to release the hold may have been executed, or come to be.
+    releases: AtomicU16,
     /// Whether the last renewal has failed. Only the renewer uses it.
     failing: AtomicBool,
     current: Mutex<CurrentHold>,
@@ -68,6 +62,9 @@ struct CurrentHold {
     fence: u64,
     /// How many holds may follow, each with the next token.
     room: u32,
+    /// Whether it was reported that the hold has begun. If not, nothing is reported of its end: a
+    /// call has it that may not get it, or not alone.
+    reported: bool,
     ended: bool,
     /// When it began. Once it has ended, as long after [`Moment::FIRST`] as it was held.
     acquired: Moment,
@@ -92,7 +89,7 @@ impl Lease {
     /// A hold of the caller, acquired by a request that was sent at `sent`. There is `room` for so
     /// many more that follow it.
     pub(crate) fn new(id: HoldId, fence: u64, room: u32, caller: &Caller, sent: Moment) -> Self {
-        let Caller { thread, options, times, in_set, .. } = caller;
+        let Caller { thread, options, times, .. } = caller;
         let replied = Moment::now();
         Self {
             id,
@@ -107,10 +104,11 @@ impl Lease {
             depth: AtomicU32::new(1),
             in_doubt: AtomicBool::new(false),
             failing: AtomicBool::new(false),
-            told: AtomicU8::new(if *in_set { 0 } else { REPORTED }),
+            releases: AtomicU16::new(0),
             current: Mutex::new(CurrentHold {
                 fence,
                 room,
+                reported: false,
                 ended: false,
                 acquired: replied,
                 thread: thread.clone(),
@@ -147,13 +145,13 @@ impl Lease {
     /// Begins the next hold of the tenure in place of this one, which is over. It relies on what
     /// the tenure has: a renewal that is on its way counts for it, and so does a loss.
     pub(crate) fn begin_next(&self, caller: &Caller) {
-        self.told.store(0, Ordering::Release);
         self.set_depth(1);
         self.disconnect();
         let mut current = self.current.lock();
         *current = CurrentHold {
             fence: current.fence + 1,
             room: current.room - 1,
+            reported: false,
             ended: false,
             acquired: Moment::now(),
             thread: caller.thread.clone(),
@@ -190,29 +188,34 @@ impl Lease {
         self.in_doubt.load(Ordering::Relaxed)
     }
 
-    /// Returns `true` if the hold is part of a set that is not complete.
-    pub(crate) fn is_unreported(&self) -> bool {
-        self.told.load(Ordering::Relaxed) & REPORTED == 0
+    /// Has `report` tell that the hold with this token has begun, unless it was found lost before.
+    /// A thread that finds it lost later comes after the report.
+    pub(crate) fn report_begin(&self, report: impl FnOnce(u64)) {
+        let mut current = self.current.lock();
+        if !self.deadline.is_settled() {
+            current.reported = true;
+            report(current.fence);
+        }
     }
 
-    /// Notes that the hold was reported. Returns `true` if its loss must be told now.
-    pub(crate) fn set_reported(&self) -> bool {
-        self.told.fetch_or(REPORTED, Ordering::AcqRel) & LOSS != 0
+    /// Returns `true` if it was reported that the hold has begun.
+    pub(crate) fn is_reported(&self) -> bool {
+        self.current.lock().reported
     }
 
-    /// Notes that the hold is lost. Returns `false` if that must not be told before the hold was
-    /// reported.
-    pub(crate) fn may_tell_loss(&self) -> bool {
-        self.told.fetch_or(LOSS, Ordering::AcqRel) & REPORTED != 0
+    /// Notes that a request to release the hold is sent.
+    pub(crate) fn note_release(&self) {
+        self.releases.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Notes that a second request to release the hold is sent, which may end it first.
-    pub(crate) fn mark_released_again(&self) {
-        self.told.fetch_or(RELEASED_AGAIN, Ordering::AcqRel);
+    /// Notes that a request to release the hold was not executed.
+    pub(crate) fn forget_release(&self) {
+        self.releases.fetch_sub(1, Ordering::AcqRel);
     }
 
+    /// Returns `true` if one request to release the hold may have ended it before another.
     pub(crate) fn is_released_again(&self) -> bool {
-        self.told.load(Ordering::Acquire) & RELEASED_AGAIN != 0
+        self.releases.load(Ordering::Acquire) > 1
     }
 
     pub(crate) fn mark_in_doubt(&self) {
@@ -327,17 +330,10 @@ impl Lease {
         }
     }
 
-    /// Marks a hold that its holder has ended as lost, because its release has found it so, and
-    /// disconnects the receivers. Returns `true` for the first call that says how it has ended.
-    pub(crate) fn report_loss(&self) -> bool {
-        let first = self.deadline.report_loss();
-        self.disconnect();
-        first
-    }
-
-    /// As `report_loss`, for a hold that has ended without a loss.
-    pub(crate) fn report_end(&self) -> bool {
-        let first = self.deadline.report_end();
+    /// Notes how a hold has ended that its holder has ended: its release may have found it lost.
+    /// Disconnects the receivers. Returns `true` for the first call that says how it has ended.
+    pub(crate) fn settle(&self, lost: bool) -> bool {
+        let first = self.deadline.settle(lost);
         self.disconnect();
         first
     }
@@ -349,8 +345,9 @@ impl Lease {
         }
     }
 
-    /// Returns the request that releases the hold.
+    /// Returns a request that releases the hold, to be sent now.
     pub(crate) fn to_release(&self, deadline: Instant) -> HoldRequest<'_> {
+        self.note_release();
         let change = Change::Release { kept_until: self.kept_until };
         HoldRequest { hold: &self.id, change, deadline }
     }
@@ -484,8 +481,8 @@ mod tests {
         assert!(lease.end());
         lease.lose();
         assert_eq!(over.try_recv(), Err(TryRecvError::Empty), "its release is under way");
-        assert!(lease.report_end());
-        assert!(!lease.report_loss(), "only the first says how it has ended");
+        assert!(lease.settle(false));
+        assert!(!lease.settle(true), "only the first says how it has ended");
         assert_eq!(over.try_recv(), Err(TryRecvError::Disconnected));
         assert!(!lease.is_lost());
         assert!(!lease.end(), "only once");
@@ -497,9 +494,9 @@ mod tests {
         let lease = acquired(&options(), Moment::now());
         let over = lease.over();
         assert!(lease.end() && !lease.is_lost());
-        assert!(lease.report_loss());
+        assert!(lease.settle(true));
         assert_eq!(over.try_recv(), Err(TryRecvError::Disconnected));
-        assert!(!lease.report_end());
+        assert!(!lease.settle(false));
         assert!(lease.is_lost());
     }
 
@@ -515,15 +512,15 @@ mod tests {
     }
 
     #[test]
-    fn the_loss_of_a_hold_is_told_once_and_after_the_hold() {
-        let caller = Caller::current(&Config::default(), &options());
-        let in_set = Caller { in_set: true, ..caller };
-        let lease = |caller| Lease::new(id(), 7, 0, caller, Moment::now());
-        let lost_before = lease(&in_set);
-        assert!(!lost_before.may_tell_loss() && lost_before.set_reported());
-        let lost_later = lease(&in_set);
-        assert!(!lost_later.set_reported() && lost_later.may_tell_loss());
-        assert!(acquired(&options(), Moment::now()).may_tell_loss(), "it is in no set");
+    fn a_hold_that_was_found_lost_is_not_reported_to_begin() {
+        let lost = acquired(&options(), Moment::now());
+        assert!(lost.lose());
+        lost.report_begin(|_| panic!("a loss would have to be told too"));
+        assert!(!lost.is_reported());
+        let held = acquired(&options(), Moment::now());
+        assert!(!held.is_reported());
+        held.report_begin(|fence| assert_eq!(fence, 7));
+        assert!(held.is_reported());
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! What happens in this process: which thread holds what, which threads wait, and what keeps leases
 //! alive.
 //!
-//! Calls go one way. `acquire` and `release` are entered from the face. Both use `reentrancy` and
-//! `ending`, all of them borrow `shared`, and that uses the wait queues, the renewer and the
+//! Calls go one way. `acquire` and `release` are entered from the face. Both use `hold_requests`,
+//! all of them borrow `shared`, and that uses the wait queues, the renewer and the
 //! listener.
 
 pub(crate) mod acquire;
@@ -16,10 +16,8 @@ mod client_waiters;
 pub(crate) mod counters;
 mod deadline;
 mod due_channel;
-pub(crate) mod end_notifier;
-pub(crate) mod end_reports;
-pub(crate) mod ending;
 pub(crate) mod held_locks;
+pub(crate) mod hold_requests;
 pub(crate) mod identity;
 pub(crate) mod lease;
 pub(crate) mod listener;
@@ -28,11 +26,11 @@ pub(crate) mod over_channel;
 pub(crate) mod pending;
 mod queue_head;
 mod queue_shard;
-pub(crate) mod reentrancy;
 pub(crate) mod release;
 mod renewal_reports;
 pub(crate) mod renewer;
 mod renewer_thread;
+pub(crate) mod reporter;
 pub(crate) mod retry;
 pub(crate) mod shared;
 pub(crate) mod shutdown;

@@ -58,6 +58,11 @@ impl Outages {
         Self { events, counters, store, ..Self::default() }
     }
 
+    #[cfg(test)]
+    pub(super) fn lasts(&self) -> bool {
+        self.lasts.load(Ordering::Relaxed)
+    }
+
     /// Records that a call or a renewal suffers from a failure without a reply.
     pub(crate) fn record_failure(&self, name: &str, failure: &Failure) {
         let mut state = self.state.lock();

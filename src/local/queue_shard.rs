@@ -119,13 +119,20 @@ impl QueueShard {
         Some(next.caller.kind)
     }
 
-    /// Adds a hold whose release is not confirmed.
-    pub(super) fn remember_released(&mut self, lease: &Arc<Lease>) {
-        if let Some(queue) = self.0.get_mut(lease.name()) {
-            queue.add_released(lease);
-        } else {
+    /// Adds a hold whose release is not confirmed. If it is that of the head, and it `stays` or
+    /// threads wait behind it, it stays the head until the release was sent. Returns `true` if a
+    /// thread may have to try then.
+    pub(super) fn remember_released(&mut self, lease: &Arc<Lease>, stays: bool) -> bool {
+        let Some(queue) = self.0.get_mut(lease.name()) else {
             self.0.insert(lease.name().clone(), WaitQueue::without_head(lease));
+            return false;
+        };
+        queue.add_released(lease);
+        if queue.is_held_by(lease) && !stays && !queue.is_waited_in() {
+            queue.remove_head();
+            return false;
         }
+        true
     }
 
     /// Forgets and returns the holds whose release is not confirmed.

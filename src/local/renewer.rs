@@ -12,9 +12,9 @@ use crossbeam_channel::bounded;
 use crate::clock::Moment;
 use crate::failure::Failure;
 use crate::local::due_channel::{DueSender, due_channel};
-use crate::local::end_notifier::EndNotifier;
 use crate::local::lease::{Lease, NextStep};
 use crate::local::renewer_thread::{Message, RenewerThread};
+use crate::local::reporter::{ReportSink, Reporter};
 use crate::local::shutdown_calls::{ShutdownCall, unconfirmed};
 use crate::local::timers::{CleanUp, Scheduled};
 use crate::store::hold::HoldId;
@@ -34,10 +34,10 @@ impl Renewer {
     pub(crate) fn start(
         jobs: Box<dyn JobRunner>,
         io_timeout: Duration,
-        ends: EndNotifier,
+        reporter: Reporter<()>,
     ) -> std::io::Result<Self> {
         let (channel, incoming) = due_channel();
-        let mut thread = RenewerThread::new(incoming, jobs, io_timeout, ends);
+        let mut thread = RenewerThread::new(incoming, jobs, io_timeout, reporter);
         thread::Builder::new().name("leasehold-renew".into()).spawn(move || thread.run())?;
         Ok(Self { channel })
     }
@@ -89,6 +89,12 @@ impl Renewer {
     }
 }
 
+impl ReportSink for Renewer {
+    fn clean_up(&self, in_doubt: InDoubtHold) {
+        self.add_clean_up(in_doubt);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -135,7 +141,7 @@ mod tests {
             let log = Arc::new(Mutex::new(Vec::new()));
             let fake = Fake { log: log.clone(), outcome: Box::new(outcome) };
             let io_timeout = Duration::from_secs(1);
-            let renewer = Renewer::start(Box::new(fake), io_timeout, EndNotifier::default());
+            let renewer = Renewer::start(Box::new(fake), io_timeout, Reporter::default());
             Self { renewer: renewer.expect("a thread"), log }
         }
 
@@ -291,7 +297,7 @@ mod tests {
     #[test]
     fn leases_are_lost_at_their_deadlines_while_the_store_hangs() {
         let jobs = Box::new(Hanging::default());
-        let renewer = Renewer::start(jobs, LEASE * 100, EndNotifier::default());
+        let renewer = Renewer::start(jobs, LEASE * 100, Reporter::default());
         let scene = Scene { renewer: renewer.expect("a thread"), log: Arc::default() };
         let leases = [scene.lease(1, LEASE * 10), scene.lease(2, LEASE * 4), {
             let options = LockOptions { lease: LEASE * 6, renew: false, ..LockOptions::default() };

@@ -21,9 +21,9 @@ use crossbeam_channel::Sender;
 
 use crate::clock::{Moment, end_of};
 use crate::local::due_channel::DueReceiver;
-use crate::local::end_notifier::{EndNotifier, HoldFailure};
 use crate::local::lease::Lease;
 use crate::local::renewal_reports::RenewalReports;
+use crate::local::reporter::{HoldFailure, Reporter};
 use crate::local::shutdown_calls::{ShutdownCall, ShutdownCalls, unconfirmed};
 use crate::local::timers::{CleanUp, Scheduled, TimerQueue};
 use crate::shrink::shrink;
@@ -83,7 +83,7 @@ impl RenewerThread {
         incoming: DueReceiver<Message>,
         jobs: Box<dyn JobRunner>,
         io_timeout: Duration,
-        ends: EndNotifier,
+        reporter: Reporter<()>,
     ) -> Self {
         Self {
             incoming,
@@ -92,7 +92,7 @@ impl RenewerThread {
             last_job: 0,
             jobs,
             io_timeout,
-            reports: RenewalReports::new(ends),
+            reports: RenewalReports::new(reporter),
             shutdown: None,
         }
     }
@@ -131,7 +131,15 @@ impl RenewerThread {
                 Message::Work(work) => self.schedule(work),
             }
         }
+        self.schedule_clean_ups();
         self.timers.compact(Moment::now(), |lease| self.reports.forget(lease));
+    }
+
+    /// Schedules what the ends of holds have left to clean up.
+    fn schedule_clean_ups(&mut self) {
+        for in_doubt in self.reports.reporter.sink.clean_ups.take() {
+            self.timers.add_clean_up(in_doubt);
+        }
     }
 
     fn schedule(&mut self, work: Scheduled) {
@@ -167,9 +175,7 @@ impl RenewerThread {
 
     /// Ends a lease, and schedules its release.
     fn end(&mut self, lease: &Arc<Lease>) {
-        if self.reports.expire(lease) {
-            self.timers.add_clean_up(lease.to_clean_up());
-        } else if self.reports.end(lease) {
+        if !self.reports.reporter.expire(lease) && self.reports.reporter.end(lease) {
             let release = Scheduled::CleanUp(Box::new(CleanUp::of_ended(lease)));
             self.timers.add_at(Moment::FIRST, release);
         }
@@ -183,10 +189,8 @@ impl RenewerThread {
             Scheduled::Lease(lease) if lease.id.nonce == hold.nonce => Some(lease.clone()),
             Scheduled::CleanUp(_) | Scheduled::Lease(_) => None,
         });
-        let Some(lease) = lease else { return };
-        self.reports.lose(&lease);
-        if lease.is_in_doubt() {
-            self.timers.add_clean_up(lease.to_clean_up());
+        if let Some(lease) = lease {
+            self.reports.reporter.lose(&lease);
         }
     }
 
@@ -199,10 +203,11 @@ impl RenewerThread {
         if let Some(failure) = shutdown.give_up(now) {
             let failed = Err(HoldFailure::Failed(failure));
             for lease in self.clean_ups().filter_map(CleanUp::ended) {
-                self.reports.report_end(lease, &failed);
+                // It is being cleaned up already.
+                self.reports.reporter.report_end(lease, &failed, drop);
             }
         }
-        let is_complete = self.reports.is_settled() && {
+        let is_complete = self.reports.reporter.counters.is_settled() && {
             // What has settled the last hold may have left something to clean up.
             self.receive_new();
             self.clean_ups().all(CleanUp::is_confirmed)
@@ -229,12 +234,11 @@ impl RenewerThread {
         {
             let (hold, change, lease, limit) = match &work {
                 Scheduled::CleanUp(clean_up) => {
+                    clean_up.begin_attempt();
                     (clean_up.hold(), clean_up.change(), Duration::ZERO, clean_up.lease() / 3)
                 }
                 Scheduled::Lease(lease) => {
-                    if self.reports.expire(lease) {
-                        self.timers.add_clean_up(lease.to_clean_up());
-                    }
+                    self.reports.reporter.expire(lease);
                     if !lease.is_due(now) {
                         self.schedule(work);
                         continue;
@@ -289,11 +293,8 @@ impl RenewerThread {
                 self.schedule(Scheduled::Lease(hold));
             }
             Ok(HoldReply::Gone) => {
-                self.reports.lose(&hold);
+                self.reports.reporter.lose(&hold);
                 self.reports.forget(&hold);
-                if hold.is_in_doubt() {
-                    self.timers.add_clean_up(hold.to_clean_up());
-                }
             }
             Err(failure) => {
                 let pause = (hold.duration() / RETRIES).min(hold.remaining());
@@ -307,19 +308,18 @@ impl RenewerThread {
         let everywhere = outcome.as_ref().is_ok_and(|reply| reply.everywhere);
         match outcome {
             Ok(_) if matches!(clean_up.change(), Change::Unregister { .. }) => {
-                self.reports.signal_head(clean_up.hold());
+                self.reports.reporter.signal_head(&clean_up.hold().name);
             }
             Ok(reply) => {
-                self.reports.record_reply(clean_up.hold());
-                self.reports.confirm_release(clean_up.hold());
+                let Reporter { outages, .. } = &self.reports.reporter;
+                outages.record_reply(&clean_up.hold().name);
+                self.reports.reporter.confirm_release(clean_up.hold());
                 if let Some((lease, outcome)) = clean_up.record_reply(reply.hold) {
-                    self.reports.report_end(&lease, &outcome);
+                    self.reports.reporter.report_end(&lease, &outcome, drop);
                 }
             }
             Err(failure) => {
-                if failure.is_ambiguous() {
-                    clean_up.mark_attempted();
-                }
+                clean_up.record_failure(&failure);
                 if let Some(shutdown) = &mut self.shutdown {
                     shutdown.record_failure(failure);
                 }
@@ -329,7 +329,7 @@ impl RenewerThread {
             return self.timers.add_at(due, Scheduled::CleanUp(clean_up));
         }
         // It is settled, or its lease is over.
-        self.reports.confirm_release(clean_up.hold());
+        self.reports.reporter.confirm_release(clean_up.hold());
         if !clean_up.is_confirmed() {
             self.record_outlived(&clean_up);
         }
@@ -341,13 +341,15 @@ impl RenewerThread {
             shutdown.record_outlived();
         }
         if let Some(lease) = clean_up.ended() {
-            self.reports.report_end(lease, &Err(HoldFailure::Failed(unconfirmed())));
+            let failed = Err(HoldFailure::Failed(unconfirmed()));
+            self.reports.reporter.report_end(lease, &failed, drop);
         }
     }
 
     /// Waits until something is due or the thread is woken. Returns `false` when the client is
     /// gone.
     fn sleep(&mut self) -> bool {
+        self.schedule_clean_ups();
         let (now, due) = (Moment::now(), self.timers.next_due());
         let due = if due == Moment::NEVER { due } else { due.min(now.after(NAP)) };
         let waits = self.shutdown.as_ref().is_some_and(ShutdownCalls::is_watched);
@@ -357,12 +359,9 @@ impl RenewerThread {
 
     /// Starts over after a panic, with nothing forgotten.
     fn recover(&mut self) {
-        self.reports.tell_of_a_panic();
+        self.reports.reporter.events.error(|| "the renewer panicked, and goes on".into());
         drop(catch_unwind(AssertUnwindSafe(|| self.jobs.abandon(&mut |_, _| {}))));
-        for (_, SentWork { mut work, .. }) in mem::take(&mut self.in_flight) {
-            if let Scheduled::CleanUp(clean_up) = &mut work {
-                clean_up.mark_attempted();
-            }
+        for (_, SentWork { work, .. }) in mem::take(&mut self.in_flight) {
             self.schedule(work);
         }
         thread::sleep(PANIC_PAUSE);

@@ -23,8 +23,6 @@ pub(crate) enum RetryLimit {
     Brief,
     /// The caller's deadline. A request may begin until then and end one `io_timeout` later.
     Deadline(Instant),
-    /// A moment at which everything must be over.
-    End(Instant),
     /// Nothing, as long as servers reply; an outage may last for the retry window.
     Endless,
 }
@@ -68,7 +66,6 @@ impl RequestLimits {
             RetryLimit::Deadline(deadline) => {
                 deadline.checked_add(self.times.slack).map_or(end, |last| last.min(end))
             }
-            RetryLimit::End(last) => last.min(end),
         }
     }
 }
@@ -149,7 +146,7 @@ impl RetryPolicy {
         }
         // Only its use shows that the server has closed an idle connection.
         let at_once = failure.kind == FailureKind::Disconnected && self.disconnects == 1;
-        if at_once && !matches!(self.limits.limit, RetryLimit::End(end) if now >= end) {
+        if at_once {
             return Some(Duration::ZERO);
         }
         let rest = match self.limits.limit {
@@ -157,7 +154,7 @@ impl RetryPolicy {
                 return (self.silences == 1).then_some(Duration::ZERO);
             }
             RetryLimit::Brief | RetryLimit::Endless => self.window.saturating_sub(now - since),
-            RetryLimit::Deadline(end) | RetryLimit::End(end) => end.saturating_duration_since(now),
+            RetryLimit::Deadline(end) => end.saturating_duration_since(now),
         };
         let pause = self.backoff.next().unwrap_or_default();
         (!rest.is_zero()).then_some(pause.min(rest))
@@ -311,7 +308,6 @@ mod tests {
     #[test]
     fn no_request_outlasts_its_limit_by_more_than_one_io_timeout() {
         let now = Instant::now();
-        assert!(retry(RetryLimit::End(now)).request_deadline() <= now);
         let mut late = retry(RetryLimit::Deadline(now));
         late.limits.limit = RetryLimit::Deadline(now);
         assert!(late.request_deadline() <= now + Duration::from_secs(1));

@@ -2,7 +2,7 @@
 //!
 //! Decides how the parts of a client are connected, and whether a hold may still be relied on. What
 //! calls do with these parts is decided by the functions that borrow them: `acquire`, `release`,
-//! `ending`, `reentrancy` and `status`.
+//! `hold_requests` and `status`.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -13,19 +13,18 @@ use parking_lot::Mutex;
 use crate::clock::{Moment, end_of};
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::event::{Event, Events};
+use crate::event::Events;
 use crate::failure::{Failure, FailureKind};
 use crate::local::call::{CallTimes, Caller};
 use crate::local::client_waiters::ClientWaiters;
 use crate::local::counters::Counters;
-use crate::local::end_notifier::EndNotifier;
-use crate::local::end_reports::EndReports;
 use crate::local::held_locks::HeldLocks;
 use crate::local::identity::Identity;
 use crate::local::lease::Lease;
 use crate::local::listener::Listener;
 use crate::local::outage::Outages;
 use crate::local::renewer::Renewer;
+use crate::local::reporter::Reporter;
 use crate::local::retry::{RetryPolicy, is_outage};
 use crate::local::wait_queues::WaitQueues;
 use crate::net::factory::ConnectionCounters;
@@ -44,7 +43,7 @@ pub(crate) struct Shared {
     pub(crate) identity: Identity,
     /// For requests about no lock in particular, or about one whose options are not known.
     pub(super) times: CallTimes,
-    /// Dropped before `end_reports`, to which it reports what is in doubt then.
+    /// Dropped before `reporter`, to which it reports what is in doubt then.
     pub(super) store: Arc<dyn Store>,
     pub(super) held_locks: HeldLocks,
     pub(super) counters: Arc<Counters>,
@@ -57,7 +56,7 @@ pub(crate) struct Shared {
     /// Whether the store withdraws a hold that it has not granted at once. Such a hold must not be
     /// requested again, because the request that withdraws it may come late.
     pub(super) withdraws: bool,
-    pub(super) end_reports: Arc<EndReports>,
+    pub(super) reporter: Arc<Reporter<Renewer>>,
     pub(super) renewer: Renewer,
     /// If the client exchanges wake-ups with Redisson.
     redisson: Option<RedissonChannels>,
@@ -85,16 +84,17 @@ impl Shared {
         let wait_queues = Arc::<WaitQueues>::default();
         let member_queues = Arc::<WaitQueues>::default();
         let counters = Arc::<Counters>::default();
-        let mut ends = EndNotifier::new(
-            events.clone(),
-            counters.clone(),
-            wait_queues.clone(),
-            member_queues.clone(),
-        );
-        ends.outages = Arc::new(Outages::new(events.clone(), counters.clone(), &store));
-        let renewer = Renewer::start(store.jobs(), times.io_timeout, ends.clone());
+        let reporter = Reporter {
+            events: events.clone(),
+            counters: counters.clone(),
+            outages: Arc::new(Outages::new(events.clone(), counters.clone(), &store)),
+            wait_queues: wait_queues.clone(),
+            member_queues: member_queues.clone(),
+            sink: (),
+        };
+        let renewer = Renewer::start(store.jobs(), times.io_timeout, reporter.clone());
         let renewer = renewer.map_err(Error::no_thread)?;
-        let end_reports = Arc::new(EndReports { ends, renewer: renewer.clone() });
+        let reporter = Arc::new(reporter.with_sink(renewer.clone()));
         Ok(Self {
             identity: Identity::new(&config.label)?,
             redisson: config.redisson.then(RedissonChannels::default),
@@ -108,7 +108,7 @@ impl Shared {
             member_queues,
             events,
             withdraws,
-            end_reports,
+            reporter,
             renewer,
             listener: OnceLock::new(),
             listener_failing: Mutex::default(),
@@ -151,13 +151,13 @@ impl Shared {
     /// Returns `true` if the local deadline of a hold has not passed. If this call finds it lost,
     /// it is cleaned up.
     pub(super) fn is_valid(&self, lease: &Lease) -> bool {
-        self.end_reports.expire(lease);
+        self.reporter.expire(lease);
         !lease.remaining().is_zero()
     }
 
     /// Marks a hold as lost because the store does not know it any more.
     pub(super) fn lose(&self, lease: &Lease) {
-        self.end_reports.lose(lease);
+        self.reporter.lose(lease);
     }
 
     /// Adds a new hold of a thread of this process, to be found by that thread and to be renewed.
@@ -166,12 +166,13 @@ impl Shared {
     pub(super) fn add_hold(&self, lease: &Arc<Lease>, caller: &Caller) {
         if caller.kind == HoldKind::Lock {
             for released in self.wait_queues.take_released(lease.name()) {
-                self.end_reports.report_end(&released, &Ok(()));
+                self.reporter
+                    .report_end(&released, &Ok(()), |doubt| self.renewer.add_clean_up(doubt));
             }
         }
         self.counters.begin_hold();
         if !caller.in_set {
-            self.report_acquired(lease, caller);
+            self.reporter.report_acquired(lease, caller);
         }
         self.held_locks.insert(lease);
         self.renewer.add_lease(lease);
@@ -186,24 +187,9 @@ impl Shared {
         self.counters.handoffs.add(1);
         self.held_locks.insert(lease);
         if !caller.in_set {
-            self.report_later(lease, caller);
+            self.reporter.report_acquired(lease, caller);
         }
         true
-    }
-
-    /// Reports a hold that has begun before.
-    pub(super) fn report_later(&self, lease: &Lease, caller: &Caller) {
-        self.report_acquired(lease, caller);
-        if lease.set_reported() {
-            self.end_reports.ends.tell_loss(lease);
-        }
-    }
-
-    pub(super) fn report_acquired(&self, lease: &Lease, caller: &Caller) {
-        let (name, fence, waited) = (lease.name(), lease.fence(), caller.begin.elapsed());
-        self.counters.acquired.add(1);
-        self.events.emit(|| Event::Acquired { name: name.to_string(), fence, waited });
-        self.events.debug(|| format!("acquired lock {name:?} (fence {fence}) after {waited:?}"));
     }
 
     /// Returns how long a call about a lock pauses before its next attempt; `None` if there should
@@ -224,14 +210,14 @@ impl Shared {
         // A connection that was found broken is no outage.
         let is_late = pause != Some(Duration::ZERO) || failure.kind == FailureKind::Timeout;
         if is_late && is_outage(failure) && !name.is_empty() {
-            self.end_reports.ends.outages.record_failure(name, failure);
+            self.reporter.outages.record_failure(name, failure);
         }
     }
 
     /// Records that a server has replied to a request about a lock.
     pub(super) fn record_reply(&self, name: &str) {
         if !name.is_empty() {
-            self.end_reports.ends.outages.record_reply(name);
+            self.reporter.outages.record_reply(name);
         }
     }
 
@@ -245,10 +231,10 @@ impl Shared {
     /// Returns the function to which a store reports in-doubt holds of its own. The renewer's
     /// thread has it too, and must end all the same when the client is gone.
     pub(crate) fn in_doubt_reports(&self) -> impl Fn(InDoubtHold) + Send + Sync + 'static {
-        let reports = Arc::downgrade(&self.end_reports);
+        let reporter = Arc::downgrade(&self.reporter);
         move |in_doubt| {
-            if let Some(reports) = reports.upgrade() {
-                reports.renewer.add_clean_up(in_doubt);
+            if let Some(reporter) = reporter.upgrade() {
+                reporter.sink.add_clean_up(in_doubt);
             }
         }
     }
@@ -276,7 +262,7 @@ impl Shared {
             counters: self.counters.clone(),
             config: self.config.clone(),
             client: self.identity.client().into(),
-            end_reports: Arc::downgrade(&self.end_reports),
+            reporter: Arc::downgrade(&self.reporter),
         };
         match Listener::start(wakeups, waiters, self.events.clone()) {
             // No other thread has set it.

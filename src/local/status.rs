@@ -7,85 +7,17 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::clock::{Moment, end_of};
+use crate::clock::end_of;
 use crate::error::{Error, Result};
-use crate::failure::{Failure, FailureKind};
+use crate::failure::Failure;
 use crate::holder::{Holder, Leader};
-use crate::local::call::{CallTimes, Wait};
-use crate::local::end_notifier::HoldFailure;
-use crate::local::ending::{self, Answer};
+use crate::local::call::Wait;
 use crate::local::lease::Lease;
-use crate::local::reentrancy;
 use crate::local::retry::{RetryLimit, RetryPolicy};
 use crate::local::shared::Shared;
 use crate::store::ask_one;
 use crate::store::hold::{HoldId, HoldKind};
-use crate::store::request::{Change, HoldReply, HoldRequest, HolderReply};
-
-/// Checks in the store that a hold exists.
-///
-/// # Errors
-///
-/// `Lost` if it does not, and `Closed` if a shutdown has ended it.
-pub(crate) fn verify(shared: &Shared, lease: &Lease) -> Result<()> {
-    shared.identity.check_process()?;
-    let name = lease.name();
-    if shared.is_valid(lease) {
-        let hold = &lease.id;
-        let reply = repeat(shared, "verify", name, |deadline| {
-            ask_one(&*shared.store, HoldRequest { hold, change: Change::Check, deadline })
-        });
-        // Another program may have replaced the lock by something else.
-        if matches!(reply, Err(Error::WrongType { .. })) || reply? == HoldReply::Gone {
-            shared.lose(lease);
-        }
-    }
-    if shared.is_valid(lease) {
-        return Ok(());
-    }
-    Err(HoldFailure::of(lease).into_error("verify", name))
-}
-
-/// As `verify`, for the holds of a set, and as `renew` if it `renews` them: all in one round trip
-/// to each server.
-///
-/// # Errors
-///
-/// `Lost` for the first hold that is lost, without a request if that is known, or the failure of
-/// the first request that has failed.
-pub(crate) fn verify_all(shared: &Shared, leases: &[Arc<Lease>], renews: bool) -> Result<()> {
-    let attempt = if renews { "renew" } else { "verify" };
-    shared.identity.check_process()?;
-    let check_valid = || match leases.iter().find(|lease| !shared.is_valid(lease)) {
-        Some(lost) => Err(HoldFailure::of(lost).into_error(attempt, lost.name())),
-        None => Ok(()),
-    };
-    check_valid()?;
-    let Some(first) = leases.first() else { return Ok(()) };
-    let times = CallTimes::new(&shared.config, first.duration());
-    let mut retry = RetryPolicy::new(RetryLimit::Brief, &shared.config, times);
-    let asked: Vec<&Lease> = leases.iter().map(|lease| &**lease).collect();
-    let answers = ending::ask_all(shared, &asked, &mut retry, |lease, deadline| {
-        let next = renews.then(|| lease.next_lease(Moment::now()));
-        let change = next.map_or(Change::Check, |lease| Change::Renew { lease });
-        HoldRequest { hold: &lease.id, change, deadline }
-    });
-    let mut failed = Ok(());
-    for (lease, Answer { sent, reply, .. }) in leases.iter().zip(answers) {
-        match reply {
-            // No more than was asked for.
-            Ok(HoldReply::Done) if renews => lease.extend(sent, lease.next_lease(Moment::now())),
-            Ok(HoldReply::Gone) => shared.lose(lease),
-            // Another program may have replaced the lock by something else.
-            Err(failure) if failure.kind == FailureKind::WrongType => shared.lose(lease),
-            Err(failure) if failed.is_ok() => {
-                failed = Err(failure.into_error(attempt, lease.name()));
-            }
-            Ok(HoldReply::Done) | Err(_) => {}
-        }
-    }
-    check_valid().and(failed)
-}
+use crate::store::request::HolderReply;
 
 /// Returns the holder of a lock. A hold that was dropped is over, even if the store has not got its
 /// release yet.
@@ -132,27 +64,13 @@ fn inspect(
 /// Sends the release of a dropped hold once more, and waits for it.
 fn confirm_release(shared: &Shared, released: &Lease) -> Result<()> {
     let name = released.name();
-    released.mark_released_again();
     repeat(shared, "inspect", name, |end| ask_one(&*shared.store, released.to_release(end)))?;
-    shared.end_reports.settle(released, &Ok(()));
+    shared.reporter.settle(released, &Ok(()));
     Ok(())
 }
 
 pub(super) fn holder_of(HolderReply { owner, depth, remaining, .. }: HolderReply) -> Holder {
     Holder::new(String::from_utf8_lossy(&owner).into_owned(), depth, remaining)
-}
-
-/// Renews a lease now.
-///
-/// # Errors
-///
-/// `Lost` if the hold does not exist any more, and `Closed` if a shutdown has ended it.
-pub(crate) fn renew(shared: &Shared, lease: &Arc<Lease>) -> Result<()> {
-    shared.identity.check_process()?;
-    let times = CallTimes::new(&shared.config, lease.duration());
-    let retry = RetryPolicy::new(RetryLimit::Brief, &shared.config, times);
-    reentrancy::renew(shared, lease, retry)
-        .map_err(|failure| failure.into_error("renew", lease.name()))
 }
 
 /// Returns how many permits of a semaphore are held.

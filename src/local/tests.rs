@@ -6,6 +6,7 @@ mod wakeups;
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -20,9 +21,9 @@ use crate::error::{Error, Result};
 use crate::event::{Callback, Event, Events};
 use crate::failure::{Failure, FailureKind};
 use crate::local::call::{Caller, Wait};
+use crate::local::hold_requests::{self, Level};
 use crate::local::lease::Lease;
 use crate::local::listener::tests::Fake;
-use crate::local::reentrancy::Level;
 use crate::local::shared::Shared;
 use crate::local::{acquire, release, status};
 use crate::net::server::Pools;
@@ -250,17 +251,17 @@ impl Scene {
     }
 
     fn unlock(&self, lease: &Arc<Lease>) -> Result<()> {
-        release::unlock(&self.shared, lease)
+        release::unlock(&self.shared, slice::from_ref(lease))
     }
 
-    fn unlock_on_drop(&self, lease: &Arc<Lease>) -> Result<()> {
-        release::unlock_on_drop(&self.shared, lease)
+    fn unlock_on_drop(&self, lease: &Arc<Lease>) {
+        release::unlock_on_drop(&self.shared, slice::from_ref(lease));
     }
 
     /// Acquires the lock, and posts its release.
     fn lock_and_post_release(&self) {
         let level = self.lock();
-        self.unlock_on_drop(&level.lease).expect("posted");
+        self.unlock_on_drop(&level.lease);
         assert!(self.is_held(), "not yet released");
     }
 
@@ -391,7 +392,7 @@ fn lock_after(scene: &Scene, threads: u64, end: impl FnOnce(&Arc<Lease>)) -> Vec
             scope.spawn(|| {
                 let next = scene.lock();
                 tokens.send(next.lease.fence()).expect("the test goes on");
-                scene.unlock_on_drop(&next.lease).expect("released");
+                scene.unlock_on_drop(&next.lease);
             });
             eventually(|| scene.shared.counters.to_stats().waiting == waiting);
         }
@@ -403,7 +404,7 @@ fn lock_after(scene: &Scene, threads: u64, end: impl FnOnce(&Arc<Lease>)) -> Vec
 #[test]
 fn threads_that_wait_have_their_holds_in_one_tenure() {
     let scene = Scene::new(LEASE * 10);
-    let tokens = lock_after(&scene, 3, |lease| scene.unlock_on_drop(lease).expect("released"));
+    let tokens = lock_after(&scene, 3, |lease| scene.unlock_on_drop(lease));
     let followed = [Registration::IfHeld, Registration::Followed];
     assert_eq!(*scene.store.registrations.lock(), followed, "no request for the others");
     assert_eq!(tokens, [tokens[0], tokens[0] + 1, tokens[0] + 2]);
@@ -417,7 +418,7 @@ fn a_tenure_with_a_request_in_doubt_has_no_further_hold() {
     let scene = Scene::new(LEASE * 10);
     let tokens = lock_after(&scene, 2, |lease| {
         scene.store.set_outcomes(&[Outcome::Fine, Outcome::LostReply]);
-        scene.unlock_on_drop(lease).expect("released");
+        scene.unlock_on_drop(lease);
     });
     assert_eq!(tokens.len(), 2);
     assert_eq!(scene.shared.counters.to_stats().handoffs, 0);
@@ -458,7 +459,8 @@ fn an_in_doubt_hold_is_cleaned_up_after_its_loss() {
     scene.store.set_outcomes(&[Outcome::LostReply]);
     let level = scene.lock();
     status::force_unlock(&scene.shared, &scene.name).expect("a reply");
-    status::verify(&scene.shared, &level.lease).expect_err("lost");
+    let leases = slice::from_ref(&level.lease);
+    hold_requests::verify(&scene.shared, leases, false).expect_err("lost");
     eventually(|| scene.store.releases() >= 2);
 }
 

@@ -9,8 +9,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::Moment;
-use crate::local::end_notifier::HoldFailure;
+use crate::failure::Failure;
 use crate::local::lease::{Lease, NextStep, TOGETHER};
+use crate::local::reporter::{HoldFailure, release_outcome};
 use crate::store::hold::HoldId;
 use crate::store::job::InDoubtHold;
 use crate::store::request::{Change, HoldReply};
@@ -52,8 +53,6 @@ pub(crate) struct CleanUp {
     longest_pause: Duration,
     /// The hold that a shutdown has ended, until it is known how its release has gone.
     ended: Option<Arc<Lease>>,
-    /// Whether an attempt may have been executed though it has failed.
-    attempted: bool,
     /// How many more replies it takes until the hold counts as removed.
     unconfirmed: u8,
     /// Whether not a hold is removed, but its client from the waiting clients.
@@ -73,7 +72,6 @@ impl CleanUp {
             pause: CLEAN_PAUSE,
             longest_pause,
             ended: None,
-            attempted: false,
             unconfirmed,
             unregisters: false,
         }
@@ -118,9 +116,18 @@ impl CleanUp {
         self.ended.as_ref()
     }
 
-    /// Notes that an attempt may have been executed though it got no reply.
-    pub(crate) fn mark_attempted(&mut self) {
-        self.attempted = true;
+    /// Notes that an attempt is made.
+    pub(crate) fn begin_attempt(&self) {
+        if let Some(lease) = &self.ended {
+            lease.note_release();
+        }
+    }
+
+    /// Notes that an attempt has failed.
+    pub(crate) fn record_failure(&self, failure: &Failure) {
+        if let Some(lease) = self.ended.as_ref().filter(|_| !failure.is_ambiguous()) {
+            lease.forget_release();
+        }
     }
 
     /// Records a reply. For a hold that a shutdown has ended, returns how its release has gone.
@@ -129,9 +136,9 @@ impl CleanUp {
         reply: HoldReply,
     ) -> Option<(Arc<Lease>, Result<(), HoldFailure>)> {
         self.unconfirmed = self.unconfirmed.saturating_sub(1);
-        let is_lost = reply == HoldReply::Gone && !self.attempted;
-        let outcome = if is_lost { Err(HoldFailure::Lost) } else { Ok(()) };
-        self.ended.take().map(|lease| (lease, outcome))
+        let lease = self.ended.take()?;
+        let outcome = release_outcome(&lease, Ok(reply));
+        Some((lease, outcome))
     }
 
     /// Shortens the pause before the next attempt.

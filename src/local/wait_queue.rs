@@ -288,6 +288,11 @@ impl WaitQueue {
         self.holder().is_some_and(|held| std::ptr::eq(&raw const **held, lease))
     }
 
+    /// Returns `true` if a thread waits behind the head, or for what the head learns next.
+    pub(super) fn is_waited_in(&self) -> bool {
+        self.waiting().next().is_some()
+    }
+
     pub(super) fn has_head(&self) -> bool {
         !matches!(self.head, Head::None)
     }

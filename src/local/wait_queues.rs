@@ -36,6 +36,20 @@ pub(crate) struct WaitQueues {
     sleepers: Sleepers,
 }
 
+/// How a hold has ended in this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ending {
+    /// It is the hold of the next thread now.
+    HandedOff,
+    /// It was lost, or had ended, before.
+    Lost,
+    /// Its release is to be sent.
+    Released {
+        /// Whether a thread is to try once that was sent.
+        is_awaited: bool,
+    },
+}
+
 /// Where threads sleep that are in no queue.
 #[derive(Debug, Default)]
 struct Sleepers {
@@ -237,22 +251,22 @@ impl WaitQueues {
         }
     }
 
-    /// Gives the first waiter the next hold of a tenure, if it can have it. Returns `false` if not.
-    /// `report` tells of the hold that ends, before the waiter can tell of its own.
-    pub(crate) fn hand_off(&self, lease: &Arc<Lease>, report: impl FnOnce()) -> bool {
+    /// Ends a hold. If it `hands_off`, the first waiter gets the next hold of the tenure, if it can
+    /// have it: `report` tells of the hold that ends, before the waiter can tell of its own. Else
+    /// the hold is remembered, because its release is to be sent now.
+    pub(crate) fn end(&self, lease: &Arc<Lease>, hands_off: bool, report: impl FnOnce()) -> Ending {
         let mut shard = self.shard(lease.name());
-        let queue = shard.get_mut(lease.name());
-        let Some(next) = queue.and_then(|queue| queue.next_in_tenure(lease)) else { return false };
-        report();
-        lease.begin_next(&next.caller);
-        next.signals.send(Signal::HandedOff(lease.clone()));
-        true
-    }
-
-    /// Remembers a hold whose release is to be sent now. If it is that of the head, it stays the
-    /// head until then.
-    pub(crate) fn remember_released(&self, lease: &Arc<Lease>) {
-        self.shard(lease.name()).remember_released(lease);
+        let queue = shard.get_mut(lease.name()).filter(|_| hands_off);
+        if let Some(next) = queue.and_then(|queue| queue.next_in_tenure(lease)) {
+            report();
+            lease.begin_next(&next.caller);
+            next.signals.send(Signal::HandedOff(lease.clone()));
+            return Ending::HandedOff;
+        }
+        if !lease.end() {
+            return Ending::Lost;
+        }
+        Ending::Released { is_awaited: shard.remember_released(lease, !hands_off) }
     }
 
     /// Signals the head that the lock may be free, or sends its next request for it. Returns
@@ -291,9 +305,8 @@ mod tests {
     use super::*;
     use crate::clock::{Moment, end_of};
     use crate::config::{Config, LockOptions};
-    use crate::event::Events;
-    use crate::local::end_notifier::EndNotifier;
     use crate::local::pending::tests::request;
+    use crate::local::reporter::Reporter;
     use crate::local::turn::{self, Turn, TurnLimit, unanswered};
     use crate::local::wait_queue::WaitQueue;
     use crate::store::memory::Memory;
@@ -497,14 +510,17 @@ mod tests {
         let [_, second, third] = three(&queues);
         let mine = lease();
         queues.set_acquired(&mine);
-        assert!(queues.hand_off(&mine, || assert!(second.signals.is_empty(), "not told yet")));
+        let report = || assert!(second.signals.is_empty(), "not told yet");
+        assert_eq!(queues.end(&mine, true, report), Ending::HandedOff);
         let got = turn(&queues, &second);
         assert!(matches!(got, Turn::HandedOff(next) if Arc::ptr_eq(&next, &mine)));
         assert!(mine.fence() == 2 && third.signals.is_empty());
         assert!(queues.holder(&name()).is_some_and(|holder| Arc::ptr_eq(&holder, &mine)));
-        assert!(!queues.hand_off(&lease(), || panic!("it is not the head's")));
+        queues.end(&mine, false, || panic!("an unlock hands nothing off"));
+        assert!(third.signals.is_empty(), "the release was not sent");
         queues.end_hold(&mine);
         assert!(matches!(turn(&queues, &third), Turn::Head));
+        queues.settle_release(&mine.id, || true);
         queues.give_up_head(&name(), None);
         assert!(is_empty(&queues));
     }
@@ -559,7 +575,8 @@ mod tests {
         let mine = lease();
         queues.set_acquired(&mine);
         assert!(matches!(turn_within(&queues, &second, Duration::ZERO), Turn::TimedOut));
-        assert!(queues.hand_off(&mine, || ()) && second.signals.is_empty());
+        assert_eq!(queues.end(&mine, true, || ()), Ending::HandedOff);
+        assert!(second.signals.is_empty());
         assert!(matches!(turn(&queues, &third), Turn::HandedOff(_)));
         queues.end_hold(&mine);
         assert!(is_empty(&queues));
@@ -571,7 +588,7 @@ mod tests {
         let [_, second, _] = three(&queues);
         let mine = lease();
         queues.set_acquired(&mine);
-        assert!(queues.hand_off(&mine, || ()));
+        assert_eq!(queues.end(&mine, true, || ()), Ending::HandedOff);
         let got = turn_within(&queues, &second, Duration::ZERO);
         assert!(matches!(got, Turn::HandedOff(_)));
     }
@@ -582,9 +599,7 @@ mod tests {
         join(&queues);
         let (mine, next) = (lease(), lease());
         queues.set_acquired(&mine);
-        queues.remember_released(&mine);
-        assert!(queues.try_join(&name(), &caller()).expect("open").is_none(), "it is not sent yet");
-        queues.end_hold(&mine);
+        assert_eq!(queues.end(&mine, true, || ()), Ending::Released { is_awaited: false });
         for _ in 0..2 {
             let joined = queues.try_join(&name(), &caller()).expect("open").expect("no other");
             assert!(matches!(joined.1, Position::Head { after_release: true }));
@@ -607,12 +622,14 @@ mod tests {
         let [_, second, third] = three(&queues);
         let mine = lease();
         queues.set_acquired(&mine);
-        queues.remember_released(&mine);
+        assert_eq!(queues.end(&mine, false, || ()), Ending::Released { is_awaited: true });
+        assert!(second.signals.is_empty(), "it is not sent yet");
         queues.end_hold(&mine);
         assert!(matches!(turn(&queues, &second), Turn::Head));
         // A hold that was acquired outside the queue.
-        queues.remember_released(&lease());
-        queues.end_hold(&lease());
+        let outside = lease();
+        assert_eq!(queues.end(&outside, true, || ()), Ending::Released { is_awaited: true });
+        queues.end_hold(&outside);
         assert!(third.signals.is_empty());
         queues.settle_release(&mine.id, || true);
         queues.give_up_head(&name(), None);
@@ -626,10 +643,7 @@ mod tests {
         let [_, second, _] = three(&queues);
         let mine = lease();
         queues.set_acquired(&mine);
-        let (events, counters) = (Events::default(), Arc::default());
-        let ends = EndNotifier::new(events, counters, queues.clone(), Arc::default());
-        assert!(ends.mark_gone(&mine));
-        ends.end_lost(&mine);
+        Reporter { wait_queues: queues.clone(), ..Reporter::<()>::default() }.lose(&mine);
         assert!(matches!(turn(&queues, &second), Turn::Head));
         queues.end_hold(&mine);
         assert!(queues.holder(&name()).is_none());
@@ -753,8 +767,11 @@ mod tests {
             assert!(!inside.swap(true, Ordering::SeqCst), "two are inside");
             thread::yield_now();
             inside.store(false, Ordering::SeqCst);
-            if !queues.hand_off(lease, || ()) {
-                queues.end_hold(lease);
+            if let Ending::Released { is_awaited } = queues.end(lease, true, || ()) {
+                queues.settle_release(&lease.id, || true);
+                if is_awaited {
+                    queues.end_hold(lease);
+                }
             }
         };
         thread::scope(|scope| {

@@ -17,15 +17,14 @@ use shuttle::thread::{self, JoinHandle};
 use crate::clock::Moment;
 use crate::config::{Config, LockOptions};
 use crate::error::{Error, Result};
-use crate::event::Events;
 use crate::local::call::Caller;
-use crate::local::end_notifier::EndNotifier;
 use crate::local::lease::Lease;
 use crate::local::pending::tests::{request, sent};
 use crate::local::queue_shard::Position;
+use crate::local::reporter::Reporter;
 use crate::local::turn::{self, Turn, TurnLimit};
 use crate::local::wait_queue::Place;
-use crate::local::wait_queues::WaitQueues;
+use crate::local::wait_queues::{Ending, WaitQueues};
 use crate::local::waiter::{Signal, Waiter};
 use crate::store::hold::{HoldId, HoldKind};
 use crate::sync::{AtomicUsize, Ordering, under_many_schedules};
@@ -68,18 +67,10 @@ impl Scene {
         };
         let lease = Arc::new(Lease::new(id, 1, 2, &caller(), Moment::now()));
         if self.loses {
-            let ends = EndNotifier::new(
-                Events::default(),
-                Arc::default(),
-                self.queues.clone(),
-                Arc::default(),
-            );
-            let lease = lease.clone();
-            thread::spawn(move || {
-                if ends.mark_gone(&lease) {
-                    ends.end_lost(&lease);
-                }
-            });
+            let wait_queues = self.queues.clone();
+            let (reporter, lease) =
+                (Reporter { wait_queues, ..Reporter::<()>::default() }, lease.clone());
+            thread::spawn(move || reporter.lose(&lease));
         }
         lease
     }
@@ -90,8 +81,11 @@ impl Scene {
 
     /// Begins a hold in the store, for the head.
     fn store_hold(&self) {
+        // A head that finds a hold of this client which was released has it released once more.
+        let is_released = !self.queues.released(&self.name).is_empty();
         let stored = mem::replace(&mut *self.stored.lock(), true);
-        assert!(!stored || self.loses, "a thread is at the head before the lock is released");
+        let is_held = stored && !is_released && !self.loses;
+        assert!(!is_held, "a thread is at the head before the lock is released");
     }
 
     /// Ends the hold in the store, which takes some time.
@@ -113,7 +107,8 @@ impl Scene {
                 for released in self.queues.take_released(&self.name) {
                     self.unreported.lock().remove(&released.id.nonce);
                 }
-                assert!(self.unreported.lock().is_empty(), "the end of a hold is told first");
+                let are_reported = self.loses || self.unreported.lock().is_empty();
+                assert!(are_reported, "the end of a hold is told first");
                 let lease = self.lease();
                 self.queues.set_acquired(&lease);
                 lease
@@ -171,16 +166,17 @@ impl Scene {
         let (queues, hands_off, posts): (_, bool, bool) =
             (&self.queues, thread_rng().r#gen(), thread_rng().r#gen());
         // The next holder must find this one over, and may be another thread at once.
-        let end = || *self.last.lock() = None;
-        if hands_off && queues.hand_off(lease, end) {
-            return;
-        }
-        if !lease.end() {
-            return queues.end_hold(lease);
-        }
-        queues.remember_released(lease);
         self.unreported.lock().insert(lease.id.nonce);
-        if posts {
+        let end = || {
+            *self.last.lock() = None;
+            self.unreported.lock().remove(&lease.id.nonce);
+        };
+        let is_awaited = match queues.end(lease, hands_off, end) {
+            Ending::HandedOff => return,
+            Ending::Lost => return queues.end_hold(lease),
+            Ending::Released { is_awaited } => is_awaited,
+        };
+        if hands_off || posts {
             // The next thread may ask before this has taken effect, and then asks once more.
             *self.stored.lock() = false;
             self.post(lease);
@@ -188,7 +184,9 @@ impl Scene {
             self.remove_hold();
             queues.settle_release(&lease.id, || self.unreported.lock().remove(&lease.id.nonce));
         }
-        queues.end_hold(lease);
+        if is_awaited {
+            queues.end_hold(lease);
+        }
     }
 
     /// Leaves it to another thread to read the reply to a release.
@@ -259,7 +257,7 @@ fn no_thread_is_the_head_before_a_lock_that_was_handed_off_is_released() {
         let [giver, receiver, third] = [(); 3].map(|()| scene.clone());
         let threads = [
             thread::spawn(move || {
-                assert!(giver.queues.hand_off(&mine, || ()), "a waiter");
+                assert_eq!(giver.queues.end(&mine, true, || ()), Ending::HandedOff, "a waiter");
             }),
             thread::spawn(move || {
                 match turn::wait(&receiver.queues, &second, None).expect("open") {
@@ -287,7 +285,8 @@ fn close_ends_every_wait_whenever_it_comes() {
         let [endless, limited] = run_threads(&scene, [Wait::Endless, Wait::Until]);
         assert!(matches!(endless, Err(Error::Closed)));
         assert!(matches!(limited, Ok(false) | Err(Error::Closed)));
-        assert!(!queues.hand_off(&lease, || ()), "a waiter is left behind");
+        let ending = queues.end(&lease, true, || ());
+        assert_eq!(ending, Ending::Released { is_awaited: false }, "a waiter is left behind");
     });
 }
 

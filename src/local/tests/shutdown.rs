@@ -1,6 +1,7 @@
 //! A shutdown while other threads acquire and release.
 
 use std::cell::Cell;
+use std::slice;
 use std::thread;
 use std::time::Duration;
 
@@ -8,9 +9,9 @@ use crate::error::{Error, Result};
 use crate::local::acquire::LockCall;
 use crate::local::arrival::Arrival;
 use crate::local::call::{Caller, Wait};
+use crate::local::hold_requests;
 use crate::local::queue_shard::Position;
 use crate::local::shutdown::shut_down;
-use crate::local::status;
 use crate::local::tests::{LEASE, Outcome, Scene, eventually};
 use crate::local::turn::{self, Turn};
 use crate::local::wait_queue::Place;
@@ -93,10 +94,12 @@ fn requests_about_a_hold_that_a_shutdown_has_ended_are_not_sent() {
     // Each request would get this.
     scene.store.set_outcomes(&[Outcome::LostRequest; 8]);
     let closed = |result| matches!(result, Err(Error::Closed));
-    assert!(closed(status::verify(&scene.shared, &outer.lease)));
-    assert!(closed(status::renew(&scene.shared, &inner.lease)));
+    for renews in [false, true] {
+        let leases = slice::from_ref(&outer.lease);
+        assert!(closed(hold_requests::verify(&scene.shared, leases, renews)));
+    }
     scene.unlock(&inner.lease).expect("over");
-    scene.unlock_on_drop(&outer.lease).expect("over");
+    scene.unlock_on_drop(&outer.lease);
     assert_eq!(scene.store.outcomes.lock().len(), 8);
     scene.expect_events(["acquired", "released"]);
 }

@@ -1,6 +1,6 @@
 //! Holds that Redis forgets: deleted, flushed, evicted, expired early or overwritten.
 
-use leasehold::{Client, HoldEnd};
+use leasehold::{Client, Guard, HoldEnd};
 
 use crate::support::recorder::Recorder;
 use crate::support::{
@@ -16,21 +16,23 @@ stores! {
         a_deleted_key_ends_the_hold,
         a_foreign_key_ends_the_hold,
         every_call_notices_a_foreign_key,
-        verify_notices_a_key_of_another_type,
+        verify_and_renew_notice_a_key_of_another_type,
         unlock_and_lost_agree_on_a_loss,
         one_lost_hold_does_not_disturb_the_others,
         a_server_that_evicts_a_hold_ends_it,
         a_clock_that_jumps_ahead_ends_the_hold;
 }
 
-fn verify_notices_a_key_of_another_type(server: &Server) {
+fn verify_and_renew_notice_a_key_of_another_type(server: &Server) {
     let client = server.open(patient());
-    let guard = take(&client, "a");
-    server.command(&["SET", "lock:a", "something else"]);
-    assert_lost(guard.verify(), "a");
-    assert!(!guard.is_held());
-    assert_lost(guard.unlock(), "a");
-    assert_eq!(server.ask::<String>(&["GET", "lock:a"]), "something else");
+    for (name, check) in [("a", Guard::verify as fn(&Guard) -> _), ("b", Guard::renew)] {
+        let guard = take(&client, name);
+        server.command(&["SET", &lock_key(name), "something else"]);
+        assert_lost(check(&guard), name);
+        assert!(!guard.is_held());
+        assert_lost(guard.unlock(), name);
+        assert_eq!(server.ask::<String>(&["GET", &lock_key(name)]), "something else");
+    }
 }
 
 fn unlock_and_lost_agree_on_a_loss(server: &Server) {
