@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::guard::Guard;
 use crate::local::call::Wait;
 use crate::local::shared::Shared;
-use crate::local::{acquire_all, shutdown, status};
+use crate::local::{acquire_all, release, status};
 use crate::multi_guard::MultiGuard;
 use crate::mutex::Mutex;
 use crate::open;
@@ -451,7 +451,7 @@ impl Client {
     /// // 4. End the process.
     /// ```
     pub fn shutdown(&self, timeout: Duration) -> Result<()> {
-        shutdown::shut_down(&self.shared, timeout)
+        release::shut_down(&self.shared, timeout)
     }
 }
 

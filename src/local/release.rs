@@ -6,7 +6,7 @@
 
 use std::slice;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::clock::end_of;
 use crate::config::{LockOptions, Mechanism};
@@ -191,4 +191,23 @@ pub(super) fn check_wanted(
         unlock_on_drop(shared, leases);
     }
     wanted
+}
+
+/// Closes the client and releases every hold. Blocks until all are known to have ended, for
+/// `timeout` at most; the rest is left to the background then.
+///
+/// First the client is closed, so that only calls under way can still acquire a hold. Then the
+/// renewer ends all holds that it has, and those that these calls give it, and sends the releases of
+/// all of them together. Releases that other threads have begun are theirs: their replies are read
+/// here, if they were posted, and the renewer learns how they have gone as from any other call.
+pub(crate) fn shut_down(shared: &Shared, timeout: Duration) -> Result<()> {
+    shared.identity.check_process()?;
+    let deadline = end_of(timeout);
+    shared.close();
+    shared.renewer.end_all(deadline);
+    // A sweep would read them too, a little later.
+    shared.store.settle(deadline.min(end_of(shared.times.io_timeout)));
+    let outcome = shared.renewer.settle(deadline);
+    shared.events.flush(|| true);
+    outcome.map_err(|failure| failure.into_error("shut down", ""))
 }

@@ -15,7 +15,7 @@ use crate::local::due_channel::{DueSender, due_channel};
 use crate::local::lease::{Lease, NextStep};
 use crate::local::renewer_thread::{Message, RenewerThread};
 use crate::local::reporter::{ReportSink, Reporter};
-use crate::local::shutdown_calls::{ShutdownCall, unconfirmed};
+use crate::local::shutdown::{ShutdownCall, unconfirmed};
 use crate::local::timers::{CleanUp, Scheduled};
 use crate::store::hold::HoldId;
 use crate::store::job::{InDoubtHold, JobRunner};

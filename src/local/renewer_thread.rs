@@ -24,7 +24,7 @@ use crate::local::due_channel::DueReceiver;
 use crate::local::lease::Lease;
 use crate::local::renewal_reports::RenewalReports;
 use crate::local::reporter::{HoldFailure, Reporter};
-use crate::local::shutdown_calls::{ShutdownCall, ShutdownCalls, unconfirmed};
+use crate::local::shutdown::{ShutdownCall, ShutdownCalls, unconfirmed};
 use crate::local::timers::{CleanUp, Scheduled, TimerQueue};
 use crate::shrink::shrink;
 use crate::store::hold::HoldId;

@@ -11,7 +11,7 @@ use crate::local::arrival::Arrival;
 use crate::local::call::{Caller, Wait};
 use crate::local::hold_requests;
 use crate::local::queue_shard::Position;
-use crate::local::shutdown::shut_down;
+use crate::local::release::shut_down;
 use crate::local::tests::{LEASE, Outcome, Scene, eventually};
 use crate::local::turn::{self, Turn};
 use crate::local::wait_queue::Place;
