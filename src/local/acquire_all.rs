@@ -23,7 +23,7 @@ use crate::local::retry::{Backoff, RetryPolicy};
 use crate::local::shared::Shared;
 use crate::spans::CallSpan;
 use crate::store::hold::{HoldId, HoldKind};
-use crate::store::request::{AcquireAll, AcquireAllReply};
+use crate::store::request::{Acquire, AcquireReply, Registration};
 
 /// A call for several locks.
 struct SetCall<'a> {
@@ -243,12 +243,6 @@ impl SetCall<'_> {
         self.shared.wait_queues.check_open().and(failed)
     }
 
-    fn clean_up(&self, group: &Group) {
-        for hold in &group.holds {
-            self.shared.clean_up(hold, self.caller.times.lease, false);
-        }
-    }
-
     /// Tries once for the locks of a group. Without them returns the index of the one that is held.
     fn attempt_group(
         &self,
@@ -259,36 +253,34 @@ impl SetCall<'_> {
         let lease = self.caller.times.lease;
         let sent = Moment::now();
         let deadline = retry.request_deadline();
-        let request = AcquireAll { holds, lease, deadline };
-        match self.shared.store.acquire_all(request)? {
-            AcquireAllReply::Acquired { fences } => {
-                if Moment::now() >= local_deadline(sent, lease) {
-                    return Err(Failure::late());
-                }
-                Ok(Ok(self.begin(group, &fences, sent)))
+        let request = Acquire { holds, lease, registration: Registration::None, deadline };
+        match self.shared.store.acquire(request)? {
+            AcquireReply::Acquired { .. } if Moment::now() >= local_deadline(sent, lease) => {
+                Err(Failure::late())
             }
-            AcquireAllReply::Held { index } => {
-                if *in_doubt {
+            AcquireReply::Acquired { fence, others, .. } => {
+                let begin = |(hold, fence): (&HoldId, u64)| {
+                    let lease = Arc::new(Lease::new(hold.clone(), fence, 0, &self.caller, sent));
+                    if *in_doubt {
+                        lease.mark_in_doubt();
+                    }
+                    self.shared.add_hold(&lease, &self.caller);
+                    lease
+                };
+                Ok(Ok(holds.iter().zip([fence].into_iter().chain(others)).map(begin).collect()))
+            }
+            AcquireReply::Held { index, in_doubt: now_in_doubt, .. } => {
+                if *in_doubt || now_in_doubt {
                     self.clean_up(group);
                 }
-                Ok(Err(indexes[index]))
-            }
-            AcquireAllReply::Unknown { index } => {
-                self.clean_up(group);
                 Ok(Err(indexes[index]))
             }
         }
     }
 
-    fn begin(&self, group: &Group, fences: &[u64], sent: Moment) -> Vec<Arc<Lease>> {
-        let leases = group.holds.iter().zip(fences).map(|(hold, fence)| {
-            let lease = Arc::new(Lease::new(hold.clone(), *fence, 0, &self.caller, sent));
-            if group.in_doubt {
-                lease.mark_in_doubt();
-            }
-            self.shared.add_hold(&lease, &self.caller);
-            lease
-        });
-        leases.collect()
+    fn clean_up(&self, group: &Group) {
+        for hold in &group.holds {
+            self.shared.clean_up(hold, self.caller.times.lease, false);
+        }
     }
 }

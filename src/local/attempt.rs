@@ -109,13 +109,12 @@ impl<'a> Attempt<'a> {
             };
             let sent = answered.sent;
             match self.record_reply(answered) {
-                Ok(AcquireReply::Acquired { fence, room }) => {
+                Ok(AcquireReply::Acquired { fence, room, .. }) => {
                     let lease = self.begin_hold(fence, room, sent);
                     return Ok(Tried::Acquired(NewHold { lease, room }));
                 }
-                Ok(AcquireReply::Held { .. } | AcquireReply::Unknown { .. })
-                    if self.confirm_releases()? => {}
-                Ok(AcquireReply::Held { remaining } | AcquireReply::Unknown { remaining }) => {
+                Ok(AcquireReply::Held { .. }) if self.confirm_releases()? => {}
+                Ok(AcquireReply::Held { remaining, .. }) => {
                     self.retry.record_reply();
                     report_contended(self.shared, &self.request.hold.name, self.contended);
                     return Ok(Tried::Held { remaining, asked: sent });
@@ -181,11 +180,10 @@ impl<'a> Attempt<'a> {
         }
         let in_doubt = match &reply {
             Ok(AcquireReply::Acquired { .. }) => Moment::now() >= local_deadline(sent, lease),
-            Ok(AcquireReply::Held { .. }) => false,
-            Ok(AcquireReply::Unknown { .. }) => true,
+            Ok(AcquireReply::Held { in_doubt, .. }) => *in_doubt,
             Err(failure) => failure.is_ambiguous(),
         };
-        if let Ok(AcquireReply::Held { .. } | AcquireReply::Unknown { .. }) = &reply {
+        if let Ok(AcquireReply::Held { .. }) = &reply {
             self.shared.listen(registration);
             if registration != Registration::None && self.redisson.is_none() {
                 self.redisson = self.shared.listen_to_redisson(&self.request.hold);

@@ -3,8 +3,8 @@
 //! Decides what such a request says whenever it is sent. What its reply means is decided by the
 //! thread that waits for it, in `attempt.rs`.
 
-use std::fmt;
 use std::time::{Duration, Instant};
+use std::{fmt, slice};
 
 use crate::clock::Moment;
 use crate::failure::Failure;
@@ -81,7 +81,8 @@ impl AcquireRequest {
         };
         let Self { hold, lease, .. } = self;
         let deadline = self.limits.request_deadline();
-        let reply = send(Acquire { hold, lease: *lease, registration, deadline });
+        let reply =
+            send(Acquire { holds: slice::from_ref(hold), lease: *lease, registration, deadline });
         SentAcquire { sent, registration, reply }
     }
 }
@@ -131,8 +132,7 @@ pub(super) mod tests {
 
     /// A request that finds the lock held.
     pub(in crate::local) fn sent() -> SentAcquire<PendingReply<AcquireReply>> {
-        let reply: PendingReply<AcquireReply> =
-            PendingReply::new(|| Ok(AcquireReply::Held { remaining: None }));
+        let reply: PendingReply<AcquireReply> = PendingReply::new(|| Ok(AcquireReply::held(None)));
         SentAcquire { sent: Moment::now(), registration: Registration::IfHeld, reply }
     }
 

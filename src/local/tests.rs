@@ -346,7 +346,7 @@ fn a_reply_begins_the_retry_window_anew() {
     let scene = Scene::new(LEASE);
     let window = scene.shared.config.retry_window;
     let other = scene.store.inner.acquire(Acquire {
-        hold: &scene.id(0),
+        holds: &[scene.id(0)],
         lease: window * 2,
         registration: Registration::None,
         deadline: Instant::now(),
@@ -472,7 +472,7 @@ fn a_hold_that_its_thread_finds_lost_is_cleaned_up() {
     scene
         .store
         .acquire(Acquire {
-            hold: &id,
+            holds: std::slice::from_ref(&id),
             lease: LEASE * 10,
             registration: Registration::None,
             deadline: Instant::now(),

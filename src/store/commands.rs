@@ -13,8 +13,7 @@ use crate::store::hold::{HoldId, HoldKind};
 use crate::store::keys::Keys;
 use crate::store::member_commands;
 use crate::store::request::{
-    Acquire, AcquireAll, AcquireAllReply, AcquireReply, Change, HoldReply, HolderReply,
-    Registration, ReportReply, TENURE_FENCES,
+    Acquire, AcquireReply, Change, HoldReply, HolderReply, Registration, ReportReply, TENURE_FENCES,
 };
 use crate::store::scripts::{
     ACQUIRE, ACQUIRE_ALL, ACQUIRE_PROPOSED, ACQUIRE_WITH_REDISSON, FORCE_RELEASE,
@@ -88,10 +87,13 @@ impl Commands {
     }
 
     pub(crate) fn acquire(&self, request: Acquire<'_>) -> Command<AcquireReply> {
-        let Acquire { hold, lease, registration, .. } = request;
+        let Acquire { holds: [hold], lease, registration, .. } = request else {
+            return self.acquire_all(request);
+        };
         if hold.kind != HoldKind::Lock {
             return member_commands::acquire(
                 &self.keys,
+                hold,
                 request,
                 self.fence_life(lease),
                 self.waiting_life,
@@ -133,8 +135,8 @@ impl Commands {
         if self.redisson.is_some() { 1 } else { GROUP_MAX }
     }
 
-    pub(crate) fn acquire_all(&self, request: AcquireAll<'_>) -> Command<AcquireAllReply> {
-        let AcquireAll { holds, lease, .. } = request;
+    fn acquire_all(&self, request: Acquire<'_>) -> Command<AcquireReply> {
+        let Acquire { holds, lease, .. } = request;
         let keys: Vec<String> = holds
             .iter()
             .flat_map(|hold| {

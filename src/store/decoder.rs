@@ -7,11 +7,11 @@ use redis::Value;
 use crate::failure::{Failure, FailureKind};
 use crate::net::request::Reply;
 use crate::report::HeldAs;
-use crate::store::request::{AcquireAllReply, AcquireReply, HoldReply, HolderReply, ReportReply};
+use crate::store::request::{AcquireReply, HoldReply, HolderReply, ReportReply};
 
 pub(super) const ACQUIRE: Decoder<AcquireReply> = Decoder::new(acquire_reply);
 pub(super) const ACQUIRE_MEMBER: Decoder<AcquireReply> = Decoder::new(acquire_member_reply);
-pub(super) const ACQUIRE_ALL: Decoder<AcquireAllReply> = Decoder::new(acquire_all_reply);
+pub(super) const ACQUIRE_ALL: Decoder<AcquireReply> = Decoder::new(acquire_all_reply);
 pub(super) const COUNT: Decoder<u32> = Decoder::new(count_reply);
 pub(super) const HOLD: Decoder<HoldReply> = Decoder::new(hold_reply);
 pub(super) const HOLDER: Decoder<Option<HolderReply>> = Decoder::new(holder_reply);
@@ -68,14 +68,14 @@ fn hold_reply(reply: &Value) -> Option<HoldReply> {
 
 fn acquire_reply(reply: &Value) -> Option<AcquireReply> {
     if let Some(fence) = token(reply) {
-        return Some(AcquireReply::Acquired { fence, room: 0 });
+        return Some(AcquireReply::acquired(fence, 0));
     }
     let Value::Array(parts) = reply else { return None };
     let [first, Value::Int(last)] = &parts[..] else { return None };
     match token(first) {
         Some(fence) => {
             let others = u64::try_from(*last).ok()?.checked_sub(fence)?;
-            Some(AcquireReply::Acquired { fence, room: u32::try_from(others).ok()? })
+            Some(AcquireReply::acquired(fence, u32::try_from(others).ok()?))
         }
         None if *first == Value::Int(0) => Some(held_reply(*last)),
         None => None,
@@ -84,14 +84,13 @@ fn acquire_reply(reply: &Value) -> Option<AcquireReply> {
 
 fn acquire_member_reply(reply: &Value) -> Option<AcquireReply> {
     if let Some(fence) = token(reply) {
-        return Some(AcquireReply::Acquired { fence, room: u32::MAX });
+        return Some(AcquireReply::acquired(fence, u32::MAX));
     }
     let Value::Array(parts) = reply else { return None };
     match parts[..] {
-        [Value::Int(1), Value::Int(fence), Value::Int(room)] => Some(AcquireReply::Acquired {
-            fence: u64::try_from(fence).ok()?,
-            room: u32::try_from(room).ok()?,
-        }),
+        [Value::Int(1), Value::Int(fence), Value::Int(room)] => {
+            Some(AcquireReply::acquired(u64::try_from(fence).ok()?, u32::try_from(room).ok()?))
+        }
         [Value::Int(0), Value::Int(millis)] => Some(held_reply(millis)),
         _ => None,
     }
@@ -99,21 +98,22 @@ fn acquire_member_reply(reply: &Value) -> Option<AcquireReply> {
 
 /// Another owner holds the lock, for that many milliseconds if they are no negative number.
 fn held_reply(millis: i64) -> AcquireReply {
-    AcquireReply::Held { remaining: u64::try_from(millis).ok().map(Duration::from_millis) }
+    AcquireReply::held(u64::try_from(millis).ok().map(Duration::from_millis))
 }
 
-fn acquire_all_reply(reply: &Value) -> Option<AcquireAllReply> {
+fn acquire_all_reply(reply: &Value) -> Option<AcquireReply> {
     let Value::Array(parts) = reply else { return None };
     let number = |part: &Value| if let Value::Int(number) = part { Some(*number) } else { None };
     let (first, rest) = parts.split_first()?;
     match (number(first)?, rest) {
         (1, fences) => {
-            let fences = fences.iter().map(|fence| u64::try_from(number(fence)?).ok());
-            Some(AcquireAllReply::Acquired { fences: fences.collect::<Option<_>>()? })
+            let mut fences = fences.iter().map(|fence| u64::try_from(number(fence)?).ok());
+            let (fence, others) = (fences.next()??, fences.collect::<Option<_>>()?);
+            Some(AcquireReply::Acquired { fence, others, room: 0 })
         }
         (0, [index, _]) => {
             let index = usize::try_from(number(index)?).ok()?.checked_sub(1)?;
-            Some(AcquireAllReply::Held { index })
+            Some(AcquireReply::Held { index, remaining: None, in_doubt: false })
         }
         _ => None,
     }
@@ -233,6 +233,6 @@ mod tests {
     #[test]
     fn a_holder_without_a_lease_holds_for_an_unknown_time() {
         let reply = Value::Array(vec![Value::Int(0), Value::Int(-1)]);
-        assert_eq!(acquire_reply(&reply), Some(AcquireReply::Held { remaining: None }));
+        assert_eq!(acquire_reply(&reply), Some(AcquireReply::held(None)));
     }
 }

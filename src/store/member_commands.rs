@@ -19,12 +19,13 @@ use crate::store::scripts::{
 /// A hold of a read-write lock or a semaphore begins.
 pub(super) fn acquire(
     keys: &Keys,
+    hold: &HoldId,
     request: Acquire<'_>,
     fence_life: Arg<'static>,
     waiting_life: Duration,
     shard: Option<&str>,
 ) -> Command<AcquireReply> {
-    let Acquire { hold, lease, registration, .. } = request;
+    let Acquire { lease, registration, .. } = request;
     let registration = match registration {
         Registration::None => 0,
         Registration::IfHeld => 1,

@@ -13,8 +13,7 @@ use crate::store::Store;
 use crate::store::hold::{HoldId, HoldKind};
 use crate::store::job::{Job, JobOutcome, JobRunner};
 use crate::store::request::{
-    Acquire, AcquireAll, AcquireAllReply, AcquireReply, Change, HoldReply, HoldRequest,
-    HolderReply, Registration, TENURE_FENCES,
+    Acquire, AcquireReply, Change, HoldReply, HoldRequest, HolderReply, Registration, TENURE_FENCES,
 };
 use crate::store::wake::Wakeups;
 
@@ -83,13 +82,15 @@ impl Locks {
     }
 
     fn acquire(&mut self, request: Acquire<'_>) -> Result<AcquireReply, Failure> {
-        let Acquire { hold, lease, registration, .. } = request;
+        let Acquire { holds: [hold], lease, registration, .. } = request else {
+            return Ok(self.acquire_all(request));
+        };
         let now = Moment::now();
         let waits = registration != Registration::None;
         let waited_for = self.waited_for.contains(&hold.name);
         if let Some(fence) = self.repeat(hold, lease) {
             let room = room_beside(hold.kind, usize::MAX);
-            return Ok(AcquireReply::Acquired { fence, room });
+            return Ok(AcquireReply::acquired(fence, room));
         }
         if hold.kind == HoldKind::Lock && waited_for {
             return Err(Failure::wrong_type(MEMBERS));
@@ -122,16 +123,32 @@ impl Locks {
             };
         }
         Ok(match end {
-            Some(end) => AcquireReply::Held { remaining: Some(end.since(now)) },
-            None if overtakes => AcquireReply::Held { remaining: None },
+            Some(end) => AcquireReply::held(Some(end.since(now))),
+            None if overtakes => AcquireReply::held(None),
             None => {
                 let fence = self.begin(hold, lease);
                 let is_tenure =
                     hold.kind == HoldKind::Lock && registration == Registration::Followed;
                 let room = if is_tenure { self.reserve(fence) } else { room };
-                AcquireReply::Acquired { fence, room }
+                AcquireReply::acquired(fence, room)
             }
         })
+    }
+
+    fn acquire_all(&mut self, request: Acquire<'_>) -> AcquireReply {
+        let Acquire { holds, lease, .. } = request;
+        let mut is_free = |hold: &HoldId| {
+            !self.waited_for.contains(&hold.name)
+                && self.held(&hold.name).iter().all(|held| held.id.nonce == hold.nonce)
+        };
+        if let Some(index) = holds.iter().position(|hold| !is_free(hold)) {
+            return AcquireReply::Held { index, remaining: None, in_doubt: false };
+        }
+        let mut fences = holds
+            .iter()
+            .map(|hold| self.repeat(hold, lease).unwrap_or_else(|| self.begin(hold, lease)));
+        let fence = fences.next().unwrap_or_default();
+        AcquireReply::Acquired { fence, others: fences.collect(), room: 0 }
     }
 
     /// Renews a hold that exists already, and returns its token.
@@ -252,22 +269,6 @@ impl Store for Memory {
         if names.is_empty() { Vec::new() } else { vec![(0..names.len()).collect()] }
     }
 
-    fn acquire_all(&self, request: AcquireAll<'_>) -> Result<AcquireAllReply, Failure> {
-        let AcquireAll { holds, lease, .. } = request;
-        let mut locks = self.locks.lock();
-        let is_free = |locks: &mut Locks, hold: &HoldId| {
-            !locks.waited_for.contains(&hold.name)
-                && locks.held(&hold.name).iter().all(|held| held.id.nonce == hold.nonce)
-        };
-        if let Some(index) = holds.iter().position(|hold| !is_free(&mut locks, hold)) {
-            return Ok(AcquireAllReply::Held { index });
-        }
-        let acquired = holds
-            .iter()
-            .map(|hold| locks.repeat(hold, lease).unwrap_or_else(|| locks.begin(hold, lease)));
-        Ok(AcquireAllReply::Acquired { fences: acquired.collect() })
-    }
-
     fn ask(&self, requests: &[HoldRequest<'_>]) -> Vec<Result<HoldReply, Failure>> {
         let mut locks = self.locks.lock();
         let change = |request: &HoldRequest<'_>| Ok(locks.change(request.hold, request.change));
@@ -334,6 +335,8 @@ impl JobRunner for Memory {
 
 #[cfg(test)]
 mod tests {
+    use std::slice;
+
     use super::*;
     use crate::failure::FailureKind;
 
@@ -347,8 +350,9 @@ mod tests {
             client: Arc::from("c"),
             nonce,
         };
-        let acquire =
-            |hold, registration| memory.acquire(Acquire { hold, lease, registration, deadline });
+        let acquire = |hold, registration| {
+            memory.acquire(Acquire { holds: slice::from_ref(hold), lease, registration, deadline })
+        };
         let (reader, writer) = (hold(HoldKind::Read, "x", 1), hold(HoldKind::Write, "x", 2));
         let read = acquire(&reader, Registration::None);
         assert!(matches!(read, Ok(AcquireReply::Acquired { .. })));
@@ -356,8 +360,9 @@ mod tests {
         assert!(matches!(written, Ok(AcquireReply::Held { .. })));
         memory.locks.lock().release(&reader, Moment::FIRST);
         let holds = [hold(HoldKind::Lock, "a", 3), hold(HoldKind::Lock, "x", 4)];
-        let all = memory.acquire_all(AcquireAll { holds: &holds, lease, deadline });
-        assert_eq!(all.expect("a reply"), AcquireAllReply::Held { index: 1 });
+        let registration = Registration::None;
+        let all = memory.acquire(Acquire { holds: &holds, lease, registration, deadline });
+        assert!(matches!(all, Ok(AcquireReply::Held { index: 1, .. })));
         assert_eq!(memory.inspect("a", deadline).expect("a reply"), None);
         for failure in [
             acquire(&holds[1], Registration::None).expect_err("no lock"),

@@ -31,15 +31,15 @@ use crate::redisson::RedissonChannels;
 use crate::report::HeldAs;
 use crate::store::job::JobRunner;
 use crate::store::request::{
-    Acquire, AcquireAll, AcquireAllReply, AcquireReply, HoldReply, HoldRequest, HolderReply,
-    PendingReply, PostedChange, Registration, ReportReply, ServerConnections,
+    Acquire, AcquireReply, HoldReply, HoldRequest, HolderReply, PendingReply, PostedChange,
+    ReportReply, ServerConnections,
 };
 use crate::store::wake::Wakeups;
 
 /// Where locks live. Every request can be executed twice, or late, without harm to another hold.
 /// None takes longer than its deadline.
 pub(crate) trait Store: fmt::Debug + Send + Sync {
-    /// Takes the lock if it is free.
+    /// Takes the lock if it is free, or the locks of one group if all of them are.
     fn acquire(&self, request: Acquire<'_>) -> Result<AcquireReply, Failure>;
 
     /// As `acquire`, without waiting for the reply. `None`, and nothing is sent, if the reply could
@@ -56,11 +56,6 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
     /// Returns `true` if the same server has both locks, as far as is known.
     fn share_server(&self, _: &str, _: &str) -> bool {
         true
-    }
-
-    /// Takes the locks of one group if all of them are free.
-    fn acquire_all(&self, request: AcquireAll<'_>) -> Result<AcquireAllReply, Failure> {
-        acquire_one(self, request)
     }
 
     /// Executes requests about holds, those for one server in one round trip if it can. Returns the
@@ -136,19 +131,4 @@ pub(crate) fn ask_one(
     request: HoldRequest<'_>,
 ) -> Result<HoldReply, Failure> {
     store.ask(slice::from_ref(&request)).pop().expect("each request has a reply")
-}
-
-/// Takes the lock of a group of one if it is free.
-fn acquire_one(
-    store: &(impl Store + ?Sized),
-    request: AcquireAll<'_>,
-) -> Result<AcquireAllReply, Failure> {
-    let AcquireAll { holds, lease, deadline } = request;
-    let [hold] = holds else { return Ok(AcquireAllReply::Unknown { index: 0 }) };
-    let registration = Registration::None;
-    Ok(match store.acquire(Acquire { hold, lease, registration, deadline })? {
-        AcquireReply::Acquired { fence, .. } => AcquireAllReply::Acquired { fences: vec![fence] },
-        AcquireReply::Held { .. } => AcquireAllReply::Held { index: 0 },
-        AcquireReply::Unknown { .. } => AcquireAllReply::Unknown { index: 0 },
-    })
 }

@@ -9,10 +9,11 @@ use crate::net::connection::Connection;
 use crate::report::HeldAs;
 use crate::store::hold::HoldId;
 
-/// A request for a hold.
+/// A request for holds: mostly for one, or for one of each of several locks, all of them or none.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Acquire<'a> {
-    pub(crate) hold: &'a HoldId,
+    /// Those of locks are one group of [`Store::groups`](crate::store::Store::groups).
+    pub(crate) holds: &'a [HoldId],
     pub(crate) lease: Duration,
     pub(crate) registration: Registration,
     pub(crate) deadline: Instant,
@@ -37,41 +38,45 @@ pub(crate) enum Registration {
 /// the last one is at most as many microseconds ahead of the clock.
 pub(crate) const TENURE_FENCES: u64 = 1000;
 
-/// The reply to a request for a hold.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum AcquireReply {
-    /// The hold exists now, and there is room for so many more, as far as is known: at the same
-    /// time, [`u32::MAX`] of a side that readers share and no client waits for; of a lock one after
-    /// the other, each with the next token.
-    Acquired { fence: u64, room: u32 },
-    /// Another owner holds the lock, for this long unless it renews; `None` if that is not known.
-    Held { remaining: Option<Duration> },
-    /// As `Held`, but one of several servers has not replied: the hold may exist there, or come to.
-    Unknown { remaining: Option<Duration> },
-}
-
-/// A request for holds of several locks, all of them or none.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct AcquireAll<'a> {
-    /// One group of [`Store::groups`](crate::store::Store::groups).
-    pub(crate) holds: &'a [HoldId],
-    pub(crate) lease: Duration,
-    pub(crate) deadline: Instant,
-}
-
-/// The reply to a request for several holds.
+/// The reply to a request for holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum AcquireAllReply {
-    /// All of them exist now.
-    Acquired { fences: Vec<u64> },
-    /// None of them exists. Another owner holds the lock with this index.
-    Held { index: usize },
-    /// As `Held`, but holds may exist at a server that has not replied.
-    Unknown { index: usize },
+pub(crate) enum AcquireReply {
+    /// The holds exist now.
+    Acquired {
+        /// The token of the first one.
+        fence: u64,
+        /// Those of the others.
+        others: Vec<u64>,
+        /// There is room for so many more, as far as is known: at the same time, [`u32::MAX`] of a
+        /// side that readers share and no client waits for; of a lock one after the other, each
+        /// with the next token.
+        room: u32,
+    },
+    /// None of them exists.
+    Held {
+        /// Which of the locks another owner holds.
+        index: usize,
+        /// For how long, unless it renews; `None` if that is not known.
+        remaining: Option<Duration>,
+        /// Whether one of several servers has not replied: the holds may exist there, or come to.
+        in_doubt: bool,
+    },
 }
 
-/// Returns `true` if the requested hold exists now. One that fell short of its durability does,
-/// until it is released.
+impl AcquireReply {
+    /// The only hold that was requested exists now.
+    pub(crate) fn acquired(fence: u64, room: u32) -> Self {
+        Self::Acquired { fence, others: Vec::new(), room }
+    }
+
+    /// Another owner holds the first or only lock.
+    pub(crate) fn held(remaining: Option<Duration>) -> Self {
+        Self::Held { index: 0, remaining, in_doubt: false }
+    }
+}
+
+/// Returns `true` if the requested holds exist now. Those that fell short of their durability do,
+/// until they are released.
 pub(crate) fn is_granted(reply: &Result<AcquireReply, Failure>) -> bool {
     match reply {
         Ok(reply) => matches!(reply, AcquireReply::Acquired { .. }),

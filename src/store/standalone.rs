@@ -11,6 +11,7 @@ use crate::net::owed::PostedRequest;
 use crate::net::request::{Reply, Request};
 use crate::net::server::Server;
 use crate::redisson::RedissonChannels;
+use crate::store::Store;
 use crate::store::background::jobs::BackgroundJobs;
 use crate::store::background::one_server::{JobsOfOneServer, WakeupsOfOneServer};
 use crate::store::background::wakeups::BackgroundWakeups;
@@ -20,12 +21,11 @@ use crate::store::decoder::Decoder;
 use crate::store::durability::{Demand, SendWait, ask_durably};
 use crate::store::job::JobRunner;
 use crate::store::request::{
-    Acquire, AcquireAll, AcquireAllReply, AcquireReply, Change, HoldReply, HoldRequest,
-    HolderReply, PendingReply, PostedChange, ReportReply, ServerConnections,
+    Acquire, AcquireReply, Change, HoldReply, HoldRequest, HolderReply, PendingReply, PostedChange,
+    ReportReply, ServerConnections,
 };
 use crate::store::shard_tag::ShardTag;
 use crate::store::wake::Wakeups;
-use crate::store::{Store, acquire_one};
 
 /// After a lock was held, so many acquires are expected to find theirs held, too.
 const CONTENDED: u32 = 64;
@@ -157,13 +157,6 @@ impl Store for Standalone {
     fn groups(&self, names: &[Arc<str>]) -> Vec<Vec<usize>> {
         let all: Vec<usize> = (0..names.len()).collect();
         all.chunks(self.commands.group_max()).map(<[usize]>::to_vec).collect()
-    }
-
-    fn acquire_all(&self, request: AcquireAll<'_>) -> Result<AcquireAllReply, Failure> {
-        if self.commands.group_max() == 1 {
-            return acquire_one(self, request);
-        }
-        self.execute_durably(self.commands.acquire_all(request), SendWait::Along, request.deadline)
     }
 
     fn ask(&self, requests: &[HoldRequest<'_>]) -> Vec<Result<HoldReply, Failure>> {

@@ -86,14 +86,19 @@ fn acquire(
     hold: &HoldId,
     registration: Registration,
 ) -> Result<AcquireReply, Failure> {
-    store.acquire(Acquire { hold, lease: LEASE, registration, deadline: soon() })
+    store.acquire(Acquire {
+        holds: std::slice::from_ref(hold),
+        lease: LEASE,
+        registration,
+        deadline: soon(),
+    })
 }
 
 /// Takes the lock, which must be free, and returns the token.
 fn must_acquire(store: &dyn Store, hold: &HoldId) -> u64 {
     match acquire(store, hold, Registration::None).expect("a reply") {
         AcquireReply::Acquired { fence, .. } => fence,
-        reply => panic!("{reply:?}"),
+        reply @ AcquireReply::Held { .. } => panic!("{reply:?}"),
     }
 }
 
@@ -114,7 +119,7 @@ fn eventually(mut happened: impl FnMut() -> bool) {
 }
 
 fn is_held(reply: &Result<AcquireReply, Failure>) -> bool {
-    matches!(reply, Ok(AcquireReply::Held { remaining: Some(left) }) if *left <= LEASE)
+    matches!(reply, Ok(AcquireReply::Held { remaining: Some(left), .. }) if *left <= LEASE)
 }
 
 fn depth(store: &dyn Store) -> Option<u32> {
@@ -236,7 +241,7 @@ fn a_block_of_fences_is_one_clients(store: &dyn Store) {
     let before = must_acquire(store, &hold(1));
     release(store, &hold(1)).expect("a reply");
     let first = acquire(store, &hold(2), Registration::Followed).expect("a reply");
-    let AcquireReply::Acquired { fence, room } = first else { panic!("{first:?}") };
+    let AcquireReply::Acquired { fence, room, .. } = first else { panic!("{first:?}") };
     let room = u64::from(room);
     assert!(fence > before && (1..TENURE_FENCES).contains(&room), "{fence} {room}");
     let again = acquire(store, &hold(2), Registration::Followed).expect("a reply");
@@ -277,7 +282,7 @@ fn a_kept_lock_is_free_when_its_time_is_over(store: &dyn Store) {
     assert_eq!(keep(store, &hold(1), time).ok(), Some(HoldReply::Done));
     let reply = acquire(store, &hold(2), Registration::None);
     assert!(
-        matches!(reply, Ok(AcquireReply::Held { remaining: Some(left) }) if left <= time),
+        matches!(reply, Ok(AcquireReply::Held { remaining: Some(left), .. }) if left <= time),
         "{reply:?}"
     );
     let mut next = None;
@@ -334,7 +339,7 @@ fn a_hold_ends_with_its_lease(store: &dyn Store) {
     let short = Duration::from_millis(50);
     let begin = |nonce| {
         let reply = store.acquire(Acquire {
-            hold: &hold(nonce),
+            holds: &[hold(nonce)],
             lease: short,
             registration: Registration::None,
             deadline: soon(),

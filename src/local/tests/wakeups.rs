@@ -39,7 +39,7 @@ impl Waiting {
         let (fake, wakes, _) = fake();
         *scene.store.wakeups.lock() = Some(fake);
         let held = scene.store.inner.acquire(Acquire {
-            hold: &scene.id(0),
+            holds: &[scene.id(0)],
             lease: LONG,
             registration: Registration::None,
             deadline: Instant::now(),

@@ -36,8 +36,8 @@ use crate::store::commands::Commands;
 use crate::store::durability::Demand;
 use crate::store::job::JobRunner;
 use crate::store::request::{
-    Acquire, AcquireAll, AcquireAllReply, AcquireReply, HoldReply, HoldRequest, HolderReply,
-    PendingReply, PostedChange, ReportReply, ServerConnections,
+    Acquire, AcquireReply, HoldReply, HoldRequest, HolderReply, PendingReply, PostedChange,
+    ReportReply, ServerConnections,
 };
 use crate::store::standalone::Standalone;
 use crate::store::wake::Wakeups;
@@ -177,18 +177,18 @@ impl Cluster {
 
 impl Store for Cluster {
     fn acquire(&self, request: Acquire<'_>) -> Result<AcquireReply, Failure> {
-        self.route(&request.hold.name, request.deadline, |node| node.acquire(request))
+        self.route(&request.holds[0].name, request.deadline, |node| node.acquire(request))
     }
 
     /// Does nothing if the node is not known, because finding it takes time.
     fn start_acquire(&self, request: Acquire<'_>) -> Option<PendingReply<AcquireReply>> {
-        let slot = self.slot(&request.hold.name);
+        let slot = self.slot(&request.holds[0].name);
         let target = Target::of(self.topology.owner(slot)?);
         let first = target.store().start_acquire(request)?;
-        let hold = request.hold.clone();
+        let holds = request.holds.to_vec();
         let Acquire { lease, registration, deadline, .. } = request;
         let again = move |node: &Standalone| {
-            node.acquire(Acquire { hold: &hold, lease, registration, deadline })
+            node.acquire(Acquire { holds: &holds, lease, registration, deadline })
         };
         Some(self.follow(target, slot, first, again))
     }
@@ -207,13 +207,6 @@ impl Store for Cluster {
     fn share_server(&self, one: &str, other: &str) -> bool {
         let owner = |name| self.topology.owner(self.slot(name)).map(|node| node.label().clone());
         owner(one) == owner(other)
-    }
-
-    fn acquire_all(&self, request: AcquireAll<'_>) -> Result<AcquireAllReply, Failure> {
-        let Some(first) = request.holds.first() else {
-            return Ok(AcquireAllReply::Acquired { fences: Vec::new() });
-        };
-        self.route(&first.name, request.deadline, |node| node.acquire_all(request))
     }
 
     /// One node after the other. A request that is redirected is made again alone.

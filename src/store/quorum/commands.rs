@@ -71,7 +71,7 @@ impl QuorumCommands {
     }
 
     pub(super) fn acquire(&self, request: Acquire<'_>) -> QuorumCommand<AcquireReply> {
-        let effect = Effect::Begins(request.hold.clone());
+        let effect = Effect::Begins(request.holds[0].clone());
         let command = QuorumCommand::new(self.commands.acquire(request), effect);
         self.durable(command, request.deadline)
     }

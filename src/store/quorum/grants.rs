@@ -27,7 +27,8 @@ impl Grants {
     /// released.
     pub(super) fn acquire(&self, request: Acquire<'_>) -> Result<AcquireReply, Failure> {
         let Self { rounds, commands } = self;
-        let Acquire { hold, lease, deadline, .. } = request;
+        let Acquire { holds, lease, deadline, .. } = request;
+        let hold = &holds[0];
         self.in_doubt().note_lease(lease);
         let mut links = rounds.connect(&hold.name, deadline)?;
         let command = commands.acquire(request);
@@ -39,7 +40,7 @@ impl Grants {
                     None => self.confirm(&mut links, hold, fence, lease, deadline),
                 };
                 let room = agreed.unwrap_or_default();
-                confirmed.map(|()| AcquireReply::Acquired { fence, room })
+                confirmed.map(|()| AcquireReply::acquired(fence, room))
             }
             HoldDecision::NotGranted(outcome) => outcome,
         };
@@ -142,7 +143,8 @@ mod tests {
         for nonce in 3..6 {
             // It has no replicas, so it soon lags.
             let (hold, registration) = (&hold(nonce), Registration::None);
-            let acquire = Acquire { hold, lease: SOON, registration, deadline };
+            let acquire =
+                Acquire { holds: std::slice::from_ref(hold), lease: SOON, registration, deadline };
             links.send(&grants.broadcast(grants.commands.acquire(acquire)), |number| number == 2);
         }
         drop(links);

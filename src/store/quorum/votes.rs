@@ -162,8 +162,8 @@ impl Votes<AcquireReply> {
     /// Decides whether a hold was granted.
     pub(super) fn decide_acquire(&self) -> Option<HoldDecision> {
         let grants = self.answers().filter_map(|reply| match reply {
-            AcquireReply::Acquired { fence, room } => Some((*fence, *room)),
-            AcquireReply::Held { .. } | AcquireReply::Unknown { .. } => None,
+            AcquireReply::Acquired { fence, room, .. } => Some((*fence, *room)),
+            AcquireReply::Held { .. } => None,
         });
         let mut grants: Vec<(u64, u32)> = grants.collect();
         grants.sort_unstable_by(|one, other| other.cmp(one));
@@ -187,12 +187,8 @@ impl Votes<AcquireReply> {
         }
         if self.answers().count() + short + wrong >= self.required() {
             let remaining = self.until_majority_is_free(granted + short);
-            let unclear = self.failures().any(Failure::is_ambiguous);
-            let reply = if unclear {
-                AcquireReply::Unknown { remaining }
-            } else {
-                AcquireReply::Held { remaining }
-            };
+            let in_doubt = self.failures().any(Failure::is_ambiguous);
+            let reply = AcquireReply::Held { index: 0, remaining, in_doubt };
             return Some(HoldDecision::NotGranted(Ok(reply)));
         }
         self.unanswered(granted).map(|failure| HoldDecision::NotGranted(Err(failure)))
@@ -202,8 +198,8 @@ impl Votes<AcquireReply> {
     /// as many others whose leases have ended.
     fn until_majority_is_free(&self, granted: usize) -> Option<Duration> {
         let remaining = |reply: &AcquireReply| match reply {
-            AcquireReply::Held { remaining } => *remaining,
-            _ => None,
+            AcquireReply::Held { remaining, .. } => *remaining,
+            AcquireReply::Acquired { .. } => None,
         };
         let mut leases: Vec<Duration> = self.answers().filter_map(remaining).collect();
         leases.sort_unstable();

@@ -97,7 +97,12 @@ fn release(store: &dyn Store, hold: &HoldId) {
 
 fn briefly(store: &dyn Store, hold: &HoldId) {
     let deadline = soon();
-    let request = Acquire { hold, lease: SHORT, registration: Registration::None, deadline };
+    let request = Acquire {
+        holds: std::slice::from_ref(hold),
+        lease: SHORT,
+        registration: Registration::None,
+        deadline,
+    };
     let reply = store.acquire(request).expect("a reply");
     assert!(matches!(reply, AcquireReply::Acquired { .. }), "{reply:?}");
 }
@@ -213,7 +218,7 @@ fn a_repeat_finds_its_hold(store: &dyn Store) {
 fn room(store: &dyn Store, hold: &HoldId, registration: Registration) -> Option<u32> {
     match ask(store, hold, registration) {
         AcquireReply::Acquired { room, .. } => Some(room),
-        _ => None,
+        AcquireReply::Held { .. } => None,
     }
 }
 
@@ -260,7 +265,7 @@ fn a_name_is_of_one_kind_while_it_is_held(store: &dyn Store) {
 fn readers_have_the_fence_of_the_last_writer(store: &dyn Store) {
     let fence = |kind, nonce| match ask(store, &of(kind, nonce), Registration::None) {
         AcquireReply::Acquired { fence, .. } => fence,
-        reply => panic!("{reply:?}"),
+        reply @ AcquireReply::Held { .. } => panic!("{reply:?}"),
     };
     let first = fence(Read, 1);
     assert_eq!(fence(Read, 2), first);
@@ -446,7 +451,7 @@ fn a_client_that_has_stopped_costs_one_offer(process: &Server) {
     release(&store, &of(Read, 1));
     assert!(is_told(&mut *alive));
     let reply = ask(&store, &by("alive", Write, 1), Registration::Registered);
-    let AcquireReply::Held { remaining: Some(left) } = reply else { panic!("{reply:?}") };
+    let AcquireReply::Held { remaining: Some(left), .. } = reply else { panic!("{reply:?}") };
     assert!(left <= Duration::from_millis(200), "it learns when the offer is over: {left:?}");
     thread::sleep(left);
     eventually(|| takes_its_turn(&store, &by("alive", Write, 1)));
@@ -471,7 +476,7 @@ fn clients_without_a_listener_keep_their_places_for_two_seconds(process: &Server
         release(&store, &of(held, 1));
         assert_eq!(queue(process), clients);
         let reply = ask(&store, &by("d", wanted, 1), Registration::Registered);
-        let AcquireReply::Held { remaining: Some(left) } = reply else { panic!("{reply:?}") };
+        let AcquireReply::Held { remaining: Some(left), .. } = reply else { panic!("{reply:?}") };
         assert!(left <= Duration::from_millis(2100), "{left:?}");
         assert!(!tries(&store, &of(held, 2)) && !tries(&store, &of(wanted, 2)));
         assert_eq!(queue(process), clients, "those who ask, or come, do not change that");
@@ -483,7 +488,7 @@ fn clients_without_a_listener_keep_their_places_for_two_seconds(process: &Server
         release(&store, &by("a", wanted, 1));
         assert!(is_told(&mut *wakeups));
         let reply = ask(&store, &by("c", wanted, 1), Registration::Registered);
-        assert!(matches!(reply, AcquireReply::Held { remaining: Some(_) }), "{reply:?}");
+        assert!(matches!(reply, AcquireReply::Held { remaining: Some(_), .. }), "{reply:?}");
         assert_eq!(queue(process), clients[1..]);
         eventually(|| takes_its_turn(&store, &by("c", wanted, 1)));
         assert_eq!(queue(process), [""; 0], "two seconds later");

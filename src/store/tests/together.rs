@@ -179,7 +179,12 @@ fn a_reply_that_no_thread_waits_for_delays_no_other_reply() {
         let hold = hold(1000 + round);
         let begin = || {
             let registration = Registration::None;
-            let request = Acquire { hold: &hold, lease: LEASE, registration, deadline: soon() };
+            let request = Acquire {
+                holds: std::slice::from_ref(&hold),
+                lease: LEASE,
+                registration,
+                deadline: soon(),
+            };
             scene.store.start_acquire(request).expect("no demand")
         };
         drop(begin());
@@ -197,7 +202,7 @@ fn a_started_acquire_is_executed_before_a_thread_waits_for_the_reply() {
         scene
             .store
             .start_acquire(Acquire {
-                hold: &hold,
+                holds: std::slice::from_ref(&hold),
                 lease: LEASE,
                 registration: Registration::None,
                 deadline: soon(),
@@ -219,7 +224,7 @@ fn a_silent_server_does_not_block_a_thread_that_does_not_wait_for_the_reply() {
     let deadline = end_of(Duration::from_secs(20));
     let begin = |nonce| {
         scene.store.start_acquire(Acquire {
-            hold: &hold(nonce),
+            holds: &[hold(nonce)],
             lease: LEASE,
             registration: Registration::None,
             deadline,

@@ -64,7 +64,7 @@ fn ask(store: &dyn Store, hold: &HoldId, registration: Registration) -> AcquireR
 
 fn register(store: &dyn Store, client: &str) {
     let reply = ask(store, &of(client, 1), Registration::IfHeld);
-    assert!(matches!(reply, AcquireReply::Held { remaining: Some(_) }), "{reply:?}");
+    assert!(matches!(reply, AcquireReply::Held { remaining: Some(_), .. }), "{reply:?}");
 }
 
 fn release(store: &dyn Store, hold: &HoldId) {
@@ -182,7 +182,7 @@ fn a_release_wakes_the_client_that_has_waited_longest(process: &Server) {
     assert_eq!(next(&mut *second), woken(), "the first may have stopped");
     assert_eq!(waiting(process), ["second", "first"], "until it has the lock");
     let reply = ask(&store, &of("second", 1), Registration::Registered);
-    let AcquireReply::Held { remaining: Some(left) } = reply else { panic!("{reply:?}") };
+    let AcquireReply::Held { remaining: Some(left), .. } = reply else { panic!("{reply:?}") };
     assert!(left <= Duration::from_millis(200), "it learns when the offer is over: {left:?}");
 
     ask(&store, &of("first", 1), Registration::Registered);
@@ -242,7 +242,7 @@ fn a_kept_lock_is_offered_to_no_client_but_one_is_told(process: &Server) {
     let fields: Vec<String> = process.ask(&["HGETALL", "lock:lock"]);
     assert_eq!(fields, ["client:1", "0"]);
     let reply = ask(&store, &of("a", 2), Registration::Registered);
-    let AcquireReply::Held { remaining: Some(left) } = reply else { panic!("{reply:?}") };
+    let AcquireReply::Held { remaining: Some(left), .. } = reply else { panic!("{reply:?}") };
     assert!(left <= LEASE / 2, "{left:?}");
     assert_eq!(waiting(process), ["a", "b"], "its place is the same");
 
@@ -277,7 +277,7 @@ fn a_client_that_was_told_goes_first_when_a_kept_lock_is_free(process: &Server) 
     keep(&store, &hold(1), Duration::from_millis(10)).expect("a reply");
     eventually(|| process.ask::<u64>(&["EXISTS", "lock:lock"]) == 0);
     let near = ask(&store, &of("near", 1), Registration::Yielding);
-    assert_eq!(near, AcquireReply::Held { remaining: None });
+    assert_eq!(near, AcquireReply::held(None));
 
     // Another client has come and gone before that request.
     must_acquire(&store, &hold(2));
@@ -341,7 +341,7 @@ fn clients_without_a_listener_keep_their_places_for_two_seconds(process: &Server
     release(&store, &hold(3));
     for client in ["e", "b"] {
         let reply = ask(&store, &of(client, 1), Registration::Registered);
-        let AcquireReply::Held { remaining: Some(left) } = reply else { panic!("{reply:?}") };
+        let AcquireReply::Held { remaining: Some(left), .. } = reply else { panic!("{reply:?}") };
         assert!(left <= Duration::from_secs(2), "{left:?}");
     }
     let first = ask(&store, &of("a", 1), Registration::Registered);
@@ -352,7 +352,7 @@ fn clients_without_a_listener_keep_their_places_for_two_seconds(process: &Server
     assert_eq!(next(&mut *wakeups), woken());
     assert_eq!(waiting(process), ["c", "d", "e"], "b has asked, and does not listen");
     let second = ask(&store, &of("d", 1), Registration::Registered);
-    assert!(matches!(second, AcquireReply::Held { remaining: Some(_) }), "{second:?}");
+    assert!(matches!(second, AcquireReply::Held { remaining: Some(_), .. }), "{second:?}");
     process.command(&["ZADD", WAITING, "1.003", "c"]);
     let second = ask(&store, &of("d", 1), Registration::Registered);
     assert!(matches!(second, AcquireReply::Acquired { .. }), "two seconds later: {second:?}");
@@ -391,7 +391,7 @@ fn a_yielding_client_lets_another_go_first(process: &Server) {
     process.command(&["ZADD", WAITING, "1", "a"]);
 
     let late = of("late", 1);
-    assert_eq!(ask(&store, &late, Registration::Yielding), AcquireReply::Held { remaining: None });
+    assert_eq!(ask(&store, &late, Registration::Yielding), AcquireReply::held(None));
     assert_eq!(waiting(process), ["a", "late"]);
     assert_eq!(depth(&store), None);
     assert!(matches!(
@@ -400,7 +400,7 @@ fn a_yielding_client_lets_another_go_first(process: &Server) {
     ));
     assert!(matches!(
         ask(&store, &late, Registration::Yielding),
-        AcquireReply::Held { remaining: Some(_) }
+        AcquireReply::Held { remaining: Some(_), .. }
     ));
     release(&store, &of("a", 1));
     process.command(&["ZADD", WAITING, "1", "late", "2", "b"]);
@@ -415,7 +415,7 @@ fn a_yielding_client_passes_over_those_that_have_stopped(process: &Server) {
     assert!(matches!(ask(&store, &late, Registration::Yielding), AcquireReply::Acquired { .. }));
     release(&store, &late);
     process.command(&["ZADD", WAITING, "1.002", "stopped", "2", "a", "3", "late"]);
-    assert_eq!(ask(&store, &late, Registration::Yielding), AcquireReply::Held { remaining: None });
+    assert_eq!(ask(&store, &late, Registration::Yielding), AcquireReply::held(None));
 }
 
 fn a_full_server_wakes_clients_and_registers_none(process: &Server) {
@@ -441,7 +441,7 @@ fn a_spoilt_list_of_waiting_clients_does_no_harm(process: &Server) {
     for mode in [Registration::IfHeld, Registration::Registered, Registration::Yielding] {
         assert!(matches!(
             ask(&store, &of("a", 1), mode),
-            AcquireReply::Held { remaining: Some(_) }
+            AcquireReply::Held { remaining: Some(_), .. }
         ));
     }
     unregister(&store, "a");
@@ -465,7 +465,9 @@ fn a_released_lock_is_offered_to_the_client_that_has_waited_longest(process: &Se
     for registration in [Registration::None, Registration::IfHeld, Registration::Registered] {
         for client in ["client", "b"] {
             let reply = ask(&store, &of(client, 2), registration);
-            let AcquireReply::Held { remaining: Some(left) } = reply else { panic!("{reply:?}") };
+            let AcquireReply::Held { remaining: Some(left), .. } = reply else {
+                panic!("{reply:?}")
+            };
             assert!(left <= Duration::from_millis(200), "{left:?}");
         }
     }
@@ -557,7 +559,7 @@ fn a_user_without_rights_to_the_waiting_clients_can_lock(process: &Server) {
         for mode in [Registration::IfHeld, Registration::Registered, Registration::Yielding] {
             let reply = ask(&store, &of("a", 1), mode);
             assert!(
-                matches!(reply, AcquireReply::Held { remaining: Some(_) }),
+                matches!(reply, AcquireReply::Held { remaining: Some(_), .. }),
                 "{missing:?}: {reply:?}"
             );
         }

@@ -35,8 +35,8 @@ fn all_of<T: Clone>(servers: usize, votes: &[Option<Result<T, Failure>>]) -> Vec
 fn acquire_replies() -> [Option<Result<AcquireReply, Failure>>; 7] {
     [
         None,
-        Some(Ok(AcquireReply::Acquired { fence: 7, room: 0 })),
-        Some(Ok(AcquireReply::Held { remaining: Some(LEASE) })),
+        Some(Ok(AcquireReply::acquired(7, 0))),
+        Some(Ok(AcquireReply::held(Some(LEASE)))),
         Some(failed(FailureKind::Timeout)),
         Some(failed(FailureKind::Unreachable)),
         Some(failed(FailureKind::WrongType)),
@@ -89,7 +89,7 @@ fn contention_is_in_doubt_only_where_a_request_may_have_arrived() {
     for votes in all_of(5, &acquire_replies()) {
         let silent = votes.count_failures(FailureKind::Timeout) > 0;
         match votes.decide_acquire() {
-            Some(HoldDecision::NotGranted(Ok(AcquireReply::Unknown { .. }))) => {
+            Some(HoldDecision::NotGranted(Ok(AcquireReply::Held { in_doubt: true, .. }))) => {
                 assert!(silent, "{votes:?}");
             }
             Some(HoldDecision::NotGranted(Ok(_))) => assert!(!silent, "{votes:?}"),
@@ -145,7 +145,7 @@ fn a_hold_is_held_with_a_majority_and_gone_when_none_is_left() {
 #[test]
 fn the_token_is_the_greatest_and_agreed_if_a_majority_gave_it() {
     let race = |grants: [(u64, u32); 3]| {
-        let grant = |(fence, room)| Some(Ok(AcquireReply::Acquired { fence, room }));
+        let grant = |(fence, room)| Some(Ok(AcquireReply::acquired(fence, room)));
         match Votes(grants.map(grant).into()).decide_acquire() {
             Some(HoldDecision::Granted { fence, agreed }) => (fence, agreed),
             other => panic!("{other:?}"),
@@ -168,7 +168,7 @@ fn a_shortfall_tells_what_the_best_majority_has_acknowledged() {
         },
         other => panic!("{other:?}"),
     };
-    let won = || Some(Ok(AcquireReply::Acquired { fence: 1, room: 0 }));
+    let won = || Some(Ok(AcquireReply::acquired(1, 0)));
     let short = |acked| Some(falls_short(acked));
     assert!(Votes(vec![short(1)]).may_be(0, |_: &AcquireReply| false), "it is done there");
     assert_eq!(acked(vec![short(1)]), 1);
@@ -185,8 +185,7 @@ fn a_transient_failure_may_make_up_for_a_shortfall_at_the_next_try() {
         Some(HoldDecision::NotGranted(Err(failure))) => failure.kind,
         other => panic!("{other:?}"),
     };
-    let (won, short) =
-        (|| Some(Ok(AcquireReply::Acquired { fence: 1, room: 0 })), || Some(falls_short(1)));
+    let (won, short) = (|| Some(Ok(AcquireReply::acquired(1, 0))), || Some(falls_short(1)));
     let passing = || Some(failed(FailureKind::Transient));
     assert_eq!(race(vec![won(), short(), passing()]), FailureKind::Transient);
     assert_eq!(race(vec![short(), passing(), passing()]), FailureKind::Transient);
@@ -197,16 +196,16 @@ fn a_transient_failure_may_make_up_for_a_shortfall_at_the_next_try() {
 fn a_lock_may_be_free_when_a_majority_of_leases_is_over() {
     let busy = |seconds| {
         let remaining = Some(Duration::from_secs(seconds));
-        Some(Ok(AcquireReply::Held { remaining }))
+        Some(Ok(AcquireReply::held(remaining)))
     };
     let remaining = |votes: Vec<_>| match Votes(votes).decide_acquire() {
-        Some(HoldDecision::NotGranted(Ok(AcquireReply::Held { remaining }))) => {
+        Some(HoldDecision::NotGranted(Ok(AcquireReply::Held { remaining, .. }))) => {
             remaining.map(|left| left.as_secs())
         }
         other => panic!("{other:?}"),
     };
-    let won = || Some(Ok(AcquireReply::Acquired { fence: 1, room: 0 }));
-    let forever = || Some(Ok(AcquireReply::Held { remaining: None }));
+    let won = || Some(Ok(AcquireReply::acquired(1, 0)));
+    let forever = || Some(Ok(AcquireReply::held(None)));
     assert_eq!(remaining(vec![busy(9), busy(3), busy(6)]), Some(6));
     assert_eq!(remaining(vec![won(), won(), busy(9), busy(3), busy(6)]), Some(3));
     assert_eq!(remaining(vec![forever(), busy(3), busy(6)]), Some(6));

@@ -63,11 +63,11 @@ fn wrong<T>() -> Result<T, Failure> {
 }
 
 fn free() -> AcquireReply {
-    AcquireReply::Acquired { fence: 7, room: 0 }
+    AcquireReply::acquired(7, 0)
 }
 
 fn busy() -> AcquireReply {
-    AcquireReply::Held { remaining: Some(LEASE) }
+    AcquireReply::held(Some(LEASE))
 }
 
 #[test]
