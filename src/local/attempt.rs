@@ -148,7 +148,11 @@ impl<'a> Attempt<'a> {
         let now = Instant::now();
         match remaining.map(|remaining| remaining + Duration::from_millis(1)) {
             Some(free) if free <= pause => {
-                self.request.yields_until = now + free + TURN_TIME;
+                // Not twice in a row: two clients that are far away would miss what each of them
+                // has the other offered, again and again.
+                if now >= self.request.yields_until {
+                    self.request.yields_until = now + free + TURN_TIME;
+                }
                 free
             }
             None if now < self.request.yields_until => pause.min(self.request.yields_until - now),

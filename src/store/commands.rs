@@ -8,7 +8,7 @@ use crate::config::Config;
 use crate::net::request::{Arg, Request, Script};
 use crate::redisson::RedissonChannels;
 use crate::store::command::{Command, OFFER, millis};
-use crate::store::decoder::{self, Decoder};
+use crate::store::decoder;
 use crate::store::hold::{HoldId, HoldKind};
 use crate::store::keys::Keys;
 use crate::store::member_commands;
@@ -16,10 +16,7 @@ use crate::store::request::{
     Acquire, AcquireReply, Change, HoldReply, HolderReply, Registration, ReportReply, TENURE_FENCES,
 };
 use crate::store::scripts::{
-    ACQUIRE, ACQUIRE_ALL, ACQUIRE_PROPOSED, ACQUIRE_WITH_REDISSON, FORCE_RELEASE,
-    FORCE_RELEASE_WITH_REDISSON, INSPECT, KEEP, KEEP_WITH_REDISSON, RAISE, RELEASE,
-    RELEASE_WITH_REDISSON, RENEW, REPORT, SET_DEPTH, UNREGISTER, UNREGISTER_ANY,
-    UNREGISTER_ANY_WITH_REDISSON, UNREGISTER_WITH_REDISSON, WITHDRAW,
+    ACQUIRE, ACQUIRE_ALL, FORCE_RELEASE, INSPECT, RAISE, RELEASE, REPORT, SET_DEPTH, UNREGISTER,
 };
 use crate::store::shard_tag::ShardTag;
 
@@ -110,23 +107,22 @@ impl Commands {
             Registration::Registered | Registration::Followed => Some("queued"),
             Registration::Yielding => Some("yields"),
         };
+        let (lock, shard) = (self.keys.lock(&hold.name), self.shard_tag());
+        let keys = [&*lock, &Keys::fence(&lock), &Keys::waiting(&lock), &Keys::turn(&lock)];
+        let keys = if self.redisson.is_some() { &keys[..] } else { &keys[..3] };
         let args = [
             Arg::Text(&owner),
             millis(lease),
             self.fence_life(lease),
             millis(waiting_life),
+            if self.proposes { proposal() } else { Arg::Text("") },
             Arg::Text(place.unwrap_or_default()),
             Arg::Number(if registration == Registration::Followed { TENURE_FENCES } else { 1 }),
+            millis(OFFER),
+            Arg::Text(shard.as_deref().unwrap_or_default()),
         ];
-        let args = if place.is_some() { &args[..] } else { &args[..4] };
-        if self.redisson.is_some() {
-            let lock = self.keys.lock(&hold.name);
-            let keys = [&*lock, &Keys::fence(&lock), &Keys::waiting(&lock), &Keys::turn(&lock)];
-            let request = Request::call(&ACQUIRE_WITH_REDISSON, &keys, args);
-            return Command { request, decoder: decoder::ACQUIRE };
-        }
-        let (own, proposed) = (&ACQUIRE, &ACQUIRE_PROPOSED);
-        self.begin_hold(&hold.name, own, proposed, args, decoder::ACQUIRE)
+        let args = if place.is_some() { &args[..] } else { &args[..5] };
+        Command { request: Request::call(&ACQUIRE, keys, args), decoder: decoder::ACQUIRE }
     }
 
     /// How many names one request may acquire: services limit the arguments of a command, and
@@ -163,16 +159,16 @@ impl Commands {
             Change::SetDepth { depth, .. } => Arg::Number(depth.into()),
             Change::Check | Change::Renew { .. } => Arg::Text(""),
         };
-        match (hold.kind, change) {
-            (HoldKind::Lock, Change::Renew { lease }) => {
-                self.about_hold(&RENEW, hold, &[millis(lease)])
-            }
-            (HoldKind::Lock, _) => {
+        match hold.kind {
+            HoldKind::Lock => {
                 let lease = change.lease().map_or(Arg::Number(0), millis);
-                self.about_hold(&SET_DEPTH, hold, &[depth, lease])
+                let (owner, lock) = (hold.owner(), self.keys.lock(&hold.name));
+                let args = [Arg::Text(&owner), depth, lease];
+                let request = Request::call(&SET_DEPTH, &[&lock], &args);
+                Command { request, decoder: decoder::HOLD_OR_GONE }
             }
             // It has one level.
-            (_, _) => match change.lease() {
+            _ => match change.lease() {
                 Some(lease) => member_commands::renew(&self.keys, hold, lease),
                 None => member_commands::check(&self.keys, hold),
             },
@@ -186,27 +182,15 @@ impl Commands {
             let shard = self.shard_tag();
             return member_commands::release(&self.keys, hold, shard.as_deref());
         }
-        let owner = hold.owner();
         let kept = kept_until.since(Moment::now());
-        if kept.is_zero() {
-            let told = &RELEASE_WITH_REDISSON;
-            return self.may_free(
-                &RELEASE,
-                told,
-                &hold.name,
-                Arg::Text(&owner),
-                decoder::HOLD_OR_GONE,
-            );
-        }
-        let lock = self.keys.lock(&hold.name);
-        let keys = [&*lock, &Keys::waiting(&lock)];
-        let args = [Arg::Text(&owner), millis(kept)];
-        self.freeing(&KEEP, &KEEP_WITH_REDISSON, &keys, &args, decoder::HOLD_OR_GONE)
+        let owner = hold.owner();
+        self.freeing(&RELEASE, &hold.name, Arg::Text(&owner), millis(OFFER), kept)
     }
 
     /// Ends a hold that too few servers have granted, and wakes no client.
     pub(crate) fn withdraw(&self, hold: &HoldId) -> Command<HoldReply> {
-        self.about_hold(&WITHDRAW, hold, &[])
+        let (owner, nobody) = (hold.owner(), Arg::Text(""));
+        self.freeing(&RELEASE, &hold.name, Arg::Text(&owner), nobody, Duration::ZERO)
     }
 
     /// Raises the counter of fencing tokens to that of a hold.
@@ -236,22 +220,20 @@ impl Commands {
     }
 
     pub(crate) fn force_release(&self, name: &str, owner: &[u8]) -> Command<HoldReply> {
-        let told = &FORCE_RELEASE_WITH_REDISSON;
-        self.may_free(&FORCE_RELEASE, told, name, Arg::Bytes(owner), decoder::HOLD_OR_GONE)
+        self.freeing(&FORCE_RELEASE, name, Arg::Bytes(owner), millis(OFFER), Duration::ZERO)
     }
 
     fn unregister(&self, hold: &HoldId, any_kind: bool) -> Command<HoldReply> {
         let HoldId { kind, name, client, .. } = hold;
-        let (own, told) = match kind {
-            _ if any_kind => (&UNREGISTER_ANY, &UNREGISTER_ANY_WITH_REDISSON),
-            HoldKind::Lock => (&UNREGISTER, &UNREGISTER_WITH_REDISSON),
-            kind => {
-                let shard = self.shard_tag();
-                let (keys, shard) = (&self.keys, shard.as_deref());
-                return member_commands::unregister(keys, *kind, name, client, shard);
-            }
-        };
-        self.may_free(own, told, name, Arg::Text(client), decoder::HOLD)
+        if !any_kind && *kind != HoldKind::Lock {
+            let (keys, shard) = (&self.keys, self.shard_tag());
+            return member_commands::unregister(keys, *kind, name, client, shard.as_deref());
+        }
+        let (client, now) = (Arg::Text(client), Duration::ZERO);
+        Command {
+            decoder: decoder::HOLD,
+            ..self.freeing(&UNREGISTER, name, client, millis(OFFER), now)
+        }
     }
 
     /// Counts the permits of a semaphore that are held.
@@ -259,70 +241,36 @@ impl Commands {
         member_commands::count(&self.keys, name)
     }
 
-    /// Calls a script that begins a hold, in the form for a proposed token if the client proposes
-    /// one.
-    fn begin_hold<T>(
+    /// Calls a script that may free the lock, and then offers it to a waiting client for the time
+    /// `window`. The lock stays taken for `kept`.
+    fn freeing(
         &self,
-        name: &str,
-        own: &'static Script,
-        proposed: &'static Script,
-        args: &[Arg<'_>],
-        decoder: Decoder<T>,
-    ) -> Command<T> {
-        let lock = self.keys.lock(name);
-        let keys: &[&str] = &[&lock, &Keys::fence(&lock), &Keys::waiting(&lock)];
-        let request = if self.proposes {
-            Request::call(proposed, keys, &[args, &[proposal()]].concat())
-        } else {
-            Request::call(own, keys, args)
-        };
-        Command { request, decoder }
-    }
-
-    /// Calls a script that may free the lock, and then offers it to a waiting client.
-    fn may_free(
-        &self,
-        own: &'static Script,
-        with_redisson: &'static Script,
+        script: &'static Script,
         name: &str,
         whose: Arg<'_>,
-        decoder: Decoder<HoldReply>,
+        window: Arg<'_>,
+        kept: Duration,
     ) -> Command<HoldReply> {
-        let lock = self.keys.lock(name);
-        let args = [whose, millis(OFFER)];
-        self.freeing(own, with_redisson, &[&lock, &Keys::waiting(&lock)], &args, decoder)
-    }
-
-    /// Calls a script after which other clients may get the lock sooner, in the form that tells
-    /// Redisson if the client does that. The first of the keys is the lock, and the last the queue.
-    fn freeing<T>(
-        &self,
-        own: &'static Script,
-        with_redisson: &'static Script,
-        keys: &[&str],
-        args: &[Arg<'_>],
-        decoder: Decoder<T>,
-    ) -> Command<T> {
-        let shard = self.shard_tag();
-        let Some(form) = self.redisson else {
-            let request = match &shard {
-                None => Request::call(own, keys, args),
-                Some(tag) => Request::call(own, keys, &[args, &[Arg::Text(tag)]].concat()),
-            };
-            return Command { request, decoder };
+        let (lock, shard) = (self.keys.lock(name), self.shard_tag());
+        let (channel, turn) = match self.redisson {
+            Some(_) => (RedissonChannels::channel(&lock), Keys::turn(&lock)),
+            None => (String::new(), String::new()),
         };
-        let (channel, turn) = (RedissonChannels::channel(keys[0]), Keys::turn(keys[0]));
-        let redisson_args = [
+        let keys = [&*lock, &Keys::waiting(&lock), &turn];
+        let args = [
+            whose,
+            window,
             Arg::Text(shard.as_deref().unwrap_or_default()),
+            millis(kept),
             Arg::Text(&channel),
-            Arg::Text(form),
+            Arg::Text(self.redisson.unwrap_or_default()),
             millis(self.waiting_life),
             millis(REDISSON_MEMORY),
             millis(REDISSON_TURN),
         ];
-        let keys = [keys, &[&*turn]].concat();
-        let args = [args, &redisson_args].concat();
-        Command { request: Request::call(with_redisson, &keys, &args), decoder }
+        let told = self.redisson.is_some();
+        let (keys, args) = if told { (&keys[..], &args[..]) } else { (&keys[..2], &args[..4]) };
+        Command { request: Request::call(script, keys, args), decoder: decoder::HOLD_OR_GONE }
     }
 
     /// The hash tag of sharded channels at the node that the command goes to.
@@ -332,19 +280,6 @@ impl Commands {
 
     fn fence_life(&self, lease: Duration) -> Arg<'static> {
         millis(self.fence_life.max(lease * 2))
-    }
-
-    /// Calls a script whose only key is the lock and whose first argument is the owner.
-    fn about_hold(
-        &self,
-        script: &'static Script,
-        hold: &HoldId,
-        args: &[Arg<'_>],
-    ) -> Command<HoldReply> {
-        let owner = hold.owner();
-        let args = [&[Arg::Text(&owner)], args].concat();
-        let request = Request::call(script, &[&self.keys.lock(&hold.name)], &args);
-        Command { request, decoder: decoder::HOLD_OR_GONE }
     }
 }
 

@@ -17,81 +17,34 @@ script!(
     ACQUIRE,
     "holder.lua",
     "found.lua",
-    "acquire.lua",
     "clock.lua",
+    "tell.lua",
+    "wake.lua",
+    "acquire.lua",
     "token.lua",
-    "begin.lua",
-    "register.lua"
+    "begin.lua"
 );
-script!(ACQUIRE_ALL, "ask_all.lua", "clock.lua", "acquire_all.lua");
+script!(ACQUIRE_ALL, "clock.lua", "acquire_all.lua");
 script!(
     ACQUIRE_MEMBER,
     "time.lua",
     "members.lua",
     "found.lua",
+    "clock.lua",
     "ask_member.lua",
     "tell.lua",
     "serve.lua",
     "acquire_member.lua",
-    "clock.lua",
     "token.lua",
     "begin_member.lua"
 );
-script!(
-    /// For a quorum, whose servers must agree on a token: the client proposes it.
-    ACQUIRE_PROPOSED,
-    "holder.lua", "found.lua",
-    "acquire.lua",
-    "proposal.lua",
-    "token.lua",
-    "begin.lua",
-    "register.lua"
-);
-script!(
-    /// For a client that exchanges wake-ups with Redisson, like the others of this name.
-    ACQUIRE_WITH_REDISSON,
-    "holder.lua", "found.lua",
-    "acquire.lua",
-    "turn.lua",
-    "clock.lua",
-    "token.lua",
-    "begin.lua",
-    "register.lua"
-);
 script!(CHECK_MEMBER, "time.lua", "check_member.lua");
 script!(COUNT_MEMBERS, "time.lua", "members.lua", "found.lua", "count_members.lua");
-script!(FORCE_RELEASE, "force_release.lua", "tell.lua", "wake.lua");
-script!(
-    FORCE_RELEASE_WITH_REDISSON,
-    "force_release.lua",
-    "redisson.lua",
-    "redisson_turn.lua",
-    "tell.lua",
-    "wake.lua"
-);
+script!(FORCE_RELEASE, "tell.lua", "wake.lua", "redisson.lua", "force_release.lua");
 script!(INSPECT, "holder.lua", "found.lua", "inspect.lua");
-script!(KEEP, "keep.lua", "tell.lua", "wake.lua");
-script!(
-    KEEP_WITH_REDISSON,
-    "keep.lua",
-    "redisson.lua",
-    "redisson_turn.lua",
-    "tell.lua",
-    "wake.lua"
-);
 script!(RAISE, "raise.lua");
-script!(RELEASE, "release.lua", "unless_queued.lua", "tell.lua", "wake.lua");
+script!(RELEASE, "tell.lua", "wake.lua", "redisson.lua", "release.lua");
 script!(RELEASE_MEMBER, "time.lua", "release_member.lua", "tell.lua", "serve.lua", "answer.lua");
-script!(
-    RELEASE_WITH_REDISSON,
-    "release.lua",
-    "redisson.lua",
-    "redisson_turn.lua",
-    "unless_queued.lua",
-    "tell.lua",
-    "wake.lua"
-);
-script!(RENEW, "renew.lua");
 script!(RENEW_MEMBER, "time.lua", "renew_member.lua");
 script!(
     REPORT,
@@ -104,28 +57,15 @@ script!(
     "report.lua"
 );
 script!(SET_DEPTH, "set_depth.lua");
-script!(UNREGISTER, "unregister.lua", "tell.lua", "wake.lua");
 script!(
-    UNREGISTER_ANY,
+    UNREGISTER,
     "time.lua",
     "take_back.lua",
     "tell.lua",
     "serve.lua",
-    "served.lua",
-    "unregister.lua",
-    "wake.lua"
-);
-script!(
-    UNREGISTER_ANY_WITH_REDISSON,
-    "time.lua",
-    "take_back.lua",
-    "tell.lua",
-    "serve.lua",
-    "served.lua",
-    "unregister.lua",
+    "wake.lua",
     "redisson.lua",
-    "redisson_turn.lua",
-    "wake.lua"
+    "unregister.lua"
 );
 script!(
     UNREGISTER_MEMBER,
@@ -137,15 +77,6 @@ script!(
     "serve.lua",
     "answer.lua"
 );
-script!(
-    UNREGISTER_WITH_REDISSON,
-    "unregister.lua",
-    "redisson.lua",
-    "redisson_turn.lua",
-    "tell.lua",
-    "wake.lua"
-);
-script!(WITHDRAW, "withdraw.lua");
 
 /// What a server is sent of a script: its lines without comments and indentation.
 fn code(script: &str) -> String {
@@ -207,7 +138,7 @@ mod tests {
         }
         let release = Request::call(&RELEASE, &[], &[]).in_full();
         let sent = String::from_utf8(release.bytes().to_vec()).expect("it is text");
-        assert!(!sent.contains("--") && sent.len() < 2500, "{} bytes: {sent}", sent.len());
+        assert!(!sent.contains("--") && sent.len() < 5000, "{} bytes: {sent}", sent.len());
     }
 
     #[test]

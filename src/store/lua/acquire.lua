@@ -1,19 +1,30 @@
 -- Acquires a free lock, or registers the client as waiting for one that is held. A repeat by the
 -- same owner, whose first reply was lost, finds its hold. A lock that is offered to the client is
 -- free for it.
--- KEYS  1 lock, 2 fence, 3 queue of waiting clients
+-- KEYS  1 lock, 2 fence, 3 queue of waiting clients, 4 if the client leaves turns to Redisson:
+--       Redisson's turn
 -- ARGV  1 owner, 2 lease in ms, 3 life of the fence in ms, 4 life of the queue in ms, or 0 if the
---       client does not join it, 5 if the client may be in the queue: `queued`, or `yields` if a
---       client in front of it goes first that has not stopped (one that had no listener a moment
---       ago goes first in either case), 6 with 5: how many tokens to give, for holds that follow
---       one another
--- USES  `left`, `holder` and `foreign`
--- SETS  `begins`, `keeps`, `replaced`, `time`; `client`, and `queued`, whether it may be in the
---       queue
+--       client does not join it, 5 the least token, which the servers of a quorum are told because
+--       they would never agree on one by their own clocks, or '', 6 if the client may be in the
+--       queue: `queued`, or `yields` if a free lock is offered to those in front of it first, 7
+--       with 6: how many tokens to give, for holds that follow one another, 8 with 6: for how many
+--       ms the lock is offered, 9 with 6: `shard`
+-- USES  `left`, `holder` and `foreign`; `clock` and `wake`
+-- SETS  `begins`, `keeps`, `least` and `replaced`; `client`, `queued`, whether it may be in the
+--       queue, and `join`
 -- RETURNS the fence if held now, or {first fence, last fence}; {0, ms until the holder's lease ends
---         or -1} if held by another owner, {0, -1} if another client goes first
-local queued = ARGV[5] == 'queued' or ARGV[5] == 'yields'
+--         or -1} if held by another owner, {0, ms until to look again or -1} if another goes first
+local queued = ARGV[6]
 local begins, client, keeps, replaced, time = true, nil, nil, nil, nil
+local function join()
+  time = time or redis.call('time')
+  local joined =
+    redis.pcall('zadd', KEYS[3], 'nx', time[1] * 1000 + time[2] / 1000, client)
+  -- No key is left without a TTL, even if the user lacks the right to set one.
+  if type(joined) == 'number' and redis.pcall('pexpire', KEYS[3], ARGV[4]) ~= 1 then
+    redis.pcall('zrem', KEYS[3], client)
+  end
+end
 if left ~= -2 or queued then
   if foreign then
     return foreign
@@ -26,20 +37,30 @@ if left ~= -2 or queued then
     keeps = type(mine) == 'string' and mine ~= '0'
     begins = keeps
   else
-    local first, i, rest = redis.pcall('zrange', KEYS[3], 0, 9, 'withscores'), 1, -1
-    while first[i] and first[i] ~= client do
-      local score = first[i + 1]
-      local mark = math.floor(score * 1000 + 0.5) % 4 -- As `wake.lua` sets it.
-      if mark == 3 then
-        time = time or redis.call('time')
-        rest = math.ceil(score + 2000 - time[1] * 1000 - time[2] / 1000)
-      end
-      if rest > 0 or mark < 2 and ARGV[5] == 'yields' then
-        break
-      end
-      i = i + 2
+    local first = redis.pcall('zrange', KEYS[3], 0, 0, 'withscores')
+    -- A place below that is the time when a client was found without a listener.
+    local yields = first[1] and (queued == 'yields' or tonumber(first[2]) < -5e12)
+    if yields and first[1] ~= client then
+      join()
+      begins, left = wake(KEYS[3], ARGV[8], ARGV[9], client)
     end
-    begins, left = not first[i] or first[i] == client, rest > 0 and rest or -1
+  end
+end
+local turn = KEYS[4] and begins and not holder and redis.pcall('get', KEYS[4])
+if type(turn) == 'string' and turn ~= '0' then
+  -- A lock that is free is not acquired while it is Redisson's turn.
+  time = time or redis.call('time')
+  local rest = tonumber(turn) - time[1] * 1000 - math.floor(time[2] / 1000)
+  if rest > 0 then
+    begins, left, client = false, rest, string.match(ARGV[1], '^(.*):')
+  end
+end
+local least
+if begins then
+  least = ARGV[5] ~= '' and ARGV[5]
+  if not least then
+    time = time or redis.call('time')
+    least = clock(time)
   end
 end
 

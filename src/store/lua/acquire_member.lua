@@ -1,7 +1,7 @@
 -- Part of the scripts that acquire a side of a read-write lock or a permit: returns if that is not
 -- possible.
 -- USES  what `ask_member.lua` and `serve.lua` set
--- SETS  `begins` and `keeps`; and `live`, the number of other permits that are held
+-- SETS  `begins`, `keeps` and `least`; and `live`, the number of other permits that are held
 local busy, live = declined, 0
 if serves then
   local ends = me and redis.call('zscore', KEYS[1], me .. ':0')
@@ -44,4 +44,5 @@ end
 -- A permit has no token. All readers between two writers have the same one, which is greater than
 -- the first writer's.
 local begins, keeps = kind ~= 'p:', repeated or kind == 'r:'
+local least = begins and clock(time)
 

@@ -1,8 +1,10 @@
--- Part of the scripts that begin a hold of a lock: its depth and its lease. A repeat finds the hold
--- and renews it.
--- KEYS  1 lock
--- ARGV  1 owner, 2 lease in ms
--- USES  `fence` and `kept`; and `replaced`, an owner whose field is removed, or nil
+-- Tail of `acquire.lua`: begins the hold, with its depth and its lease. A repeat finds the hold and
+-- renews it. The client leaves the queue with the lock, or joins it without. Failures in the queue
+-- are ignored: the client tries again after a while, and without a block of tokens it has one. The
+-- last of a block is at most a millisecond ahead of the clock, so that the counter stays one.
+-- KEYS, ARGV and RETURNS  as `acquire.lua`
+-- USES  `fence` and `kept`; `least`, `left`, `client`, `queued` and `join`; and `replaced`, an
+--       owner whose field is removed, or nil
 if fence then
   local call, lock = redis.call, KEYS[1]
   if not kept then
@@ -18,5 +20,19 @@ if fence then
     end
     return call('pexpire', lock, ARGV[2])
   end
+  if queued then
+    redis.pcall('zrem', KEYS[3], client)
+    local last = math.min(fence + ARGV[7] - 1, least + 1000)
+    if last > fence and not kept then
+      local stored = redis.pcall('set', KEYS[2], string.format('%.0f', last), 'px', ARGV[3])
+      if stored.ok then
+        return {fence, last}
+      end
+    end
+  end
+  return fence
 end
-
+if ARGV[4] ~= '0' then
+  join()
+end
+return {0, left}

@@ -1,15 +1,14 @@
--- Fencing tokens are not below the server's clock in microseconds, so that no token is repeated if
--- a counter is lost, expires or falls back in a failover.
--- USES  `begins`; `time`, or nil if it was not read yet
--- SETS  `time`, and `least` to a string of digits
-local least
-if begins then
-  time = time or redis.call('time')
+-- Part of the scripts that begin a hold.
+-- SETS  `clock`
+
+-- Returns the server's clock in microseconds, as a string of digits. Fencing tokens are not below
+-- it, so that none is repeated if a counter is lost, expires or falls back in a failover.
+local function clock(time)
   local micros = time[2]
   if #micros < 6 then
     micros = string.rep('0', 6 - #micros) .. micros
   end
   -- Joining strings is cheaper than computing and formatting a number.
-  least = time[1] .. micros
+  return time[1] .. micros
 end
 

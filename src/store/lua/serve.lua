@@ -27,7 +27,7 @@ local function serve(next, client)
   local made = redis.pcall('zadd', KEYS[1], now + window, offer)
   local ends, told = math.max(now + window, tonumber(last or 0)), nil
   if type(made) == 'number' and redis.pcall('pexpireat', KEYS[1], ends) == 1 then
-    told = next == me and 1 or tell(client)
+    told = next == me and 1 or tell(client, shard)
   end
   if type(told) ~= 'number' or told == 0 then
     redis.pcall('zrem', KEYS[1], offer) -- No key is left without a TTL.
@@ -88,7 +88,7 @@ end
 blocked = blocked or kept > 0 and (permits == 0 or are_held() + kept >= permits)
 local behind = blocked and (follows or rest) and redis.pcall('zrange', queue, 0, 9) or {}
 for _, next in ipairs(behind) do
-  if next == me or tell(string.sub(next, 3)) ~= 0 then
+  if next == me or tell(string.sub(next, 3), shard) ~= 0 then
     break
   end
 end

@@ -1,12 +1,14 @@
--- Part of the scripts after which a client that waits may have its turn: how it is told. In a
--- cluster that is by a sharded channel if the client has one at this node, because a message on any
--- other goes to all nodes. Redis 6.2 has none, a client is not subscribed to one at once, and slots
--- move; but each client listens on its own channel at every master. The channels are those of
--- `Keys`, and the message is the key of the lock.
+-- Part of the scripts after which a client that waits may have its turn.
 -- KEYS  1 lock
--- USES  `shard`, the hash tag of sharded channels that are at this node, or '' or nil
--- SETS  `tell`, which returns how many listen, or no number if the server refuses to publish
-local function tell(client)
+-- SETS  `tell`
+
+-- Tells a waiting client, and returns how many listen, or no number if the server refuses to
+-- publish. In a cluster that is by a sharded channel if the client has one at this node, because a
+-- message on any other goes to all nodes: `shard` is the hash tag of such channels, or '' or nil.
+-- Redis 6.2 has none, a client is not subscribed to one at once, and slots move; but each client
+-- listens on its own channel at every master. The channels are those of `Keys`, and the message is
+-- the key of the lock.
+local function tell(client, shard)
   local channel, told = 'leasehold:wake:' .. client, 0
   if shard and shard ~= '' then
     told = redis.pcall('spublish', channel .. ':{' .. shard .. '}', KEYS[1])

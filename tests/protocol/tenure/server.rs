@@ -39,7 +39,7 @@ pub(crate) struct Server {
     /// The last token.
     pub(crate) counter: u8,
     /// The waiting clients, that which has waited longest first.
-    pub(crate) queue: Vec<Place>,
+    pub(crate) queue: Vec<usize>,
 }
 
 /// The hash of a lock.
@@ -51,20 +51,13 @@ pub(crate) struct Entry {
     depth: u8,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Place {
-    pub(crate) client: usize,
-    /// Whether it was offered the lock and has not asked since.
-    marked: bool,
-}
-
 impl Server {
     pub(crate) fn is_held_by(&self, hold: HoldId) -> bool {
         self.lock.is_some_and(|entry| entry.hold == hold)
     }
 
     pub(crate) fn is_waiting(&self, client: usize) -> bool {
-        self.queue.iter().any(|place| place.client == client)
+        self.queue.contains(&client)
     }
 
     /// Begins a hold, finds it, or registers its client.
@@ -87,15 +80,14 @@ impl Server {
         self.counter = if is_reserved { tokens.last } else { tokens.first };
         self.lock = Some(Entry { hold, round, depth: 1 });
         self.offer = None;
-        self.queue.retain(|place| place.client != hold.client);
+        self.queue.retain(|client| *client != hold.client);
         Reply::Granted { tokens, begun: true }
     }
 
-    /// A client that has missed its offer keeps the place that it has.
+    /// A client that has missed its offer waits behind the others.
     fn register(&mut self, client: usize) {
-        match self.queue.iter_mut().find(|place| place.client == client) {
-            Some(place) => place.marked = false,
-            None => self.queue.push(Place { client, marked: false }),
+        if !self.is_waiting(client) {
+            self.queue.push(client);
         }
     }
 
@@ -110,17 +102,11 @@ impl Server {
         self.lock.is_none()
     }
 
-    /// Offers a free lock to the client that has waited longest, and returns that. A client that
-    /// has not asked since its last offer has stopped, and is removed.
+    /// Offers a free lock to the client that has waited longest, and returns that. It leaves the
+    /// queue, so that one that has stopped costs one offer.
     pub(crate) fn wake(&mut self, flaw: Option<Flaw>) -> Option<usize> {
-        while !self.queue.is_empty() {
-            let Place { client, marked } = self.queue.remove(0);
-            if !marked {
-                self.queue.push(Place { client, marked: true });
-                self.offer = (flaw != Some(Flaw::NothingIsOffered)).then_some(client);
-                return Some(client);
-            }
-        }
-        None
+        let client = (!self.queue.is_empty()).then(|| self.queue.remove(0))?;
+        self.offer = (flaw != Some(Flaw::NothingIsOffered)).then_some(client);
+        Some(client)
     }
 }

@@ -87,7 +87,7 @@ impl World {
     fn release(&mut self, request: Request, flaw: Option<Flaw>) {
         if self.server.release(request.hold, flaw) {
             let id = request.hold.client;
-            let waiting = self.server.queue.iter().map(|place| place.client);
+            let waiting = self.server.queue.iter().copied();
             self.clients[id].owes = waiting.take_while(|client| *client != id).collect();
             self.wake(flaw);
         }
@@ -101,7 +101,7 @@ impl World {
         self.woken.extend(woken.filter(|_| flaw == Some(Flaw::WaitsToBeWoken)));
         let server = &self.server;
         for client in &mut self.clients {
-            client.owes.retain(|other| server.is_waiting(*other));
+            client.owes.retain(|other| server.is_waiting(*other) || woken == Some(*other));
         }
     }
 
