@@ -1,7 +1,7 @@
 //! Requests about holds of this client: to check, renew or release them, or to change their levels.
 //!
-//! Decides how often they are repeated, and what the replies mean. Knows nothing of wait queues: the
-//! end of a hold is decided in `release.rs`.
+//! Decides how often they are repeated, and what the replies mean. Knows nothing of wait queues:
+//! the end of a hold is decided in `release.rs`.
 
 use std::sync::Arc;
 use std::thread;

@@ -197,9 +197,10 @@ pub(super) fn check_wanted(
 /// `timeout` at most; the rest is left to the background then.
 ///
 /// First the client is closed, so that only calls under way can still acquire a hold. Then the
-/// renewer ends all holds that it has, and those that these calls give it, and sends the releases of
-/// all of them together. Releases that other threads have begun are theirs: their replies are read
-/// here, if they were posted, and the renewer learns how they have gone as from any other call.
+/// renewer ends all holds that it has, and those that these calls give it, and sends the releases
+/// of all of them together. Releases that other threads have begun are theirs: their replies are
+/// read here, if they were posted, and the renewer learns how they have gone as from any other
+/// call.
 pub(crate) fn shut_down(shared: &Shared, timeout: Duration) -> Result<()> {
     shared.identity.check_process()?;
     let deadline = end_of(timeout);

@@ -80,8 +80,8 @@ impl Standalone {
         decode(&self.server, &decoder, self.server.exchange(request, deadline))
     }
 
-    /// As `execute`. If the script has done something, the reply counts only once that is as durable
-    /// as demanded.
+    /// As `execute`. If the script has done something, the reply counts only once that is as
+    /// durable as demanded.
     fn execute_durably<T: Clone>(
         &self,
         command: Command<T>,
