@@ -1,5 +1,6 @@
 //! Clients that want one lock all the time: each has its turn, and none is passed over.
 
+use std::any::Any;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -23,8 +24,17 @@ stores! {
         a_client_that_has_stopped_costs_one_offer,
         a_waiter_asks_again_when_an_offer_to_another_is_over;
     every direct server:
-        a_client_that_is_farther_away_has_its_turns;
+        a_client_that_is_farther_away_has_its_turns,
+        clients_farther_away_than_an_offer_lasts_have_their_turns;
 }
+
+/// Take a name of a kind so that no other client can have it.
+type Take = fn(&Client, &str) -> Box<dyn Any>;
+const ALONE: [(&str, Take); 3] = [
+    ("lock", |client, name| Box::new(client.lock_owned(name).unwrap())),
+    ("side", |client, name| Box::new(client.rw_lock(name).write().unwrap())),
+    ("permit", |client, name| Box::new(client.semaphore(name, 1).acquire().unwrap())),
+];
 
 /// Takes and drops the lock again and again, and returns the number of rounds.
 fn work_for(client: &Client, time: Duration) -> u32 {
@@ -91,6 +101,24 @@ fn a_client_that_is_farther_away_has_its_turns(server: &Server) {
     let clients = [server.open(patient()), server.open(patient()), far];
     for held in [ms(5), ms(20)] {
         assert_turns_are_taken(&clients, "a", held);
+    }
+}
+
+/// Whatever is offered to one of them is over when its request comes.
+fn clients_farther_away_than_an_offer_lasts_have_their_turns(server: &Server) {
+    let lag = Lag::before(server, ms(250));
+    let builder = || patient().backoff(ms(500), ms(1000)).io_timeout(Duration::from_secs(3));
+    let open = || server.through(lag.port()).open(builder());
+    let far = [open(), open()];
+    let holder = server.open(patient());
+    for (name, take) in ALONE {
+        let guard = take(&holder, name);
+        thread::scope(|scope| {
+            let waits = far.each_ref().map(|client| scope.spawn(move || drop(take(client, name))));
+            eventually(SOON, || server.queue(name).len() == 2);
+            drop(guard);
+            waits.into_iter().for_each(|wait| wait.join().unwrap());
+        });
     }
 }
 
