@@ -1,5 +1,7 @@
 //! Events in the life of a lock, and lines for the log, delivered to the program's callback and
 //! logger on a thread of their own.
+//!
+//! So a callback or a logger that blocks or panics stops neither calls, renewals nor the pool.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,5 +1,9 @@
 //! The channels on which Redisson's locks are reported free: which of them threads of a client want
 //! to hear. The threads that wait and the listener meet here.
+//!
+//! Redisson waits if more listen on its channel than on the companion channel, to which clients of
+//! this library subscribe with the same command. It cannot take an offer, so its turn is a time in
+//! which these clients leave a free lock alone.
 
 use std::collections::HashMap;
 use std::io::{ErrorKind, Read, Write};

@@ -1,5 +1,9 @@
 //! One connection to one server: opened when it is used, given up when anything but an error reply
 //! goes wrong with it.
+//!
+//! The socket is our own, not a connection of `redis`: a deadline must cover a whole reply, the
+//! reader must be able to spin, and another thread must be able to end a blocked read. From `redis`
+//! come URLs, the packing of commands, values and error kinds.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

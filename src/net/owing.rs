@@ -3,6 +3,8 @@
 //! A thread that wants a connection takes the one that was used last and is not blocked. A sweep
 //! takes those on which a reply has been owed for a while. One sweep at a time is scheduled, by the
 //! thread that adds the first connection.
+//!
+//! These connections are not in the pool, so nothing that r2d2 closes is owed a reply.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,8 @@
 //! Writing requests that no thread waits for.
+//!
+//! A dropped guard's release is written at once, by the thread that drops it: the program may end
+//! right after. Replies that have come are read first, because a program that ends with unread ones
+//! resets the connection, and the server might not read on.
 
 use std::time::Instant;
 

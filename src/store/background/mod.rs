@@ -1,4 +1,5 @@
 //! The connections that one thread keeps to one or more nodes, for background jobs or for wake-ups.
+//! They are outside the pool, so that a busy pool cannot delay renewals.
 //!
 //! The thread never connects itself: a node that does not answer, or that hangs in the login, must
 //! not delay what the thread does at other nodes, or at its own deadlines. So each connection is

@@ -1,5 +1,8 @@
 //! The nodes of a cluster by address, each with its connections, for callers and background threads
 //! alike.
+//!
+//! A node is kept for as long as the map or a recent redirection names it. While a slot moves,
+//! redirections come with each request, and each must lead to the same connections.
 
 use std::collections::HashMap;
 use std::fmt;
