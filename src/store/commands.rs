@@ -168,10 +168,7 @@ impl Commands {
                 Command { request, decoder: decoder::HOLD_OR_GONE }
             }
             // It has one level.
-            _ => match change.lease() {
-                Some(lease) => member_commands::renew(&self.keys, hold, lease),
-                None => member_commands::check(&self.keys, hold),
-            },
+            _ => member_commands::renew(&self.keys, hold, change.lease()),
         }
     }
 

@@ -6,15 +6,13 @@
 
 use std::time::Duration;
 
-use crate::net::request::{Arg, Request, Script};
+use crate::net::request::{Arg, Request};
 use crate::store::command::{Command, OFFER, millis};
 use crate::store::decoder::{self, Decoder};
 use crate::store::hold::{HoldId, HoldKind};
 use crate::store::keys::Keys;
 use crate::store::request::{Acquire, AcquireReply, HoldReply, Registration};
-use crate::store::scripts::{
-    ACQUIRE_MEMBER, CHECK_MEMBER, COUNT_MEMBERS, RELEASE_MEMBER, RENEW_MEMBER, UNREGISTER_MEMBER,
-};
+use crate::store::scripts::{ACQUIRE_MEMBER, COUNT_MEMBERS, RELEASE_MEMBER, RENEW_MEMBER};
 
 /// A hold of a read-write lock or a semaphore begins.
 pub(super) fn acquire(
@@ -50,24 +48,17 @@ pub(super) fn acquire(
     Command { request, decoder: decoder::ACQUIRE_MEMBER }
 }
 
-/// Looks for a hold.
-pub(super) fn check(keys: &Keys, hold: &HoldId) -> Command<HoldReply> {
+/// Renews a hold, or without a lease only looks for it.
+pub(super) fn renew(keys: &Keys, hold: &HoldId, lease: Option<Duration>) -> Command<HoldReply> {
     let member = member(hold);
-    let args = [Arg::Text(&member)];
-    let request = Request::call(&CHECK_MEMBER, &[&keys.lock(&hold.name)], &args);
-    Command { request, decoder: decoder::HOLD_OR_GONE }
-}
-
-pub(super) fn renew(keys: &Keys, hold: &HoldId, lease: Duration) -> Command<HoldReply> {
-    let member = member(hold);
-    let args = [Arg::Text(&member), millis(lease)];
+    let args: Vec<_> = [Arg::Text(&member)].into_iter().chain(lease.map(millis)).collect();
     let request = Request::call(&RENEW_MEMBER, &[&keys.lock(&hold.name)], &args);
     Command { request, decoder: decoder::HOLD_OR_GONE }
 }
 
 pub(super) fn release(keys: &Keys, hold: &HoldId, shard: Option<&str>) -> Command<HoldReply> {
-    let (script, member) = (&RELEASE_MEMBER, member(hold));
-    serving(keys, script, hold.kind, &hold.name, &member, shard, decoder::HOLD_OR_GONE)
+    let member = member(hold);
+    serving(keys, hold.kind, &hold.name, [&member, ""], shard, decoder::HOLD_OR_GONE)
 }
 
 pub(super) fn unregister(
@@ -78,7 +69,7 @@ pub(super) fn unregister(
     shard: Option<&str>,
 ) -> Command<HoldReply> {
     let client = waiting_client(kind, client);
-    serving(keys, &UNREGISTER_MEMBER, kind, name, &client, shard, decoder::HOLD)
+    serving(keys, kind, name, [&client, "queued"], shard, decoder::HOLD)
 }
 
 /// Counts the permits that are held.
@@ -87,20 +78,19 @@ pub(super) fn count(keys: &Keys, name: &str) -> Command<u32> {
     Command { request, decoder: decoder::COUNT }
 }
 
-/// Calls a script that may free a place, and then offers it to a waiting client.
+/// Calls the script that may free a place, and then offers it to a waiting client.
 fn serving(
     keys: &Keys,
-    script: &'static Script,
     kind: HoldKind,
     name: &str,
-    whose: &str,
+    [whose, queued]: [&str; 2],
     shard: Option<&str>,
     decoder: Decoder<HoldReply>,
 ) -> Command<HoldReply> {
-    let args = [Arg::Text(whose), millis(OFFER), permits(kind)];
+    let args = [Arg::Text(whose), millis(OFFER), permits(kind), Arg::Text(queued)];
     let lock = keys.lock(name);
     let keys = [&*lock, &Keys::waiting(&lock)];
-    let request = Request::call(script, &keys, &and_shard(&args, shard));
+    let request = Request::call(&RELEASE_MEMBER, &keys, &and_shard(&args, shard));
     Command { request, decoder }
 }
 

@@ -13,70 +13,19 @@ macro_rules! script {
     };
 }
 
-script!(
-    ACQUIRE,
-    "holder.lua",
-    "found.lua",
-    "clock.lua",
-    "tell.lua",
-    "wake.lua",
-    "acquire.lua",
-    "token.lua",
-    "begin.lua"
-);
-script!(ACQUIRE_ALL, "clock.lua", "acquire_all.lua");
-script!(
-    ACQUIRE_MEMBER,
-    "time.lua",
-    "members.lua",
-    "found.lua",
-    "clock.lua",
-    "ask_member.lua",
-    "tell.lua",
-    "serve.lua",
-    "acquire_member.lua",
-    "token.lua",
-    "begin_member.lua"
-);
-script!(CHECK_MEMBER, "time.lua", "check_member.lua");
-script!(COUNT_MEMBERS, "time.lua", "members.lua", "found.lua", "count_members.lua");
+script!(ACQUIRE, "holds.lua", "tell.lua", "wake.lua", "token.lua", "acquire.lua");
+script!(ACQUIRE_ALL, "token.lua", "acquire_all.lua");
+script!(ACQUIRE_MEMBER, "holds.lua", "tell.lua", "serve.lua", "token.lua", "acquire_member.lua");
+script!(COUNT_MEMBERS, "holds.lua", "count_members.lua");
 script!(FORCE_RELEASE, "tell.lua", "wake.lua", "redisson.lua", "force_release.lua");
-script!(INSPECT, "holder.lua", "found.lua", "inspect.lua");
+script!(INSPECT, "holds.lua", "inspect.lua");
 script!(RAISE, "raise.lua");
 script!(RELEASE, "tell.lua", "wake.lua", "redisson.lua", "release.lua");
-script!(RELEASE_MEMBER, "time.lua", "release_member.lua", "tell.lua", "serve.lua", "answer.lua");
-script!(RENEW_MEMBER, "time.lua", "renew_member.lua");
-script!(
-    REPORT,
-    "holder.lua",
-    "found.lua",
-    "report_lock.lua",
-    "time.lua",
-    "members.lua",
-    "found.lua",
-    "report.lua"
-);
+script!(RELEASE_MEMBER, "holds.lua", "tell.lua", "serve.lua", "release_member.lua");
+script!(RENEW_MEMBER, "renew_member.lua");
+script!(REPORT, "holds.lua", "report.lua");
 script!(SET_DEPTH, "set_depth.lua");
-script!(
-    UNREGISTER,
-    "time.lua",
-    "take_back.lua",
-    "tell.lua",
-    "serve.lua",
-    "wake.lua",
-    "redisson.lua",
-    "unregister.lua"
-);
-script!(
-    UNREGISTER_MEMBER,
-    "time.lua",
-    "members.lua",
-    "found.lua",
-    "unregister_member.lua",
-    "tell.lua",
-    "serve.lua",
-    "answer.lua"
-);
+script!(UNREGISTER, "tell.lua", "serve.lua", "wake.lua", "redisson.lua", "unregister.lua");
 
 /// What a server is sent of a script: its lines without comments and indentation.
 fn code(script: &str) -> String {

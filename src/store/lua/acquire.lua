@@ -1,6 +1,9 @@
 -- Acquires a free lock, or registers the client as waiting for one that is held. A repeat by the
--- same owner, whose first reply was lost, finds its hold. A lock that is offered to the client is
--- free for it.
+-- same owner, whose first reply was lost, finds its hold and renews it. A lock that is offered to
+-- the client is free for it. The client leaves the queue with the lock, or joins it without.
+-- Failures in the queue are ignored: the client tries again after a while, and without a block of
+-- tokens it has one. The last of a block is at most a millisecond ahead of the clock, so that the
+-- counter stays one.
 -- KEYS  1 lock, 2 fence, 3 queue of waiting clients, 4 if the client leaves turns to Redisson:
 --       Redisson's turn
 -- ARGV  1 owner, 2 lease in ms, 3 life of the fence in ms, 4 life of the queue in ms, or 0 if the
@@ -9,12 +12,12 @@
 --       queue: `queued`, or `yields` if a free lock is offered to those in front of it first, 7
 --       with 6: how many tokens to give, for holds that follow one another, 8 with 6: for how many
 --       ms the lock is offered, 9 with 6: `shard`
--- USES  `left`, `holder` and `foreign`; `clock` and `wake`
--- SETS  `begins`, `keeps`, `least` and `replaced`; `client`, `queued`, whether it may be in the
---       queue, and `join`
+-- USES  `find_holder`, `wake`, `clock` and `next_token`
 -- RETURNS the fence if held now, or {first fence, last fence}; {0, ms until the holder's lease ends
 --         or -1} if held by another owner, {0, ms until to look again or -1} if another goes first
+local left, holder, _, foreign = find_holder()
 local queued = ARGV[6]
+-- The owner `replaced` stands for an offer to the client, and its field is removed.
 local begins, client, keeps, replaced, time = true, nil, nil, nil, nil
 local function join()
   time = time or redis.call('time')
@@ -55,12 +58,42 @@ if type(turn) == 'string' and turn ~= '0' then
     begins, left, client = false, rest, string.match(ARGV[1], '^(.*):')
   end
 end
-local least
-if begins then
-  least = ARGV[5] ~= '' and ARGV[5]
-  if not least then
-    time = time or redis.call('time')
-    least = clock(time)
+if not begins then
+  if ARGV[4] ~= '0' then
+    join()
+  end
+  return {0, left}
+end
+local least = ARGV[5]
+if least == '' then
+  time = time or redis.call('time')
+  least = clock(time)
+end
+local fence, kept = next_token(least, keeps)
+if not fence then
+  return kept
+end
+if not kept then
+  redis.call('hset', KEYS[1], ARGV[1], 1)
+  if replaced then
+    redis.call('hdel', KEYS[1], replaced)
   end
 end
-
+if redis.pcall('pexpire', KEYS[1], ARGV[2]) ~= 1 then
+  -- The user lacks the right to set a TTL, and without one the lock would be held for ever.
+  if redis.pcall('hdel', KEYS[1], ARGV[1]) ~= 1 then
+    redis.call('set', KEYS[1], '', 'px', 1)
+  end
+  return redis.call('pexpire', KEYS[1], ARGV[2])
+end
+if queued then
+  redis.pcall('zrem', KEYS[3], client)
+  local last = math.min(fence + ARGV[7] - 1, least + 1000)
+  if last > fence and not kept then
+    local stored = redis.pcall('set', KEYS[2], string.format('%.0f', last), 'px', ARGV[3])
+    if stored.ok then
+      return {fence, last}
+    end
+  end
+end
+return fence

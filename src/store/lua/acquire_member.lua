@@ -1,9 +1,55 @@
--- Part of the scripts that acquire a side of a read-write lock or a permit: returns if that is not
--- possible.
--- USES  what `ask_member.lua` and `serve.lua` set
--- SETS  `begins`, `keeps` and `least`; and `live`, the number of other permits that are held
-local busy, live = declined, 0
+-- Acquires a side of a read-write lock or a permit, or registers the client as waiting for it.
+-- First come, first served: while clients wait, a client gets only what it was offered. A repeat by
+-- the same owner, whose first reply was lost, finds its hold.
+-- KEYS  1 lock, 2 fence, 3 queue of waiting clients
+-- ARGV  1 kind and owner, 2 lease in ms, 3 life of the fence in ms, 4 kind and client id, 5 whether
+--       the client is in the queue: 0 no; 1 no, and it joins if it must wait; 2 it may be; 3 it may
+--       be, and another reader of it follows, 6 life of the queue in ms, 7 for how many ms a place
+--       is offered, 8 the permits, 0 for a read-write lock, 9 `shard`
+-- USES  `find_members`, `is_hold`, `serve`, `clock` and `next_token`
+-- RETURNS the fence if a side is held now, or {1, fence or 0 of a permit, for how many more there
+--         is room}; {0, ms until to look again or -1} if another owner holds it or waits for it
+local time = redis.call('time')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local left, foreign, lowest, highest = find_members()
+if foreign then
+  return foreign
+end
+local kind = string.sub(ARGV[1], 1, 2)
+-- A client that does not wait leaves an offer to the thread of it that does.
+local me = ARGV[5] ~= '0' and ARGV[4] or nil
+local queue, permits = KEYS[3], tonumber(ARGV[8])
+local queued = redis.pcall('exists', queue) == 1
+local repeated, offered = false, false
+if left ~= -2 then
+  local ends = redis.call('zscore', KEYS[1], ARGV[1])
+  repeated = ends and tonumber(ends) > now
+  ends = me and not repeated and redis.call('zscore', KEYS[1], me .. ':0')
+  offered = ends and tonumber(ends) > now
+end
+-- A client that goes by more permits may have offered it one that it must decline. If another
+-- client waits, that gets the offer, and this one registers again only when it next asks: two that
+-- must decline would else offer the place to each other again and again.
+local declined = false
+if offered and kind == 'p:' then
+  local taken = redis.call('zcount', KEYS[1], '(' .. now, '+inf')
+  if taken > permits then
+    redis.call('zrem', KEYS[1], me .. ':0')
+    offered, declined, permits = false, true, taken
+  end
+end
+-- A client that has to wait is registered before any other write: a server that is out of memory
+-- refuses the first write of a script only.
+local serves = queued and not repeated and not offered
+local joined = serves and me and not declined
+if joined then
+  redis.pcall('zadd', queue, 'nx', time[1] * 1000 + time[2] / 1000, me)
+end
+-- `live` is the number of other permits that are held.
+local busy, live, rest = declined, 0, nil
 if serves then
+  local blocked
+  blocked, rest = serve(queue, now, tonumber(ARGV[7]), permits, ARGV[9], me)
   local ends = me and redis.call('zscore', KEYS[1], me .. ':0')
   offered = ends and tonumber(ends) > now
   busy = declined or blocked and not offered
@@ -41,8 +87,43 @@ if busy then
   ends = ends and tonumber(ends) > now and tonumber(ends) - now or -1
   return {0, rest and (ends < 0 or rest < ends) and rest or ends}
 end
--- A permit has no token. All readers between two writers have the same one, which is greater than
--- the first writer's.
-local begins, keeps = kind ~= 'p:', repeated or kind == 'r:'
-local least = begins and clock(time)
-
+local fence
+if kind ~= 'p:' then
+  -- All readers between two writers have the same token, which is greater than the first writer's.
+  local trouble
+  fence, trouble = next_token(clock(time), repeated or kind == 'r:')
+  if not fence then
+    return trouble
+  end
+end
+if serves then
+  highest = redis.call('zrange', KEYS[1], -1, -1, 'withscores')
+end
+local mine, last = now + tonumber(ARGV[2]), highest and highest[2]
+redis.call('zadd', KEYS[1], mine, ARGV[1])
+local limited = redis.pcall('pexpireat', KEYS[1], math.max(mine, tonumber(last or 0)))
+if limited ~= 1 then
+  -- No key is left without a TTL, whatever right the user lacks.
+  if redis.pcall('zrem', KEYS[1], ARGV[1]) ~= 1 and left == -2 then
+    redis.call('set', KEYS[1], '', 'px', 1)
+  end
+  return limited
+end
+if lowest and tonumber(lowest[2]) <= now then
+  local over = redis.call('zrange', KEYS[1], '-inf', now, 'byscore', 'limit', 0, 100)
+  for _, member in ipairs(over) do
+    if is_hold(member) then
+      redis.pcall('zrem', KEYS[1], member)
+    end
+  end
+end
+-- Those who wait go before those who come. Readers of one client have one place in the queue: the
+-- offer to them is kept, for the rest of its time, until the last one comes.
+local waited_for = queued and redis.call('exists', queue) == 1
+if offered and not (waited_for and ARGV[5] == '3') then
+  redis.call('zrem', KEYS[1], me .. ':0')
+end
+if fence and not waited_for then
+  return fence
+end
+return {1, fence or 0, (waited_for or repeated or fence) and 0 or permits - live - 1}

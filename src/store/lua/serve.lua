@@ -1,95 +1,103 @@
--- Part of the scripts after which a client that waits may have its turn: offers places to the
--- clients at the head of the queue, as many as there are, and tells them. Neighbouring readers are
--- served together, a writer alone. A client that is served leaves the queue; if it has stopped, its
--- offer ends, and it has cost the others no more than that: the next one that listens is told too,
--- asks until when the offer lasts, and looks again then. A client whose channel has no listener is
--- removed if another one listens. If none does, the server may have restarted or just become the
--- master, and all of them may be about to listen: for two seconds they keep their places, and those
--- behind them are only told that there is an end to that, unless permits are left for both. Before
--- its turn a client without a listener is removed only when it has waited for two seconds, because
--- it may be about to listen, and behind some proxies no client can. If the server refuses to
--- publish, each client finds its turn when it next asks. A place is the time when the client came;
--- once the client was found without a listener it is the time of that, less `past`, in front of all
--- others. KEYS  1 lock USES  `tell`; `now`; `serves`, whether to do so; `queue`, a key; `window`,
--- for how many ms a
---       place is offered; `permits`, 0 for a read-write lock; and `me`, who is not told, or nil
--- SETS  `blocked`, whether a client is in the queue whose turn it is not; and `rest`, for how many
---       ms at most it is because of one without a listener, or nil
-local blocked, rest, reached, follows, silent, kept, past = false, nil, false, false, {}, 0, 1e13
-local function listens(client)
-  return redis.pcall('pubsub', 'numsub', 'leasehold:wake:' .. client)[2] ~= 0
-end
-local function are_held()
-  return redis.call('zcount', KEYS[1], '(' .. now, '+inf')
-end
-local function serve(next, client)
-  local offer, last = next .. ':0', redis.call('zrange', KEYS[1], -1, -1, 'withscores')[2]
-  local made = redis.pcall('zadd', KEYS[1], now + window, offer)
-  local ends, told = math.max(now + window, tonumber(last or 0)), nil
-  if type(made) == 'number' and redis.pcall('pexpireat', KEYS[1], ends) == 1 then
-    told = next == me and 1 or tell(client, shard)
+-- Part of the scripts after which a client that waits may have its turn at a read-write lock or a
+-- semaphore.
+-- KEYS  1 lock
+-- USES  `tell`
+-- SETS  `serve`
+
+-- Offers places to the clients at the head of the queue, as many as there are, and tells them.
+-- Neighbouring readers are served together, a writer alone. A client that is served leaves the
+-- queue; if it has stopped, its offer ends, and it has cost the others no more than that: the next
+-- one that listens is told too, asks until when the offer lasts, and looks again then. A client
+-- whose channel has no listener is removed if another one listens. If none does, the server may
+-- have restarted or just become the master, and all of them may be about to listen: for two seconds
+-- they keep their places, and those behind them are only told that there is an end to that, unless
+-- permits are left for both. Before its turn a client without a listener is removed only when it
+-- has waited for two seconds, because it may be about to listen, and behind some proxies no client
+-- can. If the server refuses to publish, each client finds its turn when it next asks. A place is
+-- the time when the client came; once the client was found without a listener it is the time of
+-- that, less `past`, in front of all others.
+-- `now` is the server's clock in ms; a place is offered for `window` ms; `permits` is 0 for a
+-- read-write lock; and `me`, or nil, is a client that asks and is not told. Returns whether a
+-- client is in the queue whose turn it is not; and for how many ms at most that is because of one
+-- without a listener, or nil.
+local function serve(queue, now, window, permits, shard, me)
+  local blocked, rest, reached, follows, silent, kept, past = false, nil, false, false, {}, 0, 1e13
+  local function listens(client)
+    return redis.pcall('pubsub', 'numsub', 'leasehold:wake:' .. client)[2] ~= 0
   end
-  if type(told) ~= 'number' or told == 0 then
-    redis.pcall('zrem', KEYS[1], offer) -- No key is left without a TTL.
+  local function are_held()
+    return redis.call('zcount', KEYS[1], '(' .. now, '+inf')
   end
-  return told
-end
-for _ = 1, serves and 100 or 0 do
-  local first = redis.pcall('zrange', queue, #silent + kept, #silent + kept, 'withscores')
-  local next = first[1]
-  if not next then
-    break
-  end
-  local wanted, admitted = string.sub(next, 1, 2), nil
-  if wanted == 'p:' and permits > 0 then
-    admitted = are_held() + kept < permits
-  elseif (wanted == 'r:' or wanted == 'w:') and permits == 0 then
-    local holder = redis.call('zrange', KEYS[1], '(' .. now, '+inf', 'byscore', 'limit', 0, 1)[1]
-    admitted = not holder or wanted == 'r:' and string.sub(holder, 1, 2) == 'r:'
-  end
-  local client, came = string.sub(next, 3), tonumber(first[2])
-  local grace = came < 0 and math.ceil(came + past + 2000 - now)
-  local told
-  if admitted == nil then
-    told, grace = 0, 0 -- Of another kind, from before the name was used for this.
-  elseif not admitted then
-    told = next ~= me and now - came > 2000 and not listens(client) and 0 or nil
-    grace = grace or 0
-  else
-    reached = reached or next == me and listens(client)
-    if next ~= me or reached or #silent == 0 then
-      told = serve(next, client)
+  local function offer_to(next, client)
+    local offer, last = next .. ':0', redis.call('zrange', KEYS[1], -1, -1, 'withscores')[2]
+    local made = redis.pcall('zadd', KEYS[1], now + window, offer)
+    local ends, told = math.max(now + window, tonumber(last or 0)), nil
+    if type(made) == 'number' and redis.pcall('pexpireat', KEYS[1], ends) == 1 then
+      told = next == me and 1 or tell(client, shard)
     end
-    if next ~= me and type(told) == 'number' and told > 0 then
-      reached, follows = true, true
+    if type(told) ~= 'number' or told == 0 then
+      redis.pcall('zrem', KEYS[1], offer) -- No key is left without a TTL.
     end
+    return told
   end
-  if told == 0 and not grace then
-    silent[#silent + 1] = next
-  elseif told == 0 and grace > 0 then
-    rest, kept = math.max(rest or 0, grace), kept + 1
-    if permits == 0 then
+  for _ = 1, 100 do
+    local first = redis.pcall('zrange', queue, #silent + kept, #silent + kept, 'withscores')
+    local next = first[1]
+    if not next then
+      break
+    end
+    local wanted, admitted = string.sub(next, 1, 2), nil
+    if wanted == 'p:' and permits > 0 then
+      admitted = are_held() + kept < permits
+    elseif (wanted == 'r:' or wanted == 'w:') and permits == 0 then
+      local holder = redis.call('zrange', KEYS[1], '(' .. now, '+inf', 'byscore', 'limit', 0, 1)[1]
+      admitted = not holder or wanted == 'r:' and string.sub(holder, 1, 2) == 'r:'
+    end
+    local client, came = string.sub(next, 3), tonumber(first[2])
+    local grace = came < 0 and math.ceil(came + past + 2000 - now)
+    local told
+    if admitted == nil then
+      told, grace = 0, 0 -- Of another kind, from before the name was used for this.
+    elseif not admitted then
+      told = next ~= me and now - came > 2000 and not listens(client) and 0 or nil
+      grace = grace or 0
+    else
+      reached = reached or next == me and listens(client)
+      if next ~= me or reached or #silent == 0 then
+        told = offer_to(next, client)
+      end
+      if next ~= me and type(told) == 'number' and told > 0 then
+        reached, follows = true, true
+      end
+    end
+    if told == 0 and not grace then
+      silent[#silent + 1] = next
+    elseif told == 0 and grace > 0 then
+      rest, kept = math.max(rest or 0, grace), kept + 1
+      if permits == 0 then
+        blocked = true
+        break
+      end
+    elseif type(told) ~= 'number' or redis.pcall('zrem', queue, next) ~= 1 then
       blocked = true
       break
     end
-  elseif type(told) ~= 'number' or redis.pcall('zrem', queue, next) ~= 1 then
-    blocked = true
-    break
   end
-end
-for i, client in ipairs(silent) do
-  if reached then
-    redis.pcall('zrem', queue, client)
-  else
-    redis.pcall('zadd', queue, 'xx', now - past + i / 100, client)
-    rest, kept = 2000, kept + 1
+  for i, client in ipairs(silent) do
+    if reached then
+      redis.pcall('zrem', queue, client)
+    else
+      redis.pcall('zadd', queue, 'xx', now - past + i / 100, client)
+      rest, kept = 2000, kept + 1
+    end
   end
-end
-blocked = blocked or kept > 0 and (permits == 0 or are_held() + kept >= permits)
-local behind = blocked and (follows or rest) and redis.pcall('zrange', queue, 0, 9) or {}
-for _, next in ipairs(behind) do
-  if next == me or tell(string.sub(next, 3), shard) ~= 0 then
-    break
+  blocked = blocked or kept > 0 and (permits == 0 or are_held() + kept >= permits)
+  local behind = blocked and (follows or rest) and redis.pcall('zrange', queue, 0, 9) or {}
+  for _, next in ipairs(behind) do
+    if next == me or tell(string.sub(next, 3), shard) ~= 0 then
+      break
+    end
   end
+  return blocked, rest
 end
 

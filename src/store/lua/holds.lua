@@ -1,0 +1,94 @@
+-- Part of the scripts that look at what the key of a lock has. Nothing is written here.
+-- KEYS  1 lock
+-- SETS  `is_hold`, `find_holder` and `find_members`
+
+-- Returns whether a member of a sorted set has the shape of a hold.
+local function is_hold(member)
+  return string.find(member, '^[rwp]:')
+    and string.find(member, ':' .. string.rep('%x', 32) .. ':%x+$')
+end
+
+-- Returns an error reply that says what the key has, for a script that wanted another `form`, or
+-- that form in another shape. `left` is the TTL of the key.
+local function wrong_type(left, form)
+  local kind, found = redis.call('type', KEYS[1]).ok, nil
+  if kind == 'string' then
+    found = left < 0 and 'a string without a TTL' or 'a lock of another library'
+  elseif kind == 'hash' or kind == 'zset' then
+    local noun = kind == 'hash' and 'a hash' or 'a sorted set'
+    found = noun .. (left < 0 and ' without a TTL' or ' of another program')
+  end
+  if kind == 'zset' and left >= 0 and form == 'hash' then
+    local first = redis.pcall('zrange', KEYS[1], 0, 0)[1]
+    local last = redis.pcall('zrange', KEYS[1], -1, -1)[1]
+    local owner = ':' .. string.rep('%x', 32) .. ':%x+$'
+    if first and string.find(first, owner) and string.find(last, owner) then
+      local sides = { p = 'a semaphore', r = 'a read-write lock', w = 'a read-write lock' }
+      found = sides[string.match(first, '^(.):')] or found
+    end
+  elseif kind == 'hash' and left >= 0 and form == 'zset' then
+    -- A large hash is no lock, and is not read.
+    local size = redis.pcall('hlen', KEYS[1])
+    local fields = type(size) == 'number' and size <= 512 and redis.pcall('hgetall', KEYS[1]) or {}
+    if fields[2] and string.find(fields[1], '.:%x+$') and string.find(fields[2], '^%-?%d+$') then
+      found = 'a lock'
+    end
+  end
+  return redis.error_reply('WRONGTYPE found ' .. (found or 'a ' .. kind))
+end
+
+-- Looks for the holder of a lock. A lock is a hash with a TTL, and each of its fields is an owner
+-- `<id>:<hex digits>` with an integer, or an owner of this library with any depth, even a spoilt
+-- one; Redisson's `mode` may stand beside, and its read locks have a field for each reader. A
+-- string with a TTL is a lock of another library (`SET NX PX`). Anything else is another program's
+-- data: it is reported as such, and so is a large hash, which is not read.
+-- Returns the TTL of the key in ms, -1 if it has none, -2 if there is no such key; the holder and
+-- its depth, strings or nil; and an error reply if the key has something else, or nil.
+local function find_holder()
+  local left = redis.call('pttl', KEYS[1])
+  if left == -2 then
+    return left
+  end
+  local kind, is_lock, holder, depth = redis.call('type', KEYS[1]).ok, left >= 0, nil, nil
+  if is_lock and kind == 'string' then
+    holder, depth = redis.call('getrange', KEYS[1], 0, 255), '1'
+  elseif is_lock and kind == 'hash' and redis.call('hlen', KEYS[1]) <= 512 then
+    local fields = redis.call('hgetall', KEYS[1])
+    for i = 1, #fields, 2 do
+      local field, value = fields[i], fields[i + 1]
+      local any = string.find(value, '^%-?%d+$') and string.find(field, '.:%x+$')
+      if any or string.find(field, string.rep('%x', 32) .. ':%x+$') then
+        holder, depth = field, value
+      else
+        is_lock = is_lock and field == 'mode'
+      end
+    end
+  end
+  return left, holder, depth, not (is_lock and holder) and wrong_type(left, 'hash') or nil
+end
+
+-- Looks at what several owners can hold: the two sides of a read-write lock, the permits of a
+-- semaphore. The key is a sorted set with a TTL. A member is a hold, `r:`, `w:` or `p:` and its
+-- owner, and its score is the end of its lease in ms of the server's clock. A member whose time is
+-- over holds nothing; an acquire that begins a hold removes it. The holds are counted anew each
+-- time, so that no count can drift. An offer is a hold without a number, `<kind>:<client id>:0`,
+-- whose place only that client can take. A set whose lowest or highest member is no hold is another
+-- program's data.
+-- Returns the TTL of the key, as `find_holder`; an error reply if the key has something else, or
+-- nil; and the lowest and the highest member with their scores, or nil.
+local function find_members()
+  local left = redis.call('pttl', KEYS[1])
+  if left == -2 then
+    return left
+  end
+  local foreign
+  local lowest = redis.pcall('zrange', KEYS[1], 0, 0, 'withscores')
+  local highest = redis.pcall('zrange', KEYS[1], -1, -1, 'withscores')
+  if lowest.err and not string.find(lowest.err, 'WRONGTYPE', 1, true) then
+    foreign = lowest
+  elseif lowest.err or left < 0 or not (is_hold(lowest[1]) and is_hold(highest[1])) then
+    foreign = wrong_type(left, 'zset')
+  end
+  return left, foreign, lowest, highest
+end
+
