@@ -117,7 +117,9 @@ fn clients_farther_away_than_an_offer_lasts_have_their_turns(server: &Server) {
             let waits = far.each_ref().map(|client| scope.spawn(move || drop(take(client, name))));
             eventually(SOON, || server.queue(name).len() == 2);
             drop(guard);
-            waits.into_iter().for_each(|wait| wait.join().unwrap());
+            for wait in waits {
+                wait.join().unwrap();
+            }
         });
     }
 }
