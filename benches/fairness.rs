@@ -26,7 +26,7 @@ const FARTHER: Duration = Duration::from_millis(2);
 /// The least served client gets at least this share of what the most served one gets.
 const EVEN: f64 = 0.8;
 
-/// No wait is longer than so many rounds in which each client would have one turn.
+/// No wait is longer than this many rounds in which each client would have one turn.
 const ROUNDS: f64 = 3.0;
 
 /// What the clients have in common, or what makes one of them different.
@@ -234,7 +234,7 @@ fn sorted(times: impl Iterator<Item = u64>) -> Vec<u64> {
     times
 }
 
-/// The time that so many percent are shorter than.
+/// The time that this percentage is shorter than.
 fn of_rank(sorted: &[u64], percent: usize) -> Duration {
     Duration::from_nanos(sorted.get(sorted.len() * percent / 100).copied().unwrap_or(0))
 }

@@ -168,7 +168,7 @@ impl Place<'_> {
         Rival { name, goal: None, turn: Box::new(move || self.work(threads, &cycle)) }
     }
 
-    /// One client for all threads, each of which has so many names that it locks in turn.
+    /// One client for all threads, each of which has this many names that it locks in turn.
     fn locks(
         &self,
         name: &str,

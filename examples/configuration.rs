@@ -6,7 +6,7 @@
 //! goes before readers that come later, so that it gets its turn.
 //!
 //! Trap: a lock per look costs a round trip. Read under the lock, keep what was read, and look
-//! again after a while; `fence` tells whether a writer has been there since.
+//! again after a while; `fence` shows whether a writer has been there since.
 //!
 //! `cargo run --example configuration [URL]`
 

@@ -1,7 +1,7 @@
 //! A holder that is stopped for longer than its lease, and a PostgreSQL that refuses its late
 //! write.
 //!
-//! No lock can stop a process that has looked at it, is stopped, and writes when it is continued.
+//! No lock can stop a process that has checked it, is then paused, and writes when it resumes.
 //!
 //! Recipe: let the row remember the latest fence. A holder enters its own as it reads, and writes
 //! `WHERE fence =` its own. A later holder has replaced it, so the late write changes no row.

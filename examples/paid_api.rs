@@ -1,4 +1,4 @@
-//! Calls to an API that allows only so many at a time, from all processes together.
+//! Calls to an API that allows a limited number at a time, from all processes together.
 //!
 //! Recipe: a semaphore. Each call needs a permit; one that gets none in time is told so.
 //!

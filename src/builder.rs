@@ -65,7 +65,7 @@ impl Builder {
     /// too: another thread may do the same while the holder waits for it, and neither would end. It
     /// also turns away [`lock_owned`](crate::Client::lock_owned) and
     /// [`campaign`](crate::Election::campaign), which would otherwise wait for the thread's own
-    /// guard. An owned guard belongs to no thread: where it is in the way, they wait.
+    /// guard. An owned guard belongs to no thread, so they wait for one that holds the lock.
     ///
     /// Defaults to `true`.
     pub fn reentrant(mut self, reentrant: bool) -> Self {
@@ -73,8 +73,8 @@ impl Builder {
         self
     }
 
-    /// Sets whether the client is opened without any I/O: `true` opens it also while the server is
-    /// away, and what is wrong with the server or the login is the error of the first call.
+    /// Sets whether the client is opened without any I/O: `true` opens it even while the server is
+    /// away, and the first call reports what is wrong with the server or the login.
     ///
     /// Defaults to `false`.
     pub fn lazy(mut self, lazy: bool) -> Self {
@@ -179,8 +179,8 @@ impl Builder {
     /// Set it in every client that uses such a name. While Redisson waits, it has a place in the
     /// queue, as one client. When that comes, clients with this setting leave a lock that is
     /// released alone for 5 ms, so that Redisson can take it: even `try_lock` finds it held then.
-    /// That goes on for up to half a second after Redisson has waited last. Several locks take a
-    /// request each.
+    /// That goes on for up to half a second after Redisson was last seen waiting. Several locks
+    /// take a request each.
     ///
     /// `RFencedLock` has fences of its own, which leasehold's do not know. Fair locks, spin locks
     /// and `RReadWriteLock` cannot be shared. Defaults to `false`. Has no effect in memory, on
@@ -192,9 +192,9 @@ impl Builder {
     }
 
     /// Sets how long the server keeps the counter of [fencing tokens](crate::Guard::fence) of a
-    /// name that is used no more, counted from when its last hold began. Until then, each name that
-    /// was ever used takes some memory: 100 to 150 bytes if it has a dozen characters. So a shorter
-    /// time is for programs that use many names once.
+    /// name that is no longer used, counted from when its last hold began. Until then, each name
+    /// that was ever used takes some memory: 100 to 150 bytes if it has a dozen characters. So a
+    /// shorter time is for programs that use many names once.
     ///
     /// Once the counter is gone, the fences of the name begin again at the server's clock, or with
     /// [`open_redlock`](Builder::open_redlock) at the client's. So they still grow, unless that
@@ -221,12 +221,12 @@ impl Builder {
     /// it; further ones are dropped, and how many is logged.
     ///
     /// [`Client::shutdown`](crate::Client::shutdown), and the end of the last clone and guard of a
-    /// client, wait until all that has happened before is delivered, for a second at most.
+    /// client, wait until all earlier events are delivered, for a second at most.
     ///
-    /// Defaults to no callback. The logger of the `log` crate, which is told much the same, is
-    /// called on the same thread, for one line at a time. The thread is started with the client if
-    /// there is a callback, and otherwise with the first line that the logger's maximum level lets
-    /// through.
+    /// Defaults to no callback. The logger of the `log` crate, which gets much the same
+    /// information, is called on the same thread, one line at a time. The thread is started with
+    /// the client if there is a callback, and otherwise with the first line that the logger's
+    /// maximum level lets through.
     pub fn on_event(mut self, callback: impl Fn(&Event) + Send + Sync + 'static) -> Self {
         self.config.on_event = Some(Callback::new(callback));
         self
@@ -245,15 +245,15 @@ impl Builder {
     /// Sets how long a thread may keep a core busy while it waits for a reply, before it goes to
     /// sleep. Waking a thread takes longer than a nearby server takes to answer.
     ///
-    /// Threads do not spin for a server that usually takes longer than this, nor while so many of
-    /// them wait for replies that no core would be left. Zero disables spinning. Defaults to 50 µs.
+    /// Threads do not spin for a server that usually takes longer than this, nor when the threads
+    /// that wait for replies would leave no core free. Zero disables spinning. Defaults to 50 µs.
     pub fn spin(mut self, time: Duration) -> Self {
         self.config.spin = time;
         self
     }
 
-    /// Sets how long the threads of this client hand a lock on among themselves, without a request,
-    /// before other clients have their turn. Counted from when the client has acquired the lock;
+    /// Sets how long the threads of this client hand a lock off among themselves, without a
+    /// request, before other clients get it. Counted from when the client has acquired the lock;
     /// the hold that is under way then is the last.
     ///
     /// A client acquires a lock with one request for several of its threads: the first that waits
@@ -276,7 +276,7 @@ impl Builder {
         self
     }
 
-    /// Does without a mechanism that makes locks faster. For benchmarks that show what it earns.
+    /// Does without a mechanism that makes locks faster. For benchmarks that show what it gains.
     #[doc(hidden)]
     pub fn without(mut self, mechanism: Mechanism) -> Self {
         self.config.without.push(mechanism);
@@ -392,7 +392,7 @@ impl Builder {
     ///
     /// With `rediss` in place of `redis`, connections are encrypted, as for
     /// [`open`](Builder::open). Any of them may have `client_name=` in its query. Several hosts
-    /// have the login, the database and the query in common.
+    /// share the login, the database and the query.
     ///
     /// The query may have these settings, which are the methods of this type: `backoff`,
     /// `connect_timeout`, `durability`, `fence_life`, `idle_timeout`, `io_timeout`, `label`,
@@ -406,15 +406,15 @@ impl Builder {
     /// - A `durability` is `memory`, `replicas:ACKS:TIMEOUT` or `fsync:LOCAL:REPLICAS:TIMEOUT`, as
     ///   in `replicas:1:100ms` and `fsync:true:0:100ms`.
     /// - A `master_login` is `user:password`, with an empty user for the default one.
-    /// - Special characters are percent-encoded, also in passwords: `%40` is an `@`.
+    /// - Special characters are percent-encoded, in passwords too: `%40` is an `@`.
     ///
-    /// What is set later counts: methods that are called on the result replace settings of the URL.
+    /// Later settings win: methods called on the result replace settings of the URL.
     ///
     /// # Errors
     ///
-    /// [`InvalidInput`](crate::Error::InvalidInput) names a setting that does not exist, that is
-    /// set twice, or whose text makes no sense. No error repeats the URL, which may have a
-    /// password. What is wrong with a host or a value is the error of [`build`](Builder::build).
+    /// [`InvalidInput`](crate::Error::InvalidInput) names a setting that is unknown, set twice, or
+    /// malformed. No error repeats the URL, which may have a password. What is wrong with a host or
+    /// a value is the error of [`build`](Builder::build).
     ///
     /// ```no_run
     /// use leasehold::Builder;
@@ -581,8 +581,9 @@ impl Builder {
     /// way. A call keeps its connections while it waits, so calls for other names may have to wait
     /// for them. A server that cannot provide the durability is left out.
     ///
-    /// No server counts twice. If two URLs turn out to lead to one server, which takes the right to
-    /// the command `INFO`, opening fails; a server that did not answer then is left out later.
+    /// No server counts twice. If two URLs turn out to lead to one server, which the client can see
+    /// only with permission for `INFO`, opening fails; if that shows only later, because the server
+    /// did not answer at first, it is left out.
     ///
     /// # Errors
     ///

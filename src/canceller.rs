@@ -25,8 +25,9 @@ use parking_lot::Mutex;
 ///
 /// Every wait ends with [`Error::Cancelled`](crate::Error::Cancelled): one that sleeps at once, one
 /// whose request is under way with its reply, at the latest after one
-/// [`io_timeout`](crate::Builder::io_timeout). Calls that begin later end so before any I/O. Locks
-/// that are held are not affected. It cannot be undone: make a new canceller instead.
+/// [`io_timeout`](crate::Builder::io_timeout). Calls that begin later end the same way, before any
+/// I/O. Locks that are held are not affected. Cancelling cannot be undone: create a new canceller
+/// instead.
 ///
 /// In a handler of signals, set a flag, and call [`cancel`](Canceller::cancel) on a thread that
 /// looks at it.

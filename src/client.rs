@@ -84,8 +84,8 @@ impl Client {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Opens a client at the servers of a URL, in most cases for one Redis server. What the URL
-    /// does not set is as by default. See [`Builder::from_url`].
+    /// Opens a client at the servers of a URL, in most cases for one Redis server. Whatever the URL
+    /// does not set has its default. See [`Builder::from_url`].
     ///
     /// # Errors
     ///
@@ -271,8 +271,8 @@ impl Client {
     ///
     /// Waits without limit, or for as long as [`Builder::wait`] allows, for all of them together.
     /// The call holds none of the locks while it waits, so that it cannot be part of a deadlock,
-    /// whatever the order of the names. The price: while others lock single names all the time, a
-    /// call for many may wait long.
+    /// whatever the order of the names. The price: while others keep locking single names, a call
+    /// for many may wait long.
     ///
     /// If all locks are free, this takes one round trip for those of one server, or of one slot of
     /// a cluster; with [independent servers](Builder::open_redlock) it takes one for each name.
@@ -329,7 +329,7 @@ impl Client {
         RwLock::new(&self.shared, name)
     }
 
-    /// Returns a handle to a semaphore with so many permits. Sends nothing.
+    /// Returns a handle to a semaphore with `permits` permits. Sends nothing.
     #[must_use]
     pub fn semaphore(&self, name: &str, permits: u32) -> Semaphore {
         Semaphore::new(&self.shared, name, permits)
@@ -355,8 +355,8 @@ impl Client {
         self.shared.identity.client()
     }
 
-    /// Asks the server for a sign of life, and returns how long that took. Blocks for the reply: of
-    /// one server, of a node of a cluster, or of a majority of independent servers.
+    /// Checks that the server answers, and returns how long that took. Blocks for the reply: of one
+    /// server, of a node of a cluster, or of a majority of independent servers.
     ///
     /// # Errors
     ///
@@ -393,16 +393,16 @@ impl Client {
     /// Closes all clones of this client as [`close`](Client::close) does, and releases every hold.
     /// Blocks until all of them are known to have ended, or `timeout` has passed.
     ///
-    /// The releases are sent together, in one batch per server. Those of guards that were dropped
-    /// before, and calls that are just acquiring a lock, are waited for too: such a call returns
-    /// [`Closed`](crate::Error::Closed), unless it has its lock already.
+    /// The releases are sent together, in one batch per server. It also waits for the releases of
+    /// guards that were dropped before, and for calls that are just acquiring a lock: such a call
+    /// returns [`Closed`](crate::Error::Closed), unless it has its lock already.
     ///
     /// A guard that is left is over: [`is_held`](Guard::is_held) returns `false`,
-    /// [`lost`](Guard::lost) tells that the hold has ended normally, [`verify`](Guard::verify) and
-    /// [`renew`](Guard::renew) return `Closed`, and to unlock or drop it succeeds and does nothing
-    /// more. Work under it is not stopped, nor is a closure of [`with_lock`](Client::with_lock),
-    /// whose value is returned: stop it first. A lock that is to be
-    /// [held at least](Mutex::hold_at_least) for a time stays taken for the rest of that.
+    /// [`lost`](Guard::lost) reports that the hold has ended normally, [`verify`](Guard::verify)
+    /// and [`renew`](Guard::renew) return `Closed`, and unlocking or dropping it succeeds and does
+    /// nothing more. Work under it is not stopped, nor is a closure of
+    /// [`with_lock`](Client::with_lock), whose value is returned: stop it first. A lock that is to
+    /// be [held at least](Mutex::hold_at_least) for a time stays taken for the rest of that time.
     ///
     /// May be called again, by several threads at once, and from a closure under a lock.
     ///
@@ -444,7 +444,7 @@ impl Client {
     /// client.close();
     /// // 2. Let running work finish, for less than the time until SIGKILL.
     /// worker.join().unwrap();
-    /// // 3. Release what is left, as of work that has not finished, and wait until that is sure.
+    /// // 3. Release what unfinished work still holds, and wait for the confirmation.
     /// if let Err(error) = client.shutdown(Duration::from_secs(2)) {
     ///     eprintln!("some locks are free only when their leases end: {error}");
     /// }

@@ -15,8 +15,8 @@ use crate::error::{Error, Result};
 /// Renewals wait as well, all that are due together with one request. One that too few acknowledge
 /// does not prolong the hold: it is [retried](crate::Event::RenewalFailing) until the lease ends,
 /// and the lock is lost then. So a hold on a master that is cut off from its replicas ends within a
-/// lease, though that master still answers. The `unlock` of an inner level waits too, and does not
-/// fail if it waits in vain; other releases do not wait.
+/// lease, though that master still answers. The `unlock` of an inner level waits too, but does not
+/// fail if too few acknowledge it; other releases do not wait.
 ///
 /// With several independent servers, a majority must meet the demand, each by itself: with its own
 /// disk, or with that many replicas of its own. The others cost no time.

@@ -28,10 +28,10 @@ use crate::store::hold::HoldKind;
 /// ```
 ///
 /// A leader may assume that no other client has a term that [`is_held`](Term::is_held) at the same
-/// time, as long as clocks run at nearly the same rate and Redis keeps what it acknowledged. It may
-/// not assume that it is still the leader when its writes arrive: a leader that was paused finds
-/// out late. Only a resource that checks the [fence](Term::fence) is safe from that. A term that is
-/// lost stays lost; campaign again for another, after the work of the old one has stopped.
+/// time, as long as clocks run at nearly the same rate and Redis keeps what it acknowledged. It
+/// must not assume that it is still the leader when its writes arrive: a leader that was paused
+/// finds out late. Only a resource that checks the [fence](Term::fence) is safe from that. A term
+/// that is lost stays lost; campaign again for another, after the work of the old one has stopped.
 ///
 /// An election and a [`Mutex`](crate::Mutex) of one name are the same lock.
 #[derive(Clone)]

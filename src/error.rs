@@ -151,7 +151,7 @@ pub enum Error {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Phase {
-    /// The operating system was asked for what the call needs, such as a thread.
+    /// The call requested a resource from the operating system, such as a thread.
     System,
     /// The call waited for a connection while other threads used all that the client may have. The
     /// server is not to blame: see [`Builder::pool_size`](crate::Builder::pool_size).
@@ -165,7 +165,7 @@ pub enum Phase {
     /// The first reply was read over a new connection, and it did not come from a Redis server. The
     /// port is another service's, or it is spoken to with TLS instead of without, or the reverse.
     Greeting,
-    /// The client logged in. What it logs in with may first have had to come from a
+    /// The client logged in. Its credentials may first have had to come from a
     /// [callback](crate::Builder::credentials).
     Login,
     /// The request itself was to be sent, or was answered by an error that may pass or by none.

@@ -22,7 +22,7 @@ const WAITING_MAX: usize = 4096;
 /// How long the end of a client waits for a slow callback or logger.
 const FLUSH_TIME: Duration = Duration::from_secs(1);
 
-/// The pause before it is looked again whether everything was told.
+/// The pause before checking again whether everything was delivered.
 const FLUSH_PAUSE: Duration = Duration::from_millis(1);
 
 /// An event in the life of a lock of this client, of every kind. See
@@ -128,11 +128,12 @@ impl fmt::Debug for Callback {
     }
 }
 
-/// What a client tells the outside: events for the callback, and lines for the logger.
+/// What a client reports to the program: events for the callback, and lines for the logger.
 ///
 /// Both are code of the program, which may block or panic. So one thread of the client's own calls
-/// them, in order, and no thread that tells something ever waits for it or fails with it. It starts
-/// with the client if there is a callback, and else with the first line that the logger may want.
+/// them, in order, and no thread that reports something ever waits for it or fails with it. It
+/// starts with the client if there is a callback, and otherwise with the first line that the logger
+/// may want.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Events {
     queue: Arc<EventQueue>,
@@ -181,7 +182,7 @@ impl Events {
         }
     }
 
-    /// Blocks until everything is told, and delivered, but not for long: the program may end next.
+    /// Blocks until everything is delivered, but not for long: the program may be about to end.
     /// Returns at once in the callback, which would wait for itself.
     pub(crate) fn flush(&self, is_told: impl Fn() -> bool) {
         let deadline = Instant::now() + FLUSH_TIME;

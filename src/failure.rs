@@ -92,7 +92,7 @@ impl Failure {
         Self::io(FailureKind::NoneFree, server, error).at(Phase::Pool)
     }
 
-    /// The failure of a request whose positive reply came too late to be of use.
+    /// The failure of a request whose positive reply came too late to matter.
     pub(crate) fn late() -> Self {
         let source = io::Error::new(io::ErrorKind::TimedOut, "the reply came after the lease");
         Self::io(FailureKind::Timeout, &Arc::from("the server"), source)

@@ -15,10 +15,10 @@ use crate::lost::{self, Lost};
 
 /// A lock, or one level of it, held by the current thread. Dropping the guard releases it.
 ///
-/// Until then the lease is renewed in the background. If renewal fails for so long that another
-/// client may have acquired the lock, [`is_held`](Guard::is_held) starts to return `false` and
-/// [`lost`](Guard::lost) wakes those that wait for it. Only the [fencing token](Guard::fence)
-/// protects a resource from a holder that was paused and has not noticed yet.
+/// Until then the lease is renewed in the background. Once renewal has failed long enough for
+/// another client to have acquired the lock, [`is_held`](Guard::is_held) starts to return `false`
+/// and [`lost`](Guard::lost) wakes the threads that wait for it. Only the [fencing
+/// token](Guard::fence) protects a resource from a holder that was paused and has not noticed yet.
 ///
 /// Dropping a guard never panics. It writes the release and does not wait for the server's reply:
 /// see [What drop does](crate#what-drop-does). [`unlock`](Guard::unlock) waits, and reports errors.
@@ -46,7 +46,7 @@ use crate::lost::{self, Lost};
 /// std::thread::spawn(move || drop(guard)).join().unwrap();
 /// ```
 ///
-/// Other threads may look at it while they are lent it:
+/// Other threads may use it while they borrow it:
 ///
 /// ```
 /// let client = leasehold::Client::in_memory();
@@ -65,8 +65,8 @@ pub struct Guard {
     _not_send: BelongsToItsThreadUseLockOwned,
 }
 
-/// Makes a guard `!Send`, for the levels of a hold are counted by thread. The compiler names it
-/// where a guard is sent all the same.
+/// Makes a guard `!Send`, because the levels of a hold are counted by thread. The compiler names it
+/// in its error where a guard is sent nevertheless.
 struct BelongsToItsThreadUseLockOwned(PhantomData<MutexGuard<'static, ()>>);
 
 impl Guard {
@@ -142,9 +142,9 @@ impl Guard {
 
     /// Asks the server whether this hold still exists. Blocks for the server's reply.
     ///
-    /// A server that has become a replica since, without sentinels or a cluster to tell, answers
-    /// from what it had as a master until a request of this client shows that it accepts no writes.
-    /// While the lease is renewed that takes a third of the lease at most.
+    /// A server that has become a replica in the meantime, without sentinels or a cluster to report
+    /// it, answers from what it had as a master until a request of this client shows that it
+    /// accepts no writes. While the lease is renewed that takes a third of the lease at most.
     ///
     /// # Errors
     ///
@@ -160,7 +160,7 @@ impl Guard {
         hold_requests::verify(&self.shared, slice::from_ref(&self.lease), false)
     }
 
-    /// Renews the lease now, also if it is not renewed in the background, but not beyond
+    /// Renews the lease now, even if it is not renewed in the background, but not beyond
     /// [`max_hold`](crate::Builder::max_hold). Blocks for the server's reply.
     ///
     /// # Errors

@@ -22,9 +22,9 @@
 //! | | |
 //! |---|---|
 //! | let one thread of all processes do something at a time | [`lock`](Client::lock) |
-//! | do it only if no other thread is at it | [`try_with_lock`](Client::try_with_lock) |
+//! | do it only if no other thread is doing it | [`try_with_lock`](Client::try_with_lock) |
 //! | wait for a limited time | [`try_lock_for`](Client::try_lock_for), [`Builder::wait`] |
-//! | wait until that is cancelled | [`Canceller`] |
+//! | wait until the wait is cancelled | [`Canceller`] |
 //! | keep a stale holder from doing harm | [`Guard::fence`], see [Fencing](#fencing) |
 //! | hold a lock across threads | [`lock_owned`](Client::lock_owned) |
 //! | hold a lock in a pool of threads | [`Builder::reentrant`] |
@@ -36,10 +36,10 @@
 //! | see who holds a lock, or end the hold | [`Mutex::holder`], [`Mutex::force_unlock`] |
 //! | stop in order when the process is told to end | [`shutdown`](Client::shutdown) |
 //! | configure it in one URL, from the environment | [`Builder::from_env`] |
-//! | know in time when something goes wrong | [`stats`](Client::stats), [`Builder::on_event`] |
+//! | notice early when something goes wrong | [`stats`](Client::stats), [`Builder::on_event`] |
 //! | test my own code without a server | [`Client::in_memory`] |
 //!
-//! The package has pages that say more, in Markdown: a [cookbook] of recipes, each with what goes
+//! The package contains further pages, in Markdown: a [cookbook] of recipes, each with what goes
 //! wrong without it; how to [choose a deployment][deployment] and configure it in one URL; a table
 //! of the [guarantees], fault by fault; [operations], [monitoring] with alerts, and [scaling];
 //! [moving] from other libraries; and the manual of the [program `leasehold`][program] for cron
@@ -87,12 +87,14 @@
 //!   clients, a released lock is offered to the one that has waited longest before another can take
 //!   it. A client that does not take an offer for 200 ms loses it. A lock that becomes free by
 //!   itself, at the end of a lease or of the time by [`hold_at_least`](Mutex::hold_at_least), is
-//!   offered to none: clients that wait leave it for as long to the one that has waited longest,
-//!   and only a client that comes just then gets it. Of several independent servers each makes an
-//!   offer of its own: clients that have come at nearly the same time may each get some, but no
-//!   majority. They try again after random pauses, so that chance decides between them.
-//! - A hold that an operator ends by force is noticed at the next request about it. Among threads
-//!   of one client that is after the tenure at the latest, or by `unlock`, `verify` or `renew`.
+//!   not offered to any client. For as long as an offer lasts, waiting clients leave it to the one
+//!   that has waited longest, and only a client that arrives just then can take it first. Of
+//!   several independent servers each makes an offer of its own: clients that have come at nearly
+//!   the same time may each get some, but no majority. They try again after random pauses, so that
+//!   chance decides between them.
+//! - When an operator ends a hold by force, the holder notices at its next request about it. Among
+//!   threads of one client that is at the latest after the tenure, or in `unlock`, `verify` or
+//!   `renew`.
 //!
 //! # Nested locks
 //!

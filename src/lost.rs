@@ -12,10 +12,11 @@ use crate::local::lease::Lease;
 use crate::local::over_channel::OverChannel;
 use crate::local::shared::Shared;
 
-/// Tells any thread whether a hold is lost. Created by [`Guard::lost`](crate::Guard::lost).
+/// Lets any thread see whether a hold is lost, or wait until it is over. Created by
+/// [`Guard::lost`](crate::Guard::lost).
 ///
-/// All clones, and those of other guards of the same hold, see the same, however often each of them
-/// looks. None of them keeps the lock or the client alive.
+/// All clones, and those of other guards of the same hold, report the same, however often they are
+/// asked. None of them keeps the lock or the client alive.
 ///
 /// ```
 /// use leasehold::HoldEnd;

@@ -63,10 +63,10 @@ impl Mutex {
     /// Lets the lock stay taken for at least this time after it was acquired: if the hold is
     /// released earlier, no client gets the lock until then, nor does the thread that had it.
     ///
-    /// This is for a job that several machines start by their clocks, and that one of them shall
-    /// run. The first to come runs it, and the lock is still taken when the others come, even if
-    /// the job took no time. Choose a time longer than the clocks may differ, and shorter than the
-    /// pause between two runs, with room for machines that start late:
+    /// This is for a job that several machines start by their clocks, and that only one of them
+    /// should run. The first to arrive runs it, and the lock is still taken when the others arrive,
+    /// even if the job took no time. Choose a time longer than the clocks may differ, and shorter
+    /// than the pause between two runs, with room for machines that start late:
     ///
     /// ```
     /// let client = leasehold::Client::in_memory();
@@ -82,9 +82,10 @@ impl Mutex {
     /// The time counts from the reply that the lock was acquired, and does not depend on the lease:
     /// it outlives the guard, the client and the process. While the hold lasts it is renewed as
     /// usual. One that is lost, or whose process dies before it is released, frees the lock at the
-    /// end of its lease: with a lease of at least this time, no earlier than that. Replicas and
-    /// disks are not waited for, as with every release, so a failover may undo it and leave what
-    /// the lease has left. [`force_unlock`](Mutex::force_unlock) frees the lock at once.
+    /// end of its lease: with a lease of at least this time, no earlier than that. As with every
+    /// release, it does not wait for replicas and disks, so a failover may undo it and leave the
+    /// lock taken only for the rest of the lease. [`force_unlock`](Mutex::force_unlock) frees the
+    /// lock at once.
     ///
     /// While a lock stays taken, [`holder`](Mutex::holder) shows the hold that has ended, with a
     /// `depth` of 0.
@@ -233,7 +234,7 @@ impl Mutex {
     /// the lock was free. Blocks for the server's replies to two requests.
     ///
     /// A guard of this client that had the hold is lost when this returns; one of another client
-    /// finds that at its next renewal.
+    /// finds out at its next renewal.
     ///
     /// # Errors
     ///

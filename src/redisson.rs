@@ -52,7 +52,7 @@ impl RedissonChannels {
     }
 
     /// The channel to which a client of leasehold subscribes along with one of Redisson's, so that
-    /// the server can tell how many of those who listen are Redisson.
+    /// the server can tell how many of the listeners are Redisson.
     pub(crate) fn companion(channel: &str) -> String {
         [RESERVED, channel].concat()
     }

@@ -15,9 +15,9 @@ use crate::store::hold::HoldKind;
 /// [`Client::rw_lock`](crate::Client::rw_lock).
 ///
 /// Every reader and writer has a lease of its own: one that dies blocks others for no longer than
-/// that. First come, first served, among all clients, and readers that come one after the other
-/// share the lock. So a waiting writer goes before readers that come later,
-/// [`try_read`](RwLock::try_read) included, and readers do not wait for ever either.
+/// that. All clients are served first come, first served, and readers that are next to each other
+/// in the queue share the lock. So a waiting writer goes before readers that arrive later,
+/// [`try_read`](RwLock::try_read) included, and readers do not wait forever either.
 ///
 /// It is not reentrant, and a reader cannot become a writer: a thread that holds either guard and
 /// waits for the other waits for itself.
@@ -70,7 +70,7 @@ impl RwLock {
     }
 
     /// Acquires the lock for reading, blocking the current thread until no writer holds it and none
-    /// that came before waits for it, or until [`wait`](RwLock::wait) has passed.
+    /// that arrived earlier waits for it, or until [`wait`](RwLock::wait) has passed.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! A lock that a limited number can hold at a time.
+//! A lock that a limited number of owners can hold at a time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,15 +12,15 @@ use crate::local::status;
 use crate::owned_hold::{OwnedHold, lock_options, owned_guard};
 use crate::store::hold::HoldKind;
 
-/// A semaphore: at most so many permits are held at a time. Created by
+/// A semaphore: a limited number of permits can be held at a time. Created by
 /// [`Client::semaphore`](crate::Client::semaphore).
 ///
-/// Every permit has a lease of its own: one whose holder dies is free again when that has ended. No
-/// count is stored that could go wrong: the permits that are held are counted each time.
+/// Every permit has a lease of its own: one whose holder dies is free again when that has ended.
+/// There is no stored count that could go wrong: the held permits are counted each time.
 ///
 /// The number of permits is the caller's. It is stored nowhere, and may differ between callers and
 /// over time: a caller gets a permit while fewer than *its own* number are held. Threads of one
-/// process are served in the order in which they ask, and a client that comes while others wait
+/// process are served in the order in which they ask, and a client that arrives while others wait
 /// gets a permit only if they leave one.
 ///
 /// ```
@@ -72,8 +72,8 @@ impl Semaphore {
         self.acquire_within(wait)?.ok_or_else(|| Error::timed_out(&self.name))
     }
 
-    /// Attempts to acquire a permit without waiting. Returns `None` if none is free, or if those
-    /// that are free are for clients that wait. Blocks for one round trip.
+    /// Attempts to acquire a permit without waiting. Returns `None` if none is free, or if the free
+    /// ones are for waiting clients. Blocks for one round trip.
     ///
     /// # Errors
     ///

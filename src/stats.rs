@@ -3,11 +3,12 @@
 /// What a client holds and uses at one moment, and what it has done until then. Returned by
 /// [`Client::stats`](crate::Client::stats).
 ///
-/// The first four fields are what there is now. The others count from when the client was opened,
-/// and only grow. Those that an [`Event`](crate::Event) is named in are counted together with that
-/// event, also without a callback, and also if the callback is so slow that the event is dropped.
+/// The first four fields describe the present. The others count from when the client was opened,
+/// and only grow. A counter whose documentation names an [`Event`](crate::Event) is raised along
+/// with that event, even without a callback, and even if the callback is so slow that the event is
+/// dropped.
 ///
-/// The numbers are read one after the other, while others change.
+/// The numbers are not a snapshot: they are read one after the other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {

@@ -49,8 +49,8 @@ impl Survey {
         survey::end_holds(&self.shared, name)
     }
 
-    /// As [`end_holds`](Survey::end_holds), but only the holds of this client: those that stay
-    /// taken, too.
+    /// As [`end_holds`](Survey::end_holds), but only the holds of this client, including locks that
+    /// stay taken.
     ///
     /// # Errors
     ///

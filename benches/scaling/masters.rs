@@ -16,7 +16,7 @@ use super::support::turns::{in_turn, quartiles};
 
 const THREADS: usize = 16;
 
-/// So many names has each thread, which it locks in turn.
+/// How many names each thread has, which it locks in turn.
 const NAMES: usize = 4;
 
 /// What one turn has shown.

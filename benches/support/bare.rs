@@ -11,7 +11,7 @@ const LEAST: [&str; 2] = [
     "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0",
 ];
 
-/// For a lock that is free and that nobody waits for.
+/// For a lock that is free and that no client waits for.
 const SAME_COMMANDS: [&str; 2] = [
     "redis.call('PTTL', KEYS[1]) \
      local time = redis.call('TIME') \

@@ -37,7 +37,7 @@ impl Counts {
         self.scripts == 2 * u64::from(self.cycles) && self.pings == 0
     }
 
-    /// Prints the counts beside the allocations of so many cycles of raw.
+    /// Prints the counts beside the allocations of this many cycles of raw.
     pub(crate) fn print(&self, raw_allocations: u64) {
         let Self { cycles, took, scripts, pings, allocations, renewer_switches } = self;
         println!("\n{cycles} uncontended cycles in {took:.1?}");
@@ -53,7 +53,7 @@ impl Counts {
     }
 }
 
-/// Counts the allocations of this thread in so many cycles.
+/// Counts the allocations of this thread in this many cycles.
 pub(crate) fn allocations(cycles: u32, mut cycle: impl FnMut()) -> u64 {
     allocation_counter::measure(|| (0..cycles).for_each(|_| cycle())).count_total
 }

@@ -29,7 +29,7 @@ pub(crate) struct SlowLink {
 }
 
 impl SlowLink {
-    /// A link on which a request or a reply travels for so long. Any number can be on their way.
+    /// A link on which a request or a reply travels for this long. Any number can be on their way.
     pub(crate) fn to(server: u16, one_way: Duration) -> Self {
         Self::start(server, one_way, 0)
     }

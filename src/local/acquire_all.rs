@@ -1,10 +1,10 @@
 //! Acquiring several locks: all of them or none.
 //!
-//! Decides what to wait for. While all locks are free, one request per group takes them. Else the
-//! call gives back what it has, waits for the lock that was in the way as any call for that lock
-//! does, and tries for the others again once it has that one. In the same way it gives back what it
-//! has when a server does not answer, and asks that one first next time. So it never waits while it
-//! holds a lock, and no order of names can make two calls wait for each other.
+//! Decides what to wait for. While all locks are free, one request per group takes them. Otherwise
+//! the call gives back what it has, waits for the lock that was in the way like any call for that
+//! lock, and tries for the others again once it has that one. It also gives back what it has when a
+//! server does not answer, and asks that server first next time. So it never waits while it holds a
+//! lock, and no order of names can make two calls wait for each other.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -41,8 +41,8 @@ enum Attempted {
     Acquired(Vec<Arc<Lease>>),
     /// No hold. The lock of the name with this index is held by another owner.
     Held(usize),
-    /// No hold. The server has not answered for this group, which is to be tried for again, before
-    /// the call has others.
+    /// No hold. The server has not answered for this group, which the call tries for again before
+    /// any other.
     Unanswered(Group),
 }
 
@@ -221,7 +221,7 @@ impl SetCall<'_> {
         Group { holds: indexes.iter().map(hold).collect(), indexes, in_doubt: false }
     }
 
-    /// Waits after a request for a group has failed, unless it is of no use to try again.
+    /// Waits after a request for a group has failed, unless trying again is pointless.
     fn pause_after(
         &self,
         mut failure: Failure,

@@ -1,4 +1,4 @@
-//! What one call for a lock brings along: how long it waits, the times that limit its requests, and
+//! The parameters of one call for a lock: how long it waits, the times that limit its requests, and
 //! the thread that gets the lock.
 //!
 //! Everything that follows from the options and the configuration is computed here, once, at the
@@ -75,7 +75,7 @@ pub(crate) struct Caller {
     pub(super) thread: Option<Thread>,
     pub(super) options: LockOptions,
     pub(super) times: CallTimes,
-    /// Whether the hold becomes one of several, all of which are reported once there are all.
+    /// Whether the hold becomes one of several, which are reported once the set is complete.
     pub(super) in_set: bool,
     /// When the call began.
     pub(super) begin: Instant,

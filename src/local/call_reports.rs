@@ -1,5 +1,5 @@
-//! What a call reports, to the counters, the events and the log: that it has found a lock held, and
-//! how it has ended without it. A hold is reported when it begins.
+//! What a call reports to the counters, the events and the log: that it has found a lock held, and
+//! how it has ended without getting it. A hold is reported when it begins.
 
 use std::cell::Cell;
 use std::sync::Arc;

@@ -55,8 +55,8 @@ impl Counters {
         self.held.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Settles a hold that was lost, or of which it is known how its release has gone. What is to
-    /// be cleaned up has been added to the renewer.
+    /// Settles a hold that was lost, or whose release has a known outcome. Any clean-up has been
+    /// added to the renewer.
     pub(super) fn settle_hold(&self) {
         self.unsettled.fetch_sub(1, Ordering::SeqCst);
     }

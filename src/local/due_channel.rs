@@ -10,7 +10,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
 
 use crate::clock::{Moment, end_of};
 
-/// With so much in the channel, most of which may be over, the thread is woken to empty it.
+/// With this much in the channel, most of which may be over, the thread is woken to empty it.
 const CHANNEL_FULL: usize = 1024;
 
 /// The end of the other threads.

@@ -79,8 +79,8 @@ fn restore_depth(shared: &Shared, lease: &Lease, deadline: Instant) {
     drop(ask_one(&*shared.store, HoldRequest { hold: &lease.id, change, deadline }));
 }
 
-/// Makes requests about holds, those for one server together, and repeats those that fail, together
-/// again, while `retry` allows it. Calls `done` with what has come of each.
+/// Makes requests about holds, batched by server, and repeats failed ones, again in batches, while
+/// `retry` allows it. Calls `done` with the outcome of each.
 pub(super) fn ask<'a>(
     shared: &Shared,
     mut open: Vec<&'a Arc<Lease>>,
@@ -175,8 +175,8 @@ pub(super) fn retry(shared: &Shared, lease: &Lease, limit: RetryLimit) -> RetryP
     RetryPolicy::new(limit, &shared.config, times)
 }
 
-/// Adds what has come of one hold to the result of a call about several: for one that is lost, or
-/// else for the first failure.
+/// Adds the outcome for one hold to the result of a call about several: a loss takes precedence,
+/// then the first failure.
 pub(super) fn add_outcome(
     result: &mut ApiResult<()>,
     attempt: &str,

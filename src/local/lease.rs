@@ -74,7 +74,7 @@ struct CurrentHold {
     over: Option<Box<OverChannel>>,
 }
 
-/// What the renewer has to do for a lease next.
+/// What the renewer does for a lease next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NextStep {
     /// Nothing any more.
@@ -86,8 +86,8 @@ pub(crate) enum NextStep {
 }
 
 impl Lease {
-    /// A hold of the caller, acquired by a request that was sent at `sent`. There is `room` for so
-    /// many more that follow it.
+    /// A hold of the caller, acquired by a request that was sent at `sent`. Up to `room` more holds
+    /// may follow it.
     pub(crate) fn new(id: HoldId, fence: u64, room: u32, caller: &Caller, sent: Moment) -> Self {
         let Caller { thread, options, times, .. } = caller;
         let replied = Moment::now();
@@ -129,8 +129,8 @@ impl Lease {
         self.current.lock().thread.as_ref().map(|thread| thread.id)
     }
 
-    /// Returns `true` if the caller can have the next hold of this tenure: it wants the same, there
-    /// is time and a token left, and no request of the tenure is in doubt.
+    /// Returns `true` if the caller can have the next hold of this tenure: its options are the
+    /// same, there is time and a token left, and no request of the tenure is in doubt.
     pub(crate) fn may_be_followed_by(&self, caller: &Caller) -> bool {
         let LockOptions { lease, renew, max_hold, hold_at_least, .. } = caller.options;
         (self.duration(), self.renewed) == (lease, renew)
@@ -164,7 +164,7 @@ impl Lease {
         self.current.lock().thread.as_ref().is_none_or(Thread::is_alive)
     }
 
-    /// Returns how long its holder has had it.
+    /// Returns how long it has been held.
     pub(crate) fn held(&self) -> Duration {
         let current = self.current.lock();
         if current.ended {
@@ -188,8 +188,8 @@ impl Lease {
         self.in_doubt.load(Ordering::Relaxed)
     }
 
-    /// Has `report` tell that the hold with this token has begun, unless it was found lost before.
-    /// A thread that finds it lost later comes after the report.
+    /// Calls `report` for the beginning of the hold with this token, unless it was found lost
+    /// before. A thread that finds it lost later comes after the report.
     pub(crate) fn report_begin(&self, report: impl FnOnce(u64)) {
         let mut current = self.current.lock();
         if !self.deadline.is_settled() {
@@ -338,7 +338,7 @@ impl Lease {
         first
     }
 
-    /// Disconnects the receivers, also those that watch other holds as well.
+    /// Disconnects the receivers, even those that watch other holds as well.
     fn disconnect(&self) {
         if let Some(channel) = self.current.lock().over.take() {
             channel.disconnect();

@@ -22,11 +22,11 @@ use crate::store::wake::{STABLE, Wake, Wakeups};
 const TURN: Duration = Duration::from_secs(60);
 
 /// The pauses between attempts to connect again, after a first one at once. They do not follow the
-/// backoff of the waiters: who asks seldom relies on wake-ups all the more.
+/// backoff of the waiters: the longer that is, the more the waiters rely on wake-ups.
 const RECONNECT: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
 
-/// So many wake-ups for which no thread waits are kept to be passed on. Of more, other clients
-/// learn when they next try.
+/// How many wake-ups for which no thread waits are kept, to be passed on. Beyond that, other
+/// clients find out when they next try.
 const UNCLAIMED_MAX: usize = 1024;
 
 /// The shortest pause after a server has rejected the subscription.
@@ -90,7 +90,8 @@ struct ListenerThread<T> {
     unclaimed: UnclaimedNames,
     interrupter: Interrupter,
     ended: Receiver<()>,
-    /// Those of the present outage; `None` until the first attempt after it, which is made at once.
+    /// The pauses of the present outage; `None` until the first attempt after it, which is made at
+    /// once.
     pauses: Option<Backoff>,
     /// Since when messages arrive, if they do.
     ready: Option<Instant>,
@@ -270,7 +271,7 @@ pub(super) mod tests {
         )
     }
 
-    /// Tells the test what it is told. No thread waits for a name with a question mark.
+    /// Reports its messages to the test. No thread waits for a name with a question mark.
     struct Target(Sender<String>);
 
     impl WakeTarget for Target {

@@ -17,17 +17,17 @@ use crate::failure::Failure;
 use crate::local::counters::Counters;
 use crate::store::Store;
 
-/// For so long after an outage a failure is taken for that of a request which was sent before.
+/// How long after an outage a failure is attributed to a request that was sent during it.
 const AFTERMATH: Duration = Duration::from_secs(1);
 
-/// Tells of the outages of one client.
+/// Logs the outages of one client.
 #[derive(Debug, Default)]
 pub(crate) struct Outages {
     events: Events,
     counters: Arc<Counters>,
     /// It has threads that report to here, so it must not be kept alive.
     store: Option<Weak<dyn Store>>,
-    /// Whether there is an outage, for the replies of all calls to look at.
+    /// Whether there is an outage. Checked on the reply to every call.
     lasts: AtomicBool,
     state: Mutex<OutageState>,
 }

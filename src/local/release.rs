@@ -20,9 +20,9 @@ use crate::local::shared::Shared;
 use crate::local::wait_queues::Ending;
 use crate::store::request::{Change, HoldReply, HoldRequest, PostedChange};
 
-/// Releases a level of a hold, or the holds of a set, which have one level each, and waits until it
-/// is known how that went. It takes no longer for a set: after an outage its releases are repeated
-/// in the background.
+/// Releases a level of a hold, or the holds of a set, which have one level each, and waits for the
+/// outcome. A set takes no longer than one hold: after an outage its releases are repeated in the
+/// background.
 ///
 /// # Errors
 ///
@@ -73,7 +73,7 @@ fn end(shared: &Shared, leases: &[Arc<Lease>], hands_off: bool) -> Result<()> {
     result
 }
 
-/// What a shutdown has ended is over, as it should be.
+/// Counts a hold that a shutdown has ended as released.
 fn unless_ended(outcome: Result<(), HoldFailure>) -> Result<(), HoldFailure> {
     if matches!(outcome, Err(HoldFailure::Ended)) { Ok(()) } else { outcome }
 }
@@ -198,9 +198,8 @@ pub(super) fn check_wanted(
 ///
 /// First the client is closed, so that only calls under way can still acquire a hold. Then the
 /// renewer ends all holds that it has, and those that these calls give it, and sends the releases
-/// of all of them together. Releases that other threads have begun are theirs: their replies are
-/// read here, if they were posted, and the renewer learns how they have gone as from any other
-/// call.
+/// of all of them together. Releases that other threads have begun stay with those threads; the
+/// replies to posted ones are read here, and reach the renewer as they always do.
 pub(crate) fn shut_down(shared: &Shared, timeout: Duration) -> Result<()> {
     shared.identity.check_process()?;
     let deadline = end_of(timeout);

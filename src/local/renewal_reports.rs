@@ -1,5 +1,5 @@
-//! What the renewer reports of the leases in its care: renewals that fail or succeed again, and
-//! leases that are lost.
+//! What the renewer reports about its leases: renewals that fail or succeed again, and leases that
+//! are lost.
 //!
 //! Decides what is an event for each lease, and what is one line of the log for all of them.
 
@@ -34,7 +34,8 @@ impl ReportSink for Ends {
     }
 }
 
-/// The renewer's reports. They are collected in a turn of the renewer, and told at its end.
+/// The renewer's reports. They are collected during one turn of the renewer, and reported at its
+/// end.
 #[derive(Debug)]
 pub(super) struct RenewalReports {
     pub(super) reporter: Reporter<Ends>,
@@ -88,7 +89,7 @@ impl RenewalReports {
         }
     }
 
-    /// Tells what has happened in a turn.
+    /// Reports what has happened in a turn.
     pub(super) fn tell(&mut self) {
         let (renewed, late) = (mem::take(&mut self.renewed), mem::take(&mut self.late));
         let Reporter { counters, events, outages, sink, .. } = &self.reporter;

@@ -1,8 +1,8 @@
 //! The thread of the renewer.
 //!
-//! Decides when leases are renewed together, what becomes of a lease whose renewal fails, and that
-//! a lease is found lost at its local deadline even while the store does not reply. Knows of the
-//! store only that it runs jobs.
+//! Decides when leases are renewed together and what happens to a lease whose renewal fails, and
+//! finds a lease lost at its local deadline even while the store does not reply. All it knows about
+//! the store is that it runs jobs.
 //!
 //! While the thread has any leases it wakes at least every second, so that it notices a resume
 //! after the system was suspended, and drops what has ended.
@@ -31,7 +31,7 @@ use crate::store::hold::HoldId;
 use crate::store::job::{Job, JobOutcome, JobRunner};
 use crate::store::request::{Change, HoldReply};
 
-/// At most so many jobs are sent together.
+/// The most jobs that are sent together.
 const BATCH: usize = 512;
 
 /// While replies are awaited the thread looks this often for leases that are due.
@@ -46,7 +46,7 @@ const RETRIES: u32 = 20;
 /// The pause after a panic: should its cause persist, it must not take a whole core.
 const PANIC_PAUSE: Duration = Duration::from_millis(10);
 
-/// What the thread is told.
+/// The messages to the thread.
 #[derive(Debug)]
 pub(super) enum Message {
     /// To end all leases, also those to come, and to release them by then if possible.
@@ -217,7 +217,7 @@ impl RenewerThread {
         }
     }
 
-    /// The clean-ups that are scheduled, and those that are in flight.
+    /// The clean-ups that are scheduled or in flight.
     fn clean_ups(&self) -> impl Iterator<Item = &CleanUp> {
         let sent = self.in_flight.values().map(|sent| &sent.work);
         self.timers.iter().chain(sent).filter_map(|work| match work {

@@ -1,6 +1,6 @@
-//! What is reported of holds: that they have begun, and how they have ended.
+//! Reports about holds: that they have begun, and how they have ended.
 //!
-//! Decides which events and log lines tell of that, what must be cleaned up, and that the next
+//! Decides which events and log lines report that, what must be cleaned up, and that the next
 //! waiter of this process may try. Any thread may learn how a hold has ended; the first reports it.
 //! Knows nothing of the store.
 
@@ -22,7 +22,7 @@ use crate::store::request::HoldReply;
 const EXPIRED: &str = "it was not renewed in time";
 const GONE: &str = "the server does not know it any more";
 
-/// Why a request about an existing hold has not had its effect.
+/// Why a request about an existing hold had no effect.
 #[derive(Debug)]
 pub(crate) enum HoldFailure {
     /// A shutdown has ended the hold.
@@ -101,7 +101,8 @@ impl<S> Reporter<S> {
         Reporter { events, counters, outages, wait_queues, member_queues, sink }
     }
 
-    /// Reports that a hold has begun. If it is lost already, neither that is told nor its end.
+    /// Reports that a hold has begun. If it is lost already, neither its beginning nor its end is
+    /// reported.
     pub(super) fn report_acquired(&self, lease: &Lease, caller: &Caller) {
         let (name, waited) = (lease.name(), caller.begin.elapsed());
         lease.report_begin(|fence| {

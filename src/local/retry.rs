@@ -11,15 +11,15 @@ use crate::failure::{Failure, FailureKind};
 use crate::local::call::{CallTimes, Wait};
 
 /// The pauses after failures. They do not follow the backoff of the waiters, which is about a lock
-/// that is held: a server may be back soon, and no wake-up tells that.
+/// that is held: a server may be back soon, and no wake-up announces that.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(500));
 
 /// What limits a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RetryLimit {
-    /// Nothing of its own: what passes by itself is waited for, up to the retry window; a server
-    /// that cannot be reached, stays silent or replies nonsense gets a second chance, at once, and
-    /// no third. The same goes for a pool that has no connection free.
+    /// No limit of its own: the call waits up to the retry window for conditions that pass by
+    /// themselves; a server that cannot be reached, stays silent or replies nonsense gets a second
+    /// attempt at once, but no third. The same goes for a pool that has no connection free.
     Brief,
     /// The caller's deadline. A request may begin until then and end one `io_timeout` later.
     Deadline(Instant),

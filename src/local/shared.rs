@@ -205,7 +205,7 @@ impl Shared {
         pause
     }
 
-    /// Records that a call about a lock suffers from a failure, and pauses so long after it.
+    /// Records that a call about a lock suffers from a failure, and pauses for that time.
     pub(super) fn record_failure(&self, name: &str, failure: &Failure, pause: Option<Duration>) {
         // A connection that was found broken is no outage.
         let is_late = pause != Some(Duration::ZERO) || failure.kind == FailureKind::Timeout;
@@ -246,7 +246,7 @@ impl Shared {
         if registration == Registration::None || self.listener.get().is_some() {
             return;
         }
-        // Another thread that starts it now need not be waited for.
+        // If another thread is starting it now, there is no reason to wait for that.
         let Some(mut failing) = self.listener_failing.try_lock() else { return };
         if self.listener.get().is_some() {
             return;
@@ -293,7 +293,7 @@ impl Shared {
         }
     }
 
-    /// Turns away the calls that wait and those that come.
+    /// Turns away waiting and future calls.
     pub(crate) fn close(&self) {
         // In a forked child no thread waits, but one of the parent's may have locked the queues.
         if self.identity.check_process().is_ok() {
@@ -305,12 +305,12 @@ impl Shared {
 
 impl Drop for Shared {
     /// Waits for the replies to releases that guards have left behind, and until the callback and
-    /// the logger have what is to be told, so that a program may end right after.
+    /// the logger have every report, so that the program may end right after.
     fn drop(&mut self) {
         // A forked child has the same connections.
         if self.identity.check_process().is_ok() {
             self.store.settle(end_of(self.times.io_timeout));
-            // The renewer settles a lost hold once it has told of it, after the guards know.
+            // The renewer settles a lost hold once it has reported it, after the guards know.
             self.events.flush(|| self.counters.is_settled());
         }
     }

@@ -1,4 +1,4 @@
-//! The calls of `shutdown` as the renewer sees them: how long they wait, and what they are told.
+//! The calls of `shutdown` as the renewer sees them: how long they wait, and what they return.
 //!
 //! Decides when a hold whose release is not confirmed counts as failed. Knows nothing of holds.
 

@@ -26,7 +26,7 @@ pub(crate) fn holder(shared: &Shared, name: &Arc<str>) -> Result<Option<Holder>>
     inspect(shared, name, ask).map(|found| found.map(holder_of))
 }
 
-/// Asks for a sign of life, and returns how long the last attempt took.
+/// Checks that the server answers, and returns how long the last attempt took.
 pub(crate) fn ping(shared: &Shared) -> Result<Duration> {
     shared.identity.check_process()?;
     shared.wait_queues.check_open()?;
@@ -83,7 +83,7 @@ pub(crate) fn count(shared: &Shared, name: &Arc<str>) -> Result<u32> {
     repeat(shared, "inspect", name, |deadline| shared.store.count(name, deadline))
 }
 
-/// Returns the error of a call that has waited for a lock in vain.
+/// Returns the error of a call that has waited for a lock without getting it.
 pub(crate) fn timed_out(shared: &Shared, name: &Arc<str>, wait: Wait) -> Error {
     let holder = wait.deadline().and_then(|deadline| other_holder(shared, name, deadline));
     Error::Timeout { name: name.to_string(), holder }

@@ -48,7 +48,7 @@ pub(crate) fn end_own_holds(shared: &Shared, name: &str) -> Result<usize> {
 
 fn end_holds_of(shared: &Shared, name: &str, is_meant: impl Fn(&[u8]) -> bool) -> Result<usize> {
     let holds = ask_about(shared, name)?.holds;
-    // Clients that wait are offered no more places than were taken.
+    // Waiting clients are offered no more places than were taken.
     let of = u32::try_from(holds.len()).unwrap_or(u32::MAX);
     let mut ended = 0;
     for (held_as, HolderReply { owner, .. }) in &holds {

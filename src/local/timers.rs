@@ -22,7 +22,7 @@ const CLEAN_PAUSE: Duration = Duration::from_millis(10);
 /// The longest pause, as a part of the time that there is for cleaning up.
 const CLEAN_TRIES: u32 = 20;
 
-/// Fewer entries than this are not looked through for those that are over.
+/// With fewer entries than this there is no compaction.
 const CROWD: usize = 1024;
 
 /// The longest time for which entries that are over may stay.
@@ -166,9 +166,9 @@ impl CleanUp {
 #[derive(Debug)]
 pub(crate) struct TimerQueue {
     entries: BinaryHeap<TimerEntry>,
-    /// With so many entries they are looked through.
+    /// Entries are compacted when there are this many.
     crowd: usize,
-    /// And no later than then.
+    /// And at this time at the latest.
     next_compaction: Moment,
 }
 

@@ -28,7 +28,7 @@ use crate::net::transport::{Transport, WaitFor};
 /// A connection over which something was posted less long ago is taken for alive.
 pub(super) const IDLE: Duration = Duration::from_millis(500);
 
-/// For how long a thread reads what is owed if it does not wait for it.
+/// How long a thread reads owed replies without waiting for them.
 const COLLECT: Duration = Duration::from_millis(10);
 
 /// A connection, without a socket until it is used.
@@ -145,7 +145,7 @@ impl Connection {
         self.validity.filter(|validity| Instant::now() >= validity.retire_at)
     }
 
-    /// When the connection is to be replaced or, after that, can no longer be used.
+    /// When to replace the connection or, after that, when it can no longer be used.
     pub(crate) fn next_change(&self) -> Option<Instant> {
         let Validity { retire_at, end } = self.validity?;
         Some(if Instant::now() < retire_at { retire_at } else { end })
@@ -224,8 +224,8 @@ impl Connection {
         }
         if greeting.has_name
             && let Err(failure) = self.receive_in_greeting(deadline)
-            // The name is for people who look at the server. Not every user may set one, and not
-            // every proxy knows the command.
+            // The name is for operators. Not every user may set one, and not every proxy knows the
+            // command.
             && !self.is_connected()
         {
             return Err(failure.in_login());

@@ -3,7 +3,7 @@
 //! A Redis server refuses a request before it executes it, and the scripts fail, if at all, before
 //! their first write that matters. But not every error comes from a Redis server. A proxy replies
 //! with one of its own when it has lost the server, and by then the request may have been executed.
-//! So only replies that are known say that nothing was done.
+//! So only known replies prove that nothing was done.
 
 use std::error::Error as StdError;
 use std::fmt;

@@ -221,7 +221,7 @@ impl ConnectionFactory {
         })
     }
 
-    /// Returns `true` if a login may succeed with other credentials than those that have failed.
+    /// Returns `true` if a login may succeed with credentials other than the ones that failed.
     pub(crate) fn may_have_new_credentials(&self, failure: &Failure) -> bool {
         self.credentials.is_some() && failure.phase == Phase::Login && failure.code == "WRONGPASS"
     }

@@ -18,7 +18,7 @@ pub(crate) struct CredentialsSource {
 /// For how long a connection may be used whose credentials expire.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Validity {
-    /// From when on it is to be replaced: while it is still good, so that there is time.
+    /// When to start replacing it: while it is still good, so that there is time.
     pub(crate) retire_at: Instant,
     pub(crate) end: Instant,
 }
@@ -39,7 +39,8 @@ impl CredentialsSource {
         if is_valid(&first) {
             return Ok(first);
         }
-        // The answer may have been kept because it came too late for all who had waited for it.
+        // The answer may have been kept because it came too late for every thread that had waited
+        // for it.
         let second = self.ask_once(deadline)?;
         if is_valid(&second) {
             return Ok(second);

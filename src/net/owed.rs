@@ -22,11 +22,12 @@ use crate::clock::end_of;
 use crate::failure::Failure;
 use crate::net::request::{Reply, Request, Script};
 
-/// At most so many bytes of requests are owed replies on one connection. Redis reads so many at a
-/// time, and can lose what is behind them if the connection is closed before the replies are read.
+/// The most bytes of requests that may be owed replies on one connection. Redis reads that much at
+/// a time, and can lose what is behind it if the connection is closed before the replies are read.
 pub(super) const OWED_MAX: usize = 16 * 1024;
 
-/// How long a thread waits that is not to wait: for what a healthy server does meanwhile.
+/// How long a thread that must not block waits nevertheless: a healthy server replies within that
+/// time.
 const MOMENT: Duration = Duration::from_millis(50);
 
 /// Called with the reply to a posted request by the thread that reads it. Must not take long.
@@ -116,7 +117,7 @@ impl OwedReplies {
         self.in_flight.back().is_some_and(|posted| posted.blocks)
     }
 
-    /// Returns `true` if there is room for a request of so many bytes.
+    /// Returns `true` if there is room for a request of `len` bytes.
     pub(super) fn has_room(&self, len: usize) -> bool {
         self.is_empty() || self.bytes + len <= OWED_MAX
     }

@@ -58,7 +58,7 @@ impl<C: Transport> OwingConnections<C> {
         self.claim_sweep()
     }
 
-    /// Takes the connection that was added last, of those that are not blocked.
+    /// Takes the connection that was added last among those that are not blocked.
     pub(super) fn pop(&self) -> Option<C> {
         self.state.lock().pop()
     }

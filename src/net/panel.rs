@@ -1,4 +1,4 @@
-//! The sentinels of one master, as they are asked where it is, and which of their answers counts.
+//! Asks the sentinels of one master where it is, and decides which of their answers counts.
 
 use std::collections::VecDeque;
 use std::io;
@@ -19,8 +19,8 @@ use crate::net::server::ServerFactory;
 use crate::net::spin::Spin;
 use crate::net::transport::Transport;
 
-/// After so many rejections in a row, an address that most sentinels name is given up for one that
-/// any of them names. Before that, a failure to connect does not outweigh their word.
+/// After this many rejections in a row, an address that most sentinels name is given up for one
+/// that any of them names. Before that, a failure to connect does not outweigh the majority.
 const REJECTIONS_MAX: u32 = 3;
 
 /// The sentinels.
@@ -78,7 +78,7 @@ impl Panel {
             let share = deadline.saturating_duration_since(now) / left;
             match self.ask_one(place, now + share) {
                 Ok(address) => answers.push(SentinelAnswer { address, asked, place }),
-                // That one has rejected the request says more than that another is unreachable.
+                // A rejection says more than the failure to reach another sentinel.
                 Err(next)
                     if failure.as_ref().is_none_or(|one| one.kind != FailureKind::Rejected) =>
                 {
@@ -158,7 +158,7 @@ mod tests {
         SentinelAnswer { address, asked: Moment::now(), place: 0 }
     }
 
-    /// The port that counts after `rejected` was rejected so often.
+    /// The port that counts after `rejected` was rejected this many times.
     fn chosen(ports: &[u16], rejected: u16, rejections: u32) -> Option<u16> {
         let answers: Vec<_> = ports.iter().map(|port| answer(*port)).collect();
         let best = choose(&answers, Some(&answer(rejected).address), rejections)?;

@@ -11,8 +11,8 @@ use crate::net::owed::PostedRequest;
 use crate::net::transport::{Transport, WaitFor};
 use crate::sync::Mutex;
 
-/// Writes requests that no thread waits for, and remembers a server for which that has just waited
-/// in vain: threads that drop many guards at a server that is away wait only once.
+/// Writes requests that no thread waits for, and remembers a server at which that has just timed
+/// out: threads that drop many guards while a server is away wait only once.
 #[derive(Debug, Default)]
 pub(super) struct PostWriter {
     /// What the last wait has failed with, and until when there is no other.

@@ -133,7 +133,7 @@ impl ReplyBuffer {
         Ok(Some(part))
     }
 
-    /// Goes on behind so many bytes.
+    /// Skips `length` bytes.
     fn drop_unread(&mut self, length: usize) {
         self.searched = 0;
         self.start += length;

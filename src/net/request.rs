@@ -121,8 +121,8 @@ impl Request {
         Self { bytes, script: None, ..*self }
     }
 
-    /// The reply as it is to be taken. An error reply that does not say whether the request was
-    /// executed is a refusal of one without an effect.
+    /// Returns the reply as the caller should treat it. An error reply that does not say whether
+    /// the request was executed is a refusal of one without an effect.
     pub(crate) fn judge(&self, reply: Reply) -> Reply {
         reply.map_err(|failure| match failure.kind {
             FailureKind::Unclear if !self.has_effect => failure.of_question(),
@@ -153,7 +153,7 @@ fn push_argument(out: &mut Vec<u8>, argument: &[u8]) {
     out.extend_from_slice(b"\r\n");
 }
 
-/// Appends what comes in front of so many arguments (`*`) or bytes (`$`).
+/// Appends the header for a number of arguments (`*`) or bytes (`$`).
 fn push_number(out: &mut Vec<u8>, mark: u8, number: usize) {
     out.push(mark);
     out.extend_from_slice(Buffer::new().format(number).as_bytes());

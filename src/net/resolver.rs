@@ -1,7 +1,7 @@
 //! Looks up the addresses of hosts.
 //!
 //! The system's look-up cannot be cut short, and may take far longer than a caller has, so it is a
-//! [`SharedCalls`]. Hosts move: an answer serves those who have waited for it.
+//! [`SharedCalls`]. Hosts move, so an answer serves only the calls that were waiting for it.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};

@@ -25,7 +25,7 @@ pub(crate) struct RespStream {
     stream: Arc<Stream>,
     layer: Layer,
     replies: ReplyBuffer,
-    /// What is to be written, of which so much is. Kept for its memory.
+    /// The bytes to write, and how many of them are written. Kept to reuse the memory.
     out: Vec<u8>,
     written: usize,
 }

@@ -7,7 +7,7 @@ use crate::net::owed::PostedRequest;
 use crate::net::shared_connection::{Batch, QueuedRequest, ReplySlot};
 use crate::sync::{AtomicUsize, Mutex, Ordering};
 
-/// At most so many requests are sent in one write.
+/// The most requests that are sent in one write.
 const BATCH_MAX: usize = 64;
 
 /// What waits for a connection.

@@ -3,11 +3,11 @@
 //! The thread that needs a connection asks them: before a new one is opened, after a failure, and
 //! when the last answer is older than [`VALID_FOR`]. So a request never goes to a server that was
 //! replaced longer ago than that, even if the server itself has not noticed. This needs neither a
-//! thread nor a subscription, whose silence could as well be a broken connection.
+//! thread nor a subscription, whose silence could just as well mean a broken connection.
 //!
 //! One sentinel is enough, as long as the server that it names is a master and accepts connections.
-//! One that is cut off from the others may name a dead server for ever. So if no connection could
-//! be opened to the address, all sentinels are asked ([`panel`](crate::net::panel)).
+//! One that is cut off from the others may name a dead server forever. So if no connection could be
+//! opened to the address, all sentinels are asked ([`panel`](crate::net::panel)).
 
 use std::fmt;
 use std::sync::Arc;
@@ -67,7 +67,7 @@ struct Known {
     label: Arc<str>,
 }
 
-/// What is to be logged of an answer.
+/// What to log about an answer.
 enum RouteChange {
     Moved(Address),
     None,

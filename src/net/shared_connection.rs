@@ -226,7 +226,7 @@ impl<C: Transport> SharedConnection<C> {
         self.into_idle()
     }
 
-    /// Where the reply goes that comes after so many others.
+    /// The slot for the reply at this position.
     fn slot(&self, position: usize) -> Option<Arc<ReplySlot<C>>> {
         self.pipeline.tags().nth(position).cloned()
     }

@@ -12,15 +12,15 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Once in so many replies the slower way is tried, in case it has become the faster one. An odd
+/// The slower way is tried once in this many replies, in case it has become the faster one. An odd
 /// number, because a thread that locks and drops again and again reads two replies each time.
 const PROBE_EVERY: u32 = 31;
 
 /// How many threads of this process wait for a reply, spinning or asleep.
 static WAITING: AtomicUsize = AtomicUsize::new(0);
 
-/// Among how many of them threads spin: one core is left to the server, or to what delivers its
-/// replies.
+/// How many of them may wait while threads spin: one core is left for the server, or for whatever
+/// delivers its replies.
 static SPINS_AMONG: LazyLock<usize> =
     LazyLock::new(|| thread::available_parallelism().map_or(1, usize::from) - 1);
 
@@ -32,7 +32,7 @@ pub(crate) struct Spin {
     spinning: Average,
     /// How many nanoseconds replies take for which a thread sleeps from the start.
     asleep: Average,
-    /// How many in a thousand times a thread spun in vain, because the reply took longer.
+    /// How many times in a thousand a thread spun for nothing, because the reply took longer.
     misses: Average,
     replies: AtomicU32,
 }

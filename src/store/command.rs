@@ -5,9 +5,9 @@ use std::time::Duration;
 use crate::net::request::{Arg, Request};
 use crate::store::decoder::Decoder;
 
-/// For so long a released lock is offered to the client that has waited longest. Long enough for a
-/// client that is far away or short of processor time: only one that has stopped loses it. The
-/// servers of a quorum may offer it to different clients, if these have come at nearly the same
+/// How long a released lock is offered to the client that has waited longest. Long enough for a
+/// client that is far away or short of processor time: only one that has stopped loses its offer.
+/// The servers of a quorum may offer it to different clients, if these have come at nearly the same
 /// time. Unless a majority agrees, each of the clients gets too few votes, and they try again after
 /// pauses at random.
 pub(super) const OFFER: Duration = Duration::from_millis(200);

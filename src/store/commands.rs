@@ -25,21 +25,21 @@ const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 /// Servers count the end of a key's life in milliseconds since 1970.
 const FENCE_LIFE_MAX: Duration = DAY.saturating_mul(100 * 365);
 
-/// How long the waiting clients of a lock are remembered at least after the last of them was
+/// How long the waiting clients of a lock are remembered, at least, after the last of them was
 /// registered. It is longer where clients try for the lock less often.
 const WAITING_LIFE_MIN: Duration = Duration::from_secs(60);
 
-/// For so long a released lock is left to Redisson when it is Redisson's turn. Redisson takes two
-/// or three milliseconds from the message to its attempt. In what is left of this time when it
+/// How long a released lock is left to Redisson when it is Redisson's turn. Redisson takes two or
+/// three milliseconds from the message to its attempt. In what is left of this time when it
 /// releases the lock, it alone can take the lock again, so it is short.
 const REDISSON_TURN: Duration = Duration::from_millis(5);
 
-/// For so long Redisson counts as waiting after it was found to. A thread there that locks again at
-/// once does not listen for some milliseconds in between, and not at all if it gets the lock at
-/// its first attempt.
+/// How long Redisson counts as waiting after it was last seen waiting. A thread there that locks
+/// again at once does not listen for some milliseconds in between, and not at all if it gets the
+/// lock at its first attempt.
 const REDISSON_MEMORY: Duration = Duration::from_millis(500);
 
-/// So many locks are acquired by one request at most.
+/// The most locks that one request acquires.
 const GROUP_MAX: usize = 900;
 
 /// Makes commands for the locks of one client.
@@ -47,7 +47,7 @@ const GROUP_MAX: usize = 900;
 pub(crate) struct Commands {
     pub(crate) keys: Keys,
     /// How long a counter of fencing tokens is kept after a hold of its name began. It is not kept
-    /// for ever, so that names do not fill the server's memory.
+    /// forever, so that names do not fill the server's memory.
     fence_life: Duration,
     waiting_life: Duration,
     /// Whether the client proposes fencing tokens, so that several servers can agree on them.
@@ -186,8 +186,8 @@ impl Commands {
 
     /// Ends a hold that too few servers have granted, and wakes no client.
     pub(crate) fn withdraw(&self, hold: &HoldId) -> Command<HoldReply> {
-        let (owner, nobody) = (hold.owner(), Arg::Text(""));
-        self.freeing(&RELEASE, &hold.name, Arg::Text(&owner), nobody, Duration::ZERO)
+        let (owner, no_client) = (hold.owner(), Arg::Text(""));
+        self.freeing(&RELEASE, &hold.name, Arg::Text(&owner), no_client, Duration::ZERO)
     }
 
     /// Raises the counter of fencing tokens to that of a hold.

@@ -23,7 +23,7 @@ use crate::net::transport::{Transport, WaitFor};
 use crate::store::command::Command;
 use crate::store::decoder::is_done;
 
-/// So long a call waits for the reply to the wait for nothing, before it goes on without its
+/// How long a call waits for the reply to a needless request to wait, before it goes on without its
 /// connection.
 const DISCARD_TIME: Duration = Duration::from_millis(10);
 
@@ -101,7 +101,7 @@ impl Demand {
         }
     }
 
-    /// The kind of failure if so many have acknowledged the write, and that is too few.
+    /// The kind of failure if only `acked` have acknowledged the write.
     fn shortfall(&self, acked: u32) -> FailureKind {
         FailureKind::NotReplicated { acked, required: self.required() }
     }
@@ -186,7 +186,7 @@ fn receive_acknowledgements(
     }
 }
 
-/// Limits a number of acknowledgements to those that are required: surplus ones of replicas do not
+/// Caps a number of acknowledgements at the required number: surplus ones of replicas do not
 /// replace that of the disk.
 fn count(acked: i64, required: u32) -> Option<u32> {
     Some(u32::try_from(acked.max(0)).unwrap_or(u32::MAX).min(required)).filter(|_| acked >= 0)

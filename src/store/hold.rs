@@ -9,7 +9,7 @@ use std::sync::Arc;
 pub(crate) enum HoldKind {
     /// A lock, which one owner can hold.
     Lock,
-    /// One of so many permits of a semaphore.
+    /// One of the permits of a semaphore.
     Permit { of: u32 },
     /// A read-write lock, along with other readers.
     Read,

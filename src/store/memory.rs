@@ -239,7 +239,7 @@ fn micros() -> u64 {
     u64::try_from(time.as_micros()).unwrap_or_default()
 }
 
-/// Returns how many holds there may be beside a new one and so many others.
+/// Returns how many holds there may be beside a new one and `others` others.
 fn room_beside(kind: HoldKind, others: usize) -> u32 {
     match kind {
         HoldKind::Permit { of } => {

@@ -110,7 +110,7 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
         Ok(0)
     }
 
-    /// Makes sure that a request would be answered.
+    /// Checks that a request would be answered.
     fn ping(&self, deadline: Instant) -> Result<(), Failure>;
 
     /// The wake-ups of a client, those of Redisson included if these are its channels; `None` where

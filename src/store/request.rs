@@ -47,8 +47,8 @@ pub(crate) enum AcquireReply {
         fence: u64,
         /// Those of the others.
         others: Vec<u64>,
-        /// There is room for so many more, as far as is known: at the same time, [`u32::MAX`] of a
-        /// side that readers share and no client waits for; of a lock one after the other, each
+        /// There is room for this many more, as far as is known: at the same time, [`u32::MAX`] of
+        /// a side that readers share and no client waits for; of a lock one after the other, each
         /// with the next token.
         room: u32,
     },
@@ -75,7 +75,7 @@ impl AcquireReply {
     }
 }
 
-/// Returns `true` if the requested holds exist now. Those that fell short of their durability do,
+/// Returns `true` if the requested holds exist now. Holds that fell short of their durability do,
 /// until they are released.
 pub(crate) fn is_granted(reply: &Result<AcquireReply, Failure>) -> bool {
     match reply {

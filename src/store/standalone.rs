@@ -27,7 +27,7 @@ use crate::store::request::{
 use crate::store::shard_tag::ShardTag;
 use crate::store::wake::Wakeups;
 
-/// After a lock was held, so many acquires are expected to find theirs held, too.
+/// How many acquires after one that found its lock held are expected to find theirs held, too.
 const CONTENDED: u32 = 64;
 
 /// Locks on one server. Clones share its connections.

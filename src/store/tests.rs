@@ -43,7 +43,7 @@ fn change(store: &dyn Store, hold: &HoldId, change: Change) -> Result<HoldReply,
     ask_one(store, HoldRequest { hold, change, deadline: soon() })
 }
 
-/// Takes a client off those that wait for the lock.
+/// Removes a client from those that wait for the lock.
 fn unregister(store: &dyn Store, client: &str) {
     let hold = HoldId { client: client.into(), ..hold(0) };
     change(store, &hold, Change::Unregister { any_kind: false }).expect("a reply");

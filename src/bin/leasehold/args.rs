@@ -48,7 +48,7 @@ pub(crate) struct ServerArgs {
     /// other users cannot see the password.
     #[arg(long, global = true)]
     url: Option<String>,
-    /// What comes before the name in the key of a lock. Defaults to that of the URL, or `lock:`.
+    /// The prefix of the key of a lock, before its name. Defaults to that of the URL, or `lock:`.
     #[arg(long, global = true)]
     prefix: Option<String>,
     /// What `show` calls this client. Defaults to that of the URL, or the host name and the process
@@ -100,11 +100,11 @@ pub(crate) enum Task {
     },
     /// List the names that are held.
     Ls {
-        /// Only those that begin with this.
+        /// List only names that begin with this.
         #[arg(value_name = "PREFIX", default_value = "")]
         start: String,
     },
-    /// Show the server's version, role, persistence and clock, and warn of what endangers locks.
+    /// Show the server's version, role, persistence and clock, and warn of dangers to locks.
     Ping,
     /// Run a command while the lock is held.
     Run(Run),

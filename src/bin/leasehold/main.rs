@@ -68,7 +68,7 @@ fn perform(args: Args) -> Result<u8, ExitError> {
         Task::Completions { shell } => complete(shell),
         Task::Ls { start } => show::list(&open()?, &server, &start, json),
         Task::Ping => {
-            // Servers need not answer to be asked about themselves.
+            // `ping` reports servers that do not answer, so opening must not fail for them.
             let client = server.open(|builder| builder.lazy(true))?;
             ping::ping(&client, &server, json)
         }

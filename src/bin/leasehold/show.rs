@@ -30,7 +30,7 @@ pub(crate) fn show(client: &Client, name: &str, json: bool) -> Result<u8, ExitEr
     print(&table(rows))
 }
 
-/// Lists the names that are held. In an outage lists those that are known, and fails after that.
+/// Lists the names that are held. In an outage it lists the ones it could find, and then fails.
 pub(crate) fn list(
     client: &Client,
     server: &ServerArgs,
@@ -55,8 +55,8 @@ pub(crate) fn list(
     failure.map_or(Ok(code), |error| Err(error.into()))
 }
 
-/// Returns what is known of the names that are not free. After the first failure the servers are
-/// asked no further.
+/// Returns the known details of the names that are not free. After the first failure the servers
+/// are asked no further.
 fn reports(survey: &Survey, names: BTreeSet<String>) -> Vec<(String, Result<NameReport, Error>)> {
     let mut failure = None;
     let mut reports = Vec::new();

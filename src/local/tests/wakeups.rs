@@ -67,7 +67,7 @@ impl Waiting {
         eventually(|| store.outcomes.lock().len() < outcomes.len());
     }
 
-    /// Wakes the thread in vain until it sleeps, and a request was sent for it.
+    /// Sends wake-ups that bring no lock until the thread sleeps, and a request was sent for it.
     fn wait_until_asleep(&self) {
         let started = || self.scene.store.started.load(Ordering::SeqCst);
         let before = started();

@@ -46,7 +46,7 @@ pub(crate) trait Node: Clone + fmt::Debug + Send {
     }
 }
 
-/// How a connection is to be opened.
+/// How to open a connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ConnectAttempt {
     /// When the requests that it is opened for have failed.
@@ -64,7 +64,7 @@ pub(crate) struct Pauses {
     pub(crate) after_rejection: Duration,
 }
 
-/// A successor that could not be opened is tried again so often while its predecessor is good.
+/// How often a successor that could not be opened is tried again while its predecessor is good.
 const SUCCESSOR_TRIES: u32 = 8;
 
 impl Pauses {

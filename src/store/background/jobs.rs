@@ -55,7 +55,7 @@ pub(crate) trait JobPolicy: fmt::Debug + Send {
 #[derive(Debug)]
 pub(crate) enum Decision<N> {
     Done(JobOutcome),
-    /// Another node is to be asked.
+    /// Another node must be asked.
     SendTo(N),
     /// More replies are needed.
     Undecided,

@@ -26,10 +26,10 @@ use crate::store::durability::Demand;
 use crate::store::job::Job;
 use crate::store::request::HoldReply;
 
-/// At most so many jobs that had to wait are sent in one write, which the server takes at once.
+/// The most delayed jobs that are sent in one write, which the server takes at once.
 const BATCH_MAX: usize = 2048;
 
-/// A node that could not be reached is not tried again for so long.
+/// How long a node that could not be reached is left alone.
 const PAUSE: Duration = Duration::from_millis(20);
 
 const PAUSES: Pauses = Pauses { after_failure: PAUSE, after_rejection: PAUSE };

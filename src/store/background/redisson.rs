@@ -10,7 +10,7 @@ use crate::failure::Failure;
 use crate::redisson::RedissonChannels;
 use crate::store::wake::Wake;
 
-/// What the server has refused is asked for again after so long.
+/// The pause before asking again for what the server has refused.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// The subscriptions of one connection.

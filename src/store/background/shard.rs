@@ -12,7 +12,7 @@ use crate::clock::end_of;
 use crate::failure::{Failure, FailureKind};
 use crate::store::keys::Keys;
 
-/// When the slot has moved, the channel is asked for again after so long.
+/// The pause before asking for the channel again when its slot has moved.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// As `PAUSE`, where the server has no sharded channels, or no right to one.

@@ -16,8 +16,8 @@ use crate::store::background::shard::ShardSubscription;
 use crate::store::keys::Keys;
 use crate::store::wake::Wake;
 
-/// After this long without a message the server is asked for a sign of life: a connection that was
-/// cut without notice brings no error, only silence.
+/// After this long without a message the server gets a PING: a connection that was cut without
+/// notice brings no error, only silence.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
 
 /// What the subscriptions of one client have in common.

@@ -214,7 +214,7 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
             while let Some(subscription) = self.nodes[place].as_open_mut() {
                 match subscription.receive(&self.channel) {
                     Ok(None) => break,
-                    // What is known of the slots may be out of date.
+                    // The known slots may be out of date.
                     Ok(Some(Received { wake, sharded: true })) => return Some(wake),
                     Ok(Some(Received { wake, .. })) => {
                         if wake == Wake::Ready && self.replace_other(place) {

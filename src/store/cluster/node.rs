@@ -81,7 +81,7 @@ impl ClusterNode {
     }
 }
 
-/// A node and how it is to be asked.
+/// A node and how to ask it.
 #[derive(Clone, Debug)]
 pub(super) struct Target {
     pub(super) node: Arc<ClusterNode>,

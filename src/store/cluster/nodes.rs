@@ -16,11 +16,11 @@ use crate::net::endpoint::Endpoint;
 use crate::net::server::ServerFactory;
 use crate::store::cluster::node::ClusterNode;
 
-/// A node that is not in the map is kept for so long after it was named last: while a slot moves,
-/// only redirections name the node that gets it.
+/// How long a node that is not in the map is kept after it was last named: while a slot moves, only
+/// redirections name the node that gets it.
 const KEPT: Duration = Duration::from_secs(60);
 
-/// The nodes that were named lately, and those that are in use.
+/// The nodes that were named lately or are in use.
 pub(super) struct Nodes {
     config: Config,
     servers: ServerFactory,

@@ -17,7 +17,7 @@ use crate::store::cluster::topology::Topology;
 use crate::store::keys::Keys;
 use crate::store::wake::Wake;
 
-/// A node that could not be listened at is tried again after so long.
+/// The pause before listening again at a node where that has failed.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// How often to look for other masters.

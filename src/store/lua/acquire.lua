@@ -80,7 +80,7 @@ if not kept then
   end
 end
 if redis.pcall('pexpire', KEYS[1], ARGV[2]) ~= 1 then
-  -- The user lacks the right to set a TTL, and without one the lock would be held for ever.
+  -- The user lacks the right to set a TTL, and without one the lock would be held forever.
   if redis.pcall('hdel', KEYS[1], ARGV[1]) ~= 1 then
     redis.call('set', KEYS[1], '', 'px', 1)
   end

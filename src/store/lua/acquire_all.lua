@@ -36,7 +36,7 @@ for i = 1, #KEYS / 2 do
     redis.call('hset', lock, ARGV[i + 2], 1)
   end
   if redis.pcall('pexpire', lock, ARGV[1]) ~= 1 then
-    -- The user lacks the right to set a TTL, and without one a lock would be held for ever.
+    -- The user lacks the right to set a TTL, and without one a lock would be held forever.
     for j = 1, i do
       if redis.pcall('hdel', KEYS[2 * j - 1], ARGV[j + 2]) ~= 1 then
         redis.call('set', KEYS[2 * j - 1], '', 'px', 1)

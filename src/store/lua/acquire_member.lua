@@ -29,7 +29,7 @@ if left ~= -2 then
 end
 -- A client that goes by more permits may have offered it one that it must decline. If another
 -- client waits, that gets the offer, and this one registers again only when it next asks: two that
--- must decline would else offer the place to each other again and again.
+-- must decline would otherwise offer the place to each other again and again.
 local declined = false
 if offered and kind == 'p:' then
   local taken = redis.call('zcount', KEYS[1], '(' .. now, '+inf')
@@ -117,7 +117,7 @@ if lowest and tonumber(lowest[2]) <= now then
     end
   end
 end
--- Those who wait go before those who come. Readers of one client have one place in the queue: the
+-- Waiting clients go before newcomers. Readers of one client have one place in the queue: the
 -- offer to them is kept, for the rest of its time, until the last one comes.
 local waited_for = queued and redis.call('exists', queue) == 1
 if offered and not (waited_for and ARGV[5] == '3') then

@@ -8,12 +8,12 @@
 -- Redisson's turn: the lock is left free then, and for a while clients of this kind do not take it.
 -- Redisson is in no queue, but it listens on the channel of the lock. Clients of this kind that
 -- wait do so too, and on a companion of that channel, so the difference is Redisson. Between turns
--- it does not listen for a moment, so it counts as waiting for a while after it was found to. Then
--- it has a place in the queue, as one client, `redisson`. If only clients of this kind seem to
--- listen, the message is `00`, which is the same to Redisson, and which they ignore. Failures are
--- ignored: Redisson is told that the lock is free, but gets no turn.
--- `ends` is a key, a string with the time in ms at which Redisson's turn ends, or 0, that exists
--- while Redisson counts as waiting.
+-- it does not listen for a moment, so it counts as waiting for a while after it was last seen
+-- listening. Then it has a place in the queue, as one client, `redisson`. If only clients of this
+-- kind seem to listen, the message is `00`, which is the same to Redisson, and which they ignore.
+-- Failures are ignored: Redisson is told that the lock is free, but gets no turn. `ends` is a key,
+-- a string with the time in ms at which Redisson's turn ends, or 0, that exists while Redisson
+-- counts as waiting.
 local function tell_redisson(queue, ends)
   local channel, form, companion = ARGV[5], ARGV[6], 'leasehold:' .. ARGV[5]
   local listen = redis.pcall(

@@ -1,13 +1,10 @@
--- Part of the scripts after which a client that waits may have its turn at a read-write lock or a
--- semaphore.
--- KEYS  1 lock
--- USES  `tell`
--- SETS  `serve`
+-- Part of the scripts after which a waiting client may get its turn at a read-write lock or a
+-- semaphore. KEYS  1 lock USES  `tell` SETS  `serve`
 
 -- Offers places to the clients at the head of the queue, as many as there are, and tells them.
--- Neighbouring readers are served together, a writer alone. A client that is served leaves the
--- queue; if it has stopped, its offer ends, and it has cost the others no more than that: the next
--- one that listens is told too, asks until when the offer lasts, and looks again then. A client
+-- Readers next to each other are served together, a writer alone. A client that is served leaves
+-- the queue. If it has stopped, its offer ends, and that is all it has cost the others: the next
+-- client that listens is told too, asks until when the offer lasts, and looks again then. A client
 -- whose channel has no listener is removed if another one listens. If none does, the server may
 -- have restarted or just become the master, and all of them may be about to listen: for two seconds
 -- they keep their places, and those behind them are only told that there is an end to that, unless
@@ -15,11 +12,10 @@
 -- has waited for two seconds, because it may be about to listen, and behind some proxies no client
 -- can. If the server refuses to publish, each client finds its turn when it next asks. A place is
 -- the time when the client came; once the client was found without a listener it is the time of
--- that, less `past`, in front of all others.
--- `now` is the server's clock in ms; a place is offered for `window` ms; `permits` is 0 for a
--- read-write lock; and `me`, or nil, is a client that asks and is not told. Returns whether a
--- client is in the queue whose turn it is not; and for how many ms at most that is because of one
--- without a listener, or nil.
+-- that, less `past`, in front of all others. `now` is the server's clock in ms; a place is offered
+-- for `window` ms; `permits` is 0 for a read-write lock; and `me`, or nil, is a client that asks
+-- and is not told. Returns whether a client is in the queue whose turn it is not; and for how many
+-- ms at most that is because of one without a listener, or nil.
 local function serve(queue, now, window, permits, shard, me)
   local blocked, rest, reached, follows, silent, kept, past = false, nil, false, false, {}, 0, 1e13
   local function listens(client)

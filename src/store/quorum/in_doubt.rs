@@ -12,7 +12,7 @@ use crate::clock::Moment;
 use crate::store::hold::HoldId;
 use crate::store::job::InDoubtHold;
 
-/// With this many holds that may begin late, those that no longer can are removed.
+/// With this many holds in `late`, the ones that can no longer begin are removed.
 const LATE_MAX: usize = 64;
 
 /// The holds in doubt of a client, and where they are reported.

@@ -30,14 +30,14 @@ use crate::store::quorum::commands::Effect;
 use crate::store::quorum::in_doubt::InDoubtHolds;
 use crate::store::quorum::server::QuorumServer;
 
-/// With so many requests in flight a server is not only slow.
+/// With this many requests in flight a server is more than just slow.
 const IN_FLIGHT_MAX: usize = 256;
 
-/// Behind so many requests in flight none is sent that no thread waits for. Redis reads about as
+/// Behind this many requests in flight, none is sent that no thread waits for. Redis reads about as
 /// many at a time.
 const OWED_MAX: usize = 64;
 
-/// With so many requests in flight, one of which waits for replicas or a disk, a server lags.
+/// With this many requests in flight, one of which waits for replicas or a disk, a server lags.
 const LAGGING: usize = 4;
 
 /// The connection to one server, open or not.

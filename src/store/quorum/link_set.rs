@@ -107,8 +107,8 @@ impl LinkSet {
     }
 
     /// Writes a request to those `wanted` of the servers that are connected. For the others it has
-    /// failed. The returned value is to be dropped when the replies are in: what is in doubt about
-    /// the hold that the request ends is reported then.
+    /// failed. Drop the returned value when the replies are in: what is in doubt about the hold
+    /// that the request ends is reported then.
     pub(super) fn send(
         &mut self,
         broadcast: &Arc<Broadcast>,

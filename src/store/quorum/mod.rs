@@ -126,7 +126,7 @@ pub(crate) struct Quorum {
     events: Events,
 }
 
-/// At most so many requests are sent before the first reply is waited for.
+/// The most requests that are sent before waiting for the first reply.
 const TOGETHER: usize = 64;
 
 /// A request about a hold that is in flight.

@@ -132,7 +132,7 @@ impl QuorumServer {
         }
     }
 
-    /// Notes that the server does not answer: none of its connections is to be used any more.
+    /// Notes that the server does not answer: none of its connections may be used any more.
     pub(super) fn time_out(&self) -> Failure {
         let failure = self.factory.no_reply();
         self.factory.invalidate_connections();

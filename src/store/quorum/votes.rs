@@ -11,7 +11,7 @@ use crate::failure::{Failure, FailureKind};
 use crate::store::job::JobReply;
 use crate::store::request::{AcquireReply, Change, HoldReply};
 
-/// How many of so many servers are a majority.
+/// How many of `servers` servers are a majority.
 pub(super) fn majority(servers: usize) -> usize {
     servers / 2 + 1
 }
@@ -24,7 +24,7 @@ pub(super) struct Votes<T>(pub(super) Vec<Option<Result<T, Failure>>>);
 #[derive(Debug)]
 pub(super) enum HoldDecision {
     /// A majority has begun it. Its token is the greatest that a server gave. If a majority gave
-    /// just that, they have `agreed`, and on so many more that follow it.
+    /// just that, they have `agreed`: on it, and on this many more that follow it.
     Granted { fence: u64, agreed: Option<u32> },
     /// No majority can have begun it.
     NotGranted(Result<AcquireReply, Failure>),
@@ -93,7 +93,7 @@ impl<T> Votes<T> {
         wrong > 0 && !self.outvoted_by(wrong) && self.outvoted_by(wrong + self.pending())
     }
 
-    /// Returns `true` if the servers other than so many are no majority.
+    /// Returns `true` if the servers other than `against` are no majority.
     fn outvoted_by(&self, against: usize) -> bool {
         self.0.len() - against < self.required()
     }

@@ -17,7 +17,7 @@ use crate::store::wake::Wake;
 /// The messages of a majority are waited for this long.
 const GATHER: Duration = Duration::from_millis(5);
 
-/// A message that comes so much later than the first belongs to another release.
+/// A message that comes this much later than the first belongs to another release.
 const MEMORY: Duration = Duration::from_millis(50);
 
 /// A subscription that was lost is not made again before this time.
@@ -103,7 +103,7 @@ impl Gathered {
         self.from[server] = true;
     }
 
-    /// When the client is to be told.
+    /// When to tell the client.
     fn due(&self, required: usize) -> Instant {
         let from = self.from.iter().filter(|from| **from).count();
         if from >= required { self.first } else { self.first + GATHER }

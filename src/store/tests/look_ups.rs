@@ -33,7 +33,7 @@ impl SlowlyNamed {
         Self { server: servers.server(endpoint), look_ups, answer }
     }
 
-    /// Connects in vain.
+    /// Attempts to connect, which fails.
     fn fail(&self) {
         let failure = self.server.ping(soon()).expect_err("there is no address yet");
         assert_eq!(failure.kind, FailureKind::Unreachable);

@@ -46,7 +46,7 @@ impl Scene {
         Ok(())
     }
 
-    /// Has each thread ask so many times, and gives each outcome to `check`.
+    /// Has each thread ask repeatedly, and gives each outcome to `check`.
     fn all_ask(
         &self,
         times: u32,

@@ -42,7 +42,7 @@ fn the_hold_of_a_lock_is_reported_and_ended(store: &Store) {
 }
 
 fn holds_of_other_kinds_are_reported_and_ended(store: &Store) {
-    // There is no other kind there, or nobody else to look.
+    // There is no other kind there, or no other client to look.
     if matches!(store, Store::Memory | Store::Quorum(_)) {
         return;
     }

@@ -29,7 +29,7 @@ fn the_leader_is_known_to_all(store: &Store) {
     let next = election.campaign().unwrap();
     assert_lost(deposed.resign(), "a");
     next.resign().unwrap();
-    // Whoever has locked the name leads.
+    // The owner of the lock of that name leads.
     let guard = take(&client, "a");
     assert_eq!(election.leader().unwrap().map(|leader| leader.fence), Some(guard.fence()));
 }

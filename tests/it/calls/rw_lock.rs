@@ -72,7 +72,7 @@ fn a_waiting_writer_goes_before_later_readers(store: &Store) {
     });
 }
 
-/// Acquires the lock for reading and keeps it until so many readers have it at the same time.
+/// Acquires the lock for reading and keeps it until this many readers have it at the same time.
 fn read_together(lock: &RwLock, inside: &AtomicU32, readers: u32) {
     let guard = lock.read().unwrap();
     inside.fetch_add(1, Ordering::SeqCst);

@@ -191,7 +191,7 @@ fn connections_are_closed_with_the_client(server: &Server) {
     eventually(SOON, || connections(server) == 0);
 }
 
-/// Idle connections are looked at so often.
+/// How often idle connections are checked.
 const SWEEP: Duration = Duration::from_secs(30);
 
 fn an_idle_connection_is_closed(server: &Server) {

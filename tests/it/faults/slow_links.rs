@@ -18,12 +18,12 @@ stores! {
 
 const ROUND_TRIP: Duration = ms(150);
 
-/// So many bytes fit into a fresh connection before the first acknowledgement.
+/// How many bytes fit into a fresh connection before the first acknowledgement.
 const FRESH: usize = 87_000;
 
 const LEASE: Duration = ms(9000);
 
-/// Renewals of so many leases are more than the system keeps for a connection.
+/// Renewals of this many leases are more than the system keeps for a connection.
 const LEASES: usize = 2000;
 
 /// A builder of clients that count what goes wrong with renewals.

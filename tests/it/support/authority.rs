@@ -11,7 +11,7 @@ use rcgen::{
 
 use super::server::Server;
 
-/// A certificate of X.509 version 1, as `openssl x509 -req` makes it for whoever names no
+/// A certificate of X.509 version 1, as `openssl x509 -req` makes it for a user that names no
 /// extensions, issued by itself; and its key. The crate that makes the others knows only version 3.
 const VERSION_1: [&str; 2] = [
     "\

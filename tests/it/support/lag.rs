@@ -118,7 +118,7 @@ struct LinkState {
 }
 
 impl NarrowLink {
-    /// A link whose windows are at first, and at most, so many bytes.
+    /// A link whose windows are at first, and at most, this many bytes.
     pub(crate) fn before(
         server: &Server,
         round_trip: Duration,

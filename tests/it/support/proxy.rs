@@ -26,7 +26,7 @@ enum Trouble {
     Answer(Vec<u8>),
     /// Nothing is carried any more, and nothing is closed.
     Blackhole,
-    /// So many bytes of the reply to a script arrive, and then its connection is reset.
+    /// This many bytes of the reply to a script arrive, and then its connection is reset.
     CutReply(usize),
     /// The reply to a script arrives with this delay.
     DelayReply(Duration),
@@ -53,7 +53,7 @@ enum Trouble {
 /// A trouble, and when it happens.
 struct Fault {
     trouble: Trouble,
-    /// It happens once, after so many more scripts; with `None` it happens always.
+    /// It happens once, after this many more scripts; with `None` it always happens.
     after: Option<u32>,
     /// It concerns only messages that contain this.
     only: String,
@@ -186,7 +186,7 @@ impl Proxy {
         self.lose_reply_after(0);
     }
 
-    /// Loses the reply to one script after so many others.
+    /// Loses the reply to one script after this many others.
     pub(crate) fn lose_reply_after(&self, scripts: u32) {
         self.once(scripts, Trouble::LoseReply);
     }

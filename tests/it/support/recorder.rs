@@ -41,13 +41,13 @@ impl Recorder {
         self.wait_for_count(event, 1);
     }
 
-    /// Waits until an event has come so often.
+    /// Waits until an event has come this many times.
     #[track_caller]
     pub(crate) fn wait_for_count(&self, event: &str, count: usize) {
         eventually(SOON, || self.count(event) >= count);
     }
 
-    /// Waits until so many threads have found the lock "a" held, and wait for it or are about to.
+    /// Waits until this many threads have found the lock "a" held, and wait for it or are about to.
     #[track_caller]
     pub(crate) fn wait_for_waiters(&self, threads: usize) {
         self.wait_for_count("contended a", threads);

@@ -18,9 +18,9 @@ const ELECTION_TIMEOUT: Duration = Duration::from_secs(60);
 /// The name of the master at the sentinels.
 pub(crate) const MASTER: &str = "shop";
 
-/// Sentinels poll and publish so often that a failover takes one second instead of ten, and do not
-/// take a pause of the machine for a broken clock, after which they would do nothing for a while.
-/// Only since version 7; older sentinels are slow.
+/// Sentinels poll and publish often enough that a failover takes one second instead of ten, and do
+/// not take a pause of the machine for a broken clock, after which they would do nothing for a
+/// while. Only since version 7; older sentinels are slow.
 const HASTE: [&str; 12] = [
     "info-period",
     "200",
@@ -208,7 +208,8 @@ impl Watched {
     }
 }
 
-/// Starts a master and so many replicas, and waits until they are in step. The master comes first.
+/// Starts a master and this many replicas, and waits until they are in step. The master comes
+/// first.
 pub(crate) fn replicated(
     replicas: usize,
     binary: impl AsRef<Path>,

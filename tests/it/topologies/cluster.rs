@@ -265,7 +265,7 @@ fn wait_in_a_child() {
     drop(client.lock("a"));
 }
 
-/// Waits until so many clients are in the queue of the lock.
+/// Waits until this many clients are in the queue of the lock.
 #[track_caller]
 fn wait_until_queued(home: &Server, name: &str, clients: usize) {
     eventually(SOON, || home.queue(name).len() == clients);

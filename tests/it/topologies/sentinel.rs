@@ -390,7 +390,7 @@ fn a_stopped_master_is_left_and_not_returned_to(watched: &Watched) {
     old.stop();
     let new = watched.wait_for_another(old.port());
     old.cont();
-    // The old master takes itself for the master until a sentinel tells it otherwise.
+    // The old master believes that it is the master until a sentinel tells it otherwise.
     let other = client.lock("c").unwrap();
     assert!(new.exists("c"));
     assert!(!old.exists("c") || old.ask::<String>(&["INFO", "replication"]).contains("role:slave"));

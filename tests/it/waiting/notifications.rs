@@ -200,7 +200,7 @@ fn messages_that_no_thread_waits_for_delay_no_wake_up(server: &Server) {
     assert!(comes_first, "they are passed on first");
 }
 
-/// Frees the lock "a", and tells the client after so many messages that no thread waits for.
+/// Frees the lock "a", and tells the client after this many messages that no thread waits for.
 const STRAY_AND_REAL: &str = "for n = 1, ARGV[2] do \
                                   redis.call('publish', ARGV[1], 'lock:stray ' .. n) \
                               end \

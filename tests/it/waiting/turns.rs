@@ -1,4 +1,4 @@
-//! Clients that want one lock all the time: each has its turn, and none is passed over.
+//! Clients that keep wanting the same lock: each gets its turn, and none is passed over.
 
 use std::any::Any;
 use std::thread;

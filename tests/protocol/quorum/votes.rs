@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use crate::hold::Block;
 use crate::quorum::flaw::Flaw;
 
-/// The size of a majority of so many servers.
+/// The size of a majority of this many servers.
 pub(crate) fn majority(servers: usize) -> usize {
     servers / 2 + 1
 }

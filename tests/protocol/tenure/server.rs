@@ -17,7 +17,7 @@ pub(crate) struct Request {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Command {
-    /// Begins the hold, with up to so many tokens, or registers the client as waiting.
+    /// Begins the hold, with up to this many tokens, or registers the client as waiting.
     Acquire {
         size: u8,
     },

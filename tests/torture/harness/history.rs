@@ -69,7 +69,7 @@ pub(crate) struct Call {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
-    /// Checks, without a request, whether this thread holds the lock with so many guards.
+    /// Checks, without a request, whether this thread holds the lock with this many guards.
     Check { levels: u32 },
     /// Takes the lock, or the writing side of a read-write lock; above level 1 it is nested.
     Lock { level: u32 },
@@ -79,7 +79,7 @@ pub(crate) enum Action {
     Read { fence: u64 },
     /// Takes the reading side of a read-write lock.
     Share,
-    /// Releases one of so many levels.
+    /// Releases one of this many levels.
     Unlock { levels: u32 },
     /// Writes to the register.
     Write { fence: u64, value: u64 },

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::harness::random::Random;
 
-/// While a fault lasts, one message of so many is lost or late.
+/// While a fault lasts, one message in this many is lost or late.
 const FREQUENCY: u32 = 4;
 
 /// What a narrow link carries at a time, and the pause after that: 128 KB a second.

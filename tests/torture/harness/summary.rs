@@ -76,7 +76,7 @@ impl Tally {
         println!("nemesis   {}", if times.is_empty() { "none".into() } else { times.join(", ") });
     }
 
-    /// The time that so many percent of the waits did not exceed. The waits are sorted.
+    /// The time that this percentage of the waits did not exceed. The waits are sorted.
     fn wait(&self, percent: usize) -> Duration {
         let index = (self.waits.len() * percent / 100).min(self.waits.len().saturating_sub(1));
         Duration::from_micros(self.waits.get(index).copied().unwrap_or_default().into())

@@ -18,9 +18,9 @@ use crate::harness::random::Random;
 use crate::harness::register::Register;
 
 const LEVELS: u32 = 3;
-/// One of so many holds of a read-write lock is a writer's.
+/// One in this many holds of a read-write lock is a writer's.
 const WRITERS: u32 = 3;
-/// One of so many guards is unlocked, the others are dropped.
+/// One in this many guards is unlocked, the others are dropped.
 const UNLOCKS: u32 = 3;
 /// The longest time for which most holders work. It is the greater part of a lock's time, so that a
 /// fault of a worker is mostly one of a holder.

@@ -18,7 +18,7 @@ fn falls_short<T>(acked: u32) -> Result<T, Failure> {
     failed(FailureKind::NotReplicated { acked, required: 3 })
 }
 
-/// Every combination of so many votes out of these.
+/// Every combination of as many of these votes as there are servers.
 fn all_of<T: Clone>(servers: usize, votes: &[Option<Result<T, Failure>>]) -> Vec<Votes<T>> {
     let combinations = votes.len().pow(u32::try_from(servers).expect("a few"));
     let combination = |mut number: usize| {

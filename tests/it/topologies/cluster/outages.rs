@@ -40,7 +40,7 @@ fn a_set_holds_nothing_while_it_waits_for_a_node() {
             if !is_busy(&other, &ours) && !is_busy(&other, &also_ours) {
                 free = Instant::now();
             }
-            // One request may wait in vain while the others are held.
+            // One request may wait without a reply while the others are held.
             free.elapsed() < IO * 4
         });
         assert!(!set.is_finished());

@@ -54,7 +54,7 @@ impl<'cluster> Pair<'cluster> {
         self.wake(self.cluster.home(name), name, |client| client.lock(name).unwrap());
     }
 
-    /// Waits until the waiter has a sharded channel at so many nodes.
+    /// Waits until the waiter has a sharded channel at this many nodes.
     #[track_caller]
     fn wait_for_shards(&self, nodes: usize) {
         let channel = |node: &Server| shards(node, &self.waiter).len() == 1;

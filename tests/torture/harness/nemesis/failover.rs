@@ -44,7 +44,7 @@ pub(super) fn disturb(
     Loss { span: Span { start, end: end.min(now()) }, everything: false }
 }
 
-/// Lets the old master continue, which takes itself for the master until a sentinel tells it
+/// Lets the old master continue, which believes that it is the master until a sentinel tells it
 /// otherwise.
 fn bring_back(lease: Duration, old: &Server, fault: Fault, random: &mut Random) {
     thread::sleep(random.tenths(lease, (0, 10)));
