@@ -8,12 +8,10 @@
 use std::cell::Cell;
 use std::sync::Arc;
 use std::thread;
-use std::time::Instant;
 
 use crate::canceller::CancellableWait;
 use crate::config::LockOptions;
 use crate::error::{Error, Result};
-use crate::failure::FailureKind;
 use crate::local::arrival::{Arrival, NewHold};
 use crate::local::attempt::Attempt;
 use crate::local::beside;
@@ -24,10 +22,11 @@ use crate::local::lease::Lease;
 use crate::local::queue_head::QueueHead;
 use crate::local::queue_shard::Position;
 use crate::local::release;
+use crate::local::retry::RetryPolicy;
 use crate::local::shared::Shared;
 use crate::local::try_loop::{Stopped, try_until_acquired};
-use crate::local::turn::{self, Turn, TurnLimit};
-use crate::local::wait_queue::Place;
+use crate::local::turn;
+use crate::local::wait_queue::{Place, Turn};
 use crate::local::wait_queues::WaitQueues;
 use crate::local::waiter::Waiter;
 use crate::spans::CallSpan;
@@ -165,8 +164,7 @@ impl LockCall<'_> {
 
     /// Makes one attempt outside the queue.
     fn acquire_outside(&self, waiter: &Waiter) -> Result<Option<Arc<Lease>>> {
-        let after_release = !self.queues().released(self.name).is_empty();
-        let mut attempt = self.attempt(Arrival::First { after_release });
+        let mut attempt = self.attempt(Arrival::Beside);
         match try_until_acquired(&mut attempt, waiter) {
             Ok(NewHold { lease, .. }) => Ok(Some(lease)),
             Err(stopped) => {
@@ -183,26 +181,19 @@ impl LockCall<'_> {
         place: Place,
         cancellable: &mut Option<CancellableWait>,
     ) -> Result<Option<(Waiter, Start)>> {
-        let Self { shared, name, caller, wait, contended } = self;
+        let Self { shared, name, caller, wait, .. } = self;
         let queues = shared.queues(caller.kind);
-        let (waiter, position) = if *wait == Wait::No {
-            // A hold that is found lost leaves the head.
-            if let Some(lease) = queues.holder(name) {
-                shared.reporter.expire(&lease);
-            }
-            let Some(joined) = queues.try_join(name, caller)? else {
-                report_contended(shared, name, contended);
-                return Ok(None);
-            };
-            joined
-        } else {
-            queues.join(name, caller, *wait == Wait::Endless, place)?
-        };
+        // A hold that is found lost leaves the head.
+        if *wait == Wait::No
+            && let Some(lease) = queues.holder(name)
+        {
+            shared.reporter.expire(&lease);
+        }
+        let (waiter, position) = queues.join(name, caller, *wait == Wait::Endless, place)?;
         let canceller = caller.options.canceller.as_ref();
         *cancellable = canceller.map(|canceller| waiter.watch(canceller));
         let start = match position {
             Position::Behind => self.wait_for_turn(&waiter)?,
-            Position::Outside => Some(Start::Outside),
             Position::Head { after_release } => {
                 Some(Start::AtHead(Arrival::First { after_release }))
             }
@@ -211,34 +202,42 @@ impl LockCall<'_> {
     }
 
     fn wait_for_turn(&self, waiter: &Waiter) -> Result<Option<Start>> {
-        let slack = self.caller.times.slack;
-        let deadline = match self.wait {
-            Wait::No => Some(Instant::now()),
-            wait => wait.deadline(),
-        };
-        let limit = deadline.map(|deadline| TurnLimit { deadline, slack });
         let waits = (self.wait != Wait::No).then(|| {
             report_contended(self.shared, self.name, &self.contended);
             self.shared.counters.begin_wait()
         });
-        let turn = turn::wait(self.queues(), waiter, limit)?;
+        let turn = turn::wait(self.queues(), waiter, self.wait)?;
         drop(waits);
+        if matches!(turn, Turn::Look) {
+            self.look()?;
+        }
         match turn {
             Turn::Beside => Ok(Some(Start::Beside)),
-            // Without a deadline, what passes by itself is waited for.
-            Turn::Failed(failure)
-                if self.wait == Wait::No && failure.kind == FailureKind::Transient =>
-            {
-                Ok(Some(Start::Outside))
-            }
             Turn::Failed(failure) => Err(failure.into_error("acquire", self.name)),
             Turn::HandedOff(lease) => Ok(Some(Start::HandedOff(lease))),
             Turn::Head => Ok(Some(Start::AtHead(Arrival::Next))),
             Turn::Outside => Ok(Some(Start::Outside)),
-            Turn::TimedOut => {
+            Turn::Look | Turn::TimedOut => {
                 report_contended(self.shared, self.name, &self.contended);
                 Ok(None)
             }
+        }
+    }
+
+    /// Makes sure that the lock can be asked about, by a request that overtakes no other thread.
+    fn look(&self) -> Result<()> {
+        let Self { shared, name, caller, wait, .. } = self;
+        let mut retry = RetryPolicy::new(*wait, &shared.config, caller.times);
+        loop {
+            let reply = shared.store.inspect(name, retry.request_deadline());
+            let Err(mut failure) = reply else {
+                shared.record_reply(name);
+                return Ok(());
+            };
+            let pause = shared.pause_after(&mut retry, name, &mut failure);
+            let Some(pause) = pause else { return Err(failure.into_error("acquire", name)) };
+            shared.wait_queues.pause(pause)?;
+            caller.options.check_cancelled(name)?;
         }
     }
 

@@ -14,7 +14,7 @@ pub(super) enum Arrival {
         /// Whether the release of an earlier hold of this client is not confirmed.
         after_release: bool,
     },
-    /// To try once beside the head. A client has one place among the waiting clients: that of the
+    /// To try once outside the queue. A client has one place among the waiting clients: that of the
     /// thread which may try again.
     Beside,
     /// From behind another thread.

@@ -18,8 +18,6 @@ use crate::store::hold::{HoldId, HoldKind};
 pub(crate) enum Position {
     /// Behind another thread.
     Behind,
-    /// Outside the queue, because the store knows whether others may have what is wanted.
-    Outside,
     /// At the head, to acquire the lock.
     Head {
         /// Whether the release of an earlier hold is not confirmed.
@@ -80,27 +78,6 @@ impl QueueShard {
         }
     }
 
-    /// Adds a thread that does not wait. `None` if another owner has the lock, or had it when the
-    /// thread in front last asked.
-    pub(super) fn try_push(
-        &mut self,
-        name: &Arc<str>,
-        caller: &Caller,
-    ) -> Option<(Waiter, Position)> {
-        let Some(queue) = self.0.get_mut(name).filter(|queue| queue.has_head()) else {
-            return Some(self.push(name, caller, false, Place::Last));
-        };
-        if queue.is_refusing() && caller.kind == HoldKind::Lock {
-            return None;
-        }
-        let waiter = Waiter::new(name);
-        if caller.kind != HoldKind::Lock {
-            return Some((waiter, Position::Outside));
-        }
-        queue.push_overdue(&waiter);
-        Some((waiter, Position::Behind))
-    }
-
     /// Makes the first waiter the head, and returns what it wants, or removes the queue.
     pub(super) fn advance(&mut self, name: &str) -> Option<HoldKind> {
         let queue = self.0.get_mut(name)?;
@@ -108,8 +85,6 @@ impl QueueShard {
             return None;
         }
         let Some(next) = queue.advance() else {
-            // The head may have left before it asked for them.
-            queue.signal_overdue(|| Signal::Outside);
             if queue.remove_head() {
                 self.remove(name);
             }

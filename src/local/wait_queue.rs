@@ -16,21 +16,20 @@
 //! head as `Acquiring`. Without a waiter the queue is removed, unless a release is not confirmed:
 //! until then a reply that the lock is held may mean that very hold.
 //!
-//! An outage is not contention. So the time of a waiter may be over before it is known which of the
-//! two it was; then it leaves the queue, and is *overdue* until the head knows:
+//! An outage is not contention. So what becomes of a waiter whose time is over depends on what is
+//! known since it came:
 //!
-//! | head | its last request | a waiter whose time is over |
-//! |---|---|---|
-//! | `Acquiring` | has failed since the waiter came | gets that failure |
-//! | `Acquiring` | has found the lock held since the waiter came | times out |
-//! | `Acquiring` | was answered before | is overdue, and the head asks again |
-//! | `Acquiring` | has no answer yet | is overdue |
-//! | `Held`, valid | | times out |
-//! | `Held`, ended or lost | | makes an attempt of its own, or is overdue behind other waiters |
+//! | head | a waiter whose time is over |
+//! |---|---|
+//! | has a valid hold | times out |
+//! | its last request has found the lock held since the waiter came | times out |
+//! | its last request has failed since the waiter came | gets that failure |
+//! | its hold has ended or was lost, and nobody else waits | makes an attempt of its own |
+//! | else, for a lock | looks whether a server replies, and does not overtake |
+//! | else, for what others can share | makes an attempt of its own: the store keeps the order |
 //!
-//! A thread that does not wait at all never overtakes one that does. It is refused the lock if the
-//! head has it, or was refused it when it last asked. Else it counts as a waiter whose time is
-//! over.
+//! For a thread that does not wait at all, its time is over when it comes. If the last reply to the
+//! head said that the lock is held, that counts for this thread however old it is.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -82,24 +81,30 @@ pub(crate) enum Place {
     Last,
 }
 
-/// What becomes of a waiter whose time is over.
-pub(super) enum TimedOut {
-    /// It has been removed: another owner holds the lock.
-    Contended,
-    /// It has been removed: the server cannot be reached.
+/// How the wait behind other threads has ended.
+#[derive(Debug)]
+pub(crate) enum Turn {
+    /// With one attempt outside the queue: there is room for this thread as well as for the head.
+    Beside,
+    /// The server cannot be reached, as the thread in front has found out.
     Failed(Failure),
-    /// It has been removed: the hold of the head ends, but it is not known how.
-    HoldEnds,
-    /// It has been removed, and is overdue. If there are signals, that head should ask again.
-    Overdue(Option<Arc<Signals>>),
+    /// With the lock.
+    HandedOff(Arc<Lease>),
+    /// At the head, to acquire the lock.
+    Head,
+    /// The time was over, and another thread comes first. It is not known whether a server replies.
+    Look,
+    /// The time was over, and nothing is known against one attempt outside the queue: the hold of
+    /// the head ends, or is none that excludes others.
+    Outside,
+    /// The time was over, and another owner holds the lock.
+    TimedOut,
 }
 
 /// The threads behind the head.
 #[derive(Debug, Default)]
 struct Waiters {
     queue: VecDeque<QueuedWaiter>,
-    /// Those that have left it, and wait only for what the head learns next.
-    overdue: Vec<Arc<Signals>>,
     /// How many were let try beside the head, and have no answer yet.
     beside: u32,
     /// How many readers there still were behind the head when the first one of them had the turn of
@@ -128,11 +133,9 @@ impl WaitQueue {
         }
     }
 
-    /// Returns the signals of the waiters and of those that are overdue.
+    /// Returns the signals of the waiters.
     pub(super) fn waiting(&self) -> impl Iterator<Item = &Arc<Signals>> {
-        self.waiters.iter().flat_map(|waiters| {
-            waiters.queue.iter().map(|waiter| &waiter.signals).chain(&waiters.overdue)
-        })
+        self.waiters.iter().flat_map(|waiters| &waiters.queue).map(|waiter| &waiter.signals)
     }
 
     /// Makes the first waiter the head, and returns it. `None` if there is none.
@@ -201,64 +204,29 @@ impl WaitQueue {
         matches!(self.head, Head::Acquiring(_, HeadAnswer::Pending { shares: true }))
     }
 
-    /// Removes a waiter, also one that is overdue. Returns `false` if it has become the head or was
-    /// signalled.
-    pub(super) fn remove(&mut self, waiter: &Waiter) -> bool {
-        let Some(Waiters { queue, overdue, .. }) = self.waiters.as_deref_mut() else {
-            return false;
-        };
-        let (waiters, others) = (queue.len(), overdue.len());
-        queue.retain(|queued| !waiter.is_same(&queued.signals));
-        overdue.retain(|signals| !waiter.is_same(signals));
-        (waiters, others) != (queue.len(), overdue.len())
+    /// Removes a waiter. `None` if it has become the head or was signalled.
+    pub(super) fn remove(&mut self, waiter: &Waiter) -> Option<QueuedWaiter> {
+        let queue = &mut self.waiters.as_mut()?.queue;
+        let index = queue.iter().position(|queued| waiter.is_same(&queued.signals))?;
+        queue.remove(index)
     }
 
-    /// Decides on a waiter whose time is over, and which has come at `joined`. `None` if it has
-    /// become the head or was signalled.
-    pub(super) fn time_out(&mut self, waiter: &Waiter, joined: Instant) -> Option<TimedOut> {
-        if !self.remove(waiter) {
-            return None;
-        }
-        let head = match &self.head {
-            Head::Acquiring(_, HeadAnswer::Failed(failed)) if failed.1 >= joined => {
-                return Some(TimedOut::Failed(failed.0.clone()));
+    /// Removes a waiter whose time is over, and decides on it. It has come at `joined`, or does not
+    /// wait at all. `None` if it has become the head or was signalled.
+    pub(super) fn time_out(&mut self, waiter: &Waiter, joined: Option<Instant>) -> Option<Turn> {
+        let kind = self.remove(waiter)?.caller.kind;
+        let is_new = |time: Instant| joined.is_some_and(|joined| time >= joined);
+        let refuses = |time| is_new(time) || joined.is_none() && kind == HoldKind::Lock;
+        Some(match &self.head {
+            Head::Held(lease) if !lease.remaining().is_zero() => Turn::TimedOut,
+            Head::Held(_) if !self.is_waited_in() => Turn::Outside,
+            Head::Acquiring(_, HeadAnswer::Held(replied)) if refuses(*replied) => Turn::TimedOut,
+            Head::Acquiring(_, HeadAnswer::Failed(failed)) if is_new(failed.1) => {
+                Turn::Failed(failed.0.clone())
             }
-            Head::Acquiring(_, HeadAnswer::Held(replied)) if *replied >= joined => {
-                return Some(TimedOut::Contended);
-            }
-            Head::Held(lease) if !lease.remaining().is_zero() => return Some(TimedOut::Contended),
-            // The first of the others asks when the hold has ended.
-            Head::Held(_) if self.waiters.as_ref().is_some_and(|all| !all.queue.is_empty()) => None,
-            Head::Held(_) | Head::None => return Some(TimedOut::HoldEnds),
-            Head::Acquiring(_, HeadAnswer::Pending { .. }) | Head::Left => None,
-            Head::Acquiring(signals, HeadAnswer::Failed(_) | HeadAnswer::Held(_)) => {
-                Some(signals.clone())
-            }
-        };
-        self.push_overdue(waiter);
-        Some(TimedOut::Overdue(head))
-    }
-
-    /// Adds a thread that only waits for what the head learns next.
-    pub(super) fn push_overdue(&mut self, waiter: &Waiter) {
-        self.waiters.get_or_insert_default().overdue.push(waiter.signals.clone());
-    }
-
-    /// Returns `true` if the head has the lock, or was refused it when it last asked.
-    pub(super) fn is_refusing(&self) -> bool {
-        match &self.head {
-            Head::Acquiring(_, answer) => matches!(answer, HeadAnswer::Held(_)),
-            Head::Held(lease) => !lease.remaining().is_zero(),
-            Head::Left | Head::None => false,
-        }
-    }
-
-    /// Removes the waiters that are overdue, and tells them what the head has learned.
-    pub(super) fn signal_overdue(&mut self, signal: impl Fn() -> Signal) {
-        let overdue = self.waiters.as_mut().map(|waiters| mem::take(&mut waiters.overdue));
-        for signals in overdue.unwrap_or_default() {
-            signals.send(signal());
-        }
+            _ if kind == HoldKind::Lock => Turn::Look,
+            _ => Turn::Outside,
+        })
     }
 
     /// Removes and returns the waiters that would wait without limit.
@@ -274,11 +242,6 @@ impl WaitQueue {
         if let Head::Acquiring(signals, _) = &self.head { Some(signals) } else { None }
     }
 
-    #[cfg(test)]
-    pub(super) fn has_overdue(&self) -> bool {
-        self.waiters.as_ref().is_some_and(|waiters| !waiters.overdue.is_empty())
-    }
-
     /// Returns the hold of the head if it has one.
     pub(super) fn holder(&self) -> Option<&Arc<Lease>> {
         if let Head::Held(lease) = &self.head { Some(lease) } else { None }
@@ -288,7 +251,7 @@ impl WaitQueue {
         self.holder().is_some_and(|held| std::ptr::eq(&raw const **held, lease))
     }
 
-    /// Returns `true` if a thread waits behind the head, or for what the head learns next.
+    /// Returns `true` if a thread waits behind the head.
     pub(super) fn is_waited_in(&self) -> bool {
         self.waiting().next().is_some()
     }
@@ -323,8 +286,8 @@ impl WaitQueue {
     }
 
     /// Sets what the last request of a thread has shown: that another owner holds the lock, or that
-    /// the server cannot be reached. Returns `false` if the thread is not the head.
-    pub(super) fn set_answer(&mut self, thread: &Waiter, answer: Result<(), &Failure>) -> bool {
+    /// the server cannot be reached. Does nothing if the thread is not the head.
+    pub(super) fn set_answer(&mut self, thread: &Waiter, answer: Result<(), &Failure>) {
         let now = Instant::now();
         if answer.is_ok()
             && let Some(waiters) = &mut self.waiters
@@ -337,7 +300,7 @@ impl WaitQueue {
                 Ok(()) => HeadAnswer::Held(now),
                 Err(failure) => HeadAnswer::Failed(Box::new((failure.clone(), now))),
             },
-        )
+        );
     }
 
     /// Marks the next request of a thread as on its way, if that is the head. A failure counts
@@ -348,13 +311,11 @@ impl WaitQueue {
         }
     }
 
-    fn set(&mut self, thread: &Waiter, answer: HeadAnswer) -> bool {
-        match &mut self.head {
-            Head::Acquiring(signals, last) if thread.is_same(signals) => {
-                *last = answer;
-                true
-            }
-            _ => false,
+    fn set(&mut self, thread: &Waiter, answer: HeadAnswer) {
+        if let Head::Acquiring(signals, last) = &mut self.head
+            && thread.is_same(signals)
+        {
+            *last = answer;
         }
     }
 

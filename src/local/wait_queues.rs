@@ -18,7 +18,7 @@ use crate::failure::Failure;
 use crate::local::call::Caller;
 use crate::local::lease::Lease;
 use crate::local::queue_shard::{Position, QueueShard};
-use crate::local::wait_queue::{Place, TimedOut};
+use crate::local::wait_queue::{Place, Turn};
 use crate::local::waiter::{Signal, Waiter};
 use crate::store::Store;
 use crate::store::hold::{HoldId, HoldKind};
@@ -90,17 +90,6 @@ impl WaitQueues {
         }
     }
 
-    /// Joins a queue without waiting in it. `None` if the lock is refused without a request.
-    pub(crate) fn try_join(
-        &self,
-        name: &Arc<str>,
-        caller: &Caller,
-    ) -> Result<Option<(Waiter, Position)>> {
-        let mut shard = self.shard(name);
-        self.check_open()?;
-        Ok(shard.try_push(name, caller))
-    }
-
     /// Joins a queue.
     pub(crate) fn join(
         &self,
@@ -114,20 +103,16 @@ impl WaitQueues {
         Ok(shard.push(name, caller, endless, place))
     }
 
-    /// Decides on a waiter whose time is over, and which has come at `joined`. `None` if it has
-    /// become the head or was signalled.
-    pub(super) fn time_out(&self, waiter: &Waiter, joined: Instant) -> Option<TimedOut> {
-        let timed_out = self.shard(&waiter.name).get_mut(&waiter.name)?.time_out(waiter, joined);
-        if let Some(TimedOut::Overdue(Some(head))) = &timed_out {
-            head.wake(|_| None);
-        }
-        timed_out
+    /// Removes a waiter whose time is over, and decides on it. It has come at `joined`, or does not
+    /// wait at all. `None` if it has become the head or was signalled.
+    pub(super) fn time_out(&self, waiter: &Waiter, joined: Option<Instant>) -> Option<Turn> {
+        self.shard(&waiter.name).get_mut(&waiter.name)?.time_out(waiter, joined)
     }
 
-    /// Removes a waiter, also one that is overdue. Returns `false` if it has become the head or was
-    /// signalled.
+    /// Removes a waiter. Returns `false` if it has become the head or was signalled.
     pub(super) fn remove(&self, waiter: &Waiter) -> bool {
-        self.shard(&waiter.name).get_mut(&waiter.name).is_some_and(|queue| queue.remove(waiter))
+        let mut shard = self.shard(&waiter.name);
+        shard.get_mut(&waiter.name).is_some_and(|queue| queue.remove(waiter).is_some())
     }
 
     /// Returns the hold of the head if it has one.
@@ -136,17 +121,10 @@ impl WaitQueues {
     }
 
     /// Records what the last request of a head has shown: that another owner holds the lock, or
-    /// that the server cannot be reached. Tells the waiters that are overdue. Does nothing for a
-    /// thread outside the queue.
+    /// that the server cannot be reached. Does nothing for a thread outside the queue.
     pub(crate) fn set_answer(&self, head: &Waiter, answer: Result<(), &Failure>) {
-        let mut shard = self.shard(&head.name);
-        if let Some(queue) = shard.get_mut(&head.name)
-            && queue.set_answer(head, answer)
-        {
-            queue.signal_overdue(|| match answer {
-                Ok(()) => Signal::Contended,
-                Err(failure) => Signal::Failed(failure.clone()),
-            });
+        if let Some(queue) = self.shard(&head.name).get_mut(&head.name) {
+            queue.set_answer(head, answer);
         }
     }
 
@@ -161,7 +139,6 @@ impl WaitQueues {
     pub(crate) fn set_acquired(&self, lease: &Arc<Lease>) {
         if let Some(queue) = self.shard(lease.name()).get_mut(lease.name()) {
             queue.set_acquired(lease);
-            queue.signal_overdue(|| Signal::Contended);
         }
         // A hold that was lost before it was at the head has not been missed there.
         if lease.remaining().is_zero() {
@@ -219,7 +196,6 @@ impl WaitQueues {
     ) -> Option<HoldKind> {
         let mut shard = self.shard(name);
         if let Some(queue) = shard.get_mut(name) {
-            queue.signal_overdue(|| Signal::Outside);
             queue.signal_beside(kind, room);
             queue.count_turn(kind, room);
         }
@@ -305,10 +281,10 @@ mod tests {
     use super::*;
     use crate::clock::{Moment, end_of};
     use crate::config::{Config, LockOptions};
+    use crate::local::call::Wait;
     use crate::local::pending::tests::request;
     use crate::local::reporter::Reporter;
-    use crate::local::turn::{self, Turn, TurnLimit, unanswered};
-    use crate::local::wait_queue::WaitQueue;
+    use crate::local::turn;
     use crate::store::memory::Memory;
     use std::thread;
     use std::time::Duration;
@@ -353,8 +329,7 @@ mod tests {
     }
 
     fn turn_within(queues: &WaitQueues, waiter: &Waiter, time: Duration) -> Turn {
-        let limit = TurnLimit { deadline: end_of(time), slack: Duration::ZERO };
-        turn::wait(queues, waiter, Some(limit)).expect("open")
+        turn::wait(queues, waiter, Wait::Until(end_of(time))).expect("open")
     }
 
     fn is_empty(queues: &WaitQueues) -> bool {
@@ -601,7 +576,7 @@ mod tests {
         queues.set_acquired(&mine);
         assert_eq!(queues.end(&mine, true, || ()), Ending::Released { is_awaited: false });
         for _ in 0..2 {
-            let joined = queues.try_join(&name(), &caller()).expect("open").expect("no other");
+            let joined = queues.join(&name(), &caller(), false, Place::Last).expect("open");
             assert!(matches!(joined.1, Position::Head { after_release: true }));
             assert!(Arc::ptr_eq(&queues.released(&name())[0], &mine));
             queues.give_up_head(&name(), None);
@@ -659,103 +634,97 @@ mod tests {
         let source = std::io::Error::other("test");
         let failure = Failure::io(crate::failure::FailureKind::Timeout, &Arc::from("here"), source);
         queues.set_answer(&head, Err(&failure));
+        // What the head learned before this thread came says nothing about now.
         let late = turn_within(&queues, &join(&queues).0, Duration::ZERO);
-        assert!(matches!(late, Turn::Failed(_)), "{late:?}");
+        assert!(matches!(late, Turn::Look), "{late:?}");
         queues.give_up_head(&name(), Some(&failure));
         assert!(matches!(turn(&queues, &endless), Turn::Failed(_)));
         assert!(matches!(turn(&queues, &limited), Turn::Head));
     }
 
-    /// Lets the time of a waiter be over before the head has an answer. Returns what that is told
-    /// after `learn`.
-    fn overdue(queues: &WaitQueues, learn: impl FnOnce()) -> Turn {
+    /// What becomes of a waiter whose time is over after `learn`.
+    fn time_out_after(queues: &WaitQueues, learn: impl FnOnce()) -> Option<Turn> {
         let (waiter, first) = join(queues);
         assert!(!first);
-        let limit = TurnLimit { deadline: Instant::now(), slack: SOON };
-        thread::scope(|scope| {
-            let waits = scope.spawn(|| turn::wait(queues, &waiter, Some(limit)).expect("open"));
-            let is_overdue =
-                || queues.shard(&name()).get(&name()).is_some_and(WaitQueue::has_overdue);
-            while !is_overdue() {
-                thread::yield_now();
-            }
-            learn();
-            waits.join().expect("no panic")
-        })
+        let joined = Some(Instant::now());
+        learn();
+        queues.time_out(&waiter, joined)
     }
 
     #[test]
-    fn a_waiter_whose_time_is_over_learns_what_the_head_learns() {
+    fn a_waiter_whose_time_is_over_learns_what_the_head_has_learned_since() {
         let queues = WaitQueues::default();
         let (head, _) = join(&queues);
+        let outside = Waiter::new(&name());
         let failure = unanswered();
-        let contended = overdue(&queues, || queues.set_answer(&head, Ok(())));
-        assert!(matches!(contended, Turn::TimedOut), "{contended:?}");
-        queues.set_pending(&head);
-        let failed = overdue(&queues, || queues.set_answer(&head, Err(&failure)));
-        assert!(matches!(failed, Turn::Failed(_)), "{failed:?}");
-        let acquired = overdue(&queues, || queues.set_acquired(&lease()));
-        assert!(matches!(acquired, Turn::TimedOut), "{acquired:?}");
+        let unknown = |learn: &dyn Fn()| {
+            assert!(matches!(time_out_after(&queues, learn), Some(Turn::Look)));
+        };
+        unknown(&|| ());
+        unknown(&|| queues.set_answer(&outside, Ok(())));
+        let contended = time_out_after(&queues, || queues.set_answer(&head, Ok(())));
+        assert!(matches!(contended, Some(Turn::TimedOut)), "{contended:?}");
+        unknown(&|| ());
+        unknown(&|| {
+            queues.set_answer(&head, Ok(()));
+            queues.set_pending(&head);
+        });
+        let failed = time_out_after(&queues, || queues.set_answer(&head, Err(&failure)));
+        assert!(matches!(failed, Some(Turn::Failed(_))), "{failed:?}");
+        unknown(&|| ());
+        let acquired = time_out_after(&queues, || queues.set_acquired(&lease()));
+        assert!(matches!(acquired, Some(Turn::TimedOut)), "{acquired:?}");
+        let left =
+            time_out_after(&queues, || assert!(queues.give_up_head(&name(), None).is_some()));
+        assert!(left.is_none(), "{left:?}");
         queues.give_up_head(&name(), None);
-        join(&queues);
-        let left = overdue(&queues, || assert!(queues.give_up_head(&name(), None).is_none()));
-        assert!(matches!(left, Turn::Outside), "{left:?}");
         assert!(is_empty(&queues));
     }
 
     #[test]
-    fn a_thread_that_does_not_wait_is_refused_or_learns_what_the_head_learns() {
+    fn a_waiter_behind_a_hold_that_ends_asks_by_itself_if_nobody_else_waits() {
         let queues = WaitQueues::default();
-        let [head, second, _] = three(&queues);
-        let joined = || queues.try_join(&name(), &caller()).expect("open");
-        let (trying, position) = joined().expect("the head has no answer yet");
-        assert!(matches!(position, Position::Behind));
-        queues.set_answer(&head, Ok(()));
-        assert!(matches!(turn_within(&queues, &trying, Duration::ZERO), Turn::TimedOut));
-        assert!(joined().is_none(), "the head waits");
+        let [_, second, third] = three(&queues);
         let mine = lease();
         queues.set_acquired(&mine);
-        assert!(joined().is_none(), "the head has the lock");
+        assert_eq!(queues.end(&mine, false, || ()), Ending::Released { is_awaited: true });
+        assert!(matches!(queues.time_out(&third, None), Some(Turn::Look)));
+        assert!(matches!(queues.time_out(&second, None), Some(Turn::Outside)));
+    }
+
+    #[test]
+    fn a_reader_whose_time_is_over_asks_by_itself() {
+        let queues = WaitQueues::default();
+        let head = join_for(&queues, HoldKind::Read);
+        let (second, third) =
+            (join_for(&queues, HoldKind::Read), join_for(&queues, HoldKind::Read));
+        queues.set_answer(&head, Ok(()));
+        assert!(matches!(queues.time_out(&second, None), Some(Turn::Outside)));
+        assert!(matches!(queues.time_out(&third, Some(Instant::now())), Some(Turn::Outside)));
+    }
+
+    #[test]
+    fn a_thread_that_does_not_wait_is_refused_what_the_head_waits_for_or_has() {
+        let queues = WaitQueues::default();
+        let [head, second, _] = three(&queues);
+        let tried = || turn::wait(&queues, &join(&queues).0, Wait::No).expect("open");
+        assert!(matches!(tried(), Turn::Look), "the head has no answer yet");
+        queues.set_answer(&head, Ok(()));
+        assert!(matches!(tried(), Turn::TimedOut), "the head waits");
+        queues.set_pending(&head);
+        assert!(matches!(tried(), Turn::Look), "the head asks again");
+        queues.set_answer(&head, Err(&unanswered()));
+        assert!(matches!(tried(), Turn::Look), "the server may be back");
+        let mine = lease();
+        queues.set_acquired(&mine);
+        assert!(matches!(tried(), Turn::TimedOut), "the head has the lock");
         queues.end_hold(&mine);
         assert!(matches!(turn(&queues, &second), Turn::Head));
-        assert!(joined().is_some(), "the next head has no answer yet");
+        assert!(matches!(tried(), Turn::Look), "the next head has no answer yet");
     }
 
-    #[test]
-    fn an_answer_from_before_a_waiter_came_has_the_head_ask_again() {
-        let queues = WaitQueues::default();
-        let (head, _) = join(&queues);
-        for answer in [Ok(()), Err(&unanswered())] {
-            queues.set_answer(&head, answer);
-            let unknown = turn_within(&queues, &join(&queues).0, Duration::ZERO);
-            assert!(matches!(unknown, Turn::Failed(_)), "{unknown:?}");
-            assert!(matches!(head.signals.receive(None), Some(Signal::MayBeFree)));
-        }
-    }
-
-    /// It makes an attempt of its own.
-    #[test]
-    fn an_answer_outside_the_queue_is_none_of_the_head() {
-        let queues = WaitQueues::default();
-        join(&queues);
-        let outside = Waiter::new(&name());
-        let unknown = overdue(&queues, || {
-            queues.set_answer(&outside, Ok(()));
-            queues.set_pending(&outside);
-            queues.give_up_head(&name(), None);
-        });
-        assert!(matches!(unknown, Turn::Outside), "{unknown:?}");
-    }
-
-    #[test]
-    fn a_waiter_that_is_overdue_is_turned_away_by_close() {
-        let queues = WaitQueues::default();
-        let (head, _) = join(&queues);
-        let (waiter, _) = join(&queues);
-        assert!(matches!(queues.time_out(&waiter, Instant::now()), Some(TimedOut::Overdue(None))));
-        queues.close();
-        assert!(matches!(turn::wait(&queues, &waiter, None), Err(Error::Closed)));
-        assert!(matches!(head.sleep(SOON, None), Err(Error::Closed)));
+    fn unanswered() -> Failure {
+        Failure::too_late(&Arc::from("the server"), "test")
     }
 
     /// The race of the deadline with the handoff: the lock is never lost and never held twice.
@@ -790,7 +759,7 @@ mod tests {
                                 queues.set_acquired(&lease);
                                 enter(&lease);
                             }
-                            Turn::Beside | Turn::TimedOut | Turn::Outside | Turn::Failed(_) => {}
+                            _ => {}
                         }
                     }
                 });
@@ -822,7 +791,7 @@ mod tests {
         queues.close();
         assert!(matches!(head.sleep(SOON, Some(&request())), Err(Error::Closed)));
         for waiter in [second, third] {
-            assert!(matches!(turn::wait(&queues, &waiter, None), Err(Error::Closed)));
+            assert!(matches!(turn::wait(&queues, &waiter, Wait::Endless), Err(Error::Closed)));
         }
         assert!(matches!(queues.join(&name(), &caller(), true, Place::Last), Err(Error::Closed)));
         queues.give_up_head(&name(), None);

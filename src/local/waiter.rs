@@ -42,8 +42,6 @@ pub(super) enum Signal {
     Beside,
     Cancelled,
     Closed,
-    /// Its time is over, and another owner holds the lock.
-    Contended,
     /// The server cannot be reached.
     Failed(Failure),
     /// The lock was handed off to it: this is its hold now.
@@ -52,8 +50,6 @@ pub(super) enum Signal {
     Head,
     /// The lock may be free.
     MayBeFree,
-    /// Its time is over, and it may make one attempt outside the queue.
-    Outside,
 }
 
 /// The signals to one waiter. A channel could do the same, and is larger than everything else that

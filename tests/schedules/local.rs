@@ -17,13 +17,13 @@ use shuttle::thread::{self, JoinHandle};
 use crate::clock::Moment;
 use crate::config::{Config, LockOptions};
 use crate::error::{Error, Result};
-use crate::local::call::Caller;
+use crate::local::call::{self, Caller};
 use crate::local::lease::Lease;
 use crate::local::pending::tests::{request, sent};
 use crate::local::queue_shard::Position;
 use crate::local::reporter::Reporter;
-use crate::local::turn::{self, Turn, TurnLimit};
-use crate::local::wait_queue::Place;
+use crate::local::turn;
+use crate::local::wait_queue::{Place, Turn};
 use crate::local::wait_queues::{Ending, WaitQueues};
 use crate::local::waiter::{Signal, Waiter};
 use crate::store::hold::{HoldId, HoldKind};
@@ -98,11 +98,8 @@ impl Scene {
     /// without the lock.
     fn lock_and_unlock(&self, wait: Wait) -> Result<bool> {
         let lease = match self.acquire(wait)? {
-            None | Some(Turn::Beside | Turn::TimedOut | Turn::Outside | Turn::Failed(_)) => {
-                return Ok(false);
-            }
-            Some(Turn::HandedOff(lease)) => lease,
-            Some(Turn::Head) => {
+            Turn::HandedOff(lease) => lease,
+            Turn::Head => {
                 self.store_hold();
                 for released in self.queues.take_released(&self.name) {
                     self.unreported.lock().remove(&released.id.nonce);
@@ -113,6 +110,7 @@ impl Scene {
                 self.queues.set_acquired(&lease);
                 lease
             }
+            _ => return Ok(false),
         };
         if is_valid(&lease) {
             let last = self.last.lock().replace(lease.clone());
@@ -126,25 +124,22 @@ impl Scene {
         Ok(true)
     }
 
-    fn acquire(&self, wait: Wait) -> Result<Option<Turn>> {
+    fn acquire(&self, wait: Wait) -> Result<Turn> {
         let (queues, caller) = (&self.queues, caller());
-        let (waiter, position) = if wait != Wait::No {
-            queues.join(&self.name, &caller, wait == Wait::Endless, Place::Last)?
-        } else if let Some(first) = queues.try_join(&self.name, &caller)? {
-            first
-        } else {
-            return Ok(None);
+        let (waiter, position) =
+            queues.join(&self.name, &caller, wait == Wait::Endless, Place::Last)?;
+        let limit = match wait {
+            Wait::Endless => call::Wait::Endless,
+            Wait::No => call::Wait::No,
+            Wait::Until => call::Wait::Until(Instant::now()),
         };
-        let limit = TurnLimit { deadline: Instant::now(), slack: Duration::ZERO };
-        let limit = (wait != Wait::Endless).then_some(limit);
         let turn = match position {
             Position::Head { .. } => Turn::Head,
             Position::Behind => turn::wait(queues, &waiter, limit)?,
-            Position::Outside => Turn::Outside,
         };
         match turn {
-            Turn::Head => self.acquire_at_head(&waiter).map(Some),
-            other => Ok(Some(other)),
+            Turn::Head => self.acquire_at_head(&waiter),
+            other => Ok(other),
         }
     }
 
@@ -207,11 +202,8 @@ impl Scene {
     fn is_empty(&self) -> bool {
         let readers = mem::take(&mut *self.readers.lock());
         readers.into_iter().for_each(|reader| reader.join().expect("no panic"));
-        let joined = self.queues.try_join(&self.name, &caller());
-        matches!(
-            joined,
-            Ok(Some((_, Position::Head { after_release: false }))) | Err(Error::Closed)
-        )
+        let joined = self.queues.join(&self.name, &caller(), false, Place::Last);
+        matches!(joined, Ok((_, Position::Head { after_release: false })) | Err(Error::Closed))
     }
 }
 
@@ -260,7 +252,7 @@ fn no_thread_is_the_head_before_a_lock_that_was_handed_off_is_released() {
                 assert_eq!(giver.queues.end(&mine, true, || ()), Ending::HandedOff, "a waiter");
             }),
             thread::spawn(move || {
-                match turn::wait(&receiver.queues, &second, None).expect("open") {
+                match turn::wait(&receiver.queues, &second, call::Wait::Endless).expect("open") {
                     Turn::HandedOff(lease) => receiver.unlock(&lease),
                     other => panic!("{other:?}"),
                 }

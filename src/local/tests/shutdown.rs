@@ -13,8 +13,8 @@ use crate::local::hold_requests;
 use crate::local::queue_shard::Position;
 use crate::local::release::shut_down;
 use crate::local::tests::{LEASE, Outcome, Scene, eventually};
-use crate::local::turn::{self, Turn};
-use crate::local::wait_queue::Place;
+use crate::local::turn;
+use crate::local::wait_queue::{Place, Turn};
 
 /// Long for what a thread does between two lines of a test.
 const WHILE: Duration = Duration::from_millis(100);
@@ -116,7 +116,7 @@ fn a_thread_that_becomes_the_head_after_a_shutdown_acquires_nothing() {
     assert!(matches!(position, Position::Behind));
     shut_down(shared, SOON).expect("released");
     assert!(level.lease.is_ended());
-    let turn = turn::wait(queues, &waiter, None).expect("made the head");
+    let turn = turn::wait(queues, &waiter, Wait::Endless).expect("made the head");
     assert!(matches!(turn, Turn::Head));
     let call = LockCall { shared, name, caller, wait: Wait::Endless, contended: Cell::default() };
     let outcome = call.acquire_at_head(&waiter, Arrival::Next);

@@ -192,7 +192,6 @@ fn no_waiter_relies_on_an_old_reply(server: &Server) {
             server.stop();
             assert_outage_for_all(ms(100), || client.try_lock_for("a", ms(100)));
             server.cont();
-            // Those in front of it have had the server asked.
             eventually(SOON, || client.try_lock_for("a", ms(50)).is_ok());
             drop(end);
             front.join().unwrap().unwrap();
