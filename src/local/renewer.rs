@@ -127,8 +127,6 @@ mod tests {
         }
 
         fn collect(&mut self, _: Instant, _: &mut dyn FnMut(u64, JobOutcome)) {}
-
-        fn abandon(&mut self, _: &mut dyn FnMut(u64, JobOutcome)) {}
     }
 
     struct Scene {
@@ -289,8 +287,6 @@ mod tests {
                 done(job.id, Err(no_reply()));
             }
         }
-
-        fn abandon(&mut self, _: &mut dyn FnMut(u64, JobOutcome)) {}
     }
 
     /// Two of them while their renewals are in flight, and one that is not renewed.

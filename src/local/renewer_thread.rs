@@ -75,7 +75,6 @@ pub(super) struct RenewerThread {
 struct SentWork {
     work: Scheduled,
     sent: Moment,
-    lease: Duration,
 }
 
 impl RenewerThread {
@@ -138,7 +137,7 @@ impl RenewerThread {
     /// Schedules what the ends of holds have left to clean up.
     fn schedule_clean_ups(&mut self) {
         for in_doubt in self.reports.reporter.sink.clean_ups.take() {
-            self.timers.add_clean_up(in_doubt);
+            self.schedule(Scheduled::clean_up(in_doubt));
         }
     }
 
@@ -156,16 +155,10 @@ impl RenewerThread {
     /// Ends all leases, and tries again now to remove what is in doubt.
     fn end_all(&mut self, deadline: Instant) {
         self.shutdown.get_or_insert_default().extend(deadline);
-        let sent = self.in_flight.values().filter_map(|sent| match &sent.work {
-            Scheduled::CleanUp(_) => None,
-            Scheduled::Lease(lease) => Some(lease.clone()),
-        });
-        let sent: Vec<_> = sent.collect();
-        for lease in &sent {
-            self.end(lease);
-        }
-        let scheduled: Vec<_> = self.timers.drain().collect();
-        for mut work in scheduled {
+        let sent = self.in_flight.values().filter_map(|sent| sent.work.as_lease());
+        let sent = sent.map(|lease| Scheduled::Lease(lease.clone()));
+        let all: Vec<_> = sent.chain(self.timers.drain()).collect();
+        for mut work in all {
             if let Scheduled::CleanUp(clean_up) = &mut work {
                 clean_up.hasten();
             }
@@ -184,13 +177,9 @@ impl RenewerThread {
 
     /// Marks the lease of a hold as lost.
     fn lose(&mut self, hold: &HoldId) {
-        let sent = self.in_flight.values().map(|sent| &sent.work);
-        let lease = self.timers.iter().chain(sent).find_map(|work| match work {
-            Scheduled::Lease(lease) if lease.id.nonce == hold.nonce => Some(lease.clone()),
-            Scheduled::CleanUp(_) | Scheduled::Lease(_) => None,
-        });
-        if let Some(lease) = lease {
-            self.reports.reporter.lose(&lease);
+        let mut leases = self.all_work().filter_map(Scheduled::as_lease);
+        if let Some(lease) = leases.find(|lease| lease.id.nonce == hold.nonce) {
+            self.reports.reporter.lose(lease);
         }
     }
 
@@ -217,10 +206,13 @@ impl RenewerThread {
         }
     }
 
-    /// The clean-ups that are scheduled or in flight.
+    /// What is scheduled or in flight.
+    fn all_work(&self) -> impl Iterator<Item = &Scheduled> {
+        self.timers.iter().chain(self.in_flight.values().map(|sent| &sent.work))
+    }
+
     fn clean_ups(&self) -> impl Iterator<Item = &CleanUp> {
-        let sent = self.in_flight.values().map(|sent| &sent.work);
-        self.timers.iter().chain(sent).filter_map(|work| match work {
+        self.all_work().filter_map(|work| match work {
             Scheduled::CleanUp(clean_up) => Some(&**clean_up),
             Scheduled::Lease(_) => None,
         })
@@ -232,10 +224,10 @@ impl RenewerThread {
         while batch.len() < BATCH
             && let Some(work) = self.timers.pop(now)
         {
-            let (hold, change, lease, limit) = match &work {
+            let (hold, change, limit) = match &work {
                 Scheduled::CleanUp(clean_up) => {
                     clean_up.begin_attempt();
-                    (clean_up.hold(), clean_up.change(), Duration::ZERO, clean_up.lease() / 3)
+                    (clean_up.hold(), clean_up.change(), clean_up.lease() / 3)
                 }
                 Scheduled::Lease(lease) => {
                     self.reports.reporter.expire(lease);
@@ -243,15 +235,14 @@ impl RenewerThread {
                         self.schedule(work);
                         continue;
                     }
-                    let next = lease.next_lease(now);
-                    let limit = (lease.duration() / 3).min(lease.remaining());
-                    (&lease.id, Change::Renew { lease: next }, next, limit)
+                    let change = Change::Renew { lease: lease.next_lease(now) };
+                    (&lease.id, change, (lease.duration() / 3).min(lease.remaining()))
                 }
             };
             self.last_job += 1;
             let deadline = end_of(limit.min(self.io_timeout));
             batch.push(Job { id: self.last_job, hold: hold.clone(), change, deadline });
-            self.in_flight.insert(self.last_job, SentWork { work, sent: now, lease });
+            self.in_flight.insert(self.last_job, SentWork { work, sent: now });
         }
         if !batch.is_empty() {
             self.run_jobs(|jobs, done| jobs.send(batch, done));
@@ -267,8 +258,8 @@ impl RenewerThread {
                 Some(SentWork { work: Scheduled::CleanUp(clean_up), .. }) => {
                     self.finish_clean_up(clean_up, outcome);
                 }
-                Some(SentWork { work: Scheduled::Lease(hold), sent, lease }) => {
-                    self.finish_renewal(hold, sent, lease, outcome);
+                Some(SentWork { work: Scheduled::Lease(lease), sent }) => {
+                    self.finish_renewal(lease, sent, outcome);
                 }
                 None => {}
             }
@@ -278,28 +269,22 @@ impl RenewerThread {
 
     /// Applies the outcome of a renewal. One without a reply is tried again: the local deadline
     /// decides whether the hold is lost, not one reply.
-    fn finish_renewal(
-        &mut self,
-        hold: Arc<Lease>,
-        sent: Moment,
-        lease: Duration,
-        outcome: JobOutcome,
-    ) {
+    fn finish_renewal(&mut self, lease: Arc<Lease>, sent: Moment, outcome: JobOutcome) {
         match outcome.map(|reply| reply.hold) {
             Ok(HoldReply::Done) => {
-                let late = hold.is_nearly_over();
-                hold.extend(sent, lease);
-                self.reports.record_renewal(&hold, late);
-                self.schedule(Scheduled::Lease(hold));
+                let late = lease.is_nearly_over();
+                lease.extend(sent, lease.next_lease(sent));
+                self.reports.record_renewal(&lease, late);
+                self.schedule(Scheduled::Lease(lease));
             }
             Ok(HoldReply::Gone) => {
-                self.reports.reporter.lose(&hold);
-                self.reports.forget(&hold);
+                self.reports.reporter.lose(&lease);
+                self.reports.forget(&lease);
             }
             Err(failure) => {
-                let pause = (hold.duration() / RETRIES).min(hold.remaining());
-                self.reports.record_failure(&hold, &failure);
-                self.timers.add_at(Moment::now().after(pause), Scheduled::Lease(hold));
+                let pause = (lease.duration() / RETRIES).min(lease.remaining());
+                self.reports.record_failure(&lease, &failure);
+                self.timers.add_at(Moment::now().after(pause), Scheduled::Lease(lease));
             }
         }
     }
@@ -360,7 +345,7 @@ impl RenewerThread {
     /// Starts over after a panic, with nothing forgotten.
     fn recover(&mut self) {
         self.reports.reporter.events.error(|| "the renewer panicked, and goes on".into());
-        drop(catch_unwind(AssertUnwindSafe(|| self.jobs.abandon(&mut |_, _| {}))));
+        drop(catch_unwind(AssertUnwindSafe(|| self.jobs.abandon())));
         for (_, SentWork { work, .. }) in mem::take(&mut self.in_flight) {
             self.schedule(work);
         }
@@ -371,14 +356,11 @@ impl RenewerThread {
     fn finish(&mut self) {
         self.receive_new();
         let deadline = end_of(self.io_timeout);
-        let drained = self.timers.drain().filter_map(|work| match work {
-            Scheduled::CleanUp(clean_up) => {
-                let (hold, change) = (clean_up.hold().clone(), clean_up.change());
-                Some(Job { id: 0, hold, change, deadline })
-            }
-            Scheduled::Lease(_) => None,
-        });
-        let releases: Vec<_> = drained.collect();
+        let release = |clean_up: &CleanUp| {
+            let (hold, change) = (clean_up.hold().clone(), clean_up.change());
+            Job { id: 0, hold, change, deadline }
+        };
+        let releases: Vec<_> = self.clean_ups().map(release).collect();
         if !releases.is_empty() {
             self.jobs.send(releases, &mut |_, _| {});
             self.jobs.collect(deadline, &mut |_, _| {});

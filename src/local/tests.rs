@@ -189,8 +189,6 @@ impl JobRunner for Scripted {
     }
 
     fn collect(&mut self, _: Instant, _: &mut dyn FnMut(u64, JobOutcome)) {}
-
-    fn abandon(&mut self, _: &mut dyn FnMut(u64, JobOutcome)) {}
 }
 
 struct Scene {

@@ -40,6 +40,10 @@ impl Scheduled {
     pub(crate) fn clean_up(in_doubt: InDoubtHold) -> Self {
         Self::CleanUp(Box::new(CleanUp::new(in_doubt)))
     }
+
+    pub(crate) fn as_lease(&self) -> Option<&Arc<Lease>> {
+        if let Self::Lease(lease) = self { Some(lease) } else { None }
+    }
 }
 
 /// The removal of an in-doubt hold: one that may exist after a request with an unknown outcome, or
@@ -207,10 +211,6 @@ impl TimerQueue {
         self.crowd = CROWD.max(self.entries.len() * 2);
         self.entries.shrink_to(self.crowd);
         self.next_compaction = now.after(COMPACTION_PAUSE);
-    }
-
-    pub(crate) fn add_clean_up(&mut self, in_doubt: InDoubtHold) {
-        self.add_at(Moment::FIRST, Scheduled::clean_up(in_doubt));
     }
 
     /// Adds work for this moment. A lease whose time to be renewed this is may be removed earlier.

@@ -8,7 +8,7 @@ use crate::store::hold::HoldId;
 use crate::store::request::{Change, HoldReply};
 
 /// A request about one hold, with a number by which its outcome is reported.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Job {
     pub(crate) id: u64,
     pub(crate) hold: HoldId,
@@ -36,8 +36,8 @@ impl From<HoldReply> for JobReply {
     }
 }
 
-/// Sends jobs in batches and collects their outcomes. Each job has exactly one outcome. No method
-/// waits for a connection to be opened.
+/// Sends jobs in batches and collects their outcomes. Each job has exactly one outcome, unless
+/// it is abandoned. No method waits for a connection to be opened.
 pub(crate) trait JobRunner: Send {
     /// Sends jobs, or has them sent as soon as a connection is open and has room. Does not block.
     fn send(&mut self, jobs: Vec<Job>, done: &mut dyn FnMut(u64, JobOutcome));
@@ -46,8 +46,9 @@ pub(crate) trait JobRunner: Send {
     /// outcome.
     fn collect(&mut self, deadline: Instant, done: &mut dyn FnMut(u64, JobOutcome));
 
-    /// Gives up the jobs that have no outcome yet: their outcome is a failure.
-    fn abandon(&mut self, done: &mut dyn FnMut(u64, JobOutcome));
+    /// Forgets the jobs that have no outcome yet, and the connections with what is still to come
+    /// over them. What is known of these may be wrong after a panic.
+    fn abandon(&mut self) {}
 }
 
 /// A hold that has no guard, and that may exist on a server nevertheless.

@@ -329,8 +329,6 @@ impl JobRunner for Memory {
     }
 
     fn collect(&mut self, _: Instant, _: &mut dyn FnMut(u64, JobOutcome)) {}
-
-    fn abandon(&mut self, _: &mut dyn FnMut(u64, JobOutcome)) {}
 }
 
 #[cfg(test)]

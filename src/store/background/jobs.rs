@@ -3,16 +3,16 @@
 //! Renewals that must reach replicas or disks have connections of their own, which are blocked
 //! until that is confirmed: no clean-up waits for it.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::fmt;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use rustix::event::PollFd;
 
 use crate::failure::Failure;
 use crate::store::background::connection::{Node, sleep};
-use crate::store::background::node_jobs::{JobSettings, NodeJobs};
+use crate::store::background::node_jobs::{JobSettings, NodeJobs, Replies};
 use crate::store::background::opening::Opening;
 use crate::store::commands::Commands;
 use crate::store::durability::Demand;
@@ -68,20 +68,21 @@ pub(crate) struct BackgroundJobs<P: JobPolicy> {
     settings: JobSettings,
     /// What must be met before a renewal counts.
     demand: Option<Demand>,
-    nodes: Vec<NodeJobs<P::Node>>,
-    /// The jobs without an outcome, by a number of this type: the caller's ids may repeat.
-    undecided: HashMap<u64, Undecided<P::Progress>>,
-    last: u64,
+    nodes: Vec<NodeJobs<P::Node, P::Progress>>,
+    /// How many jobs have no outcome yet.
+    undecided: usize,
 }
 
+/// A job that was sent. All nodes that it was sent to share it.
 #[derive(Debug)]
-struct Undecided<T> {
-    job: Job,
-    progress: T,
+pub(super) struct SentJob<T> {
+    pub(super) job: Job,
+    /// `None` since the job has an outcome.
+    progress: Mutex<Option<T>>,
 }
 
 /// Jobs by the node that they are to be sent to, and by what must be met before they count.
-type Batches<N> = Vec<(N, Option<Demand>, Vec<Job>)>;
+type Batches<N, T> = Vec<(N, Option<Demand>, Vec<Arc<SentJob<T>>>)>;
 
 impl<P: JobPolicy> BackgroundJobs<P> {
     /// Sends nothing yet. A connection that is silent for `io_timeout` is given up.
@@ -92,20 +93,22 @@ impl<P: JobPolicy> BackgroundJobs<P> {
         io_timeout: Duration,
     ) -> Self {
         let settings = JobSettings { commands, io_timeout };
-        let (nodes, undecided) = (Vec::new(), HashMap::new());
-        Self { policy, settings, demand, nodes, undecided, last: 0 }
+        Self { policy, settings, demand, nodes: Vec::new(), undecided: 0 }
     }
 
     /// Sends jobs, and again those that a node has redirected at once.
-    fn dispatch(&mut self, mut batches: Batches<P::Node>, done: &mut dyn FnMut(u64, JobOutcome)) {
+    fn dispatch(
+        &mut self,
+        mut batches: Batches<P::Node, P::Progress>,
+        done: &mut dyn FnMut(u64, JobOutcome),
+    ) {
         while !batches.is_empty() {
             let mut again = Batches::new();
             for (node, demand, jobs) in batches {
                 let urgent = self.is_urgent(demand.as_ref());
                 let place = self.place_of(node, demand);
-                let mut replies = Vec::new();
-                let report = &mut |id, reply| replies.push((id, reply));
-                self.nodes[place].send(jobs, &self.settings, urgent, report);
+                let mut replies = Replies::new();
+                self.nodes[place].send(jobs, &self.settings, urgent, &mut replies);
                 self.decide(place, replies, &mut again, done);
             }
             batches = again;
@@ -119,9 +122,8 @@ impl<P: JobPolicy> BackgroundJobs<P> {
     }
 
     fn place_of(&mut self, node: P::Node, demand: Option<Demand>) -> usize {
-        let same =
-            |known: &NodeJobs<P::Node>| known.node().is(&node) && known.is_for(demand.as_ref());
-        let place = self.nodes.iter().position(same);
+        let mut nodes = self.nodes.iter();
+        let place = nodes.position(|known| known.node().is(&node) && known.is_for(demand.as_ref()));
         place.unwrap_or_else(|| {
             // Nodes of a cluster come and go.
             let policy = &self.policy;
@@ -136,19 +138,20 @@ impl<P: JobPolicy> BackgroundJobs<P> {
     fn decide(
         &mut self,
         place: usize,
-        replies: Vec<(u64, Result<HoldReply, Failure>)>,
-        again: &mut Batches<P::Node>,
+        replies: Replies<P::Progress>,
+        again: &mut Batches<P::Node, P::Progress>,
         done: &mut dyn FnMut(u64, JobOutcome),
     ) {
-        for (number, reply) in replies {
-            // A job that is decided already is not there any more.
-            let Entry::Occupied(mut entry) = self.undecided.entry(number) else { continue };
-            let Undecided { job, progress } = entry.get_mut();
-            match self.policy.decide(job, progress, self.nodes[place].node(), reply) {
-                Decision::Done(outcome) => done(entry.remove().job.id, outcome),
-                Decision::SendTo(node) => {
-                    add(again, node, self.demand, Job { id: number, ..job.clone() });
+        for (sent, reply) in replies {
+            let mut progress = sent.progress.lock();
+            let Some(known) = progress.as_mut() else { continue };
+            match self.policy.decide(&sent.job, known, self.nodes[place].node(), reply) {
+                Decision::Done(outcome) => {
+                    *progress = None;
+                    self.undecided -= 1;
+                    done(sent.job.id, outcome);
                 }
+                Decision::SendTo(node) => add(again, node, self.demand, sent.clone()),
                 Decision::Undecided => {}
             }
         }
@@ -159,9 +162,8 @@ impl<P: JobPolicy> BackgroundJobs<P> {
     fn collect_now(&mut self, done: &mut dyn FnMut(u64, JobOutcome)) -> Option<Instant> {
         let (mut next, mut again) = (None::<Instant>, Batches::new());
         for place in 0..self.nodes.len() {
-            let mut replies = Vec::new();
-            let report = &mut |id, reply| replies.push((id, reply));
-            let then = self.nodes[place].collect(&self.settings, report);
+            let mut replies = Replies::new();
+            let then = self.nodes[place].collect(&self.settings, &mut replies);
             next = next.into_iter().chain(then).min();
             self.decide(place, replies, &mut again, done);
         }
@@ -185,11 +187,11 @@ impl<P: JobPolicy> JobRunner for BackgroundJobs<P> {
         for job in jobs {
             match self.policy.route(&job) {
                 Ok((nodes, progress)) => {
-                    self.last += 1;
+                    let sent = Arc::new(SentJob { job, progress: Mutex::new(Some(progress)) });
+                    self.undecided += 1;
                     for node in nodes {
-                        add(&mut batches, node, self.demand, Job { id: self.last, ..job.clone() });
+                        add(&mut batches, node, self.demand, sent.clone());
                     }
-                    self.undecided.insert(self.last, Undecided { job, progress });
                 }
                 Err(failure) => done(job.id, Err(failure)),
             }
@@ -200,31 +202,32 @@ impl<P: JobPolicy> JobRunner for BackgroundJobs<P> {
     fn collect(&mut self, deadline: Instant, done: &mut dyn FnMut(u64, JobOutcome)) {
         loop {
             let next = self.collect_now(done);
-            if self.undecided.is_empty() || Instant::now() >= deadline {
+            if self.undecided == 0 || Instant::now() >= deadline {
                 return;
             }
             self.sleep(next.map_or(deadline, |next| next.min(deadline)));
         }
     }
 
-    fn abandon(&mut self, done: &mut dyn FnMut(u64, JobOutcome)) {
-        for place in 0..self.nodes.len() {
-            let mut replies = Vec::new();
-            self.nodes[place].abandon(&mut |id, reply| replies.push((id, reply)));
-            // A connection that was given up redirects nothing.
-            self.decide(place, replies, &mut Batches::new(), done);
-        }
+    fn abandon(&mut self) {
+        self.undecided = 0;
+        self.nodes.clear();
     }
 }
 
 /// Adds a job to the batch that it belongs to.
-fn add<N: Node>(batches: &mut Batches<N>, node: N, demand: Option<Demand>, job: Job) {
-    let demand = demand.filter(|_| job.change.is_durable());
+fn add<N: Node, T>(
+    batches: &mut Batches<N, T>,
+    node: N,
+    demand: Option<Demand>,
+    sent: Arc<SentJob<T>>,
+) {
+    let demand = demand.filter(|_| sent.job.change.is_durable());
     let same = |(known, other, _): &&mut (N, Option<Demand>, _)| {
         known.is(&node) && other.is_some() == demand.is_some()
     };
     match batches.iter_mut().find(same) {
-        Some((_, _, jobs)) => jobs.push(job),
-        None => batches.push((node, demand, vec![job])),
+        Some((_, _, jobs)) => jobs.push(sent),
+        None => batches.push((node, demand, vec![sent])),
     }
 }

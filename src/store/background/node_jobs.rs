@@ -9,6 +9,7 @@
 
 use std::cmp::min;
 use std::mem;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::PollFd;
@@ -18,6 +19,7 @@ use crate::net::connection::Connection;
 use crate::net::pipeline::{Pipeline, UnknownScript};
 use crate::net::transport::WaitFor;
 use crate::store::background::connection::{BackgroundConnection, ConnectAttempt, Node, Pauses};
+use crate::store::background::jobs::SentJob;
 use crate::store::background::opening::Opening;
 use crate::store::command::Command;
 use crate::store::commands::Commands;
@@ -34,10 +36,10 @@ const PAUSE: Duration = Duration::from_millis(20);
 
 const PAUSES: Pauses = Pauses { after_failure: PAUSE, after_rejection: PAUSE };
 
-type JobConnection = Pipeline<SentRequest, Connection>;
+type JobConnection<T> = Pipeline<SentRequest<T>, Connection>;
 
-/// Called with what the node has replied to each job.
-type Done<'a> = &'a mut dyn FnMut(u64, Result<HoldReply, Failure>);
+/// What the node has replied to each job.
+pub(super) type Replies<T> = Vec<(Arc<SentJob<T>>, Result<HoldReply, Failure>)>;
 
 /// What the jobs of all nodes have in common.
 #[derive(Debug)]
@@ -49,36 +51,29 @@ pub(super) struct JobSettings {
 
 /// The jobs of one node that go over one connection.
 #[derive(Debug)]
-pub(super) struct NodeJobs<N> {
-    connection: BackgroundConnection<N, JobConnection>,
+pub(super) struct NodeJobs<N, T> {
+    connection: BackgroundConnection<N, JobConnection<T>>,
     /// Replaces the connection, which is soon no longer valid, as soon as it is open.
-    successor: Option<BackgroundConnection<N, JobConnection>>,
+    successor: Option<BackgroundConnection<N, JobConnection<T>>>,
     /// What must be met before the effects of these jobs count.
     demand: Option<Demand>,
     /// Sent as soon as the connection is open, has written what was sent before, and does not wait
     /// for replicas or disks.
-    waiting: Vec<Job>,
+    waiting: Vec<Arc<SentJob<T>>>,
     /// What the server has executed, and replicas or disks have not confirmed yet.
-    unconfirmed: Vec<SentJob>,
+    unconfirmed: Vec<Arc<SentJob<T>>>,
 }
 
 #[derive(Debug)]
-enum SentRequest {
+enum SentRequest<T> {
     /// `None` once its time is over. A short lease must not cost the others the connection, so the
     /// reply is still awaited, and then ignored.
-    Job(Option<SentJob>, Decoder<HoldReply>),
+    Job(Option<Arc<SentJob<T>>>, Decoder<HoldReply>),
     /// The request to wait until what was executed before it is as durable as demanded.
     Wait(Demand),
 }
 
-/// A job that was sent.
-#[derive(Clone, Copy, Debug)]
-struct SentJob {
-    id: u64,
-    deadline: Instant,
-}
-
-impl<N: Node> NodeJobs<N> {
+impl<N: Node, T> NodeJobs<N, T> {
     pub(super) fn new(node: N, demand: Option<Demand>) -> Self {
         let connection = BackgroundConnection::new(node, PAUSES);
         Self { connection, successor: None, demand, waiting: Vec::new(), unconfirmed: Vec::new() }
@@ -116,22 +111,22 @@ impl<N: Node> NodeJobs<N> {
     /// Sends jobs, now or as soon as the connection is open.
     pub(super) fn send(
         &mut self,
-        jobs: Vec<Job>,
+        jobs: Vec<Arc<SentJob<T>>>,
         settings: &JobSettings,
         urgent: bool,
-        done: Done<'_>,
+        replies: &mut Replies<T>,
     ) {
-        let Some(deadline) = jobs.iter().map(|job| job.deadline).max() else { return };
+        let Some(deadline) = jobs.iter().map(|sent| sent.job.deadline).max() else { return };
         let attempt = ConnectAttempt { deadline, urgent };
-        self.finish_opening(settings, done);
+        self.finish_opening(settings, replies);
         self.replace_retiring(ConnectAttempt { urgent: false, ..attempt });
-        let previous = self.close_unless_ready(done);
+        let previous = self.close_unless_ready(replies);
         match self.connection.begin_opening(previous, attempt) {
             Ok(()) => {
                 self.waiting.extend(jobs);
                 self.write_waiting(settings);
             }
-            Err(failure) => fail(&jobs, &failure, done),
+            Err(failure) => fail(jobs, &failure, replies),
         }
     }
 
@@ -154,7 +149,7 @@ impl<N: Node> NodeJobs<N> {
 
     /// Closes a connection that must not be used any more, or only after it is confirmed that the
     /// server has not moved.
-    fn close_unless_ready(&mut self, done: Done<'_>) -> Option<Connection> {
+    fn close_unless_ready(&mut self, replies: &mut Replies<T>) -> Option<Connection> {
         let pipeline = self.connection.as_open()?;
         // What is sent behind other requests goes where they went.
         let is_ready = if pipeline.is_empty() {
@@ -166,14 +161,14 @@ impl<N: Node> NodeJobs<N> {
             return None;
         }
         // The replies to what is in flight will not come over the next connection.
-        self.give_up(done);
+        self.give_up(replies);
         self.connection.close().map(|pipeline| pipeline.connection)
     }
 
     /// Has a connection that is soon no longer valid replaced: by one that is opened in the
     /// meantime, once no reply is to come over the old one.
     fn replace_retiring(&mut self, attempt: ConnectAttempt) {
-        let retiring = |open: &JobConnection| open.connection.retiring();
+        let retiring = |open: &JobConnection<T>| open.connection.retiring();
         let Some(validity) = self.connection.as_open().and_then(retiring) else {
             self.successor = None;
             return;
@@ -191,11 +186,11 @@ impl<N: Node> NodeJobs<N> {
     }
 
     /// Sends the jobs that wait for the connection, if it has been opened.
-    fn finish_opening(&mut self, settings: &JobSettings, done: Done<'_>) {
+    fn finish_opening(&mut self, settings: &JobSettings, replies: &mut Replies<T>) {
         match self.connection.finish_opening(|connection| Ok(pipeline(connection))) {
             None => {}
             Some(Ok(_)) => self.write_waiting(settings),
-            Some(Err(failure)) => fail(&mem::take(&mut self.waiting), &failure, done),
+            Some(Err(failure)) => fail(mem::take(&mut self.waiting), &failure, replies),
         }
     }
 
@@ -209,14 +204,14 @@ impl<N: Node> NodeJobs<N> {
     }
 
     /// Sends jobs over the open connection, in one write.
-    fn write(&mut self, jobs: Vec<Job>, settings: &JobSettings) {
-        let Some(deadline) = jobs.iter().map(|job| job.deadline).max() else { return };
+    fn write(&mut self, jobs: Vec<Arc<SentJob<T>>>, settings: &JobSettings) {
+        let Some(deadline) = jobs.iter().map(|sent| sent.job.deadline).max() else { return };
         let BackgroundConnection { node, .. } = &self.connection;
         let mut batch: Vec<_> = jobs
             .into_iter()
-            .map(|Job { id, hold, change, deadline }| {
-                let Command { request, decoder } = settings.commands.change(&hold, change);
-                let sent = SentJob { id, deadline };
+            .map(|sent| {
+                let Job { hold, change, .. } = &sent.job;
+                let Command { request, decoder } = settings.commands.change(hold, *change);
                 (SentRequest::Job(Some(sent), decoder), node.addressed(request))
             })
             .collect();
@@ -230,44 +225,47 @@ impl<N: Node> NodeJobs<N> {
 
     /// Reports the outcomes that are known by now, without waiting. Returns when there will be more
     /// even if no reply comes; `None` if no job is here.
-    pub(super) fn collect(&mut self, settings: &JobSettings, done: Done<'_>) -> Option<Instant> {
-        self.fail_late_waiting(done);
-        self.finish_opening(settings, done);
-        self.read(done);
+    pub(super) fn collect(
+        &mut self,
+        settings: &JobSettings,
+        replies: &mut Replies<T>,
+    ) -> Option<Instant> {
+        self.fail_late_waiting(replies);
+        self.finish_opening(settings, replies);
+        self.read(replies);
         if self.is_sending() {
             self.write_waiting(settings);
         } else if self.connection.as_opening().is_none() {
             // They had to wait until replicas or disks had answered, or failed to.
             let jobs = mem::take(&mut self.waiting);
-            self.send(jobs, settings, false, done);
+            self.send(jobs, settings, false, replies);
         }
-        let next = self.fail_late(settings.io_timeout, done);
-        self.waiting.iter().map(|job| job.deadline).chain(next).min()
+        let next = self.fail_late(settings.io_timeout, replies);
+        self.waiting.iter().map(|sent| sent.job.deadline).chain(next).min()
     }
 
     /// Reports the outcomes that have come.
-    fn read(&mut self, done: Done<'_>) {
+    fn read(&mut self, replies: &mut Replies<T>) {
         let Self { connection, demand, unconfirmed, .. } = self;
         let label = connection.node.label();
         let Some(pipeline) = connection.as_open_mut() else { return };
         while let Some((in_flight, reply)) = pipeline.receive(WaitFor::Nothing) {
             match in_flight {
-                SentRequest::Job(job, decoder) => {
-                    let outcome = decoder.decode(reply).unwrap_or_else(|| Err(garbled(pipeline)));
-                    match (job, outcome) {
-                        (Some(job), Ok(HoldReply::Done)) if demand.is_some() => {
-                            unconfirmed.push(job);
+                SentRequest::Job(sent, decoder) => {
+                    let reply = decoder.decode(reply).unwrap_or_else(|| Err(garbled(pipeline)));
+                    match (sent, reply) {
+                        (Some(sent), Ok(HoldReply::Done)) if demand.is_some() => {
+                            unconfirmed.push(sent);
                         }
-                        (Some(job), outcome) => done(job.id, outcome),
+                        (Some(sent), reply) => replies.push((sent, reply)),
                         (None, _) => {}
                     }
                 }
                 SentRequest::Wait(demand) => {
                     let confirmed = demand.check(reply, &label);
                     let confirmed = confirmed.unwrap_or_else(|| Err(garbled(pipeline)));
-                    for job in unconfirmed.drain(..) {
-                        done(job.id, confirmed.clone().map(|()| HoldReply::Done));
-                    }
+                    let confirmed = confirmed.map(|()| HoldReply::Done);
+                    replies.extend(unconfirmed.drain(..).map(|sent| (sent, confirmed.clone())));
                     wait_again(pipeline, demand);
                 }
             }
@@ -275,9 +273,9 @@ impl<N: Node> NodeJobs<N> {
     }
 
     /// Ends the jobs whose deadlines have come before they could be sent.
-    fn fail_late_waiting(&mut self, done: Done<'_>) {
+    fn fail_late_waiting(&mut self, replies: &mut Replies<T>) {
         let now = Instant::now();
-        let late: Vec<_> = self.waiting.extract_if(.., |job| job.deadline <= now).collect();
+        let late: Vec<_> = self.waiting.extract_if(.., |sent| sent.job.deadline <= now).collect();
         if !late.is_empty() {
             let why = if self.is_confirming() {
                 "replicas or disks had not confirmed earlier renewals in time"
@@ -286,66 +284,57 @@ impl<N: Node> NodeJobs<N> {
             } else {
                 "no connection was open in time"
             };
-            fail(&late, &Failure::too_late(&self.connection.node.label(), why), done);
+            fail(late, &Failure::too_late(&self.connection.node.label(), why), replies);
         }
     }
 
     /// Ends the sent jobs whose deadlines have come, and all of them if the server has been silent
     /// for `io_timeout`. Returns when there will be more of them.
-    fn fail_late(&mut self, io_timeout: Duration, done: Done<'_>) -> Option<Instant> {
+    fn fail_late(&mut self, io_timeout: Duration, replies: &mut Replies<T>) -> Option<Instant> {
         let now = Instant::now();
         let pipeline = self.connection.as_open_mut()?;
         let give_up_at = pipeline.expected_since()? + io_timeout;
         if give_up_at <= now {
-            self.give_up(done);
+            self.give_up(replies);
             return None;
         }
-        let is_late = |job: &mut SentJob| job.deadline <= now;
+        let is_late = |sent: &mut Arc<SentJob<T>>| sent.job.deadline <= now;
         let mut late: Vec<_> = self.unconfirmed.extract_if(.., is_late).collect();
-        let mut next = self.unconfirmed.iter().map(|job| job.deadline).fold(give_up_at, min);
+        let mut next = self.unconfirmed.iter().map(|sent| sent.job.deadline).fold(give_up_at, min);
         for in_flight in pipeline.tags_mut() {
-            let SentRequest::Job(job, _) = in_flight else { continue };
-            late.extend(job.take_if(|job| is_late(job)));
-            next = job.map_or(next, |job| next.min(job.deadline));
+            let SentRequest::Job(sent, _) = in_flight else { continue };
+            late.extend(sent.take_if(|sent| is_late(sent)));
+            next = sent.iter().map(|sent| sent.job.deadline).fold(next, min);
         }
-        for job in late {
-            done(job.id, Err(pipeline.connection.no_reply()));
-        }
+        replies.extend(late.into_iter().map(|sent| (sent, Err(pipeline.connection.no_reply()))));
         Some(next)
     }
 
     /// Gives up the connection if replies are still to come over it.
-    fn give_up(&mut self, done: Done<'_>) {
+    fn give_up(&mut self, replies: &mut Replies<T>) {
         if let Some(pipeline) = self.connection.as_open_mut().filter(|open| !open.is_empty()) {
             let failure = pipeline.connection.no_reply();
             pipeline.give_up(failure);
-            self.read(done);
+            self.read(replies);
         }
-    }
-
-    /// Gives up all jobs that have no outcome yet.
-    pub(super) fn abandon(&mut self, done: Done<'_>) {
-        self.give_up(done);
-        let failure = Failure::too_late(&self.connection.node.label(), "it was given up");
-        fail(&mem::take(&mut self.waiting), &failure, done);
     }
 }
 
-fn pipeline(connection: Connection) -> JobConnection {
+fn pipeline<T>(connection: Connection) -> JobConnection<T> {
     Pipeline::new(connection, UnknownScript::SendAgain)
 }
 
 /// Gives up a connection over which a reply has come that does not fit its request.
-fn garbled(pipeline: &mut JobConnection) -> Failure {
+fn garbled<T>(pipeline: &mut JobConnection<T>) -> Failure {
     let failure = pipeline.connection.invalid_reply();
     pipeline.give_up(failure.clone());
     failure
 }
 
 /// Sends the request to wait again, behind the jobs that had to be sent again.
-fn wait_again(pipeline: &mut JobConnection, demand: Demand) {
-    let deadline = |in_flight: &SentRequest| match in_flight {
-        SentRequest::Job(job, _) => job.map(|job| job.deadline),
+fn wait_again<T>(pipeline: &mut JobConnection<T>, demand: Demand) {
+    let deadline = |in_flight: &SentRequest<T>| match in_flight {
+        SentRequest::Job(sent, _) => sent.as_ref().map(|sent| sent.job.deadline),
         SentRequest::Wait(_) => None,
     };
     if let Some(deadline) = pipeline.tags().filter_map(deadline).max() {
@@ -353,8 +342,6 @@ fn wait_again(pipeline: &mut JobConnection, demand: Demand) {
     }
 }
 
-fn fail(jobs: &[Job], failure: &Failure, done: Done<'_>) {
-    for job in jobs {
-        done(job.id, Err(failure.clone()));
-    }
+fn fail<T>(jobs: Vec<Arc<SentJob<T>>>, failure: &Failure, replies: &mut Replies<T>) {
+    replies.extend(jobs.into_iter().map(|sent| (sent, Err(failure.clone()))));
 }
