@@ -24,6 +24,7 @@ use crate::local::queue_shard::Position;
 use crate::local::release;
 use crate::local::retry::RetryPolicy;
 use crate::local::shared::Shared;
+use crate::local::status;
 use crate::local::try_loop::{Stopped, try_until_acquired};
 use crate::local::turn;
 use crate::local::wait_queue::{Place, Turn};
@@ -227,18 +228,13 @@ impl LockCall<'_> {
     /// Makes sure that the lock can be asked about, by a request that overtakes no other thread.
     fn look(&self) -> Result<()> {
         let Self { shared, name, caller, wait, .. } = self;
-        let mut retry = RetryPolicy::new(*wait, &shared.config, caller.times);
-        loop {
-            let reply = shared.store.inspect(name, retry.request_deadline());
-            let Err(mut failure) = reply else {
-                shared.record_reply(name);
-                return Ok(());
-            };
-            let pause = shared.pause_after(&mut retry, name, &mut failure);
-            let Some(pause) = pause else { return Err(failure.into_error("acquire", name)) };
+        let retry = RetryPolicy::new(*wait, &shared.config, caller.times);
+        let sleep = |pause| {
             shared.wait_queues.pause(pause)?;
-            caller.options.check_cancelled(name)?;
-        }
+            caller.options.check_cancelled(name)
+        };
+        let look = |deadline| shared.store.inspect(name, deadline);
+        status::repeat_with(shared, retry, sleep, "acquire", name, look).map(drop)
     }
 
     /// Acquires the lock at the head of the queue. Without it the next waiter becomes the head.

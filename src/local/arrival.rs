@@ -24,7 +24,7 @@ pub(super) enum Arrival {
 /// What an attempt has shown.
 pub(super) enum Tried {
     Acquired(NewHold),
-    /// Another owner holds the lock, for so long unless it renews; `None` if that is not known.
+    /// Another owner holds the lock, for this long unless it renews; `None` if that is not known.
     Held {
         remaining: Option<Duration>,
         asked: Moment,

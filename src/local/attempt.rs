@@ -27,7 +27,7 @@ use crate::store::request::{
     AcquireReply, Change, HoldRequest, PendingReply, PostedChange, Registration, is_granted,
 };
 
-/// For so long a thread yields to clients that have waited longer after the lock has become free by
+/// How long a thread yields to clients that have waited longer after the lock has become free by
 /// itself, so that it was offered to none. Long enough for one that is far away.
 const TURN_TIME: Duration = Duration::from_millis(200);
 

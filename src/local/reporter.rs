@@ -89,7 +89,8 @@ pub(crate) struct Reporter<S> {
     pub(super) counters: Arc<Counters>,
     pub(super) outages: Arc<Outages>,
     pub(super) wait_queues: Arc<WaitQueues>,
-    /// Those of read-write locks and semaphores.
+    /// Those of read-write locks and semaphores. A thread leaves the queue once it has acquired:
+    /// those behind it may acquire too.
     pub(super) member_queues: Arc<WaitQueues>,
     pub(super) sink: S,
 }
@@ -167,7 +168,7 @@ impl<S> Reporter<S> {
 
     /// Notes that a hold which was released does not exist any more.
     pub(super) fn confirm_release(&self, hold: &HoldId) {
-        self.queues(hold).settle_release(hold, || true);
+        self.queues(hold.kind).settle_release(hold, || true);
     }
 
     /// Signals the head of a queue to try again, after its client was unregistered for a thread
@@ -206,8 +207,9 @@ impl<S> Reporter<S> {
         self.counters.settle_hold();
     }
 
-    fn queues(&self, hold: &HoldId) -> &WaitQueues {
-        if hold.kind == HoldKind::Lock { &self.wait_queues } else { &self.member_queues }
+    /// The wait queues for holds of a kind.
+    pub(super) fn queues(&self, kind: HoldKind) -> &WaitQueues {
+        if kind == HoldKind::Lock { &self.wait_queues } else { &self.member_queues }
     }
 }
 
@@ -256,7 +258,7 @@ impl<S: ReportSink> Reporter<S> {
     /// Reports how a hold has ended whose release was not confirmed, before the next holder reports
     /// its own.
     pub(super) fn settle(&self, lease: &Lease, outcome: &Result<(), HoldFailure>) {
-        self.queues(&lease.id).settle_release(&lease.id, || {
+        self.queues(lease.id.kind).settle_release(&lease.id, || {
             self.report_end(lease, outcome, |in_doubt| self.sink.clean_up(in_doubt));
             !matches!(outcome, Err(HoldFailure::Failed(_)))
         });

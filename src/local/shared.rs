@@ -49,9 +49,6 @@ pub(crate) struct Shared {
     pub(super) counters: Arc<Counters>,
     pools: Pools,
     pub(super) wait_queues: Arc<WaitQueues>,
-    /// For read-write locks and semaphores. A thread leaves the queue once it has acquired: those
-    /// behind it may acquire too.
-    member_queues: Arc<WaitQueues>,
     pub(super) events: Events,
     /// Whether the store withdraws a hold that it has not granted at once. Such a hold must not be
     /// requested again, because the request that withdraws it may come late.
@@ -82,14 +79,13 @@ impl Shared {
         let events = config.events.clone();
         let times = CallTimes::new(&config, config.options.first_lease());
         let wait_queues = Arc::<WaitQueues>::default();
-        let member_queues = Arc::<WaitQueues>::default();
         let counters = Arc::<Counters>::default();
         let reporter = Reporter {
             events: events.clone(),
             counters: counters.clone(),
             outages: Arc::new(Outages::new(events.clone(), counters.clone(), &store)),
             wait_queues: wait_queues.clone(),
-            member_queues: member_queues.clone(),
+            member_queues: Arc::default(),
             sink: (),
         };
         let renewer = Renewer::start(store.jobs(), times.io_timeout, reporter.clone());
@@ -105,7 +101,6 @@ impl Shared {
             counters,
             pools,
             wait_queues,
-            member_queues,
             events,
             withdraws,
             reporter,
@@ -127,7 +122,7 @@ impl Shared {
 
     /// The wait queues for holds of a kind.
     pub(super) fn queues(&self, kind: HoldKind) -> &WaitQueues {
-        if kind == HoldKind::Lock { &self.wait_queues } else { &self.member_queues }
+        self.reporter.queues(kind)
     }
 
     /// Lets the head of a queue try, after a hold has ended in the store. A lock is left to the
@@ -257,7 +252,7 @@ impl Shared {
         };
         let waiters = ClientWaiters {
             queues: self.wait_queues.clone(),
-            member_queues: self.member_queues.clone(),
+            member_queues: self.reporter.member_queues.clone(),
             store: self.store.clone(),
             counters: self.counters.clone(),
             config: self.config.clone(),
@@ -298,7 +293,7 @@ impl Shared {
         // In a forked child no thread waits, but one of the parent's may have locked the queues.
         if self.identity.check_process().is_ok() {
             self.wait_queues.close();
-            self.member_queues.close();
+            self.reporter.member_queues.close();
         }
     }
 }

@@ -158,9 +158,25 @@ pub(super) fn repeat_briefly<T>(
     shared: &Shared,
     attempt: &str,
     name: &str,
+    request: impl FnMut(Instant) -> Result<T, Failure>,
+) -> Result<T> {
+    let retry = RetryPolicy::new(RetryLimit::Brief, &shared.config, shared.times);
+    let sleep = |pause| {
+        thread::sleep(pause);
+        Ok(())
+    };
+    repeat_with(shared, retry, sleep, attempt, name, request)
+}
+
+/// Makes a request again after failures, for as long as `retry` allows it and `sleep` succeeds.
+pub(super) fn repeat_with<T>(
+    shared: &Shared,
+    mut retry: RetryPolicy,
+    sleep: impl Fn(Duration) -> Result<()>,
+    attempt: &str,
+    name: &str,
     mut request: impl FnMut(Instant) -> Result<T, Failure>,
 ) -> Result<T> {
-    let mut retry = RetryPolicy::new(RetryLimit::Brief, &shared.config, shared.times);
     loop {
         match request(retry.request_deadline()) {
             Ok(reply) => {
@@ -168,7 +184,7 @@ pub(super) fn repeat_briefly<T>(
                 return Ok(reply);
             }
             Err(mut failure) => match shared.pause_after(&mut retry, name, &mut failure) {
-                Some(pause) => thread::sleep(pause),
+                Some(pause) => sleep(pause)?,
                 None => return Err(failure.into_error(attempt, name)),
             },
         }

@@ -24,7 +24,7 @@
 //! | has a valid hold | times out |
 //! | its last request has found the lock held since the waiter came | times out |
 //! | its last request has failed since the waiter came | gets that failure |
-//! | its hold has ended or was lost, and nobody else waits | makes an attempt of its own |
+//! | its hold has ended or was lost, and no other thread waits | makes an attempt of its own |
 //! | else, for a lock | looks whether a server replies, and does not overtake |
 //! | else, for what others can share | makes an attempt of its own: the store keeps the order |
 //!
@@ -160,8 +160,8 @@ impl WaitQueue {
         }
     }
 
-    /// Notes that the head has what it wants, with `room` for so many more. In a turn behind which
-    /// other clients wait, the readers in line have a part, and none that come later.
+    /// Notes that the head has what it wants, with `room` for this many more. In a turn behind
+    /// which other clients wait, the readers in line have a part, and none that come later.
     pub(super) fn count_turn(&mut self, kind: HoldKind, room: u32) {
         let Some(Waiters { queue, turn, .. }) = self.waiters.as_deref_mut() else { return };
         let readers = || queue.iter().take_while(|waiter| waiter.caller.kind == kind).count();

@@ -185,8 +185,8 @@ impl WaitQueues {
         shard.advance(name)
     }
 
-    /// Removes the head, which has what it came for, but not for itself alone: there is `room` for
-    /// so many more of the kind. As many waiters of that kind may try at once, one of them as the
+    /// Removes the head, which has acquired a hold that others can share: there is `room` for this
+    /// many more of the kind. As many waiters of that kind may try at once, one of them as the
     /// next head. Returns what that wants.
     pub(crate) fn leave_head(
         &self,

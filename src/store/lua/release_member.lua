@@ -1,9 +1,10 @@
 -- Ends a hold of a read-write lock or a semaphore; or removes a client from the queue, and takes
--- back an offer to it. The waiting clients may get their turn then. KEYS  1 lock, 2 queue of
--- waiting clients ARGV  1 kind and owner, or kind and client id, 2 for how many ms a place is
--- offered then, 3 the permits, 0 for a read-write lock, 4 `queued` to remove a client, else '', 5
--- `shard` USES  `find_members` and `serve` RETURNS 1, or 0 if the hold is gone or the client was
--- not in the queue
+-- back an offer to it. The waiting clients may get their turn then.
+-- KEYS  1 lock, 2 queue of waiting clients
+-- ARGV  1 kind and owner, or kind and client id, 2 for how many ms a place is offered then, 3 the
+--       permits, 0 for a read-write lock, 4 `queued` to remove a client, else '', 5 `shard`
+-- USES  `find_members` and `serve`
+-- RETURNS 1, or 0 if the hold is gone or the client was not in the queue
 local time = redis.call('time')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local queued, member, permits, answer = ARGV[4] == 'queued', ARGV[1], tonumber(ARGV[3]), 0

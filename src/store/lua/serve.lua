@@ -1,5 +1,8 @@
 -- Part of the scripts after which a waiting client may get its turn at a read-write lock or a
--- semaphore. KEYS  1 lock USES  `tell` SETS  `serve`
+-- semaphore.
+-- KEYS  1 lock
+-- USES  `tell`
+-- SETS  `serve`
 
 -- Offers places to the clients at the head of the queue, as many as there are, and tells them.
 -- Readers next to each other are served together, a writer alone. A client that is served leaves

@@ -1,4 +1,6 @@
--- Part of the scripts after which a waiting client may get its turn. KEYS  1 lock SETS  `tell`
+-- Part of the scripts after which a waiting client may get its turn.
+-- KEYS  1 lock
+-- SETS  `tell`
 
 -- Tells a waiting client, and returns how many listen, or no number if the server refuses to
 -- publish. In a cluster that is by a sharded channel if the client has one at this node, because a

@@ -1,5 +1,7 @@
--- Part of the scripts after which a waiting client may get its turn at a lock. KEYS  1 lock USES
--- `tell` SETS  `wake`
+-- Part of the scripts after which a waiting client may get its turn at a lock.
+-- KEYS  1 lock
+-- USES  `tell`
+-- SETS  `wake`
 
 -- Offers the lock, if it is free, to the client that has waited longest, and tells it, so that no
 -- other client can take the lock for a while, however near to the server. An offer is a field
