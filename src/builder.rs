@@ -4,16 +4,16 @@ use std::env;
 use std::error::Error as StdError;
 use std::time::Duration;
 
-use crate::address_map::AddressMap;
 use crate::client::{Builder, Client};
 use crate::config::Mechanism;
-use crate::credentials::{Credentials, CredentialsCallback};
-use crate::durability::Durability;
+use crate::config::address_map::AddressMap;
+use crate::config::credentials::{Credentials, CredentialsCallback};
+use crate::config::durability::Durability;
+#[cfg(feature = "tls")]
+use crate::config::tls::Tls;
 use crate::error::{Error, Result};
 use crate::event::{Callback, Event};
 use crate::open;
-#[cfg(feature = "tls")]
-use crate::tls::Tls;
 
 /// The environment variable with the URL of the servers.
 const URL_VARIABLE: &str = "REDIS_URL";

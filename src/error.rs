@@ -5,7 +5,7 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 
-use crate::holder::Holder;
+use crate::guards::holder::Holder;
 
 /// The result of a call to leasehold.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -13,7 +13,7 @@ use std::{fmt, io, thread};
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
 use log::Level;
 
-use crate::spans::{HoldSpan, OpenSpan};
+use crate::base::spans::{HoldSpan, OpenSpan};
 
 /// How many events and lines are queued for a slow callback or logger before further ones are
 /// dropped, and counted.

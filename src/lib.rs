@@ -244,73 +244,44 @@
 #[cfg(not(unix))]
 compile_error!("leasehold runs on Unix systems only");
 
-mod address_map;
+mod base;
 mod builder;
-mod canceller;
 mod client;
-mod clock;
 mod config;
-mod counter;
-mod credentials;
-mod deployment;
-#[cfg(feature = "serde")]
-mod deserialize;
-mod durability;
-mod duration;
-mod election;
 mod error;
 mod event;
-mod failure;
-mod guard;
-mod holder;
+mod guards;
 mod local;
-mod lock_name;
-mod lost;
-mod multi_guard;
-mod mutex;
 mod net;
 mod open;
-mod options;
-mod owned_guard;
-mod owned_hold;
-mod redisson;
-mod report;
-mod rw_lock;
-mod semaphore;
-mod shrink;
-#[cfg_attr(not(feature = "tracing"), path = "no_spans.rs")]
-mod spans;
 mod stats;
 mod store;
 mod survey;
-mod sync;
-#[cfg(feature = "tls")]
-mod tls;
 
-pub use canceller::Canceller;
+#[doc(hidden)]
+pub use base::report::{HeldAs, NameReport, ServerReplies, ServerReport, printable};
 pub use client::{Builder, Client};
 #[doc(hidden)]
 pub use config::Mechanism;
-pub use credentials::Credentials;
-pub use durability::Durability;
-pub use election::{Election, Term};
+pub use config::credentials::Credentials;
+pub use config::durability::Durability;
+#[cfg(feature = "tls")]
+pub use config::tls::Tls;
 pub use error::{Error, Phase, Result, ServerFailure};
 pub use event::Event;
-pub use guard::Guard;
-pub use holder::{Holder, Leader};
-pub use lost::{HoldEnd, Lost};
-pub use multi_guard::MultiGuard;
-pub use mutex::Mutex;
-pub use owned_guard::OwnedGuard;
-#[doc(hidden)]
-pub use report::{HeldAs, NameReport, ServerReplies, ServerReport, printable};
-pub use rw_lock::{ReadGuard, RwLock, WriteGuard};
-pub use semaphore::{Permit, Semaphore};
+pub use guards::canceller::Canceller;
+pub use guards::election::{Election, Term};
+pub use guards::guard::Guard;
+pub use guards::holder::{Holder, Leader};
+pub use guards::lost::{HoldEnd, Lost};
+pub use guards::multi_guard::MultiGuard;
+pub use guards::mutex::Mutex;
+pub use guards::owned_guard::OwnedGuard;
+pub use guards::rw_lock::{ReadGuard, RwLock, WriteGuard};
+pub use guards::semaphore::{Permit, Semaphore};
 pub use stats::Stats;
 #[doc(hidden)]
 pub use survey::Survey;
-#[cfg(feature = "tls")]
-pub use tls::Tls;
 
 /// The code in the pages beside this crate is compiled as its tests.
 #[cfg(doctest)]

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
+use crate::base::report::{NameReport, ServerReplies, ServerReport};
 use crate::error::Result;
 use crate::local::shared::Shared;
 use crate::local::survey;
-use crate::report::{NameReport, ServerReplies, ServerReport};
 
 /// What the program `leasehold` shows and does. Created by
 /// [`Client::survey`](crate::Client::survey). Not for other programs: it may change at any time.

@@ -9,9 +9,10 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::thread;
 
-use crate::canceller::CancellableWait;
+use crate::base::spans::CallSpan;
 use crate::config::LockOptions;
 use crate::error::{Error, Result};
+use crate::guards::canceller::CancellableWait;
 use crate::local::arrival::{Arrival, NewHold};
 use crate::local::attempt::Attempt;
 use crate::local::beside;
@@ -30,7 +31,6 @@ use crate::local::turn;
 use crate::local::wait_queue::{Place, Turn};
 use crate::local::wait_queues::WaitQueues;
 use crate::local::waiter::Waiter;
-use crate::spans::CallSpan;
 use crate::store::hold::HoldKind;
 
 /// A call for a lock.

@@ -10,10 +10,11 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::{slice, thread};
 
-use crate::clock::{Moment, end_of};
+use crate::base::clock::{Moment, end_of};
+use crate::base::failure::{Failure, FailureKind};
+use crate::base::spans::CallSpan;
 use crate::config::LockOptions;
 use crate::error::{Error, Result};
-use crate::failure::{Failure, FailureKind};
 use crate::local::acquire::{LockCall, check};
 use crate::local::call::{Caller, Wait};
 use crate::local::call_reports::{report_contended, report_outcome};
@@ -21,7 +22,6 @@ use crate::local::lease::{Lease, local_deadline};
 use crate::local::release;
 use crate::local::retry::{Backoff, RetryPolicy};
 use crate::local::shared::Shared;
-use crate::spans::CallSpan;
 use crate::store::hold::{HoldId, HoldKind};
 use crate::store::request::{Acquire, AcquireReply, Registration};
 

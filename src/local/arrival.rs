@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::clock::Moment;
+use crate::base::clock::Moment;
 use crate::local::lease::Lease;
 
 /// How a thread has come to try for the lock.

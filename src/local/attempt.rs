@@ -8,10 +8,10 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::clock::{Moment, end_of};
+use crate::base::clock::{Moment, end_of};
+use crate::base::failure::Failure;
 use crate::config::Mechanism;
 use crate::error::Error;
-use crate::failure::Failure;
 use crate::local::arrival::{Arrival, NewHold, Tried};
 use crate::local::call::{Caller, Wait};
 use crate::local::call_reports::report_contended;
@@ -20,9 +20,9 @@ use crate::local::pending::{AcquireRequest, SentAcquire};
 use crate::local::retry::RetryPolicy;
 use crate::local::shared::Shared;
 use crate::local::wait_queues::WaitQueues;
-use crate::redisson::RedissonWait;
 use crate::store::ask_one;
 use crate::store::hold::HoldKind;
+use crate::store::redisson_channels::RedissonWait;
 use crate::store::request::{
     AcquireReply, Change, HoldRequest, PendingReply, PostedChange, Registration, is_granted,
 };

@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::clock::end_of;
+use crate::base::clock::end_of;
 use crate::config::{Config, LockOptions};
 use crate::local::identity::Thread;
 use crate::store::hold::HoldKind;

@@ -14,7 +14,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::clock::Moment;
+use crate::base::clock::Moment;
 
 /// States that are not moments.
 const LOST: u64 = 0;

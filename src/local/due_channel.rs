@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
 
-use crate::clock::{Moment, end_of};
+use crate::base::clock::{Moment, end_of};
 
 /// With this much in the channel, most of which may be over, the thread is woken to empty it.
 const CHANNEL_FULL: usize = 1024;

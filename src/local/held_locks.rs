@@ -11,8 +11,8 @@ use std::thread::ThreadId;
 
 use parking_lot::Mutex;
 
+use crate::base::shrink::shrink;
 use crate::local::lease::Lease;
-use crate::shrink::shrink;
 
 /// Threads that take and release different locks at the same time should rarely meet here.
 const SHARDS: usize = 16;
@@ -63,7 +63,7 @@ mod tests {
     use super::*;
     use std::thread;
 
-    use crate::clock::Moment;
+    use crate::base::clock::Moment;
     use crate::config::{Config, LockOptions};
     use crate::local::call::Caller;
     use crate::store::hold::{HoldId, HoldKind};

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
 
-use crate::clock::Moment;
+use crate::base::clock::Moment;
+use crate::base::failure::{Failure, FailureKind};
 use crate::error::{Error, Result as ApiResult};
-use crate::failure::{Failure, FailureKind};
 use crate::local::call::{CallTimes, Wait};
 use crate::local::lease::Lease;
 use crate::local::reporter::{HoldFailure, release_outcome};

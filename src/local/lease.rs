@@ -13,13 +13,13 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, bounded};
 use parking_lot::Mutex;
 
-use crate::clock::{Moment, nanos};
+use crate::base::clock::{Moment, nanos};
+use crate::base::spans::HoldSpan;
 use crate::config::LockOptions;
 use crate::local::call::Caller;
 use crate::local::deadline::Deadline;
 use crate::local::identity::Thread;
 use crate::local::over_channel::OverChannel;
-use crate::spans::HoldSpan;
 use crate::store::hold::HoldId;
 use crate::store::job::InDoubtHold;
 use crate::store::request::{Change, HoldRequest};

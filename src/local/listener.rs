@@ -10,10 +10,10 @@ use std::{mem, thread};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounded};
 
-use crate::clock::end_of;
+use crate::base::clock::end_of;
+use crate::base::failure::{Failure, FailureKind};
 use crate::error::Phase;
 use crate::event::Events;
-use crate::failure::{Failure, FailureKind};
 use crate::local::retry::Backoff;
 use crate::net::interrupter::Interrupter;
 use crate::store::wake::{STABLE, Wake, Wakeups};

@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use crate::clock::Moment;
+use crate::base::clock::Moment;
+use crate::base::failure::Failure;
 use crate::event::Events;
-use crate::failure::Failure;
 use crate::local::counters::Counters;
 use crate::store::Store;
 

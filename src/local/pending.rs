@@ -6,8 +6,8 @@
 use std::time::{Duration, Instant};
 use std::{fmt, slice};
 
-use crate::clock::Moment;
-use crate::failure::Failure;
+use crate::base::clock::Moment;
+use crate::base::failure::Failure;
 use crate::local::retry::RequestLimits;
 use crate::store::Store;
 use crate::store::hold::{HoldId, HoldKind};

@@ -6,11 +6,11 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use crate::base::shrink::shrink;
 use crate::local::call::Caller;
 use crate::local::lease::Lease;
 use crate::local::wait_queue::{Place, WaitQueue};
 use crate::local::waiter::{QueuedWaiter, Signal, Signals, Waiter};
-use crate::shrink::shrink;
 use crate::store::hold::{HoldId, HoldKind};
 
 /// Where a thread is in the queue that it has joined.

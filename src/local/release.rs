@@ -8,7 +8,7 @@ use std::slice;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::clock::end_of;
+use crate::base::clock::end_of;
 use crate::config::{LockOptions, Mechanism};
 use crate::error::Result;
 use crate::local::call::CallTimes;

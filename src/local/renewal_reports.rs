@@ -7,8 +7,8 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::mem;
 
+use crate::base::failure::Failure;
 use crate::event::Event;
-use crate::failure::Failure;
 use crate::local::lease::Lease;
 use crate::local::reporter::{ReportSink, Reporter};
 use crate::local::retry::is_outage;

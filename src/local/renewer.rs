@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::bounded;
 
-use crate::clock::Moment;
-use crate::failure::Failure;
+use crate::base::clock::Moment;
+use crate::base::failure::Failure;
 use crate::local::due_channel::{DueSender, due_channel};
 use crate::local::lease::{Lease, NextStep};
 use crate::local::renewer_thread::{Message, RenewerThread};
@@ -98,9 +98,9 @@ impl ReportSink for Renewer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock::end_of;
+    use crate::base::clock::end_of;
+    use crate::base::failure::FailureKind;
     use crate::config::{Config, LockOptions};
-    use crate::failure::FailureKind;
     use crate::local::call::Caller;
     use crate::local::renewer_thread::NAP;
     use crate::store::hold::HoldKind;

@@ -19,14 +19,14 @@ use std::{mem, thread};
 
 use crossbeam_channel::Sender;
 
-use crate::clock::{Moment, end_of};
+use crate::base::clock::{Moment, end_of};
+use crate::base::shrink::shrink;
 use crate::local::due_channel::DueReceiver;
 use crate::local::lease::Lease;
 use crate::local::renewal_reports::RenewalReports;
 use crate::local::reporter::{HoldFailure, Reporter};
 use crate::local::shutdown::{ShutdownCall, ShutdownCalls, unconfirmed};
 use crate::local::timers::{CleanUp, Scheduled, TimerQueue};
-use crate::shrink::shrink;
 use crate::store::hold::HoldId;
 use crate::store::job::{Job, JobOutcome, JobRunner};
 use crate::store::request::{Change, HoldReply};

@@ -6,9 +6,9 @@
 
 use std::sync::Arc;
 
+use crate::base::failure::Failure;
 use crate::error::Error;
 use crate::event::{Event, Events};
-use crate::failure::Failure;
 use crate::local::call::Caller;
 use crate::local::counters::Counters;
 use crate::local::lease::Lease;

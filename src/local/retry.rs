@@ -6,8 +6,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::base::failure::{Failure, FailureKind};
 use crate::config::Config;
-use crate::failure::{Failure, FailureKind};
 use crate::local::call::{CallTimes, Wait};
 
 /// The pauses after failures. They do not follow the backoff of the waiters, which is about a lock

@@ -10,11 +10,11 @@ use std::{fmt, mem};
 
 use parking_lot::Mutex;
 
-use crate::clock::{Moment, end_of};
+use crate::base::clock::{Moment, end_of};
+use crate::base::failure::{Failure, FailureKind};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::event::Events;
-use crate::failure::{Failure, FailureKind};
 use crate::local::call::{CallTimes, Caller};
 use crate::local::client_waiters::ClientWaiters;
 use crate::local::counters::Counters;
@@ -29,12 +29,12 @@ use crate::local::retry::{RetryPolicy, is_outage};
 use crate::local::wait_queues::WaitQueues;
 use crate::net::factory::ConnectionCounters;
 use crate::net::server::Pools;
-use crate::redisson::{RedissonChannels, RedissonWait};
 use crate::stats::Stats;
 use crate::store::Store;
 use crate::store::hold::{HoldId, HoldKind};
 use crate::store::job::InDoubtHold;
 use crate::store::keys::Keys;
+use crate::store::redisson_channels::{RedissonChannels, RedissonWait};
 use crate::store::request::Registration;
 
 /// The state of a client. It lives as long as the last clone or guard.

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use crossbeam_channel::Sender;
 
-use crate::failure::{Failure, FailureKind};
+use crate::base::failure::{Failure, FailureKind};
 
 /// A call that waits for the answer.
 #[derive(Debug)]

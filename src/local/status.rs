@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::clock::end_of;
+use crate::base::clock::end_of;
+use crate::base::failure::Failure;
 use crate::error::{Error, Result};
-use crate::failure::Failure;
-use crate::holder::{Holder, Leader};
+use crate::guards::holder::{Holder, Leader};
 use crate::local::call::Wait;
 use crate::local::lease::Lease;
 use crate::local::retry::{RetryLimit, RetryPolicy};

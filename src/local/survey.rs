@@ -7,13 +7,13 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use redis::{Cmd, FromRedisValue, cmd};
 
+use crate::base::report::{HeldAs, NameReport, ServerReplies, ServerReport};
 use crate::error::{Error, Result};
 use crate::local::shared::Shared;
 use crate::local::status::{end_hold, holder_of, repeat, repeat_briefly};
 use crate::net::connection::Connection;
 use crate::net::request::Request;
 use crate::net::transport::Transport;
-use crate::report::{HeldAs, NameReport, ServerReplies, ServerReport};
 use crate::store::ask_one;
 use crate::store::hold::{HoldId, HoldKind};
 use crate::store::keys::Keys;

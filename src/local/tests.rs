@@ -15,11 +15,11 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, unbounded};
 use parking_lot::Mutex;
 
-use crate::clock::{Moment, end_of};
+use crate::base::clock::{Moment, end_of};
+use crate::base::failure::{Failure, FailureKind};
 use crate::config::{Config, LockOptions};
 use crate::error::{Error, Result};
 use crate::event::{Callback, Event, Events};
-use crate::failure::{Failure, FailureKind};
 use crate::local::call::{Caller, Wait};
 use crate::local::hold_requests::{self, Level};
 use crate::local::lease::Lease;
@@ -27,10 +27,10 @@ use crate::local::listener::tests::Fake;
 use crate::local::shared::Shared;
 use crate::local::{acquire, release, status};
 use crate::net::server::Pools;
-use crate::redisson::RedissonChannels;
 use crate::store::hold::{HoldId, HoldKind};
 use crate::store::job::{Job, JobOutcome, JobRunner};
 use crate::store::memory::Memory;
+use crate::store::redisson_channels::RedissonChannels;
 use crate::store::request::{
     Acquire, AcquireReply, Change, HoldReply, HoldRequest, HolderReply, PendingReply, PostedChange,
     Registration,

@@ -8,8 +8,8 @@ use std::collections::BinaryHeap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::clock::Moment;
-use crate::failure::Failure;
+use crate::base::clock::Moment;
+use crate::base::failure::Failure;
 use crate::local::lease::{Lease, NextStep, TOGETHER};
 use crate::local::reporter::{HoldFailure, release_outcome};
 use crate::store::hold::HoldId;

@@ -6,9 +6,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::clock::Moment;
+use crate::base::clock::Moment;
+use crate::base::failure::Failure;
 use crate::error::{Error, Result};
-use crate::failure::Failure;
 use crate::local::arrival::{NewHold, Tried};
 use crate::local::attempt::Attempt;
 use crate::local::lease::Lease;

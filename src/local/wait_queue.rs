@@ -36,7 +36,7 @@ use std::sync::Arc;
 use std::time::Instant;
 use std::{fmt, mem};
 
-use crate::failure::Failure;
+use crate::base::failure::Failure;
 use crate::local::lease::Lease;
 use crate::local::waiter::{QueuedWaiter, Signal, Signals, Waiter};
 use crate::store::hold::{HoldId, HoldKind};

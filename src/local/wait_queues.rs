@@ -12,9 +12,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use crate::clock::end_of;
+use crate::base::clock::end_of;
+use crate::base::failure::Failure;
+use crate::base::sync::{AtomicBool, Condvar, Mutex, MutexGuard, wait_while};
 use crate::error::{Error, Result};
-use crate::failure::Failure;
 use crate::local::call::Caller;
 use crate::local::lease::Lease;
 use crate::local::queue_shard::{Position, QueueShard};
@@ -22,7 +23,6 @@ use crate::local::wait_queue::{Place, Turn};
 use crate::local::waiter::{Signal, Waiter};
 use crate::store::Store;
 use crate::store::hold::{HoldId, HoldKind};
-use crate::sync::{AtomicBool, Condvar, Mutex, MutexGuard, wait_while};
 
 /// Threads that want different locks should rarely meet here.
 const SHARDS: usize = 16;
@@ -279,7 +279,7 @@ impl WaitQueues {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock::{Moment, end_of};
+    use crate::base::clock::{Moment, end_of};
     use crate::config::{Config, LockOptions};
     use crate::local::call::Wait;
     use crate::local::pending::tests::request;
@@ -632,7 +632,8 @@ mod tests {
         let (endless, _) = queues.join(&name(), &caller(), true, Place::Last).expect("open");
         let (limited, _) = join(&queues);
         let source = std::io::Error::other("test");
-        let failure = Failure::io(crate::failure::FailureKind::Timeout, &Arc::from("here"), source);
+        let failure =
+            Failure::io(crate::base::failure::FailureKind::Timeout, &Arc::from("here"), source);
         queues.set_answer(&head, Err(&failure));
         // What the head learned before this thread came says nothing about now.
         let late = turn_within(&queues, &join(&queues).0, Duration::ZERO);

@@ -7,15 +7,15 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::canceller::{CancellableWait, Canceller};
-use crate::clock::end_of;
+use crate::base::clock::end_of;
+use crate::base::failure::Failure;
+use crate::base::sync::{Condvar, Mutex, wait_while};
 use crate::error::{Error, Result};
-use crate::failure::Failure;
+use crate::guards::canceller::{CancellableWait, Canceller};
 use crate::local::call::Caller;
 use crate::local::lease::Lease;
 use crate::local::pending::{AcquireRequest, SentAcquire};
 use crate::store::request::{AcquireReply, PendingReply};
-use crate::sync::{Condvar, Mutex, wait_while};
 
 /// A waiter as its own thread sees it.
 #[derive(Debug)]

@@ -13,9 +13,9 @@ use std::{fmt, io, mem, process};
 use redis::{ErrorKind, RedisError, RedisResult, ServerError, Value};
 use rustix::event::PollFd;
 
-use crate::clock::end_of;
-use crate::credentials::Credentials;
-use crate::failure::{Failure, FailureKind};
+use crate::base::clock::end_of;
+use crate::base::failure::{Failure, FailureKind};
+use crate::config::credentials::Credentials;
 use crate::net::error_reply;
 use crate::net::factory::{ConnectionFactory, Greeting};
 use crate::net::login::Validity;

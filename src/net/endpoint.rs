@@ -7,8 +7,9 @@ use std::time::Instant;
 
 use redis::{ConnectionAddr, IntoConnectionInfo, RedisConnectionInfo};
 
+use crate::base::report::printable;
 use crate::config::Config;
-use crate::credentials::Credentials;
+use crate::config::credentials::Credentials;
 use crate::error::{Error, Phase, Result};
 use crate::net::resolver::Resolver;
 use crate::net::resp::RespStream;
@@ -17,7 +18,6 @@ use crate::net::stream::ConnectError;
 use crate::net::tls::Connector;
 #[cfg(feature = "tls")]
 use crate::net::trust::Trust;
-use crate::report::printable;
 
 /// One server's address and the login there.
 #[derive(Clone)]

@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 use redis::ServerError;
 
-use crate::failure::{Failure, FailureKind};
-use crate::report::printable;
+use crate::base::failure::{Failure, FailureKind};
+use crate::base::report::printable;
 
 /// The codes of errors about a condition that passes by itself.
 const TRANSIENT: [&str; 7] =

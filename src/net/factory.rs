@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use redis::Value;
 
+use crate::base::counter::Counter;
+use crate::base::failure::{Failure, FailureKind};
 use crate::config::Config;
-use crate::counter::Counter;
-use crate::credentials::Credentials;
+use crate::config::credentials::Credentials;
 use crate::error::Phase;
-use crate::failure::{Failure, FailureKind};
 use crate::net::endpoint::Endpoint;
 use crate::net::login::CredentialsSource;
 use crate::net::request::Reply;

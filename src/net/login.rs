@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::credentials::{Credentials, CredentialsAnswer, CredentialsCallback};
+use crate::config::credentials::{Credentials, CredentialsAnswer, CredentialsCallback};
 use crate::net::shared_call::{NoAnswer, SharedCalls};
 
 /// Asks the program's callback, whose answer serves all connections that wait for one. Clones share
@@ -81,7 +81,7 @@ mod tests {
     use super::*;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    use crate::clock::end_of;
+    use crate::base::clock::end_of;
 
     const SOON: Duration = Duration::from_secs(5);
 

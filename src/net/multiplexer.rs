@@ -14,7 +14,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::failure::Failure;
+use crate::base::failure::Failure;
+use crate::base::sync::yield_now;
 use crate::net::owed::PostedRequest;
 use crate::net::owing::{NextOwing, OwingConnections, SWEEP};
 use crate::net::post_writer::PostWriter;
@@ -22,7 +23,6 @@ use crate::net::request::{Reply, Request};
 use crate::net::send_queue::{Queued, SendQueue};
 use crate::net::shared_connection::{QueuedRequest, ReplySlot, SharedConnection, Step};
 use crate::net::transport::{ConnectionSource, NoConnection, Transport, WaitFor};
-use crate::sync::yield_now;
 
 /// The connections to one server, as threads share them.
 #[derive(Debug)]

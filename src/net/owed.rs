@@ -18,8 +18,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 use std::{fmt, mem};
 
-use crate::clock::end_of;
-use crate::failure::Failure;
+use crate::base::clock::end_of;
+use crate::base::failure::Failure;
 use crate::net::request::{Reply, Request, Script};
 
 /// The most bytes of requests that may be owed replies on one connection. Redis reads that much at
@@ -177,7 +177,7 @@ impl OwedReplies {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::failure::FailureKind;
+    use crate::base::failure::FailureKind;
     use parking_lot::Mutex;
     use redis::Value;
     use std::sync::{Arc, LazyLock};

@@ -8,8 +8,8 @@
 
 use std::time::{Duration, Instant};
 
+use crate::base::sync::{AtomicBool, Mutex, Ordering};
 use crate::net::transport::Transport;
-use crate::sync::{AtomicBool, Mutex, Ordering};
 
 /// What is owed is read this much later, unless a thread has read it before.
 pub(super) const SWEEP: Duration =

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use redis::Value;
 
-use crate::address_map::AddressMap;
-use crate::clock::Moment;
+use crate::base::clock::Moment;
+use crate::base::failure::{Failure, FailureKind};
 use crate::config::Config;
-use crate::failure::{Failure, FailureKind};
+use crate::config::address_map::AddressMap;
 use crate::net::connection::Connection;
 use crate::net::endpoint::Endpoint;
 use crate::net::request::Request;

@@ -12,7 +12,7 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use crate::failure::{Failure, FailureKind};
+use crate::base::failure::{Failure, FailureKind};
 use crate::net::request::{Reply, Request};
 use crate::net::transport::{Transport, WaitFor};
 

@@ -14,7 +14,7 @@ use std::{fmt, io, thread};
 use r2d2::{ManageConnection, NopErrorHandler, Pool};
 use scheduled_thread_pool::{OnPoolDropBehavior, ScheduledThreadPool};
 
-use crate::failure::Failure;
+use crate::base::failure::Failure;
 use crate::net::connection::Connection;
 use crate::net::factory::ConnectionFactory;
 use crate::net::transport::{ConnectionSource, NoConnection, Transport};
@@ -219,7 +219,7 @@ mod tests {
     use super::*;
     use std::net::TcpListener;
 
-    use crate::clock::end_of;
+    use crate::base::clock::end_of;
     use crate::config::Config;
     use crate::net::endpoint::Endpoint;
     use crate::net::resolver::Resolver;

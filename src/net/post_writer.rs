@@ -6,10 +6,10 @@
 
 use std::time::Instant;
 
-use crate::failure::Failure;
+use crate::base::failure::Failure;
+use crate::base::sync::Mutex;
 use crate::net::owed::PostedRequest;
 use crate::net::transport::{Transport, WaitFor};
-use crate::sync::Mutex;
 
 /// Writes requests that no thread waits for, and remembers a server at which that has just timed
 /// out: threads that drop many guards while a server is away wait only once.
@@ -83,7 +83,7 @@ mod tests {
     use rustix::io::ioctl_fionread;
 
     use super::*;
-    use crate::clock::end_of;
+    use crate::base::clock::end_of;
     use crate::config::Config;
     use crate::net::connection::{Connection, IDLE};
     use crate::net::endpoint::Endpoint;

@@ -9,7 +9,7 @@ use std::ptr;
 use itoa::Buffer;
 use redis::{Cmd, Value};
 
-use crate::failure::{Failure, FailureKind};
+use crate::base::failure::{Failure, FailureKind};
 
 /// What a server replies to a request.
 pub(crate) type Reply = Result<Value, Failure>;

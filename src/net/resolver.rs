@@ -63,7 +63,7 @@ mod tests {
     use super::*;
     use std::time::Duration;
 
-    use crate::clock::end_of;
+    use crate::base::clock::end_of;
 
     const SOON: Duration = Duration::from_secs(5);
 

@@ -4,8 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::failure::Failure;
-use crate::report::printable;
+use crate::base::failure::Failure;
+use crate::base::report::printable;
 
 /// The address of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]

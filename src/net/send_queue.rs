@@ -3,9 +3,9 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use crate::base::sync::{AtomicUsize, Mutex, Ordering};
 use crate::net::owed::PostedRequest;
 use crate::net::shared_connection::{Batch, QueuedRequest, ReplySlot};
-use crate::sync::{AtomicUsize, Mutex, Ordering};
 
 /// The most requests that are sent in one write.
 const BATCH_MAX: usize = 64;

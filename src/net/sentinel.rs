@@ -16,11 +16,11 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use crate::clock::Moment;
+use crate::base::clock::Moment;
+use crate::base::failure::Failure;
 use crate::config::Config;
 use crate::error::Result;
 use crate::event::Events;
-use crate::failure::Failure;
 use crate::net::endpoint::Endpoint;
 use crate::net::panel::{Panel, SentinelAnswer, unanswered};
 use crate::net::route::{Address, Route};
@@ -224,7 +224,7 @@ mod tests {
     use std::net::TcpListener;
     use std::thread;
 
-    use crate::clock::end_of;
+    use crate::base::clock::end_of;
 
     /// Starts a sentinel that names a master after a delay, or never. Returns its URL.
     fn sentinel(delay: Option<Duration>) -> String {

@@ -9,9 +9,9 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 
+use crate::base::failure::Failure;
 use crate::config::{Config, Mechanism};
 use crate::error::{Error, Result};
-use crate::failure::Failure;
 use crate::net::connection::Connection;
 use crate::net::endpoint::Endpoint;
 use crate::net::factory::{ConnectionCounters, ConnectionFactory};

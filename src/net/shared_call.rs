@@ -159,7 +159,7 @@ mod tests {
 
     use crossbeam_channel::Sender;
 
-    use crate::clock::end_of;
+    use crate::base::clock::end_of;
 
     const SOON: Duration = Duration::from_secs(5);
     const AT_ONCE: Duration = Duration::from_millis(20);

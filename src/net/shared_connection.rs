@@ -21,12 +21,12 @@ use std::sync::Arc;
 use std::time::Instant;
 use std::{fmt, mem};
 
-use crate::failure::Failure;
+use crate::base::failure::Failure;
+use crate::base::sync::{Condvar, Mutex, wait_while};
 use crate::net::owed::PostedRequest;
 use crate::net::pipeline::{Pipeline, UnknownScript};
 use crate::net::request::{Reply, Request};
 use crate::net::transport::{Transport, WaitFor};
-use crate::sync::{Condvar, Mutex, wait_while};
 
 /// A request that was not sent yet, and where its reply goes.
 #[derive(Debug)]

@@ -14,11 +14,11 @@ use rustix::event::PollFlags;
 use rustls::pki_types::ServerName;
 use rustls::{AlertDescription, ClientConfig, ClientConnection};
 
+use crate::config::tls::Tls;
 use crate::error::{Error, Phase, Result};
 use crate::event::Events;
 use crate::net::stream::{Arrived, ConnectError, DeadlineReader, Sleep, Stream};
 use crate::net::trust::{Trust, client_config, flaw};
-use crate::tls::Tls;
 
 /// How many bytes are sent as one record, fewer than `rustls` has room for.
 const RECORD: usize = 16 * 1024;

@@ -3,7 +3,7 @@
 use std::ops::DerefMut;
 use std::time::{Duration, Instant};
 
-use crate::failure::Failure;
+use crate::base::failure::Failure;
 use crate::net::owed::{OwedReplies, PostedRequest};
 use crate::net::request::{Reply, Request};
 

@@ -7,10 +7,10 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{CertificateError, ClientConfig, OtherError, RootCertStore};
 
+use crate::base::report::printable;
+use crate::config::tls::Tls;
 use crate::error::{Error, Result};
 use crate::event::Events;
-use crate::report::printable;
-use crate::tls::Tls;
 
 /// What a server must prove.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

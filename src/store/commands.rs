@@ -3,15 +3,15 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::clock::Moment;
+use crate::base::clock::Moment;
 use crate::config::Config;
 use crate::net::request::{Arg, Request, Script};
-use crate::redisson::RedissonChannels;
 use crate::store::command::{Command, OFFER, millis};
 use crate::store::decoder;
 use crate::store::hold::{HoldId, HoldKind};
 use crate::store::keys::Keys;
 use crate::store::member_commands;
+use crate::store::redisson_channels::RedissonChannels;
 use crate::store::request::{
     Acquire, AcquireReply, Change, HoldReply, HolderReply, Registration, ReportReply, TENURE_FENCES,
 };

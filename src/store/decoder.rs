@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use redis::Value;
 
-use crate::failure::{Failure, FailureKind};
+use crate::base::failure::{Failure, FailureKind};
+use crate::base::report::HeldAs;
 use crate::net::request::Reply;
-use crate::report::HeldAs;
 use crate::store::request::{AcquireReply, HoldReply, HolderReply, ReportReply};
 
 pub(super) const ACQUIRE: Decoder<AcquireReply> = Decoder::new(acquire_reply);

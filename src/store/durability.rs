@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 
 use redis::Value;
 
-use crate::clock::end_of;
-use crate::durability::Durability;
-use crate::failure::{Failure, FailureKind};
+use crate::base::clock::end_of;
+use crate::base::failure::{Failure, FailureKind};
+use crate::config::durability::Durability;
 use crate::net::connection::Connection;
 use crate::net::request::{Reply, Request};
 use crate::net::server::Server;

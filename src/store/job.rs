@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use crate::clock::Moment;
-use crate::failure::Failure;
+use crate::base::clock::Moment;
+use crate::base::failure::Failure;
 use crate::store::hold::HoldId;
 use crate::store::request::{Change, HoldReply};
 

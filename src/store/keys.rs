@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use crate::lock_name::{RESERVED, has_hash_tag};
+use crate::config::lock_name::{RESERVED, has_hash_tag};
 
 /// Makes the keys of a lock from its name.
 #[derive(Clone, Debug)]

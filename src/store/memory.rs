@@ -6,12 +6,12 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
 
-use crate::clock::Moment;
-use crate::failure::Failure;
-use crate::redisson::RedissonChannels;
+use crate::base::clock::Moment;
+use crate::base::failure::Failure;
 use crate::store::Store;
 use crate::store::hold::{HoldId, HoldKind};
 use crate::store::job::{Job, JobOutcome, JobRunner};
+use crate::store::redisson_channels::RedissonChannels;
 use crate::store::request::{
     Acquire, AcquireReply, Change, HoldReply, HoldRequest, HolderReply, Registration, TENURE_FENCES,
 };
@@ -336,7 +336,7 @@ mod tests {
     use std::slice;
 
     use super::*;
-    use crate::failure::FailureKind;
+    use crate::base::failure::FailureKind;
 
     /// Between the release of a read-write lock and the next attempt of the thread that waits.
     #[test]

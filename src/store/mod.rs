@@ -12,6 +12,7 @@ pub(crate) mod keys;
 mod member_commands;
 pub(crate) mod memory;
 pub(crate) mod quorum;
+pub(crate) mod redisson_channels;
 pub(crate) mod request;
 mod scripts;
 pub(crate) mod shard_tag;
@@ -26,10 +27,10 @@ use std::slice;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::failure::Failure;
-use crate::redisson::RedissonChannels;
-use crate::report::HeldAs;
+use crate::base::failure::Failure;
+use crate::base::report::HeldAs;
 use crate::store::job::JobRunner;
+use crate::store::redisson_channels::RedissonChannels;
 use crate::store::request::{
     Acquire, AcquireReply, HoldReply, HoldRequest, HolderReply, PendingReply, PostedChange,
     ReportReply, ServerConnections,

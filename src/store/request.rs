@@ -3,10 +3,10 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use crate::clock::Moment;
-use crate::failure::Failure;
+use crate::base::clock::Moment;
+use crate::base::failure::Failure;
+use crate::base::report::HeldAs;
 use crate::net::connection::Connection;
-use crate::report::HeldAs;
 use crate::store::hold::HoldId;
 
 /// A request for holds: mostly for one, or for one of each of several locks, all of them or none.

@@ -4,13 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::base::failure::Failure;
 use crate::config::Config;
 use crate::event::Events;
-use crate::failure::Failure;
 use crate::net::owed::PostedRequest;
 use crate::net::request::{Reply, Request};
 use crate::net::server::Server;
-use crate::redisson::RedissonChannels;
 use crate::store::Store;
 use crate::store::background::jobs::BackgroundJobs;
 use crate::store::background::one_server::{JobsOfOneServer, WakeupsOfOneServer};
@@ -20,6 +19,7 @@ use crate::store::commands::Commands;
 use crate::store::decoder::Decoder;
 use crate::store::durability::{Demand, SendWait, ask_durably};
 use crate::store::job::JobRunner;
+use crate::store::redisson_channels::RedissonChannels;
 use crate::store::request::{
     Acquire, AcquireReply, Change, HoldReply, HoldRequest, HolderReply, PendingReply, PostedChange,
     ReportReply, ServerConnections,

@@ -5,9 +5,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::*;
-use crate::clock::{Moment, end_of};
+use crate::base::clock::{Moment, end_of};
+use crate::base::failure::FailureKind;
 use crate::config::Config;
-use crate::failure::FailureKind;
 use crate::net::endpoint::Endpoint;
 use crate::net::server::ServerFactory;
 use crate::store::hold::{HoldId, HoldKind};

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::failure::Failure;
+use crate::base::failure::Failure;
 use crate::net::interrupter::Interrupter;
 
 /// A connection that lasted this long belongs to no outage before or after it.

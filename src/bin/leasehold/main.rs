@@ -4,7 +4,7 @@
 
 mod args;
 mod child;
-#[path = "../../duration.rs"]
+#[path = "../../config/duration.rs"]
 mod duration;
 mod output;
 mod ping;

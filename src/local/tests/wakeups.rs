@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::Sender;
 
-use crate::clock::end_of;
+use crate::base::clock::end_of;
+use crate::base::failure::Failure;
 use crate::error::{Error, Result};
 use crate::event::Event;
-use crate::failure::Failure;
 use crate::local::acquire::LockCall;
 use crate::local::arrival::Arrival;
 use crate::local::call::{Caller, Wait};

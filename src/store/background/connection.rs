@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use rustix::event::PollFd;
 
-use crate::clock::end_of;
+use crate::base::clock::end_of;
+use crate::base::failure::{Failure, FailureKind};
 use crate::error::Phase;
-use crate::failure::{Failure, FailureKind};
 use crate::net::connection::Connection;
 use crate::net::login::Validity;
 use crate::net::poll::poll_ready;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use rustix::event::PollFd;
 
-use crate::failure::Failure;
+use crate::base::failure::Failure;
 use crate::store::background::connection::{Node, sleep};
 use crate::store::background::node_jobs::{JobSettings, NodeJobs, Replies};
 use crate::store::background::opening::Opening;

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::PollFd;
 
-use crate::failure::Failure;
+use crate::base::failure::Failure;
 use crate::net::connection::Connection;
 use crate::net::pipeline::{Pipeline, UnknownScript};
 use crate::net::transport::WaitFor;

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::clock::end_of;
-use crate::failure::Failure;
+use crate::base::clock::end_of;
+use crate::base::failure::Failure;
 use crate::net::connection::Connection;
 use crate::net::request::Request;
 use crate::net::server::Server;

@@ -7,8 +7,8 @@ use std::time::Instant;
 
 use crossbeam_channel::{Receiver, Select, TryRecvError, bounded};
 
+use crate::base::failure::{Failure, FailureKind};
 use crate::error::Phase;
-use crate::failure::{Failure, FailureKind};
 use crate::net::connection::Connection;
 
 /// A connection that is being opened. The thread ends when it has connected or failed to, even if

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use redis::Cmd;
 
-use crate::clock::end_of;
-use crate::failure::Failure;
-use crate::redisson::RedissonChannels;
+use crate::base::clock::end_of;
+use crate::base::failure::Failure;
+use crate::store::redisson_channels::RedissonChannels;
 use crate::store::wake::Wake;
 
 /// The pause before asking again for what the server has refused.

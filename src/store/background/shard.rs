@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use redis::Cmd;
 
-use crate::clock::end_of;
-use crate::failure::{Failure, FailureKind};
+use crate::base::clock::end_of;
+use crate::base::failure::{Failure, FailureKind};
 use crate::store::keys::Keys;
 
 /// The pause before asking for the channel again when its slot has moved.

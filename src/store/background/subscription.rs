@@ -5,15 +5,15 @@ use std::time::{Duration, Instant};
 
 use redis::Value;
 
-use crate::clock::end_of;
-use crate::failure::Failure;
+use crate::base::clock::end_of;
+use crate::base::failure::Failure;
 use crate::net::connection::Connection;
 use crate::net::login::Validity;
 use crate::net::transport::{Transport, WaitFor};
-use crate::redisson::RedissonChannels;
 use crate::store::background::redisson::RedissonSubscriptions;
 use crate::store::background::shard::ShardSubscription;
 use crate::store::keys::Keys;
+use crate::store::redisson_channels::RedissonChannels;
 use crate::store::wake::Wake;
 
 /// After this long without a message the server gets a PING: a connection that was cut without

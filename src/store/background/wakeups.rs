@@ -7,10 +7,9 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
+use crate::base::failure::{Failure, FailureKind};
 use crate::event::Events;
-use crate::failure::{Failure, FailureKind};
 use crate::net::interrupter::Interrupter;
-use crate::redisson::{RedissonAlarm, RedissonChannels};
 use crate::store::background::connection::{
     BackgroundConnection, ConnectAttempt, Node, Pauses, sleep,
 };
@@ -18,6 +17,7 @@ use crate::store::background::opening::Opening;
 use crate::store::background::subscription::{Channel, Received, Subscription};
 use crate::store::commands::Commands;
 use crate::store::keys::Keys;
+use crate::store::redisson_channels::{RedissonAlarm, RedissonChannels};
 use crate::store::wake::{STABLE, Wake, Wakeups};
 
 /// Without an open connection an interrupt is looked for this often.

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use crate::failure::Failure;
+use crate::base::failure::Failure;
 use crate::net::connection::Connection;
 use crate::net::request::Request;
 use crate::store::background::connection::{ConnectAttempt, Node};
@@ -105,7 +105,7 @@ mod tests {
     use std::thread;
     use std::time::{Duration, Instant};
 
-    use crate::clock::end_of;
+    use crate::base::clock::end_of;
     use crate::config::Config;
     use crate::net::endpoint::Endpoint;
     use crate::net::server::ServerFactory;

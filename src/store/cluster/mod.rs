@@ -18,13 +18,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::base::failure::Failure;
 use crate::config::Config;
 use crate::error::{Error, Result as ApiResult};
 use crate::event::Events;
-use crate::failure::Failure;
 use crate::net::endpoint::Endpoint;
 use crate::net::server::ServerFactory;
-use crate::redisson::RedissonChannels;
 use crate::store::background::jobs::BackgroundJobs;
 use crate::store::background::wakeups::BackgroundWakeups;
 use crate::store::cluster::jobs::JobsBySlot;
@@ -35,6 +34,7 @@ use crate::store::cluster::wakeups::WakeupsOfMasters;
 use crate::store::commands::Commands;
 use crate::store::durability::Demand;
 use crate::store::job::JobRunner;
+use crate::store::redisson_channels::RedissonChannels;
 use crate::store::request::{
     Acquire, AcquireReply, HoldReply, HoldRequest, HolderReply, PendingReply, PostedChange,
     ReportReply, ServerConnections,

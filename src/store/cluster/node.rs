@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use redis::Value;
 
+use crate::base::failure::{Failure, FailureKind};
 use crate::config::Config;
-use crate::failure::{Failure, FailureKind};
 use crate::net::endpoint::Endpoint;
 use crate::net::error_reply::ErrorReply;
 use crate::net::request::Request;

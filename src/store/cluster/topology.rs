@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, RwLock};
 
-use crate::address_map::AddressMap;
-use crate::clock::end_of;
+use crate::base::clock::end_of;
+use crate::base::failure::{Failure, FailureKind};
+use crate::config::address_map::AddressMap;
 use crate::config::{Config, Mechanism};
 use crate::event::Events;
-use crate::failure::{Failure, FailureKind};
 use crate::net::endpoint::Endpoint;
 use crate::net::server::ServerFactory;
 use crate::store::cluster::map::Map;

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::failure::Failure;
+use crate::base::failure::Failure;
 use crate::store::background::connection::Pauses;
 use crate::store::background::wakeups::WakeupPolicy;
 use crate::store::cluster::node::Target;

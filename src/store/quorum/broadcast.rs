@@ -7,7 +7,7 @@ use std::{fmt, mem};
 use parking_lot::Mutex;
 use redis::Value;
 
-use crate::failure::Failure;
+use crate::base::failure::Failure;
 use crate::net::request::{Reply, Request};
 use crate::store::decoder::is_done;
 use crate::store::durability::Demand;

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use crate::clock::Moment;
+use crate::base::clock::Moment;
 use crate::store::command::Command;
 use crate::store::commands::Commands;
 use crate::store::durability::Demand;

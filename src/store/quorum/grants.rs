@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::failure::{Failure, FailureKind};
+use crate::base::failure::{Failure, FailureKind};
 use crate::store::hold::HoldId;
 use crate::store::quorum::broadcast::Broadcast;
 use crate::store::quorum::commands::{Effect, QuorumCommand, QuorumCommands};
@@ -109,9 +109,9 @@ mod tests {
     use super::*;
     use crossbeam_channel::unbounded;
 
-    use crate::clock::end_of;
+    use crate::base::clock::end_of;
     use crate::config::Config;
-    use crate::durability::Durability;
+    use crate::config::durability::Durability;
     use crate::net::endpoint::Endpoint;
     use crate::net::server::ServerFactory;
     use crate::store::Store;

@@ -8,7 +8,7 @@ use std::{fmt, mem};
 
 use parking_lot::Mutex;
 
-use crate::clock::Moment;
+use crate::base::clock::Moment;
 use crate::store::hold::HoldId;
 use crate::store::job::InDoubtHold;
 

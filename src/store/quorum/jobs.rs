@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::failure::Failure;
+use crate::base::failure::Failure;
 use crate::store::background::jobs::{Decision, JobPolicy};
 use crate::store::job::{Job, JobReply};
 use crate::store::quorum::in_doubt::InDoubtHolds;

@@ -17,7 +17,7 @@ use std::time::Duration;
 use redis::Value;
 use rustix::event::PollFd;
 
-use crate::failure::{Failure, FailureKind};
+use crate::base::failure::{Failure, FailureKind};
 use crate::net::connection::Connection;
 use crate::net::pipeline::{Pipeline, UnknownScript};
 use crate::net::request::{Reply, Request, Script};

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::failure::Failure;
+use crate::base::failure::Failure;
 use crate::net::poll::poll_ready;
 use crate::net::spin::Spin;
 use crate::net::stream::PolledSocket;

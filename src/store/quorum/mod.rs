@@ -81,14 +81,13 @@ mod wakeups;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::base::failure::Failure;
 use crate::config::Config;
 use crate::error::{Error, Result as ApiResult};
 use crate::event::Events;
-use crate::failure::Failure;
 use crate::net::endpoint::Endpoint;
 use crate::net::server::ServerFactory;
 use crate::net::spin::Spin;
-use crate::redisson::RedissonChannels;
 use crate::store::Store;
 use crate::store::background::jobs::BackgroundJobs;
 use crate::store::background::wakeups::BackgroundWakeups;
@@ -109,6 +108,7 @@ use crate::store::quorum::shared_links::LockedLinks;
 use crate::store::quorum::votes::holder::decide_holder;
 use crate::store::quorum::votes::{Votes, majority};
 use crate::store::quorum::wakeups::WakeupsOfMajorities;
+use crate::store::redisson_channels::RedissonChannels;
 use crate::store::request::{
     Acquire, AcquireReply, Change, HoldReply, HoldRequest, HolderReply, PostedChange,
     ServerConnections,

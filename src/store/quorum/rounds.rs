@@ -4,7 +4,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::failure::Failure;
+use crate::base::failure::Failure;
 use crate::net::pool::PoolThread;
 use crate::net::request::Reply;
 use crate::store::decoder::Decoder;

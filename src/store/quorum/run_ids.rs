@@ -6,7 +6,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use redis::Value;
 
-use crate::failure::{Failure, FailureKind};
+use crate::base::failure::{Failure, FailureKind};
 
 /// The ids of the servers' processes, each as the address that it was last reached at has told it.
 #[derive(Debug, Default)]

@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use crate::clock::end_of;
+use crate::base::clock::end_of;
+use crate::base::failure::{Failure, FailureKind};
 use crate::error::Phase;
-use crate::failure::{Failure, FailureKind};
 use crate::net::connection::Connection;
 use crate::net::error_reply::suggests_demotion;
 use crate::net::factory::ConnectionFactory;

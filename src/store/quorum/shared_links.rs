@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::failure::Failure;
+use crate::base::failure::Failure;
 use crate::net::poll::poll_ready;
 use crate::net::pool::PoolThread;
 use crate::net::request::Reply;

@@ -6,8 +6,8 @@ use std::cmp::Reverse;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::base::failure::{Failure, FailureKind};
 use crate::error::{ServerFailure, Shortfall};
-use crate::failure::{Failure, FailureKind};
 use crate::store::job::JobReply;
 use crate::store::request::{AcquireReply, Change, HoldReply};
 

@@ -4,7 +4,7 @@ use std::net::TcpListener;
 
 use super::process::Server;
 use super::*;
-use crate::durability::Durability;
+use crate::config::durability::Durability;
 
 /// Less than it takes to notice that a connection is silent, and enough for replies to arrive.
 const WHILE: Duration = Duration::from_millis(500);

@@ -13,13 +13,13 @@ use rustls::pki_types::PrivateKeyDer;
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
 
 use super::*;
+use crate::config::tls::Tls;
 use crate::error::Phase;
 use crate::event::Events;
 use crate::net::resp::RespStream;
 use crate::net::spin::Spin;
 use crate::net::tls::Connector;
 use crate::net::trust::Trust;
-use crate::tls::Tls;
 
 /// A time in which nothing is expected to arrive.
 const BRIEF: Duration = Duration::from_millis(100);

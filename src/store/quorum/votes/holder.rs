@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::failure::Failure;
+use crate::base::failure::Failure;
 use crate::store::quorum::votes::Votes;
 use crate::store::request::HolderReply;
 

@@ -64,10 +64,10 @@ impl Drop for OwnedHold {
 macro_rules! owned_guard {
     ($(#[$doc:meta])* $guard:ident) => {
         $(#[$doc])*
-        pub struct $guard($crate::owned_hold::OwnedHold);
+        pub struct $guard($crate::guards::owned_hold::OwnedHold);
 
         impl $guard {
-            pub(crate) fn new(hold: $crate::owned_hold::OwnedHold) -> Self {
+            pub(crate) fn new(hold: $crate::guards::owned_hold::OwnedHold) -> Self {
                 Self(hold)
             }
 
@@ -93,8 +93,8 @@ macro_rules! owned_guard {
 
             /// Returns the watch on this hold. See [`Guard::lost`](crate::Guard::lost).
             #[must_use]
-            pub fn lost(&self) -> $crate::lost::Lost {
-                $crate::lost::watch(&self.0.shared, &self.0.lease)
+            pub fn lost(&self) -> $crate::guards::lost::Lost {
+                $crate::guards::lost::watch(&self.0.shared, &self.0.lease)
             }
 
             /// Asks the server whether this hold still exists. Blocks for the server's reply. See
@@ -175,7 +175,10 @@ macro_rules! lock_options {
 
             /// Lets a [`Canceller`](crate::Canceller) end the waits of this handle.
             #[must_use]
-            pub fn cancelled_by(mut self, canceller: &$crate::canceller::Canceller) -> Self {
+            pub fn cancelled_by(
+                mut self,
+                canceller: &$crate::guards::canceller::Canceller,
+            ) -> Self {
                 self.options.canceller = Some(canceller.clone());
                 self
             }

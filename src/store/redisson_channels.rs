@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use crate::lock_name::RESERVED;
+use crate::config::lock_name::RESERVED;
 
 /// The channels of one client. Clones are the same.
 #[derive(Clone, Debug, Default)]

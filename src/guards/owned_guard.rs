@@ -1,6 +1,6 @@
 //! A held lock that belongs to no thread.
 
-use crate::owned_hold::owned_guard;
+use crate::guards::owned_hold::owned_guard;
 
 owned_guard! {
     /// A lock that belongs to no thread: any thread may keep, send or drop it. Dropping it releases

@@ -17,7 +17,7 @@ pub(crate) use self::stand_ins::{
 };
 
 #[cfg(all(test, leasehold_shuttle))]
-#[path = "../tests/schedules/shuttle.rs"]
+#[path = "../../tests/schedules/shuttle.rs"]
 mod stand_ins;
 
 /// Blocks until `condition` is false or the deadline has come; without one, for as long as it

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::Result;
+use crate::guards::lost::{self, Lost};
 use crate::local::lease::Lease;
 use crate::local::over_channel::OverChannel;
 use crate::local::shared::Shared;
 use crate::local::{hold_requests, release};
-use crate::lost::{self, Lost};
 
 /// Several locks that are held together, and belong to no thread. Dropping this releases all of
 /// them. Created by [`Client::lock_all`](crate::Client::lock_all).

@@ -3,16 +3,16 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::clock::end_of;
+use crate::base::clock::end_of;
 use crate::config::LockOptions;
 use crate::error::{Error, Result};
-use crate::guard::Guard;
-use crate::holder::Holder;
+use crate::guards::guard::Guard;
+use crate::guards::holder::Holder;
+use crate::guards::owned_guard::OwnedGuard;
+use crate::guards::owned_hold::{OwnedHold, lock_options};
 use crate::local::call::Wait;
 use crate::local::shared::Shared;
 use crate::local::{acquire, status};
-use crate::owned_guard::OwnedGuard;
-use crate::owned_hold::{OwnedHold, lock_options};
 use crate::store::hold::HoldKind;
 
 /// A handle to one lock of a client, with options that may differ from the client's. Created by

@@ -6,7 +6,7 @@ use serde::de::{Deserialize, DeserializeSeed, Deserializer, Error, MapAccess, Vi
 
 use crate::client::Builder;
 use crate::config::Config;
-use crate::options;
+use crate::config::options;
 
 /// The map has a `url` and the settings of [`Builder::from_url`], by the same names and with the
 /// same texts. Numbers may be numbers: those of durations are in seconds. `true` and `false` may be

@@ -7,11 +7,11 @@ use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use crate::error::Result;
+use crate::guards::lost::{self, Lost};
 use crate::local::hold_requests::{self, Level};
 use crate::local::lease::Lease;
 use crate::local::release;
 use crate::local::shared::Shared;
-use crate::lost::{self, Lost};
 
 /// A lock, or one level of it, held by the current thread. Dropping the guard releases it.
 ///

@@ -1,16 +1,28 @@
 //! The settings of clients and locks, and the checks that they are valid before anything is sent.
 
+pub(crate) mod address_map;
+pub(crate) mod credentials;
+pub(crate) mod deployment;
+#[cfg(feature = "serde")]
+pub(crate) mod deserialize;
+pub(crate) mod durability;
+pub(crate) mod duration;
+pub(crate) mod lock_name;
+pub(crate) mod options;
+#[cfg(feature = "tls")]
+pub(crate) mod tls;
+
 use std::time::Duration;
 
-use crate::address_map::AddressMap;
-use crate::canceller::Canceller;
-use crate::credentials::{Credentials, CredentialsCallback};
-use crate::durability::Durability;
+use crate::config::address_map::AddressMap;
+use crate::config::credentials::{Credentials, CredentialsCallback};
+use crate::config::durability::Durability;
+use crate::config::lock_name::{NAME_MAX, RESERVED};
+#[cfg(feature = "tls")]
+use crate::config::tls::Tls;
 use crate::error::{Error, Result};
 use crate::event::{Callback, Events};
-use crate::lock_name::{self, NAME_MAX, RESERVED};
-#[cfg(feature = "tls")]
-use crate::tls::Tls;
+use crate::guards::canceller::Canceller;
 
 const LEASE_MIN: Duration = Duration::from_millis(10);
 const LEASE_MAX: Duration = Duration::from_secs(24 * 365 * 60 * 60);

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, bounded};
 
-use crate::clock::end_of;
+use crate::base::clock::end_of;
 use crate::local::lease::Lease;
 use crate::local::over_channel::OverChannel;
 use crate::local::shared::Shared;

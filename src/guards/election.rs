@@ -3,14 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::clock::end_of;
+use crate::base::clock::end_of;
 use crate::config::LockOptions;
 use crate::error::Result;
-use crate::holder::Leader;
+use crate::guards::holder::Leader;
+use crate::guards::owned_hold::{OwnedHold, lock_options, owned_guard};
 use crate::local::call::Wait;
 use crate::local::shared::Shared;
 use crate::local::status;
-use crate::owned_hold::{OwnedHold, lock_options, owned_guard};
 use crate::store::hold::HoldKind;
 
 /// An election: one of the clients that campaign is the leader, until it resigns or dies. Created

@@ -8,9 +8,9 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use crate::config::Config;
-use crate::credentials::Credentials;
-use crate::durability::Durability;
-use crate::duration::parse_duration;
+use crate::config::credentials::Credentials;
+use crate::config::durability::Durability;
+use crate::config::duration::parse_duration;
 use crate::error::{Error, Result};
 
 const NO_DURABILITY: &str =

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::holder::Holder;
+use crate::guards::holder::Holder;
 
 /// What a hold is a hold of.
 #[doc(hidden)]

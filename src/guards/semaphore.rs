@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::clock::end_of;
+use crate::base::clock::end_of;
 use crate::config::LockOptions;
 use crate::error::{Error, Result};
+use crate::guards::owned_hold::{OwnedHold, lock_options, owned_guard};
 use crate::local::call::Wait;
 use crate::local::shared::Shared;
 use crate::local::status;
-use crate::owned_hold::{OwnedHold, lock_options, owned_guard};
 use crate::store::hold::HoldKind;
 
 /// A semaphore: a limited number of permits can be held at a time. Created by
