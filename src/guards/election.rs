@@ -11,7 +11,7 @@ use crate::guards::owned_hold::{OwnedHold, lock_options, owned_guard};
 use crate::local::call::Wait;
 use crate::local::shared::Shared;
 use crate::local::status;
-use crate::store::hold::HoldKind;
+use crate::store::hold_id::HoldKind;
 
 /// An election: one of the clients that campaign is the leader, until it resigns or dies. Created
 /// by [`Client::election`](crate::Client::election).
@@ -112,13 +112,13 @@ impl Term {
     /// [`Guard::fence`](crate::Guard::fence).
     #[must_use]
     pub fn fence(&self) -> u64 {
-        self.0.lease.fence()
+        self.0.hold.fence()
     }
 
     /// Returns 1: a term never nests.
     #[must_use]
     pub fn depth(&self) -> u32 {
-        self.0.lease.depth()
+        self.0.hold.depth()
     }
 
     /// Ends the term, as dropping it does, and reports errors: the same as

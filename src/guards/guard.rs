@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use crate::error::Result;
 use crate::guards::lost::{self, Lost};
+use crate::local::hold::Hold;
 use crate::local::hold_requests::{self, Level};
-use crate::local::lease::Lease;
 use crate::local::release;
 use crate::local::shared::Shared;
 
@@ -59,7 +59,7 @@ use crate::local::shared::Shared;
               bind it to `_guard`, not to `_`"]
 pub struct Guard {
     shared: Arc<Shared>,
-    lease: Arc<Lease>,
+    hold: Arc<Hold>,
     depth: u32,
     unlocked: bool,
     _not_send: BelongsToItsThreadUseLockOwned,
@@ -70,10 +70,10 @@ pub struct Guard {
 struct BelongsToItsThreadUseLockOwned(PhantomData<MutexGuard<'static, ()>>);
 
 impl Guard {
-    pub(crate) fn new(shared: Arc<Shared>, Level { lease, depth }: Level) -> Self {
+    pub(crate) fn new(shared: Arc<Shared>, Level { hold, depth }: Level) -> Self {
         Self {
             shared,
-            lease,
+            hold,
             depth,
             unlocked: false,
             _not_send: BelongsToItsThreadUseLockOwned(PhantomData),
@@ -83,7 +83,7 @@ impl Guard {
     /// Returns the name of the lock.
     #[must_use]
     pub fn name(&self) -> &str {
-        self.lease.name()
+        self.hold.name()
     }
 
     /// Returns the fencing token of this hold, which is greater than that of every earlier hold of
@@ -100,7 +100,7 @@ impl Guard {
     /// system.
     #[must_use]
     pub fn fence(&self) -> u64 {
-        self.lease.fence()
+        self.hold.fence()
     }
 
     /// Returns the level of this guard: 1, or more if it is nested.
@@ -112,14 +112,14 @@ impl Guard {
     /// Returns `true` if the lease has not ended by this process's clock. Does not ask the server.
     #[must_use]
     pub fn is_held(&self) -> bool {
-        self.shared.is_held(&self.lease)
+        self.shared.is_held(&self.hold)
     }
 
     /// Returns how long the lease lasts if it is not renewed again, less a margin for clock drift
     /// of 1 % of the lease and 2 ms; zero if the lock is lost. Does not ask the server.
     #[must_use]
     pub fn remaining(&self) -> Duration {
-        self.shared.remaining(&self.lease)
+        self.shared.remaining(&self.hold)
     }
 
     /// Returns the watch on this hold, with which any thread can wait for the loss of the lease, or
@@ -137,7 +137,7 @@ impl Guard {
     /// ```
     #[must_use]
     pub fn lost(&self) -> Lost {
-        lost::watch(&self.shared, &self.lease)
+        lost::watch(&self.shared, &self.hold)
     }
 
     /// Asks the server whether this hold still exists. Blocks for the server's reply.
@@ -157,7 +157,7 @@ impl Guard {
     ///   the hold.
     /// - [`Forked`](crate::Error::Forked): this process is a forked child.
     pub fn verify(&self) -> Result<()> {
-        hold_requests::verify(&self.shared, slice::from_ref(&self.lease), false)
+        hold_requests::verify(&self.shared, slice::from_ref(&self.hold), false)
     }
 
     /// Renews the lease now, even if it is not renewed in the background, but not beyond
@@ -168,7 +168,7 @@ impl Guard {
     /// The same as [`verify`](Guard::verify), and [`NotReplicated`](crate::Error::NotReplicated) if
     /// too few replicas or disks acknowledged it; then the lease is as long as before.
     pub fn renew(&self) -> Result<()> {
-        hold_requests::verify(&self.shared, slice::from_ref(&self.lease), true)
+        hold_requests::verify(&self.shared, slice::from_ref(&self.hold), true)
     }
 
     /// Releases this level and reports errors. Unlike dropping the guard, this blocks for the
@@ -187,7 +187,7 @@ impl Guard {
     ///   nothing.
     pub fn unlock(mut self) -> Result<()> {
         self.unlocked = true;
-        release::unlock(&self.shared, slice::from_ref(&self.lease))
+        release::unlock(&self.shared, slice::from_ref(&self.hold))
     }
 }
 
@@ -195,14 +195,14 @@ impl Guard {
     /// As `unlock`, unless the lock is handed off to the next thread.
     pub(crate) fn hand_off_or_unlock(mut self) -> Result<()> {
         self.unlocked = true;
-        release::hand_off_or_unlock(&self.shared, &self.lease)
+        release::hand_off_or_unlock(&self.shared, &self.hold)
     }
 }
 
 impl Drop for Guard {
     fn drop(&mut self) {
         if !self.unlocked {
-            release::unlock_on_drop(&self.shared, slice::from_ref(&self.lease));
+            release::unlock_on_drop(&self.shared, slice::from_ref(&self.hold));
         }
     }
 }

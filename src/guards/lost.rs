@@ -8,7 +8,7 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, bounded};
 
 use crate::base::clock::end_of;
-use crate::local::lease::Lease;
+use crate::local::hold::Hold;
 use crate::local::over_channel::OverChannel;
 use crate::local::shared::Shared;
 
@@ -37,7 +37,7 @@ use crate::local::shared::Shared;
 #[derive(Clone)]
 pub struct Lost {
     /// With their tokens. None in a forked child, where nothing is held.
-    holds: Vec<(Arc<Lease>, u64)>,
+    holds: Vec<(Arc<Hold>, u64)>,
     over: Receiver<Infallible>,
 }
 
@@ -58,19 +58,19 @@ impl fmt::Debug for Lost {
 }
 
 /// Returns the watch on a hold.
-pub(crate) fn watch(shared: &Shared, lease: &Arc<Lease>) -> Lost {
+pub(crate) fn watch(shared: &Shared, hold: &Arc<Hold>) -> Lost {
     if shared.identity.check_process().is_err() {
         return Lost::forked();
     }
-    Lost { holds: vec![(lease.clone(), lease.fence())], over: lease.over() }
+    Lost { holds: vec![(hold.clone(), hold.fence())], over: hold.over() }
 }
 
 /// Returns the watch on several holds that share a channel.
-pub(crate) fn watch_all(shared: &Shared, leases: &[Arc<Lease>], over: &OverChannel) -> Lost {
+pub(crate) fn watch_all(shared: &Shared, holds: &[Arc<Hold>], over: &OverChannel) -> Lost {
     if shared.identity.check_process().is_err() {
         return Lost::forked();
     }
-    let holds = leases.iter().map(|lease| (lease.clone(), lease.fence())).collect();
+    let holds = holds.iter().map(|hold| (hold.clone(), hold.fence())).collect();
     Lost { holds, over: over.receiver.clone() }
 }
 
@@ -86,7 +86,7 @@ impl Lost {
     /// the server.
     #[must_use]
     pub fn is_lost(&self) -> bool {
-        self.holds.is_empty() || self.holds.iter().any(|(lease, fence)| lease.is_lost_with(*fence))
+        self.holds.is_empty() || self.holds.iter().any(|(hold, fence)| hold.is_lost_with(*fence))
     }
 
     /// Blocks the current thread until the hold is over, and returns how it has ended.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::error::Result;
 use crate::guards::lost::{self, Lost};
-use crate::local::lease::Lease;
+use crate::local::hold::Hold;
 use crate::local::over_channel::OverChannel;
 use crate::local::shared::Shared;
 use crate::local::{hold_requests, release};
@@ -29,7 +29,7 @@ use crate::local::{hold_requests, release};
 pub struct MultiGuard {
     shared: Arc<Shared>,
     /// In the order of the names, which are never empty.
-    leases: Vec<Arc<Lease>>,
+    holds: Vec<Arc<Hold>>,
     names: Vec<String>,
     /// All names, for messages.
     name: String,
@@ -38,14 +38,14 @@ pub struct MultiGuard {
 }
 
 impl MultiGuard {
-    pub(crate) fn new(shared: &Arc<Shared>, leases: Vec<Arc<Lease>>) -> Self {
+    pub(crate) fn new(shared: &Arc<Shared>, holds: Vec<Arc<Hold>>) -> Self {
         let over = OverChannel::new();
-        for lease in &leases {
-            lease.share_over(&over);
+        for hold in &holds {
+            hold.share_over(&over);
         }
-        let names: Vec<String> = leases.iter().map(|lease| lease.name().to_string()).collect();
+        let names: Vec<String> = holds.iter().map(|hold| hold.name().to_string()).collect();
         let name = names.join(", ");
-        Self { shared: shared.clone(), leases, names, name, over, released: false }
+        Self { shared: shared.clone(), holds, names, name, over, released: false }
     }
 
     /// Returns all names in one string, separated by commas.
@@ -64,21 +64,21 @@ impl MultiGuard {
     /// [`Guard::fence`](crate::Guard::fence).
     #[must_use]
     pub fn fence(&self, name: &str) -> Option<u64> {
-        self.leases.iter().find(|lease| **lease.name() == *name).map(|lease| lease.fence())
+        self.holds.iter().find(|hold| **hold.name() == *name).map(|hold| hold.fence())
     }
 
     /// Returns `true` if none of the leases has ended by this process's clock. Does not ask the
     /// server.
     #[must_use]
     pub fn is_held(&self) -> bool {
-        self.leases.iter().all(|lease| self.shared.is_held(lease))
+        self.holds.iter().all(|hold| self.shared.is_held(hold))
     }
 
     /// Returns how long the first of the leases to end lasts if it is not renewed again. See
     /// [`Guard::remaining`](crate::Guard::remaining).
     #[must_use]
     pub fn remaining(&self) -> Duration {
-        let remaining = self.leases.iter().map(|lease| self.shared.remaining(lease));
+        let remaining = self.holds.iter().map(|hold| self.shared.remaining(hold));
         remaining.min().unwrap_or_default()
     }
 
@@ -86,7 +86,7 @@ impl MultiGuard {
     /// [`Guard::lost`](crate::Guard::lost).
     #[must_use]
     pub fn lost(&self) -> Lost {
-        lost::watch_all(&self.shared, &self.leases, &self.over)
+        lost::watch_all(&self.shared, &self.holds, &self.over)
     }
 
     /// Asks the server whether all of these holds still exist. Blocks for its replies.
@@ -96,7 +96,7 @@ impl MultiGuard {
     /// The same as [`Guard::verify`](crate::Guard::verify): `Lost` for the first name that is known
     /// to be lost, without a request, or else the error of the first name that fails.
     pub fn verify(&self) -> Result<()> {
-        hold_requests::verify(&self.shared, &self.leases, false)
+        hold_requests::verify(&self.shared, &self.holds, false)
     }
 
     /// Renews all leases now. Blocks for the server's replies.
@@ -105,7 +105,7 @@ impl MultiGuard {
     ///
     /// The same as [`Guard::renew`](crate::Guard::renew), as for [`verify`](Self::verify).
     pub fn renew(&self) -> Result<()> {
-        hold_requests::verify(&self.shared, &self.leases, true)
+        hold_requests::verify(&self.shared, &self.holds, true)
     }
 
     /// Releases all locks, as dropping the guard does, and reports errors. Blocks for the server's
@@ -119,14 +119,14 @@ impl MultiGuard {
     /// longer than for one lock.
     pub fn unlock(mut self) -> Result<()> {
         self.released = true;
-        release::unlock(&self.shared, &self.leases)
+        release::unlock(&self.shared, &self.holds)
     }
 }
 
 impl Drop for MultiGuard {
     fn drop(&mut self) {
         if !self.released {
-            release::unlock_on_drop(&self.shared, &self.leases);
+            release::unlock_on_drop(&self.shared, &self.holds);
         }
     }
 }

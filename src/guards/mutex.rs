@@ -13,7 +13,7 @@ use crate::guards::owned_hold::{OwnedHold, lock_options};
 use crate::local::call::Wait;
 use crate::local::shared::Shared;
 use crate::local::{acquire, status};
-use crate::store::hold::HoldKind;
+use crate::store::hold_id::HoldKind;
 
 /// A handle to one lock of a client, with options that may differ from the client's. Created by
 /// [`Client::mutex`](crate::Client::mutex).

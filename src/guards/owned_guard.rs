@@ -31,12 +31,12 @@ impl OwnedGuard {
     /// Returns the fencing token of this hold. See [`Guard::fence`](crate::Guard::fence).
     #[must_use]
     pub fn fence(&self) -> u64 {
-        self.0.lease.fence()
+        self.0.hold.fence()
     }
 
     /// Returns 1: owned guards never nest.
     #[must_use]
     pub fn depth(&self) -> u32 {
-        self.0.lease.depth()
+        self.0.hold.depth()
     }
 }

@@ -7,15 +7,15 @@ use std::sync::Arc;
 use crate::config::LockOptions;
 use crate::error::Result;
 use crate::local::call::Wait;
-use crate::local::lease::Lease;
+use crate::local::hold::Hold;
 use crate::local::shared::Shared;
 use crate::local::{acquire, hold_requests, release};
-use crate::store::hold::HoldKind;
+use crate::store::hold_id::HoldKind;
 
 /// A hold that is released when this is dropped, on whatever thread.
 pub(crate) struct OwnedHold {
     pub(crate) shared: Arc<Shared>,
-    pub(crate) lease: Arc<Lease>,
+    pub(crate) hold: Arc<Hold>,
     released: bool,
 }
 
@@ -28,26 +28,26 @@ impl OwnedHold {
         options: &LockOptions,
         wait: Wait,
     ) -> Result<Option<Self>> {
-        let lease = acquire::owned(shared, kind, name, options, wait)?;
-        Ok(lease.map(|lease| Self { shared: shared.clone(), lease, released: false }))
+        let hold = acquire::owned(shared, kind, name, options, wait)?;
+        Ok(hold.map(|hold| Self { shared: shared.clone(), hold, released: false }))
     }
 
     /// Releases the hold, and waits for the reply.
     pub(crate) fn verify(&self, renews: bool) -> Result<()> {
-        hold_requests::verify(&self.shared, slice::from_ref(&self.lease), renews)
+        hold_requests::verify(&self.shared, slice::from_ref(&self.hold), renews)
     }
 
     pub(crate) fn release(mut self) -> Result<()> {
         self.released = true;
-        release::unlock(&self.shared, slice::from_ref(&self.lease))
+        release::unlock(&self.shared, slice::from_ref(&self.hold))
     }
 
     /// Shows nothing that would allow another client to release the hold.
     pub(crate) fn fmt(&self, guard: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct(guard)
-            .field("name", self.lease.name())
-            .field("fence", &self.lease.fence())
-            .field("remaining", &self.shared.remaining(&self.lease))
+            .field("name", self.hold.name())
+            .field("fence", &self.hold.fence())
+            .field("remaining", &self.shared.remaining(&self.hold))
             .finish_non_exhaustive()
     }
 }
@@ -55,7 +55,7 @@ impl OwnedHold {
 impl Drop for OwnedHold {
     fn drop(&mut self) {
         if !self.released {
-            release::unlock_on_drop(&self.shared, slice::from_ref(&self.lease));
+            release::unlock_on_drop(&self.shared, slice::from_ref(&self.hold));
         }
     }
 }
@@ -74,27 +74,27 @@ macro_rules! owned_guard {
             /// Returns the name.
             #[must_use]
             pub fn name(&self) -> &str {
-                self.0.lease.name()
+                self.0.hold.name()
             }
 
             /// Returns `true` if the lease has not ended by this process's clock. Does not ask the
             /// server.
             #[must_use]
             pub fn is_held(&self) -> bool {
-                self.0.shared.is_held(&self.0.lease)
+                self.0.shared.is_held(&self.0.hold)
             }
 
             /// Returns how long the lease lasts if it is not renewed again, less a margin for clock
             /// drift of 1 % of the lease and 2 ms; zero if it is lost. Does not ask the server.
             #[must_use]
             pub fn remaining(&self) -> std::time::Duration {
-                self.0.shared.remaining(&self.0.lease)
+                self.0.shared.remaining(&self.0.hold)
             }
 
             /// Returns the watch on this hold. See [`Guard::lost`](crate::Guard::lost).
             #[must_use]
             pub fn lost(&self) -> $crate::guards::lost::Lost {
-                $crate::guards::lost::watch(&self.0.shared, &self.0.lease)
+                $crate::guards::lost::watch(&self.0.shared, &self.0.hold)
             }
 
             /// Asks the server whether this hold still exists. Blocks for the server's reply. See

@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::guards::owned_hold::{OwnedHold, lock_options, owned_guard};
 use crate::local::call::Wait;
 use crate::local::shared::Shared;
-use crate::store::hold::HoldKind;
+use crate::store::hold_id::HoldKind;
 
 /// A read-write lock: any number of readers, or one writer. Created by
 /// [`Client::rw_lock`](crate::Client::rw_lock).
@@ -146,7 +146,7 @@ impl ReadGuard {
     /// it is smaller than the next writer's.
     #[must_use]
     pub fn fence(&self) -> u64 {
-        self.0.lease.fence()
+        self.0.hold.fence()
     }
 }
 
@@ -155,6 +155,6 @@ impl WriteGuard {
     /// See [`Guard::fence`](crate::Guard::fence).
     #[must_use]
     pub fn fence(&self) -> u64 {
-        self.0.lease.fence()
+        self.0.hold.fence()
     }
 }

@@ -10,7 +10,7 @@ use crate::guards::owned_hold::{OwnedHold, lock_options, owned_guard};
 use crate::local::call::Wait;
 use crate::local::shared::Shared;
 use crate::local::status;
-use crate::store::hold::HoldKind;
+use crate::store::hold_id::HoldKind;
 
 /// A semaphore: a limited number of permits can be held at a time. Created by
 /// [`Client::semaphore`](crate::Client::semaphore).

@@ -18,8 +18,8 @@ use crate::local::attempt::Attempt;
 use crate::local::beside;
 use crate::local::call::{Caller, Wait};
 use crate::local::call_reports::{report_contended, report_outcome};
+use crate::local::hold::Hold;
 use crate::local::hold_requests::{Level, nest};
-use crate::local::lease::Lease;
 use crate::local::queue_head::QueueHead;
 use crate::local::queue_shard::Position;
 use crate::local::release;
@@ -31,7 +31,7 @@ use crate::local::turn;
 use crate::local::wait_queue::{Place, Turn};
 use crate::local::wait_queues::WaitQueues;
 use crate::local::waiter::Waiter;
-use crate::store::hold::HoldKind;
+use crate::store::hold_id::HoldKind;
 
 /// A call for a lock.
 pub(super) struct LockCall<'a> {
@@ -50,7 +50,7 @@ enum Start {
     /// With one attempt outside the queue, as one of several that may succeed.
     Beside,
     /// With the lock, which was handed off to it.
-    HandedOff(Arc<Lease>),
+    HandedOff(Arc<Hold>),
     /// With one attempt outside the queue.
     Outside,
 }
@@ -64,12 +64,12 @@ pub(crate) fn lock(
 ) -> Result<Option<Level>> {
     let _call = shared.counters.begin_call();
     check(shared, name, options)?;
-    if let Some(lease) = held_already(shared, name, options)? {
-        return nest(shared, lease, wait).map(Some);
+    if let Some(hold) = held_already(shared, name, options)? {
+        return nest(shared, hold, wait).map(Some);
     }
     let caller = Caller::current(&shared.config, options);
-    let lease = LockCall { shared, name, caller, wait, contended: Cell::default() }.run()?;
-    Ok(lease.map(|lease| Level { lease, depth: 1 }))
+    let hold = LockCall { shared, name, caller, wait, contended: Cell::default() }.run()?;
+    Ok(hold.map(|hold| Level { hold, depth: 1 }))
 }
 
 /// Acquires a hold that belongs to no thread. `None` if it cannot be had when the wait is over.
@@ -79,7 +79,7 @@ pub(crate) fn owned(
     name: &Arc<str>,
     options: &LockOptions,
     wait: Wait,
-) -> Result<Option<Arc<Lease>>> {
+) -> Result<Option<Arc<Hold>>> {
     let _call = shared.counters.begin_call();
     check(shared, name, options)?;
     if kind == HoldKind::Lock {
@@ -101,7 +101,7 @@ fn held_already(
     shared: &Shared,
     name: &Arc<str>,
     options: &LockOptions,
-) -> Result<Option<Arc<Lease>>> {
+) -> Result<Option<Arc<Hold>>> {
     match shared.held_locks.find(thread::current().id(), name) {
         Some(_) if !options.reentrant => Err(Error::AlreadyHeld { name: name.to_string() }),
         held => Ok(held),
@@ -119,24 +119,24 @@ pub(super) fn check(shared: &Shared, name: &str, options: &LockOptions) -> Resul
 
 impl LockCall<'_> {
     /// Acquires the lock, and reports how that went.
-    fn run(&self) -> Result<Option<Arc<Lease>>> {
+    fn run(&self) -> Result<Option<Arc<Hold>>> {
         let span = CallSpan::open(|| &**self.name);
-        let outcome = self.acquire().and_then(|lease| {
-            release::check_wanted(self.shared, &self.caller.options, lease.as_slice())?;
-            Ok(lease)
+        let outcome = self.acquire().and_then(|hold| {
+            release::check_wanted(self.shared, &self.caller.options, hold.as_slice())?;
+            Ok(hold)
         });
         let waited = self.caller.begin.elapsed();
         report_outcome(self.shared, self.name, self.wait, &outcome, waited);
-        let lease = outcome.as_ref().ok().and_then(Option::as_ref);
-        if let Some(lease) = lease {
-            lease.span.open(lease.name(), lease.fence());
+        let hold = outcome.as_ref().ok().and_then(Option::as_ref);
+        if let Some(hold) = hold {
+            hold.span.open(hold.name(), hold.fence());
         }
-        span.close(waited, lease.map(|lease| lease.fence()));
+        span.close(waited, hold.map(|hold| hold.fence()));
         outcome
     }
 
     /// Acquires the lock, and reports nothing but contention.
-    pub(super) fn acquire(&self) -> Result<Option<Arc<Lease>>> {
+    pub(super) fn acquire(&self) -> Result<Option<Arc<Hold>>> {
         let mut place = Place::Last;
         loop {
             let mut cancellable = None;
@@ -147,14 +147,14 @@ impl LockCall<'_> {
                 Start::AtHead(arrival) => return self.acquire_at_head(&waiter, arrival),
                 Start::Beside => {
                     let attempt = self.attempt(Arrival::Beside);
-                    if let Some(lease) = beside::acquire(attempt, self.name, self.caller.kind)? {
-                        return Ok(Some(lease));
+                    if let Some(hold) = beside::acquire(attempt, self.name, self.caller.kind)? {
+                        return Ok(Some(hold));
                     }
                     place = Place::Beside;
                 }
-                Start::HandedOff(lease) => {
-                    if self.shared.take_hold(&lease, &self.caller) {
-                        return Ok(Some(lease));
+                Start::HandedOff(hold) => {
+                    if self.shared.take_hold(&hold, &self.caller) {
+                        return Ok(Some(hold));
                     }
                     place = Place::First;
                 }
@@ -164,10 +164,10 @@ impl LockCall<'_> {
     }
 
     /// Makes one attempt outside the queue.
-    fn acquire_outside(&self, waiter: &Waiter) -> Result<Option<Arc<Lease>>> {
+    fn acquire_outside(&self, waiter: &Waiter) -> Result<Option<Arc<Hold>>> {
         let mut attempt = self.attempt(Arrival::Beside);
         match try_until_acquired(&mut attempt, waiter) {
-            Ok(NewHold { lease, .. }) => Ok(Some(lease)),
+            Ok(NewHold { hold, .. }) => Ok(Some(hold)),
             Err(stopped) => {
                 attempt.clean_up();
                 stopped.into_result(self.name)
@@ -186,9 +186,9 @@ impl LockCall<'_> {
         let queues = shared.queues(caller.kind);
         // A hold that is found lost leaves the head.
         if *wait == Wait::No
-            && let Some(lease) = queues.holder(name)
+            && let Some(hold) = queues.holder(name)
         {
-            shared.reporter.expire(&lease);
+            shared.reporter.expire(&hold);
         }
         let (waiter, position) = queues.join(name, caller, *wait == Wait::Endless, place)?;
         let canceller = caller.options.canceller.as_ref();
@@ -215,7 +215,7 @@ impl LockCall<'_> {
         match turn {
             Turn::Beside => Ok(Some(Start::Beside)),
             Turn::Failed(failure) => Err(failure.into_error("acquire", self.name)),
-            Turn::HandedOff(lease) => Ok(Some(Start::HandedOff(lease))),
+            Turn::HandedOff(hold) => Ok(Some(Start::HandedOff(hold))),
             Turn::Head => Ok(Some(Start::AtHead(Arrival::Next))),
             Turn::Outside => Ok(Some(Start::Outside)),
             Turn::Look | Turn::TimedOut => {
@@ -242,19 +242,19 @@ impl LockCall<'_> {
         &self,
         waiter: &Waiter,
         arrival: Arrival,
-    ) -> Result<Option<Arc<Lease>>> {
+    ) -> Result<Option<Arc<Hold>>> {
         let head = QueueHead::new(self.queues(), self.name, self.wait == Wait::Endless);
         let mut attempt = self.attempt(arrival);
         match try_until_acquired(&mut attempt, waiter) {
-            Ok(NewHold { lease, room }) if self.caller.kind != HoldKind::Lock => {
+            Ok(NewHold { hold, room }) if self.caller.kind != HoldKind::Lock => {
                 let next = head.leave(self.caller.kind, room);
                 attempt.take_back_offer(next);
-                Ok(Some(lease))
+                Ok(Some(hold))
             }
-            Ok(NewHold { lease, .. }) => {
+            Ok(NewHold { hold, .. }) => {
                 head.keep();
-                self.queues().set_acquired(&lease);
-                Ok(Some(lease))
+                self.queues().set_acquired(&hold);
+                Ok(Some(hold))
             }
             Err(stopped) => {
                 attempt.clean_up();

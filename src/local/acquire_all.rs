@@ -18,11 +18,11 @@ use crate::error::{Error, Result};
 use crate::local::acquire::{LockCall, check};
 use crate::local::call::{Caller, Wait};
 use crate::local::call_reports::{report_contended, report_outcome};
-use crate::local::lease::{Lease, local_deadline};
+use crate::local::hold::{Hold, local_deadline};
 use crate::local::release;
 use crate::local::retry::{Backoff, RetryPolicy};
 use crate::local::shared::Shared;
-use crate::store::hold::{HoldId, HoldKind};
+use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::request::{Acquire, AcquireReply, Registration};
 
 /// A call for several locks.
@@ -38,7 +38,7 @@ struct SetCall<'a> {
 /// What an attempt for several locks has brought.
 enum Attempted {
     /// A hold of each name, in the order of the names.
-    Acquired(Vec<Arc<Lease>>),
+    Acquired(Vec<Arc<Hold>>),
     /// No hold. The lock of the name with this index is held by another owner.
     Held(usize),
     /// No hold. The server has not answered for this group, which the call tries for again before
@@ -60,22 +60,22 @@ pub(crate) fn acquire_all(
     names: &[Arc<str>],
     options: &LockOptions,
     wait: Wait,
-) -> Result<Option<Vec<Arc<Lease>>>> {
+) -> Result<Option<Vec<Arc<Hold>>>> {
     let _call = shared.counters.begin_call();
     check_names(shared, names, options)?;
     let caller = Caller::owned(&shared.config, options, HoldKind::Lock);
     let caller = Caller { in_set: true, ..caller };
     let call = SetCall { shared, names, caller, wait, contended: Cell::default() };
     let span = CallSpan::open(|| names.join(", "));
-    let outcome = call.acquire().and_then(|leases| {
-        release::check_wanted(shared, options, leases.as_deref().unwrap_or_default())?;
-        Ok(leases)
+    let outcome = call.acquire().and_then(|holds| {
+        release::check_wanted(shared, options, holds.as_deref().unwrap_or_default())?;
+        Ok(holds)
     });
     let waited = call.caller.begin.elapsed();
-    if let Ok(Some(leases)) = &outcome {
-        for lease in leases {
-            lease.span.open(lease.name(), lease.fence());
-            shared.reporter.report_acquired(lease, &call.caller);
+    if let Ok(Some(holds)) = &outcome {
+        for hold in holds {
+            hold.span.open(hold.name(), hold.fence());
+            shared.reporter.report_acquired(hold, &call.caller);
         }
     } else {
         report_outcome(shared, &names.join(", "), wait, &outcome, waited);
@@ -105,16 +105,16 @@ fn check_names(shared: &Shared, names: &[Arc<str>], options: &LockOptions) -> Re
 }
 
 impl SetCall<'_> {
-    fn acquire(&self) -> Result<Option<Vec<Arc<Lease>>>> {
+    fn acquire(&self) -> Result<Option<Vec<Arc<Hold>>>> {
         let mut backoff = Backoff::new(self.shared.config.backoff);
-        let mut first: Option<(usize, Arc<Lease>)> = None;
+        let mut first: Option<(usize, Arc<Hold>)> = None;
         let mut settled = false;
         let mut retry = self.retry();
         let mut unanswered = None;
         loop {
             let had_first = first.is_some();
             let index = match self.attempt(first.take(), unanswered.take(), &mut retry)? {
-                Attempted::Acquired(leases) => return Ok(Some(leases)),
+                Attempted::Acquired(holds) => return Ok(Some(holds)),
                 Attempted::Held(index) => index,
                 Attempted::Unanswered(group) => {
                     (unanswered, settled) = (Some(group), false);
@@ -140,13 +140,13 @@ impl SetCall<'_> {
             if self.wait.is_over() {
                 return self.check_is_lock(index).map(|()| None);
             }
-            let Some(lease) = self.lock(index)? else { return Ok(None) };
-            first = Some((index, lease));
+            let Some(hold) = self.lock(index)? else { return Ok(None) };
+            first = Some((index, hold));
         }
     }
 
     /// Waits for the lock of the name with this index alone.
-    fn lock(&self, index: usize) -> Result<Option<Arc<Lease>>> {
+    fn lock(&self, index: usize) -> Result<Option<Arc<Hold>>> {
         let (name, contended) = (&self.names[index], self.contended.clone());
         let Self { shared, caller, wait, .. } = self;
         LockCall { shared, name, caller: caller.clone(), wait: *wait, contended }.acquire()
@@ -178,7 +178,7 @@ impl SetCall<'_> {
     /// unanswered before goes before the others.
     fn attempt(
         &self,
-        first: Option<(usize, Arc<Lease>)>,
+        first: Option<(usize, Arc<Hold>)>,
         unanswered: Option<Group>,
         retry: &mut RetryPolicy,
     ) -> Result<Attempted> {
@@ -197,21 +197,21 @@ impl SetCall<'_> {
                 self.shared.record_reply(&group.holds[0].name);
             }
             let stopped = match outcome {
-                Ok(Ok(leases)) => {
+                Ok(Ok(holds)) => {
                     retry.record_reply();
-                    held.extend(group.indexes.into_iter().zip(leases));
+                    held.extend(group.indexes.into_iter().zip(holds));
                     continue;
                 }
                 Ok(Err(index)) => Ok(Attempted::Held(index)),
                 Err(failure) => Err(failure),
             };
-            for (_, lease) in &held {
-                release::unlock_on_drop(self.shared, slice::from_ref(lease));
+            for (_, hold) in &held {
+                release::unlock_on_drop(self.shared, slice::from_ref(hold));
             }
             return stopped.or_else(|failure| self.pause_after(failure, group, retry));
         }
         held.sort_unstable_by_key(|(index, _)| *index);
-        Ok(Attempted::Acquired(held.into_iter().map(|(_, lease)| lease).collect()))
+        Ok(Attempted::Acquired(held.into_iter().map(|(_, hold)| hold).collect()))
     }
 
     fn group(&self, indexes: impl Iterator<Item = usize>) -> Group {
@@ -248,7 +248,7 @@ impl SetCall<'_> {
         &self,
         group: &Group,
         retry: &RetryPolicy,
-    ) -> Result<Result<Vec<Arc<Lease>>, usize>, Failure> {
+    ) -> Result<Result<Vec<Arc<Hold>>, usize>, Failure> {
         let Group { indexes, holds, in_doubt } = group;
         let lease = self.caller.times.lease;
         let sent = Moment::now();
@@ -259,13 +259,13 @@ impl SetCall<'_> {
                 Err(Failure::late())
             }
             AcquireReply::Acquired { fence, others, .. } => {
-                let begin = |(hold, fence): (&HoldId, u64)| {
-                    let lease = Arc::new(Lease::new(hold.clone(), fence, 0, &self.caller, sent));
+                let begin = |(id, fence): (&HoldId, u64)| {
+                    let hold = Arc::new(Hold::new(id.clone(), fence, 0, &self.caller, sent));
                     if *in_doubt {
-                        lease.mark_in_doubt();
+                        hold.mark_in_doubt();
                     }
-                    self.shared.add_hold(&lease, &self.caller);
-                    lease
+                    self.shared.add_hold(&hold, &self.caller);
+                    hold
                 };
                 Ok(Ok(holds.iter().zip([fence].into_iter().chain(others)).map(begin).collect()))
             }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::clock::Moment;
-use crate::local::lease::Lease;
+use crate::local::hold::Hold;
 
 /// How a thread has come to try for the lock.
 #[derive(Clone, Copy)]
@@ -33,7 +33,7 @@ pub(super) enum Tried {
 
 /// A hold that was acquired.
 pub(super) struct NewHold {
-    pub(super) lease: Arc<Lease>,
+    pub(super) hold: Arc<Hold>,
     /// How many more there may be now: at the same time, or of a lock one after the other.
     pub(super) room: u32,
 }

@@ -15,13 +15,13 @@ use crate::error::Error;
 use crate::local::arrival::{Arrival, NewHold, Tried};
 use crate::local::call::{Caller, Wait};
 use crate::local::call_reports::report_contended;
-use crate::local::lease::{Lease, local_deadline};
+use crate::local::hold::{Hold, local_deadline};
 use crate::local::pending::{AcquireRequest, SentAcquire};
 use crate::local::retry::RetryPolicy;
 use crate::local::shared::Shared;
 use crate::local::wait_queues::WaitQueues;
 use crate::store::ask_one;
-use crate::store::hold::HoldKind;
+use crate::store::hold_id::HoldKind;
 use crate::store::redisson_channels::RedissonWait;
 use crate::store::request::{
     AcquireReply, Change, HoldRequest, PendingReply, PostedChange, Registration, is_granted,
@@ -110,8 +110,8 @@ impl<'a> Attempt<'a> {
             let sent = answered.sent;
             match self.record_reply(answered) {
                 Ok(AcquireReply::Acquired { fence, room, .. }) => {
-                    let lease = self.begin_hold(fence, room, sent);
-                    return Ok(Tried::Acquired(NewHold { lease, room }));
+                    let hold = self.begin_hold(fence, room, sent);
+                    return Ok(Tried::Acquired(NewHold { hold, room }));
                 }
                 Ok(AcquireReply::Held { .. }) if self.confirm_releases()? => {}
                 Ok(AcquireReply::Held { remaining, .. }) => {
@@ -242,13 +242,13 @@ impl<'a> Attempt<'a> {
     }
 
     /// Begins the hold that a request sent at `sent` has acquired.
-    fn begin_hold(&self, fence: u64, room: u32, sent: Moment) -> Arc<Lease> {
-        let lease = Arc::new(Lease::new(self.request.hold.clone(), fence, room, self.caller, sent));
+    fn begin_hold(&self, fence: u64, room: u32, sent: Moment) -> Arc<Hold> {
+        let hold = Arc::new(Hold::new(self.request.hold.clone(), fence, room, self.caller, sent));
         if self.in_doubt {
-            lease.mark_in_doubt();
+            hold.mark_in_doubt();
         }
-        self.shared.add_hold(&lease, self.caller);
-        lease
+        self.shared.add_hold(&hold, self.caller);
+        hold
     }
 
     /// Cleans up after attempts that have not acquired the lock.

@@ -9,9 +9,9 @@ use std::sync::Arc;
 use crate::error::Result;
 use crate::local::arrival::{NewHold, Tried};
 use crate::local::attempt::Attempt;
-use crate::local::lease::Lease;
+use crate::local::hold::Hold;
 use crate::local::wait_queues::WaitQueues;
-use crate::store::hold::HoldKind;
+use crate::store::hold_id::HoldKind;
 
 /// Makes one attempt. `None` if the thread has to wait in the queue again, for another owner or for
 /// the server; it counts as one that tries until it has joined that.
@@ -19,14 +19,14 @@ pub(super) fn acquire(
     mut attempt: Attempt<'_>,
     name: &str,
     kind: HoldKind,
-) -> Result<Option<Arc<Lease>>> {
+) -> Result<Option<Arc<Hold>>> {
     let queues = attempt.queues();
     let mut beside = Beside { queues, name, kind, room: 0, rejoins: false };
     queues.check_open()?;
     let outcome = match attempt.run(None) {
-        Ok(Tried::Acquired(NewHold { lease, room })) => {
+        Ok(Tried::Acquired(NewHold { hold, room })) => {
             beside.room = room;
-            return Ok(Some(lease));
+            return Ok(Some(hold));
         }
         Ok(Tried::Held { .. }) => Ok(None),
         Err(mut failure) => match attempt.pause_after(&mut failure) {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crate::base::clock::end_of;
 use crate::config::{Config, LockOptions};
 use crate::local::identity::Thread;
-use crate::store::hold::HoldKind;
+use crate::store::hold_id::HoldKind;
 
 /// How long a call waits for a lock that is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -12,7 +12,7 @@ use std::thread::ThreadId;
 use parking_lot::Mutex;
 
 use crate::base::shrink::shrink;
-use crate::local::lease::Lease;
+use crate::local::hold::Hold;
 
 /// Threads that take and release different locks at the same time should rarely meet here.
 const SHARDS: usize = 16;
@@ -23,36 +23,36 @@ type Key = (ThreadId, Arc<str>);
 #[derive(Debug, Default)]
 pub(crate) struct HeldLocks {
     hasher: RandomState,
-    shards: [Mutex<HashMap<Key, Arc<Lease>>>; SHARDS],
+    shards: [Mutex<HashMap<Key, Arc<Hold>>>; SHARDS],
 }
 
 impl HeldLocks {
-    pub(crate) fn find(&self, thread: ThreadId, name: &Arc<str>) -> Option<Arc<Lease>> {
+    pub(crate) fn find(&self, thread: ThreadId, name: &Arc<str>) -> Option<Arc<Hold>> {
         self.shard(thread).lock().get(&(thread, name.clone())).cloned()
     }
 
-    pub(crate) fn insert(&self, lease: &Arc<Lease>) {
-        if let Some(thread) = lease.thread() {
+    pub(crate) fn insert(&self, hold: &Arc<Hold>) {
+        if let Some(thread) = hold.thread() {
             let mut shard = self.shard(thread).lock();
             if shard.len() == shard.capacity() {
-                shard.retain(|_, lease| lease.has_living_thread());
+                shard.retain(|_, hold| hold.has_living_thread());
                 // With room for as many again, this costs each hold a constant time.
                 let room = shard.len().max(1);
                 shard.reserve(room);
             }
-            shard.insert((thread, lease.name().clone()), lease.clone());
+            shard.insert((thread, hold.name().clone()), hold.clone());
         }
     }
 
-    pub(crate) fn remove(&self, lease: &Lease) {
-        if let Some(thread) = lease.thread() {
+    pub(crate) fn remove(&self, hold: &Hold) {
+        if let Some(thread) = hold.thread() {
             let mut shard = self.shard(thread).lock();
-            shard.remove(&(thread, lease.name().clone()));
+            shard.remove(&(thread, hold.name().clone()));
             shrink(&mut shard);
         }
     }
 
-    fn shard(&self, thread: ThreadId) -> &Mutex<HashMap<Key, Arc<Lease>>> {
+    fn shard(&self, thread: ThreadId) -> &Mutex<HashMap<Key, Arc<Hold>>> {
         let hash = self.hasher.hash_one(thread);
         &self.shards[usize::try_from(hash % SHARDS as u64).unwrap_or(0)]
     }
@@ -66,14 +66,14 @@ mod tests {
     use crate::base::clock::Moment;
     use crate::config::{Config, LockOptions};
     use crate::local::call::Caller;
-    use crate::store::hold::{HoldId, HoldKind};
+    use crate::store::hold_id::{HoldId, HoldKind};
 
     /// A hold of the calling thread.
     fn hold(table: &HeldLocks, nonce: u64) {
         let (name, client) = (Arc::from(format!("lock {nonce}")), Arc::from("me"));
         let id = HoldId { kind: HoldKind::Lock, name, client, nonce };
         let caller = Caller::current(&Config::default(), &LockOptions::default());
-        table.insert(&Arc::new(Lease::new(id, nonce, 0, &caller, Moment::now())));
+        table.insert(&Arc::new(Hold::new(id, nonce, 0, &caller, Moment::now())));
     }
 
     #[test]

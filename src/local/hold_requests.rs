@@ -11,7 +11,7 @@ use crate::base::clock::Moment;
 use crate::base::failure::{Failure, FailureKind};
 use crate::error::{Error, Result as ApiResult};
 use crate::local::call::{CallTimes, Wait};
-use crate::local::lease::Lease;
+use crate::local::hold::Hold;
 use crate::local::reporter::{HoldFailure, release_outcome};
 use crate::local::retry::{RetryLimit, RetryPolicy};
 use crate::local::shared::Shared;
@@ -21,127 +21,127 @@ use crate::store::request::{Change, HoldReply, HoldRequest};
 /// A level of a hold, for one guard: a thread may lock again what it holds.
 #[derive(Debug)]
 pub(crate) struct Level {
-    pub(crate) lease: Arc<Lease>,
+    pub(crate) hold: Arc<Hold>,
     pub(crate) depth: u32,
 }
 
 /// Adds a level to a hold. The request also finds out whether the hold still exists.
-pub(super) fn nest(shared: &Shared, lease: Arc<Lease>, wait: Wait) -> ApiResult<Level> {
-    let Some(depth) = lease.depth().checked_add(1) else {
+pub(super) fn nest(shared: &Shared, hold: Arc<Hold>, wait: Wait) -> ApiResult<Level> {
+    let Some(depth) = hold.depth().checked_add(1) else {
         return Err(Error::invalid("depth", "must not be greater than 4294967295"));
     };
     let limit = match wait {
         Wait::Endless | Wait::No => RetryLimit::Brief,
         Wait::Until(_) => wait.into(),
     };
-    match set_depth(shared, &lease, depth, limit) {
-        Ok(()) => Ok(Level { lease, depth }),
-        Err(failure) => Err(failure.into_error("nest", lease.name())),
+    match set_depth(shared, &hold, depth, limit) {
+        Ok(()) => Ok(Level { hold, depth }),
+        Err(failure) => Err(failure.into_error("nest", hold.name())),
     }
 }
 
 /// Sets the depth of a hold in the store, and then in this process. The hold is renewed, too.
 pub(super) fn set_depth<'a>(
     shared: &Shared,
-    lease: &'a Arc<Lease>,
+    hold: &'a Arc<Hold>,
     depth: u32,
     limit: RetryLimit,
 ) -> Result<(), HoldFailure> {
-    if !shared.is_valid(lease) {
-        return Err(HoldFailure::of(lease));
+    if !shared.is_valid(hold) {
+        return Err(HoldFailure::of(hold));
     }
-    let mut retry = retry(shared, lease, limit);
-    let request = |lease: &'a Lease, deadline| {
-        let next = lease.is_renewed().then(|| lease.next_lease(Moment::now()));
+    let mut retry = retry(shared, hold, limit);
+    let request = |hold: &'a Hold, deadline| {
+        let next = hold.is_renewed().then(|| hold.next_lease(Moment::now()));
         let change = Change::SetDepth { depth, lease: next, durable: true };
-        HoldRequest { hold: &lease.id, change, deadline }
+        HoldRequest { hold: &hold.id, change, deadline }
     };
     let mut outcome = Ok(());
-    ask(shared, vec![lease], &mut retry, request, |_, asked| outcome = asked);
+    ask(shared, vec![hold], &mut retry, request, |_, asked| outcome = asked);
     match outcome {
         Err(HoldFailure::Failed(failure)) if failure.is_shortfall() => {
-            if depth > lease.depth() {
-                restore_depth(shared, lease, retry.request_deadline());
+            if depth > hold.depth() {
+                restore_depth(shared, hold, retry.request_deadline());
                 return Err(HoldFailure::Failed(failure));
             }
             // The level has ended all the same, and the hold is not prolonged by it.
         }
         outcome => outcome?,
     }
-    lease.set_depth(depth);
+    hold.set_depth(depth);
     Ok(())
 }
 
 /// Sets the depth in the store to what it is here. This is only for readers of the key in Redis:
 /// the next request sets the depth anyway.
-fn restore_depth(shared: &Shared, lease: &Lease, deadline: Instant) {
-    let change = Change::SetDepth { depth: lease.depth(), lease: None, durable: false };
-    drop(ask_one(&*shared.store, HoldRequest { hold: &lease.id, change, deadline }));
+fn restore_depth(shared: &Shared, hold: &Hold, deadline: Instant) {
+    let change = Change::SetDepth { depth: hold.depth(), lease: None, durable: false };
+    drop(ask_one(&*shared.store, HoldRequest { hold: &hold.id, change, deadline }));
 }
 
 /// Makes requests about holds, batched by server, and repeats failed ones, again in batches, while
 /// `retry` allows it. Calls `done` with the outcome of each.
 pub(super) fn ask<'a>(
     shared: &Shared,
-    mut open: Vec<&'a Arc<Lease>>,
+    mut open: Vec<&'a Arc<Hold>>,
     retry: &mut RetryPolicy,
-    request: impl Fn(&'a Lease, Instant) -> HoldRequest<'a>,
-    mut done: impl FnMut(&'a Arc<Lease>, Result<(), HoldFailure>),
+    request: impl Fn(&'a Hold, Instant) -> HoldRequest<'a>,
+    mut done: impl FnMut(&'a Arc<Hold>, Result<(), HoldFailure>),
 ) {
     loop {
         let (sent, deadline) = (Moment::now(), retry.request_deadline());
-        let requests: Vec<_> = open.iter().map(|lease| request(lease, deadline)).collect();
+        let requests: Vec<_> = open.iter().map(|hold| request(hold, deadline)).collect();
         let replies = shared.store.ask(&requests);
         let mut failed = Vec::new();
-        for ((lease, request), reply) in open.into_iter().zip(&requests).zip(replies) {
-            match conclude(shared, lease, request.change, sent, reply) {
-                Err(HoldFailure::Failed(failure)) => failed.push((lease, failure)),
-                outcome => done(lease, outcome),
+        for ((hold, request), reply) in open.into_iter().zip(&requests).zip(replies) {
+            match conclude(shared, hold, request.change, sent, reply) {
+                Err(HoldFailure::Failed(failure)) => failed.push((hold, failure)),
+                outcome => done(hold, outcome),
             }
         }
         let Some((_, first)) = failed.first_mut() else { return };
         let pause = retry.pause_after(first);
-        for (lease, failure) in &failed {
-            shared.record_failure(lease.name(), failure, pause);
+        for (hold, failure) in &failed {
+            shared.record_failure(hold.name(), failure, pause);
         }
         let Some(pause) = pause else {
             let failed = failed.into_iter();
-            return failed.for_each(|(lease, it)| done(lease, Err(HoldFailure::Failed(it))));
+            return failed.for_each(|(hold, it)| done(hold, Err(HoldFailure::Failed(it))));
         };
         thread::sleep(pause);
-        open = failed.into_iter().map(|(lease, _)| lease).collect();
+        open = failed.into_iter().map(|(hold, _)| hold).collect();
     }
 }
 
 /// Applies a reply to the hold that it is about.
 fn conclude(
     shared: &Shared,
-    lease: &Arc<Lease>,
+    hold: &Arc<Hold>,
     change: Change,
     sent: Moment,
     reply: Result<HoldReply, Failure>,
 ) -> Result<(), HoldFailure> {
     if reply.is_ok() {
-        shared.record_reply(lease.name());
+        shared.record_reply(hold.name());
     }
     match (change, reply) {
-        (Change::Release { .. }, reply) => return release_outcome(lease, reply),
+        (Change::Release { .. }, reply) => return release_outcome(hold, reply),
         (_, Ok(HoldReply::Done)) => {
             if let Some(next) = change.lease() {
-                lease.extend(sent, next);
+                hold.extend(sent, next);
             }
         }
-        (_, Ok(HoldReply::Gone)) => shared.lose(lease),
+        (_, Ok(HoldReply::Gone)) => shared.lose(hold),
         // Another program has replaced the lock by something else.
         (Change::Check | Change::Renew { .. }, Err(failure))
             if failure.kind == FailureKind::WrongType =>
         {
-            shared.lose(lease);
+            shared.lose(hold);
         }
-        (_, Err(failure)) if shared.is_valid(lease) => return Err(HoldFailure::Failed(failure)),
+        (_, Err(failure)) if shared.is_valid(hold) => return Err(HoldFailure::Failed(failure)),
         (_, Err(_)) => {}
     }
-    if shared.is_valid(lease) { Ok(()) } else { Err(HoldFailure::of(lease)) }
+    if shared.is_valid(hold) { Ok(()) } else { Err(HoldFailure::of(hold)) }
 }
 
 /// Checks in the store that holds exist, or renews them: all in one round trip to each server.
@@ -150,28 +150,28 @@ fn conclude(
 ///
 /// `Lost` for the first hold that is lost, without a request if that is known, and `Closed` if a
 /// shutdown has ended it. Else the failure of the first request that has failed.
-pub(crate) fn verify<'a>(shared: &Shared, leases: &'a [Arc<Lease>], renews: bool) -> ApiResult<()> {
+pub(crate) fn verify<'a>(shared: &Shared, holds: &'a [Arc<Hold>], renews: bool) -> ApiResult<()> {
     shared.identity.check_process()?;
     let attempt = if renews { "renew" } else { "verify" };
-    let Some(first) = leases.first() else { return Ok(()) };
-    if let Some(lease) = leases.iter().find(|lease| !shared.is_valid(lease)) {
-        return Err(HoldFailure::of(lease).into_error(attempt, lease.name()));
+    let Some(first) = holds.first() else { return Ok(()) };
+    if let Some(hold) = holds.iter().find(|hold| !shared.is_valid(hold)) {
+        return Err(HoldFailure::of(hold).into_error(attempt, hold.name()));
     }
-    let request = |lease: &'a Lease, deadline| {
-        let next = renews.then(|| lease.next_lease(Moment::now()));
+    let request = |hold: &'a Hold, deadline| {
+        let next = renews.then(|| hold.next_lease(Moment::now()));
         let change = next.map_or(Change::Check, |lease| Change::Renew { lease });
-        HoldRequest { hold: &lease.id, change, deadline }
+        HoldRequest { hold: &hold.id, change, deadline }
     };
     let (mut retry, mut result) = (retry(shared, first, RetryLimit::Brief), Ok(()));
-    ask(shared, leases.iter().collect(), &mut retry, request, |lease, outcome| {
-        add_outcome(&mut result, attempt, lease, outcome);
+    ask(shared, holds.iter().collect(), &mut retry, request, |hold, outcome| {
+        add_outcome(&mut result, attempt, hold, outcome);
     });
     result
 }
 
 /// Returns how often a request about a hold is repeated.
-pub(super) fn retry(shared: &Shared, lease: &Lease, limit: RetryLimit) -> RetryPolicy {
-    let times = CallTimes::new(&shared.config, lease.duration());
+pub(super) fn retry(shared: &Shared, hold: &Hold, limit: RetryLimit) -> RetryPolicy {
+    let times = CallTimes::new(&shared.config, hold.duration());
     RetryPolicy::new(limit, &shared.config, times)
 }
 
@@ -180,12 +180,12 @@ pub(super) fn retry(shared: &Shared, lease: &Lease, limit: RetryLimit) -> RetryP
 pub(super) fn add_outcome(
     result: &mut ApiResult<()>,
     attempt: &str,
-    lease: &Lease,
+    hold: &Hold,
     outcome: Result<(), HoldFailure>,
 ) {
     let Err(failure) = outcome else { return };
     let is_lost = matches!(failure, HoldFailure::Lost);
     if result.is_ok() || is_lost && !matches!(result, Err(Error::Lost { .. })) {
-        *result = Err(failure.into_error(attempt, lease.name()));
+        *result = Err(failure.into_error(attempt, hold.name()));
     }
 }

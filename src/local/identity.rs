@@ -8,7 +8,7 @@ use std::sync::{Arc, Weak};
 use std::thread::{self, ThreadId};
 
 use crate::error::{Error, Result};
-use crate::store::hold::{HoldId, HoldKind};
+use crate::store::hold_id::{HoldId, HoldKind};
 
 /// The identity of a client.
 #[derive(Debug)]

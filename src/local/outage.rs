@@ -114,8 +114,8 @@ impl Outages {
         }
         state.over = Moment::now();
         let lasted = state.over.since(state.begin);
-        let [calls, leases] = self.counts();
-        let (failed, lost) = (calls - state.before[0], leases - state.before[1]);
+        let [calls, holds] = self.counts();
+        let (failed, lost) = (calls - state.before[0], holds - state.before[1]);
         self.events.warn(|| {
             format!(
                 "the outage is over after {lasted:?}: calls failed: {failed}, leases lost: {lost}"

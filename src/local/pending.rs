@@ -10,7 +10,7 @@ use crate::base::clock::Moment;
 use crate::base::failure::Failure;
 use crate::local::retry::RequestLimits;
 use crate::store::Store;
-use crate::store::hold::{HoldId, HoldKind};
+use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::request::{Acquire, AcquireReply, PendingReply, Registration};
 
 /// The next request of the thread at the head of a wait queue. The thread sends it itself, or,

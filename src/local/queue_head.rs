@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::local::retry::is_outage;
 use crate::local::try_loop::Stopped;
 use crate::local::wait_queues::WaitQueues;
-use crate::store::hold::HoldKind;
+use crate::store::hold_id::HoldKind;
 
 /// The head of a wait queue, which is given up even if the thread panics.
 pub(super) struct QueueHead<'a> {

@@ -8,10 +8,10 @@ use std::sync::Arc;
 
 use crate::base::shrink::shrink;
 use crate::local::call::Caller;
-use crate::local::lease::Lease;
+use crate::local::hold::Hold;
 use crate::local::wait_queue::{Place, WaitQueue};
 use crate::local::waiter::{QueuedWaiter, Signal, Signals, Waiter};
-use crate::store::hold::{HoldId, HoldKind};
+use crate::store::hold_id::{HoldId, HoldKind};
 
 /// Where a thread is in the queue that it has joined.
 #[derive(Debug)]
@@ -97,13 +97,13 @@ impl QueueShard {
     /// Adds a hold whose release is not confirmed. If it is that of the head, and it `stays` or
     /// threads wait behind it, it stays the head until the release was sent. Returns `true` if a
     /// thread may have to try then.
-    pub(super) fn remember_released(&mut self, lease: &Arc<Lease>, stays: bool) -> bool {
-        let Some(queue) = self.0.get_mut(lease.name()) else {
-            self.0.insert(lease.name().clone(), WaitQueue::without_head(lease));
+    pub(super) fn remember_released(&mut self, hold: &Arc<Hold>, stays: bool) -> bool {
+        let Some(queue) = self.0.get_mut(hold.name()) else {
+            self.0.insert(hold.name().clone(), WaitQueue::without_head(hold));
             return false;
         };
-        queue.add_released(lease);
-        if queue.is_held_by(lease) && !stays && !queue.is_waited_in() {
+        queue.add_released(hold);
+        if queue.is_held_by(hold) && !stays && !queue.is_waited_in() {
             queue.remove_head();
             return false;
         }
@@ -111,7 +111,7 @@ impl QueueShard {
     }
 
     /// Forgets and returns the holds whose release is not confirmed.
-    pub(super) fn take_released(&mut self, name: &str) -> Vec<Arc<Lease>> {
+    pub(super) fn take_released(&mut self, name: &str) -> Vec<Arc<Hold>> {
         let Some(queue) = self.0.get_mut(name) else { return Vec::new() };
         let released = queue.take_released();
         if !queue.has_head() {

@@ -12,8 +12,8 @@ use crate::base::clock::end_of;
 use crate::config::{LockOptions, Mechanism};
 use crate::error::Result;
 use crate::local::call::CallTimes;
+use crate::local::hold::Hold;
 use crate::local::hold_requests::{add_outcome, ask, retry, set_depth};
-use crate::local::lease::Lease;
 use crate::local::reporter::HoldFailure;
 use crate::local::retry::RetryLimit;
 use crate::local::shared::Shared;
@@ -27,18 +27,18 @@ use crate::store::request::{Change, HoldReply, HoldRequest, PostedChange};
 /// # Errors
 ///
 /// A loss rather than another failure.
-pub(crate) fn unlock(shared: &Shared, leases: &[Arc<Lease>]) -> Result<()> {
-    end(shared, leases, false)
+pub(crate) fn unlock(shared: &Shared, holds: &[Arc<Hold>]) -> Result<()> {
+    end(shared, holds, false)
 }
 
 /// As `unlock`, unless the lock is handed off to the next thread.
-pub(crate) fn hand_off_or_unlock(shared: &Shared, lease: &Arc<Lease>) -> Result<()> {
-    end(shared, slice::from_ref(lease), true)
+pub(crate) fn hand_off_or_unlock(shared: &Shared, hold: &Arc<Hold>) -> Result<()> {
+    end(shared, slice::from_ref(hold), true)
 }
 
-fn end(shared: &Shared, leases: &[Arc<Lease>], hands_off: bool) -> Result<()> {
+fn end(shared: &Shared, holds: &[Arc<Hold>], hands_off: bool) -> Result<()> {
     shared.identity.check_process()?;
-    let Some(first) = leases.first() else { return Ok(()) };
+    let Some(first) = holds.first() else { return Ok(()) };
     let mut result = Ok(());
     if first.depth() > 1 {
         let depth = first.depth() - 1;
@@ -50,25 +50,25 @@ fn end(shared: &Shared, leases: &[Arc<Lease>], hands_off: bool) -> Result<()> {
         add_outcome(&mut result, "release", first, unless_ended(outcome));
         return result;
     }
-    let mut finish = |lease: &Lease, outcome| {
-        if let Some(span) = lease.span.take() {
-            span.close(lease.is_lost());
+    let mut finish = |hold: &Hold, outcome| {
+        if let Some(span) = hold.span.take() {
+            span.close(hold.is_lost());
         }
-        add_outcome(&mut result, "release", lease, unless_ended(outcome));
+        add_outcome(&mut result, "release", hold, unless_ended(outcome));
     };
-    let mut released = Vec::with_capacity(leases.len());
-    for lease in leases {
-        match end_locally(shared, lease, hands_off) {
+    let mut released = Vec::with_capacity(holds.len());
+    for hold in holds {
+        match end_locally(shared, hold, hands_off) {
             Ending::HandedOff => {}
-            Ending::Lost => finish(lease, Err(HoldFailure::of(lease))),
-            Ending::Released { .. } => released.push(lease),
+            Ending::Lost => finish(hold, Err(HoldFailure::of(hold))),
+            Ending::Released { .. } => released.push(hold),
         }
     }
     let mut retry = retry(shared, first, RetryLimit::Brief);
-    ask(shared, released, &mut retry, Lease::to_release, |lease, outcome| {
-        shared.reporter.settle(lease, &outcome);
-        let_next_try(shared, lease);
-        finish(lease, outcome);
+    ask(shared, released, &mut retry, Hold::to_release, |hold, outcome| {
+        shared.reporter.settle(hold, &outcome);
+        let_next_try(shared, hold);
+        finish(hold, outcome);
     });
     result
 }
@@ -80,11 +80,11 @@ fn unless_ended(outcome: Result<(), HoldFailure>) -> Result<(), HoldFailure> {
 
 /// As `unlock`, but sends the requests and returns: the thread that reads a reply deals with it.
 /// Errors are logged where they occur.
-pub(crate) fn unlock_on_drop(shared: &Shared, leases: &[Arc<Lease>]) {
+pub(crate) fn unlock_on_drop(shared: &Shared, holds: &[Arc<Hold>]) {
     if !shared.config.uses(Mechanism::PostedRelease) {
-        return end(shared, leases, false).unwrap_or_default();
+        return end(shared, holds, false).unwrap_or_default();
     }
-    let Some(first) = leases.first().filter(|_| shared.identity.check_process().is_ok()) else {
+    let Some(first) = holds.first().filter(|_| shared.identity.check_process().is_ok()) else {
         return;
     };
     let deadline = end_of(CallTimes::new(&shared.config, first.duration()).io_timeout);
@@ -92,38 +92,38 @@ pub(crate) fn unlock_on_drop(shared: &Shared, leases: &[Arc<Lease>]) {
         return post_depth(shared, first, first.depth() - 1, deadline);
     }
     let (mut posts, mut awaited, mut spans) =
-        (Vec::with_capacity(leases.len()), Vec::new(), Vec::new());
-    for lease in leases {
-        match end_locally(shared, lease, true) {
+        (Vec::with_capacity(holds.len()), Vec::new(), Vec::new());
+    for hold in holds {
+        match end_locally(shared, hold, true) {
             Ending::HandedOff => continue,
             Ending::Lost => {}
             Ending::Released { is_awaited } => {
-                posts.push(post_release(shared, lease, deadline));
-                awaited.extend(is_awaited.then_some(lease));
+                posts.push(post_release(shared, hold, deadline));
+                awaited.extend(is_awaited.then_some(hold));
             }
         }
-        spans.extend(lease.span.take().map(|span| (span, lease)));
+        spans.extend(hold.span.take().map(|span| (span, hold)));
     }
     if !posts.is_empty() {
         shared.store.post(posts);
     }
-    for lease in awaited {
-        let_next_try(shared, lease);
+    for hold in awaited {
+        let_next_try(shared, hold);
     }
     // Only now: a subscriber must not delay the release.
-    for (span, lease) in spans {
-        span.close(lease.is_lost());
+    for (span, hold) in spans {
+        span.close(hold.is_lost());
     }
 }
 
 /// Ends a hold in this process: from here on it is not renewed, or it is another thread's if it was
 /// handed off. What was lost does not exist any more, or is being cleaned up.
-fn end_locally(shared: &Shared, lease: &Arc<Lease>, hands_off: bool) -> Ending {
-    shared.held_locks.remove(lease);
+fn end_locally(shared: &Shared, hold: &Arc<Hold>, hands_off: bool) -> Ending {
+    shared.held_locks.remove(hold);
     let mut span = None;
-    let ending = shared.queues(lease.id.kind).end(lease, hands_off, || {
-        span = lease.span.take();
-        shared.reporter.report_release(lease);
+    let ending = shared.queues(hold.id.kind).end(hold, hands_off, || {
+        span = hold.span.take();
+        shared.reporter.report_release(hold);
     });
     match ending {
         Ending::HandedOff => {
@@ -132,8 +132,8 @@ fn end_locally(shared: &Shared, lease: &Arc<Lease>, hands_off: bool) -> Ending {
             }
         }
         Ending::Lost => {
-            shared.reporter.expire(lease);
-            shared.wait_queues.end_hold(lease);
+            shared.reporter.expire(hold);
+            shared.wait_queues.end_hold(hold);
         }
         Ending::Released { .. } => shared.counters.end_hold(),
     }
@@ -141,31 +141,31 @@ fn end_locally(shared: &Shared, lease: &Arc<Lease>, hands_off: bool) -> Ending {
 }
 
 /// Returns the release of a hold, to be posted.
-fn post_release<'a>(shared: &Shared, lease: &'a Arc<Lease>, deadline: Instant) -> PostedChange<'a> {
-    let (reporter, released) = (shared.reporter.clone(), lease.clone());
+fn post_release<'a>(shared: &Shared, hold: &'a Arc<Hold>, deadline: Instant) -> PostedChange<'a> {
+    let (reporter, released) = (shared.reporter.clone(), hold.clone());
     PostedChange {
-        request: lease.to_release(deadline),
+        request: hold.to_release(deadline),
         on_reply: Box::new(move |reply| reporter.report_reply(&released, reply)),
     }
 }
 
 /// Lets the next waiter try, once the release of a hold was sent: not before, because the waiter
 /// may have the connections wait for replicas or disks.
-fn let_next_try(shared: &Shared, lease: &Lease) {
-    shared.queues(lease.id.kind).end_hold(lease);
-    shared.wake_head(lease.id.kind, lease.name());
+fn let_next_try(shared: &Shared, hold: &Hold) {
+    shared.queues(hold.id.kind).end_hold(hold);
+    shared.wake_head(hold.id.kind, hold.name());
 }
 
 /// Sets the depth of a hold to that of its remaining guards, without waiting for the reply.
-fn post_depth(shared: &Shared, lease: &Arc<Lease>, depth: u32, deadline: Instant) {
-    lease.set_depth(depth);
-    if !shared.is_valid(lease) {
+fn post_depth(shared: &Shared, hold: &Arc<Hold>, depth: u32, deadline: Instant) {
+    hold.set_depth(depth);
+    if !shared.is_valid(hold) {
         return;
     }
-    let (reporter, held) = (shared.reporter.clone(), lease.clone());
+    let (reporter, held) = (shared.reporter.clone(), hold.clone());
     let change = Change::SetDepth { depth, lease: None, durable: false };
     shared.store.post(vec![PostedChange {
-        request: HoldRequest { hold: &lease.id, change, deadline },
+        request: HoldRequest { hold: &hold.id, change, deadline },
         on_reply: Box::new(move |reply| match reply {
             Ok(HoldReply::Done) => {}
             Ok(HoldReply::Gone) => reporter.lose(&held),
@@ -183,12 +183,12 @@ fn post_depth(shared: &Shared, lease: &Arc<Lease>, depth: u32, deadline: Instant
 pub(super) fn check_wanted(
     shared: &Shared,
     options: &LockOptions,
-    leases: &[Arc<Lease>],
+    holds: &[Arc<Hold>],
 ) -> Result<()> {
-    let is_cancelled = || leases.iter().try_for_each(|lease| options.check_cancelled(lease.name()));
+    let is_cancelled = || holds.iter().try_for_each(|hold| options.check_cancelled(hold.name()));
     let wanted = shared.wait_queues.check_open().and_then(|()| is_cancelled());
     if wanted.is_err() {
-        unlock_on_drop(shared, leases);
+        unlock_on_drop(shared, holds);
     }
     wanted
 }

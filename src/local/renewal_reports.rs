@@ -9,7 +9,7 @@ use std::mem;
 
 use crate::base::failure::Failure;
 use crate::event::Event;
-use crate::local::lease::Lease;
+use crate::local::hold::Hold;
 use crate::local::reporter::{ReportSink, Reporter};
 use crate::local::retry::is_outage;
 use crate::store::job::InDoubtHold;
@@ -27,8 +27,8 @@ impl ReportSink for Ends {
         self.clean_ups.borrow_mut().push(in_doubt);
     }
 
-    fn takes_loss(&self, lease: &Lease, why: &'static str) -> bool {
-        let first = || (0, format!("{:?} (fence {})", lease.name(), lease.fence()));
+    fn takes_loss(&self, hold: &Hold, why: &'static str) -> bool {
+        let first = || (0, format!("{:?} (fence {})", hold.name(), hold.fence()));
         self.lost.borrow_mut().entry(why).or_insert_with(first).0 += 1;
         true
     }
@@ -53,38 +53,38 @@ impl RenewalReports {
     }
 
     /// Records that a renewal brought no confirmation, while there is time to try again.
-    pub(super) fn record_failure(&mut self, lease: &Lease, failure: &Failure) {
+    pub(super) fn record_failure(&mut self, hold: &Hold, failure: &Failure) {
         let Reporter { counters, events, outages, .. } = &self.reporter;
         if is_outage(failure) {
-            outages.record_failure(lease.name(), failure);
+            outages.record_failure(hold.name(), failure);
         } else {
-            outages.record_refusal(lease.name(), failure);
+            outages.record_refusal(hold.name(), failure);
         }
-        let remaining = lease.remaining();
-        if remaining.is_zero() || lease.set_failing(true) {
+        let remaining = hold.remaining();
+        if remaining.is_zero() || hold.set_failing(true) {
             return;
         }
         self.failing += 1;
         counters.failed_renewals.add(1);
         events.emit(|| Event::RenewalFailing {
-            name: lease.name().to_string(),
-            fence: lease.fence(),
+            name: hold.name().to_string(),
+            fence: hold.fence(),
             remaining,
             reason: failure.source.to_string(),
         });
     }
 
     /// Records that a lease was renewed, and whether that was late.
-    pub(super) fn record_renewal(&mut self, lease: &Lease, late: bool) {
+    pub(super) fn record_renewal(&mut self, hold: &Hold, late: bool) {
         self.renewed += 1;
         self.late += usize::from(late);
-        self.reporter.outages.record_reply(lease.name());
-        self.forget(lease);
+        self.reporter.outages.record_reply(hold.name());
+        self.forget(hold);
     }
 
     /// Forgets a lease whose last renewal has not failed, or that the renewer has no more.
-    pub(super) fn forget(&mut self, lease: &Lease) {
-        if lease.set_failing(false) {
+    pub(super) fn forget(&mut self, hold: &Hold) {
+        if hold.set_failing(false) {
             self.failing -= 1;
         }
     }

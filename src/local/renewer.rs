@@ -12,12 +12,12 @@ use crossbeam_channel::bounded;
 use crate::base::clock::Moment;
 use crate::base::failure::Failure;
 use crate::local::due_channel::{DueSender, due_channel};
-use crate::local::lease::{Lease, NextStep};
+use crate::local::hold::{Hold, NextStep};
 use crate::local::renewer_thread::{Message, RenewerThread};
 use crate::local::reporter::{ReportSink, Reporter};
 use crate::local::shutdown::{ShutdownCall, unconfirmed};
 use crate::local::timers::{CleanUp, Scheduled};
-use crate::store::hold::HoldId;
+use crate::store::hold_id::HoldId;
 use crate::store::job::{InDoubtHold, JobRunner};
 
 /// How much longer than its time a shutdown waits for what the thread says.
@@ -43,9 +43,9 @@ impl Renewer {
     }
 
     /// Adds a lease that was just acquired.
-    pub(crate) fn add_lease(&self, lease: &Arc<Lease>) {
-        if let NextStep::Expire(due) | NextStep::Renew(due) = lease.next_step() {
-            self.channel.send(Message::Work(Scheduled::Lease(lease.clone())), due);
+    pub(crate) fn add_lease(&self, hold: &Arc<Hold>) {
+        if let NextStep::Expire(due) | NextStep::Renew(due) = hold.next_step() {
+            self.channel.send(Message::Work(Scheduled::Hold(hold.clone())), due);
         }
     }
 
@@ -103,7 +103,7 @@ mod tests {
     use crate::config::{Config, LockOptions};
     use crate::local::call::Caller;
     use crate::local::renewer_thread::NAP;
-    use crate::store::hold::HoldKind;
+    use crate::store::hold_id::HoldKind;
     use crate::store::job::{Job, JobOutcome, JobReply};
     use crate::store::request::{Change, HoldReply};
     use crossbeam_channel::{Receiver, RecvTimeoutError};
@@ -143,12 +143,12 @@ mod tests {
             Self { renewer: renewer.expect("a thread"), log }
         }
 
-        fn lease(&self, nonce: u64, duration: Duration) -> Arc<Lease> {
+        fn hold(&self, nonce: u64, duration: Duration) -> Arc<Hold> {
             let options = LockOptions { lease: duration, ..LockOptions::default() };
             let caller = Caller::current(&Config::default(), &options);
-            let lease = Arc::new(Lease::new(id(nonce), nonce, 0, &caller, Moment::now()));
-            self.renewer.add_lease(&lease);
-            lease
+            let hold = Arc::new(Hold::new(id(nonce), nonce, 0, &caller, Moment::now()));
+            self.renewer.add_lease(&hold);
+            hold
         }
 
         fn clean_up(&self, nonce: u64, lease: Duration) {
@@ -208,10 +208,10 @@ mod tests {
     #[test]
     fn a_lease_is_renewed_for_as_long_as_it_is_held() {
         let scene = Scene::new(|_| Ok(HoldReply::Done));
-        let lease = scene.lease(1, LEASE);
+        let hold = scene.hold(1, LEASE);
         eventually(LEASE * 10, || scene.renewals() >= 8);
-        assert!(!lease.remaining().is_zero());
-        assert!(lease.end());
+        assert!(!hold.remaining().is_zero());
+        assert!(hold.end());
         let renewals = scene.renewals();
         thread::sleep(LEASE);
         assert!(scene.renewals() <= renewals + 1, "one may have been on its way");
@@ -223,37 +223,37 @@ mod tests {
             thread::sleep(LEASE / 3);
             if job == 0 { Ok(HoldReply::Done) } else { Err(no_reply()) }
         });
-        let lease = scene.lease(1, LEASE);
+        let hold = scene.hold(1, LEASE);
         eventually(LEASE * 4, || scene.renewals() == 2);
         let sent = scene.log.lock()[0].2.elapsed();
-        let left = lease.remaining();
+        let left = hold.remaining();
         assert!(left + sent <= LEASE, "{left:?} after {sent:?}");
     }
 
     #[test]
     fn a_hold_that_is_gone_is_lost_at_once() {
         let scene = Scene::new(|_| Ok(HoldReply::Gone));
-        let lease = scene.lease(1, LEASE);
-        let lost = lease.over();
+        let hold = scene.hold(1, LEASE);
+        let lost = hold.over();
         assert_over(&lost, LEASE * 2 / 3);
-        assert!(lease.remaining().is_zero());
+        assert!(hold.remaining().is_zero());
         assert_eq!(scene.renewals(), 1);
     }
 
     #[test]
     fn a_lease_without_replies_is_not_lost_before_its_deadline() {
         let scene = Scene::new(|job| if job < 3 { Err(no_reply()) } else { Ok(HoldReply::Done) });
-        let lease = scene.lease(1, LEASE * 5);
+        let hold = scene.hold(1, LEASE * 5);
         eventually(LEASE * 20, || scene.renewals() >= 6);
-        assert!(!lease.remaining().is_zero());
+        assert!(!hold.remaining().is_zero());
     }
 
     #[test]
     fn a_lease_without_any_reply_is_lost_at_its_deadline_and_cleaned_up() {
         let scene = Scene::new(|_| Err(no_reply()));
         let begin = Instant::now();
-        let lease = scene.lease(1, LEASE);
-        let lost = lease.over();
+        let hold = scene.hold(1, LEASE);
+        let lost = hold.over();
         assert_over(&lost, LEASE * 4);
         assert!(begin.elapsed() >= LEASE * 9 / 10, "{:?}", begin.elapsed());
         assert!(scene.renewals() >= 2, "tried more than once");
@@ -264,9 +264,9 @@ mod tests {
     #[test]
     fn a_lease_without_any_reply_is_lost_no_later_than_its_deadline() {
         let scene = Scene::new(|_| Err(no_reply()));
-        let lease = scene.lease(1, LEASE * 10);
-        let lost = lease.over();
-        let deadline = Instant::now() + lease.remaining();
+        let hold = scene.hold(1, LEASE * 10);
+        let lost = hold.over();
+        let deadline = Instant::now() + hold.remaining();
         assert_over(&lost, LEASE * 20);
         assert!(deadline.elapsed() < LEASE / 3, "{:?}", deadline.elapsed());
     }
@@ -295,15 +295,15 @@ mod tests {
         let jobs = Box::new(Hanging::default());
         let renewer = Renewer::start(jobs, LEASE * 100, Reporter::default());
         let scene = Scene { renewer: renewer.expect("a thread"), log: Arc::default() };
-        let leases = [scene.lease(1, LEASE * 10), scene.lease(2, LEASE * 4), {
+        let holds = [scene.hold(1, LEASE * 10), scene.hold(2, LEASE * 4), {
             let options = LockOptions { lease: LEASE * 6, renew: false, ..LockOptions::default() };
             let caller = Caller::current(&Config::default(), &options);
-            Arc::new(Lease::new(id(3), 3, 0, &caller, Moment::now()))
+            Arc::new(Hold::new(id(3), 3, 0, &caller, Moment::now()))
         }];
-        scene.renewer.add_lease(&leases[2]);
-        for lease in [&leases[1], &leases[2], &leases[0]] {
-            let deadline = Instant::now() + lease.remaining();
-            assert_over(&lease.over(), LEASE * 20);
+        scene.renewer.add_lease(&holds[2]);
+        for hold in [&holds[1], &holds[2], &holds[0]] {
+            let deadline = Instant::now() + hold.remaining();
+            assert_over(&hold.over(), LEASE * 20);
             assert!(deadline.elapsed() < LEASE / 3, "{:?}", deadline.elapsed());
         }
     }
@@ -311,7 +311,7 @@ mod tests {
     #[test]
     fn an_in_doubt_hold_is_cleaned_up_after_its_loss() {
         let scene = Scene::new(|_| Ok(HoldReply::Gone));
-        scene.lease(1, LEASE).mark_in_doubt();
+        scene.hold(1, LEASE).mark_in_doubt();
         // One reply is not enough.
         eventually(LEASE * 4, || scene.releases() >= 2);
         assert_eq!(scene.renewals(), 1);
@@ -320,29 +320,29 @@ mod tests {
     #[test]
     fn a_panic_is_survived() {
         let scene = Scene::new(|job| if job == 1 { panic!("a bug") } else { Ok(HoldReply::Done) });
-        let leases = [scene.lease(1, LEASE * 6), scene.lease(2, LEASE * 6)];
+        let holds = [scene.hold(1, LEASE * 6), scene.hold(2, LEASE * 6)];
         // Printing the panic takes a while.
         eventually(LEASE * 40, || scene.renewals() >= 10);
-        assert!(leases.iter().all(|lease| !lease.remaining().is_zero()));
+        assert!(holds.iter().all(|hold| !hold.remaining().is_zero()));
     }
 
     #[test]
     fn leases_that_are_due_together_are_renewed_together() {
         let scene = Scene::new(|_| Ok(HoldReply::Done));
-        let leases: Vec<_> = (0..100).map(|nonce| scene.lease(nonce, LEASE)).collect();
+        let holds: Vec<_> = (0..100).map(|nonce| scene.hold(nonce, LEASE)).collect();
         eventually(LEASE * 10, || scene.renewals() >= 100);
         let log = scene.log.lock();
         assert!(log[99].2 - log[0].2 < LEASE / 3);
-        drop(leases);
+        drop(holds);
     }
 
     #[test]
     fn a_lease_that_is_due_later_than_others_does_not_wake_the_thread() {
         let scene = Scene::new(|_| Ok(HoldReply::Done));
-        let first = scene.lease(1, Duration::from_secs(30));
+        let first = scene.hold(1, Duration::from_secs(30));
         scene.wait_until_asleep();
         for nonce in 2..100 {
-            scene.lease(nonce, Duration::from_secs(30)).end();
+            scene.hold(nonce, Duration::from_secs(30)).end();
             assert!(scene.renewer.channel.wake.is_empty());
         }
         drop(first);
@@ -351,11 +351,11 @@ mod tests {
     #[test]
     fn a_full_channel_is_emptied_again_and_again() {
         let scene = Scene::new(|_| Ok(HoldReply::Done));
-        let _first = scene.lease(0, Duration::from_secs(30));
+        let _first = scene.hold(0, Duration::from_secs(30));
         for _ in 0..3 {
             scene.wait_until_asleep();
             for nonce in 0..1024 {
-                scene.lease(nonce + 1, Duration::from_secs(30)).end();
+                scene.hold(nonce + 1, Duration::from_secs(30)).end();
             }
             eventually(LEASE * 10, || scene.renewer.channel.queue.len() < 100);
         }
@@ -366,16 +366,16 @@ mod tests {
     fn leases_that_have_ended_are_dropped_long_before_they_are_due() {
         const HELD: u64 = 2_000;
         let scene = Scene::new(|_| Ok(HoldReply::Done));
-        let mut leases = Vec::new();
+        let mut holds = Vec::new();
         for round in 0..20 {
             let numbers = round * HELD..(round + 1) * HELD;
             let hour = Duration::from_secs(3600);
-            let held: Vec<_> = numbers.map(|nonce| scene.lease(nonce, hour)).collect();
+            let held: Vec<_> = numbers.map(|nonce| scene.hold(nonce, hour)).collect();
             eventually(LEASE * 20, || scene.renewer.channel.queue.is_empty());
-            assert!(held.iter().all(|lease| lease.end()));
-            leases.extend(held.iter().map(Arc::downgrade));
+            assert!(held.iter().all(|hold| hold.end()));
+            holds.extend(held.iter().map(Arc::downgrade));
         }
-        let kept = || leases.iter().filter(|lease| lease.strong_count() > 0).count() as u64;
+        let kept = || holds.iter().filter(|hold| hold.strong_count() > 0).count() as u64;
         assert!(kept() <= 4 * HELD, "{} of those that were held", kept());
         eventually(Duration::from_secs(20), || kept() == 0);
     }
@@ -399,12 +399,12 @@ mod tests {
         let scene = Scene::new(|_| Ok(HoldReply::Done));
         let wakes_at = || scene.renewer.channel.wakes_at.load(Ordering::SeqCst);
         eventually(LEASE * 10, || wakes_at() == Moment::NEVER.raw());
-        let lease = scene.lease(1, Duration::from_secs(3600));
+        let hold = scene.hold(1, Duration::from_secs(3600));
         scene.wait_until_asleep();
         let first = wakes_at();
         assert!(Moment::from_raw(first).since(Moment::now()) <= NAP);
         eventually(LEASE * 20, || wakes_at() > first && wakes_at() < Moment::NEVER.raw());
-        assert!(lease.end());
+        assert!(hold.end());
         eventually(Duration::from_secs(20), || wakes_at() == Moment::NEVER.raw());
     }
 
@@ -417,7 +417,7 @@ mod tests {
                 scope.spawn(move || {
                     for _ in 0..5_000 {
                         // Short, so that each wakes the thread.
-                        scene.lease(nonce, Duration::from_millis(10)).end();
+                        scene.hold(nonce, Duration::from_millis(10)).end();
                     }
                 });
             }
@@ -428,9 +428,9 @@ mod tests {
     #[test]
     fn leases_of_ended_threads_are_not_renewed() {
         let scene = Scene::new(|_| Ok(HoldReply::Done));
-        let lease =
-            thread::scope(|scope| scope.spawn(|| scene.lease(1, LEASE)).join().expect("no panic"));
-        let lost = lease.over();
+        let hold =
+            thread::scope(|scope| scope.spawn(|| scene.hold(1, LEASE)).join().expect("no panic"));
+        let lost = hold.over();
         assert_over(&lost, LEASE * 4);
         assert_eq!(scene.renewals(), 0);
     }

@@ -22,12 +22,12 @@ use crossbeam_channel::Sender;
 use crate::base::clock::{Moment, end_of};
 use crate::base::shrink::shrink;
 use crate::local::due_channel::DueReceiver;
-use crate::local::lease::Lease;
+use crate::local::hold::Hold;
 use crate::local::renewal_reports::RenewalReports;
 use crate::local::reporter::{HoldFailure, Reporter};
 use crate::local::shutdown::{ShutdownCall, ShutdownCalls, unconfirmed};
 use crate::local::timers::{CleanUp, Scheduled, TimerQueue};
-use crate::store::hold::HoldId;
+use crate::store::hold_id::HoldId;
 use crate::store::job::{Job, JobOutcome, JobRunner};
 use crate::store::request::{Change, HoldReply};
 
@@ -131,7 +131,7 @@ impl RenewerThread {
             }
         }
         self.schedule_clean_ups();
-        self.timers.compact(Moment::now(), |lease| self.reports.forget(lease));
+        self.timers.compact(Moment::now(), |hold| self.reports.forget(hold));
     }
 
     /// Schedules what the ends of holds have left to clean up.
@@ -143,7 +143,7 @@ impl RenewerThread {
 
     fn schedule(&mut self, work: Scheduled) {
         match work {
-            Scheduled::Lease(lease) if self.shutdown.is_some() => self.end(&lease),
+            Scheduled::Hold(hold) if self.shutdown.is_some() => self.end(&hold),
             work => {
                 if let Some(over) = self.timers.add(work) {
                     self.reports.forget(&over);
@@ -155,8 +155,8 @@ impl RenewerThread {
     /// Ends all leases, and tries again now to remove what is in doubt.
     fn end_all(&mut self, deadline: Instant) {
         self.shutdown.get_or_insert_default().extend(deadline);
-        let sent = self.in_flight.values().filter_map(|sent| sent.work.as_lease());
-        let sent = sent.map(|lease| Scheduled::Lease(lease.clone()));
+        let sent = self.in_flight.values().filter_map(|sent| sent.work.as_hold());
+        let sent = sent.map(|hold| Scheduled::Hold(hold.clone()));
         let all: Vec<_> = sent.chain(self.timers.drain()).collect();
         for mut work in all {
             if let Scheduled::CleanUp(clean_up) = &mut work {
@@ -167,19 +167,19 @@ impl RenewerThread {
     }
 
     /// Ends a lease, and schedules its release.
-    fn end(&mut self, lease: &Arc<Lease>) {
-        if !self.reports.reporter.expire(lease) && self.reports.reporter.end(lease) {
-            let release = Scheduled::CleanUp(Box::new(CleanUp::of_ended(lease)));
+    fn end(&mut self, hold: &Arc<Hold>) {
+        if !self.reports.reporter.expire(hold) && self.reports.reporter.end(hold) {
+            let release = Scheduled::CleanUp(Box::new(CleanUp::of_ended(hold)));
             self.timers.add_at(Moment::FIRST, release);
         }
-        self.reports.forget(lease);
+        self.reports.forget(hold);
     }
 
     /// Marks the lease of a hold as lost.
-    fn lose(&mut self, hold: &HoldId) {
-        let mut leases = self.all_work().filter_map(Scheduled::as_lease);
-        if let Some(lease) = leases.find(|lease| lease.id.nonce == hold.nonce) {
-            self.reports.reporter.lose(lease);
+    fn lose(&mut self, id: &HoldId) {
+        let mut holds = self.all_work().filter_map(Scheduled::as_hold);
+        if let Some(hold) = holds.find(|hold| hold.id.nonce == id.nonce) {
+            self.reports.reporter.lose(hold);
         }
     }
 
@@ -191,9 +191,9 @@ impl RenewerThread {
         };
         if let Some(failure) = shutdown.give_up(now) {
             let failed = Err(HoldFailure::Failed(failure));
-            for lease in self.clean_ups().filter_map(CleanUp::ended) {
+            for hold in self.clean_ups().filter_map(CleanUp::ended) {
                 // It is being cleaned up already.
-                self.reports.reporter.report_end(lease, &failed, drop);
+                self.reports.reporter.report_end(hold, &failed, drop);
             }
         }
         let is_complete = self.reports.reporter.counters.is_settled() && {
@@ -214,7 +214,7 @@ impl RenewerThread {
     fn clean_ups(&self) -> impl Iterator<Item = &CleanUp> {
         self.all_work().filter_map(|work| match work {
             Scheduled::CleanUp(clean_up) => Some(&**clean_up),
-            Scheduled::Lease(_) => None,
+            Scheduled::Hold(_) => None,
         })
     }
 
@@ -224,24 +224,24 @@ impl RenewerThread {
         while batch.len() < BATCH
             && let Some(work) = self.timers.pop(now)
         {
-            let (hold, change, limit) = match &work {
+            let (id, change, limit) = match &work {
                 Scheduled::CleanUp(clean_up) => {
                     clean_up.begin_attempt();
                     (clean_up.hold(), clean_up.change(), clean_up.lease() / 3)
                 }
-                Scheduled::Lease(lease) => {
-                    self.reports.reporter.expire(lease);
-                    if !lease.is_due(now) {
+                Scheduled::Hold(hold) => {
+                    self.reports.reporter.expire(hold);
+                    if !hold.is_due(now) {
                         self.schedule(work);
                         continue;
                     }
-                    let change = Change::Renew { lease: lease.next_lease(now) };
-                    (&lease.id, change, (lease.duration() / 3).min(lease.remaining()))
+                    let change = Change::Renew { lease: hold.next_lease(now) };
+                    (&hold.id, change, (hold.duration() / 3).min(hold.remaining()))
                 }
             };
             self.last_job += 1;
             let deadline = end_of(limit.min(self.io_timeout));
-            batch.push(Job { id: self.last_job, hold: hold.clone(), change, deadline });
+            batch.push(Job { id: self.last_job, hold: id.clone(), change, deadline });
             self.in_flight.insert(self.last_job, SentWork { work, sent: now });
         }
         if !batch.is_empty() {
@@ -258,8 +258,8 @@ impl RenewerThread {
                 Some(SentWork { work: Scheduled::CleanUp(clean_up), .. }) => {
                     self.finish_clean_up(clean_up, outcome);
                 }
-                Some(SentWork { work: Scheduled::Lease(lease), sent }) => {
-                    self.finish_renewal(lease, sent, outcome);
+                Some(SentWork { work: Scheduled::Hold(hold), sent }) => {
+                    self.finish_renewal(hold, sent, outcome);
                 }
                 None => {}
             }
@@ -269,22 +269,22 @@ impl RenewerThread {
 
     /// Applies the outcome of a renewal. One without a reply is tried again: the local deadline
     /// decides whether the hold is lost, not one reply.
-    fn finish_renewal(&mut self, lease: Arc<Lease>, sent: Moment, outcome: JobOutcome) {
+    fn finish_renewal(&mut self, hold: Arc<Hold>, sent: Moment, outcome: JobOutcome) {
         match outcome.map(|reply| reply.hold) {
             Ok(HoldReply::Done) => {
-                let late = lease.is_nearly_over();
-                lease.extend(sent, lease.next_lease(sent));
-                self.reports.record_renewal(&lease, late);
-                self.schedule(Scheduled::Lease(lease));
+                let late = hold.is_nearly_over();
+                hold.extend(sent, hold.next_lease(sent));
+                self.reports.record_renewal(&hold, late);
+                self.schedule(Scheduled::Hold(hold));
             }
             Ok(HoldReply::Gone) => {
-                self.reports.reporter.lose(&lease);
-                self.reports.forget(&lease);
+                self.reports.reporter.lose(&hold);
+                self.reports.forget(&hold);
             }
             Err(failure) => {
-                let pause = (lease.duration() / RETRIES).min(lease.remaining());
-                self.reports.record_failure(&lease, &failure);
-                self.timers.add_at(Moment::now().after(pause), Scheduled::Lease(lease));
+                let pause = (hold.duration() / RETRIES).min(hold.remaining());
+                self.reports.record_failure(&hold, &failure);
+                self.timers.add_at(Moment::now().after(pause), Scheduled::Hold(hold));
             }
         }
     }
@@ -299,8 +299,8 @@ impl RenewerThread {
                 let Reporter { outages, .. } = &self.reports.reporter;
                 outages.record_reply(&clean_up.hold().name);
                 self.reports.reporter.confirm_release(clean_up.hold());
-                if let Some((lease, outcome)) = clean_up.record_reply(reply.hold) {
-                    self.reports.reporter.report_end(&lease, &outcome, drop);
+                if let Some((hold, outcome)) = clean_up.record_reply(reply.hold) {
+                    self.reports.reporter.report_end(&hold, &outcome, drop);
                 }
             }
             Err(failure) => {
@@ -325,9 +325,9 @@ impl RenewerThread {
         if let Some(shutdown) = &mut self.shutdown {
             shutdown.record_outlived();
         }
-        if let Some(lease) = clean_up.ended() {
+        if let Some(hold) = clean_up.ended() {
             let failed = Err(HoldFailure::Failed(unconfirmed()));
-            self.reports.reporter.report_end(lease, &failed, drop);
+            self.reports.reporter.report_end(hold, &failed, drop);
         }
     }
 

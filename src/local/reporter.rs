@@ -11,10 +11,10 @@ use crate::error::Error;
 use crate::event::{Event, Events};
 use crate::local::call::Caller;
 use crate::local::counters::Counters;
-use crate::local::lease::Lease;
+use crate::local::hold::Hold;
 use crate::local::outage::Outages;
 use crate::local::wait_queues::WaitQueues;
-use crate::store::hold::{HoldId, HoldKind};
+use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::job::InDoubtHold;
 use crate::store::request::HoldReply;
 
@@ -34,8 +34,8 @@ pub(crate) enum HoldFailure {
 
 impl HoldFailure {
     /// Why a hold is not valid any more, though it has guards.
-    pub(super) fn of(lease: &Lease) -> Self {
-        if lease.is_ended() { Self::Ended } else { Self::Lost }
+    pub(super) fn of(hold: &Hold) -> Self {
+        if hold.is_ended() { Self::Ended } else { Self::Lost }
     }
 
     /// Returns the error for the caller of `attempt`.
@@ -51,15 +51,15 @@ impl HoldFailure {
 /// Returns what the reply to a release means. If another one may have ended the hold, a reply that
 /// it is gone is no loss.
 pub(super) fn release_outcome(
-    lease: &Lease,
+    hold: &Hold,
     reply: Result<HoldReply, Failure>,
 ) -> Result<(), HoldFailure> {
     match reply {
-        Ok(HoldReply::Gone) if !lease.is_released_again() => Err(HoldFailure::Lost),
+        Ok(HoldReply::Gone) if !hold.is_released_again() => Err(HoldFailure::Lost),
         Ok(HoldReply::Gone | HoldReply::Done) => Ok(()),
         Err(failure) => {
             if !failure.is_ambiguous() {
-                lease.forget_release();
+                hold.forget_release();
             }
             Err(HoldFailure::Failed(failure))
         }
@@ -72,7 +72,7 @@ pub(crate) trait ReportSink {
     fn clean_up(&self, in_doubt: InDoubtHold);
 
     /// Takes over to log a loss, and to settle the hold then. Returns `false` if it does not.
-    fn takes_loss(&self, _: &Lease, _why: &'static str) -> bool {
+    fn takes_loss(&self, _: &Hold, _why: &'static str) -> bool {
         false
     }
 }
@@ -104,9 +104,9 @@ impl<S> Reporter<S> {
 
     /// Reports that a hold has begun. If it is lost already, neither its beginning nor its end is
     /// reported.
-    pub(super) fn report_acquired(&self, lease: &Lease, caller: &Caller) {
-        let (name, waited) = (lease.name(), caller.begin.elapsed());
-        lease.report_begin(|fence| {
+    pub(super) fn report_acquired(&self, hold: &Hold, caller: &Caller) {
+        let (name, waited) = (hold.name(), caller.begin.elapsed());
+        hold.report_begin(|fence| {
             self.counters.acquired.add(1);
             self.events.emit(|| Event::Acquired { name: name.to_string(), fence, waited });
             self.events
@@ -115,53 +115,53 @@ impl<S> Reporter<S> {
     }
 
     /// Reports that a hold was released, or handed off.
-    pub(super) fn report_release(&self, lease: &Lease) {
-        let (name, fence, held) = (lease.name(), lease.fence(), lease.held());
+    pub(super) fn report_release(&self, hold: &Hold) {
+        let (name, fence, held) = (hold.name(), hold.fence(), hold.held());
         self.counters.released.add(1);
         self.events.emit(|| Event::Released { name: name.to_string(), fence, held });
         self.events.debug(|| format!("released lock {name:?} after {held:?}"));
     }
 
-    fn report_failed_release(&self, lease: &Lease, failure: &Failure) {
-        let (name, fence) = (lease.name(), lease.fence());
+    fn report_failed_release(&self, hold: &Hold, failure: &Failure) {
+        let (name, fence) = (hold.name(), hold.fence());
         self.counters.failed_releases.add(1);
         self.events.emit(|| Event::ReleaseFailed {
             name: name.to_string(),
             fence,
             reason: failure.source.to_string(),
         });
-        self.log_failed_release(lease, failure);
+        self.log_failed_release(hold, failure);
     }
 
     /// Logs that a level was not released. There are no events of inner levels.
-    pub(super) fn log_failed_release(&self, lease: &Lease, failure: &Failure) {
-        let (name, source) = (lease.name(), &failure.source);
+    pub(super) fn log_failed_release(&self, hold: &Hold, failure: &Failure) {
+        let (name, source) = (hold.name(), &failure.source);
         self.events.warn(|| format!("releasing lock {name:?} failed: {source}"));
     }
 
-    fn tell_loss(&self, lease: &Lease) {
-        if lease.is_reported() {
-            let (name, fence) = (lease.name(), lease.fence());
+    fn tell_loss(&self, hold: &Hold) {
+        if hold.is_reported() {
+            let (name, fence) = (hold.name(), hold.fence());
             self.counters.lost.add(1);
             self.events.emit(|| Event::Lost { name: name.to_string(), fence });
         }
-        self.events.end_span(&lease.span);
+        self.events.end_span(&hold.span);
     }
 
-    fn log_loss(&self, lease: &Lease, why: &str) {
-        if lease.is_reported() {
-            let (name, fence) = (lease.name(), lease.fence());
+    fn log_loss(&self, hold: &Hold, why: &str) {
+        if hold.is_reported() {
+            let (name, fence) = (hold.name(), hold.fence());
             self.events
                 .warn(|| format!("the lease of lock {name:?} (fence {fence}) is lost: {why}"));
         }
     }
 
     /// Ends a hold without its holder. Returns `false` if it has ended or is lost already.
-    pub(super) fn end(&self, lease: &Lease) -> bool {
-        let ended = lease.end();
+    pub(super) fn end(&self, hold: &Hold) -> bool {
+        let ended = hold.end();
         if ended {
             self.counters.end_hold();
-            self.wait_queues.end_hold(lease);
+            self.wait_queues.end_hold(hold);
         }
         ended
     }
@@ -183,25 +183,25 @@ impl<S> Reporter<S> {
     /// counts as settled, `clean_up` gets it if it may exist in the store.
     pub(super) fn report_end(
         &self,
-        lease: &Lease,
+        hold: &Hold,
         outcome: &Result<(), HoldFailure>,
         clean_up: impl FnOnce(InDoubtHold),
     ) {
-        if !lease.settle(matches!(outcome, Err(HoldFailure::Lost))) {
+        if !hold.settle(matches!(outcome, Err(HoldFailure::Lost))) {
             return;
         }
-        if lease.is_in_doubt() || matches!(outcome, Err(HoldFailure::Failed(_))) {
-            clean_up(lease.to_clean_up());
+        if hold.is_in_doubt() || matches!(outcome, Err(HoldFailure::Failed(_))) {
+            clean_up(hold.to_clean_up());
         }
         match outcome {
             Err(HoldFailure::Lost) => {
-                self.log_loss(lease, "the server did not know it any more");
-                self.tell_loss(lease);
+                self.log_loss(hold, "the server did not know it any more");
+                self.tell_loss(hold);
             }
-            Err(HoldFailure::Failed(failure)) if lease.is_reported() => {
-                self.report_failed_release(lease, failure);
+            Err(HoldFailure::Failed(failure)) if hold.is_reported() => {
+                self.report_failed_release(hold, failure);
             }
-            Ok(()) if lease.is_reported() => self.report_release(lease),
+            Ok(()) if hold.is_reported() => self.report_release(hold),
             _ => {}
         }
         self.counters.settle_hold();
@@ -215,51 +215,51 @@ impl<S> Reporter<S> {
 
 impl<S: ReportSink> Reporter<S> {
     /// Marks a hold as lost if its deadline has passed. Returns `true` for the one call that does.
-    pub(super) fn expire(&self, lease: &Lease) -> bool {
-        let lost = lease.expire();
+    pub(super) fn expire(&self, hold: &Hold) -> bool {
+        let lost = hold.expire();
         if lost {
-            self.report_loss(lease, EXPIRED, true);
+            self.report_loss(hold, EXPIRED, true);
         }
         lost
     }
 
     /// Marks a hold as lost because the store does not know it any more.
-    pub(super) fn lose(&self, lease: &Lease) {
-        if lease.lose() {
-            self.report_loss(lease, GONE, lease.is_in_doubt());
+    pub(super) fn lose(&self, hold: &Hold) {
+        if hold.lose() {
+            self.report_loss(hold, GONE, hold.is_in_doubt());
         }
     }
 
-    fn report_loss(&self, lease: &Lease, why: &'static str, may_exist: bool) {
+    fn report_loss(&self, hold: &Hold, why: &'static str, may_exist: bool) {
         self.counters.end_hold();
         if may_exist {
-            self.sink.clean_up(lease.to_clean_up());
+            self.sink.clean_up(hold.to_clean_up());
         }
-        let taken = self.sink.takes_loss(lease, why);
+        let taken = self.sink.takes_loss(hold, why);
         if !taken {
-            self.log_loss(lease, why);
+            self.log_loss(hold, why);
         }
         // First the event: the next holder reports its own.
-        self.tell_loss(lease);
-        self.wait_queues.end_hold(lease);
+        self.tell_loss(hold);
+        self.wait_queues.end_hold(hold);
         if !taken {
             self.counters.settle_hold();
         }
     }
 
     /// Reports what the reply to a posted release says.
-    pub(super) fn report_reply(&self, lease: &Lease, reply: Result<HoldReply, Failure>) {
+    pub(super) fn report_reply(&self, hold: &Hold, reply: Result<HoldReply, Failure>) {
         if reply.is_ok() {
-            self.outages.record_reply(lease.name());
+            self.outages.record_reply(hold.name());
         }
-        self.settle(lease, &release_outcome(lease, reply));
+        self.settle(hold, &release_outcome(hold, reply));
     }
 
     /// Reports how a hold has ended whose release was not confirmed, before the next holder reports
     /// its own.
-    pub(super) fn settle(&self, lease: &Lease, outcome: &Result<(), HoldFailure>) {
-        self.queues(lease.id.kind).settle_release(&lease.id, || {
-            self.report_end(lease, outcome, |in_doubt| self.sink.clean_up(in_doubt));
+    pub(super) fn settle(&self, hold: &Hold, outcome: &Result<(), HoldFailure>) {
+        self.queues(hold.id.kind).settle_release(&hold.id, || {
+            self.report_end(hold, outcome, |in_doubt| self.sink.clean_up(in_doubt));
             !matches!(outcome, Err(HoldFailure::Failed(_)))
         });
     }

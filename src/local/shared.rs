@@ -19,8 +19,8 @@ use crate::local::call::{CallTimes, Caller};
 use crate::local::client_waiters::ClientWaiters;
 use crate::local::counters::Counters;
 use crate::local::held_locks::HeldLocks;
+use crate::local::hold::Hold;
 use crate::local::identity::Identity;
-use crate::local::lease::Lease;
 use crate::local::listener::Listener;
 use crate::local::outage::Outages;
 use crate::local::renewer::Renewer;
@@ -31,7 +31,7 @@ use crate::net::factory::ConnectionCounters;
 use crate::net::server::Pools;
 use crate::stats::Stats;
 use crate::store::Store;
-use crate::store::hold::{HoldId, HoldKind};
+use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::job::InDoubtHold;
 use crate::store::keys::Keys;
 use crate::store::redisson_channels::{RedissonChannels, RedissonWait};
@@ -134,55 +134,55 @@ impl Shared {
     }
 
     /// Returns `true` if a hold may be relied on in this process, without I/O.
-    pub(crate) fn is_held(&self, lease: &Lease) -> bool {
-        self.identity.check_process().is_ok() && self.is_valid(lease)
+    pub(crate) fn is_held(&self, hold: &Hold) -> bool {
+        self.identity.check_process().is_ok() && self.is_valid(hold)
     }
 
     /// Returns the time for which a hold may be relied on in this process.
-    pub(crate) fn remaining(&self, lease: &Lease) -> Duration {
-        if self.is_held(lease) { lease.remaining() } else { Duration::ZERO }
+    pub(crate) fn remaining(&self, hold: &Hold) -> Duration {
+        if self.is_held(hold) { hold.remaining() } else { Duration::ZERO }
     }
 
     /// Returns `true` if the local deadline of a hold has not passed. If this call finds it lost,
     /// it is cleaned up.
-    pub(super) fn is_valid(&self, lease: &Lease) -> bool {
-        self.reporter.expire(lease);
-        !lease.remaining().is_zero()
+    pub(super) fn is_valid(&self, hold: &Hold) -> bool {
+        self.reporter.expire(hold);
+        !hold.remaining().is_zero()
     }
 
     /// Marks a hold as lost because the store does not know it any more.
-    pub(super) fn lose(&self, lease: &Lease) {
-        self.reporter.lose(lease);
+    pub(super) fn lose(&self, hold: &Hold) {
+        self.reporter.lose(hold);
     }
 
     /// Adds a new hold of a thread of this process, to be found by that thread and to be renewed.
     /// It is reported before the renewer may find it lost, and after the ends of earlier holds: two
     /// holds of a lock do not exist at the same time.
-    pub(super) fn add_hold(&self, lease: &Arc<Lease>, caller: &Caller) {
+    pub(super) fn add_hold(&self, hold: &Arc<Hold>, caller: &Caller) {
         if caller.kind == HoldKind::Lock {
-            for released in self.wait_queues.take_released(lease.name()) {
+            for released in self.wait_queues.take_released(hold.name()) {
                 self.reporter
                     .report_end(&released, &Ok(()), |doubt| self.renewer.add_clean_up(doubt));
             }
         }
         self.counters.begin_hold();
         if !caller.in_set {
-            self.reporter.report_acquired(lease, caller);
+            self.reporter.report_acquired(hold, caller);
         }
-        self.held_locks.insert(lease);
-        self.renewer.add_lease(lease);
+        self.held_locks.insert(hold);
+        self.renewer.add_lease(hold);
     }
 
     /// Begins the hold that another thread of this process has handed off. Returns `false` if it
     /// was lost on the way: no call gets it then.
-    pub(super) fn take_hold(&self, lease: &Arc<Lease>, caller: &Caller) -> bool {
-        if !self.is_valid(lease) {
+    pub(super) fn take_hold(&self, hold: &Arc<Hold>, caller: &Caller) -> bool {
+        if !self.is_valid(hold) {
             return false;
         }
         self.counters.handoffs.add(1);
-        self.held_locks.insert(lease);
+        self.held_locks.insert(hold);
         if !caller.in_set {
-            self.reporter.report_acquired(lease, caller);
+            self.reporter.report_acquired(hold, caller);
         }
         true
     }

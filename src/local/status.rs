@@ -12,11 +12,11 @@ use crate::base::failure::Failure;
 use crate::error::{Error, Result};
 use crate::guards::holder::{Holder, Leader};
 use crate::local::call::Wait;
-use crate::local::lease::Lease;
+use crate::local::hold::Hold;
 use crate::local::retry::{RetryLimit, RetryPolicy};
 use crate::local::shared::Shared;
 use crate::store::ask_one;
-use crate::store::hold::{HoldId, HoldKind};
+use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::request::HolderReply;
 
 /// Returns the holder of a lock. A hold that was dropped is over, even if the store has not got its
@@ -62,7 +62,7 @@ fn inspect(
 }
 
 /// Sends the release of a dropped hold once more, and waits for it.
-fn confirm_release(shared: &Shared, released: &Lease) -> Result<()> {
+fn confirm_release(shared: &Shared, released: &Hold) -> Result<()> {
     let name = released.name();
     repeat(shared, "inspect", name, |end| ask_one(&*shared.store, released.to_release(end)))?;
     shared.reporter.settle(released, &Ok(()));
@@ -197,5 +197,5 @@ pub(crate) fn is_held_by_current_thread(shared: &Shared, name: &Arc<str>) -> boo
         && shared
             .held_locks
             .find(thread::current().id(), name)
-            .is_some_and(|lease| shared.is_valid(&lease))
+            .is_some_and(|hold| shared.is_valid(&hold))
 }

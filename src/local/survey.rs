@@ -15,7 +15,7 @@ use crate::net::connection::Connection;
 use crate::net::request::Request;
 use crate::net::transport::Transport;
 use crate::store::ask_one;
-use crate::store::hold::{HoldId, HoldKind};
+use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::keys::Keys;
 use crate::store::request::{
     Change, HoldReply, HoldRequest, HolderReply, ReportReply, ServerConnections,

@@ -21,13 +21,13 @@ use crate::config::{Config, LockOptions};
 use crate::error::{Error, Result};
 use crate::event::{Callback, Event, Events};
 use crate::local::call::{Caller, Wait};
+use crate::local::hold::Hold;
 use crate::local::hold_requests::{self, Level};
-use crate::local::lease::Lease;
 use crate::local::listener::tests::Fake;
 use crate::local::shared::Shared;
 use crate::local::{acquire, release, status};
 use crate::net::server::Pools;
-use crate::store::hold::{HoldId, HoldKind};
+use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::job::{Job, JobOutcome, JobRunner};
 use crate::store::memory::Memory;
 use crate::store::redisson_channels::RedissonChannels;
@@ -248,18 +248,18 @@ impl Scene {
         acquire::lock(&self.shared, &self.name, &self.options, wait)
     }
 
-    fn unlock(&self, lease: &Arc<Lease>) -> Result<()> {
-        release::unlock(&self.shared, slice::from_ref(lease))
+    fn unlock(&self, hold: &Arc<Hold>) -> Result<()> {
+        release::unlock(&self.shared, slice::from_ref(hold))
     }
 
-    fn unlock_on_drop(&self, lease: &Arc<Lease>) {
-        release::unlock_on_drop(&self.shared, slice::from_ref(lease));
+    fn unlock_on_drop(&self, hold: &Arc<Hold>) {
+        release::unlock_on_drop(&self.shared, slice::from_ref(hold));
     }
 
     /// Acquires the lock, and posts its release.
     fn lock_and_post_release(&self) {
         let level = self.lock();
-        self.unlock_on_drop(&level.lease);
+        self.unlock_on_drop(&level.hold);
         assert!(self.is_held(), "not yet released");
     }
 
@@ -302,7 +302,7 @@ fn a_nested_lock_counts_from_its_request() {
     scene.store.set_outcomes(&[Outcome::Slow(slow)]);
     let inner = scene.lock();
     assert_eq!(inner.depth, 2);
-    let left = outer.lease.remaining();
+    let left = outer.hold.remaining();
     assert!(left + slow <= LEASE, "{left:?}");
 }
 
@@ -310,10 +310,10 @@ fn a_nested_lock_counts_from_its_request() {
 fn a_level_beyond_the_last_is_refused_before_a_request() {
     let scene = Scene::new(LEASE * 10);
     let outer = scene.lock();
-    outer.lease.set_depth(u32::MAX);
+    outer.hold.set_depth(u32::MAX);
     let refused = scene.lock_with(Wait::No);
     assert!(matches!(refused, Err(Error::InvalidInput(_))), "{refused:?}");
-    assert_eq!(outer.lease.depth(), u32::MAX);
+    assert_eq!(outer.hold.depth(), u32::MAX);
     let holder = scene.store.inspect(&scene.name, Instant::now()).expect("memory");
     assert_eq!(holder.expect("a holder").depth, 1);
 }
@@ -323,8 +323,8 @@ fn a_reply_after_the_lease_brings_no_hold() {
     let scene = Scene::new(LEASE);
     scene.store.set_outcomes(&[Outcome::Slow(LEASE)]);
     let level = scene.lock();
-    assert!(level.lease.remaining() > LEASE / 2, "the hold of a second request");
-    assert!(level.lease.is_in_doubt());
+    assert!(level.hold.remaining() > LEASE / 2, "the hold of a second request");
+    assert!(level.hold.is_in_doubt());
 }
 
 #[test]
@@ -334,7 +334,7 @@ fn a_nested_lock_that_is_answered_after_the_lease_adds_no_level() {
     scene.store.set_outcomes(&[Outcome::Slow(LEASE)]);
     let nested = scene.lock_with(Wait::Endless);
     assert!(matches!(nested, Err(Error::Lost { .. })), "{nested:?}");
-    scene.unlock(&outer.lease).expect_err("lost");
+    scene.unlock(&outer.hold).expect_err("lost");
     // The thread has no guard any more, so it gets a new hold.
     assert_eq!(scene.lock().depth, 1);
 }
@@ -361,40 +361,40 @@ fn an_in_doubt_hold_is_cleaned_up_after_its_release() {
     let scene = Scene::new(LEASE * 10);
     scene.store.set_outcomes(&[Outcome::LostReply]);
     let level = scene.lock();
-    scene.unlock(&level.lease).expect("released");
+    scene.unlock(&level.hold).expect("released");
     // One reply is not enough.
     eventually(|| scene.store.releases() >= 2);
 }
 
 /// Lets `unlock` hand a lock off to a waiter.
-fn hand_off(scene: &Scene, unlock: impl FnOnce(&Arc<Lease>)) {
+fn hand_off(scene: &Scene, unlock: impl FnOnce(&Arc<Hold>)) {
     let first = scene.lock();
     thread::scope(|scope| {
         scope.spawn(|| {
             let next = scene.lock();
-            scene.unlock(&next.lease).expect("released");
+            scene.unlock(&next.hold).expect("released");
         });
         // Reported by that thread when it waits in the queue.
         scene.events.iter().find(|event| matches!(event, Event::Contended { .. }));
-        unlock(&first.lease);
+        unlock(&first.hold);
     });
 }
 
 /// As many threads as will lock one after the other once the first hold ends, each of which sends
 /// its token.
-fn lock_after(scene: &Scene, threads: u64, end: impl FnOnce(&Arc<Lease>)) -> Vec<u64> {
+fn lock_after(scene: &Scene, threads: u64, end: impl FnOnce(&Arc<Hold>)) -> Vec<u64> {
     let (tokens, got) = unbounded();
     let first = scene.lock();
     thread::scope(|scope| {
         for waiting in 1..=threads {
             scope.spawn(|| {
                 let next = scene.lock();
-                tokens.send(next.lease.fence()).expect("the test goes on");
-                scene.unlock_on_drop(&next.lease);
+                tokens.send(next.hold.fence()).expect("the test goes on");
+                scene.unlock_on_drop(&next.hold);
             });
             eventually(|| scene.shared.counters.to_stats().waiting == waiting);
         }
-        end(&first.lease);
+        end(&first.hold);
     });
     got.try_iter().collect()
 }
@@ -402,7 +402,7 @@ fn lock_after(scene: &Scene, threads: u64, end: impl FnOnce(&Arc<Lease>)) -> Vec
 #[test]
 fn threads_that_wait_have_their_holds_in_one_tenure() {
     let scene = Scene::new(LEASE * 10);
-    let tokens = lock_after(&scene, 3, |lease| scene.unlock_on_drop(lease));
+    let tokens = lock_after(&scene, 3, |hold| scene.unlock_on_drop(hold));
     let followed = [Registration::IfHeld, Registration::Followed];
     assert_eq!(*scene.store.registrations.lock(), followed, "no request for the others");
     assert_eq!(tokens, [tokens[0], tokens[0] + 1, tokens[0] + 2]);
@@ -414,9 +414,9 @@ fn threads_that_wait_have_their_holds_in_one_tenure() {
 #[test]
 fn a_tenure_with_a_request_in_doubt_has_no_further_hold() {
     let scene = Scene::new(LEASE * 10);
-    let tokens = lock_after(&scene, 2, |lease| {
+    let tokens = lock_after(&scene, 2, |hold| {
         scene.store.set_outcomes(&[Outcome::Fine, Outcome::LostReply]);
-        scene.unlock_on_drop(lease);
+        scene.unlock_on_drop(hold);
     });
     assert_eq!(tokens.len(), 2);
     assert_eq!(scene.shared.counters.to_stats().handoffs, 0);
@@ -428,12 +428,12 @@ fn a_tenure_with_a_request_in_doubt_has_no_further_hold() {
 fn a_hold_that_is_lost_while_it_is_handed_off_is_no_loss() {
     let scene = Scene::new(LEASE * 10);
     let caller = Caller::current(&scene.shared.config, &scene.options);
-    let lease = Arc::new(Lease::new(scene.id(7), 1, 1, &caller, Moment::now()));
-    scene.shared.add_hold(&lease, &caller);
-    scene.shared.held_locks.remove(&lease);
-    lease.begin_next(&caller);
-    scene.shared.lose(&lease);
-    assert!(!scene.shared.take_hold(&lease, &caller));
+    let hold = Arc::new(Hold::new(scene.id(7), 1, 1, &caller, Moment::now()));
+    scene.shared.add_hold(&hold, &caller);
+    scene.shared.held_locks.remove(&hold);
+    hold.begin_next(&caller);
+    scene.shared.lose(&hold);
+    assert!(!scene.shared.take_hold(&hold, &caller));
     scene.lock();
     scene.expect_events(["acquired", "acquired"]);
 }
@@ -442,9 +442,9 @@ fn a_hold_that_is_lost_while_it_is_handed_off_is_no_loss() {
 #[test]
 fn a_release_that_two_threads_learn_of_is_reported_once() {
     let scene = Scene::new(LEASE * 10);
-    hand_off(&scene, |lease| {
+    hand_off(&scene, |hold| {
         scene.store.set_outcomes(&[Outcome::LostReply]);
-        scene.unlock(lease).expect("released");
+        scene.unlock(hold).expect("released");
     });
     scene.expect_events(["released", "acquired", "released"]);
     thread::sleep(LEASE / 4);
@@ -457,8 +457,8 @@ fn an_in_doubt_hold_is_cleaned_up_after_its_loss() {
     scene.store.set_outcomes(&[Outcome::LostReply]);
     let level = scene.lock();
     status::force_unlock(&scene.shared, &scene.name).expect("a reply");
-    let leases = slice::from_ref(&level.lease);
-    hold_requests::verify(&scene.shared, leases, false).expect_err("lost");
+    let holds = slice::from_ref(&level.hold);
+    hold_requests::verify(&scene.shared, holds, false).expect_err("lost");
     eventually(|| scene.store.releases() >= 2);
 }
 
@@ -478,8 +478,8 @@ fn a_hold_that_its_thread_finds_lost_is_cleaned_up() {
         .expect("memory");
     // The renewer does not know of it.
     let caller = Caller::current(&scene.shared.config, &scene.options);
-    let lease = Lease::new(id, 1, 0, &caller, sent);
-    assert!(exists() && !scene.shared.is_held(&lease));
+    let hold = Hold::new(id, 1, 0, &caller, sent);
+    assert!(exists() && !scene.shared.is_held(&hold));
     eventually(|| !exists());
 }
 
@@ -492,7 +492,7 @@ fn a_dropped_hold_that_still_exists_is_no_other_holder() {
         scene.expect_events(["acquired", "released", "acquired"]);
         scene.store.send_posted();
         assert!(scene.is_held(), "the late release does not touch the new hold");
-        scene.unlock(&next.lease).expect("released");
+        scene.unlock(&next.hold).expect("released");
         scene.expect_events(["released"]);
         assert!(scene.shared.wait_queues.released(&scene.name).is_empty());
     }
@@ -541,7 +541,7 @@ fn a_hold_that_has_ended_is_reported_before_the_next_one() {
         };
         let next = scene.lock_with(wait).expect("a reply").expect("a lock");
         on_reply(reply);
-        scene.unlock(&next.lease).expect("released");
+        scene.unlock(&next.hold).expect("released");
         scene.expect_events(["acquired", "released", "acquired", "released"]);
     }
 }
@@ -616,7 +616,7 @@ fn a_clean_up_keeps_a_lock_that_is_to_stay_taken() {
     scene.options.hold_at_least = Some(LEASE * 10);
     let level = scene.lock();
     scene.store.set_outcomes(&[Outcome::LostRequest; 9]);
-    let in_doubt = scene.unlock(&level.lease);
+    let in_doubt = scene.unlock(&level.hold);
     assert!(matches!(in_doubt, Err(Error::Unavailable { .. })), "{in_doubt:?}");
     eventually(|| is_kept(&scene));
     scene.store.outcomes.lock().clear();
@@ -625,8 +625,8 @@ fn a_clean_up_keeps_a_lock_that_is_to_stay_taken() {
     scene.name = Arc::from("lost");
     scene.store.set_outcomes(&[Outcome::LostReply]);
     let level = scene.lock();
-    scene.shared.lose(&level.lease);
-    scene.unlock(&level.lease).expect_err("lost");
+    scene.shared.lose(&level.hold);
+    scene.unlock(&level.hold).expect_err("lost");
     eventually(|| !scene.is_held());
 }
 

@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use crate::base::clock::Moment;
 use crate::base::failure::Failure;
-use crate::local::lease::{Lease, NextStep, TOGETHER};
+use crate::local::hold::{Hold, NextStep, TOGETHER};
 use crate::local::reporter::{HoldFailure, release_outcome};
-use crate::store::hold::HoldId;
+use crate::store::hold_id::HoldId;
 use crate::store::job::InDoubtHold;
 use crate::store::request::{Change, HoldReply};
 
@@ -32,7 +32,7 @@ const COMPACTION_PAUSE: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(crate) enum Scheduled {
     CleanUp(Box<CleanUp>),
-    Lease(Arc<Lease>),
+    Hold(Arc<Hold>),
 }
 
 impl Scheduled {
@@ -41,8 +41,8 @@ impl Scheduled {
         Self::CleanUp(Box::new(CleanUp::new(in_doubt)))
     }
 
-    pub(crate) fn as_lease(&self) -> Option<&Arc<Lease>> {
-        if let Self::Lease(lease) = self { Some(lease) } else { None }
+    pub(crate) fn as_hold(&self) -> Option<&Arc<Hold>> {
+        if let Self::Hold(hold) = self { Some(hold) } else { None }
     }
 }
 
@@ -56,7 +56,7 @@ pub(crate) struct CleanUp {
     pause: Duration,
     longest_pause: Duration,
     /// The hold that a shutdown has ended, until it is known how its release has gone.
-    ended: Option<Arc<Lease>>,
+    ended: Option<Arc<Hold>>,
     /// How many more replies it takes until the hold counts as removed.
     unconfirmed: u8,
     /// Whether not a hold is removed, but its client from the waiting clients.
@@ -90,8 +90,8 @@ impl CleanUp {
     }
 
     /// The release of a hold that a shutdown has ended.
-    pub(crate) fn of_ended(lease: &Arc<Lease>) -> Self {
-        Self { ended: Some(lease.clone()), ..Self::new(lease.to_clean_up()) }
+    pub(crate) fn of_ended(hold: &Arc<Hold>) -> Self {
+        Self { ended: Some(hold.clone()), ..Self::new(hold.to_clean_up()) }
     }
 
     pub(crate) fn hold(&self) -> &HoldId {
@@ -116,21 +116,21 @@ impl CleanUp {
     }
 
     /// Returns the hold that a shutdown has ended, until it is known how its release has gone.
-    pub(crate) fn ended(&self) -> Option<&Arc<Lease>> {
+    pub(crate) fn ended(&self) -> Option<&Arc<Hold>> {
         self.ended.as_ref()
     }
 
     /// Notes that an attempt is made.
     pub(crate) fn begin_attempt(&self) {
-        if let Some(lease) = &self.ended {
-            lease.note_release();
+        if let Some(hold) = &self.ended {
+            hold.note_release();
         }
     }
 
     /// Notes that an attempt has failed.
     pub(crate) fn record_failure(&self, failure: &Failure) {
-        if let Some(lease) = self.ended.as_ref().filter(|_| !failure.is_ambiguous()) {
-            lease.forget_release();
+        if let Some(hold) = self.ended.as_ref().filter(|_| !failure.is_ambiguous()) {
+            hold.forget_release();
         }
     }
 
@@ -138,11 +138,11 @@ impl CleanUp {
     pub(crate) fn record_reply(
         &mut self,
         reply: HoldReply,
-    ) -> Option<(Arc<Lease>, Result<(), HoldFailure>)> {
+    ) -> Option<(Arc<Hold>, Result<(), HoldFailure>)> {
         self.unconfirmed = self.unconfirmed.saturating_sub(1);
-        let lease = self.ended.take()?;
-        let outcome = release_outcome(&lease, Ok(reply));
-        Some((lease, outcome))
+        let hold = self.ended.take()?;
+        let outcome = release_outcome(&hold, Ok(reply));
+        Some((hold, outcome))
     }
 
     /// Shortens the pause before the next attempt.
@@ -185,11 +185,11 @@ impl Default for TimerQueue {
 impl TimerQueue {
     /// Adds work for the time at which it is due. Returns a lease that is over instead.
     #[must_use]
-    pub(crate) fn add(&mut self, work: Scheduled) -> Option<Arc<Lease>> {
+    pub(crate) fn add(&mut self, work: Scheduled) -> Option<Arc<Hold>> {
         match &work {
             Scheduled::CleanUp(_) => self.add_at(Moment::FIRST, work),
-            Scheduled::Lease(lease) => match lease.next_step() {
-                NextStep::None => return Some(lease.clone()),
+            Scheduled::Hold(hold) => match hold.next_step() {
+                NextStep::None => return Some(hold.clone()),
                 NextStep::Expire(then) | NextStep::Renew(then) => self.add_at(then, work),
             },
         }
@@ -197,16 +197,16 @@ impl TimerQueue {
     }
 
     /// Removes the leases that are over, and calls `removed` with each, if it is time for that.
-    pub(crate) fn compact(&mut self, now: Moment, mut removed: impl FnMut(&Lease)) {
+    pub(crate) fn compact(&mut self, now: Moment, mut removed: impl FnMut(&Hold)) {
         if self.entries.len() < self.crowd && now < self.next_compaction {
             return;
         }
         self.entries.retain(|entry| match &entry.work {
-            Scheduled::Lease(lease) if lease.next_step() == NextStep::None => {
-                removed(lease);
+            Scheduled::Hold(hold) if hold.next_step() == NextStep::None => {
+                removed(hold);
                 false
             }
-            Scheduled::CleanUp(_) | Scheduled::Lease(_) => true,
+            Scheduled::CleanUp(_) | Scheduled::Hold(_) => true,
         });
         self.crowd = CROWD.max(self.entries.len() * 2);
         self.entries.shrink_to(self.crowd);
@@ -253,10 +253,10 @@ impl TimerEntry {
     /// How much earlier it may be removed if that saves a wake-up of the thread.
     fn slack(&self) -> Duration {
         match &self.work {
-            Scheduled::Lease(lease) if lease.next_step() == NextStep::Renew(self.due) => {
-                lease.duration() / TOGETHER
+            Scheduled::Hold(hold) if hold.next_step() == NextStep::Renew(self.due) => {
+                hold.duration() / TOGETHER
             }
-            Scheduled::Lease(_) | Scheduled::CleanUp(_) => Duration::ZERO,
+            Scheduled::Hold(_) | Scheduled::CleanUp(_) => Duration::ZERO,
         }
     }
 }
@@ -287,7 +287,7 @@ mod tests {
     use super::*;
     use crate::config::{Config, LockOptions};
     use crate::local::call::Caller;
-    use crate::store::hold::HoldKind;
+    use crate::store::hold_id::HoldKind;
 
     fn id() -> HoldId {
         HoldId { kind: HoldKind::Lock, name: Arc::from("x"), client: Arc::from("c"), nonce: 1 }
@@ -302,17 +302,17 @@ mod tests {
         })
     }
 
-    fn lease(duration: Duration) -> Scheduled {
+    fn hold(duration: Duration) -> Scheduled {
         let options = LockOptions { lease: duration, ..LockOptions::default() };
         let caller = Caller::current(&Config::default(), &options);
-        Scheduled::Lease(Arc::new(Lease::new(id(), 1, 0, &caller, Moment::now())))
+        Scheduled::Hold(Arc::new(Hold::new(id(), 1, 0, &caller, Moment::now())))
     }
 
     #[test]
     fn leases_come_out_when_they_are_due_and_neighbours_with_them() {
         let mut timers = TimerQueue::default();
         for seconds in [30, 3, 30] {
-            assert!(timers.add(lease(Duration::from_secs(seconds))).is_none());
+            assert!(timers.add(hold(Duration::from_secs(seconds))).is_none());
         }
         let now = Moment::now();
         assert!(timers.pop(now).is_none());
@@ -326,15 +326,15 @@ mod tests {
 
     #[test]
     fn an_in_doubt_hold_is_released_at_growing_intervals_until_its_lease_is_over() {
-        let lease = Duration::from_secs(30);
-        let mut clean_up = clean_up(lease, false);
+        let hold = Duration::from_secs(30);
+        let mut clean_up = clean_up(hold, false);
         let (begin, mut now) = (Moment::now(), Moment::now());
         let mut pauses = Vec::new();
         while let Some(next) = clean_up.next_try(true, now) {
             pauses.push(next.since(now));
             now = next;
         }
-        assert!(now.since(begin) >= lease && now.since(begin) < lease * 11 / 10);
+        assert!(now.since(begin) >= hold && now.since(begin) < hold * 11 / 10);
         assert!(pauses.is_sorted() && pauses.len() < 40, "{pauses:?}");
     }
 

@@ -11,7 +11,7 @@ use crate::base::failure::Failure;
 use crate::error::{Error, Result};
 use crate::local::arrival::{NewHold, Tried};
 use crate::local::attempt::Attempt;
-use crate::local::lease::Lease;
+use crate::local::hold::Hold;
 use crate::local::retry::Backoff;
 use crate::local::waiter::Waiter;
 
@@ -24,7 +24,7 @@ pub(super) enum Stopped {
 }
 
 impl Stopped {
-    pub(super) fn into_result(self, name: &str) -> Result<Option<Arc<Lease>>> {
+    pub(super) fn into_result(self, name: &str) -> Result<Option<Arc<Hold>>> {
         match self {
             Self::Ended(error) => Err(error),
             Self::Failed(failure) => Err(failure.into_error("acquire", name)),

@@ -24,7 +24,7 @@ pub(crate) fn wait(queues: &WaitQueues, waiter: &Waiter, wait: Wait) -> Result<T
         match waiter.signals.receive(end) {
             Some(Signal::Beside) => return Ok(Turn::Beside),
             Some(Signal::Failed(failure)) => return Ok(Turn::Failed(failure)),
-            Some(Signal::HandedOff(lease)) => return Ok(Turn::HandedOff(lease)),
+            Some(Signal::HandedOff(hold)) => return Ok(Turn::HandedOff(hold)),
             Some(Signal::Head) => return Ok(Turn::Head),
             // Meant for the head, which this thread is not.
             Some(Signal::AcquireSent(_) | Signal::MayBeFree) => {}

@@ -37,23 +37,23 @@ use std::time::Instant;
 use std::{fmt, mem};
 
 use crate::base::failure::Failure;
-use crate::local::lease::Lease;
+use crate::local::hold::Hold;
 use crate::local::waiter::{QueuedWaiter, Signal, Signals, Waiter};
-use crate::store::hold::{HoldId, HoldKind};
+use crate::store::hold_id::{HoldId, HoldKind};
 
 /// It is small, because no thread waits for most locks.
 #[derive(Debug)]
 pub(super) struct WaitQueue {
     head: Head,
     /// The holds that were released, as long as it is not known that they have ended in the store.
-    released: Vec<Arc<Lease>>,
+    released: Vec<Arc<Hold>>,
     /// `None` until a first thread has waited.
     waiters: Option<Box<Waiters>>,
 }
 
 enum Head {
     Acquiring(Arc<Signals>, HeadAnswer),
-    Held(Arc<Lease>),
+    Held(Arc<Hold>),
     Left,
     None,
 }
@@ -89,7 +89,7 @@ pub(crate) enum Turn {
     /// The server cannot be reached, as the thread in front has found out.
     Failed(Failure),
     /// With the lock.
-    HandedOff(Arc<Lease>),
+    HandedOff(Arc<Hold>),
     /// At the head, to acquire the lock.
     Head,
     /// The time was over, and another thread comes first. It is not known whether a server replies.
@@ -121,7 +121,7 @@ impl WaitQueue {
     }
 
     /// A queue of no thread, which remembers a hold whose release is not confirmed.
-    pub(super) fn without_head(released: &Arc<Lease>) -> Self {
+    pub(super) fn without_head(released: &Arc<Hold>) -> Self {
         Self { head: Head::None, released: vec![released.clone()], waiters: None }
     }
 
@@ -218,7 +218,7 @@ impl WaitQueue {
         let is_new = |time: Instant| joined.is_some_and(|joined| time >= joined);
         let refuses = |time| is_new(time) || joined.is_none() && kind == HoldKind::Lock;
         Some(match &self.head {
-            Head::Held(lease) if !lease.remaining().is_zero() => Turn::TimedOut,
+            Head::Held(hold) if !hold.remaining().is_zero() => Turn::TimedOut,
             Head::Held(_) if !self.is_waited_in() => Turn::Outside,
             Head::Acquiring(_, HeadAnswer::Held(replied)) if refuses(*replied) => Turn::TimedOut,
             Head::Acquiring(_, HeadAnswer::Failed(failed)) if is_new(failed.1) => {
@@ -243,12 +243,12 @@ impl WaitQueue {
     }
 
     /// Returns the hold of the head if it has one.
-    pub(super) fn holder(&self) -> Option<&Arc<Lease>> {
-        if let Head::Held(lease) = &self.head { Some(lease) } else { None }
+    pub(super) fn holder(&self) -> Option<&Arc<Hold>> {
+        if let Head::Held(hold) = &self.head { Some(hold) } else { None }
     }
 
-    pub(super) fn is_held_by(&self, lease: &Lease) -> bool {
-        self.holder().is_some_and(|held| std::ptr::eq(&raw const **held, lease))
+    pub(super) fn is_held_by(&self, hold: &Hold) -> bool {
+        self.holder().is_some_and(|held| std::ptr::eq(&raw const **held, hold))
     }
 
     /// Returns `true` if a thread waits behind the head.
@@ -261,17 +261,17 @@ impl WaitQueue {
     }
 
     /// The holds whose release is not confirmed.
-    pub(super) fn released(&self) -> &[Arc<Lease>] {
+    pub(super) fn released(&self) -> &[Arc<Hold>] {
         &self.released
     }
 
-    pub(super) fn take_released(&mut self) -> Vec<Arc<Lease>> {
+    pub(super) fn take_released(&mut self) -> Vec<Arc<Hold>> {
         mem::take(&mut self.released)
     }
 
     /// Adds a hold whose release is not confirmed.
-    pub(super) fn add_released(&mut self, lease: &Arc<Lease>) {
-        self.released.push(lease.clone());
+    pub(super) fn add_released(&mut self, hold: &Arc<Hold>) {
+        self.released.push(hold.clone());
     }
 
     /// Forgets one of these, which has ended in the store.
@@ -326,18 +326,18 @@ impl WaitQueue {
     }
 
     /// Gives the head the hold that it has acquired from the store.
-    pub(super) fn set_acquired(&mut self, lease: &Arc<Lease>) {
-        self.head = Head::Held(lease.clone());
+    pub(super) fn set_acquired(&mut self, hold: &Arc<Hold>) {
+        self.head = Head::Held(hold.clone());
     }
 
     /// Removes and returns the first waiter, which becomes the head with the next hold of the
     /// tenure, if this is the head's and can be followed by one for that waiter.
-    pub(super) fn next_in_tenure(&mut self, lease: &Lease) -> Option<QueuedWaiter> {
-        if !self.is_held_by(lease) {
+    pub(super) fn next_in_tenure(&mut self, hold: &Hold) -> Option<QueuedWaiter> {
+        if !self.is_held_by(hold) {
             return None;
         }
         let queue = &mut self.waiters.as_mut()?.queue;
-        let can_follow = lease.may_be_followed_by(&queue.front()?.caller);
+        let can_follow = hold.may_be_followed_by(&queue.front()?.caller);
         can_follow.then(|| queue.pop_front()).flatten()
     }
 }

@@ -17,12 +17,12 @@ use crate::base::failure::Failure;
 use crate::base::sync::{AtomicBool, Condvar, Mutex, MutexGuard, wait_while};
 use crate::error::{Error, Result};
 use crate::local::call::Caller;
-use crate::local::lease::Lease;
+use crate::local::hold::Hold;
 use crate::local::queue_shard::{Position, QueueShard};
 use crate::local::wait_queue::{Place, Turn};
 use crate::local::waiter::{Signal, Waiter};
 use crate::store::Store;
-use crate::store::hold::{HoldId, HoldKind};
+use crate::store::hold_id::{HoldId, HoldKind};
 
 /// Threads that want different locks should rarely meet here.
 const SHARDS: usize = 16;
@@ -116,7 +116,7 @@ impl WaitQueues {
     }
 
     /// Returns the hold of the head if it has one.
-    pub(crate) fn holder(&self, name: &Arc<str>) -> Option<Arc<Lease>> {
+    pub(crate) fn holder(&self, name: &Arc<str>) -> Option<Arc<Hold>> {
         self.shard(name).get(name)?.holder().cloned()
     }
 
@@ -136,23 +136,23 @@ impl WaitQueues {
     }
 
     /// Gives the head the hold that it has acquired from the store.
-    pub(crate) fn set_acquired(&self, lease: &Arc<Lease>) {
-        if let Some(queue) = self.shard(lease.name()).get_mut(lease.name()) {
-            queue.set_acquired(lease);
+    pub(crate) fn set_acquired(&self, hold: &Arc<Hold>) {
+        if let Some(queue) = self.shard(hold.name()).get_mut(hold.name()) {
+            queue.set_acquired(hold);
         }
         // A hold that was lost before it was at the head has not been missed there.
-        if lease.remaining().is_zero() {
-            self.end_hold(lease);
+        if hold.remaining().is_zero() {
+            self.end_hold(hold);
         }
     }
 
     /// Returns the holds whose release is not confirmed.
-    pub(crate) fn released(&self, name: &Arc<str>) -> Vec<Arc<Lease>> {
+    pub(crate) fn released(&self, name: &Arc<str>) -> Vec<Arc<Hold>> {
         self.shard(name).get(name).map(|queue| queue.released().to_vec()).unwrap_or_default()
     }
 
     /// Forgets and returns the holds whose release is not confirmed.
-    pub(crate) fn take_released(&self, name: &Arc<str>) -> Vec<Arc<Lease>> {
+    pub(crate) fn take_released(&self, name: &Arc<str>) -> Vec<Arc<Hold>> {
         self.shard(name).take_released(name)
     }
 
@@ -220,29 +220,29 @@ impl WaitQueues {
     }
 
     /// Removes the head if this is its hold, which was released or lost.
-    pub(crate) fn end_hold(&self, lease: &Lease) {
-        let mut shard = self.shard(lease.name());
-        if shard.get(lease.name()).is_some_and(|queue| queue.is_held_by(lease)) {
-            shard.advance(lease.name());
+    pub(crate) fn end_hold(&self, hold: &Hold) {
+        let mut shard = self.shard(hold.name());
+        if shard.get(hold.name()).is_some_and(|queue| queue.is_held_by(hold)) {
+            shard.advance(hold.name());
         }
     }
 
     /// Ends a hold. If it `hands_off`, the first waiter gets the next hold of the tenure, if it can
     /// have it: `report` tells of the hold that ends, before the waiter can tell of its own. Else
     /// the hold is remembered, because its release is to be sent now.
-    pub(crate) fn end(&self, lease: &Arc<Lease>, hands_off: bool, report: impl FnOnce()) -> Ending {
-        let mut shard = self.shard(lease.name());
-        let queue = shard.get_mut(lease.name()).filter(|_| hands_off);
-        if let Some(next) = queue.and_then(|queue| queue.next_in_tenure(lease)) {
+    pub(crate) fn end(&self, hold: &Arc<Hold>, hands_off: bool, report: impl FnOnce()) -> Ending {
+        let mut shard = self.shard(hold.name());
+        let queue = shard.get_mut(hold.name()).filter(|_| hands_off);
+        if let Some(next) = queue.and_then(|queue| queue.next_in_tenure(hold)) {
             report();
-            lease.begin_next(&next.caller);
-            next.signals.send(Signal::HandedOff(lease.clone()));
+            hold.begin_next(&next.caller);
+            next.signals.send(Signal::HandedOff(hold.clone()));
             return Ending::HandedOff;
         }
-        if !lease.end() {
+        if !hold.end() {
             return Ending::Lost;
         }
-        Ending::Released { is_awaited: shard.remember_released(lease, !hands_off) }
+        Ending::Released { is_awaited: shard.remember_released(hold, !hands_off) }
     }
 
     /// Signals the head that the lock may be free, or sends its next request for it. Returns
@@ -304,9 +304,9 @@ mod tests {
     }
 
     /// A hold that two others may follow.
-    fn lease() -> Arc<Lease> {
+    fn new_hold() -> Arc<Hold> {
         let id = HoldId { kind: HoldKind::Lock, name: name(), client: Arc::from("c"), nonce: 1 };
-        Arc::new(Lease::new(id, 1, 2, &caller(), Moment::now()))
+        Arc::new(Hold::new(id, 1, 2, &caller(), Moment::now()))
     }
 
     /// Joins the queue. Returns `true` as well at its head.
@@ -483,7 +483,7 @@ mod tests {
     fn a_lock_is_handed_off_to_the_first_waiter() {
         let queues = WaitQueues::default();
         let [_, second, third] = three(&queues);
-        let mine = lease();
+        let mine = new_hold();
         queues.set_acquired(&mine);
         let report = || assert!(second.signals.is_empty(), "not told yet");
         assert_eq!(queues.end(&mine, true, report), Ending::HandedOff);
@@ -502,37 +502,37 @@ mod tests {
 
     #[test]
     fn a_tenure_ends_with_its_time_its_tokens_and_what_was_asked_for() {
-        let follows = |hold: &Lease, options: LockOptions| {
+        let follows = |hold: &Hold, options: LockOptions| {
             hold.may_be_followed_by(&caller_with(&LockOptions { tenure: Some(SOON), ..options }))
         };
         let same = LockOptions::default;
-        assert!(follows(&lease(), same()));
+        assert!(follows(&new_hold(), same()));
         for other in [
             LockOptions { lease: SOON * 4, ..same() },
             LockOptions { renew: false, ..same() },
             LockOptions { max_hold: Some(SOON), ..same() },
             LockOptions { hold_at_least: Some(SOON), ..same() },
         ] {
-            assert!(!follows(&lease(), other));
+            assert!(!follows(&new_hold(), other));
         }
-        let hold = lease();
+        let hold = new_hold();
         hold.begin_next(&caller());
         hold.begin_next(&caller());
         assert!(!follows(&hold, same()), "two tokens are used up");
         let zero = LockOptions { tenure: Some(Duration::ZERO), ..same() };
-        assert!(!lease().may_be_followed_by(&caller_with(&zero)));
-        let hold = lease();
+        assert!(!new_hold().may_be_followed_by(&caller_with(&zero)));
+        let hold = new_hold();
         hold.mark_in_doubt();
         assert!(!follows(&hold, same()), "in doubt");
-        let hold = lease();
+        let hold = new_hold();
         assert!(hold.lose() && !follows(&hold, same()), "lost");
-        let hold = lease();
+        let hold = new_hold();
         assert!(hold.end() && !follows(&hold, same()), "ended by a shutdown");
     }
 
     #[test]
     fn a_hold_that_was_handed_off_is_over_and_not_lost_with_the_next() {
-        let hold = lease();
+        let hold = new_hold();
         let (over, fence) = (hold.over(), hold.fence());
         hold.begin_next(&caller());
         assert!(over.try_recv().is_err_and(|error| error.is_disconnected()));
@@ -547,7 +547,7 @@ mod tests {
     fn a_waiter_whose_time_is_over_leaves_nothing() {
         let queues = WaitQueues::default();
         let [_, second, third] = three(&queues);
-        let mine = lease();
+        let mine = new_hold();
         queues.set_acquired(&mine);
         assert!(matches!(turn_within(&queues, &second, Duration::ZERO), Turn::TimedOut));
         assert_eq!(queues.end(&mine, true, || ()), Ending::HandedOff);
@@ -561,7 +561,7 @@ mod tests {
     fn a_lock_that_was_handed_off_is_not_lost_to_a_deadline() {
         let queues = WaitQueues::default();
         let [_, second, _] = three(&queues);
-        let mine = lease();
+        let mine = new_hold();
         queues.set_acquired(&mine);
         assert_eq!(queues.end(&mine, true, || ()), Ending::HandedOff);
         let got = turn_within(&queues, &second, Duration::ZERO);
@@ -572,7 +572,7 @@ mod tests {
     fn a_hold_whose_release_is_not_confirmed_is_remembered() {
         let queues = WaitQueues::default();
         join(&queues);
-        let (mine, next) = (lease(), lease());
+        let (mine, next) = (new_hold(), new_hold());
         queues.set_acquired(&mine);
         assert_eq!(queues.end(&mine, true, || ()), Ending::Released { is_awaited: false });
         for _ in 0..2 {
@@ -595,14 +595,14 @@ mod tests {
     fn a_release_leaves_the_queue_to_the_first_waiter() {
         let queues = WaitQueues::default();
         let [_, second, third] = three(&queues);
-        let mine = lease();
+        let mine = new_hold();
         queues.set_acquired(&mine);
         assert_eq!(queues.end(&mine, false, || ()), Ending::Released { is_awaited: true });
         assert!(second.signals.is_empty(), "it is not sent yet");
         queues.end_hold(&mine);
         assert!(matches!(turn(&queues, &second), Turn::Head));
         // A hold that was acquired outside the queue.
-        let outside = lease();
+        let outside = new_hold();
         assert_eq!(queues.end(&outside, true, || ()), Ending::Released { is_awaited: true });
         queues.end_hold(&outside);
         assert!(third.signals.is_empty());
@@ -616,7 +616,7 @@ mod tests {
     fn a_lost_hold_makes_the_first_waiter_the_head() {
         let queues = Arc::new(WaitQueues::default());
         let [_, second, _] = three(&queues);
-        let mine = lease();
+        let mine = new_hold();
         queues.set_acquired(&mine);
         Reporter { wait_queues: queues.clone(), ..Reporter::<()>::default() }.lose(&mine);
         assert!(matches!(turn(&queues, &second), Turn::Head));
@@ -673,7 +673,7 @@ mod tests {
         let failed = time_out_after(&queues, || queues.set_answer(&head, Err(&failure)));
         assert!(matches!(failed, Some(Turn::Failed(_))), "{failed:?}");
         unknown(&|| ());
-        let acquired = time_out_after(&queues, || queues.set_acquired(&lease()));
+        let acquired = time_out_after(&queues, || queues.set_acquired(&new_hold()));
         assert!(matches!(acquired, Some(Turn::TimedOut)), "{acquired:?}");
         let left =
             time_out_after(&queues, || assert!(queues.give_up_head(&name(), None).is_some()));
@@ -686,7 +686,7 @@ mod tests {
     fn a_waiter_behind_a_hold_that_ends_asks_by_itself_if_nobody_else_waits() {
         let queues = WaitQueues::default();
         let [_, second, third] = three(&queues);
-        let mine = lease();
+        let mine = new_hold();
         queues.set_acquired(&mine);
         assert_eq!(queues.end(&mine, false, || ()), Ending::Released { is_awaited: true });
         assert!(matches!(queues.time_out(&third, None), Some(Turn::Look)));
@@ -716,7 +716,7 @@ mod tests {
         assert!(matches!(tried(), Turn::Look), "the head asks again");
         queues.set_answer(&head, Err(&unanswered()));
         assert!(matches!(tried(), Turn::Look), "the server may be back");
-        let mine = lease();
+        let mine = new_hold();
         queues.set_acquired(&mine);
         assert!(matches!(tried(), Turn::TimedOut), "the head has the lock");
         queues.end_hold(&mine);
@@ -733,14 +733,14 @@ mod tests {
     fn short_waits_and_handoffs_lose_nothing() {
         let queues = WaitQueues::default();
         let inside = AtomicBool::new(false);
-        let enter = |lease: &Arc<Lease>| {
+        let enter = |hold: &Arc<Hold>| {
             assert!(!inside.swap(true, Ordering::SeqCst), "two are inside");
             thread::yield_now();
             inside.store(false, Ordering::SeqCst);
-            if let Ending::Released { is_awaited } = queues.end(lease, true, || ()) {
-                queues.settle_release(&lease.id, || true);
+            if let Ending::Released { is_awaited } = queues.end(hold, true, || ()) {
+                queues.settle_release(&hold.id, || true);
                 if is_awaited {
-                    queues.end_hold(lease);
+                    queues.end_hold(hold);
                 }
             }
         };
@@ -754,11 +754,11 @@ mod tests {
                         let turn =
                             if first { Turn::Head } else { turn_within(queues, &waiter, wait) };
                         match turn {
-                            Turn::HandedOff(lease) => enter(&lease),
+                            Turn::HandedOff(hold) => enter(&hold),
                             Turn::Head => {
-                                let lease = lease();
-                                queues.set_acquired(&lease);
-                                enter(&lease);
+                                let hold = new_hold();
+                                queues.set_acquired(&hold);
+                                enter(&hold);
                             }
                             _ => {}
                         }
@@ -781,7 +781,7 @@ mod tests {
         assert!(head.signals.is_empty(), "one signal is as good as many");
         assert!(second.signals.is_empty());
         assert!(!queues.wake("y", &store));
-        queues.set_acquired(&lease());
+        queues.set_acquired(&new_hold());
         assert!(!queues.wake("x", &store));
     }
 

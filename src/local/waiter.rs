@@ -13,7 +13,7 @@ use crate::base::sync::{Condvar, Mutex, wait_while};
 use crate::error::{Error, Result};
 use crate::guards::canceller::{CancellableWait, Canceller};
 use crate::local::call::Caller;
-use crate::local::lease::Lease;
+use crate::local::hold::Hold;
 use crate::local::pending::{AcquireRequest, SentAcquire};
 use crate::store::request::{AcquireReply, PendingReply};
 
@@ -45,7 +45,7 @@ pub(super) enum Signal {
     /// The server cannot be reached.
     Failed(Failure),
     /// The lock was handed off to it: this is its hold now.
-    HandedOff(Arc<Lease>),
+    HandedOff(Arc<Hold>),
     /// It is at the head now, and has to acquire the lock.
     Head,
     /// The lock may be free.

@@ -8,7 +8,7 @@ use crate::config::Config;
 use crate::net::request::{Arg, Request, Script};
 use crate::store::command::{Command, OFFER, millis};
 use crate::store::decoder;
-use crate::store::hold::{HoldId, HoldKind};
+use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::keys::Keys;
 use crate::store::member_commands;
 use crate::store::redisson_channels::RedissonChannels;

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::base::clock::Moment;
 use crate::base::failure::Failure;
-use crate::store::hold::HoldId;
+use crate::store::hold_id::HoldId;
 use crate::store::request::{Change, HoldReply};
 
 /// A request about one hold, with a number by which its outcome is reported.

@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::net::request::{Arg, Request};
 use crate::store::command::{Command, OFFER, millis};
 use crate::store::decoder::{self, Decoder};
-use crate::store::hold::{HoldId, HoldKind};
+use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::keys::Keys;
 use crate::store::request::{Acquire, AcquireReply, HoldReply, Registration};
 use crate::store::scripts::{ACQUIRE_MEMBER, COUNT_MEMBERS, RELEASE_MEMBER, RENEW_MEMBER};

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use crate::base::clock::Moment;
 use crate::base::failure::Failure;
 use crate::store::Store;
-use crate::store::hold::{HoldId, HoldKind};
+use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::job::{Job, JobOutcome, JobRunner};
 use crate::store::redisson_channels::RedissonChannels;
 use crate::store::request::{

@@ -6,7 +6,7 @@ pub(crate) mod command;
 pub(crate) mod commands;
 pub(crate) mod decoder;
 pub(crate) mod durability;
-pub(crate) mod hold;
+pub(crate) mod hold_id;
 pub(crate) mod job;
 pub(crate) mod keys;
 mod member_commands;

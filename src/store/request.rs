@@ -7,7 +7,7 @@ use crate::base::clock::Moment;
 use crate::base::failure::Failure;
 use crate::base::report::HeldAs;
 use crate::net::connection::Connection;
-use crate::store::hold::HoldId;
+use crate::store::hold_id::HoldId;
 
 /// A request for holds: mostly for one, or for one of each of several locks, all of them or none.
 #[derive(Clone, Copy, Debug)]

@@ -10,7 +10,7 @@ use crate::base::failure::FailureKind;
 use crate::config::Config;
 use crate::net::endpoint::Endpoint;
 use crate::net::server::ServerFactory;
-use crate::store::hold::{HoldId, HoldKind};
+use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::job::{Job, JobOutcome};
 use crate::store::memory::Memory;
 use crate::store::quorum::Quorum;

@@ -18,7 +18,7 @@ use crate::clock::Moment;
 use crate::config::{Config, LockOptions};
 use crate::error::{Error, Result};
 use crate::local::call::{self, Caller};
-use crate::local::lease::Lease;
+use crate::local::hold::Hold;
 use crate::local::pending::tests::{request, sent};
 use crate::local::queue_shard::Position;
 use crate::local::reporter::Reporter;
@@ -26,7 +26,7 @@ use crate::local::turn;
 use crate::local::wait_queue::{Place, Turn};
 use crate::local::wait_queues::{Ending, WaitQueues};
 use crate::local::waiter::{Signal, Waiter};
-use crate::store::hold::{HoldId, HoldKind};
+use crate::store::hold_id::{HoldId, HoldKind};
 use crate::sync::{AtomicUsize, Ordering, under_many_schedules};
 
 /// How a thread waits.
@@ -48,7 +48,7 @@ struct Scene {
     /// Whether the store has a hold. Like `last`, not one of `crate::sync`.
     stored: parking_lot::Mutex<bool>,
     /// The last holder. Not one of `crate::sync`: no thread is interrupted here.
-    last: parking_lot::Mutex<Option<Arc<Lease>>>,
+    last: parking_lot::Mutex<Option<Arc<Hold>>>,
     /// How many holds there were.
     holds: AtomicU64,
     /// The threads that read the replies to posted releases.
@@ -58,21 +58,21 @@ struct Scene {
 }
 
 impl Scene {
-    fn lease(&self) -> Arc<Lease> {
+    fn hold(&self) -> Arc<Hold> {
         let id = HoldId {
             kind: HoldKind::Lock,
             name: self.name.clone(),
             client: Arc::from("c"),
             nonce: self.nonce(),
         };
-        let lease = Arc::new(Lease::new(id, 1, 2, &caller(), Moment::now()));
+        let hold = Arc::new(Hold::new(id, 1, 2, &caller(), Moment::now()));
         if self.loses {
             let wait_queues = self.queues.clone();
-            let (reporter, lease) =
-                (Reporter { wait_queues, ..Reporter::<()>::default() }, lease.clone());
-            thread::spawn(move || reporter.lose(&lease));
+            let (reporter, hold) =
+                (Reporter { wait_queues, ..Reporter::<()>::default() }, hold.clone());
+            thread::spawn(move || reporter.lose(&hold));
         }
-        lease
+        hold
     }
 
     fn nonce(&self) -> u64 {
@@ -97,8 +97,8 @@ impl Scene {
     /// Acquires the lock, holds it for a while, and releases it. Returns `false` if the wait ended
     /// without the lock.
     fn lock_and_unlock(&self, wait: Wait) -> Result<bool> {
-        let lease = match self.acquire(wait)? {
-            Turn::HandedOff(lease) => lease,
+        let hold = match self.acquire(wait)? {
+            Turn::HandedOff(hold) => hold,
             Turn::Head => {
                 self.store_hold();
                 for released in self.queues.take_released(&self.name) {
@@ -106,20 +106,20 @@ impl Scene {
                 }
                 let are_reported = self.loses || self.unreported.lock().is_empty();
                 assert!(are_reported, "the end of a hold is told first");
-                let lease = self.lease();
-                self.queues.set_acquired(&lease);
-                lease
+                let hold = self.hold();
+                self.queues.set_acquired(&hold);
+                hold
             }
             _ => return Ok(false),
         };
-        if is_valid(&lease) {
-            let last = self.last.lock().replace(lease.clone());
+        if is_valid(&hold) {
+            let last = self.last.lock().replace(hold.clone());
             assert!(last.is_none_or(|last| !is_valid(&last)), "two threads have the lock");
         }
         thread::yield_now();
         // A thread that has lost the lock may go on with its work, and holds up no other.
         if !self.loses || thread_rng().r#gen() {
-            self.unlock(&lease);
+            self.unlock(&hold);
         }
         Ok(true)
     }
@@ -157,36 +157,36 @@ impl Scene {
     }
 
     /// Hands the lock off or releases it, and then waits for the reply or not.
-    fn unlock(&self, lease: &Arc<Lease>) {
+    fn unlock(&self, hold: &Arc<Hold>) {
         let (queues, hands_off, posts): (_, bool, bool) =
             (&self.queues, thread_rng().r#gen(), thread_rng().r#gen());
         // The next holder must find this one over, and may be another thread at once.
-        self.unreported.lock().insert(lease.id.nonce);
+        self.unreported.lock().insert(hold.id.nonce);
         let end = || {
             *self.last.lock() = None;
-            self.unreported.lock().remove(&lease.id.nonce);
+            self.unreported.lock().remove(&hold.id.nonce);
         };
-        let is_awaited = match queues.end(lease, hands_off, end) {
+        let is_awaited = match queues.end(hold, hands_off, end) {
             Ending::HandedOff => return,
-            Ending::Lost => return queues.end_hold(lease),
+            Ending::Lost => return queues.end_hold(hold),
             Ending::Released { is_awaited } => is_awaited,
         };
         if hands_off || posts {
             // The next thread may ask before this has taken effect, and then asks once more.
             *self.stored.lock() = false;
-            self.post(lease);
+            self.post(hold);
         } else {
             self.remove_hold();
-            queues.settle_release(&lease.id, || self.unreported.lock().remove(&lease.id.nonce));
+            queues.settle_release(&hold.id, || self.unreported.lock().remove(&hold.id.nonce));
         }
         if is_awaited {
-            queues.end_hold(lease);
+            queues.end_hold(hold);
         }
     }
 
     /// Leaves it to another thread to read the reply to a release.
-    fn post(&self, lease: &Arc<Lease>) {
-        let (queues, posted) = (self.queues.clone(), lease.clone());
+    fn post(&self, hold: &Arc<Hold>) {
+        let (queues, posted) = (self.queues.clone(), hold.clone());
         let unreported = self.unreported.clone();
         let read = thread::spawn(move || {
             queues.settle_release(&posted.id, || {
@@ -207,8 +207,8 @@ impl Scene {
     }
 }
 
-fn is_valid(lease: &Lease) -> bool {
-    !lease.remaining().is_zero()
+fn is_valid(hold: &Hold) -> bool {
+    !hold.remaining().is_zero()
 }
 
 fn caller() -> Caller {
@@ -241,7 +241,7 @@ fn threads_that_come_and_go_do_not_lose_the_lock() {
 fn no_thread_is_the_head_before_a_lock_that_was_handed_off_is_released() {
     under_many_schedules(|| {
         let scene = Arc::new(Scene::default());
-        let (queues, mine) = (&scene.queues, scene.lease());
+        let (queues, mine) = (&scene.queues, scene.hold());
         queues.join(&scene.name, &caller(), false, Place::Last).expect("open");
         queues.set_acquired(&mine);
         scene.store_hold();
@@ -253,7 +253,7 @@ fn no_thread_is_the_head_before_a_lock_that_was_handed_off_is_released() {
             }),
             thread::spawn(move || {
                 match turn::wait(&receiver.queues, &second, call::Wait::Endless).expect("open") {
-                    Turn::HandedOff(lease) => receiver.unlock(&lease),
+                    Turn::HandedOff(hold) => receiver.unlock(&hold),
                     other => panic!("{other:?}"),
                 }
             }),
@@ -269,15 +269,15 @@ fn close_ends_every_wait_whenever_it_comes() {
     under_many_schedules(|| {
         let scene = Arc::new(Scene::default());
         let queues = &scene.queues;
-        let lease = scene.lease();
+        let hold = scene.hold();
         queues.join(&scene.name, &caller(), false, Place::Last).expect("open");
-        queues.set_acquired(&lease);
+        queues.set_acquired(&hold);
         let closer = scene.clone();
         thread::spawn(move || closer.queues.close());
         let [endless, limited] = run_threads(&scene, [Wait::Endless, Wait::Until]);
         assert!(matches!(endless, Err(Error::Closed)));
         assert!(matches!(limited, Ok(false) | Err(Error::Closed)));
-        let ending = queues.end(&lease, true, || ());
+        let ending = queues.end(&hold, true, || ());
         assert_eq!(ending, Ending::Released { is_awaited: false }, "a waiter is left behind");
     });
 }

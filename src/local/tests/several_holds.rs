@@ -6,7 +6,7 @@ use std::thread;
 use crate::local::call::Wait;
 use crate::local::tests::{LEASE, Outcome, Scene, Scripted, eventually};
 use crate::local::{acquire, acquire_all, hold_requests, release};
-use crate::store::hold::HoldKind;
+use crate::store::hold_id::HoldKind;
 use crate::store::request::Registration;
 
 /// Its client has one place among the waiting clients, which is that of the thread behind the head.
@@ -15,8 +15,8 @@ fn a_thread_that_tries_beside_the_head_takes_no_place_among_the_waiting_clients(
     let backoff = (LEASE * 100, LEASE * 100);
     let scene = Scene::with_backoff(Scripted::default(), LEASE * 10, backoff);
     let owned = |kind| {
-        let lease = acquire::owned(&scene.shared, kind, &scene.name, &scene.options, Wait::Endless);
-        lease.expect("a reply").expect("a hold")
+        let hold = acquire::owned(&scene.shared, kind, &scene.name, &scene.options, Wait::Endless);
+        hold.expect("a reply").expect("a hold")
     };
     let writer = owned(HoldKind::Write);
     thread::scope(|scope| {

@@ -83,7 +83,7 @@ fn an_in_doubt_hold_is_released_twice() {
     shut_down(&scene.shared, SOON).expect("released");
     assert!(scene.store.releases() >= 2);
     scene.expect_events(["acquired", "released"]);
-    assert!(!level.lease.is_lost());
+    assert!(!level.hold.is_lost());
 }
 
 #[test]
@@ -95,11 +95,11 @@ fn requests_about_a_hold_that_a_shutdown_has_ended_are_not_sent() {
     scene.store.set_outcomes(&[Outcome::LostRequest; 8]);
     let closed = |result| matches!(result, Err(Error::Closed));
     for renews in [false, true] {
-        let leases = slice::from_ref(&outer.lease);
-        assert!(closed(hold_requests::verify(&scene.shared, leases, renews)));
+        let holds = slice::from_ref(&outer.hold);
+        assert!(closed(hold_requests::verify(&scene.shared, holds, renews)));
     }
-    scene.unlock(&inner.lease).expect("over");
-    scene.unlock_on_drop(&outer.lease);
+    scene.unlock(&inner.hold).expect("over");
+    scene.unlock_on_drop(&outer.hold);
     assert_eq!(scene.store.outcomes.lock().len(), 8);
     scene.expect_events(["acquired", "released"]);
 }
@@ -115,7 +115,7 @@ fn a_thread_that_becomes_the_head_after_a_shutdown_acquires_nothing() {
     let (waiter, position) = queues.join(name, &caller, true, Place::Last).expect("open");
     assert!(matches!(position, Position::Behind));
     shut_down(shared, SOON).expect("released");
-    assert!(level.lease.is_ended());
+    assert!(level.hold.is_ended());
     let turn = turn::wait(queues, &waiter, Wait::Endless).expect("made the head");
     assert!(matches!(turn, Turn::Head));
     let call = LockCall { shared, name, caller, wait: Wait::Endless, contended: Cell::default() };

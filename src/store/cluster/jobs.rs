@@ -111,7 +111,7 @@ mod tests {
     use crate::net::server::ServerFactory;
     use crate::store::background::jobs::BackgroundJobs;
     use crate::store::commands::Commands;
-    use crate::store::hold::{HoldId, HoldKind};
+    use crate::store::hold_id::{HoldId, HoldKind};
     use crate::store::job::JobRunner;
     use crate::store::request::Change;
     use crate::store::tests::process::Server;

@@ -6,7 +6,7 @@ use crate::base::clock::Moment;
 use crate::store::command::Command;
 use crate::store::commands::Commands;
 use crate::store::durability::Demand;
-use crate::store::hold::HoldId;
+use crate::store::hold_id::HoldId;
 use crate::store::request::{Acquire, AcquireReply, Change, HoldReply, HoldRequest};
 
 /// A command for every server.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::base::failure::{Failure, FailureKind};
-use crate::store::hold::HoldId;
+use crate::store::hold_id::HoldId;
 use crate::store::quorum::broadcast::Broadcast;
 use crate::store::quorum::commands::{Effect, QuorumCommand, QuorumCommands};
 use crate::store::quorum::in_doubt::{DecidesEnd, InDoubtHolds};
@@ -115,7 +115,7 @@ mod tests {
     use crate::net::endpoint::Endpoint;
     use crate::net::server::ServerFactory;
     use crate::store::Store;
-    use crate::store::hold::HoldKind;
+    use crate::store::hold_id::HoldKind;
     use crate::store::quorum::Quorum;
     use crate::store::request::{Change, HoldRequest, PostedChange, Registration};
     use crate::store::tests::process::Server;

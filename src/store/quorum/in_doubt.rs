@@ -9,7 +9,7 @@ use std::{fmt, mem};
 use parking_lot::Mutex;
 
 use crate::base::clock::Moment;
-use crate::store::hold::HoldId;
+use crate::store::hold_id::HoldId;
 use crate::store::job::InDoubtHold;
 
 /// With this many holds in `late`, the ones that can no longer begin are removed.

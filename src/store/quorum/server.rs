@@ -25,7 +25,7 @@ use crate::net::transport::Transport;
 use crate::store::background::connection::{ConnectAttempt, Node};
 use crate::store::background::opening::Opening;
 use crate::store::durability::Demand;
-use crate::store::hold::HoldId;
+use crate::store::hold_id::HoldId;
 use crate::store::quorum::run_ids::RunIds;
 
 /// The first pause after a failure, and the longest one.

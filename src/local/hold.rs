@@ -20,7 +20,7 @@ use crate::local::call::Caller;
 use crate::local::deadline::Deadline;
 use crate::local::identity::Thread;
 use crate::local::over_channel::OverChannel;
-use crate::store::hold::HoldId;
+use crate::store::hold_id::HoldId;
 use crate::store::job::InDoubtHold;
 use crate::store::request::{Change, HoldRequest};
 
@@ -32,7 +32,7 @@ pub(crate) const TOGETHER: u32 = 64;
 /// The one fact that decides is the local deadline: *the time at which the last confirmed request
 /// was sent, plus the lease, less the drift*.
 #[derive(Debug)]
-pub(crate) struct Lease {
+pub(crate) struct Hold {
     pub(crate) id: HoldId,
     pub(crate) span: HoldSpan,
     /// Of a whole lease, in nanoseconds: a `Duration` takes twice as much memory.
@@ -85,7 +85,7 @@ pub(crate) enum NextStep {
     Renew(Moment),
 }
 
-impl Lease {
+impl Hold {
     /// A hold of the caller, acquired by a request that was sent at `sent`. Up to `room` more holds
     /// may follow it.
     pub(crate) fn new(id: HoldId, fence: u64, room: u32, caller: &Caller, sent: Moment) -> Self {
@@ -406,7 +406,7 @@ fn drift(lease: Duration) -> Duration {
 mod tests {
     use super::*;
     use crate::config::Config;
-    use crate::store::hold::HoldKind;
+    use crate::store::hold_id::HoldKind;
     use crossbeam_channel::TryRecvError;
     use std::thread::sleep;
 
@@ -420,14 +420,14 @@ mod tests {
         HoldId { kind: HoldKind::Lock, name: Arc::from("x"), client: Arc::from("c"), nonce: 1 }
     }
 
-    fn acquired(options: &LockOptions, sent: Moment) -> Lease {
-        Lease::new(id(), 7, 0, &Caller::current(&Config::default(), options), sent)
+    fn acquired(options: &LockOptions, sent: Moment) -> Hold {
+        Hold::new(id(), 7, 0, &Caller::current(&Config::default(), options), sent)
     }
 
-    fn expired() -> Lease {
-        let lease = acquired(&options(), Moment::now());
+    fn expired() -> Hold {
+        let hold = acquired(&options(), Moment::now());
         sleep(LEASE);
-        lease
+        hold
     }
 
     #[test]
@@ -445,68 +445,68 @@ mod tests {
         let sent = Moment::now();
         sleep(LEASE / 4);
         let replied = Instant::now();
-        let lease = acquired(&options(), sent);
-        assert!(lease.end());
-        assert!(lease.held() <= replied.elapsed(), "{:?}", lease.held());
+        let hold = acquired(&options(), sent);
+        assert!(hold.end());
+        assert!(hold.held() <= replied.elapsed(), "{:?}", hold.held());
     }
 
     #[test]
     fn a_renewal_counts_from_its_request_and_never_shortens() {
         let sent = Moment::now();
-        let lease = acquired(&options(), sent);
+        let hold = acquired(&options(), sent);
         sleep(LEASE / 4);
-        let before = lease.remaining();
-        lease.extend(sent, LEASE / 2);
-        assert!(before.abs_diff(lease.remaining()) < LEASE / 10, "not shortened");
-        lease.extend(sent.after(LEASE / 4), LEASE);
-        assert!(lease.remaining() > before + LEASE / 5);
+        let before = hold.remaining();
+        hold.extend(sent, LEASE / 2);
+        assert!(before.abs_diff(hold.remaining()) < LEASE / 10, "not shortened");
+        hold.extend(sent.after(LEASE / 4), LEASE);
+        assert!(hold.remaining() > before + LEASE / 5);
     }
 
     #[test]
     fn a_lost_lease_stays_lost() {
-        let lease = expired();
-        assert!(lease.remaining().is_zero());
-        lease.extend(Moment::now(), LEASE);
-        assert!(lease.remaining().is_zero(), "renewed too late");
-        assert!(lease.expire(), "the first to see it");
-        assert!(!lease.expire(), "and no other");
-        assert!(!lease.end(), "too late to end it");
-        assert_eq!(lease.next_step(), NextStep::None);
+        let hold = expired();
+        assert!(hold.remaining().is_zero());
+        hold.extend(Moment::now(), LEASE);
+        assert!(hold.remaining().is_zero(), "renewed too late");
+        assert!(hold.expire(), "the first to see it");
+        assert!(!hold.expire(), "and no other");
+        assert!(!hold.end(), "too late to end it");
+        assert_eq!(hold.next_step(), NextStep::None);
     }
 
     #[test]
     fn an_ended_lease_is_not_lost() {
-        let lease = acquired(&options(), Moment::now());
-        let over = lease.over();
-        assert!(lease.end());
-        lease.lose();
+        let hold = acquired(&options(), Moment::now());
+        let over = hold.over();
+        assert!(hold.end());
+        hold.lose();
         assert_eq!(over.try_recv(), Err(TryRecvError::Empty), "its release is under way");
-        assert!(lease.settle(false));
-        assert!(!lease.settle(true), "only the first says how it has ended");
+        assert!(hold.settle(false));
+        assert!(!hold.settle(true), "only the first says how it has ended");
         assert_eq!(over.try_recv(), Err(TryRecvError::Disconnected));
-        assert!(!lease.is_lost());
-        assert!(!lease.end(), "only once");
-        assert_eq!(lease.over().try_recv(), Err(TryRecvError::Disconnected), "made later");
+        assert!(!hold.is_lost());
+        assert!(!hold.end(), "only once");
+        assert_eq!(hold.over().try_recv(), Err(TryRecvError::Disconnected), "made later");
     }
 
     #[test]
     fn a_release_that_finds_the_hold_gone_makes_it_lost() {
-        let lease = acquired(&options(), Moment::now());
-        let over = lease.over();
-        assert!(lease.end() && !lease.is_lost());
-        assert!(lease.settle(true));
+        let hold = acquired(&options(), Moment::now());
+        let over = hold.over();
+        assert!(hold.end() && !hold.is_lost());
+        assert!(hold.settle(true));
         assert_eq!(over.try_recv(), Err(TryRecvError::Disconnected));
-        assert!(!lease.settle(false));
-        assert!(lease.is_lost());
+        assert!(!hold.settle(false));
+        assert!(hold.is_lost());
     }
 
     #[test]
     fn every_receiver_learns_of_a_loss_before_and_after_it() {
-        let lease = acquired(&options(), Moment::now());
-        let early = [lease.over(), lease.over()];
-        lease.lose();
-        assert!(lease.is_lost());
-        for over in early.iter().chain([&lease.over()]) {
+        let hold = acquired(&options(), Moment::now());
+        let early = [hold.over(), hold.over()];
+        hold.lose();
+        assert!(hold.is_lost());
+        for over in early.iter().chain([&hold.over()]) {
             assert_eq!(over.try_recv(), Err(TryRecvError::Disconnected));
         }
     }
@@ -540,17 +540,17 @@ mod tests {
     #[test]
     fn a_lease_is_renewed_after_a_third() {
         let sent = Moment::now();
-        let lease = acquired(&options(), sent);
-        let NextStep::Renew(due) = lease.next_step() else { panic!("{:?}", lease.next_step()) };
+        let hold = acquired(&options(), sent);
+        let NextStep::Renew(due) = hold.next_step() else { panic!("{:?}", hold.next_step()) };
         assert!(due.since(sent) <= LEASE / 3 && due.since(sent) > LEASE / 4);
-        assert!(!lease.is_due(sent));
-        assert!(lease.is_due(sent.after(LEASE / 3)));
+        assert!(!hold.is_due(sent));
+        assert!(hold.is_due(sent.after(LEASE / 3)));
     }
 
     #[test]
     fn a_lease_that_is_not_renewed_expires() {
-        let lease = acquired(&LockOptions { renew: false, ..options() }, Moment::now());
-        assert!(matches!(lease.next_step(), NextStep::Expire(_)));
+        let hold = acquired(&LockOptions { renew: false, ..options() }, Moment::now());
+        assert!(matches!(hold.next_step(), NextStep::Expire(_)));
     }
 
     #[test]
