@@ -1,5 +1,5 @@
 //! Stand-ins, made of shuttle's parts, for the parts of `parking_lot` that the library uses.
-//! `src/base/sync.rs` exports them in tests that are built with `--cfg leasehold_shuttle`. Time does not
+//! `src/base/sync.rs` exports them in tests built with `--cfg leasehold_shuttle`. Time does not
 //! exist: a random choice of shuttle decides when a deadline passes.
 
 use std::ops::{Deref, DerefMut};
