@@ -29,8 +29,8 @@ struct Locks {
     by_name: HashMap<Arc<str>, Vec<LiveHold>>,
     /// The last fencing token. One counter serves all names.
     fence: u64,
-    /// The token of the readers of each name since its last writer.
-    read_fences: HashMap<Arc<str>, u64>,
+    /// The last token of each name, which readers share until the next writer.
+    last_fences: HashMap<Arc<str>, u64>,
     /// The names of read-write locks and semaphores for which a thread waits: newcomers that do not
     /// wait must not overtake it.
     waited_for: HashSet<Arc<str>>,
@@ -129,7 +129,7 @@ impl Locks {
                 let fence = self.begin(hold, lease);
                 let is_tenure =
                     hold.kind == HoldKind::Lock && registration == Registration::Followed;
-                let room = if is_tenure { self.reserve(fence) } else { room };
+                let room = if is_tenure { self.reserve(hold, fence) } else { room };
                 AcquireReply::acquired(fence, room)
             }
         })
@@ -139,7 +139,10 @@ impl Locks {
         let Acquire { holds, lease, .. } = request;
         let mut is_free = |hold: &HoldId| {
             !self.waited_for.contains(&hold.name)
-                && self.held(&hold.name).iter().all(|held| held.id.nonce == hold.nonce)
+                && self
+                    .held(&hold.name)
+                    .iter()
+                    .all(|held| held.id.nonce == hold.nonce && held.depth > 0)
         };
         if let Some(index) = holds.iter().position(|hold| !is_free(hold)) {
             return AcquireReply::Held { index, remaining: None, in_doubt: false };
@@ -159,9 +162,9 @@ impl Locks {
     }
 
     /// Reserves tokens that follow one, and returns how many.
-    fn reserve(&mut self, fence: u64) -> u32 {
-        let last = (fence + TENURE_FENCES - 1).min(micros() + TENURE_FENCES);
-        self.fence = self.fence.max(last);
+    fn reserve(&mut self, hold: &HoldId, fence: u64) -> u32 {
+        let last = (fence + TENURE_FENCES - 1).min(micros() + TENURE_FENCES).max(fence);
+        self.give(&hold.name, last);
         u32::try_from(last.saturating_sub(fence)).unwrap_or_default()
     }
 
@@ -170,7 +173,7 @@ impl Locks {
         if self.by_name.len() >= self.purge_at {
             self.by_name.retain(|_, holds| holds.iter().any(|held| held.ends > now));
             let names = &self.by_name;
-            self.read_fences.retain(|name, _| names.contains_key(name));
+            self.last_fences.retain(|name, _| names.contains_key(name));
             self.purge_at = self.by_name.len().max(32) * 2;
         }
         let fence = self.next_fence(hold);
@@ -182,15 +185,17 @@ impl Locks {
     fn next_fence(&mut self, hold: &HoldId) -> u64 {
         let shared = match hold.kind {
             HoldKind::Permit { .. } => return 0,
-            HoldKind::Read => self.read_fences.get(&hold.name).copied(),
+            HoldKind::Read => self.last_fences.get(&hold.name).copied(),
             HoldKind::Lock | HoldKind::Write => None,
         };
         let fence = shared.unwrap_or_else(|| micros().max(self.fence + 1));
-        self.fence = self.fence.max(fence);
-        if matches!(hold.kind, HoldKind::Read | HoldKind::Write) {
-            self.read_fences.insert(hold.name.clone(), fence);
-        }
+        self.give(&hold.name, fence);
         fence
+    }
+
+    fn give(&mut self, name: &Arc<str>, fence: u64) {
+        self.fence = self.fence.max(fence);
+        self.last_fences.insert(name.clone(), fence);
     }
 
     fn change(&mut self, hold: &HoldId, change: Change) -> HoldReply {
@@ -292,7 +297,8 @@ impl Store for Memory {
 
     fn force_release(&self, name: &str, owner: &[u8], _: Instant) -> Result<bool, Failure> {
         let mut locks = self.locks.lock();
-        let is_owners = |held: &LiveHold| held.id.owner().as_bytes() == owner;
+        let is_owners =
+            |held: &LiveHold| held.id.kind == HoldKind::Lock && held.id.owner().as_bytes() == owner;
         let held = locks.held(name).iter().any(is_owners);
         locks.remove(name, is_owners);
         Ok(held)

@@ -4,17 +4,21 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use redis::ConnectionLike as _;
+
 use super::*;
 use crate::base::clock::{Moment, end_of};
 use crate::base::failure::FailureKind;
 use crate::config::Config;
 use crate::net::endpoint::Endpoint;
+use crate::net::request::{Arg, Request};
 use crate::net::server::ServerFactory;
 use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::job::{Job, JobOutcome};
 use crate::store::memory::Memory;
 use crate::store::quorum::Quorum;
 use crate::store::request::{Change, Registration, TENURE_FENCES};
+use crate::store::scripts::ACQUIRE;
 use crate::store::standalone::Standalone;
 use crate::store::wake::Wake;
 
@@ -24,6 +28,7 @@ pub(crate) mod process;
 mod jobs;
 mod look_ups;
 mod members;
+mod model;
 #[cfg(feature = "tls")]
 mod tls;
 mod together;
@@ -427,6 +432,25 @@ fn every_script_that_begins_a_hold_sets_both_times_to_live() {
     spoil();
     followed();
     assert!(whole(lives()[0]), "a repeat begins the lease anew");
+}
+
+/// As the clocks of two clients may show the same microsecond, and that of one server after a
+/// failover.
+#[test]
+fn a_proposal_that_is_the_last_token_is_not_given_again() {
+    let process = process::Server::redis();
+    let keys = ["lock:lock", "leasehold:fence:{lock:lock}", "leasehold:queue:{lock:lock}"];
+    let propose = |owner, proposal| -> u64 {
+        let (lease, life) = (Arg::Number(1000), Arg::Number(5000));
+        let args = [Arg::Text(owner), lease, life, Arg::Number(0), Arg::Number(proposal)];
+        let request = Request::call(&ACQUIRE, &keys, &args).in_full();
+        let reply = process.connect().req_packed_command(request.bytes());
+        process.command(&["DEL", keys[0]]);
+        redis::from_redis_value(reply.expect("a reply")).expect("a token")
+    };
+    assert_eq!(["a:1", "b:1"].map(|owner| propose(owner, 1000)), [1000, 1001]);
+    assert_eq!(["c:1", "d:1"].map(|owner| propose(owner, 1001)), [1002, 1003]);
+    assert_eq!(propose("e:1", 2000), 2000);
 }
 
 #[test]

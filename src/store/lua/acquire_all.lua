@@ -10,7 +10,8 @@
 local repeated = {}
 for i = 1, #KEYS / 2 do
   local left = redis.call('pttl', KEYS[2 * i - 1])
-  repeated[i] = left ~= -2 and redis.pcall('hexists', KEYS[2 * i - 1], ARGV[i + 2]) == 1
+  local depth = left ~= -2 and redis.pcall('hget', KEYS[2 * i - 1], ARGV[i + 2])
+  repeated[i] = type(depth) == 'string' and depth ~= '0'
   if left ~= -2 and not repeated[i] then
     return {0, i, left}
   end
