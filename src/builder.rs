@@ -174,7 +174,7 @@ impl Builder {
     /// lease that it has seen ends, and clients of leasehold until they look again, half a second
     /// at most. How to move from one to the other is on a [page of its own][moving].
     ///
-    /// [moving]: https://docs.rs/crate/leasehold/latest/source/docs/moving.md
+    /// [moving]: crate::guide::moving
     ///
     /// Set it in every client that uses such a name. While Redisson waits, it has a place in the
     /// queue, as one client. When that comes, clients with this setting leave a lock that is

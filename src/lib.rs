@@ -39,20 +39,12 @@
 //! | notice early when something goes wrong | [`stats`](Client::stats), [`Builder::on_event`] |
 //! | test my own code without a server | [`Client::in_memory`] |
 //!
-//! The package contains further pages, in Markdown: a [cookbook] of recipes, each with what goes
-//! wrong without it; how to [choose a deployment][deployment] and configure it in one URL; a table
-//! of the [guarantees], fault by fault; [operations], [monitoring] with alerts, and [scaling];
-//! [moving] from other libraries; and the manual of the [program `leasehold`][program] for cron
-//! jobs, units, containers and CI.
-//!
-//! [cookbook]: https://docs.rs/crate/leasehold/latest/source/docs/cookbook.md
-//! [deployment]: https://docs.rs/crate/leasehold/latest/source/docs/deployment.md
-//! [guarantees]: https://docs.rs/crate/leasehold/latest/source/docs/guarantees.md
-//! [monitoring]: https://docs.rs/crate/leasehold/latest/source/docs/monitoring.md
-//! [moving]: https://docs.rs/crate/leasehold/latest/source/docs/moving.md
-//! [operations]: https://docs.rs/crate/leasehold/latest/source/docs/operations.md
-//! [program]: https://docs.rs/crate/leasehold/latest/source/docs/program.md
-//! [scaling]: https://docs.rs/crate/leasehold/latest/source/docs/scaling.md
+//! The [`guide`] has the rest: a [cookbook](guide::cookbook) of recipes, each with what goes wrong
+//! without it; how to [choose a deployment](guide::deployment) and configure it in one URL; a table
+//! of the [guarantees](guide::guarantees), fault by fault; [operations](guide::operations),
+//! [monitoring](guide::monitoring) with alerts, and [scaling](guide::scaling);
+//! [moving](guide::moving) from other libraries, and what those [do](guide::comparison); and the
+//! manual of the [program `leasehold`](guide::program) for cron jobs, units, containers and CI.
 //!
 //! # Guarantees
 //!
@@ -258,6 +250,9 @@ mod stats;
 mod store;
 mod survey;
 
+#[cfg(doc)]
+pub mod guide;
+
 #[doc(hidden)]
 pub use base::report::{HeldAs, NameReport, ServerReplies, ServerReport, printable};
 pub use client::{Builder, Client};
@@ -282,26 +277,3 @@ pub use guards::semaphore::{Permit, Semaphore};
 pub use stats::Stats;
 #[doc(hidden)]
 pub use survey::Survey;
-
-/// The code in the pages beside this crate is compiled as its tests.
-#[cfg(doctest)]
-mod pages {
-    #[doc = include_str!("../README.md")]
-    mod readme {}
-
-    #[doc = include_str!("../docs/cookbook.md")]
-    mod cookbook {}
-
-    #[doc = include_str!("../docs/monitoring.md")]
-    mod monitoring {}
-
-    #[cfg(feature = "tls")]
-    #[doc = include_str!("../docs/deployment.md")]
-    mod deployment {}
-
-    #[doc = include_str!("../docs/moving.md")]
-    mod moving {}
-
-    #[doc = include_str!("../docs/scaling.md")]
-    mod scaling {}
-}

@@ -29,24 +29,47 @@ fn anchors(text: &str) -> Vec<String> {
     headings.map(anchor).collect()
 }
 
+/// The definitions of links in a page: `[label]: target`.
+fn definitions(text: &str) -> Vec<(&str, &str)> {
+    let lines = text.lines().filter_map(|line| line.strip_prefix('[')?.split_once("]: "));
+    lines.filter(|(label, _target)| !label.contains(']')).collect()
+}
+
+/// Where a page links to, inline and by definitions.
+fn targets(text: &str) -> Vec<&str> {
+    let defined = definitions(text).into_iter().map(|(_label, target)| target);
+    between(text, "](", ")").into_iter().chain(defined).collect()
+}
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn read(path: &str) -> String {
+    fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+#[track_caller]
+fn assert_anchor(page: &Path, anchor: &str) {
+    let text = fs::read_to_string(page).unwrap();
+    let has_anchor = anchors(&text).iter().any(|other| other == anchor);
+    assert!(anchor.is_empty() || has_anchor, "{} has no #{anchor}", page.display());
+}
+
 #[test]
 fn links_between_the_guides_lead_somewhere() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let guides = [guides_in(root), guides_in(&root.join("docs"))].concat();
+    let guides = [guides_in(root()), guides_in(&root().join("docs"))].concat();
     let mut count = 0;
     for guide in guides {
         let text = fs::read_to_string(&guide).unwrap();
-        for link in between(&text, "](", ")") {
-            if link.contains("://") {
-                continue;
-            }
+        for link in targets(&text).into_iter().filter(|link| !link.contains("://")) {
             let (file, anchor) = link.split_once('#').unwrap_or((link, ""));
             let dir = guide.parent().expect("a file is in a directory");
             let target = if file.is_empty() { guide.clone() } else { dir.join(file) };
             assert!(target.exists(), "{}: {link}", guide.display());
-            let has_anchor =
-                || anchors(&fs::read_to_string(&target).unwrap()).contains(&anchor.into());
-            assert!(anchor.is_empty() || has_anchor(), "{}: {link}", guide.display());
+            if target.is_file() {
+                assert_anchor(&target, anchor);
+            }
             count += 1;
         }
     }
@@ -56,13 +79,81 @@ fn links_between_the_guides_lead_somewhere() {
 /// Where docs.rs shows the files of the package.
 const SOURCE: &str = "https://docs.rs/crate/leasehold/latest/source/";
 
+/// Where docs.rs shows the pages of the guide.
+const GUIDE: &str = "https://docs.rs/leasehold/latest/leasehold/guide/";
+
+/// Where the crate's documentation leads instead of a link between files.
+fn in_the_docs(target: &str) -> String {
+    if let Some(file) = target.strip_prefix("../") {
+        return format!("{SOURCE}{file}");
+    }
+    let (page, anchor) = target.split_once('#').unwrap_or((target, ""));
+    let module = page.trim_end_matches(".md").replace('-', "_");
+    let hash = if anchor.is_empty() { "" } else { "#" };
+    format!("crate::guide::{module}{hash}{anchor}")
+}
+
+/// A page is read as a file and as a module of the crate's documentation, where its links lead
+/// elsewhere: see `src/guide/mod.rs`.
 #[test]
-fn the_crate_docs_lead_to_every_guide() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let docs = fs::read_to_string(root.join("src/lib.rs")).unwrap();
-    let linked: BTreeSet<_> =
-        between(&docs, SOURCE, "\n").into_iter().map(|path| root.join(path)).collect();
-    assert_eq!(linked, BTreeSet::from_iter(guides_in(&root.join("docs"))));
+fn links_of_the_pages_work_in_the_crate_docs_too() {
+    let links = read("src/guide/links.md");
+    let links = definitions(&links);
+    for page in guides_in(&root().join("docs")) {
+        let (text, page) = (fs::read_to_string(&page).unwrap(), page.display());
+        for link in between(&text, "](", ")") {
+            let both = link.starts_with('#') || link.contains("://");
+            assert!(both, "{page}: [{link}] must be a definition at the end of the page");
+        }
+        for (label, target) in definitions(&text) {
+            let wanted = in_the_docs(target);
+            let found = links.contains(&(label, &wanted));
+            assert!(found, "{page}: src/guide/links.md must have\n[{label}]: {wanted}");
+        }
+    }
+}
+
+#[test]
+fn the_crate_docs_have_every_page() {
+    let (guide, docs) = (read("src/guide/mod.rs"), read("src/lib.rs"));
+    for page in guides_in(&root().join("docs")) {
+        let file = page.file_name().unwrap().to_str().unwrap();
+        let name = file.trim_end_matches(".md").replace('-', "_");
+        assert!(guide.contains(&format!("    {name} = \"{file}\";\n")), "{file} is no module");
+        assert!(guide.contains(&format!("//! | [`{name}`] |")), "{file} is not in the table");
+        assert!(docs.contains("[`guide`]"), "src/lib.rs does not lead to the guide");
+    }
+}
+
+/// The page of the registry has no files beside it.
+#[test]
+fn links_of_the_readme_work_without_the_repository() {
+    let readme = read("README.md");
+    let package = read("Cargo.toml");
+    let mut pages = 0;
+    for link in targets(&readme) {
+        assert!(link.starts_with("https://"), "{link}");
+        if let Some(page) = link.strip_prefix(GUIDE) {
+            let (path, anchor) = page.split_once('#').unwrap_or((page, ""));
+            let name = path.strip_suffix("index.html").expect("the page of a module");
+            let file = format!("docs/{}.md", name.trim_end_matches('/').replace('_', "-"));
+            if !name.is_empty() {
+                assert_anchor(&root().join(file), anchor);
+            }
+            pages += 1;
+        }
+        if let Some(file) = link.strip_prefix(SOURCE) {
+            assert!(root().join(file).exists(), "{file}");
+            let top = format!("\"/{}\"", file.split('/').next().expect("split has one"));
+            assert!(package.contains(&top), "{file} is not in the package");
+        }
+    }
+    assert!(pages > 10, "{pages} links to pages");
+    // A label without a definition is shown as it stands.
+    let defined: BTreeSet<_> = definitions(&readme).into_iter().map(|(label, _)| label).collect();
+    for label in between(&readme, "][", "]") {
+        assert!(defined.contains(label), "[{label}] is not defined");
+    }
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! The tests that `tests/FAULTS.md` and the table in `docs/guarantees.md` name exist.
+//! The tests exist that `tests/FAULTS.md` and the tables in `docs/guarantees.md` and README name.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 const FAULTS: &str = include_str!("../../FAULTS.md");
 const GUARANTEES: &str = include_str!("../../../docs/guarantees.md");
+const README: &str = include_str!("../../../README.md");
 
 /// The rows of the tables whose first line begins with `head`, as cells.
 fn rows<'text>(text: &'text str, head: &str) -> Vec<Vec<&'text str>> {
@@ -84,17 +85,33 @@ fn the_table_of_faults_names_tests_that_exist() {
     }
 }
 
+/// Asserts that `tests/it` has the tests of a row.
+#[track_caller]
+fn assert_shown<'text>(row: &str, tests: impl Iterator<Item = &'text str>) {
+    let sources: Vec<_> = folders().iter().flat_map(|dir| sources_in(dir)).collect();
+    let mut tests = tests.peekable();
+    assert!(tests.peek().is_some(), "{row} is not shown");
+    for test in tests {
+        let found = sources.iter().any(|source| has_test(source, test));
+        assert!(found, "{row}: there is no test {test}");
+    }
+}
+
 #[test]
 fn the_table_of_guarantees_names_tests_that_exist() {
-    let sources: Vec<_> = folders().iter().flat_map(|dir| sources_in(dir)).collect();
     let rows = rows(GUARANTEES, "| fault |");
     assert!(rows.len() >= 10, "{} rows", rows.len());
     for row in rows {
-        let tests = row.last().expect("a row has cells");
-        assert!(names(tests).count() > 0, "{} is not shown", row[0]);
-        for test in names(tests) {
-            let found = sources.iter().any(|source| has_test(source, test));
-            assert!(found, "{}: there is no test {test}", row[0]);
-        }
+        assert_shown(row[0], names(row.last().expect("a row has cells")));
+    }
+}
+
+#[test]
+fn the_readme_names_tests_that_exist() {
+    let rows = rows(README, "| | elsewhere |");
+    assert!(rows.len() >= 5, "{} rows", rows.len());
+    for row in rows {
+        // The test comes last, after what else is in backticks.
+        assert_shown(row[0], names(row.last().expect("a row has cells")).last().into_iter());
     }
 }
