@@ -242,6 +242,8 @@ mod client;
 mod config;
 mod error;
 mod event;
+#[cfg(test)]
+mod fuzz;
 mod guards;
 mod local;
 mod net;

@@ -25,6 +25,7 @@ use crate::store::wake::Wake;
 #[path = "../../tests/it/support/server.rs"]
 pub(crate) mod process;
 
+mod hostile;
 mod jobs;
 mod look_ups;
 mod members;
