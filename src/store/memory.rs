@@ -78,7 +78,7 @@ impl Locks {
 
     /// The entry of this hold, also if it only keeps the lock taken.
     fn entry(&mut self, hold: &HoldId) -> Option<&mut LiveHold> {
-        self.held(&hold.name).iter_mut().find(|held| held.id.nonce == hold.nonce)
+        self.held(&hold.name).iter_mut().find(|held| held.id == *hold)
     }
 
     fn acquire(&mut self, request: Acquire<'_>) -> Result<AcquireReply, Failure> {
@@ -139,10 +139,7 @@ impl Locks {
         let Acquire { holds, lease, .. } = request;
         let mut is_free = |hold: &HoldId| {
             !self.waited_for.contains(&hold.name)
-                && self
-                    .held(&hold.name)
-                    .iter()
-                    .all(|held| held.id.nonce == hold.nonce && held.depth > 0)
+                && self.held(&hold.name).iter().all(|held| held.id == *hold && held.depth > 0)
         };
         if let Some(index) = holds.iter().position(|hold| !is_free(hold)) {
             return AcquireReply::Held { index, remaining: None, in_doubt: false };
@@ -220,7 +217,7 @@ impl Locks {
     fn release(&mut self, hold: &HoldId, kept_until: Moment) -> HoldReply {
         let Some(held) = self.entry(hold) else { return HoldReply::Gone };
         if kept_until <= Moment::now() {
-            self.remove(&hold.name, |held| held.id.nonce == hold.nonce);
+            self.remove(&hold.name, |held| held.id == *hold);
         } else if held.depth > 0 {
             (held.depth, held.ends) = (0, kept_until);
         }
