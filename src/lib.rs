@@ -27,7 +27,6 @@
 //! | wait until the wait is cancelled | [`Canceller`] |
 //! | keep a stale holder from doing harm | [`Guard::fence`], see [Fencing](#fencing) |
 //! | hold a lock across threads | [`lock_owned`](Client::lock_owned) |
-//! | leave a lock to another process | [`OwnedGuard::detach`], [`adopt`](Client::adopt) |
 //! | hold a lock in a pool of threads | [`Builder::reentrant`] |
 //! | run a job on one of several machines | [`Mutex::hold_at_least`] |
 //! | lock several names at once | [`lock_all`](Client::lock_all) |
@@ -38,7 +37,7 @@
 //! | stop in order when the process is told to end | [`shutdown`](Client::shutdown) |
 //! | configure it in one URL, from the environment | [`Builder::from_env`] |
 //! | notice early when something goes wrong | [`stats`](Client::stats), [`Builder::on_event`] |
-//! | test my own code without a server | [`Client::in_memory`] |
+//! | test my own code, and every error branch of it, without a server | [`MemoryServer`] |
 //!
 //! The [`guide`] has the rest: a [cookbook](guide::cookbook) of recipes, each with what goes wrong
 //! without it; how to [choose a deployment](guide::deployment) and configure it in one URL; a table
@@ -166,7 +165,7 @@
 //!   half of them.
 //!
 //! With [`Durability::Fsync`] a lock also survives crashes of the servers that hold it.
-//! [`Client::in_memory`] needs no server and is meant for tests.
+//! [`Client::in_memory`] and the clients of a [`MemoryServer`] need none and are meant for tests.
 //!
 //! # Threads and connections
 //!
@@ -211,8 +210,7 @@
 //! # Features
 //!
 //! - `cli`: the program `leasehold`, which runs commands while it holds locks.
-//! - `serde`: a [`Builder`] can be deserialized, as from a configuration file, and a [`Ticket`] can
-//!   be sent.
+//! - `serde`: a [`Builder`] can be deserialized, as from a configuration file.
 //! - `tls`: `rediss://` URLs, using `rustls`. See [`Builder::open`].
 //! - `tls-insecure`: allows such URLs to end with `#insecure`, for servers that cannot be verified.
 //! - `tracing`: spans of that crate around calls for locks and around holds.
@@ -244,10 +242,9 @@ mod client;
 mod config;
 mod error;
 mod event;
-#[cfg(test)]
-mod fuzz;
 mod guards;
 mod local;
+mod memory_server;
 mod net;
 mod open;
 mod stats;
@@ -278,7 +275,7 @@ pub use guards::mutex::Mutex;
 pub use guards::owned_guard::OwnedGuard;
 pub use guards::rw_lock::{ReadGuard, RwLock, WriteGuard};
 pub use guards::semaphore::{Permit, Semaphore};
-pub use guards::ticket::Ticket;
+pub use memory_server::MemoryServer;
 pub use stats::Stats;
 #[doc(hidden)]
 pub use survey::Survey;

@@ -126,7 +126,7 @@ impl Shared {
     }
 
     /// Lets the head of a queue try, after a hold has ended in the store. A lock is left to the
-    /// client that the store wakes, once this one listens for that: there is none in memory.
+    /// client that the store wakes, once this one listens for that.
     pub(super) fn wake_head(&self, kind: HoldKind, name: &str) {
         if kind != HoldKind::Lock || self.listener.get().is_none() {
             self.queues(kind).wake(name, &*self.store);
@@ -246,10 +246,7 @@ impl Shared {
         if self.listener.get().is_some() {
             return;
         }
-        let Some(wakeups) = self.store.wakeups(self.identity.client(), self.redisson.as_ref())
-        else {
-            return;
-        };
+        let wakeups = self.store.wakeups(self.identity.client(), self.redisson.as_ref());
         let waiters = ClientWaiters {
             queues: self.wait_queues.clone(),
             member_queues: self.reporter.member_queues.clone(),

@@ -60,7 +60,6 @@ mod calls {
     mod several_owners;
     mod shutdown;
     mod threads;
-    mod tickets;
 }
 
 /// What goes wrong between a program, the network and a server.
@@ -95,6 +94,7 @@ mod topologies {
     mod cluster;
     mod credentials;
     mod durability;
+    mod memory;
     mod open;
 
     /// Locks on several independent servers: a majority decides, whatever the others do.

@@ -188,10 +188,6 @@ impl Quorum {
     fn send(&self, request: &HoldRequest<'_>) -> Result<(SentRequest, LockedLinks<'_>), Failure> {
         let Grants { rounds, commands } = &*self.grants;
         let HoldRequest { hold, change, deadline } = *request;
-        if let Some(lease) = change.lease() {
-            // That of a hold which another client has begun may be longer than all others here.
-            self.grants.in_doubt().note_lease(lease);
-        }
         let mut links = match change {
             Change::Release { .. } => {
                 let mut links = rounds.lock(&hold.name, deadline)?;
@@ -239,13 +235,9 @@ impl Quorum {
         &self.grants.commands.commands
     }
 
-    /// Sets the client, and where its holds in doubt are reported.
-    pub(crate) fn report_in_doubt_to(
-        &self,
-        client: &str,
-        report: impl Fn(InDoubtHold) + Send + Sync + 'static,
-    ) {
-        self.grants.in_doubt().report_to(client, Box::new(report));
+    /// Sets where holds in doubt are reported.
+    pub(crate) fn report_in_doubt_to(&self, report: impl Fn(InDoubtHold) + Send + Sync + 'static) {
+        self.grants.in_doubt().report_to(Box::new(report));
     }
 }
 
@@ -318,15 +310,15 @@ impl Store for Quorum {
         self.count("ping", inspect, deadline, decide_holder).map(drop)
     }
 
-    fn wakeups(&self, client: &str, _: Option<&RedissonChannels>) -> Option<Box<dyn Wakeups>> {
-        Some(Box::new(BackgroundWakeups::new(
+    fn wakeups(&self, client: &str, _: Option<&RedissonChannels>) -> Box<dyn Wakeups> {
+        Box::new(BackgroundWakeups::new(
             WakeupsOfMajorities::new(self.servers().to_vec()),
             self.commands(),
             client,
             self.wakeups_io_timeout,
             None,
             &self.events,
-        )))
+        ))
     }
 
     fn jobs(&self) -> Box<dyn JobRunner> {

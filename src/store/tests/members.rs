@@ -8,18 +8,22 @@ use HoldKind::{Permit, Read, Write};
 
 const SHORT: Duration = Duration::from_millis(600);
 
-/// Makes a module of tests per store: of those that need no second client, and of all.
+/// Makes a module of tests per store: of those that need no second client, of those that do, and of
+/// those that look into Redis or need clients without a listener.
 macro_rules! stores {
-    ($($alone:ident),+; $($together:ident),+ $(,)?) => {
+    ($($alone:ident),+; $($several:ident),+; $($together:ident),+ $(,)?) => {
         mod in_memory {
             $(#[test] fn $alone() { super::$alone(&super::Memory::default()); })+
+            $(#[test] fn $several() { super::$several(&super::SimulatedServer::default()); })+
         }
         mod on_redis {
             $(#[test] fn $alone() { super::$alone(&super::single(&super::Server::redis())); })+
+            $(#[test] fn $several() { super::$several(&super::Server::redis()); })+
             $(#[test] fn $together() { super::$together(&super::Server::redis()); })+
         }
         mod on_valkey {
             $(#[test] fn $alone() { super::$alone(&super::single(&super::Server::valkey())); })+
+            $(#[test] fn $several() { super::$several(&super::Server::valkey()); })+
             $(#[test] fn $together() { super::$together(&super::Server::valkey()); })+
         }
     };
@@ -38,16 +42,16 @@ stores!(
     a_newcomer_waits_behind_a_writer,
     readers_of_a_client_take_their_turn_one_after_the_other,
     there_is_no_room_while_other_clients_wait,
-    a_writer_that_nobody_can_wake_goes_before_later_readers,
     a_writer_that_leaves_lets_readers_in,
     neighbouring_readers_are_woken_together,
     a_release_wakes_as_many_clients_as_there_are_permits,
-    a_client_that_is_gone_is_skipped,
     a_client_that_has_stopped_costs_one_offer,
-    clients_without_a_listener_keep_their_places_for_two_seconds,
     a_wake_up_that_no_thread_waits_for_is_passed_on,
+    an_offer_that_is_taken_back_adds_no_permit;
+    a_writer_that_nobody_can_wake_goes_before_later_readers,
+    a_client_that_is_gone_is_skipped,
+    clients_without_a_listener_keep_their_places_for_two_seconds,
     an_offer_is_left_to_the_thread_that_waits,
-    an_offer_that_is_taken_back_adds_no_permit,
     a_permit_that_a_client_must_decline_is_offered_to_the_next,
     a_permit_is_offered_whatever_the_client_goes_by_that_leaves_it,
     a_full_server_refuses_holds_and_renews_and_releases_them,
@@ -119,13 +123,12 @@ fn keys() -> [String; 3] {
 }
 
 /// The kinds and labels of the clients in the queue.
-fn queue(process: &Server) -> Vec<String> {
-    let clients: Vec<String> = process.ask(&["ZRANGE", &keys()[2], "0", "-1"]);
-    clients.into_iter().map(|client| client.replace(NUMBER, "")).collect()
+fn queue(process: &impl Host) -> Vec<String> {
+    process.waiting().into_iter().map(|client| client.replace(NUMBER, "")).collect()
 }
 
 fn listen(store: &dyn Store, client: &str) -> Box<dyn Wakeups> {
-    let mut wakeups = store.wakeups(&id(client), None).expect("others can exist");
+    let mut wakeups = store.wakeups(&id(client), None);
     assert_eq!(wakeups.next(soon()).expect("in time").expect("a message"), Wake::Ready);
     wakeups
 }
@@ -234,7 +237,7 @@ fn a_reply_says_for_how_many_more_there_is_room(store: &dyn Store) {
     assert_eq!([1, 2].map(|nonce| room(Read, nonce)), [Some(u32::MAX); 2]);
 }
 
-fn there_is_no_room_while_other_clients_wait(process: &Server) {
+fn there_is_no_room_while_other_clients_wait(process: &impl Host) {
     let store = single(process);
     let _listeners = ["other", "third"].map(|client| listen(&store, client));
     assert!(tries(&store, &of(Read, 1)));
@@ -279,7 +282,7 @@ fn readers_have_the_fence_of_the_last_writer(store: &dyn Store) {
     assert!(fence(Write, 5) > written);
 }
 
-fn readers_of_a_client_take_their_turn_one_after_the_other(process: &Server) {
+fn readers_of_a_client_take_their_turn_one_after_the_other(process: &impl Host) {
     let store = single(process);
     let [mut readers, mut writer] = ["readers", "writer"].map(|client| listen(&store, client));
     let reads = |nonce, registration| room(&store, &by("readers", Read, nonce), registration);
@@ -332,7 +335,7 @@ fn a_writer_gets_its_turn_while_ever_more_readers_follow() {
     assert!(nonce > 1);
 }
 
-fn a_newcomer_waits_behind_a_writer(process: &Server) {
+fn a_newcomer_waits_behind_a_writer(process: &impl Host) {
     let store = single(process);
     let _listeners = ["writer", "c"].map(|client| listen(&store, client));
     assert!(tries(&store, &by("a", Read, 1)));
@@ -369,7 +372,7 @@ fn a_writer_that_nobody_can_wake_goes_before_later_readers(process: &Server) {
     assert_eq!(queue(process), [""; 0]);
 }
 
-fn a_writer_that_leaves_lets_readers_in(process: &Server) {
+fn a_writer_that_leaves_lets_readers_in(process: &impl Host) {
     let store = single(process);
     let (_writer, mut reader) = (listen(&store, "writer"), listen(&store, "reader"));
     assert!(tries(&store, &by("a", Read, 1)));
@@ -381,7 +384,7 @@ fn a_writer_that_leaves_lets_readers_in(process: &Server) {
     assert!(tries(&store, &by("b", Read, 1)));
 }
 
-fn neighbouring_readers_are_woken_together(process: &Server) {
+fn neighbouring_readers_are_woken_together(process: &impl Host) {
     let store = single(process);
     let [mut a, mut b, mut c, mut d] = ["a", "b", "c", "d"].map(|client| listen(&store, client));
     assert!(tries(&store, &of(Write, 1)));
@@ -402,7 +405,7 @@ fn neighbouring_readers_are_woken_together(process: &Server) {
     assert!(nothing_comes(&mut *a));
 }
 
-fn a_release_wakes_as_many_clients_as_there_are_permits(process: &Server) {
+fn a_release_wakes_as_many_clients_as_there_are_permits(process: &impl Host) {
     let (store, kind) = (single(process), Permit { of: 2 });
     let [mut a, mut b, mut c] = ["a", "b", "c"].map(|client| listen(&store, client));
     assert!(tries(&store, &of(kind, 1)) && tries(&store, &of(kind, 2)));
@@ -441,7 +444,7 @@ fn a_client_that_is_gone_is_skipped(process: &Server) {
     }
 }
 
-fn a_client_that_has_stopped_costs_one_offer(process: &Server) {
+fn a_client_that_has_stopped_costs_one_offer(process: &impl Host) {
     let store = single(process);
     let _stopped = listen(&store, "stopped");
     let mut alive = listen(&store, "alive");
@@ -510,7 +513,7 @@ fn leaves(store: &dyn Store, hold: &HoldId) {
     change(store, hold, Change::Unregister { any_kind: false }).expect("a reply");
 }
 
-fn a_wake_up_that_no_thread_waits_for_is_passed_on(process: &Server) {
+fn a_wake_up_that_no_thread_waits_for_is_passed_on(process: &impl Host) {
     let store = single(process);
     let [mut a, mut b, mut c] = ["a", "b", "c"].map(|client| listen(&store, client));
     let permit = Permit { of: 1 };
@@ -571,7 +574,7 @@ fn an_offer_is_left_to_the_thread_that_waits(process: &Server) {
     }
 }
 
-fn an_offer_that_is_taken_back_adds_no_permit(process: &Server) {
+fn an_offer_that_is_taken_back_adds_no_permit(process: &impl Host) {
     let (store, kind) = (single(process), Permit { of: 2 });
     let names = ["a", "b", "c", "d", "e"];
     let mut clients = names.map(|client| listen(&store, client));
