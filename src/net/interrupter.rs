@@ -1,17 +1,12 @@
 //! A way for one thread to end another thread's wait for messages.
 
-use std::fmt::Debug;
 use std::process;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
-/// What a thread waits for.
-pub(crate) trait Close: Debug + Send + Sync {
-    /// Wakes the thread, and lets nothing more come.
-    fn close(&self);
-}
+use crate::net::stream::SocketCloser;
 
 /// Interrupts a thread once, for good. Clones interrupt the same thread.
 #[derive(Clone, Debug)]
@@ -22,16 +17,16 @@ pub(crate) struct Interrupter {
 #[derive(Debug)]
 struct Interrupt {
     done: AtomicBool,
-    /// What the thread waits for. Locked while it is replaced, and after `done`
+    /// Closes the socket that the thread waits for. Locked while it is replaced, and after `done`
     /// is set, so that no socket is missed.
-    awaited: Mutex<Option<Weak<dyn Close>>>,
+    closer: Mutex<SocketCloser>,
     process: u32,
 }
 
 impl Interrupter {
     pub(crate) fn new() -> Self {
-        let (done, awaited) = (AtomicBool::new(false), Mutex::default());
-        Self { state: Arc::new(Interrupt { done, awaited, process: process::id() }) }
+        let (done, closer) = (AtomicBool::new(false), Mutex::default());
+        Self { state: Arc::new(Interrupt { done, closer, process: process::id() }) }
     }
 
     /// Ends the wait, and every later one.
@@ -40,9 +35,7 @@ impl Interrupter {
         // does not have.
         if process::id() == self.state.process {
             self.state.done.store(true, Ordering::SeqCst);
-            if let Some(awaited) = self.state.awaited.lock().as_ref().and_then(Weak::upgrade) {
-                awaited.close();
-            }
+            self.state.closer.lock().close();
         }
     }
 
@@ -50,9 +43,9 @@ impl Interrupter {
         self.state.done.load(Ordering::SeqCst)
     }
 
-    /// Sets what the thread is going to wait for. The thread must then check once more that it is
-    /// not interrupted.
-    pub(crate) fn watch(&self, awaited: Option<Weak<dyn Close>>) {
-        *self.state.awaited.lock() = awaited;
+    /// Sets the socket that the thread is going to wait for. The thread must then check once more
+    /// that it is not interrupted.
+    pub(crate) fn watch(&self, closer: SocketCloser) {
+        *self.state.closer.lock() = closer;
     }
 }

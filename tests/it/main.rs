@@ -94,7 +94,6 @@ mod topologies {
     mod cluster;
     mod credentials;
     mod durability;
-    mod memory;
     mod open;
 
     /// Locks on several independent servers: a majority decides, whatever the others do.
