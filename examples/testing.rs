@@ -1,11 +1,12 @@
 //! Code that locks, and tests of it that need no server.
 //!
-//! Recipe: let your code take a `&Client`, and give it `Client::in_memory()` in tests. It locks,
-//! waits, hands off and loses its holds as a client of Redis does. Each is a world of its own, so
-//! tests that run at the same time do not meet.
+//! Recipe: let your code take a `&Client`, and give it one of a `MemoryServer` in tests. Its clients
+//! lock, wait for each other, and lose their holds as those of Redis do, and a test can stop the
+//! server, slow it down and end holds. Each server is a world of its own, so tests that run at the
+//! same time do not meet.
 //!
-//! Trap: what is only in memory never times out or breaks. For a test of an outage, a `lazy` client
-//! of a port where nothing listens fails as one does whose Redis is away.
+//! Trap: code that was never tested without a server takes an outage for a lock that is held, or
+//! goes on after its hold was lost. The documentation of `MemoryServer` provokes each error once.
 //!
 //! `cargo run --example testing` runs the code, `cargo test --example testing` the tests.
 
@@ -59,10 +60,22 @@ fn main() -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use leasehold::MemoryServer;
+
+    /// A server, two clients of it as in two processes, and one item.
+    fn shop() -> Result<(MemoryServer, Client, Client, Stock), Error> {
+        let server = MemoryServer::new();
+        let open = || {
+            let builder = Client::builder().io_timeout(Duration::from_millis(100));
+            builder.open_memory(&server)
+        };
+        let (one, other) = (open()?, open()?);
+        Ok((server, one, other, Stock(Mutex::new(1))))
+    }
 
     #[test]
     fn the_last_item_is_sold_once() -> Result<(), Error> {
-        let (client, stock) = (Client::in_memory(), Stock(Mutex::new(1)));
+        let (_, client, _, stock) = shop()?;
         assert_eq!(stock.sell(&client, |_| ())?, Sale::Sold { left: 0 });
         assert_eq!(stock.sell(&client, |_| ())?, Sale::SoldOut);
         Ok(())
@@ -70,30 +83,45 @@ mod tests {
 
     #[test]
     fn a_sale_by_another_process_is_busy() -> Result<(), Error> {
-        let (client, stock) = (Client::in_memory(), Stock(Mutex::new(1)));
-        let other = client.lock_owned("stock")?; // belongs to no thread, as the lock of a process
+        let (_, client, other, stock) = shop()?;
+        let sale = other.lock("stock")?;
         assert_eq!(stock.sell(&client, |_| ())?, Sale::Busy);
-        other.unlock()?;
+        sale.unlock()?;
         assert_eq!(stock.sell(&client, |_| ())?, Sale::Sold { left: 0 });
         Ok(())
     }
 
     #[test]
-    fn nothing_is_sold_if_the_lock_is_lost_meanwhile() {
-        let (client, stock) = (Client::in_memory(), Stock(Mutex::new(1)));
+    fn nothing_is_sold_if_the_lock_is_lost_meanwhile() -> Result<(), Error> {
+        let (server, client, _, stock) = shop()?;
         let lose = |guard: &Guard| {
             assert!(guard.is_held());
-            client.mutex("stock").force_unlock().expect("memory is there");
+            assert!(server.end_hold("stock"));
         };
         assert!(matches!(stock.sell(&client, lose), Err(Error::Lost { .. })));
-        assert_eq!(stock.sell(&client, |_| ()).expect("memory is there"), Sale::Sold { left: 0 });
+        assert_eq!(stock.sell(&client, |_| ())?, Sale::Sold { left: 0 });
+        Ok(())
     }
 
     #[test]
     fn an_outage_is_not_busy() -> Result<(), Error> {
-        let away = Client::builder().lazy(true).open("redis://127.0.0.1:1/")?;
-        let stock = Stock(Mutex::new(1));
-        assert!(matches!(stock.sell(&away, |_| ()), Err(Error::Unavailable { .. })));
+        let (server, client, _, stock) = shop()?;
+        server.set_down(true);
+        assert!(matches!(stock.sell(&client, |_| ()), Err(Error::Unavailable { .. })));
+        server.set_down(false);
+        assert_eq!(stock.sell(&client, |_| ())?, Sale::Sold { left: 0 });
+        Ok(())
+    }
+
+    #[test]
+    fn a_slow_server_sells_nothing_twice() -> Result<(), Error> {
+        let (server, client, other, stock) = shop()?;
+        server.set_delay(Duration::MAX);
+        assert!(matches!(stock.sell(&client, |_| ()), Err(Error::Unavailable { .. })));
+        server.set_delay(Duration::ZERO);
+        // What the failed call has left at the server is cleaned up.
+        other.lock("stock")?.unlock()?;
+        assert_eq!(stock.sell(&other, |_| ())?, Sale::Sold { left: 0 });
         Ok(())
     }
 }

@@ -13,6 +13,7 @@ use crate::config::durability::Durability;
 use crate::config::tls::Tls;
 use crate::error::{Error, Result};
 use crate::event::{Callback, Event};
+use crate::memory_server::MemoryServer;
 use crate::open;
 
 /// The environment variable with the URL of the servers.
@@ -611,7 +612,8 @@ impl Builder {
         open::redlock(self.config, urls).map(Client::new)
     }
 
-    /// Creates a client whose locks exist only in this process. See [`Client::in_memory`].
+    /// Creates a client whose locks exist only in this process: the only one of a
+    /// [`MemoryServer`]. See [`Client::in_memory`].
     ///
     /// # Errors
     ///
@@ -620,6 +622,18 @@ impl Builder {
     /// - [`Unavailable`](crate::Error::Unavailable): the system could not provide a thread or
     ///   random bytes.
     pub fn in_memory(self) -> Result<Client> {
-        open::in_memory(self.config).map(Client::new)
+        self.open_memory(&MemoryServer::new())
+    }
+
+    /// Opens a client of a server in memory, which contends for locks with the other clients of
+    /// that server as processes do. See [`MemoryServer`].
+    ///
+    /// # Errors
+    ///
+    /// The same as [`in_memory`](Builder::in_memory), and
+    /// [`Unavailable`](crate::Error::Unavailable) while the server is
+    /// [down](MemoryServer::set_down), unless the client is [`lazy`](Builder::lazy).
+    pub fn open_memory(self, server: &MemoryServer) -> Result<Client> {
+        open::in_memory(self.config, &server.0).map(Client::new)
     }
 }

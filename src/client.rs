@@ -20,6 +20,7 @@ use crate::local::shared::Shared;
 use crate::local::{acquire_all, release, status};
 use crate::open;
 use crate::stats::Stats;
+use crate::store::memory::SimulatedServer;
 use crate::survey::Survey;
 
 /// A handle for acquiring distributed locks. Clones are cheap and share everything.
@@ -101,7 +102,8 @@ impl Client {
 
     /// Creates a client whose locks exist only in this process, for tests and demonstrations.
     ///
-    /// Clones of the client share its locks; clients created by separate calls do not.
+    /// Clones of the client share its locks; clients created by separate calls do not. For several
+    /// clients that share locks, see [`MemoryServer`](crate::MemoryServer).
     ///
     /// # Panics
     ///
@@ -109,7 +111,7 @@ impl Client {
     /// returns an error instead.
     #[must_use]
     pub fn in_memory() -> Self {
-        let shared = open::in_memory(Config::default());
+        let shared = open::in_memory(Config::default(), &SimulatedServer::default());
         Self::new(shared.expect("the system has random bytes and threads"))
     }
 

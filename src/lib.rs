@@ -37,7 +37,7 @@
 //! | stop in order when the process is told to end | [`shutdown`](Client::shutdown) |
 //! | configure it in one URL, from the environment | [`Builder::from_env`] |
 //! | notice early when something goes wrong | [`stats`](Client::stats), [`Builder::on_event`] |
-//! | test my own code without a server | [`Client::in_memory`] |
+//! | test my own code, and every error branch of it, without a server | [`MemoryServer`] |
 //!
 //! The [`guide`] has the rest: a [cookbook](guide::cookbook) of recipes, each with what goes wrong
 //! without it; how to [choose a deployment](guide::deployment) and configure it in one URL; a table
@@ -165,7 +165,7 @@
 //!   half of them.
 //!
 //! With [`Durability::Fsync`] a lock also survives crashes of the servers that hold it.
-//! [`Client::in_memory`] needs no server and is meant for tests.
+//! [`Client::in_memory`] and the clients of a [`MemoryServer`] need none and are meant for tests.
 //!
 //! # Threads and connections
 //!
@@ -244,6 +244,7 @@ mod error;
 mod event;
 mod guards;
 mod local;
+mod memory_server;
 mod net;
 mod open;
 mod stats;
@@ -274,6 +275,7 @@ pub use guards::mutex::Mutex;
 pub use guards::owned_guard::OwnedGuard;
 pub use guards::rw_lock::{ReadGuard, RwLock, WriteGuard};
 pub use guards::semaphore::{Permit, Semaphore};
+pub use memory_server::MemoryServer;
 pub use stats::Stats;
 #[doc(hidden)]
 pub use survey::Survey;

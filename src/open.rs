@@ -18,9 +18,10 @@ use crate::local::shared::Shared;
 use crate::net::endpoint::Endpoint;
 use crate::net::sentinel::{self, Sentinels};
 use crate::net::server::{Pools, Server, ServerFactory};
+use crate::store::Store;
 use crate::store::cluster::{Cluster, parse_seeds};
 use crate::store::durability::{Demand, probe};
-use crate::store::memory::Memory;
+use crate::store::memory::{Memory, SimulatedServer};
 use crate::store::quorum::Quorum;
 use crate::store::standalone::Standalone;
 
@@ -108,12 +109,14 @@ pub(crate) fn redlock(config: Config, urls: impl IntoIterator<Item: AsRef<str>>)
 }
 
 /// Locks in this process only.
-pub(crate) fn in_memory(config: Config) -> Result<Shared> {
+pub(crate) fn in_memory(config: Config, server: &SimulatedServer) -> Result<Shared> {
     let config = prepare(config)?;
     if config.durability != Durability::Memory {
         return Err(Error::invalid("durability", "must be `Memory` in memory"));
     }
-    Shared::start(config, Arc::new(Memory::default()), false, Pools::default())
+    let store = Memory::new(server, &config);
+    insist(&config, || store.ping(end_of(config.connect_timeout)))?;
+    Shared::start(config, Arc::new(store), false, Pools::default())
 }
 
 /// Checks the settings, and starts what reports to the program.

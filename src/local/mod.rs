@@ -9,6 +9,7 @@ pub(crate) mod acquire;
 pub(crate) mod acquire_all;
 mod arrival;
 pub(crate) mod attempt;
+mod beside;
 pub(crate) mod call;
 mod call_reports;
 mod client_waiters;

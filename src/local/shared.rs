@@ -126,7 +126,7 @@ impl Shared {
     }
 
     /// Lets the head of a queue try, after a hold has ended in the store. A lock is left to the
-    /// client that the store wakes, once this one listens for that: there is none in memory.
+    /// client that the store wakes, once this one listens for that.
     pub(super) fn wake_head(&self, kind: HoldKind, name: &str) {
         if kind != HoldKind::Lock || self.listener.get().is_none() {
             self.queues(kind).wake(name, &*self.store);
@@ -165,28 +165,21 @@ impl Shared {
                     .report_end(&released, &Ok(()), |doubt| self.renewer.add_clean_up(doubt));
             }
         }
+        self.counters.begin_hold();
         if !caller.in_set {
             self.reporter.report_acquired(hold, caller);
         }
         self.held_locks.insert(hold);
-        self.begin_hold(hold);
-    }
-
-    /// Has a new hold renewed.
-    pub(super) fn begin_hold(&self, hold: &Arc<Hold>) {
-        self.counters.begin_hold();
         self.renewer.add_lease(hold);
     }
 
-    /// Takes the hold that another thread of this process has handed off. Returns `false` if it was
-    /// lost on the way: no call gets it then.
+    /// Begins the hold that another thread of this process has handed off. Returns `false` if it
+    /// was lost on the way: no call gets it then.
     pub(super) fn take_hold(&self, hold: &Arc<Hold>, caller: &Caller) -> bool {
         if !self.is_valid(hold) {
             return false;
         }
-        if caller.kind == HoldKind::Lock {
-            self.counters.handoffs.add(1);
-        }
+        self.counters.handoffs.add(1);
         self.held_locks.insert(hold);
         if !caller.in_set {
             self.reporter.report_acquired(hold, caller);
@@ -253,10 +246,7 @@ impl Shared {
         if self.listener.get().is_some() {
             return;
         }
-        let Some(wakeups) = self.store.wakeups(self.identity.client(), self.redisson.as_ref())
-        else {
-            return;
-        };
+        let wakeups = self.store.wakeups(self.identity.client(), self.redisson.as_ref());
         let waiters = ClientWaiters {
             queues: self.wait_queues.clone(),
             member_queues: self.reporter.member_queues.clone(),

@@ -68,7 +68,7 @@ struct Scripted {
     registrations: Arc<Mutex<Vec<Registration>>>,
     /// How many acquires were sent by threads that did not wait for the reply.
     started: Arc<AtomicUsize>,
-    /// The wake-ups for the listener, if there is one.
+    /// The wake-ups for the listener, if not those of the locks in memory.
     wakeups: Arc<Mutex<Option<Fake>>>,
 }
 
@@ -173,8 +173,11 @@ impl Store for Scripted {
         self.inner.ping(deadline)
     }
 
-    fn wakeups(&self, _: &str, _: Option<&RedissonChannels>) -> Option<Box<dyn Wakeups>> {
-        Some(Box::new(self.wakeups.lock().take()?))
+    fn wakeups(&self, client: &str, channels: Option<&RedissonChannels>) -> Box<dyn Wakeups> {
+        match self.wakeups.lock().take() {
+            Some(scripted) => Box::new(scripted),
+            None => self.inner.wakeups(client, channels),
+        }
     }
 
     fn jobs(&self) -> Box<dyn JobRunner> {
@@ -185,7 +188,7 @@ impl Store for Scripted {
 impl JobRunner for Scripted {
     fn send(&mut self, jobs: Vec<Job>, done: &mut dyn FnMut(u64, JobOutcome)) {
         self.jobs.lock().extend(jobs.iter().map(|job| job.change));
-        self.inner.send(jobs, done);
+        self.inner.jobs().send(jobs, done);
     }
 
     fn collect(&mut self, _: Instant, _: &mut dyn FnMut(u64, JobOutcome)) {}

@@ -5,8 +5,8 @@
 //! reader must be able to spin, and another thread must be able to end a blocked read. From `redis`
 //! come URLs, the packing of commands, values and error kinds.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use std::{fmt, io, mem, process};
 
@@ -18,11 +18,12 @@ use crate::base::failure::{Failure, FailureKind};
 use crate::config::credentials::Credentials;
 use crate::net::error_reply;
 use crate::net::factory::{ConnectionFactory, Greeting};
+use crate::net::interrupter::Close;
 use crate::net::login::Validity;
 use crate::net::owed::{OwedReplies, PostedRequest};
 use crate::net::request::{Reply, Request, Script};
 use crate::net::resp::RespStream;
-use crate::net::stream::{Arrived, PolledSocket, SocketCloser};
+use crate::net::stream::{Arrived, PolledSocket};
 use crate::net::transport::{Transport, WaitFor};
 
 /// A connection over which something was posted less long ago is taken for alive.
@@ -180,9 +181,9 @@ impl Connection {
         self.socket.as_ref().map(RespStream::polled)
     }
 
-    /// Returns what closes the present socket from another thread.
-    pub(crate) fn closer(&self) -> SocketCloser {
-        self.socket.as_ref().map(RespStream::closer).unwrap_or_default()
+    /// Returns the present socket, for another thread to close it.
+    pub(crate) fn awaited(&self) -> Option<Weak<dyn Close>> {
+        self.socket.as_ref().map(RespStream::awaited)
     }
 
     /// The failure of a request that was not answered in time.

@@ -1,12 +1,17 @@
 //! A way for one thread to end another thread's wait for messages.
 
+use std::fmt::Debug;
 use std::process;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
-use crate::net::stream::SocketCloser;
+/// What a thread waits for.
+pub(crate) trait Close: Debug + Send + Sync {
+    /// Wakes the thread, and lets nothing more come.
+    fn close(&self);
+}
 
 /// Interrupts a thread once, for good. Clones interrupt the same thread.
 #[derive(Clone, Debug)]
@@ -17,16 +22,16 @@ pub(crate) struct Interrupter {
 #[derive(Debug)]
 struct Interrupt {
     done: AtomicBool,
-    /// Closes the socket that the thread waits for. Locked while it is replaced, and after `done`
+    /// What the thread waits for. Locked while it is replaced, and after `done`
     /// is set, so that no socket is missed.
-    closer: Mutex<SocketCloser>,
+    awaited: Mutex<Option<Weak<dyn Close>>>,
     process: u32,
 }
 
 impl Interrupter {
     pub(crate) fn new() -> Self {
-        let (done, closer) = (AtomicBool::new(false), Mutex::default());
-        Self { state: Arc::new(Interrupt { done, closer, process: process::id() }) }
+        let (done, awaited) = (AtomicBool::new(false), Mutex::default());
+        Self { state: Arc::new(Interrupt { done, awaited, process: process::id() }) }
     }
 
     /// Ends the wait, and every later one.
@@ -35,7 +40,9 @@ impl Interrupter {
         // does not have.
         if process::id() == self.state.process {
             self.state.done.store(true, Ordering::SeqCst);
-            self.state.closer.lock().close();
+            if let Some(awaited) = self.state.awaited.lock().as_ref().and_then(Weak::upgrade) {
+                awaited.close();
+            }
         }
     }
 
@@ -43,9 +50,9 @@ impl Interrupter {
         self.state.done.load(Ordering::SeqCst)
     }
 
-    /// Sets the socket that the thread is going to wait for. The thread must then check once more
-    /// that it is not interrupted.
-    pub(crate) fn watch(&self, closer: SocketCloser) {
-        *self.state.closer.lock() = closer;
+    /// Sets what the thread is going to wait for. The thread must then check once more that it is
+    /// not interrupted.
+    pub(crate) fn watch(&self, awaited: Option<Weak<dyn Close>>) {
+        *self.state.awaited.lock() = awaited;
     }
 }

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 use std::{io, mem};
 
@@ -11,17 +11,16 @@ use redis::{RedisResult, Value};
 use rustix::event::PollFlags;
 
 use crate::error::Phase;
+use crate::net::interrupter::Close;
 use crate::net::reply_buffer::ReplyBuffer;
 use crate::net::spin::{ReplyWait, Spin};
-use crate::net::stream::{
-    Arrived, ConnectError, DeadlineReader, PolledSocket, Sleep, SocketCloser, Stream,
-};
+use crate::net::stream::{Arrived, ConnectError, DeadlineReader, PolledSocket, Sleep, Stream};
 #[cfg(feature = "tls")]
 use crate::net::tls::{Connector, Session};
 
 /// A connected socket, and what was read of an unfinished reply.
 pub(crate) struct RespStream {
-    /// Shared only with [`SocketCloser`]s and [`PolledSocket`]s.
+    /// Shared only with [`Interrupter`](crate::net::interrupter::Interrupter)s and [`PolledSocket`]s.
     stream: Arc<Stream>,
     layer: Layer,
     replies: ReplyBuffer,
@@ -79,8 +78,9 @@ impl RespStream {
         Self { stream: Arc::new(stream), layer, replies, out, written: 0 }
     }
 
-    pub(crate) fn closer(&self) -> SocketCloser {
-        SocketCloser(Arc::downgrade(&self.stream))
+    pub(crate) fn awaited(&self) -> Weak<dyn Close> {
+        let stream: Weak<Stream> = Arc::downgrade(&self.stream);
+        stream
     }
 
     /// Looks for what has come and was not read, without waiting.

@@ -12,7 +12,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -23,6 +23,7 @@ use rustix::net::{
 };
 
 use crate::error::Phase;
+use crate::net::interrupter::Close;
 use crate::net::spin::ReplyWait;
 
 /// After this time without traffic, the kernel checks whether the peer is still there.
@@ -173,18 +174,11 @@ pub(crate) enum Arrived {
     Nothing,
 }
 
-/// Closes the connection of a stream from another thread.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct SocketCloser(pub(super) Weak<Stream>);
-
-impl SocketCloser {
-    /// Ends the connection, which wakes the thread that waits for the stream; does nothing if the
-    /// stream is gone.
-    pub(crate) fn close(&self) {
-        if let Some(stream) = self.0.upgrade() {
-            // It fails if the connection has ended by itself, which is as good.
-            net::shutdown(&*stream, Shutdown::Both).unwrap_or_default();
-        }
+impl Close for Stream {
+    /// Ends the connection.
+    fn close(&self) {
+        // It fails if the connection has ended by itself, which is as good.
+        net::shutdown(self, Shutdown::Both).unwrap_or_default();
     }
 }
 

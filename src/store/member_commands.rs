@@ -14,39 +14,37 @@ use crate::store::keys::Keys;
 use crate::store::request::{Acquire, AcquireReply, HoldReply, Registration};
 use crate::store::scripts::{ACQUIRE_MEMBER, COUNT_MEMBERS, RELEASE_MEMBER, RENEW_MEMBER};
 
-/// Holds of a read-write lock or a semaphore begin.
+/// A hold of a read-write lock or a semaphore begins.
 pub(super) fn acquire(
     keys: &Keys,
+    hold: &HoldId,
     request: Acquire<'_>,
     fence_life: Arg<'static>,
     waiting_life: Duration,
     shard: Option<&str>,
 ) -> Command<AcquireReply> {
-    let Acquire { holds, lease, registration, .. } = request;
-    let HoldId { kind, name, client, .. } = &holds[0];
+    let Acquire { lease, registration, .. } = request;
     let registration = match registration {
         Registration::None => 0,
         Registration::IfHeld => 1,
-        Registration::Registered | Registration::Followed | Registration::Yielding => 2,
+        Registration::Registered | Registration::Yielding => 2,
+        Registration::Followed => 3,
     };
-    let members: Vec<_> = holds.iter().map(member).collect();
-    let client = waiting_client(*kind, client);
+    let (member, client) = (member(hold), waiting_client(hold.kind, &hold.client));
     let args = [
-        Arg::Text(&members[0]),
+        Arg::Text(&member),
         millis(lease),
         fence_life,
         Arg::Text(&client),
         Arg::Number(registration),
         millis(waiting_life),
         millis(OFFER),
-        permits(*kind),
-        Arg::Text(shard.unwrap_or_default()),
+        permits(hold.kind),
     ];
-    let others = members[1..].iter().map(|member| Arg::Text(member));
-    let args: Vec<_> = args.into_iter().chain(others).collect();
+    let name = &hold.name;
     let lock = keys.lock(name);
     let all = [&*lock, &Keys::fence(&lock), &Keys::waiting(&lock)];
-    let request = Request::call(&ACQUIRE_MEMBER, &all, &args);
+    let request = Request::call(&ACQUIRE_MEMBER, &all, &and_shard(&args, shard));
     Command { request, decoder: decoder::ACQUIRE_MEMBER }
 }
 
@@ -89,11 +87,16 @@ fn serving(
     shard: Option<&str>,
     decoder: Decoder<HoldReply>,
 ) -> Command<HoldReply> {
-    let shard = Arg::Text(shard.unwrap_or_default());
-    let args = [Arg::Text(whose), millis(OFFER), permits(kind), Arg::Text(queued), shard];
+    let args = [Arg::Text(whose), millis(OFFER), permits(kind), Arg::Text(queued)];
     let lock = keys.lock(name);
     let keys = [&*lock, &Keys::waiting(&lock)];
-    Command { request: Request::call(&RELEASE_MEMBER, &keys, &args), decoder }
+    let request = Request::call(&RELEASE_MEMBER, &keys, &and_shard(&args, shard));
+    Command { request, decoder }
+}
+
+/// The arguments of a script, and last the hash tag of sharded channels at the node, if any.
+fn and_shard<'a>(args: &[Arg<'a>], shard: Option<&'a str>) -> Vec<Arg<'a>> {
+    args.iter().copied().chain(shard.map(Arg::Text)).collect()
 }
 
 /// A hold as it is written to Redis.

@@ -114,13 +114,8 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
     /// Checks that a request would be answered.
     fn ping(&self, deadline: Instant) -> Result<(), Failure>;
 
-    /// The wake-ups of a client, those of Redisson included if these are its channels; `None` where
-    /// no other client can exist.
-    fn wakeups(
-        &self,
-        client: &str,
-        redisson: Option<&RedissonChannels>,
-    ) -> Option<Box<dyn Wakeups>>;
+    /// The wake-ups of a client, those of Redisson included if these are its channels.
+    fn wakeups(&self, client: &str, redisson: Option<&RedissonChannels>) -> Box<dyn Wakeups>;
 
     /// The background jobs of a client.
     fn jobs(&self) -> Box<dyn JobRunner>;

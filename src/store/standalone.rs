@@ -227,19 +227,15 @@ impl Store for Standalone {
         self.server.ping(deadline)
     }
 
-    fn wakeups(
-        &self,
-        client: &str,
-        redisson: Option<&RedissonChannels>,
-    ) -> Option<Box<dyn Wakeups>> {
-        Some(Box::new(BackgroundWakeups::new(
+    fn wakeups(&self, client: &str, redisson: Option<&RedissonChannels>) -> Box<dyn Wakeups> {
+        Box::new(BackgroundWakeups::new(
             WakeupsOfOneServer::new(self.server.clone()),
             &self.commands,
             client,
             self.wakeups_io_timeout,
             redisson,
             &self.events,
-        )))
+        ))
     }
 
     fn jobs(&self) -> Box<dyn JobRunner> {

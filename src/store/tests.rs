@@ -15,7 +15,7 @@ use crate::net::request::{Arg, Request};
 use crate::net::server::ServerFactory;
 use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::job::{Job, JobOutcome};
-use crate::store::memory::Memory;
+use crate::store::memory::{Memory, SimulatedServer};
 use crate::store::quorum::Quorum;
 use crate::store::request::{Change, Registration, TENURE_FENCES};
 use crate::store::scripts::ACQUIRE;
@@ -54,8 +54,43 @@ fn unregister(store: &dyn Store, client: &str) {
     change(store, &hold, Change::Unregister { any_kind: false }).expect("a reply");
 }
 
-fn single(process: &process::Server) -> Standalone {
-    single_at(&process.url(), &Config::default())
+/// A server of locks.
+trait Host {
+    type Store: Store;
+
+    /// What a client of it has.
+    fn store(&self) -> Self::Store;
+
+    /// The clients that wait for a lock, each with what it waits for in front.
+    fn waiting(&self) -> Vec<String>;
+}
+
+impl Host for process::Server {
+    type Store = Standalone;
+
+    fn store(&self) -> Standalone {
+        single_at(&self.url(), &Config::default())
+    }
+
+    fn waiting(&self) -> Vec<String> {
+        self.ask(&["ZRANGE", "leasehold:queue:{lock:lock}", "0", "-1"])
+    }
+}
+
+impl Host for SimulatedServer {
+    type Store = Memory;
+
+    fn store(&self) -> Memory {
+        Memory::new(self, &Config::default())
+    }
+
+    fn waiting(&self) -> Vec<String> {
+        SimulatedServer::waiting(self, "lock:lock")
+    }
+}
+
+fn single<H: Host>(host: &H) -> H::Store {
+    host.store()
 }
 
 fn single_at(url: &str, config: &Config) -> Standalone {

@@ -94,6 +94,7 @@ mod topologies {
     mod cluster;
     mod credentials;
     mod durability;
+    mod memory;
     mod open;
 
     /// Locks on several independent servers: a majority decides, whatever the others do.

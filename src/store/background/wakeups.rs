@@ -280,7 +280,7 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
             return Ok(());
         };
         // One is enough: to end the wait at one of them ends it at all.
-        self.interrupter.watch(any.connection.closer());
+        self.interrupter.watch(any.connection.awaited());
         self.check_interrupt()?;
         let alarm = self.redisson_alarm.as_ref();
         let mut sockets: Vec<PollFd<'_>> = open()

@@ -298,19 +298,15 @@ impl Store for Cluster {
         self.route("", deadline, |node| node.ping(deadline))
     }
 
-    fn wakeups(
-        &self,
-        client: &str,
-        redisson: Option<&RedissonChannels>,
-    ) -> Option<Box<dyn Wakeups>> {
-        Some(Box::new(BackgroundWakeups::new(
+    fn wakeups(&self, client: &str, redisson: Option<&RedissonChannels>) -> Box<dyn Wakeups> {
+        Box::new(BackgroundWakeups::new(
             WakeupsOfMasters::new(self.topology.clone(), self.commands.keys.clone()),
             &self.commands,
             client,
             self.wakeups_io_timeout,
             redisson,
             &self.events,
-        )))
+        ))
     }
 
     fn jobs(&self) -> Box<dyn JobRunner> {

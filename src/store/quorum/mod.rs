@@ -310,15 +310,15 @@ impl Store for Quorum {
         self.count("ping", inspect, deadline, decide_holder).map(drop)
     }
 
-    fn wakeups(&self, client: &str, _: Option<&RedissonChannels>) -> Option<Box<dyn Wakeups>> {
-        Some(Box::new(BackgroundWakeups::new(
+    fn wakeups(&self, client: &str, _: Option<&RedissonChannels>) -> Box<dyn Wakeups> {
+        Box::new(BackgroundWakeups::new(
             WakeupsOfMajorities::new(self.servers().to_vec()),
             self.commands(),
             client,
             self.wakeups_io_timeout,
             None,
             &self.events,
-        )))
+        ))
     }
 
     fn jobs(&self) -> Box<dyn JobRunner> {

@@ -6,14 +6,15 @@ use std::time::{Duration, Instant};
 
 use leasehold::{Builder, Client, Credentials, Durability, Error, Mutex};
 
-use crate::support::{Server, ms, stores, take};
+use crate::support::{Server, Store, ms, stores, take};
 
 stores! {
+    several clients:
+        the_longest_waits_are_accepted;
     every server:
         bad_names_are_refused_without_a_request,
         bad_options_of_a_mutex_are_errors_of_its_calls,
-        a_default_io_timeout_adapts_to_a_short_lease,
-        the_longest_waits_are_accepted;
+        a_default_io_timeout_adapts_to_a_short_lease;
 }
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
@@ -264,8 +265,8 @@ fn a_default_io_timeout_adapts_to_a_short_lease(server: &Server) {
     server.open(Client::builder().lease(ms(300))).lock("b").unwrap().unlock().unwrap();
 }
 
-fn the_longest_waits_are_accepted(server: &Server) {
-    let client = server.open(
+fn the_longest_waits_are_accepted(store: &Store) {
+    let client = store.open(
         Client::builder()
             .wait(Duration::MAX)
             .max_hold(Duration::MAX)

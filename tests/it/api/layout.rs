@@ -4,18 +4,21 @@ use std::collections::BTreeSet;
 
 use leasehold::Client;
 
-use crate::support::{SOON, Server, eventually, is_busy, ms, patient, stores, take, while_held};
+use crate::support::{
+    SOON, Server, Store, eventually, is_busy, ms, patient, stores, take, while_held,
+};
 
 stores! {
+    several clients:
+        prefixes_separate_what_joins_differently_only,
+        every_client_has_an_id_of_its_own;
     every server:
         a_lock_is_one_key_with_the_default_prefix,
         a_prefix_goes_before_the_name,
         without_a_prefix_the_key_is_the_name,
         a_name_with_a_hash_tag_keeps_it,
-        prefixes_separate_what_joins_differently_only,
         random_names_are_kept_byte_by_byte,
         an_owner_is_the_client_and_a_nonce_of_the_hold,
-        every_client_has_an_id_of_its_own,
         a_waiting_client_leaves_nothing_without_a_ttl;
 }
 
@@ -59,10 +62,10 @@ fn a_name_with_a_hash_tag_keeps_it(server: &Server) {
     assert_eq!(server.keys(), keys);
 }
 
-fn prefixes_separate_what_joins_differently_only(server: &Server) {
-    let first = server.open(patient().prefix("a:"));
-    let second = server.open(patient().prefix("b:"));
-    let bare = server.open(patient().prefix(""));
+fn prefixes_separate_what_joins_differently_only(store: &Store) {
+    let first = store.open(patient().prefix("a:"));
+    let second = store.open(patient().prefix("b:"));
+    let bare = store.open(patient().prefix(""));
     let _guard = take(&first, "x");
     assert!(!is_busy(&second, "x"));
     assert!(!is_busy(&bare, "x"));
@@ -106,8 +109,8 @@ fn an_owner_is_the_client_and_a_nonce_of_the_hold(server: &Server) {
     assert_ne!(second, first, "another hold has another nonce");
 }
 
-fn every_client_has_an_id_of_its_own(server: &Server) {
-    let open = || server.open(Client::builder().label("till"));
+fn every_client_has_an_id_of_its_own(store: &Store) {
+    let open = || store.open(Client::builder().label("till"));
     let clients = [open(), open(), open(), Client::in_memory(), Client::in_memory()];
     let mut ids = clients.each_ref().map(Client::id);
     ids.sort_unstable();

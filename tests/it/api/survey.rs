@@ -17,9 +17,10 @@ stores! {
         a_client_ends_its_own_holds_and_no_others,
         names_are_found_wherever_they_are,
         enough_servers_report_on_themselves;
-    every server:
+    several clients:
         clients_that_wait_are_reported,
-        one_permit_that_is_ended_lets_one_client_in,
+        one_permit_that_is_ended_lets_one_client_in;
+    every server:
         what_is_over_or_offered_is_no_hold;
 }
 
@@ -43,7 +44,7 @@ fn the_hold_of_a_lock_is_reported_and_ended(store: &Store) {
 
 fn holds_of_other_kinds_are_reported_and_ended(store: &Store) {
     // There is no other kind there, or no other client to look.
-    if matches!(store, Store::Memory | Store::Quorum(_)) {
+    if matches!(store, Store::Memory(_) | Store::Quorum(_)) {
         return;
     }
     let client = store.open(patient());
@@ -78,7 +79,7 @@ fn a_client_ends_its_own_holds_and_no_others(store: &Store) {
 }
 
 fn names_are_found_wherever_they_are(store: &Store) {
-    if matches!(store, Store::Memory) {
+    if matches!(store, Store::Memory(_)) {
         return;
     }
     let client = store.open(patient());
@@ -104,7 +105,7 @@ fn enough_servers_report_on_themselves(store: &Store) {
     assert!(addresses.iter().all(|address| !address.is_empty()));
     let (expected, down) = match store {
         Store::Cluster(cluster, _) => (cluster.nodes().len(), 0),
-        Store::Memory => (0, 0),
+        Store::Memory(_) => (0, 0),
         Store::Quorum(quorum) if quorum.servers.len() == 5 => (5, 2),
         Store::Quorum(quorum) => (quorum.servers.len(), 0),
         Store::Server(_) => (1, 0),
@@ -121,8 +122,8 @@ fn enough_servers_report_on_themselves(store: &Store) {
     }
 }
 
-fn clients_that_wait_are_reported(server: &Server) {
-    let (holder, waiter) = (server.open(patient()), server.open(patient()));
+fn clients_that_wait_are_reported(store: &Store) {
+    let (holder, waiter) = (store.open(patient()), store.open(patient()));
     let (survey, id) = (holder.survey(), waiter.id().to_owned());
     let guard = holder.rw_lock("a").write().unwrap();
     let waiting = thread::spawn(move || waiter.rw_lock("a").read().map(drop));
@@ -132,11 +133,11 @@ fn clients_that_wait_are_reported(server: &Server) {
     waiting.join().unwrap().unwrap();
 }
 
-fn one_permit_that_is_ended_lets_one_client_in(server: &Server) {
-    let holder = server.open(patient());
+fn one_permit_that_is_ended_lets_one_client_in(store: &Store) {
+    let holder = store.open(patient());
     let _permit = holder.semaphore("a", 1).acquire().unwrap();
     let (sender, acquired) = unbounded();
-    let waiting = [server.open(patient()), server.open(patient())].map(|client| {
+    let waiting = [store.open(patient()), store.open(patient())].map(|client| {
         let sender = sender.clone();
         thread::spawn(move || sender.send(client.semaphore("a", 1).acquire()).unwrap())
     });

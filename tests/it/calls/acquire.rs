@@ -27,10 +27,11 @@ stores! {
         endless_waits_do_not_overflow,
         with_lock_returns_the_value_and_releases,
         with_lock_releases_after_a_panic;
+    several clients:
+        clients_of_one_process_exclude_each_other;
     every server:
         a_timeout_names_the_holder,
-        processes_count_without_losing_an_update,
-        clients_of_one_process_exclude_each_other;
+        processes_count_without_losing_an_update;
 }
 
 fn threads_count_without_losing_an_update(store: &Store) {
@@ -116,9 +117,9 @@ fn count_in_a_child() {
     }
 }
 
-fn clients_of_one_process_exclude_each_other(server: &Server) {
-    let first = server.open(patient());
-    let second = server.open(patient());
+fn clients_of_one_process_exclude_each_other(store: &Store) {
+    let first = store.open(patient());
+    let second = store.open(patient());
     let guard = take(&first, "a");
     // Even in the same thread: each client is a separate owner.
     assert!(second.try_lock("a").unwrap().is_none());

@@ -2,12 +2,12 @@
 
 use std::thread;
 
-use crate::support::{SOON, Server, Store, assert_lost, eventually, patient, sleepy, stores, take};
+use crate::support::{SOON, Store, assert_lost, eventually, patient, sleepy, stores, take};
 
 stores! {
     every store:
         the_leader_is_known_to_all;
-    every server:
+    several clients:
         a_leader_that_resigns_hands_over_at_once;
 }
 
@@ -34,12 +34,12 @@ fn the_leader_is_known_to_all(store: &Store) {
     assert_eq!(election.leader().unwrap().map(|leader| leader.fence), Some(guard.fence()));
 }
 
-fn a_leader_that_resigns_hands_over_at_once(server: &Server) {
-    let (leader, candidate) = (server.open(patient()), server.open(sleepy()));
+fn a_leader_that_resigns_hands_over_at_once(store: &Store) {
+    let (leader, candidate) = (store.open(patient()), store.open(sleepy()));
     let term = leader.election("a").campaign().unwrap();
     thread::scope(|scope| {
         let waiting = scope.spawn(|| candidate.election("a").campaign().unwrap());
-        eventually(SOON, || server.queue("a").len() == 1 && server.listeners(&candidate) > 0);
+        eventually(SOON, || store.queue("a").len() == 1 && store.listens(&candidate));
         term.resign().unwrap();
         let next = waiting.join().unwrap();
         assert_eq!(leader.election("a").leader().unwrap().unwrap().client, candidate.id());

@@ -26,8 +26,9 @@ stores! {
         the_outermost_lock_decides_for_how_long,
         one_of_many_threads_runs_a_job,
         a_time_that_makes_no_sense_is_refused;
+    several clients:
+        a_waiting_client_gets_a_kept_lock_at_the_end;
     every server:
-        a_waiting_client_gets_a_kept_lock_at_the_end,
         a_kept_lock_is_the_hold_with_depth_zero,
         a_shutdown_keeps_a_lock,
         a_holder_that_crashes_keeps_nothing,
@@ -226,9 +227,9 @@ fn a_time_that_makes_no_sense_is_refused(store: &Store) {
     assert!(client.mutex("b").force_unlock().unwrap());
 }
 
-fn a_waiting_client_gets_a_kept_lock_at_the_end(server: &Server) {
+fn a_waiting_client_gets_a_kept_lock_at_the_end(store: &Store) {
     // It makes no attempt by itself.
-    waits_in_another_client(sleepy(), |builder| server.open(builder));
+    waits_in_another_client(sleepy(), |builder| store.open(builder));
 }
 
 #[test]

@@ -28,8 +28,9 @@ stores! {
         every_hold_is_reported,
         every_loss_is_reported,
         every_wait_is_reported;
+    several clients:
+        a_waiting_client_is_woken_at_once;
     every server:
-        a_waiting_client_is_woken_at_once,
         a_dead_process_blocks_for_its_lease_only;
 }
 
@@ -236,15 +237,13 @@ fn every_wait_is_reported(store: &Store) {
     assert_eq!((stats.timed_out, stats.contended), (calls, calls), "{stats:?}");
 }
 
-fn a_waiting_client_is_woken_at_once(server: &Server) {
-    let (holder, waiter) = (server.open(patient()), server.open(sleepy()));
+fn a_waiting_client_is_woken_at_once(store: &Store) {
+    let (holder, waiter) = (store.open(patient()), store.open(sleepy()));
     for kind in Kind::ALL {
         let held = kind.block(&holder, "a");
         thread::scope(|scope| {
             let waiting = scope.spawn(|| kind.acquire(&waiter, "a"));
-            eventually(SOON, || {
-                server.queue("a") == [kind.entry(&waiter)] && server.listeners(&waiter) > 0
-            });
+            eventually(SOON, || store.queue("a") == [waiter.id()] && store.listens(&waiter));
             let (next, took) = timed(|| {
                 held.unlock().unwrap();
                 waiting.join().unwrap()
@@ -252,7 +251,7 @@ fn a_waiting_client_is_woken_at_once(server: &Server) {
             assert!(took < SOON / 2, "{kind:?}: {took:?}");
             next.unwrap().unlock().unwrap();
         });
-        eventually(SOON, || !server.exists("a"));
+        eventually(SOON, || !store.exists("a"));
     }
 }
 

@@ -16,8 +16,9 @@ stores! {
         a_closed_client_grants_no_new_locks,
         guards_outlive_close,
         a_guard_outlives_its_client;
+    several clients:
+        close_leaves_other_clients_alone;
     every server:
-        close_leaves_other_clients_alone,
         a_guard_without_a_client_is_renewed;
 }
 
@@ -90,9 +91,9 @@ fn a_guard_outlives_its_client(store: &Store) {
     guard.unlock().unwrap();
 }
 
-fn close_leaves_other_clients_alone(server: &Server) {
-    let client = server.open(patient());
-    let other = server.open(patient());
+fn close_leaves_other_clients_alone(store: &Store) {
+    let client = store.open(patient());
+    let other = store.open(patient());
     while_held(&other, "a", |end| {
         thread::scope(|scope| {
             let waiter = scope.spawn(|| other.lock("a").map(drop));

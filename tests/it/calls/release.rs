@@ -202,7 +202,7 @@ fn drop_in_a_child() {
 }
 
 fn a_process_that_ends_after_a_drop_has_released(store: &Store) {
-    if let Store::Memory = store {
+    if let Store::Memory(_) = store {
         return;
     }
     let client = store.open(patient());

@@ -21,14 +21,15 @@ stores! {
         a_wait_that_is_over_leaves_nothing_behind,
         the_fence_of_readers_is_between_those_of_writers,
         a_name_that_is_a_lock_is_no_read_write_lock;
-    every server:
-        a_crashed_reader_blocks_for_its_lease_only,
-        a_crashed_waiter_blocks_no_one_for_long,
+    several clients:
         a_writer_is_not_starved_by_readers_of_two_clients,
         a_reader_is_not_starved_by_writers_of_two_clients,
         a_release_wakes_all_readers_of_other_clients,
         readers_of_a_client_before_a_writer_of_another_come_in_together,
         a_reader_that_leaves_its_turn_leaves_it_to_the_writer_behind;
+    every server:
+        a_crashed_reader_blocks_for_its_lease_only,
+        a_crashed_waiter_blocks_no_one_for_long;
     one server:
         readers_that_come_together_do_not_wait_for_each_other,
         readers_that_wait_for_a_writer_come_in_after_few_round_trips;
@@ -262,31 +263,31 @@ fn a_crashed_waiter_blocks_no_one_for_long(server: &Server) {
     reader.unlock().unwrap();
 }
 
-fn a_writer_is_not_starved_by_readers_of_two_clients(server: &Server) {
+fn a_writer_is_not_starved_by_readers_of_two_clients(store: &Store) {
     let read = |lock: &RwLock| {
         let _guard = lock.read().unwrap();
         thread::sleep(ms(10));
     };
-    is_not_starved(server, |lock| drop(lock.write().unwrap()), (6, read));
+    is_not_starved(store, |lock| drop(lock.write().unwrap()), (6, read));
 }
 
-fn a_reader_is_not_starved_by_writers_of_two_clients(server: &Server) {
+fn a_reader_is_not_starved_by_writers_of_two_clients(store: &Store) {
     let write = |lock: &RwLock| {
         let _guard = lock.write().unwrap();
         thread::sleep(ms(10));
     };
-    is_not_starved(server, |lock| drop(lock.read().unwrap()), (2, write));
+    is_not_starved(store, |lock| drop(lock.read().unwrap()), (2, write));
 }
 
 /// Checks that a client soon has had its turns, while so many threads of two others do nothing but
 /// `keep_busy`.
 fn is_not_starved(
-    server: &Server,
+    store: &Store,
     take_turn: impl Fn(&RwLock),
     (threads, keep_busy): (usize, impl Fn(&RwLock) + Sync),
 ) {
-    let clients = [server.open(patient()), server.open(patient())];
-    let lock = server.open(patient()).rw_lock("a");
+    let clients = [store.open(patient()), store.open(patient())];
+    let lock = store.open(patient()).rw_lock("a");
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
         for client in clients.iter().cycle().take(threads) {
@@ -304,9 +305,9 @@ fn is_not_starved(
     });
 }
 
-fn a_release_wakes_all_readers_of_other_clients(server: &Server) {
-    let clients: Vec<Client> = (0..4).map(|_| server.open(sleepy())).collect();
-    let holder = server.open(patient());
+fn a_release_wakes_all_readers_of_other_clients(store: &Store) {
+    let clients: Vec<Client> = (0..4).map(|_| store.open(sleepy())).collect();
+    let holder = store.open(patient());
     let writer = holder.rw_lock("a").write().unwrap();
     let inside = AtomicU64::new(0);
     thread::scope(|scope| {
@@ -319,41 +320,40 @@ fn a_release_wakes_all_readers_of_other_clients(server: &Server) {
             });
         }
         eventually(SOON, || {
-            server.queue("a").len() == 4
-                && clients.iter().all(|client| server.listeners(client) > 0)
+            store.queue("a").len() == 4 && clients.iter().all(|client| store.listens(client))
         });
         writer.unlock().unwrap();
     });
 }
 
 /// Waits until so many threads of each client wait, and the clients are in that order in the queue.
-fn wait_in_line(server: &Server, clients: [(&Client, &str, u64); 2]) {
-    let entries = clients.map(|(client, kind, _)| format!("{kind}:{}", client.id()));
+fn wait_in_line(store: &Store, clients: [(&Client, u64); 2]) {
+    let ids = clients.map(|(client, _)| client.id());
     eventually(SOON, || {
-        server.queue("a") == entries
-            && clients.iter().all(|(client, _, threads)| {
-                server.listeners(client) > 0 && client.stats().waiting == *threads
+        store.queue("a") == ids
+            && clients.iter().all(|(client, threads)| {
+                store.listens(client) && client.stats().waiting == *threads
             })
     });
 }
 
-fn readers_of_a_client_before_a_writer_of_another_come_in_together(server: &Server) {
-    let [holder, reader, writer] = [(); 3].map(|()| server.open(sleepy()));
+fn readers_of_a_client_before_a_writer_of_another_come_in_together(store: &Store) {
+    let [holder, reader, writer] = [(); 3].map(|()| store.open(sleepy()));
     let held = holder.rw_lock("a").write().unwrap();
     let (lock, inside) = (reader.rw_lock("a"), AtomicU32::new(0));
     thread::scope(|scope| {
         scope.spawn(|| read_together(&lock, &inside, 5));
-        eventually(SOON, || server.queue("a").len() == 1);
+        eventually(SOON, || store.queue("a").len() == 1);
         let writes = scope.spawn(|| {
             let guard = writer.rw_lock("a").write().unwrap();
             assert_eq!(inside.load(Ordering::SeqCst), 5);
             guard.unlock().unwrap();
         });
-        eventually(SOON, || server.queue("a").len() == 2);
+        eventually(SOON, || store.queue("a").len() == 2);
         for _ in 0..4 {
             scope.spawn(|| read_together(&lock, &inside, 5));
         }
-        wait_in_line(server, [(&reader, "r", 5), (&writer, "w", 1)]);
+        wait_in_line(store, [(&reader, 5), (&writer, 1)]);
         soon(|| {
             held.unlock().unwrap();
             writes.join().unwrap();
@@ -361,18 +361,18 @@ fn readers_of_a_client_before_a_writer_of_another_come_in_together(server: &Serv
     });
 }
 
-fn a_reader_that_leaves_its_turn_leaves_it_to_the_writer_behind(server: &Server) {
-    let [holder, reader, writer] = [(); 3].map(|()| server.open(sleepy()));
+fn a_reader_that_leaves_its_turn_leaves_it_to_the_writer_behind(store: &Store) {
+    let [holder, reader, writer] = [(); 3].map(|()| store.open(sleepy()));
     let lock = reader.rw_lock("a");
     for _ in 0..5 {
         let held = holder.rw_lock("a").write().unwrap();
         let canceller = Canceller::new();
         thread::scope(|scope| {
             scope.spawn(|| drop(lock.read().unwrap()));
-            eventually(SOON, || server.queue("a").len() == 1);
+            eventually(SOON, || store.queue("a").len() == 1);
             let writes = scope.spawn(|| drop(writer.rw_lock("a").write().unwrap()));
             let leaves = scope.spawn(|| lock.clone().cancelled_by(&canceller).read().map(drop));
-            wait_in_line(server, [(&reader, "r", 2), (&writer, "w", 1)]);
+            wait_in_line(store, [(&reader, 2), (&writer, 1)]);
             soon(|| {
                 held.unlock().unwrap();
                 canceller.cancel();
@@ -381,7 +381,7 @@ fn a_reader_that_leaves_its_turn_leaves_it_to_the_writer_behind(server: &Server)
             let left = leaves.join().unwrap();
             assert!(matches!(left, Ok(()) | Err(Error::Cancelled { .. })), "{left:?}");
         });
-        eventually(SOON, || !server.exists("a"));
+        eventually(SOON, || !store.exists("a"));
     }
 }
 

@@ -16,7 +16,7 @@ stores! {
         many_threads_never_exceed_the_permits,
         the_number_of_permits_may_differ,
         a_newcomer_leaves_one_permit_to_a_waiting_thread;
-    every server:
+    several clients:
         clients_never_exceed_the_permits_together,
         a_release_wakes_as_many_clients_as_permits_are_free,
         a_newcomer_does_not_overtake_a_waiting_client;
@@ -93,8 +93,8 @@ fn many_threads_never_exceed_the_permits(store: &Store) {
     never_exceed(&[client]);
 }
 
-fn clients_never_exceed_the_permits_together(server: &Server) {
-    never_exceed(&[(); 3].map(|()| server.open(patient())));
+fn clients_never_exceed_the_permits_together(store: &Store) {
+    never_exceed(&[(); 3].map(|()| store.open(patient())));
 }
 
 /// Twelve threads that use three permits.
@@ -145,9 +145,9 @@ fn a_newcomer_leaves_one_permit_to_a_waiting_thread(store: &Store) {
     });
 }
 
-fn a_release_wakes_as_many_clients_as_permits_are_free(server: &Server) {
-    let clients = [(); 4].map(|()| server.open(sleepy()));
-    let holder = server.open(patient());
+fn a_release_wakes_as_many_clients_as_permits_are_free(store: &Store) {
+    let clients = [(); 4].map(|()| store.open(sleepy()));
+    let holder = store.open(patient());
     let held = [(); 2].map(|()| holder.semaphore("a", 2).acquire().unwrap());
     let served = AtomicU64::new(0);
     thread::scope(|scope| {
@@ -160,8 +160,7 @@ fn a_release_wakes_as_many_clients_as_permits_are_free(server: &Server) {
             });
         }
         eventually(SOON, || {
-            server.queue("a").len() == 4
-                && clients.iter().all(|client| server.listeners(client) > 0)
+            store.queue("a").len() == 4 && clients.iter().all(|client| store.listens(client))
         });
         for permit in held {
             permit.unlock().unwrap();
@@ -170,13 +169,13 @@ fn a_release_wakes_as_many_clients_as_permits_are_free(server: &Server) {
     assert_eq!(served.load(Ordering::SeqCst), 4);
 }
 
-fn a_newcomer_does_not_overtake_a_waiting_client(server: &Server) {
+fn a_newcomer_does_not_overtake_a_waiting_client(store: &Store) {
     let (holder, waiter, newcomer) =
-        (server.open(patient()), server.open(sleepy()), server.open(patient()));
+        (store.open(patient()), store.open(sleepy()), store.open(patient()));
     let permit = holder.semaphore("a", 1).acquire().unwrap();
     thread::scope(|scope| {
         let waiting = scope.spawn(|| waiter.semaphore("a", 1).acquire().unwrap());
-        eventually(SOON, || server.queue("a").len() == 1 && server.listeners(&waiter) > 0);
+        eventually(SOON, || store.queue("a").len() == 1 && store.listens(&waiter));
         permit.unlock().unwrap();
         assert!(newcomer.semaphore("a", 1).try_acquire().unwrap().is_none());
         waiting.join().unwrap().unlock().unwrap();

@@ -24,10 +24,11 @@ stores! {
         a_set_is_lost_when_one_of_its_locks_is,
         the_end_of_a_set_wakes_a_thread_that_waits_for_one_of_its_locks,
         a_set_does_not_nest;
-    every server:
+    several clients:
         sets_and_single_locks_of_two_clients_make_progress,
+        nothing_is_told_of_a_lock_that_is_given_back;
+    every server:
         a_set_takes_one_request_and_one_more_if_a_lock_is_held,
-        nothing_is_told_of_a_lock_that_is_given_back,
         a_silent_server_hides_no_loss;
     every direct server:
         a_set_is_verified_renewed_and_released_in_one_round_trip;
@@ -231,8 +232,8 @@ fn a_set_does_not_nest(store: &Store) {
     assert!(matches!(client.try_lock_all(["a", ""]), Err(Error::InvalidInput(_))));
 }
 
-fn sets_and_single_locks_of_two_clients_make_progress(server: &Server) {
-    let clients = [server.open(patient()), server.open(patient())];
+fn sets_and_single_locks_of_two_clients_make_progress(store: &Store) {
+    let clients = [store.open(patient()), store.open(patient())];
     let done = Mutex::new(0);
     let work = |client: &Client, forth: bool| {
         for round in 0..10 {
@@ -269,14 +270,14 @@ fn a_set_takes_one_request_and_one_more_if_a_lock_is_held(server: &Server) {
     set.unlock().unwrap();
 }
 
-fn nothing_is_told_of_a_lock_that_is_given_back(server: &Server) {
+fn nothing_is_told_of_a_lock_that_is_given_back(store: &Store) {
     let (sender, events) = crossbeam_channel::unbounded();
-    let client = server.open(patient().on_event(move |event| {
+    let client = store.open(patient().on_event(move |event| {
         if let Event::Acquired { name, .. } | Event::Released { name, .. } = event {
             sender.send(name.clone()).unwrap();
         }
     }));
-    let other = server.open(patient());
+    let other = store.open(patient());
     let (a, b) = (other.lock_owned("a").unwrap(), other.lock_owned("b").unwrap());
     thread::scope(|scope| {
         let waiting = scope.spawn(|| client.lock_all(["a", "b"]).unwrap());

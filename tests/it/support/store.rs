@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use leasehold::{Builder, Client};
+use leasehold::{Builder, Client, MemoryServer, NameReport};
 use redis::Connection;
 
 use super::address::{Address, Way};
@@ -22,13 +22,15 @@ use super::{Cluster, Quorum, SOON, Watched, eventually, ms, opened};
 
 /// Makes a test of every listed behaviour for every store it applies to.
 ///
-/// - `every store`: what holds wherever the locks are, and needs only one client. Runs in memory,
-///   on a cluster of Redis and one of Valkey, with locks that must be on disk, on a quorum of three
-///   servers, on one of five that has lost two, and on all that follow.
+/// - `every store`: what holds wherever the locks are. Runs in memory, on a cluster of Redis and
+///   one of Valkey, with locks that must be on disk, on a quorum of three servers, on one of five
+///   that has lost two, and on all that follow.
 /// - `every store but a quorum`: the same for what a quorum does not have. A file has either this
 ///   or
 ///   `every store`.
-/// - `every server`: what looks into the server that has the locks, or needs a second client. Runs
+/// - `several clients`: what clients do to each other, which all stores do in the same way. Runs in
+///   memory, and on all that follow.
+/// - `every server`: what looks into the server that has the locks, or needs a second process. Runs
 ///   behind sentinels, and on all that follow.
 /// - `every direct server`: what loses, repeats or garbles single requests and replies through a
 ///   proxy, which no sentinel names. Runs with locks that a replica must have, and on all that
@@ -49,12 +51,15 @@ macro_rules! stores {
     (
         $(every store: $($common:ident),+ $(,)?;)?
         $(every store but a quorum: $($alone:ident),+ $(,)?;)?
+        $(several clients: $($several:ident),+ $(,)?;)?
         $(every server: $($special:ident),+ $(,)?;)?
         $(every direct server: $($direct:ident),+ $(,)?;)?
         $(one server: $($single:ident),+ $(,)?;)?
     ) => {
+        $crate::support::stores! {
+            @store on_memory, memory, $($($common)+)? $($($alone)+)? $($($several)+)?
+        }
         $(
-            $crate::support::stores! { @store on_memory, memory, $($common)+ }
             $crate::support::stores! { @store on_a_cluster, cluster, $($common)+ }
             $crate::support::stores! { @store on_a_valkey_cluster, valkey_cluster, $($common)+ }
             $crate::support::stores! { @store on_disk, on_disk, $($common)+ }
@@ -62,33 +67,32 @@ macro_rules! stores {
             $crate::support::stores! { @store on_the_rest_of_a_quorum, rest, $($common)+ }
         )?
         $(
-            $crate::support::stores! { @store on_memory, memory, $($alone)+ }
             $crate::support::stores! { @store on_a_cluster, cluster, $($alone)+ }
             $crate::support::stores! { @store on_a_valkey_cluster, valkey_cluster, $($alone)+ }
             $crate::support::stores! { @store on_disk, on_disk, $($alone)+ }
         )?
         $crate::support::stores! {
             @server on_redis, redis,
-            [$($($common)+)? $($($alone)+)?] [$($($special)+)? $($($direct)+)? $($($single)+)?]
+            [$($($common)+)? $($($alone)+)? $($($several)+)?] [$($($special)+)? $($($direct)+)? $($($single)+)?]
         }
         $crate::support::stores! {
             @server on_valkey, valkey,
-            [$($($common)+)? $($($alone)+)?] [$($($special)+)? $($($direct)+)? $($($single)+)?]
+            [$($($common)+)? $($($alone)+)? $($($several)+)?] [$($($special)+)? $($($direct)+)? $($($single)+)?]
         }
         $crate::support::stores! {
-            @server behind_sentinels, watched, [$($($common)+)? $($($alone)+)?] [$($($special)+)?]
+            @server behind_sentinels, watched, [$($($common)+)? $($($alone)+)? $($($several)+)?] [$($($special)+)?]
         }
         $crate::support::stores! {
             @server with_a_replica, replicated,
-            [$($($common)+)? $($($alone)+)?] [$($($special)+)? $($($direct)+)?]
+            [$($($common)+)? $($($alone)+)? $($($several)+)?] [$($($special)+)? $($($direct)+)?]
         }
     };
-    (@store $module:ident, $store:ident, $($behaviour:ident)+) => {
+    (@store $module:ident, $store:ident, $($behaviour:ident)*) => {
         mod $module {
             $(#[test]
             fn $behaviour() {
                 super::$behaviour(&$crate::support::Store::$store());
-            })+
+            })*
         }
     };
     (@server $module:ident, $server:ident, [$($common:ident)*] [$($special:ident)*]) => {
@@ -131,7 +135,7 @@ pub(crate) use on_both;
 pub(crate) enum Store {
     /// A cluster that several tests share, each with its own prefix.
     Cluster(&'static Cluster, String),
-    Memory,
+    Memory(MemoryServer),
     Quorum(Quorum),
     Server(Server),
 }
@@ -146,7 +150,7 @@ impl Store {
     }
 
     pub(crate) fn memory() -> Store {
-        Store::Memory
+        Store::Memory(MemoryServer::new())
     }
 
     pub(crate) fn on_disk() -> Store {
@@ -164,7 +168,7 @@ impl Store {
         Store::Quorum(quorum)
     }
 
-    /// Opens the client of the behaviour. Only once: two in-memory clients share nothing.
+    /// Opens a client of the behaviour.
     pub(crate) fn open(&self, builder: Builder) -> Client {
         self.open_for(Duration::MAX, builder)
     }
@@ -174,7 +178,7 @@ impl Store {
     pub(crate) fn open_for(&self, lease: Duration, builder: Builder) -> Client {
         match self {
             Store::Cluster(cluster, prefix) => cluster.open(builder.prefix(prefix)),
-            Store::Memory => builder.in_memory().expect("the options are good"),
+            Store::Memory(server) => builder.open_memory(server).expect("the options are good"),
             Store::Quorum(quorum) => quorum.open(builder),
             Store::Server(server) => server.open_for(lease, builder),
         }
@@ -191,7 +195,7 @@ impl Store {
             Store::Cluster(cluster, prefix) => {
                 (cluster.nodes()[0].url(), Way::Cluster(prefix.clone()))
             }
-            Store::Memory => (String::new(), Way::Memory),
+            Store::Memory(_) => (String::new(), Way::Memory),
             Store::Quorum(quorum) => (String::new(), Way::Redlock(quorum.urls())),
             Store::Server(server) => return server.address(),
         };
@@ -203,7 +207,7 @@ impl Store {
     pub(crate) fn fence_life(&self, name: &str) -> Option<Duration> {
         let (servers, prefix): (&[server::Server], _) = match self {
             Store::Cluster(cluster, prefix) => (cluster.nodes(), prefix.as_str()),
-            Store::Memory => return None,
+            Store::Memory(_) => return None,
             // One that is never down.
             Store::Quorum(quorum) => (slice::from_ref(quorum.last()), "lock:"),
             Store::Server(server) => (slice::from_ref(&**server), "lock:"),
@@ -214,10 +218,42 @@ impl Store {
         lives.filter_map(|life| u64::try_from(life).ok()).map(Duration::from_millis).next()
     }
 
+    /// The ids of the clients that wait for a lock, in the order of their arrival.
+    pub(crate) fn queue(&self, name: &str) -> Vec<String> {
+        let client_of = |entry: String| {
+            let mut kinds = ["p:", "r:", "w:"].iter();
+            kinds.find_map(|kind| entry.strip_prefix(kind)).unwrap_or(&entry).to_owned()
+        };
+        match self {
+            Store::Server(server) => server.queue(name).into_iter().map(client_of).collect(),
+            _ => self.report(name).waiting,
+        }
+    }
+
+    pub(crate) fn exists(&self, name: &str) -> bool {
+        match self {
+            Store::Server(server) => server.exists(name),
+            _ => !self.report(name).holds.is_empty(),
+        }
+    }
+
+    fn report(&self, name: &str) -> NameReport {
+        let operator = self.open(Client::builder());
+        operator.survey().report(name).expect("the servers answer")
+    }
+
+    /// Returns `true` if a client is told when it may have its turn: from its first wait on.
+    pub(crate) fn listens(&self, client: &Client) -> bool {
+        match self {
+            Store::Server(server) => server.listeners(client) > 0,
+            _ => true,
+        }
+    }
+
     /// A shared number. It is kept at the server of the locks if that is a single one.
     pub(crate) fn register(&self) -> Register {
         match self {
-            Store::Cluster(..) | Store::Memory => Register::Local(Arc::default()),
+            Store::Cluster(..) | Store::Memory(_) => Register::Local(Arc::default()),
             Store::Quorum(quorum) => Register::Remote(quorum.last().url()),
             Store::Server(server) => Register::Remote(server.url()),
         }

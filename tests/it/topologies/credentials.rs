@@ -47,7 +47,7 @@ fn unique_user() -> String {
 fn servers(store: &Store) -> Vec<&server::Server> {
     let all: &[server::Server] = match store {
         Store::Cluster(cluster, _) => cluster.nodes(),
-        Store::Memory => &[],
+        Store::Memory(_) => &[],
         Store::Quorum(quorum) => &quorum.servers,
         Store::Server(server) => std::slice::from_ref(server),
     };

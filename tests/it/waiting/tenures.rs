@@ -16,10 +16,11 @@ stores! {
         a_waiter_that_is_cancelled_in_a_tenure_leaves_nothing,
         a_wait_that_is_cancelled_while_it_is_handed_the_lock_leaves_nothing,
         terms_are_never_handed_off;
-    every server:
-        a_client_that_is_closed_in_a_tenure_leaves_nothing,
+    several clients:
         a_hold_that_is_forced_in_a_tenure_is_found_lost_by_the_next,
         a_hold_that_is_forced_in_a_tenure_is_lost_at_its_end;
+    every server:
+        a_client_that_is_closed_in_a_tenure_leaves_nothing;
 }
 
 /// A client with tenures that no pause of the machine ends.
@@ -63,8 +64,8 @@ fn in_turn(client: &Client, threads: Vec<Box<dyn FnOnce() + Send + '_>>) {
     });
 }
 
-fn a_hold_that_is_forced_in_a_tenure_is_found_lost_by_the_next(server: &Server) {
-    let (client, operator) = (server.open(unhurried()), server.open(sleepy()));
+fn a_hold_that_is_forced_in_a_tenure_is_found_lost_by_the_next(store: &Store) {
+    let (client, operator) = (store.open(unhurried()), store.open(sleepy()));
     let (tell, told) = bounded(1);
     let first = || {
         let guard = client.lock("a").unwrap();
@@ -94,10 +95,10 @@ fn a_hold_that_is_forced_in_a_tenure_is_found_lost_by_the_next(server: &Server) 
     assert_eq!((client.stats().lost, client.stats().handoffs), (1, 1));
 }
 
-fn a_hold_that_is_forced_in_a_tenure_is_lost_at_its_end(server: &Server) {
+fn a_hold_that_is_forced_in_a_tenure_is_lost_at_its_end(store: &Store) {
     let recorder = Recorder::default();
-    let client = server.open(unhurried().on_event(recorder.listener()));
-    let operator = server.open(sleepy());
+    let client = store.open(unhurried().on_event(recorder.listener()));
+    let operator = store.open(sleepy());
     let last = AtomicU64::new(0);
     let first = || {
         let guard = client.lock("a").unwrap();

@@ -12,15 +12,16 @@ use crate::support::cluster::unique_prefix;
 use crate::support::contest::{Contest, TURNS, Turn, assert_turns_are_taken, turns_of_another};
 use crate::support::lag::Lag;
 use crate::support::{
-    Cluster, SOON, Server, eventually, ms, patient, server, stores, take, timed, very_sleepy,
+    Cluster, SOON, Server, Store, eventually, ms, patient, server, stores, take, timed, very_sleepy,
 };
 
 stores! {
-    every server:
+    several clients:
         two_busy_clients_both_make_progress,
         a_client_with_many_threads_does_not_starve_the_others,
         clients_with_one_thread_take_turns,
-        a_waiting_client_goes_before_one_that_only_tries,
+        a_waiting_client_goes_before_one_that_only_tries;
+    every server:
         a_client_that_has_stopped_costs_one_offer,
         a_waiter_asks_again_when_an_offer_to_another_is_over;
     every direct server:
@@ -47,8 +48,8 @@ fn work_for(client: &Client, time: Duration) -> u32 {
     rounds
 }
 
-fn two_busy_clients_both_make_progress(server: &Server) {
-    let (one, other) = (server.open(patient()), server.open(patient()));
+fn two_busy_clients_both_make_progress(store: &Store) {
+    let (one, other) = (store.open(patient()), store.open(patient()));
     let rounds = thread::scope(|scope| {
         let start = |client| [(); 3].map(|()| scope.spawn(move || work_for(client, ms(1500))));
         let started = [start(&one), start(&other)];
@@ -59,8 +60,8 @@ fn two_busy_clients_both_make_progress(server: &Server) {
     assert!(one.stats().handoffs > 0 && other.stats().handoffs > 0);
 }
 
-fn a_client_with_many_threads_does_not_starve_the_others(server: &Server) {
-    let (crowd, single) = (server.open(patient()), server.open(patient()));
+fn a_client_with_many_threads_does_not_starve_the_others(store: &Store) {
+    let (crowd, single) = (store.open(patient()), store.open(patient()));
     let contest = Contest::new("a", ms(4));
     let (theirs, mine) = thread::scope(|scope| {
         let theirs = [(); 4].map(|()| scope.spawn(|| contest.join(&crowd)));
@@ -77,8 +78,8 @@ fn a_client_with_many_threads_does_not_starve_the_others(server: &Server) {
     assert!(5 * long <= mine.len(), "{long} of {} waits were long", mine.len());
 }
 
-fn clients_with_one_thread_take_turns(server: &Server) {
-    let clients = [(); 3].map(|()| server.open(patient()));
+fn clients_with_one_thread_take_turns(store: &Store) {
+    let clients = [(); 3].map(|()| store.open(patient()));
     for held in [ms(1), ms(5), ms(20)] {
         assert_turns_are_taken(&clients, "a", held);
     }
@@ -124,8 +125,8 @@ fn clients_farther_away_than_an_offer_lasts_have_their_turns(server: &Server) {
     }
 }
 
-fn a_waiting_client_goes_before_one_that_only_tries(server: &Server) {
-    let (waiting, trying) = (server.open(patient()), server.open(patient()));
+fn a_waiting_client_goes_before_one_that_only_tries(store: &Store) {
+    let (waiting, trying) = (store.open(patient()), store.open(patient()));
     let turns = thread::scope(|scope| {
         let waited = scope.spawn(|| Contest::new("a", ms(1)).join(&waiting).len());
         let mut tried = 0;

@@ -22,8 +22,9 @@ stores! {
         holds_of_one_tenure_have_ends_of_their_own,
         a_panic_of_the_holder_hands_the_lock_off,
         no_try_overtakes_a_thread_that_waits_for_a_lease_to_end;
+    several clients:
+        no_try_overtakes_a_thread_that_waits_for_another_client;
     every server:
-        no_try_overtakes_a_thread_that_waits_for_another_client,
         a_try_behind_a_thread_that_waits_costs_no_request,
         a_try_behind_a_thread_that_waits_for_a_reply_tells_an_outage,
         a_lock_held_by_another_thread_is_refused_without_a_request,
@@ -182,8 +183,8 @@ fn no_try_overtakes_a_thread_that_waits_for_a_lease_to_end(store: &Store) {
     }
 }
 
-fn no_try_overtakes_a_thread_that_waits_for_another_client(server: &Server) {
-    let (holder, client) = (server.open(patient()), server.open(patient()));
+fn no_try_overtakes_a_thread_that_waits_for_another_client(store: &Store) {
+    let (holder, client) = (store.open(patient()), store.open(patient()));
     for _ in 0..50 {
         let guard = holder.lock("a").unwrap();
         assert_no_try_overtakes(&client, || guard.unlock().unwrap());

@@ -12,15 +12,16 @@ use crate::support::child::{self, Child};
 use crate::support::recorder::Recorder;
 use crate::support::store::Handle;
 use crate::support::{
-    Cluster, Quorum, SOON, Server, eventually, ms, patient, server, sleepy, soon, stores, take,
-    timed, unlock, very_sleepy, while_held,
+    Cluster, Quorum, SOON, Server, Store, eventually, ms, patient, server, sleepy, soon, stores,
+    take, timed, unlock, very_sleepy, while_held,
 };
 
 stores! {
-    every server:
+    several clients:
         no_wake_up_is_lost_in_many_rounds,
         many_waiting_threads_need_one_queue_entry,
-        a_waiter_that_gives_up_leaves_the_queue_entry_to_the_next,
+        a_waiter_that_gives_up_leaves_the_queue_entry_to_the_next;
+    every server:
         waits_that_end_early_leave_nothing,
         a_lost_wake_up_connection_is_reopened,
         a_listener_that_could_not_be_started_is_tried_again,
@@ -28,8 +29,8 @@ stores! {
         a_lock_works_although_its_queue_key_has_another_type;
 }
 
-fn no_wake_up_is_lost_in_many_rounds(server: &Server) {
-    let clients = [server.open(sleepy()), server.open(sleepy()), server.open(sleepy())];
+fn no_wake_up_is_lost_in_many_rounds(store: &Store) {
+    let clients = [store.open(sleepy()), store.open(sleepy()), store.open(sleepy())];
     thread::scope(|scope| {
         for client in &clients {
             scope.spawn(move || {
@@ -47,40 +48,40 @@ fn no_wake_up_is_lost_in_many_rounds(server: &Server) {
     });
 }
 
-fn many_waiting_threads_need_one_queue_entry(server: &Server) {
-    let (holder, waiter) = (server.open(sleepy()), server.open(sleepy()));
+fn many_waiting_threads_need_one_queue_entry(store: &Store) {
+    let (holder, waiter) = (store.open(sleepy()), store.open(sleepy()));
     let guard = take(&holder, "a");
     thread::scope(|scope| {
         for _ in 0..50 {
             scope.spawn(|| waiter.lock("a").unwrap().unlock().unwrap());
         }
-        eventually(SOON, || server.listeners(&waiter) == 1);
-        assert_eq!(server.queue("a"), [waiter.id()]);
+        eventually(SOON, || store.listens(&waiter));
+        assert_eq!(store.queue("a"), [waiter.id()]);
         guard.unlock().unwrap();
     });
 }
 
-fn a_waiter_that_gives_up_leaves_the_queue_entry_to_the_next(server: &Server) {
+fn a_waiter_that_gives_up_leaves_the_queue_entry_to_the_next(store: &Store) {
     let recorder = Recorder::default();
-    let [holder, second] = [server.open(patient()), server.open(sleepy())];
-    let first = server.open(sleepy().on_event(recorder.listener()));
+    let [holder, second] = [store.open(patient()), store.open(sleepy())];
+    let first = store.open(sleepy().on_event(recorder.listener()));
     while_held(&holder, "a", |end| {
         thread::scope(|scope| {
             let hasty = scope.spawn(|| first.try_lock_for("a", ms(1000)).map(drop));
-            eventually(SOON, || server.queue("a") == [first.id()]);
+            eventually(SOON, || store.queue("a") == [first.id()]);
             let patient = scope.spawn(|| first.lock("a").map(unlock));
             recorder.wait_for_waiters(2);
             let other = scope.spawn(|| second.lock("a").map(unlock));
-            eventually(SOON, || server.queue("a") == [first.id(), second.id()]);
+            eventually(SOON, || store.queue("a") == [first.id(), second.id()]);
             hasty.join().unwrap().unwrap();
-            assert_eq!(server.queue("a"), [first.id(), second.id()]);
+            assert_eq!(store.queue("a"), [first.id(), second.id()]);
             drop(end);
             for waits in [patient, other] {
                 waits.join().unwrap().unwrap();
             }
         });
     });
-    assert!(server.queue("a").is_empty());
+    assert!(store.queue("a").is_empty());
 }
 
 fn waits_that_end_early_leave_nothing(server: &Server) {

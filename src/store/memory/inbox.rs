@@ -1,0 +1,119 @@
+//! The messages of a memory server to its clients.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+use std::time::Instant;
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
+
+use crate::base::failure::{Failure, FailureKind};
+use crate::net::interrupter::{Close, Interrupter};
+use crate::store::keys::Keys;
+use crate::store::wake::{Wake, Wakeups};
+
+/// The inboxes of the clients that are there.
+#[derive(Debug, Default)]
+pub(super) struct Inboxes(HashMap<Arc<str>, Weak<Inbox>>);
+
+/// Where one client finds its messages, also those that have come before it looks.
+#[derive(Debug)]
+pub(super) struct Inbox {
+    messages: Sender<Message>,
+    received: Receiver<Message>,
+}
+
+#[derive(Debug)]
+enum Message {
+    /// The client waits no more.
+    End,
+    /// The lock with this key may be free.
+    Wake(Box<str>),
+}
+
+impl Inboxes {
+    /// The inbox of a client, which is there for as long as the result lives.
+    pub(super) fn open(&mut self, client: &str) -> Arc<Inbox> {
+        if let Some(inbox) = self.0.get(client).and_then(Weak::upgrade) {
+            return inbox;
+        }
+        self.0.retain(|_, inbox| inbox.strong_count() > 0);
+        let (messages, received) = unbounded();
+        let inbox = Arc::new(Inbox { messages, received });
+        self.0.insert(client.into(), Arc::downgrade(&inbox));
+        inbox
+    }
+
+    pub(super) fn exists(&self, client: &str) -> bool {
+        self.0.get(client).is_some_and(|inbox| inbox.strong_count() > 0)
+    }
+
+    /// Tells a client that the lock with this key may be free.
+    pub(super) fn tell(&self, client: &str, key: &str) {
+        if let Some(inbox) = self.0.get(client).and_then(Weak::upgrade) {
+            inbox.send(Message::Wake(key.into()));
+        }
+    }
+}
+
+impl Inbox {
+    fn send(&self, message: Message) {
+        self.messages.send(message).expect("the receiver lives as long as the sender");
+    }
+}
+
+impl Close for Inbox {
+    fn close(&self) {
+        self.send(Message::End);
+    }
+}
+
+/// The messages to one client.
+pub(super) struct MemoryWakeups {
+    pub(super) inbox: Arc<Inbox>,
+    pub(super) keys: Keys,
+    pub(super) interrupter: Interrupter,
+    pub(super) is_ready: bool,
+}
+
+impl MemoryWakeups {
+    pub(super) fn new(inbox: Arc<Inbox>, keys: Keys) -> Self {
+        let interrupter = Interrupter::new();
+        let awaited: Weak<Inbox> = Arc::downgrade(&inbox);
+        interrupter.watch(Some(awaited));
+        Self { inbox, keys, interrupter, is_ready: false }
+    }
+}
+
+impl Wakeups for MemoryWakeups {
+    fn next(&mut self, deadline: Instant) -> Option<Result<Wake, Failure>> {
+        if !self.is_ready {
+            self.is_ready = true;
+            return Some(Ok(Wake::Ready));
+        }
+        loop {
+            let message = self.inbox.received.recv_deadline(deadline);
+            if self.interrupter.is_interrupted() {
+                return Some(Err(interrupted()));
+            }
+            match message {
+                Ok(Message::Wake(key)) => {
+                    // Clients with another prefix have the same key in another way.
+                    if let Some(name) = self.keys.name(&key) {
+                        return Some(Ok(Wake::Lock(name.into())));
+                    }
+                }
+                Ok(Message::End) => {}
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return None,
+            }
+        }
+    }
+
+    fn interrupter(&self) -> Interrupter {
+        self.interrupter.clone()
+    }
+}
+
+fn interrupted() -> Failure {
+    let error = std::io::Error::new(std::io::ErrorKind::ConnectionAborted, "interrupted");
+    Failure::io(FailureKind::Unreachable, &Arc::from("memory"), error)
+}

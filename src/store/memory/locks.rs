@@ -1,0 +1,311 @@
+//! The locks of a memory server: what the scripts do in Redis, by the same rules.
+//!
+//! Decides what a request does to a name, and which fencing token a hold gets. Who goes before whom
+//! is decided in `name.rs`.
+
+use std::collections::HashMap;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use crate::base::clock::Moment;
+use crate::base::failure::Failure;
+use crate::base::report::HeldAs;
+use crate::store::hold_id::{HoldId, HoldKind};
+use crate::store::keys::Keys;
+use crate::store::memory::inbox::Inboxes;
+use crate::store::memory::name::{LiveHold, Name};
+use crate::store::request::{
+    Acquire, AcquireReply, Change, HoldReply, HolderReply, Registration, ReportReply, TENURE_FENCES,
+};
+
+/// The locks of all clients.
+#[derive(Debug, Default)]
+pub(super) struct Locks {
+    by_key: HashMap<String, Name>,
+    /// The last fencing token of any name: none is repeated, though names are forgotten.
+    fence: u64,
+    pub(super) inboxes: Inboxes,
+    /// When there are this many names, those that nobody holds or waits for are removed.
+    purge_at: usize,
+}
+
+impl Locks {
+    /// What there is of a name, without what is over.
+    fn name(&mut self, key: &str) -> Option<&mut Name> {
+        let (now, name) = (Moment::now(), self.by_key.get_mut(key)?);
+        name.holds.retain(|held| held.ends > now);
+        Some(name)
+    }
+
+    pub(super) fn acquire(
+        &mut self,
+        keys: &Keys,
+        request: Acquire<'_>,
+    ) -> Result<AcquireReply, Failure> {
+        let Acquire { holds: [hold], lease, registration, .. } = request else {
+            return Ok(self.acquire_all(keys, request));
+        };
+        let key = &*keys.lock(&hold.name);
+        if let Some(fence) = self.repeat(key, hold, lease) {
+            let is_shared = !matches!(hold.kind, HoldKind::Permit { .. });
+            let room = self.name(key).filter(|_| is_shared).map_or(0, |name| name.room(hold.kind));
+            return Ok(AcquireReply::acquired(fence, room));
+        }
+        self.purge();
+        let Self { by_key, inboxes, .. } = self;
+        let name = by_key.entry(key.into()).or_default();
+        name.check_type(hold.kind)?;
+        let (is_lock, waits) = (hold.kind == HoldKind::Lock, registration != Registration::None);
+        // An offer of a side or a permit is left to the thread of its client that waits.
+        let may_take = is_lock || waits;
+        let mut is_offered = may_take && name.has_offer_to(hold);
+        if is_offered && !name.admits(hold, may_take) {
+            // The offer was to a thread that goes by more permits.
+            name.remove_offer_to(hold);
+            is_offered = false;
+        }
+        let goes_last = !is_lock || registration == Registration::Yielding;
+        if !is_offered && goes_last && !name.queue.is_empty() {
+            if waits {
+                name.join(hold);
+            }
+            name.serve(key, waits.then_some(&*hold.client), inboxes);
+            is_offered = waits && name.has_offer_to(hold);
+        }
+        if !is_offered && (!name.admits(hold, may_take) || name.is_waited_for(hold.kind)) {
+            if waits {
+                name.join(hold);
+            }
+            return Ok(AcquireReply::held(name.remaining(hold.kind)));
+        }
+        if is_lock && waits {
+            name.leave(hold);
+        }
+        // Readers of one client have one place in the queue, and the last one takes the offer.
+        let is_followed = registration == Registration::Followed;
+        if may_take && !(is_followed && hold.kind == HoldKind::Read && !name.queue.is_empty()) {
+            name.remove_offer_to(hold);
+        }
+        let fence = self.begin(key, hold, lease);
+        let room = if is_lock && is_followed {
+            self.reserve(key, fence)
+        } else {
+            self.name(key).map_or(0, |name| name.room(hold.kind))
+        };
+        Ok(AcquireReply::acquired(fence, room))
+    }
+
+    fn acquire_all(&mut self, keys: &Keys, request: Acquire<'_>) -> AcquireReply {
+        let Acquire { holds, lease, .. } = request;
+        let mut is_free = |hold: &HoldId| {
+            let name = self.name(&keys.lock(&hold.name));
+            name.is_none_or(|name| name.holds.iter().all(|held| held.is(hold) && held.depth > 0))
+        };
+        if let Some(index) = holds.iter().position(|hold| !is_free(hold)) {
+            return AcquireReply::Held { index, remaining: None, in_doubt: false };
+        }
+        self.purge();
+        let mut fences = holds.iter().map(|hold| {
+            let key = &*keys.lock(&hold.name);
+            self.repeat(key, hold, lease).unwrap_or_else(|| self.begin(key, hold, lease))
+        });
+        let fence = fences.next().unwrap_or_default();
+        AcquireReply::Acquired { fence, others: fences.collect(), room: 0 }
+    }
+
+    /// Renews a hold that exists already, and returns its token.
+    fn repeat(&mut self, key: &str, hold: &HoldId, lease: Duration) -> Option<u64> {
+        let held = self.name(key)?.find(hold).filter(|held| held.depth > 0)?;
+        held.ends = Moment::now().after(lease);
+        Some(held.fence)
+    }
+
+    fn begin(&mut self, key: &str, hold: &HoldId, lease: Duration) -> u64 {
+        let name = self.by_key.entry(key.into()).or_default();
+        let fence = match hold.kind {
+            HoldKind::Permit { .. } => 0,
+            HoldKind::Read if name.fence > 0 => name.fence,
+            HoldKind::Lock | HoldKind::Read | HoldKind::Write => micros().max(self.fence + 1),
+        };
+        name.fence = name.fence.max(fence);
+        self.fence = self.fence.max(fence);
+        let ends = Moment::now().after(lease);
+        name.holds.push(LiveHold { id: hold.clone(), fence, depth: 1, ends });
+        fence
+    }
+
+    /// Reserves tokens that follow one, and returns how many.
+    fn reserve(&mut self, key: &str, fence: u64) -> u32 {
+        let last = (fence + TENURE_FENCES - 1).min(micros() + TENURE_FENCES).max(fence);
+        self.fence = self.fence.max(last);
+        if let Some(name) = self.name(key) {
+            name.fence = name.fence.max(last);
+        }
+        u32::try_from(last.saturating_sub(fence)).unwrap_or_default()
+    }
+
+    /// Removes the names that nobody holds or waits for, once there are many.
+    fn purge(&mut self) {
+        if self.by_key.len() >= self.purge_at {
+            let (now, inboxes) = (Moment::now(), &self.inboxes);
+            self.by_key.retain(|_, name| {
+                name.queue.retain(|(_, client)| inboxes.exists(client));
+                name.holds.retain(|held| held.ends > now);
+                !(name.queue.is_empty() && name.holds.is_empty())
+            });
+            self.purge_at = self.by_key.len().max(32) * 2;
+        }
+    }
+
+    pub(super) fn change(&mut self, keys: &Keys, hold: &HoldId, change: Change) -> HoldReply {
+        let key = &*keys.lock(&hold.name);
+        match change {
+            Change::Release { kept_until } => return self.release(key, hold, kept_until),
+            Change::Unregister { any_kind } => return self.unregister(key, hold, any_kind),
+            Change::Check | Change::Renew { .. } | Change::SetDepth { .. } => {}
+        }
+        let held = self.name(key).and_then(|name| name.find(hold));
+        let Some(held) = held.filter(|held| held.depth > 0) else { return HoldReply::Gone };
+        if let Change::SetDepth { depth, .. } = change {
+            held.depth = depth;
+        }
+        if let Some(lease) = change.lease() {
+            held.ends = Moment::now().after(lease);
+        }
+        HoldReply::Done
+    }
+
+    fn release(&mut self, key: &str, hold: &HoldId, kept_until: Moment) -> HoldReply {
+        if kept_until <= Moment::now() {
+            return self.end(key, |held| held.is(hold));
+        }
+        let Some(held) = self.name(key).and_then(|name| name.find(hold)) else {
+            return HoldReply::Gone;
+        };
+        if held.depth > 0 {
+            (held.depth, held.ends) = (0, kept_until);
+            let (name, inboxes) = (&self.by_key[key], &self.inboxes);
+            // The first two learn when the lock becomes free: the first may have stopped.
+            let waiting = name.queue.iter().filter(|(_, client)| inboxes.exists(client));
+            waiting.take(2).for_each(|(_, client)| inboxes.tell(client, key));
+        }
+        HoldReply::Done
+    }
+
+    fn unregister(&mut self, key: &str, hold: &HoldId, any_kind: bool) -> HoldReply {
+        let waited = self.name(key).is_some_and(|name| name.leave(hold));
+        let offered = self.end(key, |held| {
+            held.is_offer_to(hold) || any_kind && held.is_offer() && held.id.client == hold.client
+        });
+        if waited && offered == HoldReply::Gone {
+            self.serve(key);
+            return HoldReply::Done;
+        }
+        offered
+    }
+
+    /// Ends the hold of a lock's owner.
+    pub(super) fn force_release(&mut self, key: &str, owner: &[u8]) -> HoldReply {
+        self.end(key, |held| held.id.kind == HoldKind::Lock && held.id.owner().as_bytes() == owner)
+    }
+
+    /// Ends holds, and lets the next clients have their turn.
+    fn end(&mut self, key: &str, ends: impl Fn(&LiveHold) -> bool) -> HoldReply {
+        let Some(name) = self.name(key) else { return HoldReply::Gone };
+        let before = name.holds.len();
+        name.holds.retain(|held| !ends(held));
+        if name.holds.len() == before {
+            return HoldReply::Gone;
+        }
+        self.serve(key);
+        HoldReply::Done
+    }
+
+    /// Lets the waiting clients have their turn at what is free.
+    fn serve(&mut self, key: &str) {
+        if let Some(name) = self.by_key.get_mut(key) {
+            name.serve(key, None, &self.inboxes);
+        }
+    }
+
+    pub(super) fn inspect(&mut self, key: &str) -> Result<Option<HolderReply>, Failure> {
+        let Some(name) = self.name(key) else { return Ok(None) };
+        name.check_type(HoldKind::Lock)?;
+        let held = name.holds.iter().find(|held| !held.is_offer());
+        Ok(held.map(|held| held.reply(name.fence)))
+    }
+
+    pub(super) fn report(&mut self, key: &str) -> ReportReply {
+        let Some(name) = self.name(key) else {
+            return ReportReply { holds: Vec::new(), fence: 0, waiting: Vec::new() };
+        };
+        let held_as = |kind| match kind {
+            HoldKind::Lock => HeldAs::Lock,
+            HoldKind::Permit { .. } => HeldAs::Permit,
+            HoldKind::Read => HeldAs::Reader,
+            HoldKind::Write => HeldAs::Writer,
+        };
+        let holds = name.holds.iter().filter(|held| !held.is_offer());
+        let holds = holds.map(|held| (held_as(held.id.kind), held.reply(name.fence))).collect();
+        let waiting = name.queue.iter().map(|(_, client)| client.to_string()).collect();
+        ReportReply { holds, fence: name.fence, waiting }
+    }
+
+    #[cfg(test)]
+    pub(super) fn waiting(&mut self, key: &str) -> Vec<String> {
+        let entry = |(kind, client): &(HoldKind, _)| match kind {
+            HoldKind::Lock => format!("{client}"),
+            HoldKind::Permit { .. } => format!("p:{client}"),
+            HoldKind::Read => format!("r:{client}"),
+            HoldKind::Write => format!("w:{client}"),
+        };
+        self.name(key).map(|name| name.queue.iter().map(entry).collect()).unwrap_or_default()
+    }
+
+    /// Counts the permits that are held, or offered.
+    pub(super) fn count(&mut self, key: &str) -> Result<u32, Failure> {
+        let Some(name) = self.name(key) else { return Ok(0) };
+        name.check_type(HoldKind::Permit { of: 0 })?;
+        Ok(u32::try_from(name.holds.len()).unwrap_or(u32::MAX))
+    }
+}
+
+/// The system's clock.
+fn micros() -> u64 {
+    let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(time.as_micros()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_nobody_holds_or_waits_for_are_removed() {
+        let (mut locks, keys, kind) = (Locks::default(), Keys::new("lock:"), HoldKind::Lock);
+        let hold = |name: &str, client: &str, nonce| HoldId {
+            kind,
+            name: name.into(),
+            client: client.into(),
+            nonce,
+        };
+        let mut acquire = |hold: HoldId, registration, lease| {
+            let request = Acquire {
+                holds: std::slice::from_ref(&hold),
+                lease,
+                registration,
+                deadline: std::time::Instant::now(),
+            };
+            locks.acquire(&keys, request).expect("a reply");
+            locks.by_key.len()
+        };
+        let lease = Duration::from_secs(60);
+        acquire(hold("held", "c", 1), Registration::None, lease);
+        acquire(hold("held", "gone", 2), Registration::IfHeld, lease);
+        for nonce in 10..10_000 {
+            let left =
+                acquire(hold(&nonce.to_string(), "c", nonce), Registration::None, Duration::ZERO);
+            assert!(left <= 200, "{left}");
+        }
+        assert!(locks.by_key["lock:held"].queue.is_empty(), "its client is gone");
+    }
+}

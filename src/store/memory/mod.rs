@@ -1,0 +1,261 @@
+//! Locks in memory, for tests and demonstrations: a server that exists in this process only, as its
+//! clients see it.
+//!
+//! Decides what becomes of a request while the server is down or slow. Each is executed at once,
+//! and a reply that takes longer than the caller waits is lost, so that its outcome is unknown.
+
+mod inbox;
+mod locks;
+mod name;
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use crate::base::failure::{Failure, FailureKind};
+use crate::config::Config;
+use crate::store::Store;
+use crate::store::job::{Job, JobOutcome, JobRunner};
+use crate::store::keys::Keys;
+use crate::store::memory::inbox::{Inbox, MemoryWakeups};
+use crate::store::memory::locks::Locks;
+use crate::store::redisson_channels::RedissonChannels;
+use crate::store::request::{
+    Acquire, AcquireReply, HoldReply, HoldRequest, HolderReply, PostedChange, Registration,
+    ReportReply,
+};
+use crate::store::wake::Wakeups;
+
+/// A server in memory. Clones are the same.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct SimulatedServer(Arc<Mutex<ServerState>>);
+
+#[derive(Debug, Default)]
+struct ServerState {
+    locks: Locks,
+    is_down: bool,
+    /// How long each reply takes.
+    delay: Duration,
+}
+
+/// What has come of a request that was executed, and when its caller learns of it.
+struct Delayed<T> {
+    outcome: Result<T, Failure>,
+    due: Instant,
+}
+
+impl SimulatedServer {
+    pub(crate) fn set_down(&self, is_down: bool) {
+        self.0.lock().is_down = is_down;
+    }
+
+    pub(crate) fn set_delay(&self, delay: Duration) {
+        self.0.lock().delay = delay;
+    }
+
+    /// Ends the hold of a lock, as an operator does, whether the server is down or not. Returns
+    /// `false` if it is not held.
+    pub(crate) fn end_hold(&self, key: &str) -> bool {
+        let locks = &mut self.0.lock().locks;
+        let holder = locks.inspect(key).unwrap_or_default();
+        holder.is_some_and(|holder| locks.force_release(key, &holder.owner) == HoldReply::Done)
+    }
+
+    /// The clients that wait for a lock, as they are in Redis.
+    #[cfg(test)]
+    pub(crate) fn waiting(&self, key: &str) -> Vec<String> {
+        self.0.lock().locks.waiting(key)
+    }
+
+    /// Executes a request, unless the server is down.
+    fn begin<T>(
+        &self,
+        deadline: Instant,
+        request: impl FnOnce(&mut Locks) -> Result<T, Failure>,
+    ) -> Delayed<T> {
+        let mut state = self.0.lock();
+        let now = Instant::now();
+        if state.is_down {
+            let outcome = Err(failure(FailureKind::Unreachable, "the memory server is down"));
+            return Delayed { outcome, due: now };
+        }
+        let outcome = request(&mut state.locks);
+        if state.delay.is_zero() {
+            return Delayed { outcome, due: now };
+        }
+        if let Some(due) = now.checked_add(state.delay).filter(|due| *due <= deadline) {
+            return Delayed { outcome, due };
+        }
+        let outcome = Err(failure(FailureKind::Timeout, "the memory server is slow"));
+        Delayed { outcome, due: deadline }
+    }
+
+    /// Executes a request and waits for the reply.
+    fn execute<T>(
+        &self,
+        deadline: Instant,
+        request: impl FnOnce(&mut Locks) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        let Delayed { outcome, due } = self.begin(deadline, request);
+        let pause = due.saturating_duration_since(Instant::now());
+        if pause.is_zero() {
+            return outcome;
+        }
+        thread::sleep(pause);
+        if self.0.lock().is_down {
+            let why = "the memory server went down before it replied";
+            return Err(failure(FailureKind::Disconnected, why));
+        }
+        outcome
+    }
+}
+
+/// A server in memory, as one client sees it.
+#[derive(Clone, Debug)]
+pub(crate) struct Memory {
+    server: SimulatedServer,
+    keys: Keys,
+    /// That of the client, once it waits. It ends with the last clone.
+    inboxes: Arc<Mutex<HashMap<Arc<str>, Arc<Inbox>>>>,
+}
+
+impl Memory {
+    pub(crate) fn new(server: &SimulatedServer, config: &Config) -> Self {
+        Self { server: server.clone(), keys: Keys::new(&config.prefix), inboxes: Arc::default() }
+    }
+
+    /// The inbox of a client.
+    fn inbox(&self, client: &str) -> Arc<Inbox> {
+        let mut inboxes = self.inboxes.lock();
+        if let Some(inbox) = inboxes.get(client) {
+            return inbox.clone();
+        }
+        let inbox = self.server.0.lock().locks.inboxes.open(client);
+        inboxes.insert(client.into(), inbox.clone());
+        inbox
+    }
+}
+
+/// The only client.
+#[cfg(test)]
+impl Default for Memory {
+    fn default() -> Self {
+        Self::new(&SimulatedServer::default(), &Config::default())
+    }
+}
+
+impl Store for Memory {
+    fn acquire(&self, request: Acquire<'_>) -> Result<AcquireReply, Failure> {
+        if request.registration != Registration::None {
+            self.inbox(&request.holds[0].client);
+        }
+        self.server.execute(request.deadline, |locks| locks.acquire(&self.keys, request))
+    }
+
+    fn groups(&self, names: &[Arc<str>]) -> Vec<Vec<usize>> {
+        if names.is_empty() { Vec::new() } else { vec![(0..names.len()).collect()] }
+    }
+
+    fn ask(&self, requests: &[HoldRequest<'_>]) -> Vec<Result<HoldReply, Failure>> {
+        let Some(deadline) = requests.iter().map(|request| request.deadline).max() else {
+            return Vec::new();
+        };
+        let replies = self.server.execute(deadline, |locks| {
+            let change = |request: &HoldRequest<'_>| {
+                Ok(locks.change(&self.keys, request.hold, request.change))
+            };
+            Ok(requests.iter().map(change).collect())
+        });
+        replies.unwrap_or_else(|failure| vec![Err(failure); requests.len()])
+    }
+
+    fn post(&self, posts: Vec<PostedChange<'_>>) {
+        for PostedChange { request: HoldRequest { hold, change, deadline }, on_reply } in posts {
+            let change = |locks: &mut Locks| Ok(locks.change(&self.keys, hold, change));
+            on_reply(self.server.begin(deadline, change).outcome);
+        }
+    }
+
+    fn inspect(&self, name: &str, deadline: Instant) -> Result<Option<HolderReply>, Failure> {
+        self.server.execute(deadline, |locks| locks.inspect(&self.keys.lock(name)))
+    }
+
+    fn report(&self, name: &str, deadline: Instant) -> Result<ReportReply, Failure> {
+        self.server.execute(deadline, |locks| Ok(locks.report(&self.keys.lock(name))))
+    }
+
+    fn force_release(&self, name: &str, owner: &[u8], deadline: Instant) -> Result<bool, Failure> {
+        let reply = self
+            .server
+            .execute(deadline, |locks| Ok(locks.force_release(&self.keys.lock(name), owner)))?;
+        Ok(reply == HoldReply::Done)
+    }
+
+    fn count(&self, name: &str, deadline: Instant) -> Result<u32, Failure> {
+        self.server.execute(deadline, |locks| locks.count(&self.keys.lock(name)))
+    }
+
+    fn ping(&self, deadline: Instant) -> Result<(), Failure> {
+        self.server.execute(deadline, |_| Ok(()))
+    }
+
+    fn wakeups(&self, client: &str, _: Option<&RedissonChannels>) -> Box<dyn Wakeups> {
+        Box::new(MemoryWakeups::new(self.inbox(client), self.keys.clone()))
+    }
+
+    fn jobs(&self) -> Box<dyn JobRunner> {
+        Box::new(MemoryJobs { memory: self.clone(), delayed: Vec::new() })
+    }
+}
+
+/// The background jobs of one client.
+struct MemoryJobs {
+    memory: Memory,
+    /// Those whose outcomes are still to come.
+    delayed: Vec<(u64, Delayed<HoldReply>)>,
+}
+
+impl MemoryJobs {
+    /// Reports the outcomes that have come.
+    fn finish(&mut self, done: &mut dyn FnMut(u64, JobOutcome)) {
+        let now = Instant::now();
+        for (id, Delayed { outcome, .. }) in
+            self.delayed.extract_if(.., |(_, delayed)| delayed.due <= now)
+        {
+            done(id, outcome.map(Into::into));
+        }
+    }
+}
+
+impl JobRunner for MemoryJobs {
+    fn send(&mut self, jobs: Vec<Job>, done: &mut dyn FnMut(u64, JobOutcome)) {
+        let Memory { server, keys, .. } = &self.memory;
+        for Job { id, hold, change, deadline } in jobs {
+            let reply = server.begin(deadline, |locks| Ok(locks.change(keys, &hold, change)));
+            self.delayed.push((id, reply));
+        }
+        self.finish(done);
+    }
+
+    fn collect(&mut self, deadline: Instant, done: &mut dyn FnMut(u64, JobOutcome)) {
+        while let Some(due) = self.delayed.iter().map(|(_, delayed)| delayed.due).min() {
+            thread::sleep(due.min(deadline).saturating_duration_since(Instant::now()));
+            self.finish(done);
+            if Instant::now() >= deadline {
+                return;
+            }
+        }
+    }
+
+    fn abandon(&mut self) {
+        self.delayed.clear();
+    }
+}
+
+fn failure(kind: FailureKind, why: &'static str) -> Failure {
+    Failure::io(kind, &Arc::from("memory"), io::Error::other(why))
+}

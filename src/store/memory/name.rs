@@ -1,0 +1,182 @@
+//! What there is of one name in a memory server: who has it, and who waits for it.
+//!
+//! Decides who goes before whom.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::base::clock::Moment;
+use crate::base::failure::Failure;
+use crate::store::command::OFFER;
+use crate::store::hold_id::{HoldId, HoldKind};
+use crate::store::memory::inbox::Inboxes;
+use crate::store::request::HolderReply;
+
+/// What there is of one name.
+#[derive(Debug, Default)]
+pub(super) struct Name {
+    /// All of kinds that can exist together. An offer to a waiting client is a hold with
+    /// [`OFFERED`] for a number.
+    pub(super) holds: Vec<LiveHold>,
+    /// The waiting clients, each with what it wants. The first one has waited longest.
+    pub(super) queue: Vec<(HoldKind, Arc<str>)>,
+    /// The last fencing token, which readers have in common.
+    pub(super) fence: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct LiveHold {
+    pub(super) id: HoldId,
+    pub(super) fence: u64,
+    /// 0 of an offer, and if the hold has ended and keeps the lock taken.
+    pub(super) depth: u32,
+    pub(super) ends: Moment,
+}
+
+/// The number of no hold.
+const OFFERED: u64 = 0;
+
+impl LiveHold {
+    pub(super) fn is_offer(&self) -> bool {
+        self.id.nonce == OFFERED
+    }
+
+    pub(super) fn is(&self, hold: &HoldId) -> bool {
+        self.id.nonce == hold.nonce
+            && self.id.client == hold.client
+            && self.id.kind.waits_with(hold.kind)
+    }
+
+    pub(super) fn is_offer_to(&self, hold: &HoldId) -> bool {
+        self.is_offer() && self.id.client == hold.client && self.id.kind.waits_with(hold.kind)
+    }
+
+    pub(super) fn reply(&self, fence: u64) -> HolderReply {
+        let remaining = self.ends.since(Moment::now());
+        HolderReply { owner: self.id.owner().into_bytes(), depth: self.depth, remaining, fence }
+    }
+}
+
+impl Name {
+    /// Fails if there is a hold, or an offer, of a kind that cannot exist in the same key of Redis.
+    pub(super) fn check_type(&self, kind: HoldKind) -> Result<(), Failure> {
+        let form = |kind| match kind {
+            HoldKind::Lock => "a lock",
+            HoldKind::Permit { .. } => "a semaphore",
+            HoldKind::Read | HoldKind::Write => "a read-write lock",
+        };
+        let mut forms = self.holds.iter().map(|held| form(held.id.kind));
+        let other = forms.find(|found| *found != form(kind));
+        other.map_or(Ok(()), |found| Err(Failure::wrong_type(found)))
+    }
+
+    /// The hold, also if it only keeps the lock taken.
+    pub(super) fn find(&mut self, hold: &HoldId) -> Option<&mut LiveHold> {
+        self.holds.iter_mut().find(|held| held.is(hold))
+    }
+
+    pub(super) fn has_offer_to(&self, hold: &HoldId) -> bool {
+        self.holds.iter().any(|held| held.is_offer_to(hold))
+    }
+
+    pub(super) fn remove_offer_to(&mut self, hold: &HoldId) {
+        self.holds.retain(|held| !held.is_offer_to(hold));
+    }
+
+    /// Returns `true` if this hold may begin beside the others.
+    pub(super) fn admits(&self, hold: &HoldId, may_take_offer: bool) -> bool {
+        let is_own = |held: &LiveHold| may_take_offer && held.is_offer_to(hold);
+        let mut others = self.holds.iter().filter(|held| !is_own(held));
+        match hold.kind {
+            HoldKind::Lock | HoldKind::Write => others.next().is_none(),
+            HoldKind::Permit { of } => others.count() < of as usize,
+            HoldKind::Read => others.all(|held| held.id.kind == HoldKind::Read),
+        }
+    }
+
+    /// Returns `true` if the waiting clients leave nothing to one that is offered nothing.
+    pub(super) fn is_waited_for(&self, kind: HoldKind) -> bool {
+        match kind {
+            HoldKind::Lock => false,
+            HoldKind::Permit { of } => self.holds.len() + self.queue.len() >= of as usize,
+            HoldKind::Read | HoldKind::Write => !self.queue.is_empty(),
+        }
+    }
+
+    pub(super) fn place(&self, hold: &HoldId) -> Option<usize> {
+        let is_own = |(kind, client): &(HoldKind, Arc<str>)| {
+            *client == hold.client && kind.waits_with(hold.kind)
+        };
+        self.queue.iter().position(is_own)
+    }
+
+    /// Adds the client to the queue, if it is not there yet.
+    pub(super) fn join(&mut self, hold: &HoldId) {
+        let entry = (hold.kind, hold.client.clone());
+        match self.place(hold) {
+            Some(place) => self.queue[place] = entry,
+            None => self.queue.push(entry),
+        }
+    }
+
+    /// Removes the client from the queue. Returns `false` if it was not there.
+    pub(super) fn leave(&mut self, hold: &HoldId) -> bool {
+        self.place(hold).map(|place| self.queue.remove(place)).is_some()
+    }
+
+    /// Offers what is free to the clients at the head of the queue, and tells them. A client that
+    /// is offered something leaves the queue. The next one is told too, because a client that has
+    /// stopped does not take its offer: the next one asks until when that lasts. `me`, a client
+    /// that asks, is not told.
+    pub(super) fn serve(&mut self, key: &str, me: Option<&str>, inboxes: &Inboxes) {
+        self.queue.retain(|(_, client)| inboxes.exists(client));
+        let (mut at, mut has_told) = (0, false);
+        while let Some((kind, client)) = self.queue.get(at).cloned() {
+            let offer = HoldId { kind, name: key.into(), client, nonce: OFFERED };
+            if self.check_type(kind).is_err() {
+                self.queue.remove(at);
+            } else if self.admits(&offer, true) {
+                self.queue.remove(at);
+                if me != Some(&*offer.client) {
+                    has_told = true;
+                    inboxes.tell(&offer.client, key);
+                }
+                self.remove_offer_to(&offer);
+                let ends = Moment::now().after(OFFER);
+                self.holds.push(LiveHold { id: offer, fence: 0, depth: 0, ends });
+            } else if let HoldKind::Permit { .. } = kind {
+                // Those behind it may go by more permits.
+                at += 1;
+            } else {
+                break;
+            }
+        }
+        if let Some((_, next)) = self.queue.first()
+            && has_told
+            && me != Some(&**next)
+        {
+            inboxes.tell(next, key);
+        }
+    }
+
+    /// For how long what is in the way of a hold lasts, if anything is.
+    pub(super) fn remaining(&self, kind: HoldKind) -> Option<Duration> {
+        let ends = self.holds.iter().map(|held| held.ends);
+        let end = match kind {
+            HoldKind::Lock | HoldKind::Write => ends.max(),
+            HoldKind::Permit { .. } | HoldKind::Read => ends.min(),
+        };
+        end.map(|end| end.since(Moment::now()))
+    }
+
+    /// Returns how many more holds may begin beside one that has just begun.
+    pub(super) fn room(&self, kind: HoldKind) -> u32 {
+        match kind {
+            HoldKind::Permit { of } if self.queue.is_empty() => {
+                of.saturating_sub(u32::try_from(self.holds.len()).unwrap_or(of))
+            }
+            HoldKind::Read | HoldKind::Write if self.queue.is_empty() => u32::MAX,
+            _ => 0,
+        }
+    }
+}

@@ -1,0 +1,269 @@
+//! A server in memory that is down, slow, or has ended a hold.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use leasehold::{Builder, Client, Error, HoldEnd, MemoryServer};
+
+use crate::support::recorder::Recorder;
+use crate::support::{
+    LEASE, SHORT, SOON, assert_lost, eventually, hasty, ms, patient, sleepy, take, throughout,
+    timed,
+};
+
+fn opened(server: &MemoryServer, builder: Builder) -> Client {
+    builder.open_memory(server).expect("it is up")
+}
+
+#[test]
+fn a_server_that_is_down_is_no_contention() {
+    let server = MemoryServer::new();
+    let [client, other] = [(); 2].map(|()| opened(&server, hasty().wait(ms(50))));
+    let guard = take(&client, "a");
+    server.set_down(true);
+    for result in [
+        other.lock("a").map(drop),
+        other.try_lock("a").map(drop),
+        other.try_lock("free").map(drop),
+        other.try_lock_for("a", ms(50)).map(drop),
+        other.rw_lock("b").read().map(drop),
+        other.semaphore("c", 1).try_acquire().map(drop),
+        other.lock_all(["d", "e"]).map(drop),
+        other.election("f").leader().map(drop),
+        other.mutex("a").holder().map(drop),
+        other.mutex("a").force_unlock().map(drop),
+        other.ping().map(drop),
+        guard.verify(),
+        guard.renew(),
+    ] {
+        assert!(
+            matches!(result, Err(Error::Unavailable { may_have_executed: false, .. })),
+            "{result:?}"
+        );
+    }
+    assert!(guard.is_held());
+    server.set_down(false);
+    guard.verify().unwrap();
+    assert!(other.try_lock("a").unwrap().is_none(), "it keeps what it has");
+    drop(guard);
+    drop(take(&other, "a"));
+}
+
+#[test]
+fn a_client_is_opened_while_the_server_is_down_if_it_is_lazy() {
+    let server = MemoryServer::new();
+    server.set_down(true);
+    let refused = Client::builder().open_memory(&server);
+    assert!(matches!(refused, Err(Error::Unavailable { .. })), "{refused:?}");
+    let lazy = opened(&server, Client::builder().lazy(true));
+    assert!(matches!(lazy.try_lock("a"), Err(Error::Unavailable { .. })));
+    server.set_down(false);
+    drop(take(&lazy, "a"));
+}
+
+#[test]
+fn a_hold_is_lost_at_its_deadline_and_not_before() {
+    let server = MemoryServer::new();
+    let recorder = Recorder::default();
+    let client = opened(&server, Client::builder().lease(SHORT).on_event(recorder.listener()));
+    let guard = take(&client, "a");
+    let begin = Instant::now();
+    server.set_down(true);
+    assert_eq!(guard.lost().wait_timeout(SOON), Some(HoldEnd::Lost));
+    assert!(begin.elapsed() >= SHORT * 8 / 10, "{:?}", begin.elapsed());
+    assert_lost(guard.verify(), "a");
+    recorder.wait_for("renewal failing a");
+    server.set_down(false);
+    drop(take(&client, "b"));
+}
+
+#[test]
+fn a_short_outage_loses_nothing() {
+    let server = MemoryServer::new();
+    let client = opened(&server, Client::builder().lease(LEASE));
+    let guard = take(&client, "a");
+    server.set_down(true);
+    thread::sleep(LEASE / 3);
+    server.set_down(false);
+    throughout(LEASE, || guard.is_held());
+    guard.verify().unwrap();
+}
+
+#[test]
+fn waiters_go_on_after_an_outage() {
+    let server = MemoryServer::new();
+    let [holder, waiter] = [(); 2].map(|()| opened(&server, patient()));
+    let guard = holder.lock_owned("a").unwrap();
+    thread::scope(|scope| {
+        let waits = scope.spawn(|| waiter.lock("a").map(drop));
+        eventually(SOON, || waiter.stats().waiting == 1);
+        server.set_down(true);
+        thread::sleep(ms(100));
+        assert!(!waits.is_finished());
+        server.set_down(false);
+        guard.unlock().unwrap();
+        waits.join().unwrap().unwrap();
+    });
+}
+
+/// What a client has left behind that could not release it, or take its place back.
+#[test]
+fn a_release_that_has_failed_is_repeated() {
+    let server = MemoryServer::new();
+    let [client, other] = [(); 2].map(|()| opened(&server, patient()));
+    let guard = take(&client, "a");
+    server.set_down(true);
+    drop(guard);
+    server.set_down(false);
+    drop(other.lock("a").unwrap());
+}
+
+#[test]
+fn each_reply_takes_as_long_as_it_is_told() {
+    let server = MemoryServer::new();
+    let client = opened(&server, Client::builder());
+    server.set_delay(ms(100));
+    let (guard, took) = timed(|| take(&client, "a"));
+    assert!(took >= ms(100), "{took:?}");
+    assert!(guard.remaining() < ms(30_000 - 100), "it counts from the request");
+    let ((), dropped) = timed(|| drop(guard));
+    assert!(dropped < ms(100), "{dropped:?}");
+    let (_, took) = timed(|| client.ping().unwrap());
+    assert!(took >= ms(100), "{took:?}");
+}
+
+#[test]
+fn what_has_taken_too_long_is_cleaned_up() {
+    let server = MemoryServer::new();
+    let [client, other] = [hasty(), sleepy()].map(|builder| opened(&server, builder));
+    server.set_delay(Duration::MAX);
+    for result in [
+        client.try_lock("a").map(drop),
+        client.rw_lock("b").try_write().map(drop),
+        client.semaphore("c", 1).try_acquire().map(drop),
+        client.try_lock_all(["d", "e"]).map(drop),
+    ] {
+        assert!(
+            matches!(result, Err(Error::Unavailable { may_have_executed: true, .. })),
+            "{result:?}"
+        );
+    }
+    server.set_delay(Duration::ZERO);
+    let begin = Instant::now();
+    drop(other.lock("a").unwrap());
+    drop(other.rw_lock("b").write().unwrap());
+    drop(other.semaphore("c", 1).acquire().unwrap());
+    drop(other.lock_all(["d", "e"]).unwrap());
+    assert!(begin.elapsed() < SOON, "{:?}", begin.elapsed());
+}
+
+#[test]
+fn a_reply_that_is_on_its_way_when_the_server_goes_down_is_lost() {
+    let server = MemoryServer::new();
+    let [client, other] = [(); 2].map(|()| opened(&server, hasty()));
+    server.set_delay(ms(200));
+    thread::scope(|scope| {
+        let tries = scope.spawn(|| client.try_lock("a").map(drop));
+        eventually(SOON, || {
+            let holder = server.clone();
+            holder.set_delay(Duration::ZERO);
+            let held = other.mutex("a").is_locked().unwrap();
+            holder.set_delay(ms(200));
+            held
+        });
+        server.set_down(true);
+        let lost = tries.join().unwrap();
+        assert!(
+            matches!(lost, Err(Error::Unavailable { may_have_executed: true, .. })),
+            "{lost:?}"
+        );
+    });
+    server.set_delay(Duration::ZERO);
+    server.set_down(false);
+    eventually(SOON, || other.try_lock("a").unwrap().is_some());
+}
+
+#[test]
+fn a_slow_server_delays_no_renewal_beyond_the_lease() {
+    let server = MemoryServer::new();
+    let client = opened(&server, Client::builder().lease(LEASE));
+    let guard = take(&client, "a");
+    server.set_delay(LEASE / 10);
+    throughout(LEASE * 2, || guard.is_held());
+}
+
+#[test]
+fn a_hold_is_ended_once_and_only_that_of_the_default_prefix() {
+    let server = MemoryServer::new();
+    let client = opened(&server, Client::builder());
+    let prefixed = opened(&server, Client::builder().prefix("shop:"));
+    let (guard, another) = (take(&client, "a"), take(&prefixed, "a"));
+    assert!(!server.end_hold("b"));
+    assert!(server.end_hold("a"));
+    assert!(!server.end_hold("a"));
+    assert_lost(guard.verify(), "a");
+    another.verify().unwrap();
+    let again = take(&client, "b");
+    server.set_down(true);
+    assert!(server.end_hold("b"), "though it is down");
+    server.set_down(false);
+    assert_lost(again.unlock(), "b");
+}
+
+#[test]
+fn a_waiter_gets_a_lock_whose_hold_was_ended() {
+    let server = MemoryServer::new();
+    let [holder, waiter] = [(); 2].map(|()| opened(&server, sleepy()));
+    let held = take(&holder, "a");
+    thread::scope(|scope| {
+        let waits = scope.spawn(|| waiter.lock("a").map(drop));
+        eventually(SOON, || waiter.stats().waiting == 1 && server_has_waiter(&holder));
+        assert!(server.end_hold("a"));
+        waits.join().unwrap().unwrap();
+    });
+    assert_lost(held.unlock(), "a");
+}
+
+fn server_has_waiter(observer: &Client) -> bool {
+    !observer.survey().report("a").unwrap().waiting.is_empty()
+}
+
+#[test]
+fn a_client_that_is_gone_keeps_no_place_in_the_queue() {
+    let server = MemoryServer::new();
+    let [holder, other] = [(); 2].map(|()| opened(&server, sleepy()));
+    let gone = opened(&server, hasty().retry_window(ms(100)));
+    let held = holder.rw_lock("a").write().unwrap();
+    thread::scope(|scope| {
+        let waits = scope.spawn(|| gone.rw_lock("a").write().map(drop));
+        eventually(SOON, || server_has_waiter(&holder));
+        server.set_down(true);
+        gone.close();
+        waits.join().unwrap().unwrap_err();
+    });
+    drop(gone);
+    server.set_down(false);
+    held.unlock().unwrap();
+    eventually(SOON, || other.rw_lock("a").try_read().unwrap().is_some());
+}
+
+#[test]
+fn servers_are_worlds_of_their_own() {
+    let [one, other] = [(); 2].map(|()| opened(&MemoryServer::new(), Client::builder()));
+    let _guards = [take(&one, "a"), take(&other, "a")];
+    let server = MemoryServer::default();
+    let same = opened(&server.clone(), Client::builder());
+    let _guard = take(&same, "a");
+    assert!(opened(&server, Client::builder()).try_lock("a").unwrap().is_none());
+    assert_eq!(format!("{server:?}"), "MemoryServer { .. }");
+}
+
+#[test]
+fn the_threads_of_a_client_end_with_it_however_slow_the_server_is() {
+    let server = MemoryServer::new();
+    let client = opened(&server, hasty());
+    drop(take(&client, "a"));
+    server.set_delay(Duration::MAX);
+    let ((), took) = timed(|| drop(client));
+    assert!(took < SOON, "{took:?}");
+}
