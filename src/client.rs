@@ -13,8 +13,10 @@ use crate::guards::guard::Guard;
 use crate::guards::multi_guard::MultiGuard;
 use crate::guards::mutex::Mutex;
 use crate::guards::owned_guard::OwnedGuard;
+use crate::guards::owned_hold::OwnedHold;
 use crate::guards::rw_lock::RwLock;
 use crate::guards::semaphore::Semaphore;
+use crate::guards::ticket::Ticket;
 use crate::local::call::Wait;
 use crate::local::shared::Shared;
 use crate::local::{acquire_all, release, status};
@@ -267,6 +269,42 @@ impl Client {
     /// The same as [`lock_owned`](Client::lock_owned), except for `Timeout`.
     pub fn try_lock_owned_for(&self, name: &str, wait: Duration) -> Result<Option<OwnedGuard>> {
         self.mutex(name).try_lock_owned_for(wait)
+    }
+
+    /// Renews a hold that another guard has left by [`OwnedGuard::detach`], and returns a guard of
+    /// it: the same hold, with the same fencing token. Blocks for the server's reply, and waits
+    /// behind no other thread.
+    ///
+    /// The lease is that of the hold that was left. Whether it is renewed in the background, and
+    /// [for how long](Builder::max_hold), is what this client is set to. Another client sees the
+    /// hold, as in [`Holder`](crate::Holder), as one of the client that has acquired it.
+    ///
+    /// If a ticket is adopted twice, both guards are of one hold: when one of them releases it, the
+    /// other has lost it, and learns so at its next renewal. If a worker may get its ticket twice,
+    /// as from a queue that delivers at least once, let the first one write down that the work is
+    /// done, and check [`OwnedGuard::fence`] there.
+    ///
+    /// # Errors
+    ///
+    /// - [`Lost`](crate::Error::Lost): the hold is over. Its lease has ended, or it was released,
+    ///   ended by force or overwritten.
+    /// - [`InvalidInput`](crate::Error::InvalidInput): the ticket is that of a client with another
+    ///   [`prefix`](Builder::prefix), or has a lease that is too short for the
+    ///   [`io_timeout`](Builder::io_timeout) of this client. Nothing was sent.
+    /// - [`Unavailable`](crate::Error::Unavailable) or [`NoQuorum`](crate::Error::NoQuorum): no
+    ///   usable answer came; see [`try_lock`](Client::try_lock) for how long the call retries. The
+    ///   hold stays as the ticket has left it, or was renewed by this call, and the ticket can be
+    ///   adopted until its lease is over.
+    /// - [`NotReplicated`](crate::Error::NotReplicated): too few replicas or disks acknowledged the
+    ///   renewal. The hold stays as well.
+    /// - [`Redis`](crate::Error::Redis): the server refused the request.
+    /// - [`Closed`](crate::Error::Closed): the client is closed.
+    /// - [`Forked`](crate::Error::Forked): this process is a forked child.
+    pub fn adopt(&self, ticket: &Ticket) -> Result<OwnedGuard> {
+        if *ticket.prefix != *self.shared.config.prefix {
+            return Err(Error::invalid("ticket", "must be that of a client with the same prefix"));
+        }
+        OwnedHold::adopt(&self.shared, &ticket.hold).map(OwnedGuard::new)
     }
 
     /// Acquires several locks, all or none, blocking the current thread until it is able to do so.

@@ -27,6 +27,7 @@
 //! | wait until the wait is cancelled | [`Canceller`] |
 //! | keep a stale holder from doing harm | [`Guard::fence`], see [Fencing](#fencing) |
 //! | hold a lock across threads | [`lock_owned`](Client::lock_owned) |
+//! | leave a lock to another process | [`OwnedGuard::detach`], [`adopt`](Client::adopt) |
 //! | hold a lock in a pool of threads | [`Builder::reentrant`] |
 //! | run a job on one of several machines | [`Mutex::hold_at_least`] |
 //! | lock several names at once | [`lock_all`](Client::lock_all) |
@@ -210,7 +211,8 @@
 //! # Features
 //!
 //! - `cli`: the program `leasehold`, which runs commands while it holds locks.
-//! - `serde`: a [`Builder`] can be deserialized, as from a configuration file.
+//! - `serde`: a [`Builder`] can be deserialized, as from a configuration file, and a [`Ticket`] can
+//!   be sent.
 //! - `tls`: `rediss://` URLs, using `rustls`. See [`Builder::open`].
 //! - `tls-insecure`: allows such URLs to end with `#insecure`, for servers that cannot be verified.
 //! - `tracing`: spans of that crate around calls for locks and around holds.
@@ -242,6 +244,8 @@ mod client;
 mod config;
 mod error;
 mod event;
+#[cfg(test)]
+mod fuzz;
 mod guards;
 mod local;
 mod memory_server;
@@ -275,6 +279,7 @@ pub use guards::mutex::Mutex;
 pub use guards::owned_guard::OwnedGuard;
 pub use guards::rw_lock::{ReadGuard, RwLock, WriteGuard};
 pub use guards::semaphore::{Permit, Semaphore};
+pub use guards::ticket::Ticket;
 pub use memory_server::MemoryServer;
 pub use stats::Stats;
 #[doc(hidden)]

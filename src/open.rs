@@ -104,7 +104,7 @@ pub(crate) fn redlock(config: Config, urls: impl IntoIterator<Item: AsRef<str>>)
     store.check_distinct().and(reached)?;
     let store = Arc::new(store);
     let shared = Shared::start(config, store.clone(), true, servers.pools())?;
-    store.report_in_doubt_to(shared.in_doubt_reports());
+    store.report_in_doubt_to(shared.identity.client(), shared.in_doubt_reports());
     Ok(shared)
 }
 

@@ -24,8 +24,8 @@ use crate::error::{Error, Result};
 use crate::event::{Callback, Events};
 use crate::guards::canceller::Canceller;
 
-const LEASE_MIN: Duration = Duration::from_millis(10);
-const LEASE_MAX: Duration = Duration::from_secs(24 * 365 * 60 * 60);
+pub(crate) const LEASE_MIN: Duration = Duration::from_millis(10);
+pub(crate) const LEASE_MAX: Duration = Duration::from_secs(24 * 365 * 60 * 60);
 const TENURE_DEFAULT: Duration = Duration::from_millis(10);
 const IO_TIMEOUT_DEFAULT: Duration = Duration::from_secs(1);
 const LABEL_MAX: usize = 256;
@@ -148,15 +148,7 @@ impl Config {
         if self.master_login.is_some() && self.credentials.is_some() {
             return Err(Error::invalid("master_login", "must not be set along with `credentials`"));
         }
-        if self.label.len() > LABEL_MAX {
-            return Err(Error::invalid("label", format_args!("must be at most {LABEL_MAX} bytes")));
-        }
-        // The label is part of the names of channels, in which braces decide about the hash slot.
-        if self.label.contains(|c: char| matches!(c, '{' | '}') || c.is_control()) {
-            let why = "must have neither braces nor control characters";
-            return Err(Error::invalid("label", why));
-        }
-        Ok(())
+        check_label(&self.label)
     }
 
     /// Returns `true` unless a benchmark does without the mechanism.
@@ -183,6 +175,19 @@ impl Config {
     pub(crate) fn check_name(&self, name: &str) -> Result<()> {
         lock_name::check(&self.prefix, name)
     }
+}
+
+/// Returns an error if no client can have this label.
+pub(crate) fn check_label(label: &str) -> Result<()> {
+    if label.len() > LABEL_MAX {
+        return Err(Error::invalid("label", format_args!("must be at most {LABEL_MAX} bytes")));
+    }
+    // The label is part of the names of channels, in which braces decide about the hash slot.
+    if label.contains(|c: char| matches!(c, '{' | '}') || c.is_control()) {
+        let why = "must have neither braces nor control characters";
+        return Err(Error::invalid("label", why));
+    }
+    Ok(())
 }
 
 /// The options of a lock: the client's, or those of one `Mutex`.

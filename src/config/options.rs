@@ -30,6 +30,10 @@ pub(crate) fn apply(
     for (name, text) in options {
         // The URLs of other programs say it in short.
         let name = if name == "pool" { "pool_size" } else { &name };
+        if !name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_') {
+            // Without its `=` a secret is part of the name.
+            return Err(Error::invalid("a setting", "must have a name of letters and `_`"));
+        }
         let result = set(config, name, &text);
         // A text may be a secret, so it is not repeated.
         result.map_err(|why| Error::invalid(name, why))?;
@@ -202,5 +206,13 @@ mod tests {
         }
         let error = applied(&[("pool", "1"), ("pool_size", "1")]).expect_err("twice").to_string();
         assert!(error.contains("pool_size"), "{error}");
+    }
+
+    #[test]
+    fn a_name_that_may_have_a_secret_in_it_is_not_repeated() {
+        for name in ["master_login:ada:secret", "pass:secret", "secret@host"] {
+            let error = applied(&[(name, "")]).expect_err(name).to_string();
+            assert!(error.contains("a setting") && !error.contains("secret"), "{error}");
+        }
     }
 }

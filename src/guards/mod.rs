@@ -11,3 +11,4 @@ pub(crate) mod owned_guard;
 pub(crate) mod owned_hold;
 pub(crate) mod rw_lock;
 pub(crate) mod semaphore;
+pub(crate) mod ticket;

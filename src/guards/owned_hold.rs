@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use crate::config::LockOptions;
 use crate::error::Result;
+use crate::local::adoption::{self, DetachedHold};
 use crate::local::call::Wait;
 use crate::local::hold::Hold;
 use crate::local::shared::Shared;
@@ -32,11 +33,24 @@ impl OwnedHold {
         Ok(hold.map(|hold| Self { shared: shared.clone(), hold, released: false }))
     }
 
-    /// Releases the hold, and waits for the reply.
+    /// Has a hold that another guard has left.
+    pub(crate) fn adopt(shared: &Arc<Shared>, left: &DetachedHold) -> Result<Self> {
+        let hold = adoption::adopt(shared, left)?;
+        Ok(Self { shared: shared.clone(), hold, released: false })
+    }
+
+    /// Leaves the hold to the guard that adopts it. If it cannot be left, it is released.
+    pub(crate) fn detach(mut self) -> Result<DetachedHold> {
+        let left = adoption::detach(&self.shared, &self.hold)?;
+        self.released = true;
+        Ok(left)
+    }
+
     pub(crate) fn verify(&self, renews: bool) -> Result<()> {
         hold_requests::verify(&self.shared, slice::from_ref(&self.hold), renews)
     }
 
+    /// Releases the hold, and waits for the reply.
     pub(crate) fn release(mut self) -> Result<()> {
         self.released = true;
         release::unlock(&self.shared, slice::from_ref(&self.hold))

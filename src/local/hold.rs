@@ -345,6 +345,11 @@ impl Hold {
         }
     }
 
+    /// Returns for how long the lock stays taken from now on, however early the hold is released.
+    pub(crate) fn kept_for(&self) -> Duration {
+        self.kept_until.since(Moment::now())
+    }
+
     /// Returns a request that releases the hold, to be sent now.
     pub(crate) fn to_release(&self, deadline: Instant) -> HoldRequest<'_> {
         self.note_release();

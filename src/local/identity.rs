@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::{self, ThreadId};
 
+use crate::config::check_label;
 use crate::error::{Error, Result};
 use crate::store::hold_id::{HoldId, HoldKind};
 
@@ -50,6 +51,13 @@ impl Identity {
     }
 }
 
+/// Returns `true` if a client can have this id.
+pub(crate) fn is_client_id(id: &str) -> bool {
+    let (label, random) = id.rsplit_once(':').unwrap_or(("", id));
+    let is_random = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+    random.len() == 32 && random.bytes().all(is_random) && check_label(label).is_ok()
+}
+
 thread_local! {
     static ALIVE: Arc<()> = Arc::new(());
 }
@@ -90,6 +98,7 @@ mod tests {
         assert!(b.client().starts_with("web:"));
         assert!(b.next_hold(HoldKind::Lock, &name).owner().starts_with(b.client()));
         assert_eq!(a.client().len(), 32);
+        assert!(is_client_id(a.client()) && is_client_id(b.client()));
     }
 
     #[test]

@@ -1,12 +1,13 @@
 //! What happens in this process: which thread holds what, which threads wait, and what keeps leases
 //! alive.
 //!
-//! Calls go one way. `acquire` and `release` are entered from the face. Both use `hold_requests`,
-//! all of them borrow `shared`, and that uses the wait queues, the renewer and the
+//! Calls go one way. `acquire`, `adoption` and `release` are entered from the face. They use
+//! `hold_requests`, all of them borrow `shared`, and that uses the wait queues, the renewer and the
 //! listener.
 
 pub(crate) mod acquire;
 pub(crate) mod acquire_all;
+pub(crate) mod adoption;
 mod arrival;
 pub(crate) mod attempt;
 mod beside;

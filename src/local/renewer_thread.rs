@@ -175,12 +175,10 @@ impl RenewerThread {
         self.reports.forget(hold);
     }
 
-    /// Marks the lease of a hold as lost.
+    /// Marks the lease of a hold as lost. Several guards may have adopted it.
     fn lose(&mut self, id: &HoldId) {
-        let mut holds = self.all_work().filter_map(Scheduled::as_hold);
-        if let Some(hold) = holds.find(|hold| hold.id.nonce == id.nonce) {
-            self.reports.reporter.lose(hold);
-        }
+        let holds = self.all_work().filter_map(Scheduled::as_hold);
+        holds.filter(|hold| hold.id == *id).for_each(|hold| self.reports.reporter.lose(hold));
     }
 
     /// Answers the calls that wait for the shutdown if it is complete, or if their time is over.

@@ -116,7 +116,7 @@ pub(crate) fn force_unlock(shared: &Shared, name: &Arc<str>) -> Result<bool> {
 }
 
 /// Ends a hold of any client by a request whose reply is `false` if it does not exist. Returns
-/// `false` if it did not. If it is a hold of this client, that is lost here at once.
+/// `false` if it did not. If this client has it, begun or adopted, it is lost here at once.
 pub(super) fn end_hold(
     shared: &Shared,
     kind: HoldKind,
@@ -134,7 +134,6 @@ pub(super) fn end_hold(
     let ended = ended || in_doubt;
     if let Some(hold) = hold
         && ended
-        && *hold.client == *shared.identity.client()
     {
         shared.renewer.lose(hold, end_of(shared.times.io_timeout));
     }

@@ -276,7 +276,7 @@ impl WaitQueue {
 
     /// Forgets one of these, which has ended in the store.
     pub(super) fn confirm_release(&mut self, hold: &HoldId) {
-        self.released.retain(|released| released.id.nonce != hold.nonce);
+        self.released.retain(|released| released.id != *hold);
     }
 
     /// Removes the head. Returns `true` if the queue is of no use then.

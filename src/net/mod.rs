@@ -15,6 +15,8 @@ pub(crate) mod poll;
 pub(crate) mod pool;
 mod post_writer;
 mod reply_buffer;
+#[cfg(test)]
+mod reply_fuzz;
 pub(crate) mod request;
 pub(crate) mod resolver;
 pub(crate) mod resp;

@@ -192,7 +192,30 @@ fn bytes(part: &Value) -> Option<&[u8]> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+    use crate::fuzz::{cases, values};
+
+    proptest! {
+        #![proptest_config(cases(4000))]
+
+        #[test]
+        fn whatever_a_script_replies_is_decoded_or_has_another_shape(reply in values()) {
+            if let Some(AcquireReply::Acquired { others, room, fence }) = acquire_reply(&reply) {
+                prop_assert!(fence > 1 && others.is_empty() && is_done(&reply), "{}", room);
+            }
+            for decoder in [ACQUIRE, ACQUIRE_ALL, ACQUIRE_MEMBER] {
+                if let Some(Ok(AcquireReply::Acquired { .. })) = decoder.decode(Ok(reply.clone())) {
+                    prop_assert!(is_done(&reply));
+                }
+            }
+            if let Some(HoldReply::Done) = hold_reply(&reply) {
+                prop_assert!(is_done(&reply));
+            }
+            let _ = (count_reply(&reply), holder_reply(&reply), report_reply(&reply));
+        }
+    }
 
     #[test]
     fn replies_of_another_shape_are_rejected() {

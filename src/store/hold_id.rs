@@ -1,6 +1,7 @@
 //! The identity of a hold.
 
 use std::fmt::{self, Write};
+use std::hash::{Hash, Hasher};
 use std::mem;
 use std::sync::Arc;
 
@@ -57,6 +58,21 @@ impl HoldId {
         owner.push_str(&self.client);
         write!(owner, ":{:x}", self.nonce).expect("a string takes whatever is written");
         owner
+    }
+}
+
+/// Two ids of one owner are one: it has one hold.
+impl PartialEq for HoldId {
+    fn eq(&self, other: &Self) -> bool {
+        self.nonce == other.nonce && self.client == other.client
+    }
+}
+
+impl Eq for HoldId {}
+
+impl Hash for HoldId {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (self.nonce, &self.client).hash(state);
     }
 }
 

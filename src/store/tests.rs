@@ -25,6 +25,7 @@ use crate::store::wake::Wake;
 #[path = "../../tests/it/support/server.rs"]
 pub(crate) mod process;
 
+mod hostile;
 mod jobs;
 mod look_ups;
 mod members;
@@ -493,7 +494,7 @@ fn a_server_of_a_quorum_that_is_to_keep_a_lock_is_told_again_in_the_background()
     let servers = [(); 3].map(|()| process::Server::redis());
     let store = quorum(&servers, &Config::default());
     let (reports, reported) = crossbeam_channel::unbounded();
-    store.report_in_doubt_to(move |in_doubt| reports.send(in_doubt).unwrap_or_default());
+    store.report_in_doubt_to("client", move |in_doubt| reports.send(in_doubt).unwrap_or_default());
     must_acquire(&store, &hold(1));
     servers[0].kill();
     let kept_until = Moment::now().after(LEASE);

@@ -60,6 +60,7 @@ mod calls {
     mod several_owners;
     mod shutdown;
     mod threads;
+    mod tickets;
 }
 
 /// What goes wrong between a program, the network and a server.

@@ -49,7 +49,31 @@ pub(super) fn covered(shares: &[Share]) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+    use crate::fuzz::{cases, values};
+
+    proptest! {
+        #![proptest_config(cases(4000))]
+
+        #[test]
+        fn whatever_a_node_replies_names_slots_that_exist_or_has_another_shape(
+            reply in values(),
+            first in any::<i64>(),
+            last in -1..20_000_i64,
+            host in values(),
+            port in any::<i64>(),
+        ) {
+            let nearly_right = Value::Array(vec![entry(first % 20_000, last, host, port)]);
+            for reply in [reply, nearly_right] {
+                for share in shares(&reply).unwrap_or_default() {
+                    prop_assert!(share.slots.start() <= share.slots.end());
+                    prop_assert!(*share.slots.end() < SLOTS);
+                }
+            }
+        }
+    }
 
     fn entry(first: i64, last: i64, host: Value, port: i64) -> Value {
         let id = Value::BulkString(b"0a1b".to_vec());

@@ -98,7 +98,7 @@ impl Locks {
         let Acquire { holds, lease, .. } = request;
         let mut is_free = |hold: &HoldId| {
             let name = self.name(&keys.lock(&hold.name));
-            name.is_none_or(|name| name.holds.iter().all(|held| held.is(hold) && held.depth > 0))
+            name.is_none_or(|name| name.holds.iter().all(|held| held.id == *hold && held.depth > 0))
         };
         if let Some(index) = holds.iter().position(|hold| !is_free(hold)) {
             return AcquireReply::Held { index, remaining: None, in_doubt: false };
@@ -176,7 +176,7 @@ impl Locks {
 
     fn release(&mut self, key: &str, hold: &HoldId, kept_until: Moment) -> HoldReply {
         if kept_until <= Moment::now() {
-            return self.end(key, |held| held.is(hold));
+            return self.end(key, |held| held.id == *hold);
         }
         let Some(held) = self.name(key).and_then(|name| name.find(hold)) else {
             return HoldReply::Gone;

@@ -41,12 +41,6 @@ impl LiveHold {
         self.id.nonce == OFFERED
     }
 
-    pub(super) fn is(&self, hold: &HoldId) -> bool {
-        self.id.nonce == hold.nonce
-            && self.id.client == hold.client
-            && self.id.kind.waits_with(hold.kind)
-    }
-
     pub(super) fn is_offer_to(&self, hold: &HoldId) -> bool {
         self.is_offer() && self.id.client == hold.client && self.id.kind.waits_with(hold.kind)
     }
@@ -72,7 +66,7 @@ impl Name {
 
     /// The hold, also if it only keeps the lock taken.
     pub(super) fn find(&mut self, hold: &HoldId) -> Option<&mut LiveHold> {
-        self.holds.iter_mut().find(|held| held.is(hold))
+        self.holds.iter_mut().find(|held| held.id == *hold)
     }
 
     pub(super) fn has_offer_to(&self, hold: &HoldId) -> bool {

@@ -136,7 +136,9 @@ mod tests {
         let store =
             Quorum::new(endpoints, &config, &ServerFactory::new(&config).expect("a thread"));
         let (reports, reported) = unbounded();
-        store.report_in_doubt_to(move |doubt| reports.send(doubt.hold.nonce).unwrap_or_default());
+        store.report_in_doubt_to("me", move |doubt| {
+            reports.send(doubt.hold.nonce).unwrap_or_default();
+        });
 
         let (grants, deadline) = (&store.grants, end_of(SOON));
         let mut links = grants.rounds.connect("a", deadline).expect("a majority");

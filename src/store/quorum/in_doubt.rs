@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 use crate::base::clock::Moment;
 use crate::store::hold_id::HoldId;
 use crate::store::job::InDoubtHold;
+use crate::store::quorum::server::QuorumServer;
 
 /// With this many holds in `late`, the ones that can no longer begin are removed.
 const LATE_MAX: usize = 64;
@@ -19,9 +20,11 @@ const LATE_MAX: usize = 64;
 #[derive(Default)]
 pub(super) struct InDoubtHolds {
     report: OnceLock<Box<dyn Fn(InDoubtHold) + Send + Sync>>,
-    /// The holds, by nonce, that a request which was given up may yet begin somewhere, and until
-    /// when that matters. One release does not end the doubt about them.
-    late: Mutex<HashMap<u64, Moment>>,
+    /// The holds that a request which was given up may yet begin somewhere, and until when that
+    /// matters. One release does not end the doubt about them.
+    late: Mutex<HashMap<HoldId, Moment>>,
+    /// The client whose holds begin here.
+    client: OnceLock<Arc<str>>,
     /// Whether `late` has any, so that most calls need no lock.
     any_late: AtomicBool,
     /// The longest lease of all requests, in nanoseconds.
@@ -97,9 +100,16 @@ impl Drop for DecidesEnd {
 }
 
 impl InDoubtHolds {
-    /// Sets where holds are reported; only the first call has an effect.
-    pub(super) fn report_to(&self, report: Box<dyn Fn(InDoubtHold) + Send + Sync>) {
-        drop(self.report.set(report));
+    /// Sets the client, and where its holds are reported; only the first call has an effect.
+    pub(super) fn report_to(&self, client: &str, report: Box<dyn Fn(InDoubtHold) + Send + Sync>) {
+        drop((self.client.set(client.into()), self.report.set(report)));
+    }
+
+    /// Returns `true` if a server may have the hold. One that another client has begun, and this
+    /// one has adopted, may be anywhere.
+    pub(super) fn may_be_at(&self, server: &QuorumServer, hold: &HoldId) -> bool {
+        server.was_asked_to_begin(hold)
+            || self.client.get().is_some_and(|client| *client != hold.client)
     }
 
     /// Notes that leases of this length exist.
@@ -118,7 +128,7 @@ impl InDoubtHolds {
             late.retain(|_, until| *until > now);
         }
         // Until the hold is released, and then for as long as a lease.
-        late.insert(hold.nonce, now.after(self.lease().saturating_mul(2)));
+        late.insert(hold.clone(), now.after(self.lease().saturating_mul(2)));
         self.any_late.store(true, Ordering::Release);
     }
 
@@ -128,7 +138,7 @@ impl InDoubtHolds {
             return;
         }
         let mut late = self.late.lock();
-        let may_begin = late.remove(&hold.nonce).is_some();
+        let may_begin = late.remove(hold).is_some();
         self.any_late.store(!late.is_empty(), Ordering::Release);
         drop(late);
         if may_begin {
@@ -139,7 +149,7 @@ impl InDoubtHolds {
     /// Reports a hold that has ended and may still exist on some server. The lock stays taken until
     /// `kept_until` all the same.
     pub(super) fn may_remain(&self, hold: &HoldId, kept_until: Moment) {
-        let may_begin = self.late.lock().remove(&hold.nonce).is_some();
+        let may_begin = self.late.lock().remove(hold).is_some();
         self.report(hold, kept_until, !may_begin);
     }
 

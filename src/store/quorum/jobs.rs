@@ -40,7 +40,7 @@ impl JobPolicy for JobsByVote {
             Err(failure) => from.note_failure(failure),
         }
         let is_release = matches!(job.change, Change::Release { .. });
-        let never_began = is_release && !from.may_have(&job.hold);
+        let never_began = is_release && !self.in_doubt.may_be_at(from, &job.hold);
         let vote = if never_began { Ok(HoldReply::Gone) } else { reply };
         votes.0[from.number] = Some(vote);
         let outcome = match job.change {

@@ -192,7 +192,8 @@ impl QuorumLink {
     pub(super) fn send(&mut self, broadcast: &Arc<Broadcast>) {
         let effect = &broadcast.effect;
         let is_lagging = self.is_lagging();
-        let may_remain = effect.ended().is_some_and(|(hold, _)| self.server.may_have(hold));
+        let may_remain =
+            effect.ended().is_some_and(|(hold, _)| self.in_doubt.may_be_at(&self.server, hold));
         if !self.is_connected() {
             if may_remain {
                 broadcast.may_remain();

@@ -188,6 +188,10 @@ impl Quorum {
     fn send(&self, request: &HoldRequest<'_>) -> Result<(SentRequest, LockedLinks<'_>), Failure> {
         let Grants { rounds, commands } = &*self.grants;
         let HoldRequest { hold, change, deadline } = *request;
+        if let Some(lease) = change.lease() {
+            // That of a hold which another client has begun may be longer than all others here.
+            self.grants.in_doubt().note_lease(lease);
+        }
         let mut links = match change {
             Change::Release { .. } => {
                 let mut links = rounds.lock(&hold.name, deadline)?;
@@ -235,9 +239,13 @@ impl Quorum {
         &self.grants.commands.commands
     }
 
-    /// Sets where holds in doubt are reported.
-    pub(crate) fn report_in_doubt_to(&self, report: impl Fn(InDoubtHold) + Send + Sync + 'static) {
-        self.grants.in_doubt().report_to(Box::new(report));
+    /// Sets the client, and where its holds in doubt are reported.
+    pub(crate) fn report_in_doubt_to(
+        &self,
+        client: &str,
+        report: impl Fn(InDoubtHold) + Send + Sync + 'static,
+    ) {
+        self.grants.in_doubt().report_to(client, Box::new(report));
     }
 }
 

@@ -45,8 +45,8 @@ pub(super) struct QuorumServer {
     /// Whether it has not failed since it has last written something. Changed while `health` is
     /// locked.
     trusted: AtomicBool,
-    /// Greater than the nonces of all holds that the server was asked to begin. Others cannot exist
-    /// there.
+    /// Greater than the nonces of all holds of this client that the server was asked to begin.
+    /// Others of this client cannot exist there.
     begun_below: AtomicU64,
 }
 
@@ -181,8 +181,8 @@ impl QuorumServer {
         self.begun_below.fetch_max(hold.nonce.saturating_add(1), Ordering::Relaxed);
     }
 
-    /// Returns `true` if the hold may exist there.
-    pub(super) fn may_have(&self, hold: &HoldId) -> bool {
+    /// Returns `true` if the server was asked to begin the hold, which is one of this client.
+    pub(super) fn was_asked_to_begin(&self, hold: &HoldId) -> bool {
         hold.nonce < self.begun_below.load(Ordering::Relaxed)
     }
 

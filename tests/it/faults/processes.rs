@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use fork::{Fork, fork};
-use leasehold::{Client, Error, Guard};
+use leasehold::{Client, Error, Guard, OwnedGuard, Ticket};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
 use crate::support::child::{self, Child};
@@ -159,8 +159,10 @@ fn fork_in_a_child() {
     let other = address.open(patient());
     let guard = take(&client, "a");
     let inner = take(&client, "a");
+    let owned = client.lock_owned("b").unwrap();
+    let ticket = client.mutex("c").lease(10 * SOON).lock_owned().unwrap().detach().unwrap();
     let forked = match fork().unwrap() {
-        Fork::Child => exit(harm_in_the_fork(client, guard, inner)),
+        Fork::Child => exit(harm_in_the_fork(client, guard, inner, owned, &ticket)),
         Fork::Parent(pid) => Pid::from_raw(pid).unwrap(),
     };
     let mut status = None;
@@ -180,6 +182,8 @@ fn fork_in_a_child() {
     inner.unlock().unwrap();
     guard.verify().unwrap();
     guard.unlock().unwrap();
+    owned.unlock().unwrap();
+    client.adopt(&ticket).unwrap().unlock().unwrap();
     assert!(elsewhere(|| other.try_lock("a").unwrap().is_some()));
 }
 
@@ -237,7 +241,13 @@ fn happens(within: Duration, mut happened: impl FnMut() -> bool) -> bool {
 
 /// Tries everything that a forked process must not do. The exit code names what succeeded; 0 is
 /// nothing.
-fn harm_in_the_fork(client: Client, guard: Guard, inner: Guard) -> i32 {
+fn harm_in_the_fork(
+    client: Client,
+    guard: Guard,
+    inner: Guard,
+    owned: OwnedGuard,
+    ticket: &Ticket,
+) -> i32 {
     fn is_forked<T>(result: Result<T, Error>) -> bool {
         let what_to_do = "open a client in the child, or after becoming a daemon";
         matches!(result, Err(e @ Error::Forked) if e.to_string().ends_with(what_to_do))
@@ -252,6 +262,8 @@ fn harm_in_the_fork(client: Client, guard: Guard, inner: Guard) -> i32 {
         is_forked(mutex.force_unlock()),
         !mutex.is_held_by_current_thread(),
         is_forked(client.shutdown(ms(100))),
+        is_forked(owned.detach()),
+        is_forked(client.adopt(ticket)),
     ];
     // Each guard ends in another way.
     let unlocked = inner.unlock().is_ok();

@@ -7,7 +7,7 @@ use leasehold::{Builder, Client};
 use crate::support::proxy::Proxy;
 use crate::support::quorum::open_redlock;
 use crate::support::quorum::{hasty, no_quorum, settle};
-use crate::support::{Quorum, SOON, eventually, ms, opened, take, throughout};
+use crate::support::{Quorum, SOON, eventually, ms, opened, patient, take, throughout};
 
 /// Servers behind proxies.
 struct Behind {
@@ -70,6 +70,23 @@ fn a_lost_release_is_repeated() {
 #[test]
 fn a_lost_release_is_no_loss_of_the_hold() {
     lose_releases(|proxy| proxy.delay_request(ms(100)));
+}
+
+/// The client that adopts the hold has begun none, so it has asked no server to begin that one.
+#[test]
+fn the_lost_release_of_an_adopted_hold_is_repeated() {
+    let behind = Behind::of(3);
+    let client = behind.open(hasty());
+    let guard = behind.quorum.open(patient()).lock_owned("a").unwrap();
+    eventually(SOON, || behind.quorum.count("a") == 3);
+    let guard = client.adopt(&guard.detach().unwrap()).unwrap();
+    behind.proxies[0].refuse();
+    guard.unlock().unwrap();
+    // Until the first attempts to repeat it have failed.
+    thread::sleep(ms(700));
+    assert_eq!(behind.quorum.count("a"), 1);
+    behind.proxies[0].heal();
+    eventually(SOON, || behind.quorum.count("a") == 0);
 }
 
 #[test]

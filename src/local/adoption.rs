@@ -1,0 +1,109 @@
+//! Leaving a hold to another guard, which may be another process's, and having such a hold.
+//!
+//! Decides what becomes of a hold in between: no client renews it, and it ends with its lease
+//! unless a guard adopts it before. To adopt a hold is to renew it under the owner that it has, so
+//! there is no moment at which another client could get the lock, and nothing to undo where a reply
+//! is lost. A thread that adopts waits in no queue.
+
+use std::slice;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::base::clock::Moment;
+use crate::base::failure::FailureKind;
+use crate::base::spans::CallSpan;
+use crate::config::LockOptions;
+use crate::error::{Error, Result};
+use crate::local::acquire::check;
+use crate::local::call::{Caller, Wait};
+use crate::local::call_reports::report_outcome;
+use crate::local::hold::Hold;
+use crate::local::hold_requests::verify;
+use crate::local::reporter::HoldFailure;
+use crate::local::retry::{RetryLimit, RetryPolicy};
+use crate::local::shared::Shared;
+use crate::local::status::repeat_with;
+use crate::store::ask_one;
+use crate::store::hold_id::{HoldId, HoldKind};
+use crate::store::request::{Change, HoldReply, HoldRequest};
+
+/// A hold of a lock without a guard.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct DetachedHold {
+    pub(crate) id: HoldId,
+    pub(crate) fence: u64,
+    /// A whole one.
+    pub(crate) lease: Duration,
+    /// For how long the lock stays taken from its adoption on, however early it is released.
+    pub(crate) kept: Duration,
+    /// Whether a request that began the hold may be executed once more.
+    pub(crate) in_doubt: bool,
+}
+
+/// Renews a hold, and ends it in this process only.
+///
+/// # Errors
+///
+/// If it cannot be renewed or is over. Then it is still that of its guard.
+pub(crate) fn detach(shared: &Shared, hold: &Arc<Hold>) -> Result<DetachedHold> {
+    verify(shared, slice::from_ref(hold), true)?;
+    if !shared.reporter.end(hold) {
+        return Err(HoldFailure::of(hold).into_error("detach", hold.name()));
+    }
+    if let Some(span) = hold.span.take() {
+        span.close(false);
+    }
+    // If it is in doubt, it is cleaned up where it is released.
+    shared.reporter.report_end(hold, &Ok(()), drop);
+    Ok(DetachedHold {
+        id: hold.id.clone(),
+        fence: hold.fence(),
+        lease: hold.duration(),
+        kept: hold.kept_for(),
+        in_doubt: hold.is_in_doubt(),
+    })
+}
+
+/// Renews a hold that another guard has left, and has it from then on.
+pub(crate) fn adopt(shared: &Shared, left: &DetachedHold) -> Result<Arc<Hold>> {
+    let _call = shared.counters.begin_call();
+    let (name, LockOptions { renew, max_hold, .. }) = (&left.id.name, &shared.config.options);
+    let (lease, renew, max_hold) = (left.lease, *renew, *max_hold);
+    let options = LockOptions { lease, renew, max_hold, ..LockOptions::default() };
+    check(shared, name, &options)?;
+    let hold_at_least = Some(left.kept).filter(|kept| !kept.is_zero());
+    let options = LockOptions { hold_at_least, ..options };
+    let caller = Caller::owned(&shared.config, &options, HoldKind::Lock);
+    let span = CallSpan::open(|| &**name);
+    let renewed = renew_detached(shared, &caller, &left.id);
+    let waited = caller.begin.elapsed();
+    if let Err(error) = &renewed {
+        report_outcome(shared, name, Wait::No, &Err::<Option<()>, _>(error.clone()), waited);
+    }
+    span.close(waited, renewed.is_ok().then_some(left.fence));
+    let hold = Arc::new(Hold::new(left.id.clone(), left.fence, 0, &caller, renewed?));
+    if left.in_doubt {
+        hold.mark_in_doubt();
+    }
+    shared.add_hold(&hold, &caller);
+    hold.span.open(name, left.fence);
+    Ok(hold)
+}
+
+/// Renews a hold, and returns when the request was sent that has done so.
+fn renew_detached(shared: &Shared, caller: &Caller, id: &HoldId) -> Result<Moment> {
+    let retry = RetryPolicy::new(RetryLimit::Brief, &shared.config, caller.times);
+    let sleep = |pause| shared.wait_queues.pause(pause);
+    let change = Change::Renew { lease: caller.times.lease };
+    let renewed = repeat_with(shared, retry, sleep, "adopt", &id.name, |deadline| {
+        let sent = Moment::now();
+        match ask_one(&*shared.store, HoldRequest { hold: id, change, deadline }) {
+            Ok(HoldReply::Done) => Ok(Some(sent)),
+            Ok(HoldReply::Gone) => Ok(None),
+            // Another program has replaced the lock by something else.
+            Err(failure) if failure.kind == FailureKind::WrongType => Ok(None),
+            Err(failure) => Err(failure),
+        }
+    });
+    renewed?.ok_or_else(|| Error::lost(&id.name))
+}
