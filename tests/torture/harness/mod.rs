@@ -52,12 +52,14 @@ pub(crate) fn main() -> ExitCode {
     }
 }
 
-/// Keeps the histories only if there is something to find in them.
+/// Keeps the histories only if there is something to find in them, or if they are wanted.
 fn run(options: &Options) -> Result<()> {
-    let dir = env::temp_dir().join(format!("leasehold-torture-{}", std::process::id()));
+    let usual = || env::temp_dir().join(format!("leasehold-torture-{}", std::process::id()));
+    let dir = options.histories.clone().unwrap_or_else(usual);
     fs::create_dir(&dir)?;
     let outcome = torture(options, &dir);
     match &outcome {
+        Ok(()) if options.histories.is_some() => {}
         Ok(()) => fs::remove_dir_all(&dir)?,
         Err(_) => eprintln!("the histories are in {}", dir.display()),
     }

@@ -46,6 +46,8 @@ usage: torture [options]
   --unfenced       the register accepts every write: updates must be lost
   --careful        workers check that they still have the lock before they write, so that an
                    update lost without fences was promised to two workers at once
+  --histories DIR  where the workers write down their calls, which is kept (a temporary directory
+                   that is kept if there is something to find in it)
   --server FILE    the server to run (redis-server)
   --seed N         repeats the random choices of a run, as far as timing allows
   --help           this text
@@ -73,6 +75,8 @@ pub(crate) struct Options {
     pub(crate) faults: Vec<Fault>,
     pub(crate) fenced: bool,
     pub(crate) careful: bool,
+    /// A directory to be made; `None` for one that is removed.
+    pub(crate) histories: Option<PathBuf>,
     pub(crate) server: String,
     pub(crate) seed: u64,
     pub(crate) help: bool,
@@ -114,6 +118,7 @@ impl Options {
                 "--nemesis" => nemesis = value()?,
                 "--careful" => options.careful = true,
                 "--unfenced" => options.fenced = false,
+                "--histories" => options.histories = Some(value()?.into()),
                 "--server" => options.server = value()?,
                 "--seed" => options.seed = value()?.parse().map_err(|_| "--seed takes a number")?,
                 "--help" => options.help = true,
@@ -193,6 +198,7 @@ impl Default for Options {
             faults: Vec::new(),
             fenced: true,
             careful: false,
+            histories: None,
             server: "redis-server".into(),
             seed: u64::from(std::process::id()),
             help: false,
