@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use crate::base::report::{NameReport, ServerReplies, ServerReport};
+use crate::base::report::{HeldAs, NameReport, ServerReplies, ServerReport};
 use crate::error::Result;
+use crate::guards::holder::Holder;
 use crate::local::shared::Shared;
 use crate::local::survey;
 
@@ -46,7 +47,24 @@ impl Survey {
     ///
     /// The same as [`Mutex::force_unlock`](crate::Mutex::force_unlock).
     pub fn end_holds(&self, name: &str) -> Result<usize> {
-        survey::end_holds(&self.shared, name)
+        let mut ended = Vec::new();
+        self.end_holds_if(name, |_, _| true, &mut ended)?;
+        Ok(ended.len())
+    }
+
+    /// As [`end_holds`](Survey::end_holds), but only those that are meant. Adds them to `ended`,
+    /// also if it fails before it has ended all of them.
+    ///
+    /// # Errors
+    ///
+    /// The same.
+    pub fn end_holds_if(
+        &self,
+        name: &str,
+        is_meant: impl Fn(HeldAs, &Holder) -> bool,
+        ended: &mut Vec<(HeldAs, Holder)>,
+    ) -> Result<()> {
+        survey::end_holds(&self.shared, name, is_meant, ended)
     }
 
     /// As [`end_holds`](Survey::end_holds), but only the holds of this client, including locks that
@@ -56,7 +74,10 @@ impl Survey {
     ///
     /// The same.
     pub fn end_own_holds(&self, name: &str) -> Result<usize> {
-        survey::end_own_holds(&self.shared, name)
+        let client = self.shared.identity.client();
+        let mut ended = Vec::new();
+        self.end_holds_if(name, |_, holder| holder.client == client, &mut ended)?;
+        Ok(ended.len())
     }
 
     /// Asks each server about itself. One that does not answer has an error of its own.

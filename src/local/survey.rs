@@ -9,6 +9,7 @@ use redis::{Cmd, FromRedisValue, cmd};
 
 use crate::base::report::{HeldAs, NameReport, ServerReplies, ServerReport};
 use crate::error::{Error, Result};
+use crate::guards::holder::Holder;
 use crate::local::shared::Shared;
 use crate::local::status::{end_hold, holder_of, repeat, repeat_briefly};
 use crate::net::connection::Connection;
@@ -17,9 +18,7 @@ use crate::net::transport::Transport;
 use crate::store::ask_one;
 use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::keys::Keys;
-use crate::store::request::{
-    Change, HoldReply, HoldRequest, HolderReply, ReportReply, ServerConnections,
-};
+use crate::store::request::{Change, HoldReply, HoldRequest, ReportReply, ServerConnections};
 
 /// Returns who holds a name, of whatever kind it is, and which clients wait for it.
 pub(crate) fn report(shared: &Shared, name: &str) -> Result<NameReport> {
@@ -33,26 +32,20 @@ fn ask_about(shared: &Shared, name: &str) -> Result<ReportReply> {
     repeat(shared, "inspect", name, |deadline| shared.store.report(name, deadline))
 }
 
-/// Ends the holds that a name has when this looks, and no others. Returns how many these were.
-pub(crate) fn end_holds(shared: &Shared, name: &str) -> Result<usize> {
-    end_holds_of(shared, name, |_| true)
-}
-
-/// As `end_holds`, but only those of this client.
-pub(crate) fn end_own_holds(shared: &Shared, name: &str) -> Result<usize> {
-    let client = shared.identity.client().as_bytes();
-    end_holds_of(shared, name, |owner| {
-        owner.strip_prefix(client).is_some_and(|nonce| nonce.starts_with(b":"))
-    })
-}
-
-fn end_holds_of(shared: &Shared, name: &str, is_meant: impl Fn(&[u8]) -> bool) -> Result<usize> {
+/// Ends the holds that a name has when this looks and that are meant, and no others. Adds those to
+/// `ended`.
+pub(crate) fn end_holds(
+    shared: &Shared,
+    name: &str,
+    is_meant: impl Fn(HeldAs, &Holder) -> bool,
+    ended: &mut Vec<(HeldAs, Holder)>,
+) -> Result<()> {
     let holds = ask_about(shared, name)?.holds;
     // Waiting clients are offered no more places than were taken.
     let of = u32::try_from(holds.len()).unwrap_or(u32::MAX);
-    let mut ended = 0;
-    for (held_as, HolderReply { owner, .. }) in &holds {
-        if !is_meant(owner) {
+    for (held_as, found) in holds {
+        let (owner, holder) = (found.owner.clone(), holder_of(found));
+        if !is_meant(held_as, &holder) {
             continue;
         }
         let kind = match held_as {
@@ -61,18 +54,20 @@ fn end_holds_of(shared: &Shared, name: &str, is_meant: impl Fn(&[u8]) -> bool) -
             HeldAs::Reader => HoldKind::Read,
             HeldAs::Writer => HoldKind::Write,
         };
-        let hold = HoldId::of_owner(owner, kind, name);
+        let hold = HoldId::of_owner(&owner, kind, name);
         let has_ended = end_hold(shared, kind, name, hold.as_ref(), |deadline| {
             if kind == HoldKind::Lock {
-                return shared.store.force_release(name, owner, deadline);
+                return shared.store.force_release(name, &owner, deadline);
             }
             let Some(hold) = &hold else { return Ok(false) };
             let release = HoldRequest { hold, change: Change::RELEASE, deadline };
             Ok(ask_one(&*shared.store, release)? == HoldReply::Done)
         })?;
-        ended += usize::from(has_ended);
+        if has_ended {
+            ended.push((held_as, holder));
+        }
     }
-    Ok(ended)
+    Ok(())
 }
 
 /// Returns the names that begin with `start` and may be held, as each server has them: in no order,

@@ -12,3 +12,4 @@ mod run;
 mod signals;
 mod support;
 mod terminal;
+mod tickets;

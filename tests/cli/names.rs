@@ -180,6 +180,61 @@ fn unlock_ends_holds_of_every_kind() {
 }
 
 #[test]
+fn unlock_ends_all_holds_of_a_client_or_of_a_label() {
+    let server = Server::redis();
+    let [gone, twin] = [client(&server), client(&server)];
+    let other = Client::builder().label("tester 2").open(&server.url()).unwrap();
+    let take = |client: &Client, name: &str| client.lock_owned(name).unwrap();
+    let permits = other.semaphore("x:permits", 3);
+    let kept = [take(&other, "x:other"), take(&other, "y:other")];
+    let (kept_permit, kept_read) =
+        (permits.acquire().unwrap(), other.rw_lock("x:read").read().unwrap());
+    let ticket = take(&gone, "x:ticket").detach().unwrap();
+    let lost = [take(&gone, "x:lock"), take(&gone, "y:lock")];
+    let _read = gone.rw_lock("x:read").read().unwrap();
+    let _permit = gone.semaphore("x:permits", 3).acquire().unwrap();
+    let of_twin = take(&twin, "y:twin");
+    // What another library or program has written.
+    let owner = format!("{}:1", gone.id());
+    server.command(&["SET", "lock:x:foreign", &owner, "PX", "60000"]);
+    server.command(&["SET", "lock:x:data", &owner]);
+
+    let unlock = |args: &[&str]| output(leasehold(&server, &["unlock"]).args(args));
+    assert_eq!(unlock(&["--client", gone.id(), "z"]), format!("{} holds nothing\n", gone.id()));
+    let id = gone.id();
+    let ended = format!(
+        "ended the hold of lock x:lock by {id}\n\
+         ended the hold of semaphore x:permits by {id}\n\
+         ended the hold of read-write lock x:read (reader) by {id}\n\
+         ended the hold of lock x:ticket by {id}\n\
+         {}",
+        LATE.trim_start_matches("; ")
+    );
+    assert_eq!(unlock(&["--client", id, "x:"]), ended);
+    lost[0].verify().unwrap_err();
+    twin.adopt(&ticket).unwrap_err();
+    lost[1].verify().unwrap();
+
+    let ended = json(&mut leasehold(&server, &["unlock", "--label", "tester", "--json"]));
+    let hold = |name: &str, client: &Client| {
+        json!({
+            "name": name, "kind": "lock", "side": null, "client": client.id(), "label": "tester",
+        })
+    };
+    assert_eq!(ended, json!([hold("y:lock", &gone), hold("y:twin", &twin)]));
+    lost[1].verify().unwrap_err();
+    of_twin.verify().unwrap_err();
+
+    for guard in &kept {
+        guard.verify().unwrap();
+    }
+    kept_permit.verify().unwrap();
+    kept_read.verify().unwrap();
+    assert_eq!(server.ask::<String>(&["GET", "lock:x:foreign"]), owner);
+    assert_eq!(server.ask::<String>(&["GET", "lock:x:data"]), owner);
+}
+
+#[test]
 fn unlock_lets_those_who_wait_in() {
     let server = Server::redis();
     let holder = client(&server);

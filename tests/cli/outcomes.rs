@@ -65,6 +65,9 @@ fn wrong_usage_is_64() {
         &["show", "leasehold:x", "--prefix", ""],
         &["ping", "--url", "gopher://127.0.0.1"],
         &["--json", "run", "a", "--", "true"],
+        &["unlock"],
+        &["unlock", "--client", "a", "--label", "b"],
+        &["show", "--label", "a", "b"],
     ] {
         let finished = finish(&mut leasehold(&server, args));
         assert_eq!((finished.code, &*finished.stdout), (64, ""), "{args:?}: {finished:?}");

@@ -18,7 +18,7 @@ use crate::output::{ExitError, NOT_HAD, USAGE};
 const HOST_MAX: usize = 64;
 
 const EXIT_CODES: &str = "\
-Exit status of `run`: the command's, or 128 + n if signal n ended it.
+Exit status: 0, or with `run` the command's, or 128 + n if signal n ended it.
   64   wrong usage                      75   the lock could not be acquired in time
   65   the key holds something else     77   the server refused the login or the right
   69   the server was not reached      126   the command could not be run
@@ -33,7 +33,7 @@ Durations are `500ms`, `2s`, `5m`, `1h`, or plain seconds.";
 pub(crate) struct Args {
     #[command(flatten)]
     pub(crate) server: ServerArgs,
-    /// Print JSON: `ls`, `ping`, `show` and `unlock`.
+    /// Print JSON: `lock`, `ls`, `ping`, `show` and `unlock`.
     #[arg(long, global = true)]
     pub(crate) json: bool,
     #[command(subcommand)]
@@ -52,8 +52,8 @@ pub(crate) struct ServerArgs {
     #[arg(long, global = true)]
     prefix: Option<String>,
     /// What `show` calls this client. Defaults to that of the URL, or the host name and the process
-    /// id.
-    #[arg(long, global = true)]
+    /// id. Behind `unlock` it selects whose holds are ended.
+    #[arg(long)]
     label: Option<String>,
 }
 
@@ -63,11 +63,11 @@ impl ServerArgs {
         let Some(url) = self.url() else {
             return Err(ExitError::new(USAGE, "no server: set REDIS_URL or give --url"));
         };
-        let builder = set(Builder::default().label(&default_label()).url(&url)?);
+        let builder = Builder::default().label(&default_label()).url(&url)?;
         let builder = if let Some(label) = &self.label { builder.label(label) } else { builder };
         let builder =
             if let Some(prefix) = &self.prefix { builder.prefix(prefix) } else { builder };
-        Ok(builder.build()?)
+        Ok(set(builder).build()?)
     }
 
     /// The URL of the servers, if one is given.
@@ -98,6 +98,14 @@ pub(crate) enum Task {
         /// The shell that is to run it.
         shell: Shell,
     },
+    /// Acquire a lock, print a ticket of it, and leave it held for the length of its lease.
+    Lock {
+        #[command(flatten)]
+        how: HowToAcquire,
+        /// The name of the lock.
+        #[arg(value_parser = NonEmptyStringValueParser::new())]
+        name: String,
+    },
     /// List the names that are held.
     Ls {
         /// List only names that begin with this.
@@ -106,6 +114,16 @@ pub(crate) enum Task {
     },
     /// Show the server's version, role, persistence and clock, and warn of dangers to locks.
     Ping,
+    /// Release the lock of a ticket.
+    Release {
+        /// What `lock` has printed, or `-` to read it from stdin, where other users cannot see it.
+        ticket: String,
+    },
+    /// Begin the lease of a ticket's lock anew.
+    Renew {
+        /// What `lock` has printed, or `-` to read it from stdin, where other users cannot see it.
+        ticket: String,
+    },
     /// Run a command while the lock is held.
     Run(Run),
     /// Show who holds a name and who waits for it.
@@ -114,18 +132,29 @@ pub(crate) enum Task {
         #[arg(value_parser = NonEmptyStringValueParser::new())]
         name: String,
     },
-    /// End the holds that a name has now, of any client.
-    Unlock {
-        /// The name of a lock, a read-write lock or a semaphore.
-        #[arg(value_parser = NonEmptyStringValueParser::new())]
-        name: String,
-    },
+    /// End the holds that a name has now, of any client, or all holds of a client that is gone.
+    Unlock(Unlock),
 }
 
-/// What to hold, and what to run meanwhile.
+/// Whose holds to end.
 #[derive(Debug, clap::Args)]
-#[expect(clippy::struct_excessive_bools, reason = "each is an option of the command line")]
-pub(crate) struct Run {
+pub(crate) struct Unlock {
+    /// End the holds of the client with this id, which `show` shows.
+    #[arg(long, value_name = "ID", group = "whose")]
+    pub(crate) client: Option<String>,
+    /// End the holds of all clients with this label.
+    #[arg(long, value_name = "TEXT", group = "whose")]
+    pub(crate) label: Option<String>,
+    /// The name of a lock, a read-write lock or a semaphore. With `--client` or `--label`, only
+    /// names that begin with this are looked at; all without it.
+    #[arg(value_name = "NAME|PREFIX", required_unless_present = "whose")]
+    #[arg(value_parser = NonEmptyStringValueParser::new())]
+    pub(crate) name: Option<String>,
+}
+
+/// How to wait for a lock, and for how long it lasts.
+#[derive(Debug, clap::Args)]
+pub(crate) struct HowToAcquire {
     /// Wait at most this long for the lock. Defaults to no limit.
     #[arg(short, long, value_name = "DURATION", value_parser = parse_duration)]
     pub(crate) wait: Option<Duration>,
@@ -136,6 +165,22 @@ pub(crate) struct Run {
     /// URL, or 30 s.
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     pub(crate) lease: Option<Duration>,
+    /// What `show` calls this client.
+    #[arg(long, value_name = "LABEL")]
+    pub(crate) label: Option<String>,
+    /// The exit status if the lock could not be acquired in time.
+    #[arg(short = 'E', long, value_name = "STATUS", default_value_t = NOT_HAD)]
+    pub(crate) conflict_exit_code: u8,
+    /// Do not say why there was no lock, nor show who holds it while waiting on a terminal.
+    #[arg(short, long)]
+    pub(crate) quiet: bool,
+}
+
+/// What to hold, and what to run meanwhile.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Run {
+    #[command(flatten)]
+    pub(crate) how: HowToAcquire,
     /// Keep the lock taken for at least this long, even if the command ends earlier.
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     #[arg(conflicts_with_all = ["shared", "exclusive", "permits"])]
@@ -153,12 +198,6 @@ pub(crate) struct Run {
     #[arg(short, long, value_name = "DURATION")]
     #[arg(value_parser = parse_duration, default_value = "5s")]
     pub(crate) kill_after: Duration,
-    /// The exit status if the lock could not be acquired in time.
-    #[arg(short = 'E', long, value_name = "STATUS", default_value_t = NOT_HAD)]
-    pub(crate) conflict_exit_code: u8,
-    /// Do not say why there was no lock, nor show who holds it while waiting on a terminal.
-    #[arg(short, long)]
-    pub(crate) quiet: bool,
     /// The name of the lock. The command finds it in `LEASEHOLD_NAME`, and the fencing token in
     /// `LEASEHOLD_FENCE`.
     #[arg(value_parser = NonEmptyStringValueParser::new())]

@@ -1,7 +1,9 @@
-//! The program `leasehold`: runs a command while it holds a lock, shows locks, and ends them.
+//! The program `leasehold`: runs a command while it holds a lock, has locks by tickets, shows
+//! locks, and ends them.
 //!
 //! `docs/program.md` is its manual.
 
+mod acquire;
 mod args;
 mod child;
 #[path = "../../config/duration.rs"]
@@ -13,6 +15,8 @@ mod run;
 mod show;
 mod signals;
 mod supervisor;
+mod ticket;
+mod unlock;
 
 use std::env;
 use std::process::ExitCode;
@@ -62,19 +66,25 @@ fn perform(args: Args) -> Result<u8, ExitError> {
     let Args { server, json, task } = args;
     let open = || server.open(|builder| builder);
     match task {
-        Task::Completions { .. } | Task::Run(_) if json => {
-            Err(ExitError::new(USAGE, "--json: only `ls`, `ping`, `show` and `unlock` print it"))
+        Task::Completions { .. } | Task::Release { .. } | Task::Renew { .. } | Task::Run(_)
+            if json =>
+        {
+            let why = "--json: only `lock`, `ls`, `ping`, `show` and `unlock` print it";
+            Err(ExitError::new(USAGE, why))
         }
         Task::Completions { shell } => complete(shell),
+        Task::Lock { how, name } => ticket::lock(&server, &how, &name, json),
         Task::Ls { start } => show::list(&open()?, &server, &start, json),
         Task::Ping => {
             // `ping` reports servers that do not answer, so opening must not fail for them.
             let client = server.open(|builder| builder.lazy(true))?;
             ping::ping(&client, &server, json)
         }
+        Task::Release { ticket } => ticket::release(&server, &ticket),
+        Task::Renew { ticket } => ticket::renew(&server, &ticket),
         Task::Run(run) => run::run(&server, &run),
         Task::Show { name } => show::show(&open()?, &name, json),
-        Task::Unlock { name } => show::unlock(&open()?, &name, json),
+        Task::Unlock(which) => unlock::unlock(&open()?, &which, json),
     }
 }
 

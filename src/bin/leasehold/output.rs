@@ -97,13 +97,18 @@ pub(crate) fn of_signal(signal: i32) -> u8 {
 
 /// Writes a result to stdout. It is no error if no more of it is wanted there.
 pub(crate) fn print(output: &str) -> Result<u8, ExitError> {
-    let mut stdout = io::stdout();
-    match stdout.write_all(output.as_bytes()).and_then(|()| stdout.flush()) {
+    match write_out(output) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
             Err(ExitError::system("write to stdout", &error))
         }
         _ => Ok(SUCCESS),
     }
+}
+
+/// Writes to stdout.
+pub(crate) fn write_out(output: &str) -> io::Result<()> {
+    let mut stdout = io::stdout();
+    stdout.write_all(output.as_bytes()).and_then(|()| stdout.flush())
 }
 
 /// Prints JSON on lines that people can read too.

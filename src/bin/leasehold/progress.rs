@@ -11,7 +11,6 @@ use leasehold::{Client, NameReport, Survey, printable};
 use parking_lot::Mutex;
 use rustix::termios::tcgetwinsize;
 
-use crate::args::Run;
 use crate::output::in_seconds;
 
 /// How long a wait lasts before the line is written.
@@ -38,13 +37,13 @@ enum LineState {
 
 impl ProgressLine {
     /// Starts to write the line, if stderr is a terminal.
-    pub(crate) fn start(client: &Client, run: &Run) -> Option<Self> {
-        if run.quiet || !io::stderr().is_terminal() {
+    pub(crate) fn start(client: &Client, quiet: bool, name: &str) -> Option<Self> {
+        if quiet || !io::stderr().is_terminal() {
             return None;
         }
         let (waits, over) = bounded(0);
         let line = Arc::new(Mutex::new(LineState::Blank));
-        let writer = Writer { survey: client.survey(), name: run.name.clone(), line: line.clone() };
+        let writer = Writer { survey: client.survey(), name: name.to_owned(), line: line.clone() };
         let thread = thread::Builder::new().name("leasehold-progress".into());
         // The wait does not depend on the line.
         thread.spawn(move || writer.write(&over)).ok()?;

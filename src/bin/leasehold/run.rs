@@ -1,44 +1,24 @@
 //! `run`: a command while the lock is held.
 
-use std::time::Duration;
+use leasehold::{Canceller, Client, Error};
 
-use leasehold::{Builder, Canceller, Client, Error};
-
+use crate::acquire::{Acquired, acquire};
 use crate::args::{Run, ServerArgs};
 use crate::child::{Child, can_be_stopped, code_of};
 use crate::output::{ExitError, LOST, of_signal, say};
-use crate::progress::ProgressLine;
 use crate::signals::ReceivedSignals;
 use crate::supervisor::{Ended, Hold, Limits, stop, supervise};
 
 /// Acquires the lock, runs the command, releases the lock, and returns the command's status.
 pub(crate) fn run(server: &ServerArgs, run: &Run) -> Result<u8, ExitError> {
-    let wait = run.wait.or(run.nonblock.then_some(Duration::ZERO));
-    let set = |builder: Builder| {
-        // Neither a signal nor the end of the wait would end what opening does.
-        let builder = builder.lazy(true);
-        let builder = if let Some(lease) = run.lease { builder.lease(lease) } else { builder };
-        if let Some(wait) = wait { builder.wait(wait) } else { builder }
-    };
-    let canceller = Canceller::new();
-    let signals = ReceivedSignals::start(&canceller)
-        .map_err(|error| ExitError::system("receive signals", &error))?;
-    let client = server.open(set)?;
-    if wait.is_none() {
-        // A wait without a limit would never report that the server is away.
-        client.ping().map_err(|error| not_connected(error, run))?;
-    }
-    let progress = ProgressLine::start(&client, run);
-    let hold = Hold::acquire(&client, run, &canceller);
-    drop(progress);
-    match (hold, signals.next_forwarded()) {
-        (Ok(hold), None) => run_under(hold, &client, run, &signals),
-        (Ok(hold), Some(signal)) => {
+    let lock = |client: &Client, canceller: &Canceller| Hold::acquire(client, run, canceller);
+    let Acquired { hold, client, signals } = acquire(server, &run.how, &run.name, lock)?;
+    match signals.next_forwarded() {
+        None => run_under(hold, &client, run, &signals),
+        Some(signal) => {
             release(hold)?;
             Ok(of_signal(signal))
         }
-        (Err(Error::Cancelled { .. }), Some(signal)) => Ok(of_signal(signal)),
-        (Err(error), _) => Err(not_acquired(error, run)),
     }
 }
 
@@ -47,27 +27,6 @@ pub(crate) fn run(server: &ServerArgs, run: &Run) -> Result<u8, ExitError> {
 fn environment<'a>(run: &Run, hold: &Hold) -> [(&'a str, Option<String>); 2] {
     let fence = hold.fence().map(|fence| fence.to_string());
     [("LEASEHOLD_NAME", Some(run.name.clone())), ("LEASEHOLD_FENCE", fence)]
-}
-
-/// The error of a ping, which is not what the user has asked for.
-fn not_connected(mut error: Error, run: &Run) -> Error {
-    if let Error::NoQuorum { attempt, .. }
-    | Error::Redis { attempt, .. }
-    | Error::Unavailable { attempt, .. } = &mut error
-    {
-        *attempt = format!("acquire lock {:?}", run.name);
-    }
-    error
-}
-
-fn not_acquired(error: Error, run: &Run) -> ExitError {
-    let is_timeout = matches!(error, Error::Timeout { .. });
-    let error = ExitError::from(error);
-    match (is_timeout, run.quiet) {
-        (false, _) => error,
-        (true, false) => error.with_code(run.conflict_exit_code),
-        (true, true) => error.with_code(run.conflict_exit_code).silent(),
-    }
 }
 
 /// Runs the command, and releases the lock when it has ended.

@@ -1,17 +1,14 @@
-//! `show`, `ls` and `unlock`: who holds a name, whatever it is the name of, and who waits for it.
+//! `show` and `ls`: who holds a name, whatever it is the name of, and who waits for it.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use leasehold::{Client, Error, HeldAs, Holder, NameReport, Survey, printable};
+use leasehold::{Client, Error, HeldAs, Holder, NameReport, Survey};
 use serde_json::{Value, json};
 
 use crate::args::ServerArgs;
 use crate::output::{ExitError, in_seconds, print, print_json, say, table};
 use crate::ping::{Info, NODE};
-
-/// What the user should know about a hold that was ended.
-const LATE: &str = "a holder that works on learns it at its next renewal";
 
 /// Shows one name.
 pub(crate) fn show(client: &Client, name: &str, json: bool) -> Result<u8, ExitError> {
@@ -21,7 +18,7 @@ pub(crate) fn show(client: &Client, name: &str, json: bool) -> Result<u8, ExitEr
     }
     let mut lines = vec![("name", name.to_owned())];
     lines.push(("key", report.key.clone()));
-    lines.push(("kind", kind(&report).unwrap_or("free").into()));
+    lines.push(("kind", kind_of(&report).unwrap_or("free").into()));
     lines.extend(report.fence.map(|fence| ("fence", fence.to_string())));
     let holders = report.holds.iter().map(|(held_as, holder)| describe(*held_as, holder));
     lines.extend(holders.map(|holder| ("holder", holder)));
@@ -81,32 +78,23 @@ fn is_of_node(survey: &Survey) -> bool {
         .any(|report| Info::new(report.info.as_deref()).is_of_node())
 }
 
-/// Ends the holds that a name has.
-pub(crate) fn unlock(client: &Client, name: &str, json: bool) -> Result<u8, ExitError> {
-    let ended = client.survey().end_holds(name)?;
-    if json {
-        return print_json(&json!({ "name": name, "ended": ended }));
-    }
-    let name = printable(name);
-    print(&match ended {
-        0 => format!("{name} is free\n"),
-        1 => format!("ended 1 hold of {name}; {LATE}\n"),
-        _ => format!("ended {ended} holds of {name}; {LATE}\n"),
-    })
+/// What the name is the name of; `None` if it is free.
+fn kind_of(report: &NameReport) -> Option<&'static str> {
+    report.holds.first().map(|(held_as, _)| kind(*held_as))
 }
 
-/// What the name is the name of; `None` if it is free.
-fn kind(report: &NameReport) -> Option<&'static str> {
-    report.holds.first().map(|(held_as, _)| match held_as {
+/// What there is a hold of.
+pub(crate) fn kind(held_as: HeldAs) -> &'static str {
+    match held_as {
         HeldAs::Lock => "lock",
         HeldAs::Permit => "semaphore",
         HeldAs::Reader | HeldAs::Writer => "read-write lock",
         _ => "lock of another library",
-    })
+    }
 }
 
 /// The side of a read-write lock; `None` for what has none.
-fn side(held_as: HeldAs) -> Option<&'static str> {
+pub(crate) fn side(held_as: HeldAs) -> Option<&'static str> {
     match held_as {
         HeldAs::Reader => Some("reader"),
         HeldAs::Writer => Some("writer"),
@@ -151,7 +139,7 @@ fn row(name: &str, report: &Result<NameReport, Error>) -> [String; 4] {
         0 => String::new(),
         waiting => format!("{waiting} waiting"),
     };
-    [name.into(), kind(report).unwrap_or_default().into(), holder + &others, waiting]
+    [name.into(), kind_of(report).unwrap_or_default().into(), holder + &others, waiting]
 }
 
 fn reply_to_json(name: &str, report: &Result<NameReport, Error>) -> Value {
@@ -177,7 +165,7 @@ fn to_json(name: &str, report: &NameReport) -> Value {
     json!({
         "name": name,
         "key": report.key,
-        "kind": kind(report),
+        "kind": kind_of(report),
         "holds": report.holds.iter().map(hold).collect::<Vec<_>>(),
         "fence": report.fence,
         "waiting": report.waiting,

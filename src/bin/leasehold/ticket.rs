@@ -1,0 +1,64 @@
+//! `lock`, `renew` and `release`: a lock that a script holds by a ticket, without a process.
+
+use std::io;
+
+use leasehold::{OwnedGuard, Ticket};
+use serde_json::json;
+
+use crate::acquire::{Acquired, acquire};
+use crate::args::{HowToAcquire, ServerArgs};
+use crate::output::{ExitError, SUCCESS, of_signal, write_out};
+
+/// Acquires the lock, prints a ticket of it, and leaves it held for the rest of its lease.
+pub(crate) fn lock(
+    server: &ServerArgs,
+    how: &HowToAcquire,
+    name: &str,
+    json: bool,
+) -> Result<u8, ExitError> {
+    let Acquired { hold, client, signals } = acquire(server, how, name, |client, canceller| {
+        client.mutex(name).cancelled_by(canceller).lock_owned()
+    })?;
+    if let Some(signal) = signals.next_forwarded() {
+        hold.unlock()?;
+        return Ok(of_signal(signal));
+    }
+    let ticket = hold.detach()?;
+    let text = if json {
+        let shown = json!({ "name": name, "fence": ticket.fence(), "ticket": ticket.to_string() });
+        format!("{shown:#}\n")
+    } else {
+        format!("{ticket}\n")
+    };
+    if let Err(error) = write_out(&text) {
+        // Nobody has the ticket.
+        client.adopt(&ticket)?.unlock()?;
+        return Err(ExitError::system("write to stdout", &error));
+    }
+    Ok(SUCCESS)
+}
+
+/// Begins the lease of a ticket's hold anew. The ticket stays as it is.
+pub(crate) fn renew(server: &ServerArgs, ticket: &str) -> Result<u8, ExitError> {
+    adopt(server, ticket)?.detach().map(drop)?;
+    Ok(SUCCESS)
+}
+
+/// Releases a ticket's hold.
+pub(crate) fn release(server: &ServerArgs, ticket: &str) -> Result<u8, ExitError> {
+    adopt(server, ticket)?.unlock()?;
+    Ok(SUCCESS)
+}
+
+/// Has the hold of a ticket, or of the one that stdin has for `-`.
+fn adopt(server: &ServerArgs, ticket: &str) -> Result<OwnedGuard, ExitError> {
+    let ticket = match ticket {
+        "-" => io::read_to_string(io::stdin())
+            .map_err(|error| ExitError::system("read the ticket", &error))?,
+        ticket => ticket.to_owned(),
+    };
+    // It is parsed here, because an error of the command line would repeat it.
+    let ticket: Ticket = ticket.trim().parse().map_err(ExitError::from)?;
+    let client = server.open(|builder| builder)?;
+    Ok(client.adopt(&ticket)?)
+}

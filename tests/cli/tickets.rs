@@ -1,0 +1,142 @@
+//! `lock`, `renew` and `release`.
+
+use std::process::Stdio;
+
+use leasehold::Ticket;
+use rustix::process::Signal;
+
+use crate::support::{
+    Running, Server, client, eventually, finish, json, leasehold, output, without_server,
+};
+
+/// Acquires a lock, and returns its ticket.
+fn lock(server: &Server, args: &[&str]) -> String {
+    let printed = output(leasehold(server, &["lock"]).args(args));
+    let ticket = printed.strip_suffix('\n').expect("a line");
+    assert!(ticket.bytes().all(|byte| byte.is_ascii_graphic()), "{ticket}");
+    ticket.to_owned()
+}
+
+#[test]
+fn a_script_holds_a_lock_by_its_ticket() {
+    let server = Server::redis();
+    let client = client(&server);
+    let ticket = lock(&server, &["--lease", "1m", "--label", "deploy 7", "a lock"]);
+    let holder = client.mutex("a lock").holder().unwrap().expect("it is held");
+    assert_eq!(holder.label, "deploy 7");
+    assert!(client.try_lock("a lock").unwrap().is_none());
+    let pttl = || server.ask::<u64>(&["PTTL", "lock:a lock"]);
+    assert!(pttl() > 30_000);
+    server.command(&["PEXPIRE", "lock:a lock", "20000"]);
+    assert_eq!(output(&mut leasehold(&server, &["renew", &ticket])), "");
+    assert!(pttl() > 30_000, "for the whole lease");
+    assert_eq!(output(&mut leasehold(&server, &["release", &ticket])), "");
+    assert!(client.try_lock("a lock").unwrap().is_some());
+}
+
+#[test]
+fn a_ticket_of_the_program_is_one_of_the_library() {
+    let server = Server::redis();
+    let shown = json(&mut leasehold(&server, &["--json", "lock", "a"]));
+    let ticket: Ticket = shown["ticket"].as_str().unwrap().parse().unwrap();
+    assert_eq!(
+        (shown["name"].as_str(), shown["fence"].as_u64()),
+        (Some("a"), Some(ticket.fence()))
+    );
+    let guard = client(&server).adopt(&ticket).unwrap();
+    let ticket = guard.detach().unwrap().to_string();
+    assert_eq!(output(&mut leasehold(&server, &["release", &ticket])), "");
+}
+
+#[test]
+fn a_ticket_may_come_from_stdin() {
+    let server = Server::redis();
+    let ticket = lock(&server, &["a"]);
+    for task in ["renew", "release"] {
+        let mut process = Running::start(leasehold(&server, &[task, "-"]).stdin(Stdio::piped()));
+        process.write(&format!("{ticket}\n"));
+        process.close_input();
+        assert_eq!(process.code(), 0, "{task}");
+    }
+    assert!(!server.ask::<bool>(&["EXISTS", "lock:a"]));
+}
+
+#[test]
+fn a_hold_that_is_over_is_70() {
+    let server = Server::redis();
+    let ticket = lock(&server, &["a"]);
+    output(&mut leasehold(&server, &["unlock", "a"]));
+    let next = lock(&server, &["a"]);
+    for task in ["renew", "release"] {
+        let finished = finish(&mut leasehold(&server, &[task, &ticket]));
+        assert_eq!((finished.code, &*finished.stdout), (70, ""), "{finished:?}");
+        assert!(finished.stderr.contains("was lost"), "{finished:?}");
+    }
+    assert_eq!(output(&mut leasehold(&server, &["renew", &next])), "");
+}
+
+#[test]
+fn what_cannot_be_had_or_reached_is_75_or_69() {
+    let server = Server::redis();
+    let ticket = lock(&server, &["a"]);
+    for options in [&["-n"][..], &["--wait", "100ms"]] {
+        let finished = finish(leasehold(&server, &["lock"]).args(options).arg("a"));
+        assert_eq!((finished.code, &*finished.stdout), (75, ""), "{finished:?}");
+    }
+    let url = "redis://127.0.0.1:1";
+    for args in [&["lock", "-n", "b"][..], &["renew", &ticket], &["release", &ticket]] {
+        let finished = finish(leasehold(&server, args).env("REDIS_URL", url));
+        assert_eq!((finished.code, &*finished.stdout), (69, ""), "{finished:?}");
+    }
+}
+
+#[test]
+fn what_is_no_ticket_of_this_prefix_is_64_and_not_repeated() {
+    let server = Server::redis();
+    let ticket = lock(&server, &["a"]);
+    let broken = &ticket[..ticket.len() - 1];
+    for args in [
+        &["renew"][..],
+        &["renew", ""],
+        &["release", broken],
+        &["release", "-"],
+        &["release", &ticket, "--prefix", "other:"],
+        &["lock"],
+        &["lock", ""],
+        &["lock", "--lease", "1ms", "a"],
+        &["--json", "renew", &ticket],
+    ] {
+        let finished = finish(&mut leasehold(&server, args));
+        assert_eq!((finished.code, &*finished.stdout), (64, ""), "{args:?}: {finished:?}");
+        assert!(!finished.stderr.contains(&broken[30..]), "{finished:?}");
+    }
+    assert_eq!(finish(&mut without_server(&["release", &ticket])).code, 64);
+    assert_eq!(output(&mut leasehold(&server, &["release", &ticket])), "");
+}
+
+#[test]
+fn a_signal_ends_the_wait_for_a_ticket() {
+    let server = Server::redis();
+    let client = client(&server);
+    let guard = client.lock("a").unwrap();
+    let mut process = Running::start(&mut leasehold(&server, &["lock", "a"]));
+    eventually(|| !client.survey().report("a").unwrap().waiting.is_empty());
+    process.signal(Signal::TERM);
+    assert_eq!(process.code(), 128 + 15);
+    guard.unlock().unwrap();
+    assert!(client.try_lock("a").unwrap().is_some());
+}
+
+#[test]
+fn a_ticket_that_cannot_be_printed_leaves_no_lock() {
+    let server = Server::redis();
+    let client = client(&server);
+    let guard = client.lock("a").unwrap();
+    let mut command = leasehold(&server, &["lock", "a"]);
+    let mut process = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(process.stdout.take());
+    eventually(|| !client.survey().report("a").unwrap().waiting.is_empty());
+    guard.unlock().unwrap();
+    assert_eq!(process.wait().unwrap().code(), Some(71));
+    assert!(client.try_lock("a").unwrap().is_some());
+}
