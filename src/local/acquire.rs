@@ -13,15 +13,13 @@ use crate::base::spans::CallSpan;
 use crate::config::LockOptions;
 use crate::error::{Error, Result};
 use crate::guards::canceller::CancellableWait;
-use crate::local::arrival::{Arrival, NewHold};
+use crate::local::arrival::Arrival;
 use crate::local::attempt::Attempt;
-use crate::local::beside;
 use crate::local::call::{Caller, Wait};
 use crate::local::call_reports::{report_contended, report_outcome};
 use crate::local::hold::Hold;
 use crate::local::hold_requests::{Level, nest};
 use crate::local::queue_head::QueueHead;
-use crate::local::queue_shard::Position;
 use crate::local::release;
 use crate::local::retry::RetryPolicy;
 use crate::local::shared::Shared;
@@ -31,7 +29,7 @@ use crate::local::turn;
 use crate::local::wait_queue::{Place, Turn};
 use crate::local::wait_queues::WaitQueues;
 use crate::local::waiter::Waiter;
-use crate::store::hold_id::HoldKind;
+use crate::store::hold_id::{HoldId, HoldKind};
 
 /// A call for a lock.
 pub(super) struct LockCall<'a> {
@@ -41,18 +39,6 @@ pub(super) struct LockCall<'a> {
     pub(super) wait: Wait,
     /// Whether the call has reported that the lock is held.
     pub(super) contended: Cell<bool>,
-}
-
-/// How a call goes on when it does not wait behind other threads any more.
-enum Start {
-    /// At the head of the queue.
-    AtHead(Arrival),
-    /// With one attempt outside the queue, as one of several that may succeed.
-    Beside,
-    /// With the lock, which was handed off to it.
-    HandedOff(Arc<Hold>),
-    /// With one attempt outside the queue.
-    Outside,
 }
 
 /// Acquires a lock, or one more level of it. `None` if it is still held when the wait is over.
@@ -139,90 +125,84 @@ impl LockCall<'_> {
     pub(super) fn acquire(&self) -> Result<Option<Arc<Hold>>> {
         let mut place = Place::Last;
         loop {
-            let mut cancellable = None;
-            let Some((waiter, start)) = self.queue(place, &mut cancellable)? else {
-                return Ok(None);
+            let (waiter, arrival) = self.join(place)?;
+            let _watch = self.watch(&waiter);
+            let turn = match arrival {
+                Some(arrival) => Turn::Head(arrival),
+                None => self.wait_for_turn(&waiter)?,
             };
-            match start {
-                Start::AtHead(arrival) => return self.acquire_at_head(&waiter, arrival),
-                Start::Beside => {
-                    let attempt = self.attempt(Arrival::Beside);
-                    if let Some(hold) = beside::acquire(attempt, self.name, self.caller.kind)? {
-                        return Ok(Some(hold));
-                    }
-                    place = Place::Beside;
+            return match turn {
+                Turn::Failed(failure) => Err(failure.into_error("acquire", self.name)),
+                Turn::HandedOff(hold) if self.shared.take_hold(&hold, &self.caller) => {
+                    Ok(Some(hold))
                 }
-                Start::HandedOff(hold) => {
-                    if self.shared.take_hold(&hold, &self.caller) {
-                        return Ok(Some(hold));
-                    }
+                Turn::HandedOff(_) => {
                     place = Place::First;
+                    continue;
                 }
-                Start::Outside => return self.acquire_outside(&waiter),
-            }
+                Turn::Head(arrival) => self.acquire_at_head(&waiter, arrival),
+                Turn::Look => self.look().map(|()| None),
+                Turn::Outside => self.acquire_outside(),
+                Turn::TimedOut => Ok(None),
+            };
         }
     }
 
-    /// Makes one attempt outside the queue.
-    fn acquire_outside(&self, waiter: &Waiter) -> Result<Option<Arc<Hold>>> {
-        let mut attempt = self.attempt(Arrival::Beside);
-        match try_until_acquired(&mut attempt, waiter) {
-            Ok(NewHold { hold, .. }) => Ok(Some(hold)),
-            Err(stopped) => {
-                attempt.clean_up();
-                stopped.into_result(self.name)
-            }
-        }
-    }
-
-    /// Waits behind the other threads of this client, or those that came before. `None` if the wait
-    /// is over before.
-    fn queue(
-        &self,
-        place: Place,
-        cancellable: &mut Option<CancellableWait>,
-    ) -> Result<Option<(Waiter, Start)>> {
+    /// Joins the queue of the lock.
+    fn join(&self, place: Place) -> Result<(Arc<Waiter>, Option<Arrival>)> {
         let Self { shared, name, caller, wait, .. } = self;
-        let queues = shared.queues(caller.kind);
         // A hold that is found lost leaves the head.
         if *wait == Wait::No
-            && let Some(hold) = queues.holder(name)
+            && let Some(hold) = self.queues().holder(name)
         {
             shared.reporter.expire(&hold);
         }
-        let (waiter, position) = queues.join(name, caller, *wait == Wait::Endless, place)?;
-        let canceller = caller.options.canceller.as_ref();
-        *cancellable = canceller.map(|canceller| waiter.watch(canceller));
-        let start = match position {
-            Position::Behind => self.wait_for_turn(&waiter)?,
-            Position::Head { after_release } => {
-                Some(Start::AtHead(Arrival::First { after_release }))
-            }
-        };
-        Ok(start.map(|start| (waiter, start)))
+        self.queues().join(self.next_hold(), caller, *wait == Wait::Endless, place)
     }
 
-    fn wait_for_turn(&self, waiter: &Waiter) -> Result<Option<Start>> {
+    fn next_hold(&self) -> HoldId {
+        self.shared.identity.next_hold(self.caller.kind, self.name)
+    }
+
+    /// Lets the canceller end the wait, if there is one.
+    fn watch(&self, waiter: &Arc<Waiter>) -> Option<CancellableWait> {
+        self.caller.options.canceller.as_ref().map(|canceller| waiter.watch(canceller))
+    }
+
+    /// Waits behind the other threads of this client.
+    fn wait_for_turn(&self, waiter: &Waiter) -> Result<Turn> {
         let waits = (self.wait != Wait::No).then(|| {
             report_contended(self.shared, self.name, &self.contended);
             self.shared.counters.begin_wait()
         });
-        let turn = turn::wait(self.queues(), waiter, self.wait)?;
+        let turn = turn::wait(self.queues(), waiter, self.wait);
         drop(waits);
-        if matches!(turn, Turn::Look) {
-            self.look()?;
+        match &turn {
+            Ok(Turn::HandedOff(_) | Turn::Head(_)) => {}
+            _ => self.leave(waiter),
         }
-        match turn {
-            Turn::Beside => Ok(Some(Start::Beside)),
-            Turn::Failed(failure) => Err(failure.into_error("acquire", self.name)),
-            Turn::HandedOff(hold) => Ok(Some(Start::HandedOff(hold))),
-            Turn::Head => Ok(Some(Start::AtHead(Arrival::Next))),
-            Turn::Outside => Ok(Some(Start::Outside)),
-            Turn::Look | Turn::TimedOut => {
-                report_contended(self.shared, self.name, &self.contended);
-                Ok(None)
-            }
+        if matches!(turn, Ok(Turn::Look | Turn::TimedOut)) {
+            report_contended(self.shared, self.name, &self.contended);
         }
+        turn
+    }
+
+    /// Cleans up after a thread that is in the queue no more, and has no hold.
+    fn leave(&self, waiter: &Waiter) {
+        if waiter.is_in_doubt() {
+            self.shared.clean_up(&waiter.hold, waiter.lease, false);
+        }
+    }
+
+    /// Makes one attempt outside the queue, for another hold than the head may have asked for.
+    fn acquire_outside(&self) -> Result<Option<Arc<Hold>>> {
+        let waiter = Arc::new(Waiter::new(self.next_hold(), &self.caller));
+        let _watch = self.watch(&waiter);
+        let acquired = try_until_acquired(&mut self.attempt(&waiter, Arrival::Outside));
+        acquired.map(Some).or_else(|stopped| {
+            self.leave(&waiter);
+            stopped.into_result(self.name)
+        })
     }
 
     /// Makes sure that the lock can be asked about, by a request that overtakes no other thread.
@@ -244,20 +224,19 @@ impl LockCall<'_> {
         arrival: Arrival,
     ) -> Result<Option<Arc<Hold>>> {
         let head = QueueHead::new(self.queues(), self.name, self.wait == Wait::Endless);
-        let mut attempt = self.attempt(arrival);
-        match try_until_acquired(&mut attempt, waiter) {
-            Ok(NewHold { hold, room }) if self.caller.kind != HoldKind::Lock => {
-                let next = head.leave(self.caller.kind, room);
-                attempt.take_back_offer(next);
-                Ok(Some(hold))
-            }
-            Ok(NewHold { hold, .. }) => {
+        let mut attempt = self.attempt(waiter, arrival);
+        match try_until_acquired(&mut attempt) {
+            Ok(hold) if self.caller.kind == HoldKind::Lock => {
                 head.keep();
                 self.queues().set_acquired(&hold);
                 Ok(Some(hold))
             }
+            Ok(hold) => {
+                head.leave();
+                Ok(Some(hold))
+            }
             Err(stopped) => {
-                attempt.clean_up();
+                self.leave(waiter);
                 let next = head.give_up(&stopped);
                 // The place among the waiting clients is the next thread's too, if that wants the
                 // same.
@@ -276,7 +255,7 @@ impl LockCall<'_> {
         self.shared.queues(self.caller.kind)
     }
 
-    fn attempt(&self, arrival: Arrival) -> Attempt<'_> {
-        Attempt::new(self.shared, self.name, &self.caller, self.wait, &self.contended, arrival)
+    fn attempt<'a>(&'a self, waiter: &'a Waiter, arrival: Arrival) -> Attempt<'a> {
+        Attempt::new(self.shared, &self.caller, self.wait, &self.contended, waiter, arrival)
     }
 }

@@ -12,16 +12,16 @@ use crate::base::clock::{Moment, end_of};
 use crate::base::failure::Failure;
 use crate::config::Mechanism;
 use crate::error::Error;
-use crate::local::arrival::{Arrival, NewHold, Tried};
+use crate::local::arrival::{Arrival, Tried};
 use crate::local::call::{Caller, Wait};
 use crate::local::call_reports::report_contended;
 use crate::local::hold::{Hold, local_deadline};
-use crate::local::pending::{AcquireRequest, SentAcquire};
+use crate::local::pending::{AcquireRequest, Followers, SentAcquire};
 use crate::local::retry::RetryPolicy;
 use crate::local::shared::Shared;
 use crate::local::wait_queues::WaitQueues;
+use crate::local::waiter::{QueuedWaiter, Signal, Waiter};
 use crate::store::ask_one;
-use crate::store::hold_id::HoldKind;
 use crate::store::redisson_channels::RedissonWait;
 use crate::store::request::{
     AcquireReply, Change, HoldRequest, PendingReply, PostedChange, Registration, is_granted,
@@ -36,18 +36,15 @@ pub(super) struct Attempt<'a> {
     pub(super) shared: &'a Shared,
     caller: &'a Caller,
     pub(super) wait: Wait,
+    pub(super) waiter: &'a Waiter,
     /// The next request.
     request: AcquireRequest,
     pub(super) retry: RetryPolicy,
-    /// Whether a request without a reply may have begun the hold, or may still begin it.
-    in_doubt: bool,
     /// Whether the call has reported that the lock is held.
     contended: &'a Cell<bool>,
     /// Whether the release of an earlier hold of this client was not confirmed when the last
     /// request was sent.
     after_release: bool,
-    /// Whether the last request has kept an offer for the next thread.
-    followed: bool,
     /// Once it was registered as waiting: has Redisson's releases wake it.
     redisson: Option<RedissonWait>,
 }
@@ -55,44 +52,42 @@ pub(super) struct Attempt<'a> {
 impl<'a> Attempt<'a> {
     pub(super) fn new(
         shared: &'a Shared,
-        name: &Arc<str>,
         caller: &'a Caller,
         wait: Wait,
         contended: &'a Cell<bool>,
+        waiter: &'a Waiter,
         arrival: Arrival,
     ) -> Self {
         let registration = match arrival {
             // The thread in front may have left the client registered.
             Arrival::Next => Registration::Registered,
             Arrival::First { .. } if !wait.is_over() => Registration::IfHeld,
-            Arrival::First { .. } | Arrival::Beside => Registration::None,
+            Arrival::First { .. } | Arrival::Outside => Registration::None,
         };
-        let has_released = || !shared.queues(caller.kind).released(name).is_empty();
+        let has_released = || !shared.queues(caller.kind).released(&waiter.hold.name).is_empty();
         let after_release = match arrival {
             Arrival::First { after_release } => after_release,
-            Arrival::Beside | Arrival::Next => has_released(),
+            Arrival::Next | Arrival::Outside => has_released(),
         };
         let retry = RetryPolicy::new(wait, &shared.config, caller.times);
         let request = AcquireRequest {
-            hold: shared.identity.next_hold(caller.kind, name),
-            lease: caller.times.lease,
+            hold: waiter.hold.clone(),
+            lease: waiter.lease,
             registration,
             yields_until: Instant::now(),
             limits: retry.limits(),
             may_be_early: shared.config.uses(Mechanism::EarlyRequest),
             may_be_followed: !caller.options.tenure().is_zero(),
         };
-        let in_doubt = false;
         Self {
             shared,
             caller,
             wait,
+            waiter,
             request,
             retry,
-            in_doubt,
             contended,
             after_release,
-            followed: false,
             redisson: None,
         }
     }
@@ -104,14 +99,13 @@ impl<'a> Attempt<'a> {
     ) -> Result<Tried, Failure> {
         loop {
             let answered = match started.take() {
-                None => self.request.execute(&*self.shared.store, self.next_in_turn()),
+                None => self.request.execute(&*self.shared.store, self.followers()),
                 Some(started) => started.wait(),
             };
             let sent = answered.sent;
             match self.record_reply(answered) {
                 Ok(AcquireReply::Acquired { fence, room, .. }) => {
-                    let hold = self.begin_hold(fence, room, sent);
-                    return Ok(Tried::Acquired(NewHold { hold, room }));
+                    return Ok(Tried::Acquired(self.begin_hold(fence, room, sent)));
                 }
                 Ok(AcquireReply::Held { .. }) if self.confirm_releases()? => {}
                 Ok(AcquireReply::Held { remaining, .. }) => {
@@ -165,20 +159,24 @@ impl<'a> Attempt<'a> {
         &self.request
     }
 
-    /// What the thread behind this one wants that has its turn along with it.
-    fn next_in_turn(&self) -> Option<HoldKind> {
-        let is_registered = self.request.registration == Registration::Registered;
-        is_registered.then(|| self.queues().next_in_turn(&self.request.hold.name)).flatten()
+    /// Who waits behind this thread. When a first thread tries first, there is none worth a look.
+    fn followers(&self) -> Followers {
+        if self.request.registration == Registration::Registered {
+            self.queues().followers(&self.request.hold.name)
+        } else {
+            Followers::default()
+        }
     }
 
-    /// Records what a reply means for the next request. A hold whose lease is over when the reply
-    /// comes counts as none: a pause of this process must not bring forth a guard of nothing.
+    /// Records what a reply means for the next request, and for the other threads for which this
+    /// one has asked. A hold whose lease is over when the reply comes counts as none: a pause of
+    /// this process must not bring forth a guard of nothing.
     fn record_reply(
         &mut self,
-        SentAcquire { sent, registration, reply }: SentAcquire<Result<AcquireReply, Failure>>,
+        answered: SentAcquire<Result<AcquireReply, Failure>>,
     ) -> Result<AcquireReply, Failure> {
-        let lease = self.caller.times.lease;
-        self.followed = registration == Registration::Followed;
+        let SentAcquire { sent, registration, alike, reply } = answered;
+        let lease = self.request.lease;
         if registration != Registration::None {
             self.request.registration = Registration::Registered;
         }
@@ -201,14 +199,43 @@ impl<'a> Attempt<'a> {
                 let hold = &self.request.hold;
                 self.shared.identity.next_hold(hold.kind, &hold.name)
             };
-        } else {
-            self.in_doubt |= in_doubt;
+        } else if in_doubt {
+            self.waiter.mark_in_doubt();
+        }
+        if in_doubt || reply.as_ref().is_err_and(Failure::is_shortfall) {
+            self.leave_in_doubt(alike);
+        } else if let Ok(AcquireReply::Acquired { others, .. }) = &reply {
+            self.hand_out(&alike, others, sent);
         }
         let reply = reply?;
         self.shared.record_reply(&self.request.hold.name);
         match reply {
             AcquireReply::Acquired { .. } if in_doubt => Err(Failure::late()),
             reply => Ok(reply),
+        }
+    }
+
+    /// Gives the first of these threads the holds that exist now for them. They have these tokens.
+    fn hand_out(&self, alike: &[Arc<Waiter>], fences: &[u64], sent: Moment) {
+        let granted = &alike[..fences.len().min(alike.len())];
+        for ((asked, taken), fence) in granted.iter().zip(self.queues().take(granted)).zip(fences) {
+            let Some(QueuedWaiter { caller, waiter, .. }) = taken else {
+                self.shared.clean_up(&asked.hold, asked.lease, !asked.is_in_doubt());
+                continue;
+            };
+            let hold = Arc::new(Hold::new(waiter.hold.clone(), *fence, 0, &caller, sent));
+            if waiter.is_in_doubt() {
+                hold.mark_in_doubt();
+            }
+            self.shared.begin_hold(&hold);
+            waiter.send(Signal::HandedOff(hold));
+        }
+    }
+
+    /// Notes that holds of these threads may exist.
+    fn leave_in_doubt(&self, alike: Vec<Arc<Waiter>>) {
+        for gone in self.queues().mark_in_doubt(alike) {
+            self.shared.clean_up(&gone.hold, gone.lease, false);
         }
     }
 
@@ -244,26 +271,11 @@ impl<'a> Attempt<'a> {
     /// Begins the hold that a request sent at `sent` has acquired.
     fn begin_hold(&self, fence: u64, room: u32, sent: Moment) -> Arc<Hold> {
         let hold = Arc::new(Hold::new(self.request.hold.clone(), fence, room, self.caller, sent));
-        if self.in_doubt {
+        if self.waiter.is_in_doubt() {
             hold.mark_in_doubt();
         }
         self.shared.add_hold(&hold, self.caller);
         hold
-    }
-
-    /// Cleans up after attempts that have not acquired the lock.
-    pub(super) fn clean_up(&mut self) {
-        if self.in_doubt {
-            self.shared.clean_up(&self.request.hold, self.caller.times.lease, false);
-        }
-    }
-
-    /// Takes back an offer that the request for this hold has kept, unless the thread that is the
-    /// head now takes it.
-    pub(super) fn take_back_offer(&self, next: Option<HoldKind>) {
-        if self.followed && next != Some(HoldKind::Read) {
-            self.unregister();
-        }
     }
 
     /// Removes the client from the waiting clients, if it is among them, and there is time and a

@@ -10,7 +10,6 @@ pub(crate) mod acquire_all;
 pub(crate) mod adoption;
 mod arrival;
 pub(crate) mod attempt;
-mod beside;
 pub(crate) mod call;
 mod call_reports;
 mod client_waiters;

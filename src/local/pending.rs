@@ -3,14 +3,16 @@
 //! Decides what such a request says whenever it is sent. What its reply means is decided by the
 //! thread that waits for it, in `attempt.rs`.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
-use std::{fmt, slice};
+use std::{fmt, iter, slice};
 
 use crate::base::clock::Moment;
 use crate::base::failure::Failure;
 use crate::local::retry::RequestLimits;
+use crate::local::waiter::Waiter;
 use crate::store::Store;
-use crate::store::hold_id::{HoldId, HoldKind};
+use crate::store::hold_id::HoldId;
 use crate::store::request::{Acquire, AcquireReply, PendingReply, Registration};
 
 /// The next request of the thread at the head of a wait queue. The thread sends it itself, or,
@@ -29,69 +31,80 @@ pub(crate) struct AcquireRequest {
     pub(super) may_be_followed: bool,
 }
 
+/// The threads behind the head when its request is sent.
+#[derive(Default)]
+pub(super) struct Followers {
+    pub(super) exist: bool,
+    /// Those right behind it for which the request asks as well, because they want the same and can
+    /// have it at the same time.
+    pub(super) alike: Vec<Arc<Waiter>>,
+}
+
 /// A request that was sent, and its reply or what there is of it.
 pub(crate) struct SentAcquire<R> {
     /// Read before it was sent.
     pub(super) sent: Moment,
     pub(super) registration: Registration,
+    /// The other threads for which it asks.
+    pub(super) alike: Vec<Arc<Waiter>>,
     pub(super) reply: R,
 }
 
 impl AcquireRequest {
-    /// Sends the request and waits for the reply. The thread behind the one that wants the lock
-    /// may have the turn along with it, and wants `next`.
+    /// Sends the request and waits for the reply.
     pub(super) fn execute(
         &self,
         store: &dyn Store,
-        next: Option<HoldKind>,
+        followers: Followers,
     ) -> SentAcquire<Result<AcquireReply, Failure>> {
-        self.send(next, |request| store.acquire(request))
+        self.send(followers, |request| store.acquire(request))
     }
 
     /// Sends the request without waiting for the reply. `None` if the store cannot.
     pub(super) fn start(
         &self,
         store: &dyn Store,
-        next: Option<HoldKind>,
+        followers: Followers,
     ) -> Option<SentAcquire<PendingReply<AcquireReply>>> {
         if !self.may_be_early {
             return None;
         }
-        let SentAcquire { sent, registration, reply } =
-            self.send(next, |request| store.start_acquire(request));
-        reply.map(|reply| SentAcquire { sent, registration, reply })
+        let SentAcquire { sent, registration, alike, reply } =
+            self.send(followers, |request| store.start_acquire(request));
+        reply.map(|reply| SentAcquire { sent, registration, alike, reply })
     }
 
     fn send<R>(
         &self,
-        next: Option<HoldKind>,
+        Followers { exist, alike }: Followers,
         send: impl FnOnce(Acquire<'_>) -> R,
     ) -> SentAcquire<R> {
         let sent = Moment::now();
-        let yields = Instant::now() < self.yields_until;
-        let is_followed = match (self.hold.kind, next) {
-            (HoldKind::Read, Some(HoldKind::Read)) => true,
-            (HoldKind::Lock, Some(_)) => self.may_be_followed && !yields,
-            _ => false,
-        };
         let registration = match self.registration {
-            Registration::Registered if is_followed => Registration::Followed,
-            _ if yields => Registration::Yielding,
+            _ if Instant::now() < self.yields_until => Registration::Yielding,
+            Registration::Registered if exist && self.may_be_followed => Registration::Followed,
             registration => registration,
         };
         let Self { hold, lease, .. } = self;
+        let all: Vec<_>;
+        let holds = if alike.is_empty() {
+            slice::from_ref(hold)
+        } else {
+            let alike = alike.iter().map(|waiter| waiter.hold.clone());
+            all = iter::once(hold.clone()).chain(alike).collect();
+            &all
+        };
         let deadline = self.limits.request_deadline();
-        let reply =
-            send(Acquire { holds: slice::from_ref(hold), lease: *lease, registration, deadline });
-        SentAcquire { sent, registration, reply }
+        let reply = send(Acquire { holds, lease: *lease, registration, deadline });
+        SentAcquire { sent, registration, alike, reply }
     }
 }
 
 impl SentAcquire<PendingReply<AcquireReply>> {
     /// Blocks until the reply has come, or the deadline of the request.
     pub(super) fn wait(self) -> SentAcquire<Result<AcquireReply, Failure>> {
-        let Self { sent, registration, reply } = self;
-        SentAcquire { sent, registration, reply: reply.wait() }
+        let Self { sent, registration, alike, reply } = self;
+        SentAcquire { sent, registration, alike, reply: reply.wait() }
     }
 }
 
@@ -106,11 +119,10 @@ impl<R> fmt::Debug for SentAcquire<R> {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use std::sync::Arc;
-
     use crate::config::Config;
     use crate::local::call::CallTimes;
     use crate::local::retry::{RetryLimit, RetryPolicy};
+    use crate::store::hold_id::HoldKind;
 
     const LEASE: Duration = Duration::from_secs(30);
 
@@ -133,33 +145,31 @@ pub(super) mod tests {
     /// A request that finds the lock held.
     pub(in crate::local) fn sent() -> SentAcquire<PendingReply<AcquireReply>> {
         let reply: PendingReply<AcquireReply> = PendingReply::new(|| Ok(AcquireReply::held(None)));
-        SentAcquire { sent: Moment::now(), registration: Registration::IfHeld, reply }
+        let (sent, registration) = (Moment::now(), Registration::IfHeld);
+        SentAcquire { sent, registration, alike: Vec::new(), reply }
     }
 
     #[test]
     fn a_request_yields_until_the_time_it_says() {
         let registration = |yields_until| {
             let request = AcquireRequest { yields_until, ..request() };
-            request.send(None, |request| request.registration).reply
+            request.send(Followers::default(), |request| request.registration).reply
         };
         assert_eq!(registration(Instant::now() + LEASE), Registration::Yielding);
         assert_eq!(registration(Instant::now()), Registration::IfHeld);
     }
 
     #[test]
-    fn a_request_of_a_registered_reader_says_that_another_one_follows() {
-        let registration = |kind, registration, next| {
-            let hold = HoldId { kind, ..request().hold };
-            let request = AcquireRequest { hold, registration, ..request() };
-            request.send(next, |request| request.registration).reply
+    fn a_request_of_a_registered_thread_says_that_others_wait() {
+        let registration = |registration, exist, may_be_followed| {
+            let request = AcquireRequest { registration, may_be_followed, ..request() };
+            let followers = Followers { exist, ..Followers::default() };
+            request.send(followers, |request| request.registration).reply
         };
-        let (read, write) = (HoldKind::Read, HoldKind::Write);
-        for registered in [Registration::IfHeld, Registration::Registered] {
-            assert_eq!(registration(read, registered, None), registered);
-            assert_eq!(registration(read, registered, Some(write)), registered);
-            assert_eq!(registration(write, registered, Some(read)), registered);
-        }
-        let followed = registration(read, Registration::Registered, Some(read));
-        assert_eq!(followed, Registration::Followed);
+        let (first, registered) = (Registration::IfHeld, Registration::Registered);
+        assert_eq!(registration(registered, true, true), Registration::Followed);
+        assert_eq!(registration(registered, false, true), registered);
+        assert_eq!(registration(registered, true, false), registered);
+        assert_eq!(registration(first, true, true), first);
     }
 }

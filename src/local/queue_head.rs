@@ -29,10 +29,10 @@ impl<'a> QueueHead<'a> {
         self.kept = true;
     }
 
-    /// Makes the next thread the head, which may have the lock as well. Returns what that wants.
-    pub(super) fn leave(mut self, kind: HoldKind, room: u32) -> Option<HoldKind> {
+    /// Makes the next thread the head, which may get the same.
+    pub(super) fn leave(mut self) {
         self.kept = true;
-        self.queues.leave_head(self.name, kind, room)
+        self.queues.give_up_head(self.name, None);
     }
 
     /// Returns what the thread wants that is at the head now.

@@ -7,23 +7,13 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::base::shrink::shrink;
+use crate::local::arrival::Arrival;
 use crate::local::call::Caller;
 use crate::local::hold::Hold;
+use crate::local::pending::Followers;
 use crate::local::wait_queue::{Place, WaitQueue};
-use crate::local::waiter::{QueuedWaiter, Signal, Signals, Waiter};
+use crate::local::waiter::{QueuedWaiter, Signal, Waiter};
 use crate::store::hold_id::{HoldId, HoldKind};
-
-/// Where a thread is in the queue that it has joined.
-#[derive(Debug)]
-pub(crate) enum Position {
-    /// Behind another thread.
-    Behind,
-    /// At the head, to acquire the lock.
-    Head {
-        /// Whether the release of an earlier hold is not confirmed.
-        after_release: bool,
-    },
-}
 
 /// The queues, by name.
 #[derive(Debug, Default)]
@@ -43,54 +33,41 @@ impl QueueShard {
         self.0.is_empty()
     }
 
-    /// Adds a thread to a queue, or begins one with it.
+    /// Adds a thread that asks for a hold to a queue, or begins one with it. Returns how it arrives
+    /// if it is the head.
     pub(super) fn push(
         &mut self,
-        name: &Arc<str>,
+        hold: HoldId,
         caller: &Caller,
         endless: bool,
         place: Place,
-    ) -> (Waiter, Position) {
-        let waiter = Waiter::new(name);
+    ) -> (Arc<Waiter>, Option<Arrival>) {
+        let waiter = Arc::new(Waiter::new(hold, caller));
+        let name = &waiter.hold.name;
         let Some(queue) = self.0.get_mut(name) else {
-            self.0.insert(name.clone(), WaitQueue::new(&waiter, caller.kind));
-            return (waiter, Position::Head { after_release: false });
+            self.0.insert(name.clone(), WaitQueue::new(&waiter));
+            return (waiter, Some(Arrival::First { after_release: false }));
         };
         if !queue.has_head() {
-            queue.set_acquiring(&waiter.signals, caller.kind);
-            return (waiter, Position::Head { after_release: !queue.released().is_empty() });
+            queue.set_acquiring(&waiter);
+            let after_release = !queue.released().is_empty();
+            return (waiter, Some(Arrival::First { after_release }));
         }
-        let signals = waiter.signals.clone();
-        queue.push(QueuedWaiter { caller: caller.clone(), endless, signals }, place);
-        if matches!(place, Place::Beside) {
-            self.end_beside(name);
-        }
-        (waiter, Position::Behind)
-    }
-
-    /// Notes that a thread which was let try beside the head has its answer. The next waiter may
-    /// have waited for that.
-    pub(super) fn end_beside(&mut self, name: &str) {
-        let Some(queue) = self.0.get_mut(name) else { return };
-        queue.end_beside();
-        if queue.has_head_left() {
-            self.advance(name);
-        }
+        let queued = QueuedWaiter { caller: caller.clone(), endless, waiter: waiter.clone() };
+        queue.push(queued, place);
+        (waiter, None)
     }
 
     /// Makes the first waiter the head, and returns what it wants, or removes the queue.
     pub(super) fn advance(&mut self, name: &str) -> Option<HoldKind> {
         let queue = self.0.get_mut(name)?;
-        if queue.waits_for_beside() {
-            return None;
-        }
         let Some(next) = queue.advance() else {
             if queue.remove_head() {
                 self.remove(name);
             }
             return None;
         };
-        next.signals.send(Signal::Head);
+        next.waiter.send(Signal::Head);
         Some(next.caller.kind)
     }
 
@@ -130,28 +107,18 @@ impl QueueShard {
         }
     }
 
-    /// Returns the signals of all waiters.
-    pub(super) fn waiting(&self) -> impl Iterator<Item = &Arc<Signals>> {
-        self.0.values().flat_map(WaitQueue::waiting)
+    /// Returns all threads that wait behind heads, or at one for the lock.
+    pub(super) fn threads(&self) -> impl Iterator<Item = &Arc<Waiter>> {
+        self.0.values().flat_map(WaitQueue::threads)
     }
 
-    /// Returns the signals of the head if it acquires the lock, and what the thread behind it wants
-    /// that has its turn along with it.
-    pub(super) fn acquiring(&self, name: &str) -> Option<(Arc<Signals>, Option<HoldKind>)> {
-        acquiring(self.0.get(name)?)
-    }
-
-    /// As `acquiring`, of every queue.
-    pub(super) fn acquiring_heads(&self) -> Vec<(Arc<Signals>, Option<HoldKind>)> {
-        self.0.values().filter_map(acquiring).collect()
+    /// Returns the heads that acquire a lock, and who waits behind each.
+    pub(super) fn acquiring(&self) -> Vec<(Arc<Waiter>, Followers)> {
+        self.0.values().filter_map(WaitQueue::acquiring).collect()
     }
 
     fn remove(&mut self, name: &str) {
         self.0.remove(name);
         shrink(&mut self.0);
     }
-}
-
-fn acquiring(queue: &WaitQueue) -> Option<(Arc<Signals>, Option<HoldKind>)> {
-    queue.acquiring().map(|signals| (signals.clone(), queue.next_in_turn()))
 }

@@ -165,21 +165,28 @@ impl Shared {
                     .report_end(&released, &Ok(()), |doubt| self.renewer.add_clean_up(doubt));
             }
         }
-        self.counters.begin_hold();
         if !caller.in_set {
             self.reporter.report_acquired(hold, caller);
         }
         self.held_locks.insert(hold);
+        self.begin_hold(hold);
+    }
+
+    /// Has a new hold renewed.
+    pub(super) fn begin_hold(&self, hold: &Arc<Hold>) {
+        self.counters.begin_hold();
         self.renewer.add_lease(hold);
     }
 
-    /// Begins the hold that another thread of this process has handed off. Returns `false` if it
-    /// was lost on the way: no call gets it then.
+    /// Takes the hold that another thread of this process has handed off. Returns `false` if it was
+    /// lost on the way: no call gets it then.
     pub(super) fn take_hold(&self, hold: &Arc<Hold>, caller: &Caller) -> bool {
         if !self.is_valid(hold) {
             return false;
         }
-        self.counters.handoffs.add(1);
+        if caller.kind == HoldKind::Lock {
+            self.counters.handoffs.add(1);
+        }
         self.held_locks.insert(hold);
         if !caller.in_set {
             self.reporter.report_acquired(hold, caller);

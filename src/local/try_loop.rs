@@ -9,11 +9,10 @@ use std::time::{Duration, Instant};
 use crate::base::clock::Moment;
 use crate::base::failure::Failure;
 use crate::error::{Error, Result};
-use crate::local::arrival::{NewHold, Tried};
+use crate::local::arrival::Tried;
 use crate::local::attempt::Attempt;
 use crate::local::hold::Hold;
 use crate::local::retry::Backoff;
-use crate::local::waiter::Waiter;
 
 /// Why a call ends without the lock.
 pub(super) enum Stopped {
@@ -34,11 +33,8 @@ impl Stopped {
 }
 
 /// Tries, waits and tries again.
-pub(super) fn try_until_acquired(
-    attempt: &mut Attempt<'_>,
-    waiter: &Waiter,
-) -> Result<NewHold, Stopped> {
-    let shared = attempt.shared;
+pub(super) fn try_until_acquired(attempt: &mut Attempt<'_>) -> Result<Arc<Hold>, Stopped> {
+    let (shared, waiter) = (attempt.shared, attempt.waiter);
     let queues = attempt.queues();
     let mut backoff = Backoff::new(shared.config.backoff);
     let mut started = None;

@@ -6,6 +6,7 @@
 use std::time::Instant;
 
 use crate::error::{Error, Result};
+use crate::local::arrival::Arrival;
 use crate::local::call::Wait;
 use crate::local::wait_queue::Turn;
 use crate::local::wait_queues::WaitQueues;
@@ -21,16 +22,15 @@ pub(crate) fn wait(queues: &WaitQueues, waiter: &Waiter, wait: Wait) -> Result<T
     let (joined, mut end) =
         if wait == Wait::No { (None, Some(now)) } else { (Some(now), wait.deadline()) };
     loop {
-        match waiter.signals.receive(end) {
-            Some(Signal::Beside) => return Ok(Turn::Beside),
+        match waiter.receive(end) {
             Some(Signal::Failed(failure)) => return Ok(Turn::Failed(failure)),
             Some(Signal::HandedOff(hold)) => return Ok(Turn::HandedOff(hold)),
-            Some(Signal::Head) => return Ok(Turn::Head),
+            Some(Signal::Head) => return Ok(Turn::Head(Arrival::Next)),
             // Meant for the head, which this thread is not.
             Some(Signal::AcquireSent(_) | Signal::MayBeFree) => {}
             Some(Signal::Cancelled) => {
                 if queues.remove(waiter) {
-                    return Err(Error::Cancelled { name: waiter.name.to_string() });
+                    return Err(Error::Cancelled { name: waiter.hold.name.to_string() });
                 }
             }
             Some(Signal::Closed) => {

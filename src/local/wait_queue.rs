@@ -8,7 +8,6 @@
 //! |---|---|---|
 //! | `Acquiring` | it is to get the lock by requests of its own | `Held` |
 //! | `Held` | it has the lock, or had it when it last looked | `Held` by the next waiter, `None` |
-//! | `Left` | it has gone, and those that were let try beside it have no answer yet | `Acquiring` |
 //! | `None` | no thread wants the lock, but its release is not confirmed | `Acquiring` |
 //!
 //! From `Held` the first waiter becomes the head with the next hold of the tenure, if it can. From
@@ -34,27 +33,28 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
-use std::{fmt, mem};
+use std::{fmt, mem, ptr};
 
 use crate::base::failure::Failure;
+use crate::local::arrival::Arrival;
 use crate::local::hold::Hold;
-use crate::local::waiter::{QueuedWaiter, Signal, Signals, Waiter};
+use crate::local::pending::Followers;
+use crate::local::waiter::{QueuedWaiter, Waiter};
 use crate::store::hold_id::{HoldId, HoldKind};
+use crate::store::request::SHARERS_MAX;
 
-/// It is small, because no thread waits for most locks.
+/// The threads of one client that want one lock.
 #[derive(Debug)]
 pub(super) struct WaitQueue {
     head: Head,
     /// The holds that were released, as long as it is not known that they have ended in the store.
     released: Vec<Arc<Hold>>,
-    /// `None` until a first thread has waited.
-    waiters: Option<Box<Waiters>>,
+    waiters: VecDeque<QueuedWaiter>,
 }
 
 enum Head {
-    Acquiring(Arc<Signals>, HeadAnswer),
+    Acquiring(Arc<Waiter>, HeadAnswer),
     Held(Arc<Hold>),
-    Left,
     None,
 }
 
@@ -65,17 +65,12 @@ enum HeadAnswer {
     /// Another owner held the lock, said a reply that came then.
     Held(Instant),
     /// Nothing yet: the request is on its way.
-    Pending {
-        /// Whether others may get what they want as well as the head, as far as is known.
-        shares: bool,
-    },
+    Pending,
 }
 
 /// Where a thread joins the queue, behind the head.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Place {
-    /// It tried beside the head in vain, and was in front before.
-    Beside,
     /// It was in front before.
     First,
     Last,
@@ -84,14 +79,12 @@ pub(crate) enum Place {
 /// How the wait behind other threads has ended.
 #[derive(Debug)]
 pub(crate) enum Turn {
-    /// With one attempt outside the queue: there is room for this thread as well as for the head.
-    Beside,
     /// The server cannot be reached, as the thread in front has found out.
     Failed(Failure),
-    /// With the lock.
+    /// With a hold.
     HandedOff(Arc<Hold>),
     /// At the head, to acquire the lock.
-    Head,
+    Head(Arrival),
     /// The time was over, and another thread comes first. It is not known whether a server replies.
     Look,
     /// The time was over, and nothing is known against one attempt outside the queue: the hold of
@@ -101,114 +94,56 @@ pub(crate) enum Turn {
     TimedOut,
 }
 
-/// The threads behind the head.
-#[derive(Debug, Default)]
-struct Waiters {
-    queue: VecDeque<QueuedWaiter>,
-    /// How many were let try beside the head, and have no answer yet.
-    beside: u32,
-    /// How many readers there still were behind the head when the first one of them had the turn of
-    /// this client. `None` outside such a turn.
-    turn: Option<usize>,
-}
-
 impl WaitQueue {
     /// A queue whose head acquires the lock.
-    pub(super) fn new(head: &Waiter, kind: HoldKind) -> Self {
-        let mut queue = Self { head: Head::None, released: Vec::new(), waiters: None };
-        queue.set_acquiring(&head.signals, kind);
+    pub(super) fn new(head: &Arc<Waiter>) -> Self {
+        let mut queue = Self { head: Head::None, released: Vec::new(), waiters: VecDeque::new() };
+        queue.set_acquiring(head);
         queue
     }
 
     /// A queue of no thread, which remembers a hold whose release is not confirmed.
     pub(super) fn without_head(released: &Arc<Hold>) -> Self {
-        Self { head: Head::None, released: vec![released.clone()], waiters: None }
+        Self { head: Head::None, released: vec![released.clone()], waiters: VecDeque::new() }
     }
 
     pub(super) fn push(&mut self, waiter: QueuedWaiter, place: Place) {
-        let queue = &mut self.waiters.get_or_insert_default().queue;
         match place {
-            Place::Beside | Place::First => queue.push_front(waiter),
-            Place::Last => queue.push_back(waiter),
+            Place::First => self.waiters.push_front(waiter),
+            Place::Last => self.waiters.push_back(waiter),
         }
     }
 
-    /// Returns the signals of the waiters.
-    pub(super) fn waiting(&self) -> impl Iterator<Item = &Arc<Signals>> {
-        self.waiters.iter().flat_map(|waiters| &waiters.queue).map(|waiter| &waiter.signals)
+    /// Returns the threads that wait behind the head, or at it for the lock.
+    pub(super) fn threads(&self) -> impl Iterator<Item = &Arc<Waiter>> {
+        let head = if let Head::Acquiring(head, _) = &self.head { Some(head) } else { None };
+        head.into_iter().chain(self.waiters.iter().map(|queued| &queued.waiter))
+    }
+
+    /// Returns `true` if the thread waits behind the head.
+    pub(super) fn has(&self, waiter: &Arc<Waiter>) -> bool {
+        self.waiters.iter().any(|queued| Arc::ptr_eq(&queued.waiter, waiter))
     }
 
     /// Makes the first waiter the head, and returns it. `None` if there is none.
     pub(super) fn advance(&mut self) -> Option<QueuedWaiter> {
-        let next = self.waiters.as_mut()?.queue.pop_front()?;
-        self.set_acquiring(&next.signals, next.caller.kind);
+        let next = self.waiters.pop_front()?;
+        self.set_acquiring(&next.waiter);
         Some(next)
     }
 
-    /// Removes the first waiters, and lets them try beside the head where there is `room` for so
-    /// many holds of a kind. One of them stays to be the head after this one, so that who wants
-    /// another kind, and comes after them, does not ask before.
-    pub(super) fn signal_beside(&mut self, kind: HoldKind, room: u32) {
-        let Some(Waiters { queue, beside, .. }) = self.waiters.as_deref_mut() else { return };
-        let alike = queue.iter().take_while(|waiter| waiter.caller.kind.shares_with(kind)).count();
-        // The head, and others who were let try, may still get what is free.
-        let room = room.saturating_sub(*beside).saturating_sub(1);
-        let count = alike.saturating_sub(1).min(usize::try_from(room).unwrap_or(usize::MAX));
-        *beside = beside.saturating_add(u32::try_from(count).unwrap_or(u32::MAX));
-        for waiter in queue.drain(..count) {
-            waiter.signals.send(Signal::Beside);
-        }
-    }
-
-    /// Notes that the head has what it wants, with `room` for this many more. In a turn behind
-    /// which other clients wait, the readers in line have a part, and none that come later.
-    pub(super) fn count_turn(&mut self, kind: HoldKind, room: u32) {
-        let Some(Waiters { queue, turn, .. }) = self.waiters.as_deref_mut() else { return };
-        let readers = || queue.iter().take_while(|waiter| waiter.caller.kind == kind).count();
-        let is_turn = kind == HoldKind::Read && room == 0;
-        *turn = is_turn.then(|| turn.unwrap_or_else(readers).saturating_sub(1));
-    }
-
-    /// Returns what the first waiter wants, unless the turn of the head is over before it.
-    pub(super) fn next_in_turn(&self) -> Option<HoldKind> {
-        let Waiters { queue, turn, .. } = self.waiters.as_deref()?;
-        queue.front().filter(|_| *turn != Some(0)).map(|waiter| waiter.caller.kind)
-    }
-
-    /// Leaves the queue without a head if the first waiter shares with none of those that try
-    /// beside the head: they came before it, and what it asks for would keep them out. Returns
-    /// `true` if it has to wait for them.
-    pub(super) fn waits_for_beside(&mut self) -> bool {
-        let Some(Waiters { queue, beside, .. }) = self.waiters.as_deref() else { return false };
-        let kind = queue.front().map(|first| first.caller.kind);
-        let waits = *beside > 0 && kind.is_some_and(|kind| !kind.shares_with(kind));
-        if waits {
-            self.head = Head::Left;
-        }
-        waits
-    }
-
-    pub(super) fn has_head_left(&self) -> bool {
-        matches!(self.head, Head::Left)
-    }
-
-    /// Notes that one who was let try beside the head has its answer.
-    pub(super) fn end_beside(&mut self) {
-        if let Some(waiters) = &mut self.waiters {
-            waiters.beside = waiters.beside.saturating_sub(1);
-        }
-    }
-
-    /// Returns `true` if the head wants what it can share, and was not refused it.
-    pub(super) fn does_head_share(&self) -> bool {
-        matches!(self.head, Head::Acquiring(_, HeadAnswer::Pending { shares: true }))
+    /// Returns who waits behind the head, and for whom that can ask as well.
+    pub(super) fn followers(&self) -> Followers {
+        let Head::Acquiring(head, _) = &self.head else { return Followers::default() };
+        let waiting = self.waiters.iter().map(|queued| &queued.waiter);
+        let alike = waiting.take_while(|waiter| waiter.shares_with(head)).take(SHARERS_MAX);
+        Followers { exist: self.is_waited_in(), alike: alike.cloned().collect() }
     }
 
     /// Removes a waiter. `None` if it has become the head or was signalled.
     pub(super) fn remove(&mut self, waiter: &Waiter) -> Option<QueuedWaiter> {
-        let queue = &mut self.waiters.as_mut()?.queue;
-        let index = queue.iter().position(|queued| waiter.is_same(&queued.signals))?;
-        queue.remove(index)
+        let is_it = |queued: &QueuedWaiter| ptr::eq(&raw const *queued.waiter, waiter);
+        self.waiters.remove(self.waiters.iter().position(is_it)?)
     }
 
     /// Removes a waiter whose time is over, and decides on it. It has come at `joined`, or does not
@@ -231,15 +166,17 @@ impl WaitQueue {
 
     /// Removes and returns the waiters that would wait without limit.
     pub(super) fn remove_endless(&mut self) -> VecDeque<QueuedWaiter> {
-        let Some(waiters) = &mut self.waiters else { return VecDeque::new() };
-        let (endless, others) = waiters.queue.drain(..).partition(|waiter| waiter.endless);
-        waiters.queue = others;
+        let (endless, others) = self.waiters.drain(..).partition(|waiter| waiter.endless);
+        self.waiters = others;
         endless
     }
 
-    /// Returns the signals of the head if it acquires the lock.
-    pub(super) fn acquiring(&self) -> Option<&Arc<Signals>> {
-        if let Head::Acquiring(signals, _) = &self.head { Some(signals) } else { None }
+    /// Returns the head if it acquires the lock, and who waits behind it.
+    pub(super) fn acquiring(&self) -> Option<(Arc<Waiter>, Followers)> {
+        match &self.head {
+            Head::Acquiring(head, _) => Some((head.clone(), self.followers())),
+            Head::Held(_) | Head::None => None,
+        }
     }
 
     /// Returns the hold of the head if it has one.
@@ -248,12 +185,12 @@ impl WaitQueue {
     }
 
     pub(super) fn is_held_by(&self, hold: &Hold) -> bool {
-        self.holder().is_some_and(|held| std::ptr::eq(&raw const **held, hold))
+        self.holder().is_some_and(|held| ptr::eq(&raw const **held, hold))
     }
 
     /// Returns `true` if a thread waits behind the head.
     pub(super) fn is_waited_in(&self) -> bool {
-        self.waiting().next().is_some()
+        !self.waiters.is_empty()
     }
 
     pub(super) fn has_head(&self) -> bool {
@@ -289,40 +226,32 @@ impl WaitQueue {
     /// the server cannot be reached. Does nothing if the thread is not the head.
     pub(super) fn set_answer(&mut self, thread: &Waiter, answer: Result<(), &Failure>) {
         let now = Instant::now();
-        if answer.is_ok()
-            && let Some(waiters) = &mut self.waiters
-        {
-            waiters.turn = None;
-        }
-        self.set(
-            thread,
-            match answer {
-                Ok(()) => HeadAnswer::Held(now),
-                Err(failure) => HeadAnswer::Failed(Box::new((failure.clone(), now))),
-            },
-        );
+        let answer = match answer {
+            Ok(()) => HeadAnswer::Held(now),
+            Err(failure) => HeadAnswer::Failed(Box::new((failure.clone(), now))),
+        };
+        self.set(thread, answer);
     }
 
     /// Marks the next request of a thread as on its way, if that is the head. A failure counts
     /// until there is a reply.
     pub(super) fn set_pending(&mut self, thread: &Waiter) {
         if matches!(self.head, Head::Acquiring(_, HeadAnswer::Held(_))) {
-            self.set(thread, HeadAnswer::Pending { shares: false });
+            self.set(thread, HeadAnswer::Pending);
         }
     }
 
     fn set(&mut self, thread: &Waiter, answer: HeadAnswer) {
-        if let Head::Acquiring(signals, last) = &mut self.head
-            && thread.is_same(signals)
+        if let Head::Acquiring(head, last) = &mut self.head
+            && ptr::eq(&raw const **head, thread)
         {
             *last = answer;
         }
     }
 
     /// Makes a thread the head that is to get the lock.
-    pub(super) fn set_acquiring(&mut self, signals: &Arc<Signals>, kind: HoldKind) {
-        let answer = HeadAnswer::Pending { shares: kind.shares_with(kind) };
-        self.head = Head::Acquiring(signals.clone(), answer);
+    pub(super) fn set_acquiring(&mut self, head: &Arc<Waiter>) {
+        self.head = Head::Acquiring(head.clone(), HeadAnswer::Pending);
     }
 
     /// Gives the head the hold that it has acquired from the store.
@@ -336,9 +265,8 @@ impl WaitQueue {
         if !self.is_held_by(hold) {
             return None;
         }
-        let queue = &mut self.waiters.as_mut()?.queue;
-        let can_follow = hold.may_be_followed_by(&queue.front()?.caller);
-        can_follow.then(|| queue.pop_front()).flatten()
+        let can_follow = hold.may_be_followed_by(&self.waiters.front()?.caller);
+        can_follow.then(|| self.waiters.pop_front()).flatten()
     }
 }
 
@@ -347,7 +275,6 @@ impl fmt::Debug for Head {
         f.write_str(match self {
             Self::Acquiring(..) => "Acquiring",
             Self::Held(_) => "Held",
-            Self::Left => "Left",
             Self::None => "None",
         })
     }

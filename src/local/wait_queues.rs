@@ -16,11 +16,13 @@ use crate::base::clock::end_of;
 use crate::base::failure::Failure;
 use crate::base::sync::{AtomicBool, Condvar, Mutex, MutexGuard, wait_while};
 use crate::error::{Error, Result};
+use crate::local::arrival::Arrival;
 use crate::local::call::Caller;
 use crate::local::hold::Hold;
-use crate::local::queue_shard::{Position, QueueShard};
-use crate::local::wait_queue::{Place, Turn};
-use crate::local::waiter::{Signal, Waiter};
+use crate::local::pending::Followers;
+use crate::local::queue_shard::QueueShard;
+use crate::local::wait_queue::{Place, Turn, WaitQueue};
+use crate::local::waiter::{QueuedWaiter, Signal, Waiter};
 use crate::store::Store;
 use crate::store::hold_id::{HoldId, HoldKind};
 
@@ -79,40 +81,63 @@ impl WaitQueues {
         self.sleepers.closed.notify_all();
         for shard in &self.shards {
             let shard = shard.lock();
-            for signals in shard.waiting() {
-                signals.send(Signal::Closed);
-            }
-            let heads = shard.acquiring_heads();
-            drop(shard);
-            for (signals, _) in heads {
-                signals.send(Signal::Closed);
+            for waiter in shard.threads() {
+                waiter.send(Signal::Closed);
             }
         }
     }
 
-    /// Joins a queue.
+    /// Joins the queue of a lock, for a hold of it. Returns how the thread arrives if it is the head.
     pub(crate) fn join(
         &self,
-        name: &Arc<str>,
+        hold: HoldId,
         caller: &Caller,
         endless: bool,
         place: Place,
-    ) -> Result<(Waiter, Position)> {
-        let mut shard = self.shard(name);
+    ) -> Result<(Arc<Waiter>, Option<Arrival>)> {
+        let mut shard = self.shard(&hold.name);
         self.check_open()?;
-        Ok(shard.push(name, caller, endless, place))
+        Ok(shard.push(hold, caller, endless, place))
     }
 
     /// Removes a waiter whose time is over, and decides on it. It has come at `joined`, or does not
     /// wait at all. `None` if it has become the head or was signalled.
     pub(super) fn time_out(&self, waiter: &Waiter, joined: Option<Instant>) -> Option<Turn> {
-        self.shard(&waiter.name).get_mut(&waiter.name)?.time_out(waiter, joined)
+        let name = &waiter.hold.name;
+        self.shard(name).get_mut(name)?.time_out(waiter, joined)
     }
 
     /// Removes a waiter. Returns `false` if it has become the head or was signalled.
     pub(super) fn remove(&self, waiter: &Waiter) -> bool {
-        let mut shard = self.shard(&waiter.name);
-        shard.get_mut(&waiter.name).is_some_and(|queue| queue.remove(waiter).is_some())
+        let name = &waiter.hold.name;
+        self.shard(name).get_mut(name).is_some_and(|queue| queue.remove(waiter).is_some())
+    }
+
+    /// Removes those of these waiters that still wait, because the head has acquired their holds.
+    /// Returns `None` for each of the others.
+    pub(super) fn take(&self, waiters: &[Arc<Waiter>]) -> Vec<Option<QueuedWaiter>> {
+        let Some(first) = waiters.first() else { return Vec::new() };
+        let mut shard = self.shard(&first.hold.name);
+        let mut queue = shard.get_mut(&first.hold.name);
+        let take = |waiter: &Arc<Waiter>| queue.as_mut().and_then(|queue| queue.remove(waiter));
+        waiters.iter().map(take).collect()
+    }
+
+    /// Marks those of these waiters as in doubt that still wait. Returns the others.
+    pub(super) fn mark_in_doubt(&self, mut waiters: Vec<Arc<Waiter>>) -> Vec<Arc<Waiter>> {
+        let Some(name) = waiters.first().map(|first| first.hold.name.clone()) else {
+            return Vec::new();
+        };
+        let shard = self.shard(&name);
+        let queue = shard.get(&name);
+        waiters.retain(|waiter| {
+            let waits = queue.is_some_and(|queue| queue.has(waiter));
+            if waits {
+                waiter.mark_in_doubt();
+            }
+            !waits
+        });
+        waiters
     }
 
     /// Returns the hold of the head if it has one.
@@ -123,14 +148,16 @@ impl WaitQueues {
     /// Records what the last request of a head has shown: that another owner holds the lock, or
     /// that the server cannot be reached. Does nothing for a thread outside the queue.
     pub(crate) fn set_answer(&self, head: &Waiter, answer: Result<(), &Failure>) {
-        if let Some(queue) = self.shard(&head.name).get_mut(&head.name) {
+        let name = &head.hold.name;
+        if let Some(queue) = self.shard(name).get_mut(name) {
             queue.set_answer(head, answer);
         }
     }
 
     /// Marks the next request of a head as on its way. Does nothing for a thread outside the queue.
     pub(crate) fn set_pending(&self, head: &Waiter) {
-        if let Some(queue) = self.shard(&head.name).get_mut(&head.name) {
+        let name = &head.hold.name;
+        if let Some(queue) = self.shard(name).get_mut(name) {
             queue.set_pending(head);
         }
     }
@@ -178,45 +205,16 @@ impl WaitQueues {
         if let Some(failure) = outage
             && let Some(queue) = shard.get_mut(name)
         {
-            for waiter in queue.remove_endless() {
-                waiter.signals.send(Signal::Failed(failure.clone()));
+            for queued in queue.remove_endless() {
+                queued.waiter.send(Signal::Failed(failure.clone()));
             }
         }
         shard.advance(name)
     }
 
-    /// Removes the head, which has acquired a hold that others can share: there is `room` for this
-    /// many more of the kind. As many waiters of that kind may try at once, one of them as the
-    /// next head. Returns what that wants.
-    pub(crate) fn leave_head(
-        &self,
-        name: &Arc<str>,
-        kind: HoldKind,
-        room: u32,
-    ) -> Option<HoldKind> {
-        let mut shard = self.shard(name);
-        if let Some(queue) = shard.get_mut(name) {
-            queue.signal_beside(kind, room);
-            queue.count_turn(kind, room);
-        }
-        shard.advance(name)
-    }
-
-    /// Returns what the thread behind the head wants, if it has its turn along with the head.
-    pub(crate) fn next_in_turn(&self, name: &str) -> Option<HoldKind> {
-        self.shard(name).get(name)?.next_in_turn()
-    }
-
-    /// Notes that a thread which was let try beside the head has its answer, and for how many more
-    /// of the kind there is `room`. One that was refused joins the queue again instead.
-    pub(crate) fn end_beside(&self, name: &str, kind: HoldKind, room: u32) {
-        let mut shard = self.shard(name);
-        shard.end_beside(name);
-        if let Some(queue) = shard.get_mut(name)
-            && queue.does_head_share()
-        {
-            queue.signal_beside(kind, room);
-        }
+    /// Returns who waits behind the head of a queue.
+    pub(super) fn followers(&self, name: &str) -> Followers {
+        self.shard(name).get(name).map(WaitQueue::followers).unwrap_or_default()
     }
 
     /// Removes the head if this is its hold, which was released or lost.
@@ -236,7 +234,7 @@ impl WaitQueues {
         if let Some(next) = queue.and_then(|queue| queue.next_in_tenure(hold)) {
             report();
             hold.begin_next(&next.caller);
-            next.signals.send(Signal::HandedOff(hold.clone()));
+            next.waiter.send(Signal::HandedOff(hold.clone()));
             return Ending::HandedOff;
         }
         if !hold.end() {
@@ -248,24 +246,24 @@ impl WaitQueues {
     /// Signals the head that the lock may be free, or sends its next request for it. Returns
     /// `false` if no head acquires this lock.
     pub(crate) fn wake(&self, name: &str, store: &dyn Store) -> bool {
-        let head = self.shard(name).acquiring(name);
-        head.map(|(signals, next)| signals.wake(|request| request.start(store, next))).is_some()
+        let head = self.shard(name).get(name).and_then(WaitQueue::acquiring);
+        head.map(|(head, followers)| head.wake(|next| next.start(store, followers))).is_some()
     }
 
     /// Signals the head that the lock may be free, and sends nothing for it.
     pub(crate) fn signal_head(&self, name: &str) {
-        let head = self.shard(name).acquiring(name);
-        if let Some((signals, _)) = head {
-            signals.wake(|_| None);
+        let head = self.shard(name).get(name).and_then(WaitQueue::acquiring);
+        if let Some((head, _)) = head {
+            head.wake(|_| None);
         }
     }
 
     /// As `wake`, for every lock.
     pub(crate) fn wake_all(&self, store: &dyn Store) {
         for shard in &self.shards {
-            let heads = shard.lock().acquiring_heads();
-            for (signals, next) in heads {
-                signals.wake(|request| request.start(store, next));
+            let heads = shard.lock().acquiring();
+            for (head, followers) in heads {
+                head.wake(|next| next.start(store, followers));
             }
         }
     }
@@ -286,6 +284,7 @@ mod tests {
     use crate::local::reporter::Reporter;
     use crate::local::turn;
     use crate::store::memory::Memory;
+    use crate::store::request::SHARERS_MAX;
     use std::thread;
     use std::time::Duration;
 
@@ -305,18 +304,29 @@ mod tests {
 
     /// A hold that two others may follow.
     fn new_hold() -> Arc<Hold> {
-        let id = HoldId { kind: HoldKind::Lock, name: name(), client: Arc::from("c"), nonce: 1 };
-        Arc::new(Hold::new(id, 1, 2, &caller(), Moment::now()))
+        Arc::new(Hold::new(id(HoldKind::Lock), 1, 2, &caller(), Moment::now()))
+    }
+
+    fn id(kind: HoldKind) -> HoldId {
+        HoldId { kind, name: name(), client: Arc::from("c"), nonce: 1 }
     }
 
     /// Joins the queue. Returns `true` as well at its head.
-    fn join(queues: &WaitQueues) -> (Waiter, bool) {
-        let (waiter, position) = queues.join(&name(), &caller(), false, Place::Last).expect("open");
-        (waiter, matches!(position, Position::Head { .. }))
+    fn join(queues: &WaitQueues) -> (Arc<Waiter>, bool) {
+        let (waiter, arrival) = join_at(queues, false, Place::Last).expect("open");
+        (waiter, arrival.is_some())
+    }
+
+    fn join_at(
+        queues: &WaitQueues,
+        endless: bool,
+        place: Place,
+    ) -> Result<(Arc<Waiter>, Option<Arrival>)> {
+        queues.join(id(HoldKind::Lock), &caller(), endless, place)
     }
 
     /// A queue with a head and two waiters.
-    fn three(queues: &WaitQueues) -> [Waiter; 3] {
+    fn three(queues: &WaitQueues) -> [Arc<Waiter>; 3] {
         let (head, first) = join(queues);
         assert!(first);
         let [second, third] = [join(queues), join(queues)];
@@ -341,142 +351,80 @@ mod tests {
         let queues = WaitQueues::default();
         let [_, second, third] = three(&queues);
         queues.give_up_head(&name(), None);
-        assert!(matches!(turn(&queues, &second), Turn::Head));
-        assert!(third.signals.is_empty());
+        assert!(matches!(turn(&queues, &second), Turn::Head(_)));
+        assert!(third.is_empty());
         queues.give_up_head(&name(), None);
-        assert!(matches!(turn(&queues, &third), Turn::Head));
+        assert!(matches!(turn(&queues, &third), Turn::Head(_)));
         queues.give_up_head(&name(), None);
         assert!(is_empty(&queues));
     }
 
     /// Joins the queue for reading or for writing.
-    fn join_for(queues: &WaitQueues, kind: HoldKind) -> Waiter {
-        let caller = Caller::owned(&Config::default(), &LockOptions::default(), kind);
-        queues.join(&name(), &caller, false, Place::Last).expect("open").0
+    fn join_for(queues: &WaitQueues, kind: HoldKind) -> Arc<Waiter> {
+        join_for_a_lease(queues, kind, LockOptions::default().lease)
     }
 
-    /// What each of the waiters is told: to try beside the head, or as the head.
-    fn told(waiters: &[Waiter]) -> String {
-        let now = || Some(end_of(Duration::ZERO));
-        let told = waiters.iter().map(|waiter| match waiter.signals.receive(now()) {
-            Some(Signal::Beside) => 'b',
-            Some(Signal::Head) => 'h',
-            None => '.',
-            Some(other) => panic!("{other:?}"),
-        });
-        told.collect()
+    fn join_for_a_lease(queues: &WaitQueues, kind: HoldKind, lease: Duration) -> Arc<Waiter> {
+        let options = LockOptions { lease, ..LockOptions::default() };
+        let caller = Caller::owned(&Config::default(), &options, kind);
+        queues.join(id(kind), &caller, false, Place::Last).expect("open").0
     }
 
     #[test]
-    fn readers_try_at_once_and_a_writer_after_them() {
-        use HoldKind::{Read, Write};
+    fn the_head_asks_for_its_neighbours_that_want_the_same() {
+        use HoldKind::{Lock, Permit, Read, Write};
+        let asked = |kinds: &[HoldKind]| {
+            let queues = WaitQueues::default();
+            let _head = join_for(&queues, kinds[0]);
+            let waiters: Vec<_> = kinds[1..].iter().map(|kind| join_for(&queues, *kind)).collect();
+            let Followers { exist, alike } = queues.followers(&name());
+            assert_eq!(exist, !waiters.is_empty());
+            assert!(alike.iter().zip(&waiters).all(|(one, other)| Arc::ptr_eq(one, other)));
+            alike.len()
+        };
+        assert_eq!(asked(&[Read]), 0);
+        assert_eq!(asked(&[Read, Read, Read, Write, Read]), 2, "a writer comes first");
+        assert_eq!(asked(&[Read, Write, Read]), 0);
+        assert_eq!(asked(&[Write, Write]), 0);
+        assert_eq!(asked(&[Lock, Lock]), 0);
+        let two = Permit { of: 2 };
+        assert_eq!(asked(&[two, two, two, Permit { of: 3 }, two]), 2);
+        assert_eq!(asked(&[Read; 100]), SHARERS_MAX);
         let queues = WaitQueues::default();
-        let _head = join_for(&queues, Read);
-        let waiters = [Read, Read, Read, Write, Read, Read].map(|kind| join_for(&queues, kind));
-        queues.leave_head(&name(), Read, u32::MAX);
-        assert_eq!(told(&waiters), "bbh...");
-        queues.end_beside(&name(), Read, u32::MAX);
-        queues.leave_head(&name(), Read, u32::MAX);
-        assert_eq!(told(&waiters), "......", "a reader that came before the writer may be refused");
-        queues.end_beside(&name(), Read, u32::MAX);
-        assert_eq!(told(&waiters), "...h..");
-        queues.leave_head(&name(), Write, u32::MAX);
-        assert_eq!(told(&waiters), "....h.", "not before one of them has been let in");
-        // Other clients wait.
-        queues.leave_head(&name(), Read, 0);
-        assert_eq!(told(&waiters), ".....h");
-        queues.leave_head(&name(), Read, u32::MAX);
-        assert!(is_empty(&queues));
+        let _head = join_for_a_lease(&queues, Read, SOON);
+        let _waiter = join_for_a_lease(&queues, Read, SOON * 2);
+        assert!(queues.followers(&name()).alike.is_empty(), "one request has one lease");
+        queues.set_acquired(&new_hold());
+        assert!(!queues.followers(&name()).exist, "the head asks for nothing");
     }
 
     #[test]
-    fn a_reader_that_was_refused_beside_the_head_goes_before_a_later_writer() {
-        use HoldKind::{Read, Write};
+    fn only_who_still_waits_gets_what_the_head_has_asked_for() {
         let queues = WaitQueues::default();
-        let _head = join_for(&queues, Read);
-        let waiters = [Read, Read, Write].map(|kind| join_for(&queues, kind));
-        queues.leave_head(&name(), Read, u32::MAX);
-        assert_eq!(told(&waiters), "bh.");
-        assert_eq!(queues.leave_head(&name(), Read, u32::MAX), None);
-        let late = join_for(&queues, Read);
-        let caller = Caller::owned(&Config::default(), &LockOptions::default(), Read);
-        let (refused, _) = queues.join(&name(), &caller, false, Place::Beside).expect("open");
-        assert_eq!(told(&waiters), "...");
-        assert_eq!(told(&[refused]), "h");
-        assert_eq!(queues.leave_head(&name(), Read, u32::MAX), Some(Write));
-        queues.leave_head(&name(), Write, u32::MAX);
-        assert_eq!(told(&[late]), "h");
+        let _head = join_for(&queues, HoldKind::Read);
+        let waiters = [(); 3].map(|()| join_for(&queues, HoldKind::Read));
+        let [first, second, third] = &waiters;
+        assert!(queues.remove(second));
+        let left = queues.mark_in_doubt(waiters.to_vec());
+        assert!(left.len() == 1 && Arc::ptr_eq(&left[0], second));
+        assert_eq!(waiters.each_ref().map(|waiter| waiter.is_in_doubt()), [true, false, true]);
+        let taken = queues.take(&waiters[..2]);
+        let taken = taken.iter().map(|queued| queued.as_ref().map(|it| Arc::as_ptr(&it.waiter)));
+        assert_eq!(taken.collect::<Vec<_>>(), [Some(Arc::as_ptr(first)), None]);
+        assert!(!queues.remove(first), "its time cannot end now");
+        queues.give_up_head(&name(), None);
+        assert!(matches!(turn(&queues, third), Turn::Head(_)));
         queues.give_up_head(&name(), None);
         assert!(is_empty(&queues));
     }
 
     #[test]
-    fn readers_that_come_during_a_turn_have_no_part_in_it() {
-        use HoldKind::{Read, Write};
+    fn who_has_lost_its_hold_on_the_way_goes_before_those_who_came_later() {
         let queues = WaitQueues::default();
-        let leave = |room| queues.leave_head(&name(), Read, room);
-        let head = join_for(&queues, Read);
-        assert_eq!(queues.next_in_turn(&name()), None);
-        let waiters = [Read, Read].map(|kind| join_for(&queues, kind));
-        assert_eq!(queues.next_in_turn(&name()), Some(Read));
-        assert_eq!(leave(0), Some(Read));
-        let late = join_for(&queues, Read);
-        assert_eq!(queues.next_in_turn(&name()), Some(Read), "the second of those in line");
-        assert_eq!(leave(0), Some(Read));
-        assert_eq!(queues.next_in_turn(&name()), None);
-        assert_eq!(leave(0), Some(Read));
-        assert_eq!(told(&waiters), "hh");
-        // It is refused, and its own turn comes later.
-        let last = join_for(&queues, Read);
-        assert_eq!(queues.next_in_turn(&name()), None);
-        queues.set_answer(&late, Ok(()));
-        assert_eq!(queues.next_in_turn(&name()), Some(Read));
-        assert_eq!(leave(u32::MAX), Some(Read));
-        let _writer = join_for(&queues, Write);
-        assert_eq!(queues.next_in_turn(&name()), Some(Write));
-        drop((head, last));
-    }
-
-    #[test]
-    fn so_many_try_at_once_as_there_is_room_for() {
-        let permit = HoldKind::Permit { of: 9 };
-        let queues = WaitQueues::default();
-        let _head = join_for(&queues, permit);
-        let waiters = [permit; 9].map(|kind| join_for(&queues, kind));
-        queues.leave_head(&name(), permit, 0);
-        assert_eq!(told(&waiters), "h........");
-        queues.leave_head(&name(), permit, 3);
-        assert_eq!(told(&waiters), ".bbh.....");
-        // The two may still get what the head has seen free.
-        queues.leave_head(&name(), permit, 3);
-        assert_eq!(told(&waiters), "....h....");
-        queues.end_beside(&name(), permit, 2);
-        assert_eq!(told(&waiters), ".........", "for the other one and the head");
-        queues.end_beside(&name(), permit, 2);
-        assert_eq!(told(&waiters), ".....b...");
-    }
-
-    #[test]
-    fn nobody_tries_beside_a_head_that_was_refused() {
-        let queues = WaitQueues::default();
-        let head = join_for(&queues, HoldKind::Read);
-        let waiters = [(); 3].map(|()| join_for(&queues, HoldKind::Read));
-        queues.set_answer(&head, Ok(()));
-        queues.set_pending(&head);
-        queues.end_beside(&name(), HoldKind::Read, u32::MAX);
-        assert_eq!(told(&waiters), "...");
-    }
-
-    #[test]
-    fn who_has_tried_in_vain_goes_before_those_who_came_later() {
-        let permit = HoldKind::Permit { of: 9 };
-        let queues = WaitQueues::default();
-        let _head = join_for(&queues, permit);
-        let later = join_for(&queues, permit);
-        let caller = Caller::owned(&Config::default(), &LockOptions::default(), permit);
-        let (first, _) = queues.join(&name(), &caller, false, Place::First).expect("open");
-        queues.leave_head(&name(), permit, 1);
-        assert_eq!(told(&[first, later]), "h.");
+        let [_, later, _] = three(&queues);
+        let (first, _) = join_at(&queues, false, Place::First).expect("open");
+        queues.give_up_head(&name(), None);
+        assert!(matches!(turn(&queues, &first), Turn::Head(_)) && later.is_empty());
     }
 
     #[test]
@@ -485,16 +433,16 @@ mod tests {
         let [_, second, third] = three(&queues);
         let mine = new_hold();
         queues.set_acquired(&mine);
-        let report = || assert!(second.signals.is_empty(), "not told yet");
+        let report = || assert!(second.is_empty(), "not told yet");
         assert_eq!(queues.end(&mine, true, report), Ending::HandedOff);
         let got = turn(&queues, &second);
         assert!(matches!(got, Turn::HandedOff(next) if Arc::ptr_eq(&next, &mine)));
-        assert!(mine.fence() == 2 && third.signals.is_empty());
+        assert!(mine.fence() == 2 && third.is_empty());
         assert!(queues.holder(&name()).is_some_and(|holder| Arc::ptr_eq(&holder, &mine)));
         queues.end(&mine, false, || panic!("an unlock hands nothing off"));
-        assert!(third.signals.is_empty(), "the release was not sent");
+        assert!(third.is_empty(), "the release was not sent");
         queues.end_hold(&mine);
-        assert!(matches!(turn(&queues, &third), Turn::Head));
+        assert!(matches!(turn(&queues, &third), Turn::Head(_)));
         queues.settle_release(&mine.id, || true);
         queues.give_up_head(&name(), None);
         assert!(is_empty(&queues));
@@ -551,7 +499,7 @@ mod tests {
         queues.set_acquired(&mine);
         assert!(matches!(turn_within(&queues, &second, Duration::ZERO), Turn::TimedOut));
         assert_eq!(queues.end(&mine, true, || ()), Ending::HandedOff);
-        assert!(second.signals.is_empty());
+        assert!(second.is_empty());
         assert!(matches!(turn(&queues, &third), Turn::HandedOff(_)));
         queues.end_hold(&mine);
         assert!(is_empty(&queues));
@@ -576,8 +524,8 @@ mod tests {
         queues.set_acquired(&mine);
         assert_eq!(queues.end(&mine, true, || ()), Ending::Released { is_awaited: false });
         for _ in 0..2 {
-            let joined = queues.join(&name(), &caller(), false, Place::Last).expect("open");
-            assert!(matches!(joined.1, Position::Head { after_release: true }));
+            let joined = join_at(&queues, false, Place::Last).expect("open");
+            assert!(matches!(joined.1, Some(Arrival::First { after_release: true })));
             assert!(Arc::ptr_eq(&queues.released(&name())[0], &mine));
             queues.give_up_head(&name(), None);
         }
@@ -598,14 +546,14 @@ mod tests {
         let mine = new_hold();
         queues.set_acquired(&mine);
         assert_eq!(queues.end(&mine, false, || ()), Ending::Released { is_awaited: true });
-        assert!(second.signals.is_empty(), "it is not sent yet");
+        assert!(second.is_empty(), "it is not sent yet");
         queues.end_hold(&mine);
-        assert!(matches!(turn(&queues, &second), Turn::Head));
+        assert!(matches!(turn(&queues, &second), Turn::Head(_)));
         // A hold that was acquired outside the queue.
         let outside = new_hold();
         assert_eq!(queues.end(&outside, true, || ()), Ending::Released { is_awaited: true });
         queues.end_hold(&outside);
-        assert!(third.signals.is_empty());
+        assert!(third.is_empty());
         queues.settle_release(&mine.id, || true);
         queues.give_up_head(&name(), None);
         queues.give_up_head(&name(), None);
@@ -619,7 +567,7 @@ mod tests {
         let mine = new_hold();
         queues.set_acquired(&mine);
         Reporter { wait_queues: queues.clone(), ..Reporter::<()>::default() }.lose(&mine);
-        assert!(matches!(turn(&queues, &second), Turn::Head));
+        assert!(matches!(turn(&queues, &second), Turn::Head(_)));
         queues.end_hold(&mine);
         assert!(queues.holder(&name()).is_none());
     }
@@ -629,7 +577,7 @@ mod tests {
         let queues = WaitQueues::default();
         let (head, first) = join(&queues);
         assert!(first);
-        let (endless, _) = queues.join(&name(), &caller(), true, Place::Last).expect("open");
+        let (endless, _) = join_at(&queues, true, Place::Last).expect("open");
         let (limited, _) = join(&queues);
         let source = std::io::Error::other("test");
         let failure =
@@ -640,7 +588,7 @@ mod tests {
         assert!(matches!(late, Turn::Look), "{late:?}");
         queues.give_up_head(&name(), Some(&failure));
         assert!(matches!(turn(&queues, &endless), Turn::Failed(_)));
-        assert!(matches!(turn(&queues, &limited), Turn::Head));
+        assert!(matches!(turn(&queues, &limited), Turn::Head(_)));
     }
 
     /// What becomes of a waiter whose time is over after `learn`.
@@ -656,7 +604,7 @@ mod tests {
     fn a_waiter_whose_time_is_over_learns_what_the_head_has_learned_since() {
         let queues = WaitQueues::default();
         let (head, _) = join(&queues);
-        let outside = Waiter::new(&name());
+        let outside = Waiter::new(id(HoldKind::Lock), &caller());
         let failure = unanswered();
         let unknown = |learn: &dyn Fn()| {
             assert!(matches!(time_out_after(&queues, learn), Some(Turn::Look)));
@@ -720,7 +668,7 @@ mod tests {
         queues.set_acquired(&mine);
         assert!(matches!(tried(), Turn::TimedOut), "the head has the lock");
         queues.end_hold(&mine);
-        assert!(matches!(turn(&queues, &second), Turn::Head));
+        assert!(matches!(turn(&queues, &second), Turn::Head(_)));
         assert!(matches!(tried(), Turn::Look), "the next head has no answer yet");
     }
 
@@ -751,11 +699,14 @@ mod tests {
                     for round in 0..500_u64 {
                         let (waiter, first) = join(queues);
                         let wait = Duration::from_micros(round * 7 % 100 + thread);
-                        let turn =
-                            if first { Turn::Head } else { turn_within(queues, &waiter, wait) };
+                        let turn = if first {
+                            Turn::Head(Arrival::Next)
+                        } else {
+                            turn_within(queues, &waiter, wait)
+                        };
                         match turn {
                             Turn::HandedOff(hold) => enter(&hold),
-                            Turn::Head => {
+                            Turn::Head(_) => {
                                 let hold = new_hold();
                                 queues.set_acquired(&hold);
                                 enter(&hold);
@@ -778,8 +729,8 @@ mod tests {
             queues.wake_all(&store);
         }
         head.sleep(SOON, Some(&request())).expect("open");
-        assert!(head.signals.is_empty(), "one signal is as good as many");
-        assert!(second.signals.is_empty());
+        assert!(head.is_empty(), "one signal is as good as many");
+        assert!(second.is_empty());
         assert!(!queues.wake("y", &store));
         queues.set_acquired(&new_hold());
         assert!(!queues.wake("x", &store));
@@ -794,7 +745,7 @@ mod tests {
         for waiter in [second, third] {
             assert!(matches!(turn::wait(&queues, &waiter, Wait::Endless), Err(Error::Closed)));
         }
-        assert!(matches!(queues.join(&name(), &caller(), true, Place::Last), Err(Error::Closed)));
+        assert!(matches!(join_at(&queues, true, Place::Last), Err(Error::Closed)));
         queues.give_up_head(&name(), None);
         assert!(is_empty(&queues));
     }

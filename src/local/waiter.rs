@@ -5,6 +5,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::base::clock::end_of;
@@ -15,22 +16,30 @@ use crate::guards::canceller::{CancellableWait, Canceller};
 use crate::local::call::Caller;
 use crate::local::hold::Hold;
 use crate::local::pending::{AcquireRequest, SentAcquire};
+use crate::store::hold_id::HoldId;
 use crate::store::request::{AcquireReply, PendingReply};
 
-/// A waiter as its own thread sees it.
+/// A thread in a queue, or before its one attempt outside. Its signals could go through a channel
+/// too, which is larger than everything else that a lock takes.
 #[derive(Debug)]
 pub(crate) struct Waiter {
-    pub(super) name: Arc<str>,
-    pub(super) signals: Arc<Signals>,
+    /// What it asks for, or the head for it.
+    pub(super) hold: HoldId,
+    pub(super) lease: Duration,
+    /// Whether a request without a reply may have begun the hold, or may still begin it. The hold
+    /// is cleaned up when the thread leaves without it.
+    in_doubt: AtomicBool,
+    state: Mutex<SignalState>,
+    changed: Condvar,
 }
 
-/// A waiter as the other threads of its queue see it.
+/// A waiter behind the head.
 #[derive(Debug)]
 pub(crate) struct QueuedWaiter {
     pub(super) caller: Caller,
     /// Whether it waits without limit.
     pub(super) endless: bool,
-    pub(super) signals: Arc<Signals>,
+    pub(super) waiter: Arc<Waiter>,
 }
 
 /// What another thread tells a waiter.
@@ -38,26 +47,16 @@ pub(crate) struct QueuedWaiter {
 pub(super) enum Signal {
     /// Its next request was sent, and the reply is pending.
     AcquireSent(Box<SentAcquire<PendingReply<AcquireReply>>>),
-    /// There is room for it as well as for the head: it may try outside the queue.
-    Beside,
     Cancelled,
     Closed,
     /// The server cannot be reached.
     Failed(Failure),
-    /// The lock was handed off to it: this is its hold now.
+    /// This is its hold now: the next one of a tenure, or one that the head has asked for as well.
     HandedOff(Arc<Hold>),
     /// It is at the head now, and has to acquire the lock.
     Head,
     /// The lock may be free.
     MayBeFree,
-}
-
-/// The signals to one waiter. A channel could do the same, and is larger than everything else that
-/// a lock takes.
-#[derive(Debug)]
-pub(super) struct Signals {
-    state: Mutex<SignalState>,
-    changed: Condvar,
 }
 
 #[derive(Debug, Default)]
@@ -67,9 +66,31 @@ struct SignalState {
     next_request: Option<Box<AcquireRequest>>,
 }
 
-impl Signals {
-    fn new() -> Self {
-        Self { state: Mutex::default(), changed: Condvar::new() }
+impl Waiter {
+    pub(super) fn new(hold: HoldId, caller: &Caller) -> Self {
+        Self {
+            hold,
+            lease: caller.times.lease,
+            in_doubt: AtomicBool::new(false),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        }
+    }
+
+    /// Returns `true` if one request can ask for both, because they want the same and can have it
+    /// at the same time.
+    pub(super) fn shares_with(&self, other: &Self) -> bool {
+        let kind = self.hold.kind;
+        (kind, self.lease) == (other.hold.kind, other.lease) && kind.shares_with(kind)
+    }
+
+    pub(super) fn is_in_doubt(&self) -> bool {
+        self.in_doubt.load(Ordering::Relaxed)
+    }
+
+    /// Called by the head, or for a waiter behind it under the lock of the queue.
+    pub(super) fn mark_in_doubt(&self) {
+        self.in_doubt.store(true, Ordering::Relaxed);
     }
 
     pub(super) fn send(&self, signal: Signal) {
@@ -123,13 +144,6 @@ impl Signals {
         state.next_request = None;
         state.signals.pop_front()
     }
-}
-
-impl Waiter {
-    /// A waiter for a queue, or for one attempt outside it.
-    pub(super) fn new(name: &Arc<str>) -> Self {
-        Self { name: name.clone(), signals: Arc::new(Signals::new()) }
-    }
 
     /// Sleeps at the head between two attempts, until the lock may be free or the time is over.
     /// The thread that signals this may send `next_request`: its reply has to be waited for then.
@@ -143,45 +157,43 @@ impl Waiter {
         next_request: Option<&AcquireRequest>,
     ) -> Result<Option<SentAcquire<PendingReply<AcquireReply>>>> {
         let next_request = next_request.cloned().map(Box::new);
-        match self.signals.receive_or_start(Some(end_of(time)), next_request) {
+        match self.receive_or_start(Some(end_of(time)), next_request) {
             Some(Signal::AcquireSent(sent)) => Ok(Some(*sent)),
-            Some(Signal::Cancelled) => Err(Error::Cancelled { name: self.name.to_string() }),
+            Some(Signal::Cancelled) => Err(Error::Cancelled { name: self.hold.name.to_string() }),
             Some(Signal::Closed) => Err(Error::Closed),
             _ => Ok(None),
         }
     }
 
     /// Lets a canceller end the wait.
-    pub(super) fn watch(&self, canceller: &Canceller) -> CancellableWait {
-        let signals = self.signals.clone();
-        canceller.watch(move || signals.send(Signal::Cancelled))
-    }
-
-    pub(super) fn is_same(&self, signals: &Arc<Signals>) -> bool {
-        Arc::ptr_eq(&self.signals, signals)
+    pub(super) fn watch(self: &Arc<Self>, canceller: &Canceller) -> CancellableWait {
+        let waiter = self.clone();
+        canceller.watch(move || waiter.send(Signal::Cancelled))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::{Config, LockOptions};
     use crate::local::pending::tests::{request, sent};
 
     const SOON: Duration = Duration::from_secs(10);
 
     /// A waiter that sleeps at the head.
     fn asleep() -> Waiter {
-        let waiter = Waiter::new(&Arc::from("x"));
-        waiter.signals.state.lock().next_request = Some(Box::new(request()));
+        let caller = Caller::current(&Config::default(), &LockOptions::default());
+        let waiter = Waiter::new(request().hold, &caller);
+        waiter.state.lock().next_request = Some(Box::new(request()));
         waiter
     }
 
     fn wake(waiter: &Waiter) {
-        waiter.signals.wake(|_| Some(sent()));
+        waiter.wake(|_| Some(sent()));
     }
 
     fn wake_only(waiter: &Waiter) {
-        waiter.signals.wake(|_| panic!("the thread is awake"));
+        waiter.wake(|_| panic!("the thread is awake"));
     }
 
     #[test]
@@ -198,13 +210,13 @@ mod tests {
         wake_only(&waiter);
         wake_only(&waiter);
         assert!(waiter.sleep(SOON, Some(&request())).expect("open").is_none());
-        assert!(waiter.signals.is_empty(), "one signal is as good as many");
+        assert!(waiter.is_empty(), "one signal is as good as many");
     }
 
     #[test]
     fn without_a_reply_to_wait_for_a_signal_only_wakes() {
         let waiter = asleep();
-        waiter.signals.wake(|_| None);
+        waiter.wake(|_| None);
         assert!(waiter.sleep(SOON, Some(&request())).expect("open").is_none());
     }
 
@@ -216,20 +228,20 @@ mod tests {
         wake_only(&waiter);
         wake_only(&waiter);
         assert!(waiter.sleep(SOON, Some(&request())).expect("open").is_some());
-        assert!(!waiter.signals.is_empty());
+        assert!(!waiter.is_empty());
         assert!(waiter.sleep(SOON, Some(&request())).expect("open").is_none());
-        assert!(waiter.signals.is_empty());
+        assert!(waiter.is_empty());
     }
 
     #[test]
     fn close_sends_no_request_and_loses_no_reply() {
         let waiter = asleep();
-        waiter.signals.send(Signal::Closed);
+        waiter.send(Signal::Closed);
         wake_only(&waiter);
         assert!(matches!(waiter.sleep(SOON, Some(&request())), Err(Error::Closed)));
         let waiter = asleep();
         wake(&waiter);
-        waiter.signals.send(Signal::Closed);
+        waiter.send(Signal::Closed);
         assert!(waiter.sleep(SOON, Some(&request())).expect("a reply").is_some());
         assert!(matches!(waiter.sleep(SOON, Some(&request())), Err(Error::Closed)));
     }

@@ -84,19 +84,17 @@ impl Commands {
     }
 
     pub(crate) fn acquire(&self, request: Acquire<'_>) -> Command<AcquireReply> {
-        let Acquire { holds: [hold], lease, registration, .. } = request else {
-            return self.acquire_all(request);
-        };
-        if hold.kind != HoldKind::Lock {
+        let Acquire { holds, lease, registration, .. } = request;
+        if holds[0].kind != HoldKind::Lock {
             return member_commands::acquire(
                 &self.keys,
-                hold,
                 request,
                 self.fence_life(lease),
                 self.waiting_life,
                 self.shard_tag().as_deref(),
             );
         }
+        let [hold] = holds else { return self.acquire_all(request) };
         let owner = hold.owner();
         let waiting_life = match registration {
             Registration::None => Duration::ZERO,

@@ -7,7 +7,7 @@ use redis::Value;
 use crate::base::failure::{Failure, FailureKind};
 use crate::base::report::HeldAs;
 use crate::net::request::Reply;
-use crate::store::request::{AcquireReply, HoldReply, HolderReply, ReportReply};
+use crate::store::request::{AcquireReply, HoldReply, HolderReply, ReportReply, SHARERS_MAX};
 
 pub(super) const ACQUIRE: Decoder<AcquireReply> = Decoder::new(acquire_reply);
 pub(super) const ACQUIRE_MEMBER: Decoder<AcquireReply> = Decoder::new(acquire_member_reply);
@@ -84,14 +84,20 @@ fn acquire_reply(reply: &Value) -> Option<AcquireReply> {
 
 fn acquire_member_reply(reply: &Value) -> Option<AcquireReply> {
     if let Some(fence) = token(reply) {
-        return Some(AcquireReply::acquired(fence, u32::MAX));
+        return Some(AcquireReply::acquired(fence, 0));
     }
     let Value::Array(parts) = reply else { return None };
     match parts[..] {
-        [Value::Int(1), Value::Int(fence), Value::Int(room)] => {
-            Some(AcquireReply::acquired(u64::try_from(fence).ok()?, u32::try_from(room).ok()?))
-        }
         [Value::Int(0), Value::Int(millis)] => Some(held_reply(millis)),
+        [Value::Int(granted @ 1..), Value::Int(fence)] => {
+            let fence = u64::try_from(fence).ok()?;
+            let others = usize::try_from(granted - 1).ok()?;
+            (others <= SHARERS_MAX).then(|| AcquireReply::Acquired {
+                fence,
+                others: vec![fence; others],
+                room: 0,
+            })
+        }
         _ => None,
     }
 }

@@ -14,37 +14,39 @@ use crate::store::keys::Keys;
 use crate::store::request::{Acquire, AcquireReply, HoldReply, Registration};
 use crate::store::scripts::{ACQUIRE_MEMBER, COUNT_MEMBERS, RELEASE_MEMBER, RENEW_MEMBER};
 
-/// A hold of a read-write lock or a semaphore begins.
+/// Holds of a read-write lock or a semaphore begin.
 pub(super) fn acquire(
     keys: &Keys,
-    hold: &HoldId,
     request: Acquire<'_>,
     fence_life: Arg<'static>,
     waiting_life: Duration,
     shard: Option<&str>,
 ) -> Command<AcquireReply> {
-    let Acquire { lease, registration, .. } = request;
+    let Acquire { holds, lease, registration, .. } = request;
+    let HoldId { kind, name, client, .. } = &holds[0];
     let registration = match registration {
         Registration::None => 0,
         Registration::IfHeld => 1,
-        Registration::Registered | Registration::Yielding => 2,
-        Registration::Followed => 3,
+        Registration::Registered | Registration::Followed | Registration::Yielding => 2,
     };
-    let (member, client) = (member(hold), waiting_client(hold.kind, &hold.client));
+    let members: Vec<_> = holds.iter().map(member).collect();
+    let client = waiting_client(*kind, client);
     let args = [
-        Arg::Text(&member),
+        Arg::Text(&members[0]),
         millis(lease),
         fence_life,
         Arg::Text(&client),
         Arg::Number(registration),
         millis(waiting_life),
         millis(OFFER),
-        permits(hold.kind),
+        permits(*kind),
+        Arg::Text(shard.unwrap_or_default()),
     ];
-    let name = &hold.name;
+    let others = members[1..].iter().map(|member| Arg::Text(member));
+    let args: Vec<_> = args.into_iter().chain(others).collect();
     let lock = keys.lock(name);
     let all = [&*lock, &Keys::fence(&lock), &Keys::waiting(&lock)];
-    let request = Request::call(&ACQUIRE_MEMBER, &all, &and_shard(&args, shard));
+    let request = Request::call(&ACQUIRE_MEMBER, &all, &args);
     Command { request, decoder: decoder::ACQUIRE_MEMBER }
 }
 
@@ -87,16 +89,11 @@ fn serving(
     shard: Option<&str>,
     decoder: Decoder<HoldReply>,
 ) -> Command<HoldReply> {
-    let args = [Arg::Text(whose), millis(OFFER), permits(kind), Arg::Text(queued)];
+    let shard = Arg::Text(shard.unwrap_or_default());
+    let args = [Arg::Text(whose), millis(OFFER), permits(kind), Arg::Text(queued), shard];
     let lock = keys.lock(name);
     let keys = [&*lock, &Keys::waiting(&lock)];
-    let request = Request::call(&RELEASE_MEMBER, &keys, &and_shard(&args, shard));
-    Command { request, decoder }
-}
-
-/// The arguments of a script, and last the hash tag of sharded channels at the node, if any.
-fn and_shard<'a>(args: &[Arg<'a>], shard: Option<&'a str>) -> Vec<Arg<'a>> {
-    args.iter().copied().chain(shard.map(Arg::Text)).collect()
+    Command { request: Request::call(&RELEASE_MEMBER, &keys, &args), decoder }
 }
 
 /// A hold as it is written to Redis.

@@ -9,10 +9,12 @@ use crate::base::report::HeldAs;
 use crate::net::connection::Connection;
 use crate::store::hold_id::HoldId;
 
-/// A request for holds: mostly for one, or for one of each of several locks, all of them or none.
+/// A request for holds: mostly for one; for one of each of several locks, all of them or none; or
+/// for several of a name that can be shared, the first of them or as many as there is room for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Acquire<'a> {
-    /// Those of locks are one group of [`Store::groups`](crate::store::Store::groups).
+    /// Those of locks are one group of [`Store::groups`](crate::store::Store::groups); others are of
+    /// one kind and name, in the order in which they are granted.
     pub(crate) holds: &'a [HoldId],
     pub(crate) lease: Duration,
     pub(crate) registration: Registration,
@@ -28,7 +30,7 @@ pub(crate) enum Registration {
     IfHeld,
     /// It is registered, or may be.
     Registered,
-    /// As `Registered`, and the thread behind this one wants the same, in the same turn or tenure.
+    /// As `Registered`, and other threads wait, which may have the lock in the same tenure.
     Followed,
     /// As `Registered`, and a client that has waited longer goes first even if the lock is free.
     Yielding,
@@ -38,18 +40,20 @@ pub(crate) enum Registration {
 /// the last one is at most as many microseconds ahead of the clock.
 pub(crate) const TENURE_FENCES: u64 = 1000;
 
+/// How many holds of a name that can be shared a request may ask for beside the first.
+pub(crate) const SHARERS_MAX: usize = 64;
+
 /// The reply to a request for holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum AcquireReply {
-    /// The holds exist now.
+    /// The holds exist now, or the first of them.
     Acquired {
         /// The token of the first one.
         fence: u64,
-        /// Those of the others.
+        /// Those of the others that exist, in their order.
         others: Vec<u64>,
-        /// There is room for this many more, as far as is known: at the same time, [`u32::MAX`] of
-        /// a side that readers share and no client waits for; of a lock one after the other, each
-        /// with the next token.
+        /// How many more a tenure of the lock has room for, one after the other, each with the next
+        /// token.
         room: u32,
     },
     /// None of them exists.

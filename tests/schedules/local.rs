@@ -14,20 +14,20 @@ use std::time::{Duration, Instant};
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::thread::{self, JoinHandle};
 
-use crate::clock::Moment;
+use crate::base::clock::Moment;
+use crate::base::sync::{AtomicUsize, Ordering, under_many_schedules};
 use crate::config::{Config, LockOptions};
 use crate::error::{Error, Result};
+use crate::local::arrival::Arrival;
 use crate::local::call::{self, Caller};
 use crate::local::hold::Hold;
 use crate::local::pending::tests::{request, sent};
-use crate::local::queue_shard::Position;
 use crate::local::reporter::Reporter;
 use crate::local::turn;
 use crate::local::wait_queue::{Place, Turn};
 use crate::local::wait_queues::{Ending, WaitQueues};
 use crate::local::waiter::{Signal, Waiter};
 use crate::store::hold_id::{HoldId, HoldKind};
-use crate::sync::{AtomicUsize, Ordering, under_many_schedules};
 
 /// How a thread waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,7 +49,7 @@ struct Scene {
     stored: parking_lot::Mutex<bool>,
     /// The last holder. Not one of `crate::sync`: no thread is interrupted here.
     last: parking_lot::Mutex<Option<Arc<Hold>>>,
-    /// How many holds there were.
+    /// How many ids of holds there are.
     holds: AtomicU64,
     /// The threads that read the replies to posted releases.
     readers: parking_lot::Mutex<Vec<JoinHandle<()>>>,
@@ -58,14 +58,17 @@ struct Scene {
 }
 
 impl Scene {
+    fn id(&self) -> HoldId {
+        let (kind, nonce) = (HoldKind::Lock, self.holds.fetch_add(1, Relaxed));
+        HoldId { kind, name: self.name.clone(), client: Arc::from("c"), nonce }
+    }
+
+    fn join(&self, endless: bool) -> Result<(Arc<Waiter>, Option<Arrival>)> {
+        self.queues.join(self.id(), &caller(), endless, Place::Last)
+    }
+
     fn hold(&self) -> Arc<Hold> {
-        let id = HoldId {
-            kind: HoldKind::Lock,
-            name: self.name.clone(),
-            client: Arc::from("c"),
-            nonce: self.nonce(),
-        };
-        let hold = Arc::new(Hold::new(id, 1, 2, &caller(), Moment::now()));
+        let hold = Arc::new(Hold::new(self.id(), 1, 2, &caller(), Moment::now()));
         if self.loses {
             let wait_queues = self.queues.clone();
             let (reporter, hold) =
@@ -73,10 +76,6 @@ impl Scene {
             thread::spawn(move || reporter.lose(&hold));
         }
         hold
-    }
-
-    fn nonce(&self) -> u64 {
-        self.holds.fetch_add(1, Relaxed)
     }
 
     /// Begins a hold in the store, for the head.
@@ -99,7 +98,7 @@ impl Scene {
     fn lock_and_unlock(&self, wait: Wait) -> Result<bool> {
         let hold = match self.acquire(wait)? {
             Turn::HandedOff(hold) => hold,
-            Turn::Head => {
+            Turn::Head(_) => {
                 self.store_hold();
                 for released in self.queues.take_released(&self.name) {
                     self.unreported.lock().remove(&released.id.nonce);
@@ -125,20 +124,18 @@ impl Scene {
     }
 
     fn acquire(&self, wait: Wait) -> Result<Turn> {
-        let (queues, caller) = (&self.queues, caller());
-        let (waiter, position) =
-            queues.join(&self.name, &caller, wait == Wait::Endless, Place::Last)?;
+        let (waiter, arrival) = self.join(wait == Wait::Endless)?;
         let limit = match wait {
             Wait::Endless => call::Wait::Endless,
             Wait::No => call::Wait::No,
             Wait::Until => call::Wait::Until(Instant::now()),
         };
-        let turn = match position {
-            Position::Head { .. } => Turn::Head,
-            Position::Behind => turn::wait(queues, &waiter, limit)?,
+        let turn = match arrival {
+            Some(arrival) => Turn::Head(arrival),
+            None => turn::wait(&self.queues, &waiter, limit)?,
         };
         match turn {
-            Turn::Head => self.acquire_at_head(&waiter),
+            Turn::Head(_) => self.acquire_at_head(&waiter),
             other => Ok(other),
         }
     }
@@ -153,7 +150,7 @@ impl Scene {
             }
             self.queues.set_pending(waiter);
         }
-        Ok(Turn::Head)
+        Ok(Turn::Head(Arrival::Next))
     }
 
     /// Hands the lock off or releases it, and then waits for the reply or not.
@@ -202,8 +199,11 @@ impl Scene {
     fn is_empty(&self) -> bool {
         let readers = mem::take(&mut *self.readers.lock());
         readers.into_iter().for_each(|reader| reader.join().expect("no panic"));
-        let joined = self.queues.join(&self.name, &caller(), false, Place::Last);
-        matches!(joined, Ok((_, Position::Head { after_release: false })) | Err(Error::Closed))
+        let first = Arrival::First { after_release: false };
+        match self.join(false) {
+            Ok((_, arrival)) => arrival == Some(first),
+            Err(error) => matches!(error, Error::Closed),
+        }
     }
 }
 
@@ -242,10 +242,10 @@ fn no_thread_is_the_head_before_a_lock_that_was_handed_off_is_released() {
     under_many_schedules(|| {
         let scene = Arc::new(Scene::default());
         let (queues, mine) = (&scene.queues, scene.hold());
-        queues.join(&scene.name, &caller(), false, Place::Last).expect("open");
+        scene.join(false).expect("open");
         queues.set_acquired(&mine);
         scene.store_hold();
-        let (second, _) = queues.join(&scene.name, &caller(), true, Place::Last).expect("open");
+        let (second, _) = scene.join(true).expect("open");
         let [giver, receiver, third] = [(); 3].map(|()| scene.clone());
         let threads = [
             thread::spawn(move || {
@@ -270,7 +270,7 @@ fn close_ends_every_wait_whenever_it_comes() {
         let scene = Arc::new(Scene::default());
         let queues = &scene.queues;
         let hold = scene.hold();
-        queues.join(&scene.name, &caller(), false, Place::Last).expect("open");
+        scene.join(false).expect("open");
         queues.set_acquired(&hold);
         let closer = scene.clone();
         thread::spawn(move || closer.queues.close());
@@ -295,20 +295,20 @@ fn a_hold_that_is_lost_at_any_time_holds_up_no_waiter() {
 #[test]
 fn every_request_that_is_sent_for_a_thread_is_waited_for() {
     under_many_schedules(|| {
-        let waiter = Arc::new(Waiter::new(&Arc::from("")));
+        let waiter = Arc::new(Waiter::new(request().hold, &caller()));
         let started = Arc::new(AtomicUsize::new(0));
         let wakers = [(); 2].map(|()| {
             let (waiter, started) = (waiter.clone(), started.clone());
             thread::spawn(move || {
-                waiter.signals.wake(|_| {
+                waiter.wake(|_| {
                     thread::yield_now();
                     started.fetch_add(1, Ordering::SeqCst);
                     Some(sent())
                 });
             })
         });
-        let signals = waiter.signals.clone();
-        let closer = thread::spawn(move || signals.send(Signal::Closed));
+        let closed = waiter.clone();
+        let closer = thread::spawn(move || closed.send(Signal::Closed));
         let mut waited_for = 0;
         loop {
             let pause =

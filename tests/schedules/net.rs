@@ -13,12 +13,12 @@ use redis::Value;
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::thread;
 
-use crate::failure::{Failure, FailureKind};
+use crate::base::failure::{Failure, FailureKind};
+use crate::base::sync::{Mutex, under_many_schedules, yield_now};
 use crate::net::multiplexer::Multiplexer;
 use crate::net::owed::{OwedReplies, PostedRequest};
 use crate::net::request::{Arg, Reply, Request, Script};
 use crate::net::transport::{ConnectionSource, NoConnection, Transport, WaitFor};
-use crate::sync::{Mutex, under_many_schedules, yield_now};
 
 const THREADS: u64 = 4;
 

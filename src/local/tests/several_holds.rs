@@ -2,34 +2,124 @@
 
 use std::sync::Arc;
 use std::thread;
+use std::time::Instant;
 
+use crate::config::LockOptions;
+use crate::error::{Error, Result};
+use crate::guards::canceller::Canceller;
 use crate::local::call::Wait;
+use crate::local::hold::Hold;
 use crate::local::tests::{LEASE, Outcome, Scene, Scripted, eventually};
 use crate::local::{acquire, acquire_all, hold_requests, release};
 use crate::store::hold_id::HoldKind;
-use crate::store::request::Registration;
 
-/// Its client has one place among the waiting clients, which is that of the thread behind the head.
+/// A client that only a release wakes.
+fn scene() -> Scene {
+    Scene::with_backoff(Scripted::default(), LEASE * 10, (LEASE * 100, LEASE * 100))
+}
+
+fn acquire_as(scene: &Scene, kind: HoldKind, options: &LockOptions) -> Result<Arc<Hold>> {
+    let hold = acquire::owned(&scene.shared, kind, &scene.name, options, Wait::Endless)?;
+    Ok(hold.expect("no limit"))
+}
+
+fn acquire_kind(scene: &Scene, kind: HoldKind) -> Arc<Hold> {
+    acquire_as(scene, kind, &scene.options).expect("a hold")
+}
+
+fn end(scene: &Scene, hold: Arc<Hold>) {
+    release::unlock(&scene.shared, &[hold]).expect("released");
+}
+
+/// Has so many threads wait, one after the other.
+fn wait_until(scene: &Scene, waiting: u64) {
+    eventually(|| scene.shared.stats().waiting == waiting);
+}
+
 #[test]
-fn a_thread_that_tries_beside_the_head_takes_no_place_among_the_waiting_clients() {
-    let backoff = (LEASE * 100, LEASE * 100);
-    let scene = Scene::with_backoff(Scripted::default(), LEASE * 10, backoff);
-    let owned = |kind| {
-        let hold = acquire::owned(&scene.shared, kind, &scene.name, &scene.options, Wait::Endless);
-        hold.expect("a reply").expect("a hold")
-    };
-    let writer = owned(HoldKind::Write);
+fn one_request_serves_all_readers_that_wait() {
+    let scene = scene();
+    let writer = acquire_kind(&scene, HoldKind::Write);
     thread::scope(|scope| {
-        for _ in 0..3 {
-            scope.spawn(|| owned(HoldKind::Read));
+        let readers: Vec<_> = (1..=3)
+            .map(|waiting| {
+                let reader = scope.spawn(|| acquire_kind(&scene, HoldKind::Read));
+                wait_until(&scene, waiting);
+                reader
+            })
+            .collect();
+        // The head asks once more when its client begins to listen.
+        eventually(|| scene.store.registrations.lock().len() == 3);
+        end(&scene, writer);
+        let holds: Vec<_> =
+            readers.into_iter().map(|reader| reader.join().expect("no panic")).collect();
+        assert_eq!(scene.store.registrations.lock().len(), 4);
+        let stats = scene.shared.counters.to_stats();
+        assert_eq!((stats.handoffs, stats.acquired, stats.held), (0, 4, 3));
+        for hold in holds {
+            assert!(scene.shared.is_held(&hold));
+            end(&scene, hold);
         }
-        eventually(|| scene.shared.stats().waiting == 3);
-        scene.store.registrations.lock().clear();
-        release::unlock(&scene.shared, &[writer]).expect("released");
     });
-    let registrations = scene.store.registrations.lock();
-    let beside = registrations.iter().filter(|one| **one == Registration::None).count();
-    assert_eq!((beside, registrations.len()), (1, 3), "{registrations:?}");
+    assert_eq!(scene.shared.counters.to_stats().held, 0);
+    end(&scene, acquire_kind(&scene, HoldKind::Write));
+}
+
+/// Has one of two readers leave while the head's requests for both have these outcomes, and checks
+/// that a writer comes in after the other one.
+fn leave_during(outcomes: &[Outcome]) {
+    let scene = scene();
+    let writer = acquire_kind(&scene, HoldKind::Write);
+    let canceller = Canceller::new();
+    let impatient = LockOptions { canceller: Some(canceller.clone()), ..scene.options.clone() };
+    thread::scope(|scope| {
+        let head = scope.spawn(|| acquire_kind(&scene, HoldKind::Read));
+        wait_until(&scene, 1);
+        let leaves = scope.spawn(|| acquire_as(&scene, HoldKind::Read, &impatient));
+        wait_until(&scene, 2);
+        eventually(|| scene.store.registrations.lock().len() == 3);
+        scene.store.set_outcomes(&[&[Outcome::Fine], outcomes].concat());
+        scope.spawn(|| end(&scene, writer));
+        eventually(|| scene.store.outcomes.lock().is_empty());
+        canceller.cancel();
+        let left = leaves.join().expect("no panic");
+        assert!(matches!(left, Err(Error::Cancelled { .. })), "{left:?}");
+        let hold = head.join().expect("no panic");
+        assert!(scene.shared.is_held(&hold));
+        end(&scene, hold);
+    });
+    let (begin, writer) = (Instant::now(), acquire_kind(&scene, HoldKind::Write));
+    assert!(begin.elapsed() < LEASE * 5, "not only after the lease of the hold");
+    end(&scene, writer);
+}
+
+#[test]
+fn a_hold_for_a_thread_that_has_left_is_cleaned_up() {
+    leave_during(&[Outcome::Slow(LEASE)]);
+}
+
+#[test]
+fn a_hold_in_doubt_of_a_thread_that_leaves_is_cleaned_up() {
+    leave_during(&[Outcome::LostReply, Outcome::Transient]);
+    leave_during(&[Outcome::LostReply, Outcome::Slow(LEASE)]);
+}
+
+/// The second request finds the holds of the first one.
+#[test]
+fn threads_get_the_holds_that_a_request_without_a_reply_has_brought() {
+    let scene = scene();
+    let writer = acquire_kind(&scene, HoldKind::Write);
+    thread::scope(|scope| {
+        let readers = [(); 2].map(|()| scope.spawn(|| acquire_kind(&scene, HoldKind::Read)));
+        wait_until(&scene, 2);
+        scene.store.set_outcomes(&[Outcome::Fine, Outcome::LostReply]);
+        end(&scene, writer);
+        for hold in readers.map(|reader| reader.join().expect("no panic")) {
+            assert!(hold.is_in_doubt(), "the first request may come late");
+            end(&scene, hold);
+        }
+    });
+    eventually(|| scene.store.releases() >= 2);
 }
 
 #[test]

@@ -143,12 +143,12 @@ fn a_thread_that_becomes_the_head_after_close_does_not_wait_there() {
     let Scene { shared, name, options, .. } = &scene;
     let queues = &shared.wait_queues;
     let caller = Caller::current(&shared.config, options);
-    let join = || queues.join(name, &caller, true, Place::Last).expect("open");
+    let join = || queues.join(scene.id(9), &caller, true, Place::Last).expect("open");
     let [_, (waiter, _)] = [join(), join()];
     shared.close();
     queues.give_up_head(name, None);
     let turn = turn::wait(queues, &waiter, Wait::Endless).expect("made the head");
-    assert!(matches!(turn, Turn::Head));
+    assert!(matches!(turn, Turn::Head(_)));
     let wait = Wait::Until(end_of(Duration::from_secs(5)));
     let call = LockCall { shared, name, caller, wait, contended: Cell::default() };
     let outcome = call.acquire_at_head(&waiter, Arrival::Next);

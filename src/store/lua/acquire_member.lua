@@ -1,14 +1,16 @@
--- Acquires a side of a read-write lock or a permit, or registers the client as waiting for it.
--- First come, first served: while clients wait, a client gets only what it was offered. A repeat by
--- the same owner, whose first reply was lost, finds its hold.
+-- Acquires a side of a read-write lock or a permit, or registers the client as waiting for it; and
+-- as many as there are for further threads of the client, in their order.
+-- First come, first served: while clients wait, a client gets only what it was offered. An offer is
+-- one permit, or for all these readers. A repeat by the same owner, whose first reply was lost,
+-- finds its hold.
 -- KEYS  1 lock, 2 fence, 3 queue of waiting clients
 -- ARGV  1 kind and owner, 2 lease in ms, 3 life of the fence in ms, 4 kind and client id, 5 whether
---       the client is in the queue: 0 no; 1 no, and it joins if it must wait; 2 it may be; 3 it may
---       be, and another reader of it follows, 6 life of the queue in ms, 7 for how many ms a place
---       is offered, 8 the permits, 0 for a read-write lock, 9 `shard`
+--       the client is in the queue: 0 no; 1 no, and it joins if it must wait; 2 it may be, 6 life
+--       of the queue in ms, 7 for how many ms a place is offered, 8 the permits, 0 for a read-write
+--       lock, 9 `shard`, from 10 on kind and owner for each further thread, none for a writer
 -- USES  `find_members`, `is_hold`, `serve`, `clock` and `next_token`
--- RETURNS the fence if a side is held now, or {1, fence or 0 of a permit, for how many more there
---         is room}; {0, ms until to look again or -1} if another owner holds it or waits for it
+-- RETURNS the fence if one side is held now; {how many are held, fence or 0 of permits}; {0, ms
+--         until to look again or -1} if another owner holds it or waits for it
 local time = redis.call('time')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local left, foreign, lowest, highest = find_members()
@@ -100,10 +102,31 @@ if serves then
   highest = redis.call('zrange', KEYS[1], -1, -1, 'withscores')
 end
 local mine, last = now + tonumber(ARGV[2]), highest and highest[2]
+-- Those of a repeat exist already. New ones come in along with the first one only.
+local waited_for = queued and redis.call('exists', queue) == 1
+local room = kind == 'r:' and 1e9 or permits - live - 1
+if repeated or waited_for and kind ~= 'r:' then
+  room = 0
+end
 redis.call('zadd', KEYS[1], mine, ARGV[1])
+local granted = 1
+for i = 10, #ARGV do
+  local ends = left ~= -2 and redis.call('zscore', KEYS[1], ARGV[i])
+  if not (ends and tonumber(ends) > now) then
+    room = room - 1
+  end
+  if room < 0 then
+    break
+  end
+  redis.call('zadd', KEYS[1], mine, ARGV[i])
+  granted = granted + 1
+end
 local limited = redis.pcall('pexpireat', KEYS[1], math.max(mine, tonumber(last or 0)))
 if limited ~= 1 then
   -- No key is left without a TTL, whatever right the user lacks.
+  for i = 10, 8 + granted do
+    redis.pcall('zrem', KEYS[1], ARGV[i])
+  end
   if redis.pcall('zrem', KEYS[1], ARGV[1]) ~= 1 and left == -2 then
     redis.call('set', KEYS[1], '', 'px', 1)
   end
@@ -117,13 +140,10 @@ if lowest and tonumber(lowest[2]) <= now then
     end
   end
 end
--- Waiting clients go before newcomers. Readers of one client have one place in the queue: the
--- offer to them is kept, for the rest of its time, until the last one comes.
-local waited_for = queued and redis.call('exists', queue) == 1
-if offered and not (waited_for and ARGV[5] == '3') then
+if offered then
   redis.call('zrem', KEYS[1], me .. ':0')
 end
-if fence and not waited_for then
+if fence and granted == 1 then
   return fence
 end
-return {1, fence or 0, (waited_for or repeated or fence) and 0 or permits - live - 1}
+return {granted, fence or 0}

@@ -41,14 +41,16 @@ impl Locks {
         keys: &Keys,
         request: Acquire<'_>,
     ) -> Result<AcquireReply, Failure> {
-        let Acquire { holds: [hold], lease, registration, .. } = request else {
+        let Acquire { holds: [hold, others @ ..], lease, registration, .. } = request else {
             return Ok(self.acquire_all(keys, request));
         };
+        if hold.kind == HoldKind::Lock && !others.is_empty() {
+            return Ok(self.acquire_all(keys, request));
+        }
         let key = &*keys.lock(&hold.name);
         if let Some(fence) = self.repeat(key, hold, lease) {
-            let is_shared = !matches!(hold.kind, HoldKind::Permit { .. });
-            let room = self.name(key).filter(|_| is_shared).map_or(0, |name| name.room(hold.kind));
-            return Ok(AcquireReply::acquired(fence, room));
+            let others = self.acquire_others(key, others, lease, 0);
+            return Ok(AcquireReply::Acquired { fence, others, room: 0 });
         }
         self.purge();
         let Self { by_key, inboxes, .. } = self;
@@ -80,18 +82,34 @@ impl Locks {
         if is_lock && waits {
             name.leave(hold);
         }
-        // Readers of one client have one place in the queue, and the last one takes the offer.
-        let is_followed = registration == Registration::Followed;
-        if may_take && !(is_followed && hold.kind == HoldKind::Read && !name.queue.is_empty()) {
+        if may_take {
             name.remove_offer_to(hold);
         }
         let fence = self.begin(key, hold, lease);
-        let room = if is_lock && is_followed {
-            self.reserve(key, fence)
-        } else {
-            self.name(key).map_or(0, |name| name.room(hold.kind))
+        if is_lock && registration == Registration::Followed {
+            return Ok(AcquireReply::acquired(fence, self.reserve(key, fence)));
+        }
+        let room = self.name(key).map_or(0, |name| name.room(hold.kind));
+        let others = self.acquire_others(key, others, lease, room);
+        Ok(AcquireReply::Acquired { fence, others, room: 0 })
+    }
+
+    /// Begins the first of the holds that are asked for along with another one, as far as there is
+    /// `room`, and returns their tokens. Those of a repeat exist already.
+    fn acquire_others(
+        &mut self,
+        key: &str,
+        others: &[HoldId],
+        lease: Duration,
+        mut room: usize,
+    ) -> Vec<u64> {
+        let acquire = |hold: &HoldId| {
+            self.repeat(key, hold, lease).or_else(|| {
+                room = room.checked_sub(1)?;
+                Some(self.begin(key, hold, lease))
+            })
         };
-        Ok(AcquireReply::acquired(fence, room))
+        others.iter().map_while(acquire).collect()
     }
 
     fn acquire_all(&mut self, keys: &Keys, request: Acquire<'_>) -> AcquireReply {

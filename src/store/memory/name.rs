@@ -163,14 +163,14 @@ impl Name {
         end.map(|end| end.since(Moment::now()))
     }
 
-    /// Returns how many more holds may begin beside one that has just begun.
-    pub(super) fn room(&self, kind: HoldKind) -> u32 {
+    /// Returns how many more holds the client gets along with one that has just begun.
+    pub(super) fn room(&self, kind: HoldKind) -> usize {
         match kind {
             HoldKind::Permit { of } if self.queue.is_empty() => {
-                of.saturating_sub(u32::try_from(self.holds.len()).unwrap_or(of))
+                (of as usize).saturating_sub(self.holds.len())
             }
-            HoldKind::Read | HoldKind::Write if self.queue.is_empty() => u32::MAX,
-            _ => 0,
+            HoldKind::Read => usize::MAX,
+            HoldKind::Lock | HoldKind::Permit { .. } | HoldKind::Write => 0,
         }
     }
 }

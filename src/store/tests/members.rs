@@ -36,12 +36,13 @@ stores!(
     a_hold_whose_time_is_over_holds_nothing,
     a_renewal_never_revives_a_hold,
     a_repeat_finds_its_hold,
-    a_reply_says_for_how_many_more_there_is_room,
+    one_request_brings_as_many_as_there_are,
+    a_repeat_finds_all_its_holds_and_begins_no_others,
     a_name_is_of_one_kind_while_it_is_held,
     readers_have_the_fence_of_the_last_writer;
     a_newcomer_waits_behind_a_writer,
-    readers_of_a_client_take_their_turn_one_after_the_other,
-    there_is_no_room_while_other_clients_wait,
+    readers_of_a_client_take_their_turn_together,
+    a_client_that_is_waited_behind_gets_one_permit_at_a_time,
     a_writer_that_leaves_lets_readers_in,
     neighbouring_readers_are_woken_together,
     a_release_wakes_as_many_clients_as_there_are_permits,
@@ -218,36 +219,90 @@ fn a_repeat_finds_its_hold(store: &dyn Store) {
     }
 }
 
-fn room(store: &dyn Store, hold: &HoldId, registration: Registration) -> Option<u32> {
-    match ask(store, hold, registration) {
-        AcquireReply::Acquired { room, .. } => Some(room),
-        AcquireReply::Held { .. } => None,
+/// How many of these holds one request brings.
+fn granted(store: &dyn Store, holds: &[HoldId], registration: Registration) -> usize {
+    match store.acquire(Acquire { holds, lease: LEASE, registration, deadline: soon() }) {
+        Ok(AcquireReply::Acquired { others, .. }) => 1 + others.len(),
+        Ok(AcquireReply::Held { .. }) => 0,
+        Err(failure) => panic!("{failure:?}"),
     }
 }
 
-fn a_reply_says_for_how_many_more_there_is_room(store: &dyn Store) {
-    let room = |kind, nonce| room(store, &of(kind, nonce), Registration::IfHeld);
+fn some(client: &str, kind: HoldKind, nonces: &[u64]) -> Vec<HoldId> {
+    nonces.iter().map(|nonce| by(client, kind, *nonce)).collect()
+}
+
+fn one_request_brings_as_many_as_there_are(store: &dyn Store) {
+    let ask =
+        |kind, nonces: &[u64]| granted(store, &some("client", kind, nonces), Registration::IfHeld);
     let kind = Permit { of: 3 };
-    assert_eq!([1, 2, 3, 4].map(|nonce| room(kind, nonce)), [Some(2), Some(1), Some(0), None]);
-    release(store, &of(kind, 2));
-    assert_eq!(room(Permit { of: 5 }, 4), Some(2));
-    for nonce in [1, 3, 4] {
+    assert!(tries(store, &of(kind, 9)));
+    assert_eq!(ask(kind, &[1, 2, 3, 4]), 2);
+    release(store, &of(kind, 1));
+    assert_eq!(ask(Permit { of: 5 }, &[3, 4, 5, 6]), 3, "by its own number of permits");
+    assert_eq!(store.count("lock", soon()).ok(), Some(5));
+    assert_eq!(ask(kind, &[7, 8, 10, 11]), 0);
+    for nonce in [9, 2, 3, 4, 5] {
         release(store, &of(kind, nonce));
     }
-    assert_eq!([1, 2].map(|nonce| room(Read, nonce)), [Some(u32::MAX); 2]);
+    leaves(store, &of(kind, 7));
+    assert_eq!(ask(Read, &[1, 2, 3, 4]), 4);
+    let holds = some("client", Read, &[5, 6]);
+    let registration = Registration::None;
+    let reply = acquire_each(store, &holds, registration);
+    let AcquireReply::Acquired { fence, others, .. } = reply else { panic!("{reply:?}") };
+    assert_eq!(others, [fence]);
+    for nonce in 1..=5 {
+        assert!(!tries(store, &of(Write, 9)));
+        release(store, &of(Read, nonce));
+    }
+    assert!(!tries(store, &of(Write, 9)));
+    release(store, &of(Read, 6));
+    assert!(tries(store, &of(Write, 9)));
 }
 
-fn there_is_no_room_while_other_clients_wait(process: &impl Host) {
-    let store = single(process);
-    let _listeners = ["other", "third"].map(|client| listen(&store, client));
-    assert!(tries(&store, &of(Read, 1)));
-    waits(&store, &by("other", Write, 1));
-    release(&store, &of(Read, 1));
-    assert_eq!(room(&store, &by("other", Write, 1), Registration::Registered), Some(u32::MAX));
-    waits(&store, &by("other", Read, 2));
-    waits(&store, &by("third", Write, 3));
-    release(&store, &by("other", Write, 1));
-    assert_eq!(room(&store, &by("other", Read, 2), Registration::Registered), Some(0));
+fn acquire_each(store: &dyn Store, holds: &[HoldId], registration: Registration) -> AcquireReply {
+    let request = Acquire { holds, lease: LEASE, registration, deadline: soon() };
+    store.acquire(request).expect("a reply")
+}
+
+fn a_repeat_finds_all_its_holds_and_begins_no_others(store: &dyn Store) {
+    for (kind, count) in [(Read, 2), (Permit { of: 3 }, 2)] {
+        let ask =
+            |nonces: &[u64]| granted(store, &some("client", kind, nonces), Registration::IfHeld);
+        assert_eq!(ask(&[1, 2]), count);
+        assert_eq!(ask(&[1, 2]), count);
+        assert_eq!(ask(&[1, 2, 3]), count, "there is room, but who comes later asks again");
+        assert_eq!(ask(&[1, 3, 2]), 1, "in their order");
+        assert_eq!(ask(&[4, 1, 2]), 3);
+        for nonce in [1, 2, 4] {
+            release(store, &of(kind, nonce));
+        }
+    }
+}
+
+fn a_client_that_is_waited_behind_gets_one_permit_at_a_time(process: &impl Host) {
+    let (store, kind) = (single(process), Permit { of: 3 });
+    let [mut many, mut other] = ["many", "other"].map(|client| listen(&store, client));
+    let ask =
+        |nonces: &[u64]| granted(&store, &some("many", kind, nonces), Registration::Registered);
+    for nonce in 1..=3 {
+        assert!(tries(&store, &of(kind, nonce)));
+    }
+    waits(&store, &by("many", kind, 1));
+    waits(&store, &by("other", kind, 1));
+    release(&store, &of(kind, 1));
+    assert!(is_woken(&mut *many) && is_told(&mut *other));
+    assert_eq!(ask(&[1, 2]), 1, "an offer is one permit");
+    assert_eq!(ask(&[2, 3]), 0);
+    assert_eq!(queue(process), ["p:other", "p:many"]);
+    release(&store, &of(kind, 2));
+    assert!(is_woken(&mut *other) && takes_its_turn(&store, &by("other", kind, 1)));
+    release(&store, &of(kind, 3));
+    assert!(is_woken(&mut *many));
+    release(&store, &by("many", kind, 1));
+    assert_eq!(ask(&[2, 3]), 2, "nobody waits behind it");
+    assert_eq!(queue(process), [""; 0]);
 }
 
 fn a_name_is_of_one_kind_while_it_is_held(store: &dyn Store) {
@@ -282,20 +337,20 @@ fn readers_have_the_fence_of_the_last_writer(store: &dyn Store) {
     assert!(fence(Write, 5) > written);
 }
 
-fn readers_of_a_client_take_their_turn_one_after_the_other(process: &impl Host) {
+fn readers_of_a_client_take_their_turn_together(process: &impl Host) {
     let store = single(process);
     let [mut readers, mut writer] = ["readers", "writer"].map(|client| listen(&store, client));
-    let reads = |nonce, registration| room(&store, &by("readers", Read, nonce), registration);
+    let reads =
+        |nonces: &[u64]| granted(&store, &some("readers", Read, nonces), Registration::Registered);
     assert!(tries(&store, &of(Write, 1)));
     waits(&store, &by("readers", Read, 1));
     waits(&store, &by("writer", Write, 1));
     release(&store, &of(Write, 1));
     assert!(is_woken(&mut *readers));
-    assert_eq!(reads(1, Registration::Followed), Some(0));
-    assert_eq!(reads(1, Registration::Followed), Some(0), "a repeat");
-    assert_eq!(reads(2, Registration::Followed), Some(0));
-    assert_eq!(reads(3, Registration::Registered), Some(0));
-    assert_eq!(reads(4, Registration::Followed), None, "the last one has come");
+    assert_eq!(reads(&[1, 2, 3]), 3);
+    assert_eq!(reads(&[1, 2, 3]), 3, "a repeat");
+    assert_eq!(reads(&[1, 2, 4]), 2, "the turn is over");
+    assert_eq!(reads(&[4, 5, 6]), 0);
     assert_eq!(queue(process), ["w:writer", "r:readers"]);
     assert!(is_told(&mut *writer));
     for nonce in 1..=3 {
@@ -303,36 +358,9 @@ fn readers_of_a_client_take_their_turn_one_after_the_other(process: &impl Host) 
         release(&store, &by("readers", Read, nonce));
     }
     assert!(is_woken(&mut *writer) && takes_its_turn(&store, &by("writer", Write, 1)));
-
-    // No offer is kept that no client waits behind.
     release(&store, &by("writer", Write, 1));
     assert!(is_woken(&mut *readers));
-    assert_eq!(reads(5, Registration::Followed), Some(u32::MAX));
-    release(&store, &by("readers", Read, 5));
-    assert!(tries(&store, &of(Write, 2)));
-}
-
-/// An offer is not kept for longer than it was made for.
-#[test]
-fn a_writer_gets_its_turn_while_ever_more_readers_follow() {
-    let process = Server::redis();
-    let store = single(&process);
-    let _listeners = ["readers", "writer"].map(|client| listen(&store, client));
-    assert!(tries(&store, &of(Write, 1)));
-    waits(&store, &by("readers", Read, 1));
-    waits(&store, &by("writer", Write, 1));
-    release(&store, &of(Write, 1));
-    let mut nonce = 0;
-    eventually(|| {
-        nonce += 1;
-        let reader = by("readers", Read, nonce);
-        let reads = ask(&store, &reader, Registration::Followed);
-        if matches!(reads, AcquireReply::Acquired { .. }) {
-            release(&store, &reader);
-        }
-        takes_its_turn(&store, &by("writer", Write, 1))
-    });
-    assert!(nonce > 1);
+    assert_eq!(reads(&[4, 5, 6]), 3);
 }
 
 fn a_newcomer_waits_behind_a_writer(process: &impl Host) {

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
 use proptest::collection::vec;
 use proptest::prelude::*;
-use proptest::sample::select;
+use proptest::sample::{select, subsequence};
 use proptest::test_runner::{Config as Cases, TestError, TestRunner};
 
 use super::process::Server;
@@ -148,6 +148,15 @@ fn set() -> impl Strategy<Value = Vec<Who>> {
     })
 }
 
+/// Readers of a name, or permits of one, which one request asks for.
+fn sharers() -> impl Strategy<Value = Vec<Who>> {
+    let clients = subsequence(vec![0, 1, 2], 2..=3).prop_shuffle();
+    (any::<bool>(), clients, 0..2_u64).prop_map(|(reads, clients, number)| {
+        let (name, kind) = if reads { (2, 1) } else { (3, 3) };
+        clients.into_iter().map(|client| Who { name, kind, client, number }).collect()
+    })
+}
+
 fn change_of(hold: Who) -> impl Strategy<Value = (Who, Change)> {
     let is_lock = hold.kind() == HoldKind::Lock;
     let lease = |hours| HOUR * hours;
@@ -174,7 +183,8 @@ fn step() -> impl Strategy<Value = Step> {
         8 => (who(), 1..4_u32).prop_map(|(hold, hours)| {
             Step::Acquire { hold, hours, registration: Registration::None }
         }),
-        2 => (set(), 1..4_u32).prop_map(|(holds, hours)| Step::AcquireAll { holds, hours }),
+        4 => (prop_oneof![set(), sharers()], 1..4_u32)
+            .prop_map(|(holds, hours)| Step::AcquireAll { holds, hours }),
         6 => (changes, any::<bool>())
             .prop_map(|(changes, by_jobs)| Step::Change { changes, by_jobs }),
         1 => who().prop_map(|hold| Step::ForceRelease { hold }),
