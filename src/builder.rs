@@ -2,6 +2,7 @@
 
 use std::env;
 use std::error::Error as StdError;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::client::{Builder, Client};
@@ -12,7 +13,7 @@ use crate::config::durability::Durability;
 #[cfg(feature = "tls")]
 use crate::config::tls::Tls;
 use crate::error::{Error, Result};
-use crate::event::{Callback, Event};
+use crate::event::Event;
 use crate::memory_server::MemoryServer;
 use crate::open;
 
@@ -229,7 +230,23 @@ impl Builder {
     /// the client if there is a callback, and otherwise with the first line that the logger's
     /// maximum level lets through.
     pub fn on_event(mut self, callback: impl Fn(&Event) + Send + Sync + 'static) -> Self {
-        self.config.on_event = Some(Callback::new(callback));
+        self.config.on_event = Some(Arc::new(callback));
+        self
+    }
+
+    /// Sets whether this client reports to the recorder of the [`metrics`] crate: how many calls
+    /// wait and fail, how long they wait, how many leases are late or lost, and the like.
+    /// [Monitoring](crate::guide::monitoring) has the list, with alerts and a dashboard.
+    ///
+    /// The recorder is called on the thread of [`on_event`](Builder::on_event), with counters and
+    /// gauges once a second. Several clients of a program add up. Names of locks are no labels.
+    ///
+    /// Install the recorder before the client is opened. Defaults to `false`.
+    ///
+    /// [`metrics`]: https://docs.rs/metrics
+    #[cfg(feature = "metrics")]
+    pub fn metrics(mut self, reports: bool) -> Self {
+        self.config.metrics = reports.then(Arc::default);
         self
     }
 

@@ -3,17 +3,17 @@
 //!
 //! So a callback or a logger that blocks or panics stops neither calls, renewals nor the pool.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
-use std::{fmt, io, thread};
+use std::{io, thread};
 
-use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
+use crossbeam_channel::{Sender, TrySendError, bounded};
 use log::Level;
 
-use crate::base::spans::{HoldSpan, OpenSpan};
+use crate::base::event_thread::{EventThread, Listener, Report};
+use crate::base::spans::HoldSpan;
 
 /// How many events and lines are queued for a slow callback or logger before further ones are
 /// dropped, and counted.
@@ -112,22 +112,6 @@ pub enum Event {
     },
 }
 
-/// The user's callback.
-#[derive(Clone)]
-pub(crate) struct Callback(Arc<dyn Fn(&Event) + Send + Sync>);
-
-impl Callback {
-    pub(crate) fn new(call: impl Fn(&Event) + Send + Sync + 'static) -> Self {
-        Self(Arc::new(call))
-    }
-}
-
-impl fmt::Debug for Callback {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Callback").finish_non_exhaustive()
-    }
-}
-
 /// What a client reports to the program: events for the callback, and lines for the logger.
 ///
 /// Both are code of the program, which may block or panic. So one thread of the client's own calls
@@ -141,34 +125,25 @@ pub(crate) struct Events {
 
 #[derive(Debug, Default)]
 struct EventQueue {
-    has_callback: bool,
+    has_listener: bool,
     /// The thread ends when this is dropped and what was sent before has been delivered.
-    sender: OnceLock<(Sender<Report>, ThreadId)>,
+    sender: OnceLock<(Sender<Report<Event>>, ThreadId)>,
     dropped: Arc<AtomicUsize>,
 }
 
-enum Report {
-    /// The span of a lost hold, to be closed.
-    EndOfSpan(OpenSpan),
-    Event(Event),
-    Line(Level, String),
-    /// To be answered once everything before it is delivered.
-    Mark(Sender<()>),
-}
-
 impl Events {
-    /// Starts the thread if there is a callback.
-    pub(crate) fn start(callback: Option<Callback>) -> io::Result<Self> {
-        let queue = EventQueue { has_callback: callback.is_some(), ..EventQueue::default() };
-        if callback.is_some() {
-            queue.start(callback)?;
+    /// Starts the thread if anything listens.
+    pub(crate) fn start(listeners: Vec<Arc<dyn Listener<Event>>>) -> io::Result<Self> {
+        let queue = EventQueue { has_listener: !listeners.is_empty(), ..EventQueue::default() };
+        if queue.has_listener {
+            queue.start(listeners)?;
         }
         Ok(Self { queue: Arc::new(queue) })
     }
 
-    /// Emits an event, which is built only if there is a callback.
+    /// Emits an event, which is built only if anything listens.
     pub(crate) fn emit(&self, event: impl FnOnce() -> Event) {
-        if self.queue.has_callback {
+        if self.queue.has_listener {
             self.queue.send(Report::Event(event()));
         }
     }
@@ -230,71 +205,36 @@ impl Events {
 }
 
 impl EventQueue {
-    fn send(&self, report: Report) {
+    fn send(&self, report: Report<Event>) {
         if self.try_send(report).is_err() {
             self.dropped.fetch_add(1, Ordering::Relaxed);
         }
     }
 
     /// Returns a report for which there is no room, or no thread.
-    fn try_send(&self, report: Report) -> Result<(), Report> {
+    fn try_send(&self, report: Report<Event>) -> Result<(), Report<Event>> {
         match self.sender() {
             Some(sender) => sender.try_send(report).map_err(TrySendError::into_inner),
             None => Err(report),
         }
     }
 
-    fn sender(&self) -> Option<&Sender<Report>> {
+    fn sender(&self) -> Option<&Sender<Report<Event>>> {
         // If no thread can be started now, the next report tries again.
-        let started = self.sender.get().or_else(|| self.start(None).ok());
+        let started = self.sender.get().or_else(|| self.start(Vec::new()).ok());
         started.map(|(sender, _)| sender)
     }
 
-    fn start(&self, callback: Option<Callback>) -> io::Result<&(Sender<Report>, ThreadId)> {
+    fn start(
+        &self,
+        listeners: Vec<Arc<dyn Listener<Event>>>,
+    ) -> io::Result<&(Sender<Report<Event>>, ThreadId)> {
         let (sender, reports) = bounded(WAITING_MAX);
-        let events = EventThread { callback, dropped: self.dropped.clone() };
+        let events = EventThread { listeners, dropped: self.dropped.clone() };
         let thread = thread::Builder::new()
             .name("leasehold-events".into())
             .spawn(move || events.deliver(&reports))?;
         // Of two threads that were started at once, one ends without a sender.
         Ok(self.sender.get_or_init(|| (sender, thread.thread().id())))
     }
-}
-
-/// What the thread has.
-struct EventThread {
-    callback: Option<Callback>,
-    dropped: Arc<AtomicUsize>,
-}
-
-impl EventThread {
-    fn deliver(&self, reports: &Receiver<Report>) {
-        for report in reports {
-            match (report, &self.callback) {
-                (Report::Event(event), Some(Callback(call))) => {
-                    if catch_unwind(AssertUnwindSafe(|| call(&event))).is_err() {
-                        let line = format!("the event callback panicked at {event:?}");
-                        write_line(Level::Error, &line);
-                    }
-                }
-                (Report::EndOfSpan(span), _) => span.close(true),
-                (Report::Event(_), None) => {}
-                (Report::Line(level, line), _) => write_line(level, &line),
-                // That thread may have given up.
-                (Report::Mark(delivered), _) => delivered.try_send(()).unwrap_or_default(),
-            }
-            let dropped = self.dropped.swap(0, Ordering::Relaxed);
-            if dropped > 0 {
-                let why = "because the event callback or the logger is slow";
-                write_line(Level::Warn, &format!("dropped {dropped} events and log lines, {why}"));
-            }
-        }
-    }
-}
-
-/// The one place where the library calls the logger.
-#[expect(clippy::disallowed_macros, reason = "this is the thread that may wait for a logger")]
-fn write_line(level: Level, line: &str) {
-    // A logger that panics has no better use for the line.
-    drop(catch_unwind(|| log::log!(target: "leasehold", level, "{line}")));
 }

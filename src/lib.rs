@@ -211,6 +211,7 @@
 //! # Features
 //!
 //! - `cli`: the program `leasehold`, which runs commands while it holds locks.
+//! - `metrics`: a client reports its numbers to the recorder of that crate. See `Builder::metrics`.
 //! - `serde`: a [`Builder`] can be deserialized, as from a configuration file, and a [`Ticket`] can
 //!   be sent.
 //! - `tls`: `rediss://` URLs, using `rustls`. See [`Builder::open`].

@@ -123,7 +123,13 @@ pub(crate) fn in_memory(config: Config, server: &SimulatedServer) -> Result<Shar
 fn prepare(mut config: Config) -> Result<Config> {
     config.check()?;
     // Only the thread that calls it keeps the callback.
-    config.events = Events::start(config.on_event.take()).map_err(Error::no_thread)?;
+    let mut listeners = Vec::from_iter(config.on_event.take());
+    #[cfg(feature = "metrics")]
+    if let Some(metrics) = &mut config.metrics {
+        *metrics = Arc::default(); // a builder may be cloned
+        listeners.push(metrics.clone());
+    }
+    config.events = Events::start(listeners).map_err(Error::no_thread)?;
     Ok(config)
 }
 

@@ -2,7 +2,10 @@
 
 pub(crate) mod clock;
 pub(crate) mod counter;
+pub(crate) mod event_thread;
 pub(crate) mod failure;
+#[cfg(feature = "metrics")]
+pub(crate) mod metrics;
 pub(crate) mod report;
 pub(crate) mod shrink;
 #[cfg_attr(not(feature = "tracing"), path = "no_spans.rs")]

@@ -12,8 +12,12 @@ pub(crate) mod options;
 #[cfg(feature = "tls")]
 pub(crate) mod tls;
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use crate::base::event_thread::Listener;
+#[cfg(feature = "metrics")]
+use crate::base::metrics::Metrics;
 use crate::config::address_map::AddressMap;
 use crate::config::credentials::{Credentials, CredentialsCallback};
 use crate::config::durability::Durability;
@@ -21,7 +25,7 @@ use crate::config::lock_name::{NAME_MAX, RESERVED};
 #[cfg(feature = "tls")]
 use crate::config::tls::Tls;
 use crate::error::{Error, Result};
-use crate::event::{Callback, Events};
+use crate::event::{Event, Events};
 use crate::guards::canceller::Canceller;
 
 pub(crate) const LEASE_MIN: Duration = Duration::from_millis(10);
@@ -68,7 +72,10 @@ pub(crate) struct Config {
     /// than two leases.
     pub(crate) fence_life: Duration,
     /// Taken out when a client is opened.
-    pub(crate) on_event: Option<Callback>,
+    pub(crate) on_event: Option<Arc<dyn Listener<Event>>>,
+    /// Replaced when a client is opened.
+    #[cfg(feature = "metrics")]
+    pub(crate) metrics: Option<Arc<Metrics>>,
     /// Set when a client is opened.
     pub(crate) events: Events,
     /// For the masters that sentinels name, if it differs from the login in the sentinels' URLs.
@@ -103,6 +110,8 @@ impl Default for Config {
             durability: Durability::Memory,
             fence_life: Duration::from_secs(24 * 60 * 60),
             on_event: None,
+            #[cfg(feature = "metrics")]
+            metrics: None,
             events: Events::default(),
             master_login: None,
             address_map: AddressMap::default(),

@@ -91,6 +91,11 @@ impl Shared {
         let renewer = Renewer::start(store.jobs(), times.io_timeout, reporter.clone());
         let renewer = renewer.map_err(Error::no_thread)?;
         let reporter = Arc::new(reporter.with_sink(renewer.clone()));
+        #[cfg(feature = "metrics")]
+        if let Some(metrics) = &config.metrics {
+            let (counters, pools) = (counters.clone(), pools.clone());
+            metrics.measure(move || to_stats(&counters, &pools));
+        }
         Ok(Self {
             identity: Identity::new(&config.label)?,
             redisson: config.redisson.then(RedissonChannels::default),
@@ -281,15 +286,7 @@ impl Shared {
     }
 
     pub(crate) fn stats(&self) -> Stats {
-        let (connections, idle_connections) = self.pools.state();
-        let ConnectionCounters { pool_waits, reconnects } = self.pools.counters();
-        Stats {
-            connections,
-            idle_connections,
-            pool_waits: pool_waits.get(),
-            reconnects: reconnects.get(),
-            ..self.counters.to_stats()
-        }
+        to_stats(&self.counters, &self.pools)
     }
 
     /// Turns away waiting and future calls.
@@ -312,5 +309,17 @@ impl Drop for Shared {
             // The renewer settles a lost hold once it has reported it, after the guards know.
             self.events.flush(|| self.counters.is_settled());
         }
+    }
+}
+
+fn to_stats(counters: &Counters, pools: &Pools) -> Stats {
+    let (connections, idle_connections) = pools.state();
+    let ConnectionCounters { pool_waits, reconnects } = pools.counters();
+    Stats {
+        connections,
+        idle_connections,
+        pool_waits: pool_waits.get(),
+        reconnects: reconnects.get(),
+        ..counters.to_stats()
     }
 }

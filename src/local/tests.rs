@@ -19,7 +19,7 @@ use crate::base::clock::{Moment, end_of};
 use crate::base::failure::{Failure, FailureKind};
 use crate::config::{Config, LockOptions};
 use crate::error::{Error, Result};
-use crate::event::{Callback, Event, Events};
+use crate::event::{Event, Events};
 use crate::local::call::{Caller, Wait};
 use crate::local::hold::Hold;
 use crate::local::hold_requests::{self, Level};
@@ -236,8 +236,9 @@ impl Scene {
         };
         let (sender, events) = unbounded();
         // The last events may come when the test is over.
-        let callback = Callback::new(move |event| sender.send(event.clone()).unwrap_or_default());
-        let config = Config { events: Events::start(Some(callback)).expect("a thread"), ..config };
+        let callback = move |event: &Event| sender.send(event.clone()).unwrap_or_default();
+        let config =
+            Config { events: Events::start(vec![Arc::new(callback)]).expect("a thread"), ..config };
         let shared = Shared::start(config, Arc::new(store.clone()), false, Pools::default());
         let (shared, name) = (Arc::new(shared.expect("a thread")), Arc::from("lock"));
         Self { store, shared, name, options, events }

@@ -33,6 +33,9 @@ mod api {
     mod inspection;
     mod layout;
     mod logging;
+    #[cfg(feature = "metrics")]
+    mod metrics;
+    mod monitoring;
     mod moving;
     mod secrets;
     mod stats;
