@@ -53,7 +53,7 @@ local function serve(queue, now, window, permits, shard, me)
       admitted = not holder or wanted == 'r:' and string.sub(holder, 1, 2) == 'r:'
     end
     local client, came = string.sub(next, 3), tonumber(first[2])
-    local grace = came < 0 and math.ceil(came + past + 2000 - now)
+    local grace = came < -past / 2 and math.ceil(came + past + 2000 - now)
     local told
     if admitted == nil then
       told, grace = 0, 0 -- Of another kind, from before the name was used for this.

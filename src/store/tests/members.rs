@@ -52,6 +52,7 @@ stores!(
     a_writer_that_nobody_can_wake_goes_before_later_readers,
     a_client_that_is_gone_is_skipped,
     clients_without_a_listener_keep_their_places_for_two_seconds,
+    a_place_that_no_client_has_given_itself_is_lost_after_two_seconds,
     an_offer_is_left_to_the_thread_that_waits,
     a_permit_that_a_client_must_decline_is_offered_to_the_next,
     a_permit_is_offered_whatever_the_client_goes_by_that_leaves_it,
@@ -527,6 +528,18 @@ fn clients_without_a_listener_keep_their_places_for_two_seconds(process: &Server
         drop(wakeups);
         let channel = Keys::channel(&id("c"));
         eventually(|| process.ask::<i64>(&["PUBLISH", &channel, "x"]) == 0);
+    }
+}
+
+fn a_place_that_no_client_has_given_itself_is_lost_after_two_seconds(process: &Server) {
+    let (store, permit) = (single(process), Permit { of: 1 });
+    for (odd, wanted) in [("w:odd", Read), ("r:odd", Write), ("p:odd", permit)] {
+        process.command(&["ZADD", &keys()[2], "-5", &id(odd)]);
+        process.command(&["PEXPIRE", &keys()[2], "60000"]);
+        assert!(!tries(&store, &of(wanted, 1)), "{odd}");
+        eventually(|| tries(&store, &of(wanted, 1)));
+        assert_eq!(queue(process), [""; 0]);
+        release(&store, &of(wanted, 1));
     }
 }
 
