@@ -27,7 +27,6 @@ use crate::local::status;
 use crate::local::try_loop::{Stopped, try_until_acquired};
 use crate::local::turn;
 use crate::local::wait_queue::{Place, Turn};
-use crate::local::wait_queues::WaitQueues;
 use crate::local::waiter::Waiter;
 use crate::store::hold_id::{HoldId, HoldKind};
 
@@ -153,11 +152,11 @@ impl LockCall<'_> {
         let Self { shared, name, caller, wait, .. } = self;
         // A hold that is found lost leaves the head.
         if *wait == Wait::No
-            && let Some(hold) = self.queues().holder(name)
+            && let Some(hold) = shared.wait_queues.holder(caller.kind, name)
         {
             shared.reporter.expire(&hold);
         }
-        self.queues().join(self.next_hold(), caller, *wait == Wait::Endless, place)
+        shared.wait_queues.join(self.next_hold(), caller, *wait == Wait::Endless, place)
     }
 
     fn next_hold(&self) -> HoldId {
@@ -175,7 +174,7 @@ impl LockCall<'_> {
             report_contended(self.shared, self.name, &self.contended);
             self.shared.counters.begin_wait()
         });
-        let turn = turn::wait(self.queues(), waiter, self.wait);
+        let turn = turn::wait(&self.shared.wait_queues, waiter, self.wait);
         drop(waits);
         match &turn {
             Ok(Turn::HandedOff(_) | Turn::Head(_)) => {}
@@ -223,12 +222,13 @@ impl LockCall<'_> {
         waiter: &Waiter,
         arrival: Arrival,
     ) -> Result<Option<Arc<Hold>>> {
-        let head = QueueHead::new(self.queues(), self.name, self.wait == Wait::Endless);
+        let head =
+            QueueHead::new(&self.shared.wait_queues, &waiter.hold, self.wait == Wait::Endless);
         let mut attempt = self.attempt(waiter, arrival);
         match try_until_acquired(&mut attempt) {
             Ok(hold) if self.caller.kind == HoldKind::Lock => {
                 head.keep();
-                self.queues().set_acquired(&hold);
+                self.shared.wait_queues.set_acquired(&hold);
                 Ok(Some(hold))
             }
             Ok(hold) => {
@@ -249,10 +249,6 @@ impl LockCall<'_> {
                 stopped.into_result(self.name)
             }
         }
-    }
-
-    fn queues(&self) -> &WaitQueues {
-        self.shared.queues(self.caller.kind)
     }
 
     fn attempt<'a>(&'a self, waiter: &'a Waiter, arrival: Arrival) -> Attempt<'a> {

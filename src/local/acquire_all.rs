@@ -123,7 +123,13 @@ impl SetCall<'_> {
             };
             retry = self.retry();
             // It may be a hold of this client whose release is on its way.
-            if !settled && !self.shared.wait_queues.released(&self.names[index]).is_empty() {
+            if !settled
+                && !self
+                    .shared
+                    .wait_queues
+                    .released(self.caller.kind, &self.names[index])
+                    .is_empty()
+            {
                 settled = true;
                 self.shared.store.settle(end_of(self.caller.times.io_timeout));
                 continue;

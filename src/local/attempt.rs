@@ -19,7 +19,6 @@ use crate::local::hold::{Hold, local_deadline};
 use crate::local::pending::{AcquireRequest, Followers, SentAcquire};
 use crate::local::retry::RetryPolicy;
 use crate::local::shared::Shared;
-use crate::local::wait_queues::WaitQueues;
 use crate::local::waiter::{QueuedWaiter, Signal, Waiter};
 use crate::store::ask_one;
 use crate::store::redisson_channels::RedissonWait;
@@ -64,7 +63,8 @@ impl<'a> Attempt<'a> {
             Arrival::First { .. } if !wait.is_over() => Registration::IfHeld,
             Arrival::First { .. } | Arrival::Outside => Registration::None,
         };
-        let has_released = || !shared.queues(caller.kind).released(&waiter.hold.name).is_empty();
+        let has_released =
+            || !shared.wait_queues.released(caller.kind, &waiter.hold.name).is_empty();
         let after_release = match arrival {
             Arrival::First { after_release } => after_release,
             Arrival::Next | Arrival::Outside => has_released(),
@@ -130,11 +130,6 @@ impl<'a> Attempt<'a> {
         self.caller.options.check_cancelled(&self.request.hold.name)
     }
 
-    /// The queues in which threads wait for holds of this kind.
-    pub(super) fn queues(&self) -> &'a WaitQueues {
-        self.shared.queues(self.caller.kind)
-    }
-
     /// Cuts the pause before the next attempt to the time after which the lock becomes free by
     /// itself, and a little more, because Redis counts whole milliseconds; or, while this thread
     /// yields, to the time after which it does not.
@@ -162,7 +157,7 @@ impl<'a> Attempt<'a> {
     /// Who waits behind this thread. When a first thread tries first, there is none worth a look.
     fn followers(&self) -> Followers {
         if self.request.registration == Registration::Registered {
-            self.queues().followers(&self.request.hold.name)
+            self.shared.wait_queues.followers(&self.request.hold)
         } else {
             Followers::default()
         }
@@ -218,7 +213,9 @@ impl<'a> Attempt<'a> {
     /// Gives the first of these threads the holds that exist now for them. They have these tokens.
     fn hand_out(&self, alike: &[Arc<Waiter>], fences: &[u64], sent: Moment) {
         let granted = &alike[..fences.len().min(alike.len())];
-        for ((asked, taken), fence) in granted.iter().zip(self.queues().take(granted)).zip(fences) {
+        for ((asked, taken), fence) in
+            granted.iter().zip(self.shared.wait_queues.take(granted)).zip(fences)
+        {
             let Some(QueuedWaiter { caller, waiter, .. }) = taken else {
                 self.shared.clean_up(&asked.hold, asked.lease, !asked.is_in_doubt());
                 continue;
@@ -234,7 +231,7 @@ impl<'a> Attempt<'a> {
 
     /// Notes that holds of these threads may exist.
     fn leave_in_doubt(&self, alike: Vec<Arc<Waiter>>) {
-        for gone in self.queues().mark_in_doubt(alike) {
+        for gone in self.shared.wait_queues.mark_in_doubt(alike) {
             self.shared.clean_up(&gone.hold, gone.lease, false);
         }
     }
@@ -243,9 +240,8 @@ impl<'a> Attempt<'a> {
     /// the request was sent that found the lock held: by just those, perhaps. Returns `true` if it
     /// is worth trying again at once.
     fn confirm_releases(&mut self) -> Result<bool, Failure> {
-        let Shared { store, reporter, .. } = self.shared;
-        let queues = self.shared.queues(self.caller.kind);
-        let released = queues.released(&self.request.hold.name);
+        let Shared { store, reporter, wait_queues, .. } = self.shared;
+        let released = wait_queues.released(self.caller.kind, &self.request.hold.name);
         // If they were confirmed in the meantime, they may have ended after this request.
         let retries = !released.is_empty() || self.after_release && !store.keeps_order();
         for released in released {
@@ -294,7 +290,7 @@ impl<'a> Attempt<'a> {
             // If it fails, a wake-up does it.
             drop(ask_one(&*shared.store, HoldRequest { hold, change, deadline }));
             // A thread that began to wait in between is not registered now.
-            shared.queues(hold.kind).wake(&hold.name, &*shared.store);
+            shared.wait_queues.wake(hold.kind, &hold.name, &*shared.store);
         }
     }
 
@@ -312,7 +308,7 @@ impl<'a> Attempt<'a> {
         shared.store.post(vec![PostedChange {
             request: HoldRequest { hold, change, deadline },
             on_reply: Box::new(move |reply| match reply {
-                Ok(_) => reporter.signal_head(&waited.name),
+                Ok(_) => reporter.wait_queues.signal_heads(&waited.name),
                 Err(_) => reporter.sink.unregister(waited, lease),
             }),
         }]);

@@ -18,7 +18,6 @@ use crate::store::wake::Wake;
 /// The threads of a client that wait for locks.
 pub(super) struct ClientWaiters {
     pub(super) queues: Arc<WaitQueues>,
-    pub(super) member_queues: Arc<WaitQueues>,
     pub(super) store: Arc<dyn Store>,
     pub(super) counters: Arc<Counters>,
     pub(super) config: Config,
@@ -27,38 +26,29 @@ pub(super) struct ClientWaiters {
     pub(super) reporter: Weak<Reporter<Renewer>>,
 }
 
-impl ClientWaiters {
-    /// Lets the threads try that are first for a name. Returns `false` if there is none.
-    fn wake_heads(&self, name: &str) -> bool {
-        let store = &*self.store;
-        self.member_queues.wake(name, store) || self.queues.wake(name, store)
-    }
-}
-
 impl WakeTarget for ClientWaiters {
     fn wake(&self, wake: &Wake) -> bool {
         match wake {
             Wake::Ready => {
                 self.queues.wake_all(&*self.store);
-                self.member_queues.wake_all(&*self.store);
                 true
             }
             Wake::Unlocked(names) => {
                 for name in names {
-                    self.queues.wake(name, &*self.store);
+                    self.queues.wake(HoldKind::Lock, name, &*self.store);
                 }
                 true
             }
             // What is no name of a lock concerns no client.
             Wake::Lock(name) => {
                 self.counters.wakeups.add(1);
-                self.wake_heads(name) || self.config.check_name(name).is_err()
+                self.queues.wake_any(name, &*self.store) || self.config.check_name(name).is_err()
             }
         }
     }
 
     fn pass_on(&self, name: &str) {
-        if !self.wake_heads(name)
+        if !self.queues.wake_any(name, &*self.store)
             && let Some(reporter) = self.reporter.upgrade()
         {
             // Of whatever kind: that is not known.

@@ -3,25 +3,23 @@
 //! Decides what becomes of the queue when that ends: the head stays with the lock, leaves with it,
 //! or gives up.
 
-use std::sync::Arc;
-
 use crate::local::retry::is_outage;
 use crate::local::try_loop::Stopped;
 use crate::local::wait_queues::WaitQueues;
-use crate::store::hold_id::HoldKind;
+use crate::store::hold_id::{HoldId, HoldKind};
 
 /// The head of a wait queue, which is given up even if the thread panics.
 pub(super) struct QueueHead<'a> {
     queues: &'a WaitQueues,
-    name: &'a Arc<str>,
+    hold: &'a HoldId,
     /// Whether the call waits without limit.
     endless: bool,
     kept: bool,
 }
 
 impl<'a> QueueHead<'a> {
-    pub(super) fn new(queues: &'a WaitQueues, name: &'a Arc<str>, endless: bool) -> Self {
-        Self { queues, name, endless, kept: false }
+    pub(super) fn new(queues: &'a WaitQueues, hold: &'a HoldId, endless: bool) -> Self {
+        Self { queues, hold, endless, kept: false }
     }
 
     /// Stays the head, with the lock.
@@ -32,7 +30,7 @@ impl<'a> QueueHead<'a> {
     /// Makes the next thread the head, which may get the same.
     pub(super) fn leave(mut self) {
         self.kept = true;
-        self.queues.give_up_head(self.name, None);
+        self.queues.give_up_head(self.hold, None);
     }
 
     /// Returns what the thread wants that is at the head now.
@@ -42,14 +40,14 @@ impl<'a> QueueHead<'a> {
             Stopped::Failed(failure) if self.endless && is_outage(failure) => Some(failure),
             Stopped::Ended(_) | Stopped::Failed(_) | Stopped::TimedOut => None,
         };
-        self.queues.give_up_head(self.name, outage)
+        self.queues.give_up_head(self.hold, outage)
     }
 }
 
 impl Drop for QueueHead<'_> {
     fn drop(&mut self) {
         if !self.kept {
-            self.queues.give_up_head(self.name, None);
+            self.queues.give_up_head(self.hold, None);
         }
     }
 }

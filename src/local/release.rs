@@ -121,7 +121,7 @@ pub(crate) fn unlock_on_drop(shared: &Shared, holds: &[Arc<Hold>]) {
 fn end_locally(shared: &Shared, hold: &Arc<Hold>, hands_off: bool) -> Ending {
     shared.held_locks.remove(hold);
     let mut span = None;
-    let ending = shared.queues(hold.id.kind).end(hold, hands_off, || {
+    let ending = shared.wait_queues.end(hold, hands_off, || {
         span = hold.span.take();
         shared.reporter.report_release(hold);
     });
@@ -152,7 +152,7 @@ fn post_release<'a>(shared: &Shared, hold: &'a Arc<Hold>, deadline: Instant) -> 
 /// Lets the next waiter try, once the release of a hold was sent: not before, because the waiter
 /// may have the connections wait for replicas or disks.
 fn let_next_try(shared: &Shared, hold: &Hold) {
-    shared.queues(hold.id.kind).end_hold(hold);
+    shared.wait_queues.end_hold(hold);
     shared.wake_head(hold.id.kind, hold.name());
 }
 

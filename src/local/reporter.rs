@@ -14,7 +14,7 @@ use crate::local::counters::Counters;
 use crate::local::hold::Hold;
 use crate::local::outage::Outages;
 use crate::local::wait_queues::WaitQueues;
-use crate::store::hold_id::{HoldId, HoldKind};
+use crate::store::hold_id::HoldId;
 use crate::store::job::InDoubtHold;
 use crate::store::request::HoldReply;
 
@@ -89,17 +89,14 @@ pub(crate) struct Reporter<S> {
     pub(super) counters: Arc<Counters>,
     pub(super) outages: Arc<Outages>,
     pub(super) wait_queues: Arc<WaitQueues>,
-    /// Those of read-write locks and semaphores. A thread leaves the queue once it has acquired:
-    /// those behind it may acquire too.
-    pub(super) member_queues: Arc<WaitQueues>,
     pub(super) sink: S,
 }
 
 impl<S> Reporter<S> {
     /// Returns one that leaves work elsewhere.
     pub(super) fn with_sink<T>(self, sink: T) -> Reporter<T> {
-        let Self { events, counters, outages, wait_queues, member_queues, .. } = self;
-        Reporter { events, counters, outages, wait_queues, member_queues, sink }
+        let Self { events, counters, outages, wait_queues, .. } = self;
+        Reporter { events, counters, outages, wait_queues, sink }
     }
 
     /// Reports that a hold has begun. If it is lost already, neither its beginning nor its end is
@@ -168,15 +165,7 @@ impl<S> Reporter<S> {
 
     /// Notes that a hold which was released does not exist any more.
     pub(super) fn confirm_release(&self, hold: &HoldId) {
-        self.queues(hold.kind).settle_release(hold, || true);
-    }
-
-    /// Signals the head of a queue to try again, after its client was unregistered for a thread
-    /// that has left.
-    pub(super) fn signal_head(&self, name: &str) {
-        // It was unregistered for whatever it waits for.
-        self.wait_queues.signal_head(name);
-        self.member_queues.signal_head(name);
+        self.wait_queues.settle_release(hold, || true);
     }
 
     /// Reports how a hold has ended that was released, unless that is known already. Before it
@@ -205,11 +194,6 @@ impl<S> Reporter<S> {
             _ => {}
         }
         self.counters.settle_hold();
-    }
-
-    /// The wait queues for holds of a kind.
-    pub(super) fn queues(&self, kind: HoldKind) -> &WaitQueues {
-        if kind == HoldKind::Lock { &self.wait_queues } else { &self.member_queues }
     }
 }
 
@@ -258,7 +242,7 @@ impl<S: ReportSink> Reporter<S> {
     /// Reports how a hold has ended whose release was not confirmed, before the next holder reports
     /// its own.
     pub(super) fn settle(&self, hold: &Hold, outcome: &Result<(), HoldFailure>) {
-        self.queues(hold.id.kind).settle_release(&hold.id, || {
+        self.wait_queues.settle_release(&hold.id, || {
             self.report_end(hold, outcome, |in_doubt| self.sink.clean_up(in_doubt));
             !matches!(outcome, Err(HoldFailure::Failed(_)))
         });

@@ -85,7 +85,6 @@ impl Shared {
             counters: counters.clone(),
             outages: Arc::new(Outages::new(events.clone(), counters.clone(), &store)),
             wait_queues: wait_queues.clone(),
-            member_queues: Arc::default(),
             sink: (),
         };
         let renewer = Renewer::start(store.jobs(), times.io_timeout, reporter.clone());
@@ -125,16 +124,11 @@ impl Shared {
         Ok(())
     }
 
-    /// The wait queues for holds of a kind.
-    pub(super) fn queues(&self, kind: HoldKind) -> &WaitQueues {
-        self.reporter.queues(kind)
-    }
-
     /// Lets the head of a queue try, after a hold has ended in the store. A lock is left to the
     /// client that the store wakes, once this one listens for that.
     pub(super) fn wake_head(&self, kind: HoldKind, name: &str) {
         if kind != HoldKind::Lock || self.listener.get().is_none() {
-            self.queues(kind).wake(name, &*self.store);
+            self.wait_queues.wake(kind, name, &*self.store);
         }
     }
 
@@ -165,7 +159,7 @@ impl Shared {
     /// holds of a lock do not exist at the same time.
     pub(super) fn add_hold(&self, hold: &Arc<Hold>, caller: &Caller) {
         if caller.kind == HoldKind::Lock {
-            for released in self.wait_queues.take_released(hold.name()) {
+            for released in self.wait_queues.take_released(&hold.id) {
                 self.reporter
                     .report_end(&released, &Ok(()), |doubt| self.renewer.add_clean_up(doubt));
             }
@@ -261,7 +255,6 @@ impl Shared {
         let wakeups = self.store.wakeups(self.identity.client(), self.redisson.as_ref());
         let waiters = ClientWaiters {
             queues: self.wait_queues.clone(),
-            member_queues: self.reporter.member_queues.clone(),
             store: self.store.clone(),
             counters: self.counters.clone(),
             config: self.config.clone(),
@@ -294,7 +287,6 @@ impl Shared {
         // In a forked child no thread waits, but one of the parent's may have locked the queues.
         if self.identity.check_process().is_ok() {
             self.wait_queues.close();
-            self.reporter.member_queues.close();
         }
     }
 }

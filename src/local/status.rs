@@ -50,7 +50,7 @@ fn inspect(
     ask: impl Fn(Instant) -> Result<Option<HolderReply>, Failure>,
 ) -> Result<Option<HolderReply>> {
     let inspect = || repeat(shared, "inspect", name, &ask);
-    let released = shared.wait_queues.released(name);
+    let released = shared.wait_queues.released(HoldKind::Lock, name);
     let Some(holder) = inspect()? else { return Ok(None) };
     match released.iter().find(|released| holder.is_owner_of(&released.id)) {
         None => Ok(Some(holder)),
@@ -77,7 +77,7 @@ pub(super) fn holder_of(HolderReply { owner, depth, remaining, .. }: HolderReply
 pub(crate) fn count(shared: &Shared, name: &Arc<str>) -> Result<u32> {
     shared.check_has_members()?;
     // What was dropped before does not count, even if the store has not got its release yet.
-    for released in shared.queues(HoldKind::Read).released(name) {
+    for released in shared.wait_queues.released(HoldKind::Read, name) {
         confirm_release(shared, &released)?;
     }
     repeat(shared, "inspect", name, |deadline| shared.store.count(name, deadline))
@@ -92,7 +92,7 @@ pub(crate) fn timed_out(shared: &Shared, name: &Arc<str>, wait: Wait) -> Error {
 /// Asks which other client holds a lock, if there is time after a wait that was over at `deadline`.
 fn other_holder(shared: &Shared, name: &Arc<str>, deadline: Instant) -> Option<Holder> {
     // The call has waited behind a thread of this client.
-    if shared.wait_queues.holder(name).is_some() {
+    if shared.wait_queues.holder(HoldKind::Lock, name).is_some() {
         return None;
     }
     let end = deadline.checked_add(shared.times.slack)?;

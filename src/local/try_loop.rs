@@ -35,7 +35,7 @@ impl Stopped {
 /// Tries, waits and tries again.
 pub(super) fn try_until_acquired(attempt: &mut Attempt<'_>) -> Result<Arc<Hold>, Stopped> {
     let (shared, waiter) = (attempt.shared, attempt.waiter);
-    let queues = attempt.queues();
+    let queues = &shared.wait_queues;
     let mut backoff = Backoff::new(shared.config.backoff);
     let mut started = None;
     // Until when the lock can be free only because it was released, by the last reply.

@@ -32,7 +32,9 @@ const SHARDS: usize = 16;
 #[derive(Debug, Default)]
 pub(crate) struct WaitQueues {
     hasher: RandomState,
-    shards: [Mutex<QueueShard>; SHARDS],
+    /// Those for locks, and those for what can be shared: threads that want a name as different
+    /// things do not wait for each other.
+    shards: [[Mutex<QueueShard>; SHARDS]; 2],
     /// Set before the waiters are signalled, and read under a shard's lock before one is added.
     closed: AtomicBool,
     sleepers: Sleepers,
@@ -79,7 +81,7 @@ impl WaitQueues {
         // A thread that has found the queues open a moment ago sleeps now.
         drop(self.sleepers.lock.lock());
         self.sleepers.closed.notify_all();
-        for shard in &self.shards {
+        for shard in self.shards.as_flattened() {
             let shard = shard.lock();
             for waiter in shard.threads() {
                 waiter.send(Signal::Closed);
@@ -95,7 +97,7 @@ impl WaitQueues {
         endless: bool,
         place: Place,
     ) -> Result<(Arc<Waiter>, Option<Arrival>)> {
-        let mut shard = self.shard(&hold.name);
+        let mut shard = self.shard_of(&hold);
         self.check_open()?;
         Ok(shard.push(hold, caller, endless, place))
     }
@@ -103,21 +105,22 @@ impl WaitQueues {
     /// Removes a waiter whose time is over, and decides on it. It has come at `joined`, or does not
     /// wait at all. `None` if it has become the head or was signalled.
     pub(super) fn time_out(&self, waiter: &Waiter, joined: Option<Instant>) -> Option<Turn> {
-        let name = &waiter.hold.name;
-        self.shard(name).get_mut(name)?.time_out(waiter, joined)
+        let Waiter { hold, .. } = waiter;
+        self.shard_of(hold).get_mut(&hold.name)?.time_out(waiter, joined)
     }
 
     /// Removes a waiter. Returns `false` if it has become the head or was signalled.
     pub(super) fn remove(&self, waiter: &Waiter) -> bool {
-        let name = &waiter.hold.name;
-        self.shard(name).get_mut(name).is_some_and(|queue| queue.remove(waiter).is_some())
+        let Waiter { hold, .. } = waiter;
+        let mut shard = self.shard_of(hold);
+        shard.get_mut(&hold.name).is_some_and(|queue| queue.remove(waiter).is_some())
     }
 
     /// Removes those of these waiters that still wait, because the head has acquired their holds.
     /// Returns `None` for each of the others.
     pub(super) fn take(&self, waiters: &[Arc<Waiter>]) -> Vec<Option<QueuedWaiter>> {
         let Some(first) = waiters.first() else { return Vec::new() };
-        let mut shard = self.shard(&first.hold.name);
+        let mut shard = self.shard_of(&first.hold);
         let mut queue = shard.get_mut(&first.hold.name);
         let take = |waiter: &Arc<Waiter>| queue.as_mut().and_then(|queue| queue.remove(waiter));
         waiters.iter().map(take).collect()
@@ -125,11 +128,9 @@ impl WaitQueues {
 
     /// Marks those of these waiters as in doubt that still wait. Returns the others.
     pub(super) fn mark_in_doubt(&self, mut waiters: Vec<Arc<Waiter>>) -> Vec<Arc<Waiter>> {
-        let Some(name) = waiters.first().map(|first| first.hold.name.clone()) else {
-            return Vec::new();
-        };
-        let shard = self.shard(&name);
-        let queue = shard.get(&name);
+        let Some(first) = waiters.first().cloned() else { return Vec::new() };
+        let shard = self.shard_of(&first.hold);
+        let queue = shard.get(&first.hold.name);
         waiters.retain(|waiter| {
             let waits = queue.is_some_and(|queue| queue.has(waiter));
             if waits {
@@ -141,30 +142,28 @@ impl WaitQueues {
     }
 
     /// Returns the hold of the head if it has one.
-    pub(crate) fn holder(&self, name: &Arc<str>) -> Option<Arc<Hold>> {
-        self.shard(name).get(name)?.holder().cloned()
+    pub(crate) fn holder(&self, kind: HoldKind, name: &str) -> Option<Arc<Hold>> {
+        self.shard(kind, name).get(name)?.holder().cloned()
     }
 
     /// Records what the last request of a head has shown: that another owner holds the lock, or
     /// that the server cannot be reached. Does nothing for a thread outside the queue.
     pub(crate) fn set_answer(&self, head: &Waiter, answer: Result<(), &Failure>) {
-        let name = &head.hold.name;
-        if let Some(queue) = self.shard(name).get_mut(name) {
+        if let Some(queue) = self.shard_of(&head.hold).get_mut(&head.hold.name) {
             queue.set_answer(head, answer);
         }
     }
 
     /// Marks the next request of a head as on its way. Does nothing for a thread outside the queue.
     pub(crate) fn set_pending(&self, head: &Waiter) {
-        let name = &head.hold.name;
-        if let Some(queue) = self.shard(name).get_mut(name) {
+        if let Some(queue) = self.shard_of(&head.hold).get_mut(&head.hold.name) {
             queue.set_pending(head);
         }
     }
 
     /// Gives the head the hold that it has acquired from the store.
     pub(crate) fn set_acquired(&self, hold: &Arc<Hold>) {
-        if let Some(queue) = self.shard(hold.name()).get_mut(hold.name()) {
+        if let Some(queue) = self.shard_of(&hold.id).get_mut(hold.name()) {
             queue.set_acquired(hold);
         }
         // A hold that was lost before it was at the head has not been missed there.
@@ -174,20 +173,21 @@ impl WaitQueues {
     }
 
     /// Returns the holds whose release is not confirmed.
-    pub(crate) fn released(&self, name: &Arc<str>) -> Vec<Arc<Hold>> {
-        self.shard(name).get(name).map(|queue| queue.released().to_vec()).unwrap_or_default()
+    pub(crate) fn released(&self, kind: HoldKind, name: &str) -> Vec<Arc<Hold>> {
+        let shard = self.shard(kind, name);
+        shard.get(name).map(|queue| queue.released().to_vec()).unwrap_or_default()
     }
 
-    /// Forgets and returns the holds whose release is not confirmed.
-    pub(crate) fn take_released(&self, name: &Arc<str>) -> Vec<Arc<Hold>> {
-        self.shard(name).take_released(name)
+    /// Forgets and returns the holds before this one whose release is not confirmed.
+    pub(crate) fn take_released(&self, hold: &HoldId) -> Vec<Arc<Hold>> {
+        self.shard_of(hold).take_released(&hold.name)
     }
 
     /// Lets `report` tell how a release has gone, and forgets the hold if that returns `true`: it
     /// does not exist any more. So a thread that acquires the lock next finds the hold here, or
     /// comes after the report.
     pub(crate) fn settle_release(&self, hold: &HoldId, report: impl FnOnce() -> bool) {
-        let mut shard = self.shard(&hold.name);
+        let mut shard = self.shard_of(hold);
         if report() {
             shard.confirm_release(hold);
         }
@@ -196,12 +196,9 @@ impl WaitQueues {
     /// Removes the head, which gives up without the lock. If that is because the server cannot be
     /// reached, the waiters without a limit get this failure, instead of finding out one by one.
     /// Returns what the thread wants that is at the head now.
-    pub(crate) fn give_up_head(
-        &self,
-        name: &Arc<str>,
-        outage: Option<&Failure>,
-    ) -> Option<HoldKind> {
-        let mut shard = self.shard(name);
+    pub(crate) fn give_up_head(&self, head: &HoldId, outage: Option<&Failure>) -> Option<HoldKind> {
+        let HoldId { name, .. } = head;
+        let mut shard = self.shard_of(head);
         if let Some(failure) = outage
             && let Some(queue) = shard.get_mut(name)
         {
@@ -212,14 +209,14 @@ impl WaitQueues {
         shard.advance(name)
     }
 
-    /// Returns who waits behind the head of a queue.
-    pub(super) fn followers(&self, name: &str) -> Followers {
-        self.shard(name).get(name).map(WaitQueue::followers).unwrap_or_default()
+    /// Returns who waits behind the head that asks for this hold.
+    pub(super) fn followers(&self, head: &HoldId) -> Followers {
+        self.shard_of(head).get(&head.name).map(WaitQueue::followers).unwrap_or_default()
     }
 
     /// Removes the head if this is its hold, which was released or lost.
     pub(crate) fn end_hold(&self, hold: &Hold) {
-        let mut shard = self.shard(hold.name());
+        let mut shard = self.shard_of(&hold.id);
         if shard.get(hold.name()).is_some_and(|queue| queue.is_held_by(hold)) {
             shard.advance(hold.name());
         }
@@ -229,7 +226,7 @@ impl WaitQueues {
     /// have it: `report` tells of the hold that ends, before the waiter can tell of its own. Else
     /// the hold is remembered, because its release is to be sent now.
     pub(crate) fn end(&self, hold: &Arc<Hold>, hands_off: bool, report: impl FnOnce()) -> Ending {
-        let mut shard = self.shard(hold.name());
+        let mut shard = self.shard_of(&hold.id);
         let queue = shard.get_mut(hold.name()).filter(|_| hands_off);
         if let Some(next) = queue.and_then(|queue| queue.next_in_tenure(hold)) {
             report();
@@ -245,22 +242,30 @@ impl WaitQueues {
 
     /// Signals the head that the lock may be free, or sends its next request for it. Returns
     /// `false` if no head acquires this lock.
-    pub(crate) fn wake(&self, name: &str, store: &dyn Store) -> bool {
-        let head = self.shard(name).get(name).and_then(WaitQueue::acquiring);
+    pub(crate) fn wake(&self, kind: HoldKind, name: &str, store: &dyn Store) -> bool {
+        let head = self.shard(kind, name).get(name).and_then(WaitQueue::acquiring);
         head.map(|(head, followers)| head.wake(|next| next.start(store, followers))).is_some()
     }
 
-    /// Signals the head that the lock may be free, and sends nothing for it.
-    pub(crate) fn signal_head(&self, name: &str) {
-        let head = self.shard(name).get(name).and_then(WaitQueue::acquiring);
-        if let Some((head, _)) = head {
-            head.wake(|_| None);
+    /// As `wake`, whatever the head wants.
+    pub(crate) fn wake_any(&self, name: &str, store: &dyn Store) -> bool {
+        self.wake(HoldKind::Read, name, store) || self.wake(HoldKind::Lock, name, store)
+    }
+
+    /// Signals the heads of a name that it may be free, whatever they want, and sends nothing for
+    /// them.
+    pub(crate) fn signal_heads(&self, name: &str) {
+        for kind in [HoldKind::Lock, HoldKind::Read] {
+            let head = self.shard(kind, name).get(name).and_then(WaitQueue::acquiring);
+            if let Some((head, _)) = head {
+                head.wake(|_| None);
+            }
         }
     }
 
     /// As `wake`, for every lock.
     pub(crate) fn wake_all(&self, store: &dyn Store) {
-        for shard in &self.shards {
+        for shard in self.shards.as_flattened() {
             let heads = shard.lock().acquiring();
             for (head, followers) in heads {
                 head.wake(|next| next.start(store, followers));
@@ -268,9 +273,14 @@ impl WaitQueues {
         }
     }
 
-    fn shard(&self, name: &str) -> MutexGuard<'_, QueueShard> {
+    fn shard_of(&self, hold: &HoldId) -> MutexGuard<'_, QueueShard> {
+        self.shard(hold.kind, &hold.name)
+    }
+
+    fn shard(&self, kind: HoldKind, name: &str) -> MutexGuard<'_, QueueShard> {
         let hash = self.hasher.hash_one(name);
-        self.shards[usize::try_from(hash % SHARDS as u64).unwrap_or(0)].lock()
+        let shards = &self.shards[usize::from(kind != HoldKind::Lock)];
+        shards[usize::try_from(hash % SHARDS as u64).unwrap_or(0)].lock()
     }
 }
 
@@ -343,19 +353,19 @@ mod tests {
     }
 
     fn is_empty(queues: &WaitQueues) -> bool {
-        queues.shards.iter().all(|shard| shard.lock().is_empty())
+        queues.shards.as_flattened().iter().all(|shard| shard.lock().is_empty())
     }
 
     #[test]
     fn the_waiters_become_the_head_in_the_order_in_which_they_came() {
         let queues = WaitQueues::default();
         let [_, second, third] = three(&queues);
-        queues.give_up_head(&name(), None);
+        queues.give_up_head(&id(HoldKind::Lock), None);
         assert!(matches!(turn(&queues, &second), Turn::Head(_)));
         assert!(third.is_empty());
-        queues.give_up_head(&name(), None);
+        queues.give_up_head(&id(HoldKind::Lock), None);
         assert!(matches!(turn(&queues, &third), Turn::Head(_)));
-        queues.give_up_head(&name(), None);
+        queues.give_up_head(&id(HoldKind::Lock), None);
         assert!(is_empty(&queues));
     }
 
@@ -377,7 +387,7 @@ mod tests {
             let queues = WaitQueues::default();
             let _head = join_for(&queues, kinds[0]);
             let waiters: Vec<_> = kinds[1..].iter().map(|kind| join_for(&queues, *kind)).collect();
-            let Followers { exist, alike } = queues.followers(&name());
+            let Followers { exist, alike } = queues.followers(&id(kinds[0]));
             assert_eq!(exist, !waiters.is_empty());
             assert!(alike.iter().zip(&waiters).all(|(one, other)| Arc::ptr_eq(one, other)));
             alike.len()
@@ -393,9 +403,9 @@ mod tests {
         let queues = WaitQueues::default();
         let _head = join_for_a_lease(&queues, Read, SOON);
         let _waiter = join_for_a_lease(&queues, Read, SOON * 2);
-        assert!(queues.followers(&name()).alike.is_empty(), "one request has one lease");
-        queues.set_acquired(&new_hold());
-        assert!(!queues.followers(&name()).exist, "the head asks for nothing");
+        assert!(queues.followers(&id(Read)).alike.is_empty(), "one request has one lease");
+        queues.set_acquired(&Arc::new(Hold::new(id(Read), 1, 0, &caller(), Moment::now())));
+        assert!(!queues.followers(&id(Read)).exist, "the head asks for nothing");
     }
 
     #[test]
@@ -412,9 +422,9 @@ mod tests {
         let taken = taken.iter().map(|queued| queued.as_ref().map(|it| Arc::as_ptr(&it.waiter)));
         assert_eq!(taken.collect::<Vec<_>>(), [Some(Arc::as_ptr(first)), None]);
         assert!(!queues.remove(first), "its time cannot end now");
-        queues.give_up_head(&name(), None);
+        queues.give_up_head(&id(HoldKind::Read), None);
         assert!(matches!(turn(&queues, third), Turn::Head(_)));
-        queues.give_up_head(&name(), None);
+        queues.give_up_head(&id(HoldKind::Read), None);
         assert!(is_empty(&queues));
     }
 
@@ -423,7 +433,7 @@ mod tests {
         let queues = WaitQueues::default();
         let [_, later, _] = three(&queues);
         let (first, _) = join_at(&queues, false, Place::First).expect("open");
-        queues.give_up_head(&name(), None);
+        queues.give_up_head(&id(HoldKind::Lock), None);
         assert!(matches!(turn(&queues, &first), Turn::Head(_)) && later.is_empty());
     }
 
@@ -438,13 +448,17 @@ mod tests {
         let got = turn(&queues, &second);
         assert!(matches!(got, Turn::HandedOff(next) if Arc::ptr_eq(&next, &mine)));
         assert!(mine.fence() == 2 && third.is_empty());
-        assert!(queues.holder(&name()).is_some_and(|holder| Arc::ptr_eq(&holder, &mine)));
+        assert!(
+            queues
+                .holder(HoldKind::Lock, &name())
+                .is_some_and(|holder| Arc::ptr_eq(&holder, &mine))
+        );
         queues.end(&mine, false, || panic!("an unlock hands nothing off"));
         assert!(third.is_empty(), "the release was not sent");
         queues.end_hold(&mine);
         assert!(matches!(turn(&queues, &third), Turn::Head(_)));
         queues.settle_release(&mine.id, || true);
-        queues.give_up_head(&name(), None);
+        queues.give_up_head(&id(HoldKind::Lock), None);
         assert!(is_empty(&queues));
     }
 
@@ -526,13 +540,13 @@ mod tests {
         for _ in 0..2 {
             let joined = join_at(&queues, false, Place::Last).expect("open");
             assert!(matches!(joined.1, Some(Arrival::First { after_release: true })));
-            assert!(Arc::ptr_eq(&queues.released(&name())[0], &mine));
-            queues.give_up_head(&name(), None);
+            assert!(Arc::ptr_eq(&queues.released(HoldKind::Lock, &name())[0], &mine));
+            queues.give_up_head(&id(HoldKind::Lock), None);
         }
         let (_, first) = join(&queues);
         assert!(first);
-        let ended = queues.take_released(&name());
-        assert!(ended.len() == 1 && queues.released(&name()).is_empty());
+        let ended = queues.take_released(&id(HoldKind::Lock));
+        assert!(ended.len() == 1 && queues.released(HoldKind::Lock, &name()).is_empty());
         queues.set_acquired(&next);
         queues.settle_release(&mine.id, || true);
         queues.end_hold(&next);
@@ -555,8 +569,8 @@ mod tests {
         queues.end_hold(&outside);
         assert!(third.is_empty());
         queues.settle_release(&mine.id, || true);
-        queues.give_up_head(&name(), None);
-        queues.give_up_head(&name(), None);
+        queues.give_up_head(&id(HoldKind::Lock), None);
+        queues.give_up_head(&id(HoldKind::Lock), None);
         assert!(is_empty(&queues));
     }
 
@@ -569,7 +583,7 @@ mod tests {
         Reporter { wait_queues: queues.clone(), ..Reporter::<()>::default() }.lose(&mine);
         assert!(matches!(turn(&queues, &second), Turn::Head(_)));
         queues.end_hold(&mine);
-        assert!(queues.holder(&name()).is_none());
+        assert!(queues.holder(HoldKind::Lock, &name()).is_none());
     }
 
     #[test]
@@ -586,7 +600,7 @@ mod tests {
         // What the head learned before this thread came says nothing about now.
         let late = turn_within(&queues, &join(&queues).0, Duration::ZERO);
         assert!(matches!(late, Turn::Look), "{late:?}");
-        queues.give_up_head(&name(), Some(&failure));
+        queues.give_up_head(&id(HoldKind::Lock), Some(&failure));
         assert!(matches!(turn(&queues, &endless), Turn::Failed(_)));
         assert!(matches!(turn(&queues, &limited), Turn::Head(_)));
     }
@@ -623,10 +637,11 @@ mod tests {
         unknown(&|| ());
         let acquired = time_out_after(&queues, || queues.set_acquired(&new_hold()));
         assert!(matches!(acquired, Some(Turn::TimedOut)), "{acquired:?}");
-        let left =
-            time_out_after(&queues, || assert!(queues.give_up_head(&name(), None).is_some()));
+        let left = time_out_after(&queues, || {
+            assert!(queues.give_up_head(&id(HoldKind::Lock), None).is_some());
+        });
         assert!(left.is_none(), "{left:?}");
-        queues.give_up_head(&name(), None);
+        queues.give_up_head(&id(HoldKind::Lock), None);
         assert!(is_empty(&queues));
     }
 
@@ -725,15 +740,15 @@ mod tests {
         let (queues, store) = (WaitQueues::default(), Memory::default());
         let [head, second, _] = three(&queues);
         for _ in 0..100 {
-            assert!(queues.wake("x", &store));
+            assert!(queues.wake(HoldKind::Lock, "x", &store));
             queues.wake_all(&store);
         }
         head.sleep(SOON, Some(&request())).expect("open");
         assert!(head.is_empty(), "one signal is as good as many");
         assert!(second.is_empty());
-        assert!(!queues.wake("y", &store));
+        assert!(!queues.wake(HoldKind::Lock, "y", &store));
         queues.set_acquired(&new_hold());
-        assert!(!queues.wake("x", &store));
+        assert!(!queues.wake(HoldKind::Lock, "x", &store));
     }
 
     #[test]
@@ -746,7 +761,7 @@ mod tests {
             assert!(matches!(turn::wait(&queues, &waiter, Wait::Endless), Err(Error::Closed)));
         }
         assert!(matches!(join_at(&queues, true, Place::Last), Err(Error::Closed)));
-        queues.give_up_head(&name(), None);
+        queues.give_up_head(&id(HoldKind::Lock), None);
         assert!(is_empty(&queues));
     }
 }

@@ -81,7 +81,7 @@ impl Scene {
     /// Begins a hold in the store, for the head.
     fn store_hold(&self) {
         // A head that finds a hold of this client which was released has it released once more.
-        let is_released = !self.queues.released(&self.name).is_empty();
+        let is_released = !self.queues.released(HoldKind::Lock, &self.name).is_empty();
         let stored = mem::replace(&mut *self.stored.lock(), true);
         let is_held = stored && !is_released && !self.loses;
         assert!(!is_held, "a thread is at the head before the lock is released");
@@ -100,7 +100,7 @@ impl Scene {
             Turn::HandedOff(hold) => hold,
             Turn::Head(_) => {
                 self.store_hold();
-                for released in self.queues.take_released(&self.name) {
+                for released in self.queues.take_released(&self.id()) {
                     self.unreported.lock().remove(&released.id.nonce);
                 }
                 let are_reported = self.loses || self.unreported.lock().is_empty();
@@ -145,7 +145,7 @@ impl Scene {
         while thread_rng().r#gen() {
             self.queues.set_answer(waiter, Ok(()));
             if let Err(error) = waiter.sleep(Duration::ZERO, Some(&request())) {
-                self.queues.give_up_head(&self.name, None);
+                self.queues.give_up_head(&waiter.hold, None);
                 return Err(error);
             }
             self.queues.set_pending(waiter);

@@ -146,7 +146,7 @@ fn a_thread_that_becomes_the_head_after_close_does_not_wait_there() {
     let join = || queues.join(scene.id(9), &caller, true, Place::Last).expect("open");
     let [_, (waiter, _)] = [join(), join()];
     shared.close();
-    queues.give_up_head(name, None);
+    queues.give_up_head(&waiter.hold, None);
     let turn = turn::wait(queues, &waiter, Wait::Endless).expect("made the head");
     assert!(matches!(turn, Turn::Head(_)));
     let wait = Wait::Until(end_of(Duration::from_secs(5)));
