@@ -5,15 +5,18 @@
 //! means that another holds the lock: 409, and the visitor may well try again. `Unavailable` and
 //! `NoQuorum` mean an outage: 503, which load balancers and alarms understand.
 //!
+//! And set `io_timeout`: a Redis that hangs costs each visitor that time, a second by default.
+//! `lazy` lets the server start while Redis is down.
+//!
 //! Trap: without a limit to the wait, a lock that is held for long puts one thread of the server
 //! after the other to sleep, until none is left for visitors who want something else.
 //!
-//! `cargo run --example http_server [URL]` starts two servers, one of which has a Redis that is
-//! away, and visits them.
+//! `cargo run --example http_server [URL]` starts three servers, one of which has a Redis that is
+//! away and one a Redis that hangs, and visits them.
 
 use std::env;
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -27,14 +30,19 @@ mod support;
 
 const NAME: &str = "example:stock:42";
 const THREADS: usize = 4;
-/// How long a visitor waits for the lock.
-const WAIT: Duration = Duration::from_millis(300);
+/// How long a visitor is to wait for an answer, whatever happens.
+const PATIENCE: Duration = Duration::from_millis(200);
+/// How long for the lock, which leaves time for a request that gets no reply.
+const WAIT: Duration = Duration::from_millis(100);
+const IO_TIMEOUT: Duration = Duration::from_millis(50);
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 fn main() -> Result<()> {
     let redis = Redis::find(env::args().nth(1));
-    let client = support::open(redis.as_ref(), Client::builder().wait(WAIT))?;
+    // `lazy`: it starts although Redis is down, and answers 503 until Redis is back.
+    let limits = Client::builder().wait(WAIT).io_timeout(IO_TIMEOUT).lazy(true);
+    let client = support::open(redis.as_ref(), limits.clone())?;
     let server = serve(&client)?;
 
     println!("\n-- the lock is free");
@@ -47,9 +55,22 @@ fn main() -> Result<()> {
     assert_eq!(buy(server)?, 200);
 
     println!("\n-- the Redis of another server is away");
-    // Nothing listens at port 1. A client that is `lazy` opens all the same.
-    let cut_off = Client::builder().wait(WAIT).lazy(true).open("redis://127.0.0.1:1/")?;
+    // Nothing listens at port 1.
+    let cut_off = limits.clone().open("redis://127.0.0.1:1/")?;
     assert_eq!(buy(serve(&cut_off)?)?, 503);
+
+    println!("\n-- the Redis of a third server accepts connections, and never answers");
+    let hung = TcpListener::bind("127.0.0.1:0")?;
+    let server = serve(&limits.open(&format!("redis://{}/", hung.local_addr()?))?)?;
+    let mut times = Vec::new();
+    for _ in 0..5 {
+        let started = Instant::now();
+        assert_eq!(buy(server)?, 503);
+        times.push(started.elapsed());
+    }
+    // Of several visits, because this machine may be busy.
+    let fastest = times.iter().min().ok_or("there were visits")?;
+    assert!(*fastest < PATIENCE, "{times:?}");
     Ok(())
 }
 

@@ -27,12 +27,15 @@ mod support;
 
 const NAME: &str = "example:front page";
 const SERVERS: usize = 8;
+const IO_TIMEOUT: Duration = Duration::from_millis(250);
 /// How long the database takes for the page.
 const REBUILD: Duration = Duration::from_millis(300);
 
 fn main() -> Result<()> {
     let redis = Redis::find(env::args().nth(1));
-    let builder = Client::builder().wait(Duration::from_secs(10));
+    // A Redis that hangs or restarts keeps no visitor waiting who could have the old page.
+    let builder = Client::builder().wait(Duration::from_secs(10)).io_timeout(IO_TIMEOUT);
+    let builder = builder.retry_window(Duration::from_millis(500));
     let client = support::open(redis.as_ref(), builder)?;
     let cache = Cache::default();
 

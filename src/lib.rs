@@ -25,6 +25,7 @@
 //! | do it only if no other thread is doing it | [`try_with_lock`](Client::try_with_lock) |
 //! | wait for a limited time | [`try_lock_for`](Client::try_lock_for), [`Builder::wait`] |
 //! | wait until the wait is cancelled | [`Canceller`] |
+//! | start while Redis is down | [`Builder::lazy`] |
 //! | keep a stale holder from doing harm | [`Guard::fence`], see [Fencing](#fencing) |
 //! | hold a lock across threads | [`lock_owned`](Client::lock_owned) |
 //! | leave a lock to another process | [`OwnedGuard::detach`], [`adopt`](Client::adopt) |
