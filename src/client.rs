@@ -422,6 +422,28 @@ impl Client {
         self.shared.stats()
     }
 
+    /// Returns the ten names that most threads of this client want at the moment, and how many do,
+    /// most first: those that wait, and those that are just asking. Does not ask the server.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// let client = leasehold::Client::in_memory();
+    /// let guard = client.lock_owned("stock:42")?;
+    /// std::thread::scope(|scope| {
+    ///     scope.spawn(|| client.lock("stock:42").map(drop));
+    ///     while client.stats().waiting == 0 {
+    ///         std::thread::sleep(Duration::from_millis(1));
+    ///     }
+    ///     assert_eq!(client.waiting_names(), [("stock:42".to_owned(), 1)]);
+    ///     guard.unlock()
+    /// })?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    #[must_use]
+    pub fn waiting_names(&self) -> Vec<(String, usize)> {
+        status::waiting_names(&self.shared)
+    }
+
     /// Closes all clones of this client to new locks: calls that wait for a lock or are just
     /// acquiring one, and those that begin later, return [`Error::Closed`](crate::Error::Closed).
     ///

@@ -1,6 +1,7 @@
 //! What an operator sees of all clients' holds, and can do about them.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::base::report::{HeldAs, NameReport, ServerReplies, ServerReport};
 use crate::error::Result;
@@ -78,6 +79,13 @@ impl Survey {
         let mut ended = Vec::new();
         self.end_holds_if(name, |_, holder| holder.client == client, &mut ended)?;
         Ok(ended.len())
+    }
+
+    /// Returns how long a request of this client may take.
+    #[must_use]
+    pub fn io_timeout(&self) -> Duration {
+        let config = &self.shared.config;
+        config.io_timeout(config.options.lease)
     }
 
     /// Asks each server about itself. One that does not answer has an error of its own.

@@ -65,6 +65,8 @@ impl<T> ServerReplies<T> {
 pub struct ServerReport {
     /// How long it took to answer.
     pub round_trip: Duration,
+    /// How long the slowest of some replies took.
+    pub slowest: Duration,
     /// By how many seconds the server's clock is ahead of this system's; negative if it is behind.
     /// `None` of a sentinel, which does not tell the time.
     pub clock_ahead: Option<f64>,

@@ -112,6 +112,12 @@ impl QueueShard {
         self.0.values().flat_map(WaitQueue::threads)
     }
 
+    /// Returns for each name that threads want how many do.
+    pub(super) fn counts(&self) -> impl Iterator<Item = (&Arc<str>, usize)> {
+        let counts = self.0.iter().map(|(name, queue)| (name, queue.threads().count()));
+        counts.filter(|(_, count)| *count > 0)
+    }
+
     /// Returns the heads that acquire a lock, and who waits behind each.
     pub(super) fn acquiring(&self) -> Vec<(Arc<Waiter>, Followers)> {
         self.0.values().filter_map(WaitQueue::acquiring).collect()

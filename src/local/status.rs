@@ -19,6 +19,9 @@ use crate::store::ask_one;
 use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::request::HolderReply;
 
+/// How many names are shown of those that threads wait for.
+const NAMES_SHOWN: usize = 10;
+
 /// Returns the holder of a lock. A hold that was dropped is over, even if the store has not got its
 /// release yet.
 pub(crate) fn holder(shared: &Shared, name: &Arc<str>) -> Result<Option<Holder>> {
@@ -34,6 +37,17 @@ pub(crate) fn ping(shared: &Shared) -> Result<Duration> {
         let sent = Instant::now();
         shared.store.ping(deadline).map(|()| sent.elapsed())
     })
+}
+
+/// Returns the names that most threads of this client want, and how many do: most first.
+pub(crate) fn waiting_names(shared: &Shared) -> Vec<(String, usize)> {
+    let mut names = Vec::new();
+    shared.wait_queues.count(&mut names);
+    names.sort_unstable_by(|(name, count), (other, others)| {
+        others.cmp(count).then_with(|| name.cmp(other))
+    });
+    names.truncate(NAMES_SHOWN);
+    names.into_iter().map(|(name, count)| (name.to_string(), count)).collect()
 }
 
 /// Returns the holder of a lock as a leader.

@@ -107,6 +107,9 @@ fn scan(shared: &Shared, connection: &mut Connection, pattern: &str) -> Result<V
     }
 }
 
+/// How many replies of a server are timed.
+const REPLIES: usize = 10;
+
 /// Asks each server about itself.
 pub(crate) fn servers(shared: &Shared) -> Result<ServerReplies<ServerReport>> {
     ask_servers(shared, |connection| {
@@ -117,6 +120,12 @@ pub(crate) fn servers(shared: &Shared) -> Result<ServerReplies<ServerReport>> {
         let (sent, here) = (Instant::now(), SystemTime::now());
         let time = ask::<(u64, u32)>(shared, connection, &cmd("TIME"));
         let round_trip = sent.elapsed();
+        let mut slowest = round_trip;
+        for _ in 1..REPLIES {
+            let sent = Instant::now();
+            ask::<String>(shared, connection, &cmd("PING"))?;
+            slowest = slowest.max(sent.elapsed());
+        }
         let time = if says("redis_mode:sentinel") { unless_refused(time)? } else { Some(time?) };
         let here = here.duration_since(UNIX_EPOCH).unwrap_or_default() + round_trip / 2;
         let clock_ahead = time.map(|(seconds, micros)| {
@@ -128,7 +137,7 @@ pub(crate) fn servers(shared: &Shared) -> Result<ServerReplies<ServerReport>> {
         } else {
             None
         };
-        Ok(ServerReport { round_trip, clock_ahead, info, cluster_info })
+        Ok(ServerReport { round_trip, slowest, clock_ahead, info, cluster_info })
     })
 }
 

@@ -263,6 +263,13 @@ impl WaitQueues {
         }
     }
 
+    /// Adds the names that threads want, with how many do.
+    pub(super) fn count(&self, names: &mut Vec<(Arc<str>, usize)>) {
+        for shard in self.shards.as_flattened() {
+            names.extend(shard.lock().counts().map(|(name, count)| (name.clone(), count)));
+        }
+    }
+
     /// As `wake`, for every lock.
     pub(crate) fn wake_all(&self, store: &dyn Store) {
         for shard in self.shards.as_flattened() {

@@ -44,6 +44,24 @@ fn what_endangers_locks_is_a_warning() {
 }
 
 #[test]
+fn the_timeouts_that_fit_follow_from_the_slowest_reply() {
+    let server = Server::redis();
+    let report = ping(&server);
+    let number = |name: &str| report[name].as_f64().unwrap_or_else(|| panic!("{name}: {report}"));
+    assert!(number("slowest_ms") >= number("round_trip_ms"), "{report}");
+    let io_timeout = (10.0 * number("slowest_ms")).max(100.0);
+    assert!((number("io_timeout_min_ms") - io_timeout).abs() < 0.1, "{report}");
+    let lease = (3.0 * io_timeout).max(1000.0);
+    assert!((number("lease_min_ms") - lease).abs() < 0.1, "{report}");
+    assert!(output(&mut leasehold(&server, &["ping"])).contains("set io_timeout to "));
+
+    let url = server.url();
+    let hasty = format!("{url}{}io_timeout=30ms", if url.contains('?') { '&' } else { '?' });
+    let text = finish(&mut without_server(&["ping", "--url", &hasty])).stdout;
+    assert!(text.contains("warning: an io_timeout of 30ms is short here"), "{text}");
+}
+
+#[test]
 fn every_server_is_shown_in_an_outage() {
     let cluster = Cluster::of_three();
     let servers = [Server::redis(), Server::redis(), Server::redis()];

@@ -1,5 +1,7 @@
 //! `ping`: what the servers say of themselves, and what of it endangers locks.
 
+use std::time::Duration;
+
 use leasehold::{Client, ServerReport, printable};
 use serde_json::{Value, json};
 
@@ -15,6 +17,13 @@ const OLDEST: (u32, u32) = (6, 2);
 /// How many slots a cluster has.
 const SLOTS: u64 = 16_384;
 
+/// How many of the slowest reply fit into an `io_timeout` that takes no pause for an outage.
+const SLOWEST_IN_TIMEOUT: u32 = 10;
+
+/// The shortest that are advised, because a system that is busy may pause a process.
+const IO_TIMEOUT_MIN: Duration = Duration::from_millis(100);
+const LEASE_MIN: Duration = Duration::from_secs(1);
+
 /// What is wrong with a node of a cluster at a URL that does not name it as one.
 pub(crate) const NODE: &str =
     "a node of a cluster, which may have only a part of the names: use redis+cluster://";
@@ -22,13 +31,14 @@ pub(crate) const NODE: &str =
 /// Shows what each server says of itself, or why it does not. Then fails if too few of them can be
 /// used for locks.
 pub(crate) fn ping(client: &Client, server: &ServerArgs, json: bool) -> Result<u8, ExitError> {
-    let replies = client.survey().servers()?;
+    let survey = client.survey();
+    let replies = survey.servers()?;
     let in_cluster = server.is_cluster();
     let servers: Vec<_> = replies
         .each
         .into_iter()
         .map(|(address, reply)| {
-            let facts = reply.map(|report| Facts::new(&report, in_cluster));
+            let facts = reply.map(|report| Facts::new(&report, survey.io_timeout(), in_cluster));
             (address, facts.map_err(ExitError::from))
         })
         .collect();
@@ -83,6 +93,11 @@ impl<'a> Info<'a> {
 #[derive(Debug, Default)]
 struct Facts {
     round_trip_ms: f64,
+    /// The slowest of some replies.
+    slowest_ms: f64,
+    /// The shortest that fit these replies.
+    io_timeout_min: Duration,
+    lease_min: Duration,
     clock_ahead_ms: Option<f64>,
     version: Option<String>,
     role: Option<String>,
@@ -96,8 +111,8 @@ struct Facts {
 }
 
 impl Facts {
-    /// What a server says. `in_cluster`: the servers are opened as a cluster.
-    fn new(report: &ServerReport, in_cluster: bool) -> Self {
+    /// What a server says, to a client with that `io_timeout`. `in_cluster`: the servers are opened as a cluster.
+    fn new(report: &ServerReport, io_timeout: Duration, in_cluster: bool) -> Self {
         let info = Info::new(report.info.as_deref());
         let valkey = info.field("valkey_version").map(|version| format!("Valkey {version}"));
         let redis = || info.field("redis_version").map(|version| format!("Redis {version}"));
@@ -107,7 +122,12 @@ impl Facts {
             (_, role) => role,
         };
         let cluster_info = Info::new(report.cluster_info.as_deref());
+        let io_timeout_min = (report.slowest * SLOWEST_IN_TIMEOUT).max(IO_TIMEOUT_MIN);
         let facts = Self {
+            slowest_ms: in_ms(report.slowest.as_secs_f64()),
+            io_timeout_min,
+            // A renewal may fail once, and be repeated in time.
+            lease_min: (io_timeout_min * 3).max(LEASE_MIN),
             round_trip_ms: in_ms(report.round_trip.as_secs_f64()),
             clock_ahead_ms: report.clock_ahead.map(in_ms),
             version: valkey.or_else(redis),
@@ -120,10 +140,20 @@ impl Facts {
             warnings: Vec::new(),
         };
         let mut warnings = facts.dangers(info.field("redis_version"));
+        if io_timeout < facts.io_timeout_min {
+            let asked = facts.timeouts();
+            warnings.push(format!("an io_timeout of {io_timeout:?} is short here: set {asked}"));
+        }
         if info.is_of_node() && !in_cluster {
             warnings.push(NODE.into());
         }
         Self { warnings, ..facts }
+    }
+
+    fn timeouts(&self) -> String {
+        let [io_timeout, lease] =
+            [self.io_timeout_min, self.lease_min].map(|time| time.as_millis());
+        format!("io_timeout to {io_timeout} ms or more, and lease to {lease} ms or more")
     }
 
     fn is_usable(&self) -> bool {
@@ -202,6 +232,8 @@ fn to_text(address: &str, facts: &Result<Facts, ExitError>) -> String {
         ("maxmemory", number(facts.maxmemory)),
         ("maxmemory-policy", facts.maxmemory_policy.clone()),
         ("round trip", Some(format!("{:.3} ms", facts.round_trip_ms))),
+        ("slowest reply", Some(format!("{:.3} ms", facts.slowest_ms))),
+        ("advice", Some(format!("set {}", facts.timeouts()))),
         ("clock ahead", facts.clock_ahead_ms.map(|ahead| format!("{ahead:.3} ms"))),
     ];
     let warnings =
@@ -224,6 +256,9 @@ fn to_json(address: &str, facts: &Result<Facts, ExitError>) -> Value {
             "maxmemory": facts.maxmemory,
             "maxmemory_policy": facts.maxmemory_policy,
             "round_trip_ms": facts.round_trip_ms,
+            "slowest_ms": facts.slowest_ms,
+            "io_timeout_min_ms": in_ms(facts.io_timeout_min.as_secs_f64()),
+            "lease_min_ms": in_ms(facts.lease_min.as_secs_f64()),
             "clock_ahead_ms": facts.clock_ahead_ms,
             "warnings": facts.warnings,
         }),

@@ -15,6 +15,7 @@ stores! {
     every store:
         holds_are_counted_until_they_end,
         threads_that_wait_are_counted,
+        the_names_that_most_threads_wait_for_are_told,
         what_is_counted_is_what_is_reported,
         a_handoff_is_counted,
         renewals_are_counted,
@@ -65,6 +66,26 @@ fn threads_that_wait_are_counted(store: &Store) {
     });
     let stats = client.stats();
     assert_eq!((stats.waiting, stats.held), (0, 0));
+}
+
+fn the_names_that_most_threads_wait_for_are_told(store: &Store) {
+    let client = store.open(patient());
+    let names: Vec<_> = (0..11).map(|number| format!("name {number:02}")).collect();
+    let guard = client.lock_all(names.iter().chain([&"most".to_owned()])).unwrap();
+    assert_eq!(client.waiting_names(), []);
+    thread::scope(|scope| {
+        let wanted = names.iter().map(String::as_str).chain(["most"; 3]);
+        for name in wanted {
+            let client = &client;
+            scope.spawn(move || client.lock(name).unwrap().unlock().unwrap());
+        }
+        eventually(SOON, || client.stats().waiting == 14);
+        let mut most = vec![("most".to_owned(), 3)];
+        most.extend(names.iter().take(9).map(|name| (name.clone(), 1)));
+        assert_eq!(client.waiting_names(), most);
+        guard.unlock().unwrap();
+    });
+    assert_eq!(client.waiting_names(), []);
 }
 
 /// With events of every kind that needs no outage.
