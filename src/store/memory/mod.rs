@@ -259,3 +259,95 @@ impl JobRunner for MemoryJobs {
 fn failure(kind: FailureKind, why: &'static str) -> Failure {
     Failure::io(kind, &Arc::from("memory"), io::Error::other(why))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use crate::base::clock::end_of;
+    use crate::store::ask_one;
+    use crate::store::hold_id::{HoldId, HoldKind};
+    use crate::store::request::Change;
+    use crate::store::wake::Wake;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    fn of(kind: HoldKind, client: &str) -> HoldId {
+        HoldId { kind, name: "a".into(), client: client.into(), nonce: 1 }
+    }
+
+    fn opened(server: &SimulatedServer, prefix: &str) -> Memory {
+        Memory::new(server, &Config { prefix: prefix.into(), ..Config::default() })
+    }
+
+    fn acquires(store: &Memory, hold: &HoldId, registration: Registration) -> bool {
+        let (holds, deadline) = (std::slice::from_ref(hold), end_of(LONG));
+        let reply = store.acquire(Acquire { holds, lease: LONG, registration, deadline });
+        matches!(reply, Ok(AcquireReply::Acquired { .. }))
+    }
+
+    fn release(store: &Memory, hold: &HoldId) {
+        let (change, deadline) = (Change::RELEASE, end_of(LONG));
+        let reply = ask_one(store, HoldRequest { hold, change, deadline });
+        assert_eq!(reply.ok(), Some(HoldReply::Done));
+    }
+
+    #[test]
+    fn a_client_that_is_gone_is_offered_nothing() {
+        for kind in [HoldKind::Lock, HoldKind::Write, HoldKind::Permit { of: 1 }] {
+            let server = SimulatedServer::default();
+            let [holder, gone] = [(); 2].map(|()| opened(&server, ""));
+            assert!(acquires(&holder, &of(kind, "holder"), Registration::None));
+            assert!(!acquires(&gone, &of(kind, "gone"), Registration::IfHeld));
+            drop(gone);
+            release(&holder, &of(kind, "holder"));
+            assert!(acquires(&holder, &of(kind, "other"), Registration::None), "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn a_message_that_comes_before_the_client_listens_is_kept() {
+        let server = SimulatedServer::default();
+        let [holder, waiter] = [(); 2].map(|()| opened(&server, "shop:"));
+        let (held, waits) = (of(HoldKind::Lock, "holder"), of(HoldKind::Lock, "waiter"));
+        assert!(acquires(&holder, &held, Registration::None));
+        assert!(!acquires(&waiter, &waits, Registration::IfHeld));
+        release(&holder, &held);
+        let mut wakeups = waiter.wakeups("waiter", None);
+        let mut next = || wakeups.next(Instant::now()).map(|wake| wake.expect("a message"));
+        assert_eq!(next(), Some(Wake::Ready));
+        assert_eq!(next(), Some(Wake::Lock("a".into())), "without the prefix");
+        assert_eq!(next(), None);
+    }
+
+    #[test]
+    fn an_interrupt_ends_a_wait_for_messages() {
+        let mut wakeups = Memory::default().wakeups("a", None);
+        assert!(matches!(wakeups.next(end_of(LONG)), Some(Ok(Wake::Ready))));
+        let interrupter = wakeups.interrupter();
+        let waiter = thread::spawn(move || wakeups.next(end_of(LONG)));
+        interrupter.interrupt();
+        assert!(matches!(waiter.join().expect("no panic"), Some(Err(_))));
+    }
+
+    #[test]
+    fn a_slow_server_delays_the_outcomes_of_jobs() {
+        let memory = Memory::default();
+        let (hold, delay) = (of(HoldKind::Lock, "a"), Duration::from_millis(50));
+        assert!(acquires(&memory, &hold, Registration::None));
+        memory.server.set_delay(delay);
+        let (mut jobs, sent) = (memory.jobs(), Instant::now());
+        let job = |id, deadline| {
+            let change = Change::Renew { lease: LONG };
+            Job { id, hold: hold.clone(), change, deadline }
+        };
+        let mut outcomes = Vec::new();
+        let mut done =
+            |id, outcome: JobOutcome| outcomes.push((id, outcome.is_ok(), sent.elapsed()));
+        jobs.send(vec![job(1, end_of(LONG)), job(2, sent + delay / 2)], &mut done);
+        jobs.collect(sent + delay / 4, &mut done);
+        jobs.collect(end_of(LONG), &mut done);
+        let [(2, false, late), (1, true, took)] = outcomes[..] else { panic!("{outcomes:?}") };
+        assert!(late >= delay / 2 && took >= delay, "{outcomes:?}");
+    }
+}
