@@ -10,6 +10,7 @@ use crate::config::Mechanism;
 use crate::config::address_map::AddressMap;
 use crate::config::credentials::{Credentials, CredentialsCallback};
 use crate::config::durability::Durability;
+use crate::config::options;
 #[cfg(feature = "tls")]
 use crate::config::tls::Tls;
 use crate::error::{Error, Result};
@@ -416,13 +417,14 @@ impl Builder {
     /// `connect_timeout`, `durability`, `fence_life`, `idle_timeout`, `io_timeout`, `label`,
     /// `lazy`, `lease`, `master_login`, `max_hold`, `max_lifetime`, `pool_size` (or
     /// `pool`), `prefix`, `redisson`, `reentrant`, `renew`, `retry_window`, `spin`, `wait`; and
-    /// with the feature `tls` `server_name`, which is that of `Tls`.
+    /// with the feature `tls` those of `Tls`: `ca`, `cert`, `key` and `server_name`.
     ///
     /// - A duration is `500ms`, `20s`, `5m`, `1h`, `1d`, `50us`, or plain seconds, such as `0.5`.
     /// - `idle_timeout`, `max_hold`, `max_lifetime` and `wait` may be `none`: no limit. A `backoff`
     ///   is `5ms..500ms`.
     /// - A `durability` is `memory`, `replicas:ACKS:TIMEOUT` or `fsync:LOCAL:REPLICAS:TIMEOUT`, as
     ///   in `replicas:1:100ms` and `fsync:true:0:100ms`.
+    /// - `ca`, `cert` and `key` are paths of files in PEM, or what these have.
     /// - A `master_login` is `user:password`, with an empty user for the default one.
     /// - Special characters are percent-encoded, in passwords too: `%40` is an `@`.
     ///
@@ -458,11 +460,13 @@ impl Builder {
     }
 
     /// As [`from_url`](Builder::from_url), with the URL in the environment variable `REDIS_URL`.
+    /// `LEASEHOLD_CA`, `LEASEHOLD_CERT` and `LEASEHOLD_KEY` may have what `ca`, `cert` and `key` are
+    /// in a URL, which has the last word.
     ///
     /// # Errors
     ///
-    /// As [`from_url`](Builder::from_url), and [`InvalidInput`](crate::Error::InvalidInput) if the
-    /// variable is not set.
+    /// As [`from_url`](Builder::from_url), and [`InvalidInput`](crate::Error::InvalidInput) if
+    /// `REDIS_URL` is not set.
     ///
     /// ```no_run
     /// let client = leasehold::Builder::from_env()?.build()?;
@@ -471,7 +475,19 @@ impl Builder {
     pub fn from_env() -> Result<Self> {
         let url = env::var(URL_VARIABLE)
             .map_err(|_| Error::invalid(URL_VARIABLE, "must be set to the URL of the servers"))?;
-        Self::from_url(&url)
+        Self::default().environment()?.url(&url)
+    }
+
+    /// Takes over the settings that the environment may have beside the URL. For the program
+    /// `leasehold`; it may change at any time.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`from_env`](Builder::from_env).
+    #[doc(hidden)]
+    pub fn environment(mut self) -> Result<Self> {
+        options::apply_environment(&mut self.config)?;
+        Ok(self)
     }
 
     /// Opens the client at the servers of [`from_url`](Builder::from_url) or

@@ -10,6 +10,8 @@ pub(crate) mod duration;
 pub(crate) mod lock_name;
 pub(crate) mod options;
 #[cfg(feature = "tls")]
+pub(crate) mod pem;
+#[cfg(feature = "tls")]
 pub(crate) mod tls;
 
 use std::sync::Arc;

@@ -3,7 +3,9 @@
 //! They have the names of the methods of [`Builder`](crate::Builder). Whether their values are
 //! possible is checked when the client is opened.
 
+use std::borrow::Cow;
 use std::collections::HashSet;
+use std::env::{self, VarError};
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -19,7 +21,7 @@ const NO_LOGIN: &str = "must be a user and a password such as `user:password`";
 const NO_RANGE: &str = "must be two durations such as `5ms..500ms`";
 
 /// A value, or what is wrong with the text.
-type Parsed<T> = Result<T, &'static str>;
+type Parsed<T> = Result<T, Cow<'static, str>>;
 
 /// Sets what is given by name and text, each once.
 pub(crate) fn apply(
@@ -39,6 +41,23 @@ pub(crate) fn apply(
         result.map_err(|why| Error::invalid(name, why))?;
         if !known.insert(name.to_owned()) {
             return Err(Error::invalid(name, "must not be set twice"));
+        }
+    }
+    Ok(())
+}
+
+/// The settings that the environment may have, by the names of its variables.
+const VARIABLES: [(&str, &str); 3] =
+    [("LEASEHOLD_CA", "ca"), ("LEASEHOLD_CERT", "cert"), ("LEASEHOLD_KEY", "key")];
+
+/// Sets what is given in the environment.
+pub(crate) fn apply_environment(config: &mut Config) -> Result<()> {
+    for (variable, name) in VARIABLES {
+        match env::var(variable) {
+            Ok(text) if text.is_empty() => {}
+            Ok(text) => set(config, name, &text).map_err(|why| Error::invalid(variable, why))?,
+            Err(VarError::NotPresent) => {}
+            Err(VarError::NotUnicode(_)) => return Err(Error::invalid(variable, "must be UTF-8")),
         }
     }
     Ok(())
@@ -65,25 +84,31 @@ fn set(config: &mut Config, name: &str, text: &str) -> Parsed<()> {
         "renew" => config.options.renew = flag(text)?,
         "retry_window" => config.retry_window = parse_duration(text)?,
         #[cfg(feature = "tls")]
-        "server_name" => config.tls.get_or_insert_default().server_name = Some(text.into()),
+        "ca" | "cert" | "key" | "server_name" => {
+            config.tls.get_or_insert_default().set(name, text)?;
+        }
+        #[cfg(not(feature = "tls"))]
+        "ca" | "cert" | "key" | "server_name" => {
+            return Err("must not be set unless leasehold's feature `tls` is enabled".into());
+        }
         "spin" => config.spin = parse_duration(text)?,
         "tenure" => config.options.tenure = Some(parse_duration(text)?),
         "wait" => config.options.wait = limit(text)?,
-        _ => return Err("is not a setting"),
+        _ => return Err("is not a setting".into()),
     }
     Ok(())
 }
 
 fn flag(text: &str) -> Parsed<bool> {
-    text.parse().map_err(|_| "must be `true` or `false`")
+    text.parse().map_err(|_| "must be `true` or `false`".into())
 }
 
 fn number(text: &str) -> Parsed<u32> {
-    text.parse().map_err(|_| "must be a whole number")
+    text.parse().map_err(|_| "must be a whole number".into())
 }
 
 fn limit(text: &str) -> Parsed<Option<Duration>> {
-    if text == "none" { Ok(None) } else { parse_duration(text).map(Some) }
+    if text == "none" { Ok(None) } else { Ok(Some(parse_duration(text)?)) }
 }
 
 fn login(text: &str) -> Parsed<Credentials> {
@@ -93,7 +118,8 @@ fn login(text: &str) -> Parsed<Credentials> {
 
 fn range(text: &str) -> Parsed<(Duration, Duration)> {
     let (min, max) = text.split_once("..").ok_or(NO_RANGE)?;
-    parse_duration(min).and_then(|min| Ok((min, parse_duration(max)?))).map_err(|_| NO_RANGE)
+    let both = parse_duration(min).and_then(|min| Ok((min, parse_duration(max)?)));
+    Ok(both.map_err(|_| NO_RANGE)?)
 }
 
 fn durability(text: &str) -> Option<Durability> {
@@ -174,6 +200,16 @@ mod tests {
         assert_eq!(config.spin, Duration::from_micros(20));
         assert_eq!(config.options.tenure, Some(ms(5)));
         assert_eq!(config.options.wait, Some(Duration::ZERO));
+    }
+
+    #[test]
+    #[cfg(not(feature = "tls"))]
+    fn certificates_need_a_feature() {
+        for name in ["ca", "cert", "key", "server_name"] {
+            let error = applied(&[(name, "/secret")]).expect_err(name).to_string();
+            assert!(error.contains(name) && error.contains("feature `tls`"), "{error}");
+            assert!(!error.contains("secret"), "{error}");
+        }
     }
 
     #[test]

@@ -1,6 +1,9 @@
 //! Settings for connections over TLS.
 
+use std::borrow::Cow;
 use std::fmt;
+
+use crate::config::pem;
 
 /// The certificate authorities that a client trusts, and the certificate it presents, over
 /// `rediss://`. Passed to [`Builder::tls`](crate::Builder::tls). Requires the feature `tls`.
@@ -19,8 +22,8 @@ use std::fmt;
 #[must_use = "settings do nothing until a builder has them"]
 pub struct Tls {
     pub(crate) ca: Option<Vec<u8>>,
-    /// The certificates and their private key.
-    pub(crate) client: Option<(Vec<u8>, Vec<u8>)>,
+    pub(crate) cert: Option<Vec<u8>>,
+    pub(crate) key: Option<Vec<u8>>,
     pub(crate) server_name: Option<String>,
 }
 
@@ -49,8 +52,19 @@ impl Tls {
         certificates: impl Into<Vec<u8>>,
         key: impl Into<Vec<u8>>,
     ) -> Self {
-        self.client = Some((certificates.into(), key.into()));
+        (self.cert, self.key) = (Some(certificates.into()), Some(key.into()));
         self
+    }
+
+    /// Sets what is given by its name in a URL.
+    pub(crate) fn set(&mut self, name: &str, text: &str) -> Result<(), Cow<'static, str>> {
+        match name {
+            "ca" => pem::certificates(self.ca.insert(pem::load(text)?)).map(drop)?,
+            "cert" => pem::certificates(self.cert.insert(pem::load(text)?)).map(drop)?,
+            "key" => pem::private_key(self.key.insert(pem::load(text)?)).map(drop)?,
+            _ => self.server_name = Some(text.into()),
+        }
+        Ok(())
     }
 
     /// Sets the name that every server must have a certificate for, and is asked for (SNI), in
@@ -69,7 +83,7 @@ impl fmt::Debug for Tls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Tls")
             .field("ca", &self.ca.is_some())
-            .field("client_cert", &self.client.is_some())
+            .field("client_cert", &self.cert.is_some())
             .field("server_name", &self.server_name)
             .finish_non_exhaustive()
     }

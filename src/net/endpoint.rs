@@ -238,9 +238,10 @@ fn connector(
             Connector::new(host, trust, &settings, &config.events).map(Some)
         }
         // A user who has set it up relies on it.
-        _ if config.tls.is_some() => {
-            Err(Error::invalid("url", "must begin with rediss:// if `tls` is set"))
-        }
+        _ if config.tls.is_some() => Err(Error::invalid(
+            "url",
+            "must begin with rediss:// if `tls`, `ca`, `cert`, `key` or `server_name` is set",
+        )),
         _ => Ok(None),
     }
 }

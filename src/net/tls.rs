@@ -45,7 +45,7 @@ impl Connector {
         let server = ServerName::try_from(name.to_owned());
         let server = server.map_err(|_| Error::invalid(argument, why))?;
         let config = Arc::new(client_config(trust, settings, events)?);
-        let (is_set, is_certified) = (settings.server_name.is_some(), settings.client.is_some());
+        let (is_set, is_certified) = (settings.server_name.is_some(), settings.cert.is_some());
         Ok(Self { config, server, is_set, is_certified })
     }
 

@@ -3,11 +3,10 @@
 use std::sync::Arc;
 
 use rustls::crypto::ring::default_provider;
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{CertificateError, ClientConfig, OtherError, RootCertStore};
 
 use crate::base::report::printable;
+use crate::config::pem;
 use crate::config::tls::Tls;
 use crate::error::{Error, Result};
 use crate::event::Events;
@@ -49,18 +48,22 @@ pub(crate) fn client_config(trust: Trust, tls: &Tls, events: &Events) -> Result<
         Trust::Blind => builder.dangerous().with_custom_certificate_verifier(blind::verifier()),
         Trust::Certified => builder.with_root_certificates(roots(tls, events)?),
     };
-    match &tls.client {
-        None => Ok(builder.with_no_client_auth()),
-        Some((certificates, key)) => builder
-            .with_client_auth_cert(chain("client_cert_pem", certificates)?, private_key(key)?)
-            .map_err(|error| unusable("client_cert_pem", &error)),
-    }
+    let (certificates, key) = match (&tls.cert, &tls.key) {
+        (None, None) => return Ok(builder.with_no_client_auth()),
+        (Some(certificates), Some(key)) => (certificates, key),
+        (Some(_), None) => return Err(Error::invalid("cert", "must come with its `key`")),
+        (None, Some(_)) => return Err(Error::invalid("key", "must come with a `cert`")),
+    };
+    let invalid = |why| Error::invalid("client_cert_pem", why);
+    let chain = pem::certificates(certificates).map_err(invalid)?;
+    let key = pem::private_key(key).map_err(invalid)?;
+    builder.with_client_auth_cert(chain, key).map_err(|error| unusable("client_cert_pem", &error))
 }
 
 fn roots(tls: &Tls, events: &Events) -> Result<RootCertStore> {
     let Some(pem) = &tls.ca else { return system_roots(events) };
     let mut roots = RootCertStore::empty();
-    for certificate in chain("ca_pem", pem)? {
+    for certificate in pem::certificates(pem).map_err(|why| Error::invalid("ca_pem", why))? {
         roots.add(certificate).map_err(|error| unusable("ca_pem", &error))?;
     }
     Ok(roots)
@@ -78,21 +81,6 @@ fn system_roots(events: &Events) -> Result<RootCertStore> {
         return Err(Error::invalid("tls", why));
     }
     Ok(roots)
-}
-
-/// The parser's own messages can quote the text, which may be a key, so they are not passed on.
-fn chain(argument: &str, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>> {
-    let parsed: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
-    let chain = parsed.unwrap_or_default();
-    if chain.is_empty() {
-        return Err(Error::invalid(argument, "must be a certificate in PEM, or several"));
-    }
-    Ok(chain)
-}
-
-fn private_key(pem: &[u8]) -> Result<PrivateKeyDer<'static>> {
-    PrivateKeyDer::from_pem_slice(pem)
-        .map_err(|_| Error::invalid("client_cert_pem", "must come with one private key in PEM"))
 }
 
 /// Certificates of our own that cannot be used.

@@ -34,6 +34,27 @@ fn a_server_is_described() {
 }
 
 #[test]
+#[cfg(feature = "tls")]
+fn a_server_that_demands_certificates_is_reached() {
+    let authority = crate::support::authority::Authority::new("good");
+    let server = authority.start(&authority.certify("localhost"), &[]);
+    let client = authority.certify("client");
+    let settings =
+        [authority.file().display().to_string(), client.certificate_file, client.key_file];
+    let [ca, cert, key] = &settings;
+    let url = format!("{}?ca={ca}&cert={cert}&key={key}", server.tls_url());
+    let by_url = output(without_server(&["ping", "--json"]).env("REDIS_URL", url));
+    assert!(by_url.contains("master"), "{by_url}");
+    let variables = ["LEASEHOLD_CA", "LEASEHOLD_CERT", "LEASEHOLD_KEY"];
+    let mut command = without_server(&["ping", "--json", "--url", &server.tls_url()]);
+    let by_variables = output(command.envs(variables.into_iter().zip(&settings)));
+    assert!(by_variables.contains("master"), "{by_variables}");
+    let finished = finish(command.env("LEASEHOLD_KEY", "/nowhere"));
+    assert_eq!(finished.code, 64, "{finished:?}");
+    assert!(finished.stderr.contains("LEASEHOLD_KEY"), "{finished:?}");
+}
+
+#[test]
 fn what_endangers_locks_is_a_warning() {
     let server = Server::redis();
     assert!(warns(&server, "restart") && !warns(&server, "evict"));

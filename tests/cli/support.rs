@@ -12,6 +12,9 @@ use rustix::process::{Pid, Signal, kill_process};
 pub(crate) use self::cluster::Cluster;
 pub(crate) use self::server::{Server, redis_binary};
 
+#[cfg(feature = "tls")]
+#[path = "../it/support/authority.rs"]
+pub(crate) mod authority;
 #[path = "../it/support/cluster.rs"]
 mod cluster;
 #[path = "../it/support/server.rs"]

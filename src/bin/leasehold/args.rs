@@ -45,7 +45,8 @@ pub(crate) struct Args {
 pub(crate) struct ServerArgs {
     /// The servers: `redis://`, `rediss://`, `unix://`, or several with `redis+sentinel://`,
     /// `redis+cluster://` or `redis+redlock://`. Defaults to `REDIS_URL` in the environment, where
-    /// other users cannot see the password.
+    /// other users cannot see the password; `LEASEHOLD_CA`, `LEASEHOLD_CERT` and `LEASEHOLD_KEY`
+    /// may have what `ca`, `cert` and `key` are in a URL.
     #[arg(long, global = true)]
     url: Option<String>,
     /// The prefix of the key of a lock, before its name. Defaults to that of the URL, or `lock:`.
@@ -63,7 +64,7 @@ impl ServerArgs {
         let Some(url) = self.url() else {
             return Err(ExitError::new(USAGE, "no server: set REDIS_URL or give --url"));
         };
-        let builder = Builder::default().label(&default_label()).url(&url)?;
+        let builder = Builder::default().label(&default_label()).environment()?.url(&url)?;
         let builder = if let Some(label) = &self.label { builder.label(label) } else { builder };
         let builder =
             if let Some(prefix) = &self.prefix { builder.prefix(prefix) } else { builder };

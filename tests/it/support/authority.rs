@@ -1,4 +1,5 @@
 //! A certificate authority for tests, and its certificates.
+#![allow(dead_code, reason = "every test that includes this file uses a part of it")]
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -45,8 +46,8 @@ pub(crate) struct Authority {
 pub(crate) struct Credentials {
     pub(crate) certificate: String,
     pub(crate) key: String,
-    certificate_file: String,
-    key_file: String,
+    pub(crate) certificate_file: String,
+    pub(crate) key_file: String,
 }
 
 impl Authority {

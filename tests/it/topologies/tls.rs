@@ -3,6 +3,7 @@
 
 use std::error::Error as _;
 use std::ffi::OsString;
+use std::fs;
 use std::net::TcpListener;
 use std::path::Path;
 use std::thread;
@@ -330,6 +331,132 @@ fn a_slow_connection_costs_only_time() {
     let other = elsewhere(|| take(&client, "b").fence());
     assert!(other > 0 && guard.is_held());
     guard.unlock().unwrap();
+}
+
+/// Each character that may have a meaning in a URL as its code.
+fn encoded(text: &str) -> String {
+    let encode = |byte: u8| match byte {
+        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' => char::from(byte).to_string(),
+        _ => format!("%{byte:02x}"),
+    };
+    text.bytes().map(encode).collect()
+}
+
+/// The settings of a client that a server trusts: the files, and what is in them.
+fn trusted_settings(authority: &Authority) -> [[String; 3]; 2] {
+    let Credentials { certificate, key, certificate_file, key_file } = authority.certify("client");
+    let ca = authority.file().to_str().expect("a path in UTF-8").to_owned();
+    [[ca, certificate_file, key_file], [authority.pem(), certificate, key]]
+}
+
+#[test]
+fn a_url_may_have_the_certificates_and_the_key() {
+    let authority = Authority::new("good");
+    let server = authority.start(&authority.certify("localhost"), &[]);
+    for settings in trusted_settings(&authority) {
+        let [ca, cert, key] = settings.each_ref().map(|text| encoded(text));
+        let url = format!("{}?ca={ca}&cert={cert}&key={key}", server.tls_url());
+        let client = opened(|| hasty().open(&url));
+        take(&client, "a").unlock().unwrap();
+        let shown = format!("{client:?} {:?}", Builder::from_url(&url));
+        assert!(!shown.contains("PRIVATE"), "{shown}");
+        let url = format!("{}?ca={ca}", server.tls_url());
+        assert_unavailable(|| hasty().open(&url), "the client has no certificate");
+        let url = format!("{}?cert={cert}&key={key}", server.tls_url());
+        let builder = hasty().tls(authority.trusted());
+        take(&opened(|| builder.clone().open(&url)), "a").unlock().unwrap();
+    }
+}
+
+#[test]
+#[cfg(feature = "serde")]
+fn a_configuration_file_may_have_the_certificates_and_the_key() {
+    let authority = Authority::new("good");
+    let server = authority.start(&authority.certify("localhost"), &[]);
+    for [ca, cert, key] in trusted_settings(&authority) {
+        let file = serde_json::json!({
+            "url": server.tls_url(),
+            "ca": ca,
+            "cert": cert,
+            "key": key,
+        });
+        let builder: Builder = serde_json::from_value(file).unwrap();
+        take(&opened(|| builder.clone().build()), "a").unlock().unwrap();
+    }
+}
+
+#[test]
+fn the_environment_may_have_the_certificates_and_the_key() {
+    let authority = Authority::new("good");
+    let server = authority.start(&authority.certify("localhost"), &[]);
+    let names = ["LEASEHOLD_CA", "LEASEHOLD_CERT", "LEASEHOLD_KEY"];
+    let in_child = |url: String, settings: &[String; 3], expected: &str| {
+        let settings = names.into_iter().zip(settings.iter().map(OsString::from));
+        let variables: Vec<_> = settings.chain([("REDIS_URL", url.into())]).collect();
+        Child::start_with(use_certificates_of_the_environment, expected, &variables).finish();
+    };
+    let [files, texts] = trusted_settings(&authority);
+    in_child(server.tls_url(), &files, "good");
+    in_child(server.tls_url(), &texts, "good");
+    let empty = [const { String::new() }; 3];
+    let [ca, cert, key] = files.each_ref().map(|text| encoded(text));
+    in_child(format!("{}?ca={ca}&cert={cert}&key={key}", server.tls_url()), &empty, "good");
+    let missing = [files[0].clone(), "/nowhere/secret".into(), files[2].clone()];
+    in_child(server.tls_url(), &missing, "LEASEHOLD_CERT: must be a file that can be read");
+    in_child(server.tls_url(), &[files[0].clone(), String::new(), files[2].clone()], "key: must");
+    in_child(server.url(), &files, "rediss://");
+    // The URL has the last word.
+    let nowhere = ["/nowhere", "/nowhere", "/nowhere"].map(str::to_owned);
+    in_child(server.tls_url(), &nowhere, "LEASEHOLD_CA");
+    let stranger = Authority::new("bad");
+    let url = format!("{}?ca={ca}&cert={cert}&key={key}", server.tls_url());
+    let [strange, _] = trusted_settings(&stranger);
+    in_child(url, &strange, "good");
+}
+
+#[test]
+#[ignore = "a child of the_environment_may_have_the_certificates_and_the_key"]
+fn use_certificates_of_the_environment() {
+    let Some(expected) = child::argument() else { return };
+    let built = Builder::from_env().and_then(|builder| builder.wait(SOON).build());
+    if expected == "good" {
+        take(&built.unwrap(), "a").unlock().unwrap();
+    } else {
+        let error = built.unwrap_err();
+        let Error::InvalidInput(text) = &error else { panic!("{error:?}") };
+        assert!(text.contains(&expected) && !text.contains("secret"), "{text}");
+    }
+}
+
+#[test]
+fn a_bad_certificate_of_a_url_is_refused_by_its_name() {
+    let authority = Authority::new("good");
+    let [[ca, cert, key], [.., text]] = trusted_settings(&authority);
+    let protected = authority.file().with_file_name("protected.pem");
+    let old = text.replace("KEY-----\n", "KEY-----\nProc-Type: 4,ENCRYPTED\n\n");
+    let folder = authority.file().parent().expect("a folder").to_str().unwrap().to_owned();
+    for (settings, reason) in [
+        ("ca=/nowhere/secret".into(), "ca: must be a file that can be read: No such file"),
+        (format!("ca={folder}"), "ca: must be a file that can be read: Is a directory"),
+        ("ca=".into(), "ca: must be a file that can be read"),
+        (format!("ca={key}"), "ca: must be a certificate in PEM"),
+        (format!("ca={ca}&cert={cert}"), "cert: must come with its `key`"),
+        (format!("ca={ca}&key={key}"), "key: must come with a `cert`"),
+        (format!("ca={ca}&cert={key}&key={key}"), "cert: must be a certificate in PEM"),
+        (format!("ca={ca}&cert={cert}&key={cert}"), "key: needs one private key in PEM"),
+        (format!("ca={ca}&cert={cert}&key={}", encoded(&old)), "key: needs a private key without"),
+        (
+            format!("ca={ca}&cert={cert}&key={}", protected.display()),
+            "key: needs a private key without a password",
+        ),
+        // In a query, a `+` is a space.
+        (format!("ca={ca}&cert={cert}&key={}", text.replace('\n', "%0a") + "+"), "key"),
+    ] {
+        fs::write(&protected, text.replace("PRIVATE", "ENCRYPTED PRIVATE")).unwrap();
+        let shown = assert_refused(hasty(), "rediss", &format!("?{settings}"), reason);
+        assert!(!shown.contains("secret") && !shown.contains("-----"), "{shown}");
+    }
+    assert_refused(hasty(), "redis", &format!("?ca={ca}"), "must begin with rediss://");
 }
 
 #[test]
