@@ -73,6 +73,27 @@ fn links_between_the_guides_lead_somewhere() {
     assert!(count > 50, "{count} links");
 }
 
+/// The files in a directory and in those below.
+fn files_in(dir: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    let (dirs, files): (Vec<_>, Vec<_>) = entries.partition(|path| path.is_dir());
+    files.into_iter().chain(dirs.iter().flat_map(|dir| files_in(dir))).collect()
+}
+
+#[test]
+fn the_files_that_the_architecture_names_exist() {
+    let page = read("ARCHITECTURE.md");
+    let files = files_in(&root().join("src"));
+    let names = page.split('`').skip(1).step_by(2);
+    let extension = |name: &str| Path::new(name).extension()?.to_str().map(str::to_owned);
+    let is_source = |name: &&str| extension(name).is_some_and(|end| ["rs", "lua"].contains(&&*end));
+    let names: BTreeSet<_> = names.filter(is_source).filter(|name| !name.contains('*')).collect();
+    assert!(names.len() > 40, "{names:?}");
+    for name in names {
+        assert!(files.iter().any(|file| file.ends_with(name)), "there is no {name}");
+    }
+}
+
 /// Where docs.rs shows the files of the package.
 const SOURCE: &str = "https://docs.rs/crate/leasehold/latest/source/";
 
