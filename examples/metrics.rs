@@ -133,6 +133,8 @@ impl Metrics {
         page.labelled("acquires_total", "result", "unavailable", stats.failed);
         page.counter("contended_total", "Calls that found a lock held.", stats.contended);
         page.counter("handoffs_total", "Locks got from a thread here.", stats.handoffs);
+        page.counter("relocks_total", "Kept locks got again.", stats.relocks);
+        page.counter("recalls_total", "Kept locks given back.", stats.recalls);
         page.counter("lost_total", "Leases that ended before their guards.", stats.lost);
         page.counter("renewals_total", "Leases renewed.", stats.renewals);
         page.counter("late_renewals_total", "Leases renewed late.", stats.late_renewals);

@@ -295,6 +295,42 @@ impl Builder {
         self
     }
 
+    /// Sets how long this client keeps a lock after its last use, so that its threads get it again
+    /// without a request: a lock that the same process uses again and again then costs about a
+    /// microsecond, however far away the server is.
+    ///
+    /// A kept lock is renewed, and no thread holds it. Another client that asks for it gets it
+    /// within a network latency: its request tells this client, which releases the lock at once, or
+    /// else when the guard under way is dropped. [`try_lock`](Client::try_lock) gives this client
+    /// 50 ms for that. A message that is lost costs the other client its pause until it asks again.
+    /// A client that dies while it keeps a lock blocks others for its [lease](Builder::lease), so
+    /// set a short one.
+    ///
+    /// What is kept is released when the time is over, by [`close`](Client::close),
+    /// [`shutdown`](Client::shutdown), [`lock_all`](Client::lock_all) and with the last clone of
+    /// the client. Guards that are [unlocked](crate::Guard::unlock), those of locks without
+    /// renewal, or with [`max_hold`](Builder::max_hold) or
+    /// [`hold_at_least`](crate::Mutex::hold_at_least), those of several locks, and terms leave
+    /// nothing behind that is kept. A lock is kept only once this client listens for such messages,
+    /// which the first lock makes it do.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// let client = leasehold::Client::builder().keep(Duration::from_secs(1)).in_memory()?;
+    /// drop(client.lock("orders of customer 7")?);
+    /// drop(client.lock("orders of customer 7")?);
+    /// assert_eq!((client.stats().held, client.stats().kept, client.stats().relocks), (0, 1, 1));
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
+    /// Cluster file systems do this with their locks: Lustre, GFS2 and Ceph RBD. Defaults to zero:
+    /// nothing is kept. At most the lease, and not along with [`redisson`](Builder::redisson).
+    pub fn keep(mut self, time: Duration) -> Self {
+        self.config.options.keep = time;
+        self
+    }
+
     /// Does without a mechanism that makes locks faster. For benchmarks that show what it gains.
     #[doc(hidden)]
     pub fn without(mut self, mechanism: Mechanism) -> Self {

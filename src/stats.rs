@@ -3,7 +3,7 @@
 /// What a client holds and uses at one moment, and what it has done until then. Returned by
 /// [`Client::stats`](crate::Client::stats).
 ///
-/// The first four fields describe the present. The others count from when the client was opened,
+/// The first five fields describe the present. The others count from when the client was opened,
 /// and only grow. A counter whose documentation names an [`Event`](crate::Event) is raised along
 /// with that event, even without a callback, and even if the callback is so slow that the event is
 /// dropped.
@@ -16,6 +16,9 @@ pub struct Stats {
     pub held: u64,
     /// The threads that wait for a lock.
     pub waiting: u64,
+    /// The locks that no thread holds, and that this client keeps all the same: see
+    /// [`keep`](crate::Builder::keep).
+    pub kept: u64,
     /// The connections of all pools, in use or idle. One that was closed is counted until it is
     /// used again.
     pub connections: u64,
@@ -26,6 +29,11 @@ pub struct Stats {
     pub acquired: u64,
     /// The holds among these that another thread of this client has handed off, without a request.
     pub handoffs: u64,
+    /// The holds among these that began on a lock that this client had kept, without a request to
+    /// acquire it.
+    pub relocks: u64,
+    /// The locks that were kept, and released because another client asked for them.
+    pub recalls: u64,
     /// The calls that found a lock held by another owner: [`Contended`](crate::Event::Contended).
     /// They may have acquired it afterwards.
     pub contended: u64,

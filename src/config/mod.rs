@@ -215,6 +215,9 @@ pub(crate) struct LockOptions {
     /// How long threads hand the lock off among themselves, as the user has set it; see the method
     /// of this name for the default.
     pub(crate) tenure: Option<Duration>,
+    /// How long the client keeps the lock after its last use, as the user has set it; see the
+    /// method of this name for when it does.
+    pub(crate) keep: Duration,
     /// Whether a thread may lock again what it holds.
     pub(crate) reentrant: bool,
     /// What ends a wait early.
@@ -230,6 +233,7 @@ impl Default for LockOptions {
             max_hold: None,
             hold_at_least: None,
             tenure: None,
+            keep: Duration::ZERO,
             reentrant: true,
             canceller: None,
         }
@@ -255,6 +259,12 @@ impl LockOptions {
         if self.tenure.is_some_and(|tenure| tenure > self.lease / 3) {
             return Err(Error::invalid("tenure", "must be at most a third of the lease"));
         }
+        if self.keep > self.lease {
+            return Err(Error::invalid("keep", "must be at most the lease"));
+        }
+        if config.redisson && !self.keep.is_zero() {
+            return Err(Error::invalid("keep", "must not be set along with `redisson`"));
+        }
         let longest = self.max_hold.unwrap_or(LEASE_MAX).min(LEASE_MAX);
         if self.hold_at_least.is_some_and(|time| time > longest) {
             let why = "must be at most 365 days, and not longer than max_hold";
@@ -279,6 +289,13 @@ impl LockOptions {
     /// Returns how long threads hand the lock off among themselves.
     pub(crate) fn tenure(&self) -> Duration {
         self.tenure.unwrap_or(TENURE_DEFAULT).min(self.lease / 3)
+    }
+
+    /// Returns how long the client keeps the lock after its last use. A hold that is not renewed,
+    /// or has an age limit or a least duration, relies on a request of its own.
+    pub(crate) fn keep(&self) -> Duration {
+        let keeps = self.renew && self.max_hold.is_none() && self.hold_at_least.is_none();
+        if keeps { self.keep } else { Duration::ZERO }
     }
 
     /// Returns the duration of a hold's first lease, which `max_hold` limits too.

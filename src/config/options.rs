@@ -71,6 +71,7 @@ fn set(config: &mut Config, name: &str, text: &str) -> Parsed<()> {
         "fence_life" => config.fence_life = parse_duration(text)?,
         "idle_timeout" => config.idle_timeout = limit(text)?,
         "io_timeout" => config.io_timeout = Some(parse_duration(text)?),
+        "keep" => config.options.keep = parse_duration(text)?,
         "label" => config.label = text.into(),
         "lazy" => config.lazy = flag(text)?,
         "lease" => config.options.lease = parse_duration(text)?,
@@ -161,6 +162,7 @@ mod tests {
             ("fence_life", "2h"),
             ("idle_timeout", "none"),
             ("io_timeout", "200ms"),
+            ("keep", "2s"),
             ("label", "me"),
             ("lazy", "true"),
             ("lease", "20"),
@@ -186,6 +188,7 @@ mod tests {
         assert_eq!(config.fence_life, seconds(7200));
         assert_eq!(config.idle_timeout, None);
         assert_eq!(config.io_timeout, Some(ms(200)));
+        assert_eq!(config.options.keep, seconds(2));
         assert_eq!(config.label, "me");
         assert!(config.lazy && !config.options.reentrant && !config.options.renew);
         assert_eq!(config.options.lease, seconds(20));

@@ -54,8 +54,8 @@ owned_guard! {
 impl Election {
     pub(crate) fn new(shared: &Arc<Shared>, name: &str) -> Self {
         // A leader is known by its token, and others see the last one that was given out.
-        let tenure = Some(Duration::ZERO);
-        let options = LockOptions { tenure, ..shared.config.options.clone() };
+        let (tenure, keep) = (Some(Duration::ZERO), Duration::ZERO);
+        let options = LockOptions { tenure, keep, ..shared.config.options.clone() };
         Self { shared: shared.clone(), name: name.into(), options }
     }
 

@@ -60,6 +60,14 @@ impl Mutex {
         self
     }
 
+    /// Sets how long the client keeps the lock after its last use, as
+    /// [`Builder::keep`](crate::Builder::keep) does for all locks.
+    #[must_use]
+    pub fn keep(mut self, time: Duration) -> Self {
+        self.options.keep = time;
+        self
+    }
+
     /// Lets the lock stay taken for at least this time after it was acquired: if the hold is
     /// released earlier, no client gets the lock until then, nor does the thread that had it.
     ///

@@ -66,7 +66,8 @@ owned_guard! {
 
 impl RwLock {
     pub(crate) fn new(shared: &Arc<Shared>, name: &str) -> Self {
-        Self { shared: shared.clone(), name: name.into(), options: shared.config.options.clone() }
+        let options = LockOptions { keep: Duration::ZERO, ..shared.config.options.clone() };
+        Self { shared: shared.clone(), name: name.into(), options }
     }
 
     /// Acquires the lock for reading, blocking the current thread until no writer holds it and none

@@ -55,7 +55,7 @@ owned_guard! {
 
 impl Semaphore {
     pub(crate) fn new(shared: &Arc<Shared>, name: &str, permits: u32) -> Self {
-        let options = shared.config.options.clone();
+        let options = LockOptions { keep: Duration::ZERO, ..shared.config.options.clone() };
         Self { shared: shared.clone(), name: name.into(), options, permits }
     }
 

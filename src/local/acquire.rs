@@ -124,18 +124,16 @@ impl LockCall<'_> {
     pub(super) fn acquire(&self) -> Result<Option<Arc<Hold>>> {
         let mut place = Place::Last;
         loop {
-            let (waiter, arrival) = self.join(place)?;
+            let (waiter, turn) = self.join(place)?;
             let _watch = self.watch(&waiter);
-            let turn = match arrival {
-                Some(arrival) => Turn::Head(arrival),
-                None => self.wait_for_turn(&waiter)?,
-            };
+            let turn = turn.map_or_else(|| self.wait_for_turn(&waiter), Ok)?;
             return match turn {
                 Turn::Failed(failure) => Err(failure.into_error("acquire", self.name)),
                 Turn::HandedOff(hold) if self.shared.take_hold(&hold, &self.caller) => {
                     Ok(Some(hold))
                 }
-                Turn::HandedOff(_) => {
+                Turn::Kept(hold) if self.shared.take_kept(&hold, &self.caller) => Ok(Some(hold)),
+                Turn::HandedOff(_) | Turn::Kept(_) => {
                     place = Place::First;
                     continue;
                 }
@@ -148,7 +146,7 @@ impl LockCall<'_> {
     }
 
     /// Joins the queue of the lock.
-    fn join(&self, place: Place) -> Result<(Arc<Waiter>, Option<Arrival>)> {
+    fn join(&self, place: Place) -> Result<(Arc<Waiter>, Option<Turn>)> {
         let Self { shared, name, caller, wait, .. } = self;
         // A hold that is found lost leaves the head.
         if *wait == Wait::No
@@ -160,7 +158,7 @@ impl LockCall<'_> {
     }
 
     fn next_hold(&self) -> HoldId {
-        self.shared.identity.next_hold(self.caller.kind, self.name)
+        self.shared.next_hold(&self.caller, self.name)
     }
 
     /// Lets the canceller end the wait, if there is one.
@@ -177,7 +175,7 @@ impl LockCall<'_> {
         let turn = turn::wait(&self.shared.wait_queues, waiter, self.wait);
         drop(waits);
         match &turn {
-            Ok(Turn::HandedOff(_) | Turn::Head(_)) => {}
+            Ok(Turn::HandedOff(_) | Turn::Head(_) | Turn::Kept(_)) => {}
             _ => self.leave(waiter),
         }
         if matches!(turn, Ok(Turn::Look | Turn::TimedOut)) {

@@ -195,6 +195,8 @@ impl SetCall<'_> {
         };
         let missing: Vec<usize> = (0..self.names.len()).filter(is_missing).collect();
         let names: Vec<_> = missing.iter().map(|index| self.names[*index].clone()).collect();
+        let end_kept = |name: &Arc<str>| self.shared.wait_queues.end_kept_of(name);
+        self.shared.post_releases(&names.iter().filter_map(end_kept).collect::<Vec<_>>());
         let groups = self.shared.store.groups(&names);
         let groups = groups.iter().map(|group| self.group(group.iter().map(|at| missing[*at])));
         for group in unanswered.into_iter().chain(groups) {

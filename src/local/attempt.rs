@@ -5,6 +5,7 @@
 //! next request is for another hold. When to try again is decided in `try_loop.rs`.
 
 use std::cell::Cell;
+use std::slice;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -21,9 +22,11 @@ use crate::local::retry::RetryPolicy;
 use crate::local::shared::Shared;
 use crate::local::waiter::{QueuedWaiter, Signal, Waiter};
 use crate::store::ask_one;
+use crate::store::hold_id::HoldKind;
 use crate::store::redisson_channels::RedissonWait;
 use crate::store::request::{
-    AcquireReply, Change, HoldRequest, PendingReply, PostedChange, Registration, is_granted,
+    Acquire, AcquireReply, Change, HoldRequest, PendingReply, PostedChange, Registration,
+    is_granted,
 };
 
 /// How long a thread yields to clients that have waited longer after the lock has become free by
@@ -44,6 +47,8 @@ pub(super) struct Attempt<'a> {
     /// Whether the release of an earlier hold of this client was not confirmed when the last
     /// request was sent.
     after_release: bool,
+    /// The tenure that was kept and needs more tokens, until it was asked for them.
+    kept: Option<Arc<Hold>>,
     /// Once it was registered as waiting: has Redisson's releases wake it.
     redisson: Option<RedissonWait>,
 }
@@ -60,14 +65,21 @@ impl<'a> Attempt<'a> {
         let registration = match arrival {
             // The thread in front may have left the client registered.
             Arrival::Next => Registration::Registered,
-            Arrival::First { .. } if !wait.is_over() => Registration::IfHeld,
-            Arrival::First { .. } | Arrival::Outside => Registration::None,
+            Arrival::Outside => Registration::None,
+            _ if !wait.is_over() => Registration::IfHeld,
+            _ if caller.kind == HoldKind::Lock => Registration::IfMayBeKept,
+            _ => Registration::None,
         };
         let has_released =
             || !shared.wait_queues.released(caller.kind, &waiter.hold.name).is_empty();
-        let after_release = match arrival {
-            Arrival::First { after_release } => after_release,
-            Arrival::Next | Arrival::Outside => has_released(),
+        let (after_release, kept) = match arrival {
+            Arrival::First { after_release } => (after_release, None),
+            Arrival::Kept(hold) if hold.suits(caller) => (false, Some(hold)),
+            Arrival::Kept(hold) => {
+                shared.give_up_kept(&hold);
+                (true, None)
+            }
+            Arrival::Next | Arrival::Outside => (has_released(), None),
         };
         let retry = RetryPolicy::new(wait, &shared.config, caller.times);
         let request = AcquireRequest {
@@ -88,6 +100,7 @@ impl<'a> Attempt<'a> {
             retry,
             contended,
             after_release,
+            kept,
             redisson: None,
         }
     }
@@ -97,6 +110,11 @@ impl<'a> Attempt<'a> {
         &mut self,
         mut started: Option<SentAcquire<PendingReply<AcquireReply>>>,
     ) -> Result<Tried, Failure> {
+        if let Some(kept) = self.kept.take()
+            && let Some(hold) = self.refill(kept)?
+        {
+            return Ok(Tried::Acquired(hold));
+        }
         loop {
             let answered = match started.take() {
                 None => self.request.execute(&*self.shared.store, self.followers()),
@@ -104,19 +122,49 @@ impl<'a> Attempt<'a> {
             };
             let sent = answered.sent;
             match self.record_reply(answered) {
-                Ok(AcquireReply::Acquired { fence, room, .. }) => {
-                    return Ok(Tried::Acquired(self.begin_hold(fence, room, sent)));
+                Ok(AcquireReply::Acquired { fence, room, wanted, .. }) => {
+                    return Ok(Tried::Acquired(self.begin_hold(fence, room, sent, wanted)));
                 }
                 Ok(AcquireReply::Held { .. }) if self.confirm_releases()? => {}
-                Ok(AcquireReply::Held { remaining, .. }) => {
+                Ok(AcquireReply::Held { remaining, recalled, .. }) => {
                     self.retry.record_reply();
                     report_contended(self.shared, &self.request.hold.name, self.contended);
-                    return Ok(Tried::Held { remaining, asked: sent });
+                    return Ok(Tried::Held { remaining, asked: sent, recalled });
                 }
                 Err(failure) => {
                     self.undo_shortfall(&failure);
                     return Err(failure);
                 }
+            }
+        }
+    }
+
+    /// Asks for more tokens for the holds of a tenure that was kept, and begins the next one. `None`
+    /// if the tenure has ended: a hold of another one is to be acquired.
+    fn refill(&self, kept: Arc<Hold>) -> Result<Option<Arc<Hold>>, Failure> {
+        let (sent, shared) = (Moment::now(), self.shared);
+        let (lease, deadline) = (kept.next_lease(sent), self.request.limits.request_deadline());
+        let (holds, registration) = (slice::from_ref(&kept.id), Registration::Kept);
+        let reply = shared.store.acquire(Acquire { holds, lease, registration, deadline });
+        if reply.is_ok() {
+            shared.record_reply(kept.name());
+        }
+        match reply {
+            Ok(AcquireReply::Acquired { fence, room, wanted, .. }) => {
+                kept.extend(sent, lease);
+                kept.add_fences(fence, room);
+                if wanted {
+                    kept.set_wanted();
+                }
+                Ok(shared.take_kept(&kept, self.caller).then_some(kept))
+            }
+            Ok(AcquireReply::Held { .. }) => {
+                shared.lose(&kept);
+                Ok(None)
+            }
+            Err(failure) => {
+                shared.give_up_kept(&kept);
+                Err(failure)
             }
         }
     }
@@ -172,17 +220,26 @@ impl<'a> Attempt<'a> {
     ) -> Result<AcquireReply, Failure> {
         let SentAcquire { sent, registration, alike, reply } = answered;
         let lease = self.request.lease;
-        if registration != Registration::None {
-            self.request.registration = Registration::Registered;
+        let is_registered = match registration {
+            Registration::None => false,
+            Registration::IfMayBeKept => {
+                matches!(&reply, Ok(AcquireReply::Held { recalled: true, .. }))
+            }
+            _ => true,
+        };
+        if is_registered {
+            let is_first = registration == Registration::IfMayBeKept;
+            self.request.registration =
+                if is_first { Registration::Last } else { Registration::Registered };
         }
         let in_doubt = match &reply {
             Ok(AcquireReply::Acquired { .. }) => Moment::now() >= local_deadline(sent, lease),
             Ok(AcquireReply::Held { in_doubt, .. }) => *in_doubt,
             Err(failure) => failure.is_ambiguous(),
         };
-        if let Ok(AcquireReply::Held { .. }) = &reply {
-            self.shared.listen(registration);
-            if registration != Registration::None && self.redisson.is_none() {
+        if is_registered && let Ok(AcquireReply::Held { .. }) = &reply {
+            self.shared.listen();
+            if self.redisson.is_none() {
                 self.redisson = self.shared.listen_to_redisson(&self.request.hold);
             }
         }
@@ -190,10 +247,7 @@ impl<'a> Attempt<'a> {
             if in_doubt {
                 self.shared.clean_up(&self.request.hold, lease, false);
             }
-            self.request.hold = {
-                let hold = &self.request.hold;
-                self.shared.identity.next_hold(hold.kind, &hold.name)
-            };
+            self.request.hold = self.shared.next_hold(self.caller, &self.request.hold.name);
         } else if in_doubt {
             self.waiter.mark_in_doubt();
         }
@@ -265,10 +319,16 @@ impl<'a> Attempt<'a> {
     }
 
     /// Begins the hold that a request sent at `sent` has acquired.
-    fn begin_hold(&self, fence: u64, room: u32, sent: Moment) -> Arc<Hold> {
+    fn begin_hold(&self, fence: u64, room: u32, sent: Moment, wanted: bool) -> Arc<Hold> {
         let hold = Arc::new(Hold::new(self.request.hold.clone(), fence, room, self.caller, sent));
         if self.waiter.is_in_doubt() {
             hold.mark_in_doubt();
+        }
+        if wanted {
+            hold.set_wanted();
+        }
+        if self.caller.keeps() {
+            self.shared.listen();
         }
         self.shared.add_hold(&hold, self.caller);
         hold

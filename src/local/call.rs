@@ -87,6 +87,11 @@ impl Caller {
         Self { thread: Some(Thread::current()), ..Self::owned(config, options, HoldKind::Lock) }
     }
 
+    /// Returns `true` if the client may keep the lock when the hold is over.
+    pub(super) fn keeps(&self) -> bool {
+        self.kind == HoldKind::Lock && !self.in_set && !self.options.keep().is_zero()
+    }
+
     /// The calling thread, for a hold that will belong to no thread.
     pub(crate) fn owned(config: &Config, options: &LockOptions, kind: HoldKind) -> Self {
         let times = CallTimes::new(config, options.first_lease());

@@ -30,6 +30,7 @@ impl WakeTarget for ClientWaiters {
     fn wake(&self, wake: &Wake) -> bool {
         match wake {
             Wake::Ready => {
+                self.queues.set_listening(true);
                 self.queues.wake_all(&*self.store);
                 true
             }
@@ -39,12 +40,25 @@ impl WakeTarget for ClientWaiters {
                 }
                 true
             }
+            Wake::Recall { name, nonce, waits } => {
+                if let Some(kept) = self.queues.recall(name, *nonce, *waits)
+                    && let Some(reporter) = self.reporter.upgrade()
+                {
+                    self.counters.recalls.add(1);
+                    reporter.sink.release(&kept);
+                }
+                true
+            }
             // What is no name of a lock concerns no client.
             Wake::Lock(name) => {
                 self.counters.wakeups.add(1);
                 self.queues.wake_any(name, &*self.store) || self.config.check_name(name).is_err()
             }
         }
+    }
+
+    fn disconnect(&self) {
+        self.queues.set_listening(false);
     }
 
     fn pass_on(&self, name: &str) {

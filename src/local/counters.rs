@@ -23,6 +23,8 @@ pub(crate) struct Counters {
     pub(super) late_renewals: Counter,
     pub(super) lost: Counter,
     pub(super) missed_wakeups: Counter,
+    pub(super) recalls: Counter,
+    pub(super) relocks: Counter,
     pub(super) released: Counter,
     pub(super) renewals: Counter,
     pub(super) timed_out: Counter,
@@ -48,6 +50,11 @@ impl Counters {
     pub(super) fn begin_hold(&self) {
         self.held.fetch_add(1, Ordering::Relaxed);
         self.unsettled.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Begins a hold of a tenure that was kept.
+    pub(super) fn begin_kept(&self) {
+        self.held.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Ends a hold that was lost, or whose release begins.
@@ -81,6 +88,8 @@ impl Counters {
             late_renewals: self.late_renewals.get(),
             lost: self.lost.get(),
             missed_wakeups: self.missed_wakeups.get(),
+            recalls: self.recalls.get(),
+            relocks: self.relocks.get(),
             released: self.released.get(),
             renewals: self.renewals.get(),
             timed_out: self.timed_out.get(),

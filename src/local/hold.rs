@@ -27,6 +27,9 @@ use crate::store::request::{Change, HoldRequest};
 /// A lease that is due within this part of its duration is renewed along with others.
 pub(crate) const TOGETHER: u32 = 64;
 
+/// The shortest time until the next look whether a lock is still kept.
+const KEPT_LOOK: Duration = Duration::from_millis(1);
+
 /// A hold and how long it may be relied on.
 ///
 /// The one fact that decides is the local deadline: *the time at which the last confirmed request
@@ -51,8 +54,12 @@ pub(crate) struct Hold {
     in_doubt: AtomicBool,
     /// How many requests to release the hold may have been executed, or come to be.
     releases: AtomicU16,
-    /// Whether the last renewal has failed. Only the renewer uses it.
+    /// Whether the last renewal has failed. Only the renewer sets it.
     failing: AtomicBool,
+    /// Whether another client waits for the lock.
+    wanted: AtomicBool,
+    /// For how many milliseconds the lock is kept when the hold is over; 0 if it is not.
+    keep: u32,
     current: Mutex<CurrentHold>,
 }
 
@@ -66,7 +73,10 @@ struct CurrentHold {
     /// call has it that may not get it, or not alone.
     reported: bool,
     ended: bool,
-    /// When it began. Once it has ended, as long after [`Moment::FIRST`] as it was held.
+    /// Whether it is over, and the lock is kept.
+    kept: bool,
+    /// When it began. Once it has ended, as long after [`Moment::FIRST`] as it was held. While the
+    /// lock is kept, when it was last used.
     acquired: Moment,
     /// `None` for a hold that belongs to no thread.
     thread: Option<Thread>,
@@ -77,6 +87,8 @@ struct CurrentHold {
 /// What the renewer does for a lease next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NextStep {
+    /// To release the lock then if it is not used before.
+    EndKept(Moment),
     /// Nothing any more.
     None,
     /// To find it lost then, unless it was released before.
@@ -91,6 +103,7 @@ impl Hold {
     pub(crate) fn new(id: HoldId, fence: u64, room: u32, caller: &Caller, sent: Moment) -> Self {
         let Caller { thread, options, times, .. } = caller;
         let replied = Moment::now();
+        let keep = if id.may_be_kept() { keep_millis(options) } else { 0 };
         Self {
             id,
             span: HoldSpan::default(),
@@ -104,12 +117,15 @@ impl Hold {
             depth: AtomicU32::new(1),
             in_doubt: AtomicBool::new(false),
             failing: AtomicBool::new(false),
+            wanted: AtomicBool::new(false),
+            keep,
             releases: AtomicU16::new(0),
             current: Mutex::new(CurrentHold {
                 fence,
                 room,
                 reported: false,
                 ended: false,
+                kept: false,
                 acquired: replied,
                 thread: thread.clone(),
                 over: None,
@@ -129,15 +145,24 @@ impl Hold {
         self.current.lock().thread.as_ref().map(|thread| thread.id)
     }
 
-    /// Returns `true` if the caller can have the next hold of this tenure: its options are the
-    /// same, there is time and a token left, and no request of the tenure is in doubt.
+    /// Returns `true` if the caller can have the next hold of this tenure: there is time and a
+    /// token left for one with its options. A lock that may be kept can be asked for, so there is
+    /// time until another client does.
     pub(crate) fn may_be_followed_by(&self, caller: &Caller) -> bool {
+        let keeps = self.keep > 0 && !self.is_wanted();
+        self.suits(caller)
+            && self.current.lock().room > 0
+            && (keeps || Moment::now() < self.begun.after(caller.options.tenure()))
+    }
+
+    /// Returns `true` if a hold of the caller would have the options of this tenure, and no request
+    /// of the tenure is in doubt.
+    pub(crate) fn suits(&self, caller: &Caller) -> bool {
         let LockOptions { lease, renew, max_hold, hold_at_least, .. } = caller.options;
         (self.duration(), self.renewed) == (lease, renew)
             && self.end == age_limit(self.begun, max_hold)
             && (self.kept_until, hold_at_least) == (Moment::FIRST, None)
-            && self.current.lock().room > 0
-            && Moment::now() < self.begun.after(caller.options.tenure())
+            && (self.keep == 0 || self.keep == keep_millis(&caller.options))
             && !self.is_in_doubt()
             && !self.remaining().is_zero()
     }
@@ -147,16 +172,70 @@ impl Hold {
     pub(crate) fn begin_next(&self, caller: &Caller) {
         self.set_depth(1);
         self.disconnect();
+        self.current.lock().advance(caller);
+    }
+
+    /// Returns `true` if the lock may be kept when the hold is over.
+    pub(crate) fn can_be_kept(&self) -> bool {
+        let is_failing = self.failing.load(Ordering::Relaxed);
+        self.keep > 0
+            && !is_failing
+            && !self.is_wanted()
+            && !self.is_in_doubt()
+            && !self.remaining().is_zero()
+    }
+
+    /// Keeps the lock, though the hold is over. Returns `false` if it was ended or lost before.
+    pub(crate) fn keep(&self) -> bool {
+        self.disconnect();
         let mut current = self.current.lock();
-        *current = CurrentHold {
-            fence: current.fence + 1,
-            room: current.room - 1,
-            reported: false,
-            ended: false,
-            acquired: Moment::now(),
-            thread: caller.thread.clone(),
-            over: None,
-        };
+        if self.deadline.get().is_some() {
+            (current.kept, current.reported, current.thread) = (true, false, None);
+            current.acquired = Moment::now();
+        }
+        current.kept
+    }
+
+    /// Begins the next hold of a tenure that was kept. Returns `false` if that was ended or lost
+    /// before.
+    pub(crate) fn begin_kept(&self, caller: &Caller) -> bool {
+        let mut current = self.current.lock();
+        let begins = self.deadline.get().is_some();
+        if begins {
+            current.advance(caller);
+        }
+        begins
+    }
+
+    /// Returns `true` if the lock is kept, or was when its tenure ended.
+    pub(crate) fn is_kept(&self) -> bool {
+        self.current.lock().kept
+    }
+
+    /// Returns `true` if it is time to release a lock that is kept.
+    pub(crate) fn is_unused(&self) -> bool {
+        let current = self.current.lock();
+        current.kept && current.acquired.after(self.keep_time()) <= Moment::now()
+    }
+
+    /// Adds tokens for the next holds, which begin with `fence`: `room` more follow that one.
+    pub(crate) fn add_fences(&self, fence: u64, room: u32) {
+        let mut current = self.current.lock();
+        (current.fence, current.room) = (fence - 1, room.saturating_add(1));
+    }
+
+    /// Returns `true` if another client waits for the lock, as far as is known.
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.wanted.load(Ordering::Acquire)
+    }
+
+    /// Notes that another client waits for the lock.
+    pub(crate) fn set_wanted(&self) {
+        self.wanted.store(true, Ordering::Release);
+    }
+
+    fn keep_time(&self) -> Duration {
+        Duration::from_millis(self.keep.into())
     }
 
     /// Returns `true` unless it belongs to a thread that has ended.
@@ -304,10 +383,11 @@ impl Hold {
         self.deadline.is_lost()
     }
 
-    /// As `is_lost`, for the hold of the tenure that has this token: one that was handed off has
-    /// ended before.
+    /// As `is_lost`, for the hold of the tenure that has this token: one that was handed off, or
+    /// after which the lock was kept, has ended before.
     pub(crate) fn is_lost_with(&self, fence: u64) -> bool {
-        self.is_lost() && self.fence() == fence
+        let current = self.current.lock();
+        self.is_lost() && current.fence == fence && !current.kept
     }
 
     /// Returns a receiver that is disconnected when the hold is over, and gets no message.
@@ -376,10 +456,24 @@ impl Hold {
         // The age limit leaves nothing to renew, or the thread that could release is gone.
         let last = deadline.after(drift(self.duration())) >= self.end;
         if !self.renewed || last || !self.has_living_thread() {
-            NextStep::Expire(deadline)
-        } else {
-            NextStep::Renew(deadline.before(self.duration() * 2 / 3))
+            return NextStep::Expire(deadline);
         }
+        let renewal = deadline.before(self.duration() * 2 / 3);
+        match self.kept_end() {
+            Some(end) if end < renewal => NextStep::EndKept(end),
+            _ => NextStep::Renew(renewal),
+        }
+    }
+
+    /// Returns the first moment at which the lock can be kept no longer, though it may be used and
+    /// kept again until then. A thread that uses it wakes none for that.
+    fn kept_end(&self) -> Option<Moment> {
+        let now = Moment::now();
+        let current = self.current.lock();
+        let last_used = if current.kept { current.acquired } else { now };
+        // Not at once again if a thread is about to use it.
+        let end = last_used.after(self.keep_time()).max(now.after(KEPT_LOOK));
+        (self.keep > 0).then_some(end)
     }
 
     /// Returns `true` if the lease should be renewed now, or so soon that it may go along with
@@ -388,6 +482,37 @@ impl Hold {
         let soon = now.after(self.duration() / TOGETHER);
         matches!(self.next_step(), NextStep::Renew(due) if due <= soon)
     }
+}
+
+impl CurrentHold {
+    /// Replaces the hold by the next one.
+    fn advance(&mut self, caller: &Caller) {
+        *self = Self {
+            fence: self.fence + 1,
+            room: self.room - 1,
+            reported: false,
+            ended: false,
+            kept: false,
+            acquired: Moment::now(),
+            thread: caller.thread.clone(),
+            over: None,
+        };
+    }
+}
+
+impl NextStep {
+    /// Returns when to take it.
+    pub(crate) fn due(self) -> Option<Moment> {
+        match self {
+            Self::None => None,
+            Self::EndKept(due) | Self::Expire(due) | Self::Renew(due) => Some(due),
+        }
+    }
+}
+
+/// Returns how long a lock is kept. Less than a millisecond counts as one.
+fn keep_millis(options: &LockOptions) -> u32 {
+    u32::try_from(options.keep().as_nanos().div_ceil(1_000_000)).unwrap_or(u32::MAX)
 }
 
 /// Returns the moment at which the holds of a tenure are lost that began then.

@@ -40,6 +40,9 @@ pub(super) trait WakeTarget: Send + 'static {
     /// Lets the thread try that the message is for. Returns `false` if none waits for that lock.
     fn wake(&self, wake: &Wake) -> bool;
 
+    /// Learns that no messages come for a while.
+    fn disconnect(&self) {}
+
     /// Lets the next client have a wake-up for which no thread waits here. Does not block.
     fn pass_on(&self, name: &str);
 }
@@ -146,6 +149,7 @@ impl<T: WakeTarget> ListenerThread<T> {
     }
 
     fn pause_after(&mut self, failure: &Failure) -> Duration {
+        self.target.disconnect();
         if self.ready.take().is_some_and(|since| since.elapsed() >= STABLE) {
             self.pauses = None;
             self.failing = false;
@@ -279,7 +283,7 @@ pub(super) mod tests {
             let name = match wake {
                 Wake::Ready => "*",
                 Wake::Lock(name) => name,
-                Wake::Unlocked(_) => panic!("not in these tests"),
+                Wake::Recall { .. } | Wake::Unlocked(_) => panic!("not in these tests"),
             };
             assert_ne!(name, "bad", "a panic that the test wants");
             if name.contains('?') {

@@ -81,6 +81,7 @@ impl AcquireRequest {
     ) -> SentAcquire<R> {
         let sent = Moment::now();
         let registration = match self.registration {
+            Registration::Last => Registration::Last,
             _ if Instant::now() < self.yields_until => Registration::Yielding,
             Registration::Registered if exist && self.may_be_followed => Registration::Followed,
             registration => registration,

@@ -1,7 +1,7 @@
 //! Wait queues that share a lock: those of the names that fall to it.
 //!
-//! Decides when there is a queue for a name: while a thread is at its head, or a release is not
-//! confirmed.
+//! Decides when there is a queue for a name: while a thread is at its head, the lock is kept, or a
+//! release is not confirmed.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::local::arrival::Arrival;
 use crate::local::call::Caller;
 use crate::local::hold::Hold;
 use crate::local::pending::Followers;
-use crate::local::wait_queue::{Place, WaitQueue};
+use crate::local::wait_queue::{Place, Turn, WaitQueue};
 use crate::local::waiter::{QueuedWaiter, Signal, Waiter};
 use crate::store::hold_id::{HoldId, HoldKind};
 
@@ -33,25 +33,28 @@ impl QueueShard {
         self.0.is_empty()
     }
 
-    /// Adds a thread that asks for a hold to a queue, or begins one with it. Returns how it arrives
-    /// if it is the head.
+    /// Adds a thread that asks for a hold to a queue, or begins one with it. Returns its turn if it
+    /// is the head.
     pub(super) fn push(
         &mut self,
         hold: HoldId,
         caller: &Caller,
         endless: bool,
         place: Place,
-    ) -> (Arc<Waiter>, Option<Arrival>) {
+    ) -> (Arc<Waiter>, Option<Turn>) {
         let waiter = Arc::new(Waiter::new(hold, caller));
         let name = &waiter.hold.name;
         let Some(queue) = self.0.get_mut(name) else {
             self.0.insert(name.clone(), WaitQueue::new(&waiter));
-            return (waiter, Some(Arrival::First { after_release: false }));
+            return (waiter, Some(Turn::Head(Arrival::First { after_release: false })));
         };
+        if let Some(turn) = queue.take_kept(&waiter, caller) {
+            return (waiter, Some(turn));
+        }
         if !queue.has_head() {
             queue.set_acquiring(&waiter);
             let after_release = !queue.released().is_empty();
-            return (waiter, Some(Arrival::First { after_release }));
+            return (waiter, Some(Turn::Head(Arrival::First { after_release })));
         }
         let queued = QueuedWaiter { caller: caller.clone(), endless, waiter: waiter.clone() };
         queue.push(queued, place);
@@ -85,6 +88,26 @@ impl QueueShard {
             return false;
         }
         true
+    }
+
+    /// Ends the tenure of a name if it is kept, and is the one that is meant. Returns it, to be
+    /// released.
+    pub(super) fn end_kept(
+        &mut self,
+        name: &str,
+        is_meant: impl FnOnce(&Hold) -> bool,
+    ) -> Option<Arc<Hold>> {
+        let hold = self.0.get(name)?.kept().filter(|hold| is_meant(hold))?.clone();
+        let ended = hold.end();
+        if ended {
+            self.remember_released(&hold, false);
+        }
+        ended.then_some(hold)
+    }
+
+    /// The names of locks that are kept.
+    pub(super) fn kept(&self) -> impl Iterator<Item = &Arc<str>> {
+        self.0.iter().filter(|(_, queue)| queue.kept().is_some()).map(|(name, _)| name)
     }
 
     /// Forgets and returns the holds whose release is not confirmed.

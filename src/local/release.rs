@@ -59,7 +59,7 @@ fn end(shared: &Shared, holds: &[Arc<Hold>], hands_off: bool) -> Result<()> {
     let mut released = Vec::with_capacity(holds.len());
     for hold in holds {
         match end_locally(shared, hold, hands_off) {
-            Ending::HandedOff => {}
+            Ending::HandedOff | Ending::Kept => {}
             Ending::Lost => finish(hold, Err(HoldFailure::of(hold))),
             Ending::Released { .. } => released.push(hold),
         }
@@ -95,10 +95,10 @@ pub(crate) fn unlock_on_drop(shared: &Shared, holds: &[Arc<Hold>]) {
         (Vec::with_capacity(holds.len()), Vec::new(), Vec::new());
     for hold in holds {
         match end_locally(shared, hold, true) {
-            Ending::HandedOff => continue,
+            Ending::HandedOff | Ending::Kept => continue,
             Ending::Lost => {}
             Ending::Released { is_awaited } => {
-                posts.push(post_release(shared, hold, deadline));
+                posts.push(shared.post_of_release(hold, deadline));
                 awaited.extend(is_awaited.then_some(hold));
             }
         }
@@ -126,9 +126,12 @@ fn end_locally(shared: &Shared, hold: &Arc<Hold>, hands_off: bool) -> Ending {
         shared.reporter.report_release(hold);
     });
     match ending {
-        Ending::HandedOff => {
+        Ending::HandedOff | Ending::Kept => {
             if let Some(span) = span {
                 span.close(false);
+            }
+            if ending == Ending::Kept {
+                shared.counters.end_hold();
             }
         }
         Ending::Lost => {
@@ -138,15 +141,6 @@ fn end_locally(shared: &Shared, hold: &Arc<Hold>, hands_off: bool) -> Ending {
         Ending::Released { .. } => shared.counters.end_hold(),
     }
     ending
-}
-
-/// Returns the release of a hold, to be posted.
-fn post_release<'a>(shared: &Shared, hold: &'a Arc<Hold>, deadline: Instant) -> PostedChange<'a> {
-    let (reporter, released) = (shared.reporter.clone(), hold.clone());
-    PostedChange {
-        request: hold.to_release(deadline),
-        on_reply: Box::new(move |reply| reporter.report_reply(&released, reply)),
-    }
 }
 
 /// Lets the next waiter try, once the release of a hold was sent: not before, because the waiter

@@ -12,7 +12,7 @@ use crossbeam_channel::bounded;
 use crate::base::clock::Moment;
 use crate::base::failure::Failure;
 use crate::local::due_channel::{DueSender, due_channel};
-use crate::local::hold::{Hold, NextStep};
+use crate::local::hold::Hold;
 use crate::local::renewer_thread::{Message, RenewerThread};
 use crate::local::reporter::{ReportSink, Reporter};
 use crate::local::shutdown::{ShutdownCall, unconfirmed};
@@ -44,7 +44,7 @@ impl Renewer {
 
     /// Adds a lease that was just acquired.
     pub(crate) fn add_lease(&self, hold: &Arc<Hold>) {
-        if let NextStep::Expire(due) | NextStep::Renew(due) = hold.next_step() {
+        if let Some(due) = hold.next_step().due() {
             self.channel.send(Message::Work(Scheduled::Hold(hold.clone())), due);
         }
     }
@@ -52,6 +52,12 @@ impl Renewer {
     /// Adds a hold to remove.
     pub(crate) fn add_clean_up(&self, in_doubt: InDoubtHold) {
         self.channel.send(Message::Work(Scheduled::clean_up(in_doubt)), Moment::FIRST);
+    }
+
+    /// Releases a tenure that was kept, and has ended here.
+    pub(crate) fn release(&self, hold: &Arc<Hold>) {
+        let release = Scheduled::CleanUp(Box::new(CleanUp::of_ended(hold)));
+        self.channel.send(Message::Work(release), Moment::FIRST);
     }
 
     /// Takes the client off the waiting clients, of which a thread was one that wanted this hold.

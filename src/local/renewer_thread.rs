@@ -175,6 +175,18 @@ impl RenewerThread {
         self.reports.forget(hold);
     }
 
+    /// Ends a tenure that was kept and is not used, and schedules its release. Returns `false` if a
+    /// thread uses it.
+    fn end_kept(&mut self, hold: &Arc<Hold>) -> bool {
+        let ended = self.reports.reporter.wait_queues.end_kept(hold);
+        if ended {
+            let release = Scheduled::CleanUp(Box::new(CleanUp::of_ended(hold)));
+            self.timers.add_at(Moment::FIRST, release);
+            self.reports.forget(hold);
+        }
+        ended
+    }
+
     /// Marks the lease of a hold as lost. Several guards may have adopted it.
     fn lose(&mut self, id: &HoldId) {
         let holds = self.all_work().filter_map(Scheduled::as_hold);
@@ -229,6 +241,9 @@ impl RenewerThread {
                 }
                 Scheduled::Hold(hold) => {
                     self.reports.reporter.expire(hold);
+                    if hold.is_unused() && self.end_kept(hold) {
+                        continue;
+                    }
                     if !hold.is_due(now) {
                         self.schedule(work);
                         continue;

@@ -157,10 +157,17 @@ impl<S> Reporter<S> {
     pub(super) fn end(&self, hold: &Hold) -> bool {
         let ended = hold.end();
         if ended {
-            self.counters.end_hold();
+            self.count_end(hold);
             self.wait_queues.end_hold(hold);
         }
         ended
+    }
+
+    /// Counts the end of a hold. One after which the lock was kept was counted before.
+    fn count_end(&self, hold: &Hold) {
+        if !hold.is_kept() {
+            self.counters.end_hold();
+        }
     }
 
     /// Notes that a hold which was released does not exist any more.
@@ -215,11 +222,12 @@ impl<S: ReportSink> Reporter<S> {
     }
 
     fn report_loss(&self, hold: &Hold, why: &'static str, may_exist: bool) {
-        self.counters.end_hold();
+        self.count_end(hold);
         if may_exist {
             self.sink.clean_up(hold.to_clean_up());
         }
-        let taken = self.sink.takes_loss(hold, why);
+        // Nobody is told of one after which the lock was kept.
+        let taken = hold.is_reported() && self.sink.takes_loss(hold, why);
         if !taken {
             self.log_loss(hold, why);
         }

@@ -5,8 +5,8 @@
 //! `hold_requests` and `status`.
 
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
-use std::{fmt, mem};
+use std::time::{Duration, Instant};
+use std::{fmt, mem, slice};
 
 use parking_lot::Mutex;
 
@@ -35,7 +35,7 @@ use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::job::InDoubtHold;
 use crate::store::keys::Keys;
 use crate::store::redisson_channels::{RedissonChannels, RedissonWait};
-use crate::store::request::Registration;
+use crate::store::request::PostedChange;
 
 /// The state of a client. It lives as long as the last clone or guard.
 pub(crate) struct Shared {
@@ -193,6 +193,61 @@ impl Shared {
         true
     }
 
+    /// Returns the id of a hold to acquire, which shows whether the lock may be kept when it is
+    /// over: only if no message of another client that asks for it can be missed before.
+    pub(super) fn next_hold(&self, caller: &Caller, name: &Arc<str>) -> HoldId {
+        let hold = self.identity.next_hold(caller.kind, name);
+        let may_be_kept = caller.keeps() && self.wait_queues.is_listening();
+        if may_be_kept { hold.that_may_be_kept() } else { hold }
+    }
+
+    /// Begins the next hold of a tenure that was kept. Returns `false` if that was lost or ended
+    /// meanwhile: no call gets it then.
+    pub(super) fn take_kept(&self, hold: &Arc<Hold>, caller: &Caller) -> bool {
+        // Counted first: a thread that finds it lost counts its end.
+        self.counters.begin_kept();
+        let begins = hold.begin_kept(caller);
+        if begins {
+            self.counters.relocks.add(1);
+            self.held_locks.insert(hold);
+            self.reporter.report_acquired(hold, caller);
+        } else {
+            self.counters.end_hold();
+        }
+        begins
+    }
+
+    /// Releases a tenure that was kept, and that the thread at the head cannot use.
+    pub(super) fn give_up_kept(&self, kept: &Arc<Hold>) {
+        if self.wait_queues.give_up(kept) {
+            self.post_releases(slice::from_ref(kept));
+        }
+    }
+
+    /// Releases tenures that were kept, and does not wait for the replies.
+    pub(super) fn post_releases(&self, ended: &[Arc<Hold>]) {
+        let posts = ended.iter().map(|hold| {
+            let times = CallTimes::new(&self.config, hold.duration());
+            self.post_of_release(hold, end_of(times.io_timeout))
+        });
+        if !ended.is_empty() {
+            self.store.post(posts.collect());
+        }
+    }
+
+    /// Returns the release of a hold, to be posted.
+    pub(super) fn post_of_release<'a>(
+        &self,
+        hold: &'a Arc<Hold>,
+        deadline: Instant,
+    ) -> PostedChange<'a> {
+        let (reporter, released) = (self.reporter.clone(), hold.clone());
+        PostedChange {
+            request: hold.to_release(deadline),
+            on_reply: Box::new(move |reply| reporter.report_reply(&released, reply)),
+        }
+    }
+
     /// Returns how long a call about a lock pauses before its next attempt; `None` if there should
     /// be none. Reports an outage. A call about no lock suffers from none: it asks any server.
     pub(super) fn pause_after(
@@ -241,10 +296,10 @@ impl Shared {
     }
 
     /// Makes sure that releases by other clients wake the waiters of this one, from the first
-    /// request on that has registered it as a waiting client. If no thread can be started for that,
-    /// the next such request tries again.
-    pub(super) fn listen(&self, registration: Registration) {
-        if registration == Registration::None || self.listener.get().is_some() {
+    /// request on that has registered it as a waiting client, or the first lock that may be kept.
+    /// If no thread can be started for that, the next such request tries again.
+    pub(super) fn listen(&self) {
+        if self.listener.get().is_some() {
             return;
         }
         // If another thread is starting it now, there is no reason to wait for that.
@@ -279,7 +334,8 @@ impl Shared {
     }
 
     pub(crate) fn stats(&self) -> Stats {
-        to_stats(&self.counters, &self.pools)
+        let kept = self.wait_queues.count_kept() as u64;
+        Stats { kept, ..to_stats(&self.counters, &self.pools) }
     }
 
     /// Turns away waiting and future calls.
@@ -287,7 +343,13 @@ impl Shared {
         // In a forked child no thread waits, but one of the parent's may have locked the queues.
         if self.identity.check_process().is_ok() {
             self.wait_queues.close();
+            self.release_kept();
         }
+    }
+
+    /// Releases the locks that are kept.
+    fn release_kept(&self) {
+        self.post_releases(&self.wait_queues.end_all_kept());
     }
 }
 
@@ -297,6 +359,7 @@ impl Drop for Shared {
     fn drop(&mut self) {
         // A forked child has the same connections.
         if self.identity.check_process().is_ok() {
+            self.release_kept();
             self.store.settle(end_of(self.times.io_timeout));
             // The renewer settles a lost hold once it has reported it, after the guards know.
             self.events.flush(|| self.counters.is_settled());

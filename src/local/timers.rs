@@ -188,9 +188,9 @@ impl TimerQueue {
     pub(crate) fn add(&mut self, work: Scheduled) -> Option<Arc<Hold>> {
         match &work {
             Scheduled::CleanUp(_) => self.add_at(Moment::FIRST, work),
-            Scheduled::Hold(hold) => match hold.next_step() {
-                NextStep::None => return Some(hold.clone()),
-                NextStep::Expire(then) | NextStep::Renew(then) => self.add_at(then, work),
+            Scheduled::Hold(hold) => match hold.next_step().due() {
+                None => return Some(hold.clone()),
+                Some(due) => self.add_at(due, work),
             },
         }
         None

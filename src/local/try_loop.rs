@@ -3,6 +3,7 @@
 //! Decides when to try again: after a pause that a wake-up ends, and at once after failures that
 //! ask for it. What an attempt says and shows is decided in `attempt.rs`.
 
+use std::mem;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,6 +14,9 @@ use crate::local::arrival::Tried;
 use crate::local::attempt::Attempt;
 use crate::local::hold::Hold;
 use crate::local::retry::Backoff;
+
+/// How long a call that does not wait gives another client to release a lock that is only kept.
+const RECALL_TIME: Duration = Duration::from_millis(50);
 
 /// Why a call ends without the lock.
 pub(super) enum Stopped {
@@ -40,6 +44,7 @@ pub(super) fn try_until_acquired(attempt: &mut Attempt<'_>) -> Result<Arc<Hold>,
     let mut started = None;
     // Until when the lock can be free only because it was released, by the last reply.
     let mut held_until: Option<Moment> = None;
+    let mut has_recalled = false;
     // Whether the last pause has ended without a wake-up.
     let mut unsignalled = false;
     // A thread that becomes the head after `close` has sent its signals does not get one.
@@ -52,11 +57,16 @@ pub(super) fn try_until_acquired(attempt: &mut Attempt<'_>) -> Result<Arc<Hold>,
                 }
                 return Ok(hold);
             }
-            Ok(Tried::Held { remaining, asked }) => {
+            Ok(Tried::Held { remaining, asked, recalled }) => {
                 queues.set_answer(waiter, Ok(()));
                 let pause = attempt.cut_pause(backoff.next().unwrap_or_default(), remaining);
                 held_until = remaining.map(|remaining| asked.after(remaining));
-                attempt.wait.cut(pause).ok_or(Stopped::TimedOut)?
+                match attempt.wait.cut(pause) {
+                    Some(pause) => pause,
+                    // Once it waits for a lock that is perhaps only kept.
+                    None if recalled && !mem::replace(&mut has_recalled, true) => RECALL_TIME,
+                    None => return Err(Stopped::TimedOut),
+                }
             }
             Err(mut failure) => {
                 held_until = None;

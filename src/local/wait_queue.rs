@@ -1,5 +1,5 @@
 //! The wait queue of one lock: the threads of one client that want it, in the order in which they
-//! came. It exists while a thread of the client acquires or holds the lock.
+//! came. It exists while a thread of the client acquires or holds the lock, or the client keeps it.
 //!
 //! Decides what the state of its head allows, and what a waiter is told whose time is over. Knows
 //! nothing of the other queues.
@@ -7,7 +7,8 @@
 //! | head | meaning | next |
 //! |---|---|---|
 //! | `Acquiring` | it is to get the lock by requests of its own | `Held` |
-//! | `Held` | it has the lock, or had it when it last looked | `Held` by the next waiter, `None` |
+//! | `Held` | it has the lock, or had it when it last looked | `Held` by the next waiter, `Kept`, `None` |
+//! | `Kept` | no thread wants the lock, and the client keeps it | `Held`, `Acquiring`, `None` |
 //! | `None` | no thread wants the lock, but its release is not confirmed | `Acquiring` |
 //!
 //! From `Held` the first waiter becomes the head with the next hold of the tenure, if it can. From
@@ -37,6 +38,7 @@ use std::{fmt, mem, ptr};
 
 use crate::base::failure::Failure;
 use crate::local::arrival::Arrival;
+use crate::local::call::Caller;
 use crate::local::hold::Hold;
 use crate::local::pending::Followers;
 use crate::local::waiter::{QueuedWaiter, Waiter};
@@ -47,6 +49,9 @@ use crate::store::request::SHARERS_MAX;
 #[derive(Debug)]
 pub(super) struct WaitQueue {
     head: Head,
+    /// The nonce of a hold that another client waits for, in case the head is about to get it: the
+    /// message may overtake the reply.
+    wanted: u64,
     /// The holds that were released, as long as it is not known that they have ended in the store.
     released: Vec<Arc<Hold>>,
     waiters: VecDeque<QueuedWaiter>,
@@ -55,6 +60,7 @@ pub(super) struct WaitQueue {
 enum Head {
     Acquiring(Arc<Waiter>, HeadAnswer),
     Held(Arc<Hold>),
+    Kept(Arc<Hold>),
     None,
 }
 
@@ -85,6 +91,8 @@ pub(crate) enum Turn {
     HandedOff(Arc<Hold>),
     /// At the head, to acquire the lock.
     Head(Arrival),
+    /// At the head, with the next hold of a tenure that was kept.
+    Kept(Arc<Hold>),
     /// The time was over, and another thread comes first. It is not known whether a server replies.
     Look,
     /// The time was over, and nothing is known against one attempt outside the queue: the hold of
@@ -97,14 +105,16 @@ pub(crate) enum Turn {
 impl WaitQueue {
     /// A queue whose head acquires the lock.
     pub(super) fn new(head: &Arc<Waiter>) -> Self {
-        let mut queue = Self { head: Head::None, released: Vec::new(), waiters: VecDeque::new() };
+        let mut queue =
+            Self { head: Head::None, wanted: 0, released: Vec::new(), waiters: VecDeque::new() };
         queue.set_acquiring(head);
         queue
     }
 
     /// A queue of no thread, which remembers a hold whose release is not confirmed.
     pub(super) fn without_head(released: &Arc<Hold>) -> Self {
-        Self { head: Head::None, released: vec![released.clone()], waiters: VecDeque::new() }
+        let released = vec![released.clone()];
+        Self { head: Head::None, wanted: 0, released, waiters: VecDeque::new() }
     }
 
     pub(super) fn push(&mut self, waiter: QueuedWaiter, place: Place) {
@@ -175,7 +185,7 @@ impl WaitQueue {
     pub(super) fn acquiring(&self) -> Option<(Arc<Waiter>, Followers)> {
         match &self.head {
             Head::Acquiring(head, _) => Some((head.clone(), self.followers())),
-            Head::Held(_) | Head::None => None,
+            Head::Held(_) | Head::Kept(_) | Head::None => None,
         }
     }
 
@@ -184,8 +194,54 @@ impl WaitQueue {
         if let Head::Held(hold) = &self.head { Some(hold) } else { None }
     }
 
+    /// Returns `true` if this is the hold of the head, or the one after which the lock is kept.
     pub(super) fn is_held_by(&self, hold: &Hold) -> bool {
-        self.holder().is_some_and(|held| ptr::eq(&raw const **held, hold))
+        let held = self.holder().or(self.kept());
+        held.is_some_and(|held| ptr::eq(&raw const **held, hold))
+    }
+
+    /// Returns the hold after which the lock is kept.
+    pub(super) fn kept(&self) -> Option<&Arc<Hold>> {
+        if let Head::Kept(hold) = &self.head { Some(hold) } else { None }
+    }
+
+    /// Notes that another client waits for the hold with this nonce.
+    pub(super) fn set_wanted(&mut self, nonce: u64) {
+        match &self.head {
+            Head::Held(hold) if hold.id.nonce == nonce => hold.set_wanted(),
+            Head::Acquiring(..) => self.wanted = nonce,
+            _ => {}
+        }
+    }
+
+    /// Keeps the lock after the hold of the head, for threads to come. Returns `false` if that
+    /// cannot be.
+    pub(super) fn keep(&mut self, hold: &Arc<Hold>, report: impl FnOnce()) -> bool {
+        if self.holder().is_none()
+            || !self.is_held_by(hold)
+            || self.is_waited_in()
+            || !hold.can_be_kept()
+        {
+            return false;
+        }
+        report();
+        let keeps = hold.keep();
+        if keeps {
+            self.head = Head::Kept(hold.clone());
+        }
+        keeps
+    }
+
+    /// Makes a thread the head if the lock is kept: with the next hold of that tenure if it can
+    /// have it, else to acquire the lock.
+    pub(super) fn take_kept(&mut self, waiter: &Arc<Waiter>, caller: &Caller) -> Option<Turn> {
+        let hold = self.kept()?.clone();
+        if hold.may_be_followed_by(caller) {
+            self.set_acquired(&hold);
+            return Some(Turn::Kept(hold));
+        }
+        self.set_acquiring(waiter);
+        Some(Turn::Head(Arrival::Kept(hold)))
     }
 
     /// Returns `true` if a thread waits behind the head.
@@ -256,6 +312,9 @@ impl WaitQueue {
 
     /// Gives the head the hold that it has acquired from the store.
     pub(super) fn set_acquired(&mut self, hold: &Arc<Hold>) {
+        if self.wanted == hold.id.nonce {
+            hold.set_wanted();
+        }
         self.head = Head::Held(hold.clone());
     }
 
@@ -275,6 +334,7 @@ impl fmt::Debug for Head {
         f.write_str(match self {
             Self::Acquiring(..) => "Acquiring",
             Self::Held(_) => "Held",
+            Self::Kept(_) => "Kept",
             Self::None => "None",
         })
     }

@@ -16,7 +16,6 @@ use crate::base::clock::end_of;
 use crate::base::failure::Failure;
 use crate::base::sync::{AtomicBool, Condvar, Mutex, MutexGuard, wait_while};
 use crate::error::{Error, Result};
-use crate::local::arrival::Arrival;
 use crate::local::call::Caller;
 use crate::local::hold::Hold;
 use crate::local::pending::Followers;
@@ -37,6 +36,8 @@ pub(crate) struct WaitQueues {
     shards: [[Mutex<QueueShard>; SHARDS]; 2],
     /// Set before the waiters are signalled, and read under a shard's lock before one is added.
     closed: AtomicBool,
+    /// Whether messages of other clients arrive, so that locks may be kept.
+    listening: AtomicBool,
     sleepers: Sleepers,
 }
 
@@ -45,6 +46,8 @@ pub(crate) struct WaitQueues {
 pub(crate) enum Ending {
     /// It is the hold of the next thread now.
     HandedOff,
+    /// The client keeps the lock.
+    Kept,
     /// It was lost, or had ended, before.
     Lost,
     /// Its release is to be sent.
@@ -89,14 +92,14 @@ impl WaitQueues {
         }
     }
 
-    /// Joins the queue of a lock, for a hold of it. Returns how the thread arrives if it is the head.
+    /// Joins the queue of a lock, for a hold of it. Returns the turn of the thread if it is the head.
     pub(crate) fn join(
         &self,
         hold: HoldId,
         caller: &Caller,
         endless: bool,
         place: Place,
-    ) -> Result<(Arc<Waiter>, Option<Arrival>)> {
+    ) -> Result<(Arc<Waiter>, Option<Turn>)> {
         let mut shard = self.shard_of(&hold);
         self.check_open()?;
         Ok(shard.push(hold, caller, endless, place))
@@ -223,21 +226,85 @@ impl WaitQueues {
     }
 
     /// Ends a hold. If it `hands_off`, the first waiter gets the next hold of the tenure, if it can
-    /// have it: `report` tells of the hold that ends, before the waiter can tell of its own. Else
-    /// the hold is remembered, because its release is to be sent now.
+    /// have it, or the lock is kept: `report` tells of the hold that ends, before another thread can
+    /// tell of its own. Else the hold is remembered, because its release is to be sent now.
     pub(crate) fn end(&self, hold: &Arc<Hold>, hands_off: bool, report: impl FnOnce()) -> Ending {
         let mut shard = self.shard_of(&hold.id);
-        let queue = shard.get_mut(hold.name()).filter(|_| hands_off);
-        if let Some(next) = queue.and_then(|queue| queue.next_in_tenure(hold)) {
-            report();
-            hold.begin_next(&next.caller);
-            next.waiter.send(Signal::HandedOff(hold.clone()));
-            return Ending::HandedOff;
+        if let Some(queue) = shard.get_mut(hold.name()).filter(|_| hands_off) {
+            if let Some(next) = queue.next_in_tenure(hold) {
+                report();
+                hold.begin_next(&next.caller);
+                next.waiter.send(Signal::HandedOff(hold.clone()));
+                return Ending::HandedOff;
+            }
+            let may_keep = self.is_listening() && self.check_open().is_ok();
+            if may_keep && queue.keep(hold, report) {
+                return Ending::Kept;
+            }
         }
         if !hold.end() {
             return Ending::Lost;
         }
         Ending::Released { is_awaited: shard.remember_released(hold, !hands_off) }
+    }
+
+    /// Sets whether messages of other clients arrive.
+    pub(crate) fn set_listening(&self, listening: bool) {
+        self.listening.store(listening, Ordering::SeqCst);
+    }
+
+    /// Returns `true` if messages of other clients arrive.
+    pub(crate) fn is_listening(&self) -> bool {
+        self.listening.load(Ordering::SeqCst)
+    }
+
+    /// Does what another client wants that asks for the lock of a tenure, and `waits` for it or
+    /// else has only a moment. Returns the tenure if it was kept: it is to be released.
+    pub(crate) fn recall(&self, name: &str, nonce: u64, waits: bool) -> Option<Arc<Hold>> {
+        let mut shard = self.shard(HoldKind::Lock, name);
+        if waits && let Some(queue) = shard.get_mut(name) {
+            queue.set_wanted(nonce);
+        }
+        shard.end_kept(name, |kept| kept.id.nonce == nonce)
+    }
+
+    /// Ends a tenure that was kept for long enough. Returns `false` if a thread uses it, or it has
+    /// ended before.
+    pub(crate) fn end_kept(&self, hold: &Hold) -> bool {
+        let is_it = |kept: &Hold| std::ptr::eq(kept, hold);
+        self.shard_of(&hold.id).end_kept(hold.name(), is_it).is_some()
+    }
+
+    /// Ends a tenure that the thread at the head has found kept, and remembers it, because its
+    /// release is to be sent. Returns `false` if it was lost before.
+    pub(crate) fn give_up(&self, hold: &Arc<Hold>) -> bool {
+        let mut shard = self.shard_of(&hold.id);
+        let ended = hold.end();
+        if ended {
+            shard.remember_released(hold, true);
+        }
+        ended
+    }
+
+    /// Ends the tenure of a name if it is kept, and returns it to be released.
+    pub(crate) fn end_kept_of(&self, name: &str) -> Option<Arc<Hold>> {
+        self.shard(HoldKind::Lock, name).end_kept(name, |_| true)
+    }
+
+    /// Ends every tenure that is kept, and returns them to be released.
+    pub(crate) fn end_all_kept(&self) -> Vec<Arc<Hold>> {
+        let end = |shard: &Mutex<QueueShard>| {
+            let mut shard = shard.lock();
+            let names: Vec<_> = shard.kept().cloned().collect();
+            let end = |name: Arc<str>| shard.end_kept(&name, |_| true);
+            names.into_iter().filter_map(end).collect::<Vec<_>>()
+        };
+        self.shards.as_flattened().iter().flat_map(end).collect()
+    }
+
+    /// Returns how many locks are kept.
+    pub(crate) fn count_kept(&self) -> usize {
+        self.shards.as_flattened().iter().map(|shard| shard.lock().kept().count()).sum()
     }
 
     /// Signals the head that the lock may be free, or sends its next request for it. Returns
@@ -296,6 +363,7 @@ mod tests {
     use super::*;
     use crate::base::clock::{Moment, end_of};
     use crate::config::{Config, LockOptions};
+    use crate::local::arrival::Arrival;
     use crate::local::call::Wait;
     use crate::local::pending::tests::request;
     use crate::local::reporter::Reporter;
@@ -338,7 +406,7 @@ mod tests {
         queues: &WaitQueues,
         endless: bool,
         place: Place,
-    ) -> Result<(Arc<Waiter>, Option<Arrival>)> {
+    ) -> Result<(Arc<Waiter>, Option<Turn>)> {
         queues.join(id(HoldKind::Lock), &caller(), endless, place)
     }
 
@@ -546,7 +614,7 @@ mod tests {
         assert_eq!(queues.end(&mine, true, || ()), Ending::Released { is_awaited: false });
         for _ in 0..2 {
             let joined = join_at(&queues, false, Place::Last).expect("open");
-            assert!(matches!(joined.1, Some(Arrival::First { after_release: true })));
+            assert!(matches!(joined.1, Some(Turn::Head(Arrival::First { after_release: true }))));
             assert!(Arc::ptr_eq(&queues.released(HoldKind::Lock, &name())[0], &mine));
             queues.give_up_head(&id(HoldKind::Lock), None);
         }

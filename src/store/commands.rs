@@ -96,13 +96,24 @@ impl Commands {
         }
         let [hold] = holds else { return self.acquire_all(request) };
         let owner = hold.owner();
+        let negative;
         let waiting_life = match registration {
-            Registration::None => Duration::ZERO,
-            _ => self.waiting_life,
+            Registration::None | Registration::Kept | Registration::Last => Arg::Number(0),
+            Registration::IfMayBeKept => {
+                negative = format!("-{}", self.waiting_life.as_millis());
+                Arg::Text(&negative)
+            }
+            _ => millis(self.waiting_life),
         };
+        let gets_block = hold.may_be_kept() || registration == Registration::Followed;
         let place = match registration {
-            Registration::None | Registration::IfHeld => None,
-            Registration::Registered | Registration::Followed => Some("queued"),
+            Registration::None | Registration::IfHeld | Registration::IfMayBeKept => {
+                gets_block.then_some("")
+            }
+            Registration::Kept => Some("kept"),
+            Registration::Followed | Registration::Last | Registration::Registered => {
+                Some("queued")
+            }
             Registration::Yielding => Some("yields"),
         };
         let (lock, shard) = (self.keys.lock(&hold.name), self.shard_tag());
@@ -112,10 +123,10 @@ impl Commands {
             Arg::Text(&owner),
             millis(lease),
             self.fence_life(lease),
-            millis(waiting_life),
+            waiting_life,
             if self.proposes { proposal() } else { Arg::Text("") },
             Arg::Text(place.unwrap_or_default()),
-            Arg::Number(if registration == Registration::Followed { TENURE_FENCES } else { 1 }),
+            Arg::Number(if gets_block { TENURE_FENCES } else { 1 }),
             millis(OFFER),
             Arg::Text(shard.as_deref().unwrap_or_default()),
         ];

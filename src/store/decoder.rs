@@ -71,13 +71,20 @@ fn acquire_reply(reply: &Value) -> Option<AcquireReply> {
         return Some(AcquireReply::acquired(fence, 0));
     }
     let Value::Array(parts) = reply else { return None };
-    let [first, Value::Int(last)] = &parts[..] else { return None };
+    let (first, last, told) = match &parts[..] {
+        [first, Value::Int(last)] => (first, *last, false),
+        [first, Value::Int(last), Value::Int(1)] => (first, *last, true),
+        _ => return None,
+    };
     match token(first) {
         Some(fence) => {
-            let others = u64::try_from(*last).ok()?.checked_sub(fence)?;
-            Some(AcquireReply::acquired(fence, u32::try_from(others).ok()?))
+            let room = u32::try_from(u64::try_from(last).ok()?.checked_sub(fence)?).ok()?;
+            Some(AcquireReply::Acquired { fence, others: Vec::new(), room, wanted: told })
         }
-        None if *first == Value::Int(0) => Some(held_reply(*last)),
+        None if *first == Value::Int(0) => {
+            let (remaining, in_doubt) = (time_left(last), false);
+            Some(AcquireReply::Held { index: 0, remaining, in_doubt, recalled: told })
+        }
         None => None,
     }
 }
@@ -88,7 +95,7 @@ fn acquire_member_reply(reply: &Value) -> Option<AcquireReply> {
     }
     let Value::Array(parts) = reply else { return None };
     match parts[..] {
-        [Value::Int(0), Value::Int(millis)] => Some(held_reply(millis)),
+        [Value::Int(0), Value::Int(millis)] => Some(AcquireReply::held(time_left(millis))),
         [Value::Int(granted @ 1..), Value::Int(fence)] => {
             let fence = u64::try_from(fence).ok()?;
             let others = usize::try_from(granted - 1).ok()?;
@@ -96,15 +103,16 @@ fn acquire_member_reply(reply: &Value) -> Option<AcquireReply> {
                 fence,
                 others: vec![fence; others],
                 room: 0,
+                wanted: false,
             })
         }
         _ => None,
     }
 }
 
-/// Another owner holds the lock, for that many milliseconds if they are no negative number.
-fn held_reply(millis: i64) -> AcquireReply {
-    AcquireReply::held(u64::try_from(millis).ok().map(Duration::from_millis))
+/// For how long another owner holds the lock, unless the milliseconds are a negative number.
+fn time_left(millis: i64) -> Option<Duration> {
+    u64::try_from(millis).ok().map(Duration::from_millis)
 }
 
 fn acquire_all_reply(reply: &Value) -> Option<AcquireReply> {
@@ -115,11 +123,12 @@ fn acquire_all_reply(reply: &Value) -> Option<AcquireReply> {
         (1, fences) => {
             let mut fences = fences.iter().map(|fence| u64::try_from(number(fence)?).ok());
             let (fence, others) = (fences.next()??, fences.collect::<Option<_>>()?);
-            Some(AcquireReply::Acquired { fence, others, room: 0 })
+            Some(AcquireReply::Acquired { fence, others, room: 0, wanted: false })
         }
         (0, [index, _]) => {
             let index = usize::try_from(number(index)?).ok()?.checked_sub(1)?;
-            Some(AcquireReply::Held { index, remaining: None, in_doubt: false })
+            let (remaining, in_doubt, recalled) = (None, false, false);
+            Some(AcquireReply::Held { index, remaining, in_doubt, recalled })
         }
         _ => None,
     }
@@ -208,7 +217,7 @@ mod tests {
 
         #[test]
         fn whatever_a_script_replies_is_decoded_or_has_another_shape(reply in values()) {
-            if let Some(AcquireReply::Acquired { others, room, fence }) = acquire_reply(&reply) {
+            if let Some(AcquireReply::Acquired { others, room, fence, .. }) = acquire_reply(&reply) {
                 prop_assert!(fence > 1 && others.is_empty() && is_done(&reply), "{}", room);
             }
             for decoder in [ACQUIRE, ACQUIRE_ALL, ACQUIRE_MEMBER] {

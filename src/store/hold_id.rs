@@ -40,9 +40,13 @@ pub(crate) struct HoldId {
     pub(crate) kind: HoldKind,
     pub(crate) name: Arc<str>,
     pub(crate) client: Arc<str>,
-    /// Unique in the client.
+    /// Unique in the client. The owners of locks that may be kept have [`MAY_BE_KEPT`] in it.
     pub(crate) nonce: u64,
 }
+
+/// The part of a nonce that tells other clients that the lock may be kept, so that it takes a
+/// message to get it: the nonce has 16 hexadecimal digits, and the first one is 8 to f.
+const MAY_BE_KEPT: u64 = 1 << 63;
 
 impl HoldId {
     /// The hold of an owner as Redis has it; `None` if no client of this library wrote that.
@@ -50,6 +54,16 @@ impl HoldId {
         let (client, nonce) = str::from_utf8(owner).ok()?.rsplit_once(':')?;
         let nonce = u64::from_str_radix(nonce, 16).ok()?;
         Some(Self { kind, name: name.into(), client: client.into(), nonce })
+    }
+
+    /// The same hold of a lock that its client may keep when it is over.
+    pub(crate) fn that_may_be_kept(self) -> Self {
+        Self { nonce: self.nonce | MAY_BE_KEPT, ..self }
+    }
+
+    /// Returns `true` if its client may keep the lock when the hold is over.
+    pub(crate) fn may_be_kept(&self) -> bool {
+        self.nonce & MAY_BE_KEPT != 0
     }
 
     /// The owner as it is written to Redis.

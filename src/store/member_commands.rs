@@ -25,9 +25,12 @@ pub(super) fn acquire(
     let Acquire { holds, lease, registration, .. } = request;
     let HoldId { kind, name, client, .. } = &holds[0];
     let registration = match registration {
-        Registration::None => 0,
+        Registration::IfMayBeKept | Registration::Kept | Registration::None => 0,
         Registration::IfHeld => 1,
-        Registration::Registered | Registration::Followed | Registration::Yielding => 2,
+        Registration::Followed
+        | Registration::Last
+        | Registration::Registered
+        | Registration::Yielding => 2,
     };
     let members: Vec<_> = holds.iter().map(member).collect();
     let client = waiting_client(*kind, client);

@@ -26,8 +26,15 @@ pub(crate) struct Acquire<'a> {
 pub(crate) enum Registration {
     /// It does not wait.
     None,
+    /// It does not wait: it has the lock, and wants more tokens for the holds of its tenure. The
+    /// tenure is renewed, and never begun again.
+    Kept,
+    /// It is registered if the lock is held by a client that may keep it, and has that client told.
+    IfMayBeKept,
     /// It is registered if the lock is held.
     IfHeld,
+    /// It is registered, and waits no longer than for this request.
+    Last,
     /// It is registered, or may be.
     Registered,
     /// As `Registered`, and other threads wait, which may have the lock in the same tenure.
@@ -36,8 +43,19 @@ pub(crate) enum Registration {
     Yielding,
 }
 
-/// How many fencing tokens a request asks for that is [`Registration::Followed`]. It may get fewer:
-/// the last one is at most as many microseconds ahead of the clock.
+impl Registration {
+    /// Returns `true` if the client is registered where the lock is held.
+    pub(crate) fn joins(self) -> bool {
+        match self {
+            Self::IfMayBeKept | Self::Kept | Self::Last | Self::None => false,
+            Self::Followed | Self::IfHeld | Self::Registered | Self::Yielding => true,
+        }
+    }
+}
+
+/// How many fencing tokens a request asks for that is [`Registration::Followed`], or about a lock
+/// that may be kept. It may get fewer: the last one is at most as many microseconds ahead of the
+/// clock.
 pub(crate) const TENURE_FENCES: u64 = 1000;
 
 /// How many holds of a name that can be shared a request may ask for beside the first.
@@ -55,6 +73,8 @@ pub(crate) enum AcquireReply {
         /// How many more a tenure of the lock has room for, one after the other, each with the next
         /// token.
         room: u32,
+        /// Whether another client waits, as far as is known.
+        wanted: bool,
     },
     /// None of them exists.
     Held {
@@ -64,18 +84,21 @@ pub(crate) enum AcquireReply {
         remaining: Option<Duration>,
         /// Whether one of several servers has not replied: the holds may exist there, or come to.
         in_doubt: bool,
+        /// Whether the client that has the lock may keep it without using it, and was told that
+        /// this one waits.
+        recalled: bool,
     },
 }
 
 impl AcquireReply {
     /// The only hold that was requested exists now.
     pub(crate) fn acquired(fence: u64, room: u32) -> Self {
-        Self::Acquired { fence, others: Vec::new(), room }
+        Self::Acquired { fence, others: Vec::new(), room, wanted: false }
     }
 
     /// Another owner holds the first or only lock.
     pub(crate) fn held(remaining: Option<Duration>) -> Self {
-        Self::Held { index: 0, remaining, in_doubt: false }
+        Self::Held { index: 0, remaining, in_doubt: false, recalled: false }
     }
 }
 

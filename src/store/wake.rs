@@ -14,6 +14,13 @@ pub(crate) const STABLE: Duration = Duration::from_secs(1);
 pub(crate) enum Wake {
     /// The lock of this name may be free.
     Lock(String),
+    /// Another client wants the lock of which this client has the hold with this nonce.
+    Recall {
+        name: String,
+        nonce: u64,
+        /// Whether it waits, longer than a moment for a lock that is kept.
+        waits: bool,
+    },
     /// Redisson has released the locks of these names, or may have: a client that has not joined
     /// the queue may have taken them since.
     Unlocked(Vec<Arc<str>>),

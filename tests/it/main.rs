@@ -53,6 +53,7 @@ mod calls {
     mod election;
     mod fences;
     mod hold_at_least;
+    mod kept;
     mod kinds;
     mod lifecycle;
     mod reentrancy;

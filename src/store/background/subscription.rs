@@ -7,6 +7,7 @@ use redis::Value;
 
 use crate::base::clock::end_of;
 use crate::base::failure::Failure;
+use crate::config::lock_name::RESERVED;
 use crate::net::connection::Connection;
 use crate::net::login::Validity;
 use crate::net::transport::{Transport, WaitFor};
@@ -180,10 +181,27 @@ impl Channel {
         match kind {
             "subscribe" => Some(Wake::Ready),
             "message" | "smessage" => {
-                self.keys.name(text(content)?).map(|name| Wake::Lock(name.into()))
+                let message = text(content)?;
+                match message.strip_prefix(RESERVED) {
+                    Some(about) => self.decode_recall(about),
+                    None => self.keys.name(message).map(|name| Wake::Lock(name.into())),
+                }
             }
             _ => None,
         }
+    }
+
+    /// Reads a message of `acquire.lua` to the client that has the lock.
+    fn decode_recall(&self, about: &str) -> Option<Wake> {
+        let (what, about) = about.split_once(':')?;
+        let (nonce, lock) = about.split_once(':')?;
+        let waits = match what {
+            "try" => false,
+            "want" => true,
+            _ => return None,
+        };
+        let (name, nonce) = (self.keys.name(lock)?, u64::from_str_radix(nonce, 16).ok()?);
+        Some(Wake::Recall { name: name.into(), nonce, waits })
     }
 }
 

@@ -4,19 +4,24 @@
 -- Failures in the queue are ignored: the client tries again after a while, and without a block of
 -- tokens it has one. The last of a block is at most a millisecond ahead of the clock, so that the
 -- counter stays one.
+-- The number of an owner whose client may keep the lock without using it has 16 digits, the first
+-- one 8 to f. A client that joins the queue has that client told each time it asks.
 -- KEYS  1 lock, 2 fence, 3 queue of waiting clients, 4 if the client leaves turns to Redisson:
 --       Redisson's turn
 -- ARGV  1 owner, 2 lease in ms, 3 life of the fence in ms, 4 life of the queue in ms, or 0 if the
---       client does not join it, 5 the least token, which the servers of a quorum are told because
---       they would never agree on one by their own clocks, or '', 6 if the client may be in the
---       queue: `queued`, or `yields` if a free lock is offered to those in front of it first, 7
---       with 6: how many tokens to give, for holds that follow one another, 8 with 6: for how many
---       ms the lock is offered, 9 with 6: `shard`
+--       client does not join it, less than 0 if it joins it only for a lock that may be kept, 5 the
+--       least token, which the servers of a quorum are told because they would never agree on one
+--       by their own clocks, or '', 6 if the client may be in the queue: `queued`, or `yields` if a
+--       free lock is offered to those in front of it first; `kept` if it has the lock, and wants
+--       more tokens; or '', 7 with 6: how many tokens to give, for holds that follow one another, 8
+--       with 6: for how many ms the lock is offered, 9 with 6: `shard`
 -- USES  `find_holder`, `wake`, `clock` and `next_token`
--- RETURNS the fence if held now, or {first fence, last fence}; {0, ms until the holder's lease ends
---         or -1} if held by another owner, {0, ms until to look again or -1} if another goes first
+-- RETURNS the fence if held now; if several are wanted, {first fence, last fence, 1 if another
+--         client waits}; {0, ms until the holder's lease ends or -1, 1 if the client has joined the
+--         queue and the holder's was told} if held by another owner, {0, ms until to look again or
+--         -1} if another goes first
 local left, holder, _, foreign = find_holder()
-local queued = ARGV[6]
+local queued, tokens = ARGV[6] ~= '' and ARGV[6], tonumber(ARGV[7] or 1)
 -- The owner `replaced` stands for an offer to the client, and its field is removed.
 local begins, client, keeps, replaced, time = true, nil, nil, nil, nil
 local function join()
@@ -24,7 +29,8 @@ local function join()
   local joined =
     redis.pcall('zadd', KEYS[3], 'nx', time[1] * 1000 + time[2] / 1000, client)
   -- No key is left without a TTL, even if the user lacks the right to set one.
-  if type(joined) == 'number' and redis.pcall('pexpire', KEYS[3], ARGV[4]) ~= 1 then
+  local life = string.match(ARGV[4], '%d+')
+  if type(joined) == 'number' and redis.pcall('pexpire', KEYS[3], life) ~= 1 then
     redis.pcall('zrem', KEYS[3], client)
   end
 end
@@ -39,7 +45,7 @@ if left ~= -2 or queued then
     local mine = redis.pcall('hget', KEYS[1], ARGV[1])
     keeps = type(mine) == 'string' and mine ~= '0'
     begins = keeps
-  else
+  elseif queued ~= 'kept' then
     local first = redis.pcall('zrange', KEYS[3], 0, 0, 'withscores')
     -- A place below that is the time when a client was found without a listener.
     local yields = first[1] and (queued == 'yields' or tonumber(first[2]) < -5e12)
@@ -58,22 +64,30 @@ if type(turn) == 'string' and turn ~= '0' then
     begins, left, client = false, rest, string.match(ARGV[1], '^(.*):')
   end
 end
-if not begins then
-  if ARGV[4] ~= '0' then
+if not begins or queued == 'kept' and not keeps then
+  local life, id, number = tonumber(ARGV[4]), nil, nil
+  if life ~= 0 and holder then
+    id, number = string.match(holder, '^(.*):([89a-f]' .. string.rep('%x', 15) .. ')$')
+  end
+  if life > 0 or id then
     join()
   end
-  return {0, left}
+  if id then
+    local told = life > 0 and 'want:' or 'try:'
+    tell(id, ARGV[9], 'leasehold:' .. told .. number .. ':' .. KEYS[1])
+  end
+  return {0, left, id and 1}
 end
 local least = ARGV[5]
 if least == '' then
   time = time or redis.call('time')
   least = clock(time)
 end
-local fence, kept = next_token(least, keeps)
+local fence, kept = next_token(least, keeps and tokens == 1)
 if not fence then
   return kept
 end
-if not kept then
+if not keeps then
   redis.call('hset', KEYS[1], ARGV[1], 1)
   if replaced then
     redis.call('hdel', KEYS[1], replaced)
@@ -88,12 +102,15 @@ if redis.pcall('pexpire', KEYS[1], ARGV[2]) ~= 1 then
 end
 if queued then
   redis.pcall('zrem', KEYS[3], client)
-  local last = math.min(fence + ARGV[7] - 1, least + 1000)
-  if last > fence and not kept then
-    local stored = redis.pcall('set', KEYS[2], string.format('%.0f', last), 'px', ARGV[3])
-    if stored.ok then
-      return {fence, last}
-    end
-  end
 end
-return fence
+if tokens == 1 then
+  return fence
+end
+local last = math.min(fence + tokens - 1, least + 1000)
+if last > fence then
+  local stored = redis.pcall('set', KEYS[2], string.format('%.0f', last), 'px', ARGV[3])
+  last = stored.ok and last or fence
+else
+  last = fence
+end
+return {fence, last, redis.pcall('exists', KEYS[3]) == 1 and 1 or nil}

@@ -8,6 +8,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 
 use crate::base::failure::{Failure, FailureKind};
 use crate::net::interrupter::{Close, Interrupter};
+use crate::store::hold_id::HoldId;
 use crate::store::keys::Keys;
 use crate::store::wake::{Wake, Wakeups};
 
@@ -26,6 +27,9 @@ pub(super) struct Inbox {
 enum Message {
     /// The client waits no more.
     End,
+    /// Another client wants the lock with this key, which has a hold with this nonce. It waits, or
+    /// has only a moment.
+    Recall { key: Box<str>, nonce: u64, waits: bool },
     /// The lock with this key may be free.
     Wake(Box<str>),
 }
@@ -49,8 +53,18 @@ impl Inboxes {
 
     /// Tells a client that the lock with this key may be free.
     pub(super) fn tell(&self, client: &str, key: &str) {
+        self.send(client, Message::Wake(key.into()));
+    }
+
+    /// Tells the client of a hold that another one wants the lock with this key, and `waits` for it
+    /// or has only a moment.
+    pub(super) fn recall(&self, hold: &HoldId, key: &str, waits: bool) {
+        self.send(&hold.client, Message::Recall { key: key.into(), nonce: hold.nonce, waits });
+    }
+
+    fn send(&self, client: &str, message: Message) {
         if let Some(inbox) = self.0.get(client).and_then(Weak::upgrade) {
-            inbox.send(Message::Wake(key.into()));
+            inbox.send(message);
         }
     }
 }
@@ -100,6 +114,11 @@ impl Wakeups for MemoryWakeups {
                     // Clients with another prefix have the same key in another way.
                     if let Some(name) = self.keys.name(&key) {
                         return Some(Ok(Wake::Lock(name.into())));
+                    }
+                }
+                Ok(Message::Recall { key, nonce, waits }) => {
+                    if let Some(name) = self.keys.name(&key) {
+                        return Some(Ok(Wake::Recall { name: name.into(), nonce, waits }));
                     }
                 }
                 Ok(Message::End) => {}

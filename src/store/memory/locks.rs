@@ -48,15 +48,21 @@ impl Locks {
             return Ok(self.acquire_all(keys, request));
         }
         let key = &*keys.lock(&hold.name);
+        let gets_block = hold.kind == HoldKind::Lock
+            && (registration == Registration::Followed || hold.may_be_kept());
         if let Some(fence) = self.repeat(key, hold, lease) {
+            if gets_block {
+                return Ok(self.block(key, hold));
+            }
             let others = self.acquire_others(key, others, lease, 0);
-            return Ok(AcquireReply::Acquired { fence, others, room: 0 });
+            return Ok(AcquireReply::Acquired { fence, others, room: 0, wanted: false });
         }
         self.purge();
         let Self { by_key, inboxes, .. } = self;
         let name = by_key.entry(key.into()).or_default();
         name.check_type(hold.kind)?;
-        let (is_lock, waits) = (hold.kind == HoldKind::Lock, registration != Registration::None);
+        let is_lock = hold.kind == HoldKind::Lock;
+        let waits = registration.joins() || registration == Registration::Last;
         // An offer of a side or a permit is left to the thread of its client that waits.
         let may_take = is_lock || waits;
         let mut is_offered = may_take && name.has_offer_to(hold);
@@ -73,11 +79,15 @@ impl Locks {
             name.serve(key, waits.then_some(&*hold.client), inboxes);
             is_offered = waits && name.has_offer_to(hold);
         }
-        if !is_offered && (!name.admits(hold, may_take) || name.is_waited_for(hold.kind)) {
-            if waits {
+        let is_refused =
+            !is_offered && (!name.admits(hold, may_take) || name.is_waited_for(hold.kind));
+        if is_refused || registration == Registration::Kept {
+            let recalled = name.recall(key, registration, inboxes);
+            if registration.joins() || recalled {
                 name.join(hold);
             }
-            return Ok(AcquireReply::held(name.remaining(hold.kind)));
+            let remaining = name.remaining(hold.kind);
+            return Ok(AcquireReply::Held { index: 0, remaining, in_doubt: false, recalled });
         }
         if is_lock && waits {
             name.leave(hold);
@@ -86,12 +96,12 @@ impl Locks {
             name.remove_offer_to(hold);
         }
         let fence = self.begin(key, hold, lease);
-        if is_lock && registration == Registration::Followed {
-            return Ok(AcquireReply::acquired(fence, self.reserve(key, fence)));
+        if gets_block {
+            return Ok(self.block(key, hold));
         }
         let room = self.name(key).map_or(0, |name| name.room(hold.kind));
         let others = self.acquire_others(key, others, lease, room);
-        Ok(AcquireReply::Acquired { fence, others, room: 0 })
+        Ok(AcquireReply::Acquired { fence, others, room: 0, wanted: false })
     }
 
     /// Begins the first of the holds that are asked for along with another one, as far as there is
@@ -119,7 +129,8 @@ impl Locks {
             name.is_none_or(|name| name.holds.iter().all(|held| held.id == *hold && held.depth > 0))
         };
         if let Some(index) = holds.iter().position(|hold| !is_free(hold)) {
-            return AcquireReply::Held { index, remaining: None, in_doubt: false };
+            let (remaining, in_doubt, recalled) = (None, false, false);
+            return AcquireReply::Held { index, remaining, in_doubt, recalled };
         }
         self.purge();
         let mut fences = holds.iter().map(|hold| {
@@ -127,7 +138,7 @@ impl Locks {
             self.repeat(key, hold, lease).unwrap_or_else(|| self.begin(key, hold, lease))
         });
         let fence = fences.next().unwrap_or_default();
-        AcquireReply::Acquired { fence, others: fences.collect(), room: 0 }
+        AcquireReply::Acquired { fence, others: fences.collect(), room: 0, wanted: false }
     }
 
     /// Renews a hold that exists already, and returns its token.
@@ -151,14 +162,20 @@ impl Locks {
         fence
     }
 
-    /// Reserves tokens that follow one, and returns how many.
-    fn reserve(&mut self, key: &str, fence: u64) -> u32 {
+    /// Gives a hold of a lock, which has one token at least, a block of new ones.
+    fn block(&mut self, key: &str, hold: &HoldId) -> AcquireReply {
+        let fence = micros().max(self.fence + 1);
         let last = (fence + TENURE_FENCES - 1).min(micros() + TENURE_FENCES).max(fence);
         self.fence = self.fence.max(last);
-        if let Some(name) = self.name(key) {
+        let wanted = self.name(key).is_some_and(|name| {
             name.fence = name.fence.max(last);
-        }
-        u32::try_from(last.saturating_sub(fence)).unwrap_or_default()
+            if let Some(held) = name.find(hold) {
+                held.fence = fence;
+            }
+            !name.queue.is_empty()
+        });
+        let room = u32::try_from(last.saturating_sub(fence)).unwrap_or_default();
+        AcquireReply::Acquired { fence, others: Vec::new(), room, wanted }
     }
 
     /// Removes the names that nobody holds or waits for, once there are many.

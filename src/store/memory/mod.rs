@@ -150,7 +150,7 @@ impl Default for Memory {
 
 impl Store for Memory {
     fn acquire(&self, request: Acquire<'_>) -> Result<AcquireReply, Failure> {
-        if request.registration != Registration::None {
+        if !matches!(request.registration, Registration::None | Registration::Kept) {
             self.inbox(&request.holds[0].client);
         }
         self.server.execute(request.deadline, |locks| locks.acquire(&self.keys, request))

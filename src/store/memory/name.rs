@@ -10,7 +10,7 @@ use crate::base::failure::Failure;
 use crate::store::command::OFFER;
 use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::memory::inbox::Inboxes;
-use crate::store::request::HolderReply;
+use crate::store::request::{HolderReply, Registration};
 
 /// What there is of one name.
 #[derive(Debug, Default)]
@@ -151,6 +151,15 @@ impl Name {
         {
             inboxes.tell(next, key);
         }
+    }
+
+    /// Tells the client that holds the lock that another one asks for it, if that client may keep
+    /// it. Returns `false` if there is none that may.
+    pub(super) fn recall(&self, key: &str, asks: Registration, inboxes: &Inboxes) -> bool {
+        let may_be_kept = |held: &&LiveHold| held.depth > 0 && held.id.may_be_kept();
+        let kept = self.holds.iter().find(may_be_kept);
+        let kept = kept.filter(|_| asks.joins() || asks == Registration::IfMayBeKept);
+        kept.map(|held| inboxes.recall(&held.id, key, asks.joins())).is_some()
     }
 
     /// For how long what is in the way of a hold lasts, if anything is.

@@ -34,13 +34,14 @@ impl Grants {
         let command = commands.acquire(request);
         let (decision, votes) = rounds.ask(&mut links, command, deadline, Votes::decide_acquire);
         let outcome = match decision {
-            HoldDecision::Granted { fence, agreed } => {
+            HoldDecision::Granted { fence, agreed, wanted } => {
                 let confirmed = match agreed {
                     Some(_) => Ok(()),
                     None => self.confirm(&mut links, hold, fence, lease, deadline),
                 };
                 let room = agreed.unwrap_or_default();
-                confirmed.map(|()| AcquireReply::acquired(fence, room))
+                let others = Vec::new();
+                confirmed.map(|()| AcquireReply::Acquired { fence, others, room, wanted })
             }
             HoldDecision::NotGranted(outcome) => outcome,
         };

@@ -24,8 +24,9 @@ pub(super) struct Votes<T>(pub(super) Vec<Option<Result<T, Failure>>>);
 #[derive(Debug)]
 pub(super) enum HoldDecision {
     /// A majority has begun it. Its token is the greatest that a server gave. If a majority gave
-    /// just that, they have `agreed`: on it, and on this many more that follow it.
-    Granted { fence: u64, agreed: Option<u32> },
+    /// just that, they have `agreed`: on it, and on this many more that follow it. A server may
+    /// know that another client waits.
+    Granted { fence: u64, agreed: Option<u32>, wanted: bool },
     /// No majority can have begun it.
     NotGranted(Result<AcquireReply, Failure>),
 }
@@ -172,7 +173,10 @@ impl Votes<AcquireReply> {
             let (fence, _) = grants[0];
             let (least, room) = grants[self.required() - 1];
             let agreed = (least == fence).then_some(room);
-            return Some(HoldDecision::Granted { fence, agreed });
+            let is_wanted =
+                |reply: &AcquireReply| matches!(reply, AcquireReply::Acquired { wanted: true, .. });
+            let wanted = self.answers().any(is_wanted);
+            return Some(HoldDecision::Granted { fence, agreed, wanted });
         }
         if granted + self.pending() >= self.required() || self.may_be_wrong() {
             return None;
@@ -188,7 +192,10 @@ impl Votes<AcquireReply> {
         if self.answers().count() + short + wrong >= self.required() {
             let remaining = self.until_majority_is_free(granted + short);
             let in_doubt = self.failures().any(Failure::is_ambiguous);
-            let reply = AcquireReply::Held { index: 0, remaining, in_doubt };
+            let is_recalled =
+                |reply: &AcquireReply| matches!(reply, AcquireReply::Held { recalled: true, .. });
+            let recalled = self.answers().any(is_recalled);
+            let reply = AcquireReply::Held { index: 0, remaining, in_doubt, recalled };
             return Some(HoldDecision::NotGranted(Ok(reply)));
         }
         self.unanswered(granted).map(|failure| HoldDecision::NotGranted(Err(failure)))

@@ -68,6 +68,8 @@ impl WakeupPolicy for WakeupsOfMajorities {
                 self.gathered.entry(name).or_insert_with(new).add(from.number);
                 None
             }
+            // One server is enough, and the next one repeats it.
+            Wake::Recall { .. } => Some(wake),
             // Of one server: Redisson does not ask for majorities.
             Wake::Unlocked(_) => None,
             Wake::Ready => (listening == majority(self.count)).then_some(wake),

@@ -307,7 +307,7 @@ impl<'a> Subject<'a> {
         let reply =
             self.store.acquire(Acquire { holds: &ids, lease, registration, deadline: soon() });
         match reply {
-            Ok(AcquireReply::Acquired { fence, others, room }) => {
+            Ok(AcquireReply::Acquired { fence, others, room, .. }) => {
                 let block = if registration == Registration::Followed { room } else { 0 };
                 assert!(u64::from(block) < TENURE_FENCES, "{block}");
                 let tokens = [fence].into_iter().chain(others).zip(holds);

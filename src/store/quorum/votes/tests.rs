@@ -54,7 +54,7 @@ fn a_hold_is_granted_by_a_majority_and_by_nothing_else() {
                 (votes.count_short(), votes.count_failures(FailureKind::WrongType));
             let may_win = won + votes.pending() >= votes.required();
             match votes.decide_acquire() {
-                Some(HoldDecision::Granted { fence, agreed }) => {
+                Some(HoldDecision::Granted { fence, agreed, .. }) => {
                     assert!(won >= votes.required(), "{votes:?}");
                     assert!(fence == 7 && agreed == Some(0));
                 }
@@ -147,7 +147,7 @@ fn the_token_is_the_greatest_and_agreed_if_a_majority_gave_it() {
     let race = |grants: [(u64, u32); 3]| {
         let grant = |(fence, room)| Some(Ok(AcquireReply::acquired(fence, room)));
         match Votes(grants.map(grant).into()).decide_acquire() {
-            Some(HoldDecision::Granted { fence, agreed }) => (fence, agreed),
+            Some(HoldDecision::Granted { fence, agreed, .. }) => (fence, agreed),
             other => panic!("{other:?}"),
         }
     };
