@@ -15,12 +15,12 @@ use crate::event::Events;
 use crate::local::call::CallTimes;
 use crate::local::retry::{RetryLimit, RetryPolicy};
 use crate::local::shared::Shared;
+use crate::net::durability::Demand;
 use crate::net::endpoint::Endpoint;
 use crate::net::sentinel::{self, Sentinels};
 use crate::net::server::{Pools, Server, ServerFactory};
 use crate::store::Store;
 use crate::store::cluster::{Cluster, parse_seeds};
-use crate::store::durability::{Demand, probe};
 use crate::store::memory::{Memory, SimulatedServer};
 use crate::store::quorum::Quorum;
 use crate::store::standalone::Standalone;
@@ -136,8 +136,8 @@ fn prepare(mut config: Config) -> Result<Config> {
 fn start_on(config: Config, server: Server, pools: Pools) -> Result<Shared> {
     insist(&config, || server.ping(end_of(config.connect_timeout)))?;
     if let Some(demand) = Demand::new(config.durability).filter(|_| !config.lazy) {
-        probe(&server, &demand, end_of(config.connect_timeout))
-            .map_err(|failure| failure.into_error(ATTEMPT, ""))?;
+        let probed = server.exchange(demand.probe(), end_of(config.connect_timeout));
+        probed.map_err(|failure| failure.into_error(ATTEMPT, ""))?;
     }
     let store = Standalone::new(server, &config);
     Shared::start(config, Arc::new(store), false, pools)

@@ -7,7 +7,7 @@ use std::time::Instant;
 #[cfg(not(all(test, leasehold_shuttle)))]
 pub(crate) use {
     parking_lot::{Condvar, Mutex, MutexGuard},
-    std::sync::atomic::{AtomicBool, AtomicUsize, Ordering},
+    std::sync::atomic::AtomicBool,
     std::thread::yield_now,
 };
 

@@ -14,7 +14,6 @@ use crate::local::shared::Shared;
 use crate::local::status::{end_hold, holder_of, repeat, repeat_briefly};
 use crate::net::connection::Connection;
 use crate::net::request::Request;
-use crate::net::transport::Transport;
 use crate::store::ask_one;
 use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::keys::Keys;

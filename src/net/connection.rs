@@ -17,20 +17,33 @@ use crate::base::clock::end_of;
 use crate::base::failure::{Failure, FailureKind};
 use crate::config::credentials::Credentials;
 use crate::net::error_reply;
+use crate::net::exchange::{Answer, Exchange, ReplySlot};
 use crate::net::factory::{ConnectionFactory, Greeting};
+use crate::net::in_flight::InFlight;
 use crate::net::interrupter::Close;
 use crate::net::login::Validity;
-use crate::net::owed::{OwedReplies, PostedRequest};
-use crate::net::request::{Reply, Request, Script};
+use crate::net::request::{Reply, Request};
 use crate::net::resp::RespStream;
 use crate::net::stream::{Arrived, PolledSocket};
-use crate::net::transport::{Transport, WaitFor};
 
 /// A connection over which something was posted less long ago is taken for alive.
 pub(super) const IDLE: Duration = Duration::from_millis(500);
 
-/// How long a thread reads owed replies without waiting for them.
+/// How long a thread reads replies of others without waiting for them.
 const COLLECT: Duration = Duration::from_millis(10);
+
+/// How to wait for a reply.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum WaitFor {
+    /// Not at all, and without a system call: only what was read along with earlier replies counts.
+    Buffered,
+    /// Not at all: only what has come already is read.
+    Nothing,
+    /// Asleep, because it may take long.
+    Reply { deadline: Instant },
+    /// Spinning first, if that pays, because it is expected soon.
+    SoonReply { deadline: Instant },
+}
 
 /// A connection, without a socket until it is used.
 pub(crate) struct Connection {
@@ -47,9 +60,7 @@ pub(crate) struct Connection {
     checked: AtomicU64,
     /// Whether a reply has come over this socket, so that a Redis server is there.
     greeted: bool,
-    owed: OwedReplies,
-    /// The scripts that were posted over this socket, so that the server knows them.
-    known: Vec<&'static Script>,
+    in_flight: InFlight,
     /// When something was last posted.
     used: Instant,
     process: u32,
@@ -74,8 +85,7 @@ impl Connection {
             validity: None,
             checked: AtomicU64::new(0),
             greeted: false,
-            owed: OwedReplies::default(),
-            known: Vec::new(),
+            in_flight: InFlight::default(),
             used: now,
             process: process::id(),
         }
@@ -86,41 +96,39 @@ impl Connection {
         self.made.elapsed()
     }
 
-    fn exchange_once(&mut self, request: &Request, deadline: Instant) -> Reply {
+    /// Sends one request, connecting first if need be, and reads the reply. If none comes in time,
+    /// the connection is given up.
+    pub(crate) fn exchange(&mut self, request: &Request, deadline: Instant) -> Reply {
         self.connect(deadline)?;
-        self.send(|out| out.extend_from_slice(request.bytes()))?;
-        self.receive_reply_to(request, deadline)
-    }
-
-    /// Reads the reply to a request that was sent. If none comes in time, the connection is given
-    /// up.
-    pub(crate) fn receive_reply_to(&mut self, request: &Request, deadline: Instant) -> Reply {
-        let reply = self.receive_with_preludes(request, deadline);
-        request.judge(reply)
-    }
-
-    fn receive_with_preludes(&mut self, request: &Request, deadline: Instant) -> Reply {
-        for _ in 0..request.preludes() {
-            // A rejected ASKING shows in the reply that counts.
-            let prelude = self.receive_in_time(deadline);
-            if !self.is_connected() {
-                return prelude;
-            }
+        let (slot, exchanges) = ReplySlot::of([request.clone()], None, deadline);
+        self.send(exchanges);
+        self.read_until(&slot);
+        let mut replies = slot.close(|| self.no_reply());
+        if self.in_flight.slots().next().is_some() {
+            self.time_out();
         }
-        self.receive_in_time(deadline)
+        replies.pop().unwrap_or_else(|| Err(self.no_reply()))
     }
 
-    fn receive_in_time(&mut self, deadline: Instant) -> Reply {
-        self.receive(WaitFor::SoonReply { deadline }).unwrap_or_else(|| Err(self.time_out()))
+    /// Reads until a slot has its replies, or its deadline.
+    pub(super) fn read_until(&mut self, slot: &ReplySlot) {
+        let wait = WaitFor::SoonReply { deadline: slot.deadline };
+        while !slot.is_complete() && self.receive(wait) {}
     }
 
-    /// Reads the reply to a request that was sent and ignores it. If it has not come by then, it is
-    /// owed until the deadline, and the connection is blocked.
-    pub(crate) fn discard_reply(&mut self, request: Request, by: Instant, deadline: Instant) {
-        let by = by.min(deadline);
-        if self.receive(WaitFor::Reply { deadline: by }).is_none() {
-            self.owed.push(PostedRequest::blocking(request, deadline), &mut Vec::new());
+    pub(crate) fn in_flight(&self) -> &InFlight {
+        &self.in_flight
+    }
+
+    /// Ends the requests whose deadlines have come, though their replies are still awaited. Returns
+    /// when the next deadline comes.
+    pub(crate) fn expire(&mut self, now: Instant) -> Option<Instant> {
+        let Self { in_flight, factory, .. } = self;
+        let next = in_flight.expire(now, || factory.no_reply());
+        while let Some(answer) = in_flight.pop_ready() {
+            answer.deliver();
         }
+        next
     }
 
     /// The server's address, as users are shown it.
@@ -194,8 +202,9 @@ impl Connection {
     /// Gives up a connection whose reply does not fit the request.
     pub(crate) fn invalid_reply(&mut self) -> Failure {
         self.record_break();
-        self.poison();
-        self.factory.invalid_reply()
+        let failure = self.factory.invalid_reply();
+        self.give_up(&failure);
+        failure
     }
 
     /// Opens a socket and logs in.
@@ -219,7 +228,7 @@ impl Connection {
     ) -> Result<(), Failure> {
         let factory = self.factory.clone();
         let mut greeting = Greeting::default();
-        self.send(|out| greeting = factory.write_greeting(credentials, out))?;
+        self.write(|out| greeting = factory.write_greeting(credentials, out))?;
         for _ in 0..greeting.required {
             self.receive_in_greeting(deadline).map_err(Failure::in_login)?;
         }
@@ -239,11 +248,12 @@ impl Connection {
     }
 
     fn receive_in_greeting(&mut self, deadline: Instant) -> Reply {
-        self.receive(WaitFor::Reply { deadline }).unwrap_or_else(|| Err(self.time_out()))
+        self.receive_next(WaitFor::Reply { deadline }).unwrap_or_else(|| Err(self.time_out()))
     }
 
-    /// Reads the next reply, whichever request it belongs to.
-    fn receive_next(&mut self, wait: WaitFor) -> Option<Reply> {
+    /// Reads the next reply, whichever request it belongs to, or the next message; `None` if it has
+    /// not come by then, so that it can be read later.
+    pub(crate) fn receive_next(&mut self, wait: WaitFor) -> Option<Reply> {
         let Some(socket) = &mut self.socket else { return Some(Err(self.invalid_reply())) };
         let reply = match wait {
             WaitFor::Buffered => socket.receive_buffered(),
@@ -254,10 +264,10 @@ impl Connection {
         self.interpret(reply)
     }
 
-    /// Closes the socket. What is owed on it has failed for this reason.
-    fn give_up(&mut self, failure: &Failure) {
+    /// Closes the socket. What is in flight over it has failed for this reason.
+    pub(crate) fn give_up(&mut self, failure: &Failure) {
         self.socket = None;
-        self.owed.fail(failure);
+        self.in_flight.fail(failure);
     }
 
     /// Notes that the connection has broken, once.
@@ -317,26 +327,27 @@ impl Connection {
         }
         failure
     }
-}
 
-impl Transport for Connection {
-    fn is_ready(&self) -> bool {
+    /// Returns `true` if [`connect`](Self::connect) has nothing to do.
+    pub(super) fn is_ready(&self) -> bool {
         self.is_usable() && self.retiring().is_none()
     }
 
-    fn is_connected(&self) -> bool {
+    /// Returns `true` if replies can still come.
+    pub(crate) fn is_connected(&self) -> bool {
         self.socket.is_some()
     }
 
-    fn connect(&mut self, deadline: Instant) -> Result<(), Failure> {
+    /// Opens the connection unless it is open, and makes sure that it leads to the right server.
+    pub(crate) fn connect(&mut self, deadline: Instant) -> Result<(), Failure> {
         // If the server has moved, this connection is no longer open.
         self.factory.refresh_route(deadline);
         if self.is_open() {
             if self.retiring().is_none() {
                 return Ok(());
             }
-            // A failure has ended what is owed.
-            drop(self.read_owed(deadline));
+            // A failure has ended what was in flight.
+            drop(self.read_all(deadline));
         }
         if self.retiring().is_some() {
             // Replaced in time, it has not broken.
@@ -345,7 +356,6 @@ impl Transport for Connection {
         self.record_break();
         self.collect(WaitFor::Nothing);
         self.poison();
-        self.known.clear();
         let moves = self.factory.moves();
         *self.checked.get_mut() = self.factory.suspicions();
         let deadline = deadline.min(end_of(self.factory.connect_timeout));
@@ -365,21 +375,35 @@ impl Transport for Connection {
         Ok(())
     }
 
-    fn exchange(&mut self, request: &Request, deadline: Instant) -> Reply {
-        let reply = self.exchange_once(request, deadline);
-        match request.again_after(&reply) {
-            Some(again) => self.exchange_once(&again, deadline),
-            None => reply,
-        }
+    /// Writes requests over the open connection, in one write, as far as there is room, without
+    /// waiting. Whoever reads goes on with the rest as room comes. If that fails, everything in
+    /// flight has failed.
+    pub(crate) fn send(&mut self, exchanges: impl IntoIterator<Item = Exchange>) {
+        self.record(exchanges);
+        drop(self.write(|_| {}));
     }
 
-    fn send(&mut self, pack: impl FnOnce(&mut Vec<u8>)) -> Result<(), Failure> {
-        let Some(socket) = &mut self.socket else { return Err(self.no_reply()) };
+    /// Has requests written along with the next write.
+    pub(super) fn record(&mut self, exchanges: impl IntoIterator<Item = Exchange>) {
+        // Without a socket they have failed, and `write` says so.
+        let out = self.socket.as_mut().map(RespStream::out);
+        self.in_flight.push(exchanges, out.unwrap_or(&mut Vec::new()));
+    }
+
+    /// Writes what `pack` appends, as `send` does.
+    pub(crate) fn write(&mut self, pack: impl FnOnce(&mut Vec<u8>)) -> Result<(), Failure> {
+        let Some(socket) = &mut self.socket else {
+            let failure = self.no_reply();
+            self.give_up(&failure);
+            return Err(failure);
+        };
         pack(socket.out());
         socket.write().map_err(|error| self.broken(error.into()))
     }
 
-    fn flush(&mut self, deadline: Instant) -> Result<(), Failure> {
+    /// Blocks until everything is written. If there is no room for it in time, that is a failure,
+    /// and the connection is as before.
+    pub(super) fn flush(&mut self, deadline: Instant) -> Result<(), Failure> {
         let Some(socket) = &mut self.socket else { return Err(self.no_reply()) };
         match socket.flush(deadline) {
             Err(error) if error.kind() == io::ErrorKind::TimedOut => Err(self.no_reply()),
@@ -387,25 +411,68 @@ impl Transport for Connection {
         }
     }
 
-    fn receive(&mut self, wait: WaitFor) -> Option<Reply> {
-        while self.owed.is_next() {
-            let reply = self.receive_next(wait)?;
-            if !self.is_connected() {
-                return Some(reply);
+    /// Reads the next reply and passes it on. Returns `false` if none has come by then, or none is
+    /// to come.
+    pub(crate) fn receive(&mut self, wait: WaitFor) -> bool {
+        let answer = self.receive_answer(wait);
+        answer.map(Answer::deliver).is_some()
+    }
+
+    /// Reads the next reply, and does what has to be done about it.
+    pub(super) fn receive_answer(&mut self, wait: WaitFor) -> Option<Answer> {
+        loop {
+            if let Some(answer) = self.in_flight.pop_ready() {
+                return Some(answer);
             }
-            self.owed.answer(reply);
+            if self.in_flight.is_empty() {
+                return None;
+            }
+            let wait = match wait {
+                // Replicas and disks do not answer soon, so spinning for them does not pay.
+                WaitFor::SoonReply { deadline } if self.in_flight.is_next_slow() => {
+                    WaitFor::Reply { deadline }
+                }
+                wait => wait,
+            };
+            let reply = self.receive_next(wait)?;
+            // Without a socket, everything has failed.
+            let Self { socket: Some(socket), in_flight, factory, .. } = self else { return None };
+            let fits = in_flight.take(reply, || factory.label(), socket.out()).is_ok();
+            let has_more = socket.is_writing();
+            if !fits {
+                self.invalid_reply();
+            } else if has_more {
+                drop(self.write(|_| {}));
+            }
         }
-        self.receive_next(wait)
     }
 
-    fn owed(&self) -> &OwedReplies {
-        &self.owed
+    /// Reads what has come, until nothing is in flight or no more has come by then. Without a wait
+    /// it ends soon, even if more has come.
+    pub(crate) fn collect(&mut self, wait: WaitFor) {
+        // The thread of a sweep has other work, whatever the server sends.
+        let longest = if matches!(wait, WaitFor::Nothing) { COLLECT } else { Duration::MAX };
+        let begun = Instant::now();
+        while begun.elapsed() < longest && self.receive(wait) {}
     }
 
-    fn can_post(&mut self, now: Instant) -> bool {
+    /// Reads all that is to come, or gives up the connection if it has not come by then.
+    pub(super) fn read_all(&mut self, deadline: Instant) -> Result<(), Failure> {
+        while self.receive(WaitFor::SoonReply { deadline }) {}
+        if !self.in_flight.is_empty() {
+            return Err(self.time_out());
+        }
+        if self.is_connected() { Ok(()) } else { Err(self.no_reply()) }
+    }
+
+    /// Returns `true` if a request can be written over the open connection that no thread waits
+    /// for, as far as is known without waiting.
+    pub(super) fn can_post(&mut self, now: Instant) -> bool {
         // After a short time it is taken for granted that the server has not closed it. What comes
-        // although nothing is owed is no reply, but may say why the connection is about to end.
-        let was_idle = now.saturating_duration_since(self.used) >= IDLE && self.owed.is_empty();
+        // although nothing is in flight is no reply, but may say why the connection is about to
+        // end.
+        let was_idle =
+            now.saturating_duration_since(self.used) >= IDLE && self.in_flight.is_empty();
         if was_idle && self.socket.as_ref().is_some_and(|socket| socket.look() != Arrived::Nothing)
         {
             self.poison();
@@ -415,57 +482,37 @@ impl Transport for Connection {
         self.is_open() && self.retiring().is_none()
     }
 
-    fn owe(&mut self, mut posted: PostedRequest) {
-        posted.make_known(&mut self.known);
-        // Without a socket it has failed, and `give_up` says so.
-        let out = self.socket.as_mut().map(RespStream::out);
-        self.owed.push(posted, out.unwrap_or(&mut Vec::new()));
+    /// Gives up the connection, and with it whatever is in flight.
+    pub(crate) fn poison(&mut self) {
+        let error = io::Error::other("the connection was given up");
+        let label = self.factory.label();
+        self.give_up(&Failure::io(FailureKind::Disconnected, &label, error));
     }
 
-    fn owe_again(&mut self) -> bool {
-        let again = self.owed.take_again();
-        let any = !again.is_empty();
-        for posted in again {
-            self.owe(posted);
-        }
-        any
-    }
-
-    fn collect(&mut self, wait: WaitFor) {
-        // The thread of a sweep has other work, whatever the server sends.
-        let longest = if matches!(wait, WaitFor::Nothing) { COLLECT } else { Duration::MAX };
-        let begun = Instant::now();
-        while self.owed.is_next()
-            && self.is_connected()
-            && begun.elapsed() < longest
-            && let Some(reply) = self.receive_next(wait)
-        {
-            self.owed.answer(reply);
-        }
-    }
-
-    fn poison(&mut self) {
-        if self.owed.is_empty() {
-            self.socket = None;
-        } else {
-            let error = io::Error::other("the connection was given up");
-            let label = self.factory.label();
-            self.give_up(&Failure::io(FailureKind::Disconnected, &label, error));
-        }
-    }
-
-    fn time_out(&mut self) -> Failure {
+    /// Gives up a connection over which no reply has come in time.
+    pub(crate) fn time_out(&mut self) -> Failure {
         let failure = self.no_reply();
         self.record_break();
         self.give_up(&failure);
         failure
+    }
+
+    /// Gives up the connection if threads have given up what is in flight over it: nothing is known
+    /// about a server that has kept them waiting.
+    pub(super) fn close_if_abandoned(&mut self) {
+        if self.in_flight.slots().next().is_some() {
+            self.collect(WaitFor::Nothing);
+            if self.in_flight.slots().next().is_some() {
+                self.time_out();
+            }
+        }
     }
 }
 
 impl Drop for Connection {
     fn drop(&mut self) {
         // In a forked child the replies are the parent's.
-        if !self.owed.is_empty() && process::id() == self.process {
+        if !self.in_flight.is_empty() && process::id() == self.process {
             self.collect(WaitFor::Nothing);
             self.poison();
         }

@@ -1,16 +1,16 @@
 //! How bytes travel: connections, the threads that share them, and where servers are.
 
 pub(crate) mod connection;
+pub(crate) mod durability;
 pub(crate) mod endpoint;
 pub(crate) mod error_reply;
+pub(crate) mod exchange;
 pub(crate) mod factory;
+pub(crate) mod in_flight;
 pub(crate) mod interrupter;
 pub(crate) mod login;
 pub(crate) mod multiplexer;
-pub(crate) mod owed;
-mod owing;
 mod panel;
-pub(crate) mod pipeline;
 pub(crate) mod poll;
 pub(crate) mod pool;
 mod post_writer;
@@ -21,16 +21,14 @@ pub(crate) mod request;
 pub(crate) mod resolver;
 pub(crate) mod resp;
 pub(crate) mod route;
-pub(crate) mod send_queue;
 pub(crate) mod sentinel;
 pub(crate) mod server;
 mod shared_call;
-pub(crate) mod shared_connection;
+mod shared_queue;
 pub(crate) mod spin;
 pub(crate) mod stream;
 #[cfg(feature = "tls")]
 pub(crate) mod tls;
-pub(crate) mod transport;
 #[cfg(feature = "tls")]
 pub(crate) mod trust;
 

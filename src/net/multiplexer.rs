@@ -1,101 +1,112 @@
 //! How the threads of a client share its connections to one server.
 //!
-//! A thread that finds a connection free uses it alone. Where none is free, requests queue up, and
-//! the thread that gets a connection next sends all of them in one write. The idea is that of flat
-//! combining (Hendler, Incze, Shavit and Tzafrir, 2010), with a connection for the lock.
-//! The first request of a batch yields once before it is sent: threads that were woken together
-//! send their next requests at nearly the same time, and one write for all costs half the CPU of
-//! one for each. A thread alone never yields.
+//! A thread that finds a connection free sends its request over it. Where none is free, requests
+//! queue up, and the thread that gets a connection next sends all of them in one write. The idea is
+//! that of flat combining (Hendler, Incze, Shavit and Tzafrir, 2010), with a connection for the
+//! lock. The first request of a batch yields once before it is sent: threads that were woken
+//! together send their next requests at nearly the same time, and one write for all costs half the
+//! CPU of one for each. A thread alone never yields.
 //!
-//! A request that no thread waits for is written by the thread that posts it, if a connection is
-//! free. Connections on which replies are owed are kept apart from the others, and used first. A
-//! sweep reads what no user has read for a while.
+//! Replies come in the order of the requests. The thread whose reply comes next is the *reader* of
+//! the connection. When it has its own reply it collects what was read along with that, and the
+//! next thread that waits becomes the reader. So no thread waits for the reply to another, and no
+//! thread is needed that only reads.
+//!
+//! | connection | requests in flight | what comes next |
+//! |---|---|---|
+//! | idle | none | queued requests are sent, or it goes back to the pool |
+//! | with reader | some | the reader has its reply, or its deadline is over: without reader |
+//! | without reader | some that threads wait for | the first of these threads becomes the reader |
+//! | without reader | abandoned ones | given up |
+//! | lingering | only some that no thread waits for | its next user reads the replies, or a sweep |
+//! | lingering, blocked | a request to wait for replicas or disks | no thread uses it |
+//! | given up | all have failed | idle: the next user opens it again |
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use crate::base::failure::Failure;
-use crate::base::sync::yield_now;
-use crate::net::owed::PostedRequest;
-use crate::net::owing::{NextOwing, OwingConnections, SWEEP};
+use crate::base::clock::end_of;
+use crate::base::sync::{Mutex, yield_now};
+use crate::net::connection::{Connection, WaitFor};
+use crate::net::durability::Demand;
+use crate::net::exchange::{Answer, Exchange, Lent, ReplySlot, SendWait};
+use crate::net::pool::{ConnectionPool, NoConnection, PooledConnection};
 use crate::net::post_writer::PostWriter;
 use crate::net::request::{Reply, Request};
-use crate::net::send_queue::{Queued, SendQueue};
-use crate::net::shared_connection::{QueuedRequest, ReplySlot, SharedConnection, Step};
-use crate::net::transport::{ConnectionSource, NoConnection, Transport, WaitFor};
+use crate::net::shared_queue::{Next, NoneLingers, SWEEP, SharedQueue};
+
+/// How long a call waits for the reply to a needless request to wait for replicas or disks, before
+/// it goes on without its connection.
+const NEEDLESS_WAIT: Duration = Duration::from_millis(10);
 
 /// The connections to one server, as threads share them.
 #[derive(Debug)]
-pub(crate) struct Multiplexer<S: ConnectionSource> {
-    source: S,
-    /// Whether requests of several threads may go over one connection.
-    shares: bool,
-    queue: SendQueue<S::Connection>,
-    owing: OwingConnections<S::Connection>,
+pub(crate) struct Multiplexer {
+    pool: ConnectionPool,
+    queue: Mutex<SharedQueue>,
     posts: PostWriter,
 }
 
-impl<S: ConnectionSource> Multiplexer<S> {
-    pub(super) fn new(source: S, shares: bool) -> Self {
-        Self {
-            source,
-            shares,
-            queue: SendQueue::default(),
-            owing: OwingConnections::default(),
-            posts: PostWriter::default(),
-        }
+impl Multiplexer {
+    /// Unless it `shares`, no two threads have requests in flight over one connection.
+    pub(super) fn new(pool: ConnectionPool, shares: bool) -> Self {
+        let queue = Mutex::new(SharedQueue::new(shares));
+        Self { pool, queue, posts: PostWriter::default() }
     }
 
-    pub(super) fn source(&self) -> &S {
-        &self.source
+    pub(super) fn pool(&self) -> &ConnectionPool {
+        &self.pool
     }
 
-    /// How many connections no thread uses while replies are owed on them.
-    pub(super) fn owing(&self) -> usize {
-        self.owing.len()
+    /// How many connections no thread uses while replies are to come over them.
+    pub(super) fn lingering(&self) -> usize {
+        self.queue.lock().lingering()
     }
 
-    /// Returns `true` if no request waits for a connection.
+    /// Returns `true` if a request waits for a connection.
+    pub(super) fn has_queued(&self) -> bool {
+        !self.queue.lock().is_empty()
+    }
+
+    /// Returns `true` if replies are to come that no thread waits for.
     #[cfg(all(test, leasehold_shuttle))]
-    pub(super) fn is_idle(&self) -> bool {
-        self.queue.is_empty()
+    pub(super) fn is_lingering(&self) -> bool {
+        self.queue.lock().is_lingering()
     }
 
-    /// Sends a request and waits for its reply: alone if a connection is free and other threads do
-    /// not send batches at the moment, else together with theirs.
-    pub(super) fn exchange(self: &Arc<Self>, request: Request, deadline: Instant) -> Reply {
-        let free = if self.queue.is_batching() { None } else { self.take(deadline) };
-        let Some(mut connection) = free else {
-            return self.begin(request, deadline).wait();
-        };
-        let reply = connection.exchange(&request, deadline);
-        self.send_queued(connection, deadline);
-        reply
+    /// Sends requests and waits for their replies: at once if a connection is free and other
+    /// threads do not send batches at the moment, else together with theirs. More than one, and one
+    /// with a demand, go over a connection of their own.
+    pub(super) fn exchange(
+        self: &Arc<Self>,
+        requests: impl IntoIterator<Item = Request>,
+        demand: Option<(Demand, SendWait)>,
+        deadline: Instant,
+    ) -> Vec<Reply> {
+        let (own, unsent) = ReplySlot::of(requests, demand, deadline);
+        if let Some(connection) = self.take_unless_batching(deadline) {
+            return self.read(Lent { connection, unsent }, &own);
+        }
+        self.push(unsent, &own);
+        self.wait(&own)
     }
 
     /// Sends a request, or has it sent as soon as a connection is free. Any thread may wait for the
     /// reply.
-    pub(super) fn begin(self: &Arc<Self>, request: Request, deadline: Instant) -> Pending<S> {
-        let slot = ReplySlot::new(deadline);
-        if !self.shares {
-            slot.answer(self.alone(deadline, |connection| connection.exchange(&request, deadline)));
-            return Pending { multiplexer: self.clone(), slot, waited: false };
-        }
-        let queued = QueuedRequest { request, slot: slot.clone() };
-        self.push(Queued::Request(queued), deadline);
+    pub(super) fn begin(self: &Arc<Self>, request: Request, deadline: Instant) -> Pending {
+        let (slot, exchanges) = ReplySlot::of([request], None, deadline);
+        self.push(exchanges, &slot);
         Pending { multiplexer: self.clone(), slot, waited: false }
     }
 
     /// Writes requests that no thread waits for, or has them written as soon as a connection is
     /// free. Blocks only for room to write, and to open a connection.
-    pub(super) fn post(self: &Arc<Self>, posted: Vec<PostedRequest>) {
+    pub(super) fn post(self: &Arc<Self>, posted: Vec<Exchange>) {
         let Some(deadline) = posted.iter().map(|posted| posted.deadline).max() else { return };
-        let free = if self.queue.is_batching() { None } else { self.take_to_post(deadline) };
-        match free {
+        match self.take_to_post(deadline) {
             None => {
-                for posted in posted {
-                    self.push(Queued::Posted(posted), deadline);
-                }
+                let is_first = self.queue.lock().push_posted(posted);
+                self.send_first(is_first, deadline);
             }
             Some(mut connection) => {
                 self.posts.write(&mut connection, posted, deadline);
@@ -104,60 +115,38 @@ impl<S: ConnectionSource> Multiplexer<S> {
         }
     }
 
-    /// Lets `work` have a connection to itself.
-    pub(super) fn alone<T>(
-        self: &Arc<Self>,
-        deadline: Instant,
-        work: impl FnOnce(&mut S::Connection) -> Result<T, Failure>,
-    ) -> Result<T, Failure> {
-        let mut connection = match self.take(deadline) {
-            Some(connection) => connection,
-            None => self.wait_for_connection(deadline)?,
-        };
-        let outcome = work(&mut connection);
-        self.send_queued(connection, deadline);
-        outcome
-    }
-
-    /// Blocks until it is this thread's turn to have a connection to itself.
-    fn wait_for_connection(self: &Arc<Self>, deadline: Instant) -> Result<S::Connection, Failure> {
-        let slot = ReplySlot::new(deadline);
-        self.push(Queued::Alone(slot.clone()), deadline);
-        match slot.wait() {
-            Step::Read(connection, _) => Ok(connection.into_idle()),
-            Step::Return(Err(failure)) => Err(failure),
-            Step::Leave | Step::Return(Ok(_)) => {
-                self.queue.withdraw(&slot);
-                Err(self.source.all_in_use())
-            }
-        }
-    }
-
-    /// Reads everything that is owed, or gives up the connections that owe it.
+    /// Reads everything that is to come, or gives up the connections over which it does not.
     pub(super) fn settle(self: &Arc<Self>, deadline: Instant) {
         loop {
-            match self.owing.next() {
-                NextOwing::Connection(mut connection) => {
-                    drop(connection.read_owed(deadline));
+            let lingering = self.queue.lock().take_lingering();
+            match lingering {
+                Ok(mut connection) => {
+                    drop(connection.read_all(deadline));
                     self.send_queued(connection, deadline);
                 }
-                NextOwing::None if self.queue.is_empty() => return,
-                // When it is this thread's turn, everything else has been sent.
-                NextOwing::None if self.alone(deadline, |_| Ok(())).is_ok() => {}
-                NextOwing::None => return,
-                NextOwing::Swept => yield_now(),
+                Err(NoneLingers::Idle) => return,
+                Err(NoneLingers::Queued) if Instant::now() >= deadline => return,
+                Err(NoneLingers::Queued) => {
+                    // When it is this thread's turn, everything else has been sent.
+                    let (turn, none) = ReplySlot::of([], None, deadline);
+                    self.push(none, &turn);
+                    self.wait(&turn);
+                }
+                Err(NoneLingers::Swept) => yield_now(),
             }
         }
     }
 
     /// Returns a connection of the pool. A thread that comes too late for one has kept it from
     /// others: a sweep sends what has queued up meanwhile.
-    fn take_pooled(self: &Arc<Self>, deadline: Instant) -> Option<S::Connection> {
-        match self.source.try_get(deadline) {
+    fn take_pooled(self: &Arc<Self>, deadline: Instant) -> Option<PooledConnection> {
+        match self.pool.try_get(deadline) {
             Ok(connection) => return Some(connection),
             Err(NoConnection::InUse) => {}
             Err(NoConnection::Late) => {
-                if !self.queue.is_empty() && self.owing.claim_sweep() {
+                let mut queue = self.queue.lock();
+                if !queue.is_empty() && queue.claim_sweep() {
+                    drop(queue);
                     self.schedule_sweep();
                 }
             }
@@ -166,23 +155,34 @@ impl<S: ConnectionSource> Multiplexer<S> {
     }
 
     /// Returns a connection that no thread uses. A blocked one is given up for want of another.
-    fn take(self: &Arc<Self>, deadline: Instant) -> Option<S::Connection> {
-        let free = self.owing.pop().or_else(|| self.take_pooled(deadline));
-        free.or_else(|| {
-            let mut blocked = self.owing.pop_blocked()?;
+    fn take(self: &Arc<Self>, deadline: Instant) -> Option<PooledConnection> {
+        let lingering = self.queue.lock().take();
+        lingering.or_else(|| self.take_pooled(deadline)).or_else(|| {
+            let mut blocked = self.queue.lock().take_blocked()?;
             blocked.poison();
             Some(blocked)
         })
     }
 
-    /// As `take`, but waits for a sweep that has what could be used: if nothing but the thread of
-    /// the sweep wrote the requests, the program might end before.
-    fn take_to_post(self: &Arc<Self>, deadline: Instant) -> Option<S::Connection> {
+    fn take_unless_batching(self: &Arc<Self>, deadline: Instant) -> Option<PooledConnection> {
+        let is_batching = self.queue.lock().is_batching();
+        if is_batching { None } else { self.take(deadline) }
+    }
+
+    /// As `take_unless_batching`, but waits for a sweep that has what could be used: if nothing but
+    /// the thread of the sweep wrote the requests, the program might end before.
+    fn take_to_post(self: &Arc<Self>, deadline: Instant) -> Option<PooledConnection> {
         loop {
-            match self.owing.next() {
-                NextOwing::Connection(connection) => return Some(connection),
-                NextOwing::None => return self.take(deadline),
-                NextOwing::Swept => match self.take_pooled(deadline) {
+            let mut queue = self.queue.lock();
+            if queue.is_batching() {
+                return None;
+            }
+            let lingering = queue.take_lingering();
+            drop(queue);
+            match lingering {
+                Ok(connection) => return Some(connection),
+                Err(NoneLingers::Idle | NoneLingers::Queued) => return self.take(deadline),
+                Err(NoneLingers::Swept) => match self.take_pooled(deadline) {
                     None => yield_now(),
                     free => return free,
                 },
@@ -190,166 +190,203 @@ impl<S: ConnectionSource> Multiplexer<S> {
         }
     }
 
-    /// Adds to the queue. Every request but the first is sent along with the first.
-    fn push(self: &Arc<Self>, queued: Queued<S::Connection>, deadline: Instant) {
-        if !self.queue.push(queued) {
-            self.source.count_wait();
-            return;
+    fn push(self: &Arc<Self>, exchanges: Vec<Exchange>, slot: &Arc<ReplySlot>) {
+        let is_first = self.queue.lock().push(exchanges, slot);
+        self.send_first(is_first, slot.deadline);
+    }
+
+    /// Sends what has just been queued, unless it is sent along with what was queued first.
+    fn send_first(self: &Arc<Self>, is_first: bool, deadline: Instant) {
+        if !is_first {
+            return self.pool.count_wait();
         }
-        if self.queue.is_batching() {
+        let is_batching = self.queue.lock().is_batching();
+        if is_batching {
             // Threads that were woken together have their next requests at nearly the same time: a
             // moment for those that are awake saves a write for each.
             yield_now();
         }
         match self.take(deadline) {
             Some(connection) => self.send_queued(connection, deadline),
-            None => self.source.count_wait(),
+            None => self.pool.count_wait(),
         }
     }
 
-    /// Reads as the reader of a connection until the reply to `own` has come, after sending its
-    /// request if that is `unsent`; `None` if its time is over before.
-    fn read(
-        self: &Arc<Self>,
-        mut connection: SharedConnection<S::Connection>,
-        unsent: Option<Request>,
-        own: &Arc<ReplySlot<S::Connection>>,
-    ) -> Option<Reply> {
-        if let Some(request) = unsent {
-            if let Err(failure) = connection.connect(own.deadline) {
-                self.send_queued(connection.into_idle(), own.deadline);
-                return Some(Err(failure));
-            }
-            let own = QueuedRequest { request, slot: own.clone() };
-            connection.send(Some(own), self.queue.pop_batch(1));
+    /// Blocks until the replies have come, or the deadline.
+    fn wait(self: &Arc<Self>, own: &Arc<ReplySlot>) -> Vec<Reply> {
+        if let Some(lent) = own.wait() {
+            return self.read(lent, own);
         }
-        // Without a reply of its own, the thread may have been answered with a failure.
-        let reply = connection.receive(own).or_else(|| match own.abandon() {
-            Step::Return(reply) => Some(reply),
-            Step::Leave | Step::Read(..) => None,
-        });
-        let buffered = connection.receive_buffered();
-        if let Some(idle) = connection.assign_reader() {
-            self.send_queued(idle.close_unless_idle(), own.deadline);
+        let unsent = !own.is_complete() && self.queue.lock().withdraw(own);
+        own.close(|| if unsent { self.pool.all_in_use() } else { self.pool.no_reply() })
+    }
+
+    /// Sends what is unsent and reads as the reader of a connection until the replies to `own` have
+    /// come, or its deadline.
+    fn read(self: &Arc<Self>, lent: Lent, own: &Arc<ReplySlot>) -> Vec<Reply> {
+        let Lent { mut connection, unsent } = lent;
+        if !unsent.is_empty() {
+            if let Err(failure) = connection.connect(own.deadline) {
+                let replies = own.close(|| failure.clone());
+                self.send_queued(connection, own.deadline);
+                return replies;
+            }
+            let others = self.queue.lock().batch_along(&unsent);
+            send(&mut connection, unsent, others);
+        }
+        connection.read_until(own);
+        if own.is_complete() && connection.in_flight().is_blocked() {
+            let deadline = own.deadline.min(end_of(NEEDLESS_WAIT));
+            connection.collect(WaitFor::Reply { deadline });
+        }
+        let replies = own.close(|| self.pool.no_reply());
+        let buffered = std::iter::from_fn(|| connection.receive_answer(WaitFor::Buffered));
+        let buffered: Vec<Answer> = buffered.collect();
+        if let Some(idle) = lend_to_next(connection) {
+            self.send_queued(idle, own.deadline);
         }
         // Only now: to wake many threads takes longer than to give the server more to do.
-        for (slot, reply) in buffered {
-            slot.answer(reply);
-        }
-        reply
+        buffered.into_iter().for_each(Answer::deliver);
+        replies
     }
 
     /// Sends what has queued up over an idle connection, or gives that back. If no thread waits for
     /// what is sent, there is time until the deadline to do so here.
-    fn send_queued(self: &Arc<Self>, idle: S::Connection, deadline: Instant) {
+    fn send_queued(self: &Arc<Self>, idle: PooledConnection, deadline: Instant) {
         let mut free = Some(idle);
         while let Some(mut connection) = free {
-            free = if self.queue.is_empty() || connection.owed().is_blocked() {
-                self.give_back(connection);
-                // A thread that queued a request just before has found no connection free.
-                if self.queue.is_empty() { None } else { self.take(deadline) }
-            } else if let Some(slot) = self.queue.pop_alone() {
-                let shared = slot.assign(SharedConnection::new(connection), None);
-                shared.map(SharedConnection::into_idle)
-            } else if connection.is_ready() {
-                let mut shared = SharedConnection::new(connection);
-                shared.send(None, self.queue.pop_batch(0));
-                shared.assign_reader().map(SharedConnection::close_unless_idle)
-            } else if let Some(QueuedRequest { request, slot }) = self.queue.pop_waiting() {
-                // To connect takes time, which a thread that waits for a reply has.
-                let shared = slot.assign(SharedConnection::new(connection), Some(request));
-                shared.map(SharedConnection::into_idle)
+            let is_blocked = connection.in_flight().is_blocked();
+            let next = if is_blocked {
+                Next::Nothing
             } else {
-                self.posts.write(&mut connection, self.queue.pop_posted(), deadline);
-                Some(connection)
+                self.queue.lock().next(|| connection.is_ready())
+            };
+            free = match next {
+                Next::Nothing => {
+                    self.give_back(connection);
+                    // A thread that queued a request just before has found no connection free.
+                    if self.has_queued() { self.take(deadline) } else { None }
+                }
+                Next::Lend(unsent, slot) => {
+                    slot.lend(Lent { connection, unsent }).map(|lent| lent.connection)
+                }
+                Next::Batch(batch) => {
+                    send(&mut connection, Vec::new(), batch);
+                    lend_to_next(connection)
+                }
+                Next::Post(posted) => {
+                    self.posts.write(&mut connection, posted, deadline);
+                    Some(connection)
+                }
             };
         }
     }
 
     /// Gives back an idle connection.
-    fn give_back(self: &Arc<Self>, mut connection: S::Connection) {
-        if connection.owed().is_empty() {
-            return;
-        }
-        if connection.owe_again() {
-            // A failure to write fails what is owed.
-            drop(connection.send(|_| {}));
-        }
-        if connection.is_connected() && self.owing.push(connection) {
+    fn give_back(self: &Arc<Self>, connection: PooledConnection) {
+        if !connection.in_flight().is_empty() && self.queue.lock().linger(connection) {
             self.schedule_sweep();
         }
     }
 
     fn schedule_sweep(self: &Arc<Self>) {
         let multiplexer = Arc::downgrade(self);
-        self.source.run_later(SWEEP, move || {
+        self.pool.run_later(SWEEP, move || {
             if let Some(multiplexer) = multiplexer.upgrade() {
                 multiplexer.sweep();
             }
         });
     }
 
-    /// Reads what was owed for a while, and gives up the connections on which something is overdue.
-    /// Sends what is left in the queue.
+    /// Reads what has been to come for a while, and gives up the connections over which something
+    /// is overdue. Sends what is left in the queue.
     fn sweep(self: &Arc<Self>) {
         let now = Instant::now();
-        for mut connection in self.owing.begin_sweep(now) {
+        let due = self.queue.lock().begin_sweep(now);
+        for mut connection in due {
             connection.collect(WaitFor::Nothing);
-            if connection.owed().is_overdue(now) {
+            if connection.in_flight().is_overdue(now) {
                 connection.time_out();
             }
             // This thread has no time to open a connection.
             self.send_queued(connection, now);
         }
-        if !self.queue.is_empty()
+        if self.has_queued()
             && let Some(connection) = self.take(now)
         {
             self.send_queued(connection, now);
         }
-        if self.owing.end_sweep() {
+        let needs_another = self.queue.lock().end_sweep();
+        if needs_another {
             self.schedule_sweep();
         }
     }
 }
 
+/// Makes the first thread that waits for a reply the reader. Returns the connection if none waits,
+/// without requests in flight that a thread has given up.
+fn lend_to_next(mut connection: PooledConnection) -> Option<PooledConnection> {
+    let mut next = 0;
+    loop {
+        let slot = connection.in_flight().slots().nth(next).cloned();
+        let Some(slot) = slot else { break };
+        let lent = Lent { connection, unsent: Vec::new() };
+        connection = slot.lend(lent)?.connection;
+        next += 1;
+    }
+    connection.close_if_abandoned();
+    Some(connection)
+}
+
+/// Sends requests of one thread along with those of others: first those that no thread waits for,
+/// then its own. If too many of the first kind are in flight already, their replies are read first.
+fn send(connection: &mut Connection, own: Vec<Exchange>, others: Vec<Exchange>) {
+    let (posted, waiting): (Vec<_>, Vec<_>) = others.into_iter().partition(Exchange::is_posted);
+    let deadline = own.iter().chain(&waiting).map(|exchange| exchange.deadline).min();
+    for posted in posted {
+        if !connection.in_flight().has_room(posted.len()) {
+            let until = deadline.unwrap_or(posted.deadline);
+            let made = connection.write(|_| {}).and_then(|()| connection.read_all(until));
+            if let Err(failure) = made {
+                posted.answered(Err(failure)).deliver();
+                continue;
+            }
+        }
+        connection.record([posted]);
+    }
+    connection.send(own.into_iter().chain(waiting));
+}
+
 /// A request that was sent, or will be, and whose reply a thread can wait for.
 #[derive(Debug)]
-pub(crate) struct Pending<S: ConnectionSource> {
-    multiplexer: Arc<Multiplexer<S>>,
-    slot: Arc<ReplySlot<S::Connection>>,
+pub(crate) struct Pending {
+    multiplexer: Arc<Multiplexer>,
+    slot: Arc<ReplySlot>,
     waited: bool,
 }
 
-impl<S: ConnectionSource> Pending<S> {
+impl Pending {
     /// Blocks until the reply has come or the deadline of the request is over.
     pub(crate) fn wait(mut self) -> Reply {
         self.waited = true;
-        let Self { multiplexer, slot, .. } = &self;
-        let reply = match slot.wait() {
-            Step::Leave if multiplexer.queue.withdraw(slot) => {
-                Some(Err(multiplexer.source.all_in_use()))
-            }
-            Step::Leave => None,
-            Step::Read(connection, unsent) => multiplexer.read(connection, unsent, slot),
-            Step::Return(reply) => Some(reply),
-        };
-        reply.unwrap_or_else(|| Err(multiplexer.source.no_reply()))
+        let reply = self.multiplexer.wait(&self.slot).pop();
+        reply.unwrap_or_else(|| Err(self.multiplexer.pool.no_reply()))
     }
 }
 
 /// A request that is not waited for must not keep other threads from their replies.
-impl<S: ConnectionSource> Drop for Pending<S> {
+impl Drop for Pending {
     fn drop(&mut self) {
-        if self.waited {
+        let Self { multiplexer, slot, waited } = self;
+        if *waited {
             return;
         }
-        match self.slot.abandon() {
-            Step::Leave | Step::Return(_) => {
-                self.multiplexer.queue.withdraw(&self.slot);
-            }
-            Step::Read(connection, _) => {
-                if let Some(idle) = connection.assign_reader() {
-                    self.multiplexer.send_queued(idle.close_unless_idle(), self.slot.deadline);
+        match slot.leave() {
+            None => drop(multiplexer.queue.lock().withdraw(slot)),
+            Some(Lent { connection, .. }) => {
+                slot.close(|| multiplexer.pool.no_reply());
+                if let Some(idle) = lend_to_next(connection) {
+                    multiplexer.send_queued(idle, slot.deadline);
                 }
             }
         }

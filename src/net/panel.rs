@@ -17,7 +17,6 @@ use crate::net::request::Request;
 use crate::net::route::Address;
 use crate::net::server::ServerFactory;
 use crate::net::spin::Spin;
-use crate::net::transport::Transport;
 
 /// After this many rejections in a row, an address that most sentinels name is given up for one
 /// that any of them names. Before that, a failure to connect does not outweigh the majority.

@@ -17,7 +17,6 @@ use scheduled_thread_pool::{OnPoolDropBehavior, ScheduledThreadPool};
 use crate::base::failure::Failure;
 use crate::net::connection::Connection;
 use crate::net::factory::ConnectionFactory;
-use crate::net::transport::{ConnectionSource, NoConnection, Transport};
 
 const NAME: &str = "leasehold-pool";
 
@@ -66,6 +65,15 @@ pub(crate) struct PoolLimits {
     pub(crate) max_lifetime: Option<Duration>,
 }
 
+/// Why a pool has no connection for a thread.
+#[derive(Debug)]
+pub(super) enum NoConnection {
+    /// All are in use.
+    InUse,
+    /// None was made in time. Until now it was in use for other threads.
+    Late,
+}
+
 /// The pool of connections to one server.
 #[derive(Debug)]
 pub(crate) struct ConnectionPool {
@@ -105,40 +113,45 @@ impl ConnectionPool {
         self.pool.state()
     }
 
-    fn take(&self, permit: Permit, deadline: Instant) -> Option<PooledConnection> {
-        let left = || deadline.saturating_duration_since(Instant::now());
-        // If none is idle, r2d2 makes one on the pool's thread, which takes a few microseconds.
-        let taken = self.pool.try_get().or_else(|| self.pool.get_timeout(left()).ok());
-        let unwinding = thread::panicking();
-        taken.map(|connection| PooledConnection { connection, unwinding, _permit: permit })
-    }
-}
-
-impl ConnectionSource for ConnectionPool {
-    type Connection = PooledConnection;
-
-    fn try_get(&self, deadline: Instant) -> Result<PooledConnection, NoConnection> {
+    /// Returns a connection unless all are in use. Blocks for no longer than it takes to make one,
+    /// without opening it.
+    pub(super) fn try_get(&self, deadline: Instant) -> Result<PooledConnection, NoConnection> {
         let free = |users| (users < self.pool.max_size()).then_some(users + 1);
         let counted = self.users.fetch_update(Ordering::SeqCst, Ordering::SeqCst, free);
         counted.map_err(|_| NoConnection::InUse)?;
-        self.take(Permit(self.users.clone()), deadline).ok_or(NoConnection::Late)
+        let permit = Permit(self.users.clone());
+        #[cfg(all(test, leasehold_shuttle))]
+        crate::net::schedules::is_in_time(deadline).then_some(()).ok_or(NoConnection::Late)?;
+        let left = || deadline.saturating_duration_since(Instant::now());
+        // If none is idle, r2d2 makes one on the pool's thread, which takes a few microseconds.
+        let taken = self.pool.try_get().or_else(|| self.pool.get_timeout(left()).ok());
+        let connection = taken.ok_or(NoConnection::Late)?;
+        debug_assert!(connection.in_flight().is_empty(), "a reply is still to come");
+        Ok(PooledConnection { connection, unwinding: thread::panicking(), _permit: permit })
     }
 
-    fn run_later(&self, delay: Duration, work: impl FnOnce() + Send + 'static) {
+    /// Runs `work` after a delay on a thread for which it must not block.
+    pub(super) fn run_later(&self, delay: Duration, work: impl FnOnce() + Send + 'static) {
+        #[cfg(not(all(test, leasehold_shuttle)))]
         self.thread.after(delay, work);
+        #[cfg(all(test, leasehold_shuttle))]
+        let _ = (delay, shuttle::thread::spawn(work));
     }
 
-    fn count_wait(&self) {
+    /// Counts a request that has to wait for a connection.
+    pub(super) fn count_wait(&self) {
         self.factory.counters.pool_waits.add(1);
     }
 
-    fn all_in_use(&self) -> Failure {
+    /// The failure of a request for which no connection was free in time.
+    pub(super) fn all_in_use(&self) -> Failure {
         let size = self.pool.max_size();
         let why = format!("all connections were in use until the time was over (pool_size {size})");
         Failure::none_free(&self.factory.label(), why)
     }
 
-    fn no_reply(&self) -> Failure {
+    /// The failure of a request that was not answered in time.
+    pub(super) fn no_reply(&self) -> Failure {
         self.factory.no_reply()
     }
 }

@@ -8,8 +8,9 @@ use std::time::Instant;
 
 use crate::base::failure::Failure;
 use crate::base::sync::Mutex;
-use crate::net::owed::PostedRequest;
-use crate::net::transport::{Transport, WaitFor};
+use crate::net::connection::{Connection, WaitFor};
+use crate::net::exchange::Exchange;
+use crate::net::in_flight::POSTED_MAX;
 
 /// Writes requests that no thread waits for, and remembers a server at which that has just timed
 /// out: threads that drop many guards while a server is away wait only once.
@@ -23,8 +24,8 @@ impl PostWriter {
     /// Writes over an idle connection, opening it if need be. If that fails, so have the requests.
     pub(super) fn write(
         &self,
-        connection: &mut impl Transport,
-        posted: Vec<PostedRequest>,
+        connection: &mut Connection,
+        posted: Vec<Exchange>,
         deadline: Instant,
     ) {
         // If the program ended with replies unread, its system would reset the connection, and the
@@ -37,23 +38,26 @@ impl PostWriter {
             outcome = self.wait(|| connection.connect(write_by));
         }
         while outcome.is_ok()
-            && let Some(len) = posted.peek().map(PostedRequest::len)
+            && let Some(len) = posted.peek().map(Exchange::len)
         {
-            if !connection.owed().has_room(len) {
-                outcome = self.wait(|| connection.read_owed(write_by));
-            } else if let Some(posted) = posted.next() {
-                connection.owe(posted);
+            if connection.in_flight().has_room(len) {
+                connection.record(posted.next());
+            } else {
+                // What was recorded is not lost with the program.
+                drop(connection.write(|_| {}));
+                outcome = self.wait(|| connection.read_all(write_by));
             }
         }
         if let Err(failure) = outcome {
-            posted.for_each(|posted| posted.answer(Err(failure.clone())));
+            posted.for_each(|posted| posted.answered(Err(failure.clone())).deliver());
         }
         if connection.is_connected() {
-            // A failure to write fails what is owed. What there is no room for in time is overdue.
-            drop(connection.send(|_| {}).and_then(|()| self.wait(|| connection.flush(deadline))));
+            // A failure to write fails what is in flight. What there is no room for in time is
+            // overdue.
+            drop(connection.write(|_| {}).and_then(|()| self.wait(|| connection.flush(deadline))));
         }
-        if connection.owed().is_full() {
-            drop(self.wait(|| connection.read_owed(write_by)));
+        if connection.in_flight().posted() > POSTED_MAX {
+            drop(self.wait(|| connection.read_all(write_by)));
         }
     }
 
@@ -109,7 +113,7 @@ mod tests {
 
     fn post(connection: &mut Connection) {
         let request = Request::command(&redis::cmd("PING"));
-        let posted = PostedRequest::new(request, end_of(SOON), Box::new(drop));
+        let posted = Exchange::posted(request, end_of(SOON), Box::new(drop));
         PostWriter::default().write(connection, vec![posted], end_of(SOON));
     }
 
@@ -138,14 +142,14 @@ mod tests {
         let slow = |_| thread::sleep(Duration::from_millis(1));
         for _ in 0..REQUESTS {
             let request = Request::command(&redis::cmd("PING"));
-            connection.owe(PostedRequest::new(request, end_of(SOON), Box::new(slow)));
+            connection.record([Exchange::posted(request, end_of(SOON), Box::new(slow))]);
         }
-        connection.send(|_| {}).expect("the peer listens");
+        connection.write(|_| {}).expect("the peer listens");
         let (mut peer, _) = listener.accept().expect("a connection");
         answer(&connection, &mut peer, &b"+PONG\r\n".repeat(REQUESTS));
         connection.collect(WaitFor::Nothing);
-        assert!(connection.owed().is_next(), "the thread has other work");
-        while connection.owed().is_next() {
+        assert!(!connection.in_flight().is_empty(), "the thread has other work");
+        while !connection.in_flight().is_empty() {
             connection.collect(WaitFor::Nothing);
         }
     }

@@ -13,17 +13,16 @@ use crate::base::failure::Failure;
 use crate::config::{Config, Mechanism};
 use crate::error::{Error, Result};
 use crate::net::connection::Connection;
+use crate::net::durability::Demand;
 use crate::net::endpoint::Endpoint;
+use crate::net::exchange::{Exchange, OnReply, SendWait};
 use crate::net::factory::{ConnectionCounters, ConnectionFactory};
 use crate::net::login::CredentialsSource;
 use crate::net::multiplexer::{Multiplexer, Pending};
-use crate::net::owed::{OnReply, PostedRequest};
-use crate::net::pipeline::{Pipeline, UnknownScript};
 use crate::net::pool::{ConnectionPool, PoolLimits, PoolThread};
 use crate::net::request::{Reply, Request};
 use crate::net::resolver::Resolver;
 use crate::net::route::Route;
-use crate::net::transport::{Transport, WaitFor};
 
 /// Makes the servers of one client, which share the thread of its pools, its look-ups and its
 /// credentials.
@@ -39,12 +38,12 @@ pub(crate) struct ServerFactory {
 /// The pools of one client, of servers that it still has, and what was counted in all.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Pools {
-    multiplexers: Arc<Mutex<Vec<Weak<Multiplexer<ConnectionPool>>>>>,
+    multiplexers: Arc<Mutex<Vec<Weak<Multiplexer>>>>,
     counters: Arc<ConnectionCounters>,
 }
 
 impl Pools {
-    fn add(&self, pool: &Arc<Multiplexer<ConnectionPool>>) {
+    fn add(&self, pool: &Arc<Multiplexer>) {
         let mut pools = self.multiplexers.lock();
         pools.retain(|pool| pool.strong_count() > 0);
         pools.push(Arc::downgrade(pool));
@@ -58,9 +57,9 @@ impl Pools {
     pub(crate) fn state(&self) -> (u64, u64) {
         let pools = self.multiplexers.lock();
         pools.iter().filter_map(Weak::upgrade).fold((0, 0), |(all, idle), pool| {
-            let state = pool.source().state();
-            // What only replies are owed on is not in use.
-            let unused = u64::from(state.idle_connections) + pool.owing() as u64;
+            let state = pool.pool().state();
+            // Connections over which only replies are to come are not in use.
+            let unused = u64::from(state.idle_connections) + pool.lingering() as u64;
             (all + u64::from(state.connections), idle + unused)
         })
     }
@@ -128,7 +127,7 @@ impl ServerFactory {
 /// One server. Clones share its connections.
 #[derive(Clone, Debug)]
 pub(crate) struct Server {
-    multiplexer: Arc<Multiplexer<ConnectionPool>>,
+    multiplexer: Arc<Multiplexer>,
     pub(crate) factory: Arc<ConnectionFactory>,
     /// Whether requests are preceded by ASKING.
     asking: bool,
@@ -161,29 +160,25 @@ impl Server {
 
     /// Sends a request and waits for its reply.
     pub(crate) fn exchange(&self, request: Request, deadline: Instant) -> Reply {
-        self.multiplexer.exchange(self.addressed(request), deadline)
+        let mut replies = self.multiplexer.exchange([self.addressed(request)], None, deadline);
+        replies.pop().unwrap_or_else(|| Err(self.factory.no_reply()))
     }
 
-    /// Sends requests in one write, and waits for their replies.
-    pub(crate) fn exchange_all(&self, requests: Vec<Request>, deadline: Instant) -> Vec<Reply> {
-        let mut replies: Vec<Option<Reply>> = requests.iter().map(|_| None).collect();
-        let outcome = self.alone(deadline, |connection| {
-            connection.connect(deadline)?;
-            let mut pipeline = Pipeline::new(connection, UnknownScript::SendAgain);
-            let requests = requests.into_iter().map(|request| self.addressed(request));
-            pipeline.send(requests.enumerate());
-            while let Some((index, reply)) = pipeline.receive(WaitFor::SoonReply { deadline }) {
-                replies[index] = Some(reply);
-            }
-            if pipeline.is_empty() { Ok(()) } else { Err(pipeline.connection.time_out()) }
-        });
-        let missing = || outcome.clone().err().unwrap_or_else(|| self.factory.invalid_reply());
-        replies.into_iter().map(|reply| reply.unwrap_or_else(|| Err(missing()))).collect()
+    /// Sends requests in one write over a connection of their own, and waits for their replies.
+    /// Those that say that something was done count only once the demand is met, if there is one.
+    pub(crate) fn exchange_all(
+        &self,
+        requests: Vec<Request>,
+        demand: Option<(Demand, SendWait)>,
+        deadline: Instant,
+    ) -> Vec<Reply> {
+        let requests = requests.into_iter().map(|request| self.addressed(request));
+        self.multiplexer.exchange(requests, demand, deadline)
     }
 
     /// Sends a request, or has it sent as soon as a connection is free. Any thread may wait for the
     /// reply.
-    pub(crate) fn begin(&self, request: Request, deadline: Instant) -> Pending<ConnectionPool> {
+    pub(crate) fn begin(&self, request: Request, deadline: Instant) -> Pending {
         self.multiplexer.begin(self.addressed(request), deadline)
     }
 
@@ -193,13 +188,13 @@ impl Server {
         request: Request,
         deadline: Instant,
         on_reply: OnReply,
-    ) -> PostedRequest {
-        PostedRequest::new(self.addressed(request), deadline, on_reply)
+    ) -> Exchange {
+        Exchange::posted(self.addressed(request), deadline, on_reply)
     }
 
     /// Writes requests whose replies go to callbacks, together if a connection is free. Blocks only
     /// for room to write, and to open a connection.
-    pub(crate) fn post(&self, posted: impl IntoIterator<Item = PostedRequest>) {
+    pub(crate) fn post(&self, posted: impl IntoIterator<Item = Exchange>) {
         self.multiplexer.post(posted.into_iter().collect());
     }
 
@@ -212,14 +207,5 @@ impl Server {
     /// The request as this server accepts it.
     pub(crate) fn addressed(&self, request: Request) -> Request {
         if self.asking { request.asking() } else { request }
-    }
-
-    /// Lets `work` have a connection to itself.
-    pub(crate) fn alone<T>(
-        &self,
-        deadline: Instant,
-        work: impl FnOnce(&mut Connection) -> Result<T, Failure>,
-    ) -> Result<T, Failure> {
-        self.multiplexer.alone(deadline, |connection| work(connection))
     }
 }

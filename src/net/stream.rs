@@ -24,6 +24,8 @@ use rustix::net::{
 
 use crate::error::Phase;
 use crate::net::interrupter::Close;
+#[cfg(all(test, leasehold_shuttle))]
+use crate::net::schedules::FakeStream;
 use crate::net::spin::ReplyWait;
 
 /// After this time without traffic, the kernel checks whether the peer is still there.
@@ -64,6 +66,8 @@ impl ConnectError {
 pub(crate) enum Stream {
     Tcp(TcpStream),
     Unix(UnixStream),
+    #[cfg(all(test, leasehold_shuttle))]
+    Fake(FakeStream),
 }
 
 impl Stream {
@@ -89,6 +93,10 @@ impl Stream {
     }
 
     pub(crate) fn unix(path: &Path, deadline: Instant) -> io::Result<Self> {
+        #[cfg(all(test, leasehold_shuttle))]
+        if let Some(stream) = FakeStream::open(path) {
+            return stream.map(Self::Fake);
+        }
         let address = SocketAddrUnix::new(path)?;
         let pause = Duration::from_millis(1);
         loop {
@@ -112,6 +120,10 @@ impl Stream {
 
     /// Writes as many of `bytes` as there is room for, without waiting.
     pub(crate) fn send(&self, bytes: &[u8]) -> io::Result<usize> {
+        #[cfg(all(test, leasehold_shuttle))]
+        if let Self::Fake(stream) = self {
+            return stream.send(bytes);
+        }
         loop {
             match net::send(self, bytes, SEND) {
                 Err(Errno::AGAIN) => return Ok(0),
@@ -121,8 +133,21 @@ impl Stream {
         }
     }
 
+    /// Reads once, as the flags say.
+    fn receive(&self, into: &mut [u8], flags: RecvFlags) -> io::Result<usize> {
+        #[cfg(all(test, leasehold_shuttle))]
+        if let Self::Fake(stream) = self {
+            return stream.receive(into, flags.contains(RecvFlags::DONTWAIT));
+        }
+        Ok(net::recv(self, into, flags)?.1)
+    }
+
     /// Looks for what has come, without waiting and without taking any of it.
     pub(crate) fn look(&self) -> Arrived {
+        #[cfg(all(test, leasehold_shuttle))]
+        if let Self::Fake(_) = self {
+            return Arrived::Nothing;
+        }
         match net::recv(self, &mut [0], RecvFlags::PEEK.union(RecvFlags::DONTWAIT)) {
             Ok((_, 1..)) => Arrived::Data,
             Err(Errno::AGAIN | Errno::INTR) => Arrived::Nothing,
@@ -132,6 +157,10 @@ impl Stream {
 
     /// Sleeps until the socket is ready.
     pub(crate) fn wait(&self, what: PollFlags, deadline: Instant) -> io::Result<()> {
+        #[cfg(all(test, leasehold_shuttle))]
+        if let Self::Fake(stream) = self {
+            return stream.wait();
+        }
         loop {
             let time = Timespec::try_from(remaining(deadline)?).ok();
             match poll(&mut [PollFd::new(self, what)], time.as_ref()) {
@@ -148,6 +177,8 @@ impl AsFd for Stream {
         match self {
             Self::Tcp(stream) => stream.as_fd(),
             Self::Unix(stream) => stream.as_fd(),
+            #[cfg(all(test, leasehold_shuttle))]
+            Self::Fake(_) => unreachable!("it has no file"),
         }
     }
 }
@@ -218,15 +249,15 @@ impl Read for DeadlineReader<'_> {
                     }
                 }
             };
-            match net::recv(self.stream, &mut *into, flags) {
-                Ok((_, 0)) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok((read, _)) => return Ok(read),
-                Err(Errno::AGAIN) if self.sleep == Sleep::Never => {
+            match self.stream.receive(into, flags).map_err(|error| (error.kind(), error)) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(read) => return Ok(read),
+                Err((io::ErrorKind::WouldBlock, _)) if self.sleep == Sleep::Never => {
                     return Err(io::ErrorKind::TimedOut.into());
                 }
                 // Nothing yet: the thread goes on spinning or sleeping while there is time.
-                Err(Errno::AGAIN | Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
+                Err((io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted, _)) => {}
+                Err((_, error)) => return Err(error),
             }
         }
     }

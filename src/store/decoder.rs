@@ -49,15 +49,6 @@ impl<T: Clone> Decoder<T> {
     }
 }
 
-/// Returns `true` if a script has begun a hold or changed one: it then replies with the token,
-/// which costs the server less than an array, or with one or a 1 in front.
-pub(crate) fn is_done(reply: &Value) -> bool {
-    match reply {
-        Value::Array(parts) => matches!(parts.first(), Some(Value::Int(1..))),
-        reply => matches!(reply, Value::Int(1..)),
-    }
-}
-
 fn hold_reply(reply: &Value) -> Option<HoldReply> {
     match reply {
         Value::Int(1) => Some(HoldReply::Done),
@@ -211,6 +202,7 @@ mod tests {
 
     use super::*;
     use crate::fuzz::{cases, values};
+    use crate::net::durability::is_done;
 
     proptest! {
         #![proptest_config(cases(4000))]

@@ -5,7 +5,6 @@ pub(crate) mod cluster;
 pub(crate) mod command;
 pub(crate) mod commands;
 pub(crate) mod decoder;
-pub(crate) mod durability;
 pub(crate) mod hold_id;
 pub(crate) mod job;
 pub(crate) mod keys;

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use crate::base::failure::Failure;
 use crate::config::Config;
 use crate::event::Events;
-use crate::net::owed::PostedRequest;
+use crate::net::durability::Demand;
+use crate::net::exchange::{Exchange, SendWait};
 use crate::net::request::{Reply, Request};
 use crate::net::server::Server;
 use crate::store::Store;
@@ -17,7 +18,6 @@ use crate::store::background::wakeups::BackgroundWakeups;
 use crate::store::command::Command;
 use crate::store::commands::Commands;
 use crate::store::decoder::Decoder;
-use crate::store::durability::{Demand, SendWait, ask_durably};
 use crate::store::job::JobRunner;
 use crate::store::redisson_channels::RedissonChannels;
 use crate::store::request::{
@@ -88,10 +88,11 @@ impl Standalone {
         send_wait: SendWait,
         deadline: Instant,
     ) -> Result<T, Failure> {
-        match &self.demand {
-            None => self.execute(command, deadline),
-            Some(demand) => ask_durably(&self.server, demand, &command, send_wait, deadline),
-        }
+        let (Command { request, decoder }, demand) = (command, self.demand);
+        let demand = demand.map(|demand| (demand, send_wait));
+        let mut replies = self.server.exchange_all(vec![request], demand, deadline);
+        let reply = replies.pop().unwrap_or_else(|| Err(self.server.invalid_reply()));
+        decode(&self.server, &decoder, reply)
     }
 
     fn ask_alone(&self, request: HoldRequest<'_>) -> Result<HoldReply, Failure> {
@@ -105,7 +106,7 @@ impl Standalone {
     }
 
     /// Returns the request for a change.
-    fn to_post(&self, post: PostedChange<'_>) -> PostedRequest {
+    fn to_post(&self, post: PostedChange<'_>) -> Exchange {
         let PostedChange { request: HoldRequest { hold, change, deadline }, on_reply } = post;
         let Command { request, decoder } = self.commands.change(hold, change);
         let server = self.server.clone();
@@ -167,27 +168,14 @@ impl Store for Standalone {
             return Vec::new();
         };
         let demand = self.demand.filter(|_| requests.iter().any(|it| it.change.is_durable()));
-        let (mut batch, decoders): (Vec<Request>, Vec<_>) = requests
-            .iter()
-            .map(|HoldRequest { hold, change, .. }| {
-                let Command { request, decoder } = self.commands.change(hold, *change);
-                // The request to wait is about what comes before it, so nothing may be sent again.
-                (if demand.is_some() { request.in_full() } else { request }, decoder)
-            })
-            .unzip();
-        batch.extend(demand.map(|demand| demand.request(deadline)));
-        let mut replies = self.server.exchange_all(batch, deadline);
-        let durable = demand.and_then(|demand| {
-            let checked = demand.check(replies.pop()?, &self.server.factory.label());
-            checked.unwrap_or_else(|| Err(self.server.invalid_reply())).err()
-        });
-        let replies = replies.into_iter().zip(decoders).map(|(reply, decoder)| {
-            match (decode(&self.server, &decoder, reply), &durable) {
-                (Ok(HoldReply::Done), Some(failure)) => Err(failure.clone()),
-                (reply, _) => reply,
-            }
-        });
-        replies.collect()
+        let command = |request: &HoldRequest<'_>| {
+            let Command { request, decoder } = self.commands.change(request.hold, request.change);
+            (request, decoder)
+        };
+        let (batch, decoders): (Vec<Request>, Vec<_>) = requests.iter().map(command).unzip();
+        let demand = demand.map(|demand| (demand, SendWait::Along));
+        let replies = self.server.exchange_all(batch, demand, deadline).into_iter().zip(decoders);
+        replies.map(|(reply, decoder)| decode(&self.server, &decoder, reply)).collect()
     }
 
     fn post(&self, posts: Vec<PostedChange<'_>>) {

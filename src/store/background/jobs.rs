@@ -11,11 +11,11 @@ use parking_lot::Mutex;
 use rustix::event::PollFd;
 
 use crate::base::failure::Failure;
+use crate::net::durability::Demand;
 use crate::store::background::connection::{Node, sleep};
 use crate::store::background::node_jobs::{JobSettings, NodeJobs, Replies};
 use crate::store::background::opening::Opening;
 use crate::store::commands::Commands;
-use crate::store::durability::Demand;
 use crate::store::job::{Job, JobOutcome, JobRunner};
 use crate::store::request::HoldReply;
 
@@ -24,7 +24,7 @@ pub(crate) trait JobPolicy: fmt::Debug + Send {
     type Node: Node;
 
     /// What is known of a job that has no outcome yet.
-    type Progress: fmt::Debug + Send;
+    type Progress: fmt::Debug + Send + 'static;
 
     /// Returns the nodes that a job is sent to first. Fails if none is known.
     fn route(&mut self, job: &Job) -> Result<(Vec<Self::Node>, Self::Progress), Failure>;

@@ -1,30 +1,27 @@
 //! One node's part of the background jobs: requests go out in batches, replies are collected as
 //! they come.
 //!
-//! Where renewals must reach replicas or disks, each batch ends with one request to wait for them,
-//! and a renewal that the server has executed counts when that is confirmed. The server executes
-//! nothing else over a connection that waits, so the next batch is collected in the meantime. A
-//! script that the server did not know is sent again behind the request to wait, which is then
-//! repeated behind it.
+//! Where renewals must reach replicas or disks, a renewal that the server has executed counts when
+//! that is confirmed. The server executes nothing else over a connection that waits, so the next
+//! batch is collected in the meantime.
 
-use std::cmp::min;
 use std::mem;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use rustix::event::PollFd;
 
 use crate::base::failure::Failure;
-use crate::net::connection::Connection;
-use crate::net::pipeline::{Pipeline, UnknownScript};
-use crate::net::transport::WaitFor;
+use crate::net::connection::{Connection, WaitFor};
+use crate::net::durability::Demand;
+use crate::net::exchange::{Exchange, SendWait};
+use crate::net::request::Reply;
 use crate::store::background::connection::{BackgroundConnection, ConnectAttempt, Node, Pauses};
 use crate::store::background::jobs::SentJob;
 use crate::store::background::opening::Opening;
 use crate::store::command::Command;
 use crate::store::commands::Commands;
-use crate::store::decoder::Decoder;
-use crate::store::durability::Demand;
 use crate::store::job::Job;
 use crate::store::request::HoldReply;
 
@@ -36,10 +33,11 @@ const PAUSE: Duration = Duration::from_millis(20);
 
 const PAUSES: Pauses = Pauses { after_failure: PAUSE, after_rejection: PAUSE };
 
-type JobConnection<T> = Pipeline<SentRequest<T>, Connection>;
-
 /// What the node has replied to each job.
 pub(super) type Replies<T> = Vec<(Arc<SentJob<T>>, Result<HoldReply, Failure>)>;
+
+/// What has come over a connection for each job; `None` for what does not fit it.
+type Inbox<T> = Arc<Mutex<Vec<(Arc<SentJob<T>>, Option<Result<HoldReply, Failure>>)>>>;
 
 /// What the jobs of all nodes have in common.
 #[derive(Debug)]
@@ -52,31 +50,21 @@ pub(super) struct JobSettings {
 /// The jobs of one node that go over one connection.
 #[derive(Debug)]
 pub(super) struct NodeJobs<N, T> {
-    connection: BackgroundConnection<N, JobConnection<T>>,
+    connection: BackgroundConnection<N, Connection>,
     /// Replaces the connection, which is soon no longer valid, as soon as it is open.
-    successor: Option<BackgroundConnection<N, JobConnection<T>>>,
+    successor: Option<BackgroundConnection<N, Connection>>,
     /// What must be met before the effects of these jobs count.
     demand: Option<Demand>,
     /// Sent as soon as the connection is open, has written what was sent before, and does not wait
     /// for replicas or disks.
     waiting: Vec<Arc<SentJob<T>>>,
-    /// What the server has executed, and replicas or disks have not confirmed yet.
-    unconfirmed: Vec<Arc<SentJob<T>>>,
+    inbox: Inbox<T>,
 }
 
-#[derive(Debug)]
-enum SentRequest<T> {
-    /// `None` once its time is over. A short lease must not cost the others the connection, so the
-    /// reply is still awaited, and then ignored.
-    Job(Option<Arc<SentJob<T>>>, Decoder<HoldReply>),
-    /// The request to wait until what was executed before it is as durable as demanded.
-    Wait(Demand),
-}
-
-impl<N: Node, T> NodeJobs<N, T> {
+impl<N: Node, T: Send + 'static> NodeJobs<N, T> {
     pub(super) fn new(node: N, demand: Option<Demand>) -> Self {
         let connection = BackgroundConnection::new(node, PAUSES);
-        Self { connection, successor: None, demand, waiting: Vec::new(), unconfirmed: Vec::new() }
+        Self { connection, successor: None, demand, waiting: Vec::new(), inbox: Inbox::default() }
     }
 
     /// Returns `true` if jobs with such a demand, or without one, belong here.
@@ -90,7 +78,7 @@ impl<N: Node, T> NodeJobs<N, T> {
 
     /// Returns `true` if jobs can be sent without connecting first.
     pub(super) fn is_open(&self) -> bool {
-        self.connection.as_open().is_some_and(|pipeline| pipeline.connection.is_open())
+        self.connection.as_open().is_some_and(Connection::is_open)
     }
 
     /// Returns `true` if some job has no outcome yet, or some reply is still to come.
@@ -100,8 +88,7 @@ impl<N: Node, T> NodeJobs<N, T> {
 
     /// Where replies come from; `None` if there are none to come.
     pub(super) fn socket(&self) -> Option<PollFd<'_>> {
-        let pipeline = self.connection.as_open().filter(|pipeline| !pipeline.is_empty())?;
-        pipeline.connection.poll_fd()
+        self.connection.as_open().filter(|open| !open.in_flight().is_empty())?.poll_fd()
     }
 
     pub(super) fn opening(&self) -> Option<&Opening> {
@@ -134,7 +121,7 @@ impl<N: Node, T> NodeJobs<N, T> {
     /// replicas or disks are waited for.
     fn can_write(&self) -> bool {
         let open = self.connection.as_open();
-        open.is_some_and(|open| !open.connection.is_writing()) && !self.is_confirming()
+        open.is_some_and(|open| !open.is_writing()) && !self.is_confirming()
     }
 
     /// Returns `true` while replicas or disks are waited for.
@@ -144,32 +131,28 @@ impl<N: Node, T> NodeJobs<N, T> {
 
     /// Returns `true` if some reply is still to come.
     fn is_sending(&self) -> bool {
-        self.connection.as_open().is_some_and(|pipeline| !pipeline.is_empty())
+        self.connection.as_open().is_some_and(|open| !open.in_flight().is_empty())
     }
 
     /// Closes a connection that must not be used any more, or only after it is confirmed that the
     /// server has not moved.
     fn close_unless_ready(&mut self, replies: &mut Replies<T>) -> Option<Connection> {
-        let pipeline = self.connection.as_open()?;
+        let open = self.connection.as_open()?;
         // What is sent behind other requests goes where they went.
-        let is_ready = if pipeline.is_empty() {
-            pipeline.connection.is_usable()
-        } else {
-            pipeline.connection.is_open()
-        };
+        let is_idle = open.in_flight().is_empty();
+        let is_ready = if is_idle { open.is_usable() } else { open.is_open() };
         if is_ready {
             return None;
         }
         // The replies to what is in flight will not come over the next connection.
         self.give_up(replies);
-        self.connection.close().map(|pipeline| pipeline.connection)
+        self.connection.close()
     }
 
     /// Has a connection that is soon no longer valid replaced: by one that is opened in the
     /// meantime, once no reply is to come over the old one.
     fn replace_retiring(&mut self, attempt: ConnectAttempt) {
-        let retiring = |open: &JobConnection<T>| open.connection.retiring();
-        let Some(validity) = self.connection.as_open().and_then(retiring) else {
+        let Some(validity) = self.connection.as_open().and_then(Connection::retiring) else {
             self.successor = None;
             return;
         };
@@ -177,7 +160,7 @@ impl<N: Node, T> NodeJobs<N, T> {
         let new = || BackgroundConnection::new(node.clone(), pauses);
         let successor = self.successor.get_or_insert_with(new);
         // A failure is kept in its state.
-        successor.finish_opening(|connection| Ok(pipeline(connection)));
+        successor.finish_opening(Ok);
         successor.begin_opening(None, attempt).unwrap_or_default();
         let can_replace = successor.as_open().is_some() && !self.is_sending();
         if let Some(successor) = self.successor.take_if(|_| can_replace) {
@@ -187,7 +170,7 @@ impl<N: Node, T> NodeJobs<N, T> {
 
     /// Sends the jobs that wait for the connection, if it has been opened.
     fn finish_opening(&mut self, settings: &JobSettings, replies: &mut Replies<T>) {
-        match self.connection.finish_opening(|connection| Ok(pipeline(connection))) {
+        match self.connection.finish_opening(Ok) {
             None => {}
             Some(Ok(_)) => self.write_waiting(settings),
             Some(Err(failure)) => fail(mem::take(&mut self.waiting), &failure, replies),
@@ -205,21 +188,18 @@ impl<N: Node, T> NodeJobs<N, T> {
 
     /// Sends jobs over the open connection, in one write.
     fn write(&mut self, jobs: Vec<Arc<SentJob<T>>>, settings: &JobSettings) {
-        let Some(deadline) = jobs.iter().map(|sent| sent.job.deadline).max() else { return };
-        let BackgroundConnection { node, .. } = &self.connection;
-        let mut batch: Vec<_> = jobs
-            .into_iter()
-            .map(|sent| {
-                let Job { hold, change, .. } = &sent.job;
-                let Command { request, decoder } = settings.commands.change(hold, *change);
-                (SentRequest::Job(Some(sent), decoder), node.addressed(request))
-            })
-            .collect();
-        batch.extend(
-            self.demand.map(|demand| (SentRequest::Wait(demand), demand.request(deadline))),
-        );
-        if let Some(pipeline) = self.connection.as_open_mut() {
-            pipeline.send(batch);
+        let Self { connection: BackgroundConnection { node, .. }, demand, inbox, .. } = self;
+        let exchange = |sent: Arc<SentJob<T>>| {
+            let Job { hold, change, deadline, .. } = &sent.job;
+            let Command { request, decoder } = settings.commands.change(hold, *change);
+            let (request, deadline, inbox) = (node.addressed(request), *deadline, inbox.clone());
+            let on_reply = move |reply: Reply| inbox.lock().push((sent, decoder.decode(reply)));
+            Exchange::posted(request, deadline, Box::new(on_reply))
+                .durable(demand.map(|demand| (demand, SendWait::Along)))
+        };
+        let batch: Vec<Exchange> = jobs.into_iter().map(exchange).collect();
+        if let Some(open) = self.connection.as_open_mut() {
+            open.send(batch);
         }
     }
 
@@ -246,28 +226,14 @@ impl<N: Node, T> NodeJobs<N, T> {
 
     /// Reports the outcomes that have come.
     fn read(&mut self, replies: &mut Replies<T>) {
-        let Self { connection, demand, unconfirmed, .. } = self;
-        let label = connection.node.label();
-        let Some(pipeline) = connection.as_open_mut() else { return };
-        while let Some((in_flight, reply)) = pipeline.receive(WaitFor::Nothing) {
-            match in_flight {
-                SentRequest::Job(sent, decoder) => {
-                    let reply = decoder.decode(reply).unwrap_or_else(|| Err(garbled(pipeline)));
-                    match (sent, reply) {
-                        (Some(sent), Ok(HoldReply::Done)) if demand.is_some() => {
-                            unconfirmed.push(sent);
-                        }
-                        (Some(sent), reply) => replies.push((sent, reply)),
-                        (None, _) => {}
-                    }
-                }
-                SentRequest::Wait(demand) => {
-                    let confirmed = demand.check(reply, &label);
-                    let confirmed = confirmed.unwrap_or_else(|| Err(garbled(pipeline)));
-                    let confirmed = confirmed.map(|()| HoldReply::Done);
-                    replies.extend(unconfirmed.drain(..).map(|sent| (sent, confirmed.clone())));
-                    wait_again(pipeline, demand);
-                }
+        let Some(open) = self.connection.as_open_mut() else { return };
+        loop {
+            let has_come = open.receive(WaitFor::Nothing);
+            for (sent, reply) in mem::take(&mut *self.inbox.lock()) {
+                replies.push((sent, reply.unwrap_or_else(|| Err(open.invalid_reply()))));
+            }
+            if !has_come && self.inbox.lock().is_empty() {
+                return;
             }
         }
     }
@@ -292,53 +258,24 @@ impl<N: Node, T> NodeJobs<N, T> {
     /// for `io_timeout`. Returns when there will be more of them.
     fn fail_late(&mut self, io_timeout: Duration, replies: &mut Replies<T>) -> Option<Instant> {
         let now = Instant::now();
-        let pipeline = self.connection.as_open_mut()?;
-        let give_up_at = pipeline.expected_since()? + io_timeout;
+        let open = self.connection.as_open_mut()?;
+        let give_up_at = open.in_flight().expected_since()? + io_timeout;
         if give_up_at <= now {
             self.give_up(replies);
             return None;
         }
-        let is_late = |sent: &mut Arc<SentJob<T>>| sent.job.deadline <= now;
-        let mut late: Vec<_> = self.unconfirmed.extract_if(.., is_late).collect();
-        let mut next = self.unconfirmed.iter().map(|sent| sent.job.deadline).fold(give_up_at, min);
-        for in_flight in pipeline.tags_mut() {
-            let SentRequest::Job(sent, _) = in_flight else { continue };
-            late.extend(sent.take_if(|sent| is_late(sent)));
-            next = sent.iter().map(|sent| sent.job.deadline).fold(next, min);
-        }
-        replies.extend(late.into_iter().map(|sent| (sent, Err(pipeline.connection.no_reply()))));
+        let next = open.expire(now).map_or(give_up_at, |next| next.min(give_up_at));
+        self.read(replies);
         Some(next)
     }
 
     /// Gives up the connection if replies are still to come over it.
     fn give_up(&mut self, replies: &mut Replies<T>) {
-        if let Some(pipeline) = self.connection.as_open_mut().filter(|open| !open.is_empty()) {
-            let failure = pipeline.connection.no_reply();
-            pipeline.give_up(failure);
+        if let Some(open) = self.connection.as_open_mut().filter(|it| !it.in_flight().is_empty()) {
+            let failure = open.no_reply();
+            open.give_up(&failure);
             self.read(replies);
         }
-    }
-}
-
-fn pipeline<T>(connection: Connection) -> JobConnection<T> {
-    Pipeline::new(connection, UnknownScript::SendAgain)
-}
-
-/// Gives up a connection over which a reply has come that does not fit its request.
-fn garbled<T>(pipeline: &mut JobConnection<T>) -> Failure {
-    let failure = pipeline.connection.invalid_reply();
-    pipeline.give_up(failure.clone());
-    failure
-}
-
-/// Sends the request to wait again, behind the jobs that had to be sent again.
-fn wait_again<T>(pipeline: &mut JobConnection<T>, demand: Demand) {
-    let deadline = |in_flight: &SentRequest<T>| match in_flight {
-        SentRequest::Job(sent, _) => sent.as_ref().map(|sent| sent.job.deadline),
-        SentRequest::Wait(_) => None,
-    };
-    if let Some(deadline) = pipeline.tags().filter_map(deadline).max() {
-        pipeline.send([(SentRequest::Wait(demand), demand.request(deadline))]);
     }
 }
 

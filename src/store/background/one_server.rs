@@ -8,7 +8,6 @@ use crate::base::failure::Failure;
 use crate::net::connection::Connection;
 use crate::net::request::Request;
 use crate::net::server::Server;
-use crate::net::transport::Transport;
 use crate::store::background::connection::{ConnectAttempt, Node, Pauses};
 use crate::store::background::jobs::{Decision, JobPolicy};
 use crate::store::background::opening::Opening;

@@ -8,9 +8,8 @@ use redis::Value;
 use crate::base::clock::end_of;
 use crate::base::failure::Failure;
 use crate::config::lock_name::RESERVED;
-use crate::net::connection::Connection;
+use crate::net::connection::{Connection, WaitFor};
 use crate::net::login::Validity;
-use crate::net::transport::{Transport, WaitFor};
 use crate::store::background::redisson::RedissonSubscriptions;
 use crate::store::background::shard::ShardSubscription;
 use crate::store::keys::Keys;
@@ -119,7 +118,7 @@ impl Subscription {
     /// Returns the next message that has come, if any. Asks for a sign of life after a long
     /// silence.
     pub(super) fn receive(&mut self, channel: &Channel) -> Result<Option<Received>, Failure> {
-        while let Some(reply) = self.connection.receive(WaitFor::Nothing) {
+        while let Some(reply) = self.connection.receive_next(WaitFor::Nothing) {
             (self.asked, self.expected_by) = (false, end_of(SILENCE_MAX));
             let reply = match reply {
                 Err(failure) if self.connection.is_connected() && self.refuse(&failure) => {
@@ -171,7 +170,7 @@ impl Subscription {
 
     fn send(&mut self, command: &redis::Cmd, channel: &Channel) -> Result<(), Failure> {
         (self.asked, self.expected_by) = (true, end_of(channel.io_timeout));
-        self.connection.send(|out| command.write_packed_command(out))
+        self.connection.write(|out| command.write_packed_command(out))
     }
 }
 

@@ -22,6 +22,7 @@ use crate::base::failure::Failure;
 use crate::config::Config;
 use crate::error::{Error, Result as ApiResult};
 use crate::event::Events;
+use crate::net::durability::Demand;
 use crate::net::endpoint::Endpoint;
 use crate::net::server::ServerFactory;
 use crate::store::background::jobs::BackgroundJobs;
@@ -32,7 +33,6 @@ use crate::store::cluster::slot::slot_of;
 use crate::store::cluster::topology::{REDIRECTIONS_MAX, Topology, uncovered};
 use crate::store::cluster::wakeups::WakeupsOfMasters;
 use crate::store::commands::Commands;
-use crate::store::durability::Demand;
 use crate::store::job::JobRunner;
 use crate::store::redisson_channels::RedissonChannels;
 use crate::store::request::{

@@ -5,12 +5,9 @@ use std::time::Instant;
 use std::{fmt, mem};
 
 use parking_lot::Mutex;
-use redis::Value;
 
-use crate::base::failure::Failure;
+use crate::net::durability::Demand;
 use crate::net::request::{Reply, Request};
-use crate::store::decoder::is_done;
-use crate::store::durability::Demand;
 use crate::store::quorum::commands::{Effect, QuorumCommand};
 use crate::store::quorum::in_doubt::{DecidesEnd, EndedHold, InDoubtHolds};
 
@@ -23,7 +20,8 @@ pub(super) struct Broadcast {
     /// The hold that it ends, if any.
     ended: Option<Arc<EndedHold>>,
     /// What a server must meet for its reply to count, and the deadline for that.
-    pub(super) demand: Option<(Demand, Instant)>,
+    pub(super) demand: Option<Demand>,
+    pub(super) deadline: Instant,
     /// By the number of the server.
     replies: Mutex<Vec<ReplyState>>,
     /// What the replies go to instead if no thread waits for them.
@@ -47,8 +45,6 @@ impl fmt::Debug for Watcher {
 #[derive(Debug)]
 enum ReplyState {
     Awaited,
-    /// The script has had its effect; whether that is as durable as demanded is not known yet.
-    Unconfirmed(Value),
     Received(Reply),
     Taken,
 }
@@ -64,7 +60,9 @@ impl Broadcast {
         let ended = effect.ended().map(|end| Arc::new(EndedHold::new(in_doubt, end)));
         let replies = Mutex::new((0..servers).map(|_| ReplyState::Awaited).collect());
         let watcher = Mutex::new(None);
-        Arc::new(Self { request, effect, ended, demand, replies, watcher })
+        let deadline = demand.map_or_else(Instant::now, |(_, deadline)| deadline);
+        let demand = demand.map(|(demand, _)| demand);
+        Arc::new(Self { request, effect, ended, demand, deadline, replies, watcher })
     }
 
     /// Notes that a server may keep the hold that the request ends, if it ends one.
@@ -102,23 +100,12 @@ impl Broadcast {
             return drop(ended);
         }
         drop(watcher);
-        self.replies.lock()[server] = match reply {
-            Ok(reply) if self.demand.is_some() && is_done(&reply) => ReplyState::Unconfirmed(reply),
-            reply => ReplyState::Received(reply),
-        };
-    }
-
-    /// Stores whether the effect at a server, if any, is as durable as demanded.
-    pub(super) fn store_durability(&self, server: usize, durable: Result<(), Failure>) {
-        let state = &mut self.replies.lock()[server];
-        if let ReplyState::Unconfirmed(reply) = state {
-            *state = ReplyState::Received(durable.map(|()| mem::replace(reply, Value::Nil)));
-        }
+        self.replies.lock()[server] = ReplyState::Received(reply);
     }
 
     /// Returns `true` if the reply of a server is still to come.
     pub(super) fn awaits(&self, server: usize) -> bool {
-        matches!(self.replies.lock()[server], ReplyState::Awaited | ReplyState::Unconfirmed(_))
+        matches!(self.replies.lock()[server], ReplyState::Awaited)
     }
 
     /// Calls `each` with the replies that have not been taken yet.

@@ -3,9 +3,9 @@
 use std::time::Instant;
 
 use crate::base::clock::Moment;
+use crate::net::durability::Demand;
 use crate::store::command::Command;
 use crate::store::commands::Commands;
-use crate::store::durability::Demand;
 use crate::store::hold_id::HoldId;
 use crate::store::request::{Acquire, AcquireReply, Change, HoldReply, HoldRequest};
 

@@ -18,13 +18,12 @@ use crate::base::clock::end_of;
 use crate::base::failure::{Failure, FailureKind};
 use crate::error::Phase;
 use crate::net::connection::Connection;
+use crate::net::durability::Demand;
 use crate::net::error_reply::suggests_demotion;
 use crate::net::factory::ConnectionFactory;
-use crate::net::request::{Reply, Request};
-use crate::net::transport::Transport;
+use crate::net::request::Request;
 use crate::store::background::connection::{ConnectAttempt, Node};
 use crate::store::background::opening::Opening;
-use crate::store::durability::Demand;
 use crate::store::hold_id::HoldId;
 use crate::store::quorum::run_ids::RunIds;
 
@@ -169,11 +168,6 @@ impl QuorumServer {
     pub(super) fn lagging(&self) -> Failure {
         let error = io::Error::other("earlier locks still wait for the server's replicas or disk");
         Failure::io(FailureKind::Transient, &self.factory.label(), error)
-    }
-
-    /// Reads a reply to the request to wait for what is demanded.
-    pub(super) fn judge_durability(&self, demand: &Demand, reply: Reply) -> Result<(), Failure> {
-        demand.check(reply, &self.factory.label()).unwrap_or_else(|| Err(self.invalid_reply()))
     }
 
     /// Notes that the server is asked to begin a hold.

@@ -198,7 +198,9 @@ fn a_watched_hold_that_is_lost_by_silence_is_removed(server: &Server) {
     // The server receives every further renewal, and the client no reply.
     proxy.drip(ms(200));
     assert_eq!(lost.wait_timeout(SOON), Some(HoldEnd::Lost));
-    assert!(server.pttl_or_zero("a") > ms(1500), "renewed shortly before");
+    // Unless the clean-up has come already.
+    let left = server.pttl_or_zero("a");
+    assert!(left.is_zero() || left > ms(1500), "renewed shortly before: {left:?}");
     proxy.heal();
     eventually(ms(1000), || !server.exists("a"));
     assert_lost(guard.unlock(), "a");

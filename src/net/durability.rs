@@ -3,6 +3,7 @@
 //! Both are about what the same connection has written before, so they are sent together with the
 //! script, in one write. Requests behind them on that connection wait as well. So a request to one
 //! server has a connection to itself; a quorum does without the servers that are still waiting.
+//! [`in_flight`](crate::net::in_flight) has the replies that wait for them.
 //!
 //! A script that does nothing, because the lock is held, has nothing to wait for. Where locks were
 //! held of late, the request to wait is sent only after the reply that there is something.
@@ -13,19 +14,9 @@ use std::time::{Duration, Instant};
 
 use redis::Value;
 
-use crate::base::clock::end_of;
 use crate::base::failure::{Failure, FailureKind};
 use crate::config::durability::Durability;
-use crate::net::connection::Connection;
 use crate::net::request::{Reply, Request};
-use crate::net::server::Server;
-use crate::net::transport::{Transport, WaitFor};
-use crate::store::command::Command;
-use crate::store::decoder::is_done;
-
-/// How long a call waits for the reply to a needless request to wait, before it goes on without its
-/// connection.
-const DISCARD_TIME: Duration = Duration::from_millis(10);
 
 /// What a write must have reached in order to count.
 #[derive(Clone, Copy, Debug)]
@@ -111,78 +102,12 @@ impl Demand {
     }
 }
 
-/// When the request to wait is sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum SendWait {
-    /// In one write with the script, which is likely to do something.
-    Along,
-    /// After the reply to a script that has done something. One that has not blocks nothing.
-    After,
-}
-
-/// Sends a command whose reply, if the script has done something, counts only if the demand is met.
-pub(crate) fn ask_durably<T: Clone>(
-    server: &Server,
-    demand: &Demand,
-    command: &Command<T>,
-    send_wait: SendWait,
-    deadline: Instant,
-) -> Result<T, Failure> {
-    let ask = |request: &Request| {
-        server.alone(deadline, |connection| {
-            connection.connect(deadline)?;
-            let wait = demand.request(deadline);
-            connection.send(|out| {
-                out.extend_from_slice(request.bytes());
-                if send_wait == SendWait::Along {
-                    out.extend_from_slice(wait.bytes());
-                }
-            })?;
-            let reply = connection.receive_reply_to(request, deadline);
-            let done = reply.as_ref().is_ok_and(is_done);
-            if done {
-                if send_wait == SendWait::After {
-                    let wait = demand.request(deadline);
-                    connection.send(|out| out.extend_from_slice(wait.bytes()))?;
-                }
-                receive_acknowledgements(server, demand, connection, deadline)?;
-            } else if send_wait == SendWait::Along && connection.is_connected() {
-                connection.discard_reply(wait, end_of(DISCARD_TIME), deadline);
-            }
-            Ok(reply)
-        })?
-    };
-    let request = server.addressed(command.request.clone());
-    let first = ask(&request);
-    let reply = match request.again_after(&first) {
-        Some(again) => ask(&again),
-        None => first,
-    };
-    command.decoder.decode(reply).unwrap_or_else(|| Err(server.invalid_reply()))
-}
-
-/// Makes sure that the server understands the request to wait.
-pub(crate) fn probe(server: &Server, demand: &Demand, deadline: Instant) -> Result<(), Failure> {
-    server.exchange(demand.probe(), deadline).map(drop)
-}
-
-/// Reads the reply to the request to wait; a failure if too few have acknowledged the write or
-/// their number is unknown.
-fn receive_acknowledgements(
-    server: &Server,
-    demand: &Demand,
-    connection: &mut Connection,
-    deadline: Instant,
-) -> Result<(), Failure> {
-    // It comes once replicas or disks have answered, so spinning for it does not pay.
-    match connection.receive(WaitFor::Reply { deadline }) {
-        None => {
-            connection.poison();
-            Err(connection.no_reply())
-        }
-        Some(reply) => demand
-            .check(reply, &server.factory.label())
-            .unwrap_or_else(|| Err(connection.invalid_reply())),
+/// Returns `true` if a script has begun a hold or changed one: it then replies with the token,
+/// which costs the server less than an array, or with one or a 1 in front.
+pub(crate) fn is_done(reply: &Value) -> bool {
+    match reply {
+        Value::Array(parts) => matches!(parts.first(), Some(Value::Int(1..))),
+        reply => matches!(reply, Value::Int(1..)),
     }
 }
 

@@ -1,0 +1,218 @@
+//! What the threads that share the connections to one server have in common: the requests that wait
+//! for a connection, and the connections that no thread uses while replies are to come over them.
+
+use std::collections::VecDeque;
+use std::mem;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::net::exchange::{Exchange, ReplySlot};
+use crate::net::pool::PooledConnection;
+
+/// The most requests that are sent in one write.
+const BATCH_MAX: usize = 64;
+
+/// What is to come over a connection that no thread uses is read this much later, unless a thread
+/// has read it before.
+pub(super) const SWEEP: Duration =
+    Duration::from_millis(if cfg!(leasehold_shuttle) { 0 } else { 10 });
+
+/// What waits for a connection.
+#[derive(Debug)]
+enum Queued {
+    /// A request that no thread waits for.
+    Posted(Exchange),
+    /// The requests of a thread that waits.
+    Waiting(Vec<Exchange>, Arc<ReplySlot>),
+}
+
+/// The requests that wait for a connection, first come, first served, and the idle connections that
+/// are not in the pool.
+#[derive(Debug)]
+pub(super) struct SharedQueue {
+    /// Whether requests of several threads may go over one connection.
+    shares: bool,
+    queue: VecDeque<Queued>,
+    /// How many requests from the queue were in the last batch.
+    last_batch: usize,
+    /// The connections over which replies are to come. They are not in the pool, so nothing that
+    /// r2d2 closes is owed a reply.
+    lingering: Vec<PooledConnection>,
+    /// How many sweeps have connections from here that they have not given back.
+    sweeps: usize,
+    /// Whether another sweep is scheduled.
+    scheduled: bool,
+}
+
+/// What to do with an idle connection.
+pub(super) enum Next {
+    /// Send these.
+    Batch(Vec<Exchange>),
+    /// Lend it to the thread that waits for these, which sends them.
+    Lend(Vec<Exchange>, Arc<ReplySlot>),
+    Nothing,
+    /// Open it if need be, and write these, which no thread waits for.
+    Post(Vec<Exchange>),
+}
+
+/// Why no connection lingers that is not blocked.
+pub(super) enum NoneLingers {
+    Idle,
+    /// Requests wait for a connection.
+    Queued,
+    /// A sweep has some, which never takes long.
+    Swept,
+}
+
+impl SharedQueue {
+    pub(super) fn new(shares: bool) -> Self {
+        let (queue, lingering) = (VecDeque::new(), Vec::new());
+        Self { shares, queue, last_batch: 0, lingering, sweeps: 0, scheduled: false }
+    }
+
+    /// Returns `true` if several threads had their requests sent in the last batch, and so may have
+    /// further requests soon.
+    pub(super) fn is_batching(&self) -> bool {
+        self.last_batch > 1
+    }
+
+    /// Returns `true` if requests of one thread need a connection to themselves: several, or one
+    /// behind which the connection is blocked.
+    fn go_alone(&self, exchanges: &[Exchange]) -> bool {
+        !(self.shares && matches!(exchanges, [Exchange { demand: None, .. }]))
+    }
+
+    fn goes_alone(&self, queued: &Queued) -> bool {
+        matches!(queued, Queued::Waiting(exchanges, _) if self.go_alone(exchanges))
+    }
+
+    /// Adds requests that no thread waits for. Returns `true` if nothing was in the queue.
+    pub(super) fn push_posted(&mut self, posted: Vec<Exchange>) -> bool {
+        let was_empty = self.queue.is_empty();
+        self.queue.extend(posted.into_iter().map(Queued::Posted));
+        was_empty
+    }
+
+    /// Adds the requests of a thread. Returns `true` if nothing was in the queue.
+    pub(super) fn push(&mut self, exchanges: Vec<Exchange>, slot: &Arc<ReplySlot>) -> bool {
+        self.queue.push_back(Queued::Waiting(exchanges, slot.clone()));
+        self.queue.len() == 1
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    /// Takes back requests that were not sent. Returns `false` if they may have been.
+    pub(super) fn withdraw(&mut self, slot: &Arc<ReplySlot>) -> bool {
+        let position = self.queue.iter().position(
+            |queued| matches!(queued, Queued::Waiting(_, other) if Arc::ptr_eq(other, slot)),
+        );
+        position.is_some_and(|position| self.queue.remove(position).is_some())
+    }
+
+    /// Takes what is next for an idle connection, which may be ready to be written to.
+    pub(super) fn next(&mut self, is_ready: impl FnOnce() -> bool) -> Next {
+        let is_waiting = |queued: &Queued| matches!(queued, Queued::Waiting(..));
+        let first = self.queue.iter().position(is_waiting);
+        let alone = first.is_none_or(|first| self.goes_alone(&self.queue[first]));
+        if self.queue.is_empty() {
+            Next::Nothing
+        } else if alone && first != Some(0) {
+            // These were there before.
+            Next::Post(self.batch(&[]))
+        } else if !alone && is_ready() {
+            Next::Batch(self.batch(&[]))
+        } else {
+            // To connect takes time, which a thread that waits for a reply has.
+            match first.and_then(|first| self.queue.remove(first)) {
+                Some(Queued::Waiting(exchanges, slot)) => Next::Lend(exchanges, slot),
+                _ => Next::Nothing,
+            }
+        }
+    }
+
+    /// Takes the requests that are sent along with those of one thread.
+    pub(super) fn batch(&mut self, own: &[Exchange]) -> Vec<Exchange> {
+        let mut batch = Vec::new();
+        while own.len() + batch.len() < BATCH_MAX
+            && self.queue.front().is_some_and(|next| !self.goes_alone(next))
+        {
+            match self.queue.pop_front() {
+                Some(Queued::Posted(posted)) => batch.push(posted),
+                Some(Queued::Waiting(exchanges, _)) => batch.extend(exchanges),
+                None => {}
+            }
+        }
+        self.last_batch = batch.len();
+        batch
+    }
+
+    /// As `batch`, if these may share the connection.
+    pub(super) fn batch_along(&mut self, own: &[Exchange]) -> Vec<Exchange> {
+        if self.go_alone(own) { Vec::new() } else { self.batch(own) }
+    }
+
+    /// Adds a connection over which replies are to come. Returns `true` if the caller has to
+    /// schedule a sweep.
+    pub(super) fn linger(&mut self, connection: PooledConnection) -> bool {
+        self.lingering.push(connection);
+        self.claim_sweep()
+    }
+
+    /// How many connections no thread uses, though not all are idle.
+    pub(super) fn lingering(&self) -> usize {
+        self.lingering.iter().filter(|one| !one.in_flight().is_blocked()).count()
+    }
+
+    #[cfg(all(test, leasehold_shuttle))]
+    pub(super) fn is_lingering(&self) -> bool {
+        !self.lingering.is_empty() || self.sweeps > 0
+    }
+
+    /// Takes the connection that was added last among those that are not blocked.
+    pub(super) fn take(&mut self) -> Option<PooledConnection> {
+        let last = self.lingering.iter().rposition(|one| !one.in_flight().is_blocked())?;
+        Some(self.lingering.remove(last))
+    }
+
+    /// Takes a connection over which replicas or disks are waited for.
+    pub(super) fn take_blocked(&mut self) -> Option<PooledConnection> {
+        let blocked = self.lingering.iter().position(|one| one.in_flight().is_blocked())?;
+        Some(self.lingering.remove(blocked))
+    }
+
+    /// Takes a connection as `take` does, or says whether a sweep may have one.
+    pub(super) fn take_lingering(&mut self) -> Result<PooledConnection, NoneLingers> {
+        match self.take() {
+            Some(connection) => Ok(connection),
+            None if self.sweeps > 0 => Err(NoneLingers::Swept),
+            None if !self.queue.is_empty() => Err(NoneLingers::Queued),
+            None => Err(NoneLingers::Idle),
+        }
+    }
+
+    /// Takes the connections over which something has been waited for a while. The sweep ends with
+    /// `end_sweep`.
+    pub(super) fn begin_sweep(&mut self, now: Instant) -> Vec<PooledConnection> {
+        let is_due = |connection: &mut PooledConnection| {
+            let since = connection.in_flight().since();
+            since.is_none_or(|since| now.saturating_duration_since(since) >= SWEEP / 2)
+        };
+        self.scheduled = false;
+        self.sweeps += 1;
+        self.lingering.extract_if(.., is_due).collect()
+    }
+
+    /// Ends a sweep that has given back its connections. Returns `true` if the caller has to
+    /// schedule another.
+    pub(super) fn end_sweep(&mut self) -> bool {
+        self.sweeps -= 1;
+        !self.lingering.is_empty() && self.claim_sweep()
+    }
+
+    /// Returns `true` if the caller has to schedule a sweep.
+    pub(super) fn claim_sweep(&mut self) -> bool {
+        !mem::replace(&mut self.scheduled, true)
+    }
+}
