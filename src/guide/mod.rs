@@ -12,6 +12,8 @@
 //! | [`scaling`] | How much can one server carry, and how do I split the load? |
 //! | [`moving`] | How do I replace another library, one instance at a time? |
 //! | [`program`] | How do I run a cron job, a unit or a CI job under a lock? |
+//! | [`from_flock`] | What is this option of flock(1) there? |
+//! | [`from_consul_lock`] | What is this option of consul lock there? |
 //! | [`comparison`] | What do other libraries do? |
 
 #![cfg_attr(docsrs, doc(auto_cfg = false))]
@@ -33,6 +35,8 @@ pages! {
     cookbook = "cookbook.md";
     #[cfg(any(not(doctest), feature = "tls"))]
     deployment = "deployment.md";
+    from_consul_lock = "from-consul-lock.md";
+    from_flock = "from-flock.md";
     guarantees = "guarantees.md";
     monitoring = "monitoring.md";
     moving = "moving.md";

@@ -5,6 +5,7 @@
 )]
 
 mod loss;
+mod manual;
 mod names;
 mod outcomes;
 mod ping;

@@ -109,9 +109,17 @@ pub(crate) enum Task {
     },
     /// List the names that are held.
     Ls {
+        /// Print only the names, one on a line, without asking who holds them.
+        #[arg(long)]
+        names: bool,
         /// List only names that begin with this.
         #[arg(value_name = "PREFIX", default_value = "")]
         start: String,
+    },
+    /// Print the manual page of this program or of one of its tasks, for man(1).
+    Man {
+        /// The task, such as `run`.
+        task: Option<String>,
     },
     /// Show the server's version, role, persistence and clock, and warn of dangers to locks.
     Ping,
@@ -217,5 +225,48 @@ mod tests {
     #[test]
     fn the_command_line_is_well_formed() {
         Args::command().debug_assert();
+    }
+
+    /// The words of a line of a shell, as far as the pages have them.
+    fn words(line: &str) -> Vec<String> {
+        let (mut words, mut quoted) = (vec![String::new()], None);
+        for char in line.chars() {
+            match quoted {
+                None if char == ' ' => words.push(String::new()),
+                None if char == '\'' || char == '"' => quoted = Some(char),
+                Some(quote) if char == quote => quoted = None,
+                _ => words.last_mut().expect("there is one").push(char),
+            }
+        }
+        words.into_iter().filter(|word| !word.is_empty()).collect()
+    }
+
+    #[test]
+    fn the_pages_show_command_lines_that_are_right() {
+        let pages = [
+            include_str!("../../../docs/from-consul-lock.md"),
+            include_str!("../../../docs/from-flock.md"),
+            include_str!("../../../docs/program.md"),
+        ];
+        let mut count = 0;
+        for page in pages {
+            let code = page.split("```").skip(1).step_by(2).flat_map(str::lines);
+            for line in code.map(|line| line.split(" # ").next().unwrap_or_default()) {
+                let calls = line.split(['(', ';', '&', '|']).filter_map(|part| {
+                    let (before, call) = part.split_once("leasehold ")?;
+                    let is_other = |word| before.contains(word);
+                    let is_call = !["install", "FROM", "COPY"].into_iter().any(is_other);
+                    is_call.then(|| call.split(')').next().unwrap_or_default())
+                });
+                for call in calls {
+                    let args = ["leasehold".to_owned()].into_iter().chain(words(call));
+                    if let Err(error) = Args::try_parse_from(args) {
+                        panic!("{call}: {error}");
+                    }
+                    count += 1;
+                }
+            }
+        }
+        assert!(count >= 15, "{count} calls");
     }
 }

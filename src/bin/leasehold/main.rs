@@ -8,6 +8,7 @@ mod args;
 mod child;
 #[path = "../../config/duration.rs"]
 mod duration;
+mod manual;
 mod output;
 mod ping;
 mod progress;
@@ -21,9 +22,8 @@ mod unlock;
 use std::env;
 use std::process::ExitCode;
 
+use clap::Parser;
 use clap::error::{ContextKind, ContextValue};
-use clap::{CommandFactory, Parser};
-use clap_complete::Shell;
 
 use crate::args::{Args, Task};
 use crate::output::{ExitError, USAGE, print, say, say_plainly};
@@ -66,15 +66,21 @@ fn perform(args: Args) -> Result<u8, ExitError> {
     let Args { server, json, task } = args;
     let open = || server.open(|builder| builder);
     match task {
-        Task::Completions { .. } | Task::Release { .. } | Task::Renew { .. } | Task::Run(_)
+        Task::Completions { .. }
+        | Task::Man { .. }
+        | Task::Release { .. }
+        | Task::Renew { .. }
+        | Task::Run(_)
             if json =>
         {
             let why = "--json: only `lock`, `ls`, `ping`, `show` and `unlock` print it";
             Err(ExitError::new(USAGE, why))
         }
-        Task::Completions { shell } => complete(shell),
+        Task::Completions { shell } => manual::complete(shell),
         Task::Lock { how, name } => ticket::lock(&server, &how, &name, json),
-        Task::Ls { start } => show::list(&open()?, &server, &start, json),
+        Task::Ls { names: true, start } => show::names(&open()?, &start, json),
+        Task::Ls { names: false, start } => show::list(&open()?, &server, &start, json),
+        Task::Man { task } => manual::manual(task.as_deref()),
         Task::Ping => {
             // `ping` reports servers that do not answer, so opening must not fail for them.
             let client = server.open(|builder| builder.lazy(true))?;
@@ -86,10 +92,4 @@ fn perform(args: Args) -> Result<u8, ExitError> {
         Task::Show { name } => show::show(&open()?, &name, json),
         Task::Unlock(which) => unlock::unlock(&open()?, &which, json),
     }
-}
-
-fn complete(shell: Shell) -> Result<u8, ExitError> {
-    let mut script = Vec::new();
-    clap_complete::generate(shell, &mut Args::command(), "leasehold", &mut script);
-    print(&String::from_utf8_lossy(&script))
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use leasehold::{Client, Error, HeldAs, Holder, NameReport, Survey};
+use leasehold::{Client, Error, HeldAs, Holder, NameReport, Survey, printable};
 use serde_json::{Value, json};
 
 use crate::args::ServerArgs;
@@ -49,6 +49,21 @@ pub(crate) fn list(
     }?;
     let mut errors = reports.into_iter().filter_map(|(_, report)| report.err());
     failure = failure.or_else(|| errors.next());
+    failure.map_or(Ok(code), |error| Err(error.into()))
+}
+
+/// Lists the names that may be held, and asks no server who holds them. Fails in an outage as
+/// `list`.
+pub(crate) fn names(client: &Client, start: &str, json: bool) -> Result<u8, ExitError> {
+    let replies = client.survey().names(start)?;
+    let failure = replies.too_few().cloned();
+    let names = replies.each.into_iter().filter_map(|(_, names)| names.ok());
+    let names: BTreeSet<_> = names.flatten().collect();
+    let code = if json {
+        print_json(&json!(names))
+    } else {
+        print(&names.iter().map(|name| printable(name) + "\n").collect::<String>())
+    }?;
     failure.map_or(Ok(code), |error| Err(error.into()))
 }
 

@@ -1,0 +1,12 @@
+# An image of nothing but the program `leasehold`, linked statically. To be copied from:
+#     COPY --from=leasehold /leasehold /usr/local/bin/
+FROM rust:1-alpine AS build
+RUN apk add --no-cache ca-certificates musl-dev
+WORKDIR /leasehold
+COPY . .
+RUN cargo build --release --locked --features cli,tls --bin leasehold
+
+FROM scratch
+COPY --from=build /etc/ssl/certs/ca-certificates.crt /etc/ssl/certs/
+COPY --from=build /leasehold/target/release/leasehold /leasehold
+ENTRYPOINT ["/leasehold"]
