@@ -123,12 +123,16 @@ pub(crate) fn in_memory(config: Config, server: &SimulatedServer) -> Result<Shar
 fn prepare(mut config: Config) -> Result<Config> {
     config.check()?;
     // Only the thread that calls it keeps the callback.
-    let mut listeners = Vec::from_iter(config.on_event.take());
+    let listeners = Vec::from_iter(config.on_event.take());
     #[cfg(feature = "metrics")]
-    if let Some(metrics) = &mut config.metrics {
-        *metrics = Arc::default(); // a builder may be cloned
-        listeners.push(metrics.clone());
-    }
+    let listeners = {
+        let mut listeners = listeners;
+        if let Some(metrics) = &mut config.metrics {
+            *metrics = Arc::default(); // a builder may be cloned
+            listeners.push(metrics.clone());
+        }
+        listeners
+    };
     config.events = Events::start(listeners).map_err(Error::no_thread)?;
     Ok(config)
 }
