@@ -21,12 +21,13 @@ use crate::error::{Error, Result};
 use crate::local::arrival::Arrival;
 use crate::local::call::{self, Caller};
 use crate::local::hold::Hold;
+use crate::local::pending::Followers;
 use crate::local::pending::tests::{request, sent};
 use crate::local::reporter::Reporter;
 use crate::local::turn;
 use crate::local::wait_queue::{Place, Turn};
 use crate::local::wait_queues::{Ending, WaitQueues};
-use crate::local::waiter::{Signal, Waiter};
+use crate::local::waiter::{QueuedWaiter, Signal, Waiter};
 use crate::store::hold_id::{HoldId, HoldKind};
 
 /// How a thread waits.
@@ -207,6 +208,77 @@ impl Scene {
     }
 }
 
+/// A queue of readers, whose head asks for all of them.
+#[derive(Default)]
+struct Readers {
+    queues: WaitQueues,
+    name: Arc<str>,
+    /// How many ids of holds there are.
+    holds: AtomicU64,
+    /// The numbers of the holds that the store has.
+    stored: parking_lot::Mutex<HashSet<u64>>,
+}
+
+impl Readers {
+    /// Reads and is done. Returns `false` if the wait ended without a hold.
+    fn read(&self, wait: call::Wait) -> bool {
+        let (waiter, arrival) = self.join(wait == call::Wait::Endless);
+        let nonce = waiter.hold.nonce;
+        let turn = match arrival {
+            Some(arrival) => Turn::Head(arrival),
+            None => turn::wait(&self.queues, &waiter, wait).expect("open"),
+        };
+        let reads = match turn {
+            Turn::Head(_) => self.ask_for_all(&waiter),
+            Turn::HandedOff(hold) => {
+                assert!(hold.id.nonce == nonce && self.stored.lock().contains(&nonce));
+                true
+            }
+            _ => false,
+        };
+        if reads || waiter.is_in_doubt() {
+            self.stored.lock().remove(&nonce);
+        }
+        reads
+    }
+
+    fn join(&self, endless: bool) -> (Arc<Waiter>, Option<Arrival>) {
+        let caller = Caller::owned(&Config::default(), &LockOptions::default(), HoldKind::Read);
+        let (kind, nonce) = (HoldKind::Read, self.holds.fetch_add(1, Relaxed));
+        let id = HoldId { kind, name: self.name.clone(), client: Arc::from("c"), nonce };
+        self.queues.join(id, &caller, endless, Place::Last).expect("open")
+    }
+
+    /// Asks until a reply comes. The store grants as many as it likes.
+    fn ask_for_all(&self, head: &Waiter) -> bool {
+        loop {
+            let Followers { alike, .. } = self.queues.followers(&head.hold);
+            thread::yield_now();
+            let granted = thread_rng().gen_range(0..=alike.len());
+            let nonces = alike[..granted].iter().map(|waiter| waiter.hold.nonce);
+            self.stored.lock().extend(nonces.chain([head.hold.nonce]));
+            thread::yield_now();
+            if thread_rng().r#gen() {
+                for gone in self.queues.mark_in_doubt(alike) {
+                    self.stored.lock().remove(&gone.hold.nonce);
+                }
+                continue;
+            }
+            for (asked, taken) in alike.iter().zip(self.queues.take(&alike[..granted])) {
+                match taken {
+                    None => drop(self.stored.lock().remove(&asked.hold.nonce)),
+                    Some(QueuedWaiter { caller, waiter, .. }) => {
+                        let hold = Hold::new(waiter.hold.clone(), 1, 0, &caller, Moment::now());
+                        waiter.send(Signal::HandedOff(Arc::new(hold)));
+                    }
+                }
+            }
+            self.queues.give_up_head(&head.hold, None);
+            return true;
+        }
+    }
+}
+
 fn is_valid(hold: &Hold) -> bool {
     !hold.remaining().is_zero()
 }
@@ -288,6 +360,22 @@ fn a_hold_that_is_lost_at_any_time_holds_up_no_waiter() {
         let scene = Arc::new(Scene { loses: true, ..Scene::default() });
         let locked = run_threads(&scene, [Wait::Endless; 3]).map(|locked| locked.expect("open"));
         assert_eq!(locked, [true; 3], "served");
+    });
+}
+
+#[test]
+fn no_hold_that_the_head_has_asked_for_is_left_behind() {
+    under_many_schedules(|| {
+        let readers = Arc::new(Readers::default());
+        let soon = call::Wait::Until(Instant::now());
+        let waits = [call::Wait::Endless, call::Wait::Endless, soon, soon, call::Wait::Endless];
+        let threads = waits.map(|wait| {
+            let readers = readers.clone();
+            thread::spawn(move || readers.read(wait))
+        });
+        let [first, second, .., last] = threads.map(|thread| thread.join().expect("no panic"));
+        assert!(first && second && last, "served");
+        assert!(readers.stored.lock().is_empty(), "a hold is left behind");
     });
 }
 

@@ -7,15 +7,20 @@ use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 use shuttle::rand::{Rng, thread_rng};
+use shuttle::scheduler::{PctScheduler, RandomScheduler};
 pub(crate) use shuttle::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 pub(crate) use shuttle::thread::yield_now;
-use shuttle::{check_pct, check_random, thread};
+use shuttle::{Config, Runner, thread};
 
 /// The number of schedules of each kind.
 const SCHEDULES: usize = 1_000;
 
 /// The number of interruptions by the scheduler that looks for rare orders.
 const INTERRUPTIONS: usize = 3;
+
+/// How large the stack of each thread is, in bytes. Shuttle's default is too small for the settings
+/// of a client in a build without optimizations.
+const STACK: usize = 256 * 1024;
 
 /// A deadline beyond this never comes.
 const NEVER: Duration = Duration::from_secs(60 * 60);
@@ -109,6 +114,8 @@ impl TimedOut {
 
 /// Runs a scene under both of shuttle's schedulers.
 pub(crate) fn under_many_schedules(scene: fn()) {
-    check_random(scene, SCHEDULES);
-    check_pct(scene, SCHEDULES, INTERRUPTIONS);
+    let mut config = Config::default();
+    config.stack_size = STACK;
+    Runner::new(RandomScheduler::new(SCHEDULES), config.clone()).run(scene);
+    Runner::new(PctScheduler::new(INTERRUPTIONS, SCHEDULES), config).run(scene);
 }

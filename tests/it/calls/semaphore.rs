@@ -59,7 +59,7 @@ fn threads_get_permits_in_the_order_in_which_they_ask(store: &Store) {
                 order.lock().push(number);
                 permit.unlock().unwrap();
             });
-            thread::sleep(ms(30));
+            eventually(SOON, || client.stats().waiting == number + 1);
         }
         permit.unlock().unwrap();
     });
