@@ -27,7 +27,8 @@ stores! {
         a_hold_is_adopted_past_the_waiters_of_the_client,
         a_ticket_is_for_clients_with_its_prefix,
         an_age_limit_is_that_of_one_guard,
-        a_lock_that_is_to_be_held_longer_stays_taken_after_the_adoption;
+        a_lock_that_is_to_be_held_longer_stays_taken_after_the_adoption,
+        a_kept_lock_is_left_like_any_other;
     every server:
         a_process_adopts_what_one_that_was_killed_has_left,
         a_hold_that_was_overwritten_cannot_be_adopted,
@@ -223,6 +224,24 @@ fn a_lock_that_is_to_be_held_longer_stays_taken_after_the_adoption(store: &Store
     assert_eq!(holder.depth, 0);
     assert!(holder.remaining <= SOON && holder.remaining > SOON / 2, "{:?}", holder.remaining);
     assert_lost(other.adopt(&ticket), "a");
+}
+
+fn a_kept_lock_is_left_like_any_other(store: &Store) {
+    let client = store.open(patient().keep(ms(25_000)));
+    let other = store.open_for(LEASE, patient());
+    eventually(SOON, || {
+        drop(client.lock("a").unwrap());
+        client.stats().kept == 1
+    });
+    let guard = client.lock_owned("a").unwrap();
+    let (fence, ticket) = (guard.fence(), guard.detach().unwrap());
+    assert_eq!((client.stats().held, client.stats().kept), (0, 0));
+    assert!(is_busy(&client, "a") && is_busy(&other, "a"));
+    let adopted = other.adopt(&ticket).unwrap();
+    assert_eq!(adopted.fence(), fence);
+    adopted.unlock().unwrap();
+    assert!(!other.mutex("a").is_locked().unwrap());
+    assert!(take(&client, "a").fence() > fence);
 }
 
 fn a_process_adopts_what_one_that_was_killed_has_left(server: &Server) {
