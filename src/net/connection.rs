@@ -5,6 +5,8 @@
 //! reader must be able to spin, and another thread must be able to end a blocked read. From `redis`
 //! come URLs, the packing of commands, values and error kinds.
 
+mod exchanges;
+
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -17,20 +19,16 @@ use crate::base::clock::end_of;
 use crate::base::failure::{Failure, FailureKind};
 use crate::config::credentials::Credentials;
 use crate::net::error_reply;
-use crate::net::exchange::{Answer, Exchange, ReplySlot};
 use crate::net::factory::{ConnectionFactory, Greeting};
 use crate::net::in_flight::InFlight;
 use crate::net::interrupter::Close;
 use crate::net::login::Validity;
-use crate::net::request::{Reply, Request};
+use crate::net::request::Reply;
 use crate::net::resp::RespStream;
 use crate::net::stream::{Arrived, PolledSocket};
 
 /// A connection over which something was posted less long ago is taken for alive.
 pub(super) const IDLE: Duration = Duration::from_millis(500);
-
-/// How long a thread reads replies of others without waiting for them.
-const COLLECT: Duration = Duration::from_millis(10);
 
 /// How to wait for a reply.
 #[derive(Clone, Copy, Debug)]
@@ -94,41 +92,6 @@ impl Connection {
     /// How long ago this was made.
     pub(crate) fn age(&self) -> Duration {
         self.made.elapsed()
-    }
-
-    /// Sends one request, connecting first if need be, and reads the reply. If none comes in time,
-    /// the connection is given up.
-    pub(crate) fn exchange(&mut self, request: &Request, deadline: Instant) -> Reply {
-        self.connect(deadline)?;
-        let (slot, exchanges) = ReplySlot::of([request.clone()], None, deadline);
-        self.send(exchanges);
-        self.read_until(&slot);
-        let mut replies = slot.close(|| self.no_reply());
-        if self.in_flight.slots().next().is_some() {
-            self.time_out();
-        }
-        replies.pop().unwrap_or_else(|| Err(self.no_reply()))
-    }
-
-    /// Reads until a slot has its replies, or its deadline.
-    pub(super) fn read_until(&mut self, slot: &ReplySlot) {
-        let wait = WaitFor::SoonReply { deadline: slot.deadline };
-        while !slot.is_complete() && self.receive(wait) {}
-    }
-
-    pub(crate) fn in_flight(&self) -> &InFlight {
-        &self.in_flight
-    }
-
-    /// Ends the requests whose deadlines have come, though their replies are still awaited. Returns
-    /// when the next deadline comes.
-    pub(crate) fn expire(&mut self, now: Instant) -> Option<Instant> {
-        let Self { in_flight, factory, .. } = self;
-        let next = in_flight.expire(now, || factory.no_reply());
-        while let Some(answer) = in_flight.pop_ready() {
-            answer.deliver();
-        }
-        next
     }
 
     /// The server's address, as users are shown it.
@@ -375,22 +338,9 @@ impl Connection {
         Ok(())
     }
 
-    /// Writes requests over the open connection, in one write, as far as there is room, without
+    /// Writes what `pack` appends over the open connection, as far as there is room, without
     /// waiting. Whoever reads goes on with the rest as room comes. If that fails, everything in
     /// flight has failed.
-    pub(crate) fn send(&mut self, exchanges: impl IntoIterator<Item = Exchange>) {
-        self.record(exchanges);
-        drop(self.write(|_| {}));
-    }
-
-    /// Has requests written along with the next write.
-    pub(super) fn record(&mut self, exchanges: impl IntoIterator<Item = Exchange>) {
-        // Without a socket they have failed, and `write` says so.
-        let out = self.socket.as_mut().map(RespStream::out);
-        self.in_flight.push(exchanges, out.unwrap_or(&mut Vec::new()));
-    }
-
-    /// Writes what `pack` appends, as `send` does.
     pub(crate) fn write(&mut self, pack: impl FnOnce(&mut Vec<u8>)) -> Result<(), Failure> {
         let Some(socket) = &mut self.socket else {
             let failure = self.no_reply();
@@ -409,60 +359,6 @@ impl Connection {
             Err(error) if error.kind() == io::ErrorKind::TimedOut => Err(self.no_reply()),
             flushed => flushed.map_err(|error| self.broken(error.into())),
         }
-    }
-
-    /// Reads the next reply and passes it on. Returns `false` if none has come by then, or none is
-    /// to come.
-    pub(crate) fn receive(&mut self, wait: WaitFor) -> bool {
-        let answer = self.receive_answer(wait);
-        answer.map(Answer::deliver).is_some()
-    }
-
-    /// Reads the next reply, and does what has to be done about it.
-    pub(super) fn receive_answer(&mut self, wait: WaitFor) -> Option<Answer> {
-        loop {
-            if let Some(answer) = self.in_flight.pop_ready() {
-                return Some(answer);
-            }
-            if self.in_flight.is_empty() {
-                return None;
-            }
-            let wait = match wait {
-                // Replicas and disks do not answer soon, so spinning for them does not pay.
-                WaitFor::SoonReply { deadline } if self.in_flight.is_next_slow() => {
-                    WaitFor::Reply { deadline }
-                }
-                wait => wait,
-            };
-            let reply = self.receive_next(wait)?;
-            // Without a socket, everything has failed.
-            let Self { socket: Some(socket), in_flight, factory, .. } = self else { return None };
-            let fits = in_flight.take(reply, || factory.label(), socket.out()).is_ok();
-            let has_more = socket.is_writing();
-            if !fits {
-                self.invalid_reply();
-            } else if has_more {
-                drop(self.write(|_| {}));
-            }
-        }
-    }
-
-    /// Reads what has come, until nothing is in flight or no more has come by then. Without a wait
-    /// it ends soon, even if more has come.
-    pub(crate) fn collect(&mut self, wait: WaitFor) {
-        // The thread of a sweep has other work, whatever the server sends.
-        let longest = if matches!(wait, WaitFor::Nothing) { COLLECT } else { Duration::MAX };
-        let begun = Instant::now();
-        while begun.elapsed() < longest && self.receive(wait) {}
-    }
-
-    /// Reads all that is to come, or gives up the connection if it has not come by then.
-    pub(super) fn read_all(&mut self, deadline: Instant) -> Result<(), Failure> {
-        while self.receive(WaitFor::SoonReply { deadline }) {}
-        if !self.in_flight.is_empty() {
-            return Err(self.time_out());
-        }
-        if self.is_connected() { Ok(()) } else { Err(self.no_reply()) }
     }
 
     /// Returns `true` if a request can be written over the open connection that no thread waits
@@ -495,17 +391,6 @@ impl Connection {
         self.record_break();
         self.give_up(&failure);
         failure
-    }
-
-    /// Gives up the connection if threads have given up what is in flight over it: nothing is known
-    /// about a server that has kept them waiting.
-    pub(super) fn close_if_abandoned(&mut self) {
-        if self.in_flight.slots().next().is_some() {
-            self.collect(WaitFor::Nothing);
-            if self.in_flight.slots().next().is_some() {
-                self.time_out();
-            }
-        }
     }
 }
 

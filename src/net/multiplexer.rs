@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 
 use crate::base::clock::end_of;
 use crate::base::sync::{Mutex, yield_now};
-use crate::net::connection::{Connection, WaitFor};
+use crate::net::connection::WaitFor;
 use crate::net::durability::Demand;
 use crate::net::exchange::{Answer, Exchange, Lent, ReplySlot, SendWait};
 use crate::net::pool::{ConnectionPool, NoConnection, PooledConnection};
@@ -232,7 +232,7 @@ impl Multiplexer {
                 return replies;
             }
             let others = self.queue.lock().batch_along(&unsent);
-            send(&mut connection, unsent, others);
+            connection.send_batch(unsent, others);
         }
         connection.read_until(own);
         if own.is_complete() && connection.in_flight().is_blocked() {
@@ -271,7 +271,7 @@ impl Multiplexer {
                     slot.lend(Lent { connection, unsent }).map(|lent| lent.connection)
                 }
                 Next::Batch(batch) => {
-                    send(&mut connection, Vec::new(), batch);
+                    connection.send_batch(Vec::new(), batch);
                     lend_to_next(connection)
                 }
                 Next::Post(posted) => {
@@ -336,25 +336,6 @@ fn lend_to_next(mut connection: PooledConnection) -> Option<PooledConnection> {
     }
     connection.close_if_abandoned();
     Some(connection)
-}
-
-/// Sends requests of one thread along with those of others: first those that no thread waits for,
-/// then its own. If too many of the first kind are in flight already, their replies are read first.
-fn send(connection: &mut Connection, own: Vec<Exchange>, others: Vec<Exchange>) {
-    let (posted, waiting): (Vec<_>, Vec<_>) = others.into_iter().partition(Exchange::is_posted);
-    let deadline = own.iter().chain(&waiting).map(|exchange| exchange.deadline).min();
-    for posted in posted {
-        if !connection.in_flight().has_room(posted.len()) {
-            let until = deadline.unwrap_or(posted.deadline);
-            let made = connection.write(|_| {}).and_then(|()| connection.read_all(until));
-            if let Err(failure) = made {
-                posted.answered(Err(failure)).deliver();
-                continue;
-            }
-        }
-        connection.record([posted]);
-    }
-    connection.send(own.into_iter().chain(waiting));
 }
 
 /// A request that was sent, or will be, and whose reply a thread can wait for.

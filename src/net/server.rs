@@ -160,7 +160,18 @@ impl Server {
 
     /// Sends a request and waits for its reply.
     pub(crate) fn exchange(&self, request: Request, deadline: Instant) -> Reply {
-        let mut replies = self.multiplexer.exchange([self.addressed(request)], None, deadline);
+        self.exchange_durably(request, None, deadline)
+    }
+
+    /// As `exchange`. A reply that says that something was done counts only once the demand is met,
+    /// if there is one.
+    pub(crate) fn exchange_durably(
+        &self,
+        request: Request,
+        demand: Option<(Demand, SendWait)>,
+        deadline: Instant,
+    ) -> Reply {
+        let mut replies = self.multiplexer.exchange([self.addressed(request)], demand, deadline);
         replies.pop().unwrap_or_else(|| Err(self.factory.no_reply()))
     }
 

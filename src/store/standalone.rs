@@ -90,8 +90,7 @@ impl Standalone {
     ) -> Result<T, Failure> {
         let (Command { request, decoder }, demand) = (command, self.demand);
         let demand = demand.map(|demand| (demand, send_wait));
-        let mut replies = self.server.exchange_all(vec![request], demand, deadline);
-        let reply = replies.pop().unwrap_or_else(|| Err(self.server.invalid_reply()));
+        let reply = self.server.exchange_durably(request, demand, deadline);
         decode(&self.server, &decoder, reply)
     }
 
