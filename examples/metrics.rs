@@ -148,6 +148,8 @@ impl Metrics {
         page.counter("pool_waits_total", "Requests queued for a connection.", stats.pool_waits);
         page.head("held", "gauge", "Holds that have guards now.");
         page.line("held", "", stats.held);
+        page.head("kept", "gauge", "Locks kept without a guard now.");
+        page.line("kept", "", stats.kept);
         page.head("waiting", "gauge", "Threads that wait for a lock now.");
         page.line("waiting", "", stats.waiting);
         page.head("connections", "gauge", "Connections of all pools now.");

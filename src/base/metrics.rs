@@ -26,13 +26,15 @@ const NAMES_MAX: usize = 10_000;
 struct Series(&'static str, Option<(&'static str, &'static str)>, fn(&Stats) -> u64);
 
 /// The numbers that only grow.
-const COUNTERS: [Series; 16] = [
+const COUNTERS: [Series; 18] = [
     Series("acquires_total", Some(("result", "acquired")), |stats| stats.acquired),
     Series("acquires_total", Some(("result", "busy")), |stats| stats.busy),
     Series("acquires_total", Some(("result", "timeout")), |stats| stats.timed_out),
     Series("acquires_total", Some(("result", "unavailable")), |stats| stats.failed),
     Series("contended_total", None, |stats| stats.contended),
     Series("handoffs_total", None, |stats| stats.handoffs),
+    Series("relocks_total", None, |stats| stats.relocks),
+    Series("recalls_total", None, |stats| stats.recalls),
     Series("lost_total", None, |stats| stats.lost),
     Series("renewals_total", None, |stats| stats.renewals),
     Series("late_renewals_total", None, |stats| stats.late_renewals),
@@ -46,8 +48,9 @@ const COUNTERS: [Series; 16] = [
 ];
 
 /// The numbers of the present.
-const GAUGES: [Series; 4] = [
+const GAUGES: [Series; 5] = [
     Series("held", None, |stats| stats.held),
+    Series("kept", None, |stats| stats.kept),
     Series("waiting", None, |stats| stats.waiting),
     Series("connections", Some(("state", "used")), |stats| {
         stats.connections.saturating_sub(stats.idle_connections)
@@ -103,8 +106,14 @@ impl Listener<Event> for Metrics {
         self.tick();
         // Whatever is still being taken down, the client has nothing any more.
         let mut reported = self.reported.lock();
-        let none =
-            Stats { held: 0, waiting: 0, connections: 0, idle_connections: 0, ..reported.stats };
+        let none = Stats {
+            held: 0,
+            kept: 0,
+            waiting: 0,
+            connections: 0,
+            idle_connections: 0,
+            ..reported.stats
+        };
         reported.update(none);
     }
 }
