@@ -13,20 +13,18 @@ use crate::base::spans::CallSpan;
 use crate::config::LockOptions;
 use crate::error::{Error, Result};
 use crate::guards::canceller::CancellableWait;
-use crate::local::arrival::Arrival;
 use crate::local::attempt::Attempt;
 use crate::local::call::{Caller, Wait};
 use crate::local::call_reports::{report_contended, report_outcome};
 use crate::local::hold::Hold;
 use crate::local::hold_requests::{Level, nest};
-use crate::local::queue_head::QueueHead;
 use crate::local::release;
 use crate::local::retry::RetryPolicy;
 use crate::local::shared::Shared;
 use crate::local::status;
 use crate::local::try_loop::{Stopped, try_until_acquired};
-use crate::local::turn;
-use crate::local::wait_queue::{Place, Turn};
+use crate::local::turn::{self, QueueHead};
+use crate::local::wait_queue::{Arrival, Turn};
 use crate::local::waiter::Waiter;
 use crate::store::hold_id::{HoldId, HoldKind};
 
@@ -122,9 +120,9 @@ impl LockCall<'_> {
 
     /// Acquires the lock, and reports nothing but contention.
     pub(super) fn acquire(&self) -> Result<Option<Arc<Hold>>> {
-        let mut place = Place::Last;
+        let mut rejoins = false;
         loop {
-            let (waiter, turn) = self.join(place)?;
+            let (waiter, turn) = self.join(rejoins)?;
             let _watch = self.watch(&waiter);
             let turn = turn.map_or_else(|| self.wait_for_turn(&waiter), Ok)?;
             return match turn {
@@ -134,7 +132,7 @@ impl LockCall<'_> {
                 }
                 Turn::Kept(hold) if self.shared.take_kept(&hold, &self.caller) => Ok(Some(hold)),
                 Turn::HandedOff(_) | Turn::Kept(_) => {
-                    place = Place::First;
+                    rejoins = true;
                     continue;
                 }
                 Turn::Head(arrival) => self.acquire_at_head(&waiter, arrival),
@@ -146,7 +144,7 @@ impl LockCall<'_> {
     }
 
     /// Joins the queue of the lock.
-    fn join(&self, place: Place) -> Result<(Arc<Waiter>, Option<Turn>)> {
+    fn join(&self, rejoins: bool) -> Result<(Arc<Waiter>, Option<Turn>)> {
         let Self { shared, name, caller, wait, .. } = self;
         // A hold that is found lost leaves the head.
         if *wait == Wait::No
@@ -154,7 +152,7 @@ impl LockCall<'_> {
         {
             shared.reporter.expire(&hold);
         }
-        shared.wait_queues.join(self.next_hold(), caller, *wait == Wait::Endless, place)
+        shared.wait_queues.join(self.next_hold(), caller, *wait == Wait::Endless, rejoins)
     }
 
     fn next_hold(&self) -> HoldId {

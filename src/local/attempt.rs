@@ -13,13 +13,13 @@ use crate::base::clock::{Moment, end_of};
 use crate::base::failure::Failure;
 use crate::config::Mechanism;
 use crate::error::Error;
-use crate::local::arrival::{Arrival, Tried};
 use crate::local::call::{Caller, Wait};
 use crate::local::call_reports::report_contended;
 use crate::local::hold::{Hold, local_deadline};
 use crate::local::pending::{AcquireRequest, Followers, SentAcquire};
 use crate::local::retry::RetryPolicy;
 use crate::local::shared::Shared;
+use crate::local::wait_queue::Arrival;
 use crate::local::waiter::{QueuedWaiter, Signal, Waiter};
 use crate::store::ask_one;
 use crate::store::hold_id::HoldKind;
@@ -51,6 +51,18 @@ pub(super) struct Attempt<'a> {
     kept: Option<Arc<Hold>>,
     /// Once it was registered as waiting: has Redisson's releases wake it.
     redisson: Option<RedissonWait>,
+}
+
+/// What an attempt has shown.
+pub(super) enum Tried {
+    Acquired(Arc<Hold>),
+    /// Another owner holds the lock, for this long unless it renews; `None` if that is not known.
+    Held {
+        remaining: Option<Duration>,
+        asked: Moment,
+        /// Whether its client may keep it, and was asked for it.
+        recalled: bool,
+    },
 }
 
 impl<'a> Attempt<'a> {

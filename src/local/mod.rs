@@ -8,7 +8,6 @@
 pub(crate) mod acquire;
 pub(crate) mod acquire_all;
 pub(crate) mod adoption;
-mod arrival;
 pub(crate) mod attempt;
 pub(crate) mod call;
 mod call_reports;
@@ -24,7 +23,6 @@ pub(crate) mod listener;
 pub(crate) mod outage;
 pub(crate) mod over_channel;
 pub(crate) mod pending;
-mod queue_head;
 mod queue_shard;
 pub(crate) mod release;
 mod renewal_reports;

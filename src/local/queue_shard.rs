@@ -7,11 +7,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::base::shrink::shrink;
-use crate::local::arrival::Arrival;
 use crate::local::call::Caller;
 use crate::local::hold::Hold;
 use crate::local::pending::Followers;
-use crate::local::wait_queue::{Place, Turn, WaitQueue};
+use crate::local::wait_queue::{Arrival, Turn, WaitQueue};
 use crate::local::waiter::{QueuedWaiter, Signal, Waiter};
 use crate::store::hold_id::{HoldId, HoldKind};
 
@@ -40,7 +39,7 @@ impl QueueShard {
         hold: HoldId,
         caller: &Caller,
         endless: bool,
-        place: Place,
+        rejoins: bool,
     ) -> (Arc<Waiter>, Option<Turn>) {
         let waiter = Arc::new(Waiter::new(hold, caller));
         let name = &waiter.hold.name;
@@ -57,7 +56,7 @@ impl QueueShard {
             return (waiter, Some(Turn::Head(Arrival::First { after_release })));
         }
         let queued = QueuedWaiter { caller: caller.clone(), endless, waiter: waiter.clone() };
-        queue.push(queued, place);
+        queue.push(queued, rejoins);
         (waiter, None)
     }
 

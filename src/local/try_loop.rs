@@ -10,8 +10,7 @@ use std::time::{Duration, Instant};
 use crate::base::clock::Moment;
 use crate::base::failure::Failure;
 use crate::error::{Error, Result};
-use crate::local::arrival::Tried;
-use crate::local::attempt::Attempt;
+use crate::local::attempt::{Attempt, Tried};
 use crate::local::hold::Hold;
 use crate::local::retry::Backoff;
 

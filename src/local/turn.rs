@@ -1,16 +1,19 @@
-//! The wait of a thread behind others of its client, until it is its turn.
+//! The wait of a thread behind others of its client, and its turn at the head of the queue.
 //!
-//! Decides what each signal means for such a thread, and how long it waits for one. Which thread is
-//! the head, and what is known when a time is over, is decided in `wait_queues.rs`.
+//! Decides what each signal means for a thread that waits, and how long it waits for one; and what
+//! becomes of the queue when the head has acquired the lock or gives up. Which thread is the head,
+//! and what is known when a time is over, is decided in `wait_queues.rs`.
 
 use std::time::Instant;
 
 use crate::error::{Error, Result};
-use crate::local::arrival::Arrival;
 use crate::local::call::Wait;
-use crate::local::wait_queue::Turn;
+use crate::local::retry::is_outage;
+use crate::local::try_loop::Stopped;
+use crate::local::wait_queue::{Arrival, Turn};
 use crate::local::wait_queues::WaitQueues;
 use crate::local::waiter::{Signal, Waiter};
+use crate::store::hold_id::{HoldId, HoldKind};
 
 /// Blocks until it is this thread's turn, or its time is over.
 ///
@@ -43,6 +46,50 @@ pub(crate) fn wait(queues: &WaitQueues, waiter: &Waiter, wait: Wait) -> Result<T
                 // It has been signalled something.
                 None => end = None,
             },
+        }
+    }
+}
+
+/// The head of a wait queue, which is given up even if the thread panics.
+pub(super) struct QueueHead<'a> {
+    queues: &'a WaitQueues,
+    hold: &'a HoldId,
+    /// Whether the call waits without limit.
+    endless: bool,
+    kept: bool,
+}
+
+impl<'a> QueueHead<'a> {
+    pub(super) fn new(queues: &'a WaitQueues, hold: &'a HoldId, endless: bool) -> Self {
+        Self { queues, hold, endless, kept: false }
+    }
+
+    /// Stays the head, with the lock.
+    pub(super) fn keep(mut self) {
+        self.kept = true;
+    }
+
+    /// Makes the next thread the head, which may get the same.
+    pub(super) fn leave(mut self) {
+        self.kept = true;
+        self.queues.give_up_head(self.hold, None);
+    }
+
+    /// Returns what the thread wants that is at the head now.
+    pub(super) fn give_up(mut self, stopped: &Stopped) -> Option<HoldKind> {
+        self.kept = true;
+        let outage = match stopped {
+            Stopped::Failed(failure) if self.endless && is_outage(failure) => Some(failure),
+            Stopped::Ended(_) | Stopped::Failed(_) | Stopped::TimedOut => None,
+        };
+        self.queues.give_up_head(self.hold, outage)
+    }
+}
+
+impl Drop for QueueHead<'_> {
+    fn drop(&mut self) {
+        if !self.kept {
+            self.queues.give_up_head(self.hold, None);
         }
     }
 }

@@ -37,7 +37,6 @@ use std::time::Instant;
 use std::{fmt, mem, ptr};
 
 use crate::base::failure::Failure;
-use crate::local::arrival::Arrival;
 use crate::local::call::Caller;
 use crate::local::hold::Hold;
 use crate::local::pending::Followers;
@@ -74,14 +73,6 @@ enum HeadAnswer {
     Pending,
 }
 
-/// Where a thread joins the queue, behind the head.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Place {
-    /// It was in front before.
-    First,
-    Last,
-}
-
 /// How the wait behind other threads has ended.
 #[derive(Debug)]
 pub(crate) enum Turn {
@@ -102,6 +93,23 @@ pub(crate) enum Turn {
     TimedOut,
 }
 
+/// How a thread has come to try for the lock.
+#[derive(Debug)]
+pub(crate) enum Arrival {
+    /// Without waiting behind another thread.
+    First {
+        /// Whether the release of an earlier hold of this client is not confirmed.
+        after_release: bool,
+    },
+    /// As `First`, in place of a tenure that was kept: it may want nothing but more tokens.
+    Kept(Arc<Hold>),
+    /// From behind another thread.
+    Next,
+    /// To try once outside the queue. A client has one place among the waiting clients: that of the
+    /// thread which may try again.
+    Outside,
+}
+
 impl WaitQueue {
     /// A queue whose head acquires the lock.
     pub(super) fn new(head: &Arc<Waiter>) -> Self {
@@ -117,10 +125,12 @@ impl WaitQueue {
         Self { head: Head::None, wanted: 0, released, waiters: VecDeque::new() }
     }
 
-    pub(super) fn push(&mut self, waiter: QueuedWaiter, place: Place) {
-        match place {
-            Place::First => self.waiters.push_front(waiter),
-            Place::Last => self.waiters.push_back(waiter),
+    /// Adds a waiter: behind all others, or in front if it was in front before.
+    pub(super) fn push(&mut self, waiter: QueuedWaiter, rejoins: bool) {
+        if rejoins {
+            self.waiters.push_front(waiter);
+        } else {
+            self.waiters.push_back(waiter);
         }
     }
 

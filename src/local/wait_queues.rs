@@ -20,7 +20,7 @@ use crate::local::call::Caller;
 use crate::local::hold::Hold;
 use crate::local::pending::Followers;
 use crate::local::queue_shard::QueueShard;
-use crate::local::wait_queue::{Place, Turn, WaitQueue};
+use crate::local::wait_queue::{Turn, WaitQueue};
 use crate::local::waiter::{QueuedWaiter, Signal, Waiter};
 use crate::store::Store;
 use crate::store::hold_id::{HoldId, HoldKind};
@@ -98,11 +98,11 @@ impl WaitQueues {
         hold: HoldId,
         caller: &Caller,
         endless: bool,
-        place: Place,
+        rejoins: bool,
     ) -> Result<(Arc<Waiter>, Option<Turn>)> {
         let mut shard = self.shard_of(&hold);
         self.check_open()?;
-        Ok(shard.push(hold, caller, endless, place))
+        Ok(shard.push(hold, caller, endless, rejoins))
     }
 
     /// Removes a waiter whose time is over, and decides on it. It has come at `joined`, or does not
@@ -363,11 +363,11 @@ mod tests {
     use super::*;
     use crate::base::clock::{Moment, end_of};
     use crate::config::{Config, LockOptions};
-    use crate::local::arrival::Arrival;
     use crate::local::call::Wait;
     use crate::local::pending::tests::request;
     use crate::local::reporter::Reporter;
     use crate::local::turn;
+    use crate::local::wait_queue::Arrival;
     use crate::store::memory::Memory;
     use crate::store::request::SHARERS_MAX;
     use std::thread;
@@ -398,16 +398,16 @@ mod tests {
 
     /// Joins the queue. Returns `true` as well at its head.
     fn join(queues: &WaitQueues) -> (Arc<Waiter>, bool) {
-        let (waiter, arrival) = join_at(queues, false, Place::Last).expect("open");
+        let (waiter, arrival) = join_at(queues, false, false).expect("open");
         (waiter, arrival.is_some())
     }
 
     fn join_at(
         queues: &WaitQueues,
         endless: bool,
-        place: Place,
+        rejoins: bool,
     ) -> Result<(Arc<Waiter>, Option<Turn>)> {
-        queues.join(id(HoldKind::Lock), &caller(), endless, place)
+        queues.join(id(HoldKind::Lock), &caller(), endless, rejoins)
     }
 
     /// A queue with a head and two waiters.
@@ -452,7 +452,7 @@ mod tests {
     fn join_for_a_lease(queues: &WaitQueues, kind: HoldKind, lease: Duration) -> Arc<Waiter> {
         let options = LockOptions { lease, ..LockOptions::default() };
         let caller = Caller::owned(&Config::default(), &options, kind);
-        queues.join(id(kind), &caller, false, Place::Last).expect("open").0
+        queues.join(id(kind), &caller, false, false).expect("open").0
     }
 
     #[test]
@@ -507,7 +507,7 @@ mod tests {
     fn who_has_lost_its_hold_on_the_way_goes_before_those_who_came_later() {
         let queues = WaitQueues::default();
         let [_, later, _] = three(&queues);
-        let (first, _) = join_at(&queues, false, Place::First).expect("open");
+        let (first, _) = join_at(&queues, false, true).expect("open");
         queues.give_up_head(&id(HoldKind::Lock), None);
         assert!(matches!(turn(&queues, &first), Turn::Head(_)) && later.is_empty());
     }
@@ -613,7 +613,7 @@ mod tests {
         queues.set_acquired(&mine);
         assert_eq!(queues.end(&mine, true, || ()), Ending::Released { is_awaited: false });
         for _ in 0..2 {
-            let joined = join_at(&queues, false, Place::Last).expect("open");
+            let joined = join_at(&queues, false, false).expect("open");
             assert!(matches!(joined.1, Some(Turn::Head(Arrival::First { after_release: true }))));
             assert!(Arc::ptr_eq(&queues.released(HoldKind::Lock, &name())[0], &mine));
             queues.give_up_head(&id(HoldKind::Lock), None);
@@ -666,7 +666,7 @@ mod tests {
         let queues = WaitQueues::default();
         let (head, first) = join(&queues);
         assert!(first);
-        let (endless, _) = join_at(&queues, true, Place::Last).expect("open");
+        let (endless, _) = join_at(&queues, true, false).expect("open");
         let (limited, _) = join(&queues);
         let source = std::io::Error::other("test");
         let failure =
@@ -835,7 +835,7 @@ mod tests {
         for waiter in [second, third] {
             assert!(matches!(turn::wait(&queues, &waiter, Wait::Endless), Err(Error::Closed)));
         }
-        assert!(matches!(join_at(&queues, true, Place::Last), Err(Error::Closed)));
+        assert!(matches!(join_at(&queues, true, false), Err(Error::Closed)));
         queues.give_up_head(&id(HoldKind::Lock), None);
         assert!(is_empty(&queues));
     }

@@ -18,14 +18,13 @@ use crate::base::clock::Moment;
 use crate::base::sync::{AtomicUsize, Ordering, under_many_schedules};
 use crate::config::{Config, LockOptions};
 use crate::error::{Error, Result};
-use crate::local::arrival::Arrival;
 use crate::local::call::{self, Caller};
 use crate::local::hold::Hold;
 use crate::local::pending::Followers;
 use crate::local::pending::tests::{request, sent};
 use crate::local::reporter::Reporter;
 use crate::local::turn;
-use crate::local::wait_queue::{Place, Turn};
+use crate::local::wait_queue::{Arrival, Turn};
 use crate::local::wait_queues::{Ending, WaitQueues};
 use crate::local::waiter::{QueuedWaiter, Signal, Waiter};
 use crate::store::hold_id::{HoldId, HoldKind};
@@ -64,8 +63,8 @@ impl Scene {
         HoldId { kind, name: self.name.clone(), client: Arc::from("c"), nonce }
     }
 
-    fn join(&self, endless: bool) -> Result<(Arc<Waiter>, Option<Arrival>)> {
-        self.queues.join(self.id(), &caller(), endless, Place::Last)
+    fn join(&self, endless: bool) -> Result<(Arc<Waiter>, Option<Turn>)> {
+        self.queues.join(self.id(), &caller(), endless, false)
     }
 
     fn hold(&self) -> Arc<Hold> {
@@ -125,16 +124,13 @@ impl Scene {
     }
 
     fn acquire(&self, wait: Wait) -> Result<Turn> {
-        let (waiter, arrival) = self.join(wait == Wait::Endless)?;
+        let (waiter, turn) = self.join(wait == Wait::Endless)?;
         let limit = match wait {
             Wait::Endless => call::Wait::Endless,
             Wait::No => call::Wait::No,
             Wait::Until => call::Wait::Until(Instant::now()),
         };
-        let turn = match arrival {
-            Some(arrival) => Turn::Head(arrival),
-            None => turn::wait(&self.queues, &waiter, limit)?,
-        };
+        let turn = turn.map_or_else(|| turn::wait(&self.queues, &waiter, limit), Ok)?;
         match turn {
             Turn::Head(_) => self.acquire_at_head(&waiter),
             other => Ok(other),
@@ -165,7 +161,7 @@ impl Scene {
             self.unreported.lock().remove(&hold.id.nonce);
         };
         let is_awaited = match queues.end(hold, hands_off, end) {
-            Ending::HandedOff => return,
+            Ending::HandedOff | Ending::Kept => return,
             Ending::Lost => return queues.end_hold(hold),
             Ending::Released { is_awaited } => is_awaited,
         };
@@ -200,11 +196,11 @@ impl Scene {
     fn is_empty(&self) -> bool {
         let readers = mem::take(&mut *self.readers.lock());
         readers.into_iter().for_each(|reader| reader.join().expect("no panic"));
-        let first = Arrival::First { after_release: false };
-        match self.join(false) {
-            Ok((_, arrival)) => arrival == Some(first),
-            Err(error) => matches!(error, Error::Closed),
-        }
+        let joined = self.join(false).map(|(_, turn)| turn);
+        matches!(
+            joined,
+            Ok(Some(Turn::Head(Arrival::First { after_release: false }))) | Err(Error::Closed)
+        )
     }
 }
 
@@ -222,12 +218,9 @@ struct Readers {
 impl Readers {
     /// Reads and is done. Returns `false` if the wait ended without a hold.
     fn read(&self, wait: call::Wait) -> bool {
-        let (waiter, arrival) = self.join(wait == call::Wait::Endless);
+        let (waiter, turn) = self.join(wait == call::Wait::Endless);
         let nonce = waiter.hold.nonce;
-        let turn = match arrival {
-            Some(arrival) => Turn::Head(arrival),
-            None => turn::wait(&self.queues, &waiter, wait).expect("open"),
-        };
+        let turn = turn.map_or_else(|| turn::wait(&self.queues, &waiter, wait), Ok).expect("open");
         let reads = match turn {
             Turn::Head(_) => self.ask_for_all(&waiter),
             Turn::HandedOff(hold) => {
@@ -242,11 +235,11 @@ impl Readers {
         reads
     }
 
-    fn join(&self, endless: bool) -> (Arc<Waiter>, Option<Arrival>) {
+    fn join(&self, endless: bool) -> (Arc<Waiter>, Option<Turn>) {
         let caller = Caller::owned(&Config::default(), &LockOptions::default(), HoldKind::Read);
         let (kind, nonce) = (HoldKind::Read, self.holds.fetch_add(1, Relaxed));
         let id = HoldId { kind, name: self.name.clone(), client: Arc::from("c"), nonce };
-        self.queues.join(id, &caller, endless, Place::Last).expect("open")
+        self.queues.join(id, &caller, endless, false).expect("open")
     }
 
     /// Asks until a reply comes. The store grants as many as it likes.

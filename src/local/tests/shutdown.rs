@@ -7,13 +7,12 @@ use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::local::acquire::LockCall;
-use crate::local::arrival::Arrival;
 use crate::local::call::{Caller, Wait};
 use crate::local::hold_requests;
 use crate::local::release::shut_down;
 use crate::local::tests::{LEASE, Outcome, Scene, eventually};
 use crate::local::turn;
-use crate::local::wait_queue::{Place, Turn};
+use crate::local::wait_queue::{Arrival, Turn};
 
 /// Long for what a thread does between two lines of a test.
 const WHILE: Duration = Duration::from_millis(100);
@@ -111,7 +110,7 @@ fn a_thread_that_becomes_the_head_after_a_shutdown_acquires_nothing() {
     let queues = &shared.wait_queues;
     let level = scene.lock();
     let caller = Caller::current(&shared.config, options);
-    let (waiter, arrival) = queues.join(scene.id(9), &caller, true, Place::Last).expect("open");
+    let (waiter, arrival) = queues.join(scene.id(9), &caller, true, false).expect("open");
     assert!(arrival.is_none());
     shut_down(shared, SOON).expect("released");
     assert!(level.hold.is_ended());
