@@ -116,9 +116,11 @@ impl ReplyBuffer {
             (b'-', _) => Part::Value(parse_redis_value(&unread[..length]).map_err(|_| NO_REPLY)?),
             (b':', number) => Part::Value(Value::Int(number.parse().map_err(|_| NO_REPLY)?)),
             (_, "-1") => Part::Value(Value::Nil),
-            (b'*', "0") => Part::Value(Value::Array(Vec::new())),
-            (b'*', _) if self.arrays.len() == DEPTH_MAX => return Err(TOO_DEEP),
-            (b'*', size) => Part::Array(size.parse().map_err(|_| NO_REPLY)?),
+            (b'*', size) => match size.parse().map_err(|_| NO_REPLY)? {
+                0 => Part::Value(Value::Array(Vec::new())),
+                _ if self.arrays.len() == DEPTH_MAX => return Err(TOO_DEEP),
+                size => Part::Array(size),
+            },
             (_, size) => {
                 let size: usize = size.parse().map_err(|_| NO_REPLY)?;
                 let whole = size.checked_add(length + 2).filter(|whole| *whole <= room);
@@ -164,7 +166,7 @@ mod tests {
     use super::*;
 
     /// Replies of every kind.
-    const REPLIES: [&[u8]; 11] = [
+    const REPLIES: [&[u8]; 12] = [
         b":42\r\n",
         b":-1\r\n",
         b"+OK\r\n",
@@ -174,6 +176,7 @@ mod tests {
         b"$-1\r\n",
         b"*-1\r\n",
         b"*0\r\n",
+        b"*+0\r\n",
         b"*3\r\n:0\r\n*2\r\n$1\r\nx\r\n+y\r\n$-1\r\n",
         b"*2\r\n*1\r\n*0\r\n+\r\n",
     ];
