@@ -282,6 +282,7 @@ pub use guards::owned_guard::OwnedGuard;
 pub use guards::rw_lock::{ReadGuard, RwLock, WriteGuard};
 pub use guards::semaphore::{Permit, Semaphore};
 pub use guards::ticket::Ticket;
+pub use guards::wanted::Wanted;
 pub use memory_server::MemoryServer;
 pub use stats::Stats;
 #[doc(hidden)]

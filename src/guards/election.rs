@@ -8,6 +8,7 @@ use crate::config::LockOptions;
 use crate::error::Result;
 use crate::guards::holder::Leader;
 use crate::guards::owned_hold::{OwnedHold, lock_options, owned_guard};
+use crate::guards::wanted::{self, Wanted};
 use crate::local::call::Wait;
 use crate::local::shared::Shared;
 use crate::local::status;
@@ -113,6 +114,13 @@ impl Term {
     #[must_use]
     pub fn fence(&self) -> u64 {
         self.0.hold.fence()
+    }
+
+    /// Returns the watch on the wishes of other clients. See
+    /// [`Guard::wanted`](crate::Guard::wanted).
+    #[must_use]
+    pub fn wanted(&self) -> Wanted {
+        wanted::watch(&self.0.shared, &self.0.hold)
     }
 
     /// Returns 1: a term never nests.

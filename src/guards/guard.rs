@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use crate::error::Result;
 use crate::guards::lost::{self, Lost};
+use crate::guards::wanted::{self, Wanted};
 use crate::local::hold::Hold;
 use crate::local::hold_requests::{self, Level};
 use crate::local::release;
@@ -138,6 +139,19 @@ impl Guard {
     #[must_use]
     pub fn lost(&self) -> Lost {
         lost::watch(&self.shared, &self.hold)
+    }
+
+    /// Returns the watch on the wishes of other clients: a long job can end early, or make a pause,
+    /// when another client waits for the lock. Its own threads and calls that do not wait, such as
+    /// [`try_lock`](crate::Client::try_lock), do not count.
+    ///
+    /// The first call for a hold makes this client listen, and blocks for the server's replies to
+    /// two requests, to learn also of a client that began to wait before. From then on the client
+    /// is told within a network latency. A message that is lost is repeated when the other client
+    /// asks again, after its [`backoff`](crate::Builder::backoff) at the latest.
+    #[must_use]
+    pub fn wanted(&self) -> Wanted {
+        wanted::watch(&self.shared, &self.hold)
     }
 
     /// Asks the server whether this hold still exists. Blocks for the server's reply.

@@ -12,3 +12,4 @@ pub(crate) mod owned_hold;
 pub(crate) mod rw_lock;
 pub(crate) mod semaphore;
 pub(crate) mod ticket;
+pub(crate) mod wanted;

@@ -3,6 +3,7 @@
 use crate::error::Result;
 use crate::guards::owned_hold::owned_guard;
 use crate::guards::ticket::Ticket;
+use crate::guards::wanted::{self, Wanted};
 
 owned_guard! {
     /// A lock that belongs to no thread: any thread may keep, send or drop it. Dropping it releases
@@ -34,6 +35,13 @@ impl OwnedGuard {
     #[must_use]
     pub fn fence(&self) -> u64 {
         self.0.hold.fence()
+    }
+
+    /// Returns the watch on the wishes of other clients. See
+    /// [`Guard::wanted`](crate::Guard::wanted).
+    #[must_use]
+    pub fn wanted(&self) -> Wanted {
+        wanted::watch(&self.0.shared, &self.0.hold)
     }
 
     /// Returns 1: owned guards never nest.

@@ -60,7 +60,7 @@ pub(super) enum Tried {
     Held {
         remaining: Option<Duration>,
         asked: Moment,
-        /// Whether its client may keep it, and was asked for it.
+        /// Whether a call that does not wait has asked a client for it that may only keep it.
         recalled: bool,
     },
 }
@@ -141,6 +141,7 @@ impl<'a> Attempt<'a> {
                 Ok(AcquireReply::Held { remaining, recalled, .. }) => {
                     self.retry.record_reply();
                     report_contended(self.shared, &self.request.hold.name, self.contended);
+                    let recalled = recalled && self.request.registration == Registration::Last;
                     return Ok(Tried::Held { remaining, asked: sent, recalled });
                 }
                 Err(failure) => {

@@ -40,6 +40,14 @@ impl WakeTarget for ClientWaiters {
                 }
                 true
             }
+            Wake::Ended { name, nonce } => {
+                if let Some(reporter) = self.reporter.upgrade() {
+                    let (kind, client) = (HoldKind::Lock, self.client.clone());
+                    let hold = HoldId { kind, name: (&**name).into(), client, nonce: *nonce };
+                    reporter.sink.lose_soon(&hold);
+                }
+                true
+            }
             Wake::Recall { name, nonce, waits } => {
                 if let Some(kept) = self.queues.recall(name, *nonce, *waits)
                     && let Some(reporter) = self.reporter.upgrade()

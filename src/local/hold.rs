@@ -58,6 +58,8 @@ pub(crate) struct Hold {
     failing: AtomicBool,
     /// Whether another client waits for the lock.
     wanted: AtomicBool,
+    /// Whether the client was asked to tell that.
+    watched: AtomicBool,
     /// For how many milliseconds the lock is kept when the hold is over; 0 if it is not.
     keep: u32,
     current: Mutex<CurrentHold>,
@@ -82,6 +84,8 @@ struct CurrentHold {
     thread: Option<Thread>,
     /// Made when the first thread asks for a receiver. Its sender is dropped when the hold is over.
     over: Option<Box<OverChannel>>,
+    /// As `over`. Its sender is dropped when another client waits, too.
+    wanted: Option<Box<OverChannel>>,
 }
 
 /// What the renewer does for a lease next.
@@ -118,6 +122,7 @@ impl Hold {
             in_doubt: AtomicBool::new(false),
             failing: AtomicBool::new(false),
             wanted: AtomicBool::new(false),
+            watched: AtomicBool::new(false),
             keep,
             releases: AtomicU16::new(0),
             current: Mutex::new(CurrentHold {
@@ -129,6 +134,7 @@ impl Hold {
                 acquired: replied,
                 thread: thread.clone(),
                 over: None,
+                wanted: None,
             }),
         }
     }
@@ -232,6 +238,26 @@ impl Hold {
     /// Notes that another client waits for the lock.
     pub(crate) fn set_wanted(&self) {
         self.wanted.store(true, Ordering::Release);
+        if let Some(channel) = self.current.lock().wanted.take() {
+            channel.disconnect();
+        }
+    }
+
+    /// Returns `true` for the first call, which has to make sure that this client is told when
+    /// another one waits.
+    pub(crate) fn begin_watch(&self) -> bool {
+        !self.watched.swap(true, Ordering::Relaxed)
+    }
+
+    /// Returns a receiver that is disconnected when another client waits or the hold is over, and
+    /// gets no message.
+    pub(crate) fn wanted(&self) -> Receiver<Infallible> {
+        let mut current = self.current.lock();
+        // What is marked after this line finds the channel.
+        if self.is_wanted() || self.deadline.is_settled() {
+            return bounded(0).1;
+        }
+        current.wanted.get_or_insert_with(|| Box::new(OverChannel::new())).receiver.clone()
     }
 
     fn keep_time(&self) -> Duration {
@@ -420,7 +446,8 @@ impl Hold {
 
     /// Disconnects the receivers, even those that watch other holds as well.
     fn disconnect(&self) {
-        if let Some(channel) = self.current.lock().over.take() {
+        let mut current = self.current.lock();
+        for channel in [current.over.take(), current.wanted.take()].into_iter().flatten() {
             channel.disconnect();
         }
     }
@@ -496,6 +523,7 @@ impl CurrentHold {
             acquired: Moment::now(),
             thread: caller.thread.clone(),
             over: None,
+            wanted: None,
         };
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
 
-use crate::base::clock::Moment;
+use crate::base::clock::{Moment, end_of};
 use crate::base::failure::{Failure, FailureKind};
 use crate::error::{Error, Result as ApiResult};
 use crate::local::call::{CallTimes, Wait};
@@ -167,6 +167,25 @@ pub(crate) fn verify<'a>(shared: &Shared, holds: &'a [Arc<Hold>], renews: bool) 
         add_outcome(&mut result, attempt, hold, outcome);
     });
     result
+}
+
+/// Has this client told when another one waits for the lock, and asks once whether one does. That
+/// may fail: then the renewal of another client's wish has to come.
+pub(crate) fn watch(shared: &Shared, hold: &Hold) {
+    if !shared.is_held(hold) || !hold.begin_watch() {
+        return;
+    }
+    shared.listen();
+    let (id, deadline) =
+        (&hold.id, end_of(CallTimes::new(&shared.config, hold.duration()).io_timeout));
+    if !id.may_be_kept() {
+        drop(ask_one(&*shared.store, HoldRequest { hold: id, change: Change::Watch, deadline }));
+    }
+    let is_other = |client: &String| client != shared.identity.client();
+    let report = shared.store.report(&id.name, deadline);
+    if report.is_ok_and(|report| report.waiting.iter().any(is_other)) {
+        hold.set_wanted();
+    }
 }
 
 /// Returns how often a request about a hold is repeated.

@@ -283,7 +283,9 @@ pub(super) mod tests {
             let name = match wake {
                 Wake::Ready => "*",
                 Wake::Lock(name) => name,
-                Wake::Recall { .. } | Wake::Unlocked(_) => panic!("not in these tests"),
+                Wake::Ended { .. } | Wake::Recall { .. } | Wake::Unlocked(_) => {
+                    panic!("not in these tests")
+                }
             };
             assert_ne!(name, "bad", "a panic that the test wants");
             if name.contains('?') {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::bounded;
+use crossbeam_channel::{Receiver, bounded};
 
 use crate::base::clock::Moment;
 use crate::base::failure::Failure;
@@ -69,10 +69,15 @@ impl Renewer {
     /// Marks a hold as lost that does not exist any more, and blocks until the thread has done so,
     /// or the deadline.
     pub(crate) fn lose(&self, hold: &HoldId, deadline: Instant) {
+        // The thread drops its end.
+        self.lose_soon(hold).recv_deadline(deadline).unwrap_or_default();
+    }
+
+    /// As `lose`, without waiting. The result is disconnected when it is done.
+    pub(crate) fn lose_soon(&self, hold: &HoldId) -> Receiver<()> {
         let (lost, done) = bounded(0);
         self.channel.send(Message::Lose(hold.clone(), lost), Moment::FIRST);
-        // The thread drops its end.
-        done.recv_deadline(deadline).unwrap_or_default();
+        done
     }
 
     /// Ends all holds, also those to come, and releases them. What is not released by the deadline

@@ -3,7 +3,6 @@
 //! Decides when to try again: after a pause that a wake-up ends, and at once after failures that
 //! ask for it. What an attempt says and shows is decided in `attempt.rs`.
 
-use std::mem;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -43,7 +42,6 @@ pub(super) fn try_until_acquired(attempt: &mut Attempt<'_>) -> Result<Arc<Hold>,
     let mut started = None;
     // Until when the lock can be free only because it was released, by the last reply.
     let mut held_until: Option<Moment> = None;
-    let mut has_recalled = false;
     // Whether the last pause has ended without a wake-up.
     let mut unsignalled = false;
     // A thread that becomes the head after `close` has sent its signals does not get one.
@@ -63,7 +61,7 @@ pub(super) fn try_until_acquired(attempt: &mut Attempt<'_>) -> Result<Arc<Hold>,
                 match attempt.wait.cut(pause) {
                     Some(pause) => pause,
                     // Once it waits for a lock that is perhaps only kept.
-                    None if recalled && !mem::replace(&mut has_recalled, true) => RECALL_TIME,
+                    None if recalled => RECALL_TIME,
                     None => return Err(Stopped::TimedOut),
                 }
             }

@@ -167,6 +167,7 @@ impl Commands {
             Change::Unregister { any_kind } => return self.unregister(hold, any_kind),
             Change::SetDepth { depth, .. } => Arg::Number(depth.into()),
             Change::Check | Change::Renew { .. } => Arg::Text(""),
+            Change::Watch => Arg::Text("watch"),
         };
         match hold.kind {
             HoldKind::Lock => {

@@ -132,6 +132,8 @@ pub(crate) enum Change {
     /// It has this depth, and is renewed if there is a lease. If it is `durable`, that must become
     /// as durable as a new hold, as a renewal must.
     SetDepth { depth: u32, lease: Option<Duration>, durable: bool },
+    /// It stays, and its client is told when another one waits for the lock.
+    Watch,
     /// Its client does not wait for it any more, or for holds of any kind: after a wake-up it is
     /// not known for which. What the client was offered goes to the next one.
     Unregister { any_kind: bool },
@@ -146,7 +148,7 @@ impl Change {
         match self {
             Self::Renew { lease } => Some(lease),
             Self::SetDepth { lease, .. } => lease,
-            Self::Check | Self::Release { .. } | Self::Unregister { .. } => None,
+            Self::Check | Self::Release { .. } | Self::Unregister { .. } | Self::Watch => None,
         }
     }
 
@@ -154,7 +156,7 @@ impl Change {
         match self {
             Self::Renew { .. } => true,
             Self::SetDepth { durable, .. } => durable,
-            Self::Check | Self::Release { .. } | Self::Unregister { .. } => false,
+            Self::Check | Self::Release { .. } | Self::Unregister { .. } | Self::Watch => false,
         }
     }
 }

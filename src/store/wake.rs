@@ -12,6 +12,8 @@ pub(crate) const STABLE: Duration = Duration::from_secs(1);
 /// A message to a waiting client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Wake {
+    /// The hold of this lock with this nonce was ended by force.
+    Ended { name: String, nonce: u64 },
     /// The lock of this name may be free.
     Lock(String),
     /// Another client wants the lock of which this client has the hold with this nonce.

@@ -65,6 +65,7 @@ mod calls {
     mod shutdown;
     mod threads;
     mod tickets;
+    mod wanted;
 }
 
 /// What goes wrong between a program, the network and a server.

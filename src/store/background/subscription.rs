@@ -182,7 +182,7 @@ impl Channel {
             "message" | "smessage" => {
                 let message = text(content)?;
                 match message.strip_prefix(RESERVED) {
-                    Some(about) => self.decode_recall(about),
+                    Some(about) => self.decode_about(about),
                     None => self.keys.name(message).map(|name| Wake::Lock(name.into())),
                 }
             }
@@ -190,17 +190,18 @@ impl Channel {
         }
     }
 
-    /// Reads a message of `acquire.lua` to the client that has the lock.
-    fn decode_recall(&self, about: &str) -> Option<Wake> {
+    /// Reads a message of `acquire.lua` or `force_release.lua` to the client that has the lock, or
+    /// had it.
+    fn decode_about(&self, about: &str) -> Option<Wake> {
         let (what, about) = about.split_once(':')?;
         let (nonce, lock) = about.split_once(':')?;
-        let waits = match what {
-            "try" => false,
-            "want" => true,
-            _ => return None,
-        };
-        let (name, nonce) = (self.keys.name(lock)?, u64::from_str_radix(nonce, 16).ok()?);
-        Some(Wake::Recall { name: name.into(), nonce, waits })
+        let (name, nonce) = (self.keys.name(lock)?.into(), u64::from_str_radix(nonce, 16).ok()?);
+        match what {
+            "ended" => Some(Wake::Ended { name, nonce }),
+            "try" => Some(Wake::Recall { name, nonce, waits: false }),
+            "want" => Some(Wake::Recall { name, nonce, waits: true }),
+            _ => None,
+        }
     }
 }
 

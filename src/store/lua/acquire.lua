@@ -5,7 +5,8 @@
 -- tokens it has one. The last of a block is at most a millisecond ahead of the clock, so that the
 -- counter stays one.
 -- The number of an owner whose client may keep the lock without using it has 16 digits, the first
--- one 8 to f. A client that joins the queue has that client told each time it asks.
+-- one 8 to f. A client that joins the queue has that client told each time it asks, and also one
+-- that watches its hold: the depth has a zero in front then.
 -- KEYS  1 lock, 2 fence, 3 queue of waiting clients, 4 if the client leaves turns to Redisson:
 --       Redisson's turn
 -- ARGV  1 owner, 2 lease in ms, 3 life of the fence in ms, 4 life of the queue in ms, or 0 if the
@@ -20,7 +21,7 @@
 --         client waits}; {0, ms until the holder's lease ends or -1, 1 if the client has joined the
 --         queue and the holder's was told} if held by another owner, {0, ms until to look again or
 --         -1} if another goes first
-local left, holder, _, foreign = find_holder()
+local left, holder, depth, foreign = find_holder()
 local queued, tokens = ARGV[6] ~= '' and ARGV[6], tonumber(ARGV[7] or 1)
 -- The owner `replaced` stands for an offer to the client, and its field is removed.
 local begins, client, keeps, replaced, time = true, nil, nil, nil, nil
@@ -65,18 +66,19 @@ if type(turn) == 'string' and turn ~= '0' then
   end
 end
 if not begins or queued == 'kept' and not keeps then
-  local life, id, number = tonumber(ARGV[4]), nil, nil
+  local life, id, number, keepable = tonumber(ARGV[4]), nil, nil, nil
   if life ~= 0 and holder then
-    id, number = string.match(holder, '^(.*):([89a-f]' .. string.rep('%x', 15) .. ')$')
+    id, number = string.match(holder, '^(.*):(%x+)$')
+    keepable = id and #number == 16 and number >= '8'
   end
-  if life > 0 or id then
+  if life > 0 or keepable then
     join()
   end
-  if id then
+  if keepable or id and life > 0 and depth ~= '0' and string.sub(depth, 1, 1) == '0' then
     local told = life > 0 and 'want:' or 'try:'
     tell(id, ARGV[9], 'leasehold:' .. told .. number .. ':' .. KEYS[1])
   end
-  return {0, left, id and 1}
+  return {0, left, keepable and 1 or nil}
 end
 local least = ARGV[5]
 if least == '' then

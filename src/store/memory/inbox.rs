@@ -27,6 +27,8 @@ pub(super) struct Inbox {
 enum Message {
     /// The client waits no more.
     End,
+    /// The hold of the lock with this key that has this nonce was ended.
+    Ended { key: Box<str>, nonce: u64 },
     /// Another client wants the lock with this key, which has a hold with this nonce. It waits, or
     /// has only a moment.
     Recall { key: Box<str>, nonce: u64, waits: bool },
@@ -60,6 +62,11 @@ impl Inboxes {
     /// or has only a moment.
     pub(super) fn recall(&self, hold: &HoldId, key: &str, waits: bool) {
         self.send(&hold.client, Message::Recall { key: key.into(), nonce: hold.nonce, waits });
+    }
+
+    /// Tells the client of a hold that it was ended.
+    pub(super) fn tell_end(&self, hold: &HoldId, key: &str) {
+        self.send(&hold.client, Message::Ended { key: key.into(), nonce: hold.nonce });
     }
 
     fn send(&self, client: &str, message: Message) {
@@ -119,6 +126,11 @@ impl Wakeups for MemoryWakeups {
                 Ok(Message::Recall { key, nonce, waits }) => {
                     if let Some(name) = self.keys.name(&key) {
                         return Some(Ok(Wake::Recall { name: name.into(), nonce, waits }));
+                    }
+                }
+                Ok(Message::Ended { key, nonce }) => {
+                    if let Some(name) = self.keys.name(&key) {
+                        return Some(Ok(Wake::Ended { name: name.into(), nonce }));
                     }
                 }
                 Ok(Message::End) => {}

@@ -158,7 +158,7 @@ impl Locks {
         name.fence = name.fence.max(fence);
         self.fence = self.fence.max(fence);
         let ends = Moment::now().after(lease);
-        name.holds.push(LiveHold { id: hold.clone(), fence, depth: 1, ends });
+        name.holds.push(LiveHold { id: hold.clone(), fence, depth: 1, watched: false, ends });
         fence
     }
 
@@ -196,10 +196,11 @@ impl Locks {
         match change {
             Change::Release { kept_until } => return self.release(key, hold, kept_until),
             Change::Unregister { any_kind } => return self.unregister(key, hold, any_kind),
-            Change::Check | Change::Renew { .. } | Change::SetDepth { .. } => {}
+            Change::Check | Change::Renew { .. } | Change::SetDepth { .. } | Change::Watch => {}
         }
         let held = self.name(key).and_then(|name| name.find(hold));
         let Some(held) = held.filter(|held| held.depth > 0) else { return HoldReply::Gone };
+        held.watched |= change == Change::Watch;
         if let Change::SetDepth { depth, .. } = change {
             held.depth = depth;
         }
@@ -240,7 +241,14 @@ impl Locks {
 
     /// Ends the hold of a lock's owner.
     pub(super) fn force_release(&mut self, key: &str, owner: &[u8]) -> HoldReply {
-        self.end(key, |held| held.id.kind == HoldKind::Lock && held.id.owner().as_bytes() == owner)
+        let is_it =
+            |held: &LiveHold| held.id.kind == HoldKind::Lock && held.id.owner().as_bytes() == owner;
+        if let Some(held) =
+            self.by_key.get(key).and_then(|name| name.holds.iter().find(|it| is_it(it)))
+        {
+            self.inboxes.tell_end(&held.id, key);
+        }
+        self.end(key, is_it)
     }
 
     /// Ends holds, and lets the next clients have their turn.

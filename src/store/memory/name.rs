@@ -30,6 +30,8 @@ pub(super) struct LiveHold {
     pub(super) fence: u64,
     /// 0 of an offer, and if the hold has ended and keeps the lock taken.
     pub(super) depth: u32,
+    /// Whether its client is told when another one waits.
+    pub(super) watched: bool,
     pub(super) ends: Moment,
 }
 
@@ -137,7 +139,7 @@ impl Name {
                 }
                 self.remove_offer_to(&offer);
                 let ends = Moment::now().after(OFFER);
-                self.holds.push(LiveHold { id: offer, fence: 0, depth: 0, ends });
+                self.holds.push(LiveHold { id: offer, fence: 0, depth: 0, watched: false, ends });
             } else if let HoldKind::Permit { .. } = kind {
                 // Those behind it may go by more permits.
                 at += 1;
@@ -154,12 +156,18 @@ impl Name {
     }
 
     /// Tells the client that holds the lock that another one asks for it, if that client may keep
-    /// it. Returns `false` if there is none that may.
+    /// it, or watches it. Returns `true` if it may keep it.
     pub(super) fn recall(&self, key: &str, asks: Registration, inboxes: &Inboxes) -> bool {
-        let may_be_kept = |held: &&LiveHold| held.depth > 0 && held.id.may_be_kept();
-        let kept = self.holds.iter().find(may_be_kept);
-        let kept = kept.filter(|_| asks.joins() || asks == Registration::IfMayBeKept);
-        kept.map(|held| inboxes.recall(&held.id, key, asks.joins())).is_some()
+        let waits = asks.joins();
+        let held = self.holds.iter().find(|held| held.depth > 0);
+        let Some(held) = held.filter(|_| waits || asks == Registration::IfMayBeKept) else {
+            return false;
+        };
+        let may_be_kept = held.id.may_be_kept();
+        if may_be_kept || waits && held.watched {
+            inboxes.recall(&held.id, key, waits);
+        }
+        may_be_kept
     }
 
     /// For how long what is in the way of a hold lasts, if anything is.

@@ -70,8 +70,8 @@ impl WakeupPolicy for WakeupsOfMajorities {
             }
             // One server is enough, and the next one repeats it.
             Wake::Recall { .. } => Some(wake),
-            // Of one server: Redisson does not ask for majorities.
-            Wake::Unlocked(_) => None,
+            // Of one server: a majority may still have the hold, and Redisson asks for no majority.
+            Wake::Ended { .. } | Wake::Unlocked(_) => None,
             Wake::Ready => (listening == majority(self.count)).then_some(wake),
         }
     }

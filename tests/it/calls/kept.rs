@@ -23,7 +23,8 @@ stores! {
         a_kept_lock_makes_room_for_other_options,
         a_kept_lock_is_one_of_several,
         a_closed_client_keeps_nothing,
-        a_client_that_is_shut_down_keeps_nothing;
+        a_client_that_is_shut_down_keeps_nothing,
+        what_cannot_be_kept_is_refused;
     every server:
         a_kept_lock_costs_no_request,
         a_kept_lock_is_renewed,
@@ -216,6 +217,20 @@ fn a_client_that_is_shut_down_keeps_nothing(store: &Store) {
         assert!(!client.mutex(name).is_locked().unwrap());
     }
     assert!(matches!(client.lock("a"), Err(Error::Closed)));
+}
+
+fn what_cannot_be_kept_is_refused(store: &Store) {
+    let bad = |result: Result<(), Error>| matches!(result, Err(Error::InvalidInput(_)));
+    let open = |builder: Builder| builder.in_memory().map(drop);
+    assert!(bad(open(Client::builder().keep(ms(30_001)))));
+    assert!(bad(open(Client::builder().redisson(true).keep(ms(1)))));
+    open(Client::builder().keep(ms(30_000))).unwrap();
+    let client = store.open(patient());
+    assert!(bad(client.mutex("a").keep(ms(30_001)).lock().map(drop)));
+    assert!(client.election("a").try_campaign().unwrap().is_some());
+    let keeping = Client::builder().keep(ms(20_000)).in_memory().unwrap();
+    drop(keeping.rw_lock("b").lease(ms(10_000)).read().unwrap());
+    drop(keeping.semaphore("c", 1).lease(ms(10_000)).acquire().unwrap());
 }
 
 fn a_kept_lock_costs_no_request(server: &Server) {
