@@ -61,39 +61,13 @@ impl Locks {
         let Self { by_key, inboxes, .. } = self;
         let name = by_key.entry(key.into()).or_default();
         name.check_type(hold.kind)?;
-        let is_lock = hold.kind == HoldKind::Lock;
-        let waits = registration.joins() || registration == Registration::Last;
-        // An offer of a side or a permit is left to the thread of its client that waits.
-        let may_take = is_lock || waits;
-        let mut is_offered = may_take && name.has_offer_to(hold);
-        if is_offered && !name.admits(hold, may_take) {
-            // The offer was to a thread that goes by more permits.
-            name.remove_offer_to(hold);
-            is_offered = false;
-        }
-        let goes_last = !is_lock || registration == Registration::Yielding;
-        if !is_offered && goes_last && !name.queue.is_empty() {
-            if waits {
-                name.join(hold);
-            }
-            name.serve(key, waits.then_some(&*hold.client), inboxes);
-            is_offered = waits && name.has_offer_to(hold);
-        }
-        let is_refused =
-            !is_offered && (!name.admits(hold, may_take) || name.is_waited_for(hold.kind));
-        if is_refused || registration == Registration::Kept {
+        if !name.take_turn(key, hold, registration, inboxes) {
             let recalled = name.recall(key, registration, inboxes);
             if registration.joins() || recalled {
                 name.join(hold);
             }
             let remaining = name.remaining(hold.kind);
             return Ok(AcquireReply::Held { index: 0, remaining, in_doubt: false, recalled });
-        }
-        if is_lock && waits {
-            name.leave(hold);
-        }
-        if may_take {
-            name.remove_offer_to(hold);
         }
         let fence = self.begin(key, hold, lease);
         if gets_block {

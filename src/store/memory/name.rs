@@ -120,6 +120,46 @@ impl Name {
         self.place(hold).map(|place| self.queue.remove(place)).is_some()
     }
 
+    /// Returns `true` if it is the turn of a hold, by an offer to its client or because it is free
+    /// and no waiting client goes before. What the client was offered is taken then.
+    pub(super) fn take_turn(
+        &mut self,
+        key: &str,
+        hold: &HoldId,
+        registration: Registration,
+        inboxes: &Inboxes,
+    ) -> bool {
+        let is_lock = hold.kind == HoldKind::Lock;
+        let waits = registration.joins() || registration == Registration::Last;
+        // An offer of a side or a permit is left to the thread of its client that waits.
+        let may_take = is_lock || waits;
+        let mut is_offered = may_take && self.has_offer_to(hold);
+        if is_offered && !self.admits(hold, may_take) {
+            // The offer was to a thread that goes by more permits.
+            self.remove_offer_to(hold);
+            is_offered = false;
+        }
+        let goes_last = !is_lock || registration == Registration::Yielding;
+        if !is_offered && goes_last && !self.queue.is_empty() {
+            if waits {
+                self.join(hold);
+            }
+            self.serve(key, waits.then_some(&*hold.client), inboxes);
+            is_offered = waits && self.has_offer_to(hold);
+        }
+        let is_free = self.admits(hold, may_take) && !self.is_waited_for(hold.kind);
+        if !(is_offered || is_free) || registration == Registration::Kept {
+            return false;
+        }
+        if is_lock && waits {
+            self.leave(hold);
+        }
+        if may_take {
+            self.remove_offer_to(hold);
+        }
+        true
+    }
+
     /// Offers what is free to the clients at the head of the queue, and tells them. A client that
     /// is offered something leaves the queue. The next one is told too, because a client that has
     /// stopped does not take its offer: the next one asks until when that lasts. `me`, a client
