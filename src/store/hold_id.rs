@@ -66,6 +66,11 @@ impl HoldId {
         self.nonce & MAY_BE_KEPT != 0
     }
 
+    /// Where it comes among the holds of its client, in the order in which they were begun.
+    pub(crate) fn number(&self) -> u64 {
+        self.nonce & !MAY_BE_KEPT
+    }
+
     /// The owner as it is written to Redis.
     pub(crate) fn owner(&self) -> String {
         let mut owner = String::with_capacity(self.client.len() + 17);
@@ -94,5 +99,20 @@ impl Hash for HoldId {
 impl fmt::Debug for HoldId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("HoldId").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn holds_are_numbered_alike_whether_they_may_be_kept() {
+        let id = HoldId { kind: HoldKind::Lock, name: "x".into(), client: "c".into(), nonce: 7 };
+        let kept = id.clone().that_may_be_kept();
+        assert_eq!((id.number(), kept.number()), (7, 7));
+        assert_eq!((id.owner().as_str(), kept.owner().as_str()), ("c:7", "c:8000000000000007"));
+        let read = HoldId::of_owner(kept.owner().as_bytes(), HoldKind::Lock, "x").expect("owner");
+        assert!(read == kept && read.may_be_kept() && !id.may_be_kept());
     }
 }

@@ -172,12 +172,12 @@ impl QuorumServer {
 
     /// Notes that the server is asked to begin a hold.
     pub(super) fn note_begun(&self, hold: &HoldId) {
-        self.begun_below.fetch_max(hold.nonce.saturating_add(1), Ordering::Relaxed);
+        self.begun_below.fetch_max(hold.number() + 1, Ordering::Relaxed);
     }
 
     /// Returns `true` if the server was asked to begin the hold, which is one of this client.
     pub(super) fn was_asked_to_begin(&self, hold: &HoldId) -> bool {
-        hold.nonce < self.begun_below.load(Ordering::Relaxed)
+        hold.number() < self.begun_below.load(Ordering::Relaxed)
     }
 
     fn claim_try(&self, urgent: bool) -> bool {
