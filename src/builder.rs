@@ -312,7 +312,8 @@ impl Builder {
     /// renewal, or with [`max_hold`](Builder::max_hold) or
     /// [`hold_at_least`](crate::Mutex::hold_at_least), those of several locks, and terms leave
     /// nothing behind that is kept. A lock is kept only once this client listens for such messages,
-    /// which the first lock makes it do.
+    /// which the first lock makes it do, and not for a second after it was asked for three times in
+    /// a row before a thread of this client had used it again.
     ///
     /// ```
     /// use std::time::Duration;

@@ -58,6 +58,8 @@ pub(crate) struct Hold {
     failing: AtomicBool,
     /// Whether another client waits for the lock.
     wanted: AtomicBool,
+    /// Whether a hold has begun after the lock was kept.
+    reused: AtomicBool,
     /// Whether the client was asked to tell that.
     watched: AtomicBool,
     /// For how many milliseconds the lock is kept when the hold is over; 0 if it is not.
@@ -123,6 +125,7 @@ impl Hold {
             failing: AtomicBool::new(false),
             wanted: AtomicBool::new(false),
             watched: AtomicBool::new(false),
+            reused: AtomicBool::new(false),
             keep,
             releases: AtomicU16::new(0),
             current: Mutex::new(CurrentHold {
@@ -209,8 +212,14 @@ impl Hold {
         let begins = self.deadline.get().is_some();
         if begins {
             current.advance(caller);
+            self.reused.store(true, Ordering::Relaxed);
         }
         begins
+    }
+
+    /// Returns `true` if it was of use to keep the lock.
+    pub(crate) fn was_reused(&self) -> bool {
+        self.reused.load(Ordering::Relaxed)
     }
 
     /// Returns `true` if the lock is kept, or was when its tenure ended.

@@ -24,6 +24,7 @@ pub(crate) mod outage;
 pub(crate) mod over_channel;
 pub(crate) mod pending;
 mod queue_shard;
+mod recalls;
 pub(crate) mod release;
 mod renewal_reports;
 pub(crate) mod renewer;

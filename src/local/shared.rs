@@ -197,7 +197,7 @@ impl Shared {
     /// over: only if no message of another client that asks for it can be missed before.
     pub(super) fn next_hold(&self, caller: &Caller, name: &Arc<str>) -> HoldId {
         let hold = self.identity.next_hold(caller.kind, name);
-        let may_be_kept = caller.keeps() && self.wait_queues.is_listening();
+        let may_be_kept = caller.keeps() && self.wait_queues.may_keep(name);
         if may_be_kept { hold.that_may_be_kept() } else { hold }
     }
 

@@ -20,6 +20,7 @@ use crate::local::call::Caller;
 use crate::local::hold::Hold;
 use crate::local::pending::Followers;
 use crate::local::queue_shard::QueueShard;
+use crate::local::recalls::Recalls;
 use crate::local::wait_queue::{Turn, WaitQueue};
 use crate::local::waiter::{QueuedWaiter, Signal, Waiter};
 use crate::store::Store;
@@ -38,6 +39,7 @@ pub(crate) struct WaitQueues {
     closed: AtomicBool,
     /// Whether messages of other clients arrive, so that locks may be kept.
     listening: AtomicBool,
+    recalls: Recalls,
     sleepers: Sleepers,
 }
 
@@ -262,10 +264,21 @@ impl WaitQueues {
     /// else has only a moment. Returns the tenure if it was kept: it is to be released.
     pub(crate) fn recall(&self, name: &str, nonce: u64, waits: bool) -> Option<Arc<Hold>> {
         let mut shard = self.shard(HoldKind::Lock, name);
-        if waits && let Some(queue) = shard.get_mut(name) {
+        let queue = shard.get_mut(name)?;
+        let asked = queue.holder().filter(|_| waits).or(queue.kept());
+        if let Some(hold) = asked.filter(|hold| hold.id.nonce == nonce && !hold.is_wanted()) {
+            self.recalls.record(hold.name(), hold.was_reused());
+        }
+        if waits {
             queue.set_wanted(nonce);
         }
         shard.end_kept(name, |kept| kept.id.nonce == nonce)
+    }
+
+    /// Returns `true` if a lock may be kept after its next hold: other clients can ask for it, and
+    /// have not done so again and again a moment ago.
+    pub(crate) fn may_keep(&self, name: &str) -> bool {
+        self.is_listening() && !self.recalls.forbid(name)
     }
 
     /// Ends a tenure that was kept for long enough. Returns `false` if a thread uses it, or it has

@@ -32,6 +32,7 @@ stores! {
         another_client_gets_a_lock_in_use_when_its_guard_is_dropped,
         a_lock_that_is_wanted_is_not_kept,
         clients_that_take_turns_leave_none_waiting,
+        what_clients_use_by_turns_is_not_kept_for_a_while,
         a_try_lock_gets_a_kept_lock,
         a_try_lock_leaves_a_lock_in_use_and_nothing_behind,
         many_locks_are_recalled_at_once,
@@ -317,6 +318,22 @@ fn clients_that_take_turns_leave_none_waiting(server: &Server) {
             });
         }
     });
+}
+
+fn what_clients_use_by_turns_is_not_kept_for_a_while(server: &Server) {
+    let (keeper, other) = (server.open(keeping()), server.open(sleepy()));
+    keep(&keeper, "b");
+    // Keeping a lock would be of no use now, unless this test is very slow.
+    eventually(SOON, || {
+        for _ in 0..3 {
+            drop(keeper.lock("a").unwrap());
+            unlock(soon(|| other.lock("a").unwrap()));
+        }
+        drop(keeper.lock("a").unwrap());
+        keeper.stats().kept == 1
+    });
+    assert!(keeper.stats().recalls >= 3);
+    keep(&keeper, "a");
 }
 
 fn a_try_lock_gets_a_kept_lock(server: &Server) {
