@@ -248,6 +248,35 @@ mod tests {
     }
 
     #[test]
+    fn only_a_hold_that_has_begun_or_changed_is_done() {
+        let array = |first| Value::Array(vec![Value::Int(first), Value::Int(5)]);
+        for (reply, done) in [
+            (Value::Int(1), true),
+            (Value::Int(0), false),
+            (array(7), true),
+            (array(0), false),
+            (array(-1), false),
+            (Value::Array(Vec::new()), false),
+            (Value::Nil, false),
+        ] {
+            assert_eq!(is_done(&reply), done, "{reply:?}");
+        }
+    }
+
+    #[test]
+    fn only_a_key_of_another_kind_means_that_a_hold_is_gone() {
+        let decode = |kind| {
+            let error = std::io::Error::other("test");
+            let failure = Failure::io(kind, &std::sync::Arc::from("there"), error);
+            HOLD_OR_GONE.decode(Err(failure)).expect("a meaning").map_err(|failure| failure.kind)
+        };
+        assert_eq!(decode(FailureKind::WrongType), Ok(HoldReply::Gone));
+        for kind in [FailureKind::Timeout, FailureKind::Rejected] {
+            assert_eq!(decode(kind), Err(kind));
+        }
+    }
+
+    #[test]
     fn a_waiting_client_is_named_without_what_it_waits_for() {
         let text = |text: &str| Value::BulkString(text.into());
         let waiting = |kind: &str| {

@@ -44,6 +44,14 @@ pub(crate) enum Registration {
 }
 
 impl Registration {
+    /// Returns `true` if the client may be in the queue: it leaves that with a lock.
+    pub(crate) fn may_be_queued(self) -> bool {
+        match self {
+            Self::IfHeld | Self::IfMayBeKept | Self::None => false,
+            Self::Followed | Self::Kept | Self::Last | Self::Registered | Self::Yielding => true,
+        }
+    }
+
     /// Returns `true` if the client is registered where the lock is held.
     pub(crate) fn joins(self) -> bool {
         match self {

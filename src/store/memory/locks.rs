@@ -50,7 +50,11 @@ impl Locks {
         let key = &*keys.lock(&hold.name);
         let gets_block = hold.kind == HoldKind::Lock
             && (registration == Registration::Followed || hold.may_be_kept());
+        let leaves = hold.kind == HoldKind::Lock && registration.may_be_queued();
         if let Some(fence) = self.repeat(key, hold, lease) {
+            if leaves && let Some(name) = self.name(key) {
+                name.leave(hold);
+            }
             if gets_block {
                 return Ok(self.block(key, hold));
             }
@@ -265,6 +269,12 @@ impl Locks {
         let holds = holds.map(|held| (held_as(held.id.kind), held.reply(name.fence))).collect();
         let waiting = name.queue.iter().map(|(_, client)| client.to_string()).collect();
         ReportReply { holds, fence: name.fence, waiting }
+    }
+
+    #[cfg(test)]
+    pub(super) fn end_at(&mut self, key: &str, end: Moment, is_meant: impl Fn(&HoldId) -> bool) {
+        let holds = self.name(key).map_or(&mut [][..], |name| &mut name.holds);
+        holds.iter_mut().filter(|held| is_meant(&held.id)).for_each(|held| held.ends = end);
     }
 
     #[cfg(test)]

@@ -16,9 +16,13 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+#[cfg(test)]
+use crate::base::clock::Moment;
 use crate::base::failure::{Failure, FailureKind};
 use crate::config::Config;
 use crate::store::Store;
+#[cfg(test)]
+use crate::store::hold_id::HoldId;
 use crate::store::job::{Job, JobOutcome, JobRunner};
 use crate::store::keys::Keys;
 use crate::store::memory::inbox::{Inbox, MemoryWakeups};
@@ -63,6 +67,12 @@ impl SimulatedServer {
         let locks = &mut self.0.lock().locks;
         let holder = locks.inspect(key).unwrap_or_default();
         holder.is_some_and(|holder| locks.force_release(key, &holder.owner) == HoldReply::Done)
+    }
+
+    /// Sets the end of the holds and offers of a name that are meant.
+    #[cfg(test)]
+    pub(crate) fn end_at(&self, key: &str, end: Moment, is_meant: impl Fn(&HoldId) -> bool) {
+        self.0.lock().locks.end_at(key, end, is_meant);
     }
 
     /// The clients that wait for a lock, as they are in Redis.

@@ -144,14 +144,14 @@ impl Name {
             if waits {
                 self.join(hold);
             }
-            self.serve(key, waits.then_some(&*hold.client), inboxes);
+            self.serve(key, waits.then_some(hold), inboxes);
             is_offered = waits && self.has_offer_to(hold);
         }
         let is_free = self.admits(hold, may_take) && !self.is_waited_for(hold.kind);
         if !(is_offered || is_free) || registration == Registration::Kept {
             return false;
         }
-        if is_lock && waits {
+        if is_lock && registration.may_be_queued() {
             self.leave(hold);
         }
         if may_take {
@@ -163,8 +163,11 @@ impl Name {
     /// Offers what is free to the clients at the head of the queue, and tells them. A client that
     /// is offered something leaves the queue. The next one is told too, because a client that has
     /// stopped does not take its offer: the next one asks until when that lasts. `me`, a client
-    /// that asks, is not told.
-    pub(super) fn serve(&mut self, key: &str, me: Option<&str>, inboxes: &Inboxes) {
+    /// that asks, is not told of what it asks for.
+    pub(super) fn serve(&mut self, key: &str, me: Option<&HoldId>, inboxes: &Inboxes) {
+        let asks = |kind: HoldKind, client: &Arc<str>| {
+            me.is_some_and(|me| me.client == *client && me.kind.waits_with(kind))
+        };
         self.queue.retain(|(_, client)| inboxes.exists(client));
         let (mut at, mut has_told) = (0, false);
         while let Some((kind, client)) = self.queue.get(at).cloned() {
@@ -173,7 +176,7 @@ impl Name {
                 self.queue.remove(at);
             } else if self.admits(&offer, true) {
                 self.queue.remove(at);
-                if me != Some(&*offer.client) {
+                if !asks(kind, &offer.client) {
                     has_told = true;
                     inboxes.tell(&offer.client, key);
                 }
@@ -187,9 +190,9 @@ impl Name {
                 break;
             }
         }
-        if let Some((_, next)) = self.queue.first()
+        if let Some((kind, next)) = self.queue.first()
             && has_told
-            && me != Some(&**next)
+            && !asks(*kind, next)
         {
             inboxes.tell(next, key);
         }

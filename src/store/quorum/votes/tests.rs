@@ -18,6 +18,20 @@ fn falls_short<T>(acked: u32) -> Result<T, Failure> {
     failed(FailureKind::NotReplicated { acked, required: 3 })
 }
 
+#[test]
+fn a_reply_that_is_missing_may_be_any_until_the_votes_are_closed() {
+    let mut votes = Votes(vec![Some(Ok(1)), None, Some(failed(FailureKind::Rejected))]);
+    let may_be_one =
+        |votes: &Votes<i32>| [0, 1, 2].map(|server| votes.may_be(server, |it| *it == 1));
+    assert_eq!(may_be_one(&votes), [true, true, false]);
+    assert!(!votes.may_be(0, |it| *it == 2));
+    votes.close(|_| failed::<i32>(FailureKind::Unreachable).expect_err("it failed"));
+    assert_eq!(votes.pending(), 0);
+    assert_eq!(may_be_one(&votes), [true, false, false]);
+    votes.0[1] = Some(failed(FailureKind::Timeout));
+    assert_eq!(may_be_one(&votes), [true, true, false]);
+}
+
 /// Every combination of as many of these votes as there are servers.
 fn all_of<T: Clone>(servers: usize, votes: &[Option<Result<T, Failure>>]) -> Vec<Votes<T>> {
     let combinations = votes.len().pow(u32::try_from(servers).expect("a few"));

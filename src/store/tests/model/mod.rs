@@ -1,0 +1,360 @@
+//! The store in memory is the model of the scripts: random requests of several clients get the same
+//! replies from both, leave the same holds and waiting clients, and tell the same clients.
+//!
+//! A case that fails is shrunk, and printed as a list of steps with both replies.
+//! `LEASEHOLD_MODEL_CASES` is the number of cases, for a long run.
+
+mod steps;
+mod time;
+
+use std::collections::{BTreeSet, HashMap};
+use std::fmt::Write;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use proptest::prelude::*;
+use proptest::test_runner::{Config as Cases, TestError, TestRunner};
+
+use self::steps::{HOUR, NUMBER, Scene, Step, Who, name, steps};
+use self::time::{AtServer, InMemory, Time, subscribe};
+use super::process::Server;
+use super::*;
+use crate::store::memory::SimulatedServer;
+
+/// What a store has replied, without what may differ: times to the half hour, tokens by their
+/// order.
+#[derive(Clone, Debug, PartialEq)]
+enum Reply {
+    Acquired { tokens: Vec<Token>, room: u32, wanted: bool },
+    Changed(Vec<Result<HoldReply, FailureKind>>),
+    Counted(u32),
+    Failed(FailureKind),
+    Forced(bool),
+    Held { index: usize, half_hours: Option<u64>, recalled: bool },
+    Nothing,
+}
+
+impl Reply {
+    fn is_wrong(&self) -> bool {
+        matches!(self, Self::Acquired { tokens, .. } if tokens.contains(&Token::Wrong))
+    }
+}
+
+/// A fencing token, by what it is to those before it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Token {
+    /// Greater than all before it of the name.
+    New,
+    /// That of the hold, or one of its block.
+    Own,
+    /// The last one, which readers share.
+    Shared,
+    /// A permit has none.
+    Without,
+    /// One that another hold may have.
+    Wrong,
+}
+
+/// A store, and what a case has seen of it.
+struct Subject<'a> {
+    store: &'a dyn Store,
+    case: u64,
+    time: &'a dyn Time,
+    /// The names that are not looked at as locks before time passes: a key is there until the
+    /// latest end of a lease that one of its holds had, released or not.
+    over: BTreeSet<usize>,
+    /// The last token of each name.
+    last: HashMap<usize, u64>,
+    /// The first and the last token of each hold.
+    of_hold: HashMap<Who, (u64, u64)>,
+}
+
+impl<'a> Subject<'a> {
+    fn new(store: &'a dyn Store, case: u64, time: &'a dyn Time) -> Self {
+        let (last, of_hold) = (HashMap::new(), HashMap::new());
+        Self { store, case, time, over: BTreeSet::new(), last, of_hold }
+    }
+
+    fn execute(&mut self, step: &Step) -> Reply {
+        let holds = step.holds().into_iter();
+        for hold in holds.filter(|hold| hold.kind() == HoldKind::Lock) {
+            if self.over.remove(&hold.name) {
+                self.time.pass(&name(self.case, hold.name));
+            }
+        }
+        match step {
+            Step::Acquire { hold, hours, registration } => {
+                self.acquire(&[*hold], *hours, *registration)
+            }
+            Step::AcquireAll { holds, hours } => self.acquire(holds, *hours, Registration::None),
+            Step::Change { changes, by_jobs } => {
+                let ids: Vec<_> =
+                    changes.iter().map(|(hold, change)| (hold.id(self.case), *change)).collect();
+                let outcomes = if *by_jobs {
+                    run_jobs(&mut *self.store.jobs(), &ids)
+                } else {
+                    let requests: Vec<_> = ids
+                        .iter()
+                        .map(|(hold, change)| HoldRequest {
+                            hold,
+                            change: *change,
+                            deadline: soon(),
+                        })
+                        .collect();
+                    self.store.ask(&requests)
+                };
+                Reply::Changed(
+                    outcomes
+                        .into_iter()
+                        .map(|reply| reply.map_err(|failure| failure.kind))
+                        .collect(),
+                )
+            }
+            Step::ForceRelease { hold } => {
+                let HoldId { name, .. } = &hold.id(self.case);
+                let owner = hold.id(self.case).owner();
+                let forced = self.store.force_release(name, owner.as_bytes(), soon());
+                forced.map_or_else(|failure| Reply::Failed(failure.kind), Reply::Forced)
+            }
+            Step::Count { name: index } => {
+                let counted = self.store.count(&name(self.case, *index), soon());
+                counted.map_or_else(|failure| Reply::Failed(failure.kind), Reply::Counted)
+            }
+            Step::Expire { hold } => {
+                self.time.expire(&hold.id(self.case));
+                if hold.kind() != HoldKind::Lock {
+                    self.over.insert(hold.name);
+                }
+                Reply::Nothing
+            }
+            Step::EndOffers { name: index } => {
+                self.time.end_offers(&name(self.case, *index));
+                Reply::Nothing
+            }
+        }
+    }
+
+    fn acquire(&mut self, holds: &[Who], hours: u32, registration: Registration) -> Reply {
+        let ids: Vec<_> = holds.iter().map(|hold| hold.id(self.case)).collect();
+        let lease = HOUR * hours;
+        let reply =
+            self.store.acquire(Acquire { holds: &ids, lease, registration, deadline: soon() });
+        match reply {
+            Ok(AcquireReply::Acquired { fence, others, room, wanted }) => {
+                let is_tenure = holds[0].kind() == HoldKind::Lock
+                    && holds.len() == 1
+                    && (registration == Registration::Followed || ids[0].may_be_kept());
+                let block = if is_tenure { room } else { 0 };
+                assert!(u64::from(block) < TENURE_FENCES, "{block}");
+                let tokens = [fence].into_iter().chain(others).zip(holds);
+                let tokens = tokens.map(|(fence, hold)| self.token(*hold, fence, block)).collect();
+                Reply::Acquired { tokens, room: room - block, wanted }
+            }
+            Ok(AcquireReply::Held { index, remaining, recalled, .. }) => {
+                Reply::Held { index, half_hours: remaining.map(half_hours), recalled }
+            }
+            Err(failure) => Reply::Failed(failure.kind),
+        }
+    }
+
+    fn token(&mut self, hold: Who, fence: u64, block: u32) -> Token {
+        let last = self.last.entry(hold.name).or_default();
+        let of_hold = self.of_hold.get(&hold);
+        match hold.kind() {
+            HoldKind::Permit { .. } => {
+                assert_eq!(fence, 0, "the token of a permit");
+                Token::Without
+            }
+            _ if fence > *last => {
+                *last = fence + u64::from(block);
+                self.of_hold.insert(hold, (fence, *last));
+                Token::New
+            }
+            HoldKind::Read if fence == *last => Token::Shared,
+            _ if of_hold.is_some_and(|(first, last)| (*first..=*last).contains(&fence)) => {
+                Token::Own
+            }
+            _ => Token::Wrong,
+        }
+    }
+
+    /// Which of these holds exist, and who holds each name as a lock.
+    fn state(&self, names: &BTreeSet<usize>, holds: &BTreeSet<Who>) -> String {
+        let mut state = String::new();
+        let ids: Vec<_> = holds
+            .iter()
+            .filter(|hold| names.contains(&hold.name))
+            .map(|hold| (hold, hold.id(self.case)))
+            .collect();
+        let checks: Vec<_> = ids
+            .iter()
+            .map(|(_, hold)| HoldRequest { hold, change: Change::Check, deadline: soon() })
+            .collect();
+        for ((hold, _), reply) in ids.iter().zip(self.store.ask(&checks)) {
+            if reply.as_ref().ok() != Some(&HoldReply::Gone) {
+                write!(state, "{hold:?}: {reply:?}; ").expect("a string takes it");
+            }
+        }
+        for index in names.difference(&self.over) {
+            let holder = self.store.inspect(&name(self.case, *index), soon());
+            let holder = holder.map_err(|failure| failure.kind).map(|holder| holder.map(shown));
+            let report = self.store.report(&name(self.case, *index), soon());
+            let report = report.map(|report| {
+                let hold = |(kind, holder)| (kind, shown(holder));
+                let holds: BTreeSet<_> =
+                    report.holds.into_iter().map(hold).map(|hold| format!("{hold:?}")).collect();
+                (holds, report.waiting)
+            });
+            let report = report.map_err(|failure| failure.kind);
+            writeln!(state, "name {index}: {holder:?}, {report:?}").expect("a string takes it");
+        }
+        writeln!(state, "told {:?}", self.time.messages()).expect("a string takes it");
+        state.replace(NUMBER, "")
+    }
+}
+
+/// A holder without its token.
+fn shown(HolderReply { owner, depth, remaining, .. }: HolderReply) -> (String, u32, u64) {
+    (String::from_utf8_lossy(&owner).into_owned(), depth, half_hours(remaining))
+}
+
+/// A time, to the nearest half hour.
+fn half_hours(time: Duration) -> u64 {
+    (time + HOUR / 4).as_secs() / (HOUR / 2).as_secs()
+}
+
+/// Executes the steps at both, and compares the replies and the holds after each.
+fn agree(mut subjects: [Subject<'_>; 2], steps: &[Step]) -> Result<(), String> {
+    let (mut log, mut holds) = (String::new(), BTreeSet::new());
+    for step in steps {
+        let (replies, names) = (subjects.each_mut().map(|it| it.execute(step)), step.names());
+        holds.extend(step.holds());
+        for (subject, index) in subjects.iter().flat_map(|it| names.iter().map(move |at| (it, at)))
+        {
+            subject.time.prolong_offers(&name(subject.case, *index));
+        }
+        let states = subjects.each_ref().map(|it| it.state(&names, &holds));
+        writeln!(log, "{step:?}\n    -> {:?}", replies[0]).expect("a string takes it");
+        if replies[0] != replies[1] || replies[0].is_wrong() {
+            return Err(format!("{log}    but the server: {:?}", replies[1]));
+        }
+        if states[0] != states[1] {
+            return Err(format!("{log}    model:  {}\n    server: {}", states[0], states[1]));
+        }
+    }
+    Ok(())
+}
+
+fn compare(process: &Server, scene: Scene) {
+    let store = single(process);
+    let (connection, mut listening) = (Mutex::new(process.connect()), process.connect());
+    let messages = Mutex::new(subscribe(&mut listening));
+    let cases = std::env::var("LEASEHOLD_MODEL_CASES").ok();
+    let cases = cases.map_or(500, |cases| cases.parse().expect("a number of cases"));
+    let config = Cases { cases, failure_persistence: None, ..Cases::default() };
+    let next = AtomicU64::new(0);
+    let run = |steps: &[Step]| {
+        let (case, server) = (next.fetch_add(1, Ordering::Relaxed), SimulatedServer::default());
+        let memory = Memory::new(&server, &Config::default());
+        let times = (InMemory::new(server, &memory), AtServer::new(scene, &connection, &messages));
+        let model = Subject::new(&memory, case, &times.0);
+        let server = Subject::new(&store, case, &times.1);
+        agree([model, server], steps)
+    };
+    let outcome = TestRunner::new(config).run(&steps(scene), |steps| {
+        // An offer ends by itself where this test stands still before it can prolong it.
+        run(&steps).or_else(|_| run(&steps)).or_else(|_| run(&steps)).map_err(TestCaseError::fail)
+    });
+    match outcome {
+        Err(TestError::Fail(reason, steps)) => panic!("after {} steps:\n{reason}", steps.len()),
+        outcome => outcome.expect("no case is given up"),
+    }
+}
+
+fn requests_of_clients_that_do_not_wait_get_the_same_replies(process: &Server) {
+    compare(process, Scene::Alone);
+}
+
+fn requests_of_clients_that_wait_get_the_same_replies(process: &Server) {
+    compare(process, Scene::Waiting);
+}
+
+/// Makes a module of tests per store; the first ones compare a server with the model.
+macro_rules! stores {
+    ($($compared:ident),+; $($found:ident),+ $(,)?) => {
+        mod in_memory {
+            $(#[test] fn $found() { super::$found(&super::Memory::default()); })+
+        }
+        mod on_redis {
+            $(#[test] fn $compared() { super::$compared(&super::Server::redis()); })+
+            $(#[test] fn $found() { super::$found(&super::single(&super::Server::redis())); })+
+        }
+        mod on_valkey {
+            $(#[test] fn $compared() { super::$compared(&super::Server::valkey()); })+
+            $(#[test] fn $found() { super::$found(&super::single(&super::Server::valkey())); })+
+        }
+    };
+}
+
+// What such cases have found has a test of its own.
+stores!(
+    requests_of_clients_that_do_not_wait_get_the_same_replies,
+    requests_of_clients_that_wait_get_the_same_replies;
+    a_forced_release_ends_no_permit_and_no_side,
+    a_reader_shares_the_last_token_of_the_name,
+    a_late_repeat_of_a_set_finds_no_hold_that_has_ended,
+    a_thread_is_told_of_an_offer_that_another_thread_of_its_client_brings_about,
+);
+
+fn of(kind: HoldKind, nonce: u64) -> HoldId {
+    HoldId { kind, client: format!("anna:{NUMBER}").into(), ..hold(nonce) }
+}
+
+fn a_forced_release_ends_no_permit_and_no_side(store: &dyn Store) {
+    for kind in &[HoldKind::Read, HoldKind::Write, HoldKind::Permit { of: 2 }] {
+        let hold = of(*kind, 1);
+        must_acquire(store, &hold);
+        let forced = store.force_release(&hold.name, hold.owner().as_bytes(), soon());
+        assert_eq!(forced.ok(), Some(false), "{kind:?}");
+        assert_eq!(release(store, &hold).ok(), Some(HoldReply::Done), "{kind:?}");
+    }
+}
+
+fn a_reader_shares_the_last_token_of_the_name(store: &dyn Store) {
+    let fence = must_acquire(store, &of(HoldKind::Lock, 1));
+    release(store, &of(HoldKind::Lock, 1)).expect("a reply");
+    assert_eq!(must_acquire(store, &of(HoldKind::Read, 2)), fence);
+}
+
+fn a_late_repeat_of_a_set_finds_no_hold_that_has_ended(store: &dyn Store) {
+    let set = [hold(1), HoldId { name: "other".into(), ..hold(2) }];
+    let acquire_all = || {
+        let registration = Registration::None;
+        store.acquire(Acquire { holds: &set, lease: LEASE, registration, deadline: soon() })
+    };
+    assert!(matches!(acquire_all(), Ok(AcquireReply::Acquired { .. })));
+    assert_eq!(keep(store, &set[0], LEASE / 2).ok(), Some(HoldReply::Done));
+    let reply = acquire_all();
+    assert!(matches!(reply, Ok(AcquireReply::Held { index: 0, .. })), "{reply:?}");
+    let holder = store.inspect("lock", soon()).expect("a reply").expect("it is kept");
+    assert!(holder.remaining <= LEASE / 2, "{holder:?}");
+}
+
+fn a_thread_is_told_of_an_offer_that_another_thread_of_its_client_brings_about(store: &dyn Store) {
+    let [writer, reader] = [HoldKind::Write, HoldKind::Read].map(|kind| of(kind, 1));
+    let mut wakeups = store.wakeups(&writer.client, None);
+    assert_eq!(wakeups.next(soon()).expect("in time").ok(), Some(Wake::Ready));
+    let first = HoldId { client: format!("ben:{NUMBER}").into(), ..of(HoldKind::Write, 2) };
+    let holds = [first];
+    let lease = Duration::from_millis(50);
+    let (registration, deadline) = (Registration::None, soon());
+    let reply = store.acquire(Acquire { holds: &holds, lease, registration, deadline });
+    assert!(matches!(reply, Ok(AcquireReply::Acquired { .. })), "{reply:?}");
+    assert!(is_held(&acquire(store, &writer, Registration::IfHeld)));
+    thread::sleep(lease);
+    eventually(|| {
+        acquire(store, &HoldId { nonce: 3, ..reader.clone() }, Registration::IfHeld)
+            .expect("a reply");
+        wakeups.next(Instant::now()).is_some()
+    });
+}

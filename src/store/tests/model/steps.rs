@@ -1,0 +1,239 @@
+//! What happens in a case.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::sample::{select, subsequence};
+
+use super::*;
+
+pub(super) const HOUR: Duration = Duration::from_secs(60 * 60);
+const KINDS: [HoldKind; 4] =
+    [HoldKind::Lock, HoldKind::Read, HoldKind::Write, HoldKind::Permit { of: 2 }];
+pub(super) const CLIENTS: [&str; 3] = ["anna", "ben", "cleo"];
+/// What the id of each client ends with.
+pub(super) const NUMBER: &str = "0123456789abcdef0123456789abcdef";
+/// Two for locks, so that sets overlap, one for each other kind.
+const NAMES: usize = 4;
+
+/// A hold of a case. Each of its parts is an index.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct Who {
+    pub(super) name: usize,
+    kind: usize,
+    client: usize,
+    number: u64,
+    /// By how many more permits than others it goes.
+    more: u32,
+}
+
+impl Who {
+    pub(super) fn kind(self) -> HoldKind {
+        match KINDS[self.kind] {
+            HoldKind::Permit { of } => HoldKind::Permit { of: of + self.more },
+            kind => kind,
+        }
+    }
+
+    /// No two holds have the same nonce, whatever else they have in common.
+    fn nonce(self) -> u64 {
+        let place = (self.name * KINDS.len() + self.kind) * CLIENTS.len() + self.client;
+        1 + place as u64 * 8 + self.number
+    }
+
+    pub(super) fn id(self, case: u64) -> HoldId {
+        let hold = HoldId {
+            kind: self.kind(),
+            name: name(case, self.name),
+            client: client(CLIENTS[self.client]),
+            nonce: self.nonce(),
+        };
+        if hold.kind == HoldKind::Lock && self.number == 1 { hold.that_may_be_kept() } else { hold }
+    }
+}
+
+impl fmt::Debug for Who {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, client, number, .. } = *self;
+        write!(f, "{}'s {:?} {number} of name {name}", CLIENTS[client], self.kind())
+    }
+}
+
+pub(super) fn client(label: &str) -> Arc<str> {
+    format!("{label}:{NUMBER}").into()
+}
+
+/// Each case has names of its own, and no other case finds what it leaves.
+pub(super) fn name(case: u64, index: usize) -> Arc<str> {
+    format!("{case}:{index}").into()
+}
+
+#[derive(Clone, Debug)]
+pub(super) enum Step {
+    Acquire {
+        hold: Who,
+        hours: u32,
+        registration: Registration,
+    },
+    AcquireAll {
+        holds: Vec<Who>,
+        hours: u32,
+    },
+    Change {
+        changes: Vec<(Who, Change)>,
+        by_jobs: bool,
+    },
+    Count {
+        name: usize,
+    },
+    /// The offers of a name to clients that wait for it end.
+    EndOffers {
+        name: usize,
+    },
+    /// The lease of a hold ends, or the time for which a lock is kept.
+    Expire {
+        hold: Who,
+    },
+    ForceRelease {
+        hold: Who,
+    },
+}
+
+impl Step {
+    pub(super) fn holds(&self) -> Vec<Who> {
+        match self {
+            Self::Acquire { hold, .. } | Self::ForceRelease { hold } | Self::Expire { hold } => {
+                vec![*hold]
+            }
+            Self::AcquireAll { holds, .. } => holds.clone(),
+            Self::Change { changes, .. } => changes.iter().map(|(hold, _)| *hold).collect(),
+            Self::Count { .. } | Self::EndOffers { .. } => Vec::new(),
+        }
+    }
+
+    pub(super) fn names(&self) -> BTreeSet<usize> {
+        match self {
+            Self::Count { name } | Self::EndOffers { name } => BTreeSet::from([*name]),
+            step => step.holds().iter().map(|hold| hold.name).collect(),
+        }
+    }
+}
+
+/// What cases are made of.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Scene {
+    /// No client waits. A name may change its kind.
+    Alone,
+    /// Clients wait, are offered what they wait for, and leave.
+    Waiting,
+}
+
+/// Mostly of the kind for which the name is used.
+fn who(scene: Scene) -> impl Strategy<Value = Who> {
+    let usual = (0..NAMES, any::<bool>()).prop_map(|(name, writes)| {
+        let kind = match name {
+            0 | 1 => 0,
+            2 => 1 + usize::from(writes),
+            _ => 3,
+        };
+        (name, kind)
+    });
+    let any_kind = (0..NAMES, 0..KINDS.len());
+    let kind = prop_oneof![15 => usual, u32::from(scene == Scene::Alone) => any_kind];
+    (kind, 0..CLIENTS.len(), 0..2_u64).prop_map(move |((name, kind), client, number)| {
+        // Callers need not agree on the number. But the scripts do not know by what number the
+        // waiting clients go, and the store in memory does.
+        let more = u32::from(scene == Scene::Alone && kind == 3 && client == 2);
+        Who { name, kind, client, number, more }
+    })
+}
+
+/// A lock of each of the names in some order.
+fn set(scene: Scene) -> impl Strategy<Value = Vec<Who>> {
+    let mut orders = vec![vec![0, 1], vec![1, 0]];
+    if scene == Scene::Alone {
+        orders.push(vec![0, 1, 2]);
+    }
+    (select(orders), 0..CLIENTS.len(), 0..2_u64).prop_map(|(names, client, number)| {
+        names.into_iter().map(|name| Who { name, kind: 0, client, number, more: 0 }).collect()
+    })
+}
+
+/// Readers of a name, or permits of one, which one request asks for.
+fn sharers() -> impl Strategy<Value = Vec<Who>> {
+    let clients = subsequence(vec![0, 1, 2], 2..=3).prop_shuffle();
+    (any::<bool>(), clients, 0..2_u64).prop_map(|(reads, clients, number)| {
+        let (name, kind) = if reads { (2, 1) } else { (3, 3) };
+        clients.into_iter().map(|client| Who { name, kind, client, number, more: 0 }).collect()
+    })
+}
+
+fn change_of(hold: Who, scene: Scene) -> impl Strategy<Value = (Who, Change)> {
+    let (is_lock, waits) = (hold.kind() == HoldKind::Lock, u32::from(scene == Scene::Waiting));
+    let lease = |hours| HOUR * hours;
+    let ended = prop_oneof![
+        2 => Just(Change::RELEASE),
+        // One that its client may keep is never left to time.
+        u32::from(is_lock && hold.number == 0) => Just(Change::Release { kept_until: Moment::now().after(HOUR / 2) }),
+    ];
+    let depth = (1..4_u32, prop::option::of(1..4_u32)).prop_map(move |(depth, hours)| {
+        let depth = if is_lock { depth } else { 1 };
+        Change::SetDepth { depth, lease: hours.map(lease), durable: false }
+    });
+    prop_oneof![
+        4 => ended,
+        1 => Just(Change::Check),
+        2 => (1..4_u32).prop_map(move |hours| Change::Renew { lease: lease(hours) }),
+        2 => depth,
+        // Of any kind, scripts take back an offer, and leave a place in the queue.
+        2 * waits => any::<bool>()
+            .prop_map(move |any_kind| Change::Unregister { any_kind: any_kind && is_lock }),
+    ]
+    .prop_map(move |change| (hold, change))
+}
+
+fn registration(scene: Scene) -> impl Strategy<Value = Registration> {
+    let waits = u32::from(scene == Scene::Waiting);
+    prop_oneof![
+        3 => Just(Registration::None),
+        2 * waits => Just(Registration::IfHeld),
+        2 * waits => Just(Registration::Registered),
+        waits => Just(Registration::Followed),
+        waits => Just(Registration::Yielding),
+        waits => Just(Registration::IfMayBeKept),
+        waits => Just(Registration::Kept),
+        waits => Just(Registration::Last),
+    ]
+}
+
+fn step(scene: Scene) -> impl Strategy<Value = Step> {
+    let change = who(scene).prop_flat_map(move |hold| change_of(hold, scene));
+    prop_oneof![
+        8 => (who(scene), 1..4_u32, registration(scene))
+            .prop_map(|(hold, hours, registration)| {
+                let is_for_locks = matches!(
+                    registration,
+                    Registration::IfMayBeKept | Registration::Kept | Registration::Last
+                );
+                let is_lock = hold.kind() == HoldKind::Lock;
+                let none = is_for_locks && !is_lock;
+                let registration = if none { Registration::None } else { registration };
+                Step::Acquire { hold, hours, registration }
+            }),
+        4 => (prop_oneof![set(scene), sharers()], 1..4_u32)
+            .prop_map(|(holds, hours)| Step::AcquireAll { holds, hours }),
+        6 => (vec(change, 1..4), any::<bool>())
+            .prop_map(|(changes, by_jobs)| Step::Change { changes, by_jobs }),
+        1 => who(scene).prop_map(|hold| Step::ForceRelease { hold }),
+        1 => (0..NAMES).prop_map(|name| Step::Count { name }),
+        2 * u32::from(scene == Scene::Waiting) => (0..NAMES)
+            .prop_map(|name| Step::EndOffers { name }),
+        3 => who(scene).prop_map(|hold| Step::Expire { hold }),
+    ]
+}
+
+pub(super) fn steps(scene: Scene) -> impl Strategy<Value = Vec<Step>> {
+    vec(step(scene), 1..30)
+}
