@@ -15,6 +15,7 @@
 //! | [`from_flock`] | What is this option of flock(1) there? |
 //! | [`from_consul_lock`] | What is this option of consul lock there? |
 //! | [`comparison`] | What do other libraries do? |
+//! | [`testing`] | How is all this tested, and how do I run it again? |
 
 #![cfg_attr(docsrs, doc(auto_cfg = false))]
 
@@ -43,6 +44,7 @@ pages! {
     operations = "operations.md";
     program = "program.md";
     scaling = "scaling.md";
+    testing = "testing.md";
 }
 
 #[cfg(doctest)]
