@@ -239,6 +239,14 @@ impl Hold {
         (current.fence, current.room) = (fence - 1, room.saturating_add(1));
     }
 
+    /// Takes away the tokens for further holds if the lock may be kept: the request for more of them
+    /// shows whether another client waits, whose message may have been lost.
+    pub(crate) fn expire_fences(&self) {
+        if self.keep > 0 {
+            self.current.lock().room = 0;
+        }
+    }
+
     /// Returns `true` if another client waits for the lock, as far as is known.
     pub(crate) fn is_wanted(&self) -> bool {
         self.wanted.load(Ordering::Acquire)
@@ -525,7 +533,8 @@ impl CurrentHold {
     fn advance(&mut self, caller: &Caller) {
         *self = Self {
             fence: self.fence + 1,
-            room: self.room - 1,
+            // The renewer may just have taken the tokens away of which this is one.
+            room: self.room.saturating_sub(1),
             reported: false,
             ended: false,
             kept: false,

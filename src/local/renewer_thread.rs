@@ -287,6 +287,7 @@ impl RenewerThread {
             Ok(HoldReply::Done) => {
                 let late = hold.is_nearly_over();
                 hold.extend(sent, hold.next_lease(sent));
+                hold.expire_fences();
                 self.reports.record_renewal(&hold, late);
                 self.schedule(Scheduled::Hold(hold));
             }

@@ -40,7 +40,8 @@ stores! {
         a_kept_lock_that_is_gone_is_acquired_anew,
         a_kept_lock_that_is_forced_is_free;
     every direct server:
-        a_lost_message_costs_no_more_than_the_time_of_keeping;
+        a_lost_message_costs_no_more_than_the_time_of_keeping,
+        a_lock_in_use_is_given_up_after_a_renewal_though_messages_are_lost;
 }
 
 /// A client that keeps its locks for longer than a test takes.
@@ -426,4 +427,19 @@ fn a_lost_message_costs_no_more_than_the_time_of_keeping(server: &Server) {
     let (guard, took) = timed(|| other.lock("a").unwrap());
     assert!(took < KEEP + SOON / 2 && took > ms(200), "{took:?}");
     unlock(guard);
+}
+
+fn a_lock_in_use_is_given_up_after_a_renewal_though_messages_are_lost(server: &Server) {
+    const LEASE: Duration = ms(6000);
+    let (proxy, keeper) = behind_proxy(server, sleepy().lease(LEASE).keep(LEASE));
+    keep(&keeper, "a");
+    proxy.lose_messages();
+    let other = server.open(sleepy());
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| soon(|| other.lock("a").unwrap()).unlock().unwrap());
+        while !waiter.is_finished() {
+            drop(keeper.lock("a").unwrap());
+            thread::sleep(ms(5));
+        }
+    });
 }
