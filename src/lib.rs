@@ -237,9 +237,6 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-#[cfg(not(unix))]
-compile_error!("leasehold runs on Unix systems only");
-
 mod base;
 mod builder;
 mod client;

@@ -6,8 +6,6 @@
 
 use std::time::{Duration, Instant};
 
-use rustix::time::{ClockId, clock_gettime};
-
 /// Longer than any wait, and within the range of `Instant` on every platform.
 const LONGEST_WAIT: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
 
@@ -61,13 +59,23 @@ pub(crate) fn nanos(span: Duration) -> u64 {
     u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
 }
 
+#[cfg(unix)]
 fn reading() -> u64 {
+    use rustix::time::{ClockId, clock_gettime};
+
     // Apple's CLOCK_MONOTONIC runs during sleep, and so does FreeBSD's; there is no better one.
     #[cfg(any(target_os = "linux", target_os = "android"))]
     const CLOCK: ClockId = ClockId::Boottime;
     #[cfg(not(any(target_os = "linux", target_os = "android")))]
     const CLOCK: ClockId = ClockId::Monotonic;
     Duration::try_from(clock_gettime(CLOCK)).map_or(0, nanos)
+}
+
+/// No lease of a server depends on it there.
+#[cfg(not(unix))]
+fn reading() -> u64 {
+    static START: std::sync::LazyLock<Instant> = std::sync::LazyLock::new(Instant::now);
+    nanos(START.elapsed())
 }
 
 #[cfg(test)]

@@ -13,7 +13,6 @@ use std::time::{Duration, Instant};
 use std::{fmt, io, mem, process};
 
 use redis::{ErrorKind, RedisError, RedisResult, ServerError, Value};
-use rustix::event::PollFd;
 
 use crate::base::clock::end_of;
 use crate::base::failure::{Failure, FailureKind};
@@ -25,6 +24,7 @@ use crate::net::interrupter::Close;
 use crate::net::login::Validity;
 use crate::net::request::Reply;
 use crate::net::resp::RespStream;
+use crate::net::socket::PollFd;
 use crate::net::stream::{Arrived, PolledSocket};
 
 /// A connection over which something was posted less long ago is taken for alive.
@@ -143,8 +143,7 @@ impl Connection {
 
     /// The socket, to wait until there is something to do: to read, or to go on writing.
     pub(crate) fn poll_fd(&self) -> Option<PollFd<'_>> {
-        let socket = self.socket.as_ref()?;
-        Some(PollFd::new(socket, socket.polled_for()))
+        self.socket.as_ref().map(RespStream::poll_fd)
     }
 
     /// As `poll_fd`, to wait while other threads use the connection.

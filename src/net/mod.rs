@@ -11,7 +11,6 @@ pub(crate) mod interrupter;
 pub(crate) mod login;
 pub(crate) mod multiplexer;
 mod panel;
-pub(crate) mod poll;
 pub(crate) mod pool;
 mod post_writer;
 mod reply_buffer;
@@ -25,6 +24,8 @@ pub(crate) mod sentinel;
 pub(crate) mod server;
 mod shared_call;
 mod shared_queue;
+#[cfg_attr(not(unix), path = "no_socket.rs")]
+pub(crate) mod socket;
 pub(crate) mod spin;
 pub(crate) mod stream;
 #[cfg(feature = "tls")]

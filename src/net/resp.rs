@@ -1,20 +1,19 @@
 //! A connection as its user sees it: bytes of requests out, replies in, plain or over TLS.
 
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 use std::{io, mem};
 
 use redis::{RedisResult, Value};
-use rustix::event::PollFlags;
 
 use crate::error::Phase;
 use crate::net::interrupter::Close;
 use crate::net::reply_buffer::ReplyBuffer;
+use crate::net::socket::{PollFd, PollFlags, Stream};
 use crate::net::spin::{ReplyWait, Spin};
-use crate::net::stream::{Arrived, ConnectError, DeadlineReader, PolledSocket, Sleep, Stream};
+use crate::net::stream::{Arrived, ConnectError, DeadlineReader, PolledSocket, Sleep};
 #[cfg(feature = "tls")]
 use crate::net::tls::{Connector, Session};
 
@@ -40,12 +39,6 @@ enum Layer {
 impl std::fmt::Debug for RespStream {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("RespStream").field("stream", &self.stream).finish_non_exhaustive()
-    }
-}
-
-impl AsFd for RespStream {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.stream.as_fd()
     }
 }
 
@@ -107,8 +100,12 @@ impl RespStream {
         is_session_writing || !self.out.is_empty()
     }
 
-    /// What there is to wait for: something to read, or room to go on writing.
-    pub(crate) fn polled_for(&self) -> PollFlags {
+    /// The socket, to wait until there is something to read, or room to go on writing.
+    pub(crate) fn poll_fd(&self) -> PollFd<'_> {
+        self.stream.poll_fd(self.polled_for())
+    }
+
+    fn polled_for(&self) -> PollFlags {
         if self.is_writing() { PollFlags::IN.union(PollFlags::OUT) } else { PollFlags::IN }
     }
 

@@ -10,14 +10,14 @@ use std::io::{self, BufRead, ErrorKind, Read, Write};
 use std::sync::Arc;
 use std::time::Instant;
 
-use rustix::event::PollFlags;
 use rustls::pki_types::ServerName;
 use rustls::{AlertDescription, ClientConfig, ClientConnection};
 
 use crate::config::tls::Tls;
 use crate::error::{Error, Phase, Result};
 use crate::event::Events;
-use crate::net::stream::{Arrived, ConnectError, DeadlineReader, Sleep, Stream};
+use crate::net::socket::{PollFlags, Stream};
+use crate::net::stream::{Arrived, ConnectError, DeadlineReader, Sleep};
 use crate::net::trust::{Trust, client_config, flaw};
 
 /// How many bytes are sent as one record, fewer than `rustls` has room for.

@@ -6,14 +6,12 @@
 //! which these clients leave a free lock alone.
 
 use std::collections::HashMap;
-use std::io::{ErrorKind, Read, Write};
-use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 
 use crate::config::lock_name::RESERVED;
+use crate::net::socket::{self, Alarm, Bell};
 
 /// The channels of one client. Clones are the same.
 #[derive(Clone, Debug, Default)]
@@ -29,7 +27,7 @@ struct State {
     /// Grows whenever a thread begins or ends to wait.
     version: u64,
     /// Wakes the listener, once there is one.
-    alarm: Option<UnixStream>,
+    bell: Option<Bell>,
 }
 
 /// One thread that wants to hear when Redisson releases a lock, as long as this lives.
@@ -39,10 +37,6 @@ pub(crate) struct RedissonWait {
     channel: String,
     name: Arc<str>,
 }
-
-/// Becomes readable when the listener is to look at the channels again.
-#[derive(Debug)]
-pub(crate) struct RedissonAlarm(UnixStream);
 
 impl RedissonChannels {
     /// The channel of the lock with this key. Redisson's rule for braces is not leasehold's.
@@ -92,21 +86,18 @@ impl RedissonChannels {
 
     /// Makes the alarm of the listener. `None` if the system has no more files: the listener then
     /// looks at the channels whenever it has something else to do.
-    pub(crate) fn alarm(&self) -> Option<RedissonAlarm> {
-        let (ring, alarm) = UnixStream::pair().ok()?;
-        ring.set_nonblocking(true).ok()?;
-        alarm.set_nonblocking(true).ok()?;
-        self.state.lock().alarm = Some(ring);
-        Some(RedissonAlarm(alarm))
+    pub(crate) fn alarm(&self) -> Option<Alarm> {
+        let (bell, alarm) = socket::alarm().ok()?;
+        self.state.lock().bell = Some(bell);
+        Some(alarm)
     }
 }
 
 impl State {
     fn change(&mut self) {
         self.version += 1;
-        if let Some(alarm) = &mut self.alarm {
-            // If it is full, the listener has not looked since.
-            alarm.write(&[0]).map(drop).unwrap_or_default();
+        if let Some(bell) = &mut self.bell {
+            bell.ring();
         }
     }
 }
@@ -123,26 +114,6 @@ impl Drop for RedissonWait {
             }
         }
         state.change();
-    }
-}
-
-impl RedissonAlarm {
-    /// Makes it unreadable until the next change.
-    pub(crate) fn reset(&mut self) {
-        let mut rings = [0; 64];
-        loop {
-            match self.0.read(&mut rings) {
-                Ok(count) if count > 0 => {}
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                _ => return,
-            }
-        }
-    }
-}
-
-impl AsFd for RedissonAlarm {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
     }
 }
 
@@ -185,10 +156,7 @@ mod tests {
         }
         assert_eq!(channels.version(), 200_000);
         alarm.reset();
-        let readable = |alarm: &RedissonAlarm| {
-            let alarm = rustix::event::PollFd::new(alarm, rustix::event::PollFlags::IN);
-            crate::net::poll::poll_ready(&mut [alarm], None).len() == 1
-        };
+        let readable = |alarm: &Alarm| socket::poll_ready(&mut [alarm.poll_fd()], None).len() == 1;
         assert!(!readable(&alarm));
         let _wait = channels.wait(&"x".into(), "x");
         assert!(readable(&alarm));

@@ -4,15 +4,13 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::event::PollFd;
-
 use crate::base::clock::end_of;
 use crate::base::failure::{Failure, FailureKind};
 use crate::error::Phase;
 use crate::net::connection::Connection;
 use crate::net::login::Validity;
-use crate::net::poll::poll_ready;
 use crate::net::request::Request;
+use crate::net::socket::{PollFd, poll_ready};
 use crate::store::background::opening::Opening;
 
 /// While a connection is being opened and others are open, its outcome is looked for this often.

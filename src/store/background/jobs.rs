@@ -8,10 +8,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use rustix::event::PollFd;
 
 use crate::base::failure::Failure;
 use crate::net::durability::Demand;
+use crate::net::socket::PollFd;
 use crate::store::background::connection::{Node, sleep};
 use crate::store::background::node_jobs::{JobSettings, NodeJobs, Replies};
 use crate::store::background::opening::Opening;

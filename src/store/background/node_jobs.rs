@@ -10,13 +10,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use rustix::event::PollFd;
 
 use crate::base::failure::Failure;
 use crate::net::connection::{Connection, WaitFor};
 use crate::net::durability::Demand;
 use crate::net::exchange::{Exchange, SendWait};
 use crate::net::request::Reply;
+use crate::net::socket::PollFd;
 use crate::store::background::connection::{BackgroundConnection, ConnectAttempt, Node, Pauses};
 use crate::store::background::jobs::SentJob;
 use crate::store::background::opening::Opening;

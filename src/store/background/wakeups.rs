@@ -5,11 +5,10 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags};
-
 use crate::base::failure::{Failure, FailureKind};
 use crate::event::Events;
 use crate::net::interrupter::Interrupter;
+use crate::net::socket::{Alarm, PollFd};
 use crate::store::background::connection::{
     BackgroundConnection, ConnectAttempt, Node, Pauses, sleep,
 };
@@ -17,7 +16,7 @@ use crate::store::background::opening::Opening;
 use crate::store::background::subscription::{Channel, Received, Subscription};
 use crate::store::commands::Commands;
 use crate::store::keys::Keys;
-use crate::store::redisson_channels::{RedissonAlarm, RedissonChannels};
+use crate::store::redisson_channels::RedissonChannels;
 use crate::store::wake::{STABLE, Wake, Wakeups};
 
 /// Without an open connection an interrupt is looked for this often.
@@ -69,7 +68,7 @@ pub(crate) struct BackgroundWakeups<P: WakeupPolicy> {
     nodes: Vec<BackgroundConnection<P::Node, Subscription>>,
     channel: Channel,
     /// Readable when threads have begun or ended to wait for channels of Redisson.
-    redisson_alarm: Option<RedissonAlarm>,
+    redisson_alarm: Option<Alarm>,
     interrupter: Interrupter,
     events: Events,
 }
@@ -285,7 +284,7 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
         let alarm = self.redisson_alarm.as_ref();
         let mut sockets: Vec<PollFd<'_>> = open()
             .filter_map(|subscription| subscription.connection.poll_fd())
-            .chain(alarm.map(|alarm| PollFd::new(alarm, PollFlags::IN)))
+            .chain(alarm.map(Alarm::poll_fd))
             .collect();
         sleep(&mut sockets, &openings, end);
         Ok(())

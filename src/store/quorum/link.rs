@@ -15,13 +15,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redis::Value;
-use rustix::event::PollFd;
 
 use crate::base::failure::{Failure, FailureKind};
 use crate::net::connection::{Connection, WaitFor};
 use crate::net::durability::is_done;
 use crate::net::exchange::{Exchange, SendWait};
 use crate::net::request::Reply;
+use crate::net::socket::PollFd;
 use crate::net::stream::PolledSocket;
 use crate::store::background::opening::Opening;
 use crate::store::quorum::broadcast::Broadcast;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::base::failure::Failure;
-use crate::net::poll::poll_ready;
+use crate::net::socket::poll_ready;
 use crate::net::spin::Spin;
 use crate::net::stream::PolledSocket;
 use crate::store::background::opening::Opening;

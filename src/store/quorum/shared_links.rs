@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::base::failure::Failure;
-use crate::net::poll::poll_ready;
 use crate::net::pool::PoolThread;
 use crate::net::request::Reply;
+use crate::net::socket::poll_ready;
 use crate::net::spin::ReplyWait;
 use crate::net::stream::PolledSocket;
 use crate::store::quorum::broadcast::Broadcast;

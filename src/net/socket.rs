@@ -1,0 +1,231 @@
+//! Sockets: connected by deadlines, read and written once at a time, and waited for.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+pub(crate) use rustix::event::{PollFd, PollFlags};
+use rustix::event::{Timespec, poll};
+use rustix::io::{Errno, FdFlags, fcntl_setfd};
+use rustix::net::{
+    self, AddressFamily, RecvFlags, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType,
+    sockopt,
+};
+
+use crate::net::interrupter::Close;
+#[cfg(all(test, leasehold_shuttle))]
+use crate::net::schedules::FakeStream;
+use crate::net::stream::{Arrived, NAP, remaining};
+
+/// After this time without traffic, the kernel checks whether the peer is still there.
+const KEEPALIVE: Duration = Duration::from_secs(15);
+
+/// Apple's systems have no `NOSIGNAL`. Rust programs ignore that signal from the start anyway.
+#[cfg(not(target_vendor = "apple"))]
+const SEND: SendFlags = SendFlags::DONTWAIT.union(SendFlags::NOSIGNAL);
+#[cfg(target_vendor = "apple")]
+const SEND: SendFlags = SendFlags::DONTWAIT;
+
+/// Programs that this one starts must not inherit the socket. Apple's systems cannot say so when it
+/// is made, only right afterwards.
+#[cfg(not(target_vendor = "apple"))]
+const SOCKET: SocketFlags = SocketFlags::CLOEXEC;
+#[cfg(target_vendor = "apple")]
+const SOCKET: SocketFlags = SocketFlags::empty();
+
+/// A connected socket.
+#[derive(Debug)]
+pub(crate) enum Stream {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+    #[cfg(all(test, leasehold_shuttle))]
+    Fake(FakeStream),
+}
+
+impl Stream {
+    /// Connects to the first of `addresses` that answers, giving each its share of the time.
+    pub(crate) fn tcp(addresses: &[SocketAddr], deadline: Instant) -> io::Result<Self> {
+        let mut failure = io::Error::new(io::ErrorKind::NotFound, "the host has no address");
+        for (tried, address) in addresses.iter().enumerate() {
+            let left = u32::try_from(addresses.len() - tried).unwrap_or(u32::MAX);
+            match TcpStream::connect_timeout(address, remaining(deadline)? / left) {
+                Ok(stream) => return Self::over_tcp(stream),
+                Err(error) => failure = error,
+            }
+        }
+        Err(failure)
+    }
+
+    fn over_tcp(stream: TcpStream) -> io::Result<Self> {
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(NAP))?;
+        sockopt::set_socket_keepalive(&stream, true)?;
+        sockopt::set_tcp_keepidle(&stream, KEEPALIVE)?;
+        Ok(Self::Tcp(stream))
+    }
+
+    pub(crate) fn unix(path: &Path, deadline: Instant) -> io::Result<Self> {
+        #[cfg(all(test, leasehold_shuttle))]
+        if let Some(stream) = FakeStream::open(path) {
+            return stream.map(Self::Fake);
+        }
+        let address = SocketAddrUnix::new(path)?;
+        let pause = Duration::from_millis(1);
+        loop {
+            let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SOCKET, None)?;
+            fcntl_setfd(&socket, FdFlags::CLOEXEC)?;
+            let stream = UnixStream::from(socket);
+            stream.set_nonblocking(true)?;
+            match net::connect(&stream, &address) {
+                Ok(()) => {
+                    stream.set_nonblocking(false)?;
+                    stream.set_read_timeout(Some(NAP))?;
+                    return Ok(Self::Unix(stream));
+                }
+                // The server's queue of new connections is full, and `poll` does not wait until it
+                // no longer is.
+                Err(Errno::AGAIN) => std::thread::sleep(pause.min(remaining(deadline)?)),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Writes as many of `bytes` as there is room for, without waiting.
+    pub(crate) fn send(&self, bytes: &[u8]) -> io::Result<usize> {
+        #[cfg(all(test, leasehold_shuttle))]
+        if let Self::Fake(stream) = self {
+            return stream.send(bytes);
+        }
+        loop {
+            match net::send(self, bytes, SEND) {
+                Err(Errno::AGAIN) => return Ok(0),
+                Err(Errno::INTR) => {}
+                sent => return Ok(sent?),
+            }
+        }
+    }
+
+    /// Reads once. If it `naps`, it waits for something to come, no longer than a [`NAP`].
+    pub(super) fn receive(&self, into: &mut [u8], naps: bool) -> io::Result<usize> {
+        #[cfg(all(test, leasehold_shuttle))]
+        if let Self::Fake(stream) = self {
+            return stream.receive(into, !naps);
+        }
+        let flags = if naps { RecvFlags::empty() } else { RecvFlags::DONTWAIT };
+        Ok(net::recv(self, into, flags)?.1)
+    }
+
+    /// Looks for what has come, without waiting and without taking any of it.
+    pub(crate) fn look(&self) -> Arrived {
+        #[cfg(all(test, leasehold_shuttle))]
+        if let Self::Fake(_) = self {
+            return Arrived::Nothing;
+        }
+        match net::recv(self, &mut [0], RecvFlags::PEEK.union(RecvFlags::DONTWAIT)) {
+            Ok((_, 1..)) => Arrived::Data,
+            Err(Errno::AGAIN | Errno::INTR) => Arrived::Nothing,
+            Ok(_) | Err(_) => Arrived::End,
+        }
+    }
+
+    /// What there is to wait for, for a thread that waits for several sockets.
+    pub(crate) fn poll_fd(&self, what: PollFlags) -> PollFd<'_> {
+        PollFd::new(self, what)
+    }
+
+    /// Sleeps until the socket is ready.
+    pub(crate) fn wait(&self, what: PollFlags, deadline: Instant) -> io::Result<()> {
+        #[cfg(all(test, leasehold_shuttle))]
+        if let Self::Fake(stream) = self {
+            return stream.wait();
+        }
+        loop {
+            let time = Timespec::try_from(remaining(deadline)?).ok();
+            match poll(&mut [PollFd::new(self, what)], time.as_ref()) {
+                Ok(0) | Err(Errno::INTR) => {}
+                Ok(_) => return Ok(()),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}
+
+impl AsFd for Stream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Tcp(stream) => stream.as_fd(),
+            Self::Unix(stream) => stream.as_fd(),
+            #[cfg(all(test, leasehold_shuttle))]
+            Self::Fake(_) => unreachable!("it has no file"),
+        }
+    }
+}
+
+impl Close for Stream {
+    /// Ends the connection.
+    fn close(&self) {
+        // It fails if the connection has ended by itself, which is as good.
+        net::shutdown(self, Shutdown::Both).unwrap_or_default();
+    }
+}
+
+/// Blocks until some of the sockets are ready, and returns their positions; none if the deadline is
+/// over. Without a deadline it does not block.
+pub(crate) fn poll_ready(fds: &mut [PollFd<'_>], deadline: Option<Instant>) -> Vec<usize> {
+    loop {
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let time = Timespec::try_from(left.unwrap_or_default()).ok();
+        match poll(fds, time.as_ref()) {
+            Ok(0) if left.is_some_and(|left| !left.is_zero()) => {}
+            Err(Errno::INTR) => {}
+            // If something is wrong with a socket, reading from it returns the error.
+            _ => break,
+        }
+    }
+    let ready = fds.iter().enumerate().filter(|(_, fd)| !fd.revents().is_empty());
+    ready.map(|(position, _)| position).collect()
+}
+
+/// Wakes a thread that waits for sockets.
+#[derive(Debug)]
+pub(crate) struct Bell(UnixStream);
+
+/// Becomes readable when its bell is rung.
+#[derive(Debug)]
+pub(crate) struct Alarm(UnixStream);
+
+/// Makes a bell, and the alarm that it wakes a thread by.
+pub(crate) fn alarm() -> io::Result<(Bell, Alarm)> {
+    let (bell, alarm) = UnixStream::pair()?;
+    bell.set_nonblocking(true)?;
+    alarm.set_nonblocking(true)?;
+    Ok((Bell(bell), Alarm(alarm)))
+}
+
+impl Bell {
+    pub(crate) fn ring(&mut self) {
+        // If it is full, the thread has not looked since.
+        self.0.write(&[0]).map(drop).unwrap_or_default();
+    }
+}
+
+impl Alarm {
+    /// Makes it unreadable until the bell rings next.
+    pub(crate) fn reset(&mut self) {
+        let mut rings = [0; 64];
+        loop {
+            match self.0.read(&mut rings) {
+                Ok(count) if count > 0 => {}
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                _ => return,
+            }
+        }
+    }
+
+    pub(crate) fn poll_fd(&self) -> PollFd<'_> {
+        PollFd::new(&self.0, PollFlags::IN)
+    }
+}
