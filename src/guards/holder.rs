@@ -3,6 +3,8 @@
 use std::fmt;
 use std::time::Duration;
 
+use crate::store::hold_id::{HoldId, HoldKind};
+
 /// The holder of a lock. Returned by [`Mutex::holder`](crate::Mutex::holder).
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -23,6 +25,9 @@ pub struct Holder {
     /// The time until the lease ends, or the lock stays taken no longer; [`Duration::MAX`] if it
     /// never does.
     pub remaining: Duration,
+    /// Whether the client that holds the lock may [keep](crate::Builder::keep) it after the last
+    /// guard, so that a lock which is held may be one that is only kept.
+    pub may_be_kept: bool,
 }
 
 /// The leader that an election has now. Returned by
@@ -41,7 +46,9 @@ pub struct Leader {
 impl Holder {
     pub(crate) fn new(owner: String, depth: u32, remaining: Duration) -> Self {
         let (client, label) = client_of(&owner);
-        Self { client: client.into(), label: label.into(), owner, depth, remaining }
+        let id = HoldId::of_owner(owner.as_bytes(), HoldKind::Lock, "");
+        let may_be_kept = id.is_some_and(|id| id.may_be_kept());
+        Self { client: client.into(), label: label.into(), owner, depth, remaining, may_be_kept }
     }
 }
 
@@ -70,6 +77,7 @@ impl fmt::Debug for Holder {
             .field("client", &self.client)
             .field("depth", &self.depth)
             .field("remaining", &self.remaining)
+            .field("may_be_kept", &self.may_be_kept)
             .finish_non_exhaustive()
     }
 }

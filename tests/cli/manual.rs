@@ -52,7 +52,7 @@ fn every_task_has_a_manual_page() {
     let page = output(&mut without_server(&["man"]));
     assert!(page.contains(".TH leasehold 1"), "{page}");
     for (task, words) in [
-        ("run", &["kill\\-after", "LEASEHOLD_FENCE", "\\-\\-url"][..]),
+        ("run", &["kill\\-after", "LEASEHOLD_FENCE", "\\-\\-url", "\\-\\-yield"][..]),
         ("lock", &["\\-\\-lease"]),
         ("unlock", &["\\-\\-client", "\\-\\-label"]),
     ] {

@@ -1,5 +1,7 @@
 //! `show`, `ls` and `unlock`.
 
+use std::time::Duration;
+
 use leasehold::Client;
 use serde_json::{Value, json};
 
@@ -46,6 +48,26 @@ fn a_holder_of_every_kind_is_shown() {
     assert_eq!(show(&server, "permits")["holds"].as_array().unwrap().len(), 2);
     let _nested = client.lock("a lock").unwrap();
     assert_eq!(show(&server, "a lock")["holds"][0]["depth"], 2);
+}
+
+#[test]
+fn a_lock_that_may_be_kept_is_shown_as_such() {
+    let server = Server::redis();
+    let client = client(&server);
+    let kept = client.mutex("kept").keep(Duration::from_secs(20));
+    // It is not kept before the client listens.
+    eventually(|| {
+        drop(kept.lock().unwrap());
+        client.stats().kept == 1
+    });
+    let _other = client.lock("not").unwrap();
+    for (name, may_be_kept) in [("kept", true), ("not", false)] {
+        assert_eq!(show(&server, name)["holds"][0]["may_be_kept"], may_be_kept);
+        for args in [["show", name], ["ls", name]] {
+            let text = output(&mut leasehold(&server, &args));
+            assert_eq!(text.contains(" s left, may be kept"), may_be_kept, "{text}");
+        }
+    }
 }
 
 #[test]

@@ -2,10 +2,14 @@
 
 use std::fs;
 use std::process::{Command, Stdio};
+use std::thread;
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::support::{Running, Server, client, eventually, json, leasehold, refuse_for_now};
+use crate::support::{
+    Running, Server, client, eventually, finish, json, leasehold, refuse_for_now,
+};
 
 /// The signals that are passed on, by the names that a shell knows them by.
 const FORWARDED: [(Signal, &str); 6] = [
@@ -96,6 +100,70 @@ fn the_lock_is_held_until_the_command_has_ended() {
     assert_eq!(running.code(), 6);
 }
 
+/// Says how often it was told to make way, and ends when it is told to.
+const MAKES_WAY: &str = "n=0; trap 'n=$((n + 1)); echo told $n' USR1; trap 'exit 3' TERM
+    echo ready; while :; do sleep 0.02; done";
+
+#[test]
+fn a_command_is_told_once_that_another_client_waits() {
+    let server = Server::redis();
+    let client = client(&server);
+    let mut running = run(&server, &["--yield", "SIGUSR1"], MAKES_WAY);
+    assert_eq!(running.next(), "ready");
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| drop(client.lock("a").unwrap()));
+        assert_eq!(running.next(), "told 1");
+        // It goes on, and is told no more.
+        thread::sleep(Duration::from_millis(300));
+        running.signal(Signal::TERM);
+        assert_eq!(running.code(), 3);
+        waiter.join().unwrap();
+    });
+    assert_eq!(running.rest(), "");
+}
+
+#[test]
+fn a_command_can_prepare_though_another_client_waits_from_the_start() {
+    let server = Server::redis();
+    let client = client(&server);
+    let guard = client.lock("a").unwrap();
+    let mut first = run(&server, &["--yield", "usr1"], MAKES_WAY);
+    eventually(|| waiting(&server) == 1);
+    let mut second = run(&server, &[], "exit 5");
+    eventually(|| waiting(&server) == 2);
+    drop(guard);
+    assert_eq!(first.next(), "ready");
+    assert_eq!(first.next(), "told 1");
+    first.signal(Signal::TERM);
+    assert_eq!((first.code(), second.code()), (3, 5));
+}
+
+/// How many clients wait for the lock.
+fn waiting(server: &Server) -> usize {
+    let report = json(&mut leasehold(server, &["show", "a", "--json"]));
+    report["waiting"].as_array().map_or(0, Vec::len)
+}
+
+#[test]
+fn a_command_that_is_not_asked_to_make_way_is_told_nothing() {
+    let server = Server::redis();
+    let mut running = run(&server, &[], MAKES_WAY);
+    assert_eq!(running.next(), "ready");
+    assert!(client(&server).try_lock_for("a", Duration::from_millis(1500)).unwrap().is_none());
+    running.signal(Signal::TERM);
+    assert_eq!((running.code(), running.rest()), (3, String::new()));
+    for kind in [&["--shared"][..], &["--exclusive"], &["--permits", "2"]] {
+        let refused = finish(&mut leasehold(
+            &server,
+            &[&["run", "--yield", "USR1"], kind, &["a", "--", "true"]].concat(),
+        ));
+        assert_eq!(refused.code, 64, "{kind:?}: {refused:?}");
+    }
+    let refused = finish(&mut leasehold(&server, &["run", "--yield", "KILL", "a", "--", "true"]));
+    assert_eq!(refused.code, 64);
+    assert!(refused.stderr.contains("SIGUSR1"), "{refused:?}");
+}
+
 #[test]
 fn a_signal_ends_the_wait() {
     let server = Server::redis();
@@ -103,10 +171,7 @@ fn a_signal_ends_the_wait() {
     let _guard = client.lock("a").unwrap();
     for (signal, name) in forwarded() {
         let mut running = run(&server, &[], "echo ran");
-        let waits = || {
-            let report = json(&mut leasehold(&server, &["show", "a", "--json"]));
-            report["waiting"].as_array().is_some_and(|clients| !clients.is_empty())
-        };
+        let waits = || waiting(&server) > 0;
         eventually(waits);
         running.signal(signal);
         assert_eq!(running.code(), 128 + signal.as_raw(), "{name}");

@@ -97,6 +97,11 @@ impl Running {
         })
     }
 
+    /// Returns the lines of its stdout that are left, once no process has that open.
+    pub(crate) fn rest(&self) -> String {
+        self.lines.iter().collect::<Vec<_>>().join("\n")
+    }
+
     /// Blocks until no process has its stdout open.
     #[track_caller]
     pub(crate) fn wait_for_end_of_output(&self) {

@@ -13,6 +13,7 @@ use rustix::system::uname;
 
 use crate::duration::parse_duration;
 use crate::output::{ExitError, NOT_HAD, USAGE};
+use crate::signals::parse_signal;
 
 /// How much of the host name is enough to recognise the host, in characters.
 const HOST_MAX: usize = 64;
@@ -203,6 +204,11 @@ pub(crate) struct Run {
     /// Hold one of N permits of a semaphore.
     #[arg(long, value_name = "N", group = "kind", value_parser = value_parser!(u32).range(1..))]
     pub(crate) permits: Option<u32>,
+    /// Send the command this signal, such as SIGUSR1, once another client waits for the lock, but
+    /// not in the command's first second.
+    #[arg(long = "yield", value_name = "SIGNAL", value_parser = parse_signal)]
+    #[arg(conflicts_with_all = ["shared", "exclusive", "permits"])]
+    pub(crate) yield_signal: Option<i32>,
     /// The time between SIGTERM and SIGKILL for a command whose lock is lost.
     #[arg(short, long, value_name = "DURATION")]
     #[arg(value_parser = parse_duration, default_value = "5s")]

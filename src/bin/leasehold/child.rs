@@ -16,6 +16,7 @@ use rustix::process::{
     test_kill_process_group, wait,
 };
 use rustix::termios::tcgetpgrp;
+use signal_hook::consts::{SIGINT, SIGQUIT};
 
 use crate::output::{ExitError, of_signal};
 
@@ -109,12 +110,17 @@ impl Child {
     /// Passes on a signal that this process has received, unless the command has received it too:
     /// a terminal sends those of its keys to all processes in the foreground.
     pub(crate) fn forward(&self, signal: i32) {
-        let Some(signal) = Signal::from_named_raw(signal) else { return };
-        let of_key = matches!(signal, Signal::INT | Signal::QUIT);
+        let of_key = matches!(signal, SIGINT | SIGQUIT);
         let in_foreground = || tcgetpgrp(io::stdin()).is_ok_and(|group| group == getpgrp());
         if self.group.is_none() && of_key && in_foreground() {
             return;
         }
+        self.send(signal);
+    }
+
+    /// Sends the command a signal.
+    pub(crate) fn send(&self, signal: i32) {
+        let Some(signal) = Signal::from_named_raw(signal) else { return };
         self.signal(signal);
         if matches!(signal, Signal::HUP | Signal::INT | Signal::QUIT | Signal::TERM) {
             // A stopped command could not end.

@@ -46,7 +46,8 @@ fn run_under(
         Ok(child) => child,
         Err(error) => return release_unused(hold, client, run).and(Err(error)),
     };
-    match supervise(&mut child, &hold, &signals.receiver, limits) {
+    let make_way = hold.make_way_by(run.yield_signal);
+    match supervise(&mut child, &hold, &signals.receiver, limits, make_way) {
         Ok(Ended::Command(status)) if child.was_not_run() => {
             release_unused(hold, client, run).map(|()| code_of(status))
         }

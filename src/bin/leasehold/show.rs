@@ -137,6 +137,9 @@ fn describe(held_as: HeldAs, holder: &Holder) -> String {
         1 => {}
         depth => parts.push(format!("depth {depth}")),
     }
+    if holder.may_be_kept {
+        parts.push("may be kept".into());
+    }
     parts.join(", ")
 }
 
@@ -174,6 +177,7 @@ fn to_json(name: &str, report: &NameReport) -> Value {
             "label": client(*held_as, holder).map(|_| &holder.label),
             "side": side(*held_as),
             "depth": holder.depth,
+            "may_be_kept": holder.may_be_kept,
             "remaining_ms": left(holder).map(|left| u64::try_from(left.as_millis()).ok()),
         })
     };

@@ -7,13 +7,37 @@ use std::thread;
 use crossbeam_channel::{Receiver, unbounded};
 use leasehold::Canceller;
 use signal_hook::consts::{
-    SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGSTOP, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2,
+    SIGALRM, SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGSTOP, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2,
+    SIGWINCH,
 };
 use signal_hook::iterator::{Handle, Signals};
 use signal_hook::low_level::raise;
 
 /// The signals that end a wait, and that the command gets.
 const FORWARDED: [i32; 6] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2];
+
+/// The signals that a command can be sent by name, without the SIG.
+const NAMED: [(&str, i32); 8] = [
+    ("ALRM", SIGALRM),
+    ("HUP", SIGHUP),
+    ("INT", SIGINT),
+    ("QUIT", SIGQUIT),
+    ("TERM", SIGTERM),
+    ("USR1", SIGUSR1),
+    ("USR2", SIGUSR2),
+    ("WINCH", SIGWINCH),
+];
+
+/// Parses the name of a signal, in capitals or not, with the SIG or without.
+pub(crate) fn parse_signal(word: &str) -> Result<i32, String> {
+    let name = word.to_ascii_uppercase();
+    let name = name.strip_prefix("SIG").unwrap_or(&name);
+    let found = NAMED.iter().find(|(known, _)| *known == name);
+    found.map(|(_, signal)| *signal).ok_or_else(|| {
+        let names: Vec<_> = NAMED.iter().map(|(name, _)| format!("SIG{name}")).collect();
+        format!("must be one of {}", names.join(", "))
+    })
+}
 
 /// Receives signals: those to forward, and SIGCHLD.
 #[derive(Debug)]

@@ -1,11 +1,12 @@
 //! The hold that a command runs under, and what happens while it runs.
 
+use std::convert::Infallible;
 use std::io;
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, select};
-use leasehold::{Canceller, Client, Lost, OwnedGuard, Permit, ReadGuard, WriteGuard};
+use crossbeam_channel::{Receiver, never, select};
+use leasehold::{Canceller, Client, Lost, OwnedGuard, Permit, ReadGuard, Wanted, WriteGuard};
 use signal_hook::consts::{SIGCHLD, SIGTSTP};
 
 use crate::args::Run;
@@ -14,6 +15,10 @@ use crate::signals::stop_this_process;
 
 /// How long before the end of the lease the command is killed, so that the system does it in time.
 const KILL_TIME: Duration = Duration::from_millis(50);
+
+/// How long a command has to prepare for the signal that tells it that others wait. Before that it
+/// would be ended by it, also where others wait from the start.
+const START_TIME: Duration = Duration::from_secs(1);
 
 /// How often to look for the end of a command that must end.
 const LOOK: Duration = Duration::from_millis(20);
@@ -82,8 +87,32 @@ impl Hold {
         of_any!(self, guard => guard.lost())
     }
 
+    /// The signal to send once another client waits; `None` if there is none to send.
+    pub(crate) fn make_way_by(&self, signal: Option<i32>) -> Option<MakeWay> {
+        let (Self::Lock(guard), Some(signal)) = (self, signal) else { return None };
+        let not_before = Instant::now() + START_TIME;
+        Some(MakeWay { wanted: guard.wanted(), signal, not_before })
+    }
+
     pub(crate) fn release(self) -> leasehold::Result<()> {
         of_any!(self, guard => guard.unlock())
+    }
+}
+
+/// How the command learns that another client waits for the lock.
+#[derive(Debug)]
+pub(crate) struct MakeWay {
+    wanted: Wanted,
+    signal: i32,
+    not_before: Instant,
+}
+
+impl MakeWay {
+    /// What to wait for. While it is too early, that is nothing for the time that is returned.
+    fn watch(&self) -> (Receiver<Infallible>, Duration) {
+        let early = self.not_before.saturating_duration_since(Instant::now());
+        let wanted = if early.is_zero() { self.wanted.receiver().clone() } else { never() };
+        (wanted, early)
     }
 }
 
@@ -128,12 +157,14 @@ impl Limits {
     }
 }
 
-/// Waits for the end of the command, or until it must be stopped, and passes signals on to it.
+/// Waits for the end of the command, or until it must be stopped, passes signals on to it, and
+/// tells it once if it should make way.
 pub(crate) fn supervise(
     child: &mut Child,
     hold: &Hold,
     signals: &Receiver<i32>,
     limits: Limits,
+    mut make_way: Option<MakeWay>,
 ) -> io::Result<Ended> {
     let lost = hold.lost();
     loop {
@@ -142,6 +173,8 @@ pub(crate) fn supervise(
         if safe.is_zero() {
             return Ok(Ended::Lease { left });
         }
+        let (wanted, early) = make_way.as_ref().map_or((never(), Duration::ZERO), MakeWay::watch);
+        let wait = if early.is_zero() { safe } else { early.min(safe) };
         select! {
             recv(signals) -> signal => {
                 let ended = receive(child, signal.ok())?;
@@ -150,7 +183,15 @@ pub(crate) fn supervise(
                 }
             }
             recv(lost.receiver()) -> _ => {}
-            default(safe) => {}
+            recv(wanted) -> _ => {
+                // It is disconnected from now on.
+                if let Some(MakeWay { wanted, signal, .. }) = make_way.take()
+                    && wanted.is_wanted()
+                {
+                    child.send(signal);
+                }
+            }
+            default(wait) => {}
         }
     }
 }
