@@ -22,7 +22,8 @@ stores! {
         signals_neither_break_nor_stretch_a_wait,
         a_process_that_was_stopped_too_long_has_lost_its_hold,
         a_process_that_was_stopped_too_long_recreates_nothing,
-        a_forked_child_can_do_no_harm;
+        a_forked_child_can_do_no_harm,
+        a_forked_child_has_no_kept_lock;
     one server:
         a_fork_of_a_busy_process_can_be_closed;
 }
@@ -185,6 +186,54 @@ fn fork_in_a_child() {
     owned.unlock().unwrap();
     client.adopt(&ticket).unwrap().unlock().unwrap();
     assert!(elsewhere(|| other.try_lock("a").unwrap().is_some()));
+}
+
+fn a_forked_child_has_no_kept_lock(server: &Server) {
+    Child::start(fork_with_a_kept_lock_in_a_child, &server.address()).finish();
+    assert!(server.hashes().is_empty());
+}
+
+#[test]
+#[ignore = "a child of a_forked_child_has_no_kept_lock"]
+fn fork_with_a_kept_lock_in_a_child() {
+    let Some(address) = child::address() else { return };
+    let client = address.open(patient().keep(SOON));
+    let other = address.open(patient());
+    // It is not kept before the client listens.
+    eventually(SOON, || {
+        drop(client.lock("a").unwrap());
+        client.stats().kept == 1
+    });
+    let last = take(&client, "a").fence();
+    let forked = match fork().unwrap() {
+        Fork::Child => {
+            let locked = [
+                client.lock("a").map(drop),
+                client.try_lock("a").map(drop),
+                client.lock_owned("a").map(drop),
+            ];
+            let is_forked = |result: &_| matches!(result, Err(Error::Forked));
+            let all_are_forked = locked.iter().all(is_forked);
+            // Releases nothing.
+            drop(client);
+            exit(i32::from(!all_are_forked));
+        }
+        Fork::Parent(pid) => Pid::from_raw(pid).unwrap(),
+    };
+    let mut status = None;
+    eventually(SOON, || {
+        status = waitpid(Some(forked), WaitOptions::NOHANG).unwrap();
+        status.is_some()
+    });
+    assert_eq!(status.unwrap().1.exit_status(), Some(0), "the child has locked");
+    let relocks = client.stats().relocks;
+    let guard = take(&client, "a");
+    assert_eq!((guard.fence(), client.stats().relocks), (last + 1, relocks + 1));
+    guard.verify().unwrap();
+    drop(guard);
+    let theirs = other.lock("a").unwrap();
+    assert!(theirs.fence() > last + 1 && client.stats().recalls == 1);
+    theirs.unlock().unwrap();
 }
 
 fn a_fork_of_a_busy_process_can_be_closed(server: &Server) {
