@@ -497,8 +497,8 @@ impl Builder {
     }
 
     /// As [`from_url`](Builder::from_url), with the URL in the environment variable `REDIS_URL`.
-    /// `LEASEHOLD_CA`, `LEASEHOLD_CERT` and `LEASEHOLD_KEY` may have what `ca`, `cert` and `key` are
-    /// in a URL, which has the last word.
+    /// `LEASEHOLD_CA`, `LEASEHOLD_CERT` and `LEASEHOLD_KEY` may have what `ca`, `cert` and `key`
+    /// are in a URL, which has the last word.
     ///
     /// # Errors
     ///

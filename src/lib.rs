@@ -177,12 +177,11 @@
 //! several servers, it opens these to each server.
 //!
 //! A client has one thread that renews leases and one that serves the pool. From its first wait for
-//! another client it has a thread that listens for wake-ups, and if
-//! [`on_event`](Builder::on_event) is set, metrics are recorded, or the `log` crate has a logger, a
-//! thread that calls the callback, the recorder and the logger; no other thread ever does. Short-lived threads
-//! look up host names, open the connections for renewals and wake-ups and those of quorums, and ask
-//! clusters for their hash slots. All threads end when the last clone of the client and the last
-//! guard are gone.
+//! another client it has a thread that listens for wake-ups, and if [`on_event`](Builder::on_event)
+//! is set, metrics are recorded, or the `log` crate has a logger, a thread that calls the callback,
+//! the recorder and the logger; no other thread ever does. Short-lived threads look up host names,
+//! open the connections for renewals and wake-ups and those of quorums, and ask clusters for their
+//! hash slots. All threads end when the last clone of the client and the last guard are gone.
 //!
 //! # What drop does
 //!

@@ -1,7 +1,8 @@
 //! Input of others, nearly right and quite wrong: whatever it is, nothing panics, memory is
 //! bounded, and an error is the right one.
 //!
-//! Each case is a seed, which is right, with a few edits. What has once been a fault becomes a seed.
+//! Each case is a seed, which is right, with a few edits. What has once been a fault becomes a
+//! seed.
 
 mod settings;
 

@@ -163,7 +163,10 @@ proptest! {
 
     #[test]
     fn an_owner_is_read_as_it_was_written_or_not_at_all(
-        owner in edited(&[b"web:7:0a1b2c:1f", b":0", b"a:b:ffffffffffffffff"], &[":", "-", "+", "x"]),
+        owner in edited(
+            &[b"web:7:0a1b2c:1f", b":0", b"a:b:ffffffffffffffff"],
+            &[":", "-", "+", "x"],
+        ),
     ) {
         if let Some(hold) = HoldId::of_owner(&owner, HoldKind::Lock, "name") {
             let again = HoldId::of_owner(hold.owner().as_bytes(), HoldKind::Lock, "name");

@@ -54,19 +54,19 @@ impl OwnedGuard {
     /// [`Client::adopt`](crate::Client::adopt), of this process or another one, before that lease
     /// is over. Blocks for the server's reply.
     ///
-    /// So a web server can acquire a lock, and a worker that finds the ticket in a queue can release
-    /// it. Nothing is released in between and nothing is renewed: if no guard adopts the hold, it
-    /// ends with its lease, and other clients get the lock. Neither dropping this client nor
-    /// [`shutdown`](crate::Client::shutdown) ends it before. Choose a
+    /// So a web server can acquire a lock, and a worker that finds the ticket in a queue can
+    /// release it. Nothing is released in between and nothing is renewed: if no guard adopts the
+    /// hold, it ends with its lease, and other clients get the lock. Neither dropping this client
+    /// nor [`shutdown`](crate::Client::shutdown) ends it before. Choose a
     /// [`lease`](crate::Mutex::lease) longer than a ticket may be on its way.
     ///
     /// For this process the hold is over: [`lost`](OwnedGuard::lost) reports that it was released,
     /// and so does [`Event::Released`](crate::Event::Released).
     ///
-    /// [`max_hold`](crate::Builder::max_hold) limits how long one guard has the lock: the lease that
-    /// is left here ends by then too, and a guard that adopts the hold begins an age of its own. A
-    /// lock that is to be [held at least](crate::Mutex::hold_at_least) for a time stays taken for
-    /// what is left of that time, counted from the adoption.
+    /// [`max_hold`](crate::Builder::max_hold) limits how long one guard has the lock: the lease
+    /// that is left here ends by then too, and a guard that adopts the hold begins an age of its
+    /// own. A lock that is to be [held at least](crate::Mutex::hold_at_least) for a time stays
+    /// taken for what is left of that time, counted from the adoption.
     ///
     /// # Errors
     ///

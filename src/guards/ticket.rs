@@ -17,7 +17,7 @@ const START: &str = "leasehold:1";
 /// Tokens are whole numbers that a double can have.
 const FENCE_MAX: u64 = (1 << 53) - 1;
 
-/// A lock that a guard has left to whoever adopts it. Made by
+/// A lock that a guard has left to the next one that adopts it. Made by
 /// [`OwnedGuard::detach`](crate::OwnedGuard::detach), for
 /// [`Client::adopt`](crate::Client::adopt).
 ///

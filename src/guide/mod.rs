@@ -6,7 +6,7 @@
 //! |---|---|
 //! | [`cookbook`] | How do I do this with a lock, and what goes wrong otherwise? |
 //! | [`guarantees`] | What is promised for each fault, what is not, and which test shows it? |
-//! | [`deployment`] | One server, sentinels, a cluster or a quorum? Which URL, permissions and keys? |
+//! | [`deployment`] | One server, sentinels, a cluster or a quorum? URLs, permissions, keys |
 //! | [`operations`] | Which services work? Which lease and timeouts? What if a lock is stuck? |
 //! | [`monitoring`] | What do I export, and what do I alert on? |
 //! | [`scaling`] | How much can one server carry, and how do I split the load? |

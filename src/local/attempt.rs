@@ -152,8 +152,8 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    /// Asks for more tokens for the holds of a tenure that was kept, and begins the next one. `None`
-    /// if the tenure has ended: a hold of another one is to be acquired.
+    /// Asks for more tokens for the holds of a tenure that was kept, and begins the next one.
+    /// `None` if the tenure has ended: a hold of another one is to be acquired.
     fn refill(&self, kept: Arc<Hold>) -> Result<Option<Arc<Hold>>, Failure> {
         let (sent, shared) = (Moment::now(), self.shared);
         let (lease, deadline) = (kept.next_lease(sent), self.request.limits.request_deadline());

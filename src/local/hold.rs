@@ -239,8 +239,8 @@ impl Hold {
         (current.fence, current.room) = (fence - 1, room.saturating_add(1));
     }
 
-    /// Takes away the tokens for further holds if the lock may be kept: the request for more of them
-    /// shows whether another client waits, whose message may have been lost.
+    /// Takes away the tokens for further holds if the lock may be kept: the request for more of
+    /// them shows whether another client waits, whose message may have been lost.
     pub(crate) fn expire_fences(&self) {
         if self.keep > 0 {
             self.current.lock().room = 0;

@@ -226,7 +226,7 @@ impl<S: ReportSink> Reporter<S> {
         if may_exist {
             self.sink.clean_up(hold.to_clean_up());
         }
-        // Nobody is told of one after which the lock was kept.
+        // A tenure that was kept has no hold that was reported: its loss is silent.
         let taken = hold.is_reported() && self.sink.takes_loss(hold, why);
         if !taken {
             self.log_loss(hold, why);

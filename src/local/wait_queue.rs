@@ -7,7 +7,7 @@
 //! | head | meaning | next |
 //! |---|---|---|
 //! | `Acquiring` | it is to get the lock by requests of its own | `Held` |
-//! | `Held` | it has the lock, or had it when it last looked | `Held` by the next waiter, `Kept`, `None` |
+//! | `Held` | it has the lock, or had it when it last looked | `Held` by a waiter, `Kept`, `None` |
 //! | `Kept` | no thread wants the lock, and the client keeps it | `Held`, `Acquiring`, `None` |
 //! | `None` | no thread wants the lock, but its release is not confirmed | `Acquiring` |
 //!
@@ -152,7 +152,7 @@ impl WaitQueue {
         Some(next)
     }
 
-    /// Returns who waits behind the head, and for whom that can ask as well.
+    /// Returns the waiters behind the head, and those for which it can ask as well.
     pub(super) fn followers(&self) -> Followers {
         let Head::Acquiring(head, _) = &self.head else { return Followers::default() };
         let waiting = self.waiters.iter().map(|queued| &queued.waiter);

@@ -94,7 +94,8 @@ impl WaitQueues {
         }
     }
 
-    /// Joins the queue of a lock, for a hold of it. Returns the turn of the thread if it is the head.
+    /// Joins the queue of a lock, for a hold of it. Returns the turn of the thread if it is the
+    /// head.
     pub(crate) fn join(
         &self,
         hold: HoldId,
@@ -228,8 +229,8 @@ impl WaitQueues {
     }
 
     /// Ends a hold. If it `hands_off`, the first waiter gets the next hold of the tenure, if it can
-    /// have it, or the lock is kept: `report` tells of the hold that ends, before another thread can
-    /// tell of its own. Else the hold is remembered, because its release is to be sent now.
+    /// have it, or the lock is kept: `report` tells of the hold that ends, before another thread
+    /// can tell of its own. Else the hold is remembered, because its release is to be sent now.
     pub(crate) fn end(&self, hold: &Arc<Hold>, hands_off: bool, report: impl FnOnce()) -> Ending {
         let mut shard = self.shard_of(&hold.id);
         if let Some(queue) = shard.get_mut(hold.name()).filter(|_| hands_off) {

@@ -338,7 +338,7 @@ impl Connection {
     }
 
     /// Writes what `pack` appends over the open connection, as far as there is room, without
-    /// waiting. Whoever reads goes on with the rest as room comes. If that fails, everything in
+    /// waiting. The reader goes on with the rest as room comes. If that fails, everything in
     /// flight has failed.
     pub(crate) fn write(&mut self, pack: impl FnOnce(&mut Vec<u8>)) -> Result<(), Failure> {
         let Some(socket) = &mut self.socket else {

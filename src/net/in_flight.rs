@@ -2,7 +2,7 @@
 //!
 //! | reply | what becomes of the request |
 //! |---|---|
-//! | none yet | it is in flight: the thread that reads from the connection waits for it, or a sweep |
+//! | none yet | it is in flight: the reader of the connection waits for it, or a sweep |
 //! | script unknown | it is sent again in full, behind the others, or fails if it keeps the order |
 //! | something was done that must be durable | it is answered when the request to wait has been |
 //! | any other | it is answered |

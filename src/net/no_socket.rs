@@ -12,8 +12,8 @@ use std::time::Instant;
 use crate::net::interrupter::Close;
 use crate::net::stream::Arrived;
 
-const REASON: &str = "leasehold connects to servers on Unix systems only; elsewhere it has locks in \
-                      memory, by `Client::in_memory` and `MemoryServer`";
+const REASON: &str = "leasehold connects to servers on Unix systems only; elsewhere it has locks \
+                      in memory, by `Client::in_memory` and `MemoryServer`";
 
 /// A connected socket: there is none.
 #[derive(Debug)]

@@ -19,7 +19,8 @@ use crate::net::tls::{Connector, Session};
 
 /// A connected socket, and what was read of an unfinished reply.
 pub(crate) struct RespStream {
-    /// Shared only with [`Interrupter`](crate::net::interrupter::Interrupter)s and [`PolledSocket`]s.
+    /// Shared only with [`Interrupter`](crate::net::interrupter::Interrupter)s and
+    /// [`PolledSocket`]s.
     stream: Arc<Stream>,
     layer: Layer,
     replies: ReplyBuffer,

@@ -13,8 +13,8 @@ use crate::store::hold_id::HoldId;
 /// for several of a name that can be shared, the first of them or as many as there is room for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Acquire<'a> {
-    /// Those of locks are one group of [`Store::groups`](crate::store::Store::groups); others are of
-    /// one kind and name, in the order in which they are granted.
+    /// Those of locks are one group of [`Store::groups`](crate::store::Store::groups); others are
+    /// of one kind and name, in the order in which they are granted.
     pub(crate) holds: &'a [HoldId],
     pub(crate) lease: Duration,
     pub(crate) registration: Registration,

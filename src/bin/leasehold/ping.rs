@@ -111,7 +111,8 @@ struct Facts {
 }
 
 impl Facts {
-    /// What a server says, to a client with that `io_timeout`. `in_cluster`: the servers are opened as a cluster.
+    /// What a server says, to a client with that `io_timeout`. `in_cluster`: the servers are opened
+    /// as a cluster.
     fn new(report: &ServerReport, io_timeout: Duration, in_cluster: bool) -> Self {
         let info = Info::new(report.info.as_deref());
         let valkey = info.field("valkey_version").map(|version| format!("Valkey {version}"));

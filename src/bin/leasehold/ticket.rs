@@ -31,7 +31,7 @@ pub(crate) fn lock(
         format!("{ticket}\n")
     };
     if let Err(error) = write_out(&text) {
-        // Nobody has the ticket.
+        // The ticket was never printed.
         client.adopt(&ticket)?.unlock()?;
         return Err(ExitError::system("write to stdout", &error));
     }

@@ -31,7 +31,7 @@ fn end(scene: &Scene, hold: Arc<Hold>) {
     release::unlock(&scene.shared, &[hold]).expect("released");
 }
 
-/// Has so many threads wait, one after the other.
+/// Has this many threads wait, one after the other.
 fn wait_until(scene: &Scene, waiting: u64) {
     eventually(|| scene.shared.stats().waiting == waiting);
 }

@@ -1,7 +1,7 @@
 //! The locks of a memory server: what the scripts do in Redis, by the same rules.
 //!
-//! Decides what a request does to a name, and which fencing token a hold gets. Who goes before whom
-//! is decided in `name.rs`.
+//! Decides what a request does to a name, and which fencing token a hold gets. Which client goes
+//! before which is decided in `name.rs`.
 
 use std::collections::HashMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -24,7 +24,7 @@ pub(super) struct Locks {
     /// The last fencing token of any name: none is repeated, though names are forgotten.
     fence: u64,
     pub(super) inboxes: Inboxes,
-    /// When there are this many names, those that nobody holds or waits for are removed.
+    /// When there are this many names, those without holds and waiters are removed.
     purge_at: usize,
 }
 
@@ -156,7 +156,7 @@ impl Locks {
         AcquireReply::Acquired { fence, others: Vec::new(), room, wanted }
     }
 
-    /// Removes the names that nobody holds or waits for, once there are many.
+    /// Removes the names without holds and waiters, once there are many.
     fn purge(&mut self) {
         if self.by_key.len() >= self.purge_at {
             let (now, inboxes) = (Moment::now(), &self.inboxes);

@@ -1,6 +1,6 @@
 //! What there is of one name in a memory server: who has it, and who waits for it.
 //!
-//! Decides who goes before whom.
+//! Decides which client goes before which.
 
 use std::sync::Arc;
 use std::time::Duration;

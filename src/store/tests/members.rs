@@ -302,7 +302,7 @@ fn a_client_that_is_waited_behind_gets_one_permit_at_a_time(process: &impl Host)
     release(&store, &of(kind, 3));
     assert!(is_woken(&mut *many));
     release(&store, &by("many", kind, 1));
-    assert_eq!(ask(&[2, 3]), 2, "nobody waits behind it");
+    assert_eq!(ask(&[2, 3]), 2, "no thread waits behind it");
     assert_eq!(queue(process), [""; 0]);
 }
 

@@ -73,14 +73,17 @@ macro_rules! stores {
         )?
         $crate::support::stores! {
             @server on_redis, redis,
-            [$($($common)+)? $($($alone)+)? $($($several)+)?] [$($($special)+)? $($($direct)+)? $($($single)+)?]
+            [$($($common)+)? $($($alone)+)? $($($several)+)?]
+            [$($($special)+)? $($($direct)+)? $($($single)+)?]
         }
         $crate::support::stores! {
             @server on_valkey, valkey,
-            [$($($common)+)? $($($alone)+)? $($($several)+)?] [$($($special)+)? $($($direct)+)? $($($single)+)?]
+            [$($($common)+)? $($($alone)+)? $($($several)+)?]
+            [$($($special)+)? $($($direct)+)? $($($single)+)?]
         }
         $crate::support::stores! {
-            @server behind_sentinels, watched, [$($($common)+)? $($($alone)+)? $($($several)+)?] [$($($special)+)?]
+            @server behind_sentinels, watched,
+            [$($($common)+)? $($($alone)+)? $($($several)+)?] [$($($special)+)?]
         }
         $crate::support::stores! {
             @server with_a_replica, replicated,

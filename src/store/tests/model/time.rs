@@ -86,9 +86,9 @@ impl Time for InMemory {
     }
 }
 
-/// A lock ends with its key; of the others, the key ends with the last one. Where clients wait, what
-/// is over is removed as well: a late release of it would let them have their turn, and the store in
-/// memory does not remember it.
+/// A lock ends with its key; of the others, the key ends with the last one. Where clients wait,
+/// what is over is removed as well: a late release of it would let them have their turn, and the
+/// store in memory does not remember it.
 const EXPIRE: &str = "
 if redis.call('type', KEYS[1]).ok == 'hash' then
   return redis.call('hexists', KEYS[1], ARGV[1]) == 1 and redis.call('del', KEYS[1])
