@@ -1,4 +1,4 @@
-//! What both models have of a hold: its identity and its tokens.
+//! What several models have of a hold: its identity and its tokens.
 
 /// A hold: its client, and its number among the holds of that client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

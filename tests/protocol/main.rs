@@ -5,5 +5,7 @@
 
 mod check;
 mod hold;
+mod members;
 mod quorum;
 mod tenure;
+mod tickets;

@@ -1,0 +1,202 @@
+//! How much of the world the model visits, and everything that can happen next in it.
+
+use stateright::{Model, Property};
+
+use crate::hold::HoldId;
+use crate::members::client::{Client, Phase};
+use crate::members::flaw::Flaw;
+use crate::members::promises;
+use crate::members::server::{Command, Request, Side};
+use crate::members::world::World;
+
+#[derive(Clone, Debug)]
+pub(crate) struct Scope {
+    /// What each client wants, and how many of its threads want it once.
+    pub(crate) clients: Vec<(Side, u8)>,
+    /// 0 for a read-write lock.
+    pub(crate) permits: usize,
+    /// What may go wrong.
+    pub(crate) faults: Vec<Fault>,
+    /// How many times.
+    pub(crate) most: u8,
+    pub(crate) flaw: Option<Flaw>,
+}
+
+/// What may go wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// A request is executed twice.
+    Duplicate,
+    /// A client comes too late for its offer.
+    MissedOffer,
+    /// A request, or the reply to it, is lost or late, and the request is repeated.
+    NoReply,
+    /// The lease of a hold is over when its client learns of it.
+    Pause,
+    /// A renewal arrives, however late.
+    Renewal,
+    /// A client stops for ever.
+    Stop,
+}
+
+/// What can happen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Action {
+    Begin(usize),
+    /// A hold is over at the server.
+    End(HoldId),
+    /// An offer is over that its client does not take.
+    EndOffer(usize),
+    Execute {
+        request: Request,
+        again: bool,
+    },
+    /// Something goes wrong with a client or what it has sent.
+    Fault(Fault, usize),
+    /// The lease of a hold is over for its client.
+    Outlive(usize, u8),
+    /// The reply that has granted holds arrives.
+    Receive {
+        id: usize,
+        count: u8,
+        fence: u8,
+    },
+    Release(usize, u8),
+    /// A waiting client asks again.
+    Retry(usize),
+}
+
+impl Model for Scope {
+    type State = World;
+    type Action = Action;
+
+    fn init_states(&self) -> Vec<World> {
+        vec![World::new(&self.clients, self.permits)]
+    }
+
+    fn actions(&self, world: &World, actions: &mut Vec<Action>) {
+        self.course(world, actions);
+        self.accidents(world, actions);
+    }
+
+    fn next_state(&self, last: &World, action: Action) -> Option<World> {
+        let (mut world, flaw) = (last.clone(), self.flaw);
+        match action {
+            Action::Begin(id) => world.send(id, |client| client.begin(flaw)),
+            Action::End(hold) => drop(world.server.holds.remove(&hold)),
+            Action::EndOffer(id) => drop(world.server.offers.remove(&id)),
+            Action::Execute { request, again } => {
+                world.requests.remove(&request);
+                world.requests.extend(again.then_some(Request { is_copy: true, ..request }));
+                world.faults += u8::from(again);
+                world.execute(request, flaw);
+            }
+            Action::Fault(fault, id) => self.fail(&mut world, fault, id),
+            Action::Outlive(id, nonce) => drop(world.clients[id].guards.insert(nonce, false)),
+            Action::Receive { id, count, fence } => world.receive(id, count, fence, flaw),
+            Action::Release(id, nonce) => world.send(id, |client| client.release(nonce)),
+            Action::Retry(id) => world.send(id, Client::ask),
+        }
+        world.simplify(flaw);
+        (world != *last).then_some(world)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        promises::all()
+    }
+}
+
+impl Scope {
+    /// What happens sooner or later if nothing else does.
+    fn course(&self, world: &World, actions: &mut Vec<Action>) {
+        if self.flaw != Some(Flaw::LeaseHasNoEnd) {
+            let is_over =
+                |hold: &HoldId, round: u8| !world.clients[hold.client].relies_on(*hold, round);
+            let over = world.server.holds.iter().filter(|(hold, round)| is_over(hold, **round));
+            actions.extend(over.map(|(hold, _)| Action::End(*hold)));
+        }
+        if self.flaw != Some(Flaw::OfferHasNoEnd) {
+            let left = world.server.offers.iter().filter(|id| !world.clients[**id].will_ask());
+            actions.extend(left.map(|id| Action::EndOffer(*id)));
+        }
+        for request in world.requests.iter().copied().filter(|request| world.must_arrive(request)) {
+            actions.push(Action::Execute { request, again: false });
+        }
+        for (id, client) in world.clients.iter().enumerate() {
+            let live = client.guards.iter().filter(|(_, live)| **live);
+            actions.extend(live.map(|(nonce, _)| Action::Outlive(id, *nonce)));
+            if !client.stopped {
+                self.moves(world, id, client, actions);
+            }
+        }
+    }
+
+    /// What a client does.
+    fn moves(&self, world: &World, id: usize, client: &Client, actions: &mut Vec<Action>) {
+        actions.extend(client.guards.keys().map(|nonce| Action::Release(id, *nonce)));
+        actions.extend(match client.phase {
+            Phase::Idle => (client.waiting > 0).then_some(Action::Begin(id)),
+            Phase::Acquiring => None,
+            Phase::Granted { count, fence } => Some(Action::Receive { id, count, fence }),
+            Phase::Waiting => self.may_retry(world, id).then_some(Action::Retry(id)),
+        });
+    }
+
+    /// Returns `true` if it makes a difference that a client asks again. It may do so at any time.
+    fn may_retry(&self, world: &World, id: usize) -> bool {
+        let (mut server, request) = (world.server.clone(), world.clients[id].clone().ask());
+        let Command::Acquire { size } = request.command else { return false };
+        server.acquire(request, size, self.flaw);
+        let is_woken = world.server.offers.contains(&id);
+        server != world.server && (is_woken || self.flaw != Some(Flaw::WaitsToBeWoken))
+    }
+
+    /// What may happen, and may as well not.
+    fn accidents(&self, world: &World, actions: &mut Vec<Action>) {
+        for request in world.requests.iter().copied() {
+            if !world.must_arrive(&request) {
+                actions.push(Action::Execute { request, again: false });
+            }
+            if self.may_fail(world, Fault::Duplicate) && !request.is_copy {
+                actions.push(Action::Execute { request, again: true });
+            }
+        }
+        for (id, client) in world.clients.iter().enumerate() {
+            let is_asking = matches!(client.phase, Phase::Acquiring | Phase::Granted { .. });
+            let acquires = is_asking && !client.stopped;
+            let faults = [
+                (Fault::MissedOffer, world.server.offers.contains(&id)),
+                (Fault::NoReply, acquires),
+                (Fault::Pause, acquires && !client.over),
+                (Fault::Renewal, self.flaw == Some(Flaw::RenewalRevives)),
+                (Fault::Stop, !client.stopped),
+            ];
+            for (fault, _) in faults.into_iter().filter(|(_, can)| *can) {
+                actions.extend(self.may_fail(world, fault).then_some(Action::Fault(fault, id)));
+            }
+        }
+    }
+
+    fn fail(&self, world: &mut World, fault: Fault, id: usize) {
+        world.faults += 1;
+        match fault {
+            Fault::Duplicate => {}
+            Fault::MissedOffer => drop(world.server.offers.remove(&id)),
+            Fault::NoReply => world.send(id, Client::ask),
+            Fault::Pause => world.clients[id].over = true,
+            Fault::Renewal => world.renew(id, self.flaw),
+            Fault::Stop => world.clients[id].stop(),
+        }
+    }
+
+    fn may_fail(&self, world: &World, fault: Fault) -> bool {
+        world.faults < self.most && self.faults.contains(&fault)
+    }
+
+    /// Returns `true` if nothing more happens, unless something goes wrong.
+    pub(crate) fn is_at_rest(&self, world: &World) -> bool {
+        let mut actions = Vec::new();
+        self.course(world, &mut actions);
+        actions.is_empty()
+    }
+}

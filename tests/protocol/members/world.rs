@@ -1,0 +1,161 @@
+//! One state of the world: the server, the clients, what is on its way, and what has happened.
+
+use std::collections::BTreeSet;
+
+use crate::hold::HoldId;
+use crate::members::client::{Client, Phase};
+use crate::members::flaw::Flaw;
+use crate::members::server::{Command, Reply, Request, Server, Side};
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct World {
+    pub(crate) server: Server,
+    pub(crate) clients: Vec<Client>,
+    /// Requests that arrive in any order. One that no client waits for may be lost; a release is
+    /// repeated until it has arrived.
+    pub(crate) requests: BTreeSet<Request>,
+    /// How many faults there have been.
+    pub(crate) faults: u8,
+    pub(crate) witness: Witness,
+}
+
+/// What no client or server knows, but the promises are about.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Witness {
+    /// For each client those that were waiting when it came, and still are.
+    ahead: Vec<BTreeSet<usize>>,
+    /// The greatest token of a guard so far.
+    fence: u8,
+    /// True when the token of a writer was not above those before, or that of a reader below one.
+    pub(crate) fence_repeated: bool,
+    /// True when a client got a place that others had waited for longer.
+    pub(crate) overtaken: bool,
+    /// True when a hold was there after its release, or came back by a renewal.
+    pub(crate) revived: bool,
+}
+
+impl World {
+    /// A world in which all clients have asked.
+    pub(crate) fn new(clients: &[(Side, u8)], permits: usize) -> Self {
+        let sides: Vec<Side> = clients.iter().map(|(side, _)| *side).collect();
+        let clients = clients.iter().enumerate();
+        let client = |(id, (side, threads)): (usize, &(Side, u8))| Client::new(id, *side, *threads);
+        let mut clients: Vec<Client> = clients.map(client).collect();
+        let requests = clients.iter_mut().map(|client| client.begin(None)).collect();
+        let witness = Witness { ahead: vec![BTreeSet::new(); clients.len()], ..Witness::default() };
+        Self { server: Server::new(&sides, permits), clients, requests, faults: 0, witness }
+    }
+
+    /// Has a client send a request.
+    pub(crate) fn send(&mut self, id: usize, request: impl FnOnce(&mut Client) -> Request) {
+        self.requests.insert(request(&mut self.clients[id]));
+    }
+
+    /// Has the server execute a request.
+    pub(crate) fn execute(&mut self, request: Request, flaw: Option<Flaw>) {
+        match request.command {
+            Command::Acquire { size } => self.acquire(request, size, flaw),
+            Command::Release => {
+                self.server.release(request.hold, flaw);
+                self.witness.revived |= self.server.holds.contains_key(&request.hold);
+            }
+        }
+        let queue = &self.server.queue;
+        for ahead in &mut self.witness.ahead {
+            ahead.retain(|client| queue.contains(client));
+        }
+    }
+
+    fn acquire(&mut self, request: Request, size: u8, flaw: Option<Flaw>) {
+        let (id, server) = (request.hold.client, &self.server);
+        if !server.queue.contains(&id) && !server.offers.contains(&id) {
+            self.witness.ahead[id] = server.queue.iter().copied().collect();
+        }
+        let reply = self.server.acquire(request, size, flaw);
+        let (client, queue) = (&mut self.clients[id], &self.server.queue);
+        if let Reply::Granted { count, begun: true, .. } = reply {
+            let further = count > 1 && client.side == Side::Permit && !queue.is_empty();
+            let is_passed = self.witness.ahead[id].iter().any(|other| queue.contains(other));
+            self.witness.overtaken |= further || is_passed;
+        }
+        if client.awaits(&request) {
+            client.phase = match reply {
+                Reply::Granted { count, fence, .. } => Phase::Granted { count, fence },
+                Reply::Held => Phase::Waiting,
+            };
+        }
+    }
+
+    /// Has a client learn what it has.
+    pub(crate) fn receive(&mut self, id: usize, count: u8, fence: u8, flaw: Option<Flaw>) {
+        let (client, witness) = (&mut self.clients[id], &mut self.witness);
+        client.over &= flaw != Some(Flaw::CountsFromReply);
+        if !client.over {
+            witness.fence_repeated |= match client.side {
+                Side::Permit => false,
+                Side::Reader => fence < witness.fence,
+                Side::Writer => fence <= witness.fence,
+            };
+            witness.fence = witness.fence.max(fence);
+        }
+        self.requests.extend(client.receive(count));
+    }
+
+    /// Executes a late renewal of the first hold of a client.
+    pub(crate) fn renew(&mut self, id: usize, flaw: Option<Flaw>) {
+        let hold = self.clients[id].hold(1);
+        let was_held = self.server.holds.contains_key(&hold);
+        self.server.renew(hold, flaw);
+        self.witness.revived |= !was_held && self.server.holds.contains_key(&hold);
+    }
+
+    /// Removes what no promise depends on.
+    pub(crate) fn simplify(&mut self, flaw: Option<Flaw>) {
+        for (client, ahead) in self.clients.iter().zip(&mut self.witness.ahead) {
+            if client.waiting == 0 {
+                ahead.clear();
+            }
+        }
+        if flaw == Some(Flaw::NumberIsReused) {
+            return;
+        }
+        // The copy of a release has no effect once the hold is gone and cannot come back.
+        let has_begun = |request: &Request, nonce: u8| match request.command {
+            Command::Acquire { size } => nonce - request.hold.nonce < size,
+            Command::Release => false,
+        };
+        let (holds, sent) = (&self.server.holds, self.requests.clone());
+        self.requests.retain(|request| {
+            let HoldId { client, nonce } = request.hold;
+            let mut acquires = sent
+                .iter()
+                .filter(|other| other.hold.client == client && other.hold.nonce <= nonce);
+            !request.is_copy
+                || request.command != Command::Release
+                || holds.contains_key(&request.hold)
+                || acquires.any(|other| has_begun(other, nonce))
+        });
+    }
+
+    /// Returns `true` if a request is repeated until it has arrived.
+    pub(crate) fn must_arrive(&self, request: &Request) -> bool {
+        let client = &self.clients[request.hold.client];
+        let must = client.awaits(request) || request.command == Command::Release && !client.stopped;
+        must && !request.is_copy
+    }
+
+    /// Returns `true` if no guard is live that excludes another one.
+    pub(crate) fn is_exclusive(&self, permits: usize) -> bool {
+        let live = |side| {
+            let clients = self.clients.iter().filter(|client| client.side == side);
+            clients.map(Client::live_guards).sum::<usize>()
+        };
+        let (readers, writers) = (live(Side::Reader), live(Side::Writer));
+        live(Side::Permit) <= permits && (writers == 0 || writers == 1 && readers == 0)
+    }
+
+    /// Returns `true` if each client that has not stopped has had all its guards.
+    pub(crate) fn is_served(&self) -> bool {
+        self.clients.iter().all(|client| client.stopped || client.waiting == 0)
+    }
+}
