@@ -15,7 +15,7 @@ pub(crate) struct Client {
     first: u8,
     /// How many holds it tries to begin.
     size: u8,
-    /// The last request for these, from which their lease counts.
+    /// The last request, from which their lease counts.
     round: u8,
     pub(crate) phase: Phase,
     /// Whether that lease is over.
@@ -63,11 +63,9 @@ impl Client {
         HoldId { client: self.id, nonce }
     }
 
-    /// Begins to acquire, under numbers that no other hold has had.
-    pub(crate) fn begin(&mut self, flaw: Option<Flaw>) -> Request {
-        if flaw != Some(Flaw::NumberIsReused) {
-            (self.first, self.round) = (self.first + self.size, 0);
-        }
+    /// Begins to acquire, under the numbers of its next threads. One that was asked for before and
+    /// got nothing keeps its number.
+    pub(crate) fn begin(&mut self) -> Request {
         self.size = if self.side == Side::Writer { 1 } else { self.waiting.min(2) };
         self.ask()
     }
@@ -80,9 +78,12 @@ impl Client {
     }
 
     /// Has guards with the holds that were granted, or ends these if their lease is over.
-    pub(crate) fn receive(&mut self, count: u8) -> Vec<Request> {
+    pub(crate) fn receive(&mut self, count: u8, flaw: Option<Flaw>) -> Vec<Request> {
         self.phase = Phase::Idle;
         let granted = self.first..self.first + count;
+        if flaw != Some(Flaw::NumberIsReused) {
+            self.first += count;
+        }
         if self.over {
             return granted.map(|nonce| self.release(nonce)).collect();
         }

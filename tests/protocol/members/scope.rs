@@ -82,7 +82,7 @@ impl Model for Scope {
     fn next_state(&self, last: &World, action: Action) -> Option<World> {
         let (mut world, flaw) = (last.clone(), self.flaw);
         match action {
-            Action::Begin(id) => world.send(id, |client| client.begin(flaw)),
+            Action::Begin(id) => world.send(id, Client::begin),
             Action::End(hold) => drop(world.server.holds.remove(&hold)),
             Action::EndOffer(id) => drop(world.server.offers.remove(&id)),
             Action::Execute { request, again } => {

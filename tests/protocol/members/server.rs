@@ -19,7 +19,7 @@ pub(crate) enum Side {
 pub(crate) struct Request {
     /// The first hold of a batch.
     pub(crate) hold: HoldId,
-    /// Its number among the requests for this hold.
+    /// Its number among the requests of this client.
     pub(crate) round: u8,
     pub(crate) command: Command,
     /// Whether it is the copy of one that was executed.

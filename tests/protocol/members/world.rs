@@ -41,7 +41,7 @@ impl World {
         let clients = clients.iter().enumerate();
         let client = |(id, (side, threads)): (usize, &(Side, u8))| Client::new(id, *side, *threads);
         let mut clients: Vec<Client> = clients.map(client).collect();
-        let requests = clients.iter_mut().map(|client| client.begin(None)).collect();
+        let requests = clients.iter_mut().map(Client::begin).collect();
         let witness = Witness { ahead: vec![BTreeSet::new(); clients.len()], ..Witness::default() };
         Self { server: Server::new(&sides, permits), clients, requests, faults: 0, witness }
     }
@@ -98,7 +98,7 @@ impl World {
             };
             witness.fence = witness.fence.max(fence);
         }
-        self.requests.extend(client.receive(count));
+        self.requests.extend(client.receive(count, flaw));
     }
 
     /// Executes a late renewal of the first hold of a client.
