@@ -11,6 +11,7 @@ use std::time::Duration;
 use leasehold::{Builder, Client, Mechanism, RwLock, Semaphore};
 
 use self::support::counts::{Counts, allocations};
+use self::support::kept::keeping;
 use self::support::raw::Raw;
 use self::support::scale::Scale;
 use self::support::server::Server;
@@ -38,6 +39,7 @@ fn main() -> ExitCode {
     let counts = count(cycles, &server);
     let mut raw = Raw::connect(&server.url(), "counted");
     counts.print(allocations(cycles, || raw.lock_and_unlock()));
+    count_kept(cycles, &server);
     setting::print_end(&server);
     if counts.are_right() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
@@ -48,6 +50,7 @@ struct Locks {
     client: Client,
     sleeping: Client,
     unposted: Client,
+    keeping: Client,
     sides: RwLock,
     permits: Semaphore,
 }
@@ -60,6 +63,7 @@ impl Locks {
             raw: Raw::connect(url, "lock"),
             sleeping: open(Client::builder().spin(Duration::ZERO)),
             unposted: open(Client::builder().without(Mechanism::PostedRelease)),
+            keeping: keeping(url, "kept"),
             sides: client.rw_lock("sides"),
             permits: client.semaphore("permits", 1),
             client,
@@ -75,7 +79,7 @@ fn compare(
     server: &Server,
     goal: fn(&str) -> Option<f64>,
 ) {
-    let Locks { mut raw, client, sleeping, unposted, sides, permits } = Locks::open(url);
+    let Locks { mut raw, client, sleeping, unposted, keeping, sides, permits } = Locks::open(url);
     let outer = client.lock("outer").expect("it is free");
     let names: [_; 8] = std::array::from_fn(|number| format!("one of 8: {number}"));
     let servers = [server];
@@ -88,6 +92,8 @@ fn compare(
         rival("lock + `unlock`", Box::new(|| lock_and_unlock(&client))),
         rival("nested lock + drop", Box::new(|| lock_and_drop(&client, "outer"))),
         rival("owned guard", Box::new(|| drop(client.lock_owned("owned").expect("it is free")))),
+        rival("kept lock + drop", Box::new(|| lock_and_drop(&keeping, "kept"))),
+        rival("kept owned guard", Box::new(|| drop(keeping.lock_owned("kept").expect("mine")))),
         rival("read lock", Box::new(|| drop(sides.read().expect("it is free")))),
         rival("permit", Box::new(|| drop(permits.acquire().expect("it is free")))),
         rival("`lock_all` of 8", Box::new(|| drop(client.lock_all(&names).expect("all are free")))),
@@ -113,15 +119,31 @@ fn goal_near(rival: &str) -> Option<f64> {
         "lock + drop, `spin(0)`" => Some(0.75),
         "owned guard" | "permit" | "read lock" => Some(0.70),
         "`lock_all` of 8" => Some(1.50),
+        "kept lock + drop" => Some(0.01),
         _ => None,
     }
 }
 
 fn goal_far(rival: &str) -> Option<f64> {
-    (rival == "lock + drop").then_some(0.55)
+    match rival {
+        "lock + drop" => Some(0.55),
+        "kept lock + drop" => Some(0.001),
+        _ => None,
+    }
 }
 
 fn count(cycles: u32, server: &Server) -> Counts {
     let client = Client::open(&server.url()).expect("the server answers");
     Counts::of(cycles, server, || lock_and_unlock(&client))
+}
+
+/// Prints what cycles of a kept lock cost.
+fn count_kept(cycles: u32, server: &Server) {
+    let client = keeping(&server.url(), "counted");
+    let evals = server.evals();
+    let allocations = allocations(cycles, || lock_and_drop(&client, "counted"));
+    let each = f64::from(u32::try_from(allocations).unwrap_or(u32::MAX)) / f64::from(cycles);
+    println!("\n{cycles} cycles of a kept lock");
+    println!("{:<32} {:>9}   renewals and blocks of tokens", "scripts run", server.evals() - evals);
+    println!("{:<32} {each:>9.2}   at most 3", "allocations of a cycle");
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use leasehold::{Builder, Client, Mechanism, Mutex};
 
 use self::support::crowd::Work;
+use self::support::kept::KEEP;
 use self::support::raw::Raw;
 use self::support::scale::Scale;
 use self::support::server::Server;
@@ -57,6 +58,8 @@ fn main() {
         near.own_names(threads, "");
         far.own_names(threads, ", 1 ms away");
     }
+    near.kept_names("");
+    far.kept_names(", 1 ms away");
     near.mechanisms();
     near.sharers("");
     far.sharers(", 1 ms away");
@@ -84,6 +87,21 @@ impl Place<'_> {
                 self.raw(threads),
                 self.locks("pool of 8", Client::builder(), threads, 1, None),
                 self.locks("pool of 4", Client::builder().pool_size(4), threads, 1, goal),
+            ],
+        );
+    }
+
+    /// Threads with kept locks of their own, which use the cores and no server.
+    fn kept_names(&self, distance: &str) {
+        let kept = |name, threads| self.locks(name, Client::builder().keep(KEEP), threads, 1, None);
+        self.compare(
+            &format!("kept locks{distance}"),
+            false,
+            &[
+                self.raw(32),
+                kept("1 thread", 1),
+                kept("2 on 2 names", 2),
+                kept("32 on 32 names", 32),
             ],
         );
     }

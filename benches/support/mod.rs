@@ -6,6 +6,7 @@
 pub(crate) mod bare;
 pub(crate) mod counts;
 pub(crate) mod crowd;
+pub(crate) mod kept;
 pub(crate) mod meter;
 pub(crate) mod partner;
 pub(crate) mod raw;

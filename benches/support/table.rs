@@ -42,10 +42,17 @@ pub(crate) fn micros(time: Duration) -> String {
 }
 
 pub(crate) fn quartiles([low, median, high]: [f64; 3]) -> String {
-    format!("{median:.2} ({low:.2} – {high:.2})")
+    let digits = digits(median);
+    format!("{median:.digits$} ({low:.digits$} – {high:.digits$})")
 }
 
 pub(crate) fn verdict(relation: &str, goal: f64, met: bool) -> String {
     let miss = if met { "" } else { "**missed**: " };
-    format!("{miss}{relation} {goal:.2}")
+    let digits = digits(goal);
+    format!("{miss}{relation} {goal:.digits$}")
+}
+
+/// How many decimals tell ratios of this size apart.
+fn digits(ratio: f64) -> usize {
+    if ratio < 0.1 { 4 } else { 2 }
 }
