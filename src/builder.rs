@@ -311,9 +311,10 @@ impl Builder {
     /// the client. Guards that are [unlocked](crate::Guard::unlock), those of locks without
     /// renewal, or with [`max_hold`](Builder::max_hold) or
     /// [`hold_at_least`](crate::Mutex::hold_at_least), those of several locks, and terms leave
-    /// nothing behind that is kept. A lock is kept only once this client listens for such messages,
-    /// which the first lock makes it do, and not for a second after it was asked for three times in
-    /// a row before a thread of this client had used it again.
+    /// nothing behind that is kept. A lock is kept only while this client listens for such
+    /// messages: the first call that may keep one waits for that, no longer than one
+    /// [`io_timeout`](Builder::io_timeout). It is not kept for a second after it was asked for
+    /// three times in a row before a thread of this client had used it again.
     ///
     /// ```
     /// use std::time::Duration;

@@ -340,9 +340,6 @@ impl<'a> Attempt<'a> {
         if wanted {
             hold.set_wanted();
         }
-        if self.caller.keeps() {
-            self.shared.listen();
-        }
         self.shared.add_hold(&hold, self.caller);
         hold
     }

@@ -197,6 +197,10 @@ impl Shared {
     /// over: only if no message of another client that asks for it can be missed before.
     pub(super) fn next_hold(&self, caller: &Caller, name: &Arc<str>) -> HoldId {
         let hold = self.identity.next_hold(caller.kind, name);
+        if caller.keeps() && !self.wait_queues.is_listening() {
+            self.listen();
+            self.wait_queues.wait_to_listen(end_of(self.times.io_timeout));
+        }
         let may_be_kept = caller.keeps() && self.wait_queues.may_keep(name);
         if may_be_kept { hold.that_may_be_kept() } else { hold }
     }
@@ -316,7 +320,11 @@ impl Shared {
             client: self.identity.client().into(),
             reporter: Arc::downgrade(&self.reporter),
         };
-        match Listener::start(wakeups, waiters, self.events.clone()) {
+        let started = Listener::start(wakeups, waiters, self.events.clone());
+        if started.is_err() {
+            self.wait_queues.set_listening(false);
+        }
+        match started {
             // No other thread has set it.
             Ok(listener) => self.listener.set(listener).unwrap_or_default(),
             Err(error) if !mem::replace(&mut *failing, true) => self.events.warn(|| {

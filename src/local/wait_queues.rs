@@ -39,6 +39,8 @@ pub(crate) struct WaitQueues {
     closed: AtomicBool,
     /// Whether messages of other clients arrive, so that locks may be kept.
     listening: AtomicBool,
+    /// Whether that has been tried.
+    has_tried_to_listen: AtomicBool,
     recalls: Recalls,
     sleepers: Sleepers,
 }
@@ -63,7 +65,8 @@ pub(crate) enum Ending {
 #[derive(Debug, Default)]
 struct Sleepers {
     lock: Mutex<()>,
-    closed: Condvar,
+    /// The client was closed, or listens now.
+    changed: Condvar,
 }
 
 impl WaitQueues {
@@ -74,7 +77,7 @@ impl WaitQueues {
     /// Sleeps outside the queues, at most until `close`, which is an error.
     pub(crate) fn pause(&self, time: Duration) -> Result<()> {
         let mut lock = self.sleepers.lock.lock();
-        wait_while(&self.sleepers.closed, &mut lock, Some(end_of(time)), |()| {
+        wait_while(&self.sleepers.changed, &mut lock, Some(end_of(time)), |()| {
             self.check_open().is_ok()
         });
         self.check_open()
@@ -85,7 +88,7 @@ impl WaitQueues {
         self.closed.store(true, Ordering::SeqCst);
         // A thread that has found the queues open a moment ago sleeps now.
         drop(self.sleepers.lock.lock());
-        self.sleepers.closed.notify_all();
+        self.sleepers.changed.notify_all();
         for shard in self.shards.as_flattened() {
             let shard = shard.lock();
             for waiter in shard.threads() {
@@ -254,6 +257,18 @@ impl WaitQueues {
     /// Sets whether messages of other clients arrive.
     pub(crate) fn set_listening(&self, listening: bool) {
         self.listening.store(listening, Ordering::SeqCst);
+        self.has_tried_to_listen.store(true, Ordering::SeqCst);
+        drop(self.sleepers.lock.lock());
+        self.sleepers.changed.notify_all();
+    }
+
+    /// Blocks until the first attempt to receive messages has succeeded or failed, at most until
+    /// the deadline or `close`: so that the first lock can be kept already.
+    pub(crate) fn wait_to_listen(&self, deadline: Instant) {
+        let mut lock = self.sleepers.lock.lock();
+        wait_while(&self.sleepers.changed, &mut lock, Some(deadline), |()| {
+            !self.has_tried_to_listen.load(Ordering::SeqCst) && self.check_open().is_ok()
+        });
     }
 
     /// Returns `true` if messages of other clients arrive.

@@ -14,6 +14,7 @@ use crate::support::{
 stores! {
     every store:
         a_kept_lock_is_had_again_by_any_thread_and_guard,
+        the_first_lock_can_be_kept,
         a_kept_lock_is_no_hold,
         what_is_not_used_is_kept_no_longer,
         a_block_of_tokens_is_followed_by_another,
@@ -83,6 +84,12 @@ fn a_kept_lock_is_had_again_by_any_thread_and_guard(store: &Store) {
     assert_eq!(inside, fence + 3);
     assert_eq!(client.stats().relocks, relocks + 4);
     assert_eq!((client.stats().kept, client.stats().held), (1, 0));
+}
+
+fn the_first_lock_can_be_kept(store: &Store) {
+    let client = store.open(keeping());
+    drop(client.lock("a").unwrap());
+    assert_eq!(client.stats().kept, 1);
 }
 
 fn a_kept_lock_is_no_hold(store: &Store) {
