@@ -91,7 +91,7 @@ if busy then
 end
 local fence
 if kind ~= 'p:' then
-  -- All readers between two writers have the same token, which is greater than the first writer's.
+  -- All readers between two writers have the first one's token.
   local trouble
   fence, trouble = next_token(clock(time), repeated or kind == 'r:')
   if not fence then
