@@ -5,11 +5,14 @@ use std::collections::BTreeSet;
 
 use crate::hold::{Block, HoldId};
 use crate::tenure::flaw::Flaw;
-use crate::tenure::server::{Command, Request};
+use crate::tenure::server::{Command, Grant, Request};
 
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Client {
     id: usize,
+    /// Whether it keeps the lock when nothing speaks against it.
+    pub(crate) keeps: bool,
     /// The number of its last tenure, or of that which it tries to begin.
     pub(crate) nonce: u8,
     /// The last request for that, from which its lease counts.
@@ -22,8 +25,14 @@ pub(crate) struct Client {
     /// Whether an earlier request for that tenure may still be executed. It is not handed off then,
     /// which no promise of this model needs.
     pub(crate) in_doubt: bool,
+    /// Whether it remembers that another client waits for that tenure to end.
+    pub(crate) wanted: bool,
     /// Whether it has stopped for ever.
     pub(crate) stopped: bool,
+    /// Known to no client: whether it was told that another one waits for its tenure to end.
+    pub(crate) told: bool,
+    /// Known to no client: whether an operator has ended its tenure, and it was not told yet.
+    pub(crate) forced: bool,
     /// Known to no client: the first token of the tenure after its own, or 0.
     pub(crate) limit: u8,
     /// Known to no client: those that go first, because they were waiting when its tenure ended.
@@ -36,13 +45,21 @@ pub(crate) enum Phase {
     Idle,
     /// Has sent a request for the lock. A reply on its way has `granted` it.
     Acquiring {
-        granted: Option<Block>,
+        granted: Option<Grant>,
     },
     /// Was told that the lock is held.
     Waiting,
     /// Has a guard with the first of these tokens.
     Holding {
         tokens: Block,
+    },
+    /// Has no guard, and keeps the lock. The last guard had the first of these tokens.
+    Kept {
+        tokens: Block,
+    },
+    /// Has asked for more tokens for the tenure that it has kept.
+    Refilling {
+        granted: Option<Grant>,
     },
     /// Has sent the release of such a tenure, and would hand it on. It is idle where that is no
     /// flaw.
@@ -51,17 +68,32 @@ pub(crate) enum Phase {
     },
 }
 
+/// How a thread comes to use a lock that was kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Use {
+    /// With the first of these tokens, and no request.
+    Guard(Block),
+    /// Not at all: its tenure is over.
+    Lost,
+    /// With more tokens, for which it has to ask.
+    Refill,
+}
+
 impl Client {
-    pub(crate) fn new(id: usize, threads: u8) -> Self {
+    pub(crate) fn new(id: usize, threads: u8, keeps: bool) -> Self {
         Self {
             id,
+            keeps,
             nonce: 0,
             round: 0,
             phase: Phase::Idle,
             waiting: threads,
             over: false,
             in_doubt: false,
+            wanted: false,
             stopped: false,
+            told: false,
+            forced: false,
             limit: 0,
             owes: BTreeSet::new(),
         }
@@ -81,14 +113,20 @@ impl Client {
         match self.phase {
             Phase::Idle | Phase::Waiting => false,
             Phase::Acquiring { granted } => granted.is_some(),
-            Phase::Holding { .. } | Phase::Released { .. } => true,
+            Phase::Holding { .. }
+            | Phase::Kept { .. }
+            | Phase::Refilling { .. }
+            | Phase::Released { .. } => true,
         }
     }
 
     /// Returns `true` if it relies on the lease that this request has set.
     pub(crate) fn relies_on(&self, hold: HoldId, round: u8) -> bool {
-        let relies = matches!(self.phase, Phase::Acquiring { .. } | Phase::Holding { .. });
-        relies && !self.over && (hold, round) == (self.hold(), self.round)
+        let relies = !matches!(self.phase, Phase::Idle | Phase::Waiting | Phase::Released { .. });
+        // What a request for more tokens has not renewed yet, the one before it has.
+        let is_last = round == self.round
+            || matches!(self.phase, Phase::Refilling { .. }) && round + 1 == self.round;
+        relies && !self.over && hold == self.hold() && is_last
     }
 
     /// Begins to acquire the lock.
@@ -97,6 +135,7 @@ impl Client {
         if flaw != Some(Flaw::NumberIsReused) || self.nonce == 0 {
             (self.nonce, self.round) = (self.nonce + 1, 0);
         }
+        (self.wanted, self.told, self.forced) = (false, false, false);
         self.ask()
     }
 
@@ -105,6 +144,12 @@ impl Client {
         (self.round, self.phase) = (self.round + 1, Phase::Acquiring { granted: None });
         (self.over, self.limit) = (false, 0);
         self.request(Command::Acquire { size: self.waiting.min(2) })
+    }
+
+    /// Asks for more tokens for the tenure that it has kept.
+    pub(crate) fn refill(&mut self) -> Request {
+        (self.round, self.phase) = (self.round + 1, Phase::Refilling { granted: None });
+        self.request(Command::Refill)
     }
 
     /// Ends the tenure, or what may be left of an attempt.
@@ -116,6 +161,7 @@ impl Client {
             _ => Phase::Idle,
         };
         (self.over, self.in_doubt, self.limit) = (false, false, 0);
+        (self.wanted, self.told, self.forced) = (false, false, false);
         self.request(Command::Release)
     }
 
@@ -131,8 +177,82 @@ impl Client {
     /// Returns `true` if it waits for the reply to a request.
     pub(crate) fn awaits(&self, request: &Request) -> bool {
         let is_last = (request.hold, request.round) == (self.hold(), self.round);
-        let acquires = matches!(request.command, Command::Acquire { .. });
-        is_last && acquires && !self.stopped && self.phase == Phase::Acquiring { granted: None }
+        let awaits = match request.command {
+            Command::Acquire { .. } => self.phase == Phase::Acquiring { granted: None },
+            Command::Refill => self.phase == Phase::Refilling { granted: None },
+            Command::Release => false,
+        };
+        is_last && awaits && !self.stopped
+    }
+
+    /// Returns the tokens of its tenure if it may keep the lock when its guard is gone.
+    pub(crate) fn may_keep(&self) -> Option<Block> {
+        let Phase::Holding { tokens } = self.phase else { return None };
+        let may_keep = self.keeps && !self.over && !self.in_doubt && !self.wanted;
+        may_keep.then_some(tokens)
+    }
+
+    /// Returns what it does if it has kept the lock, and a thread wants it.
+    pub(crate) fn next_use(&self, flaw: Option<Flaw>) -> Option<Use> {
+        let Phase::Kept { tokens } = self.phase else { return None };
+        if self.over && flaw != Some(Flaw::KeptIsUsedLate) {
+            return Some(Use::Lost);
+        }
+        let overdrawn = Block { first: tokens.first + 1, last: tokens.first + 1 };
+        let overdraws = flaw == Some(Flaw::BlockIsOverdrawn);
+        let tokens = tokens.following().or(overdraws.then_some(overdrawn));
+        Some(tokens.map_or(Use::Refill, Use::Guard))
+    }
+
+    /// Learns that another client waits for the tenure with this number. Returns `true` if it is to
+    /// be released at once.
+    pub(crate) fn recall(&mut self, nonce: u8, flaw: Option<Flaw>) -> bool {
+        if nonce != self.nonce || self.over {
+            return false;
+        }
+        match self.phase {
+            Phase::Idle | Phase::Released { .. } => return false,
+            Phase::Kept { .. } => {
+                self.told = true;
+                return flaw != Some(Flaw::RecallIsIgnored);
+            }
+            Phase::Holding { .. } => self.wanted = true,
+            Phase::Acquiring { .. } | Phase::Refilling { .. } | Phase::Waiting => {
+                self.wanted |= flaw != Some(Flaw::WantedTooEarly);
+            }
+        }
+        self.told = true;
+        false
+    }
+
+    /// Learns that an operator has ended the tenure with this number. It does not know a hold by it
+    /// before it has the reply.
+    pub(crate) fn learn_end(&mut self, nonce: u8, flaw: Option<Flaw>) {
+        if nonce != self.nonce {
+            return;
+        }
+        match self.phase {
+            Phase::Holding { .. } | Phase::Refilling { .. } => self.over = true,
+            Phase::Kept { .. } => self.over |= flaw != Some(Flaw::KeptIsUsedAfterItsEnd),
+            _ => return,
+        }
+        self.forced = false;
+    }
+
+    /// Loses the tokens for further guards: its renewal takes them away if the lock may be kept, so
+    /// that the next use shows whether another client waits.
+    pub(crate) fn expire_tokens(&mut self) {
+        if let Phase::Holding { tokens } | Phase::Kept { tokens } = &mut self.phase {
+            tokens.last = tokens.first;
+        }
+    }
+
+    /// Returns `true` if a renewal changes something.
+    pub(crate) fn may_renew(&self) -> bool {
+        let (Phase::Holding { tokens } | Phase::Kept { tokens }) = self.phase else {
+            return false;
+        };
+        self.keeps && !self.over && tokens.following().is_some()
     }
 
     /// Returns the tokens for the next guard of its tenure, if it may hand that on.

@@ -1,15 +1,21 @@
 //! One server and three clients, of which one has two threads that want the lock: tenures, offers
-//! to waiting clients, leases that end, and what goes wrong with all of them.
+//! to waiting clients, leases that end, locks that are kept when no thread uses them until another
+//! client asks, and what goes wrong with all of them.
 //!
 //! Time has no length: a lease, an offer or a tenure may be over at any time, but a hold ends at
 //! the server only after its client has ceased to rely on it. Requests arrive in any order. A
 //! request for the lock may be lost, and its client asks again; a release is repeated until it has
 //! arrived. A waiting client asks at any time, but only where it makes a difference.
 //!
+//! A lock may be kept for any time, and a waiting client is served all the same: the server tells
+//! the client that keeps it each time the other one asks. Its messages are late or lost, and
+//! overtake replies, but arrive in the order of the tenures that they are about. A renewal takes
+//! the tokens of a kept lock away, and finds at once what there is.
+//!
 //! The scope is bounded: each thread wants the lock once, and up to two things go wrong. A server
-//! that loses its data, renewals, nested levels, waits that are given up, and threads that try
-//! without waiting are left out. A client has its requests executed in order, but for those that it
-//! repeats and those that arrive again.
+//! that loses its data, renewals of what is not kept, nested levels, waits that are given up, and
+//! threads that try without waiting are left out. A client has its requests executed in order, but
+//! for those that it repeats and those that arrive again.
 
 mod client;
 mod flaw;
@@ -20,19 +26,30 @@ mod world;
 
 use crate::check::{breaks, comes_to_an_end, keeps_its_promises};
 use crate::tenure::flaw::Flaw;
-use crate::tenure::promises::{EXCLUSION_BY_FENCE, EXCLUSION_BY_LEASE, RELEASE, SERVICE, TURNS};
+use crate::tenure::promises::{
+    EXCLUSION_BY_FENCE, EXCLUSION_BY_LEASE, RECALL, RELEASE, SERVICE, TURNS,
+};
 use crate::tenure::scope::{Fault, Scope};
 
 const ALL: [Fault; 5] = [Fault::Duplicate, Fault::Force, Fault::NoReply, Fault::Pause, Fault::Stop];
 
+/// What may go wrong where clients keep the lock.
+const KEPT: [Fault; 6] =
+    [Fault::Duplicate, Fault::Force, Fault::NoReply, Fault::Pause, Fault::Stop, Fault::Unheard];
+
 /// Three clients, of which the first has two threads; so many of these things go wrong.
 fn three_clients(most: u8, faults: &[Fault]) -> Scope {
-    Scope { threads: vec![2, 1, 1], faults: faults.to_vec(), most, flaw: None }
+    Scope { threads: vec![2, 1, 1], keeps: 0, faults: faults.to_vec(), most, flaw: None }
 }
 
 /// As `three_clients`, with two clients.
 fn two_clients(most: u8, faults: &[Fault]) -> Scope {
     Scope { threads: vec![2, 1], ..three_clients(most, faults) }
+}
+
+/// The same clients, of which so many keep the lock.
+fn keeping(keeps: usize, scope: Scope) -> Scope {
+    Scope { keeps, ..scope }
 }
 
 /// Checks that a promise is broken when a rule is.
@@ -112,4 +129,61 @@ fn leases_and_offers_need_an_end() {
 #[test]
 fn a_waiting_client_has_to_ask_without_a_wake_up_too() {
     needs(SERVICE, Flaw::WaitsToBeWoken, two_clients(1, &[Fault::Unwoken]));
+}
+
+#[test]
+fn clients_that_keep_the_lock_can_rely_on_the_promises() {
+    keeps_its_promises(keeping(3, three_clients(0, &[])));
+}
+
+#[test]
+fn one_fault_does_no_harm_to_clients_that_keep_the_lock() {
+    keeps_its_promises(keeping(2, two_clients(1, &KEPT)));
+}
+
+#[test]
+fn lost_messages_and_forced_ends_do_no_harm_to_three_clients_that_keep_the_lock() {
+    keeps_its_promises(keeping(1, three_clients(1, &[Fault::Force, Fault::Unheard])));
+}
+
+#[test]
+fn two_faults_do_no_harm_to_clients_that_keep_the_lock() {
+    keeps_its_promises(keeping(1, two_clients(2, &[Fault::NoReply, Fault::Unheard])));
+}
+
+#[test]
+fn no_path_of_a_kept_lock_is_endless() {
+    comes_to_an_end(&keeping(2, two_clients(1, &KEPT)));
+}
+
+#[test]
+fn a_kept_lock_must_not_be_used_once_its_tenure_is_over() {
+    needs(EXCLUSION_BY_LEASE, Flaw::KeptIsUsedLate, keeping(2, two_clients(0, &[])));
+    let scope = keeping(2, two_clients(1, &[Fault::Force]));
+    needs(EXCLUSION_BY_LEASE, Flaw::KeptIsUsedAfterItsEnd, scope);
+}
+
+#[test]
+fn a_kept_lock_needs_more_tokens_when_its_block_is_used_up() {
+    needs(
+        EXCLUSION_BY_FENCE,
+        Flaw::BlockIsOverdrawn,
+        keeping(1, Scope { threads: vec![3, 1], ..two_clients(0, &[]) }),
+    );
+}
+
+#[test]
+fn a_client_has_to_heed_that_another_one_waits() {
+    let scope = || keeping(2, two_clients(0, &[]));
+    needs(RECALL, Flaw::RecallIsIgnored, scope());
+    needs(RECALL, Flaw::WantedTooEarly, scope());
+    needs(RECALL, Flaw::RefillHidesWaiters, keeping(2, two_clients(1, &[Fault::Unheard])));
+}
+
+#[test]
+fn a_client_that_waits_for_a_kept_lock_has_to_ask_again() {
+    let scope = |most| keeping(2, two_clients(most, &[Fault::Unheard]));
+    let flaw = Some(Flaw::RecallIsNotRepeated);
+    keeps_its_promises(Scope { flaw, ..scope(0) });
+    needs(SERVICE, Flaw::RecallIsNotRepeated, scope(1));
 }

@@ -6,12 +6,16 @@ use crate::tenure::client::{Client, Phase};
 use crate::tenure::scope::Scope;
 use crate::tenure::world::World;
 
-/// At most one live guard, as long as no operator has ended a hold.
+/// At most one live guard, not counting those whose tenure an operator has ended, until their
+/// client is told.
 pub(crate) const EXCLUSION_BY_LEASE: &str = "exclusion by lease";
 
 /// The tokens of guards grow from thread to thread of a tenure, and from tenure to tenure in the
 /// order in which these have begun at the server.
 pub(crate) const EXCLUSION_BY_FENCE: &str = "exclusion by fence";
+
+/// A client does not keep the lock once it was told that another one waits for it.
+pub(crate) const RECALL: &str = "a lock that is wanted is not kept";
 
 /// A hold that the server has released is gone.
 pub(crate) const RELEASE: &str = "a release ends the hold";
@@ -26,13 +30,17 @@ pub(crate) const TURNS: &str = "clients take turns";
 /// more needs to happen.
 pub(crate) const SERVICE: &str = "each thread that waits is served";
 
-pub(crate) fn all() -> Vec<Property<Scope>> {
-    vec![
+pub(crate) fn all(scope: &Scope) -> Vec<Property<Scope>> {
+    let mut all = vec![
         Property::always(EXCLUSION_BY_LEASE, |_, world: &World| {
-            let live = world.clients.iter().filter(|client| client.has_live_guard()).count();
-            live <= 1 || world.forced
+            let is_live = |client: &&Client| client.has_live_guard() && !client.forced;
+            world.clients.iter().filter(is_live).count() <= 1
         }),
         Property::always(EXCLUSION_BY_FENCE, |_, world: &World| !world.witness.fence_repeated),
+        Property::always(RECALL, |_, world: &World| {
+            let keeps = |client: &Client| matches!(client.phase, Phase::Kept { .. });
+            !world.clients.iter().any(|client| keeps(client) && client.told)
+        }),
         Property::always(RELEASE, |_, world: &World| !world.witness.unreleased),
         Property::always(TURNS, |_, world: &World| !world.witness.overtaken),
         Property::always(SERVICE, |scope: &Scope, world: &World| {
@@ -50,5 +58,23 @@ pub(crate) fn all() -> Vec<Property<Scope>> {
             world.server.offer.is_some() && world.clients.iter().filter(waits).count() > 1
         }),
         Property::sometimes("all are served", |_, world: &World| world.is_served()),
+    ];
+    if scope.keeps > 0 {
+        all.extend(of_kept_locks());
+    }
+    all
+}
+
+fn of_kept_locks() -> [Property<Scope>; 2] {
+    [
+        Property::sometimes("a kept lock gets more tokens", |_, world: &World| {
+            let refills =
+                |client: &Client| matches!(client.phase, Phase::Refilling { granted: Some(_) });
+            world.clients.iter().any(refills)
+        }),
+        Property::sometimes("all are served, and the lock is kept", |_, world: &World| {
+            let keeps = |client: &Client| matches!(client.phase, Phase::Kept { .. });
+            world.is_served() && world.clients.iter().any(keeps)
+        }),
     ]
 }

@@ -2,17 +2,18 @@
 
 use stateright::{Model, Property};
 
-use crate::hold::Block;
 use crate::tenure::client::{Client, Phase};
 use crate::tenure::flaw::Flaw;
 use crate::tenure::promises;
-use crate::tenure::server::{Command, Request};
-use crate::tenure::world::World;
+use crate::tenure::server::{Command, Grant, Request};
+use crate::tenure::world::{Message, World};
 
 #[derive(Clone, Debug)]
 pub(crate) struct Scope {
     /// How many threads of each client want a guard once.
     pub(crate) threads: Vec<u8>,
+    /// How many of the clients keep the lock: the first ones.
+    pub(crate) keeps: usize,
     /// What may go wrong.
     pub(crate) faults: Vec<Fault>,
     /// How many times.
@@ -33,6 +34,8 @@ pub(crate) enum Fault {
     Pause,
     /// A client stops for ever.
     Stop,
+    /// A message to a client that keeps the lock is lost.
+    Unheard,
     /// A wake-up is lost.
     Unwoken,
 }
@@ -41,6 +44,9 @@ pub(crate) enum Fault {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
     Begin(usize),
+    Deliver(Message),
+    /// A lock was kept for long enough, or is given up for another reason.
+    EndKept(usize),
     Execute {
         request: Request,
         again: bool,
@@ -50,13 +56,19 @@ pub(crate) enum Action {
     /// Something goes wrong with a client or what it has sent.
     Fault(Fault, usize),
     HandOff(usize),
+    Keep(usize),
+    /// A message to a client is lost.
+    Lose(Message),
     /// The lease of a hold is over for its client.
     Outlive(usize),
     /// The reply that has granted the lock arrives.
-    Receive(usize, Block),
+    Receive(usize, Grant),
     Release(usize),
+    Renew(usize),
     /// A waiting client asks again.
     Retry(usize),
+    /// A thread wants the lock that its client has kept.
+    UseKept(usize),
 }
 
 impl Model for Scope {
@@ -64,7 +76,7 @@ impl Model for Scope {
     type Action = Action;
 
     fn init_states(&self) -> Vec<World> {
-        vec![World::new(&self.threads)]
+        vec![World::new(&self.threads, self.keeps)]
     }
 
     fn actions(&self, world: &World, actions: &mut Vec<Action>) {
@@ -75,6 +87,7 @@ impl Model for Scope {
     fn next_state(&self, last: &World, action: Action) -> Option<World> {
         let (mut world, flaw) = (last.clone(), self.flaw);
         match action {
+            Action::Deliver(message) => world.deliver(message, flaw),
             Action::Execute { request, again } => {
                 world.requests.remove(&request);
                 world.requests.extend(again.then_some(Request { is_copy: true, ..request }));
@@ -84,18 +97,27 @@ impl Model for Scope {
             Action::Expire => world.free(),
             Action::Fault(fault, id) => self.fail(&mut world, fault, id),
             Action::HandOff(id) => world.hand_off(id, flaw),
+            Action::Keep(id) => world.keep(id),
+            Action::Lose(message) => {
+                world.faults += 1;
+                world.messages.remove(&message);
+            }
             Action::Outlive(id) => world.clients[id].over = true,
-            Action::Receive(id, tokens) => world.receive(id, tokens, flaw),
+            Action::Receive(id, grant) => world.receive(id, grant, flaw),
             Action::Begin(id) => world.send(id, |client| client.begin(flaw)),
-            Action::Release(id) => world.send(id, |client| client.release(flaw)),
+            Action::EndKept(id) | Action::Release(id) => {
+                world.send(id, |client| client.release(flaw));
+            }
+            Action::Renew(id) => world.renew(id),
             Action::Retry(id) => world.send(id, Client::ask),
+            Action::UseKept(id) => world.use_kept(id, flaw),
         }
         world.simplify();
         (world != *last).then_some(world)
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
-        promises::all()
+        promises::all(self)
     }
 }
 
@@ -108,6 +130,12 @@ impl Scope {
         actions.extend((is_over || is_missed).then_some(Action::Expire));
         for request in world.requests.iter().copied().filter(|request| world.must_arrive(request)) {
             actions.push(Action::Execute { request, again: false });
+        }
+        let mut told = None;
+        for message in world.messages.iter().copied() {
+            if told.replace(message.hold.client) != Some(message.hold.client) {
+                actions.push(Action::Deliver(message));
+            }
         }
         for (id, client) in world.clients.iter().enumerate() {
             actions.extend(client.has_live_guard().then_some(Action::Outlive(id)));
@@ -124,7 +152,10 @@ impl Scope {
             Phase::Idle | Phase::Released { .. } => {
                 (client.waiting > 0 && !world.is_releasing(id)).then_some(Action::Begin(id))
             }
-            Phase::Acquiring { granted } => granted.map(|tokens| Action::Receive(id, tokens)),
+            Phase::Acquiring { granted } | Phase::Refilling { granted } => {
+                granted.map(|grant| Action::Receive(id, grant))
+            }
+            Phase::Kept { .. } => (client.waiting > 0).then_some(Action::UseKept(id)),
             Phase::Waiting => self.may_retry(world, id).then_some(Action::Retry(id)),
             Phase::Holding { .. } => Some(Action::Release(id)),
         });
@@ -135,7 +166,8 @@ impl Scope {
         let (mut server, request) = (world.server.clone(), world.clients[id].clone().ask());
         let Command::Acquire { size } = request.command else { return false };
         server.acquire(request, size, self.flaw);
-        server != world.server
+        let recalls = world.may_recall() && self.flaw != Some(Flaw::RecallIsNotRepeated);
+        (server != world.server || recalls)
             && (world.woken.contains(&id) || self.flaw != Some(Flaw::WaitsToBeWoken))
     }
 
@@ -149,9 +181,17 @@ impl Scope {
                 actions.push(Action::Execute { request, again: true });
             }
         }
+        if self.may_fail(world, Fault::Unheard) {
+            actions.extend(world.messages.iter().copied().map(Action::Lose));
+        }
         for (id, client) in world.clients.iter().enumerate() {
             let runs = !client.stopped;
-            let acquires = runs && matches!(client.phase, Phase::Acquiring { .. });
+            if runs && client.keeps {
+                Self::keeping(id, client, actions);
+            }
+            let acquires =
+                matches!(client.phase, Phase::Acquiring { .. } | Phase::Refilling { .. });
+            let acquires = runs && acquires;
             let faults = [
                 (Fault::Force, world.server.lock.is_some_and(|entry| entry.hold.client == id)),
                 (Fault::NoReply, acquires),
@@ -165,17 +205,33 @@ impl Scope {
         }
     }
 
+    /// What may happen to a client that keeps the lock. Nothing of it has to, because a tenure may
+    /// be kept and renewed for any time.
+    fn keeping(id: usize, client: &Client, actions: &mut Vec<Action>) {
+        actions.extend(client.may_keep().map(|_| Action::Keep(id)));
+        actions.extend(client.may_renew().then_some(Action::Renew(id)));
+        if matches!(client.phase, Phase::Kept { .. }) && !client.over {
+            actions.extend([Action::EndKept(id), Action::Outlive(id)]);
+        }
+    }
+
     fn fail(&self, world: &mut World, fault: Fault, id: usize) {
         world.faults += 1;
         match fault {
-            Fault::Duplicate => {}
+            Fault::Duplicate | Fault::Unheard => {}
             Fault::Force => world.force(self.flaw),
+            Fault::NoReply if matches!(world.clients[id].phase, Phase::Refilling { .. }) => {
+                world.send(id, |client| client.release(self.flaw));
+            }
             Fault::NoReply => {
                 world.clients[id].in_doubt = true;
                 world.send(id, Client::ask);
             }
             Fault::Pause => world.clients[id].over = true,
-            Fault::Stop => world.clients[id].stop(),
+            Fault::Stop => {
+                world.clients[id].stop();
+                world.messages.retain(|message| message.hold.client != id);
+            }
             Fault::Unwoken => drop(world.woken.remove(&id)),
         }
     }

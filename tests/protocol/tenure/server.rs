@@ -21,14 +21,28 @@ pub(crate) enum Command {
     Acquire {
         size: u8,
     },
+    /// Gives a tenure that was kept another two tokens.
+    Refill,
     Release,
 }
 
 /// What the server answers to a client that acquires the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Reply {
-    Granted { tokens: Block, begun: bool },
-    Held,
+    Granted {
+        grant: Grant,
+        begun: bool,
+    },
+    /// Another hold has the lock, or an offer stands in the way.
+    Held(Option<HoldId>),
+}
+
+/// What comes with the lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Grant {
+    pub(crate) tokens: Block,
+    /// Whether another client waits.
+    pub(crate) wanted: bool,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -67,21 +81,43 @@ impl Server {
             entry.round = entry.round.max(round);
             entry.depth += u8::from(flaw == Some(Flaw::RepeatIsCounted));
             let tokens = Block { first: self.counter, last: self.counter };
-            return Reply::Granted { tokens, begun: false };
+            return self.grant(tokens, false);
         }
         let is_kept = flaw != Some(Flaw::OffersAreIgnored);
         let is_offered = self.offer.is_some_and(|client| is_kept && client != hold.client);
         if self.lock.is_some() || is_offered {
             self.register(hold.client);
-            return Reply::Held;
+            return Reply::Held(self.lock.map(|entry| entry.hold));
         }
-        let tokens = Block { first: self.counter + 1, last: self.counter + size };
-        let is_reserved = flaw != Some(Flaw::BlockIsNotReserved);
-        self.counter = if is_reserved { tokens.last } else { tokens.first };
+        let tokens = self.next_tokens(size, flaw);
         self.lock = Some(Entry { hold, round, depth: 1 });
         self.offer = None;
         self.queue.retain(|client| *client != hold.client);
-        Reply::Granted { tokens, begun: true }
+        self.grant(tokens, true)
+    }
+
+    /// Gives a hold more tokens, if it is still there.
+    pub(crate) fn refill(&mut self, request: Request, flaw: Option<Flaw>) -> Reply {
+        if !self.is_held_by(request.hold) {
+            return Reply::Held(None);
+        }
+        let tokens = self.next_tokens(2, flaw);
+        if let Some(entry) = &mut self.lock {
+            entry.round = entry.round.max(request.round);
+        }
+        self.grant(tokens, false)
+    }
+
+    fn next_tokens(&mut self, size: u8, flaw: Option<Flaw>) -> Block {
+        let tokens = Block { first: self.counter + 1, last: self.counter + size };
+        let is_reserved = flaw != Some(Flaw::BlockIsNotReserved);
+        self.counter = if is_reserved { tokens.last } else { tokens.first };
+        tokens
+    }
+
+    fn grant(&self, tokens: Block, begun: bool) -> Reply {
+        let grant = Grant { tokens, wanted: !self.queue.is_empty() };
+        Reply::Granted { grant, begun }
     }
 
     /// A client that has missed its offer waits behind the others.

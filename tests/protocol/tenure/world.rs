@@ -2,10 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use crate::hold::Block;
-use crate::tenure::client::{Client, Phase};
+use crate::hold::{Block, HoldId};
+use crate::tenure::client::{Client, Phase, Use};
 use crate::tenure::flaw::Flaw;
-use crate::tenure::server::{Command, Reply, Request, Server};
+use crate::tenure::server::{Command, Entry, Grant, Reply, Request, Server};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct World {
@@ -16,11 +16,27 @@ pub(crate) struct World {
     pub(crate) requests: BTreeSet<Request>,
     /// The clients that were woken and have not asked since.
     pub(crate) woken: BTreeSet<usize>,
+    /// What is on its way to clients that keep locks. A client gets its messages in the order of
+    /// its tenures.
+    pub(crate) messages: BTreeSet<Message>,
     /// How many faults there have been.
     pub(crate) faults: u8,
-    /// True when an operator has ended a hold.
-    pub(crate) forced: bool,
     pub(crate) witness: Witness,
+}
+
+/// What a server tells the client of a hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Message {
+    pub(crate) hold: HoldId,
+    pub(crate) news: News,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum News {
+    /// An operator has ended the hold.
+    Ended,
+    /// Another client waits for the lock.
+    Wanted,
 }
 
 /// What no client or server knows, but the promises are about.
@@ -38,13 +54,13 @@ pub(crate) struct Witness {
 
 impl World {
     /// A world in which all clients have asked for the lock.
-    pub(crate) fn new(threads: &[u8]) -> Self {
-        let client = |(id, threads): (usize, &u8)| Client::new(id, *threads);
+    pub(crate) fn new(threads: &[u8], keeps: usize) -> Self {
+        let client = |(id, threads): (usize, &u8)| Client::new(id, *threads, id < keeps);
         let mut clients: Vec<Client> = threads.iter().enumerate().map(client).collect();
         let requests = clients.iter_mut().map(|client| client.begin(None)).collect();
         let (server, witness) = (Server::default(), Witness::default());
-        let woken = BTreeSet::new();
-        Self { server, clients, requests, woken, faults: 0, forced: false, witness }
+        let (woken, messages) = (BTreeSet::new(), BTreeSet::new());
+        Self { server, clients, requests, woken, messages, faults: 0, witness }
     }
 
     /// Has a client send a request.
@@ -57,6 +73,7 @@ impl World {
     pub(crate) fn execute(&mut self, request: Request, flaw: Option<Flaw>) {
         match request.command {
             Command::Acquire { size } => self.acquire(request, size, flaw),
+            Command::Refill => self.refill(request, flaw),
             Command::Release => self.release(request, flaw),
         }
     }
@@ -64,24 +81,81 @@ impl World {
     fn acquire(&mut self, request: Request, size: u8, flaw: Option<Flaw>) {
         let id = request.hold.client;
         let reply = self.server.acquire(request, size, flaw);
-        if let Reply::Granted { tokens, begun: true } = reply {
+        if let Reply::Granted { grant: Grant { tokens, .. }, begun: true } = reply {
             let witness = &mut self.witness;
             witness.fence_repeated |= tokens.first <= witness.fence;
             witness.overtaken |= !self.clients[id].owes.is_empty();
             for client in &mut self.clients {
                 client.owes.remove(&id);
-                if client.limit == 0 && client.has_tokens() {
+                if client.limit == 0 && client.has_tokens() && client.hold() != request.hold {
                     client.limit = tokens.first;
                 }
             }
         }
+        if let Reply::Held(Some(holder)) = reply {
+            self.tell(holder, News::Wanted);
+        }
         let client = &mut self.clients[id];
         if client.awaits(&request) {
             client.phase = match reply {
-                Reply::Granted { tokens, .. } => Phase::Acquiring { granted: Some(tokens) },
-                Reply::Held => Phase::Waiting,
+                Reply::Granted { grant, .. } => {
+                    // A client that keeps nothing does not ask who waits.
+                    let wanted = client.keeps && grant.wanted;
+                    Phase::Acquiring { granted: Some(Grant { wanted, ..grant }) }
+                }
+                Reply::Held(_) => Phase::Waiting,
             };
         }
+    }
+
+    fn refill(&mut self, request: Request, flaw: Option<Flaw>) {
+        let reply = self.server.refill(request, flaw);
+        if let Reply::Granted { grant, .. } = reply {
+            self.witness.fence_repeated |= grant.tokens.first <= self.witness.fence;
+        }
+        let client = &mut self.clients[request.hold.client];
+        if client.awaits(&request) {
+            match reply {
+                Reply::Granted { grant, .. } => {
+                    client.phase = Phase::Refilling { granted: Some(grant) };
+                    client.limit = 0;
+                }
+                Reply::Held(_) => self.send(request.hold.client, |client| client.begin(flaw)),
+            }
+        }
+    }
+
+    /// Sends a message to the client of a hold, if that listens.
+    fn tell(&mut self, hold: HoldId, news: News) {
+        let client = &self.clients[hold.client];
+        if client.keeps && !client.stopped {
+            self.messages.insert(Message { hold, news });
+        }
+    }
+
+    /// Has a client receive a message.
+    pub(crate) fn deliver(&mut self, message: Message, flaw: Option<Flaw>) {
+        self.messages.remove(&message);
+        let Message { hold: HoldId { client: id, nonce }, news } = message;
+        match news {
+            News::Ended => self.clients[id].learn_end(nonce, flaw),
+            News::Wanted => {
+                if self.clients[id].recall(nonce, flaw) {
+                    self.send(id, |client| client.release(flaw));
+                }
+            }
+        }
+    }
+
+    /// Returns `true` if the holder learns something from a message that another client waits.
+    pub(crate) fn may_recall(&self) -> bool {
+        self.server.lock.is_some_and(|Entry { hold, .. }| {
+            let client = &self.clients[hold.client];
+            let listens = client.keeps && !client.stopped && client.hold() == hold;
+            let message = Message { hold, news: News::Wanted };
+            let relies = !client.over && client.has_tokens();
+            listens && relies && !client.wanted && !self.messages.contains(&message)
+        })
     }
 
     fn release(&mut self, request: Request, flaw: Option<Flaw>) {
@@ -122,7 +196,11 @@ impl World {
 
     /// Has an operator end the hold that there is.
     pub(crate) fn force(&mut self, flaw: Option<Flaw>) {
-        (self.server.lock, self.forced) = (None, true);
+        if let Some(Entry { hold, .. }) = self.server.lock.take() {
+            let client = &mut self.clients[hold.client];
+            client.forced |= client.hold() == hold;
+            self.tell(hold, News::Ended);
+        }
         self.wake(flaw);
     }
 
@@ -135,13 +213,47 @@ impl World {
     }
 
     /// Has a client learn that it has the lock. A hold whose lease is over counts as none.
-    pub(crate) fn receive(&mut self, id: usize, tokens: Block, flaw: Option<Flaw>) {
+    pub(crate) fn receive(&mut self, id: usize, grant: Grant, flaw: Option<Flaw>) {
         let client = &mut self.clients[id];
         client.over &= flaw != Some(Flaw::CountsFromReply);
-        if client.over {
-            self.send(id, |client| client.release(flaw));
+        client.told |= grant.wanted;
+        let refills = matches!(client.phase, Phase::Refilling { .. });
+        client.wanted |= grant.wanted && !(refills && flaw == Some(Flaw::RefillHidesWaiters));
+        match (client.over, refills) {
+            (false, _) => self.begin_guard(id, grant.tokens),
+            (true, false) => self.send(id, |client| client.release(flaw)),
+            (true, true) => self.send(id, |client| client.begin(flaw)),
+        }
+    }
+
+    /// Keeps the lock after the guard of a client.
+    pub(crate) fn keep(&mut self, id: usize) {
+        let client = &mut self.clients[id];
+        if let Some(tokens) = client.may_keep() {
+            client.phase = Phase::Kept { tokens };
+        }
+    }
+
+    /// Has a thread use the lock that its client has kept.
+    pub(crate) fn use_kept(&mut self, id: usize, flaw: Option<Flaw>) {
+        match self.clients[id].next_use(flaw) {
+            Some(Use::Guard(tokens)) => {
+                self.clients[id].over = false;
+                self.begin_guard(id, tokens);
+            }
+            Some(Use::Lost) => self.send(id, |client| client.begin(flaw)),
+            Some(Use::Refill) => self.send(id, Client::refill),
+            None => {}
+        }
+    }
+
+    /// Has a client renew its tenure.
+    pub(crate) fn renew(&mut self, id: usize) {
+        let client = &mut self.clients[id];
+        if self.server.is_held_by(client.hold()) {
+            client.expire_tokens();
         } else {
-            self.begin_guard(id, tokens);
+            (client.over, client.forced) = (true, false);
         }
     }
 
