@@ -29,6 +29,14 @@ use crate::local::wait_queues::{Ending, WaitQueues};
 use crate::local::waiter::{QueuedWaiter, Signal, Waiter};
 use crate::store::hold_id::{HoldId, HoldKind};
 
+/// How often another client asks for a lock.
+const RECALLS: usize = 48;
+
+/// In all schedules: the holds that began on a lock that was kept, and the locks that were released
+/// because another client asked for them.
+static RELOCKS: AtomicU64 = AtomicU64::new(0);
+static RECALLED: AtomicU64 = AtomicU64::new(0);
+
 /// How a thread waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wait {
@@ -45,14 +53,18 @@ struct Scene {
     name: Arc<str>,
     /// Whether every hold is lost sooner or later.
     loses: bool,
-    /// Whether the store has a hold. Like `last`, not one of `crate::sync`.
-    stored: parking_lot::Mutex<bool>,
+    /// Whether the lock is kept after a hold.
+    keeps: bool,
+    /// The number of the hold that the store has. Like `last`, not one of `crate::sync`.
+    stored: parking_lot::Mutex<Option<u64>>,
     /// The last holder. Not one of `crate::sync`: no thread is interrupted here.
     last: parking_lot::Mutex<Option<Arc<Hold>>>,
     /// How many ids of holds there are.
     holds: AtomicU64,
     /// The threads that read the replies to posted releases.
     readers: parking_lot::Mutex<Vec<JoinHandle<()>>>,
+    /// The numbers of the tenures that another client has asked for.
+    recalled: parking_lot::Mutex<HashSet<u64>>,
     /// The holds whose releases were posted, and whose end was not reported.
     unreported: Arc<parking_lot::Mutex<HashSet<u64>>>,
 }
@@ -60,15 +72,20 @@ struct Scene {
 impl Scene {
     fn id(&self) -> HoldId {
         let (kind, nonce) = (HoldKind::Lock, self.holds.fetch_add(1, Relaxed));
-        HoldId { kind, name: self.name.clone(), client: Arc::from("c"), nonce }
+        let id = HoldId { kind, name: self.name.clone(), client: Arc::from("c"), nonce };
+        if self.keeps { id.that_may_be_kept() } else { id }
     }
 
     fn join(&self, endless: bool) -> Result<(Arc<Waiter>, Option<Turn>)> {
-        self.queues.join(self.id(), &caller(), endless, false)
+        self.queues.join(self.id(), &self.caller(), endless, false)
+    }
+
+    fn caller(&self) -> Caller {
+        if self.keeps { keeping_caller() } else { caller() }
     }
 
     fn hold(&self) -> Arc<Hold> {
-        let hold = Arc::new(Hold::new(self.id(), 1, 2, &caller(), Moment::now()));
+        let hold = Arc::new(Hold::new(self.id(), 1, 2, &self.caller(), Moment::now()));
         if self.loses {
             let wait_queues = self.queues.clone();
             let (reporter, hold) =
@@ -79,18 +96,17 @@ impl Scene {
     }
 
     /// Begins a hold in the store, for the head.
-    fn store_hold(&self) {
+    fn store_hold(&self, hold: &Hold) {
         // A head that finds a hold of this client which was released has it released once more.
         let is_released = !self.queues.released(HoldKind::Lock, &self.name).is_empty();
-        let stored = mem::replace(&mut *self.stored.lock(), true);
-        let is_held = stored && !is_released && !self.loses;
+        let stored = self.stored.lock().replace(hold.id.nonce);
+        let is_held = stored.is_some() && !is_released && !self.loses;
         assert!(!is_held, "a thread is at the head before the lock is released");
     }
 
-    /// Ends the hold in the store, which takes some time.
-    fn remove_hold(&self) {
-        thread::yield_now();
-        *self.stored.lock() = false;
+    /// Ends a hold in the store, unless another has taken its place.
+    fn remove_hold(&self, hold: &Hold) {
+        self.stored.lock().take_if(|stored| *stored == hold.id.nonce);
     }
 
     /// Acquires the lock, holds it for a while, and releases it. Returns `false` if the wait ended
@@ -98,14 +114,22 @@ impl Scene {
     fn lock_and_unlock(&self, wait: Wait) -> Result<bool> {
         let hold = match self.acquire(wait)? {
             Turn::HandedOff(hold) => hold,
+            Turn::Kept(hold) => {
+                let is_stored = *self.stored.lock() == Some(hold.id.nonce);
+                assert!(is_stored || self.loses, "a lock that was kept is held no more");
+                RELOCKS.fetch_add(1, Relaxed);
+                hold
+            }
             Turn::Head(_) => {
-                self.store_hold();
+                let hold = self.hold();
+                self.store_hold(&hold);
                 for released in self.queues.take_released(&self.id()) {
                     self.unreported.lock().remove(&released.id.nonce);
                 }
                 let are_reported = self.loses || self.unreported.lock().is_empty();
                 assert!(are_reported, "the end of a hold is told first");
-                let hold = self.hold();
+                // A message about the hold may overtake the reply.
+                thread::yield_now();
                 self.queues.set_acquired(&hold);
                 hold
             }
@@ -124,16 +148,49 @@ impl Scene {
     }
 
     fn acquire(&self, wait: Wait) -> Result<Turn> {
-        let (waiter, turn) = self.join(wait == Wait::Endless)?;
-        let limit = match wait {
-            Wait::Endless => call::Wait::Endless,
-            Wait::No => call::Wait::No,
-            Wait::Until => call::Wait::Until(Instant::now()),
-        };
-        let turn = turn.map_or_else(|| turn::wait(&self.queues, &waiter, limit), Ok)?;
-        match turn {
-            Turn::Head(_) => self.acquire_at_head(&waiter),
-            other => Ok(other),
+        loop {
+            let (waiter, turn) = self.join(wait == Wait::Endless)?;
+            let limit = match wait {
+                Wait::Endless => call::Wait::Endless,
+                Wait::No => call::Wait::No,
+                Wait::Until => call::Wait::Until(Instant::now()),
+            };
+            match turn.map_or_else(|| turn::wait(&self.queues, &waiter, limit), Ok)? {
+                Turn::Kept(hold) if !hold.begin_kept(&self.caller()) => {}
+                Turn::Head(arrival) => {
+                    if let Arrival::Kept(kept) = arrival
+                        && self.queues.give_up(&kept)
+                    {
+                        self.post(&kept);
+                    }
+                    return self.acquire_at_head(&waiter);
+                }
+                other => return Ok(other),
+            }
+        }
+    }
+
+    /// Asks for the lock as another client, now and then.
+    fn recall(&self) {
+        // With an end, because a schedule may let this thread run for as long as it likes.
+        for _ in 0..RECALLS {
+            thread::yield_now();
+            let (stored, waits) = (*self.stored.lock(), thread_rng().r#gen());
+            let Some(nonce) = stored else { continue };
+            if waits {
+                self.recalled.lock().insert(nonce);
+            }
+            if let Some(kept) = self.queues.recall(&self.name, nonce, waits) {
+                assert_eq!(kept.id.nonce, nonce, "another tenure is meant");
+                RECALLED.fetch_add(1, Relaxed);
+                self.post(&kept);
+            }
+            // Or it was kept for long enough.
+            if thread_rng().gen_ratio(1, 4)
+                && let Some(kept) = self.queues.end_kept_of(&self.name)
+            {
+                self.post(&kept);
+            }
         }
     }
 
@@ -166,11 +223,11 @@ impl Scene {
             Ending::Released { is_awaited } => is_awaited,
         };
         if hands_off || posts {
-            // The next thread may ask before this has taken effect, and then asks once more.
-            *self.stored.lock() = false;
             self.post(hold);
         } else {
-            self.remove_hold();
+            // This takes some time.
+            thread::yield_now();
+            self.remove_hold(hold);
             queues.settle_release(&hold.id, || self.unreported.lock().remove(&hold.id.nonce));
         }
         if is_awaited {
@@ -178,8 +235,10 @@ impl Scene {
         }
     }
 
-    /// Leaves it to another thread to read the reply to a release.
+    /// Releases a hold, and leaves it to another thread to read the reply. The next thread may ask
+    /// before this has taken effect, and then asks once more.
     fn post(&self, hold: &Arc<Hold>) {
+        self.remove_hold(hold);
         let (queues, posted) = (self.queues.clone(), hold.clone());
         let unreported = self.unreported.clone();
         let read = thread::spawn(move || {
@@ -281,6 +340,11 @@ fn caller() -> Caller {
     Caller::current(&Config::default(), &LockOptions { tenure, ..LockOptions::default() })
 }
 
+fn keeping_caller() -> Caller {
+    let keep = Duration::from_secs(10);
+    Caller::current(&Config::default(), &LockOptions { keep, ..LockOptions::default() })
+}
+
 /// Runs threads that wait in different ways at the same time.
 fn run_threads<const N: usize>(scene: &Arc<Scene>, waits: [Wait; N]) -> [Result<bool>; N] {
     let threads = waits.map(|wait| {
@@ -309,7 +373,7 @@ fn no_thread_is_the_head_before_a_lock_that_was_handed_off_is_released() {
         let (queues, mine) = (&scene.queues, scene.hold());
         scene.join(false).expect("open");
         queues.set_acquired(&mine);
-        scene.store_hold();
+        scene.store_hold(&mine);
         let (second, _) = scene.join(true).expect("open");
         let [giver, receiver, third] = [(); 3].map(|()| scene.clone());
         let threads = [
@@ -350,9 +414,64 @@ fn close_ends_every_wait_whenever_it_comes() {
 #[test]
 fn a_hold_that_is_lost_at_any_time_holds_up_no_waiter() {
     under_many_schedules(|| {
-        let scene = Arc::new(Scene { loses: true, ..Scene::default() });
+        // Also while the lock is kept.
+        let scene = Scene { loses: true, keeps: thread_rng().r#gen(), ..Scene::default() };
+        let scene = Arc::new(scene);
+        scene.queues.set_listening(scene.keeps);
         let locked = run_threads(&scene, [Wait::Endless; 3]).map(|locked| locked.expect("open"));
         assert_eq!(locked, [true; 3], "served");
+    });
+}
+
+/// Threads drop the lock and lock it again, while another client asks for it at any time, and the
+/// lock may have been kept for long enough at any time.
+#[test]
+fn a_lock_that_is_kept_and_recalled_is_neither_lost_nor_held_twice() {
+    under_many_schedules(|| {
+        let scene = Arc::new(Scene { keeps: true, ..Scene::default() });
+        scene.queues.set_listening(true);
+        let listener = scene.clone();
+        let recalls = thread::spawn(move || listener.recall());
+        let threads = [Wait::Endless, Wait::Until, Wait::No].map(|wait| {
+            let scene = scene.clone();
+            thread::spawn(move || {
+                for _ in 0..4 {
+                    let served = scene.lock_and_unlock(wait).expect("open");
+                    assert!(served || wait != Wait::Endless, "served");
+                }
+            })
+        });
+        threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
+        recalls.join().expect("no panic");
+        let stored = *scene.stored.lock();
+        let is_recalled = stored.is_some_and(|nonce| scene.recalled.lock().contains(&nonce));
+        assert!(!is_recalled, "a lock is kept that another client waits for");
+        assert_eq!(scene.queues.count_kept(), usize::from(stored.is_some()));
+        for kept in scene.queues.end_all_kept() {
+            scene.post(&kept);
+        }
+        assert!(scene.stored.lock().is_none() && scene.is_empty(), "a lock is left behind");
+    });
+    assert!(RELOCKS.load(Relaxed) > 0 && RECALLED.load(Relaxed) > 0, "no lock was kept");
+}
+
+#[test]
+fn close_leaves_no_lock_that_is_kept_whenever_it_comes() {
+    under_many_schedules(|| {
+        let scene = Arc::new(Scene { keeps: true, ..Scene::default() });
+        scene.queues.set_listening(true);
+        let closer = scene.clone();
+        let close = thread::spawn(move || {
+            closer.queues.close();
+            for kept in closer.queues.end_all_kept() {
+                closer.post(&kept);
+            }
+        });
+        for locked in run_threads(&scene, [Wait::Endless; 3]) {
+            assert!(matches!(locked, Ok(true) | Err(Error::Closed)));
+        }
+        close.join().expect("no panic");
+        assert_eq!((scene.queues.count_kept(), *scene.stored.lock()), (0, None));
     });
 }
 
