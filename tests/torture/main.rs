@@ -1,17 +1,18 @@
 //! Torture: processes full of threads contend for a few locks while everything around them fails.
 //! They write down every call, and the harness compares the history with the promises. With
-//! `--kind` the names are read-write locks or semaphores, or some of each kind.
+//! `--kind` the names are read-write locks or semaphores, or some of each kind. With `--keep` each
+//! process keeps locks that no thread holds, until another process asks for them.
 //!
 //! `cargo test --release --test torture -- --seconds 60`; `--help` lists the options. The harness
 //! starts a `redis-server` of its own. It fails if a promise was broken, if a lock is no longer
-//! used when the faults are over, or if threads that share locks never hand one off. It checks four
-//! models:
+//! used when the faults are over, if threads that share locks never hand one off, or if locks that
+//! may be kept are never used again or never recalled. It checks four models:
 //!
 //! | model | promise | voided by |
 //! |---|---|---|
 //! | exclusion | holds that exclude each other never overlap, none is lost early | lost data only |
 //! | nesting | the holder gets its lock again at once, with its fence; lost is final | nothing |
-//! | fences | later ones are greater, a reader has the last writer's | for readers, lost data |
+//! | fences | later ones are greater, a reader has the last writer's | lost data, in old tenures |
 //! | register | with the fence, no acknowledged write is lost | nothing |
 //!
 //! A server that loses its data excuses two holders of one lock if one got it before the loss and

@@ -5,8 +5,13 @@ use crate::harness::history::{self, Call, Place};
 
 /// Passes the calls of a history written by hand to a model.
 pub(super) fn show(lines: &str, note: impl FnMut(&Call)) {
+    show_worker(0, lines, note);
+}
+
+/// The same for the history of one of several processes.
+pub(super) fn show_worker(worker: u64, lines: &str, note: impl FnMut(&Call)) {
     let text: String = lines.lines().map(|line| line.trim().to_owned() + "\n").collect();
-    history::read(text.trim_start().as_bytes(), 0, note).expect("a history");
+    history::read(text.trim_start().as_bytes(), worker, note).expect("a history");
 }
 
 /// Two threads, one after the other; the first nests.

@@ -8,6 +8,8 @@ mod fences;
 #[path = "../harness/mod.rs"]
 mod harness;
 mod history;
+mod messages;
 mod nesting;
 mod options;
 mod register;
+mod tenures;

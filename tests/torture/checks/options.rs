@@ -27,6 +27,7 @@ fn all_faults_are_those_that_fit_the_topology() {
 fn what_does_not_fit_the_topology_is_refused() {
     assert_refused("--nemesis fail-over", "fail-over takes --locks sentinel");
     assert_refused("--locks sentinel --nemesis drop-replies", "drop-replies takes --locks server");
+    assert_refused("--locks sentinel --nemesis drop-messages", "drop-messages takes");
     assert_refused("--locks sentinel --nemesis narrow-link", "narrow-link takes --locks server");
     assert_refused("--durability one-replica", "one-replica takes --locks sentinel");
     parse("--durability all-replicas --locks sentinel").expect("these fit");
@@ -44,6 +45,14 @@ fn names_are_of_one_kind_or_of_all() {
     assert_eq!(kinds("--kind all"), ["lock", "rw", "semaphore", "lock"]);
     assert_refused("--kind semaphore --unfenced", "permits have none");
     parse("--kind all --unfenced").expect("some have fences");
+}
+
+#[test]
+fn only_locks_are_kept_and_for_a_lease_at_most() {
+    assert!(!parse("").expect("nothing is required").keeps());
+    assert!(parse("--keep 300 --lease 300 --kind all").expect("these fit").keeps());
+    assert_refused("--keep 301 --lease 300", "--keep must be at most the lease");
+    assert_refused("--keep 300 --kind rw", "--keep takes locks");
 }
 
 #[test]

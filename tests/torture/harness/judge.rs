@@ -10,6 +10,7 @@ use crate::harness::Result;
 use crate::harness::check::{Checker, Verdict};
 use crate::harness::guard::PERMITS;
 use crate::harness::history::{self, Call, Place, nanos};
+use crate::harness::kept_use::KeptUse;
 use crate::harness::nemesis::Incident;
 use crate::harness::options::Options;
 use crate::harness::summary::Tally;
@@ -40,6 +41,8 @@ pub(crate) fn judge(options: &Options, run: &Run<'_>) -> Result<()> {
     })?;
     let handoffs = tally.handoffs();
     tally.print(incidents);
+    let kept = KeptUse::read(dir, run.workers)?;
+    println!("kept      {kept}");
     // Helps to find the cause of a violation.
     fs::write(dir.join("nemesis"), incidents.iter().map(Incident::to_string).collect::<String>())?;
     let verdicts = checker.verdicts(finals);
@@ -52,6 +55,9 @@ pub(crate) fn judge(options: &Options, run: &Run<'_>) -> Result<()> {
     }
     if handoffs == 0 && options.hands_off() {
         return Err("no lock was handed off, although threads share them".into());
+    }
+    if options.keeps() {
+        kept.check(options.processes)?;
     }
     match (options.fenced, register.is_broken()) {
         (true, true) => Err("an update was lost in spite of its fence".into()),

@@ -22,6 +22,7 @@ usage: torture [options]
                    semaphore: semaphores of three permits
                    all: one name of each kind after the other
   --lease MS       the lease in milliseconds, at least 200 (1000)
+  --keep MS        how long processes keep locks that no thread holds, at most the lease (0)
   --locks WHERE    server: one server, behind a network that may fail (server)
                    sentinel: a master with two replicas, watched by three sentinels
   --durability D   memory; with sentinels also one-replica or all-replicas that must have a lock
@@ -36,6 +37,7 @@ usage: torture [options]
                    and with --locks server, by a network before it,
                    drop-replies    requests are executed, and some replies never arrive
                    delay-messages  some requests and replies take up to half a lease
+                   drop-messages   no message of a channel arrives, and all replies do
                    narrow-link     each connection carries 128 KB a second
                    or with --locks sentinel, where clients go to the master's own address,
                    fail-over       a sentinel is ordered to
@@ -70,6 +72,8 @@ pub(crate) struct Options {
     /// What all names are; `None` if they are of all kinds.
     pub(crate) kind: Option<Primitive>,
     pub(crate) lease: Duration,
+    /// How long locks are kept; zero if they are not.
+    pub(crate) keep: Duration,
     pub(crate) topology: Topology,
     pub(crate) durability: Durability,
     pub(crate) faults: Vec<Fault>,
@@ -113,6 +117,7 @@ impl Options {
                 "--names" => options.names = number(&value()?)?,
                 "--kind" => options.kind = kind(&value()?)?,
                 "--lease" => options.lease = Duration::from_millis(number(&value()?)?.into()),
+                "--keep" => options.keep = Duration::from_millis(number(&value()?)?.into()),
                 "--locks" => options.topology = topology(&value()?)?,
                 "--durability" => durability = value()?,
                 "--nemesis" => nemesis = value()?,
@@ -133,6 +138,12 @@ impl Options {
         if options.lease < Duration::from_millis(200) {
             return Err("--lease must be at least 200".into());
         }
+        if options.keep > options.lease {
+            return Err("--keep must be at most the lease".into());
+        }
+        if options.keeps() && !options.has_locks() {
+            return Err("--keep takes locks: nothing else is kept".into());
+        }
         if !options.fenced && !(0..options.names).any(|name| options.primitive(name).has_fences()) {
             return Err("--unfenced takes locks with fences: permits have none".into());
         }
@@ -148,8 +159,16 @@ impl Options {
 
     /// Returns `true` if there are locks that threads of one process hand off to one another.
     pub(crate) fn hands_off(&self) -> bool {
-        let is_lock = |name| self.primitive(name) == Primitive::Lock;
-        self.threads > 1 && (0..self.names).any(is_lock)
+        self.threads > 1 && self.has_locks()
+    }
+
+    /// Returns `true` if processes keep locks that no thread holds.
+    pub(crate) fn keeps(&self) -> bool {
+        !self.keep.is_zero()
+    }
+
+    fn has_locks(&self) -> bool {
+        (0..self.names).any(|name| self.primitive(name) == Primitive::Lock)
     }
 
     fn parse_durability(&self, word: &str) -> Result<Durability> {
@@ -193,6 +212,7 @@ impl Default for Options {
             names: 3,
             kind: Some(Primitive::Lock),
             lease: Duration::from_secs(1),
+            keep: Duration::ZERO,
             topology: Topology::Server,
             durability: Durability::Memory,
             faults: Vec::new(),

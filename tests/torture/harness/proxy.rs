@@ -1,5 +1,6 @@
 //! A network that delays messages, carries few bytes at a time, and loses replies: the server has
-//! executed a request, and the client does not learn of it.
+//! executed a request, and the client does not learn of it. It also loses the messages of channels,
+//! as a server does whose buffers are full, while everything else arrives.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -8,10 +9,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use crate::harness::messages::Replies;
 use crate::harness::random::Random;
 
 /// While a fault lasts, one message in this many is lost or late.
 const FREQUENCY: u32 = 4;
+
+/// What the request of a connection that receives messages contains.
+const SUBSCRIBE: &[u8] = b"SUBSCRIBE\r\n";
 
 /// What a narrow link carries at a time, and the pause after that: 128 KB a second.
 const NARROW: (usize, Duration) = (256, Duration::from_millis(2));
@@ -27,6 +32,7 @@ pub(crate) struct Proxy {
 #[derive(Default)]
 struct Conditions {
     loses: AtomicBool,
+    loses_messages: AtomicBool,
     delays: AtomicBool,
     is_narrow: AtomicBool,
     /// The longest delay.
@@ -67,6 +73,10 @@ impl Proxy {
         self.conditions.loses.store(loses, Ordering::Relaxed);
     }
 
+    pub(crate) fn lose_messages(&self, loses: bool) {
+        self.conditions.loses_messages.store(loses, Ordering::Relaxed);
+    }
+
     pub(crate) fn delay(&self, delays: bool) {
         self.conditions.delays.store(delays, Ordering::Relaxed);
     }
@@ -87,21 +97,40 @@ fn carry(
     client.set_nodelay(true)?;
     let (requests, to, above) = (client.try_clone()?, server.try_clone()?, conditions.clone());
     let mut own = Random::new(random.number(), 0);
+    let (subscribes, mut replies) = (Arc::new(AtomicBool::new(false)), Replies::default());
+    let subscribed = subscribes.clone();
     thread::spawn(move || {
+        let watch = |request: &[u8]| {
+            if contains(request, SUBSCRIBE) {
+                subscribes.store(true, Ordering::Relaxed);
+            }
+            None
+        };
         // A late message is carried even if the client has gone in the meantime.
-        pump(&requests, &to, &above, || above.treat_request(&mut own)).ok();
+        pump(&requests, &to, &above, || above.treat_request(&mut own), watch).ok();
         to.shutdown(Shutdown::Both)
     });
-    let carried = pump(&server, client, conditions, || conditions.treat_reply(&mut random));
+    let thin_out = |received: &[u8]| {
+        let loses = conditions.loses_messages.load(Ordering::Relaxed);
+        subscribed.load(Ordering::Relaxed).then(|| replies.pass(received, loses))
+    };
+    let treat = || conditions.treat_reply(&mut random);
+    let carried = pump(&server, client, conditions, treat, thin_out);
     client.shutdown(Shutdown::Both)?;
     carried
 }
 
+fn contains(bytes: &[u8], what: &[u8]) -> bool {
+    bytes.windows(what.len()).any(|part| part == what)
+}
+
+/// Carries what comes, or what `alter` makes of it, as `treat` says.
 fn pump(
     mut from: &TcpStream,
     mut to: &TcpStream,
     conditions: &Conditions,
     mut treat: impl FnMut() -> Treatment,
+    mut alter: impl FnMut(&[u8]) -> Option<Vec<u8>>,
 ) -> io::Result<()> {
     let mut buffer = [0; 16 * 1024];
     loop {
@@ -121,7 +150,10 @@ fn pump(
                 return Ok(());
             }
         }
-        to.write_all(&buffer[..length])?;
+        match alter(&buffer[..length]) {
+            None => to.write_all(&buffer[..length])?,
+            Some(altered) => to.write_all(&altered)?,
+        }
         thread::sleep(pause);
     }
 }

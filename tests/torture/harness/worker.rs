@@ -6,12 +6,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use leasehold::{Client, Error};
+use leasehold::{Client, Error, Stats};
 use redis::RedisResult;
 
 use crate::harness::Result;
 use crate::harness::guard::{AnyGuard, HoldKind, Primitive, Wait};
 use crate::harness::history::{self, Action, Outcome, Recorder, nanos, now};
+use crate::harness::kept_use::KeptUse;
 use crate::harness::locks;
 use crate::harness::options::{Options, Role};
 use crate::harness::random::Random;
@@ -53,7 +54,10 @@ pub(crate) fn run(options: &Options, role: &Role) -> Result<()> {
                 Ok(scope.spawn(move || worker.run(ended)))
             })
             .collect::<Result<_>>()?;
-        threads.into_iter().try_for_each(|thread| thread.join().expect("a thread does not panic"))
+        let mut threads = threads.into_iter();
+        threads.try_for_each(|thread| thread.join().expect("a thread does not panic"))?;
+        let Stats { relocks, recalls, .. } = client.stats();
+        Ok(KeptUse { relocks, recalls }.write(&role.dir, role.number)?)
     })
 }
 

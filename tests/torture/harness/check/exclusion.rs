@@ -5,15 +5,17 @@
 //! holds of one name never overlap, except for readers among themselves, and permits of which no
 //! more than there are. None is found lost before its promise is over.
 //!
-//! Only servers that lose data void this, and only for two holds of which one was acquired before
-//! the end of the loss and the other after its start. They do so until a lease after the end of the
-//! loss: by then the renewal of one of them has failed. A failover loses only what was acknowledged
-//! after its start: a promise made before still counts. A killed or paused worker, a server that
-//! hangs or is restarted with its data, lost replies and closed connections void nothing.
+//! Only servers that lose data void this, and only for two holds of which one relies on a request
+//! from before the end of the loss and the other after its start. They do so until a lease after
+//! the end of the loss: by then the renewal of one of them has failed. A failover loses only what
+//! was acknowledged after its start: a promise made before still counts. A killed or paused worker,
+//! a server that hangs or is restarted with its data, lost replies and closed connections void
+//! nothing.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
+use super::tenures::Tenures;
 use super::{Loss, Verdict, Violation};
 use crate::harness::history::{Action, Actor, Call, Outcome, Place, Span};
 
@@ -22,6 +24,7 @@ pub(crate) struct Exclusion {
     /// How many permits of a name may be held at a time.
     permits: usize,
     losses: Vec<Loss>,
+    tenures: Tenures,
     /// The holds that still have a guard.
     open: BTreeMap<Actor, Hold>,
     holds: Vec<Hold>,
@@ -35,6 +38,8 @@ struct Hold {
     fence: u64,
     /// The call that acquired it.
     lock: Span,
+    /// When its process asked for the lock.
+    asked: u64,
     /// The end of the time for which it is believed.
     until: u64,
     promises: Vec<Promise>,
@@ -64,7 +69,8 @@ impl Hold {
 impl Exclusion {
     pub(crate) fn new(lease: u64, permits: u32, losses: Vec<Loss>) -> Self {
         let (open, holds) = (BTreeMap::new(), Vec::new());
-        Self { lease, permits: permits as usize, losses, open, holds, violations: Vec::new() }
+        let (tenures, violations) = (Tenures::default(), Vec::new());
+        Self { lease, permits: permits as usize, losses, tenures, open, holds, violations }
     }
 
     pub(crate) fn note(&mut self, call: &Call) {
@@ -72,7 +78,8 @@ impl Exclusion {
             (action, Outcome::Granted { fence, until, .. }) if action.begins() => {
                 let promises = vec![Promise { made: call.span.end, until }];
                 let (name, lock, place) = (call.name, call.span, call.place);
-                let hold = Hold { name, action, fence, lock, until, promises, place };
+                let asked = self.tenures.begun(call);
+                let hold = Hold { name, action, fence, lock, asked, until, promises, place };
                 self.open.insert(call.actor, hold);
             }
             (_, Outcome::Granted { until, .. } | Outcome::Held { until }) => {
@@ -97,7 +104,7 @@ impl Exclusion {
         let found = call.span.end;
         let was_lost = |loss: &Loss| {
             let Span { start, end } = loss.span;
-            hold.lock.start <= end && start <= found && hold.outlasts(loss) <= found
+            hold.asked <= end && start <= found && hold.outlasts(loss) <= found
         };
         if self.losses.iter().any(was_lost) {
             hold.until = hold.until.min(call.span.start);
@@ -155,7 +162,7 @@ impl Exclusion {
     /// Returns `true` if data was lost between the two holds, and one of them ends when its worker
     /// must know of the loss.
     fn is_excused(&self, first: &Hold, second: &Hold) -> bool {
-        let requested = first.lock.start.min(second.lock.start);
+        let requested = first.asked.min(second.asked);
         let acquired = second.lock.end;
         let older = older(first, second);
         self.losses.iter().any(|loss| {

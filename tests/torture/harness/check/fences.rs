@@ -5,18 +5,22 @@
 //! one than a hold had whose call had returned before, one that is smaller than that of every
 //! writer that came later, and one that a writer was given, or may have been. Permits have none.
 //!
-//! Nothing voids this for writers, as the server's clock is never set back here. A reader's fence
-//! is that of an earlier writer if a failover has lost the last one; and if the data was lost, it
-//! is a new one.
+//! For writers that ask for the lock nothing voids this, as the server's clock is never set back
+//! here. A process that had the lock before it was lost may begin further holds of that tenure, for
+//! a lease at most, with smaller fences than another process has by then. A reader's fence is that
+//! of an earlier writer if a failover has lost the last one; and if the data was lost, it is a new
+//! one.
 
 use std::collections::BTreeSet;
 
+use super::tenures::Tenures;
 use super::{Loss, Verdict, Violation};
 use crate::harness::history::{Action, Call, Outcome, Place, Span};
 
 pub(crate) struct Fences {
     lease: u64,
     losses: Vec<Loss>,
+    tenures: Tenures,
     holds: Vec<Hold>,
     /// The name and the start of each call for a writer that may have been one without knowing: if
     /// its reply was lost, or came too late.
@@ -29,12 +33,15 @@ struct Hold {
     reads: bool,
     fence: u64,
     lock: Span,
+    /// When its process asked for the lock.
+    asked: u64,
     place: Place,
 }
 
 impl Fences {
     pub(crate) fn new(lease: u64, losses: Vec<Loss>) -> Self {
-        Self { lease, losses, holds: Vec::new(), secret: Vec::new() }
+        let (tenures, holds, secret) = (Tenures::default(), Vec::new(), Vec::new());
+        Self { lease, losses, tenures, holds, secret }
     }
 
     pub(crate) fn note(&mut self, call: &Call) {
@@ -45,7 +52,8 @@ impl Fences {
             _ => return,
         };
         if let Outcome::Granted { fence, .. } = call.outcome {
-            self.holds.push(Hold { name, reads, fence, lock, place });
+            let asked = self.tenures.begun(call);
+            self.holds.push(Hold { name, reads, fence, lock, asked, place });
         }
         // Within a lease, a repeated request finds the hold that an earlier one has begun.
         let is_known = call.outcome != Outcome::Unknown && lock.end - lock.start < self.lease;
@@ -98,13 +106,26 @@ impl Fences {
             let shrinks = if hold.reads {
                 one.fence > hold.fence && !self.is_forgotten(&one, hold)
             } else {
-                one.fence >= hold.fence
+                one.fence >= hold.fence && !self.is_older(hold, &one)
             };
             if shrinks {
                 let what = format!("fence {} came after {}", hold.fence, one.fence);
                 violations.push(Violation::new(what, &[one.place, hold.place]));
             }
         }
+    }
+
+    /// Returns `true` if the process of a hold had the lock before the servers lost that, and has
+    /// not learned of it, and the other hold is one of after the loss.
+    fn is_older(&self, hold: &Hold, other: &Hold) -> bool {
+        let follows = hold.asked < hold.lock.start;
+        self.losses.iter().any(|loss| {
+            let Span { start, end } = loss.span;
+            follows
+                && hold.asked <= end
+                && start <= other.lock.end
+                && hold.lock.start <= end + self.lease
+        })
     }
 
     /// Returns `true` if the servers may have lost the fence of the one before the reader came.

@@ -4,6 +4,7 @@ pub(crate) mod exclusion;
 pub(crate) mod fences;
 pub(crate) mod nesting;
 pub(crate) mod register;
+mod tenures;
 
 use self::exclusion::Exclusion;
 use self::fences::Fences;

@@ -10,6 +10,7 @@ pub(crate) enum Fault {
     CloseClients,
     CutReplicas,
     DelayMessages,
+    DropMessages,
     DropReplies,
     FailOver,
     KillMaster,
@@ -24,10 +25,11 @@ pub(crate) enum Fault {
 }
 
 impl Fault {
-    const ALL: [Self; 14] = [
+    const ALL: [Self; 15] = [
         Self::CloseClients,
         Self::CutReplicas,
         Self::DelayMessages,
+        Self::DropMessages,
         Self::DropReplies,
         Self::FailOver,
         Self::KillMaster,
@@ -71,7 +73,10 @@ impl Fault {
 
     /// Returns `true` if the fault needs a [`Proxy`](crate::harness::proxy::Proxy).
     pub(crate) fn is_of_network(self) -> bool {
-        matches!(self, Self::DelayMessages | Self::DropReplies | Self::NarrowLink)
+        matches!(
+            self,
+            Self::DelayMessages | Self::DropMessages | Self::DropReplies | Self::NarrowLink
+        )
     }
 
     /// Returns `true` if another server is the master afterwards.
@@ -97,6 +102,7 @@ impl fmt::Display for Fault {
             Self::CloseClients => "close-clients",
             Self::CutReplicas => "cut-replicas",
             Self::DelayMessages => "delay-messages",
+            Self::DropMessages => "drop-messages",
             Self::DropReplies => "drop-replies",
             Self::FailOver => "fail-over",
             Self::KillMaster => "kill-master",

@@ -32,6 +32,7 @@ pub(super) fn disturb(
 fn worsen(lease: Duration, proxy: &Proxy, fault: Fault, random: &mut Random) {
     let set = match fault {
         Fault::DelayMessages => Proxy::delay,
+        Fault::DropMessages => Proxy::lose_messages,
         Fault::NarrowLink => Proxy::narrow,
         _ => Proxy::lose_replies,
     };

@@ -1,0 +1,29 @@
+//! Since when a process has had the lock on which a hold relies: holds of one tenure follow one
+//! another without a request, handed off or on a lock that was kept.
+
+use std::collections::BTreeMap;
+
+use crate::harness::history::{Action, Call, Outcome};
+
+#[derive(Default)]
+pub(super) struct Tenures {
+    /// By process and name: the last fence, and the start of the call that has acquired the lock.
+    last: BTreeMap<(u64, u32), (u64, u64)>,
+}
+
+impl Tenures {
+    /// Returns the start of the call that began the tenure of this call's hold.
+    pub(super) fn begun(&mut self, call: &Call) -> u64 {
+        let (Action::Lock { level: 1 }, Outcome::Granted { fence, .. }) =
+            (call.action, call.outcome)
+        else {
+            return call.span.start;
+        };
+        // In a tenure each hold has the next fence. Another tenure begins at the server's clock.
+        let last = self.last.get(&(call.actor.worker, call.name));
+        let begun = last.filter(|(last, _)| last + 1 == fence).map(|(_, begun)| *begun);
+        let begun = begun.unwrap_or(call.span.start);
+        self.last.insert((call.actor.worker, call.name), (fence, begun));
+        begun
+    }
+}
