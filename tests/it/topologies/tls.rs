@@ -434,6 +434,9 @@ fn a_bad_certificate_of_a_url_is_refused_by_its_name() {
     let [[ca, cert, key], [.., text]] = trusted_settings(&authority);
     let protected = authority.file().with_file_name("protected.pem");
     let old = text.replace("KEY-----\n", "KEY-----\nProc-Type: 4,ENCRYPTED\n\n");
+    let mut with_plus = text.to_string();
+    let inside = text.find("KEY-----\n").expect("a head") + 20;
+    with_plus.replace_range(inside..=inside, "+");
     let folder = authority.file().parent().expect("a folder").to_str().unwrap().to_owned();
     for (settings, reason) in [
         ("ca=/nowhere/secret".into(), "ca: must be a file that can be read: No such file"),
@@ -450,7 +453,7 @@ fn a_bad_certificate_of_a_url_is_refused_by_its_name() {
             "key: needs a private key without a password",
         ),
         // In a query, a `+` is a space.
-        (format!("ca={ca}&cert={cert}&key={}", text.replace('\n', "%0a") + "+"), "key"),
+        (format!("ca={ca}&cert={cert}&key={}", with_plus.replace('\n', "%0a")), "key"),
     ] {
         fs::write(&protected, text.replace("PRIVATE", "ENCRYPTED PRIVATE")).unwrap();
         let shown = assert_refused(hasty(), "rediss", &format!("?{settings}"), reason);
