@@ -434,7 +434,7 @@ fn a_bad_certificate_of_a_url_is_refused_by_its_name() {
     let [[ca, cert, key], [.., text]] = trusted_settings(&authority);
     let protected = authority.file().with_file_name("protected.pem");
     let old = text.replace("KEY-----\n", "KEY-----\nProc-Type: 4,ENCRYPTED\n\n");
-    let mut with_plus = text.to_string();
+    let mut with_plus = text.clone();
     let inside = text.find("KEY-----\n").expect("a head") + 20;
     with_plus.replace_range(inside..=inside, "+");
     let folder = authority.file().parent().expect("a folder").to_str().unwrap().to_owned();
