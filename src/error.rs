@@ -313,9 +313,7 @@ impl Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::AlreadyHeld { name } => {
-                write!(f, "this thread holds lock {name:?} already")
-            }
+            Self::AlreadyHeld { name } => write!(f, "this thread holds lock {name:?} already"),
             Self::Cancelled { name } => write!(f, "the wait for lock {name:?} was cancelled"),
             Self::Closed => f.write_str("the client is closed"),
             Self::Forked => f.write_str(
@@ -337,21 +335,16 @@ impl fmt::Display for Error {
                 let is_cluster = matches!(&**code, "CROSSSLOT" | "MOVED");
                 f.write_str(if is_cluster { ", because it is a node of a cluster" } else { "" })
             }
-            Self::Timeout { name, holder: None } => {
-                write!(f, "the wait for {name:?} was over before it was free")
-            }
-            Self::Timeout { name, holder: Some(holder) } if holder.client.is_empty() => {
-                write!(f, "another library held lock {name:?} when the wait was over")
-            }
-            Self::Timeout { name, holder: Some(holder) } => {
-                let client = &holder.client;
-                write!(f, "client {client:?} held lock {name:?} when the wait was over")
-            }
+            Self::Timeout { name, holder } => match holder.as_ref().map(|holder| &*holder.client) {
+                None => write!(f, "the wait for {name:?} was over before it was free"),
+                Some("") => write!(f, "another library held lock {name:?} when the wait was over"),
+                Some(id) => write!(f, "client {id:?} held lock {name:?} when the wait was over"),
+            },
             Self::Unavailable { attempt, server, phase, may_have_executed, .. } => {
                 write!(f, "could not {attempt}: ")?;
                 phase.describe(server, f)?;
-                let doubt = "; the request may have been executed all the same";
-                f.write_str(if *may_have_executed { doubt } else { "" })
+                let in_doubt = "; the request may have been executed all the same";
+                f.write_str(if *may_have_executed { in_doubt } else { "" })
             }
             Self::WrongType { name, server, found } => {
                 write!(f, "the key of lock {name:?} at {server} holds {found}")

@@ -12,7 +12,7 @@ use std::{io, thread};
 use crossbeam_channel::{Sender, TrySendError, bounded};
 use log::Level;
 
-use crate::base::event_thread::{EventThread, Listener, Report};
+use crate::base::event_thread::{EventListener, EventThread, Report};
 use crate::base::spans::HoldSpan;
 
 /// How many events and lines are queued for a slow callback or logger before further ones are
@@ -133,7 +133,7 @@ struct EventQueue {
 
 impl Events {
     /// Starts the thread if anything listens.
-    pub(crate) fn start(listeners: Vec<Arc<dyn Listener<Event>>>) -> io::Result<Self> {
+    pub(crate) fn start(listeners: Vec<Arc<dyn EventListener<Event>>>) -> io::Result<Self> {
         let queue = EventQueue { has_listener: !listeners.is_empty(), ..EventQueue::default() };
         if queue.has_listener {
             queue.start(listeners)?;
@@ -148,7 +148,8 @@ impl Events {
         }
     }
 
-    /// Has the span of a lost hold closed. If it cannot be, the thread that drops the guard does.
+    /// Closes the span of a lost hold on the thread of events; failing that, the thread that drops
+    /// the guard closes it.
     pub(crate) fn end_span(&self, span: &HoldSpan) {
         if let Some(open) = span.take()
             && let Err(Report::EndOfSpan(open)) = self.queue.try_send(Report::EndOfSpan(open))
@@ -227,7 +228,7 @@ impl EventQueue {
 
     fn start(
         &self,
-        listeners: Vec<Arc<dyn Listener<Event>>>,
+        listeners: Vec<Arc<dyn EventListener<Event>>>,
     ) -> io::Result<&(Sender<Report<Event>>, ThreadId)> {
         let (sender, reports) = bounded(WAITING_MAX);
         let events = EventThread { listeners, dropped: self.dropped.clone() };

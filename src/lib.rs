@@ -237,34 +237,35 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod base;
-mod builder;
 mod client;
 mod config;
 mod error;
 mod event;
 #[cfg(test)]
+#[path = "../tests/fuzz/mod.rs"]
 mod fuzz;
 mod guards;
 mod local;
 mod memory_server;
 mod net;
-mod open;
 mod stats;
 mod store;
-mod survey;
 
 #[cfg(doc)]
 pub mod guide;
 
 #[doc(hidden)]
 pub use base::report::{HeldAs, NameReport, ServerReplies, ServerReport, printable};
-pub use client::{Builder, Client};
+pub use client::Client;
+pub use client::builder::Builder;
 #[doc(hidden)]
 pub use config::Mechanism;
-pub use config::credentials::Credentials;
-pub use config::durability::Durability;
+pub use config::callbacks::Credentials;
 #[cfg(feature = "tls")]
-pub use config::tls::Tls;
+pub use config::certificates::Tls;
+pub use config::durability::Durability;
+#[doc(hidden)]
+pub use config::text::parse_duration;
 pub use error::{Error, Phase, Result, ServerFailure};
 pub use event::Event;
 pub use guards::canceller::Canceller;
@@ -279,7 +280,7 @@ pub use guards::rw_lock::{ReadGuard, RwLock, WriteGuard};
 pub use guards::semaphore::{Permit, Semaphore};
 pub use guards::ticket::Ticket;
 pub use guards::wanted::Wanted;
+#[doc(hidden)]
+pub use local::survey::Survey;
 pub use memory_server::MemoryServer;
 pub use stats::Stats;
-#[doc(hidden)]
-pub use survey::Survey;

@@ -23,8 +23,8 @@ pub(crate) enum Report<E> {
     Mark(Sender<()>),
 }
 
-/// What is told of events, by one thread.
-pub(crate) trait Listener<E>: Send + Sync {
+/// Receives events, on one thread.
+pub(crate) trait EventListener<E>: Send + Sync {
     fn event(&self, event: &E);
 
     /// How often `tick` is called; `None`: never.
@@ -39,21 +39,21 @@ pub(crate) trait Listener<E>: Send + Sync {
 }
 
 /// The callback of the program.
-impl<E, F: Fn(&E) + Send + Sync> Listener<E> for F {
+impl<E, F: Fn(&E) + Send + Sync> EventListener<E> for F {
     fn event(&self, event: &E) {
         self(event);
     }
 }
 
-impl<E> fmt::Debug for dyn Listener<E> {
+impl<E> fmt::Debug for dyn EventListener<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Listener").finish_non_exhaustive()
+        f.debug_struct("EventListener").finish_non_exhaustive()
     }
 }
 
-/// What the thread has.
+/// The state of the thread.
 pub(crate) struct EventThread<E> {
-    pub(crate) listeners: Vec<Arc<dyn Listener<E>>>,
+    pub(crate) listeners: Vec<Arc<dyn EventListener<E>>>,
     /// How many reports were dropped since the last line about it.
     pub(crate) dropped: Arc<AtomicUsize>,
 }
@@ -79,7 +79,7 @@ impl<E: Debug> EventThread<E> {
             Report::EndOfSpan(span) => span.close(true),
             Report::Event(event) => self.tell(&event, |listener| listener.event(&event)),
             Report::Line(level, line) => write_line(level, &line),
-            // That thread may have given up.
+            // The thread that waits may have given up.
             Report::Mark(delivered) => delivered.try_send(()).unwrap_or_default(),
         }
         let dropped = self.dropped.swap(0, Ordering::Relaxed);
@@ -89,8 +89,8 @@ impl<E: Debug> EventThread<E> {
         }
     }
 
-    /// Calls code of the program.
-    fn tell(&self, what: &impl Debug, call: impl Fn(&dyn Listener<E>)) {
+    /// Calls the program's code, which may panic.
+    fn tell(&self, what: &impl Debug, call: impl Fn(&dyn EventListener<E>)) {
         for listener in &self.listeners {
             if catch_unwind(AssertUnwindSafe(|| call(&**listener))).is_err() {
                 write_line(Level::Error, &format!("the event callback panicked at {what:?}"));

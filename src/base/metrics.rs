@@ -12,14 +12,14 @@ use std::time::Duration;
 use metrics::{counter, gauge, histogram};
 use parking_lot::Mutex;
 
-use crate::base::event_thread::Listener;
+use crate::base::event_thread::EventListener;
 use crate::event::Event;
 use crate::stats::Stats;
 
 /// How often counters and gauges are reported.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// The most names for which calls are counted that have found them held.
+/// The most names whose contended calls are counted.
 const NAMES_MAX: usize = 10_000;
 
 /// A number: what follows `leasehold_` in its name, its label, and where it is found.
@@ -63,7 +63,7 @@ const GAUGES: [Series; 5] = [
 pub(crate) struct Metrics {
     /// Set when the client has started.
     stats: OnceLock<Box<dyn Fn() -> Stats + Send + Sync>>,
-    /// Locked by the thread that delivers events only.
+    /// Locked only by the thread that delivers events.
     reported: Mutex<Reported>,
 }
 
@@ -87,7 +87,7 @@ impl Metrics {
     }
 }
 
-impl Listener<Event> for Metrics {
+impl EventListener<Event> for Metrics {
     fn event(&self, event: &Event) {
         self.reported.lock().record(event);
     }
@@ -104,7 +104,7 @@ impl Listener<Event> for Metrics {
 
     fn end(&self) {
         self.tick();
-        // Whatever is still being taken down, the client has nothing any more.
+        // Whatever is still being shut down, the client no longer has anything.
         let mut reported = self.reported.lock();
         let none = Stats {
             held: 0,
@@ -144,8 +144,7 @@ impl Reported {
                 }
                 *self.contended.entry(name.clone()).or_default() += 1;
             }
-            // What a call takes that has found the lock free is no wait for it: it may be an
-            // outage.
+            // The time of a call that found the lock free is no wait: it may be an outage.
             Event::Acquired { name, waited, .. } if self.end_contended(name) => {
                 histogram!(full("wait_seconds")).record(*waited);
             }

@@ -1,11 +1,11 @@
-//! Names, servers and what they say, as the program `leasehold` and errors show them.
+//! What the program `leasehold` and errors show of names and servers.
 
 use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::guards::holder::Holder;
 
-/// What a hold is a hold of.
+/// The kind of a hold.
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -29,7 +29,7 @@ pub enum HeldAs {
 pub struct NameReport {
     /// The key of a lock of that name.
     pub key: String,
-    /// None if the name is free.
+    /// Empty if the name is free.
     pub holds: Vec<(HeldAs, Holder)>,
     /// The last fencing token of the name; `None` if it has no counter now.
     pub fence: Option<u64>,
@@ -58,7 +58,7 @@ impl<T> ServerReplies<T> {
     }
 }
 
-/// What a server says of itself.
+/// What a server reports about itself.
 #[doc(hidden)]
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -68,7 +68,7 @@ pub struct ServerReport {
     /// How long the slowest of some replies took.
     pub slowest: Duration,
     /// By how many seconds the server's clock is ahead of this system's; negative if it is behind.
-    /// `None` of a sentinel, which does not tell the time.
+    /// `None` for a sentinel, which does not tell the time.
     pub clock_ahead: Option<f64>,
     /// The server's reply to INFO; `None` if the login lacks the right to ask.
     pub info: Option<String>,
@@ -76,8 +76,8 @@ pub struct ServerReport {
     pub cluster_info: Option<String>,
 }
 
-/// A text from a server as people are shown it, without what a terminal would obey or a log would
-/// take for another line.
+/// Escapes what a terminal would obey, or a log would take for another line, in a text from a
+/// server.
 #[doc(hidden)]
 #[must_use]
 pub fn printable(text: &str) -> String {

@@ -5,79 +5,130 @@
 //! that delivers events. No span is ever entered, so that the program's own spans and events are
 //! the same with and without these.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::time::Duration;
+#[cfg(not(feature = "tracing"))]
+pub(crate) use none::{CallSpan, HoldSpan, OpenSpan};
+#[cfg(feature = "tracing")]
+pub(crate) use real::{CallSpan, HoldSpan, OpenSpan};
 
-use parking_lot::Mutex;
-use tracing::Span;
-use tracing::field::Empty;
+#[cfg(feature = "tracing")]
+mod real {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::time::Duration;
 
-/// The span of a call for a lock, which ends when this is dropped.
-#[derive(Debug)]
-pub(crate) struct CallSpan(Option<Span>);
+    use parking_lot::Mutex;
+    use tracing::Span;
+    use tracing::field::Empty;
 
-impl CallSpan {
-    pub(crate) fn open<N: AsRef<str>>(name: impl FnOnce() -> N) -> Self {
-        Self(open(|| {
-            let (waited, fence) = (Empty, Empty);
-            tracing::info_span!(
-                target: "leasehold", "acquire", name = name().as_ref(), waited, fence
-            )
-        }))
+    /// The span of a call for a lock, which ends when this is dropped.
+    #[derive(Debug)]
+    pub(crate) struct CallSpan(Option<Span>);
+
+    impl CallSpan {
+        pub(crate) fn open<N: AsRef<str>>(name: impl FnOnce() -> N) -> Self {
+            Self(open(|| {
+                let (waited, fence) = (Empty, Empty);
+                tracing::info_span!(
+                    target: "leasehold", "acquire", name = name().as_ref(), waited, fence
+                )
+            }))
+        }
+
+        /// Ends the span with the time that the call took, and the fence if it has brought one hold.
+        pub(crate) fn close(self, waited: Duration, fence: Option<u64>) {
+            guarded(move || {
+                if let Some(span) = &self.0 {
+                    span.record("waited", waited.as_secs_f64());
+                    fence.map(|fence| span.record("fence", fence));
+                }
+                drop(self);
+            });
+        }
     }
 
-    /// Ends the span with the time that the call took, and the fence if it has brought one hold.
-    pub(crate) fn close(self, waited: Duration, fence: Option<u64>) {
-        guarded(move || {
-            if let Some(span) = &self.0 {
-                span.record("waited", waited.as_secs_f64());
-                fence.map(|fence| span.record("fence", fence));
-            }
-            drop(self);
-        });
+    /// The span of a hold, while it is open.
+    #[derive(Debug, Default)]
+    pub(crate) struct HoldSpan(Mutex<Option<OpenSpan>>);
+
+    /// The span of a hold for the thread that closes it.
+    #[derive(Debug)]
+    pub(crate) struct OpenSpan(Span);
+
+    impl HoldSpan {
+        pub(crate) fn open(&self, name: &str, fence: u64) {
+            let lost = Empty;
+            let span = open(|| tracing::info_span!(target: "leasehold", "hold", name, fence, lost));
+            *self.0.lock() = span.map(OpenSpan);
+        }
+
+        pub(crate) fn take(&self) -> Option<OpenSpan> {
+            self.0.lock().take()
+        }
+
+        /// Leaves the span to the thread that drops the guard.
+        pub(crate) fn restore(&self, span: OpenSpan) {
+            *self.0.lock() = Some(span);
+        }
+    }
+
+    impl OpenSpan {
+        pub(crate) fn close(self, lost: bool) {
+            guarded(move || {
+                self.0.record("lost", lost);
+                drop(self);
+            });
+        }
+    }
+
+    /// Returns no span if no subscriber wants it, or if the subscriber panics.
+    fn open(span: impl FnOnce() -> Span) -> Option<Span> {
+        guarded(span).filter(|span| !span.is_disabled())
+    }
+
+    /// A subscriber that panics cannot use the span. The hold must not be lost with it.
+    fn guarded<T>(call: impl FnOnce() -> T) -> Option<T> {
+        catch_unwind(AssertUnwindSafe(call)).ok()
     }
 }
 
-/// The span of a hold, while it is open.
-#[derive(Debug, Default)]
-pub(crate) struct HoldSpan(Mutex<Option<OpenSpan>>);
+/// Without the feature there is nothing to open.
+#[cfg(not(feature = "tracing"))]
+#[expect(clippy::unused_self, reason = "these are the methods of the spans that there are with it")]
+mod none {
+    use std::convert::Infallible;
+    use std::time::Duration;
 
-/// The span of a hold for the thread that closes it.
-#[derive(Debug)]
-pub(crate) struct OpenSpan(Span);
+    #[derive(Debug)]
+    pub(crate) struct CallSpan;
 
-impl HoldSpan {
-    pub(crate) fn open(&self, name: &str, fence: u64) {
-        let lost = Empty;
-        let span = open(|| tracing::info_span!(target: "leasehold", "hold", name, fence, lost));
-        *self.0.lock() = span.map(OpenSpan);
+    impl CallSpan {
+        pub(crate) fn open<N>(_name: impl FnOnce() -> N) -> Self {
+            Self
+        }
+
+        pub(crate) fn close(self, _waited: Duration, _fence: Option<u64>) {}
     }
 
-    pub(crate) fn take(&self) -> Option<OpenSpan> {
-        self.0.lock().take()
+    #[derive(Debug, Default)]
+    pub(crate) struct HoldSpan(());
+
+    #[derive(Clone, Copy, Debug)]
+    pub(crate) struct OpenSpan(Infallible);
+
+    impl HoldSpan {
+        pub(crate) fn open(&self, _name: &str, _fence: u64) {}
+
+        pub(crate) fn take(&self) -> Option<OpenSpan> {
+            None
+        }
+
+        pub(crate) fn restore(&self, span: OpenSpan) {
+            match span.0 {}
+        }
     }
 
-    /// Leaves the span to the thread that drops the guard.
-    pub(crate) fn restore(&self, span: OpenSpan) {
-        *self.0.lock() = Some(span);
+    impl OpenSpan {
+        pub(crate) fn close(self, _lost: bool) {
+            match self.0 {}
+        }
     }
-}
-
-impl OpenSpan {
-    pub(crate) fn close(self, lost: bool) {
-        guarded(move || {
-            self.0.record("lost", lost);
-            drop(self);
-        });
-    }
-}
-
-/// Returns no span if no subscriber wants it, or if the subscriber panics.
-fn open(span: impl FnOnce() -> Span) -> Option<Span> {
-    guarded(span).filter(|span| !span.is_disabled())
-}
-
-/// A subscriber that panics has no better use for the span. The hold must not be lost with it.
-fn guarded<T>(call: impl FnOnce() -> T) -> Option<T> {
-    catch_unwind(AssertUnwindSafe(call)).ok()
 }

@@ -4,14 +4,14 @@ use std::fmt;
 
 use serde::de::{Deserialize, DeserializeSeed, Deserializer, Error, MapAccess, Visitor};
 
-use crate::client::Builder;
+use crate::client::builder::Builder;
 use crate::config::Config;
-use crate::config::options;
+use crate::config::text;
 
 /// The map has a `url` and the settings of [`Builder::from_url`], by the same names and with the
-/// same texts. Numbers may be numbers: those of durations are in seconds. `true` and `false` may be
-/// such, and a missing value is `none`. Settings beside the `url` replace those in it, wherever
-/// they stand. Others are an error, and so is what makes no sense.
+/// same texts. Numbers and booleans may be given as such: durations are then in seconds, and `null`
+/// is `none`. Settings beside the `url` replace those in it, in whatever order they come. An unknown
+/// setting is an error, and so is an invalid value.
 ///
 /// Requires the feature `serde`.
 ///
@@ -63,67 +63,63 @@ impl<'de> Visitor<'de> for BuilderVisitor {
             None => Builder::default(),
             Some(url) => Builder::from_url(&url).map_err(Error::custom)?,
         };
-        options::apply(&mut builder.config, settings).map_err(Error::custom)?;
+        text::apply(&mut builder.config, settings).map_err(Error::custom)?;
         Ok(builder)
     }
 }
 
-/// The value of a setting. What is wrong with it is found here, so that the error has its place.
+/// The value of a setting, as the text that it would be in a URL. It is checked here, so that the
+/// error says where in the file it is.
+#[derive(Clone, Copy)]
 struct Setting<'a>(&'a str);
+
+impl Setting<'_> {
+    fn checked<E: Error>(self, value: &impl ToString) -> Result<String, E> {
+        let text = value.to_string();
+        let checked = match self.0 {
+            "url" => Builder::from_url(&text).map(drop),
+            name => text::apply(&mut Config::default(), [(name.to_owned(), text.clone())]),
+        };
+        checked.map(|()| text).map_err(Error::custom)
+    }
+}
 
 impl<'de> DeserializeSeed<'de> for Setting<'_> {
     type Value = String;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<String, D::Error> {
-        let (Self(name), Text(text)) = (self, Text::deserialize(deserializer)?);
-        let checked = match name {
-            "url" => Builder::from_url(&text).map(drop),
-            name => options::apply(&mut Config::default(), [(name.to_owned(), text.clone())]),
-        };
-        checked.map_err(Error::custom)?;
-        Ok(text)
+        deserializer.deserialize_any(self)
     }
 }
 
-/// A value as the text that it would be in a URL.
-struct Text(String);
-
-impl<'de> Deserialize<'de> for Text {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(TextVisitor)
-    }
-}
-
-struct TextVisitor;
-
-impl Visitor<'_> for TextVisitor {
-    type Value = Text;
+impl Visitor<'_> for Setting<'_> {
+    type Value = String;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a text, a number, `true` or `false`")
     }
 
-    fn visit_bool<E: Error>(self, value: bool) -> Result<Text, E> {
-        Ok(Text(value.to_string()))
+    fn visit_bool<E: Error>(self, value: bool) -> Result<String, E> {
+        self.checked(&value)
     }
 
-    fn visit_i64<E: Error>(self, value: i64) -> Result<Text, E> {
-        Ok(Text(value.to_string()))
+    fn visit_i64<E: Error>(self, value: i64) -> Result<String, E> {
+        self.checked(&value)
     }
 
-    fn visit_u64<E: Error>(self, value: u64) -> Result<Text, E> {
-        Ok(Text(value.to_string()))
+    fn visit_u64<E: Error>(self, value: u64) -> Result<String, E> {
+        self.checked(&value)
     }
 
-    fn visit_f64<E: Error>(self, value: f64) -> Result<Text, E> {
-        Ok(Text(value.to_string()))
+    fn visit_f64<E: Error>(self, value: f64) -> Result<String, E> {
+        self.checked(&value)
     }
 
-    fn visit_str<E: Error>(self, value: &str) -> Result<Text, E> {
-        Ok(Text(value.into()))
+    fn visit_str<E: Error>(self, value: &str) -> Result<String, E> {
+        self.checked(&value)
     }
 
-    fn visit_unit<E: Error>(self) -> Result<Text, E> {
-        Ok(Text("none".into()))
+    fn visit_unit<E: Error>(self) -> Result<String, E> {
+        self.checked(&"none")
     }
 }

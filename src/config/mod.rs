@@ -1,31 +1,26 @@
 //! The settings of clients and locks, and the checks that they are valid before anything is sent.
 
-pub(crate) mod address_map;
-pub(crate) mod credentials;
+pub(crate) mod callbacks;
+#[cfg(feature = "tls")]
+pub(crate) mod certificates;
 pub(crate) mod deployment;
 #[cfg(feature = "serde")]
 pub(crate) mod deserialize;
 pub(crate) mod durability;
-pub(crate) mod duration;
 pub(crate) mod lock_name;
-pub(crate) mod options;
-#[cfg(feature = "tls")]
-pub(crate) mod pem;
-#[cfg(feature = "tls")]
-pub(crate) mod tls;
+pub(crate) mod text;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::base::event_thread::Listener;
+use crate::base::event_thread::EventListener;
 #[cfg(feature = "metrics")]
 use crate::base::metrics::Metrics;
-use crate::config::address_map::AddressMap;
-use crate::config::credentials::{Credentials, CredentialsCallback};
+use crate::config::callbacks::{AddressMap, Credentials, CredentialsCallback};
+#[cfg(feature = "tls")]
+use crate::config::certificates::Tls;
 use crate::config::durability::Durability;
 use crate::config::lock_name::{NAME_MAX, RESERVED};
-#[cfg(feature = "tls")]
-use crate::config::tls::Tls;
 use crate::error::{Error, Result};
 use crate::event::{Event, Events};
 use crate::guards::canceller::Canceller;
@@ -53,44 +48,43 @@ pub enum Mechanism {
     SharedWrites,
 }
 
-/// The settings of a client: values only, for several clients may be opened with the same.
+/// The settings of a client. Several may be opened with the same.
 #[derive(Clone, Debug)]
 pub(crate) struct Config {
     pub(crate) options: LockOptions,
     pub(crate) pool_size: u32,
-    /// When a pooled connection is closed that no call has used; `None` means never.
+    /// How long a pooled connection may be idle before it is closed; `None` means no limit.
     pub(crate) idle_timeout: Option<Duration>,
-    /// The age at which a pooled connection is closed once it is idle; `None` means none.
+    /// The age at which a pooled connection is closed once it is idle; `None` means no limit.
     pub(crate) max_lifetime: Option<Duration>,
     pub(crate) connect_timeout: Duration,
-    /// As the user has set it; see the method of this name for the default.
+    /// As set by the user; see the method of this name for the default.
     pub(crate) io_timeout: Option<Duration>,
     pub(crate) retry_window: Duration,
     pub(crate) backoff: (Duration, Duration),
     pub(crate) prefix: String,
     pub(crate) label: String,
     pub(crate) durability: Durability,
-    /// How long the counter of fencing tokens outlives the last hold of a name, if that is longer
-    /// than two leases.
+    /// How long the counter of fencing tokens outlives a name's last hold: at least two leases.
     pub(crate) fence_life: Duration,
     /// Taken out when a client is opened.
-    pub(crate) on_event: Option<Arc<dyn Listener<Event>>>,
+    pub(crate) on_event: Option<Arc<dyn EventListener<Event>>>,
     /// Replaced when a client is opened.
     #[cfg(feature = "metrics")]
     pub(crate) metrics: Option<Arc<Metrics>>,
     /// Set when a client is opened.
     pub(crate) events: Events,
-    /// For the masters that sentinels name, if it differs from the login in the sentinels' URLs.
+    /// The login at masters, if it differs from that in the sentinels' URLs.
     pub(crate) master_login: Option<Credentials>,
     pub(crate) address_map: AddressMap,
-    /// In place of the logins in URLs, but for sentinels.
+    /// Replaces the logins in URLs, except for sentinels.
     pub(crate) credentials: Option<CredentialsCallback>,
     pub(crate) spin: Duration,
-    /// Whether a client is opened without asking whether the server is there.
+    /// Whether a client is opened without any I/O.
     pub(crate) lazy: bool,
     /// Whether the client exchanges wake-ups with Redisson.
     pub(crate) redisson: bool,
-    /// What benchmarks have switched off.
+    /// What a benchmark has switched off.
     pub(crate) without: Vec<Mechanism>,
     #[cfg(feature = "tls")]
     pub(crate) tls: Option<Tls>,
@@ -212,11 +206,11 @@ pub(crate) struct LockOptions {
     pub(crate) max_hold: Option<Duration>,
     /// How long the lock stays taken at least, counted from the reply that it was acquired.
     pub(crate) hold_at_least: Option<Duration>,
-    /// How long threads hand the lock off among themselves, as the user has set it; see the method
-    /// of this name for the default.
+    /// How long threads hand the lock off among themselves, as set by the user; see the method of
+    /// this name for the default.
     pub(crate) tenure: Option<Duration>,
-    /// How long the client keeps the lock after its last use, as the user has set it; see the
-    /// method of this name for when it does.
+    /// How long the client keeps the lock after its last use, as set by the user; see the method of
+    /// this name for when it does.
     pub(crate) keep: Duration,
     /// Whether a thread may lock again what it holds.
     pub(crate) reentrant: bool,
@@ -241,7 +235,7 @@ impl Default for LockOptions {
 }
 
 impl LockOptions {
-    /// Returns an error if the calls with these options are cancelled.
+    /// Returns an error if calls with these options have been cancelled.
     pub(crate) fn check_cancelled(&self, name: &str) -> Result<()> {
         if self.canceller.as_ref().is_some_and(Canceller::is_cancelled) {
             return Err(Error::Cancelled { name: name.into() });

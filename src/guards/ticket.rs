@@ -11,10 +11,10 @@ use crate::local::adoption::DetachedHold;
 use crate::local::identity::is_client_id;
 use crate::store::hold_id::{HoldId, HoldKind};
 
-/// What every ticket begins with: the version says how to read the rest.
+/// What every ticket begins with. The version says how to read the rest.
 const START: &str = "leasehold:1";
 
-/// Tokens are whole numbers that a double can have.
+/// The greatest whole number up to which a double represents each exactly.
 const FENCE_MAX: u64 = (1 << 53) - 1;
 
 /// A lock that a guard has left to the next one that adopts it. Made by

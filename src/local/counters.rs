@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::base::counter::Counter;
+use crate::base::Counter;
 use crate::stats::Stats;
 
 /// The numbers of one client. [`Stats`] says what each of them counts.

@@ -11,7 +11,7 @@ use std::thread::ThreadId;
 
 use parking_lot::Mutex;
 
-use crate::base::shrink::shrink;
+use crate::base::shrink;
 use crate::local::hold::Hold;
 
 /// Threads that take and release different locks at the same time should rarely meet here.

@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::base::shrink::shrink;
+use crate::base::shrink;
 use crate::local::call::Caller;
 use crate::local::hold::Hold;
 use crate::local::pending::Followers;

@@ -20,7 +20,7 @@ use std::{mem, thread};
 use crossbeam_channel::Sender;
 
 use crate::base::clock::{Moment, end_of};
-use crate::base::shrink::shrink;
+use crate::base::shrink;
 use crate::local::due_channel::DueReceiver;
 use crate::local::hold::Hold;
 use crate::local::renewal_reports::RenewalReports;

@@ -3,6 +3,7 @@
 //! Decides what is asked of which server, and whether enough have answered. Changes nothing in this
 //! process.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use redis::{Cmd, FromRedisValue, cmd};
@@ -19,71 +20,174 @@ use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::keys::Keys;
 use crate::store::request::{Change, HoldReply, HoldRequest, ReportReply, ServerConnections};
 
-/// Returns who holds a name, of whatever kind it is, and which clients wait for it.
-pub(crate) fn report(shared: &Shared, name: &str) -> Result<NameReport> {
-    let ReportReply { holds, fence, waiting } = ask_about(shared, name)?;
-    let holds = holds.into_iter().map(|(held_as, holder)| (held_as, holder_of(holder))).collect();
-    let key = Keys::new(&shared.config.prefix).lock(name).into_owned();
-    Ok(NameReport { key, holds, fence: (fence > 0).then_some(fence), waiting })
+/// How many replies of a server are timed.
+const REPLIES: usize = 10;
+
+/// What the program `leasehold` shows and does. Created by
+/// [`Client::survey`](crate::Client::survey). Not for other programs: it may change at any time.
+#[doc(hidden)]
+#[derive(Clone, Debug)]
+pub struct Survey {
+    shared: Arc<Shared>,
+}
+
+impl Survey {
+    pub(crate) fn new(shared: &Arc<Shared>) -> Self {
+        Self { shared: shared.clone() }
+    }
+
+    /// Returns who holds a name, of whatever kind it is, and which clients wait for it.
+    ///
+    /// # Errors
+    ///
+    /// The same as [`Mutex::is_locked`](crate::Mutex::is_locked).
+    pub fn report(&self, name: &str) -> Result<NameReport> {
+        let shared = &*self.shared;
+        let ReportReply { holds, fence, waiting } = ask_about(shared, name)?;
+        let holds =
+            holds.into_iter().map(|(held_as, holder)| (held_as, holder_of(holder))).collect();
+        let key = Keys::new(&shared.config.prefix).lock(name).into_owned();
+        Ok(NameReport { key, holds, fence: (fence > 0).then_some(fence), waiting })
+    }
+
+    /// Returns the names that begin with `start` and may be held, as each server has them: in no
+    /// order, and some perhaps twice. Looks at all keys of all servers, some at a time. A server
+    /// that does not answer has an error of its own.
+    ///
+    /// # Errors
+    ///
+    /// The same as for [`servers`](Survey::servers).
+    pub fn names(&self, start: &str) -> Result<ServerReplies<Vec<String>>> {
+        let shared = &*self.shared;
+        let pattern = format!("{}{}*", escaped(&shared.config.prefix), escaped(start));
+        let name_of = |key: &Vec<u8>| {
+            let name = str::from_utf8(key).ok()?.strip_prefix(&shared.config.prefix)?;
+            // Neither a companion of a lock nor a key that no lock can have.
+            shared.config.check_name(name).ok().map(|()| name.to_owned())
+        };
+        ask_servers(shared, |connection| {
+            Ok(scan(shared, connection, &pattern)?.iter().filter_map(name_of).collect())
+        })
+    }
+
+    /// Ends the holds that a name has when this looks, and no others. Returns how many these were.
+    ///
+    /// # Errors
+    ///
+    /// The same as [`Mutex::force_unlock`](crate::Mutex::force_unlock).
+    pub fn end_holds(&self, name: &str) -> Result<usize> {
+        let mut ended = Vec::new();
+        self.end_holds_if(name, |_, _| true, &mut ended)?;
+        Ok(ended.len())
+    }
+
+    /// As [`end_holds`](Survey::end_holds), but only those that are meant. Adds them to `ended`, even
+    /// if it fails before it has ended all of them.
+    ///
+    /// # Errors
+    ///
+    /// The same.
+    pub fn end_holds_if(
+        &self,
+        name: &str,
+        is_meant: impl Fn(HeldAs, &Holder) -> bool,
+        ended: &mut Vec<(HeldAs, Holder)>,
+    ) -> Result<()> {
+        let shared = &*self.shared;
+        let holds = ask_about(shared, name)?.holds;
+        // Waiting clients are offered no more places than were taken.
+        let of = u32::try_from(holds.len()).unwrap_or(u32::MAX);
+        for (held_as, found) in holds {
+            let (owner, holder) = (found.owner.clone(), holder_of(found));
+            if !is_meant(held_as, &holder) {
+                continue;
+            }
+            let kind = match held_as {
+                HeldAs::Foreign | HeldAs::Lock => HoldKind::Lock,
+                HeldAs::Permit => HoldKind::Permit { of },
+                HeldAs::Reader => HoldKind::Read,
+                HeldAs::Writer => HoldKind::Write,
+            };
+            let hold = HoldId::of_owner(&owner, kind, name);
+            let has_ended = end_hold(shared, kind, name, hold.as_ref(), |deadline| {
+                if kind == HoldKind::Lock {
+                    return shared.store.force_release(name, &owner, deadline);
+                }
+                let Some(hold) = &hold else { return Ok(false) };
+                let release = HoldRequest { hold, change: Change::RELEASE, deadline };
+                Ok(ask_one(&*shared.store, release)? == HoldReply::Done)
+            })?;
+            if has_ended {
+                ended.push((held_as, holder));
+            }
+        }
+        Ok(())
+    }
+
+    /// As [`end_holds`](Survey::end_holds), but only the holds of this client, including locks that
+    /// stay taken.
+    ///
+    /// # Errors
+    ///
+    /// The same.
+    pub fn end_own_holds(&self, name: &str) -> Result<usize> {
+        let client = self.shared.identity.client();
+        let mut ended = Vec::new();
+        self.end_holds_if(name, |_, holder| holder.client == client, &mut ended)?;
+        Ok(ended.len())
+    }
+
+    /// Returns how long a request of this client may take.
+    #[must_use]
+    pub fn io_timeout(&self) -> Duration {
+        let config = &self.shared.config;
+        config.io_timeout(config.options.lease)
+    }
+
+    /// Asks each server about itself. One that does not answer has an error of its own.
+    ///
+    /// # Errors
+    ///
+    /// The same as [`Client::ping`](crate::Client::ping), if it is not known which servers there
+    /// are.
+    pub fn servers(&self) -> Result<ServerReplies<ServerReport>> {
+        let shared = &*self.shared;
+        ask_servers(shared, |connection| {
+            // Opens the connection.
+            ask::<String>(shared, connection, &cmd("PING"))?;
+            let info: Option<String> = unless_refused(ask(shared, connection, &cmd("INFO")))?;
+            let says = |field| info.as_deref().is_some_and(|info| info.contains(field));
+            let (sent, here) = (Instant::now(), SystemTime::now());
+            let time = ask::<(u64, u32)>(shared, connection, &cmd("TIME"));
+            let round_trip = sent.elapsed();
+            let mut slowest = round_trip;
+            for _ in 1..REPLIES {
+                let sent = Instant::now();
+                ask::<String>(shared, connection, &cmd("PING"))?;
+                slowest = slowest.max(sent.elapsed());
+            }
+            let time =
+                if says("redis_mode:sentinel") { unless_refused(time)? } else { Some(time?) };
+            let here = here.duration_since(UNIX_EPOCH).unwrap_or_default() + round_trip / 2;
+            let clock_ahead = time.map(|(seconds, micros)| {
+                let there = Duration::new(seconds, micros.saturating_mul(1000));
+                there.as_secs_f64() - here.as_secs_f64()
+            });
+            let cluster_info = if says("cluster_enabled:1") {
+                unless_refused(ask(shared, connection, cmd("CLUSTER").arg("INFO")))?
+            } else {
+                None
+            };
+            Ok(ServerReport { round_trip, slowest, clock_ahead, info, cluster_info })
+        })
+    }
 }
 
 fn ask_about(shared: &Shared, name: &str) -> Result<ReportReply> {
     repeat(shared, "inspect", name, |deadline| shared.store.report(name, deadline))
 }
 
-/// Ends the holds that a name has when this looks and that are meant, and no others. Adds those to
-/// `ended`.
-pub(crate) fn end_holds(
-    shared: &Shared,
-    name: &str,
-    is_meant: impl Fn(HeldAs, &Holder) -> bool,
-    ended: &mut Vec<(HeldAs, Holder)>,
-) -> Result<()> {
-    let holds = ask_about(shared, name)?.holds;
-    // Waiting clients are offered no more places than were taken.
-    let of = u32::try_from(holds.len()).unwrap_or(u32::MAX);
-    for (held_as, found) in holds {
-        let (owner, holder) = (found.owner.clone(), holder_of(found));
-        if !is_meant(held_as, &holder) {
-            continue;
-        }
-        let kind = match held_as {
-            HeldAs::Foreign | HeldAs::Lock => HoldKind::Lock,
-            HeldAs::Permit => HoldKind::Permit { of },
-            HeldAs::Reader => HoldKind::Read,
-            HeldAs::Writer => HoldKind::Write,
-        };
-        let hold = HoldId::of_owner(&owner, kind, name);
-        let has_ended = end_hold(shared, kind, name, hold.as_ref(), |deadline| {
-            if kind == HoldKind::Lock {
-                return shared.store.force_release(name, &owner, deadline);
-            }
-            let Some(hold) = &hold else { return Ok(false) };
-            let release = HoldRequest { hold, change: Change::RELEASE, deadline };
-            Ok(ask_one(&*shared.store, release)? == HoldReply::Done)
-        })?;
-        if has_ended {
-            ended.push((held_as, holder));
-        }
-    }
-    Ok(())
-}
-
-/// Returns the names that begin with `start` and may be held, as each server has them: in no order,
-/// and some perhaps twice.
-pub(crate) fn names(shared: &Shared, start: &str) -> Result<ServerReplies<Vec<String>>> {
-    let pattern = format!("{}{}*", escaped(&shared.config.prefix), escaped(start));
-    let name_of = |key: &Vec<u8>| {
-        let name = str::from_utf8(key).ok()?.strip_prefix(&shared.config.prefix)?;
-        // Neither a companion of a lock nor a key that no lock can have.
-        shared.config.check_name(name).ok().map(|()| name.to_owned())
-    };
-    ask_servers(shared, |connection| {
-        Ok(scan(shared, connection, &pattern)?.iter().filter_map(name_of).collect())
-    })
-}
-
-/// The part of a pattern that stands for nothing but itself.
+/// Escapes a text that is part of a pattern and stands for itself.
 fn escaped(text: &str) -> String {
     let is_special = |char| matches!(char, '*' | '?' | '[' | ']' | '\\');
     text.chars()
@@ -104,40 +208,6 @@ fn scan(shared: &Shared, connection: &mut Connection, pattern: &str) -> Result<V
         }
         cursor = next;
     }
-}
-
-/// How many replies of a server are timed.
-const REPLIES: usize = 10;
-
-/// Asks each server about itself.
-pub(crate) fn servers(shared: &Shared) -> Result<ServerReplies<ServerReport>> {
-    ask_servers(shared, |connection| {
-        // Opens the connection.
-        ask::<String>(shared, connection, &cmd("PING"))?;
-        let info: Option<String> = unless_refused(ask(shared, connection, &cmd("INFO")))?;
-        let says = |field| info.as_deref().is_some_and(|info| info.contains(field));
-        let (sent, here) = (Instant::now(), SystemTime::now());
-        let time = ask::<(u64, u32)>(shared, connection, &cmd("TIME"));
-        let round_trip = sent.elapsed();
-        let mut slowest = round_trip;
-        for _ in 1..REPLIES {
-            let sent = Instant::now();
-            ask::<String>(shared, connection, &cmd("PING"))?;
-            slowest = slowest.max(sent.elapsed());
-        }
-        let time = if says("redis_mode:sentinel") { unless_refused(time)? } else { Some(time?) };
-        let here = here.duration_since(UNIX_EPOCH).unwrap_or_default() + round_trip / 2;
-        let clock_ahead = time.map(|(seconds, micros)| {
-            let there = Duration::new(seconds, micros.saturating_mul(1000));
-            there.as_secs_f64() - here.as_secs_f64()
-        });
-        let cluster_info = if says("cluster_enabled:1") {
-            unless_refused(ask(shared, connection, cmd("CLUSTER").arg("INFO")))?
-        } else {
-            None
-        };
-        Ok(ServerReport { round_trip, slowest, clock_ahead, info, cluster_info })
-    })
 }
 
 /// The reply, if the server does not refuse it.

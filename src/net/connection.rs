@@ -16,7 +16,7 @@ use redis::{ErrorKind, RedisError, RedisResult, ServerError, Value};
 
 use crate::base::clock::end_of;
 use crate::base::failure::{Failure, FailureKind};
-use crate::config::credentials::Credentials;
+use crate::config::callbacks::Credentials;
 use crate::net::error_reply;
 use crate::net::factory::{ConnectionFactory, Greeting};
 use crate::net::in_flight::InFlight;

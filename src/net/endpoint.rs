@@ -9,7 +9,7 @@ use redis::{ConnectionAddr, IntoConnectionInfo, RedisConnectionInfo};
 
 use crate::base::report::printable;
 use crate::config::Config;
-use crate::config::credentials::Credentials;
+use crate::config::callbacks::Credentials;
 use crate::error::{Error, Phase, Result};
 use crate::net::resolver::Resolver;
 use crate::net::resp::RespStream;

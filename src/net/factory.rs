@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use redis::Value;
 
-use crate::base::counter::Counter;
+use crate::base::Counter;
 use crate::base::failure::{Failure, FailureKind};
 use crate::config::Config;
-use crate::config::credentials::Credentials;
+use crate::config::callbacks::Credentials;
 use crate::error::Phase;
 use crate::net::endpoint::Endpoint;
 use crate::net::login::CredentialsSource;

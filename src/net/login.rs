@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::config::credentials::{Credentials, CredentialsAnswer, CredentialsCallback};
+use crate::config::callbacks::{Credentials, CredentialsAnswer, CredentialsCallback};
 use crate::net::shared_call::{NoAnswer, SharedCalls};
 
 /// Asks the program's callback, whose answer serves all connections that wait for one. Clones share

@@ -13,9 +13,7 @@ pub(crate) mod multiplexer;
 mod panel;
 pub(crate) mod pool;
 mod post_writer;
-mod reply_buffer;
-#[cfg(test)]
-mod reply_fuzz;
+pub(crate) mod reply_buffer;
 pub(crate) mod request;
 pub(crate) mod resolver;
 pub(crate) mod resp;

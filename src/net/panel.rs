@@ -10,7 +10,7 @@ use redis::Value;
 use crate::base::clock::Moment;
 use crate::base::failure::{Failure, FailureKind};
 use crate::config::Config;
-use crate::config::address_map::AddressMap;
+use crate::config::callbacks::AddressMap;
 use crate::net::connection::Connection;
 use crate::net::endpoint::Endpoint;
 use crate::net::request::Request;

@@ -13,7 +13,7 @@ use std::time::Instant;
 use rustls::pki_types::ServerName;
 use rustls::{AlertDescription, ClientConfig, ClientConnection};
 
-use crate::config::tls::Tls;
+use crate::config::certificates::Tls;
 use crate::error::{Error, Phase, Result};
 use crate::event::Events;
 use crate::net::socket::{PollFlags, Stream};

@@ -6,8 +6,7 @@ use rustls::crypto::ring::default_provider;
 use rustls::{CertificateError, ClientConfig, OtherError, RootCertStore};
 
 use crate::base::report::printable;
-use crate::config::pem;
-use crate::config::tls::Tls;
+use crate::config::certificates::{self, Tls};
 use crate::error::{Error, Result};
 use crate::event::Events;
 
@@ -55,15 +54,17 @@ pub(crate) fn client_config(trust: Trust, tls: &Tls, events: &Events) -> Result<
         (None, Some(_)) => return Err(Error::invalid("key", "must come with a `cert`")),
     };
     let invalid = |why| Error::invalid("client_cert_pem", why);
-    let chain = pem::certificates(certificates).map_err(invalid)?;
-    let key = pem::private_key(key).map_err(invalid)?;
+    let chain = certificates::certificates(certificates).map_err(invalid)?;
+    let key = certificates::private_key(key).map_err(invalid)?;
     builder.with_client_auth_cert(chain, key).map_err(|error| unusable("client_cert_pem", &error))
 }
 
 fn roots(tls: &Tls, events: &Events) -> Result<RootCertStore> {
     let Some(pem) = &tls.ca else { return system_roots(events) };
     let mut roots = RootCertStore::empty();
-    for certificate in pem::certificates(pem).map_err(|why| Error::invalid("ca_pem", why))? {
+    for certificate in
+        certificates::certificates(pem).map_err(|why| Error::invalid("ca_pem", why))?
+    {
         roots.add(certificate).map_err(|error| unusable("ca_pem", &error))?;
     }
     Ok(roots)

@@ -1,4 +1,4 @@
-//! The command line, and the client that it asks for.
+//! The command line, the client that it asks for, and what it tells shells and man(1).
 
 use std::env;
 use std::ffi::OsString;
@@ -6,16 +6,16 @@ use std::process;
 use std::time::Duration;
 
 use clap::builder::NonEmptyStringValueParser;
-use clap::{Parser, Subcommand, value_parser};
+use clap::{Command, CommandFactory, Parser, Subcommand, value_parser};
 use clap_complete::Shell;
-use leasehold::{Builder, Client};
+use clap_mangen::Man;
+use leasehold::{Builder, Client, parse_duration};
 use rustix::system::uname;
 
-use crate::duration::parse_duration;
-use crate::output::{ExitError, NOT_HAD, USAGE};
+use crate::output::{ExitError, NOT_ACQUIRED, USAGE, print};
 use crate::signals::parse_signal;
 
-/// How much of the host name is enough to recognise the host, in characters.
+/// How many characters of the host name are enough to recognise the host.
 const HOST_MAX: usize = 64;
 
 const EXIT_CODES: &str = "\
@@ -27,6 +27,14 @@ Exit status: 0, or with `run` the command's, or 128 + n if signal n ended it.
   71   the system could not do something
 
 Durations are `500ms`, `2s`, `5m`, `1h`, or plain seconds.";
+
+/// What completes names, for the shells that have a script here.
+const BASH: &str = include_str!("completions/names.bash");
+const FISH: &str = include_str!("completions/names.fish");
+const ZSH: &str = include_str!("completions/names.zsh");
+
+/// How the arguments that are names begin in the script for zsh.
+const NAMES: [&str; 3] = ["':name -- ", "'::name -- ", "'::start -- "];
 
 /// Runs a command while it holds a lock on Redis, shows locks, and ends them.
 #[derive(Debug, Parser)]
@@ -65,7 +73,7 @@ impl ServerArgs {
         let Some(url) = self.url() else {
             return Err(ExitError::new(USAGE, "no server: set REDIS_URL or give --url"));
         };
-        let builder = Builder::default().label(&default_label()).environment()?.url(&url)?;
+        let builder = Builder::default().label(&default_label()).environment(&url)?;
         let builder = if let Some(label) = &self.label { builder.label(label) } else { builder };
         let builder =
             if let Some(prefix) = &self.prefix { builder.prefix(prefix) } else { builder };
@@ -100,7 +108,7 @@ pub(crate) enum Task {
         /// The shell that is to run it.
         shell: Shell,
     },
-    /// Acquire a lock, print a ticket of it, and leave it held for the length of its lease.
+    /// Acquire a lock, print its ticket, and leave it held for the length of its lease.
     Lock {
         #[command(flatten)]
         how: HowToAcquire,
@@ -129,7 +137,7 @@ pub(crate) enum Task {
         /// What `lock` has printed, or `-` to read it from stdin, where other users cannot see it.
         ticket: String,
     },
-    /// Begin the lease of a ticket's lock anew.
+    /// Renew the lease of a ticket's lock.
     Renew {
         /// What `lock` has printed, or `-` to read it from stdin, where other users cannot see it.
         ticket: String,
@@ -162,7 +170,7 @@ pub(crate) struct Unlock {
     pub(crate) name: Option<String>,
 }
 
-/// How to wait for a lock, and for how long it lasts.
+/// How to wait for a lock, and how long it lasts.
 #[derive(Debug, clap::Args)]
 pub(crate) struct HowToAcquire {
     /// Wait at most this long for the lock. Defaults to no limit.
@@ -179,7 +187,7 @@ pub(crate) struct HowToAcquire {
     #[arg(long, value_name = "LABEL")]
     pub(crate) label: Option<String>,
     /// The exit status if the lock could not be acquired in time.
-    #[arg(short = 'E', long, value_name = "STATUS", default_value_t = NOT_HAD)]
+    #[arg(short = 'E', long, value_name = "STATUS", default_value_t = NOT_ACQUIRED)]
     pub(crate) conflict_exit_code: u8,
     /// Do not say why there was no lock, nor show who holds it while waiting on a terminal.
     #[arg(short, long)]
@@ -222,10 +230,55 @@ pub(crate) struct Run {
     pub(crate) command: Vec<OsString>,
 }
 
+/// Prints a script for a shell.
+pub(crate) fn complete(shell: Shell) -> Result<u8, ExitError> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Args::command(), "leasehold", &mut script);
+    let script = String::from_utf8_lossy(&script);
+    print(&match shell {
+        Shell::Bash => format!("{script}{BASH}"),
+        Shell::Fish => format!("{script}{FISH}"),
+        // A completion file must keep its own first and last line.
+        Shell::Zsh => with_names_of_zsh(&script),
+        _ => script.into_owned(),
+    })
+}
+
+/// Makes the script complete arguments that are names.
+fn with_names_of_zsh(script: &str) -> String {
+    let (first, rest) = script.split_once('\n').unwrap_or((script, ""));
+    let lines = rest.lines().map(|line| match line.strip_suffix(":_default' \\") {
+        Some(start) if NAMES.iter().any(|argument| start.starts_with(argument)) => {
+            format!("{start}:_leasehold_names' \\\n")
+        }
+        _ => format!("{line}\n"),
+    });
+    format!("{first}\n{ZSH}{}", lines.collect::<String>())
+}
+
+/// Prints the manual page of the program, or of a task.
+pub(crate) fn manual(task: Option<&str>) -> Result<u8, ExitError> {
+    let mut command = Args::command();
+    // Adds the global options to the tasks.
+    command.build();
+    let command = match task {
+        None => command,
+        Some(task) => task_of(&command, task)?,
+    };
+    let mut page = Vec::new();
+    let page_of = Man::new(command).source(concat!("leasehold ", env!("CARGO_PKG_VERSION")));
+    let rendered = page_of.render(&mut page);
+    rendered.map_err(|error| ExitError::system("write the page", &error))?;
+    print(&String::from_utf8_lossy(&page))
+}
+
+fn task_of(command: &Command, task: &str) -> Result<Command, ExitError> {
+    let found = command.find_subcommand(task).cloned();
+    found.ok_or_else(|| ExitError::new(USAGE, format!("man: there is no task {task:?}")))
+}
+
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     #[test]
@@ -233,7 +286,7 @@ mod tests {
         Args::command().debug_assert();
     }
 
-    /// The words of a line of a shell, as far as the pages have them.
+    /// The words of a shell command line, as far as the pages need it.
     fn words(line: &str) -> Vec<String> {
         let (mut words, mut quoted) = (vec![String::new()], None);
         for char in line.chars() {

@@ -20,10 +20,10 @@ use signal_hook::consts::{SIGINT, SIGQUIT};
 
 use crate::output::{ExitError, of_signal};
 
-/// The word by which this program, started by itself, is told to become the command.
+/// The argument that tells this program, started by itself, to become the command.
 pub(crate) const HELPER: &str = "__run-with-parent";
 
-/// This program as Linux finds it, even if its file was replaced.
+/// This program, even if its file has been replaced (on Linux).
 const THIS_PROGRAM: &str = "/proc/self/exe";
 
 /// How long a command at a terminal has to stop by itself, as an editor does once it has put the
@@ -34,12 +34,12 @@ const STOP_TIME: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub(crate) struct Child {
     process: std::process::Child,
-    /// Once it has ended, and this process is the first one.
+    /// Set once it has ended, if this process is the first one of the system.
     status: Option<ExitStatus>,
     /// Its process group, if that is its own: then whatever the command has started gets the
     /// signals too. At a terminal it must share ours, or it could not read there.
     group: Option<Pid>,
-    /// Through which this program, started as the helper, says that it cannot become the command.
+    /// Where this program, started as the helper, reports that it cannot become the command.
     report: Option<(PipeReader, PipeWriter)>,
 }
 
@@ -81,15 +81,14 @@ impl Child {
     /// Returns `true` if the process that has ended never became the command.
     pub(crate) fn was_not_run(&mut self) -> bool {
         let Some((mut reader, writer)) = self.report.take() else { return false };
-        // No other process has that end open now, so that this does not wait.
+        // No other process has the writing end open now, so this does not block.
         drop(writer);
         reader.read(&mut [0]).is_ok_and(|length| length > 0)
     }
 
     /// Returns the exit status if the command has ended.
     ///
-    /// The first process of a container is the parent of all those whose own has ended, and waits
-    /// for them too.
+    /// The first process of a container also waits for processes whose own parent has ended.
     pub(crate) fn try_wait(&mut self) -> io::Result<Option<ExitStatus>> {
         if id() != 1 {
             return self.process.try_wait();

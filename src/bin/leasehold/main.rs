@@ -1,23 +1,18 @@
-//! The program `leasehold`: runs a command while it holds a lock, has locks by tickets, shows
-//! locks, and ends them.
+//! The program `leasehold`: runs a command while it holds a lock, holds locks for scripts that have
+//! their tickets, shows who holds what, and ends holds.
 //!
 //! `docs/program.md` is its manual.
 
-mod acquire;
 mod args;
 mod child;
-#[path = "../../config/duration.rs"]
-mod duration;
-mod manual;
 mod output;
 mod ping;
-mod progress;
 mod run;
 mod show;
 mod signals;
 mod supervisor;
-mod ticket;
-mod unlock;
+mod tickets;
+mod waiting;
 
 use std::env;
 use std::process::ExitCode;
@@ -76,20 +71,20 @@ fn perform(args: Args) -> Result<u8, ExitError> {
             let why = "--json: only `lock`, `ls`, `ping`, `show` and `unlock` print it";
             Err(ExitError::new(USAGE, why))
         }
-        Task::Completions { shell } => manual::complete(shell),
-        Task::Lock { how, name } => ticket::lock(&server, &how, &name, json),
+        Task::Completions { shell } => args::complete(shell),
+        Task::Lock { how, name } => tickets::lock(&server, &how, &name, json),
         Task::Ls { names: true, start } => show::names(&open()?, &start, json),
         Task::Ls { names: false, start } => show::list(&open()?, &server, &start, json),
-        Task::Man { task } => manual::manual(task.as_deref()),
+        Task::Man { task } => args::manual(task.as_deref()),
         Task::Ping => {
             // `ping` reports servers that do not answer, so opening must not fail for them.
             let client = server.open(|builder| builder.lazy(true))?;
             ping::ping(&client, &server, json)
         }
-        Task::Release { ticket } => ticket::release(&server, &ticket),
-        Task::Renew { ticket } => ticket::renew(&server, &ticket),
+        Task::Release { ticket } => tickets::release(&server, &ticket),
+        Task::Renew { ticket } => tickets::renew(&server, &ticket),
         Task::Run(run) => run::run(&server, &run),
         Task::Show { name } => show::show(&open()?, &name, json),
-        Task::Unlock(which) => unlock::unlock(&open()?, &which, json),
+        Task::Unlock(which) => show::unlock(&open()?, &which, json),
     }
 }

@@ -9,22 +9,22 @@ use leasehold::{Error, printable};
 use serde_json::Value;
 
 pub(crate) const SUCCESS: u8 = 0;
-/// Of sysexits(3), as the next ones.
+/// From sysexits(3), like the next ones.
 pub(crate) const USAGE: u8 = 64;
 const WRONG_DATA: u8 = 65;
 pub(crate) const UNAVAILABLE: u8 = 69;
-/// The command may have run without the lock, whatever it has answered.
+/// The command may have run without the lock, whatever its own status.
 pub(crate) const LOST: u8 = 70;
 const SYSTEM: u8 = 71;
-/// As lckdo(1) has it.
-pub(crate) const NOT_HAD: u8 = 75;
+/// As in lckdo(1).
+pub(crate) const NOT_ACQUIRED: u8 = 75;
 const REFUSED: u8 = 77;
-/// Of a shell and env(1), as the next ones.
+/// From shells and env(1), like the next ones.
 const NOT_EXECUTABLE: u8 = 126;
 const NOT_FOUND: u8 = 127;
 const SIGNALLED: u8 = 128;
 
-/// An exit status that needs an explanation.
+/// An exit status and its explanation.
 #[derive(Debug)]
 pub(crate) struct ExitError {
     code: u8,
@@ -76,7 +76,7 @@ impl From<Error> for ExitError {
             Error::Redis { code, .. } if matches!(&**code, "NOAUTH" | "NOPERM" | "WRONGPASS") => {
                 REFUSED
             }
-            Error::Timeout { .. } => NOT_HAD,
+            Error::Timeout { .. } => NOT_ACQUIRED,
             Error::WrongType { .. } => WRONG_DATA,
             _ => UNAVAILABLE,
         };
@@ -95,7 +95,7 @@ pub(crate) fn of_signal(signal: i32) -> u8 {
     u8::try_from(signal).map_or(SIGNALLED, |signal| SIGNALLED.saturating_add(signal))
 }
 
-/// Writes a result to stdout. It is no error if no more of it is wanted there.
+/// Writes a result to stdout. A reader that wants no more of it is no error.
 pub(crate) fn print(output: &str) -> Result<u8, ExitError> {
     match write_out(output) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
@@ -116,7 +116,7 @@ pub(crate) fn print_json(value: &Value) -> Result<u8, ExitError> {
     print(&format!("{value:#}\n"))
 }
 
-/// Writes a time that is left with a tenth of a second.
+/// Formats a time in seconds, with one decimal.
 pub(crate) fn in_seconds(time: Duration) -> String {
     format!("{:.1} s", time.as_secs_f64())
 }

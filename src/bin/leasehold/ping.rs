@@ -1,4 +1,4 @@
-//! `ping`: what the servers say of themselves, and what of it endangers locks.
+//! `ping`: what the servers report about themselves, and what of that endangers locks.
 
 use std::time::Duration;
 
@@ -17,14 +17,14 @@ const OLDEST: (u32, u32) = (6, 2);
 /// How many slots a cluster has.
 const SLOTS: u64 = 16_384;
 
-/// How many of the slowest reply fit into an `io_timeout` that takes no pause for an outage.
+/// An `io_timeout` of this many times the slowest reply takes no pause for an outage.
 const SLOWEST_IN_TIMEOUT: u32 = 10;
 
-/// The shortest that are advised, because a system that is busy may pause a process.
+/// The shortest that are advised: a busy system may pause a process.
 const IO_TIMEOUT_MIN: Duration = Duration::from_millis(100);
 const LEASE_MIN: Duration = Duration::from_secs(1);
 
-/// What is wrong with a node of a cluster at a URL that does not name it as one.
+/// The warning about a node of a cluster whose URL does not say that it is one.
 pub(crate) const NODE: &str =
     "a node of a cluster, which may have only a part of the names: use redis+cluster://";
 
@@ -69,7 +69,7 @@ pub(crate) fn ping(client: &Client, server: &ServerArgs, json: bool) -> Result<u
 pub(crate) struct Info<'a>(&'a str);
 
 impl<'a> Info<'a> {
-    /// An empty one if the server has refused to say.
+    /// Empty if the server has refused to reply.
     pub(crate) fn new(reply: Option<&'a str>) -> Self {
         Self(reply.unwrap_or_default())
     }
@@ -89,13 +89,13 @@ impl<'a> Info<'a> {
     }
 }
 
-/// What is shown of a server. What it does not say is missing.
+/// What is shown of a server. What it does not report is `None`.
 #[derive(Debug, Default)]
 struct Facts {
     round_trip_ms: f64,
     /// The slowest of some replies.
     slowest_ms: f64,
-    /// The shortest that fit these replies.
+    /// The shortest times that suit these replies.
     io_timeout_min: Duration,
     lease_min: Duration,
     clock_ahead_ms: Option<f64>,
@@ -111,8 +111,8 @@ struct Facts {
 }
 
 impl Facts {
-    /// What a server says, to a client with that `io_timeout`. `in_cluster`: the servers are opened
-    /// as a cluster.
+    /// The facts for a client with that `io_timeout`. `in_cluster`: the servers are opened as a
+    /// cluster.
     fn new(report: &ServerReport, io_timeout: Duration, in_cluster: bool) -> Self {
         let info = Info::new(report.info.as_deref());
         let valkey = info.field("valkey_version").map(|version| format!("Valkey {version}"));

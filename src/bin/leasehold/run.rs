@@ -2,16 +2,17 @@
 
 use leasehold::{Canceller, Client, Error};
 
-use crate::acquire::{Acquired, acquire};
 use crate::args::{Run, ServerArgs};
 use crate::child::{Child, can_be_stopped, code_of};
 use crate::output::{ExitError, LOST, of_signal, say};
 use crate::signals::ReceivedSignals;
-use crate::supervisor::{Ended, Hold, Limits, stop, supervise};
+use crate::supervisor::{CommandHold, Ended, Limits, stop, supervise};
+use crate::waiting::{Acquired, acquire};
 
 /// Acquires the lock, runs the command, releases the lock, and returns the command's status.
 pub(crate) fn run(server: &ServerArgs, run: &Run) -> Result<u8, ExitError> {
-    let lock = |client: &Client, canceller: &Canceller| Hold::acquire(client, run, canceller);
+    let lock =
+        |client: &Client, canceller: &Canceller| CommandHold::acquire(client, run, canceller);
     let Acquired { hold, client, signals } = acquire(server, &run.how, &run.name, lock)?;
     match signals.next_forwarded() {
         None => run_under(hold, &client, run, &signals),
@@ -24,14 +25,14 @@ pub(crate) fn run(server: &ServerArgs, run: &Run) -> Result<u8, ExitError> {
 
 /// What the command finds in its environment. Variables without a value are removed, so that it
 /// does not take those of an outer `run` for its own.
-fn environment<'a>(run: &Run, hold: &Hold) -> [(&'a str, Option<String>); 2] {
+fn environment<'a>(run: &Run, hold: &CommandHold) -> [(&'a str, Option<String>); 2] {
     let fence = hold.fence().map(|fence| fence.to_string());
     [("LEASEHOLD_NAME", Some(run.name.clone())), ("LEASEHOLD_FENCE", fence)]
 }
 
 /// Runs the command, and releases the lock when it has ended.
 fn run_under(
-    hold: Hold,
+    hold: CommandHold,
     client: &Client,
     run: &Run,
     signals: &ReceivedSignals,
@@ -71,7 +72,7 @@ fn run_under(
 /// # Errors
 ///
 /// Only if the lock was lost before. Otherwise it ends with its lease, if it cannot be released.
-fn release(hold: Hold) -> Result<(), ExitError> {
+fn release(hold: CommandHold) -> Result<(), ExitError> {
     match hold.release() {
         Err(error @ Error::Lost { .. }) => Err(error.into()),
         Err(error) => {
@@ -87,7 +88,7 @@ fn release(hold: Hold) -> Result<(), ExitError> {
 /// # Errors
 ///
 /// As `release`.
-fn release_unused(hold: Hold, client: &Client, run: &Run) -> Result<(), ExitError> {
+fn release_unused(hold: CommandHold, client: &Client, run: &Run) -> Result<(), ExitError> {
     release(hold)?;
     if run.hold_at_least.is_some()
         && let Err(error) = client.survey().end_own_holds(&run.name)

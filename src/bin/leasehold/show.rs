@@ -1,14 +1,18 @@
-//! `show` and `ls`: who holds a name, whatever it is the name of, and who waits for it.
+//! `show`, `ls` and `unlock`: who holds a name, of whatever kind, who waits for it, and how to end
+//! its holds.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use leasehold::{Client, Error, HeldAs, Holder, NameReport, Survey, printable};
+use leasehold::{Client, Error, HeldAs, Holder, NameReport, ServerReplies, Survey, printable};
 use serde_json::{Value, json};
 
-use crate::args::ServerArgs;
+use crate::args::{ServerArgs, Unlock};
 use crate::output::{ExitError, in_seconds, print, print_json, say, table};
 use crate::ping::{Info, NODE};
+
+/// What the user should know when a hold was ended.
+const LATE: &str = "a holder that works on learns it at its next renewal";
 
 /// Shows one name.
 pub(crate) fn show(client: &Client, name: &str, json: bool) -> Result<u8, ExitError> {
@@ -38,37 +42,43 @@ pub(crate) fn list(
     if !server.is_cluster() && is_of_node(&survey) {
         say(&format!("warning: {NODE}"));
     }
-    let replies = survey.names(start)?;
-    let mut failure = replies.too_few().cloned();
-    let names = replies.each.into_iter().filter_map(|(_, names)| names.ok());
-    let reports = reports(&survey, names.flatten().collect());
+    let (names, too_few) = found(survey.names(start)?);
+    let reports = reports(&survey, names);
     let code = if json {
         print_json(&reports.iter().map(|(name, report)| reply_to_json(name, report)).collect())
     } else {
         print(&table(reports.iter().map(|(name, report)| row(name, report)).collect()))
     }?;
     let mut errors = reports.into_iter().filter_map(|(_, report)| report.err());
-    failure = failure.or_else(|| errors.next());
-    failure.map_or(Ok(code), |error| Err(error.into()))
+    code_unless(too_few.or_else(|| errors.next()), code)
 }
 
 /// Lists the names that may be held, and asks no server who holds them. Fails in an outage as
 /// `list`.
 pub(crate) fn names(client: &Client, start: &str, json: bool) -> Result<u8, ExitError> {
-    let replies = client.survey().names(start)?;
-    let failure = replies.too_few().cloned();
-    let names = replies.each.into_iter().filter_map(|(_, names)| names.ok());
-    let names: BTreeSet<_> = names.flatten().collect();
+    let (names, too_few) = found(client.survey().names(start)?);
     let code = if json {
         print_json(&json!(names))
     } else {
         print(&names.iter().map(|name| printable(name) + "\n").collect::<String>())
     }?;
+    code_unless(too_few, code)
+}
+
+/// The names that servers have replied with, and the failure if too few of them have.
+fn found(replies: ServerReplies<Vec<String>>) -> (BTreeSet<String>, Option<Error>) {
+    let too_few = replies.too_few().cloned();
+    let names = replies.each.into_iter().filter_map(|(_, names)| names.ok());
+    (names.flatten().collect(), too_few)
+}
+
+/// The status of what was printed, if that is all.
+fn code_unless(failure: Option<Error>, code: u8) -> Result<u8, ExitError> {
     failure.map_or(Ok(code), |error| Err(error.into()))
 }
 
-/// Returns the known details of the names that are not free. After the first failure the servers
-/// are asked no further.
+/// Returns what is known of the names that are not free. After the first failure no server is asked
+/// any more.
 fn reports(survey: &Survey, names: BTreeSet<String>) -> Vec<(String, Result<NameReport, Error>)> {
     let mut failure = None;
     let mut reports = Vec::new();
@@ -93,13 +103,13 @@ fn is_of_node(survey: &Survey) -> bool {
         .any(|report| Info::new(report.info.as_deref()).is_of_node())
 }
 
-/// What the name is the name of; `None` if it is free.
+/// The kind of lock that the name is; `None` if it is free.
 fn kind_of(report: &NameReport) -> Option<&'static str> {
     report.holds.first().map(|(held_as, _)| kind(*held_as))
 }
 
-/// What there is a hold of.
-pub(crate) fn kind(held_as: HeldAs) -> &'static str {
+/// The kind of lock that is held.
+fn kind(held_as: HeldAs) -> &'static str {
     match held_as {
         HeldAs::Lock => "lock",
         HeldAs::Permit => "semaphore",
@@ -109,7 +119,7 @@ pub(crate) fn kind(held_as: HeldAs) -> &'static str {
 }
 
 /// The side of a read-write lock; `None` for what has none.
-pub(crate) fn side(held_as: HeldAs) -> Option<&'static str> {
+fn side(held_as: HeldAs) -> Option<&'static str> {
     match held_as {
         HeldAs::Reader => Some("reader"),
         HeldAs::Writer => Some("writer"),
@@ -117,7 +127,7 @@ pub(crate) fn side(held_as: HeldAs) -> Option<&'static str> {
     }
 }
 
-/// The client; `None` if what Redis has in its place is all that is needed to release the lock.
+/// The client; `None` for another library, whose owner is all that is needed to release the lock.
 fn client(held_as: HeldAs, holder: &Holder) -> Option<&str> {
     (held_as != HeldAs::Foreign).then_some(&*holder.client)
 }
@@ -189,4 +199,92 @@ fn to_json(name: &str, report: &NameReport) -> Value {
         "fence": report.fence,
         "waiting": report.waiting,
     })
+}
+
+/// Ends what the command line names.
+pub(crate) fn unlock(client: &Client, unlock: &Unlock, json: bool) -> Result<u8, ExitError> {
+    let start = unlock.name.as_deref().unwrap_or_default();
+    match (&unlock.client, &unlock.label) {
+        (None, None) => end_name(client, start, json),
+        (Some(id), _) => end_clients(client, start, id, |holder| holder.client == *id, json),
+        (None, Some(label)) => {
+            end_clients(client, start, label, |holder| holder.label == *label, json)
+        }
+    }
+}
+
+/// Ends the holds that a name has.
+fn end_name(client: &Client, name: &str, json: bool) -> Result<u8, ExitError> {
+    let ended = client.survey().end_holds(name)?;
+    if json {
+        return print_json(&json!({ "name": name, "ended": ended }));
+    }
+    let name = printable(name);
+    print(&match ended {
+        0 => format!("{name} is free\n"),
+        1 => format!("ended 1 hold of {name}; {LATE}\n"),
+        _ => format!("ended {ended} holds of {name}; {LATE}\n"),
+    })
+}
+
+/// Ends the holds of the clients that are meant, of all names that begin with `start`. In an outage
+/// it says which ones it has ended, and then fails.
+fn end_clients(
+    client: &Client,
+    start: &str,
+    whose: &str,
+    is_meant: impl Fn(&Holder) -> bool,
+    json: bool,
+) -> Result<u8, ExitError> {
+    let survey = client.survey();
+    let (names, mut failure) = found(survey.names(start)?);
+    let mut all = Vec::new();
+    for name in names {
+        // What another library wrote may look like a client.
+        let is_meant = |held_as, holder: &Holder| held_as != HeldAs::Foreign && is_meant(holder);
+        let mut ended = Vec::new();
+        let outcome = survey.end_holds_if(&name, is_meant, &mut ended);
+        all.extend(ended.into_iter().map(|(held_as, holder)| (name.clone(), held_as, holder)));
+        match outcome {
+            // Another program's data.
+            Ok(()) | Err(Error::WrongType { .. }) => {}
+            Err(error) => {
+                failure = Some(error);
+                break;
+            }
+        }
+    }
+    let code = if json {
+        print_json(&all.iter().map(end_to_json).collect())
+    } else if all.is_empty() && failure.is_none() {
+        print(&format!("{} holds nothing\n", printable(whose)))
+    } else {
+        print(&describe_ends(&all))
+    }?;
+    code_unless(failure, code)
+}
+
+fn end_to_json((name, held_as, holder): &(String, HeldAs, Holder)) -> Value {
+    json!({
+        "name": name,
+        "kind": kind(*held_as),
+        "side": side(*held_as),
+        "client": holder.client,
+        "label": holder.label,
+    })
+}
+
+/// A line for each hold, and what to know about them.
+fn describe_ends(ended: &[(String, HeldAs, Holder)]) -> String {
+    let line = |(name, held_as, holder): &(String, HeldAs, Holder)| {
+        let (name, client) = (printable(name), printable(&holder.client));
+        let side = side(*held_as).map_or(String::new(), |side| format!(" ({side})"));
+        format!("ended the hold of {kind} {name}{side} by {client}\n", kind = kind(*held_as))
+    };
+    let mut lines: String = ended.iter().map(line).collect();
+    if !ended.is_empty() {
+        lines.push_str(LATE);
+        lines.push('\n');
+    }
+    lines
 }

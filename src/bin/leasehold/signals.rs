@@ -73,12 +73,12 @@ impl ReceivedSignals {
         Ok(Self { receiver, handle })
     }
 
-    /// From now on receives SIGTSTP, too, in place of being stopped by it.
+    /// From now on receives SIGTSTP too, instead of being stopped by it.
     pub(crate) fn add_stop(&self) -> io::Result<()> {
         if is_in(ignored(), SIGTSTP) { Ok(()) } else { self.handle.add_signal(SIGTSTP) }
     }
 
-    /// The first signal that was received and does not only tell of the command.
+    /// The first signal received that is not about the command.
     pub(crate) fn next_forwarded(&self) -> Option<i32> {
         self.receiver.try_iter().find(|signal| *signal != SIGCHLD)
     }

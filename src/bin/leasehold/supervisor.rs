@@ -16,23 +16,23 @@ use crate::signals::stop_this_process;
 /// How long before the end of the lease the command is killed, so that the system does it in time.
 const KILL_TIME: Duration = Duration::from_millis(50);
 
-/// How long a command has to prepare for the signal that tells it that others wait. Before that it
-/// would be ended by it, also where others wait from the start.
+/// How long a command has to install its handler for the signal that tells it that others wait.
+/// Before that the signal would end it, even if others wait from the start.
 const START_TIME: Duration = Duration::from_secs(1);
 
-/// How often to look for the end of a command that must end.
+/// How often to check whether a command that must end has ended.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// What the command runs under: a lock, a side of a read-write lock, or a permit.
 #[derive(Debug)]
-pub(crate) enum Hold {
+pub(crate) enum CommandHold {
     Lock(OwnedGuard),
     Permit(Permit),
     Reader(ReadGuard),
     Writer(WriteGuard),
 }
 
-/// What guards of every kind can do.
+/// Calls a method that guards of every kind have.
 macro_rules! of_any {
     ($hold:expr, $guard:ident => $call:expr) => {
         match $hold {
@@ -44,7 +44,7 @@ macro_rules! of_any {
     };
 }
 
-impl Hold {
+impl CommandHold {
     /// Waits for what the command line asks for.
     pub(crate) fn acquire(
         client: &Client,
@@ -108,7 +108,7 @@ pub(crate) struct MakeWay {
 }
 
 impl MakeWay {
-    /// What to wait for. While it is too early, that is nothing for the time that is returned.
+    /// Returns what to wait for, and for how long it is too early for that.
     fn watch(&self) -> (Receiver<Infallible>, Duration) {
         let early = self.not_before.saturating_duration_since(Instant::now());
         let wanted = if early.is_zero() { self.wanted.receiver().clone() } else { never() };
@@ -116,7 +116,7 @@ impl MakeWay {
     }
 }
 
-/// Why there is nothing more to wait for.
+/// Why the wait for the command is over.
 #[derive(Debug)]
 pub(crate) enum Ended {
     /// The command has ended, by itself or by a signal that was passed on.
@@ -139,7 +139,7 @@ pub(crate) struct Limits {
 
 impl Limits {
     /// For a hold that has just begun, so that all of its lease is left.
-    pub(crate) fn new(hold: &Hold, kill_after: Duration) -> Self {
+    pub(crate) fn new(hold: &CommandHold, kill_after: Duration) -> Self {
         Self { lease: hold.remaining(), kill_after }
     }
 
@@ -157,11 +157,11 @@ impl Limits {
     }
 }
 
-/// Waits for the end of the command, or until it must be stopped, passes signals on to it, and
-/// tells it once if it should make way.
+/// Waits until the command has ended or must be stopped. Passes signals on to it, and tells it once
+/// if another client waits.
 pub(crate) fn supervise(
     child: &mut Child,
-    hold: &Hold,
+    hold: &CommandHold,
     signals: &Receiver<i32>,
     limits: Limits,
     mut make_way: Option<MakeWay>,

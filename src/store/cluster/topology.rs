@@ -13,7 +13,7 @@ use parking_lot::{Condvar, Mutex, RwLock};
 
 use crate::base::clock::end_of;
 use crate::base::failure::{Failure, FailureKind};
-use crate::config::address_map::AddressMap;
+use crate::config::callbacks::AddressMap;
 use crate::config::{Config, Mechanism};
 use crate::event::Events;
 use crate::net::endpoint::Endpoint;

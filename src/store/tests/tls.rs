@@ -13,7 +13,7 @@ use rustls::pki_types::PrivateKeyDer;
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
 
 use super::*;
-use crate::config::tls::Tls;
+use crate::config::certificates::Tls;
 use crate::error::Phase;
 use crate::event::Events;
 use crate::net::resp::RespStream;

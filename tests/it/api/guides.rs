@@ -92,6 +92,7 @@ fn the_files_that_the_architecture_names_exist() {
     for name in names {
         assert!(files.iter().any(|file| file.ends_with(name)), "there is no {name}");
     }
+    assert!(page.split_whitespace().count() <= 1500, "it is no longer one page");
 }
 
 /// Where docs.rs shows the files of the package.

@@ -242,7 +242,7 @@ fn suffer_in_a_child() {
     child::wait_for_parent();
     for _ in 0..3 {
         client.try_lock(name).unwrap_err();
-        // At a server of its own it is to be had.
+        // At a server of its own the lock is free.
         client.try_lock(other).ok();
     }
     let begin = || lines_with(BEGIN);

@@ -6,7 +6,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use redis::{ErrorKind, RedisResult, Value, parse_redis_value};
 
-use crate::fuzz::{cases, edited};
+use super::{cases, edited};
 use crate::net::reply_buffer::ReplyBuffer;
 
 const SEEDS: &[&[u8]] = &[

@@ -1,7 +1,9 @@
-//! A user and a password, and the callback that provides them.
+//! What a client asks the program for: credentials, and where servers are reached that announce other
+//! addresses.
 
 use std::error::Error as StdError;
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -52,10 +54,10 @@ impl fmt::Debug for Credentials {
     }
 }
 
-/// What the callback returns, as several callers share it.
+/// What the callback returns, in a form that several callers can share.
 pub(crate) type CredentialsAnswer = Result<Credentials, Arc<dyn StdError + Send + Sync>>;
 
-/// The program's callback.
+/// The program's callback that provides credentials.
 #[derive(Clone)]
 pub(crate) struct CredentialsCallback(Arc<dyn Fn() -> CredentialsAnswer + Send + Sync>);
 
@@ -75,5 +77,54 @@ impl CredentialsCallback {
 impl fmt::Debug for CredentialsCallback {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CredentialsCallback").finish_non_exhaustive()
+    }
+}
+
+/// Maps a host and a port to others.
+type MapAddress = dyn Fn(&str, u16) -> (String, u16) + Send + Sync;
+
+/// The program's callback that maps the addresses which sentinels and nodes of a cluster name.
+#[derive(Clone)]
+pub(crate) struct AddressMap(Arc<MapAddress>);
+
+impl Default for AddressMap {
+    /// Changes nothing.
+    fn default() -> Self {
+        Self::new(|host, port| (host.into(), port))
+    }
+}
+
+impl AddressMap {
+    pub(crate) fn new(map: impl Fn(&str, u16) -> (String, u16) + Send + Sync + 'static) -> Self {
+        Self(Arc::new(map))
+    }
+
+    /// Returns where the server is reached. If the callback panics, this is the address that the
+    /// server announces.
+    pub(crate) fn reachable(&self, host: &str, port: u16) -> (String, u16) {
+        let mapped = catch_unwind(AssertUnwindSafe(|| (self.0)(host, port)));
+        mapped.unwrap_or_else(|_| (host.into(), port))
+    }
+}
+
+impl fmt::Debug for AddressMap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("AddressMap").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_map_that_panics_changes_nothing() {
+        let map = AddressMap::new(|_, port| {
+            assert_ne!(port, 1, "a panic that the test wants");
+            ("mapped".into(), port + 1)
+        });
+        assert_eq!(map.reachable("a", 1), ("a".into(), 1));
+        assert_eq!(map.reachable("a", 2), ("mapped".into(), 3));
+        assert_eq!(AddressMap::default().reachable("a", 2), ("a".into(), 2));
     }
 }

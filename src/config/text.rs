@@ -1,7 +1,7 @@
 //! Settings as text, from the query of a URL or from a configuration file.
 //!
-//! They have the names of the methods of [`Builder`](crate::Builder). Whether their values are
-//! possible is checked when the client is opened.
+//! They have the names of the methods of [`Builder`](crate::Builder). Their values are checked when
+//! the client is opened.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -10,11 +10,11 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use crate::config::Config;
-use crate::config::credentials::Credentials;
+use crate::config::callbacks::Credentials;
 use crate::config::durability::Durability;
-use crate::config::duration::parse_duration;
 use crate::error::{Error, Result};
 
+const NO_DURATION: &str = "must be a duration such as `500ms`, `2s`, `5m`, or plain seconds";
 const NO_DURABILITY: &str =
     "must be `memory`, `replicas:ACKS:TIMEOUT` or `fsync:LOCAL:REPLICAS:TIMEOUT`";
 const NO_LOGIN: &str = "must be a user and a password such as `user:password`";
@@ -30,10 +30,10 @@ pub(crate) fn apply(
 ) -> Result<()> {
     let mut known = HashSet::new();
     for (name, text) in options {
-        // The URLs of other programs say it in short.
+        // The short form that URLs of other programs have.
         let name = if name == "pool" { "pool_size" } else { &name };
         if !name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_') {
-            // Without its `=` a secret is part of the name.
+            // If an `=` is missing, a secret may be part of the name.
             return Err(Error::invalid("a setting", "must have a name of letters and `_`"));
         }
         let result = set(config, name, &text);
@@ -140,6 +140,30 @@ fn durability(text: &str) -> Option<Durability> {
         }),
         _ => None,
     }
+}
+
+/// The units and their length in seconds.
+const UNITS: [(&str, f64); 7] = [
+    ("", 1.0),
+    ("us", 0.000_001),
+    ("ms", 0.001),
+    ("s", 1.0),
+    ("m", 60.0),
+    ("h", 3600.0),
+    ("d", 86_400.0),
+];
+
+/// Parses a duration as the program `leasehold` does, too: `500ms`, `2s`, `1.5m`, or plain seconds.
+#[doc(hidden)]
+pub fn parse_duration(text: &str) -> Result<Duration, &'static str> {
+    let digits = text.trim_end_matches(|char: char| char.is_ascii_alphabetic());
+    let unit = &text[digits.len()..];
+    let seconds = UNITS.iter().find(|(name, _)| *name == unit).map(|(_, seconds)| seconds);
+    let is_number = digits.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+    let number: Option<f64> = digits.parse().ok().filter(|_| is_number);
+    let seconds = number.zip(seconds).map(|(number, seconds)| number * seconds);
+    let duration = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    duration.ok_or(NO_DURATION)
 }
 
 #[cfg(test)]
@@ -253,5 +277,31 @@ mod tests {
             let error = applied(&[(name, "")]).expect_err(name).to_string();
             assert!(error.contains("a setting") && !error.contains("secret"), "{error}");
         }
+    }
+
+    #[test]
+    fn a_number_without_a_unit_is_in_seconds() {
+        for (text, micros) in [
+            ("50us", 50),
+            ("500ms", 500_000),
+            ("2s", 2_000_000),
+            ("5m", 300_000_000),
+            ("1h", 3_600_000_000),
+            ("1d", 86_400_000_000),
+            ("30", 30_000_000),
+            ("0", 0),
+            ("1.5s", 1_500_000),
+            ("0.25", 250_000),
+        ] {
+            assert_eq!(parse_duration(text), Ok(Duration::from_micros(micros)), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_duration_is_refused() {
+        for text in ["", "s", "-1", "1x", "1 s", "1S", "inf", "NaN", "1e3", "1e400d", ".", "1s2"] {
+            parse_duration(text).expect_err(text);
+        }
+        parse_duration(&"9".repeat(30)).expect_err("too long");
     }
 }

@@ -4,10 +4,10 @@ use std::fmt::Debug;
 use std::time::Duration;
 
 use super::*;
-use crate::client::Builder;
+use crate::client::builder::Builder;
 use crate::config::Config as Settings;
-use crate::config::duration::parse_duration;
 use crate::config::lock_name;
+use crate::config::text::parse_duration;
 use crate::error::Error;
 use crate::net::endpoint::Endpoint;
 use crate::store::hold_id::{HoldId, HoldKind};

@@ -9,7 +9,7 @@ use crate::base::failure::Failure;
 use crate::config::Config;
 use crate::config::deployment::{self, Deployment};
 use crate::config::durability::Durability;
-use crate::config::options;
+use crate::config::text;
 use crate::error::{Error, Result};
 use crate::event::Events;
 use crate::local::call::CallTimes;
@@ -25,13 +25,13 @@ use crate::store::memory::{Memory, SimulatedServer};
 use crate::store::quorum::Quorum;
 use crate::store::standalone::Standalone;
 
-/// What every error of opening says was attempted.
+/// What errors of opening say was attempted.
 const ATTEMPT: &str = "open a client";
 
-/// Takes the settings of a URL over, and returns where the servers are.
+/// Applies the settings of a URL, and returns where the servers are.
 pub(crate) fn configure(config: &mut Config, url: &str) -> Result<Deployment> {
     let (deployment, options) = deployment::parse(url)?;
-    options::apply(config, options)?;
+    text::apply(config, options)?;
     Ok(deployment)
 }
 
@@ -164,8 +164,8 @@ fn master_endpoint(sentinels: &[Endpoint], config: &Config) -> Result<Endpoint> 
     Ok(first)
 }
 
-/// Repeats an attempt to reach the servers for as long as a call without a deadline would, unless
-/// the client is to be opened without.
+/// Repeats an attempt to reach the servers for as long as a call without a deadline would. A lazy
+/// client makes none.
 fn insist(config: &Config, attempt: impl Fn() -> Result<(), Failure>) -> Result<()> {
     if config.lazy {
         return Ok(());

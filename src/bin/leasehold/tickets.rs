@@ -1,15 +1,15 @@
-//! `lock`, `renew` and `release`: a lock that a script holds by a ticket, without a process.
+//! `lock`, `renew` and `release`: a lock that a script holds by its ticket, without a process.
 
 use std::io;
 
 use leasehold::{OwnedGuard, Ticket};
 use serde_json::json;
 
-use crate::acquire::{Acquired, acquire};
 use crate::args::{HowToAcquire, ServerArgs};
 use crate::output::{ExitError, SUCCESS, of_signal, write_out};
+use crate::waiting::{Acquired, acquire};
 
-/// Acquires the lock, prints a ticket of it, and leaves it held for the rest of its lease.
+/// Acquires the lock, prints its ticket, and leaves it held for the rest of its lease.
 pub(crate) fn lock(
     server: &ServerArgs,
     how: &HowToAcquire,
@@ -38,7 +38,7 @@ pub(crate) fn lock(
     Ok(SUCCESS)
 }
 
-/// Begins the lease of a ticket's hold anew. The ticket stays as it is.
+/// Renews the lease of a ticket's hold. The ticket stays valid.
 pub(crate) fn renew(server: &ServerArgs, ticket: &str) -> Result<u8, ExitError> {
     adopt(server, ticket)?.detach().map(drop)?;
     Ok(SUCCESS)
@@ -50,14 +50,14 @@ pub(crate) fn release(server: &ServerArgs, ticket: &str) -> Result<u8, ExitError
     Ok(SUCCESS)
 }
 
-/// Has the hold of a ticket, or of the one that stdin has for `-`.
+/// Adopts the hold of a ticket; `-` means the ticket on stdin.
 fn adopt(server: &ServerArgs, ticket: &str) -> Result<OwnedGuard, ExitError> {
     let ticket = match ticket {
         "-" => io::read_to_string(io::stdin())
             .map_err(|error| ExitError::system("read the ticket", &error))?,
         ticket => ticket.to_owned(),
     };
-    // It is parsed here, because an error of the command line would repeat it.
+    // Parsed here, because an error message of clap would repeat it.
     let ticket: Ticket = ticket.trim().parse().map_err(ExitError::from)?;
     let client = server.open(|builder| builder)?;
     Ok(client.adopt(&ticket)?)

@@ -1,9 +1,10 @@
-//! Settings for connections over TLS.
+//! The certificates and the key for connections over TLS, in PEM.
 
 use std::borrow::Cow;
-use std::fmt;
+use std::{fmt, fs};
 
-use crate::config::pem;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 /// The certificate authorities that a client trusts, and the certificate it presents, over
 /// `rediss://`. Passed to [`Builder::tls`](crate::Builder::tls). Requires the feature `tls`.
@@ -59,9 +60,9 @@ impl Tls {
     /// Sets what is given by its name in a URL.
     pub(crate) fn set(&mut self, name: &str, text: &str) -> Result<(), Cow<'static, str>> {
         match name {
-            "ca" => pem::certificates(self.ca.insert(pem::load(text)?)).map(drop)?,
-            "cert" => pem::certificates(self.cert.insert(pem::load(text)?)).map(drop)?,
-            "key" => pem::private_key(self.key.insert(pem::load(text)?)).map(drop)?,
+            "ca" => certificates(self.ca.insert(load(text)?)).map(drop)?,
+            "cert" => certificates(self.cert.insert(load(text)?)).map(drop)?,
+            "key" => private_key(self.key.insert(load(text)?)).map(drop)?,
             _ => self.server_name = Some(text.into()),
         }
         Ok(())
@@ -87,4 +88,36 @@ impl fmt::Debug for Tls {
             .field("server_name", &self.server_name)
             .finish_non_exhaustive()
     }
+}
+
+/// How each part of a text in PEM begins.
+const BEGIN: &str = "-----BEGIN";
+
+/// Takes a setting that is a text in PEM, or else the path of a file with one.
+fn load(text: &str) -> Result<Vec<u8>, Cow<'static, str>> {
+    if text.contains(BEGIN) {
+        return Ok(text.into());
+    }
+    fs::read(text).map_err(|error| format!("must be a file that can be read: {error}").into())
+}
+
+/// Parses certificates. The parser's own messages can quote the text, which may be a key, so they
+/// are not passed on.
+pub(crate) fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, &'static str> {
+    let parsed: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+    let certificates = parsed.unwrap_or_default();
+    if certificates.is_empty() {
+        return Err("must be a certificate in PEM, or several");
+    }
+    Ok(certificates)
+}
+
+/// Parses a private key, as `certificates` parses those.
+pub(crate) fn private_key(pem: &[u8]) -> Result<PrivateKeyDer<'static>, &'static str> {
+    let has = |part: &str| pem.windows(part.len()).any(|window| window == part.as_bytes());
+    // `BEGIN ENCRYPTED PRIVATE KEY`, or in an older format `Proc-Type: 4,ENCRYPTED`.
+    if has(BEGIN) && has("ENCRYPTED") {
+        return Err("needs a private key without a password");
+    }
+    PrivateKeyDer::from_pem_slice(pem).map_err(|_| "needs one private key in PEM")
 }

@@ -4,6 +4,7 @@
 //! Each case is a seed, which is right, with a few edits. What has once been a fault becomes a
 //! seed.
 
+mod replies;
 mod settings;
 
 use proptest::collection::vec;

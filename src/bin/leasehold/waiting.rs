@@ -1,4 +1,4 @@
-//! The line that says on a terminal what a waiting program waits for.
+//! The wait for a lock, which a signal ends, and the line that says on a terminal what it waits for.
 
 use std::convert::Infallible;
 use std::io::{self, IsTerminal, Write};
@@ -7,11 +7,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
-use leasehold::{Client, NameReport, Survey, printable};
+use leasehold::{Builder, Canceller, Client, Error, NameReport, Survey, printable};
 use parking_lot::Mutex;
 use rustix::termios::tcgetwinsize;
 
-use crate::output::in_seconds;
+use crate::args::{HowToAcquire, ServerArgs};
+use crate::output::{ExitError, in_seconds, of_signal};
+use crate::signals::ReceivedSignals;
 
 /// How long a wait lasts before the line is written.
 const FIRST: Duration = Duration::from_millis(300);
@@ -19,6 +21,73 @@ const PERIOD: Duration = Duration::from_secs(1);
 
 /// Moves to the start of the line, and clears it.
 const CLEAR: &str = "\r\x1b[K";
+
+/// What was acquired, and what the program needs from then on. A signal may have arrived
+/// meanwhile.
+#[derive(Debug)]
+pub(crate) struct Acquired<H> {
+    pub(crate) hold: H,
+    pub(crate) client: Client,
+    pub(crate) signals: ReceivedSignals,
+}
+
+/// Opens a client and acquires the lock of that name by `lock`.
+pub(crate) fn acquire<H>(
+    server: &ServerArgs,
+    how: &HowToAcquire,
+    name: &str,
+    lock: impl FnOnce(&Client, &Canceller) -> leasehold::Result<H>,
+) -> Result<Acquired<H>, ExitError> {
+    let wait = how.wait.or(how.nonblock.then_some(Duration::ZERO));
+    let set = |builder: Builder| {
+        // Neither a signal nor the end of the wait would interrupt opening.
+        let builder = builder.lazy(true);
+        let builder = if let Some(label) = &how.label { builder.label(label) } else { builder };
+        let builder = if let Some(lease) = how.lease { builder.lease(lease) } else { builder };
+        if let Some(wait) = wait { builder.wait(wait) } else { builder }
+    };
+    let canceller = Canceller::new();
+    let signals = ReceivedSignals::start(&canceller)
+        .map_err(|error| ExitError::system("receive signals", &error))?;
+    let client = server.open(set)?;
+    if wait.is_none() {
+        // A wait without a limit would never report that the server is away.
+        client.ping().map_err(|error| not_connected(error, name))?;
+    }
+    let progress = ProgressLine::start(&client, how.quiet, name);
+    let locked = lock(&client, &canceller);
+    drop(progress);
+    match locked {
+        Ok(hold) => Ok(Acquired { hold, client, signals }),
+        Err(error) => match signals.next_forwarded() {
+            Some(signal) if matches!(error, Error::Cancelled { .. }) => {
+                Err(ExitError::new(of_signal(signal), ""))
+            }
+            _ => Err(not_acquired(error, how)),
+        },
+    }
+}
+
+/// Rewords the error of a ping, which the user has not asked for.
+fn not_connected(mut error: Error, name: &str) -> Error {
+    if let Error::NoQuorum { attempt, .. }
+    | Error::Redis { attempt, .. }
+    | Error::Unavailable { attempt, .. } = &mut error
+    {
+        *attempt = format!("acquire lock {name:?}");
+    }
+    error
+}
+
+fn not_acquired(error: Error, how: &HowToAcquire) -> ExitError {
+    let is_timeout = matches!(error, Error::Timeout { .. });
+    let error = ExitError::from(error);
+    match (is_timeout, how.quiet) {
+        (false, _) => error,
+        (true, false) => error.with_code(how.conflict_exit_code),
+        (true, true) => error.with_code(how.conflict_exit_code).silent(),
+    }
+}
 
 /// The line, until this is dropped.
 #[derive(Debug)]
@@ -62,7 +131,7 @@ impl Drop for ProgressLine {
     }
 }
 
-/// What the thread has that writes the line.
+/// The state of the thread that writes the line.
 struct Writer {
     survey: Survey,
     name: String,

@@ -1,0 +1,298 @@
+//! The configuration of a client, and the ways to open one. The settings are in files of their own.
+
+use std::env;
+
+use crate::client::{Client, open};
+use crate::config::deployment::Deployment;
+use crate::config::{Config, text};
+use crate::error::{Error, Result};
+use crate::memory_server::MemoryServer;
+
+/// A configuration for a [`Client`]. All settings are optional; they are checked when the client is
+/// opened.
+///
+/// ```
+/// use leasehold::{Client, Event};
+/// use std::time::Duration;
+///
+/// let client = Client::builder()
+///     .lease(Duration::from_secs(10))
+///     .wait(Duration::from_secs(60))
+///     .prefix("shop:")
+///     .on_event(|event| {
+///         if let Event::Lost { name, fence } = event {
+///             eprintln!("lost {name} (fence {fence})");
+///         }
+///     })
+///     .in_memory()?; // or .open("redis://127.0.0.1/")?
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+#[derive(Clone, Debug, Default)]
+#[must_use = "a builder does nothing until it is opened"]
+pub struct Builder {
+    pub(crate) config: Config,
+    /// Where the servers are, if a URL has said so.
+    pub(crate) deployment: Option<Deployment>,
+}
+
+impl Builder {
+    /// Creates a configuration from a URL: where the servers are, and any settings.
+    /// [`build`](Builder::build) opens the client.
+    ///
+    /// | URL | servers |
+    /// |---|---|
+    /// | `redis://[user][:password@]host[:port][/database]` | one server |
+    /// | `unix:///path[?db=&user=&pass=]` | one server, at a Unix socket |
+    /// | `redis+sentinel://[login@]host[:port],…/master[/database]` | [the master][sentinel] |
+    /// | `redis+cluster://[login@]host[:port],…` | [a cluster][cluster] |
+    /// | `redis+redlock://[login@]host[:port],…[/database]` | [independent][redlock] |
+    ///
+    /// [sentinel]: Builder::open_sentinel
+    /// [cluster]: Builder::open_cluster
+    /// [redlock]: Builder::open_redlock
+    ///
+    /// With `rediss` in place of `redis`, connections are encrypted, as for
+    /// [`open`](Builder::open). Any of them may have `client_name=` in its query. Several hosts
+    /// share the login, the database and the query.
+    ///
+    /// The query may have these settings, which are the methods of this type: `backoff`,
+    /// `connect_timeout`, `durability`, `fence_life`, `idle_timeout`, `io_timeout`, `keep`,
+    /// `label`, `lazy`, `lease`, `master_login`, `max_hold`, `max_lifetime`, `pool_size` (or
+    /// `pool`), `prefix`, `redisson`, `reentrant`, `renew`, `retry_window`, `spin`, `tenure`,
+    /// `wait`; and with the feature `tls` those of `Tls`: `ca`, `cert`, `key` and `server_name`.
+    ///
+    /// - A duration is `500ms`, `20s`, `5m`, `1h`, `1d`, `50us`, or plain seconds, such as `0.5`.
+    /// - `idle_timeout`, `max_hold`, `max_lifetime` and `wait` may be `none`: no limit. A `backoff`
+    ///   is `5ms..500ms`.
+    /// - A `durability` is `memory`, `replicas:ACKS:TIMEOUT` or `fsync:LOCAL:REPLICAS:TIMEOUT`, as
+    ///   in `replicas:1:100ms` and `fsync:true:0:100ms`.
+    /// - `ca`, `cert` and `key` are paths of files in PEM, or what these have.
+    /// - A `master_login` is `user:password`, with an empty user for the default one.
+    /// - Special characters are percent-encoded, in passwords too: `%40` is an `@`.
+    ///
+    /// Later settings win: methods called on the result replace settings of the URL.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidInput`](crate::Error::InvalidInput) names a setting that is unknown, set twice, or
+    /// malformed. No error repeats the URL, which may have a password. What is wrong with a host or
+    /// a value is the error of [`build`](Builder::build).
+    ///
+    /// ```no_run
+    /// let url = "redis+sentinel://10.0.0.1,10.0.0.2,10.0.0.3/shop?lease=20s&prefix=app:&pool=4";
+    /// let client = leasehold::Builder::from_url(url)?.label("worker 7").build()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn from_url(url: &str) -> Result<Self> {
+        let mut config = Config::default();
+        let deployment = Some(open::configure(&mut config, url)?);
+        Ok(Self { config, deployment })
+    }
+
+    /// As [`from_url`](Builder::from_url), with the URL in the environment variable `REDIS_URL`.
+    /// `LEASEHOLD_CA`, `LEASEHOLD_CERT` and `LEASEHOLD_KEY` may have what `ca`, `cert` and `key`
+    /// are in a URL, which has the last word.
+    ///
+    /// # Errors
+    ///
+    /// As [`from_url`](Builder::from_url), and [`InvalidInput`](crate::Error::InvalidInput) if
+    /// `REDIS_URL` is not set.
+    ///
+    /// ```no_run
+    /// let client = leasehold::Builder::from_env()?.build()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn from_env() -> Result<Self> {
+        let no_url = |_| Error::invalid("REDIS_URL", "must be set to the URL of the servers");
+        let url = env::var("REDIS_URL").map_err(no_url)?;
+        Self::default().environment(&url)
+    }
+
+    /// As [`from_env`](Builder::from_env), with this URL, and with settings that were made before,
+    /// unless the environment or the URL has others. For the program `leasehold`; it may change at
+    /// any time.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`from_env`](Builder::from_env).
+    #[doc(hidden)]
+    pub fn environment(mut self, url: &str) -> Result<Self> {
+        text::apply_environment(&mut self.config)?;
+        self.deployment = Some(open::configure(&mut self.config, url)?);
+        Ok(self)
+    }
+
+    /// Opens the client at the servers of [`from_url`](Builder::from_url) or
+    /// [`from_env`](Builder::from_env), and checks that they answer.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`open_sentinel`](Builder::open_sentinel), [`open_cluster`](Builder::open_cluster),
+    /// [`open_redlock`](Builder::open_redlock) or, for one server, [`open`](Builder::open); and
+    /// [`InvalidInput`](crate::Error::InvalidInput) without a URL.
+    pub fn build(self) -> Result<Client> {
+        let no_url = || Error::invalid("url", "must be given, as by `from_url`");
+        let deployment = self.deployment.ok_or_else(no_url)?;
+        open::at(self.config, deployment).map(Client::new)
+    }
+
+    /// Opens a client at the servers of a URL, in most cases for one Redis server, and checks that
+    /// they answer.
+    ///
+    /// The URL is one of those of [`from_url`](Builder::from_url), such as
+    /// `redis://[user][:password@]host[:port][/database]` or `unix:///path[?db=&user=&pass=]`.
+    /// Settings in its query replace those that were made before. `client_name=` in the query is
+    /// for `CLIENT SETNAME`, which the server may refuse. A server must be Redis 6.2 or newer, or
+    /// Valkey.
+    ///
+    /// `rediss://` in place of `redis://` means TLS and requires the feature `tls`. The server must
+    /// have a certificate for the host in the URL. With the feature `tls-insecure`, a URL may end
+    /// with `#insecure` to skip that check, which leaves protection against eavesdroppers only.
+    ///
+    /// # Errors
+    ///
+    /// - [`InvalidInput`](crate::Error::InvalidInput): a setting or the URL is invalid.
+    /// - [`Unavailable`](crate::Error::Unavailable): the server did not answer in two attempts of
+    ///   [`connect_timeout`](Builder::connect_timeout) each, was not ready within
+    ///   [`retry_window`](Builder::retry_window), or the system could not provide a thread or
+    ///   random bytes.
+    /// - [`Redis`](crate::Error::Redis): the server refused the login, or cannot provide the
+    ///   [`durability`](Builder::durability).
+    pub fn open(self, url: &str) -> Result<Client> {
+        open::at_url(self.config, url).map(Client::new)
+    }
+
+    /// Opens a client for the Redis server that sentinels name as the current `master`, and checks
+    /// that the server answers.
+    ///
+    /// The URLs are those of [`open`](Builder::open), with port 26379 by default. Their user and
+    /// password are for the sentinels and the master alike, unless
+    /// [`master_login`](Builder::master_login) sets others for the master; database and client name
+    /// are for the master. Everything meant for the master must be the same in all URLs.
+    ///
+    /// The client asks the sentinels, starting with the one that answered last, before it opens a
+    /// connection, after every failure, and before a request if the last answer is half a second
+    /// old. A server named by a sentinel must also report itself as a master. So after a failover
+    /// the next call goes to the new master. A lock that the new master does not have, because
+    /// replication is asynchronous, is reported as lost at its next renewal;
+    /// [`durability`](Builder::durability) makes that less likely, and
+    /// [`Guard::fence`](crate::Guard::fence) makes it harmless.
+    ///
+    /// While no sentinel answers, the client keeps using its connections to the master until one
+    /// fails.
+    ///
+    /// # Errors
+    ///
+    /// - [`InvalidInput`](crate::Error::InvalidInput): a setting or a URL is invalid, two URLs are
+    ///   the same, or the list is empty.
+    /// - [`Unavailable`](crate::Error::Unavailable): no sentinel or no master answered in two
+    ///   attempts of [`connect_timeout`](Builder::connect_timeout) each, there was no master for
+    ///   [`retry_window`](Builder::retry_window), or the system could not provide a thread or
+    ///   random bytes.
+    /// - [`Redis`](crate::Error::Redis): a server refused the login or cannot provide the
+    ///   durability, or the sentinels that answered do not know a master of this name (code
+    ///   `NOMASTER`).
+    ///
+    /// ```no_run
+    /// let sentinels = ["redis://10.0.0.1", "redis://10.0.0.2", "redis://10.0.0.3"];
+    /// let client = leasehold::Client::builder()
+    ///     .master_login("", "sesame")
+    ///     .open_sentinel(sentinels, "shop")?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn open_sentinel(
+        self,
+        sentinels: impl IntoIterator<Item: AsRef<str>>,
+        master: &str,
+    ) -> Result<Client> {
+        open::sentinel(self.config, sentinels, master).map(Client::new)
+    }
+
+    /// Opens a client for a Redis Cluster, and checks that all of its hash slots are served.
+    ///
+    /// Each seed is the URL of a node, as for [`open`](Builder::open), over TCP and without a
+    /// database number. One seed that answers is enough: it names the other nodes, each of which is
+    /// used with the login of the seed at the same address, or else of the first seed.
+    /// [`pool_size`](Builder::pool_size) applies to each master.
+    ///
+    /// # Errors
+    ///
+    /// - [`InvalidInput`](crate::Error::InvalidInput): a setting or a URL is invalid, two seeds are
+    ///   the same, or the list is empty.
+    /// - [`Unavailable`](crate::Error::Unavailable): no seed answered in two attempts of
+    ///   [`connect_timeout`](Builder::connect_timeout) each, some hash slots are not served, or the
+    ///   system could not provide a thread or random bytes.
+    /// - [`Redis`](crate::Error::Redis): the nodes refused the login, or are not a cluster.
+    pub fn open_cluster(self, seeds: impl IntoIterator<Item: AsRef<str>>) -> Result<Client> {
+        open::cluster(self.config, seeds).map(Client::new)
+    }
+
+    /// Opens a client for several independent servers, and checks that more than half of them
+    /// answer. This is the algorithm known as
+    /// [Redlock](https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/): a lock
+    /// is held when more than half of the servers have granted it, so it survives the loss of the
+    /// others.
+    ///
+    /// No server may be a replica of another. The URLs are those of [`open`](Builder::open). An odd
+    /// number of servers is best, because four survive no more failures than three. A server that
+    /// does not answer costs calls no time, and is used again once it does. A server that has lost
+    /// its data must stay away until the longest lease has ended; otherwise it may help another
+    /// client to acquire a lock that is held. [`pool_size`](Builder::pool_size) applies to each
+    /// server.
+    ///
+    /// With [`Durability::Fsync`] a lock is on the disks of a majority before it is held, so
+    /// servers that keep their files may restart at any time, even all at once.
+    /// [`Durability::Replicas`] does the same for failovers, provided that the elected replicas
+    /// have acknowledged the lock. Renewals count when a majority has confirmed them in the same
+    /// way. A call keeps its connections while it waits, so calls for other names may have to wait
+    /// for them. A server that cannot provide the durability is left out.
+    ///
+    /// No server counts twice. If two URLs turn out to lead to one server, which the client can see
+    /// only with permission for `INFO`, opening fails; if that shows only later, because the server
+    /// did not answer at first, it is left out.
+    ///
+    /// # Errors
+    ///
+    /// - [`InvalidInput`](crate::Error::InvalidInput): a setting or a URL is invalid, two URLs lead
+    ///   to the same server, or the list is empty.
+    /// - [`NoQuorum`](crate::Error::NoQuorum): too few servers answered in two attempts of
+    ///   [`connect_timeout`](Builder::connect_timeout) each.
+    /// - [`Redis`](crate::Error::Redis): too many servers refused the login or cannot provide the
+    ///   [`durability`](Builder::durability).
+    /// - [`Unavailable`](crate::Error::Unavailable): the system could not provide a thread or
+    ///   random bytes.
+    ///
+    /// ```no_run
+    /// let urls = ["redis://a", "redis://b", "redis://c"]; // or any iterator of strings
+    /// let client = leasehold::Client::builder().open_redlock(urls)?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn open_redlock(self, urls: impl IntoIterator<Item: AsRef<str>>) -> Result<Client> {
+        open::redlock(self.config, urls).map(Client::new)
+    }
+
+    /// Creates a client whose locks exist only in this process: the only one of a
+    /// [`MemoryServer`]. See [`Client::in_memory`].
+    ///
+    /// # Errors
+    ///
+    /// - [`InvalidInput`](crate::Error::InvalidInput): a setting is invalid, or the
+    ///   [`durability`](Builder::durability) is not [`Durability::Memory`].
+    /// - [`Unavailable`](crate::Error::Unavailable): the system could not provide a thread or
+    ///   random bytes.
+    pub fn in_memory(self) -> Result<Client> {
+        self.open_memory(&MemoryServer::new())
+    }
+
+    /// Opens a client of a server in memory, which contends for locks with the other clients of
+    /// that server as processes do. See [`MemoryServer`].
+    ///
+    /// # Errors
+    ///
+    /// The same as [`in_memory`](Builder::in_memory), and
+    /// [`Unavailable`](crate::Error::Unavailable) while the server is
+    /// [down](MemoryServer::set_down), unless the client is [`lazy`](Builder::lazy).
+    pub fn open_memory(self, server: &MemoryServer) -> Result<Client> {
+        open::in_memory(self.config, &server.0).map(Client::new)
+    }
+}

@@ -1,0 +1,246 @@
+//! The handle through which locks are acquired.
+
+pub(crate) mod builder;
+mod calls;
+mod lock_settings;
+mod open;
+mod server_settings;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::client::builder::Builder;
+use crate::config::Config;
+use crate::error::Result;
+use crate::guards::election::Election;
+use crate::guards::mutex::Mutex;
+use crate::guards::rw_lock::RwLock;
+use crate::guards::semaphore::Semaphore;
+use crate::local::shared::Shared;
+use crate::local::survey::Survey;
+use crate::local::{release, status};
+use crate::stats::Stats;
+use crate::store::memory::SimulatedServer;
+
+/// A handle for acquiring distributed locks. Clones are cheap and share everything.
+///
+/// A client has a pool of connections and a background thread that renews its leases. Both are
+/// shut down when the last clone and the last guard are gone. Two clients are two different owners,
+/// even in one thread.
+///
+/// ```
+/// let client = leasehold::Client::in_memory(); // or Client::open("redis://127.0.0.1/")?
+/// {
+///     let guard = client.lock("stock:42")?; // blocks; renewed in the background
+///     println!("selling with fencing token {}", guard.fence());
+/// } // released
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Client {
+    shared: Arc<Shared>,
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Stats { held, waiting, .. } = self.shared.stats();
+        let shown = &mut f.debug_struct("Client");
+        let shown = shown.field("label", &self.shared.config.label);
+        shown.field("held", &held).field("waiting", &waiting).finish_non_exhaustive()
+    }
+}
+
+impl Client {
+    pub(crate) fn new(shared: Shared) -> Self {
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// Opens a client at the servers of a URL, in most cases for one Redis server. Whatever the URL
+    /// does not set has its default. See [`Builder::from_url`].
+    ///
+    /// # Errors
+    ///
+    /// The same as [`Builder::open`].
+    ///
+    /// ```no_run
+    /// let client = leasehold::Client::open("redis://127.0.0.1/")?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn open(url: &str) -> Result<Self> {
+        open::at_url(Config::default(), url).map(Self::new)
+    }
+
+    /// Creates a client whose locks exist only in this process, for tests and demonstrations.
+    ///
+    /// Clones of the client share its locks; clients created by separate calls do not. For several
+    /// clients that share locks, see [`MemoryServer`](crate::MemoryServer).
+    ///
+    /// # Panics
+    ///
+    /// Panics if the system cannot provide random bytes or start a thread. [`Builder::in_memory`]
+    /// returns an error instead.
+    #[must_use]
+    pub fn in_memory() -> Self {
+        let shared = open::in_memory(Config::default(), &SimulatedServer::default());
+        Self::new(shared.expect("the system has random bytes and threads"))
+    }
+
+    /// Creates a [`Builder`] with default settings.
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+
+    /// Returns a handle to a read-write lock. Sends nothing.
+    #[must_use]
+    pub fn rw_lock(&self, name: &str) -> RwLock {
+        RwLock::new(&self.shared, name)
+    }
+
+    /// Returns a handle to a semaphore with `permits` permits. Sends nothing.
+    #[must_use]
+    pub fn semaphore(&self, name: &str, permits: u32) -> Semaphore {
+        Semaphore::new(&self.shared, name, permits)
+    }
+
+    /// Returns a handle to an election. Sends nothing.
+    #[must_use]
+    pub fn election(&self, name: &str) -> Election {
+        Election::new(&self.shared, name)
+    }
+
+    /// Returns a handle to one lock, for setting options of its own or querying its state. Sends
+    /// nothing.
+    #[must_use]
+    pub fn mutex(&self, name: &str) -> Mutex {
+        Mutex::new(&self.shared, name)
+    }
+
+    /// Returns the part of this client's owners in Redis that is the same for all its holds: the
+    /// label, if any, and 128 random bits.
+    #[must_use]
+    pub fn id(&self) -> &str {
+        self.shared.identity.client()
+    }
+
+    /// Checks that the server answers, and returns how long that took. Blocks for the reply: of one
+    /// server, of a node of a cluster, or of a majority of independent servers.
+    ///
+    /// # Errors
+    ///
+    /// - [`Unavailable`](crate::Error::Unavailable) or [`NoQuorum`](crate::Error::NoQuorum): no
+    ///   usable answer came; see [`try_lock`](Client::try_lock) for how long the call retries.
+    /// - [`Redis`](crate::Error::Redis): the server refused the request.
+    /// - [`Closed`](crate::Error::Closed): the client is closed.
+    /// - [`Forked`](crate::Error::Forked): this process is a forked child.
+    pub fn ping(&self) -> Result<Duration> {
+        status::ping(&self.shared)
+    }
+
+    /// Returns what the program `leasehold` shows and does of all clients' holds. Sends nothing.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn survey(&self) -> Survey {
+        Survey::new(&self.shared)
+    }
+
+    /// Returns what this client holds and uses at the moment. Does not ask the server.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.shared.stats()
+    }
+
+    /// Returns the ten names that most threads of this client want at the moment, and how many do,
+    /// most first: those that wait, and those that are just asking. Does not ask the server.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// let client = leasehold::Client::in_memory();
+    /// let guard = client.lock_owned("stock:42")?;
+    /// std::thread::scope(|scope| {
+    ///     scope.spawn(|| client.lock("stock:42").map(drop));
+    ///     while client.stats().waiting == 0 {
+    ///         std::thread::sleep(Duration::from_millis(1));
+    ///     }
+    ///     assert_eq!(client.waiting_names(), [("stock:42".to_owned(), 1)]);
+    ///     guard.unlock()
+    /// })?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    #[must_use]
+    pub fn waiting_names(&self) -> Vec<(String, usize)> {
+        status::waiting_names(&self.shared)
+    }
+
+    /// Closes all clones of this client to new locks: calls that wait for a lock or are just
+    /// acquiring one, and those that begin later, return [`Error::Closed`](crate::Error::Closed).
+    ///
+    /// Live guards are not affected: their leases are still renewed, and they can be unlocked.
+    pub fn close(&self) {
+        self.shared.close();
+    }
+
+    /// Closes all clones of this client as [`close`](Client::close) does, and releases every hold.
+    /// Blocks until all of them are known to have ended, or `timeout` has passed.
+    ///
+    /// The releases are sent together, in one batch per server. It also waits for the releases of
+    /// guards that were dropped before, and for calls that are just acquiring a lock: such a call
+    /// returns [`Closed`](crate::Error::Closed), unless it has its lock already.
+    ///
+    /// A guard that is left is over: [`is_held`](crate::Guard::is_held) returns `false`,
+    /// [`lost`](crate::Guard::lost) reports that the hold has ended normally, [`verify`](crate::Guard::verify)
+    /// and [`renew`](crate::Guard::renew) return `Closed`, and unlocking or dropping it succeeds and does
+    /// nothing more. Work under it is not stopped, nor is a closure of
+    /// [`with_lock`](Client::with_lock), whose value is returned: stop it first. A lock that is to
+    /// be [held at least](Mutex::hold_at_least) for a time stays taken for the rest of that time.
+    ///
+    /// May be called again, by several threads at once, and from a closure under a lock.
+    ///
+    /// # Errors
+    ///
+    /// - [`Unavailable`](crate::Error::Unavailable), or [`NoQuorum`](crate::Error::NoQuorum) from
+    ///   independent servers: a release was not confirmed in time, or a call was still under way.
+    ///   The releases are repeated in the background while a clone of the client or a guard is
+    ///   left. A lock whose release never arrives is free when its lease ends.
+    /// - [`Redis`](crate::Error::Redis): the server refused a release until the time was over.
+    /// - [`Forked`](crate::Error::Forked): this process is a forked child.
+    ///
+    /// # When the process is told to end
+    ///
+    /// A process that ends by SIGTERM keeps its locks until their leases end. To free them at once,
+    /// let a thread wait for the signal (not a signal handler, which may not take locks), and then:
+    ///
+    /// ```
+    /// use leasehold::{Client, Error};
+    /// use std::thread;
+    /// use std::time::Duration;
+    ///
+    /// let client = Client::in_memory(); // or Client::open("redis://127.0.0.1/")?
+    /// let worker = thread::spawn({
+    ///     let client = client.clone();
+    ///     move || loop {
+    ///         match client.with_lock("job", |_| { /* one piece of work */ }) {
+    ///             Ok(()) => {}
+    ///             Err(Error::Closed) => return,
+    ///             Err(error) => eprintln!("{error}"),
+    ///         }
+    ///     }
+    /// });
+    ///
+    /// // Wait for the signal: with the signal-hook crate,
+    /// // Signals::new([SIGTERM, SIGINT])?.forever().next();
+    ///
+    /// // 1. No more locks. Workers that wait for one, or want the next, return.
+    /// client.close();
+    /// // 2. Let running work finish, for less than the time until SIGKILL.
+    /// worker.join().unwrap();
+    /// // 3. Release what unfinished work still holds, and wait for the confirmation.
+    /// if let Err(error) = client.shutdown(Duration::from_secs(2)) {
+    ///     eprintln!("some locks are free only when their leases end: {error}");
+    /// }
+    /// // 4. End the process.
+    /// ```
+    pub fn shutdown(&self, timeout: Duration) -> Result<()> {
+        release::shut_down(&self.shared, timeout)
+    }
+}
