@@ -5,6 +5,7 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 
+pub(crate) use crate::base::phase::{Phase, ServerFailure, Shortfall};
 use crate::guards::holder::Holder;
 
 /// The result of a call to leasehold.
@@ -145,91 +146,6 @@ pub enum Error {
         found: String,
     },
 }
-
-/// How far an attempt to get an answer from a server had come when it failed, in the order of the
-/// phases. See [`Error::Unavailable`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[non_exhaustive]
-pub enum Phase {
-    /// The call requested a resource from the operating system, such as a thread.
-    System,
-    /// The call waited for a connection while other threads used all that the client may have. The
-    /// server is not to blame: see [`Builder::pool_size`](crate::Builder::pool_size).
-    Pool,
-    /// The server's host name was looked up.
-    LookUp,
-    /// A connection was being opened.
-    Connect,
-    /// The TLS handshake had begun.
-    Tls,
-    /// The first reply was read over a new connection, and it did not come from a Redis server. The
-    /// port is another service's, or it is spoken to with TLS instead of without, or the reverse.
-    Greeting,
-    /// The client logged in. Its credentials may first have had to come from a
-    /// [callback](crate::Builder::credentials).
-    Login,
-    /// The request itself was to be sent, or was answered by an error that may pass or by none.
-    Request,
-}
-
-impl Phase {
-    /// What has failed at `server`.
-    fn describe(self, server: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::System => write!(f, "{server} refused"),
-            Self::Pool => write!(f, "no connection to {server} was free"),
-            Self::LookUp => write!(f, "the look-up of {server} failed"),
-            Self::Connect => write!(f, "no connection to {server}"),
-            Self::Tls => write!(f, "no TLS connection to {server}"),
-            Self::Greeting => write!(f, "{server} does not speak Redis"),
-            Self::Login => write!(f, "the login at {server} failed"),
-            Self::Request => write!(f, "no usable answer from {server}"),
-        }
-    }
-}
-
-/// The failure of one of several servers. See [`Error::NoQuorum`].
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct ServerFailure {
-    /// The server's address.
-    pub server: String,
-    /// How far its request had come.
-    pub phase: Phase,
-    /// Why its request failed.
-    pub source: Arc<dyn StdError + Send + Sync>,
-}
-
-impl fmt::Display for ServerFailure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.phase.describe(&self.server, f)
-    }
-}
-
-impl StdError for ServerFailure {
-    fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        Some(self.source.as_ref())
-    }
-}
-
-/// Why there was no quorum, without what was attempted, which only the caller knows.
-#[derive(Clone, Debug)]
-pub(crate) struct Shortfall {
-    pub(crate) ok: u32,
-    pub(crate) required: u32,
-    pub(crate) failures: Vec<ServerFailure>,
-}
-
-impl fmt::Display for Shortfall {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} of {} required servers agreed", self.ok, self.required)?;
-        self.failures
-            .iter()
-            .try_for_each(|ServerFailure { server, source, .. }| write!(f, "; {server}: {source}"))
-    }
-}
-
-impl StdError for Shortfall {}
 
 impl Error {
     /// Returns `true` if the same call may well succeed later without a change to the program or to

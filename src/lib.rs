@@ -254,6 +254,7 @@ mod store;
 #[cfg(doc)]
 pub mod guide;
 
+pub use base::phase::{Phase, ServerFailure};
 #[doc(hidden)]
 pub use base::report::{HeldAs, NameReport, ServerReplies, ServerReport, printable};
 pub use client::Client;
@@ -266,7 +267,7 @@ pub use config::certificates::Tls;
 pub use config::durability::Durability;
 #[doc(hidden)]
 pub use config::text::parse_duration;
-pub use error::{Error, Phase, Result, ServerFailure};
+pub use error::{Error, Result};
 pub use event::Event;
 pub use guards::canceller::Canceller;
 pub use guards::election::{Election, Term};

@@ -5,6 +5,7 @@ pub(crate) mod event_thread;
 pub(crate) mod failure;
 #[cfg(feature = "metrics")]
 pub(crate) mod metrics;
+pub(crate) mod phase;
 pub(crate) mod report;
 pub(crate) mod spans;
 pub(crate) mod sync;

@@ -108,9 +108,8 @@ impl Builder {
         Self::default().environment(&url)
     }
 
-    /// As [`from_env`](Builder::from_env), with this URL, and with settings that were made before,
-    /// unless the environment or the URL has others. For the program `leasehold`; it may change at
-    /// any time.
+    /// Takes the settings of the environment and of this URL over those that were made before. For
+    /// the program `leasehold`; it may change at any time.
     ///
     /// # Errors
     ///
@@ -240,12 +239,13 @@ impl Builder {
     /// client to acquire a lock that is held. [`pool_size`](Builder::pool_size) applies to each
     /// server.
     ///
-    /// With [`Durability::Fsync`] a lock is on the disks of a majority before it is held, so
-    /// servers that keep their files may restart at any time, even all at once.
-    /// [`Durability::Replicas`] does the same for failovers, provided that the elected replicas
-    /// have acknowledged the lock. Renewals count when a majority has confirmed them in the same
-    /// way. A call keeps its connections while it waits, so calls for other names may have to wait
-    /// for them. A server that cannot provide the durability is left out.
+    /// With [`Durability::Fsync`](crate::Durability::Fsync) a lock is on the disks of a majority
+    /// before it is held, so servers that keep their files may restart at any time, even all at
+    /// once. [`Durability::Replicas`](crate::Durability::Replicas) does the same for failovers,
+    /// provided that the elected replicas have acknowledged the lock. Renewals count when a
+    /// majority has confirmed them in the same way. A call keeps its connections while it waits, so
+    /// calls for other names may have to wait for them. A server that cannot provide the durability
+    /// is left out.
     ///
     /// No server counts twice. If two URLs turn out to lead to one server, which the client can see
     /// only with permission for `INFO`, opening fails; if that shows only later, because the server
@@ -277,7 +277,7 @@ impl Builder {
     /// # Errors
     ///
     /// - [`InvalidInput`](crate::Error::InvalidInput): a setting is invalid, or the
-    ///   [`durability`](Builder::durability) is not [`Durability::Memory`].
+    ///   [`durability`](Builder::durability) is not `Memory`.
     /// - [`Unavailable`](crate::Error::Unavailable): the system could not provide a thread or
     ///   random bytes.
     pub fn in_memory(self) -> Result<Client> {

@@ -17,16 +17,17 @@ use crate::local::call::Wait;
 impl Client {
     /// Acquires the lock, blocking the current thread until it is able to do so.
     ///
-    /// Waits for other holders without limit, or for as long as [`Builder::wait`] allows. A thread
-    /// that already holds the lock gets another level of it, which takes one round trip and keeps
-    /// the fencing token. Each level has a guard of its own, and the hold ends when the last of
-    /// them is dropped, in whatever order that happens.
+    /// Waits for other holders without limit, or for as long as
+    /// [`Builder::wait`](crate::Builder::wait) allows. A thread that already holds the lock gets
+    /// another level of it, which takes one round trip and keeps the fencing token. Each level has
+    /// a guard of its own, and the hold ends when the last of them is dropped, in whatever order
+    /// that happens.
     ///
     /// Nesting is per thread. A pool that runs other tasks on a thread while one of them waits, as
     /// rayon does, may start a task on the thread of the holder that locks the same name, and both
     /// would be in the critical section at once. There, use
-    /// [`reentrant(false)`](Builder::reentrant) or [`lock_owned`](Client::lock_owned), with a
-    /// [`wait`](Builder::wait), and do not call into the pool while holding the lock.
+    /// [`reentrant(false)`](crate::Builder::reentrant) or [`lock_owned`](Client::lock_owned), with
+    /// a [`wait`](crate::Builder::wait), and do not call into the pool while holding the lock.
     ///
     /// The call uses no connection while it waits. Waiting threads of this client form a queue, and
     /// the first of them is woken when another client releases the lock. In case that message is
@@ -38,12 +39,12 @@ impl Client {
     /// - [`Timeout`](crate::Error::Timeout): another owner held the lock until the wait was over.
     /// - [`Unavailable`](crate::Error::Unavailable), or [`NoQuorum`](crate::Error::NoQuorum) from
     ///   independent servers: no usable answer came before the wait was over or, without a limit,
-    ///   for [`retry_window`](Builder::retry_window).
+    ///   for [`retry_window`](crate::Builder::retry_window).
     /// - [`NotReplicated`](crate::Error::NotReplicated): too few replicas or disks acknowledged the
-    ///   lock in time; see [`Builder::durability`].
+    ///   lock in time; see [`Builder::durability`](crate::Builder::durability).
     /// - [`Lost`](crate::Error::Lost): this thread has a guard of this name whose lease was lost.
     /// - [`AlreadyHeld`](crate::Error::AlreadyHeld): this thread holds the lock, and it is not
-    ///   [`reentrant`](Builder::reentrant).
+    ///   [`reentrant`](crate::Builder::reentrant).
     /// - [`Redis`](crate::Error::Redis): the server refused the request.
     /// - [`WrongType`](crate::Error::WrongType): the key holds something that is not a lock.
     /// - [`InvalidInput`](crate::Error::InvalidInput): the name cannot be that of a lock.
@@ -57,8 +58,8 @@ impl Client {
     /// is one, or if another thread of this client waits for the lock.
     ///
     /// Blocks for one round trip. A server that cannot be reached or does not answer is given up on
-    /// after two attempts of [`io_timeout`](Builder::io_timeout) each; a server that is restarting,
-    /// failing over or busy, after [`retry_window`](Builder::retry_window).
+    /// after two attempts of [`io_timeout`](crate::Builder::io_timeout) each; a server that is
+    /// restarting, failing over or busy, after [`retry_window`](crate::Builder::retry_window).
     ///
     /// # Errors
     ///
@@ -71,9 +72,9 @@ impl Client {
     /// passed. Returns `None` in the latter case.
     ///
     /// The time covers the whole call, including attempts at a server that does not answer; the
-    /// last request may take up to one [`io_timeout`](Builder::io_timeout) longer. Zero means a
-    /// single attempt, and [`Duration::MAX`] means no limit. [`lock`](Client::lock) describes how
-    /// threads wait.
+    /// last request may take up to one [`io_timeout`](crate::Builder::io_timeout) longer. Zero
+    /// means a single attempt, and [`Duration::MAX`] means no limit. [`lock`](Client::lock)
+    /// describes how threads wait.
     ///
     /// # Errors
     ///
@@ -135,7 +136,7 @@ impl Client {
 
     /// Acquires the lock as [`lock`](Client::lock) does, for a guard that belongs to no thread and
     /// never nests: if this thread holds the lock already, it waits for itself, unless
-    /// [`reentrant(false)`](Builder::reentrant) makes that an error.
+    /// [`reentrant(false)`](crate::Builder::reentrant) makes that an error.
     ///
     /// # Errors
     ///
@@ -169,8 +170,8 @@ impl Client {
     /// behind no other thread.
     ///
     /// The lease is that of the hold that was left. Whether it is renewed in the background, and
-    /// [for how long](Builder::max_hold), is what this client is set to. Another client sees the
-    /// hold, as in [`Holder`](crate::Holder), as one of the client that has acquired it.
+    /// [for how long](crate::Builder::max_hold), is what this client is set to. Another client sees
+    /// the hold, as in [`Holder`](crate::Holder), as one of the client that has acquired it.
     ///
     /// If a ticket is adopted twice, both guards are of one hold: when one of them releases it, the
     /// other has lost it, and learns so at its next renewal. If a worker may get its ticket twice,
@@ -182,8 +183,8 @@ impl Client {
     /// - [`Lost`](crate::Error::Lost): the hold is over. Its lease has ended, or it was released,
     ///   ended by force or overwritten.
     /// - [`InvalidInput`](crate::Error::InvalidInput): the ticket is that of a client with another
-    ///   [`prefix`](Builder::prefix), or has a lease that is too short for the
-    ///   [`io_timeout`](Builder::io_timeout) of this client. Nothing was sent.
+    ///   [`prefix`](crate::Builder::prefix), or has a lease that is too short for the
+    ///   [`io_timeout`](crate::Builder::io_timeout) of this client. Nothing was sent.
     /// - [`Unavailable`](crate::Error::Unavailable) or [`NoQuorum`](crate::Error::NoQuorum): no
     ///   usable answer came; see [`try_lock`](Client::try_lock) for how long the call retries. The
     ///   hold stays as the ticket has left it, or was renewed by this call, and the ticket can be
@@ -202,13 +203,14 @@ impl Client {
 
     /// Acquires several locks, all or none, blocking the current thread until it is able to do so.
     ///
-    /// Waits without limit, or for as long as [`Builder::wait`] allows, for all of them together.
-    /// The call holds none of the locks while it waits, so that it cannot be part of a deadlock,
-    /// whatever the order of the names. The price: while others keep locking single names, a call
-    /// for many may wait long.
+    /// Waits without limit, or for as long as [`Builder::wait`](crate::Builder::wait) allows, for
+    /// all of them together. The call holds none of the locks while it waits, so that it cannot be
+    /// part of a deadlock, whatever the order of the names. The price: while others keep locking
+    /// single names, a call for many may wait long.
     ///
     /// If all locks are free, this takes one round trip for those of one server, or of one slot of
-    /// a cluster; with [independent servers](Builder::open_redlock) it takes one for each name.
+    /// a cluster; with [independent servers](crate::Builder::open_redlock) it takes one for each
+    /// name.
     ///
     /// # Errors
     ///

@@ -18,8 +18,8 @@ impl Builder {
         self
     }
 
-    /// Sets how long [`Client::lock`] waits for a lock that is held before it returns
-    /// [`Error::Timeout`](crate::Error::Timeout).
+    /// Sets how long [`Client::lock`](crate::Client::lock) waits for a lock that is held before it
+    /// returns [`Error::Timeout`](crate::Error::Timeout).
     ///
     /// Defaults to no limit.
     pub fn wait(mut self, time: Duration) -> Self {
@@ -92,15 +92,15 @@ impl Builder {
     ///
     /// A kept lock is renewed, and no thread holds it. Another client that asks for it gets it
     /// within a network latency: its request tells this client, which releases the lock at once, or
-    /// else when the guard under way is dropped. [`try_lock`](crate::Client::try_lock) gives this client
-    /// 50 ms for that. A message that is lost costs the other client its pause until it asks again.
-    /// A client that dies while it keeps a lock blocks others for its [lease](Builder::lease), so
-    /// set a short one.
+    /// else when the guard under way is dropped. [`try_lock`](crate::Client::try_lock) gives this
+    /// client 50 ms for that. A message that is lost costs the other client its pause until it asks
+    /// again. A client that dies while it keeps a lock blocks others for its
+    /// [lease](Builder::lease), so set a short one.
     ///
     /// What is kept is released when the time is over, by [`close`](crate::Client::close),
-    /// [`shutdown`](crate::Client::shutdown), [`lock_all`](crate::Client::lock_all) and with the last clone of
-    /// the client. Guards that are [unlocked](crate::Guard::unlock), those of locks without
-    /// renewal, or with [`max_hold`](Builder::max_hold) or
+    /// [`shutdown`](crate::Client::shutdown), [`lock_all`](crate::Client::lock_all) and with the
+    /// last clone of the client. Guards that are [unlocked](crate::Guard::unlock), those of locks
+    /// without renewal, or with [`max_hold`](Builder::max_hold) or
     /// [`hold_at_least`](crate::Mutex::hold_at_least), those of several locks, and terms leave
     /// nothing behind that is kept. A lock is kept only while this client listens for such
     /// messages: the first call that may keep one waits for that, no longer than one
