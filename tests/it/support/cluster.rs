@@ -46,21 +46,26 @@ impl Cluster {
 
     /// As `of_three`, of another binary.
     pub(crate) fn three_of(binary: &Path) -> Cluster {
-        Cluster::start(binary, 3, Further::None)
+        Cluster::three_with(binary, &[])
+    }
+
+    /// As `three_of`, with further arguments for the servers.
+    pub(crate) fn three_with(binary: &Path, extra_args: &[&str]) -> Cluster {
+        Cluster::start(binary, 3, Further::None, extra_args)
     }
 
     pub(crate) fn of(masters: usize) -> Cluster {
-        Cluster::start(&redis_binary(), masters, Further::None)
+        Cluster::start(&redis_binary(), masters, Further::None, &[])
     }
 
     /// Starts three masters, and a replica of the first.
     pub(crate) fn with_replica() -> Cluster {
-        Cluster::start(&redis_binary(), 3, Further::Replica)
+        Cluster::start(&redis_binary(), 3, Further::Replica, &[])
     }
 
     /// Starts three masters, and another without slots.
     pub(crate) fn with_empty_master() -> Cluster {
-        Cluster::start(&redis_binary(), 3, Further::EmptyMaster)
+        Cluster::start(&redis_binary(), 3, Further::EmptyMaster, &[])
     }
 
     /// The cluster of all tests that do not change it; each uses its own prefix.
@@ -76,10 +81,11 @@ impl Cluster {
         SHARED.get_or_init(|| Cluster::three_of(valkey_binary()))
     }
 
-    fn start(binary: &Path, masters: usize, further: Further) -> Cluster {
+    fn start(binary: &Path, masters: usize, further: Further, extra_args: &[&str]) -> Cluster {
         let count = masters + usize::from(further != Further::None);
         // The cluster bus uses the port plus 10,000. If that one is taken, another port is tried.
-        let args = ["--cluster-enabled", "yes", "--cluster-node-timeout", NODE_TIMEOUT];
+        let own = ["--cluster-enabled", "yes", "--cluster-node-timeout", NODE_TIMEOUT];
+        let args = [&own, extra_args].concat();
         let node = |_| Server::start(binary, &args);
         let cluster = Cluster { nodes: (0..count).map(node).collect(), masters };
         cluster.join();

@@ -31,6 +31,15 @@ fn what_does_not_fit_the_topology_is_refused() {
     assert_refused("--locks sentinel --nemesis narrow-link", "narrow-link takes --locks server");
     assert_refused("--durability one-replica", "one-replica takes --locks sentinel");
     parse("--durability all-replicas --locks sentinel").expect("these fit");
+    assert_refused(
+        "--locks cluster --durability one-replica",
+        "one-replica takes --locks sentinel",
+    );
+    assert_refused("--locks quorum --nemesis kill-master", "kill-master takes --locks sentinel");
+    assert_refused("--locks quorum --kind all", "--locks quorum takes locks");
+    for topology in ["server", "sentinel", "cluster", "quorum"] {
+        parse(&format!("--locks {topology} --durability disk")).expect("all have disks");
+    }
 }
 
 #[test]
@@ -57,9 +66,9 @@ fn only_locks_are_kept_and_for_a_lease_at_most() {
 
 #[test]
 fn unknown_words_are_refused() {
-    assert_refused("--locks cluster", "--locks is server or sentinel");
+    assert_refused("--locks moon", "--locks is server, sentinel, cluster or quorum");
     assert_refused("--kind spin", "--kind is lock, rw, semaphore or all");
-    assert_refused("--durability disk", "no such durability");
+    assert_refused("--durability tape", "no such durability");
     assert_refused("--nemesis none,fire", "no such nemesis");
     assert_refused("--seconds", "--seconds needs a value");
 }

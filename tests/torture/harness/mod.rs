@@ -14,6 +14,8 @@ use self::server::Server;
 use self::workers::Workers;
 
 pub(crate) mod check;
+#[path = "../../it/support/cluster.rs"]
+mod cluster;
 mod guard;
 pub(crate) mod history;
 mod judge;

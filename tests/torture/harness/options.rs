@@ -17,7 +17,7 @@ usage: torture [options]
   --processes N    worker processes (4)
   --threads N      threads in each of them (4)
   --names N        locks for which they contend (3)
-  --kind KIND      lock: locks, nested now and then (lock)
+  --kind KIND      lock: locks, nested now and then (lock); with a quorum nothing else
                    rw: read-write locks
                    semaphore: semaphores of three permits
                    all: one name of each kind after the other
@@ -25,8 +25,10 @@ usage: torture [options]
   --keep MS        how long processes keep locks that no thread holds, at most the lease (0)
   --locks WHERE    server: one server, behind a network that may fail (server)
                    sentinel: a master with two replicas, watched by three sentinels
-  --durability D   memory; with sentinels also one-replica or all-replicas that must have a lock
-                   before it counts (memory)
+                   cluster: three masters that share the slots
+                   quorum: three independent servers
+  --durability D   memory, disk, or with sentinels also one-replica or all-replicas: what must have
+                   a lock before it counts (memory)
   --nemesis LIST   all, none, or some of, with commas between them (all):
                    pause-worker    SIGSTOP to some for longer than a lease, then SIGCONT
                    kill-worker     SIGKILL, and a new process in its place
@@ -34,6 +36,7 @@ usage: torture [options]
                    restart-server  SIGKILL, and started again with its data
                    wipe-server     the same, without its data
                    close-clients   CLIENT KILL for all connections
+                                   (of several servers these faults hit one)
                    and with --locks server, by a network before it,
                    drop-replies    requests are executed, and some replies never arrive
                    delay-messages  some requests and replies take up to half a lease
@@ -58,6 +61,8 @@ usage: torture [options]
 /// Where the locks are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Topology {
+    Cluster,
+    Quorum,
     Sentinel,
     Server,
 }
@@ -95,7 +100,7 @@ pub(crate) struct Role {
     pub(crate) dir: PathBuf,
     /// Its own number, which no process had before.
     pub(crate) number: u64,
-    /// The URLs of the locks' server or sentinels, with commas between them.
+    /// The URLs of the locks' server, servers or sentinels, with commas between them.
     pub(crate) locks: String,
     pub(crate) register: String,
 }
@@ -144,6 +149,9 @@ impl Options {
         if options.keeps() && !options.has_locks() {
             return Err("--keep takes locks: nothing else is kept".into());
         }
+        if options.topology == Topology::Quorum && options.kind != Some(Primitive::Lock) {
+            return Err("--locks quorum takes locks: it has no other kind".into());
+        }
         if !options.fenced && !(0..options.names).any(|name| options.primitive(name).has_fences()) {
             return Err("--unfenced takes locks with fences: permits have none".into());
         }
@@ -172,17 +180,19 @@ impl Options {
     }
 
     fn parse_durability(&self, word: &str) -> Result<Durability> {
+        // A request may take a third of the lease, and this has to be less.
+        let timeout = self.lease / 4;
         let acks = match word {
             "memory" => return Ok(Durability::Memory),
+            "disk" => return Ok(Durability::Fsync { local: true, replicas: 0, timeout }),
             "one-replica" => 1,
             "all-replicas" => 2,
             _ => return Err(format!("no such durability: {word:?}").into()),
         };
-        if self.topology == Topology::Server {
-            return Err(format!("{word} takes --locks sentinel: one server has none").into());
+        if self.topology != Topology::Sentinel {
+            return Err(format!("{word} takes --locks sentinel: nothing else has replicas").into());
         }
-        // A request may take a third of the lease, and this has to be less.
-        Ok(Durability::Replicas { acks, timeout: self.lease / 4 })
+        Ok(Durability::Replicas { acks, timeout })
     }
 }
 
@@ -197,9 +207,11 @@ fn kind(word: &str) -> Result<Option<Primitive>> {
 
 fn topology(word: &str) -> Result<Topology> {
     match word {
+        "cluster" => Ok(Topology::Cluster),
+        "quorum" => Ok(Topology::Quorum),
         "sentinel" => Ok(Topology::Sentinel),
         "server" => Ok(Topology::Server),
-        _ => Err(format!("--locks is server or sentinel, not {word:?}").into()),
+        _ => Err(format!("--locks is server, sentinel, cluster or quorum, not {word:?}").into()),
     }
 }
 

@@ -222,7 +222,9 @@ fn expected(error: Error) -> (Result<()>, Outcome) {
         Error::Timeout { .. } => (Ok(()), Outcome::Busy),
         Error::Lost { .. } => (Ok(()), Outcome::Lost),
         // Too few replicas is a refusal, but the servers may learn of it later.
-        Error::NotReplicated { .. } | Error::Unavailable { .. } => (Ok(()), Outcome::Unknown),
+        Error::NoQuorum { .. } | Error::NotReplicated { .. } | Error::Unavailable { .. } => {
+            (Ok(()), Outcome::Unknown)
+        }
         other => (Err(other.into()), Outcome::Unknown),
     }
 }

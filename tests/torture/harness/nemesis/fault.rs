@@ -57,18 +57,15 @@ impl Fault {
             None => Err(format!("no such nemesis: {name:?}").into()),
             Some(fault) if fault.fits(topology) => Ok(fault),
             Some(fault) if fault.is_of_network() => {
-                Err(format!("{fault} takes --locks server: sentinels name the servers behind it")
-                    .into())
+                Err(format!("{fault} takes --locks server: others name servers behind it").into())
             }
             Some(fault) => Err(format!("{fault} takes --locks sentinel").into()),
         }
     }
 
     fn fits(self, topology: Topology) -> bool {
-        match topology {
-            Topology::Sentinel => !self.is_of_network(),
-            Topology::Server => !self.is_failover(),
-        }
+        (topology == Topology::Server || !self.is_of_network())
+            && (topology == Topology::Sentinel || !self.is_failover())
     }
 
     /// Returns `true` if the fault needs a [`Proxy`](crate::harness::proxy::Proxy).

@@ -41,9 +41,11 @@ fn worsen(lease: Duration, proxy: &Proxy, fault: Fault, random: &mut Random) {
     set(proxy, false);
 }
 
-/// Faults of the one server, or of the master, which remains the master: sentinels wait for longer.
+/// Faults of one server. A master remains the master: sentinels wait for longer.
 fn disturb_one(lease: Duration, locks: &Locks, fault: Fault, random: &mut Random) -> Option<Loss> {
-    let (server, start) = (locks.server(), now());
+    let servers = locks.servers();
+    let chosen = random.below(u32::try_from(servers.len()).expect("few servers"));
+    let (server, start) = (&servers[chosen as usize], now());
     match fault {
         Fault::CloseClients => {
             server.command(&["CLIENT", "KILL", "TYPE", "normal"]);
