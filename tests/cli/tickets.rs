@@ -1,6 +1,9 @@
 //! `lock`, `renew` and `release`.
 
-use std::process::Stdio;
+use std::env;
+use std::fs::{self, File};
+use std::io::{Seek, Write};
+use std::process::{self, Stdio};
 
 use leasehold::Ticket;
 use rustix::process::Signal;
@@ -112,6 +115,24 @@ fn what_is_no_ticket_of_this_prefix_is_64_and_not_repeated() {
     }
     assert_eq!(finish(&mut without_server(&["release", &ticket])).code, 64);
     assert_eq!(output(&mut leasehold(&server, &["release", &ticket])), "");
+}
+
+#[test]
+fn input_that_is_no_ticket_is_64_and_not_read_to_its_end() {
+    let server = Server::redis();
+    for byte in [b'a', 0xff] {
+        let path = env::temp_dir().join(format!("leasehold-input-{}-{byte}", process::id()));
+        let mut file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        file.write_all(&vec![byte; 4 << 20]).unwrap();
+        file.rewind().unwrap();
+        let input = file.try_clone().unwrap();
+        let finished = finish(leasehold(&server, &["release", "-"]).stdin(input));
+        assert_eq!((finished.code, &*finished.stdout), (64, ""), "{finished:?}");
+        assert!(finished.stderr.len() < 1000, "{finished:?}");
+        // The two descriptors have one position.
+        assert!(file.stream_position().unwrap() <= 2 << 20);
+    }
 }
 
 #[test]

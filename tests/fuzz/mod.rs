@@ -6,6 +6,7 @@
 
 mod replies;
 mod settings;
+mod tickets;
 
 use proptest::collection::vec;
 use proptest::prelude::*;

@@ -1,6 +1,6 @@
 //! `lock`, `renew` and `release`: a lock that a script holds by its ticket, without a process.
 
-use std::io;
+use std::io::{self, Read};
 
 use leasehold::{OwnedGuard, Ticket};
 use serde_json::json;
@@ -8,6 +8,10 @@ use serde_json::json;
 use crate::args::{HowToAcquire, ServerArgs};
 use crate::output::{ExitError, SUCCESS, of_signal, write_out};
 use crate::waiting::{Acquired, acquire};
+
+/// Longer than any ticket: a name, a prefix and a label have 64 KB at most, and three characters for
+/// each byte.
+const TICKET_MAX: u64 = 1 << 20;
 
 /// Acquires the lock, prints its ticket, and leaves it held for the rest of its lease.
 pub(crate) fn lock(
@@ -53,8 +57,12 @@ pub(crate) fn release(server: &ServerArgs, ticket: &str) -> Result<u8, ExitError
 /// Adopts the hold of a ticket; `-` means the ticket on stdin.
 fn adopt(server: &ServerArgs, ticket: &str) -> Result<OwnedGuard, ExitError> {
     let ticket = match ticket {
-        "-" => io::read_to_string(io::stdin())
-            .map_err(|error| ExitError::system("read the ticket", &error))?,
+        "-" => {
+            let mut read = Vec::new();
+            let end = io::stdin().take(TICKET_MAX).read_to_end(&mut read);
+            end.map_err(|error| ExitError::system("read the ticket", &error))?;
+            String::from_utf8_lossy(&read).into_owned()
+        }
         ticket => ticket.to_owned(),
     };
     // Parsed here, because an error message of clap would repeat it.
