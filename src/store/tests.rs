@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crossbeam_channel::Receiver;
 use redis::ConnectionLike as _;
 
 use super::*;
@@ -14,7 +15,7 @@ use crate::net::endpoint::Endpoint;
 use crate::net::request::{Arg, Request};
 use crate::net::server::ServerFactory;
 use crate::store::hold_id::{HoldId, HoldKind};
-use crate::store::job::{Job, JobOutcome};
+use crate::store::job::{InDoubtHold, Job, JobOutcome};
 use crate::store::memory::{Memory, SimulatedServer};
 use crate::store::quorum::Quorum;
 use crate::store::request::{Change, Registration, TENURE_FENCES};
@@ -502,4 +503,74 @@ fn a_server_of_a_quorum_that_is_to_keep_a_lock_is_told_again_in_the_background()
     assert_eq!(released.ok(), Some(HoldReply::Done));
     let in_doubt = reported.recv_deadline(soon()).expect("the dead server has not replied");
     assert_eq!((in_doubt.hold.nonce, in_doubt.kept_until), (1, kept_until));
+}
+
+/// A quorum of which one server hangs, and what is in doubt.
+struct Hanging {
+    servers: [process::Server; 3],
+    store: Quorum,
+    reported: Receiver<InDoubtHold>,
+}
+
+impl Hanging {
+    fn new(io_timeout: Duration) -> Self {
+        let servers = [(); 3].map(|()| process::Server::redis());
+        let io_timeout = Some(io_timeout);
+        let store = quorum(&servers, &Config { pool_size: 1, io_timeout, ..Config::default() });
+        let (reports, reported) = crossbeam_channel::unbounded();
+        let report = move |in_doubt| reports.send(in_doubt).unwrap_or_default();
+        store.report_in_doubt_to("client", report);
+        let this = Self { servers, store, reported };
+        eventually(|| {
+            this.cycle(1);
+            this.servers.iter().all(|server| server.evals() > 0)
+        });
+        this.servers[0].stop();
+        must_acquire(&this.store, &hold(2));
+        this
+    }
+
+    /// Takes another lock, and releases it.
+    fn cycle(&self, nonce: u64) {
+        let other = HoldId { name: Arc::from("other"), ..hold(nonce) };
+        must_acquire(&self.store, &other);
+        let released = change(&self.store, &other, Change::RELEASE);
+        assert_eq!(released.ok(), Some(HoldReply::Done));
+    }
+
+    /// Releases the hold that the server may begin late, which is in doubt from then on.
+    fn release(&self) {
+        assert!(self.reported.is_empty());
+        let released = change(&self.store, &hold(2), Change::RELEASE);
+        assert_eq!(released.ok(), Some(HoldReply::Done));
+        let reported = self.reported.recv_deadline(soon()).expect("it is in doubt");
+        assert_eq!((reported.hold.nonce, reported.settled_by_release), (2, false));
+    }
+}
+
+/// It is sent no more than Redis reads at a time.
+#[test]
+fn a_server_of_a_quorum_that_hangs_for_long_is_left_out() {
+    let hanging = Hanging::new(LEASE / 3);
+    let Hanging { servers, store, reported } = &hanging;
+    for _ in 0..300 {
+        assert_eq!(change(store, &hold(2), Change::Check).ok(), Some(HoldReply::Done));
+    }
+    // It can begin none of these.
+    (3..10).for_each(|nonce| hanging.cycle(nonce));
+    hanging.release();
+    servers[0].cont();
+    store.settle(soon());
+    assert!(reported.is_empty());
+    assert!(servers[0].evals() + 100 < servers[1].evals(), "{} requests", servers[0].evals());
+    must_acquire(store, &HoldId { name: Arc::from("other"), ..hold(10) });
+    eventually(|| servers[0].ask::<u64>(&["EXISTS", "lock:other"]) == 1);
+}
+
+#[test]
+fn a_hold_that_a_given_up_server_may_begin_is_in_doubt_for_a_lease() {
+    let io_timeout = Duration::from_secs(1);
+    let hanging = Hanging::new(io_timeout);
+    thread::sleep(io_timeout);
+    hanging.release();
 }

@@ -1,43 +1,58 @@
-//! How a hold begins: a majority grants it, and a majority confirms its token.
+//! How a hold begins: a majority grants it, and a majority confirms its fencing token.
+//!
+//! A token must be greater than those of all earlier holds of the name, though no single server has
+//! seen all of them. The client proposes one: its clock in microseconds. A server gives that token,
+//! or one more than its counter if the counter has reached the proposal, and sets its counter to
+//! what it gives. The hold's token is the greatest that a majority M has given. Before the caller
+//! gets the guard, a majority C confirms that its counters have reached the token *while the hold
+//! existed there*. A server that gave just that token has confirmed it already; on the others
+//! `raise.lua` raises the counter. Usually all servers have given the proposal, and there is
+//! nothing to raise.
+//!
+//! Why tokens grow: let a hold with token F be followed by another. The later hold's M and the
+//! earlier hold's C are majorities, so they have a server S in common. A majority counts only while
+//! its leases last, so the later hold existed on S when it was granted. S therefore let it begin
+//! after the earlier hold had ended there. S had confirmed F while the earlier hold existed, so its
+//! counter had reached F before, and counters only grow. So S gave a token greater than F, and the
+//! later hold's token is the greatest of those given. `tests/protocol/quorum` checks this on a
+//! model, in all states within bounds.
+//!
+//! A client of which several threads wait asks for a block of tokens, for holds that follow one
+//! another. A server that gives the proposal raises its counter to the end of the block. The hold
+//! has as many of these tokens as the counters of a majority have reached, which takes the place of
+//! C; if no majority has given the same first token, it has that one alone.
+//!
+//! The argument needs, for any two majorities, a common server that has kept its counter. Of an
+//! even number of servers one may lose it; of an odd number none may. Otherwise the token is still
+//! greater as long as the client's clock is not behind.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
+use crate::base::clock::Moment;
 use crate::base::failure::{Failure, FailureKind};
 use crate::store::hold_id::HoldId;
-use crate::store::quorum::broadcast::Broadcast;
-use crate::store::quorum::commands::{Effect, QuorumCommand, QuorumCommands};
-use crate::store::quorum::in_doubt::{DecidesEnd, InDoubtHolds};
-use crate::store::quorum::link_set::LinkSet;
-use crate::store::quorum::rounds::Rounds;
-use crate::store::quorum::shared_links::LockedLinks;
+use crate::store::quorum::Quorum;
+use crate::store::quorum::ballot::{Ballot, Effect};
+use crate::store::quorum::lane::LockedLane;
 use crate::store::quorum::votes::{HoldDecision, Votes};
 use crate::store::request::{Acquire, AcquireReply, HoldReply, is_granted};
 
-/// What is needed to begin holds. A reply that is still to come keeps it too.
-#[derive(Debug)]
-pub(super) struct Grants {
-    pub(super) rounds: Rounds,
-    pub(super) commands: QuorumCommands,
-}
-
-impl Grants {
+impl Quorum {
     /// Takes the lock if a majority grants it. Otherwise the hold is withdrawn where it has begun,
-    /// unless it only falls short of the durability that is demanded: then it exists until it is
-    /// released.
-    pub(super) fn acquire(&self, request: Acquire<'_>) -> Result<AcquireReply, Failure> {
-        let Self { rounds, commands } = self;
+    /// without waiting for replies, unless it only falls short of the durability that is demanded:
+    /// then it exists until it is released.
+    pub(super) fn grant(&self, request: Acquire<'_>) -> Result<AcquireReply, Failure> {
         let Acquire { holds, lease, deadline, .. } = request;
         let hold = &holds[0];
-        self.in_doubt().note_lease(lease);
-        let mut links = rounds.connect(&hold.name, deadline)?;
-        let command = commands.acquire(request);
-        let (decision, votes) = rounds.ask(&mut links, command, deadline, Votes::decide_acquire);
-        let outcome = match decision {
+        self.servers.in_doubt.note_lease(lease);
+        let mut lane = self.lane(&hold.name).connect(deadline)?;
+        let ballot = Arc::new(self.ballot_to_acquire(request));
+        lane.send(&ballot, |_| true);
+        let outcome = match lane.wait(&ballot, deadline) {
             HoldDecision::Granted { fence, agreed, wanted } => {
                 let confirmed = match agreed {
                     Some(_) => Ok(()),
-                    None => self.confirm(&mut links, hold, fence, lease, deadline),
+                    None => self.confirm(&mut lane, fence, request),
                 };
                 let room = agreed.unwrap_or_default();
                 let others = Vec::new();
@@ -47,50 +62,43 @@ impl Grants {
         };
         if !is_granted(&outcome) {
             let begun = |reply: &AcquireReply| matches!(reply, AcquireReply::Acquired { .. });
-            drop(self.withdraw(&mut links, hold, |number| votes.may_be(number, begun)));
+            let withdraw = Arc::new(self.ballot_to_withdraw(hold));
+            lane.send(&withdraw, |number| ballot.may_be(number, begun));
         }
         outcome
+    }
+
+    pub(super) fn ballot_to_acquire(
+        &self,
+        request: Acquire<'_>,
+    ) -> Ballot<AcquireReply, HoldDecision> {
+        let (hold, command) = (request.holds[0].clone(), self.commands.acquire(request));
+        let ballot = Ballot::new(&self.servers, command, Votes::decide_acquire);
+        ballot.with(Effect::Begins(hold)).durable(self.demand, request.deadline)
+    }
+
+    fn ballot_to_withdraw(&self, hold: &HoldId) -> Ballot<HoldReply, Result<HoldReply, Failure>> {
+        let effect = Effect::Ends { hold: hold.clone(), kept_until: Moment::FIRST };
+        Ballot::new(&self.servers, self.commands.withdraw(hold), Votes::decide_hold).with(effect)
     }
 
     /// Makes sure that the counters of a majority have reached the token of a hold that a majority
     /// has begun.
     fn confirm(
         &self,
-        links: &mut LockedLinks<'_>,
-        hold: &HoldId,
+        lane: &mut LockedLane<'_>,
         fence: u64,
-        lease: Duration,
-        deadline: Instant,
+        request: Acquire<'_>,
     ) -> Result<(), Failure> {
-        let Self { rounds, commands } = self;
-        let raise = commands.commands.raise(hold, fence, lease);
-        let raise = commands.durable(QuorumCommand::new(raise, Effect::None), deadline);
-        match rounds.ask(links, raise, deadline, Votes::decide_hold).0 {
+        let Acquire { holds, lease, deadline, .. } = request;
+        let raise = self.commands.raise(&holds[0], fence, lease);
+        let raise = Ballot::new(&self.servers, raise, Votes::decide_hold);
+        match lane.ask(raise.durable(self.demand, deadline), deadline) {
             Ok(HoldReply::Done) => Ok(()),
             Ok(HoldReply::Gone) => Err(Failure::late()),
             // The hold exists on some servers.
             Err(failure) => Err(ambiguous(failure)),
         }
-    }
-
-    /// Ends a hold that was not granted, or not by all, on those servers where it may exist. Does
-    /// not wait for replies. What is in doubt about it is reported when the returned value is
-    /// dropped.
-    fn withdraw(
-        &self,
-        links: &mut LinkSet,
-        hold: &HoldId,
-        may_exist: impl Fn(usize) -> bool,
-    ) -> Option<DecidesEnd> {
-        links.send(&self.broadcast(self.commands.withdraw(hold)), may_exist)
-    }
-
-    fn broadcast<T>(&self, command: QuorumCommand<T>) -> Arc<Broadcast> {
-        self.rounds.servers.broadcast(command)
-    }
-
-    pub(super) fn in_doubt(&self) -> &InDoubtHolds {
-        &self.rounds.servers.in_doubt
     }
 }
 
@@ -108,6 +116,8 @@ pub(super) fn ambiguous(failure: Failure) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
+
     use crossbeam_channel::unbounded;
 
     use crate::base::clock::end_of;
@@ -141,17 +151,16 @@ mod tests {
             reports.send(doubt.hold.nonce).unwrap_or_default();
         });
 
-        let (grants, deadline) = (&store.grants, end_of(SOON));
-        let mut links = grants.rounds.connect("a", deadline).expect("a majority");
+        let deadline = end_of(SOON);
+        let mut lane = store.lane("a").connect(deadline).expect("a majority");
         for nonce in 3..6 {
             // It has no replicas, so it soon lags.
-            let (hold, registration) = (&hold(nonce), Registration::None);
-            let acquire =
-                Acquire { holds: std::slice::from_ref(hold), lease: SOON, registration, deadline };
-            links.send(&grants.broadcast(grants.commands.acquire(acquire)), |number| number == 2);
+            let (holds, registration) = (&[hold(nonce)], Registration::None);
+            let acquire = Acquire { holds, lease: SOON, registration, deadline };
+            lane.send(&Arc::new(store.ballot_to_acquire(acquire)), |number| number == 2);
         }
-        drop(links);
-        grants.in_doubt().may_begin_late(&hold(1));
+        drop(lane);
+        store.servers.in_doubt.may_begin_late(&hold(1));
         let request = HoldRequest { hold: &hold(1), change: Change::RELEASE, deadline };
         store.post(vec![PostedChange {
             request,

@@ -1,39 +1,11 @@
 //! Locks on N independent servers: a hold exists while more than half of them have it.
 //!
-//! This is the algorithm known as [Redlock].
-//! Each server keeps the same data as a single server would. A request is written to all of them at
-//! once ([`link_set`]). Its outcome is decided as soon as the replies allow it ([`votes`]). What
+//! This is the algorithm known as [Redlock]. Each server keeps the same data as a single server
+//! would. A request is written to all of them at once ([`lane`]). Its outcome is decided as soon as
+//! the replies allow it ([`ballot`], [`votes`]); [`grants`] says why fencing tokens grow. What
 //! requests without a reply may have left is removed in the background ([`in_doubt`]). Servers that
-//! fail are left out of calls until they answer again ([`server`]), and so is one that has another
+//! fail are left out of calls until they answer again ([`health`]), and so is one that has another
 //! address too ([`run_ids`]).
-//!
-//! # Fencing tokens
-//!
-//! A token must be greater than those of all earlier holds of the name, though no single server has
-//! seen all of them. The client proposes one: its clock in microseconds. A server gives that token,
-//! or one more than its counter if the counter has reached the proposal, and sets its counter to
-//! what it gives. The hold's token is the greatest that a majority M has given. Before the caller
-//! gets the guard, a majority C confirms that its counters have reached the token *while the hold
-//! existed there*. A server that gave just that token has confirmed it already; on the others
-//! `raise.lua` raises the counter. Usually all servers have given the proposal, and there is
-//! nothing to raise.
-//!
-//! Why tokens grow: let a hold with token F be followed by another. The later hold's M and the
-//! earlier hold's C are majorities, so they have a server S in common. A majority counts only while
-//! its leases last, so the later hold existed on S when it was granted. S therefore let it begin
-//! after the earlier hold had ended there. S had confirmed F while the earlier hold existed, so its
-//! counter had reached F before, and counters only grow. So S gave a token greater than F, and the
-//! later hold's token is the greatest of those given. `tests/protocol/quorum` checks this on a
-//! model, in all states within bounds.
-//!
-//! A client of which several threads wait asks for a block of tokens, for holds that follow one
-//! another. A server that gives the proposal raises its counter to the end of the block. The hold
-//! has as many of these tokens as the counters of a majority have reached, which takes the place of
-//! C; if no majority has given the same first token, it has that one alone.
-//!
-//! The argument needs, for any two majorities, a common server that has kept its counter. Of an
-//! even number of servers one may lose it; of an odd number none may. Otherwise the token is still
-//! greater as long as the client's clock is not behind.
 //!
 //! # Which client is next
 //!
@@ -64,20 +36,17 @@
 //!
 //! [Redlock]: https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/
 
-mod broadcast;
-mod commands;
+mod ballot;
 mod grants;
+mod health;
 mod in_doubt;
-mod jobs;
+mod lane;
 mod link;
-mod link_set;
-mod rounds;
+mod policies;
 mod run_ids;
-mod server;
-mod shared_links;
 mod votes;
-mod wakeups;
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -92,22 +61,17 @@ use crate::net::spin::Spin;
 use crate::store::Store;
 use crate::store::background::jobs::BackgroundJobs;
 use crate::store::background::wakeups::BackgroundWakeups;
+use crate::store::command::Command;
 use crate::store::commands::Commands;
-use crate::store::decoder::Decoder;
 use crate::store::job::{InDoubtHold, JobRunner};
-use crate::store::quorum::broadcast::Broadcast;
-use crate::store::quorum::commands::{Effect, QuorumCommand, QuorumCommands};
-use crate::store::quorum::grants::{Grants, ambiguous};
-use crate::store::quorum::in_doubt::DecidesEnd;
-use crate::store::quorum::jobs::JobsByVote;
-use crate::store::quorum::link_set::QuorumServers;
-use crate::store::quorum::rounds::Rounds;
+use crate::store::quorum::ballot::{Ballot, Effect, Vote};
+use crate::store::quorum::grants::ambiguous;
+use crate::store::quorum::health::{QuorumServer, QuorumServers};
+use crate::store::quorum::in_doubt::InDoubtHolds;
+use crate::store::quorum::lane::{Lane, LockedLane};
+use crate::store::quorum::policies::{JobsByVote, WakeupsOfMajorities};
 use crate::store::quorum::run_ids::RunIds;
-use crate::store::quorum::server::QuorumServer;
-use crate::store::quorum::shared_links::LockedLinks;
-use crate::store::quorum::votes::holder::decide_holder;
-use crate::store::quorum::votes::{Votes, majority};
-use crate::store::quorum::wakeups::WakeupsOfMajorities;
+use crate::store::quorum::votes::{Votes, holder::decide_holder, majority};
 use crate::store::redisson_channels::RedissonChannels;
 use crate::store::request::{
     Acquire, AcquireReply, Change, HoldReply, HoldRequest, HolderReply, PostedChange,
@@ -118,10 +82,14 @@ use crate::store::wake::Wakeups;
 /// N independent servers.
 #[derive(Debug)]
 pub(crate) struct Quorum {
-    grants: Arc<Grants>,
+    servers: Arc<QuorumServers>,
+    /// A name always has the same, so that its requests do not overtake one another.
+    lanes: Vec<Arc<Lane>>,
+    commands: Commands,
+    /// What each server must meet for a new hold or level.
+    demand: Option<Demand>,
     run_ids: Arc<RunIds>,
-    io_timeout: Duration,
-    /// The same for wake-ups, where no lease is at stake.
+    /// As that of the servers, for wake-ups, where no lease is at stake.
     wakeups_io_timeout: Duration,
     events: Events,
 }
@@ -129,114 +97,43 @@ pub(crate) struct Quorum {
 /// The most requests that are sent before waiting for the first reply.
 const TOGETHER: usize = 64;
 
-/// A request about a hold that is in flight.
-struct SentRequest {
-    broadcast: Arc<Broadcast>,
-    decoder: Decoder<HoldReply>,
-    /// Dropped when the replies are in.
-    _ended: Option<DecidesEnd>,
-}
+type ChangeBallot = Ballot<HoldReply, Result<HoldReply, Failure>>;
 
 impl Quorum {
     /// Sends nothing yet; connections are opened when they are first used.
-    pub(crate) fn new(endpoints: Vec<Endpoint>, config: &Config, servers: &ServerFactory) -> Self {
+    pub(crate) fn new(endpoints: Vec<Endpoint>, config: &Config, factory: &ServerFactory) -> Self {
         let demand = Demand::new(config.durability);
         let run_ids = Arc::<RunIds>::default();
         let server = |(number, endpoint)| {
-            let factory = Arc::new(servers.connections(endpoint));
-            Arc::new(QuorumServer::new(number, factory, demand, &run_ids))
+            let connections = Arc::new(factory.connections(endpoint));
+            Arc::new(QuorumServer::new(number, connections, demand, &run_ids))
         };
-        let io_timeout = config.io_timeout(config.options.first_lease());
         let each = endpoints.into_iter().enumerate().map(server).collect();
-        let (in_doubt, spin) = (Arc::default(), Spin::new(config.spin));
-        let quorum_servers = Arc::new(QuorumServers { each, in_doubt, spin, io_timeout });
-        let rounds = Rounds::new(quorum_servers, config.pool_size, servers.pool_thread());
-        let commands = QuorumCommands { commands: Commands::proposing(config), demand };
-        let grants = Arc::new(Grants { rounds, commands });
-        let (wakeups_io_timeout, events) =
-            (config.io_timeout(Duration::MAX), config.events.clone());
-        Self { grants, run_ids, io_timeout, wakeups_io_timeout, events }
+        let (in_doubt, spin) = (InDoubtHolds::default(), Spin::new(config.spin));
+        let io_timeout = config.io_timeout(config.options.first_lease());
+        let servers = Arc::new(QuorumServers { each, in_doubt, spin, io_timeout });
+        let lane = |_| Lane::new(&servers, factory.pool_thread());
+        Self {
+            lanes: (0..config.pool_size).map(lane).collect(),
+            servers,
+            commands: Commands::proposing(config),
+            demand,
+            run_ids,
+            wakeups_io_timeout: config.io_timeout(Duration::MAX),
+            events: config.events.clone(),
+        }
     }
 
     /// Fails unless a majority answers.
     pub(crate) fn ping(&self, deadline: Instant) -> Result<(), Failure> {
-        self.grants.rounds.connect("", deadline).map(drop)
+        self.lane("").connect(deadline).map(drop)
     }
 
     /// Fails if two of the servers reached so far are the same.
     pub(crate) fn check_distinct(&self) -> ApiResult<()> {
-        self.run_ids.repeated().map_or(Ok(()), |(one, other)| {
-            let why = format!("must not name one server twice: {one} and {other} are one");
-            Err(Error::invalid("urls", why))
-        })
-    }
-
-    /// Sends a command to all servers if a majority is connected, and returns the decision.
-    fn count<T: Clone, D>(
-        &self,
-        name: &str,
-        command: QuorumCommand<T>,
-        deadline: Instant,
-        decide: impl Fn(&Votes<T>) -> Option<Result<D, Failure>>,
-    ) -> Result<D, Failure> {
-        let rounds = &self.grants.rounds;
-        let mut links = rounds.connect(name, deadline)?;
-        rounds.ask(&mut links, command, deadline, decide).0
-    }
-
-    /// Sends a request about a hold, and does not wait for the replies.
-    fn send(&self, request: &HoldRequest<'_>) -> Result<(SentRequest, LockedLinks<'_>), Failure> {
-        let Grants { rounds, commands } = &*self.grants;
-        let HoldRequest { hold, change, deadline } = *request;
-        if let Some(lease) = change.lease() {
-            // That of a hold which another client has begun may be longer than all others here.
-            self.grants.in_doubt().note_lease(lease);
-        }
-        let mut links = match change {
-            Change::Release { .. } => {
-                let mut links = rounds.lock(&hold.name, deadline)?;
-                // Without a majority too, the hold is released where it can be.
-                links.prepare(deadline);
-                links
-            }
-            _ => rounds.connect(&hold.name, deadline)?,
-        };
-        let command = commands.change(request);
-        let decoder = command.command.decoder.clone();
-        let broadcast = rounds.servers.broadcast(command);
-        let ended = links.send(&broadcast, |_| true);
-        Ok((SentRequest { broadcast, decoder, _ended: ended }, links))
-    }
-
-    /// Makes a request about a hold, with the links to itself until it is decided.
-    fn ask_alone(&self, request: &HoldRequest<'_>) -> Result<HoldReply, Failure> {
-        let (sent, mut links) = self.send(request)?;
-        self.receive(request, &sent, &mut links)
-    }
-
-    /// Waits for the replies to a request about a hold.
-    fn receive(
-        &self,
-        request: &HoldRequest<'_>,
-        sent: &SentRequest,
-        links: &mut LockedLinks<'_>,
-    ) -> Result<HoldReply, Failure> {
-        let (rounds, deadline) = (&self.grants.rounds, request.deadline);
-        let SentRequest { broadcast, decoder, .. } = sent;
-        let decide = |votes: &Votes<_>| votes.decide_change(request.change);
-        let outcome = rounds.count(links, broadcast, deadline, decoder, decide).0;
-        match request.change {
-            Change::Release { .. } => outcome.map_err(ambiguous),
-            _ => outcome,
-        }
-    }
-
-    fn servers(&self) -> &[Arc<QuorumServer>] {
-        &self.grants.rounds.servers.each
-    }
-
-    fn commands(&self) -> &Commands {
-        &self.grants.commands.commands
+        let Some((one, other)) = self.run_ids.repeated() else { return Ok(()) };
+        let why = format!("must not name one server twice: {one} and {other} are one");
+        Err(Error::invalid("urls", why))
     }
 
     /// Sets the client, and where its holds in doubt are reported.
@@ -245,31 +142,90 @@ impl Quorum {
         client: &str,
         report: impl Fn(InDoubtHold) + Send + Sync + 'static,
     ) {
-        self.grants.in_doubt().report_to(client, Box::new(report));
+        self.servers.in_doubt.report_to(client, Box::new(report));
+    }
+
+    fn lane(&self, name: &str) -> &Arc<Lane> {
+        let mut hasher = DefaultHasher::new();
+        name.hash(&mut hasher);
+        let lanes = u64::try_from(self.lanes.len()).unwrap_or(1);
+        &self.lanes[usize::try_from(hasher.finish() % lanes).unwrap_or(0)]
+    }
+
+    /// Sends a command to all servers if a majority is connected, and returns the decision.
+    fn decide<T: Vote, D: Send + 'static>(
+        &self,
+        name: &str,
+        command: Command<T>,
+        deadline: Instant,
+        decide: impl Fn(&Votes<T>) -> Option<Result<D, Failure>> + Send + 'static,
+    ) -> Result<D, Failure> {
+        let mut lane = self.lane(name).connect(deadline)?;
+        lane.ask(Ballot::new(&self.servers, command, decide), deadline)
+    }
+
+    fn ballot_to_change(&self, request: &HoldRequest<'_>) -> ChangeBallot {
+        let HoldRequest { hold, change, deadline } = *request;
+        let command = self.commands.change(hold, change);
+        let decide = move |votes: &Votes<_>| votes.decide_change(change);
+        let ballot = Ballot::new(&self.servers, command, decide);
+        match change {
+            Change::Release { kept_until } => {
+                ballot.with(Effect::Ends { hold: hold.clone(), kept_until })
+            }
+            _ if change.is_durable() => ballot.durable(self.demand, deadline),
+            _ => ballot,
+        }
+    }
+
+    /// Sends a request about a hold, and does not wait for the replies.
+    fn send(
+        &self,
+        request: &HoldRequest<'_>,
+    ) -> Result<(Arc<ChangeBallot>, LockedLane<'_>), Failure> {
+        let HoldRequest { hold, change, deadline } = *request;
+        if let Some(lease) = change.lease() {
+            // That of a hold which another client has begun may be longer than all others here.
+            self.servers.in_doubt.note_lease(lease);
+        }
+        let lane = self.lane(&hold.name);
+        let mut lane = match change {
+            // Without a majority too, the hold is released where it can be.
+            Change::Release { .. } => lane.prepare(deadline)?,
+            _ => lane.connect(deadline)?,
+        };
+        let ballot = Arc::new(self.ballot_to_change(request));
+        lane.send(&ballot, |_| true);
+        Ok((ballot, lane))
     }
 }
 
 impl Store for Quorum {
     fn acquire(&self, request: Acquire<'_>) -> Result<AcquireReply, Failure> {
-        self.grants.acquire(request)
+        self.grant(request)
     }
 
     /// What must be durable is asked for one hold after the other: a server that waits for its
     /// replicas or disk lags behind soon.
     fn ask(&self, requests: &[HoldRequest<'_>]) -> Vec<Result<HoldReply, Failure>> {
-        let waits = self.grants.commands.demand.is_some()
-            && requests.iter().any(|request| request.change.is_durable());
+        let waits = self.demand.is_some() && requests.iter().any(|it| it.change.is_durable());
         let together = if waits { 1 } else { TOGETHER };
         let replies = requests.chunks(together).flat_map(|requests| {
-            if let [request] = requests {
-                return vec![self.ask_alone(request)];
-            }
-            let sent = requests.iter().map(|request| Ok(self.send(request)?.0));
-            let sent: Vec<Result<SentRequest, Failure>> = sent.collect();
+            let send = |request| {
+                let (ballot, lane) = self.send(request)?;
+                // The next request may be for the same lane.
+                Ok((ballot, Some(lane).filter(|_| requests.len() == 1)))
+            };
+            let sent: Vec<_> = requests.iter().map(send).collect();
             let replies = requests.iter().zip(sent).map(|(request, sent)| {
-                let (sent, name) = (sent?, &request.hold.name);
-                let links = self.grants.rounds.lock(name, request.deadline);
-                self.receive(request, &sent, &mut links.map_err(ambiguous)?)
+                let HoldRequest { hold, change, deadline } = *request;
+                let (ballot, lane) = sent?;
+                let again = || self.lane(&hold.name).lock(deadline).map_err(ambiguous);
+                let reply = lane.map_or_else(again, Ok)?.wait(&ballot, deadline);
+                match change {
+                    Change::Release { .. } => reply.map_err(ambiguous),
+                    _ => reply,
+                }
             });
             replies.collect::<Vec<_>>()
         });
@@ -278,14 +234,23 @@ impl Store for Quorum {
 
     fn post(&self, posts: Vec<PostedChange<'_>>) {
         for PostedChange { request, on_reply } in posts {
-            let Grants { rounds, commands } = &*self.grants;
-            let on_reply = |reply: Result<HoldReply, Failure>| on_reply(reply.map_err(ambiguous));
-            rounds.post(&request, commands.change(&request), on_reply);
+            match self.lane(&request.hold.name).lock_to_post(request.deadline) {
+                Ok(mut lane) => {
+                    let ballot = self.ballot_to_change(&request);
+                    let ballot = ballot.passed_on(|reply| on_reply(reply.map_err(ambiguous)));
+                    lane.send(&Arc::new(ballot), |_| true);
+                }
+                Err(failure) => on_reply(Err(failure)),
+            }
         }
     }
 
     fn settle(&self, deadline: Instant) {
-        self.grants.rounds.settle(deadline);
+        for lane in &self.lanes {
+            if let Ok(mut lane) = lane.lock(deadline) {
+                lane.settle(deadline);
+            }
+        }
     }
 
     fn keeps_order(&self) -> bool {
@@ -293,35 +258,33 @@ impl Store for Quorum {
     }
 
     fn inspect(&self, name: &str, deadline: Instant) -> Result<Option<HolderReply>, Failure> {
-        let inspect = QuorumCommand::new(self.commands().inspect(name), Effect::None);
-        self.count(name, inspect, deadline, decide_holder)
+        self.decide(name, self.commands.inspect(name), deadline, decide_holder)
     }
 
     fn inspect_fence(&self, name: &str, deadline: Instant) -> Result<Option<HolderReply>, Failure> {
-        let inspect = QuorumCommand::new(self.commands().inspect_fence(name), Effect::None);
-        self.count(name, inspect, deadline, decide_holder)
+        self.decide(name, self.commands.inspect_fence(name), deadline, decide_holder)
     }
 
     fn connections(&self) -> Result<ServerConnections, Failure> {
-        let servers = self.servers();
-        let each = servers.iter().map(|server| server.closed_connection()).collect();
-        Ok(ServerConnections { each, required: majority(servers.len()) })
+        let each = &self.servers.each;
+        let required = majority(each.len());
+        let each = each.iter().map(|server| server.closed_connection()).collect();
+        Ok(ServerConnections { each, required })
     }
 
     fn force_release(&self, name: &str, owner: &[u8], deadline: Instant) -> Result<bool, Failure> {
-        let force = QuorumCommand::new(self.commands().force_release(name, owner), Effect::None);
-        Ok(self.count(name, force, deadline, Votes::decide_any)? == HoldReply::Done)
+        let force = self.commands.force_release(name, owner);
+        Ok(self.decide(name, force, deadline, Votes::decide_any)? == HoldReply::Done)
     }
 
     fn ping(&self, deadline: Instant) -> Result<(), Failure> {
-        let inspect = QuorumCommand::new(self.commands().inspect("ping"), Effect::None);
-        self.count("ping", inspect, deadline, decide_holder).map(drop)
+        self.inspect("ping", deadline).map(drop)
     }
 
     fn wakeups(&self, client: &str, _: Option<&RedissonChannels>) -> Box<dyn Wakeups> {
         Box::new(BackgroundWakeups::new(
-            WakeupsOfMajorities::new(self.servers().to_vec()),
-            self.commands(),
+            WakeupsOfMajorities::new(self.servers.each.clone()),
+            &self.commands,
             client,
             self.wakeups_io_timeout,
             None,
@@ -330,10 +293,7 @@ impl Store for Quorum {
     }
 
     fn jobs(&self) -> Box<dyn JobRunner> {
-        let quorum_servers = &self.grants.rounds.servers;
-        let servers = quorum_servers.each.clone();
-        let policy = JobsByVote { servers, in_doubt: quorum_servers.in_doubt.clone() };
-        let (commands, demand) = (self.commands().clone(), self.grants.commands.demand);
-        Box::new(BackgroundJobs::new(policy, commands, demand, self.io_timeout))
+        let (policy, commands) = (JobsByVote(self.servers.clone()), self.commands.clone());
+        Box::new(BackgroundJobs::new(policy, commands, self.demand, self.servers.io_timeout))
     }
 }

@@ -1,7 +1,7 @@
 //! Which server answers at which address. One that has two must not count twice.
 
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 use redis::Value;
@@ -10,7 +10,11 @@ use crate::base::failure::{Failure, FailureKind};
 
 /// The ids of the servers' processes, each as the address that it was last reached at has told it.
 #[derive(Debug, Default)]
-pub(super) struct RunIds(Mutex<Vec<ReachedServer>>);
+pub(super) struct RunIds {
+    reached: Mutex<Vec<ReachedServer>>,
+    /// Two addresses of one server.
+    repeated: OnceLock<(Arc<str>, Arc<str>)>,
+}
 
 #[derive(Debug)]
 struct ReachedServer {
@@ -18,8 +22,6 @@ struct ReachedServer {
     number: usize,
     label: Arc<str>,
     run_id: String,
-    /// The address at which the same process was reached before.
-    reached_before: Option<Arc<str>>,
 }
 
 impl RunIds {
@@ -32,24 +34,19 @@ impl RunIds {
         info: &Value,
     ) -> Result<(), Failure> {
         let Some(run_id) = run_id(info) else { return Ok(()) };
-        let mut servers = self.0.lock();
-        servers.retain(|server| server.number != number);
-        let same =
-            |server: &&ReachedServer| server.run_id == run_id && server.reached_before.is_none();
-        let reached_before = servers.iter().find(same).map(|server| server.label.clone());
-        let (run_id, label) = (run_id.to_owned(), label.clone());
-        let failure = reached_before.as_ref().map(|other| is_repeated(&label, other));
-        servers.push(ReachedServer { number, label, run_id, reached_before });
-        failure.map_or(Ok(()), Err)
+        let (mut reached, label) = (self.reached.lock(), label.clone());
+        reached.retain(|server| server.number != number);
+        if let Some(other) = reached.iter().find(|server| server.run_id == run_id) {
+            self.repeated.get_or_init(|| (other.label.clone(), label.clone()));
+            return Err(is_repeated(&label, &other.label));
+        }
+        reached.push(ReachedServer { number, label, run_id: run_id.to_owned() });
+        Ok(())
     }
 
     /// Two addresses of one server, if there are any.
-    pub(super) fn repeated(&self) -> Option<(Arc<str>, Arc<str>)> {
-        let servers = self.0.lock();
-        let mut repeated = servers
-            .iter()
-            .filter_map(|server| Some((server.reached_before.clone()?, server.label.clone())));
-        repeated.next()
+    pub(super) fn repeated(&self) -> Option<&(Arc<str>, Arc<str>)> {
+        self.repeated.get()
     }
 }
 

@@ -17,7 +17,7 @@ pub(super) fn majority(servers: usize) -> usize {
 }
 
 /// The replies of all servers to one request; `None` where the reply is still to come.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Votes<T>(pub(super) Vec<Option<Result<T, Failure>>>);
 
 /// What came of a request to begin a hold.
@@ -49,6 +49,11 @@ impl<T> Votes<T> {
 
     pub(super) fn pending(&self) -> usize {
         self.0.iter().filter(|vote| vote.is_none()).count()
+    }
+
+    /// Returns `true` if some server has failed to answer.
+    pub(super) fn has_failed(&self) -> bool {
+        self.failures().next().is_some()
     }
 
     /// Returns `true` if the reply of a server is such a one, or may be.
@@ -257,7 +262,7 @@ impl Votes<HoldReply> {
         if self.pending() > 0 {
             return None;
         }
-        let everywhere = self.failures().next().is_none();
+        let everywhere = !self.has_failed();
         self.decide_hold().map(|decided| decided.map(|hold| JobReply { hold, everywhere }))
     }
 }

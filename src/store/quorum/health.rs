@@ -22,9 +22,11 @@ use crate::net::durability::Demand;
 use crate::net::error_reply::suggests_demotion;
 use crate::net::factory::ConnectionFactory;
 use crate::net::request::Request;
+use crate::net::spin::Spin;
 use crate::store::background::connection::{ConnectAttempt, Node};
 use crate::store::background::opening::Opening;
 use crate::store::hold_id::HoldId;
+use crate::store::quorum::in_doubt::InDoubtHolds;
 use crate::store::quorum::run_ids::RunIds;
 
 /// The first pause after a failure, and the longest one.
@@ -47,6 +49,16 @@ pub(super) struct QuorumServer {
     /// Greater than the nonces of all holds of this client that the server was asked to begin.
     /// Others of this client cannot exist there.
     begun_below: AtomicU64,
+}
+
+/// What all requests of a client share.
+#[derive(Debug)]
+pub(super) struct QuorumServers {
+    pub(super) each: Vec<Arc<QuorumServer>>,
+    pub(super) in_doubt: InDoubtHolds,
+    pub(super) spin: Spin,
+    /// A server that is silent for this long is given up.
+    pub(super) io_timeout: Duration,
 }
 
 struct Health {
@@ -109,9 +121,18 @@ impl QuorumServer {
         self.trusted.store(false, Ordering::Relaxed);
     }
 
-    /// Notes that a request has failed. If the server has refused to write, it is left alone like
-    /// one that is gone, because its connections have to be replaced each time.
-    pub(super) fn note_failure(&self, failure: &Failure) {
+    /// Notes what a reply says about the server: it is good if a script has written something.
+    pub(super) fn note<T>(&self, reply: &Result<T, Failure>, has_written: impl FnOnce(&T) -> bool) {
+        match reply {
+            Ok(reply) if !has_written(reply) => {}
+            Err(failure) if !failure.is_shortfall() => self.note_failure(failure),
+            _ => self.note_written(),
+        }
+    }
+
+    /// If the server has refused to write, it is left alone like one that is gone, because its
+    /// connections have to be replaced each time.
+    fn note_failure(&self, failure: &Failure) {
         if suggests_demotion(&failure.code) {
             let mut health = self.health.lock();
             // Several requests may have been refused at once.
@@ -121,8 +142,7 @@ impl QuorumServer {
         }
     }
 
-    /// Notes that a script has written something at the server.
-    pub(super) fn note_written(&self) {
+    fn note_written(&self) {
         // Each write would take the cache line from other threads.
         if !self.is_trusted() {
             let mut health = self.health.lock();

@@ -1,17 +1,22 @@
-//! Wake-ups from the servers of a quorum.
+//! What the background jobs and the wake-ups of a quorum amount to.
 //!
-//! Each server that a lock is released on wakes the client, which has a chance to get the lock only
-//! when a majority has. So messages about a name are gathered until a majority has sent one, or for
-//! a moment: some servers may not know the client, or not answer.
+//! Each job is sent to all servers, and their votes are counted. Each server that a lock is released
+//! on wakes the client, which has a chance to get the lock only when a majority has. So messages
+//! about a name are gathered until a majority has sent one, or for a moment: some servers may not
+//! know the client, or not answer.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::base::failure::Failure;
 use crate::store::background::connection::Pauses;
+use crate::store::background::jobs::{Decision, JobPolicy};
 use crate::store::background::wakeups::WakeupPolicy;
-use crate::store::quorum::server::QuorumServer;
-use crate::store::quorum::votes::majority;
+use crate::store::job::{Job, JobReply};
+use crate::store::quorum::health::{QuorumServer, QuorumServers};
+use crate::store::quorum::votes::{Votes, majority};
+use crate::store::request::{Change, HoldReply};
 use crate::store::wake::Wake;
 
 /// The messages of a majority are waited for this long.
@@ -109,5 +114,49 @@ impl Gathered {
     fn due(&self, required: usize) -> Instant {
         let from = self.from.iter().filter(|from| **from).count();
         if from >= required { self.first } else { self.first + GATHER }
+    }
+}
+
+/// Each job to all servers.
+#[derive(Debug)]
+pub(super) struct JobsByVote(pub(super) Arc<QuorumServers>);
+
+impl JobPolicy for JobsByVote {
+    type Node = Arc<QuorumServer>;
+    type Progress = Votes<HoldReply>;
+
+    fn route(&mut self, _: &Job) -> Result<(Vec<Arc<QuorumServer>>, Votes<HoldReply>), Failure> {
+        Ok((self.0.each.clone(), Votes::new(self.0.each.len())))
+    }
+
+    /// A renewal counts when a majority has confirmed it, and so does a release, but that is sent
+    /// to be executed by all servers.
+    fn decide(
+        &mut self,
+        job: &Job,
+        votes: &mut Votes<HoldReply>,
+        from: &Arc<QuorumServer>,
+        reply: Result<HoldReply, Failure>,
+    ) -> Decision<Arc<QuorumServer>> {
+        from.note(&reply, |reply| *reply == HoldReply::Done);
+        let is_release = matches!(job.change, Change::Release { .. });
+        let never_began = is_release && !self.0.in_doubt.may_be_at(from, &job.hold);
+        let vote = if never_began { Ok(HoldReply::Gone) } else { reply };
+        votes.0[from.number] = Some(vote);
+        let outcome = match job.change {
+            Change::Release { kept_until } => {
+                let decided = votes.decide_release();
+                if decided.is_some() {
+                    self.0.in_doubt.end(&job.hold, kept_until, true);
+                }
+                decided
+            }
+            change => votes.decide_change(change).map(|reply| reply.map(JobReply::from)),
+        };
+        outcome.map_or(Decision::Undecided, Decision::Done)
+    }
+
+    fn required(&self) -> usize {
+        majority(self.0.each.len())
     }
 }

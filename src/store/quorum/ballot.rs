@@ -1,0 +1,184 @@
+//! A request to all servers of a quorum, and their votes on it.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use redis::Value;
+
+use crate::base::clock::Moment;
+use crate::net::durability::{Demand, is_done};
+use crate::net::exchange::{Exchange, SendWait};
+use crate::net::request::Reply;
+use crate::store::command::Command;
+use crate::store::hold_id::HoldId;
+use crate::store::quorum::health::{QuorumServer, QuorumServers};
+use crate::store::quorum::votes::Votes;
+
+/// What a request does at a server, and what is therefore in doubt where it fails.
+#[derive(Clone, Debug)]
+pub(super) enum Effect {
+    /// It leaves nothing in doubt.
+    None,
+    /// The hold may come to exist there.
+    Begins(HoldId),
+    /// The hold may still exist there. Until then the lock stays taken all the same.
+    Ends { hold: HoldId, kept_until: Moment },
+}
+
+/// A request in flight to several servers. The thread that reads a reply to it has that counted
+/// here, whether or not a thread waits for the decision.
+pub(super) struct Ballot<T, D> {
+    servers: Arc<QuorumServers>,
+    command: Command<T>,
+    effect: Effect,
+    /// What a server must meet for its reply to count, and the deadline for that.
+    demand: Option<(Demand, Instant)>,
+    count: Mutex<Count<T, D>>,
+}
+
+/// Decides by the votes so far if it can.
+type Decide<T, D> = Box<dyn Fn(&Votes<T>) -> Option<D> + Send>;
+
+type OnDecision<D> = Box<dyn FnOnce(D) + Send>;
+
+struct Count<T, D> {
+    votes: Votes<T>,
+    /// `None` since there is a decision.
+    decide: Option<Decide<T, D>>,
+    decision: Option<D>,
+    /// Gets the decision, if no thread waits for it.
+    on_decision: Option<OnDecision<D>>,
+}
+
+/// What a server can vote.
+pub(super) trait Vote: Clone + Send + Sync + 'static {}
+
+impl<T: Clone + Send + Sync + 'static> Vote for T {}
+
+impl<T: Vote, D: Send + 'static> Ballot<T, D> {
+    /// Decides by the votes so far, as soon as `decide` can.
+    pub(super) fn new(
+        servers: &Arc<QuorumServers>,
+        command: Command<T>,
+        decide: impl Fn(&Votes<T>) -> Option<D> + Send + 'static,
+    ) -> Self {
+        let votes = Votes::new(servers.each.len());
+        let decide = Some(Box::new(decide) as Box<_>);
+        let count = Count { votes, decide, decision: None, on_decision: None };
+        let (servers, count) = (servers.clone(), Mutex::new(count));
+        Self { servers, command, effect: Effect::None, demand: None, count }
+    }
+
+    pub(super) fn with(self, effect: Effect) -> Self {
+        Self { effect, ..self }
+    }
+
+    /// The same, at servers whose replies count once what they have done is durable.
+    pub(super) fn durable(self, demand: Option<Demand>, deadline: Instant) -> Self {
+        Self { demand: demand.map(|demand| (demand, deadline)), ..self }
+    }
+
+    /// The same, whose decision is passed on by the thread that reads the last reply it needs.
+    pub(super) fn passed_on(self, on_decision: impl FnOnce(D) + Send + 'static) -> Self {
+        self.count.lock().on_decision = Some(Box::new(on_decision));
+        self
+    }
+
+    /// The hold that the request ends, if any.
+    pub(super) fn ended(&self) -> Option<&HoldId> {
+        if let Effect::Ends { hold, .. } = &self.effect { Some(hold) } else { None }
+    }
+
+    pub(super) fn is_durable(&self) -> bool {
+        self.demand.is_some()
+    }
+
+    /// The request to one server, whose reply is counted here.
+    pub(super) fn exchange_with(self: &Arc<Self>, server: &QuorumServer) -> Exchange {
+        if let Effect::Begins(hold) = &self.effect {
+            server.note_begun(hold);
+        }
+        let (ballot, number) = (self.clone(), server.number);
+        let on_reply = Box::new(move |reply: Reply| ballot.receive(number, reply));
+        let deadline = self.demand.map_or_else(Instant::now, |(_, deadline)| deadline);
+        let demand = self.demand.map(|(demand, _)| (demand, SendWait::Along));
+        // What is sent after it must not overtake it.
+        let exchange = Exchange::posted(self.command.request.clone(), deadline, on_reply);
+        exchange.in_order().durable(demand)
+    }
+
+    fn receive(&self, number: usize, reply: Reply) {
+        self.servers.each[number].note(&reply, is_done);
+        if let (Effect::Begins(hold), Err(failure)) = (&self.effect, &reply)
+            && failure.is_ambiguous()
+        {
+            self.servers.in_doubt.may_begin_late(hold);
+        }
+        self.count(number, reply);
+    }
+
+    /// Counts a server that is not asked because it cannot have the hold that ends.
+    pub(super) fn count_gone(&self, number: usize) {
+        self.count(number, Ok(Value::Int(0)));
+    }
+
+    /// Counts the vote of a server. With the last one it is known whether a hold that ends may
+    /// remain somewhere. It is reported no sooner: a job that releases the hold must not overtake
+    /// the request, which would find it gone.
+    pub(super) fn count(&self, number: usize, reply: Reply) {
+        let vote = self.command.decoder.decode(reply);
+        let vote = vote.unwrap_or_else(|| Err(self.servers.each[number].invalid_reply()));
+        let mut count = self.count.lock();
+        count.votes.0[number] = Some(vote);
+        let on_decision = count.decide();
+        let everywhere = (count.votes.pending() == 0).then(|| !count.votes.has_failed());
+        drop(count);
+        if let Some((on_decision, decision)) = on_decision {
+            on_decision(decision);
+        }
+        if let (Effect::Ends { hold, kept_until }, Some(everywhere)) = (&self.effect, everywhere) {
+            self.servers.in_doubt.end(hold, *kept_until, everywhere);
+        }
+    }
+
+    /// Returns `true` if the reply of a server is still to come.
+    pub(super) fn awaits(&self, number: usize) -> bool {
+        self.count.lock().votes.0[number].is_none()
+    }
+
+    /// Returns `true` if the reply of a server is such a one, or may be.
+    pub(super) fn may_be(&self, number: usize, is: impl Fn(&T) -> bool) -> bool {
+        self.count.lock().votes.may_be(number, is)
+    }
+
+    /// Returns the decision, once.
+    pub(super) fn take_decision(&self) -> Option<D> {
+        self.count.lock().decision.take()
+    }
+
+    /// The decision if no more votes come in time. They are counted all the same.
+    pub(super) fn close(&self) -> D {
+        let mut count = self.count.lock();
+        let Count { votes, decide, decision, .. } = &mut *count;
+        let decide_now = || {
+            let mut votes = votes.clone();
+            votes.close(|number| self.servers.each[number].no_reply());
+            decide.take().and_then(|decide| decide(&votes))
+        };
+        decision.take().or_else(decide_now).expect("there is a decision when all votes are in")
+    }
+}
+
+impl<T, D> Count<T, D> {
+    /// Decides if the votes allow it. Returns the decision with what it goes to if no thread waits.
+    fn decide(&mut self) -> Option<(OnDecision<D>, D)> {
+        let decision = self.decide.as_ref()?(&self.votes)?;
+        self.decide = None;
+        match self.on_decision.take() {
+            Some(on_decision) => return Some((on_decision, decision)),
+            None => self.decision = Some(decision),
+        }
+        None
+    }
+}

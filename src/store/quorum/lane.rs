@@ -1,0 +1,300 @@
+//! One connection to each server of a quorum, which threads use in turn.
+//!
+//! A name always has the same lane, and a server executes what comes over one connection in its
+//! order. So a release cannot be overtaken by the request that began the hold, even if no call has
+//! waited for the reply to that: a request is written to all servers before the first reply is
+//! read, and no call waits for a reply that decides nothing. The next thread to read from that
+//! connection reads it.
+//!
+//! The connections are those of [`net`](crate::net), but of no pool: a thread that has one of a pool
+//! waits for one server, opens it itself, and gets any that is free.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::base::failure::Failure;
+use crate::net::pool::PoolThread;
+use crate::net::socket::poll_ready;
+use crate::net::spin::ReplyWait;
+use crate::net::stream::PolledSocket;
+use crate::store::background::opening::Opening;
+use crate::store::quorum::ballot::{Ballot, Vote};
+use crate::store::quorum::health::QuorumServers;
+use crate::store::quorum::link::Link;
+use crate::store::quorum::votes::{Votes, majority};
+use crate::store::request::HoldReply;
+
+/// The replies that no call has waited for are read this often, unless another call reads them.
+/// They may show that a hold is in doubt.
+const SWEEP: Duration = Duration::from_millis(10);
+
+/// The connections, and what reads the replies that no call waits for.
+#[derive(Debug)]
+pub(super) struct Lane {
+    servers: Arc<QuorumServers>,
+    /// Locked by a call until it has its replies: no other thread reads them.
+    reader: Mutex<()>,
+    /// In the order of the servers. Locked to send and to read, but not while replies are waited
+    /// for.
+    links: Mutex<Vec<Link>>,
+    pool_thread: PoolThread,
+    /// Whether a sweep is scheduled.
+    sweeps: AtomicBool,
+}
+
+impl Lane {
+    /// Opens nothing yet.
+    pub(super) fn new(servers: &Arc<QuorumServers>, pool_thread: &PoolThread) -> Arc<Self> {
+        let links = Mutex::new(servers.each.iter().map(Link::new).collect());
+        let (reader, sweeps) = (Mutex::new(()), AtomicBool::new(false));
+        let (servers, pool_thread) = (servers.clone(), pool_thread.clone());
+        Arc::new(Self { servers, reader, links, pool_thread, sweeps })
+    }
+
+    /// Blocks until no other thread uses the lane. Fails if that takes until `deadline`.
+    pub(super) fn lock(self: &Arc<Self>, deadline: Instant) -> Result<LockedLane<'_>, Failure> {
+        let reader = Some(self.reader.try_lock_until(deadline).ok_or_else(in_use)?);
+        let links = self.links.try_lock_until(deadline).ok_or_else(in_use)?;
+        Ok(LockedLane { reader, links, lane: self })
+    }
+
+    /// As `lock`, prepared to send. Waits for the connections that are missing: until `deadline` if
+    /// there is no majority without them, and for a moment if their servers have not failed before.
+    pub(super) fn prepare(self: &Arc<Self>, deadline: Instant) -> Result<LockedLane<'_>, Failure> {
+        let mut lane = self.lock(deadline)?;
+        lane.begin_openings();
+        while let Some(end) = lane.end_of_wait_for_openings(deadline) {
+            let openings = lane.links.iter().filter_map(Link::opening);
+            if !Opening::wait_for_any(openings.map(|(opening, _)| opening), end) {
+                break;
+            }
+            lane.links.iter_mut().for_each(Link::finish_opening);
+        }
+        lane.make_room(deadline);
+        Ok(lane)
+    }
+
+    /// As `prepare`, with a majority connected.
+    pub(super) fn connect(self: &Arc<Self>, deadline: Instant) -> Result<LockedLane<'_>, Failure> {
+        let lane = self.prepare(deadline)?;
+        if !lane.has_majority() {
+            let vote = |link: &Link| Some(link.check(true).map(|()| HoldReply::Done));
+            let votes = Votes(lane.links.iter().map(vote).collect());
+            if let Some(Err(failure)) = votes.decide_hold() {
+                return Err(failure);
+            }
+        }
+        Ok(lane)
+    }
+
+    /// As `lock`, to send what no thread waits for: another thread may wait for its replies.
+    pub(super) fn lock_to_post(
+        self: &Arc<Self>,
+        deadline: Instant,
+    ) -> Result<LockedLane<'_>, Failure> {
+        let reader = self.reader.try_lock();
+        let links = self.links.try_lock_until(deadline).ok_or_else(in_use)?;
+        let mut lane = LockedLane { reader, links, lane: self };
+        // A thread that waits for replies has prepared the lane, and reads them.
+        if lane.reader.is_some() {
+            lane.begin_openings();
+            // Also because a program that ends with replies unread may lose what it has posted.
+            lane.links.iter_mut().for_each(Link::read);
+            lane.make_room(deadline);
+        }
+        Ok(lane)
+    }
+
+    fn schedule_sweep(self: &Arc<Self>) {
+        if self.sweeps.load(Ordering::SeqCst) || self.sweeps.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        let lane = Arc::downgrade(self);
+        self.pool_thread.after(SWEEP, move || {
+            if let Some(lane) = lane.upgrade() {
+                lane.sweeps.store(false, Ordering::SeqCst);
+                lane.sweep();
+            }
+        });
+    }
+
+    /// Reads what has come, and closes connections over which nothing comes.
+    fn sweep(self: &Arc<Self>) {
+        // Requests of other names may wait for this thread, so it never waits for the lane.
+        let (Some(reader), Some(links)) = (self.reader.try_lock(), self.links.try_lock()) else {
+            return self.schedule_sweep();
+        };
+        let mut lane = LockedLane { reader: Some(reader), links, lane: self };
+        for link in &mut *lane.links {
+            link.read();
+            link.close_if_useless(self.servers.io_timeout);
+        }
+    }
+}
+
+fn in_use() -> Failure {
+    let why = "the connections for this name were in use until the time was over";
+    Failure::none_free(&Arc::from("the servers"), why)
+}
+
+/// A lane that no other thread uses until this is dropped.
+#[derive(Debug)]
+pub(super) struct LockedLane<'a> {
+    /// `None` if another thread waits for its replies, and reads those of this one too.
+    reader: Option<MutexGuard<'a, ()>>,
+    links: MutexGuard<'a, Vec<Link>>,
+    lane: &'a Arc<Lane>,
+}
+
+impl LockedLane<'_> {
+    fn begin_openings(&mut self) {
+        for link in &mut *self.links {
+            link.finish_opening();
+            link.close_if_useless(self.lane.servers.io_timeout);
+        }
+        let urgent = !self.has_majority();
+        self.links.iter_mut().for_each(|link| link.begin_opening(urgent));
+    }
+
+    fn connected(&self) -> usize {
+        self.links.iter().filter(|link| link.is_connected()).count()
+    }
+
+    /// Returns `true` if a majority is connected.
+    fn has_majority(&self) -> bool {
+        self.connected() >= majority(self.links.len())
+    }
+
+    /// Until when to wait for connections; `None` if there is none to wait for.
+    fn end_of_wait_for_openings(&self, deadline: Instant) -> Option<Instant> {
+        let moment =
+            self.links.iter().filter_map(Link::opening).map(|(_, moment)| *moment).max()?;
+        if !self.has_majority() {
+            return Some(deadline);
+        }
+        (moment > Instant::now()).then_some(deadline.min(moment))
+    }
+
+    /// Blocks until a majority of those connected is not owed too many replies, or the deadline.
+    fn make_room(&mut self, deadline: Instant) {
+        let required = majority(self.links.len());
+        let has_room = |links: &[Link]| links.iter().filter(|link| link.has_room()).count();
+        while has_room(&self.links) < required.min(self.connected())
+            && self.read_from(Link::is_busy, None, deadline)
+        {}
+    }
+
+    /// Sends a request to all servers, and waits for the decision.
+    pub(super) fn ask<T: Vote, D: Send + 'static>(
+        &mut self,
+        ballot: Ballot<T, D>,
+        deadline: Instant,
+    ) -> D {
+        let ballot = Arc::new(ballot);
+        self.send(&ballot, |_| true);
+        self.wait(&ballot, deadline)
+    }
+
+    /// Writes a request to those `wanted` of the servers that are connected. For the others it has
+    /// failed.
+    pub(super) fn send<T: Vote, D: Send + 'static>(
+        &mut self,
+        ballot: &Arc<Ballot<T, D>>,
+        wanted: impl Fn(usize) -> bool,
+    ) {
+        let in_doubt = &self.lane.servers.in_doubt;
+        for link in &mut *self.links {
+            let (number, ended) = (link.server.number, ballot.ended());
+            if !wanted(number) || ended.is_some_and(|hold| !in_doubt.may_be_at(&link.server, hold))
+            {
+                ballot.count_gone(number);
+                continue;
+            }
+            match (link.check(ended.is_some()), ended) {
+                (Ok(()), _) => link.send(ballot.exchange_with(&link.server)),
+                (Err(failure), ended) => {
+                    // The request that begins the hold may be among those in flight.
+                    if let Some(hold) = ended.filter(|_| link.is_connected()) {
+                        in_doubt.may_begin_late(hold);
+                    }
+                    ballot.count(number, Err(failure));
+                }
+            }
+        }
+    }
+
+    /// Reads until there is a decision about a request. By the deadline it is decided without the
+    /// votes that have not come.
+    pub(super) fn wait<T: Vote, D: Send + 'static>(
+        &mut self,
+        ballot: &Ballot<T, D>,
+        deadline: Instant,
+    ) -> D {
+        let spin = &self.lane.servers.spin;
+        // Replicas and disks do not answer soon, and that says nothing about the servers.
+        let mut wait = (!ballot.is_durable()).then(|| spin.begin());
+        let awaited = |link: &Link| ballot.awaits(link.server.number);
+        let decision = loop {
+            let decision = ballot.take_decision();
+            if decision.is_some() || !self.read_from(awaited, wait.as_mut(), deadline) {
+                break decision;
+            }
+        };
+        if let Some(wait) = &wait {
+            spin.record(wait);
+        }
+        decision.unwrap_or_else(|| ballot.close())
+    }
+
+    /// Waits for replies from such servers, and reads what has come. Returns `false` if nothing can
+    /// come from them any more, or the deadline is over. Meanwhile other threads can send what they
+    /// do not wait for.
+    fn read_from(
+        &mut self,
+        is_awaited: impl Fn(&Link) -> bool,
+        mut wait: Option<&mut ReplyWait>,
+        deadline: Instant,
+    ) -> bool {
+        let awaited = self.links.iter().enumerate().filter(|(_, link)| is_awaited(link));
+        let (numbers, sockets): (Vec<usize>, Vec<PolledSocket>) =
+            awaited.filter_map(|(number, link)| Some((number, link.polled()?))).unzip();
+        if numbers.is_empty() {
+            return false;
+        }
+        let ready = MutexGuard::unlocked(&mut self.links, || {
+            let mut sockets: Vec<_> = sockets.iter().map(PolledSocket::poll_fd).collect();
+            loop {
+                let spins = wait.as_mut().is_some_and(|wait| wait.spins());
+                let ready = poll_ready(&mut sockets, if spins { None } else { Some(deadline) });
+                if !ready.is_empty() || !spins {
+                    break ready;
+                }
+                std::hint::spin_loop();
+            }
+        });
+        for place in &ready {
+            self.links[numbers[*place]].read();
+        }
+        !ready.is_empty()
+    }
+
+    /// Reads until no reply is still to come, or gives up the connections over which none come by
+    /// the deadline.
+    pub(super) fn settle(&mut self, deadline: Instant) {
+        while self.read_from(Link::is_busy, None, deadline) {}
+        for link in &mut *self.links {
+            link.close_if_useless(Duration::ZERO);
+        }
+    }
+}
+
+impl Drop for LockedLane<'_> {
+    fn drop(&mut self) {
+        if self.links.iter().any(Link::is_busy) {
+            self.lane.schedule_sweep();
+        }
+    }
+}
