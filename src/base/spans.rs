@@ -33,7 +33,8 @@ mod real {
             }))
         }
 
-        /// Ends the span with the time that the call took, and the fence if it has brought one hold.
+        /// Ends the span with the time that the call took, and the fence if it has brought one
+        /// hold.
         pub(crate) fn close(self, waited: Duration, fence: Option<u64>) {
             guarded(move || {
                 if let Some(span) = &self.0 {

@@ -188,11 +188,12 @@ impl Client {
     /// returns [`Closed`](crate::Error::Closed), unless it has its lock already.
     ///
     /// A guard that is left is over: [`is_held`](crate::Guard::is_held) returns `false`,
-    /// [`lost`](crate::Guard::lost) reports that the hold has ended normally, [`verify`](crate::Guard::verify)
-    /// and [`renew`](crate::Guard::renew) return `Closed`, and unlocking or dropping it succeeds and does
-    /// nothing more. Work under it is not stopped, nor is a closure of
-    /// [`with_lock`](Client::with_lock), whose value is returned: stop it first. A lock that is to
-    /// be [held at least](Mutex::hold_at_least) for a time stays taken for the rest of that time.
+    /// [`lost`](crate::Guard::lost) reports that the hold has ended normally,
+    /// [`verify`](crate::Guard::verify) and [`renew`](crate::Guard::renew) return `Closed`, and
+    /// unlocking or dropping it succeeds and does nothing more. Work under it is not stopped, nor
+    /// is a closure of [`with_lock`](Client::with_lock), whose value is returned: stop it first. A
+    /// lock that is to be [held at least](Mutex::hold_at_least) for a time stays taken for the rest
+    /// of that time.
     ///
     /// May be called again, by several threads at once, and from a closure under a lock.
     ///

@@ -1,5 +1,5 @@
-//! What a client asks the program for: credentials, and where servers are reached that announce other
-//! addresses.
+//! What a client asks the program for: credentials, and where servers are reached that announce
+//! other addresses.
 
 use std::error::Error as StdError;
 use std::fmt;

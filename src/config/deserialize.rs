@@ -10,8 +10,8 @@ use crate::config::text;
 
 /// The map has a `url` and the settings of [`Builder::from_url`], by the same names and with the
 /// same texts. Numbers and booleans may be given as such: durations are then in seconds, and `null`
-/// is `none`. Settings beside the `url` replace those in it, in whatever order they come. An unknown
-/// setting is an error, and so is an invalid value.
+/// is `none`. Settings beside the `url` replace those in it, in whatever order they come. An
+/// unknown setting is an error, and so is an invalid value.
 ///
 /// Requires the feature `serde`.
 ///

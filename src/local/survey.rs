@@ -81,8 +81,8 @@ impl Survey {
         Ok(ended.len())
     }
 
-    /// As [`end_holds`](Survey::end_holds), but only those that are meant. Adds them to `ended`, even
-    /// if it fails before it has ended all of them.
+    /// As [`end_holds`](Survey::end_holds), but only those that are meant. Adds them to `ended`,
+    /// even if it fails before it has ended all of them.
     ///
     /// # Errors
     ///

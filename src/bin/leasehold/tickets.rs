@@ -9,8 +9,8 @@ use crate::args::{HowToAcquire, ServerArgs};
 use crate::output::{ExitError, SUCCESS, of_signal, write_out};
 use crate::waiting::{Acquired, acquire};
 
-/// Longer than any ticket: a name, a prefix and a label have 64 KB at most, and three characters for
-/// each byte.
+/// Longer than any ticket: a name, a prefix and a label have 64 KB at most, and three characters
+/// for each byte.
 const TICKET_MAX: u64 = 1 << 20;
 
 /// Acquires the lock, prints its ticket, and leaves it held for the rest of its lease.

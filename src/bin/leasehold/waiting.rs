@@ -1,4 +1,5 @@
-//! The wait for a lock, which a signal ends, and the line that says on a terminal what it waits for.
+//! The wait for a lock, which a signal ends, and the line that says on a terminal what it waits
+//! for.
 
 use std::convert::Infallible;
 use std::io::{self, IsTerminal, Write};

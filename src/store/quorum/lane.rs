@@ -6,8 +6,8 @@
 //! read, and no call waits for a reply that decides nothing. The next thread to read from that
 //! connection reads it.
 //!
-//! The connections are those of [`net`](crate::net), but of no pool: a thread that has one of a pool
-//! waits for one server, opens it itself, and gets any that is free.
+//! The connections are those of [`net`](crate::net), but of no pool: a thread that has one of a
+//! pool waits for one server, opens it itself, and gets any that is free.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,9 +1,9 @@
 //! What the background jobs and the wake-ups of a quorum amount to.
 //!
-//! Each job is sent to all servers, and their votes are counted. Each server that a lock is released
-//! on wakes the client, which has a chance to get the lock only when a majority has. So messages
-//! about a name are gathered until a majority has sent one, or for a moment: some servers may not
-//! know the client, or not answer.
+//! Each job is sent to all servers, and their votes are counted. Each server that a lock is
+//! released on wakes the client, which has a chance to get the lock only when a majority has. So
+//! messages about a name are gathered until a majority has sent one, or for a moment: some servers
+//! may not know the client, or not answer.
 
 use std::collections::HashMap;
 use std::sync::Arc;
