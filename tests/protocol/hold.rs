@@ -4,14 +4,14 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct HoldId {
     pub(crate) client: usize,
-    pub(crate) nonce: u8,
+    pub(crate) nonce: u64,
 }
 
 /// Tokens for guards that follow one another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Block {
-    pub(crate) first: u8,
-    pub(crate) last: u8,
+    pub(crate) first: u64,
+    pub(crate) last: u64,
 }
 
 impl Block {

@@ -6,6 +6,7 @@
 mod check;
 mod hold;
 mod members;
+mod network;
 mod quorum;
 mod tenure;
 mod tickets;

@@ -5,25 +5,26 @@ use std::collections::BTreeMap;
 
 use crate::hold::HoldId;
 use crate::members::flaw::Flaw;
-use crate::members::server::{Command, Request, Side};
+use crate::members::server::{Command, Side};
+use crate::network::Request;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Client {
     id: usize,
     pub(crate) side: Side,
     /// The number of the first hold that it tries to begin.
-    first: u8,
+    first: u64,
     /// How many holds it tries to begin.
-    size: u8,
+    size: u64,
     /// The last request, from which their lease counts.
-    round: u8,
+    round: u64,
     pub(crate) phase: Phase,
     /// Whether that lease is over.
     pub(crate) over: bool,
     /// How many of its threads have not had a guard yet.
-    pub(crate) waiting: u8,
+    pub(crate) waiting: u64,
     /// The holds that its guards have, and whether each is live as far as it knows.
-    pub(crate) guards: BTreeMap<u8, bool>,
+    pub(crate) guards: BTreeMap<u64, bool>,
     /// Whether it has stopped for ever.
     pub(crate) stopped: bool,
 }
@@ -36,15 +37,15 @@ pub(crate) enum Phase {
     Acquiring,
     /// A reply is on its way that grants so many holds.
     Granted {
-        count: u8,
-        fence: u8,
+        count: u64,
+        fence: u64,
     },
     /// Was told that it has to wait.
     Waiting,
 }
 
 impl Client {
-    pub(crate) fn new(id: usize, side: Side, threads: u8) -> Self {
+    pub(crate) fn new(id: usize, side: Side, threads: u64) -> Self {
         Self {
             id,
             side,
@@ -59,26 +60,26 @@ impl Client {
         }
     }
 
-    pub(crate) fn hold(&self, nonce: u8) -> HoldId {
+    pub(crate) fn hold(&self, nonce: u64) -> HoldId {
         HoldId { client: self.id, nonce }
     }
 
     /// Begins to acquire, under the numbers of its next threads. One that was asked for before and
     /// got nothing keeps its number.
-    pub(crate) fn begin(&mut self) -> Request {
+    pub(crate) fn begin(&mut self) -> Request<Command> {
         self.size = if self.side == Side::Writer { 1 } else { self.waiting.min(2) };
         self.ask()
     }
 
     /// Asks for the holds, perhaps once more.
-    pub(crate) fn ask(&mut self) -> Request {
+    pub(crate) fn ask(&mut self) -> Request<Command> {
         (self.round, self.phase, self.over) = (self.round + 1, Phase::Acquiring, false);
         let command = Command::Acquire { size: self.size };
-        Request { hold: self.hold(self.first), round: self.round, command, is_copy: false }
+        Request::new(self.hold(self.first), self.round, command)
     }
 
     /// Has guards with the holds that were granted, or ends these if their lease is over.
-    pub(crate) fn receive(&mut self, count: u8, flaw: Option<Flaw>) -> Vec<Request> {
+    pub(crate) fn receive(&mut self, count: u64, flaw: Option<Flaw>) -> Vec<Request<Command>> {
         self.phase = Phase::Idle;
         let granted = self.first..self.first + count;
         if flaw != Some(Flaw::NumberIsReused) {
@@ -93,10 +94,9 @@ impl Client {
     }
 
     /// Ends a hold.
-    pub(crate) fn release(&mut self, nonce: u8) -> Request {
+    pub(crate) fn release(&mut self, nonce: u64) -> Request<Command> {
         self.guards.remove(&nonce);
-        let (hold, command) = (self.hold(nonce), Command::Release);
-        Request { hold, round: 0, command, is_copy: false }
+        Request::new(self.hold(nonce), 0, Command::Release)
     }
 
     /// Stops for ever. It still relies on the guards that it has.
@@ -105,14 +105,14 @@ impl Client {
     }
 
     /// Returns `true` if it waits for the reply to a request.
-    pub(crate) fn awaits(&self, request: &Request) -> bool {
+    pub(crate) fn awaits(&self, request: &Request<Command>) -> bool {
         let acquires = matches!(request.command, Command::Acquire { .. });
         let is_last = (request.hold, request.round) == (self.hold(self.first), self.round);
         acquires && is_last && !self.stopped && self.phase == Phase::Acquiring
     }
 
     /// Returns `true` if it relies on the lease that this request has set.
-    pub(crate) fn relies_on(&self, hold: HoldId, round: u8) -> bool {
+    pub(crate) fn relies_on(&self, hold: HoldId, round: u64) -> bool {
         let is_acquiring = matches!(self.phase, Phase::Acquiring | Phase::Granted { .. });
         let is_wanted = (self.first..self.first + self.size).contains(&hold.nonce);
         let is_live = self.guards.get(&hold.nonce).is_some_and(|live| *live);

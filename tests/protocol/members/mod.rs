@@ -27,24 +27,24 @@ const ALL: [Fault; 5] =
     [Fault::Duplicate, Fault::MissedOffer, Fault::NoReply, Fault::Pause, Fault::Stop];
 
 /// Two clients with readers, of which the first has two threads, and one with a writer.
-fn sides(most: u8, faults: &[Fault]) -> Scope {
+fn sides(most: u64, faults: &[Fault]) -> Scope {
     let clients = vec![(Reader, 2), (Writer, 1), (Reader, 1)];
     Scope { clients, permits: 0, faults: faults.to_vec(), most, flaw: None }
 }
 
 /// As `sides`, with other clients.
-fn sides_of(clients: &[(Side, u8)], most: u8, faults: &[Fault]) -> Scope {
+fn sides_of(clients: &[(Side, u64)], most: u64, faults: &[Fault]) -> Scope {
     Scope { clients: clients.to_vec(), ..sides(most, faults) }
 }
 
 /// Clients with so many threads each that want permits.
-fn permits_of(threads: &[u8], permits: usize, most: u8, faults: &[Fault]) -> Scope {
+fn permits_of(threads: &[u64], permits: usize, most: u64, faults: &[Fault]) -> Scope {
     let clients = threads.iter().map(|threads| (Permit, *threads)).collect();
     Scope { clients, permits, ..sides(most, faults) }
 }
 
 /// Three clients that want two permits, of which the first has two threads.
-fn permits(most: u8, faults: &[Fault]) -> Scope {
+fn permits(most: u64, faults: &[Fault]) -> Scope {
     permits_of(&[2, 1, 1], 2, most, faults)
 }
 

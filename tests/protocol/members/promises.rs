@@ -5,6 +5,7 @@ use stateright::Property;
 use crate::members::client::Phase;
 use crate::members::scope::Scope;
 use crate::members::world::World;
+use crate::network::Course;
 
 /// No live writer beside a live guard of either side, and no more live permits than there are.
 pub(crate) const EXCLUSION_BY_LEASE: &str = "exclusion by lease";

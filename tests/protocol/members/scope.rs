@@ -6,19 +6,20 @@ use crate::hold::HoldId;
 use crate::members::client::{Client, Phase};
 use crate::members::flaw::Flaw;
 use crate::members::promises;
-use crate::members::server::{Command, Request, Side};
+use crate::members::server::{Command, Side};
 use crate::members::world::World;
+use crate::network::{Arrival, Course};
 
 #[derive(Clone, Debug)]
 pub(crate) struct Scope {
     /// What each client wants, and how many of its threads want it once.
-    pub(crate) clients: Vec<(Side, u8)>,
+    pub(crate) clients: Vec<(Side, u64)>,
     /// 0 for a read-write lock.
     pub(crate) permits: usize,
     /// What may go wrong.
     pub(crate) faults: Vec<Fault>,
     /// How many times.
-    pub(crate) most: u8,
+    pub(crate) most: u64,
     pub(crate) flaw: Option<Flaw>,
 }
 
@@ -47,21 +48,18 @@ pub(crate) enum Action {
     End(HoldId),
     /// An offer is over that its client does not take.
     EndOffer(usize),
-    Execute {
-        request: Request,
-        again: bool,
-    },
+    Execute(Arrival<Command>),
     /// Something goes wrong with a client or what it has sent.
     Fault(Fault, usize),
     /// The lease of a hold is over for its client.
-    Outlive(usize, u8),
+    Outlive(usize, u64),
     /// The reply that has granted holds arrives.
     Receive {
         id: usize,
-        count: u8,
-        fence: u8,
+        count: u64,
+        fence: u64,
     },
-    Release(usize, u8),
+    Release(usize, u64),
     /// A waiting client asks again.
     Retry(usize),
 }
@@ -85,10 +83,8 @@ impl Model for Scope {
             Action::Begin(id) => world.send(id, Client::begin),
             Action::End(hold) => drop(world.server.holds.remove(&hold)),
             Action::EndOffer(id) => drop(world.server.offers.remove(&id)),
-            Action::Execute { request, again } => {
-                world.requests.remove(&request);
-                world.requests.extend(again.then_some(Request { is_copy: true, ..request }));
-                world.faults += u8::from(again);
+            Action::Execute(arrival) => {
+                let request = world.network.take(arrival);
                 world.execute(request, flaw);
             }
             Action::Fault(fault, id) => self.fail(&mut world, fault, id),
@@ -106,12 +102,11 @@ impl Model for Scope {
     }
 }
 
-impl Scope {
-    /// What happens sooner or later if nothing else does.
+impl Course for Scope {
     fn course(&self, world: &World, actions: &mut Vec<Action>) {
         if self.flaw != Some(Flaw::LeaseHasNoEnd) {
             let is_over =
-                |hold: &HoldId, round: u8| !world.clients[hold.client].relies_on(*hold, round);
+                |hold: &HoldId, round: u64| !world.clients[hold.client].relies_on(*hold, round);
             let over = world.server.holds.iter().filter(|(hold, round)| is_over(hold, **round));
             actions.extend(over.map(|(hold, _)| Action::End(*hold)));
         }
@@ -119,9 +114,8 @@ impl Scope {
             let left = world.server.offers.iter().filter(|id| !world.clients[**id].will_ask());
             actions.extend(left.map(|id| Action::EndOffer(*id)));
         }
-        for request in world.requests.iter().copied().filter(|request| world.must_arrive(request)) {
-            actions.push(Action::Execute { request, again: false });
-        }
+        let arrivals = world.network.course(|request| world.must_arrive(request));
+        actions.extend(arrivals.into_iter().map(Action::Execute));
         for (id, client) in world.clients.iter().enumerate() {
             let live = client.guards.iter().filter(|(_, live)| **live);
             actions.extend(live.map(|(nonce, _)| Action::Outlive(id, *nonce)));
@@ -130,7 +124,9 @@ impl Scope {
             }
         }
     }
+}
 
+impl Scope {
     /// What a client does.
     fn moves(&self, world: &World, id: usize, client: &Client, actions: &mut Vec<Action>) {
         actions.extend(client.guards.keys().map(|nonce| Action::Release(id, *nonce)));
@@ -153,14 +149,9 @@ impl Scope {
 
     /// What may happen, and may as well not.
     fn accidents(&self, world: &World, actions: &mut Vec<Action>) {
-        for request in world.requests.iter().copied() {
-            if !world.must_arrive(&request) {
-                actions.push(Action::Execute { request, again: false });
-            }
-            if self.may_fail(world, Fault::Duplicate) && !request.is_copy {
-                actions.push(Action::Execute { request, again: true });
-            }
-        }
+        let twice = self.may_fail(world, Fault::Duplicate);
+        let arrivals = world.network.accidents(twice, |request| world.must_arrive(request));
+        actions.extend(arrivals.into_iter().map(Action::Execute));
         for (id, client) in world.clients.iter().enumerate() {
             let is_asking = matches!(client.phase, Phase::Acquiring | Phase::Granted { .. });
             let acquires = is_asking && !client.stopped;
@@ -178,7 +169,7 @@ impl Scope {
     }
 
     fn fail(&self, world: &mut World, fault: Fault, id: usize) {
-        world.faults += 1;
+        world.network.faults += 1;
         match fault {
             Fault::Duplicate => {}
             Fault::MissedOffer => drop(world.server.offers.remove(&id)),
@@ -190,13 +181,6 @@ impl Scope {
     }
 
     fn may_fail(&self, world: &World, fault: Fault) -> bool {
-        world.faults < self.most && self.faults.contains(&fault)
-    }
-
-    /// Returns `true` if nothing more happens, unless something goes wrong.
-    pub(crate) fn is_at_rest(&self, world: &World) -> bool {
-        let mut actions = Vec::new();
-        self.course(world, &mut actions);
-        actions.is_empty()
+        world.network.faults < self.most && self.faults.contains(&fault)
     }
 }

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::hold::HoldId;
 use crate::members::flaw::Flaw;
+use crate::network::Request;
 
 /// What a client wants to have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -16,21 +17,10 @@ pub(crate) enum Side {
 
 /// What a client sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct Request {
-    /// The first hold of a batch.
-    pub(crate) hold: HoldId,
-    /// Its number among the requests of this client.
-    pub(crate) round: u8,
-    pub(crate) command: Command,
-    /// Whether it is the copy of one that was executed.
-    pub(crate) is_copy: bool,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Command {
     /// Begins up to this many holds, or registers the client as waiting.
     Acquire {
-        size: u8,
+        size: u64,
     },
     Release,
 }
@@ -38,7 +28,7 @@ pub(crate) enum Command {
 /// What the server answers to a client that acquires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Reply {
-    Granted { count: u8, fence: u8, begun: bool },
+    Granted { count: u64, fence: u64, begun: bool },
     Held,
 }
 
@@ -49,11 +39,11 @@ pub(crate) struct Server {
     /// 0 for a read-write lock.
     permits: usize,
     /// The holds, and the request that has set the lease of each.
-    pub(crate) holds: BTreeMap<HoldId, u8>,
+    pub(crate) holds: BTreeMap<HoldId, u64>,
     /// The clients that are offered a place.
     pub(crate) offers: BTreeSet<usize>,
     /// The last token.
-    counter: u8,
+    counter: u64,
     /// The waiting clients, that which has waited longest first.
     pub(crate) queue: Vec<usize>,
 }
@@ -65,7 +55,12 @@ impl Server {
     }
 
     /// Begins holds, finds them, or registers their client.
-    pub(crate) fn acquire(&mut self, request: Request, size: u8, flaw: Option<Flaw>) -> Reply {
+    pub(crate) fn acquire(
+        &mut self,
+        request: Request<Command>,
+        size: u64,
+        flaw: Option<Flaw>,
+    ) -> Reply {
         let (hold, client, side) = (request.hold, request.hold.client, self.side_of(request.hold));
         let is_repeated = self.holds.contains_key(&hold);
         if !is_repeated {
@@ -85,7 +80,7 @@ impl Server {
             }
         }
         let keeps = is_repeated || side == Side::Reader || flaw == Some(Flaw::WriterKeepsToken);
-        self.counter += u8::from(side != Side::Permit && (!keeps || self.counter == 0));
+        self.counter += u64::from(side != Side::Permit && (!keeps || self.counter == 0));
         let room = self.room(client, is_repeated, flaw);
         self.offers.remove(&client);
         self.lease(hold, request.round);
@@ -136,7 +131,7 @@ impl Server {
     }
 
     /// Begins or finds the holds of a batch after its first, and returns how many.
-    fn begin_further(&mut self, request: Request, size: u8, mut room: usize) -> u8 {
+    fn begin_further(&mut self, request: Request<Command>, size: u64, mut room: usize) -> u64 {
         for further in 1..size {
             let hold = HoldId { nonce: request.hold.nonce + further, ..request.hold };
             if !self.holds.contains_key(&hold) {
@@ -151,7 +146,7 @@ impl Server {
     }
 
     /// Begins a hold, or renews its lease, which a late request does not make shorter.
-    fn lease(&mut self, hold: HoldId, round: u8) {
+    fn lease(&mut self, hold: HoldId, round: u64) {
         let last = self.holds.entry(hold).or_insert(round);
         *last = round.max(*last);
     }

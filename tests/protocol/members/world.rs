@@ -5,17 +5,14 @@ use std::collections::BTreeSet;
 use crate::hold::HoldId;
 use crate::members::client::{Client, Phase};
 use crate::members::flaw::Flaw;
-use crate::members::server::{Command, Reply, Request, Server, Side};
+use crate::members::server::{Command, Reply, Server, Side};
+use crate::network::{Network, Request};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct World {
     pub(crate) server: Server,
     pub(crate) clients: Vec<Client>,
-    /// Requests that arrive in any order. One that no client waits for may be lost; a release is
-    /// repeated until it has arrived.
-    pub(crate) requests: BTreeSet<Request>,
-    /// How many faults there have been.
-    pub(crate) faults: u8,
+    pub(crate) network: Network<Command>,
     pub(crate) witness: Witness,
 }
 
@@ -25,7 +22,7 @@ pub(crate) struct Witness {
     /// For each client those that were waiting when it came, and still are.
     ahead: Vec<BTreeSet<usize>>,
     /// The greatest token of a guard so far.
-    fence: u8,
+    fence: u64,
     /// True when the token of a writer was not above those before, or that of a reader below one.
     pub(crate) fence_repeated: bool,
     /// True when a client got a place that others had waited for longer.
@@ -36,23 +33,29 @@ pub(crate) struct Witness {
 
 impl World {
     /// A world in which all clients have asked.
-    pub(crate) fn new(clients: &[(Side, u8)], permits: usize) -> Self {
+    pub(crate) fn new(clients: &[(Side, u64)], permits: usize) -> Self {
         let sides: Vec<Side> = clients.iter().map(|(side, _)| *side).collect();
         let clients = clients.iter().enumerate();
-        let client = |(id, (side, threads)): (usize, &(Side, u8))| Client::new(id, *side, *threads);
+        let client =
+            |(id, (side, threads)): (usize, &(Side, u64))| Client::new(id, *side, *threads);
         let mut clients: Vec<Client> = clients.map(client).collect();
-        let requests = clients.iter_mut().map(Client::begin).collect();
+        let mut network = Network::new();
+        network.requests = clients.iter_mut().map(Client::begin).collect();
         let witness = Witness { ahead: vec![BTreeSet::new(); clients.len()], ..Witness::default() };
-        Self { server: Server::new(&sides, permits), clients, requests, faults: 0, witness }
+        Self { server: Server::new(&sides, permits), clients, network, witness }
     }
 
     /// Has a client send a request.
-    pub(crate) fn send(&mut self, id: usize, request: impl FnOnce(&mut Client) -> Request) {
-        self.requests.insert(request(&mut self.clients[id]));
+    pub(crate) fn send(
+        &mut self,
+        id: usize,
+        request: impl FnOnce(&mut Client) -> Request<Command>,
+    ) {
+        self.network.requests.insert(request(&mut self.clients[id]));
     }
 
     /// Has the server execute a request.
-    pub(crate) fn execute(&mut self, request: Request, flaw: Option<Flaw>) {
+    pub(crate) fn execute(&mut self, request: Request<Command>, flaw: Option<Flaw>) {
         match request.command {
             Command::Acquire { size } => self.acquire(request, size, flaw),
             Command::Release => {
@@ -66,7 +69,7 @@ impl World {
         }
     }
 
-    fn acquire(&mut self, request: Request, size: u8, flaw: Option<Flaw>) {
+    fn acquire(&mut self, request: Request<Command>, size: u64, flaw: Option<Flaw>) {
         let (id, server) = (request.hold.client, &self.server);
         if !server.queue.contains(&id) && !server.offers.contains(&id) {
             self.witness.ahead[id] = server.queue.iter().copied().collect();
@@ -87,7 +90,7 @@ impl World {
     }
 
     /// Has a client learn what it has.
-    pub(crate) fn receive(&mut self, id: usize, count: u8, fence: u8, flaw: Option<Flaw>) {
+    pub(crate) fn receive(&mut self, id: usize, count: u64, fence: u64, flaw: Option<Flaw>) {
         let (client, witness) = (&mut self.clients[id], &mut self.witness);
         client.over &= flaw != Some(Flaw::CountsFromReply);
         if !client.over {
@@ -98,7 +101,7 @@ impl World {
             };
             witness.fence = witness.fence.max(fence);
         }
-        self.requests.extend(client.receive(count, flaw));
+        self.network.requests.extend(client.receive(count, flaw));
     }
 
     /// Executes a late renewal of the first hold of a client.
@@ -120,12 +123,12 @@ impl World {
             return;
         }
         // The copy of a release has no effect once the hold is gone and cannot come back.
-        let has_begun = |request: &Request, nonce: u8| match request.command {
+        let has_begun = |request: &Request<Command>, nonce: u64| match request.command {
             Command::Acquire { size } => nonce - request.hold.nonce < size,
             Command::Release => false,
         };
-        let (holds, sent) = (&self.server.holds, self.requests.clone());
-        self.requests.retain(|request| {
+        let (holds, sent) = (&self.server.holds, self.network.requests.clone());
+        self.network.requests.retain(|request| {
             let HoldId { client, nonce } = request.hold;
             let mut acquires = sent
                 .iter()
@@ -138,7 +141,7 @@ impl World {
     }
 
     /// Returns `true` if a request is repeated until it has arrived.
-    pub(crate) fn must_arrive(&self, request: &Request) -> bool {
+    pub(crate) fn must_arrive(&self, request: &Request<Command>) -> bool {
         let client = &self.clients[request.hold.client];
         let must = client.awaits(request) || request.command == Command::Release && !client.stopped;
         must && !request.is_copy

@@ -9,9 +9,9 @@ use crate::quorum::server::{Command, Request};
 pub(crate) struct Client {
     id: usize,
     /// The number of the last hold that the client has begun or tried to begin.
-    pub(crate) nonce: u8,
+    pub(crate) nonce: u64,
     /// The request from which it counts the lease of that hold.
-    pub(crate) round: u8,
+    pub(crate) round: u64,
     /// True when that lease is over, or the hold was released or undone: then any server may have
     /// ended it.
     pub(crate) over: bool,
@@ -50,18 +50,18 @@ impl Client {
     }
 
     /// Begins to acquire the lock, with a number that no request has named before.
-    pub(crate) fn acquire(&mut self, proposal: u8) -> Request {
+    pub(crate) fn acquire(&mut self, proposal: u64) -> Request {
         (self.nonce, self.round, self.over) = (self.nonce + 1, 0, false);
         self.attempt(proposal)
     }
 
     /// Requests the same hold once more.
-    pub(crate) fn repeat(&mut self, proposal: u8) -> Request {
+    pub(crate) fn repeat(&mut self, proposal: u64) -> Request {
         self.round += 1;
         self.attempt(proposal)
     }
 
-    fn attempt(&mut self, proposal: u8) -> Request {
+    fn attempt(&mut self, proposal: u64) -> Request {
         self.phase = Phase::Acquiring;
         self.request(self.round, Command::Acquire { proposal })
     }
@@ -107,7 +107,7 @@ impl Client {
         request.hold == self.hold() && request.round == round
     }
 
-    fn request(&self, round: u8, command: Command) -> Request {
+    fn request(&self, round: u64, command: Command) -> Request {
         Request { hold: self.hold(), round, command }
     }
 }

@@ -12,9 +12,9 @@ use crate::quorum::world::World;
 #[derive(Clone, Debug)]
 pub(crate) struct Scope {
     /// The counters of the servers, as earlier holds have left them.
-    pub(crate) counters: Vec<u8>,
+    pub(crate) counters: Vec<u64>,
     /// How many holds each client may begin or try to begin.
-    pub(crate) holds: Vec<u8>,
+    pub(crate) holds: Vec<u64>,
     pub(crate) clocks: Clocks,
     /// What may happen in addition.
     pub(crate) extras: Vec<Extra>,
@@ -25,7 +25,7 @@ pub(crate) struct Scope {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Clocks {
     /// Any of these, in any order.
-    Any(Vec<u8>),
+    Any(Vec<u64>),
     /// More than all tokens so far.
     Right,
 }
@@ -48,7 +48,7 @@ pub(crate) enum Extra {
 pub(crate) enum Action {
     Acquire {
         client: usize,
-        proposal: u8,
+        proposal: u64,
     },
     End(usize),
     /// A server executes a request; the hold that it had ends before if the lock is `freed`. A hold
@@ -56,7 +56,7 @@ pub(crate) enum Action {
     Execute {
         server: usize,
         request: Request,
-        size: u8,
+        size: u64,
         freed: bool,
         again: bool,
     },
@@ -154,7 +154,7 @@ impl Scope {
     }
 
     /// The tokens that a client may propose.
-    fn proposals(&self, world: &World) -> Vec<u8> {
+    fn proposals(&self, world: &World) -> Vec<u64> {
         match &self.clocks {
             Clocks::Any(times) => times.clone(),
             Clocks::Right => vec![world.witness.clock + 1],
@@ -259,7 +259,7 @@ impl Scope {
         })
     }
 
-    fn execute(&self, server: &mut Server, request: Request, size: u8, freed: bool, again: bool) {
+    fn execute(&self, server: &mut Server, request: Request, size: u64, freed: bool, again: bool) {
         if freed {
             server.free(self.flaw);
         }

@@ -14,7 +14,7 @@ use crate::quorum::flaw::Flaw;
 pub(crate) struct Request {
     pub(crate) hold: HoldId,
     /// Its number among the requests that set the lease of this hold, or that of the last of them.
-    pub(crate) round: u8,
+    pub(crate) round: u64,
     pub(crate) command: Command,
 }
 
@@ -22,11 +22,11 @@ pub(crate) struct Request {
 pub(crate) enum Command {
     /// Begins the hold if the lock is free.
     Acquire {
-        proposal: u8,
+        proposal: u64,
     },
     /// Raises the counter to the token of the hold.
     Raise {
-        fence: u8,
+        fence: u64,
     },
     Renew,
 }
@@ -42,7 +42,7 @@ pub(crate) enum Reply {
 pub(crate) struct Server {
     pub(crate) lock: Option<Entry>,
     /// The last token.
-    pub(crate) counter: u8,
+    pub(crate) counter: u64,
     /// Requests that may arrive, in any order, or never.
     pub(crate) requests: BTreeSet<Request>,
     /// Replies for which a client waits, and which may arrive in any order, or never.
@@ -56,7 +56,7 @@ pub(crate) struct Server {
 pub(crate) struct Entry {
     pub(crate) hold: HoldId,
     /// The request that has set its lease.
-    pub(crate) round: u8,
+    pub(crate) round: u64,
 }
 
 impl Command {
@@ -65,7 +65,7 @@ impl Command {
     }
 
     /// The token that the command names.
-    pub(crate) fn token(self) -> u8 {
+    pub(crate) fn token(self) -> u64 {
         match self {
             Self::Acquire { proposal: token } | Self::Raise { fence: token } => token,
             Self::Renew => 0,
@@ -90,7 +90,7 @@ impl Server {
 
     /// Runs the script of a request that is granted. One that begins a hold gives it so many
     /// tokens.
-    pub(crate) fn execute(&mut self, request: &Request, size: u8, flaw: Option<Flaw>) -> Reply {
+    pub(crate) fn execute(&mut self, request: &Request, size: u64, flaw: Option<Flaw>) -> Reply {
         match request.command {
             Command::Acquire { proposal } => {
                 let mut tokens = Block { first: self.counter, last: self.counter };
@@ -112,7 +112,7 @@ impl Server {
         Reply::Ours
     }
 
-    fn next_token(&self, proposal: u8, flaw: Option<Flaw>) -> u8 {
+    fn next_token(&self, proposal: u64, flaw: Option<Flaw>) -> u64 {
         match flaw {
             Some(Flaw::CounterIsGivenAgain) => self.counter.max(proposal),
             Some(Flaw::ProposalIsGiven) => proposal,
@@ -121,7 +121,7 @@ impl Server {
     }
 
     /// Sets the lease. A late request does not shorten it.
-    fn renew(&mut self, round: u8) {
+    fn renew(&mut self, round: u64) {
         self.lock = self.lock.map(|entry| Entry { round: entry.round.max(round), ..entry });
     }
 

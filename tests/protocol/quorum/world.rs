@@ -24,13 +24,13 @@ pub(crate) struct World {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Witness {
     /// No token so far is above this. Counted only where clocks are right.
-    pub(crate) clock: u8,
+    pub(crate) clock: u64,
     /// The fence of the last guard.
-    pub(crate) fence: u8,
+    pub(crate) fence: u64,
     /// True when the fence of a guard was not above that of the guard before.
     pub(crate) fence_repeated: bool,
     /// The number of guards so far.
-    pub(crate) guards: u8,
+    pub(crate) guards: u64,
     /// True when a client got a guard whose hold no majority had.
     pub(crate) unsupported: bool,
 }
@@ -38,8 +38,8 @@ pub(crate) struct Witness {
 impl World {
     /// A world in which the lock is free. A majority of the servers has counted up to the last
     /// token.
-    pub(crate) fn new(counters: &[u8], clients: usize) -> Self {
-        let server = |counter: &u8| Server { counter: *counter, ..Server::default() };
+    pub(crate) fn new(counters: &[u64], clients: usize) -> Self {
+        let server = |counter: &u64| Server { counter: *counter, ..Server::default() };
         let mut servers: Vec<Server> = counters.iter().map(server).collect();
         servers.sort_unstable();
         let fence = servers[servers.len() - majority(servers.len())].counter;

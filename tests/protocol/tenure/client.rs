@@ -4,8 +4,9 @@
 use std::collections::BTreeSet;
 
 use crate::hold::{Block, HoldId};
+use crate::network::Request;
 use crate::tenure::flaw::Flaw;
-use crate::tenure::server::{Command, Grant, Request};
+use crate::tenure::server::{Command, Grant};
 
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -14,12 +15,12 @@ pub(crate) struct Client {
     /// Whether it keeps the lock when nothing speaks against it.
     pub(crate) keeps: bool,
     /// The number of its last tenure, or of that which it tries to begin.
-    pub(crate) nonce: u8,
+    pub(crate) nonce: u64,
     /// The last request for that, from which its lease counts.
-    pub(crate) round: u8,
+    pub(crate) round: u64,
     pub(crate) phase: Phase,
     /// How many of its threads have not had a guard yet.
-    pub(crate) waiting: u8,
+    pub(crate) waiting: u64,
     /// Whether that lease is over.
     pub(crate) over: bool,
     /// Whether an earlier request for that tenure may still be executed. It is not handed off then,
@@ -34,7 +35,7 @@ pub(crate) struct Client {
     /// Known to no client: whether an operator has ended its tenure, and it was not told yet.
     pub(crate) forced: bool,
     /// Known to no client: the first token of the tenure after its own, or 0.
-    pub(crate) limit: u8,
+    pub(crate) limit: u64,
     /// Known to no client: those that go first, because they were waiting when its tenure ended.
     pub(crate) owes: BTreeSet<usize>,
 }
@@ -80,7 +81,7 @@ pub(crate) enum Use {
 }
 
 impl Client {
-    pub(crate) fn new(id: usize, threads: u8, keeps: bool) -> Self {
+    pub(crate) fn new(id: usize, threads: u64, keeps: bool) -> Self {
         Self {
             id,
             keeps,
@@ -121,7 +122,7 @@ impl Client {
     }
 
     /// Returns `true` if it relies on the lease that this request has set.
-    pub(crate) fn relies_on(&self, hold: HoldId, round: u8) -> bool {
+    pub(crate) fn relies_on(&self, hold: HoldId, round: u64) -> bool {
         let relies = !matches!(self.phase, Phase::Idle | Phase::Waiting | Phase::Released { .. });
         // What a request for more tokens has not renewed yet, the one before it has.
         let is_last = round == self.round
@@ -130,7 +131,7 @@ impl Client {
     }
 
     /// Begins to acquire the lock.
-    pub(crate) fn begin(&mut self, flaw: Option<Flaw>) -> Request {
+    pub(crate) fn begin(&mut self, flaw: Option<Flaw>) -> Request<Command> {
         self.in_doubt = false;
         if flaw != Some(Flaw::NumberIsReused) || self.nonce == 0 {
             (self.nonce, self.round) = (self.nonce + 1, 0);
@@ -140,20 +141,33 @@ impl Client {
     }
 
     /// Asks for the tenure, perhaps once more. If another thread waits, one more token is wanted.
-    pub(crate) fn ask(&mut self) -> Request {
+    pub(crate) fn ask(&mut self) -> Request<Command> {
         (self.round, self.phase) = (self.round + 1, Phase::Acquiring { granted: None });
         (self.over, self.limit) = (false, 0);
-        self.request(Command::Acquire { size: self.waiting.min(2) })
+        self.request(Command::Acquire { size: self.waiting.min(2), yields: false })
+    }
+
+    /// As `ask`, for a lock that has become free by itself.
+    pub(crate) fn give_way(&mut self) -> Request<Command> {
+        let request = self.ask();
+        let Command::Acquire { size, .. } = request.command else { return request };
+        Request { command: Command::Acquire { size, yields: true }, ..request }
+    }
+
+    /// Has its last thread stop waiting.
+    pub(crate) fn give_up(&mut self) -> Request<Command> {
+        (self.waiting, self.phase) = (0, Phase::Idle);
+        self.request(Command::Unregister)
     }
 
     /// Asks for more tokens for the tenure that it has kept.
-    pub(crate) fn refill(&mut self) -> Request {
+    pub(crate) fn refill(&mut self) -> Request<Command> {
         (self.round, self.phase) = (self.round + 1, Phase::Refilling { granted: None });
         self.request(Command::Refill)
     }
 
     /// Ends the tenure, or what may be left of an attempt.
-    pub(crate) fn release(&mut self, flaw: Option<Flaw>) -> Request {
+    pub(crate) fn release(&mut self, flaw: Option<Flaw>) -> Request<Command> {
         self.phase = match self.phase {
             Phase::Holding { tokens } if flaw == Some(Flaw::HandsOffInDoubt) => {
                 Phase::Released { tokens }
@@ -170,17 +184,17 @@ impl Client {
         (self.stopped, self.over) = (true, self.over || !self.has_live_guard());
     }
 
-    fn request(&self, command: Command) -> Request {
-        Request { hold: self.hold(), round: self.round, command, is_copy: false }
+    fn request(&self, command: Command) -> Request<Command> {
+        Request::new(self.hold(), self.round, command)
     }
 
     /// Returns `true` if it waits for the reply to a request.
-    pub(crate) fn awaits(&self, request: &Request) -> bool {
+    pub(crate) fn awaits(&self, request: &Request<Command>) -> bool {
         let is_last = (request.hold, request.round) == (self.hold(), self.round);
         let awaits = match request.command {
             Command::Acquire { .. } => self.phase == Phase::Acquiring { granted: None },
             Command::Refill => self.phase == Phase::Refilling { granted: None },
-            Command::Release => false,
+            Command::Release | Command::Unregister => false,
         };
         is_last && awaits && !self.stopped
     }
@@ -206,7 +220,7 @@ impl Client {
 
     /// Learns that another client waits for the tenure with this number. Returns `true` if it is to
     /// be released at once.
-    pub(crate) fn recall(&mut self, nonce: u8, flaw: Option<Flaw>) -> bool {
+    pub(crate) fn recall(&mut self, nonce: u64, flaw: Option<Flaw>) -> bool {
         if nonce != self.nonce || self.over {
             return false;
         }
@@ -227,7 +241,7 @@ impl Client {
 
     /// Learns that an operator has ended the tenure with this number. It does not know a hold by it
     /// before it has the reply.
-    pub(crate) fn learn_end(&mut self, nonce: u8, flaw: Option<Flaw>) {
+    pub(crate) fn learn_end(&mut self, nonce: u64, flaw: Option<Flaw>) {
         if nonce != self.nonce {
             return;
         }

@@ -13,15 +13,15 @@
 //! the tokens of a kept lock away, and finds at once what there is.
 //!
 //! The scope is bounded: each thread wants the lock once, and up to two things go wrong. A server
-//! that loses its data, renewals of what is not kept, nested levels, waits that are given up, and
-//! threads that try without waiting are left out. A client has its requests executed in order, but
+//! that loses its data, renewals of what is not kept, nested levels, and threads that try without
+//! waiting are left out. A client has its requests executed in order, but
 //! for those that it repeats and those that arrive again.
 
 mod client;
 mod flaw;
 mod promises;
 mod scope;
-mod server;
+pub(crate) mod server;
 mod world;
 
 use crate::check::{breaks, comes_to_an_end, keeps_its_promises};
@@ -38,12 +38,12 @@ const KEPT: [Fault; 6] =
     [Fault::Duplicate, Fault::Force, Fault::NoReply, Fault::Pause, Fault::Stop, Fault::Unheard];
 
 /// Three clients, of which the first has two threads; so many of these things go wrong.
-fn three_clients(most: u8, faults: &[Fault]) -> Scope {
+fn three_clients(most: u64, faults: &[Fault]) -> Scope {
     Scope { threads: vec![2, 1, 1], keeps: 0, faults: faults.to_vec(), most, flaw: None }
 }
 
 /// As `three_clients`, with two clients.
-fn two_clients(most: u8, faults: &[Fault]) -> Scope {
+fn two_clients(most: u64, faults: &[Fault]) -> Scope {
     Scope { threads: vec![2, 1], ..three_clients(most, faults) }
 }
 
@@ -70,6 +70,13 @@ fn one_fault_of_any_kind_does_no_harm() {
 #[test]
 fn two_faults_of_any_kind_do_no_harm() {
     keeps_its_promises(two_clients(2, &ALL));
+}
+
+#[test]
+fn clients_that_give_up_or_let_others_go_first_do_no_harm() {
+    let faults = [Fault::GiveUp, Fault::GiveWay, Fault::Stop];
+    keeps_its_promises(three_clients(1, &faults));
+    keeps_its_promises(two_clients(2, &faults));
 }
 
 /// Without this, the promise of service would say nothing about paths that never rest.

@@ -2,6 +2,7 @@
 
 use stateright::Property;
 
+use crate::network::Course;
 use crate::tenure::client::{Client, Phase};
 use crate::tenure::scope::Scope;
 use crate::tenure::world::World;

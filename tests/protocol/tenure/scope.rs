@@ -2,22 +2,23 @@
 
 use stateright::{Model, Property};
 
+use crate::network::{Arrival, Course};
 use crate::tenure::client::{Client, Phase};
 use crate::tenure::flaw::Flaw;
 use crate::tenure::promises;
-use crate::tenure::server::{Command, Grant, Request};
+use crate::tenure::server::{Command, Grant};
 use crate::tenure::world::{Message, World};
 
 #[derive(Clone, Debug)]
 pub(crate) struct Scope {
     /// How many threads of each client want a guard once.
-    pub(crate) threads: Vec<u8>,
+    pub(crate) threads: Vec<u64>,
     /// How many of the clients keep the lock: the first ones.
     pub(crate) keeps: usize,
     /// What may go wrong.
     pub(crate) faults: Vec<Fault>,
     /// How many times.
-    pub(crate) most: u8,
+    pub(crate) most: u64,
     pub(crate) flaw: Option<Flaw>,
 }
 
@@ -28,6 +29,10 @@ pub(crate) enum Fault {
     Duplicate,
     /// An operator ends a hold.
     Force,
+    /// The last thread of a client that waits gives up.
+    GiveUp,
+    /// A client finds the lock free by itself, and has others go first that have waited longer.
+    GiveWay,
     /// A request for the lock, or the reply to it, is lost or late, and the request is repeated.
     NoReply,
     /// The lease of a hold is over when its client learns of it.
@@ -47,10 +52,7 @@ pub(crate) enum Action {
     Deliver(Message),
     /// A lock was kept for long enough, or is given up for another reason.
     EndKept(usize),
-    Execute {
-        request: Request,
-        again: bool,
-    },
+    Execute(Arrival<Command>),
     /// A hold is over at the server, or an offer.
     Expire,
     /// Something goes wrong with a client or what it has sent.
@@ -88,10 +90,8 @@ impl Model for Scope {
         let (mut world, flaw) = (last.clone(), self.flaw);
         match action {
             Action::Deliver(message) => world.deliver(message, flaw),
-            Action::Execute { request, again } => {
-                world.requests.remove(&request);
-                world.requests.extend(again.then_some(Request { is_copy: true, ..request }));
-                world.faults += u8::from(again);
+            Action::Execute(arrival) => {
+                let request = world.network.take(arrival);
                 world.execute(request, flaw);
             }
             Action::Expire => world.free(),
@@ -99,7 +99,7 @@ impl Model for Scope {
             Action::HandOff(id) => world.hand_off(id, flaw),
             Action::Keep(id) => world.keep(id),
             Action::Lose(message) => {
-                world.faults += 1;
+                world.network.faults += 1;
                 world.messages.remove(&message);
             }
             Action::Outlive(id) => world.clients[id].over = true,
@@ -121,16 +121,14 @@ impl Model for Scope {
     }
 }
 
-impl Scope {
-    /// What happens sooner or later if nothing else does.
+impl Course for Scope {
     fn course(&self, world: &World, actions: &mut Vec<Action>) {
         let (server, ends) = (&world.server, |unless| self.flaw != Some(unless));
         let is_over = world.may_expire() && ends(Flaw::LeaseHasNoEnd);
         let is_missed = server.offer.is_some() && ends(Flaw::OfferHasNoEnd);
         actions.extend((is_over || is_missed).then_some(Action::Expire));
-        for request in world.requests.iter().copied().filter(|request| world.must_arrive(request)) {
-            actions.push(Action::Execute { request, again: false });
-        }
+        let arrivals = world.network.course(|request| world.must_arrive(request));
+        actions.extend(arrivals.into_iter().map(Action::Execute));
         let mut told = None;
         for message in world.messages.iter().copied() {
             if told.replace(message.hold.client) != Some(message.hold.client) {
@@ -144,7 +142,9 @@ impl Scope {
             }
         }
     }
+}
 
+impl Scope {
     /// What a client does.
     fn moves(&self, world: &World, id: usize, client: &Client, actions: &mut Vec<Action>) {
         actions.extend(client.next_tokens(self.flaw).map(|_| Action::HandOff(id)));
@@ -164,7 +164,7 @@ impl Scope {
     /// Returns `true` if it makes a difference that a client asks again. It may do so at any time.
     fn may_retry(&self, world: &World, id: usize) -> bool {
         let (mut server, request) = (world.server.clone(), world.clients[id].clone().ask());
-        let Command::Acquire { size } = request.command else { return false };
+        let Command::Acquire { size, .. } = request.command else { return false };
         server.acquire(request, size, self.flaw);
         let recalls = world.may_recall() && self.flaw != Some(Flaw::RecallIsNotRepeated);
         (server != world.server || recalls)
@@ -173,14 +173,9 @@ impl Scope {
 
     /// What may happen, and may as well not.
     fn accidents(&self, world: &World, actions: &mut Vec<Action>) {
-        for request in world.requests.iter().copied() {
-            if !world.must_arrive(&request) {
-                actions.push(Action::Execute { request, again: false });
-            }
-            if self.may_fail(world, Fault::Duplicate) {
-                actions.push(Action::Execute { request, again: true });
-            }
-        }
+        let twice = self.may_fail(world, Fault::Duplicate);
+        let arrivals = world.network.accidents(twice, |request| world.must_arrive(request));
+        actions.extend(arrivals.into_iter().map(Action::Execute));
         if self.may_fail(world, Fault::Unheard) {
             actions.extend(world.messages.iter().copied().map(Action::Lose));
         }
@@ -194,6 +189,8 @@ impl Scope {
             let acquires = runs && acquires;
             let faults = [
                 (Fault::Force, world.server.lock.is_some_and(|entry| entry.hold.client == id)),
+                (Fault::GiveUp, runs && client.phase == Phase::Waiting && client.waiting == 1),
+                (Fault::GiveWay, runs && client.phase == Phase::Waiting),
                 (Fault::NoReply, acquires),
                 (Fault::Pause, acquires && !client.over),
                 (Fault::Stop, runs),
@@ -216,10 +213,12 @@ impl Scope {
     }
 
     fn fail(&self, world: &mut World, fault: Fault, id: usize) {
-        world.faults += 1;
+        world.network.faults += 1;
         match fault {
             Fault::Duplicate | Fault::Unheard => {}
             Fault::Force => world.force(self.flaw),
+            Fault::GiveUp => world.send(id, Client::give_up),
+            Fault::GiveWay => world.send(id, Client::give_way),
             Fault::NoReply if matches!(world.clients[id].phase, Phase::Refilling { .. }) => {
                 world.send(id, |client| client.release(self.flaw));
             }
@@ -237,13 +236,6 @@ impl Scope {
     }
 
     fn may_fail(&self, world: &World, fault: Fault) -> bool {
-        world.faults < self.most && self.faults.contains(&fault)
-    }
-
-    /// Returns `true` if nothing more happens, unless something goes wrong.
-    pub(crate) fn is_at_rest(&self, world: &World) -> bool {
-        let mut actions = Vec::new();
-        self.course(world, &mut actions);
-        actions.is_empty()
+        world.network.faults < self.most && self.faults.contains(&fault)
     }
 }

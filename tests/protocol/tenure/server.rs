@@ -2,28 +2,23 @@
 //! fencing tokens and its queue of waiting clients.
 
 use crate::hold::{Block, HoldId};
+use crate::network::Request;
 use crate::tenure::flaw::Flaw;
 
 /// What a client sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct Request {
-    pub(crate) hold: HoldId,
-    /// Its number among the requests for this hold.
-    pub(crate) round: u8,
-    pub(crate) command: Command,
-    /// Whether it is the copy of one that was executed.
-    pub(crate) is_copy: bool,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Command {
-    /// Begins the hold, with up to this many tokens, or registers the client as waiting.
+    /// Begins the hold, with up to this many tokens, or registers the client as waiting. One that
+    /// `yields` has clients go first that have waited longer.
     Acquire {
-        size: u8,
+        size: u64,
+        yields: bool,
     },
     /// Gives a tenure that was kept another two tokens.
     Refill,
     Release,
+    /// Removes the client from the queue, and takes back an offer to it.
+    Unregister,
 }
 
 /// What the server answers to a client that acquires the lock.
@@ -51,7 +46,7 @@ pub(crate) struct Server {
     /// The client that is offered the lock.
     pub(crate) offer: Option<usize>,
     /// The last token.
-    pub(crate) counter: u8,
+    pub(crate) counter: u64,
     /// The waiting clients, that which has waited longest first.
     pub(crate) queue: Vec<usize>,
 }
@@ -61,8 +56,8 @@ pub(crate) struct Server {
 pub(crate) struct Entry {
     pub(crate) hold: HoldId,
     /// The request that has set its lease.
-    pub(crate) round: u8,
-    depth: u8,
+    pub(crate) round: u64,
+    depth: u64,
 }
 
 impl Server {
@@ -75,12 +70,18 @@ impl Server {
     }
 
     /// Begins a hold, finds it, or registers its client.
-    pub(crate) fn acquire(&mut self, request: Request, size: u8, flaw: Option<Flaw>) -> Reply {
+    pub(crate) fn acquire(
+        &mut self,
+        request: Request<Command>,
+        size: u64,
+        flaw: Option<Flaw>,
+    ) -> Reply {
         let (hold, round) = (request.hold, request.round);
         if let Some(entry) = self.lock.as_mut().filter(|entry| entry.hold == hold) {
             entry.round = entry.round.max(round);
-            entry.depth += u8::from(flaw == Some(Flaw::RepeatIsCounted));
-            let tokens = Block { first: self.counter, last: self.counter };
+            entry.depth += u64::from(flaw == Some(Flaw::RepeatIsCounted));
+            let last = Block { first: self.counter, last: self.counter };
+            let tokens = if size > 1 { self.next_tokens(size, flaw) } else { last };
             return self.grant(tokens, false);
         }
         let is_kept = flaw != Some(Flaw::OffersAreIgnored);
@@ -92,23 +93,29 @@ impl Server {
         let tokens = self.next_tokens(size, flaw);
         self.lock = Some(Entry { hold, round, depth: 1 });
         self.offer = None;
-        self.queue.retain(|client| *client != hold.client);
+        // With its first request it is in no queue, unless an earlier one is late.
+        self.queue.retain(|client| *client != hold.client || round == 1);
         self.grant(tokens, true)
     }
 
     /// Gives a hold more tokens, if it is still there.
-    pub(crate) fn refill(&mut self, request: Request, flaw: Option<Flaw>) -> Reply {
+    pub(crate) fn refill(
+        &mut self,
+        request: Request<Command>,
+        size: u64,
+        flaw: Option<Flaw>,
+    ) -> Reply {
         if !self.is_held_by(request.hold) {
             return Reply::Held(None);
         }
-        let tokens = self.next_tokens(2, flaw);
+        let tokens = self.next_tokens(size, flaw);
         if let Some(entry) = &mut self.lock {
             entry.round = entry.round.max(request.round);
         }
         self.grant(tokens, false)
     }
 
-    fn next_tokens(&mut self, size: u8, flaw: Option<Flaw>) -> Block {
+    fn next_tokens(&mut self, size: u64, flaw: Option<Flaw>) -> Block {
         let tokens = Block { first: self.counter + 1, last: self.counter + size };
         let is_reserved = flaw != Some(Flaw::BlockIsNotReserved);
         self.counter = if is_reserved { tokens.last } else { tokens.first };
@@ -120,8 +127,15 @@ impl Server {
         Reply::Granted { grant, begun }
     }
 
+    /// Returns `true` if the lock is free, and a request leaves it to another client.
+    pub(crate) fn gives_way(&self, request: &Request<Command>) -> bool {
+        let yields = matches!(request.command, Command::Acquire { yields: true, .. });
+        let first = self.queue.first().filter(|_| self.lock.is_none() && self.offer.is_none());
+        yields && first.is_some_and(|first| *first != request.hold.client)
+    }
+
     /// A client that has missed its offer waits behind the others.
-    fn register(&mut self, client: usize) {
+    pub(crate) fn register(&mut self, client: usize) {
         if !self.is_waiting(client) {
             self.queue.push(client);
         }
@@ -138,10 +152,19 @@ impl Server {
         self.lock.is_none()
     }
 
+    /// Returns `false` if the client was not waiting.
+    pub(crate) fn unregister(&mut self, client: usize) -> bool {
+        let was_offered = self.offer.take_if(|offered| *offered == client).is_some();
+        let before = self.queue.len();
+        self.queue.retain(|other| *other != client);
+        was_offered || self.queue.len() < before
+    }
+
     /// Offers a free lock to the client that has waited longest, and returns that. It leaves the
     /// queue, so that one that has stopped costs one offer.
     pub(crate) fn wake(&mut self, flaw: Option<Flaw>) -> Option<usize> {
-        let client = (!self.queue.is_empty()).then(|| self.queue.remove(0))?;
+        let is_free = self.lock.is_none() && self.offer.is_none();
+        let client = (is_free && !self.queue.is_empty()).then(|| self.queue.remove(0))?;
         self.offer = (flaw != Some(Flaw::NothingIsOffered)).then_some(client);
         Some(client)
     }

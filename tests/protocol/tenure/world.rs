@@ -3,24 +3,21 @@
 use std::collections::BTreeSet;
 
 use crate::hold::{Block, HoldId};
+use crate::network::{Network, Request};
 use crate::tenure::client::{Client, Phase, Use};
 use crate::tenure::flaw::Flaw;
-use crate::tenure::server::{Command, Entry, Grant, Reply, Request, Server};
+use crate::tenure::server::{Command, Entry, Grant, Reply, Server};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct World {
     pub(crate) server: Server,
     pub(crate) clients: Vec<Client>,
-    /// Requests that arrive in any order. One for the lock that no client waits for may be lost; a
-    /// release is repeated until it has arrived.
-    pub(crate) requests: BTreeSet<Request>,
+    pub(crate) network: Network<Command>,
     /// The clients that were woken and have not asked since.
     pub(crate) woken: BTreeSet<usize>,
     /// What is on its way to clients that keep locks. A client gets its messages in the order of
     /// its tenures.
     pub(crate) messages: BTreeSet<Message>,
-    /// How many faults there have been.
-    pub(crate) faults: u8,
     pub(crate) witness: Witness,
 }
 
@@ -43,7 +40,7 @@ pub(crate) enum News {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Witness {
     /// The greatest token of a guard so far.
-    pub(crate) fence: u8,
+    pub(crate) fence: u64,
     /// True when a token was not above those before.
     pub(crate) fence_repeated: bool,
     /// True when a client got the lock while it was the turn of another.
@@ -54,33 +51,49 @@ pub(crate) struct Witness {
 
 impl World {
     /// A world in which all clients have asked for the lock.
-    pub(crate) fn new(threads: &[u8], keeps: usize) -> Self {
-        let client = |(id, threads): (usize, &u8)| Client::new(id, *threads, id < keeps);
+    pub(crate) fn new(threads: &[u64], keeps: usize) -> Self {
+        let client = |(id, threads): (usize, &u64)| Client::new(id, *threads, id < keeps);
         let mut clients: Vec<Client> = threads.iter().enumerate().map(client).collect();
-        let requests = clients.iter_mut().map(|client| client.begin(None)).collect();
+        let mut network = Network::new();
+        network.requests = clients.iter_mut().map(|client| client.begin(None)).collect();
         let (server, witness) = (Server::default(), Witness::default());
         let (woken, messages) = (BTreeSet::new(), BTreeSet::new());
-        Self { server, clients, requests, woken, messages, faults: 0, witness }
+        Self { server, clients, network, woken, messages, witness }
     }
 
     /// Has a client send a request.
-    pub(crate) fn send(&mut self, id: usize, request: impl FnOnce(&mut Client) -> Request) {
+    pub(crate) fn send(
+        &mut self,
+        id: usize,
+        request: impl FnOnce(&mut Client) -> Request<Command>,
+    ) {
         self.woken.remove(&id);
-        self.requests.insert(request(&mut self.clients[id]));
+        self.network.requests.insert(request(&mut self.clients[id]));
     }
 
     /// Has the server execute a request.
-    pub(crate) fn execute(&mut self, request: Request, flaw: Option<Flaw>) {
+    pub(crate) fn execute(&mut self, request: Request<Command>, flaw: Option<Flaw>) {
         match request.command {
-            Command::Acquire { size } => self.acquire(request, size, flaw),
+            Command::Acquire { size, .. } => self.acquire(request, size, flaw),
             Command::Refill => self.refill(request, flaw),
             Command::Release => self.release(request, flaw),
+            Command::Unregister => {
+                if self.server.unregister(request.hold.client) {
+                    self.wake(flaw);
+                }
+            }
         }
     }
 
-    fn acquire(&mut self, request: Request, size: u8, flaw: Option<Flaw>) {
+    fn acquire(&mut self, request: Request<Command>, size: u64, flaw: Option<Flaw>) {
         let id = request.hold.client;
-        let reply = self.server.acquire(request, size, flaw);
+        let reply = if self.server.gives_way(&request) {
+            self.server.register(id);
+            self.wake(flaw);
+            Reply::Held(None)
+        } else {
+            self.server.acquire(request, size, flaw)
+        };
         if let Reply::Granted { grant: Grant { tokens, .. }, begun: true } = reply {
             let witness = &mut self.witness;
             witness.fence_repeated |= tokens.first <= witness.fence;
@@ -108,8 +121,8 @@ impl World {
         }
     }
 
-    fn refill(&mut self, request: Request, flaw: Option<Flaw>) {
-        let reply = self.server.refill(request, flaw);
+    fn refill(&mut self, request: Request<Command>, flaw: Option<Flaw>) {
+        let reply = self.server.refill(request, 2, flaw);
         if let Reply::Granted { grant, .. } = reply {
             self.witness.fence_repeated |= grant.tokens.first <= self.witness.fence;
         }
@@ -158,7 +171,7 @@ impl World {
         })
     }
 
-    fn release(&mut self, request: Request, flaw: Option<Flaw>) {
+    fn release(&mut self, request: Request<Command>, flaw: Option<Flaw>) {
         if self.server.release(request.hold, flaw) {
             let id = request.hold.client;
             let waiting = self.server.queue.iter().copied();
@@ -186,9 +199,12 @@ impl World {
                 client.owes.clear();
             }
             let hold = client.hold();
-            let is_past = |request: &Request| request.hold != hold;
+            let is_past = |request: &Request<Command>| request.hold != hold;
             let is_asked = matches!(client.phase, Phase::Idle | Phase::Waiting);
-            if is_asked && !self.server.is_held_by(hold) && self.requests.iter().all(is_past) {
+            if is_asked
+                && !self.server.is_held_by(hold)
+                && self.network.requests.iter().all(is_past)
+            {
                 client.round = 0;
             }
         }
@@ -274,14 +290,15 @@ impl World {
 
     /// Returns `true` if a release is on its way. A client keeps its order.
     pub(crate) fn is_releasing(&self, id: usize) -> bool {
-        let is_release = |it: &Request| it.command == Command::Release && !it.is_copy;
-        self.requests.iter().any(|request| request.hold.client == id && is_release(request))
+        let is_release = |it: &Request<Command>| it.command == Command::Release && !it.is_copy;
+        self.network.requests.iter().any(|request| request.hold.client == id && is_release(request))
     }
 
     /// Returns `true` if a request is repeated until it has arrived.
-    pub(crate) fn must_arrive(&self, request: &Request) -> bool {
+    pub(crate) fn must_arrive(&self, request: &Request<Command>) -> bool {
         let client = &self.clients[request.hold.client];
-        let must = client.awaits(request) || request.command == Command::Release && !client.stopped;
+        let ends = matches!(request.command, Command::Release | Command::Unregister);
+        let must = client.awaits(request) || ends && !client.stopped;
         must && !request.is_copy
     }
 

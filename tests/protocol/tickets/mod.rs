@@ -22,7 +22,7 @@ use crate::tickets::scope::{
 const ALL: [Fault; 4] = [Fault::Duplicate, Fault::NoReply, Fault::Pause, Fault::Stop];
 
 /// So many processes adopt the ticket, and so many of these things go wrong.
-fn adopters(adopters: usize, most: u8, faults: &[Fault]) -> Scope {
+fn adopters(adopters: usize, most: u64, faults: &[Fault]) -> Scope {
     Scope { adopters, faults: faults.to_vec(), most, flaw: None }
 }
 

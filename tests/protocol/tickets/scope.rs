@@ -2,8 +2,9 @@
 
 use stateright::{Model, Property};
 
+use crate::network::{Arrival, Course};
 use crate::tickets::flaw::Flaw;
-use crate::tickets::world::{Phase, Process, Request, Role, World};
+use crate::tickets::world::{Command, Phase, Process, Role, World};
 
 /// At most one guard is live, unless the ticket was adopted twice: then there are two of one hold,
 /// and one of them may not know yet that the other has ended it.
@@ -29,7 +30,7 @@ pub(crate) struct Scope {
     /// What may go wrong.
     pub(crate) faults: Vec<Fault>,
     /// How many times.
-    pub(crate) most: u8,
+    pub(crate) most: u64,
     pub(crate) flaw: Option<Flaw>,
 }
 
@@ -51,10 +52,7 @@ pub(crate) enum Fault {
 pub(crate) enum Action {
     /// Leaves, adopts or acquires the hold.
     Ask(usize),
-    Execute {
-        request: Request,
-        again: bool,
-    },
+    Execute(Arrival<Command>),
     /// The hold is over at the server.
     Expire,
     /// Something goes wrong with a process or what it has sent.
@@ -88,10 +86,8 @@ impl Model for Scope {
         let (mut world, flaw) = (last.clone(), self.flaw);
         match action {
             Action::Ask(id) => world.ask(id),
-            Action::Execute { request, again } => {
-                world.requests.remove(&request);
-                world.requests.extend(again.then_some(Request { is_copy: true, ..request }));
-                world.faults += u8::from(again);
+            Action::Execute(arrival) => {
+                let request = world.network.take(arrival);
                 world.execute(request, flaw);
             }
             Action::Expire => world.end(),
@@ -136,14 +132,12 @@ fn is_served(process: &Process) -> bool {
     process.stopped || process.role != Role::Contender || process.phase == Phase::Done
 }
 
-impl Scope {
-    /// What happens sooner or later if nothing else does.
+impl Course for Scope {
     fn course(&self, world: &World, actions: &mut Vec<Action>) {
         let is_over = world.may_expire() && self.flaw != Some(Flaw::LeftHoldHasNoEnd);
         actions.extend(is_over.then_some(Action::Expire));
-        for request in world.requests.iter().copied().filter(|request| world.must_arrive(request)) {
-            actions.push(Action::Execute { request, again: false });
-        }
+        let arrivals = world.network.course(|request| world.must_arrive(request));
+        actions.extend(arrivals.into_iter().map(Action::Execute));
         for (id, process) in world.processes.iter().enumerate() {
             actions.extend(process.has_live_guard().then_some(Action::Outlive(id)));
             if !process.stopped {
@@ -151,17 +145,14 @@ impl Scope {
             }
         }
     }
+}
 
+impl Scope {
     /// What may happen, and may as well not.
     fn accidents(&self, world: &World, actions: &mut Vec<Action>) {
-        for request in world.requests.iter().copied() {
-            if !world.must_arrive(&request) {
-                actions.push(Action::Execute { request, again: false });
-            }
-            if self.may_fail(world, Fault::Duplicate) && !request.is_copy {
-                actions.push(Action::Execute { request, again: true });
-            }
-        }
+        let twice = self.may_fail(world, Fault::Duplicate);
+        let arrivals = world.network.accidents(twice, |request| world.must_arrive(request));
+        actions.extend(arrivals.into_iter().map(Action::Execute));
         for (id, process) in world.processes.iter().enumerate().filter(|(_, it)| !it.stopped) {
             let is_asking = process.is_asking();
             let faults = [
@@ -176,19 +167,12 @@ impl Scope {
     }
 
     fn may_fail(&self, world: &World, fault: Fault) -> bool {
-        world.faults < self.most && self.faults.contains(&fault)
-    }
-
-    /// Returns `true` if nothing more happens, unless something goes wrong.
-    fn is_at_rest(&self, world: &World) -> bool {
-        let mut actions = Vec::new();
-        self.course(world, &mut actions);
-        actions.is_empty()
+        world.network.faults < self.most && self.faults.contains(&fault)
     }
 }
 
 fn fail(world: &mut World, fault: Fault, id: usize) {
-    world.faults += 1;
+    world.network.faults += 1;
     match fault {
         Fault::Duplicate => {}
         Fault::NoReply => world.ask(id),

@@ -2,25 +2,17 @@
 
 use std::collections::BTreeSet;
 
+use crate::hold::HoldId;
+use crate::network::{Network, Request};
 use crate::tickets::flaw::Flaw;
 
 /// The hold that the ticket is for.
-const LEFT: u8 = 1;
+const LEFT: u64 = 1;
 
 /// The hold of a process that acquires the lock.
-const NEXT: u8 = 2;
+const NEXT: u64 = 2;
 
 /// What a process sends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct Request {
-    pub(crate) process: usize,
-    /// Its number among the requests of this process.
-    pub(crate) round: u8,
-    pub(crate) command: Command,
-    /// Whether it is the copy of one that was executed.
-    pub(crate) is_copy: bool,
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Command {
     Acquire,
@@ -32,7 +24,7 @@ pub(crate) enum Command {
 pub(crate) struct Process {
     pub(crate) role: Role,
     pub(crate) phase: Phase,
-    round: u8,
+    round: u64,
     /// Whether the lease that counts from its last request is over.
     pub(crate) over: bool,
     /// Whether it has stopped for ever.
@@ -67,17 +59,13 @@ pub(crate) enum Phase {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct World {
     /// The hold there is, and the requests that have set its lease.
-    pub(crate) lock: Option<(u8, BTreeSet<(usize, u8)>)>,
+    pub(crate) lock: Option<(u64, BTreeSet<(usize, u64)>)>,
     /// Whether there is a ticket.
     pub(crate) is_left: bool,
     /// Known to no process: whether the hold of the ticket has ended.
     has_ended: bool,
     pub(crate) processes: Vec<Process>,
-    /// Requests that arrive in any order. One that no process waits for may be lost; a release is
-    /// repeated until it has arrived.
-    pub(crate) requests: BTreeSet<Request>,
-    /// How many faults there have been.
-    pub(crate) faults: u8,
+    pub(crate) network: Network<Command>,
     pub(crate) witness: Witness,
 }
 
@@ -85,9 +73,9 @@ pub(crate) struct World {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Witness {
     /// How many processes have adopted the hold, also if its lease was over by then.
-    pub(crate) adoptions: u8,
+    pub(crate) adoptions: u64,
     /// The greatest token of a guard so far: the number of its hold.
-    fence: u8,
+    fence: u64,
     /// True when a guard began after one of a later hold.
     pub(crate) fence_fell: bool,
     /// True when the hold of the ticket was there again after its end.
@@ -103,7 +91,7 @@ impl Process {
     }
 
     /// The hold that it has or wants.
-    pub(crate) fn hold(&self) -> u8 {
+    pub(crate) fn hold(&self) -> u64 {
         if self.role == Role::Contender { NEXT } else { LEFT }
     }
 
@@ -128,15 +116,7 @@ impl World {
         let processes = roles.iter().map(|role| Process::new(*role)).collect();
         let witness = Witness { fence: LEFT, ..Witness::default() };
         let lock = Some((LEFT, [(0, 0)].into()));
-        Self {
-            lock,
-            is_left: false,
-            has_ended: false,
-            processes,
-            requests: BTreeSet::new(),
-            faults: 0,
-            witness,
-        }
+        Self { lock, is_left: false, has_ended: false, processes, network: Network::new(), witness }
     }
 
     /// Has a process ask for its hold, perhaps once more.
@@ -159,15 +139,16 @@ impl World {
     }
 
     fn send(&mut self, id: usize, command: Command) {
-        let round = self.processes[id].round;
-        self.requests.insert(Request { process: id, round, command, is_copy: false });
+        let process = &self.processes[id];
+        let hold = HoldId { client: id, nonce: process.hold() };
+        self.network.requests.insert(Request::new(hold, process.round, command));
     }
 
     /// Has the server execute a request.
-    pub(crate) fn execute(&mut self, request: Request, flaw: Option<Flaw>) {
-        let hold = self.processes[request.process].hold();
+    pub(crate) fn execute(&mut self, request: Request<Command>, flaw: Option<Flaw>) {
+        let HoldId { client: id, nonce: hold } = request.hold;
         let found = self.lock.as_ref().map(|(found, _)| *found);
-        let (set_by, own) = ((request.process, request.round), found == Some(hold));
+        let (set_by, own) = ((id, request.round), found == Some(hold));
         let done = match request.command {
             Command::Acquire => own || found.is_none(),
             Command::Release => own || found.is_some() && flaw == Some(Flaw::ReleaseIsUnchecked),
@@ -183,7 +164,7 @@ impl World {
         self.witness.touched |= done && found.is_some_and(|found| found != hold);
         self.witness.revived |= is_there && self.has_ended;
         if self.awaits(&request) {
-            self.processes[request.process].phase = Phase::Answered { done };
+            self.processes[id].phase = Phase::Answered { done };
         }
     }
 
@@ -215,7 +196,7 @@ impl World {
 
     fn begin_guard(&mut self, id: usize, flaw: Option<Flaw>) {
         let (process, witness) = (&mut self.processes[id], &mut self.witness);
-        witness.adoptions += u8::from(process.role == Role::Adopter);
+        witness.adoptions += u64::from(process.role == Role::Adopter);
         process.over &= flaw != Some(Flaw::CountsFromReply);
         if process.over {
             return self.release(id);
@@ -226,22 +207,22 @@ impl World {
     }
 
     /// Returns `true` if a process waits for the reply to a request.
-    pub(crate) fn awaits(&self, request: &Request) -> bool {
-        let process = &self.processes[request.process];
+    pub(crate) fn awaits(&self, request: &Request<Command>) -> bool {
+        let process = &self.processes[request.hold.client];
         let is_last = request.round == process.round && request.command != Command::Release;
         is_last && !process.stopped && process.phase == Phase::Asking
     }
 
     /// Returns `true` if a request is repeated until it has arrived.
-    pub(crate) fn must_arrive(&self, request: &Request) -> bool {
+    pub(crate) fn must_arrive(&self, request: &Request<Command>) -> bool {
         let is_release = request.command == Command::Release;
-        let runs = !self.processes[request.process].stopped;
+        let runs = !self.processes[request.hold.client].stopped;
         (self.awaits(request) || is_release && runs) && !request.is_copy
     }
 
     /// Returns `true` if no process relies on a lease of the hold that there is.
     pub(crate) fn may_expire(&self) -> bool {
-        let relies = |(id, round): &(usize, u8)| {
+        let relies = |(id, round): &(usize, u64)| {
             let process = &self.processes[*id];
             let is_asked = process.is_asking() && *round == process.round;
             process.has_live_guard() || !process.over && is_asked
