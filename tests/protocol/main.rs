@@ -10,3 +10,4 @@ mod network;
 mod quorum;
 mod tenure;
 mod tickets;
+mod traces;

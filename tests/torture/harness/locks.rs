@@ -1,6 +1,7 @@
 //! The servers that the locks are on, and how workers reach them.
 
 use std::slice;
+use std::sync::Arc;
 
 use leasehold::{Client, Durability, Error};
 
@@ -11,15 +12,17 @@ use crate::harness::options::{Options, Role, Topology};
 use crate::harness::proxy::Proxy;
 use crate::harness::sentinel::{MASTER, Watched};
 use crate::harness::server::Server;
+use crate::harness::trace::Answers;
 
 pub(crate) enum Locks {
     Cluster(Cluster),
     Quorum(Vec<Server>),
     Sentinel(Watched),
-    /// Behind a proxy if the network is to fail.
+    /// Behind a proxy if the network is to fail, or if answers are to be written down.
     Server {
         server: Server,
         proxy: Option<Proxy>,
+        answers: Arc<Answers>,
     },
 }
 
@@ -40,9 +43,10 @@ impl Locks {
             Topology::Server => {
                 let server = Server::start(server, &args);
                 let faulty = options.faults.iter().copied().any(Fault::is_of_network);
-                let proxy = || Proxy::before(server.port(), *lease / 2, *seed);
-                let proxy = faulty.then(proxy).transpose()?;
-                Self::Server { server, proxy }
+                let answers = Arc::default();
+                let proxy = || Proxy::before(server.port(), *lease / 2, *seed, &answers);
+                let proxy = (faulty || options.trace).then(proxy).transpose()?;
+                Self::Server { server, proxy, answers }
             }
         })
     }
@@ -53,7 +57,7 @@ impl Locks {
             Self::Cluster(cluster) => cluster.urls().join(","),
             Self::Quorum(servers) => servers.iter().map(Server::url).collect::<Vec<_>>().join(","),
             Self::Sentinel(watched) => watched.urls().join(","),
-            Self::Server { server, proxy } => proxy.as_ref().map_or(server.url(), Proxy::url),
+            Self::Server { server, proxy, .. } => proxy.as_ref().map_or(server.url(), Proxy::url),
         }
     }
 

@@ -11,6 +11,7 @@ use self::locks::Locks;
 use self::options::{HELP, Options, Role};
 use self::register::Register;
 use self::server::Server;
+use self::trace::Monitor;
 use self::workers::Workers;
 
 pub(crate) mod check;
@@ -32,6 +33,7 @@ mod sentinel;
 #[path = "../../it/support/server.rs"]
 mod server;
 mod summary;
+mod trace;
 mod worker;
 mod workers;
 
@@ -78,6 +80,12 @@ fn torture(options: &Options, dir: &Path) -> Result<()> {
     println!("for {time:?}, with seed {seed}");
     let protected = Server::start(server, &[]);
     let locks = Locks::start(options)?;
+    let traced = match &locks {
+        Locks::Server { server, answers, .. } if options.trace => {
+            Some((Monitor::start(server)?, server, answers))
+        }
+        _ => None,
+    };
 
     let urls = (locks.urls(), protected.url());
     let first = Role { dir: dir.into(), number: 1, locks: urls.0, register: urls.1 };
@@ -89,6 +97,9 @@ fn torture(options: &Options, dir: &Path) -> Result<()> {
         register.wait_for_use(name, holders)
     })?;
     workers.finish(*lease * 10)?;
+    if let Some((monitor, server, answers)) = traced {
+        monitor.write(server, answers, &dir.join("trace"))?;
+    }
 
     let finals: std::result::Result<Vec<u64>, _> =
         (0..*names).map(|name| register.value(name)).collect();

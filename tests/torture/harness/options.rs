@@ -53,6 +53,8 @@ usage: torture [options]
                    update lost without fences was promised to two workers at once
   --histories DIR  where the workers write down their calls, which is kept (a temporary directory
                    that is kept if there is something to find in it)
+  --trace          writes there too what scripts were asked and answered, for tests/traces; takes
+                   --locks server, and faults that leave it running and connected
   --server FILE    the server to run (redis-server)
   --seed N         repeats the random choices of a run, as far as timing allows
   --help           this text
@@ -68,6 +70,7 @@ pub(crate) enum Topology {
 }
 
 /// What a run is asked to do.
+#[expect(clippy::struct_excessive_bools, reason = "each is an option of its own")]
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
     pub(crate) time: Duration,
@@ -86,6 +89,8 @@ pub(crate) struct Options {
     pub(crate) careful: bool,
     /// A directory to be made; `None` for one that is removed.
     pub(crate) histories: Option<PathBuf>,
+    /// Whether what scripts are asked and answer is written down.
+    pub(crate) trace: bool,
     pub(crate) server: String,
     pub(crate) seed: u64,
     pub(crate) help: bool,
@@ -129,6 +134,7 @@ impl Options {
                 "--careful" => options.careful = true,
                 "--unfenced" => options.fenced = false,
                 "--histories" => options.histories = Some(value()?.into()),
+                "--trace" => options.trace = true,
                 "--server" => options.server = value()?,
                 "--seed" => options.seed = value()?.parse().map_err(|_| "--seed takes a number")?,
                 "--help" => options.help = true,
@@ -156,8 +162,19 @@ impl Options {
             return Err("--unfenced takes locks with fences: permits have none".into());
         }
         options.faults = Fault::parse_list(&nemesis, options.topology)?;
+        options.check_trace()?;
         options.durability = options.parse_durability(&durability)?;
         Ok(options)
+    }
+
+    fn check_trace(&self) -> Result<()> {
+        let breaks = |fault: &Fault| {
+            matches!(fault, Fault::CloseClients | Fault::RestartServer | Fault::WipeServer)
+        };
+        if self.trace && (self.topology != Topology::Server || self.faults.iter().any(breaks)) {
+            return Err("--trace takes --locks server, and no fault that ends connections".into());
+        }
+        Ok(())
     }
 
     /// What a name is.
@@ -231,6 +248,7 @@ impl Default for Options {
             fenced: true,
             careful: false,
             histories: None,
+            trace: false,
             server: "redis-server".into(),
             seed: u64::from(std::process::id()),
             help: false,

@@ -9,8 +9,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use crate::harness::messages::Replies;
+use crate::harness::messages::Stream;
 use crate::harness::random::Random;
+use crate::harness::trace::Answers;
 
 /// While a fault lasts, one message in this many is lost or late.
 const FREQUENCY: u32 = 4;
@@ -50,16 +51,23 @@ enum Treatment {
 }
 
 impl Proxy {
-    pub(crate) fn before(server: u16, delay: Duration, seed: u64) -> io::Result<Self> {
+    /// What clients ask the server, and its answers, are added to `answers`.
+    pub(crate) fn before(
+        server: u16,
+        delay: Duration,
+        seed: u64,
+        answers: &Arc<Answers>,
+    ) -> io::Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let port = listener.local_addr()?.port();
         let conditions = Arc::new(Conditions { delay, ..Conditions::default() });
-        let proxy = Self { port, conditions: conditions.clone() };
+        let (proxy, answers) = (Self { port, conditions: conditions.clone() }, answers.clone());
         thread::spawn(move || {
             for (number, client) in (0..).zip(listener.incoming()) {
                 let (conditions, random) = (conditions.clone(), Random::new(seed, number));
+                let answers = answers.clone();
                 // A broken connection is not reported: both ends have noticed it.
-                thread::spawn(move || carry(&client?, server, &conditions, random));
+                thread::spawn(move || carry(&client?, server, &conditions, random, &answers));
             }
         });
         Ok(proxy)
@@ -91,28 +99,35 @@ fn carry(
     server: u16,
     conditions: &Arc<Conditions>,
     mut random: Random,
+    answers: &Answers,
 ) -> io::Result<()> {
     let server = TcpStream::connect(("127.0.0.1", server))?;
     server.set_nodelay(true)?;
     client.set_nodelay(true)?;
     let (requests, to, above) = (client.try_clone()?, server.try_clone()?, conditions.clone());
     let mut own = Random::new(random.number(), 0);
-    let (subscribes, mut replies) = (Arc::new(AtomicBool::new(false)), Replies::default());
-    let subscribed = subscribes.clone();
+    let (subscribes, calls) = (Arc::new(AtomicBool::new(false)), answers.open(&server)?);
+    let (subscribed, asked) = (subscribes.clone(), calls.clone());
     thread::spawn(move || {
         let watch = |request: &[u8]| {
             if contains(request, SUBSCRIBE) {
                 subscribes.store(true, Ordering::Relaxed);
             }
+            asked.ask(request);
             None
         };
         // A late message is carried even if the client has gone in the meantime.
         pump(&requests, &to, &above, || above.treat_request(&mut own), watch).ok();
         to.shutdown(Shutdown::Both)
     });
+    let mut replies = Stream::default();
     let thin_out = |received: &[u8]| {
+        if !subscribed.load(Ordering::Relaxed) {
+            calls.answer(received);
+            return None;
+        }
         let loses = conditions.loses_messages.load(Ordering::Relaxed);
-        subscribed.load(Ordering::Relaxed).then(|| replies.pass(received, loses))
+        Some(if loses { replies.add_replies(received) } else { replies.add(received).concat() })
     };
     let treat = || conditions.treat_reply(&mut random);
     let carried = pump(&server, client, conditions, treat, thin_out);
@@ -132,7 +147,7 @@ fn pump(
     mut treat: impl FnMut() -> Treatment,
     mut alter: impl FnMut(&[u8]) -> Option<Vec<u8>>,
 ) -> io::Result<()> {
-    let mut buffer = [0; 16 * 1024];
+    let (mut buffer, mut is_silent) = ([0; 16 * 1024], false);
     loop {
         let is_narrow = conditions.is_narrow.load(Ordering::Relaxed);
         let (most, pause) = if is_narrow { NARROW } else { (buffer.len(), Duration::ZERO) };
@@ -140,20 +155,19 @@ fn pump(
         if length == 0 {
             return Ok(());
         }
+        let altered = alter(&buffer[..length]);
+        // Once silent, until the other end closes the connection.
         match treat() {
+            _ if is_silent => {}
             Treatment::Broken => return Ok(()),
             Treatment::Carried => {}
             Treatment::Late(delay) => thread::sleep(delay),
-            Treatment::Silent => {
-                // Until the other end closes the connection.
-                io::copy(&mut from, &mut io::sink())?;
-                return Ok(());
-            }
+            Treatment::Silent => is_silent = true,
         }
-        match alter(&buffer[..length]) {
-            None => to.write_all(&buffer[..length])?,
-            Some(altered) => to.write_all(&altered)?,
+        if is_silent {
+            continue;
         }
+        to.write_all(altered.as_deref().unwrap_or(&buffer[..length]))?;
         thread::sleep(pause);
     }
 }

@@ -1,0 +1,101 @@
+//! What scripts were asked and answered, followed in the model of tenures: the model is of this
+//! code. The torture writes such traces, and `tests/traces` has them checked.
+//!
+//! Holds, offers, places in the queue, tokens, and the ends of leases have to be the model's. What
+//! a client is told about a lock that it holds is left out. Which clients listen, and how far the
+//! clock has got, is taken from the trace.
+
+mod call;
+mod replay;
+
+use std::{env, fs};
+
+use crate::traces::call::Call;
+use crate::traces::replay::Replay;
+
+/// Anna holds a lock for which Ben and Cleo wait. She releases it, Ben gets it, with three tokens.
+const TRACE: &str = "\
+1.000000 [0 a] acquire 3 lock fence queue anna:1 9000 9 600 '' -> 1000000
+1.001000 [0 a] acquire 3 lock fence queue ben:1 9000 9 600 '' -> 0 8999
+1.002000 [0 a] acquire 3 lock fence queue cleo:1 9000 9 600 '' -> 0 8998
+1.003000 [0 a] set_depth 1 lock anna:1 2 9000 -> 1
+1.004000 [0 a] release 2 lock queue anna:1 200 '' 0 -> 1
+1.004001 [0 lua] publish leasehold:wake:ben lock
+1.004002 [0 lua] hset lock ben:0 0
+1.004003 [0 lua] zrem queue ben
+1.004004 [0 lua] publish leasehold:wake:cleo lock
+1.005000 [0 a] acquire 3 lock fence queue anna:2 9000 9 600 '' -> 0 199
+1.006000 [0 a] acquire 3 lock fence queue ben:1 9000 9 600 '' queued 9 200 '' -> 1006000 1006002 1
+1.007000 [0 a] release 2 lock queue anna:1 200 '' 0 -> 0
+2.000000 [0 a] unregister 2 lock queue cleo 200 '' 0 -> 1
+9.000000 [0 a] set_depth 1 lock ben:1 '' 9000 -> 1
+20.000000 [0 a] set_depth 1 lock ben:1 '' 9000 -> 0
+";
+
+fn check(trace: &str) -> Result<Replay, String> {
+    Replay::run(&Call::read(trace.trim())?)
+}
+
+/// Replaces what a trace has, which must be there once.
+fn planted(from: &str, to: &str) -> String {
+    assert_eq!(TRACE.matches(from).count(), 1, "{from}");
+    TRACE.replace(from, to)
+}
+
+#[test]
+fn what_the_model_does_is_a_trace_of_it() {
+    check(TRACE).expect("the model has these steps");
+    // A reply that was lost may have been anything.
+    check(&planted("-> 1006000 1006002 1", "-> ?")).expect("the model has these steps");
+}
+
+#[test]
+fn a_wrong_answer_is_refused() {
+    for (right, wrong) in [
+        // A second holder, beside the first one and before an offer.
+        ("-> 0 8999", "-> 1001000"),
+        ("-> 0 199", "-> 1005000"),
+        // A hold that is not there, or is left.
+        ("anna:1 2 9000 -> 1", "anna:1 2 9000 -> 0"),
+        ("anna:1 200 '' 0 -> 0", "anna:1 200 '' 0 -> 1"),
+        // The wrong client is offered the lock, or none.
+        ("hset lock ben:0 0", "hset lock cleo:0 0"),
+        ("hset lock ben:0 0", "hset lock anna:1 0"),
+        // A token twice, more tokens than asked for, a client that waits unseen.
+        ("-> 1006000 1006002 1", "-> 1000000 1000002 1"),
+        ("-> 1006000 1006002 1", "-> 1006000 1007000 1"),
+        ("-> 1006000 1006002 1", "-> 1006000 1006002"),
+        // A client that waits is not found, a lease is too short, or too long.
+        ("cleo 200 '' 0 -> 1", "cleo 200 '' 0 -> 0"),
+        ("-> 0 8998", "-> 0 7000"),
+        ("20.000000", "17.000000"),
+    ] {
+        assert!(check(&planted(right, wrong)).is_err(), "{wrong} for {right}");
+    }
+}
+
+/// Checks a trace of the torture. Each wrong answer that is planted in it has to be refused there.
+#[test]
+#[ignore = "`tests/traces` records one"]
+fn a_recorded_trace_is_one_of_the_model() {
+    let file = env::var("LEASEHOLD_TRACE").expect("the name of the file");
+    let calls = Call::read(&fs::read_to_string(&file).expect("the trace")).expect("its lines");
+    let replay = Replay::run(&calls).unwrap_or_else(|wrong| panic!("{wrong}"));
+    println!("the model has all {} steps: {:?}", calls.len(), replay.calls);
+    let changing = |call: &Call| ["acquire", "release", "set_depth"].contains(&&*call.script);
+    let known = |call: &&Call| call.answer.is_some() && changing(call);
+    let planted: Vec<_> = calls.iter().filter(known).step_by(calls.len() / 40 + 1).collect();
+    for call in &planted {
+        let mut wrong = calls[..].to_vec();
+        let at = wrong.iter().position(|other| other.line == call.line).expect("it is there");
+        let answer = wrong[at].answer.as_mut().expect("it is known");
+        answer[0] = match answer[0] {
+            0 => 1,
+            1 => 0,
+            _ => answer[0] - 60_000_000,
+        };
+        let refused = Replay::run(&wrong).expect_err("a wrong answer was planted");
+        assert!(refused.starts_with(&format!("line {}:", call.line)), "{refused}");
+    }
+    println!("{} wrong answers were refused", planted.len());
+}
