@@ -476,9 +476,13 @@ impl Hold {
 
     /// Returns a request that releases the hold, to be sent now.
     pub(crate) fn to_release(&self, deadline: Instant) -> HoldRequest<'_> {
+        HoldRequest { hold: &self.id, change: self.begin_release(), deadline }
+    }
+
+    /// As `to_release`, without the request.
+    pub(crate) fn begin_release(&self) -> Change {
         self.note_release();
-        let change = Change::Release { kept_until: self.kept_until };
-        HoldRequest { hold: &self.id, change, deadline }
+        Change::Release { kept_until: self.kept_until }
     }
 
     /// Returns the hold for its removal from the store, where it may still exist after its release

@@ -3,6 +3,8 @@
 //! Decides how often they are repeated, and what the replies mean. Knows nothing of wait queues:
 //! the end of a hold is decided in `release.rs`.
 
+use std::borrow::Cow;
+use std::slice;
 use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
@@ -41,9 +43,9 @@ pub(super) fn nest(shared: &Shared, hold: Arc<Hold>, wait: Wait) -> ApiResult<Le
 }
 
 /// Sets the depth of a hold in the store, and then in this process. The hold is renewed, too.
-pub(super) fn set_depth<'a>(
+pub(super) fn set_depth(
     shared: &Shared,
-    hold: &'a Arc<Hold>,
+    hold: &Arc<Hold>,
     depth: u32,
     limit: RetryLimit,
 ) -> Result<(), HoldFailure> {
@@ -51,13 +53,12 @@ pub(super) fn set_depth<'a>(
         return Err(HoldFailure::of(hold));
     }
     let mut retry = retry(shared, hold, limit);
-    let request = |hold: &'a Hold, deadline| {
+    let change = |hold: &Hold| {
         let next = hold.is_renewed().then(|| hold.next_lease(Moment::now()));
-        let change = Change::SetDepth { depth, lease: next, durable: true };
-        HoldRequest { hold: &hold.id, change, deadline }
+        Change::SetDepth { depth, lease: next, durable: true }
     };
     let mut outcome = Ok(());
-    ask(shared, vec![hold], &mut retry, request, |_, asked| outcome = asked);
+    ask(shared, slice::from_ref(hold).into(), &mut retry, change, |_, asked| outcome = asked);
     match outcome {
         Err(HoldFailure::Failed(failure)) if failure.is_shortfall() => {
             if depth > hold.depth() {
@@ -81,24 +82,35 @@ fn restore_depth(shared: &Shared, hold: &Hold, deadline: Instant) {
 
 /// Makes requests about holds, batched by server, and repeats failed ones, again in batches, while
 /// `retry` allows it. Calls `done` with the outcome of each.
-pub(super) fn ask<'a>(
+pub(super) fn ask(
     shared: &Shared,
-    mut open: Vec<&'a Arc<Hold>>,
+    mut open: Cow<'_, [Arc<Hold>]>,
     retry: &mut RetryPolicy,
-    request: impl Fn(&'a Hold, Instant) -> HoldRequest<'a>,
-    mut done: impl FnMut(&'a Arc<Hold>, Result<(), HoldFailure>),
+    change: impl Fn(&Hold) -> Change,
+    mut done: impl FnMut(&Arc<Hold>, Result<(), HoldFailure>),
 ) {
     loop {
         let (sent, deadline) = (Moment::now(), retry.request_deadline());
-        let requests: Vec<_> = open.iter().map(|hold| request(hold, deadline)).collect();
-        let replies = shared.store.ask(&requests);
+        let mut requests = open.iter().map(|hold| {
+            let change = change(hold);
+            HoldRequest { hold: &hold.id, change, deadline }
+        });
+        let (one, several): (Option<_>, Vec<_>);
+        let requests = if open.len() == 1 {
+            one = requests.next();
+            one.as_slice()
+        } else {
+            several = requests.collect();
+            &several
+        };
         let mut failed = Vec::new();
-        for ((hold, request), reply) in open.into_iter().zip(&requests).zip(replies) {
-            match conclude(shared, hold, request.change, sent, reply) {
-                Err(HoldFailure::Failed(failure)) => failed.push((hold, failure)),
+        shared.store.ask(requests, &mut |place, reply| {
+            let (hold, change) = (&open[place], requests[place].change);
+            match conclude(shared, hold, change, sent, reply) {
+                Err(HoldFailure::Failed(failure)) => failed.push((hold.clone(), failure)),
                 outcome => done(hold, outcome),
             }
-        }
+        });
         let Some((_, first)) = failed.first_mut() else { return };
         let pause = retry.pause_after(first);
         for (hold, failure) in &failed {
@@ -106,7 +118,7 @@ pub(super) fn ask<'a>(
         }
         let Some(pause) = pause else {
             let failed = failed.into_iter();
-            return failed.for_each(|(hold, it)| done(hold, Err(HoldFailure::Failed(it))));
+            return failed.for_each(|(hold, it)| done(&hold, Err(HoldFailure::Failed(it))));
         };
         thread::sleep(pause);
         open = failed.into_iter().map(|(hold, _)| hold).collect();
@@ -150,20 +162,19 @@ fn conclude(
 ///
 /// `Lost` for the first hold that is lost, without a request if that is known, and `Closed` if a
 /// shutdown has ended it. Else the failure of the first request that has failed.
-pub(crate) fn verify<'a>(shared: &Shared, holds: &'a [Arc<Hold>], renews: bool) -> ApiResult<()> {
+pub(crate) fn verify(shared: &Shared, holds: &[Arc<Hold>], renews: bool) -> ApiResult<()> {
     shared.identity.check_process()?;
     let attempt = if renews { "renew" } else { "verify" };
     let Some(first) = holds.first() else { return Ok(()) };
     if let Some(hold) = holds.iter().find(|hold| !shared.is_valid(hold)) {
         return Err(HoldFailure::of(hold).into_error(attempt, hold.name()));
     }
-    let request = |hold: &'a Hold, deadline| {
+    let change = |hold: &Hold| {
         let next = renews.then(|| hold.next_lease(Moment::now()));
-        let change = next.map_or(Change::Check, |lease| Change::Renew { lease });
-        HoldRequest { hold: &hold.id, change, deadline }
+        next.map_or(Change::Check, |lease| Change::Renew { lease })
     };
     let (mut retry, mut result) = (retry(shared, first, RetryLimit::Brief), Ok(()));
-    ask(shared, holds.iter().collect(), &mut retry, request, |hold, outcome| {
+    ask(shared, holds.into(), &mut retry, change, |hold, outcome| {
         add_outcome(&mut result, attempt, hold, outcome);
     });
     result

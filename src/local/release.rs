@@ -4,6 +4,7 @@
 //! Decides whether a hold is handed off to a waiter or released in the store, and when the next
 //! waiter may try.
 
+use std::borrow::Cow;
 use std::slice;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -56,16 +57,18 @@ fn end(shared: &Shared, holds: &[Arc<Hold>], hands_off: bool) -> Result<()> {
         }
         add_outcome(&mut result, "release", hold, unless_ended(outcome));
     };
-    let mut released = Vec::with_capacity(holds.len());
+    let mut released = Cow::Borrowed(holds);
     for hold in holds {
-        match end_locally(shared, hold, hands_off) {
-            Ending::HandedOff | Ending::Kept => {}
-            Ending::Lost => finish(hold, Err(HoldFailure::of(hold))),
-            Ending::Released { .. } => released.push(hold),
+        let ending = end_locally(shared, hold, hands_off);
+        if ending == Ending::Lost {
+            finish(hold, Err(HoldFailure::of(hold)));
+        }
+        if !matches!(ending, Ending::Released { .. }) {
+            released.to_mut().retain(|other| !Arc::ptr_eq(other, hold));
         }
     }
     let mut retry = retry(shared, first, RetryLimit::Brief);
-    ask(shared, released, &mut retry, Hold::to_release, |hold, outcome| {
+    ask(shared, released, &mut retry, Hold::begin_release, |hold, outcome| {
         shared.reporter.settle(hold, &outcome);
         let_next_try(shared, hold);
         finish(hold, outcome);

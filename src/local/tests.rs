@@ -141,12 +141,18 @@ impl Store for Scripted {
         Some(PendingReply::new(|| reply))
     }
 
-    fn ask(&self, requests: &[HoldRequest<'_>]) -> Vec<Result<HoldReply, Failure>> {
-        let ask = |request: &HoldRequest<'_>| match request.change {
-            Change::Unregister { .. } => ask_one(&self.inner, *request),
-            _ => self.apply_outcome(|| ask_one(&self.inner, *request)),
-        };
-        requests.iter().map(ask).collect()
+    fn ask(
+        &self,
+        requests: &[HoldRequest<'_>],
+        on_reply: &mut dyn FnMut(usize, Result<HoldReply, Failure>),
+    ) {
+        for (place, request) in requests.iter().enumerate() {
+            let reply = match request.change {
+                Change::Unregister { .. } => ask_one(&self.inner, *request),
+                _ => self.apply_outcome(|| ask_one(&self.inner, *request)),
+            };
+            on_reply(place, reply);
+        }
     }
 
     fn post(&self, posts: Vec<PostedChange<'_>>) {

@@ -18,6 +18,7 @@ use crate::base::clock::end_of;
 use crate::base::failure::{Failure, FailureKind};
 use crate::config::callbacks::Credentials;
 use crate::net::error_reply;
+use crate::net::exchange::ReplySlot;
 use crate::net::factory::{ConnectionFactory, Greeting};
 use crate::net::in_flight::InFlight;
 use crate::net::interrupter::Close;
@@ -59,6 +60,8 @@ pub(crate) struct Connection {
     /// Whether a reply has come over this socket, so that a Redis server is there.
     greeted: bool,
     in_flight: InFlight,
+    /// That of the last thread that has used the connection, to reuse the memory.
+    slot: Arc<ReplySlot>,
     /// When something was last posted.
     used: Instant,
     process: u32,
@@ -84,6 +87,7 @@ impl Connection {
             checked: AtomicU64::new(0),
             greeted: false,
             in_flight: InFlight::default(),
+            slot: Arc::new(ReplySlot::new(now)),
             used: now,
             process: process::id(),
         }

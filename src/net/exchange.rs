@@ -1,9 +1,9 @@
 //! A request, and where its reply goes.
 
+use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use std::{fmt, mem};
 
 use crate::base::clock::end_of;
 use crate::base::failure::Failure;
@@ -65,6 +65,11 @@ pub(super) struct Answer {
 }
 
 impl Answer {
+    /// Returns `true` if it does more than to add to the replies that a thread waits for.
+    pub(super) fn wakes(&self) -> bool {
+        !matches!(&self.to, ReplyTo::Slot(slot, _) if slot.state.lock().missing > 1)
+    }
+
     pub(super) fn deliver(self) {
         match self.to {
             // The thread that reads it has other replies to pass on.
@@ -124,6 +129,11 @@ impl Exchange {
         if let ReplyTo::Slot(slot, _) = &self.to { Some(slot) } else { None }
     }
 
+    /// Returns `true` if the reply goes there.
+    pub(super) fn is_for(&self, slot: &Arc<ReplySlot>) -> bool {
+        self.slot().is_some_and(|own| Arc::ptr_eq(own, slot))
+    }
+
     pub(super) fn len(&self) -> usize {
         self.request.bytes().len()
     }
@@ -142,6 +152,7 @@ pub(super) struct ReplySlot {
 
 #[derive(Debug)]
 struct SlotState {
+    /// In the order of the requests.
     replies: Vec<Option<Reply>>,
     /// How many are still to come.
     missing: usize,
@@ -165,25 +176,30 @@ impl fmt::Debug for ReplySlot {
 }
 
 impl ReplySlot {
-    /// The slot for the replies to requests, and these. With none, it waits to be lent a
-    /// connection.
-    pub(super) fn of(
-        requests: impl IntoIterator<Item = Request>,
+    pub(super) fn new(deadline: Instant) -> Self {
+        let state = SlotState { replies: Vec::new(), missing: 0, waits: true, lent: None };
+        Self { deadline, state: Mutex::new(state), changed: Condvar::new() }
+    }
+
+    /// Makes one that no request has any more as good as new, to reuse the memory.
+    pub(super) fn reset(&mut self, deadline: Instant) {
+        self.deadline = deadline;
+        let mut state = self.state.lock();
+        state.replies.clear();
+        (state.missing, state.waits) = (0, true);
+    }
+
+    /// Makes a request whose reply is one of those that the thread waits for.
+    pub(super) fn exchange(
+        self: &Arc<Self>,
+        request: Request,
         demand: Option<(Demand, SendWait)>,
-        deadline: Instant,
-    ) -> (Arc<Self>, Vec<Exchange>) {
-        let state = SlotState { replies: Vec::new(), missing: 1, waits: true, lent: None };
-        let (state, changed) = (Mutex::new(state), Condvar::new());
-        let slot = Arc::new(Self { deadline, state, changed });
-        let exchange = |(place, request)| {
-            Exchange::new(request, deadline, ReplyTo::Slot(slot.clone(), place)).durable(demand)
-        };
-        let exchanges: Vec<_> = requests.into_iter().enumerate().map(exchange).collect();
-        let mut state = slot.state.lock();
-        state.replies.resize_with(exchanges.len(), || None);
-        state.missing = exchanges.len().max(1);
-        drop(state);
-        (slot, exchanges)
+    ) -> Exchange {
+        let mut state = self.state.lock();
+        let to = ReplyTo::Slot(self.clone(), state.replies.len());
+        state.replies.push(None);
+        state.missing += 1;
+        Exchange::new(request, self.deadline, to).durable(demand)
     }
 
     /// Blocks until all replies have come, there is a connection to read them from, or the deadline
@@ -207,13 +223,23 @@ impl ReplySlot {
         lent
     }
 
-    /// Stops waiting, and returns the replies. What has not come is this failure.
-    pub(super) fn close(&self, failure: impl Fn() -> Failure) -> Vec<Reply> {
+    /// Stops waiting. What has not come is this failure.
+    pub(super) fn close(&self, failure: impl Fn() -> Failure) {
         let mut state = self.state.lock();
         state.waits = false;
-        let replies = mem::take(&mut state.replies);
-        drop(state);
-        replies.into_iter().map(|reply| reply.unwrap_or_else(|| Err(failure()))).collect()
+        for reply in &mut state.replies {
+            reply.get_or_insert_with(|| Err(failure()));
+        }
+    }
+
+    /// Takes the only reply, once the slot is closed.
+    pub(super) fn reply(&self) -> Reply {
+        self.state.lock().replies.pop().flatten().expect("a slot is closed with every reply")
+    }
+
+    /// Takes the replies, once the slot is closed.
+    pub(super) fn replies(&self) -> Vec<Reply> {
+        self.state.lock().replies.drain(..).flatten().collect()
     }
 
     fn answer(&self, place: usize, reply: Reply) {
@@ -231,10 +257,10 @@ impl ReplySlot {
     }
 
     /// Lends the thread that waits a connection. Returns it if no thread waits.
-    pub(super) fn lend(&self, lent: Lent) -> Option<Lent> {
+    pub(super) fn lend(&self, lent: Lent) -> Option<PooledConnection> {
         let mut state = self.state.lock();
         if !state.waits || state.missing == 0 {
-            return Some(lent);
+            return Some(lent.connection);
         }
         state.lent = Some(lent);
         drop(state);

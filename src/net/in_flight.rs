@@ -97,7 +97,13 @@ impl InFlight {
 
     /// The slots of the threads that wait for replies, or did.
     pub(super) fn slots(&self) -> impl Iterator<Item = &Arc<ReplySlot>> {
-        self.queue.iter().filter_map(Exchange::slot)
+        let unconfirmed = self.unconfirmed.iter().map(|(exchange, _)| exchange);
+        unconfirmed.chain(&self.queue).filter_map(Exchange::slot)
+    }
+
+    /// Returns `true` if the server owes a reply that a thread waits for, or did.
+    pub(super) fn is_awaited(&self) -> bool {
+        self.queue.iter().any(|exchange| exchange.slot().is_some())
     }
 
     pub(super) fn pop_ready(&mut self) -> Option<Answer> {

@@ -1,5 +1,6 @@
 //! How bytes travel: connections, the threads that share them, and where servers are.
 
+mod batch_writer;
 pub(crate) mod connection;
 pub(crate) mod durability;
 pub(crate) mod endpoint;
@@ -12,7 +13,6 @@ pub(crate) mod login;
 pub(crate) mod multiplexer;
 mod panel;
 pub(crate) mod pool;
-mod post_writer;
 pub(crate) mod reply_buffer;
 pub(crate) mod request;
 pub(crate) mod resolver;

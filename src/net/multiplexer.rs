@@ -27,11 +27,11 @@ use std::time::{Duration, Instant};
 
 use crate::base::clock::end_of;
 use crate::base::sync::{Mutex, yield_now};
+use crate::net::batch_writer::BatchWriter;
 use crate::net::connection::WaitFor;
 use crate::net::durability::Demand;
 use crate::net::exchange::{Answer, Exchange, Lent, ReplySlot, SendWait};
 use crate::net::pool::{ConnectionPool, NoConnection, PooledConnection};
-use crate::net::post_writer::PostWriter;
 use crate::net::request::{Reply, Request};
 use crate::net::shared_queue::{Next, NoneLingers, SWEEP, SharedQueue};
 
@@ -44,14 +44,14 @@ const NEEDLESS_WAIT: Duration = Duration::from_millis(10);
 pub(crate) struct Multiplexer {
     pool: ConnectionPool,
     queue: Mutex<SharedQueue>,
-    posts: PostWriter,
+    writer: BatchWriter,
 }
 
 impl Multiplexer {
     /// Unless it `shares`, no two threads have requests in flight over one connection.
     pub(super) fn new(pool: ConnectionPool, shares: bool) -> Self {
         let queue = Mutex::new(SharedQueue::new(shares));
-        Self { pool, queue, posts: PostWriter::default() }
+        Self { pool, queue, writer: BatchWriter::default() }
     }
 
     pub(super) fn pool(&self) -> &ConnectionPool {
@@ -74,28 +74,55 @@ impl Multiplexer {
         self.queue.lock().is_lingering()
     }
 
-    /// Sends requests and waits for their replies: at once if a connection is free and other
-    /// threads do not send batches at the moment, else together with theirs. More than one, and one
-    /// with a demand, go over a connection of their own.
+    /// Sends a request and waits for the reply: at once if a connection is free and other threads do
+    /// not send batches at the moment, else together with theirs.
     pub(super) fn exchange(
+        self: &Arc<Self>,
+        request: Request,
+        demand: Option<(Demand, SendWait)>,
+        deadline: Instant,
+    ) -> Reply {
+        self.run(deadline, |slot| [slot.exchange(request, demand)]).reply()
+    }
+
+    /// As `exchange`, for several requests, in one write.
+    pub(super) fn exchange_all(
         self: &Arc<Self>,
         requests: impl IntoIterator<Item = Request>,
         demand: Option<(Demand, SendWait)>,
         deadline: Instant,
     ) -> Vec<Reply> {
-        let (own, unsent) = ReplySlot::of(requests, demand, deadline);
-        if let Some(connection) = self.take_unless_batching(deadline) {
-            return self.read(Lent { connection, unsent }, &own);
+        let exchanges = |slot: &Arc<ReplySlot>| -> Vec<_> {
+            requests.into_iter().map(|request| slot.exchange(request, demand)).collect()
+        };
+        self.run(deadline, exchanges).replies()
+    }
+
+    /// Sends requests of this thread and waits until their slot is closed.
+    fn run<E>(
+        self: &Arc<Self>,
+        deadline: Instant,
+        exchanges: impl FnOnce(&Arc<ReplySlot>) -> E,
+    ) -> Arc<ReplySlot>
+    where
+        E: IntoIterator<Item = Exchange, IntoIter: ExactSizeIterator>,
+    {
+        if let Some(mut connection) = self.take_unless_batching(deadline) {
+            let own = connection.slot(deadline);
+            self.send(connection, exchanges(&own), &own);
+            return own;
         }
-        self.push(unsent, &own);
-        self.wait(&own)
+        let own = Arc::new(ReplySlot::new(deadline));
+        self.push(exchanges(&own), deadline);
+        self.wait(&own);
+        own
     }
 
     /// Sends a request, or has it sent as soon as a connection is free. Any thread may wait for the
     /// reply.
     pub(super) fn begin(self: &Arc<Self>, request: Request, deadline: Instant) -> Pending {
-        let (slot, exchanges) = ReplySlot::of([request], None, deadline);
-        self.push(exchanges, &slot);
+        let slot = Arc::new(ReplySlot::new(deadline));
+        self.push([slot.exchange(request, None)], deadline);
         Pending { multiplexer: self.clone(), slot, waited: false }
     }
 
@@ -104,12 +131,9 @@ impl Multiplexer {
     pub(super) fn post(self: &Arc<Self>, posted: Vec<Exchange>) {
         let Some(deadline) = posted.iter().map(|posted| posted.deadline).max() else { return };
         match self.take_to_post(deadline) {
-            None => {
-                let is_first = self.queue.lock().push_posted(posted);
-                self.send_first(is_first, deadline);
-            }
+            None => self.push(posted, deadline),
             Some(mut connection) => {
-                self.posts.write(&mut connection, posted, deadline);
+                self.writer.post(&mut connection, posted, deadline);
                 self.send_queued(connection, deadline);
             }
         }
@@ -127,10 +151,8 @@ impl Multiplexer {
                 Err(NoneLingers::Idle) => return,
                 Err(NoneLingers::Queued) if Instant::now() >= deadline => return,
                 Err(NoneLingers::Queued) => {
-                    // When it is this thread's turn, everything else has been sent.
-                    let (turn, none) = ReplySlot::of([], None, deadline);
-                    self.push(none, &turn);
-                    self.wait(&turn);
+                    // When this has been answered, everything else has been sent.
+                    drop(self.exchange(Request::command(&redis::cmd("PING")), None, deadline));
                 }
                 Err(NoneLingers::Swept) => yield_now(),
             }
@@ -190,17 +212,14 @@ impl Multiplexer {
         }
     }
 
-    fn push(self: &Arc<Self>, exchanges: Vec<Exchange>, slot: &Arc<ReplySlot>) {
-        let is_first = self.queue.lock().push(exchanges, slot);
-        self.send_first(is_first, slot.deadline);
-    }
-
-    /// Sends what has just been queued, unless it is sent along with what was queued first.
-    fn send_first(self: &Arc<Self>, is_first: bool, deadline: Instant) {
+    /// Has requests sent as soon as a connection is free, along with what was queued before.
+    fn push(self: &Arc<Self>, exchanges: impl IntoIterator<Item = Exchange>, deadline: Instant) {
+        let mut queue = self.queue.lock();
+        let (is_first, is_batching) = (queue.push(exchanges), queue.is_batching());
+        drop(queue);
         if !is_first {
             return self.pool.count_wait();
         }
-        let is_batching = self.queue.lock().is_batching();
         if is_batching {
             // Threads that were woken together have their next requests at nearly the same time: a
             // moment for those that are awake saves a write for each.
@@ -212,42 +231,60 @@ impl Multiplexer {
         }
     }
 
-    /// Blocks until the replies have come, or the deadline.
-    fn wait(self: &Arc<Self>, own: &Arc<ReplySlot>) -> Vec<Reply> {
-        if let Some(lent) = own.wait() {
-            return self.read(lent, own);
+    /// Blocks until the replies have come, or the deadline, and closes the slot.
+    fn wait(self: &Arc<Self>, own: &Arc<ReplySlot>) {
+        match own.wait() {
+            Some(Lent { connection, unsent }) if unsent.is_empty() => self.read(connection, own),
+            Some(Lent { connection, unsent }) => self.send(connection, unsent, own),
+            None => {
+                let unsent = !own.is_complete() && !self.queue.lock().withdraw(own).is_empty();
+                own.close(|| if unsent { self.pool.all_in_use() } else { self.pool.no_reply() });
+            }
         }
-        let unsent = !own.is_complete() && self.queue.lock().withdraw(own);
-        own.close(|| if unsent { self.pool.all_in_use() } else { self.pool.no_reply() })
     }
 
-    /// Sends what is unsent and reads as the reader of a connection until the replies to `own` have
-    /// come, or its deadline.
-    fn read(self: &Arc<Self>, lent: Lent, own: &Arc<ReplySlot>) -> Vec<Reply> {
-        let Lent { mut connection, unsent } = lent;
-        if !unsent.is_empty() {
-            if let Err(failure) = connection.connect(own.deadline) {
-                let replies = own.close(|| failure.clone());
-                self.send_queued(connection, own.deadline);
-                return replies;
-            }
-            let others = self.queue.lock().batch_along(&unsent);
-            connection.send_batch(unsent, others);
+    /// Sends requests of this thread over an idle connection, along with those that wait for one,
+    /// and reads the replies.
+    fn send(
+        self: &Arc<Self>,
+        mut connection: PooledConnection,
+        unsent: impl IntoIterator<Item = Exchange, IntoIter: ExactSizeIterator>,
+        own: &Arc<ReplySlot>,
+    ) {
+        if let Err(failure) = connection.connect(own.deadline) {
+            own.close(|| failure.clone());
+            return self.send_queued(connection, own.deadline);
         }
+        let unsent = unsent.into_iter();
+        let others = self.queue.lock().batch(unsent.len());
+        self.writer.send(&mut connection, unsent, others, own.deadline);
+        self.read(connection, own);
+    }
+
+    /// Reads as the reader of a connection until the replies to `own` have come, or its deadline.
+    fn read(self: &Arc<Self>, mut connection: PooledConnection, own: &Arc<ReplySlot>) {
         connection.read_until(own);
-        if own.is_complete() && connection.in_flight().is_blocked() {
-            let deadline = own.deadline.min(end_of(NEEDLESS_WAIT));
-            connection.collect(WaitFor::Reply { deadline });
+        own.close(|| self.pool.no_reply());
+        let mut buffered = Vec::new();
+        while let Some(answer) = connection.receive_answer(WaitFor::Buffered) {
+            if answer.wakes() {
+                buffered.push(answer);
+            } else {
+                // The thread may be the next reader, for the rest of its replies.
+                answer.deliver();
+            }
         }
-        let replies = own.close(|| self.pool.no_reply());
-        let buffered = std::iter::from_fn(|| connection.receive_answer(WaitFor::Buffered));
-        let buffered: Vec<Answer> = buffered.collect();
-        if let Some(idle) = lend_to_next(connection) {
-            self.send_queued(idle, own.deadline);
+        let mut idle = lend_to_next(connection);
+        if let Some(free) = idle.take_if(|idle| !idle.in_flight().is_blocked()) {
+            self.send_queued(free, own.deadline);
         }
         // Only now: to wake many threads takes longer than to give the server more to do.
         buffered.into_iter().for_each(Answer::deliver);
-        replies
+        if let Some(mut blocked) = idle {
+            let deadline = own.deadline.min(end_of(NEEDLESS_WAIT));
+            blocked.collect(WaitFor::Reply { deadline });
+            self.send_queued(blocked, own.deadline);
+        }
     }
 
     /// Sends what has queued up over an idle connection, or gives that back. If no thread waits for
@@ -267,15 +304,15 @@ impl Multiplexer {
                     // A thread that queued a request just before has found no connection free.
                     if self.has_queued() { self.take(deadline) } else { None }
                 }
-                Next::Lend(unsent, slot) => {
-                    slot.lend(Lent { connection, unsent }).map(|lent| lent.connection)
-                }
+                Next::Lend(unsent, slot) => slot.lend(Lent { connection, unsent }),
                 Next::Batch(batch) => {
-                    connection.send_batch(Vec::new(), batch);
+                    let earliest = batch.iter().map(|exchange| exchange.deadline).min();
+                    let until = earliest.unwrap_or(deadline);
+                    self.writer.send(&mut connection, [], batch, until);
                     lend_to_next(connection)
                 }
                 Next::Post(posted) => {
-                    self.posts.write(&mut connection, posted, deadline);
+                    self.writer.post(&mut connection, posted, deadline);
                     Some(connection)
                 }
             };
@@ -331,7 +368,7 @@ fn lend_to_next(mut connection: PooledConnection) -> Option<PooledConnection> {
         let slot = connection.in_flight().slots().nth(next).cloned();
         let Some(slot) = slot else { break };
         let lent = Lent { connection, unsent: Vec::new() };
-        connection = slot.lend(lent)?.connection;
+        connection = slot.lend(lent)?;
         next += 1;
     }
     connection.close_if_abandoned();
@@ -350,8 +387,8 @@ impl Pending {
     /// Blocks until the reply has come or the deadline of the request is over.
     pub(crate) fn wait(mut self) -> Reply {
         self.waited = true;
-        let reply = self.multiplexer.wait(&self.slot).pop();
-        reply.unwrap_or_else(|| Err(self.multiplexer.pool.no_reply()))
+        self.multiplexer.wait(&self.slot);
+        self.slot.reply()
     }
 }
 

@@ -171,12 +171,10 @@ impl Server {
         demand: Option<(Demand, SendWait)>,
         deadline: Instant,
     ) -> Reply {
-        let mut replies = self.multiplexer.exchange([self.addressed(request)], demand, deadline);
-        replies.pop().unwrap_or_else(|| Err(self.factory.no_reply()))
+        self.multiplexer.exchange(self.addressed(request), demand, deadline)
     }
 
-    /// Sends requests in one write over a connection of their own, and waits for their replies.
-    /// Those that say that something was done count only once the demand is met, if there is one.
+    /// As `exchange_durably`, for several requests, in one write.
     pub(crate) fn exchange_all(
         &self,
         requests: Vec<Request>,
@@ -184,7 +182,7 @@ impl Server {
         deadline: Instant,
     ) -> Vec<Reply> {
         let requests = requests.into_iter().map(|request| self.addressed(request));
-        self.multiplexer.exchange(requests, demand, deadline)
+        self.multiplexer.exchange_all(requests, demand, deadline)
     }
 
     /// Sends a request, or has it sent as soon as a connection is free. Any thread may wait for the

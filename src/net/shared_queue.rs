@@ -17,22 +17,13 @@ const BATCH_MAX: usize = 64;
 pub(super) const SWEEP: Duration =
     Duration::from_millis(if cfg!(leasehold_shuttle) { 0 } else { 10 });
 
-/// What waits for a connection.
-#[derive(Debug)]
-enum Queued {
-    /// A request that no thread waits for.
-    Posted(Exchange),
-    /// The requests of a thread that waits.
-    Waiting(Vec<Exchange>, Arc<ReplySlot>),
-}
-
 /// The requests that wait for a connection, first come, first served, and the idle connections that
 /// are not in the pool.
 #[derive(Debug)]
 pub(super) struct SharedQueue {
     /// Whether requests of several threads may go over one connection.
     shares: bool,
-    queue: VecDeque<Queued>,
+    queue: VecDeque<Exchange>,
     /// How many requests from the queue were in the last batch.
     last_batch: usize,
     /// The connections over which replies are to come. They are not in the pool, so nothing that
@@ -76,81 +67,50 @@ impl SharedQueue {
         self.last_batch > 1
     }
 
-    /// Returns `true` if requests of one thread need a connection to themselves: several, or one
-    /// behind which the connection is blocked.
-    fn go_alone(&self, exchanges: &[Exchange]) -> bool {
-        !(self.shares && matches!(exchanges, [Exchange { demand: None, .. }]))
-    }
-
-    fn goes_alone(&self, queued: &Queued) -> bool {
-        matches!(queued, Queued::Waiting(exchanges, _) if self.go_alone(exchanges))
-    }
-
-    /// Adds requests that no thread waits for. Returns `true` if nothing was in the queue.
-    pub(super) fn push_posted(&mut self, posted: Vec<Exchange>) -> bool {
+    /// Adds requests. Returns `true` if nothing was in the queue.
+    pub(super) fn push(&mut self, exchanges: impl IntoIterator<Item = Exchange>) -> bool {
         let was_empty = self.queue.is_empty();
-        self.queue.extend(posted.into_iter().map(Queued::Posted));
+        self.queue.extend(exchanges);
         was_empty
-    }
-
-    /// Adds the requests of a thread. Returns `true` if nothing was in the queue.
-    pub(super) fn push(&mut self, exchanges: Vec<Exchange>, slot: &Arc<ReplySlot>) -> bool {
-        self.queue.push_back(Queued::Waiting(exchanges, slot.clone()));
-        self.queue.len() == 1
     }
 
     pub(super) fn is_empty(&self) -> bool {
         self.queue.is_empty()
     }
 
-    /// Takes back requests that were not sent. Returns `false` if they may have been.
-    pub(super) fn withdraw(&mut self, slot: &Arc<ReplySlot>) -> bool {
-        let position = self.queue.iter().position(
-            |queued| matches!(queued, Queued::Waiting(_, other) if Arc::ptr_eq(other, slot)),
-        );
-        position.is_some_and(|position| self.queue.remove(position).is_some())
+    /// Takes back the requests of a thread that were not sent.
+    pub(super) fn withdraw(&mut self, slot: &Arc<ReplySlot>) -> Vec<Exchange> {
+        let first = self.queue.iter().position(|exchange| exchange.is_for(slot));
+        let Some(first) = first else { return Vec::new() };
+        let count = self.queue.range(first..).take_while(|exchange| exchange.is_for(slot)).count();
+        self.queue.drain(first..first + count).collect()
     }
 
     /// Takes what is next for an idle connection, which may be ready to be written to.
     pub(super) fn next(&mut self, is_ready: impl FnOnce() -> bool) -> Next {
-        let is_waiting = |queued: &Queued| matches!(queued, Queued::Waiting(..));
-        let first = self.queue.iter().position(is_waiting);
-        let alone = first.is_none_or(|first| self.goes_alone(&self.queue[first]));
-        if self.queue.is_empty() {
-            Next::Nothing
-        } else if alone && first != Some(0) {
-            // These were there before.
-            Next::Post(self.batch(&[]))
-        } else if !alone && is_ready() {
-            Next::Batch(self.batch(&[]))
-        } else {
+        match self.queue.iter().find_map(Exchange::slot).cloned() {
+            None if self.queue.is_empty() => Next::Nothing,
+            None => Next::Post(self.batch(0)),
+            Some(_) if is_ready() => Next::Batch(self.batch(0)),
             // To connect takes time, which a thread that waits for a reply has.
-            match first.and_then(|first| self.queue.remove(first)) {
-                Some(Queued::Waiting(exchanges, slot)) => Next::Lend(exchanges, slot),
-                _ => Next::Nothing,
-            }
+            Some(slot) => Next::Lend(self.withdraw(&slot), slot),
         }
     }
 
-    /// Takes the requests that are sent along with those of one thread.
-    pub(super) fn batch(&mut self, own: &[Exchange]) -> Vec<Exchange> {
-        let mut batch = Vec::new();
-        while own.len() + batch.len() < BATCH_MAX
-            && self.queue.front().is_some_and(|next| !self.goes_alone(next))
+    /// Takes the requests that are sent along with so many of one thread. Those of another thread
+    /// stay together.
+    pub(super) fn batch(&mut self, own: usize) -> Vec<Exchange> {
+        let most = if self.shares { BATCH_MAX } else { 1 };
+        let mut len = most.saturating_sub(own).min(self.queue.len());
+        while len > 0
+            && let Some(slot) = self.queue[len - 1].slot()
+            && self.queue.get(len).is_some_and(|next| next.is_for(slot))
         {
-            match self.queue.pop_front() {
-                Some(Queued::Posted(posted)) => batch.push(posted),
-                Some(Queued::Waiting(exchanges, _)) => batch.extend(exchanges),
-                None => {}
-            }
+            len += 1;
         }
+        let batch: Vec<_> = self.queue.drain(..len).collect();
         self.last_batch = batch.len();
         batch
-    }
-
-    /// As `batch`, if these may share the connection.
-    pub(super) fn batch_along(&mut self, own: &[Exchange]) -> Vec<Exchange> {
-        if self.go_alone(own) { Vec::new() } else { self.batch(own) }
     }
 
     /// Adds a connection over which replies are to come. Returns `true` if the caller has to

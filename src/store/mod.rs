@@ -58,9 +58,13 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
         true
     }
 
-    /// Executes requests about holds, those for one server in one round trip if it can. Returns the
-    /// reply to each.
-    fn ask(&self, requests: &[HoldRequest<'_>]) -> Vec<Result<HoldReply, Failure>>;
+    /// Executes requests about holds, those for one server in one round trip if it can. Calls
+    /// `on_reply` once for each, with its place among them and the reply.
+    fn ask(
+        &self,
+        requests: &[HoldRequest<'_>],
+        on_reply: &mut dyn FnMut(usize, Result<HoldReply, Failure>),
+    );
 
     /// Sends requests about holds, those for one server together if it can, and does not wait for
     /// the replies. Blocks only for room to write, and to open a connection.
@@ -125,5 +129,20 @@ pub(crate) fn ask_one(
     store: &(impl Store + ?Sized),
     request: HoldRequest<'_>,
 ) -> Result<HoldReply, Failure> {
-    store.ask(slice::from_ref(&request)).pop().expect("each request has a reply")
+    let mut reply = None;
+    store.ask(slice::from_ref(&request), &mut |_, it| reply = Some(it));
+    reply.expect("each request has a reply")
+}
+
+/// As [`Store::ask`], with the replies in the order of the requests.
+#[cfg(test)]
+pub(crate) fn ask_all(
+    store: &dyn Store,
+    requests: &[HoldRequest<'_>],
+) -> Vec<Result<HoldReply, Failure>> {
+    let mut replies: Vec<_> = vec![None; requests.len()];
+    store.ask(requests, &mut |place, reply| {
+        assert!(replies[place].replace(reply).is_none(), "a request has one reply");
+    });
+    replies.into_iter().map(|reply| reply.expect("each request has a reply")).collect()
 }

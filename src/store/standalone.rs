@@ -159,13 +159,15 @@ impl Store for Standalone {
         all.chunks(self.commands.group_max()).map(<[usize]>::to_vec).collect()
     }
 
-    fn ask(&self, requests: &[HoldRequest<'_>]) -> Vec<Result<HoldReply, Failure>> {
+    fn ask(
+        &self,
+        requests: &[HoldRequest<'_>],
+        on_reply: &mut dyn FnMut(usize, Result<HoldReply, Failure>),
+    ) {
         if let [request] = requests {
-            return vec![self.ask_alone(*request)];
+            return on_reply(0, self.ask_alone(*request));
         }
-        let Some(deadline) = requests.iter().map(|request| request.deadline).max() else {
-            return Vec::new();
-        };
+        let Some(deadline) = requests.iter().map(|request| request.deadline).max() else { return };
         let demand = self.demand.filter(|_| requests.iter().any(|it| it.change.is_durable()));
         let command = |request: &HoldRequest<'_>| {
             let Command { request, decoder } = self.commands.change(request.hold, request.change);
@@ -174,7 +176,9 @@ impl Store for Standalone {
         let (batch, decoders): (Vec<Request>, Vec<_>) = requests.iter().map(command).unzip();
         let demand = demand.map(|demand| (demand, SendWait::Along));
         let replies = self.server.exchange_all(batch, demand, deadline).into_iter().zip(decoders);
-        replies.map(|(reply, decoder)| decode(&self.server, &decoder, reply)).collect()
+        for (place, (reply, decoder)) in replies.enumerate() {
+            on_reply(place, decode(&self.server, &decoder, reply));
+        }
     }
 
     fn post(&self, posts: Vec<PostedChange<'_>>) {

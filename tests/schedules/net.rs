@@ -153,7 +153,7 @@ impl FakeStream {
 }
 
 /// Reads the first request that was written, and how long it is: a call of the script, whose last
-/// argument is its number, or one to wait for replicas.
+/// argument is its number, or one to wait for replicas, or a PING.
 fn received(bytes: &[u8]) -> Option<(Received, usize)> {
     // `*<number of arguments>`, then a line with a length in front of each.
     let ends: Vec<_> = (0..bytes.len()).filter(|end| bytes[*end] == b'\n').collect();
@@ -163,9 +163,10 @@ fn received(bytes: &[u8]) -> Option<(Received, usize)> {
     };
     let count: usize = ends.first().map(|_| line(0))?.trim_start_matches('*').parse().ok()?;
     let end = *ends.get(2 * count)?;
-    let waits = line(2) == "WAIT";
-    let number = if waits { 1 } else { line(2 * count).parse().expect("a number") };
-    Some((Received { number, in_full: waits || line(2) == "EVAL" }, end + 1))
+    let name = line(2);
+    let is_script = name.starts_with("EVAL");
+    let number = if is_script { line(2 * count).parse().expect("a number") } else { 1 };
+    Some((Received { number, in_full: !is_script || name == "EVAL" }, end + 1))
 }
 
 /// Returns `true` unless the pool has not made a connection in time, and other threads have found
@@ -218,8 +219,12 @@ fn ask(multiplexer: &Arc<Multiplexer>, number: u64, deadline: Instant) -> Result
         3 => (2, None),
         _ => (1, None),
     };
-    let requests = [request(number), request(1000 + number)].into_iter().take(count);
-    let replies = multiplexer.exchange(requests, demand, deadline);
+    let replies = if count == 1 {
+        vec![multiplexer.exchange(request(number), demand, deadline)]
+    } else {
+        let requests = [request(number), request(1000 + number)];
+        multiplexer.exchange_all(requests, demand, deadline)
+    };
     assert_eq!(replies.len(), count);
     for (reply, expected) in replies.into_iter().zip([number, 1000 + number]) {
         assert_eq!(reply?, value(expected));

@@ -1,5 +1,6 @@
 //! What a connection sends and receives: requests, and the replies to those in flight.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::base::failure::Failure;
@@ -17,14 +18,23 @@ impl Connection {
     /// the connection is given up.
     pub(crate) fn exchange(&mut self, request: &Request, deadline: Instant) -> Reply {
         self.connect(deadline)?;
-        let (slot, exchanges) = ReplySlot::of([request.clone()], None, deadline);
-        self.send(exchanges);
+        let slot = self.slot(deadline);
+        self.send([slot.exchange(request.clone(), None)]);
         self.read_until(&slot);
-        let mut replies = slot.close(|| self.no_reply());
-        if self.in_flight.slots().next().is_some() {
+        slot.close(|| self.no_reply());
+        if self.in_flight.is_awaited() {
             self.time_out();
         }
-        replies.pop().unwrap_or_else(|| Err(self.no_reply()))
+        slot.reply()
+    }
+
+    /// Returns a slot for the replies to requests of the thread that uses the connection.
+    pub(in crate::net) fn slot(&mut self, deadline: Instant) -> Arc<ReplySlot> {
+        match Arc::get_mut(&mut self.slot) {
+            Some(unused) => unused.reset(deadline),
+            None => self.slot = Arc::new(ReplySlot::new(deadline)),
+        }
+        self.slot.clone()
     }
 
     /// Reads until a slot has its replies, or its deadline.
@@ -59,26 +69,6 @@ impl Connection {
         // Without a socket they have failed, and `write` says so.
         let out = self.socket.as_mut().map(RespStream::out);
         self.in_flight.push(exchanges, out.unwrap_or(&mut Vec::new()));
-    }
-
-    /// Sends requests of one thread along with those of others: first those that no thread waits
-    /// for, then its own. If too many of the first kind are in flight already, their replies are
-    /// read first.
-    pub(in crate::net) fn send_batch(&mut self, own: Vec<Exchange>, others: Vec<Exchange>) {
-        let (posted, waiting): (Vec<_>, Vec<_>) = others.into_iter().partition(Exchange::is_posted);
-        let deadline = own.iter().chain(&waiting).map(|exchange| exchange.deadline).min();
-        for posted in posted {
-            if !self.in_flight.has_room(posted.len()) {
-                let until = deadline.unwrap_or(posted.deadline);
-                let made = self.write(|_| {}).and_then(|()| self.read_all(until));
-                if let Err(failure) = made {
-                    posted.answered(Err(failure)).deliver();
-                    continue;
-                }
-            }
-            self.record([posted]);
-        }
-        self.send(own.into_iter().chain(waiting));
     }
 
     /// Reads the next reply and passes it on. Returns `false` if none has come by then, or none is
@@ -138,9 +128,9 @@ impl Connection {
     /// Gives up the connection if threads have given up what is in flight over it: nothing is known
     /// about a server that has kept them waiting.
     pub(in crate::net) fn close_if_abandoned(&mut self) {
-        if self.in_flight.slots().next().is_some() {
+        if self.in_flight.is_awaited() {
             self.collect(WaitFor::Nothing);
-            if self.in_flight.slots().next().is_some() {
+            if self.in_flight.is_awaited() {
                 self.time_out();
             }
         }

@@ -210,15 +210,18 @@ impl Store for Cluster {
     }
 
     /// One node after the other. A request that is redirected is made again alone.
-    fn ask(&self, requests: &[HoldRequest<'_>]) -> Vec<Result<HoldReply, Failure>> {
-        let mut replies: Vec<Option<Result<HoldReply, Failure>>> = vec![None; requests.len()];
+    fn ask(
+        &self,
+        requests: &[HoldRequest<'_>],
+        on_reply: &mut dyn FnMut(usize, Result<HoldReply, Failure>),
+    ) {
         let mut targets = Vec::<(Target, Vec<usize>)>::new();
         for (index, request) in requests.iter().enumerate() {
             let slot = self.slot(&request.hold.name);
             let target = match self.topology.target(slot, request.deadline) {
                 Ok(target) => target,
                 Err(failure) => {
-                    replies[index] = Some(Err(failure));
+                    on_reply(index, Err(failure));
                     continue;
                 }
             };
@@ -229,16 +232,15 @@ impl Store for Cluster {
         }
         for (target, indexes) in targets {
             let batch: Vec<_> = indexes.iter().map(|index| requests[*index]).collect();
-            for (index, reply) in indexes.into_iter().zip(target.store().ask(&batch)) {
-                let (request, mut first) = (requests[index], Some(reply));
+            target.store().ask(&batch, &mut |place, reply| {
+                let (request, mut first) = (batch[place], Some(reply));
                 let slot = self.slot(&request.hold.name);
                 let reply = self.route_from(target.clone(), slot, |node| {
                     first.take().unwrap_or_else(|| ask_one(node, request))
                 });
-                replies[index] = Some(reply);
-            }
+                on_reply(indexes[place], reply);
+            });
         }
-        replies.into_iter().map(|reply| reply.unwrap_or_else(|| Err(uncovered()))).collect()
     }
 
     fn post(&self, posts: Vec<PostedChange<'_>>) {

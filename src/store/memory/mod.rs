@@ -170,17 +170,20 @@ impl Store for Memory {
         if names.is_empty() { Vec::new() } else { vec![(0..names.len()).collect()] }
     }
 
-    fn ask(&self, requests: &[HoldRequest<'_>]) -> Vec<Result<HoldReply, Failure>> {
-        let Some(deadline) = requests.iter().map(|request| request.deadline).max() else {
-            return Vec::new();
-        };
+    fn ask(
+        &self,
+        requests: &[HoldRequest<'_>],
+        on_reply: &mut dyn FnMut(usize, Result<HoldReply, Failure>),
+    ) {
+        let Some(deadline) = requests.iter().map(|request| request.deadline).max() else { return };
         let replies = self.server.execute(deadline, |locks| {
             let change = |request: &HoldRequest<'_>| {
                 Ok(locks.change(&self.keys, request.hold, request.change))
             };
             Ok(requests.iter().map(change).collect())
         });
-        replies.unwrap_or_else(|failure| vec![Err(failure); requests.len()])
+        let replies = replies.unwrap_or_else(|failure| vec![Err(failure); requests.len()]);
+        replies.into_iter().enumerate().for_each(|(place, reply)| on_reply(place, reply));
     }
 
     fn post(&self, posts: Vec<PostedChange<'_>>) {

@@ -207,7 +207,11 @@ impl Store for Quorum {
 
     /// What must be durable is asked for one hold after the other: a server that waits for its
     /// replicas or disk lags behind soon.
-    fn ask(&self, requests: &[HoldRequest<'_>]) -> Vec<Result<HoldReply, Failure>> {
+    fn ask(
+        &self,
+        requests: &[HoldRequest<'_>],
+        on_reply: &mut dyn FnMut(usize, Result<HoldReply, Failure>),
+    ) {
         let waits = self.demand.is_some() && requests.iter().any(|it| it.change.is_durable());
         let together = if waits { 1 } else { TOGETHER };
         let replies = requests.chunks(together).flat_map(|requests| {
@@ -229,7 +233,7 @@ impl Store for Quorum {
             });
             replies.collect::<Vec<_>>()
         });
-        replies.collect()
+        replies.enumerate().for_each(|(place, reply)| on_reply(place, reply));
     }
 
     fn post(&self, posts: Vec<PostedChange<'_>>) {

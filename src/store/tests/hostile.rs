@@ -85,7 +85,7 @@ fn every_request_ends_in_time_whatever_the_server_replies() {
             let changes = [Change::Check, Change::Renew { lease: LEASE }, Change::RELEASE];
             let requests =
                 changes.map(|change| HoldRequest { hold: &holds[0], change, deadline: deadline() });
-            prop_assert_eq!(store.ask(&requests).len(), changes.len());
+            prop_assert_eq!(ask_all(&store, &requests).len(), changes.len());
             let _replies = (
                 store.inspect_fence("lock", deadline()),
                 store.report("lock", deadline()).map(drop),

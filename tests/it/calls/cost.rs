@@ -21,6 +21,7 @@ stores! {
     one server:
         a_cycle_costs_two_scripts_and_nothing_else,
         a_cycle_costs_seven_commands,
+        a_cycle_costs_few_allocations,
         an_idle_client_sends_nothing;
 }
 
@@ -56,6 +57,20 @@ fn a_cycle_costs_two_scripts_and_nothing_else(server: &Server) {
     let before = server.connections();
     cycles();
     assert_eq!(server.connections(), before + 1, "only the connection of this check is new");
+}
+
+/// Ten are of names, keys and owners, two of requests, and two of the hold and its waiter.
+fn a_cycle_costs_few_allocations(server: &Server) {
+    let client = warm_client(server);
+    let cycles = |count: u64| {
+        allocation_counter::measure(|| {
+            (0..count).for_each(|_| client.lock("a").unwrap().unlock().unwrap());
+        })
+        .count_total
+    };
+    cycles(10);
+    let allocations = cycles(100);
+    assert!(allocations <= 14 * 100 + 20, "{allocations}: some more are of tables that grow");
 }
 
 /// What the scripts do is most of what a lock costs the server.

@@ -101,7 +101,7 @@ impl<'a> Subject<'a> {
                             deadline: soon(),
                         })
                         .collect();
-                    self.store.ask(&requests)
+                    ask_all(self.store, &requests)
                 };
                 Reply::Changed(
                     outcomes
@@ -190,7 +190,7 @@ impl<'a> Subject<'a> {
             .iter()
             .map(|(_, hold)| HoldRequest { hold, change: Change::Check, deadline: soon() })
             .collect();
-        for ((hold, _), reply) in ids.iter().zip(self.store.ask(&checks)) {
+        for ((hold, _), reply) in ids.iter().zip(ask_all(self.store, &checks)) {
             if reply.as_ref().ok() != Some(&HoldReply::Gone) {
                 write!(state, "{hold:?}: {reply:?}; ").expect("a string takes it");
             }

@@ -1,4 +1,4 @@
-//! Writing requests that no thread waits for.
+//! Writing requests over a connection: those of several threads in one write.
 //!
 //! A dropped guard's release is written at once, by the thread that drops it: the program may end
 //! right after. Replies that have come are read first, because a program that ends with unread ones
@@ -12,17 +12,31 @@ use crate::net::connection::{Connection, WaitFor};
 use crate::net::exchange::Exchange;
 use crate::net::in_flight::POSTED_MAX;
 
-/// Writes requests that no thread waits for, and remembers a server at which that has just timed
+/// Writes requests, and remembers a server at which writing what no thread waits for has just timed
 /// out: threads that drop many guards while a server is away wait only once.
 #[derive(Debug, Default)]
-pub(super) struct PostWriter {
+pub(super) struct BatchWriter {
     /// What the last wait has failed with, and until when there is no other.
     failure: Mutex<Option<(Instant, Failure)>>,
 }
 
-impl PostWriter {
-    /// Writes over an idle connection, opening it if need be. If that fails, so have the requests.
-    pub(super) fn write(
+impl BatchWriter {
+    /// Writes requests of one thread over an open connection, along with those of others: first
+    /// those that no thread waits for.
+    pub(super) fn send(
+        &self,
+        connection: &mut Connection,
+        own: impl IntoIterator<Item = Exchange>,
+        others: Vec<Exchange>,
+        deadline: Instant,
+    ) {
+        let (posted, waiting): (Vec<_>, Vec<_>) = others.into_iter().partition(Exchange::is_posted);
+        self.record_posted(connection, posted, deadline, Ok(()));
+        connection.send(own.into_iter().chain(waiting));
+    }
+
+    /// Writes requests that no thread waits for over an idle connection, opening it if need be.
+    pub(super) fn post(
         &self,
         connection: &mut Connection,
         posted: Vec<Exchange>,
@@ -32,11 +46,30 @@ impl PostWriter {
         // server might not read on behind the request that it executes at that moment.
         connection.collect(WaitFor::Nothing);
         let write_by = posted.iter().map(|posted| posted.write_by).max().unwrap_or(deadline);
-        let mut posted = posted.into_iter().peekable();
-        let mut outcome = Ok(());
-        if !connection.can_post(Instant::now()) {
-            outcome = self.wait(|| connection.connect(write_by));
+        let is_open = connection.can_post(Instant::now());
+        let opened = if is_open { Ok(()) } else { self.wait(|| connection.connect(write_by)) };
+        self.record_posted(connection, posted, write_by, opened);
+        if connection.is_connected() {
+            // A failure to write fails what is in flight. What there is no room for in time is
+            // overdue.
+            drop(connection.write(|_| {}).and_then(|()| self.wait(|| connection.flush(deadline))));
         }
+        if connection.in_flight().posted() > POSTED_MAX {
+            drop(self.wait(|| connection.read_all(write_by)));
+        }
+    }
+
+    /// Has requests that no thread waits for written along with the next write. If too many are in
+    /// flight already, their replies are read first. If that fails, so have the requests, as they
+    /// have if the connection was not opened.
+    fn record_posted(
+        &self,
+        connection: &mut Connection,
+        posted: Vec<Exchange>,
+        deadline: Instant,
+        opened: Result<(), Failure>,
+    ) {
+        let (mut posted, mut outcome) = (posted.into_iter().peekable(), opened);
         while outcome.is_ok()
             && let Some(len) = posted.peek().map(Exchange::len)
         {
@@ -45,19 +78,11 @@ impl PostWriter {
             } else {
                 // What was recorded is not lost with the program.
                 drop(connection.write(|_| {}));
-                outcome = self.wait(|| connection.read_all(write_by));
+                outcome = self.wait(|| connection.read_all(deadline));
             }
         }
         if let Err(failure) = outcome {
             posted.for_each(|posted| posted.answered(Err(failure.clone())).deliver());
-        }
-        if connection.is_connected() {
-            // A failure to write fails what is in flight. What there is no room for in time is
-            // overdue.
-            drop(connection.write(|_| {}).and_then(|()| self.wait(|| connection.flush(deadline))));
-        }
-        if connection.in_flight().posted() > POSTED_MAX {
-            drop(self.wait(|| connection.read_all(write_by)));
         }
     }
 
@@ -114,7 +139,7 @@ mod tests {
     fn post(connection: &mut Connection) {
         let request = Request::command(&redis::cmd("PING"));
         let posted = Exchange::posted(request, end_of(SOON), Box::new(drop));
-        PostWriter::default().write(connection, vec![posted], end_of(SOON));
+        BatchWriter::default().post(connection, vec![posted], end_of(SOON));
     }
 
     fn answer(connection: &Connection, peer: &mut TcpStream, bytes: &[u8]) {
