@@ -48,6 +48,8 @@ pub(crate) struct Failure {
     /// Whether an earlier attempt of the same call may have been executed.
     pub(crate) after_doubt: bool,
     pub(crate) source: Arc<dyn StdError + Send + Sync>,
+    /// The source too, if too few of several servers agreed.
+    pub(crate) no_quorum: Option<Arc<Shortfall>>,
 }
 
 impl Failure {
@@ -73,6 +75,7 @@ impl Failure {
             phase: Phase::Request,
             after_doubt: false,
             source,
+            no_quorum: None,
         }
     }
 
@@ -140,12 +143,12 @@ impl Failure {
     /// Returns the error for the caller of `attempt` on the lock `name`, if it is about a lock.
     pub(crate) fn into_error(self, attempt: &str, name: &str) -> Error {
         let may_have_executed = self.after_doubt || self.is_ambiguous();
-        let Self { kind, server, code, phase, source, .. } = self;
+        let Self { kind, server, code, phase, source, no_quorum, .. } = self;
         let server = server.to_string();
         let attempt =
             if name.is_empty() { attempt.into() } else { format!("{attempt} lock {name:?}") };
-        if let Some(Shortfall { ok, required, failures }) = source.downcast_ref::<Shortfall>() {
-            let (ok, required, failures) = (*ok, *required, failures.clone());
+        if let Some(no_quorum) = no_quorum {
+            let Shortfall { ok, required, failures } = Arc::unwrap_or_clone(no_quorum);
             return Error::NoQuorum { attempt, ok, required, failures, may_have_executed };
         }
         let name = name.to_owned();

@@ -17,7 +17,7 @@ use crate::local::retry::{RetryLimit, RetryPolicy};
 use crate::local::shared::Shared;
 use crate::net::durability::Demand;
 use crate::net::endpoint::Endpoint;
-use crate::net::sentinel::{self, Sentinels};
+use crate::net::sentinels;
 use crate::net::server::{Pools, Server, ServerFactory};
 use crate::store::Store;
 use crate::store::cluster::{Cluster, parse_seeds};
@@ -70,10 +70,10 @@ pub(crate) fn sentinel(
     if master.is_empty() {
         return Err(Error::invalid("master", "must not be empty"));
     }
-    let sentinels = sentinel::parse(urls, &config)?;
+    let sentinels = sentinels::parse(urls, &config)?;
     let endpoint = master_endpoint(&sentinels, &config)?;
     let servers = ServerFactory::new(&config)?;
-    let route = Box::new(Sentinels::new(&sentinels, master, &servers, &config));
+    let route = sentinels::route(&sentinels, master, &servers, &config);
     let server = servers.server_along(route, endpoint);
     start_on(config, server, servers.pools())
 }

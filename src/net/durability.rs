@@ -1,8 +1,9 @@
 //! Waiting until a write has reached replicas or disks: WAIT and WAITAOF.
 //!
 //! Both are about what the same connection has written before, so they are sent together with the
-//! script, in one write. Requests behind them on that connection wait as well. So a request to one
-//! server has a connection to itself; a quorum does without the servers that are still waiting.
+//! script, in one write, and one is enough for all scripts in it. Requests behind them on that
+//! connection would wait as well. So none is sent over it meanwhile; a quorum does without the
+//! servers that are still waiting.
 //! [`in_flight`](crate::net::in_flight) has the replies that wait for them.
 //!
 //! A script that does nothing, because the lock is held, has nothing to wait for. Where locks were

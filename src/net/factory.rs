@@ -34,7 +34,7 @@ pub(crate) struct ConnectionCounters {
 pub(crate) struct ConnectionFactory {
     pub(crate) endpoint: Endpoint,
     /// Leads to the server's address if that is not the endpoint's own.
-    pub(crate) route: Option<Box<dyn Route>>,
+    pub(crate) route: Option<Route>,
     /// Has the login, in place of the endpoint's own.
     pub(crate) credentials: Option<CredentialsSource>,
     pub(crate) counters: Arc<ConnectionCounters>,
@@ -90,7 +90,7 @@ impl ConnectionFactory {
 
     /// The server's address, as users are shown it.
     pub(crate) fn label(&self) -> Arc<str> {
-        self.route.as_ref().map_or_else(|| self.endpoint.label.clone(), |route| route.label())
+        self.route.as_ref().map_or_else(|| self.endpoint.label.clone(), Route::label)
     }
 
     /// The failure of a request that was not answered in time.
@@ -129,7 +129,7 @@ impl ConnectionFactory {
     }
 
     pub(crate) fn is_route_current(&self) -> bool {
-        self.route.as_ref().is_none_or(|route| route.is_current())
+        self.route.as_ref().is_none_or(Route::is_current)
     }
 
     /// Grows when the open connections have become stale.
@@ -139,7 +139,7 @@ impl ConnectionFactory {
 
     /// Grows when the route has come to lead elsewhere.
     pub(crate) fn moves(&self) -> u64 {
-        self.route.as_ref().map_or(0, |route| route.moves())
+        self.route.as_ref().map_or(0, Route::moves)
     }
 
     /// Makes every open connection stale.

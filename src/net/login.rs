@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::config::callbacks::{Credentials, CredentialsAnswer, CredentialsCallback};
-use crate::net::shared_call::{NoAnswer, SharedCalls};
+use crate::net::shared_call::SharedCalls;
 
 /// Asks the program's callback, whose answer serves all connections that wait for one. Clones share
 /// it too.
@@ -25,7 +25,8 @@ pub(crate) struct Validity {
 
 impl CredentialsSource {
     pub(super) fn new(callback: CredentialsCallback) -> Self {
-        Self { calls: SharedCalls::new("leasehold-login", move |()| callback.call()) }
+        let what = "the credentials callback";
+        Self { calls: SharedCalls::new("leasehold-login", what, move |()| callback.call()) }
     }
 
     /// Asks for credentials that have not expired.
@@ -50,16 +51,7 @@ impl CredentialsSource {
     }
 
     fn ask_once(&self, deadline: Instant) -> CredentialsAnswer {
-        self.calls.call(&(), deadline).unwrap_or_else(|none| {
-            Err(Arc::new(match none {
-                NoAnswer::Late => {
-                    let why = "the credentials callback took too long";
-                    io::Error::new(io::ErrorKind::TimedOut, why)
-                }
-                NoAnswer::Panicked => io::Error::other("the credentials callback panicked"),
-                NoAnswer::Thread(error) => error,
-            }))
-        })
+        self.calls.call(&(), deadline).unwrap_or_else(|error| Err(Arc::new(error)))
     }
 }
 

@@ -130,7 +130,7 @@ impl Multiplexer {
     /// free. Blocks only for room to write, and to open a connection.
     pub(super) fn post(self: &Arc<Self>, posted: Vec<Exchange>) {
         let Some(deadline) = posted.iter().map(|posted| posted.deadline).max() else { return };
-        match self.take_to_post(deadline) {
+        match self.take_unless_batching(deadline) {
             None => self.push(posted, deadline),
             Some(mut connection) => {
                 self.writer.post(&mut connection, posted, deadline);
@@ -186,14 +186,10 @@ impl Multiplexer {
         })
     }
 
+    /// Returns a connection that no thread uses, unless other threads send batches at the moment.
+    /// Waits for a sweep that has what could be used, which never takes long: if nothing but the
+    /// thread of the sweep wrote what is posted, the program might end before.
     fn take_unless_batching(self: &Arc<Self>, deadline: Instant) -> Option<PooledConnection> {
-        let is_batching = self.queue.lock().is_batching();
-        if is_batching { None } else { self.take(deadline) }
-    }
-
-    /// As `take_unless_batching`, but waits for a sweep that has what could be used: if nothing but
-    /// the thread of the sweep wrote the requests, the program might end before.
-    fn take_to_post(self: &Arc<Self>, deadline: Instant) -> Option<PooledConnection> {
         loop {
             let mut queue = self.queue.lock();
             if queue.is_batching() {

@@ -8,7 +8,7 @@ use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::net::shared_call::{NoAnswer, SharedCalls};
+use crate::net::shared_call::SharedCalls;
 
 /// The look-ups of one client. Clones share them.
 #[derive(Clone, Debug)]
@@ -29,7 +29,7 @@ impl Resolver {
         look_up: impl Fn(&str) -> io::Result<Vec<SocketAddr>> + Send + Sync + 'static,
     ) -> Self {
         let look_up = move |host: &String| look_up(host).map_err(Arc::new);
-        Self { look_ups: SharedCalls::new("leasehold-lookup", look_up) }
+        Self { look_ups: SharedCalls::new("leasehold-lookup", "looking up the host", look_up) }
     }
 
     /// Returns the addresses of a host, which may be an IP address itself.
@@ -42,13 +42,7 @@ impl Resolver {
         if let Ok(address) = host.parse::<IpAddr>() {
             return Ok(vec![SocketAddr::new(address, port)]);
         }
-        let answer = self.look_ups.call(&host.to_owned(), deadline).map_err(|none| match none {
-            NoAnswer::Late => {
-                io::Error::new(io::ErrorKind::TimedOut, "looking up the host took too long")
-            }
-            NoAnswer::Panicked => io::Error::other("looking up the host failed"),
-            NoAnswer::Thread(error) => error,
-        })?;
+        let answer = self.look_ups.call(&host.to_owned(), deadline)?;
         // Every caller gets an error of its own, whose source is the one that there is.
         let mut addresses = answer.map_err(|error| io::Error::new(error.kind(), error))?;
         for address in &mut addresses {

@@ -1,11 +1,37 @@
-//! Where a server is that may be replaced by another.
+//! Where a master is that may be replaced by another.
+//!
+//! The thread that needs a connection finds out: before a new one is opened, after a failure, and
+//! when the last answer is older than [`VALID_FOR`]. So a request never goes to a server that was
+//! replaced longer ago than that, even if the server itself has not noticed. This needs neither a
+//! thread nor a subscription, whose silence could just as well mean a broken connection.
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
+
+use crate::base::clock::Moment;
 use crate::base::failure::Failure;
 use crate::base::report::printable;
+use crate::event::Events;
+
+/// How long an answer is valid.
+pub(super) const VALID_FOR: Duration = Duration::from_millis(500);
+
+/// The pause after which the sentinels are asked again if none has answered but there is a
+/// connection to the master: asking a hung sentinel takes time.
+const OUTAGE_PAUSE: Duration = Duration::from_secs(2);
+
+/// The same pause if there is no master to connect to either.
+const RETRY_PAUSE: Duration = Duration::from_millis(20);
+
+/// In place of the time until which an answer is valid: none is.
+const OUTDATED: u64 = 0;
+
+/// In place of that time: the sentinels are being asked.
+const REFRESHING: u64 = 1;
 
 /// The address of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,28 +46,160 @@ impl fmt::Display for Address {
     }
 }
 
-/// Knows where a master is. Only [`refresh`](Route::refresh) does I/O.
-pub(crate) trait Route: fmt::Debug + Send + Sync {
+/// Where a master is, according to sentinels.
+pub(super) struct SentinelAnswer {
+    pub(super) address: Address,
+    /// When the sentinel was asked. It may have answered at once, and the answer may have been read
+    /// much later.
+    pub(super) asked: Moment,
+}
+
+/// Asks the sentinels until the deadline, given the address that has led to no master.
+pub(super) type AskSentinels =
+    dyn FnMut(Option<&Address>, Instant) -> Result<SentinelAnswer, Failure> + Send;
+
+/// Leads to a master. Only [`refresh`](Route::refresh) does I/O.
+pub(crate) struct Route {
+    master: Arc<str>,
+    /// Locked while they are asked.
+    ask: Mutex<Box<AskSentinels>>,
+    known: Mutex<Known>,
+    /// The [`Moment`] until which the last answer is valid, or `OUTDATED` or `REFRESHING`.
+    valid_until: AtomicU64,
+    /// Whether the known address has led to no master since the sentinels were asked last.
+    rejected: AtomicBool,
+    moves: AtomicU64,
+    events: Events,
+}
+
+/// What the sentinels have answered.
+struct Known {
+    address: Option<Address>,
+    /// Why the address must not be used any more.
+    failure: Option<Failure>,
+    label: Arc<str>,
+}
+
+impl fmt::Debug for Route {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Route").field(&self.master).finish()
+    }
+}
+
+impl Route {
+    pub(super) fn new(master: &str, events: &Events, ask: Box<AskSentinels>) -> Self {
+        let label = Arc::from(format!("master {master:?}"));
+        Self {
+            master: master.into(),
+            ask: Mutex::new(ask),
+            known: Mutex::new(Known { address: None, failure: None, label }),
+            valid_until: AtomicU64::new(OUTDATED),
+            rejected: AtomicBool::new(false),
+            moves: AtomicU64::new(0),
+            events: events.clone(),
+        }
+    }
+
     /// The server's address, as users are shown it.
-    fn label(&self) -> Arc<str>;
+    pub(super) fn label(&self) -> Arc<str> {
+        self.known.lock().label.clone()
+    }
 
     /// Where the master is, as far as is known.
-    fn address(&self) -> Result<Address, Failure>;
+    pub(super) fn address(&self) -> Result<Address, Failure> {
+        let known = self.known.lock();
+        match (&known.failure, &known.address) {
+            (None, Some(address)) => Ok(address.clone()),
+            (failure, _) => Err(failure.clone().unwrap_or_else(|| unanswered(&self.master, None))),
+        }
+    }
 
     /// How often the master has moved so far. Connections from before lead to the wrong server.
-    fn moves(&self) -> u64;
+    pub(super) fn moves(&self) -> u64 {
+        self.moves.load(Ordering::SeqCst)
+    }
 
     /// Returns `true` if the address was found out lately.
-    fn is_current(&self) -> bool;
+    pub(super) fn is_current(&self) -> bool {
+        Moment::now().raw() < self.valid_until.load(Ordering::SeqCst)
+    }
 
     /// Finds out where the master is, unless that was done lately. If it cannot be found out, what
     /// was known stands.
-    fn refresh(&self, deadline: Instant);
+    pub(super) fn refresh(&self, deadline: Instant) {
+        if self.is_current() {
+            return;
+        }
+        let Some(mut ask) = self.ask.try_lock_until(deadline) else { return };
+        if self.is_current() {
+            return;
+        }
+        let outdated = self.valid_until.swap(REFRESHING, Ordering::SeqCst) == OUTDATED;
+        let known = self.known.lock().address.clone();
+        let rejected = known.filter(|_| self.rejected.swap(false, Ordering::SeqCst));
+        let begun = Moment::now();
+        let (answer, as_of) = match ask(rejected.as_ref(), deadline) {
+            Ok(SentinelAnswer { address, asked }) => (Ok(address), asked),
+            Err(failure) => (Err(failure), begun),
+        };
+        let valid_until = as_of.after(self.record(answer, outdated)).raw();
+        // A suspicion that has come up meanwhile stands: the answer may be older.
+        let (success, failure) = (Ordering::SeqCst, Ordering::SeqCst);
+        let exchanged =
+            self.valid_until.compare_exchange(REFRESHING, valid_until, success, failure);
+        exchanged.unwrap_or_default();
+    }
+
+    /// Keeps an answer, and logs what is new. Returns how long the sentinels are not to be asked
+    /// again.
+    pub(super) fn record(&self, answer: Result<Address, Failure>, outdated: bool) -> Duration {
+        let (mut known, master) = (self.known.lock(), &self.master);
+        match answer {
+            Ok(address) => {
+                known.failure = None;
+                if known.address.as_ref() != Some(&address) {
+                    known.label = format!("{address} (master {master:?})").into();
+                    self.moves.fetch_add(1, Ordering::SeqCst);
+                    self.events.info(|| format!("the master {master:?} is at {address}"));
+                    known.address = Some(address);
+                }
+                VALID_FOR
+            }
+            Err(failure) if outdated || known.address.is_none() || known.failure.is_some() => {
+                known.failure = Some(failure);
+                RETRY_PAUSE
+            }
+            Err(Failure { source, .. }) => {
+                self.events.warn(|| format!("no sentinel answers for {master:?}: {source}"));
+                OUTAGE_PAUSE
+            }
+        }
+    }
 
     /// Makes the address out of date: the server has failed, and may have been replaced.
-    fn suspect_move(&self);
+    pub(super) fn suspect_move(&self) {
+        self.valid_until.store(OUTDATED, Ordering::SeqCst);
+    }
 
     /// Makes the address out of date: no connection to a master could be opened there. Has no
     /// effect if the master is known to have moved since then.
-    fn reject_address(&self, moves: u64);
+    pub(super) fn reject_address(&self, moves: u64) {
+        if self.moves() == moves {
+            self.rejected.store(true, Ordering::SeqCst);
+            self.suspect_move();
+        }
+    }
+}
+
+/// The failure of all sentinels, given that of one.
+pub(super) fn unanswered(master: &str, last: Option<Failure>) -> Failure {
+    let server = sentinels_label(master);
+    match last {
+        None => Failure::too_late(&server, "there was no time to ask"),
+        Some(last) => Failure { server, ..last.of_question() },
+    }
+}
+
+pub(super) fn sentinels_label(master: &str) -> Arc<str> {
+    format!("the sentinels of {master:?}").into()
 }

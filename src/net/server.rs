@@ -98,7 +98,7 @@ impl ServerFactory {
     }
 
     /// As `server`, for a server to which a route leads. Of the endpoint only the login counts.
-    pub(crate) fn server_along(&self, route: Box<dyn Route>, endpoint: Endpoint) -> Server {
+    pub(crate) fn server_along(&self, route: Route, endpoint: Endpoint) -> Server {
         let mut connections = self.connections(endpoint);
         connections.route = Some(route);
         self.pooled(connections)

@@ -29,6 +29,8 @@ const CALLS_MAX: usize = 2;
 pub(super) struct SharedCalls<K, T> {
     /// What its threads are called.
     thread: &'static str,
+    /// What the function is called in errors.
+    what: &'static str,
     function: Arc<dyn Fn(&K) -> T + Send + Sync>,
     /// The calls under way, and those whose answers no caller has taken yet, the oldest first.
     calls: Arc<Mutex<Vec<SharedCall<K, T>>>>,
@@ -50,22 +52,10 @@ struct Outcome<T> {
     answer: T,
 }
 
-/// Why a caller has no answer.
-#[derive(Debug)]
-pub(super) enum NoAnswer {
-    /// None has come in time.
-    Late,
-    /// The call has panicked.
-    Panicked,
-    /// The system provides no thread for it.
-    Thread(io::Error),
-}
-
 impl<K, T> Clone for SharedCalls<K, T> {
     fn clone(&self) -> Self {
-        let Self { thread, function, calls, slow_after } = self;
-        let (function, calls) = (function.clone(), calls.clone());
-        Self { thread, function, calls, slow_after: *slow_after }
+        let (function, calls) = (self.function.clone(), self.calls.clone());
+        Self { function, calls, ..*self }
     }
 }
 
@@ -82,22 +72,27 @@ where
 {
     pub(super) fn new(
         thread: &'static str,
+        what: &'static str,
         function: impl Fn(&K) -> T + Send + Sync + 'static,
     ) -> Self {
         let (function, calls) = (Arc::new(function), Arc::default());
-        Self { thread, function, calls, slow_after: SLOW_AFTER }
+        Self { thread, what, function, calls, slow_after: SLOW_AFTER }
     }
 
-    /// Returns the answer of a call, which is begun unless it is under way.
-    pub(super) fn call(&self, argument: &K, deadline: Instant) -> Result<T, NoAnswer> {
-        let call = self.join(argument).map_err(NoAnswer::Thread)?;
-        let answer = match call.wait(deadline) {
-            Err(NoAnswer::Late) => return Err(NoAnswer::Late),
-            answer => answer,
-        };
+    /// Returns the answer of a call, which is begun unless it is under way. Fails if none has come
+    /// in time, if the call has panicked, or if there is no thread for it.
+    pub(super) fn call(&self, argument: &K, deadline: Instant) -> io::Result<T> {
+        let call = self.join(argument)?;
+        // Nothing is ever sent.
+        let Err(end) = call.ended.recv_deadline(deadline);
+        let answer = call.outcome.get().map(|outcome| outcome.answer.clone());
+        if answer.is_none() && end == RecvTimeoutError::Timeout {
+            let why = format!("{} took too long", self.what);
+            return Err(io::Error::new(io::ErrorKind::TimedOut, why));
+        }
         // The next caller begins a call of its own.
         self.calls.lock().retain(|known| !Arc::ptr_eq(&known.outcome, &call.outcome));
-        answer
+        answer.ok_or_else(|| io::Error::other(format!("{} panicked", self.what)))
     }
 
     /// Joins a call with this argument, or begins one.
@@ -132,17 +127,7 @@ where
     }
 }
 
-impl<K, T: Clone> SharedCall<K, T> {
-    fn wait(&self, deadline: Instant) -> Result<T, NoAnswer> {
-        // Nothing is ever sent.
-        let Err(end) = self.ended.recv_deadline(deadline);
-        match (self.outcome.get(), end) {
-            (Some(Outcome { answer, .. }), _) => Ok(answer.clone()),
-            (None, RecvTimeoutError::Disconnected) => Err(NoAnswer::Panicked),
-            (None, RecvTimeoutError::Timeout) => Err(NoAnswer::Late),
-        }
-    }
-
+impl<K, T> SharedCall<K, T> {
     fn is_over(&self) -> bool {
         self.ended.try_recv() == Err(TryRecvError::Disconnected)
     }
@@ -176,7 +161,7 @@ mod tests {
             let (answers, from_test) = bounded::<u32>(9);
             let begun = Arc::<AtomicUsize>::default();
             let count = begun.clone();
-            let calls = SharedCalls::new("test", move |_: &&str| {
+            let calls = SharedCalls::new("test", "a test", move |_: &&str| {
                 count.fetch_add(1, Ordering::SeqCst);
                 from_test.recv().expect("an answer")
             });
@@ -189,11 +174,8 @@ mod tests {
 
         /// `None` if no answer comes in time.
         fn call(&self, time: Duration) -> Option<u32> {
-            match self.calls.call(&"a", end_of(time)) {
-                Ok(answer) => Some(answer),
-                Err(NoAnswer::Late) => None,
-                Err(other) => panic!("{other:?}"),
-            }
+            let answer = self.calls.call(&"a", end_of(time));
+            answer.inspect_err(|error| assert_eq!(error.kind(), io::ErrorKind::TimedOut)).ok()
         }
     }
 
@@ -254,23 +236,24 @@ mod tests {
 
     #[test]
     fn a_call_does_not_delay_one_with_another_argument() {
-        let calls = SharedCalls::new("test", |name: &&str| match *name {
+        let calls = SharedCalls::new("test", "a test", |name: &&str| match *name {
             "slow" => loop {
                 thread::park();
             },
             _ => 1,
         });
-        assert!(matches!(calls.call(&"slow", end_of(AT_ONCE)), Err(NoAnswer::Late)));
+        calls.call(&"slow", end_of(AT_ONCE)).expect_err("it never returns");
         assert!(matches!(calls.call(&"quick", end_of(SOON)), Ok(1)));
     }
 
     #[test]
     fn a_call_that_panics_is_no_answer_and_the_next_is_another() {
         let panics = AtomicUsize::new(1);
-        let calls = SharedCalls::new("test", move |(): &()| {
+        let calls = SharedCalls::new("test", "a test", move |(): &()| {
             assert_ne!(panics.swap(0, Ordering::SeqCst), 1, "a panic that the test wants");
         });
-        assert!(matches!(calls.call(&(), end_of(SOON)), Err(NoAnswer::Panicked)));
+        let error = calls.call(&(), end_of(SOON)).expect_err("a panic");
+        assert_eq!(error.to_string(), "a test panicked");
         assert!(matches!(calls.call(&(), end_of(SOON)), Ok(())));
     }
 }

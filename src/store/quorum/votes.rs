@@ -145,13 +145,15 @@ impl<T> Votes<T> {
             source: failure.source.clone(),
         });
         let number = |count| u32::try_from(count).unwrap_or(u32::MAX);
-        let shortfall = Shortfall {
+        let no_quorum = Arc::new(Shortfall {
             ok: number(ok),
             required: number(self.required()),
             failures: failures.collect(),
-        };
-        let server = Arc::from("a majority of the servers");
-        Failure::io(worst.unwrap_or(FailureKind::Unreachable), &server, shortfall)
+        });
+        let (kind, server) =
+            (worst.unwrap_or(FailureKind::Unreachable), "a majority of the servers");
+        let failure = Failure::caused_by(kind, &Arc::from(server), no_quorum.clone());
+        Failure { no_quorum: Some(no_quorum), ..failure }
     }
 
     /// The failure, once a majority can no longer answer with any kind of reply.

@@ -1,0 +1,244 @@
+//! Asks the sentinels of one master where it is, and decides which of their answers counts.
+//!
+//! One sentinel is enough, as long as the server that it names is a master and accepts connections.
+//! One that is cut off from the others may name a dead server forever. So if no connection could be
+//! opened to the address, all sentinels are asked.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use redis::Value;
+
+use crate::base::clock::Moment;
+use crate::base::failure::{Failure, FailureKind};
+use crate::config::Config;
+use crate::config::callbacks::AddressMap;
+use crate::error::Result as ApiResult;
+use crate::net::connection::Connection;
+use crate::net::endpoint::Endpoint;
+use crate::net::request::Request;
+use crate::net::route::{Address, Route, SentinelAnswer, sentinels_label, unanswered};
+use crate::net::server::ServerFactory;
+use crate::net::spin::Spin;
+
+/// After this many rejections in a row, an address that most sentinels name is given up for one
+/// that any of them names. Before that, a failure to connect does not outweigh the majority.
+const REJECTIONS_MAX: u32 = 3;
+
+/// The port of a sentinel whose URL has none.
+const PORT: u16 = 26379;
+
+/// The sentinels of one master.
+struct Sentinels {
+    master: Arc<str>,
+    address_map: AddressMap,
+    /// The one whose answer counted last comes first.
+    connections: VecDeque<Connection>,
+    /// How often in a row an address was rejected.
+    rejections: u32,
+}
+
+/// Parses the URLs of sentinels, no two of which may be the same.
+pub(crate) fn parse(
+    urls: impl IntoIterator<Item: AsRef<str>>,
+    config: &Config,
+) -> ApiResult<Vec<Endpoint>> {
+    let urls = urls.into_iter().map(|url| with_port(url.as_ref()));
+    Endpoint::parse_all("sentinels", urls, config)
+}
+
+fn with_port(url: &str) -> String {
+    match redis::parse_redis_url(url) {
+        Some(mut parsed) if parsed.has_host() && parsed.port().is_none() => {
+            // It fails for a URL that cannot have a port, which is rejected later.
+            parsed.set_port(Some(PORT)).unwrap_or_default();
+            parsed.into()
+        }
+        _ => url.into(),
+    }
+}
+
+/// Makes a route to the master of these sentinels.
+pub(crate) fn route(
+    sentinels: &[Endpoint],
+    master: &str,
+    servers: &ServerFactory,
+    config: &Config,
+) -> Route {
+    let connection = |endpoint: &Endpoint| {
+        let mut factory = servers.connections(endpoint.without_database());
+        // Sentinels are asked too rarely to spin for.
+        factory.spin = Spin::new(Duration::ZERO);
+        // They are the master's.
+        factory.credentials = None;
+        Connection::new(Arc::new(factory))
+    };
+    let connections = sentinels.iter().map(connection).collect();
+    let address_map = config.address_map.clone();
+    let mut sentinels =
+        Sentinels { master: master.into(), address_map, connections, rejections: 0 };
+    let ask = move |rejected: Option<&Address>, deadline| sentinels.ask(rejected, deadline);
+    Route::new(master, &config.events, Box::new(ask))
+}
+
+impl Sentinels {
+    /// Asks one sentinel after the other, each for its share of the time: until one answers, or all
+    /// of them if an address was rejected. The one whose answer counts is asked first from then on.
+    fn ask(
+        &mut self,
+        rejected: Option<&Address>,
+        deadline: Instant,
+    ) -> Result<SentinelAnswer, Failure> {
+        self.rejections = rejected.map_or(0, |_| self.rejections.saturating_add(1));
+        let (mut answers, mut failure) = (Vec::new(), None::<Failure>);
+        for place in 0..self.connections.len() {
+            let (asked, now) = (Moment::now(), Instant::now());
+            let left = u32::try_from(self.connections.len() - place).unwrap_or(u32::MAX);
+            let share = deadline.saturating_duration_since(now) / left;
+            match self.ask_one(place, now + share) {
+                Ok(address) => answers.push((SentinelAnswer { address, asked }, place)),
+                // A rejection says more than the failure to reach another sentinel.
+                Err(next)
+                    if failure.as_ref().is_none_or(|one| one.kind != FailureKind::Rejected) =>
+                {
+                    failure = Some(next);
+                }
+                Err(_) => {}
+            }
+            if rejected.is_none() && !answers.is_empty() {
+                break;
+            }
+        }
+        let Some(best) = choose(&answers, rejected, self.rejections) else {
+            return Err(unanswered(&self.master, failure));
+        };
+        let (answer, place) = answers.swap_remove(best);
+        self.connections.rotate_left(place);
+        Ok(answer)
+    }
+
+    fn ask_one(&mut self, place: usize, deadline: Instant) -> Result<Address, Failure> {
+        let sentinel = &mut self.connections[place];
+        let mut question = redis::cmd("SENTINEL");
+        question.arg("GET-MASTER-ADDR-BY-NAME").arg(&*self.master);
+        let reply = sentinel.exchange(&Request::command(&question), deadline)?;
+        if reply == Value::Nil {
+            let why = io::Error::new(io::ErrorKind::NotFound, "a sentinel knows no such master");
+            let failure = Failure::io(FailureKind::Rejected, &sentinels_label(&self.master), why);
+            return Err(Failure { code: "NOMASTER".into(), ..failure });
+        }
+        let Address { host, port } = address(&reply).ok_or_else(|| sentinel.invalid_reply())?;
+        let (host, port) = self.address_map.reachable(&host, port);
+        Ok(Address { host, port })
+    }
+}
+
+/// Returns which answer counts.
+fn choose(
+    answers: &[(SentinelAnswer, usize)],
+    rejected: Option<&Address>,
+    rejections: u32,
+) -> Option<usize> {
+    let rank = |address: &Address| {
+        let is_other = rejected != Some(address);
+        let votes = answers.iter().filter(|(one, _)| one.address == *address).count();
+        (is_other && rejections >= REJECTIONS_MAX, votes, is_other)
+    };
+    (0..answers.len()).max_by_key(|number| rank(&answers[*number].0.address))
+}
+
+/// Reads a host and a port; `None` if the reply is something else.
+fn address(reply: &Value) -> Option<Address> {
+    let Value::Array(parts) = reply else { return None };
+    let [Value::BulkString(host), Value::BulkString(port)] = &parts[..] else { return None };
+    let host = str::from_utf8(host).ok()?.to_owned();
+    Some(Address { host, port: str::from_utf8(port).ok()?.parse().ok()? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+    use std::net::TcpListener;
+    use std::thread;
+
+    use crate::base::clock::end_of;
+    use crate::net::route::VALID_FOR;
+
+    /// Starts a sentinel that names a master after a delay, or never. Returns its URL.
+    fn sentinel(delay: Option<Duration>) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = listener.local_addr().expect("an address").port();
+        thread::spawn(move || {
+            let (mut client, _) = listener.accept().expect("a client");
+            while client.read(&mut [0; 1000]).is_ok_and(|bytes| bytes > 0) {
+                let Some(delay) = delay else { continue };
+                thread::sleep(delay);
+                client.write_all(b"*2\r\n$8\r\n10.0.0.1\r\n$4\r\n6379\r\n").unwrap_or_default();
+            }
+        });
+        format!("redis://127.0.0.1:{port}/")
+    }
+
+    fn refreshed(sentinels: &[String], time: Duration) -> Route {
+        let config = Config::default();
+        let sentinels = parse(sentinels, &config).expect("good URLs");
+        let servers = ServerFactory::new(&config).expect("a thread");
+        let route = route(&sentinels, "shop", &servers, &config);
+        route.refresh(end_of(time));
+        assert_eq!(route.address().expect("an answer").port, 6379);
+        route
+    }
+
+    #[test]
+    fn the_host_that_a_sentinel_names_is_shown_on_one_line() {
+        let route = refreshed(&[sentinel(Some(Duration::ZERO))], VALID_FOR * 8);
+        let address = Address { host: "a\n\u{1b}[2J".into(), port: 1 };
+        route.record(Ok(address.clone()), false);
+        assert_eq!(&*route.label(), r#"a\n\u{1b}[2J:1 (master "shop")"#);
+        assert_eq!(address.to_string(), r"a\n\u{1b}[2J:1", "in the log");
+        let endpoint = Endpoint::parse("redis://b", &Config::default()).expect("a good URL");
+        assert_eq!(&*endpoint.at(&address.host, 1).label, r"a\n\u{1b}[2J:1", "of a cluster's node");
+    }
+
+    #[test]
+    fn an_answer_is_as_old_as_its_question() {
+        let slow = sentinel(Some(VALID_FOR));
+        assert!(!refreshed(&[slow], VALID_FOR * 8).is_current());
+    }
+
+    #[test]
+    fn the_wait_for_a_silent_sentinel_makes_no_answer_older() {
+        // The machine may pause.
+        let is_current = || {
+            let sentinels = [sentinel(None), sentinel(Some(Duration::ZERO))];
+            refreshed(&sentinels, VALID_FOR * 3).is_current()
+        };
+        assert!((0..3).any(|_| is_current()));
+    }
+
+    fn answer(port: u16) -> (SentinelAnswer, usize) {
+        let address = Address { host: "h".into(), port };
+        (SentinelAnswer { address, asked: Moment::now() }, 0)
+    }
+
+    /// The port that counts after `rejected` was rejected this many times.
+    fn chosen(ports: &[u16], rejected: u16, rejections: u32) -> Option<u16> {
+        let answers: Vec<_> = ports.iter().map(|port| answer(*port)).collect();
+        let best = choose(&answers, Some(&answer(rejected).0.address), rejections)?;
+        Some(answers[best].0.address.port)
+    }
+
+    #[test]
+    fn the_word_of_most_sentinels_counts_and_then_that_of_any() {
+        assert_eq!(chosen(&[1, 2, 2], 1, 1), Some(2));
+        assert_eq!(chosen(&[1, 2], 1, 1), Some(2), "the other one");
+        assert_eq!(chosen(&[1, 1, 2], 1, 1), Some(1));
+        assert_eq!(chosen(&[1, 1, 2], 1, REJECTIONS_MAX), Some(2));
+        assert_eq!(chosen(&[1, 1], 1, REJECTIONS_MAX), Some(1), "there is no other");
+        assert_eq!(chosen(&[2, 3, 3], 1, 1), Some(3));
+        assert_eq!(chosen(&[], 1, 1), None);
+    }
+}
