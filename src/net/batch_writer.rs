@@ -8,9 +8,10 @@ use std::time::Instant;
 
 use crate::base::failure::Failure;
 use crate::base::sync::Mutex;
-use crate::net::connection::{Connection, WaitFor};
+use crate::net::connection::Connection;
 use crate::net::exchange::Exchange;
 use crate::net::in_flight::POSTED_MAX;
+use crate::net::open_socket::WaitFor;
 
 /// Writes requests, and remembers a server at which writing what no thread waits for has just timed
 /// out: threads that drop many guards while a server is away wait only once.

@@ -11,6 +11,7 @@ pub(crate) mod in_flight;
 pub(crate) mod interrupter;
 pub(crate) mod login;
 pub(crate) mod multiplexer;
+pub(crate) mod open_socket;
 pub(crate) mod pool;
 pub(crate) mod reply_buffer;
 pub(crate) mod request;

@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::base::failure::Failure;
-use crate::net::connection::{Connection, WaitFor};
+use crate::net::connection::Connection;
 use crate::net::exchange::{Answer, Exchange, ReplySlot};
 use crate::net::in_flight::InFlight;
+use crate::net::open_socket::WaitFor;
 use crate::net::request::{Reply, Request};
-use crate::net::resp::RespStream;
 
 /// How long a thread reads replies of others without waiting for them.
 const COLLECT: Duration = Duration::from_millis(10);
@@ -67,7 +67,7 @@ impl Connection {
     /// Has requests written along with the next write.
     pub(in crate::net) fn record(&mut self, exchanges: impl IntoIterator<Item = Exchange>) {
         // Without a socket they have failed, and `write` says so.
-        let out = self.socket.as_mut().map(RespStream::out);
+        let out = self.socket.as_mut().map(|socket| socket.stream.out());
         self.in_flight.push(exchanges, out.unwrap_or(&mut Vec::new()));
     }
 
@@ -97,8 +97,8 @@ impl Connection {
             let reply = self.receive_next(wait)?;
             // Without a socket, everything has failed.
             let Self { socket: Some(socket), in_flight, factory, .. } = self else { return None };
-            let fits = in_flight.take(reply, || factory.label(), socket.out()).is_ok();
-            let has_more = socket.is_writing();
+            let fits = in_flight.take(reply, || factory.label(), socket.stream.out()).is_ok();
+            let has_more = socket.stream.is_writing();
             if !fits {
                 self.invalid_reply();
             } else if has_more {

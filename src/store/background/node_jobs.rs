@@ -12,9 +12,10 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use crate::base::failure::Failure;
-use crate::net::connection::{Connection, WaitFor};
+use crate::net::connection::Connection;
 use crate::net::durability::Demand;
 use crate::net::exchange::{Exchange, SendWait};
+use crate::net::open_socket::WaitFor;
 use crate::net::request::Reply;
 use crate::net::socket::PollFd;
 use crate::store::background::connection::{BackgroundConnection, ConnectAttempt, Node, Pauses};

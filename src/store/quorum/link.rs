@@ -16,8 +16,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::base::failure::{Failure, FailureKind};
-use crate::net::connection::{Connection, WaitFor};
+use crate::net::connection::Connection;
 use crate::net::exchange::Exchange;
+use crate::net::open_socket::WaitFor;
 use crate::net::stream::PolledSocket;
 use crate::store::background::opening::Opening;
 use crate::store::quorum::health::QuorumServer;
