@@ -176,3 +176,41 @@ impl SharedQueue {
         !mem::replace(&mut self.scheduled, true)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use crate::config::durability::Durability;
+    use crate::net::durability::Demand;
+    use crate::net::exchange::SendWait;
+    use crate::net::request::Request;
+
+    fn posted() -> Exchange {
+        Exchange::posted(request(), Instant::now(), Box::new(drop))
+    }
+
+    fn request() -> Request {
+        Request::command(&redis::cmd("PING"))
+    }
+
+    #[test]
+    fn requests_of_all_kinds_are_sent_together_and_no_thread_s_are_divided() {
+        let (slot, other) = (ReplySlot::new(Instant::now()), ReplySlot::new(Instant::now()));
+        let (slot, other) = (Arc::new(slot), Arc::new(other));
+        let durability = Durability::Replicas { acks: 1, timeout: SWEEP };
+        let demand = Demand::new(durability).map(|demand| (demand, SendWait::Along));
+        let mut queue = SharedQueue::new(true);
+        queue.push((1..BATCH_MAX).map(|_| posted()));
+        queue.push([slot.exchange(request(), demand), slot.exchange(request(), demand)]);
+        queue.push([other.exchange(request(), None)]);
+        assert_eq!(queue.batch(0).len(), BATCH_MAX + 1);
+        queue.push([slot.exchange(request(), demand), posted()]);
+        assert_eq!(queue.batch(1).len(), 3, "along with one request");
+
+        let mut alone = SharedQueue::new(false);
+        alone.push([other.exchange(request(), None), posted()]);
+        assert_eq!((alone.batch(1).len(), alone.batch(0).len()), (0, 1));
+        assert!(alone.withdraw(&other).is_empty() && !alone.is_empty());
+    }
+}
