@@ -97,3 +97,16 @@ impl Deadline {
         self.0.load(Ordering::Acquire)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hold_that_ends_at_its_deadline_is_lost() {
+        let end = Moment::now().after(Duration::from_secs(60));
+        let deadline = Deadline::new(end);
+        assert!(!deadline.end(end) && !deadline.is_ended());
+        assert!(deadline.end(end.before(Duration::from_nanos(1))) && deadline.is_ended());
+    }
+}

@@ -325,6 +325,16 @@ mod tests {
     }
 
     #[test]
+    fn work_comes_out_at_its_time_and_only_renewals_before_it() {
+        let mut timers = TimerQueue::default();
+        let due = Moment::now().after(Duration::from_secs(1));
+        // The lease is to be renewed later.
+        timers.add_at(due, hold(Duration::from_secs(30)));
+        assert!(timers.pop(due.before(Duration::from_millis(1))).is_none());
+        assert!(timers.pop(due).is_some());
+    }
+
+    #[test]
     fn an_in_doubt_hold_is_released_at_growing_intervals_until_its_lease_is_over() {
         let hold = Duration::from_secs(30);
         let mut clean_up = clean_up(hold, false);

@@ -261,3 +261,27 @@ fn the_holder_is_the_one_that_a_majority_names() {
     };
     assert_eq!(held.remaining.as_secs(), 5);
 }
+
+#[test]
+fn no_decision_waits_for_a_reply_that_cannot_change_it_or_comes_before_one_that_can() {
+    let timeout = || Some(failed(FailureKind::Timeout));
+    let hopeless = Votes::<HoldReply>(vec![timeout(), timeout(), None]);
+    assert!(matches!(hopeless.decide_hold(), Some(Err(_))));
+    assert!(matches!(hopeless.decide_any(), Some(Err(_))));
+    let open = Votes::<HoldReply>(vec![None, None, None]);
+    assert!(open.decide_hold().is_none() && open.decide_any().is_none());
+    // One more answer would make three of five, with the server that has something else.
+    let gone = Some(Ok(HoldReply::Gone));
+    let wrong = Some(failed(FailureKind::WrongType));
+    let still_open = Votes(vec![gone, wrong, timeout(), timeout(), None]);
+    assert!(still_open.decide_any().is_none());
+}
+
+#[test]
+fn a_client_may_be_registered_at_one_server_and_a_hold_is_at_a_majority() {
+    let votes =
+        Votes([HoldReply::Done, HoldReply::Gone, HoldReply::Gone].map(|it| Some(Ok(it))).into());
+    let decided = |change| votes.decide_change(change).expect("all have answered").ok();
+    assert_eq!(decided(Change::Unregister { any_kind: true }), Some(HoldReply::Done));
+    assert_eq!(decided(Change::Check), Some(HoldReply::Gone));
+}
