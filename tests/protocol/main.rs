@@ -8,6 +8,7 @@ mod hold;
 mod members;
 mod network;
 mod quorum;
+mod sets;
 mod tenure;
 mod tickets;
 mod traces;
