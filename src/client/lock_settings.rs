@@ -145,11 +145,11 @@ impl Builder {
     ///
     /// [moving]: crate::guide::moving
     ///
-    /// Set it in every client that uses such a name. While Redisson waits, it has a place in the
-    /// queue, as one client. When that comes, clients with this setting leave a lock that is
-    /// released alone for 5 ms, so that Redisson can take it: even `try_lock` finds it held then.
-    /// That goes on for up to half a second after Redisson was last seen waiting. Several locks
-    /// take a request each.
+    /// Set it in every client that uses such a name. While Redisson waits, each release draws lots
+    /// between the waiting clients and Redisson, which counts as one of them. If it is Redisson's
+    /// turn, clients with this setting leave the lock alone for 5 ms, so that Redisson can take it:
+    /// even `try_lock` finds it held then. That goes on for up to half a second after Redisson was
+    /// last seen waiting. Several locks take a request each.
     ///
     /// `RFencedLock` has fences of its own, which leasehold's do not know. Fair locks, spin locks
     /// and `RReadWriteLock` cannot be shared. Defaults to `false`. Has no effect in memory, on

@@ -12,8 +12,8 @@ use crate::local::renewer::Renewer;
 use crate::local::reporter::Reporter;
 use crate::local::wait_queues::WaitQueues;
 use crate::store::Store;
+use crate::store::background::Wake;
 use crate::store::hold_id::{HoldId, HoldKind};
-use crate::store::wake::Wake;
 
 /// The threads of a client that wait for locks.
 pub(super) struct ClientWaiters {

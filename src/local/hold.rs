@@ -20,8 +20,8 @@ use crate::local::call::Caller;
 use crate::local::deadline::Deadline;
 use crate::local::identity::Thread;
 use crate::local::over_channel::OverChannel;
+use crate::store::background::InDoubtHold;
 use crate::store::hold_id::HoldId;
-use crate::store::job::InDoubtHold;
 use crate::store::request::{Change, HoldRequest};
 
 /// A lease that is due within this part of its duration is renewed along with others.

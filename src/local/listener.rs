@@ -16,7 +16,7 @@ use crate::error::Phase;
 use crate::event::Events;
 use crate::local::retry::Backoff;
 use crate::net::interrupter::Interrupter;
-use crate::store::wake::{STABLE, Wake, Wakeups};
+use crate::store::background::{STABLE, Wake, Wakeups};
 
 /// The longest wait for one message.
 const TURN: Duration = Duration::from_secs(60);

@@ -12,7 +12,7 @@ use crate::event::Event;
 use crate::local::hold::Hold;
 use crate::local::reporter::{ReportSink, Reporter};
 use crate::local::retry::is_outage;
-use crate::store::job::InDoubtHold;
+use crate::store::background::InDoubtHold;
 
 /// What the ends of holds leave to do for the renewer's thread.
 #[derive(Debug, Default)]

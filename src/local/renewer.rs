@@ -17,8 +17,8 @@ use crate::local::renewer_thread::{Message, RenewerThread};
 use crate::local::reporter::{ReportSink, Reporter};
 use crate::local::shutdown::{ShutdownCall, unconfirmed};
 use crate::local::timers::{CleanUp, Scheduled};
+use crate::store::background::{InDoubtHold, JobRunner};
 use crate::store::hold_id::HoldId;
-use crate::store::job::{InDoubtHold, JobRunner};
 
 /// How much longer than its time a shutdown waits for what the thread says.
 const ANSWER_TIME: Duration = Duration::from_millis(50);
@@ -114,8 +114,8 @@ mod tests {
     use crate::config::{Config, LockOptions};
     use crate::local::call::Caller;
     use crate::local::renewer_thread::NAP;
+    use crate::store::background::{Job, JobOutcome, JobReply};
     use crate::store::hold_id::HoldKind;
-    use crate::store::job::{Job, JobOutcome, JobReply};
     use crate::store::request::{Change, HoldReply};
     use crossbeam_channel::{Receiver, RecvTimeoutError};
     use parking_lot::Mutex;

@@ -27,8 +27,8 @@ use crate::local::renewal_reports::RenewalReports;
 use crate::local::reporter::{HoldFailure, Reporter};
 use crate::local::shutdown::{ShutdownCall, ShutdownCalls, unconfirmed};
 use crate::local::timers::{CleanUp, Scheduled, TimerQueue};
+use crate::store::background::{Job, JobOutcome, JobRunner};
 use crate::store::hold_id::HoldId;
-use crate::store::job::{Job, JobOutcome, JobRunner};
 use crate::store::request::{Change, HoldReply};
 
 /// The most jobs that are sent together.

@@ -14,8 +14,8 @@ use crate::local::counters::Counters;
 use crate::local::hold::Hold;
 use crate::local::outage::Outages;
 use crate::local::wait_queues::WaitQueues;
+use crate::store::background::InDoubtHold;
 use crate::store::hold_id::HoldId;
-use crate::store::job::InDoubtHold;
 use crate::store::request::HoldReply;
 
 /// Why leases are lost.

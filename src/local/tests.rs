@@ -27,15 +27,14 @@ use crate::local::listener::tests::Fake;
 use crate::local::shared::Shared;
 use crate::local::{acquire, release, status};
 use crate::net::server::Pools;
+use crate::store::background::{Job, JobOutcome, JobRunner, Wakeups};
 use crate::store::hold_id::{HoldId, HoldKind};
-use crate::store::job::{Job, JobOutcome, JobRunner};
 use crate::store::memory::Memory;
 use crate::store::redisson_channels::RedissonChannels;
 use crate::store::request::{
     Acquire, AcquireReply, Change, HoldReply, HoldRequest, HolderReply, PendingReply, PostedChange,
     Registration,
 };
-use crate::store::wake::Wakeups;
 use crate::store::{Store, ask_one};
 
 /// Long for what a thread does between two lines of a test.

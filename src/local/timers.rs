@@ -12,8 +12,8 @@ use crate::base::clock::Moment;
 use crate::base::failure::Failure;
 use crate::local::hold::{Hold, NextStep, TOGETHER};
 use crate::local::reporter::{HoldFailure, release_outcome};
+use crate::store::background::InDoubtHold;
 use crate::store::hold_id::HoldId;
-use crate::store::job::InDoubtHold;
 use crate::store::request::{Change, HoldReply};
 
 /// The first pause between two attempts to clean up.

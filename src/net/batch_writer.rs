@@ -83,7 +83,7 @@ impl BatchWriter {
             }
         }
         if let Err(failure) = outcome {
-            posted.for_each(|posted| posted.answered(Err(failure.clone())).deliver());
+            posted.for_each(|posted| posted.fail(failure.clone()));
         }
     }
 

@@ -262,6 +262,12 @@ impl Connection {
     }
 }
 
+impl AsRef<Self> for Connection {
+    fn as_ref(&self) -> &Self {
+        self
+    }
+}
+
 impl Drop for Connection {
     fn drop(&mut self) {
         // In a forked child the replies are the parent's.

@@ -138,6 +138,15 @@ impl Exchange {
         self.request.bytes().len()
     }
 
+    pub(crate) fn deadline(&self) -> Instant {
+        self.deadline
+    }
+
+    /// Ends a request that was not sent.
+    pub(crate) fn fail(self, failure: Failure) {
+        self.answered(Err(failure)).deliver();
+    }
+
     pub(super) fn answered(self, reply: Reply) -> Answer {
         Answer { to: self.to, reply: self.request.judge(reply) }
     }

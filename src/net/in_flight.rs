@@ -229,7 +229,7 @@ impl InFlight {
         ready.into_iter().for_each(Answer::deliver);
         let unconfirmed = unconfirmed.into_iter().map(|(exchange, _)| exchange);
         for exchange in unconfirmed.chain(queue) {
-            exchange.answered(Err(failure.clone())).deliver();
+            exchange.fail(failure.clone());
         }
     }
 }

@@ -1,4 +1,7 @@
 //! The calls of the scripts: keys, arguments and reply of each in one place.
+//!
+//! A read-write lock and a semaphore are the same in Redis: a sorted set of holds. They differ in
+//! which holds can exist together, which `acquire_member.lua` and `serve.lua` decide.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -6,19 +9,24 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use crate::base::clock::Moment;
 use crate::config::Config;
 use crate::net::request::{Arg, Request, Script};
-use crate::store::command::{Command, OFFER, millis};
-use crate::store::decoder;
+use crate::store::decoder::{self, Decoder};
 use crate::store::hold_id::{HoldId, HoldKind};
-use crate::store::keys::Keys;
-use crate::store::member_commands;
+use crate::store::keys::{Keys, ShardTag};
 use crate::store::redisson_channels::RedissonChannels;
 use crate::store::request::{
     Acquire, AcquireReply, Change, HoldReply, HolderReply, Registration, ReportReply, TENURE_FENCES,
 };
 use crate::store::scripts::{
-    ACQUIRE, ACQUIRE_ALL, FORCE_RELEASE, INSPECT, RAISE, RELEASE, REPORT, SET_DEPTH, UNREGISTER,
+    ACQUIRE, ACQUIRE_ALL, ACQUIRE_MEMBER, CHANGE, Command, RELEASE, RELEASE_MEMBER, REPORT,
+    UNREGISTER,
 };
-use crate::store::shard_tag::ShardTag;
+
+/// How long a released lock is offered to the client that has waited longest. Long enough for a
+/// client that is far away or short of processor time: only one that has stopped loses its offer.
+/// The servers of a quorum may offer it to different clients, if these have come at nearly the same
+/// time. Unless a majority agrees, each of the clients gets too few votes, and they try again after
+/// pauses at random.
+pub(crate) const OFFER: Duration = Duration::from_millis(200);
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -84,54 +92,50 @@ impl Commands {
     }
 
     pub(crate) fn acquire(&self, request: Acquire<'_>) -> Command<AcquireReply> {
-        let Acquire { holds, lease, registration, .. } = request;
-        if holds[0].kind != HoldKind::Lock {
-            return member_commands::acquire(
-                &self.keys,
-                request,
-                self.fence_life(lease),
-                self.waiting_life,
-                self.shard_tag().as_deref(),
-            );
-        }
-        let [hold] = holds else { return self.acquire_all(request) };
-        let owner = hold.owner();
+        let request = match request.holds {
+            [hold] if hold.kind == HoldKind::Lock => self.acquire_one(hold, request),
+            holds if holds[0].kind == HoldKind::Lock => self.acquire_all(request),
+            _ => self.acquire_members(request),
+        };
+        Command { request, decoder: decoder::ACQUIRE }
+    }
+
+    fn acquire_one(&self, hold: &HoldId, request: Acquire<'_>) -> Request {
+        let Acquire { lease, registration, .. } = request;
+        let life = millis(self.waiting_life);
         let negative;
-        let waiting_life = match registration {
-            Registration::None | Registration::Kept | Registration::Last => Arg::Number(0),
+        let (place, life) = match registration {
+            Registration::None => ("", Arg::Number(0)),
             Registration::IfMayBeKept => {
                 negative = format!("-{}", self.waiting_life.as_millis());
-                Arg::Text(&negative)
+                ("", Arg::Text(&negative))
             }
-            _ => millis(self.waiting_life),
+            Registration::IfHeld => ("", life),
+            Registration::Kept => ("kept", Arg::Number(0)),
+            Registration::Last => ("queued", Arg::Number(0)),
+            Registration::Followed | Registration::Registered => ("queued", life),
+            Registration::Yielding => ("yields", life),
         };
         let gets_block = hold.may_be_kept() || registration == Registration::Followed;
-        let place = match registration {
-            Registration::None | Registration::IfHeld | Registration::IfMayBeKept => {
-                gets_block.then_some("")
-            }
-            Registration::Kept => Some("kept"),
-            Registration::Followed | Registration::Last | Registration::Registered => {
-                Some("queued")
-            }
-            Registration::Yielding => Some("yields"),
-        };
-        let (lock, shard) = (self.keys.lock(&hold.name), self.shard_tag());
-        let keys = [&*lock, &Keys::fence(&lock), &Keys::waiting(&lock), &Keys::turn(&lock)];
-        let keys = if self.redisson.is_some() { &keys[..] } else { &keys[..3] };
+        let (owner, lock, shard) = (hold.owner(), self.keys.lock(&hold.name), self.shard_tag());
         let args = [
             Arg::Text(&owner),
             millis(lease),
             self.fence_life(lease),
-            waiting_life,
+            life,
             if self.proposes { proposal() } else { Arg::Text("") },
-            Arg::Text(place.unwrap_or_default()),
+            Arg::Text(place),
             Arg::Number(if gets_block { TENURE_FENCES } else { 1 }),
             millis(OFFER),
-            Arg::Text(shard.as_deref().unwrap_or_default()),
+            Arg::Text(&shard),
         ];
-        let args = if place.is_some() { &args[..] } else { &args[..5] };
-        Command { request: Request::call(&ACQUIRE, keys, args), decoder: decoder::ACQUIRE }
+        let args = if gets_block || !place.is_empty() { &args[..] } else { &args[..5] };
+        let turn = self.redisson.map(|_| Keys::turn(&lock));
+        let (fence, waiting) = (Keys::fence(&lock), Keys::waiting(&lock));
+        match &turn {
+            Some(turn) => Request::call(&ACQUIRE, &[&lock, &fence, &waiting, turn], args),
+            None => Request::call(&ACQUIRE, &[&lock, &fence, &waiting], args),
+        }
     }
 
     /// How many names one request may acquire: services limit the arguments of a command, and
@@ -140,84 +144,165 @@ impl Commands {
         if self.redisson.is_some() { 1 } else { GROUP_MAX }
     }
 
-    fn acquire_all(&self, request: Acquire<'_>) -> Command<AcquireReply> {
+    fn acquire_all(&self, request: Acquire<'_>) -> Request {
         let Acquire { holds, lease, .. } = request;
-        let keys: Vec<String> = holds
-            .iter()
-            .flat_map(|hold| {
-                let lock = self.keys.lock(&hold.name);
-                let fence = Keys::fence(&lock);
-                [lock.into_owned(), fence]
-            })
-            .collect();
+        let keys_of = |hold: &HoldId| {
+            let lock = self.keys.lock(&hold.name).into_owned();
+            let fence = Keys::fence(&lock);
+            [lock, fence]
+        };
+        let keys: Vec<String> = holds.iter().flat_map(keys_of).collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
         let owners: Vec<String> = holds.iter().map(HoldId::owner).collect();
-        let args: Vec<Arg<'_>> = [millis(lease), self.fence_life(lease)]
-            .into_iter()
-            .chain(owners.iter().map(|owner| Arg::Text(owner)))
-            .collect();
-        let request = Request::call(&ACQUIRE_ALL, &keys, &args);
-        Command { request, decoder: decoder::ACQUIRE_ALL }
+        let owners = owners.iter().map(|owner| Arg::Text(owner));
+        let args: Vec<_> =
+            [millis(lease), self.fence_life(lease)].into_iter().chain(owners).collect();
+        Request::call(&ACQUIRE_ALL, &keys, &args)
+    }
+
+    /// Holds of a read-write lock or a semaphore begin.
+    fn acquire_members(&self, request: Acquire<'_>) -> Request {
+        let Acquire { holds, lease, registration, .. } = request;
+        let HoldId { kind, name, client, .. } = &holds[0];
+        let registration = match registration {
+            Registration::IfMayBeKept | Registration::Kept | Registration::None => 0,
+            Registration::IfHeld => 1,
+            Registration::Followed
+            | Registration::Last
+            | Registration::Registered
+            | Registration::Yielding => 2,
+        };
+        let members: Vec<_> = holds.iter().map(HoldId::member).collect();
+        let (client, shard) = ([kind.prefix(), client].concat(), self.shard_tag());
+        let args = [
+            Arg::Text(&members[0]),
+            millis(lease),
+            self.fence_life(lease),
+            Arg::Text(&client),
+            Arg::Number(registration),
+            millis(self.waiting_life),
+            millis(OFFER),
+            permits(*kind),
+            Arg::Text(&shard),
+        ];
+        let others = members[1..].iter().map(|member| Arg::Text(member));
+        let args: Vec<_> = args.into_iter().chain(others).collect();
+        let lock = self.keys.lock(name);
+        let keys = [&*lock, &Keys::fence(&lock), &Keys::waiting(&lock)];
+        Request::call(&ACQUIRE_MEMBER, &keys, &args)
     }
 
     /// Changes a hold, or finds out whether it exists.
     pub(crate) fn change(&self, hold: &HoldId, change: Change) -> Command<HoldReply> {
-        let depth = match change {
+        let what = match change {
             Change::Release { kept_until } => return self.release(hold, kept_until),
             Change::Unregister { any_kind } => return self.unregister(hold, any_kind),
+            // It has one level.
+            _ if hold.kind != HoldKind::Lock => Arg::Text("member"),
             Change::SetDepth { depth, .. } => Arg::Number(depth.into()),
             Change::Check | Change::Renew { .. } => Arg::Text(""),
             Change::Watch => Arg::Text("watch"),
         };
-        match hold.kind {
-            HoldKind::Lock => {
-                let lease = change.lease().map_or(Arg::Number(0), millis);
-                let (owner, lock) = (hold.owner(), self.keys.lock(&hold.name));
-                let args = [Arg::Text(&owner), depth, lease];
-                let request = Request::call(&SET_DEPTH, &[&lock], &args);
-                Command { request, decoder: decoder::HOLD_OR_GONE }
-            }
-            // It has one level.
-            _ => member_commands::renew(&self.keys, hold, change.lease()),
-        }
+        let (member, lease) = (hold.member(), change.lease().map_or(Arg::Number(0), millis));
+        let args = [Arg::Text(&member), lease, what];
+        let request = Request::call(&CHANGE, &[&self.keys.lock(&hold.name)], &args);
+        Command { request, decoder: decoder::HOLD_OR_GONE }
+    }
+
+    /// Raises the counter of fencing tokens to that of a hold.
+    pub(crate) fn raise(&self, hold: &HoldId, fence: u64, lease: Duration) -> Command<HoldReply> {
+        let (owner, lock) = (hold.owner(), self.keys.lock(&hold.name));
+        let life = self.fence_life(lease);
+        let args = [Arg::Text(&owner), Arg::Number(0), Arg::Text(""), Arg::Number(fence), life];
+        let request = Request::call(&CHANGE, &[&lock, &Keys::fence(&lock)], &args);
+        Command { request, decoder: decoder::HOLD_OR_GONE }
     }
 
     /// Ends a hold. The lock is free then, or once it has stayed taken for what is left of the time
     /// until `kept_until`.
     fn release(&self, hold: &HoldId, kept_until: Moment) -> Command<HoldReply> {
-        if hold.kind != HoldKind::Lock {
-            let shard = self.shard_tag();
-            return member_commands::release(&self.keys, hold, shard.as_deref());
+        let member = hold.member();
+        if hold.kind == HoldKind::Lock {
+            let kept = millis(kept_until.since(Moment::now()));
+            self.freeing(&RELEASE, &hold.name, Arg::Text(&member), millis(OFFER), kept)
+        } else {
+            self.freeing_place(hold, &member, "", decoder::HOLD_OR_GONE)
         }
-        let kept = kept_until.since(Moment::now());
-        let owner = hold.owner();
-        self.freeing(&RELEASE, &hold.name, Arg::Text(&owner), millis(OFFER), kept)
     }
 
     /// Ends a hold that too few servers have granted, and wakes no client.
     pub(crate) fn withdraw(&self, hold: &HoldId) -> Command<HoldReply> {
         let (owner, no_client) = (hold.owner(), Arg::Text(""));
-        self.freeing(&RELEASE, &hold.name, Arg::Text(&owner), no_client, Duration::ZERO)
+        self.freeing(&RELEASE, &hold.name, Arg::Text(&owner), no_client, Arg::Number(0))
     }
 
-    /// Raises the counter of fencing tokens to that of a hold.
-    pub(crate) fn raise(&self, hold: &HoldId, fence: u64, lease: Duration) -> Command<HoldReply> {
-        let lock = self.keys.lock(&hold.name);
-        let owner = hold.owner();
-        let args = [Arg::Text(&owner), Arg::Number(fence), self.fence_life(lease)];
-        let request = Request::call(&RAISE, &[&lock, &Keys::fence(&lock)], &args);
+    pub(crate) fn force_release(&self, name: &str, owner: &[u8]) -> Command<HoldReply> {
+        self.freeing(&RELEASE, name, Arg::Bytes(owner), millis(OFFER), Arg::Text("force"))
+    }
+
+    fn unregister(&self, hold: &HoldId, any_kind: bool) -> Command<HoldReply> {
+        let HoldId { kind, name, client, .. } = hold;
+        if !any_kind && *kind != HoldKind::Lock {
+            let client = [kind.prefix(), client].concat();
+            return self.freeing_place(hold, &client, "queued", decoder::HOLD);
+        }
+        let (client, window) = (Arg::Text(client), millis(OFFER));
+        let command = self.freeing(&UNREGISTER, name, client, window, Arg::Number(0));
+        Command { decoder: decoder::HOLD, ..command }
+    }
+
+    /// Calls a script that may free the lock, and then offers it to a waiting client for the time
+    /// `window`.
+    fn freeing(
+        &self,
+        script: &'static Script,
+        name: &str,
+        whose: Arg<'_>,
+        window: Arg<'_>,
+        kept: Arg<'_>,
+    ) -> Command<HoldReply> {
+        let (lock, shard) = (self.keys.lock(name), self.shard_tag());
+        let waiting = Keys::waiting(&lock);
+        let request = if let Some(form) = self.redisson {
+            let channel = RedissonChannels::channel(&lock);
+            let (channel, form) = (Arg::Text(&channel), Arg::Text(form));
+            let (memory, turn) = (millis(REDISSON_MEMORY), millis(REDISSON_TURN));
+            let args = [whose, window, Arg::Text(&shard), kept, channel, form, memory, turn];
+            Request::call(script, &[&lock, &waiting, &Keys::turn(&lock)], &args)
+        } else {
+            let args = [whose, window, Arg::Text(&shard), kept];
+            Request::call(script, &[&lock, &waiting], &args)
+        };
         Command { request, decoder: decoder::HOLD_OR_GONE }
     }
 
+    /// Calls the script that may free a place of a read-write lock or a semaphore, and then offers
+    /// it to a waiting client.
+    fn freeing_place(
+        &self,
+        hold: &HoldId,
+        whose: &str,
+        how: &str,
+        decoder: Decoder<HoldReply>,
+    ) -> Command<HoldReply> {
+        let (lock, shard) = (self.keys.lock(&hold.name), self.shard_tag());
+        let (whose, shard) = (Arg::Text(whose), Arg::Text(&shard));
+        let args = [whose, millis(OFFER), permits(hold.kind), Arg::Text(how), shard];
+        let request = Request::call(&RELEASE_MEMBER, &[&lock, &Keys::waiting(&lock)], &args);
+        Command { request, decoder }
+    }
+
+    /// Looks for the holder of a lock.
     pub(crate) fn inspect(&self, name: &str) -> Command<Option<HolderReply>> {
-        let request = Request::call(&INSPECT, &[&self.keys.lock(name)], &[]);
+        let request = Request::call(&REPORT, &[&self.keys.lock(name)], &[]);
         Command { request, decoder: decoder::HOLDER }
     }
 
+    /// As `inspect`, with the last token.
     pub(crate) fn inspect_fence(&self, name: &str) -> Command<Option<HolderReply>> {
         let lock = self.keys.lock(name);
         let keys = [&*lock, &Keys::fence(&lock)];
-        Command { request: Request::call(&INSPECT, &keys, &[]), decoder: decoder::HOLDER }
+        Command { request: Request::call(&REPORT, &keys, &[]), decoder: decoder::HOLDER }
     }
 
     pub(crate) fn report(&self, name: &str) -> Command<ReportReply> {
@@ -226,63 +311,15 @@ impl Commands {
         Command { request: Request::call(&REPORT, &keys, &[]), decoder: decoder::REPORT }
     }
 
-    pub(crate) fn force_release(&self, name: &str, owner: &[u8]) -> Command<HoldReply> {
-        self.freeing(&FORCE_RELEASE, name, Arg::Bytes(owner), millis(OFFER), Duration::ZERO)
-    }
-
-    fn unregister(&self, hold: &HoldId, any_kind: bool) -> Command<HoldReply> {
-        let HoldId { kind, name, client, .. } = hold;
-        if !any_kind && *kind != HoldKind::Lock {
-            let (keys, shard) = (&self.keys, self.shard_tag());
-            return member_commands::unregister(keys, *kind, name, client, shard.as_deref());
-        }
-        let (client, now) = (Arg::Text(client), Duration::ZERO);
-        Command {
-            decoder: decoder::HOLD,
-            ..self.freeing(&UNREGISTER, name, client, millis(OFFER), now)
-        }
-    }
-
     /// Counts the permits of a semaphore that are held.
     pub(crate) fn count(&self, name: &str) -> Command<u32> {
-        member_commands::count(&self.keys, name)
+        let request = Request::call(&REPORT, &[&self.keys.lock(name)], &[Arg::Text("count")]);
+        Command { request, decoder: decoder::COUNT }
     }
 
-    /// Calls a script that may free the lock, and then offers it to a waiting client for the time
-    /// `window`. The lock stays taken for `kept`.
-    fn freeing(
-        &self,
-        script: &'static Script,
-        name: &str,
-        whose: Arg<'_>,
-        window: Arg<'_>,
-        kept: Duration,
-    ) -> Command<HoldReply> {
-        let (lock, shard) = (self.keys.lock(name), self.shard_tag());
-        let (channel, turn) = match self.redisson {
-            Some(_) => (RedissonChannels::channel(&lock), Keys::turn(&lock)),
-            None => (String::new(), String::new()),
-        };
-        let keys = [&*lock, &Keys::waiting(&lock), &turn];
-        let args = [
-            whose,
-            window,
-            Arg::Text(shard.as_deref().unwrap_or_default()),
-            millis(kept),
-            Arg::Text(&channel),
-            Arg::Text(self.redisson.unwrap_or_default()),
-            millis(self.waiting_life),
-            millis(REDISSON_MEMORY),
-            millis(REDISSON_TURN),
-        ];
-        let told = self.redisson.is_some();
-        let (keys, args) = if told { (&keys[..], &args[..]) } else { (&keys[..2], &args[..4]) };
-        Command { request: Request::call(script, keys, args), decoder: decoder::HOLD_OR_GONE }
-    }
-
-    /// The hash tag of sharded channels at the node that the command goes to.
-    fn shard_tag(&self) -> Option<Arc<str>> {
-        self.shard.as_ref()?.get()
+    /// The hash tag of sharded channels at the node that the command goes to, or nothing.
+    fn shard_tag(&self) -> Arc<str> {
+        self.shard.as_ref().and_then(ShardTag::get).unwrap_or_default()
     }
 
     fn fence_life(&self, lease: Duration) -> Arg<'static> {
@@ -290,8 +327,39 @@ impl Commands {
     }
 }
 
+/// How many may hold at a time; zero for a read-write lock, where the sides decide that.
+fn permits(kind: HoldKind) -> Arg<'static> {
+    Arg::Number(match kind {
+        HoldKind::Permit { of } => of.into(),
+        HoldKind::Lock | HoldKind::Read | HoldKind::Write => 0,
+    })
+}
+
 /// The token that every server is to give: this system's clock in microseconds.
 fn proposal() -> Arg<'static> {
     let micros = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_micros());
     Arg::Number(u64::try_from(micros).unwrap_or(u64::MAX))
+}
+
+/// A time in milliseconds, rounded up: zero would delete the key.
+fn millis(time: Duration) -> Arg<'static> {
+    let millis = time.as_nanos().div_ceil(1_000_000);
+    Arg::Number(u64::try_from(millis).unwrap_or(u64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lease_is_rounded_up_to_whole_milliseconds() {
+        let millis = |time| match millis(time) {
+            Arg::Number(number) => number,
+            Arg::Bytes(_) | Arg::Text(_) => panic!("a time is a number"),
+        };
+        assert_eq!(millis(Duration::from_nanos(1)), 1);
+        assert_eq!(millis(Duration::from_millis(10)), 10);
+        assert_eq!(millis(Duration::from_micros(10_001)), 11);
+        assert_eq!(millis(Duration::MAX), u64::MAX);
+    }
 }

@@ -7,11 +7,9 @@ use redis::Value;
 use crate::base::failure::{Failure, FailureKind};
 use crate::base::report::HeldAs;
 use crate::net::request::Reply;
-use crate::store::request::{AcquireReply, HoldReply, HolderReply, ReportReply, SHARERS_MAX};
+use crate::store::request::{AcquireReply, HoldReply, HolderReply, ReportReply};
 
 pub(super) const ACQUIRE: Decoder<AcquireReply> = Decoder::new(acquire_reply);
-pub(super) const ACQUIRE_MEMBER: Decoder<AcquireReply> = Decoder::new(acquire_member_reply);
-pub(super) const ACQUIRE_ALL: Decoder<AcquireReply> = Decoder::new(acquire_all_reply);
 pub(super) const COUNT: Decoder<u32> = Decoder::new(count_reply);
 pub(super) const HOLD: Decoder<HoldReply> = Decoder::new(hold_reply);
 pub(super) const HOLDER: Decoder<Option<HolderReply>> = Decoder::new(holder_reply);
@@ -62,64 +60,26 @@ fn acquire_reply(reply: &Value) -> Option<AcquireReply> {
         return Some(AcquireReply::acquired(fence, 0));
     }
     let Value::Array(parts) = reply else { return None };
-    let (first, last, told) = match &parts[..] {
-        [first, Value::Int(last)] => (first, *last, false),
-        [first, Value::Int(last), Value::Int(1)] => (first, *last, true),
-        _ => return None,
-    };
-    match token(first) {
-        Some(fence) => {
-            let room = u32::try_from(u64::try_from(last).ok()?.checked_sub(fence)?).ok()?;
-            Some(AcquireReply::Acquired { fence, others: Vec::new(), room, wanted: told })
-        }
-        None if *first == Value::Int(0) => {
-            let (remaining, in_doubt) = (time_left(last), false);
-            Some(AcquireReply::Held { index: 0, remaining, in_doubt, recalled: told })
-        }
-        None => None,
-    }
-}
-
-fn acquire_member_reply(reply: &Value) -> Option<AcquireReply> {
-    if let Some(fence) = token(reply) {
-        return Some(AcquireReply::acquired(fence, 0));
-    }
-    let Value::Array(parts) = reply else { return None };
-    match parts[..] {
-        [Value::Int(0), Value::Int(millis)] => Some(AcquireReply::held(time_left(millis))),
-        [Value::Int(granted @ 1..), Value::Int(fence)] => {
-            let fence = u64::try_from(fence).ok()?;
-            let others = usize::try_from(granted - 1).ok()?;
-            (others <= SHARERS_MAX).then(|| AcquireReply::Acquired {
-                fence,
-                others: vec![fence; others],
-                room: 0,
-                wanted: false,
+    let number = |part: &Value| if let Value::Int(number) = part { Some(*number) } else { None };
+    match &parts[..] {
+        [Value::Int(0), Value::Int(millis), rest @ ..] if rest.len() <= 2 => {
+            Some(AcquireReply::Held {
+                index: rest.get(1).map_or(Some(0), |index| usize::try_from(number(index)?).ok())?,
+                remaining: u64::try_from(*millis).ok().map(Duration::from_millis),
+                in_doubt: false,
+                recalled: rest.first() == Some(&Value::Int(1)),
             })
         }
-        _ => None,
-    }
-}
-
-/// For how long another owner holds the lock, unless the milliseconds are a negative number.
-fn time_left(millis: i64) -> Option<Duration> {
-    u64::try_from(millis).ok().map(Duration::from_millis)
-}
-
-fn acquire_all_reply(reply: &Value) -> Option<AcquireReply> {
-    let Value::Array(parts) = reply else { return None };
-    let number = |part: &Value| if let Value::Int(number) = part { Some(*number) } else { None };
-    let (first, rest) = parts.split_first()?;
-    match (number(first)?, rest) {
-        (1, fences) => {
+        [Value::Int(1), fences @ ..] => {
             let mut fences = fences.iter().map(|fence| u64::try_from(number(fence)?).ok());
             let (fence, others) = (fences.next()??, fences.collect::<Option<_>>()?);
             Some(AcquireReply::Acquired { fence, others, room: 0, wanted: false })
         }
-        (0, [index, _]) => {
-            let index = usize::try_from(number(index)?).ok()?.checked_sub(1)?;
-            let (remaining, in_doubt, recalled) = (None, false, false);
-            Some(AcquireReply::Held { index, remaining, in_doubt, recalled })
+        [first, Value::Int(last), rest @ ..] if rest.len() <= 1 => {
+            let fence = token(first)?;
+            let room = u32::try_from(u64::try_from(*last).ok()?.checked_sub(fence)?).ok()?;
+            let wanted = rest == [Value::Int(1)];
+            Some(AcquireReply::Acquired { fence, others: Vec::new(), room, wanted })
         }
         _ => None,
     }
@@ -141,12 +101,7 @@ fn token(reply: &Value) -> Option<u64> {
 
 #[expect(clippy::option_option, reason = "the outer one: the reply has the right shape")]
 fn holder_reply(reply: &Value) -> Option<Option<HolderReply>> {
-    let Value::Array(parts) = reply else { return None };
-    match &parts[..] {
-        [] => Some(None),
-        [left, owner, depth, fence] => holder(left, owner, depth, fence).map(Some),
-        _ => None,
-    }
+    Some(report_reply(reply)?.holds.pop().map(|(_, holder)| holder))
 }
 
 fn holder(left: &Value, owner: &Value, depth: &Value, fence: &Value) -> Option<HolderReply> {
@@ -209,14 +164,8 @@ mod tests {
 
         #[test]
         fn whatever_a_script_replies_is_decoded_or_has_another_shape(reply in values()) {
-            let acquired = acquire_reply(&reply);
-            if let Some(AcquireReply::Acquired { others, room, fence, .. }) = acquired {
-                prop_assert!(fence > 1 && others.is_empty() && is_done(&reply), "{}", room);
-            }
-            for decoder in [ACQUIRE, ACQUIRE_ALL, ACQUIRE_MEMBER] {
-                if let Some(Ok(AcquireReply::Acquired { .. })) = decoder.decode(Ok(reply.clone())) {
-                    prop_assert!(is_done(&reply));
-                }
+            if let Some(AcquireReply::Acquired { .. }) = acquire_reply(&reply) {
+                prop_assert!(is_done(&reply));
             }
             if let Some(HoldReply::Done) = hold_reply(&reply) {
                 prop_assert!(is_done(&reply));

@@ -32,6 +32,16 @@ impl HoldKind {
     pub(crate) fn waits_with(self, other: Self) -> bool {
         mem::discriminant(&self) == mem::discriminant(&other)
     }
+
+    /// What is in front of the owners and the waiting clients in Redis.
+    pub(crate) fn prefix(self) -> &'static str {
+        match self {
+            Self::Lock => "",
+            Self::Permit { .. } => "p:",
+            Self::Read => "r:",
+            Self::Write => "w:",
+        }
+    }
 }
 
 /// The identity of one hold of one lock. No other hold ever has the same id.
@@ -77,6 +87,12 @@ impl HoldId {
         owner.push_str(&self.client);
         write!(owner, ":{:x}", self.nonce).expect("a string takes whatever is written");
         owner
+    }
+
+    /// As `owner`, with the kind of the hold in front.
+    pub(crate) fn member(&self) -> String {
+        let owner = self.owner();
+        if self.kind == HoldKind::Lock { owner } else { [self.kind.prefix(), &owner].concat() }
     }
 }
 

@@ -1,6 +1,9 @@
 //! The names of keys, all in one hash slot per lock.
 
 use std::borrow::Cow;
+use std::sync::Arc;
+
+use parking_lot::RwLock;
 
 use crate::config::lock_name::{RESERVED, has_hash_tag};
 
@@ -39,7 +42,7 @@ impl Keys {
         companion("turn", lock)
     }
 
-    /// The channel on which a client is woken. `tell.lua` has its name too.
+    /// The channel on which a client is woken. `wake.lua` has its name too.
     pub(crate) fn channel(client: &str) -> String {
         format!("{RESERVED}wake:{client}")
     }
@@ -53,6 +56,21 @@ impl Keys {
     /// The name of the lock with this key; `None` if the key has another prefix.
     pub(crate) fn name<'k>(&self, lock: &'k str) -> Option<&'k str> {
         lock.strip_prefix(self.prefix.as_str())
+    }
+}
+
+/// The hash tag of sharded channels at one node of a cluster, if one is known. It changes when
+/// slots move. Clones are the same.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ShardTag(Arc<RwLock<Option<Arc<str>>>>);
+
+impl ShardTag {
+    pub(crate) fn get(&self) -> Option<Arc<str>> {
+        self.0.read().clone()
+    }
+
+    pub(crate) fn set(&self, tag: &str) {
+        *self.0.write() = Some(tag.into());
     }
 }
 

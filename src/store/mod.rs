@@ -2,21 +2,16 @@
 
 pub(crate) mod background;
 pub(crate) mod cluster;
-pub(crate) mod command;
 pub(crate) mod commands;
 pub(crate) mod decoder;
 pub(crate) mod hold_id;
-pub(crate) mod job;
 pub(crate) mod keys;
-mod member_commands;
 pub(crate) mod memory;
 pub(crate) mod quorum;
 pub(crate) mod redisson_channels;
 pub(crate) mod request;
 mod scripts;
-pub(crate) mod shard_tag;
 pub(crate) mod standalone;
-pub(crate) mod wake;
 
 #[cfg(test)]
 mod tests;
@@ -28,13 +23,12 @@ use std::time::Instant;
 
 use crate::base::failure::Failure;
 use crate::base::report::HeldAs;
-use crate::store::job::JobRunner;
+use crate::store::background::{JobRunner, Wakeups};
 use crate::store::redisson_channels::RedissonChannels;
 use crate::store::request::{
     Acquire, AcquireReply, HoldReply, HoldRequest, HolderReply, PendingReply, PostedChange,
     ReportReply, ServerConnections,
 };
-use crate::store::wake::Wakeups;
 
 /// Where locks live. Every request can be executed twice, or late, without harm to another hold.
 /// None takes longer than its deadline.

@@ -105,6 +105,7 @@ impl AcquireReply {
     }
 
     /// Another owner holds the first or only lock.
+    #[cfg(test)]
     pub(crate) fn held(remaining: Option<Duration>) -> Self {
         Self::Held { index: 0, remaining, in_doubt: false, recalled: false }
     }

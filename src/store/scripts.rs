@@ -1,8 +1,9 @@
-//! The scripts in `lua/`: which of the files each is made of.
+//! The scripts in `lua/`: which of the files each is made of, and what a call of one is.
 
 use std::sync::LazyLock;
 
-use crate::net::request::Script;
+use crate::net::request::{Request, Script};
+use crate::store::decoder::Decoder;
 
 /// Defines a script from its file in `lua/`, between the parts that it shares with others.
 macro_rules! script {
@@ -13,19 +14,21 @@ macro_rules! script {
     };
 }
 
-script!(ACQUIRE, "holds.lua", "tell.lua", "wake.lua", "token.lua", "acquire.lua");
+script!(ACQUIRE, "holds.lua", "wake.lua", "token.lua", "acquire.lua");
 script!(ACQUIRE_ALL, "token.lua", "acquire_all.lua");
-script!(ACQUIRE_MEMBER, "holds.lua", "tell.lua", "serve.lua", "token.lua", "acquire_member.lua");
-script!(COUNT_MEMBERS, "holds.lua", "count_members.lua");
-script!(FORCE_RELEASE, "tell.lua", "wake.lua", "redisson.lua", "force_release.lua");
-script!(INSPECT, "holds.lua", "inspect.lua");
-script!(RAISE, "raise.lua");
-script!(RELEASE, "tell.lua", "wake.lua", "redisson.lua", "release.lua");
-script!(RELEASE_MEMBER, "holds.lua", "tell.lua", "serve.lua", "release_member.lua");
-script!(RENEW_MEMBER, "renew_member.lua");
+script!(ACQUIRE_MEMBER, "holds.lua", "wake.lua", "serve.lua", "token.lua", "acquire_member.lua");
+script!(CHANGE, "change.lua");
+script!(RELEASE, "wake.lua", "redisson.lua", "release.lua");
+script!(RELEASE_MEMBER, "holds.lua", "wake.lua", "serve.lua", "release_member.lua");
 script!(REPORT, "holds.lua", "report.lua");
-script!(SET_DEPTH, "set_depth.lua");
-script!(UNREGISTER, "tell.lua", "serve.lua", "wake.lua", "redisson.lua", "unregister.lua");
+script!(UNREGISTER, "wake.lua", "serve.lua", "redisson.lua", "unregister.lua");
+
+/// A request and the decoder of its reply.
+#[derive(Clone, Debug)]
+pub(crate) struct Command<T> {
+    pub(crate) request: Request,
+    pub(crate) decoder: Decoder<T>,
+}
 
 /// What a server is sent of a script: its lines without comments and indentation.
 fn code(script: &str) -> String {
@@ -54,7 +57,6 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::net::request::Request;
 
     /// The names of the files in `lua/`, and what they have.
     fn files() -> impl Iterator<Item = (String, String)> {

@@ -15,17 +15,16 @@ use crate::store::Store;
 use crate::store::background::jobs::BackgroundJobs;
 use crate::store::background::one_server::{JobsOfOneServer, WakeupsOfOneServer};
 use crate::store::background::wakeups::BackgroundWakeups;
-use crate::store::command::Command;
+use crate::store::background::{JobRunner, Wakeups};
 use crate::store::commands::Commands;
 use crate::store::decoder::Decoder;
-use crate::store::job::JobRunner;
+use crate::store::keys::ShardTag;
 use crate::store::redisson_channels::RedissonChannels;
 use crate::store::request::{
     Acquire, AcquireReply, Change, HoldReply, HoldRequest, HolderReply, PendingReply, PostedChange,
     ReportReply, ServerConnections,
 };
-use crate::store::shard_tag::ShardTag;
-use crate::store::wake::Wakeups;
+use crate::store::scripts::Command;
 
 /// How many acquires after one that found its lock held are expected to find theirs held, too.
 const CONTENDED: u32 = 64;

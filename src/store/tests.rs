@@ -14,14 +14,13 @@ use crate::config::Config;
 use crate::net::endpoint::Endpoint;
 use crate::net::request::{Arg, Request};
 use crate::net::server::ServerFactory;
+use crate::store::background::{InDoubtHold, Job, JobOutcome, Wake};
 use crate::store::hold_id::{HoldId, HoldKind};
-use crate::store::job::{InDoubtHold, Job, JobOutcome};
 use crate::store::memory::{Memory, SimulatedServer};
 use crate::store::quorum::Quorum;
 use crate::store::request::{Change, Registration, TENURE_FENCES};
 use crate::store::scripts::ACQUIRE;
 use crate::store::standalone::Standalone;
-use crate::store::wake::Wake;
 
 #[path = "../../tests/it/support/server.rs"]
 pub(crate) mod process;

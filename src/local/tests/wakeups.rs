@@ -20,8 +20,8 @@ use crate::local::turn;
 use crate::local::wait_queue::{Arrival, Turn};
 use crate::store::Store;
 use crate::store::ask_one;
+use crate::store::background::Wake;
 use crate::store::request::{Acquire, AcquireReply, Change, HoldRequest, Registration};
-use crate::store::wake::Wake;
 
 /// Longer than a test.
 const LONG: Duration = Duration::from_secs(60);

@@ -1,42 +1,67 @@
-//! One connection that one thread keeps to a node. The states are described in [`super`].
+//! A connection that one thread keeps to a node, and the one that replaces it.
+//!
+//! The thread never connects itself: a node that does not answer, or that hangs in the login, must
+//! not delay what the thread does at other nodes, or at its own deadlines. So each connection is
+//! opened on a short-lived thread.
+//!
+//! | connection | until | then |
+//! |---|---|---|
+//! | none | a job is to be sent, or a message to be waited for | being opened |
+//! | none | the same, during a pause of the connection or of the node | none |
+//! | being opened | the short-lived thread has connected | open |
+//! | being opened | it has failed to | none, for a pause |
+//! | open | an error, a long silence, or the server has moved | none, for wake-ups for a pause |
+//! | open | what it has logged in with expires soon | open, while a successor is opened |
+//! | open | the successor is open, and nothing is in flight here | replaced by it |
+//!
+//! Whatever is in flight on a connection that is closed has failed.
 
 use std::fmt;
+use std::io;
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Select, TryRecvError, bounded};
 
 use crate::base::clock::end_of;
 use crate::base::failure::{Failure, FailureKind};
 use crate::error::Phase;
 use crate::net::connection::Connection;
-use crate::net::login::Validity;
 use crate::net::request::Request;
 use crate::net::socket::{PollFd, poll_ready};
-use crate::store::background::opening::Opening;
 
 /// While a connection is being opened and others are open, its outcome is looked for this often.
 const LOOK: Duration = Duration::from_millis(5);
 
+/// How often a successor that could not be opened is tried again while its predecessor is good.
+const SUCCESSOR_TRIES: u32 = 8;
+
 /// A server that connections are opened to in the background.
-pub(crate) trait Node: Clone + fmt::Debug + Send {
+pub(crate) trait Node: Clone + fmt::Debug + Send + 'static {
     /// The address as users are shown it.
     fn label(&self) -> Arc<str>;
 
     /// Returns `true` if that is the same node, to be asked in the same way.
     fn is(&self, other: &Self) -> bool;
 
-    /// Begins to open a connection, or fails if it is not time to try that again. `previous` is the
-    /// connection until now, which may be good still if it is confirmed that the server has not
-    /// moved. That takes until `deadline` at most.
-    fn open(
-        &self,
-        previous: Option<Connection>,
-        attempt: ConnectAttempt,
-    ) -> Result<Opening, Failure>;
+    /// Fails if it is not time to connect, which it always is for an `urgent` attempt.
+    fn claim(&self, _urgent: bool) -> Result<(), Failure> {
+        Ok(())
+    }
 
-    /// When `open` does not fail for a pause after a failure.
+    /// When `claim` does not fail for a pause after a failure.
     fn next_try(&self) -> Instant {
         Instant::now()
     }
+
+    /// Opens a connection, after `claim`. `previous` is the connection until now, which may be good
+    /// still if it is confirmed that the server has not moved. That takes until `deadline` at most.
+    fn connect(
+        &self,
+        previous: Option<Connection>,
+        deadline: Instant,
+    ) -> Result<Connection, Failure>;
 
     /// The request as the node wants it.
     fn addressed(&self, request: Request) -> Request {
@@ -62,143 +87,171 @@ pub(crate) struct Pauses {
     pub(crate) after_rejection: Duration,
 }
 
-/// How often a successor that could not be opened is tried again while its predecessor is good.
-const SUCCESSOR_TRIES: u32 = 8;
-
-impl Pauses {
-    /// Those of a connection that replaces one which is still valid.
-    pub(super) fn of_successor(predecessor: Validity) -> Self {
-        let pause = predecessor.spare() / SUCCESSOR_TRIES;
-        Self { after_failure: pause, after_rejection: pause }
-    }
-}
-
 /// A connection to a node, and what it is used for: a `T` is made of each connection that opens.
 #[derive(Debug)]
 pub(crate) struct BackgroundConnection<N, T> {
     pub(crate) node: N,
     pauses: Pauses,
-    state: ConnectionState<T>,
+    pub(crate) open: Option<T>,
+    /// The connection that is being opened: the first one, or the successor of the open one.
+    opening: Option<Opening<T>>,
+    /// Why none could be opened or kept at last, and until when the node is left alone.
+    failed: Option<(Failure, Instant)>,
 }
 
-#[derive(Debug)]
-enum ConnectionState<T> {
-    Closed,
-    Failed { failure: Failure, retry_at: Instant },
-    Open(T),
-    Opening(Opening),
-}
-
-impl<N: Node, T> BackgroundConnection<N, T> {
+impl<N: Node, T: AsRef<Connection> + Send + 'static> BackgroundConnection<N, T> {
     pub(crate) fn new(node: N, pauses: Pauses) -> Self {
-        Self { node, pauses, state: ConnectionState::Closed }
+        Self { node, pauses, open: None, opening: None, failed: None }
     }
 
-    /// The connection, if it is open.
-    pub(crate) fn as_open(&self) -> Option<&T> {
-        if let ConnectionState::Open(open) = &self.state { Some(open) } else { None }
+    pub(crate) fn opening(&self) -> Option<&Opening<T>> {
+        self.opening.as_ref()
     }
 
-    pub(crate) fn as_open_mut(&mut self) -> Option<&mut T> {
-        if let ConnectionState::Open(open) = &mut self.state { Some(open) } else { None }
-    }
-
-    pub(crate) fn as_opening(&self) -> Option<&Opening> {
-        if let ConnectionState::Opening(opening) = &self.state { Some(opening) } else { None }
-    }
-
-    /// Why the connection could not be opened or kept, and when that is tried again.
-    fn as_failed(&self) -> Option<(&Failure, Instant)> {
-        match &self.state {
-            ConnectionState::Failed { failure, retry_at } => Some((failure, *retry_at)),
-            _ => None,
-        }
-    }
-
-    /// Why the connection could not be opened or kept.
+    /// Why there is no connection and none is being opened.
     pub(crate) fn failure(&self) -> Option<&Failure> {
-        self.as_failed().map(|(failure, _)| failure)
+        let (failure, _) = self.failed.as_ref()?;
+        (self.open.is_none() && self.opening.is_none()).then_some(failure)
     }
 
-    /// When to try again to open the connection.
+    /// When to try again to open a connection.
     pub(crate) fn retry_at(&self) -> Option<Instant> {
-        self.as_failed().map(|(_, retry_at)| retry_at.max(self.node.next_try()))
+        let (_, retry_at) = self.failed.as_ref().filter(|_| self.opening.is_none())?;
+        Some((*retry_at).max(self.node.next_try()))
     }
 
-    /// Begins to open the connection unless it is open or being opened. Fails during the pause
-    /// after a failure.
+    /// Begins to open a connection if there is none, or if it expires soon. Fails if there is none,
+    /// and it is not time to try that again.
     pub(crate) fn begin_opening(
         &mut self,
         previous: Option<Connection>,
         attempt: ConnectAttempt,
+        make: impl FnOnce(Connection) -> Result<T, Failure> + Send + 'static,
     ) -> Result<(), Failure> {
-        match &self.state {
-            ConnectionState::Open(_) | ConnectionState::Opening(_) => return Ok(()),
-            ConnectionState::Failed { failure, retry_at }
-                if !attempt.urgent && Instant::now() < *retry_at =>
-            {
-                return Err(failure.clone());
-            }
-            ConnectionState::Closed | ConnectionState::Failed { .. } => {}
+        let is_good = |open: &T| open.as_ref().retiring().is_none();
+        if self.opening.is_some() || self.open.as_ref().is_some_and(is_good) {
+            return Ok(());
         }
-        match self.node.open(previous, attempt) {
-            Ok(opening) => self.state = ConnectionState::Opening(opening),
-            Err(failure) => {
+        let urgent = attempt.urgent && self.open.is_none();
+        let claimed = match &self.failed {
+            Some((failure, until)) if !urgent && Instant::now() < *until => Err(failure.clone()),
+            _ => self.node.claim(urgent).inspect_err(|failure| {
                 // The node keeps a pause of its own, which may end early.
-                let (failed, retry_at) = (failure.clone(), Instant::now());
-                self.state = ConnectionState::Failed { failure: failed, retry_at };
-                return Err(failure);
+                self.failed = Some((failure.clone(), Instant::now()));
+            }),
+        };
+        match claimed {
+            Err(failure) if self.open.is_none() => Err(failure),
+            Err(_) => Ok(()),
+            Ok(()) => {
+                let node = self.node.clone();
+                let open = move || node.connect(previous, attempt.deadline).and_then(make);
+                self.opening = Some(Opening::begin(self.node.label(), open));
+                Ok(())
             }
         }
-        Ok(())
     }
 
-    /// Makes use of the connection that was being opened, once it is. Returns `None` if it is not.
-    pub(crate) fn finish_opening(
-        &mut self,
-        make: impl FnOnce(Connection) -> Result<T, Failure>,
-    ) -> Option<Result<&mut T, Failure>> {
-        let outcome = self.as_opening()?.take_outcome()?;
-        match outcome.and_then(make) {
-            Ok(open) => self.state = ConnectionState::Open(open),
-            Err(failure) => {
-                self.fail(failure.clone());
-                return Some(Err(failure));
+    /// Goes on with the connection that was being opened, once it is. Returns `None` if it is not.
+    pub(crate) fn finish_opening(&mut self) -> Option<Result<(), Failure>> {
+        let outcome = self.opening.as_ref()?.take_outcome()?;
+        self.opening = None;
+        Some(match outcome {
+            Ok(open) => {
+                (self.open, self.failed) = (Some(open), None);
+                Ok(())
             }
-        }
-        self.as_open_mut().map(Ok)
+            Err(failure) => {
+                self.pause(failure.clone());
+                Err(failure)
+            }
+        })
     }
 
     /// Gives up the connection, for a pause.
     pub(crate) fn fail(&mut self, failure: Failure) {
-        let pause = match failure.kind {
-            FailureKind::Rejected if failure.phase != Phase::Login => self.pauses.after_rejection,
-            _ => self.pauses.after_failure,
-        };
-        self.fail_for(failure, pause);
-    }
-
-    /// Gives up the connection, for this long.
-    pub(crate) fn fail_for(&mut self, failure: Failure, pause: Duration) {
-        self.state = ConnectionState::Failed { failure, retry_at: end_of(pause) };
-    }
-
-    /// Goes on with the connection of its successor.
-    pub(crate) fn take_over(&mut self, successor: Self) {
-        self.state = successor.state;
+        self.open = None;
+        self.pause(failure);
     }
 
     /// Gives up the connection, which can be opened again at once.
-    pub(crate) fn close(&mut self) -> Option<T> {
-        match std::mem::replace(&mut self.state, ConnectionState::Closed) {
-            ConnectionState::Open(open) => Some(open),
-            _ => None,
+    pub(crate) fn fail_briefly(&mut self, failure: Failure) {
+        self.open = None;
+        self.failed = Some((failure, Instant::now()));
+    }
+
+    fn pause(&mut self, failure: Failure) {
+        let retiring = self.open.as_ref().and_then(|open| open.as_ref().retiring());
+        let pause = match retiring {
+            Some(validity) => validity.spare() / SUCCESSOR_TRIES,
+            None if failure.kind == FailureKind::Rejected && failure.phase != Phase::Login => {
+                self.pauses.after_rejection
+            }
+            None => self.pauses.after_failure,
+        };
+        self.failed = Some((failure, end_of(pause)));
+    }
+}
+
+/// A connection that is being opened, and what it is used for. The thread ends when it has
+/// connected or failed to, even if this was dropped before.
+#[derive(Debug)]
+pub(crate) struct Opening<T> {
+    outcome: Receiver<Result<T, Failure>>,
+    server: Arc<str>,
+}
+
+impl<T: Send + 'static> Opening<T> {
+    /// Starts the thread.
+    pub(crate) fn begin(
+        server: Arc<str>,
+        open: impl FnOnce() -> Result<T, Failure> + Send + 'static,
+    ) -> Self {
+        let (sender, outcome) = bounded(1);
+        let connect = move || sender.send(open()).unwrap_or_default();
+        // Without a thread the channel is disconnected at once, which is a failure too.
+        thread::Builder::new()
+            .name("leasehold-connect".into())
+            .spawn(connect)
+            .map(drop)
+            .unwrap_or_default();
+        Self { outcome, server }
+    }
+
+    /// Returns the outcome, once; `None` while there is none.
+    pub(crate) fn take_outcome(&self) -> Option<Result<T, Failure>> {
+        match self.outcome.try_recv() {
+            Ok(outcome) => Some(outcome),
+            Err(TryRecvError::Empty) => None,
+            Err(TryRecvError::Disconnected) => {
+                let why = format!("no thread could connect to {}", self.server);
+                let (system, error) = (Arc::from("the operating system"), io::Error::other(why));
+                let failure = Failure::io(FailureKind::Unreachable, &system, error);
+                Some(Err(failure.at(Phase::System)))
+            }
         }
+    }
+
+    /// Blocks until one of `openings` has an outcome or `deadline` has come. Returns `false` if
+    /// none has.
+    pub(crate) fn wait_for_any<'a>(
+        openings: impl IntoIterator<Item = &'a Self>,
+        deadline: Instant,
+    ) -> bool {
+        let mut select = Select::new();
+        for opening in openings {
+            select.recv(&opening.outcome);
+        }
+        select.ready_deadline(deadline).is_ok()
     }
 }
 
 /// Sleeps until a socket is ready, a connection has been opened, or `deadline`.
-pub(crate) fn sleep(sockets: &mut [PollFd<'_>], openings: &[&Opening], deadline: Instant) {
+pub(crate) fn sleep<T: Send + 'static>(
+    sockets: &mut [PollFd<'_>],
+    openings: &[&Opening<T>],
+    deadline: Instant,
+) {
     if openings.is_empty() {
         poll_ready(sockets, Some(deadline));
     } else if sockets.is_empty() {

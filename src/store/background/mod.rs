@@ -1,38 +1,117 @@
-//! The connections that one thread keeps to one or more nodes, for background jobs or for wake-ups.
-//! They are outside the pool, so that a busy pool cannot delay renewals.
+//! What runs in the background: the jobs of the renewer, for many holds at a time, and the wake-ups
+//! of the listener, which tell a waiting client that a lock may be free.
 //!
-//! The thread never connects itself: a node that does not answer, or that hangs in the login, must
-//! not delay what the thread does at other nodes, or at its own deadlines. So each connection is
-//! opened on a short-lived thread ([`opening`]). A [`BackgroundConnection`] is in one of these
-//! states:
-//!
-//! | state | until | then |
-//! |---|---|---|
-//! | closed | a job is to be sent, or a message to be waited for | opening |
-//! | closed | the same, and the node keeps a pause of its own | failed |
-//! | opening | the short-lived thread has connected | open |
-//! | opening | it has failed to connect | failed |
-//! | open | the server has moved, or its connections are no longer to be trusted | closed |
-//! | open, for jobs | an error or a long silence, and there is another job to send | closed |
-//! | open, for wake-ups | an error or a long silence | failed |
-//! | open | what it has logged in with expires soon | open, until a second one is open too |
-//! | failed | a pause is over | opening |
-//!
-//! Whatever is in flight on a connection that is closed has failed.
-//!
-//! [`jobs`] and [`wakeups`] use such connections for all stores. What differs from store to store
-//! is a policy: which nodes there are, where a job is sent, and what the replies or messages amount
+//! Most stores run them over connections that one thread keeps to one or more nodes. These are
+//! outside the pool, so that a busy pool cannot delay renewals. What differs from store to store is
+//! a policy: which nodes there are, where a job is sent, and what the replies or messages amount
 //! to. [`one_server`] has the policies for one server; those of clusters and quorums are beside the
 //! stores.
-//!
-//! [`BackgroundConnection`]: connection::BackgroundConnection
 
 pub(crate) mod connection;
 pub(crate) mod jobs;
 mod node_jobs;
 pub(crate) mod one_server;
-pub(crate) mod opening;
 mod redisson;
 mod shard;
 mod subscription;
 pub(crate) mod wakeups;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::base::clock::Moment;
+use crate::base::failure::Failure;
+use crate::net::interrupter::Interrupter;
+use crate::store::hold_id::HoldId;
+use crate::store::request::{Change, HoldReply};
+
+/// A request about one hold, with a number by which its outcome is reported.
+#[derive(Debug)]
+pub(crate) struct Job {
+    pub(crate) id: u64,
+    pub(crate) hold: HoldId,
+    pub(crate) change: Change,
+    /// The job has failed if it has no outcome by then.
+    pub(crate) deadline: Instant,
+}
+
+/// The outcome of a job. After an ambiguous failure the hold is in doubt, not lost.
+pub(crate) type JobOutcome = Result<JobReply, Failure>;
+
+/// What has come of a job at the servers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct JobReply {
+    pub(crate) hold: HoldReply,
+    /// Whether every server has replied that may have the hold. A majority of several is enough for
+    /// a reply.
+    pub(crate) everywhere: bool,
+}
+
+impl From<HoldReply> for JobReply {
+    /// The reply of the only server.
+    fn from(hold: HoldReply) -> Self {
+        Self { hold, everywhere: true }
+    }
+}
+
+/// Sends jobs in batches and collects their outcomes. Each job has exactly one outcome, unless
+/// it is abandoned. No method waits for a connection to be opened.
+pub(crate) trait JobRunner: Send {
+    /// Sends jobs, or has them sent as soon as a connection is open and has room. Does not block.
+    fn send(&mut self, jobs: Vec<Job>, done: &mut dyn FnMut(u64, JobOutcome));
+
+    /// Blocks until every job has an outcome or `deadline` has come. Calls `done` with each
+    /// outcome.
+    fn collect(&mut self, deadline: Instant, done: &mut dyn FnMut(u64, JobOutcome));
+
+    /// Forgets the jobs that have no outcome yet, and the connections with what is still to come
+    /// over them. What is known of these may be wrong after a panic.
+    fn abandon(&mut self) {}
+}
+
+/// A hold that has no guard, and that may exist on a server nevertheless.
+#[derive(Debug)]
+pub(crate) struct InDoubtHold {
+    pub(crate) hold: HoldId,
+    /// Until then the lock stays taken, though the hold is removed.
+    pub(crate) kept_until: Moment,
+    /// After this time it has ended by itself.
+    pub(crate) lease: Duration,
+    /// Whether one answered release is enough, because no request that begins it can come later.
+    pub(crate) settled_by_release: bool,
+}
+
+/// A connection that lasted this long belongs to no outage before or after it.
+pub(crate) const STABLE: Duration = Duration::from_secs(1);
+
+/// A message to a waiting client.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Wake {
+    /// The hold of this lock with this nonce was ended by force.
+    Ended { name: String, nonce: u64 },
+    /// The lock of this name may be free.
+    Lock(String),
+    /// Another client wants the lock of which this client has the hold with this nonce.
+    Recall {
+        name: String,
+        nonce: u64,
+        /// Whether it waits, longer than a moment for a lock that is kept.
+        waits: bool,
+    },
+    /// Redisson has released the locks of these names, or may have: a client that has not joined
+    /// the queue may have taken them since.
+    Unlocked(Vec<Arc<str>>),
+    /// Messages arrive from now on; earlier ones may have been missed.
+    Ready,
+}
+
+/// The messages to one client, for one thread.
+pub(crate) trait Wakeups: Send {
+    /// Blocks until a message has come or `deadline`. A message that has come already is returned
+    /// even after the deadline. Fails if no message can come at the moment; the next call tries
+    /// again.
+    fn next(&mut self, deadline: Instant) -> Option<Result<Wake, Failure>>;
+
+    /// Ends a `next` of another thread, and fails every later one.
+    fn interrupter(&self) -> Interrupter;
+}

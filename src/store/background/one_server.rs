@@ -1,20 +1,18 @@
 //! The policies for one server, alone or the master that sentinels name: everything goes there.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::base::clock::end_of;
 use crate::base::failure::Failure;
 use crate::net::connection::Connection;
 use crate::net::request::Request;
 use crate::net::server::Server;
-use crate::store::background::connection::{ConnectAttempt, Node, Pauses};
+use crate::store::background::connection::{Node, Pauses};
 use crate::store::background::jobs::{Decision, JobPolicy};
-use crate::store::background::opening::Opening;
 use crate::store::background::wakeups::WakeupPolicy;
-use crate::store::job::{Job, JobReply};
+use crate::store::background::{Job, JobReply, Wake};
 use crate::store::request::HoldReply;
-use crate::store::wake::Wake;
 
 impl Node for Server {
     fn label(&self) -> Arc<str> {
@@ -25,18 +23,15 @@ impl Node for Server {
         Arc::ptr_eq(&self.factory, &other.factory)
     }
 
-    fn open(
+    fn connect(
         &self,
         previous: Option<Connection>,
-        attempt: ConnectAttempt,
-    ) -> Result<Opening, Failure> {
+        deadline: Instant,
+    ) -> Result<Connection, Failure> {
         let mut connection = previous.unwrap_or_else(|| self.connection());
-        let factory = self.factory.clone();
-        Ok(Opening::begin(factory.label(), move || {
-            factory.refresh_route(attempt.deadline);
-            connection.connect(end_of(factory.connect_timeout))?;
-            Ok(connection)
-        }))
+        self.factory.refresh_route(deadline);
+        connection.connect(end_of(self.factory.connect_timeout))?;
+        Ok(connection)
     }
 
     fn addressed(&self, request: Request) -> Request {
@@ -92,7 +87,7 @@ impl WakeupPolicy for WakeupsOfOneServer {
         self.server.take().map(|server| vec![server])
     }
 
-    fn receive(&mut self, _: &Server, wake: Wake, _: usize) -> Option<Wake> {
+    fn receive(&mut self, _: &Server, wake: Wake) -> Option<Wake> {
         Some(wake)
     }
 }

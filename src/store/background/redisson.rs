@@ -7,8 +7,8 @@ use redis::Cmd;
 
 use crate::base::clock::end_of;
 use crate::base::failure::Failure;
+use crate::store::background::Wake;
 use crate::store::redisson_channels::RedissonChannels;
-use crate::store::wake::Wake;
 
 /// The pause before asking again for what the server has refused.
 const PAUSE: Duration = Duration::from_secs(1);

@@ -9,13 +9,12 @@ use crate::base::clock::end_of;
 use crate::base::failure::Failure;
 use crate::config::lock_name::RESERVED;
 use crate::net::connection::Connection;
-use crate::net::login::Validity;
 use crate::net::open_socket::WaitFor;
+use crate::store::background::Wake;
 use crate::store::background::redisson::RedissonSubscriptions;
 use crate::store::background::shard::ShardSubscription;
 use crate::store::keys::Keys;
 use crate::store::redisson_channels::RedissonChannels;
-use crate::store::wake::Wake;
 
 /// After this long without a message the server gets a PING: a connection that was cut without
 /// notice brings no error, only silence.
@@ -38,10 +37,10 @@ pub(super) struct Channel {
 pub(super) struct Subscription {
     pub(super) connection: Connection,
     /// Since when messages come: the server has confirmed the subscription.
-    pub(super) ready: Option<Instant>,
+    pub(super) since: Instant,
     /// When something must have come.
     pub(super) expected_by: Instant,
-    /// Whether there is a request that the server has not answered: SUBSCRIBE or PING.
+    /// Whether there is a request that the server has not answered.
     asked: bool,
     redisson: Option<RedissonSubscriptions>,
     shard: ShardSubscription,
@@ -59,27 +58,22 @@ pub(super) struct Received {
 }
 
 impl Subscription {
-    /// Subscribes over an open connection.
-    pub(super) fn begin(connection: Connection, channel: &Channel) -> Result<Self, Failure> {
-        let expected_by = Instant::now();
-        let redisson = channel.redisson.clone().map(RedissonSubscriptions::new);
-        let mut subscription = Self {
+    /// Subscribes over an open connection, and blocks until the server has confirmed that.
+    pub(super) fn begin(mut connection: Connection, channel: &Channel) -> Result<Self, Failure> {
+        let deadline = end_of(channel.io_timeout);
+        let subscribe = redis::cmd("SUBSCRIBE").arg(&channel.name).take();
+        connection.write(|out| subscribe.write_packed_command(out))?;
+        let reply = connection.receive_next(WaitFor::Reply { deadline });
+        reply.unwrap_or_else(|| Err(connection.no_reply()))?;
+        Ok(Self {
             connection,
-            ready: None,
-            expected_by,
+            since: Instant::now(),
+            expected_by: end_of(SILENCE_MAX),
             asked: false,
-            redisson,
+            redisson: channel.redisson.clone().map(RedissonSubscriptions::new),
             shard: ShardSubscription::default(),
             refusal: None,
-        };
-        let subscribe = redis::cmd("SUBSCRIBE").arg(&channel.name).take();
-        subscription.send(&subscribe, channel)?;
-        Ok(subscription)
-    }
-
-    /// For how long messages may come, if it is time to replace the connection.
-    pub(super) fn retiring(&self) -> Option<Validity> {
-        self.connection.retiring()
+        })
     }
 
     /// Subscribes to the client's sharded channel with this hash tag.
@@ -90,7 +84,7 @@ impl Subscription {
     ) -> Result<(), Failure> {
         // An error reply is taken for one about this channel first.
         let is_asking = self.redisson.as_ref().is_some_and(RedissonSubscriptions::is_asking);
-        if self.ready.is_none() || is_asking {
+        if is_asking {
             return Ok(());
         }
         let subscribe = self.shard.follow(&channel.name, tag);
@@ -104,10 +98,7 @@ impl Subscription {
         channel: &Channel,
         home: impl Fn(&str) -> bool,
     ) -> Result<(), Failure> {
-        // Before, an error reply might be about the client's own channel.
-        let Some(redisson) = self.redisson.as_mut().filter(|_| self.ready.is_some()) else {
-            return Ok(());
-        };
+        let Some(redisson) = &mut self.redisson else { return Ok(()) };
         redisson.follow(home).iter().try_for_each(|command| self.send(command, channel))
     }
 
@@ -129,9 +120,6 @@ impl Subscription {
                 reply => reply?,
             };
             if let Some(received) = self.decode(&reply, channel) {
-                if received.wake == Wake::Ready {
-                    self.ready = Some(Instant::now());
-                }
                 return Ok(Some(received));
             }
         }
@@ -175,11 +163,16 @@ impl Subscription {
     }
 }
 
+impl AsRef<Connection> for Subscription {
+    fn as_ref(&self) -> &Connection {
+        &self.connection
+    }
+}
+
 impl Channel {
     /// Reads what a server has sent about this channel, or about a sharded one of the client.
     fn decode(&self, kind: &str, content: &Value) -> Option<Wake> {
         match kind {
-            "subscribe" => Some(Wake::Ready),
             "message" | "smessage" => {
                 let message = text(content)?;
                 match message.strip_prefix(RESERVED) {
@@ -191,7 +184,7 @@ impl Channel {
         }
     }
 
-    /// Reads a message of `acquire.lua` or `force_release.lua` to the client that has the lock, or
+    /// Reads a message of `acquire.lua` or `release.lua` to the client that has the lock, or
     /// had it.
     fn decode_about(&self, about: &str) -> Option<Wake> {
         let (what, about) = about.split_once(':')?;

@@ -10,14 +10,13 @@ use crate::event::Events;
 use crate::net::interrupter::Interrupter;
 use crate::net::socket::{Alarm, PollFd};
 use crate::store::background::connection::{
-    BackgroundConnection, ConnectAttempt, Node, Pauses, sleep,
+    BackgroundConnection, ConnectAttempt, Node, Opening, Pauses, sleep,
 };
-use crate::store::background::opening::Opening;
 use crate::store::background::subscription::{Channel, Received, Subscription};
+use crate::store::background::{STABLE, Wake, Wakeups};
 use crate::store::commands::Commands;
 use crate::store::keys::Keys;
 use crate::store::redisson_channels::RedissonChannels;
-use crate::store::wake::{STABLE, Wake, Wakeups};
 
 /// Without an open connection an interrupt is looked for this often.
 const LOOK: Duration = Duration::from_millis(20);
@@ -42,9 +41,14 @@ pub(crate) trait WakeupPolicy: fmt::Debug + Send {
         None
     }
 
-    /// Receives the message of a node, with the number of nodes whose messages come now. Returns
-    /// what the client is told at once.
-    fn receive(&mut self, from: &Self::Node, wake: Wake, listening: usize) -> Option<Wake>;
+    /// Returns `true` if the client is told that messages arrive, now that one more node is
+    /// listened at.
+    fn is_ready(&self, _listening: usize) -> bool {
+        true
+    }
+
+    /// Receives the message of a node. Returns what the client is told at once.
+    fn receive(&mut self, from: &Self::Node, wake: Wake) -> Option<Wake>;
 
     /// Returns what the client is to be told by now, though no further message has come.
     fn take_due(&mut self) -> Option<Wake> {
@@ -64,9 +68,8 @@ pub(crate) trait WakeupPolicy: fmt::Debug + Send {
 #[derive(Debug)]
 pub(crate) struct BackgroundWakeups<P: WakeupPolicy> {
     policy: P,
-    /// A node whose connection is soon no longer valid has another one, until messages come there.
     nodes: Vec<BackgroundConnection<P::Node, Subscription>>,
-    channel: Channel,
+    channel: Arc<Channel>,
     /// Readable when threads have begun or ended to wait for channels of Redisson.
     redisson_alarm: Option<Alarm>,
     interrupter: Interrupter,
@@ -86,7 +89,7 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
         let (name, redisson_alarm) =
             (Keys::channel(client), redisson.and_then(RedissonChannels::alarm));
         let (keys, redisson) = (commands.keys.clone(), redisson.cloned().zip(commands.redisson));
-        let channel = Channel { keys, name, io_timeout, redisson };
+        let channel = Arc::new(Channel { keys, name, io_timeout, redisson });
         Self {
             policy,
             nodes: Vec::new(),
@@ -101,11 +104,11 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
         loop {
             self.check_interrupt()?;
             self.follow_nodes();
-            self.add_successors();
             self.begin_openings();
-            self.finish_openings();
+            let ready = self.finish_openings();
             self.follow_channels();
-            if let Some(wake) = self.read().or_else(|| self.policy.take_due()) {
+            let wake = ready.or_else(|| self.read()).or_else(|| self.policy.take_due());
+            if let Some(wake) = wake {
                 return Ok(Some(wake));
             }
             self.check_nodes()?;
@@ -131,55 +134,36 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
         }
     }
 
-    /// Adds a second connection where the first is soon no longer valid.
-    fn add_successors(&mut self) {
-        for place in 0..self.nodes.len() {
-            let Some(validity) = self.nodes[place].as_open().and_then(Subscription::retiring)
-            else {
-                continue;
-            };
-            let node = &self.nodes[place].node;
-            if self.nodes.iter().filter(|known| known.node.is(node)).count() == 1 {
-                let pauses = Pauses::of_successor(validity);
-                self.nodes.push(BackgroundConnection::new(node.clone(), pauses));
-            }
-        }
-    }
-
-    /// Notes that messages come over this connection: another one to its node is not needed any
-    /// more. Returns `true` if there was one.
-    fn replace_other(&mut self, place: usize) -> bool {
-        let node = &self.nodes[place].node;
-        let is_other = |other: &usize| *other != place && self.nodes[*other].node.is(node);
-        let Some(other) = (0..self.nodes.len()).find(is_other) else { return false };
-        // The first of the two has the pauses of the node.
-        let second = self.nodes.remove(place.max(other));
-        if other < place {
-            self.nodes[other].take_over(second);
-        }
-        true
-    }
-
+    /// Begins to connect where there is no connection or it is soon no longer valid, and to
+    /// subscribe.
     fn begin_openings(&mut self) {
         for node in &mut self.nodes {
-            if node.as_open().is_some_and(|open| !open.connection.is_open()) {
-                node.close();
-            }
+            node.open.take_if(|open| !open.connection.is_open());
             let deadline = Instant::now() + self.channel.io_timeout;
+            let attempt = ConnectAttempt { deadline, urgent: false };
+            let channel = self.channel.clone();
+            let subscribe = move |connection| Subscription::begin(connection, &channel);
             // A failure is kept in the state of the connection.
-            node.begin_opening(None, ConnectAttempt { deadline, urgent: false })
-                .unwrap_or_default();
+            node.begin_opening(None, attempt, subscribe).unwrap_or_default();
         }
     }
 
-    /// Subscribes over the connections that have been opened.
-    fn finish_openings(&mut self) {
-        for node in &mut self.nodes {
-            let subscribe = |connection| Subscription::begin(connection, &self.channel);
-            if let Some(Err(failure)) = node.finish_opening(subscribe) {
-                self.policy.fail(&node.node, &failure);
+    /// Listens over the connections that have been opened.
+    fn finish_openings(&mut self) -> Option<Wake> {
+        let mut ready = false;
+        for place in 0..self.nodes.len() {
+            let replaces = self.nodes[place].open.is_some();
+            match self.nodes[place].finish_opening() {
+                None => {}
+                Some(Err(failure)) => self.report(place, &failure),
+                Some(Ok(())) => {
+                    let listening = self.nodes.iter().filter(|node| node.open.is_some()).count();
+                    // A message may have been on its way over a connection that was replaced.
+                    ready |= replaces || self.policy.is_ready(listening);
+                }
             }
         }
+        ready.then_some(Wake::Ready)
     }
 
     /// Subscribes to the client's sharded channels, and to those of Redisson's that threads wait
@@ -190,7 +174,7 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
         }
         for place in 0..self.nodes.len() {
             let node = self.nodes[place].node.clone();
-            let Some(subscription) = self.nodes[place].as_open_mut() else { continue };
+            let Some(subscription) = &mut self.nodes[place].open else { continue };
             if let Some(failure) = subscription.refusal.take() {
                 self.policy.fail(&node, &failure);
             }
@@ -206,23 +190,14 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
 
     /// Reads what has come, until there is something to tell the client.
     fn read(&mut self) -> Option<Wake> {
-        let is_ready = |node: &BackgroundConnection<P::Node, Subscription>| {
-            node.as_open().is_some_and(|open| open.ready.is_some())
-        };
         for place in 0..self.nodes.len() {
-            while let Some(subscription) = self.nodes[place].as_open_mut() {
-                match subscription.receive(&self.channel) {
+            while let BackgroundConnection { node, open: Some(open), .. } = &mut self.nodes[place] {
+                match open.receive(&self.channel) {
                     Ok(None) => break,
-                    // The known slots may be out of date.
-                    Ok(Some(Received { wake, sharded: true })) => return Some(wake),
-                    Ok(Some(Received { wake, .. })) => {
-                        if wake == Wake::Ready && self.replace_other(place) {
-                            // A message may have been on its way over the other one.
-                            return Some(wake);
-                        }
-                        let listening = self.nodes.iter().filter(|node| is_ready(node)).count();
-                        let from = &self.nodes[place].node;
-                        let told = self.policy.receive(from, wake, listening);
+                    Ok(Some(Received { wake, sharded })) => {
+                        // The known slots may be out of date.
+                        let told =
+                            if sharded { Some(wake) } else { self.policy.receive(node, wake) };
                         if told.is_some() {
                             return told;
                         }
@@ -234,15 +209,18 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
         None
     }
 
-    /// Gives up the connection to a node. One that has lasted is opened again at once.
-    fn fail(&mut self, place: usize, failure: Failure) {
+    fn report(&mut self, place: usize, failure: &Failure) {
         let (server, source) = (&failure.server, &failure.source);
         self.events.debug(|| format!("no wake-ups from {server}: {source}"));
+        self.policy.fail(&self.nodes[place].node, failure);
+    }
+
+    /// Gives up the connection to a node. One that has lasted is opened again at once.
+    fn fail(&mut self, place: usize, failure: Failure) {
+        self.report(place, &failure);
         let node = &mut self.nodes[place];
-        self.policy.fail(&node.node, &failure);
-        let ready = node.as_open().and_then(|open| open.ready);
-        if ready.is_some_and(|since| since.elapsed() >= STABLE) {
-            node.fail_for(failure, Duration::ZERO);
+        if node.open.as_ref().is_some_and(|open| open.since.elapsed() >= STABLE) {
+            node.fail_briefly(failure);
         } else {
             node.fail(failure);
         }
@@ -264,7 +242,7 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
 
     /// Sleeps until a message comes, another thread interrupts, or there is something else to do.
     fn sleep(&mut self, deadline: Instant) -> Result<(), Failure> {
-        let open = || self.nodes.iter().filter_map(BackgroundConnection::as_open);
+        let open = || self.nodes.iter().filter_map(|node| node.open.as_ref());
         let expected = open().map(|subscription| subscription.expected_by);
         let retries = self.nodes.iter().filter_map(BackgroundConnection::retry_at);
         let changes = open().filter_map(|subscription| subscription.connection.next_change());
@@ -272,8 +250,8 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
         let times =
             expected.chain(retries).chain(changes).chain(follows).chain(self.policy.next_look());
         let end = times.fold(deadline, Instant::min);
-        let openings: Vec<&Opening> =
-            self.nodes.iter().filter_map(BackgroundConnection::as_opening).collect();
+        let openings: Vec<&Opening<_>> =
+            self.nodes.iter().filter_map(BackgroundConnection::opening).collect();
         let Some(any) = open().next() else {
             sleep(&mut [], &openings, end.min(Instant::now() + LOOK));
             return Ok(());

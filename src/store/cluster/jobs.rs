@@ -2,17 +2,17 @@
 //! follows redirections.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use crate::base::failure::Failure;
 use crate::net::connection::Connection;
 use crate::net::request::Request;
-use crate::store::background::connection::{ConnectAttempt, Node};
+use crate::store::background::connection::Node;
 use crate::store::background::jobs::{Decision, JobPolicy};
-use crate::store::background::opening::Opening;
+use crate::store::background::{Job, JobReply};
 use crate::store::cluster::node::Target;
-use crate::store::cluster::slot::slot_of;
+use crate::store::cluster::slots::slot_of;
 use crate::store::cluster::topology::{REDIRECTIONS_MAX, Topology, uncovered};
-use crate::store::job::{Job, JobReply};
 use crate::store::keys::Keys;
 use crate::store::request::HoldReply;
 
@@ -25,12 +25,12 @@ impl Node for Target {
         self == other
     }
 
-    fn open(
+    fn connect(
         &self,
         previous: Option<Connection>,
-        attempt: ConnectAttempt,
-    ) -> Result<Opening, Failure> {
-        self.store().server().open(previous, attempt)
+        deadline: Instant,
+    ) -> Result<Connection, Failure> {
+        self.store().server().connect(previous, deadline)
     }
 
     fn addressed(&self, request: Request) -> Request {
@@ -103,16 +103,16 @@ mod tests {
     use std::io;
     use std::net::TcpListener;
     use std::thread;
-    use std::time::{Duration, Instant};
+    use std::time::Duration;
 
     use crate::base::clock::end_of;
     use crate::config::Config;
     use crate::net::endpoint::Endpoint;
     use crate::net::server::ServerFactory;
+    use crate::store::background::JobRunner;
     use crate::store::background::jobs::BackgroundJobs;
     use crate::store::commands::Commands;
     use crate::store::hold_id::{HoldId, HoldKind};
-    use crate::store::job::JobRunner;
     use crate::store::request::Change;
     use crate::store::tests::process::Server;
 

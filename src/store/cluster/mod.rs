@@ -6,11 +6,8 @@
 //! requests by itself, sleeps beyond any deadline, and has no pub/sub.
 
 mod jobs;
-mod map;
 mod node;
-mod nodes;
-mod shares;
-mod slot;
+mod slots;
 mod topology;
 mod wakeups;
 
@@ -27,20 +24,19 @@ use crate::net::endpoint::Endpoint;
 use crate::net::server::ServerFactory;
 use crate::store::background::jobs::BackgroundJobs;
 use crate::store::background::wakeups::BackgroundWakeups;
+use crate::store::background::{JobRunner, Wakeups};
 use crate::store::cluster::jobs::JobsBySlot;
 use crate::store::cluster::node::Target;
-use crate::store::cluster::slot::slot_of;
+use crate::store::cluster::slots::slot_of;
 use crate::store::cluster::topology::{REDIRECTIONS_MAX, Topology, uncovered};
 use crate::store::cluster::wakeups::WakeupsOfMasters;
 use crate::store::commands::Commands;
-use crate::store::job::JobRunner;
 use crate::store::redisson_channels::RedissonChannels;
 use crate::store::request::{
     Acquire, AcquireReply, HoldReply, HoldRequest, HolderReply, PendingReply, PostedChange,
     ReportReply, ServerConnections,
 };
 use crate::store::standalone::Standalone;
-use crate::store::wake::Wakeups;
 use crate::store::{Store, ask_one};
 
 /// A cluster.

@@ -18,11 +18,8 @@ use crate::config::{Config, Mechanism};
 use crate::event::Events;
 use crate::net::endpoint::Endpoint;
 use crate::net::server::ServerFactory;
-use crate::store::cluster::map::Map;
-use crate::store::cluster::node::{ClusterNode, Redirect, Target, is_doubtful};
-use crate::store::cluster::nodes::Nodes;
-use crate::store::cluster::shares::{Share, covered, shares};
-use crate::store::cluster::slot::SLOTS;
+use crate::store::cluster::node::{ClusterNode, Nodes, Redirect, Target, is_doubtful};
+use crate::store::cluster::slots::{Map, SLOTS, Share, covered, shares};
 
 /// The nodes are not asked again within this time: a failover takes longer.
 const PAUSE: Duration = Duration::from_millis(50);

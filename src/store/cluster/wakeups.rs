@@ -9,13 +9,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::base::failure::Failure;
+use crate::store::background::Wake;
 use crate::store::background::connection::Pauses;
 use crate::store::background::wakeups::WakeupPolicy;
 use crate::store::cluster::node::Target;
-use crate::store::cluster::slot::slot_of;
+use crate::store::cluster::slots::slot_of;
 use crate::store::cluster::topology::Topology;
 use crate::store::keys::Keys;
-use crate::store::wake::Wake;
 
 /// The pause before listening again at a node where that has failed.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -64,7 +64,7 @@ impl WakeupPolicy for WakeupsOfMasters {
     }
 
     /// A message comes by way of every node, and counts only from the one that serves its slot.
-    fn receive(&mut self, from: &Target, wake: Wake, _: usize) -> Option<Wake> {
+    fn receive(&mut self, from: &Target, wake: Wake) -> Option<Wake> {
         let Wake::Lock(name) = &wake else { return Some(wake) };
         self.is_home(from, name).then_some(wake)
     }

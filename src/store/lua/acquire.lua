@@ -16,7 +16,7 @@
 --       free lock is offered to those in front of it first; `kept` if it has the lock, and wants
 --       more tokens; or '', 7 with 6: how many tokens to give, for holds that follow one another, 8
 --       with 6: for how many ms the lock is offered, 9 with 6: `shard`
--- USES  `find_holder`, `wake`, `clock` and `next_token`
+-- USES  `find_holder`, `join`, `tell`, `wake`, `clock` and `next_token`
 -- RETURNS the fence if held now; if several are wanted, {first fence, last fence, 1 if another
 --         client waits}; {0, ms until the holder's lease ends or -1, 1 if the client has joined the
 --         queue and the holder's was told} if held by another owner, {0, ms until to look again or
@@ -25,15 +25,9 @@ local left, holder, depth, foreign = find_holder()
 local queued, tokens = ARGV[6] ~= '' and ARGV[6], tonumber(ARGV[7] or 1)
 -- The owner `replaced` stands for an offer to the client, and its field is removed.
 local begins, client, keeps, replaced, time = true, nil, nil, nil, nil
-local function join()
+local function wait()
   time = time or redis.call('time')
-  local joined =
-    redis.pcall('zadd', KEYS[3], 'nx', time[1] * 1000 + time[2] / 1000, client)
-  -- No key is left without a TTL, even if the user lacks the right to set one.
-  local life = string.match(ARGV[4], '%d+')
-  if type(joined) == 'number' and redis.pcall('pexpire', KEYS[3], life) ~= 1 then
-    redis.pcall('zrem', KEYS[3], client)
-  end
+  join(KEYS[3], client, time, string.match(ARGV[4], '%d+'))
 end
 if left ~= -2 or queued then
   if foreign then
@@ -51,7 +45,7 @@ if left ~= -2 or queued then
     -- A place below that is the time when a client was found without a listener.
     local yields = first[1] and (queued == 'yields' or tonumber(first[2]) < -5e12)
     if yields and first[1] ~= client then
-      join()
+      wait()
       begins, left = wake(KEYS[3], ARGV[8], ARGV[9], client)
     end
   end
@@ -72,7 +66,7 @@ if not begins or queued == 'kept' and not keeps then
     keepable = id and #number == 16 and number >= '8'
   end
   if life > 0 or keepable then
-    join()
+    wait()
   end
   if keepable or id and life > 0 and depth ~= '0' and string.sub(depth, 1, 1) == '0' then
     local told = life > 0 and 'want:' or 'try:'

@@ -5,15 +5,15 @@
 -- KEYS  lock and fence of each name
 -- ARGV  1 lease in ms, 2 life of the fences in ms, 3 and later: the owner for each name
 -- USES  `clock`
--- RETURNS {1, fence of each} if held now, {0, number of the first name that is not free, ms until
---         its holder's lease ends or -1}
+-- RETURNS {1, fence of each} if held now, {0, -1, 0, number of the first name that is not free,
+--         from 0 on}
 local repeated = {}
 for i = 1, #KEYS / 2 do
   local left = redis.call('pttl', KEYS[2 * i - 1])
   local depth = left ~= -2 and redis.pcall('hget', KEYS[2 * i - 1], ARGV[i + 2])
   repeated[i] = type(depth) == 'string' and depth ~= '0'
   if left ~= -2 and not repeated[i] then
-    return {0, i, left}
+    return {0, -1, 0, i - 1}
   end
 end
 local least = clock(redis.call('time'))

@@ -8,9 +8,9 @@
 --       the client is in the queue: 0 no; 1 no, and it joins if it must wait; 2 it may be, 6 life
 --       of the queue in ms, 7 for how many ms a place is offered, 8 the permits, 0 for a read-write
 --       lock, 9 `shard`, from 10 on kind and owner for each further thread, none for a writer
--- USES  `find_members`, `is_hold`, `serve`, `clock` and `next_token`
--- RETURNS the fence if one side is held now; {how many are held, fence or 0 of permits}; {0, ms
---         until to look again or -1} if another owner holds it or waits for it
+-- USES  `find_members`, `is_hold`, `join`, `serve`, `clock` and `next_token`
+-- RETURNS the fence if one side is held now; {1, fence of each that is held, 0 for a permit}; {0,
+--         ms until to look again or -1} if another owner holds it or waits for it
 local time = redis.call('time')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local left, foreign, lowest, highest = find_members()
@@ -45,7 +45,7 @@ end
 local serves = queued and not repeated and not offered
 local joined = serves and me and not declined
 if joined then
-  redis.pcall('zadd', queue, 'nx', time[1] * 1000 + time[2] / 1000, me)
+  join(queue, me, time, ARGV[6])
 end
 -- `live` is the number of other permits that are held.
 local busy, live, rest = declined, 0, nil
@@ -69,14 +69,8 @@ if not repeated and not busy and redis.call('exists', KEYS[1]) == 1 then
     busy = held and (held == 'w:' or kind == 'w:')
   end
 end
-if joined or busy and me and not (declined and serves) then
-  if not joined then
-    redis.pcall('zadd', queue, 'nx', time[1] * 1000 + time[2] / 1000, me)
-  end
-  -- No key is left without a TTL, even if the user lacks the right to set one.
-  if redis.pcall('pexpire', queue, ARGV[6]) ~= 1 then
-    redis.pcall('zrem', queue, me)
-  end
+if busy and me and not joined and not (declined and serves) then
+  join(queue, me, time, ARGV[6])
 end
 if busy then
   local ends
@@ -146,4 +140,8 @@ end
 if fence and granted == 1 then
   return fence
 end
-return {granted, fence or 0}
+local fences = {1}
+for i = 1, granted do
+  fences[i + 1] = fence or 0
+end
+return fences

@@ -1,7 +1,7 @@
 -- Part of the scripts that may free a lock, for clients that exchange wake-ups with Redisson.
 -- KEYS  1 lock
--- ARGV  5 Redisson's channel, 6 `s` if it is a sharded one, as in a cluster, else nothing, 7
---       life of the queue in ms, 8 for how many ms Redisson counts as waiting, 9 its turn in ms
+-- ARGV  5 Redisson's channel, 6 `s` if it is a sharded one, as in a cluster, else nothing, 7 for
+--       how many ms Redisson counts as waiting, 8 its turn in ms
 -- SETS  `tell_redisson`
 
 -- Tells Redisson unless a hold has the lock, by Redisson's message `0`. Returns true if it is
@@ -9,47 +9,37 @@
 -- Redisson is in no queue, but it listens on the channel of the lock. Clients of this kind that
 -- wait do so too, and on a companion of that channel, so the difference is Redisson. Between turns
 -- it does not listen for a moment, so it counts as waiting for a while after it was last seen
--- listening. Then it has a place in the queue, as one client, `redisson`. If only clients of this
--- kind seem to listen, the message is `00`, which is the same to Redisson, and which they ignore.
--- Failures are ignored: Redisson is told that the lock is free, but gets no turn. `ends` is a key,
--- a string with the time in ms at which Redisson's turn ends, or 0, that exists while Redisson
--- counts as waiting.
-local function tell_redisson(queue, ends)
+-- listening. Then whose turn it is is drawn by lot, from the clock: Redisson counts as one client.
+-- If only clients of this kind seem to listen, the message is `00`, which is the same to Redisson,
+-- and which they ignore. Failures are ignored: Redisson is told that the lock is free, but gets no
+-- turn. `turn` is a key, a string with the time in ms at which Redisson's turn ends, or 0, that
+-- exists while Redisson counts as waiting.
+local function tell_redisson(queue, turn)
   local channel, form, companion = ARGV[5], ARGV[6], 'leasehold:' .. ARGV[5]
+  if (redis.pcall('hvals', KEYS[1])[1] or '0') ~= '0' then
+    return false
+  end
   local listen = redis.pcall(
     'pubsub', form == 's' and 'shardnumsub' or 'numsub', channel, companion)
   if form == 's' and listen.err then
     -- Redis 6.2 has no sharded channels, and Redisson then uses others.
     form, listen = '', redis.pcall('pubsub', 'numsub', channel, companion)
   end
-  local waits
-  if listen[2] and listen[2] > listen[4] then
-    waits = redis.pcall('set', ends, 0, 'px', ARGV[8]).ok
-  else
-    waits = redis.pcall('exists', ends) == 1
-  end
-  local time = redis.call('time')
-  if waits and type(redis.pcall('zscore', queue, 'redisson')) ~= 'string' then
-    local joined =
-      redis.pcall('zadd', queue, 'nx', time[1] * 1000 + time[2] / 1000, 'redisson')
-    -- No key is left without a TTL, even if the user lacks the right to set one.
-    if type(joined) == 'number' and redis.pcall('pexpire', queue, ARGV[7]) ~= 1 then
-      redis.pcall('zrem', queue, 'redisson')
-    end
-  end
-  if (redis.pcall('hvals', KEYS[1])[1] or '0') ~= '0' then
+  local listens = listen[2] and listen[2] > listen[4]
+  local waits = listens or redis.pcall('exists', turn) == 1
+  redis.pcall(form .. 'publish', channel, waits and '0' or '00')
+  if not waits then
     return false
   end
-  redis.pcall(form .. 'publish', channel, waits and '0' or '00')
-  local next = redis.pcall('exists', KEYS[1]) == 0 and redis.pcall('zrange', queue, 0, 0)[1]
-  if next == 'redisson' or not waits then
-    redis.pcall('zrem', queue, 'redisson')
+  local time, clients = redis.call('time'), redis.pcall('zrange', queue, 0, 99)
+  local is_its = time[2] % (#clients + 1) == 0 and redis.pcall('exists', KEYS[1]) == 0
+  local ends = is_its and time[1] * 1000 + math.floor(time[2] / 1000) + ARGV[8] or 0
+  ends = string.format('%.0f', ends)
+  local set
+  if listens then
+    set = redis.pcall('set', turn, ends, 'px', ARGV[7])
+  else
+    set = redis.pcall('set', turn, ends, 'xx', 'keepttl')
   end
-  local memory = next == 'redisson' and waits and redis.pcall('pttl', ends)
-  if type(memory) == 'number' and memory > 0 then
-    local turn = time[1] * 1000 + math.floor(time[2] / 1000) + ARGV[9]
-    return redis.pcall('set', ends, string.format('%.0f', turn), 'px', memory).ok ~= nil
-  end
-  return false
+  return is_its and type(set) == 'table' and set.ok ~= nil
 end
-

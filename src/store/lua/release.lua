@@ -1,33 +1,48 @@
--- Ends a hold of any depth. Redis deletes a hash with its last field, and another owner's field
--- stays. HDEL, unlike HINCRBY, works when the server is out of memory.
+-- Ends a hold of any depth. A repeat finds that owner gone, and ends no other hold. Redis deletes a
+-- hash with its last field, and another owner's field stays. HDEL, unlike HINCRBY, works when the
+-- server is out of memory.
 -- If the lock stays taken for a while, its owner stays too, with depth 0, and no request of that
 -- hold changes anything any more.
 -- KEYS  1 lock, 2 queue of waiting clients, 3 if Redisson is told: its turn
 -- ARGV  1 owner, 2 for how many ms the lock is offered then, or '' to wake no client: clients whose
 --       attempts at a quorum have collided would collide again at once, 3 `shard`, 4 for how many
---       ms from now the lock stays taken, or 0, 5 and later with KEYS 3: as in `redisson.lua`
--- USES  `wake` and `tell_redisson`
+--       ms from now the lock stays taken, or 0; or `force` to end the hold of any owner: of this
+--       library, whose client is told, of Redisson, or of another library that sets a string, 5 and
+--       later with KEYS 3: as in `redisson.lua`
+-- USES  `tell`, `wake` and `tell_redisson`
 -- RETURNS 1, also if the lock is kept already, or 0 if the hold is gone
-local answer
-if ARGV[4] == '0' and ARGV[2] ~= '' then
-  answer = redis.call('hdel', KEYS[1], ARGV[1])
+local owner, window, kept, answer = ARGV[1], ARGV[2], ARGV[4], nil
+local forced = kept == 'force'
+if forced and redis.call('type', KEYS[1]).ok == 'string' then
+  answer = redis.call('getrange', KEYS[1], 0, 255) == owner and redis.call('del', KEYS[1]) or 0
+elseif forced or kept == '0' and window ~= '' then
+  answer = redis.call('hdel', KEYS[1], owner)
 else
-  local depth = redis.call('hget', KEYS[1], ARGV[1]) or ''
+  local depth = redis.call('hget', KEYS[1], owner) or ''
   if depth == '' or depth == '0' then
-    return depth == '0' and ARGV[4] ~= '0' and 1 or 0
-  elseif ARGV[2] == '' then
-    return redis.call('hdel', KEYS[1], ARGV[1])
+    return depth == '0' and kept ~= '0' and 1 or 0
+  elseif window == '' then
+    return redis.call('hdel', KEYS[1], owner)
   end
   -- The first write: a server that is out of memory does not refuse this one, nor others after it.
-  redis.call('pexpire', KEYS[1], ARGV[4])
-  answer = 1
-  redis.call('hset', KEYS[1], ARGV[1], 0)
+  redis.call('pexpire', KEYS[1], kept)
+  answer, window = 1, nil
+  redis.call('hset', KEYS[1], owner, 0)
+end
+if forced and answer == 1 then
+  if redis.pcall('hlen', KEYS[1]) == 1 then
+    redis.pcall('hdel', KEYS[1], 'mode') -- Redisson's, which is no owner.
+  end
+  local id, number = string.match(owner, '^(.*):(%x+)$')
+  if id then
+    tell(id, ARGV[3], 'leasehold:ended:' .. number .. ':' .. KEYS[1])
+  end
 end
 if answer == 0 or KEYS[3] and tell_redisson(KEYS[2], KEYS[3]) then
   return answer
 end
 -- Usually no client waits, and this is the cheapest way to find out.
 if redis.pcall('exists', KEYS[2]) == 1 then
-  wake(KEYS[2], ARGV[4] == '0' and ARGV[2] or nil, ARGV[3])
+  wake(KEYS[2], window, ARGV[3])
 end
 return answer

@@ -1,20 +1,35 @@
--- Reports who holds a name, of whatever kind it is, and which clients wait for it. What is offered
--- to a waiting client is not held.
--- KEYS  1 lock, 2 fence, 3 queue of waiting clients
+-- Reports who holds a name, and which clients wait for it. What is offered to a waiting client is
+-- not held.
+-- KEYS  1 lock, 2 fence, if the token is wanted: while the slot of a cluster moves, a script with
+--       one key is executed, and one with more has to wait for those that are missing, 3 queue of
+--       waiting clients, if the name may be of any kind; else it is one of a lock
+-- ARGV  1 `count` to count the permits of a semaphore instead, offers included
 -- USES  `find_holder`, `find_members` and `is_hold`
 -- RETURNS {holds, last token or 0, waiting clients}. A hold is {kind, owner, ms until its lease
---         ends, depth}, and its kind `l` a lock, `s` one of another library, `r`, `w` or `p`
-local left, holder, depth, foreign = find_holder()
-local holds = {}
-if foreign then
-  if redis.call('type', KEYS[1]).ok ~= 'zset' then
+--         ends, depth}, and its kind `l` a lock, `s` one of another library, `r`, `w` or `p`. Or
+--         the number of permits
+local counts, holds = ARGV[1] == 'count', {}
+local left, holder, depth, foreign
+if not counts then
+  left, holder, depth, foreign = find_holder()
+  if foreign and not (KEYS[3] and redis.call('type', KEYS[1]).ok == 'zset') then
     return foreign
   end
+end
+if counts or foreign then
   local time = redis.call('time')
   local now = time[1] * 1000 + math.floor(time[2] / 1000)
   left, foreign = find_members()
   if foreign then
     return foreign
+  end
+  if counts then
+    local first = left ~= -2
+      and redis.call('zrange', KEYS[1], '(' .. now, '+inf', 'byscore', 'limit', 0, 1)[1]
+    if first and string.sub(first, 1, 2) ~= 'p:' then
+      return redis.error_reply('WRONGTYPE found a read-write lock')
+    end
+    return first and redis.call('zcount', KEYS[1], '(' .. now, '+inf') or 0
   end
   local members = redis.call('zrange', KEYS[1], '(' .. now, '+inf', 'byscore', 'withscores')
   for i = 1, #members, 2 do
@@ -28,5 +43,6 @@ elseif holder and not (depth == '0' and string.sub(holder, -2) == ':0') then
   local kind = redis.call('type', KEYS[1]).ok == 'string' and 's' or 'l'
   holds[1] = {kind, holder, left, depth}
 end
-local fence, waiting = redis.pcall('get', KEYS[2]), redis.pcall('zrange', KEYS[3], 0, -1)
+local fence = KEYS[2] and redis.pcall('get', KEYS[2])
+local waiting = KEYS[3] and redis.pcall('zrange', KEYS[3], 0, -1) or {}
 return {holds, type(fence) == 'string' and fence or '0', waiting.err and {} or waiting}

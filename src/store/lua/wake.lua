@@ -1,7 +1,33 @@
--- Part of the scripts after which a waiting client may get its turn at a lock.
+-- Part of the scripts that change the queue of waiting clients, or after which one of them may get
+-- its turn.
 -- KEYS  1 lock
--- USES  `tell`
--- SETS  `wake`
+-- SETS  `join`, `tell` and `wake`
+
+-- Adds a client to the queue unless it is there. `life` is that of the queue in ms: no key is left
+-- without a TTL, even if the user lacks the right to set one.
+local function join(queue, client, time, life)
+  local joined = redis.pcall('zadd', queue, 'nx', time[1] * 1000 + time[2] / 1000, client)
+  if type(joined) == 'number' and redis.pcall('pexpire', queue, life) ~= 1 then
+    redis.pcall('zrem', queue, client)
+  end
+end
+
+-- Tells a client, and returns how many listen, or no number if the server refuses to publish. In a
+-- cluster that is by a sharded channel if the client has one at this node, because a message on any
+-- other goes to all nodes: `shard` is the hash tag of such channels, or '' or nil. Redis 6.2 has
+-- none, a client is not subscribed to one at once, and slots move; but each client listens on its
+-- own channel at every master. The channels are those of `Keys`. Without another, the message is
+-- the key of the lock: it may be free.
+local function tell(client, shard, message)
+  local channel, told = 'leasehold:wake:' .. client, 0
+  if shard and shard ~= '' then
+    told = redis.pcall('spublish', channel .. ':{' .. shard .. '}', message or KEYS[1])
+  end
+  if type(told) ~= 'number' or told == 0 then
+    told = redis.pcall('publish', channel, message or KEYS[1])
+  end
+  return told
+end
 
 -- Offers the lock, if it is free, to the client that has waited longest, and tells it, so that no
 -- other client can take the lock for a while, however near to the server. An offer is a field
@@ -35,10 +61,8 @@ local function wake(queue, window, shard, me)
     elseif next == me and #silent == 0 then
       return true
     end
-    -- Redisson has a place, but cannot take an offer.
-    local grace = next == 'redisson' and 0
-      or came < -past / 2 and math.ceil(came + past + 2000 - now)
-    told = next == 'redisson' and 0 or tell(next, shard)
+    local grace = came < -past / 2 and math.ceil(came + past + 2000 - now)
+    told = tell(next, shard)
     if told ~= 0 then
       turn = next
       break

@@ -8,9 +8,9 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 
 use crate::base::failure::{Failure, FailureKind};
 use crate::net::interrupter::{Close, Interrupter};
+use crate::store::background::{Wake, Wakeups};
 use crate::store::hold_id::HoldId;
 use crate::store::keys::Keys;
-use crate::store::wake::{Wake, Wakeups};
 
 /// The inboxes of the clients that are there.
 #[derive(Debug, Default)]

@@ -21,9 +21,9 @@ use crate::base::clock::Moment;
 use crate::base::failure::{Failure, FailureKind};
 use crate::config::Config;
 use crate::store::Store;
+use crate::store::background::{Job, JobOutcome, JobRunner, Wakeups};
 #[cfg(test)]
 use crate::store::hold_id::HoldId;
-use crate::store::job::{Job, JobOutcome, JobRunner};
 use crate::store::keys::Keys;
 use crate::store::memory::inbox::{Inbox, MemoryWakeups};
 use crate::store::memory::locks::Locks;
@@ -32,7 +32,6 @@ use crate::store::request::{
     Acquire, AcquireReply, HoldReply, HoldRequest, HolderReply, PostedChange, Registration,
     ReportReply,
 };
-use crate::store::wake::Wakeups;
 
 /// A server in memory. Clones are the same.
 #[derive(Clone, Debug, Default)]
@@ -279,9 +278,9 @@ mod tests {
 
     use crate::base::clock::end_of;
     use crate::store::ask_one;
+    use crate::store::background::Wake;
     use crate::store::hold_id::{HoldId, HoldKind};
     use crate::store::request::Change;
-    use crate::store::wake::Wake;
 
     const LONG: Duration = Duration::from_secs(60);
 

@@ -10,10 +10,10 @@ use crate::base::clock::Moment;
 use crate::net::durability::{Demand, is_done};
 use crate::net::exchange::{Exchange, SendWait};
 use crate::net::request::Reply;
-use crate::store::command::Command;
 use crate::store::hold_id::HoldId;
 use crate::store::quorum::health::{QuorumServer, QuorumServers};
 use crate::store::quorum::votes::Votes;
+use crate::store::scripts::Command;
 
 /// What a request does at a server, and what is therefore in doubt where it fails.
 #[derive(Clone, Debug)]

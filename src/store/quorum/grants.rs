@@ -6,7 +6,7 @@
 //! what it gives. The hold's token is the greatest that a majority M has given. Before the caller
 //! gets the guard, a majority C confirms that its counters have reached the token *while the hold
 //! existed there*. A server that gave just that token has confirmed it already; on the others
-//! `raise.lua` raises the counter. Usually all servers have given the proposal, and there is
+//! `change.lua` raises the counter. Usually all servers have given the proposal, and there is
 //! nothing to raise.
 //!
 //! Why tokens grow: let a hold with token F be followed by another. The later hold's M and the

@@ -23,8 +23,7 @@ use crate::net::error_reply::suggests_demotion;
 use crate::net::factory::ConnectionFactory;
 use crate::net::request::Request;
 use crate::net::spin::Spin;
-use crate::store::background::connection::{ConnectAttempt, Node};
-use crate::store::background::opening::Opening;
+use crate::store::background::connection::{Node, Opening};
 use crate::store::hold_id::HoldId;
 use crate::store::quorum::in_doubt::InDoubtHolds;
 use crate::store::quorum::run_ids::RunIds;
@@ -102,9 +101,9 @@ impl QuorumServer {
 
     /// Begins to open a connection if it is time to try that, which it always is for an `urgent`
     /// call.
-    pub(super) fn begin_opening(self: &Arc<Self>, urgent: bool) -> Option<Opening> {
+    pub(super) fn begin_opening(self: &Arc<Self>, urgent: bool) -> Option<Opening<Connection>> {
         let (server, label) = (self.clone(), self.factory.label());
-        self.claim_try(urgent).then(|| Opening::begin(label, move || server.connect()))
+        self.claim_try(urgent).then(|| Opening::begin(label, move || server.connect_and_note()))
     }
 
     /// Notes that the server has failed.
@@ -214,7 +213,7 @@ impl QuorumServer {
     }
 
     /// Connects, and takes the outcome into account.
-    fn connect(&self) -> Result<Connection, Failure> {
+    fn connect_and_note(&self) -> Result<Connection, Failure> {
         let connected = self.connect_and_probe();
         match &connected {
             Ok(_) => self.health.lock().claimed_until = Instant::now(),
@@ -260,12 +259,16 @@ impl Node for Arc<QuorumServer> {
         self.number == other.number
     }
 
-    fn open(&self, _: Option<Connection>, attempt: ConnectAttempt) -> Result<Opening, Failure> {
-        self.begin_opening(attempt.urgent).ok_or_else(|| self.unreachable())
+    fn claim(&self, urgent: bool) -> Result<(), Failure> {
+        if self.claim_try(urgent) { Ok(()) } else { Err(self.unreachable()) }
     }
 
     fn next_try(&self) -> Instant {
         self.health.lock().next_try()
+    }
+
+    fn connect(&self, _: Option<Connection>, _: Instant) -> Result<Connection, Failure> {
+        self.connect_and_note()
     }
 }
 

@@ -9,8 +9,8 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use crate::base::clock::Moment;
+use crate::store::background::InDoubtHold;
 use crate::store::hold_id::HoldId;
-use crate::store::job::InDoubtHold;
 use crate::store::quorum::health::QuorumServer;
 
 /// With this many holds in `late`, the ones that can no longer begin are removed.

@@ -20,7 +20,7 @@ use crate::net::pool::PoolThread;
 use crate::net::socket::poll_ready;
 use crate::net::spin::ReplyWait;
 use crate::net::stream::PolledSocket;
-use crate::store::background::opening::Opening;
+use crate::store::background::connection::Opening;
 use crate::store::quorum::ballot::{Ballot, Vote};
 use crate::store::quorum::health::QuorumServers;
 use crate::store::quorum::link::Link;

@@ -20,7 +20,7 @@ use crate::net::connection::Connection;
 use crate::net::exchange::Exchange;
 use crate::net::open_socket::WaitFor;
 use crate::net::stream::PolledSocket;
-use crate::store::background::opening::Opening;
+use crate::store::background::connection::Opening;
 use crate::store::quorum::health::QuorumServer;
 
 /// With this many requests in flight, one of which waits for replicas or a disk, a server lags.
@@ -36,7 +36,7 @@ pub(super) struct Link {
     connection: Connection,
     /// The connection that is being opened in the background, and until when it is likely to be
     /// open soon.
-    opening: Option<(Opening, Instant)>,
+    opening: Option<(Opening<Connection>, Instant)>,
 }
 
 impl Link {
@@ -52,7 +52,7 @@ impl Link {
 
     /// The connection that is being opened, if there is none until then, and for how long it is
     /// worth to wait for it even if a majority is connected.
-    pub(super) fn opening(&self) -> Option<&(Opening, Instant)> {
+    pub(super) fn opening(&self) -> Option<&(Opening<Connection>, Instant)> {
         self.opening.as_ref().filter(|_| !self.is_connected())
     }
 

@@ -61,9 +61,8 @@ use crate::net::spin::Spin;
 use crate::store::Store;
 use crate::store::background::jobs::BackgroundJobs;
 use crate::store::background::wakeups::BackgroundWakeups;
-use crate::store::command::Command;
+use crate::store::background::{InDoubtHold, JobRunner, Wakeups};
 use crate::store::commands::Commands;
-use crate::store::job::{InDoubtHold, JobRunner};
 use crate::store::quorum::ballot::{Ballot, Effect, Vote};
 use crate::store::quorum::grants::ambiguous;
 use crate::store::quorum::health::{QuorumServer, QuorumServers};
@@ -77,7 +76,7 @@ use crate::store::request::{
     Acquire, AcquireReply, Change, HoldReply, HoldRequest, HolderReply, PostedChange,
     ServerConnections,
 };
-use crate::store::wake::Wakeups;
+use crate::store::scripts::Command;
 
 /// N independent servers.
 #[derive(Debug)]

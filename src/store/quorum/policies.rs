@@ -13,11 +13,10 @@ use crate::base::failure::Failure;
 use crate::store::background::connection::Pauses;
 use crate::store::background::jobs::{Decision, JobPolicy};
 use crate::store::background::wakeups::WakeupPolicy;
-use crate::store::job::{Job, JobReply};
+use crate::store::background::{Job, JobReply, Wake};
 use crate::store::quorum::health::{QuorumServer, QuorumServers};
 use crate::store::quorum::votes::{Votes, majority};
 use crate::store::request::{Change, HoldReply};
-use crate::store::wake::Wake;
 
 /// The messages of a majority are waited for this long.
 const GATHER: Duration = Duration::from_millis(5);
@@ -66,7 +65,11 @@ impl WakeupPolicy for WakeupsOfMajorities {
         self.servers.take()
     }
 
-    fn receive(&mut self, from: &Arc<QuorumServer>, wake: Wake, listening: usize) -> Option<Wake> {
+    fn is_ready(&self, listening: usize) -> bool {
+        listening == majority(self.count)
+    }
+
+    fn receive(&mut self, from: &Arc<QuorumServer>, wake: Wake) -> Option<Wake> {
         match wake {
             Wake::Lock(name) => {
                 let new = || Gathered::new(self.count);
@@ -76,8 +79,7 @@ impl WakeupPolicy for WakeupsOfMajorities {
             // One server is enough, and the next one repeats it.
             Wake::Recall { .. } => Some(wake),
             // Of one server: a majority may still have the hold, and Redisson asks for no majority.
-            Wake::Ended { .. } | Wake::Unlocked(_) => None,
-            Wake::Ready => (listening == majority(self.count)).then_some(wake),
+            Wake::Ended { .. } | Wake::Ready | Wake::Unlocked(_) => None,
         }
     }
 

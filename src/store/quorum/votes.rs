@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::base::failure::{Failure, FailureKind};
 use crate::error::{ServerFailure, Shortfall};
-use crate::store::job::JobReply;
+use crate::store::background::JobReply;
 use crate::store::request::{AcquireReply, Change, HoldReply};
 
 /// How many of `servers` servers are a majority.

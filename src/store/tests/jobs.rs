@@ -57,7 +57,9 @@ fn jobs_go_on_when_the_server_forgets_its_scripts() {
 #[test]
 fn a_reply_of_an_old_connection_is_not_read_on_the_new_one() {
     let mut scene = Scene::new();
+    scene.process.stop();
     scene.renew(1, scene.gone.clone(), soon());
+    scene.process.cont();
     // Another connection learns that none is to be trusted any more.
     scene.process.command(&["REPLICAOF", "127.0.0.1", "1"]);
     let refused = acquire(&scene.store, &scene.gone, Registration::None);

@@ -80,7 +80,7 @@ pub(crate) fn very_sleepy() -> Builder {
 
 /// The rights that the documentation demands.
 pub(crate) const RIGHTS: &str = "~lock:* ~leasehold:* resetchannels &leasehold:* +eval +evalsha \
-                      +ping +get +set +time +hexists +hget +hset +hdel +hgetall +hlen +type \
+                      +ping +get +set +time +hget +hset +hdel +hgetall +hlen +type \
                       +getrange +del +exists +pttl +pexpire +zadd +zrange +zrem +zscore \
                       +publish +subscribe";
 

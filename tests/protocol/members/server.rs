@@ -1,5 +1,5 @@
 //! The server, for one name: what `acquire_member.lua`, `serve.lua`, `release_member.lua` and
-//! `renew_member.lua` do to the holds, the offers, the fence and the queue of waiting clients.
+//! `change.lua` do to the holds, the offers, the fence and the queue of waiting clients.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,0 +1,46 @@
+-- Changes a hold, or only looks for it. Never revives one that is gone or whose time is over. If it
+-- is only renewed, a server that is out of memory does not refuse that.
+-- KEYS  1 lock, 2 fence, if the counter of tokens is raised to that of the hold
+-- ARGV  1 owner, for what several can hold with the kind in front, 2 lease in ms, or 0 to leave the
+--       end of the hold as it is, 3 depth, or '' to leave it as it is, `watch` to have the owner's
+--       client told when another one waits: the depth has a zero in front from then on, `member` if
+--       several can hold it, 4 with KEYS 2: token, 5 with KEYS 2: life of the fence in ms
+-- RETURNS 1, or 0 if the hold is gone
+local owner, lease, next = ARGV[1], ARGV[2], ARGV[3]
+if next == 'member' then
+  local time = redis.call('time')
+  local now = time[1] * 1000 + math.floor(time[2] / 1000)
+  local ends = redis.call('zscore', KEYS[1], owner)
+  if not ends or tonumber(ends) <= now then
+    return 0
+  end
+  if lease ~= '0' then
+    local mine, last = now + lease, redis.call('zrange', KEYS[1], -1, -1, 'withscores')[2]
+    -- The first write: a server that is out of memory does not refuse this one, nor later ones.
+    redis.call('pexpireat', KEYS[1], math.max(mine, tonumber(last)))
+    redis.call('zadd', KEYS[1], 'xx', mine, owner)
+  end
+  return 1
+end
+local depth = redis.call('hget', KEYS[1], owner) or '0'
+if depth == '0' then
+  return 0
+end
+if KEYS[2] then
+  local last = tonumber(redis.call('get', KEYS[2]) or 0)
+  if not last or last < tonumber(ARGV[4]) then
+    redis.call('set', KEYS[2], ARGV[4], 'px', ARGV[5])
+  else
+    -- A write, so that the WAIT that may follow on this connection covers the counter.
+    redis.call('pexpire', KEYS[2], ARGV[5])
+  end
+end
+if next ~= '' then
+  local zero = (next == 'watch' or string.sub(depth, 1, 1) == '0') and '0' or ''
+  next = next == 'watch' and string.gsub(depth, '^0', '') or next
+  redis.call('hset', KEYS[1], owner, zero .. next)
+end
+if lease ~= '0' then
+  redis.call('pexpire', KEYS[1], lease)
+end
+return 1
