@@ -74,8 +74,8 @@ impl Multiplexer {
         self.queue.lock().is_lingering()
     }
 
-    /// Sends a request and waits for the reply: at once if a connection is free and other threads do
-    /// not send batches at the moment, else together with theirs.
+    /// Sends a request and waits for the reply: at once if a connection is free and other threads
+    /// do not send batches at the moment, else together with theirs.
     pub(super) fn exchange(
         self: &Arc<Self>,
         request: Request,
