@@ -43,7 +43,9 @@ if left ~= -2 or queued then
   elseif queued ~= 'kept' then
     local first = redis.pcall('zrange', KEYS[3], 0, 0, 'withscores')
     -- A place below that is the time when a client was found without a listener.
-    local yields = first[1] and (queued == 'yields' or tonumber(first[2]) < -5e12)
+    -- A client that does not join has no place, and takes what is free.
+    local yields = first[1] and ARGV[4] ~= '0'
+      and (queued == 'yields' or tonumber(first[2]) < -5e12)
     if yields and first[1] ~= client then
       wait()
       begins, left = wake(KEYS[3], ARGV[8], ARGV[9], client)

@@ -42,6 +42,7 @@ servers!(
     a_full_server_keeps_a_lock,
     clients_that_are_gone_are_skipped,
     clients_without_a_listener_keep_their_places_for_two_seconds,
+    a_client_that_does_not_wait_leaves_clients_without_a_listener_in_their_places,
     a_client_that_leaves_wakes_the_next,
     a_yielding_client_lets_another_go_first,
     a_client_that_does_not_yield_takes_a_free_lock,
@@ -349,6 +350,16 @@ fn clients_without_a_listener_keep_their_places_for_two_seconds(process: &Server
     process.command(&["ZADD", WAITING, "-1e13", "b", "-1e13", "c"]);
     let second = ask(&store, &of("d", 1), Registration::Registered);
     assert!(matches!(second, AcquireReply::Acquired { .. }), "two seconds later: {second:?}");
+}
+
+fn a_client_that_does_not_wait_leaves_clients_without_a_listener_in_their_places(process: &Server) {
+    let store = single(process);
+    must_acquire(&store, &hold(1));
+    process.command(&["ZADD", WAITING, "1", "a", "2", "b"]);
+    release(&store, &hold(1));
+    let reply = ask(&store, &of("c", 1), Registration::Last);
+    assert!(matches!(reply, AcquireReply::Acquired { .. }), "{reply:?}");
+    assert_eq!(waiting(process), ["a", "b"]);
 }
 
 fn a_client_that_leaves_wakes_the_next(process: &Server) {

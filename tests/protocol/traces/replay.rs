@@ -108,7 +108,8 @@ impl Replay {
         let is_free = next.server.lock.is_none() && next.server.offer.is_none();
         let yields = mode == "yields" || first.is_some_and(|first| next.silent.contains(first));
         let round = if mode.is_empty() { 1 } else { 2 };
-        let command = Command::Acquire { size: asked, yields: yields && !mode.is_empty() };
+        let joins = !mode.is_empty() && call.arg(4) != "0";
+        let command = Command::Acquire { size: asked, yields: yields && joins };
         let request = Request::new(hold, round, command);
         if mode != "kept" && is_free && next.server.gives_way(&request) {
             next.server.register(hold.client);
