@@ -8,7 +8,6 @@ use crate::config::LockOptions;
 use crate::error::Result;
 use crate::guards::holder::Leader;
 use crate::guards::owned_hold::{OwnedHold, lock_options, owned_guard};
-use crate::guards::wanted::{self, Wanted};
 use crate::local::call::Wait;
 use crate::local::shared::Shared;
 use crate::local::status;
@@ -49,7 +48,7 @@ owned_guard! {
     /// [`Election::campaign`].
     #[must_use = "if unused the term ends immediately: \
                   bind it to `_guard`, not to `_`"]
-    Term
+    Term with fence, depth, wanted
 }
 
 impl Election {
@@ -109,26 +108,6 @@ impl Election {
 }
 
 impl Term {
-    /// Returns the fencing token of this term, which is greater than that of every earlier one. See
-    /// [`Guard::fence`](crate::Guard::fence).
-    #[must_use]
-    pub fn fence(&self) -> u64 {
-        self.0.hold.fence()
-    }
-
-    /// Returns the watch on the wishes of other clients. See
-    /// [`Guard::wanted`](crate::Guard::wanted).
-    #[must_use]
-    pub fn wanted(&self) -> Wanted {
-        wanted::watch(&self.0.shared, &self.0.hold)
-    }
-
-    /// Returns 1: a term never nests.
-    #[must_use]
-    pub fn depth(&self) -> u32 {
-        self.0.hold.depth()
-    }
-
     /// Ends the term, as dropping it does, and reports errors: the same as
     /// [`unlock`](Term::unlock). Stop the work of the leader before.
     ///

@@ -3,7 +3,6 @@
 use crate::error::Result;
 use crate::guards::owned_hold::owned_guard;
 use crate::guards::ticket::Ticket;
-use crate::guards::wanted::{self, Wanted};
 
 owned_guard! {
     /// A lock that belongs to no thread: any thread may keep, send or drop it. Dropping it releases
@@ -27,29 +26,10 @@ owned_guard! {
     /// renewed until the process ends or [`max_hold`](crate::Builder::max_hold) is reached.
     #[must_use = "if unused the lock is released immediately: \
                   bind it to `_guard`, not to `_`"]
-    OwnedGuard
+    OwnedGuard with fence, depth, wanted
 }
 
 impl OwnedGuard {
-    /// Returns the fencing token of this hold. See [`Guard::fence`](crate::Guard::fence).
-    #[must_use]
-    pub fn fence(&self) -> u64 {
-        self.0.hold.fence()
-    }
-
-    /// Returns the watch on the wishes of other clients. See
-    /// [`Guard::wanted`](crate::Guard::wanted).
-    #[must_use]
-    pub fn wanted(&self) -> Wanted {
-        wanted::watch(&self.0.shared, &self.0.hold)
-    }
-
-    /// Returns 1: owned guards never nest.
-    #[must_use]
-    pub fn depth(&self) -> u32 {
-        self.0.hold.depth()
-    }
-
     /// Renews the lease once more, and leaves the lock to the guard that adopts it by
     /// [`Client::adopt`](crate::Client::adopt), of this process or another one, before that lease
     /// is over. Blocks for the server's reply.

@@ -74,9 +74,38 @@ impl Drop for OwnedHold {
     }
 }
 
-/// Defines a guard around an [`OwnedHold`], with the methods that all such guards have.
+/// Defines a guard around an [`OwnedHold`], with the methods that all such guards have, and those
+/// of these that are named.
 macro_rules! owned_guard {
-    ($(#[$doc:meta])* $guard:ident) => {
+    (@fence $guard:ident) => {
+        impl $guard {
+            /// Returns the fencing token of this hold. See [`Guard::fence`](crate::Guard::fence).
+            #[must_use]
+            pub fn fence(&self) -> u64 {
+                self.0.hold.fence()
+            }
+        }
+    };
+    (@depth $guard:ident) => {
+        impl $guard {
+            /// Returns 1: this guard never nests.
+            #[must_use]
+            pub fn depth(&self) -> u32 {
+                self.0.hold.depth()
+            }
+        }
+    };
+    (@wanted $guard:ident) => {
+        impl $guard {
+            /// Returns the watch on the wishes of other clients. See
+            /// [`Guard::wanted`](crate::Guard::wanted).
+            #[must_use]
+            pub fn wanted(&self) -> $crate::guards::wanted::Wanted {
+                $crate::guards::wanted::watch(&self.0.shared, &self.0.hold)
+            }
+        }
+    };
+    ($(#[$doc:meta])* $guard:ident $(with $($method:ident),+)?) => {
         $(#[$doc])*
         pub struct $guard($crate::guards::owned_hold::OwnedHold);
 
@@ -148,6 +177,8 @@ macro_rules! owned_guard {
                 self.0.fmt(stringify!($guard), f)
             }
         }
+
+        $($($crate::guards::owned_hold::owned_guard!(@$method $guard);)+)?
     };
 }
 pub(crate) use owned_guard;

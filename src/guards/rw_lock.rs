@@ -58,10 +58,11 @@ owned_guard! {
 
 owned_guard! {
     /// A read-write lock that is held for writing, alone. Any thread may drop it, which releases
-    /// it. Created by [`RwLock::write`].
+    /// it. Its fencing token is greater than that of every earlier writer. Created by
+    /// [`RwLock::write`].
     #[must_use = "if unused the lock is released immediately: \
                   bind it to `_guard`, not to `_`"]
-    WriteGuard
+    WriteGuard with fence
 }
 
 impl RwLock {
@@ -145,15 +146,6 @@ impl RwLock {
 impl ReadGuard {
     /// Returns the fencing token of the last writer. All readers between two writers have the same;
     /// it is smaller than the next writer's.
-    #[must_use]
-    pub fn fence(&self) -> u64 {
-        self.0.hold.fence()
-    }
-}
-
-impl WriteGuard {
-    /// Returns the fencing token of this hold, which is greater than that of every earlier writer.
-    /// See [`Guard::fence`](crate::Guard::fence).
     #[must_use]
     pub fn fence(&self) -> u64 {
         self.0.hold.fence()
