@@ -7,33 +7,29 @@
 
 use std::cell::Cell;
 use std::sync::Arc;
-use std::thread;
+use std::{slice, thread};
 
 use crate::base::spans::CallSpan;
 use crate::config::LockOptions;
 use crate::error::{Error, Result};
-use crate::guards::canceller::CancellableWait;
 use crate::local::attempt::Attempt;
 use crate::local::call::{Caller, Wait};
-use crate::local::call_reports::{report_contended, report_outcome};
 use crate::local::hold::Hold;
 use crate::local::hold_requests::{Level, nest};
 use crate::local::release;
 use crate::local::retry::RetryPolicy;
 use crate::local::shared::Shared;
 use crate::local::status;
-use crate::local::try_loop::{Stopped, try_until_acquired};
-use crate::local::turn::{self, QueueHead};
-use crate::local::wait_queue::{Arrival, Turn};
-use crate::local::waiter::Waiter;
+use crate::local::wait_queues::WaitQueues;
+use crate::local::waiter::{Turn, Waiter};
 use crate::store::hold_id::{HoldId, HoldKind};
+use crate::store::request::Registration;
 
 /// A call for a lock.
 pub(super) struct LockCall<'a> {
     pub(super) shared: &'a Shared,
     pub(super) name: &'a Arc<str>,
     pub(super) caller: Caller,
-    pub(super) wait: Wait,
     /// Whether the call has reported that the lock is held.
     pub(super) contended: Cell<bool>,
 }
@@ -50,8 +46,8 @@ pub(crate) fn lock(
     if let Some(hold) = held_already(shared, name, options)? {
         return nest(shared, hold, wait).map(Some);
     }
-    let caller = Caller::current(&shared.config, options);
-    let hold = LockCall { shared, name, caller, wait, contended: Cell::default() }.run()?;
+    let caller = Caller { wait, ..Caller::current(&shared.config, options) };
+    let hold = acquire_one(shared, name, caller)?;
     Ok(hold.map(|hold| Level { hold, depth: 1 }))
 }
 
@@ -65,14 +61,45 @@ pub(crate) fn owned(
 ) -> Result<Option<Arc<Hold>>> {
     let _call = shared.counters.begin_call();
     check(shared, name, options)?;
-    if kind == HoldKind::Lock {
+    if kind.is_lock() {
         // It never nests, but waits for a hold of this thread like any other.
         held_already(shared, name, options)?;
     } else {
         shared.check_has_members()?;
     }
-    let caller = Caller::owned(&shared.config, options, kind);
-    LockCall { shared, name, caller, wait, contended: Cell::default() }.run()
+    acquire_one(shared, name, Caller { wait, ..Caller::owned(&shared.config, options, kind) })
+}
+
+fn acquire_one(shared: &Shared, name: &Arc<str>, caller: Caller) -> Result<Option<Arc<Hold>>> {
+    let call = LockCall { shared, name, caller, contended: Cell::default() };
+    reported(shared, &call.caller, name, slice::from_ref, || call.acquire())
+}
+
+/// Has `acquire` acquire the locks with these names, and reports how that went.
+pub(super) fn reported<T>(
+    shared: &Shared,
+    caller: &Caller,
+    names: &str,
+    holds: impl Fn(&T) -> &[Arc<Hold>],
+    acquire: impl FnOnce() -> Result<Option<T>>,
+) -> Result<Option<T>> {
+    let span = CallSpan::open(|| names);
+    let outcome = acquire().and_then(|acquired| {
+        release::check_wanted(shared, caller, acquired.as_ref().map_or(&[], &holds))?;
+        Ok(acquired)
+    });
+    let waited = caller.begin.elapsed();
+    shared.reporter.report_outcome(names, caller.wait, &outcome, waited);
+    let acquired = outcome.as_ref().ok().and_then(Option::as_ref).map_or(&[][..], holds);
+    for hold in acquired {
+        hold.span.open(hold.name(), hold.fence());
+        if caller.in_set {
+            shared.reporter.report_acquired(hold, caller);
+        }
+    }
+    let alone = acquired.first().filter(|_| !caller.in_set);
+    span.close(waited, alone.map(|hold| hold.fence()));
+    outcome
 }
 
 /// Returns the hold that the calling thread has of a lock, if there is one.
@@ -100,42 +127,42 @@ pub(super) fn check(shared: &Shared, name: &str, options: &LockOptions) -> Resul
     shared.wait_queues.check_open()
 }
 
-impl LockCall<'_> {
-    /// Acquires the lock, and reports how that went.
-    fn run(&self) -> Result<Option<Arc<Hold>>> {
-        let span = CallSpan::open(|| &**self.name);
-        let outcome = self.acquire().and_then(|hold| {
-            release::check_wanted(self.shared, &self.caller.options, hold.as_slice())?;
-            Ok(hold)
-        });
-        let waited = self.caller.begin.elapsed();
-        report_outcome(self.shared, self.name, self.wait, &outcome, waited);
-        let hold = outcome.as_ref().ok().and_then(Option::as_ref);
-        if let Some(hold) = hold {
-            hold.span.open(hold.name(), hold.fence());
-        }
-        span.close(waited, hold.map(|hold| hold.fence()));
-        outcome
-    }
+/// A thread that may be at the head of a wait queue. It is not left there, even if it panics.
+struct QueueHead<'a>(&'a WaitQueues, &'a Waiter);
 
+impl Drop for QueueHead<'_> {
+    fn drop(&mut self) {
+        self.0.give_up_head(self.1);
+    }
+}
+
+impl LockCall<'_> {
     /// Acquires the lock, and reports nothing but contention.
     pub(super) fn acquire(&self) -> Result<Option<Arc<Hold>>> {
+        let Self { shared, name, caller, .. } = self;
+        let queues = &shared.wait_queues;
+        // A hold that is found lost leaves the head.
+        if caller.wait == Wait::No
+            && let Some(hold) = queues.holder(caller.kind, name)
+        {
+            shared.reporter.expire(&hold);
+        }
         let mut rejoins = false;
         loop {
-            let (waiter, turn) = self.join(rejoins)?;
-            let _watch = self.watch(&waiter);
+            let (waiter, turn) = queues.join(self.next_hold(), caller, rejoins)?;
+            let _watch = waiter.watch();
             let turn = turn.map_or_else(|| self.wait_for_turn(&waiter), Ok)?;
             return match turn {
-                Turn::Failed(failure) => Err(failure.into_error("acquire", self.name)),
-                Turn::HandedOff(hold) if self.shared.take_hold(&hold, &self.caller) => {
-                    Ok(Some(hold))
-                }
-                Turn::Kept(hold) if self.shared.take_kept(&hold, &self.caller) => Ok(Some(hold)),
+                Turn::Failed(failure) => Err(failure.into_error("acquire", name)),
+                Turn::HandedOff(hold) if shared.take_hold(&hold, caller) => Ok(Some(hold)),
+                Turn::Kept(hold) if shared.take_kept(&hold, caller) => Ok(Some(hold)),
                 Turn::HandedOff(_) | Turn::Kept(_) => {
                     rejoins = true;
                     continue;
                 }
-                Turn::Head(arrival) => self.acquire_at_head(&waiter, arrival),
+                Turn::Head { is_next, after_release, kept } => {
+                    self.acquire_at_head(&waiter, is_next, after_release, kept)
+                }
                 Turn::Look => self.look().map(|()| None),
                 Turn::Outside => self.acquire_outside(),
                 Turn::TimedOut => Ok(None),
@@ -143,41 +170,24 @@ impl LockCall<'_> {
         }
     }
 
-    /// Joins the queue of the lock.
-    fn join(&self, rejoins: bool) -> Result<(Arc<Waiter>, Option<Turn>)> {
-        let Self { shared, name, caller, wait, .. } = self;
-        // A hold that is found lost leaves the head.
-        if *wait == Wait::No
-            && let Some(hold) = shared.wait_queues.holder(caller.kind, name)
-        {
-            shared.reporter.expire(&hold);
-        }
-        shared.wait_queues.join(self.next_hold(), caller, *wait == Wait::Endless, rejoins)
-    }
-
     fn next_hold(&self) -> HoldId {
         self.shared.next_hold(&self.caller, self.name)
     }
 
-    /// Lets the canceller end the wait, if there is one.
-    fn watch(&self, waiter: &Arc<Waiter>) -> Option<CancellableWait> {
-        self.caller.options.canceller.as_ref().map(|canceller| waiter.watch(canceller))
-    }
-
     /// Waits behind the other threads of this client.
     fn wait_for_turn(&self, waiter: &Waiter) -> Result<Turn> {
-        let waits = (self.wait != Wait::No).then(|| {
-            report_contended(self.shared, self.name, &self.contended);
-            self.shared.counters.begin_wait()
+        let Shared { reporter, counters, wait_queues, .. } = self.shared;
+        let waits = (self.caller.wait != Wait::No).then(|| {
+            reporter.report_contended(self.name, &self.contended);
+            counters.begin_wait()
         });
-        let turn = turn::wait(&self.shared.wait_queues, waiter, self.wait);
+        let turn = wait_queues.wait(waiter, self.caller.wait);
         drop(waits);
-        match &turn {
-            Ok(Turn::HandedOff(_) | Turn::Head(_) | Turn::Kept(_)) => {}
-            _ => self.leave(waiter),
+        if !matches!(turn, Ok(Turn::HandedOff(_) | Turn::Head { .. } | Turn::Kept(_))) {
+            self.leave(waiter);
         }
         if matches!(turn, Ok(Turn::Look | Turn::TimedOut)) {
-            report_contended(self.shared, self.name, &self.contended);
+            reporter.report_contended(self.name, &self.contended);
         }
         turn
     }
@@ -185,25 +195,29 @@ impl LockCall<'_> {
     /// Cleans up after a thread that is in the queue no more, and has no hold.
     fn leave(&self, waiter: &Waiter) {
         if waiter.is_in_doubt() {
-            self.shared.clean_up(&waiter.hold, waiter.lease, false);
+            self.shared.clean_up(&waiter.hold, self.caller.times.lease, false);
         }
     }
 
-    /// Makes one attempt outside the queue, for another hold than the head may have asked for.
+    /// Makes one attempt outside the queue, for another hold than the head may have asked for. A
+    /// client has one place among the waiting clients: that of the thread which may try again.
     fn acquire_outside(&self) -> Result<Option<Arc<Hold>>> {
-        let waiter = Arc::new(Waiter::new(self.next_hold(), &self.caller));
-        let _watch = self.watch(&waiter);
-        let acquired = try_until_acquired(&mut self.attempt(&waiter, Arrival::Outside));
-        acquired.map(Some).or_else(|stopped| {
-            self.leave(&waiter);
-            stopped.into_result(self.name)
-        })
+        let Self { shared, name, caller, contended } = self;
+        let waiter = Arc::new(Waiter::new(self.next_hold(), caller.clone()));
+        let _watch = waiter.watch();
+        let after_release = !shared.wait_queues.released(caller.kind, name).is_empty();
+        let (none, waiter) = (Registration::None, &*waiter);
+        let acquired = Attempt::new(shared, waiter, contended, none, after_release).run();
+        if !matches!(acquired, Ok(Some(_))) {
+            self.leave(waiter);
+        }
+        acquired
     }
 
     /// Makes sure that the lock can be asked about, by a request that overtakes no other thread.
     fn look(&self) -> Result<()> {
-        let Self { shared, name, caller, wait, .. } = self;
-        let retry = RetryPolicy::new(*wait, &shared.config, caller.times);
+        let Self { shared, name, caller, .. } = self;
+        let retry = RetryPolicy::new(caller.wait, &shared.config, caller.times);
         let sleep = |pause| {
             shared.wait_queues.pause(pause)?;
             caller.options.check_cancelled(name)
@@ -212,42 +226,40 @@ impl LockCall<'_> {
         status::repeat_with(shared, retry, sleep, "acquire", name, look).map(drop)
     }
 
-    /// Acquires the lock at the head of the queue. Without it the next waiter becomes the head.
+    /// Acquires the lock at the head of the queue. Without it the next waiter becomes the head, and
+    /// with a hold that other threads can share, too.
     pub(super) fn acquire_at_head(
         &self,
         waiter: &Waiter,
-        arrival: Arrival,
+        is_next: bool,
+        mut after_release: bool,
+        mut kept: Option<Arc<Hold>>,
     ) -> Result<Option<Arc<Hold>>> {
-        let head =
-            QueueHead::new(&self.shared.wait_queues, &waiter.hold, self.wait == Wait::Endless);
-        let mut attempt = self.attempt(waiter, arrival);
-        match try_until_acquired(&mut attempt) {
-            Ok(hold) if self.caller.kind == HoldKind::Lock => {
-                head.keep();
-                self.shared.wait_queues.set_acquired(&hold);
-                Ok(Some(hold))
-            }
-            Ok(hold) => {
-                head.leave();
-                Ok(Some(hold))
-            }
-            Err(stopped) => {
-                self.leave(waiter);
-                let next = head.give_up(&stopped);
-                // The place among the waiting clients is the next thread's too, if that wants the
-                // same.
-                let stays = next.is_some_and(|next| next.waits_with(self.caller.kind));
-                match stopped {
-                    Stopped::Ended(_) if !stays => attempt.post_unregistration(),
-                    Stopped::TimedOut if !stays => attempt.unregister(),
-                    _ => {}
-                }
-                stopped.into_result(self.name)
+        let Self { shared, caller, contended, .. } = self;
+        let _head = QueueHead(&shared.wait_queues, waiter);
+        if let Some(unsuited) = kept.take_if(|kept| !kept.suits(caller)) {
+            shared.give_up_kept(&unsuited);
+            after_release = true;
+        }
+        let registration = match caller.wait.is_over() {
+            _ if is_next => Registration::Registered,
+            false => Registration::IfHeld,
+            true if caller.kind.is_lock() => Registration::IfMayBeKept,
+            true => Registration::None,
+        };
+        let mut attempt = Attempt::new(shared, waiter, contended, registration, after_release);
+        if let Some(hold) = kept.and_then(|kept| attempt.refill(kept)) {
+            return Ok(Some(hold));
+        }
+        let acquired = attempt.run();
+        if !matches!(acquired, Ok(Some(_))) {
+            self.leave(waiter);
+            let next = shared.wait_queues.give_up_head(waiter);
+            // The place among the waiting clients is the next thread's too, if that wants the same.
+            if !next.is_some_and(|next| next.waits_with(caller.kind)) {
+                attempt.unregister();
             }
         }
-    }
-
-    fn attempt<'a>(&'a self, waiter: &'a Waiter, arrival: Arrival) -> Attempt<'a> {
-        Attempt::new(self.shared, &self.caller, self.wait, &self.contended, waiter, arrival)
+        acquired
     }
 }

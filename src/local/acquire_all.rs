@@ -8,16 +8,14 @@
 
 use std::cell::Cell;
 use std::sync::Arc;
-use std::{slice, thread};
+use std::{iter, slice, thread};
 
 use crate::base::clock::{Moment, end_of};
 use crate::base::failure::{Failure, FailureKind};
-use crate::base::spans::CallSpan;
 use crate::config::LockOptions;
 use crate::error::{Error, Result};
-use crate::local::acquire::{LockCall, check};
+use crate::local::acquire::{LockCall, check, reported};
 use crate::local::call::{Caller, Wait};
-use crate::local::call_reports::{report_contended, report_outcome};
 use crate::local::hold::{Hold, local_deadline};
 use crate::local::release;
 use crate::local::retry::{Backoff, RetryPolicy};
@@ -30,20 +28,8 @@ struct SetCall<'a> {
     shared: &'a Shared,
     names: &'a [Arc<str>],
     caller: Caller,
-    wait: Wait,
     /// Whether it was reported that a lock is held.
     contended: Cell<bool>,
-}
-
-/// What an attempt for several locks has brought.
-enum Attempted {
-    /// A hold of each name, in the order of the names.
-    Acquired(Vec<Arc<Hold>>),
-    /// No hold. The lock of the name with this index is held by another owner.
-    Held(usize),
-    /// No hold. The server has not answered for this group, which the call tries for again before
-    /// any other.
-    Unanswered(Group),
 }
 
 /// Names whose locks one request acquires, by their indexes, and the holds that it asks for.
@@ -64,24 +50,9 @@ pub(crate) fn acquire_all(
     let _call = shared.counters.begin_call();
     check_names(shared, names, options)?;
     let caller = Caller::owned(&shared.config, options, HoldKind::Lock);
-    let caller = Caller { in_set: true, ..caller };
-    let call = SetCall { shared, names, caller, wait, contended: Cell::default() };
-    let span = CallSpan::open(|| names.join(", "));
-    let outcome = call.acquire().and_then(|holds| {
-        release::check_wanted(shared, options, holds.as_deref().unwrap_or_default())?;
-        Ok(holds)
-    });
-    let waited = call.caller.begin.elapsed();
-    if let Ok(Some(holds)) = &outcome {
-        for hold in holds {
-            hold.span.open(hold.name(), hold.fence());
-            shared.reporter.report_acquired(hold, &call.caller);
-        }
-    } else {
-        report_outcome(shared, &names.join(", "), wait, &outcome, waited);
-    }
-    span.close(waited, None);
-    outcome
+    let caller = Caller { wait, in_set: true, ..caller };
+    let call = SetCall { shared, names, caller, contended: Cell::default() };
+    reported(shared, &call.caller, &names.join(", "), Vec::as_slice, || call.acquire())
 }
 
 /// Returns an error if no call can acquire these locks.
@@ -106,60 +77,47 @@ fn check_names(shared: &Shared, names: &[Arc<str>], options: &LockOptions) -> Re
 
 impl SetCall<'_> {
     fn acquire(&self) -> Result<Option<Vec<Arc<Hold>>>> {
-        let mut backoff = Backoff::new(self.shared.config.backoff);
-        let mut first: Option<(usize, Arc<Hold>)> = None;
-        let mut settled = false;
-        let mut retry = self.retry();
-        let mut unanswered = None;
+        let Self { shared, names, caller, contended } = self;
+        let mut backoff = Backoff::new(shared.config.backoff);
+        let mut holds: Vec<Option<Arc<Hold>>> = vec![None; names.len()];
+        let (mut unanswered, mut settled, mut retry) = (None, false, self.retry());
         loop {
-            let had_first = first.is_some();
-            let index = match self.attempt(first.take(), unanswered.take(), &mut retry)? {
-                Attempted::Acquired(holds) => return Ok(Some(holds)),
-                Attempted::Held(index) => index,
-                Attempted::Unanswered(group) => {
-                    (unanswered, settled) = (Some(group), false);
+            let had_first = holds.iter().any(Option::is_some);
+            let held = match self.attempt(&mut holds, &mut unanswered, &mut retry) {
+                Ok(None) => return Ok(Some(holds.into_iter().flatten().collect())),
+                Ok(Some(held)) => held,
+                Err(failure) => {
+                    self.pause_after(failure, unanswered.as_mut(), &mut retry)?;
+                    settled = false;
                     continue;
                 }
             };
             retry = self.retry();
             // It may be a hold of this client whose release is on its way.
-            if !settled
-                && !self
-                    .shared
-                    .wait_queues
-                    .released(self.caller.kind, &self.names[index])
-                    .is_empty()
-            {
+            if !settled && !shared.wait_queues.released(caller.kind, &names[held]).is_empty() {
                 settled = true;
-                self.shared.store.settle(end_of(self.caller.times.io_timeout));
+                shared.store.settle(end_of(caller.times.io_timeout));
                 continue;
             }
-            report_contended(self.shared, &self.names[index], &self.contended);
-            if had_first {
-                // Two calls that were in each other's way should not meet again.
-                let Some(pause) = self.wait.cut(backoff.next().unwrap_or_default()) else {
-                    return self.check_is_lock(index).map(|()| None);
-                };
-                let _waiting = self.shared.counters.begin_wait();
-                self.shared.wait_queues.pause(pause)?;
+            shared.reporter.report_contended(&names[held], contended);
+            // Two calls that were in each other's way should not meet again.
+            let pause = backoff.next().filter(|_| had_first).unwrap_or_default();
+            let Some(pause) = caller.wait.cut(pause) else {
+                return self.check_is_lock(held).map(|()| None);
+            };
+            let waiting = shared.counters.begin_wait();
+            shared.wait_queues.pause(pause)?;
+            drop(waiting);
+            let (name, caller, contended) = (&names[held], caller.clone(), contended.clone());
+            match (LockCall { shared, name, caller, contended }).acquire()? {
+                Some(hold) => holds[held] = Some(hold),
+                None => return Ok(None),
             }
-            if self.wait.is_over() {
-                return self.check_is_lock(index).map(|()| None);
-            }
-            let Some(hold) = self.lock(index)? else { return Ok(None) };
-            first = Some((index, hold));
         }
     }
 
-    /// Waits for the lock of the name with this index alone.
-    fn lock(&self, index: usize) -> Result<Option<Arc<Hold>>> {
-        let (name, contended) = (&self.names[index], self.contended.clone());
-        let Self { shared, caller, wait, .. } = self;
-        LockCall { shared, name, caller: caller.clone(), wait: *wait, contended }.acquire()
-    }
-
     fn retry(&self) -> RetryPolicy {
-        RetryPolicy::new(self.wait, &self.shared.config, self.caller.times)
+        RetryPolicy::new(self.caller.wait, &self.shared.config, self.caller.times)
     }
 
     /// Asks what is in the way under the name with this index: an attempt for several locks does
@@ -170,9 +128,8 @@ impl SetCall<'_> {
     /// `WrongType` if it is no lock.
     fn check_is_lock(&self, index: usize) -> Result<()> {
         let name = &self.names[index];
-        let begin = self.wait.deadline().unwrap_or(self.caller.begin);
-        let asked = self.shared.store.inspect(name, begin + self.caller.times.io_timeout);
-        match asked {
+        let begin = self.caller.wait.deadline().unwrap_or(self.caller.begin);
+        match self.shared.store.inspect(name, begin + self.caller.times.io_timeout) {
             Err(failure) if failure.kind == FailureKind::WrongType => {
                 Err(failure.into_error("acquire", name))
             }
@@ -180,46 +137,42 @@ impl SetCall<'_> {
         }
     }
 
-    /// Tries once for all locks but the first, which it has already if there is one. What was
-    /// unanswered before goes before the others.
+    /// Tries once for the locks that the call does not have, first for those that are unanswered
+    /// for. Without all of them it gives back what it has, and returns the index of a lock that
+    /// another owner holds, or sets what is unanswered for.
     fn attempt(
         &self,
-        first: Option<(usize, Arc<Hold>)>,
-        unanswered: Option<Group>,
+        holds: &mut [Option<Arc<Hold>>],
+        unanswered: &mut Option<Group>,
         retry: &mut RetryPolicy,
-    ) -> Result<Attempted> {
-        let mut held: Vec<_> = first.into_iter().collect();
-        let is_missing = |index: &usize| {
-            held.iter().all(|(held, _)| held != index)
-                && unanswered.as_ref().is_none_or(|group| !group.indexes.contains(index))
-        };
+    ) -> Result<Option<usize>, Failure> {
+        let shared = self.shared;
+        let first = unanswered.take();
+        let is_first =
+            |index: &usize| first.as_ref().is_some_and(|group| group.indexes.contains(index));
+        let is_missing = |index: &usize| holds[*index].is_none() && !is_first(index);
         let missing: Vec<usize> = (0..self.names.len()).filter(is_missing).collect();
         let names: Vec<_> = missing.iter().map(|index| self.names[*index].clone()).collect();
-        let end_kept = |name: &Arc<str>| self.shared.wait_queues.end_kept_of(name);
-        self.shared.post_releases(&names.iter().filter_map(end_kept).collect::<Vec<_>>());
-        let groups = self.shared.store.groups(&names);
+        let end_kept = |name: &Arc<str>| shared.wait_queues.end_kept_of(name);
+        shared.post_releases(&names.iter().filter_map(end_kept).collect::<Vec<_>>());
+        let groups = shared.store.groups(&names);
         let groups = groups.iter().map(|group| self.group(group.iter().map(|at| missing[*at])));
-        for group in unanswered.into_iter().chain(groups) {
-            let outcome = self.attempt_group(&group, retry);
+        for group in first.into_iter().chain(groups) {
+            let outcome = self.attempt_group(&group, holds, retry);
             if outcome.is_ok() {
-                self.shared.record_reply(&group.holds[0].name);
+                shared.record_reply(&group.holds[0].name);
             }
-            let stopped = match outcome {
-                Ok(Ok(holds)) => {
-                    retry.record_reply();
-                    held.extend(group.indexes.into_iter().zip(holds));
-                    continue;
-                }
-                Ok(Err(index)) => Ok(Attempted::Held(index)),
-                Err(failure) => Err(failure),
-            };
-            for (_, hold) in &held {
-                release::unlock_on_drop(self.shared, slice::from_ref(hold));
+            if matches!(outcome, Ok(None)) {
+                retry.record_reply();
+                continue;
             }
-            return stopped.or_else(|failure| self.pause_after(failure, group, retry));
+            for hold in holds.iter_mut().filter_map(Option::take) {
+                release::unlock_on_drop(shared, slice::from_ref(&hold));
+            }
+            *unanswered = outcome.is_err().then_some(group);
+            return outcome;
         }
-        held.sort_unstable_by_key(|(index, _)| *index);
-        Ok(Attempted::Acquired(held.into_iter().map(|(_, hold)| hold).collect()))
+        Ok(None)
     }
 
     fn group(&self, indexes: impl Iterator<Item = usize>) -> Group {
@@ -233,19 +186,20 @@ impl SetCall<'_> {
     fn pause_after(
         &self,
         mut failure: Failure,
-        mut group: Group,
+        unanswered: Option<&mut Group>,
         retry: &mut RetryPolicy,
-    ) -> Result<Attempted> {
+    ) -> Result<()> {
+        let Some(group) = unanswered else { return Ok(()) };
         // A hold that a quorum has withdrawn must not be requested again.
         group.in_doubt |= failure.is_ambiguous() || failure.is_shortfall();
         let withdraws = self.shared.withdraws;
         let pause = if withdraws { None } else { retry.pause_after(&mut failure) };
         self.shared.record_failure(&group.holds[0].name, &failure, pause);
         if pause.is_some_and(|pause| self.shared.wait_queues.pause(pause).is_ok()) {
-            return Ok(Attempted::Unanswered(group));
+            return Ok(());
         }
         if group.in_doubt {
-            self.clean_up(&group);
+            self.clean_up(group);
         }
         let failed = Err(failure.into_error("acquire", &self.names[group.indexes[0]]));
         self.shared.wait_queues.check_open().and(failed)
@@ -255,33 +209,34 @@ impl SetCall<'_> {
     fn attempt_group(
         &self,
         group: &Group,
+        holds: &mut [Option<Arc<Hold>>],
         retry: &RetryPolicy,
-    ) -> Result<Result<Vec<Arc<Hold>>, usize>, Failure> {
-        let Group { indexes, holds, in_doubt } = group;
-        let lease = self.caller.times.lease;
-        let sent = Moment::now();
-        let deadline = retry.request_deadline();
-        let request = Acquire { holds, lease, registration: Registration::None, deadline };
+    ) -> Result<Option<usize>, Failure> {
+        let Group { indexes, holds: ids, in_doubt } = group;
+        let (lease, registration) = (self.caller.times.lease, Registration::None);
+        let (sent, deadline) = (Moment::now(), retry.request_deadline());
+        let request = Acquire { holds: ids, lease, registration, deadline };
         match self.shared.store.acquire(request)? {
             AcquireReply::Acquired { .. } if Moment::now() >= local_deadline(sent, lease) => {
                 Err(Failure::late())
             }
             AcquireReply::Acquired { fence, others, .. } => {
-                let begin = |(id, fence): (&HoldId, u64)| {
+                let fences = iter::once(fence).chain(others);
+                for ((index, id), fence) in indexes.iter().zip(ids).zip(fences) {
                     let hold = Arc::new(Hold::new(id.clone(), fence, 0, &self.caller, sent));
                     if *in_doubt {
                         hold.mark_in_doubt();
                     }
-                    self.shared.add_hold(&hold, &self.caller);
-                    hold
-                };
-                Ok(Ok(holds.iter().zip([fence].into_iter().chain(others)).map(begin).collect()))
+                    self.shared.add_hold(&hold, &self.caller, None);
+                    holds[*index] = Some(hold);
+                }
+                Ok(None)
             }
             AcquireReply::Held { index, in_doubt: now_in_doubt, .. } => {
                 if *in_doubt || now_in_doubt {
                     self.clean_up(group);
                 }
-                Ok(Err(indexes[index]))
+                Ok(Some(indexes[index]))
             }
         }
     }

@@ -16,7 +16,6 @@ use crate::config::LockOptions;
 use crate::error::{Error, Result};
 use crate::local::acquire::check;
 use crate::local::call::{Caller, Wait};
-use crate::local::call_reports::report_outcome;
 use crate::local::hold::Hold;
 use crate::local::hold_requests::verify;
 use crate::local::reporter::HoldFailure;
@@ -78,14 +77,15 @@ pub(crate) fn adopt(shared: &Shared, left: &DetachedHold) -> Result<Arc<Hold>> {
     let renewed = renew_detached(shared, &caller, &left.id);
     let waited = caller.begin.elapsed();
     if let Err(error) = &renewed {
-        report_outcome(shared, name, Wait::No, &Err::<Option<()>, _>(error.clone()), waited);
+        let outcome = Err::<Option<()>, _>(error.clone());
+        shared.reporter.report_outcome(name, Wait::No, &outcome, waited);
     }
     span.close(waited, renewed.is_ok().then_some(left.fence));
     let hold = Arc::new(Hold::new(left.id.clone(), left.fence, 0, &caller, renewed?));
     if left.in_doubt {
         hold.mark_in_doubt();
     }
-    shared.add_hold(&hold, &caller);
+    shared.add_hold(&hold, &caller, None);
     hold.span.open(name, left.fence);
     Ok(hold)
 }

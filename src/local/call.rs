@@ -79,20 +79,21 @@ pub(crate) struct Caller {
     pub(super) in_set: bool,
     /// When the call began.
     pub(super) begin: Instant,
+    pub(super) wait: Wait,
 }
 
 impl Caller {
-    /// The calling thread, which will own a hold of a lock.
+    /// The calling thread, which will own a hold of a lock, and waits for it without limit.
     pub(crate) fn current(config: &Config, options: &LockOptions) -> Self {
         Self { thread: Some(Thread::current()), ..Self::owned(config, options, HoldKind::Lock) }
     }
 
     /// Returns `true` if the client may keep the lock when the hold is over.
     pub(super) fn keeps(&self) -> bool {
-        self.kind == HoldKind::Lock && !self.in_set && !self.options.keep().is_zero()
+        self.kind.is_lock() && !self.in_set && !self.options.keep().is_zero()
     }
 
-    /// The calling thread, for a hold that will belong to no thread.
+    /// As `current`, for a hold that will belong to no thread.
     pub(crate) fn owned(config: &Config, options: &LockOptions, kind: HoldKind) -> Self {
         let times = CallTimes::new(config, options.first_lease());
         Self {
@@ -102,6 +103,7 @@ impl Caller {
             times,
             in_set: false,
             begin: Instant::now(),
+            wait: Wait::Endless,
         }
     }
 }

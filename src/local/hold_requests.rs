@@ -58,7 +58,8 @@ pub(super) fn set_depth(
         Change::SetDepth { depth, lease: next, durable: true }
     };
     let mut outcome = Ok(());
-    ask(shared, slice::from_ref(hold).into(), &mut retry, change, |_, asked| outcome = asked);
+    let (open, ask_store) = (slice::from_ref(hold).into(), ask_store(shared));
+    ask(shared, open, &mut retry, change, ask_store, |_, asked| outcome = asked);
     match outcome {
         Err(HoldFailure::Failed(failure)) if failure.is_shortfall() => {
             if depth > hold.depth() {
@@ -80,13 +81,17 @@ fn restore_depth(shared: &Shared, hold: &Hold, deadline: Instant) {
     drop(ask_one(&*shared.store, HoldRequest { hold: &hold.id, change, deadline }));
 }
 
-/// Makes requests about holds, batched by server, and repeats failed ones, again in batches, while
-/// `retry` allows it. Calls `done` with the outcome of each.
+/// Takes a reply to one of several requests, and the place of that among them.
+pub(super) type OnReply<'a> = &'a mut dyn FnMut(usize, Result<HoldReply, Failure>);
+
+/// Has `send` make requests about holds, batched by server, and repeats failed ones, again in
+/// batches, while `retry` allows it. Calls `done` with the outcome of each.
 pub(super) fn ask(
     shared: &Shared,
     mut open: Cow<'_, [Arc<Hold>]>,
     retry: &mut RetryPolicy,
     change: impl Fn(&Hold) -> Change,
+    mut send: impl FnMut(&[HoldRequest<'_>], OnReply<'_>),
     mut done: impl FnMut(&Arc<Hold>, Result<(), HoldFailure>),
 ) {
     loop {
@@ -104,7 +109,7 @@ pub(super) fn ask(
             &several
         };
         let mut failed = Vec::new();
-        shared.store.ask(requests, &mut |place, reply| {
+        send(requests, &mut |place, reply| {
             let (hold, change) = (&open[place], requests[place].change);
             match conclude(shared, hold, change, sent, reply) {
                 Err(HoldFailure::Failed(failure)) => failed.push((hold.clone(), failure)),
@@ -123,6 +128,11 @@ pub(super) fn ask(
         thread::sleep(pause);
         open = failed.into_iter().map(|(hold, _)| hold).collect();
     }
+}
+
+/// Returns what makes requests about holds, and waits for the replies.
+fn ask_store(shared: &Shared) -> impl FnMut(&[HoldRequest<'_>], OnReply<'_>) {
+    |requests, on_reply| shared.store.ask(requests, on_reply)
 }
 
 /// Applies a reply to the hold that it is about.
@@ -174,7 +184,7 @@ pub(crate) fn verify(shared: &Shared, holds: &[Arc<Hold>], renews: bool) -> ApiR
         next.map_or(Change::Check, |lease| Change::Renew { lease })
     };
     let (mut retry, mut result) = (retry(shared, first, RetryLimit::Brief), Ok(()));
-    ask(shared, holds.into(), &mut retry, change, |hold, outcome| {
+    ask(shared, holds.into(), &mut retry, change, ask_store(shared), |hold, outcome| {
         add_outcome(&mut result, attempt, hold, outcome);
     });
     result

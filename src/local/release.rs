@@ -5,20 +5,22 @@
 //! waiter may try.
 
 use std::borrow::Cow;
-use std::slice;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use std::{mem, slice};
+
+use crossbeam_channel::unbounded;
 
 use crate::base::clock::end_of;
-use crate::config::{LockOptions, Mechanism};
+use crate::config::Mechanism;
 use crate::error::Result;
-use crate::local::call::CallTimes;
+use crate::local::call::{CallTimes, Caller};
 use crate::local::hold::Hold;
-use crate::local::hold_requests::{add_outcome, ask, retry, set_depth};
+use crate::local::hold_requests::{OnReply, add_outcome, ask, retry, set_depth};
 use crate::local::reporter::HoldFailure;
 use crate::local::retry::RetryLimit;
 use crate::local::shared::Shared;
-use crate::local::wait_queues::Ending;
+use crate::local::wait_queue::Ending;
 use crate::store::request::{Change, HoldReply, HoldRequest, PostedChange};
 
 /// Releases a level of a hold, or the holds of a set, which have one level each, and waits for the
@@ -40,40 +42,87 @@ pub(crate) fn hand_off_or_unlock(shared: &Shared, hold: &Arc<Hold>) -> Result<()
 fn end(shared: &Shared, holds: &[Arc<Hold>], hands_off: bool) -> Result<()> {
     shared.identity.check_process()?;
     let Some(first) = holds.first() else { return Ok(()) };
-    let mut result = Ok(());
     if first.depth() > 1 {
-        let depth = first.depth() - 1;
-        first.set_depth(depth);
-        let outcome = set_depth(shared, first, depth, RetryLimit::Brief);
-        if let Err(HoldFailure::Failed(failure)) = &outcome {
-            shared.reporter.log_failed_release(first, failure);
-        }
-        add_outcome(&mut result, "release", first, unless_ended(outcome));
-        return result;
+        return end_level(shared, first);
     }
+    let mut result = Ok(());
     let mut finish = |hold: &Hold, outcome| {
         if let Some(span) = hold.span.take() {
             span.close(hold.is_lost());
         }
         add_outcome(&mut result, "release", hold, unless_ended(outcome));
     };
-    let mut released = Cow::Borrowed(holds);
+    let (mut released, mut awaited) = (Cow::Borrowed(holds), Vec::new());
     for hold in holds {
         let ending = end_locally(shared, hold, hands_off);
-        if ending == Ending::Lost {
-            finish(hold, Err(HoldFailure::of(hold)));
+        match ending {
+            Ending::HandedOff | Ending::Kept => {}
+            Ending::Lost => finish(hold, Err(HoldFailure::of(hold))),
+            Ending::Released { is_awaited } => awaited.extend(is_awaited.then_some(hold)),
         }
         if !matches!(ending, Ending::Released { .. }) {
             released.to_mut().retain(|other| !Arc::ptr_eq(other, hold));
         }
     }
     let mut retry = retry(shared, first, RetryLimit::Brief);
-    ask(shared, released, &mut retry, Hold::begin_release, |hold, outcome| {
+    let send = |requests: &[HoldRequest<'_>], on_reply: OnReply<'_>| {
+        if awaited.is_empty() {
+            shared.store.ask(requests, on_reply);
+        } else {
+            release_before_next(shared, requests, holds, mem::take(&mut awaited), on_reply);
+        }
+    };
+    ask(shared, released, &mut retry, Hold::begin_release, send, |hold, outcome| {
         shared.reporter.settle(hold, &outcome);
-        let_next_try(shared, hold);
         finish(hold, outcome);
     });
     result
+}
+
+/// Ends the innermost level of a hold.
+fn end_level(shared: &Shared, hold: &Arc<Hold>) -> Result<()> {
+    let depth = hold.depth() - 1;
+    hold.set_depth(depth);
+    let outcome = set_depth(shared, hold, depth, RetryLimit::Brief);
+    if let Err(HoldFailure::Failed(failure)) = &outcome {
+        shared.reporter.log_failed_release(hold, failure);
+    }
+    let mut result = Ok(());
+    add_outcome(&mut result, "release", hold, unless_ended(outcome));
+    result
+}
+
+/// Sends releases, lets the threads try behind them that wait for some of these holds, and waits
+/// for the replies. What a reply says is reported where it is read: before the next hold is.
+fn release_before_next(
+    shared: &Shared,
+    requests: &[HoldRequest<'_>],
+    holds: &[Arc<Hold>],
+    awaited: Vec<&Arc<Hold>>,
+    on_reply: OnReply<'_>,
+) {
+    let (sender, replies) = unbounded();
+    let mut posts = Vec::with_capacity(requests.len());
+    for (place, request) in requests.iter().enumerate() {
+        let released = holds.iter().find(|hold| hold.id == *request.hold).cloned();
+        let (reporter, sender) = (shared.reporter.clone(), sender.clone());
+        let pass_on = move |reply| {
+            if let (Ok(reply), Some(released)) = (&reply, released) {
+                reporter.report_reply(&released, Ok(*reply));
+            }
+            // The thread that unlocks waits for it.
+            drop(sender.send((place, reply)));
+        };
+        posts.push(PostedChange { request: *request, on_reply: Box::new(pass_on) });
+    }
+    shared.store.post(posts);
+    for hold in awaited {
+        let_next_try(shared, hold);
+    }
+    drop(sender);
+    for (place, reply) in replies {
+        on_reply(place, reply);
+    }
 }
 
 /// Counts a hold that a shutdown has ended as released.
@@ -177,12 +226,9 @@ fn post_depth(shared: &Shared, hold: &Arc<Hold>, depth: u32, deadline: Instant) 
 /// # Errors
 ///
 /// `Closed` if the client was closed, `Cancelled` if the wait was cancelled.
-pub(super) fn check_wanted(
-    shared: &Shared,
-    options: &LockOptions,
-    holds: &[Arc<Hold>],
-) -> Result<()> {
-    let is_cancelled = || holds.iter().try_for_each(|hold| options.check_cancelled(hold.name()));
+pub(super) fn check_wanted(shared: &Shared, caller: &Caller, holds: &[Arc<Hold>]) -> Result<()> {
+    let check_cancelled = |hold: &Arc<Hold>| caller.options.check_cancelled(hold.name());
+    let is_cancelled = || holds.iter().try_for_each(check_cancelled);
     let wanted = shared.wait_queues.check_open().and_then(|()| is_cancelled());
     if wanted.is_err() {
         unlock_on_drop(shared, holds);

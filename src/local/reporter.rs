@@ -1,15 +1,18 @@
-//! Reports about holds: that they have begun, and how they have ended.
+//! Reports about calls and holds: that a lock is held, how a call has ended without it, that a hold
+//! has begun, and how it has ended.
 //!
 //! Decides which events and log lines report that, what must be cleaned up, and that the next
 //! waiter of this process may try. Any thread may learn how a hold has ended; the first reports it.
 //! Knows nothing of the store.
 
+use std::cell::Cell;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::base::failure::Failure;
 use crate::error::Error;
 use crate::event::{Event, Events};
-use crate::local::call::Caller;
+use crate::local::call::{Caller, Wait};
 use crate::local::counters::Counters;
 use crate::local::hold::Hold;
 use crate::local::outage::Outages;
@@ -49,13 +52,15 @@ impl HoldFailure {
 }
 
 /// Returns what the reply to a release means. If another one may have ended the hold, a reply that
-/// it is gone is no loss.
+/// it is gone is no loss, unless it was reported as one.
 pub(super) fn release_outcome(
     hold: &Hold,
     reply: Result<HoldReply, Failure>,
 ) -> Result<(), HoldFailure> {
     match reply {
-        Ok(HoldReply::Gone) if !hold.is_released_again() => Err(HoldFailure::Lost),
+        Ok(HoldReply::Gone) if hold.is_lost() || !hold.is_released_again() => {
+            Err(HoldFailure::Lost)
+        }
         Ok(HoldReply::Gone | HoldReply::Done) => Ok(()),
         Err(failure) => {
             if !failure.is_ambiguous() {
@@ -109,6 +114,42 @@ impl<S> Reporter<S> {
             self.events
                 .debug(|| format!("acquired lock {name:?} (fence {fence}) after {waited:?}"));
         });
+    }
+
+    /// Reports that a call has found a lock held, unless it was `reported` of this call already.
+    pub(super) fn report_contended(&self, name: &str, reported: &Cell<bool>) {
+        if !reported.replace(true) {
+            self.counters.contended.add(1);
+            self.events.emit(|| Event::Contended { name: name.to_string() });
+            self.events.debug(|| format!("lock {name:?} is held by another owner"));
+        }
+    }
+
+    /// Reports that a call has ended without a hold, if it has.
+    pub(super) fn report_outcome<T>(
+        &self,
+        name: &str,
+        wait: Wait,
+        outcome: &Result<Option<T>, Error>,
+        waited: Duration,
+    ) {
+        let Self { counters, events, .. } = self;
+        match outcome {
+            // That the lock is held was reported when the only attempt found it so.
+            Ok(None) if wait == Wait::No => counters.busy.add(1),
+            Ok(None) => {
+                counters.timed_out.add(1);
+                events.emit(|| Event::TimedOut { name: name.to_string(), waited });
+                events.debug(|| format!("waited for lock {name:?} in vain, for {waited:?}"));
+            }
+            Err(error) if error.is_failure() => {
+                counters.failed.add(1);
+                let reason = || error.with_causes();
+                events.emit(|| Event::Failed { name: name.to_string(), waited, reason: reason() });
+                events.debug(|| format!("lock {name:?} failed after {waited:?}: {}", reason()));
+            }
+            Ok(_) | Err(_) => {}
+        }
     }
 
     /// Reports that a hold was released, or handed off.

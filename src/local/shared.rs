@@ -27,6 +27,7 @@ use crate::local::renewer::Renewer;
 use crate::local::reporter::Reporter;
 use crate::local::retry::{RetryPolicy, is_outage};
 use crate::local::wait_queues::WaitQueues;
+use crate::local::waiter::Waiter;
 use crate::net::factory::ConnectionCounters;
 use crate::net::server::Pools;
 use crate::stats::Stats;
@@ -127,7 +128,7 @@ impl Shared {
     /// Lets the head of a queue try, after a hold has ended in the store. A lock is left to the
     /// client that the store wakes, once this one listens for that.
     pub(super) fn wake_head(&self, kind: HoldKind, name: &str) {
-        if kind != HoldKind::Lock || self.listener.get().is_none() {
+        if !kind.is_lock() || self.listener.get().is_none() {
             self.wait_queues.wake(kind, name, &*self.store);
         }
     }
@@ -154,21 +155,27 @@ impl Shared {
         self.reporter.lose(hold);
     }
 
-    /// Adds a new hold of a thread of this process, to be found by that thread and to be renewed.
-    /// It is reported before the renewer may find it lost, and after the ends of earlier holds: two
-    /// holds of a lock do not exist at the same time.
-    pub(super) fn add_hold(&self, hold: &Arc<Hold>, caller: &Caller) {
-        if caller.kind == HoldKind::Lock {
-            for released in self.wait_queues.take_released(&hold.id) {
-                self.reporter
-                    .report_end(&released, &Ok(()), |doubt| self.renewer.add_clean_up(doubt));
-            }
+    /// Adds a new hold of a thread of this process, which may be at the head of the queue, to be
+    /// found by that thread and to be renewed. It is reported before the renewer may find it lost,
+    /// and after the ends of earlier holds.
+    pub(super) fn add_hold(&self, hold: &Arc<Hold>, caller: &Caller, head: Option<&Waiter>) {
+        if caller.kind.is_lock() {
+            self.begin_at_head(hold, head);
         }
         if !caller.in_set {
             self.reporter.report_acquired(hold, caller);
         }
         self.held_locks.insert(hold);
         self.begin_hold(hold);
+    }
+
+    /// Begins a hold of a lock at the head of the queue, if that has acquired it, and reports the
+    /// ends of earlier holds: two holds of a lock do not exist at the same time.
+    pub(super) fn begin_at_head(&self, hold: &Arc<Hold>, head: Option<&Waiter>) {
+        for released in self.wait_queues.begin_hold(hold, head) {
+            let clean_up = |doubt| self.renewer.add_clean_up(doubt);
+            self.reporter.report_end(&released, &Ok(()), clean_up);
+        }
     }
 
     /// Has a new hold renewed.
@@ -183,7 +190,7 @@ impl Shared {
         if !self.is_valid(hold) {
             return false;
         }
-        if caller.kind == HoldKind::Lock {
+        if caller.kind.is_lock() {
             self.counters.handoffs.add(1);
         }
         self.held_locks.insert(hold);
@@ -336,7 +343,7 @@ impl Shared {
 
     /// Lets a release by Redisson wake the head of a queue, as long as the result lives.
     pub(super) fn listen_to_redisson(&self, hold: &HoldId) -> Option<RedissonWait> {
-        let channels = self.redisson.as_ref().filter(|_| hold.kind == HoldKind::Lock)?;
+        let channels = self.redisson.as_ref().filter(|_| hold.kind.is_lock())?;
         let lock = Keys::new(&self.config.prefix);
         Some(channels.wait(&hold.name, &lock.lock(&hold.name)))
     }

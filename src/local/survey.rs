@@ -102,15 +102,10 @@ impl Survey {
             if !is_meant(held_as, &holder) {
                 continue;
             }
-            let kind = match held_as {
-                HeldAs::Foreign | HeldAs::Lock => HoldKind::Lock,
-                HeldAs::Permit => HoldKind::Permit { of },
-                HeldAs::Reader => HoldKind::Read,
-                HeldAs::Writer => HoldKind::Write,
-            };
+            let kind = HoldKind::reported_as(held_as, of);
             let hold = HoldId::of_owner(&owner, kind, name);
             let has_ended = end_hold(shared, kind, name, hold.as_ref(), |deadline| {
-                if kind == HoldKind::Lock {
+                if kind.is_lock() {
                     return shared.store.force_release(name, &owner, deadline);
                 }
                 let Some(hold) = &hold else { return Ok(false) };

@@ -438,7 +438,7 @@ fn a_hold_that_is_lost_while_it_is_handed_off_is_no_loss() {
     let scene = Scene::new(LEASE * 10);
     let caller = Caller::current(&scene.shared.config, &scene.options);
     let hold = Arc::new(Hold::new(scene.id(7), 1, 1, &caller, Moment::now()));
-    scene.shared.add_hold(&hold, &caller);
+    scene.shared.add_hold(&hold, &caller, None);
     scene.shared.held_locks.remove(&hold);
     hold.begin_next(&caller);
     scene.shared.lose(&hold);

@@ -37,15 +37,14 @@ use std::time::Instant;
 use std::{fmt, mem, ptr};
 
 use crate::base::failure::Failure;
-use crate::local::call::Caller;
+use crate::local::call::Wait;
 use crate::local::hold::Hold;
-use crate::local::pending::Followers;
-use crate::local::waiter::{QueuedWaiter, Waiter};
+use crate::local::waiter::{Followers, Signal, Turn, Waiter};
 use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::request::SHARERS_MAX;
 
 /// The threads of one client that want one lock.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct WaitQueue {
     head: Head,
     /// The nonce of a hold that another client waits for, in case the head is about to get it: the
@@ -53,13 +52,15 @@ pub(super) struct WaitQueue {
     wanted: u64,
     /// The holds that were released, as long as it is not known that they have ended in the store.
     released: Vec<Arc<Hold>>,
-    waiters: VecDeque<QueuedWaiter>,
+    waiters: VecDeque<Arc<Waiter>>,
 }
 
+#[derive(Default)]
 enum Head {
     Acquiring(Arc<Waiter>, HeadAnswer),
     Held(Arc<Hold>),
     Kept(Arc<Hold>),
+    #[default]
     None,
 }
 
@@ -73,130 +74,239 @@ enum HeadAnswer {
     Pending,
 }
 
-/// How the wait behind other threads has ended.
-#[derive(Debug)]
-pub(crate) enum Turn {
-    /// The server cannot be reached, as the thread in front has found out.
-    Failed(Failure),
-    /// With a hold.
-    HandedOff(Arc<Hold>),
-    /// At the head, to acquire the lock.
-    Head(Arrival),
-    /// At the head, with the next hold of a tenure that was kept.
-    Kept(Arc<Hold>),
-    /// The time was over, and another thread comes first. It is not known whether a server replies.
-    Look,
-    /// The time was over, and nothing is known against one attempt outside the queue: the hold of
-    /// the head ends, or is none that excludes others.
-    Outside,
-    /// The time was over, and another owner holds the lock.
-    TimedOut,
-}
-
-/// How a thread has come to try for the lock.
-#[derive(Debug)]
-pub(crate) enum Arrival {
-    /// Without waiting behind another thread.
-    First {
-        /// Whether the release of an earlier hold of this client is not confirmed.
-        after_release: bool,
+/// How a hold has ended in this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ending {
+    /// It is the hold of the next thread now.
+    HandedOff,
+    /// The client keeps the lock.
+    Kept,
+    /// It was lost, or had ended, before.
+    Lost,
+    /// Its release is to be sent.
+    Released {
+        /// Whether a thread is to try once that was sent.
+        is_awaited: bool,
     },
-    /// As `First`, in place of a tenure that was kept: it may want nothing but more tokens.
-    Kept(Arc<Hold>),
-    /// From behind another thread.
-    Next,
-    /// To try once outside the queue. A client has one place among the waiting clients: that of the
-    /// thread which may try again.
-    Outside,
 }
 
 impl WaitQueue {
-    /// A queue whose head acquires the lock.
-    pub(super) fn new(head: &Arc<Waiter>) -> Self {
-        let mut queue =
-            Self { head: Head::None, wanted: 0, released: Vec::new(), waiters: VecDeque::new() };
-        queue.set_acquiring(head);
-        queue
-    }
-
-    /// A queue of no thread, which remembers a hold whose release is not confirmed.
-    pub(super) fn without_head(released: &Arc<Hold>) -> Self {
-        let released = vec![released.clone()];
-        Self { head: Head::None, wanted: 0, released, waiters: VecDeque::new() }
-    }
-
-    /// Adds a waiter: behind all others, or in front if it was in front before.
-    pub(super) fn push(&mut self, waiter: QueuedWaiter, rejoins: bool) {
-        if rejoins {
-            self.waiters.push_front(waiter);
-        } else {
-            self.waiters.push_back(waiter);
+    /// Adds a thread: at the head if there is none, else behind all others, or in front of them if
+    /// it was in front before. Returns its turn if it is the head.
+    pub(super) fn join(&mut self, waiter: &Arc<Waiter>, rejoins: bool) -> Option<Turn> {
+        let kept = self.kept().cloned();
+        if self.has_head() && kept.is_none() {
+            if rejoins {
+                self.waiters.push_front(waiter.clone());
+            } else {
+                self.waiters.push_back(waiter.clone());
+            }
+            return None;
         }
+        if let Some(hold) = kept.as_ref().filter(|hold| hold.may_be_followed_by(&waiter.caller)) {
+            self.set_held(hold);
+            return kept.map(Turn::Kept);
+        }
+        Some(self.set_acquiring(waiter, false, kept))
+    }
+
+    /// Makes the first waiter the head, if there is one, and returns what it wants.
+    pub(super) fn advance(&mut self) -> Option<HoldKind> {
+        self.head = Head::None;
+        let next = self.waiters.pop_front()?;
+        let turn = self.set_acquiring(&next, true, None);
+        next.send(Signal::Turn(turn));
+        Some(next.hold.kind)
+    }
+
+    /// As `advance`, unless the thread is not at the head, or has the lock there.
+    pub(super) fn give_up(&mut self, thread: &Waiter) -> Option<HoldKind> {
+        if self.is_acquiring(thread) { self.advance() } else { None }
+    }
+
+    /// Makes a thread the head that is to get the lock.
+    fn set_acquiring(
+        &mut self,
+        head: &Arc<Waiter>,
+        is_next: bool,
+        kept: Option<Arc<Hold>>,
+    ) -> Turn {
+        self.head = Head::Acquiring(head.clone(), HeadAnswer::Pending);
+        Turn::Head { is_next, after_release: !self.released.is_empty(), kept }
+    }
+
+    /// Begins a hold that a thread has acquired from the store. If it is the head, it has the lock
+    /// there. Returns the earlier holds, which have ended: it is for the caller to report that.
+    pub(super) fn begin_hold(&mut self, hold: &Arc<Hold>, head: Option<&Waiter>) -> Vec<Arc<Hold>> {
+        if head.is_some_and(|head| self.is_acquiring(head)) {
+            self.set_held(hold);
+            // A hold that was lost before it was at the head has not been missed there.
+            if hold.remaining().is_zero() {
+                self.advance();
+            }
+        }
+        mem::take(&mut self.released)
+    }
+
+    fn set_held(&mut self, hold: &Arc<Hold>) {
+        if self.wanted == hold.id.nonce {
+            hold.set_wanted();
+        }
+        self.head = Head::Held(hold.clone());
+    }
+
+    /// Ends a hold. If it `hands_off`, the first waiter gets the next hold of the tenure, if it can
+    /// have it, or else the lock is kept if it `may_keep` it. `report` tells of the hold that ends,
+    /// before another thread can tell of its own.
+    pub(super) fn end(
+        &mut self,
+        hold: &Arc<Hold>,
+        hands_off: bool,
+        may_keep: bool,
+        report: impl FnOnce(),
+    ) -> Ending {
+        if hands_off && self.is_held_by(hold) {
+            match self.waiters.pop_front() {
+                Some(next) if hold.may_be_followed_by(&next.caller) => {
+                    report();
+                    hold.begin_next(&next.caller);
+                    next.send(Signal::Turn(Turn::HandedOff(hold.clone())));
+                    return Ending::HandedOff;
+                }
+                Some(next) => self.waiters.push_front(next),
+                None if may_keep && hold.can_be_kept() => {
+                    report();
+                    if hold.keep() {
+                        self.head = Head::Kept(hold.clone());
+                        return Ending::Kept;
+                    }
+                }
+                None => {}
+            }
+        }
+        self.release(hold)
+    }
+
+    /// Ends a hold whose release is to be sent, and remembers it until that is confirmed. If it is
+    /// that of the head, and threads wait behind it, it stays the head until the release was sent.
+    pub(super) fn release(&mut self, hold: &Arc<Hold>) -> Ending {
+        if !hold.end() {
+            return Ending::Lost;
+        }
+        self.released.push(hold.clone());
+        let is_awaited = self.threads().next().is_some();
+        if !is_awaited && self.is_held_by(hold) {
+            self.head = Head::None;
+        }
+        Ending::Released { is_awaited }
+    }
+
+    /// Ends the tenure if it is kept, and is the one that is meant. Returns it, to be released.
+    pub(super) fn end_kept(&mut self, is_meant: impl FnOnce(&Hold) -> bool) -> Option<Arc<Hold>> {
+        let hold = self.kept().filter(|hold| is_meant(hold))?.clone();
+        (self.release(&hold) != Ending::Lost).then_some(hold)
+    }
+
+    /// The holds whose release is not confirmed.
+    pub(super) fn released(&self) -> &[Arc<Hold>] {
+        &self.released
+    }
+
+    /// Forgets one of these, which has ended in the store.
+    pub(super) fn confirm_release(&mut self, hold: &HoldId) {
+        self.released.retain(|released| released.id != *hold);
     }
 
     /// Returns the threads that wait behind the head, or at it for the lock.
     pub(super) fn threads(&self) -> impl Iterator<Item = &Arc<Waiter>> {
         let head = if let Head::Acquiring(head, _) = &self.head { Some(head) } else { None };
-        head.into_iter().chain(self.waiters.iter().map(|queued| &queued.waiter))
+        head.into_iter().chain(&self.waiters)
     }
 
-    /// Returns `true` if the thread waits behind the head.
-    pub(super) fn has(&self, waiter: &Arc<Waiter>) -> bool {
-        self.waiters.iter().any(|queued| Arc::ptr_eq(&queued.waiter, waiter))
+    /// Returns the head if it acquires the lock, the threads behind it, and those for which it can
+    /// ask as well.
+    pub(super) fn acquiring(&self) -> Option<(Arc<Waiter>, Followers)> {
+        let Head::Acquiring(head, _) = &self.head else { return None };
+        let exist = !self.waiters.is_empty() && !head.caller.options.tenure().is_zero();
+        let alike = self.waiters.iter().take_while(|waiter| waiter.shares_with(head));
+        let alike = alike.take(SHARERS_MAX).cloned().collect();
+        Some((head.clone(), Followers { exist, alike }))
     }
 
-    /// Makes the first waiter the head, and returns it. `None` if there is none.
-    pub(super) fn advance(&mut self) -> Option<QueuedWaiter> {
-        let next = self.waiters.pop_front()?;
-        self.set_acquiring(&next.waiter);
-        Some(next)
+    /// Removes a waiter. Returns `false` if it has become the head or was signalled.
+    pub(super) fn remove(&mut self, waiter: &Waiter) -> bool {
+        let place = self.place(waiter);
+        place.and_then(|place| self.waiters.remove(place)).is_some()
     }
 
-    /// Returns the waiters behind the head, and those for which it can ask as well.
-    pub(super) fn followers(&self) -> Followers {
-        let Head::Acquiring(head, _) = &self.head else { return Followers::default() };
-        let waiting = self.waiters.iter().map(|queued| &queued.waiter);
-        let alike = waiting.take_while(|waiter| waiter.shares_with(head)).take(SHARERS_MAX);
-        Followers { exist: self.is_waited_in(), alike: alike.cloned().collect() }
+    /// Marks a waiter as in doubt. Returns `false` if it waits no more.
+    pub(super) fn mark_in_doubt(&self, waiter: &Waiter) -> bool {
+        let waits = self.place(waiter).is_some();
+        if waits {
+            waiter.mark_in_doubt();
+        }
+        waits
     }
 
-    /// Removes a waiter. `None` if it has become the head or was signalled.
-    pub(super) fn remove(&mut self, waiter: &Waiter) -> Option<QueuedWaiter> {
-        let is_it = |queued: &QueuedWaiter| ptr::eq(&raw const *queued.waiter, waiter);
-        self.waiters.remove(self.waiters.iter().position(is_it)?)
+    fn place(&self, waiter: &Waiter) -> Option<usize> {
+        self.waiters.iter().position(|queued| ptr::eq(&raw const **queued, waiter))
     }
 
-    /// Removes a waiter whose time is over, and decides on it. It has come at `joined`, or does not
-    /// wait at all. `None` if it has become the head or was signalled.
-    pub(super) fn time_out(&mut self, waiter: &Waiter, joined: Option<Instant>) -> Option<Turn> {
-        let kind = self.remove(waiter)?.caller.kind;
-        let is_new = |time: Instant| joined.is_some_and(|joined| time >= joined);
-        let refuses = |time| is_new(time) || joined.is_none() && kind == HoldKind::Lock;
+    /// Removes a waiter whose time is over, and decides on it. `None` if it has become the head or
+    /// was signalled.
+    pub(super) fn time_out(&mut self, waiter: &Waiter, wait: Wait) -> Option<Turn> {
+        if !self.remove(waiter) {
+            return None;
+        }
+        let is_lock = waiter.hold.kind.is_lock();
+        let is_new = |time: Instant| wait != Wait::No && time >= waiter.caller.begin;
+        let refuses = |time| is_new(time) || wait == Wait::No && is_lock;
         Some(match &self.head {
             Head::Held(hold) if !hold.remaining().is_zero() => Turn::TimedOut,
-            Head::Held(_) if !self.is_waited_in() => Turn::Outside,
+            Head::Held(_) if self.waiters.is_empty() => Turn::Outside,
             Head::Acquiring(_, HeadAnswer::Held(replied)) if refuses(*replied) => Turn::TimedOut,
             Head::Acquiring(_, HeadAnswer::Failed(failed)) if is_new(failed.1) => {
                 Turn::Failed(failed.0.clone())
             }
-            _ if kind == HoldKind::Lock => Turn::Look,
+            _ if is_lock => Turn::Look,
             _ => Turn::Outside,
         })
     }
 
-    /// Removes and returns the waiters that would wait without limit.
-    pub(super) fn remove_endless(&mut self) -> VecDeque<QueuedWaiter> {
-        let (endless, others) = self.waiters.drain(..).partition(|waiter| waiter.endless);
-        self.waiters = others;
-        endless
+    /// Sets what the last request of a thread has shown, or that the next one is on its way. Does
+    /// nothing if the thread is not the head.
+    pub(super) fn set_answer(&mut self, thread: &Waiter, answer: Option<Result<(), &Failure>>) {
+        if let Head::Acquiring(head, last) = &mut self.head
+            && ptr::eq(&raw const **head, thread)
+        {
+            let now = Instant::now();
+            *last = match answer {
+                Some(Ok(())) => HeadAnswer::Held(now),
+                Some(Err(failure)) => HeadAnswer::Failed(Box::new((failure.clone(), now))),
+                // A failure counts until there is a reply.
+                None if matches!(last, HeadAnswer::Failed(_)) => return,
+                None => HeadAnswer::Pending,
+            };
+        }
     }
 
-    /// Returns the head if it acquires the lock, and who waits behind it.
-    pub(super) fn acquiring(&self) -> Option<(Arc<Waiter>, Followers)> {
-        match &self.head {
-            Head::Acquiring(head, _) => Some((head.clone(), self.followers())),
-            Head::Held(_) | Head::Kept(_) | Head::None => None,
+    /// Gives the waiters without a limit the failure for which the head gives up, instead of having
+    /// them find out one by one.
+    pub(super) fn fail_endless(&mut self, head: &Waiter, failure: &Failure) {
+        if self.is_acquiring(head) {
+            let is_endless = |waiter: &Arc<Waiter>| waiter.caller.wait == Wait::Endless;
+            let (endless, others) = self.waiters.drain(..).partition(is_endless);
+            self.waiters = others;
+            let endless: VecDeque<Arc<Waiter>> = endless;
+            for waiter in endless {
+                waiter.send(Signal::Turn(Turn::Failed(failure.clone())));
+            }
         }
+    }
+
+    /// Returns `true` if the thread is the head, and acquires the lock.
+    fn is_acquiring(&self, thread: &Waiter) -> bool {
+        matches!(&self.head, Head::Acquiring(head, _) if ptr::eq(&raw const **head, thread))
     }
 
     /// Returns the hold of the head if it has one.
@@ -204,15 +314,15 @@ impl WaitQueue {
         if let Head::Held(hold) = &self.head { Some(hold) } else { None }
     }
 
+    /// Returns the hold after which the lock is kept.
+    pub(super) fn kept(&self) -> Option<&Arc<Hold>> {
+        if let Head::Kept(hold) = &self.head { Some(hold) } else { None }
+    }
+
     /// Returns `true` if this is the hold of the head, or the one after which the lock is kept.
     pub(super) fn is_held_by(&self, hold: &Hold) -> bool {
         let held = self.holder().or(self.kept());
         held.is_some_and(|held| ptr::eq(&raw const **held, hold))
-    }
-
-    /// Returns the hold after which the lock is kept.
-    pub(super) fn kept(&self) -> Option<&Arc<Hold>> {
-        if let Head::Kept(hold) = &self.head { Some(hold) } else { None }
     }
 
     /// Notes that another client waits for the hold with this nonce.
@@ -224,118 +334,13 @@ impl WaitQueue {
         }
     }
 
-    /// Keeps the lock after the hold of the head, for threads to come. Returns `false` if that
-    /// cannot be.
-    pub(super) fn keep(&mut self, hold: &Arc<Hold>, report: impl FnOnce()) -> bool {
-        if self.holder().is_none()
-            || !self.is_held_by(hold)
-            || self.is_waited_in()
-            || !hold.can_be_kept()
-        {
-            return false;
-        }
-        report();
-        let keeps = hold.keep();
-        if keeps {
-            self.head = Head::Kept(hold.clone());
-        }
-        keeps
-    }
-
-    /// Makes a thread the head if the lock is kept: with the next hold of that tenure if it can
-    /// have it, else to acquire the lock.
-    pub(super) fn take_kept(&mut self, waiter: &Arc<Waiter>, caller: &Caller) -> Option<Turn> {
-        let hold = self.kept()?.clone();
-        if hold.may_be_followed_by(caller) {
-            self.set_acquired(&hold);
-            return Some(Turn::Kept(hold));
-        }
-        self.set_acquiring(waiter);
-        Some(Turn::Head(Arrival::Kept(hold)))
-    }
-
-    /// Returns `true` if a thread waits behind the head.
-    pub(super) fn is_waited_in(&self) -> bool {
-        !self.waiters.is_empty()
-    }
-
-    pub(super) fn has_head(&self) -> bool {
+    fn has_head(&self) -> bool {
         !matches!(self.head, Head::None)
     }
 
-    /// The holds whose release is not confirmed.
-    pub(super) fn released(&self) -> &[Arc<Hold>] {
-        &self.released
-    }
-
-    pub(super) fn take_released(&mut self) -> Vec<Arc<Hold>> {
-        mem::take(&mut self.released)
-    }
-
-    /// Adds a hold whose release is not confirmed.
-    pub(super) fn add_released(&mut self, hold: &Arc<Hold>) {
-        self.released.push(hold.clone());
-    }
-
-    /// Forgets one of these, which has ended in the store.
-    pub(super) fn confirm_release(&mut self, hold: &HoldId) {
-        self.released.retain(|released| released.id != *hold);
-    }
-
-    /// Removes the head. Returns `true` if the queue is of no use then.
-    pub(super) fn remove_head(&mut self) -> bool {
-        self.head = Head::None;
-        self.released.is_empty()
-    }
-
-    /// Sets what the last request of a thread has shown: that another owner holds the lock, or that
-    /// the server cannot be reached. Does nothing if the thread is not the head.
-    pub(super) fn set_answer(&mut self, thread: &Waiter, answer: Result<(), &Failure>) {
-        let now = Instant::now();
-        let answer = match answer {
-            Ok(()) => HeadAnswer::Held(now),
-            Err(failure) => HeadAnswer::Failed(Box::new((failure.clone(), now))),
-        };
-        self.set(thread, answer);
-    }
-
-    /// Marks the next request of a thread as on its way, if that is the head. A failure counts
-    /// until there is a reply.
-    pub(super) fn set_pending(&mut self, thread: &Waiter) {
-        if matches!(self.head, Head::Acquiring(_, HeadAnswer::Held(_))) {
-            self.set(thread, HeadAnswer::Pending);
-        }
-    }
-
-    fn set(&mut self, thread: &Waiter, answer: HeadAnswer) {
-        if let Head::Acquiring(head, last) = &mut self.head
-            && ptr::eq(&raw const **head, thread)
-        {
-            *last = answer;
-        }
-    }
-
-    /// Makes a thread the head that is to get the lock.
-    pub(super) fn set_acquiring(&mut self, head: &Arc<Waiter>) {
-        self.head = Head::Acquiring(head.clone(), HeadAnswer::Pending);
-    }
-
-    /// Gives the head the hold that it has acquired from the store.
-    pub(super) fn set_acquired(&mut self, hold: &Arc<Hold>) {
-        if self.wanted == hold.id.nonce {
-            hold.set_wanted();
-        }
-        self.head = Head::Held(hold.clone());
-    }
-
-    /// Removes and returns the first waiter, which becomes the head with the next hold of the
-    /// tenure, if this is the head's and can be followed by one for that waiter.
-    pub(super) fn next_in_tenure(&mut self, hold: &Hold) -> Option<QueuedWaiter> {
-        if !self.is_held_by(hold) {
-            return None;
-        }
-        let can_follow = hold.may_be_followed_by(&self.waiters.front()?.caller);
-        can_follow.then(|| self.waiters.pop_front()).flatten()
+    /// Returns `true` if there is nothing that it is there for.
+    pub(super) fn is_idle(&self) -> bool {
+        !self.has_head() && self.released.is_empty()
     }
 }
 

@@ -7,6 +7,7 @@
 //! The head is signalled that the lock may be free without the lock of its shard, because its next
 //! request is sent at the same time: threads that want other locks do not wait for that.
 
+use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,27 +15,30 @@ use std::time::{Duration, Instant};
 
 use crate::base::clock::end_of;
 use crate::base::failure::Failure;
+use crate::base::shrink;
 use crate::base::sync::{AtomicBool, Condvar, Mutex, MutexGuard, wait_while};
 use crate::error::{Error, Result};
-use crate::local::call::Caller;
+use crate::local::call::{Caller, Wait};
 use crate::local::hold::Hold;
-use crate::local::pending::Followers;
-use crate::local::queue_shard::QueueShard;
 use crate::local::recalls::Recalls;
-use crate::local::wait_queue::{Turn, WaitQueue};
-use crate::local::waiter::{QueuedWaiter, Signal, Waiter};
+use crate::local::wait_queue::{Ending, WaitQueue};
+use crate::local::waiter::{Followers, Signal, Turn, Waiter};
 use crate::store::Store;
 use crate::store::hold_id::{HoldId, HoldKind};
 
 /// Threads that want different locks should rarely meet here.
 const SHARDS: usize = 16;
 
+/// Queues that share a lock. There is one for a name while a thread is at its head, the lock is
+/// kept, or a release is not confirmed.
+type Shard = HashMap<Arc<str>, WaitQueue>;
+
 #[derive(Debug, Default)]
 pub(crate) struct WaitQueues {
     hasher: RandomState,
     /// Those for locks, and those for what can be shared: threads that want a name as different
     /// things do not wait for each other.
-    shards: [[Mutex<QueueShard>; SHARDS]; 2],
+    shards: [[Mutex<Shard>; SHARDS]; 2],
     /// Set before the waiters are signalled, and read under a shard's lock before one is added.
     closed: AtomicBool,
     /// Whether messages of other clients arrive, so that locks may be kept.
@@ -43,22 +47,6 @@ pub(crate) struct WaitQueues {
     has_tried_to_listen: AtomicBool,
     recalls: Recalls,
     sleepers: Sleepers,
-}
-
-/// How a hold has ended in this process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ending {
-    /// It is the hold of the next thread now.
-    HandedOff,
-    /// The client keeps the lock.
-    Kept,
-    /// It was lost, or had ended, before.
-    Lost,
-    /// Its release is to be sent.
-    Released {
-        /// Whether a thread is to try once that was sent.
-        is_awaited: bool,
-    },
 }
 
 /// Where threads sleep that are in no queue.
@@ -91,8 +79,8 @@ impl WaitQueues {
         self.sleepers.changed.notify_all();
         for shard in self.shards.as_flattened() {
             let shard = shard.lock();
-            for waiter in shard.threads() {
-                waiter.send(Signal::Closed);
+            for waiter in shard.values().flat_map(WaitQueue::threads) {
+                waiter.send(Signal::Ended(Error::Closed));
             }
         }
     }
@@ -103,51 +91,44 @@ impl WaitQueues {
         &self,
         hold: HoldId,
         caller: &Caller,
-        endless: bool,
         rejoins: bool,
     ) -> Result<(Arc<Waiter>, Option<Turn>)> {
-        let mut shard = self.shard_of(&hold);
-        self.check_open()?;
-        Ok(shard.push(hold, caller, endless, rejoins))
+        let waiter = Arc::new(Waiter::new(hold, caller.clone()));
+        let turn = self
+            .with(&waiter.hold, |queue| self.check_open().map(|()| queue.join(&waiter, rejoins)))?;
+        Ok((waiter, turn))
     }
 
-    /// Removes a waiter whose time is over, and decides on it. It has come at `joined`, or does not
-    /// wait at all. `None` if it has become the head or was signalled.
-    pub(super) fn time_out(&self, waiter: &Waiter, joined: Option<Instant>) -> Option<Turn> {
-        let Waiter { hold, .. } = waiter;
-        self.shard_of(hold).get_mut(&hold.name)?.time_out(waiter, joined)
+    /// Blocks until it is the turn of a thread behind the head, or its time is over.
+    ///
+    /// # Errors
+    ///
+    /// `Closed` if the client is closed, `Cancelled` if the wait is.
+    pub(crate) fn wait(&self, waiter: &Waiter, wait: Wait) -> Result<Turn> {
+        let mut end = if wait == Wait::No { Some(Instant::now()) } else { wait.deadline() };
+        loop {
+            match waiter.receive(end, None) {
+                Some(Signal::Turn(turn)) => return Ok(turn),
+                Some(Signal::Ended(error)) if self.remove(waiter) => return Err(error),
+                // Meant for the head, which this thread is not; or it has its turn already.
+                Some(_) => {}
+                None => match self.with(&waiter.hold, |queue| queue.time_out(waiter, wait)) {
+                    Some(turn) => return Ok(turn),
+                    // It has been signalled something.
+                    None => end = None,
+                },
+            }
+        }
     }
 
     /// Removes a waiter. Returns `false` if it has become the head or was signalled.
     pub(super) fn remove(&self, waiter: &Waiter) -> bool {
-        let Waiter { hold, .. } = waiter;
-        let mut shard = self.shard_of(hold);
-        shard.get_mut(&hold.name).is_some_and(|queue| queue.remove(waiter).is_some())
+        self.with(&waiter.hold, |queue| queue.remove(waiter))
     }
 
-    /// Removes those of these waiters that still wait, because the head has acquired their holds.
-    /// Returns `None` for each of the others.
-    pub(super) fn take(&self, waiters: &[Arc<Waiter>]) -> Vec<Option<QueuedWaiter>> {
-        let Some(first) = waiters.first() else { return Vec::new() };
-        let mut shard = self.shard_of(&first.hold);
-        let mut queue = shard.get_mut(&first.hold.name);
-        let take = |waiter: &Arc<Waiter>| queue.as_mut().and_then(|queue| queue.remove(waiter));
-        waiters.iter().map(take).collect()
-    }
-
-    /// Marks those of these waiters as in doubt that still wait. Returns the others.
-    pub(super) fn mark_in_doubt(&self, mut waiters: Vec<Arc<Waiter>>) -> Vec<Arc<Waiter>> {
-        let Some(first) = waiters.first().cloned() else { return Vec::new() };
-        let shard = self.shard_of(&first.hold);
-        let queue = shard.get(&first.hold.name);
-        waiters.retain(|waiter| {
-            let waits = queue.is_some_and(|queue| queue.has(waiter));
-            if waits {
-                waiter.mark_in_doubt();
-            }
-            !waits
-        });
-        waiters
+    /// Marks a waiter as in doubt. Returns `false` if it waits no more.
+    pub(super) fn mark_in_doubt(&self, waiter: &Waiter) -> bool {
+        self.with(&waiter.hold, |queue| queue.mark_in_doubt(waiter))
     }
 
     /// Returns the hold of the head if it has one.
@@ -158,27 +139,23 @@ impl WaitQueues {
     /// Records what the last request of a head has shown: that another owner holds the lock, or
     /// that the server cannot be reached. Does nothing for a thread outside the queue.
     pub(crate) fn set_answer(&self, head: &Waiter, answer: Result<(), &Failure>) {
-        if let Some(queue) = self.shard_of(&head.hold).get_mut(&head.hold.name) {
-            queue.set_answer(head, answer);
-        }
+        self.with(&head.hold, |queue| queue.set_answer(head, Some(answer)));
     }
 
     /// Marks the next request of a head as on its way. Does nothing for a thread outside the queue.
     pub(crate) fn set_pending(&self, head: &Waiter) {
-        if let Some(queue) = self.shard_of(&head.hold).get_mut(&head.hold.name) {
-            queue.set_pending(head);
-        }
+        self.with(&head.hold, |queue| queue.set_answer(head, None));
     }
 
-    /// Gives the head the hold that it has acquired from the store.
-    pub(crate) fn set_acquired(&self, hold: &Arc<Hold>) {
-        if let Some(queue) = self.shard_of(&hold.id).get_mut(hold.name()) {
-            queue.set_acquired(hold);
-        }
-        // A hold that was lost before it was at the head has not been missed there.
-        if hold.remaining().is_zero() {
-            self.end_hold(hold);
-        }
+    /// Gives the waiters without a limit the failure for which a head gives up.
+    pub(super) fn fail_endless(&self, head: &Waiter, failure: &Failure) {
+        self.with(&head.hold, |queue| queue.fail_endless(head, failure));
+    }
+
+    /// Begins a hold of a lock that was acquired from the store, at the head if that has acquired
+    /// it. Returns the holds before it whose release was not confirmed: they have ended.
+    pub(crate) fn begin_hold(&self, hold: &Arc<Hold>, head: Option<&Waiter>) -> Vec<Arc<Hold>> {
+        self.with(&hold.id, |queue| queue.begin_hold(hold, head))
     }
 
     /// Returns the holds whose release is not confirmed.
@@ -187,71 +164,40 @@ impl WaitQueues {
         shard.get(name).map(|queue| queue.released().to_vec()).unwrap_or_default()
     }
 
-    /// Forgets and returns the holds before this one whose release is not confirmed.
-    pub(crate) fn take_released(&self, hold: &HoldId) -> Vec<Arc<Hold>> {
-        self.shard_of(hold).take_released(&hold.name)
-    }
-
     /// Lets `report` tell how a release has gone, and forgets the hold if that returns `true`: it
     /// does not exist any more. So a thread that acquires the lock next finds the hold here, or
     /// comes after the report.
     pub(crate) fn settle_release(&self, hold: &HoldId, report: impl FnOnce() -> bool) {
-        let mut shard = self.shard_of(hold);
-        if report() {
-            shard.confirm_release(hold);
-        }
-    }
-
-    /// Removes the head, which gives up without the lock. If that is because the server cannot be
-    /// reached, the waiters without a limit get this failure, instead of finding out one by one.
-    /// Returns what the thread wants that is at the head now.
-    pub(crate) fn give_up_head(&self, head: &HoldId, outage: Option<&Failure>) -> Option<HoldKind> {
-        let HoldId { name, .. } = head;
-        let mut shard = self.shard_of(head);
-        if let Some(failure) = outage
-            && let Some(queue) = shard.get_mut(name)
-        {
-            for queued in queue.remove_endless() {
-                queued.waiter.send(Signal::Failed(failure.clone()));
+        self.with(hold, |queue| {
+            if report() {
+                queue.confirm_release(hold);
             }
-        }
-        shard.advance(name)
+        });
     }
 
-    /// Returns who waits behind the head that asks for this hold.
-    pub(super) fn followers(&self, head: &HoldId) -> Followers {
-        self.shard_of(head).get(&head.name).map(WaitQueue::followers).unwrap_or_default()
+    /// Removes the head if it gives up without the lock. Returns what the thread wants that is at
+    /// the head then.
+    pub(crate) fn give_up_head(&self, head: &Waiter) -> Option<HoldKind> {
+        self.with(&head.hold, |queue| queue.give_up(head))
     }
 
     /// Removes the head if this is its hold, which was released or lost.
     pub(crate) fn end_hold(&self, hold: &Hold) {
-        let mut shard = self.shard_of(&hold.id);
-        if shard.get(hold.name()).is_some_and(|queue| queue.is_held_by(hold)) {
-            shard.advance(hold.name());
-        }
+        self.with(&hold.id, |queue| {
+            if queue.is_held_by(hold) {
+                queue.advance();
+            }
+        });
     }
 
     /// Ends a hold. If it `hands_off`, the first waiter gets the next hold of the tenure, if it can
     /// have it, or the lock is kept: `report` tells of the hold that ends, before another thread
     /// can tell of its own. Else the hold is remembered, because its release is to be sent now.
     pub(crate) fn end(&self, hold: &Arc<Hold>, hands_off: bool, report: impl FnOnce()) -> Ending {
-        let mut shard = self.shard_of(&hold.id);
-        if let Some(queue) = shard.get_mut(hold.name()).filter(|_| hands_off) {
-            if let Some(next) = queue.next_in_tenure(hold) {
-                report();
-                hold.begin_next(&next.caller);
-                next.waiter.send(Signal::HandedOff(hold.clone()));
-                return Ending::HandedOff;
-            }
+        self.with(&hold.id, |queue| {
             let may_keep = self.is_listening() && self.check_open().is_ok();
-            if may_keep && queue.keep(hold, report) {
-                return Ending::Kept;
-            }
-        }
-        if !hold.end() {
-            return Ending::Lost;
-        }
-        Ending::Released { is_awaited: shard.remember_released(hold, !hands_off) }
+            queue.end(hold, hands_off, may_keep, report)
+        })
     }
 
     /// Sets whether messages of other clients arrive.
@@ -288,7 +234,7 @@ impl WaitQueues {
         if waits {
             queue.set_wanted(nonce);
         }
-        shard.end_kept(name, |kept| kept.id.nonce == nonce)
+        queue.end_kept(|kept| kept.id.nonce == nonce)
     }
 
     /// Returns `true` if a lock may be kept after its next hold: other clients can ask for it, and
@@ -301,45 +247,45 @@ impl WaitQueues {
     /// ended before.
     pub(crate) fn end_kept(&self, hold: &Hold) -> bool {
         let is_it = |kept: &Hold| std::ptr::eq(kept, hold);
-        self.shard_of(&hold.id).end_kept(hold.name(), is_it).is_some()
+        self.with(&hold.id, |queue| queue.end_kept(is_it)).is_some()
     }
 
     /// Ends a tenure that the thread at the head has found kept, and remembers it, because its
     /// release is to be sent. Returns `false` if it was lost before.
     pub(crate) fn give_up(&self, hold: &Arc<Hold>) -> bool {
-        let mut shard = self.shard_of(&hold.id);
-        let ended = hold.end();
-        if ended {
-            shard.remember_released(hold, true);
-        }
-        ended
+        self.with(&hold.id, |queue| queue.release(hold)) != Ending::Lost
     }
 
     /// Ends the tenure of a name if it is kept, and returns it to be released.
     pub(crate) fn end_kept_of(&self, name: &str) -> Option<Arc<Hold>> {
-        self.shard(HoldKind::Lock, name).end_kept(name, |_| true)
+        self.shard(HoldKind::Lock, name).get_mut(name)?.end_kept(|_| true)
     }
 
     /// Ends every tenure that is kept, and returns them to be released.
     pub(crate) fn end_all_kept(&self) -> Vec<Arc<Hold>> {
-        let end = |shard: &Mutex<QueueShard>| {
+        let end = |shard: &Mutex<Shard>| {
             let mut shard = shard.lock();
-            let names: Vec<_> = shard.kept().cloned().collect();
-            let end = |name: Arc<str>| shard.end_kept(&name, |_| true);
-            names.into_iter().filter_map(end).collect::<Vec<_>>()
+            shard.values_mut().filter_map(|queue| queue.end_kept(|_| true)).collect::<Vec<_>>()
         };
         self.shards.as_flattened().iter().flat_map(end).collect()
     }
 
     /// Returns how many locks are kept.
     pub(crate) fn count_kept(&self) -> usize {
-        self.shards.as_flattened().iter().map(|shard| shard.lock().kept().count()).sum()
+        let count =
+            |shard: &Mutex<Shard>| shard.lock().values().filter_map(WaitQueue::kept).count();
+        self.shards.as_flattened().iter().map(count).sum()
+    }
+
+    /// Returns the head that acquires a lock, if one does, and the threads behind it.
+    pub(super) fn acquiring(&self, kind: HoldKind, name: &str) -> Option<(Arc<Waiter>, Followers)> {
+        self.shard(kind, name).get(name).and_then(WaitQueue::acquiring)
     }
 
     /// Signals the head that the lock may be free, or sends its next request for it. Returns
     /// `false` if no head acquires this lock.
     pub(crate) fn wake(&self, kind: HoldKind, name: &str, store: &dyn Store) -> bool {
-        let head = self.shard(kind, name).get(name).and_then(WaitQueue::acquiring);
+        let head = self.acquiring(kind, name);
         head.map(|(head, followers)| head.wake(|next| next.start(store, followers))).is_some()
     }
 
@@ -352,8 +298,7 @@ impl WaitQueues {
     /// them.
     pub(crate) fn signal_heads(&self, name: &str) {
         for kind in [HoldKind::Lock, HoldKind::Read] {
-            let head = self.shard(kind, name).get(name).and_then(WaitQueue::acquiring);
-            if let Some((head, _)) = head {
+            if let Some((head, _)) = self.acquiring(kind, name) {
                 head.wake(|_| None);
             }
         }
@@ -362,27 +307,38 @@ impl WaitQueues {
     /// Adds the names that threads want, with how many do.
     pub(super) fn count(&self, names: &mut Vec<(Arc<str>, usize)>) {
         for shard in self.shards.as_flattened() {
-            names.extend(shard.lock().counts().map(|(name, count)| (name.clone(), count)));
+            let shard = shard.lock();
+            let counts = shard.iter().map(|(name, queue)| (name.clone(), queue.threads().count()));
+            names.extend(counts.filter(|(_, count)| *count > 0));
         }
     }
 
     /// As `wake`, for every lock.
     pub(crate) fn wake_all(&self, store: &dyn Store) {
         for shard in self.shards.as_flattened() {
-            let heads = shard.lock().acquiring();
+            let heads: Vec<_> = shard.lock().values().filter_map(WaitQueue::acquiring).collect();
             for (head, followers) in heads {
                 head.wake(|next| next.start(store, followers));
             }
         }
     }
 
-    fn shard_of(&self, hold: &HoldId) -> MutexGuard<'_, QueueShard> {
-        self.shard(hold.kind, &hold.name)
+    /// Has the queue do something in which a hold is, or comes to be. It is there only as long as
+    /// it is of use.
+    fn with<T>(&self, hold: &HoldId, act: impl FnOnce(&mut WaitQueue) -> T) -> T {
+        let mut shard = self.shard(hold.kind, &hold.name);
+        let queue = shard.entry(hold.name.clone()).or_default();
+        let result = act(queue);
+        if queue.is_idle() {
+            shard.remove(&hold.name);
+            shrink(&mut shard);
+        }
+        result
     }
 
-    fn shard(&self, kind: HoldKind, name: &str) -> MutexGuard<'_, QueueShard> {
+    fn shard(&self, kind: HoldKind, name: &str) -> MutexGuard<'_, Shard> {
         let hash = self.hasher.hash_one(name);
-        let shards = &self.shards[usize::from(kind != HoldKind::Lock)];
+        let shards = &self.shards[usize::from(!kind.is_lock())];
         shards[usize::try_from(hash % SHARDS as u64).unwrap_or(0)].lock()
     }
 }
@@ -392,11 +348,8 @@ mod tests {
     use super::*;
     use crate::base::clock::{Moment, end_of};
     use crate::config::{Config, LockOptions};
-    use crate::local::call::Wait;
-    use crate::local::pending::tests::request;
     use crate::local::reporter::Reporter;
-    use crate::local::turn;
-    use crate::local::wait_queue::Arrival;
+    use crate::local::waiter::tests::request;
     use crate::store::memory::Memory;
     use crate::store::request::SHARERS_MAX;
     use std::thread;
@@ -436,7 +389,20 @@ mod tests {
         endless: bool,
         rejoins: bool,
     ) -> Result<(Arc<Waiter>, Option<Turn>)> {
-        queues.join(id(HoldKind::Lock), &caller(), endless, rejoins)
+        let wait = if endless { Wait::Endless } else { Wait::No };
+        queues.join(id(HoldKind::Lock), &Caller { wait, ..caller() }, rejoins)
+    }
+
+    /// Gives the head a hold that it has acquired.
+    fn acquire(queues: &WaitQueues, hold: &Arc<Hold>) -> Vec<Arc<Hold>> {
+        let head = queues.acquiring(hold.id.kind, hold.name()).map(|(head, _)| head);
+        queues.begin_hold(hold, head.as_deref())
+    }
+
+    /// Has the head give up.
+    fn give_up(queues: &WaitQueues, kind: HoldKind) -> Option<HoldKind> {
+        let (head, _) = queues.acquiring(kind, &name()).expect("a head");
+        queues.give_up_head(&head)
     }
 
     /// A queue with a head and two waiters.
@@ -453,7 +419,7 @@ mod tests {
     }
 
     fn turn_within(queues: &WaitQueues, waiter: &Waiter, time: Duration) -> Turn {
-        turn::wait(queues, waiter, Wait::Until(end_of(time))).expect("open")
+        queues.wait(waiter, Wait::Until(end_of(time))).expect("open")
     }
 
     fn is_empty(queues: &WaitQueues) -> bool {
@@ -464,12 +430,12 @@ mod tests {
     fn the_waiters_become_the_head_in_the_order_in_which_they_came() {
         let queues = WaitQueues::default();
         let [_, second, third] = three(&queues);
-        queues.give_up_head(&id(HoldKind::Lock), None);
-        assert!(matches!(turn(&queues, &second), Turn::Head(_)));
+        give_up(&queues, HoldKind::Lock);
+        assert!(matches!(turn(&queues, &second), Turn::Head { .. }));
         assert!(third.is_empty());
-        queues.give_up_head(&id(HoldKind::Lock), None);
-        assert!(matches!(turn(&queues, &third), Turn::Head(_)));
-        queues.give_up_head(&id(HoldKind::Lock), None);
+        give_up(&queues, HoldKind::Lock);
+        assert!(matches!(turn(&queues, &third), Turn::Head { .. }));
+        give_up(&queues, HoldKind::Lock);
         assert!(is_empty(&queues));
     }
 
@@ -481,7 +447,7 @@ mod tests {
     fn join_for_a_lease(queues: &WaitQueues, kind: HoldKind, lease: Duration) -> Arc<Waiter> {
         let options = LockOptions { lease, ..LockOptions::default() };
         let caller = Caller::owned(&Config::default(), &options, kind);
-        queues.join(id(kind), &caller, false, false).expect("open").0
+        queues.join(id(kind), &caller, false).expect("open").0
     }
 
     #[test]
@@ -491,7 +457,8 @@ mod tests {
             let queues = WaitQueues::default();
             let _head = join_for(&queues, kinds[0]);
             let waiters: Vec<_> = kinds[1..].iter().map(|kind| join_for(&queues, *kind)).collect();
-            let Followers { exist, alike } = queues.followers(&id(kinds[0]));
+            let (_, followers) = queues.acquiring(kinds[0], &name()).expect("a head");
+            let Followers { exist, alike } = followers;
             assert_eq!(exist, !waiters.is_empty());
             assert!(alike.iter().zip(&waiters).all(|(one, other)| Arc::ptr_eq(one, other)));
             alike.len()
@@ -507,9 +474,10 @@ mod tests {
         let queues = WaitQueues::default();
         let _head = join_for_a_lease(&queues, Read, SOON);
         let _waiter = join_for_a_lease(&queues, Read, SOON * 2);
-        assert!(queues.followers(&id(Read)).alike.is_empty(), "one request has one lease");
-        queues.set_acquired(&Arc::new(Hold::new(id(Read), 1, 0, &caller(), Moment::now())));
-        assert!(!queues.followers(&id(Read)).exist, "the head asks for nothing");
+        let (_, Followers { alike, .. }) = queues.acquiring(Read, &name()).expect("a head");
+        assert!(alike.is_empty(), "one request has one lease");
+        acquire(&queues, &Arc::new(Hold::new(id(Read), 1, 0, &caller(), Moment::now())));
+        assert!(queues.acquiring(Read, &name()).is_none(), "the head asks for nothing");
     }
 
     #[test]
@@ -519,16 +487,14 @@ mod tests {
         let waiters = [(); 3].map(|()| join_for(&queues, HoldKind::Read));
         let [first, second, third] = &waiters;
         assert!(queues.remove(second));
-        let left = queues.mark_in_doubt(waiters.to_vec());
-        assert!(left.len() == 1 && Arc::ptr_eq(&left[0], second));
-        assert_eq!(waiters.each_ref().map(|waiter| waiter.is_in_doubt()), [true, false, true]);
-        let taken = queues.take(&waiters[..2]);
-        let taken = taken.iter().map(|queued| queued.as_ref().map(|it| Arc::as_ptr(&it.waiter)));
-        assert_eq!(taken.collect::<Vec<_>>(), [Some(Arc::as_ptr(first)), None]);
+        let wait = waiters.each_ref().map(|waiter| queues.mark_in_doubt(waiter));
+        assert_eq!(wait, [true, false, true]);
+        assert_eq!(waiters.each_ref().map(|waiter| waiter.is_in_doubt()), wait);
+        assert!(queues.remove(first), "its hold is handed out");
         assert!(!queues.remove(first), "its time cannot end now");
-        queues.give_up_head(&id(HoldKind::Read), None);
-        assert!(matches!(turn(&queues, third), Turn::Head(_)));
-        queues.give_up_head(&id(HoldKind::Read), None);
+        give_up(&queues, HoldKind::Read);
+        assert!(matches!(turn(&queues, third), Turn::Head { .. }));
+        give_up(&queues, HoldKind::Read);
         assert!(is_empty(&queues));
     }
 
@@ -537,8 +503,8 @@ mod tests {
         let queues = WaitQueues::default();
         let [_, later, _] = three(&queues);
         let (first, _) = join_at(&queues, false, true).expect("open");
-        queues.give_up_head(&id(HoldKind::Lock), None);
-        assert!(matches!(turn(&queues, &first), Turn::Head(_)) && later.is_empty());
+        give_up(&queues, HoldKind::Lock);
+        assert!(matches!(turn(&queues, &first), Turn::Head { .. }) && later.is_empty());
     }
 
     #[test]
@@ -546,7 +512,7 @@ mod tests {
         let queues = WaitQueues::default();
         let [_, second, third] = three(&queues);
         let mine = new_hold();
-        queues.set_acquired(&mine);
+        acquire(&queues, &mine);
         let report = || assert!(second.is_empty(), "not told yet");
         assert_eq!(queues.end(&mine, true, report), Ending::HandedOff);
         let got = turn(&queues, &second);
@@ -560,9 +526,9 @@ mod tests {
         queues.end(&mine, false, || panic!("an unlock hands nothing off"));
         assert!(third.is_empty(), "the release was not sent");
         queues.end_hold(&mine);
-        assert!(matches!(turn(&queues, &third), Turn::Head(_)));
+        assert!(matches!(turn(&queues, &third), Turn::Head { .. }));
         queues.settle_release(&mine.id, || true);
-        queues.give_up_head(&id(HoldKind::Lock), None);
+        give_up(&queues, HoldKind::Lock);
         assert!(is_empty(&queues));
     }
 
@@ -614,7 +580,7 @@ mod tests {
         let queues = WaitQueues::default();
         let [_, second, third] = three(&queues);
         let mine = new_hold();
-        queues.set_acquired(&mine);
+        acquire(&queues, &mine);
         assert!(matches!(turn_within(&queues, &second, Duration::ZERO), Turn::TimedOut));
         assert_eq!(queues.end(&mine, true, || ()), Ending::HandedOff);
         assert!(second.is_empty());
@@ -628,7 +594,7 @@ mod tests {
         let queues = WaitQueues::default();
         let [_, second, _] = three(&queues);
         let mine = new_hold();
-        queues.set_acquired(&mine);
+        acquire(&queues, &mine);
         assert_eq!(queues.end(&mine, true, || ()), Ending::HandedOff);
         let got = turn_within(&queues, &second, Duration::ZERO);
         assert!(matches!(got, Turn::HandedOff(_)));
@@ -639,19 +605,18 @@ mod tests {
         let queues = WaitQueues::default();
         join(&queues);
         let (mine, next) = (new_hold(), new_hold());
-        queues.set_acquired(&mine);
+        acquire(&queues, &mine);
         assert_eq!(queues.end(&mine, true, || ()), Ending::Released { is_awaited: false });
         for _ in 0..2 {
             let joined = join_at(&queues, false, false).expect("open");
-            assert!(matches!(joined.1, Some(Turn::Head(Arrival::First { after_release: true }))));
+            assert!(matches!(joined.1, Some(Turn::Head { after_release: true, .. })));
             assert!(Arc::ptr_eq(&queues.released(HoldKind::Lock, &name())[0], &mine));
-            queues.give_up_head(&id(HoldKind::Lock), None);
+            give_up(&queues, HoldKind::Lock);
         }
         let (_, first) = join(&queues);
         assert!(first);
-        let ended = queues.take_released(&id(HoldKind::Lock));
+        let ended = acquire(&queues, &next);
         assert!(ended.len() == 1 && queues.released(HoldKind::Lock, &name()).is_empty());
-        queues.set_acquired(&next);
         queues.settle_release(&mine.id, || true);
         queues.end_hold(&next);
         assert!(is_empty(&queues));
@@ -662,19 +627,19 @@ mod tests {
         let queues = WaitQueues::default();
         let [_, second, third] = three(&queues);
         let mine = new_hold();
-        queues.set_acquired(&mine);
+        acquire(&queues, &mine);
         assert_eq!(queues.end(&mine, false, || ()), Ending::Released { is_awaited: true });
         assert!(second.is_empty(), "it is not sent yet");
         queues.end_hold(&mine);
-        assert!(matches!(turn(&queues, &second), Turn::Head(_)));
+        assert!(matches!(turn(&queues, &second), Turn::Head { .. }));
         // A hold that was acquired outside the queue.
         let outside = new_hold();
         assert_eq!(queues.end(&outside, true, || ()), Ending::Released { is_awaited: true });
         queues.end_hold(&outside);
         assert!(third.is_empty());
         queues.settle_release(&mine.id, || true);
-        queues.give_up_head(&id(HoldKind::Lock), None);
-        queues.give_up_head(&id(HoldKind::Lock), None);
+        give_up(&queues, HoldKind::Lock);
+        give_up(&queues, HoldKind::Lock);
         assert!(is_empty(&queues));
     }
 
@@ -683,9 +648,9 @@ mod tests {
         let queues = Arc::new(WaitQueues::default());
         let [_, second, _] = three(&queues);
         let mine = new_hold();
-        queues.set_acquired(&mine);
+        acquire(&queues, &mine);
         Reporter { wait_queues: queues.clone(), ..Reporter::<()>::default() }.lose(&mine);
-        assert!(matches!(turn(&queues, &second), Turn::Head(_)));
+        assert!(matches!(turn(&queues, &second), Turn::Head { .. }));
         queues.end_hold(&mine);
         assert!(queues.holder(HoldKind::Lock, &name()).is_none());
     }
@@ -704,25 +669,29 @@ mod tests {
         // What the head learned before this thread came says nothing about now.
         let late = turn_within(&queues, &join(&queues).0, Duration::ZERO);
         assert!(matches!(late, Turn::Look), "{late:?}");
-        queues.give_up_head(&id(HoldKind::Lock), Some(&failure));
+        queues.fail_endless(&head, &failure);
+        give_up(&queues, HoldKind::Lock);
         assert!(matches!(turn(&queues, &endless), Turn::Failed(_)));
-        assert!(matches!(turn(&queues, &limited), Turn::Head(_)));
+        assert!(matches!(turn(&queues, &limited), Turn::Head { .. }));
     }
 
     /// What becomes of a waiter whose time is over after `learn`.
     fn time_out_after(queues: &WaitQueues, learn: impl FnOnce()) -> Option<Turn> {
         let (waiter, first) = join(queues);
         assert!(!first);
-        let joined = Some(Instant::now());
         learn();
-        queues.time_out(&waiter, joined)
+        time_out(queues, &waiter, Wait::Endless)
+    }
+
+    fn time_out(queues: &WaitQueues, waiter: &Waiter, wait: Wait) -> Option<Turn> {
+        queues.with(&waiter.hold, |queue| queue.time_out(waiter, wait))
     }
 
     #[test]
     fn a_waiter_whose_time_is_over_learns_what_the_head_has_learned_since() {
         let queues = WaitQueues::default();
         let (head, _) = join(&queues);
-        let outside = Waiter::new(id(HoldKind::Lock), &caller());
+        let outside = Waiter::new(id(HoldKind::Lock), caller());
         let failure = unanswered();
         let unknown = |learn: &dyn Fn()| {
             assert!(matches!(time_out_after(&queues, learn), Some(Turn::Look)));
@@ -739,13 +708,12 @@ mod tests {
         let failed = time_out_after(&queues, || queues.set_answer(&head, Err(&failure)));
         assert!(matches!(failed, Some(Turn::Failed(_))), "{failed:?}");
         unknown(&|| ());
-        let acquired = time_out_after(&queues, || queues.set_acquired(&new_hold()));
+        let hold = new_hold();
+        let acquired = time_out_after(&queues, || drop(acquire(&queues, &hold)));
         assert!(matches!(acquired, Some(Turn::TimedOut)), "{acquired:?}");
-        let left = time_out_after(&queues, || {
-            assert!(queues.give_up_head(&id(HoldKind::Lock), None).is_some());
-        });
+        let left = time_out_after(&queues, || queues.end_hold(&hold));
         assert!(left.is_none(), "{left:?}");
-        queues.give_up_head(&id(HoldKind::Lock), None);
+        give_up(&queues, HoldKind::Lock);
         assert!(is_empty(&queues));
     }
 
@@ -754,28 +722,28 @@ mod tests {
         let queues = WaitQueues::default();
         let [_, second, third] = three(&queues);
         let mine = new_hold();
-        queues.set_acquired(&mine);
+        acquire(&queues, &mine);
         assert_eq!(queues.end(&mine, false, || ()), Ending::Released { is_awaited: true });
-        assert!(matches!(queues.time_out(&third, None), Some(Turn::Look)));
-        assert!(matches!(queues.time_out(&second, None), Some(Turn::Outside)));
+        assert!(matches!(time_out(&queues, &third, Wait::No), Some(Turn::Look)));
+        assert!(matches!(time_out(&queues, &second, Wait::No), Some(Turn::Outside)));
     }
 
     #[test]
     fn a_reader_whose_time_is_over_asks_by_itself() {
         let queues = WaitQueues::default();
         let head = join_for(&queues, HoldKind::Read);
-        let (second, third) =
-            (join_for(&queues, HoldKind::Read), join_for(&queues, HoldKind::Read));
+        let second = join_for(&queues, HoldKind::Read);
         queues.set_answer(&head, Ok(()));
-        assert!(matches!(queues.time_out(&second, None), Some(Turn::Outside)));
-        assert!(matches!(queues.time_out(&third, Some(Instant::now())), Some(Turn::Outside)));
+        let third = join_for(&queues, HoldKind::Read);
+        assert!(matches!(time_out(&queues, &second, Wait::No), Some(Turn::Outside)));
+        assert!(matches!(time_out(&queues, &third, Wait::Endless), Some(Turn::Outside)));
     }
 
     #[test]
     fn a_thread_that_does_not_wait_is_refused_what_the_head_waits_for_or_has() {
         let queues = WaitQueues::default();
         let [head, second, _] = three(&queues);
-        let tried = || turn::wait(&queues, &join(&queues).0, Wait::No).expect("open");
+        let tried = || queues.wait(&join(&queues).0, Wait::No).expect("open");
         assert!(matches!(tried(), Turn::Look), "the head has no answer yet");
         queues.set_answer(&head, Ok(()));
         assert!(matches!(tried(), Turn::TimedOut), "the head waits");
@@ -784,10 +752,10 @@ mod tests {
         queues.set_answer(&head, Err(&unanswered()));
         assert!(matches!(tried(), Turn::Look), "the server may be back");
         let mine = new_hold();
-        queues.set_acquired(&mine);
+        acquire(&queues, &mine);
         assert!(matches!(tried(), Turn::TimedOut), "the head has the lock");
         queues.end_hold(&mine);
-        assert!(matches!(turn(&queues, &second), Turn::Head(_)));
+        assert!(matches!(turn(&queues, &second), Turn::Head { .. }));
         assert!(matches!(tried(), Turn::Look), "the next head has no answer yet");
     }
 
@@ -816,18 +784,13 @@ mod tests {
                 let (queues, enter) = (&queues, &enter);
                 scope.spawn(move || {
                     for round in 0..500_u64 {
-                        let (waiter, first) = join(queues);
+                        let (waiter, turn) = join_at(queues, false, false).expect("open");
                         let wait = Duration::from_micros(round * 7 % 100 + thread);
-                        let turn = if first {
-                            Turn::Head(Arrival::Next)
-                        } else {
-                            turn_within(queues, &waiter, wait)
-                        };
-                        match turn {
+                        match turn.unwrap_or_else(|| turn_within(queues, &waiter, wait)) {
                             Turn::HandedOff(hold) => enter(&hold),
-                            Turn::Head(_) => {
+                            Turn::Head { .. } => {
                                 let hold = new_hold();
-                                queues.set_acquired(&hold);
+                                acquire(queues, &hold);
                                 enter(&hold);
                             }
                             _ => {}
@@ -851,7 +814,7 @@ mod tests {
         assert!(head.is_empty(), "one signal is as good as many");
         assert!(second.is_empty());
         assert!(!queues.wake(HoldKind::Lock, "y", &store));
-        queues.set_acquired(&new_hold());
+        acquire(&queues, &new_hold());
         assert!(!queues.wake(HoldKind::Lock, "x", &store));
     }
 
@@ -862,10 +825,10 @@ mod tests {
         queues.close();
         assert!(matches!(head.sleep(SOON, Some(&request())), Err(Error::Closed)));
         for waiter in [second, third] {
-            assert!(matches!(turn::wait(&queues, &waiter, Wait::Endless), Err(Error::Closed)));
+            assert!(matches!(queues.wait(&waiter, Wait::Endless), Err(Error::Closed)));
         }
         assert!(matches!(join_at(&queues, true, false), Err(Error::Closed)));
-        queues.give_up_head(&id(HoldKind::Lock), None);
+        give_up(&queues, HoldKind::Lock);
         assert!(is_empty(&queues));
     }
 }

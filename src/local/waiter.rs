@@ -1,23 +1,27 @@
-//! One thread in a wait queue: the signals that others send it, and how it sleeps until one comes.
+//! One thread in a wait queue: the signals that others send it, how it sleeps until one comes, and
+//! the request that another thread may send while it sleeps.
 //!
 //! Decides which signal replaces another, and whether a signal that the lock may be free sends the
-//! next request of a sleeping thread. Knows nothing of the queue that the waiter is in.
+//! next request of a sleeping thread. Knows nothing of the queue that the waiter is in, nor what a
+//! reply means.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+use std::{fmt, iter, slice};
 
-use crate::base::clock::end_of;
+use crate::base::clock::{Moment, end_of};
 use crate::base::failure::Failure;
 use crate::base::sync::{Condvar, Mutex, wait_while};
 use crate::error::{Error, Result};
-use crate::guards::canceller::{CancellableWait, Canceller};
+use crate::guards::canceller::CancellableWait;
 use crate::local::call::Caller;
 use crate::local::hold::Hold;
-use crate::local::pending::{AcquireRequest, SentAcquire};
+use crate::local::retry::RequestLimits;
+use crate::store::Store;
 use crate::store::hold_id::HoldId;
-use crate::store::request::{AcquireReply, PendingReply};
+use crate::store::request::{Acquire, AcquireReply, PendingReply, Registration};
 
 /// A thread in a queue, or before its one attempt outside. Its signals could go through a channel
 /// too, which is larger than everything else that a lock takes.
@@ -25,7 +29,7 @@ use crate::store::request::{AcquireReply, PendingReply};
 pub(crate) struct Waiter {
     /// What it asks for, or the head for it.
     pub(super) hold: HoldId,
-    pub(super) lease: Duration,
+    pub(super) caller: Caller,
     /// Whether a request without a reply may have begun the hold, or may still begin it. The hold
     /// is cleaned up when the thread leaves without it.
     in_doubt: AtomicBool,
@@ -33,30 +37,44 @@ pub(crate) struct Waiter {
     changed: Condvar,
 }
 
-/// A waiter behind the head.
-#[derive(Debug)]
-pub(crate) struct QueuedWaiter {
-    pub(super) caller: Caller,
-    /// Whether it waits without limit.
-    pub(super) endless: bool,
-    pub(super) waiter: Arc<Waiter>,
-}
-
 /// What another thread tells a waiter.
 #[derive(Debug)]
 pub(super) enum Signal {
     /// Its next request was sent, and the reply is pending.
     AcquireSent(Box<SentAcquire<PendingReply<AcquireReply>>>),
-    Cancelled,
-    Closed,
-    /// The server cannot be reached.
-    Failed(Failure),
-    /// This is its hold now: the next one of a tenure, or one that the head has asked for as well.
-    HandedOff(Arc<Hold>),
-    /// It is at the head now, and has to acquire the lock.
-    Head,
+    /// The client is closed, or the wait is cancelled.
+    Ended(Error),
     /// The lock may be free.
     MayBeFree,
+    /// It waits behind the head no more.
+    Turn(Turn),
+}
+
+/// How the wait behind other threads has ended.
+#[derive(Debug)]
+pub(crate) enum Turn {
+    /// The server cannot be reached, as the thread in front has found out.
+    Failed(Failure),
+    /// With a hold: the next one of a tenure, or one that the head has asked for as well.
+    HandedOff(Arc<Hold>),
+    /// At the head, to acquire the lock.
+    Head {
+        /// Whether the thread in front may have left the client registered as waiting.
+        is_next: bool,
+        /// Whether the release of an earlier hold of this client is not confirmed.
+        after_release: bool,
+        /// The tenure that was kept until now: it may want nothing but more tokens.
+        kept: Option<Arc<Hold>>,
+    },
+    /// At the head, with the next hold of a tenure that was kept.
+    Kept(Arc<Hold>),
+    /// The time was over, and another thread comes first. It is not known whether a server replies.
+    Look,
+    /// The time was over, and nothing is known against one attempt outside the queue: the hold of
+    /// the head ends, or is none that excludes others.
+    Outside,
+    /// The time was over, and another owner holds the lock.
+    TimedOut,
 }
 
 #[derive(Debug, Default)]
@@ -66,11 +84,42 @@ struct SignalState {
     next_request: Option<Box<AcquireRequest>>,
 }
 
+/// The next request of the thread at the head of a wait queue. The thread sends it itself, or,
+/// while it sleeps, the thread that hears first that the lock may be free.
+#[derive(Clone, Debug)]
+pub(crate) struct AcquireRequest {
+    pub(super) hold: HoldId,
+    pub(super) lease: Duration,
+    pub(super) registration: Registration,
+    /// Until then it yields to waiting clients.
+    pub(super) yields_until: Instant,
+    pub(super) limits: RequestLimits,
+}
+
+/// The threads behind the head when its request is sent.
+#[derive(Default)]
+pub(super) struct Followers {
+    /// Whether there are any, and they may have the lock in the same tenure.
+    pub(super) exist: bool,
+    /// Those right behind it for which the request asks as well, because they want the same and can
+    /// have it at the same time.
+    pub(super) alike: Vec<Arc<Waiter>>,
+}
+
+/// A request that was sent, and its reply or what there is of it.
+pub(crate) struct SentAcquire<R> {
+    /// Read before it was sent.
+    pub(super) sent: Moment,
+    /// The other threads for which it asks.
+    pub(super) alike: Vec<Arc<Waiter>>,
+    pub(super) reply: R,
+}
+
 impl Waiter {
-    pub(super) fn new(hold: HoldId, caller: &Caller) -> Self {
+    pub(super) fn new(hold: HoldId, caller: Caller) -> Self {
         Self {
             hold,
-            lease: caller.times.lease,
+            caller,
             in_doubt: AtomicBool::new(false),
             state: Mutex::default(),
             changed: Condvar::new(),
@@ -81,7 +130,8 @@ impl Waiter {
     /// at the same time.
     pub(super) fn shares_with(&self, other: &Self) -> bool {
         let kind = self.hold.kind;
-        (kind, self.lease) == (other.hold.kind, other.lease) && kind.shares_with(kind)
+        let (lease, others) = (self.caller.times.lease, other.caller.times.lease);
+        (kind, lease) == (other.hold.kind, others) && kind.shares_with(kind)
     }
 
     pub(super) fn is_in_doubt(&self) -> bool {
@@ -127,13 +177,9 @@ impl Waiter {
         self.state.lock().signals.is_empty()
     }
 
-    /// Blocks until there is a signal; `None` if there is none by the deadline.
-    pub(super) fn receive(&self, deadline: Option<Instant>) -> Option<Signal> {
-        self.receive_or_start(deadline, None)
-    }
-
-    /// As `receive`, and has `next_request` sent if the lock may be free in the meantime.
-    fn receive_or_start(
+    /// Blocks until there is a signal; `None` if there is none by the deadline. If the lock may be
+    /// free in the meantime, `next_request` is sent.
+    pub(super) fn receive(
         &self,
         deadline: Option<Instant>,
         next_request: Option<Box<AcquireRequest>>,
@@ -156,34 +202,112 @@ impl Waiter {
         time: Duration,
         next_request: Option<&AcquireRequest>,
     ) -> Result<Option<SentAcquire<PendingReply<AcquireReply>>>> {
-        let next_request = next_request.cloned().map(Box::new);
-        match self.receive_or_start(Some(end_of(time)), next_request) {
+        match self.receive(Some(end_of(time)), next_request.cloned().map(Box::new)) {
             Some(Signal::AcquireSent(sent)) => Ok(Some(*sent)),
-            Some(Signal::Cancelled) => Err(Error::Cancelled { name: self.hold.name.to_string() }),
-            Some(Signal::Closed) => Err(Error::Closed),
+            Some(Signal::Ended(error)) => Err(error),
             _ => Ok(None),
         }
     }
 
-    /// Lets a canceller end the wait.
-    pub(super) fn watch(self: &Arc<Self>, canceller: &Canceller) -> CancellableWait {
+    /// Lets the canceller of the call end the wait, if there is one.
+    pub(super) fn watch(self: &Arc<Self>) -> Option<CancellableWait> {
+        let canceller = self.caller.options.canceller.as_ref()?;
         let waiter = self.clone();
-        canceller.watch(move || waiter.send(Signal::Cancelled))
+        Some(canceller.watch(move || {
+            let name = waiter.hold.name.to_string();
+            waiter.send(Signal::Ended(Error::Cancelled { name }));
+        }))
+    }
+}
+
+impl AcquireRequest {
+    /// Sends the request without waiting for the reply. `None` if the store cannot.
+    pub(super) fn start(
+        &self,
+        store: &dyn Store,
+        followers: Followers,
+    ) -> Option<SentAcquire<PendingReply<AcquireReply>>> {
+        let SentAcquire { sent, alike, reply } =
+            self.send(followers, |request| store.start_acquire(request));
+        reply.map(|reply| SentAcquire { sent, alike, reply })
+    }
+
+    /// Has `send` send the request.
+    pub(super) fn send<R>(
+        &self,
+        Followers { exist, alike }: Followers,
+        send: impl FnOnce(Acquire<'_>) -> R,
+    ) -> SentAcquire<R> {
+        let sent = Moment::now();
+        let registration = match self.registration {
+            Registration::Last => Registration::Last,
+            _ if Instant::now() < self.yields_until => Registration::Yielding,
+            Registration::Registered if exist => Registration::Followed,
+            registration => registration,
+        };
+        let all: Vec<_>;
+        let holds = if alike.is_empty() {
+            slice::from_ref(&self.hold)
+        } else {
+            let alike = alike.iter().map(|waiter| waiter.hold.clone());
+            all = iter::once(self.hold.clone()).chain(alike).collect();
+            &all
+        };
+        let deadline = self.limits.request_deadline();
+        let reply = send(Acquire { holds, lease: self.lease, registration, deadline });
+        SentAcquire { sent, alike, reply }
+    }
+}
+
+impl SentAcquire<PendingReply<AcquireReply>> {
+    /// Blocks until the reply has come, or the deadline of the request.
+    pub(super) fn wait(self) -> SentAcquire<Result<AcquireReply, Failure>> {
+        let Self { sent, alike, reply } = self;
+        SentAcquire { sent, alike, reply: reply.wait() }
+    }
+}
+
+impl<R> fmt::Debug for SentAcquire<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SentAcquire").field("sent", &self.sent).finish_non_exhaustive()
     }
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::config::{Config, LockOptions};
-    use crate::local::pending::tests::{request, sent};
+    use crate::local::call::CallTimes;
+    use crate::local::retry::{RetryLimit, RetryPolicy};
+    use crate::store::hold_id::HoldKind;
 
     const SOON: Duration = Duration::from_secs(10);
+    const LEASE: Duration = Duration::from_secs(30);
+
+    pub(in crate::local) fn request() -> AcquireRequest {
+        let hold =
+            HoldId { kind: HoldKind::Lock, name: Arc::from("x"), client: Arc::from("c"), nonce: 1 };
+        let config = Config::default();
+        let times = CallTimes::new(&config, LEASE);
+        AcquireRequest {
+            hold,
+            lease: LEASE,
+            registration: Registration::IfHeld,
+            yields_until: Instant::now(),
+            limits: RetryPolicy::new(RetryLimit::Endless, &config, times).limits(),
+        }
+    }
+
+    /// A request that finds the lock held.
+    pub(in crate::local) fn sent() -> SentAcquire<PendingReply<AcquireReply>> {
+        let reply: PendingReply<AcquireReply> = PendingReply::new(|| Ok(AcquireReply::held(None)));
+        SentAcquire { sent: Moment::now(), alike: Vec::new(), reply }
+    }
 
     /// A waiter that sleeps at the head.
     fn asleep() -> Waiter {
         let caller = Caller::current(&Config::default(), &LockOptions::default());
-        let waiter = Waiter::new(request().hold, &caller);
+        let waiter = Waiter::new(request().hold, caller);
         waiter.state.lock().next_request = Some(Box::new(request()));
         waiter
     }
@@ -236,13 +360,36 @@ mod tests {
     #[test]
     fn close_sends_no_request_and_loses_no_reply() {
         let waiter = asleep();
-        waiter.send(Signal::Closed);
+        waiter.send(Signal::Ended(Error::Closed));
         wake_only(&waiter);
         assert!(matches!(waiter.sleep(SOON, Some(&request())), Err(Error::Closed)));
         let waiter = asleep();
         wake(&waiter);
-        waiter.send(Signal::Closed);
+        waiter.send(Signal::Ended(Error::Closed));
         assert!(waiter.sleep(SOON, Some(&request())).expect("a reply").is_some());
         assert!(matches!(waiter.sleep(SOON, Some(&request())), Err(Error::Closed)));
+    }
+
+    #[test]
+    fn a_request_yields_until_the_time_it_says() {
+        let registration = |yields_until| {
+            let request = AcquireRequest { yields_until, ..request() };
+            request.send(Followers::default(), |request| request.registration).reply
+        };
+        assert_eq!(registration(Instant::now() + LEASE), Registration::Yielding);
+        assert_eq!(registration(Instant::now()), Registration::IfHeld);
+    }
+
+    #[test]
+    fn a_request_of_a_registered_thread_says_that_others_wait() {
+        let registration = |registration, exist| {
+            let request = AcquireRequest { registration, ..request() };
+            let followers = Followers { exist, ..Followers::default() };
+            request.send(followers, |request| request.registration).reply
+        };
+        let (first, registered) = (Registration::IfHeld, Registration::Registered);
+        assert_eq!(registration(registered, true), Registration::Followed);
+        assert_eq!(registration(registered, false), registered);
+        assert_eq!(registration(first, true), first);
     }
 }

@@ -10,7 +10,7 @@ use crate::base::clock::Moment;
 use crate::config::Config;
 use crate::net::request::{Arg, Request, Script};
 use crate::store::decoder::{self, Decoder};
-use crate::store::hold_id::{HoldId, HoldKind};
+use crate::store::hold_id::HoldId;
 use crate::store::keys::{Keys, ShardTag};
 use crate::store::redisson_channels::RedissonChannels;
 use crate::store::request::{
@@ -93,8 +93,8 @@ impl Commands {
 
     pub(crate) fn acquire(&self, request: Acquire<'_>) -> Command<AcquireReply> {
         let request = match request.holds {
-            [hold] if hold.kind == HoldKind::Lock => self.acquire_one(hold, request),
-            holds if holds[0].kind == HoldKind::Lock => self.acquire_all(request),
+            [hold] if hold.kind.is_lock() => self.acquire_one(hold, request),
+            holds if holds[0].kind.is_lock() => self.acquire_all(request),
             _ => self.acquire_members(request),
         };
         Command { request, decoder: decoder::ACQUIRE }
@@ -182,7 +182,7 @@ impl Commands {
             Arg::Number(registration),
             millis(self.waiting_life),
             millis(OFFER),
-            permits(*kind),
+            Arg::Number(kind.permits().into()),
             Arg::Text(&shard),
         ];
         let others = members[1..].iter().map(|member| Arg::Text(member));
@@ -198,7 +198,7 @@ impl Commands {
             Change::Release { kept_until } => return self.release(hold, kept_until),
             Change::Unregister { any_kind } => return self.unregister(hold, any_kind),
             // It has one level.
-            _ if hold.kind != HoldKind::Lock => Arg::Text("member"),
+            _ if !hold.kind.is_lock() => Arg::Text("member"),
             Change::SetDepth { depth, .. } => Arg::Number(depth.into()),
             Change::Check | Change::Renew { .. } => Arg::Text(""),
             Change::Watch => Arg::Text("watch"),
@@ -222,7 +222,7 @@ impl Commands {
     /// until `kept_until`.
     fn release(&self, hold: &HoldId, kept_until: Moment) -> Command<HoldReply> {
         let member = hold.member();
-        if hold.kind == HoldKind::Lock {
+        if hold.kind.is_lock() {
             let kept = millis(kept_until.since(Moment::now()));
             self.freeing(&RELEASE, &hold.name, Arg::Text(&member), millis(OFFER), kept)
         } else {
@@ -242,7 +242,7 @@ impl Commands {
 
     fn unregister(&self, hold: &HoldId, any_kind: bool) -> Command<HoldReply> {
         let HoldId { kind, name, client, .. } = hold;
-        if !any_kind && *kind != HoldKind::Lock {
+        if !any_kind && !kind.is_lock() {
             let client = [kind.prefix(), client].concat();
             return self.freeing_place(hold, &client, "queued", decoder::HOLD);
         }
@@ -287,7 +287,8 @@ impl Commands {
     ) -> Command<HoldReply> {
         let (lock, shard) = (self.keys.lock(&hold.name), self.shard_tag());
         let (whose, shard) = (Arg::Text(whose), Arg::Text(&shard));
-        let args = [whose, millis(OFFER), permits(hold.kind), Arg::Text(how), shard];
+        let args =
+            [whose, millis(OFFER), Arg::Number(hold.kind.permits().into()), Arg::Text(how), shard];
         let request = Request::call(&RELEASE_MEMBER, &[&lock, &Keys::waiting(&lock)], &args);
         Command { request, decoder }
     }
@@ -325,14 +326,6 @@ impl Commands {
     fn fence_life(&self, lease: Duration) -> Arg<'static> {
         millis(self.fence_life.max(lease * 2))
     }
-}
-
-/// How many may hold at a time; zero for a read-write lock, where the sides decide that.
-fn permits(kind: HoldKind) -> Arg<'static> {
-    Arg::Number(match kind {
-        HoldKind::Permit { of } => of.into(),
-        HoldKind::Lock | HoldKind::Read | HoldKind::Write => 0,
-    })
 }
 
 /// The token that every server is to give: this system's clock in microseconds.

@@ -5,6 +5,8 @@ use std::hash::{Hash, Hasher};
 use std::mem;
 use std::sync::Arc;
 
+use crate::base::report::HeldAs;
+
 /// What a hold is a hold of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HoldKind {
@@ -18,7 +20,54 @@ pub(crate) enum HoldKind {
     Write,
 }
 
+/// What the holds of a kind have in common.
+#[derive(Debug)]
+pub(crate) struct KindRow {
+    /// As what they are reported.
+    pub(crate) held_as: HeldAs,
+    /// What their name is, which cannot be something else as well.
+    pub(crate) form: &'static str,
+    /// What stands before their owners and waiting clients in Redis.
+    pub(crate) prefix: &'static str,
+}
+
+const LOCK: KindRow = KindRow { held_as: HeldAs::Lock, form: "a lock", prefix: "" };
+const PERMIT: KindRow = KindRow { held_as: HeldAs::Permit, form: "a semaphore", prefix: "p:" };
+const READ: KindRow = KindRow { held_as: HeldAs::Reader, form: "a read-write lock", prefix: "r:" };
+const WRITE: KindRow = KindRow { held_as: HeldAs::Writer, prefix: "w:", ..READ };
+
 impl HoldKind {
+    pub(crate) fn row(self) -> &'static KindRow {
+        match self {
+            Self::Lock => &LOCK,
+            Self::Permit { .. } => &PERMIT,
+            Self::Read => &READ,
+            Self::Write => &WRITE,
+        }
+    }
+
+    /// The kind of a hold that is reported so. Of a semaphore, there are as many permits.
+    pub(crate) fn reported_as(held_as: HeldAs, permits: u32) -> Self {
+        match held_as {
+            HeldAs::Foreign | HeldAs::Lock => Self::Lock,
+            HeldAs::Permit => Self::Permit { of: permits },
+            HeldAs::Reader => Self::Read,
+            HeldAs::Writer => Self::Write,
+        }
+    }
+
+    /// Returns `true` for a lock: one owner has it, in a tenure, and may keep it after that. Of
+    /// other kinds each hold is one of the members of a name.
+    pub(crate) fn is_lock(self) -> bool {
+        matches!(self, Self::Lock)
+    }
+
+    /// How many holds there may be at a time; zero for a read-write lock, where the sides decide
+    /// that.
+    pub(crate) fn permits(self) -> u32 {
+        if let Self::Permit { of } = self { of } else { 0 }
+    }
+
     /// Returns `true` if holds of the two kinds may exist at the same time.
     pub(crate) fn shares_with(self, other: Self) -> bool {
         matches!(
@@ -35,12 +84,7 @@ impl HoldKind {
 
     /// What is in front of the owners and the waiting clients in Redis.
     pub(crate) fn prefix(self) -> &'static str {
-        match self {
-            Self::Lock => "",
-            Self::Permit { .. } => "p:",
-            Self::Read => "r:",
-            Self::Write => "w:",
-        }
+        self.row().prefix
     }
 }
 

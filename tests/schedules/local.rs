@@ -20,13 +20,11 @@ use crate::config::{Config, LockOptions};
 use crate::error::{Error, Result};
 use crate::local::call::{self, Caller};
 use crate::local::hold::Hold;
-use crate::local::pending::Followers;
-use crate::local::pending::tests::{request, sent};
 use crate::local::reporter::Reporter;
-use crate::local::turn;
-use crate::local::wait_queue::{Arrival, Turn};
-use crate::local::wait_queues::{Ending, WaitQueues};
-use crate::local::waiter::{QueuedWaiter, Signal, Waiter};
+use crate::local::wait_queue::Ending;
+use crate::local::wait_queues::WaitQueues;
+use crate::local::waiter::tests::{request, sent};
+use crate::local::waiter::{Followers, Signal, Turn, Waiter};
 use crate::store::hold_id::{HoldId, HoldKind};
 
 /// How often another client asks for a lock.
@@ -76,8 +74,14 @@ impl Scene {
         if self.keeps { id.that_may_be_kept() } else { id }
     }
 
-    fn join(&self, endless: bool) -> Result<(Arc<Waiter>, Option<Turn>)> {
-        self.queues.join(self.id(), &self.caller(), endless, false)
+    fn join(&self, wait: call::Wait) -> Result<(Arc<Waiter>, Option<Turn>)> {
+        self.queues.join(self.id(), &Caller { wait, ..self.caller() }, false)
+    }
+
+    /// Gives the head a hold that it has acquired. Returns the earlier ones.
+    fn begin(&self, hold: &Arc<Hold>) -> Vec<Arc<Hold>> {
+        let head = self.queues.acquiring(HoldKind::Lock, &self.name).map(|(head, _)| head);
+        self.queues.begin_hold(hold, head.as_deref())
     }
 
     fn caller(&self) -> Caller {
@@ -120,17 +124,16 @@ impl Scene {
                 RELOCKS.fetch_add(1, Relaxed);
                 hold
             }
-            Turn::Head(_) => {
+            Turn::Head { .. } => {
                 let hold = self.hold();
                 self.store_hold(&hold);
-                for released in self.queues.take_released(&self.id()) {
+                // A message about the hold may overtake the reply.
+                thread::yield_now();
+                for released in self.begin(&hold) {
                     self.unreported.lock().remove(&released.id.nonce);
                 }
                 let are_reported = self.loses || self.unreported.lock().is_empty();
                 assert!(are_reported, "the end of a hold is told first");
-                // A message about the hold may overtake the reply.
-                thread::yield_now();
-                self.queues.set_acquired(&hold);
                 hold
             }
             _ => return Ok(false),
@@ -149,16 +152,16 @@ impl Scene {
 
     fn acquire(&self, wait: Wait) -> Result<Turn> {
         loop {
-            let (waiter, turn) = self.join(wait == Wait::Endless)?;
             let limit = match wait {
                 Wait::Endless => call::Wait::Endless,
                 Wait::No => call::Wait::No,
                 Wait::Until => call::Wait::Until(Instant::now()),
             };
-            match turn.map_or_else(|| turn::wait(&self.queues, &waiter, limit), Ok)? {
+            let (waiter, turn) = self.join(limit)?;
+            match turn.map_or_else(|| self.queues.wait(&waiter, limit), Ok)? {
                 Turn::Kept(hold) if !hold.begin_kept(&self.caller()) => {}
-                Turn::Head(arrival) => {
-                    if let Arrival::Kept(kept) = arrival
+                Turn::Head { kept, .. } => {
+                    if let Some(kept) = kept
                         && self.queues.give_up(&kept)
                     {
                         self.post(&kept);
@@ -199,12 +202,12 @@ impl Scene {
         while thread_rng().r#gen() {
             self.queues.set_answer(waiter, Ok(()));
             if let Err(error) = waiter.sleep(Duration::ZERO, Some(&request())) {
-                self.queues.give_up_head(&waiter.hold, None);
+                self.queues.give_up_head(waiter);
                 return Err(error);
             }
             self.queues.set_pending(waiter);
         }
-        Ok(Turn::Head(Arrival::Next))
+        Ok(Turn::Head { is_next: true, after_release: false, kept: None })
     }
 
     /// Hands the lock off or releases it, and then waits for the reply or not.
@@ -255,11 +258,8 @@ impl Scene {
     fn is_empty(&self) -> bool {
         let readers = mem::take(&mut *self.readers.lock());
         readers.into_iter().for_each(|reader| reader.join().expect("no panic"));
-        let joined = self.join(false).map(|(_, turn)| turn);
-        matches!(
-            joined,
-            Ok(Some(Turn::Head(Arrival::First { after_release: false }))) | Err(Error::Closed)
-        )
+        let joined = self.join(call::Wait::No).map(|(_, turn)| turn);
+        matches!(joined, Ok(Some(Turn::Head { after_release: false, .. })) | Err(Error::Closed))
     }
 }
 
@@ -277,11 +277,11 @@ struct Readers {
 impl Readers {
     /// Reads and is done. Returns `false` if the wait ended without a hold.
     fn read(&self, wait: call::Wait) -> bool {
-        let (waiter, turn) = self.join(wait == call::Wait::Endless);
+        let (waiter, turn) = self.join(wait);
         let nonce = waiter.hold.nonce;
-        let turn = turn.map_or_else(|| turn::wait(&self.queues, &waiter, wait), Ok).expect("open");
+        let turn = turn.map_or_else(|| self.queues.wait(&waiter, wait), Ok).expect("open");
         let reads = match turn {
-            Turn::Head(_) => self.ask_for_all(&waiter),
+            Turn::Head { .. } => self.ask_for_all(&waiter),
             Turn::HandedOff(hold) => {
                 assert!(hold.id.nonce == nonce && self.stored.lock().contains(&nonce));
                 true
@@ -294,38 +294,42 @@ impl Readers {
         reads
     }
 
-    fn join(&self, endless: bool) -> (Arc<Waiter>, Option<Turn>) {
+    fn join(&self, wait: call::Wait) -> (Arc<Waiter>, Option<Turn>) {
         let caller = Caller::owned(&Config::default(), &LockOptions::default(), HoldKind::Read);
+        let caller = Caller { wait, ..caller };
         let (kind, nonce) = (HoldKind::Read, self.holds.fetch_add(1, Relaxed));
         let id = HoldId { kind, name: self.name.clone(), client: Arc::from("c"), nonce };
-        self.queues.join(id, &caller, endless, false).expect("open")
+        self.queues.join(id, &caller, false).expect("open")
     }
 
     /// Asks until a reply comes. The store grants as many as it likes.
     fn ask_for_all(&self, head: &Waiter) -> bool {
         loop {
-            let Followers { alike, .. } = self.queues.followers(&head.hold);
+            let (_, Followers { alike, .. }) =
+                self.queues.acquiring(HoldKind::Read, &self.name).expect("this thread");
             thread::yield_now();
             let granted = thread_rng().gen_range(0..=alike.len());
             let nonces = alike[..granted].iter().map(|waiter| waiter.hold.nonce);
             self.stored.lock().extend(nonces.chain([head.hold.nonce]));
             thread::yield_now();
             if thread_rng().r#gen() {
-                for gone in self.queues.mark_in_doubt(alike) {
-                    self.stored.lock().remove(&gone.hold.nonce);
+                for waiter in alike {
+                    if !self.queues.mark_in_doubt(&waiter) {
+                        self.stored.lock().remove(&waiter.hold.nonce);
+                    }
                 }
                 continue;
             }
-            for (asked, taken) in alike.iter().zip(self.queues.take(&alike[..granted])) {
-                match taken {
-                    None => drop(self.stored.lock().remove(&asked.hold.nonce)),
-                    Some(QueuedWaiter { caller, waiter, .. }) => {
-                        let hold = Hold::new(waiter.hold.clone(), 1, 0, &caller, Moment::now());
-                        waiter.send(Signal::HandedOff(Arc::new(hold)));
-                    }
+            for waiter in &alike[..granted] {
+                let Waiter { hold: id, caller, .. } = &**waiter;
+                if self.queues.remove(waiter) {
+                    let hold = Hold::new(id.clone(), 1, 0, caller, Moment::now());
+                    waiter.send(Signal::Turn(Turn::HandedOff(Arc::new(hold))));
+                } else {
+                    self.stored.lock().remove(&id.nonce);
                 }
             }
-            self.queues.give_up_head(&head.hold, None);
+            self.queues.give_up_head(head);
             return true;
         }
     }
@@ -370,18 +374,18 @@ fn threads_that_come_and_go_do_not_lose_the_lock() {
 fn no_thread_is_the_head_before_a_lock_that_was_handed_off_is_released() {
     under_many_schedules(|| {
         let scene = Arc::new(Scene::default());
-        let (queues, mine) = (&scene.queues, scene.hold());
-        scene.join(false).expect("open");
-        queues.set_acquired(&mine);
+        let mine = scene.hold();
+        scene.join(call::Wait::No).expect("open");
+        scene.begin(&mine);
         scene.store_hold(&mine);
-        let (second, _) = scene.join(true).expect("open");
+        let (second, _) = scene.join(call::Wait::Endless).expect("open");
         let [giver, receiver, third] = [(); 3].map(|()| scene.clone());
         let threads = [
             thread::spawn(move || {
                 assert_eq!(giver.queues.end(&mine, true, || ()), Ending::HandedOff, "a waiter");
             }),
             thread::spawn(move || {
-                match turn::wait(&receiver.queues, &second, call::Wait::Endless).expect("open") {
+                match receiver.queues.wait(&second, call::Wait::Endless).expect("open") {
                     Turn::HandedOff(hold) => receiver.unlock(&hold),
                     other => panic!("{other:?}"),
                 }
@@ -399,8 +403,8 @@ fn close_ends_every_wait_whenever_it_comes() {
         let scene = Arc::new(Scene::default());
         let queues = &scene.queues;
         let hold = scene.hold();
-        scene.join(false).expect("open");
-        queues.set_acquired(&hold);
+        scene.join(call::Wait::No).expect("open");
+        scene.begin(&hold);
         let closer = scene.clone();
         thread::spawn(move || closer.queues.close());
         let [endless, limited] = run_threads(&scene, [Wait::Endless, Wait::Until]);
@@ -495,7 +499,7 @@ fn no_hold_that_the_head_has_asked_for_is_left_behind() {
 #[test]
 fn every_request_that_is_sent_for_a_thread_is_waited_for() {
     under_many_schedules(|| {
-        let waiter = Arc::new(Waiter::new(request().hold, &caller()));
+        let waiter = Arc::new(Waiter::new(request().hold, caller()));
         let started = Arc::new(AtomicUsize::new(0));
         let wakers = [(); 2].map(|()| {
             let (waiter, started) = (waiter.clone(), started.clone());
@@ -508,7 +512,7 @@ fn every_request_that_is_sent_for_a_thread_is_waited_for() {
             })
         });
         let closed = waiter.clone();
-        let closer = thread::spawn(move || closed.send(Signal::Closed));
+        let closer = thread::spawn(move || closed.send(Signal::Ended(Error::Closed)));
         let mut waited_for = 0;
         loop {
             let pause =

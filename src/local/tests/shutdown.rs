@@ -11,8 +11,7 @@ use crate::local::call::{Caller, Wait};
 use crate::local::hold_requests;
 use crate::local::release::shut_down;
 use crate::local::tests::{LEASE, Outcome, Scene, eventually};
-use crate::local::turn;
-use crate::local::wait_queue::{Arrival, Turn};
+use crate::local::waiter::Turn;
 
 /// Long for what a thread does between two lines of a test.
 const WHILE: Duration = Duration::from_millis(100);
@@ -110,14 +109,14 @@ fn a_thread_that_becomes_the_head_after_a_shutdown_acquires_nothing() {
     let queues = &shared.wait_queues;
     let level = scene.lock();
     let caller = Caller::current(&shared.config, options);
-    let (waiter, arrival) = queues.join(scene.id(9), &caller, true, false).expect("open");
+    let (waiter, arrival) = queues.join(scene.id(9), &caller, false).expect("open");
     assert!(arrival.is_none());
     shut_down(shared, SOON).expect("released");
     assert!(level.hold.is_ended());
-    let turn = turn::wait(queues, &waiter, Wait::Endless).expect("made the head");
-    assert!(matches!(turn, Turn::Head(_)));
-    let call = LockCall { shared, name, caller, wait: Wait::Endless, contended: Cell::default() };
-    let outcome = call.acquire_at_head(&waiter, Arrival::Next);
+    let turn = queues.wait(&waiter, Wait::Endless).expect("made the head");
+    assert!(matches!(turn, Turn::Head { .. }));
+    let call = LockCall { shared, name, caller, contended: Cell::default() };
+    let outcome = call.acquire_at_head(&waiter, true, false, None);
     assert!(matches!(outcome, Err(Error::Closed)), "{outcome:?}");
     scene.expect_events(["acquired", "released"]);
     assert!(scene.events.is_empty());

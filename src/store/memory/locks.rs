@@ -8,7 +8,6 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::base::clock::Moment;
 use crate::base::failure::Failure;
-use crate::base::report::HeldAs;
 use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::keys::Keys;
 use crate::store::memory::inbox::Inboxes;
@@ -44,13 +43,13 @@ impl Locks {
         let Acquire { holds: [hold, others @ ..], lease, registration, .. } = request else {
             return Ok(self.acquire_all(keys, request));
         };
-        if hold.kind == HoldKind::Lock && !others.is_empty() {
+        if hold.kind.is_lock() && !others.is_empty() {
             return Ok(self.acquire_all(keys, request));
         }
         let key = &*keys.lock(&hold.name);
-        let gets_block = hold.kind == HoldKind::Lock
-            && (registration == Registration::Followed || hold.may_be_kept());
-        let leaves = hold.kind == HoldKind::Lock && registration.may_be_queued();
+        let gets_block =
+            hold.kind.is_lock() && (registration == Registration::Followed || hold.may_be_kept());
+        let leaves = hold.kind.is_lock() && registration.may_be_queued();
         if let Some(fence) = self.repeat(key, hold, lease) {
             if leaves && let Some(name) = self.name(key) {
                 name.leave(hold);
@@ -219,8 +218,7 @@ impl Locks {
 
     /// Ends the hold of a lock's owner.
     pub(super) fn force_release(&mut self, key: &str, owner: &[u8]) -> HoldReply {
-        let is_it =
-            |held: &LiveHold| held.id.kind == HoldKind::Lock && held.id.owner().as_bytes() == owner;
+        let is_it = |held: &LiveHold| held.id.kind.is_lock() && held.id.owner().as_bytes() == owner;
         if let Some(held) =
             self.by_key.get(key).and_then(|name| name.holds.iter().find(|it| is_it(it)))
         {
@@ -259,14 +257,9 @@ impl Locks {
         let Some(name) = self.name(key) else {
             return ReportReply { holds: Vec::new(), fence: 0, waiting: Vec::new() };
         };
-        let held_as = |kind| match kind {
-            HoldKind::Lock => HeldAs::Lock,
-            HoldKind::Permit { .. } => HeldAs::Permit,
-            HoldKind::Read => HeldAs::Reader,
-            HoldKind::Write => HeldAs::Writer,
-        };
         let holds = name.holds.iter().filter(|held| !held.is_offer());
-        let holds = holds.map(|held| (held_as(held.id.kind), held.reply(name.fence))).collect();
+        let holds =
+            holds.map(|held| (held.id.kind.row().held_as, held.reply(name.fence))).collect();
         let waiting = name.queue.iter().map(|(_, client)| client.to_string()).collect();
         ReportReply { holds, fence: name.fence, waiting }
     }
@@ -279,12 +272,7 @@ impl Locks {
 
     #[cfg(test)]
     pub(super) fn waiting(&mut self, key: &str) -> Vec<String> {
-        let entry = |(kind, client): &(HoldKind, _)| match kind {
-            HoldKind::Lock => format!("{client}"),
-            HoldKind::Permit { .. } => format!("p:{client}"),
-            HoldKind::Read => format!("r:{client}"),
-            HoldKind::Write => format!("w:{client}"),
-        };
+        let entry = |(kind, client): &(HoldKind, _)| format!("{}{client}", kind.row().prefix);
         self.name(key).map(|name| name.queue.iter().map(entry).collect()).unwrap_or_default()
     }
 

@@ -56,13 +56,8 @@ impl LiveHold {
 impl Name {
     /// Fails if there is a hold, or an offer, of a kind that cannot exist in the same key of Redis.
     pub(super) fn check_type(&self, kind: HoldKind) -> Result<(), Failure> {
-        let form = |kind| match kind {
-            HoldKind::Lock => "a lock",
-            HoldKind::Permit { .. } => "a semaphore",
-            HoldKind::Read | HoldKind::Write => "a read-write lock",
-        };
-        let mut forms = self.holds.iter().map(|held| form(held.id.kind));
-        let other = forms.find(|found| *found != form(kind));
+        let mut forms = self.holds.iter().map(|held| held.id.kind.row().form);
+        let other = forms.find(|found| *found != kind.row().form);
         other.map_or(Ok(()), |found| Err(Failure::wrong_type(found)))
     }
 
@@ -129,7 +124,7 @@ impl Name {
         registration: Registration,
         inboxes: &Inboxes,
     ) -> bool {
-        let is_lock = hold.kind == HoldKind::Lock;
+        let is_lock = hold.kind.is_lock();
         let waits = registration.joins() || registration == Registration::Last;
         // An offer of a side or a permit is left to the thread of its client that waits.
         let may_take = is_lock || waits;

@@ -4,12 +4,14 @@
 use std::process::exit;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use crossbeam_channel::bounded;
 use leasehold::{Builder, Client, Error};
 
 use crate::support::address::Address;
 use crate::support::child::{self, Child};
+use crate::support::lag::Lag;
 use crate::support::proxy::Proxy;
 use crate::support::recorder::Recorder;
 use crate::support::{
@@ -33,6 +35,7 @@ stores! {
         many_guards_may_be_dropped_at_once;
     every direct server:
         a_drop_does_not_wait_for_the_reply,
+        the_next_thread_asks_behind_an_unlock,
         a_release_that_goes_wrong_is_no_contention,
         a_release_that_is_refused_is_repeated_in_the_background,
         the_next_user_of_a_connection_may_time_out_with_it;
@@ -288,6 +291,26 @@ fn a_drop_does_not_wait_for_the_reply(server: &Server) {
     assert!(server.exists("a"));
     proxy.heal();
     eventually(SOON, || !server.exists("a"));
+}
+
+/// A request that is sent only when the unlock has its reply arrives a whole delay later.
+fn the_next_thread_asks_behind_an_unlock(server: &Server) {
+    const DELAY: Duration = ms(1000);
+    take(&server.open(patient()), "warm").unlock().unwrap();
+    let lag = Lag::before(server, DELAY);
+    let far = Client::builder().wait(3 * SOON).connect_timeout(SOON).io_timeout(SOON);
+    let far = far.lease(6 * SOON);
+    let client = server.through(lag.port()).open(far);
+    let guard = take(&client, "a");
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| client.lock_owned("a").unwrap());
+        eventually(SOON, || client.stats().waiting == 1);
+        guard.unlock().unwrap();
+        let (next, time) = timed(|| waiter.join().unwrap());
+        assert!(time < DELAY && next.is_held(), "{time:?}");
+    });
+    let stats = client.stats();
+    assert_eq!((stats.acquired, stats.released, stats.handoffs), (2, 1, 0));
 }
 
 /// Something happens to the release of `a`, and then the client wants the lock again.
