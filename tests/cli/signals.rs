@@ -5,6 +5,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
+use leasehold::Client;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::support::{
@@ -107,17 +108,21 @@ const MAKES_WAY: &str = "n=0; trap 'n=$((n + 1)); echo told $n' USR1; trap 'exit
 #[test]
 fn a_command_is_told_once_that_another_client_waits() {
     let server = Server::redis();
-    let client = client(&server);
     let mut running = run(&server, &["--yield", "SIGUSR1"], MAKES_WAY);
     assert_eq!(running.next(), "ready");
     thread::scope(|scope| {
-        let waiter = scope.spawn(|| drop(client.lock("a").unwrap()));
+        let wait = |client: Client| scope.spawn(move || drop(client.lock("a").unwrap()));
+        let first = wait(client(&server));
         assert_eq!(running.next(), "told 1");
-        // It goes on, and is told no more.
+        // It goes on, and is told no more, though another client waits as well.
+        let second = wait(client(&server));
+        eventually(|| waiting(&server) == 2);
         thread::sleep(Duration::from_millis(300));
         running.signal(Signal::TERM);
         assert_eq!(running.code(), 3);
-        waiter.join().unwrap();
+        for waiter in [first, second] {
+            waiter.join().unwrap();
+        }
     });
     assert_eq!(running.rest(), "");
 }
