@@ -18,7 +18,7 @@ const TRACE: &str = "\
 1.000000 [0 a] acquire 3 lock fence queue anna:1 9000 9 600 '' -> 1000000
 1.001000 [0 a] acquire 3 lock fence queue ben:1 9000 9 600 '' -> 0 8999
 1.002000 [0 a] acquire 3 lock fence queue cleo:1 9000 9 600 '' -> 0 8998
-1.003000 [0 a] set_depth 1 lock anna:1 2 9000 -> 1
+1.003000 [0 a] change 1 lock anna:1 9000 2 -> 1
 1.004000 [0 a] release 2 lock queue anna:1 200 '' 0 -> 1
 1.004001 [0 lua] publish leasehold:wake:ben lock
 1.004002 [0 lua] hset lock ben:0 0
@@ -28,8 +28,8 @@ const TRACE: &str = "\
 1.006000 [0 a] acquire 3 lock fence queue ben:1 9000 9 600 '' queued 9 200 '' -> 1006000 1006002 1
 1.007000 [0 a] release 2 lock queue anna:1 200 '' 0 -> 0
 2.000000 [0 a] unregister 2 lock queue cleo 200 '' 0 -> 1
-9.000000 [0 a] set_depth 1 lock ben:1 '' 9000 -> 1
-20.000000 [0 a] set_depth 1 lock ben:1 '' 9000 -> 0
+9.000000 [0 a] change 1 lock ben:1 9000 '' -> 1
+20.000000 [0 a] change 1 lock ben:1 9000 '' -> 0
 ";
 
 fn check(trace: &str) -> Result<Replay, String> {
@@ -56,7 +56,7 @@ fn a_wrong_answer_is_refused() {
         ("-> 0 8999", "-> 1001000"),
         ("-> 0 199", "-> 1005000"),
         // A hold that is not there, or is left.
-        ("anna:1 2 9000 -> 1", "anna:1 2 9000 -> 0"),
+        ("anna:1 9000 2 -> 1", "anna:1 9000 2 -> 0"),
         ("anna:1 200 '' 0 -> 0", "anna:1 200 '' 0 -> 1"),
         // The wrong client is offered the lock, or none.
         ("hset lock ben:0 0", "hset lock cleo:0 0"),
@@ -82,7 +82,7 @@ fn a_recorded_trace_is_one_of_the_model() {
     let calls = Call::read(&fs::read_to_string(&file).expect("the trace")).expect("its lines");
     let replay = Replay::run(&calls).unwrap_or_else(|wrong| panic!("{wrong}"));
     println!("the model has all {} steps: {:?}", calls.len(), replay.calls);
-    let changing = |call: &Call| ["acquire", "release", "set_depth"].contains(&&*call.script);
+    let changing = |call: &Call| ["acquire", "release", "change"].contains(&&*call.script);
     let known = |call: &&Call| call.answer.is_some() && changing(call);
     let planted: Vec<_> = calls.iter().filter(known).step_by(calls.len() / 40 + 1).collect();
     for call in &planted {

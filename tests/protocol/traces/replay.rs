@@ -77,10 +77,10 @@ impl Replay {
                 }
                 call.arg(4) == "0" && says(call, i64::from(ended))
             }
-            "set_depth" => {
+            "change" => {
                 let is_held = next.server.is_held_by(self.hold(call.arg(1))?);
-                if is_held && call.arg(3) != "0" {
-                    next.ends = call.time + call.micros(3);
+                if is_held && call.arg(2) != "0" {
+                    next.ends = call.time + call.micros(2);
                 }
                 says(call, i64::from(is_held))
             }
@@ -92,8 +92,8 @@ impl Replay {
                 }
                 says(call, i64::from(waited))
             }
-            // These change nothing.
-            "inspect" | "report" => true,
+            // It changes nothing.
+            "report" => true,
             _ => false,
         };
         let offer = next.server.offer.filter(|offer| state.server.offer != Some(*offer));
