@@ -86,8 +86,9 @@
 //!   several independent servers each makes an offer of its own: clients that have come at nearly
 //!   the same time may each get some, but no majority. They try again after random pauses, so that
 //!   chance decides between them.
-//! - When an operator ends a hold by force, the holder notices at its next request about it. Among
-//!   threads of one client that is at the latest after the tenure, or in `unlock`, `verify` or
+//! - When an operator ends a hold by force, a holder that listens is told and loses its guard at
+//!   once; see [`Mutex::force_unlock`]. Another one notices at its next request about the hold.
+//!   Among threads of one client that is at the latest after the tenure, or in `unlock`, `verify` or
 //!   `renew`.
 //!
 //! # Nested locks

@@ -241,8 +241,10 @@ impl Mutex {
     /// library has it, and no later hold, however often the request is repeated. Returns `false` if
     /// the lock was free. Blocks for the server's replies to two requests.
     ///
-    /// A guard of this client that had the hold is lost when this returns; one of another client
-    /// finds out at its next renewal.
+    /// A guard of this client that had the hold is lost when this returns. Another client is told,
+    /// and finds its guard lost at once, if it listens: because it has waited for another client,
+    /// keeps locks or has asked for [`wanted`](Guard::wanted). If not, it finds out at its next
+    /// renewal.
     ///
     /// # Errors
     ///

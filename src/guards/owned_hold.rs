@@ -99,6 +99,11 @@ macro_rules! owned_guard {
         impl $guard {
             /// Returns the watch on the wishes of other clients. See
             /// [`Guard::wanted`](crate::Guard::wanted).
+            ///
+            /// A client is not told of wishes for a hold that it has
+            /// [adopted](crate::Client::adopt). Each call of this method asks the server then, and
+            /// what it returns does not change; of several independent servers it does not learn
+            /// of them.
             #[must_use]
             pub fn wanted(&self) -> $crate::guards::wanted::Wanted {
                 $crate::guards::wanted::watch(&self.0.shared, &self.0.hold)

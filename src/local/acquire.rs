@@ -6,8 +6,8 @@
 //! what an attempt and the end of a call mean for the waiters.
 
 use std::cell::Cell;
+use std::slice;
 use std::sync::Arc;
-use std::{slice, thread};
 
 use crate::base::spans::CallSpan;
 use crate::config::LockOptions;
@@ -112,7 +112,7 @@ fn held_already(
     name: &Arc<str>,
     options: &LockOptions,
 ) -> Result<Option<Arc<Hold>>> {
-    match shared.held_locks.find(thread::current().id(), name) {
+    match shared.held_locks.find(name) {
         Some(_) if !options.reentrant => Err(Error::AlreadyHeld { name: name.to_string() }),
         held => Ok(held),
     }

@@ -8,7 +8,7 @@
 
 use std::cell::Cell;
 use std::sync::Arc;
-use std::{iter, slice, thread};
+use std::{iter, mem, slice};
 
 use crate::base::clock::{Moment, end_of};
 use crate::base::failure::{Failure, FailureKind};
@@ -68,8 +68,7 @@ fn check_names(shared: &Shared, names: &[Arc<str>], options: &LockOptions) -> Re
     for name in names {
         check(shared, name, options)?;
     }
-    let thread = thread::current().id();
-    match names.iter().find(|name| shared.held_locks.find(thread, name).is_some()) {
+    match names.iter().find(|name| shared.held_locks.find(name).is_some()) {
         Some(held) => Err(Error::AlreadyHeld { name: held.to_string() }),
         None => Ok(()),
     }
@@ -81,8 +80,8 @@ impl SetCall<'_> {
         let mut backoff = Backoff::new(shared.config.backoff);
         let mut holds: Vec<Option<Arc<Hold>>> = vec![None; names.len()];
         let (mut unanswered, mut settled, mut retry) = (None, false, self.retry());
+        let mut tried = vec![false; names.len()];
         loop {
-            let had_first = holds.iter().any(Option::is_some);
             let held = match self.attempt(&mut holds, &mut unanswered, &mut retry) {
                 Ok(None) => return Ok(Some(holds.into_iter().flatten().collect())),
                 Ok(Some(held)) => held,
@@ -100,14 +99,17 @@ impl SetCall<'_> {
                 continue;
             }
             shared.reporter.report_contended(&names[held], contended);
-            // Two calls that were in each other's way should not meet again.
-            let pause = backoff.next().filter(|_| had_first).unwrap_or_default();
-            let Some(pause) = caller.wait.cut(pause) else {
+            let again = mem::replace(&mut tried[held], true);
+            if again && let Some(pause) = caller.wait.cut(backoff.next().unwrap_or_default()) {
+                // Two calls that were in each other's way should not meet again.
+                let _waiting = shared.counters.begin_wait();
+                shared.wait_queues.pause(pause)?;
+            }
+            // A call that does not wait tries once for each lock, which may only be kept.
+            let is_over = if caller.wait == Wait::No { again } else { caller.wait.is_over() };
+            if is_over {
                 return self.check_is_lock(held).map(|()| None);
-            };
-            let waiting = shared.counters.begin_wait();
-            shared.wait_queues.pause(pause)?;
-            drop(waiting);
+            }
             let (name, caller, contended) = (&names[held], caller.clone(), contended.clone());
             match (LockCall { shared, name, caller, contended }).acquire()? {
                 Some(hold) => holds[held] = Some(hold),

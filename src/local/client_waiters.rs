@@ -42,9 +42,7 @@ impl WakeTarget for ClientWaiters {
             }
             Wake::Ended { name, nonce } => {
                 if let Some(reporter) = self.reporter.upgrade() {
-                    let (kind, client) = (HoldKind::Lock, self.client.clone());
-                    let hold = HoldId { kind, name: (&**name).into(), client, nonce: *nonce };
-                    reporter.sink.lose_soon(&hold);
+                    reporter.sink.check(self.hold(name, *nonce));
                 }
                 true
             }
@@ -73,10 +71,14 @@ impl WakeTarget for ClientWaiters {
         if !self.queues.wake_any(name, &*self.store)
             && let Some(reporter) = self.reporter.upgrade()
         {
-            // Of whatever kind: that is not known.
-            let (kind, client) = (HoldKind::Lock, self.client.clone());
-            let hold = HoldId { kind, name: name.into(), client, nonce: 0 };
-            reporter.sink.unregister(hold, self.config.options.lease);
+            reporter.sink.unregister(self.hold(name, 0), self.config.options.lease);
         }
+    }
+}
+
+impl ClientWaiters {
+    /// A hold of this client, of whatever kind: that is not known.
+    fn hold(&self, name: &str, nonce: u64) -> HoldId {
+        HoldId { kind: HoldKind::Lock, name: name.into(), client: self.client.clone(), nonce }
     }
 }

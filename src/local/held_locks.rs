@@ -1,60 +1,59 @@
-//! The locks that the threads of this client hold.
+//! The locks that the calling thread holds.
 //!
-//! Finds the hold of a thread for a name. A hold that belongs to no thread is not among them. Knows
-//! nothing of leases: a hold that is lost stays until its last guard is gone. Of threads that have
-//! ended, leaked guards are forgotten when the table would have to grow.
+//! Finds the hold of the thread for a name. A hold that belongs to no thread is not among them.
+//! Knows nothing of leases: a hold that is lost stays until its last guard is gone, or with a leaked
+//! guard until the thread ends.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
-use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
-use std::thread::ThreadId;
-
-use parking_lot::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::base::shrink;
 use crate::local::hold::Hold;
 
-/// Threads that take and release different locks at the same time should rarely meet here.
-const SHARDS: usize = 16;
+/// The number of a client in this process, and the name of a lock.
+type Key = (u64, Arc<str>);
 
-type Key = (ThreadId, Arc<str>);
+thread_local! {
+    static HELD: RefCell<HashMap<Key, Arc<Hold>>> = RefCell::default();
+}
 
-/// The holds that have guards, by thread and name.
-#[derive(Debug, Default)]
+/// The holds of one client that have guards. No thread sees those of another. In a destructor of a
+/// thread-local there may be none.
+#[derive(Debug)]
 pub(crate) struct HeldLocks {
-    hasher: RandomState,
-    shards: [Mutex<HashMap<Key, Arc<Hold>>>; SHARDS],
+    client: u64,
+}
+
+impl Default for HeldLocks {
+    fn default() -> Self {
+        static CLIENTS: AtomicU64 = AtomicU64::new(0);
+        Self { client: CLIENTS.fetch_add(1, Ordering::Relaxed) }
+    }
 }
 
 impl HeldLocks {
-    pub(crate) fn find(&self, thread: ThreadId, name: &Arc<str>) -> Option<Arc<Hold>> {
-        self.shard(thread).lock().get(&(thread, name.clone())).cloned()
+    pub(crate) fn find(&self, name: &Arc<str>) -> Option<Arc<Hold>> {
+        let key = (self.client, name.clone());
+        HELD.try_with(|held| held.borrow().get(&key).cloned()).unwrap_or_default()
     }
 
+    /// Adds a hold of the calling thread, unless it belongs to none.
     pub(crate) fn insert(&self, hold: &Arc<Hold>) {
-        if let Some(thread) = hold.thread() {
-            let mut shard = self.shard(thread).lock();
-            if shard.len() == shard.capacity() {
-                shard.retain(|_, hold| hold.has_living_thread());
-                // With room for as many again, this costs each hold a constant time.
-                let room = shard.len().max(1);
-                shard.reserve(room);
-            }
-            shard.insert((thread, hold.name().clone()), hold.clone());
+        if hold.thread().is_some() {
+            let key = (self.client, hold.name().clone());
+            drop(HELD.try_with(|held| held.borrow_mut().insert(key, hold.clone())));
         }
     }
 
+    /// Removes what was added.
     pub(crate) fn remove(&self, hold: &Hold) {
-        if let Some(thread) = hold.thread() {
-            let mut shard = self.shard(thread).lock();
-            shard.remove(&(thread, hold.name().clone()));
-            shrink(&mut shard);
+        if hold.thread().is_some() {
+            let key = (self.client, hold.name().clone());
+            let remove = |held: &mut HashMap<_, _>| (held.remove(&key), shrink(held));
+            drop(HELD.try_with(|held| remove(&mut held.borrow_mut())));
         }
-    }
-
-    fn shard(&self, thread: ThreadId) -> &Mutex<HashMap<Key, Arc<Hold>>> {
-        let hash = self.hasher.hash_one(thread);
-        &self.shards[usize::try_from(hash % SHARDS as u64).unwrap_or(0)]
     }
 }
 
@@ -69,28 +68,29 @@ mod tests {
     use crate::store::hold_id::{HoldId, HoldKind};
 
     /// A hold of the calling thread.
-    fn hold(table: &HeldLocks, nonce: u64) {
-        let (name, client) = (Arc::from(format!("lock {nonce}")), Arc::from("me"));
-        let id = HoldId { kind: HoldKind::Lock, name, client, nonce };
+    fn hold(name: &Arc<str>) -> Arc<Hold> {
+        let (kind, client) = (HoldKind::Lock, Arc::from("me"));
+        let id = HoldId { kind, name: name.clone(), client, nonce: 1 };
         let caller = Caller::current(&Config::default(), &LockOptions::default());
-        table.insert(&Arc::new(Hold::new(id, nonce, 0, &caller, Moment::now())));
+        Arc::new(Hold::new(id, 1, 0, &caller, Moment::now()))
     }
 
     #[test]
-    fn what_threads_leave_behind_that_have_ended_is_forgotten() {
-        let table = HeldLocks::default();
-        for nonce in 0..50 {
-            hold(&table, nonce);
-        }
-        for nonce in 0..1_000 {
-            thread::scope(|scope| scope.spawn(|| hold(&table, nonce)).join().expect("no panic"));
-        }
-        let entries: usize = table.shards.iter().map(|shard| shard.lock().len()).sum();
-        assert!(entries < 300, "{entries} entries");
-        let is_held = |nonce: u64| {
-            let name = Arc::from(format!("lock {nonce}"));
-            table.find(thread::current().id(), &name).is_some()
+    fn a_thread_finds_what_it_holds_by_a_client_and_leaves_nothing_behind() {
+        let (held, other, name) = (HeldLocks::default(), HeldLocks::default(), Arc::from("a"));
+        let mine = hold(&name);
+        held.insert(&mine);
+        assert!(held.find(&name).is_some_and(|found| Arc::ptr_eq(&found, &mine)));
+        assert!(other.find(&name).is_none());
+        let leak = || {
+            assert!(held.find(&name).is_none());
+            let theirs = hold(&name);
+            held.insert(&theirs);
+            Arc::downgrade(&theirs)
         };
-        assert!((0..50).all(is_held), "this thread lives");
+        let leaked = thread::scope(|scope| scope.spawn(leak).join().expect("no panic"));
+        assert!(leaked.upgrade().is_none(), "its thread has ended");
+        held.remove(&mine);
+        assert!(held.find(&name).is_none());
     }
 }

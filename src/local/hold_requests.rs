@@ -4,10 +4,9 @@
 //! the end of a hold is decided in `release.rs`.
 
 use std::borrow::Cow;
-use std::slice;
 use std::sync::Arc;
-use std::thread;
 use std::time::Instant;
+use std::{ptr, slice, thread};
 
 use crate::base::clock::{Moment, end_of};
 use crate::base::failure::{Failure, FailureKind};
@@ -191,16 +190,22 @@ pub(crate) fn verify(shared: &Shared, holds: &[Arc<Hold>], renews: bool) -> ApiR
 }
 
 /// Has this client told when another one waits for the lock, and asks once whether one does. That
-/// may fail: then the renewal of another client's wish has to come.
+/// may fail: then the renewal of another client's wish has to come. Messages about a hold that was
+/// adopted go to the client that began it, so whether it is wanted is asked each time.
 pub(crate) fn watch(shared: &Shared, hold: &Hold) {
-    if !shared.is_held(hold) || !hold.begin_watch() {
+    let head = shared.wait_queues.holder(hold.id.kind, hold.name());
+    let is_told = head.is_some_and(|head| ptr::eq(&raw const *head, hold));
+    if !shared.is_held(hold) || is_told && !hold.begin_watch() {
         return;
     }
-    shared.listen();
     let (id, deadline) =
         (&hold.id, end_of(CallTimes::new(&shared.config, hold.duration()).io_timeout));
-    if !id.may_be_kept() {
-        drop(ask_one(&*shared.store, HoldRequest { hold: id, change: Change::Watch, deadline }));
+    if is_told {
+        shared.listen();
+        if !id.may_be_kept() {
+            let watch = HoldRequest { hold: id, change: Change::Watch, deadline };
+            drop(ask_one(&*shared.store, watch));
+        }
     }
     let is_other = |client: &String| client != shared.identity.client();
     let report = shared.store.report(&id.name, deadline);

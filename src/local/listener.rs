@@ -3,10 +3,10 @@
 //! Decides how often it tries to receive them again after a failure, and that a wake-up for which
 //! no thread waits delays none for which one does. What a wake-up does is decided by its target.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::thread;
 use std::time::{Duration, Instant};
-use std::{mem, thread};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounded};
 
@@ -67,12 +67,11 @@ impl Listener {
         let mut thread = ListenerThread {
             wakeups,
             target,
-            unclaimed: UnclaimedNames::default(),
+            unclaimed: BTreeSet::new(),
             interrupter: interrupter.clone(),
             ended,
             pauses: None,
             ready: None,
-            failing: false,
             events,
         };
         thread::Builder::new().name("leasehold-wake".into()).spawn(move || thread.run())?;
@@ -90,16 +89,14 @@ impl Drop for Listener {
 struct ListenerThread<T> {
     wakeups: Box<dyn Wakeups>,
     target: T,
-    unclaimed: UnclaimedNames,
+    /// The names of wake-ups for which no thread waits.
+    unclaimed: BTreeSet<String>,
     interrupter: Interrupter,
     ended: Receiver<()>,
-    /// The pauses of the present outage; `None` until the first attempt after it, which is made at
-    /// once.
+    /// The pauses of the present outage, once it was reported. The first attempt is made at once.
     pauses: Option<Backoff>,
     /// Since when messages arrive, if they do.
     ready: Option<Instant>,
-    /// Whether the outage has been reported.
-    failing: bool,
     events: Events,
 }
 
@@ -126,7 +123,7 @@ impl<T: WakeTarget> ListenerThread<T> {
         let time = if self.unclaimed.is_empty() { TURN } else { Duration::ZERO };
         match self.wakeups.next(end_of(time)) {
             None => {
-                if let Some(name) = self.unclaimed.pop() {
+                if let Some(name) = self.unclaimed.pop_first() {
                     self.target.pass_on(&name);
                 }
                 Duration::ZERO
@@ -137,8 +134,9 @@ impl<T: WakeTarget> ListenerThread<T> {
                 }
                 if !self.target.wake(&wake)
                     && let Wake::Lock(name) = wake
+                    && self.unclaimed.len() < UNCLAIMED_MAX
                 {
-                    self.unclaimed.push(name);
+                    self.unclaimed.insert(name);
                 }
                 Duration::ZERO
             }
@@ -152,9 +150,8 @@ impl<T: WakeTarget> ListenerThread<T> {
         self.target.disconnect();
         if self.ready.take().is_some_and(|since| since.elapsed() >= STABLE) {
             self.pauses = None;
-            self.failing = false;
         }
-        if !mem::replace(&mut self.failing, true) {
+        if self.pauses.is_none() {
             let (server, source) = (&failure.server, &failure.source);
             self.events.warn(|| {
                 format!("no wake-ups from {server}, so that waiting may take longer: {source}")
@@ -165,31 +162,6 @@ impl<T: WakeTarget> ListenerThread<T> {
         // A refused login may soon be a good one: passwords and credentials change.
         let stays = failure.kind == FailureKind::Rejected && failure.phase != Phase::Login;
         if stays { pause.max(REJECTED_PAUSE) } else { pause }
-    }
-}
-
-/// The names of wake-ups for which no thread waits, each once.
-#[derive(Debug, Default)]
-struct UnclaimedNames {
-    queue: VecDeque<String>,
-    known: HashSet<String>,
-}
-
-impl UnclaimedNames {
-    fn is_empty(&self) -> bool {
-        self.queue.is_empty()
-    }
-
-    fn push(&mut self, name: String) {
-        if self.queue.len() < UNCLAIMED_MAX && self.known.insert(name.clone()) {
-            self.queue.push_back(name);
-        }
-    }
-
-    fn pop(&mut self) -> Option<String> {
-        let name = self.queue.pop_front()?;
-        self.known.remove(&name);
-        Some(name)
     }
 }
 
@@ -358,21 +330,6 @@ pub(super) mod tests {
         assert_eq!(passed_on, ["a? passed on", "b? passed on", "c? passed on"]);
         scene.send(Ok(lock("end")));
         assert_eq!(scene.received(), "end");
-    }
-
-    #[test]
-    fn unclaimed_names_are_kept_once_and_not_without_limit() {
-        let mut unclaimed = UnclaimedNames::default();
-        for number in 0..UNCLAIMED_MAX * 4 {
-            unclaimed.push((number / 2).to_string());
-        }
-        assert_eq!(unclaimed.queue.len(), UNCLAIMED_MAX);
-        for number in 0..UNCLAIMED_MAX {
-            assert_eq!(unclaimed.pop(), Some(number.to_string()));
-        }
-        assert_eq!(unclaimed.pop(), None);
-        unclaimed.push("0".into());
-        assert_eq!(unclaimed.pop().as_deref(), Some("0"));
     }
 
     #[test]

@@ -4,7 +4,6 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -24,8 +23,6 @@ const LOCKS_MAX: usize = 1024;
 #[derive(Debug, Default)]
 pub(super) struct Recalls {
     by_name: Mutex<HashMap<Arc<str>, Recalled>>,
-    /// How many there are: mostly none, and then no thread waits for another one here.
-    count: AtomicUsize,
 }
 
 #[derive(Debug)]
@@ -47,15 +44,13 @@ impl Recalls {
             let recalled = by_name.entry(name.clone()).or_insert_with(new);
             (recalled.in_a_row, recalled.last) = (recalled.in_a_row.saturating_add(1), now);
         }
-        self.count.store(by_name.len(), Ordering::Relaxed);
     }
 
     /// Returns `true` if it is of no use to keep the lock now.
     pub(super) fn forbid(&self, name: &str) -> bool {
-        self.count.load(Ordering::Relaxed) > 0
-            && self.by_name.lock().get(name).is_some_and(|recalled| {
-                recalled.in_a_row >= IN_A_ROW && recalled.last.elapsed() < PAUSE
-            })
+        self.by_name.lock().get(name).is_some_and(|recalled| {
+            recalled.in_a_row >= IN_A_ROW && recalled.last.elapsed() < PAUSE
+        })
     }
 }
 

@@ -27,7 +27,7 @@ use crate::local::renewal_reports::RenewalReports;
 use crate::local::reporter::{HoldFailure, Reporter};
 use crate::local::shutdown::{ShutdownCall, ShutdownCalls, unconfirmed};
 use crate::local::timers::{CleanUp, Scheduled, TimerQueue};
-use crate::store::background::{Job, JobOutcome, JobRunner};
+use crate::store::background::{Job, JobOutcome, JobReply, JobRunner};
 use crate::store::hold_id::HoldId;
 use crate::store::request::{Change, HoldReply};
 
@@ -49,6 +49,8 @@ const PANIC_PAUSE: Duration = Duration::from_millis(10);
 /// The messages to the thread.
 #[derive(Debug)]
 pub(super) enum Message {
+    /// To ask whether a hold exists.
+    Check(HoldId),
     /// To end all leases, also those to come, and to release them by then if possible.
     EndAll(Instant),
     /// To mark a hold as lost that does not exist any more, and to drop the sender then.
@@ -124,8 +126,11 @@ impl RenewerThread {
     fn receive_new(&mut self) {
         while let Some(message) = self.incoming.try_receive() {
             match message {
+                Message::Check(id) => self.check(&id),
                 Message::EndAll(deadline) => self.end_all(deadline),
-                Message::Lose(hold, _lost) => self.lose(&hold),
+                Message::Lose(id, _lost) => {
+                    self.holds_of(&id).for_each(|hold| self.reports.reporter.lose(hold));
+                }
                 Message::Settle(call) => self.shutdown.get_or_insert_default().add(call),
                 Message::Work(work) => self.schedule(work),
             }
@@ -169,8 +174,7 @@ impl RenewerThread {
     /// Ends a lease, and schedules its release.
     fn end(&mut self, hold: &Arc<Hold>) {
         if !self.reports.reporter.expire(hold) && self.reports.reporter.end(hold) {
-            let release = Scheduled::CleanUp(Box::new(CleanUp::of_ended(hold)));
-            self.timers.add_at(Moment::FIRST, release);
+            self.release(hold);
         }
         self.reports.forget(hold);
     }
@@ -180,17 +184,30 @@ impl RenewerThread {
     fn end_kept(&mut self, hold: &Arc<Hold>) -> bool {
         let ended = self.reports.reporter.wait_queues.end_kept(hold);
         if ended {
-            let release = Scheduled::CleanUp(Box::new(CleanUp::of_ended(hold)));
-            self.timers.add_at(Moment::FIRST, release);
+            self.release(hold);
             self.reports.forget(hold);
         }
         ended
     }
 
-    /// Marks the lease of a hold as lost. Several guards may have adopted it.
-    fn lose(&mut self, id: &HoldId) {
+    /// Schedules the release of a hold that has ended here.
+    fn release(&mut self, hold: &Arc<Hold>) {
+        let release = Scheduled::CleanUp(Box::new(CleanUp::of_ended(hold)));
+        self.timers.add_at(Moment::FIRST, release);
+    }
+
+    /// Returns the holds with this id: several guards may have adopted it.
+    fn holds_of(&self, id: &HoldId) -> impl Iterator<Item = &Arc<Hold>> {
         let holds = self.all_work().filter_map(Scheduled::as_hold);
-        holds.filter(|hold| hold.id == *id).for_each(|hold| self.reports.reporter.lose(hold));
+        holds.filter(move |hold| hold.id == *id)
+    }
+
+    /// Has the store asked now whether a hold exists, whatever request about it is in flight.
+    fn check(&mut self, id: &HoldId) {
+        let checks: Vec<_> = self.holds_of(id).cloned().map(Scheduled::Check).collect();
+        for check in checks {
+            self.timers.add_at(Moment::FIRST, check);
+        }
     }
 
     /// Answers the calls that wait for the shutdown if it is complete, or if their time is over.
@@ -224,7 +241,7 @@ impl RenewerThread {
     fn clean_ups(&self) -> impl Iterator<Item = &CleanUp> {
         self.all_work().filter_map(|work| match work {
             Scheduled::CleanUp(clean_up) => Some(&**clean_up),
-            Scheduled::Hold(_) => None,
+            Scheduled::Check(_) | Scheduled::Hold(_) => None,
         })
     }
 
@@ -235,6 +252,7 @@ impl RenewerThread {
             && let Some(work) = self.timers.pop(now)
         {
             let (id, change, limit) = match &work {
+                Scheduled::Check(hold) => (&hold.id, Change::Check, hold.remaining()),
                 Scheduled::CleanUp(clean_up) => {
                     clean_up.begin_attempt();
                     (clean_up.hold(), clean_up.change(), clean_up.lease() / 3)
@@ -268,6 +286,9 @@ impl RenewerThread {
         run(self.jobs.as_mut(), &mut |id, outcome| outcomes.push((id, outcome)));
         for (id, outcome) in outcomes {
             match self.in_flight.remove(&id) {
+                Some(SentWork { work: Scheduled::Check(hold), .. }) => {
+                    self.finish_check(&hold, &outcome);
+                }
                 Some(SentWork { work: Scheduled::CleanUp(clean_up), .. }) => {
                     self.finish_clean_up(clean_up, outcome);
                 }
@@ -291,16 +312,25 @@ impl RenewerThread {
                 self.reports.record_renewal(&hold, late);
                 self.schedule(Scheduled::Hold(hold));
             }
-            Ok(HoldReply::Gone) => {
-                self.reports.reporter.lose(&hold);
-                self.reports.forget(&hold);
-            }
+            Ok(HoldReply::Gone) => self.lose(&hold),
             Err(failure) => {
                 let pause = (hold.duration() / RETRIES).min(hold.remaining());
                 self.reports.record_failure(&hold, &failure);
                 self.timers.add_at(Moment::now().after(pause), Scheduled::Hold(hold));
             }
         }
+    }
+
+    /// Applies the outcome of a check. Without a reply the next renewal finds out.
+    fn finish_check(&mut self, hold: &Hold, outcome: &JobOutcome) {
+        if matches!(outcome, Ok(JobReply { hold: HoldReply::Gone, .. })) {
+            self.lose(hold);
+        }
+    }
+
+    fn lose(&mut self, hold: &Hold) {
+        self.reports.reporter.lose(hold);
+        self.reports.forget(hold);
     }
 
     fn finish_clean_up(&mut self, mut clean_up: Box<CleanUp>, outcome: JobOutcome) {

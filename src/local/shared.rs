@@ -24,7 +24,7 @@ use crate::local::identity::Identity;
 use crate::local::listener::Listener;
 use crate::local::outage::Outages;
 use crate::local::renewer::Renewer;
-use crate::local::reporter::Reporter;
+use crate::local::reporter::{ReportSink, Reporter};
 use crate::local::retry::{RetryPolicy, is_outage};
 use crate::local::wait_queues::WaitQueues;
 use crate::local::waiter::Waiter;
@@ -173,7 +173,7 @@ impl Shared {
     /// ends of earlier holds: two holds of a lock do not exist at the same time.
     pub(super) fn begin_at_head(&self, hold: &Arc<Hold>, head: Option<&Waiter>) {
         for released in self.wait_queues.begin_hold(hold, head) {
-            let clean_up = |doubt| self.renewer.add_clean_up(doubt);
+            let clean_up = |doubt| self.renewer.clean_up(doubt);
             self.reporter.report_end(&released, &Ok(()), clean_up);
         }
     }
@@ -292,7 +292,7 @@ impl Shared {
     /// that no guard has had.
     pub(super) fn clean_up(&self, hold: &HoldId, lease: Duration, settled_by_release: bool) {
         let (hold, kept_until) = (hold.clone(), Moment::FIRST);
-        self.renewer.add_clean_up(InDoubtHold { hold, kept_until, lease, settled_by_release });
+        self.renewer.clean_up(InDoubtHold { hold, kept_until, lease, settled_by_release });
     }
 
     /// Returns the function to which a store reports in-doubt holds of its own. The renewer's
@@ -301,7 +301,7 @@ impl Shared {
         let reporter = Arc::downgrade(&self.reporter);
         move |in_doubt| {
             if let Some(reporter) = reporter.upgrade() {
-                reporter.sink.add_clean_up(in_doubt);
+                reporter.sink.clean_up(in_doubt);
             }
         }
     }

@@ -123,30 +123,21 @@ fn other_holder(shared: &Shared, name: &Arc<str>, deadline: Instant) -> Option<H
 pub(crate) fn force_unlock(shared: &Shared, name: &Arc<str>) -> Result<bool> {
     let ask = |end| shared.store.inspect(name, end);
     let Some(HolderReply { owner, .. }) = inspect(shared, name, ask)? else { return Ok(false) };
-    let hold = HoldId::of_owner(&owner, HoldKind::Lock, name);
-    end_hold(shared, HoldKind::Lock, name, hold.as_ref(), |deadline| {
-        shared.store.force_release(name, &owner, deadline)
-    })
+    end_hold(shared, HoldKind::Lock, name, &owner)
 }
 
-/// Ends a hold of any client by a request whose reply is `false` if it does not exist. Returns
-/// `false` if it did not. If this client has it, begun or adopted, it is lost here at once.
-pub(super) fn end_hold(
-    shared: &Shared,
-    kind: HoldKind,
-    name: &str,
-    hold: Option<&HoldId>,
-    mut request: impl FnMut(Instant) -> Result<bool, Failure>,
-) -> Result<bool> {
+/// Ends the hold of an owner, of any client. Returns `false` if it did not exist. If this client
+/// has it, begun or adopted, it is lost here at once.
+pub(super) fn end_hold(shared: &Shared, kind: HoldKind, name: &str, owner: &[u8]) -> Result<bool> {
     let mut in_doubt = false;
     let ended = repeat(shared, "force-unlock", name, |deadline| {
-        let reply = request(deadline);
+        let reply = shared.store.force_release(kind, name, owner, deadline);
         in_doubt |= reply.as_ref().is_err_and(Failure::is_ambiguous);
         reply
     })?;
     // A repeat that finds that owner gone has found what the attempt without a reply did.
     let ended = ended || in_doubt;
-    if let Some(hold) = hold
+    if let Some(hold) = HoldId::of_owner(owner, kind, name)
         && ended
     {
         shared.renewer.lose(hold, end_of(shared.times.io_timeout));
@@ -207,8 +198,5 @@ pub(super) fn repeat_with<T>(
 /// Returns `true` if the calling thread has a hold of this lock that may be relied on.
 pub(crate) fn is_held_by_current_thread(shared: &Shared, name: &Arc<str>) -> bool {
     shared.identity.check_process().is_ok()
-        && shared
-            .held_locks
-            .find(thread::current().id(), name)
-            .is_some_and(|hold| shared.is_valid(&hold))
+        && shared.held_locks.find(name).is_some_and(|hold| shared.is_valid(&hold))
 }

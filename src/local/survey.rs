@@ -15,10 +15,9 @@ use crate::local::shared::Shared;
 use crate::local::status::{end_hold, holder_of, repeat, repeat_briefly};
 use crate::net::connection::Connection;
 use crate::net::request::Request;
-use crate::store::ask_one;
-use crate::store::hold_id::{HoldId, HoldKind};
+use crate::store::hold_id::HoldKind;
 use crate::store::keys::Keys;
-use crate::store::request::{Change, HoldReply, HoldRequest, ReportReply, ServerConnections};
+use crate::store::request::{ReportReply, ServerConnections};
 
 /// How many replies of a server are timed.
 const REPLIES: usize = 10;
@@ -103,16 +102,7 @@ impl Survey {
                 continue;
             }
             let kind = HoldKind::reported_as(held_as, of);
-            let hold = HoldId::of_owner(&owner, kind, name);
-            let has_ended = end_hold(shared, kind, name, hold.as_ref(), |deadline| {
-                if kind.is_lock() {
-                    return shared.store.force_release(name, &owner, deadline);
-                }
-                let Some(hold) = &hold else { return Ok(false) };
-                let release = HoldRequest { hold, change: Change::RELEASE, deadline };
-                Ok(ask_one(&*shared.store, release)? == HoldReply::Done)
-            })?;
-            if has_ended {
+            if end_hold(shared, kind, name, &owner)? {
                 ended.push((held_as, holder));
             }
         }

@@ -170,8 +170,14 @@ impl Store for Scripted {
         self.inner.inspect(name, deadline)
     }
 
-    fn force_release(&self, name: &str, owner: &[u8], deadline: Instant) -> Result<bool, Failure> {
-        self.inner.force_release(name, owner, deadline)
+    fn force_release(
+        &self,
+        kind: HoldKind,
+        name: &str,
+        owner: &[u8],
+        deadline: Instant,
+    ) -> Result<bool, Failure> {
+        self.inner.force_release(kind, name, owner, deadline)
     }
 
     fn ping(&self, deadline: Instant) -> Result<(), Failure> {
@@ -212,7 +218,8 @@ impl Scene {
     fn end_hold(&self) {
         let holder = self.store.inner.inspect(&self.name, Instant::now()).expect("memory");
         let owner = holder.expect("a holder").owner;
-        let ended = self.store.inner.force_release(&self.name, &owner, Instant::now());
+        let (store, kind) = (&self.store.inner, HoldKind::Lock);
+        let ended = store.force_release(kind, &self.name, &owner, Instant::now());
         assert_eq!(ended.ok(), Some(true));
     }
 

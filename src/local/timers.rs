@@ -31,6 +31,8 @@ const COMPACTION_PAUSE: Duration = Duration::from_secs(5);
 /// Work of the renewer.
 #[derive(Debug)]
 pub(crate) enum Scheduled {
+    /// To ask whether the hold exists, beside its renewals.
+    Check(Arc<Hold>),
     CleanUp(Box<CleanUp>),
     Hold(Arc<Hold>),
 }
@@ -187,7 +189,7 @@ impl TimerQueue {
     #[must_use]
     pub(crate) fn add(&mut self, work: Scheduled) -> Option<Arc<Hold>> {
         match &work {
-            Scheduled::CleanUp(_) => self.add_at(Moment::FIRST, work),
+            Scheduled::Check(_) | Scheduled::CleanUp(_) => self.add_at(Moment::FIRST, work),
             Scheduled::Hold(hold) => match hold.next_step().due() {
                 None => return Some(hold.clone()),
                 Some(due) => self.add_at(due, work),
@@ -206,7 +208,7 @@ impl TimerQueue {
                 removed(hold);
                 false
             }
-            Scheduled::CleanUp(_) | Scheduled::Hold(_) => true,
+            Scheduled::Check(_) | Scheduled::CleanUp(_) | Scheduled::Hold(_) => true,
         });
         self.crowd = CROWD.max(self.entries.len() * 2);
         self.entries.shrink_to(self.crowd);
@@ -256,7 +258,7 @@ impl TimerEntry {
             Scheduled::Hold(hold) if hold.next_step() == NextStep::Renew(self.due) => {
                 hold.duration() / TOGETHER
             }
-            Scheduled::Hold(_) | Scheduled::CleanUp(_) => Duration::ZERO,
+            Scheduled::Check(_) | Scheduled::CleanUp(_) | Scheduled::Hold(_) => Duration::ZERO,
         }
     }
 }

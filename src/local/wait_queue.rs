@@ -47,9 +47,6 @@ use crate::store::request::SHARERS_MAX;
 #[derive(Debug, Default)]
 pub(super) struct WaitQueue {
     head: Head,
-    /// The nonce of a hold that another client waits for, in case the head is about to get it: the
-    /// message may overtake the reply.
-    wanted: u64,
     /// The holds that were released, as long as it is not known that they have ended in the store.
     released: Vec<Arc<Hold>>,
     waiters: VecDeque<Arc<Waiter>>,
@@ -149,7 +146,9 @@ impl WaitQueue {
     }
 
     fn set_held(&mut self, hold: &Arc<Hold>) {
-        if self.wanted == hold.id.nonce {
+        if let Head::Acquiring(head, _) = &self.head
+            && head.is_wanted(hold.id.nonce)
+        {
             hold.set_wanted();
         }
         self.head = Head::Held(hold.clone());
@@ -329,7 +328,7 @@ impl WaitQueue {
     pub(super) fn set_wanted(&mut self, nonce: u64) {
         match &self.head {
             Head::Held(hold) if hold.id.nonce == nonce => hold.set_wanted(),
-            Head::Acquiring(..) => self.wanted = nonce,
+            Head::Acquiring(head, _) => head.note_wanted(nonce),
             _ => {}
         }
     }

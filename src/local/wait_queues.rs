@@ -819,6 +819,18 @@ mod tests {
     }
 
     #[test]
+    fn a_wish_that_overtakes_the_reply_is_kept_whatever_comes_late() {
+        let queues = WaitQueues::default();
+        let (head, _) = join(&queues);
+        for nonce in [1, 7] {
+            assert!(queues.recall("x", nonce, true).is_none());
+        }
+        let mine = new_hold();
+        queues.begin_hold(&mine, Some(&head));
+        assert!(mine.id.nonce == 1 && mine.is_wanted());
+    }
+
+    #[test]
     fn close_ends_every_wait_and_turns_away_those_who_come() {
         let queues = WaitQueues::default();
         let [head, second, third] = three(&queues);

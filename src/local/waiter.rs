@@ -33,6 +33,9 @@ pub(crate) struct Waiter {
     /// Whether a request without a reply may have begun the hold, or may still begin it. The hold
     /// is cleaned up when the thread leaves without it.
     in_doubt: AtomicBool,
+    /// The nonces of the holds that other clients wait for, in case the thread at the head is about
+    /// to get one: the message may overtake the reply, and a late one about an earlier hold that.
+    wanted: Mutex<Vec<u64>>,
     state: Mutex<SignalState>,
     changed: Condvar,
 }
@@ -121,6 +124,7 @@ impl Waiter {
             hold,
             caller,
             in_doubt: AtomicBool::new(false),
+            wanted: Mutex::default(),
             state: Mutex::default(),
             changed: Condvar::new(),
         }
@@ -141,6 +145,19 @@ impl Waiter {
     /// Called by the head, or for a waiter behind it under the lock of the queue.
     pub(super) fn mark_in_doubt(&self) {
         self.in_doubt.store(true, Ordering::Relaxed);
+    }
+
+    /// Notes that another client waits for the hold with this nonce.
+    pub(super) fn note_wanted(&self, nonce: u64) {
+        let mut wanted = self.wanted.lock();
+        if !wanted.contains(&nonce) {
+            wanted.push(nonce);
+        }
+    }
+
+    /// Returns `true` if that was noted.
+    pub(super) fn is_wanted(&self, nonce: u64) -> bool {
+        self.wanted.lock().contains(&nonce)
     }
 
     pub(super) fn send(&self, signal: Signal) {

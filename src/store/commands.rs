@@ -10,7 +10,7 @@ use crate::base::clock::Moment;
 use crate::config::Config;
 use crate::net::request::{Arg, Request, Script};
 use crate::store::decoder::{self, Decoder};
-use crate::store::hold_id::HoldId;
+use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::keys::{Keys, ShardTag};
 use crate::store::redisson_channels::RedissonChannels;
 use crate::store::request::{
@@ -236,8 +236,19 @@ impl Commands {
         self.freeing(&RELEASE, &hold.name, Arg::Text(&owner), no_client, Arg::Number(0))
     }
 
-    pub(crate) fn force_release(&self, name: &str, owner: &[u8]) -> Command<HoldReply> {
-        self.freeing(&RELEASE, name, Arg::Bytes(owner), millis(OFFER), Arg::Text("force"))
+    /// Ends the hold of an owner, and tells its client.
+    pub(crate) fn force_release(
+        &self,
+        kind: HoldKind,
+        name: &str,
+        owner: &[u8],
+    ) -> Command<HoldReply> {
+        match HoldId::of_owner(owner, kind, name) {
+            Some(hold) if !kind.is_lock() => {
+                self.freeing_place(&hold, &hold.member(), "force", decoder::HOLD_OR_GONE)
+            }
+            _ => self.freeing(&RELEASE, name, Arg::Bytes(owner), millis(OFFER), Arg::Text("force")),
+        }
     }
 
     fn unregister(&self, hold: &HoldId, any_kind: bool) -> Command<HoldReply> {

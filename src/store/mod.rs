@@ -24,6 +24,7 @@ use std::time::Instant;
 use crate::base::failure::Failure;
 use crate::base::report::HeldAs;
 use crate::store::background::{JobRunner, Wakeups};
+use crate::store::hold_id::HoldKind;
 use crate::store::redisson_channels::RedissonChannels;
 use crate::store::request::{
     Acquire, AcquireReply, HoldReply, HoldRequest, HolderReply, PendingReply, PostedChange,
@@ -99,9 +100,15 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
         Ok(ServerConnections { each: Vec::new(), required: 0 })
     }
 
-    /// Ends the hold of that owner, whether it is this client's or not. `false` if it does not hold
-    /// the lock.
-    fn force_release(&self, name: &str, owner: &[u8], deadline: Instant) -> Result<bool, Failure>;
+    /// Ends the hold of that owner, whether it is this client's or not, and has its client told.
+    /// `false` if it does not hold the name as this kind.
+    fn force_release(
+        &self,
+        kind: HoldKind,
+        name: &str,
+        owner: &[u8],
+        deadline: Instant,
+    ) -> Result<bool, Failure>;
 
     /// Returns how many permits of a semaphore are held: none where there can be no semaphores.
     fn count(&self, _: &str, _: Instant) -> Result<u32, Failure> {

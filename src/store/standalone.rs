@@ -18,6 +18,7 @@ use crate::store::background::wakeups::BackgroundWakeups;
 use crate::store::background::{JobRunner, Wakeups};
 use crate::store::commands::Commands;
 use crate::store::decoder::Decoder;
+use crate::store::hold_id::HoldKind;
 use crate::store::keys::ShardTag;
 use crate::store::redisson_channels::RedissonChannels;
 use crate::store::request::{
@@ -204,8 +205,14 @@ impl Store for Standalone {
         Ok(ServerConnections { each: vec![self.server.connection()], required: 1 })
     }
 
-    fn force_release(&self, name: &str, owner: &[u8], deadline: Instant) -> Result<bool, Failure> {
-        let reply = self.execute(self.commands.force_release(name, owner), deadline)?;
+    fn force_release(
+        &self,
+        kind: HoldKind,
+        name: &str,
+        owner: &[u8],
+        deadline: Instant,
+    ) -> Result<bool, Failure> {
+        let reply = self.execute(self.commands.force_release(kind, name, owner), deadline)?;
         Ok(reply == HoldReply::Done)
     }
 

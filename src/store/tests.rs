@@ -306,9 +306,9 @@ fn late_duplicates_of_the_old_hold_do_not_touch_the_new(store: &dyn Store) {
 }
 
 fn a_forced_release_ends_any_hold(store: &dyn Store) {
-    assert_eq!(store.force_release("lock", b"client:1", soon()).ok(), Some(false));
+    assert_eq!(store.force_release(HoldKind::Lock, "lock", b"client:1", soon()).ok(), Some(false));
     must_acquire(store, &hold(1));
-    assert_eq!(store.force_release("lock", b"client:1", soon()).ok(), Some(true));
+    assert_eq!(store.force_release(HoldKind::Lock, "lock", b"client:1", soon()).ok(), Some(true));
     assert_eq!(release(store, &hold(1)).ok(), Some(HoldReply::Gone));
 }
 
@@ -372,7 +372,7 @@ fn no_request_of_a_hold_changes_what_keeps_the_lock(store: &dyn Store) {
     assert_eq!((&after.owner, after.depth), (&before.owner, 0));
     assert!(after.remaining <= before.remaining && after.remaining > LEASE / 5, "{after:?}");
 
-    assert_eq!(store.force_release("lock", &before.owner, soon()).ok(), Some(true));
+    assert_eq!(store.force_release(HoldKind::Lock, "lock", &before.owner, soon()).ok(), Some(true));
     must_acquire(store, &hold(4));
 }
 
@@ -392,7 +392,7 @@ fn a_hold_ends_with_its_lease(store: &dyn Store) {
     assert_eq!(depth(store), None);
     assert_eq!(set_depth(store, &hold(1), 2).ok(), Some(HoldReply::Gone));
     assert_eq!(release(store, &hold(1)).ok(), Some(HoldReply::Gone));
-    assert_eq!(store.force_release("lock", b"client:1", soon()).ok(), Some(false));
+    assert_eq!(store.force_release(HoldKind::Lock, "lock", b"client:1", soon()).ok(), Some(false));
     begin(2);
     must_acquire(store, &hold(4));
 }

@@ -66,6 +66,10 @@ fn a_lock_that_may_be_kept_is_shown_as_such() {
         for args in [["show", name], ["ls", name]] {
             let text = output(&mut leasehold(&server, &args));
             assert_eq!(text.contains(" s left, may be kept"), may_be_kept, "{text}");
+            let asked =
+                text.split_once("asked for ").and_then(|(_, rest)| rest.split_once(" s ago"));
+            let ago = asked.map(|(seconds, _)| seconds.parse::<f64>().unwrap());
+            assert_eq!(ago.is_some_and(|ago| ago < 60.0), may_be_kept, "{text}");
         }
     }
 }
@@ -156,7 +160,8 @@ fn names_are_listed_in_an_outage_as_far_as_they_are_known() {
 }
 
 /// What `unlock` says of each hold that it has ended.
-const LATE: &str = "; a holder that works on learns it at its next renewal\n";
+const LATE: &str =
+    "; a holder that listens is told at once, another learns it at its next renewal\n";
 
 #[test]
 fn unlock_ends_holds_of_every_kind() {

@@ -2,7 +2,7 @@
 //! its holds.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use leasehold::{Client, Error, HeldAs, Holder, NameReport, ServerReplies, Survey, printable};
 use serde_json::{Value, json};
@@ -12,7 +12,7 @@ use crate::output::{ExitError, in_seconds, print, print_json, say, table};
 use crate::ping::{Info, NODE};
 
 /// What the user should know when a hold was ended.
-const LATE: &str = "a holder that works on learns it at its next renewal";
+const LATE: &str = "a holder that listens is told at once, another learns it at its next renewal";
 
 /// Shows one name.
 pub(crate) fn show(client: &Client, name: &str, json: bool) -> Result<u8, ExitError> {
@@ -24,7 +24,8 @@ pub(crate) fn show(client: &Client, name: &str, json: bool) -> Result<u8, ExitEr
     lines.push(("key", report.key.clone()));
     lines.push(("kind", kind_of(&report).unwrap_or("free").into()));
     lines.extend(report.fence.map(|fence| ("fence", fence.to_string())));
-    let holders = report.holds.iter().map(|(held_as, holder)| describe(*held_as, holder));
+    let holders = report.holds.iter();
+    let holders = holders.map(|(held_as, holder)| describe(*held_as, holder, report.fence));
     lines.extend(holders.map(|holder| ("holder", holder)));
     lines.extend(report.waiting.into_iter().map(|client| ("waiting", client)));
     let rows: Vec<_> = lines.into_iter().map(|(name, value)| [name.to_owned(), value]).collect();
@@ -137,7 +138,13 @@ fn left(holder: &Holder) -> Option<Duration> {
     (holder.remaining < Duration::MAX).then_some(holder.remaining)
 }
 
-fn describe(held_as: HeldAs, holder: &Holder) -> String {
+/// How long ago a token was given: it is the clock of the server then, in microseconds.
+fn age(fence: u64) -> Duration {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    now.saturating_sub(Duration::from_micros(fence))
+}
+
+fn describe(held_as: HeldAs, holder: &Holder, fence: Option<u64>) -> String {
     let left = left(holder).map_or("no end".into(), |left| in_seconds(left) + " left");
     let mut parts = vec![client(held_as, holder).unwrap_or("unknown").to_owned(), left];
     parts.extend(side(held_as).map(str::to_owned));
@@ -149,6 +156,7 @@ fn describe(held_as: HeldAs, holder: &Holder) -> String {
     }
     if holder.may_be_kept {
         parts.push("may be kept".into());
+        parts.extend(fence.map(|fence| format!("asked for {} ago", in_seconds(age(fence)))));
     }
     parts.join(", ")
 }
@@ -158,7 +166,8 @@ fn row(name: &str, report: &Result<NameReport, Error>) -> [String; 4] {
         return [name.into(), "unknown".into(), String::new(), String::new()];
     };
     let first = report.holds.first();
-    let holder = first.map(|(held_as, holder)| describe(*held_as, holder)).unwrap_or_default();
+    let describe = |(held_as, holder): &_| describe(*held_as, holder, report.fence);
+    let holder = first.map(describe).unwrap_or_default();
     let others = match report.holds.len() {
         0 | 1 => String::new(),
         holds => format!(" and {} more", holds - 1),

@@ -87,7 +87,7 @@ pub(crate) const STABLE: Duration = Duration::from_secs(1);
 /// A message to a waiting client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Wake {
-    /// The hold of this lock with this nonce was ended by force.
+    /// The hold of this name with this nonce was ended by force, at one server at least.
     Ended { name: String, nonce: u64 },
     /// The lock of this name may be free.
     Lock(String),

@@ -31,6 +31,7 @@ use crate::store::cluster::slots::slot_of;
 use crate::store::cluster::topology::{REDIRECTIONS_MAX, Topology, uncovered};
 use crate::store::cluster::wakeups::WakeupsOfMasters;
 use crate::store::commands::Commands;
+use crate::store::hold_id::HoldKind;
 use crate::store::redisson_channels::RedissonChannels;
 use crate::store::request::{
     Acquire, AcquireReply, HoldReply, HoldRequest, HolderReply, PendingReply, PostedChange,
@@ -284,8 +285,14 @@ impl Store for Cluster {
         Ok(ServerConnections { required: each.len(), each })
     }
 
-    fn force_release(&self, name: &str, owner: &[u8], deadline: Instant) -> Result<bool, Failure> {
-        self.route(name, deadline, |node| node.force_release(name, owner, deadline))
+    fn force_release(
+        &self,
+        kind: HoldKind,
+        name: &str,
+        owner: &[u8],
+        deadline: Instant,
+    ) -> Result<bool, Failure> {
+        self.route(name, deadline, |node| node.force_release(kind, name, owner, deadline))
     }
 
     fn count(&self, name: &str, deadline: Instant) -> Result<u32, Failure> {

@@ -2,8 +2,9 @@
 -- back an offer to it. The waiting clients may get their turn then.
 -- KEYS  1 lock, 2 queue of waiting clients
 -- ARGV  1 kind and owner, or kind and client id, 2 for how many ms a place is offered then, 3 the
---       permits, 0 for a read-write lock, 4 `queued` to remove a client, else '', 5 `shard`
--- USES  `find_members` and `serve`
+--       permits, 0 for a read-write lock, 4 `queued` to remove a client, `force` to tell the client
+--       of the hold that it was ended, else '', 5 `shard`
+-- USES  `find_members`, `tell` and `serve`
 -- RETURNS 1, or 0 if the hold is gone or the client was not in the queue
 local time = redis.call('time')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -22,6 +23,10 @@ if ends then
   answer = (queued or ends > now) and 1 or 0
 elseif answer == 0 then
   return 0
+end
+local id, number = string.match(member, '^.:(.*):(%x+)$')
+if ARGV[4] == 'force' and answer == 1 and id then
+  tell(id, ARGV[5], 'leasehold:ended:' .. number .. ':' .. KEYS[1])
 end
 if redis.pcall('exists', KEYS[2]) == 1 then
   if permits > 0 and ends and ends > now then

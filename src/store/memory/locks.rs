@@ -216,9 +216,10 @@ impl Locks {
         offered
     }
 
-    /// Ends the hold of a lock's owner.
-    pub(super) fn force_release(&mut self, key: &str, owner: &[u8]) -> HoldReply {
-        let is_it = |held: &LiveHold| held.id.kind.is_lock() && held.id.owner().as_bytes() == owner;
+    /// Ends the hold of an owner, and tells its client.
+    pub(super) fn force_release(&mut self, kind: HoldKind, key: &str, owner: &[u8]) -> HoldReply {
+        let is_it =
+            |held: &LiveHold| held.id.kind.waits_with(kind) && held.id.owner().as_bytes() == owner;
         if let Some(held) =
             self.by_key.get(key).and_then(|name| name.holds.iter().find(|it| is_it(it)))
         {

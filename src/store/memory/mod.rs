@@ -24,6 +24,7 @@ use crate::store::Store;
 use crate::store::background::{Job, JobOutcome, JobRunner, Wakeups};
 #[cfg(test)]
 use crate::store::hold_id::HoldId;
+use crate::store::hold_id::HoldKind;
 use crate::store::keys::Keys;
 use crate::store::memory::inbox::{Inbox, MemoryWakeups};
 use crate::store::memory::locks::Locks;
@@ -65,7 +66,8 @@ impl SimulatedServer {
     pub(crate) fn end_hold(&self, key: &str) -> bool {
         let locks = &mut self.0.lock().locks;
         let holder = locks.inspect(key).unwrap_or_default();
-        holder.is_some_and(|holder| locks.force_release(key, &holder.owner) == HoldReply::Done)
+        let mut ends = |owner: &[u8]| locks.force_release(HoldKind::Lock, key, owner);
+        holder.is_some_and(|holder| ends(&holder.owner) == HoldReply::Done)
     }
 
     /// Sets the end of the holds and offers of a name that are meant.
@@ -200,11 +202,16 @@ impl Store for Memory {
         self.server.execute(deadline, |locks| Ok(locks.report(&self.keys.lock(name))))
     }
 
-    fn force_release(&self, name: &str, owner: &[u8], deadline: Instant) -> Result<bool, Failure> {
-        let reply = self
-            .server
-            .execute(deadline, |locks| Ok(locks.force_release(&self.keys.lock(name), owner)))?;
-        Ok(reply == HoldReply::Done)
+    fn force_release(
+        &self,
+        kind: HoldKind,
+        name: &str,
+        owner: &[u8],
+        deadline: Instant,
+    ) -> Result<bool, Failure> {
+        let key = self.keys.lock(name);
+        let force = |locks: &mut Locks| Ok(locks.force_release(kind, &key, owner));
+        Ok(self.server.execute(deadline, force)? == HoldReply::Done)
     }
 
     fn count(&self, name: &str, deadline: Instant) -> Result<u32, Failure> {

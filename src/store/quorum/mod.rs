@@ -63,6 +63,7 @@ use crate::store::background::jobs::BackgroundJobs;
 use crate::store::background::wakeups::BackgroundWakeups;
 use crate::store::background::{InDoubtHold, JobRunner, Wakeups};
 use crate::store::commands::Commands;
+use crate::store::hold_id::HoldKind;
 use crate::store::quorum::ballot::{Ballot, Effect, Vote};
 use crate::store::quorum::grants::ambiguous;
 use crate::store::quorum::health::{QuorumServer, QuorumServers};
@@ -275,8 +276,14 @@ impl Store for Quorum {
         Ok(ServerConnections { each, required })
     }
 
-    fn force_release(&self, name: &str, owner: &[u8], deadline: Instant) -> Result<bool, Failure> {
-        let force = self.commands.force_release(name, owner);
+    fn force_release(
+        &self,
+        kind: HoldKind,
+        name: &str,
+        owner: &[u8],
+        deadline: Instant,
+    ) -> Result<bool, Failure> {
+        let force = self.commands.force_release(kind, name, owner);
         Ok(self.decide(name, force, deadline, Votes::decide_any)? == HoldReply::Done)
     }
 

@@ -76,10 +76,11 @@ impl WakeupPolicy for WakeupsOfMajorities {
                 self.gathered.entry(name).or_insert_with(new).add(from.number);
                 None
             }
-            // One server is enough, and the next one repeats it.
-            Wake::Recall { .. } => Some(wake),
-            // Of one server: a majority may still have the hold, and Redisson asks for no majority.
-            Wake::Ended { .. } | Wake::Ready | Wake::Unlocked(_) => None,
+            // One server is enough, and the next one repeats it. A majority may still have a hold
+            // that has ended at this one: the client asks all of them.
+            Wake::Ended { .. } | Wake::Recall { .. } => Some(wake),
+            // Redisson asks for no majority.
+            Wake::Ready | Wake::Unlocked(_) => None,
         }
     }
 

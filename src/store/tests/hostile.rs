@@ -89,7 +89,7 @@ fn every_request_ends_in_time_whatever_the_server_replies() {
             let _replies = (
                 store.inspect_fence("lock", deadline()),
                 store.report("lock", deadline()).map(drop),
-                store.force_release("lock", b"client:1", deadline()),
+                store.force_release(HoldKind::Lock, "lock", b"client:1", deadline()),
                 store.count("lock", deadline()),
                 store.ping(deadline()),
             );

@@ -36,6 +36,7 @@ stores! {
         what_clients_use_by_turns_is_not_kept_for_a_while,
         a_try_lock_gets_a_kept_lock,
         a_try_lock_leaves_a_lock_in_use_and_nothing_behind,
+        a_call_for_several_locks_gets_kept_ones,
         many_locks_are_recalled_at_once,
         a_client_that_ends_keeps_nothing,
         a_kept_lock_that_is_gone_is_acquired_anew,
@@ -364,6 +365,28 @@ fn a_try_lock_leaves_a_lock_in_use_and_nothing_behind(server: &Server) {
     assert!(server.queue("a").is_empty());
     drop(guard);
     assert_eq!(keeper.stats().kept, 1);
+}
+
+fn a_call_for_several_locks_gets_kept_ones(server: &Server) {
+    const NAMES: [&str; 3] = ["a", "b", "c"];
+    let (keeper, other) = (server.open(keeping()), server.open(sleepy()));
+    let keeps_all = || {
+        for name in NAMES {
+            drop(keeper.lock(name).unwrap());
+        }
+        keeper.stats().kept == 3
+    };
+    eventually(SOON, keeps_all);
+    soon(|| other.lock_all(NAMES).unwrap()).unlock().unwrap();
+    assert_eq!((keeper.stats().kept, keeper.stats().recalls), (0, 3));
+    // A slow machine may take longer than the time that a call has.
+    eventually(SOON, || {
+        let set = keeps_all().then(|| other.try_lock_all(NAMES).unwrap()).flatten();
+        set.is_some_and(|set| set.verify().and_then(|()| set.unlock()).is_ok())
+    });
+    let guard = take(&keeper, "b");
+    assert!(other.try_lock_all(NAMES).unwrap().is_none());
+    assert!(server.queue("b").is_empty() && guard.is_held());
 }
 
 fn many_locks_are_recalled_at_once(server: &Server) {

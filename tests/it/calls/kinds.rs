@@ -27,6 +27,7 @@ stores! {
         a_shutdown_ends_every_hold,
         every_hold_is_reported,
         every_loss_is_reported,
+        a_forced_end_is_told_at_once,
         every_wait_is_reported;
     several clients:
         a_waiting_client_is_woken_at_once;
@@ -220,6 +221,18 @@ fn every_loss_is_reported(store: &Store) {
     }
     let stats = client.stats();
     assert_eq!((stats.lost, stats.released), (count, 0), "{stats:?}");
+}
+
+fn a_forced_end_is_told_at_once(store: &Store) {
+    // A client that keeps locks listens.
+    let (client, operator) = (store.open(sleepy().keep(ms(1))), store.open(sleepy()));
+    drop(client.lock("warm").unwrap());
+    for (kind, name, hold) in one_of_each(store, &client) {
+        let lost = hold.lost();
+        assert_eq!(operator.survey().end_holds(name).unwrap(), 1, "{kind:?}");
+        assert_eq!(lost.wait_timeout(SOON / 2), Some(HoldEnd::Lost), "{kind:?}");
+        assert!(!hold.is_held());
+    }
 }
 
 fn every_wait_is_reported(store: &Store) {

@@ -260,7 +260,7 @@ fn a_set_takes_one_request_and_one_more_if_a_lock_is_held(server: &Server) {
     let names: Vec<String> = (0..8).map(|number| format!("name {number}")).collect();
     client.lock_all(&names).unwrap().unlock().unwrap();
     // Makes that script known.
-    client.mutex(&names[3]).holder().unwrap();
+    client.lock(&names[3]).unwrap().unlock().unwrap();
     let before = server.evals();
     let set = client.lock_all(&names).unwrap();
     assert_eq!(server.evals() - before, 1);

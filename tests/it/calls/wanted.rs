@@ -1,8 +1,8 @@
-//! Holders that are told: that another client waits, and that their hold was ended by force.
+//! Holders that are told that another client waits.
 
 use std::thread;
 
-use leasehold::{Client, HoldEnd};
+use leasehold::Client;
 
 use crate::support::{
     SOON, Server, Store, eventually, ms, patient, sleepy, soon, stores, take, unlock,
@@ -16,7 +16,7 @@ stores! {
         a_holder_is_told_that_another_client_waits,
         a_client_that_began_to_wait_before_counts,
         a_try_lock_is_no_wish,
-        a_forced_end_is_told_at_once;
+        a_guard_that_has_adopted_a_hold_asks_each_time;
 }
 
 /// Runs `body` while another client waits for the lock "a".
@@ -97,13 +97,16 @@ fn a_try_lock_is_no_wish(server: &Server) {
     assert!(!wanted.wait_timeout(ms(100)));
 }
 
-fn a_forced_end_is_told_at_once(server: &Server) {
-    let (holder, operator) = (server.open(sleepy()), server.open(sleepy()));
-    let guard = take(&holder, "a");
-    let lost = guard.lost();
-    let _listens = guard.wanted();
-    eventually(SOON, || server.listeners(&holder) == 1);
-    assert!(operator.mutex("a").force_unlock().unwrap());
-    assert_eq!(lost.wait_timeout(SOON / 2), Some(HoldEnd::Lost));
-    assert!(!guard.is_held());
+fn a_guard_that_has_adopted_a_hold_asks_each_time(server: &Server) {
+    let [holder, adopter, other] = [(); 3].map(|()| server.open(patient()));
+    for client in [&holder, &adopter] {
+        let ticket = holder.lock_owned("a").unwrap().detach().unwrap();
+        let guard = client.adopt(&ticket).unwrap();
+        assert!(!guard.wanted().is_wanted());
+        while_wanted(server, &other, || {
+            assert!(guard.wanted().is_wanted());
+            drop(guard);
+        });
+        eventually(SOON, || !server.exists("a"));
+    }
 }

@@ -111,9 +111,10 @@ impl<'a> Subject<'a> {
                 )
             }
             Step::ForceRelease { hold } => {
-                let HoldId { name, .. } = &hold.id(self.case);
-                let owner = hold.id(self.case).owner();
-                let forced = self.store.force_release(name, owner.as_bytes(), soon());
+                let hold = hold.id(self.case);
+                let owner = hold.owner();
+                let forced =
+                    self.store.force_release(hold.kind, &hold.name, owner.as_bytes(), soon());
                 forced.map_or_else(|failure| Reply::Failed(failure.kind), Reply::Forced)
             }
             Step::Count { name: index } => {
@@ -314,7 +315,8 @@ fn a_forced_release_ends_no_permit_and_no_side(store: &dyn Store) {
     for kind in &[HoldKind::Read, HoldKind::Write, HoldKind::Permit { of: 2 }] {
         let hold = of(*kind, 1);
         must_acquire(store, &hold);
-        let forced = store.force_release(&hold.name, hold.owner().as_bytes(), soon());
+        let forced =
+            store.force_release(HoldKind::Lock, &hold.name, hold.owner().as_bytes(), soon());
         assert_eq!(forced.ok(), Some(false), "{kind:?}");
         assert_eq!(release(store, &hold).ok(), Some(HoldReply::Done), "{kind:?}");
     }
