@@ -88,8 +88,8 @@
 //!   chance decides between them.
 //! - When an operator ends a hold by force, a holder that listens is told and loses its guard at
 //!   once; see [`Mutex::force_unlock`]. Another one notices at its next request about the hold.
-//!   Among threads of one client that is at the latest after the tenure, or in `unlock`, `verify` or
-//!   `renew`.
+//!   Among threads of one client that is at the latest after the tenure, or in `unlock`, `verify`
+//!   or `renew`.
 //!
 //! # Nested locks
 //!

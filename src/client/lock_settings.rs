@@ -95,8 +95,8 @@ impl Builder {
     /// else when the guard under way is dropped. [`try_lock`](crate::Client::try_lock) gives this
     /// client 50 ms for that, and [`try_lock_all`](crate::Client::try_lock_all) as long for each
     /// lock. A message that is lost costs the other client its pause until it asks again. A client
-    /// that dies while it keeps a lock blocks others for its [lease](Builder::lease), so set a short
-    /// one.
+    /// that dies while it keeps a lock blocks others for its [lease](Builder::lease), so set a
+    /// short one.
     ///
     /// What is kept is released when the time is over, by [`close`](crate::Client::close),
     /// [`shutdown`](crate::Client::shutdown), [`lock_all`](crate::Client::lock_all) and with the

@@ -1,8 +1,8 @@
 //! The locks that the calling thread holds.
 //!
 //! Finds the hold of the thread for a name. A hold that belongs to no thread is not among them.
-//! Knows nothing of leases: a hold that is lost stays until its last guard is gone, or with a leaked
-//! guard until the thread ends.
+//! Knows nothing of leases: a hold that is lost stays until its last guard is gone, or with a
+//! leaked guard until the thread ends.
 
 use std::cell::RefCell;
 use std::collections::HashMap;

@@ -42,7 +42,7 @@ pub(super) enum ReplyTo {
     /// To a callback: no thread waits for it.
     Callback(OnReply),
     /// Nowhere any more.
-    Nobody,
+    Nowhere,
     /// To a thread, which waits for several: the place of this one.
     Slot(Arc<ReplySlot>, usize),
     /// It says whether what was done before it is as durable as demanded.
@@ -77,7 +77,7 @@ impl Answer {
                 drop(catch_unwind(AssertUnwindSafe(|| on_reply(self.reply))));
             }
             ReplyTo::Slot(slot, place) => slot.answer(place, self.reply),
-            ReplyTo::Nobody | ReplyTo::Wait(_) => {}
+            ReplyTo::Nowhere | ReplyTo::Wait(_) => {}
         }
     }
 }

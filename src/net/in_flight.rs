@@ -213,7 +213,7 @@ impl InFlight {
     ) -> Option<Instant> {
         let is_late = |exchange: &Exchange| exchange.deadline <= now;
         for exchange in self.queue.iter_mut().filter(|one| is_late(one) && one.is_posted()) {
-            let to = mem::replace(&mut exchange.to, ReplyTo::Nobody);
+            let to = mem::replace(&mut exchange.to, ReplyTo::Nowhere);
             self.ready.push_back(Answer { to, reply: Err(failure()) });
         }
         let late = self.unconfirmed.extract_if(.., |(exchange, _)| is_late(exchange));

@@ -97,7 +97,7 @@ impl SharedQueue {
         }
     }
 
-    /// Takes the requests that are sent along with so many of one thread. Those of another thread
+    /// Takes the requests that are sent along with `own` of one thread. Those of another thread
     /// stay together.
     pub(super) fn batch(&mut self, own: usize) -> Vec<Exchange> {
         let most = if self.shares { BATCH_MAX } else { 1 };

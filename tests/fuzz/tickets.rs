@@ -14,7 +14,8 @@ use crate::store::hold_id::{HoldId, HoldKind};
 const TICKETS: &[&[u8]] = &[
     b"leasehold:1:lock%3A:stock%3A42:0a0a0a0a0a0a0a0a0a0a0a0a5ec2e7ff:1a:7:30000000000:0:0",
     b"leasehold:1::a:web%201%3A0a0a0a0a0a0a0a0a0a0a0a0a5ec2e7ff:ffffffffffffffff:1:10000000:9:1",
-    b"leasehold:1:%7Bapp%7D:%F0%9F%90%89%20%25:0a0a0a0a0a0a0a0a0a0a0a0a5ec2e7ff:1:2:60000000000:0:0",
+    b"leasehold:1:%7Bapp%7D:%F0%9F%90%89%20%25:\
+        0a0a0a0a0a0a0a0a0a0a0a0a5ec2e7ff:1:2:60000000000:0:0",
 ];
 
 const TICKET_PIECES: &[&str] = &[
