@@ -15,7 +15,7 @@ use crate::event::Events;
 use crate::local::call::CallTimes;
 use crate::local::retry::{RetryLimit, RetryPolicy};
 use crate::local::shared::Shared;
-use crate::net::durability::Demand;
+use crate::net::demand::Demand;
 use crate::net::endpoint::Endpoint;
 use crate::net::sentinels;
 use crate::net::server::{Pools, Server, ServerFactory};

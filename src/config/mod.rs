@@ -170,12 +170,6 @@ impl Config {
         self.io_timeout.unwrap_or(default).min(lease / 3)
     }
 
-    /// Returns how much later than a caller's deadline a request may end: the `io_timeout` without
-    /// the time that replicas and disks are given.
-    pub(crate) fn slack(&self, lease: Duration) -> Duration {
-        self.io_timeout(lease).saturating_sub(self.durability.timeout())
-    }
-
     /// Returns an error if no lock can have this name.
     pub(crate) fn check_name(&self, name: &str) -> Result<()> {
         lock_name::check(&self.prefix, name)

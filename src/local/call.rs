@@ -57,13 +57,15 @@ pub(crate) struct CallTimes {
     pub(crate) lease: Duration,
     /// How long one request may take, connecting included.
     pub(crate) io_timeout: Duration,
-    /// How much later than the caller's deadline a request may end.
+    /// How much later than the caller's deadline a request may end: the `io_timeout` without the
+    /// time that replicas and disks are given.
     pub(crate) slack: Duration,
 }
 
 impl CallTimes {
     pub(crate) fn new(config: &Config, lease: Duration) -> Self {
-        Self { lease, io_timeout: config.io_timeout(lease), slack: config.slack(lease) }
+        let io_timeout = config.io_timeout(lease);
+        Self { lease, io_timeout, slack: io_timeout.saturating_sub(config.durability.timeout()) }
     }
 }
 

@@ -81,7 +81,7 @@ fn restore_depth(shared: &Shared, hold: &Hold, deadline: Instant) {
 }
 
 /// Takes a reply to one of several requests, and the place of that among them.
-pub(super) type OnReply<'a> = &'a mut dyn FnMut(usize, Result<HoldReply, Failure>);
+pub(super) type OnHoldReply<'a> = &'a mut dyn FnMut(usize, Result<HoldReply, Failure>);
 
 /// Has `send` make requests about holds, batched by server, and repeats failed ones, again in
 /// batches, while `retry` allows it. Calls `done` with the outcome of each.
@@ -90,7 +90,7 @@ pub(super) fn ask(
     mut open: Cow<'_, [Arc<Hold>]>,
     retry: &mut RetryPolicy,
     change: impl Fn(&Hold) -> Change,
-    mut send: impl FnMut(&[HoldRequest<'_>], OnReply<'_>),
+    mut send: impl FnMut(&[HoldRequest<'_>], OnHoldReply<'_>),
     mut done: impl FnMut(&Arc<Hold>, Result<(), HoldFailure>),
 ) {
     loop {
@@ -130,7 +130,7 @@ pub(super) fn ask(
 }
 
 /// Returns what makes requests about holds, and waits for the replies.
-fn ask_store(shared: &Shared) -> impl FnMut(&[HoldRequest<'_>], OnReply<'_>) {
+fn ask_store(shared: &Shared) -> impl FnMut(&[HoldRequest<'_>], OnHoldReply<'_>) {
     |requests, on_reply| shared.store.ask(requests, on_reply)
 }
 

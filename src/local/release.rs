@@ -16,7 +16,7 @@ use crate::config::Mechanism;
 use crate::error::Result;
 use crate::local::call::{CallTimes, Caller};
 use crate::local::hold::Hold;
-use crate::local::hold_requests::{OnReply, add_outcome, ask, retry, set_depth};
+use crate::local::hold_requests::{OnHoldReply, add_outcome, ask, retry, set_depth};
 use crate::local::reporter::HoldFailure;
 use crate::local::retry::RetryLimit;
 use crate::local::shared::Shared;
@@ -65,7 +65,7 @@ fn end(shared: &Shared, holds: &[Arc<Hold>], hands_off: bool) -> Result<()> {
         }
     }
     let mut retry = retry(shared, first, RetryLimit::Brief);
-    let send = |requests: &[HoldRequest<'_>], on_reply: OnReply<'_>| {
+    let send = |requests: &[HoldRequest<'_>], on_reply: OnHoldReply<'_>| {
         if awaited.is_empty() {
             shared.store.ask(requests, on_reply);
         } else {
@@ -99,7 +99,7 @@ fn release_before_next(
     requests: &[HoldRequest<'_>],
     holds: &[Arc<Hold>],
     awaited: Vec<&Arc<Hold>>,
-    on_reply: OnReply<'_>,
+    on_reply: OnHoldReply<'_>,
 ) {
     let (sender, replies) = unbounded();
     let mut posts = Vec::with_capacity(requests.len());

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::base::clock::end_of;
 use crate::base::failure::Failure;
 use crate::base::sync::{Condvar, Mutex, MutexGuard, wait_while};
-use crate::net::durability::Demand;
+use crate::net::demand::Demand;
 use crate::net::pool::PooledConnection;
 use crate::net::request::{Reply, Request};
 

@@ -20,7 +20,7 @@ use std::time::Instant;
 use redis::Value;
 
 use crate::base::failure::{Failure, FailureKind};
-use crate::net::durability::{Demand, is_done};
+use crate::net::demand::{Demand, is_done};
 use crate::net::exchange::{Answer, Exchange, ReplySlot, ReplyTo, SendWait};
 use crate::net::request::{Reply, Script};
 

@@ -2,7 +2,7 @@
 
 mod batch_writer;
 pub(crate) mod connection;
-pub(crate) mod durability;
+pub(crate) mod demand;
 pub(crate) mod endpoint;
 pub(crate) mod error_reply;
 pub(crate) mod exchange;

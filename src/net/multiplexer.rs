@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 use crate::base::clock::end_of;
 use crate::base::sync::{Mutex, yield_now};
 use crate::net::batch_writer::BatchWriter;
-use crate::net::durability::Demand;
+use crate::net::demand::Demand;
 use crate::net::exchange::{Answer, Exchange, Lent, ReplySlot, SendWait};
 use crate::net::open_socket::WaitFor;
 use crate::net::pool::{ConnectionPool, NoConnection, PooledConnection};

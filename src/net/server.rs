@@ -13,7 +13,7 @@ use crate::base::failure::Failure;
 use crate::config::{Config, Mechanism};
 use crate::error::{Error, Result};
 use crate::net::connection::Connection;
-use crate::net::durability::Demand;
+use crate::net::demand::Demand;
 use crate::net::endpoint::Endpoint;
 use crate::net::exchange::{Exchange, OnReply, SendWait};
 use crate::net::factory::{ConnectionCounters, ConnectionFactory};

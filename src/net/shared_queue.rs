@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     use crate::config::durability::Durability;
-    use crate::net::durability::Demand;
+    use crate::net::demand::Demand;
     use crate::net::exchange::SendWait;
     use crate::net::request::Request;
 

@@ -157,7 +157,7 @@ mod tests {
 
     use super::*;
     use crate::fuzz::{cases, values};
-    use crate::net::durability::is_done;
+    use crate::net::demand::is_done;
 
     proptest! {
         #![proptest_config(cases(4000))]

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::base::failure::Failure;
 use crate::config::Config;
 use crate::event::Events;
-use crate::net::durability::Demand;
+use crate::net::demand::Demand;
 use crate::net::exchange::{Exchange, SendWait};
 use crate::net::request::{Reply, Request};
 use crate::net::server::Server;

@@ -20,7 +20,7 @@ use crate::base::failure::Failure;
 use crate::base::sync::{Mutex, under_many_schedules, yield_now};
 use crate::config::Config;
 use crate::config::durability::Durability;
-use crate::net::durability::Demand;
+use crate::net::demand::Demand;
 use crate::net::endpoint::Endpoint;
 use crate::net::exchange::{Exchange, SendWait};
 use crate::net::factory::ConnectionFactory;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::base::failure::Failure;
 use crate::base::shrink;
-use crate::net::durability::Demand;
+use crate::net::demand::Demand;
 use crate::net::socket::PollFd;
 use crate::store::background::connection::{Node, sleep};
 use crate::store::background::node_jobs::{NodeJobs, Replies};

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 
 use crate::base::failure::Failure;
 use crate::net::connection::Connection;
-use crate::net::durability::Demand;
+use crate::net::demand::Demand;
 use crate::net::exchange::{Exchange, SendWait};
 use crate::net::open_socket::WaitFor;
 use crate::net::request::Reply;

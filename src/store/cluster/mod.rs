@@ -19,7 +19,7 @@ use crate::base::failure::Failure;
 use crate::config::Config;
 use crate::error::{Error, Result as ApiResult};
 use crate::event::Events;
-use crate::net::durability::Demand;
+use crate::net::demand::Demand;
 use crate::net::endpoint::Endpoint;
 use crate::net::server::ServerFactory;
 use crate::store::background::jobs::BackgroundJobs;

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use redis::Value;
 
 use crate::base::clock::Moment;
-use crate::net::durability::{Demand, is_done};
+use crate::net::demand::{Demand, is_done};
 use crate::net::exchange::{Exchange, SendWait};
 use crate::net::request::Reply;
 use crate::store::hold_id::HoldId;

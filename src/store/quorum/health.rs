@@ -18,7 +18,7 @@ use crate::base::clock::end_of;
 use crate::base::failure::{Failure, FailureKind};
 use crate::error::Phase;
 use crate::net::connection::Connection;
-use crate::net::durability::Demand;
+use crate::net::demand::Demand;
 use crate::net::error_reply::suggests_demotion;
 use crate::net::factory::ConnectionFactory;
 use crate::net::request::Request;
