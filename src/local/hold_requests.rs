@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Instant;
 use std::{ptr, slice, thread};
 
-use crate::base::clock::{Moment, end_of};
+use crate::base::clock::Moment;
 use crate::base::failure::{Failure, FailureKind};
 use crate::error::{Error, Result as ApiResult};
 use crate::local::call::{CallTimes, Wait};
@@ -198,8 +198,7 @@ pub(crate) fn watch(shared: &Shared, hold: &Hold) {
     if !shared.is_held(hold) || is_told && !hold.begin_watch() {
         return;
     }
-    let (id, deadline) =
-        (&hold.id, end_of(CallTimes::new(&shared.config, hold.duration()).io_timeout));
+    let (id, deadline) = (&hold.id, shared.request_deadline(hold));
     if is_told {
         shared.listen();
         if !id.may_be_kept() {

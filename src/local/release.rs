@@ -6,7 +6,7 @@
 
 use std::borrow::Cow;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use std::{mem, slice};
 
 use crossbeam_channel::unbounded;
@@ -14,7 +14,7 @@ use crossbeam_channel::unbounded;
 use crate::base::clock::end_of;
 use crate::config::Mechanism;
 use crate::error::Result;
-use crate::local::call::{CallTimes, Caller};
+use crate::local::call::Caller;
 use crate::local::hold::Hold;
 use crate::local::hold_requests::{OnHoldReply, add_outcome, ask, retry, set_depth};
 use crate::local::reporter::HoldFailure;
@@ -139,9 +139,8 @@ pub(crate) fn unlock_on_drop(shared: &Shared, holds: &[Arc<Hold>]) {
     let Some(first) = holds.first().filter(|_| shared.identity.check_process().is_ok()) else {
         return;
     };
-    let deadline = end_of(CallTimes::new(&shared.config, first.duration()).io_timeout);
     if first.depth() > 1 {
-        return post_depth(shared, first, first.depth() - 1, deadline);
+        return post_depth(shared, first, first.depth() - 1);
     }
     let (mut posts, mut awaited, mut spans) =
         (Vec::with_capacity(holds.len()), Vec::new(), Vec::new());
@@ -150,7 +149,7 @@ pub(crate) fn unlock_on_drop(shared: &Shared, holds: &[Arc<Hold>]) {
             Ending::HandedOff | Ending::Kept => continue,
             Ending::Lost => {}
             Ending::Released { is_awaited } => {
-                posts.push(shared.post_of_release(hold, deadline));
+                posts.push(shared.post_of_release(hold));
                 awaited.extend(is_awaited.then_some(hold));
             }
         }
@@ -203,11 +202,12 @@ fn let_next_try(shared: &Shared, hold: &Hold) {
 }
 
 /// Sets the depth of a hold to that of its remaining guards, without waiting for the reply.
-fn post_depth(shared: &Shared, hold: &Arc<Hold>, depth: u32, deadline: Instant) {
+fn post_depth(shared: &Shared, hold: &Arc<Hold>, depth: u32) {
     hold.set_depth(depth);
     if !shared.is_valid(hold) {
         return;
     }
+    let deadline = shared.request_deadline(hold);
     let (reporter, held) = (shared.reporter.clone(), hold.clone());
     let change = Change::SetDepth { depth, lease: None, durable: false };
     shared.store.post(vec![PostedChange {

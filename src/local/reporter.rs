@@ -107,12 +107,16 @@ impl<S> Reporter<S> {
     /// Reports that a hold has begun. If it is lost already, neither its beginning nor its end is
     /// reported.
     pub(super) fn report_acquired(&self, hold: &Hold, caller: &Caller) {
-        let (name, waited) = (hold.name(), caller.begin.elapsed());
+        let (name, waited) = (hold.name(), || caller.begin.elapsed());
         hold.report_begin(|fence| {
             self.counters.acquired.add(1);
-            self.events.emit(|| Event::Acquired { name: name.to_string(), fence, waited });
+            self.events.emit(|| Event::Acquired {
+                name: name.to_string(),
+                fence,
+                waited: waited(),
+            });
             self.events
-                .debug(|| format!("acquired lock {name:?} (fence {fence}) after {waited:?}"));
+                .debug(|| format!("acquired lock {name:?} (fence {fence}) after {:?}", waited()));
         });
     }
 
@@ -154,10 +158,10 @@ impl<S> Reporter<S> {
 
     /// Reports that a hold was released, or handed off.
     pub(super) fn report_release(&self, hold: &Hold) {
-        let (name, fence, held) = (hold.name(), hold.fence(), hold.held());
+        let (name, fence) = (hold.name(), hold.fence());
         self.counters.released.add(1);
-        self.events.emit(|| Event::Released { name: name.to_string(), fence, held });
-        self.events.debug(|| format!("released lock {name:?} after {held:?}"));
+        self.events.emit(|| Event::Released { name: name.to_string(), fence, held: hold.held() });
+        self.events.debug(|| format!("released lock {name:?} after {:?}", hold.held()));
     }
 
     fn report_failed_release(&self, hold: &Hold, failure: &Failure) {

@@ -237,26 +237,23 @@ impl Shared {
 
     /// Releases tenures that were kept, and does not wait for the replies.
     pub(super) fn post_releases(&self, ended: &[Arc<Hold>]) {
-        let posts = ended.iter().map(|hold| {
-            let times = CallTimes::new(&self.config, hold.duration());
-            self.post_of_release(hold, end_of(times.io_timeout))
-        });
         if !ended.is_empty() {
-            self.store.post(posts.collect());
+            self.store.post(ended.iter().map(|hold| self.post_of_release(hold)).collect());
         }
     }
 
     /// Returns the release of a hold, to be posted.
-    pub(super) fn post_of_release<'a>(
-        &self,
-        hold: &'a Arc<Hold>,
-        deadline: Instant,
-    ) -> PostedChange<'a> {
+    pub(super) fn post_of_release<'a>(&self, hold: &'a Arc<Hold>) -> PostedChange<'a> {
         let (reporter, released) = (self.reporter.clone(), hold.clone());
         PostedChange {
-            request: hold.to_release(deadline),
+            request: hold.to_release(self.request_deadline(hold)),
             on_reply: Box::new(move |reply| reporter.report_reply(&released, reply)),
         }
+    }
+
+    /// Until when a request about a hold that is not repeated may be answered.
+    pub(super) fn request_deadline(&self, hold: &Hold) -> Instant {
+        end_of(CallTimes::new(&self.config, hold.duration()).io_timeout)
     }
 
     /// Returns how long a call about a lock pauses before its next attempt; `None` if there should
