@@ -19,6 +19,7 @@ use crate::local::retry::{Backoff, RetryPolicy, is_outage};
 use crate::local::shared::Shared;
 use crate::local::waiter::{AcquireRequest, Followers, SentAcquire, Signal, Turn, Waiter};
 use crate::store::ask_one;
+use crate::store::hold_id::HoldId;
 use crate::store::redisson_channels::RedissonWait;
 use crate::store::request::{
     Acquire, AcquireReply, Change, HoldRequest, PendingReply, PostedChange, Registration,
@@ -289,11 +290,7 @@ impl<'a> Attempt<'a> {
     fn hand_out(&self, alike: Vec<Arc<Waiter>>, fences: &[u64], sent: Moment) {
         for (waiter, fence) in alike.into_iter().zip(fences) {
             if self.shared.wait_queues.remove(&waiter) {
-                let id = waiter.hold.clone();
-                let hold = Arc::new(Hold::new(id, *fence, 0, &waiter.caller, sent));
-                if waiter.is_in_doubt() {
-                    hold.mark_in_doubt();
-                }
+                let hold = granted(&waiter, waiter.hold.clone(), *fence, 0, sent);
                 self.shared.begin_hold(&hold);
                 waiter.send(Signal::Turn(Turn::HandedOff(hold)));
             } else {
@@ -341,15 +338,11 @@ impl<'a> Attempt<'a> {
 
     /// Begins the hold that a request sent at `sent` has acquired.
     fn begin_hold(&self, fence: u64, room: u32, sent: Moment, wanted: bool) -> Arc<Hold> {
-        let Waiter { caller, .. } = self.waiter;
-        let hold = Arc::new(Hold::new(self.request.hold.clone(), fence, room, caller, sent));
-        if self.waiter.is_in_doubt() {
-            hold.mark_in_doubt();
-        }
+        let hold = granted(self.waiter, self.request.hold.clone(), fence, room, sent);
         if wanted {
             hold.set_wanted();
         }
-        self.shared.add_hold(&hold, caller, Some(self.waiter));
+        self.shared.add_hold(&hold, &self.waiter.caller, Some(self.waiter));
         hold
     }
 
@@ -374,4 +367,13 @@ impl<'a> Attempt<'a> {
             }),
         }]);
     }
+}
+
+/// The hold that a request sent at `sent` has brought a waiter.
+fn granted(waiter: &Waiter, id: HoldId, fence: u64, room: u32, sent: Moment) -> Arc<Hold> {
+    let hold = Hold::new(id, fence, room, &waiter.caller, sent);
+    if waiter.is_in_doubt() {
+        hold.mark_in_doubt();
+    }
+    Arc::new(hold)
 }
