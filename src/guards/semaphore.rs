@@ -23,6 +23,9 @@ use crate::store::hold_id::HoldKind;
 /// process are served in the order in which they ask, and a client that arrives while others wait
 /// gets a permit only if they leave one.
 ///
+/// It limits concurrency and is not a rate limiter: it says how many calls run at a time, not how
+/// many begin in a second. A program that ends calls quickly may begin any number.
+///
 /// ```
 /// let client = leasehold::Client::in_memory();
 /// let api = client.semaphore("paid-api", 2);
