@@ -356,10 +356,9 @@ impl<'a> Attempt<'a> {
         let (shared, hold) = (self.shared, &self.request.hold);
         let (reporter, lease) = (shared.reporter.clone(), self.request.lease);
         let waited = hold.clone();
-        let change = Change::Unregister { any_kind: false };
         let deadline = end_of(self.waiter.caller.times.io_timeout);
         shared.store.post(vec![PostedChange {
-            request: HoldRequest { hold, change, deadline },
+            request: HoldRequest { hold, change: Change::Unregister, deadline },
             on_reply: Box::new(move |reply| match reply {
                 // A thread that began to wait in between is not registered now.
                 Ok(_) => reporter.wait_queues.signal_heads(&waited.name),

@@ -336,7 +336,7 @@ impl RenewerThread {
     fn finish_clean_up(&mut self, mut clean_up: Box<CleanUp>, outcome: JobOutcome) {
         let everywhere = outcome.as_ref().is_ok_and(|reply| reply.everywhere);
         match outcome {
-            Ok(_) if matches!(clean_up.change(), Change::Unregister { .. }) => {
+            Ok(_) if clean_up.change() == Change::Unregister => {
                 self.reports.reporter.wait_queues.signal_heads(&clean_up.hold().name);
             }
             Ok(reply) => {

@@ -147,7 +147,7 @@ impl Store for Scripted {
     ) {
         for (place, request) in requests.iter().enumerate() {
             let reply = match request.change {
-                Change::Unregister { .. } => ask_one(&self.inner, *request),
+                Change::Unregister => ask_one(&self.inner, *request),
                 _ => self.apply_outcome(|| ask_one(&self.inner, *request)),
             };
             on_reply(place, reply);

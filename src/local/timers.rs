@@ -102,7 +102,7 @@ impl CleanUp {
 
     pub(crate) fn change(&self) -> Change {
         if self.unregisters {
-            return Change::Unregister { any_kind: true };
+            return Change::Unregister;
         }
         Change::Release { kept_until: self.in_doubt.kept_until }
     }

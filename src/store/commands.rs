@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use crate::base::clock::Moment;
 use crate::config::Config;
 use crate::net::request::{Arg, Request, Script};
-use crate::store::decoder::{self, Decoder};
+use crate::store::decoder;
 use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::keys::{Keys, ShardTag};
 use crate::store::redisson_channels::RedissonChannels;
@@ -164,14 +164,6 @@ impl Commands {
     fn acquire_members(&self, request: Acquire<'_>) -> Request {
         let Acquire { holds, lease, registration, .. } = request;
         let HoldId { kind, name, client, .. } = &holds[0];
-        let registration = match registration {
-            Registration::IfMayBeKept | Registration::Kept | Registration::None => 0,
-            Registration::IfHeld => 1,
-            Registration::Followed
-            | Registration::Last
-            | Registration::Registered
-            | Registration::Yielding => 2,
-        };
         let members: Vec<_> = holds.iter().map(HoldId::member).collect();
         let (client, shard) = ([kind.prefix(), client].concat(), self.shard_tag());
         let args = [
@@ -179,7 +171,7 @@ impl Commands {
             millis(lease),
             self.fence_life(lease),
             Arg::Text(&client),
-            Arg::Number(registration),
+            Arg::Number(registration.joins().into()),
             millis(self.waiting_life),
             millis(OFFER),
             Arg::Number(kind.permits().into()),
@@ -196,7 +188,16 @@ impl Commands {
     pub(crate) fn change(&self, hold: &HoldId, change: Change) -> Command<HoldReply> {
         let what = match change {
             Change::Release { kept_until } => return self.release(hold, kept_until),
-            Change::Unregister { any_kind } => return self.unregister(hold, any_kind),
+            Change::Unregister => {
+                let client = Arg::Text(&hold.client);
+                return self.freeing(
+                    &UNREGISTER,
+                    &hold.name,
+                    client,
+                    millis(OFFER),
+                    Arg::Number(0),
+                );
+            }
             // It has one level.
             _ if !hold.kind.is_lock() => Arg::Text("member"),
             Change::SetDepth { depth, .. } => Arg::Number(depth.into()),
@@ -226,7 +227,7 @@ impl Commands {
             let kept = millis(kept_until.since(Moment::now()));
             self.freeing(&RELEASE, &hold.name, Arg::Text(&member), millis(OFFER), kept)
         } else {
-            self.freeing_place(hold, &member, "", decoder::HOLD_OR_GONE)
+            self.freeing_place(hold, &member, "")
         }
     }
 
@@ -244,22 +245,9 @@ impl Commands {
         owner: &[u8],
     ) -> Command<HoldReply> {
         match HoldId::of_owner(owner, kind, name) {
-            Some(hold) if !kind.is_lock() => {
-                self.freeing_place(&hold, &hold.member(), "force", decoder::HOLD_OR_GONE)
-            }
+            Some(hold) if !kind.is_lock() => self.freeing_place(&hold, &hold.member(), "force"),
             _ => self.freeing(&RELEASE, name, Arg::Bytes(owner), millis(OFFER), Arg::Text("force")),
         }
-    }
-
-    fn unregister(&self, hold: &HoldId, any_kind: bool) -> Command<HoldReply> {
-        let HoldId { kind, name, client, .. } = hold;
-        if !any_kind && !kind.is_lock() {
-            let client = [kind.prefix(), client].concat();
-            return self.freeing_place(hold, &client, "queued", decoder::HOLD);
-        }
-        let (client, window) = (Arg::Text(client), millis(OFFER));
-        let command = self.freeing(&UNREGISTER, name, client, window, Arg::Number(0));
-        Command { decoder: decoder::HOLD, ..command }
     }
 
     /// Calls a script that may free the lock, and then offers it to a waiting client for the time
@@ -287,21 +275,14 @@ impl Commands {
         Command { request, decoder: decoder::HOLD_OR_GONE }
     }
 
-    /// Calls the script that may free a place of a read-write lock or a semaphore, and then offers
-    /// it to a waiting client.
-    fn freeing_place(
-        &self,
-        hold: &HoldId,
-        whose: &str,
-        how: &str,
-        decoder: Decoder<HoldReply>,
-    ) -> Command<HoldReply> {
+    /// Calls the script that ends a hold of a read-write lock or a semaphore, and then offers its
+    /// place to a waiting client.
+    fn freeing_place(&self, hold: &HoldId, member: &str, how: &str) -> Command<HoldReply> {
         let (lock, shard) = (self.keys.lock(&hold.name), self.shard_tag());
-        let (whose, shard) = (Arg::Text(whose), Arg::Text(&shard));
-        let args =
-            [whose, millis(OFFER), Arg::Number(hold.kind.permits().into()), Arg::Text(how), shard];
+        let permits = Arg::Number(hold.kind.permits().into());
+        let args = [Arg::Text(member), millis(OFFER), permits, Arg::Text(how), Arg::Text(&shard)];
         let request = Request::call(&RELEASE_MEMBER, &[&lock, &Keys::waiting(&lock)], &args);
-        Command { request, decoder }
+        Command { request, decoder: decoder::HOLD_OR_GONE }
     }
 
     /// Looks for the holder of a lock.

@@ -11,7 +11,6 @@ use crate::store::request::{AcquireReply, HoldReply, HolderReply, ReportReply};
 
 pub(super) const ACQUIRE: Decoder<AcquireReply> = Decoder::new(acquire_reply);
 pub(super) const COUNT: Decoder<u32> = Decoder::new(count_reply);
-pub(super) const HOLD: Decoder<HoldReply> = Decoder::new(hold_reply);
 pub(super) const HOLDER: Decoder<Option<HolderReply>> = Decoder::new(holder_reply);
 pub(super) const REPORT: Decoder<ReportReply> = Decoder::new(report_reply);
 

@@ -143,9 +143,9 @@ pub(crate) enum Change {
     SetDepth { depth: u32, lease: Option<Duration>, durable: bool },
     /// It stays, and its client is told when another one waits for the lock.
     Watch,
-    /// Its client does not wait for it any more, or for holds of any kind: after a wake-up it is
-    /// not known for which. What the client was offered goes to the next one.
-    Unregister { any_kind: bool },
+    /// Its client does not wait for the name any more, whatever the kind of the hold: after a
+    /// wake-up it is not known for which. What the client was offered goes to the next one.
+    Unregister,
 }
 
 impl Change {
@@ -157,7 +157,7 @@ impl Change {
         match self {
             Self::Renew { lease } => Some(lease),
             Self::SetDepth { lease, .. } => lease,
-            Self::Check | Self::Release { .. } | Self::Unregister { .. } | Self::Watch => None,
+            Self::Check | Self::Release { .. } | Self::Unregister | Self::Watch => None,
         }
     }
 
@@ -165,7 +165,7 @@ impl Change {
         match self {
             Self::Renew { .. } => true,
             Self::SetDepth { durable, .. } => durable,
-            Self::Check | Self::Release { .. } | Self::Unregister { .. } | Self::Watch => false,
+            Self::Check | Self::Release { .. } | Self::Unregister | Self::Watch => false,
         }
     }
 }

@@ -19,9 +19,9 @@ script!(ACQUIRE_ALL, "token.lua", "acquire_all.lua");
 script!(ACQUIRE_MEMBER, "holds.lua", "wake.lua", "serve.lua", "token.lua", "acquire_member.lua");
 script!(CHANGE, "change.lua");
 script!(RELEASE, "wake.lua", "redisson.lua", "release.lua");
-script!(RELEASE_MEMBER, "holds.lua", "wake.lua", "serve.lua", "release_member.lua");
+script!(RELEASE_MEMBER, "wake.lua", "serve.lua", "release_member.lua");
 script!(REPORT, "holds.lua", "report.lua");
-script!(UNREGISTER, "wake.lua", "serve.lua", "redisson.lua", "unregister.lua");
+script!(UNREGISTER, "holds.lua", "wake.lua", "serve.lua", "redisson.lua", "unregister.lua");
 
 /// A request and the decoder of its reply.
 #[derive(Clone, Debug)]

@@ -111,7 +111,7 @@ impl Standalone {
         let server = self.server.clone();
         let decode = move |reply: Reply| on_reply(decode(&server, &decoder, reply));
         let posted = self.server.to_post(request, deadline, Box::new(decode));
-        if matches!(change, Change::Unregister { .. }) { posted.at_once() } else { posted }
+        if change == Change::Unregister { posted.at_once() } else { posted }
     }
 
     /// As `execute`, without waiting for the reply.

@@ -52,7 +52,7 @@ fn change(store: &dyn Store, hold: &HoldId, change: Change) -> Result<HoldReply,
 /// Removes a client from those that wait for the lock.
 fn unregister(store: &dyn Store, client: &str) {
     let hold = HoldId { client: client.into(), ..hold(0) };
-    change(store, &hold, Change::Unregister { any_kind: false }).expect("a reply");
+    change(store, &hold, Change::Unregister).expect("a reply");
 }
 
 /// A server of locks.

@@ -4,10 +4,10 @@
 -- one permit, or for all these readers. A repeat by the same owner, whose first reply was lost,
 -- finds its hold.
 -- KEYS  1 lock, 2 fence, 3 queue of waiting clients
--- ARGV  1 kind and owner, 2 lease in ms, 3 life of the fence in ms, 4 kind and client id, 5 whether
---       the client is in the queue: 0 no; 1 no, and it joins if it must wait; 2 it may be, 6 life
---       of the queue in ms, 7 for how many ms a place is offered, 8 the permits, 0 for a read-write
---       lock, 9 `shard`, from 10 on kind and owner for each further thread, none for a writer
+-- ARGV  1 kind and owner, 2 lease in ms, 3 life of the fence in ms, 4 kind and client id, 5 `1`
+--       if the client joins the queue when it must wait, else `0`, 6 life of the queue in ms, 7 for
+--       how many ms a place is offered, 8 the permits, 0 for a read-write lock, 9 `shard`, from 10
+--       on kind and owner for each further thread, none for a writer
 -- USES  `find_members`, `is_hold`, `join`, `serve`, `clock` and `next_token`
 -- RETURNS the fence if one side is held now; {1, fence of each that is held, 0 for a permit}; {0,
 --         ms until to look again or -1} if another owner holds it or waits for it

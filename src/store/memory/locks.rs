@@ -66,7 +66,7 @@ impl Locks {
         name.check_type(hold.kind)?;
         if !name.take_turn(key, hold, registration, inboxes) {
             let recalled = name.recall(key, registration, inboxes);
-            if registration.joins() || recalled {
+            if recalled {
                 name.join(hold);
             }
             let remaining = name.remaining(hold.kind);
@@ -172,7 +172,7 @@ impl Locks {
         let key = &*keys.lock(&hold.name);
         match change {
             Change::Release { kept_until } => return self.release(key, hold, kept_until),
-            Change::Unregister { any_kind } => return self.unregister(key, hold, any_kind),
+            Change::Unregister => return self.unregister(key, hold),
             Change::Check | Change::Renew { .. } | Change::SetDepth { .. } | Change::Watch => {}
         }
         let held = self.name(key).and_then(|name| name.find(hold));
@@ -189,7 +189,7 @@ impl Locks {
 
     fn release(&mut self, key: &str, hold: &HoldId, kept_until: Moment) -> HoldReply {
         if kept_until <= Moment::now() {
-            return self.end(key, |held| held.id == *hold);
+            return self.end(key, hold.kind, |held| held.id == *hold);
         }
         let Some(held) = self.name(key).and_then(|name| name.find(hold)) else {
             return HoldReply::Gone;
@@ -204,16 +204,17 @@ impl Locks {
         HoldReply::Done
     }
 
-    fn unregister(&mut self, key: &str, hold: &HoldId, any_kind: bool) -> HoldReply {
-        let waited = self.name(key).is_some_and(|name| name.leave(hold));
-        let offered = self.end(key, |held| {
-            held.is_offer_to(hold) || any_kind && held.is_offer() && held.id.client == hold.client
-        });
-        if waited && offered == HoldReply::Gone {
-            self.serve(key);
-            return HoldReply::Done;
+    fn unregister(&mut self, key: &str, hold: &HoldId) -> HoldReply {
+        let Some(name) = self.name(key) else { return HoldReply::Gone };
+        let (held, waiting) = (name.holds.len(), name.queue.len());
+        name.holds.retain(|held| !(held.is_offer() && held.id.client == hold.client));
+        name.queue.retain(|(_, client)| *client != hold.client);
+        if (name.holds.len(), name.queue.len()) == (held, waiting) {
+            return HoldReply::Gone;
         }
-        offered
+        // How many permits there are is not known here: as many as with the offer are right.
+        self.serve(key, held.max(1));
+        HoldReply::Done
     }
 
     /// Ends the hold of an owner, and tells its client.
@@ -225,25 +226,26 @@ impl Locks {
         {
             self.inboxes.tell_end(&held.id, key);
         }
-        self.end(key, is_it)
+        self.end(key, kind, is_it)
     }
 
     /// Ends holds, and lets the next clients have their turn.
-    fn end(&mut self, key: &str, ends: impl Fn(&LiveHold) -> bool) -> HoldReply {
+    fn end(&mut self, key: &str, kind: HoldKind, ends: impl Fn(&LiveHold) -> bool) -> HoldReply {
         let Some(name) = self.name(key) else { return HoldReply::Gone };
-        let before = name.holds.len();
+        let held = name.holds.len();
         name.holds.retain(|held| !ends(held));
-        if name.holds.len() == before {
+        if name.holds.len() == held {
             return HoldReply::Gone;
         }
-        self.serve(key);
+        // Waiting clients may assume more permits: as many as with this one are right.
+        self.serve(key, held.max(kind.permits() as usize));
         HoldReply::Done
     }
 
     /// Lets the waiting clients have their turn at what is free.
-    fn serve(&mut self, key: &str) {
+    fn serve(&mut self, key: &str, permits: usize) {
         if let Some(name) = self.by_key.get_mut(key) {
-            name.serve(key, None, &self.inboxes);
+            name.serve(key, None, permits, &self.inboxes);
         }
     }
 

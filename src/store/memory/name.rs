@@ -74,23 +74,14 @@ impl Name {
         self.holds.retain(|held| !held.is_offer_to(hold));
     }
 
-    /// Returns `true` if this hold may begin beside the others.
-    pub(super) fn admits(&self, hold: &HoldId, may_take_offer: bool) -> bool {
+    /// Returns `true` if this hold may begin beside the others, if it is a permit, of so many.
+    pub(super) fn admits(&self, hold: &HoldId, may_take_offer: bool, permits: usize) -> bool {
         let is_own = |held: &LiveHold| may_take_offer && held.is_offer_to(hold);
         let mut others = self.holds.iter().filter(|held| !is_own(held));
         match hold.kind {
             HoldKind::Lock | HoldKind::Write => others.next().is_none(),
-            HoldKind::Permit { of } => others.count() < of as usize,
+            HoldKind::Permit { .. } => others.count() < permits,
             HoldKind::Read => others.all(|held| held.id.kind == HoldKind::Read),
-        }
-    }
-
-    /// Returns `true` if the waiting clients leave nothing to one that is offered nothing.
-    pub(super) fn is_waited_for(&self, kind: HoldKind) -> bool {
-        match kind {
-            HoldKind::Lock => false,
-            HoldKind::Permit { of } => self.holds.len() + self.queue.len() >= of as usize,
-            HoldKind::Read | HoldKind::Write => !self.queue.is_empty(),
         }
     }
 
@@ -103,10 +94,8 @@ impl Name {
 
     /// Adds the client to the queue, if it is not there yet.
     pub(super) fn join(&mut self, hold: &HoldId) {
-        let entry = (hold.kind, hold.client.clone());
-        match self.place(hold) {
-            Some(place) => self.queue[place] = entry,
-            None => self.queue.push(entry),
+        if self.place(hold).is_none() {
+            self.queue.push((hold.kind, hold.client.clone()));
         }
     }
 
@@ -116,7 +105,8 @@ impl Name {
     }
 
     /// Returns `true` if it is the turn of a hold, by an offer to its client or because it is free
-    /// and no waiting client goes before. What the client was offered is taken then.
+    /// and no waiting client goes before. What the client was offered is taken then. Else the
+    /// client joins the queue, if it waits.
     pub(super) fn take_turn(
         &mut self,
         key: &str,
@@ -124,26 +114,35 @@ impl Name {
         registration: Registration,
         inboxes: &Inboxes,
     ) -> bool {
-        let is_lock = hold.kind.is_lock();
-        let waits = registration.joins() || registration == Registration::Last;
+        let (is_lock, waits) = (hold.kind.is_lock(), registration.joins());
         // An offer of a side or a permit is left to the thread of its client that waits.
         let may_take = is_lock || waits;
         let mut is_offered = may_take && self.has_offer_to(hold);
-        if is_offered && !self.admits(hold, may_take) {
-            // The offer was to a thread that goes by more permits.
-            self.remove_offer_to(hold);
-            is_offered = false;
-        }
         let goes_last = !is_lock || registration == Registration::Yielding;
-        if !is_offered && goes_last && !self.queue.is_empty() {
-            if waits {
+        let is_waited_for = goes_last && !self.queue.is_empty();
+        let mut permits = hold.kind.permits() as usize;
+        // A client that goes by more permits may have brought the offer about. Another one that
+        // waits gets it, and this one registers when it next asks: two that must decline would
+        // else offer the place to each other again and again.
+        let declines = is_offered && !self.admits(hold, may_take, permits);
+        let joins = waits && !(declines && is_waited_for);
+        if declines {
+            (is_offered, permits) = (false, self.holds.len());
+            self.remove_offer_to(hold);
+        }
+        if !is_offered && is_waited_for {
+            if joins {
                 self.join(hold);
             }
-            self.serve(key, waits.then_some(hold), inboxes);
+            self.serve(key, waits.then_some(hold), permits, inboxes);
             is_offered = waits && self.has_offer_to(hold);
         }
-        let is_free = self.admits(hold, may_take) && !self.is_waited_for(hold.kind);
+        let is_free =
+            !declines && self.admits(hold, may_take, permits) && (is_lock || self.queue.is_empty());
         if !(is_offered || is_free) || registration == Registration::Kept {
+            if joins {
+                self.join(hold);
+            }
             return false;
         }
         if is_lock && registration.may_be_queued() {
@@ -159,18 +158,24 @@ impl Name {
     /// is offered something leaves the queue. The next one is told too, because a client that has
     /// stopped does not take its offer: the next one asks until when that lasts. `me`, a client
     /// that asks, is not told of what it asks for.
-    pub(super) fn serve(&mut self, key: &str, me: Option<&HoldId>, inboxes: &Inboxes) {
+    pub(super) fn serve(
+        &mut self,
+        key: &str,
+        me: Option<&HoldId>,
+        permits: usize,
+        inboxes: &Inboxes,
+    ) {
         let asks = |kind: HoldKind, client: &Arc<str>| {
             me.is_some_and(|me| me.client == *client && me.kind.waits_with(kind))
         };
         self.queue.retain(|(_, client)| inboxes.exists(client));
-        let (mut at, mut has_told) = (0, false);
-        while let Some((kind, client)) = self.queue.get(at).cloned() {
+        let mut has_told = false;
+        while let Some((kind, client)) = self.queue.first().cloned() {
             let offer = HoldId { kind, name: key.into(), client, nonce: OFFERED };
             if self.check_type(kind).is_err() {
-                self.queue.remove(at);
-            } else if self.admits(&offer, true) {
-                self.queue.remove(at);
+                self.queue.remove(0);
+            } else if self.admits(&offer, true, permits) {
+                self.queue.remove(0);
                 if !asks(kind, &offer.client) {
                     has_told = true;
                     inboxes.tell(&offer.client, key);
@@ -178,9 +183,6 @@ impl Name {
                 self.remove_offer_to(&offer);
                 let ends = Moment::now().after(OFFER);
                 self.holds.push(LiveHold { id: offer, fence: 0, depth: 0, watched: false, ends });
-            } else if let HoldKind::Permit { .. } = kind {
-                // Those behind it may go by more permits.
-                at += 1;
             } else {
                 break;
             }

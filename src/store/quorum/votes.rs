@@ -253,7 +253,7 @@ impl Votes<HoldReply> {
     /// Decides what has become of a hold. A client may be registered at any of the servers.
     pub(super) fn decide_change(&self, change: Change) -> Option<Result<HoldReply, Failure>> {
         match change {
-            Change::Unregister { .. } => self.decide_any(),
+            Change::Unregister => self.decide_any(),
             _ => self.decide_hold(),
         }
     }

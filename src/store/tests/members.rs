@@ -48,14 +48,14 @@ stores!(
     a_release_wakes_as_many_clients_as_there_are_permits,
     a_client_that_has_stopped_costs_one_offer,
     a_wake_up_that_no_thread_waits_for_is_passed_on,
-    an_offer_that_is_taken_back_adds_no_permit;
+    an_offer_that_is_taken_back_adds_no_permit,
+    a_permit_that_a_client_must_decline_is_offered_to_the_next,
+    a_permit_is_offered_whatever_the_client_goes_by_that_leaves_it;
     a_writer_that_nobody_can_wake_goes_before_later_readers,
     a_client_that_is_gone_is_skipped,
     clients_without_a_listener_keep_their_places_for_two_seconds,
     a_place_that_no_client_has_given_itself_is_lost_after_two_seconds,
     an_offer_is_left_to_the_thread_that_waits,
-    a_permit_that_a_client_must_decline_is_offered_to_the_next,
-    a_permit_is_offered_whatever_the_client_goes_by_that_leaves_it,
     a_full_server_refuses_holds_and_renews_and_releases_them,
     a_refused_limit_leaves_no_key_without_a_time_to_live,
     the_data_of_others_stays_as_it_is,
@@ -246,7 +246,7 @@ fn one_request_brings_as_many_as_there_are(store: &dyn Store) {
     for nonce in [9, 2, 3, 4, 5] {
         release(store, &of(kind, nonce));
     }
-    leaves(store, &of(kind, 7));
+    leaves(store, "client");
     assert_eq!(ask(Read, &[1, 2, 3, 4]), 4);
     let holds = some("client", Read, &[5, 6]);
     let registration = Registration::None;
@@ -407,7 +407,7 @@ fn a_writer_that_leaves_lets_readers_in(process: &impl Host) {
     assert!(tries(&store, &by("a", Read, 1)));
     waits(&store, &by("writer", Write, 1));
     waits(&store, &by("reader", Read, 1));
-    leaves(&store, &by("writer", Write, 1));
+    leaves(&store, "writer");
     assert!(is_woken(&mut *reader));
     assert!(takes_its_turn(&store, &by("reader", Read, 1)));
     assert!(tries(&store, &by("b", Read, 1)));
@@ -543,15 +543,9 @@ fn a_place_that_no_client_has_given_itself_is_lost_after_two_seconds(process: &S
     }
 }
 
-/// As a client does that is woken and has no thread for it.
-fn passes_on(store: &dyn Store, client: &str) {
-    let any_kind = Change::Unregister { any_kind: true };
-    change(store, &by(client, HoldKind::Lock, 0), any_kind).expect("a reply");
-}
-
-/// Its client waits no more.
-fn leaves(store: &dyn Store, hold: &HoldId) {
-    change(store, hold, Change::Unregister { any_kind: false }).expect("a reply");
+/// The client waits no more, for whatever kind.
+fn leaves(store: &dyn Store, client: &str) {
+    change(store, &by(client, HoldKind::Lock, 0), Change::Unregister).expect("a reply");
 }
 
 fn a_wake_up_that_no_thread_waits_for_is_passed_on(process: &impl Host) {
@@ -571,13 +565,15 @@ fn a_wake_up_that_no_thread_waits_for_is_passed_on(process: &impl Host) {
         release(&store, &of(held, 1));
         assert!(is_woken(&mut *a), "{held:?}");
         assert!(is_told(&mut *b), "{held:?}");
-        passes_on(&store, "a");
+        leaves(&store, "a");
         assert!(is_woken(&mut *b) && is_told(&mut *c), "{held:?}");
         let (second, third) = (by("b", wanted[1], 1), by("c", wanted[2], 1));
         assert!(takes_its_turn(&store, &second));
-        // Neither what a client holds nor its place in the queue is taken from it.
-        passes_on(&store, "b");
-        passes_on(&store, "c");
+        // What a client holds is not taken from it, but its place in the queue is.
+        leaves(&store, "b");
+        leaves(&store, "c");
+        assert_eq!(queue(process), [""; 0]);
+        waits(&store, &third);
         release(&store, &second);
         assert!(is_woken(&mut *c), "{held:?}");
         assert!(takes_its_turn(&store, &third));
@@ -625,7 +621,7 @@ fn an_offer_that_is_taken_back_adds_no_permit(process: &impl Host) {
     }
     release(&store, &of(kind, 1));
     assert!(is_woken(&mut *clients[0]) && is_told(&mut *clients[1]));
-    passes_on(&store, "a");
+    leaves(&store, "a");
     assert!(is_woken(&mut *clients[1]) && is_told(&mut *clients[2]));
     assert!(nothing_comes(&mut *clients[2]));
     // When this offer is over, its place is no longer its own to give.
@@ -633,13 +629,13 @@ fn an_offer_that_is_taken_back_adds_no_permit(process: &impl Host) {
     release(&store, &of(kind, 2));
     assert!(is_woken(&mut *clients[2]) && is_woken(&mut *clients[3]));
     assert!(is_told(&mut *clients[4]));
-    passes_on(&store, "b");
+    leaves(&store, "b");
     assert!(nothing_comes(&mut *clients[4]));
 }
 
 /// Clients that go by fewer permits than the one that has released are offered what they must
 /// decline.
-fn a_permit_that_a_client_must_decline_is_offered_to_the_next(process: &Server) {
+fn a_permit_that_a_client_must_decline_is_offered_to_the_next(process: &impl Host) {
     let store = single(process);
     let [mut a, mut b, mut c] = ["a", "b", "c"].map(|client| listen(&store, client));
     let (one, three) = (Permit { of: 1 }, Permit { of: 3 });
@@ -674,7 +670,7 @@ fn a_permit_that_a_client_must_decline_is_offered_to_the_next(process: &Server) 
 }
 
 /// Others may hold as many already as it goes by, or more.
-fn a_permit_is_offered_whatever_the_client_goes_by_that_leaves_it(process: &Server) {
+fn a_permit_is_offered_whatever_the_client_goes_by_that_leaves_it(process: &impl Host) {
     let store = single(process);
     let [mut few, mut many] = ["few", "many"].map(|client| listen(&store, client));
     let (one, three) = (Permit { of: 1 }, Permit { of: 3 });
@@ -688,12 +684,12 @@ fn a_permit_is_offered_whatever_the_client_goes_by_that_leaves_it(process: &Serv
     waits(&store, &by("many", three, 3));
     release(&store, &of(three, 2));
     assert!(is_woken(&mut *few) && is_told(&mut *many));
-    leaves(&store, &by("few", one, 2));
+    leaves(&store, "few");
     assert!(is_woken(&mut *many) && takes_its_turn(&store, &by("many", three, 3)));
     // A place that was not offered is not given away.
     waits(&store, &by("few", one, 4));
     waits(&store, &by("many", three, 5));
-    leaves(&store, &by("few", one, 4));
+    leaves(&store, "few");
     assert!(nothing_comes(&mut *many));
 }
 
@@ -751,9 +747,7 @@ fn the_data_of_others_stays_as_it_is(process: &Server) {
         for kind in [Read, Write, Permit { of: 1 }] {
             let failure = acquire(&store, &of(kind, 1), Registration::IfHeld).expect_err("others'");
             assert_eq!(failure.kind, FailureKind::WrongType, "{command:?}");
-            for any_kind in [false, true] {
-                drop(change(&store, &by("client", kind, 0), Change::Unregister { any_kind }));
-            }
+            drop(change(&store, &by("client", kind, 0), Change::Unregister));
             assert!(matches!(super::release(&store, &of(kind, 7)), Ok(HoldReply::Gone)));
         }
         assert!(store.count("lock", soon()).is_err());

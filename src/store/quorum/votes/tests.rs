@@ -282,6 +282,6 @@ fn a_client_may_be_registered_at_one_server_and_a_hold_is_at_a_majority() {
     let votes =
         Votes([HoldReply::Done, HoldReply::Gone, HoldReply::Gone].map(|it| Some(Ok(it))).into());
     let decided = |change| votes.decide_change(change).expect("all have answered").ok();
-    assert_eq!(decided(Change::Unregister { any_kind: true }), Some(HoldReply::Done));
+    assert_eq!(decided(Change::Unregister), Some(HoldReply::Done));
     assert_eq!(decided(Change::Check), Some(HoldReply::Gone));
 }

@@ -83,10 +83,9 @@ impl<'a> Subject<'a> {
             }
         }
         match step {
-            Step::Acquire { hold, hours, registration } => {
-                self.acquire(&[*hold], *hours, *registration)
+            Step::Acquire { holds, hours, registration } => {
+                self.acquire(holds, *hours, *registration)
             }
-            Step::AcquireAll { holds, hours } => self.acquire(holds, *hours, Registration::None),
             Step::Change { changes, by_jobs } => {
                 let ids: Vec<_> =
                     changes.iter().map(|(hold, change)| (hold.id(self.case), *change)).collect();
@@ -257,7 +256,7 @@ fn compare(process: &Server, scene: Scene) {
     let run = |steps: &[Step]| {
         let (case, server) = (next.fetch_add(1, Ordering::Relaxed), SimulatedServer::default());
         let memory = Memory::new(&server, &Config::default());
-        let times = (InMemory::new(server, &memory), AtServer::new(scene, &connection, &messages));
+        let times = (InMemory::new(server, &memory), AtServer::new(&connection, &messages));
         let model = Subject::new(&memory, case, &times.0);
         let server = Subject::new(&store, case, &times.1);
         agree([model, server], steps)

@@ -73,13 +73,9 @@ pub(super) fn name(case: u64, index: usize) -> Arc<str> {
 #[derive(Clone, Debug)]
 pub(super) enum Step {
     Acquire {
-        hold: Who,
-        hours: u32,
-        registration: Registration,
-    },
-    AcquireAll {
         holds: Vec<Who>,
         hours: u32,
+        registration: Registration,
     },
     Change {
         changes: Vec<(Who, Change)>,
@@ -104,10 +100,8 @@ pub(super) enum Step {
 impl Step {
     pub(super) fn holds(&self) -> Vec<Who> {
         match self {
-            Self::Acquire { hold, .. } | Self::ForceRelease { hold } | Self::Expire { hold } => {
-                vec![*hold]
-            }
-            Self::AcquireAll { holds, .. } => holds.clone(),
+            Self::ForceRelease { hold } | Self::Expire { hold } => vec![*hold],
+            Self::Acquire { holds, .. } => holds.clone(),
             Self::Change { changes, .. } => changes.iter().map(|(hold, _)| *hold).collect(),
             Self::Count { .. } | Self::EndOffers { .. } => Vec::new(),
         }
@@ -126,7 +120,7 @@ impl Step {
 pub(super) enum Scene {
     /// No client waits. A name may change its kind.
     Alone,
-    /// Clients wait, are offered what they wait for, and leave.
+    /// Clients wait, are offered what they wait for, and leave. A name keeps its kind.
     Waiting,
 }
 
@@ -143,9 +137,8 @@ fn who(scene: Scene) -> impl Strategy<Value = Who> {
     let any_kind = (0..NAMES, 0..KINDS.len());
     let kind = prop_oneof![15 => usual, u32::from(scene == Scene::Alone) => any_kind];
     (kind, 0..CLIENTS.len(), 0..2_u64).prop_map(move |((name, kind), client, number)| {
-        // Callers need not agree on the number. But the scripts do not know by what number the
-        // waiting clients go, and the store in memory does.
-        let more = u32::from(scene == Scene::Alone && kind == 3 && client == 2);
+        // Callers need not agree on the number.
+        let more = u32::from(kind == 3 && client == 2);
         Who { name, kind, client, number, more }
     })
 }
@@ -161,12 +154,13 @@ fn set(scene: Scene) -> impl Strategy<Value = Vec<Who>> {
     })
 }
 
-/// Readers of a name, or permits of one, which one request asks for.
+/// Readers of a name, or permits of one, which one request of a client asks for.
 fn sharers() -> impl Strategy<Value = Vec<Who>> {
-    let clients = subsequence(vec![0, 1, 2], 2..=3).prop_shuffle();
-    (any::<bool>(), clients, 0..2_u64).prop_map(|(reads, clients, number)| {
+    let numbers = subsequence(vec![0, 1, 2], 2..=3).prop_shuffle();
+    (any::<bool>(), 0..CLIENTS.len(), numbers).prop_map(|(reads, client, numbers)| {
         let (name, kind) = if reads { (2, 1) } else { (3, 3) };
-        clients.into_iter().map(|client| Who { name, kind, client, number, more: 0 }).collect()
+        let more = u32::from(!reads && client == 2);
+        numbers.into_iter().map(|number| Who { name, kind, client, number, more }).collect()
     })
 }
 
@@ -188,9 +182,8 @@ fn change_of(hold: Who, scene: Scene) -> impl Strategy<Value = (Who, Change)> {
         1 => Just(Change::Check),
         2 => (1..4_u32).prop_map(move |hours| Change::Renew { lease: lease(hours) }),
         2 => depth,
-        // Of any kind, scripts take back an offer, and leave a place in the queue.
-        2 * waits => any::<bool>()
-            .prop_map(move |any_kind| Change::Unregister { any_kind: any_kind && is_lock }),
+        u32::from(is_lock) => Just(Change::Watch),
+        2 * waits => Just(Change::Unregister),
     ]
     .prop_map(move |change| (hold, change))
 }
@@ -211,20 +204,18 @@ fn registration(scene: Scene) -> impl Strategy<Value = Registration> {
 
 fn step(scene: Scene) -> impl Strategy<Value = Step> {
     let change = who(scene).prop_flat_map(move |hold| change_of(hold, scene));
+    let one_or_more = prop_oneof![2 => who(scene).prop_map(|hold| vec![hold]), 1 => sharers()];
     prop_oneof![
-        8 => (who(scene), 1..4_u32, registration(scene))
-            .prop_map(|(hold, hours, registration)| {
-                let is_for_locks = matches!(
-                    registration,
-                    Registration::IfMayBeKept | Registration::Kept | Registration::Last
-                );
-                let is_lock = hold.kind() == HoldKind::Lock;
-                let none = is_for_locks && !is_lock;
+        8 => (one_or_more, 1..4_u32, registration(scene))
+            .prop_map(|(holds, hours, registration)| {
+                // Only a tenure of a lock has tokens for more holds.
+                let none = registration == Registration::Kept && holds[0].kind() != HoldKind::Lock;
                 let registration = if none { Registration::None } else { registration };
-                Step::Acquire { hold, hours, registration }
+                Step::Acquire { holds, hours, registration }
             }),
-        4 => (prop_oneof![set(scene), sharers()], 1..4_u32)
-            .prop_map(|(holds, hours)| Step::AcquireAll { holds, hours }),
+        2 => (set(scene), 1..4_u32).prop_map(|(holds, hours)| {
+            Step::Acquire { holds, hours, registration: Registration::None }
+        }),
         6 => (vec(change, 1..4), any::<bool>())
             .prop_map(|(changes, by_jobs)| Step::Change { changes, by_jobs }),
         1 => who(scene).prop_map(|hold| Step::ForceRelease { hold }),

@@ -2,7 +2,7 @@
 
 use redis::{ConnectionLike as _, PubSub};
 
-use super::steps::{CLIENTS, HOUR, Scene, client};
+use super::steps::{CLIENTS, HOUR, client};
 use super::*;
 use crate::store::keys::Keys;
 use crate::store::memory::SimulatedServer;
@@ -86,15 +86,10 @@ impl Time for InMemory {
     }
 }
 
-/// A lock ends with its key; of the others, the key ends with the last one. Where clients wait,
-/// what is over is removed as well: a late release of it would let them have their turn, and the
-/// store in memory does not remember it.
+/// A lock ends with its key; of the others, the key ends with the last one.
 const EXPIRE: &str = "
 if redis.call('type', KEYS[1]).ok == 'hash' then
   return redis.call('hexists', KEYS[1], ARGV[1]) == 1 and redis.call('del', KEYS[1])
-end
-if ARGV[3] == 'waiting' then
-  return redis.call('zrem', KEYS[1], ARGV[2])
 end
 redis.call('zadd', KEYS[1], 'xx', 1, ARGV[2])
 local last = redis.call('zrange', KEYS[1], -1, -1, 'withscores')[2]
@@ -127,18 +122,16 @@ end";
 const MARK: &str = "model:mark";
 
 pub(super) struct AtServer<'a, 'm> {
-    scene: Scene,
     connection: &'a Mutex<redis::Connection>,
     messages: &'a Mutex<PubSub<'m>>,
 }
 
 impl<'a, 'm> AtServer<'a, 'm> {
     pub(super) fn new(
-        scene: Scene,
         connection: &'a Mutex<redis::Connection>,
         messages: &'a Mutex<PubSub<'m>>,
     ) -> Self {
-        Self { scene, connection, messages }
+        Self { connection, messages }
     }
 
     fn eval(&self, script: &str, name: &str, args: &[&str]) {
@@ -167,8 +160,7 @@ impl Time for AtServer<'_, '_> {
             HoldKind::Read => "r:",
             HoldKind::Write => "w:",
         };
-        let scene = if self.scene == Scene::Waiting { "waiting" } else { "alone" };
-        self.eval(EXPIRE, &hold.name, &[&owner, &format!("{prefix}{owner}"), scene]);
+        self.eval(EXPIRE, &hold.name, &[&owner, &format!("{prefix}{owner}")]);
     }
 
     fn pass(&self, name: &str) {
