@@ -30,8 +30,9 @@
 //! | hold a lock across threads | [`lock_owned`](Client::lock_owned) |
 //! | leave a lock to another process | [`OwnedGuard::detach`], [`adopt`](Client::adopt) |
 //! | hold a lock in a pool of threads | [`Builder::reentrant`] |
+//! | write code for guards of every kind | [`AnyGuard`] |
 //! | run a job on one of several machines | [`Mutex::hold_at_least`] |
-//! | lock several names at once | [`lock_all`](Client::lock_all) |
+//! | lock several names at once | [`lock_all`](Client::lock_all), [`mutexes`](Client::mutexes) |
 //! | let many read and one write | [`rw_lock`](Client::rw_lock) |
 //! | limit how many do something at a time | [`semaphore`](Client::semaphore) |
 //! | have one leader | [`election`](Client::election) |
@@ -270,12 +271,13 @@ pub use config::durability::Durability;
 pub use config::text::parse_duration;
 pub use error::{Error, Result};
 pub use event::Event;
+pub use guards::any_guard::AnyGuard;
 pub use guards::canceller::Canceller;
 pub use guards::election::{Election, Term};
 pub use guards::guard::Guard;
 pub use guards::holder::{Holder, Leader};
 pub use guards::lost::{HoldEnd, Lost};
-pub use guards::multi_guard::MultiGuard;
+pub use guards::multi_guard::{MultiGuard, MultiMutex};
 pub use guards::mutex::Mutex;
 pub use guards::owned_guard::OwnedGuard;
 pub use guards::rw_lock::{ReadGuard, RwLock, WriteGuard};

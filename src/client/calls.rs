@@ -1,9 +1,7 @@
 //! The calls by which a client acquires locks.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::base::clock::end_of;
 use crate::client::Client;
 use crate::error::{Error, Result};
 use crate::guards::guard::Guard;
@@ -11,8 +9,6 @@ use crate::guards::multi_guard::MultiGuard;
 use crate::guards::owned_guard::OwnedGuard;
 use crate::guards::owned_hold::OwnedHold;
 use crate::guards::ticket::Ticket;
-use crate::local::acquire_all;
-use crate::local::call::Wait;
 
 impl Client {
     /// Acquires the lock, blocking the current thread until it is able to do so.
@@ -219,10 +215,7 @@ impl Client {
     /// - [`InvalidInput`](crate::Error::InvalidInput): no name, or one twice.
     /// - [`AlreadyHeld`](crate::Error::AlreadyHeld): this thread holds one of the locks.
     pub fn lock_all(&self, names: impl IntoIterator<Item: AsRef<str>>) -> Result<MultiGuard> {
-        let names = collect(names);
-        let options = &self.shared.config.options;
-        let wait = Wait::at_most(options.wait);
-        self.acquire_all(&names, wait)?.ok_or_else(|| Error::timed_out(&names.join(", ")))
+        self.mutexes(names).lock()
     }
 
     /// Attempts to acquire several locks, all or none, without waiting for other holders. See
@@ -235,7 +228,7 @@ impl Client {
         &self,
         names: impl IntoIterator<Item: AsRef<str>>,
     ) -> Result<Option<MultiGuard>> {
-        self.acquire_all(&collect(names), Wait::No)
+        self.mutexes(names).try_lock()
     }
 
     /// Acquires several locks, all or none, blocking the current thread until it is able to do so
@@ -249,16 +242,6 @@ impl Client {
         names: impl IntoIterator<Item: AsRef<str>>,
         wait: Duration,
     ) -> Result<Option<MultiGuard>> {
-        self.acquire_all(&collect(names), Wait::Until(end_of(wait)))
+        self.mutexes(names).try_lock_for(wait)
     }
-
-    fn acquire_all(&self, names: &[Arc<str>], wait: Wait) -> Result<Option<MultiGuard>> {
-        let options = &self.shared.config.options;
-        let leases = acquire_all::acquire_all(&self.shared, names, options, wait)?;
-        Ok(leases.map(|leases| MultiGuard::new(&self.shared, leases)))
-    }
-}
-
-fn collect(names: impl IntoIterator<Item: AsRef<str>>) -> Vec<Arc<str>> {
-    names.into_iter().map(|name| name.as_ref().into()).collect()
 }

@@ -14,6 +14,7 @@ use crate::client::builder::Builder;
 use crate::config::Config;
 use crate::error::Result;
 use crate::guards::election::Election;
+use crate::guards::multi_guard::MultiMutex;
 use crate::guards::mutex::Mutex;
 use crate::guards::rw_lock::RwLock;
 use crate::guards::semaphore::Semaphore;
@@ -114,6 +115,13 @@ impl Client {
     #[must_use]
     pub fn mutex(&self, name: &str) -> Mutex {
         Mutex::new(&self.shared, name)
+    }
+
+    /// Returns a handle to several locks that are acquired together, as
+    /// [`lock_all`](Client::lock_all) does, for setting options of their own. Sends nothing.
+    #[must_use]
+    pub fn mutexes(&self, names: impl IntoIterator<Item: AsRef<str>>) -> MultiMutex {
+        MultiMutex::new(&self.shared, names)
     }
 
     /// Returns the part of this client's owners in Redis that is the same for all its holds: the

@@ -1,5 +1,6 @@
 //! What users lock with, and the guards that they get.
 
+pub(crate) mod any_guard;
 pub(crate) mod canceller;
 pub(crate) mod election;
 pub(crate) mod guard;

@@ -1,15 +1,97 @@
-//! Several locks that are held together.
+//! Several locks that are acquired and held together.
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::error::Result;
+use crate::base::clock::end_of;
+use crate::config::LockOptions;
+use crate::error::{Error, Result};
 use crate::guards::lost::{self, Lost};
+use crate::guards::owned_hold::lock_options;
+use crate::local::call::Wait;
 use crate::local::hold::Hold;
 use crate::local::over_channel::OverChannel;
 use crate::local::shared::Shared;
-use crate::local::{hold_requests, release};
+use crate::local::{acquire_all, hold_requests, release};
+
+/// A handle to several locks that are acquired together, all or none, with options that may differ
+/// from the client's. Created by [`Client::mutexes`](crate::Client::mutexes).
+///
+/// [`Client::lock_all`](crate::Client::lock_all) describes how a call waits. A call that is
+/// cancelled while it pauses between two attempts ends after that pause, which
+/// [`backoff`](crate::Builder::backoff) limits. Invalid names and options are reported by the
+/// locking call:
+///
+/// ```
+/// use leasehold::{Client, Error};
+/// use std::time::Duration;
+///
+/// let client = Client::in_memory();
+/// let both = client.mutexes(["account:1", "account:2"]).lease(Duration::from_secs(5));
+/// let guard = both.lock()?;
+/// assert!(guard.remaining() < Duration::from_secs(5));
+/// assert!(client.mutexes(["account:2", "account:3"]).try_lock()?.is_none());
+///
+/// assert!(matches!(client.mutexes([""; 0]).lock(), Err(Error::InvalidInput(_))));
+/// # Ok::<(), Error>(())
+/// ```
+#[derive(Clone)]
+pub struct MultiMutex {
+    shared: Arc<Shared>,
+    names: Arc<[Arc<str>]>,
+    /// All names, for messages.
+    name: Arc<str>,
+    options: LockOptions,
+}
+
+lock_options!(MultiMutex);
+
+impl MultiMutex {
+    pub(crate) fn new(shared: &Arc<Shared>, names: impl IntoIterator<Item: AsRef<str>>) -> Self {
+        let names: Arc<[Arc<str>]> = names.into_iter().map(|name| name.as_ref().into()).collect();
+        let (name, options) = (names.join(", ").into(), shared.config.options.clone());
+        Self { shared: shared.clone(), names, name, options }
+    }
+
+    /// Acquires all locks or none, blocking the current thread until it is able to do so. See
+    /// [`Client::lock_all`](crate::Client::lock_all).
+    ///
+    /// # Errors
+    ///
+    /// The same as [`Client::lock_all`](crate::Client::lock_all), and
+    /// [`InvalidInput`](Error::InvalidInput) if an option is invalid.
+    pub fn lock(&self) -> Result<MultiGuard> {
+        let wait = Wait::at_most(self.options.wait);
+        self.acquire(wait)?.ok_or_else(|| Error::timed_out(&self.name))
+    }
+
+    /// Attempts to acquire all locks or none, without waiting for other holders. Returns `None` if
+    /// there is one.
+    ///
+    /// # Errors
+    ///
+    /// The same as [`lock`](MultiMutex::lock), except for `Timeout`.
+    pub fn try_lock(&self) -> Result<Option<MultiGuard>> {
+        self.acquire(Wait::No)
+    }
+
+    /// Acquires all locks or none, blocking the current thread until it is able to do so or `wait`
+    /// has passed. Returns `None` in the latter case.
+    ///
+    /// # Errors
+    ///
+    /// The same as [`lock`](MultiMutex::lock), except for `Timeout`.
+    pub fn try_lock_for(&self, wait: Duration) -> Result<Option<MultiGuard>> {
+        self.acquire(Wait::Until(end_of(wait)))
+    }
+
+    fn acquire(&self, wait: Wait) -> Result<Option<MultiGuard>> {
+        let Self { shared, names, name, options } = self;
+        let holds = acquire_all::acquire_all(shared, names, options, wait)?;
+        Ok(holds.map(|holds| MultiGuard::new(shared, holds, name)))
+    }
+}
 
 /// Several locks that are held together, and belong to no thread. Dropping this releases all of
 /// them. Created by [`Client::lock_all`](crate::Client::lock_all).
@@ -32,20 +114,20 @@ pub struct MultiGuard {
     holds: Vec<Arc<Hold>>,
     names: Vec<String>,
     /// All names, for messages.
-    name: String,
+    name: Arc<str>,
     over: OverChannel,
     released: bool,
 }
 
 impl MultiGuard {
-    pub(crate) fn new(shared: &Arc<Shared>, holds: Vec<Arc<Hold>>) -> Self {
+    fn new(shared: &Arc<Shared>, holds: Vec<Arc<Hold>>, name: &Arc<str>) -> Self {
         let over = OverChannel::new();
         for hold in &holds {
             hold.share_over(&over);
         }
-        let names: Vec<String> = holds.iter().map(|hold| hold.name().to_string()).collect();
-        let name = names.join(", ");
-        Self { shared: shared.clone(), holds, names, name, over, released: false }
+        let names = holds.iter().map(|hold| hold.name().to_string()).collect();
+        let (shared, name) = (shared.clone(), name.clone());
+        Self { shared, holds, names, name, over, released: false }
     }
 
     /// Returns all names in one string, separated by commas.

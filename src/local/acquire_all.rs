@@ -196,15 +196,18 @@ impl SetCall<'_> {
         group.in_doubt |= failure.is_ambiguous() || failure.is_shortfall();
         let withdraws = self.shared.withdraws;
         let pause = if withdraws { None } else { retry.pause_after(&mut failure) };
-        self.shared.record_failure(&group.holds[0].name, &failure, pause);
-        if pause.is_some_and(|pause| self.shared.wait_queues.pause(pause).is_ok()) {
+        let name = &self.names[group.indexes[0]];
+        self.shared.record_failure(name, &failure, pause);
+        let slept = pause.map(|pause| self.shared.wait_queues.pause(pause));
+        let cancelled = self.caller.options.check_cancelled(name);
+        if matches!(slept, Some(Ok(()))) && cancelled.is_ok() {
             return Ok(());
         }
         if group.in_doubt {
             self.clean_up(group);
         }
-        let failed = Err(failure.into_error("acquire", &self.names[group.indexes[0]]));
-        self.shared.wait_queues.check_open().and(failed)
+        let failed = Err(failure.into_error("acquire", name));
+        self.shared.wait_queues.check_open().and(cancelled).and(failed)
     }
 
     /// Tries once for the locks of a group. Without them returns the index of the one that is held.

@@ -26,7 +26,7 @@ pub(crate) fn run(server: &ServerArgs, run: &Run) -> Result<u8, ExitError> {
 /// What the command finds in its environment. Variables without a value are removed, so that it
 /// does not take those of an outer `run` for its own.
 fn environment<'a>(run: &Run, hold: &CommandHold) -> [(&'a str, Option<String>); 2] {
-    let fence = hold.fence().map(|fence| fence.to_string());
+    let fence = hold.guard.fence().map(|fence| fence.to_string());
     [("LEASEHOLD_NAME", Some(run.name.clone())), ("LEASEHOLD_FENCE", fence)]
 }
 
@@ -37,7 +37,7 @@ fn run_under(
     run: &Run,
     signals: &ReceivedSignals,
 ) -> Result<u8, ExitError> {
-    let limits = Limits::new(&hold, run.kill_after);
+    let limits = Limits::new(&*hold.guard, run.kill_after);
     if can_be_stopped() {
         let added = signals.add_stop();
         added.map_err(|error| ExitError::system("receive SIGTSTP", &error))?;
@@ -47,8 +47,8 @@ fn run_under(
         Ok(child) => child,
         Err(error) => return release_unused(hold, client, run).and(Err(error)),
     };
-    let make_way = hold.make_way_by(run.yield_signal);
-    match supervise(&mut child, &hold, &signals.receiver, limits, make_way) {
+    let make_way = hold.make_way();
+    match supervise(&mut child, &*hold.guard, &signals.receiver, limits, make_way) {
         Ok(Ended::Command(status)) if child.was_not_run() => {
             release_unused(hold, client, run).map(|()| code_of(status))
         }
@@ -73,7 +73,7 @@ fn run_under(
 ///
 /// Only if the lock was lost before. Otherwise it ends with its lease, if it cannot be released.
 fn release(hold: CommandHold) -> Result<(), ExitError> {
-    match hold.release() {
+    match hold.guard.unlock() {
         Err(error @ Error::Lost { .. }) => Err(error.into()),
         Err(error) => {
             say(&format!("{error}; the lock lasts until its lease ends"));

@@ -6,7 +6,7 @@ use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, never, select};
-use leasehold::{Canceller, Client, Lost, OwnedGuard, Permit, ReadGuard, Wanted, WriteGuard};
+use leasehold::{AnyGuard, Canceller, Client, Wanted};
 use signal_hook::consts::{SIGCHLD, SIGTSTP};
 
 use crate::args::Run;
@@ -25,23 +25,10 @@ const LOOK: Duration = Duration::from_millis(20);
 
 /// What the command runs under: a lock, a side of a read-write lock, or a permit.
 #[derive(Debug)]
-pub(crate) enum CommandHold {
-    Lock(OwnedGuard),
-    Permit(Permit),
-    Reader(ReadGuard),
-    Writer(WriteGuard),
-}
-
-/// Calls a method that guards of every kind have.
-macro_rules! of_any {
-    ($hold:expr, $guard:ident => $call:expr) => {
-        match $hold {
-            Self::Lock($guard) => $call,
-            Self::Permit($guard) => $call,
-            Self::Reader($guard) => $call,
-            Self::Writer($guard) => $call,
-        }
-    };
+pub(crate) struct CommandHold {
+    pub(crate) guard: Box<dyn AnyGuard>,
+    /// What the command is told of another client that waits, if it is to be told.
+    wanted: Option<(Wanted, i32)>,
 }
 
 impl CommandHold {
@@ -51,51 +38,27 @@ impl CommandHold {
         run: &Run,
         canceller: &Canceller,
     ) -> leasehold::Result<Self> {
-        let name = &run.name;
-        if let Some(permits) = run.permits {
-            let semaphore = client.semaphore(name, permits).cancelled_by(canceller);
-            return semaphore.acquire().map(Self::Permit);
-        }
-        if run.shared || run.exclusive {
-            let lock = client.rw_lock(name).cancelled_by(canceller);
-            return if run.shared {
-                lock.read().map(Self::Reader)
-            } else {
-                lock.write().map(Self::Writer)
-            };
-        }
-        let least = run.hold_at_least.unwrap_or_default();
-        let mutex = client.mutex(name).hold_at_least(least).cancelled_by(canceller);
-        mutex.lock_owned().map(Self::Lock)
-    }
-
-    /// The fencing token; a permit has none.
-    pub(crate) fn fence(&self) -> Option<u64> {
-        match self {
-            Self::Lock(guard) => Some(guard.fence()),
-            Self::Permit(_) => None,
-            Self::Reader(guard) => Some(guard.fence()),
-            Self::Writer(guard) => Some(guard.fence()),
-        }
-    }
-
-    fn remaining(&self) -> Duration {
-        of_any!(self, guard => guard.remaining())
-    }
-
-    fn lost(&self) -> Lost {
-        of_any!(self, guard => guard.lost())
+        let rw_lock = || client.rw_lock(&run.name).cancelled_by(canceller);
+        let guard: Box<dyn AnyGuard> = if let Some(permits) = run.permits {
+            Box::new(client.semaphore(&run.name, permits).cancelled_by(canceller).acquire()?)
+        } else if run.shared {
+            Box::new(rw_lock().read()?)
+        } else if run.exclusive {
+            Box::new(rw_lock().write()?)
+        } else {
+            let least = run.hold_at_least.unwrap_or_default();
+            let mutex = client.mutex(&run.name).hold_at_least(least).cancelled_by(canceller);
+            let guard = mutex.lock_owned()?;
+            let wanted = run.yield_signal.map(|signal| (guard.wanted(), signal));
+            return Ok(Self { guard: Box::new(guard), wanted });
+        };
+        Ok(Self { guard, wanted: None })
     }
 
     /// The signal to send once another client waits; `None` if there is none to send.
-    pub(crate) fn make_way_by(&self, signal: Option<i32>) -> Option<MakeWay> {
-        let (Self::Lock(guard), Some(signal)) = (self, signal) else { return None };
-        let not_before = Instant::now() + START_TIME;
-        Some(MakeWay { wanted: guard.wanted(), signal, not_before })
-    }
-
-    pub(crate) fn release(self) -> leasehold::Result<()> {
-        of_any!(self, guard => guard.unlock())
+    pub(crate) fn make_way(&self) -> Option<MakeWay> {
+        let (wanted, signal) = self.wanted.clone()?;
+        Some(MakeWay { wanted, signal, not_before: Instant::now() + START_TIME })
     }
 }
 
@@ -139,8 +102,8 @@ pub(crate) struct Limits {
 
 impl Limits {
     /// For a hold that has just begun, so that all of its lease is left.
-    pub(crate) fn new(hold: &CommandHold, kill_after: Duration) -> Self {
-        Self { lease: hold.remaining(), kill_after }
+    pub(crate) fn new(guard: &dyn AnyGuard, kill_after: Duration) -> Self {
+        Self { lease: guard.remaining(), kill_after }
     }
 
     /// How much of the lease is left when the command must be told to end. Renewals begin when two
@@ -161,14 +124,14 @@ impl Limits {
 /// if another client waits.
 pub(crate) fn supervise(
     child: &mut Child,
-    hold: &CommandHold,
+    guard: &dyn AnyGuard,
     signals: &Receiver<i32>,
     limits: Limits,
     mut make_way: Option<MakeWay>,
 ) -> io::Result<Ended> {
-    let lost = hold.lost();
+    let lost = guard.lost();
     loop {
-        let left = hold.remaining();
+        let left = guard.remaining();
         let safe = left.saturating_sub(limits.margin());
         if safe.is_zero() {
             return Ok(Ended::Lease { left });

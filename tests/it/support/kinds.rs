@@ -1,65 +1,12 @@
 //! The kinds of hold that belong to no thread, as a table: what is true of one has to be true of
 //! all.
 
-use std::fmt::Debug;
 use std::time::Duration;
 
-use leasehold::{Canceller, Client, Error, Lost, MultiGuard, OwnedGuard, Permit, ReadGuard};
-use leasehold::{Term, WriteGuard};
+use leasehold::{AnyGuard, Canceller, Client, Error};
 
-/// A hold of any kind.
-pub(crate) trait Hold: Debug + Send + Sync {
-    fn name(&self) -> &str;
-    /// `None` for permits, of which several are held at a time.
-    fn fence(&self) -> Option<u64>;
-    fn is_held(&self) -> bool;
-    fn remaining(&self) -> Duration;
-    fn lost(&self) -> Lost;
-    fn verify(&self) -> Result<(), Error>;
-    fn renew(&self) -> Result<(), Error>;
-    fn unlock(self: Box<Self>) -> Result<(), Error>;
-}
-
-macro_rules! holds {
-    ($($guard:ident: $fence:expr;)+) => {$(
-        impl Hold for $guard {
-            fn name(&self) -> &str {
-                $guard::name(self)
-            }
-            fn fence(&self) -> Option<u64> {
-                let fence: fn(&Self) -> Option<u64> = $fence;
-                fence(self)
-            }
-            fn is_held(&self) -> bool {
-                $guard::is_held(self)
-            }
-            fn remaining(&self) -> Duration {
-                $guard::remaining(self)
-            }
-            fn lost(&self) -> Lost {
-                $guard::lost(self)
-            }
-            fn verify(&self) -> Result<(), Error> {
-                $guard::verify(self)
-            }
-            fn renew(&self) -> Result<(), Error> {
-                $guard::renew(self)
-            }
-            fn unlock(self: Box<Self>) -> Result<(), Error> {
-                $guard::unlock(*self)
-            }
-        }
-    )+};
-}
-
-holds! {
-    MultiGuard: |guard| guard.names().iter().map(|name| guard.fence(name)).min().flatten();
-    OwnedGuard: |guard| Some(guard.fence());
-    Permit: |_| None;
-    ReadGuard: |guard| Some(guard.fence());
-    Term: |guard| Some(guard.fence());
-    WriteGuard: |guard| Some(guard.fence());
-}
+/// A hold of any kind that may be sent.
+pub(crate) type Hold = dyn AnyGuard + Send + Sync;
 
 /// What a thread may ask for. The semaphores have one permit, and the sets two names: the one that
 /// is given, and one that is made of it.
@@ -73,7 +20,7 @@ pub(crate) enum Kind {
     Write,
 }
 
-/// How a call asks, and the options of its lock. A set has no options.
+/// How a call asks, and the options of its lock.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Call<'a> {
     pub(crate) how: How,
@@ -109,7 +56,7 @@ macro_rules! ask {
             How::TriesFor(time) => lock.$tries_for(time)?,
             How::Waits => Some(lock.$waits()?),
         };
-        Ok(hold.map(|hold| Box::new(hold) as Box<dyn Hold>))
+        Ok(hold.map(|hold| Box::new(hold) as Box<Hold>))
     }};
 }
 
@@ -128,7 +75,7 @@ impl Kind {
         client: &Client,
         name: &str,
         call: Call<'_>,
-    ) -> Result<Option<Box<dyn Hold>>, Error> {
+    ) -> Result<Option<Box<Hold>>, Error> {
         match self {
             Self::Owned => {
                 ask!(call, client.mutex(name), lock_owned, try_lock_owned, try_lock_owned_for)
@@ -139,12 +86,7 @@ impl Kind {
             Self::Read => ask!(call, client.rw_lock(name), read, try_read, try_read_for),
             Self::Set => {
                 let names = [name.to_owned(), format!("{name}'")];
-                let set = match call.how {
-                    How::Tries => client.try_lock_all(names)?,
-                    How::TriesFor(time) => client.try_lock_all_for(names, time)?,
-                    How::Waits => Some(client.lock_all(names)?),
-                };
-                Ok(set.map(|set| Box::new(set) as Box<dyn Hold>))
+                ask!(call, client.mutexes(&names), lock, try_lock, try_lock_for)
             }
             Self::Term => {
                 ask!(call, client.election(name), campaign, try_campaign, try_campaign_for)
@@ -153,7 +95,7 @@ impl Kind {
         }
     }
 
-    pub(crate) fn acquire(self, client: &Client, name: &str) -> Result<Box<dyn Hold>, Error> {
+    pub(crate) fn acquire(self, client: &Client, name: &str) -> Result<Box<Hold>, Error> {
         self.call(client, name, Call::default()).map(|hold| hold.expect("it waited for it"))
     }
 
@@ -162,7 +104,7 @@ impl Kind {
         client: &Client,
         name: &str,
         canceller: &Canceller,
-    ) -> Result<Box<dyn Hold>, Error> {
+    ) -> Result<Box<Hold>, Error> {
         let call = Call { canceller: Some(canceller), ..Call::default() };
         self.call(client, name, call).map(|hold| hold.expect("it waited for it"))
     }
@@ -174,7 +116,7 @@ impl Kind {
         client: &Client,
         name: &str,
         time: Option<Duration>,
-    ) -> Option<Box<dyn Hold>> {
+    ) -> Option<Box<Hold>> {
         let how = time.map_or(How::Tries, How::TriesFor);
         self.call(client, name, Call { how, ..Call::default() }).expect("the server answers")
     }
@@ -186,7 +128,7 @@ impl Kind {
 
     /// Acquires what a call for this kind has to wait for.
     #[track_caller]
-    pub(crate) fn block(self, client: &Client, name: &str) -> Box<dyn Hold> {
+    pub(crate) fn block(self, client: &Client, name: &str) -> Box<Hold> {
         self.rival().acquire(client, name).expect("it is free")
     }
 

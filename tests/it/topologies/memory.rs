@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use leasehold::{Builder, Client, Error, HoldEnd, MemoryServer};
+use leasehold::{Builder, Canceller, Client, Error, HoldEnd, MemoryServer};
 
 use crate::support::recorder::Recorder;
 use crate::support::{
@@ -103,6 +103,28 @@ fn waiters_go_on_after_an_outage() {
         server.set_down(false);
         guard.unlock().unwrap();
         waits.join().unwrap().unwrap();
+    });
+}
+
+/// Calls that try again and again while the server is away.
+#[test]
+fn cancelling_ends_waits_in_an_outage() {
+    let server = MemoryServer::new();
+    let client = opened(&server, patient().retry_window(10 * SOON));
+    server.set_down(true);
+    let canceller = Canceller::new();
+    thread::scope(|scope| {
+        let lock = client.mutex("a").cancelled_by(&canceller);
+        let set = client.mutexes(["b", "c"]).cancelled_by(&canceller);
+        let waits =
+            [scope.spawn(move || lock.lock().map(drop)), scope.spawn(move || set.lock().map(drop))];
+        thread::sleep(ms(100));
+        canceller.cancel();
+        for wait in waits {
+            let (result, took) = timed(|| wait.join().unwrap());
+            assert!(matches!(result, Err(Error::Cancelled { .. })), "{result:?}");
+            assert!(took < SOON, "{took:?}");
+        }
     });
 }
 

@@ -35,13 +35,15 @@ fn cancelling_ends_every_wait_at_once(store: &Store) {
     let _held = client.lock_owned("a").unwrap();
     thread::scope(|scope| {
         let mutex = || client.mutex("a").cancelled_by(&canceller.clone());
+        let set = client.mutexes(["b", "a"]).cancelled_by(&canceller);
         let waits = [
             scope.spawn(move || mutex().lock().map(drop)),
             scope.spawn(move || mutex().try_lock_for(SOON).map(drop)),
             scope.spawn(move || mutex().lock_owned().map(drop)),
+            scope.spawn(move || set.lock().map(drop)),
             scope.spawn(|| client.election("a").cancelled_by(&canceller).campaign().map(drop)),
         ];
-        eventually(SOON, || client.stats().waiting == 4);
+        eventually(SOON, || client.stats().waiting == 5);
         assert!(!canceller.is_cancelled());
         canceller.cancel();
         let ended = std::time::Instant::now();
