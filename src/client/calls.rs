@@ -6,9 +6,8 @@ use crate::client::Client;
 use crate::error::{Error, Result};
 use crate::guards::guard::Guard;
 use crate::guards::multi_guard::MultiGuard;
-use crate::guards::owned_guard::OwnedGuard;
+use crate::guards::owned_guard::{OwnedGuard, Ticket};
 use crate::guards::owned_hold::OwnedHold;
-use crate::guards::ticket::Ticket;
 
 impl Client {
     /// Acquires the lock, blocking the current thread until it is able to do so.

@@ -7,8 +7,7 @@ use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use crate::error::Result;
-use crate::guards::lost::{self, Lost};
-use crate::guards::wanted::{self, Wanted};
+use crate::guards::watches::{Lost, Wanted, watch_loss, watch_wishes};
 use crate::local::hold::Hold;
 use crate::local::hold_requests::{self, Level};
 use crate::local::release;
@@ -138,7 +137,7 @@ impl Guard {
     /// ```
     #[must_use]
     pub fn lost(&self) -> Lost {
-        lost::watch(&self.shared, &self.hold)
+        watch_loss(&self.shared, &self.hold)
     }
 
     /// Returns the watch on the wishes of other clients: a long job can end early, or make a pause,
@@ -151,7 +150,7 @@ impl Guard {
     /// asks again, after its [`backoff`](crate::Builder::backoff) at the latest.
     #[must_use]
     pub fn wanted(&self) -> Wanted {
-        wanted::watch(&self.shared, &self.hold)
+        watch_wishes(&self.shared, &self.hold)
     }
 
     /// Asks the server whether this hold still exists. Blocks for the server's reply.

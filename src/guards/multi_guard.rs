@@ -7,8 +7,8 @@ use std::time::Duration;
 use crate::base::clock::end_of;
 use crate::config::LockOptions;
 use crate::error::{Error, Result};
-use crate::guards::lost::{self, Lost};
 use crate::guards::owned_hold::lock_options;
+use crate::guards::watches::{Lost, watch_losses};
 use crate::local::call::Wait;
 use crate::local::hold::Hold;
 use crate::local::over_channel::OverChannel;
@@ -168,7 +168,7 @@ impl MultiGuard {
     /// [`Guard::lost`](crate::Guard::lost).
     #[must_use]
     pub fn lost(&self) -> Lost {
-        lost::watch_all(&self.shared, &self.holds, &self.over)
+        watch_losses(&self.shared, &self.holds, &self.over)
     }
 
     /// Asks the server whether all of these holds still exist. Blocks for its replies.

@@ -1,8 +1,22 @@
-//! A held lock that belongs to no thread.
+//! A held lock that belongs to no thread, and the ticket with which it goes to another process.
 
-use crate::error::Result;
+use std::fmt::{self, Write};
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::config::{LEASE_MAX, LEASE_MIN, lock_name};
+use crate::error::{Error, Result};
 use crate::guards::owned_hold::owned_guard;
-use crate::guards::ticket::Ticket;
+use crate::local::adoption::DetachedHold;
+use crate::local::identity::is_client_id;
+use crate::store::hold_id::{HoldId, HoldKind};
+
+/// What every ticket begins with. The version says how to read the rest.
+const START: &str = "leasehold:1";
+
+/// The greatest whole number up to which a double represents each exactly.
+const FENCE_MAX: u64 = (1 << 53) - 1;
 
 owned_guard! {
     /// A lock that belongs to no thread: any thread may keep, send or drop it. Dropping it releases
@@ -70,5 +84,263 @@ impl OwnedGuard {
     pub fn detach(self) -> Result<Ticket> {
         let prefix = self.0.shared.config.prefix.as_str().into();
         Ok(Ticket { prefix, hold: self.0.detach()? })
+    }
+}
+
+/// A lock that a guard has left to the next one that adopts it. Made by
+/// [`OwnedGuard::detach`](crate::OwnedGuard::detach), for
+/// [`Client::adopt`](crate::Client::adopt).
+///
+/// As text it is one line of ASCII without spaces, for a queue, a header, a column or a command
+/// line, and it can be parsed again, by this version of the library and later ones:
+///
+/// ```
+/// use leasehold::{Client, Ticket};
+///
+/// let client = Client::in_memory();
+/// let text = client.lock_owned("stock:42")?.detach()?.to_string();
+///
+/// let ticket: Ticket = text.parse()?;
+/// assert_eq!(ticket.name(), "stock:42");
+/// client.adopt(&ticket)?.unlock()?;
+/// assert!("stock:42".parse::<Ticket>().is_err());
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+///
+/// A program that has the ticket can renew and release the lock, so treat the text as a secret
+/// where clients do not trust each other. `Debug` does not show it.
+///
+/// With the feature `serde` it is serialized as its text.
+#[derive(Clone, PartialEq, Eq)]
+#[must_use = "the lock stays held until its lease ends, unless the ticket is adopted"]
+pub struct Ticket {
+    /// That of the client.
+    pub(crate) prefix: Arc<str>,
+    pub(crate) hold: DetachedHold,
+}
+
+impl Ticket {
+    /// Returns the name of the lock.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.hold.id.name
+    }
+
+    /// Returns the fencing token of the hold, which it keeps when it is adopted. See
+    /// [`Guard::fence`](crate::Guard::fence).
+    #[must_use]
+    pub fn fence(&self) -> u64 {
+        self.hold.fence
+    }
+
+    /// Reads the text of a ticket. Numbers and names may be written in another way than they are.
+    fn parse(text: &str) -> Option<Self> {
+        let mut fields = text.strip_prefix(START)?.strip_prefix(':')?.split(':');
+        let mut field = || fields.next();
+        let prefix = decoded(field()?)?;
+        let (name, client) = (decoded(field()?)?, decoded(field()?)?);
+        let nonce = u64::from_str_radix(field()?, 16).ok()?;
+        let fence = field()?.parse().ok()?;
+        let lease = Duration::from_nanos(field()?.parse().ok()?);
+        let kept = Duration::from_nanos(field()?.parse().ok()?);
+        let in_doubt = field()? == "1";
+        let is_valid = lock_name::check(&prefix, &name).is_ok()
+            && is_client_id(&client)
+            && nonce > 0
+            && (1..=FENCE_MAX).contains(&fence)
+            && (LEASE_MIN..=LEASE_MAX).contains(&lease)
+            && kept <= LEASE_MAX;
+        let (name, client) = (name.into(), client.into());
+        let id = HoldId { kind: HoldKind::Lock, name, client, nonce };
+        let hold = DetachedHold { id, fence, lease, kept, in_doubt };
+        is_valid.then_some(Self { prefix: prefix.into(), hold })
+    }
+}
+
+/// Shows nothing that would allow another client to release the lock.
+impl fmt::Debug for Ticket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ticket")
+            .field("name", &self.name())
+            .field("fence", &self.fence())
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Display for Ticket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let DetachedHold { id, fence, lease, kept, in_doubt } = &self.hold;
+        f.write_str(START)?;
+        for text in [&self.prefix, &id.name, &id.client] {
+            f.write_char(':')?;
+            write_encoded(f, text)?;
+        }
+        let (lease, kept) = (lease.as_nanos(), kept.as_nanos());
+        write!(f, ":{:x}:{fence}:{lease}:{kept}:{}", id.nonce, u8::from(*in_doubt))
+    }
+}
+
+impl FromStr for Ticket {
+    type Err = Error;
+
+    /// Returns the ticket that has this text.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidInput`](Error::InvalidInput) if no ticket has this text, to the last character. It
+    /// does not repeat the text.
+    fn from_str(text: &str) -> Result<Self> {
+        // There is one way to write each ticket.
+        let ticket = Self::parse(text).filter(|ticket| ticket.to_string() == text);
+        ticket.ok_or_else(|| {
+            Error::invalid("ticket", "must be the text of a ticket of this version of leasehold")
+        })
+    }
+}
+
+#[cfg(feature = "serde")]
+impl serde::Serialize for Ticket {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+#[cfg(feature = "serde")]
+impl<'de> serde::Deserialize<'de> for Ticket {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+/// Writes a text as in URLs: letters, digits and `-._~` as they are, each other byte as `%` and two
+/// digits.
+fn write_encoded(f: &mut fmt::Formatter<'_>, text: &str) -> fmt::Result {
+    text.bytes().try_for_each(|byte| match byte {
+        b'0'..=b'9' | b'A'..=b'Z' | b'a'..=b'z' | b'-' | b'.' | b'_' | b'~' => {
+            f.write_char(char::from(byte))
+        }
+        _ => write!(f, "%{byte:02X}"),
+    })
+}
+
+fn decoded(text: &str) -> Option<String> {
+    let mut parts = text.split('%');
+    let mut bytes = parts.next()?.as_bytes().to_vec();
+    for part in parts {
+        let (code, rest) = part.split_at_checked(2)?;
+        bytes.push(u8::from_str_radix(code, 16).ok()?);
+        bytes.extend_from_slice(rest.as_bytes());
+    }
+    String::from_utf8(bytes).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ticket(prefix: &str, name: &str, label: &str) -> Ticket {
+        let id = HoldId {
+            kind: HoldKind::Lock,
+            name: name.into(),
+            client: format!("{label}{}", "0a".repeat(16)).into(),
+            nonce: 26,
+        };
+        let (lease, kept) = (Duration::from_secs(30), Duration::ZERO);
+        let hold = DetachedHold { id, fence: 7, lease, kept, in_doubt: false };
+        Ticket { prefix: prefix.into(), hold }
+    }
+
+    #[test]
+    fn a_ticket_is_a_line_of_ascii_without_spaces_and_can_be_read_again() {
+        for (prefix, name, label) in [
+            ("lock:", "stock:42", ""),
+            ("", "a b\tc\nd\u{7f}\0", "web 1:x:"),
+            ("{app}", "🐉 % %41", "é:"),
+        ] {
+            for in_doubt in [false, true] {
+                let mut ticket = ticket(prefix, name, label);
+                ticket.hold.in_doubt = in_doubt;
+                ticket.hold.kept = Duration::from_nanos(1_500_000_001);
+                let text = ticket.to_string();
+                assert!(text.bytes().all(|byte| byte.is_ascii_graphic()), "{text}");
+                let read: Ticket = text.parse().expect("a ticket");
+                assert!(read == ticket, "{text}");
+                assert_eq!((read.name(), read.fence()), (name, 7));
+            }
+        }
+    }
+
+    #[test]
+    fn the_first_version_is_read_forever() {
+        let owner = "web%3A0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a:1a";
+        let text = format!("leasehold:1:lock%3A:a:{owner}:7:30000000000:0:0");
+        assert!(text.parse::<Ticket>().expect("a ticket") == ticket("lock:", "a", "web:"));
+    }
+
+    #[test]
+    fn what_is_no_ticket_is_refused_and_not_repeated() {
+        let good = ticket("lock:", "a", "").to_string();
+        let id = "0a".repeat(16);
+        let refuse = |text: &str| {
+            let error = text.parse::<Ticket>().expect_err(text);
+            assert!(matches!(error, Error::InvalidInput(_)), "{error:?}");
+            assert!(!error.to_string().contains("0a0a"), "{error}");
+        };
+        for end in 0..good.len() {
+            refuse(&good[..end]);
+        }
+        for (part, other) in [
+            ("leasehold:1", "leasehold:2"),
+            ("leasehold:1", "Leasehold:1"),
+            ("%3A", ":"),
+            ("%3A", "%3a"),
+            ("%3A", "%FF"),
+            ("%3A", "%3"),
+            ("%3A", "%+1"),
+            (":a:", "::"),
+            (":a:", ":%61:"),
+            (":a:", ":é:"),
+            (":a:", ":a :"),
+            (":1a:", ":01a:"),
+            (":1a:", ":1A:"),
+            (":1a:", ":0:"),
+            (":1a:", ":+1a:"),
+            (":1a:", ":1ffffffffffffffff:"),
+            (":7:", ":0:"),
+            (":7:", ":9007199254740992:"),
+            (":30000000000:", ":1:"),
+            (":30000000000:", ":30s:"),
+            (":0:0", ":0:2"),
+            (":0:0", ":0:0:0"),
+            (":0:0", ":0:0\n"),
+            (&id, ""),
+            (&id, &id[1..]),
+            (&id, &"0A".repeat(16)),
+            (&id, &format!("web{id}")),
+            (&id, &format!("%7B%3A{id}")),
+        ] {
+            assert!(good.contains(part), "{part}");
+            refuse(&good.replacen(part, other, 1));
+        }
+        for text in ["", " ", "stock:42", "leasehold:1", &"%".repeat(9), &format!(" {good}")] {
+            refuse(text);
+        }
+    }
+
+    #[cfg(feature = "serde")]
+    #[test]
+    fn a_ticket_is_serialized_as_its_text() {
+        let ticket = ticket("lock:", "a", "");
+        let json = serde_json::to_string(&ticket).expect("a text");
+        assert_eq!(json, format!("\"{ticket}\""));
+        assert!(serde_json::from_str::<Ticket>(&json).expect("a ticket") == ticket);
+        let error = serde_json::from_str::<Ticket>(&json.replace(":7:", ":x:")).expect_err("no");
+        assert!(!error.to_string().contains("0a0a"), "{error}");
+    }
+
+    #[test]
+    fn debug_shows_no_owner() {
+        let shown = format!("{:?}", ticket("lock:", "a", "web:"));
+        assert_eq!(shown, "Ticket { name: \"a\", fence: 7, .. }");
     }
 }

@@ -105,8 +105,8 @@ macro_rules! owned_guard {
             /// what it returns does not change; of several independent servers it does not learn
             /// of them.
             #[must_use]
-            pub fn wanted(&self) -> $crate::guards::wanted::Wanted {
-                $crate::guards::wanted::watch(&self.0.shared, &self.0.hold)
+            pub fn wanted(&self) -> $crate::guards::watches::Wanted {
+                $crate::guards::watches::watch_wishes(&self.0.shared, &self.0.hold)
             }
         }
     };
@@ -141,8 +141,8 @@ macro_rules! owned_guard {
 
             /// Returns the watch on this hold. See [`Guard::lost`](crate::Guard::lost).
             #[must_use]
-            pub fn lost(&self) -> $crate::guards::lost::Lost {
-                $crate::guards::lost::watch(&self.0.shared, &self.0.hold)
+            pub fn lost(&self) -> $crate::guards::watches::Lost {
+                $crate::guards::watches::watch_loss(&self.0.shared, &self.0.hold)
             }
 
             /// Asks the server whether this hold still exists. Blocks for the server's reply. See

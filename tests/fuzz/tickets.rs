@@ -6,7 +6,7 @@ use super::*;
 use crate::client::Client;
 use crate::config::{LEASE_MAX, lock_name};
 use crate::error::Error;
-use crate::guards::ticket::Ticket;
+use crate::guards::owned_guard::Ticket;
 use crate::local::adoption::DetachedHold;
 use crate::local::identity::is_client_id;
 use crate::store::hold_id::{HoldId, HoldKind};

@@ -10,7 +10,6 @@ mod ping;
 mod run;
 mod show;
 mod signals;
-mod supervisor;
 mod tickets;
 mod waiting;
 
@@ -34,10 +33,10 @@ fn main() -> ExitCode {
         }
     };
     ExitCode::from(outcome.unwrap_or_else(|error| {
-        if !error.message().is_empty() {
-            say(error.message());
+        if !error.message.is_empty() {
+            say(&error.message);
         }
-        error.code()
+        error.code
     }))
 }
 

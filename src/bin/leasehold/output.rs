@@ -27,8 +27,9 @@ const SIGNALLED: u8 = 128;
 /// An exit status and its explanation.
 #[derive(Debug)]
 pub(crate) struct ExitError {
-    code: u8,
-    message: String,
+    pub(crate) code: u8,
+    /// Empty if there is nothing to say.
+    pub(crate) message: String,
 }
 
 impl ExitError {
@@ -46,25 +47,6 @@ impl ExitError {
         let is_missing = error.kind() == io::ErrorKind::NotFound;
         let code = if is_missing { NOT_FOUND } else { NOT_EXECUTABLE };
         Self::new(code, format!("cannot run {command:?}: {error}"))
-    }
-
-    /// The same error, with another status.
-    pub(crate) fn with_code(self, code: u8) -> Self {
-        Self { code, ..self }
-    }
-
-    /// The same error, without a message.
-    pub(crate) fn silent(self) -> Self {
-        Self { message: String::new(), ..self }
-    }
-
-    pub(crate) fn code(&self) -> u8 {
-        self.code
-    }
-
-    /// The message; empty if there is none.
-    pub(crate) fn message(&self) -> &str {
-        &self.message
     }
 }
 

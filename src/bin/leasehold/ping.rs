@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold::{Client, ServerReport, printable};
+use leasehold::{Client, Error, ServerReport, printable};
 use serde_json::{Value, json};
 
 use crate::args::ServerArgs;
@@ -34,30 +34,38 @@ pub(crate) fn ping(client: &Client, server: &ServerArgs, json: bool) -> Result<u
     let survey = client.survey();
     let replies = survey.servers()?;
     let in_cluster = server.is_cluster();
-    let servers: Vec<_> = replies
-        .each
-        .into_iter()
-        .map(|(address, reply)| {
-            let facts = reply.map(|report| Facts::new(&report, survey.io_timeout(), in_cluster));
-            (address, facts.map_err(ExitError::from))
-        })
-        .collect();
+    let facts_of = |(address, reply): (String, Result<ServerReport, Error>)| {
+        let facts = reply
+            .map(|report| Facts::new(&address, &report, survey.io_timeout(), in_cluster))
+            .map_err(ExitError::from);
+        (address, facts)
+    };
+    let servers: Vec<_> = replies.each.into_iter().map(facts_of).collect();
     let code = if json {
-        print_json(&servers.iter().map(|(address, facts)| to_json(address, facts)).collect())
+        let shown = servers.iter().map(|(address, facts)| match facts {
+            Ok(facts) => facts.shown.clone(),
+            Err(error) => json!({ "server": address, "error": error.message }),
+        });
+        print_json(&shown.collect())
     } else {
-        let texts: Vec<_> =
-            servers.iter().map(|(address, facts)| to_text(address, facts)).collect();
-        print(&texts.join("\n"))
+        let texts = servers.iter().map(|(address, facts)| match facts {
+            Ok(facts) => facts.to_text(),
+            Err(error) => {
+                let server = ["server".to_owned(), address.clone()];
+                format!("{}warning: {}\n", table(vec![server]), error.message)
+            }
+        });
+        print(&texts.collect::<Vec<_>>().join("\n"))
     }?;
-    let is_usable = |facts: &Result<Facts, _>| facts.as_ref().is_ok_and(Facts::is_usable);
-    let useless = servers.iter().filter(|(_, facts)| !is_usable(facts));
+    let is_useless = |facts: &Result<Facts, _>| !facts.as_ref().is_ok_and(|facts| facts.is_usable);
+    let useless = servers.iter().filter(|(_, facts)| is_useless(facts));
     let useless: Vec<_> = useless.map(|(address, _)| printable(address)).collect();
     let (usable, required) = (servers.len() - useless.len(), replies.required);
     if usable >= required {
         return Ok(code);
     }
     // What is wrong with each was printed.
-    let code = servers.iter().find_map(|(_, facts)| facts.as_ref().err().map(ExitError::code));
+    let code = servers.iter().find_map(|(_, facts)| facts.as_ref().err().map(|error| error.code));
     let useless = useless.join(", ");
     let why =
         format!("{usable} of {required} required servers can be used for locks, not {useless}");
@@ -89,31 +97,21 @@ impl<'a> Info<'a> {
     }
 }
 
-/// What is shown of a server. What it does not report is `None`.
-#[derive(Debug, Default)]
+/// What is shown of a server.
 struct Facts {
-    round_trip_ms: f64,
-    /// The slowest of some replies.
-    slowest_ms: f64,
-    /// The shortest times that suit these replies.
-    io_timeout_min: Duration,
-    lease_min: Duration,
-    clock_ahead_ms: Option<f64>,
-    version: Option<String>,
-    role: Option<String>,
-    replicas: Option<u64>,
-    appendonly: Option<bool>,
-    maxmemory: Option<u64>,
-    maxmemory_policy: Option<String>,
-    /// Why locks, or some of them, cannot be acquired there.
-    obstacle: Option<String>,
+    /// What the server does not report is `null`.
+    shown: Value,
+    /// Whether all locks can be acquired there.
+    is_usable: bool,
+    /// The shortest times that suit its replies.
+    advice: String,
     warnings: Vec<String>,
 }
 
 impl Facts {
     /// The facts for a client with that `io_timeout`. `in_cluster`: the servers are opened as a
     /// cluster.
-    fn new(report: &ServerReport, io_timeout: Duration, in_cluster: bool) -> Self {
+    fn new(address: &str, report: &ServerReport, io_timeout: Duration, in_cluster: bool) -> Self {
         let info = Info::new(report.info.as_deref());
         let valkey = info.field("valkey_version").map(|version| format!("Valkey {version}"));
         let redis = || info.field("redis_version").map(|version| format!("Redis {version}"));
@@ -122,69 +120,98 @@ impl Facts {
             (_, Some("slave")) => Some("replica"),
             (_, role) => role,
         };
-        let cluster_info = Info::new(report.cluster_info.as_deref());
+        let obstacle = obstacle(role, Info::new(report.cluster_info.as_deref()));
         let io_timeout_min = (report.slowest * SLOWEST_IN_TIMEOUT).max(IO_TIMEOUT_MIN);
-        let facts = Self {
-            slowest_ms: in_ms(report.slowest.as_secs_f64()),
-            io_timeout_min,
-            // A renewal may fail once, and be repeated in time.
-            lease_min: (io_timeout_min * 3).max(LEASE_MIN),
-            round_trip_ms: in_ms(report.round_trip.as_secs_f64()),
-            clock_ahead_ms: report.clock_ahead.map(in_ms),
-            version: valkey.or_else(redis),
-            role: role.map(str::to_owned),
-            replicas: info.number("connected_slaves"),
-            appendonly: info.number("aof_enabled").map(|enabled| enabled == 1),
-            maxmemory: info.number("maxmemory"),
-            maxmemory_policy: info.field("maxmemory_policy").map(str::to_owned),
-            obstacle: obstacle(role, cluster_info),
-            warnings: Vec::new(),
-        };
-        let mut warnings = facts.dangers(info.field("redis_version"));
-        if io_timeout < facts.io_timeout_min {
-            let asked = facts.timeouts();
-            warnings.push(format!("an io_timeout of {io_timeout:?} is short here: set {asked}"));
+        // A renewal may fail once, and be repeated in time.
+        let lease_min = (io_timeout_min * 3).max(LEASE_MIN);
+        let [io_min, lease] = [io_timeout_min, lease_min].map(|time| time.as_millis());
+        let advice =
+            format!("set io_timeout to {io_min} ms or more, and lease to {lease} ms or more");
+        let is_usable = obstacle.is_none();
+        let mut warnings: Vec<_> = obstacle.into_iter().chain(dangers(info, report)).collect();
+        if io_timeout < io_timeout_min {
+            warnings.push(format!("an io_timeout of {io_timeout:?} is short here: {advice}"));
         }
         if info.is_of_node() && !in_cluster {
             warnings.push(NODE.into());
         }
-        Self { warnings, ..facts }
+        let shown = json!({
+            "server": address,
+            "version": valkey.or_else(redis),
+            "role": role,
+            "replicas": info.number("connected_slaves"),
+            "appendonly": info.number("aof_enabled").map(|enabled| enabled == 1),
+            "maxmemory": info.number("maxmemory"),
+            "maxmemory_policy": info.field("maxmemory_policy"),
+            "round_trip_ms": in_ms(report.round_trip.as_secs_f64()),
+            "slowest_ms": in_ms(report.slowest.as_secs_f64()),
+            "io_timeout_min_ms": in_ms(io_timeout_min.as_secs_f64()),
+            "lease_min_ms": in_ms(lease_min.as_secs_f64()),
+            "clock_ahead_ms": report.clock_ahead.map(in_ms),
+            "warnings": warnings,
+        });
+        Self { shown, is_usable, advice, warnings }
     }
 
-    fn timeouts(&self) -> String {
-        let [io_timeout, lease] =
-            [self.io_timeout_min, self.lease_min].map(|time| time.as_millis());
-        format!("io_timeout to {io_timeout} ms or more, and lease to {lease} ms or more")
+    fn to_text(&self) -> String {
+        let rows = [
+            ("server", "server"),
+            ("version", "version"),
+            ("role", "role"),
+            ("replicas", "replicas"),
+            ("append-only file", "appendonly"),
+            ("maxmemory", "maxmemory"),
+            ("maxmemory-policy", "maxmemory_policy"),
+            ("round trip", "round_trip_ms"),
+            ("slowest reply", "slowest_ms"),
+            ("clock ahead", "clock_ahead_ms"),
+        ];
+        let rows = rows.map(|(name, key)| [name.to_owned(), text_of(key, &self.shown[key])]);
+        let advice = ["advice".to_owned(), self.advice.clone()];
+        let warning = |warning: &String| format!("warning: {}\n", printable(warning));
+        let warnings: String = self.warnings.iter().map(warning).collect();
+        table(rows.into_iter().chain([advice]).collect()) + &warnings
     }
+}
 
-    fn is_usable(&self) -> bool {
-        self.obstacle.is_none()
+/// A fact for people.
+fn text_of(key: &str, value: &Value) -> String {
+    match value {
+        Value::Null => "unknown".into(),
+        Value::Bool(on) => if *on { "on" } else { "off" }.into(),
+        Value::String(text) => text.clone(),
+        Value::Number(number) if key.ends_with("_ms") => {
+            format!("{:.3} ms", number.as_f64().unwrap_or_default())
+        }
+        other => other.to_string(),
     }
+}
 
-    /// What endangers locks.
-    fn dangers(&self, version: Option<&str>) -> Vec<String> {
-        let mut warnings = Vec::new();
-        warnings.extend(self.obstacle.clone());
-        let mut warn = |what: String| warnings.push(what);
-        if self.version.is_none() {
-            warn("INFO is refused to this login, so that little is known of the server".into());
-        }
-        if version.and_then(numbers).is_some_and(|version| version < OLDEST) {
-            warn(format!("older than version {}.{}", OLDEST.0, OLDEST.1));
-        }
-        if self.appendonly == Some(false) && self.replicas == Some(0) {
-            warn("no append-only file and no replica: locks are lost in a restart".into());
-        }
-        if let Some(policy) = self.maxmemory_policy.as_deref()
-            && policy != "noeviction"
-        {
-            warn(format!("maxmemory-policy {policy}: the server may evict a lock that is held"));
-        }
-        if self.clock_ahead_ms.is_some_and(|ahead| ahead.abs() > in_ms(CLOCKS_APART)) {
-            warn("its clock and this system's differ".into());
-        }
-        warnings
+/// What endangers locks.
+fn dangers(info: Info<'_>, report: &ServerReport) -> Vec<String> {
+    let mut warnings = Vec::new();
+    let version = info.field("redis_version");
+    if version.is_none() && info.field("valkey_version").is_none() {
+        let why = "INFO is refused to this login, so that little is known of the server";
+        warnings.push(why.into());
     }
+    if version.and_then(numbers).is_some_and(|version| version < OLDEST) {
+        warnings.push(format!("older than version {}.{}", OLDEST.0, OLDEST.1));
+    }
+    if info.number("aof_enabled") == Some(0) && info.number("connected_slaves") == Some(0) {
+        let why = "no append-only file and no replica: locks are lost in a restart";
+        warnings.push(why.into());
+    }
+    if let Some(policy) = info.field("maxmemory_policy")
+        && policy != "noeviction"
+    {
+        let what = "the server may evict a lock that is held";
+        warnings.push(format!("maxmemory-policy {policy}: {what}"));
+    }
+    if report.clock_ahead.is_some_and(|ahead| ahead.abs() > CLOCKS_APART) {
+        warnings.push("its clock and this system's differ".into());
+    }
+    warnings
 }
 
 /// Why locks, or some of them, cannot be acquired at a server; `None` if they can.
@@ -212,57 +239,4 @@ fn numbers(version: &str) -> Option<(u32, u32)> {
 /// Milliseconds with three decimals.
 fn in_ms(seconds: f64) -> f64 {
     (seconds * 1_000_000.0).round() / 1000.0
-}
-
-fn to_text(address: &str, facts: &Result<Facts, ExitError>) -> String {
-    let server = ("server", Some(address.to_owned()));
-    let facts = match facts {
-        Ok(facts) => facts,
-        Err(error) => {
-            return format!("{}warning: {}\n", table(vec![row(server)]), error.message());
-        }
-    };
-    let number = |number: Option<u64>| number.map(|number| number.to_string());
-    let appendonly = facts.appendonly.map(|on| if on { "on" } else { "off" });
-    let fields = [
-        server,
-        ("version", facts.version.clone()),
-        ("role", facts.role.clone()),
-        ("replicas", number(facts.replicas)),
-        ("append-only file", appendonly.map(str::to_owned)),
-        ("maxmemory", number(facts.maxmemory)),
-        ("maxmemory-policy", facts.maxmemory_policy.clone()),
-        ("round trip", Some(format!("{:.3} ms", facts.round_trip_ms))),
-        ("slowest reply", Some(format!("{:.3} ms", facts.slowest_ms))),
-        ("advice", Some(format!("set {}", facts.timeouts()))),
-        ("clock ahead", facts.clock_ahead_ms.map(|ahead| format!("{ahead:.3} ms"))),
-    ];
-    let warnings =
-        facts.warnings.iter().map(|warning| format!("warning: {}\n", printable(warning)));
-    table(fields.map(row).to_vec()) + &warnings.collect::<String>()
-}
-
-fn row((name, value): (&str, Option<String>)) -> [String; 2] {
-    [name.to_owned(), value.unwrap_or_else(|| "unknown".to_owned())]
-}
-
-fn to_json(address: &str, facts: &Result<Facts, ExitError>) -> Value {
-    match facts {
-        Ok(facts) => json!({
-            "server": address,
-            "version": facts.version,
-            "role": facts.role,
-            "replicas": facts.replicas,
-            "appendonly": facts.appendonly,
-            "maxmemory": facts.maxmemory,
-            "maxmemory_policy": facts.maxmemory_policy,
-            "round_trip_ms": facts.round_trip_ms,
-            "slowest_ms": facts.slowest_ms,
-            "io_timeout_min_ms": in_ms(facts.io_timeout_min.as_secs_f64()),
-            "lease_min_ms": in_ms(facts.lease_min.as_secs_f64()),
-            "clock_ahead_ms": facts.clock_ahead_ms,
-            "warnings": facts.warnings,
-        }),
-        Err(error) => json!({ "server": address, "error": error.message() }),
-    }
 }

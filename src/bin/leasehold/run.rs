@@ -1,33 +1,41 @@
-//! `run`: a command while the lock is held.
+//! `run`: a command while the lock is held, and what happens until it has ended.
 
-use leasehold::{Canceller, Client, Error};
+use std::convert::Infallible;
+use std::io;
+use std::process::ExitStatus;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, never, select};
+use leasehold::{AnyGuard, Canceller, Client, Error, Wanted};
+use signal_hook::consts::{SIGCHLD, SIGTSTP};
 
 use crate::args::{Run, ServerArgs};
 use crate::child::{Child, can_be_stopped, code_of};
 use crate::output::{ExitError, LOST, of_signal, say};
-use crate::signals::ReceivedSignals;
-use crate::supervisor::{CommandHold, Ended, Limits, stop, supervise};
+use crate::signals::{ReceivedSignals, stop_this_process};
 use crate::waiting::{Acquired, acquire};
+
+/// How long before the end of the lease the command is killed, so that the system does it in time.
+const KILL_TIME: Duration = Duration::from_millis(50);
+
+/// How long a command has to install its handler for the signal that tells it that others wait.
+/// Before that the signal would end it, even if others wait from the start.
+const START_TIME: Duration = Duration::from_secs(1);
+
+/// How often to check whether a command that must end has ended.
+const LOOK: Duration = Duration::from_millis(20);
 
 /// Acquires the lock, runs the command, releases the lock, and returns the command's status.
 pub(crate) fn run(server: &ServerArgs, run: &Run) -> Result<u8, ExitError> {
-    let lock =
-        |client: &Client, canceller: &Canceller| CommandHold::acquire(client, run, canceller);
+    let lock = |client: &Client, canceller: &Canceller| acquire_for(client, run, canceller);
     let Acquired { hold, client, signals } = acquire(server, &run.how, &run.name, lock)?;
     match signals.next_forwarded() {
         None => run_under(hold, &client, run, &signals),
         Some(signal) => {
-            release(hold)?;
+            release(hold.guard)?;
             Ok(of_signal(signal))
         }
     }
-}
-
-/// What the command finds in its environment. Variables without a value are removed, so that it
-/// does not take those of an outer `run` for its own.
-fn environment<'a>(run: &Run, hold: &CommandHold) -> [(&'a str, Option<String>); 2] {
-    let fence = hold.guard.fence().map(|fence| fence.to_string());
-    [("LEASEHOLD_NAME", Some(run.name.clone())), ("LEASEHOLD_FENCE", fence)]
 }
 
 /// Runs the command, and releases the lock when it has ended.
@@ -37,22 +45,26 @@ fn run_under(
     run: &Run,
     signals: &ReceivedSignals,
 ) -> Result<u8, ExitError> {
-    let limits = Limits::new(&*hold.guard, run.kill_after);
+    let CommandHold { guard, make_way } = hold;
+    // The hold has just begun, so that all of its lease is left.
+    let limits = Limits { lease: guard.remaining(), kill_after: run.kill_after };
     if can_be_stopped() {
         let added = signals.add_stop();
         added.map_err(|error| ExitError::system("receive SIGTSTP", &error))?;
     }
     let cannot_wait = |error| ExitError::system("wait for the command", &error);
-    let mut child = match Child::start(&run.command, &environment(run, &hold)) {
+    // One without a value is removed, so that the command does not take that of an outer `run`.
+    let fence = guard.fence().map(|fence| fence.to_string());
+    let environment = [("LEASEHOLD_NAME", Some(run.name.clone())), ("LEASEHOLD_FENCE", fence)];
+    let mut child = match Child::start(&run.command, &environment) {
         Ok(child) => child,
-        Err(error) => return release_unused(hold, client, run).and(Err(error)),
+        Err(error) => return release_unused(guard, client, run).and(Err(error)),
     };
-    let make_way = hold.make_way();
-    match supervise(&mut child, &*hold.guard, &signals.receiver, limits, make_way) {
+    match supervise(&mut child, &*guard, &signals.receiver, limits, make_way) {
         Ok(Ended::Command(status)) if child.was_not_run() => {
-            release_unused(hold, client, run).map(|()| code_of(status))
+            release_unused(guard, client, run).map(|()| code_of(status))
         }
-        Ok(Ended::Command(status)) => release(hold).map(|()| code_of(status)),
+        Ok(Ended::Command(status)) => release(guard).map(|()| code_of(status)),
         Ok(Ended::Lease { left }) => {
             let why = if left.is_zero() { "is lost" } else { "could not be renewed" };
             say(&format!("lock {:?} {why}: stopping the command", run.name));
@@ -72,8 +84,8 @@ fn run_under(
 /// # Errors
 ///
 /// Only if the lock was lost before. Otherwise it ends with its lease, if it cannot be released.
-fn release(hold: CommandHold) -> Result<(), ExitError> {
-    match hold.guard.unlock() {
+fn release(guard: Box<dyn AnyGuard>) -> Result<(), ExitError> {
+    match guard.unlock() {
         Err(error @ Error::Lost { .. }) => Err(error.into()),
         Err(error) => {
             say(&format!("{error}; the lock lasts until its lease ends"));
@@ -88,12 +100,193 @@ fn release(hold: CommandHold) -> Result<(), ExitError> {
 /// # Errors
 ///
 /// As `release`.
-fn release_unused(hold: CommandHold, client: &Client, run: &Run) -> Result<(), ExitError> {
-    release(hold)?;
+fn release_unused(guard: Box<dyn AnyGuard>, client: &Client, run: &Run) -> Result<(), ExitError> {
+    release(guard)?;
     if run.hold_at_least.is_some()
         && let Err(error) = client.survey().end_own_holds(&run.name)
     {
         say(&format!("{error}; the lock stays taken"));
     }
     Ok(())
+}
+
+/// What the command runs under: a lock, a side of a read-write lock, or a permit.
+#[derive(Debug)]
+struct CommandHold {
+    guard: Box<dyn AnyGuard>,
+    make_way: Option<MakeWay>,
+}
+
+/// How the command learns that another client waits for the lock.
+#[derive(Debug)]
+struct MakeWay {
+    wanted: Wanted,
+    signal: i32,
+    not_before: Instant,
+}
+
+/// Waits for what the command line asks for.
+fn acquire_for(
+    client: &Client,
+    run: &Run,
+    canceller: &Canceller,
+) -> leasehold::Result<CommandHold> {
+    let rw_lock = || client.rw_lock(&run.name).cancelled_by(canceller);
+    let guard: Box<dyn AnyGuard> = if let Some(permits) = run.permits {
+        Box::new(client.semaphore(&run.name, permits).cancelled_by(canceller).acquire()?)
+    } else if run.shared {
+        Box::new(rw_lock().read()?)
+    } else if run.exclusive {
+        Box::new(rw_lock().write()?)
+    } else {
+        let least = run.hold_at_least.unwrap_or_default();
+        let mutex = client.mutex(&run.name).hold_at_least(least).cancelled_by(canceller);
+        let guard = mutex.lock_owned()?;
+        let not_before = Instant::now() + START_TIME;
+        let make_way = |signal| MakeWay { wanted: guard.wanted(), signal, not_before };
+        let make_way = run.yield_signal.map(make_way);
+        return Ok(CommandHold { guard: Box::new(guard), make_way });
+    };
+    Ok(CommandHold { guard, make_way: None })
+}
+
+impl MakeWay {
+    /// Returns what to wait for, and for how long it is too early for that.
+    fn watch(&self) -> (Receiver<Infallible>, Duration) {
+        let early = self.not_before.saturating_duration_since(Instant::now());
+        let wanted = if early.is_zero() { self.wanted.receiver().clone() } else { never() };
+        (wanted, early)
+    }
+}
+
+/// Why the wait for the command is over.
+#[derive(Debug)]
+enum Ended {
+    /// The command has ended, by itself or by a signal that was passed on.
+    Command(ExitStatus),
+    /// The lease is lost, or has been without renewal for too long for the command to end in time
+    /// by itself. The command must be stopped.
+    Lease {
+        /// What is left of it.
+        left: Duration,
+    },
+}
+
+/// What decides when a command must end.
+#[derive(Clone, Copy, Debug)]
+struct Limits {
+    lease: Duration,
+    /// How long the command has between SIGTERM and SIGKILL.
+    kill_after: Duration,
+}
+
+impl Limits {
+    /// How much of the lease is left when the command must be told to end. Renewals begin when two
+    /// thirds are left, so at least one third remains for repeating them.
+    fn margin(self) -> Duration {
+        self.kill_after.saturating_add(KILL_TIME).min(self.lease / 3)
+    }
+
+    /// How long the command has to end when this much of the lease is left. A lost lease has
+    /// nothing left.
+    fn grace(self, left: Duration) -> Duration {
+        let is_lost = left.is_zero();
+        if is_lost { self.kill_after } else { self.kill_after.min(left.saturating_sub(KILL_TIME)) }
+    }
+}
+
+/// Waits until the command has ended or must be stopped. Passes signals on to it, and tells it once
+/// if another client waits.
+fn supervise(
+    child: &mut Child,
+    guard: &dyn AnyGuard,
+    signals: &Receiver<i32>,
+    limits: Limits,
+    mut make_way: Option<MakeWay>,
+) -> io::Result<Ended> {
+    let lost = guard.lost();
+    loop {
+        let left = guard.remaining();
+        let safe = left.saturating_sub(limits.margin());
+        if safe.is_zero() {
+            return Ok(Ended::Lease { left });
+        }
+        let (wanted, early) = make_way.as_ref().map_or((never(), Duration::ZERO), MakeWay::watch);
+        let wait = if early.is_zero() { safe } else { early.min(safe) };
+        select! {
+            recv(signals) -> signal => {
+                let ended = receive(child, signal.ok())?;
+                if let Some(status) = ended {
+                    return Ok(Ended::Command(status));
+                }
+            }
+            recv(lost.receiver()) -> _ => {}
+            recv(wanted) -> _ => {
+                // It is disconnected from now on.
+                if let Some(MakeWay { wanted, signal, .. }) = make_way.take()
+                    && wanted.is_wanted()
+                {
+                    child.send(signal);
+                }
+            }
+            default(wait) => {}
+        }
+    }
+}
+
+/// Ends the command, and all processes of its own group. SIGTERM comes at once, SIGKILL when
+/// `grace` is over.
+fn stop(child: &mut Child, signals: &Receiver<i32>, grace: Duration) -> io::Result<()> {
+    // None: a grace that never ends.
+    let kill_at = Instant::now().checked_add(grace);
+    let mut has_ended = false;
+    child.terminate();
+    while !has_ended || child.has_group() {
+        let is_over = kill_at.is_some_and(|time| Instant::now() >= time);
+        if is_over {
+            child.kill();
+        }
+        if is_over && has_ended {
+            // Processes that were killed may still count until their parent has noticed.
+            break;
+        }
+        let signal = signals.recv_timeout(LOOK).ok();
+        has_ended = has_ended || receive(child, signal)?.is_some();
+    }
+    Ok(())
+}
+
+/// Passes on a signal, and returns the status of the command if it has ended.
+fn receive(child: &mut Child, signal: Option<i32>) -> io::Result<Option<ExitStatus>> {
+    match signal {
+        None | Some(SIGCHLD) => {}
+        Some(SIGTSTP) => {
+            // While this process is stopped, the lease is not renewed.
+            child.suspend();
+            stop_this_process()?;
+            child.resume();
+        }
+        Some(signal) => child.forward(signal),
+    }
+    child.try_wait()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn ms(millis: u64) -> Duration {
+        Duration::from_millis(millis)
+    }
+
+    #[test]
+    fn a_command_ends_before_its_lease_where_there_is_time() {
+        let limits = Limits { lease: ms(30_000), kill_after: ms(5000) };
+        assert_eq!(limits.margin(), ms(5050));
+        assert_eq!(limits.grace(limits.margin()), ms(5000));
+        assert_eq!(limits.grace(Duration::ZERO), ms(5000), "it is too late");
+        let short = Limits { lease: ms(3000), ..limits };
+        assert_eq!(short.margin(), ms(1000), "time for renewals is left");
+        assert_eq!(short.grace(short.margin()), ms(950));
+    }
 }

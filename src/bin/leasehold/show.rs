@@ -184,7 +184,7 @@ fn reply_to_json(name: &str, report: &Result<NameReport, Error>) -> Value {
         Ok(report) => to_json(name, report),
         Err(error) => json!({
             "name": name,
-            "error": ExitError::from(error.clone()).message(),
+            "error": ExitError::from(error.clone()).message,
         }),
     }
 }

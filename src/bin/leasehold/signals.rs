@@ -11,31 +11,22 @@ use signal_hook::consts::{
     SIGWINCH,
 };
 use signal_hook::iterator::{Handle, Signals};
-use signal_hook::low_level::raise;
+use signal_hook::low_level::{raise, signal_name};
 
 /// The signals that end a wait, and that the command gets.
 const FORWARDED: [i32; 6] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2];
 
-/// The signals that a command can be sent by name, without the SIG.
-const NAMED: [(&str, i32); 8] = [
-    ("ALRM", SIGALRM),
-    ("HUP", SIGHUP),
-    ("INT", SIGINT),
-    ("QUIT", SIGQUIT),
-    ("TERM", SIGTERM),
-    ("USR1", SIGUSR1),
-    ("USR2", SIGUSR2),
-    ("WINCH", SIGWINCH),
-];
+/// The signals that a command can be sent by name.
+const NAMED: [i32; 8] = [SIGALRM, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH];
 
 /// Parses the name of a signal, in capitals or not, with the SIG or without.
 pub(crate) fn parse_signal(word: &str) -> Result<i32, String> {
-    let name = word.to_ascii_uppercase();
-    let name = name.strip_prefix("SIG").unwrap_or(&name);
-    let found = NAMED.iter().find(|(known, _)| *known == name);
-    found.map(|(_, signal)| *signal).ok_or_else(|| {
-        let names: Vec<_> = NAMED.iter().map(|(name, _)| format!("SIG{name}")).collect();
-        format!("must be one of {}", names.join(", "))
+    let word = word.to_ascii_uppercase();
+    let word = word.strip_prefix("SIG").unwrap_or(&word);
+    let is_meant =
+        |signal: &i32| signal_name(*signal).and_then(|it| it.strip_prefix("SIG")) == Some(word);
+    NAMED.into_iter().find(is_meant).ok_or_else(|| {
+        format!("must be one of {}", NAMED.map(|it| signal_name(it).unwrap_or_default()).join(", "))
     })
 }
 

@@ -64,7 +64,11 @@ pub(crate) fn acquire<H>(
             Some(signal) if matches!(error, Error::Cancelled { .. }) => {
                 Err(ExitError::new(of_signal(signal), ""))
             }
-            _ => Err(not_acquired(error, how)),
+            _ if matches!(error, Error::Timeout { .. }) => {
+                let message = if how.quiet { String::new() } else { error.to_string() };
+                Err(ExitError::new(how.conflict_exit_code, message))
+            }
+            _ => Err(error.into()),
         },
     }
 }
@@ -78,16 +82,6 @@ fn not_connected(mut error: Error, name: &str) -> Error {
         *attempt = format!("acquire lock {name:?}");
     }
     error
-}
-
-fn not_acquired(error: Error, how: &HowToAcquire) -> ExitError {
-    let is_timeout = matches!(error, Error::Timeout { .. });
-    let error = ExitError::from(error);
-    match (is_timeout, how.quiet) {
-        (false, _) => error,
-        (true, false) => error.with_code(how.conflict_exit_code),
-        (true, true) => error.with_code(how.conflict_exit_code).silent(),
-    }
 }
 
 /// The line, until this is dropped.
