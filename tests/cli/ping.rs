@@ -77,9 +77,9 @@ fn the_timeouts_that_fit_follow_from_the_slowest_reply() {
     assert!(output(&mut leasehold(&server, &["ping"])).contains("set io_timeout to "));
 
     let url = server.url();
-    let hasty = format!("{url}{}io_timeout=30ms", if url.contains('?') { '&' } else { '?' });
+    let hasty = format!("{url}{}io_timeout=90ms", if url.contains('?') { '&' } else { '?' });
     let text = finish(&mut without_server(&["ping", "--url", &hasty])).stdout;
-    assert!(text.contains("warning: an io_timeout of 30ms is short here"), "{text}");
+    assert!(text.contains("warning: an io_timeout of 90ms is short here"), "{text}");
 }
 
 #[test]
