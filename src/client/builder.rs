@@ -52,23 +52,10 @@ impl Builder {
     /// [redlock]: Builder::open_redlock
     ///
     /// With `rediss` in place of `redis`, connections are encrypted, as for
-    /// [`open`](Builder::open). Any of them may have `client_name=` in its query. Several hosts
-    /// share the login, the database and the query.
-    ///
-    /// The query may have these settings, which are the methods of this type: `backoff`,
-    /// `connect_timeout`, `durability`, `fence_life`, `idle_timeout`, `io_timeout`, `keep`,
-    /// `label`, `lazy`, `lease`, `master_login`, `max_hold`, `max_lifetime`, `pool_size` (or
-    /// `pool`), `prefix`, `redisson`, `reentrant`, `renew`, `retry_window`, `spin`, `tenure`,
-    /// `wait`; and with the feature `tls` those of `Tls`: `ca`, `cert`, `key` and `server_name`.
-    ///
-    /// - A duration is `500ms`, `20s`, `5m`, `1h`, `1d`, `50us`, or plain seconds, such as `0.5`.
-    /// - `idle_timeout`, `max_hold`, `max_lifetime` and `wait` may be `none`: no limit. A `backoff`
-    ///   is `5ms..500ms`.
-    /// - A `durability` is `memory`, `replicas:ACKS:TIMEOUT` or `fsync:LOCAL:REPLICAS:TIMEOUT`, as
-    ///   in `replicas:1:100ms` and `fsync:true:0:100ms`.
-    /// - `ca`, `cert` and `key` are paths of files in PEM, or what these have.
-    /// - A `master_login` is `user:password`, with an empty user for the default one.
-    /// - Special characters are percent-encoded, in passwords too: `%40` is an `@`.
+    /// [`open`](Builder::open). Several hosts share the login, the database and the query, which
+    /// may have `client_name=` and the settings of this type by the names of their methods, such as
+    /// `lease=20s`. [One URL](crate::guide::deployment#one-url) lists them with their texts.
+    /// Special characters are percent-encoded, in passwords too: `%40` is an `@`.
     ///
     /// Later settings win: methods called on the result replace settings of the URL.
     ///
@@ -138,11 +125,9 @@ impl Builder {
     /// Opens a client at the servers of a URL, in most cases for one Redis server, and checks that
     /// they answer.
     ///
-    /// The URL is one of those of [`from_url`](Builder::from_url), such as
-    /// `redis://[user][:password@]host[:port][/database]` or `unix:///path[?db=&user=&pass=]`.
-    /// Settings in its query replace those that were made before. `client_name=` in the query is
-    /// for `CLIENT SETNAME`, which the server may refuse. A server must be Redis 6.2 or newer, or
-    /// Valkey.
+    /// The URL is one of those of [`from_url`](Builder::from_url). Settings in its query replace
+    /// those that were made before. `client_name=` in the query is for `CLIENT SETNAME`, which the
+    /// server may refuse. A server must be Redis 6.2 or newer, or Valkey.
     ///
     /// `rediss://` in place of `redis://` means TLS and requires the feature `tls`. The server must
     /// have a certificate for the host in the URL. With the feature `tls-insecure`, a URL may end
@@ -171,26 +156,19 @@ impl Builder {
     ///
     /// The client asks the sentinels, starting with the one that answered last, before it opens a
     /// connection, after every failure, and before a request if the last answer is half a second
-    /// old. A server named by a sentinel must also report itself as a master. So after a failover
-    /// the next call goes to the new master. A lock that the new master does not have, because
-    /// replication is asynchronous, is reported as lost at its next renewal;
-    /// [`durability`](Builder::durability) makes that less likely, and
-    /// [`Guard::fence`](crate::Guard::fence) makes it harmless.
-    ///
-    /// While no sentinel answers, the client keeps using its connections to the master until one
-    /// fails.
+    /// old, so that after a failover the next call goes to the new master. A server named by a
+    /// sentinel must also report itself as a master. While no sentinel answers, the client keeps
+    /// using its connections to the master until one fails. What a failover does to locks is in
+    /// [Deployment](crate::guide::deployment#which-one-do-i-need).
     ///
     /// # Errors
     ///
-    /// - [`InvalidInput`](crate::Error::InvalidInput): a setting or a URL is invalid, two URLs are
-    ///   the same, or the list is empty.
-    /// - [`Unavailable`](crate::Error::Unavailable): no sentinel or no master answered in two
-    ///   attempts of [`connect_timeout`](Builder::connect_timeout) each, there was no master for
-    ///   [`retry_window`](Builder::retry_window), or the system could not provide a thread or
-    ///   random bytes.
-    /// - [`Redis`](crate::Error::Redis): a server refused the login or cannot provide the
-    ///   durability, or the sentinels that answered do not know a master of this name (code
-    ///   `NOMASTER`).
+    /// Those of [`open`](Builder::open), and
+    ///
+    /// - [`InvalidInput`](crate::Error::InvalidInput): two URLs are the same, or there is none.
+    /// - [`Unavailable`](crate::Error::Unavailable): there was no sentinel or no master.
+    /// - [`Redis`](crate::Error::Redis): the sentinels that answered do not know a master of this
+    ///   name (code `NOMASTER`).
     ///
     /// ```no_run
     /// let sentinels = ["redis://10.0.0.1", "redis://10.0.0.2", "redis://10.0.0.3"];
@@ -216,12 +194,11 @@ impl Builder {
     ///
     /// # Errors
     ///
-    /// - [`InvalidInput`](crate::Error::InvalidInput): a setting or a URL is invalid, two seeds are
-    ///   the same, or the list is empty.
-    /// - [`Unavailable`](crate::Error::Unavailable): no seed answered in two attempts of
-    ///   [`connect_timeout`](Builder::connect_timeout) each, some hash slots are not served, or the
-    ///   system could not provide a thread or random bytes.
-    /// - [`Redis`](crate::Error::Redis): the nodes refused the login, or are not a cluster.
+    /// Those of [`open`](Builder::open), and
+    ///
+    /// - [`InvalidInput`](crate::Error::InvalidInput): two seeds are the same, or there is none.
+    /// - [`Unavailable`](crate::Error::Unavailable): some hash slots are not served.
+    /// - [`Redis`](crate::Error::Redis): the nodes are not a cluster.
     pub fn open_cluster(self, seeds: impl IntoIterator<Item: AsRef<str>>) -> Result<Client> {
         open::cluster(self.config, seeds).map(Client::new)
     }
@@ -257,10 +234,9 @@ impl Builder {
     ///   to the same server, or the list is empty.
     /// - [`NoQuorum`](crate::Error::NoQuorum): too few servers answered in two attempts of
     ///   [`connect_timeout`](Builder::connect_timeout) each.
-    /// - [`Redis`](crate::Error::Redis): too many servers refused the login or cannot provide the
-    ///   [`durability`](Builder::durability).
-    /// - [`Unavailable`](crate::Error::Unavailable): the system could not provide a thread or
-    ///   random bytes.
+    /// - [`Redis`](crate::Error::Redis) and [`Unavailable`](crate::Error::Unavailable), as
+    ///   [`open`](Builder::open): too many servers refused the login or cannot provide the
+    ///   durability, or the system provided no thread.
     ///
     /// ```no_run
     /// let urls = ["redis://a", "redis://b", "redis://c"]; // or any iterator of strings

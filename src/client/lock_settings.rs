@@ -94,9 +94,10 @@ impl Builder {
     /// within a network latency: its request tells this client, which releases the lock at once, or
     /// else when the guard under way is dropped. [`try_lock`](crate::Client::try_lock) gives this
     /// client 50 ms for that, and [`try_lock_all`](crate::Client::try_lock_all) as long for each
-    /// lock. A message that is lost costs the other client its pause until it asks again. A client
-    /// that dies while it keeps a lock blocks others for its [lease](Builder::lease), so set a
-    /// short one.
+    /// lock. A client that dies while it keeps a lock blocks others for its
+    /// [lease](Builder::lease), so set a short one. The [recipe][cached] says where it pays.
+    ///
+    /// [cached]: crate::guide::cookbook#a-lock-that-one-process-uses-again-and-again
     ///
     /// What is kept is released when the time is over, by [`close`](crate::Client::close),
     /// [`shutdown`](crate::Client::shutdown), [`lock_all`](crate::Client::lock_all) and with the
@@ -107,16 +108,6 @@ impl Builder {
     /// messages: the first call that may keep one waits for that, no longer than one
     /// [`io_timeout`](Builder::io_timeout). It is not kept for a second after it was asked for
     /// three times in a row before a thread of this client had used it again.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    ///
-    /// let client = leasehold::Client::builder().keep(Duration::from_secs(1)).in_memory()?;
-    /// drop(client.lock("orders of customer 7")?);
-    /// drop(client.lock("orders of customer 7")?);
-    /// assert_eq!((client.stats().held, client.stats().kept, client.stats().relocks), (0, 1, 1));
-    /// # Ok::<(), leasehold::Error>(())
-    /// ```
     ///
     /// Cluster file systems do this with their locks: Lustre, GFS2 and Ceph RBD. Defaults to zero:
     /// nothing is kept. At most the lease, and not along with [`redisson`](Builder::redisson).
@@ -142,19 +133,13 @@ impl Builder {
     /// shares under the same key (see [`prefix`](Builder::prefix)): a release wakes a thread there
     /// that waits, and one there wakes the threads here. Without this Redisson sleeps until the
     /// lease that it has seen ends, and clients of leasehold until they look again, half a second
-    /// at most. How to move from one to the other is on a [page of its own][moving].
+    /// at most. Set it in every client that uses such a name.
+    /// [Moving](crate::guide::moving#redisson) says whose turn it is, and which locks can be
+    /// shared.
     ///
-    /// [moving]: crate::guide::moving
-    ///
-    /// Set it in every client that uses such a name. While Redisson waits, each release draws lots
-    /// between the waiting clients and Redisson, which counts as one of them. If it is Redisson's
-    /// turn, clients with this setting leave the lock alone for 5 ms, so that Redisson can take it:
-    /// even `try_lock` finds it held then. That goes on for up to half a second after Redisson was
-    /// last seen waiting. Several locks take a request each.
-    ///
-    /// `RFencedLock` has fences of its own, which leasehold's do not know. Fair locks, spin locks
-    /// and `RReadWriteLock` cannot be shared. Defaults to `false`. Has no effect in memory, on
-    /// read-write locks and on semaphores; with [`open_redlock`](Builder::open_redlock), `true` is
+    /// While it is Redisson's turn, even `try_lock` finds the lock held. Several locks take a
+    /// request each. Defaults to `false`. Has no effect in memory, on read-write locks and on
+    /// semaphores; with [`open_redlock`](Builder::open_redlock), `true` is
     /// [`InvalidInput`](crate::Error::InvalidInput).
     pub fn redisson(mut self, exchange: bool) -> Self {
         self.config.redisson = exchange;

@@ -128,21 +128,8 @@ impl Builder {
     /// Those over which leases are renewed and wake-ups come are kept until the new ones are open,
     /// while they are valid.
     ///
-    /// Defaults to the login in the URLs. Has no effect in memory.
-    ///
-    /// ```no_run
-    /// use leasehold::{Client, Credentials};
-    /// use std::time::{Duration, Instant};
-    /// # fn sign() -> Result<String, std::io::Error> { Ok(String::new()) }
-    ///
-    /// let client = Client::builder()
-    ///     .credentials(|| {
-    ///         let end = Instant::now() + Duration::from_secs(15 * 60);
-    ///         Ok(Credentials::new("app", sign()?).valid_until(end))
-    ///     })
-    ///     .open("rediss://redis.example/")?;
-    /// # Ok::<(), leasehold::Error>(())
-    /// ```
+    /// Defaults to the login in the URLs. Has no effect in memory. There is an example in
+    /// [Deployment](crate::guide::deployment#credentials).
     pub fn credentials(
         mut self,
         callback: impl Fn() -> Result<Credentials, Box<dyn StdError + Send + Sync>>
