@@ -48,14 +48,13 @@ pub enum Mechanism {
     SharedWrites,
 }
 
-/// The settings of a client. Several may be opened with the same.
+/// The settings of a client, each described where [`Builder`](crate::Builder) sets it. Several
+/// clients may be opened with the same.
 #[derive(Clone, Debug)]
 pub(crate) struct Config {
     pub(crate) options: LockOptions,
     pub(crate) pool_size: u32,
-    /// How long a pooled connection may be idle before it is closed; `None` means no limit.
     pub(crate) idle_timeout: Option<Duration>,
-    /// The age at which a pooled connection is closed once it is idle; `None` means no limit.
     pub(crate) max_lifetime: Option<Duration>,
     pub(crate) connect_timeout: Duration,
     /// As set by the user; see the method of this name for the default.
@@ -65,7 +64,6 @@ pub(crate) struct Config {
     pub(crate) prefix: String,
     pub(crate) label: String,
     pub(crate) durability: Durability,
-    /// How long the counter of fencing tokens outlives a name's last hold: at least two leases.
     pub(crate) fence_life: Duration,
     /// Taken out when a client is opened.
     pub(crate) on_event: Option<Arc<dyn EventListener<Event>>>,
@@ -74,15 +72,11 @@ pub(crate) struct Config {
     pub(crate) metrics: Option<Arc<Metrics>>,
     /// Set when a client is opened.
     pub(crate) events: Events,
-    /// The login at masters, if it differs from that in the sentinels' URLs.
     pub(crate) master_login: Option<Credentials>,
     pub(crate) address_map: AddressMap,
-    /// Replaces the logins in URLs, except for sentinels.
     pub(crate) credentials: Option<CredentialsCallback>,
     pub(crate) spin: Duration,
-    /// Whether a client is opened without any I/O.
     pub(crate) lazy: bool,
-    /// Whether the client exchanges wake-ups with Redisson.
     pub(crate) redisson: bool,
     /// What a benchmark has switched off.
     pub(crate) without: Vec<Mechanism>,
@@ -189,26 +183,19 @@ pub(crate) fn check_label(label: &str) -> Result<()> {
     Ok(())
 }
 
-/// The options of a lock: the client's, or those of one `Mutex`.
+/// The options of a lock: the client's, or those of one `Mutex`, whose methods describe them.
 #[derive(Clone, Debug)]
 pub(crate) struct LockOptions {
     pub(crate) lease: Duration,
-    /// How long `lock` waits; `None` means without limit.
     pub(crate) wait: Option<Duration>,
     pub(crate) renew: bool,
-    /// The longest age of a hold; `None` means without limit.
     pub(crate) max_hold: Option<Duration>,
-    /// How long the lock stays taken at least, counted from the reply that it was acquired.
     pub(crate) hold_at_least: Option<Duration>,
-    /// How long threads hand the lock off among themselves, as set by the user; see the method of
-    /// this name for the default.
+    /// As set by the user; see the method of this name for the default.
     pub(crate) tenure: Option<Duration>,
-    /// How long the client keeps the lock after its last use, as set by the user; see the method of
-    /// this name for when it does.
+    /// As set by the user; see the method of this name for when the client does keep the lock.
     pub(crate) keep: Duration,
-    /// Whether a thread may lock again what it holds.
     pub(crate) reentrant: bool,
-    /// What ends a wait early.
     pub(crate) canceller: Option<Canceller>,
 }
 

@@ -117,23 +117,16 @@ impl Child {
         self.send(signal);
     }
 
-    /// Sends the command a signal.
+    /// Sends the command a signal. One that asks it to end does so even if it is stopped.
     pub(crate) fn send(&self, signal: i32) {
         let Some(signal) = Signal::from_named_raw(signal) else { return };
         self.signal(signal);
         if matches!(signal, Signal::HUP | Signal::INT | Signal::QUIT | Signal::TERM) {
-            // A stopped command could not end.
-            self.resume();
+            self.signal(Signal::CONT);
         }
     }
 
-    /// Asks the command to end, even if it is stopped.
-    pub(crate) fn terminate(&self) {
-        self.signal(Signal::TERM);
-        self.resume();
-    }
-
-    /// Stops the command until it is resumed.
+    /// Stops the command until it gets SIGCONT.
     pub(crate) fn suspend(&self) {
         if self.group.is_none() {
             // A key may have sent it this, too. What comes after the command has stopped is undone
@@ -142,16 +135,6 @@ impl Child {
             thread::sleep(STOP_TIME);
         }
         self.signal(Signal::STOP);
-    }
-
-    /// Lets the command continue.
-    pub(crate) fn resume(&self) {
-        self.signal(Signal::CONT);
-    }
-
-    /// Ends the command.
-    pub(crate) fn kill(&self) {
-        self.signal(Signal::KILL);
     }
 
     /// Returns `true` if there are processes in the command's own group.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, never, select};
 use leasehold::{AnyGuard, Canceller, Client, Error, Wanted};
-use signal_hook::consts::{SIGCHLD, SIGTSTP};
+use signal_hook::consts::{SIGCHLD, SIGCONT, SIGKILL, SIGTERM, SIGTSTP};
 
 use crate::args::{Run, ServerArgs};
 use crate::child::{Child, can_be_stopped, code_of};
@@ -73,7 +73,7 @@ fn run_under(
         }
         Err(error) => {
             // It would go on without the lock.
-            child.kill();
+            child.send(SIGKILL);
             Err(cannot_wait(error))
         }
     }
@@ -240,11 +240,11 @@ fn stop(child: &mut Child, signals: &Receiver<i32>, grace: Duration) -> io::Resu
     // None: a grace that never ends.
     let kill_at = Instant::now().checked_add(grace);
     let mut has_ended = false;
-    child.terminate();
+    child.send(SIGTERM);
     while !has_ended || child.has_group() {
         let is_over = kill_at.is_some_and(|time| Instant::now() >= time);
         if is_over {
-            child.kill();
+            child.send(SIGKILL);
         }
         if is_over && has_ended {
             // Processes that were killed may still count until their parent has noticed.
@@ -264,7 +264,7 @@ fn receive(child: &mut Child, signal: Option<i32>) -> io::Result<Option<ExitStat
             // While this process is stopped, the lease is not renewed.
             child.suspend();
             stop_this_process()?;
-            child.resume();
+            child.send(SIGCONT);
         }
         Some(signal) => child.forward(signal),
     }
