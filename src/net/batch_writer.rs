@@ -11,7 +11,7 @@ use crate::base::sync::Mutex;
 use crate::net::connection::Connection;
 use crate::net::exchange::Exchange;
 use crate::net::in_flight::POSTED_MAX;
-use crate::net::open_socket::WaitFor;
+use crate::net::stream::WaitFor;
 
 /// Writes requests, and remembers a server at which writing what no thread waits for has just timed
 /// out: threads that drop many guards while a server is away wait only once.
@@ -50,12 +50,12 @@ impl BatchWriter {
         let is_open = connection.can_post(Instant::now());
         let opened = if is_open { Ok(()) } else { self.wait(|| connection.connect(write_by)) };
         self.record_posted(connection, posted, write_by, opened);
-        if connection.is_connected() {
+        if connection.socket.is_connected() {
             // A failure to write fails what is in flight. What there is no room for in time is
             // overdue.
             drop(connection.write(|_| {}).and_then(|()| self.wait(|| connection.flush(deadline))));
         }
-        if connection.in_flight().posted() > POSTED_MAX {
+        if connection.in_flight.posted() > POSTED_MAX {
             drop(self.wait(|| connection.read_all(write_by)));
         }
     }
@@ -74,7 +74,7 @@ impl BatchWriter {
         while outcome.is_ok()
             && let Some(len) = posted.peek().map(Exchange::len)
         {
-            if connection.in_flight().has_room(len) {
+            if connection.in_flight.has_room(len) {
                 connection.record(posted.next());
             } else {
                 // What was recorded is not lost with the program.
@@ -123,7 +123,7 @@ mod tests {
     const SOON: Duration = Duration::from_secs(5);
 
     fn unread(connection: &Connection) -> u64 {
-        ioctl_fionread(connection.poll_fd().expect("it is open")).expect("a socket")
+        ioctl_fionread(connection.socket.poll_fd().expect("it is open")).expect("a socket")
     }
 
     /// A peer that can be connected to, and a connection to it.
@@ -174,8 +174,8 @@ mod tests {
         let (mut peer, _) = listener.accept().expect("a connection");
         answer(&connection, &mut peer, &b"+PONG\r\n".repeat(REQUESTS));
         connection.collect(WaitFor::Nothing);
-        assert!(!connection.in_flight().is_empty(), "the thread has other work");
-        while !connection.in_flight().is_empty() {
+        assert!(!connection.in_flight.is_empty(), "the thread has other work");
+        while !connection.in_flight.is_empty() {
             connection.collect(WaitFor::Nothing);
         }
     }

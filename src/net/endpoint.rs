@@ -11,8 +11,8 @@ use crate::base::report::printable;
 use crate::config::Config;
 use crate::config::callbacks::Credentials;
 use crate::error::{Error, Phase, Result};
-use crate::net::resolver::Resolver;
 use crate::net::resp::RespStream;
+use crate::net::shared_call::Resolver;
 use crate::net::stream::ConnectError;
 #[cfg(feature = "tls")]
 use crate::net::tls::Connector;

@@ -23,7 +23,7 @@ pub(crate) type OnReply = Box<dyn FnOnce(Reply) + Send>;
 pub(crate) struct Exchange {
     pub(super) request: Request,
     /// Without a reply by then, there is none.
-    pub(super) deadline: Instant,
+    pub(crate) deadline: Instant,
     /// Until then the thread that posts it may wait for a connection to be opened, or for room.
     pub(super) write_by: Instant,
     /// What must be met before a reply counts which says that something was done.
@@ -34,7 +34,7 @@ pub(crate) struct Exchange {
     pub(super) to: ReplyTo,
     /// How many replies are still to come before the one that counts.
     pub(super) preludes: usize,
-    pub(super) sent: Instant,
+    pub(super) sent: Option<Instant>,
 }
 
 /// Where a reply goes.
@@ -90,9 +90,8 @@ impl fmt::Debug for Exchange {
 
 impl Exchange {
     pub(super) fn new(request: Request, deadline: Instant, to: ReplyTo) -> Self {
-        let (preludes, sent, write_by) = (request.preludes(), Instant::now(), deadline);
-        let (demand, keeps_order) = (None, false);
-        Self { request, deadline, write_by, demand, keeps_order, to, preludes, sent }
+        let (write_by, demand, keeps_order) = (deadline, None, false);
+        Self { request, deadline, write_by, demand, keeps_order, to, preludes: 0, sent: None }
     }
 
     /// A request that no thread waits for.
@@ -136,10 +135,6 @@ impl Exchange {
 
     pub(super) fn len(&self) -> usize {
         self.request.bytes().len()
-    }
-
-    pub(crate) fn deadline(&self) -> Instant {
-        self.deadline
     }
 
     /// Ends a request that was not sent.

@@ -10,16 +10,13 @@ use redis::Value;
 use crate::base::Counter;
 use crate::base::failure::{Failure, FailureKind};
 use crate::config::Config;
-use crate::config::callbacks::Credentials;
 use crate::error::Phase;
 use crate::net::endpoint::Endpoint;
-use crate::net::login::CredentialsSource;
 use crate::net::request::Reply;
-use crate::net::resolver::Resolver;
 use crate::net::resp::RespStream;
 use crate::net::route::{Address, Route};
-use crate::net::spin::Spin;
-use crate::net::stream::ConnectError;
+use crate::net::shared_call::{CredentialsSource, Resolver};
+use crate::net::stream::{ConnectError, Spin};
 
 /// What a client counts of its connections, to all servers.
 #[derive(Debug, Default)]
@@ -45,24 +42,13 @@ pub(crate) struct ConnectionFactory {
     generation: AtomicU64,
     /// Raised when a connection has broken: the others may have ended too, and are looked at before
     /// their next use.
-    suspicions: AtomicU64,
+    pub(super) suspicions: AtomicU64,
     /// Whether the server has replied that it is not the master. New connections then ask for its
     /// role, until it is a master again: a replica would answer questions about locks, out of what
     /// it had from its master last.
     demoted: AtomicBool,
     /// How many connections have broken and not been replaced.
     broken: AtomicU64,
-}
-
-/// What a new connection begins with.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Greeting {
-    /// How many replies come first, none of which may be an error.
-    pub(crate) required: usize,
-    /// Whether the reply to the client's name comes then, which may be an error.
-    pub(crate) has_name: bool,
-    /// Whether the server's role comes last.
-    pub(crate) asks_role: bool,
 }
 
 impl fmt::Debug for ConnectionFactory {
@@ -119,7 +105,7 @@ impl ConnectionFactory {
     /// Finds out whether the server has moved, unless that is known. Takes half of the time at
     /// most, so that the other half is left for the request.
     pub(crate) fn refresh_route(&self, deadline: Instant) {
-        if let Some(route) = self.route.as_ref().filter(|route| !route.is_current()) {
+        if let Some(route) = &self.route {
             let now = Instant::now();
             let left = deadline.saturating_duration_since(now).min(self.connect_timeout);
             if !left.is_zero() {
@@ -146,11 +132,6 @@ impl ConnectionFactory {
     pub(crate) fn invalidate_connections(&self) {
         self.generation.fetch_add(1, Ordering::Relaxed);
         self.suspect_move();
-    }
-
-    /// Grows when a connection has broken.
-    pub(crate) fn suspicions(&self) -> u64 {
-        self.suspicions.load(Ordering::Relaxed)
     }
 
     /// Has every open connection looked at before its next use: one has broken, and whatever has
@@ -213,35 +194,9 @@ impl ConnectionFactory {
         })
     }
 
-    /// Asks for the credentials of a new connection; `None` if they are the endpoint's own.
-    pub(crate) fn credentials(&self, deadline: Instant) -> Result<Option<Credentials>, Failure> {
-        let asked = self.credentials.as_ref().map(|source| source.ask(deadline)).transpose();
-        asked.map_err(|error| {
-            Failure::caused_by(FailureKind::Unreachable, &self.label(), error).at(Phase::Login)
-        })
-    }
-
-    /// Returns `true` if a login may succeed with credentials other than the ones that failed.
-    pub(crate) fn may_have_new_credentials(&self, failure: &Failure) -> bool {
-        self.credentials.is_some() && failure.phase == Phase::Login && failure.code == "WRONGPASS"
-    }
-
-    /// Appends the requests that a new connection begins with.
-    pub(crate) fn write_greeting(
-        &self,
-        credentials: Option<&Credentials>,
-        out: &mut Vec<u8>,
-    ) -> Greeting {
-        let required = match credentials {
-            None => self.endpoint.write_login(out),
-            Some(credentials) => self.endpoint.with_login(credentials).write_login(out),
-        };
-        let has_name = self.endpoint.write_name(out);
-        let asks_role = self.route.is_some() || self.demoted.load(Ordering::Relaxed);
-        if asks_role {
-            redis::cmd("ROLE").write_packed_command(out);
-        }
-        Greeting { required, has_name, asks_role }
+    /// Returns `true` if a new connection asks for the server's role.
+    pub(super) fn asks_role(&self) -> bool {
+        self.route.is_some() || self.demoted.load(Ordering::Relaxed)
     }
 
     /// Checks the server's role: only a master is asked about locks. Without a route, a server that

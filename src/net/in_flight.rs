@@ -33,11 +33,11 @@ pub(super) const POSTED_MAX: usize = 16 * 1024;
 #[derive(Default)]
 pub(crate) struct InFlight {
     /// In the order of the replies.
-    queue: VecDeque<Exchange>,
+    pub(super) queue: VecDeque<Exchange>,
     /// What the server has executed, though perhaps not as durably as demanded yet.
     unconfirmed: Vec<(Exchange, Value)>,
     /// The replies that have come and were not passed on.
-    ready: VecDeque<Answer>,
+    pub(super) ready: VecDeque<Answer>,
     /// The scripts that were sent in full, so that the server knows them.
     known: Vec<&'static Script>,
     last_reply: Option<Instant>,
@@ -63,11 +63,6 @@ impl InFlight {
         self.queue.iter().rev().any(Exchange::blocks)
     }
 
-    /// Returns `true` if the next reply is to such a request.
-    pub(super) fn is_next_slow(&self) -> bool {
-        self.queue.front().is_some_and(Exchange::blocks)
-    }
-
     /// Returns `true` if there is room for a request of `len` bytes that no thread waits for.
     pub(crate) fn has_room(&self, len: usize) -> bool {
         let posted = self.posted();
@@ -81,7 +76,7 @@ impl InFlight {
 
     /// When the request was sent whose reply comes next.
     pub(super) fn since(&self) -> Option<Instant> {
-        self.queue.front().map(|next| next.sent)
+        self.queue.front().and_then(|next| next.sent)
     }
 
     /// Since when the next reply has been expected. A request behind others is not served before
@@ -104,10 +99,6 @@ impl InFlight {
     /// Returns `true` if the server owes a reply that a thread waits for, or did.
     pub(super) fn is_awaited(&self) -> bool {
         self.queue.iter().any(|exchange| exchange.slot().is_some())
-    }
-
-    pub(super) fn pop_ready(&mut self) -> Option<Answer> {
-        self.ready.pop_front()
     }
 
     /// Records requests before they are written, and appends their bytes to `out`, with those of
@@ -140,7 +131,7 @@ impl InFlight {
             self.known.push(script);
             exchange.request = exchange.request.in_full();
         }
-        (exchange.sent, exchange.preludes) = (Instant::now(), exchange.request.preludes());
+        (exchange.sent, exchange.preludes) = (Some(Instant::now()), exchange.request.preludes());
         out.extend_from_slice(exchange.request.bytes());
         self.queue.push_back(exchange);
     }
@@ -214,10 +205,11 @@ impl InFlight {
         let is_late = |exchange: &Exchange| exchange.deadline <= now;
         for exchange in self.queue.iter_mut().filter(|one| is_late(one) && one.is_posted()) {
             let to = mem::replace(&mut exchange.to, ReplyTo::Nowhere);
-            self.ready.push_back(Answer { to, reply: Err(failure()) });
+            Answer { to, reply: Err(failure()) }.deliver();
         }
-        let late = self.unconfirmed.extract_if(.., |(exchange, _)| is_late(exchange));
-        self.ready.extend(late.map(|(exchange, _)| exchange.answered(Err(failure()))));
+        for (exchange, _) in self.unconfirmed.extract_if(.., |(exchange, _)| is_late(exchange)) {
+            exchange.fail(failure());
+        }
         let waiting = self.unconfirmed.iter().map(|(exchange, _)| exchange);
         let deadlines = self.queue.iter().chain(waiting).filter(|exchange| !is_late(exchange));
         deadlines.map(|exchange| exchange.deadline).reduce(min)
@@ -280,7 +272,7 @@ mod tests {
         fn take(&mut self, reply: Reply) {
             let taken = self.in_flight.take(reply, || "here".into(), &mut self.out);
             assert!(taken.is_ok(), "it fits");
-            while let Some(answer) = self.in_flight.pop_ready() {
+            while let Some(answer) = self.in_flight.ready.pop_front() {
                 answer.deliver();
             }
         }

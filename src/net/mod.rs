@@ -9,22 +9,19 @@ pub(crate) mod exchange;
 pub(crate) mod factory;
 pub(crate) mod in_flight;
 pub(crate) mod interrupter;
-pub(crate) mod login;
 pub(crate) mod multiplexer;
-pub(crate) mod open_socket;
 pub(crate) mod pool;
 pub(crate) mod reply_buffer;
 pub(crate) mod request;
-pub(crate) mod resolver;
 pub(crate) mod resp;
 pub(crate) mod route;
 pub(crate) mod sentinels;
 pub(crate) mod server;
+pub(crate) mod server_socket;
 mod shared_call;
 mod shared_queue;
 #[cfg_attr(not(unix), path = "no_socket.rs")]
 pub(crate) mod socket;
-pub(crate) mod spin;
 pub(crate) mod stream;
 #[cfg(feature = "tls")]
 pub(crate) mod tls;

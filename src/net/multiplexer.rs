@@ -30,10 +30,10 @@ use crate::base::sync::{Mutex, yield_now};
 use crate::net::batch_writer::BatchWriter;
 use crate::net::demand::Demand;
 use crate::net::exchange::{Answer, Exchange, Lent, ReplySlot, SendWait};
-use crate::net::open_socket::WaitFor;
 use crate::net::pool::{ConnectionPool, NoConnection, PooledConnection};
 use crate::net::request::{Reply, Request};
 use crate::net::shared_queue::{Next, NoneLingers, SWEEP, SharedQueue};
+use crate::net::stream::WaitFor;
 
 /// How long a call waits for the reply to a needless request to wait for replicas or disks, before
 /// it goes on without its connection.
@@ -271,7 +271,7 @@ impl Multiplexer {
             }
         }
         let mut idle = lend_to_next(connection);
-        if let Some(free) = idle.take_if(|idle| !idle.in_flight().is_blocked()) {
+        if let Some(free) = idle.take_if(|idle| !idle.in_flight.is_blocked()) {
             self.send_queued(free, own.deadline);
         }
         // Only now: to wake many threads takes longer than to give the server more to do.
@@ -288,11 +288,13 @@ impl Multiplexer {
     fn send_queued(self: &Arc<Self>, idle: PooledConnection, deadline: Instant) {
         let mut free = Some(idle);
         while let Some(mut connection) = free {
-            let is_blocked = connection.in_flight().is_blocked();
+            let is_blocked = connection.in_flight.is_blocked();
             let next = if is_blocked {
                 Next::Nothing
             } else {
-                self.queue.lock().next(|| connection.is_ready())
+                let socket = &connection.socket;
+                let is_ready = || socket.is_usable() && socket.retiring().is_none();
+                self.queue.lock().next(is_ready)
             };
             free = match next {
                 Next::Nothing => {
@@ -317,7 +319,7 @@ impl Multiplexer {
 
     /// Gives back an idle connection.
     fn give_back(self: &Arc<Self>, connection: PooledConnection) {
-        if !connection.in_flight().is_empty() && self.queue.lock().linger(connection) {
+        if !connection.in_flight.is_empty() && self.queue.lock().linger(connection) {
             self.schedule_sweep();
         }
     }
@@ -338,7 +340,7 @@ impl Multiplexer {
         let due = self.queue.lock().begin_sweep(now);
         for mut connection in due {
             connection.collect(WaitFor::Nothing);
-            if connection.in_flight().is_overdue(now) {
+            if connection.in_flight.is_overdue(now) {
                 connection.time_out();
             }
             // This thread has no time to open a connection.
@@ -361,7 +363,7 @@ impl Multiplexer {
 fn lend_to_next(mut connection: PooledConnection) -> Option<PooledConnection> {
     let mut next = 0;
     loop {
-        let slot = connection.in_flight().slots().nth(next).cloned();
+        let slot = connection.in_flight.slots().nth(next).cloned();
         let Some(slot) = slot else { break };
         let lent = Lent { connection, unsent: Vec::new() };
         connection = slot.lend(lent)?;

@@ -126,7 +126,7 @@ impl ConnectionPool {
         // If none is idle, r2d2 makes one on the pool's thread, which takes a few microseconds.
         let taken = self.pool.try_get().or_else(|| self.pool.get_timeout(left()).ok());
         let connection = taken.ok_or(NoConnection::Late)?;
-        debug_assert!(connection.in_flight().is_empty(), "a reply is still to come");
+        debug_assert!(connection.in_flight.is_empty(), "a reply is still to come");
         Ok(PooledConnection { connection, unwinding: thread::panicking(), _permit: permit })
     }
 
@@ -223,7 +223,7 @@ impl ManageConnection for ClosedConnections {
     /// A connection in which something went wrong has given up its socket already. But one that is
     /// in use whenever r2d2 looks for old ones would never be replaced.
     fn has_broken(&self, connection: &mut Connection) -> bool {
-        self.max_lifetime.is_some_and(|max| connection.age() >= max)
+        self.max_lifetime.is_some_and(|max| connection.made.elapsed() >= max)
     }
 }
 
@@ -235,7 +235,7 @@ mod tests {
     use crate::base::clock::end_of;
     use crate::config::Config;
     use crate::net::endpoint::Endpoint;
-    use crate::net::resolver::Resolver;
+    use crate::net::shared_call::Resolver;
 
     #[test]
     fn a_panic_gives_up_the_connection_that_the_thread_uses() {
@@ -251,13 +251,13 @@ mod tests {
         let mut connection = take();
         connection.connect(end_of(Duration::from_secs(5))).expect("the listener accepts it");
         drop(connection);
-        assert!(take().is_connected());
+        assert!(take().socket.is_connected());
         let panicked = catch_unwind(AssertUnwindSafe(|| {
             let _used = take();
             panic!("a test");
         }));
         panicked.expect_err("a panic");
-        assert!(!take().is_connected());
+        assert!(!take().socket.is_connected());
     }
 
     #[test]

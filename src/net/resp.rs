@@ -12,8 +12,9 @@ use crate::error::Phase;
 use crate::net::interrupter::Close;
 use crate::net::reply_buffer::ReplyBuffer;
 use crate::net::socket::{PollFd, PollFlags, Stream};
-use crate::net::spin::{ReplyWait, Spin};
-use crate::net::stream::{Arrived, ConnectError, DeadlineReader, PolledSocket, Sleep};
+use crate::net::stream::{
+    Arrived, ConnectError, DeadlineReader, PolledSocket, ReplyWait, Spin, WaitFor,
+};
 #[cfg(feature = "tls")]
 use crate::net::tls::{Connector, Session};
 
@@ -24,8 +25,9 @@ pub(crate) struct RespStream {
     stream: Arc<Stream>,
     layer: Layer,
     replies: ReplyBuffer,
-    /// The bytes to write, and how many of them are written. Kept to reuse the memory.
-    out: Vec<u8>,
+    /// The bytes to write, to which more can be appended, and how many of them are written. Kept to
+    /// reuse the memory.
+    pub(crate) out: Vec<u8>,
     written: usize,
 }
 
@@ -86,11 +88,6 @@ impl RespStream {
         }
     }
 
-    /// What is written next. More can be appended.
-    pub(crate) fn out(&mut self) -> &mut Vec<u8> {
-        &mut self.out
-    }
-
     /// Returns `true` if something is to be written for which there was no room.
     pub(crate) fn is_writing(&self) -> bool {
         let is_session_writing = match &self.layer {
@@ -143,67 +140,53 @@ impl RespStream {
     /// whose replies are not read may stop to read requests.
     fn wait_for_room(&mut self, deadline: Instant) -> io::Result<()> {
         self.stream.wait(PollFlags::IN.union(PollFlags::OUT), deadline)?;
-        match self.fill(None, Sleep::Never, deadline) {
+        match self.fill(WaitFor::Nothing, None) {
             Err(error) if error.kind() == io::ErrorKind::TimedOut => Ok(()),
             filled => filled,
         }
     }
 
-    /// Returns a reply that was read whole along with an earlier one. If there is none, that is a
-    /// timeout.
-    pub(crate) fn receive_buffered(&mut self) -> RedisResult<Value> {
-        let none = || Err(io::Error::from(io::ErrorKind::TimedOut).into());
-        self.replies.take().unwrap_or_else(none)
-    }
-
-    /// Reads a reply that has come already. If not all of it has, that is a timeout.
-    pub(crate) fn receive_now(&mut self) -> RedisResult<Value> {
-        self.read_reply(None, Sleep::Never, Instant::now())
-    }
-
-    /// Reads one whole reply, which may be an error reply. With `spin` it is expected soon, and the
-    /// thread spins first if that pays; without, it may take long.
-    ///
-    /// After a timeout, and only then, reading can go on where it stopped.
-    pub(crate) fn receive(&mut self, spin: Option<&Spin>, deadline: Instant) -> RedisResult<Value> {
-        let Some(spin) = spin else { return self.read_reply(None, Sleep::Polls, deadline) };
+    /// Reads one whole reply, which may be an error reply. If it has not come whole by then, that
+    /// is a timeout. After a timeout, and only then, reading can go on where it stopped.
+    pub(crate) fn receive(&mut self, wait: WaitFor, spin: &Spin) -> RedisResult<Value> {
+        let WaitFor::SoonReply { .. } = wait else { return self.read_reply(wait, None) };
         // One that has come along with another counts as well: a thread that sleeps finds more so.
-        let mut wait = spin.begin();
-        let reply = self.read_reply(Some(&mut wait), Sleep::Naps, deadline);
-        spin.record(&wait);
+        let mut spinning = spin.begin();
+        let reply = self.read_reply(wait, Some(&mut spinning));
+        spin.record(spinning);
         reply
     }
 
     fn read_reply(
         &mut self,
-        mut wait: Option<&mut ReplyWait>,
-        sleep: Sleep,
-        deadline: Instant,
+        wait: WaitFor,
+        mut spin: Option<&mut ReplyWait>,
     ) -> RedisResult<Value> {
         loop {
             if let Some(reply) = self.replies.take() {
                 return reply;
             }
+            if matches!(wait, WaitFor::Buffered) {
+                return Err(io::Error::from(io::ErrorKind::TimedOut).into());
+            }
             if self.is_writing() {
                 self.write()?;
             }
-            if self.is_writing() && sleep != Sleep::Never {
-                self.wait_for_room(deadline)?;
-            } else {
-                self.fill(wait.as_deref_mut(), sleep, deadline)?;
+            match wait {
+                WaitFor::Reply { deadline } | WaitFor::SoonReply { deadline }
+                    if self.is_writing() =>
+                {
+                    self.wait_for_room(deadline)?;
+                }
+                _ => self.fill(wait, spin.as_deref_mut())?,
             }
         }
     }
 
     /// Reads once.
-    fn fill(
-        &mut self,
-        wait: Option<&mut ReplyWait>,
-        sleep: Sleep,
-        deadline: Instant,
-    ) -> io::Result<()> {
+    fn fill(&mut self, wait: WaitFor, spin: Option<&mut ReplyWait>) -> io::Result<()> {
         let Self { stream, layer, replies, .. } = self;
-        let mut reader = DeadlineReader { stream, wait, sleep, deadline };
+        let mut reader = DeadlineReader { stream, wait, spin };
         match layer {
             Layer::Plain => replies.fill(&mut reader),
             #[cfg(feature = "tls")]

@@ -17,12 +17,11 @@ use crate::net::demand::Demand;
 use crate::net::endpoint::Endpoint;
 use crate::net::exchange::{Exchange, OnReply, SendWait};
 use crate::net::factory::{ConnectionCounters, ConnectionFactory};
-use crate::net::login::CredentialsSource;
 use crate::net::multiplexer::{Multiplexer, Pending};
 use crate::net::pool::{ConnectionPool, PoolLimits, PoolThread};
 use crate::net::request::{Reply, Request};
-use crate::net::resolver::Resolver;
 use crate::net::route::Route;
+use crate::net::shared_call::{CredentialsSource, Resolver};
 
 /// Makes the servers of one client, which share the thread of its pools, its look-ups and its
 /// credentials.

@@ -1,4 +1,5 @@
-//! Calls that cannot be cut short, and that may take far longer than a caller has.
+//! Calls that cannot be cut short, and that may take far longer than a caller has: the system's
+//! look-up of a host, and the program's callback for credentials.
 //!
 //! Each runs on a short-lived thread of its own, and callers wait for it by their own deadlines.
 //! Every caller that wants the same as a call that is under way waits for that one. If it has not
@@ -7,14 +8,16 @@
 //! else what always takes longer than `connect_timeout` would keep a client from ever connecting.
 
 use std::convert::Infallible;
-use std::fmt;
-use std::io;
+use std::error::Error as StdError;
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::sync::{Arc, OnceLock};
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{fmt, io, thread};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, TryRecvError, bounded};
 use parking_lot::Mutex;
+
+use crate::config::callbacks::{Credentials, CredentialsAnswer, CredentialsCallback};
 
 /// How long an answer is kept for which no caller has waited.
 const KEPT: Duration = Duration::from_secs(30);
@@ -137,6 +140,80 @@ impl<K, T> SharedCall<K, T> {
     }
 }
 
+/// The look-ups of one client. Clones share them.
+#[derive(Clone, Debug)]
+pub(crate) struct Resolver {
+    look_ups: SharedCalls<String, Result<Vec<SocketAddr>, Arc<io::Error>>>,
+}
+
+impl Default for Resolver {
+    /// Asks the system.
+    fn default() -> Self {
+        // The port is each caller's own.
+        Self::new(|host| Ok((host, 0).to_socket_addrs()?.collect()))
+    }
+}
+
+impl Resolver {
+    pub(super) fn new(
+        look_up: impl Fn(&str) -> io::Result<Vec<SocketAddr>> + Send + Sync + 'static,
+    ) -> Self {
+        let look_up = move |host: &String| look_up(host).map_err(Arc::new);
+        Self { look_ups: SharedCalls::new("leasehold-lookup", "looking up the host", look_up) }
+    }
+
+    /// Returns the addresses of a host, which may be an IP address itself.
+    pub(crate) fn resolve(
+        &self,
+        host: &str,
+        port: u16,
+        deadline: Instant,
+    ) -> io::Result<Vec<SocketAddr>> {
+        if let Ok(address) = host.parse::<IpAddr>() {
+            return Ok(vec![SocketAddr::new(address, port)]);
+        }
+        let answer = self.look_ups.call(&host.to_owned(), deadline)?;
+        // Every caller gets an error of its own, whose source is the one that there is.
+        let mut addresses = answer.map_err(|error| io::Error::new(error.kind(), error))?;
+        for address in &mut addresses {
+            address.set_port(port);
+        }
+        Ok(addresses)
+    }
+}
+
+/// Asks the program's callback, whose answer serves all connections that wait for one. Clones share
+/// it too.
+#[derive(Clone, Debug)]
+pub(crate) struct CredentialsSource {
+    calls: SharedCalls<(), CredentialsAnswer>,
+}
+
+impl CredentialsSource {
+    pub(super) fn new(callback: CredentialsCallback) -> Self {
+        let what = "the credentials callback";
+        Self { calls: SharedCalls::new("leasehold-login", what, move |()| callback.call()) }
+    }
+
+    /// Asks for credentials that have not expired.
+    pub(super) fn ask(
+        &self,
+        deadline: Instant,
+    ) -> Result<Credentials, Arc<dyn StdError + Send + Sync>> {
+        // The first answer may have been kept because it came too late for every thread that had
+        // waited for it.
+        for _ in 0..2 {
+            let asked = self.calls.call(&(), deadline);
+            let answer = asked.unwrap_or_else(|error| Err(Arc::new(error)))?;
+            if answer.valid_until.is_none_or(|end| end > Instant::now()) {
+                return Ok(answer);
+            }
+        }
+        let why = "the credentials callback returned credentials that had expired";
+        Err(Arc::new(io::Error::new(io::ErrorKind::InvalidData, why)))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -255,5 +332,64 @@ mod tests {
         let error = calls.call(&(), end_of(SOON)).expect_err("a panic");
         assert_eq!(error.to_string(), "a test panicked");
         assert!(matches!(calls.call(&(), end_of(SOON)), Ok(())));
+    }
+
+    #[test]
+    fn the_answer_of_a_look_up_has_the_port_of_the_caller() {
+        let resolver = Resolver::new(|host| match host {
+            "a" => Ok(vec![SocketAddr::from(([10, 0, 0, 1], 0))]),
+            _ => Err(io::ErrorKind::NotFound.into()),
+        });
+        for port in [1, 2] {
+            let found = resolver.resolve("a", port, end_of(SOON)).expect("known");
+            assert_eq!(found, [SocketAddr::from(([10, 0, 0, 1], port))]);
+        }
+        let failed = resolver.resolve("b", 1, end_of(SOON)).expect_err("not known");
+        assert_eq!(failed.kind(), io::ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn a_look_up_that_panics_fails() {
+        let resolver = Resolver::new(|_| panic!("a test"));
+        let failed = resolver.resolve("a", 1, end_of(SOON)).expect_err("a failure");
+        assert_eq!(failed.kind(), io::ErrorKind::Other);
+    }
+
+    #[test]
+    fn an_address_is_not_looked_up() {
+        let resolver = Resolver::new(|_| panic!("asked"));
+        for address in ["10.0.0.1", "::1"] {
+            let found = resolver.resolve(address, 7, Instant::now()).expect("an address");
+            assert_eq!(found, [SocketAddr::new(address.parse().expect("an address"), 7)]);
+        }
+    }
+
+    #[test]
+    fn the_system_knows_localhost() {
+        let found = Resolver::default().resolve("localhost", 7, end_of(SOON)).expect("known");
+        assert!(found.iter().all(|address| address.ip().is_loopback() && address.port() == 7));
+    }
+
+    /// A source whose first answers have expired, and how often it was asked.
+    fn source(expired: usize) -> (CredentialsSource, Arc<AtomicUsize>) {
+        let asked = Arc::<AtomicUsize>::default();
+        let count = asked.clone();
+        let callback = CredentialsCallback::new(move || {
+            let credentials = Credentials::new("", "sesame");
+            let is_over = count.fetch_add(1, Ordering::SeqCst) < expired;
+            Ok(if is_over { credentials.valid_until(Instant::now()) } else { credentials })
+        });
+        (CredentialsSource::new(callback), asked)
+    }
+
+    #[test]
+    fn an_answer_that_has_expired_is_asked_for_anew() {
+        let (good, asked) = source(1);
+        assert_eq!(good.ask(end_of(SOON)).expect("the second is good").password, "sesame");
+        assert_eq!(asked.load(Ordering::SeqCst), 2);
+        let (bad, asked) = source(9);
+        let error = bad.ask(end_of(SOON)).expect_err("not for ever");
+        assert!(error.to_string().contains("had expired"), "{error}");
+        assert_eq!(asked.load(Ordering::SeqCst), 2);
     }
 }

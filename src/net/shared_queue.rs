@@ -122,7 +122,7 @@ impl SharedQueue {
 
     /// How many connections no thread uses, though not all are idle.
     pub(super) fn lingering(&self) -> usize {
-        self.lingering.iter().filter(|one| !one.in_flight().is_blocked()).count()
+        self.lingering.iter().filter(|one| !one.in_flight.is_blocked()).count()
     }
 
     #[cfg(all(test, leasehold_shuttle))]
@@ -132,13 +132,13 @@ impl SharedQueue {
 
     /// Takes the connection that was added last among those that are not blocked.
     pub(super) fn take(&mut self) -> Option<PooledConnection> {
-        let last = self.lingering.iter().rposition(|one| !one.in_flight().is_blocked())?;
+        let last = self.lingering.iter().rposition(|one| !one.in_flight.is_blocked())?;
         Some(self.lingering.remove(last))
     }
 
     /// Takes a connection over which replicas or disks are waited for.
     pub(super) fn take_blocked(&mut self) -> Option<PooledConnection> {
-        let blocked = self.lingering.iter().position(|one| one.in_flight().is_blocked())?;
+        let blocked = self.lingering.iter().position(|one| one.in_flight.is_blocked())?;
         Some(self.lingering.remove(blocked))
     }
 
@@ -156,7 +156,7 @@ impl SharedQueue {
     /// `end_sweep`.
     pub(super) fn begin_sweep(&mut self, now: Instant) -> Vec<PooledConnection> {
         let is_due = |connection: &mut PooledConnection| {
-            let since = connection.in_flight().since();
+            let since = connection.in_flight.since();
             since.is_none_or(|since| now.saturating_duration_since(since) >= SWEEP / 2)
         };
         self.scheduled = false;

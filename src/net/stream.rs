@@ -1,22 +1,42 @@
-//! The bytes of one connection: opened and read by deadlines that cover the whole of each, and
-//! written as there is room.
+//! How a thread waits for bytes: by deadlines that cover the whole of a reply, and spinning first
+//! if that pays.
 //!
 //! A time limit for each call of `read`, which is all that sockets offer, never ends a reply that
 //! drips in byte by byte. So every wait is for the time that is left: after a short spin if the
 //! caller allows one, in `read` itself while much time is left, which saves a system call, and in
 //! `poll` at the end. A caller that may wait long waits in `poll` all the time, because `read`
 //! wakes up now and then.
+//!
+//! A thread that sleeps until its reply has come pays for being woken, which with a nearby server
+//! can take several times as long as the server's work. A thread that spins for a few microseconds
+//! does not, but keeps a core busy; where cores are short, this even delays the reply. So both ways
+//! are measured all the time, and the faster one is taken. What is not measured is what spinning
+//! costs the other threads. So threads spin only while all that wait for replies leave a core free:
+//! when one of several threads sleeps, another has something to do in the meantime.
 
 use std::io::{self, Read};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::error::Phase;
 use crate::net::socket::{PollFd, PollFlags, Stream};
-use crate::net::spin::ReplyWait;
 
 /// The longest sleep of one call of `read`.
 pub(super) const NAP: Duration = Duration::from_millis(50);
+
+/// The slower way is tried once in this many replies, in case it has become the faster one. An odd
+/// number, because a thread that locks and drops again and again reads two replies each time.
+const PROBE_EVERY: u32 = 31;
+
+/// How many threads of this process wait for a reply, spinning or asleep.
+static WAITING: AtomicUsize = AtomicUsize::new(0);
+
+/// How many of them may wait while threads spin: one core is left for the server, or for whatever
+/// delivers its replies.
+static SPINS_AMONG: LazyLock<usize> =
+    LazyLock::new(|| thread::available_parallelism().map_or(1, usize::from) - 1);
 
 /// Why no connection could be opened, and how far that had come.
 #[derive(Debug)]
@@ -55,38 +75,39 @@ pub(crate) enum Arrived {
     Nothing,
 }
 
-/// Reads from a stream until a deadline.
-pub(crate) struct DeadlineReader<'a> {
-    pub(crate) stream: &'a Stream,
-    /// The wait for a reply that is expected soon: the thread may spin before it sleeps.
-    pub(crate) wait: Option<&'a mut ReplyWait>,
-    pub(crate) sleep: Sleep,
-    pub(crate) deadline: Instant,
+/// How to wait for a reply.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum WaitFor {
+    /// Not at all, and without a system call: only what was read along with earlier replies counts.
+    Buffered,
+    /// Not at all: only what has come already is read.
+    Nothing,
+    /// In `poll`, because it may take long.
+    Reply { deadline: Instant },
+    /// Spinning first, if that pays, and then in `read`, because it is expected soon.
+    SoonReply { deadline: Instant },
 }
 
-/// How to wait until there is something to read, after spinning.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Sleep {
-    /// In `read`, which wakes up after each `NAP`.
-    Naps,
-    /// Not at all: only what has come already is read.
-    Never,
-    /// In `poll`.
-    Polls,
+/// Reads from a stream what is waited for.
+pub(crate) struct DeadlineReader<'a> {
+    pub(crate) stream: &'a Stream,
+    pub(crate) wait: WaitFor,
+    /// While it spins, the thread does not sleep.
+    pub(crate) spin: Option<&'a mut ReplyWait>,
 }
 
 impl Read for DeadlineReader<'_> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         loop {
-            let naps = if self.wait.as_mut().is_some_and(|wait| wait.spins()) {
+            let naps = if self.spin.as_mut().is_some_and(|spin| spin.spins()) {
                 std::hint::spin_loop();
                 false
             } else {
-                match self.sleep {
-                    Sleep::Never => false,
-                    Sleep::Naps if remaining(self.deadline)? >= NAP => true,
-                    Sleep::Naps | Sleep::Polls => {
-                        self.stream.wait(PollFlags::IN, self.deadline)?;
+                match self.wait {
+                    WaitFor::Buffered | WaitFor::Nothing => false,
+                    WaitFor::SoonReply { deadline } if remaining(deadline)? >= NAP => true,
+                    WaitFor::Reply { deadline } | WaitFor::SoonReply { deadline } => {
+                        self.stream.wait(PollFlags::IN, deadline)?;
                         false
                     }
                 }
@@ -94,7 +115,7 @@ impl Read for DeadlineReader<'_> {
             match self.stream.receive(into, naps).map_err(|error| (error.kind(), error)) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok(read) => return Ok(read),
-                Err((io::ErrorKind::WouldBlock, _)) if self.sleep == Sleep::Never => {
+                Err((io::ErrorKind::WouldBlock, _)) if matches!(self.wait, WaitFor::Nothing) => {
                     return Err(io::ErrorKind::TimedOut.into());
                 }
                 // Nothing yet: the thread goes on spinning or sleeping while there is time.
@@ -112,4 +133,169 @@ pub(super) fn remaining(deadline: Instant) -> io::Result<Duration> {
         return Err(io::Error::new(io::ErrorKind::TimedOut, "the time for the request is over"));
     }
     Ok(left)
+}
+
+/// How long the replies of one server take.
+#[derive(Debug)]
+pub(crate) struct Spin {
+    budget: Duration,
+    /// How many nanoseconds replies take for which a thread spins first.
+    spinning: Average,
+    /// How many nanoseconds replies take for which a thread sleeps from the start.
+    asleep: Average,
+    /// How many times in a thousand a thread spun for nothing, because the reply took longer.
+    misses: Average,
+    replies: AtomicU32,
+}
+
+impl Spin {
+    pub(crate) fn new(budget: Duration) -> Self {
+        Self {
+            budget,
+            spinning: Average::default(),
+            // Taken for slow until measured.
+            asleep: Average(AtomicU32::new(1_000_000)),
+            misses: Average::default(),
+            replies: AtomicU32::new(0),
+        }
+    }
+
+    /// Begins a thread's wait for a reply, and decides whether it spins first.
+    pub(crate) fn begin(&self) -> ReplyWait {
+        let among = WAITING.fetch_add(1, Ordering::Relaxed) + 1;
+        let spins = among <= *SPINS_AMONG && !self.budget.is_zero() && {
+            let reply = self.replies.fetch_add(1, Ordering::Relaxed);
+            let probe = reply % PROBE_EVERY == PROBE_EVERY - 1;
+            self.pays() != probe
+        };
+        let waited = if spins { Waited::Spinning } else { Waited::Asleep };
+        ReplyWait { started: Instant::now(), budget: self.budget, waited }
+    }
+
+    /// Records how long a reply took, and how the thread waited for it.
+    pub(crate) fn record(&self, wait: ReplyWait) {
+        self.add(wait.waited, wait.started.elapsed());
+    }
+
+    fn add(&self, waited: Waited, took: Duration) {
+        // A single very slow reply must not tip the balance.
+        let took = took.min(self.budget.saturating_mul(4));
+        let nanos = u32::try_from(took.as_nanos()).unwrap_or(u32::MAX);
+        match waited {
+            Waited::Asleep => return self.asleep.add(nanos),
+            Waited::Interrupted => return,
+            Waited::Spinning => self.misses.add(0),
+            Waited::SpinningInVain => self.misses.add(1000),
+        }
+        self.spinning.add(nanos);
+    }
+
+    /// Returns `true` if most replies come within the budget, and sooner than to a thread that
+    /// sleeps.
+    fn pays(&self) -> bool {
+        self.misses.get() < 500 && self.spinning.get() <= self.asleep.get()
+    }
+}
+
+/// How a thread has waited for a reply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Waited {
+    Asleep,
+    Spinning,
+    /// Spinning until another thread had to wait, and then asleep.
+    Interrupted,
+    /// Spinning for the whole budget, and then asleep.
+    SpinningInVain,
+}
+
+/// A moving average over about eight values. Updates may be lost to races, which does no harm.
+#[derive(Debug, Default)]
+struct Average(AtomicU32);
+
+impl Average {
+    fn get(&self) -> u32 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    fn add(&self, value: u32) {
+        let average = self.get();
+        self.0.store(average - average / 8 + value / 8, Ordering::Relaxed);
+    }
+}
+
+/// A thread's wait for a reply. It counts as waiting for as long as this exists.
+#[derive(Debug)]
+pub(crate) struct ReplyWait {
+    started: Instant,
+    budget: Duration,
+    waited: Waited,
+}
+
+impl ReplyWait {
+    /// Returns `true` while the thread is to spin. Once it is not, it sleeps.
+    pub(crate) fn spins(&mut self) -> bool {
+        if self.waited == Waited::Spinning {
+            if WAITING.load(Ordering::Relaxed) > *SPINS_AMONG {
+                self.waited = Waited::Interrupted;
+            } else if self.started.elapsed() >= self.budget {
+                self.waited = Waited::SpinningInVain;
+            }
+        }
+        self.waited == Waited::Spinning
+    }
+}
+
+impl Drop for ReplyWait {
+    fn drop(&mut self) {
+        WAITING.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BUDGET: Duration = Duration::from_micros(50);
+
+    fn spin_after(spinning: &[u64], asleep: &[u64]) -> Spin {
+        let spin = Spin::new(BUDGET);
+        for took in spinning.iter().copied().map(Duration::from_micros) {
+            let waited = if took <= BUDGET { Waited::Spinning } else { Waited::SpinningInVain };
+            spin.add(waited, took);
+        }
+        for took in asleep.iter().copied().map(Duration::from_micros) {
+            spin.add(Waited::Asleep, took);
+        }
+        spin
+    }
+
+    #[test]
+    fn threads_spin_for_a_nearby_server_despite_one_slow_reply() {
+        assert!(spin_after(&[20; 50], &[60; 50]).pays());
+        assert!(spin_after(&[&[20; 50][..], &[100_000]].concat(), &[60; 50]).pays());
+    }
+
+    #[test]
+    fn threads_do_not_spin_for_a_distant_server() {
+        assert!(!spin_after(&[1_000; 8], &[]).pays());
+        assert!(!spin_after(&[1_000; 8], &[1_000; 8]).pays());
+    }
+
+    #[test]
+    fn spinning_ends_where_sleeping_is_faster() {
+        assert!(!spin_after(&[25; 50], &[16; 50]).pays());
+    }
+
+    #[test]
+    fn a_server_that_has_come_near_is_noticed() {
+        assert!(spin_after(&[&[1_000; 50][..], &[10; 20]].concat(), &[60; 50]).pays());
+    }
+
+    #[test]
+    fn the_slower_way_is_tried_now_and_then() {
+        let far = spin_after(&[1_000; 9], &[1_000; 9]);
+        let spins = (0..320).filter(|_| far.begin().spins()).count();
+        assert!(spins <= 10, "{spins}");
+        assert!(!Spin::new(Duration::ZERO).begin().spins());
+    }
 }

@@ -17,7 +17,7 @@ use crate::config::certificates::Tls;
 use crate::error::{Error, Phase, Result};
 use crate::event::Events;
 use crate::net::socket::{PollFlags, Stream};
-use crate::net::stream::{Arrived, ConnectError, DeadlineReader, Sleep};
+use crate::net::stream::{Arrived, ConnectError, DeadlineReader, WaitFor};
 use crate::net::trust::{Trust, client_config, flaw};
 
 /// How many bytes are sent as one record, fewer than `rustls` has room for.
@@ -96,8 +96,7 @@ impl Session {
 
     /// As [`Stream::look`], for what is left once the messages of the protocol are processed.
     pub(crate) fn look(&mut self, stream: &Stream) -> Arrived {
-        let (wait, deadline) = (None, Instant::now());
-        let mut reader = DeadlineReader { stream, wait, sleep: Sleep::Never, deadline };
+        let mut reader = DeadlineReader { stream, wait: WaitFor::Nothing, spin: None };
         loop {
             match self.protocol.reader().fill_buf() {
                 Ok([_, ..]) => return Arrived::Data,
@@ -121,7 +120,8 @@ impl Session {
     }
 
     fn handshake(&mut self, stream: &Stream, deadline: Instant) -> io::Result<()> {
-        let mut reader = DeadlineReader { stream, wait: None, sleep: Sleep::Naps, deadline };
+        let wait = WaitFor::SoonReply { deadline };
+        let mut reader = DeadlineReader { stream, wait, spin: None };
         loop {
             while !self.flush(stream)? {
                 stream.wait(PollFlags::OUT, deadline)?;
@@ -166,8 +166,7 @@ impl Session {
 
     /// Why the server no longer reads, if it has sent an alert before it closed the connection.
     fn received_alert(&mut self, stream: &Stream) -> Option<io::Error> {
-        let deadline = Instant::now();
-        let mut reader = DeadlineReader { stream, wait: None, sleep: Sleep::Never, deadline };
+        let mut reader = DeadlineReader { stream, wait: WaitFor::Nothing, spin: None };
         loop {
             if let Err(error) = self.process(&mut reader) {
                 return cause(&error).is_some().then_some(error);

@@ -27,7 +27,7 @@ use crate::net::factory::ConnectionFactory;
 use crate::net::multiplexer::Multiplexer;
 use crate::net::pool::{ConnectionPool, PoolLimits, PoolThread};
 use crate::net::request::{Arg, Reply, Request, Script};
-use crate::net::resolver::Resolver;
+use crate::net::shared_call::Resolver;
 
 const THREADS: u64 = 4;
 

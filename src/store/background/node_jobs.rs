@@ -15,9 +15,9 @@ use crate::base::failure::Failure;
 use crate::net::connection::Connection;
 use crate::net::demand::Demand;
 use crate::net::exchange::{Exchange, SendWait};
-use crate::net::open_socket::WaitFor;
 use crate::net::request::Reply;
 use crate::net::socket::PollFd;
+use crate::net::stream::WaitFor;
 use crate::store::background::connection::{
     BackgroundConnection, ConnectAttempt, Node, Opening, Pauses,
 };
@@ -69,7 +69,7 @@ impl<N: Node> NodeJobs<N> {
 
     /// Returns `true` if jobs can be sent without connecting first.
     pub(super) fn is_open(&self) -> bool {
-        self.connection.open.as_ref().is_some_and(Connection::is_open)
+        self.connection.open.as_ref().is_some_and(|open| open.socket.is_open())
     }
 
     /// Returns `true` if some job has no outcome yet, or some reply is still to come.
@@ -79,12 +79,13 @@ impl<N: Node> NodeJobs<N> {
 
     /// Returns `true` if some reply is still to come.
     fn is_sending(&self) -> bool {
-        self.connection.open.as_ref().is_some_and(|open| !open.in_flight().is_empty())
+        self.connection.open.as_ref().is_some_and(|open| !open.in_flight.is_empty())
     }
 
     /// Where replies come from; `None` if there are none to come.
     pub(super) fn socket(&self) -> Option<PollFd<'_>> {
-        self.connection.open.as_ref().filter(|open| !open.in_flight().is_empty())?.poll_fd()
+        let open = self.connection.open.as_ref().filter(|open| !open.in_flight.is_empty());
+        open?.socket.poll_fd()
     }
 
     pub(super) fn opening(&self) -> Option<&Opening<Connection>> {
@@ -118,7 +119,7 @@ impl<N: Node> NodeJobs<N> {
         }
         let next = self.end_late_sent(now, io_timeout);
         self.receive(replies);
-        self.waiting.iter().map(Exchange::deadline).chain(next).min()
+        self.waiting.iter().map(|exchange| exchange.deadline).chain(next).min()
     }
 
     /// Takes the outcomes that have come.
@@ -142,7 +143,7 @@ impl<N: Node> NodeJobs<N> {
 
     /// Ends the jobs whose deadlines have come before they could be sent.
     fn end_late_waiting(&mut self, now: Instant) {
-        let is_late = |exchange: &mut Exchange| exchange.deadline() <= now;
+        let is_late = |exchange: &mut Exchange| exchange.deadline <= now;
         let late: Vec<_> = self.waiting.extract_if(.., is_late).collect();
         if !late.is_empty() {
             let why = match (self.is_sending(), self.is_durable()) {
@@ -159,7 +160,7 @@ impl<N: Node> NodeJobs<N> {
     /// for too long. Returns when there will be more of them.
     fn end_late_sent(&mut self, now: Instant, io_timeout: Duration) -> Option<Instant> {
         let open = self.connection.open.as_mut()?;
-        let give_up_at = open.in_flight().expected_since()? + io_timeout;
+        let give_up_at = open.in_flight.expected_since()? + io_timeout;
         if give_up_at <= now {
             open.give_up(&open.no_reply());
             return None;
@@ -177,7 +178,7 @@ impl<N: Node> NodeJobs<N> {
                 _ => {}
             }
         }
-        let Some(deadline) = self.waiting.iter().map(Exchange::deadline).max() else {
+        let Some(deadline) = self.waiting.iter().map(|exchange| exchange.deadline).max() else {
             return Ok(());
         };
         self.connection.begin_opening(previous, ConnectAttempt { deadline, urgent }, Ok)?;
@@ -190,8 +191,8 @@ impl<N: Node> NodeJobs<N> {
     fn close_unless_ready(&mut self) -> Option<Connection> {
         let open = self.connection.open.as_mut().filter(|_| !self.waiting.is_empty())?;
         // What is sent behind other requests goes where they went.
-        let is_idle = open.in_flight().is_empty();
-        let is_ready = if is_idle { open.is_usable() } else { open.is_open() };
+        let is_idle = open.in_flight.is_empty();
+        let is_ready = if is_idle { open.socket.is_usable() } else { open.socket.is_open() };
         if is_ready {
             return None;
         }
@@ -207,7 +208,7 @@ impl<N: Node> NodeJobs<N> {
     fn write_waiting(&mut self) {
         while !self.waiting.is_empty() {
             let is_confirming = self.is_durable() && self.is_sending();
-            let open = self.connection.open.as_mut().filter(|open| !open.is_writing());
+            let open = self.connection.open.as_mut().filter(|open| !open.socket.is_writing());
             let Some(open) = open.filter(|_| !is_confirming) else { return };
             let batch = self.waiting.len().min(BATCH_MAX);
             open.send(self.waiting.drain(..batch));

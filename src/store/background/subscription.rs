@@ -9,7 +9,7 @@ use crate::base::clock::end_of;
 use crate::base::failure::Failure;
 use crate::config::lock_name::RESERVED;
 use crate::net::connection::Connection;
-use crate::net::open_socket::WaitFor;
+use crate::net::stream::WaitFor;
 use crate::store::background::Wake;
 use crate::store::background::redisson::RedissonSubscriptions;
 use crate::store::background::shard::ShardSubscription;
@@ -113,7 +113,7 @@ impl Subscription {
         while let Some(reply) = self.connection.receive_next(WaitFor::Nothing) {
             (self.asked, self.expected_by) = (false, end_of(SILENCE_MAX));
             let reply = match reply {
-                Err(failure) if self.connection.is_connected() && self.refuse(&failure) => {
+                Err(failure) if self.connection.socket.is_connected() && self.refuse(&failure) => {
                     self.refusal = Some(failure);
                     continue;
                 }

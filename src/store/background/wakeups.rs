@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use crate::base::failure::{Failure, FailureKind};
 use crate::event::Events;
 use crate::net::interrupter::Interrupter;
+use crate::net::resp::RespStream;
 use crate::net::socket::{Alarm, PollFd};
 use crate::store::background::connection::{
     BackgroundConnection, ConnectAttempt, Node, Opening, Pauses, sleep,
@@ -138,7 +139,7 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
     /// subscribe.
     fn begin_openings(&mut self) {
         for node in &mut self.nodes {
-            node.open.take_if(|open| !open.connection.is_open());
+            node.open.take_if(|open| !open.connection.socket.is_open());
             let deadline = Instant::now() + self.channel.io_timeout;
             let attempt = ConnectAttempt { deadline, urgent: false };
             let channel = self.channel.clone();
@@ -245,7 +246,8 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
         let open = || self.nodes.iter().filter_map(|node| node.open.as_ref());
         let expected = open().map(|subscription| subscription.expected_by);
         let retries = self.nodes.iter().filter_map(BackgroundConnection::retry_at);
-        let changes = open().filter_map(|subscription| subscription.connection.next_change());
+        let changes =
+            open().filter_map(|subscription| subscription.connection.socket.next_change());
         let follows = open().filter_map(Subscription::follow_at);
         let times =
             expected.chain(retries).chain(changes).chain(follows).chain(self.policy.next_look());
@@ -257,11 +259,11 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
             return Ok(());
         };
         // One is enough: to end the wait at one of them ends it at all.
-        self.interrupter.watch(any.connection.awaited());
+        self.interrupter.watch(any.connection.socket.stream().map(RespStream::awaited));
         self.check_interrupt()?;
         let alarm = self.redisson_alarm.as_ref();
         let mut sockets: Vec<PollFd<'_>> = open()
-            .filter_map(|subscription| subscription.connection.poll_fd())
+            .filter_map(|subscription| subscription.connection.socket.poll_fd())
             .chain(alarm.map(Alarm::poll_fd))
             .collect();
         sleep(&mut sockets, &openings, end);

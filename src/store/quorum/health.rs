@@ -22,7 +22,7 @@ use crate::net::demand::Demand;
 use crate::net::error_reply::suggests_demotion;
 use crate::net::factory::ConnectionFactory;
 use crate::net::request::Request;
-use crate::net::spin::Spin;
+use crate::net::stream::Spin;
 use crate::store::background::connection::{Node, Opening};
 use crate::store::hold_id::HoldId;
 use crate::store::quorum::in_doubt::InDoubtHolds;

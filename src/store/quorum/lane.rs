@@ -18,8 +18,7 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::base::failure::Failure;
 use crate::net::pool::PoolThread;
 use crate::net::socket::poll_ready;
-use crate::net::spin::ReplyWait;
-use crate::net::stream::PolledSocket;
+use crate::net::stream::{PolledSocket, ReplyWait};
 use crate::store::background::connection::Opening;
 use crate::store::quorum::ballot::{Ballot, Vote};
 use crate::store::quorum::health::QuorumServers;
@@ -243,7 +242,7 @@ impl LockedLane<'_> {
                 break decision;
             }
         };
-        if let Some(wait) = &wait {
+        if let Some(wait) = wait {
             spin.record(wait);
         }
         decision.unwrap_or_else(|| ballot.close())

@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 use crate::base::failure::{Failure, FailureKind};
 use crate::net::connection::Connection;
 use crate::net::exchange::Exchange;
-use crate::net::open_socket::WaitFor;
-use crate::net::stream::PolledSocket;
+use crate::net::resp::RespStream;
+use crate::net::stream::{PolledSocket, WaitFor};
 use crate::store::background::connection::Opening;
 use crate::store::quorum::health::QuorumServer;
 
@@ -47,7 +47,7 @@ impl Link {
     }
 
     pub(super) fn is_connected(&self) -> bool {
-        self.connection.is_connected()
+        self.connection.socket.is_connected()
     }
 
     /// The connection that is being opened, if there is none until then, and for how long it is
@@ -58,18 +58,18 @@ impl Link {
 
     /// Returns `true` if some reply is still to come.
     pub(super) fn is_busy(&self) -> bool {
-        !self.connection.in_flight().is_empty()
+        !self.connection.in_flight.is_empty()
     }
 
     /// The socket, to wait for while other threads use the link.
     pub(super) fn polled(&self) -> Option<PolledSocket> {
-        self.connection.polled()
+        self.connection.socket.stream().map(RespStream::polled)
     }
 
     /// Begins to open a connection if there is none, or if it is soon no longer valid. An `urgent`
     /// call cannot do without the server, and keeps no pause after a failure.
     pub(super) fn begin_opening(&mut self, urgent: bool) {
-        let is_good = self.is_connected() && self.connection.retiring().is_none();
+        let is_good = self.is_connected() && self.connection.socket.retiring().is_none();
         if !is_good && self.opening.is_none() {
             let soon = if self.server.is_trusted() { LATECOMERS } else { Duration::ZERO };
             let opening = self.server.begin_opening(urgent);
@@ -101,7 +101,7 @@ impl Link {
         if self.is_lagging() || self.is_overdue(io_timeout) {
             self.read();
         }
-        if self.is_connected() && !self.connection.is_open() {
+        if self.is_connected() && !self.connection.socket.is_open() {
             let failure = Failure { kind: FailureKind::Disconnected, ..self.server.no_reply() };
             self.connection.give_up(&failure);
         } else if self.is_overdue(io_timeout) {
@@ -111,20 +111,20 @@ impl Link {
     }
 
     fn is_overdue(&self, io_timeout: Duration) -> bool {
-        let since = self.connection.in_flight().expected_since();
+        let since = self.connection.in_flight.expected_since();
         since.is_some_and(|since| since.elapsed() >= io_timeout)
     }
 
     /// Returns `true` if too many requests are behind one that waits for replicas or a disk.
     fn is_lagging(&self) -> bool {
-        self.connection.in_flight().len() >= LAGGING && self.connection.in_flight().is_blocked()
+        self.connection.in_flight.len() >= LAGGING && self.connection.in_flight.is_blocked()
     }
 
     /// Returns `true` if the connection is open, not too many replies are to come over it, and
     /// everything is written for which there was no room.
     pub(super) fn has_room(&self) -> bool {
-        let has_room = self.connection.in_flight().has_room(0);
-        self.is_connected() && has_room && !self.connection.is_writing()
+        let has_room = self.connection.in_flight.has_room(0);
+        self.is_connected() && has_room && !self.connection.socket.is_writing()
     }
 
     /// Fails if a request cannot be sent now, which may end a hold.

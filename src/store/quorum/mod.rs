@@ -57,7 +57,7 @@ use crate::event::Events;
 use crate::net::demand::Demand;
 use crate::net::endpoint::Endpoint;
 use crate::net::server::ServerFactory;
-use crate::net::spin::Spin;
+use crate::net::stream::Spin;
 use crate::store::Store;
 use crate::store::background::jobs::BackgroundJobs;
 use crate::store::background::wakeups::BackgroundWakeups;

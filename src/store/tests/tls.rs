@@ -7,7 +7,7 @@ use std::thread;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 use rcgen::{CertifiedKey, generate_simple_self_signed};
-use redis::Value;
+use redis::{RedisResult, Value};
 use rustls::crypto::ring::default_provider;
 use rustls::pki_types::PrivateKeyDer;
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
@@ -17,7 +17,7 @@ use crate::config::certificates::Tls;
 use crate::error::Phase;
 use crate::event::Events;
 use crate::net::resp::RespStream;
-use crate::net::spin::Spin;
+use crate::net::stream::{Spin, WaitFor};
 use crate::net::tls::Connector;
 use crate::net::trust::Trust;
 
@@ -84,13 +84,17 @@ fn reply(peer: &mut Peer) {
 }
 
 fn send(socket: &mut RespStream, bytes: &[u8], deadline: Instant) -> io::Result<()> {
-    socket.out().extend_from_slice(bytes);
+    socket.out.extend_from_slice(bytes);
     socket.write()?;
     socket.flush(deadline)
 }
 
 fn assert_ok(socket: &mut RespStream) {
-    assert_eq!(socket.receive(None, soon()).expect("a reply"), Value::Okay);
+    assert_eq!(receive(socket, soon()).expect("a reply"), Value::Okay);
+}
+
+fn receive(socket: &mut RespStream, deadline: Instant) -> RedisResult<Value> {
+    socket.receive(WaitFor::Reply { deadline }, &Spin::new(BRIEF))
 }
 
 #[test]
@@ -128,8 +132,9 @@ fn reading_goes_on_in_the_middle_of_a_reply() {
     };
     connected(server, move |mut socket| {
         send(&mut socket, b"1", soon()).expect("to be sent");
-        for spin in [None, Some(&Spin::new(BRIEF))] {
-            let error = socket.receive(spin, end_of(BRIEF)).expect_err("half a reply");
+        let (deadline, spin) = (end_of(BRIEF), Spin::new(BRIEF));
+        for wait in [WaitFor::Reply { deadline }, WaitFor::SoonReply { deadline }] {
+            let error = socket.receive(wait, &spin).expect_err("half a reply");
             assert!(error.is_timeout(), "{error}");
         }
         half.send(()).expect("the server waits");
@@ -150,7 +155,7 @@ fn two_replies_in_one_record_are_two() {
     };
     connected(server, move |mut socket| {
         for _ in 0..2 {
-            let reply = socket.receive(None, soon()).expect("a reply");
+            let reply = receive(&mut socket, soon()).expect("a reply");
             assert_eq!(reply, Value::BulkString(long.clone().into_bytes()));
         }
         send(&mut socket, b"1", soon()).expect("to be sent");
@@ -184,7 +189,7 @@ fn a_slow_peer_gets_everything() {
     };
     connected(server, move |mut socket| {
         send(&mut socket, &sent, end_of(10 * LEASE)).expect("to be sent");
-        assert_eq!(socket.receive(None, end_of(10 * LEASE)).expect("a reply"), Value::Okay);
+        assert_eq!(receive(&mut socket, end_of(10 * LEASE)).expect("a reply"), Value::Okay);
         send(&mut socket, b"1", soon()).expect("to be sent");
     });
 }
@@ -203,12 +208,12 @@ fn a_peer_that_reads_nothing_until_its_replies_are_read_gets_everything() {
     };
     for flushes in [false, true] {
         connected(server, move |mut socket| {
-            socket.out().extend_from_slice(&vec![0; SIZE]);
+            socket.out.extend_from_slice(&vec![0; SIZE]);
             socket.write().expect("an open connection");
             if flushes {
                 socket.flush(end_of(10 * LEASE)).expect("to be sent");
             }
-            let long = socket.receive(None, end_of(10 * LEASE)).expect("a reply");
+            let long = receive(&mut socket, end_of(10 * LEASE)).expect("a reply");
             assert!(matches!(long, Value::BulkString(bytes) if bytes.len() == SIZE));
             assert_ok(&mut socket);
             send(&mut socket, b"1", soon()).expect("to be sent");
@@ -225,7 +230,7 @@ fn a_close_notify_ends_a_connection() {
         over.recv().expect("the client has understood");
     };
     connected(server, move |mut socket| {
-        let error = socket.receive(None, soon()).expect_err("no reply");
+        let error = receive(&mut socket, soon()).expect_err("no reply");
         assert!(error.is_connection_dropped() && !error.is_timeout(), "{error}");
         done.send(()).expect("the server waits");
     });
