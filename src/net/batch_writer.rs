@@ -4,14 +4,17 @@
 //! right after. Replies that have come are read first, because a program that ends with unread ones
 //! resets the connection, and the server might not read on.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::base::failure::Failure;
 use crate::base::sync::Mutex;
 use crate::net::connection::Connection;
 use crate::net::exchange::Exchange;
 use crate::net::in_flight::POSTED_MAX;
-use crate::net::stream::WaitFor;
+use crate::net::stream::{Arrived, WaitFor};
+
+/// A connection over which something was posted less long ago is taken for alive.
+const IDLE: Duration = Duration::from_millis(500);
 
 /// Writes requests, and remembers a server at which writing what no thread waits for has just timed
 /// out: threads that drop many guards while a server is away wait only once.
@@ -47,13 +50,16 @@ impl BatchWriter {
         // server might not read on behind the request that it executes at that moment.
         connection.collect(WaitFor::Nothing);
         let write_by = posted.iter().map(|posted| posted.write_by).max().unwrap_or(deadline);
-        let is_open = connection.can_post(Instant::now());
-        let opened = if is_open { Ok(()) } else { self.wait(|| connection.connect(write_by)) };
+        let is_ready = is_ready(connection, Instant::now());
+        let opened = if is_ready { Ok(()) } else { self.wait(|| connection.connect(write_by)) };
         self.record_posted(connection, posted, write_by, opened);
         if connection.socket.is_connected() {
             // A failure to write fails what is in flight. What there is no room for in time is
             // overdue.
-            drop(connection.write(|_| {}).and_then(|()| self.wait(|| connection.flush(deadline))));
+            let written = connection.write(|_| {});
+            if written.is_ok() && connection.socket.is_writing() {
+                drop(self.wait(|| connection.flush(deadline)));
+            }
         }
         if connection.in_flight.posted() > POSTED_MAX {
             drop(self.wait(|| connection.read_all(write_by)));
@@ -103,19 +109,36 @@ impl BatchWriter {
     }
 }
 
+/// Returns `true` if a request can be written over a connection that no thread waits for, as far as
+/// is known without waiting.
+fn is_ready(connection: &mut Connection, now: Instant) -> bool {
+    // After a short time it is taken for granted that the server has not closed it. What comes
+    // although nothing is in flight is no reply, but may say why the connection is about to end.
+    let idle = now.saturating_duration_since(connection.used);
+    if idle >= IDLE
+        && connection.in_flight.is_empty()
+        && let Some(open) = &connection.socket.open
+        && !matches!(open.stream.look(), Arrived::Nothing)
+    {
+        connection.poison();
+        connection.socket.factory.suspect_connections();
+    }
+    connection.used = now;
+    connection.socket.is_open() && connection.socket.retiring().is_none()
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::Write;
     use std::net::{TcpListener, TcpStream};
     use std::thread;
-    use std::time::Duration;
 
     use rustix::io::ioctl_fionread;
 
     use super::*;
     use crate::base::clock::end_of;
     use crate::config::Config;
-    use crate::net::connection::{Connection, IDLE};
+    use crate::net::connection::Connection;
     use crate::net::endpoint::Endpoint;
     use crate::net::request::Request;
     use crate::net::server::ServerFactory;

@@ -11,10 +11,7 @@ use crate::net::factory::ConnectionFactory;
 use crate::net::in_flight::InFlight;
 use crate::net::request::{Reply, Request};
 use crate::net::server_socket::ServerSocket;
-use crate::net::stream::{Arrived, WaitFor};
-
-/// A connection over which something was posted less long ago is taken for alive.
-pub(super) const IDLE: Duration = Duration::from_millis(500);
+use crate::net::stream::WaitFor;
 
 /// How long a thread reads replies of others without waiting for them.
 const COLLECT: Duration = Duration::from_millis(10);
@@ -27,7 +24,7 @@ pub(crate) struct Connection {
     /// That of the last thread that has used the connection, to reuse the memory.
     slot: Arc<ReplySlot>,
     /// When something was last posted.
-    used: Instant,
+    pub(super) used: Instant,
     process: u32,
 }
 
@@ -150,7 +147,7 @@ impl Connection {
             let Self { in_flight, socket: ServerSocket { factory, open, .. }, .. } = self;
             // Without a socket, everything has failed.
             let out = &mut open.as_mut()?.stream.out;
-            let fits = in_flight.take(reply, || factory.label(), out).is_ok();
+            let fits = in_flight.take(reply, || factory.label(), out);
             let has_more = !out.is_empty();
             if !fits {
                 self.invalid_reply();
@@ -190,24 +187,6 @@ impl Connection {
     pub(crate) fn expire(&mut self, now: Instant) -> Option<Instant> {
         let Self { in_flight, socket, .. } = self;
         in_flight.expire(now, || socket.factory.no_reply())
-    }
-
-    /// Returns `true` if a request can be written over the open connection that no thread waits
-    /// for, as far as is known without waiting.
-    pub(super) fn can_post(&mut self, now: Instant) -> bool {
-        // After a short time it is taken for granted that the server has not closed it. What comes
-        // although nothing is in flight is no reply, but may say why the connection is about to
-        // end.
-        let idle = now.saturating_duration_since(self.used);
-        if idle >= IDLE
-            && self.in_flight.is_empty()
-            && self.socket.stream().is_some_and(|stream| stream.look() != Arrived::Nothing)
-        {
-            self.poison();
-            self.socket.factory.suspect_connections();
-        }
-        self.used = now;
-        self.socket.is_open() && self.socket.retiring().is_none()
     }
 
     /// Gives up the connection if threads have given up what is in flight over it: nothing is known

@@ -134,7 +134,7 @@ mod tests {
 
     fn packed(demand: Demand, left: Duration) -> String {
         let request = demand.request(Instant::now() + left);
-        String::from_utf8(request.bytes().to_vec()).expect("text").replace("\r\n", " ")
+        String::from_utf8(request.bytes).expect("text").replace("\r\n", " ")
     }
 
     #[test]

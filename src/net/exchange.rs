@@ -32,8 +32,8 @@ pub(crate) struct Exchange {
     /// again behind them.
     pub(super) keeps_order: bool,
     pub(super) to: ReplyTo,
-    /// How many replies are still to come before the one that counts.
-    pub(super) preludes: usize,
+    /// Whether the reply to ASKING is still to come before the one that counts.
+    pub(super) asking: bool,
     pub(super) sent: Option<Instant>,
 }
 
@@ -91,7 +91,7 @@ impl fmt::Debug for Exchange {
 impl Exchange {
     pub(super) fn new(request: Request, deadline: Instant, to: ReplyTo) -> Self {
         let (write_by, demand, keeps_order) = (deadline, None, false);
-        Self { request, deadline, write_by, demand, keeps_order, to, preludes: 0, sent: None }
+        Self { request, deadline, write_by, demand, keeps_order, to, asking: false, sent: None }
     }
 
     /// A request that no thread waits for.
@@ -134,7 +134,7 @@ impl Exchange {
     }
 
     pub(super) fn len(&self) -> usize {
-        self.request.bytes().len()
+        self.request.bytes.len()
     }
 
     /// Ends a request that was not sent.
@@ -143,7 +143,7 @@ impl Exchange {
     }
 
     pub(super) fn answered(self, reply: Reply) -> Answer {
-        Answer { to: self.to, reply: self.request.judge(reply) }
+        Answer { to: self.to, reply: reply.map_err(|failure| self.request.judge(failure)) }
     }
 }
 
@@ -171,6 +171,20 @@ struct SlotState {
 pub(super) struct Lent {
     pub(super) connection: PooledConnection,
     pub(super) unsent: Vec<Exchange>,
+}
+
+/// Makes the first thread that waits for a reply the reader. Returns the connection if none waits,
+/// without requests in flight that a thread has given up.
+pub(super) fn lend_to_next(mut used: PooledConnection) -> Option<PooledConnection> {
+    let mut next = 0;
+    while let Some(slot) = used.connection.in_flight.waiting(next) {
+        used = slot.lend(Lent { connection: used, unsent: Vec::new() })?;
+        next += 1;
+    }
+    if next > 0 {
+        used.connection.close_if_abandoned();
+    }
+    Some(used)
 }
 
 impl fmt::Debug for ReplySlot {

@@ -13,9 +13,9 @@
 
 use std::cmp::min;
 use std::collections::VecDeque;
-use std::mem;
 use std::sync::Arc;
 use std::time::Instant;
+use std::{mem, ptr};
 
 use redis::Value;
 
@@ -42,9 +42,6 @@ pub(crate) struct InFlight {
     known: Vec<&'static Script>,
     last_reply: Option<Instant>,
 }
-
-/// A reply that does not fit its request.
-pub(super) struct Misfit;
 
 impl InFlight {
     /// Returns `true` if there is nothing to wait for.
@@ -90,10 +87,10 @@ impl InFlight {
         self.queue.iter().any(|exchange| exchange.deadline <= now)
     }
 
-    /// The slots of the threads that wait for replies, or did.
-    pub(super) fn slots(&self) -> impl Iterator<Item = &Arc<ReplySlot>> {
+    /// The slot for the reply with this number among those that threads wait for, or did.
+    pub(super) fn waiting(&self, number: usize) -> Option<Arc<ReplySlot>> {
         let unconfirmed = self.unconfirmed.iter().map(|(exchange, _)| exchange);
-        unconfirmed.chain(&self.queue).filter_map(Exchange::slot)
+        unconfirmed.chain(&self.queue).filter_map(Exchange::slot).nth(number).cloned()
     }
 
     /// Returns `true` if the server owes a reply that a thread waits for, or did.
@@ -124,15 +121,15 @@ impl InFlight {
     fn push_one(&mut self, mut exchange: Exchange, out: &mut Vec<u8>) {
         // Without the reply, nothing is sent again if the program ends. And to be sent again behind
         // a request to wait can take as long as that.
-        if (exchange.is_posted() || exchange.demand.is_some())
-            && let Some(script) = exchange.request.script()
-            && !self.known.iter().any(|known| exchange.request.calls(known))
+        if let Some(script) = exchange.request.script
+            && (exchange.is_posted() || exchange.demand.is_some())
+            && !self.known.iter().any(|known| ptr::eq(*known, script))
         {
             self.known.push(script);
             exchange.request = exchange.request.in_full();
         }
-        (exchange.sent, exchange.preludes) = (Some(Instant::now()), exchange.request.preludes());
-        out.extend_from_slice(exchange.request.bytes());
+        (exchange.sent, exchange.asking) = (Some(Instant::now()), exchange.request.asking);
+        out.extend_from_slice(&exchange.request.bytes);
         self.queue.push_back(exchange);
     }
 
@@ -141,28 +138,33 @@ impl InFlight {
         self.push_one(wait, out);
     }
 
-    /// Takes the next reply. What is to be written because of it is appended to `out`.
+    /// Takes the next reply. What is to be written because of it is appended to `out`. Returns
+    /// `false` for a reply that does not fit its request.
     pub(super) fn take(
         &mut self,
         reply: Reply,
         server: impl FnOnce() -> Arc<str>,
         out: &mut Vec<u8>,
-    ) -> Result<(), Misfit> {
+    ) -> bool {
         self.last_reply = Some(Instant::now());
-        let Some(mut exchange) = self.queue.pop_front() else { return Ok(()) };
-        if exchange.preludes > 0 {
-            exchange.preludes -= 1;
+        let Some(mut exchange) = self.queue.pop_front() else { return true };
+        if mem::take(&mut exchange.asking) {
             self.queue.push_front(exchange);
-        } else if let ReplyTo::Wait(demand) = &exchange.to {
-            let confirmed = demand.check(exchange.request.judge(reply), &server());
-            let confirmed = confirmed.ok_or(Misfit)?;
+            return true;
+        }
+        if let ReplyTo::Wait(demand) = &exchange.to {
+            let reply = reply.map_err(|failure| exchange.request.judge(failure));
+            let Some(confirmed) = demand.check(reply, &server()) else { return false };
             for (exchange, reply) in mem::take(&mut self.unconfirmed) {
                 self.ready.push_back(exchange.answered(confirmed.clone().map(|()| reply)));
             }
-        } else if let Some(again) = exchange.request.again_after(&reply) {
-            self.known.retain(|known| !exchange.request.calls(known));
+        } else if let (Some(script), Err(failure)) = (exchange.request.script, &reply)
+            && failure.code == "NOSCRIPT"
+        {
+            self.known.retain(|known| !ptr::eq(*known, script));
             if self.is_wanted_again(&exchange) {
-                self.push_one(Exchange { request: again, ..exchange }, out);
+                exchange.request = exchange.request.in_full();
+                self.push_one(exchange, out);
             } else {
                 let transient = |failure| Failure { kind: FailureKind::Transient, ..failure };
                 self.ready.push_back(exchange.answered(reply.map_err(transient)));
@@ -173,6 +175,12 @@ impl InFlight {
                 (reply, _) => self.ready.push_back(exchange.answered(reply)),
             }
         }
+        self.wait_for_unconfirmed(out);
+        true
+    }
+
+    /// Has the request to wait sent for what was done, unless one is behind it that was sent along.
+    fn wait_for_unconfirmed(&mut self, out: &mut Vec<u8>) {
         // One that was sent with the script is behind it still, unless that was sent again.
         if let Some((Exchange { demand: Some((demand, _)), .. }, _)) = self.unconfirmed.first()
             && !self.is_blocked()
@@ -182,7 +190,6 @@ impl InFlight {
             let deadline = deadlines.max().unwrap_or_else(Instant::now);
             self.push_wait(demand, deadline, out);
         }
-        Ok(())
     }
 
     /// Returns `true` if a request whose script the server does not know is sent again, behind
@@ -271,7 +278,7 @@ mod tests {
 
         fn take(&mut self, reply: Reply) {
             let taken = self.in_flight.take(reply, || "here".into(), &mut self.out);
-            assert!(taken.is_ok(), "it fits");
+            assert!(taken, "it fits");
             while let Some(answer) = self.in_flight.ready.pop_front() {
                 answer.deliver();
             }

@@ -4,7 +4,6 @@
 //! waits for one ever depends on the network; the thread that uses a connection opens it.
 
 use std::convert::Infallible;
-use std::ops::{Deref, DerefMut};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -15,6 +14,7 @@ use r2d2::{ManageConnection, NopErrorHandler, Pool};
 use scheduled_thread_pool::{OnPoolDropBehavior, ScheduledThreadPool};
 
 use crate::base::failure::Failure;
+use crate::config::Config;
 use crate::net::connection::Connection;
 use crate::net::factory::ConnectionFactory;
 
@@ -55,16 +55,6 @@ impl PoolThread {
     }
 }
 
-/// How many connections a pool may have, and when it closes idle ones.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct PoolLimits {
-    pub(crate) size: u32,
-    /// How long a connection may be idle.
-    pub(crate) idle_timeout: Option<Duration>,
-    /// How old a connection may be that no thread uses.
-    pub(crate) max_lifetime: Option<Duration>,
-}
-
 /// Why a pool has no connection for a thread.
 #[derive(Debug)]
 pub(super) enum NoConnection {
@@ -78,7 +68,7 @@ pub(super) enum NoConnection {
 #[derive(Debug)]
 pub(crate) struct ConnectionPool {
     pool: Pool<ClosedConnections>,
-    factory: Arc<ConnectionFactory>,
+    pub(super) factory: Arc<ConnectionFactory>,
     thread: PoolThread,
     /// How many connections are in use. While they are fewer than the pool may have, a thread gets
     /// one without waiting for a user to finish.
@@ -89,20 +79,20 @@ impl ConnectionPool {
     /// Makes an empty pool, without waiting and without I/O.
     pub(crate) fn new(
         factory: Arc<ConnectionFactory>,
-        limits: PoolLimits,
+        config: &Config,
         thread: &PoolThread,
     ) -> Self {
-        let manager =
-            ClosedConnections { factory: factory.clone(), max_lifetime: limits.max_lifetime };
+        let Config { pool_size, idle_timeout, max_lifetime, .. } = *config;
+        let manager = ClosedConnections { factory: factory.clone(), max_lifetime };
         // No connection is made before it is needed. With a time limit, r2d2 checks on the thread
         // every 30 s for idle connections that have reached it. It closes these, which does not
         // block, and makes no others.
         let pool = Pool::builder()
-            .max_size(limits.size)
+            .max_size(pool_size)
             .min_idle(Some(0))
             .test_on_check_out(false)
-            .max_lifetime(limits.max_lifetime)
-            .idle_timeout(limits.idle_timeout)
+            .max_lifetime(max_lifetime)
+            .idle_timeout(idle_timeout)
             .error_handler(Box::new(NopErrorHandler))
             .thread_pool(thread.0.clone())
             .build_unchecked(manager);
@@ -138,21 +128,11 @@ impl ConnectionPool {
         let _ = (delay, shuttle::thread::spawn(work));
     }
 
-    /// Counts a request that has to wait for a connection.
-    pub(super) fn count_wait(&self) {
-        self.factory.counters.pool_waits.add(1);
-    }
-
     /// The failure of a request for which no connection was free in time.
     pub(super) fn all_in_use(&self) -> Failure {
         let size = self.pool.max_size();
         let why = format!("all connections were in use until the time was over (pool_size {size})");
         Failure::none_free(&self.factory.label(), why)
-    }
-
-    /// The failure of a request that was not answered in time.
-    pub(super) fn no_reply(&self) -> Failure {
-        self.factory.no_reply()
     }
 }
 
@@ -160,7 +140,7 @@ impl ConnectionPool {
 #[derive(Debug)]
 pub(crate) struct PooledConnection {
     // Goes back first: when a permit is free, so is a connection.
-    connection: r2d2::PooledConnection<ClosedConnections>,
+    pub(super) connection: r2d2::PooledConnection<ClosedConnections>,
     /// Whether the thread was panicking when it took the connection.
     unwinding: bool,
     _permit: Permit,
@@ -185,25 +165,11 @@ impl Drop for Permit {
     }
 }
 
-impl Deref for PooledConnection {
-    type Target = Connection;
-
-    fn deref(&self) -> &Connection {
-        &self.connection
-    }
-}
-
-impl DerefMut for PooledConnection {
-    fn deref_mut(&mut self) -> &mut Connection {
-        &mut self.connection
-    }
-}
-
 /// Makes connections that are closed. The thread that takes one opens it, by its own deadline and
 /// with an error of its own; through r2d2, an error would arrive as a text, after the whole
 /// timeout.
 #[derive(Debug)]
-struct ClosedConnections {
+pub(super) struct ClosedConnections {
     factory: Arc<ConnectionFactory>,
     max_lifetime: Option<Duration>,
 }
@@ -233,31 +199,33 @@ mod tests {
     use std::net::TcpListener;
 
     use crate::base::clock::end_of;
-    use crate::config::Config;
     use crate::net::endpoint::Endpoint;
     use crate::net::shared_call::Resolver;
 
     #[test]
     fn a_panic_gives_up_the_connection_that_the_thread_uses() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let (config, thread) = (Config::default(), PoolThread::start().expect("a thread"));
+        let config = Config { pool_size: 1, max_lifetime: None, ..Config::default() };
+        let thread = PoolThread::start().expect("a thread");
         let url = format!("redis://{}", listener.local_addr().expect("an address"));
         let endpoint = Endpoint::parse(&url, &config).expect("a good URL");
         let factory = ConnectionFactory::new(endpoint, &config, Resolver::default());
-        let limits = PoolLimits { size: 1, idle_timeout: None, max_lifetime: None };
-        let pool = ConnectionPool::new(Arc::new(factory), limits, &thread);
+        let pool = ConnectionPool::new(Arc::new(factory), &config, &thread);
         let take = || pool.try_get(end_of(Duration::from_secs(5))).expect("it is free");
 
         let mut connection = take();
-        connection.connect(end_of(Duration::from_secs(5))).expect("the listener accepts it");
+        connection
+            .connection
+            .connect(end_of(Duration::from_secs(5)))
+            .expect("the listener accepts it");
         drop(connection);
-        assert!(take().socket.is_connected());
+        assert!(take().connection.socket.is_connected());
         let panicked = catch_unwind(AssertUnwindSafe(|| {
             let _used = take();
             panic!("a test");
         }));
         panicked.expect_err("a panic");
-        assert!(!take().socket.is_connected());
+        assert!(!take().connection.socket.is_connected());
     }
 
     #[test]

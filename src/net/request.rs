@@ -4,8 +4,6 @@
 //! and is sent the whole script then. That is one round trip, makes the script known, and, unlike
 //! SCRIPT LOAD, goes where the keys are.
 
-use std::ptr;
-
 use itoa::Buffer;
 use redis::{Cmd, Value};
 
@@ -47,11 +45,12 @@ const ASKING: &[u8] = b"*1\r\n$6\r\nASKING\r\n";
 /// A packed request, with one reply that counts.
 #[derive(Clone, Debug)]
 pub(crate) struct Request {
-    bytes: Vec<u8>,
-    /// Whether it is preceded by ASKING, whose reply does not count.
-    asking: bool,
+    pub(crate) bytes: Vec<u8>,
+    /// Whether it is preceded by ASKING, whose reply does not count: if that had no effect, the
+    /// request is redirected.
+    pub(super) asking: bool,
     /// The script that is called by its hash.
-    script: Option<&'static Script>,
+    pub(super) script: Option<&'static Script>,
     /// Whether it may change something, as scripts do.
     has_effect: bool,
 }
@@ -89,26 +88,6 @@ impl Request {
         Self { bytes: [ASKING, &self.bytes].concat(), asking: true, ..self }
     }
 
-    /// How many replies come before the one that counts. They can be ignored: if ASKING had no
-    /// effect, the request is redirected.
-    pub(crate) fn preludes(&self) -> usize {
-        self.asking.into()
-    }
-
-    /// The script that is called by its hash.
-    pub(crate) fn script(&self) -> Option<&'static Script> {
-        self.script
-    }
-
-    /// Returns `true` if this is a call of the script.
-    pub(crate) fn calls(&self, script: &'static Script) -> bool {
-        self.script.is_some_and(|called| ptr::eq(called, script))
-    }
-
-    pub(crate) fn bytes(&self) -> &[u8] {
-        &self.bytes
-    }
-
     /// The same request with the whole script in it.
     pub(crate) fn in_full(&self) -> Self {
         let Some(script) = self.script else { return self.clone() };
@@ -121,19 +100,13 @@ impl Request {
         Self { bytes, script: None, ..*self }
     }
 
-    /// Returns the reply as the caller should treat it. An error reply that does not say whether
+    /// Returns a failure as the caller should treat it. An error reply that does not say whether
     /// the request was executed is a refusal of one without an effect.
-    pub(crate) fn judge(&self, reply: Reply) -> Reply {
-        reply.map_err(|failure| match failure.kind {
+    pub(super) fn judge(&self, failure: Failure) -> Failure {
+        match failure.kind {
             FailureKind::Unclear if !self.has_effect => failure.of_question(),
             _ => failure,
-        })
-    }
-
-    /// Returns the request in full, to be sent again, if the server does not know the script.
-    pub(crate) fn again_after(&self, reply: &Reply) -> Option<Self> {
-        let unknown = matches!(reply, Err(failure) if failure.code == "NOSCRIPT");
-        (unknown && self.script.is_some()).then(|| self.in_full())
+        }
     }
 
     /// The bytes in front of `EVALSHA` and those behind the hash.
@@ -174,12 +147,12 @@ mod tests {
         let mut evalsha = redis::cmd("EVALSHA");
         evalsha.arg(redis::Script::new("return KEYS[1]").get_hash()).arg(1);
         evalsha.arg("key").arg("a\r\nb").arg(7);
-        assert_eq!(call.bytes(), evalsha.get_packed_command());
+        assert_eq!(call.bytes, evalsha.get_packed_command());
         let mut eval = redis::cmd("EVAL");
         eval.arg("return KEYS[1]").arg(1).arg("key").arg("a\r\nb").arg(7);
-        assert_eq!(call.in_full().bytes(), eval.get_packed_command());
-        assert_eq!(call.in_full().in_full().bytes(), call.in_full().bytes());
+        assert_eq!(call.in_full().bytes, eval.get_packed_command());
+        assert_eq!(call.in_full().in_full().bytes, call.in_full().bytes);
         let asking = call.clone().asking().in_full();
-        assert_eq!(asking.bytes(), [ASKING, call.in_full().bytes()].concat());
+        assert_eq!(asking.bytes, [ASKING, &call.in_full().bytes].concat());
     }
 }

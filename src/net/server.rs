@@ -18,7 +18,7 @@ use crate::net::endpoint::Endpoint;
 use crate::net::exchange::{Exchange, OnReply, SendWait};
 use crate::net::factory::{ConnectionCounters, ConnectionFactory};
 use crate::net::multiplexer::{Multiplexer, Pending};
-use crate::net::pool::{ConnectionPool, PoolLimits, PoolThread};
+use crate::net::pool::{ConnectionPool, PoolThread};
 use crate::net::request::{Reply, Request};
 use crate::net::route::Route;
 use crate::net::shared_call::{CredentialsSource, Resolver};
@@ -28,7 +28,7 @@ use crate::net::shared_call::{CredentialsSource, Resolver};
 #[derive(Clone, Debug)]
 pub(crate) struct ServerFactory {
     config: Config,
-    thread: PoolThread,
+    pub(crate) thread: PoolThread,
     resolver: Resolver,
     credentials: Option<CredentialsSource>,
     pools: Pools,
@@ -56,9 +56,9 @@ impl Pools {
     pub(crate) fn state(&self) -> (u64, u64) {
         let pools = self.multiplexers.lock();
         pools.iter().filter_map(Weak::upgrade).fold((0, 0), |(all, idle), pool| {
-            let state = pool.pool().state();
+            let state = pool.queue.pool.state();
             // Connections over which only replies are to come are not in use.
-            let unused = u64::from(state.idle_connections) + pool.lingering() as u64;
+            let unused = u64::from(state.idle_connections) + pool.queue.lingering() as u64;
             (all + u64::from(state.connections), idle + unused)
         })
     }
@@ -87,10 +87,6 @@ impl ServerFactory {
         Self { resolver: Resolver::new(look_up), ..self }
     }
 
-    pub(crate) fn pool_thread(&self) -> &PoolThread {
-        &self.thread
-    }
-
     /// Makes a server with an empty pool. Connections are opened when they are first used.
     pub(crate) fn server(&self, endpoint: Endpoint) -> Server {
         self.pooled(self.connections(endpoint))
@@ -112,12 +108,10 @@ impl ServerFactory {
     }
 
     fn pooled(&self, connections: ConnectionFactory) -> Server {
-        let Config { pool_size: size, idle_timeout, max_lifetime, .. } = self.config;
-        let limits = PoolLimits { size, idle_timeout, max_lifetime };
         let factory = Arc::new(connections);
         let shares = self.config.uses(Mechanism::SharedWrites);
-        let pool = ConnectionPool::new(factory.clone(), limits, &self.thread);
-        let multiplexer = Arc::new(Multiplexer::new(pool, shares));
+        let pool = ConnectionPool::new(factory.clone(), &self.config, &self.thread);
+        let multiplexer = Multiplexer::new(pool, shares);
         self.pools.add(&multiplexer);
         Server { multiplexer, factory, asking: false }
     }

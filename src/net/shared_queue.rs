@@ -1,28 +1,34 @@
 //! What the threads that share the connections to one server have in common: the requests that wait
-//! for a connection, and the connections that no thread uses while replies are to come over them.
+//! for a connection, and the connections that no thread uses.
 
 use std::collections::VecDeque;
-use std::mem;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use std::{fmt, mem};
 
-use crate::net::exchange::{Exchange, ReplySlot};
-use crate::net::pool::PooledConnection;
+use crate::base::sync::{Mutex, yield_now};
+use crate::net::exchange::{Exchange, Lent, ReplySlot};
+use crate::net::pool::{ConnectionPool, NoConnection, PooledConnection};
 
 /// The most requests that are sent in one write.
 const BATCH_MAX: usize = 64;
 
 /// What is to come over a connection that no thread uses is read this much later, unless a thread
 /// has read it before.
-pub(super) const SWEEP: Duration =
-    Duration::from_millis(if cfg!(leasehold_shuttle) { 0 } else { 10 });
+const SWEEP: Duration = Duration::from_millis(if cfg!(leasehold_shuttle) { 0 } else { 10 });
 
-/// The requests that wait for a connection, first come, first served, and the idle connections that
-/// are not in the pool.
-#[derive(Debug)]
+/// The requests that wait for a connection, and the connections that no thread uses.
 pub(super) struct SharedQueue {
+    pub(super) pool: ConnectionPool,
+    state: Mutex<QueueState>,
+    sweep: Arc<dyn Fn() + Send + Sync>,
+}
+
+#[derive(Debug)]
+struct QueueState {
     /// Whether requests of several threads may go over one connection.
     shares: bool,
+    /// The requests, first come, first served.
     queue: VecDeque<Exchange>,
     /// How many requests from the queue were in the last batch.
     last_batch: usize,
@@ -37,13 +43,16 @@ pub(super) struct SharedQueue {
 
 /// What to do with an idle connection.
 pub(super) enum Next {
-    /// Send these.
-    Batch(Vec<Exchange>),
-    /// Lend it to the thread that waits for these, which sends them.
-    Lend(Vec<Exchange>, Arc<ReplySlot>),
+    /// Send these over it.
+    Batch(PooledConnection, Vec<Exchange>),
+    /// Lend it to the thread that waits for the replies to requests that were not sent.
+    Lend(Lent, Arc<ReplySlot>),
+    /// Nothing: it was given back.
     Nothing,
-    /// Open it if need be, and write these, which no thread waits for.
-    Post(Vec<Exchange>),
+    /// It was given back because it is blocked, and requests wait for another.
+    Other,
+    /// Open it if need be, and write these over it, which no thread waits for.
+    Post(PooledConnection, Vec<Exchange>),
 }
 
 /// Why no connection lingers that is not blocked.
@@ -55,51 +64,199 @@ pub(super) enum NoneLingers {
     Swept,
 }
 
+impl fmt::Debug for SharedQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("SharedQueue").field(&self.pool).finish_non_exhaustive()
+    }
+}
+
 impl SharedQueue {
-    pub(super) fn new(shares: bool) -> Self {
+    /// Unless it `shares`, no two threads have requests in flight over one connection. What is left
+    /// over connections that no thread uses is read by `sweep`.
+    pub(super) fn new(
+        pool: ConnectionPool,
+        shares: bool,
+        sweep: impl Fn() + Send + Sync + 'static,
+    ) -> Self {
+        Self { pool, state: Mutex::new(QueueState::new(shares)), sweep: Arc::new(sweep) }
+    }
+
+    /// How many connections no thread uses while replies are to come over them.
+    pub(super) fn lingering(&self) -> usize {
+        let state = self.state.lock();
+        state.lingering.iter().filter(|one| !one.connection.in_flight.is_blocked()).count()
+    }
+
+    /// Returns `true` if replies are to come that no thread waits for.
+    #[cfg(all(test, leasehold_shuttle))]
+    pub(super) fn is_lingering(&self) -> bool {
+        let state = self.state.lock();
+        !state.lingering.is_empty() || state.sweeps > 0
+    }
+
+    /// Returns `true` if no request waits for a connection.
+    pub(super) fn is_empty(&self) -> bool {
+        self.state.lock().queue.is_empty()
+    }
+
+    /// Adds requests. Returns whether nothing was in the queue, and whether other threads may have
+    /// further requests soon.
+    pub(super) fn push(&self, exchanges: impl IntoIterator<Item = Exchange>) -> (bool, bool) {
+        let mut state = self.state.lock();
+        let was_empty = state.queue.is_empty();
+        state.queue.extend(exchanges);
+        (was_empty, state.is_batching())
+    }
+
+    /// Takes back the requests of a thread that were not sent.
+    pub(super) fn withdraw(&self, slot: &Arc<ReplySlot>) -> Vec<Exchange> {
+        self.state.lock().withdraw(slot)
+    }
+
+    /// Takes the requests that are sent along with `own` of one thread.
+    pub(super) fn batch(&self, own: usize) -> Vec<Exchange> {
+        self.state.lock().batch(own)
+    }
+
+    /// Returns a connection that no thread uses. A blocked one is given up for want of another.
+    ///
+    /// A thread with a request of its own (`own`) gets none while other threads send batches, and
+    /// waits for a sweep that has what could be used, which never takes long: if nothing but the
+    /// thread of the sweep wrote what is posted, the program might end before.
+    pub(super) fn take(&self, own: bool, deadline: Instant) -> Option<PooledConnection> {
+        loop {
+            let mut state = self.state.lock();
+            if own && state.is_batching() {
+                return None;
+            }
+            let lingering = state.take(false);
+            let is_swept = own && state.sweeps > 0;
+            drop(state);
+            let free = lingering.or_else(|| self.take_pooled(deadline));
+            if free.is_some() {
+                return free;
+            }
+            if !is_swept {
+                let mut blocked = self.state.lock().take(true)?;
+                blocked.connection.poison();
+                return Some(blocked);
+            }
+            yield_now();
+        }
+    }
+
+    /// Returns a connection over which replies are to come, or says why there is none.
+    pub(super) fn take_lingering(&self) -> Result<PooledConnection, NoneLingers> {
+        let mut state = self.state.lock();
+        match state.take(false) {
+            Some(idle) => Ok(idle),
+            None if state.sweeps > 0 => Err(NoneLingers::Swept),
+            None if state.queue.is_empty() => Err(NoneLingers::Idle),
+            None => Err(NoneLingers::Queued),
+        }
+    }
+
+    /// Returns a connection of the pool. A thread that comes too late for one has kept it from
+    /// others: a sweep sends what has queued up meanwhile.
+    fn take_pooled(&self, deadline: Instant) -> Option<PooledConnection> {
+        match self.pool.try_get(deadline) {
+            Ok(connection) => return Some(connection),
+            Err(NoConnection::InUse) => {}
+            Err(NoConnection::Late) => {
+                let mut state = self.state.lock();
+                if !state.queue.is_empty() {
+                    self.schedule_sweep(&mut state);
+                }
+            }
+        }
+        None
+    }
+
+    /// Takes what is next for an idle connection, or gives that back.
+    pub(super) fn next(&self, idle: PooledConnection) -> Next {
+        let mut state = self.state.lock();
+        let in_flight = &idle.connection.in_flight;
+        if state.queue.is_empty() || in_flight.is_blocked() {
+            // Still under the lock: a thread that queues a request after this finds it free.
+            if in_flight.is_empty() {
+                drop(idle);
+            } else {
+                state.lingering.push(idle);
+                self.schedule_sweep(&mut state);
+            }
+            return if state.queue.is_empty() { Next::Nothing } else { Next::Other };
+        }
+        let Some(slot) = state.queue.iter().find_map(Exchange::slot).cloned() else {
+            return Next::Post(idle, state.batch(0));
+        };
+        let socket = &idle.connection.socket;
+        if socket.is_usable() && socket.retiring().is_none() {
+            return Next::Batch(idle, state.batch(0));
+        }
+        // To connect takes time, which a thread that waits for a reply has.
+        Next::Lend(Lent { connection: idle, unsent: state.withdraw(&slot) }, slot)
+    }
+
+    /// Takes the connections over which something has been waited for a while. The sweep ends with
+    /// `end_sweep`.
+    pub(super) fn begin_sweep(&self, now: Instant) -> Vec<PooledConnection> {
+        let mut state = self.state.lock();
+        (state.scheduled, state.sweeps) = (false, state.sweeps + 1);
+        let is_due = |one: &mut PooledConnection| {
+            let since = one.connection.in_flight.since();
+            since.is_none_or(|since| now.saturating_duration_since(since) >= SWEEP / 2)
+        };
+        state.lingering.extract_if(.., is_due).collect()
+    }
+
+    /// Ends a sweep that has given back its connections.
+    pub(super) fn end_sweep(&self) {
+        let mut state = self.state.lock();
+        state.sweeps -= 1;
+        if !state.lingering.is_empty() {
+            self.schedule_sweep(&mut state);
+        }
+    }
+
+    /// Has a sweep begin after a while, unless one is to begin already.
+    fn schedule_sweep(&self, state: &mut QueueState) {
+        if !mem::replace(&mut state.scheduled, true) {
+            let sweep = self.sweep.clone();
+            self.pool.run_later(SWEEP, move || sweep());
+        }
+    }
+}
+
+impl QueueState {
+    fn new(shares: bool) -> Self {
         let (queue, lingering) = (VecDeque::new(), Vec::new());
         Self { shares, queue, last_batch: 0, lingering, sweeps: 0, scheduled: false }
     }
 
     /// Returns `true` if several threads had their requests sent in the last batch, and so may have
     /// further requests soon.
-    pub(super) fn is_batching(&self) -> bool {
+    fn is_batching(&self) -> bool {
         self.last_batch > 1
     }
 
-    /// Adds requests. Returns `true` if nothing was in the queue.
-    pub(super) fn push(&mut self, exchanges: impl IntoIterator<Item = Exchange>) -> bool {
-        let was_empty = self.queue.is_empty();
-        self.queue.extend(exchanges);
-        was_empty
+    /// Takes the lingering connection that was added last among those that are blocked, or not.
+    fn take(&mut self, blocked: bool) -> Option<PooledConnection> {
+        let is_it = |one: &PooledConnection| one.connection.in_flight.is_blocked() == blocked;
+        let last = self.lingering.iter().rposition(is_it)?;
+        Some(self.lingering.remove(last))
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.queue.is_empty()
-    }
-
-    /// Takes back the requests of a thread that were not sent.
-    pub(super) fn withdraw(&mut self, slot: &Arc<ReplySlot>) -> Vec<Exchange> {
+    /// Takes back the requests of a thread.
+    fn withdraw(&mut self, slot: &Arc<ReplySlot>) -> Vec<Exchange> {
         let first = self.queue.iter().position(|exchange| exchange.is_for(slot));
         let Some(first) = first else { return Vec::new() };
         let count = self.queue.range(first..).take_while(|exchange| exchange.is_for(slot)).count();
         self.queue.drain(first..first + count).collect()
     }
 
-    /// Takes what is next for an idle connection, which may be ready to be written to.
-    pub(super) fn next(&mut self, is_ready: impl FnOnce() -> bool) -> Next {
-        match self.queue.iter().find_map(Exchange::slot).cloned() {
-            None if self.queue.is_empty() => Next::Nothing,
-            None => Next::Post(self.batch(0)),
-            Some(_) if is_ready() => Next::Batch(self.batch(0)),
-            // To connect takes time, which a thread that waits for a reply has.
-            Some(slot) => Next::Lend(self.withdraw(&slot), slot),
-        }
-    }
-
     /// Takes the requests that are sent along with `own` of one thread. Those of another thread
     /// stay together.
-    pub(super) fn batch(&mut self, own: usize) -> Vec<Exchange> {
+    fn batch(&mut self, own: usize) -> Vec<Exchange> {
         let most = if self.shares { BATCH_MAX } else { 1 };
         let mut len = most.saturating_sub(own).min(self.queue.len());
         while len > 0
@@ -111,69 +268,6 @@ impl SharedQueue {
         let batch: Vec<_> = self.queue.drain(..len).collect();
         self.last_batch = batch.len();
         batch
-    }
-
-    /// Adds a connection over which replies are to come. Returns `true` if the caller has to
-    /// schedule a sweep.
-    pub(super) fn linger(&mut self, connection: PooledConnection) -> bool {
-        self.lingering.push(connection);
-        self.claim_sweep()
-    }
-
-    /// How many connections no thread uses, though not all are idle.
-    pub(super) fn lingering(&self) -> usize {
-        self.lingering.iter().filter(|one| !one.in_flight.is_blocked()).count()
-    }
-
-    #[cfg(all(test, leasehold_shuttle))]
-    pub(super) fn is_lingering(&self) -> bool {
-        !self.lingering.is_empty() || self.sweeps > 0
-    }
-
-    /// Takes the connection that was added last among those that are not blocked.
-    pub(super) fn take(&mut self) -> Option<PooledConnection> {
-        let last = self.lingering.iter().rposition(|one| !one.in_flight.is_blocked())?;
-        Some(self.lingering.remove(last))
-    }
-
-    /// Takes a connection over which replicas or disks are waited for.
-    pub(super) fn take_blocked(&mut self) -> Option<PooledConnection> {
-        let blocked = self.lingering.iter().position(|one| one.in_flight.is_blocked())?;
-        Some(self.lingering.remove(blocked))
-    }
-
-    /// Takes a connection as `take` does, or says whether a sweep may have one.
-    pub(super) fn take_lingering(&mut self) -> Result<PooledConnection, NoneLingers> {
-        match self.take() {
-            Some(connection) => Ok(connection),
-            None if self.sweeps > 0 => Err(NoneLingers::Swept),
-            None if !self.queue.is_empty() => Err(NoneLingers::Queued),
-            None => Err(NoneLingers::Idle),
-        }
-    }
-
-    /// Takes the connections over which something has been waited for a while. The sweep ends with
-    /// `end_sweep`.
-    pub(super) fn begin_sweep(&mut self, now: Instant) -> Vec<PooledConnection> {
-        let is_due = |connection: &mut PooledConnection| {
-            let since = connection.in_flight.since();
-            since.is_none_or(|since| now.saturating_duration_since(since) >= SWEEP / 2)
-        };
-        self.scheduled = false;
-        self.sweeps += 1;
-        self.lingering.extract_if(.., is_due).collect()
-    }
-
-    /// Ends a sweep that has given back its connections. Returns `true` if the caller has to
-    /// schedule another.
-    pub(super) fn end_sweep(&mut self) -> bool {
-        self.sweeps -= 1;
-        !self.lingering.is_empty() && self.claim_sweep()
-    }
-
-    /// Returns `true` if the caller has to schedule a sweep.
-    pub(super) fn claim_sweep(&mut self) -> bool {
-        !mem::replace(&mut self.scheduled, true)
     }
 }
 
@@ -200,17 +294,17 @@ mod tests {
         let (slot, other) = (Arc::new(slot), Arc::new(other));
         let durability = Durability::Replicas { acks: 1, timeout: SWEEP };
         let demand = Demand::new(durability).map(|demand| (demand, SendWait::Along));
-        let mut queue = SharedQueue::new(true);
-        queue.push((1..BATCH_MAX).map(|_| posted()));
-        queue.push([slot.exchange(request(), demand), slot.exchange(request(), demand)]);
-        queue.push([other.exchange(request(), None)]);
+        let mut queue = QueueState::new(true);
+        queue.queue.extend((1..BATCH_MAX).map(|_| posted()));
+        queue.queue.extend([slot.exchange(request(), demand), slot.exchange(request(), demand)]);
+        queue.queue.extend([other.exchange(request(), None)]);
         assert_eq!(queue.batch(0).len(), BATCH_MAX + 1);
-        queue.push([slot.exchange(request(), demand), posted()]);
+        queue.queue.extend([slot.exchange(request(), demand), posted()]);
         assert_eq!(queue.batch(1).len(), 3, "along with one request");
 
-        let mut alone = SharedQueue::new(false);
-        alone.push([other.exchange(request(), None), posted()]);
+        let mut alone = QueueState::new(false);
+        alone.queue.extend([other.exchange(request(), None), posted()]);
         assert_eq!((alone.batch(1).len(), alone.batch(0).len()), (0, 1));
-        assert!(alone.withdraw(&other).is_empty() && !alone.is_empty());
+        assert!(alone.withdraw(&other).is_empty() && !alone.queue.is_empty());
     }
 }

@@ -172,9 +172,10 @@ impl Spin {
         ReplyWait { started: Instant::now(), budget: self.budget, waited }
     }
 
-    /// Records how long a reply took, and how the thread waited for it.
+    /// Ends the wait. Records how long the reply took, and how the thread waited for it.
     pub(crate) fn record(&self, wait: ReplyWait) {
         self.add(wait.waited, wait.started.elapsed());
+        drop(wait);
     }
 
     fn add(&self, waited: Waited, took: Duration) {

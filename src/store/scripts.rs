@@ -88,7 +88,7 @@ mod tests {
             assert!(!text.contains("[[") && !text.contains("[="), "in {name}");
         }
         let release = Request::call(&RELEASE, &[], &[]).in_full();
-        let sent = String::from_utf8(release.bytes().to_vec()).expect("it is text");
+        let sent = String::from_utf8(release.bytes).expect("it is text");
         assert!(!sent.contains("--") && sent.len() < 5000, "{} bytes: {sent}", sent.len());
     }
 

@@ -480,7 +480,7 @@ fn a_proposal_that_is_the_last_token_is_not_given_again() {
         let (lease, life) = (Arg::Number(1000), Arg::Number(5000));
         let args = [Arg::Text(owner), lease, life, Arg::Number(0), Arg::Number(proposal)];
         let request = Request::call(&ACQUIRE, &keys, &args).in_full();
-        let reply = process.connect().req_packed_command(request.bytes());
+        let reply = process.connect().req_packed_command(&request.bytes);
         process.command(&["DEL", keys[0]]);
         redis::from_redis_value(reply.expect("a reply")).expect("a token")
     };

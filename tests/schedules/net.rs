@@ -25,7 +25,7 @@ use crate::net::endpoint::Endpoint;
 use crate::net::exchange::{Exchange, SendWait};
 use crate::net::factory::ConnectionFactory;
 use crate::net::multiplexer::Multiplexer;
-use crate::net::pool::{ConnectionPool, PoolLimits, PoolThread};
+use crate::net::pool::{ConnectionPool, PoolThread};
 use crate::net::request::{Arg, Reply, Request, Script};
 use crate::net::shared_call::Resolver;
 
@@ -180,13 +180,14 @@ pub(crate) fn is_in_time(deadline: Instant) -> bool {
 }
 
 fn multiplexer(weather: Weather, connections: u32) -> Arc<Multiplexer> {
-    let config = Config { spin: Duration::ZERO, ..Config::default() };
+    let (spin, pool_size) = (Duration::ZERO, connections);
+    let config =
+        Config { spin, pool_size, idle_timeout: None, max_lifetime: None, ..Config::default() };
     let url = format!("unix:///{weather:?}");
     let endpoint = Endpoint::parse(&url, &config).expect("a good URL");
     let factory = ConnectionFactory::new(endpoint, &config, Resolver::default());
-    let limits = PoolLimits { size: connections, idle_timeout: None, max_lifetime: None };
-    let pool = ConnectionPool::new(Arc::new(factory), limits, &POOL_THREAD);
-    Arc::new(Multiplexer::new(pool, true))
+    let pool = ConnectionPool::new(Arc::new(factory), &config, &POOL_THREAD);
+    Multiplexer::new(pool, true)
 }
 
 fn value(number: u64) -> Value {
@@ -279,12 +280,12 @@ fn scene(weather: Weather, connections: u32) {
     threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
     multiplexer.settle(deadline(Weather::Fine));
     assert_eq!(*replies.lock(), 2 * THREADS, "a reply that was wanted is missing, or came twice");
-    assert!(!multiplexer.has_queued(), "a request is left");
+    assert!(multiplexer.queue.is_empty(), "a request is left");
     // What is left are needless requests to wait, which a sweep reads.
-    while multiplexer.is_lingering() {
+    while multiplexer.queue.is_lingering() {
         yield_now();
     }
-    let state = multiplexer.pool().state();
+    let state = multiplexer.queue.pool.state();
     assert_eq!(state.idle_connections, state.connections, "a connection is missing");
 }
 
@@ -331,7 +332,7 @@ fn a_thread_whose_time_for_a_connection_is_over_leaves_no_request_behind() {
             })
         });
         threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
-        assert!(!multiplexer.has_queued(), "a request is left");
+        assert!(multiplexer.queue.is_empty(), "a request is left");
     });
 }
 

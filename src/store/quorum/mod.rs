@@ -112,7 +112,7 @@ impl Quorum {
         let (in_doubt, spin) = (InDoubtHolds::default(), Spin::new(config.spin));
         let io_timeout = config.io_timeout(config.options.first_lease());
         let servers = Arc::new(QuorumServers { each, in_doubt, spin, io_timeout });
-        let lane = |_| Lane::new(&servers, factory.pool_thread());
+        let lane = |_| Lane::new(&servers, &factory.thread);
         Self {
             lanes: (0..config.pool_size).map(lane).collect(),
             servers,
