@@ -268,7 +268,7 @@ pub use config::callbacks::Credentials;
 pub use config::certificates::Tls;
 pub use config::durability::Durability;
 #[doc(hidden)]
-pub use config::text::parse_duration;
+pub use config::url::parse_duration;
 pub use error::{Error, Result};
 pub use event::Event;
 pub use guards::AnyGuard;

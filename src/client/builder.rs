@@ -3,8 +3,8 @@
 use std::env;
 
 use crate::client::{Client, open};
-use crate::config::deployment::Deployment;
-use crate::config::{Config, text};
+use crate::config::Config;
+use crate::config::url::{Deployment, apply_environment, configure};
 use crate::error::{Error, Result};
 use crate::memory_server::MemoryServer;
 
@@ -72,7 +72,7 @@ impl Builder {
     /// ```
     pub fn from_url(url: &str) -> Result<Self> {
         let mut config = Config::default();
-        let deployment = Some(open::configure(&mut config, url)?);
+        let deployment = Some(configure(&mut config, url)?);
         Ok(Self { config, deployment })
     }
 
@@ -103,8 +103,8 @@ impl Builder {
     /// Those of [`from_env`](Builder::from_env).
     #[doc(hidden)]
     pub fn environment(mut self, url: &str) -> Result<Self> {
-        text::apply_environment(&mut self.config)?;
-        self.deployment = Some(open::configure(&mut self.config, url)?);
+        apply_environment(&mut self.config)?;
+        self.deployment = Some(configure(&mut self.config, url)?);
         Ok(self)
     }
 
@@ -142,8 +142,9 @@ impl Builder {
     ///   random bytes.
     /// - [`Redis`](crate::Error::Redis): the server refused the login, or cannot provide the
     ///   [`durability`](Builder::durability).
-    pub fn open(self, url: &str) -> Result<Client> {
-        open::at_url(self.config, url).map(Client::new)
+    pub fn open(mut self, url: &str) -> Result<Client> {
+        self.deployment = Some(configure(&mut self.config, url)?);
+        self.build()
     }
 
     /// Opens a client for the Redis server that sentinels name as the current `master`, and checks

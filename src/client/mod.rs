@@ -69,7 +69,7 @@ impl Client {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn open(url: &str) -> Result<Self> {
-        open::at_url(Config::default(), url).map(Self::new)
+        Builder::default().open(url)
     }
 
     /// Creates a client whose locks exist only in this process, for tests and demonstrations.

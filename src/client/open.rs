@@ -7,9 +7,8 @@ use std::time::Duration;
 use crate::base::clock::end_of;
 use crate::base::failure::Failure;
 use crate::config::Config;
-use crate::config::deployment::{self, Deployment};
 use crate::config::durability::Durability;
-use crate::config::text;
+use crate::config::url::Deployment;
 use crate::error::{Error, Result};
 use crate::event::Events;
 use crate::local::call::CallTimes;
@@ -27,19 +26,6 @@ use crate::store::standalone::Standalone;
 
 /// What errors of opening say was attempted.
 const ATTEMPT: &str = "open a client";
-
-/// Applies the settings of a URL, and returns where the servers are.
-pub(crate) fn configure(config: &mut Config, url: &str) -> Result<Deployment> {
-    let (deployment, options) = deployment::parse(url)?;
-    text::apply(config, options)?;
-    Ok(deployment)
-}
-
-/// Locks at the servers of a URL, with its settings.
-pub(crate) fn at_url(mut config: Config, url: &str) -> Result<Shared> {
-    let deployment = configure(&mut config, url)?;
-    at(config, deployment)
-}
 
 /// Locks at these servers.
 pub(crate) fn at(config: Config, deployment: Deployment) -> Result<Shared> {

@@ -6,7 +6,7 @@ use serde::de::{Deserialize, DeserializeSeed, Deserializer, Error, MapAccess, Vi
 
 use crate::client::builder::Builder;
 use crate::config::Config;
-use crate::config::text;
+use crate::config::url::apply;
 
 /// The map has a `url` and the settings of [`Builder::from_url`], by the same names and with the
 /// same texts. Numbers and booleans may be given as such: durations are then in seconds, and `null`
@@ -63,7 +63,7 @@ impl<'de> Visitor<'de> for BuilderVisitor {
             None => Builder::default(),
             Some(url) => Builder::from_url(&url).map_err(Error::custom)?,
         };
-        text::apply(&mut builder.config, settings).map_err(Error::custom)?;
+        apply(&mut builder.config, settings).map_err(Error::custom)?;
         Ok(builder)
     }
 }
@@ -78,7 +78,7 @@ impl Setting<'_> {
         let text = value.to_string();
         let checked = match self.0 {
             "url" => Builder::from_url(&text).map(drop),
-            name => text::apply(&mut Config::default(), [(name.to_owned(), text.clone())]),
+            name => apply(&mut Config::default(), [(name.to_owned(), text.clone())]),
         };
         checked.map(|()| text).map_err(Error::custom)
     }

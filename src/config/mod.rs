@@ -3,12 +3,11 @@
 pub(crate) mod callbacks;
 #[cfg(feature = "tls")]
 pub(crate) mod certificates;
-pub(crate) mod deployment;
 #[cfg(feature = "serde")]
 pub(crate) mod deserialize;
 pub(crate) mod durability;
 pub(crate) mod lock_name;
-pub(crate) mod text;
+pub(crate) mod url;
 
 use std::sync::Arc;
 use std::time::Duration;

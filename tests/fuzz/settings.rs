@@ -7,7 +7,7 @@ use super::*;
 use crate::client::builder::Builder;
 use crate::config::Config as Settings;
 use crate::config::lock_name;
-use crate::config::text::parse_duration;
+use crate::config::url::parse_duration;
 use crate::error::Error;
 use crate::net::endpoint::Endpoint;
 use crate::store::hold_id::{HoldId, HoldKind};
