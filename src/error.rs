@@ -184,8 +184,10 @@ impl Error {
         )
     }
 
-    /// Returns the texts of this error and of its causes.
-    pub(crate) fn with_causes(&self) -> String {
+    /// Returns the texts of this error and of its causes. For the program `leasehold`, too.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn with_causes(&self) -> String {
         let mut text = self.to_string();
         let mut cause = self.source();
         while let Some(error) = cause {

@@ -183,7 +183,8 @@ impl Builder {
         sentinels: impl IntoIterator<Item: AsRef<str>>,
         master: &str,
     ) -> Result<Client> {
-        open::sentinel(self.config, sentinels, master).map(Client::new)
+        let (urls, master) = (strings(sentinels), master.into());
+        open::at(self.config, Deployment::Sentinel { urls, master }).map(Client::new)
     }
 
     /// Opens a client for a Redis Cluster, and checks that all of its hash slots are served.
@@ -201,7 +202,8 @@ impl Builder {
     /// - [`Unavailable`](crate::Error::Unavailable): some hash slots are not served.
     /// - [`Redis`](crate::Error::Redis): the nodes are not a cluster.
     pub fn open_cluster(self, seeds: impl IntoIterator<Item: AsRef<str>>) -> Result<Client> {
-        open::cluster(self.config, seeds).map(Client::new)
+        let seeds = strings(seeds);
+        open::at(self.config, Deployment::Cluster { seeds }).map(Client::new)
     }
 
     /// Opens a client for several independent servers, and checks that more than half of them
@@ -245,7 +247,8 @@ impl Builder {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn open_redlock(self, urls: impl IntoIterator<Item: AsRef<str>>) -> Result<Client> {
-        open::redlock(self.config, urls).map(Client::new)
+        let urls = strings(urls);
+        open::at(self.config, Deployment::Redlock { urls }).map(Client::new)
     }
 
     /// Creates a client whose locks exist only in this process: the only one of a
@@ -272,4 +275,8 @@ impl Builder {
     pub fn open_memory(self, server: &MemoryServer) -> Result<Client> {
         open::in_memory(self.config, &server.0).map(Client::new)
     }
+}
+
+fn strings(list: impl IntoIterator<Item: AsRef<str>>) -> Vec<String> {
+    list.into_iter().map(|text| text.as_ref().to_owned()).collect()
 }

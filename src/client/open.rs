@@ -47,11 +47,7 @@ fn standalone(config: Config, url: &str) -> Result<Shared> {
 }
 
 /// Locks on the master that sentinels name.
-pub(crate) fn sentinel(
-    config: Config,
-    urls: impl IntoIterator<Item: AsRef<str>>,
-    master: &str,
-) -> Result<Shared> {
+fn sentinel(config: Config, urls: Vec<String>, master: &str) -> Result<Shared> {
     let config = prepare(config)?;
     if master.is_empty() {
         return Err(Error::invalid("master", "must not be empty"));
@@ -65,10 +61,7 @@ pub(crate) fn sentinel(
 }
 
 /// Locks on the nodes of a cluster.
-pub(crate) fn cluster(
-    config: Config,
-    seeds: impl IntoIterator<Item: AsRef<str>>,
-) -> Result<Shared> {
+fn cluster(config: Config, seeds: Vec<String>) -> Result<Shared> {
     let config = prepare(config)?;
     let seeds = parse_seeds(seeds, &config)?;
     let servers = ServerFactory::new(&config)?;
@@ -78,7 +71,7 @@ pub(crate) fn cluster(
 }
 
 /// Locks on a majority of independent servers.
-pub(crate) fn redlock(config: Config, urls: impl IntoIterator<Item: AsRef<str>>) -> Result<Shared> {
+fn redlock(config: Config, urls: Vec<String>) -> Result<Shared> {
     if config.redisson {
         return Err(Error::invalid("redisson", "must be `false` on independent servers"));
     }

@@ -1,6 +1,5 @@
 //! What this program says: on stdout, on stderr, and by its exit status.
 
-use std::error::Error as _;
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
 use std::time::Duration;
@@ -62,13 +61,7 @@ impl From<Error> for ExitError {
             Error::WrongType { .. } => WRONG_DATA,
             _ => UNAVAILABLE,
         };
-        let mut message = error.to_string();
-        let mut cause = error.source();
-        while let Some(error) = cause {
-            message = format!("{message}: {error}");
-            cause = error.source();
-        }
-        Self::new(code, message)
+        Self::new(code, error.with_causes())
     }
 }
 

@@ -4,7 +4,9 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use leasehold::{Client, Error, HeldAs, Holder, NameReport, ServerReplies, Survey, printable};
+use leasehold::{
+    Client, Error, HeldAs, Holder, NameReport, ServerReplies, ServerReport, Survey, printable,
+};
 use serde_json::{Value, json};
 
 use crate::args::{ServerArgs, Unlock};
@@ -40,7 +42,9 @@ pub(crate) fn list(
     json: bool,
 ) -> Result<u8, ExitError> {
     let survey = client.survey();
-    if !server.is_cluster() && is_of_node(&survey) {
+    let servers = survey.servers().into_iter().flat_map(|replies| replies.each);
+    let is_of_node = |report: ServerReport| Info::new(report.info.as_deref()).is_of_node();
+    if !server.is_cluster() && servers.filter_map(|(_, report)| report.ok()).any(is_of_node) {
         say(&format!("warning: {NODE}"));
     }
     let (names, too_few) = found(survey.names(start)?);
@@ -95,13 +99,6 @@ fn reports(survey: &Survey, names: BTreeSet<String>) -> Vec<(String, Result<Name
         reports.push((name, report));
     }
     reports
-}
-
-fn is_of_node(survey: &Survey) -> bool {
-    let reports = survey.servers().into_iter().flat_map(|replies| replies.each);
-    reports
-        .filter_map(|(_, report)| report.ok())
-        .any(|report| Info::new(report.info.as_deref()).is_of_node())
 }
 
 /// The kind of lock that the name is; `None` if it is free.
