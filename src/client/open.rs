@@ -19,10 +19,9 @@ use crate::net::endpoint::Endpoint;
 use crate::net::sentinels;
 use crate::net::server::{Pools, Server, ServerFactory};
 use crate::store::Store;
-use crate::store::cluster::{Cluster, parse_seeds};
 use crate::store::memory::{Memory, SimulatedServer};
 use crate::store::quorum::Quorum;
-use crate::store::standalone::Standalone;
+use crate::store::servers::{Servers, parse_seeds};
 
 /// What errors of opening say was attempted.
 const ATTEMPT: &str = "open a client";
@@ -65,7 +64,7 @@ fn cluster(config: Config, seeds: Vec<String>) -> Result<Shared> {
     let config = prepare(config)?;
     let seeds = parse_seeds(seeds, &config)?;
     let servers = ServerFactory::new(&config)?;
-    let cluster = Cluster::new(seeds, &config, &servers);
+    let cluster = Servers::cluster(seeds, &config, &servers);
     insist(&config, || cluster.explore())?;
     Shared::start(config, Arc::new(cluster), false, servers.pools())
 }
@@ -122,7 +121,7 @@ fn start_on(config: Config, server: Server, pools: Pools) -> Result<Shared> {
         let probed = server.exchange(demand.probe(), end_of(config.connect_timeout));
         probed.map_err(|failure| failure.into_error(ATTEMPT, ""))?;
     }
-    let store = Standalone::new(server, &config);
+    let store = Servers::one(server, &config);
     Shared::start(config, Arc::new(store), false, pools)
 }
 

@@ -17,7 +17,7 @@ use crate::local::reporter::{HoldFailure, release_outcome};
 use crate::local::retry::{RetryLimit, RetryPolicy};
 use crate::local::shared::Shared;
 use crate::store::ask_one;
-use crate::store::request::{Change, HoldReply, HoldRequest};
+use crate::store::request::{Change, HoldReply, HoldRequest, Look};
 
 /// A level of a hold, for one guard: a thread may lock again what it holds.
 #[derive(Debug)]
@@ -207,7 +207,7 @@ pub(crate) fn watch(shared: &Shared, hold: &Hold) {
         }
     }
     let is_other = |client: &String| client != shared.identity.client();
-    let report = shared.store.report(&id.name, deadline);
+    let report = shared.store.report(&id.name, Look::All, deadline);
     if report.is_ok_and(|report| report.waiting.iter().any(is_other)) {
         hold.set_wanted();
     }

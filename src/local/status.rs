@@ -17,7 +17,7 @@ use crate::local::retry::{RetryLimit, RetryPolicy};
 use crate::local::shared::Shared;
 use crate::store::ask_one;
 use crate::store::hold_id::{HoldId, HoldKind};
-use crate::store::request::HolderReply;
+use crate::store::request::{HolderReply, Look, OwnerOf};
 
 /// How many names are shown of those that threads wait for.
 const NAMES_SHOWN: usize = 10;
@@ -25,8 +25,7 @@ const NAMES_SHOWN: usize = 10;
 /// Returns the holder of a lock. A hold that was dropped is over, even if the store has not got its
 /// release yet.
 pub(crate) fn holder(shared: &Shared, name: &Arc<str>) -> Result<Option<Holder>> {
-    let ask = |end| shared.store.inspect(name, end);
-    inspect(shared, name, ask).map(|found| found.map(holder_of))
+    inspect(shared, name, Look::Holder).map(|found| found.map(holder_of))
 }
 
 /// Checks that the server answers, and returns how long the last attempt took.
@@ -54,16 +53,14 @@ pub(crate) fn waiting_names(shared: &Shared) -> Vec<(String, usize)> {
 pub(crate) fn leader(shared: &Shared, name: &Arc<str>) -> Result<Option<Leader>> {
     let leader_of =
         |HolderReply { owner, fence, .. }| Leader::new(&String::from_utf8_lossy(&owner), fence);
-    let ask = |end| shared.store.inspect_fence(name, end);
-    inspect(shared, name, ask).map(|found| found.map(leader_of))
+    inspect(shared, name, Look::Token).map(|found| found.map(leader_of))
 }
 
-fn inspect(
-    shared: &Shared,
-    name: &Arc<str>,
-    ask: impl Fn(Instant) -> Result<Option<HolderReply>, Failure>,
-) -> Result<Option<HolderReply>> {
-    let inspect = || repeat(shared, "inspect", name, &ask);
+fn inspect(shared: &Shared, name: &Arc<str>, look: Look) -> Result<Option<HolderReply>> {
+    let inspect = || -> Result<Option<HolderReply>> {
+        let report = repeat(shared, "inspect", name, |end| shared.store.report(name, look, end))?;
+        Ok(report.into_holder())
+    };
     let released = shared.wait_queues.released(HoldKind::Lock, name);
     let Some(holder) = inspect()? else { return Ok(None) };
     match released.iter().find(|released| holder.is_owner_of(&released.id)) {
@@ -94,7 +91,8 @@ pub(crate) fn count(shared: &Shared, name: &Arc<str>) -> Result<u32> {
     for released in shared.wait_queues.released(HoldKind::Read, name) {
         confirm_release(shared, &released)?;
     }
-    repeat(shared, "inspect", name, |deadline| shared.store.count(name, deadline))
+    let ask = |end| shared.store.report(name, Look::Permits, end);
+    repeat(shared, "inspect", name, ask).map(|report| report.permits)
 }
 
 /// Returns the error of a call that has waited for a lock without getting it.
@@ -121,8 +119,8 @@ fn other_holder(shared: &Shared, name: &Arc<str>, deadline: Instant) -> Option<H
 /// Ends the hold that a lock has now, of any owner, and no later one. Returns `false` if there is
 /// none.
 pub(crate) fn force_unlock(shared: &Shared, name: &Arc<str>) -> Result<bool> {
-    let ask = |end| shared.store.inspect(name, end);
-    let Some(HolderReply { owner, .. }) = inspect(shared, name, ask)? else { return Ok(false) };
+    let holder = inspect(shared, name, Look::Holder)?;
+    let Some(HolderReply { owner, .. }) = holder else { return Ok(false) };
     end_hold(shared, HoldKind::Lock, name, &owner)
 }
 
@@ -131,7 +129,7 @@ pub(crate) fn force_unlock(shared: &Shared, name: &Arc<str>) -> Result<bool> {
 pub(super) fn end_hold(shared: &Shared, kind: HoldKind, name: &str, owner: &[u8]) -> Result<bool> {
     let mut in_doubt = false;
     let ended = repeat(shared, "force-unlock", name, |deadline| {
-        let reply = shared.store.force_release(kind, name, owner, deadline);
+        let reply = shared.store.force_release(OwnerOf { kind, name, owner }, deadline);
         in_doubt |= reply.as_ref().is_err_and(Failure::is_ambiguous);
         reply
     })?;

@@ -17,7 +17,7 @@ use crate::net::connection::Connection;
 use crate::net::request::Request;
 use crate::store::hold_id::HoldKind;
 use crate::store::keys::Keys;
-use crate::store::request::{ReportReply, ServerConnections};
+use crate::store::request::{Look, ReportReply, ServerConnections};
 
 /// How many replies of a server are timed.
 const REPLIES: usize = 10;
@@ -42,7 +42,7 @@ impl Survey {
     /// The same as [`Mutex::is_locked`](crate::Mutex::is_locked).
     pub fn report(&self, name: &str) -> Result<NameReport> {
         let shared = &*self.shared;
-        let ReportReply { holds, fence, waiting } = ask_about(shared, name)?;
+        let ReportReply { holds, fence, waiting, .. } = ask_about(shared, name)?;
         let holds =
             holds.into_iter().map(|(held_as, holder)| (held_as, holder_of(holder))).collect();
         let key = Keys::new(&shared.config.prefix).lock(name).into_owned();
@@ -169,7 +169,7 @@ impl Survey {
 }
 
 fn ask_about(shared: &Shared, name: &str) -> Result<ReportReply> {
-    repeat(shared, "inspect", name, |deadline| shared.store.report(name, deadline))
+    repeat(shared, "inspect", name, |deadline| shared.store.report(name, Look::All, deadline))
 }
 
 /// Escapes a text that is part of a pattern and stands for itself.

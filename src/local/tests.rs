@@ -32,8 +32,8 @@ use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::memory::Memory;
 use crate::store::redisson_channels::RedissonChannels;
 use crate::store::request::{
-    Acquire, AcquireReply, Change, HoldReply, HoldRequest, HolderReply, PendingReply, PostedChange,
-    Registration,
+    Acquire, AcquireReply, Change, HoldReply, HoldRequest, Look, OwnerOf, PendingReply,
+    PostedChange, Registration, ReportReply,
 };
 use crate::store::{Store, ask_one};
 
@@ -166,18 +166,12 @@ impl Store for Scripted {
         }
     }
 
-    fn inspect(&self, name: &str, deadline: Instant) -> Result<Option<HolderReply>, Failure> {
-        self.inner.inspect(name, deadline)
+    fn report(&self, name: &str, look: Look, deadline: Instant) -> Result<ReportReply, Failure> {
+        self.inner.report(name, look, deadline)
     }
 
-    fn force_release(
-        &self,
-        kind: HoldKind,
-        name: &str,
-        owner: &[u8],
-        deadline: Instant,
-    ) -> Result<bool, Failure> {
-        self.inner.force_release(kind, name, owner, deadline)
+    fn force_release(&self, owner: OwnerOf<'_>, deadline: Instant) -> Result<bool, Failure> {
+        self.inner.force_release(owner, deadline)
     }
 
     fn ping(&self, deadline: Instant) -> Result<(), Failure> {
@@ -218,8 +212,8 @@ impl Scene {
     fn end_hold(&self) {
         let holder = self.store.inner.inspect(&self.name, Instant::now()).expect("memory");
         let owner = holder.expect("a holder").owner;
-        let (store, kind) = (&self.store.inner, HoldKind::Lock);
-        let ended = store.force_release(kind, &self.name, &owner, Instant::now());
+        let owner = OwnerOf { kind: HoldKind::Lock, name: &self.name, owner: &owner };
+        let ended = self.store.inner.force_release(owner, Instant::now());
         assert_eq!(ended.ok(), Some(true));
     }
 

@@ -9,15 +9,15 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use crate::base::clock::Moment;
 use crate::config::Config;
 use crate::net::request::{Arg, Request, Script};
-use crate::store::decoder;
 use crate::store::hold_id::{HoldId, HoldKind};
-use crate::store::keys::{Keys, ShardTag};
+use crate::store::keys::{self, FENCE, Keys, QUEUE, ShardTag, TURN};
 use crate::store::redisson_channels::RedissonChannels;
 use crate::store::request::{
-    Acquire, AcquireReply, Change, HoldReply, HolderReply, Registration, ReportReply, TENURE_FENCES,
+    Acquire, AcquireReply, Change, HoldReply, Look, OwnerOf, Registration, ReportReply,
+    TENURE_FENCES,
 };
 use crate::store::scripts::{
-    ACQUIRE, ACQUIRE_ALL, ACQUIRE_MEMBER, CHANGE, Command, RELEASE, RELEASE_MEMBER, REPORT,
+    self, ACQUIRE, ACQUIRE_ALL, ACQUIRE_MEMBER, CHANGE, Command, RELEASE, RELEASE_MEMBER, REPORT,
     UNREGISTER,
 };
 
@@ -64,7 +64,7 @@ pub(crate) struct Commands {
     /// wake-ups with it.
     pub(crate) redisson: Option<&'static str>,
     /// If all of them go to one node of a cluster: how clients that listen there are told.
-    shard: Option<ShardTag>,
+    pub(crate) shard: Option<ShardTag>,
 }
 
 impl Commands {
@@ -82,8 +82,8 @@ impl Commands {
     }
 
     /// For a cluster, where Redisson uses sharded channels; or for one of its nodes.
-    pub(crate) fn in_cluster(self, shard: Option<ShardTag>) -> Self {
-        Self { redisson: self.redisson.and(Some("s")), shard, ..self }
+    pub(crate) fn in_cluster(self, shard: ShardTag) -> Self {
+        Self { redisson: self.redisson.and(Some("s")), shard: Some(shard), ..self }
     }
 
     /// For independent servers, to which the client proposes fencing tokens.
@@ -93,11 +93,11 @@ impl Commands {
 
     pub(crate) fn acquire(&self, request: Acquire<'_>) -> Command<AcquireReply> {
         let request = match request.holds {
-            [hold] if hold.kind.is_lock() => self.acquire_one(hold, request),
-            holds if holds[0].kind.is_lock() => self.acquire_all(request),
+            [hold @ HoldId { kind: HoldKind::Lock, .. }] => self.acquire_one(hold, request),
+            [HoldId { kind: HoldKind::Lock, .. }, ..] => self.acquire_all(request),
             _ => self.acquire_members(request),
         };
-        Command { request, decoder: decoder::ACQUIRE }
+        Command { request, decode: scripts::read_acquire }
     }
 
     fn acquire_one(&self, hold: &HoldId, request: Acquire<'_>) -> Request {
@@ -116,7 +116,7 @@ impl Commands {
             Registration::Followed | Registration::Registered => ("queued", life),
             Registration::Yielding => ("yields", life),
         };
-        let gets_block = hold.may_be_kept() || registration == Registration::Followed;
+        let gets_block = hold.may_be_kept() || matches!(registration, Registration::Followed);
         let (owner, lock, shard) = (hold.owner(), self.keys.lock(&hold.name), self.shard_tag());
         let args = [
             Arg::Text(&owner),
@@ -130,11 +130,12 @@ impl Commands {
             Arg::Text(&shard),
         ];
         let args = if gets_block || !place.is_empty() { &args[..] } else { &args[..5] };
-        let turn = self.redisson.map(|_| Keys::turn(&lock));
-        let (fence, waiting) = (Keys::fence(&lock), Keys::waiting(&lock));
-        match &turn {
-            Some(turn) => Request::call(&ACQUIRE, &[&lock, &fence, &waiting, turn], args),
-            None => Request::call(&ACQUIRE, &[&lock, &fence, &waiting], args),
+        if self.redisson.is_some() {
+            let [fence, queue, turn] = keys::companions(&lock, [FENCE, QUEUE, TURN]);
+            Request::call(&ACQUIRE, &[&lock, &fence, &queue, &turn], args)
+        } else {
+            let [fence, queue] = keys::companions(&lock, [FENCE, QUEUE]);
+            Request::call(&ACQUIRE, &[&lock, &fence, &queue], args)
         }
     }
 
@@ -148,7 +149,7 @@ impl Commands {
         let Acquire { holds, lease, .. } = request;
         let keys_of = |hold: &HoldId| {
             let lock = self.keys.lock(&hold.name).into_owned();
-            let fence = Keys::fence(&lock);
+            let [fence] = keys::companions(&lock, [FENCE]);
             [lock, fence]
         };
         let keys: Vec<String> = holds.iter().flat_map(keys_of).collect();
@@ -165,7 +166,7 @@ impl Commands {
         let Acquire { holds, lease, registration, .. } = request;
         let HoldId { kind, name, client, .. } = &holds[0];
         let members: Vec<_> = holds.iter().map(HoldId::member).collect();
-        let (client, shard) = ([kind.prefix(), client].concat(), self.shard_tag());
+        let (client, shard) = ([kind.row().prefix, client].concat(), self.shard_tag());
         let args = [
             Arg::Text(&members[0]),
             millis(lease),
@@ -180,34 +181,40 @@ impl Commands {
         let others = members[1..].iter().map(|member| Arg::Text(member));
         let args: Vec<_> = args.into_iter().chain(others).collect();
         let lock = self.keys.lock(name);
-        let keys = [&*lock, &Keys::fence(&lock), &Keys::waiting(&lock)];
-        Request::call(&ACQUIRE_MEMBER, &keys, &args)
+        let [fence, queue] = keys::companions(&lock, [FENCE, QUEUE]);
+        Request::call(&ACQUIRE_MEMBER, &[&lock, &fence, &queue], &args)
     }
 
     /// Changes a hold, or finds out whether it exists.
     pub(crate) fn change(&self, hold: &HoldId, change: Change) -> Command<HoldReply> {
+        let HoldId { kind, name, client, .. } = hold;
+        if let Change::Unregister = change {
+            return self.free(
+                &UNREGISTER,
+                name,
+                [Arg::Text(client), millis(OFFER), Arg::Number(0)],
+            );
+        }
+        let (is_lock, member) = (matches!(kind, HoldKind::Lock), hold.member());
         let what = match change {
-            Change::Release { kept_until } => return self.release(hold, kept_until),
-            Change::Unregister => {
-                let client = Arg::Text(&hold.client);
-                return self.freeing(
-                    &UNREGISTER,
-                    &hold.name,
-                    client,
-                    millis(OFFER),
-                    Arg::Number(0),
-                );
+            Change::Release { .. } if !is_lock => return self.free_place(hold, &member, ""),
+            Change::Release { kept_until } => {
+                // Most locks become free at once, and no clock is read for these.
+                let kept = match kept_until {
+                    Moment::FIRST => Arg::Number(0),
+                    _ => millis(kept_until.since(Moment::now())),
+                };
+                return self.free(&RELEASE, name, [Arg::Text(&member), millis(OFFER), kept]);
             }
             // It has one level.
-            _ if !hold.kind.is_lock() => Arg::Text("member"),
+            _ if !is_lock => Arg::Text("member"),
             Change::SetDepth { depth, .. } => Arg::Number(depth.into()),
-            Change::Check | Change::Renew { .. } => Arg::Text(""),
             Change::Watch => Arg::Text("watch"),
+            Change::Check | Change::Renew { .. } | Change::Unregister => Arg::Text(""),
         };
-        let (member, lease) = (hold.member(), change.lease().map_or(Arg::Number(0), millis));
-        let args = [Arg::Text(&member), lease, what];
-        let request = Request::call(&CHANGE, &[&self.keys.lock(&hold.name)], &args);
-        Command { request, decoder: decoder::HOLD_OR_GONE }
+        let args = [Arg::Text(&member), change.lease().map_or(Arg::Number(0), millis), what];
+        let request = Request::call(&CHANGE, &[&self.keys.lock(name)], &args);
+        Command { request, decode: scripts::read_hold }
     }
 
     /// Raises the counter of fencing tokens to that of a hold.
@@ -215,99 +222,75 @@ impl Commands {
         let (owner, lock) = (hold.owner(), self.keys.lock(&hold.name));
         let life = self.fence_life(lease);
         let args = [Arg::Text(&owner), Arg::Number(0), Arg::Text(""), Arg::Number(fence), life];
-        let request = Request::call(&CHANGE, &[&lock, &Keys::fence(&lock)], &args);
-        Command { request, decoder: decoder::HOLD_OR_GONE }
-    }
-
-    /// Ends a hold. The lock is free then, or once it has stayed taken for what is left of the time
-    /// until `kept_until`.
-    fn release(&self, hold: &HoldId, kept_until: Moment) -> Command<HoldReply> {
-        let member = hold.member();
-        if hold.kind.is_lock() {
-            let kept = millis(kept_until.since(Moment::now()));
-            self.freeing(&RELEASE, &hold.name, Arg::Text(&member), millis(OFFER), kept)
-        } else {
-            self.freeing_place(hold, &member, "")
-        }
+        let [fence] = keys::companions(&lock, [FENCE]);
+        let request = Request::call(&CHANGE, &[&lock, &fence], &args);
+        Command { request, decode: scripts::read_hold }
     }
 
     /// Ends a hold that too few servers have granted, and wakes no client.
     pub(crate) fn withdraw(&self, hold: &HoldId) -> Command<HoldReply> {
         let (owner, no_client) = (hold.owner(), Arg::Text(""));
-        self.freeing(&RELEASE, &hold.name, Arg::Text(&owner), no_client, Arg::Number(0))
+        self.free(&RELEASE, &hold.name, [Arg::Text(&owner), no_client, Arg::Number(0)])
     }
 
     /// Ends the hold of an owner, and tells its client.
-    pub(crate) fn force_release(
-        &self,
-        kind: HoldKind,
-        name: &str,
-        owner: &[u8],
-    ) -> Command<HoldReply> {
+    pub(crate) fn force_release(&self, owner: OwnerOf<'_>) -> Command<HoldReply> {
+        let OwnerOf { kind, name, owner } = owner;
         match HoldId::of_owner(owner, kind, name) {
-            Some(hold) if !kind.is_lock() => self.freeing_place(&hold, &hold.member(), "force"),
-            _ => self.freeing(&RELEASE, name, Arg::Bytes(owner), millis(OFFER), Arg::Text("force")),
+            Some(hold) if !kind.is_lock() => self.free_place(&hold, &hold.member(), "force"),
+            _ => {
+                let args = [Arg::Bytes(owner), millis(OFFER), Arg::Text("force")];
+                self.free(&RELEASE, name, args)
+            }
         }
     }
 
-    /// Calls a script that may free the lock, and then offers it to a waiting client for the time
-    /// `window`.
-    fn freeing(
+    /// Calls a script that may free the lock, and then offers it to a waiting client. The arguments
+    /// are: whose it is, for how long it is offered, and for how long it stays taken.
+    fn free(
         &self,
         script: &'static Script,
         name: &str,
-        whose: Arg<'_>,
-        window: Arg<'_>,
-        kept: Arg<'_>,
+        [whose, window, kept]: [Arg<'_>; 3],
     ) -> Command<HoldReply> {
         let (lock, shard) = (self.keys.lock(name), self.shard_tag());
-        let waiting = Keys::waiting(&lock);
+        let shard = Arg::Text(&shard);
         let request = if let Some(form) = self.redisson {
+            let [queue, turn] = keys::companions(&lock, [QUEUE, TURN]);
             let channel = RedissonChannels::channel(&lock);
             let (channel, form) = (Arg::Text(&channel), Arg::Text(form));
-            let (memory, turn) = (millis(REDISSON_MEMORY), millis(REDISSON_TURN));
-            let args = [whose, window, Arg::Text(&shard), kept, channel, form, memory, turn];
-            Request::call(script, &[&lock, &waiting, &Keys::turn(&lock)], &args)
+            let (memory, turn_time) = (millis(REDISSON_MEMORY), millis(REDISSON_TURN));
+            let args = [whose, window, shard, kept, channel, form, memory, turn_time];
+            Request::call(script, &[&lock, &queue, &turn], &args)
         } else {
-            let args = [whose, window, Arg::Text(&shard), kept];
-            Request::call(script, &[&lock, &waiting], &args)
+            let [queue] = keys::companions(&lock, [QUEUE]);
+            Request::call(script, &[&lock, &queue], &[whose, window, shard, kept])
         };
-        Command { request, decoder: decoder::HOLD_OR_GONE }
+        Command { request, decode: scripts::read_hold }
     }
 
     /// Calls the script that ends a hold of a read-write lock or a semaphore, and then offers its
     /// place to a waiting client.
-    fn freeing_place(&self, hold: &HoldId, member: &str, how: &str) -> Command<HoldReply> {
+    fn free_place(&self, hold: &HoldId, member: &str, how: &str) -> Command<HoldReply> {
         let (lock, shard) = (self.keys.lock(&hold.name), self.shard_tag());
+        let [queue] = keys::companions(&lock, [QUEUE]);
         let permits = Arg::Number(hold.kind.permits().into());
         let args = [Arg::Text(member), millis(OFFER), permits, Arg::Text(how), Arg::Text(&shard)];
-        let request = Request::call(&RELEASE_MEMBER, &[&lock, &Keys::waiting(&lock)], &args);
-        Command { request, decoder: decoder::HOLD_OR_GONE }
+        let request = Request::call(&RELEASE_MEMBER, &[&lock, &queue], &args);
+        Command { request, decode: scripts::read_hold }
     }
 
-    /// Looks for the holder of a lock.
-    pub(crate) fn inspect(&self, name: &str) -> Command<Option<HolderReply>> {
-        let request = Request::call(&REPORT, &[&self.keys.lock(name)], &[]);
-        Command { request, decoder: decoder::HOLDER }
-    }
-
-    /// As `inspect`, with the last token.
-    pub(crate) fn inspect_fence(&self, name: &str) -> Command<Option<HolderReply>> {
+    /// Asks what is known of a name.
+    pub(crate) fn report(&self, name: &str, look: Look) -> Command<ReportReply> {
         let lock = self.keys.lock(name);
-        let keys = [&*lock, &Keys::fence(&lock)];
-        Command { request: Request::call(&REPORT, &keys, &[]), decoder: decoder::HOLDER }
-    }
-
-    pub(crate) fn report(&self, name: &str) -> Command<ReportReply> {
-        let lock = self.keys.lock(name);
-        let keys = [&*lock, &Keys::fence(&lock), &Keys::waiting(&lock)];
-        Command { request: Request::call(&REPORT, &keys, &[]), decoder: decoder::REPORT }
-    }
-
-    /// Counts the permits of a semaphore that are held.
-    pub(crate) fn count(&self, name: &str) -> Command<u32> {
-        let request = Request::call(&REPORT, &[&self.keys.lock(name)], &[Arg::Text("count")]);
-        Command { request, decoder: decoder::COUNT }
+        let [fence, queue] = keys::companions(&lock, [FENCE, QUEUE]);
+        let (keys, args) = match look {
+            Look::All => (&[&*lock, &fence, &queue][..], &[][..]),
+            Look::Holder => (&[&*lock][..], &[][..]),
+            Look::Permits => (&[&*lock][..], &[Arg::Text("count")][..]),
+            Look::Token => (&[&*lock, &fence][..], &[][..]),
+        };
+        Command { request: Request::call(&REPORT, keys, args), decode: scripts::read_report }
     }
 
     /// The hash tag of sharded channels at the node that the command goes to, or nothing.

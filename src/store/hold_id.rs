@@ -81,11 +81,6 @@ impl HoldKind {
     pub(crate) fn waits_with(self, other: Self) -> bool {
         mem::discriminant(&self) == mem::discriminant(&other)
     }
-
-    /// What is in front of the owners and the waiting clients in Redis.
-    pub(crate) fn prefix(self) -> &'static str {
-        self.row().prefix
-    }
 }
 
 /// The identity of one hold of one lock. No other hold ever has the same id.
@@ -135,8 +130,10 @@ impl HoldId {
 
     /// As `owner`, with the kind of the hold in front.
     pub(crate) fn member(&self) -> String {
-        let owner = self.owner();
-        if self.kind == HoldKind::Lock { owner } else { [self.kind.prefix(), &owner].concat() }
+        match self.kind {
+            HoldKind::Lock => self.owner(),
+            kind => [kind.row().prefix, &self.owner()].concat(),
+        }
     }
 }
 

@@ -1,9 +1,7 @@
 //! What servers are asked about locks, and what they reply: one file or folder per topology.
 
 pub(crate) mod background;
-pub(crate) mod cluster;
 pub(crate) mod commands;
-pub(crate) mod decoder;
 pub(crate) mod hold_id;
 pub(crate) mod keys;
 pub(crate) mod memory;
@@ -11,7 +9,7 @@ pub(crate) mod quorum;
 pub(crate) mod redisson_channels;
 pub(crate) mod request;
 mod scripts;
-pub(crate) mod standalone;
+pub(crate) mod servers;
 
 #[cfg(test)]
 mod tests;
@@ -22,13 +20,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::base::failure::Failure;
-use crate::base::report::HeldAs;
 use crate::store::background::{JobRunner, Wakeups};
-use crate::store::hold_id::HoldKind;
 use crate::store::redisson_channels::RedissonChannels;
 use crate::store::request::{
-    Acquire, AcquireReply, HoldReply, HoldRequest, HolderReply, PendingReply, PostedChange,
-    ReportReply, ServerConnections,
+    Acquire, AcquireReply, HoldReply, HoldRequest, HolderReply, Look, OwnerOf, PendingReply,
+    PostedChange, ReportReply, ServerConnections,
 };
 
 /// Where locks live. Every request can be executed twice, or late, without harm to another hold.
@@ -79,20 +75,12 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
         false
     }
 
+    /// Asks about a name.
+    fn report(&self, name: &str, look: Look, deadline: Instant) -> Result<ReportReply, Failure>;
+
     /// Returns the holder of a lock, perhaps without its token.
-    fn inspect(&self, name: &str, deadline: Instant) -> Result<Option<HolderReply>, Failure>;
-
-    /// Returns the holder of a lock with its token.
-    fn inspect_fence(&self, name: &str, deadline: Instant) -> Result<Option<HolderReply>, Failure> {
-        self.inspect(name, deadline)
-    }
-
-    /// Reports on a name, of whatever kind it is. As it is here for stores that have only locks.
-    fn report(&self, name: &str, deadline: Instant) -> Result<ReportReply, Failure> {
-        let holder = self.inspect_fence(name, deadline)?;
-        let fence = holder.as_ref().map_or(0, |holder| holder.fence);
-        let holds = holder.into_iter().map(|holder| (HeldAs::Lock, holder)).collect();
-        Ok(ReportReply { holds, fence, waiting: Vec::new() })
+    fn inspect(&self, name: &str, deadline: Instant) -> Result<Option<HolderReply>, Failure> {
+        self.report(name, Look::Holder, deadline).map(ReportReply::into_holder)
     }
 
     /// The servers that have locks, for questions that are about no lock: none in memory.
@@ -102,18 +90,7 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
 
     /// Ends the hold of that owner, whether it is this client's or not, and has its client told.
     /// `false` if it does not hold the name as this kind.
-    fn force_release(
-        &self,
-        kind: HoldKind,
-        name: &str,
-        owner: &[u8],
-        deadline: Instant,
-    ) -> Result<bool, Failure>;
-
-    /// Returns how many permits of a semaphore are held: none where there can be no semaphores.
-    fn count(&self, _: &str, _: Instant) -> Result<u32, Failure> {
-        Ok(0)
-    }
+    fn force_release(&self, owner: OwnerOf<'_>, deadline: Instant) -> Result<bool, Failure>;
 
     /// Checks that a request would be answered.
     fn ping(&self, deadline: Instant) -> Result<(), Failure>;

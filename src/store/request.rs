@@ -7,7 +7,7 @@ use crate::base::clock::Moment;
 use crate::base::failure::Failure;
 use crate::base::report::HeldAs;
 use crate::net::connection::Connection;
-use crate::store::hold_id::HoldId;
+use crate::store::hold_id::{HoldId, HoldKind};
 
 /// A request for holds: mostly for one; for one of each of several locks, all of them or none; or
 /// for several of a name that can be shared, the first of them or as many as there is room for.
@@ -98,6 +98,7 @@ pub(crate) enum AcquireReply {
     },
 }
 
+#[cfg(test)]
 impl AcquireReply {
     /// The only hold that was requested exists now.
     pub(crate) fn acquired(fence: u64, room: u32) -> Self {
@@ -105,7 +106,6 @@ impl AcquireReply {
     }
 
     /// Another owner holds the first or only lock.
-    #[cfg(test)]
     pub(crate) fn held(remaining: Option<Duration>) -> Self {
         Self::Held { index: 0, remaining, in_doubt: false, recalled: false }
     }
@@ -206,14 +206,49 @@ impl HolderReply {
     }
 }
 
-/// Who holds a name, of whatever kind it is, and who waits for it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// The owner of a hold of a name, of any client or library.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OwnerOf<'a> {
+    pub(crate) kind: HoldKind,
+    pub(crate) name: &'a str,
+    /// As it is in the key.
+    pub(crate) owner: &'a [u8],
+}
+
+/// What is asked about a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Look {
+    /// Who holds it, of whatever kind it is, and who waits for it.
+    All,
+    /// Who holds a lock, perhaps without the token.
+    Holder,
+    /// How many permits of a semaphore are held or offered: none where there can be no semaphores.
+    Permits,
+    /// Who holds a lock, with the token.
+    Token,
+}
+
+/// What is known of a name, as far as it was asked.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ReportReply {
     pub(crate) holds: Vec<(HeldAs, HolderReply)>,
     /// The last fencing token of the name, or 0.
     pub(crate) fence: u64,
     /// The clients in the queue, the first one first.
     pub(crate) waiting: Vec<String>,
+    /// How many permits are held or offered.
+    pub(crate) permits: u32,
+}
+
+impl ReportReply {
+    /// The holder of a lock, if there is one.
+    pub(crate) fn holder(&self) -> Option<&HolderReply> {
+        self.holds.first().map(|(_, holder)| holder)
+    }
+
+    pub(crate) fn into_holder(self) -> Option<HolderReply> {
+        self.holds.into_iter().next().map(|(_, holder)| holder)
+    }
 }
 
 /// Connections to the servers that have locks, none of them open yet.

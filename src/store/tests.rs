@@ -20,7 +20,7 @@ use crate::store::memory::{Memory, SimulatedServer};
 use crate::store::quorum::Quorum;
 use crate::store::request::{Change, Registration, TENURE_FENCES};
 use crate::store::scripts::ACQUIRE;
-use crate::store::standalone::Standalone;
+use crate::store::servers::Servers;
 
 #[path = "../../tests/it/support/server.rs"]
 pub(crate) mod process;
@@ -49,6 +49,16 @@ fn change(store: &dyn Store, hold: &HoldId, change: Change) -> Result<HoldReply,
     ask_one(store, HoldRequest { hold, change, deadline: soon() })
 }
 
+/// The owner of a lock.
+fn lock_of(owner: &[u8]) -> OwnerOf<'_> {
+    OwnerOf { kind: HoldKind::Lock, name: "lock", owner }
+}
+
+/// How many permits are held or offered.
+fn permits(store: &dyn Store) -> Option<u32> {
+    store.report("lock", Look::Permits, soon()).ok().map(|report| report.permits)
+}
+
 /// Removes a client from those that wait for the lock.
 fn unregister(store: &dyn Store, client: &str) {
     let hold = HoldId { client: client.into(), ..hold(0) };
@@ -67,9 +77,9 @@ trait Host {
 }
 
 impl Host for process::Server {
-    type Store = Standalone;
+    type Store = Servers;
 
-    fn store(&self) -> Standalone {
+    fn store(&self) -> Servers {
         single_at(&self.url(), &Config::default())
     }
 
@@ -94,9 +104,9 @@ fn single<H: Host>(host: &H) -> H::Store {
     host.store()
 }
 
-fn single_at(url: &str, config: &Config) -> Standalone {
+fn single_at(url: &str, config: &Config) -> Servers {
     let endpoint = Endpoint::parse(url, config).expect("a good URL");
-    Standalone::new(ServerFactory::new(config).expect("a thread").server(endpoint), config)
+    Servers::one(ServerFactory::new(config).expect("a thread").server(endpoint), config)
 }
 
 /// A quorum of which some servers are dead.
@@ -306,9 +316,9 @@ fn late_duplicates_of_the_old_hold_do_not_touch_the_new(store: &dyn Store) {
 }
 
 fn a_forced_release_ends_any_hold(store: &dyn Store) {
-    assert_eq!(store.force_release(HoldKind::Lock, "lock", b"client:1", soon()).ok(), Some(false));
+    assert_eq!(store.force_release(lock_of(b"client:1"), soon()).ok(), Some(false));
     must_acquire(store, &hold(1));
-    assert_eq!(store.force_release(HoldKind::Lock, "lock", b"client:1", soon()).ok(), Some(true));
+    assert_eq!(store.force_release(lock_of(b"client:1"), soon()).ok(), Some(true));
     assert_eq!(release(store, &hold(1)).ok(), Some(HoldReply::Gone));
 }
 
@@ -372,7 +382,7 @@ fn no_request_of_a_hold_changes_what_keeps_the_lock(store: &dyn Store) {
     assert_eq!((&after.owner, after.depth), (&before.owner, 0));
     assert!(after.remaining <= before.remaining && after.remaining > LEASE / 5, "{after:?}");
 
-    assert_eq!(store.force_release(HoldKind::Lock, "lock", &before.owner, soon()).ok(), Some(true));
+    assert_eq!(store.force_release(lock_of(&before.owner), soon()).ok(), Some(true));
     must_acquire(store, &hold(4));
 }
 
@@ -392,7 +402,7 @@ fn a_hold_ends_with_its_lease(store: &dyn Store) {
     assert_eq!(depth(store), None);
     assert_eq!(set_depth(store, &hold(1), 2).ok(), Some(HoldReply::Gone));
     assert_eq!(release(store, &hold(1)).ok(), Some(HoldReply::Gone));
-    assert_eq!(store.force_release(HoldKind::Lock, "lock", b"client:1", soon()).ok(), Some(false));
+    assert_eq!(store.force_release(lock_of(b"client:1"), soon()).ok(), Some(false));
     begin(2);
     must_acquire(store, &hold(4));
 }

@@ -149,12 +149,12 @@ proptest! {
         name in edited_text(NAMES, NAME_PIECES),
         prefix in select(&["", "lock:", "{shop}:", "a}"][..]),
     ) {
-        use crate::store::keys::Keys;
+        use crate::store::keys::{FENCE, Keys, QUEUE, TURN, companions};
         if lock_name::check(prefix, &name).is_ok() {
             let keys = Keys::new(prefix);
             let lock = keys.lock(&name);
             prop_assert_eq!(keys.name(&lock), Some(&*name));
-            for other in [Keys::fence(&lock), Keys::waiting(&lock), Keys::turn(&lock)] {
+            for other in companions(&lock, [FENCE, QUEUE, TURN]) {
                 prop_assert_eq!(hashed(&lock), hashed(&other), "{} and {}", lock, other);
                 prop_assert_ne!(&*lock, &other);
             }

@@ -5,36 +5,34 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::base::failure::Failure;
 use crate::base::shrink;
-use crate::net::demand::Demand;
 use crate::net::socket::PollFd;
-use crate::store::background::connection::{Node, sleep};
 use crate::store::background::node_jobs::{NodeJobs, Replies};
-use crate::store::background::{Job, JobOutcome, JobRunner};
-use crate::store::commands::Commands;
+use crate::store::background::peer::{Peer, sleep};
+use crate::store::background::{BackgroundSettings, Job, JobOutcome, JobRunner};
 use crate::store::request::HoldReply;
 
 /// Where jobs are sent, and what the replies amount to.
 pub(crate) trait JobPolicy: fmt::Debug + Send {
-    type Node: Node;
+    type Peer: Peer;
 
     /// What is known of a job that has no outcome yet.
     type Progress: fmt::Debug + Send;
 
     /// Returns the nodes that a job is sent to first. Fails if none is known.
-    fn route(&mut self, job: &Job) -> Result<(Vec<Self::Node>, Self::Progress), Failure>;
+    fn route(&mut self, job: &Job) -> Result<(Vec<Self::Peer>, Self::Progress), Failure>;
 
     /// Decides what comes of a job after one node's reply.
     fn decide(
         &mut self,
         job: &Job,
         progress: &mut Self::Progress,
-        from: &Self::Node,
+        from: &Self::Peer,
         reply: Result<HoldReply, Failure>,
-    ) -> Decision<Self::Node>;
+    ) -> Decision<Self::Peer>;
 
     /// How many nodes have to be connected: while there are fewer, all that are missing are tried
     /// without a pause.
@@ -44,7 +42,7 @@ pub(crate) trait JobPolicy: fmt::Debug + Send {
 
     /// Returns `true` if jobs are likely to be sent to that node again, so that an idle connection
     /// to it is kept.
-    fn keeps(&self, _: &Self::Node) -> bool {
+    fn keeps(&self, _: &Self::Peer) -> bool {
         true
     }
 }
@@ -63,12 +61,8 @@ pub(crate) enum Decision<N> {
 #[derive(Debug)]
 pub(crate) struct BackgroundJobs<P: JobPolicy> {
     policy: P,
-    commands: Commands,
-    /// What must be met before a renewal counts.
-    demand: Option<Demand>,
-    /// A connection that is silent for this long is given up.
-    io_timeout: Duration,
-    nodes: Vec<NodeJobs<P::Node>>,
+    settings: BackgroundSettings,
+    nodes: Vec<NodeJobs<P::Peer>>,
     /// The jobs that have no outcome yet, by number. All nodes that one was sent to share it.
     undecided: HashMap<u64, (Job, P::Progress)>,
     last_number: u64,
@@ -76,35 +70,31 @@ pub(crate) struct BackgroundJobs<P: JobPolicy> {
 
 impl<P: JobPolicy> BackgroundJobs<P> {
     /// Sends nothing yet.
-    pub(crate) fn new(
-        policy: P,
-        commands: Commands,
-        demand: Option<Demand>,
-        io_timeout: Duration,
-    ) -> Self {
+    pub(crate) fn new(policy: P, settings: BackgroundSettings) -> Self {
         let (nodes, undecided) = (Vec::new(), HashMap::new());
-        Self { policy, commands, demand, io_timeout, nodes, undecided, last_number: 0 }
+        Self { policy, settings, nodes, undecided, last_number: 0 }
     }
 
     /// Adds a job to those that are sent next to a node.
-    fn push(&mut self, node: P::Node, number: u64, job: &Job) {
-        let demand = self.demand.filter(|_| job.change.is_durable());
+    fn push(&mut self, node: P::Peer, number: u64, job: &Job) {
+        let demand = self.settings.demand.filter(|_| job.change.is_durable());
         let mut known = self.nodes.iter();
-        let is_its = |known: &NodeJobs<P::Node>| {
-            known.node().is(&node) && known.is_durable() == demand.is_some()
+        let is_its = |known: &NodeJobs<P::Peer>| {
+            known.connection.peer == node && known.demand.is_some() == demand.is_some()
         };
         let place = known.position(is_its).unwrap_or_else(|| {
             self.nodes.push(NodeJobs::new(node, demand));
             self.nodes.len() - 1
         });
-        let command = self.commands.change(&job.hold, job.change);
+        let command = self.settings.commands.change(&job.hold, job.change);
         self.nodes[place].push(number, command, job.deadline);
     }
 
     /// Returns `true` if too few nodes are connected for jobs like those of this one.
     fn is_urgent(&self, place: usize) -> bool {
-        let durable = self.nodes[place].is_durable();
-        let open = self.nodes.iter().filter(|node| node.is_durable() == durable && node.is_open());
+        let durable = self.nodes[place].demand.is_some();
+        let is_open = |node: &&NodeJobs<_>| node.demand.is_some() == durable && node.is_open();
+        let open = self.nodes.iter().filter(is_open);
         open.count() < self.policy.required()
     }
 
@@ -116,7 +106,7 @@ impl<P: JobPolicy> BackgroundJobs<P> {
         // A redirection may add nodes, and brings jobs to earlier ones.
         while place < self.nodes.len() {
             let (urgent, mut replies) = (self.is_urgent(place), Replies::new());
-            let then = self.nodes[place].go_on(urgent, self.io_timeout, &mut replies);
+            let then = self.nodes[place].go_on(urgent, self.settings.io_timeout, &mut replies);
             next = next.into_iter().chain(then).min();
             if self.decide(place, replies, done) {
                 next = Some(Instant::now());
@@ -136,7 +126,8 @@ impl<P: JobPolicy> BackgroundJobs<P> {
         let mut redirected = false;
         for (number, reply) in replies {
             let Some((job, mut progress)) = self.undecided.remove(&number) else { continue };
-            match self.policy.decide(&job, &mut progress, self.nodes[place].node(), reply) {
+            match self.policy.decide(&job, &mut progress, &self.nodes[place].connection.peer, reply)
+            {
                 Decision::Done(outcome) => {
                     done(job.id, outcome);
                     continue;
@@ -154,7 +145,8 @@ impl<P: JobPolicy> BackgroundJobs<P> {
 
     fn sleep(&self, deadline: Instant) {
         let mut sockets: Vec<PollFd<'_>> = self.nodes.iter().filter_map(NodeJobs::socket).collect();
-        let openings: Vec<_> = self.nodes.iter().filter_map(NodeJobs::opening).collect();
+        let openings: Vec<_> =
+            self.nodes.iter().filter_map(|node| node.connection.opening.as_ref()).collect();
         sleep(&mut sockets, &openings, deadline);
     }
 }
@@ -162,7 +154,7 @@ impl<P: JobPolicy> BackgroundJobs<P> {
 impl<P: JobPolicy> JobRunner for BackgroundJobs<P> {
     fn send(&mut self, jobs: Vec<Job>, done: &mut dyn FnMut(u64, JobOutcome)) {
         // Nodes of a cluster come and go.
-        self.nodes.retain(|known| known.is_busy() || self.policy.keeps(known.node()));
+        self.nodes.retain(|known| known.is_busy() || self.policy.keeps(&known.connection.peer));
         for job in jobs {
             match self.policy.route(&job) {
                 Ok((nodes, progress)) => {

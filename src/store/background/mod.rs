@@ -3,16 +3,13 @@
 //!
 //! Most stores run them over connections that one thread keeps to one or more nodes. These are
 //! outside the pool, so that a busy pool cannot delay renewals. What differs from store to store is
-//! a policy: which nodes there are, where a job is sent, and what the replies or messages amount
-//! to. [`one_server`] has the policies for one server; those of clusters and quorums are beside the
-//! stores.
+//! a policy, beside the store: which nodes there are, where a job is sent, and what the replies or
+//! messages amount to.
 
-pub(crate) mod connection;
+mod channels;
 pub(crate) mod jobs;
 mod node_jobs;
-pub(crate) mod one_server;
-mod redisson;
-mod shard;
+pub(crate) mod peer;
 mod subscription;
 pub(crate) mod wakeups;
 
@@ -21,9 +18,38 @@ use std::time::{Duration, Instant};
 
 use crate::base::clock::Moment;
 use crate::base::failure::Failure;
+use crate::config::Config;
+use crate::event::Events;
+use crate::net::demand::Demand;
 use crate::net::interrupter::Interrupter;
+use crate::store::commands::Commands;
 use crate::store::hold_id::HoldId;
 use crate::store::request::{Change, HoldReply};
+
+/// What the jobs and the wake-ups of a client have in common in all stores on servers.
+#[derive(Clone, Debug)]
+pub(crate) struct BackgroundSettings {
+    pub(crate) commands: Commands,
+    /// What must be met before a renewal counts.
+    pub(crate) demand: Option<Demand>,
+    /// A connection that is silent for this long while a reply to a job is to come is given up.
+    pub(crate) io_timeout: Duration,
+    /// The same for wake-ups, where no lease is at stake.
+    pub(crate) wakeups_io_timeout: Duration,
+    pub(crate) events: Events,
+}
+
+impl BackgroundSettings {
+    pub(crate) fn new(commands: &Commands, config: &Config) -> Self {
+        Self {
+            commands: commands.clone(),
+            demand: Demand::new(config.durability),
+            io_timeout: config.io_timeout(config.options.first_lease()),
+            wakeups_io_timeout: config.io_timeout(Duration::MAX),
+            events: config.events.clone(),
+        }
+    }
+}
 
 /// A request about one hold, with a number by which its outcome is reported.
 #[derive(Debug)]

@@ -18,9 +18,7 @@ use crate::net::exchange::{Exchange, SendWait};
 use crate::net::request::Reply;
 use crate::net::socket::PollFd;
 use crate::net::stream::WaitFor;
-use crate::store::background::connection::{
-    BackgroundConnection, ConnectAttempt, Node, Opening, Pauses,
-};
+use crate::store::background::peer::{BackgroundConnection, ConnectAttempt, Pauses, Peer};
 use crate::store::request::HoldReply;
 use crate::store::scripts::Command;
 
@@ -37,34 +35,25 @@ const PAUSES: Pauses = Pauses { after_failure: PAUSE, after_rejection: PAUSE };
 /// What the node has replied to each job, by number.
 pub(super) type Replies = Vec<(u64, Result<HoldReply, Failure>)>;
 
-/// What has come over a connection for each job; `None` for what does not fit it.
-type Inbox = Arc<Mutex<Vec<(u64, Option<Result<HoldReply, Failure>>)>>>;
+/// What has come over a connection for a job, by its number; `None` for what does not fit it.
+type Arrived = (u64, Option<Result<HoldReply, Failure>>);
 
 /// The jobs of one node that go over one connection.
 #[derive(Debug)]
 pub(super) struct NodeJobs<N> {
-    connection: BackgroundConnection<N, Connection>,
+    pub(super) connection: BackgroundConnection<N, Connection>,
     /// What must be met before the effects of these jobs count.
-    demand: Option<Demand>,
+    pub(super) demand: Option<Demand>,
     /// Sent as soon as the connection is open, has written what was sent before, and does not wait
     /// for replicas or disks.
     waiting: Vec<Exchange>,
-    inbox: Inbox,
+    arrived: Arc<Mutex<Vec<Arrived>>>,
 }
 
-impl<N: Node> NodeJobs<N> {
-    pub(super) fn new(node: N, demand: Option<Demand>) -> Self {
-        let connection = BackgroundConnection::new(node, PAUSES);
-        Self { connection, demand, waiting: Vec::new(), inbox: Inbox::default() }
-    }
-
-    /// Whether the effects of these jobs count only once they are durable.
-    pub(super) fn is_durable(&self) -> bool {
-        self.demand.is_some()
-    }
-
-    pub(super) fn node(&self) -> &N {
-        &self.connection.node
+impl<N: Peer> NodeJobs<N> {
+    pub(super) fn new(peer: N, demand: Option<Demand>) -> Self {
+        let connection = BackgroundConnection::new(peer, PAUSES);
+        Self { connection, demand, waiting: Vec::new(), arrived: Arc::default() }
     }
 
     /// Returns `true` if jobs can be sent without connecting first.
@@ -88,15 +77,11 @@ impl<N: Node> NodeJobs<N> {
         open?.socket.poll_fd()
     }
 
-    pub(super) fn opening(&self) -> Option<&Opening<Connection>> {
-        self.connection.opening()
-    }
-
     /// Adds a job to those that are sent next.
     pub(super) fn push(&mut self, number: u64, command: Command<HoldReply>, deadline: Instant) {
-        let Command { request, decoder } = command;
-        let (request, inbox) = (self.node().addressed(request), self.inbox.clone());
-        let on_reply = move |reply: Reply| inbox.lock().push((number, decoder.decode(reply)));
+        let Command { request, decode } = command;
+        let (request, arrived) = (self.connection.peer.addressed(request), self.arrived.clone());
+        let on_reply = move |reply: Reply| arrived.lock().push((number, decode(reply)));
         let exchange = Exchange::posted(request, deadline, Box::new(on_reply));
         self.waiting.push(exchange.durable(self.demand.map(|demand| (demand, SendWait::Along))));
     }
@@ -125,16 +110,16 @@ impl<N: Node> NodeJobs<N> {
     /// Takes the outcomes that have come.
     fn receive(&mut self, replies: &mut Replies) {
         loop {
-            let BackgroundConnection { node, open, .. } = &mut self.connection;
+            let BackgroundConnection { peer, open, .. } = &mut self.connection;
             let has_come = open.as_mut().is_some_and(|open| open.receive(WaitFor::Nothing));
-            let arrived = mem::take(&mut *self.inbox.lock());
+            let arrived = mem::take(&mut *self.arrived.lock());
             if !has_come && arrived.is_empty() {
                 return;
             }
             for (number, reply) in arrived {
                 let mut misfit = || match open {
                     Some(open) => open.invalid_reply(),
-                    None => Failure::too_late(&node.label(), UNOPENED),
+                    None => Failure::too_late(&peer.label(), UNOPENED),
                 };
                 replies.push((number, reply.unwrap_or_else(|| Err(misfit()))));
             }
@@ -146,12 +131,12 @@ impl<N: Node> NodeJobs<N> {
         let is_late = |exchange: &mut Exchange| exchange.deadline <= now;
         let late: Vec<_> = self.waiting.extract_if(.., is_late).collect();
         if !late.is_empty() {
-            let why = match (self.is_sending(), self.is_durable()) {
+            let why = match (self.is_sending(), self.demand.is_some()) {
                 (false, _) => UNOPENED,
                 (true, false) => "the server had not accepted earlier requests in time",
                 (true, true) => "replicas or disks had not confirmed earlier renewals in time",
             };
-            let failure = Failure::too_late(&self.node().label(), why);
+            let failure = Failure::too_late(&self.connection.peer.label(), why);
             fail(late, &failure);
         }
     }
@@ -207,7 +192,7 @@ impl<N: Node> NodeJobs<N> {
     /// replicas or disks are waited for.
     fn write_waiting(&mut self) {
         while !self.waiting.is_empty() {
-            let is_confirming = self.is_durable() && self.is_sending();
+            let is_confirming = self.demand.is_some() && self.is_sending();
             let open = self.connection.open.as_mut().filter(|open| !open.socket.is_writing());
             let Some(open) = open.filter(|_| !is_confirming) else { return };
             let batch = self.waiting.len().min(BATCH_MAX);

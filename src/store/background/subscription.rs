@@ -11,8 +11,7 @@ use crate::config::lock_name::RESERVED;
 use crate::net::connection::Connection;
 use crate::net::stream::WaitFor;
 use crate::store::background::Wake;
-use crate::store::background::redisson::RedissonSubscriptions;
-use crate::store::background::shard::ShardSubscription;
+use crate::store::background::channels::FurtherChannels;
 use crate::store::keys::Keys;
 use crate::store::redisson_channels::RedissonChannels;
 
@@ -42,8 +41,7 @@ pub(super) struct Subscription {
     pub(super) expected_by: Instant,
     /// Whether there is a request that the server has not answered.
     asked: bool,
-    redisson: Option<RedissonSubscriptions>,
-    shard: ShardSubscription,
+    pub(super) further: FurtherChannels,
     /// Why a subscription to a further channel was refused last, until that was taken out.
     pub(super) refusal: Option<Failure>,
 }
@@ -70,41 +68,22 @@ impl Subscription {
             since: Instant::now(),
             expected_by: end_of(SILENCE_MAX),
             asked: false,
-            redisson: channel.redisson.clone().map(RedissonSubscriptions::new),
-            shard: ShardSubscription::default(),
+            further: FurtherChannels::new(channel.redisson.clone()),
             refusal: None,
         })
     }
 
-    /// Subscribes to the client's sharded channel with this hash tag.
-    pub(super) fn follow_shard(
+    /// Subscribes to the client's sharded channel with this hash tag, if there is one, and to those
+    /// of Redisson's that threads wait for and that are at `home` here.
+    pub(super) fn follow(
         &mut self,
         channel: &Channel,
-        tag: &Arc<str>,
-    ) -> Result<(), Failure> {
-        // An error reply is taken for one about this channel first.
-        let is_asking = self.redisson.as_ref().is_some_and(RedissonSubscriptions::is_asking);
-        if is_asking {
-            return Ok(());
-        }
-        let subscribe = self.shard.follow(&channel.name, tag);
-        subscribe.map_or(Ok(()), |subscribe| self.send(&subscribe, channel))
-    }
-
-    /// Subscribes to the channels of Redisson's that threads wait for and that are at `home` here,
-    /// and to no others.
-    pub(super) fn follow_redisson(
-        &mut self,
-        channel: &Channel,
+        tag: Option<&Arc<str>>,
         home: impl Fn(&str) -> bool,
     ) -> Result<(), Failure> {
-        let Some(redisson) = &mut self.redisson else { return Ok(()) };
-        redisson.follow(home).iter().try_for_each(|command| self.send(command, channel))
-    }
-
-    /// When to do that again.
-    pub(super) fn follow_at(&self) -> Option<Instant> {
-        self.redisson.as_ref()?.follow_at()
+        let sharded = tag.and_then(|tag| self.further.follow_shard(&channel.name, tag));
+        let commands = sharded.into_iter().chain(self.further.follow_redisson(home));
+        commands.into_iter().try_for_each(|command| self.send(&command, channel))
     }
 
     /// Returns the next message that has come, if any. Asks for a sign of life after a long
@@ -113,7 +92,9 @@ impl Subscription {
         while let Some(reply) = self.connection.receive_next(WaitFor::Nothing) {
             (self.asked, self.expected_by) = (false, end_of(SILENCE_MAX));
             let reply = match reply {
-                Err(failure) if self.connection.socket.is_connected() && self.refuse(&failure) => {
+                Err(failure)
+                    if self.connection.socket.is_connected() && self.further.refuse(&failure) =>
+                {
                     self.refusal = Some(failure);
                     continue;
                 }
@@ -132,14 +113,6 @@ impl Subscription {
         Ok(None)
     }
 
-    /// Takes an error reply about a further channel, without which the client does.
-    fn refuse(&mut self, failure: &Failure) -> bool {
-        if self.shard.refuse(failure) {
-            return true;
-        }
-        self.redisson.as_mut().is_some_and(|redisson| redisson.refuse(failure))
-    }
-
     /// Reads what a server has sent; `None` if there is nothing to tell the client.
     fn decode(&mut self, reply: &Value, channel: &Channel) -> Option<Received> {
         let Value::Array(parts) = reply else { return None };
@@ -147,12 +120,12 @@ impl Subscription {
         let (kind, name) = (text(kind)?, text(name)?);
         let sharded = name != channel.name && name.starts_with(&channel.name);
         if sharded {
-            self.shard.receive(kind, name);
+            self.further.receive_shard(kind, name);
         }
         let wake = if sharded || name == channel.name {
             channel.decode(kind, content)
         } else {
-            self.redisson.as_mut()?.receive(kind, name, text(content).unwrap_or_default())
+            self.further.receive_redisson(kind, name, text(content).unwrap_or_default())
         };
         wake.map(|wake| Received { wake, sharded })
     }

@@ -10,12 +10,11 @@ use crate::event::Events;
 use crate::net::interrupter::Interrupter;
 use crate::net::resp::RespStream;
 use crate::net::socket::{Alarm, PollFd};
-use crate::store::background::connection::{
-    BackgroundConnection, ConnectAttempt, Node, Opening, Pauses, sleep,
+use crate::store::background::peer::{
+    BackgroundConnection, ConnectAttempt, Opening, Pauses, Peer, sleep,
 };
 use crate::store::background::subscription::{Channel, Received, Subscription};
-use crate::store::background::{STABLE, Wake, Wakeups};
-use crate::store::commands::Commands;
+use crate::store::background::{BackgroundSettings, STABLE, Wake, Wakeups};
 use crate::store::keys::Keys;
 use crate::store::redisson_channels::RedissonChannels;
 
@@ -24,21 +23,21 @@ const LOOK: Duration = Duration::from_millis(20);
 
 /// Which nodes are listened at, and what their messages amount to.
 pub(crate) trait WakeupPolicy: fmt::Debug + Send {
-    type Node: Node;
+    type Peer: Peer;
 
     /// How long a node is left alone after a failure.
     fn pauses(&self) -> Pauses;
 
     /// The nodes to listen at; `None` if they are the same as at the last call.
-    fn changed_nodes(&mut self) -> Option<Vec<Self::Node>>;
+    fn changed_peers(&mut self) -> Option<Vec<Self::Peer>>;
 
     /// Returns `true` if that node serves the lock of this name, or may.
-    fn is_home(&self, _: &Self::Node, _: &str) -> bool {
+    fn is_home(&self, _: &Self::Peer, _: &str) -> bool {
         true
     }
 
     /// The hash tag of sharded channels at that node, if clients may be told over one.
-    fn shard_tag(&self, _: &Self::Node) -> Option<Arc<str>> {
+    fn shard_tag(&self, _: &Self::Peer) -> Option<Arc<str>> {
         None
     }
 
@@ -49,7 +48,7 @@ pub(crate) trait WakeupPolicy: fmt::Debug + Send {
     }
 
     /// Receives the message of a node. Returns what the client is told at once.
-    fn receive(&mut self, from: &Self::Node, wake: Wake) -> Option<Wake>;
+    fn receive(&mut self, from: &Self::Peer, wake: Wake) -> Option<Wake>;
 
     /// Returns what the client is to be told by now, though no further message has come.
     fn take_due(&mut self) -> Option<Wake> {
@@ -62,14 +61,14 @@ pub(crate) trait WakeupPolicy: fmt::Debug + Send {
     }
 
     /// Learns that messages of a node do not come.
-    fn fail(&mut self, _: &Self::Node, _: &Failure) {}
+    fn fail(&mut self, _: &Self::Peer, _: &Failure) {}
 }
 
 /// The wake-ups of one client.
 #[derive(Debug)]
 pub(crate) struct BackgroundWakeups<P: WakeupPolicy> {
     policy: P,
-    nodes: Vec<BackgroundConnection<P::Node, Subscription>>,
+    nodes: Vec<BackgroundConnection<P::Peer, Subscription>>,
     channel: Arc<Channel>,
     /// Readable when threads have begun or ended to wait for channels of Redisson.
     redisson_alarm: Option<Alarm>,
@@ -78,26 +77,28 @@ pub(crate) struct BackgroundWakeups<P: WakeupPolicy> {
 }
 
 impl<P: WakeupPolicy> BackgroundWakeups<P> {
-    /// Sends nothing yet. A server that does not answer for `io_timeout` is given up.
+    /// Sends nothing yet.
     pub(crate) fn new(
         policy: P,
-        commands: &Commands,
+        settings: &BackgroundSettings,
         client: &str,
-        io_timeout: Duration,
         redisson: Option<&RedissonChannels>,
-        events: &Events,
     ) -> Self {
-        let (name, redisson_alarm) =
-            (Keys::channel(client), redisson.and_then(RedissonChannels::alarm));
-        let (keys, redisson) = (commands.keys.clone(), redisson.cloned().zip(commands.redisson));
-        let channel = Arc::new(Channel { keys, name, io_timeout, redisson });
+        let BackgroundSettings { commands, wakeups_io_timeout: io_timeout, .. } = settings;
+        let redisson_alarm = redisson.and_then(RedissonChannels::alarm);
+        let channel = Arc::new(Channel {
+            keys: commands.keys.clone(),
+            name: Keys::channel(client),
+            io_timeout: *io_timeout,
+            redisson: redisson.cloned().zip(commands.redisson),
+        });
         Self {
             policy,
             nodes: Vec::new(),
             channel,
             redisson_alarm,
             interrupter: Interrupter::new(),
-            events: events.clone(),
+            events: settings.events.clone(),
         }
     }
 
@@ -126,10 +127,10 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
 
     /// Listens at the nodes that the policy names, and nowhere else.
     fn follow_nodes(&mut self) {
-        let Some(nodes) = self.policy.changed_nodes() else { return };
-        self.nodes.retain(|known| nodes.iter().any(|node| known.node.is(node)));
+        let Some(nodes) = self.policy.changed_peers() else { return };
+        self.nodes.retain(|known| nodes.contains(&known.peer));
         for node in nodes {
-            if !self.nodes.iter().any(|known| known.node.is(&node)) {
+            if !self.nodes.iter().any(|known| known.peer == node) {
                 self.nodes.push(BackgroundConnection::new(node, self.policy.pauses()));
             }
         }
@@ -174,16 +175,14 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
             alarm.reset();
         }
         for place in 0..self.nodes.len() {
-            let node = self.nodes[place].node.clone();
+            let node = self.nodes[place].peer.clone();
             let Some(subscription) = &mut self.nodes[place].open else { continue };
             if let Some(failure) = subscription.refusal.take() {
                 self.policy.fail(&node, &failure);
             }
             let tag = self.policy.shard_tag(&node);
-            let sharded = tag.map_or(Ok(()), |tag| subscription.follow_shard(&self.channel, &tag));
             let home = |name: &str| self.policy.is_home(&node, name);
-            let follow = |()| subscription.follow_redisson(&self.channel, home);
-            if let Err(failure) = sharded.and_then(follow) {
+            if let Err(failure) = subscription.follow(&self.channel, tag.as_ref(), home) {
                 self.fail(place, failure);
             }
         }
@@ -192,13 +191,13 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
     /// Reads what has come, until there is something to tell the client.
     fn read(&mut self) -> Option<Wake> {
         for place in 0..self.nodes.len() {
-            while let BackgroundConnection { node, open: Some(open), .. } = &mut self.nodes[place] {
+            while let BackgroundConnection { peer, open: Some(open), .. } = &mut self.nodes[place] {
                 match open.receive(&self.channel) {
                     Ok(None) => break,
                     Ok(Some(Received { wake, sharded })) => {
                         // The known slots may be out of date.
                         let told =
-                            if sharded { Some(wake) } else { self.policy.receive(node, wake) };
+                            if sharded { Some(wake) } else { self.policy.receive(peer, wake) };
                         if told.is_some() {
                             return told;
                         }
@@ -213,7 +212,7 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
     fn report(&mut self, place: usize, failure: &Failure) {
         let (server, source) = (&failure.server, &failure.source);
         self.events.debug(|| format!("no wake-ups from {server}: {source}"));
-        self.policy.fail(&self.nodes[place].node, failure);
+        self.policy.fail(&self.nodes[place].peer, failure);
     }
 
     /// Gives up the connection to a node. One that has lasted is opened again at once.
@@ -248,12 +247,12 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
         let retries = self.nodes.iter().filter_map(BackgroundConnection::retry_at);
         let changes =
             open().filter_map(|subscription| subscription.connection.socket.next_change());
-        let follows = open().filter_map(Subscription::follow_at);
+        let follows = open().filter_map(|subscription| subscription.further.follow_at);
         let times =
             expected.chain(retries).chain(changes).chain(follows).chain(self.policy.next_look());
         let end = times.fold(deadline, Instant::min);
         let openings: Vec<&Opening<_>> =
-            self.nodes.iter().filter_map(BackgroundConnection::opening).collect();
+            self.nodes.iter().filter_map(|node| node.opening.as_ref()).collect();
         let Some(any) = open().next() else {
             sleep(&mut [], &openings, end.min(Instant::now() + LOOK));
             return Ok(());

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
+use crossbeam_channel::{Receiver, Sender, unbounded};
 
 use crate::base::failure::{Failure, FailureKind};
 use crate::net::interrupter::{Close, Interrupter};
@@ -16,24 +16,12 @@ use crate::store::keys::Keys;
 #[derive(Debug, Default)]
 pub(super) struct Inboxes(HashMap<Arc<str>, Weak<Inbox>>);
 
-/// Where one client finds its messages, also those that have come before it looks.
+/// Where one client finds its messages, also those that have come before it looks: each with a key
+/// in place of the name. `None` if the client waits no more.
 #[derive(Debug)]
 pub(super) struct Inbox {
-    messages: Sender<Message>,
-    received: Receiver<Message>,
-}
-
-#[derive(Debug)]
-enum Message {
-    /// The client waits no more.
-    End,
-    /// The hold of the lock with this key that has this nonce was ended.
-    Ended { key: Box<str>, nonce: u64 },
-    /// Another client wants the lock with this key, which has a hold with this nonce. It waits, or
-    /// has only a moment.
-    Recall { key: Box<str>, nonce: u64, waits: bool },
-    /// The lock with this key may be free.
-    Wake(Box<str>),
+    messages: Sender<Option<Wake>>,
+    received: Receiver<Option<Wake>>,
 }
 
 impl Inboxes {
@@ -55,36 +43,36 @@ impl Inboxes {
 
     /// Tells a client that the lock with this key may be free.
     pub(super) fn tell(&self, client: &str, key: &str) {
-        self.send(client, Message::Wake(key.into()));
+        self.send(client, Wake::Lock(key.into()));
     }
 
     /// Tells the client of a hold that another one wants the lock with this key, and `waits` for it
     /// or has only a moment.
     pub(super) fn recall(&self, hold: &HoldId, key: &str, waits: bool) {
-        self.send(&hold.client, Message::Recall { key: key.into(), nonce: hold.nonce, waits });
+        self.send(&hold.client, Wake::Recall { name: key.into(), nonce: hold.nonce, waits });
     }
 
     /// Tells the client of a hold that it was ended.
     pub(super) fn tell_end(&self, hold: &HoldId, key: &str) {
-        self.send(&hold.client, Message::Ended { key: key.into(), nonce: hold.nonce });
+        self.send(&hold.client, Wake::Ended { name: key.into(), nonce: hold.nonce });
     }
 
-    fn send(&self, client: &str, message: Message) {
+    fn send(&self, client: &str, message: Wake) {
         if let Some(inbox) = self.0.get(client).and_then(Weak::upgrade) {
-            inbox.send(message);
+            inbox.send(Some(message));
         }
     }
 }
 
 impl Inbox {
-    fn send(&self, message: Message) {
+    fn send(&self, message: Option<Wake>) {
         self.messages.send(message).expect("the receiver lives as long as the sender");
     }
 }
 
 impl Close for Inbox {
     fn close(&self) {
-        self.send(Message::End);
+        self.send(None);
     }
 }
 
@@ -116,25 +104,14 @@ impl Wakeups for MemoryWakeups {
             if self.interrupter.is_interrupted() {
                 return Some(Err(interrupted()));
             }
-            match message {
-                Ok(Message::Wake(key)) => {
-                    // Clients with another prefix have the same key in another way.
-                    if let Some(name) = self.keys.name(&key) {
-                        return Some(Ok(Wake::Lock(name.into())));
-                    }
-                }
-                Ok(Message::Recall { key, nonce, waits }) => {
-                    if let Some(name) = self.keys.name(&key) {
-                        return Some(Ok(Wake::Recall { name: name.into(), nonce, waits }));
-                    }
-                }
-                Ok(Message::Ended { key, nonce }) => {
-                    if let Some(name) = self.keys.name(&key) {
-                        return Some(Ok(Wake::Ended { name: name.into(), nonce }));
-                    }
-                }
-                Ok(Message::End) => {}
-                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return None,
+            if let Some(mut wake) = message.ok()?
+                && let Wake::Ended { name, .. } | Wake::Lock(name) | Wake::Recall { name, .. } =
+                    &mut wake
+                // Clients with another prefix have the same key in another way.
+                && let Some(known) = self.keys.name(name)
+            {
+                *name = known.to_owned();
+                return Some(Ok(wake));
             }
         }
     }

@@ -13,7 +13,7 @@ use crate::store::keys::Keys;
 use crate::store::memory::inbox::Inboxes;
 use crate::store::memory::name::{LiveHold, Name};
 use crate::store::request::{
-    Acquire, AcquireReply, Change, HoldReply, HolderReply, Registration, ReportReply, TENURE_FENCES,
+    Acquire, AcquireReply, Change, HoldReply, Look, Registration, ReportReply, TENURE_FENCES,
 };
 
 /// The locks of all clients.
@@ -249,22 +249,20 @@ impl Locks {
         }
     }
 
-    pub(super) fn inspect(&mut self, key: &str) -> Result<Option<HolderReply>, Failure> {
-        let Some(name) = self.name(key) else { return Ok(None) };
-        name.check_type(HoldKind::Lock)?;
-        let held = name.holds.iter().find(|held| !held.is_offer());
-        Ok(held.map(|held| held.reply(name.fence)))
-    }
-
-    pub(super) fn report(&mut self, key: &str) -> ReportReply {
-        let Some(name) = self.name(key) else {
-            return ReportReply { holds: Vec::new(), fence: 0, waiting: Vec::new() };
-        };
+    pub(super) fn report(&mut self, key: &str, look: Look) -> Result<ReportReply, Failure> {
+        let Some(name) = self.name(key) else { return Ok(ReportReply::default()) };
+        match look {
+            Look::All => {}
+            Look::Holder | Look::Token => name.check_type(HoldKind::Lock)?,
+            Look::Permits => name.check_type(HoldKind::Permit { of: 0 })?,
+        }
         let holds = name.holds.iter().filter(|held| !held.is_offer());
-        let holds =
-            holds.map(|held| (held.id.kind.row().held_as, held.reply(name.fence))).collect();
-        let waiting = name.queue.iter().map(|(_, client)| client.to_string()).collect();
-        ReportReply { holds, fence: name.fence, waiting }
+        Ok(ReportReply {
+            holds: holds.map(|it| (it.id.kind.row().held_as, it.reply(name.fence))).collect(),
+            fence: name.fence,
+            waiting: name.queue.iter().map(|(_, client)| client.to_string()).collect(),
+            permits: u32::try_from(name.holds.len()).unwrap_or(u32::MAX),
+        })
     }
 
     #[cfg(test)]
@@ -277,13 +275,6 @@ impl Locks {
     pub(super) fn waiting(&mut self, key: &str) -> Vec<String> {
         let entry = |(kind, client): &(HoldKind, _)| format!("{}{client}", kind.row().prefix);
         self.name(key).map(|name| name.queue.iter().map(entry).collect()).unwrap_or_default()
-    }
-
-    /// Counts the permits that are held, or offered.
-    pub(super) fn count(&mut self, key: &str) -> Result<u32, Failure> {
-        let Some(name) = self.name(key) else { return Ok(0) };
-        name.check_type(HoldKind::Permit { of: 0 })?;
-        Ok(u32::try_from(name.holds.len()).unwrap_or(u32::MAX))
     }
 }
 

@@ -30,7 +30,7 @@ use crate::store::memory::inbox::{Inbox, MemoryWakeups};
 use crate::store::memory::locks::Locks;
 use crate::store::redisson_channels::RedissonChannels;
 use crate::store::request::{
-    Acquire, AcquireReply, HoldReply, HoldRequest, HolderReply, PostedChange, Registration,
+    Acquire, AcquireReply, HoldReply, HoldRequest, Look, OwnerOf, PostedChange, Registration,
     ReportReply,
 };
 
@@ -65,9 +65,9 @@ impl SimulatedServer {
     /// `false` if it is not held.
     pub(crate) fn end_hold(&self, key: &str) -> bool {
         let locks = &mut self.0.lock().locks;
-        let holder = locks.inspect(key).unwrap_or_default();
+        let report = locks.report(key, Look::Holder).unwrap_or_default();
         let mut ends = |owner: &[u8]| locks.force_release(HoldKind::Lock, key, owner);
-        holder.is_some_and(|holder| ends(&holder.owner) == HoldReply::Done)
+        report.holder().is_some_and(|holder| ends(&holder.owner) == HoldReply::Done)
     }
 
     /// Sets the end of the holds and offers of a name that are meant.
@@ -194,28 +194,15 @@ impl Store for Memory {
         }
     }
 
-    fn inspect(&self, name: &str, deadline: Instant) -> Result<Option<HolderReply>, Failure> {
-        self.server.execute(deadline, |locks| locks.inspect(&self.keys.lock(name)))
+    fn report(&self, name: &str, look: Look, deadline: Instant) -> Result<ReportReply, Failure> {
+        self.server.execute(deadline, |locks| locks.report(&self.keys.lock(name), look))
     }
 
-    fn report(&self, name: &str, deadline: Instant) -> Result<ReportReply, Failure> {
-        self.server.execute(deadline, |locks| Ok(locks.report(&self.keys.lock(name))))
-    }
-
-    fn force_release(
-        &self,
-        kind: HoldKind,
-        name: &str,
-        owner: &[u8],
-        deadline: Instant,
-    ) -> Result<bool, Failure> {
+    fn force_release(&self, owner: OwnerOf<'_>, deadline: Instant) -> Result<bool, Failure> {
+        let OwnerOf { kind, name, owner } = owner;
         let key = self.keys.lock(name);
         let force = |locks: &mut Locks| Ok(locks.force_release(kind, &key, owner));
         Ok(self.server.execute(deadline, force)? == HoldReply::Done)
-    }
-
-    fn count(&self, name: &str, deadline: Instant) -> Result<u32, Failure> {
-        self.server.execute(deadline, |locks| locks.count(&self.keys.lock(name)))
     }
 
     fn ping(&self, deadline: Instant) -> Result<(), Failure> {

@@ -72,14 +72,15 @@ impl Quorum {
         &self,
         request: Acquire<'_>,
     ) -> Ballot<AcquireReply, HoldDecision> {
-        let (hold, command) = (request.holds[0].clone(), self.commands.acquire(request));
+        let (hold, command) = (request.holds[0].clone(), self.background.commands.acquire(request));
         let ballot = Ballot::new(&self.servers, command, Votes::decide_acquire);
-        ballot.with(Effect::Begins(hold)).durable(self.demand, request.deadline)
+        ballot.with(Effect::Begins(hold)).durable(self.background.demand, request.deadline)
     }
 
     fn ballot_to_withdraw(&self, hold: &HoldId) -> Ballot<HoldReply, Result<HoldReply, Failure>> {
         let effect = Effect::Ends { hold: hold.clone(), kept_until: Moment::FIRST };
-        Ballot::new(&self.servers, self.commands.withdraw(hold), Votes::decide_hold).with(effect)
+        Ballot::new(&self.servers, self.background.commands.withdraw(hold), Votes::decide_hold)
+            .with(effect)
     }
 
     /// Makes sure that the counters of a majority have reached the token of a hold that a majority
@@ -91,9 +92,9 @@ impl Quorum {
         request: Acquire<'_>,
     ) -> Result<(), Failure> {
         let Acquire { holds, lease, deadline, .. } = request;
-        let raise = self.commands.raise(&holds[0], fence, lease);
+        let raise = self.background.commands.raise(&holds[0], fence, lease);
         let raise = Ballot::new(&self.servers, raise, Votes::decide_hold);
-        match lane.ask(raise.durable(self.demand, deadline), deadline) {
+        match lane.ask(raise.durable(self.background.demand, deadline), deadline) {
             Ok(HoldReply::Done) => Ok(()),
             Ok(HoldReply::Gone) => Err(Failure::late()),
             // The hold exists on some servers.

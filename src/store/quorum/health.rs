@@ -23,7 +23,7 @@ use crate::net::error_reply::suggests_demotion;
 use crate::net::factory::ConnectionFactory;
 use crate::net::request::Request;
 use crate::net::stream::Spin;
-use crate::store::background::connection::{Node, Opening};
+use crate::store::background::peer::Peer;
 use crate::store::hold_id::HoldId;
 use crate::store::quorum::in_doubt::InDoubtHolds;
 use crate::store::quorum::run_ids::RunIds;
@@ -97,13 +97,6 @@ impl QuorumServer {
     /// A connection that is not open.
     pub(super) fn closed_connection(&self) -> Connection {
         Connection::new(self.factory.clone())
-    }
-
-    /// Begins to open a connection if it is time to try that, which it always is for an `urgent`
-    /// call.
-    pub(super) fn begin_opening(self: &Arc<Self>, urgent: bool) -> Option<Opening<Connection>> {
-        let (server, label) = (self.clone(), self.factory.label());
-        self.claim_try(urgent).then(|| Opening::begin(label, move || server.connect_and_note()))
     }
 
     /// Notes that the server has failed.
@@ -250,13 +243,15 @@ impl QuorumServer {
     }
 }
 
-impl Node for Arc<QuorumServer> {
+impl PartialEq for QuorumServer {
+    fn eq(&self, other: &Self) -> bool {
+        self.number == other.number
+    }
+}
+
+impl Peer for Arc<QuorumServer> {
     fn label(&self) -> Arc<str> {
         self.factory.label()
-    }
-
-    fn is(&self, other: &Self) -> bool {
-        self.number == other.number
     }
 
     fn claim(&self, urgent: bool) -> Result<(), Failure> {

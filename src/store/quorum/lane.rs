@@ -17,9 +17,10 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::base::failure::Failure;
 use crate::net::pool::PoolThread;
+use crate::net::resp::RespStream;
 use crate::net::socket::poll_ready;
 use crate::net::stream::{PolledSocket, ReplyWait};
-use crate::store::background::connection::Opening;
+use crate::store::background::peer::Opening;
 use crate::store::quorum::ballot::{Ballot, Vote};
 use crate::store::quorum::health::QuorumServers;
 use crate::store::quorum::link::Link;
@@ -169,8 +170,7 @@ impl LockedLane<'_> {
 
     /// Until when to wait for connections; `None` if there is none to wait for.
     fn end_of_wait_for_openings(&self, deadline: Instant) -> Option<Instant> {
-        let moment =
-            self.links.iter().filter_map(Link::opening).map(|(_, moment)| *moment).max()?;
+        let moment = self.links.iter().filter_map(Link::opening).map(|(_, moment)| moment).max()?;
         if !self.has_majority() {
             return Some(deadline);
         }
@@ -206,14 +206,14 @@ impl LockedLane<'_> {
     ) {
         let in_doubt = &self.lane.servers.in_doubt;
         for link in &mut *self.links {
-            let (number, ended) = (link.server.number, ballot.ended());
-            if !wanted(number) || ended.is_some_and(|hold| !in_doubt.may_be_at(&link.server, hold))
+            let (number, ended) = (link.server().number, ballot.ended());
+            if !wanted(number) || ended.is_some_and(|hold| !in_doubt.may_be_at(link.server(), hold))
             {
                 ballot.count_gone(number);
                 continue;
             }
             match (link.check(ended.is_some()), ended) {
-                (Ok(()), _) => link.send(ballot.exchange_with(&link.server)),
+                (Ok(()), _) => link.send(ballot.exchange_with(link.server())),
                 (Err(failure), ended) => {
                     // The request that begins the hold may be among those in flight.
                     if let Some(hold) = ended.filter(|_| link.is_connected()) {
@@ -235,7 +235,7 @@ impl LockedLane<'_> {
         let spin = &self.lane.servers.spin;
         // Replicas and disks do not answer soon, and that says nothing about the servers.
         let mut wait = (!ballot.is_durable()).then(|| spin.begin());
-        let awaited = |link: &Link| ballot.awaits(link.server.number);
+        let awaited = |link: &Link| ballot.awaits(link.server().number);
         let decision = loop {
             let decision = ballot.take_decision();
             if decision.is_some() || !self.read_from(awaited, wait.as_mut(), deadline) {
@@ -258,8 +258,14 @@ impl LockedLane<'_> {
         deadline: Instant,
     ) -> bool {
         let awaited = self.links.iter().enumerate().filter(|(_, link)| is_awaited(link));
-        let (numbers, sockets): (Vec<usize>, Vec<PolledSocket>) =
-            awaited.filter_map(|(number, link)| Some((number, link.polled()?))).unzip();
+        let (numbers, sockets): (Vec<usize>, Vec<PolledSocket>) = awaited
+            .filter_map(|(number, link)| {
+                Some((
+                    number,
+                    link.connection.open.as_ref()?.socket.stream().map(RespStream::polled)?,
+                ))
+            })
+            .unzip();
         if numbers.is_empty() {
             return false;
         }

@@ -18,9 +18,9 @@ use std::time::{Duration, Instant};
 use crate::base::failure::{Failure, FailureKind};
 use crate::net::connection::Connection;
 use crate::net::exchange::Exchange;
-use crate::net::resp::RespStream;
-use crate::net::stream::{PolledSocket, WaitFor};
-use crate::store::background::connection::Opening;
+use crate::net::in_flight::InFlight;
+use crate::net::stream::WaitFor;
+use crate::store::background::peer::{BackgroundConnection, ConnectAttempt, Opening, Pauses};
 use crate::store::quorum::health::QuorumServer;
 
 /// With this many requests in flight, one of which waits for replicas or a disk, a server lags.
@@ -29,70 +29,72 @@ const LAGGING: usize = 4;
 /// A connection that is not needed for a majority is waited for this long.
 const LATECOMERS: Duration = Duration::from_millis(50);
 
+/// Only the server itself keeps pauses, which its connections have in common.
+const PAUSES: Pauses = Pauses { after_failure: Duration::ZERO, after_rejection: Duration::ZERO };
+
 /// The connection to one server, open or not.
 #[derive(Debug)]
 pub(super) struct Link {
-    pub(super) server: Arc<QuorumServer>,
-    connection: Connection,
-    /// The connection that is being opened in the background, and until when it is likely to be
-    /// open soon.
-    opening: Option<(Opening<Connection>, Instant)>,
+    pub(super) connection: BackgroundConnection<Arc<QuorumServer>, Connection>,
+    /// Until when the connection that is being opened is likely to be open soon.
+    soon: Instant,
 }
 
 impl Link {
     /// Opens nothing yet.
     pub(super) fn new(server: &Arc<QuorumServer>) -> Self {
-        let connection = server.closed_connection();
-        Self { server: server.clone(), connection, opening: None }
+        let connection = BackgroundConnection::new(server.clone(), PAUSES);
+        Self { connection, soon: Instant::now() }
+    }
+
+    pub(super) fn server(&self) -> &QuorumServer {
+        &self.connection.peer
+    }
+
+    fn open(&self) -> Option<&Connection> {
+        self.connection.open.as_ref()
     }
 
     pub(super) fn is_connected(&self) -> bool {
-        self.connection.socket.is_connected()
+        self.open().is_some_and(|open| open.socket.is_connected())
     }
 
-    /// The connection that is being opened, if there is none until then, and for how long it is
-    /// worth to wait for it even if a majority is connected.
-    pub(super) fn opening(&self) -> Option<&(Opening<Connection>, Instant)> {
-        self.opening.as_ref().filter(|_| !self.is_connected())
+    /// The connection that is being opened, if there is none until then, and until when it is worth
+    /// to wait for it even if a majority is connected.
+    pub(super) fn opening(&self) -> Option<(&Opening<Connection>, Instant)> {
+        let opening = self.connection.opening.as_ref().filter(|_| !self.is_connected())?;
+        Some((opening, self.soon))
     }
 
     /// Returns `true` if some reply is still to come.
     pub(super) fn is_busy(&self) -> bool {
-        !self.connection.in_flight.is_empty()
-    }
-
-    /// The socket, to wait for while other threads use the link.
-    pub(super) fn polled(&self) -> Option<PolledSocket> {
-        self.connection.socket.stream().map(RespStream::polled)
+        self.open().is_some_and(|open| !open.in_flight.is_empty())
     }
 
     /// Begins to open a connection if there is none, or if it is soon no longer valid. An `urgent`
     /// call cannot do without the server, and keeps no pause after a failure.
     pub(super) fn begin_opening(&mut self, urgent: bool) {
-        let is_good = self.is_connected() && self.connection.socket.retiring().is_none();
-        if !is_good && self.opening.is_none() {
-            let soon = if self.server.is_trusted() { LATECOMERS } else { Duration::ZERO };
-            let opening = self.server.begin_opening(urgent);
-            self.opening = opening.map(|opening| (opening, Instant::now() + soon));
+        self.connection.open.take_if(|open| !open.socket.is_connected());
+        if self.connection.opening.is_none() {
+            let soon = if self.server().is_trusted() { LATECOMERS } else { Duration::ZERO };
+            self.soon = Instant::now() + soon;
         }
+        let attempt = ConnectAttempt { deadline: self.soon, urgent };
+        // The server keeps the failure.
+        self.connection.begin_opening(None, attempt, Ok).unwrap_or_default();
     }
 
     /// Uses the connection that was being opened, once it is and no reply is to come over the one
     /// that it replaces.
     pub(super) fn finish_opening(&mut self) {
-        if self.opening.is_some() && self.is_connected() {
+        if self.connection.opening.is_some() && self.is_connected() {
             self.read();
             if self.is_busy() && self.is_connected() {
                 return;
             }
         }
-        let Some(outcome) = self.opening.as_ref().and_then(|(it, _)| it.take_outcome()) else {
-            return;
-        };
-        self.opening = None;
-        if let Ok(connection) = outcome {
-            self.connection = connection;
-        }
+        // The server keeps the failure.
+        self.connection.finish_opening().map(Result::ok);
     }
 
     /// Closes a stale connection, and one over which nothing has come for `io_timeout` though
@@ -101,56 +103,54 @@ impl Link {
         if self.is_lagging() || self.is_overdue(io_timeout) {
             self.read();
         }
-        if self.is_connected() && !self.connection.socket.is_open() {
-            let failure = Failure { kind: FailureKind::Disconnected, ..self.server.no_reply() };
-            self.connection.give_up(&failure);
-        } else if self.is_overdue(io_timeout) {
-            let failure = self.server.time_out();
-            self.connection.give_up(&failure);
+        let is_overdue = self.is_overdue(io_timeout);
+        let BackgroundConnection { peer: server, open: Some(open), .. } = &mut self.connection
+        else {
+            return;
+        };
+        if open.socket.is_connected() && !open.socket.is_open() {
+            open.give_up(&Failure { kind: FailureKind::Disconnected, ..server.no_reply() });
+        } else if is_overdue {
+            open.give_up(&server.time_out());
         }
     }
 
     fn is_overdue(&self, io_timeout: Duration) -> bool {
-        let since = self.connection.in_flight.expected_since();
+        let since = self.open().and_then(|open| open.in_flight.expected_since());
         since.is_some_and(|since| since.elapsed() >= io_timeout)
     }
 
     /// Returns `true` if too many requests are behind one that waits for replicas or a disk.
     fn is_lagging(&self) -> bool {
-        self.connection.in_flight.len() >= LAGGING && self.connection.in_flight.is_blocked()
+        let lags = |flight: &InFlight| flight.len() >= LAGGING && flight.is_blocked();
+        self.open().is_some_and(|open| lags(&open.in_flight))
     }
 
     /// Returns `true` if the connection is open, not too many replies are to come over it, and
     /// everything is written for which there was no room.
     pub(super) fn has_room(&self) -> bool {
-        let has_room = self.connection.in_flight.has_room(0);
-        self.is_connected() && has_room && !self.connection.socket.is_writing()
+        let open = self.open().filter(|open| open.socket.is_connected());
+        open.is_some_and(|open| open.in_flight.has_room(0) && !open.socket.is_writing())
     }
 
     /// Fails if a request cannot be sent now, which may end a hold.
     pub(super) fn check(&self, ends: bool) -> Result<(), Failure> {
         if !self.is_connected() {
-            return Err(self.server.unreachable());
+            return Err(self.server().unreachable());
         }
         let can_send = self.has_room() && (ends || !self.is_lagging());
-        if can_send { Ok(()) } else { Err(self.server.lagging()) }
+        if can_send { Ok(()) } else { Err(self.server().lagging()) }
     }
 
     /// Writes a request over the open connection.
     pub(super) fn send(&mut self, exchange: Exchange) {
-        self.connection.send([exchange]);
+        if let Some(open) = &mut self.connection.open {
+            open.send([exchange]);
+        }
     }
 
     /// Reads the replies that have come. Never waits.
     pub(super) fn read(&mut self) {
-        while self.connection.receive(WaitFor::Nothing) {}
-    }
-}
-
-/// Replies that were not read would make the system reset the connection, and that might keep the
-/// server from the last requests.
-impl Drop for Link {
-    fn drop(&mut self) {
-        self.read();
+        while self.connection.open.as_mut().is_some_and(|open| open.receive(WaitFor::Nothing)) {}
     }
 }

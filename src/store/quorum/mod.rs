@@ -48,22 +48,19 @@ mod votes;
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::base::failure::Failure;
 use crate::config::Config;
 use crate::error::{Error, Result as ApiResult};
-use crate::event::Events;
-use crate::net::demand::Demand;
 use crate::net::endpoint::Endpoint;
 use crate::net::server::ServerFactory;
 use crate::net::stream::Spin;
 use crate::store::Store;
 use crate::store::background::jobs::BackgroundJobs;
 use crate::store::background::wakeups::BackgroundWakeups;
-use crate::store::background::{InDoubtHold, JobRunner, Wakeups};
+use crate::store::background::{BackgroundSettings, InDoubtHold, JobRunner, Wakeups};
 use crate::store::commands::Commands;
-use crate::store::hold_id::HoldKind;
 use crate::store::quorum::ballot::{Ballot, Effect, Vote};
 use crate::store::quorum::grants::ambiguous;
 use crate::store::quorum::health::{QuorumServer, QuorumServers};
@@ -71,11 +68,11 @@ use crate::store::quorum::in_doubt::InDoubtHolds;
 use crate::store::quorum::lane::{Lane, LockedLane};
 use crate::store::quorum::policies::{JobsByVote, WakeupsOfMajorities};
 use crate::store::quorum::run_ids::RunIds;
-use crate::store::quorum::votes::{Votes, holder::decide_holder, majority};
+use crate::store::quorum::votes::{Votes, majority};
 use crate::store::redisson_channels::RedissonChannels;
 use crate::store::request::{
-    Acquire, AcquireReply, Change, HoldReply, HoldRequest, HolderReply, PostedChange,
-    ServerConnections,
+    Acquire, AcquireReply, Change, HoldReply, HoldRequest, Look, OwnerOf, PostedChange,
+    ReportReply, ServerConnections,
 };
 use crate::store::scripts::Command;
 
@@ -83,15 +80,11 @@ use crate::store::scripts::Command;
 #[derive(Debug)]
 pub(crate) struct Quorum {
     servers: Arc<QuorumServers>,
+    /// With what each server must meet for a new hold or level.
+    background: BackgroundSettings,
     /// A name always has the same, so that its requests do not overtake one another.
     lanes: Vec<Arc<Lane>>,
-    commands: Commands,
-    /// What each server must meet for a new hold or level.
-    demand: Option<Demand>,
     run_ids: Arc<RunIds>,
-    /// As that of the servers, for wake-ups, where no lease is at stake.
-    wakeups_io_timeout: Duration,
-    events: Events,
 }
 
 /// The most requests that are sent before waiting for the first reply.
@@ -102,26 +95,18 @@ type ChangeBallot = Ballot<HoldReply, Result<HoldReply, Failure>>;
 impl Quorum {
     /// Sends nothing yet; connections are opened when they are first used.
     pub(crate) fn new(endpoints: Vec<Endpoint>, config: &Config, factory: &ServerFactory) -> Self {
-        let demand = Demand::new(config.durability);
+        let background = BackgroundSettings::new(&Commands::proposing(config), config);
         let run_ids = Arc::<RunIds>::default();
         let server = |(number, endpoint)| {
             let connections = Arc::new(factory.connections(endpoint));
-            Arc::new(QuorumServer::new(number, connections, demand, &run_ids))
+            Arc::new(QuorumServer::new(number, connections, background.demand, &run_ids))
         };
         let each = endpoints.into_iter().enumerate().map(server).collect();
         let (in_doubt, spin) = (InDoubtHolds::default(), Spin::new(config.spin));
-        let io_timeout = config.io_timeout(config.options.first_lease());
+        let io_timeout = background.io_timeout;
         let servers = Arc::new(QuorumServers { each, in_doubt, spin, io_timeout });
         let lane = |_| Lane::new(&servers, &factory.thread);
-        Self {
-            lanes: (0..config.pool_size).map(lane).collect(),
-            servers,
-            commands: Commands::proposing(config),
-            demand,
-            run_ids,
-            wakeups_io_timeout: config.io_timeout(Duration::MAX),
-            events: config.events.clone(),
-        }
+        Self { lanes: (0..config.pool_size).map(lane).collect(), servers, background, run_ids }
     }
 
     /// Fails unless a majority answers.
@@ -166,14 +151,14 @@ impl Quorum {
 
     fn ballot_to_change(&self, request: &HoldRequest<'_>) -> ChangeBallot {
         let HoldRequest { hold, change, deadline } = *request;
-        let command = self.commands.change(hold, change);
+        let command = self.background.commands.change(hold, change);
         let decide = move |votes: &Votes<_>| votes.decide_change(change);
         let ballot = Ballot::new(&self.servers, command, decide);
         match change {
             Change::Release { kept_until } => {
                 ballot.with(Effect::Ends { hold: hold.clone(), kept_until })
             }
-            _ if change.is_durable() => ballot.durable(self.demand, deadline),
+            _ if change.is_durable() => ballot.durable(self.background.demand, deadline),
             _ => ballot,
         }
     }
@@ -212,7 +197,8 @@ impl Store for Quorum {
         requests: &[HoldRequest<'_>],
         on_reply: &mut dyn FnMut(usize, Result<HoldReply, Failure>),
     ) {
-        let waits = self.demand.is_some() && requests.iter().any(|it| it.change.is_durable());
+        let waits =
+            self.background.demand.is_some() && requests.iter().any(|it| it.change.is_durable());
         let together = if waits { 1 } else { TOGETHER };
         let replies = requests.chunks(together).flat_map(|requests| {
             let send = |request| {
@@ -261,12 +247,19 @@ impl Store for Quorum {
         true
     }
 
-    fn inspect(&self, name: &str, deadline: Instant) -> Result<Option<HolderReply>, Failure> {
-        self.decide(name, self.commands.inspect(name), deadline, decide_holder)
-    }
-
-    fn inspect_fence(&self, name: &str, deadline: Instant) -> Result<Option<HolderReply>, Failure> {
-        self.decide(name, self.commands.inspect_fence(name), deadline, decide_holder)
+    /// There are locks only, and no server knows all that wait.
+    fn report(&self, name: &str, look: Look, deadline: Instant) -> Result<ReportReply, Failure> {
+        let look = match look {
+            Look::Permits => return Ok(ReportReply::default()),
+            Look::All | Look::Token => Look::Token,
+            Look::Holder => Look::Holder,
+        };
+        self.decide(
+            name,
+            self.background.commands.report(name, look),
+            deadline,
+            Votes::decide_holder,
+        )
     }
 
     fn connections(&self) -> Result<ServerConnections, Failure> {
@@ -276,15 +269,9 @@ impl Store for Quorum {
         Ok(ServerConnections { each, required })
     }
 
-    fn force_release(
-        &self,
-        kind: HoldKind,
-        name: &str,
-        owner: &[u8],
-        deadline: Instant,
-    ) -> Result<bool, Failure> {
-        let force = self.commands.force_release(kind, name, owner);
-        Ok(self.decide(name, force, deadline, Votes::decide_any)? == HoldReply::Done)
+    fn force_release(&self, owner: OwnerOf<'_>, deadline: Instant) -> Result<bool, Failure> {
+        let force = self.background.commands.force_release(owner);
+        Ok(self.decide(owner.name, force, deadline, Votes::decide_any)? == HoldReply::Done)
     }
 
     fn ping(&self, deadline: Instant) -> Result<(), Failure> {
@@ -292,18 +279,12 @@ impl Store for Quorum {
     }
 
     fn wakeups(&self, client: &str, _: Option<&RedissonChannels>) -> Box<dyn Wakeups> {
-        Box::new(BackgroundWakeups::new(
-            WakeupsOfMajorities::new(self.servers.each.clone()),
-            &self.commands,
-            client,
-            self.wakeups_io_timeout,
-            None,
-            &self.events,
-        ))
+        let policy = WakeupsOfMajorities::new(self.servers.each.clone());
+        Box::new(BackgroundWakeups::new(policy, &self.background, client, None))
     }
 
     fn jobs(&self) -> Box<dyn JobRunner> {
-        let (policy, commands) = (JobsByVote(self.servers.clone()), self.commands.clone());
-        Box::new(BackgroundJobs::new(policy, commands, self.demand, self.servers.io_timeout))
+        let policy = JobsByVote(self.servers.clone());
+        Box::new(BackgroundJobs::new(policy, self.background.clone()))
     }
 }

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::base::failure::Failure;
-use crate::store::background::connection::Pauses;
 use crate::store::background::jobs::{Decision, JobPolicy};
+use crate::store::background::peer::Pauses;
 use crate::store::background::wakeups::WakeupPolicy;
 use crate::store::background::{Job, JobReply, Wake};
 use crate::store::quorum::health::{QuorumServer, QuorumServers};
@@ -55,13 +55,13 @@ impl WakeupsOfMajorities {
 }
 
 impl WakeupPolicy for WakeupsOfMajorities {
-    type Node = Arc<QuorumServer>;
+    type Peer = Arc<QuorumServer>;
 
     fn pauses(&self) -> Pauses {
         Pauses { after_failure: PAUSE, after_rejection: REJECTED_PAUSE }
     }
 
-    fn changed_nodes(&mut self) -> Option<Vec<Arc<QuorumServer>>> {
+    fn changed_peers(&mut self) -> Option<Vec<Arc<QuorumServer>>> {
         self.servers.take()
     }
 
@@ -125,7 +125,7 @@ impl Gathered {
 pub(super) struct JobsByVote(pub(super) Arc<QuorumServers>);
 
 impl JobPolicy for JobsByVote {
-    type Node = Arc<QuorumServer>;
+    type Peer = Arc<QuorumServer>;
     type Progress = Votes<HoldReply>;
 
     fn route(&mut self, _: &Job) -> Result<(Vec<Arc<QuorumServer>>, Votes<HoldReply>), Failure> {

@@ -1,15 +1,14 @@
 //! What the replies of N servers amount to, as soon as they decide anything.
 
-pub(super) mod holder;
-
 use std::cmp::Reverse;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::failure::{Failure, FailureKind};
+use crate::base::report::HeldAs;
 use crate::error::{ServerFailure, Shortfall};
 use crate::store::background::JobReply;
-use crate::store::request::{AcquireReply, Change, HoldReply};
+use crate::store::request::{AcquireReply, Change, HoldReply, HolderReply, ReportReply};
 
 /// How many of `servers` servers are a majority.
 pub(super) fn majority(servers: usize) -> usize {
@@ -266,6 +265,46 @@ impl Votes<HoldReply> {
         }
         let everywhere = !self.has_failed();
         self.decide_hold().map(|decided| decided.map(|hold| JobReply { hold, everywhere }))
+    }
+}
+
+impl Votes<ReportReply> {
+    /// Decides which holder has a majority, if any can.
+    pub(super) fn decide_holder(&self) -> Option<Result<ReportReply, Failure>> {
+        let holders: Vec<&HolderReply> = self.answers().filter_map(ReportReply::holder).collect();
+        let of = |owner: &[u8]| holders.iter().filter(|it| it.owner == owner).copied().collect();
+        let same: Vec<Vec<&HolderReply>> = holders.iter().map(|holder| of(&holder.owner)).collect();
+        let best = same.into_iter().max_by_key(Vec::len).unwrap_or_default();
+        let most = best.len();
+        if most >= self.required() {
+            let holder = summary(&best, self.required());
+            let (fence, holds) = (holder.fence, vec![(HeldAs::Lock, holder)]);
+            return Some(Ok(ReportReply { holds, fence, ..ReportReply::default() }));
+        }
+        if most + self.pending() >= self.required() || self.may_be_wrong() {
+            return None;
+        }
+        let wrong = self.count_wrong();
+        if !self.outvoted_by(wrong) && self.answers().count() + wrong >= self.required() {
+            return Some(Ok(ReportReply::default()));
+        }
+        self.unanswered(most).map(Err)
+    }
+}
+
+/// What at least `required` servers that name the same holder reply: the depth that most of them
+/// know, and the time until they are no majority any more.
+fn summary(same: &[&HolderReply], required: usize) -> HolderReply {
+    let mut depths: Vec<u32> = same.iter().map(|holder| holder.depth).collect();
+    depths.sort_unstable();
+    let mut leases: Vec<Duration> = same.iter().map(|holder| holder.remaining).collect();
+    leases.sort_unstable_by(|one, other| other.cmp(one));
+    let fence = same.iter().map(|holder| holder.fence).max().unwrap_or(0);
+    HolderReply {
+        owner: same[0].owner.clone(),
+        depth: depths[depths.len() / 2],
+        remaining: leases[required - 1],
+        fence,
     }
 }
 

@@ -87,10 +87,10 @@ fn every_request_ends_in_time_whatever_the_server_replies() {
                 changes.map(|change| HoldRequest { hold: &holds[0], change, deadline: deadline() });
             prop_assert_eq!(ask_all(&store, &requests).len(), changes.len());
             let _replies = (
-                store.inspect_fence("lock", deadline()),
-                store.report("lock", deadline()).map(drop),
-                store.force_release(HoldKind::Lock, "lock", b"client:1", deadline()),
-                store.count("lock", deadline()),
+                store.inspect("lock", deadline()),
+                store.report("lock", Look::All, deadline()).map(drop),
+                store.force_release(lock_of(b"client:1"), deadline()),
+                store.report("lock", Look::Permits, deadline()),
                 store.ping(deadline()),
             );
             let took = begin.elapsed();

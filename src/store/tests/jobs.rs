@@ -12,7 +12,7 @@ const WHILE: Duration = Duration::from_millis(500);
 /// One hold that exists and one that does not, and a background connection that is open.
 struct Scene {
     process: Server,
-    store: Standalone,
+    store: Servers,
     jobs: Box<dyn JobRunner>,
     held: HoldId,
     gone: HoldId,

@@ -63,7 +63,7 @@ fn calls_that_give_up_leave_one_look_up_behind() {
 fn a_job_ends_at_its_deadline_while_the_name_is_looked_up() {
     const TIME: Duration = Duration::from_millis(300);
     let named = SlowlyNamed::new(1, AGES);
-    let store = Standalone::new(named.server.clone(), &Config::default());
+    let store = Servers::one(named.server.clone(), &Config::default());
     let mut jobs = store.jobs();
     let (started, mut outcomes) = (Instant::now(), Vec::new());
     let change = Change::Renew { lease: LEASE };

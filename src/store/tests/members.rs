@@ -2,7 +2,7 @@
 
 use super::process::Server;
 use super::*;
-use crate::store::keys::Keys;
+use crate::store::keys::{FENCE, Keys, QUEUE, companions};
 
 use HoldKind::{Permit, Read, Write};
 
@@ -121,7 +121,8 @@ fn renew(store: &dyn Store, hold: &HoldId, lease: Duration) -> HoldReply {
 fn keys() -> [String; 3] {
     let keys = Keys::new(&Config::default().prefix);
     let lock = keys.lock("lock").into_owned();
-    [lock.clone(), Keys::fence(&lock), Keys::waiting(&lock)]
+    let [fence, queue] = companions(&lock, [FENCE, QUEUE]);
+    [lock, fence, queue]
 }
 
 /// The kinds and labels of the clients in the queue.
@@ -164,10 +165,10 @@ fn readers_are_together_and_a_writer_is_alone(store: &dyn Store) {
 
 fn no_more_permits_are_held_than_there_are(store: &dyn Store) {
     let kind = Permit { of: 3 };
-    assert_eq!(store.count("lock", soon()).ok(), Some(0));
+    assert_eq!(permits(store), Some(0));
     assert!((1..=3).all(|nonce| tries(store, &of(kind, nonce))));
     assert!(!tries(store, &of(kind, 4)));
-    assert_eq!(store.count("lock", soon()).ok(), Some(3));
+    assert_eq!(permits(store), Some(3));
     release(store, &of(kind, 2));
     assert!(tries(store, &of(kind, 4)) && !tries(store, &of(kind, 5)));
 }
@@ -194,7 +195,7 @@ fn a_hold_whose_time_is_over_holds_nothing(store: &dyn Store) {
     let kind = Permit { of: 1 };
     briefly(store, &of(kind, 1));
     eventually(|| tries(store, &of(kind, 2)));
-    assert_eq!(store.count("lock", soon()).ok(), Some(1));
+    assert_eq!(permits(store), Some(1));
 }
 
 fn a_renewal_never_revives_a_hold(store: &dyn Store) {
@@ -241,7 +242,7 @@ fn one_request_brings_as_many_as_there_are(store: &dyn Store) {
     assert_eq!(ask(kind, &[1, 2, 3, 4]), 2);
     release(store, &of(kind, 1));
     assert_eq!(ask(Permit { of: 5 }, &[3, 4, 5, 6]), 3, "by its own number of permits");
-    assert_eq!(store.count("lock", soon()).ok(), Some(5));
+    assert_eq!(permits(store), Some(5));
     assert_eq!(ask(kind, &[7, 8, 10, 11]), 0);
     for nonce in [9, 2, 3, 4, 5] {
         release(store, &of(kind, nonce));
@@ -625,7 +626,7 @@ fn an_offer_that_is_taken_back_adds_no_permit(process: &impl Host) {
     assert!(is_woken(&mut *clients[1]) && is_told(&mut *clients[2]));
     assert!(nothing_comes(&mut *clients[2]));
     // When this offer is over, its place is no longer its own to give.
-    eventually(|| store.count("lock", soon()).ok() == Some(1));
+    eventually(|| permits(&store) == Some(1));
     release(&store, &of(kind, 2));
     assert!(is_woken(&mut *clients[2]) && is_woken(&mut *clients[3]));
     assert!(is_told(&mut *clients[4]));
@@ -660,7 +661,7 @@ fn a_permit_that_a_client_must_decline_is_offered_to_the_next(process: &impl Hos
     release(&store, &of(three, 2));
     assert!(declines(&mut *a, "a") && declines(&mut *b, "b") && declines(&mut *a, "a"));
     assert!(nothing_comes(&mut *a) && nothing_comes(&mut *b));
-    assert_eq!(store.count("lock", soon()).ok(), Some(1));
+    assert_eq!(permits(&store), Some(1));
 
     release(&store, &of(three, 3));
     assert!(is_woken(&mut *a) && takes_its_turn(&store, &by("a", one, 1)));
@@ -750,7 +751,7 @@ fn the_data_of_others_stays_as_it_is(process: &Server) {
             drop(change(&store, &by("client", kind, 0), Change::Unregister));
             assert!(matches!(super::release(&store, &of(kind, 7)), Ok(HoldReply::Gone)));
         }
-        assert!(store.count("lock", soon()).is_err());
+        assert!(store.report("lock", Look::Permits, soon()).is_err());
         assert_eq!(process.ask::<Vec<u8>>(&["DUMP", &key]), dump, "{command:?}");
         process.command(&["DEL", &key]);
     }

@@ -13,7 +13,7 @@ const THREADS: u64 = 16;
 /// A store with a pool of one connection, and a lock for each thread.
 struct Scene {
     process: Server,
-    store: Standalone,
+    store: Servers,
     /// For questions that open no connection, which would be read from too.
     observer: Mutex<redis::Connection>,
 }

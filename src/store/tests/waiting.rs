@@ -203,7 +203,7 @@ fn every_way_to_free_a_lock_wakes_a_client(process: &impl Host) {
     let mut wakeups = listen(&store, "a");
     must_acquire(&store, &hold(1));
     register(&store, "a");
-    assert_eq!(store.force_release(HoldKind::Lock, "lock", b"client:1", soon()).ok(), Some(true));
+    assert_eq!(store.force_release(lock_of(b"client:1"), soon()).ok(), Some(true));
     assert_eq!(next(&mut *wakeups), woken());
 
     take_offer(&store, "a", 2);
@@ -224,12 +224,9 @@ fn a_lock_that_stays_held_wakes_no_client(process: &Server) {
     process.command(&["HSET", "lock:lock", "stranger:1", "1"]);
     release(&store, &hold(1));
     assert!(nothing_comes(&mut *wakeups));
-    assert_eq!(store.force_release(HoldKind::Lock, "lock", b"stranger:1", soon()).ok(), Some(true));
+    assert_eq!(store.force_release(lock_of(b"stranger:1"), soon()).ok(), Some(true));
     assert_eq!(next(&mut *wakeups), woken());
-    assert_eq!(
-        store.force_release(HoldKind::Lock, "lock", b"stranger:1", soon()).ok(),
-        Some(false)
-    );
+    assert_eq!(store.force_release(lock_of(b"stranger:1"), soon()).ok(), Some(false));
     assert!(nothing_comes(&mut *wakeups));
 }
 
@@ -262,7 +259,7 @@ fn a_kept_lock_is_offered_to_no_client_but_one_is_told(process: &Server) {
         assert_eq!([next(&mut *first), next(&mut *second)], [woken(), woken()]);
         assert_eq!(waiting(process), ["a", "b"]);
     }
-    assert_eq!(store.force_release(HoldKind::Lock, "lock", b"client:1", soon()).ok(), Some(true));
+    assert_eq!(store.force_release(lock_of(b"client:1"), soon()).ok(), Some(true));
     assert_eq!(next(&mut *first), woken());
     assert_eq!(waiting(process), ["b"]);
 }
@@ -464,7 +461,7 @@ fn a_spoilt_list_of_waiting_clients_does_no_harm(process: &Server) {
     release(&store, &hold(1));
     for mode in [Registration::IfHeld, Registration::Registered, Registration::Yielding] {
         assert!(matches!(ask(&store, &of("a", 1), mode), AcquireReply::Acquired { .. }));
-        assert_eq!(store.force_release(HoldKind::Lock, "lock", b"a:1", soon()).ok(), Some(true));
+        assert_eq!(store.force_release(lock_of(b"a:1"), soon()).ok(), Some(true));
     }
     assert_eq!(process.ask::<String>(&["GET", WAITING]), "mine");
 }
@@ -556,11 +553,7 @@ fn a_user_without_rights_to_the_waiting_clients_can_lock(process: &Server) {
         unregister(&store, "c");
         let reply = ask(&store, &of("c", 1), Registration::Registered);
         assert!(matches!(reply, AcquireReply::Acquired { .. }), "{missing:?}: {reply:?}");
-        assert_eq!(
-            store.force_release(HoldKind::Lock, "lock", b"c:1", soon()).ok(),
-            Some(true),
-            "{missing:?}"
-        );
+        assert_eq!(store.force_release(lock_of(b"c:1"), soon()).ok(), Some(true), "{missing:?}");
     }
     let rule = ["ACL", "SETUSER", "ali", "reset", "on", ">sesame", "~*", "+@all", "-pexpire"];
     process.command(&["DEL", WAITING]);

@@ -4,7 +4,6 @@ mod wrong_types;
 
 use std::io;
 
-use super::holder::decide_holder;
 use super::*;
 use crate::store::request::HolderReply;
 
@@ -230,11 +229,13 @@ fn a_lock_may_be_free_when_a_majority_of_leases_is_over() {
 fn the_holder_is_the_one_that_a_majority_names() {
     let seen = |owner: &str, depth, seconds| {
         let remaining = Duration::from_secs(seconds);
-        Some(Ok(Some(HolderReply { owner: owner.into(), depth, remaining, fence: 1 })))
+        let holder = HolderReply { owner: owner.into(), depth, remaining, fence: 1 };
+        let holds = vec![(HeldAs::Lock, holder)];
+        Some(Ok(ReportReply { holds, ..ReportReply::default() }))
     };
-    let free = || Some(Ok(None));
-    let holder = |votes: Vec<_>| match decide_holder(&Votes(votes)) {
-        Some(Ok(holder)) => holder.map(|holder| (holder.owner, holder.depth)),
+    let free = || Some(Ok(ReportReply::default()));
+    let holder = |votes: Vec<_>| match Votes(votes).decide_holder() {
+        Some(Ok(report)) => report.holder().map(|holder| (holder.owner.clone(), holder.depth)),
         other => panic!("{:?}", other.map(Result::err)),
     };
     let mine = Some((b"me".to_vec(), 2));
@@ -245,21 +246,15 @@ fn the_holder_is_the_one_that_a_majority_names() {
     );
     assert_eq!(holder(vec![seen("me", 2, 5), seen("you", 1, 9), free()]), None);
     assert_eq!(holder(vec![free(), free(), None]), None);
-    assert!(decide_holder(&Votes(vec![seen("me", 1, 1), free(), None])).is_none());
-    assert!(
-        decide_holder(&Votes(vec![free(), Some(failed(FailureKind::Timeout)), None])).is_none()
-    );
+    let decide = |votes: Vec<_>| Votes(votes).decide_holder();
+    assert!(decide(vec![seen("me", 1, 1), free(), None]).is_none());
+    assert!(decide(vec![free(), Some(failed(FailureKind::Timeout)), None]).is_none());
     let unreachable = || Some(failed(FailureKind::Unreachable));
-    assert!(matches!(
-        decide_holder(&Votes(vec![unreachable(), unreachable(), None])),
-        Some(Err(_))
-    ));
+    assert!(matches!(decide(vec![unreachable(), unreachable(), None]), Some(Err(_))));
     // The majority of a holder on three of five servers ends with the first of the three leases.
-    let votes = Votes(vec![seen("me", 1, 9), seen("me", 1, 5), seen("me", 1, 7), free(), free()]);
-    let Some(Ok(Some(held))) = decide_holder(&votes) else {
-        panic!("three of five are a majority");
-    };
-    assert_eq!(held.remaining.as_secs(), 5);
+    let votes = vec![seen("me", 1, 9), seen("me", 1, 5), seen("me", 1, 7), free(), free()];
+    let report = decide(votes).expect("three of five are a majority").expect("a report");
+    assert_eq!(report.holder().expect("a holder").remaining.as_secs(), 5);
 }
 
 #[test]

@@ -112,12 +112,14 @@ impl<'a> Subject<'a> {
             Step::ForceRelease { hold } => {
                 let hold = hold.id(self.case);
                 let owner = hold.owner();
-                let forced =
-                    self.store.force_release(hold.kind, &hold.name, owner.as_bytes(), soon());
+                let owner = owner.as_bytes();
+                let owner = OwnerOf { kind: hold.kind, name: &hold.name, owner };
+                let forced = self.store.force_release(owner, soon());
                 forced.map_or_else(|failure| Reply::Failed(failure.kind), Reply::Forced)
             }
             Step::Count { name: index } => {
-                let counted = self.store.count(&name(self.case, *index), soon());
+                let report = self.store.report(&name(self.case, *index), Look::Permits, soon());
+                let counted = report.map(|report| report.permits);
                 counted.map_or_else(|failure| Reply::Failed(failure.kind), Reply::Counted)
             }
             Step::Expire { hold } => {
@@ -198,7 +200,7 @@ impl<'a> Subject<'a> {
         for index in names.difference(&self.over) {
             let holder = self.store.inspect(&name(self.case, *index), soon());
             let holder = holder.map_err(|failure| failure.kind).map(|holder| holder.map(shown));
-            let report = self.store.report(&name(self.case, *index), soon());
+            let report = self.store.report(&name(self.case, *index), Look::All, soon());
             let report = report.map(|report| {
                 let hold = |(kind, holder)| (kind, shown(holder));
                 let holds: BTreeSet<_> =
@@ -314,8 +316,7 @@ fn a_forced_release_ends_no_permit_and_no_side(store: &dyn Store) {
     for kind in &[HoldKind::Read, HoldKind::Write, HoldKind::Permit { of: 2 }] {
         let hold = of(*kind, 1);
         must_acquire(store, &hold);
-        let forced =
-            store.force_release(HoldKind::Lock, &hold.name, hold.owner().as_bytes(), soon());
+        let forced = store.force_release(lock_of(hold.owner().as_bytes()), soon());
         assert_eq!(forced.ok(), Some(false), "{kind:?}");
         assert_eq!(release(store, &hold).ok(), Some(HoldReply::Done), "{kind:?}");
     }

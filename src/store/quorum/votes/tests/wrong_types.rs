@@ -79,9 +79,11 @@ fn a_lock_is_of_another_type_if_a_majority_says_so_in_any_order() {
 fn a_holder_is_not_looked_for_if_a_majority_has_another_type_in_any_order() {
     let held = |owner: &str| {
         let owner = owner.into();
-        Some(HolderReply { owner, depth: 1, remaining: LEASE, fence: 1 })
+        let holder = HolderReply { owner, depth: 1, remaining: LEASE, fence: 1 };
+        ReportReply { holds: vec![(HeldAs::Lock, holder)], ..ReportReply::default() }
     };
-    assert_a_majority_decides(&ALL, &[None, held("me"), held("you")], decide_holder);
+    let replies = [ReportReply::default(), held("me"), held("you")];
+    assert_a_majority_decides(&ALL, &replies, Votes::decide_holder);
 }
 
 #[test]
@@ -108,6 +110,7 @@ fn a_silent_server_is_waited_for_only_if_it_decides_about_the_type() {
     assert!(!decides(&[Ok(busy()), Ok(busy()), wrong(), wrong()], 1));
     assert!(decides(&[Ok(busy()), wrong(), wrong(), wrong()], 1));
     // A majority that has said it is enough.
-    let inspected = [None, Some(Ok(None)), Some(wrong()), Some(wrong()), Some(wrong())];
-    assert!(decide_holder(&Votes(inspected.into())).is_some());
+    let free = Ok(ReportReply::default());
+    let inspected = [None, Some(free), Some(wrong()), Some(wrong()), Some(wrong())];
+    assert!(Votes(inspected.into()).decide_holder().is_some());
 }

@@ -38,12 +38,9 @@ const LOOK: Duration = Duration::from_millis(5);
 const SUCCESSOR_TRIES: u32 = 8;
 
 /// A server that connections are opened to in the background.
-pub(crate) trait Node: Clone + fmt::Debug + Send + 'static {
+pub(crate) trait Peer: Clone + fmt::Debug + PartialEq + Send + 'static {
     /// The address as users are shown it.
     fn label(&self) -> Arc<str>;
-
-    /// Returns `true` if that is the same node, to be asked in the same way.
-    fn is(&self, other: &Self) -> bool;
 
     /// Fails if it is not time to connect, which it always is for an `urgent` attempt.
     fn claim(&self, _urgent: bool) -> Result<(), Failure> {
@@ -90,22 +87,18 @@ pub(crate) struct Pauses {
 /// A connection to a node, and what it is used for: a `T` is made of each connection that opens.
 #[derive(Debug)]
 pub(crate) struct BackgroundConnection<N, T> {
-    pub(crate) node: N,
+    pub(crate) peer: N,
     pauses: Pauses,
     pub(crate) open: Option<T>,
     /// The connection that is being opened: the first one, or the successor of the open one.
-    opening: Option<Opening<T>>,
+    pub(crate) opening: Option<Opening<T>>,
     /// Why none could be opened or kept at last, and until when the node is left alone.
     failed: Option<(Failure, Instant)>,
 }
 
-impl<N: Node, T: AsRef<Connection> + Send + 'static> BackgroundConnection<N, T> {
-    pub(crate) fn new(node: N, pauses: Pauses) -> Self {
-        Self { node, pauses, open: None, opening: None, failed: None }
-    }
-
-    pub(crate) fn opening(&self) -> Option<&Opening<T>> {
-        self.opening.as_ref()
+impl<N: Peer, T: AsRef<Connection> + Send + 'static> BackgroundConnection<N, T> {
+    pub(crate) fn new(peer: N, pauses: Pauses) -> Self {
+        Self { peer, pauses, open: None, opening: None, failed: None }
     }
 
     /// Why there is no connection and none is being opened.
@@ -117,7 +110,7 @@ impl<N: Node, T: AsRef<Connection> + Send + 'static> BackgroundConnection<N, T> 
     /// When to try again to open a connection.
     pub(crate) fn retry_at(&self) -> Option<Instant> {
         let (_, retry_at) = self.failed.as_ref().filter(|_| self.opening.is_none())?;
-        Some((*retry_at).max(self.node.next_try()))
+        Some((*retry_at).max(self.peer.next_try()))
     }
 
     /// Begins to open a connection if there is none, or if it expires soon. Fails if there is none,
@@ -135,7 +128,7 @@ impl<N: Node, T: AsRef<Connection> + Send + 'static> BackgroundConnection<N, T> 
         let urgent = attempt.urgent && self.open.is_none();
         let claimed = match &self.failed {
             Some((failure, until)) if !urgent && Instant::now() < *until => Err(failure.clone()),
-            _ => self.node.claim(urgent).inspect_err(|failure| {
+            _ => self.peer.claim(urgent).inspect_err(|failure| {
                 // The node keeps a pause of its own, which may end early.
                 self.failed = Some((failure.clone(), Instant::now()));
             }),
@@ -144,9 +137,9 @@ impl<N: Node, T: AsRef<Connection> + Send + 'static> BackgroundConnection<N, T> 
             Err(failure) if self.open.is_none() => Err(failure),
             Err(_) => Ok(()),
             Ok(()) => {
-                let node = self.node.clone();
-                let open = move || node.connect(previous, attempt.deadline).and_then(make);
-                self.opening = Some(Opening::begin(self.node.label(), open));
+                let peer = self.peer.clone();
+                let open = move || peer.connect(previous, attempt.deadline).and_then(make);
+                self.opening = Some(Opening::begin(self.peer.label(), open));
                 Ok(())
             }
         }

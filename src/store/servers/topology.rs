@@ -1,7 +1,6 @@
 //! Which node serves which slot: learnt from any node, and again whenever that may have changed.
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::fmt;
 use std::io;
 use std::mem;
@@ -18,24 +17,25 @@ use crate::config::{Config, Mechanism};
 use crate::event::Events;
 use crate::net::endpoint::Endpoint;
 use crate::net::server::ServerFactory;
-use crate::store::cluster::node::{ClusterNode, Nodes, Redirect, Target, is_doubtful};
-use crate::store::cluster::slots::{Map, SLOTS, Share, covered, shares};
+use crate::store::keys::{Keys, SLOTS, slot_of};
+use crate::store::servers::node::{Node, Target};
+use crate::store::servers::nodes::{
+    Map, Nodes, Redirect, Share, covered, is_doubtful, shares, uncovered,
+};
 
 /// The nodes are not asked again within this time: a failover takes longer.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// If a request is redirected more often than this, nodes disagree for now.
-pub(super) const REDIRECTIONS_MAX: u32 = 5;
-
 /// What is known of a cluster.
 pub(super) struct Topology {
+    keys: Keys,
     connect_timeout: Duration,
     address_map: AddressMap,
     /// Whether clients are woken over sharded channels.
     sharded_wakeups: bool,
     nodes: Nodes,
     /// The nodes that the user has named.
-    seeds: Vec<Arc<ClusterNode>>,
+    seeds: Vec<Arc<Node>>,
     map: RwLock<Map>,
     progress: Mutex<Progress>,
     /// Notified when `progress.running` has become false.
@@ -63,6 +63,7 @@ impl Topology {
     pub(super) fn new(seeds: Vec<Endpoint>, config: &Config, servers: &ServerFactory) -> Self {
         let nodes = Nodes::new(config, servers);
         Self {
+            keys: Keys::new(&config.prefix),
             connect_timeout: config.connect_timeout,
             address_map: config.address_map.clone(),
             sharded_wakeups: config.uses(Mechanism::ShardedWakeups),
@@ -75,13 +76,18 @@ impl Topology {
         }
     }
 
+    /// The hash slot of a name.
+    pub(super) fn slot(&self, name: &str) -> usize {
+        slot_of(&self.keys.lock(name))
+    }
+
     /// The node that serves a slot, as far as is known.
-    pub(super) fn owner(&self, slot: usize) -> Option<Arc<ClusterNode>> {
+    pub(super) fn owner(&self, slot: usize) -> Option<Arc<Node>> {
         self.map.read().owner(slot).cloned()
     }
 
     /// All masters, and a number that changes with them.
-    pub(super) fn masters(&self) -> (Vec<Arc<ClusterNode>>, u64) {
+    pub(super) fn masters(&self) -> (Vec<Arc<Node>>, u64) {
         let map = self.map.read();
         (map.masters().cloned().collect(), map.version())
     }
@@ -106,7 +112,8 @@ impl Topology {
     ) -> Result<Target, Failure> {
         let owner = self.owner(slot).filter(|owner| !owner.is_doubted());
         let owner = owner.or_else(|| {
-            self.learn_until(half_way_to(deadline));
+            let now = Instant::now();
+            self.learn_until(now + deadline.saturating_duration_since(now) / 2);
             self.owner(slot)
         });
         owner.map(Target::of).ok_or_else(uncovered)
@@ -117,10 +124,10 @@ impl Topology {
         self: &Arc<Self>,
         failure: &Failure,
         slot: usize,
-        from: &ClusterNode,
+        from: &Node,
     ) -> Option<Target> {
         let Redirect { asking, host, port } = Redirect::of(failure)?;
-        let node = self.node_at(host.or(from.endpoint().host())?, port);
+        let node = self.node_at(host.or(from.server.endpoint().host())?, port);
         if !asking {
             self.map.write().set(slot, &node);
             // Other slots may have moved too. This request does not wait until that is known.
@@ -131,11 +138,16 @@ impl Topology {
 
     /// The failure as the caller gets it: transient if the cluster is likely to recover soon.
     pub(super) fn classify(&self, failure: Failure) -> Failure {
+        // No node has answered when all were asked last.
+        let is_unreachable = || {
+            let progress = self.progress.lock();
+            progress.failure.as_ref().is_some_and(|failure| failure.kind != FailureKind::Transient)
+        };
         let passes = match failure.kind {
             // Nodes disagree for now.
             FailureKind::Rejected => matches!(failure.code.as_str(), "ASK" | "MOVED"),
             // A replica may take over soon, unless all nodes are unreachable.
-            FailureKind::Foreign | FailureKind::Unreachable => !self.is_unreachable(),
+            FailureKind::Foreign | FailureKind::Unreachable => !is_unreachable(),
             _ => false,
         };
         if passes { Failure { kind: FailureKind::Transient, ..failure } } else { failure }
@@ -146,14 +158,8 @@ impl Topology {
         self.map.write().set(slot, &self.seeds[seed]);
     }
 
-    /// Returns `true` if no node answered when all were asked last.
-    fn is_unreachable(&self) -> bool {
-        let progress = self.progress.lock();
-        progress.failure.as_ref().is_some_and(|failure| failure.kind != FailureKind::Transient)
-    }
-
     /// Notes that a node has failed. Does not wait until it is known whether another has its slots.
-    pub(super) fn note_failure(self: &Arc<Self>, failure: &Failure, from: &ClusterNode) {
+    pub(super) fn note_failure(self: &Arc<Self>, failure: &Failure, from: &Node) {
         if is_doubtful(failure) {
             from.doubt();
             self.learn();
@@ -214,7 +220,7 @@ impl Topology {
     }
 
     /// The nodes to ask, the doubted ones last.
-    pub(super) fn nodes_to_ask(&self) -> Vec<Arc<ClusterNode>> {
+    pub(super) fn nodes_to_ask(&self) -> Vec<Arc<Node>> {
         let (mut nodes, _) = self.masters();
         for seed in &self.seeds {
             if nodes.iter().all(|node| !Arc::ptr_eq(node, seed)) {
@@ -227,7 +233,7 @@ impl Topology {
     }
 
     /// Asks one node, and adds its host where it does not know that itself.
-    fn ask(&self, node: &ClusterNode) -> Result<Vec<Share>, Failure> {
+    fn ask(&self, node: &Node) -> Result<Vec<Share>, Failure> {
         let reply = node.slots(end_of(self.connect_timeout)).inspect_err(|failure| {
             if is_doubtful(failure) {
                 node.doubt();
@@ -235,7 +241,8 @@ impl Topology {
         })?;
         let mut shares = shares(&reply).ok_or_else(|| nonsense(node))?;
         for share in &mut shares {
-            share.host = share.host.take().or_else(|| node.endpoint().host().map(Into::into));
+            share.host =
+                share.host.take().or_else(|| node.server.endpoint().host().map(Into::into));
         }
         Ok(shares)
     }
@@ -248,16 +255,12 @@ impl Topology {
         let mut owners = vec![None; SLOTS];
         let mut nodes = HashMap::new();
         for Share { slots, host, port } in shares {
-            let node = match nodes.entry((host, port)) {
-                Entry::Occupied(known) => known.into_mut(),
-                Entry::Vacant(new) => {
-                    new.insert(self.node_at(host.as_deref().unwrap_or_default(), *port))
-                }
-            };
+            let new = || self.node_at(host.as_deref().unwrap_or_default(), *port);
+            let node = nodes.entry((host, port)).or_insert_with(new);
             owners[slots.clone()].fill(Some(node.clone()));
         }
         for node in nodes.values().filter(|_| self.sharded_wakeups) {
-            let is_its = |owner: &Option<Arc<ClusterNode>>| {
+            let is_its = |owner: &Option<Arc<Node>>| {
                 owner.as_ref().is_some_and(|owner| Arc::ptr_eq(owner, node))
             };
             if let Some(first) = owners.iter().position(is_its) {
@@ -271,9 +274,9 @@ impl Topology {
 
     /// The node that announces an address, with the login of the first seed unless the user has
     /// named it.
-    fn node_at(&self, host: &str, port: u16) -> Arc<ClusterNode> {
+    fn node_at(&self, host: &str, port: u16) -> Arc<Node> {
         let (host, port) = self.address_map.reachable(host, port);
-        self.nodes.at(self.seeds[0].endpoint().at(&host, port))
+        self.nodes.at(self.seeds[0].server.endpoint().at(&host, port))
     }
 }
 
@@ -288,19 +291,7 @@ impl Drop for End<'_> {
     }
 }
 
-fn half_way_to(deadline: Instant) -> Instant {
-    let now = Instant::now();
-    now + deadline.saturating_duration_since(now) / 2
-}
-
-/// The failure of a request for a slot that no node is known to serve.
-pub(super) fn uncovered() -> Failure {
-    let error = io::Error::new(io::ErrorKind::NotFound, "no node serves the hash slot");
-    let failure = Failure::io(FailureKind::Transient, &Arc::from("the cluster"), error);
-    Failure { code: "CLUSTERDOWN".into(), ..failure }
-}
-
-fn nonsense(node: &ClusterNode) -> Failure {
+fn nonsense(node: &Node) -> Failure {
     let error = io::Error::new(io::ErrorKind::InvalidData, "not a sensible reply");
     Failure::io(FailureKind::Unreachable, node.label(), error)
 }

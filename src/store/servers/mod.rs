@@ -1,0 +1,249 @@
+//! Locks on one server, or on the nodes of a Redis Cluster: each on the node that has its name.
+//!
+//! In a cluster that is the one which serves the hash slot. All keys of a name are in one slot, so
+//! every request goes to one node, which executes it like a server that stands alone ([`node`]).
+//! What differs is which node that is, and that redirections are followed ([`placement`]). The `redis`
+//! crate's own cluster client is not used, because it repeats requests by itself, sleeps beyond any
+//! deadline, and has no pub/sub.
+
+mod node;
+mod nodes;
+mod placement;
+mod topology;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::base::failure::Failure;
+use crate::config::Config;
+use crate::error::{Error, Result as ApiResult};
+use crate::net::endpoint::Endpoint;
+use crate::net::server::{Server, ServerFactory};
+use crate::store::Store;
+use crate::store::background::jobs::BackgroundJobs;
+use crate::store::background::wakeups::BackgroundWakeups;
+use crate::store::background::{BackgroundSettings, JobRunner, Wakeups};
+use crate::store::commands::Commands;
+use crate::store::keys::ShardTag;
+use crate::store::redisson_channels::RedissonChannels;
+use crate::store::request::{
+    Acquire, AcquireReply, HoldReply, HoldRequest, Look, OwnerOf, PendingReply, PostedChange,
+    ReportReply, ServerConnections,
+};
+use crate::store::servers::node::{Node, Target};
+use crate::store::servers::nodes::uncovered;
+use crate::store::servers::placement::{Placement, Routed, RoutedJobs, RoutedWakeups};
+use crate::store::servers::topology::Topology;
+
+/// One server, or those of a cluster.
+#[derive(Clone, Debug)]
+pub(crate) struct Servers {
+    placement: Placement,
+    background: BackgroundSettings,
+}
+
+/// Parses the URLs of the nodes of a cluster to begin with.
+pub(crate) fn parse_seeds(
+    urls: impl IntoIterator<Item: AsRef<str>>,
+    config: &Config,
+) -> ApiResult<Vec<Endpoint>> {
+    let seeds = Endpoint::parse_all("seeds", urls, config)?;
+    for seed in &seeds {
+        if seed.host().is_none() {
+            return Err(Error::invalid("seeds", "must be reached over TCP"));
+        }
+        if seed.database() != 0 {
+            return Err(Error::invalid("seeds", "must not have a database number other than 0"));
+        }
+    }
+    Ok(seeds)
+}
+
+impl Servers {
+    /// Locks on one server.
+    pub(crate) fn one(server: Server, config: &Config) -> Self {
+        let commands = Commands::new(config);
+        let background = BackgroundSettings::new(&commands, config);
+        let node = Node::new(server, commands, config);
+        Self { placement: Placement::One(Target::of(Arc::new(node))), background }
+    }
+
+    /// Locks on the nodes of a cluster. Sends nothing yet.
+    pub(crate) fn cluster(seeds: Vec<Endpoint>, config: &Config, servers: &ServerFactory) -> Self {
+        let commands = Commands::new(config).in_cluster(ShardTag::default());
+        let background = BackgroundSettings::new(&commands, config);
+        let topology = Topology::new(seeds, config, servers);
+        Self { placement: Placement::Slots(Arc::new(topology)), background }
+    }
+
+    /// Asks which node serves which slot. Fails unless all slots are served.
+    pub(crate) fn explore(&self) -> Result<(), Failure> {
+        match &self.placement {
+            Placement::One(_) => Ok(()),
+            Placement::Slots(topology) => topology.explore(),
+        }
+    }
+
+    /// Returns the node that a change is sent to, and the change for that. `None` if no node is
+    /// known, so that it has failed.
+    fn to_post<'a>(&self, post: PostedChange<'a>) -> Option<(Target, PostedChange<'a>)> {
+        let PostedChange { request, on_reply } = post;
+        let slot = self.placement.slot(&request.hold.name);
+        let Some(target) = self.placement.known(slot) else {
+            on_reply(Err(uncovered()));
+            return None;
+        };
+        let (placement, asked) = (self.placement.clone(), target.clone());
+        let on_reply = Box::new(move |reply: Result<HoldReply, Failure>| {
+            // The clean-up follows the redirection.
+            placement.next(&mut Routed::new(slot), &reply, &asked);
+            on_reply(reply.map_err(|failure| placement.classify(failure)));
+        });
+        Some((target, PostedChange { request, on_reply }))
+    }
+}
+
+impl Store for Servers {
+    fn acquire(&self, request: Acquire<'_>) -> Result<AcquireReply, Failure> {
+        let name = &request.holds[0].name;
+        self.placement.send(name, request.deadline, |target| target.acquire(request))
+    }
+
+    /// Does nothing if the node is not known, because finding it takes time.
+    fn start_acquire(&self, request: Acquire<'_>) -> Option<PendingReply<AcquireReply>> {
+        let slot = self.placement.slot(&request.holds[0].name);
+        let target = self.placement.known(slot)?;
+        let first = target.start_acquire(request)?;
+        let Placement::Slots(_) = self.placement else { return Some(first) };
+        let (placement, mut first, holds) =
+            (self.placement.clone(), Some(first), request.holds.to_vec());
+        let Acquire { lease, registration, deadline, .. } = request;
+        Some(PendingReply::new(move || {
+            let again = Acquire { holds: &holds, lease, registration, deadline };
+            placement.follow(target, slot, |target| match first.take() {
+                Some(reply) => reply.wait(),
+                None => target.acquire(again),
+            })
+        }))
+    }
+
+    fn groups(&self, names: &[Arc<str>]) -> Vec<Vec<usize>> {
+        let mut slots = BTreeMap::<usize, Vec<usize>>::new();
+        for (index, name) in names.iter().enumerate() {
+            slots.entry(self.placement.slot(name)).or_default().push(index);
+        }
+        let max = self.background.commands.group_max();
+        slots.values().flat_map(|group| group.chunks(max).map(<[usize]>::to_vec)).collect()
+    }
+
+    fn share_server(&self, one: &str, other: &str) -> bool {
+        let node = |name| self.placement.known(self.placement.slot(name));
+        node(one) == node(other)
+    }
+
+    /// One node after the other. A request that is redirected is made again alone.
+    fn ask(
+        &self,
+        requests: &[HoldRequest<'_>],
+        on_reply: &mut dyn FnMut(usize, Result<HoldReply, Failure>),
+    ) {
+        let topology = match &self.placement {
+            Placement::One(target) => return target.ask(requests, on_reply),
+            Placement::Slots(topology) => topology,
+        };
+        let mut targets = Vec::<(Target, Vec<usize>)>::new();
+        for (index, request) in requests.iter().enumerate() {
+            let slot = topology.slot(&request.hold.name);
+            match topology.target(slot, request.deadline) {
+                Ok(target) => add(&mut targets, target, index),
+                Err(failure) => on_reply(index, Err(failure)),
+            }
+        }
+        for (target, indexes) in targets {
+            let batch: Vec<_> = indexes.iter().map(|index| requests[*index]).collect();
+            target.ask(&batch, &mut |place, reply| {
+                let (request, mut first) = (batch[place], Some(reply));
+                let slot = topology.slot(&request.hold.name);
+                let reply = self.placement.follow(target.clone(), slot, |target| {
+                    first.take().unwrap_or_else(|| target.change(request))
+                });
+                on_reply(indexes[place], reply);
+            });
+        }
+    }
+
+    fn post(&self, posts: Vec<PostedChange<'_>>) {
+        if let Placement::One(target) = &self.placement {
+            return target.post(posts);
+        }
+        let mut targets = Vec::<(Target, Vec<PostedChange<'_>>)>::new();
+        for (target, post) in posts.into_iter().filter_map(|post| self.to_post(post)) {
+            add(&mut targets, target, post);
+        }
+        for (target, posts) in targets {
+            target.post(posts);
+        }
+    }
+
+    fn settle(&self, deadline: Instant) {
+        match &self.placement {
+            Placement::One(target) => target.node.server.settle(deadline),
+            Placement::Slots(topology) => {
+                for node in topology.nodes_to_ask() {
+                    node.server.settle(deadline);
+                }
+            }
+        }
+    }
+
+    fn report(&self, name: &str, look: Look, deadline: Instant) -> Result<ReportReply, Failure> {
+        self.placement.send(name, deadline, |target| {
+            target.execute(target.node.commands.report(name, look), None, deadline)
+        })
+    }
+
+    /// Those of the masters that are known, or become known by this if none is.
+    fn connections(&self) -> Result<ServerConnections, Failure> {
+        let nodes = match &self.placement {
+            Placement::One(target) => vec![target.node.clone()],
+            Placement::Slots(topology) => {
+                if topology.masters().0.is_empty() {
+                    topology.explore()?;
+                }
+                topology.masters().0
+            }
+        };
+        let each: Vec<_> = nodes.iter().map(|node| node.server.connection()).collect();
+        Ok(ServerConnections { required: each.len(), each })
+    }
+
+    fn force_release(&self, owner: OwnerOf<'_>, deadline: Instant) -> Result<bool, Failure> {
+        let reply = self.placement.send(owner.name, deadline, |target| {
+            target.execute(target.node.commands.force_release(owner), None, deadline)
+        })?;
+        Ok(reply == HoldReply::Done)
+    }
+
+    fn ping(&self, deadline: Instant) -> Result<(), Failure> {
+        self.placement.send("", deadline, |target| target.server().ping(deadline))
+    }
+
+    fn wakeups(&self, client: &str, redisson: Option<&RedissonChannels>) -> Box<dyn Wakeups> {
+        let policy = RoutedWakeups::new(self.placement.clone());
+        Box::new(BackgroundWakeups::new(policy, &self.background, client, redisson))
+    }
+
+    fn jobs(&self) -> Box<dyn JobRunner> {
+        let policy = RoutedJobs(self.placement.clone());
+        Box::new(BackgroundJobs::new(policy, self.background.clone()))
+    }
+}
+
+/// Adds what is sent to a node to the rest.
+fn add<T>(targets: &mut Vec<(Target, Vec<T>)>, target: Target, sent: T) {
+    match targets.iter_mut().find(|(known, _)| *known == target) {
+        Some((_, all)) => all.push(sent),
+        None => targets.push((target, vec![sent])),
+    }
+}

@@ -1,0 +1,349 @@
+//! Which node has which name, for calls and for what runs in the background, and what becomes of a
+//! request to a wrong one.
+//!
+//! A message reaches every node of a cluster, but to `wake.lua` a client is dead unless it listens
+//! at the node where the script runs. So a client listens at all masters. It does so twice where
+//! servers know sharded channels, whose messages do not go to other nodes: on its own channel, and
+//! on a sharded one in the lowest slot of each master.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::base::clock::end_of;
+use crate::base::failure::Failure;
+use crate::net::connection::Connection;
+use crate::net::request::Request;
+use crate::store::background::jobs::{Decision, JobPolicy};
+use crate::store::background::peer::{Pauses, Peer};
+use crate::store::background::wakeups::WakeupPolicy;
+use crate::store::background::{Job, JobReply, Wake};
+use crate::store::request::HoldReply;
+use crate::store::servers::node::Target;
+use crate::store::servers::nodes::uncovered;
+use crate::store::servers::topology::Topology;
+
+/// If a request is redirected more often than this, nodes disagree for now.
+const REDIRECTIONS_MAX: u32 = 5;
+
+/// The pause before listening again at a node of a cluster where that has failed. If there is
+/// nothing else to listen at, the caller decides when to try again.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// How often to look for other masters.
+const MASTERS_LOOK: Duration = Duration::from_secs(1);
+
+/// Where names are.
+#[derive(Clone, Debug)]
+pub(super) enum Placement {
+    /// All on one server, as if they were in one slot. It redirects nothing.
+    One(Target),
+    /// Each on the node of a cluster that serves its hash slot.
+    Slots(Arc<Topology>),
+}
+
+/// A request on its way to the right node.
+#[derive(Debug, Default)]
+pub(super) struct Routed {
+    pub(super) slot: usize,
+    redirections: u32,
+}
+
+impl Placement {
+    pub(super) fn slot(&self, name: &str) -> usize {
+        match self {
+            Self::One(_) => 0,
+            Self::Slots(topology) => topology.slot(name),
+        }
+    }
+
+    /// The node that serves a slot, as far as is known.
+    pub(super) fn known(&self, slot: usize) -> Option<Target> {
+        match self {
+            Self::One(target) => Some(target.clone()),
+            Self::Slots(topology) => topology.owner(slot).map(Target::of),
+        }
+    }
+
+    /// Sends a request to the node that has a name, and follows redirections.
+    pub(super) fn send<T>(
+        &self,
+        name: &str,
+        deadline: Instant,
+        mut ask: impl FnMut(&Target) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        match self {
+            Self::One(target) => ask(target),
+            Self::Slots(topology) => {
+                let slot = topology.slot(name);
+                self.follow(topology.target(slot, deadline)?, slot, ask)
+            }
+        }
+    }
+
+    /// As `send`, beginning at a known node.
+    pub(super) fn follow<T>(
+        &self,
+        mut target: Target,
+        slot: usize,
+        mut ask: impl FnMut(&Target) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        let mut routed = Routed::new(slot);
+        loop {
+            let reply = ask(&target);
+            match self.next(&mut routed, &reply, &target) {
+                Some(next) => target = next,
+                None => return reply.map_err(|failure| self.classify(failure)),
+            }
+        }
+    }
+
+    /// Takes the reply of a node into account. Returns the node to which it redirects the request.
+    pub(super) fn next<T>(
+        &self,
+        routed: &mut Routed,
+        reply: &Result<T, Failure>,
+        from: &Target,
+    ) -> Option<Target> {
+        let Self::Slots(topology) = self else { return None };
+        let Err(failure) = reply else {
+            from.node.trust();
+            return None;
+        };
+        routed.redirections += 1;
+        let next = topology.redirected(failure, routed.slot, &from.node);
+        let next = next.filter(|_| routed.redirections <= REDIRECTIONS_MAX);
+        if next.is_none() {
+            topology.note_failure(failure, &from.node);
+        }
+        next
+    }
+
+    /// The failure as the caller gets it: transient if the cluster is likely to recover soon.
+    pub(super) fn classify(&self, failure: Failure) -> Failure {
+        match self {
+            Self::One(_) => failure,
+            Self::Slots(topology) => topology.classify(failure),
+        }
+    }
+}
+
+impl Routed {
+    pub(super) fn new(slot: usize) -> Self {
+        Self { slot, redirections: 0 }
+    }
+}
+
+impl Peer for Target {
+    fn label(&self) -> Arc<str> {
+        self.node.server.factory.label()
+    }
+
+    fn connect(
+        &self,
+        previous: Option<Connection>,
+        deadline: Instant,
+    ) -> Result<Connection, Failure> {
+        let server = &self.node.server;
+        let mut connection = previous.unwrap_or_else(|| server.connection());
+        server.factory.refresh_route(deadline);
+        connection.connect(end_of(server.factory.connect_timeout))?;
+        Ok(connection)
+    }
+
+    fn addressed(&self, request: Request) -> Request {
+        self.server().addressed(request)
+    }
+}
+
+/// Each job to the node that has its name.
+#[derive(Debug)]
+pub(super) struct RoutedJobs(pub(super) Placement);
+
+impl JobPolicy for RoutedJobs {
+    type Peer = Target;
+    type Progress = Routed;
+
+    fn route(&mut self, job: &Job) -> Result<(Vec<Target>, Routed), Failure> {
+        let slot = self.0.slot(&job.hold.name);
+        match (self.0.known(slot), &self.0) {
+            (Some(target), _) => return Ok((vec![target], Routed::new(slot))),
+            (None, Placement::Slots(topology)) => topology.learn(),
+            (None, Placement::One(_)) => {}
+        }
+        Err(uncovered())
+    }
+
+    fn decide(
+        &mut self,
+        _: &Job,
+        routed: &mut Routed,
+        from: &Target,
+        reply: Result<HoldReply, Failure>,
+    ) -> Decision<Target> {
+        match self.0.next(routed, &reply, from) {
+            Some(next) => Decision::SendTo(next),
+            None => Decision::Done(reply.map(JobReply::from)),
+        }
+    }
+
+    fn keeps(&self, target: &Target) -> bool {
+        match &self.0 {
+            Placement::One(_) => true,
+            Placement::Slots(topology) => topology.is_in_use(target),
+        }
+    }
+}
+
+/// The messages of one server, or of every master.
+#[derive(Debug)]
+pub(super) struct RoutedWakeups {
+    placement: Placement,
+    /// Of the masters that were named last; `None` before the first time.
+    version: Option<u64>,
+}
+
+impl RoutedWakeups {
+    pub(super) fn new(placement: Placement) -> Self {
+        Self { placement, version: None }
+    }
+}
+
+impl WakeupPolicy for RoutedWakeups {
+    type Peer = Target;
+
+    fn pauses(&self) -> Pauses {
+        let pause = if let Placement::One(_) = self.placement { Duration::ZERO } else { PAUSE };
+        Pauses { after_failure: pause, after_rejection: pause }
+    }
+
+    fn changed_peers(&mut self) -> Option<Vec<Target>> {
+        let (version, masters) = match &self.placement {
+            Placement::One(_) if self.version.is_some() => return None,
+            Placement::One(target) => (0, vec![target.clone()]),
+            Placement::Slots(topology) if self.version == Some(topology.version()) => return None,
+            Placement::Slots(topology) => {
+                let (masters, version) = topology.masters();
+                (version, masters.into_iter().map(Target::of).collect())
+            }
+        };
+        self.version = Some(version);
+        Some(masters)
+    }
+
+    fn is_home(&self, target: &Target, name: &str) -> bool {
+        self.placement.known(self.placement.slot(name)).is_none_or(|known| known == *target)
+    }
+
+    fn shard_tag(&self, target: &Target) -> Option<Arc<str>> {
+        target.node.shard_tag()
+    }
+
+    /// A message comes by way of every node, and counts only from the one that serves its slot.
+    fn receive(&mut self, from: &Target, wake: Wake) -> Option<Wake> {
+        let Wake::Lock(name) = &wake else { return Some(wake) };
+        self.is_home(from, name).then_some(wake)
+    }
+
+    fn next_look(&self) -> Option<Instant> {
+        matches!(self.placement, Placement::Slots(_)).then(|| Instant::now() + MASTERS_LOOK)
+    }
+
+    fn fail(&mut self, target: &Target, failure: &Failure) {
+        let Placement::Slots(topology) = &self.placement else { return };
+        if failure.code == "MOVED" {
+            // A channel of Redisson's, which is where its lock is.
+            topology.learn();
+        }
+        topology.note_failure(failure, &target.node);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io;
+    use std::net::TcpListener;
+    use std::thread;
+    use std::time::Duration;
+
+    use crate::base::clock::end_of;
+    use crate::config::Config;
+    use crate::net::endpoint::Endpoint;
+    use crate::net::server::ServerFactory;
+    use crate::store::background::jobs::BackgroundJobs;
+    use crate::store::background::{BackgroundSettings, JobRunner};
+    use crate::store::commands::Commands;
+    use crate::store::hold_id::{HoldId, HoldKind};
+    use crate::store::request::Change;
+    use crate::store::tests::process::Server;
+
+    const AGES: Duration = Duration::from_secs(60);
+    const SOON: Duration = Duration::from_secs(5);
+
+    fn job(id: u64, name: &str, time: Duration) -> Job {
+        let hold = HoldId {
+            kind: HoldKind::Lock,
+            name: Arc::from(name),
+            client: Arc::from("me"),
+            nonce: id,
+        };
+        Job { id, hold, change: Change::RELEASE, deadline: end_of(time) }
+    }
+
+    #[test]
+    fn a_node_that_hangs_in_the_login_delays_no_other() {
+        let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = silent.local_addr().expect("an address").port();
+        // With a login, to connect is to wait for a reply.
+        delays_no_other(&format!("redis://:sesame@127.0.0.1:{port}/"));
+    }
+
+    #[test]
+    fn a_node_whose_name_is_not_found_delays_no_other() {
+        delays_no_other("redis://dead.example/");
+    }
+
+    /// A cluster of two nodes, of which the second is at an address where connecting takes ages.
+    fn delays_no_other(silent: &str) {
+        let server = Server::redis();
+        let urls = [&server.url(), silent];
+        let config = Config { connect_timeout: AGES, ..Config::default() };
+        let seed = |url: &&str| Endpoint::parse(url, &config).expect("a good URL");
+        let seeds = urls.iter().map(seed).collect();
+        let servers = ServerFactory::new(&config).expect("a thread").looking_up(|_| {
+            thread::sleep(AGES);
+            Err(io::ErrorKind::TimedOut.into())
+        });
+        let topology = Topology::new(seeds, &config, &servers);
+        topology.place(topology.slot("good"), 0);
+        topology.place(topology.slot("silent"), 1);
+
+        let settings = BackgroundSettings {
+            io_timeout: AGES,
+            ..BackgroundSettings::new(&Commands::new(&config), &config)
+        };
+        let policy = RoutedJobs(Placement::Slots(Arc::new(topology)));
+        let mut runner = BackgroundJobs::new(policy, settings);
+        let mut outcomes = Vec::new();
+        let jobs = vec![job(1, "silent", AGES), job(2, "good", AGES), job(3, "silent", SOON)];
+        let start = Instant::now();
+        runner.send(jobs, &mut |id, outcome| outcomes.push((id, outcome)));
+        while outcomes.is_empty() {
+            runner.collect(end_of(SOON / 5), &mut |id, outcome| outcomes.push((id, outcome)));
+            assert!(start.elapsed() < SOON, "no outcome of the good node's job");
+        }
+        assert!(
+            matches!(outcomes[..], [(2, Ok(JobReply { hold: HoldReply::Gone, .. }))]),
+            "{outcomes:?}"
+        );
+
+        runner.collect(start + SOON * 3 / 2, &mut |id, outcome| outcomes.push((id, outcome)));
+        assert!(
+            matches!(outcomes[1..], [(3, Err(_))]),
+            "it has a deadline of its own: {outcomes:?}"
+        );
+        runner.abandon();
+        runner.collect(start + AGES, &mut |id, outcome| outcomes.push((id, outcome)));
+        assert!(outcomes.len() == 2 && start.elapsed() < AGES, "no job is left: {outcomes:?}");
+    }
+}
