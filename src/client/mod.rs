@@ -2,6 +2,8 @@
 
 pub(crate) mod builder;
 mod calls;
+#[cfg(feature = "serde")]
+mod deserialize;
 mod lock_settings;
 mod open;
 mod server_settings;

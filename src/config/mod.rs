@@ -3,8 +3,6 @@
 pub(crate) mod callbacks;
 #[cfg(feature = "tls")]
 pub(crate) mod certificates;
-#[cfg(feature = "serde")]
-pub(crate) mod deserialize;
 pub(crate) mod durability;
 pub(crate) mod lock_name;
 pub(crate) mod url;

@@ -34,38 +34,24 @@ pub(crate) fn ping(client: &Client, server: &ServerArgs, json: bool) -> Result<u
     let survey = client.survey();
     let replies = survey.servers()?;
     let in_cluster = server.is_cluster();
-    let facts_of = |(address, reply): (String, Result<ServerReport, Error>)| {
-        let facts = reply
-            .map(|report| Facts::new(&address, &report, survey.io_timeout(), in_cluster))
-            .map_err(ExitError::from);
-        (address, facts)
+    let facts = |(address, reply): (String, Result<ServerReport, Error>)| match reply {
+        Ok(report) => Facts::new(&address, &report, survey.io_timeout(), in_cluster),
+        Err(error) => Facts::of_error(&address, error.into()),
     };
-    let servers: Vec<_> = replies.each.into_iter().map(facts_of).collect();
+    let servers: Vec<_> = replies.each.into_iter().map(facts).collect();
     let code = if json {
-        let shown = servers.iter().map(|(address, facts)| match facts {
-            Ok(facts) => facts.shown.clone(),
-            Err(error) => json!({ "server": address, "error": error.message }),
-        });
-        print_json(&shown.collect())
+        print_json(&servers.iter().map(|facts| facts.shown.clone()).collect())
     } else {
-        let texts = servers.iter().map(|(address, facts)| match facts {
-            Ok(facts) => facts.to_text(),
-            Err(error) => {
-                let server = ["server".to_owned(), address.clone()];
-                format!("{}warning: {}\n", table(vec![server]), error.message)
-            }
-        });
-        print(&texts.collect::<Vec<_>>().join("\n"))
+        print(&servers.iter().map(Facts::to_text).collect::<Vec<_>>().join("\n"))
     }?;
-    let is_useless = |facts: &Result<Facts, _>| !facts.as_ref().is_ok_and(|facts| facts.is_usable);
-    let useless = servers.iter().filter(|(_, facts)| is_useless(facts));
-    let useless: Vec<_> = useless.map(|(address, _)| printable(address)).collect();
+    let useless = servers.iter().filter(|facts| !facts.is_usable);
+    let useless: Vec<_> = useless.map(|facts| printable(&facts.text_of("server"))).collect();
     let (usable, required) = (servers.len() - useless.len(), replies.required);
     if usable >= required {
         return Ok(code);
     }
     // What is wrong with each was printed.
-    let code = servers.iter().find_map(|(_, facts)| facts.as_ref().err().map(|error| error.code));
+    let code = servers.iter().find_map(|facts| facts.failure);
     let useless = useless.join(", ");
     let why =
         format!("{usable} of {required} required servers can be used for locks, not {useless}");
@@ -91,6 +77,14 @@ impl<'a> Info<'a> {
         self.field(name)?.parse().ok()
     }
 
+    fn role(self) -> Option<&'a str> {
+        match (self.field("redis_mode"), self.field("role")) {
+            (Some("sentinel"), _) => Some("sentinel"),
+            (_, Some("slave")) => Some("replica"),
+            (_, role) => role,
+        }
+    }
+
     /// Returns `true` for a node of a cluster.
     pub(crate) fn is_of_node(self) -> bool {
         self.number("cluster_enabled") == Some(1)
@@ -103,8 +97,10 @@ struct Facts {
     shown: Value,
     /// Whether all locks can be acquired there.
     is_usable: bool,
+    /// The exit status for a server that has not answered.
+    failure: Option<u8>,
     /// The shortest times that suit its replies.
-    advice: String,
+    advice: Option<String>,
     warnings: Vec<String>,
 }
 
@@ -115,11 +111,7 @@ impl Facts {
         let info = Info::new(report.info.as_deref());
         let valkey = info.field("valkey_version").map(|version| format!("Valkey {version}"));
         let redis = || info.field("redis_version").map(|version| format!("Redis {version}"));
-        let role = match (info.field("redis_mode"), info.field("role")) {
-            (Some("sentinel"), _) => Some("sentinel"),
-            (_, Some("slave")) => Some("replica"),
-            (_, role) => role,
-        };
+        let role = info.role();
         let obstacle = obstacle(role, Info::new(report.cluster_info.as_deref()));
         let io_timeout_min = (report.slowest * SLOWEST_IN_TIMEOUT).max(IO_TIMEOUT_MIN);
         // A renewal may fail once, and be repeated in time.
@@ -150,7 +142,13 @@ impl Facts {
             "clock_ahead_ms": report.clock_ahead.map(in_ms),
             "warnings": warnings,
         });
-        Self { shown, is_usable, advice, warnings }
+        Self { shown, is_usable, failure: None, advice: Some(advice), warnings }
+    }
+
+    fn of_error(address: &str, ExitError { code, message }: ExitError) -> Self {
+        let shown = json!({ "server": address, "error": message });
+        let (failure, warnings) = (Some(code), vec![message]);
+        Self { shown, is_usable: false, failure, advice: None, warnings }
     }
 
     fn to_text(&self) -> String {
@@ -166,24 +164,26 @@ impl Facts {
             ("slowest reply", "slowest_ms"),
             ("clock ahead", "clock_ahead_ms"),
         ];
-        let rows = rows.map(|(name, key)| [name.to_owned(), text_of(key, &self.shown[key])]);
-        let advice = ["advice".to_owned(), self.advice.clone()];
+        let is_known = |(_, key): &(&str, &str)| self.shown.get(key).is_some();
+        let rows = rows.into_iter().filter(is_known);
+        let rows = rows.map(|(name, key)| [name.to_owned(), self.text_of(key)]);
+        let advice = self.advice.iter().map(|advice| ["advice".to_owned(), advice.clone()]);
         let warning = |warning: &String| format!("warning: {}\n", printable(warning));
         let warnings: String = self.warnings.iter().map(warning).collect();
-        table(rows.into_iter().chain([advice]).collect()) + &warnings
+        table(rows.chain(advice).collect()) + &warnings
     }
-}
 
-/// A fact for people.
-fn text_of(key: &str, value: &Value) -> String {
-    match value {
-        Value::Null => "unknown".into(),
-        Value::Bool(on) => if *on { "on" } else { "off" }.into(),
-        Value::String(text) => text.clone(),
-        Value::Number(number) if key.ends_with("_ms") => {
-            format!("{:.3} ms", number.as_f64().unwrap_or_default())
+    /// A fact for people.
+    fn text_of(&self, key: &str) -> String {
+        match &self.shown[key] {
+            Value::Null => "unknown".into(),
+            Value::Bool(on) => if *on { "on" } else { "off" }.into(),
+            Value::String(text) => text.clone(),
+            Value::Number(number) if key.ends_with("_ms") => {
+                format!("{:.3} ms", number.as_f64().unwrap_or_default())
+            }
+            other => other.to_string(),
         }
-        other => other.to_string(),
     }
 }
 
