@@ -35,11 +35,11 @@ mod real {
 
         /// Ends the span with the time that the call took, and the fence if it has brought one
         /// hold.
-        pub(crate) fn close(self, waited: Duration, fence: Option<u64>) {
+        pub(crate) fn close(self, waited: Duration, fence: impl FnOnce() -> Option<u64>) {
             guarded(move || {
                 if let Some(span) = &self.0 {
                     span.record("waited", waited.as_secs_f64());
-                    fence.map(|fence| span.record("fence", fence));
+                    fence().map(|fence| span.record("fence", fence));
                 }
                 drop(self);
             });
@@ -55,9 +55,11 @@ mod real {
     pub(crate) struct OpenSpan(Span);
 
     impl HoldSpan {
-        pub(crate) fn open(&self, name: &str, fence: u64) {
-            let lost = Empty;
-            let span = open(|| tracing::info_span!(target: "leasehold", "hold", name, fence, lost));
+        pub(crate) fn open(&self, name: &str, fence: impl FnOnce() -> u64) {
+            let span = open(|| {
+                let (fence, lost) = (fence(), Empty);
+                tracing::info_span!(target: "leasehold", "hold", name, fence, lost)
+            });
             *self.0.lock() = span.map(OpenSpan);
         }
 
@@ -106,7 +108,7 @@ mod none {
             Self
         }
 
-        pub(crate) fn close(self, _waited: Duration, _fence: Option<u64>) {}
+        pub(crate) fn close(self, _waited: Duration, _fence: impl FnOnce() -> Option<u64>) {}
     }
 
     #[derive(Debug, Default)]
@@ -116,7 +118,7 @@ mod none {
     pub(crate) struct OpenSpan(Infallible);
 
     impl HoldSpan {
-        pub(crate) fn open(&self, _name: &str, _fence: u64) {}
+        pub(crate) fn open(&self, _name: &str, _fence: impl FnOnce() -> u64) {}
 
         pub(crate) fn take(&self) -> Option<OpenSpan> {
             None

@@ -130,7 +130,7 @@ impl Client {
     /// label, if any, and 128 random bits.
     #[must_use]
     pub fn id(&self) -> &str {
-        self.shared.identity.client()
+        &self.shared.identity.client
     }
 
     /// Checks that the server answers, and returns how long that took. Blocks for the reply: of one

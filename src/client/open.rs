@@ -11,8 +11,8 @@ use crate::config::durability::Durability;
 use crate::config::url::Deployment;
 use crate::error::{Error, Result};
 use crate::event::Events;
-use crate::local::call::CallTimes;
-use crate::local::retry::{RetryLimit, RetryPolicy};
+use crate::local::call::{CallTimes, Wait};
+use crate::local::retry::RetryPolicy;
 use crate::local::shared::Shared;
 use crate::net::demand::Demand;
 use crate::net::endpoint::Endpoint;
@@ -82,7 +82,7 @@ fn redlock(config: Config, urls: Vec<String>) -> Result<Shared> {
     store.check_distinct().and(reached)?;
     let store = Arc::new(store);
     let shared = Shared::start(config, store.clone(), true, servers.pools())?;
-    store.report_in_doubt_to(shared.identity.client(), shared.in_doubt_reports());
+    store.report_in_doubt_to(&shared.identity.client, shared.in_doubt_reports());
     Ok(shared)
 }
 
@@ -149,7 +149,7 @@ fn insist(config: &Config, attempt: impl Fn() -> Result<(), Failure>) -> Result<
         return Ok(());
     }
     let times = CallTimes::new(config, Duration::MAX);
-    let mut retry = RetryPolicy::new(RetryLimit::Brief, config, times);
+    let mut retry = RetryPolicy::new(Wait::No, config, times);
     while let Err(mut failure) = attempt() {
         let Some(pause) = retry.pause_after(&mut failure) else {
             return Err(failure.into_error(ATTEMPT, ""));

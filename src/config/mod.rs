@@ -24,7 +24,6 @@ use crate::guards::canceller::Canceller;
 
 pub(crate) const LEASE_MIN: Duration = Duration::from_millis(10);
 pub(crate) const LEASE_MAX: Duration = Duration::from_secs(24 * 365 * 60 * 60);
-const TENURE_DEFAULT: Duration = Duration::from_millis(10);
 const IO_TIMEOUT_DEFAULT: Duration = Duration::from_secs(1);
 const LABEL_MAX: usize = 256;
 const POOL_MAX: u32 = 10_000;
@@ -188,9 +187,9 @@ pub(crate) struct LockOptions {
     pub(crate) renew: bool,
     pub(crate) max_hold: Option<Duration>,
     pub(crate) hold_at_least: Option<Duration>,
-    /// As set by the user; see the method of this name for the default.
+    /// As set by the user; 10 ms if it is not.
     pub(crate) tenure: Option<Duration>,
-    /// As set by the user; see the method of this name for when the client does keep the lock.
+    /// As set by the user; the client keeps the lock if the other options let it.
     pub(crate) keep: Duration,
     pub(crate) reentrant: bool,
     pub(crate) canceller: Option<Canceller>,
@@ -213,14 +212,6 @@ impl Default for LockOptions {
 }
 
 impl LockOptions {
-    /// Returns an error if calls with these options have been cancelled.
-    pub(crate) fn check_cancelled(&self, name: &str) -> Result<()> {
-        if self.canceller.as_ref().is_some_and(Canceller::is_cancelled) {
-            return Err(Error::Cancelled { name: name.into() });
-        }
-        Ok(())
-    }
-
     pub(crate) fn check(&self, config: &Config) -> Result<()> {
         if !(LEASE_MIN..=LEASE_MAX).contains(&self.lease) {
             return Err(Error::invalid("lease", "must be 10 ms to 365 days"));
@@ -248,26 +239,14 @@ impl LockOptions {
                 "must be longer than zero and at most a third of the lease",
             ));
         }
-        let durability = config.durability.timeout();
-        if !durability.is_zero() && durability >= config.io_timeout(self.first_lease()) {
+        let waits = !matches!(config.durability, Durability::Memory);
+        if waits && config.durability.timeout() >= config.io_timeout(self.first_lease()) {
             return Err(Error::invalid(
                 "durability",
                 "must have a timeout shorter than the io_timeout and a third of the lease",
             ));
         }
         Ok(())
-    }
-
-    /// Returns how long threads hand the lock off among themselves.
-    pub(crate) fn tenure(&self) -> Duration {
-        self.tenure.unwrap_or(TENURE_DEFAULT).min(self.lease / 3)
-    }
-
-    /// Returns how long the client keeps the lock after its last use. A hold that is not renewed,
-    /// or has an age limit or a least duration, relies on a request of its own.
-    pub(crate) fn keep(&self) -> Duration {
-        let keeps = self.renew && self.max_hold.is_none() && self.hold_at_least.is_none();
-        if keeps { self.keep } else { Duration::ZERO }
     }
 
     /// Returns the duration of a hold's first lease, which `max_hold` limits too.

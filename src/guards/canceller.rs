@@ -6,6 +6,8 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use crate::error::{Error, Result};
+
 /// Ends waits for locks from another thread: of one call, or of all calls that were given a clone.
 ///
 /// ```
@@ -68,6 +70,11 @@ impl Canceller {
     #[must_use]
     pub fn is_cancelled(&self) -> bool {
         self.0.lock().cancelled
+    }
+
+    /// Returns an error if the wait for a lock has been cancelled.
+    pub(crate) fn check(&self, name: &str) -> Result<()> {
+        if self.is_cancelled() { Err(Error::Cancelled { name: name.into() }) } else { Ok(()) }
     }
 
     /// Has `end` called when this is cancelled, or at once if it is. It must not block.

@@ -61,7 +61,7 @@ impl fmt::Debug for Lost {
 
 /// Returns the watch on the loss of a hold.
 pub(crate) fn watch_loss(shared: &Shared, hold: &Arc<Hold>) -> Lost {
-    if shared.identity.check_process().is_err() {
+    if shared.check_process().is_err() {
         return Lost::forked();
     }
     Lost { holds: vec![(hold.clone(), hold.fence())], over: hold.over() }
@@ -69,7 +69,7 @@ pub(crate) fn watch_loss(shared: &Shared, hold: &Arc<Hold>) -> Lost {
 
 /// Returns the watch on the loss of any of several holds that share a channel.
 pub(crate) fn watch_losses(shared: &Shared, holds: &[Arc<Hold>], over: &OverChannel) -> Lost {
-    if shared.identity.check_process().is_err() {
+    if shared.check_process().is_err() {
         return Lost::forked();
     }
     let holds = holds.iter().map(|hold| (hold.clone(), hold.fence())).collect();
@@ -173,7 +173,7 @@ impl fmt::Debug for Wanted {
 
 /// Returns the watch on the wishes for the lock of a hold.
 pub(crate) fn watch_wishes(shared: &Shared, hold: &Arc<Hold>) -> Wanted {
-    if shared.identity.check_process().is_err() {
+    if shared.check_process().is_err() {
         return Wanted { hold: None, receiver: bounded(0).1 };
     }
     hold_requests::watch(shared, hold);

@@ -6,14 +6,16 @@
 //! what an attempt and the end of a call mean for the waiters.
 
 use std::cell::Cell;
-use std::slice;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::{slice, thread};
 
 use crate::base::spans::CallSpan;
-use crate::config::LockOptions;
+use crate::config::{LockOptions, lock_name};
 use crate::error::{Error, Result};
 use crate::local::attempt::Attempt;
 use crate::local::call::{Caller, Wait};
+use crate::local::counters::Counters;
 use crate::local::hold::Hold;
 use crate::local::hold_requests::{Level, nest};
 use crate::local::release;
@@ -28,10 +30,28 @@ use crate::store::request::Registration;
 /// A call for a lock.
 pub(super) struct LockCall<'a> {
     pub(super) shared: &'a Shared,
+    pub(super) kind: HoldKind,
     pub(super) name: &'a Arc<str>,
-    pub(super) caller: Caller,
+    pub(super) caller: &'a Caller,
     /// Whether the call has reported that the lock is held.
     pub(super) contended: Cell<bool>,
+}
+
+/// A call that may acquire a hold, until this is dropped. Of a call that begins while the client is
+/// closed, either this call sees that it is, or the thread that has closed it sees this call.
+pub(super) struct CountedCall<'a>(&'a Counters);
+
+impl<'a> CountedCall<'a> {
+    pub(super) fn begin(shared: &'a Shared) -> Self {
+        shared.counters.unsettled.fetch_add(1, Ordering::SeqCst);
+        Self(&shared.counters)
+    }
+}
+
+impl Drop for CountedCall<'_> {
+    fn drop(&mut self) {
+        self.0.unsettled.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 /// Acquires a lock, or one more level of it. `None` if it is still held when the wait is over.
@@ -41,14 +61,15 @@ pub(crate) fn lock(
     options: &LockOptions,
     wait: Wait,
 ) -> Result<Option<Level>> {
-    let _call = shared.counters.begin_call();
+    let _call = CountedCall::begin(shared);
     check(shared, name, options)?;
     if let Some(hold) = held_already(shared, name, options)? {
         return nest(shared, hold, wait).map(Some);
     }
-    let caller = Caller { wait, ..Caller::current(&shared.config, options) };
-    let hold = acquire_one(shared, name, caller)?;
-    Ok(hold.map(|hold| Level { hold, depth: 1 }))
+    let caller = Caller::current(&shared.config, shared.times, options, wait);
+    let Some(hold) = acquire_one(shared, HoldKind::Lock, name, &caller)? else { return Ok(None) };
+    shared.held_locks.insert(name, &hold);
+    Ok(Some(Level { hold, depth: 1 }))
 }
 
 /// Acquires a hold that belongs to no thread. `None` if it cannot be had when the wait is over.
@@ -59,7 +80,7 @@ pub(crate) fn owned(
     options: &LockOptions,
     wait: Wait,
 ) -> Result<Option<Arc<Hold>>> {
-    let _call = shared.counters.begin_call();
+    let _call = CountedCall::begin(shared);
     check(shared, name, options)?;
     if kind.is_lock() {
         // It never nests, but waits for a hold of this thread like any other.
@@ -67,12 +88,18 @@ pub(crate) fn owned(
     } else {
         shared.check_has_members()?;
     }
-    acquire_one(shared, name, Caller { wait, ..Caller::owned(&shared.config, options, kind) })
+    let caller = Caller::owned(&shared.config, shared.times, options, wait);
+    acquire_one(shared, kind, name, &caller)
 }
 
-fn acquire_one(shared: &Shared, name: &Arc<str>, caller: Caller) -> Result<Option<Arc<Hold>>> {
-    let call = LockCall { shared, name, caller, contended: Cell::default() };
-    reported(shared, &call.caller, name, slice::from_ref, || call.acquire())
+fn acquire_one(
+    shared: &Shared,
+    kind: HoldKind,
+    name: &Arc<str>,
+    caller: &Caller,
+) -> Result<Option<Arc<Hold>>> {
+    let call = LockCall { shared, kind, name, caller, contended: Cell::default() };
+    reported(shared, caller, name, slice::from_ref, || call.acquire())
 }
 
 /// Has `acquire` acquire the locks with these names, and reports how that went.
@@ -85,21 +112,41 @@ pub(super) fn reported<T>(
 ) -> Result<Option<T>> {
     let span = CallSpan::open(|| names);
     let outcome = acquire().and_then(|acquired| {
-        release::check_wanted(shared, caller, acquired.as_ref().map_or(&[], &holds))?;
+        check_wanted(shared, caller, acquired.as_ref().map_or(&[], &holds))?;
         Ok(acquired)
     });
     let waited = caller.begin.elapsed();
-    shared.reporter.report_outcome(names, caller.wait, &outcome, waited);
-    let acquired = outcome.as_ref().ok().and_then(Option::as_ref).map_or(&[][..], holds);
-    for hold in acquired {
-        hold.span.open(hold.name(), hold.fence());
+    let Ok(Some(acquired)) = &outcome else {
+        shared.reporter.report_failure(names, caller.wait, outcome.as_ref().err(), waited);
+        span.close(waited, || None);
+        return outcome;
+    };
+    for hold in holds(acquired) {
+        hold.span.open(&hold.id.name, || hold.fence());
         if caller.in_set {
             shared.reporter.report_acquired(hold, caller);
         }
     }
-    let alone = acquired.first().filter(|_| !caller.in_set);
-    span.close(waited, alone.map(|hold| hold.fence()));
+    span.close(waited, || Some(holds(acquired)[0].fence()).filter(|_| !caller.in_set));
     outcome
+}
+
+/// Gives back new holds if the client was closed in the meantime, or the wait cancelled: the thread
+/// that did so may be what has freed their locks.
+///
+/// # Errors
+///
+/// `Closed` if the client was closed, `Cancelled` if the wait was cancelled.
+fn check_wanted(shared: &Shared, caller: &Caller, holds: &[Arc<Hold>]) -> Result<()> {
+    let wanted = match (&caller.canceller, holds) {
+        _ if shared.wait_queues.closed.load(Ordering::SeqCst) => Err(Error::Closed),
+        (Some(canceller), [hold, ..]) => canceller.check(&hold.id.name),
+        _ => Ok(()),
+    };
+    if wanted.is_err() {
+        release::unlock_on_drop(shared, holds);
+    }
+    wanted
 }
 
 /// Returns the hold that the calling thread has of a lock, if there is one.
@@ -120,37 +167,41 @@ fn held_already(
 
 /// Returns an error if no lock can be acquired so.
 pub(super) fn check(shared: &Shared, name: &str, options: &LockOptions) -> Result<()> {
-    shared.identity.check_process()?;
-    shared.config.check_name(name)?;
+    shared.check_process()?;
+    lock_name::check(&shared.config.prefix, name)?;
     options.check(&shared.config)?;
-    options.check_cancelled(name)?;
-    shared.wait_queues.check_open()
+    if let Some(canceller) = &options.canceller {
+        canceller.check(name)?;
+    }
+    if shared.wait_queues.closed.load(Ordering::SeqCst) { Err(Error::Closed) } else { Ok(()) }
 }
 
-/// A thread that may be at the head of a wait queue. It is not left there, even if it panics.
+/// A thread that may be at the head of a wait queue. It is not left there if it panics.
 struct QueueHead<'a>(&'a WaitQueues, &'a Waiter);
 
 impl Drop for QueueHead<'_> {
     fn drop(&mut self) {
-        self.0.give_up_head(self.1);
+        if thread::panicking() {
+            self.0.give_up_head(self.1);
+        }
     }
 }
 
 impl LockCall<'_> {
     /// Acquires the lock, and reports nothing but contention.
     pub(super) fn acquire(&self) -> Result<Option<Arc<Hold>>> {
-        let Self { shared, name, caller, .. } = self;
+        let Self { shared, kind, name, caller, .. } = self;
         let queues = &shared.wait_queues;
         // A hold that is found lost leaves the head.
-        if caller.wait == Wait::No
-            && let Some(hold) = queues.holder(caller.kind, name)
+        if matches!(caller.wait, Wait::No)
+            && let Some(hold) = queues.holder(*kind, name)
         {
             shared.reporter.expire(&hold);
         }
         let mut rejoins = false;
         loop {
             let (waiter, turn) = queues.join(self.next_hold(), caller, rejoins)?;
-            let _watch = waiter.watch();
+            let _watch = caller.canceller.as_ref().map(|canceller| waiter.watch(canceller));
             let turn = turn.map_or_else(|| self.wait_for_turn(&waiter), Ok)?;
             return match turn {
                 Turn::Failed(failure) => Err(failure.into_error("acquire", name)),
@@ -171,7 +222,7 @@ impl LockCall<'_> {
     }
 
     fn next_hold(&self) -> HoldId {
-        self.shared.next_hold(&self.caller, self.name)
+        self.shared.next_hold(self.kind, self.name, self.caller)
     }
 
     /// Waits behind the other threads of this client.
@@ -202,10 +253,10 @@ impl LockCall<'_> {
     /// Makes one attempt outside the queue, for another hold than the head may have asked for. A
     /// client has one place among the waiting clients: that of the thread which may try again.
     fn acquire_outside(&self) -> Result<Option<Arc<Hold>>> {
-        let Self { shared, name, caller, contended } = self;
-        let waiter = Arc::new(Waiter::new(self.next_hold(), caller.clone()));
-        let _watch = waiter.watch();
-        let after_release = !shared.wait_queues.released(caller.kind, name).is_empty();
+        let Self { shared, kind, name, caller, contended } = self;
+        let waiter = Arc::new(Waiter::new(self.next_hold(), caller));
+        let _watch = caller.canceller.as_ref().map(|canceller| waiter.watch(canceller));
+        let after_release = !shared.wait_queues.released(*kind, name).is_empty();
         let (none, waiter) = (Registration::None, &*waiter);
         let acquired = Attempt::new(shared, waiter, contended, none, after_release).run();
         if !matches!(acquired, Ok(Some(_))) {
@@ -220,7 +271,7 @@ impl LockCall<'_> {
         let retry = RetryPolicy::new(caller.wait, &shared.config, caller.times);
         let sleep = |pause| {
             shared.wait_queues.pause(pause)?;
-            caller.options.check_cancelled(name)
+            caller.check_cancelled(name)
         };
         let look = |deadline| shared.store.inspect(name, deadline);
         status::repeat_with(shared, retry, sleep, "acquire", name, look).map(drop)
@@ -235,28 +286,34 @@ impl LockCall<'_> {
         mut after_release: bool,
         mut kept: Option<Arc<Hold>>,
     ) -> Result<Option<Arc<Hold>>> {
-        let Self { shared, caller, contended, .. } = self;
+        let Self { shared, kind, caller, contended, .. } = self;
         let _head = QueueHead(&shared.wait_queues, waiter);
-        if let Some(unsuited) = kept.take_if(|kept| !kept.suits(caller)) {
+        if let Some(unsuited) = kept.take_if(|kept| !kept.suits(&caller.terms)) {
             shared.give_up_kept(&unsuited);
             after_release = true;
         }
         let registration = match caller.wait.is_over() {
             _ if is_next => Registration::Registered,
             false => Registration::IfHeld,
-            true if caller.kind.is_lock() => Registration::IfMayBeKept,
+            true if kind.is_lock() => Registration::IfMayBeKept,
             true => Registration::None,
         };
         let mut attempt = Attempt::new(shared, waiter, contended, registration, after_release);
         if let Some(hold) = kept.and_then(|kept| attempt.refill(kept)) {
             return Ok(Some(hold));
         }
-        let acquired = attempt.run();
-        if !matches!(acquired, Ok(Some(_))) {
+        // One that becomes the head after `close` has sent its signals does not get one.
+        let is_open = if is_next { shared.wait_queues.check_open() } else { Ok(()) };
+        let acquired = is_open.and_then(|()| attempt.run());
+        if matches!(acquired, Ok(Some(_))) {
+            if !matches!(kind, HoldKind::Lock) {
+                shared.wait_queues.give_up_head(waiter);
+            }
+        } else {
             self.leave(waiter);
             let next = shared.wait_queues.give_up_head(waiter);
             // The place among the waiting clients is the next thread's too, if that wants the same.
-            if !next.is_some_and(|next| next.waits_with(caller.kind)) {
+            if !next.is_some_and(|next| next.waits_with(*kind)) {
                 attempt.unregister();
             }
         }

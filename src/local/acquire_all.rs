@@ -14,7 +14,7 @@ use crate::base::clock::{Moment, end_of};
 use crate::base::failure::{Failure, FailureKind};
 use crate::config::LockOptions;
 use crate::error::{Error, Result};
-use crate::local::acquire::{LockCall, check, reported};
+use crate::local::acquire::{CountedCall, LockCall, check, reported};
 use crate::local::call::{Caller, Wait};
 use crate::local::hold::{Hold, local_deadline};
 use crate::local::release;
@@ -27,7 +27,7 @@ use crate::store::request::{Acquire, AcquireReply, Registration};
 struct SetCall<'a> {
     shared: &'a Shared,
     names: &'a [Arc<str>],
-    caller: Caller,
+    caller: &'a Caller,
     /// Whether it was reported that a lock is held.
     contended: Cell<bool>,
 }
@@ -47,12 +47,12 @@ pub(crate) fn acquire_all(
     options: &LockOptions,
     wait: Wait,
 ) -> Result<Option<Vec<Arc<Hold>>>> {
-    let _call = shared.counters.begin_call();
+    let _call = CountedCall::begin(shared);
     check_names(shared, names, options)?;
-    let caller = Caller::owned(&shared.config, options, HoldKind::Lock);
-    let caller = Caller { wait, in_set: true, ..caller };
+    let caller = Caller::owned(&shared.config, shared.times, options, wait);
+    let caller = &Caller { in_set: true, ..caller };
     let call = SetCall { shared, names, caller, contended: Cell::default() };
-    reported(shared, &call.caller, &names.join(", "), Vec::as_slice, || call.acquire())
+    reported(shared, caller, &names.join(", "), Vec::as_slice, || call.acquire())
 }
 
 /// Returns an error if no call can acquire these locks.
@@ -93,7 +93,7 @@ impl SetCall<'_> {
             };
             retry = self.retry();
             // It may be a hold of this client whose release is on its way.
-            if !settled && !shared.wait_queues.released(caller.kind, &names[held]).is_empty() {
+            if !settled && !shared.wait_queues.released(HoldKind::Lock, &names[held]).is_empty() {
                 settled = true;
                 shared.store.settle(end_of(caller.times.io_timeout));
                 continue;
@@ -110,8 +110,8 @@ impl SetCall<'_> {
             if is_over {
                 return self.check_is_lock(held).map(|()| None);
             }
-            let (name, caller, contended) = (&names[held], caller.clone(), contended.clone());
-            match (LockCall { shared, name, caller, contended }).acquire()? {
+            let (kind, name, contended) = (HoldKind::Lock, &names[held], contended.clone());
+            match (LockCall { shared, kind, name, caller, contended }).acquire()? {
                 Some(hold) => holds[held] = Some(hold),
                 None => return Ok(None),
             }
@@ -179,8 +179,8 @@ impl SetCall<'_> {
 
     fn group(&self, indexes: impl Iterator<Item = usize>) -> Group {
         let indexes: Vec<usize> = indexes.collect();
-        let Self { shared, caller, names, .. } = self;
-        let hold = |index: &usize| shared.identity.next_hold(caller.kind, &names[*index]);
+        let Self { shared, names, .. } = self;
+        let hold = |index: &usize| shared.new_hold(HoldKind::Lock, &names[*index]);
         Group { holds: indexes.iter().map(hold).collect(), indexes, in_doubt: false }
     }
 
@@ -199,7 +199,7 @@ impl SetCall<'_> {
         let name = &self.names[group.indexes[0]];
         self.shared.record_failure(name, &failure, pause);
         let slept = pause.map(|pause| self.shared.wait_queues.pause(pause));
-        let cancelled = self.caller.options.check_cancelled(name);
+        let cancelled = self.caller.check_cancelled(name);
         if matches!(slept, Some(Ok(()))) && cancelled.is_ok() {
             return Ok(());
         }
@@ -219,7 +219,7 @@ impl SetCall<'_> {
     ) -> Result<Option<usize>, Failure> {
         let Group { indexes, holds: ids, in_doubt } = group;
         let (lease, registration) = (self.caller.times.lease, Registration::None);
-        let (sent, deadline) = (Moment::now(), retry.request_deadline());
+        let (sent, deadline) = (Moment::now(), retry.limits.request_deadline());
         let request = Acquire { holds: ids, lease, registration, deadline };
         match self.shared.store.acquire(request)? {
             AcquireReply::Acquired { .. } if Moment::now() >= local_deadline(sent, lease) => {
@@ -228,11 +228,11 @@ impl SetCall<'_> {
             AcquireReply::Acquired { fence, others, .. } => {
                 let fences = iter::once(fence).chain(others);
                 for ((index, id), fence) in indexes.iter().zip(ids).zip(fences) {
-                    let hold = Arc::new(Hold::new(id.clone(), fence, 0, &self.caller, sent));
+                    let hold = Arc::new(Hold::new(id.clone(), fence, 0, self.caller, sent));
                     if *in_doubt {
                         hold.mark_in_doubt();
                     }
-                    self.shared.add_hold(&hold, &self.caller, None);
+                    self.shared.add_hold(&hold, self.caller, None);
                     holds[*index] = Some(hold);
                 }
                 Ok(None)

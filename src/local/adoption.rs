@@ -14,16 +14,16 @@ use crate::base::failure::FailureKind;
 use crate::base::spans::CallSpan;
 use crate::config::LockOptions;
 use crate::error::{Error, Result};
-use crate::local::acquire::check;
+use crate::local::acquire::{CountedCall, check};
 use crate::local::call::{Caller, Wait};
 use crate::local::hold::Hold;
 use crate::local::hold_requests::verify;
 use crate::local::reporter::HoldFailure;
-use crate::local::retry::{RetryLimit, RetryPolicy};
+use crate::local::retry::RetryPolicy;
 use crate::local::shared::Shared;
 use crate::local::status::repeat_with;
 use crate::store::ask_one;
-use crate::store::hold_id::{HoldId, HoldKind};
+use crate::store::hold_id::HoldId;
 use crate::store::request::{Change, HoldReply, HoldRequest};
 
 /// A hold of a lock without a guard.
@@ -65,34 +65,33 @@ pub(crate) fn detach(shared: &Shared, hold: &Arc<Hold>) -> Result<DetachedHold> 
 
 /// Renews a hold that another guard has left, and has it from then on.
 pub(crate) fn adopt(shared: &Shared, left: &DetachedHold) -> Result<Arc<Hold>> {
-    let _call = shared.counters.begin_call();
+    let _call = CountedCall::begin(shared);
     let (name, LockOptions { renew, max_hold, .. }) = (&left.id.name, &shared.config.options);
     let (lease, renew, max_hold) = (left.lease, *renew, *max_hold);
     let options = LockOptions { lease, renew, max_hold, ..LockOptions::default() };
     check(shared, name, &options)?;
     let hold_at_least = Some(left.kept).filter(|kept| !kept.is_zero());
     let options = LockOptions { hold_at_least, ..options };
-    let caller = Caller::owned(&shared.config, &options, HoldKind::Lock);
+    let caller = Caller::owned(&shared.config, shared.times, &options, Wait::No);
     let span = CallSpan::open(|| &**name);
     let renewed = renew_detached(shared, &caller, &left.id);
     let waited = caller.begin.elapsed();
     if let Err(error) = &renewed {
-        let outcome = Err::<Option<()>, _>(error.clone());
-        shared.reporter.report_outcome(name, Wait::No, &outcome, waited);
+        shared.reporter.report_failure(name, Wait::No, Some(error), waited);
     }
-    span.close(waited, renewed.is_ok().then_some(left.fence));
+    span.close(waited, || renewed.is_ok().then_some(left.fence));
     let hold = Arc::new(Hold::new(left.id.clone(), left.fence, 0, &caller, renewed?));
     if left.in_doubt {
         hold.mark_in_doubt();
     }
     shared.add_hold(&hold, &caller, None);
-    hold.span.open(name, left.fence);
+    hold.span.open(name, || left.fence);
     Ok(hold)
 }
 
 /// Renews a hold, and returns when the request was sent that has done so.
 fn renew_detached(shared: &Shared, caller: &Caller, id: &HoldId) -> Result<Moment> {
-    let retry = RetryPolicy::new(RetryLimit::Brief, &shared.config, caller.times);
+    let retry = RetryPolicy::new(Wait::No, &shared.config, caller.times);
     let sleep = |pause| shared.wait_queues.pause(pause);
     let change = Change::Renew { lease: caller.times.lease };
     let renewed = repeat_with(shared, retry, sleep, "adopt", &id.name, |deadline| {

@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 
 use crate::base::clock::{Moment, end_of};
 use crate::base::failure::Failure;
-use crate::config::Mechanism;
 use crate::error::Result as CallResult;
 use crate::local::call::Wait;
 use crate::local::hold::{Hold, local_deadline};
@@ -63,7 +62,7 @@ impl<'a> Attempt<'a> {
             lease: waiter.caller.times.lease,
             registration,
             yields_until: Instant::now(),
-            limits: retry.limits(),
+            limits: retry.limits,
         };
         Self { shared, waiter, request, retry, contended, after_release, redisson: None }
     }
@@ -72,14 +71,11 @@ impl<'a> Attempt<'a> {
     pub(super) fn run(&mut self) -> CallResult<Option<Arc<Hold>>> {
         let (shared, waiter) = (self.shared, self.waiter);
         let queues = &shared.wait_queues;
-        let is_early = shared.config.uses(Mechanism::EarlyRequest);
-        let mut backoff = Backoff::new(shared.config.backoff);
+        let mut backoff = None;
         let mut started = None;
         // If the last pause has ended without a wake-up: until when the lock could be free only
         // because it was released, by the reply before.
         let mut held_until: Option<Moment> = None;
-        // A thread that becomes the head after `close` has sent its signals does not get one.
-        queues.check_open()?;
         loop {
             let pause = match self.ask(started) {
                 Ok((sent, AcquireReply::Acquired { fence, room, wanted, .. })) => {
@@ -90,7 +86,8 @@ impl<'a> Attempt<'a> {
                 }
                 Ok((sent, AcquireReply::Held { remaining, recalled, .. })) => {
                     held_until = remaining.map(|remaining| sent.after(remaining));
-                    let pause = self.cut_pause(backoff.next().unwrap_or_default(), remaining);
+                    let pauses = backoff.get_or_insert_with(|| Backoff::new(shared.config.backoff));
+                    let pause = self.cut_pause(pauses.next().unwrap_or_default(), remaining);
                     match self.pause_while_held(pause, recalled) {
                         Some(pause) => pause,
                         None => return Ok(None),
@@ -103,13 +100,13 @@ impl<'a> Attempt<'a> {
             };
             let _waiting = shared.counters.begin_wait();
             queues.check_open()?;
-            waiter.caller.options.check_cancelled(&waiter.hold.name)?;
+            waiter.caller.check_cancelled(&waiter.hold.name)?;
             let asleep = Instant::now();
-            started = waiter.sleep(pause, is_early.then_some(&self.request))?;
+            started = waiter.sleep(pause, shared.starts_early.then_some(&self.request))?;
             if asleep.elapsed() < pause {
                 held_until = None;
                 // The lock was released a moment ago, so that another attempt may soon succeed too.
-                backoff = Backoff::new(shared.config.backoff);
+                backoff = None;
             }
             queues.set_pending(waiter);
         }
@@ -219,8 +216,8 @@ impl<'a> Attempt<'a> {
 
     /// Who waits behind this thread. When a first thread tries first, there is none worth a look.
     fn followers(&self) -> Followers {
-        if self.request.registration != Registration::Registered {
-            return Followers::default();
+        if !matches!(self.request.registration, Registration::Registered) {
+            return Followers { exist: false, alike: Vec::new() };
         }
         let Waiter { hold, .. } = self.waiter;
         let acquiring = self.shared.wait_queues.acquiring(hold.kind, &hold.name);
@@ -262,7 +259,8 @@ impl<'a> Attempt<'a> {
             if in_doubt {
                 shared.clean_up(&self.request.hold, self.request.lease, false);
             }
-            self.request.hold = shared.next_hold(&self.waiter.caller, &self.waiter.hold.name);
+            let Waiter { hold, caller, .. } = self.waiter;
+            self.request.hold = shared.next_hold(hold.kind, &hold.name, caller);
         } else if in_doubt {
             self.waiter.mark_in_doubt();
         }
@@ -320,7 +318,7 @@ impl<'a> Attempt<'a> {
         let retries = !released.is_empty() || self.after_release && !store.keeps_order();
         for released in released {
             self.after_release = true;
-            ask_one(&**store, released.to_release(self.retry.request_deadline()))?;
+            ask_one(&**store, released.to_release(self.retry.limits.request_deadline()))?;
             reporter.settle(&released, &Ok(()));
         }
         self.after_release = false;
@@ -329,7 +327,7 @@ impl<'a> Attempt<'a> {
 
     /// Releases a hold that exists but fell short of its durability.
     fn undo_shortfall(&self) {
-        let (hold, deadline) = (&self.request.hold, self.retry.request_deadline());
+        let (hold, deadline) = (&self.request.hold, self.retry.limits.request_deadline());
         let release = HoldRequest { hold, change: Change::RELEASE, deadline };
         if ask_one(&*self.shared.store, release).is_err() {
             self.shared.clean_up(hold, self.request.lease, true);

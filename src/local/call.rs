@@ -1,21 +1,32 @@
-//! The parameters of one call for a lock: how long it waits, the times that limit its requests, and
-//! the thread that gets the lock.
+//! The parameters of one call for a lock: how long it waits, the times that limit its requests, the
+//! terms on which it gets the lock, and the thread that does.
 //!
 //! Everything that follows from the options and the configuration is computed here, once, at the
 //! start of the call.
 
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use crate::base::clock::end_of;
 use crate::config::{Config, LockOptions};
-use crate::local::identity::Thread;
-use crate::store::hold_id::HoldKind;
+use crate::error::Result;
+use crate::guards::canceller::Canceller;
 
-/// How long a call waits for a lock that is held.
+/// How long threads hand a lock off among themselves.
+const TENURE_DEFAULT: Duration = Duration::from_millis(10);
+
+/// How long a call waits for a lock that is held, and with that how often its requests are
+/// repeated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wait {
+    /// Without limit, as long as servers reply. An outage may last for the retry window.
     Endless,
+    /// Not at all. So are requests about a hold: they have no limit of their own. Within the retry
+    /// window they are repeated for conditions that pass by themselves. A server that cannot be
+    /// reached, stays silent or replies nonsense gets a second attempt at once, but no third. The
+    /// same goes for a pool that has no connection free.
     No,
+    /// Until the caller's deadline. A request may begin until then and end one `io_timeout` later.
     Until(Instant),
 }
 
@@ -59,7 +70,7 @@ pub(crate) struct CallTimes {
     pub(crate) io_timeout: Duration,
     /// How much later than the caller's deadline a request may end: the `io_timeout` without the
     /// time that replicas and disks are given.
-    pub(crate) slack: Duration,
+    pub(super) slack: Duration,
 }
 
 impl CallTimes {
@@ -69,14 +80,91 @@ impl CallTimes {
     }
 }
 
-/// A thread that wants a lock, and the options with which it gets it.
+/// When the requests of a call must have ended.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RequestLimits {
+    pub(super) wait: Wait,
+    times: CallTimes,
+}
+
+impl RequestLimits {
+    pub(super) fn new(wait: Wait, times: CallTimes) -> Self {
+        let wait = match wait {
+            // Also a deadline long past leaves the time for one attempt.
+            Wait::Until(deadline) => Wait::Until(deadline.max(Instant::now())),
+            other => other,
+        };
+        Self { wait, times }
+    }
+
+    /// Returns when a request that begins now must have ended.
+    pub(super) fn request_deadline(&self) -> Instant {
+        let end = Instant::now() + self.times.io_timeout;
+        match self.wait {
+            Wait::Endless | Wait::No => end,
+            Wait::Until(deadline) => {
+                deadline.checked_add(self.times.slack).map_or(end, |last| last.min(end))
+            }
+        }
+    }
+}
+
+/// What the holds of a tenure have in common.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Terms {
+    /// A whole one.
+    pub(super) lease: Duration,
+    pub(super) renew: bool,
+    pub(super) max_hold: Option<Duration>,
+    pub(super) hold_at_least: Option<Duration>,
+    /// For how many milliseconds the client keeps the lock after its last use; 0 if it does not. A
+    /// hold that is not renewed, or has an age limit or a least duration, relies on a request of
+    /// its own.
+    pub(super) keep: u32,
+    /// How long threads hand the lock off among themselves.
+    pub(super) tenure: Duration,
+}
+
+impl Terms {
+    fn new(options: &LockOptions) -> Self {
+        let LockOptions { lease, renew, max_hold, hold_at_least, keep, tenure, .. } = *options;
+        let keeps = renew && max_hold.is_none() && hold_at_least.is_none();
+        // Less than a millisecond counts as one.
+        let millis = || u32::try_from(keep.as_nanos().div_ceil(1_000_000)).unwrap_or(u32::MAX);
+        let keep = if keeps { millis() } else { 0 };
+        let tenure = tenure.unwrap_or(TENURE_DEFAULT).min(lease / 3);
+        Self { lease, renew, max_hold, hold_at_least, keep, tenure }
+    }
+}
+
+thread_local! {
+    static ALIVE: Arc<()> = Arc::new(());
+}
+
+/// A thread, as far as it matters whether it still exists.
+#[derive(Clone, Debug)]
+pub(crate) struct Thread(Weak<()>);
+
+impl Thread {
+    /// The calling thread. In a destructor of a thread-local it may count as ended: then a lease
+    /// taken there is not renewed.
+    pub(crate) fn current() -> Self {
+        Self(ALIVE.try_with(Arc::downgrade).unwrap_or_default())
+    }
+
+    pub(crate) fn is_alive(&self) -> bool {
+        self.0.strong_count() > 0
+    }
+}
+
+/// A thread that wants a lock, and the terms on which it gets it.
 #[derive(Clone, Debug)]
 pub(crate) struct Caller {
-    pub(super) kind: HoldKind,
     /// The thread to which the hold will belong; `None` if to none.
     pub(super) thread: Option<Thread>,
-    pub(super) options: LockOptions,
+    pub(super) terms: Terms,
     pub(super) times: CallTimes,
+    pub(super) canceller: Option<Canceller>,
     /// Whether the hold becomes one of several, which are reported once the set is complete.
     pub(super) in_set: bool,
     /// When the call began.
@@ -85,27 +173,74 @@ pub(crate) struct Caller {
 }
 
 impl Caller {
-    /// The calling thread, which will own a hold of a lock, and waits for it without limit.
-    pub(crate) fn current(config: &Config, options: &LockOptions) -> Self {
-        Self { thread: Some(Thread::current()), ..Self::owned(config, options, HoldKind::Lock) }
+    /// Returns an error if the wait for a lock has been cancelled.
+    pub(super) fn check_cancelled(&self, name: &str) -> Result<()> {
+        self.canceller.as_ref().map_or(Ok(()), |canceller| canceller.check(name))
     }
 
-    /// Returns `true` if the client may keep the lock when the hold is over.
-    pub(super) fn keeps(&self) -> bool {
-        self.kind.is_lock() && !self.in_set && !self.options.keep().is_zero()
+    /// A call of this thread for a hold that will be its own.
+    pub(super) fn current(
+        config: &Config,
+        usual: CallTimes,
+        options: &LockOptions,
+        wait: Wait,
+    ) -> Self {
+        let thread = Some(Thread::current());
+        Self { thread, ..Self::owned(config, usual, options, wait) }
     }
 
-    /// As `current`, for a hold that will belong to no thread.
-    pub(crate) fn owned(config: &Config, options: &LockOptions, kind: HoldKind) -> Self {
-        let times = CallTimes::new(config, options.first_lease());
+    /// A call for a hold that will belong to no thread. Most have the `usual` times.
+    pub(super) fn owned(
+        config: &Config,
+        usual: CallTimes,
+        options: &LockOptions,
+        wait: Wait,
+    ) -> Self {
+        let lease = options.first_lease();
+        let times = if lease == usual.lease { usual } else { CallTimes::new(config, lease) };
         Self {
-            kind,
             thread: None,
-            options: options.clone(),
+            terms: Terms::new(options),
             times,
+            canceller: options.canceller.clone(),
             in_set: false,
             begin: Instant::now(),
-            wait: Wait::Endless,
+            wait,
         }
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use std::thread;
+
+    /// The calling thread, which will own a hold, and waits for it without limit.
+    pub(in crate::local) fn caller(options: &LockOptions) -> Caller {
+        let config = Config::default();
+        let usual = CallTimes::new(&config, options.first_lease());
+        Caller::current(&config, usual, options, Wait::Endless)
+    }
+
+    #[test]
+    fn a_thread_is_alive_until_it_ends() {
+        let ended = thread::spawn(Thread::current).join().expect("no panic");
+        assert!(!ended.is_alive());
+        assert!(Thread::current().is_alive());
+    }
+
+    #[test]
+    fn a_deadline_long_past_leaves_the_time_for_one_try() {
+        let past = Instant::now().checked_sub(Duration::from_secs(60)).expect("a minute of uptime");
+        let times = caller(&LockOptions::default()).times;
+        let end = RequestLimits::new(Wait::Until(past), times).request_deadline();
+        assert!(end > Instant::now() + Duration::from_millis(900));
+    }
+
+    #[test]
+    fn no_request_outlasts_its_limit_by_more_than_one_io_timeout() {
+        let (now, times) = (Instant::now(), caller(&LockOptions::default()).times);
+        let late = RequestLimits { wait: Wait::Until(now), times };
+        assert!(late.request_deadline() <= now + Duration::from_secs(1));
     }
 }

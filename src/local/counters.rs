@@ -9,10 +9,10 @@ use crate::stats::Stats;
 /// The numbers of one client. [`Stats`] says what each of them counts.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
-    held: AtomicU64,
+    pub(super) held: AtomicU64,
     waiting: AtomicU64,
     /// The calls that may yet acquire a hold, and the holds that are not known to have ended.
-    unsettled: AtomicU64,
+    pub(super) unsettled: AtomicU64,
     pub(super) acquired: Counter,
     pub(super) busy: Counter,
     pub(super) contended: Counter,
@@ -31,32 +31,11 @@ pub(crate) struct Counters {
     pub(super) wakeups: Counter,
 }
 
-/// A call that may acquire a hold, until this is dropped.
-#[derive(Debug)]
-pub(super) struct CountedCall<'a>(&'a Counters);
-
 /// A thread that waits, until this is dropped.
 #[derive(Debug)]
 pub(super) struct CountedWait<'a>(&'a Counters);
 
 impl Counters {
-    /// Begins a call. Of a call that begins while the client is closed, either this call sees that
-    /// it is, or the thread that has closed it sees this call.
-    pub(super) fn begin_call(&self) -> CountedCall<'_> {
-        self.unsettled.fetch_add(1, Ordering::SeqCst);
-        CountedCall(self)
-    }
-
-    pub(super) fn begin_hold(&self) {
-        self.held.fetch_add(1, Ordering::Relaxed);
-        self.unsettled.fetch_add(1, Ordering::SeqCst);
-    }
-
-    /// Begins a hold of a tenure that was kept.
-    pub(super) fn begin_kept(&self) {
-        self.held.fetch_add(1, Ordering::Relaxed);
-    }
-
     /// Ends a hold that was lost, or whose release begins.
     pub(super) fn end_hold(&self) {
         self.held.fetch_sub(1, Ordering::Relaxed);
@@ -101,12 +80,6 @@ impl Counters {
     /// Returns `true` if no call is under way that may acquire a hold, and every hold has ended.
     pub(super) fn is_settled(&self) -> bool {
         self.unsettled.load(Ordering::SeqCst) == 0
-    }
-}
-
-impl Drop for CountedCall<'_> {
-    fn drop(&mut self) {
-        self.0.unsettled.fetch_sub(1, Ordering::SeqCst);
     }
 }
 

@@ -6,6 +6,7 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -39,21 +40,24 @@ impl HeldLocks {
         HELD.try_with(|held| held.borrow().get(&key).cloned()).unwrap_or_default()
     }
 
-    /// Adds a hold of the calling thread, unless it belongs to none.
-    pub(crate) fn insert(&self, hold: &Arc<Hold>) {
-        if hold.thread().is_some() {
-            let key = (self.client, hold.name().clone());
-            drop(HELD.try_with(|held| held.borrow_mut().insert(key, hold.clone())));
-        }
+    /// Adds a hold of the calling thread.
+    pub(crate) fn insert(&self, name: &Arc<str>, hold: &Arc<Hold>) {
+        let key = (self.client, name.clone());
+        drop(HELD.try_with(|held| held.borrow_mut().insert(key, hold.clone())));
     }
 
-    /// Removes what was added.
+    /// Removes a hold, if it was added.
     pub(crate) fn remove(&self, hold: &Hold) {
-        if hold.thread().is_some() {
-            let key = (self.client, hold.name().clone());
-            let remove = |held: &mut HashMap<_, _>| (held.remove(&key), shrink(held));
-            drop(HELD.try_with(|held| remove(&mut held.borrow_mut())));
-        }
+        let key = (self.client, hold.id.name.clone());
+        let removed = HELD.try_with(|held| {
+            let mut held = held.borrow_mut();
+            if held.get(&key).is_some_and(|found| ptr::eq(&raw const **found, hold)) {
+                held.remove(&key);
+                shrink(&mut held);
+            }
+        });
+        // In a destructor of a thread-local there may be nothing to remove it from.
+        removed.unwrap_or_default();
     }
 }
 
@@ -63,15 +67,15 @@ mod tests {
     use std::thread;
 
     use crate::base::clock::Moment;
-    use crate::config::{Config, LockOptions};
-    use crate::local::call::Caller;
+    use crate::config::LockOptions;
+    use crate::local::call::tests::caller;
     use crate::store::hold_id::{HoldId, HoldKind};
 
     /// A hold of the calling thread.
     fn hold(name: &Arc<str>) -> Arc<Hold> {
         let (kind, client) = (HoldKind::Lock, Arc::from("me"));
         let id = HoldId { kind, name: name.clone(), client, nonce: 1 };
-        let caller = Caller::current(&Config::default(), &LockOptions::default());
+        let caller = caller(&LockOptions::default());
         Arc::new(Hold::new(id, 1, 0, &caller, Moment::now()))
     }
 
@@ -79,13 +83,13 @@ mod tests {
     fn a_thread_finds_what_it_holds_by_a_client_and_leaves_nothing_behind() {
         let (held, other, name) = (HeldLocks::default(), HeldLocks::default(), Arc::from("a"));
         let mine = hold(&name);
-        held.insert(&mine);
+        held.insert(&name, &mine);
         assert!(held.find(&name).is_some_and(|found| Arc::ptr_eq(&found, &mine)));
         assert!(other.find(&name).is_none());
         let leak = || {
             assert!(held.find(&name).is_none());
             let theirs = hold(&name);
-            held.insert(&theirs);
+            held.insert(&name, &theirs);
             Arc::downgrade(&theirs)
         };
         let leaked = thread::scope(|scope| scope.spawn(leak).join().expect("no panic"));

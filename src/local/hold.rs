@@ -7,7 +7,6 @@
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, Ordering};
-use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, bounded};
@@ -15,10 +14,8 @@ use parking_lot::Mutex;
 
 use crate::base::clock::{Moment, nanos};
 use crate::base::spans::HoldSpan;
-use crate::config::LockOptions;
-use crate::local::call::Caller;
+use crate::local::call::{Caller, Terms, Thread};
 use crate::local::deadline::Deadline;
-use crate::local::identity::Thread;
 use crate::local::over_channel::OverChannel;
 use crate::store::background::InDoubtHold;
 use crate::store::hold_id::HoldId;
@@ -107,18 +104,18 @@ impl Hold {
     /// A hold of the caller, acquired by a request that was sent at `sent`. Up to `room` more holds
     /// may follow it.
     pub(crate) fn new(id: HoldId, fence: u64, room: u32, caller: &Caller, sent: Moment) -> Self {
-        let Caller { thread, options, times, .. } = caller;
+        let Caller { thread, terms, times, .. } = caller;
         let replied = Moment::now();
-        let keep = if id.may_be_kept() { keep_millis(options) } else { 0 };
+        let keep = if id.may_be_kept() { terms.keep } else { 0 };
         Self {
             id,
             span: HoldSpan::default(),
-            duration: nanos(options.lease),
-            renewed: options.renew,
+            duration: nanos(terms.lease),
+            renewed: terms.renew,
             begun: sent,
-            end: age_limit(sent, options.max_hold),
+            end: age_limit(sent, terms.max_hold),
             // From the reply, because the store has begun the hold by then.
-            kept_until: options.hold_at_least.map_or(Moment::FIRST, |time| replied.after(time)),
+            kept_until: terms.hold_at_least.map_or(Moment::FIRST, |time| replied.after(time)),
             deadline: Deadline::new(local_deadline(sent, times.lease)),
             depth: AtomicU32::new(1),
             in_doubt: AtomicBool::new(false),
@@ -150,28 +147,23 @@ impl Hold {
         self.current.lock().fence
     }
 
-    pub(crate) fn thread(&self) -> Option<ThreadId> {
-        self.current.lock().thread.as_ref().map(|thread| thread.id)
-    }
-
     /// Returns `true` if the caller can have the next hold of this tenure: there is time and a
     /// token left for one with its options. A lock that may be kept can be asked for, so there is
     /// time until another client does.
     pub(crate) fn may_be_followed_by(&self, caller: &Caller) -> bool {
         let keeps = self.keep > 0 && !self.is_wanted();
-        self.suits(caller)
+        self.suits(&caller.terms)
             && self.current.lock().room > 0
-            && (keeps || Moment::now() < self.begun.after(caller.options.tenure()))
+            && (keeps || Moment::now() < self.begun.after(caller.terms.tenure))
     }
 
-    /// Returns `true` if a hold of the caller would have the options of this tenure, and no request
-    /// of the tenure is in doubt.
-    pub(crate) fn suits(&self, caller: &Caller) -> bool {
-        let LockOptions { lease, renew, max_hold, hold_at_least, .. } = caller.options;
+    /// Returns `true` if these are the terms of this tenure, and no request of it is in doubt.
+    pub(super) fn suits(&self, terms: &Terms) -> bool {
+        let Terms { lease, renew, max_hold, hold_at_least, keep, .. } = *terms;
         (self.duration(), self.renewed) == (lease, renew)
             && self.end == age_limit(self.begun, max_hold)
             && (self.kept_until, hold_at_least) == (Moment::FIRST, None)
-            && (self.keep == 0 || self.keep == keep_millis(&caller.options))
+            && (self.keep == 0 || self.keep == keep)
             && !self.is_in_doubt()
             && !self.remaining().is_zero()
     }
@@ -560,11 +552,6 @@ impl NextStep {
     }
 }
 
-/// Returns how long a lock is kept. Less than a millisecond counts as one.
-fn keep_millis(options: &LockOptions) -> u32 {
-    u32::try_from(options.keep().as_nanos().div_ceil(1_000_000)).unwrap_or(u32::MAX)
-}
-
 /// Returns the moment at which the holds of a tenure are lost that began then.
 fn age_limit(begun: Moment, max_hold: Option<Duration>) -> Moment {
     max_hold.map_or(Moment::NEVER, |age| begun.after(age))
@@ -585,7 +572,8 @@ fn drift(lease: Duration) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Config;
+    use crate::config::LockOptions;
+    use crate::local::call::tests::caller;
     use crate::store::hold_id::HoldKind;
     use crossbeam_channel::TryRecvError;
     use std::thread::sleep;
@@ -601,7 +589,7 @@ mod tests {
     }
 
     fn acquired(options: &LockOptions, sent: Moment) -> Hold {
-        Hold::new(id(), 7, 0, &Caller::current(&Config::default(), options), sent)
+        Hold::new(id(), 7, 0, &caller(options), sent)
     }
 
     fn expired() -> Hold {

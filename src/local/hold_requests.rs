@@ -11,10 +11,10 @@ use std::{ptr, slice, thread};
 use crate::base::clock::Moment;
 use crate::base::failure::{Failure, FailureKind};
 use crate::error::{Error, Result as ApiResult};
-use crate::local::call::{CallTimes, Wait};
+use crate::local::call::Wait;
 use crate::local::hold::Hold;
 use crate::local::reporter::{HoldFailure, release_outcome};
-use crate::local::retry::{RetryLimit, RetryPolicy};
+use crate::local::retry::RetryPolicy;
 use crate::local::shared::Shared;
 use crate::store::ask_one;
 use crate::store::request::{Change, HoldReply, HoldRequest, Look};
@@ -31,11 +31,8 @@ pub(super) fn nest(shared: &Shared, hold: Arc<Hold>, wait: Wait) -> ApiResult<Le
     let Some(depth) = hold.depth().checked_add(1) else {
         return Err(Error::invalid("depth", "must not be greater than 4294967295"));
     };
-    let limit = match wait {
-        Wait::Endless | Wait::No => RetryLimit::Brief,
-        Wait::Until(_) => wait.into(),
-    };
-    match set_depth(shared, &hold, depth, limit) {
+    let wait = if wait == Wait::Endless { Wait::No } else { wait };
+    match set_depth(shared, &hold, depth, wait) {
         Ok(()) => Ok(Level { hold, depth }),
         Err(failure) => Err(failure.into_error("nest", hold.name())),
     }
@@ -46,12 +43,12 @@ pub(super) fn set_depth(
     shared: &Shared,
     hold: &Arc<Hold>,
     depth: u32,
-    limit: RetryLimit,
+    wait: Wait,
 ) -> Result<(), HoldFailure> {
     if !shared.is_valid(hold) {
         return Err(HoldFailure::of(hold));
     }
-    let mut retry = retry(shared, hold, limit);
+    let mut retry = retry(shared, hold, wait);
     let change = |hold: &Hold| {
         let next = hold.is_renewed().then(|| hold.next_lease(Moment::now()));
         Change::SetDepth { depth, lease: next, durable: true }
@@ -62,7 +59,7 @@ pub(super) fn set_depth(
     match outcome {
         Err(HoldFailure::Failed(failure)) if failure.is_shortfall() => {
             if depth > hold.depth() {
-                restore_depth(shared, hold, retry.request_deadline());
+                restore_depth(shared, hold, retry.limits.request_deadline());
                 return Err(HoldFailure::Failed(failure));
             }
             // The level has ended all the same, and the hold is not prolonged by it.
@@ -94,7 +91,7 @@ pub(super) fn ask(
     mut done: impl FnMut(&Arc<Hold>, Result<(), HoldFailure>),
 ) {
     loop {
-        let (sent, deadline) = (Moment::now(), retry.request_deadline());
+        let (sent, deadline) = (Moment::now(), retry.limits.request_deadline());
         let mut requests = open.iter().map(|hold| {
             let change = change(hold);
             HoldRequest { hold: &hold.id, change, deadline }
@@ -172,7 +169,7 @@ fn conclude(
 /// `Lost` for the first hold that is lost, without a request if that is known, and `Closed` if a
 /// shutdown has ended it. Else the failure of the first request that has failed.
 pub(crate) fn verify(shared: &Shared, holds: &[Arc<Hold>], renews: bool) -> ApiResult<()> {
-    shared.identity.check_process()?;
+    shared.check_process()?;
     let attempt = if renews { "renew" } else { "verify" };
     let Some(first) = holds.first() else { return Ok(()) };
     if let Some(hold) = holds.iter().find(|hold| !shared.is_valid(hold)) {
@@ -182,7 +179,7 @@ pub(crate) fn verify(shared: &Shared, holds: &[Arc<Hold>], renews: bool) -> ApiR
         let next = renews.then(|| hold.next_lease(Moment::now()));
         next.map_or(Change::Check, |lease| Change::Renew { lease })
     };
-    let (mut retry, mut result) = (retry(shared, first, RetryLimit::Brief), Ok(()));
+    let (mut retry, mut result) = (retry(shared, first, Wait::No), Ok(()));
     ask(shared, holds.into(), &mut retry, change, ask_store(shared), |hold, outcome| {
         add_outcome(&mut result, attempt, hold, outcome);
     });
@@ -206,7 +203,7 @@ pub(crate) fn watch(shared: &Shared, hold: &Hold) {
             drop(ask_one(&*shared.store, watch));
         }
     }
-    let is_other = |client: &String| client != shared.identity.client();
+    let is_other = |client: &String| **client != *shared.identity.client;
     let report = shared.store.report(&id.name, Look::All, deadline);
     if report.is_ok_and(|report| report.waiting.iter().any(is_other)) {
         hold.set_wanted();
@@ -214,9 +211,8 @@ pub(crate) fn watch(shared: &Shared, hold: &Hold) {
 }
 
 /// Returns how often a request about a hold is repeated.
-pub(super) fn retry(shared: &Shared, hold: &Hold, limit: RetryLimit) -> RetryPolicy {
-    let times = CallTimes::new(&shared.config, hold.duration());
-    RetryPolicy::new(limit, &shared.config, times)
+pub(super) fn retry(shared: &Shared, hold: &Hold, wait: Wait) -> RetryPolicy {
+    RetryPolicy::new(wait, &shared.config, shared.times_for(hold.duration()))
 }
 
 /// Adds the outcome for one hold to the result of a call about several: a loss takes precedence,

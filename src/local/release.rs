@@ -12,13 +12,11 @@ use std::{mem, slice};
 use crossbeam_channel::unbounded;
 
 use crate::base::clock::end_of;
-use crate::config::Mechanism;
 use crate::error::Result;
-use crate::local::call::Caller;
+use crate::local::call::Wait;
 use crate::local::hold::Hold;
 use crate::local::hold_requests::{OnHoldReply, add_outcome, ask, retry, set_depth};
 use crate::local::reporter::HoldFailure;
-use crate::local::retry::RetryLimit;
 use crate::local::shared::Shared;
 use crate::local::wait_queue::Ending;
 use crate::store::request::{Change, HoldReply, HoldRequest, PostedChange};
@@ -40,7 +38,7 @@ pub(crate) fn hand_off_or_unlock(shared: &Shared, hold: &Arc<Hold>) -> Result<()
 }
 
 fn end(shared: &Shared, holds: &[Arc<Hold>], hands_off: bool) -> Result<()> {
-    shared.identity.check_process()?;
+    shared.check_process()?;
     let Some(first) = holds.first() else { return Ok(()) };
     if first.depth() > 1 {
         return end_level(shared, first);
@@ -64,7 +62,7 @@ fn end(shared: &Shared, holds: &[Arc<Hold>], hands_off: bool) -> Result<()> {
             released.to_mut().retain(|other| !Arc::ptr_eq(other, hold));
         }
     }
-    let mut retry = retry(shared, first, RetryLimit::Brief);
+    let mut retry = retry(shared, first, Wait::No);
     let send = |requests: &[HoldRequest<'_>], on_reply: OnHoldReply<'_>| {
         if awaited.is_empty() {
             shared.store.ask(requests, on_reply);
@@ -83,7 +81,7 @@ fn end(shared: &Shared, holds: &[Arc<Hold>], hands_off: bool) -> Result<()> {
 fn end_level(shared: &Shared, hold: &Arc<Hold>) -> Result<()> {
     let depth = hold.depth() - 1;
     hold.set_depth(depth);
-    let outcome = set_depth(shared, hold, depth, RetryLimit::Brief);
+    let outcome = set_depth(shared, hold, depth, Wait::No);
     if let Err(HoldFailure::Failed(failure)) = &outcome {
         shared.reporter.log_failed_release(hold, failure);
     }
@@ -133,10 +131,10 @@ fn unless_ended(outcome: Result<(), HoldFailure>) -> Result<(), HoldFailure> {
 /// As `unlock`, but sends the requests and returns: the thread that reads a reply deals with it.
 /// Errors are logged where they occur.
 pub(crate) fn unlock_on_drop(shared: &Shared, holds: &[Arc<Hold>]) {
-    if !shared.config.uses(Mechanism::PostedRelease) {
+    if !shared.posts_releases {
         return end(shared, holds, false).unwrap_or_default();
     }
-    let Some(first) = holds.first().filter(|_| shared.identity.check_process().is_ok()) else {
+    let Some(first) = holds.first().filter(|_| shared.check_process().is_ok()) else {
         return;
     };
     if first.depth() > 1 {
@@ -220,22 +218,6 @@ fn post_depth(shared: &Shared, hold: &Arc<Hold>, depth: u32) {
     }]);
 }
 
-/// Gives back new holds if the client was closed in the meantime, or the wait cancelled: the thread
-/// that did so may be what has freed their locks.
-///
-/// # Errors
-///
-/// `Closed` if the client was closed, `Cancelled` if the wait was cancelled.
-pub(super) fn check_wanted(shared: &Shared, caller: &Caller, holds: &[Arc<Hold>]) -> Result<()> {
-    let check_cancelled = |hold: &Arc<Hold>| caller.options.check_cancelled(hold.name());
-    let is_cancelled = || holds.iter().try_for_each(check_cancelled);
-    let wanted = shared.wait_queues.check_open().and_then(|()| is_cancelled());
-    if wanted.is_err() {
-        unlock_on_drop(shared, holds);
-    }
-    wanted
-}
-
 /// Closes the client and releases every hold. Blocks until all are known to have ended, for
 /// `timeout` at most; the rest is left to the background then.
 ///
@@ -244,7 +226,7 @@ pub(super) fn check_wanted(shared: &Shared, caller: &Caller, holds: &[Arc<Hold>]
 /// of all of them together. Releases that other threads have begun stay with those threads; the
 /// replies to posted ones are read here, and reach the renewer as they always do.
 pub(crate) fn shut_down(shared: &Shared, timeout: Duration) -> Result<()> {
-    shared.identity.check_process()?;
+    shared.check_process()?;
     let deadline = end_of(timeout);
     shared.close();
     shared.renewer.end_all(deadline);

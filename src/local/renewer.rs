@@ -106,8 +106,8 @@ mod tests {
     use super::*;
     use crate::base::clock::end_of;
     use crate::base::failure::FailureKind;
-    use crate::config::{Config, LockOptions};
-    use crate::local::call::Caller;
+    use crate::config::LockOptions;
+    use crate::local::call::tests::caller;
     use crate::local::renewer_thread::NAP;
     use crate::store::background::{Job, JobOutcome, JobReply};
     use crate::store::hold_id::HoldKind;
@@ -151,7 +151,7 @@ mod tests {
 
         fn hold(&self, nonce: u64, duration: Duration) -> Arc<Hold> {
             let options = LockOptions { lease: duration, ..LockOptions::default() };
-            let caller = Caller::current(&Config::default(), &options);
+            let caller = caller(&options);
             let hold = Arc::new(Hold::new(id(nonce), nonce, 0, &caller, Moment::now()));
             self.renewer.add_lease(&hold);
             hold
@@ -288,7 +288,7 @@ mod tests {
         let scene = Scene { renewer: renewer.expect("a thread"), log: Arc::default() };
         let holds = [scene.hold(1, LEASE * 10), scene.hold(2, LEASE * 4), {
             let options = LockOptions { lease: LEASE * 6, renew: false, ..LockOptions::default() };
-            let caller = Caller::current(&Config::default(), &options);
+            let caller = caller(&options);
             Arc::new(Hold::new(id(3), 3, 0, &caller, Moment::now()))
         }];
         scene.renewer.add_lease(&holds[2]);

@@ -129,30 +129,30 @@ impl<S> Reporter<S> {
         }
     }
 
-    /// Reports that a call has ended without a hold, if it has.
-    pub(super) fn report_outcome<T>(
+    /// Reports that a call has ended without a hold, with an error or because the lock was held.
+    pub(super) fn report_failure(
         &self,
         name: &str,
         wait: Wait,
-        outcome: &Result<Option<T>, Error>,
+        error: Option<&Error>,
         waited: Duration,
     ) {
         let Self { counters, events, .. } = self;
-        match outcome {
+        match error {
             // That the lock is held was reported when the only attempt found it so.
-            Ok(None) if wait == Wait::No => counters.busy.add(1),
-            Ok(None) => {
+            None if wait == Wait::No => counters.busy.add(1),
+            None => {
                 counters.timed_out.add(1);
                 events.emit(|| Event::TimedOut { name: name.to_string(), waited });
                 events.debug(|| format!("waited for lock {name:?} in vain, for {waited:?}"));
             }
-            Err(error) if error.is_failure() => {
+            Some(error) if error.is_failure() => {
                 counters.failed.add(1);
                 let reason = || error.with_causes();
                 events.emit(|| Event::Failed { name: name.to_string(), waited, reason: reason() });
                 events.debug(|| format!("lock {name:?} failed after {waited:?}: {}", reason()));
             }
-            Ok(_) | Err(_) => {}
+            Some(_) => {}
         }
     }
 

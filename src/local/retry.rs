@@ -8,34 +8,11 @@ use std::time::{Duration, Instant};
 
 use crate::base::failure::{Failure, FailureKind};
 use crate::config::Config;
-use crate::local::call::{CallTimes, Wait};
+use crate::local::call::{CallTimes, RequestLimits, Wait};
 
 /// The pauses after failures. They do not follow the backoff of the waiters, which is about a lock
 /// that is held: a server may be back soon, and no wake-up announces that.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(500));
-
-/// What limits a call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum RetryLimit {
-    /// No limit of its own: the call waits up to the retry window for conditions that pass by
-    /// themselves; a server that cannot be reached, stays silent or replies nonsense gets a second
-    /// attempt at once, but no third. The same goes for a pool that has no connection free.
-    Brief,
-    /// The caller's deadline. A request may begin until then and end one `io_timeout` later.
-    Deadline(Instant),
-    /// Nothing, as long as servers reply; an outage may last for the retry window.
-    Endless,
-}
-
-impl From<Wait> for RetryLimit {
-    fn from(wait: Wait) -> Self {
-        match wait {
-            Wait::Endless => Self::Endless,
-            Wait::No => Self::Brief,
-            Wait::Until(deadline) => Self::Deadline(deadline),
-        }
-    }
-}
 
 /// Returns `true` if a failure says something about the server rather than about the request or
 /// this client.
@@ -50,30 +27,10 @@ pub(crate) fn is_outage(failure: &Failure) -> bool {
     !about_the_request
 }
 
-/// When the requests of a call must have ended.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct RequestLimits {
-    limit: RetryLimit,
-    times: CallTimes,
-}
-
-impl RequestLimits {
-    /// Returns when a request that begins now must have ended.
-    pub(super) fn request_deadline(&self) -> Instant {
-        let end = Instant::now() + self.times.io_timeout;
-        match self.limit {
-            RetryLimit::Brief | RetryLimit::Endless => end,
-            RetryLimit::Deadline(deadline) => {
-                deadline.checked_add(self.times.slack).map_or(end, |last| last.min(end))
-            }
-        }
-    }
-}
-
 /// Decides after each failure of a call whether and when to try again.
 #[derive(Debug)]
 pub(crate) struct RetryPolicy {
-    limits: RequestLimits,
+    pub(super) limits: RequestLimits,
     window: Duration,
     /// Since when there has been no reply that counts.
     failing_since: Option<Instant>,
@@ -85,14 +42,9 @@ pub(crate) struct RetryPolicy {
 }
 
 impl RetryPolicy {
-    pub(crate) fn new(limit: impl Into<RetryLimit>, config: &Config, times: CallTimes) -> Self {
-        let limit = match limit.into() {
-            // Also a deadline long past leaves the time for one attempt.
-            RetryLimit::Deadline(deadline) => RetryLimit::Deadline(deadline.max(Instant::now())),
-            other => other,
-        };
+    pub(crate) fn new(wait: Wait, config: &Config, times: CallTimes) -> Self {
         Self {
-            limits: RequestLimits { limit, times },
+            limits: RequestLimits::new(wait, times),
             window: config.retry_window,
             failing_since: None,
             disconnects: 0,
@@ -100,15 +52,6 @@ impl RetryPolicy {
             in_doubt: false,
             backoff: Backoff::new(PAUSES),
         }
-    }
-
-    pub(super) fn limits(&self) -> RequestLimits {
-        self.limits
-    }
-
-    /// Returns when a request that begins now must have ended.
-    pub(crate) fn request_deadline(&self) -> Instant {
-        self.limits.request_deadline()
     }
 
     /// Ends an outage: the retry window begins anew with the next failure.
@@ -149,12 +92,12 @@ impl RetryPolicy {
         if at_once {
             return Some(Duration::ZERO);
         }
-        let rest = match self.limits.limit {
-            RetryLimit::Brief if silent => {
+        let rest = match self.limits.wait {
+            Wait::No if silent => {
                 return (self.silences == 1).then_some(Duration::ZERO);
             }
-            RetryLimit::Brief | RetryLimit::Endless => self.window.saturating_sub(now - since),
-            RetryLimit::Deadline(end) => end.saturating_duration_since(now),
+            Wait::Endless | Wait::No => self.window.saturating_sub(now - since),
+            Wait::Until(end) => end.saturating_duration_since(now),
         };
         let pause = self.backoff.next().unwrap_or_default();
         (!rest.is_zero()).then_some(pause.min(rest))
@@ -169,12 +112,13 @@ pub(crate) struct Backoff {
     min: Duration,
     max: Duration,
     last: Duration,
-    random: Random,
+    /// Seeded for the first pause: most calls need none.
+    random: Option<Random>,
 }
 
 impl Backoff {
     pub(crate) fn new((min, max): (Duration, Duration)) -> Self {
-        Self { min, max, last: min, random: Random::new() }
+        Self { min, max, last: min, random: None }
     }
 }
 
@@ -183,7 +127,7 @@ impl Iterator for Backoff {
 
     fn next(&mut self) -> Option<Duration> {
         let widest = self.last.saturating_mul(3).min(self.max);
-        self.last = self.random.between(self.min, widest);
+        self.last = self.random.get_or_insert_with(Random::new).between(self.min, widest);
         Some(self.last)
     }
 }
@@ -231,14 +175,14 @@ mod tests {
         Failure::io(kind, &Arc::from("here"), std::io::Error::other("test"))
     }
 
-    fn retry(limit: RetryLimit) -> RetryPolicy {
+    fn retry(wait: Wait) -> RetryPolicy {
         let config = Config::default();
-        RetryPolicy::new(limit, &config, CallTimes::new(&config, Duration::from_secs(30)))
+        RetryPolicy::new(wait, &config, CallTimes::new(&config, Duration::from_secs(30)))
     }
 
     #[test]
     fn a_refusal_is_final() {
-        for limit in [RetryLimit::Brief, RetryLimit::Endless] {
+        for limit in [Wait::No, Wait::Endless] {
             assert_eq!(retry(limit).pause_after(&mut failure(FailureKind::Rejected)), None);
             let shortfall = FailureKind::NotReplicated { acked: 0, required: 1 };
             assert_eq!(retry(limit).pause_after(&mut failure(shortfall)), None);
@@ -251,7 +195,7 @@ mod tests {
     fn a_brief_call_tries_a_silent_server_and_a_busy_pool_twice() {
         use FailureKind::{NoneFree, Timeout, Unclear, Unreachable};
         for kind in [NoneFree, Timeout, Unclear, Unreachable] {
-            let mut retry = retry(RetryLimit::Brief);
+            let mut retry = retry(Wait::No);
             assert_eq!(retry.pause_after(&mut failure(kind)), Some(Duration::ZERO));
             assert_eq!(retry.pause_after(&mut failure(kind)), None);
         }
@@ -259,7 +203,7 @@ mod tests {
 
     #[test]
     fn what_passes_by_itself_is_waited_for_within_the_window() {
-        let mut retry = retry(RetryLimit::Brief);
+        let mut retry = retry(Wait::No);
         for _ in 0..20 {
             assert!(retry.pause_after(&mut failure(FailureKind::Transient)).is_some());
         }
@@ -269,7 +213,7 @@ mod tests {
 
     #[test]
     fn a_failure_says_that_an_earlier_attempt_may_have_been_executed() {
-        let mut retry = retry(RetryLimit::Endless);
+        let mut retry = retry(Wait::Endless);
         let mut after = |kind| {
             let mut failure = failure(kind);
             retry.pause_after(&mut failure);
@@ -282,7 +226,7 @@ mod tests {
 
     #[test]
     fn an_answer_begins_the_window_anew() {
-        let mut retry = retry(RetryLimit::Endless);
+        let mut retry = retry(Wait::Endless);
         retry.failing_since = Instant::now().checked_sub(Duration::from_secs(11));
         retry.record_reply();
         assert!(retry.pause_after(&mut failure(FailureKind::Transient)).is_some());
@@ -290,27 +234,12 @@ mod tests {
 
     #[test]
     fn the_first_broken_connection_is_replaced_even_after_the_deadline() {
-        let mut retry = retry(RetryLimit::Deadline(Instant::now()));
+        let mut retry = retry(Wait::Until(Instant::now()));
         assert_eq!(
             retry.pause_after(&mut failure(FailureKind::Disconnected)),
             Some(Duration::ZERO)
         );
         assert_eq!(retry.pause_after(&mut failure(FailureKind::Disconnected)), None);
-    }
-
-    #[test]
-    fn a_deadline_long_past_leaves_the_time_for_one_try() {
-        let past = Instant::now().checked_sub(Duration::from_secs(60)).expect("a minute of uptime");
-        let end = retry(RetryLimit::Deadline(past)).request_deadline();
-        assert!(end > Instant::now() + Duration::from_millis(900));
-    }
-
-    #[test]
-    fn no_request_outlasts_its_limit_by_more_than_one_io_timeout() {
-        let now = Instant::now();
-        let mut late = retry(RetryLimit::Deadline(now));
-        late.limits.limit = RetryLimit::Deadline(now);
-        assert!(late.request_deadline() <= now + Duration::from_secs(1));
     }
 
     #[test]

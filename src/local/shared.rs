@@ -4,15 +4,16 @@
 //! calls do with these parts is decided by the functions that borrow them: `acquire`, `release`,
 //! `hold_requests` and `status`.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
-use std::{fmt, mem, slice};
+use std::{fmt, mem, process, slice};
 
 use parking_lot::Mutex;
 
 use crate::base::clock::{Moment, end_of};
 use crate::base::failure::{Failure, FailureKind};
-use crate::config::Config;
+use crate::config::{Config, Mechanism};
 use crate::error::{Error, Result};
 use crate::event::Events;
 use crate::local::call::{CallTimes, Caller};
@@ -54,6 +55,10 @@ pub(crate) struct Shared {
     /// Whether the store withdraws a hold that it has not granted at once. Such a hold must not be
     /// requested again, because the request that withdraws it may come late.
     pub(super) withdraws: bool,
+    /// Whether a wake-up sends the next request of the thread that it is for.
+    pub(super) starts_early: bool,
+    /// Whether a dropped guard does not wait for the reply to its release.
+    pub(super) posts_releases: bool,
     pub(super) reporter: Arc<Reporter<Renewer>>,
     pub(super) renewer: Renewer,
     /// If the client exchanges wake-ups with Redisson.
@@ -99,6 +104,8 @@ impl Shared {
         Ok(Self {
             identity: Identity::new(&config.label)?,
             redisson: config.redisson.then(RedissonChannels::default),
+            starts_early: config.uses(Mechanism::EarlyRequest),
+            posts_releases: config.uses(Mechanism::PostedRelease),
             config,
             times,
             store,
@@ -133,9 +140,15 @@ impl Shared {
         }
     }
 
+    /// Fails in a forked child, which shares the parent's sockets and identity but none of its
+    /// threads.
+    pub(crate) fn check_process(&self) -> Result<()> {
+        if process::id() == self.identity.process { Ok(()) } else { Err(Error::Forked) }
+    }
+
     /// Returns `true` if a hold may be relied on in this process, without I/O.
     pub(crate) fn is_held(&self, hold: &Hold) -> bool {
-        self.identity.check_process().is_ok() && self.is_valid(hold)
+        self.check_process().is_ok() && self.is_valid(hold)
     }
 
     /// Returns the time for which a hold may be relied on in this process.
@@ -156,16 +169,15 @@ impl Shared {
     }
 
     /// Adds a new hold of a thread of this process, which may be at the head of the queue, to be
-    /// found by that thread and to be renewed. It is reported before the renewer may find it lost,
+    /// renewed. It is reported before the renewer may find it lost,
     /// and after the ends of earlier holds.
     pub(super) fn add_hold(&self, hold: &Arc<Hold>, caller: &Caller, head: Option<&Waiter>) {
-        if caller.kind.is_lock() {
+        if matches!(hold.id.kind, HoldKind::Lock) {
             self.begin_at_head(hold, head);
         }
         if !caller.in_set {
             self.reporter.report_acquired(hold, caller);
         }
-        self.held_locks.insert(hold);
         self.begin_hold(hold);
     }
 
@@ -180,7 +192,8 @@ impl Shared {
 
     /// Has a new hold renewed.
     pub(super) fn begin_hold(&self, hold: &Arc<Hold>) {
-        self.counters.begin_hold();
+        self.counters.held.fetch_add(1, Ordering::Relaxed);
+        self.counters.unsettled.fetch_add(1, Ordering::SeqCst);
         self.renewer.add_lease(hold);
     }
 
@@ -190,37 +203,47 @@ impl Shared {
         if !self.is_valid(hold) {
             return false;
         }
-        if caller.kind.is_lock() {
+        if hold.id.kind.is_lock() {
             self.counters.handoffs.add(1);
         }
-        self.held_locks.insert(hold);
         if !caller.in_set {
             self.reporter.report_acquired(hold, caller);
         }
         true
     }
 
+    /// Returns the id of a new hold.
+    pub(super) fn new_hold(&self, kind: HoldKind, name: &Arc<str>) -> HoldId {
+        HoldId {
+            kind,
+            name: name.clone(),
+            client: self.identity.client.clone(),
+            nonce: self.identity.nonces.fetch_add(1, Ordering::Relaxed),
+        }
+    }
+
     /// Returns the id of a hold to acquire, which shows whether the lock may be kept when it is
     /// over: only if no message of another client that asks for it can be missed before.
-    pub(super) fn next_hold(&self, caller: &Caller, name: &Arc<str>) -> HoldId {
-        let hold = self.identity.next_hold(caller.kind, name);
-        if caller.keeps() && !self.wait_queues.is_listening() {
+    pub(super) fn next_hold(&self, kind: HoldKind, name: &Arc<str>, caller: &Caller) -> HoldId {
+        let hold = self.new_hold(kind, name);
+        if caller.terms.keep == 0 || caller.in_set || !kind.is_lock() {
+            return hold;
+        }
+        if !self.wait_queues.is_listening() {
             self.listen();
             self.wait_queues.wait_to_listen(end_of(self.times.io_timeout));
         }
-        let may_be_kept = caller.keeps() && self.wait_queues.may_keep(name);
-        if may_be_kept { hold.that_may_be_kept() } else { hold }
+        if self.wait_queues.may_keep(name) { hold.that_may_be_kept() } else { hold }
     }
 
     /// Begins the next hold of a tenure that was kept. Returns `false` if that was lost or ended
     /// meanwhile: no call gets it then.
     pub(super) fn take_kept(&self, hold: &Arc<Hold>, caller: &Caller) -> bool {
         // Counted first: a thread that finds it lost counts its end.
-        self.counters.begin_kept();
+        self.counters.held.fetch_add(1, Ordering::Relaxed);
         let begins = hold.begin_kept(caller);
         if begins {
             self.counters.relocks.add(1);
-            self.held_locks.insert(hold);
             self.reporter.report_acquired(hold, caller);
         } else {
             self.counters.end_hold();
@@ -253,7 +276,12 @@ impl Shared {
 
     /// Until when a request about a hold that is not repeated may be answered.
     pub(super) fn request_deadline(&self, hold: &Hold) -> Instant {
-        end_of(CallTimes::new(&self.config, hold.duration()).io_timeout)
+        end_of(self.times_for(hold.duration()).io_timeout)
+    }
+
+    /// Returns the times of requests about holds with this lease.
+    pub(super) fn times_for(&self, lease: Duration) -> CallTimes {
+        if lease == self.times.lease { self.times } else { CallTimes::new(&self.config, lease) }
     }
 
     /// Returns how long a call about a lock pauses before its next attempt; `None` if there should
@@ -315,13 +343,13 @@ impl Shared {
         if self.listener.get().is_some() {
             return;
         }
-        let wakeups = self.store.wakeups(self.identity.client(), self.redisson.as_ref());
+        let wakeups = self.store.wakeups(&self.identity.client, self.redisson.as_ref());
         let waiters = ClientWaiters {
             queues: self.wait_queues.clone(),
             store: self.store.clone(),
             counters: self.counters.clone(),
             config: self.config.clone(),
-            client: self.identity.client().into(),
+            client: self.identity.client.clone(),
             reporter: Arc::downgrade(&self.reporter),
         };
         let started = Listener::start(wakeups, waiters, self.events.clone());
@@ -353,7 +381,7 @@ impl Shared {
     /// Turns away waiting and future calls.
     pub(crate) fn close(&self) {
         // In a forked child no thread waits, but one of the parent's may have locked the queues.
-        if self.identity.check_process().is_ok() {
+        if self.check_process().is_ok() {
             self.wait_queues.close();
             self.release_kept();
         }
@@ -370,7 +398,7 @@ impl Drop for Shared {
     /// the logger have every report, so that the program may end right after.
     fn drop(&mut self) {
         // A forked child has the same connections.
-        if self.identity.check_process().is_ok() {
+        if self.check_process().is_ok() {
             self.release_kept();
             self.store.settle(end_of(self.times.io_timeout));
             // The renewer settles a lost hold once it has reported it, after the guards know.

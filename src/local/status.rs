@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::guards::holder::{Holder, Leader};
 use crate::local::call::Wait;
 use crate::local::hold::Hold;
-use crate::local::retry::{RetryLimit, RetryPolicy};
+use crate::local::retry::RetryPolicy;
 use crate::local::shared::Shared;
 use crate::store::ask_one;
 use crate::store::hold_id::{HoldId, HoldKind};
@@ -30,7 +30,7 @@ pub(crate) fn holder(shared: &Shared, name: &Arc<str>) -> Result<Option<Holder>>
 
 /// Checks that the server answers, and returns how long the last attempt took.
 pub(crate) fn ping(shared: &Shared) -> Result<Duration> {
-    shared.identity.check_process()?;
+    shared.check_process()?;
     shared.wait_queues.check_open()?;
     repeat_briefly(shared, "ping", "", |deadline| {
         let sent = Instant::now();
@@ -113,7 +113,7 @@ fn other_holder(shared: &Shared, name: &Arc<str>, deadline: Instant) -> Option<H
     }
     let found = shared.store.inspect(name, end.min(end_of(shared.times.io_timeout)));
     let holder = holder_of(found.ok()??);
-    (holder.client != shared.identity.client()).then_some(holder)
+    (*holder.client != *shared.identity.client).then_some(holder)
 }
 
 /// Ends the hold that a lock has now, of any owner, and no later one. Returns `false` if there is
@@ -151,7 +151,7 @@ pub(super) fn repeat<T>(
     name: &str,
     request: impl FnMut(Instant) -> Result<T, Failure>,
 ) -> Result<T> {
-    shared.identity.check_process()?;
+    shared.check_process()?;
     shared.config.check_name(name)?;
     repeat_briefly(shared, attempt, name, request)
 }
@@ -162,7 +162,7 @@ pub(super) fn repeat_briefly<T>(
     name: &str,
     request: impl FnMut(Instant) -> Result<T, Failure>,
 ) -> Result<T> {
-    let retry = RetryPolicy::new(RetryLimit::Brief, &shared.config, shared.times);
+    let retry = RetryPolicy::new(Wait::No, &shared.config, shared.times);
     let sleep = |pause| {
         thread::sleep(pause);
         Ok(())
@@ -180,7 +180,7 @@ pub(super) fn repeat_with<T>(
     mut request: impl FnMut(Instant) -> Result<T, Failure>,
 ) -> Result<T> {
     loop {
-        match request(retry.request_deadline()) {
+        match request(retry.limits.request_deadline()) {
             Ok(reply) => {
                 shared.record_reply(name);
                 return Ok(reply);
@@ -195,6 +195,6 @@ pub(super) fn repeat_with<T>(
 
 /// Returns `true` if the calling thread has a hold of this lock that may be relied on.
 pub(crate) fn is_held_by_current_thread(shared: &Shared, name: &Arc<str>) -> bool {
-    shared.identity.check_process().is_ok()
+    shared.check_process().is_ok()
         && shared.held_locks.find(name).is_some_and(|hold| shared.is_valid(&hold))
 }

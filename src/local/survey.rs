@@ -116,7 +116,7 @@ impl Survey {
     ///
     /// The same.
     pub fn end_own_holds(&self, name: &str) -> Result<usize> {
-        let client = self.shared.identity.client();
+        let client = &*self.shared.identity.client;
         let mut ended = Vec::new();
         self.end_holds_if(name, |_, holder| holder.client == client, &mut ended)?;
         Ok(ended.len())
@@ -209,7 +209,7 @@ fn ask_servers<T>(
     shared: &Shared,
     mut ask: impl FnMut(&mut Connection) -> Result<T>,
 ) -> Result<ServerReplies<T>> {
-    shared.identity.check_process()?;
+    shared.check_process()?;
     let ServerConnections { mut each, required } =
         repeat_briefly(shared, "ask the servers", "", |_| shared.store.connections())?;
     let reply_of = |connection: &mut Connection| {

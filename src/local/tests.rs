@@ -20,7 +20,8 @@ use crate::base::failure::{Failure, FailureKind};
 use crate::config::{Config, LockOptions};
 use crate::error::{Error, Result};
 use crate::event::{Event, Events};
-use crate::local::call::{Caller, Wait};
+use crate::local::call::Wait;
+use crate::local::call::tests::caller;
 use crate::local::hold::Hold;
 use crate::local::hold_requests::{self, Level};
 use crate::local::listener::tests::Fake;
@@ -437,7 +438,7 @@ fn a_tenure_with_a_request_in_doubt_has_no_further_hold() {
 #[test]
 fn a_hold_that_is_lost_while_it_is_handed_off_is_no_loss() {
     let scene = Scene::new(LEASE * 10);
-    let caller = Caller::current(&scene.shared.config, &scene.options);
+    let caller = caller(&scene.options);
     let hold = Arc::new(Hold::new(scene.id(7), 1, 1, &caller, Moment::now()));
     scene.shared.add_hold(&hold, &caller, None);
     scene.shared.held_locks.remove(&hold);
@@ -487,7 +488,7 @@ fn a_hold_that_its_thread_finds_lost_is_cleaned_up() {
         })
         .expect("memory");
     // The renewer does not know of it.
-    let caller = Caller::current(&scene.shared.config, &scene.options);
+    let caller = caller(&scene.options);
     let hold = Hold::new(id, 1, 0, &caller, sent);
     assert!(exists() && !scene.shared.is_held(&hold));
     eventually(|| !exists());

@@ -287,8 +287,8 @@ impl Eq for TimerEntry {}
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Config, LockOptions};
-    use crate::local::call::Caller;
+    use crate::config::LockOptions;
+    use crate::local::call::tests::caller;
     use crate::store::hold_id::HoldKind;
 
     fn id() -> HoldId {
@@ -306,7 +306,7 @@ mod tests {
 
     fn hold(duration: Duration) -> Scheduled {
         let options = LockOptions { lease: duration, ..LockOptions::default() };
-        let caller = Caller::current(&Config::default(), &options);
+        let caller = caller(&options);
         Scheduled::Hold(Arc::new(Hold::new(id(), 1, 0, &caller, Moment::now())))
     }
 

@@ -39,36 +39,27 @@ use std::{fmt, mem, ptr};
 use crate::base::failure::Failure;
 use crate::local::call::Wait;
 use crate::local::hold::Hold;
-use crate::local::waiter::{Followers, Signal, Turn, Waiter};
+use crate::local::waiter::{Followers, HeadAnswer, Signal, Turn, Waiter};
 use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::request::SHARERS_MAX;
 
 /// The threads of one client that want one lock.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct WaitQueue {
-    head: Head,
+    pub(super) head: Head,
     /// The holds that were released, as long as it is not known that they have ended in the store.
-    released: Vec<Arc<Hold>>,
-    waiters: VecDeque<Arc<Waiter>>,
+    pub(super) released: Vec<Arc<Hold>>,
+    /// `None` until a first thread has waited: a queue of a lock that is only held is small.
+    waiters: Option<Box<Waiters>>,
 }
 
-#[derive(Default)]
-enum Head {
-    Acquiring(Arc<Waiter>, HeadAnswer),
+type Waiters = VecDeque<Arc<Waiter>>;
+
+pub(super) enum Head {
+    Acquiring(Arc<Waiter>),
     Held(Arc<Hold>),
     Kept(Arc<Hold>),
-    #[default]
     None,
-}
-
-/// What the last request of a head that acquires has shown.
-enum HeadAnswer {
-    /// It has failed, at that time.
-    Failed(Box<(Failure, Instant)>),
-    /// Another owner held the lock, said a reply that came then.
-    Held(Instant),
-    /// Nothing yet: the request is on its way.
-    Pending,
 }
 
 /// How a hold has ended in this process.
@@ -88,15 +79,18 @@ pub(crate) enum Ending {
 }
 
 impl WaitQueue {
+    pub(super) const NEW: Self = Self { head: Head::None, released: Vec::new(), waiters: None };
+
     /// Adds a thread: at the head if there is none, else behind all others, or in front of them if
     /// it was in front before. Returns its turn if it is the head.
     pub(super) fn join(&mut self, waiter: &Arc<Waiter>, rejoins: bool) -> Option<Turn> {
         let kept = self.kept().cloned();
         if self.has_head() && kept.is_none() {
+            let waiters = self.waiters.get_or_insert_default();
             if rejoins {
-                self.waiters.push_front(waiter.clone());
+                waiters.push_front(waiter.clone());
             } else {
-                self.waiters.push_back(waiter.clone());
+                waiters.push_back(waiter.clone());
             }
             return None;
         }
@@ -110,7 +104,7 @@ impl WaitQueue {
     /// Makes the first waiter the head, if there is one, and returns what it wants.
     pub(super) fn advance(&mut self) -> Option<HoldKind> {
         self.head = Head::None;
-        let next = self.waiters.pop_front()?;
+        let next = self.waiters.as_mut()?.pop_front()?;
         let turn = self.set_acquiring(&next, true, None);
         next.send(Signal::Turn(turn));
         Some(next.hold.kind)
@@ -128,7 +122,7 @@ impl WaitQueue {
         is_next: bool,
         kept: Option<Arc<Hold>>,
     ) -> Turn {
-        self.head = Head::Acquiring(head.clone(), HeadAnswer::Pending);
+        self.head = Head::Acquiring(head.clone());
         Turn::Head { is_next, after_release: !self.released.is_empty(), kept }
     }
 
@@ -146,8 +140,8 @@ impl WaitQueue {
     }
 
     fn set_held(&mut self, hold: &Arc<Hold>) {
-        if let Head::Acquiring(head, _) = &self.head
-            && head.is_wanted(hold.id.nonce)
+        if let Head::Acquiring(head) = &self.head
+            && head.wanted.lock().contains(&hold.id.nonce)
         {
             hold.set_wanted();
         }
@@ -165,14 +159,15 @@ impl WaitQueue {
         report: impl FnOnce(),
     ) -> Ending {
         if hands_off && self.is_held_by(hold) {
-            match self.waiters.pop_front() {
+            let first = self.behind().next().cloned();
+            match first {
                 Some(next) if hold.may_be_followed_by(&next.caller) => {
+                    self.remove(&next);
                     report();
                     hold.begin_next(&next.caller);
                     next.send(Signal::Turn(Turn::HandedOff(hold.clone())));
                     return Ending::HandedOff;
                 }
-                Some(next) => self.waiters.push_front(next),
                 None if may_keep && hold.can_be_kept() => {
                     report();
                     if hold.keep() {
@@ -180,7 +175,7 @@ impl WaitQueue {
                         return Ending::Kept;
                     }
                 }
-                None => {}
+                _ => {}
             }
         }
         self.release(hold)
@@ -206,28 +201,27 @@ impl WaitQueue {
         (self.release(&hold) != Ending::Lost).then_some(hold)
     }
 
-    /// The holds whose release is not confirmed.
-    pub(super) fn released(&self) -> &[Arc<Hold>] {
-        &self.released
-    }
-
-    /// Forgets one of these, which has ended in the store.
+    /// Forgets a hold that was released, and has ended in the store.
     pub(super) fn confirm_release(&mut self, hold: &HoldId) {
         self.released.retain(|released| released.id != *hold);
     }
 
     /// Returns the threads that wait behind the head, or at it for the lock.
     pub(super) fn threads(&self) -> impl Iterator<Item = &Arc<Waiter>> {
-        let head = if let Head::Acquiring(head, _) = &self.head { Some(head) } else { None };
-        head.into_iter().chain(&self.waiters)
+        let head = if let Head::Acquiring(head) = &self.head { Some(head) } else { None };
+        head.into_iter().chain(self.behind())
+    }
+
+    fn behind(&self) -> impl Iterator<Item = &Arc<Waiter>> {
+        self.waiters.iter().flat_map(|waiters| waiters.iter())
     }
 
     /// Returns the head if it acquires the lock, the threads behind it, and those for which it can
     /// ask as well.
     pub(super) fn acquiring(&self) -> Option<(Arc<Waiter>, Followers)> {
-        let Head::Acquiring(head, _) = &self.head else { return None };
-        let exist = !self.waiters.is_empty() && !head.caller.options.tenure().is_zero();
-        let alike = self.waiters.iter().take_while(|waiter| waiter.shares_with(head));
+        let Head::Acquiring(head) = &self.head else { return None };
+        let exist = self.behind().next().is_some() && !head.caller.terms.tenure.is_zero();
+        let alike = self.behind().take_while(|waiter| waiter.shares_with(head));
         let alike = alike.take(SHARERS_MAX).cloned().collect();
         Some((head.clone(), Followers { exist, alike }))
     }
@@ -235,7 +229,10 @@ impl WaitQueue {
     /// Removes a waiter. Returns `false` if it has become the head or was signalled.
     pub(super) fn remove(&mut self, waiter: &Waiter) -> bool {
         let place = self.place(waiter);
-        place.and_then(|place| self.waiters.remove(place)).is_some()
+        self.waiters
+            .as_mut()
+            .zip(place)
+            .is_some_and(|(waiters, place)| waiters.remove(place).is_some())
     }
 
     /// Marks a waiter as in doubt. Returns `false` if it waits no more.
@@ -248,7 +245,7 @@ impl WaitQueue {
     }
 
     fn place(&self, waiter: &Waiter) -> Option<usize> {
-        self.waiters.iter().position(|queued| ptr::eq(&raw const **queued, waiter))
+        self.behind().position(|queued| ptr::eq(&raw const **queued, waiter))
     }
 
     /// Removes a waiter whose time is over, and decides on it. `None` if it has become the head or
@@ -260,12 +257,14 @@ impl WaitQueue {
         let is_lock = waiter.hold.kind.is_lock();
         let is_new = |time: Instant| wait != Wait::No && time >= waiter.caller.begin;
         let refuses = |time| is_new(time) || wait == Wait::No && is_lock;
-        Some(match &self.head {
-            Head::Held(hold) if !hold.remaining().is_zero() => Turn::TimedOut,
-            Head::Held(_) if self.waiters.is_empty() => Turn::Outside,
-            Head::Acquiring(_, HeadAnswer::Held(replied)) if refuses(*replied) => Turn::TimedOut,
-            Head::Acquiring(_, HeadAnswer::Failed(failed)) if is_new(failed.1) => {
-                Turn::Failed(failed.0.clone())
+        let answer =
+            if let Head::Acquiring(head) = &self.head { Some(head.answer.lock()) } else { None };
+        Some(match (&self.head, answer.as_deref()) {
+            (Head::Held(hold), _) if !hold.remaining().is_zero() => Turn::TimedOut,
+            (Head::Held(_), _) if self.behind().next().is_none() => Turn::Outside,
+            (_, Some(HeadAnswer::Held(replied))) if refuses(*replied) => Turn::TimedOut,
+            (_, Some(HeadAnswer::Failed(failure, failed))) if is_new(*failed) => {
+                Turn::Failed(failure.clone())
             }
             _ if is_lock => Turn::Look,
             _ => Turn::Outside,
@@ -274,16 +273,14 @@ impl WaitQueue {
 
     /// Sets what the last request of a thread has shown, or that the next one is on its way. Does
     /// nothing if the thread is not the head.
-    pub(super) fn set_answer(&mut self, thread: &Waiter, answer: Option<Result<(), &Failure>>) {
-        if let Head::Acquiring(head, last) = &mut self.head
-            && ptr::eq(&raw const **head, thread)
-        {
-            let now = Instant::now();
+    pub(super) fn set_answer(&self, thread: &Waiter, answer: Option<Result<(), &Failure>>) {
+        if self.is_acquiring(thread) {
+            let (mut last, now) = (thread.answer.lock(), Instant::now());
             *last = match answer {
                 Some(Ok(())) => HeadAnswer::Held(now),
-                Some(Err(failure)) => HeadAnswer::Failed(Box::new((failure.clone(), now))),
+                Some(Err(failure)) => HeadAnswer::Failed(failure.clone(), now),
                 // A failure counts until there is a reply.
-                None if matches!(last, HeadAnswer::Failed(_)) => return,
+                None if matches!(*last, HeadAnswer::Failed(..)) => return,
                 None => HeadAnswer::Pending,
             };
         }
@@ -294,9 +291,9 @@ impl WaitQueue {
     pub(super) fn fail_endless(&mut self, head: &Waiter, failure: &Failure) {
         if self.is_acquiring(head) {
             let is_endless = |waiter: &Arc<Waiter>| waiter.caller.wait == Wait::Endless;
-            let (endless, others) = self.waiters.drain(..).partition(is_endless);
-            self.waiters = others;
-            let endless: VecDeque<Arc<Waiter>> = endless;
+            let (endless, others): (Waiters, Waiters) =
+                self.waiters.take().into_iter().flat_map(|waiters| *waiters).partition(is_endless);
+            self.waiters = Some(others.into());
             for waiter in endless {
                 waiter.send(Signal::Turn(Turn::Failed(failure.clone())));
             }
@@ -305,7 +302,7 @@ impl WaitQueue {
 
     /// Returns `true` if the thread is the head, and acquires the lock.
     fn is_acquiring(&self, thread: &Waiter) -> bool {
-        matches!(&self.head, Head::Acquiring(head, _) if ptr::eq(&raw const **head, thread))
+        matches!(&self.head, Head::Acquiring(head) if ptr::eq(&raw const **head, thread))
     }
 
     /// Returns the hold of the head if it has one.
@@ -328,18 +325,13 @@ impl WaitQueue {
     pub(super) fn set_wanted(&mut self, nonce: u64) {
         match &self.head {
             Head::Held(hold) if hold.id.nonce == nonce => hold.set_wanted(),
-            Head::Acquiring(head, _) => head.note_wanted(nonce),
+            Head::Acquiring(head) => head.note_wanted(nonce),
             _ => {}
         }
     }
 
     fn has_head(&self) -> bool {
         !matches!(self.head, Head::None)
-    }
-
-    /// Returns `true` if there is nothing that it is there for.
-    pub(super) fn is_idle(&self) -> bool {
-        !self.has_head() && self.released.is_empty()
     }
 }
 

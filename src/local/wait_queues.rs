@@ -21,7 +21,7 @@ use crate::error::{Error, Result};
 use crate::local::call::{Caller, Wait};
 use crate::local::hold::Hold;
 use crate::local::recalls::Recalls;
-use crate::local::wait_queue::{Ending, WaitQueue};
+use crate::local::wait_queue::{Ending, Head, WaitQueue};
 use crate::local::waiter::{Followers, Signal, Turn, Waiter};
 use crate::store::Store;
 use crate::store::hold_id::{HoldId, HoldKind};
@@ -40,7 +40,7 @@ pub(crate) struct WaitQueues {
     /// things do not wait for each other.
     shards: [[Mutex<Shard>; SHARDS]; 2],
     /// Set before the waiters are signalled, and read under a shard's lock before one is added.
-    closed: AtomicBool,
+    pub(super) closed: AtomicBool,
     /// Whether messages of other clients arrive, so that locks may be kept.
     listening: AtomicBool,
     /// Whether that has been tried.
@@ -93,7 +93,7 @@ impl WaitQueues {
         caller: &Caller,
         rejoins: bool,
     ) -> Result<(Arc<Waiter>, Option<Turn>)> {
-        let waiter = Arc::new(Waiter::new(hold, caller.clone()));
+        let waiter = Arc::new(Waiter::new(hold, caller));
         let turn = self
             .with(&waiter.hold, |queue| self.check_open().map(|()| queue.join(&waiter, rejoins)))?;
         Ok((waiter, turn))
@@ -161,7 +161,7 @@ impl WaitQueues {
     /// Returns the holds whose release is not confirmed.
     pub(crate) fn released(&self, kind: HoldKind, name: &str) -> Vec<Arc<Hold>> {
         let shard = self.shard(kind, name);
-        shard.get(name).map(|queue| queue.released().to_vec()).unwrap_or_default()
+        shard.get(name).map(|queue| queue.released.clone()).unwrap_or_default()
     }
 
     /// Lets `report` tell how a release has gone, and forgets the hold if that returns `true`: it
@@ -327,9 +327,9 @@ impl WaitQueues {
     /// it is of use.
     fn with<T>(&self, hold: &HoldId, act: impl FnOnce(&mut WaitQueue) -> T) -> T {
         let mut shard = self.shard(hold.kind, &hold.name);
-        let queue = shard.entry(hold.name.clone()).or_default();
+        let queue = shard.entry(hold.name.clone()).or_insert(WaitQueue::NEW);
         let result = act(queue);
-        if queue.is_idle() {
+        if matches!(queue.head, Head::None) && queue.released.is_empty() {
             shard.remove(&hold.name);
             shrink(&mut shard);
         }
@@ -338,7 +338,7 @@ impl WaitQueues {
 
     fn shard(&self, kind: HoldKind, name: &str) -> MutexGuard<'_, Shard> {
         let hash = self.hasher.hash_one(name);
-        let shards = &self.shards[usize::from(!kind.is_lock())];
+        let shards = &self.shards[usize::from(!matches!(kind, HoldKind::Lock))];
         shards[usize::try_from(hash % SHARDS as u64).unwrap_or(0)].lock()
     }
 }
@@ -347,7 +347,8 @@ impl WaitQueues {
 mod tests {
     use super::*;
     use crate::base::clock::{Moment, end_of};
-    use crate::config::{Config, LockOptions};
+    use crate::config::LockOptions;
+    use crate::local::call;
     use crate::local::reporter::Reporter;
     use crate::local::waiter::tests::request;
     use crate::store::memory::Memory;
@@ -366,7 +367,7 @@ mod tests {
     }
 
     fn caller_with(options: &LockOptions) -> Caller {
-        Caller::current(&Config::default(), options)
+        call::tests::caller(options)
     }
 
     /// A hold that two others may follow.
@@ -446,8 +447,7 @@ mod tests {
 
     fn join_for_a_lease(queues: &WaitQueues, kind: HoldKind, lease: Duration) -> Arc<Waiter> {
         let options = LockOptions { lease, ..LockOptions::default() };
-        let caller = Caller::owned(&Config::default(), &options, kind);
-        queues.join(id(kind), &caller, false).expect("open").0
+        queues.join(id(kind), &call::tests::caller(&options), false).expect("open").0
     }
 
     #[test]
@@ -691,7 +691,7 @@ mod tests {
     fn a_waiter_whose_time_is_over_learns_what_the_head_has_learned_since() {
         let queues = WaitQueues::default();
         let (head, _) = join(&queues);
-        let outside = Waiter::new(id(HoldKind::Lock), caller());
+        let outside = Waiter::new(id(HoldKind::Lock), &caller());
         let failure = unanswered();
         let unknown = |learn: &dyn Fn()| {
             assert!(matches!(time_out_after(&queues, learn), Some(Turn::Look)));

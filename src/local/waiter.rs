@@ -15,10 +15,9 @@ use crate::base::clock::{Moment, end_of};
 use crate::base::failure::Failure;
 use crate::base::sync::{Condvar, Mutex, wait_while};
 use crate::error::{Error, Result};
-use crate::guards::canceller::CancellableWait;
-use crate::local::call::Caller;
+use crate::guards::canceller::{CancellableWait, Canceller};
+use crate::local::call::{Caller, RequestLimits};
 use crate::local::hold::Hold;
-use crate::local::retry::RequestLimits;
 use crate::store::Store;
 use crate::store::hold_id::HoldId;
 use crate::store::request::{Acquire, AcquireReply, PendingReply, Registration};
@@ -35,9 +34,23 @@ pub(crate) struct Waiter {
     in_doubt: AtomicBool,
     /// The nonces of the holds that other clients wait for, in case the thread at the head is about
     /// to get one: the message may overtake the reply, and a late one about an earlier hold that.
-    wanted: Mutex<Vec<u64>>,
+    pub(super) wanted: Mutex<Vec<u64>>,
+    /// While the thread is at the head.
+    pub(super) answer: Mutex<HeadAnswer>,
     state: Mutex<SignalState>,
     changed: Condvar,
+}
+
+/// What the last request of the thread at the head has shown.
+#[derive(Debug, Default)]
+pub(super) enum HeadAnswer {
+    /// It has failed, at that time.
+    Failed(Failure, Instant),
+    /// Another owner held the lock, said a reply that came then.
+    Held(Instant),
+    /// Nothing yet: the request is on its way.
+    #[default]
+    Pending,
 }
 
 /// What another thread tells a waiter.
@@ -119,12 +132,13 @@ pub(crate) struct SentAcquire<R> {
 }
 
 impl Waiter {
-    pub(super) fn new(hold: HoldId, caller: Caller) -> Self {
+    pub(super) fn new(hold: HoldId, caller: &Caller) -> Self {
         Self {
             hold,
-            caller,
+            caller: caller.clone(),
             in_doubt: AtomicBool::new(false),
             wanted: Mutex::default(),
+            answer: Mutex::default(),
             state: Mutex::default(),
             changed: Condvar::new(),
         }
@@ -153,11 +167,6 @@ impl Waiter {
         if !wanted.contains(&nonce) {
             wanted.push(nonce);
         }
-    }
-
-    /// Returns `true` if that was noted.
-    pub(super) fn is_wanted(&self, nonce: u64) -> bool {
-        self.wanted.lock().contains(&nonce)
     }
 
     pub(super) fn send(&self, signal: Signal) {
@@ -226,14 +235,13 @@ impl Waiter {
         }
     }
 
-    /// Lets the canceller of the call end the wait, if there is one.
-    pub(super) fn watch(self: &Arc<Self>) -> Option<CancellableWait> {
-        let canceller = self.caller.options.canceller.as_ref()?;
+    /// Lets the canceller of the call end the wait.
+    pub(super) fn watch(self: &Arc<Self>, canceller: &Canceller) -> CancellableWait {
         let waiter = self.clone();
-        Some(canceller.watch(move || {
+        canceller.watch(move || {
             let name = waiter.hold.name.to_string();
             waiter.send(Signal::Ended(Error::Cancelled { name }));
-        }))
+        })
     }
 }
 
@@ -293,9 +301,9 @@ impl<R> fmt::Debug for SentAcquire<R> {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::config::{Config, LockOptions};
-    use crate::local::call::CallTimes;
-    use crate::local::retry::{RetryLimit, RetryPolicy};
+    use crate::config::LockOptions;
+    use crate::local::call::Wait;
+    use crate::local::call::tests::caller;
     use crate::store::hold_id::HoldKind;
 
     const SOON: Duration = Duration::from_secs(10);
@@ -304,14 +312,13 @@ pub(super) mod tests {
     pub(in crate::local) fn request() -> AcquireRequest {
         let hold =
             HoldId { kind: HoldKind::Lock, name: Arc::from("x"), client: Arc::from("c"), nonce: 1 };
-        let config = Config::default();
-        let times = CallTimes::new(&config, LEASE);
+        let times = caller(&LockOptions::default()).times;
         AcquireRequest {
             hold,
             lease: LEASE,
             registration: Registration::IfHeld,
             yields_until: Instant::now(),
-            limits: RetryPolicy::new(RetryLimit::Endless, &config, times).limits(),
+            limits: RequestLimits::new(Wait::Endless, times),
         }
     }
 
@@ -323,8 +330,7 @@ pub(super) mod tests {
 
     /// A waiter that sleeps at the head.
     fn asleep() -> Waiter {
-        let caller = Caller::current(&Config::default(), &LockOptions::default());
-        let waiter = Waiter::new(request().hold, caller);
+        let waiter = Waiter::new(request().hold, &caller(&LockOptions::default()));
         waiter.state.lock().next_request = Some(Box::new(request()));
         waiter
     }

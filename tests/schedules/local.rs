@@ -16,7 +16,7 @@ use shuttle::thread::{self, JoinHandle};
 
 use crate::base::clock::Moment;
 use crate::base::sync::{AtomicUsize, Ordering, under_many_schedules};
-use crate::config::{Config, LockOptions};
+use crate::config::LockOptions;
 use crate::error::{Error, Result};
 use crate::local::call::{self, Caller};
 use crate::local::hold::Hold;
@@ -295,8 +295,7 @@ impl Readers {
     }
 
     fn join(&self, wait: call::Wait) -> (Arc<Waiter>, Option<Turn>) {
-        let caller = Caller::owned(&Config::default(), &LockOptions::default(), HoldKind::Read);
-        let caller = Caller { wait, ..caller };
+        let caller = Caller { wait, ..call::tests::caller(&LockOptions::default()) };
         let (kind, nonce) = (HoldKind::Read, self.holds.fetch_add(1, Relaxed));
         let id = HoldId { kind, name: self.name.clone(), client: Arc::from("c"), nonce };
         self.queues.join(id, &caller, false).expect("open")
@@ -341,12 +340,12 @@ fn is_valid(hold: &Hold) -> bool {
 
 fn caller() -> Caller {
     let tenure = Some(Duration::from_secs(10));
-    Caller::current(&Config::default(), &LockOptions { tenure, ..LockOptions::default() })
+    call::tests::caller(&LockOptions { tenure, ..LockOptions::default() })
 }
 
 fn keeping_caller() -> Caller {
     let keep = Duration::from_secs(10);
-    Caller::current(&Config::default(), &LockOptions { keep, ..LockOptions::default() })
+    call::tests::caller(&LockOptions { keep, ..LockOptions::default() })
 }
 
 /// Runs threads that wait in different ways at the same time.

@@ -7,11 +7,13 @@ use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::local::acquire::LockCall;
-use crate::local::call::{Caller, Wait};
+use crate::local::call::Wait;
+use crate::local::call::tests::caller;
 use crate::local::hold_requests;
 use crate::local::release::shut_down;
 use crate::local::tests::{LEASE, Outcome, Scene, eventually};
 use crate::local::waiter::Turn;
+use crate::store::hold_id::HoldKind;
 
 /// Long for what a thread does between two lines of a test.
 const WHILE: Duration = Duration::from_millis(100);
@@ -108,14 +110,20 @@ fn a_thread_that_becomes_the_head_after_a_shutdown_acquires_nothing() {
     let Scene { shared, name, options, .. } = &scene;
     let queues = &shared.wait_queues;
     let level = scene.lock();
-    let caller = Caller::current(&shared.config, options);
+    let caller = caller(options);
     let (waiter, arrival) = queues.join(scene.id(9), &caller, false).expect("open");
     assert!(arrival.is_none());
     shut_down(shared, SOON).expect("released");
     assert!(level.hold.is_ended());
     let turn = queues.wait(&waiter, Wait::Endless).expect("made the head");
     assert!(matches!(turn, Turn::Head { .. }));
-    let call = LockCall { shared, name, caller, contended: Cell::default() };
+    let call = LockCall {
+        shared,
+        kind: HoldKind::Lock,
+        name,
+        caller: &caller,
+        contended: Cell::default(),
+    };
     let outcome = call.acquire_at_head(&waiter, true, false, None);
     assert!(matches!(outcome, Err(Error::Closed)), "{outcome:?}");
     scene.expect_events(["acquired", "released"]);

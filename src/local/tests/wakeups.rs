@@ -12,6 +12,7 @@ use crate::base::failure::Failure;
 use crate::error::{Error, Result};
 use crate::event::Event;
 use crate::local::acquire::LockCall;
+use crate::local::call::tests::caller;
 use crate::local::call::{Caller, Wait};
 use crate::local::hold_requests::Level;
 use crate::local::listener::tests::fake;
@@ -20,6 +21,7 @@ use crate::local::waiter::Turn;
 use crate::store::Store;
 use crate::store::ask_one;
 use crate::store::background::Wake;
+use crate::store::hold_id::HoldKind;
 use crate::store::request::{Acquire, AcquireReply, Change, HoldRequest, Registration};
 
 /// Longer than a test.
@@ -141,14 +143,20 @@ fn a_thread_that_becomes_the_head_after_close_does_not_wait_there() {
     let Scene { shared, name, options, .. } = &scene;
     let queues = &shared.wait_queues;
     let wait = Wait::Until(end_of(Duration::from_secs(5)));
-    let caller = Caller { wait, ..Caller::current(&shared.config, options) };
+    let caller = Caller { wait, ..caller(options) };
     let join = || queues.join(scene.id(9), &caller, false).expect("open");
     let [(head, _), (waiter, _)] = [join(), join()];
     shared.close();
     queues.give_up_head(&head);
     let turn = queues.wait(&waiter, Wait::Endless).expect("made the head");
     assert!(matches!(turn, Turn::Head { .. }));
-    let call = LockCall { shared, name, caller, contended: Cell::default() };
+    let call = LockCall {
+        shared,
+        kind: HoldKind::Lock,
+        name,
+        caller: &caller,
+        contended: Cell::default(),
+    };
     let outcome = call.acquire_at_head(&waiter, true, false, None);
     assert!(matches!(outcome, Err(Error::Closed)), "{outcome:?}");
 }
