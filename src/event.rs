@@ -148,6 +148,12 @@ impl Events {
         }
     }
 
+    /// Reports an event, and a line that says the same where the log is detailed.
+    pub(crate) fn tell(&self, event: impl FnOnce() -> Event, line: impl FnOnce() -> String) {
+        self.emit(event);
+        self.debug(line);
+    }
+
     /// Closes the span of a lost hold on the thread of events; failing that, the thread that drops
     /// the guard closes it.
     pub(crate) fn end_span(&self, span: &HoldSpan) {

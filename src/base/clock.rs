@@ -19,7 +19,7 @@ pub(crate) fn end_of(wait: Duration) -> Instant {
 ///
 /// Values below [`Moment::FIRST`] never occur, so an atomic can use them as markers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Moment(u64);
+pub(crate) struct Moment(pub(crate) u64);
 
 impl Moment {
     /// No reading of the clock is earlier.
@@ -46,12 +46,18 @@ impl Moment {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
 
-    pub(crate) fn from_raw(raw: u64) -> Self {
-        Self(raw)
+    /// Returns the time that has passed since then.
+    pub(crate) fn elapsed(self) -> Duration {
+        Self::now().since(self)
     }
 
-    pub(crate) fn raw(self) -> u64 {
-        self.0
+    /// Returns the time until then, or zero if it has come.
+    pub(crate) fn left(self) -> Duration {
+        self.since(Self::now())
+    }
+
+    pub(crate) fn has_come(self) -> bool {
+        self <= Self::now()
     }
 }
 

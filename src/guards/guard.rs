@@ -83,7 +83,7 @@ impl Guard {
     /// Returns the name of the lock.
     #[must_use]
     pub fn name(&self) -> &str {
-        self.hold.name()
+        &self.hold.id.name
     }
 
     /// Returns the fencing token of this hold, which is greater than that of every earlier hold of

@@ -125,7 +125,7 @@ impl MultiGuard {
         for hold in &holds {
             hold.share_over(&over);
         }
-        let names = holds.iter().map(|hold| hold.name().to_string()).collect();
+        let names = holds.iter().map(|hold| hold.id.name.to_string()).collect();
         let (shared, name) = (shared.clone(), name.clone());
         Self { shared, holds, names, name, over, released: false }
     }
@@ -146,7 +146,7 @@ impl MultiGuard {
     /// [`Guard::fence`](crate::Guard::fence).
     #[must_use]
     pub fn fence(&self, name: &str) -> Option<u64> {
-        self.holds.iter().find(|hold| **hold.name() == *name).map(|hold| hold.fence())
+        self.holds.iter().find(|hold| *hold.id.name == *name).map(|hold| hold.fence())
     }
 
     /// Returns `true` if none of the leases has ended by this process's clock. Does not ask the

@@ -59,7 +59,7 @@ impl OwnedHold {
     /// Shows nothing that would allow another client to release the hold.
     pub(crate) fn fmt(&self, guard: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct(guard)
-            .field("name", self.hold.name())
+            .field("name", &self.hold.id.name)
             .field("fence", &self.hold.fence())
             .field("remaining", &self.shared.remaining(&self.hold))
             .finish_non_exhaustive()
@@ -122,7 +122,7 @@ macro_rules! owned_guard {
             /// Returns the name.
             #[must_use]
             pub fn name(&self) -> &str {
-                self.0.hold.name()
+                &self.0.hold.id.name
             }
 
             /// Returns `true` if the lease has not ended by this process's clock. Does not ask the

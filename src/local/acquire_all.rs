@@ -8,6 +8,7 @@
 
 use std::cell::Cell;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::{iter, mem, slice};
 
 use crate::base::clock::{Moment, end_of};
@@ -16,7 +17,8 @@ use crate::config::LockOptions;
 use crate::error::{Error, Result};
 use crate::local::acquire::{CountedCall, LockCall, check, reported};
 use crate::local::call::{Caller, Wait};
-use crate::local::hold::{Hold, local_deadline};
+use crate::local::hold::Hold;
+use crate::local::lease::reliable;
 use crate::local::release;
 use crate::local::retry::{Backoff, RetryPolicy};
 use crate::local::shared::Shared;
@@ -222,7 +224,7 @@ impl SetCall<'_> {
         let (sent, deadline) = (Moment::now(), retry.limits.request_deadline());
         let request = Acquire { holds: ids, lease, registration, deadline };
         match self.shared.store.acquire(request)? {
-            AcquireReply::Acquired { .. } if Moment::now() >= local_deadline(sent, lease) => {
+            AcquireReply::Acquired { .. } if sent.elapsed() >= reliable(lease) => {
                 Err(Failure::late())
             }
             AcquireReply::Acquired { fence, others, .. } => {
@@ -230,7 +232,7 @@ impl SetCall<'_> {
                 for ((index, id), fence) in indexes.iter().zip(ids).zip(fences) {
                     let hold = Arc::new(Hold::new(id.clone(), fence, 0, self.caller, sent));
                     if *in_doubt {
-                        hold.mark_in_doubt();
+                        hold.in_doubt.store(true, Ordering::Relaxed);
                     }
                     self.shared.add_hold(&hold, self.caller, None);
                     holds[*index] = Some(hold);

@@ -7,6 +7,7 @@
 
 use std::slice;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::base::clock::Moment;
@@ -47,7 +48,7 @@ pub(crate) struct DetachedHold {
 pub(crate) fn detach(shared: &Shared, hold: &Arc<Hold>) -> Result<DetachedHold> {
     verify(shared, slice::from_ref(hold), true)?;
     if !shared.reporter.end(hold) {
-        return Err(HoldFailure::of(hold).into_error("detach", hold.name()));
+        return Err(HoldFailure::of(hold).into_error("detach", &hold.id.name));
     }
     if let Some(span) = hold.span.take() {
         span.close(false);
@@ -57,9 +58,9 @@ pub(crate) fn detach(shared: &Shared, hold: &Arc<Hold>) -> Result<DetachedHold> 
     Ok(DetachedHold {
         id: hold.id.clone(),
         fence: hold.fence(),
-        lease: hold.duration(),
+        lease: hold.lease.duration(),
         kept: hold.kept_for(),
-        in_doubt: hold.is_in_doubt(),
+        in_doubt: hold.in_doubt.load(Ordering::Relaxed),
     })
 }
 
@@ -82,7 +83,7 @@ pub(crate) fn adopt(shared: &Shared, left: &DetachedHold) -> Result<Arc<Hold>> {
     span.close(waited, || renewed.is_ok().then_some(left.fence));
     let hold = Arc::new(Hold::new(left.id.clone(), left.fence, 0, &caller, renewed?));
     if left.in_doubt {
-        hold.mark_in_doubt();
+        hold.in_doubt.store(true, Ordering::Relaxed);
     }
     shared.add_hold(&hold, &caller, None);
     hold.span.open(name, || left.fence);

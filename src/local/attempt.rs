@@ -7,13 +7,15 @@
 use std::cell::Cell;
 use std::slice;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::base::clock::{Moment, end_of};
 use crate::base::failure::Failure;
 use crate::error::Result as CallResult;
 use crate::local::call::Wait;
-use crate::local::hold::{Hold, local_deadline};
+use crate::local::hold::Hold;
+use crate::local::lease::reliable;
 use crate::local::retry::{Backoff, RetryPolicy, is_outage};
 use crate::local::shared::Shared;
 use crate::local::waiter::{AcquireRequest, Followers, SentAcquire, Signal, Turn, Waiter};
@@ -166,15 +168,15 @@ impl<'a> Attempt<'a> {
     /// `None` if the tenure has ended: a hold of another one is to be acquired.
     pub(super) fn refill(&mut self, kept: Arc<Hold>) -> Option<Arc<Hold>> {
         let (sent, shared) = (Moment::now(), self.shared);
-        let (lease, deadline) = (kept.next_lease(sent), self.request.limits.request_deadline());
+        let (lease, deadline) = (kept.lease.next(sent), self.request.limits.request_deadline());
         let (holds, registration) = (slice::from_ref(&kept.id), Registration::Kept);
         let reply = shared.store.acquire(Acquire { holds, lease, registration, deadline });
         if reply.is_ok() {
-            shared.record_reply(kept.name());
+            shared.record_reply(&kept.id.name);
         }
         match reply {
             Ok(AcquireReply::Acquired { fence, room, wanted, .. }) => {
-                kept.extend(sent, lease);
+                kept.lease.extend(sent, lease);
                 kept.add_fences(fence, room);
                 if wanted {
                     kept.set_wanted();
@@ -233,7 +235,7 @@ impl<'a> Attempt<'a> {
     ) -> Result<AcquireReply, Failure> {
         let (SentAcquire { sent, alike, reply }, shared) = (answered, self.shared);
         let is_held = matches!(reply, Ok(AcquireReply::Held { .. }));
-        let is_late = || Moment::now() >= local_deadline(sent, self.request.lease);
+        let is_late = || sent.elapsed() >= reliable(self.request.lease);
         let in_doubt = match &reply {
             Ok(AcquireReply::Acquired { .. }) => is_late(),
             Ok(AcquireReply::Held { in_doubt, .. }) => *in_doubt,
@@ -370,7 +372,7 @@ impl<'a> Attempt<'a> {
 fn granted(waiter: &Waiter, id: HoldId, fence: u64, room: u32, sent: Moment) -> Arc<Hold> {
     let hold = Hold::new(id, fence, room, &waiter.caller, sent);
     if waiter.is_in_doubt() {
-        hold.mark_in_doubt();
+        hold.in_doubt.store(true, Ordering::Relaxed);
     }
     Arc::new(hold)
 }

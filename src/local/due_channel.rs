@@ -36,7 +36,7 @@ pub(super) fn due_channel<T>() -> (DueSender<T>, DueReceiver<T>) {
     let (sender, receiver) = unbounded();
     let (wake, woken) = bounded(1);
     let queued = Arc::new(AtomicUsize::new(0));
-    let wakes_at = Arc::new(AtomicU64::new(Moment::FIRST.raw()));
+    let wakes_at = Arc::new(AtomicU64::new(Moment::FIRST.0));
     let receiver =
         DueReceiver { queue: receiver, queued: queued.clone(), woken, wakes_at: wakes_at.clone() };
     (DueSender { queue: sender, queued, wake, wakes_at }, receiver)
@@ -48,7 +48,7 @@ impl<T> DueSender<T> {
         let queued = self.queued.fetch_add(1, Ordering::SeqCst) + 1;
         // The thread ends only after `self`.
         drop(self.queue.send(value));
-        if due.raw() < self.wakes_at.load(Ordering::SeqCst) || queued == CHANNEL_FULL {
+        if due.0 < self.wakes_at.load(Ordering::SeqCst) || queued == CHANNEL_FULL {
             // A full channel wakes the thread already.
             self.wake.try_send(()).unwrap_or_default();
         }
@@ -77,7 +77,7 @@ impl<T> DueReceiver<T> {
     /// Waits until something is due or the thread is woken. Returns `false` when the last sender is
     /// gone.
     pub(super) fn sleep(&self, due: Moment) -> bool {
-        self.wakes_at.store(due.raw(), Ordering::SeqCst);
+        self.wakes_at.store(due.0, Ordering::SeqCst);
         // What was sent before the line above woke no thread; what is sent afterwards does.
         let has_senders = if self.queue.is_empty() {
             let end = end_of(due.since(Moment::now()));
@@ -85,7 +85,7 @@ impl<T> DueReceiver<T> {
         } else {
             true
         };
-        self.wakes_at.store(Moment::FIRST.raw(), Ordering::SeqCst);
+        self.wakes_at.store(Moment::FIRST.0, Ordering::SeqCst);
         has_senders
     }
 }

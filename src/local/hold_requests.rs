@@ -5,6 +5,7 @@
 
 use std::borrow::Cow;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 use std::{ptr, slice, thread};
 
@@ -34,7 +35,7 @@ pub(super) fn nest(shared: &Shared, hold: Arc<Hold>, wait: Wait) -> ApiResult<Le
     let wait = if wait == Wait::Endless { Wait::No } else { wait };
     match set_depth(shared, &hold, depth, wait) {
         Ok(()) => Ok(Level { hold, depth }),
-        Err(failure) => Err(failure.into_error("nest", hold.name())),
+        Err(failure) => Err(failure.into_error("nest", &hold.id.name)),
     }
 }
 
@@ -50,7 +51,7 @@ pub(super) fn set_depth(
     }
     let mut retry = retry(shared, hold, wait);
     let change = |hold: &Hold| {
-        let next = hold.is_renewed().then(|| hold.next_lease(Moment::now()));
+        let next = hold.renewed.then(|| hold.lease.next(Moment::now()));
         Change::SetDepth { depth, lease: next, durable: true }
     };
     let mut outcome = Ok(());
@@ -66,7 +67,7 @@ pub(super) fn set_depth(
         }
         outcome => outcome?,
     }
-    hold.set_depth(depth);
+    hold.depth.store(depth, Ordering::Relaxed);
     Ok(())
 }
 
@@ -115,7 +116,7 @@ pub(super) fn ask(
         let Some((_, first)) = failed.first_mut() else { return };
         let pause = retry.pause_after(first);
         for (hold, failure) in &failed {
-            shared.record_failure(hold.name(), failure, pause);
+            shared.record_failure(&hold.id.name, failure, pause);
         }
         let Some(pause) = pause else {
             let failed = failed.into_iter();
@@ -140,13 +141,13 @@ fn conclude(
     reply: Result<HoldReply, Failure>,
 ) -> Result<(), HoldFailure> {
     if reply.is_ok() {
-        shared.record_reply(hold.name());
+        shared.record_reply(&hold.id.name);
     }
     match (change, reply) {
         (Change::Release { .. }, reply) => return release_outcome(hold, reply),
         (_, Ok(HoldReply::Done)) => {
             if let Some(next) = change.lease() {
-                hold.extend(sent, next);
+                hold.lease.extend(sent, next);
             }
         }
         (_, Ok(HoldReply::Gone)) => shared.lose(hold),
@@ -173,10 +174,10 @@ pub(crate) fn verify(shared: &Shared, holds: &[Arc<Hold>], renews: bool) -> ApiR
     let attempt = if renews { "renew" } else { "verify" };
     let Some(first) = holds.first() else { return Ok(()) };
     if let Some(hold) = holds.iter().find(|hold| !shared.is_valid(hold)) {
-        return Err(HoldFailure::of(hold).into_error(attempt, hold.name()));
+        return Err(HoldFailure::of(hold).into_error(attempt, &hold.id.name));
     }
     let change = |hold: &Hold| {
-        let next = renews.then(|| hold.next_lease(Moment::now()));
+        let next = renews.then(|| hold.lease.next(Moment::now()));
         next.map_or(Change::Check, |lease| Change::Renew { lease })
     };
     let (mut retry, mut result) = (retry(shared, first, Wait::No), Ok(()));
@@ -190,9 +191,9 @@ pub(crate) fn verify(shared: &Shared, holds: &[Arc<Hold>], renews: bool) -> ApiR
 /// may fail: then the renewal of another client's wish has to come. Messages about a hold that was
 /// adopted go to the client that began it, so whether it is wanted is asked each time.
 pub(crate) fn watch(shared: &Shared, hold: &Hold) {
-    let head = shared.wait_queues.holder(hold.id.kind, hold.name());
+    let head = shared.wait_queues.holder(hold.id.kind, &hold.id.name);
     let is_told = head.is_some_and(|head| ptr::eq(&raw const *head, hold));
-    if !shared.is_held(hold) || is_told && !hold.begin_watch() {
+    if !shared.is_held(hold) || is_told && hold.watched.swap(true, Ordering::Relaxed) {
         return;
     }
     let (id, deadline) = (&hold.id, shared.request_deadline(hold));
@@ -212,7 +213,7 @@ pub(crate) fn watch(shared: &Shared, hold: &Hold) {
 
 /// Returns how often a request about a hold is repeated.
 pub(super) fn retry(shared: &Shared, hold: &Hold, wait: Wait) -> RetryPolicy {
-    RetryPolicy::new(wait, &shared.config, shared.times_for(hold.duration()))
+    RetryPolicy::new(wait, &shared.config, shared.times_for(hold.lease.duration()))
 }
 
 /// Adds the outcome for one hold to the result of a call about several: a loss takes precedence,
@@ -226,6 +227,6 @@ pub(super) fn add_outcome(
     let Err(failure) = outcome else { return };
     let is_lost = matches!(failure, HoldFailure::Lost);
     if result.is_ok() || is_lost && !matches!(result, Err(Error::Lost { .. })) {
-        *result = Err(failure.into_error(attempt, hold.name()));
+        *result = Err(failure.into_error(attempt, &hold.id.name));
     }
 }

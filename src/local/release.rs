@@ -6,6 +6,7 @@
 
 use std::borrow::Cow;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use std::{mem, slice};
 
@@ -46,7 +47,7 @@ fn end(shared: &Shared, holds: &[Arc<Hold>], hands_off: bool) -> Result<()> {
     let mut result = Ok(());
     let mut finish = |hold: &Hold, outcome| {
         if let Some(span) = hold.span.take() {
-            span.close(hold.is_lost());
+            span.close(hold.lease.is_lost());
         }
         add_outcome(&mut result, "release", hold, unless_ended(outcome));
     };
@@ -80,7 +81,7 @@ fn end(shared: &Shared, holds: &[Arc<Hold>], hands_off: bool) -> Result<()> {
 /// Ends the innermost level of a hold.
 fn end_level(shared: &Shared, hold: &Arc<Hold>) -> Result<()> {
     let depth = hold.depth() - 1;
-    hold.set_depth(depth);
+    hold.depth.store(depth, Ordering::Relaxed);
     let outcome = set_depth(shared, hold, depth, Wait::No);
     if let Err(HoldFailure::Failed(failure)) = &outcome {
         shared.reporter.log_failed_release(hold, failure);
@@ -161,7 +162,7 @@ pub(crate) fn unlock_on_drop(shared: &Shared, holds: &[Arc<Hold>]) {
     }
     // Only now: a subscriber must not delay the release.
     for (span, hold) in spans {
-        span.close(hold.is_lost());
+        span.close(hold.lease.is_lost());
     }
 }
 
@@ -196,12 +197,12 @@ fn end_locally(shared: &Shared, hold: &Arc<Hold>, hands_off: bool) -> Ending {
 /// may have the connections wait for replicas or disks.
 fn let_next_try(shared: &Shared, hold: &Hold) {
     shared.wait_queues.end_hold(hold);
-    shared.wake_head(hold.id.kind, hold.name());
+    shared.wake_head(hold.id.kind, &hold.id.name);
 }
 
 /// Sets the depth of a hold to that of its remaining guards, without waiting for the reply.
 fn post_depth(shared: &Shared, hold: &Arc<Hold>, depth: u32) {
-    hold.set_depth(depth);
+    hold.depth.store(depth, Ordering::Relaxed);
     if !shared.is_valid(hold) {
         return;
     }

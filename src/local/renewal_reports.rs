@@ -6,6 +6,7 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::mem;
+use std::sync::atomic::Ordering;
 
 use crate::base::failure::Failure;
 use crate::event::Event;
@@ -28,7 +29,7 @@ impl ReportSink for Ends {
     }
 
     fn takes_loss(&self, hold: &Hold, why: &'static str) -> bool {
-        let first = || (0, format!("{:?} (fence {})", hold.name(), hold.fence()));
+        let first = || (0, format!("{:?} (fence {})", &hold.id.name, hold.fence()));
         self.lost.borrow_mut().entry(why).or_insert_with(first).0 += 1;
         true
     }
@@ -56,18 +57,18 @@ impl RenewalReports {
     pub(super) fn record_failure(&mut self, hold: &Hold, failure: &Failure) {
         let Reporter { counters, events, outages, .. } = &self.reporter;
         if is_outage(failure) {
-            outages.record_failure(hold.name(), failure);
+            outages.record_failure(&hold.id.name, failure);
         } else {
-            outages.record_refusal(hold.name(), failure);
+            outages.record_refusal(&hold.id.name, failure);
         }
-        let remaining = hold.remaining();
-        if remaining.is_zero() || hold.set_failing(true) {
+        let remaining = hold.lease.remaining();
+        if remaining.is_zero() || hold.failing.swap(true, Ordering::Relaxed) {
             return;
         }
         self.failing += 1;
         counters.failed_renewals.add(1);
         events.emit(|| Event::RenewalFailing {
-            name: hold.name().to_string(),
+            name: hold.id.name.to_string(),
             fence: hold.fence(),
             remaining,
             reason: failure.source.to_string(),
@@ -78,13 +79,13 @@ impl RenewalReports {
     pub(super) fn record_renewal(&mut self, hold: &Hold, late: bool) {
         self.renewed += 1;
         self.late += usize::from(late);
-        self.reporter.outages.record_reply(hold.name());
+        self.reporter.outages.record_reply(&hold.id.name);
         self.forget(hold);
     }
 
     /// Forgets a lease whose last renewal has not failed, or that the renewer has no more.
     pub(super) fn forget(&mut self, hold: &Hold) {
-        if hold.set_failing(false) {
+        if hold.failing.swap(false, Ordering::Relaxed) {
             self.failing -= 1;
         }
     }

@@ -252,7 +252,7 @@ impl RenewerThread {
             && let Some(work) = self.timers.pop(now)
         {
             let (id, change, limit) = match &work {
-                Scheduled::Check(hold) => (&hold.id, Change::Check, hold.remaining()),
+                Scheduled::Check(hold) => (&hold.id, Change::Check, hold.lease.remaining()),
                 Scheduled::CleanUp(clean_up) => {
                     clean_up.begin_attempt();
                     (clean_up.hold(), clean_up.change(), clean_up.lease() / 3)
@@ -266,8 +266,8 @@ impl RenewerThread {
                         self.schedule(work);
                         continue;
                     }
-                    let change = Change::Renew { lease: hold.next_lease(now) };
-                    (&hold.id, change, (hold.duration() / 3).min(hold.remaining()))
+                    let change = Change::Renew { lease: hold.lease.next(now) };
+                    (&hold.id, change, (hold.lease.duration() / 3).min(hold.lease.remaining()))
                 }
             };
             self.last_job += 1;
@@ -306,15 +306,15 @@ impl RenewerThread {
     fn finish_renewal(&mut self, hold: Arc<Hold>, sent: Moment, outcome: JobOutcome) {
         match outcome.map(|reply| reply.hold) {
             Ok(HoldReply::Done) => {
-                let late = hold.is_nearly_over();
-                hold.extend(sent, hold.next_lease(sent));
+                let late = hold.lease.is_nearly_over();
+                hold.lease.extend(sent, hold.lease.next(sent));
                 hold.expire_fences();
                 self.reports.record_renewal(&hold, late);
                 self.schedule(Scheduled::Hold(hold));
             }
             Ok(HoldReply::Gone) => self.lose(&hold),
             Err(failure) => {
-                let pause = (hold.duration() / RETRIES).min(hold.remaining());
+                let pause = (hold.lease.duration() / RETRIES).min(hold.lease.remaining());
                 self.reports.record_failure(&hold, &failure);
                 self.timers.add_at(Moment::now().after(pause), Scheduled::Hold(hold));
             }

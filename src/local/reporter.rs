@@ -7,6 +7,7 @@
 
 use std::cell::Cell;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::base::failure::Failure;
@@ -38,7 +39,7 @@ pub(crate) enum HoldFailure {
 impl HoldFailure {
     /// Why a hold is not valid any more, though it has guards.
     pub(super) fn of(hold: &Hold) -> Self {
-        if hold.is_ended() { Self::Ended } else { Self::Lost }
+        if hold.lease.is_ended() { Self::Ended } else { Self::Lost }
     }
 
     /// Returns the error for the caller of `attempt`.
@@ -58,13 +59,15 @@ pub(super) fn release_outcome(
     reply: Result<HoldReply, Failure>,
 ) -> Result<(), HoldFailure> {
     match reply {
-        Ok(HoldReply::Gone) if hold.is_lost() || !hold.is_released_again() => {
+        Ok(HoldReply::Gone)
+            if hold.lease.is_lost() || hold.releases.load(Ordering::Acquire) <= 1 =>
+        {
             Err(HoldFailure::Lost)
         }
         Ok(HoldReply::Gone | HoldReply::Done) => Ok(()),
         Err(failure) => {
             if !failure.is_ambiguous() {
-                hold.forget_release();
+                hold.releases.fetch_sub(1, Ordering::AcqRel);
             }
             Err(HoldFailure::Failed(failure))
         }
@@ -107,25 +110,20 @@ impl<S> Reporter<S> {
     /// Reports that a hold has begun. If it is lost already, neither its beginning nor its end is
     /// reported.
     pub(super) fn report_acquired(&self, hold: &Hold, caller: &Caller) {
-        let (name, waited) = (hold.name(), || caller.begin.elapsed());
-        hold.report_begin(|fence| {
-            self.counters.acquired.add(1);
-            self.events.emit(|| Event::Acquired {
-                name: name.to_string(),
-                fence,
-                waited: waited(),
-            });
-            self.events
-                .debug(|| format!("acquired lock {name:?} (fence {fence}) after {:?}", waited()));
-        });
+        let Some(current) = hold.begin_report() else { return };
+        let (name, fence, waited) = (&hold.id.name, current.fence, || caller.begin.elapsed());
+        self.counters.acquired.add(1);
+        let event = || Event::Acquired { name: name.to_string(), fence, waited: waited() };
+        let line = || format!("acquired lock {name:?} (fence {fence}) after {:?}", waited());
+        self.events.tell(event, line);
     }
 
     /// Reports that a call has found a lock held, unless it was `reported` of this call already.
     pub(super) fn report_contended(&self, name: &str, reported: &Cell<bool>) {
         if !reported.replace(true) {
             self.counters.contended.add(1);
-            self.events.emit(|| Event::Contended { name: name.to_string() });
-            self.events.debug(|| format!("lock {name:?} is held by another owner"));
+            let line = || format!("lock {name:?} is held by another owner");
+            self.events.tell(|| Event::Contended { name: name.to_string() }, line);
         }
     }
 
@@ -143,14 +141,15 @@ impl<S> Reporter<S> {
             None if wait == Wait::No => counters.busy.add(1),
             None => {
                 counters.timed_out.add(1);
-                events.emit(|| Event::TimedOut { name: name.to_string(), waited });
-                events.debug(|| format!("waited for lock {name:?} in vain, for {waited:?}"));
+                let line = || format!("waited for lock {name:?} in vain, for {waited:?}");
+                events.tell(|| Event::TimedOut { name: name.to_string(), waited }, line);
             }
             Some(error) if error.is_failure() => {
                 counters.failed.add(1);
                 let reason = || error.with_causes();
-                events.emit(|| Event::Failed { name: name.to_string(), waited, reason: reason() });
-                events.debug(|| format!("lock {name:?} failed after {waited:?}: {}", reason()));
+                let event = || Event::Failed { name: name.to_string(), waited, reason: reason() };
+                let line = || format!("lock {name:?} failed after {waited:?}: {}", reason());
+                events.tell(event, line);
             }
             Some(_) => {}
         }
@@ -158,14 +157,14 @@ impl<S> Reporter<S> {
 
     /// Reports that a hold was released, or handed off.
     pub(super) fn report_release(&self, hold: &Hold) {
-        let (name, fence) = (hold.name(), hold.fence());
+        let (name, fence) = (&hold.id.name, hold.fence());
         self.counters.released.add(1);
-        self.events.emit(|| Event::Released { name: name.to_string(), fence, held: hold.held() });
-        self.events.debug(|| format!("released lock {name:?} after {:?}", hold.held()));
+        let event = || Event::Released { name: name.to_string(), fence, held: hold.held() };
+        self.events.tell(event, || format!("released lock {name:?} after {:?}", hold.held()));
     }
 
     fn report_failed_release(&self, hold: &Hold, failure: &Failure) {
-        let (name, fence) = (hold.name(), hold.fence());
+        let (name, fence) = (&hold.id.name, hold.fence());
         self.counters.failed_releases.add(1);
         self.events.emit(|| Event::ReleaseFailed {
             name: name.to_string(),
@@ -177,13 +176,13 @@ impl<S> Reporter<S> {
 
     /// Logs that a level was not released. There are no events of inner levels.
     pub(super) fn log_failed_release(&self, hold: &Hold, failure: &Failure) {
-        let (name, source) = (hold.name(), &failure.source);
+        let (name, source) = (&hold.id.name, &failure.source);
         self.events.warn(|| format!("releasing lock {name:?} failed: {source}"));
     }
 
     fn tell_loss(&self, hold: &Hold) {
         if hold.is_reported() {
-            let (name, fence) = (hold.name(), hold.fence());
+            let (name, fence) = (&hold.id.name, hold.fence());
             self.counters.lost.add(1);
             self.events.emit(|| Event::Lost { name: name.to_string(), fence });
         }
@@ -192,7 +191,7 @@ impl<S> Reporter<S> {
 
     fn log_loss(&self, hold: &Hold, why: &str) {
         if hold.is_reported() {
-            let (name, fence) = (hold.name(), hold.fence());
+            let (name, fence) = (&hold.id.name, hold.fence());
             self.events
                 .warn(|| format!("the lease of lock {name:?} (fence {fence}) is lost: {why}"));
         }
@@ -231,7 +230,7 @@ impl<S> Reporter<S> {
         if !hold.settle(matches!(outcome, Err(HoldFailure::Lost))) {
             return;
         }
-        if hold.is_in_doubt() || matches!(outcome, Err(HoldFailure::Failed(_))) {
+        if hold.in_doubt.load(Ordering::Relaxed) || matches!(outcome, Err(HoldFailure::Failed(_))) {
             clean_up(hold.to_clean_up());
         }
         match outcome {
@@ -262,7 +261,7 @@ impl<S: ReportSink> Reporter<S> {
     /// Marks a hold as lost because the store does not know it any more.
     pub(super) fn lose(&self, hold: &Hold) {
         if hold.lose() {
-            self.report_loss(hold, GONE, hold.is_in_doubt());
+            self.report_loss(hold, GONE, hold.in_doubt.load(Ordering::Relaxed));
         }
     }
 
@@ -287,7 +286,7 @@ impl<S: ReportSink> Reporter<S> {
     /// Reports what the reply to a posted release says.
     pub(super) fn report_reply(&self, hold: &Hold, reply: Result<HoldReply, Failure>) {
         if reply.is_ok() {
-            self.outages.record_reply(hold.name());
+            self.outages.record_reply(&hold.id.name);
         }
         self.settle(hold, &release_outcome(hold, reply));
     }

@@ -153,14 +153,14 @@ impl Shared {
 
     /// Returns the time for which a hold may be relied on in this process.
     pub(crate) fn remaining(&self, hold: &Hold) -> Duration {
-        if self.is_held(hold) { hold.remaining() } else { Duration::ZERO }
+        if self.is_held(hold) { hold.lease.remaining() } else { Duration::ZERO }
     }
 
     /// Returns `true` if the local deadline of a hold has not passed. If this call finds it lost,
     /// it is cleaned up.
     pub(super) fn is_valid(&self, hold: &Hold) -> bool {
         self.reporter.expire(hold);
-        !hold.remaining().is_zero()
+        !hold.lease.remaining().is_zero()
     }
 
     /// Marks a hold as lost because the store does not know it any more.
@@ -276,7 +276,7 @@ impl Shared {
 
     /// Until when a request about a hold that is not repeated may be answered.
     pub(super) fn request_deadline(&self, hold: &Hold) -> Instant {
-        end_of(self.times_for(hold.duration()).io_timeout)
+        end_of(self.times_for(hold.lease.duration()).io_timeout)
     }
 
     /// Returns the times of requests about holds with this lease.

@@ -74,7 +74,7 @@ fn inspect(shared: &Shared, name: &Arc<str>, look: Look) -> Result<Option<Holder
 
 /// Sends the release of a dropped hold once more, and waits for it.
 fn confirm_release(shared: &Shared, released: &Hold) -> Result<()> {
-    let name = released.name();
+    let name = &released.id.name;
     repeat(shared, "inspect", name, |end| ask_one(&*shared.store, released.to_release(end)))?;
     shared.reporter.settle(released, &Ok(()));
     Ok(())

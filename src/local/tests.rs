@@ -313,7 +313,7 @@ fn a_nested_lock_counts_from_its_request() {
     scene.store.set_outcomes(&[Outcome::Slow(slow)]);
     let inner = scene.lock();
     assert_eq!(inner.depth, 2);
-    let left = outer.hold.remaining();
+    let left = outer.hold.lease.remaining();
     assert!(left + slow <= LEASE, "{left:?}");
 }
 
@@ -321,7 +321,7 @@ fn a_nested_lock_counts_from_its_request() {
 fn a_level_beyond_the_last_is_refused_before_a_request() {
     let scene = Scene::new(LEASE * 10);
     let outer = scene.lock();
-    outer.hold.set_depth(u32::MAX);
+    outer.hold.depth.store(u32::MAX, Ordering::Relaxed);
     let refused = scene.lock_with(Wait::No);
     assert!(matches!(refused, Err(Error::InvalidInput(_))), "{refused:?}");
     assert_eq!(outer.hold.depth(), u32::MAX);
@@ -334,8 +334,8 @@ fn a_reply_after_the_lease_brings_no_hold() {
     let scene = Scene::new(LEASE);
     scene.store.set_outcomes(&[Outcome::Slow(LEASE)]);
     let level = scene.lock();
-    assert!(level.hold.remaining() > LEASE / 2, "the hold of a second request");
-    assert!(level.hold.is_in_doubt());
+    assert!(level.hold.lease.remaining() > LEASE / 2, "the hold of a second request");
+    assert!(level.hold.in_doubt.load(Ordering::Relaxed));
 }
 
 #[test]

@@ -6,11 +6,13 @@
 use std::cmp;
 use std::collections::BinaryHeap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::base::clock::Moment;
 use crate::base::failure::Failure;
-use crate::local::hold::{Hold, NextStep, TOGETHER};
+use crate::local::hold::Hold;
+use crate::local::lease::{NextStep, TOGETHER};
 use crate::local::reporter::{HoldFailure, release_outcome};
 use crate::store::background::InDoubtHold;
 use crate::store::hold_id::HoldId;
@@ -125,14 +127,14 @@ impl CleanUp {
     /// Notes that an attempt is made.
     pub(crate) fn begin_attempt(&self) {
         if let Some(hold) = &self.ended {
-            hold.note_release();
+            hold.releases.fetch_add(1, Ordering::AcqRel);
         }
     }
 
     /// Notes that an attempt has failed.
     pub(crate) fn record_failure(&self, failure: &Failure) {
         if let Some(hold) = self.ended.as_ref().filter(|_| !failure.is_ambiguous()) {
-            hold.forget_release();
+            hold.releases.fetch_sub(1, Ordering::AcqRel);
         }
     }
 
@@ -256,7 +258,7 @@ impl TimerEntry {
     fn slack(&self) -> Duration {
         match &self.work {
             Scheduled::Hold(hold) if hold.next_step() == NextStep::Renew(self.due) => {
-                hold.duration() / TOGETHER
+                hold.lease.duration() / TOGETHER
             }
             Scheduled::Check(_) | Scheduled::CleanUp(_) | Scheduled::Hold(_) => Duration::ZERO,
         }

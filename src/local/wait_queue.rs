@@ -132,7 +132,7 @@ impl WaitQueue {
         if head.is_some_and(|head| self.is_acquiring(head)) {
             self.set_held(hold);
             // A hold that was lost before it was at the head has not been missed there.
-            if hold.remaining().is_zero() {
+            if !hold.lease.is_open() {
                 self.advance();
             }
         }
@@ -260,7 +260,7 @@ impl WaitQueue {
         let answer =
             if let Head::Acquiring(head) = &self.head { Some(head.answer.lock()) } else { None };
         Some(match (&self.head, answer.as_deref()) {
-            (Head::Held(hold), _) if !hold.remaining().is_zero() => Turn::TimedOut,
+            (Head::Held(hold), _) if !hold.lease.remaining().is_zero() => Turn::TimedOut,
             (Head::Held(_), _) if self.behind().next().is_none() => Turn::Outside,
             (_, Some(HeadAnswer::Held(replied))) if refuses(*replied) => Turn::TimedOut,
             (_, Some(HeadAnswer::Failed(failure, failed))) if is_new(*failed) => {

@@ -229,7 +229,7 @@ impl WaitQueues {
         let queue = shard.get_mut(name)?;
         let asked = queue.holder().filter(|_| waits).or(queue.kept());
         if let Some(hold) = asked.filter(|hold| hold.id.nonce == nonce && !hold.is_wanted()) {
-            self.recalls.record(hold.name(), hold.was_reused());
+            self.recalls.record(&hold.id.name, hold.reused.load(Ordering::Relaxed));
         }
         if waits {
             queue.set_wanted(nonce);
@@ -396,7 +396,7 @@ mod tests {
 
     /// Gives the head a hold that it has acquired.
     fn acquire(queues: &WaitQueues, hold: &Arc<Hold>) -> Vec<Arc<Hold>> {
-        let head = queues.acquiring(hold.id.kind, hold.name()).map(|(head, _)| head);
+        let head = queues.acquiring(hold.id.kind, &hold.id.name).map(|(head, _)| head);
         queues.begin_hold(hold, head.as_deref())
     }
 
@@ -554,7 +554,7 @@ mod tests {
         let zero = LockOptions { tenure: Some(Duration::ZERO), ..same() };
         assert!(!new_hold().may_be_followed_by(&caller_with(&zero)));
         let hold = new_hold();
-        hold.mark_in_doubt();
+        hold.in_doubt.store(true, Ordering::Relaxed);
         assert!(!follows(&hold, same()), "in doubt");
         let hold = new_hold();
         assert!(hold.lose() && !follows(&hold, same()), "lost");

@@ -121,7 +121,7 @@ impl Route {
 
     /// Returns `true` if the address was found out lately.
     pub(super) fn is_current(&self) -> bool {
-        Moment::now().raw() < self.valid_until.load(Ordering::SeqCst)
+        Moment::now().0 < self.valid_until.load(Ordering::SeqCst)
     }
 
     /// Finds out where the master is, unless that was done lately. If it cannot be found out, what
@@ -142,7 +142,7 @@ impl Route {
             Ok(SentinelAnswer { address, asked }) => (Ok(address), asked),
             Err(failure) => (Err(failure), begun),
         };
-        let valid_until = as_of.after(self.record(answer, outdated)).raw();
+        let valid_until = as_of.after(self.record(answer, outdated)).0;
         // A suspicion that has come up meanwhile stands: the answer may be older.
         let (success, failure) = (Ordering::SeqCst, Ordering::SeqCst);
         let exchanged =

@@ -335,7 +335,7 @@ impl Readers {
 }
 
 fn is_valid(hold: &Hold) -> bool {
-    !hold.remaining().is_zero()
+    !hold.lease.remaining().is_zero()
 }
 
 fn caller() -> Caller {
@@ -498,7 +498,7 @@ fn no_hold_that_the_head_has_asked_for_is_left_behind() {
 #[test]
 fn every_request_that_is_sent_for_a_thread_is_waited_for() {
     under_many_schedules(|| {
-        let waiter = Arc::new(Waiter::new(request().hold, caller()));
+        let waiter = Arc::new(Waiter::new(request().hold, &caller()));
         let started = Arc::new(AtomicUsize::new(0));
         let wakers = [(); 2].map(|()| {
             let (waiter, started) = (waiter.clone(), started.clone());

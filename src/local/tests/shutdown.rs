@@ -82,7 +82,7 @@ fn an_in_doubt_hold_is_released_twice() {
     shut_down(&scene.shared, SOON).expect("released");
     assert!(scene.store.releases() >= 2);
     scene.expect_events(["acquired", "released"]);
-    assert!(!level.hold.is_lost());
+    assert!(!level.hold.lease.is_lost());
 }
 
 #[test]
@@ -114,7 +114,7 @@ fn a_thread_that_becomes_the_head_after_a_shutdown_acquires_nothing() {
     let (waiter, arrival) = queues.join(scene.id(9), &caller, false).expect("open");
     assert!(arrival.is_none());
     shut_down(shared, SOON).expect("released");
-    assert!(level.hold.is_ended());
+    assert!(level.hold.lease.is_ended());
     let turn = queues.wait(&waiter, Wait::Endless).expect("made the head");
     assert!(matches!(turn, Turn::Head { .. }));
     let call = LockCall {

@@ -1,0 +1,214 @@
+//! The lease of a hold: until when it may be relied on, when it has to be renewed, and how it has
+//! ended.
+//!
+//! The one fact that decides is the local deadline: *the time at which the last confirmed request
+//! was sent, plus the lease, less the drift*. It also decides which of several threads is the one
+//! that finds a hold lost or ended: the deadline is moved, found to be over, or ended by
+//! compare-and-swap, so that no thread can renew what another has seen as lost.
+//!
+//! | state | set by | followed by |
+//! |---|---|---|
+//! | a moment | `new`, `extend` | a later moment, `LOST` or `ENDED` |
+//! | `ENDED` | `end` before that moment, by its holder or a shutdown | `LOST` or `RELEASED` |
+//! | `LOST` | `expire` at that moment, `lose` at any time, `settle` after the end | nothing |
+//! | `RELEASED` | `settle` | nothing |
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use crate::base::clock::{Moment, nanos};
+use crate::local::call::Terms;
+
+/// A lease that is due within this part of its duration is renewed along with others.
+pub(super) const TOGETHER: u32 = 64;
+
+/// States that are not moments.
+const LOST: u64 = 0;
+const RELEASED: u64 = 1;
+/// It was ended, and it is not known yet how its release has gone.
+const ENDED: u64 = 2;
+
+#[derive(Debug)]
+pub(crate) struct Lease {
+    /// Of a whole lease, in nanoseconds: a `Duration` takes twice as much memory.
+    duration: u64,
+    /// The age limit.
+    limit: Moment,
+    /// The local deadline, or how the hold has ended.
+    state: AtomicU64,
+}
+
+/// What the renewer does for a lease next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NextStep {
+    /// To release the lock then if it is not used before.
+    EndKept(Moment),
+    /// Nothing any more.
+    None,
+    /// To find it lost then, unless it was released before.
+    Expire(Moment),
+    /// To renew it then: when a third of it has passed, a little less because of the drift.
+    Renew(Moment),
+}
+
+impl Lease {
+    /// A lease of this duration, brought by a request that was sent at `sent`.
+    pub(super) fn new(sent: Moment, lease: Duration, terms: &Terms) -> Self {
+        Self {
+            duration: nanos(terms.lease),
+            limit: age_limit(sent, terms.max_hold),
+            state: AtomicU64::new(sent.after(reliable(lease)).0),
+        }
+    }
+
+    /// Returns `true` if a tenure that began then would have this lease on these terms.
+    pub(super) fn suits(&self, begun: Moment, terms: &Terms) -> bool {
+        self.duration() == terms.lease && self.limit == age_limit(begun, terms.max_hold)
+    }
+
+    /// Returns the duration of a whole lease.
+    pub(crate) fn duration(&self) -> Duration {
+        Duration::from_nanos(self.duration)
+    }
+
+    /// Returns `true` if the hold was neither ended nor found lost.
+    pub(super) fn is_open(&self) -> bool {
+        self.load() > ENDED
+    }
+
+    /// Returns the time for which the hold may still be relied on; zero if it is lost or ended.
+    pub(crate) fn remaining(&self) -> Duration {
+        Moment(self.load()).left()
+    }
+
+    /// Returns `true` if less than a third of the lease is left, but some.
+    pub(super) fn is_nearly_over(&self) -> bool {
+        let remaining = self.remaining();
+        !remaining.is_zero() && remaining < self.duration() / 3
+    }
+
+    /// Returns the lease to ask for in a request that is sent now: less than a whole one where the
+    /// age limit comes first.
+    pub(super) fn next(&self, now: Moment) -> Duration {
+        self.duration().min(self.limit.since(now))
+    }
+
+    /// Moves the deadline after a request sent at `sent` has renewed the hold for `lease`. Does
+    /// nothing if the hold was lost in the meantime, or the deadline is later already.
+    pub(super) fn extend(&self, sent: Moment, lease: Duration) {
+        let deadline = sent.after(reliable(lease)).0;
+        self.update(|seen| seen < deadline && Moment::now().0 < seen, deadline);
+    }
+
+    /// Marks the hold as lost if its deadline has passed. Returns `true` for the one call that
+    /// does.
+    pub(super) fn expire(&self) -> bool {
+        self.update(|seen| seen <= Moment::now().0, LOST)
+    }
+
+    /// Marks the hold as lost because the server does not know it any more. Returns `true` for the
+    /// one call that does.
+    pub(super) fn lose(&self) -> bool {
+        self.update(|_| true, LOST)
+    }
+
+    /// Ends the hold at `now`. Returns `false` if it was ended or lost before.
+    pub(super) fn end(&self, now: Moment) -> bool {
+        self.update(|seen| now.0 < seen, ENDED)
+    }
+
+    /// Returns `true` if the hold was ended, and its release has not found it lost. While it has
+    /// guards, that is the work of a shutdown.
+    pub(crate) fn is_ended(&self) -> bool {
+        matches!(self.load(), ENDED | RELEASED)
+    }
+
+    /// Returns `true` if the hold is lost, also if no call has marked it as lost yet.
+    pub(crate) fn is_lost(&self) -> bool {
+        let state = self.load();
+        state == LOST || (state > ENDED && state <= Moment::now().0)
+    }
+
+    /// Returns `true` if it is known how the hold has ended.
+    pub(super) fn is_settled(&self) -> bool {
+        matches!(self.load(), LOST | RELEASED)
+    }
+
+    /// Marks a hold that was ended as lost, because its release has found it so, or as released.
+    /// Returns `true` for the first call that says how it has ended.
+    pub(super) fn settle(&self, lost: bool) -> bool {
+        let outcome = if lost { LOST } else { RELEASED };
+        self.state.compare_exchange(ENDED, outcome, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
+    /// Returns what the renewer has to do next, if the hold is still to be renewed, and its lock
+    /// can be kept until `kept_end`.
+    pub(super) fn next_step(&self, renews: bool, kept_end: Option<Moment>) -> NextStep {
+        let state = self.load();
+        if state <= ENDED {
+            return NextStep::None;
+        }
+        let deadline = Moment(state);
+        // The age limit leaves nothing to renew.
+        if !renews || deadline.after(drift(self.duration())).0 >= self.limit.0 {
+            return NextStep::Expire(deadline);
+        }
+        let renewal = deadline.before(self.duration() * 2 / 3);
+        match kept_end {
+            Some(end) if end < renewal => NextStep::EndKept(end),
+            _ => NextStep::Renew(renewal),
+        }
+    }
+
+    /// Sets the state to `next` while it is a moment that `may_change`. Returns `true` if it has.
+    fn update(&self, may_change: impl Fn(u64) -> bool, next: u64) -> bool {
+        let change = |seen| (seen > ENDED && may_change(seen)).then_some(next);
+        self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, change).is_ok()
+    }
+
+    fn load(&self) -> u64 {
+        self.state.load(Ordering::Acquire)
+    }
+}
+
+impl NextStep {
+    /// Returns when to take it.
+    pub(super) fn due(self) -> Option<Moment> {
+        match self {
+            Self::None => None,
+            Self::EndKept(due) | Self::Expire(due) | Self::Renew(due) => Some(due),
+        }
+    }
+}
+
+/// Returns the moment at which the holds of a tenure are lost that began then.
+fn age_limit(begun: Moment, max_hold: Option<Duration>) -> Moment {
+    max_hold.map_or(Moment::NEVER, |age| begun.after(age))
+}
+
+/// Returns for how long a lease may be relied on, from when the request for it was sent.
+pub(super) fn reliable(lease: Duration) -> Duration {
+    lease.saturating_sub(drift(lease))
+}
+
+/// What clocks may differ by within a lease: 1 % of it and 2 ms, as in
+/// <https://redis.io/docs/latest/develop/use/patterns/distributed-locks/>.
+fn drift(lease: Duration) -> Duration {
+    lease / 100 + Duration::from_millis(2)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::LockOptions;
+    use crate::local::call::tests::caller;
+
+    #[test]
+    fn a_hold_that_ends_at_its_deadline_is_lost() {
+        let terms = caller(&LockOptions::default()).terms;
+        let lease = Lease::new(Moment::now(), terms.lease, &terms);
+        let deadline = Moment(lease.load());
+        assert!(!lease.end(deadline) && !lease.is_ended());
+        assert!(lease.end(deadline.before(Duration::from_nanos(1))) && lease.is_ended());
+    }
+}
