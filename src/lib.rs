@@ -157,19 +157,14 @@
 //!
 //! # One server or several
 //!
-//! All of these give the same locks, guards and fences, but the last has neither
-//! [read-write locks](RwLock) nor [semaphores](Semaphore):
-//!
-//! - [`Builder::open`]: one server. One round trip per lock and one per unlock. A held lock is lost
-//!   if the server loses its data.
-//! - [`Builder::open_sentinel`] and [`Builder::open_cluster`]: survive the loss of a master. A held
-//!   lock is lost if the new master had not yet received it, which
-//!   [`Durability::Replicas`] makes less likely.
-//! - [`Builder::open_redlock`]: a majority of independent servers. Survives the loss of fewer than
-//!   half of them.
-//!
-//! With [`Durability::Fsync`] a lock also survives crashes of the servers that hold it.
-//! [`Client::in_memory`] and the clients of a [`MemoryServer`] need none and are meant for tests.
+//! [`Builder::open`] has its locks on one server, and loses a held one if that server loses its
+//! data. [`Builder::open_sentinel`] and [`Builder::open_cluster`] survive the loss of a master, and
+//! [`Builder::open_redlock`] that of fewer than half of several independent servers, but it has
+//! neither [read-write locks](RwLock) nor [semaphores](Semaphore). A [`Durability`] demands that
+//! replicas or disks have a lock before it is held.
+//! [Deployment](guide::deployment#which-one-do-i-need) compares what each costs and when it loses a
+//! lock. [`Client::in_memory`] and the clients of a [`MemoryServer`] need no server, and are meant
+//! for tests.
 //!
 //! # Threads and connections
 //!
@@ -224,13 +219,11 @@
 //!
 //! The lock `name` is the hash `lock:name` (or another [prefix](Builder::prefix)), with the owner
 //! as its only field and the depth as the value. This is the layout of Redisson's `RLock`, so with
-//! an empty prefix each library sees the other's locks, and with
-//! [`redisson`](Builder::redisson) they wake each other. The fence is a
-//! counter, `leasehold:fence:{lock:name}`, which lives for a day after its last use, or for another
-//! [`fence_life`](Builder::fence_life), and takes 100 to 150 bytes. Waiting clients are in the
-//! sorted set `leasehold:queue:{lock:name}`. A lock that is offered to one of them has the field
-//! `<client id>:0` with depth 0, for 200 ms at most. A lock that stays taken after its release, by
-//! [`hold_at_least`](Mutex::hold_at_least), has the owner that it had, with depth 0.
+//! an empty prefix each library sees the other's locks. The fence is a counter,
+//! `leasehold:fence:{lock:name}`, which lives for a day after its last use, or for another
+//! [`fence_life`](Builder::fence_life), and waiting clients are in the sorted set
+//! `leasehold:queue:{lock:name}`. [Operations](guide::operations#with-redis-cli) says how to read
+//! them.
 //!
 //! A key is taken for a lock only if it has a TTL and the shape of one. A string with a TTL, as
 //! other libraries set it with `SET NX PX`, counts as held; everything else is
